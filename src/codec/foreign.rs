@@ -1,0 +1,81 @@
+//! Chains that the engines do not know, through zarrs' own `CodecChain`.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::num::NonZeroU64;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use zarrs::array::{ArrayBytes, CodecChain, DataType, FillValue};
+use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
+
+use crate::engine::{EngineError, SubchunkCodec};
+
+/// A chain, and what it needs to know of the subchunks.
+pub(super) struct ForeignChain<'a> {
+    pub(super) chain: &'a CodecChain,
+    pub(super) shape: &'a [NonZeroU64],
+    pub(super) data_type: &'a DataType,
+    pub(super) fill_value: &'a FillValue,
+    pub(super) options: CodecOptions,
+}
+
+impl fmt::Debug for ForeignChain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.chain.fmt(f)
+    }
+}
+
+impl SubchunkCodec for ForeignChain<'_> {
+    fn encode<'b>(&self, decoded: Cow<'b, [u8]>) -> Result<Cow<'b, [u8]>, EngineError> {
+        self.chain
+            .encode(
+                ArrayBytes::new_flen(decoded),
+                self.shape,
+                self.data_type,
+                self.fill_value,
+                &self.options,
+            )
+            .map_err(|error| EngineError::Foreign(Box::new(error)))
+    }
+
+    fn decode<'b>(&self, encoded: Cow<'b, [u8]>) -> Result<Cow<'b, [u8]>, EngineError> {
+        let decoded = no_panic(|| {
+            self.chain.decode(
+                encoded,
+                self.shape,
+                self.data_type,
+                self.fill_value,
+                &self.options,
+            )
+        });
+        decoded
+            .and_then(|bytes| Ok(bytes.into_fixed()?))
+            .map_err(|error| EngineError::Foreign(Box::new(error)))
+    }
+}
+
+/// Run a decoder that is not ours on bytes that may be hostile. Some of zarrs' codecs panic on
+/// them: that becomes an error here, since corrupted data must not bring an application down.
+///
+/// # Errors
+/// What `decode` returned, or that it panicked.
+pub(super) fn no_panic<T>(decode: impl FnOnce() -> Result<T, CodecError>) -> Result<T, CodecError> {
+    // A decoder that panicked halfway leaves nothing behind that is used again.
+    catch_unwind(AssertUnwindSafe(decode)).unwrap_or_else(|_| {
+        Err(CodecError::Other(
+            "an inner codec panicked while decoding: the shard may be corrupted".to_string(),
+        ))
+    })
+}
+
+/// An engine's error, as zarrs' callers expect it.
+pub(super) fn codec_error(error: EngineError) -> CodecError {
+    match error {
+        EngineError::Checksum { .. } => CodecError::InvalidChecksum,
+        EngineError::Foreign(error) => match error.downcast::<CodecError>() {
+            Ok(error) => *error,
+            Err(error) => CodecError::Other(error.to_string()),
+        },
+        error => CodecError::Other(error.to_string()),
+    }
+}

@@ -1,0 +1,521 @@
+//! The `sharding_indexed` array-to-bytes codec: the only code that implements zarrs' codec traits.
+
+mod builder;
+mod find;
+mod foreign;
+mod partial_decoder;
+mod partial_encoder;
+mod recognise;
+mod shard;
+#[allow(unsafe_code)]
+mod view;
+
+use std::any::Any;
+use std::borrow::Cow;
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+use zarrs::array::codec::{
+    ShardingCodec, ShardingCodecConfiguration, ShardingCodecOptions, ShardingIndexLocation,
+    SubchunkWriteOrder,
+};
+use zarrs::array::{
+    ArrayBytes, ArrayBytesRaw, BytesRepresentation, ChunkShape, CodecChain, DataType, FillValue,
+};
+use zarrs::metadata::v3::MetadataV3;
+use zarrs::metadata::{Configuration, ConfigurationSerialize};
+use zarrs::plugin::{ExtensionName, PluginCreateError, ZarrVersion};
+use zarrs_codec::{
+    ArrayBytesDecodeIntoTarget, ArrayCodecTraits, ArrayPartialDecoderTraits,
+    ArrayPartialEncoderTraits, ArrayToBytesCodecTraits, BytesPartialDecoderTraits,
+    BytesPartialEncoderTraits, CodecError, CodecMetadataOptions, CodecOptions,
+    CodecSpecificOptions, CodecTraits, InvalidNumberOfElementsError, PartialDecoderCapability,
+    PartialEncoderCapability, RecommendedConcurrency,
+};
+#[cfg(feature = "async")]
+use zarrs_codec::{
+    AsyncArrayPartialDecoderTraits, AsyncArrayPartialEncoderTraits, AsyncBytesPartialDecoderTraits,
+    AsyncBytesPartialEncoderTraits,
+};
+
+pub use builder::CudaShardingCodecBuilder;
+pub use find::explain;
+
+use crate::plan::{self, Explanation};
+use crate::{Error, Options};
+use foreign::{codec_error, no_panic};
+use partial_decoder::PartialDecoder;
+use partial_encoder::PartialEncoder;
+use recognise::{RecognisedChain, recognise};
+use shard::{Shard, index_codecs_are_fixed_size};
+use view::ViewOfShard;
+
+/// The `sharding_indexed` codec.
+///
+/// Registered with [`register`](crate::register), or built with [`CudaShardingCodecBuilder`].
+///
+/// ### Compatible Implementations
+/// This is zarrs' [`ShardingCodec`] in every respect but speed: it writes the same metadata, and
+/// shards that any implementation of the specification reads. Subchunks lie in C order, densely,
+/// whatever [`SubchunkWriteOrder`] is asked for, so that equal data give equal shards.
+///
+/// `as_any` returns zarrs' own [`ShardingCodec`] of the same configuration, because zarrs tests for
+/// that type before it reads single subchunks. [`explain`](crate::explain) finds this codec in an
+/// array.
+///
+/// ### Specification
+/// - <https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/index.html>
+///
+/// ### Codec `name` Aliases (Zarr V3)
+/// - `sharding_indexed`
+///
+/// ### Codec `configuration` Example - [`ShardingCodecConfiguration`]:
+/// ```rust
+/// # let JSON = r#"
+/// {
+///     "chunk_shape": [32, 32, 32],
+///     "codecs": [
+///         { "name": "bytes", "configuration": { "endian": "little" } },
+///         { "name": "zstd", "configuration": { "level": 1, "checksum": false } }
+///     ],
+///     "index_codecs": [
+///         { "name": "bytes", "configuration": { "endian": "little" } },
+///         { "name": "crc32c" }
+///     ],
+///     "index_location": "end"
+/// }
+/// # "#;
+/// # let configuration = serde_json::from_str(JSON).unwrap();
+/// # let options = zarrs_cuda::Options::default();
+/// # zarrs_cuda::CudaShardingCodec::new_with_configuration(&configuration, options).unwrap();
+/// ```
+#[derive(Clone, Debug)]
+pub struct CudaShardingCodec {
+    subchunk_shape: ChunkShape,
+    inner_codecs: Arc<CodecChain>,
+    index_codecs: Arc<CodecChain>,
+    index_location: ShardingIndexLocation,
+    /// The inner codecs as data, or why they cannot be that.
+    recognised: Result<RecognisedChain, String>,
+    /// zarrs' codec of the same configuration: for `as_any`, metadata, and variable-length types.
+    stock: ShardingCodec,
+    options: Options,
+}
+
+impl CudaShardingCodec {
+    /// Create a codec from the parts of its configuration.
+    ///
+    /// A nested codec that is zarrs' own `sharding_indexed` is replaced by this one.
+    ///
+    /// # Errors
+    /// A [`PluginCreateError`] if the size of what `index_codecs` encode is not fixed: the index
+    /// could not be found in a shard.
+    pub fn new(
+        subchunk_shape: ChunkShape,
+        inner_codecs: Arc<CodecChain>,
+        index_codecs: Arc<CodecChain>,
+        index_location: ShardingIndexLocation,
+        options: Options,
+    ) -> Result<Self, PluginCreateError> {
+        index_codecs_are_fixed_size(&index_codecs).map_err(PluginCreateError::Other)?;
+        let inner_codecs = with_our_nested_codec(inner_codecs, &options)?;
+        // Deterministic output, also where zarrs does the encoding.
+        let stock = ShardingCodec::new(
+            subchunk_shape.clone(),
+            inner_codecs.clone(),
+            index_codecs.clone(),
+            index_location,
+        )
+        .with_subchunk_write_order(SubchunkWriteOrder::C);
+        Ok(Self {
+            recognised: recognise(&inner_codecs),
+            subchunk_shape,
+            inner_codecs,
+            index_codecs,
+            index_location,
+            stock,
+            options,
+        })
+    }
+
+    /// Create a codec from its configuration.
+    ///
+    /// # Errors
+    /// A [`PluginCreateError`] if a codec of the configuration cannot be created, or as for
+    /// [`new`](Self::new).
+    pub fn new_with_configuration(
+        configuration: &ShardingCodecConfiguration,
+        options: Options,
+    ) -> Result<Self, PluginCreateError> {
+        let ShardingCodecConfiguration::V1(configuration) = configuration else {
+            return Err(PluginCreateError::Other(
+                "this sharding_indexed codec configuration variant is unsupported".to_string(),
+            ));
+        };
+        Self::new(
+            configuration.chunk_shape.clone(),
+            Arc::new(CodecChain::from_metadata(&configuration.codecs)?),
+            Arc::new(CodecChain::from_metadata(&configuration.index_codecs)?),
+            configuration.index_location,
+            options,
+        )
+    }
+
+    /// Create a codec from its metadata.
+    pub(crate) fn from_metadata(
+        metadata: &MetadataV3,
+        options: Options,
+    ) -> Result<Self, PluginCreateError> {
+        let configuration: ShardingCodecConfiguration = metadata.to_typed_configuration()?;
+        Self::new_with_configuration(&configuration, options)
+    }
+
+    /// The runtime options.
+    #[must_use]
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// The same codec with other runtime options.
+    #[must_use]
+    pub fn with_options(mut self, options: Options) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// Say what happens to shards of `shard_shape` (elements), `data_type` and `fill_value`: each
+    /// stage, where it runs, and why.
+    ///
+    /// # Errors
+    /// - [`Error::Codec`] if the shapes, data type and codecs do not fit each other.
+    /// - [`Error::BackendUnavailable`] if the options ask for a backend that cannot be used.
+    pub fn explain(
+        &self,
+        shard_shape: &[NonZeroU64],
+        data_type: &DataType,
+        fill_value: &FillValue,
+    ) -> Result<Explanation, Error> {
+        let shard = Shard::new(self, shard_shape, data_type, fill_value)?;
+        plan::explain(
+            &shard.grid,
+            shard.known.as_ref().map_err(String::as_str),
+            format!(
+                "index of {} bytes at the {}",
+                shard.index_len, self.index_location
+            ),
+            self.options.backend(),
+        )
+    }
+
+    /// Whether zarrs' codec handles `data_type`: it is variable-length, optional, or empty.
+    fn is_delegated(data_type: &DataType) -> bool {
+        data_type.is_optional() || data_type.fixed_size().is_none_or(|size| size == 0)
+    }
+}
+
+/// A nested `sharding_indexed` that zarrs made itself would decode with zarrs' decoder, which
+/// panics on some corrupted shards, and encode in no particular order.
+fn with_our_nested_codec(
+    chain: Arc<CodecChain>,
+    options: &Options,
+) -> Result<Arc<CodecChain>, PluginCreateError> {
+    let nested = chain.array_to_bytes_codec();
+    if !nested.as_any().is::<ShardingCodec>() || find::ours(nested).is_some() {
+        return Ok(chain);
+    }
+    let configuration = nested
+        .configuration_v3(&CodecMetadataOptions::default())
+        .and_then(|c| ShardingCodecConfiguration::try_from_configuration(c).ok())
+        .ok_or_else(|| {
+            PluginCreateError::Other("a nested sharding_indexed codec has no metadata".to_string())
+        })?;
+    let ours = CudaShardingCodec::new_with_configuration(&configuration, options.clone())?;
+    Ok(Arc::new(CodecChain::new(
+        chain.array_to_array_codecs().to_vec(),
+        Arc::new(ours),
+        chain.bytes_to_bytes_codecs().to_vec(),
+    )))
+}
+
+impl ExtensionName for CudaShardingCodec {
+    fn name(&self, version: ZarrVersion) -> Option<Cow<'static, str>> {
+        self.stock.name(version)
+    }
+}
+
+impl CodecTraits for CudaShardingCodec {
+    /// zarrs' [`ShardingCodec`] of the same configuration: zarrs tests for that type.
+    fn as_any(&self) -> &dyn Any {
+        &self.stock
+    }
+
+    fn configuration(
+        &self,
+        version: ZarrVersion,
+        options: &CodecMetadataOptions,
+    ) -> Option<Configuration> {
+        self.stock.configuration(version, options)
+    }
+
+    fn partial_decoder_capability(&self) -> PartialDecoderCapability {
+        PartialDecoderCapability {
+            partial_read: true,
+            partial_decode: true,
+        }
+    }
+
+    /// None: a shard is updated by decoding it, changing it, and storing it whole, which zarrs does
+    /// itself for a codec that says so, with one `set` of the new value.
+    fn partial_encoder_capability(&self) -> PartialEncoderCapability {
+        PartialEncoderCapability {
+            partial_encode: false,
+        }
+    }
+}
+
+impl ArrayCodecTraits for CudaShardingCodec {
+    fn recommended_concurrency(
+        &self,
+        shape: &[NonZeroU64],
+        data_type: &DataType,
+    ) -> Result<RecommendedConcurrency, CodecError> {
+        self.stock.recommended_concurrency(shape, data_type)
+    }
+
+    fn partial_decode_granularity(&self, _shape: &[NonZeroU64]) -> ChunkShape {
+        self.subchunk_shape.clone()
+    }
+}
+
+#[cfg_attr(feature = "async", async_trait::async_trait)]
+impl ArrayToBytesCodecTraits for CudaShardingCodec {
+    fn into_dyn(self: Arc<Self>) -> Arc<dyn ArrayToBytesCodecTraits> {
+        self
+    }
+
+    fn with_codec_specific_options(
+        self: Arc<Self>,
+        options: &CodecSpecificOptions,
+    ) -> Arc<dyn ArrayToBytesCodecTraits> {
+        find::answer(&self, options);
+        let mut codec = self;
+        if let Some(options) = options.get_option::<Options>() {
+            Arc::make_mut(&mut codec).options = options.clone();
+        }
+        // C order satisfies every order that zarrs has, so there is nothing to remember.
+        let _: Option<&ShardingCodecOptions> = options.get_option();
+        codec
+    }
+
+    fn encode<'a>(
+        &self,
+        bytes: ArrayBytes<'a>,
+        shape: &[NonZeroU64],
+        data_type: &DataType,
+        fill_value: &FillValue,
+        options: &CodecOptions,
+    ) -> Result<ArrayBytesRaw<'a>, CodecError> {
+        if Self::is_delegated(data_type) {
+            plan::check_backend(self.options.backend()).map_err(other)?;
+            return self
+                .stock
+                .encode(bytes, shape, data_type, fill_value, options);
+        }
+        let shard = Shard::new(self, shape, data_type, fill_value)?;
+        bytes.validate(shape.iter().map(|d| d.get()).product(), data_type)?;
+        let bytes = bytes.into_fixed()?;
+        let (engine, _) = plan::choose_engine(self.options.backend()).map_err(other)?;
+        let (head, tail) = match self.index_location {
+            ShardingIndexLocation::Start => (shard.index_len, 0),
+            ShardingIndexLocation::End => (0, shard.index_len),
+        };
+        let encoded = shard
+            .with_job(options, |job| engine.encode(job, &bytes, head, tail))
+            .map_err(codec_error)?;
+        Ok(Cow::Owned(shard.with_index(
+            encoded.bytes,
+            &encoded.extents,
+            options,
+        )?))
+    }
+
+    fn decode<'a>(
+        &self,
+        bytes: ArrayBytesRaw<'a>,
+        shape: &[NonZeroU64],
+        data_type: &DataType,
+        fill_value: &FillValue,
+        options: &CodecOptions,
+    ) -> Result<ArrayBytes<'a>, CodecError> {
+        if Self::is_delegated(data_type) {
+            plan::check_backend(self.options.backend()).map_err(other)?;
+            shard::check_index(self, &bytes, shape, options)?;
+            return no_panic(|| {
+                self.stock
+                    .decode(bytes, shape, data_type, fill_value, options)
+            });
+        }
+        let shard = Shard::new(self, shape, data_type, fill_value)?;
+        let extents = shard.decode_index(&bytes, options)?;
+        let (engine, _) = plan::choose_engine(self.options.backend()).map_err(other)?;
+        shard
+            .with_job(options, |job| engine.decode(job, &bytes, &extents))
+            .map(|decoded| ArrayBytes::new_flen(decoded))
+            .map_err(codec_error)
+    }
+
+    fn compact<'a>(
+        &self,
+        bytes: ArrayBytesRaw<'a>,
+        shape: &[NonZeroU64],
+        _data_type: &DataType,
+        _fill_value: &FillValue,
+        options: &CodecOptions,
+    ) -> Result<Option<ArrayBytesRaw<'a>>, CodecError> {
+        Ok(shard::compact(self, &bytes, shape, options)?.map(Cow::Owned))
+    }
+
+    fn decode_into(
+        &self,
+        bytes: ArrayBytesRaw<'_>,
+        shape: &[NonZeroU64],
+        data_type: &DataType,
+        fill_value: &FillValue,
+        output_target: ArrayBytesDecodeIntoTarget<'_>,
+        options: &CodecOptions,
+    ) -> Result<(), CodecError> {
+        let view = match output_target {
+            ArrayBytesDecodeIntoTarget::Fixed(view) if !Self::is_delegated(data_type) => view,
+            target => {
+                plan::check_backend(self.options.backend()).map_err(other)?;
+                shard::check_index(self, &bytes, shape, options)?;
+                return no_panic(|| {
+                    self.stock
+                        .decode_into(bytes, shape, data_type, fill_value, target, options)
+                });
+            }
+        };
+        let shard = Shard::new(self, shape, data_type, fill_value)?;
+        let num_elements = shape.iter().map(|d| d.get()).product::<u64>();
+        if view.num_elements() != num_elements {
+            return Err(
+                InvalidNumberOfElementsError::new(view.num_elements(), num_elements).into(),
+            );
+        }
+        let (engine, _) = plan::choose_engine(self.options.backend()).map_err(other)?;
+        let extents = shard.decode_index(&bytes, options)?;
+        let (start, whole) = (vec![0; shape.len()], shard.grid.shard().to_vec());
+        let Some(output) = ViewOfShard::new(view, &shard.grid, start, whole) else {
+            // The same number of elements in another shape: zarrs lays them out.
+            let decoded = shard
+                .with_job(options, |job| engine.decode(job, &bytes, &extents))
+                .map_err(codec_error)?;
+            return Ok(view.copy_from_slice(&decoded)?);
+        };
+        let subchunks = shard.encoded_subchunks(&bytes, &extents);
+        shard
+            .with_job(options, |job| {
+                engine.decode_each(job, &subchunks, &|_, subchunk, decoded| {
+                    output.write(subchunk.number, &decoded, job.fill_value)
+                })
+            })
+            .map_err(codec_error)
+    }
+
+    fn partial_decoder(
+        self: Arc<Self>,
+        input_handle: Arc<dyn BytesPartialDecoderTraits>,
+        shape: &[NonZeroU64],
+        data_type: &DataType,
+        fill_value: &FillValue,
+        options: &CodecOptions,
+    ) -> Result<Arc<dyn ArrayPartialDecoderTraits>, CodecError> {
+        if Self::is_delegated(data_type) {
+            partial_decoder::check_index(&self, &*input_handle, shape, options)?;
+            let stock = Arc::new(self.stock.clone());
+            return stock.partial_decoder(input_handle, shape, data_type, fill_value, options);
+        }
+        Ok(Arc::new(PartialDecoder::new(
+            self,
+            input_handle,
+            shape,
+            data_type,
+            fill_value,
+            options,
+        )?))
+    }
+
+    fn partial_encoder(
+        self: Arc<Self>,
+        input_output_handle: Arc<dyn BytesPartialEncoderTraits>,
+        shape: &[NonZeroU64],
+        data_type: &DataType,
+        fill_value: &FillValue,
+        _options: &CodecOptions,
+    ) -> Result<Arc<dyn ArrayPartialEncoderTraits>, CodecError> {
+        Ok(Arc::new(PartialEncoder::new(
+            self,
+            input_output_handle,
+            shape,
+            data_type,
+            fill_value,
+        )))
+    }
+
+    #[cfg(feature = "async")]
+    async fn async_partial_decoder(
+        self: Arc<Self>,
+        input_handle: Arc<dyn AsyncBytesPartialDecoderTraits>,
+        shape: &[NonZeroU64],
+        data_type: &DataType,
+        fill_value: &FillValue,
+        options: &CodecOptions,
+    ) -> Result<Arc<dyn AsyncArrayPartialDecoderTraits>, CodecError> {
+        if Self::is_delegated(data_type) {
+            partial_decoder::async_check_index(&self, &*input_handle, shape, options).await?;
+            let stock = Arc::new(self.stock.clone());
+            return stock
+                .async_partial_decoder(input_handle, shape, data_type, fill_value, options)
+                .await;
+        }
+        Ok(Arc::new(
+            PartialDecoder::new_async(self, input_handle, shape, data_type, fill_value, options)
+                .await?,
+        ))
+    }
+
+    #[cfg(feature = "async")]
+    async fn async_partial_encoder(
+        self: Arc<Self>,
+        input_output_handle: Arc<dyn AsyncBytesPartialEncoderTraits>,
+        shape: &[NonZeroU64],
+        data_type: &DataType,
+        fill_value: &FillValue,
+        _options: &CodecOptions,
+    ) -> Result<Arc<dyn AsyncArrayPartialEncoderTraits>, CodecError> {
+        Ok(Arc::new(PartialEncoder::new(
+            self,
+            input_output_handle,
+            shape,
+            data_type,
+            fill_value,
+        )))
+    }
+
+    fn encoded_representation(
+        &self,
+        shape: &[NonZeroU64],
+        data_type: &DataType,
+        fill_value: &FillValue,
+    ) -> Result<BytesRepresentation, CodecError> {
+        shard::encoded_representation(self, shape, data_type, fill_value)
+    }
+}
+
+/// One of this crate's errors, where zarrs wants its own.
+fn other(error: Error) -> CodecError {
+    match error {
+        Error::Codec(error) => error,
+        error => CodecError::Other(error.to_string()),
+    }
+}

@@ -1,0 +1,505 @@
+//! Part of a shard, without the rest of it: the index, then the bytes of the subchunks that are
+//! touched, in one request each.
+//!
+//! A subchunk is read and decoded whole, on the engine, unless only part of it is wanted and its
+//! codecs can read part of it (uncompressed, or nested sharding): then zarrs' own partial decoder
+//! of the inner codecs reads just that.
+
+mod request;
+
+use std::borrow::Cow;
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+use zarrs::array::codec::ShardingIndexLocation;
+use zarrs::array::{ArrayBytes, ArrayBytesRaw, ChunkShape, DataType, FillValue, Indexer};
+use zarrs_codec::{
+    ArrayBytesDecodeIntoTarget, ArrayPartialDecoderTraits, ArrayToBytesCodecTraits,
+    ByteIntervalPartialDecoder, BytesPartialDecoderTraits, CodecError, CodecOptions,
+    InvalidNumberOfElementsError, decode_into_array_bytes_target,
+};
+#[cfg(feature = "async")]
+use zarrs_codec::{
+    AsyncArrayPartialDecoderTraits, AsyncByteIntervalPartialDecoder, AsyncBytesPartialDecoderTraits,
+};
+use zarrs_storage::StorageError;
+use zarrs_storage::byte_range::ByteRange;
+
+use super::CudaShardingCodec;
+use super::foreign::{codec_error, no_panic};
+use super::shard::{Shard, decode_index_words, index_geometry};
+use crate::layout::{Extent, extents_from_index};
+use request::{InnerReads, Request};
+
+/// Decodes parts of one shard. `I` is how its bytes are read.
+pub(super) struct PartialDecoder<I: ?Sized> {
+    codec: Arc<CudaShardingCodec>,
+    input: Arc<I>,
+    shape: ChunkShape,
+    data_type: DataType,
+    fill_value: FillValue,
+    /// Where each subchunk lies; `None` if there is no shard.
+    extents: Option<Vec<Extent>>,
+}
+
+impl<I: ?Sized> PartialDecoder<I> {
+    fn shard(&self) -> Result<Shard<'_>, CodecError> {
+        Shard::new(&self.codec, &self.shape, &self.data_type, &self.fill_value)
+    }
+
+    /// What `indexer` asks for, or the answer if there is nothing to read.
+    fn request<'a>(
+        &'a self,
+        shard: &'a Shard<'_>,
+        indexer: &dyn Indexer,
+    ) -> Result<Result<Request<'a>, ArrayBytes<'static>>, CodecError> {
+        let request = Request::new(&self.codec, shard, indexer)?;
+        match &self.extents {
+            Some(extents) if indexer.len() > 0 => Ok(Ok(request.in_shard(extents))),
+            _ => Ok(Err(ArrayBytes::new_fill_value(
+                &self.data_type,
+                indexer.len(),
+                &self.fill_value,
+            )?)),
+        }
+    }
+
+    fn size_of_index(&self) -> usize {
+        self.extents.as_ref().map_or(0, Vec::len) * size_of::<Extent>()
+    }
+}
+
+/// Where to read the index.
+fn index_byte_range(codec: &CudaShardingCodec, index_len: usize) -> ByteRange {
+    let len = index_len as u64;
+    match codec.index_location {
+        ShardingIndexLocation::Start => ByteRange::FromStart(0, Some(len)),
+        ShardingIndexLocation::End => ByteRange::Suffix(len),
+    }
+}
+
+/// Stores allocate what they are asked to read before they find out that it is not there, so an
+/// index that no machine could hold is refused here.
+fn check_memory(index_len: usize) -> Result<(), CodecError> {
+    let mut probe = Vec::<u8>::new();
+    probe.try_reserve_exact(index_len).map_err(|_| {
+        CodecError::Other(format!(
+            "out of memory: {index_len} bytes for the index of a shard"
+        ))
+    })
+}
+
+/// Check and decode an index that was read alone. The size of the shard is not known then: entries
+/// may not overflow, and what is beyond the end the store will say.
+fn extents_of(
+    codec: &CudaShardingCodec,
+    shape: &[NonZeroU64],
+    encoded: &[u8],
+    options: &CodecOptions,
+) -> Result<Vec<Extent>, CodecError> {
+    let (grid, index_len) = index_geometry(codec, shape)?;
+    if encoded.len() != index_len {
+        return Err(CodecError::Other(format!(
+            "the shard has {} bytes where its index of {index_len} should be: it is truncated",
+            encoded.len()
+        )));
+    }
+    let words = decode_index_words(codec, &grid, encoded, options)?;
+    extents_from_index(&words, i64::MAX as u64)
+        .map_err(|error| CodecError::Other(error.to_string()))
+}
+
+/// The last byte of each extent that is longer than `limit`: if a store has it, then allocating the
+/// extent is justified by what is stored.
+fn last_bytes(extents: impl IntoIterator<Item = Extent>, limit: usize) -> Vec<ByteRange> {
+    extents
+        .into_iter()
+        .flatten()
+        .filter(|extent| extent.len() > limit)
+        .map(|extent| ByteRange::FromStart(extent.end as u64 - 1, Some(1)))
+        .collect()
+}
+
+/// What reading the last bytes of long subchunks gave.
+fn check_last_bytes(wanted: usize, read: Option<Vec<ArrayBytesRaw<'_>>>) -> Result<(), CodecError> {
+    match read {
+        Some(bytes) if bytes.len() == wanted && bytes.iter().all(|byte| byte.len() == 1) => Ok(()),
+        _ => Err(CodecError::Other(
+            "the shard index references out-of-bounds bytes: the shard may be corrupted"
+                .to_string(),
+        )),
+    }
+}
+
+/// The shard went away between reading its index and its subchunks.
+fn vanished() -> CodecError {
+    CodecError::Other("the shard was erased while it was being read".to_string())
+}
+
+/// Check the index of a shard of any data type, and that its long subchunks are there.
+///
+/// # Errors
+/// A [`CodecError`] if something is wrong with it.
+pub(super) fn check_index(
+    codec: &CudaShardingCodec,
+    input: &dyn BytesPartialDecoderTraits,
+    shape: &[NonZeroU64],
+    options: &CodecOptions,
+) -> Result<(), CodecError> {
+    if let Some(extents) = read_index(codec, input, shape, options)? {
+        check_long(input, extents, LONG, options)?;
+    }
+    Ok(())
+}
+
+/// Longer subchunks than this are looked for before they are read, where the data type gives no
+/// bound.
+const LONG: usize = 1 << 20;
+
+fn read_index(
+    codec: &CudaShardingCodec,
+    input: &dyn BytesPartialDecoderTraits,
+    shape: &[NonZeroU64],
+    options: &CodecOptions,
+) -> Result<Option<Vec<Extent>>, CodecError> {
+    let (_, index_len) = index_geometry(codec, shape)?;
+    check_memory(index_len)?;
+    let encoded = input.partial_decode(index_byte_range(codec, index_len), options)?;
+    encoded
+        .map(|encoded| extents_of(codec, shape, &encoded, options))
+        .transpose()
+}
+
+fn check_long(
+    input: &dyn BytesPartialDecoderTraits,
+    extents: Vec<Extent>,
+    limit: usize,
+    options: &CodecOptions,
+) -> Result<(), CodecError> {
+    let ranges = last_bytes(extents, limit);
+    if ranges.is_empty() {
+        return Ok(());
+    }
+    let wanted = ranges.len();
+    let read = input.partial_decode_many(Box::new(ranges.into_iter()), options)?;
+    check_last_bytes(wanted, read)
+}
+
+impl PartialDecoder<dyn BytesPartialDecoderTraits> {
+    /// Read the index of the shard behind `input`.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the shapes do not fit each other, or the index is invalid.
+    pub(super) fn new(
+        codec: Arc<CudaShardingCodec>,
+        input: Arc<dyn BytesPartialDecoderTraits>,
+        shape: &[NonZeroU64],
+        data_type: &DataType,
+        fill_value: &FillValue,
+        options: &CodecOptions,
+    ) -> Result<Self, CodecError> {
+        Ok(Self {
+            extents: read_index(&codec, &*input, shape, options)?,
+            codec,
+            input,
+            shape: shape.to_vec(),
+            data_type: data_type.clone(),
+            fill_value: fill_value.clone(),
+        })
+    }
+
+    /// The encoded bytes of the subchunks that `request` decodes whole.
+    fn fetch<'a>(
+        &'a self,
+        request: &Request<'_>,
+        options: &CodecOptions,
+    ) -> Result<Vec<ArrayBytesRaw<'a>>, CodecError> {
+        let extents = request.extents_to_check();
+        check_long(&*self.input, extents, request.long(), options)?;
+        let ranges = request.byte_ranges();
+        if ranges.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.input
+            .partial_decode_many(Box::new(ranges.into_iter()), options)?
+            .ok_or_else(vanished)
+    }
+
+    /// What `request` wants of subchunks that it does not decode whole.
+    fn fetch_inner(
+        &self,
+        request: &Request<'_>,
+        options: &CodecOptions,
+    ) -> Result<Vec<ArrayBytesRaw<'static>>, CodecError> {
+        let read = |InnerReads { extent, indexer }: InnerReads<'_>| {
+            let interval = ByteIntervalPartialDecoder::new(
+                self.input.clone(),
+                extent.start as u64,
+                extent.len() as u64,
+            );
+            no_panic(|| {
+                self.codec
+                    .inner_codecs
+                    .clone()
+                    .partial_decoder(
+                        Arc::new(interval),
+                        &self.codec.subchunk_shape,
+                        &self.data_type,
+                        &self.fill_value,
+                        options,
+                    )?
+                    .partial_decode(&*indexer, options)?
+                    .into_owned()
+                    .into_fixed()
+                    .map_err(CodecError::from)
+            })
+        };
+        request.inner_reads().map(read).collect()
+    }
+}
+
+impl ArrayPartialDecoderTraits for PartialDecoder<dyn BytesPartialDecoderTraits> {
+    fn data_type(&self) -> &DataType {
+        &self.data_type
+    }
+
+    fn exists(&self) -> Result<bool, StorageError> {
+        self.input.exists()
+    }
+
+    fn size_held(&self) -> usize {
+        self.input.size_held() + self.size_of_index()
+    }
+
+    fn partial_decode(
+        &self,
+        indexer: &dyn Indexer,
+        options: &CodecOptions,
+    ) -> Result<ArrayBytes<'_>, CodecError> {
+        let shard = self.shard()?;
+        match self.request(&shard, indexer)? {
+            Err(fill) => Ok(fill),
+            Ok(request) => {
+                let fetched = self.fetch(&request, options)?;
+                let inner = self.fetch_inner(&request, options)?;
+                let decoded = request.decode(&fetched, &inner, options);
+                Ok(ArrayBytes::from(decoded.map_err(codec_error)?))
+            }
+        }
+    }
+
+    fn partial_decode_into(
+        &self,
+        indexer: &dyn Indexer,
+        output_target: ArrayBytesDecodeIntoTarget<'_>,
+        options: &CodecOptions,
+    ) -> Result<(), CodecError> {
+        check_target(indexer, &output_target)?;
+        let shard = self.shard()?;
+        match self.request(&shard, indexer)? {
+            Err(fill) => decode_into_array_bytes_target(&fill, output_target),
+            Ok(request) => {
+                let fetched = self.fetch(&request, options)?;
+                let inner = self.fetch_inner(&request, options)?;
+                request.decode_into(&fetched, &inner, output_target, options)
+            }
+        }
+    }
+
+    fn supports_partial_decode(&self) -> bool {
+        self.input.supports_partial_decode()
+    }
+}
+
+/// # Errors
+/// If the target does not have as many elements as are asked for.
+fn check_target(
+    indexer: &dyn Indexer,
+    target: &ArrayBytesDecodeIntoTarget<'_>,
+) -> Result<(), CodecError> {
+    if indexer.len() == target.num_elements() {
+        Ok(())
+    } else {
+        Err(InvalidNumberOfElementsError::new(indexer.len(), target.num_elements()).into())
+    }
+}
+
+/// Check the index of a shard of any data type, and that its long subchunks are there.
+///
+/// # Errors
+/// A [`CodecError`] if something is wrong with it.
+#[cfg(feature = "async")]
+pub(super) async fn async_check_index(
+    codec: &CudaShardingCodec,
+    input: &dyn AsyncBytesPartialDecoderTraits,
+    shape: &[NonZeroU64],
+    options: &CodecOptions,
+) -> Result<(), CodecError> {
+    if let Some(extents) = async_read_index(codec, input, shape, options).await? {
+        async_check_long(input, extents, LONG, options).await?;
+    }
+    Ok(())
+}
+
+#[cfg(feature = "async")]
+async fn async_read_index(
+    codec: &CudaShardingCodec,
+    input: &dyn AsyncBytesPartialDecoderTraits,
+    shape: &[NonZeroU64],
+    options: &CodecOptions,
+) -> Result<Option<Vec<Extent>>, CodecError> {
+    let (_, index_len) = index_geometry(codec, shape)?;
+    check_memory(index_len)?;
+    let range = index_byte_range(codec, index_len);
+    let encoded = input.partial_decode(range, options).await?;
+    encoded
+        .map(|encoded| extents_of(codec, shape, &encoded, options))
+        .transpose()
+}
+
+#[cfg(feature = "async")]
+async fn async_check_long(
+    input: &dyn AsyncBytesPartialDecoderTraits,
+    extents: Vec<Extent>,
+    limit: usize,
+    options: &CodecOptions,
+) -> Result<(), CodecError> {
+    let ranges = last_bytes(extents, limit);
+    if ranges.is_empty() {
+        return Ok(());
+    }
+    let wanted = ranges.len();
+    let read = input
+        .partial_decode_many(Box::new(ranges.into_iter()), options)
+        .await?;
+    check_last_bytes(wanted, read)
+}
+
+#[cfg(feature = "async")]
+impl PartialDecoder<dyn AsyncBytesPartialDecoderTraits> {
+    /// Read the index of the shard behind `input`.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the shapes do not fit each other, or the index is invalid.
+    pub(super) async fn new_async(
+        codec: Arc<CudaShardingCodec>,
+        input: Arc<dyn AsyncBytesPartialDecoderTraits>,
+        shape: &[NonZeroU64],
+        data_type: &DataType,
+        fill_value: &FillValue,
+        options: &CodecOptions,
+    ) -> Result<Self, CodecError> {
+        Ok(Self {
+            extents: async_read_index(&codec, &*input, shape, options).await?,
+            codec,
+            input,
+            shape: shape.to_vec(),
+            data_type: data_type.clone(),
+            fill_value: fill_value.clone(),
+        })
+    }
+
+    /// The encoded bytes of the subchunks that `request` decodes whole.
+    async fn fetch<'a>(
+        &'a self,
+        request: &Request<'_>,
+        options: &CodecOptions,
+    ) -> Result<Vec<ArrayBytesRaw<'a>>, CodecError> {
+        let extents = request.extents_to_check();
+        async_check_long(&*self.input, extents, request.long(), options).await?;
+        let ranges = request.byte_ranges();
+        if ranges.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.input
+            .partial_decode_many(Box::new(ranges.into_iter()), options)
+            .await?
+            .ok_or_else(vanished)
+    }
+
+    /// What `request` wants of subchunks that it does not decode whole.
+    async fn fetch_inner(
+        &self,
+        request: &Request<'_>,
+        options: &CodecOptions,
+    ) -> Result<Vec<ArrayBytesRaw<'static>>, CodecError> {
+        let mut fetched = Vec::new();
+        for InnerReads { extent, indexer } in request.inner_reads() {
+            let interval = AsyncByteIntervalPartialDecoder::new(
+                self.input.clone(),
+                extent.start as u64,
+                extent.len() as u64,
+            );
+            let decoder = self
+                .codec
+                .inner_codecs
+                .clone()
+                .async_partial_decoder(
+                    Arc::new(interval),
+                    &self.codec.subchunk_shape,
+                    &self.data_type,
+                    &self.fill_value,
+                    options,
+                )
+                .await?;
+            let decoded = decoder.partial_decode(&*indexer, options).await?;
+            fetched.push(Cow::Owned(decoded.into_owned().into_fixed()?.into_owned()));
+        }
+        Ok(fetched)
+    }
+}
+
+#[cfg(feature = "async")]
+#[async_trait::async_trait]
+impl AsyncArrayPartialDecoderTraits for PartialDecoder<dyn AsyncBytesPartialDecoderTraits> {
+    fn data_type(&self) -> &DataType {
+        &self.data_type
+    }
+
+    async fn exists(&self) -> Result<bool, StorageError> {
+        self.input.exists().await
+    }
+
+    fn size_held(&self) -> usize {
+        self.input.size_held() + self.size_of_index()
+    }
+
+    async fn partial_decode<'a>(
+        &'a self,
+        indexer: &dyn Indexer,
+        options: &CodecOptions,
+    ) -> Result<ArrayBytes<'a>, CodecError> {
+        let shard = self.shard()?;
+        match self.request(&shard, indexer)? {
+            Err(fill) => Ok(fill),
+            Ok(request) => {
+                let fetched = self.fetch(&request, options).await?;
+                let inner = self.fetch_inner(&request, options).await?;
+                let decoded = request.decode(&fetched, &inner, options);
+                Ok(ArrayBytes::from(decoded.map_err(codec_error)?))
+            }
+        }
+    }
+
+    async fn partial_decode_into(
+        &self,
+        indexer: &dyn Indexer,
+        output_target: ArrayBytesDecodeIntoTarget<'_>,
+        options: &CodecOptions,
+    ) -> Result<(), CodecError> {
+        check_target(indexer, &output_target)?;
+        let shard = self.shard()?;
+        match self.request(&shard, indexer)? {
+            Err(fill) => decode_into_array_bytes_target(&fill, output_target),
+            Ok(request) => {
+                let fetched = self.fetch(&request, options).await?;
+                let inner = self.fetch_inner(&request, options).await?;
+                request.decode_into(&fetched, &inner, output_target, options)
+            }
+        }
+    }
+
+    fn supports_partial_decode(&self) -> bool {
+        self.input.supports_partial_decode()
+    }
+}

@@ -1,0 +1,405 @@
+//! One shard: its geometry, its index, and the job that it is for an engine.
+
+use std::borrow::Cow;
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::ops::Range;
+
+use zarrs::array::codec::ShardingIndexLocation;
+use zarrs::array::concurrency::calc_concurrency_outer_inner;
+use zarrs::array::{ArrayBytes, BytesRepresentation, CodecChain, DataType, FillValue, data_type};
+use zarrs_codec::{ArrayCodecTraits, ArrayToBytesCodecTraits, CodecError, CodecOptions};
+
+use super::CudaShardingCodec;
+use super::foreign::{ForeignChain, no_panic};
+use crate::engine::{EncodedSubchunk, Job, KnownChain};
+use crate::layout::{Extent, SubchunkGrid, extents_from_index, index_from_extents};
+use crate::plan;
+
+/// Two words of eight bytes for each subchunk.
+const INDEX_ENTRY: usize = 16;
+
+/// A shard of one codec, shape and data type.
+pub(super) struct Shard<'a> {
+    codec: &'a CudaShardingCodec,
+    data_type: &'a DataType,
+    fill_value: &'a FillValue,
+    pub(super) grid: SubchunkGrid,
+    /// The inner codecs as data, or why they cannot be that.
+    pub(super) known: Result<KnownChain, String>,
+    pub(super) index_len: usize,
+}
+
+impl<'a> Shard<'a> {
+    /// # Errors
+    /// A [`CodecError`] if the shapes do not fit each other, the shard is not addressable, or the
+    /// fill value is not one of the data type.
+    pub(super) fn new(
+        codec: &'a CudaShardingCodec,
+        shape: &[NonZeroU64],
+        data_type: &'a DataType,
+        fill_value: &'a FillValue,
+    ) -> Result<Self, CodecError> {
+        let Some(element_size) = data_type.fixed_size() else {
+            return Err(CodecError::UnsupportedDataType(
+                data_type.clone(),
+                "sharding_indexed".to_string(),
+            ));
+        };
+        if fill_value.as_ne_bytes().len() != element_size {
+            return Err(CodecError::Other(format!(
+                "the fill value has {} bytes, {data_type} needs {element_size}",
+                fill_value.as_ne_bytes().len()
+            )));
+        }
+        let grid = grid(codec, shape, element_size)?;
+        let known = codec.recognised.clone().and_then(|chain| {
+            let array_to_bytes = codec.inner_codecs.array_to_bytes_codec();
+            chain.resolve(array_to_bytes.as_ref(), shape.len(), data_type, fill_value)
+        });
+        Ok(Self {
+            index_len: index_len(codec, &grid)?,
+            codec,
+            data_type,
+            fill_value,
+            grid,
+            known,
+        })
+    }
+
+    /// Call `f` with the job that this shard is for an engine.
+    pub(super) fn with_job<T>(&self, options: &CodecOptions, f: impl FnOnce(&Job<'_>) -> T) -> T {
+        let (outer, inner) = self.concurrency(options);
+        let foreign = ForeignChain {
+            chain: &self.codec.inner_codecs,
+            shape: &self.codec.subchunk_shape,
+            data_type: self.data_type,
+            fill_value: self.fill_value,
+            options: options.with_concurrent_target(inner),
+        };
+        f(&Job {
+            grid: &self.grid,
+            chain: plan::chain(self.known.as_ref().ok(), &foreign),
+            fill_value: self.fill_value.as_ne_bytes(),
+            store_empty: options.store_empty_chunks(),
+            validate_checksums: options.validate_checksums(),
+            threads: outer,
+            huge_pages: self.codec.options.huge_pages(),
+        })
+    }
+
+    /// How many threads for subchunks, and how many inside each.
+    fn concurrency(&self, options: &CodecOptions) -> (NonZeroUsize, usize) {
+        // zarrs: "concurrency is unconstrained if the concurrent target is set to zero".
+        let target = match options.concurrent_target() {
+            0 => rayon::current_num_threads(),
+            target => target,
+        };
+        let inner = self
+            .codec
+            .inner_codecs
+            .recommended_concurrency(&self.codec.subchunk_shape, self.data_type);
+        let (outer, inner) = match (&self.known, inner) {
+            (Err(_), Ok(inner)) => calc_concurrency_outer_inner(
+                target,
+                &zarrs_codec::RecommendedConcurrency::new_maximum(self.grid.num_subchunks()),
+                &inner,
+            ),
+            _ => (target, 1),
+        };
+        (NonZeroUsize::new(outer).unwrap_or(NonZeroUsize::MIN), inner)
+    }
+
+    /// Check and decode the index of the encoded shard `bytes`.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the shard is too short, the index codecs fail, or an entry is invalid.
+    pub(super) fn decode_index(
+        &self,
+        bytes: &[u8],
+        options: &CodecOptions,
+    ) -> Result<Vec<Extent>, CodecError> {
+        decode_index_of(self.codec, &self.grid, self.index_len, bytes, options)
+    }
+
+    /// Put the index of `extents` into `bytes`, where the room for it was left.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the index codecs fail.
+    pub(super) fn with_index(
+        &self,
+        bytes: Vec<u8>,
+        extents: &[Extent],
+        options: &CodecOptions,
+    ) -> Result<Vec<u8>, CodecError> {
+        let index = encode_index(self.codec, &self.grid, self.index_len, extents, options)?;
+        Ok(place_index(self.codec.index_location, bytes, &index))
+    }
+
+    /// The subchunks of the encoded shard `bytes`, for an engine.
+    pub(super) fn encoded_subchunks<'b>(
+        &self,
+        bytes: &'b [u8],
+        extents: &[Extent],
+    ) -> Vec<EncodedSubchunk<'b>> {
+        extents
+            .iter()
+            .enumerate()
+            .map(|(number, extent)| EncodedSubchunk {
+                number,
+                bytes: extent.clone().and_then(|extent| bytes.get(extent)),
+            })
+            .collect()
+    }
+}
+
+/// The grid of subchunks in a shard of `shape`.
+fn grid(
+    codec: &CudaShardingCodec,
+    shape: &[NonZeroU64],
+    element_size: usize,
+) -> Result<SubchunkGrid, CodecError> {
+    let to_u64 = |shape: &[NonZeroU64]| shape.iter().map(|d| d.get()).collect::<Vec<_>>();
+    SubchunkGrid::new(&to_u64(shape), &to_u64(&codec.subchunk_shape), element_size)
+        .map_err(|error| CodecError::Other(error.to_string()))
+}
+
+/// The shape of the index: the grid of subchunks, and two words.
+fn index_shape(grid: &SubchunkGrid) -> Vec<NonZeroU64> {
+    grid.counts()
+        .iter()
+        .copied()
+        .chain([2])
+        .filter_map(|n| NonZeroU64::new(u64::try_from(n).ok()?))
+        .collect()
+}
+
+/// The size of the encoded index, in bytes.
+fn index_len(codec: &CudaShardingCodec, grid: &SubchunkGrid) -> Result<usize, CodecError> {
+    let too_many = || {
+        CodecError::Other(format!(
+            "the index of {} subchunks is larger than this machine can address",
+            grid.num_subchunks()
+        ))
+    };
+    let decoded = grid.num_subchunks().checked_mul(2 * INDEX_ENTRY);
+    decoded
+        .filter(|&len| isize::try_from(len).is_ok())
+        .ok_or_else(too_many)?;
+    let len = fixed_size(&codec.index_codecs, &index_shape(grid))?;
+    usize::try_from(len).map_err(|_| too_many())
+}
+
+/// What index codecs make of an index of `shape`.
+fn fixed_size(index_codecs: &CodecChain, shape: &[NonZeroU64]) -> Result<u64, CodecError> {
+    match index_codecs.encoded_representation(
+        shape,
+        &data_type::uint64(),
+        &FillValue::from(u64::MAX),
+    )? {
+        BytesRepresentation::FixedSize(size) => Ok(size),
+        representation => Err(CodecError::Other(format!(
+            "the index codecs encode to a variable size ({representation}), which sharding_indexed does not allow: use `bytes`, and checksums such as `crc32c`"
+        ))),
+    }
+}
+
+/// # Errors
+/// What is wrong with `index_codecs`, for a person.
+pub(super) fn index_codecs_are_fixed_size(index_codecs: &CodecChain) -> Result<(), String> {
+    let shape = [NonZeroU64::MIN, NonZeroU64::MIN.saturating_add(1)];
+    fixed_size(index_codecs, &shape)
+        .map(drop)
+        .map_err(|error| format!("invalid index codecs: {error}"))
+}
+
+/// The words of an index that the index codecs encoded.
+pub(super) fn decode_index_words(
+    codec: &CudaShardingCodec,
+    grid: &SubchunkGrid,
+    encoded: &[u8],
+    options: &CodecOptions,
+) -> Result<Vec<u64>, CodecError> {
+    let decoded = no_panic(|| {
+        codec
+            .index_codecs
+            .decode(
+                Cow::Borrowed(encoded),
+                &index_shape(grid),
+                &data_type::uint64(),
+                &FillValue::from(u64::MAX),
+                options,
+            )?
+            .into_fixed()
+            .map_err(CodecError::from)
+    })?;
+    let words: Vec<u64> = decoded
+        .as_chunks::<8>()
+        .0
+        .iter()
+        .map(|word| u64::from_ne_bytes(*word))
+        .collect();
+    if words.len() == 2 * grid.num_subchunks() {
+        Ok(words)
+    } else {
+        Err(CodecError::Other(format!(
+            "the shard index has {} words for {} subchunks",
+            words.len(),
+            grid.num_subchunks()
+        )))
+    }
+}
+
+fn decode_index_of(
+    codec: &CudaShardingCodec,
+    grid: &SubchunkGrid,
+    index_len: usize,
+    bytes: &[u8],
+    options: &CodecOptions,
+) -> Result<Vec<Extent>, CodecError> {
+    let encoded = match codec.index_location {
+        ShardingIndexLocation::Start => bytes.get(..index_len),
+        ShardingIndexLocation::End => bytes
+            .len()
+            .checked_sub(index_len)
+            .and_then(|start| bytes.get(start..)),
+    };
+    let encoded = encoded.ok_or_else(|| {
+        CodecError::Other(format!(
+            "the encoded shard has {} bytes, fewer than its index of {index_len}: it is truncated",
+            bytes.len()
+        ))
+    })?;
+    let words = decode_index_words(codec, grid, encoded, options)?;
+    extents_from_index(&words, bytes.len() as u64)
+        .map_err(|error| CodecError::Other(error.to_string()))
+}
+
+fn encode_index(
+    codec: &CudaShardingCodec,
+    grid: &SubchunkGrid,
+    index_len: usize,
+    extents: &[Extent],
+    options: &CodecOptions,
+) -> Result<Vec<u8>, CodecError> {
+    let words: Vec<u8> = index_from_extents(extents)
+        .into_iter()
+        .flat_map(u64::to_ne_bytes)
+        .collect();
+    let index = codec.index_codecs.encode(
+        ArrayBytes::from(words),
+        &index_shape(grid),
+        &data_type::uint64(),
+        &FillValue::from(u64::MAX),
+        options,
+    )?;
+    if index.len() == index_len {
+        Ok(index.into_owned())
+    } else {
+        Err(CodecError::Other(format!(
+            "the index codecs encoded to {} bytes, and had said {index_len}",
+            index.len()
+        )))
+    }
+}
+
+fn place_index(location: ShardingIndexLocation, mut bytes: Vec<u8>, index: &[u8]) -> Vec<u8> {
+    match location {
+        ShardingIndexLocation::Start => bytes[..index.len()].copy_from_slice(index),
+        ShardingIndexLocation::End => bytes.extend_from_slice(index),
+    }
+    bytes
+}
+
+/// The grid and the index size of a shard of any data type.
+pub(super) fn index_geometry(
+    codec: &CudaShardingCodec,
+    shape: &[NonZeroU64],
+) -> Result<(SubchunkGrid, usize), CodecError> {
+    let grid = grid(codec, shape, 1)?;
+    let len = index_len(codec, &grid)?;
+    Ok((grid, len))
+}
+
+/// Check the index of the encoded shard `bytes`, of any data type.
+///
+/// # Errors
+/// As for [`Shard::decode_index`].
+pub(super) fn check_index(
+    codec: &CudaShardingCodec,
+    bytes: &[u8],
+    shape: &[NonZeroU64],
+    options: &CodecOptions,
+) -> Result<(), CodecError> {
+    let (grid, index_len) = index_geometry(codec, shape)?;
+    decode_index_of(codec, &grid, index_len, bytes, options).map(drop)
+}
+
+/// The shard without bytes that no subchunk uses, subchunks in C order; `None` if it is that
+/// already.
+///
+/// # Errors
+/// As for [`Shard::decode_index`], and if memory cannot be had.
+pub(super) fn compact(
+    codec: &CudaShardingCodec,
+    bytes: &[u8],
+    shape: &[NonZeroU64],
+    options: &CodecOptions,
+) -> Result<Option<Vec<u8>>, CodecError> {
+    let (grid, index_len) = index_geometry(codec, shape)?;
+    let extents = decode_index_of(codec, &grid, index_len, bytes, options)?;
+    let used = extents
+        .iter()
+        .flatten()
+        .try_fold(index_len, |sum, extent| sum.checked_add(extent.len()));
+    // Subchunks that overlap could add up to more than the shard has. They are legal, and compact.
+    let Some(used) = used.filter(|&used| used < bytes.len()) else {
+        return Ok(None);
+    };
+    let mut compacted = Vec::new();
+    compacted
+        .try_reserve_exact(used)
+        .map_err(|_| CodecError::Other(format!("out of memory: {used} bytes for a shard")))?;
+    if codec.index_location == ShardingIndexLocation::Start {
+        compacted.resize(index_len, 0);
+    }
+    let moved: Vec<Extent> = extents
+        .into_iter()
+        .map(|extent| {
+            extent.map(|extent: Range<usize>| {
+                let start = compacted.len();
+                compacted.extend_from_slice(&bytes[extent]);
+                start..compacted.len()
+            })
+        })
+        .collect();
+    let index = encode_index(codec, &grid, index_len, &moved, options)?;
+    Ok(Some(place_index(codec.index_location, compacted, &index)))
+}
+
+/// The most bytes that a shard can encode to.
+///
+/// # Errors
+/// A [`CodecError`] if the shapes, data type and codecs do not fit each other.
+pub(super) fn encoded_representation(
+    codec: &CudaShardingCodec,
+    shape: &[NonZeroU64],
+    data_type: &DataType,
+    fill_value: &FillValue,
+) -> Result<BytesRepresentation, CodecError> {
+    let (grid, index_len) = index_geometry(codec, shape)?;
+    let subchunk =
+        codec
+            .inner_codecs
+            .encoded_representation(&codec.subchunk_shape, data_type, fill_value)?;
+    let bound = subchunk.size().map(|size| {
+        size.checked_mul(grid.num_subchunks() as u64)
+            .and_then(|len| len.checked_add(index_len as u64))
+    });
+    match bound {
+        None => Ok(BytesRepresentation::UnboundedSize),
+        Some(Some(bound)) => Ok(BytesRepresentation::BoundedSize(bound)),
+        Some(None) => Err(CodecError::Other(format!(
+            "a shard of shape {shape:?} encodes to more bytes than 64 bits can count"
+        ))),
+    }
+}

@@ -1,0 +1,102 @@
+//! What can go wrong in an engine, with the numbers that a person needs to find out why.
+
+use std::error::Error;
+use std::fmt;
+
+/// An error from an engine.
+#[derive(Debug)]
+pub(crate) enum EngineError {
+    /// The input is not as long as the shapes say.
+    InputLength { got: usize, expected: usize },
+    /// An extent that the caller gave is outside the shard.
+    Extent {
+        subchunk: usize,
+        end: usize,
+        shard: usize,
+    },
+    /// Memory could not be had.
+    OutOfMemory { what: &'static str, bytes: usize },
+    /// A stage could not encode a subchunk.
+    Encode {
+        subchunk: usize,
+        stage: &'static str,
+        reason: String,
+    },
+    /// A stage could not decode a subchunk.
+    Decode {
+        subchunk: usize,
+        stage: &'static str,
+        reason: String,
+    },
+    /// A subchunk decoded to the wrong number of bytes.
+    DecodedLength {
+        subchunk: usize,
+        stage: &'static str,
+        got: usize,
+        expected: usize,
+    },
+    /// A CRC32C does not match the bytes before it.
+    Checksum { subchunk: usize },
+    /// An error of the layer above, passed through: a foreign codec's, or a sink's.
+    Foreign(Box<dyn Error + Send + Sync>),
+    /// The engine broke its own contract. A bug, reported instead of wrong data.
+    Internal(&'static str),
+}
+
+impl fmt::Display for EngineError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InputLength { got, expected } => {
+                write!(f, "the shard has {got} bytes, its shape needs {expected}")
+            }
+            Self::Extent {
+                subchunk,
+                end,
+                shard,
+            } => write!(
+                f,
+                "subchunk {subchunk} ends at byte {end} of a shard of {shard} bytes"
+            ),
+            Self::OutOfMemory { what, bytes } => {
+                write!(f, "out of memory: {bytes} bytes for {what}")
+            }
+            Self::Encode {
+                subchunk,
+                stage,
+                reason,
+            } => write!(f, "{stage} could not encode subchunk {subchunk}: {reason}"),
+            Self::Decode {
+                subchunk,
+                stage,
+                reason,
+            } => write!(
+                f,
+                "{stage} could not decode subchunk {subchunk}: {reason}; the shard may be corrupted"
+            ),
+            Self::DecodedLength {
+                subchunk,
+                stage,
+                got,
+                expected,
+            } => write!(
+                f,
+                "subchunk {subchunk} has {got} bytes after decoding with {stage}, expected {expected}; the shard may be corrupted"
+            ),
+            Self::Checksum { subchunk } => write!(
+                f,
+                "the crc32c checksum of subchunk {subchunk} is invalid; the shard is corrupted"
+            ),
+            Self::Foreign(error) => error.fmt(f),
+            Self::Internal(what) => write!(f, "internal error, please report it: {what}"),
+        }
+    }
+}
+
+impl Error for EngineError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Foreign(error) => error.source(),
+            _ => None,
+        }
+    }
+}

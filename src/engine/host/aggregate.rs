@@ -1,0 +1,140 @@
+//! Encoded subchunks into their places: C order, dense, whichever thread finishes first.
+//!
+//! The place of a subchunk is known when the sizes of all before it are. So whoever finishes a
+//! batch first leaves it here, and whoever completes a run of batches copies the whole run:
+//!
+//! ```text
+//! push(batch b, bytes):
+//!     lock
+//!         waiting[b] = bytes
+//!         while waiting has the next batch: take it, and reserve its place
+//!     unlock
+//!     copy what was taken into its places, and give the buffers back
+//! ```
+//!
+//! Nobody waits for anybody, so this cannot hang, whatever rayon does with the threads; batches
+//! that wait are at most as many bytes as the encoded shard has.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use super::disjoint::{Segment, Segments};
+use crate::engine::EngineError;
+use crate::layout::Extent;
+
+/// A batch of consecutive subchunks, encoded one after the other.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    pub(super) bytes: Vec<u8>,
+    /// Where each subchunk of the batch lies in `bytes`.
+    pub(super) extents: Vec<Extent>,
+}
+
+/// Collects batches into one dense run of bytes.
+#[derive(Debug)]
+pub(super) struct Aggregate<'a> {
+    output: &'a Segments,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    next: usize,
+    waiting: BTreeMap<usize, Batch>,
+    extents: Vec<Extent>,
+    idle: Vec<Batch>,
+}
+
+impl<'a> Aggregate<'a> {
+    /// Collect into `output`, for a shard of `num_subchunks`.
+    pub(super) fn new(output: &'a Segments, num_subchunks: usize) -> Self {
+        Self {
+            output,
+            state: Mutex::new(State {
+                next: 0,
+                waiting: BTreeMap::new(),
+                extents: Vec::with_capacity(num_subchunks),
+                idle: Vec::new(),
+            }),
+        }
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        // A thread that panicked while it held the lock has left numbers that add up.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An empty batch, with the memory of one that is done.
+    pub(super) fn empty_batch(&self) -> Batch {
+        let mut batch = self.state().idle.pop().unwrap_or_default();
+        batch.bytes.clear();
+        batch.extents.clear();
+        batch
+    }
+
+    /// Batch `number` is encoded.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] if the output is too small.
+    pub(super) fn push(&self, number: usize, batch: Batch) -> Result<(), EngineError> {
+        let mut placed: Vec<(Batch, Segment<'_>)> = Vec::new();
+        {
+            let mut state = self.state();
+            state.waiting.insert(number, batch);
+            while let Some(batch) = {
+                let next = state.next;
+                state.waiting.remove(&next)
+            } {
+                state.next += 1;
+                let segment = self.output.reserve(batch.bytes.len())?;
+                let start = segment.offset();
+                let shift = |extent: &Range<usize>| start + extent.start..start + extent.end;
+                state
+                    .extents
+                    .extend(batch.extents.iter().map(|e| e.as_ref().map(shift)));
+                placed.push((batch, segment));
+            }
+        }
+        for (batch, mut segment) in placed {
+            segment.append(&batch.bytes)?;
+            drop(segment);
+            self.state().idle.push(batch);
+        }
+        Ok(())
+    }
+
+    /// Where each subchunk lies in the output.
+    pub(super) fn finish(self) -> Vec<Extent> {
+        self.state
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner)
+            .extents
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch(bytes: &[u8]) -> Batch {
+        Batch {
+            bytes: bytes.to_vec(),
+            extents: vec![None, Some(0..bytes.len())],
+        }
+    }
+
+    #[test]
+    fn batches_in_any_order_lie_in_c_order() {
+        let output = Segments::new(Vec::with_capacity(16));
+        output.reserve(1).expect("fits").append(&[0]).expect("fits");
+        let aggregate = Aggregate::new(&output, 6);
+        aggregate.push(2, batch(&[3, 3, 3])).expect("fits");
+        aggregate.push(0, batch(&[1])).expect("fits");
+        aggregate.push(1, batch(&[2, 2])).expect("fits");
+        assert_eq!(aggregate.empty_batch().bytes, []);
+        let expected = [None, Some(1..2), None, Some(2..4), None, Some(4..7)];
+        assert_eq!(aggregate.finish(), expected);
+        assert_eq!(output.finish().expect("filled"), [0, 1, 2, 2, 3, 3, 3]);
+    }
+}

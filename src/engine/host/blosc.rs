@@ -1,0 +1,101 @@
+//! The Blosc stage, by C-Blosc 1.21: the library that zarrs links.
+
+use std::ffi::{CStr, c_int};
+
+use blosc_src::{
+    BLOSC_BITSHUFFLE, BLOSC_MAX_OVERHEAD, BLOSC_NOSHUFFLE, BLOSC_SHUFFLE, blosc_cbuffer_validate,
+    blosc_compress_ctx, blosc_decompress_ctx,
+};
+
+use crate::engine::{BloscStage, Cname, Shuffle};
+
+/// Blosc's state. C-Blosc's contextual functions keep none between calls.
+#[derive(Default)]
+pub(super) struct Blosc;
+
+/// The most bytes that a frame of `len` bytes can have.
+pub(super) fn bound(len: usize) -> usize {
+    len.saturating_add(BLOSC_MAX_OVERHEAD as usize)
+}
+
+impl Blosc {
+    /// Compress `from` into `to`, as one frame. Returns the frame's size.
+    ///
+    /// # Errors
+    /// The reason.
+    pub(super) fn compress(
+        &mut self,
+        parameters: &BloscStage,
+        from: &[u8],
+        to: &mut [u8],
+    ) -> Result<usize, String> {
+        let shuffle = match parameters.shuffle {
+            Shuffle::None => BLOSC_NOSHUFFLE,
+            Shuffle::Byte => BLOSC_SHUFFLE,
+            Shuffle::Bit => BLOSC_BITSHUFFLE,
+        };
+        // SAFETY: the pointers and lengths are those of `from` and `to`, and the name is a
+        // NUL-terminated constant. The function keeps nothing.
+        let written = unsafe {
+            blosc_compress_ctx(
+                c_int::from(parameters.level),
+                c_int::try_from(shuffle).unwrap_or_default(),
+                parameters.typesize.max(1),
+                from.len(),
+                from.as_ptr().cast(),
+                to.as_mut_ptr().cast(),
+                to.len(),
+                c_name(parameters.cname).as_ptr(),
+                parameters.blocksize,
+                1,
+            )
+        };
+        match usize::try_from(written) {
+            Ok(written) if written > 0 => Ok(written),
+            _ => Err(format!(
+                "C-Blosc returned {written} for {} bytes with {parameters:?}",
+                from.len()
+            )),
+        }
+    }
+
+    /// Decompress the frame `from` into `to`. Returns the number of bytes.
+    ///
+    /// # Errors
+    /// The reason; also if the content is longer than `to`.
+    pub(super) fn decompress(&mut self, from: &[u8], to: &mut [u8]) -> Result<usize, String> {
+        let mut len = 0;
+        // SAFETY: the pointer and length are those of `from`, and the function writes one integer.
+        let invalid =
+            unsafe { blosc_cbuffer_validate(from.as_ptr().cast(), from.len(), &raw mut len) };
+        if invalid != 0 {
+            return Err("the data is not a valid Blosc frame".to_string());
+        }
+        if len > to.len() {
+            return Err(format!(
+                "the content has {len} bytes where at most {} are expected",
+                to.len()
+            ));
+        }
+        if len == 0 {
+            return Ok(0);
+        }
+        // SAFETY: the frame's header was checked against the length of `from`, which is what the
+        // function reads by; it writes at most `to.len()` bytes to `to`.
+        let written = unsafe {
+            blosc_decompress_ctx(from.as_ptr().cast(), to.as_mut_ptr().cast(), to.len(), 1)
+        };
+        usize::try_from(written).map_err(|_| format!("C-Blosc returned {written}"))
+    }
+}
+
+fn c_name(cname: Cname) -> &'static CStr {
+    match cname {
+        Cname::BloscLz => c"blosclz",
+        Cname::Lz4 => c"lz4",
+        Cname::Lz4Hc => c"lz4hc",
+        Cname::Snappy => c"snappy",
+        Cname::Zlib => c"zlib",
+        Cname::Zstd => c"zstd",
+    }
+}

@@ -1,0 +1,174 @@
+//! A shard, or some of its subchunks, decoded.
+
+use std::borrow::Cow;
+
+use super::disjoint::{self, Boxes};
+use super::encode::{compress_schedule, copy_schedule};
+use super::scatter::{at_least, swap_bytes};
+use super::scratch::Buffers;
+use super::workers::Schedule;
+use super::{memory, stages};
+use crate::engine::{
+    Chain, Decoded, EncodedSubchunk, EngineError, Job, KnownChain, Sink, SubchunkCodec,
+};
+use crate::layout::{Extent, StridedBox, SubchunkGrid};
+
+/// What the memory is for, in errors.
+const OUTPUT: &str = "a decoded shard";
+
+pub(super) fn decode(
+    job: &Job<'_>,
+    encoded: &[u8],
+    extents: &[Extent],
+) -> Result<Vec<u8>, EngineError> {
+    if extents.len() != job.grid.num_subchunks() {
+        return Err(EngineError::Internal("an index of another shard"));
+    }
+    let output = memory::with_capacity(job.grid.shard_bytes(), OUTPUT, job.huge_pages)?;
+    let c_order: Vec<usize> = (0..job.grid.shard().len()).collect();
+    let order = match job.chain {
+        Chain::Known(chain) => &chain.order,
+        Chain::Foreign(_) => &c_order,
+    };
+    let output = Boxes::new(output, job.grid, order)?;
+    let schedule = match job.chain {
+        Chain::Known(chain) if chain.is_fixed_size() => copy_schedule(job, extents),
+        _ => compress_schedule(job),
+    };
+    schedule.run(|scratch, _, subchunks| {
+        for subchunk in subchunks {
+            let Some(extent) = &extents[subchunk] else {
+                output.fill(subchunk, job.fill_value)?;
+                continue;
+            };
+            let bytes = encoded.get(extent.clone()).ok_or(EngineError::Extent {
+                subchunk,
+                end: extent.end,
+                shard: encoded.len(),
+            })?;
+            match job.chain {
+                Chain::Known(chain) => {
+                    let stored = decode_known(job, chain, subchunk, bytes, scratch)?;
+                    output.write(subchunk, stored)?;
+                }
+                Chain::Foreign(codec) => {
+                    let elements = decode_foreign(job, codec, subchunk, bytes)?;
+                    output.write(subchunk, &elements)?;
+                }
+            }
+        }
+        Ok(())
+    })?;
+    output.finish()
+}
+
+pub(super) fn decode_each(
+    job: &Job<'_>,
+    subchunks: &[EncodedSubchunk<'_>],
+    sink: &Sink<'_>,
+) -> Result<(), EngineError> {
+    /// A batch is few enough subchunks that every thread gets one.
+    const BATCH: usize = 256 << 10;
+    let schedule = Schedule::new(
+        subchunks.len(),
+        job.grid.subchunk_bytes(),
+        BATCH,
+        job.threads,
+    );
+    let reorder = match job.chain {
+        Chain::Known(chain) => Reorder::new(job.grid, chain),
+        Chain::Foreign(_) => None,
+    };
+    schedule.run(|scratch, _, positions| {
+        for position in positions {
+            let subchunk = subchunks[position];
+            let Some(bytes) = subchunk.bytes else {
+                sink(position, subchunk, Decoded::Fill)?;
+                continue;
+            };
+            match job.chain {
+                Chain::Known(chain) => {
+                    let stored = decode_known(job, chain, subchunk.number, bytes, scratch)?;
+                    match &reorder {
+                        None => sink(position, subchunk, Decoded::Bytes(stored))?,
+                        Some(reorder) => {
+                            let mut elements = Vec::new();
+                            let elements = reorder.apply(stored, &mut elements)?;
+                            sink(position, subchunk, Decoded::Bytes(elements))?;
+                        }
+                    }
+                }
+                Chain::Foreign(codec) => {
+                    let elements = decode_foreign(job, codec, subchunk.number, bytes)?;
+                    sink(position, subchunk, Decoded::Bytes(&elements))?;
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// From the order of axes in which subchunks are stored to C order.
+struct Reorder {
+    boxed: StridedBox,
+}
+
+impl Reorder {
+    /// `None` if subchunks are stored in C order.
+    fn new(grid: &SubchunkGrid, chain: &KnownChain) -> Option<Self> {
+        let boxed = StridedBox::new(&grid.one_subchunk(), &chain.order);
+        (!boxed.is_contiguous()).then_some(Self { boxed })
+    }
+
+    fn apply<'b>(&self, stored: &[u8], to: &'b mut Vec<u8>) -> Result<&'b [u8], EngineError> {
+        let to = at_least(to, stored.len());
+        disjoint::scatter(stored, &self.boxed, to)?;
+        Ok(to)
+    }
+}
+
+/// The stored elements of a subchunk, in this machine's byte order.
+fn decode_known<'b>(
+    job: &Job<'_>,
+    chain: &KnownChain,
+    subchunk: usize,
+    bytes: &'b [u8],
+    buffers: &'b mut Buffers,
+) -> Result<&'b [u8], EngineError> {
+    let stored = stages::decode(
+        chain,
+        subchunk,
+        bytes,
+        job.grid.subchunk_bytes(),
+        job.validate_checksums,
+        &mut buffers.stages,
+        &mut buffers.contexts,
+    )?;
+    if chain.swap <= 1 {
+        return Ok(stored);
+    }
+    let swapped = at_least(&mut buffers.subchunk, stored.len());
+    swapped.copy_from_slice(stored);
+    swap_bytes(swapped, chain.swap);
+    Ok(swapped)
+}
+
+fn decode_foreign<'b>(
+    job: &Job<'_>,
+    codec: &dyn SubchunkCodec,
+    subchunk: usize,
+    bytes: &'b [u8],
+) -> Result<Cow<'b, [u8]>, EngineError> {
+    let elements = codec.decode(Cow::Borrowed(bytes))?;
+    let expected = job.grid.subchunk_bytes();
+    if elements.len() == expected {
+        Ok(elements)
+    } else {
+        Err(EngineError::DecodedLength {
+            subchunk,
+            stage: "the inner codecs",
+            got: elements.len(),
+            expected,
+        })
+    }
+}

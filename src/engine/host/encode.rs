@@ -1,0 +1,264 @@
+//! A whole shard, encoded.
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use super::aggregate::{Aggregate, Batch};
+use super::disjoint::{Segment, Segments};
+use super::scatter::Scatter;
+use super::workers::Schedule;
+use super::{crc32c, memory, stages};
+use crate::engine::{Chain, EncodedShard, EngineError, Job, KnownChain, SubchunkCodec};
+use crate::layout::Extent;
+
+/// Bytes of decoded subchunks in a batch, where encoding is little more than copying: a few huge
+/// pages, so that threads rarely touch the same one first.
+const COPY_BATCH: usize = 8 << 20;
+
+/// The same where encoding takes long: enough to hide the cost of taking turns.
+const COMPRESS_BATCH: usize = 256 << 10;
+
+/// What the memory is for, in errors.
+const OUTPUT: &str = "an encoded shard";
+
+pub(super) fn encode(
+    job: &Job<'_>,
+    decoded: &[u8],
+    head: usize,
+    tail: usize,
+) -> Result<EncodedShard, EngineError> {
+    let expected = job.grid.shard_bytes();
+    if decoded.len() != expected {
+        return Err(EngineError::InputLength {
+            got: decoded.len(),
+            expected,
+        });
+    }
+    match job.chain {
+        Chain::Known(chain) if chain.is_fixed_size() => {
+            encode_fixed_size(job, chain, decoded, head, tail)
+        }
+        Chain::Known(chain) => encode_known(job, chain, decoded, head, tail),
+        Chain::Foreign(codec) => encode_foreign(job, codec, decoded, head, tail),
+    }
+}
+
+/// `head`, `encoded` and `tail` bytes together.
+fn output_len(head: usize, encoded: Option<usize>, tail: usize) -> Result<usize, EngineError> {
+    encoded
+        .and_then(|encoded| head.checked_add(encoded)?.checked_add(tail))
+        .ok_or(EngineError::OutOfMemory {
+            what: OUTPUT,
+            bytes: usize::MAX,
+        })
+}
+
+/// Chains whose output size is known before they run: every subchunk goes straight to its place.
+fn encode_fixed_size(
+    job: &Job<'_>,
+    chain: &KnownChain,
+    decoded: &[u8],
+    head: usize,
+    tail: usize,
+) -> Result<EncodedShard, EngineError> {
+    let scatter = Scatter::of_chain(job.grid, chain, job.fill_value);
+    let too_large = || EngineError::OutOfMemory {
+        what: OUTPUT,
+        bytes: usize::MAX,
+    };
+    let len = stages::encoded_bound(chain, job.grid.subchunk_bytes()).ok_or_else(too_large)?;
+    let stored = stored_subchunks(job, &scatter, decoded)?;
+
+    let capacity = output_len(head, stored.len().checked_mul(len), tail)?;
+    let output = Segments::new(memory::with_capacity(capacity, OUTPUT, job.huge_pages)?);
+    output.reserve(head)?.append(&vec![0; head])?;
+
+    let schedule = Schedule::new(stored.len(), len, COPY_BATCH, job.threads);
+    // Reserved here, in order: then it does not matter who fills which one.
+    let segments = schedule
+        .batches()
+        .map(|items| Ok(Mutex::new(Some(output.reserve(items.len() * len)?))))
+        .collect::<Result<Vec<Mutex<Option<Segment<'_>>>>, EngineError>>()?;
+    schedule.run(|_, batch, items| {
+        let mut segment = segments[batch]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+            .ok_or(EngineError::Internal("a batch ran twice"))?;
+        for &number in &stored[items] {
+            let bytes = scatter.append(decoded, number, &mut segment)?;
+            append_checksums(chain.stages.len(), bytes.len(), &mut segment)?;
+        }
+        Ok(())
+    })?;
+    drop(segments);
+
+    let mut extents = vec![None; job.grid.num_subchunks()];
+    for (position, &number) in stored.iter().enumerate() {
+        let start = head + position * len;
+        extents[number] = Some(start..start + len);
+    }
+    Ok(EncodedShard {
+        bytes: output.finish()?,
+        extents,
+    })
+}
+
+/// Append `count` checksums, each of the `len` bytes that end the segment and the checksums before
+/// it: a fixed-size chain has no other stage.
+fn append_checksums(
+    count: usize,
+    len: usize,
+    segment: &mut Segment<'_>,
+) -> Result<(), EngineError> {
+    for before in 0..count {
+        let checksum = crc32c::checksum(segment.last(len + before * crc32c::LEN)?);
+        segment.append(&checksum)?;
+    }
+    Ok(())
+}
+
+/// The numbers of the subchunks that are stored, in order.
+fn stored_subchunks(
+    job: &Job<'_>,
+    scatter: &Scatter<'_>,
+    decoded: &[u8],
+) -> Result<Vec<usize>, EngineError> {
+    let all = 0..job.grid.num_subchunks();
+    if job.store_empty {
+        return Ok(all.collect());
+    }
+    let bytes = job.grid.subchunk_bytes();
+    let schedule = Schedule::new(all.len(), bytes, COPY_BATCH, job.threads);
+    let found: Vec<Mutex<Vec<usize>>> = schedule.batches().map(|_| Mutex::default()).collect();
+    schedule.run(|_, batch, numbers| {
+        let stored = numbers.filter(|&n| !scatter.is_empty(decoded, n)).collect();
+        *found[batch].lock().unwrap_or_else(PoisonError::into_inner) = stored;
+        Ok(())
+    })?;
+    Ok(found
+        .into_iter()
+        .flat_map(|stored| stored.into_inner().unwrap_or_else(PoisonError::into_inner))
+        .collect())
+}
+
+/// Chains with a compressor: gather, compress, and take turns for a place.
+fn encode_known(
+    job: &Job<'_>,
+    chain: &KnownChain,
+    decoded: &[u8],
+    head: usize,
+    tail: usize,
+) -> Result<EncodedShard, EngineError> {
+    let scatter = Scatter::of_chain(job.grid, chain, job.fill_value);
+    let bound = stages::encoded_bound(chain, job.grid.subchunk_bytes())
+        .and_then(|len| len.checked_mul(job.grid.num_subchunks()));
+    let capacity = output_len(head, bound, tail)?;
+    let output = Segments::new(memory::with_capacity(capacity, OUTPUT, job.huge_pages)?);
+    output.reserve(head)?.append(&vec![0; head])?;
+
+    let schedule = compress_schedule(job);
+    let aggregate = Aggregate::new(&output, job.grid.num_subchunks());
+    schedule.run(|scratch, number, subchunks| {
+        let buffers = &mut **scratch;
+        let mut batch = aggregate.empty_batch();
+        for subchunk in subchunks {
+            if !job.store_empty && scatter.is_empty(decoded, subchunk) {
+                batch.extents.push(None);
+                continue;
+            }
+            let stored = scatter.gather(decoded, subchunk, &mut buffers.subchunk)?;
+            let encoded = stages::encode(
+                chain,
+                subchunk,
+                stored,
+                &mut buffers.stages,
+                &mut buffers.contexts,
+            )?;
+            batch.extents.push(Some(append(&mut batch.bytes, encoded)));
+        }
+        aggregate.push(number, batch)
+    })?;
+    let extents = aggregate.finish();
+    let mut bytes = output.finish()?;
+    // The bound is most of the decoded size. Keep the pages that are used, and room for the tail.
+    bytes.shrink_to(bytes.len().saturating_add(tail));
+    Ok(EncodedShard { bytes, extents })
+}
+
+/// Chains of the layer above, which do not say how large their output is: collect, then copy.
+fn encode_foreign(
+    job: &Job<'_>,
+    codec: &dyn SubchunkCodec,
+    decoded: &[u8],
+    head: usize,
+    tail: usize,
+) -> Result<EncodedShard, EngineError> {
+    let scatter = Scatter::in_c_order(job.grid, job.fill_value);
+    let schedule = compress_schedule(job);
+    let batches: Vec<Mutex<Batch>> = schedule.batches().map(|_| Mutex::default()).collect();
+    schedule.run(|scratch, number, subchunks| {
+        let mut batch = Batch::default();
+        for subchunk in subchunks {
+            if !job.store_empty && scatter.is_empty(decoded, subchunk) {
+                batch.extents.push(None);
+                continue;
+            }
+            let elements = scatter.gather(decoded, subchunk, &mut scratch.subchunk)?;
+            let encoded = codec.encode(Cow::Borrowed(elements))?;
+            batch.extents.push(Some(append(&mut batch.bytes, &encoded)));
+        }
+        *batches[number]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = batch;
+        Ok(())
+    })?;
+    let batches: Vec<Batch> = batches
+        .into_iter()
+        .map(|batch| batch.into_inner().unwrap_or_else(PoisonError::into_inner))
+        .collect();
+
+    let encoded = batches
+        .iter()
+        .try_fold(0_usize, |sum, batch| sum.checked_add(batch.bytes.len()));
+    let capacity = output_len(head, encoded, tail)?;
+    let output = Segments::new(memory::with_capacity(capacity, OUTPUT, job.huge_pages)?);
+    output.reserve(head)?.append(&vec![0; head])?;
+    let aggregate = Aggregate::new(&output, job.grid.num_subchunks());
+    for (number, batch) in batches.into_iter().enumerate() {
+        aggregate.push(number, batch)?;
+    }
+    let extents = aggregate.finish();
+    Ok(EncodedShard {
+        bytes: output.finish()?,
+        extents,
+    })
+}
+
+/// How the subchunks of a shard are shared where encoding or decoding one takes long.
+pub(super) fn compress_schedule(job: &Job<'_>) -> Schedule {
+    Schedule::new(
+        job.grid.num_subchunks(),
+        job.grid.subchunk_bytes(),
+        COMPRESS_BATCH,
+        job.threads,
+    )
+}
+
+/// Append `bytes` to `to`, and say where.
+fn append(to: &mut Vec<u8>, bytes: &[u8]) -> Range<usize> {
+    let start = to.len();
+    to.extend_from_slice(bytes);
+    start..to.len()
+}
+
+/// How the subchunks of a shard are shared where decoding is little more than copying.
+pub(super) fn copy_schedule(job: &Job<'_>, extents: &[Extent]) -> Schedule {
+    Schedule::new(
+        extents.len(),
+        job.grid.subchunk_bytes(),
+        COPY_BATCH,
+        job.threads,
+    )
+}

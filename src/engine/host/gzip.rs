@@ -1,0 +1,79 @@
+//! The gzip stage, by libdeflate: whole buffers in, one gzip member out.
+
+use libdeflater::{CompressionLvl, Compressor, DecompressionError, Decompressor};
+
+/// libdeflate's contexts.
+#[derive(Default)]
+pub(super) struct Gzip {
+    /// The compressor, and the level that it was made for.
+    compressor: Option<(Compressor, u32)>,
+    decompressor: Option<Decompressor>,
+}
+
+/// The most bytes that a member of `len` bytes can have.
+///
+/// libdeflate's own bound: stored blocks of at least 5 000 bytes, 5 bytes each, one more of slack,
+/// and 18 bytes of header and trailer.
+pub(super) fn bound(len: usize) -> usize {
+    let blocks = len.div_ceil(5_000).max(1);
+    len.saturating_add(5 * blocks + 1 + 18 + 8)
+}
+
+impl Gzip {
+    /// Compress `from` into `to`, as one member. Returns the member's size.
+    ///
+    /// Level 0 to 9. libdeflate's levels mean what zlib's do, a little smaller and much faster.
+    ///
+    /// # Errors
+    /// The reason.
+    pub(super) fn compress(
+        &mut self,
+        level: u32,
+        from: &[u8],
+        to: &mut [u8],
+    ) -> Result<usize, String> {
+        let compressor = match &mut self.compressor {
+            Some((compressor, l)) if *l == level => compressor,
+            other => {
+                let valid = i32::try_from(level)
+                    .ok()
+                    .and_then(|level| CompressionLvl::new(level).ok())
+                    .ok_or_else(|| format!("there is no level {level}"))?;
+                &mut other.insert((Compressor::new(valid), level)).0
+            }
+        };
+        compressor
+            .gzip_compress(from, to)
+            .map_err(|_| "the output buffer is too small".to_string())
+    }
+
+    /// Decompress the member at the start of `from` into `to`. Returns the number of bytes.
+    ///
+    /// # Errors
+    /// The reason; also if the content is longer than `to`.
+    pub(super) fn decompress(&mut self, from: &[u8], to: &mut [u8]) -> Result<usize, String> {
+        self.decompressor
+            .get_or_insert_with(Decompressor::new)
+            .gzip_decompress(from, to)
+            .map_err(|error| {
+                match error {
+                    DecompressionError::BadData => "the data is not a valid gzip member",
+                    DecompressionError::InsufficientSpace => "the content is too long",
+                }
+                .to_string()
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bound_is_at_least_libdeflates() {
+        let mut compressor = Compressor::new(CompressionLvl::new(1).expect("a level"));
+        for len in (0..70_000).step_by(97).chain([1 << 20, 1 << 30]) {
+            assert!(bound(len) >= compressor.gzip_compress_bound(len), "{len}");
+        }
+    }
+}

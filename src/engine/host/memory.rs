@@ -1,0 +1,78 @@
+//! Output memory: not zeroed, and on huge pages where the system has them.
+//!
+//! A fresh output of many MiB costs as much in page faults as in copying: with 4 KiB pages, a copy
+//! into a fresh 128 MiB buffer ran at 2.4 GB/s on the machine where this was measured, with
+//! `MADV_HUGEPAGE` at 15 GB/s.
+
+use std::mem::MaybeUninit;
+
+use crate::engine::EngineError;
+
+/// A huge page on every system where this matters (x86-64; AArch64 with 4 KiB base pages).
+const HUGE_PAGE: usize = 2 << 20;
+
+/// An empty vector with room for `bytes`.
+///
+/// # Errors
+/// [`EngineError::OutOfMemory`], where allocating would abort the process.
+pub(super) fn with_capacity(
+    bytes: usize,
+    what: &'static str,
+    huge_pages: bool,
+) -> Result<Vec<u8>, EngineError> {
+    let mut vec = Vec::new();
+    vec.try_reserve_exact(bytes)
+        .map_err(|_| EngineError::OutOfMemory { what, bytes })?;
+    if huge_pages && bytes >= 2 * HUGE_PAGE {
+        advise_huge_pages(vec.spare_capacity_mut());
+    }
+    Ok(vec)
+}
+
+/// Set the length of `vec` to `len`.
+///
+/// # Safety
+/// The first `len` bytes of the allocation are initialised, and `len` is within the capacity.
+pub(super) unsafe fn assume_filled(mut vec: Vec<u8>, len: usize) -> Vec<u8> {
+    debug_assert!(len <= vec.capacity());
+    // SAFETY: the caller's contract is that of `set_len`.
+    unsafe { vec.set_len(len) };
+    vec
+}
+
+/// Ask for huge pages behind the whole pages inside `memory`. Advice: a refusal changes nothing.
+#[cfg(target_os = "linux")]
+fn advise_huge_pages(memory: &mut [MaybeUninit<u8>]) {
+    let start = memory.as_mut_ptr().align_offset(HUGE_PAGE);
+    let len = memory.len().saturating_sub(start) / HUGE_PAGE * HUGE_PAGE;
+    if len == 0 {
+        return;
+    }
+    let pages = &mut memory[start..start + len];
+    // SAFETY: the range lies inside one live allocation that is borrowed mutably, it is aligned to
+    // pages, and `MADV_HUGEPAGE` does not change the contents of memory.
+    unsafe { libc::madvise(pages.as_mut_ptr().cast(), pages.len(), libc::MADV_HUGEPAGE) };
+}
+
+#[cfg(not(target_os = "linux"))]
+fn advise_huge_pages(_memory: &mut [MaybeUninit<u8>]) {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_impossible_allocation_is_an_error() {
+        let error = with_capacity(usize::MAX / 2, "a test", true).expect_err("too large");
+        assert!(matches!(error, EngineError::OutOfMemory { .. }));
+    }
+
+    #[test]
+    fn advised_memory_is_ordinary_memory() {
+        for bytes in [0, 1, HUGE_PAGE, 5 * HUGE_PAGE + 3] {
+            let mut vec = with_capacity(bytes, "a test", true).expect("memory");
+            vec.resize(bytes, 7);
+            assert!(vec.iter().all(|&b| b == 7));
+        }
+    }
+}

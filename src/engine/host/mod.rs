@@ -1,0 +1,75 @@
+//! The host engine: stages in order of use, one file each.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `scatter` | a subchunk out of the shard and back: gather, byte order, transpose, fill-value test |
+//! | `zstd`, `gzip`, `blosc`, `crc32c` | one stage each, over whole buffers |
+//! | `stages` | those stages one after the other, in the buffers of one thread |
+//! | `aggregate` | encoded subchunks into their places: C order, dense, whoever finishes first |
+//! | `encode`, `decode` | a whole shard |
+//! | `workers` | how many threads, and how they share a list of subchunks |
+//! | `scratch` | per-thread buffers and contexts, kept between calls |
+//! | `memory` | uninitialised output, and huge pages |
+//! | `disjoint`, `window` | many writers of one buffer |
+
+mod aggregate;
+#[allow(unsafe_code)]
+mod blosc;
+mod crc32c;
+mod decode;
+#[allow(unsafe_code)]
+mod disjoint;
+mod encode;
+mod gzip;
+#[allow(unsafe_code)]
+mod memory;
+mod scatter;
+mod scratch;
+mod stages;
+#[allow(unsafe_code)]
+mod window;
+mod workers;
+mod zstd;
+
+pub(crate) use window::Window;
+
+use super::{EncodedShard, EncodedSubchunk, Engine, EngineError, Job, Sink};
+use crate::layout::Extent;
+
+/// Encodes and decodes on the threads of the current rayon pool.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct HostEngine;
+
+impl Engine for HostEngine {
+    fn name(&self) -> &'static str {
+        "host"
+    }
+
+    fn encode(
+        &self,
+        job: &Job<'_>,
+        decoded: &[u8],
+        head: usize,
+        tail: usize,
+    ) -> Result<EncodedShard, EngineError> {
+        encode::encode(job, decoded, head, tail)
+    }
+
+    fn decode(
+        &self,
+        job: &Job<'_>,
+        encoded: &[u8],
+        extents: &[Extent],
+    ) -> Result<Vec<u8>, EngineError> {
+        decode::decode(job, encoded, extents)
+    }
+
+    fn decode_each(
+        &self,
+        job: &Job<'_>,
+        subchunks: &[EncodedSubchunk<'_>],
+        sink: &Sink<'_>,
+    ) -> Result<(), EngineError> {
+        decode::decode_each(job, subchunks, sink)
+    }
+}

@@ -1,0 +1,79 @@
+//! Buffers and contexts of one thread, kept from one shard to the next.
+
+use std::cell::RefCell;
+use std::ops::{Deref, DerefMut};
+
+use super::blosc::Blosc;
+use super::gzip::Gzip;
+use super::zstd::Zstd;
+
+/// What a thread needs to encode or decode subchunks.
+#[derive(Default)]
+pub(super) struct Buffers {
+    /// A subchunk as it is stored, before any compression.
+    pub(super) subchunk: Vec<u8>,
+    /// What the stages work in; two, because they take turns.
+    pub(super) stages: [Vec<u8>; 2],
+    pub(super) contexts: Contexts,
+}
+
+/// The compressors' own state.
+#[derive(Default)]
+pub(super) struct Contexts {
+    pub(super) zstd: Zstd,
+    pub(super) gzip: Gzip,
+    pub(super) blosc: Blosc,
+}
+
+impl Buffers {
+    /// A thread keeps at most this much between shards.
+    const KEEP: usize = 32 << 20;
+
+    fn forget_large_buffers(&mut self) {
+        let kept = self.subchunk.capacity() + self.stages.iter().map(Vec::capacity).sum::<usize>();
+        if kept > Self::KEEP {
+            self.subchunk = Vec::new();
+            self.stages = Default::default();
+        }
+    }
+}
+
+thread_local! {
+    /// More than one only if shards were encoded inside each other on this thread.
+    static IDLE: RefCell<Vec<Box<Buffers>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The buffers of this thread, as long as they are in use.
+pub(super) struct Scratch(Option<Box<Buffers>>);
+
+impl Scratch {
+    /// This thread's buffers if they are idle, else new ones.
+    pub(super) fn take() -> Self {
+        let idle = IDLE.with_borrow_mut(Vec::pop);
+        Self(Some(idle.unwrap_or_default()))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Some(mut buffers) = self.0.take() {
+            buffers.forget_large_buffers();
+            // The thread may be ending, and its storage gone: then the buffers go too.
+            let _ = IDLE.try_with(|idle| idle.borrow_mut().push(buffers));
+        }
+    }
+}
+
+impl Deref for Scratch {
+    type Target = Buffers;
+
+    fn deref(&self) -> &Buffers {
+        self.0.as_deref().expect("present until dropped")
+    }
+}
+
+impl DerefMut for Scratch {
+    fn deref_mut(&mut self) -> &mut Buffers {
+        self.0.as_deref_mut().expect("present until dropped")
+    }
+}

@@ -1,0 +1,59 @@
+//! The zstd stage, with contexts that are made once per thread.
+
+use zstd_safe::{CCtx, CParameter, DCtx, ErrorCode, get_error_name};
+
+/// Zstandard contexts.
+#[derive(Default)]
+pub(super) struct Zstd {
+    /// The context, and the level and checksum flag that it is set to.
+    compressor: Option<(CCtx<'static>, i32, bool)>,
+    decompressor: Option<DCtx<'static>>,
+}
+
+/// The most bytes that a frame of `len` bytes can have.
+pub(super) fn bound(len: usize) -> usize {
+    zstd_safe::compress_bound(len)
+}
+
+impl Zstd {
+    /// Compress `from` into `to`, as one frame with its content size. Returns the frame's size.
+    ///
+    /// # Errors
+    /// The library's reason.
+    pub(super) fn compress(
+        &mut self,
+        level: i32,
+        checksum: bool,
+        from: &[u8],
+        to: &mut [u8],
+    ) -> Result<usize, String> {
+        let context = match &mut self.compressor {
+            Some((context, l, c)) if *l == level && *c == checksum => context,
+            other => {
+                let mut context = CCtx::try_create().ok_or("no memory for a context")?;
+                context
+                    .set_parameter(CParameter::CompressionLevel(level))
+                    .and_then(|_| context.set_parameter(CParameter::ChecksumFlag(checksum)))
+                    .map_err(reason)?;
+                &mut other.insert((context, level, checksum)).0
+            }
+        };
+        context.compress2(to, from).map_err(reason)
+    }
+
+    /// Decompress the frames in `from` into `to`. Returns the number of bytes.
+    ///
+    /// # Errors
+    /// The library's reason; also if the content is longer than `to`.
+    pub(super) fn decompress(&mut self, from: &[u8], to: &mut [u8]) -> Result<usize, String> {
+        let context = match &mut self.decompressor {
+            Some(context) => context,
+            none => none.insert(DCtx::try_create().ok_or("no memory for a context")?),
+        };
+        context.decompress(to, from).map_err(reason)
+    }
+}
+
+fn reason(code: ErrorCode) -> String {
+    get_error_name(code).to_string()
+}

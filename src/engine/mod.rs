@@ -1,0 +1,115 @@
+//! The engine contract: a decoded shard in, encoded subchunks and their places out, and back.
+//!
+//! An engine knows bytes, shapes and [`Chain`]s. It knows no zarrs trait, no store and no shard
+//! index: the layers above parse and write the index around what an engine returns.
+//!
+//! The contract, which the conformance suite checks on every engine:
+//!
+//! 1. Encoded subchunks lie in C order, densely, after `head` bytes that are left for the index.
+//! 2. A subchunk that is bitwise equal to the fill value is not stored, unless `store_empty`.
+//! 3. The same job gives the same bytes, whatever the number of threads.
+//! 4. Any bytes may be given to decode. They give the data, or an [`EngineError`].
+
+mod chain;
+mod error;
+pub(crate) mod host;
+
+use std::fmt;
+use std::num::NonZeroUsize;
+
+pub(crate) use chain::{BloscStage, Chain, Cname, KnownChain, Shuffle, Stage, SubchunkCodec};
+pub(crate) use error::EngineError;
+
+use crate::layout::{Extent, SubchunkGrid};
+
+/// What is to be encoded or decoded: everything about a shard but its bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Job<'a> {
+    /// How the shard divides into subchunks.
+    pub(crate) grid: &'a SubchunkGrid,
+    /// How one subchunk is encoded.
+    pub(crate) chain: Chain<'a>,
+    /// The bytes of one element of an empty subchunk; as long as an element.
+    pub(crate) fill_value: &'a [u8],
+    /// Whether to store subchunks that are equal to the fill value.
+    pub(crate) store_empty: bool,
+    /// Whether to verify CRC32C checksums when decoding.
+    pub(crate) validate_checksums: bool,
+    /// The most threads to use.
+    pub(crate) threads: NonZeroUsize,
+    /// Whether to ask the operating system for huge pages behind large outputs.
+    pub(crate) huge_pages: bool,
+}
+
+/// An encoded shard without its index.
+#[derive(Debug)]
+pub(crate) struct EncodedShard {
+    /// `head` zeros, then the encoded subchunks; with spare capacity for `tail` bytes.
+    pub(crate) bytes: Vec<u8>,
+    /// Where each subchunk lies in `bytes`.
+    pub(crate) extents: Vec<Extent>,
+}
+
+/// What a subchunk decodes to.
+#[derive(Debug)]
+pub(crate) enum Decoded<'a> {
+    /// Its elements, in C order.
+    Bytes(&'a [u8]),
+    /// The fill value in every element.
+    Fill,
+}
+
+/// One subchunk to decode: its number in the grid, and its encoded bytes unless it is empty.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EncodedSubchunk<'a> {
+    pub(crate) number: usize,
+    pub(crate) bytes: Option<&'a [u8]>,
+}
+
+/// Takes decoded subchunks, from several threads and in any order. The first argument is the
+/// position of the subchunk in the list that is being decoded.
+pub(crate) type Sink<'a> =
+    dyn Fn(usize, EncodedSubchunk<'_>, Decoded<'_>) -> Result<(), EngineError> + Sync + 'a;
+
+/// Encodes and decodes shards.
+pub(crate) trait Engine: fmt::Debug + Send + Sync {
+    /// The name of the engine, as `explain` shows it.
+    fn name(&self) -> &'static str;
+
+    /// Encode the decoded shard `decoded` (C order), leaving room for `head` bytes before the
+    /// subchunks and for `tail` bytes after them.
+    ///
+    /// # Errors
+    /// An [`EngineError`] if `decoded` is not as long as the shard, memory cannot be had, or a
+    /// codec fails.
+    fn encode(
+        &self,
+        job: &Job<'_>,
+        decoded: &[u8],
+        head: usize,
+        tail: usize,
+    ) -> Result<EncodedShard, EngineError>;
+
+    /// Decode a whole shard into new memory. `extents` has one entry per subchunk.
+    ///
+    /// # Errors
+    /// An [`EngineError`] if an extent is outside `encoded`, memory cannot be had, or a codec
+    /// fails.
+    fn decode(
+        &self,
+        job: &Job<'_>,
+        encoded: &[u8],
+        extents: &[Extent],
+    ) -> Result<Vec<u8>, EngineError>;
+
+    /// Decode some subchunks, and hand each to `sink`.
+    ///
+    /// # Errors
+    /// An [`EngineError`] from a codec, or the first that `sink` returns.
+    fn decode_each(
+        &self,
+        job: &Job<'_>,
+        subchunks: &[EncodedSubchunk<'_>],
+        sink: &Sink<'_>,
+    ) -> Result<(), EngineError>;
+}

@@ -1,0 +1,14 @@
+//! Integers only: how a shard divides into subchunks, where their bytes lie in memory, and where
+//! they lie in the encoded shard.
+//!
+//! Nothing here knows a data type, a codec, an engine or a store.
+
+mod grid;
+mod index;
+mod part;
+mod strided;
+
+pub(crate) use grid::SubchunkGrid;
+pub(crate) use index::{Extent, extents_from_index, index_from_extents};
+pub(crate) use part::Part;
+pub(crate) use strided::{Digit, StridedBox};

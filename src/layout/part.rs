@@ -1,0 +1,125 @@
+//! Where a subchunk and a window of the shard meet.
+
+use super::SubchunkGrid;
+
+/// The elements that a subchunk and a window share: a box, seen from both.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// The first shared element, in the subchunk.
+    in_subchunk: Vec<usize>,
+    /// The first shared element, in the window.
+    in_window: Vec<usize>,
+    shape: Vec<usize>,
+    subchunk: Vec<usize>,
+    element_size: usize,
+}
+
+impl Part {
+    /// What subchunk `number` and the window from `start` of shape `shape` share.
+    pub(crate) fn new(
+        grid: &SubchunkGrid,
+        number: usize,
+        start: &[usize],
+        shape: &[usize],
+    ) -> Self {
+        let origin = grid.origin(number);
+        let mut part = Self {
+            in_subchunk: Vec::with_capacity(start.len()),
+            in_window: Vec::with_capacity(start.len()),
+            shape: Vec::with_capacity(start.len()),
+            subchunk: grid.subchunk().to_vec(),
+            element_size: grid.element_size(),
+        };
+        for (((origin, extent), start), window) in
+            origin.iter().zip(grid.subchunk()).zip(start).zip(shape)
+        {
+            let first = *origin.max(start);
+            let end = (origin + extent).min(start + window);
+            part.in_subchunk.push(first - origin);
+            part.in_window.push(first - start);
+            part.shape.push(end.saturating_sub(first));
+        }
+        part
+    }
+
+    /// The extents of the part, in elements.
+    pub(crate) fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The first element of the part, in the subchunk.
+    pub(crate) fn start_in_subchunk(&self) -> &[usize] {
+        &self.in_subchunk
+    }
+
+    /// The first element of the part, in the window.
+    pub(crate) fn start_in_window(&self) -> &[usize] {
+        &self.in_window
+    }
+
+    /// Whether the part is the whole subchunk.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.shape == self.subchunk
+    }
+
+    /// The size of the part, in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.element_size
+    }
+
+    /// The offset of the part in the decoded subchunk, in bytes.
+    pub(crate) fn offset_in_subchunk(&self) -> usize {
+        dot(&self.in_subchunk, &self.subchunk_strides())
+    }
+
+    /// The offset of the part in a window of shape `window`, in bytes.
+    pub(crate) fn offset_in_window(&self, window: &[usize]) -> usize {
+        dot(&self.in_window, &self.window_strides(window))
+    }
+
+    /// The strides of the decoded subchunk, in bytes.
+    pub(crate) fn subchunk_strides(&self) -> Vec<usize> {
+        strides(&self.subchunk, self.element_size)
+    }
+
+    /// The strides of the window, in bytes.
+    pub(crate) fn window_strides(&self, window: &[usize]) -> Vec<usize> {
+        strides(window, self.element_size)
+    }
+
+    /// The strides of the part alone, in bytes.
+    pub(crate) fn dense_strides(&self) -> Vec<usize> {
+        strides(&self.shape, self.element_size)
+    }
+}
+
+fn dot(a: &[usize], b: &[usize]) -> usize {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// The strides of a C-order array, in bytes.
+pub(super) fn strides(shape: &[usize], element_size: usize) -> Vec<usize> {
+    let mut strides = vec![element_size; shape.len()];
+    for d in (0..shape.len().saturating_sub(1)).rev() {
+        strides[d] = strides[d + 1] * shape[d + 1];
+    }
+    strides
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_is_seen_from_both_sides() {
+        let grid = SubchunkGrid::new(&[4, 6], &[2, 3], 2).expect("divides");
+        let part = Part::new(&grid, 3, &[1, 2], &[3, 3]);
+        assert_eq!(part.shape(), [2, 2]);
+        assert_eq!(part.start_in_subchunk(), [0, 0]);
+        assert_eq!(part.start_in_window(), [1, 1]);
+        assert_eq!(part.offset_in_window(&[3, 3]), (3 + 1) * 2);
+        assert!(!part.is_whole());
+        assert!(Part::new(&grid, 2, &[0, 0], &[4, 6]).is_whole());
+        assert_eq!(Part::new(&grid, 0, &[2, 3], &[2, 3]).len(), 0);
+    }
+}

@@ -1,0 +1,79 @@
+//! A plan, in words.
+
+use std::fmt;
+
+/// Where a stage runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Place {
+    /// On this machine's CPU.
+    Host,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.pad("host"),
+        }
+    }
+}
+
+/// One stage of an [`Explanation`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ExplainedStage {
+    /// What is done.
+    pub stage: String,
+    /// Where.
+    pub place: Place,
+    /// Why there, or why so.
+    pub reason: String,
+}
+
+/// What happens to a shard of an array: each stage, where it runs, and why.
+///
+/// Its `Display` is for people, and may change in any release.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Explanation {
+    /// The engine that encodes whole shards.
+    pub engine: &'static str,
+    /// Why that engine.
+    pub why: String,
+    /// The shape of the shard, in elements.
+    pub shard: Vec<usize>,
+    /// The shape of a subchunk, in elements.
+    pub subchunk: Vec<usize>,
+    /// The number of subchunks in the shard.
+    pub num_subchunks: usize,
+    /// The size of a decoded subchunk, in bytes.
+    pub subchunk_bytes: usize,
+    /// The stages, in the order of encoding.
+    pub stages: Vec<ExplainedStage>,
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "shard {:?} = {} subchunks of {:?} ({} bytes each)",
+            self.shard, self.num_subchunks, self.subchunk, self.subchunk_bytes
+        )?;
+        write!(f, "engine: {} ({})", self.engine, self.why)?;
+        let width = self
+            .stages
+            .iter()
+            .map(|stage| stage.stage.chars().count())
+            .max()
+            .unwrap_or(0);
+        for ExplainedStage {
+            stage,
+            place,
+            reason,
+        } in &self.stages
+        {
+            write!(f, "\n  {stage:width$}  {place:4}  {reason}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,127 @@
+//! Every `sharding_indexed` array of the process, through this crate's codec.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use zarrs::array::codec::ShardingCodec;
+use zarrs::metadata::v3::MetadataV3;
+use zarrs::plugin::{ExtensionAliasesV3, PluginCreateError};
+use zarrs_codec::{CODEC_RUNTIME_REGISTRY_V3, Codec, CodecRuntimePluginV3, register_codec_v3};
+
+use crate::{CudaShardingCodec, Error, Options, plan};
+
+/// Whether our registry entry answers to its name.
+///
+/// The entry itself is pushed once and stays: removing it takes zarrs' registry lock for writing,
+/// which deadlocks with a thread that opens an array (it holds the lock for reading while nested
+/// codecs take it again).
+static ENABLED: AtomicBool = AtomicBool::new(false);
+
+/// The options of the registration in force.
+static OPTIONS: RwLock<Option<Options>> = RwLock::new(None);
+
+/// Our entry in zarrs' registry, once it is there. Locked while registering.
+static ENTRY: Mutex<Option<Arc<CodecRuntimePluginV3>>> = Mutex::new(None);
+
+/// Use this crate's codec for every `sharding_indexed` array that is opened or created from
+/// metadata afterwards in this process, until the [`Registration`] is dropped.
+///
+/// Arrays that are open already keep the codec that they have. Register before other threads open
+/// arrays: zarrs' registry is locked for writing once, by the first call.
+///
+/// [`ArrayBuilder::subchunk_shape`] makes zarrs' own codec without asking the registry. Build such
+/// an array from its metadata instead, which is one line:
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use zarrs::array::{Array, ArrayBuilder, data_type};
+/// # let store = Arc::new(zarrs::storage::store::MemoryStore::new());
+/// let registration = zarrs_cuda::register(zarrs_cuda::Options::default())?;
+///
+/// let mut builder = ArrayBuilder::new(vec![64, 64], vec![32, 32], data_type::uint16(), 0u16);
+/// builder.subchunk_shape(vec![8, 8]);
+/// let array = Array::new_with_metadata(store, "/array", builder.build_metadata()?.into())?;
+///
+/// assert!(zarrs_cuda::explain(&array).is_ok());
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+///
+/// [`ArrayBuilder::subchunk_shape`]: zarrs::array::ArrayBuilder::subchunk_shape
+///
+/// # Errors
+/// - [`Error::AlreadyRegistered`] while another registration is in force.
+/// - [`Error::NameTaken`] if zarrs would find somebody else's codec for the name.
+/// - [`Error::BackendUnavailable`] if the options ask for a backend that cannot be used.
+pub fn register(options: Options) -> Result<Registration, Error> {
+    plan::check_backend(options.backend())?;
+    let mut entry = ENTRY.lock().unwrap_or_else(PoisonError::into_inner);
+    if ENABLED.load(Ordering::Acquire) {
+        return Err(Error::AlreadyRegistered);
+    }
+    if !is_first(entry.as_ref()) {
+        return Err(Error::NameTaken);
+    }
+    if !entry.as_ref().is_some_and(is_in_registry) {
+        *entry = Some(register_codec_v3(CodecRuntimePluginV3::new(
+            matches, create,
+        )));
+        // Somebody may have been quicker between the two looks.
+        if !is_first(entry.as_ref()) {
+            return Err(Error::NameTaken);
+        }
+    }
+    *OPTIONS.write().unwrap_or_else(PoisonError::into_inner) = Some(options);
+    ENABLED.store(true, Ordering::Release);
+    Ok(Registration { _private: () })
+}
+
+/// Keeps the codec registered. See [`register`].
+#[derive(Debug)]
+#[must_use = "dropping a registration switches it off; `leak()` keeps it for the life of the process"]
+pub struct Registration {
+    _private: (),
+}
+
+impl Registration {
+    /// Keep the codec registered for the life of the process.
+    pub fn leak(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        let _entry = ENTRY.lock().unwrap_or_else(PoisonError::into_inner);
+        ENABLED.store(false, Ordering::Release);
+    }
+}
+
+fn matches(name: &str) -> bool {
+    ENABLED.load(Ordering::Acquire) && ShardingCodec::matches_name_v3(name)
+}
+
+fn create(metadata: &MetadataV3) -> Result<Codec, PluginCreateError> {
+    let options = OPTIONS
+        .read()
+        .unwrap_or_else(PoisonError::into_inner)
+        .clone()
+        .unwrap_or_default();
+    let codec = CudaShardingCodec::from_metadata(metadata, options)?;
+    Ok(Codec::ArrayToBytes(Arc::new(codec)))
+}
+
+/// Whether nobody's entry for the name comes before ours, or before where ours would come.
+fn is_first(ours: Option<&Arc<CodecRuntimePluginV3>>) -> bool {
+    let name = ShardingCodec::aliases_v3().default_name.clone();
+    CODEC_RUNTIME_REGISTRY_V3.with_plugins(|entries| {
+        entries
+            .iter()
+            .take_while(|entry| !ours.is_some_and(|ours| Arc::ptr_eq(entry, ours)))
+            .all(|entry| !entry.match_name(&name))
+    })
+}
+
+fn is_in_registry(ours: &Arc<CodecRuntimePluginV3>) -> bool {
+    CODEC_RUNTIME_REGISTRY_V3
+        .with_plugins(|entries| entries.iter().any(|entry| Arc::ptr_eq(entry, ours)))
+}
