@@ -1,1 +1,202 @@
-fn main() {}
+//! Ours and zarrs' codec in one process, alternating: whole shards, encoded and decoded.
+//!
+//! `cargo bench --bench sharding [-- FILTER…]` prints a table and writes
+//! `target/bench/sharding.json`. A filter is a part of `encode/zstd-1/32` and the like.
+
+use std::borrow::Cow;
+use std::error::Error;
+use std::fs;
+use std::num::NonZeroU64;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+use zarrs::array::codec::{ShardingCodec, ShardingCodecConfiguration};
+use zarrs::array::{ArrayBytes, ArrayToBytesCodecTraits, CodecOptions, FillValue, data_type};
+use zarrs_cuda::conformance::Limit;
+use zarrs_cuda::{CudaShardingCodec, Options};
+
+/// uint16 elements.
+const SHAPE: [u64; 3] = [256, 256, 512];
+const ROUNDS: usize = 7;
+const SUBCHUNKS: [u64; 3] = [16, 32, 64];
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+fn chains() -> Vec<(&'static str, Value)> {
+    let blosc = |cname: &str| {
+        json!({ "name": "blosc", "configuration": {
+            "cname": cname, "clevel": 5, "shuffle": "shuffle", "typesize": 2, "blocksize": 0
+        }})
+    };
+    let zstd = |level: i32| json!({ "name": "zstd", "configuration": { "level": level, "checksum": false } });
+    vec![
+        ("none", json!([])),
+        ("crc32c", json!([{ "name": "crc32c" }])),
+        ("zstd-1", json!([zstd(1)])),
+        ("zstd-3", json!([zstd(3)])),
+        (
+            "gzip-1",
+            json!([{ "name": "gzip", "configuration": { "level": 1 } }]),
+        ),
+        ("blosc-lz4-shuffle", json!([blosc("lz4")])),
+        ("blosc-zstd-shuffle", json!([blosc("zstd")])),
+    ]
+}
+
+fn configuration(bytes_to_bytes: &Value, edge: u64) -> Result<ShardingCodecConfiguration> {
+    let bytes = json!({ "name": "bytes", "configuration": { "endian": "little" } });
+    let mut codecs = vec![bytes.clone()];
+    codecs.extend(bytes_to_bytes.as_array().into_iter().flatten().cloned());
+    Ok(serde_json::from_value(json!({
+        "chunk_shape": [edge, edge, edge],
+        "codecs": codecs,
+        "index_codecs": [bytes, { "name": "crc32c" }],
+        "index_location": "end",
+    }))?)
+}
+
+/// Microscopy-like: a smooth field, and 5 bits of noise.
+fn data() -> Vec<u8> {
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut data = Vec::new();
+    for z in 0..SHAPE[0] {
+        for y in 0..SHAPE[1] {
+            for x in 0..SHAPE[2] {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                let field =
+                    (z as f64 / 40.0).sin() + (y as f64 / 55.0).cos() + (x as f64 / 70.0).sin();
+                let value = (field.mul_add(800.0, 3000.0) as u16 & !31) | (state & 31) as u16;
+                data.extend_from_slice(&value.to_le_bytes());
+            }
+        }
+    }
+    data
+}
+
+fn median(mut seconds: Vec<f64>) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    seconds[seconds.len() / 2]
+}
+
+/// Seconds for one call. What it returns is dropped outside of the measurement.
+fn time<T>(f: impl FnOnce() -> Result<T>) -> Result<f64> {
+    let start = Instant::now();
+    let result = f()?;
+    let elapsed = start.elapsed().as_secs_f64();
+    drop(result);
+    Ok(elapsed)
+}
+
+/// Median seconds of each of three, called in turns after one round that does not count.
+fn race(
+    mut ours: impl FnMut() -> Result<f64>,
+    mut zarrs: impl FnMut() -> Result<f64>,
+    mut limit: impl FnMut() -> Result<f64>,
+) -> Result<[f64; 3]> {
+    let mut seconds = [const { Vec::new() }; 3];
+    for round in 0..=ROUNDS {
+        let times = [ours()?, zarrs()?, limit()?];
+        if round > 0 {
+            for (all, time) in seconds.iter_mut().zip(times) {
+                all.push(time);
+            }
+        }
+    }
+    Ok(seconds.map(median))
+}
+
+fn main() -> Result<()> {
+    let filters: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|arg| !arg.starts_with("--"))
+        .collect();
+    let data = data();
+    let gigabytes = data.len() as f64 / 1e9;
+    let shape: Vec<NonZeroU64> = SHAPE
+        .iter()
+        .map(|&d| NonZeroU64::try_from(d))
+        .collect::<std::result::Result<_, _>>()?;
+    let (data_type, fill_value) = (data_type::uint16(), FillValue::from(0_u16));
+    let options = CodecOptions::default();
+    let elements = || ArrayBytes::new_flen(Cow::Borrowed(data.as_slice()));
+
+    println!(
+        "{:6} {:18} {:>8} {:>10} {:>10} {:>10} {:>8} {:>9}",
+        "op", "chain", "subchunk", "ours GB/s", "zarrs GB/s", "limit GB/s", "x zarrs", "of limit"
+    );
+    let mut rows = Vec::new();
+    for (chain, codecs) in chains() {
+        for edge in SUBCHUNKS {
+            let wanted = |op: &str| {
+                let name = format!("{op}/{chain}/{edge}");
+                filters.is_empty() || filters.iter().any(|f| name.contains(f.as_str()))
+            };
+            if !wanted("encode") && !wanted("decode") {
+                continue;
+            }
+            let configuration = configuration(&codecs, edge)?;
+            let ours =
+                CudaShardingCodec::new_with_configuration(&configuration, Options::default())?;
+            let zarrs = Arc::new(ShardingCodec::new_with_configuration(&configuration)?);
+            let limit = Limit::new(&ours, &shape, &data_type, &fill_value)?;
+            let encoded = ours
+                .encode(elements(), &shape, &data_type, &fill_value, &options)?
+                .into_owned();
+            let decoded = zarrs
+                .decode(
+                    Cow::Borrowed(&encoded),
+                    &shape,
+                    &data_type,
+                    &fill_value,
+                    &options,
+                )?
+                .into_fixed()?;
+            assert!(*decoded == *data, "{chain}: zarrs reads something else");
+            drop(decoded);
+
+            let encode = |codec: &dyn ArrayToBytesCodecTraits| {
+                time(|| Ok(codec.encode(elements(), &shape, &data_type, &fill_value, &options)?))
+            };
+            let decode = |codec: &dyn ArrayToBytesCodecTraits| {
+                let input = Cow::Borrowed(encoded.as_slice());
+                time(|| Ok(codec.decode(input, &shape, &data_type, &fill_value, &options)?))
+            };
+            for op in ["encode", "decode"].into_iter().filter(|op| wanted(op)) {
+                let seconds = if op == "encode" {
+                    race(
+                        || encode(&ours),
+                        || encode(&*zarrs),
+                        || time(|| Ok(limit.encode(&data, &options)?)),
+                    )?
+                } else {
+                    race(
+                        || decode(&ours),
+                        || decode(&*zarrs),
+                        || time(|| Ok(limit.decode(&encoded, &options)?)),
+                    )?
+                };
+                let [ours, zarrs, limit] = seconds.map(|seconds| gigabytes / seconds);
+                println!(
+                    "{op:6} {chain:18} {edge:8} {ours:10.2} {zarrs:10.2} {limit:10.2} {:8.2} {:9.2}",
+                    ours / zarrs,
+                    ours / limit
+                );
+                rows.push(json!({
+                    "op": op, "chain": chain, "subchunk": edge,
+                    "ours_gbps": ours, "zarrs_gbps": zarrs, "limit_gbps": limit,
+                    "ratio": ours / zarrs, "of_limit": ours / limit,
+                }));
+            }
+        }
+    }
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../bench/sharding.json");
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    fs::write(&path, serde_json::to_string_pretty(&rows)?)?;
+    Ok(())
+}

@@ -11,6 +11,8 @@
 #![deny(unsafe_code)]
 
 mod codec;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod engine;
 mod error;
 mod layout;

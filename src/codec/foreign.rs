@@ -11,12 +11,12 @@ use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
 use crate::engine::{EngineError, SubchunkCodec};
 
 /// A chain, and what it needs to know of the subchunks.
-pub(super) struct ForeignChain<'a> {
-    pub(super) chain: &'a CodecChain,
-    pub(super) shape: &'a [NonZeroU64],
-    pub(super) data_type: &'a DataType,
-    pub(super) fill_value: &'a FillValue,
-    pub(super) options: CodecOptions,
+pub(crate) struct ForeignChain<'a> {
+    pub(crate) chain: &'a CodecChain,
+    pub(crate) shape: &'a [NonZeroU64],
+    pub(crate) data_type: &'a DataType,
+    pub(crate) fill_value: &'a FillValue,
+    pub(crate) options: CodecOptions,
 }
 
 impl fmt::Debug for ForeignChain<'_> {
@@ -59,7 +59,7 @@ impl SubchunkCodec for ForeignChain<'_> {
 ///
 /// # Errors
 /// What `decode` returned, or that it panicked.
-pub(super) fn no_panic<T>(decode: impl FnOnce() -> Result<T, CodecError>) -> Result<T, CodecError> {
+pub(crate) fn no_panic<T>(decode: impl FnOnce() -> Result<T, CodecError>) -> Result<T, CodecError> {
     // A decoder that panicked halfway leaves nothing behind that is used again.
     catch_unwind(AssertUnwindSafe(decode)).unwrap_or_else(|_| {
         Err(CodecError::Other(
@@ -69,7 +69,7 @@ pub(super) fn no_panic<T>(decode: impl FnOnce() -> Result<T, CodecError>) -> Res
 }
 
 /// An engine's error, as zarrs' callers expect it.
-pub(super) fn codec_error(error: EngineError) -> CodecError {
+pub(crate) fn codec_error(error: EngineError) -> CodecError {
     match error {
         EngineError::Checksum { .. } => CodecError::InvalidChecksum,
         EngineError::Foreign(error) => match error.downcast::<CodecError>() {

@@ -2,11 +2,11 @@
 
 mod builder;
 mod find;
-mod foreign;
+pub(crate) mod foreign;
 mod partial_decoder;
 mod partial_encoder;
 mod recognise;
-mod shard;
+pub(crate) mod shard;
 #[allow(unsafe_code)]
 mod view;
 

@@ -19,21 +19,21 @@ use crate::plan;
 const INDEX_ENTRY: usize = 16;
 
 /// A shard of one codec, shape and data type.
-pub(super) struct Shard<'a> {
+pub(crate) struct Shard<'a> {
     codec: &'a CudaShardingCodec,
     data_type: &'a DataType,
     fill_value: &'a FillValue,
-    pub(super) grid: SubchunkGrid,
+    pub(crate) grid: SubchunkGrid,
     /// The inner codecs as data, or why they cannot be that.
-    pub(super) known: Result<KnownChain, String>,
-    pub(super) index_len: usize,
+    pub(crate) known: Result<KnownChain, String>,
+    pub(crate) index_len: usize,
 }
 
 impl<'a> Shard<'a> {
     /// # Errors
     /// A [`CodecError`] if the shapes do not fit each other, the shard is not addressable, or the
     /// fill value is not one of the data type.
-    pub(super) fn new(
+    pub(crate) fn new(
         codec: &'a CudaShardingCodec,
         shape: &[NonZeroU64],
         data_type: &'a DataType,
@@ -67,7 +67,7 @@ impl<'a> Shard<'a> {
     }
 
     /// Call `f` with the job that this shard is for an engine.
-    pub(super) fn with_job<T>(&self, options: &CodecOptions, f: impl FnOnce(&Job<'_>) -> T) -> T {
+    pub(crate) fn with_job<T>(&self, options: &CodecOptions, f: impl FnOnce(&Job<'_>) -> T) -> T {
         let (outer, inner) = self.concurrency(options);
         let foreign = ForeignChain {
             chain: &self.codec.inner_codecs,
@@ -113,7 +113,7 @@ impl<'a> Shard<'a> {
     ///
     /// # Errors
     /// A [`CodecError`] if the shard is too short, the index codecs fail, or an entry is invalid.
-    pub(super) fn decode_index(
+    pub(crate) fn decode_index(
         &self,
         bytes: &[u8],
         options: &CodecOptions,
@@ -125,7 +125,7 @@ impl<'a> Shard<'a> {
     ///
     /// # Errors
     /// A [`CodecError`] if the index codecs fail.
-    pub(super) fn with_index(
+    pub(crate) fn with_index(
         &self,
         bytes: Vec<u8>,
         extents: &[Extent],
@@ -136,7 +136,7 @@ impl<'a> Shard<'a> {
     }
 
     /// The subchunks of the encoded shard `bytes`, for an engine.
-    pub(super) fn encoded_subchunks<'b>(
+    pub(crate) fn encoded_subchunks<'b>(
         &self,
         bytes: &'b [u8],
         extents: &[Extent],
@@ -205,7 +205,7 @@ fn fixed_size(index_codecs: &CodecChain, shape: &[NonZeroU64]) -> Result<u64, Co
 
 /// # Errors
 /// What is wrong with `index_codecs`, for a person.
-pub(super) fn index_codecs_are_fixed_size(index_codecs: &CodecChain) -> Result<(), String> {
+pub(crate) fn index_codecs_are_fixed_size(index_codecs: &CodecChain) -> Result<(), String> {
     let shape = [NonZeroU64::MIN, NonZeroU64::MIN.saturating_add(1)];
     fixed_size(index_codecs, &shape)
         .map(drop)
@@ -213,7 +213,7 @@ pub(super) fn index_codecs_are_fixed_size(index_codecs: &CodecChain) -> Result<(
 }
 
 /// The words of an index that the index codecs encoded.
-pub(super) fn decode_index_words(
+pub(crate) fn decode_index_words(
     codec: &CudaShardingCodec,
     grid: &SubchunkGrid,
     encoded: &[u8],
@@ -311,7 +311,7 @@ fn place_index(location: ShardingIndexLocation, mut bytes: Vec<u8>, index: &[u8]
 }
 
 /// The grid and the index size of a shard of any data type.
-pub(super) fn index_geometry(
+pub(crate) fn index_geometry(
     codec: &CudaShardingCodec,
     shape: &[NonZeroU64],
 ) -> Result<(SubchunkGrid, usize), CodecError> {
@@ -324,7 +324,7 @@ pub(super) fn index_geometry(
 ///
 /// # Errors
 /// As for [`Shard::decode_index`].
-pub(super) fn check_index(
+pub(crate) fn check_index(
     codec: &CudaShardingCodec,
     bytes: &[u8],
     shape: &[NonZeroU64],
@@ -339,7 +339,7 @@ pub(super) fn check_index(
 ///
 /// # Errors
 /// As for [`Shard::decode_index`], and if memory cannot be had.
-pub(super) fn compact(
+pub(crate) fn compact(
     codec: &CudaShardingCodec,
     bytes: &[u8],
     shape: &[NonZeroU64],
@@ -380,7 +380,7 @@ pub(super) fn compact(
 ///
 /// # Errors
 /// A [`CodecError`] if the shapes, data type and codecs do not fit each other.
-pub(super) fn encoded_representation(
+pub(crate) fn encoded_representation(
     codec: &CudaShardingCodec,
     shape: &[NonZeroU64],
     data_type: &DataType,

@@ -26,9 +26,56 @@ use crate::layout::Extent;
 /// A batch of consecutive subchunks, encoded one after the other.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
-    pub(super) bytes: Vec<u8>,
-    /// Where each subchunk of the batch lies in `bytes`.
+    /// Encoded subchunks, and room for more.
+    buffer: Vec<u8>,
+    used: usize,
+    /// Where each subchunk of the batch lies in the buffer.
     pub(super) extents: Vec<Extent>,
+}
+
+impl Batch {
+    /// The encoded subchunks.
+    fn bytes(&self) -> &[u8] {
+        &self.buffer[..self.used]
+    }
+
+    /// Append what `encode` writes to the start of `bound` bytes; it returns how many.
+    ///
+    /// # Errors
+    /// What `encode` returns.
+    pub(super) fn append_with(
+        &mut self,
+        bound: usize,
+        encode: impl FnOnce(&mut [u8]) -> Result<usize, EngineError>,
+    ) -> Result<Range<usize>, EngineError> {
+        let needed = self.used.saturating_add(bound);
+        if self.buffer.len() < needed {
+            // Zeroed once: batches are used again.
+            self.buffer.resize(needed.max(2 * self.used), 0);
+        }
+        let start = self.used;
+        self.used += encode(&mut self.buffer[start..start + bound])?.min(bound);
+        Ok(start..self.used)
+    }
+
+    /// Append `bytes`.
+    pub(super) fn append(&mut self, bytes: &[u8]) -> Range<usize> {
+        let start = self.used;
+        self.buffer.truncate(start);
+        self.buffer.extend_from_slice(bytes);
+        self.used = self.buffer.len();
+        start..self.used
+    }
+
+    /// The size of the encoded subchunks, in bytes.
+    pub(super) fn len(&self) -> usize {
+        self.used
+    }
+
+    fn clear(&mut self) {
+        self.used = 0;
+        self.extents.clear();
+    }
 }
 
 /// Collects batches into one dense run of bytes.
@@ -68,8 +115,7 @@ impl<'a> Aggregate<'a> {
     /// An empty batch, with the memory of one that is done.
     pub(super) fn empty_batch(&self) -> Batch {
         let mut batch = self.state().idle.pop().unwrap_or_default();
-        batch.bytes.clear();
-        batch.extents.clear();
+        batch.clear();
         batch
     }
 
@@ -87,7 +133,7 @@ impl<'a> Aggregate<'a> {
                 state.waiting.remove(&next)
             } {
                 state.next += 1;
-                let segment = self.output.reserve(batch.bytes.len())?;
+                let segment = self.output.reserve(batch.len())?;
                 let start = segment.offset();
                 let shift = |extent: &Range<usize>| start + extent.start..start + extent.end;
                 state
@@ -97,7 +143,7 @@ impl<'a> Aggregate<'a> {
             }
         }
         for (batch, mut segment) in placed {
-            segment.append(&batch.bytes)?;
+            segment.append(batch.bytes())?;
             drop(segment);
             self.state().idle.push(batch);
         }
@@ -118,10 +164,10 @@ mod tests {
     use super::*;
 
     fn batch(bytes: &[u8]) -> Batch {
-        Batch {
-            bytes: bytes.to_vec(),
-            extents: vec![None, Some(0..bytes.len())],
-        }
+        let mut batch = Batch::default();
+        let extent = batch.append(bytes);
+        batch.extents = vec![None, Some(extent)];
+        batch
     }
 
     #[test]
@@ -132,7 +178,7 @@ mod tests {
         aggregate.push(2, batch(&[3, 3, 3])).expect("fits");
         aggregate.push(0, batch(&[1])).expect("fits");
         aggregate.push(1, batch(&[2, 2])).expect("fits");
-        assert_eq!(aggregate.empty_batch().bytes, []);
+        assert_eq!(aggregate.empty_batch().len(), 0);
         let expected = [None, Some(1..2), None, Some(2..4), None, Some(4..7)];
         assert_eq!(aggregate.finish(), expected);
         assert_eq!(output.finish().expect("filled"), [0, 1, 2, 2, 3, 3, 3]);

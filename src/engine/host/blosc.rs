@@ -1,4 +1,8 @@
-//! The Blosc stage, by C-Blosc 1.21: the library that zarrs links.
+//! The Blosc stage: C-Blosc 1.21, the library that zarrs links, but for one thing. C-Blosc makes a
+//! new Zstandard context for every block, which costs a good part of compressing a small one. So
+//! frames of zstd streams are laid out here ([`zstd_frame`]), byte for byte as C-Blosc does.
+
+mod zstd_frame;
 
 use std::ffi::{CStr, c_int};
 
@@ -9,9 +13,13 @@ use blosc_src::{
 
 use crate::engine::{BloscStage, Cname, Shuffle};
 
-/// Blosc's state. C-Blosc's contextual functions keep none between calls.
+use zstd_frame::ZstdFrame;
+
+/// Blosc's state.
 #[derive(Default)]
-pub(super) struct Blosc;
+pub(super) struct Blosc {
+    zstd: ZstdFrame,
+}
 
 /// The most bytes that a frame of `len` bytes can have.
 pub(super) fn bound(len: usize) -> usize {
@@ -29,33 +37,9 @@ impl Blosc {
         from: &[u8],
         to: &mut [u8],
     ) -> Result<usize, String> {
-        let shuffle = match parameters.shuffle {
-            Shuffle::None => BLOSC_NOSHUFFLE,
-            Shuffle::Byte => BLOSC_SHUFFLE,
-            Shuffle::Bit => BLOSC_BITSHUFFLE,
-        };
-        // SAFETY: the pointers and lengths are those of `from` and `to`, and the name is a
-        // NUL-terminated constant. The function keeps nothing.
-        let written = unsafe {
-            blosc_compress_ctx(
-                c_int::from(parameters.level),
-                c_int::try_from(shuffle).unwrap_or_default(),
-                parameters.typesize.max(1),
-                from.len(),
-                from.as_ptr().cast(),
-                to.as_mut_ptr().cast(),
-                to.len(),
-                c_name(parameters.cname).as_ptr(),
-                parameters.blocksize,
-                1,
-            )
-        };
-        match usize::try_from(written) {
-            Ok(written) if written > 0 => Ok(written),
-            _ => Err(format!(
-                "C-Blosc returned {written} for {} bytes with {parameters:?}",
-                from.len()
-            )),
+        match self.zstd.compress(parameters, from, to) {
+            Some(written) => Ok(written),
+            None => compress(parameters, from, to),
         }
     }
 
@@ -86,6 +70,38 @@ impl Blosc {
             blosc_decompress_ctx(from.as_ptr().cast(), to.as_mut_ptr().cast(), to.len(), 1)
         };
         usize::try_from(written).map_err(|_| format!("C-Blosc returned {written}"))
+    }
+}
+
+/// Compress with C-Blosc.
+fn compress(parameters: &BloscStage, from: &[u8], to: &mut [u8]) -> Result<usize, String> {
+    let shuffle = match parameters.shuffle {
+        Shuffle::None => BLOSC_NOSHUFFLE,
+        Shuffle::Byte => BLOSC_SHUFFLE,
+        Shuffle::Bit => BLOSC_BITSHUFFLE,
+    };
+    // SAFETY: the pointers and lengths are those of `from` and `to`, and the name is a
+    // NUL-terminated constant. The function keeps nothing.
+    let written = unsafe {
+        blosc_compress_ctx(
+            c_int::from(parameters.level),
+            c_int::try_from(shuffle).unwrap_or_default(),
+            parameters.typesize.max(1),
+            from.len(),
+            from.as_ptr().cast(),
+            to.as_mut_ptr().cast(),
+            to.len(),
+            c_name(parameters.cname).as_ptr(),
+            parameters.blocksize,
+            1,
+        )
+    };
+    match usize::try_from(written) {
+        Ok(written) if written > 0 => Ok(written),
+        _ => Err(format!(
+            "C-Blosc returned {written} for {} bytes with {parameters:?}",
+            from.len()
+        )),
     }
 }
 

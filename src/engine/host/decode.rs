@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-use super::disjoint::{self, Boxes};
-use super::encode::{compress_schedule, copy_schedule};
+use super::disjoint::{self, Boxes, Row};
+use super::encode::{GATHERED, compress_schedule, copy_schedule};
 use super::scatter::{at_least, swap_bytes};
 use super::scratch::Buffers;
 use super::workers::Schedule;
@@ -31,35 +31,80 @@ pub(super) fn decode(
         Chain::Foreign(_) => &c_order,
     };
     let output = Boxes::new(output, job.grid, order)?;
+    let most_together = match job.chain {
+        Chain::Known(chain) if chain.is_fixed_size() && chain.swap <= 1 => Row::MOST,
+        _ => (GATHERED / job.grid.subchunk_bytes()).max(1),
+    };
     let schedule = match job.chain {
         Chain::Known(chain) if chain.is_fixed_size() => copy_schedule(job, extents),
         _ => compress_schedule(job),
     };
     schedule.run(|scratch, _, subchunks| {
-        for subchunk in subchunks {
-            let Some(extent) = &extents[subchunk] else {
-                output.fill(subchunk, job.fill_value)?;
+        let mut rest = subchunks;
+        while let Some(first) = rest.next() {
+            if extents[first].is_none() {
+                output.fill(first, job.fill_value)?;
                 continue;
-            };
-            let bytes = encoded.get(extent.clone()).ok_or(EngineError::Extent {
-                subchunk,
-                end: extent.end,
-                shard: encoded.len(),
-            })?;
-            match job.chain {
-                Chain::Known(chain) => {
-                    let stored = decode_known(job, chain, subchunk, bytes, scratch)?;
-                    output.write(subchunk, stored)?;
-                }
-                Chain::Foreign(codec) => {
-                    let elements = decode_foreign(job, codec, subchunk, bytes)?;
-                    output.write(subchunk, &elements)?;
-                }
             }
+            let row = extents[first..rest.end]
+                .iter()
+                .take(Row::MOST)
+                .map_while(|extent| {
+                    let extent = extent.clone()?;
+                    Some(encoded.get(extent.clone()).ok_or(extent.end))
+                });
+            let mut bytes = Vec::with_capacity(Row::MOST);
+            for (number, found) in (first..).zip(row) {
+                bytes.push(found.map_err(|end| EngineError::Extent {
+                    subchunk: number,
+                    end,
+                    shard: encoded.len(),
+                })?);
+            }
+            bytes.truncate(output.row_len(first, bytes.len()).min(most_together));
+            rest.start = first + bytes.len();
+            decode_row(job, first, &bytes, &output, scratch)?;
         }
         Ok(())
     })?;
     output.finish()
+}
+
+/// Decode the neighbours `first..`, whose encoded bytes are `bytes`, into their places.
+fn decode_row(
+    job: &Job<'_>,
+    first: usize,
+    bytes: &[&[u8]],
+    output: &Boxes<'_>,
+    buffers: &mut Buffers,
+) -> Result<(), EngineError> {
+    match job.chain {
+        Chain::Known(chain) if chain.is_fixed_size() && chain.swap <= 1 => {
+            let mut sources = Vec::with_capacity(Row::MOST);
+            for (number, encoded) in (first..).zip(bytes) {
+                sources.push(stages::decode_fixed_size(
+                    chain,
+                    number,
+                    encoded,
+                    job.grid.subchunk_bytes(),
+                    job.validate_checksums,
+                )?);
+            }
+            output.write_row(first, &sources)
+        }
+        Chain::Known(chain) => {
+            let stored = decode_known(job, chain, first, bytes, buffers)?;
+            let sources: Vec<&[u8]> = stored.chunks_exact(job.grid.subchunk_bytes()).collect();
+            output.write_row(first, &sources)
+        }
+        Chain::Foreign(codec) => {
+            for (number, encoded) in (first..).zip(bytes) {
+                let elements = decode_foreign(job, codec, number, encoded)?;
+                output.write_row(number, &[&elements])?;
+            }
+            Ok(())
+        }
+    }
 }
 
 pub(super) fn decode_each(
@@ -88,7 +133,7 @@ pub(super) fn decode_each(
             };
             match job.chain {
                 Chain::Known(chain) => {
-                    let stored = decode_known(job, chain, subchunk.number, bytes, scratch)?;
+                    let stored = decode_known(job, chain, subchunk.number, &[bytes], scratch)?;
                     match &reorder {
                         None => sink(position, subchunk, Decoded::Bytes(stored))?,
                         Some(reorder) => {
@@ -127,30 +172,30 @@ impl Reorder {
     }
 }
 
-/// The stored elements of a subchunk, in this machine's byte order.
+/// The stored elements of the subchunks `first..`, one after the other, in this machine's byte
+/// order.
 fn decode_known<'b>(
     job: &Job<'_>,
     chain: &KnownChain,
-    subchunk: usize,
-    bytes: &'b [u8],
+    first: usize,
+    bytes: &[&[u8]],
     buffers: &'b mut Buffers,
 ) -> Result<&'b [u8], EngineError> {
-    let stored = stages::decode(
-        chain,
-        subchunk,
-        bytes,
-        job.grid.subchunk_bytes(),
-        job.validate_checksums,
-        &mut buffers.stages,
-        &mut buffers.contexts,
-    )?;
-    if chain.swap <= 1 {
-        return Ok(stored);
+    let len = job.grid.subchunk_bytes();
+    let stored = at_least(&mut buffers.subchunk, len * bytes.len());
+    for ((number, encoded), stored) in (first..).zip(bytes).zip(stored.chunks_exact_mut(len)) {
+        stages::decode(
+            chain,
+            number,
+            encoded,
+            stored,
+            job.validate_checksums,
+            &mut buffers.stages,
+            &mut buffers.contexts,
+        )?;
     }
-    let swapped = at_least(&mut buffers.subchunk, stored.len());
-    swapped.copy_from_slice(stored);
-    swap_bytes(swapped, chain.swap);
-    Ok(swapped)
+    swap_bytes(stored, chain.swap);
+    Ok(stored)
 }
 
 fn decode_foreign<'b>(

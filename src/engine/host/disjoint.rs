@@ -115,38 +115,38 @@ impl Segment<'_> {
         Ok(())
     }
 
-    /// Append the pieces of the box that starts at byte `offset` of `array`, and return them.
+    /// Append `row`, boxes of `array`, each followed by `trailer` zeros; then let `finish` change
+    /// each of them, with its trailer.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if the box leaves the array, or does not fit.
-    pub(super) fn append_box(
+    /// [`EngineError::Internal`] if a box leaves the array, or they do not fit.
+    pub(super) fn append_row(
         &mut self,
         array: &[u8],
-        offset: usize,
-        boxed: &StridedBox,
-    ) -> Result<&mut [u8], EngineError> {
-        let from = box_in(array, offset, boxed)?;
-        let len = boxed.len();
-        let to = self.advance(len)?;
-        // SAFETY: `box_in` checked the source, `advance` the destination; they are different
-        // allocations. Afterwards the `len` bytes at `to` are initialised, and only reachable
-        // through `self`, which the result borrows.
-        unsafe {
-            gather_pieces(boxed, from, to);
-            Ok(std::slice::from_raw_parts_mut(to, len))
+        row: Row<'_>,
+        trailer: usize,
+        mut finish: impl FnMut(&mut [u8]),
+    ) -> Result<(), EngineError> {
+        let from = row.start_in(array)?;
+        let len = row.boxed.len();
+        let to = self.advance((len + trailer) * row.count)?;
+        let mut buffers = [to; Row::MOST];
+        for (i, buffer) in buffers[..row.count].iter_mut().enumerate() {
+            // SAFETY: `advance` checked that the row fits, trailers included.
+            *buffer = unsafe { to.add(i * (len + trailer)) };
         }
-    }
-
-    /// The last `len` bytes that were appended.
-    ///
-    /// # Errors
-    /// [`EngineError::Internal`] if fewer were.
-    pub(super) fn last(&self, len: usize) -> Result<&[u8], EngineError> {
-        let start = self.filled.checked_sub(len).ok_or(EngineError::Internal(
-            "a segment of the output is too short",
-        ))?;
-        // SAFETY: `start..filled` of the segment is initialised, and borrowed from `self`.
-        Ok(unsafe { std::slice::from_raw_parts(self.start.add(start), len) })
+        // SAFETY: `start_in` checked the source, `advance` the destinations, which lie in another
+        // allocation and do not overlap.
+        unsafe { gather_pieces(&row, from, &buffers[..row.count]) };
+        for buffer in &buffers[..row.count] {
+            // SAFETY: the box was filled above, and its trailer is now; both are only reachable
+            // through `self`.
+            finish(unsafe {
+                buffer.add(len).write_bytes(0, trailer);
+                std::slice::from_raw_parts_mut(*buffer, len + trailer)
+            });
+        }
+        Ok(())
     }
 
     /// Claim the next `len` bytes: the caller fills them.
@@ -233,21 +233,41 @@ impl<'a> Boxes<'a> {
         Ok(unsafe { self.start.add(offset) })
     }
 
-    /// Write the pieces of subchunk `number` from `bytes`.
+    /// Write the subchunks from `first` on, which are neighbours along the last axis, from
+    /// `sources`: at most [`Row::MOST`].
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if it was written before, or `bytes` has another length.
-    pub(super) fn write(&self, number: usize, bytes: &[u8]) -> Result<(), EngineError> {
-        if bytes.len() != self.boxed.len() {
+    /// [`EngineError::Internal`] if one was written before, they are not neighbours, or a source
+    /// has another length.
+    pub(super) fn write_row(&self, first: usize, sources: &[&[u8]]) -> Result<(), EngineError> {
+        if sources
+            .iter()
+            .any(|source| source.len() != self.boxed.len())
+        {
             return Err(EngineError::Internal(
                 "a decoded subchunk has a wrong length",
             ));
         }
-        let to = self.claim(number)?;
-        // SAFETY: `bytes` has the length of the box, and `claim` gave the box to this call alone.
-        unsafe { scatter_pieces(&self.boxed, bytes.as_ptr(), to) };
-        self.written.fetch_add(1, Ordering::Release);
+        let row = Row::new(self.grid, &self.boxed, first, sources.len())
+            .ok_or(EngineError::Internal("subchunks are no neighbours"))?;
+        for i in 1..sources.len() {
+            self.claim(first + i)?;
+        }
+        let to = self.claim(first)?;
+        let mut buffers = [std::ptr::null(); Row::MOST];
+        for (buffer, source) in buffers.iter_mut().zip(sources) {
+            *buffer = source.as_ptr();
+        }
+        // SAFETY: every source has the length of the box, and `claim` gave the boxes to this call
+        // alone; that of neighbour `i` starts `i` steps after the first.
+        unsafe { scatter_pieces(&row, &buffers[..sources.len()], to) };
+        self.written.fetch_add(sources.len(), Ordering::Release);
         Ok(())
+    }
+
+    /// How many subchunks from `first` on, at most `count`, can be written in one row.
+    pub(super) fn row_len(&self, first: usize, count: usize) -> usize {
+        Row::len(self.grid, &self.boxed, first, count)
     }
 
     /// Write `element` into every element of subchunk `number`.
@@ -295,22 +315,85 @@ impl<'a> Boxes<'a> {
     }
 }
 
-/// Copy the box that starts at byte `offset` of `array` into `buffer`, piece after piece.
+/// Subchunks that are neighbours along the last axis, copied side by side: a piece of each, then
+/// the next piece of each. Short pieces of one subchunk lie far apart in the array, and the
+/// processor is slow to fetch them; the pieces of neighbours are one long one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Row<'a> {
+    boxed: &'a StridedBox,
+    /// The offset in the array of the first box.
+    start: usize,
+    /// Bytes from one box to the next.
+    step: usize,
+    count: usize,
+}
+
+impl<'a> Row<'a> {
+    /// The most neighbours in a row.
+    pub(super) const MOST: usize = 8;
+
+    /// Pieces side by side add up to about this many bytes.
+    const BYTES: usize = 512;
+
+    /// How many subchunks from `first` on, at most `count`, are worth copying side by side.
+    pub(super) fn len(
+        grid: &SubchunkGrid,
+        boxed: &StridedBox,
+        first: usize,
+        count: usize,
+    ) -> usize {
+        let along_last_axis = grid.counts().last().copied().unwrap_or(1).max(1);
+        let worthwhile = (Self::BYTES / boxed.run().max(1)).clamp(1, Self::MOST);
+        count
+            .min(along_last_axis - first % along_last_axis)
+            .min(worthwhile)
+    }
+
+    /// The boxes of `count` subchunks from `first` on; `None` if they are not neighbours.
+    pub(super) fn new(
+        grid: &SubchunkGrid,
+        boxed: &'a StridedBox,
+        first: usize,
+        count: usize,
+    ) -> Option<Self> {
+        let along_last_axis = grid.counts().last().copied().unwrap_or(1).max(1);
+        let neighbours = (1..=Self::MOST).contains(&count)
+            && first + count <= grid.num_subchunks()
+            && first % along_last_axis + count <= along_last_axis;
+        neighbours.then(|| Self {
+            boxed,
+            start: boxed.offset(first),
+            step: grid.subchunk().last().copied().unwrap_or(1) * grid.element_size(),
+            count,
+        })
+    }
+
+    /// The first byte of the first box, if all of them lie in `array`.
+    fn start_in(&self, array: &[u8]) -> Result<*const u8, EngineError> {
+        box_in(array, self.start + (self.count - 1) * self.step, self.boxed)?;
+        box_in(array, self.start, self.boxed)
+    }
+}
+
+/// Copy the boxes of `row`, piece after piece, into `buffer`: one after the other.
 ///
 /// # Errors
-/// [`EngineError::Internal`] if the box leaves the array, or `buffer` has another length.
-pub(super) fn gather(
-    array: &[u8],
-    offset: usize,
-    boxed: &StridedBox,
-    buffer: &mut [u8],
-) -> Result<(), EngineError> {
-    let from = box_in(array, offset, boxed)?;
-    if buffer.len() != boxed.len() {
+/// [`EngineError::Internal`] if a box leaves the array, or `buffer` has another length.
+pub(super) fn gather(array: &[u8], row: Row<'_>, buffer: &mut [u8]) -> Result<(), EngineError> {
+    let from = row.start_in(array)?;
+    let len = row.boxed.len();
+    if buffer.len() != len * row.count {
         return Err(EngineError::Internal("a gather buffer has a wrong length"));
     }
-    // SAFETY: `box_in` checked the source, and the length of the destination was checked here.
-    unsafe { gather_pieces(boxed, from, buffer.as_mut_ptr()) };
+    let mut buffers = [std::ptr::null_mut(); Row::MOST];
+    if len > 0 {
+        for (pointer, buffer) in buffers.iter_mut().zip(buffer.chunks_exact_mut(len)) {
+            *pointer = buffer.as_mut_ptr();
+        }
+        // SAFETY: `start_in` checked the sources; the destinations are chunks of `buffer`, as long
+        // as a box.
+        unsafe { gather_pieces(&row, from, &buffers[..row.count]) };
+    }
     Ok(())
 }
 
@@ -327,8 +410,14 @@ pub(super) fn scatter(
     if buffer.len() != boxed.len() {
         return Err(EngineError::Internal("a scatter buffer has a wrong length"));
     }
+    let row = Row {
+        boxed,
+        start: 0,
+        step: 0,
+        count: 1,
+    };
     // SAFETY: `box_in` checked the destination, and the length of the source was checked here.
-    unsafe { scatter_pieces(boxed, buffer.as_ptr(), array.as_mut_ptr()) };
+    unsafe { scatter_pieces(&row, &[buffer.as_ptr()], array.as_mut_ptr()) };
     Ok(())
 }
 
@@ -342,34 +431,92 @@ fn box_in(array: &[u8], offset: usize, boxed: &StridedBox) -> Result<*const u8, 
 }
 
 /// # Safety
-/// The box at `array` is readable and `boxed.len()` bytes at `buffer` are writable, elsewhere.
-unsafe fn gather_pieces(boxed: &StridedBox, array: *const u8, buffer: *mut u8) {
-    // SAFETY: `rows` gives offsets inside the box, and inside a buffer of its length.
-    unsafe {
-        rows(boxed, |row, at, Digit { extent, stride }| {
-            copy_rows(
-                (array.add(row), stride),
-                (buffer.add(at), boxed.run()),
-                extent,
-                boxed.run(),
-            );
-        });
+/// The boxes of `row`, the first at `array`, are readable, and as many bytes as a box has are
+/// writable at each of `buffers`, one per box, elsewhere.
+unsafe fn gather_pieces(row: &Row<'_>, array: *const u8, buffers: &[*mut u8]) {
+    let run = row.boxed.run();
+    rows(row.boxed, |offset, at, digit| {
+        // SAFETY: `rows` gives offsets inside the box, and inside a buffer of its length.
+        unsafe {
+            match run {
+                16 => gather_row::<16>(array.add(offset), row.step, buffers, at, digit),
+                32 => gather_row::<32>(array.add(offset), row.step, buffers, at, digit),
+                64 => gather_row::<64>(array.add(offset), row.step, buffers, at, digit),
+                128 => gather_row::<128>(array.add(offset), row.step, buffers, at, digit),
+                256 => gather_row::<256>(array.add(offset), row.step, buffers, at, digit),
+                _ => {
+                    for (i, buffer) in buffers.iter().enumerate() {
+                        let from = (array.add(offset + i * row.step), digit.stride);
+                        copy_rows(from, (buffer.add(at), run), digit.extent, run);
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// # Safety
+/// As [`gather_pieces`], for one row of pieces of `N` bytes.
+unsafe fn gather_row<const N: usize>(
+    array: *const u8,
+    step: usize,
+    buffers: &[*mut u8],
+    at: usize,
+    digit: Digit,
+) {
+    for i in 0..digit.extent {
+        for (neighbour, buffer) in buffers.iter().enumerate() {
+            // SAFETY: the caller's contract.
+            unsafe {
+                let from = array.add(i * digit.stride + neighbour * step);
+                std::ptr::copy_nonoverlapping(from, buffer.add(at + i * N), N);
+            }
+        }
     }
 }
 
 /// # Safety
-/// `boxed.len()` bytes at `buffer` are readable and the box at `array` is writable, elsewhere.
-unsafe fn scatter_pieces(boxed: &StridedBox, buffer: *const u8, array: *mut u8) {
-    // SAFETY: `rows` gives offsets inside the box, and inside a buffer of its length.
-    unsafe {
-        rows(boxed, |row, at, Digit { extent, stride }| {
-            copy_rows(
-                (buffer.add(at), boxed.run()),
-                (array.add(row), stride),
-                extent,
-                boxed.run(),
-            );
-        });
+/// As many bytes as a box has are readable at each of `buffers`, and the boxes of `row`, the first
+/// at `array`, are writable, elsewhere.
+unsafe fn scatter_pieces(row: &Row<'_>, buffers: &[*const u8], array: *mut u8) {
+    let run = row.boxed.run();
+    rows(row.boxed, |offset, at, digit| {
+        // SAFETY: `rows` gives offsets inside the box, and inside a buffer of its length.
+        unsafe {
+            match run {
+                16 => scatter_row::<16>(buffers, at, array.add(offset), row.step, digit),
+                32 => scatter_row::<32>(buffers, at, array.add(offset), row.step, digit),
+                64 => scatter_row::<64>(buffers, at, array.add(offset), row.step, digit),
+                128 => scatter_row::<128>(buffers, at, array.add(offset), row.step, digit),
+                256 => scatter_row::<256>(buffers, at, array.add(offset), row.step, digit),
+                _ => {
+                    for (i, buffer) in buffers.iter().enumerate() {
+                        let to = (array.add(offset + i * row.step), digit.stride);
+                        copy_rows((buffer.add(at), run), to, digit.extent, run);
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// # Safety
+/// As [`scatter_pieces`], for one row of pieces of `N` bytes.
+unsafe fn scatter_row<const N: usize>(
+    buffers: &[*const u8],
+    at: usize,
+    array: *mut u8,
+    step: usize,
+    digit: Digit,
+) {
+    for i in 0..digit.extent {
+        for (neighbour, buffer) in buffers.iter().enumerate() {
+            // SAFETY: the caller's contract.
+            unsafe {
+                let to = array.add(i * digit.stride + neighbour * step);
+                std::ptr::copy_nonoverlapping(buffer.add(at + i * N), to, N);
+            }
+        }
     }
 }
 
@@ -577,10 +724,10 @@ mod tests {
     fn boxes_are_written_once_each() {
         let grid = SubchunkGrid::new(&[2, 4], &[2, 2], 1).expect("divides");
         let boxes = Boxes::new(Vec::with_capacity(8), &grid, &[0, 1]).expect("fits");
-        boxes.write(0, &[1, 2, 3, 4]).expect("free");
-        assert!(boxes.write(0, &[1, 2, 3, 4]).is_err(), "written before");
-        assert!(boxes.write(1, &[1, 2, 3]).is_err(), "too short");
-        assert!(boxes.write(2, &[1, 2, 3, 4]).is_err(), "no such subchunk");
+        boxes.write_row(0, &[&[1, 2, 3, 4]]).expect("free");
+        assert!(boxes.write_row(0, &[&[1; 4]]).is_err(), "written before");
+        assert!(boxes.write_row(1, &[&[1; 3]]).is_err(), "too short");
+        assert!(boxes.write_row(2, &[&[1; 4]]).is_err(), "no such subchunk");
         boxes.fill(1, &[9]).expect("free");
         assert_eq!(boxes.finish().expect("complete"), [1, 2, 9, 9, 3, 4, 9, 9]);
 
@@ -598,10 +745,40 @@ mod tests {
         for order in [[0, 1, 2, 3], [3, 2, 1, 0], [1, 2, 0, 3], [2, 0, 3, 1]] {
             let boxed = StridedBox::new(&grid, &order);
             let mut buffer = vec![0; boxed.len()];
-            gather(&shard, 0, &boxed, &mut buffer).expect("fits");
+            let row = Row::new(&grid, &boxed, 0, 1).expect("one");
+            gather(&shard, row, &mut buffer).expect("fits");
             let mut back = vec![0; shard.len()];
             scatter(&buffer, &boxed, &mut back).expect("fits");
             assert_eq!(shard, back, "{order:?}");
+        }
+    }
+
+    #[test]
+    fn neighbours_side_by_side_are_the_same_as_one_by_one() {
+        for run in [1, 4, 16, 32, 48, 64, 128, 256] {
+            let shard: Vec<u8> = (0..3 * 5 * run * 7).map(|i| (i * 31 % 251) as u8).collect();
+            let grid = SubchunkGrid::new(&[3, 5, 7 * run as u64], &[3, 5, run as u64], 1)
+                .expect("divides");
+            let boxed = StridedBox::in_c_order(&grid);
+            let mut one_by_one = Vec::new();
+            for number in 0..7 {
+                let mut buffer = vec![0; boxed.len()];
+                let row = Row::new(&grid, &boxed, number, 1).expect("one");
+                gather(&shard, row, &mut buffer).expect("fits");
+                one_by_one.extend(buffer);
+            }
+            let mut side_by_side = vec![0; boxed.len() * 7];
+            let row = Row::new(&grid, &boxed, 0, 7).expect("neighbours");
+            gather(&shard, row, &mut side_by_side).expect("fits");
+            assert_eq!(one_by_one, side_by_side, "{run}");
+
+            let boxes =
+                Boxes::new(Vec::with_capacity(shard.len()), &grid, &[0, 1, 2]).expect("fits");
+            let sources: Vec<&[u8]> = side_by_side.chunks(boxed.len()).collect();
+            boxes.write_row(0, &sources[..4]).expect("free");
+            boxes.write_row(4, &sources[4..]).expect("free");
+            assert_eq!(boxes.finish().expect("complete"), shard, "{run}");
+            assert!(Row::new(&grid, &boxed, 3, 5).is_none(), "beyond the row");
         }
     }
 }

@@ -1,11 +1,10 @@
 //! A whole shard, encoded.
 
 use std::borrow::Cow;
-use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use super::aggregate::{Aggregate, Batch};
-use super::disjoint::{Segment, Segments};
+use super::disjoint::{Row, Segment, Segments};
 use super::scatter::Scatter;
 use super::workers::Schedule;
 use super::{crc32c, memory, stages};
@@ -18,6 +17,9 @@ const COPY_BATCH: usize = 8 << 20;
 
 /// The same where encoding takes long: enough to hide the cost of taking turns.
 const COMPRESS_BATCH: usize = 256 << 10;
+
+/// The most bytes of subchunks to gather together before compressing them: they stay in cache.
+pub(super) const GATHERED: usize = 256 << 10;
 
 /// What the memory is for, in errors.
 const OUTPUT: &str = "an encoded shard";
@@ -44,14 +46,19 @@ pub(super) fn encode(
     }
 }
 
+/// More bytes than this machine can address.
+fn too_large() -> EngineError {
+    EngineError::OutOfMemory {
+        what: OUTPUT,
+        bytes: usize::MAX,
+    }
+}
+
 /// `head`, `encoded` and `tail` bytes together.
 fn output_len(head: usize, encoded: Option<usize>, tail: usize) -> Result<usize, EngineError> {
     encoded
         .and_then(|encoded| head.checked_add(encoded)?.checked_add(tail))
-        .ok_or(EngineError::OutOfMemory {
-            what: OUTPUT,
-            bytes: usize::MAX,
-        })
+        .ok_or_else(too_large)
 }
 
 /// Chains whose output size is known before they run: every subchunk goes straight to its place.
@@ -63,11 +70,9 @@ fn encode_fixed_size(
     tail: usize,
 ) -> Result<EncodedShard, EngineError> {
     let scatter = Scatter::of_chain(job.grid, chain, job.fill_value);
-    let too_large = || EngineError::OutOfMemory {
-        what: OUTPUT,
-        bytes: usize::MAX,
-    };
     let len = stages::encoded_bound(chain, job.grid.subchunk_bytes()).ok_or_else(too_large)?;
+    // A fixed-size chain has no other stage than checksums.
+    let trailer = chain.stages.len() * crc32c::LEN;
     let stored = stored_subchunks(job, &scatter, decoded)?;
 
     let capacity = output_len(head, stored.len().checked_mul(len), tail)?;
@@ -86,9 +91,14 @@ fn encode_fixed_size(
             .unwrap_or_else(PoisonError::into_inner)
             .take()
             .ok_or(EngineError::Internal("a batch ran twice"))?;
-        for &number in &stored[items] {
-            let bytes = scatter.append(decoded, number, &mut segment)?;
-            append_checksums(chain.stages.len(), bytes.len(), &mut segment)?;
+        for (first, count) in runs(&stored[items], |first, count| scatter.row_len(first, count)) {
+            scatter.append(decoded, (first, count), &mut segment, trailer, |bytes| {
+                let start = bytes.len() - trailer;
+                for at in (start..bytes.len()).step_by(crc32c::LEN) {
+                    let checksum = crc32c::checksum(&bytes[..at]);
+                    bytes[at..at + crc32c::LEN].copy_from_slice(&checksum);
+                }
+            })?;
         }
         Ok(())
     })?;
@@ -105,18 +115,25 @@ fn encode_fixed_size(
     })
 }
 
-/// Append `count` checksums, each of the `len` bytes that end the segment and the checksums before
-/// it: a fixed-size chain has no other stage.
-fn append_checksums(
-    count: usize,
-    len: usize,
-    segment: &mut Segment<'_>,
-) -> Result<(), EngineError> {
-    for before in 0..count {
-        let checksum = crc32c::checksum(segment.last(len + before * crc32c::LEN)?);
-        segment.append(&checksum)?;
-    }
-    Ok(())
+/// Split ascending `numbers` into runs of consecutive ones, `(first, count)`, each no longer than
+/// `longest(first, count)` allows.
+fn runs(
+    numbers: &[usize],
+    longest: impl Fn(usize, usize) -> usize,
+) -> impl Iterator<Item = (usize, usize)> {
+    let mut rest = numbers;
+    std::iter::from_fn(move || {
+        let &first = rest.first()?;
+        let consecutive = rest
+            .iter()
+            .zip(first..)
+            .take(Row::MOST)
+            .take_while(|(number, expected)| *number == expected)
+            .count();
+        let count = longest(first, consecutive).max(1);
+        rest = &rest[count..];
+        Some((first, count))
+    })
 }
 
 /// The numbers of the subchunks that are stored, in order.
@@ -152,31 +169,35 @@ fn encode_known(
     tail: usize,
 ) -> Result<EncodedShard, EngineError> {
     let scatter = Scatter::of_chain(job.grid, chain, job.fill_value);
-    let bound = stages::encoded_bound(chain, job.grid.subchunk_bytes())
-        .and_then(|len| len.checked_mul(job.grid.num_subchunks()));
-    let capacity = output_len(head, bound, tail)?;
+    let bound = stages::encoded_bound(chain, job.grid.subchunk_bytes()).ok_or_else(too_large)?;
+    let all = bound.checked_mul(job.grid.num_subchunks());
+    let capacity = output_len(head, all, tail)?;
     let output = Segments::new(memory::with_capacity(capacity, OUTPUT, job.huge_pages)?);
     output.reserve(head)?.append(&vec![0; head])?;
 
     let schedule = compress_schedule(job);
     let aggregate = Aggregate::new(&output, job.grid.num_subchunks());
+    let len = job.grid.subchunk_bytes();
+    let most_together = (GATHERED / len).max(1);
     schedule.run(|scratch, number, subchunks| {
         let buffers = &mut **scratch;
         let mut batch = aggregate.empty_batch();
-        for subchunk in subchunks {
-            if !job.store_empty && scatter.is_empty(decoded, subchunk) {
-                batch.extents.push(None);
-                continue;
+        let first_of_batch = subchunks.start;
+        let stored: Vec<usize> = subchunks
+            .clone()
+            .filter(|&n| job.store_empty || !scatter.is_empty(decoded, n))
+            .collect();
+        batch.extents.resize(subchunks.len(), None);
+        let row_len = |first, count| scatter.row_len(first, count).min(most_together);
+        for (first, count) in runs(&stored, row_len) {
+            let gathered = scatter.gather(decoded, first, count, &mut buffers.subchunk)?;
+            for (subchunk, stored) in (first..).zip(gathered.chunks_exact(len)) {
+                let extent = batch.append_with(bound, |to| {
+                    let (buffers, contexts) = (&mut buffers.stages, &mut buffers.contexts);
+                    stages::encode(chain, subchunk, stored, to, buffers, contexts)
+                })?;
+                batch.extents[subchunk - first_of_batch] = Some(extent);
             }
-            let stored = scatter.gather(decoded, subchunk, &mut buffers.subchunk)?;
-            let encoded = stages::encode(
-                chain,
-                subchunk,
-                stored,
-                &mut buffers.stages,
-                &mut buffers.contexts,
-            )?;
-            batch.extents.push(Some(append(&mut batch.bytes, encoded)));
         }
         aggregate.push(number, batch)
     })?;
@@ -205,9 +226,10 @@ fn encode_foreign(
                 batch.extents.push(None);
                 continue;
             }
-            let elements = scatter.gather(decoded, subchunk, &mut scratch.subchunk)?;
+            let elements = scatter.gather(decoded, subchunk, 1, &mut scratch.subchunk)?;
             let encoded = codec.encode(Cow::Borrowed(elements))?;
-            batch.extents.push(Some(append(&mut batch.bytes, &encoded)));
+            let extent = batch.append(&encoded);
+            batch.extents.push(Some(extent));
         }
         *batches[number]
             .lock()
@@ -221,7 +243,7 @@ fn encode_foreign(
 
     let encoded = batches
         .iter()
-        .try_fold(0_usize, |sum, batch| sum.checked_add(batch.bytes.len()));
+        .try_fold(0_usize, |sum, batch| sum.checked_add(batch.len()));
     let capacity = output_len(head, encoded, tail)?;
     let output = Segments::new(memory::with_capacity(capacity, OUTPUT, job.huge_pages)?);
     output.reserve(head)?.append(&vec![0; head])?;
@@ -244,13 +266,6 @@ pub(super) fn compress_schedule(job: &Job<'_>) -> Schedule {
         COMPRESS_BATCH,
         job.threads,
     )
-}
-
-/// Append `bytes` to `to`, and say where.
-fn append(to: &mut Vec<u8>, bytes: &[u8]) -> Range<usize> {
-    let start = to.len();
-    to.extend_from_slice(bytes);
-    start..to.len()
 }
 
 /// How the subchunks of a shard are shared where decoding is little more than copying.

@@ -21,6 +21,8 @@ mod decode;
 mod disjoint;
 mod encode;
 mod gzip;
+#[cfg(feature = "conformance")]
+pub(crate) mod limit;
 #[allow(unsafe_code)]
 mod memory;
 mod scatter;

@@ -1,12 +1,13 @@
 //! Subchunks out of a shard: gather in any order of axes, byte order, and the fill-value test.
 
-use super::disjoint;
+use super::disjoint::{self, Row, Segment};
 use crate::engine::{EngineError, KnownChain};
 use crate::layout::{StridedBox, SubchunkGrid};
 
 /// How the subchunks of one shard are cut out of it, and put back.
 #[derive(Debug)]
 pub(super) struct Scatter<'a> {
+    grid: &'a SubchunkGrid,
     boxed: StridedBox,
     swap: usize,
     fill: FillTest<'a>,
@@ -14,9 +15,14 @@ pub(super) struct Scatter<'a> {
 
 impl<'a> Scatter<'a> {
     /// Subchunks as `chain` stores them: axes in its order, bytes in its byte order.
-    pub(super) fn of_chain(grid: &SubchunkGrid, chain: &KnownChain, fill_value: &'a [u8]) -> Self {
+    pub(super) fn of_chain(
+        grid: &'a SubchunkGrid,
+        chain: &KnownChain,
+        fill_value: &'a [u8],
+    ) -> Self {
         let boxed = StridedBox::new(grid, &chain.order);
         Self {
+            grid,
             fill: FillTest::new(fill_value, boxed.run()),
             boxed,
             swap: chain.swap,
@@ -24,9 +30,10 @@ impl<'a> Scatter<'a> {
     }
 
     /// Subchunks as they are in memory, in C order.
-    pub(super) fn in_c_order(grid: &SubchunkGrid, fill_value: &'a [u8]) -> Self {
+    pub(super) fn in_c_order(grid: &'a SubchunkGrid, fill_value: &'a [u8]) -> Self {
         let boxed = StridedBox::in_c_order(grid);
         Self {
+            grid,
             fill: FillTest::new(fill_value, boxed.run()),
             boxed,
             swap: 1,
@@ -43,42 +50,59 @@ impl<'a> Scatter<'a> {
         })
     }
 
-    /// Subchunk `number` of `shard`: borrowed if it lies there as it is stored, else gathered into
-    /// `buffer`, which is made long enough.
+    /// How many subchunks from `first` on, at most `count`, are worth gathering together.
+    pub(super) fn row_len(&self, first: usize, count: usize) -> usize {
+        Row::len(self.grid, &self.boxed, first, count)
+    }
+
+    fn row(&self, first: usize, count: usize) -> Result<Row<'_>, EngineError> {
+        Row::new(self.grid, &self.boxed, first, count)
+            .ok_or(EngineError::Internal("subchunks are no neighbours"))
+    }
+
+    /// Subchunks `first..first + count` of `shard`, which are neighbours: borrowed if they lie there
+    /// as they are stored, else gathered into `buffer`, which is made long enough.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if the subchunk is not in the shard.
+    /// [`EngineError::Internal`] if a subchunk is not in the shard.
     pub(super) fn gather<'b>(
         &self,
         shard: &'b [u8],
-        number: usize,
+        first: usize,
+        count: usize,
         buffer: &'b mut Vec<u8>,
     ) -> Result<&'b [u8], EngineError> {
-        let (offset, len) = (self.boxed.offset(number), self.boxed.len());
-        if self.boxed.is_contiguous() && self.swap == 1 {
+        let len = self.boxed.len();
+        if self.boxed.is_contiguous() && self.swap == 1 && count == 1 {
+            let offset = self.boxed.offset(first);
             return shard
                 .get(offset..offset + len)
                 .ok_or(EngineError::Internal("a subchunk leaves the shard"));
         }
-        let buffer = at_least(buffer, len);
-        disjoint::gather(shard, offset, &self.boxed, buffer)?;
+        let buffer = at_least(buffer, len * count);
+        disjoint::gather(shard, self.row(first, count)?, buffer)?;
         swap_bytes(buffer, self.swap);
         Ok(buffer)
     }
 
-    /// Append subchunk `number` of `shard`, as it is stored, to `segment`, and return it.
+    /// Append subchunks `first..first + count` of `shard`, which are neighbours, to `segment`, as
+    /// they are stored. Each is followed by `trailer` bytes, and `finish` may change both.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if the subchunk is not in the shard, or does not fit.
-    pub(super) fn append<'b>(
+    /// [`EngineError::Internal`] if a subchunk is not in the shard, or does not fit.
+    pub(super) fn append(
         &self,
         shard: &[u8],
-        number: usize,
-        segment: &'b mut disjoint::Segment<'_>,
-    ) -> Result<&'b [u8], EngineError> {
-        let stored = segment.append_box(shard, self.boxed.offset(number), &self.boxed)?;
-        swap_bytes(stored, self.swap);
-        Ok(stored)
+        (first, count): (usize, usize),
+        segment: &mut Segment<'_>,
+        trailer: usize,
+        finish: impl Fn(&mut [u8]),
+    ) -> Result<(), EngineError> {
+        let row = self.row(first, count)?;
+        segment.append_row(shard, row, trailer, |bytes| {
+            swap_bytes(&mut bytes[..self.boxed.len()], self.swap);
+            finish(bytes);
+        })
     }
 }
 

@@ -58,6 +58,24 @@ impl<'a> Turns<'a> {
         self.at = At::Buffer { which, len };
     }
 
+    fn current(&self) -> &[u8] {
+        match self.at {
+            At::Input => self.input,
+            At::Buffer { which, len } => &self.buffers[which][..len],
+        }
+    }
+
+    /// Drop the checksum from the current bytes, without copying them.
+    fn strip(&mut self, subchunk: usize, validate: bool) -> Result<(), EngineError> {
+        match &mut self.at {
+            At::Input => self.input = strip(subchunk, self.input, validate)?,
+            At::Buffer { which, len } => {
+                *len = strip(subchunk, &self.buffers[*which][..*len], validate)?.len();
+            }
+        }
+        Ok(())
+    }
+
     fn finish(self) -> &'a [u8] {
         match self.at {
             At::Input => self.input,
@@ -66,64 +84,107 @@ impl<'a> Turns<'a> {
     }
 }
 
-/// Encode subchunk number `subchunk`, whose stored elements are `input`.
+/// Encode subchunk number `subchunk`, whose stored elements are `input`, to the start of `output`,
+/// which has [`encoded_bound`] bytes. Returns the encoded size.
 ///
 /// # Errors
 /// [`EngineError::Encode`] if a stage fails.
-pub(super) fn encode<'b>(
+pub(super) fn encode(
     chain: &KnownChain,
     subchunk: usize,
-    input: &'b [u8],
-    buffers: &'b mut [Vec<u8>; 2],
+    input: &[u8],
+    output: &mut [u8],
+    buffers: &mut [Vec<u8>; 2],
     contexts: &mut Contexts,
-) -> Result<&'b [u8], EngineError> {
-    let mut turns = Turns {
-        input,
-        buffers,
-        at: At::Input,
-    };
-    for stage in &chain.stages {
-        let fail = |reason| EngineError::Encode {
-            subchunk,
-            stage: stage.name(),
-            reason,
-        };
-        let len = match turns.at {
-            At::Input => input.len(),
-            At::Buffer { len, .. } => len,
-        };
-        let bound = bound(stage, len).ok_or_else(|| fail(format!("{len} bytes are too many")))?;
-        let (from, to) = turns.next(bound);
-        let written = match stage {
-            Stage::Zstd { level, checksum } => contexts.zstd.compress(*level, *checksum, from, to),
-            Stage::Gzip { level } => contexts.gzip.compress(*level, from, to),
-            Stage::Blosc(parameters) => contexts.blosc.compress(parameters, from, to),
-            Stage::Crc32c => {
-                to[..from.len()].copy_from_slice(from);
-                to[from.len()..bound].copy_from_slice(&crc32c::checksum(from));
-                Ok(bound)
-            }
+) -> Result<usize, EngineError> {
+    // The checksums at the end of the chain are appended in place.
+    let checksums = chain
+        .stages
+        .iter()
+        .rev()
+        .take_while(|stage| stage.is_fixed_size())
+        .count();
+    let (stages, checksums) = chain.stages.split_at(chain.stages.len() - checksums);
+    let mut written = match stages.split_last() {
+        None => {
+            output[..input.len()].copy_from_slice(input);
+            input.len()
         }
-        .map_err(fail)?;
-        turns.turn(written);
+        Some((last, stages)) => {
+            let mut turns = Turns {
+                input,
+                buffers,
+                at: At::Input,
+            };
+            for stage in stages {
+                let len = turns.current().len();
+                let bound = bound(stage, len).ok_or_else(|| EngineError::Encode {
+                    subchunk,
+                    stage: stage.name(),
+                    reason: format!("{len} bytes are too many"),
+                })?;
+                let (from, to) = turns.next(bound);
+                let written = run(stage, subchunk, from, to, contexts)?;
+                turns.turn(written);
+            }
+            run(last, subchunk, turns.current(), output, contexts)?
+        }
+    };
+    for _ in checksums {
+        let checksum = crc32c::checksum(&output[..written]);
+        output[written..written + crc32c::LEN].copy_from_slice(&checksum);
+        written += crc32c::LEN;
     }
-    Ok(turns.finish())
+    Ok(written)
 }
 
-/// Decode subchunk number `subchunk` to its `expected` bytes of stored elements.
+/// Run one stage, and return how many bytes it wrote.
+fn run(
+    stage: &Stage,
+    subchunk: usize,
+    from: &[u8],
+    to: &mut [u8],
+    contexts: &mut Contexts,
+) -> Result<usize, EngineError> {
+    match stage {
+        Stage::Zstd { level, checksum } => contexts.zstd.compress(*level, *checksum, from, to),
+        Stage::Gzip { level } => contexts.gzip.compress(*level, from, to),
+        Stage::Blosc(parameters) => contexts.blosc.compress(parameters, from, to),
+        Stage::Crc32c => {
+            let (bytes, rest) = to.split_at_mut(from.len());
+            bytes.copy_from_slice(from);
+            rest[..crc32c::LEN].copy_from_slice(&crc32c::checksum(from));
+            Ok(from.len() + crc32c::LEN)
+        }
+    }
+    .map_err(|reason| EngineError::Encode {
+        subchunk,
+        stage: stage.name(),
+        reason,
+    })
+}
+
+/// Decode subchunk number `subchunk`, whose stored elements fill `stored`.
 ///
 /// # Errors
 /// [`EngineError::Decode`], [`EngineError::DecodedLength`] or [`EngineError::Checksum`] if the
 /// bytes are not what the stages wrote.
-pub(super) fn decode<'b>(
+pub(super) fn decode(
     chain: &KnownChain,
     subchunk: usize,
-    encoded: &'b [u8],
-    expected: usize,
+    encoded: &[u8],
+    stored: &mut [u8],
     validate_checksums: bool,
-    buffers: &'b mut [Vec<u8>; 2],
+    buffers: &mut [Vec<u8>; 2],
     contexts: &mut Contexts,
-) -> Result<&'b [u8], EngineError> {
+) -> Result<(), EngineError> {
+    let expected = stored.len();
+    let wrong_length = |got| EngineError::DecodedLength {
+        subchunk,
+        stage: chain.stages.first().map_or("bytes", Stage::name),
+        got,
+        expected,
+    };
     let mut turns = Turns {
         input: encoded,
         buffers,
@@ -135,36 +196,73 @@ pub(super) fn decode<'b>(
             stage: stage.name(),
             reason,
         };
-        if let Stage::Crc32c = stage {
-            turns = strip_checksum(turns, validate_checksums).map_err(|invalid| match invalid {
-                crc32c::Invalid::Mismatch => EngineError::Checksum { subchunk },
-                crc32c::Invalid::Truncated => fail("there is no room for a checksum".to_string()),
-            })?;
-            continue;
-        }
-        let limit = decoded_limit(&chain.stages[..position], expected)
-            .ok_or_else(|| fail(format!("{expected} bytes are too many")))?;
-        let (from, to) = turns.next(limit);
-        let written = match stage {
+        let mut decompress = |from: &[u8], to: &mut [u8]| match stage {
             Stage::Zstd { .. } => contexts.zstd.decompress(from, to),
             Stage::Gzip { .. } => contexts.gzip.decompress(from, to),
             Stage::Blosc(_) => contexts.blosc.decompress(from, to),
-            Stage::Crc32c => unreachable!("handled above"),
+            Stage::Crc32c => Err("a checksum is no compressor".to_string()),
+        };
+        if let Stage::Crc32c = stage {
+            turns.strip(subchunk, validate_checksums)?;
+        } else if position == 0 {
+            let got = decompress(turns.current(), stored).map_err(fail)?;
+            return if got == expected {
+                Ok(())
+            } else {
+                Err(wrong_length(got))
+            };
+        } else {
+            let limit = decoded_limit(&chain.stages[..position], expected)
+                .ok_or_else(|| fail(format!("{expected} bytes are too many")))?;
+            let (from, to) = turns.next(limit);
+            let got = decompress(from, to).map_err(fail)?;
+            turns.turn(got);
         }
-        .map_err(fail)?;
-        turns.turn(written);
     }
     let decoded = turns.finish();
-    if decoded.len() == expected {
-        Ok(decoded)
+    if decoded.len() != expected {
+        return Err(wrong_length(decoded.len()));
+    }
+    stored.copy_from_slice(decoded);
+    Ok(())
+}
+
+/// As [`decode`], for a fixed-size chain: its stored elements lie in the encoded subchunk.
+///
+/// # Errors
+/// As for [`decode`].
+pub(super) fn decode_fixed_size<'b>(
+    chain: &KnownChain,
+    subchunk: usize,
+    mut encoded: &'b [u8],
+    expected: usize,
+    validate_checksums: bool,
+) -> Result<&'b [u8], EngineError> {
+    for _checksum in &chain.stages {
+        encoded = strip(subchunk, encoded, validate_checksums)?;
+    }
+    if encoded.len() == expected {
+        Ok(encoded)
     } else {
         Err(EngineError::DecodedLength {
             subchunk,
-            stage: chain.stages.first().map_or("bytes", Stage::name),
-            got: decoded.len(),
+            stage: "bytes",
+            got: encoded.len(),
             expected,
         })
     }
+}
+
+/// Drop the checksum from `encoded`.
+fn strip(subchunk: usize, encoded: &[u8], validate: bool) -> Result<&[u8], EngineError> {
+    crc32c::strip(encoded, validate).map_err(|invalid| match invalid {
+        crc32c::Invalid::Mismatch => EngineError::Checksum { subchunk },
+        crc32c::Invalid::Truncated => EngineError::Decode {
+            subchunk,
+            stage: Stage::Crc32c.name(),
+            reason: format!("{} bytes have no room for a checksum", encoded.len()),
+        },
+    })
 }
 
 /// The most bytes that a stage may decode to, if `inner` are the stages before it (in the order of
@@ -180,21 +278,6 @@ fn decoded_limit(inner: &[Stage], expected: usize) -> Option<usize> {
             bound.checked_mul(2)?.checked_add(SLACK)
         }
     })
-}
-
-/// Drop the checksum from the current bytes, without copying them.
-fn strip_checksum(mut turns: Turns<'_>, validate: bool) -> Result<Turns<'_>, crc32c::Invalid> {
-    match turns.at {
-        At::Input => turns.input = crc32c::strip(turns.input, validate)?,
-        At::Buffer { which, len } => {
-            let stripped = crc32c::strip(&turns.buffers[which][..len], validate)?.len();
-            turns.at = At::Buffer {
-                which,
-                len: stripped,
-            };
-        }
-    }
-    Ok(turns)
 }
 
 #[cfg(test)]
@@ -235,13 +318,13 @@ mod tests {
                     let input: Vec<u8> = (0..len).map(|i| (i * i / 7 % 251) as u8).collect();
                     let mut buffers = Default::default();
                     let mut contexts = Contexts::default();
-                    let encoded = encode(&chain, 0, &input, &mut buffers, &mut contexts)
-                        .expect("encodes")
-                        .to_vec();
-                    assert!(encoded.len() <= encoded_bound(&chain, len).expect("small"));
-                    let decoded =
-                        decode(&chain, 0, &encoded, len, true, &mut buffers, &mut contexts)
-                            .expect("decodes");
+                    let bound = encoded_bound(&chain, len).expect("small");
+                    let mut encoded = vec![0; bound];
+                    let (b, c) = (&mut buffers, &mut contexts);
+                    let written = encode(&chain, 0, &input, &mut encoded, b, c).expect("encodes");
+                    let encoded = &encoded[..written];
+                    let mut decoded = vec![0; len];
+                    decode(&chain, 0, encoded, &mut decoded, true, b, c).expect("decodes");
                     assert_eq!(decoded, input, "{:?} of {len}", chain.stages);
                 }
             }

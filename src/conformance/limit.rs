@@ -1,0 +1,53 @@
+//! The most that the host engine could reach on this machine.
+
+use std::num::NonZeroU64;
+
+use zarrs::array::{DataType, FillValue};
+use zarrs_codec::{CodecError, CodecOptions};
+
+use crate::CudaShardingCodec;
+use crate::codec::foreign::codec_error;
+use crate::codec::shard::Shard;
+use crate::engine::host;
+
+/// The same gather and the same library call per subchunk as the host engine's, into warm
+/// per-thread buffers, and nothing kept.
+pub struct Limit<'a> {
+    shard: Shard<'a>,
+}
+
+impl<'a> Limit<'a> {
+    /// For shards of `shape` (elements).
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the shapes, data type and codecs do not fit each other.
+    pub fn new(
+        codec: &'a CudaShardingCodec,
+        shape: &[NonZeroU64],
+        data_type: &'a DataType,
+        fill_value: &'a FillValue,
+    ) -> Result<Self, CodecError> {
+        Shard::new(codec, shape, data_type, fill_value).map(|shard| Self { shard })
+    }
+
+    /// Encode the subchunks of `decoded`.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if a codec fails, or is not one that the engines know.
+    pub fn encode(&self, decoded: &[u8], options: &CodecOptions) -> Result<(), CodecError> {
+        self.shard
+            .with_job(options, |job| host::limit::encode(job, decoded))
+            .map_err(codec_error)
+    }
+
+    /// Decode the subchunks of the shard `encoded`.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if a codec fails, or is not one that the engines know.
+    pub fn decode(&self, encoded: &[u8], options: &CodecOptions) -> Result<(), CodecError> {
+        let extents = self.shard.decode_index(encoded, options)?;
+        self.shard
+            .with_job(options, |job| host::limit::decode(job, encoded, &extents))
+            .map_err(codec_error)
+    }
+}

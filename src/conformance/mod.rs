@@ -1,0 +1,8 @@
+//! For whoever measures or writes an engine: the engine conformance suite, its naive oracle, and
+//! the limits that benchmarks compare with.
+//!
+//! Not covered by semantic versioning.
+
+mod limit;
+
+pub use limit::Limit;

@@ -1,0 +1,75 @@
+//! What the machine allows: the same gather and the same library calls for every subchunk, into
+//! warm buffers of each thread, and nothing kept. The benchmark's yardstick.
+
+use super::encode::{compress_schedule, copy_schedule};
+use super::scatter::{Scatter, at_least};
+use super::stages;
+use crate::engine::{Chain, EngineError, Job};
+use crate::layout::{Extent, StridedBox};
+
+/// Gather and encode every subchunk of `decoded`.
+///
+/// # Errors
+/// As for encoding; [`EngineError::Internal`] for a chain that the engine does not know.
+pub(crate) fn encode(job: &Job<'_>, decoded: &[u8]) -> Result<(), EngineError> {
+    let Chain::Known(chain) = job.chain else {
+        return Err(EngineError::Internal("a limit is for known chains"));
+    };
+    let scatter = Scatter::of_chain(job.grid, chain, job.fill_value);
+    let bound = stages::encoded_bound(chain, job.grid.subchunk_bytes())
+        .ok_or(EngineError::Internal("a limit is for shards that fit"))?;
+    compress_schedule(job).run(|scratch, _, subchunks| {
+        let buffers = &mut **scratch;
+        let mut output = vec![0; bound];
+        for subchunk in subchunks {
+            let stored = scatter.gather(decoded, subchunk, 1, &mut buffers.subchunk)?;
+            if !chain.stages.is_empty() {
+                let (buffers, contexts) = (&mut buffers.stages, &mut buffers.contexts);
+                stages::encode(chain, subchunk, stored, &mut output, buffers, contexts)?;
+            }
+            std::hint::black_box((stored, &output));
+        }
+        Ok(())
+    })
+}
+
+/// Decode every subchunk of `encoded`, and copy it in pieces as long as those in the shard.
+///
+/// # Errors
+/// As for decoding; [`EngineError::Internal`] for a chain that the engine does not know.
+pub(crate) fn decode(job: &Job<'_>, encoded: &[u8], extents: &[Extent]) -> Result<(), EngineError> {
+    let Chain::Known(chain) = job.chain else {
+        return Err(EngineError::Internal("a limit is for known chains"));
+    };
+    let run = StridedBox::new(job.grid, &chain.order).run();
+    let len = job.grid.subchunk_bytes();
+    copy_schedule(job, extents).run(|scratch, _, subchunks| {
+        let buffers = &mut **scratch;
+        let mut copy = vec![0; len];
+        for subchunk in subchunks {
+            let Some(bytes) = extents[subchunk].clone().and_then(|e| encoded.get(e)) else {
+                continue;
+            };
+            let stored = if chain.is_fixed_size() {
+                stages::decode_fixed_size(chain, subchunk, bytes, len, job.validate_checksums)?
+            } else {
+                let stored = at_least(&mut buffers.subchunk, len);
+                stages::decode(
+                    chain,
+                    subchunk,
+                    bytes,
+                    stored,
+                    job.validate_checksums,
+                    &mut buffers.stages,
+                    &mut buffers.contexts,
+                )?;
+                stored
+            };
+            for (to, from) in copy.chunks_mut(run).zip(stored.chunks(run)) {
+                to.copy_from_slice(from);
+            }
+            std::hint::black_box(&copy);
+        }
+        Ok(())
+    })
+}
