@@ -234,7 +234,7 @@ mod tests {
             (data_type::float64(), 8),
             (data_type::complex64(), 4),
             (data_type::complex128(), 8),
-            (data_type::raw_bits(24), 1),
+            (data_type::raw_bits(3), 1),
         ] {
             let size = data_type.fixed_size().expect("fixed");
             let fill_value = FillValue::new(vec![0; size]);

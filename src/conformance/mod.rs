@@ -3,6 +3,10 @@
 //!
 //! Not covered by semantic versioning.
 
+mod case;
 mod limit;
+mod naive;
+mod suite;
 
 pub use limit::Limit;
+pub use suite::check_host;

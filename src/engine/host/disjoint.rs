@@ -330,10 +330,10 @@ pub(super) struct Row<'a> {
 
 impl<'a> Row<'a> {
     /// The most neighbours in a row.
-    pub(super) const MOST: usize = 8;
+    pub(super) const MOST: usize = 16;
 
     /// Pieces side by side add up to about this many bytes.
-    const BYTES: usize = 512;
+    const BYTES: usize = 1024;
 
     /// How many subchunks from `first` on, at most `count`, are worth copying side by side.
     pub(super) fn len(

@@ -1,0 +1,308 @@
+//! The suite: every promise of the engine contract, on any engine.
+
+use std::borrow::Cow;
+use std::num::NonZeroU64;
+use std::sync::Mutex;
+
+use proptest::test_runner::{Config, TestCaseError, TestRunner};
+use zarrs::array::{ArrayBytes, ArrayToBytesCodecTraits, CodecChain, CodecOptions};
+
+use super::case::{Case, cases};
+use super::naive::Naive;
+use crate::codec::shard::Shard;
+use crate::engine::host::HostEngine;
+use crate::engine::{Decoded, EncodedShard, EncodedSubchunk, Engine};
+use crate::layout::Extent;
+use crate::{Backend, CudaShardingCodec, Options};
+
+/// Check the host engine, on this many random shards.
+///
+/// # Panics
+/// On the first shard for which the engine breaks its contract, made as small as possible.
+pub fn check_host(num_cases: u32) {
+    check(&HostEngine, Backend::Host, num_cases);
+}
+
+/// Check `engine`, which is what `backend` chooses.
+fn check(engine: &dyn Engine, backend: Backend, num_cases: u32) {
+    let config = Config {
+        cases: num_cases,
+        failure_persistence: None,
+        ..Config::default()
+    };
+    TestRunner::new(config)
+        .run(&cases(), |case| check_case(engine, backend, &case))
+        .unwrap_or_else(|failure| panic!("{} engine: {failure}", engine.name()));
+}
+
+/// Fail the case unless a condition holds.
+macro_rules! ensure {
+    ($condition:expr, $($message:tt)+) => {
+        if !$condition {
+            return Err(TestCaseError::fail(format!($($message)+)));
+        }
+    };
+}
+
+fn check_case(engine: &dyn Engine, backend: Backend, case: &Case) -> Result<(), TestCaseError> {
+    let fail = |error: &dyn std::fmt::Display| TestCaseError::fail(error.to_string());
+    let codec = CudaShardingCodec::new_with_configuration(
+        &case.configuration(),
+        Options::default().with_backend(backend),
+    )
+    .map_err(|error| fail(&error))?;
+    let chain = |codecs: &[serde_json::Value]| {
+        let metadata: Vec<_> = codecs
+            .iter()
+            .map(|codec| serde_json::from_value(codec.clone()).expect("metadata"))
+            .collect();
+        CodecChain::from_metadata(&metadata).map_err(|error| fail(&error))
+    };
+    let (inner_codecs, index_codecs) = (chain(&case.codecs)?, chain(&case.index_codecs)?);
+    let shard_shape = case.shard();
+    let subchunk_shape: Vec<NonZeroU64> = case
+        .subchunk
+        .iter()
+        .map(|&n| NonZeroU64::new(n).expect("positive"))
+        .collect();
+    let naive = Naive {
+        shard: &shard_shape,
+        subchunk: &subchunk_shape,
+        data_type: &case.data_type,
+        fill_value: &case.fill_value,
+        inner_codecs: &inner_codecs,
+        index_codecs: &index_codecs,
+        index_at_start: case.index_at_start,
+        store_empty: case.store_empty,
+    };
+    let shard = Shard::new(&codec, &shard_shape, &case.data_type, &case.fill_value)
+        .map_err(|error| fail(&error))?;
+    let elements = case.elements();
+    let options = CodecOptions::default()
+        .with_store_empty_chunks(case.store_empty)
+        .with_concurrent_target(case.threads);
+
+    let subject = Subject {
+        engine,
+        case,
+        naive: &naive,
+        shard: &shard,
+        elements: &elements,
+        options: &options,
+    };
+    let encoded = subject.encode(3, 5)?;
+    subject.check_places(&encoded)?;
+    subject.check_subchunks(&encoded)?;
+    subject.check_determinism(&encoded)?;
+    subject.check_decode(&encoded)?;
+    subject.check_decode_each(&encoded)?;
+    subject.check_corrupted(&encoded);
+    subject.check_codec(&codec)
+}
+
+/// One case, on one engine.
+struct Subject<'a> {
+    engine: &'a dyn Engine,
+    case: &'a Case,
+    naive: &'a Naive<'a>,
+    shard: &'a Shard<'a>,
+    elements: &'a [u8],
+    options: &'a CodecOptions,
+}
+
+impl Subject<'_> {
+    fn encode(&self, head: usize, tail: usize) -> Result<EncodedShard, TestCaseError> {
+        self.encode_with(self.options, head, tail)
+    }
+
+    fn encode_with(
+        &self,
+        options: &CodecOptions,
+        head: usize,
+        tail: usize,
+    ) -> Result<EncodedShard, TestCaseError> {
+        self.shard
+            .with_job(options, |job| {
+                self.engine.encode(job, self.elements, head, tail)
+            })
+            .map_err(|error| TestCaseError::fail(error.to_string()))
+    }
+
+    /// Contract 1 and 2: C order, dense, after `head` zeros; empty subchunks are not stored.
+    fn check_places(&self, encoded: &EncodedShard) -> Result<(), TestCaseError> {
+        ensure!(encoded.bytes.starts_with(&[0; 3]), "the head is not zero");
+        ensure!(
+            encoded.bytes.capacity() >= encoded.bytes.len() + 5,
+            "no room for the tail"
+        );
+        let mut end = 3;
+        for (coordinates, extent) in self.naive.subchunks().iter().zip(&encoded.extents) {
+            let elements = self.naive.elements(self.elements, coordinates);
+            let stored = self.case.store_empty || !self.naive.is_empty(&elements);
+            ensure!(
+                extent.is_some() == stored,
+                "subchunk {coordinates:?} should be stored: {stored}"
+            );
+            if let Some(extent) = extent {
+                ensure!(
+                    extent.start == end,
+                    "subchunk {coordinates:?} lies at {extent:?}, not at {end}"
+                );
+                end = extent.end;
+            }
+        }
+        ensure!(end == encoded.bytes.len(), "there are bytes after the last");
+        Ok(())
+    }
+
+    /// Every subchunk decodes to its elements, and is zarrs' byte for byte where there is one way.
+    fn check_subchunks(&self, encoded: &EncodedShard) -> Result<(), TestCaseError> {
+        for (coordinates, extent) in self.naive.subchunks().iter().zip(&encoded.extents) {
+            let Some(extent) = extent else { continue };
+            let bytes = &encoded.bytes[extent.clone()];
+            let elements = self.naive.elements(self.elements, coordinates);
+            ensure!(
+                self.naive.decode(bytes) == elements,
+                "zarrs decodes subchunk {coordinates:?} to something else"
+            );
+            ensure!(
+                !self.case.is_exact() || bytes == self.naive.encode(&elements),
+                "subchunk {coordinates:?} is not zarrs' byte for byte"
+            );
+        }
+        Ok(())
+    }
+
+    /// Contract 3: the same bytes, whatever the number of threads.
+    fn check_determinism(&self, encoded: &EncodedShard) -> Result<(), TestCaseError> {
+        for threads in [0, 1, 2, 16] {
+            let options = self.options.with_concurrent_target(threads);
+            let again = self.encode_with(&options, 3, 5)?;
+            ensure!(
+                again.bytes == encoded.bytes && again.extents == encoded.extents,
+                "other bytes with {threads} threads"
+            );
+        }
+        Ok(())
+    }
+
+    /// The engine decodes its own shard, and one that zarrs encoded, with gaps and out of order.
+    fn check_decode(&self, encoded: &EncodedShard) -> Result<(), TestCaseError> {
+        let mut foreign = vec![0xA5; 7];
+        let mut extents: Vec<Extent> = Vec::new();
+        for coordinates in self.naive.subchunks().iter().rev() {
+            let elements = self.naive.elements(self.elements, coordinates);
+            extents.push((!self.naive.is_empty(&elements)).then(|| {
+                let start = foreign.len();
+                foreign.extend(self.naive.encode(&elements));
+                let extent = start..foreign.len();
+                foreign.push(0xA5);
+                extent
+            }));
+        }
+        extents.reverse();
+        for (bytes, extents) in [(&encoded.bytes, &encoded.extents), (&foreign, &extents)] {
+            let decoded = self
+                .shard
+                .with_job(self.options, |job| self.engine.decode(job, bytes, extents));
+            match decoded {
+                Ok(decoded) => ensure!(decoded == self.elements, "decodes to something else"),
+                Err(error) => ensure!(false, "does not decode: {error}"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Some subchunks alone.
+    fn check_decode_each(&self, encoded: &EncodedShard) -> Result<(), TestCaseError> {
+        let wanted: Vec<EncodedSubchunk<'_>> = encoded
+            .extents
+            .iter()
+            .enumerate()
+            .skip(1)
+            .step_by(2)
+            .map(|(number, extent)| EncodedSubchunk {
+                number,
+                bytes: extent.clone().map(|extent| &encoded.bytes[extent]),
+            })
+            .collect();
+        let seen = Mutex::new(vec![None; wanted.len()]);
+        self.shard
+            .with_job(self.options, |job| {
+                self.engine
+                    .decode_each(job, &wanted, &|position, _, decoded| {
+                        let elements = match decoded {
+                            Decoded::Bytes(elements) => elements.to_vec(),
+                            Decoded::Fill => job
+                                .fill_value
+                                .repeat(job.grid.subchunk_bytes() / job.grid.element_size()),
+                        };
+                        seen.lock().expect("no panic")[position] = Some(elements);
+                        Ok(())
+                    })
+            })
+            .map_err(|error| TestCaseError::fail(error.to_string()))?;
+        let seen = seen.into_inner().expect("no panic");
+        let coordinates = self.naive.subchunks();
+        for (subchunk, seen) in wanted.iter().zip(seen) {
+            let expected = self
+                .naive
+                .elements(self.elements, &coordinates[subchunk.number]);
+            ensure!(
+                seen.as_ref() == Some(&expected),
+                "subchunk {} alone decodes to something else",
+                subchunk.number
+            );
+        }
+        Ok(())
+    }
+
+    /// Contract 4: corrupted bytes give the data or an error. A panic fails the case by itself.
+    fn check_corrupted(&self, encoded: &EncodedShard) {
+        let len = encoded.bytes.len();
+        for i in 0..16_usize.min(len) {
+            let mut corrupted = encoded.bytes.clone();
+            let at = (usize::try_from(self.case.seed % (1 << 31)).unwrap_or(0) + i * 7919) % len;
+            corrupted[at] ^= 1 << (i % 8);
+            let truncated = &corrupted[..len - i];
+            let _either = self.shard.with_job(self.options, |job| {
+                self.engine.decode(job, truncated, &encoded.extents)
+            });
+        }
+    }
+
+    /// The codec with this engine: the index, at either end, with any index codecs.
+    fn check_codec(&self, codec: &CudaShardingCodec) -> Result<(), TestCaseError> {
+        let (shape, data_type, fill_value) = (
+            self.naive.shard,
+            &self.case.data_type,
+            &self.case.fill_value,
+        );
+        let expected = self.naive.encode_shard(self.elements);
+        let elements = ArrayBytes::new_flen(Cow::Borrowed(self.elements));
+        let encoded = codec
+            .encode(elements, shape, data_type, fill_value, self.options)
+            .map_err(|error| TestCaseError::fail(error.to_string()))?;
+        ensure!(
+            !self.case.is_exact() || *encoded == *expected,
+            "the shard is not the oracle's byte for byte"
+        );
+        for shard in [&*encoded, &*expected] {
+            let decoded = codec
+                .decode(
+                    Cow::Borrowed(shard),
+                    shape,
+                    data_type,
+                    fill_value,
+                    self.options,
+                )
+                .and_then(|bytes| Ok(bytes.into_fixed()?))
+                .map_err(|error| TestCaseError::fail(error.to_string()))?;
+            ensure!(
+                *decoded == *self.elements,
+                "the codec decodes something else"
+            );
+        }
+        Ok(())
+    }
+}
