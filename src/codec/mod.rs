@@ -324,6 +324,14 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         let shard = Shard::new(self, shape, data_type, fill_value)?;
         bytes.validate(shape.iter().map(|d| d.get()).product(), data_type)?;
         let bytes = bytes.into_fixed()?;
+        if shard.known.is_err() {
+            // Whether the inner codecs accept the data type must not depend on the data.
+            self.inner_codecs.encoded_representation(
+                &self.subchunk_shape,
+                data_type,
+                fill_value,
+            )?;
+        }
         let (engine, _) = plan::choose_engine(self.options.backend()).map_err(other)?;
         let (head, tail) = match self.index_location {
             ShardingIndexLocation::Start => (shard.index_len, 0),
@@ -360,7 +368,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         let (engine, _) = plan::choose_engine(self.options.backend()).map_err(other)?;
         shard
             .with_job(options, |job| engine.decode(job, &bytes, &extents))
-            .map(|decoded| ArrayBytes::new_flen(decoded))
+            .map(ArrayBytes::new_flen)
             .map_err(codec_error)
     }
 
@@ -412,7 +420,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
                 .map_err(codec_error)?;
             return Ok(view.copy_from_slice(&decoded)?);
         };
-        let subchunks = shard.encoded_subchunks(&bytes, &extents);
+        let subchunks = shard::encoded_subchunks(&bytes, &extents);
         shard
             .with_job(options, |job| {
                 engine.decode_each(job, &subchunks, &|_, subchunk, decoded| {

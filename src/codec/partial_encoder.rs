@@ -151,6 +151,9 @@ impl ArrayPartialEncoderTraits for PartialEncoder<dyn BytesPartialEncoderTraits>
         bytes: &ArrayBytes<'_>,
         options: &CodecOptions,
     ) -> Result<(), CodecError> {
+        if indexer.len() == 0 {
+            return Ok(bytes.validate(0, &self.data_type)?);
+        }
         let old = self.handle.decode(options)?;
         match self.updated(old, indexer, bytes, options)? {
             Some(shard) => self.handle.partial_encode(0, Cow::Owned(shard), options),
@@ -219,6 +222,9 @@ impl AsyncArrayPartialEncoderTraits for PartialEncoder<dyn AsyncBytesPartialEnco
         bytes: &ArrayBytes<'_>,
         options: &CodecOptions,
     ) -> Result<(), CodecError> {
+        if indexer.len() == 0 {
+            return Ok(bytes.validate(0, &self.data_type)?);
+        }
         let old = self.handle.decode(options).await?;
         match self.updated(old, indexer, bytes, options)? {
             Some(shard) => {

@@ -21,8 +21,8 @@ const INDEX_ENTRY: usize = 16;
 /// A shard of one codec, shape and data type.
 pub(crate) struct Shard<'a> {
     codec: &'a CudaShardingCodec,
-    data_type: &'a DataType,
-    fill_value: &'a FillValue,
+    pub(crate) data_type: &'a DataType,
+    pub(crate) fill_value: &'a FillValue,
     pub(crate) grid: SubchunkGrid,
     /// The inner codecs as data, or why they cannot be that.
     pub(crate) known: Result<KnownChain, String>,
@@ -134,22 +134,21 @@ impl<'a> Shard<'a> {
         let index = encode_index(self.codec, &self.grid, self.index_len, extents, options)?;
         Ok(place_index(self.codec.index_location, bytes, &index))
     }
+}
 
-    /// The subchunks of the encoded shard `bytes`, for an engine.
-    pub(crate) fn encoded_subchunks<'b>(
-        &self,
-        bytes: &'b [u8],
-        extents: &[Extent],
-    ) -> Vec<EncodedSubchunk<'b>> {
-        extents
-            .iter()
-            .enumerate()
-            .map(|(number, extent)| EncodedSubchunk {
-                number,
-                bytes: extent.clone().and_then(|extent| bytes.get(extent)),
-            })
-            .collect()
-    }
+/// The subchunks of the encoded shard `bytes`, for an engine.
+pub(crate) fn encoded_subchunks<'b>(
+    bytes: &'b [u8],
+    extents: &[Extent],
+) -> Vec<EncodedSubchunk<'b>> {
+    extents
+        .iter()
+        .enumerate()
+        .map(|(number, extent)| EncodedSubchunk {
+            number,
+            bytes: extent.clone().and_then(|extent| bytes.get(extent)),
+        })
+        .collect()
 }
 
 /// The grid of subchunks in a shard of `shape`.

@@ -104,8 +104,8 @@ impl<'a, 'v> ViewOfShard<'a, 'v> {
             .map_err(|error| EngineError::Foreign(Box::new(CodecError::from(error))))?;
         // SAFETY: the shares of different subchunks do not overlap, and the share of this one was
         // claimed above, which nobody can do again.
-        let share = unsafe { self.view.subdivide(subset) };
-        share
+        let subdivided = unsafe { self.view.subdivide(subset) };
+        subdivided
             .map_err(CodecError::from)
             .and_then(|mut share| write(&mut share, &part))
             .map_err(|error| EngineError::Foreign(Box::new(error)))

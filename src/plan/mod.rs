@@ -2,6 +2,8 @@
 
 mod explanation;
 
+use std::fmt::Write;
+
 pub use explanation::{ExplainedStage, Explanation, Place};
 
 use crate::engine::host::HostEngine;
@@ -70,10 +72,10 @@ pub(crate) fn explain(
             let axes_in_order = chain.order.iter().copied().eq(0..chain.order.len());
             let mut scatter = "scatter".to_string();
             if !axes_in_order {
-                scatter += &format!(", axes in order {:?}", chain.order);
+                let _ = write!(scatter, ", axes in order {:?}", chain.order);
             }
             if chain.swap > 1 {
-                scatter += &format!(", bytes reversed in groups of {}", chain.swap);
+                let _ = write!(scatter, ", bytes reversed in groups of {}", chain.swap);
             }
             let reason = if chain.is_fixed_size() {
                 "straight into the shard: every subchunk has the same size"

@@ -5,9 +5,9 @@
 //! codecs can read part of it (uncompressed, or nested sharding): then zarrs' own partial decoder
 //! of the inner codecs reads just that.
 
+mod interval;
 mod request;
 
-use std::borrow::Cow;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
@@ -15,13 +15,11 @@ use zarrs::array::codec::ShardingIndexLocation;
 use zarrs::array::{ArrayBytes, ArrayBytesRaw, ChunkShape, DataType, FillValue, Indexer};
 use zarrs_codec::{
     ArrayBytesDecodeIntoTarget, ArrayPartialDecoderTraits, ArrayToBytesCodecTraits,
-    ByteIntervalPartialDecoder, BytesPartialDecoderTraits, CodecError, CodecOptions,
-    InvalidNumberOfElementsError, decode_into_array_bytes_target,
+    BytesPartialDecoderTraits, CodecError, CodecOptions, InvalidNumberOfElementsError,
+    decode_into_array_bytes_target,
 };
 #[cfg(feature = "async")]
-use zarrs_codec::{
-    AsyncArrayPartialDecoderTraits, AsyncByteIntervalPartialDecoder, AsyncBytesPartialDecoderTraits,
-};
+use zarrs_codec::{AsyncArrayPartialDecoderTraits, AsyncBytesPartialDecoderTraits};
 use zarrs_storage::StorageError;
 use zarrs_storage::byte_range::ByteRange;
 
@@ -29,6 +27,7 @@ use super::CudaShardingCodec;
 use super::foreign::{codec_error, no_panic};
 use super::shard::{Shard, decode_index_words, index_geometry};
 use crate::layout::{Extent, extents_from_index};
+use interval::Interval;
 use request::{InnerReads, Request};
 
 /// Decodes parts of one shard. `I` is how its bytes are read.
@@ -55,7 +54,7 @@ impl<I: ?Sized> PartialDecoder<I> {
     ) -> Result<Result<Request<'a>, ArrayBytes<'static>>, CodecError> {
         let request = Request::new(&self.codec, shard, indexer)?;
         match &self.extents {
-            Some(extents) if indexer.len() > 0 => Ok(Ok(request.in_shard(extents))),
+            Some(extents) if !indexer.is_empty() => Ok(Ok(request.in_shard(extents)?)),
             _ => Ok(Err(ArrayBytes::new_fill_value(
                 &self.data_type,
                 indexer.len(),
@@ -232,11 +231,7 @@ impl PartialDecoder<dyn BytesPartialDecoderTraits> {
         options: &CodecOptions,
     ) -> Result<Vec<ArrayBytesRaw<'static>>, CodecError> {
         let read = |InnerReads { extent, indexer }: InnerReads<'_>| {
-            let interval = ByteIntervalPartialDecoder::new(
-                self.input.clone(),
-                extent.start as u64,
-                extent.len() as u64,
-            );
+            let interval = Interval::new(self.input.clone(), extent);
             no_panic(|| {
                 self.codec
                     .inner_codecs
@@ -425,11 +420,7 @@ impl PartialDecoder<dyn AsyncBytesPartialDecoderTraits> {
     ) -> Result<Vec<ArrayBytesRaw<'static>>, CodecError> {
         let mut fetched = Vec::new();
         for InnerReads { extent, indexer } in request.inner_reads() {
-            let interval = AsyncByteIntervalPartialDecoder::new(
-                self.input.clone(),
-                extent.start as u64,
-                extent.len() as u64,
-            );
+            let interval = Interval::new(self.input.clone(), extent);
             let decoder = self
                 .codec
                 .inner_codecs
@@ -442,8 +433,8 @@ impl PartialDecoder<dyn AsyncBytesPartialDecoderTraits> {
                     options,
                 )
                 .await?;
-            let decoded = decoder.partial_decode(&*indexer, options).await?;
-            fetched.push(Cow::Owned(decoded.into_owned().into_fixed()?.into_owned()));
+            let elements = decoder.partial_decode(&*indexer, options).await?;
+            fetched.push(elements.into_owned().into_fixed()?);
         }
         Ok(fetched)
     }

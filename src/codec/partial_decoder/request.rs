@@ -4,9 +4,12 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use zarrs::array::{ArrayBytes, ArrayBytesRaw, ArrayIndices, ArraySubset, Indexer, IndexerError};
+use zarrs::array::{
+    ArrayBytes, ArrayBytesRaw, ArrayIndices, ArraySubset, BytesRepresentation, Indexer,
+    IndexerError,
+};
 use zarrs_codec::{
-    ArrayBytesDecodeIntoTarget, CodecError, CodecOptions, CodecTraits,
+    ArrayBytesDecodeIntoTarget, ArrayToBytesCodecTraits, CodecError, CodecOptions, CodecTraits,
     decode_into_array_bytes_target,
 };
 use zarrs_storage::byte_range::ByteRange;
@@ -97,16 +100,18 @@ impl<'a> Request<'a> {
     }
 
     /// Find the subchunks that are touched, in the shard that has them at `extents`.
-    pub(super) fn in_shard(mut self, extents: &[Extent]) -> Self {
+    ///
+    /// # Errors
+    /// A [`CodecError`] if one of them is not as long as its codecs make it.
+    pub(super) fn in_shard(mut self, extents: &[Extent]) -> Result<Self, CodecError> {
         // A compressed subchunk is decoded whole anyway; a short one costs less to read whole than
         // to read in pieces.
         const SHORT: usize = 64 << 10;
-        let inner_reads_parts = match &self.shard.known {
-            Ok(chain) => chain.is_fixed_size(),
-            Err(_) => {
-                let capability = self.codec.inner_codecs.partial_decoder_capability();
-                capability.partial_read && capability.partial_decode
-            }
+        let inner_reads_parts = if let Ok(chain) = &self.shard.known {
+            chain.is_fixed_size()
+        } else {
+            let capability = self.codec.inner_codecs.partial_decoder_capability();
+            capability.partial_read && capability.partial_decode
         };
         let touch = |number: usize, covered: bool| {
             let extent = extents.get(number).cloned().flatten();
@@ -129,7 +134,32 @@ impl<'a> Request<'a> {
                 points.keys().map(|&number| touch(number, false)).collect()
             }
         };
-        self
+        self.check_lengths()?;
+        Ok(self)
+    }
+
+    /// A decoder of part of a subchunk does not see how long the subchunk is.
+    fn check_lengths(&self) -> Result<(), CodecError> {
+        let representation = self.codec.inner_codecs.encoded_representation(
+            &self.codec.subchunk_shape,
+            self.shard.data_type,
+            self.shard.fill_value,
+        )?;
+        let BytesRepresentation::FixedSize(expected) = representation else {
+            return Ok(());
+        };
+        for touched in &self.touched {
+            if let Some(extent) = &touched.extent
+                && extent.len() as u64 != expected
+            {
+                return Err(CodecError::Other(format!(
+                    "subchunk {} has {} bytes in the shard index, expected {expected}; the shard may be corrupted",
+                    touched.number,
+                    extent.len()
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Touched subchunks that exist and are decoded whole.

@@ -47,7 +47,7 @@ impl Blosc {
     ///
     /// # Errors
     /// The reason; also if the content is longer than `to`.
-    pub(super) fn decompress(&mut self, from: &[u8], to: &mut [u8]) -> Result<usize, String> {
+    pub(super) fn decompress(from: &[u8], to: &mut [u8]) -> Result<usize, String> {
         let mut len = 0;
         // SAFETY: the pointer and length are those of `from`, and the function writes one integer.
         let invalid =

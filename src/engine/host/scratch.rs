@@ -40,27 +40,26 @@ impl Buffers {
 
 thread_local! {
     /// More than one only if shards were encoded inside each other on this thread.
-    static IDLE: RefCell<Vec<Box<Buffers>>> = const { RefCell::new(Vec::new()) };
+    static IDLE: RefCell<Vec<Buffers>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The buffers of this thread, as long as they are in use.
-pub(super) struct Scratch(Option<Box<Buffers>>);
+pub(super) struct Scratch(Buffers);
 
 impl Scratch {
     /// This thread's buffers if they are idle, else new ones.
     pub(super) fn take() -> Self {
         let idle = IDLE.with_borrow_mut(Vec::pop);
-        Self(Some(idle.unwrap_or_default()))
+        Self(idle.unwrap_or_default())
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        if let Some(mut buffers) = self.0.take() {
-            buffers.forget_large_buffers();
-            // The thread may be ending, and its storage gone: then the buffers go too.
-            let _ = IDLE.try_with(|idle| idle.borrow_mut().push(buffers));
-        }
+        let mut buffers = std::mem::take(&mut self.0);
+        buffers.forget_large_buffers();
+        // The thread may be ending, and its storage gone: then the buffers go too.
+        let _ = IDLE.try_with(|idle| idle.borrow_mut().push(buffers));
     }
 }
 
@@ -68,12 +67,12 @@ impl Deref for Scratch {
     type Target = Buffers;
 
     fn deref(&self) -> &Buffers {
-        self.0.as_deref().expect("present until dropped")
+        &self.0
     }
 }
 
 impl DerefMut for Scratch {
     fn deref_mut(&mut self) -> &mut Buffers {
-        self.0.as_deref_mut().expect("present until dropped")
+        &mut self.0
     }
 }

@@ -1,8 +1,9 @@
 //! The bytes-to-bytes stages of a chain, one after the other, in the buffers of one thread.
 
+use super::blosc::{self, Blosc};
 use super::scatter::at_least;
 use super::scratch::Contexts;
-use super::{blosc, crc32c, gzip, zstd};
+use super::{crc32c, gzip, zstd};
 use crate::engine::{EngineError, KnownChain, Stage};
 
 /// The most bytes that `stage` makes of `len` bytes; `None` if no machine has that many.
@@ -116,18 +117,23 @@ pub(super) fn encode(
                 buffers,
                 at: At::Input,
             };
-            for stage in stages {
-                let len = turns.current().len();
-                let bound = bound(stage, len).ok_or_else(|| EngineError::Encode {
+            let bound_of = |stage: &Stage, len: usize| {
+                bound(stage, len).ok_or_else(|| EngineError::Encode {
                     subchunk,
                     stage: stage.name(),
                     reason: format!("{len} bytes are too many"),
-                })?;
+                })
+            };
+            for stage in stages {
+                let bound = bound_of(stage, turns.current().len())?;
                 let (from, to) = turns.next(bound);
                 let written = run(stage, subchunk, from, to, contexts)?;
                 turns.turn(written);
             }
-            run(last, subchunk, turns.current(), output, contexts)?
+            let from = turns.current();
+            // Not more than its bound: given more room, Blosc makes use of it.
+            let to = &mut output[..bound_of(last, from.len())?];
+            run(last, subchunk, from, to, contexts)?
         }
     };
     for _ in checksums {
@@ -199,7 +205,7 @@ pub(super) fn decode(
         let mut decompress = |from: &[u8], to: &mut [u8]| match stage {
             Stage::Zstd { .. } => contexts.zstd.decompress(from, to),
             Stage::Gzip { .. } => contexts.gzip.decompress(from, to),
-            Stage::Blosc(_) => contexts.blosc.decompress(from, to),
+            Stage::Blosc(_) => Blosc::decompress(from, to),
             Stage::Crc32c => Err("a checksum is no compressor".to_string()),
         };
         if let Stage::Crc32c = stage {

@@ -96,7 +96,7 @@ impl<'a> Window<'a> {
         self.copy(
             &part,
             &elements[part.offset_in_subchunk()..],
-            part.subchunk_strides(),
+            &part.subchunk_strides(),
         )
     }
 
@@ -109,7 +109,7 @@ impl<'a> Window<'a> {
         if elements.len() != part.len() {
             return Err(EngineError::Internal("a decoded part has a wrong length"));
         }
-        self.copy(&part, elements, part.dense_strides())
+        self.copy(&part, elements, &part.dense_strides())
     }
 
     /// Write `element` into the share of subchunk `number`.
@@ -122,14 +122,14 @@ impl<'a> Window<'a> {
         }
         let part = self.claim(number)?;
         // All strides zero: every element comes from the same place.
-        self.copy(&part, element, vec![0; self.shape.len()])
+        self.copy(&part, element, &vec![0; self.shape.len()])
     }
 
-    fn copy(&self, part: &Part, from: &[u8], strides: Vec<usize>) -> Result<(), EngineError> {
+    fn copy(&self, part: &Part, from: &[u8], strides: &[usize]) -> Result<(), EngineError> {
         if part.len() > 0 {
             let digits = TwoStrides::new(
                 part.shape(),
-                &strides,
+                strides,
                 &part.window_strides(&self.shape),
                 self.grid.element_size(),
             );
