@@ -151,8 +151,8 @@ impl ArrayPartialEncoderTraits for PartialEncoder<dyn BytesPartialEncoderTraits>
         bytes: &ArrayBytes<'_>,
         options: &CodecOptions,
     ) -> Result<(), CodecError> {
-        if indexer.len() == 0 {
-            return Ok(bytes.validate(0, &self.data_type)?);
+        if indexer.is_empty() {
+            return bytes.validate(0, &self.data_type);
         }
         let old = self.handle.decode(options)?;
         match self.updated(old, indexer, bytes, options)? {
@@ -222,8 +222,8 @@ impl AsyncArrayPartialEncoderTraits for PartialEncoder<dyn AsyncBytesPartialEnco
         bytes: &ArrayBytes<'_>,
         options: &CodecOptions,
     ) -> Result<(), CodecError> {
-        if indexer.len() == 0 {
-            return Ok(bytes.validate(0, &self.data_type)?);
+        if indexer.is_empty() {
+            return bytes.validate(0, &self.data_type);
         }
         let old = self.handle.decode(options).await?;
         match self.updated(old, indexer, bytes, options)? {

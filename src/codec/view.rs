@@ -3,12 +3,10 @@
 //! The third of the helpers for disjoint writes, beside `disjoint` and `window` of the host engine:
 //! here the memory is zarrs', and so is the function that must be called.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use zarrs::array::ArraySubset;
 use zarrs_codec::{ArrayBytesFixedDisjointView, CodecError};
 
-use crate::engine::host::Window;
+use crate::engine::host::{Claims, Window};
 use crate::engine::{Decoded, EngineError};
 use crate::layout::{Part, SubchunkGrid};
 
@@ -20,7 +18,7 @@ pub(super) struct ViewOfShard<'a, 'v> {
     start: Vec<usize>,
     /// How much of the shard the view shows, in elements.
     shape: Vec<usize>,
-    claimed: Vec<AtomicU64>,
+    claims: Claims,
 }
 
 impl<'a, 'v> ViewOfShard<'a, 'v> {
@@ -36,13 +34,12 @@ impl<'a, 'v> ViewOfShard<'a, 'v> {
         if !shown.eq(shape.iter().map(|&d| Ok(d))) {
             return None;
         }
-        let words = grid.num_subchunks().div_ceil(64);
         Some(Self {
             view,
             grid,
             start,
             shape,
-            claimed: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            claims: Claims::new(grid.num_subchunks()),
         })
     }
 
@@ -89,12 +86,7 @@ impl<'a, 'v> ViewOfShard<'a, 'v> {
         number: usize,
         write: impl FnOnce(&mut ArrayBytesFixedDisjointView<'_>, &Part) -> Result<(), CodecError>,
     ) -> Result<(), EngineError> {
-        let bit = 1 << (number % 64);
-        if number >= self.grid.num_subchunks()
-            || self.claimed[number / 64].fetch_or(bit, Ordering::Relaxed) & bit != 0
-        {
-            return Err(EngineError::Internal("a subchunk was decoded twice"));
-        }
+        self.claims.claim(number)?;
         let part = self.part(number);
         let start = std::iter::zip(self.view.subset().start(), part.start_in_window())
             .map(|(start, within)| start + *within as u64)

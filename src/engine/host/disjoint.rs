@@ -11,8 +11,9 @@
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::claims::Claims;
 use super::memory;
 use crate::engine::EngineError;
 use crate::layout::{Digit, StridedBox, SubchunkGrid};
@@ -176,7 +177,7 @@ pub(super) struct Boxes<'a> {
     start: *mut u8,
     grid: &'a SubchunkGrid,
     boxed: StridedBox,
-    claimed: Vec<AtomicU64>,
+    claims: Claims,
     written: AtomicUsize,
 }
 
@@ -206,25 +207,19 @@ impl<'a> Boxes<'a> {
             return Err(EngineError::Internal("the order of axes is no permutation"));
         }
         let boxed = StridedBox::new(grid, order);
-        let words = grid.num_subchunks().div_ceil(64);
         Ok(Self {
             start: vec.as_mut_ptr(),
             vec,
             grid,
             boxed,
-            claimed: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            claims: Claims::new(grid.num_subchunks()),
             written: AtomicUsize::new(0),
         })
     }
 
     /// The first byte of the box of subchunk `number`, which nobody else can get any more.
     fn claim(&self, number: usize) -> Result<*mut u8, EngineError> {
-        let bit = 1 << (number % 64);
-        if number >= self.grid.num_subchunks()
-            || self.claimed[number / 64].fetch_or(bit, Ordering::Relaxed) & bit != 0
-        {
-            return Err(EngineError::Internal("a subchunk was decoded twice"));
-        }
+        self.claims.claim(number)?;
         let offset = self.boxed.offset(number);
         if offset + self.boxed.span() > self.grid.shard_bytes() {
             return Err(EngineError::Internal("a subchunk leaves the shard"));

@@ -54,11 +54,19 @@ fn too_large() -> EngineError {
     }
 }
 
-/// `head`, `encoded` and `tail` bytes together.
-fn output_len(head: usize, encoded: Option<usize>, tail: usize) -> Result<usize, EngineError> {
-    encoded
+/// New memory for `head`, `encoded` and `tail` bytes together; the first `head` of them are zeros.
+fn output(
+    job: &Job<'_>,
+    head: usize,
+    encoded: Option<usize>,
+    tail: usize,
+) -> Result<Segments, EngineError> {
+    let capacity = encoded
         .and_then(|encoded| head.checked_add(encoded)?.checked_add(tail))
-        .ok_or_else(too_large)
+        .ok_or_else(too_large)?;
+    let output = Segments::new(memory::with_capacity(capacity, OUTPUT, job.huge_pages)?);
+    output.reserve(head)?.append(&vec![0; head])?;
+    Ok(output)
 }
 
 /// Chains whose output size is known before they run: every subchunk goes straight to its place.
@@ -75,9 +83,7 @@ fn encode_fixed_size(
     let trailer = chain.stages.len() * crc32c::LEN;
     let stored = stored_subchunks(job, &scatter, decoded)?;
 
-    let capacity = output_len(head, stored.len().checked_mul(len), tail)?;
-    let output = Segments::new(memory::with_capacity(capacity, OUTPUT, job.huge_pages)?);
-    output.reserve(head)?.append(&vec![0; head])?;
+    let output = output(job, head, stored.len().checked_mul(len), tail)?;
 
     let schedule = Schedule::new(stored.len(), len, COPY_BATCH, job.threads);
     // Reserved here, in order: then it does not matter who fills which one.
@@ -171,9 +177,7 @@ fn encode_known(
     let scatter = Scatter::of_chain(job.grid, chain, job.fill_value);
     let bound = stages::encoded_bound(chain, job.grid.subchunk_bytes()).ok_or_else(too_large)?;
     let all = bound.checked_mul(job.grid.num_subchunks());
-    let capacity = output_len(head, all, tail)?;
-    let output = Segments::new(memory::with_capacity(capacity, OUTPUT, job.huge_pages)?);
-    output.reserve(head)?.append(&vec![0; head])?;
+    let output = output(job, head, all, tail)?;
 
     let schedule = compress_schedule(job);
     let aggregate = Aggregate::new(&output, job.grid.num_subchunks());
@@ -244,9 +248,7 @@ fn encode_foreign(
     let encoded = batches
         .iter()
         .try_fold(0_usize, |sum, batch| sum.checked_add(batch.len()));
-    let capacity = output_len(head, encoded, tail)?;
-    let output = Segments::new(memory::with_capacity(capacity, OUTPUT, job.huge_pages)?);
-    output.reserve(head)?.append(&vec![0; head])?;
+    let output = output(job, head, encoded, tail)?;
     let aggregate = Aggregate::new(&output, job.grid.num_subchunks());
     for (number, batch) in batches.into_iter().enumerate() {
         aggregate.push(number, batch)?;

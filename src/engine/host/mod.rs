@@ -10,11 +10,12 @@
 //! | `workers` | how many threads, and how they share a list of subchunks |
 //! | `scratch` | per-thread buffers and contexts, kept between calls |
 //! | `memory` | uninitialised output, and huge pages |
-//! | `disjoint`, `window` | many writers of one buffer |
+//! | `disjoint`, `window`, `claims` | many writers of one buffer |
 
 mod aggregate;
 #[allow(unsafe_code)]
 mod blosc;
+mod claims;
 mod crc32c;
 mod decode;
 #[allow(unsafe_code)]
@@ -33,6 +34,7 @@ mod window;
 mod workers;
 mod zstd;
 
+pub(crate) use claims::Claims;
 pub(crate) use window::Window;
 
 use super::{EncodedShard, EncodedSubchunk, Engine, EngineError, Job, Sink};

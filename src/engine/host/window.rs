@@ -1,7 +1,8 @@
 //! Part of a shard, written subchunk by subchunk from many threads.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::claims::Claims;
 use super::disjoint::{TwoStrides, copy_digits};
 use super::memory;
 use crate::engine::EngineError;
@@ -18,7 +19,7 @@ pub(crate) struct Window<'a> {
     grid: &'a SubchunkGrid,
     start: Vec<usize>,
     shape: Vec<usize>,
-    claimed: Vec<AtomicU64>,
+    claims: Claims,
     written: AtomicUsize,
     len: usize,
 }
@@ -53,14 +54,13 @@ impl<'a> Window<'a> {
         // Cannot overflow: the window lies in the shard, whose size is addressable.
         let len = shape.iter().product::<usize>() * grid.element_size();
         let mut vec = memory::with_capacity(len, "a part of a decoded shard", huge_pages)?;
-        let words = grid.num_subchunks().div_ceil(64);
         Ok(Self {
             data: vec.as_mut_ptr(),
             vec,
             grid,
             start,
             shape,
-            claimed: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            claims: Claims::new(grid.num_subchunks()),
             written: AtomicUsize::new(0),
             len,
         })
@@ -73,12 +73,7 @@ impl<'a> Window<'a> {
 
     /// Give the share of subchunk `number` to this call alone.
     fn claim(&self, number: usize) -> Result<Part, EngineError> {
-        let bit = 1 << (number % 64);
-        if number >= self.grid.num_subchunks()
-            || self.claimed[number / 64].fetch_or(bit, Ordering::Relaxed) & bit != 0
-        {
-            return Err(EngineError::Internal("a subchunk was decoded twice"));
-        }
+        self.claims.claim(number)?;
         Ok(self.part(number))
     }
 
