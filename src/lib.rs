@@ -3,11 +3,35 @@
 //! One line, and every sharded array that an application opens afterwards goes through it, in
 //! files that any Zarr reader opens:
 //!
+//! ```standalone_crate
+//! # use std::sync::Arc;
+//! # use zarrs::array::{Array, ArrayBuilder, data_type};
+//! let _registration = zarrs_cuda::register(zarrs_cuda::Options::default())?;
+//! # let store = Arc::new(zarrs::storage::store::MemoryStore::new());
+//! # let mut builder = ArrayBuilder::new(vec![64, 64], vec![32, 32], data_type::uint16(), 0u16);
+//! # builder.subchunk_shape(vec![8, 8]);
+//! # let array = Array::new_with_metadata(store.clone(), "/volume", builder.build_metadata()?.into())?;
+//! # array.store_metadata()?;
+//!
+//! let array = Array::open(store, "/volume")?;
+//! array.store_chunk(&[0, 0], vec![1_u16; 32 * 32])?;
+//! println!("{}", zarrs_cuda::explain(&array)?);
+//! # Ok::<_, Box<dyn std::error::Error>>(())
 //! ```
-//! let registration = zarrs_cuda::register(zarrs_cuda::Options::default())?;
-//! # drop(registration);
-//! # Ok::<_, zarrs_cuda::Error>(())
-//! ```
+//!
+//! - [`register`] makes zarrs use the codec for every array; [`CudaShardingCodecBuilder`] makes it
+//!   for one.
+//! - [`Options`] are runtime only: they never reach array metadata, which is zarrs' own.
+//! - [`explain`] says what happens to the shards of an array, and why.
+//! - [`CudaShardingCodec`] is the page of the codec.
+//!
+//! This version encodes and decodes on the host. [`Backend::Cuda`] is an error that says so.
+//!
+//! ## Features
+//!
+//! - `async` (default): the asynchronous partial decoder and encoder. Keep it on where
+//!   `zarrs/async` is on: without it, asynchronous partial reads read whole shards.
+//! - `conformance`: the suite that every engine passes, and its naive oracle.
 #![deny(unsafe_code)]
 
 mod codec;

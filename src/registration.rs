@@ -32,7 +32,7 @@ static ENTRY: Mutex<Option<Arc<CodecRuntimePluginV3>>> = Mutex::new(None);
 /// [`ArrayBuilder::subchunk_shape`] makes zarrs' own codec without asking the registry. Build such
 /// an array from its metadata instead, which is one line:
 ///
-/// ```
+/// ```standalone_crate
 /// # use std::sync::Arc;
 /// # use zarrs::array::{Array, ArrayBuilder, data_type};
 /// # let store = Arc::new(zarrs::storage::store::MemoryStore::new());
