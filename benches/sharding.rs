@@ -3,6 +3,13 @@
 //! `cargo bench --bench sharding [-- FILTER…]` prints a table and writes
 //! `target/bench/sharding.json`. A filter is a part of `encode/zstd-1/32` and the like.
 
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    reason = "made-up data, and rates for people"
+)]
+
 use std::borrow::Cow;
 use std::error::Error;
 use std::fs;

@@ -33,6 +33,14 @@
 //!   `zarrs/async` is on: without it, asynchronous partial reads read whole shards.
 //! - `conformance`: the suite that every engine passes, and its naive oracle.
 #![deny(unsafe_code)]
+#![cfg_attr(
+    test,
+    allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "made-up data"
+    )
+)]
 
 mod codec;
 #[cfg(feature = "conformance")]

@@ -1,7 +1,7 @@
 //! Peak memory of encoding, beyond the input and the output: at most the encoded size, and a few
 //! subchunks per thread.
 #![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use std::borrow::Cow;
 use std::fs;

@@ -195,14 +195,20 @@ impl CudaShardingCodec {
         data_type: &DataType,
         fill_value: &FillValue,
     ) -> Result<Explanation, Error> {
+        if Self::is_delegated(data_type) && !data_type.is_optional() {
+            let (grid, _) = shard::index_geometry(self, shard_shape)?;
+            let why = format!("elements of {data_type} have no fixed size");
+            return plan::explain_delegated(&grid, why, self.options.backend());
+        }
         let shard = Shard::new(self, shard_shape, data_type, fill_value)?;
+        let end = match self.index_location {
+            ShardingIndexLocation::Start => "start",
+            ShardingIndexLocation::End => "end",
+        };
         plan::explain(
             &shard.grid,
             shard.known.as_ref().map_err(String::as_str),
-            format!(
-                "index of {} bytes at the {}",
-                shard.index_len, self.index_location
-            ),
+            format!("index of {} bytes at the {end}", shard.index_len),
             self.options.backend(),
         )
     }

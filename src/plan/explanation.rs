@@ -46,20 +46,23 @@ pub struct Explanation {
     pub subchunk: Vec<usize>,
     /// The number of subchunks in the shard.
     pub num_subchunks: usize,
-    /// The size of a decoded subchunk, in bytes.
-    pub subchunk_bytes: usize,
+    /// The size of a decoded subchunk, in bytes; `None` for variable-length data types.
+    pub subchunk_bytes: Option<usize>,
     /// The stages, in the order of encoding.
     pub stages: Vec<ExplainedStage>,
 }
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
+        write!(
             f,
-            "shard {:?} = {} subchunks of {:?} ({} bytes each)",
-            self.shard, self.num_subchunks, self.subchunk, self.subchunk_bytes
+            "shard {:?} = {} subchunks of {:?}",
+            self.shard, self.num_subchunks, self.subchunk
         )?;
-        write!(f, "engine: {} ({})", self.engine, self.why)?;
+        if let Some(bytes) = self.subchunk_bytes {
+            write!(f, " ({bytes} bytes each)")?;
+        }
+        write!(f, "\nengine: {} ({})", self.engine, self.why)?;
         let width = self
             .stages
             .iter()

@@ -114,8 +114,33 @@ pub(crate) fn explain(
         shard: grid.shard().to_vec(),
         subchunk: grid.subchunk().to_vec(),
         num_subchunks: grid.num_subchunks(),
-        subchunk_bytes: grid.subchunk_bytes(),
+        subchunk_bytes: Some(grid.subchunk_bytes()),
         stages,
+    })
+}
+
+/// Say that zarrs' own codec handles the shards of `grid`, and why.
+///
+/// # Errors
+/// [`Error::BackendUnavailable`] if the backend is an engine's, and nothing else will do.
+pub(crate) fn explain_delegated(
+    grid: &SubchunkGrid,
+    why: String,
+    backend: Backend,
+) -> Result<Explanation, Error> {
+    check_backend(backend)?;
+    Ok(Explanation {
+        engine: "zarrs",
+        why: why.clone(),
+        shard: grid.shard().to_vec(),
+        subchunk: grid.subchunk().to_vec(),
+        num_subchunks: grid.num_subchunks(),
+        subchunk_bytes: None,
+        stages: vec![ExplainedStage {
+            stage: "zarrs' own sharding codec".to_string(),
+            place: Place::Host,
+            reason: why,
+        }],
     })
 }
 

@@ -24,6 +24,8 @@ use zarrs_storage::StorageError;
 use zarrs_storage::byte_range::ByteRange;
 
 use super::CudaShardingCodec;
+#[cfg(feature = "async")]
+use super::foreign::async_no_panic;
 use super::foreign::{codec_error, no_panic};
 use super::shard::{Shard, decode_index_words, index_geometry};
 use crate::layout::{Extent, extents_from_index};
@@ -163,7 +165,8 @@ fn read_index(
 ) -> Result<Option<Vec<Extent>>, CodecError> {
     let (_, index_len) = index_geometry(codec, shape)?;
     check_memory(index_len)?;
-    let encoded = input.partial_decode(index_byte_range(codec, index_len), options)?;
+    let range = index_byte_range(codec, index_len);
+    let encoded = no_panic(|| input.partial_decode(range, options))?;
     encoded
         .map(|encoded| extents_of(codec, shape, &encoded, options))
         .transpose()
@@ -346,7 +349,7 @@ async fn async_read_index(
     let (_, index_len) = index_geometry(codec, shape)?;
     check_memory(index_len)?;
     let range = index_byte_range(codec, index_len);
-    let encoded = input.partial_decode(range, options).await?;
+    let encoded = async_no_panic(input.partial_decode(range, options)).await?;
     encoded
         .map(|encoded| extents_of(codec, shape, &encoded, options))
         .transpose()
@@ -421,20 +424,25 @@ impl PartialDecoder<dyn AsyncBytesPartialDecoderTraits> {
         let mut fetched = Vec::new();
         for InnerReads { extent, indexer } in request.inner_reads() {
             let interval = Interval::new(self.input.clone(), extent);
-            let decoder = self
-                .codec
-                .inner_codecs
-                .clone()
-                .async_partial_decoder(
-                    Arc::new(interval),
-                    &self.codec.subchunk_shape,
-                    &self.data_type,
-                    &self.fill_value,
-                    options,
-                )
-                .await?;
-            let elements = decoder.partial_decode(&*indexer, options).await?;
-            fetched.push(elements.into_owned().into_fixed()?);
+            let elements = async_no_panic(async {
+                self.codec
+                    .inner_codecs
+                    .clone()
+                    .async_partial_decoder(
+                        Arc::new(interval),
+                        &self.codec.subchunk_shape,
+                        &self.data_type,
+                        &self.fill_value,
+                        options,
+                    )
+                    .await?
+                    .partial_decode(&*indexer, options)
+                    .await?
+                    .into_owned()
+                    .into_fixed()
+                    .map_err(CodecError::from)
+            });
+            fetched.push(elements.await?);
         }
         Ok(fetched)
     }

@@ -1,0 +1,188 @@
+//! The shapes of shards and subchunks.
+
+use std::fmt;
+use std::num::NonZeroU64;
+
+use zarrs_codec::ArrayCodecTraits;
+
+use crate::arrays::Input;
+use crate::job::Job;
+
+/// The shapes of the array, its shards and their subchunks.
+pub(crate) struct Shapes {
+    pub(crate) array: Vec<u64>,
+    pub(crate) shard: Vec<NonZeroU64>,
+    pub(crate) subchunk: Vec<NonZeroU64>,
+    /// What the input is read in: its chunks, or subchunks if it is sharded.
+    input_chunk: Vec<u64>,
+}
+
+impl Shapes {
+    pub(crate) fn choose(job: &Job, input: &Input) -> Result<Self, String> {
+        let array = input.shape().to_vec();
+        for (option, shape) in [("--shard", &job.shard), ("--subchunk", &job.subchunk)] {
+            if let Some(shape) = shape
+                && shape.len() != array.len()
+            {
+                return Err(format!(
+                    "{option} has {} dimensions, but the array has {}: {array:?}",
+                    shape.len(),
+                    array.len()
+                ));
+            }
+        }
+        let input_chunk = match input.chunk_shape(&vec![0; array.len()]) {
+            Ok(chunk) => {
+                let codecs = input.codecs();
+                edges(&codecs.partial_decode_granularity(&chunk))
+            }
+            Err(_) => vec![1; array.len()], // an array without elements
+        };
+        let fixed_size = input.data_type().fixed_size();
+        let element = fixed_size.map_or(32, |size| size.max(1) as u64);
+
+        let shard = job.shard.as_deref().map(edges);
+        let subchunk = match (&job.subchunk, &shard) {
+            (Some(subchunk), _) => edges(subchunk),
+            (None, None) => default_subchunk(&array, job.subchunk_bytes / element),
+            (None, Some(shard)) => default_subchunk(shard, job.subchunk_bytes / element)
+                .iter()
+                .zip(shard)
+                .map(|(&edge, &shard)| nearest_divisor(shard, edge))
+                .collect(),
+        };
+        let shard = shard.unwrap_or_else(|| {
+            default_shard(&array, &subchunk, &input_chunk, job.shard_bytes / element)
+        });
+        for (d, (&shard, &subchunk)) in shard.iter().zip(&subchunk).enumerate() {
+            if !shard.is_multiple_of(subchunk) {
+                let above = (shard / subchunk + 1).saturating_mul(subchunk);
+                let nearest = match shard / subchunk {
+                    0 => above.to_string(),
+                    whole => format!("{} or {above}", whole * subchunk),
+                };
+                return Err(format!(
+                    "a shard has to be a whole number of subchunks, but in dimension {d} it is \
+                     {shard} and they are {subchunk}: make it {nearest}"
+                ));
+            }
+        }
+        let bytes = usize::try_from(volume(&shard).saturating_mul(element)).unwrap_or(usize::MAX);
+        if Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
+            return Err(format!(
+                "a shard of {shard:?} does not fit in memory: give a smaller --shard"
+            ));
+        }
+        let nonzero = |edges: Vec<u64>| edges.into_iter().filter_map(NonZeroU64::new).collect();
+        Ok(Self {
+            array,
+            shard: nonzero(shard),
+            subchunk: nonzero(subchunk),
+            input_chunk,
+        })
+    }
+
+    /// A note if chunks of the input lie across the borders of shards, and so are read repeatedly.
+    pub(crate) fn reading_twice(&self) -> Option<String> {
+        let mut times = 1.0;
+        for ((&array, shard), &chunk) in self.array.iter().zip(&self.shard).zip(&self.input_chunk) {
+            // Each border of a shard that is not one of a chunk too divides a chunk.
+            let last = array.saturating_sub(1);
+            let divided = last / shard.get() - last / least_common_multiple(shard.get(), chunk);
+            #[allow(clippy::cast_precision_loss)] // it is printed with one decimal
+            let reads = 1.0 + divided as f64 / array.div_ceil(chunk).max(1) as f64;
+            times *= reads;
+        }
+        (times >= 1.5).then(|| {
+            format!(
+                "note: each chunk of the input is read {times:.1} times; a --shard whose edges are \
+                 multiples of {:?} avoids that",
+                self.input_chunk
+            )
+        })
+    }
+}
+
+impl fmt::Display for Shapes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "array {:?}, shards {:?}, subchunks {:?}",
+            self.array, self.shard, self.subchunk
+        )
+    }
+}
+
+/// Near-cubic in the last three dimensions: the ones before tend to be time and channels. What
+/// a short dimension cannot use goes to the others.
+fn default_subchunk(array: &[u64], mut elements: u64) -> Vec<u64> {
+    let mut subchunk = vec![1; array.len()];
+    let (outer, mut inner): (Vec<_>, Vec<_>) = (0..array.len()).partition(|d| d + 3 < array.len());
+    inner.sort_by_key(|&d| array[d]);
+    let shares = (1..=u32::try_from(inner.len()).unwrap_or(3)).rev();
+    let shares = shares.chain(std::iter::repeat(1));
+    for (d, share) in inner.into_iter().chain(outer.into_iter().rev()).zip(shares) {
+        let edge = 1_u64 << (elements.max(1).ilog2() / share);
+        subchunk[d] = edge.min(array[d]).max(1);
+        elements /= subchunk[d];
+    }
+    subchunk
+}
+
+/// Whole chunks of the input where that is possible, and then as cubic as it can be.
+fn default_shard(array: &[u64], subchunk: &[u64], chunk: &[u64], elements: u64) -> Vec<u64> {
+    let limits: Vec<_> = array
+        .iter()
+        .zip(subchunk)
+        .map(|(&array, &subchunk)| array.max(1).div_ceil(subchunk).saturating_mul(subchunk))
+        .collect();
+    let mut shard = subchunk.to_vec();
+    let try_edge = |shard: &mut Vec<u64>, d: usize, edge: u64| {
+        let before = std::mem::replace(&mut shard[d], edge.min(limits[d]));
+        let fits = volume(shard) <= elements;
+        if !fits {
+            shard[d] = before;
+        }
+        fits
+    };
+    for d in (0..array.len()).rev() {
+        try_edge(&mut shard, d, least_common_multiple(subchunk[d], chunk[d]));
+    }
+    loop {
+        let mut growing: Vec<_> = (0..array.len()).filter(|&d| shard[d] < limits[d]).collect();
+        growing.sort_by_key(|&d| shard[d]);
+        let grown = growing.into_iter().any(|d| {
+            let double = shard[d].saturating_mul(2);
+            try_edge(&mut shard, d, double)
+        });
+        if !grown {
+            return shard;
+        }
+    }
+}
+
+/// The divisor of `number` whose ratio to `wish` is the smallest.
+fn nearest_divisor(number: u64, wish: u64) -> u64 {
+    let ratio = |divisor: u64| divisor.max(wish).saturating_mul(1000) / divisor.min(wish);
+    (1..=number.min(wish * 64))
+        .chain([number])
+        .filter(|&divisor| number.is_multiple_of(divisor))
+        .min_by_key(|&divisor| ratio(divisor))
+        .unwrap_or(number)
+}
+
+fn least_common_multiple(a: u64, b: u64) -> u64 {
+    let (mut gcd, mut rest) = (a, b);
+    while rest != 0 {
+        (gcd, rest) = (rest, gcd % rest);
+    }
+    (a / gcd).saturating_mul(b)
+}
+
+pub(crate) fn volume(edges: &[u64]) -> u64 {
+    edges.iter().fold(1, |a: u64, &b| a.saturating_mul(b))
+}
+
+fn edges(shape: &[NonZeroU64]) -> Vec<u64> {
+    shape.iter().map(|edge| edge.get()).collect()
+}

@@ -1,0 +1,36 @@
+//! One line at the start of an application, and its sharded arrays go through this crate.
+//!
+//! `cargo run --release --example register`
+
+use std::sync::Arc;
+
+use zarrs::array::codec::ZstdCodec;
+use zarrs::array::{Array, ArrayBuilder, ArraySubset, data_type};
+use zarrs::storage::store::MemoryStore;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // Before other threads open arrays. Dropping a registration would switch it off again.
+    zarrs_cuda::register(zarrs_cuda::Options::default())?.leak();
+
+    // From here on everything is zarrs' own interface.
+    let (shape, shard) = (vec![512, 512, 512], vec![256, 256, 256]);
+    let mut builder = ArrayBuilder::new(shape, shard, data_type::uint16(), 0_u16);
+    builder
+        .subchunk_shape(vec![32, 32, 32])
+        .bytes_to_bytes_codecs(vec![Arc::new(ZstdCodec::new(3, false))]);
+
+    // Not `builder.build(…)`: with a subchunk shape that makes zarrs' own codec, whatever is
+    // registered. Going through the metadata, or `Array::open`, makes ours.
+    let store = Arc::new(MemoryStore::new());
+    let array = Array::new_with_metadata(store, "/volume", builder.build_metadata()?.into())?;
+    array.store_metadata()?;
+    println!("{}", zarrs_cuda::explain(&array)?);
+
+    let region = ArraySubset::new_with_ranges(&[0..256, 0..256, 0..512]);
+    let values = (0..=u16::MAX).cycle().take(region.num_elements_usize());
+    let values: Vec<u16> = values.collect();
+    array.store_array_subset(&region, &values)?;
+
+    assert!(array.retrieve_array_subset::<Vec<u16>>(&region)? == values);
+    Ok(())
+}
