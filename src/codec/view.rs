@@ -1,7 +1,7 @@
 //! zarrs' view of an output array, written subchunk by subchunk from many threads.
 //!
-//! The third of the helpers for disjoint writes, beside `disjoint` and `window` of the host engine:
-//! here the memory is zarrs', and so is the function that must be called.
+//! One more helper for disjoint writes, beside those of `engine::host::disjoint`: here the memory is
+//! zarrs', and so is the function that must be called.
 
 use zarrs::array::ArraySubset;
 use zarrs_codec::{ArrayBytesFixedDisjointView, CodecError};

@@ -10,12 +10,11 @@
 //! | `workers` | how many threads, and how they share a list of subchunks |
 //! | `scratch` | per-thread buffers and contexts, kept between calls |
 //! | `memory` | uninitialised output, and huge pages |
-//! | `disjoint`, `window`, `claims` | many writers of one buffer |
+//! | `disjoint` | many writers of one buffer |
 
 mod aggregate;
 #[allow(unsafe_code)]
 mod blosc;
-mod claims;
 mod crc32c;
 mod decode;
 #[allow(unsafe_code)]
@@ -29,13 +28,10 @@ mod memory;
 mod scatter;
 mod scratch;
 mod stages;
-#[allow(unsafe_code)]
-mod window;
 mod workers;
 mod zstd;
 
-pub(crate) use claims::Claims;
-pub(crate) use window::Window;
+pub(crate) use disjoint::{Claims, Window};
 
 use super::{EncodedShard, EncodedSubchunk, Engine, EngineError, Job, Sink};
 use crate::layout::Extent;

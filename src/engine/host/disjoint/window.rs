@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::claims::Claims;
-use super::disjoint::{TwoStrides, copy_digits};
-use super::memory;
+use super::Claims;
+use super::copy::{TwoStrides, copy_digits};
 use crate::engine::EngineError;
+use crate::engine::host::memory;
 use crate::layout::{Part, SubchunkGrid};
 
 /// A C-order array that is the part of a shard from `start`, of shape `shape`, both in elements.

@@ -1,0 +1,23 @@
+//! Many threads that write into one buffer, each into bytes that no other writes.
+//!
+//! Three shapes of "no other", each with a safe interface that checks it:
+//!
+//! - [`Segments`]: the buffer is handed out from front to back, so segments cannot overlap;
+//! - [`Boxes`]: each subchunk's box of a C-order array can be claimed once, and the boxes of
+//!   different subchunks do not overlap, because lifting an element gives exactly one subchunk;
+//! - [`Window`]: the same for a part of the array.
+//!
+//! The buffers start uninitialised. All count what was written, and give up their vector only when
+//! that is everything.
+
+mod boxes;
+mod claims;
+mod copy;
+mod segments;
+mod window;
+
+pub(super) use boxes::Boxes;
+pub(crate) use claims::Claims;
+pub(super) use copy::{Row, gather, scatter};
+pub(super) use segments::{Segment, Segments};
+pub(crate) use window::Window;
