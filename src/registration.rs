@@ -53,7 +53,7 @@ static ENTRY: Mutex<Option<Arc<CodecRuntimePluginV3>>> = Mutex::new(None);
 /// - [`Error::NameTaken`] if zarrs would find somebody else's codec for the name.
 /// - [`Error::BackendUnavailable`] if the options ask for a backend that cannot be used.
 pub fn register(options: Options) -> Result<Registration, Error> {
-    plan::check_backend(options.backend())?;
+    let (engine, why) = plan::choose_engine(options.backend())?;
     let mut entry = ENTRY.lock().unwrap_or_else(PoisonError::into_inner);
     if ENABLED.load(Ordering::Acquire) {
         return Err(Error::AlreadyRegistered);
@@ -72,6 +72,11 @@ pub fn register(options: Options) -> Result<Registration, Error> {
     }
     *OPTIONS.write().unwrap_or_else(PoisonError::into_inner) = Some(options);
     ENABLED.store(true, Ordering::Release);
+    tracing::debug!(
+        engine = engine.name(),
+        why,
+        "sharding_indexed is zarrs_cuda's"
+    );
     Ok(Registration { _private: () })
 }
 
