@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use super::disjoint::{self, Boxes, Row};
-use super::encode::{GATHERED, compress_schedule, copy_schedule};
+use super::encode::{compress_schedule, copy_schedule, most_in_cache};
 use super::scatter::{at_least, swap_bytes};
 use super::scratch::Buffers;
 use super::workers::Schedule;
@@ -33,7 +33,7 @@ pub(super) fn decode(
     let output = Boxes::new(output, job.grid, order)?;
     let most_together = match job.chain {
         Chain::Known(chain) if chain.is_fixed_size() && chain.swap <= 1 => Row::MOST,
-        _ => (GATHERED / job.grid.subchunk_bytes()).max(1),
+        _ => most_in_cache(job),
     };
     let schedule = match job.chain {
         Chain::Known(chain) if chain.is_fixed_size() => copy_schedule(job, extents),

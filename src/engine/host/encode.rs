@@ -18,8 +18,11 @@ const COPY_BATCH: usize = 8 << 20;
 /// The same where encoding takes long: enough to hide the cost of taking turns.
 const COMPRESS_BATCH: usize = 256 << 10;
 
-/// The most bytes of subchunks to gather together before compressing them: they stay in cache.
-pub(super) const GATHERED: usize = 256 << 10;
+/// How many subchunks to copy together around a compressor: they stay in cache.
+pub(super) fn most_in_cache(job: &Job<'_>) -> usize {
+    const CACHE: usize = 256 << 10;
+    (CACHE / job.grid.subchunk_bytes()).max(1)
+}
 
 /// What the memory is for, in errors.
 const OUTPUT: &str = "an encoded shard";
@@ -182,7 +185,7 @@ fn encode_known(
     let schedule = compress_schedule(job);
     let aggregate = Aggregate::new(&output, job.grid.num_subchunks());
     let len = job.grid.subchunk_bytes();
-    let most_together = (GATHERED / len).max(1);
+    let most_together = most_in_cache(job);
     schedule.run(|scratch, number, subchunks| {
         let buffers = &mut **scratch;
         let mut batch = aggregate.empty_batch();
