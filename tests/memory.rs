@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::fs;
 use std::num::NonZeroU64;
+use std::sync::Mutex;
 
 use serde_json::{Value, json};
 use zarrs::array::{ArrayBytes, ArrayToBytesCodecTraits, CodecOptions, FillValue, data_type};
@@ -31,8 +32,12 @@ fn peak<T>(f: impl FnOnce() -> T) -> (usize, T) {
     (status("VmHWM:").saturating_sub(before), result)
 }
 
+/// The peak is one for the process: one test at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
 #[test]
 fn encoding_needs_little_more_than_its_output() {
+    let _alone = ALONE.lock();
     let elements: Vec<u8> = (0..EDGE * EDGE * EDGE)
         .flat_map(|i: u64| {
             ((i / 7) as u16 ^ (i.wrapping_mul(2_654_435_761) >> 20) as u16 & 31).to_le_bytes()
@@ -89,6 +94,53 @@ fn encoding_needs_little_more_than_its_output() {
             assert!(peak <= encoded.len() + few_subchunks + slack, "{peak}");
         }
     }
+}
+
+/// One subchunk takes long; the others are done meanwhile, and wait for their places.
+#[test]
+fn a_queue_behind_a_slow_subchunk_holds_only_encoded_bytes() {
+    let _alone = ALONE.lock();
+    const SUBCHUNKS: usize = 128;
+    const SUBCHUNK: usize = 4 << 20;
+    let mut elements = vec![0_u8; SUBCHUNKS * SUBCHUNK];
+    let mut state = 1_u32;
+    for (i, element) in elements.iter_mut().enumerate() {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let noise = (state >> 28) as u8;
+        *element = if i < SUBCHUNK {
+            noise
+        } else {
+            1 + (i / SUBCHUNK) as u8
+        };
+    }
+    let configuration = serde_json::from_value(json!({
+        "chunk_shape": [SUBCHUNK],
+        "codecs": [
+            { "name": "bytes" },
+            { "name": "zstd", "configuration": { "level": 19, "checksum": false } },
+        ],
+        "index_codecs": [{ "name": "bytes", "configuration": { "endian": "little" } }],
+    }))
+    .unwrap();
+    let codec =
+        CudaShardingCodec::new_with_configuration(&configuration, Options::default()).unwrap();
+    let shape = [NonZeroU64::new(elements.len() as u64).unwrap()];
+    let (peak, encoded) = peak(|| {
+        let input = ArrayBytes::new_flen(Cow::Borrowed(elements.as_slice()));
+        let (fill_value, options) = (FillValue::from(0_u8), CodecOptions::default());
+        codec
+            .encode(input, &shape, &data_type::uint8(), &fill_value, &options)
+            .unwrap()
+            .into_owned()
+    });
+    // A context of zstd at level 19 has 90 MiB.
+    let contexts = rayon_threads() * (100 << 20);
+    let few_subchunks = (4 + 4 * rayon_threads()) * SUBCHUNK;
+    assert!(
+        peak <= 2 * encoded.len() + few_subchunks + contexts,
+        "{peak} bytes for a shard of {}",
+        encoded.len()
+    );
 }
 
 fn rayon_threads() -> usize {

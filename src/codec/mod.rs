@@ -1,6 +1,7 @@
 //! The `sharding_indexed` array-to-bytes codec: the only code that implements zarrs' codec traits.
 
 mod builder;
+mod delegated;
 mod find;
 pub(crate) mod foreign;
 mod partial_decoder;
@@ -16,8 +17,7 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use zarrs::array::codec::{
-    ShardingCodec, ShardingCodecConfiguration, ShardingCodecOptions, ShardingIndexLocation,
-    SubchunkWriteOrder,
+    ShardingCodec, ShardingCodecConfiguration, ShardingIndexLocation, SubchunkWriteOrder,
 };
 use zarrs::array::{
     ArrayBytes, ArrayBytesRaw, BytesRepresentation, ChunkShape, CodecChain, DataType, FillValue,
@@ -43,6 +43,7 @@ pub use find::explain;
 
 use crate::plan::{self, Explanation};
 use crate::{Error, Options};
+use delegated::{Delegated, Guarded};
 use foreign::{codec_error, no_panic};
 use partial_decoder::PartialDecoder;
 use partial_encoder::PartialEncoder;
@@ -117,7 +118,8 @@ impl CudaShardingCodec {
         index_location: ShardingIndexLocation,
         options: Options,
     ) -> Result<Self, PluginCreateError> {
-        index_codecs_are_fixed_size(&index_codecs).map_err(PluginCreateError::Other)?;
+        index_codecs_are_fixed_size(&index_codecs, subchunk_shape.len())
+            .map_err(PluginCreateError::Other)?;
         let inner_codecs = with_our_nested_codec(inner_codecs, &options)?;
         // Deterministic output, also where zarrs does the encoding.
         let stock = ShardingCodec::new(
@@ -176,9 +178,12 @@ impl CudaShardingCodec {
         &self.options
     }
 
-    /// The same codec with other runtime options.
+    /// The same codec with other runtime options, for nested codecs of this crate, too.
     #[must_use]
     pub fn with_options(mut self, options: Options) -> Self {
+        let for_nested = CodecSpecificOptions::default().with_option(options.clone());
+        let inner_codecs = (*self.inner_codecs).clone();
+        self.inner_codecs = Arc::new(inner_codecs.with_codec_specific_options(&for_nested));
         self.options = options;
         self
     }
@@ -197,7 +202,10 @@ impl CudaShardingCodec {
     ) -> Result<Explanation, Error> {
         if Self::is_delegated(data_type) && !data_type.is_optional() {
             let (grid, _) = shard::index_geometry(self, shard_shape)?;
-            let why = format!("elements of {data_type} have no fixed size");
+            let why = match data_type.fixed_size() {
+                Some(_) => format!("elements of {data_type} have no bytes"),
+                None => format!("elements of {data_type} have no fixed size"),
+            };
             return plan::explain_delegated(&grid, why, self.options.backend());
         }
         let shard = Shard::new(self, shard_shape, data_type, fill_value)?;
@@ -283,9 +291,10 @@ impl ArrayCodecTraits for CudaShardingCodec {
     fn recommended_concurrency(
         &self,
         shape: &[NonZeroU64],
-        data_type: &DataType,
+        _data_type: &DataType,
     ) -> Result<RecommendedConcurrency, CodecError> {
-        self.stock.recommended_concurrency(shape, data_type)
+        let (grid, _) = shard::index_geometry(self, shape)?;
+        Ok(RecommendedConcurrency::new_maximum(grid.num_subchunks()))
     }
 
     fn partial_decode_granularity(&self, _shape: &[NonZeroU64]) -> ChunkShape {
@@ -304,13 +313,12 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         options: &CodecSpecificOptions,
     ) -> Arc<dyn ArrayToBytesCodecTraits> {
         find::answer(&self, options);
-        let mut codec = self;
-        if let Some(options) = options.get_option::<Options>() {
-            Arc::make_mut(&mut codec).options = options.clone();
+        // zarrs' own `ShardingCodecOptions` ask for an order of subchunks: C order is every order
+        // that zarrs has.
+        match options.get_option::<Options>() {
+            Some(options) => Arc::new((*self).clone().with_options(options.clone())),
+            None => self,
         }
-        // C order satisfies every order that zarrs has, so there is nothing to remember.
-        let _: Option<&ShardingCodecOptions> = options.get_option();
-        codec
     }
 
     fn encode<'a>(
@@ -446,8 +454,10 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
     ) -> Result<Arc<dyn ArrayPartialDecoderTraits>, CodecError> {
         if Self::is_delegated(data_type) {
             partial_decoder::check_index(&self, &*input_handle, shape, options)?;
+            let input = Arc::new(Guarded(input_handle));
             let stock = Arc::new(self.stock.clone());
-            return stock.partial_decoder(input_handle, shape, data_type, fill_value, options);
+            let decoder = stock.partial_decoder(input, shape, data_type, fill_value, options)?;
+            return Ok(Arc::new(Delegated(decoder)));
         }
         Ok(Arc::new(PartialDecoder::new(
             self,
@@ -487,10 +497,12 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
     ) -> Result<Arc<dyn AsyncArrayPartialDecoderTraits>, CodecError> {
         if Self::is_delegated(data_type) {
             partial_decoder::async_check_index(&self, &*input_handle, shape, options).await?;
+            let input = Arc::new(Guarded(input_handle));
             let stock = Arc::new(self.stock.clone());
-            return stock
-                .async_partial_decoder(input_handle, shape, data_type, fill_value, options)
-                .await;
+            let decoder = stock
+                .async_partial_decoder(input, shape, data_type, fill_value, options)
+                .await?;
+            return Ok(Arc::new(Delegated(decoder)));
         }
         Ok(Arc::new(
             PartialDecoder::new_async(self, input_handle, shape, data_type, fill_value, options)

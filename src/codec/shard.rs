@@ -180,6 +180,7 @@ fn index_len(codec: &CudaShardingCodec, grid: &SubchunkGrid) -> Result<usize, Co
             grid.num_subchunks()
         ))
     };
+    // Twice: the words, and the bytes that they are encoded from.
     let decoded = grid.num_subchunks().checked_mul(2 * INDEX_ENTRY);
     decoded
         .filter(|&len| isize::try_from(len).is_ok())
@@ -202,10 +203,16 @@ fn fixed_size(index_codecs: &CodecChain, shape: &[NonZeroU64]) -> Result<u64, Co
     }
 }
 
+/// Check the codecs of the index of shards of `dimensions` dimensions.
+///
 /// # Errors
 /// What is wrong with `index_codecs`, for a person.
-pub(crate) fn index_codecs_are_fixed_size(index_codecs: &CodecChain) -> Result<(), String> {
-    let shape = [NonZeroU64::MIN, NonZeroU64::MIN.saturating_add(1)];
+pub(crate) fn index_codecs_are_fixed_size(
+    index_codecs: &CodecChain,
+    dimensions: usize,
+) -> Result<(), String> {
+    let mut shape = vec![NonZeroU64::MIN; dimensions];
+    shape.push(NonZeroU64::MIN.saturating_add(1));
     fixed_size(index_codecs, &shape)
         .map(drop)
         .map_err(|error| format!("invalid index codecs: {error}"))
@@ -333,8 +340,8 @@ pub(crate) fn check_index(
     decode_index_of(codec, &grid, index_len, bytes, options).map(drop)
 }
 
-/// The shard without bytes that no subchunk uses, subchunks in C order; `None` if it is that
-/// already.
+/// The shard without bytes that no subchunk uses, with its subchunks in C order; `None` if there
+/// are no such bytes.
 ///
 /// # Errors
 /// As for [`Shard::decode_index`], and if memory cannot be had.
@@ -385,7 +392,9 @@ pub(crate) fn encoded_representation(
     data_type: &DataType,
     fill_value: &FillValue,
 ) -> Result<BytesRepresentation, CodecError> {
-    let (grid, index_len) = index_geometry(codec, shape)?;
+    // With the real size of an element: zarrs' codecs multiply by it without a check.
+    let grid = grid(codec, shape, data_type.fixed_size().unwrap_or(1))?;
+    let index_len = index_len(codec, &grid)?;
     let subchunk =
         codec
             .inner_codecs

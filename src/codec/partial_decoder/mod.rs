@@ -9,8 +9,13 @@ mod interval;
 mod request;
 
 use std::num::NonZeroU64;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
+#[cfg(feature = "async")]
+use futures_util::future::try_join_all;
+use rayon::iter::ParallelIterator;
+use rayon::slice::ParallelSlice;
 use zarrs::array::codec::ShardingIndexLocation;
 use zarrs::array::{ArrayBytes, ArrayBytesRaw, ChunkShape, DataType, FillValue, Indexer};
 use zarrs_codec::{
@@ -30,7 +35,7 @@ use super::foreign::{codec_error, no_panic};
 use super::shard::{Shard, decode_index_words, index_geometry};
 use crate::layout::{Extent, extents_from_index};
 use interval::Interval;
-use request::{InnerReads, Request};
+use request::{InnerReads, Output, Request, Touched};
 
 /// Decodes parts of one shard. `I` is how its bytes are read.
 pub(super) struct PartialDecoder<I: ?Sized> {
@@ -69,6 +74,9 @@ impl<I: ?Sized> PartialDecoder<I> {
         self.extents.as_ref().map_or(0, Vec::len) * size_of::<Extent>()
     }
 }
+
+/// Longer subchunks than this are looked for before they are read, where nothing bounds them.
+const LONG: u64 = 1 << 20;
 
 /// Where to read the index.
 fn index_byte_range(codec: &CudaShardingCodec, index_len: usize) -> ByteRange {
@@ -110,19 +118,25 @@ fn extents_of(
         .map_err(|error| CodecError::Other(error.to_string()))
 }
 
-/// The last byte of each extent that is longer than `limit`: if a store has it, then allocating the
-/// extent is justified by what is stored.
-fn last_bytes(extents: impl IntoIterator<Item = Extent>, limit: usize) -> Vec<ByteRange> {
-    extents
-        .into_iter()
-        .flatten()
-        .filter(|extent| extent.len() > limit)
-        .map(|extent| ByteRange::FromStart(extent.end as u64 - 1, Some(1)))
+/// The last byte of each long range: if a store has it, then allocating the range is justified by
+/// what is stored.
+pub(super) fn last_bytes(ranges: &[ByteRange]) -> Vec<ByteRange> {
+    ranges
+        .iter()
+        .filter_map(|range| match range {
+            ByteRange::FromStart(start, Some(len)) if *len > LONG => {
+                Some(ByteRange::FromStart(start.checked_add(len - 1)?, Some(1)))
+            }
+            _ => None,
+        })
         .collect()
 }
 
 /// What reading the last bytes of long subchunks gave.
-fn check_last_bytes(wanted: usize, read: Option<Vec<ArrayBytesRaw<'_>>>) -> Result<(), CodecError> {
+pub(super) fn check_last_bytes(
+    wanted: usize,
+    read: Option<Vec<ArrayBytesRaw<'_>>>,
+) -> Result<(), CodecError> {
     match read {
         Some(bytes) if bytes.len() == wanted && bytes.iter().all(|byte| byte.len() == 1) => Ok(()),
         _ => Err(CodecError::Other(
@@ -137,7 +151,7 @@ fn vanished() -> CodecError {
     CodecError::Other("the shard was erased while it was being read".to_string())
 }
 
-/// Check the index of a shard of any data type, and that its long subchunks are there.
+/// Check the index of a shard of any data type.
 ///
 /// # Errors
 /// A [`CodecError`] if something is wrong with it.
@@ -147,15 +161,8 @@ pub(super) fn check_index(
     shape: &[NonZeroU64],
     options: &CodecOptions,
 ) -> Result<(), CodecError> {
-    if let Some(extents) = read_index(codec, input, shape, options)? {
-        check_long(input, extents, LONG, options)?;
-    }
-    Ok(())
+    read_index(codec, input, shape, options).map(drop)
 }
-
-/// Longer subchunks than this are looked for before they are read, where the data type gives no
-/// bound.
-const LONG: usize = 1 << 20;
 
 fn read_index(
     codec: &CudaShardingCodec,
@@ -174,11 +181,10 @@ fn read_index(
 
 fn check_long(
     input: &dyn BytesPartialDecoderTraits,
-    extents: Vec<Extent>,
-    limit: usize,
+    ranges: &[ByteRange],
     options: &CodecOptions,
 ) -> Result<(), CodecError> {
-    let ranges = last_bytes(extents, limit);
+    let ranges = last_bytes(ranges);
     if ranges.is_empty() {
         return Ok(());
     }
@@ -210,49 +216,80 @@ impl PartialDecoder<dyn BytesPartialDecoderTraits> {
         })
     }
 
-    /// The encoded bytes of the subchunks that `request` decodes whole.
-    fn fetch<'a>(
-        &'a self,
-        request: &Request<'_>,
-        options: &CodecOptions,
-    ) -> Result<Vec<ArrayBytesRaw<'a>>, CodecError> {
-        let extents = request.extents_to_check();
-        check_long(&*self.input, extents, request.long(), options)?;
-        let ranges = request.byte_ranges();
-        if ranges.is_empty() {
-            return Ok(Vec::new());
-        }
-        self.input
-            .partial_decode_many(Box::new(ranges.into_iter()), options)?
-            .ok_or_else(vanished)
-    }
-
-    /// What `request` wants of subchunks that it does not decode whole.
-    fn fetch_inner(
+    /// Read what `request` wants into `output`: groups of subchunks, in parallel.
+    fn read(
         &self,
         request: &Request<'_>,
+        output: &Output<'_, '_>,
         options: &CodecOptions,
-    ) -> Result<Vec<ArrayBytesRaw<'static>>, CodecError> {
-        let read = |InnerReads { extent, indexer }: InnerReads<'_>| {
-            let interval = Interval::new(self.input.clone(), extent);
-            no_panic(|| {
-                self.codec
-                    .inner_codecs
-                    .clone()
-                    .partial_decoder(
-                        Arc::new(interval),
-                        &self.codec.subchunk_shape,
-                        &self.data_type,
-                        &self.fill_value,
-                        options,
-                    )?
-                    .partial_decode(&*indexer, options)?
-                    .into_owned()
-                    .into_fixed()
-                    .map_err(CodecError::from)
-            })
+    ) -> Result<(), CodecError> {
+        /// A group is worth a request of its own, and little enough that one per thread fits.
+        const GROUP: RangeInclusive<usize> = (256 << 10)..=(16 << 20);
+        const GROUPS_PER_THREAD: usize = 4;
+
+        let threads = match options.concurrent_target() {
+            0 => rayon::current_num_threads(),
+            target => target,
         };
-        request.inner_reads().map(read).collect()
+        let cost = request.cost() / (threads * GROUPS_PER_THREAD);
+        let groups = request.groups(cost.clamp(*GROUP.start(), *GROUP.end()));
+        if groups.len() < 2 || threads < 2 {
+            return groups
+                .into_iter()
+                .try_for_each(|group| self.read_group(request, group, output, options));
+        }
+        let options = options.with_concurrent_target(1);
+        groups
+            .par_chunks(groups.len().div_ceil(threads))
+            .try_for_each(|groups| {
+                groups
+                    .iter()
+                    .try_for_each(|group| self.read_group(request, group, output, &options))
+            })
+    }
+
+    fn read_group(
+        &self,
+        request: &Request<'_>,
+        group: &[Touched],
+        output: &Output<'_, '_>,
+        options: &CodecOptions,
+    ) -> Result<(), CodecError> {
+        let ranges = Request::byte_ranges(group);
+        if !request.is_bounded() {
+            check_long(&*self.input, &ranges, options)?;
+        }
+        let fetched = if ranges.is_empty() {
+            Vec::new()
+        } else {
+            let ranges = Box::new(ranges.into_iter());
+            no_panic(|| self.input.partial_decode_many(ranges, options))?.ok_or_else(vanished)?
+        };
+        let inner = request
+            .inner_reads(group)
+            .map(|InnerReads { extent, indexer }| {
+                let interval = Interval::new(self.input.clone(), extent);
+                no_panic(|| {
+                    self.codec
+                        .inner_codecs
+                        .clone()
+                        .partial_decoder(
+                            Arc::new(interval),
+                            &self.codec.subchunk_shape,
+                            &self.data_type,
+                            &self.fill_value,
+                            options,
+                        )?
+                        .partial_decode(&*indexer, options)?
+                        .into_owned()
+                        .into_fixed()
+                        .map_err(CodecError::from)
+                })
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        request
+            .write(group, &fetched, &inner, output, options)
+            .map_err(codec_error)
     }
 }
 
@@ -278,10 +315,9 @@ impl ArrayPartialDecoderTraits for PartialDecoder<dyn BytesPartialDecoderTraits>
         match self.request(&shard, indexer)? {
             Err(fill) => Ok(fill),
             Ok(request) => {
-                let fetched = self.fetch(&request, options)?;
-                let inner = self.fetch_inner(&request, options)?;
-                let decoded = request.decode(&fetched, &inner, options);
-                Ok(ArrayBytes::from(decoded.map_err(codec_error)?))
+                let output = request.output(self.codec.options.huge_pages())?;
+                self.read(&request, &output, options)?;
+                Ok(ArrayBytes::from(output.finish().map_err(codec_error)?))
             }
         }
     }
@@ -297,9 +333,13 @@ impl ArrayPartialDecoderTraits for PartialDecoder<dyn BytesPartialDecoderTraits>
         match self.request(&shard, indexer)? {
             Err(fill) => decode_into_array_bytes_target(&fill, output_target),
             Ok(request) => {
-                let fetched = self.fetch(&request, options)?;
-                let inner = self.fetch_inner(&request, options)?;
-                request.decode_into(&fetched, &inner, output_target, options)
+                if let Some(output) = request.output_into(&output_target) {
+                    return self.read(&request, &output, options);
+                }
+                let output = request.output(self.codec.options.huge_pages())?;
+                self.read(&request, &output, options)?;
+                let elements = ArrayBytes::from(output.finish().map_err(codec_error)?);
+                decode_into_array_bytes_target(&elements, output_target)
             }
         }
     }
@@ -322,7 +362,7 @@ fn check_target(
     }
 }
 
-/// Check the index of a shard of any data type, and that its long subchunks are there.
+/// Check the index of a shard of any data type.
 ///
 /// # Errors
 /// A [`CodecError`] if something is wrong with it.
@@ -333,10 +373,8 @@ pub(super) async fn async_check_index(
     shape: &[NonZeroU64],
     options: &CodecOptions,
 ) -> Result<(), CodecError> {
-    if let Some(extents) = async_read_index(codec, input, shape, options).await? {
-        async_check_long(input, extents, LONG, options).await?;
-    }
-    Ok(())
+    let extents = async_read_index(codec, input, shape, options).await;
+    extents.map(drop)
 }
 
 #[cfg(feature = "async")]
@@ -358,11 +396,10 @@ async fn async_read_index(
 #[cfg(feature = "async")]
 async fn async_check_long(
     input: &dyn AsyncBytesPartialDecoderTraits,
-    extents: Vec<Extent>,
-    limit: usize,
+    ranges: &[ByteRange],
     options: &CodecOptions,
 ) -> Result<(), CodecError> {
-    let ranges = last_bytes(extents, limit);
+    let ranges = last_bytes(ranges);
     if ranges.is_empty() {
         return Ok(());
     }
@@ -397,54 +434,63 @@ impl PartialDecoder<dyn AsyncBytesPartialDecoderTraits> {
         })
     }
 
-    /// The encoded bytes of the subchunks that `request` decodes whole.
-    async fn fetch<'a>(
-        &'a self,
-        request: &Request<'_>,
-        options: &CodecOptions,
-    ) -> Result<Vec<ArrayBytesRaw<'a>>, CodecError> {
-        let extents = request.extents_to_check();
-        async_check_long(&*self.input, extents, request.long(), options).await?;
-        let ranges = request.byte_ranges();
-        if ranges.is_empty() {
-            return Ok(Vec::new());
-        }
-        self.input
-            .partial_decode_many(Box::new(ranges.into_iter()), options)
-            .await?
-            .ok_or_else(vanished)
-    }
-
-    /// What `request` wants of subchunks that it does not decode whole.
-    async fn fetch_inner(
+    /// Read what `request` wants into `output`: groups of subchunks, one after the other, and the
+    /// subchunks of a group at once.
+    async fn read(
         &self,
         request: &Request<'_>,
+        output: &Output<'_, '_>,
         options: &CodecOptions,
-    ) -> Result<Vec<ArrayBytesRaw<'static>>, CodecError> {
-        let mut fetched = Vec::new();
-        for InnerReads { extent, indexer } in request.inner_reads() {
-            let interval = Interval::new(self.input.clone(), extent);
-            let elements = async_no_panic(async {
-                self.codec
-                    .inner_codecs
-                    .clone()
-                    .async_partial_decoder(
-                        Arc::new(interval),
-                        &self.codec.subchunk_shape,
-                        &self.data_type,
-                        &self.fill_value,
-                        options,
-                    )
+    ) -> Result<(), CodecError> {
+        /// Much at once, because a request takes long; but not everything.
+        const GROUP: usize = 64 << 20;
+        for group in request.groups(GROUP) {
+            let ranges = Request::byte_ranges(group);
+            if !request.is_bounded() {
+                async_check_long(&*self.input, &ranges, options).await?;
+            }
+            let fetched = if ranges.is_empty() {
+                Vec::new()
+            } else {
+                let ranges = Box::new(ranges.into_iter());
+                async_no_panic(self.input.partial_decode_many(ranges, options))
                     .await?
-                    .partial_decode(&*indexer, options)
-                    .await?
-                    .into_owned()
-                    .into_fixed()
-                    .map_err(CodecError::from)
-            });
-            fetched.push(elements.await?);
+                    .ok_or_else(vanished)?
+            };
+            let inner = request
+                .inner_reads(group)
+                .map(|read| self.read_inner(read, options));
+            let inner = try_join_all(inner).await?;
+            request
+                .write(group, &fetched, &inner, output, options)
+                .map_err(codec_error)?;
         }
-        Ok(fetched)
+        Ok(())
+    }
+
+    async fn read_inner(
+        &self,
+        InnerReads { extent, indexer }: InnerReads<'_>,
+        options: &CodecOptions,
+    ) -> Result<ArrayBytesRaw<'static>, CodecError> {
+        let interval = Interval::new(self.input.clone(), extent);
+        async_no_panic(async {
+            let decoder = self
+                .codec
+                .inner_codecs
+                .clone()
+                .async_partial_decoder(
+                    Arc::new(interval),
+                    &self.codec.subchunk_shape,
+                    &self.data_type,
+                    &self.fill_value,
+                    options,
+                )
+                .await?;
+            let elements = decoder.partial_decode(&*indexer, options).await?;
+            Ok(elements.into_owned().into_fixed()?)
+        })
+        .await
     }
 }
 
@@ -472,10 +518,9 @@ impl AsyncArrayPartialDecoderTraits for PartialDecoder<dyn AsyncBytesPartialDeco
         match self.request(&shard, indexer)? {
             Err(fill) => Ok(fill),
             Ok(request) => {
-                let fetched = self.fetch(&request, options).await?;
-                let inner = self.fetch_inner(&request, options).await?;
-                let decoded = request.decode(&fetched, &inner, options);
-                Ok(ArrayBytes::from(decoded.map_err(codec_error)?))
+                let output = request.output(self.codec.options.huge_pages())?;
+                self.read(&request, &output, options).await?;
+                Ok(ArrayBytes::from(output.finish().map_err(codec_error)?))
             }
         }
     }
@@ -491,9 +536,13 @@ impl AsyncArrayPartialDecoderTraits for PartialDecoder<dyn AsyncBytesPartialDeco
         match self.request(&shard, indexer)? {
             Err(fill) => decode_into_array_bytes_target(&fill, output_target),
             Ok(request) => {
-                let fetched = self.fetch(&request, options).await?;
-                let inner = self.fetch_inner(&request, options).await?;
-                request.decode_into(&fetched, &inner, output_target, options)
+                if let Some(output) = request.output_into(&output_target) {
+                    return self.read(&request, &output, options).await;
+                }
+                let output = request.output(self.codec.options.huge_pages())?;
+                self.read(&request, &output, options).await?;
+                let elements = ArrayBytes::from(output.finish().map_err(codec_error)?);
+                decode_into_array_bytes_target(&elements, output_target)
             }
         }
     }

@@ -5,12 +5,10 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use zarrs::array::{
-    ArrayBytes, ArrayBytesRaw, ArrayIndices, ArraySubset, BytesRepresentation, Indexer,
-    IndexerError,
+    ArrayBytesRaw, ArrayIndices, ArraySubset, BytesRepresentation, Indexer, IndexerError,
 };
 use zarrs_codec::{
     ArrayBytesDecodeIntoTarget, ArrayToBytesCodecTraits, CodecError, CodecOptions, CodecTraits,
-    decode_into_array_bytes_target,
 };
 use zarrs_storage::byte_range::ByteRange;
 
@@ -45,11 +43,20 @@ struct Point {
 }
 
 /// How a touched subchunk is read.
-struct Touched {
+pub(super) struct Touched {
     number: usize,
     extent: Extent,
     /// Read and decode all of it, rather than leave it to the inner codecs' partial decoder.
     whole: bool,
+    /// About how many bytes that takes.
+    cost: usize,
+}
+
+/// Where the wanted elements go: from many threads, in any order of subchunks.
+pub(super) enum Output<'a, 'v> {
+    Window(Window<'a>),
+    View(ViewOfShard<'a, 'v>),
+    Points(Mutex<Vec<u8>>),
 }
 
 /// A request for part of a shard.
@@ -59,6 +66,8 @@ pub(super) struct Request<'a> {
     selection: Selection,
     /// In C order.
     touched: Vec<Touched>,
+    /// Whether the lengths of the touched subchunks are what the metadata justifies.
+    is_bounded: bool,
     num_elements: usize,
 }
 
@@ -95,6 +104,7 @@ impl<'a> Request<'a> {
             shard,
             selection,
             touched: Vec::new(),
+            is_bounded: false,
             num_elements,
         })
     }
@@ -108,18 +118,21 @@ impl<'a> Request<'a> {
         // to read in pieces.
         const SHORT: usize = 64 << 10;
         let inner_reads_parts = if let Ok(chain) = &self.shard.known {
-            chain.is_fixed_size()
+            // A checksum can only be verified over all that it covers.
+            chain.stages.is_empty()
         } else {
             let capability = self.codec.inner_codecs.partial_decoder_capability();
             capability.partial_read && capability.partial_decode
         };
-        let touch = |number: usize, covered: bool| {
+        let touch = |number: usize, wanted: usize, covered: bool| {
             let extent = extents.get(number).cloned().flatten();
-            let short = extent.as_ref().is_none_or(|extent| extent.len() <= SHORT);
+            let len = extent.as_ref().map_or(0, ExactSizeIterator::len);
+            let whole = covered || len <= SHORT || !inner_reads_parts;
             Touched {
                 number,
                 extent,
-                whole: covered || short || !inner_reads_parts,
+                whole,
+                cost: if whole { len } else { wanted + SHORT },
             }
         };
         self.touched = match &self.selection {
@@ -127,76 +140,102 @@ impl<'a> Request<'a> {
                 .into_iter()
                 .map(|number| {
                     let part = Part::new(&self.shard.grid, number, start, shape);
-                    touch(number, part.is_whole())
+                    touch(number, part.len(), part.is_whole())
                 })
                 .collect(),
-            Selection::Points(points) => {
-                points.keys().map(|&number| touch(number, false)).collect()
-            }
+            Selection::Points(points) => points
+                .iter()
+                .map(|(&number, points)| {
+                    touch(number, points.len() * self.shard.grid.element_size(), false)
+                })
+                .collect(),
         };
-        self.check_lengths()?;
+        self.is_bounded = self.check_lengths()?;
         Ok(self)
     }
 
-    /// A decoder of part of a subchunk does not see how long the subchunk is.
-    fn check_lengths(&self) -> Result<(), CodecError> {
+    /// Whether the lengths of the touched subchunks are what the metadata justifies. They are not
+    /// if the inner codecs name no bound.
+    pub(super) fn is_bounded(&self) -> bool {
+        self.is_bounded
+    }
+
+    /// Stores allocate what they are asked to read, and a decoder of part of a subchunk does not
+    /// see how long it is: so lengths that the metadata does not justify are refused here.
+    fn check_lengths(&self) -> Result<bool, CodecError> {
+        /// Beside twice what zarrs' own encoders need, since other encoders may need more.
+        const SLACK: u64 = 4096;
         let representation = self.codec.inner_codecs.encoded_representation(
             &self.codec.subchunk_shape,
             self.shard.data_type,
             self.shard.fill_value,
         )?;
-        let BytesRepresentation::FixedSize(expected) = representation else {
-            return Ok(());
+        let (exact, most) = match representation {
+            BytesRepresentation::FixedSize(size) => (true, size),
+            BytesRepresentation::BoundedSize(size) => {
+                (false, size.saturating_mul(2).saturating_add(SLACK))
+            }
+            BytesRepresentation::UnboundedSize => return Ok(false),
         };
         for touched in &self.touched {
-            if let Some(extent) = &touched.extent
-                && extent.len() as u64 != expected
-            {
+            let Some(extent) = &touched.extent else {
+                continue;
+            };
+            let len = extent.len() as u64;
+            if len > most || (exact && len != most) {
                 return Err(CodecError::Other(format!(
-                    "subchunk {} has {} bytes in the shard index, expected {expected}; the shard may be corrupted",
+                    "subchunk {} has {len} bytes in the shard index, expected {} {most}; the shard may be corrupted",
                     touched.number,
-                    extent.len()
+                    if exact { "exactly" } else { "at most" }
                 )));
             }
         }
-        Ok(())
+        Ok(true)
     }
 
-    /// Touched subchunks that exist and are decoded whole.
-    fn whole(&self) -> impl Iterator<Item = &Range<usize>> {
+    /// The touched subchunks, in groups that take about `cost` bytes to read, or one subchunk.
+    pub(super) fn groups(&self, cost: usize) -> Vec<&[Touched]> {
+        let mut groups = Vec::new();
+        let mut rest = self.touched.as_slice();
+        while !rest.is_empty() {
+            let mut sum = 0_usize;
+            let fit = rest
+                .iter()
+                .take_while(|touched| {
+                    sum = sum.saturating_add(touched.cost);
+                    sum <= cost
+                })
+                .count();
+            let (group, others) = rest.split_at(fit.max(1));
+            groups.push(group);
+            rest = others;
+        }
+        groups
+    }
+
+    /// About how many bytes it takes to read all.
+    pub(super) fn cost(&self) -> usize {
         self.touched
+            .iter()
+            .fold(0, |sum, touched| sum.saturating_add(touched.cost))
+    }
+
+    /// The bytes of the subchunks of `group` that are decoded whole.
+    pub(super) fn byte_ranges(group: &[Touched]) -> Vec<ByteRange> {
+        group
             .iter()
             .filter(|touched| touched.whole)
             .filter_map(|touched| touched.extent.as_ref())
-    }
-
-    /// Encoded subchunks longer than this are not to be expected.
-    pub(super) fn long(&self) -> usize {
-        self.shard
-            .grid
-            .subchunk_bytes()
-            .saturating_mul(2)
-            .saturating_add(super::LONG)
-    }
-
-    /// All touched subchunks that exist.
-    pub(super) fn extents_to_check(&self) -> Vec<Extent> {
-        self.touched
-            .iter()
-            .map(|touched| touched.extent.clone())
-            .collect()
-    }
-
-    /// The bytes of the subchunks that are decoded whole.
-    pub(super) fn byte_ranges(&self) -> Vec<ByteRange> {
-        self.whole()
             .map(|extent| ByteRange::FromStart(extent.start as u64, Some(extent.len() as u64)))
             .collect()
     }
 
-    /// What is asked of the inner codecs for the other subchunks.
-    pub(super) fn inner_reads(&self) -> impl Iterator<Item = InnerReads<'_>> {
-        self.touched
+    /// What is asked of the inner codecs for the other subchunks of `group`.
+    pub(super) fn inner_reads<'g>(
+        &self,
+        group: &'g [Touched],
+    ) -> impl Iterator<Item = InnerReads<'g>> {
+        group
             .iter()
             .filter(|touched| !touched.whole)
             .filter_map(|touched| {
@@ -230,126 +269,163 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The subchunks that are decoded whole, with their bytes.
-    fn subchunks<'b>(&self, fetched: &'b [ArrayBytesRaw<'_>]) -> Vec<EncodedSubchunk<'b>> {
-        let mut fetched = fetched.iter();
-        self.touched
-            .iter()
-            .filter(|touched| touched.whole)
-            .map(|touched| EncodedSubchunk {
-                number: touched.number,
-                bytes: touched
-                    .extent
-                    .as_ref()
-                    .and_then(|_| fetched.next())
-                    .map(AsRef::as_ref),
-            })
-            .collect()
+    /// New memory for the wanted elements.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if it cannot be had.
+    pub(super) fn output(&self, huge_pages: bool) -> Result<Output<'_, 'static>, CodecError> {
+        Ok(match &self.selection {
+            Selection::Window { start, shape } => {
+                let (start, shape) = (start.clone(), shape.clone());
+                let window = Window::new(&self.shard.grid, start, shape, huge_pages);
+                Output::Window(window.map_err(codec_error)?)
+            }
+            Selection::Points(_) => {
+                // Cannot overflow: checked when the request was made.
+                let len = self.num_elements * self.shard.grid.element_size();
+                let mut elements = Vec::new();
+                elements.try_reserve_exact(len).map_err(|_| {
+                    CodecError::Other(format!("out of memory: {len} bytes for elements"))
+                })?;
+                elements.resize(len, 0);
+                Output::Points(Mutex::new(elements))
+            }
+        })
     }
 
-    /// The subchunks that are not decoded whole, with what was read of them.
-    fn parts<'b>(&self, inner: &'b [ArrayBytesRaw<'_>]) -> impl Iterator<Item = (usize, &'b [u8])> {
-        self.touched
-            .iter()
-            .filter(|touched| !touched.whole)
-            .map(|touched| touched.number)
-            .zip(inner.iter().map(AsRef::as_ref))
+    /// `target` as the place for the wanted elements; `None` if it is laid out otherwise.
+    pub(super) fn output_into<'t>(
+        &'t self,
+        target: &'t ArrayBytesDecodeIntoTarget<'_>,
+    ) -> Option<Output<'t, 't>> {
+        match (&self.selection, target) {
+            (Selection::Window { start, shape }, ArrayBytesDecodeIntoTarget::Fixed(view)) => {
+                ViewOfShard::new(view, &self.shard.grid, start.clone(), shape.clone())
+                    .map(Output::View)
+            }
+            _ => None,
+        }
     }
 
-    /// The wanted elements: `fetched` are the bytes for [`byte_ranges`](Self::byte_ranges), and
-    /// `inner` the elements for [`inner_reads`](Self::inner_reads).
+    /// Write the wanted elements of `group` to `output`: `fetched` are the bytes for
+    /// [`byte_ranges`](Self::byte_ranges), and `inner` the elements for
+    /// [`inner_reads`](Self::inner_reads).
     ///
     /// # Errors
     /// An [`EngineError`] if a subchunk cannot be decoded.
-    pub(super) fn decode(
+    pub(super) fn write(
         &self,
+        group: &[Touched],
         fetched: &[ArrayBytesRaw<'_>],
         inner: &[ArrayBytesRaw<'_>],
+        output: &Output<'_, '_>,
         options: &CodecOptions,
-    ) -> Result<Vec<u8>, EngineError> {
-        let subchunks = self.subchunks(fetched);
-        match &self.selection {
-            Selection::Window { start, shape } => self.shard.with_job(options, |job| {
-                let (start, shape) = (start.clone(), shape.clone());
-                let window = Window::new(job.grid, start, shape, job.huge_pages)?;
-                plan::host_engine().decode_each(job, &subchunks, &|_, subchunk, decoded| {
-                    match decoded {
-                        Decoded::Bytes(elements) => window.write(subchunk.number, elements),
-                        Decoded::Fill => window.fill(subchunk.number, job.fill_value),
-                    }
-                })?;
-                for (number, elements) in self.parts(inner) {
-                    window.write_part(number, elements)?;
-                }
-                window.finish()
-            }),
-            Selection::Points(points) => {
+    ) -> Result<(), EngineError> {
+        let mut bytes = fetched.iter();
+        let mut subchunks = Vec::new();
+        for touched in group.iter().filter(|touched| touched.whole) {
+            let bytes = match &touched.extent {
+                None => None,
+                Some(_) => Some(
+                    bytes
+                        .next()
+                        .ok_or(EngineError::Internal("a store left out a subchunk"))?
+                        .as_ref(),
+                ),
+            };
+            subchunks.push(EncodedSubchunk {
+                number: touched.number,
+                bytes,
+            });
+        }
+        self.shard.with_job(options, |job| {
+            plan::host_engine().decode_each(job, &subchunks, &|_, subchunk, decoded| {
+                self.write_whole(subchunk.number, &decoded, job.fill_value, output)
+            })
+        })?;
+        let parts = group.iter().filter(|touched| !touched.whole);
+        for (touched, elements) in parts.zip(inner) {
+            self.write_part(touched.number, elements, output)?;
+        }
+        Ok(())
+    }
+
+    /// Write what is wanted of subchunk `number`, given all of it.
+    fn write_whole(
+        &self,
+        number: usize,
+        decoded: &Decoded<'_>,
+        fill_value: &[u8],
+        output: &Output<'_, '_>,
+    ) -> Result<(), EngineError> {
+        match output {
+            Output::Window(window) => match decoded {
+                Decoded::Bytes(elements) => window.write(number, elements),
+                Decoded::Fill => window.fill(number, fill_value),
+            },
+            Output::View(view) => view.write(number, decoded, fill_value),
+            Output::Points(wanted) => {
                 let size = self.shard.grid.element_size();
-                let output = Mutex::new(vec![0; self.num_elements * size]);
-                let points_of = |number| points.get(&number).into_iter().flatten();
-                let put = |output: &mut Vec<u8>, position: usize, element: Option<&[u8]>| {
-                    let element = element.filter(|element| element.len() == size);
-                    let element = element.ok_or(EngineError::Internal("an element is missing"))?;
-                    output[position * size..(position + 1) * size].copy_from_slice(element);
-                    Ok(())
-                };
-                self.shard.with_job(options, |job| {
-                    plan::host_engine().decode_each(job, &subchunks, &|_, subchunk, decoded| {
-                        let mut output = output.lock().unwrap_or_else(PoisonError::into_inner);
-                        for point in points_of(subchunk.number) {
-                            let element = match decoded {
-                                Decoded::Bytes(bytes) => {
-                                    bytes.get(point.offset..point.offset + size)
-                                }
-                                Decoded::Fill => Some(job.fill_value),
-                            };
-                            put(&mut output, point.position, element)?;
-                        }
-                        Ok(())
-                    })
-                })?;
-                let mut output = output.into_inner().unwrap_or_else(PoisonError::into_inner);
-                for (number, elements) in self.parts(inner) {
-                    let mut elements = elements.chunks(size);
-                    for point in points_of(number) {
-                        put(&mut output, point.position, elements.next())?;
-                    }
-                }
-                Ok(output)
+                self.put(wanted, number, |_, point| match decoded {
+                    Decoded::Bytes(elements) => elements.get(point.offset..point.offset + size),
+                    Decoded::Fill => Some(fill_value),
+                })
             }
         }
     }
 
-    /// As [`decode`](Self::decode), into `target`.
+    /// Write what is wanted of subchunk `number`, given just that.
+    fn write_part(
+        &self,
+        number: usize,
+        elements: &[u8],
+        output: &Output<'_, '_>,
+    ) -> Result<(), EngineError> {
+        match output {
+            Output::Window(window) => window.write_part(number, elements),
+            Output::View(view) => view.write_part(number, elements),
+            Output::Points(wanted) => {
+                let size = self.shard.grid.element_size();
+                self.put(wanted, number, |i, _| {
+                    elements.get(i * size..(i + 1) * size)
+                })
+            }
+        }
+    }
+
+    /// Put the wanted elements of subchunk `number` where they go.
+    fn put<'e>(
+        &self,
+        wanted: &Mutex<Vec<u8>>,
+        number: usize,
+        element: impl Fn(usize, &Point) -> Option<&'e [u8]>,
+    ) -> Result<(), EngineError> {
+        let Selection::Points(points) = &self.selection else {
+            return Err(EngineError::Internal("an output for another selection"));
+        };
+        let size = self.shard.grid.element_size();
+        let mut wanted = wanted.lock().unwrap_or_else(PoisonError::into_inner);
+        for (i, point) in points.get(&number).into_iter().flatten().enumerate() {
+            let element = element(i, point)
+                .filter(|element| element.len() == size)
+                .ok_or(EngineError::Internal("an element is missing"))?;
+            wanted[point.position * size..(point.position + 1) * size].copy_from_slice(element);
+        }
+        Ok(())
+    }
+}
+
+impl Output<'_, '_> {
+    /// The wanted elements; none if they went into a view.
     ///
     /// # Errors
-    /// A [`CodecError`] if a subchunk cannot be decoded, or the target is not for such elements.
-    pub(super) fn decode_into(
-        &self,
-        fetched: &[ArrayBytesRaw<'_>],
-        inner: &[ArrayBytesRaw<'_>],
-        target: ArrayBytesDecodeIntoTarget<'_>,
-        options: &CodecOptions,
-    ) -> Result<(), CodecError> {
-        if let Selection::Window { start, shape } = &self.selection
-            && let ArrayBytesDecodeIntoTarget::Fixed(view) = &target
-            && let Some(output) =
-                ViewOfShard::new(view, &self.shard.grid, start.clone(), shape.clone())
-        {
-            let subchunks = self.subchunks(fetched);
-            return self
-                .shard
-                .with_job(options, |job| {
-                    plan::host_engine().decode_each(job, &subchunks, &|_, subchunk, decoded| {
-                        output.write(subchunk.number, &decoded, job.fill_value)
-                    })?;
-                    self.parts(inner)
-                        .try_for_each(|(number, elements)| output.write_part(number, elements))
-                })
-                .map_err(codec_error);
+    /// An [`EngineError`] if some are missing.
+    pub(super) fn finish(self) -> Result<Vec<u8>, EngineError> {
+        match self {
+            Self::Window(window) => window.finish(),
+            Self::View(_) => Ok(Vec::new()),
+            Self::Points(wanted) => Ok(wanted.into_inner().unwrap_or_else(PoisonError::into_inner)),
         }
-        let decoded = self.decode(fetched, inner, options).map_err(codec_error)?;
-        decode_into_array_bytes_target(&ArrayBytes::from(decoded), target)
     }
 }
 

@@ -12,8 +12,8 @@
 //!     copy what was taken into its places, and give the buffers back
 //! ```
 //!
-//! Nobody waits for anybody, so this cannot hang, whatever rayon does with the threads; batches
-//! that wait are at most as many bytes as the encoded shard has.
+//! Nobody waits for anybody, so this cannot hang, whatever rayon does with the threads. Batches
+//! that wait are as many bytes as they encode to, but for the room for more in the first few.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -72,6 +72,12 @@ impl Batch {
         self.used
     }
 
+    /// Give back the room for more.
+    fn shrink(&mut self) {
+        self.buffer.truncate(self.used);
+        self.buffer.shrink_to_fit();
+    }
+
     fn clear(&mut self) {
         self.used = 0;
         self.extents.clear();
@@ -123,10 +129,15 @@ impl<'a> Aggregate<'a> {
     ///
     /// # Errors
     /// [`EngineError::Internal`] if the output is too small.
-    pub(super) fn push(&self, number: usize, batch: Batch) -> Result<(), EngineError> {
+    pub(super) fn push(&self, number: usize, mut batch: Batch) -> Result<(), EngineError> {
+        /// More waiting batches than this are a queue behind a slow one: their memory adds up.
+        const FEW: usize = 4;
         let mut placed: Vec<(Batch, Segment<'_>)> = Vec::new();
         {
             let mut state = self.state();
+            if state.waiting.len() >= FEW {
+                batch.shrink();
+            }
             state.waiting.insert(number, batch);
             while let Some(batch) = {
                 let next = state.next;
@@ -145,7 +156,10 @@ impl<'a> Aggregate<'a> {
         for (batch, mut segment) in placed {
             segment.append(batch.bytes())?;
             drop(segment);
-            self.state().idle.push(batch);
+            let mut state = self.state();
+            if state.idle.len() < FEW {
+                state.idle.push(batch);
+            }
         }
         Ok(())
     }

@@ -166,7 +166,7 @@ impl Reorder {
     }
 
     fn apply<'b>(&self, stored: &[u8], to: &'b mut Vec<u8>) -> Result<&'b [u8], EngineError> {
-        let to = at_least(to, stored.len());
+        let to = at_least(to, stored.len())?;
         disjoint::scatter(stored, &self.boxed, to)?;
         Ok(to)
     }
@@ -182,7 +182,7 @@ fn decode_known<'b>(
     buffers: &'b mut Buffers,
 ) -> Result<&'b [u8], EngineError> {
     let len = job.grid.subchunk_bytes();
-    let stored = at_least(&mut buffers.subchunk, len * bytes.len());
+    let stored = at_least(&mut buffers.subchunk, len * bytes.len())?;
     for ((number, encoded), stored) in (first..).zip(bytes).zip(stored.chunks_exact_mut(len)) {
         stages::decode(
             chain,

@@ -64,7 +64,8 @@ impl<'a> Scatter<'a> {
     /// as they are stored, else gathered into `buffer`, which is made long enough.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if a subchunk is not in the shard.
+    /// [`EngineError::Internal`] if a subchunk is not in the shard, and
+    /// [`EngineError::OutOfMemory`].
     pub(super) fn gather<'b>(
         &self,
         shard: &'b [u8],
@@ -79,7 +80,7 @@ impl<'a> Scatter<'a> {
                 .get(offset..offset + len)
                 .ok_or(EngineError::Internal("a subchunk leaves the shard"));
         }
-        let buffer = at_least(buffer, len * count);
+        let buffer = at_least(buffer, len * count)?;
         disjoint::gather(shard, self.row(first, count)?, buffer)?;
         swap_bytes(buffer, self.swap);
         Ok(buffer)
@@ -107,11 +108,20 @@ impl<'a> Scatter<'a> {
 }
 
 /// The first `len` bytes of `buffer`, which grows if it is shorter.
-pub(super) fn at_least(buffer: &mut Vec<u8>, len: usize) -> &mut [u8] {
-    if buffer.len() < len {
+///
+/// # Errors
+/// [`EngineError::OutOfMemory`], where growing would abort the process.
+pub(super) fn at_least(buffer: &mut Vec<u8>, len: usize) -> Result<&mut [u8], EngineError> {
+    if let Some(more) = len.checked_sub(buffer.len()) {
+        buffer
+            .try_reserve_exact(more)
+            .map_err(|_| EngineError::OutOfMemory {
+                what: "a buffer for a subchunk",
+                bytes: len,
+            })?;
         buffer.resize(len, 0);
     }
-    &mut buffer[..len]
+    Ok(&mut buffer[..len])
 }
 
 /// Reverse every `unit` bytes.

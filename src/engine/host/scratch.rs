@@ -26,7 +26,7 @@ pub(super) struct Contexts {
 }
 
 impl Buffers {
-    /// A thread keeps at most this much between shards.
+    /// Buffers for subchunks that a thread keeps between shards, beside its contexts.
     const KEEP: usize = 32 << 20;
 
     fn forget_large_buffers(&mut self) {

@@ -41,13 +41,16 @@ struct Turns<'a> {
 
 impl<'a> Turns<'a> {
     /// The current bytes, and the buffer that is free with room for `len`.
-    fn next(&mut self, len: usize) -> (&[u8], &mut [u8]) {
+    ///
+    /// # Errors
+    /// [`EngineError::OutOfMemory`].
+    fn next(&mut self, len: usize) -> Result<(&[u8], &mut [u8]), EngineError> {
         let [first, second] = &mut *self.buffers;
-        match self.at {
-            At::Input => (self.input, at_least(first, len)),
-            At::Buffer { which: 0, len: l } => (&first[..l], at_least(second, len)),
-            At::Buffer { len: l, .. } => (&second[..l], at_least(first, len)),
-        }
+        Ok(match self.at {
+            At::Input => (self.input, at_least(first, len)?),
+            At::Buffer { which: 0, len: l } => (&first[..l], at_least(second, len)?),
+            At::Buffer { len: l, .. } => (&second[..l], at_least(first, len)?),
+        })
     }
 
     /// The free buffer was filled with `len` bytes.
@@ -126,7 +129,7 @@ pub(super) fn encode(
             };
             for stage in stages {
                 let bound = bound_of(stage, turns.current().len())?;
-                let (from, to) = turns.next(bound);
+                let (from, to) = turns.next(bound)?;
                 let written = run(stage, subchunk, from, to, contexts)?;
                 turns.turn(written);
             }
@@ -220,7 +223,7 @@ pub(super) fn decode(
         } else {
             let limit = decoded_limit(&chain.stages[..position], expected)
                 .ok_or_else(|| fail(format!("{expected} bytes are too many")))?;
-            let (from, to) = turns.next(limit);
+            let (from, to) = turns.next(limit)?;
             let got = decompress(from, to).map_err(fail)?;
             turns.turn(got);
         }

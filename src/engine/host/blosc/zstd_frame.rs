@@ -74,7 +74,7 @@ impl ZstdFrame {
         for (number, block) in from.chunks(blocksize).enumerate() {
             write_u32(to, HEADER + 4 * number, written)?;
             let block = if parameters.shuffle == Shuffle::Byte && typesize > 1 {
-                let shuffled = at_least(&mut self.shuffled, block.len());
+                let shuffled = at_least(&mut self.shuffled, block.len()).ok()?;
                 shuffle(typesize, block, shuffled);
                 shuffled
             } else {

@@ -20,8 +20,6 @@ pub(in crate::engine::host) struct Segments {
 // SAFETY: `start` points into `vec`'s allocation, and is only used to derive segments, which do
 // not overlap. Nothing touches `vec` itself before `finish` takes `self`.
 unsafe impl Sync for Segments {}
-// SAFETY: as above; the pointer owns nothing and is tied to no thread.
-unsafe impl Send for Segments {}
 
 impl Segments {
     /// Hand out the capacity of `vec`, which is empty.
@@ -130,12 +128,14 @@ impl Segment<'_> {
         // allocation and do not overlap.
         unsafe { gather_pieces(&row, from, &buffers[..row.count]) };
         for buffer in &buffers[..row.count] {
-            // SAFETY: the box was filled above, and its trailer is now; both are only reachable
-            // through `self`.
-            finish(unsafe {
-                buffer.add(len).write_bytes(0, trailer);
-                std::slice::from_raw_parts_mut(*buffer, len + trailer)
-            });
+            // SAFETY: within the row, by `advance`. All of it is initialised before anything else
+            // runs, since it counts as filled.
+            unsafe { buffer.add(len).write_bytes(0, trailer) };
+        }
+        for buffer in &buffers[..row.count] {
+            // SAFETY: the box and its trailer were filled above, and are only reachable through
+            // `self`.
+            finish(unsafe { std::slice::from_raw_parts_mut(*buffer, len + trailer) });
         }
         Ok(())
     }

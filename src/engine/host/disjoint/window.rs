@@ -88,11 +88,8 @@ impl<'a> Window<'a> {
             ));
         }
         let part = self.claim(number)?;
-        self.copy(
-            &part,
-            &elements[part.offset_in_subchunk()..],
-            &part.subchunk_strides(),
-        )
+        let from = elements.get(part.offset_in_subchunk()..).unwrap_or(&[]);
+        self.copy(&part, from, &part.subchunk_strides())
     }
 
     /// Write the share of subchunk `number`: just its elements, in C order.

@@ -1,0 +1,158 @@
+//! What went wrong once.
+#![allow(clippy::unwrap_used)]
+
+use std::borrow::Cow;
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use zarrs::array::{ArrayBytes, ArrayIndices, ArraySubset, FillValue, Indexer, data_type};
+use zarrs_codec::{
+    ArrayCodecTraits, ArrayToBytesCodecTraits, BytesPartialDecoderTraits, CodecError, CodecOptions,
+};
+use zarrs_cuda::{CudaShardingCodec, Options};
+
+fn codec(subchunk: &[u64], codecs: &Value, index_codecs: &Value) -> CudaShardingCodec {
+    let configuration = serde_json::from_value(json!({
+        "chunk_shape": subchunk, "codecs": codecs, "index_codecs": index_codecs,
+    }))
+    .unwrap();
+    CudaShardingCodec::new_with_configuration(&configuration, Options::default()).unwrap()
+}
+
+fn little() -> Value {
+    json!({ "name": "bytes", "configuration": { "endian": "little" } })
+}
+
+fn shape(shape: &[u64]) -> Vec<NonZeroU64> {
+    shape.iter().map(|&n| NonZeroU64::new(n).unwrap()).collect()
+}
+
+fn partial_decode(
+    codec: CudaShardingCodec,
+    shard: Vec<u8>,
+    shape: &[NonZeroU64],
+    indexer: &dyn Indexer,
+) -> Result<Vec<u8>, CodecError> {
+    let input: Arc<dyn BytesPartialDecoderTraits> = Arc::new(shard);
+    let (data_type, fill_value) = (data_type::uint8(), FillValue::from(0_u8));
+    let options = CodecOptions::default();
+    Arc::new(codec)
+        .partial_decoder(input, shape, &data_type, &fill_value, &options)?
+        .partial_decode(indexer, &options)
+        .and_then(|bytes| Ok(bytes.into_fixed()?.into_owned()))
+}
+
+/// Part of a large subchunk was read without the checksum that covers all of it.
+#[test]
+fn a_checksum_covers_reads_of_a_part() {
+    let codec = codec(
+        &[64, 64, 64],
+        &json!([little(), { "name": "crc32c" }]),
+        &json!([little()]),
+    );
+    let shape = shape(&[64, 64, 128]);
+    let elements = ArrayBytes::new_flen(vec![1_u8; 64 * 64 * 128]);
+    let (data_type, fill_value) = (data_type::uint8(), FillValue::from(0_u8));
+    let mut shard = codec
+        .encode(
+            elements,
+            &shape,
+            &data_type,
+            &fill_value,
+            &CodecOptions::default(),
+        )
+        .unwrap()
+        .into_owned();
+    let part = ArraySubset::new_with_ranges(&[0..1, 0..1, 0..4]);
+    let read = partial_decode(codec.clone(), shard.clone(), &shape, &part);
+    assert_eq!(read.unwrap(), [1; 4]);
+    shard[0] ^= 1;
+    let point: Vec<ArrayIndices> = vec![vec![9, 9, 9]];
+    for indexer in [&part as &dyn Indexer, &point] {
+        let read = partial_decode(codec.clone(), shard.clone(), &shape, indexer);
+        assert!(matches!(read, Err(CodecError::InvalidChecksum)), "{read:?}");
+    }
+}
+
+/// Index entries that overlap made a small shard ask for gigabytes.
+#[test]
+fn overlapping_extents_do_not_multiply() {
+    const SUBCHUNKS: usize = 2048;
+    let codec = codec(
+        &[1],
+        &json!([little(), { "name": "zstd", "configuration": { "level": 1, "checksum": false } }]),
+        &json!([little()]),
+    );
+    let mut shard = vec![0_u8; 1 << 20];
+    for _ in 0..SUBCHUNKS {
+        shard.extend(0_u64.to_le_bytes());
+        shard.extend((1_u64 << 20).to_le_bytes());
+    }
+    let all = ArraySubset::new_with_shape(vec![SUBCHUNKS as u64]);
+    let read = partial_decode(codec, shard, &shape(&[SUBCHUNKS as u64]), &all);
+    assert!(read.unwrap_err().to_string().contains("expected at most"));
+}
+
+/// Index codecs were tried on a shape of their own, which a transpose does not fit.
+#[test]
+fn index_codecs_may_transpose() {
+    let order = json!({ "name": "transpose", "configuration": { "order": [2, 0, 1] } });
+    let codec = codec(&[2, 2], &json!([little()]), &json!([order, little()]));
+    let shape = shape(&[4, 6]);
+    let elements: Vec<u8> = (0..24).collect();
+    let (data_type, fill_value) = (data_type::uint8(), FillValue::from(0_u8));
+    let options = CodecOptions::default();
+    let input = ArrayBytes::new_flen(Cow::Borrowed(elements.as_slice()));
+    let shard = codec
+        .encode(input, &shape, &data_type, &fill_value, &options)
+        .unwrap();
+    let decoded = codec
+        .decode(shard, &shape, &data_type, &fill_value, &options)
+        .unwrap();
+    assert_eq!(*decoded.into_fixed().unwrap(), *elements);
+}
+
+/// A variable-size index codec is refused when the codec is made.
+#[test]
+fn index_codecs_may_not_compress() {
+    let gzip = json!({ "name": "gzip", "configuration": { "level": 1 } });
+    let configuration = serde_json::from_value(json!({
+        "chunk_shape": [2], "codecs": [little()], "index_codecs": [little(), gzip],
+    }))
+    .unwrap();
+    let error = CudaShardingCodec::new_with_configuration(&configuration, Options::default());
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("variable size"), "{error}");
+}
+
+/// Products of huge extents overflowed in what zarrs asks a codec before it decodes.
+#[test]
+fn huge_shapes_are_errors() {
+    for (shard, subchunk) in [
+        (vec![1 << 61], vec![1 << 61]),
+        (vec![1 << 40, 1 << 40], vec![1 << 8, 1 << 8]),
+        (vec![u64::MAX], vec![1]),
+        (vec![6], vec![4]),
+    ] {
+        let codec = codec(&subchunk, &json!([little()]), &json!([little()]));
+        let shape = shape(&shard);
+        let (data_type, fill_value) = (data_type::float64(), FillValue::from(0_f64));
+        let options = CodecOptions::default();
+        assert!(
+            codec
+                .encoded_representation(&shape, &data_type, &fill_value)
+                .is_err()
+        );
+        let decoded = codec.decode(
+            vec![0; 64].into(),
+            &shape,
+            &data_type,
+            &fill_value,
+            &options,
+        );
+        assert!(decoded.is_err());
+        // A number or an error, but no panic.
+        let _either = codec.recommended_concurrency(&shape, &data_type);
+    }
+}
