@@ -1,0 +1,60 @@
+//! Codecs, as metadata.
+
+use serde_json::{Value, json};
+
+pub(crate) fn bytes(endian: &str) -> Value {
+    json!({ "name": "bytes", "configuration": { "endian": endian } })
+}
+
+pub(crate) fn transpose(order: &[usize]) -> Value {
+    json!({ "name": "transpose", "configuration": { "order": order } })
+}
+
+pub(crate) fn packbits() -> Value {
+    json!({ "name": "packbits", "configuration": {} })
+}
+
+pub(crate) fn crc32c() -> Value {
+    json!({ "name": "crc32c" })
+}
+
+pub(crate) fn zstd(level: i32, checksum: bool) -> Value {
+    json!({ "name": "zstd", "configuration": { "level": level, "checksum": checksum } })
+}
+
+pub(crate) fn gzip(level: u32) -> Value {
+    json!({ "name": "gzip", "configuration": { "level": level } })
+}
+
+pub(crate) const BLOSC_COMPRESSORS: [&str; 6] =
+    ["blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd"];
+
+pub(crate) const BLOSC_SHUFFLES: [&str; 3] = ["noshuffle", "shuffle", "bitshuffle"];
+
+pub(crate) fn blosc(cname: &str, clevel: u8, shuffle: &str, typesize: usize) -> Value {
+    json!({ "name": "blosc", "configuration": {
+        "cname": cname,
+        "clevel": clevel,
+        "shuffle": shuffle,
+        "typesize": typesize,
+        "blocksize": 0,
+    } })
+}
+
+pub(crate) fn shuffle(elementsize: usize) -> Value {
+    json!({ "name": "numcodecs.shuffle", "configuration": { "elementsize": elementsize } })
+}
+
+/// The codec of [`xor`](super::xor), which is nobody's.
+pub(crate) fn xor() -> Value {
+    json!({ "name": super::xor::NAME, "configuration": {} })
+}
+
+/// Nested sharding, in any subchunk that `chunk_shape` divides.
+pub(crate) fn sharding(chunk_shape: &[u64], codecs: &[Value]) -> Value {
+    json!({ "name": "sharding_indexed", "configuration": {
+        "chunk_shape": chunk_shape,
+        "codecs": codecs,
+        "index_codecs": [bytes("little"), crc32c()],
+    } })
+}
