@@ -26,8 +26,9 @@ static ENTRY: Mutex<Option<Arc<CodecRuntimePluginV3>>> = Mutex::new(None);
 /// Use this crate's codec for every `sharding_indexed` array that is opened or created from
 /// metadata afterwards in this process, until the [`Registration`] is dropped.
 ///
-/// Arrays that are open already keep the codec that they have. Register before other threads open
-/// arrays: zarrs' registry is locked for writing once, by the first call.
+/// Arrays that are open already keep the codec that they have. The first call takes the write lock
+/// of zarrs' registry. If somebody else has registered codecs at run time, make that call before
+/// other threads open arrays: zarrs takes the lock again while it creates nested codecs.
 ///
 /// [`ArrayBuilder::subchunk_shape`] makes zarrs' own codec without asking the registry. Build such
 /// an array from its metadata instead, which is one line:

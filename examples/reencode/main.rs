@@ -8,9 +8,10 @@
 //! `target/reencode`, and verifies the result. `--help` lists the options.
 //!
 //! The array is read and written shard by shard, so it may be larger than memory: at most two
-//! shards are held decoded at a time (one is read while the other is written), one of them also
-//! encoded, and per thread one chunk of the input. Every value, the data type, the fill value, the
-//! attributes and the dimension names are carried over bit for bit.
+//! shards are held decoded at a time (one is read while the other is written; one at the edge of the
+//! array is held twice), one of them also encoded, and per thread one chunk of the input. Every
+//! value, the data type, the fill value, the attributes and the dimension names are carried over bit
+//! for bit.
 //!
 //! An output never looks more complete than it is. A shard is written to a temporary file and then
 //! renamed, and `zarr.json`, without which no reader opens the array, comes last: until then it is
