@@ -465,8 +465,10 @@ fn name_taken_in_its_own_process() {
         ))
     };
     let before = theirs();
-    let taken = register(Options::default());
-    assert!(matches!(taken, Err(Error::NameTaken)), "{taken:?}");
+    for _ in 0..2 {
+        let taken = register(Options::default());
+        assert!(matches!(taken, Err(Error::NameTaken)), "{taken:?}");
+    }
     assert!(!opened_now_is_ours());
     assert_eq!(THEIRS.load(Ordering::Relaxed), 1);
 
