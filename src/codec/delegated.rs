@@ -13,7 +13,9 @@ use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator};
 #[cfg(feature = "async")]
 use super::foreign::async_no_panic;
 use super::foreign::no_panic;
-use super::partial_decoder::{check_last_bytes, last_bytes};
+#[cfg(feature = "async")]
+use super::partial_decoder::async_check_long;
+use super::partial_decoder::check_long;
 
 /// A partial decoder of zarrs that may be given hostile bytes.
 pub(super) struct Delegated<D: ?Sized>(pub(super) Arc<D>);
@@ -91,14 +93,7 @@ impl BytesPartialDecoderTraits for Guarded<dyn BytesPartialDecoderTraits> {
         options: &CodecOptions,
     ) -> Result<Option<Vec<ArrayBytesRaw<'_>>>, CodecError> {
         let ranges: Vec<ByteRange> = ranges.collect();
-        let last = last_bytes(&ranges);
-        if !last.is_empty() {
-            let wanted = last.len();
-            let read = self
-                .0
-                .partial_decode_many(Box::new(last.into_iter()), options)?;
-            check_last_bytes(wanted, read)?;
-        }
+        check_long(&*self.0, &ranges, options)?;
         self.0
             .partial_decode_many(Box::new(ranges.into_iter()), options)
     }
@@ -125,15 +120,7 @@ impl AsyncBytesPartialDecoderTraits for Guarded<dyn AsyncBytesPartialDecoderTrai
         options: &CodecOptions,
     ) -> Result<Option<Vec<ArrayBytesRaw<'a>>>, CodecError> {
         let ranges: Vec<ByteRange> = ranges.collect();
-        let last = last_bytes(&ranges);
-        if !last.is_empty() {
-            let wanted = last.len();
-            let read = self
-                .0
-                .partial_decode_many(Box::new(last.into_iter()), options)
-                .await?;
-            check_last_bytes(wanted, read)?;
-        }
+        async_check_long(&*self.0, &ranges, options).await?;
         self.0
             .partial_decode_many(Box::new(ranges.into_iter()), options)
             .await

@@ -33,7 +33,7 @@ use super::CudaShardingCodec;
 use super::foreign::async_no_panic;
 use super::foreign::{codec_error, no_panic};
 use super::shard::{Shard, decode_index_words, index_geometry};
-use crate::layout::{Extent, extents_from_index};
+use crate::layout::{Extent, SubchunkGrid, extents_from_index};
 use interval::Interval;
 use request::{InnerReads, Output, Request, Touched};
 
@@ -102,25 +102,24 @@ fn check_memory(index_len: usize) -> Result<(), CodecError> {
 /// may not overflow, and what is beyond the end the store will say.
 fn extents_of(
     codec: &CudaShardingCodec,
-    shape: &[NonZeroU64],
+    (grid, index_len): (&SubchunkGrid, usize),
     encoded: &[u8],
     options: &CodecOptions,
 ) -> Result<Vec<Extent>, CodecError> {
-    let (grid, index_len) = index_geometry(codec, shape)?;
     if encoded.len() != index_len {
         return Err(CodecError::Other(format!(
             "the shard has {} bytes where its index of {index_len} should be: it is truncated",
             encoded.len()
         )));
     }
-    let words = decode_index_words(codec, &grid, encoded, options)?;
+    let words = decode_index_words(codec, grid, encoded, options)?;
     extents_from_index(&words, i64::MAX as u64)
         .map_err(|error| CodecError::Other(error.to_string()))
 }
 
 /// The last byte of each long range: if a store has it, then allocating the range is justified by
 /// what is stored.
-pub(super) fn last_bytes(ranges: &[ByteRange]) -> Vec<ByteRange> {
+fn last_bytes(ranges: &[ByteRange]) -> Vec<ByteRange> {
     ranges
         .iter()
         .filter_map(|range| match range {
@@ -133,10 +132,7 @@ pub(super) fn last_bytes(ranges: &[ByteRange]) -> Vec<ByteRange> {
 }
 
 /// What reading the last bytes of long subchunks gave.
-pub(super) fn check_last_bytes(
-    wanted: usize,
-    read: Option<Vec<ArrayBytesRaw<'_>>>,
-) -> Result<(), CodecError> {
+fn check_last_bytes(wanted: usize, read: Option<Vec<ArrayBytesRaw<'_>>>) -> Result<(), CodecError> {
     match read {
         Some(bytes) if bytes.len() == wanted && bytes.iter().all(|byte| byte.len() == 1) => Ok(()),
         _ => Err(CodecError::Other(
@@ -170,16 +166,20 @@ fn read_index(
     shape: &[NonZeroU64],
     options: &CodecOptions,
 ) -> Result<Option<Vec<Extent>>, CodecError> {
-    let (_, index_len) = index_geometry(codec, shape)?;
+    let (grid, index_len) = index_geometry(codec, shape)?;
     check_memory(index_len)?;
     let range = index_byte_range(codec, index_len);
     let encoded = no_panic(|| input.partial_decode(range, options))?;
     encoded
-        .map(|encoded| extents_of(codec, shape, &encoded, options))
+        .map(|encoded| extents_of(codec, (&grid, index_len), &encoded, options))
         .transpose()
 }
 
-fn check_long(
+/// Look for the last byte of each long range of `ranges`.
+///
+/// # Errors
+/// A [`CodecError`] if one is not there.
+pub(super) fn check_long(
     input: &dyn BytesPartialDecoderTraits,
     ranges: &[ByteRange],
     options: &CodecOptions,
@@ -384,17 +384,21 @@ async fn async_read_index(
     shape: &[NonZeroU64],
     options: &CodecOptions,
 ) -> Result<Option<Vec<Extent>>, CodecError> {
-    let (_, index_len) = index_geometry(codec, shape)?;
+    let (grid, index_len) = index_geometry(codec, shape)?;
     check_memory(index_len)?;
     let range = index_byte_range(codec, index_len);
     let encoded = async_no_panic(input.partial_decode(range, options)).await?;
     encoded
-        .map(|encoded| extents_of(codec, shape, &encoded, options))
+        .map(|encoded| extents_of(codec, (&grid, index_len), &encoded, options))
         .transpose()
 }
 
+/// Look for the last byte of each long range of `ranges`.
+///
+/// # Errors
+/// A [`CodecError`] if one is not there.
 #[cfg(feature = "async")]
-async fn async_check_long(
+pub(super) async fn async_check_long(
     input: &dyn AsyncBytesPartialDecoderTraits,
     ranges: &[ByteRange],
     options: &CodecOptions,
