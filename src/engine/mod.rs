@@ -11,6 +11,7 @@
 //! 4. Any bytes may be given to decode. They give the data, or an [`EngineError`].
 
 mod chain;
+pub(crate) mod cuda;
 mod error;
 pub(crate) mod host;
 

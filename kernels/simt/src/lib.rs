@@ -1,0 +1,1 @@
+//! Runs the kernels of `zarrs_cuda` on the host, for tests.

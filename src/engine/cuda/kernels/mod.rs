@@ -1,0 +1,1 @@
+//! The kernels, each with the launch that it wants.
