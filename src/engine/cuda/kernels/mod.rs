@@ -1,1 +1,4 @@
 //! The kernels, each with the launch that it wants.
+
+#[cfg(test)]
+mod testing;
