@@ -6,9 +6,11 @@
 mod grid;
 mod index;
 mod part;
+pub(crate) mod permutation;
 mod strided;
 
 pub(crate) use grid::SubchunkGrid;
 pub(crate) use index::{Extent, extents_from_index, index_from_extents};
 pub(crate) use part::Part;
+pub(crate) use permutation::ShardPermutation;
 pub(crate) use strided::{Digit, StridedBox};
