@@ -5,10 +5,12 @@
 
 mod grid;
 mod index;
+mod lift;
 mod part;
 mod strided;
 
 pub(crate) use grid::SubchunkGrid;
 pub(crate) use index::{Extent, extents_from_index, index_from_extents};
+pub(crate) use lift::{Batch, Lift, LiftDigit, LiftError, Slab};
 pub(crate) use part::Part;
 pub(crate) use strided::{Digit, StridedBox};
