@@ -10,7 +10,7 @@ use std::fmt;
 
 /// A box of subchunks, and how the slots hold them.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Batch<'a> {
+pub(crate) struct LiftBatch<'a> {
     /// Subchunks along each axis.
     pub(crate) counts: &'a [usize],
     /// Elements of a subchunk along each axis.
@@ -25,7 +25,7 @@ pub(crate) struct Batch<'a> {
 
 /// A box of elements, relative to the first element of the batch.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Slab<'a> {
+pub(crate) struct LiftSlab<'a> {
     pub(crate) start: &'a [usize],
     pub(crate) shape: &'a [usize],
 }
@@ -99,7 +99,7 @@ impl std::error::Error for LiftError {}
 
 impl Lift {
     /// Lift `slab` into the slots of `batch`.
-    pub(crate) fn new(batch: &Batch<'_>, slab: &Slab<'_>) -> Result<Self, LiftError> {
+    pub(crate) fn new(batch: &LiftBatch<'_>, slab: &LiftSlab<'_>) -> Result<Self, LiftError> {
         let rank = batch.counts.len();
         let lengths = [
             batch.subchunk.len(),
@@ -249,7 +249,7 @@ impl Lift {
 }
 
 /// For each axis, the bytes between two neighbours in a slot; and the size of a subchunk.
-fn strides_in_slot(batch: &Batch<'_>) -> Result<(Vec<usize>, usize), LiftError> {
+fn strides_in_slot(batch: &LiftBatch<'_>) -> Result<(Vec<usize>, usize), LiftError> {
     let mut strides = vec![0; batch.order.len()];
     let mut len = batch.element_size;
     for &axis in batch.order.iter().rev() {
@@ -294,14 +294,14 @@ mod tests {
 
     #[test]
     fn a_row_of_subchunks() {
-        let batch = Batch {
+        let batch = LiftBatch {
             counts: &[2, 3, 4],
             subchunk: &[32, 32, 32],
             element_size: 2,
             order: &[0, 1, 2],
             slot_stride: 65_536,
         };
-        let slab = Slab {
+        let slab = LiftSlab {
             start: &[32, 0, 0],
             shape: &[8, 96, 128],
         };
@@ -321,14 +321,14 @@ mod tests {
 
     #[test]
     fn digits_that_step_alike_are_one() {
-        let batch = Batch {
+        let batch = LiftBatch {
             counts: &[5, 4, 1],
             subchunk: &[1, 1, 6],
             element_size: 4,
             order: &[0, 1, 2],
             slot_stride: 24,
         };
-        let slab = Slab {
+        let slab = LiftSlab {
             start: &[1, 0, 2],
             shape: &[3, 4, 4],
         };
@@ -336,7 +336,7 @@ mod tests {
         assert_eq!(lift.digits(), [digit(12, 0, 1)]);
         assert_eq!((lift.run(), lift.offset(), lift.end()), (16, 8, 24));
         // Whole subchunks lie like the slab does, yet the slots stay apart.
-        let slab = Slab {
+        let slab = LiftSlab {
             start: &[0, 0, 0],
             shape: &[5, 4, 6],
         };
@@ -346,14 +346,14 @@ mod tests {
 
     #[test]
     fn an_order_of_axes() {
-        let batch = Batch {
+        let batch = LiftBatch {
             counts: &[1, 2],
             subchunk: &[2, 3],
             element_size: 4,
             order: &[1, 0],
             slot_stride: 32,
         };
-        let slab = Slab {
+        let slab = LiftSlab {
             start: &[0, 0],
             shape: &[2, 6],
         };
@@ -364,14 +364,14 @@ mod tests {
 
     #[test]
     fn a_scalar() {
-        let batch = Batch {
+        let batch = LiftBatch {
             counts: &[],
             subchunk: &[],
             element_size: 7,
             order: &[],
             slot_stride: 16,
         };
-        let slab = Slab {
+        let slab = LiftSlab {
             start: &[],
             shape: &[],
         };
@@ -382,7 +382,7 @@ mod tests {
 
     #[test]
     fn what_is_refused() {
-        let batch = Batch {
+        let batch = LiftBatch {
             counts: &[2, 2],
             subchunk: &[4, 4],
             element_size: 2,
@@ -391,7 +391,7 @@ mod tests {
         };
         let lift = |batch, start: [usize; 2], shape: [usize; 2]| {
             let (start, shape) = (&start, &shape);
-            Lift::new(&batch, &Slab { start, shape })
+            Lift::new(&batch, &LiftSlab { start, shape })
         };
         assert!(lift(batch, [0, 4], [8, 3]).is_ok());
         assert!(lift(batch, [4, 5], [1, 3]).is_ok());
@@ -402,7 +402,7 @@ mod tests {
         assert_eq!(lift(batch, [4, 0], [8, 4]), Err(outside));
         assert_eq!(lift(batch, [usize::MAX, 0], [8, 4]), Err(outside));
         assert_eq!(lift(batch, [0, 0], [0, 4]), Err(LiftError::Empty));
-        let changed = |change: fn(&mut Batch<'static>)| {
+        let changed = |change: fn(&mut LiftBatch<'static>)| {
             let mut batch = batch;
             change(&mut batch);
             lift(batch, [0, 0], [4, 4]).unwrap_err()
@@ -429,7 +429,7 @@ mod tests {
     }
 
     /// Slot and offset in it of every byte of the slab, one element after the other.
-    fn naive(batch: &Batch<'_>, slab: &Slab<'_>) -> Vec<(usize, usize)> {
+    fn naive(batch: &LiftBatch<'_>, slab: &LiftSlab<'_>) -> Vec<(usize, usize)> {
         let rank = batch.counts.len();
         let mut places = Vec::new();
         let mut counter = vec![0; rank];
@@ -509,14 +509,14 @@ mod tests {
                         shape.push(1 + b.index(subchunk - first));
                     }
                 }
-                let batch = Batch {
+                let batch = LiftBatch {
                     counts: &counts,
                     subchunk: &subchunk,
                     element_size,
                     order: &order,
                     slot_stride: subchunk.iter().product::<usize>() * element_size + padding,
                 };
-                let slab = Slab {
+                let slab = LiftSlab {
                     start: &start,
                     shape: &shape,
                 };

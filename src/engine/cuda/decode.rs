@@ -393,12 +393,18 @@ impl Decoder<'_, '_> {
                 lane.device(session.sizing.fill),
             )?;
         }
-        lane.driver.record(unscatter.end, lane.compute, UNSCATTERED)?;
-        lane.driver.wait(lane.down, unscatter.end, UNSCATTERED_WAIT)?;
+        lane.driver
+            .record(unscatter.end, lane.compute, UNSCATTERED)?;
+        lane.driver
+            .wait(lane.down, unscatter.end, UNSCATTERED_WAIT)?;
         timed.push(unscatter);
         if self.validates() {
             let (bad, answer) = self.bad_flags(number, count);
-            lane.copy(lane.down, Span::Device(lane.device(bad)), Span::Pinned(lane.pinned_out(answer)))?;
+            lane.copy(
+                lane.down,
+                Span::Device(lane.device(bad)),
+                Span::Pinned(lane.pinned_out(answer)),
+            )?;
             session.counters.from_device(bad.len);
         }
         self.batches.push_back(Decoded {

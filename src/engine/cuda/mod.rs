@@ -45,9 +45,7 @@ pub use sizing::MemoryEstimate;
 pub(crate) use sizing::{Tuning, chain_on_device};
 
 use super::host::HostEngine;
-use super::{
-    EncodedShard, EncodedSubchunk, Engine, EngineError, Job, Sink,
-};
+use super::{EncodedShard, EncodedSubchunk, Engine, EngineError, Job, Sink};
 use crate::layout::Extent;
 use driver::{Driver, Fault};
 use lane::Capacity;
@@ -100,10 +98,7 @@ impl CudaEngine {
     ) -> Result<T, EngineError> {
         let mut sizing = self.sizing(job)?;
         let mut acquired = loop {
-            match self
-                .devices
-                .acquire(Capacity::of(&sizing), &self.limits)
-            {
+            match self.devices.acquire(Capacity::of(&sizing), &self.limits) {
                 Ok(acquired) => break acquired,
                 Err(error) if error.fault == Fault::OutOfMemory && sizing.batch > 1 => {
                     tracing::debug!(%error, batch = sizing.batch, "trying smaller batches");

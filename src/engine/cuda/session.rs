@@ -10,7 +10,7 @@ use super::lane::Running;
 use super::metrics::{Counters, TimedStage};
 use super::sizing::{BatchRegions, Sizing};
 use crate::engine::Job;
-use crate::layout::{Batch, Lift, Slab};
+use crate::layout::{Batch, Lift, LiftBatch, LiftSlab, Slab};
 
 /// The begin and the end of a stage, for the metrics alone.
 const STAGE_BEGIN: Site = Site("record: a stage begins, for the metrics");
@@ -90,13 +90,17 @@ impl Session<'_> {
         slab: &Slab,
     ) -> Result<Lift, DriverError> {
         Lift::new(
-            &batch.counts,
-            job.grid.subchunk(),
-            job.grid.element_size(),
-            order,
-            self.sizing.slot_stride,
-            &slab.start,
-            &slab.shape,
+            &LiftBatch {
+                counts: &batch.counts,
+                subchunk: job.grid.subchunk(),
+                element_size: job.grid.element_size(),
+                order,
+                slot_stride: self.sizing.slot_stride,
+            },
+            &LiftSlab {
+                start: &slab.start,
+                shape: &slab.shape,
+            },
         )
         .map_err(|error| self.refused("lifting a slab", &error))
     }

@@ -136,7 +136,10 @@ impl Arena {
 }
 
 /// The chain of a job, or why a device cannot run it.
-pub(crate) fn on_device<'a>(grid: &SubchunkGrid, chain: &Chain<'a>) -> Result<&'a KnownChain, String> {
+pub(crate) fn on_device<'a>(
+    grid: &SubchunkGrid,
+    chain: &Chain<'a>,
+) -> Result<&'a KnownChain, String> {
     let Chain::Known(chain) = *chain else {
         return Err("the inner codecs are not ones that the CUDA engine knows".to_string());
     };
@@ -224,7 +227,8 @@ impl Sizing {
                     scratch: device.region(aggregate::scan_scratch_bytes(batch))?,
                     dense: device.region(encoded.checked_mul(batch)?)?,
                     table: pinned_in.region(u64s.checked_mul(3)?)?,
-                    answer: pinned_out.region(offsets.len.max(u32s.checked_mul(chain.stages.len())?))?,
+                    answer: pinned_out
+                        .region(offsets.len.max(u32s.checked_mul(chain.stages.len())?))?,
                 })
             })
             .collect::<Option<Vec<_>>>()?;

@@ -11,15 +11,19 @@ fn bytes_go_there_and_back() {
     let mut a: Vec<u8> = (0..100).collect();
     let mut b = vec![0; 40];
     let mut empty = Vec::new();
-    testing::run(&simulation, &mut [&mut a, &mut b, &mut empty], |stream, spans| {
-        let part = DeviceSpan {
-            offset: 10,
-            len: 40,
-            ..spans[0]
-        };
-        // SAFETY: the spans live until the stream was synchronised.
-        unsafe { simulation.copy(stream, Span::Device(part), Span::Device(spans[1])) }
-    })
+    testing::run(
+        &simulation,
+        &mut [&mut a, &mut b, &mut empty],
+        |stream, spans| {
+            let part = DeviceSpan {
+                offset: 10,
+                len: 40,
+                ..spans[0]
+            };
+            // SAFETY: the spans live until the stream was synchronised.
+            unsafe { simulation.copy(stream, Span::Device(part), Span::Device(spans[1])) }
+        },
+    )
     .unwrap();
     assert_eq!(a, (0..100).collect::<Vec<u8>>());
     assert_eq!(b, (10..50).collect::<Vec<u8>>());
