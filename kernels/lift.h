@@ -120,7 +120,7 @@ DEVICE void lift_units_of_block(const LiftParameters& p, Unit* slab, uint8_t* sl
                                 const Unit* fill) {
     const uint32_t first = block_index() * (LIFT_THREADS * LIFT_UNITS) + thread_index();
     uint32_t rest[LIFT_UNITS], slot[LIFT_UNITS], within[LIFT_UNITS];
-#pragma unroll
+    UNROLL
     for (uint32_t k = 0; k < LIFT_UNITS; k++) {
         rest[k] = first + k * LIFT_THREADS;
         slot[k] = 0;
@@ -129,7 +129,7 @@ DEVICE void lift_units_of_block(const LiftParameters& p, Unit* slab, uint8_t* sl
     for (uint32_t i = p.digit_count - 1; i > 0; i--) {
         const uint32_t extent = p.digits[i].extent, magic = p.digits[i].magic, shift = p.digits[i].shift;
         const uint32_t within_step = p.digits[i].within, slot_step = p.digits[i].slot;
-#pragma unroll
+        UNROLL
         for (uint32_t k = 0; k < LIFT_UNITS; k++) {
             const uint32_t quotient = fast_divide(rest[k], magic, shift);
             const uint32_t digit = rest[k] - quotient * extent;
@@ -141,7 +141,7 @@ DEVICE void lift_units_of_block(const LiftParameters& p, Unit* slab, uint8_t* sl
     Unit value[LIFT_UNITS];
     Unit* place[LIFT_UNITS];
     bool have[LIFT_UNITS];
-#pragma unroll
+    UNROLL
     for (uint32_t k = 0; k < LIFT_UNITS; k++) {
         within[k] += rest[k] * p.digits[0].within;
         slot[k] += rest[k] * p.digits[0].slot;
@@ -164,7 +164,7 @@ DEVICE void lift_units_of_block(const LiftParameters& p, Unit* slab, uint8_t* sl
     }
     if (!inverse && flags != nullptr) {
         uint32_t raised = 0xffffffffu;
-#pragma unroll
+        UNROLL
         for (uint32_t k = 0; k < LIFT_UNITS; k++) {
             if (!have[k] || slot[k] == raised) continue;
             uint32_t phase = 0;
@@ -178,7 +178,7 @@ DEVICE void lift_units_of_block(const LiftParameters& p, Unit* slab, uint8_t* sl
             }
         }
     }
-#pragma unroll
+    UNROLL
     for (uint32_t k = 0; k < LIFT_UNITS; k++) {
         if (!have[k]) continue;
         if (inverse) {
@@ -247,7 +247,8 @@ DEVICE Place find_place(const TileDigit* digits, uint32_t count, const Tile& til
 }
 
 // Units of a tile that its memory has room for: the most that the host puts in one, and padding.
-constexpr uint32_t tile_room(uint32_t unit) { return unit <= 2 ? 5120 : unit <= 8 ? 1152 : 320; }
+template <typename Unit>
+constexpr uint32_t TILE_ROOM = sizeof(Unit) <= 2 ? 5120 : sizeof(Unit) <= 8 ? 1152 : 320;
 
 // Scatter, or unscatter if `inverse`, one tile: into shared memory in the order in which one side
 // lies in memory, and out of it in the order of the other.
@@ -261,13 +262,13 @@ DEVICE void lift_tile_of_block(const TileParameters& p, Unit* slab, uint8_t* slo
         for (uint32_t begin = 0; begin < units; begin += LIFT_THREADS * LIFT_UNITS) {
             Unit value[LIFT_UNITS];
             Place place[LIFT_UNITS];
-#pragma unroll
+            UNROLL
             for (uint32_t k = 0; k < LIFT_UNITS; k++) {
                 const uint32_t number = begin + k * LIFT_THREADS + thread_index();
                 place[k] = find_place(p.slab_digits, p.slab_digit_count, tile, units, number);
                 if (place[k].inside) value[k] = load(slab + place[k].step);
             }
-#pragma unroll
+            UNROLL
             for (uint32_t k = 0; k < LIFT_UNITS; k++) {
                 if (place[k].inside) memory[place[k].shared] = value[k];
             }
@@ -280,7 +281,7 @@ DEVICE void lift_tile_of_block(const TileParameters& p, Unit* slab, uint8_t* slo
     for (uint32_t begin = 0; begin < units; begin += LIFT_THREADS * LIFT_UNITS) {
         Unit value[LIFT_UNITS];
         Place place[LIFT_UNITS];
-#pragma unroll
+        UNROLL
         for (uint32_t k = 0; k < LIFT_UNITS; k++) {
             const uint32_t number = begin + k * LIFT_THREADS + thread_index();
             place[k] = find_place(p.slot_digits, p.slot_digit_count, tile, units, number);
@@ -306,7 +307,7 @@ DEVICE void lift_tile_of_block(const TileParameters& p, Unit* slab, uint8_t* slo
             }
         }
         if (inverse) {
-#pragma unroll
+            UNROLL
             for (uint32_t k = 0; k < LIFT_UNITS; k++) {
                 if (place[k].inside) memory[place[k].shared] = value[k];
             }
@@ -315,7 +316,7 @@ DEVICE void lift_tile_of_block(const TileParameters& p, Unit* slab, uint8_t* slo
     if (inverse) {
         block_barrier();
         for (uint32_t begin = 0; begin < units; begin += LIFT_THREADS * LIFT_UNITS) {
-#pragma unroll
+            UNROLL
             for (uint32_t k = 0; k < LIFT_UNITS; k++) {
                 const uint32_t number = begin + k * LIFT_THREADS + thread_index();
                 const Place place = find_place(p.slab_digits, p.slab_digit_count, tile, units, number);

@@ -32,7 +32,7 @@ SCATTER(scatter_16, Bytes16)
 #define SCATTER_TILE(kernel, Unit)                                                                 \
     KERNEL(kernel, LIFT_THREADS)                                                                   \
     (TileParameters p, const Unit* slab, uint8_t* slots, uint32_t* flags, const Unit* fill) {      \
-        SHARED(Unit, memory, tile_room(sizeof(Unit)));                                             \
+        SHARED(Unit, memory, TILE_ROOM<Unit>);                                             \
         lift_tile_of_block<Unit, false>(p, const_cast<Unit*>(slab), slots, flags, fill, memory);   \
     }
 SCATTER_TILE(scatter_tile_1, uint8_t)

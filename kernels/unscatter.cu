@@ -25,7 +25,7 @@ UNSCATTER(unscatter_16, Bytes16)
 #define UNSCATTER_TILE(kernel, Unit)                                                               \
     KERNEL(kernel, LIFT_THREADS)                                                                   \
     (TileParameters p, Unit* slab, const uint8_t* slots, const uint32_t* flags, const Unit* fill) { \
-        SHARED(Unit, memory, tile_room(sizeof(Unit)));                                             \
+        SHARED(Unit, memory, TILE_ROOM<Unit>);                                             \
         lift_tile_of_block<Unit, true>(p, slab, const_cast<uint8_t*>(slots), const_cast<uint32_t*>(flags), fill, \
                                        memory);                                                    \
     }

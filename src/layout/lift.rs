@@ -8,11 +8,9 @@
 
 use std::fmt;
 
-use super::{Batch, Slab, SubchunkGrid};
-
 /// A box of subchunks, and how the slots hold them.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct BatchLayout<'a> {
+pub(crate) struct LiftBatch<'a> {
     /// Subchunks along each axis.
     pub(crate) counts: &'a [usize],
     /// Elements of a subchunk along each axis.
@@ -25,22 +23,11 @@ pub(crate) struct BatchLayout<'a> {
     pub(crate) slot_stride: usize,
 }
 
-impl<'a> BatchLayout<'a> {
-    /// The slots of `batch`, which is of `grid`.
-    pub(crate) fn new(
-        grid: &'a SubchunkGrid,
-        batch: &'a Batch,
-        order: &'a [usize],
-        slot_stride: usize,
-    ) -> Self {
-        Self {
-            counts: &batch.counts,
-            subchunk: grid.subchunk(),
-            element_size: grid.element_size(),
-            order,
-            slot_stride,
-        }
-    }
+/// A box of elements, relative to the first element of the batch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LiftSlab<'a> {
+    pub(crate) start: &'a [usize],
+    pub(crate) shape: &'a [usize],
 }
 
 /// One digit of the counter over the slab.
@@ -112,7 +99,7 @@ impl std::error::Error for LiftError {}
 
 impl Lift {
     /// Lift `slab` into the slots of `batch`.
-    pub(crate) fn new(batch: &BatchLayout<'_>, slab: &Slab) -> Result<Self, LiftError> {
+    pub(crate) fn new(batch: &LiftBatch<'_>, slab: &LiftSlab<'_>) -> Result<Self, LiftError> {
         let rank = batch.counts.len();
         let lengths = [
             batch.subchunk.len(),
@@ -123,7 +110,7 @@ impl Lift {
         if lengths.iter().any(|&len| len != rank) {
             return Err(LiftError::Rank);
         }
-        let sizes = [batch.counts, batch.subchunk, &slab.shape];
+        let sizes = [batch.counts, batch.subchunk, slab.shape];
         if batch.element_size == 0 || sizes.iter().any(|s| s.contains(&0)) {
             return Err(LiftError::Empty);
         }
@@ -262,7 +249,7 @@ impl Lift {
 }
 
 /// For each axis, the bytes between two neighbours in a slot; and the size of a subchunk.
-fn strides_in_slot(batch: &BatchLayout<'_>) -> Result<(Vec<usize>, usize), LiftError> {
+fn strides_in_slot(batch: &LiftBatch<'_>) -> Result<(Vec<usize>, usize), LiftError> {
     let mut strides = vec![0; batch.order.len()];
     let mut len = batch.element_size;
     for &axis in batch.order.iter().rev() {
@@ -307,16 +294,16 @@ mod tests {
 
     #[test]
     fn a_row_of_subchunks() {
-        let batch = BatchLayout {
+        let batch = LiftBatch {
             counts: &[2, 3, 4],
             subchunk: &[32, 32, 32],
             element_size: 2,
             order: &[0, 1, 2],
             slot_stride: 65_536,
         };
-        let slab = Slab {
-            start: vec![32, 0, 0],
-            shape: vec![8, 96, 128],
+        let slab = LiftSlab {
+            start: &[32, 0, 0],
+            shape: &[8, 96, 128],
         };
         let lift = Lift::new(&batch, &slab).unwrap();
         assert_eq!(lift.run(), 64);
@@ -334,24 +321,24 @@ mod tests {
 
     #[test]
     fn digits_that_step_alike_are_one() {
-        let batch = BatchLayout {
+        let batch = LiftBatch {
             counts: &[5, 4, 1],
             subchunk: &[1, 1, 6],
             element_size: 4,
             order: &[0, 1, 2],
             slot_stride: 24,
         };
-        let slab = Slab {
-            start: vec![1, 0, 2],
-            shape: vec![3, 4, 4],
+        let slab = LiftSlab {
+            start: &[1, 0, 2],
+            shape: &[3, 4, 4],
         };
         let lift = Lift::new(&batch, &slab).unwrap();
         assert_eq!(lift.digits(), [digit(12, 0, 1)]);
         assert_eq!((lift.run(), lift.offset(), lift.end()), (16, 8, 24));
         // Whole subchunks lie like the slab does, yet the slots stay apart.
-        let slab = Slab {
-            start: vec![0, 0, 0],
-            shape: vec![5, 4, 6],
+        let slab = LiftSlab {
+            start: &[0, 0, 0],
+            shape: &[5, 4, 6],
         };
         let lift = Lift::new(&batch, &slab).unwrap();
         assert_eq!((lift.digits(), lift.run()), (&[digit(20, 0, 1)][..], 24));
@@ -359,16 +346,16 @@ mod tests {
 
     #[test]
     fn an_order_of_axes() {
-        let batch = BatchLayout {
+        let batch = LiftBatch {
             counts: &[1, 2],
             subchunk: &[2, 3],
             element_size: 4,
             order: &[1, 0],
             slot_stride: 32,
         };
-        let slab = Slab {
-            start: vec![0, 0],
-            shape: vec![2, 6],
+        let slab = LiftSlab {
+            start: &[0, 0],
+            shape: &[2, 6],
         };
         let lift = Lift::new(&batch, &slab).unwrap();
         let expected = [digit(2, 4, 0), digit(2, 0, 1), digit(3, 8, 0)];
@@ -377,16 +364,16 @@ mod tests {
 
     #[test]
     fn a_scalar() {
-        let batch = BatchLayout {
+        let batch = LiftBatch {
             counts: &[],
             subchunk: &[],
             element_size: 7,
             order: &[],
             slot_stride: 16,
         };
-        let slab = Slab {
-            start: vec![],
-            shape: vec![],
+        let slab = LiftSlab {
+            start: &[],
+            shape: &[],
         };
         let lift = Lift::new(&batch, &slab).unwrap();
         assert_eq!((lift.digits(), lift.run()), (&[][..], 7));
@@ -395,7 +382,7 @@ mod tests {
 
     #[test]
     fn what_is_refused() {
-        let batch = BatchLayout {
+        let batch = LiftBatch {
             counts: &[2, 2],
             subchunk: &[4, 4],
             element_size: 2,
@@ -403,8 +390,8 @@ mod tests {
             slot_stride: 32,
         };
         let lift = |batch, start: [usize; 2], shape: [usize; 2]| {
-            let (start, shape) = (start.to_vec(), shape.to_vec());
-            Lift::new(&batch, &Slab { start, shape })
+            let (start, shape) = (&start, &shape);
+            Lift::new(&batch, &LiftSlab { start, shape })
         };
         assert!(lift(batch, [0, 4], [8, 3]).is_ok());
         assert!(lift(batch, [4, 5], [1, 3]).is_ok());
@@ -415,7 +402,7 @@ mod tests {
         assert_eq!(lift(batch, [4, 0], [8, 4]), Err(outside));
         assert_eq!(lift(batch, [usize::MAX, 0], [8, 4]), Err(outside));
         assert_eq!(lift(batch, [0, 0], [0, 4]), Err(LiftError::Empty));
-        let changed = |change: fn(&mut BatchLayout<'static>)| {
+        let changed = |change: fn(&mut LiftBatch<'static>)| {
             let mut batch = batch;
             change(&mut batch);
             lift(batch, [0, 0], [4, 4]).unwrap_err()
@@ -442,7 +429,7 @@ mod tests {
     }
 
     /// Slot and offset in it of every byte of the slab, one element after the other.
-    fn naive(batch: &BatchLayout<'_>, slab: &Slab) -> Vec<(usize, usize)> {
+    fn naive(batch: &LiftBatch<'_>, slab: &LiftSlab<'_>) -> Vec<(usize, usize)> {
         let rank = batch.counts.len();
         let mut places = Vec::new();
         let mut counter = vec![0; rank];
@@ -522,14 +509,17 @@ mod tests {
                         shape.push(1 + b.index(subchunk - first));
                     }
                 }
-                let batch = BatchLayout {
+                let batch = LiftBatch {
                     counts: &counts,
                     subchunk: &subchunk,
                     element_size,
                     order: &order,
                     slot_stride: subchunk.iter().product::<usize>() * element_size + padding,
                 };
-                let slab = Slab { start, shape };
+                let slab = LiftSlab {
+                    start: &start,
+                    shape: &shape,
+                };
                 let lift = Lift::new(&batch, &slab).unwrap();
                 let places = naive(&batch, &slab);
                 prop_assert_eq!(lifted(&lift), &places[..]);

@@ -1,12 +1,13 @@
 //! A lane: everything that one shard in flight needs on a device.
 
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::device::Device;
 use super::driver::{
-    Access, DeviceMemory, DeviceSpan, Driver, DriverError, EventId, PinnedMemory, PinnedSpan,
-    PinnedUse, Site, Span, StreamId,
+    Access, DeviceMemory, DeviceSpan, Driver, DriverError, EventId, Fault, PinnedMemory,
+    PinnedSpan, PinnedUse, Site, Span, StreamId,
 };
 use super::sizing::{Region, Sizing};
 
@@ -56,7 +57,8 @@ pub(super) struct Lane {
     pinned_out: Option<PinnedMemory>,
     /// To the device, on it, and from it.
     streams: Vec<StreamId>,
-    events: Vec<EventId>,
+    /// All of them, whatever they stand for.
+    events: RefCell<Vec<EventId>>,
 }
 
 impl Lane {
@@ -73,7 +75,7 @@ impl Lane {
             pinned_in: None,
             pinned_out: None,
             streams: Vec::new(),
-            events: Vec::new(),
+            events: RefCell::default(),
         };
         let allocated = lane.allocate();
         drop(entered);
@@ -103,16 +105,12 @@ impl Lane {
         self.capacity
     }
 
-    /// The driver, and the lane as whoever has entered the device uses it; with at least `events`
-    /// events, and memory that holds nothing.
+    /// The lane as whoever has entered the device uses it, with memory that holds nothing.
     ///
     /// # Errors
     /// The driver's.
-    pub(super) fn start(&mut self, events: usize) -> Result<Running<'_>, DriverError> {
+    pub(super) fn start(&self) -> Result<Running<'_>, DriverError> {
         let driver = self.device.driver();
-        while self.events.len() < events {
-            self.events.push(driver.create_event()?);
-        }
         let &[up, compute, down] = &self.streams[..] else {
             return Err(self.incomplete());
         };
@@ -147,7 +145,7 @@ impl Lane {
         DriverError {
             operation: "starting a lane".to_string(),
             device: Some(self.device.info().ordinal),
-            fault: super::driver::Fault::Refused,
+            fault: Fault::Refused,
             reason: "the lane was not allocated completely".to_string(),
         }
     }
@@ -169,7 +167,7 @@ impl Lane {
                 return first;
             }
         }
-        for event in self.events.drain(..) {
+        for event in self.events.take() {
             if !keep(driver.destroy_event(event)) {
                 return first;
             }
@@ -223,13 +221,25 @@ pub(super) struct Running<'a> {
     pub(super) compute: StreamId,
     /// The stream of copies from the device.
     pub(super) down: StreamId,
-    pub(super) events: &'a [EventId],
+    events: &'a RefCell<Vec<EventId>>,
     memory: DeviceMemory,
     pinned_in: PinnedMemory,
     pinned_out: PinnedMemory,
 }
 
 impl Running<'_> {
+    /// The events of the lane.
+    pub(super) fn events(&self) -> Vec<EventId> {
+        self.events.borrow().clone()
+    }
+
+    /// One more event.
+    pub(super) fn new_event(&self) -> Result<EventId, DriverError> {
+        let event = self.driver.create_event()?;
+        self.events.borrow_mut().push(event);
+        Ok(event)
+    }
+
     /// Device memory.
     pub(super) fn device(&self, region: Region) -> DeviceSpan {
         DeviceSpan {
@@ -258,12 +268,7 @@ impl Running<'_> {
     }
 
     /// Copy between device and pinned memory of this lane.
-    pub(super) fn copy(
-        &self,
-        stream: StreamId,
-        from: Span,
-        to: Span,
-    ) -> Result<(), DriverError> {
+    pub(super) fn copy(&self, stream: StreamId, from: Span, to: Span) -> Result<(), DriverError> {
         // SAFETY: the spans are the lane's, which synchronises its streams before it frees them.
         // That the host keeps off them meanwhile is what `write` and `read` are for.
         unsafe { self.driver.copy(stream, from, to) }
@@ -303,9 +308,11 @@ impl Running<'_> {
         // SAFETY: the span is a region of the lane's allocation; what the device wrote was
         // synchronised with, which the simulation checks here, and it does not write again before
         // it is told to, which takes another call after this borrow.
-        Ok(unsafe {
-            std::slice::from_raw_parts(span.memory.0.as_ptr().add(span.offset), span.len)
-        })
+        Ok(
+            unsafe {
+                std::slice::from_raw_parts(span.memory.0.as_ptr().add(span.offset), span.len)
+            },
+        )
     }
 }
 

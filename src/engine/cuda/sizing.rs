@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use super::kernels::aggregate;
-use crate::engine::host::crc32c;
+use super::kernels::{aggregate, crc32c::CHECKSUM};
 use crate::engine::{Chain, Job, KnownChain, Stage};
 use crate::layout::SubchunkGrid;
 
@@ -74,11 +73,11 @@ pub(super) struct BatchRegions {
     pub(super) slots: Region,
     /// Device: `u32` per slot: whether it is stored.
     pub(super) stored: Region,
-    /// Device: `u32` per slot: whether its checksum is wrong.
+    /// Device: `u32` per checksum of each slot: whether it is wrong.
     pub(super) bad: Region,
     /// Device: `u64` per slot: encoded bytes.
     pub(super) sizes: Region,
-    /// Device: `u64` per slot: which subchunk lies there.
+    /// Device: `u32` per slot: which subchunk lies there.
     pub(super) source: Region,
     /// Device: `u64` per slot and one more: where encoded subchunks start.
     pub(super) offsets: Region,
@@ -137,7 +136,10 @@ impl Arena {
 }
 
 /// The chain of a job, or why a device cannot run it.
-pub(crate) fn on_device<'a>(grid: &SubchunkGrid, chain: &Chain<'a>) -> Result<&'a KnownChain, String> {
+pub(crate) fn on_device<'a>(
+    grid: &SubchunkGrid,
+    chain: &Chain<'a>,
+) -> Result<&'a KnownChain, String> {
     let Chain::Known(chain) = *chain else {
         return Err("the inner codecs are not ones that the CUDA engine knows".to_string());
     };
@@ -193,7 +195,7 @@ impl Sizing {
         let batch = batch.clamp(1, grid.num_subchunks());
         let encoded = grid
             .subchunk_bytes()
-            .checked_add(chain.stages.len().checked_mul(crc32c::LEN)?)?;
+            .checked_add(chain.stages.len().checked_mul(CHECKSUM)?)?;
         let slot_stride = encoded.checked_next_multiple_of(SLOT_ALIGNMENT)?;
         let batch_bytes = grid.subchunk_bytes().checked_mul(batch)?;
         let slab = (tuning.slab.min(batch_bytes) / element).max(1);
@@ -218,14 +220,15 @@ impl Sizing {
                 Some(BatchRegions {
                     slots: device.region(slot_stride.checked_mul(batch)?)?,
                     stored: device.region(u32s)?,
-                    bad: device.region(u32s)?,
+                    bad: device.region(u32s.checked_mul(chain.stages.len())?)?,
                     sizes: device.region(u64s)?,
-                    source: device.region(u64s)?,
+                    source: device.region(u32s)?,
                     offsets,
-                    scratch: device.region(aggregate::scan_scratch(batch))?,
+                    scratch: device.region(aggregate::scan_scratch_bytes(batch))?,
                     dense: device.region(encoded.checked_mul(batch)?)?,
                     table: pinned_in.region(u64s.checked_mul(3)?)?,
-                    answer: pinned_out.region(offsets.len)?,
+                    answer: pinned_out
+                        .region(offsets.len.max(u32s.checked_mul(chain.stages.len())?))?,
                 })
             })
             .collect::<Option<Vec<_>>>()?;
