@@ -59,6 +59,13 @@ KERNEL(permute_sizes, 256)
 constexpr uint32_t SCAN_ROWS = 8; // sizes per thread
 constexpr uint32_t SCAN_TILE = THREADS * SCAN_ROWS;
 
+// The last lane's value.
+DEVICE uint64_t last_lane(uint64_t value) {
+    const uint32_t low = shuffle_from(static_cast<uint32_t>(value), 31);
+    const uint32_t high = shuffle_from(static_cast<uint32_t>(value >> 32), 31);
+    return uint64_t{high} << 32 | low;
+}
+
 // The first size of the tile that this thread owns; the next ones are 32 apart.
 DEVICE uint32_t first_of_tile() { return thread_index() / 32 * (32 * SCAN_ROWS) + lane_index(); }
 
@@ -70,13 +77,13 @@ DEVICE uint64_t scan_tile(const uint64_t* sizes, uint64_t count, uint64_t tile, 
     const uint32_t lane = lane_index();
     const uint32_t warp = thread_index() / 32;
     uint64_t value[SCAN_ROWS];
-#pragma unroll
+    UNROLL
     for (uint32_t r = 0; r < SCAN_ROWS; r++) {
         const uint64_t i = first + r * 32;
         value[r] = i < count ? load(sizes + i) : 0;
     }
     uint64_t before = 0; // the sum of the rows so far
-#pragma unroll
+    UNROLL
     for (uint32_t r = 0; r < SCAN_ROWS; r++) {
         uint64_t sum = value[r];
         for (uint32_t delta = 1; delta < 32; delta *= 2) {
@@ -94,7 +101,7 @@ DEVICE uint64_t scan_tile(const uint64_t* sizes, uint64_t count, uint64_t tile, 
         if (w == warp) offset = total;
         total += warps[w];
     }
-#pragma unroll
+    UNROLL
     for (uint32_t r = 0; r < SCAN_ROWS; r++) row[r] += offset;
     block_barrier(); // before `warps` is written again
     return total;
@@ -103,7 +110,7 @@ DEVICE uint64_t scan_tile(const uint64_t* sizes, uint64_t count, uint64_t tile, 
 DEVICE void store_tile(uint64_t* offsets, uint64_t count, uint64_t tile, const uint64_t (&row)[SCAN_ROWS],
                        uint64_t before) {
     const uint64_t first = tile + first_of_tile();
-#pragma unroll
+    UNROLL
     for (uint32_t r = 0; r < SCAN_ROWS; r++) {
         const uint64_t i = first + r * 32;
         if (i < count) store(offsets + i, before + row[r]);
@@ -181,31 +188,26 @@ DEVICE void gather_granule(const uint8_t* slots, uint64_t slot_stride, const uin
                            uint8_t* dense, uint64_t low, uint64_t high, uint64_t at, uint64_t total) {
     uint64_t run = run_of(offsets, low, high, at);
     uint64_t end = load(offsets + run + 1);
-    // Moved back to where byte 0 of dense would come from.
     const uint8_t* from = slots + source_of(source, offsets, slot_stride, run, at);
     const uint64_t granule_end = at + 16 < total ? at + 16 : total;
     if (at + 16 <= end && at + 16 <= total) {
         store16(dense + at, load16_any(from));
         return;
     }
-    while (at < granule_end) {
-        const uint32_t bytes = granule_end - at < 4 ? static_cast<uint32_t>(granule_end - at) : 4;
-        uint32_t word = 0;
-        for (uint32_t b = 0; b < bytes; b++) {
-            if (at + b >= end) {
-                run = run_of(offsets, run + 1, high, at + b);
-                end = load(offsets + run + 1);
-                from = slots + source_of(source, offsets, slot_stride, run, at + b);
-            }
-            word |= uint32_t{load(from)} << (8 * b);
-            from++;
+    // Where runs meet, or at the end.
+    uint32_t word = 0; // the last four bytes
+    for (; at < granule_end; at++, from++) {
+        if (at >= end) {
+            run = run_of(offsets, run + 1, high, at);
+            end = load(offsets + run + 1);
+            from = slots + source_of(source, offsets, slot_stride, run, at);
         }
-        if (bytes == 4) {
-            store(reinterpret_cast<uint32_t*>(dense + at), word);
-        } else {
-            for (uint32_t b = 0; b < bytes; b++) store(dense + at + b, static_cast<uint8_t>(word >> (8 * b)));
-        }
-        at += bytes;
+        const uint8_t byte = load(from);
+        word = funnel_shift_right(word, byte, 8);
+        if (at >= (total & ~uint64_t{3}))
+            store(dense + at, byte);
+        else if ((at & 3) == 3)
+            store(reinterpret_cast<uint32_t*>(dense + at - 3), word);
     }
 }
 

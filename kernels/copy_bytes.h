@@ -58,21 +58,21 @@ DEVICE void copy_window(uint8_t* to, const uint8_t* from) {
     const uint8_t* aligned = from - shift + lane * 16;
     to += lane * 16;
     Bytes16 granule[WINDOW_STEPS + 1];
-#pragma unroll
+    UNROLL
     for (uint32_t k = 0; k < WINDOW_STEPS; k++) granule[k] = load16(aligned + k * STEP);
     if (shift == 0) {
-#pragma unroll
+        UNROLL
         for (uint32_t k = 0; k < WINDOW_STEPS; k++) store16(to + k * STEP, granule[k]);
         return;
     }
     granule[WINDOW_STEPS] = granule[0];
     if (lane == 0) granule[WINDOW_STEPS] = load16(aligned + WINDOW);
-#pragma unroll
+    UNROLL
     for (uint32_t k = 0; k < WINDOW_STEPS; k++) {
         // The granule behind this lane's is the next lane's, and behind the last lane's the first
         // lane's of the next step.
         Bytes16 next;
-#pragma unroll
+        UNROLL
         for (uint32_t w = 0; w < 4; w++)
             next.word[w] = shuffle_from(lane == 0 ? granule[k + 1].word[w] : granule[k].word[w], (lane + 1) & 31);
         store16(to + k * STEP, join16(granule[k], next, shift));

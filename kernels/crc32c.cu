@@ -44,6 +44,7 @@ DEVICE constexpr uint32_t over_x(uint32_t a) { return (a & ONE) ? ((a ^ POLYNOMI
 // The product modulo P.
 DEVICE constexpr uint32_t multiply(uint32_t a, uint32_t b) {
     uint32_t product = 0;
+    ROLLED
     for (uint32_t bit = 0; bit < 32; bit++) {
         if (a & (ONE >> bit)) product ^= b;
         b = times_x(b);
@@ -85,10 +86,10 @@ CONSTANT Constants constants = make_constants();
 // value.
 DEVICE void fill_tables(uint32_t* tables) {
     const uint32_t value = thread_index();
-#pragma unroll
+    UNROLL
     for (uint32_t table = 0; table < 16; table++) {
         uint32_t entry = 0;
-#pragma unroll
+        UNROLL
         for (uint32_t bit = 0; bit < 8; bit++) entry ^= constants.basis[table][bit] & (0u - ((value >> bit) & 1));
         tables[256 * table + value] = entry;
     }
@@ -106,7 +107,7 @@ DEVICE uint32_t step(const uint32_t* tables, uint32_t sum, const Bytes16& granul
 }
 
 // `word` without the bytes from byte `keep` on, which may be negative.
-DEVICE uint32_t first_bytes(uint32_t word, int32_t keep) {
+DEVICE uint32_t first_bytes(uint32_t word, int keep) {
     return keep >= 4 ? word : keep <= 0 ? 0 : word & ((1u << (8 * keep)) - 1);
 }
 
@@ -138,7 +139,7 @@ DEVICE uint32_t checksum_part(const uint8_t* from, uint64_t bytes, uint32_t init
     if (left != 0 || whole == 0) {
         padding = STRIDE - left;
         Bytes16 granule = {{0, 0, 0, 0}};
-        const int32_t keep = static_cast<int32_t>(left) - static_cast<int32_t>(lane * 16);
+        const int keep = static_cast<int>(left) - static_cast<int>(lane * 16);
         if (keep > 0) granule = load16(own);
         granule.word[0] = first_bytes(granule.word[0], keep);
         granule.word[1] = first_bytes(granule.word[1], keep - 4);
@@ -153,6 +154,7 @@ DEVICE uint32_t checksum_part(const uint8_t* from, uint64_t bytes, uint32_t init
 
 // CRC `crc`, with `bytes` bytes behind its message that count as zeros.
 DEVICE uint32_t followed_by(uint32_t crc, uint64_t bytes) {
+    ROLLED
     for (uint32_t k = 0; bytes != 0; k++, bytes >>= 1)
         if (bytes & 1) crc = multiply(constants.behind[k], crc);
     return crc;
@@ -162,7 +164,6 @@ DEVICE uint32_t followed_by(uint32_t crc, uint64_t bytes) {
 // all the others of the block. In every lane of the team's first warp.
 DEVICE uint32_t checksum(const uint8_t* slot, uint64_t bytes, uint32_t team, const uint32_t* tables,
                          uint32_t* parts) {
-    if (team == 1) return ~checksum_part(slot, bytes, ~0u, tables);
     const uint32_t warp = thread_index() / 32;
     const uint32_t rank = warp % team;
     const uint64_t part = (bytes / team + STRIDE - 1) / STRIDE * STRIDE;
@@ -174,6 +175,7 @@ DEVICE uint32_t checksum(const uint8_t* slot, uint64_t bytes, uint32_t team, con
     uint32_t crc = 0;
     if (rank == 0 || end > begin)
         crc = followed_by(checksum_part(slot + begin, end - begin, rank == 0 ? ~0u : 0u, tables), bytes - end);
+    if (team == 1) return ~crc;
     if (lane_index() == 0) parts[warp] = crc;
     block_barrier();
     crc = 0;

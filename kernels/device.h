@@ -16,6 +16,10 @@ typedef long long int64_t;
 
 // KERNEL(name, threads)(parameters) { ... }: a kernel that is launched with blocks of `threads`.
 #define KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads) name
+// Before a loop with a constant number of rounds, whose arrays have to stay in registers.
+#define UNROLL _Pragma("unroll")
+// Before a loop that runs seldom: its code stays short.
+#define ROLLED _Pragma("unroll 1")
 // A function that kernels call.
 #define DEVICE static __device__ __forceinline__
 // Constant data of the kernels.
@@ -61,6 +65,8 @@ DEVICE void raise(uint32_t* flag) {
 }
 DEVICE uint32_t atomic_add(uint32_t* to, uint32_t value) { return atomicAdd(to, value); }
 
+// How many bits are set.
+DEVICE uint32_t count_ones(uint32_t value) { return static_cast<uint32_t>(__popc(value)); }
 // The upper half of a product.
 DEVICE uint32_t multiply_high(uint32_t a, uint32_t b) { return __umulhi(a, b); }
 // Bytes 0..3 are low's, 4..7 are high's; the result is the four from `shift / 8` on. shift < 32.

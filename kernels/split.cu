@@ -26,22 +26,33 @@ DEVICE void split_granule(const uint8_t* shards, uint64_t shard_bytes, uint64_t 
     for (; at < end; at++) store(slot + at, load(shards + offset + at));
 }
 
+// What a warp writes at a time: part of slot i, from byte `begin` of it on.
+struct Piece {
+    uint64_t i;
+    uint64_t begin;
+};
+
+DEVICE uint64_t pieces_in(uint64_t slot_stride) { return (slot_stride + PIECE - 1) / PIECE; }
+
+DEVICE Piece piece_of(uint64_t number, uint64_t pieces_per_slot) {
+    return Piece{number / pieces_per_slot, number % pieces_per_slot * PIECE};
+}
+
 KERNEL(split, 256)
 (const uint8_t* shards, uint64_t shard_bytes, const uint64_t* offsets, const uint64_t* sizes, uint8_t* slots,
  uint64_t slot_stride, uint64_t count) {
-    const uint64_t pieces_per_slot = (slot_stride + PIECE - 1) / PIECE;
+    const uint64_t pieces_per_slot = pieces_in(slot_stride);
     const uint64_t warps = uint64_t{block_count()} * WARPS;
-    uint64_t piece = uint64_t{block_index()} * WARPS + thread_index() / 32;
-    for (; piece < count * pieces_per_slot; piece += warps) {
-        const uint64_t i = piece / pieces_per_slot;
-        const uint64_t begin = piece % pieces_per_slot * PIECE;
-        const uint64_t size = load(sizes + i);
-        if (begin >= size || size > slot_stride) continue;
-        const uint64_t offset = load(offsets + i);
+    uint64_t number = uint64_t{block_index()} * WARPS + thread_index() / 32;
+    for (; number < count * pieces_per_slot; number += warps) {
+        const Piece piece = piece_of(number, pieces_per_slot);
+        const uint64_t size = load(sizes + piece.i);
+        if (piece.begin >= size || size > slot_stride) continue;
+        const uint64_t offset = load(offsets + piece.i);
         if (offset > shard_bytes || size > shard_bytes - offset) continue;
-        uint8_t* slot = slots + i * slot_stride;
-        const uint64_t end = begin + PIECE < size ? begin + PIECE : size;
-        for (uint64_t at = begin; at < end; at += WINDOW) {
+        uint8_t* slot = slots + piece.i * slot_stride;
+        const uint64_t end = piece.begin + PIECE < size ? piece.begin + PIECE : size;
+        for (uint64_t at = piece.begin; at < end; at += WINDOW) {
             if (at + WINDOW <= size && aligned_within(offset + at + WINDOW, shard_bytes)) {
                 copy_window(slot + at, shards + offset + at);
                 continue;
@@ -53,3 +64,13 @@ KERNEL(split, 256)
         }
     }
 }
+
+#ifndef __CUDACC__
+// For tests: where in the slots the pieces with these numbers begin, and no byte is touched.
+KERNEL(split_arithmetic, 32)(uint64_t slot_stride, const uint64_t* numbers, uint64_t count, uint64_t* to) {
+    for (uint64_t i = lane_index(); i < count; i += 32) {
+        const Piece piece = piece_of(load(numbers + i), pieces_in(slot_stride));
+        store(to + i, piece.i * slot_stride + piece.begin);
+    }
+}
+#endif

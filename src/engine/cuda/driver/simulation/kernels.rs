@@ -4,13 +4,7 @@ use std::ffi::c_void;
 
 use crate::engine::cuda::driver::{Arg, DeviceSpan, Dims};
 
-pub(crate) use emulator::AccessCount;
-
-// Stands in for the emulator until it is merged.
-mod emulator {
-    #[derive(Clone, Debug)]
-    pub(crate) struct AccessCount;
-}
+pub(crate) use zarrs_cuda_simt::AccessCount;
 
 /// An argument of a kernel, kept until the kernel runs.
 pub(super) enum Argument {
@@ -56,6 +50,7 @@ pub(super) unsafe fn run(
         })
         .collect();
     let pointers: Vec<*mut c_void> = values.iter_mut().map(|v| v.as_mut_ptr().cast()).collect();
-    let _ = (dims, pointers);
-    Err(format!("there is no emulator yet to run the kernel {name}"))
+    // SAFETY: each pointer is to a value, which lives until this returns; the caller answers for
+    // their types and for what they point to.
+    unsafe { zarrs_cuda_simt::launch(name, dims.grid, dims.block, &pointers) }
 }
