@@ -21,7 +21,7 @@ pub(super) struct Place {
 }
 
 /// Bytes that are watched on each side of a stretch of bytes.
-const EDGE: usize = 256 << 10;
+const EDGE: usize = 64 << 10;
 
 struct Watched {
     address: u64,
