@@ -275,7 +275,7 @@ DEVICE void lift_tile_of_block(const TileParameters& p, Unit* slab, uint8_t* slo
         }
         block_barrier();
     }
-    Unit filler;
+    Unit filler{};
     if (flags != nullptr) filler = load(fill);
     uint32_t raised = 0xffffffffu;
     for (uint32_t begin = 0; begin < units; begin += LIFT_THREADS * LIFT_UNITS) {
