@@ -29,9 +29,9 @@ struct LiftParameters {
     uint32_t period_magic;
     uint32_t period_shift;
     uint32_t zero;
-    LiftDigit digits[64]; // slowest first
+    LiftDigit digits[32]; // slowest first
 };
-static_assert(sizeof(LiftParameters) == 40 + 64 * 20, "as on the host");
+static_assert(sizeof(LiftParameters) == 40 + 32 * 20, "as on the host");
 
 // A digit within a tile, on one of its sides: steps in units.
 struct TileDigit {
@@ -68,9 +68,9 @@ struct TileParameters {
     uint32_t grid_digit_count;
     TileDigit slab_digits[12]; // in the order of the slab, slowest first
     TileDigit slot_digits[12]; // the same digits, in the order of the slots
-    GridDigit grid_digits[34];
+    GridDigit grid_digits[32];
 };
-static_assert(sizeof(TileParameters) == 32 + 24 * 28 + 34 * 32, "as on the host");
+static_assert(sizeof(TileParameters) == 32 + 24 * 28 + 32 * 32, "as on the host");
 
 // n < 2^31.
 DEVICE uint32_t fast_divide(uint32_t n, uint32_t magic, uint32_t shift) { return multiply_high(n, magic) >> shift; }
@@ -111,20 +111,35 @@ DEVICE Bytes16 swapped(const Bytes16& unit, uint32_t group) {
 constexpr uint32_t LIFT_THREADS = 256;
 constexpr uint32_t LIFT_UNITS = 4;
 
-// Scatter, or unscatter if `inverse`, the units of one block: `LIFT_UNITS` rounds of as many
-// consecutive units of the slab as there are threads, one a thread. Flags, where there are any, are
-// raised for slots that differ from the fill pattern; for unscatter they say which slots there are,
-// and the others yield the fill pattern.
+// The place of a unit of the slab in the fill pattern.
+DEVICE uint32_t fill_phase(const LiftParameters& p, uint32_t number) {
+    if (p.period == 1) return 0;
+    return number - fast_divide(number, p.period_magic, p.period_shift) * p.period;
+}
+
+// Scatter, or unscatter if `inverse`, the units of one block: LIFT_UNITS rounds of as many
+// consecutive units of the slab as there are threads, one a thread. Threads that have no unit take
+// the last one, and store nothing.
+//
+// Flags, where there are any, are raised for slots that differ from the fill pattern; for unscatter
+// they say which slots there are, and the others yield the fill pattern.
 template <typename Unit, bool inverse>
 DEVICE void lift_units_of_block(const LiftParameters& p, Unit* slab, uint8_t* slots, uint32_t* flags,
                                 const Unit* fill) {
     const uint32_t first = block_index() * (LIFT_THREADS * LIFT_UNITS) + thread_index();
-    uint32_t rest[LIFT_UNITS], slot[LIFT_UNITS], within[LIFT_UNITS];
+    uint32_t number[LIFT_UNITS], rest[LIFT_UNITS], slot[LIFT_UNITS], within[LIFT_UNITS];
     UNROLL
     for (uint32_t k = 0; k < LIFT_UNITS; k++) {
-        rest[k] = first + k * LIFT_THREADS;
+        const uint32_t wanted = first + k * LIFT_THREADS;
+        number[k] = wanted < p.units ? wanted : p.units - 1;
+        rest[k] = number[k];
         slot[k] = 0;
         within[k] = p.within;
+    }
+    Unit value[LIFT_UNITS];
+    if (!inverse) {
+        UNROLL
+        for (uint32_t k = 0; k < LIFT_UNITS; k++) value[k] = load(slab + number[k]);
     }
     for (uint32_t i = p.digit_count - 1; i > 0; i--) {
         const uint32_t extent = p.digits[i].extent, magic = p.digits[i].magic, shift = p.digits[i].shift;
@@ -138,55 +153,45 @@ DEVICE void lift_units_of_block(const LiftParameters& p, Unit* slab, uint8_t* sl
             rest[k] = quotient;
         }
     }
-    Unit value[LIFT_UNITS];
     Unit* place[LIFT_UNITS];
-    bool have[LIFT_UNITS];
     UNROLL
     for (uint32_t k = 0; k < LIFT_UNITS; k++) {
         within[k] += rest[k] * p.digits[0].within;
         slot[k] += rest[k] * p.digits[0].slot;
         place[k] = reinterpret_cast<Unit*>(slots + slot[k] * p.slot_stride) + within[k];
-        have[k] = first + k * LIFT_THREADS < p.units;
-        if (!have[k]) continue;
-        if (!inverse) {
-            value[k] = load(slab + first + k * LIFT_THREADS);
-        } else if (flags == nullptr || load(flags + slot[k]) != 0) {
-            value[k] = load(place[k]);
-            if (p.swap != 1) value[k] = swapped(value[k], p.swap);
-        } else {
-            uint32_t phase = 0;
-            if (p.period != 1) {
-                phase = first + k * LIFT_THREADS;
-                phase -= fast_divide(phase, p.period_magic, p.period_shift) * p.period;
-            }
-            value[k] = load(fill + phase);
-        }
     }
-    if (!inverse && flags != nullptr) {
-        uint32_t raised = 0xffffffffu;
+    if (inverse) {
+        bool present[LIFT_UNITS];
+        UNROLL
+        for (uint32_t k = 0; k < LIFT_UNITS; k++) present[k] = flags == nullptr || load(flags + slot[k]) != 0;
         UNROLL
         for (uint32_t k = 0; k < LIFT_UNITS; k++) {
-            if (!have[k] || slot[k] == raised) continue;
-            uint32_t phase = 0;
-            if (p.period != 1) {
-                phase = first + k * LIFT_THREADS;
-                phase -= fast_divide(phase, p.period_magic, p.period_shift) * p.period;
+            if (present[k]) value[k] = load(place[k]);
+        }
+        UNROLL
+        for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+            if (!present[k]) value[k] = load(fill + fill_phase(p, number[k]));
+            else if (p.swap != 1) value[k] = swapped(value[k], p.swap);
+        }
+    } else {
+        if (flags != nullptr) {
+            uint32_t raised = 0xffffffffu; // no slot
+            UNROLL
+            for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+                if (slot[k] != raised && differs(value[k], load(fill + fill_phase(p, number[k])))) {
+                    raise(flags + slot[k]);
+                    raised = slot[k];
+                }
             }
-            if (differs(value[k], load(fill + phase))) {
-                raise(flags + slot[k]);
-                raised = slot[k];
-            }
+        }
+        if (p.swap != 1) {
+            UNROLL
+            for (uint32_t k = 0; k < LIFT_UNITS; k++) value[k] = swapped(value[k], p.swap);
         }
     }
     UNROLL
     for (uint32_t k = 0; k < LIFT_UNITS; k++) {
-        if (!have[k]) continue;
-        if (inverse) {
-            store(slab + first + k * LIFT_THREADS, value[k]);
-        } else {
-            if (p.swap != 1) value[k] = swapped(value[k], p.swap);
-            store(place[k], value[k]);
-        }
+        if (first + k * LIFT_THREADS < p.units) store(inverse ? slab + number[k] : place[k], value[k]);
     }
 }
 

@@ -16,9 +16,10 @@ const WIDEST: usize = 16;
 /// What global memory is moved in, in bytes.
 const SECTOR: usize = 32;
 
-const MAX_DIGITS: usize = 64;
+/// Digits of at least 2 whose product is below 2³¹, or at most the units of a tile, are fewer.
+const MAX_DIGITS: usize = 32;
 const MAX_TILE_DIGITS: usize = 12;
-const MAX_GRID_DIGITS: usize = 34;
+const MAX_GRID_DIGITS: usize = 32;
 
 /// Scatter and unscatter, by the exponent of the unit.
 const PLAIN: [[&str; 2]; 5] = [
@@ -152,8 +153,6 @@ pub(crate) enum ScatterError {
     FillValue { got: usize, expected: usize },
     /// Groups that no unit holds whole.
     Swap { swap: usize, unit: usize },
-    /// The slab needs more digits than the kernels have.
-    Rank { rank: usize, digits: usize },
     /// The slab, or a subchunk, has more units than the kernels can count.
     TooLarge { bytes: usize, unit: usize },
 }
@@ -168,10 +167,6 @@ impl fmt::Display for ScatterError {
             Self::Swap { swap, unit } => write!(
                 f,
                 "groups of {swap} bytes cannot be swapped in units of {unit} bytes"
-            ),
-            Self::Rank { rank, digits } => write!(
-                f,
-                "{rank} axes need {digits} digits, and the kernels have {MAX_DIGITS}"
             ),
             Self::TooLarge { bytes, unit } => write!(
                 f,
@@ -405,12 +400,7 @@ fn plain(lift: &Lift, unit: usize, swap: usize) -> Result<LiftParameters, Scatte
     // A single unit is a digit, too: the kernels have at least one.
     let of_run = (of_run.extent > 1 || lift.digits().is_empty()).then_some(&of_run);
     for digit in lift.digits().iter().chain(of_run) {
-        let Some(to) = digits.get_mut(count) else {
-            return Err(ScatterError::Rank {
-                rank: lift.rank(),
-                digits: lift.digits().len() + usize::from(of_run.is_some()),
-            });
-        };
+        let to = digits.get_mut(count).ok_or(too_large(lift.slab_len()))?;
         let (magic, shift) = division(digit.extent);
         *to = UnitDigit {
             extent: number(digit.extent).ok_or(too_large(digit.extent))?,
@@ -509,7 +499,8 @@ fn cut(cuts: &mut [Cut], unit: usize) -> usize {
         }
     }
     // Threads that follow one another in a slot step through the tile's memory by an odd number of
-    // words, so that they meet different banks.
+    // words, so that they meet different banks. So do rows of the slab, unless they are so short that
+    // a warp takes several.
     let word = unit.max(4);
     let odd = |units: usize| {
         (units..)
@@ -520,7 +511,8 @@ fn cut(cuts: &mut [Cut], unit: usize) -> usize {
         let mut next = 1;
         for (d, cut) in cuts.iter_mut().enumerate().rev() {
             if cut.tile > 1 {
-                cut.shared = if pad && d < first_of_row {
+                let row = d >= first_of_row && next * unit < 128;
+                cut.shared = if pad && !row {
                     odd(next)
                 } else {
                     next
