@@ -47,9 +47,12 @@ impl Intervals {
         }
     }
 
-    /// The intervals, in order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = Range<usize>> {
-        self.ends.iter().map(|(&start, &end)| start..end)
+    /// The parts of `bytes` that are in the set, in order.
+    pub(super) fn within(&self, bytes: Range<usize>) -> Vec<Range<usize>> {
+        let before = self.ends.range(..bytes.start).next_back();
+        let all = before.into_iter().chain(self.ends.range(bytes.clone()));
+        let parts = all.map(|(&start, &end)| start.max(bytes.start)..end.min(bytes.end));
+        parts.filter(|part| !part.is_empty()).collect()
     }
 
     /// The parts of `bytes` that are not in the set, in order.

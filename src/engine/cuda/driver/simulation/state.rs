@@ -1,7 +1,6 @@
 //! The device: its memory, streams and events, and the host's view of them.
 
 use std::collections::{BTreeSet, HashMap};
-use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
@@ -290,12 +289,7 @@ impl State {
     pub(super) fn discard(&mut self, span: Span) -> Result<(), Failure> {
         let place = self.place(span, Access::Write)?;
         self.check(&place, None)?;
-        if let Some(allocation) = self.memory.get_mut(place.address) {
-            allocation.written.remove(place.bytes.clone());
-        }
-        if let Some(allocation) = self.memory.get(place.address) {
-            allocation.block.poison(place.bytes, &self.memory.poison);
-        }
+        self.memory.discard(place.address, place.bytes);
         Ok(())
     }
 
@@ -742,13 +736,13 @@ impl State {
         Ok(())
     }
 
-    /// The address of pinned memory, or of device memory, as the memory knows it.
+    /// The handle of device memory that begins there.
     pub(super) fn device_memory(first: NonNull<u8>) -> DeviceMemory {
         DeviceMemory(first.as_ptr().expose_provenance() as u64)
     }
 }
 
-fn touches(access: Access, bytes: &Range<usize>, allocation: &Allocation) -> impl fmt::Display {
+fn touches(access: Access, bytes: &Range<usize>, allocation: &Allocation) -> String {
     let verb = match access {
         Access::Read => "reads",
         Access::Write => "writes",
