@@ -13,8 +13,8 @@ pub enum Backend {
     Host,
     /// An NVIDIA GPU, or an error that names what is missing.
     ///
-    /// This release has no CUDA engine: it is always that error. The choice governs writing, and
-    /// reading of whole shards; parts of shards are read on the host.
+    /// It takes chains without a compressor (`bytes`, `transpose`, `crc32c`). The choice governs
+    /// writing, and reading of whole shards; parts of shards are read on the host.
     Cuda,
 }
 
@@ -42,6 +42,9 @@ impl fmt::Display for Backend {
 pub struct Options {
     backend: Backend,
     huge_pages: bool,
+    devices: Option<Vec<usize>>,
+    device_memory: Option<usize>,
+    pinned_memory: usize,
 }
 
 impl Default for Options {
@@ -49,6 +52,9 @@ impl Default for Options {
         Self {
             backend: Backend::default(),
             huge_pages: true,
+            devices: None,
+            device_memory: None,
+            pinned_memory: 1 << 30,
         }
     }
 }
@@ -79,5 +85,46 @@ impl Options {
     #[must_use]
     pub fn huge_pages(&self) -> bool {
         self.huge_pages
+    }
+
+    /// The CUDA devices to use, by the numbers that the driver gives them in this process
+    /// (`CUDA_VISIBLE_DEVICES` applies). Default: all of them.
+    #[must_use]
+    pub fn with_devices(mut self, devices: impl Into<Vec<usize>>) -> Self {
+        self.devices = Some(devices.into());
+        self
+    }
+
+    /// The CUDA devices to use; `None` for all of them.
+    #[must_use]
+    pub fn devices(&self) -> Option<&[usize]> {
+        self.devices.as_deref()
+    }
+
+    /// The most memory to take on each device, in bytes. Default: a quarter of what is free when
+    /// the device is first used. It is taken when it is needed, and given back when it is idle.
+    #[must_use]
+    pub fn with_device_memory(mut self, bytes: usize) -> Self {
+        self.device_memory = Some(bytes);
+        self
+    }
+
+    /// The most memory to take on each device, in bytes; `None` for a quarter of what is free.
+    #[must_use]
+    pub fn device_memory(&self) -> Option<usize> {
+        self.device_memory
+    }
+
+    /// The most page-locked host memory to take for each device, in bytes. Default: 1 GiB.
+    #[must_use]
+    pub fn with_pinned_memory(mut self, bytes: usize) -> Self {
+        self.pinned_memory = bytes;
+        self
+    }
+
+    /// The most page-locked host memory to take for each device, in bytes.
+    #[must_use]
+    pub fn pinned_memory(&self) -> usize {
+        self.pinned_memory
     }
 }

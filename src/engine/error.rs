@@ -3,6 +3,8 @@
 use std::error::Error;
 use std::fmt;
 
+use super::cuda::DriverError;
+
 /// An error from an engine.
 #[derive(Debug)]
 pub(crate) enum EngineError {
@@ -37,6 +39,10 @@ pub(crate) enum EngineError {
     },
     /// A CRC32C does not match the bytes before it.
     Checksum { subchunk: usize },
+    /// An operation of a device, or of its driver, failed.
+    Device(DriverError),
+    /// A device cannot do this job: why, and what would help.
+    Unsuitable(String),
     /// An error of the layer above, passed through: a foreign codec's, or a sink's.
     Foreign(Box<dyn Error + Send + Sync>),
     /// The engine broke its own contract. A bug, reported instead of wrong data.
@@ -86,6 +92,8 @@ impl fmt::Display for EngineError {
                 f,
                 "the crc32c checksum of subchunk {subchunk} is invalid; the shard is corrupted"
             ),
+            Self::Device(error) => error.fmt(f),
+            Self::Unsuitable(reason) => f.write_str(reason),
             Self::Foreign(error) => error.fmt(f),
             Self::Internal(what) => write!(f, "internal error, please report it: {what}"),
         }
@@ -95,6 +103,7 @@ impl fmt::Display for EngineError {
 impl Error for EngineError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
+            Self::Device(error) => Some(error),
             Self::Foreign(error) => error.source(),
             _ => None,
         }

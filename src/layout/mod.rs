@@ -3,12 +3,18 @@
 //!
 //! Nothing here knows a data type, a codec, an engine or a store.
 
+mod batch;
 mod grid;
 mod index;
+mod lift;
 mod part;
+pub(crate) mod permutation;
 mod strided;
 
+pub(crate) use batch::{Batch, Slab, batches, slabs};
 pub(crate) use grid::SubchunkGrid;
 pub(crate) use index::{Extent, extents_from_index, index_from_extents};
+pub(crate) use lift::{Lift, LiftBatch, LiftDigit, LiftError, LiftSlab};
 pub(crate) use part::Part;
+pub(crate) use permutation::ShardPermutation;
 pub(crate) use strided::{Digit, StridedBox};

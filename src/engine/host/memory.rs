@@ -15,7 +15,7 @@ const HUGE_PAGE: usize = 2 << 20;
 ///
 /// # Errors
 /// [`EngineError::OutOfMemory`], where allocating would abort the process.
-pub(super) fn with_capacity(
+pub(in crate::engine) fn with_capacity(
     bytes: usize,
     what: &'static str,
     huge_pages: bool,
@@ -33,7 +33,7 @@ pub(super) fn with_capacity(
 ///
 /// # Safety
 /// The first `len` bytes of the allocation are initialised, and `len` is within the capacity.
-pub(super) unsafe fn assume_filled(mut vec: Vec<u8>, len: usize) -> Vec<u8> {
+pub(in crate::engine) unsafe fn assume_filled(mut vec: Vec<u8>, len: usize) -> Vec<u8> {
     debug_assert!(len <= vec.capacity());
     // SAFETY: the caller's contract is that of `set_len`.
     unsafe { vec.set_len(len) };

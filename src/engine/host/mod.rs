@@ -24,7 +24,7 @@ mod gzip;
 #[cfg(feature = "conformance")]
 pub(crate) mod limit;
 #[allow(unsafe_code)]
-mod memory;
+pub(in crate::engine) mod memory;
 mod scatter;
 mod scratch;
 mod stages;
@@ -32,6 +32,7 @@ mod workers;
 mod zstd;
 
 pub(crate) use disjoint::{Claims, Window};
+pub(in crate::engine) use stages::decode_fixed_size;
 
 use super::{EncodedShard, EncodedSubchunk, Engine, EngineError, Job, Sink};
 use crate::layout::Extent;

@@ -240,7 +240,7 @@ pub(super) fn decode(
 ///
 /// # Errors
 /// As for [`decode`].
-pub(super) fn decode_fixed_size<'b>(
+pub(in crate::engine) fn decode_fixed_size<'b>(
     chain: &KnownChain,
     subchunk: usize,
     mut encoded: &'b [u8],

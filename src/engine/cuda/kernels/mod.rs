@@ -1,5 +1,9 @@
 //! The kernels, each with the launch that it wants.
 
+pub(crate) mod aggregate;
+pub(crate) mod crc32c;
 pub(crate) mod ptx;
+pub(crate) mod spans;
+pub(crate) mod split;
 #[cfg(test)]
 mod testing;

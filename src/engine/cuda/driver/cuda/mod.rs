@@ -1,7 +1,8 @@
 //! The CUDA driver.
 //!
 //! One [`CudaDriver`] a device, for the life of the process: its primary context is the one that
-//! CUDA's runtime and every library on it use. It is retained once and never released. A release
+//! CUDA's runtime and every library on it use. It is retained when it is first entered, because it
+//! takes memory of a device that may not be used after all, and never released. A release
 //! could destroy it under memory that was leaked on purpose, would throw the compiled kernels
 //! away, and at exit may come after the driver has shut down.
 
@@ -13,6 +14,7 @@ mod open;
 
 #[cfg(test)]
 pub(crate) use open::gpu_or_skip;
+pub(crate) use open::open_all;
 
 use super::{
     Access, Arg, DeviceInfo, DeviceMemory, DeviceSpan, Dims, Driver, DriverError, EventId, Fault,
@@ -20,8 +22,8 @@ use super::{
 };
 use codes::{NOT_READY, SUCCESS};
 use cudarc::driver::sys::{
-    CU_MEMHOSTALLOC_WRITECOMBINED, CUctx_st, CUdeviceptr, CUevent, CUevent_flags, CUevent_st,
-    CUstream, CUstream_flags, CUstream_st,
+    CU_MEMHOSTALLOC_WRITECOMBINED, CUctx_st, CUdevice, CUdeviceptr, CUevent, CUevent_flags,
+    CUevent_st, CUstream, CUstream_flags, CUstream_st,
 };
 use functions::{Code, Functions};
 use handles::{Handle, Handles};
@@ -38,7 +40,8 @@ use std::{
 pub(crate) struct CudaDriver {
     functions: &'static Functions,
     info: DeviceInfo,
-    context: Handle<CUctx_st>,
+    device: CUdevice,
+    context: OnceLock<Handle<CUctx_st>>,
     /// The process that opened it. In a forked child nothing of CUDA works.
     process: u32,
     /// The first sticky error: nothing is called after it.
@@ -116,6 +119,23 @@ impl CudaDriver {
         }
     }
 
+    /// The primary context.
+    fn context(&self) -> Result<Handle<CUctx_st>, DriverError> {
+        if let Some(context) = self.context.get() {
+            return Ok(*context);
+        }
+        let mut context = ptr::null_mut();
+        self.run(
+            || "retain the primary context".to_owned(),
+            // SAFETY: writes the context.
+            |functions| unsafe {
+                (functions.cuDevicePrimaryCtxRetain)(&raw mut context, self.device)
+            },
+        )?;
+        // If another thread was faster, it got the same.
+        Ok(*self.context.get_or_init(|| Handle(context)))
+    }
+
     fn stream(
         &self,
         id: StreamId,
@@ -182,9 +202,10 @@ impl Driver for CudaDriver {
                 )
             });
         }
+        let context = self.context()?;
         self.run(operation, |functions| {
             // SAFETY: the context is retained for ever.
-            unsafe { (functions.cuCtxPushCurrent_v2)(self.context.0) }
+            unsafe { (functions.cuCtxPushCurrent_v2)(context.0) }
         })
     }
 
@@ -194,7 +215,7 @@ impl Driver for CudaDriver {
         let mut context = ptr::null_mut();
         // SAFETY: writes the context that was current.
         match unsafe { (self.functions.cuCtxPopCurrent_v2)(&raw mut context) } {
-            SUCCESS if context == self.context.0 => Ok(()),
+            SUCCESS if self.context.get().is_some_and(|own| own.0 == context) => Ok(()),
             SUCCESS => {
                 // SAFETY: it was current until just now.
                 unsafe { (self.functions.cuCtxPushCurrent_v2)(context) };

@@ -1,7 +1,7 @@
 //! Whether there is a driver and a device that can be used. Asking never panics.
 
 use super::{
-    Code, CudaDriver, DeviceInfo, DriverError, Fault, Functions, Handle, Handles, Kernels, codes,
+    Code, CudaDriver, DeviceInfo, Driver, DriverError, Fault, Functions, Handles, Kernels, codes,
     functions,
 };
 use crate::engine::cuda::driver::cuda::handles::lock;
@@ -9,7 +9,7 @@ use cudarc::driver::sys::{CUdevice, CUdevice_attribute};
 use std::{
     collections::BTreeMap,
     ffi::CStr,
-    process, ptr,
+    process,
     sync::{
         Arc, Mutex, OnceLock,
         atomic::{AtomicU32, Ordering},
@@ -21,6 +21,28 @@ const VERSION: i32 = 12_000;
 
 /// And they are for this architecture, or newer.
 const COMPUTE_CAPABILITY: (u32, u32) = (7, 0);
+
+/// The devices of this process that can be used.
+///
+/// # Errors
+/// There is none. Where there are some, why the first of them cannot be used.
+pub(crate) fn open_all() -> Result<Vec<Arc<dyn Driver>>, DriverError> {
+    let (mut drivers, mut first_error) = (Vec::<Arc<dyn Driver>>::new(), None);
+    for ordinal in 0..CudaDriver::count()? {
+        match CudaDriver::open(ordinal) {
+            Ok(driver) => drivers.push(driver),
+            Err(error) => {
+                tracing::debug!(%error, "a CUDA device that cannot be used");
+                first_error.get_or_insert(error);
+            }
+        }
+    }
+    if drivers.is_empty() {
+        let none = || unavailable("look for CUDA devices", None, "there are none".into());
+        return Err(first_error.unwrap_or_else(none));
+    }
+    Ok(drivers)
+}
 
 impl CudaDriver {
     /// How many devices this process sees.
@@ -96,11 +118,6 @@ impl CudaDriver {
         let code = unsafe { (functions.cuDeviceTotalMem_v2)(&raw mut total_memory, device) };
         check(code, "ask for the size of the memory")?;
 
-        let mut context = ptr::null_mut();
-        // SAFETY: writes the context.
-        let code = unsafe { (functions.cuDevicePrimaryCtxRetain)(&raw mut context, device) };
-        check(code, "retain the primary context")?;
-
         Ok(Self {
             functions,
             info: DeviceInfo {
@@ -110,7 +127,8 @@ impl CudaDriver {
                 total_memory,
                 multiprocessors,
             },
-            context: Handle(context),
+            device,
+            context: OnceLock::new(),
             process: process::id(),
             broken: OnceLock::new(),
             streams: Handles::new(),

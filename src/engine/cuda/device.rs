@@ -1,0 +1,107 @@
+//! A device that lanes are made on, and whether it can still be used.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use super::driver::{DeviceInfo, Driver, DriverError, Fault};
+
+/// A device of this process.
+pub(super) struct Device {
+    driver: Arc<dyn Driver>,
+    /// Why nothing on the device may be touched any more.
+    quarantine: OnceLock<String>,
+    /// The process that opened the device. A forked child has the handles, and may not use them.
+    process: u32,
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device")
+            .field("info", self.info())
+            .field("quarantine", &self.quarantine.get())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Device {
+    pub(super) fn new(driver: Arc<dyn Driver>) -> Self {
+        Self {
+            driver,
+            quarantine: OnceLock::new(),
+            process: std::process::id(),
+        }
+    }
+
+    /// The driver, for whoever has [entered](Self::enter).
+    pub(super) fn driver(&self) -> &dyn Driver {
+        &*self.driver
+    }
+
+    pub(super) fn info(&self) -> &DeviceInfo {
+        self.driver.device()
+    }
+
+    /// Why the device cannot be used by this process, if it cannot.
+    pub(super) fn unusable(&self) -> Option<String> {
+        if self.process != std::process::id() {
+            return Some(format!(
+                "CUDA device {} was opened before this process was forked: a child process cannot use it",
+                self.info().ordinal
+            ));
+        }
+        self.quarantine.get().cloned()
+    }
+
+    /// Make the device current on this thread until the guard is dropped.
+    pub(super) fn enter(&self) -> Result<Entered<'_>, DriverError> {
+        if let Some(reason) = self.unusable() {
+            return Err(DriverError {
+                operation: "using the device".to_string(),
+                device: Some(self.info().ordinal),
+                fault: Fault::Sticky,
+                reason,
+            });
+        }
+        self.watch(self.driver.enter())?;
+        Ok(Entered { device: self })
+    }
+
+    /// Pass `result` on, and quarantine the device if it says that the device is broken.
+    pub(super) fn watch<T>(&self, result: Result<T, DriverError>) -> Result<T, DriverError> {
+        if let Err(error) = &result
+            && error.fault == Fault::Sticky
+        {
+            self.quarantine(error);
+        }
+        result
+    }
+
+    /// Never use the device again. What is allocated there is leaked on purpose: a broken context
+    /// takes no calls, not even to free memory.
+    fn quarantine(&self, error: &DriverError) {
+        let ordinal = self.info().ordinal;
+        let reason = format!(
+            "CUDA device {ordinal} is not used any more in this process, since an operation failed that breaks its context: {error}"
+        );
+        if self.quarantine.set(reason).is_ok() {
+            tracing::warn!(device = ordinal, %error, "CUDA device quarantined");
+        }
+    }
+}
+
+/// The device is current on this thread.
+#[derive(Debug)]
+pub(super) struct Entered<'a> {
+    device: &'a Device,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        // A broken context is left alone.
+        if self.device.unusable().is_none()
+            && let Err(error) = self.device.watch(self.device.driver.leave())
+        {
+            tracing::warn!(%error, "leaving a CUDA context");
+        }
+    }
+}

@@ -1,0 +1,534 @@
+//! A whole shard, encoded on a device.
+//!
+//! ```text
+//! for each batch of subchunks
+//!     for each slab of the batch's elements
+//!         caller's memory -> pinned           copiers
+//!         pinned -> device                    stream `up`
+//!         slab -> slots, stored?              stream `compute`: scatter
+//!     slots -> slots with checksums           stream `compute`: crc32c
+//!     slots -> offsets, dense bytes           stream `compute`: permute, scan, gather
+//!     offsets -> pinned                       stream `down`
+//!     for each piece of exactly the bytes used
+//!         device -> pinned                    stream `down`
+//!         pinned -> caller's memory           copiers
+//! ```
+//!
+//! The pieces of one batch come back while the slabs of the next go up; one thread sees to both.
+//!
+//! | edge | producer | consumer | guards |
+//! |---|---|---|---|
+//! | [`STAGED`] | copy of a slab (`up`) | scatter (`compute`) | the slab on the device |
+//! | [`STAGED_HOST`] | copy of a slab (`up`) | copiers | the slab in pinned memory |
+//! | [`SCATTERED`] | scatter (`compute`) | copy of a later slab (`up`) | the slab on the device |
+//! | [`AGGREGATED`] | gather (`compute`) | copies (`down`) | offsets and dense bytes |
+//! | [`ANSWERED`] | copy of the offsets (`down`) | this thread | the offsets in pinned memory |
+//! | [`RETURNED`] | copy of a piece (`down`) | copiers | the piece in pinned memory |
+
+use std::collections::VecDeque;
+
+use super::copiers::Copy;
+use super::driver::{DriverError, EventId, Fault, Site, Span};
+use super::kernels::scatter::Scatter;
+use super::kernels::spans::{Lengths, Slots};
+use super::kernels::{aggregate, crc32c};
+use super::metrics::TimedStage;
+use super::session::{Session, Timed};
+use crate::engine::host::memory;
+use crate::engine::{EncodedShard, EngineError, Job, KnownChain};
+use crate::layout::{self, Batch, Extent, ShardPermutation, Slab};
+
+/// A slab is on the device.
+const STAGED: Site = Site("record: a slab was copied to the device");
+const STAGED_WAIT: Site = Site("wait: scatter for its slab");
+/// The pinned memory of a slab can be written again.
+const STAGED_HOST: Site = Site("synchronise: pinned memory of a slab before it is reused");
+/// The device's memory of a slab can be written again.
+const SCATTERED: Site = Site("record: a slab was scattered");
+const SCATTERED_WAIT: Site =
+    Site("wait: copy of a slab for the scatter that reads the same memory");
+/// Offsets and dense bytes of a batch are complete.
+const AGGREGATED: Site = Site("record: a batch was aggregated");
+const AGGREGATED_WAIT: Site = Site("wait: copies from the device for their batch");
+/// The offsets of a batch are in pinned memory.
+const ANSWERED: Site = Site("record: the offsets of a batch were copied from the device");
+const ANSWERED_HOST: Site = Site("synchronise: the offsets of a batch before they are read");
+/// A piece of a batch is in pinned memory.
+const RETURNED: Site = Site("record: a piece of a batch was copied from the device");
+const RETURNED_HOST: Site = Site("synchronise: a piece of a batch before it is read");
+
+/// What the memory is for, in errors.
+const OUTPUT: &str = "an encoded shard";
+
+/// A slab on its way.
+struct Staged {
+    begin: EventId,
+    done: EventId,
+    /// Until the host knows that the scatter is complete.
+    scattered: Option<EventId>,
+    batch: usize,
+}
+
+/// A batch whose kernels were enqueued.
+struct Aggregated {
+    number: usize,
+    batch: Batch,
+    answered: EventId,
+    timed: Vec<Timed>,
+    /// Encoded bytes, once the offsets were read.
+    total: Option<usize>,
+    /// How many of them are on their way, or have come back.
+    issued: usize,
+    returned: usize,
+    /// Where they begin in the shard.
+    start: usize,
+}
+
+/// A piece of a batch on its way.
+struct Piece {
+    ring: usize,
+    begin: EventId,
+    done: EventId,
+    /// Where it goes in the shard.
+    start: usize,
+    len: usize,
+}
+
+/// An encoder of one shard.
+struct Encoder<'a, 'l> {
+    session: &'a Session<'l>,
+    job: &'a Job<'a>,
+    chain: &'a KnownChain,
+    decoded: &'a [u8],
+    output: Vec<u8>,
+    extents: Vec<Extent>,
+    /// The end of what batches that have answered take in the shard.
+    end: usize,
+    staged: VecDeque<Staged>,
+    slabs: usize,
+    batches: VecDeque<Aggregated>,
+    pieces: VecDeque<Piece>,
+    issued_pieces: usize,
+}
+
+/// Encode `decoded`, whose length was checked, in the lane of `session`.
+pub(super) fn encode(
+    session: &Session<'_>,
+    job: &Job<'_>,
+    chain: &KnownChain,
+    decoded: &[u8],
+    (head, tail): (usize, usize),
+) -> Result<EncodedShard, EngineError> {
+    let bound = session
+        .sizing
+        .encoded
+        .checked_mul(job.grid.num_subchunks())
+        .and_then(|encoded| head.checked_add(encoded)?.checked_add(tail))
+        .ok_or(EngineError::OutOfMemory {
+            what: OUTPUT,
+            bytes: usize::MAX,
+        })?;
+    let mut output = memory::with_capacity(bound, OUTPUT, job.huge_pages)?;
+    output.resize(head, 0);
+    let mut encoder = Encoder {
+        session,
+        job,
+        chain,
+        decoded,
+        output,
+        extents: vec![None; job.grid.num_subchunks()],
+        end: head,
+        staged: VecDeque::new(),
+        slabs: 0,
+        batches: VecDeque::new(),
+        pieces: VecDeque::new(),
+        issued_pieces: 0,
+    };
+    encoder.run().map_err(EngineError::Device)?;
+    let Encoder {
+        output,
+        extents,
+        end,
+        ..
+    } = encoder;
+    // SAFETY: the head was written above, and `run` returns when the copiers have written all bytes
+    // from there to `end`, which `returns` keeps below the capacity.
+    let mut bytes = unsafe { memory::assume_filled(output, end) };
+    if bytes.capacity() - bytes.len() > tail.saturating_add(bytes.len()) {
+        // Mostly empty subchunks: do not keep room for all of them.
+        bytes.shrink_to(end + tail);
+    }
+    Ok(EncodedShard { bytes, extents })
+}
+
+impl Encoder<'_, '_> {
+    fn run(&mut self) -> Result<(), DriverError> {
+        let session = self.session;
+        session.upload_fill_value(self.job)?;
+        for (number, batch) in layout::batches(self.job.grid, session.sizing.batch)
+            .into_iter()
+            .enumerate()
+        {
+            while self.batches.len() >= session.sizing.batches.len() {
+                self.take_back(true)?;
+            }
+            let regions = session.batch(number);
+            if !self.job.store_empty {
+                let flags = regions.stored.part(0..batch.len() * 4);
+                session.lane.zero(session.lane.compute, flags)?;
+            }
+            let mut timed = Vec::new();
+            for slab in layout::slabs(self.job.grid, &batch, session.sizing.slab) {
+                timed.push(self.stage(number, &batch, &slab)?);
+            }
+            self.aggregate(number, batch, timed)?;
+        }
+        while !self.batches.is_empty() {
+            self.take_back(true)?;
+        }
+        while let Some(staged) = self.staged.pop_front() {
+            // Batches that have answered waited for all of their slabs.
+            session.time(TimedStage::ToDevice, staged.begin, staged.done)?;
+        }
+        Ok(())
+    }
+
+    /// Move a slab to the device and scatter it; meanwhile, take back a piece of an earlier batch.
+    fn stage(&mut self, number: usize, batch: &Batch, slab: &Slab) -> Result<Timed, DriverError> {
+        let session = self.session;
+        let lane = session.lane;
+        let ring = self.slabs % session.sizing.slabs.len();
+        let mut reused = None;
+        if self.staged.len() == session.sizing.slabs.len()
+            && let Some(staged) = self.staged.pop_front()
+        {
+            session.lane.driver.synchronize(staged.done, STAGED_HOST)?;
+            session.time(TimedStage::ToDevice, staged.begin, staged.done)?;
+            session.events.give([staged.begin, staged.done]);
+            reused = staged.scattered;
+        }
+        let len = slab.len() * self.job.grid.element_size();
+        let staging = lane.pinned_in(session.sizing.staging_in[ring].part(0..len));
+        let to = lane.write(staging)?;
+        // SAFETY: the slab lies within the shard, whose length was checked, and its dense form
+        // within the region, which `Sizing` made for it. The copy that read the region was
+        // synchronised with above.
+        let copy =
+            unsafe { session.copy_of_slab(self.job, self.decoded.as_ptr(), batch, slab, to) };
+        self.take_back_while(&[copy])?;
+
+        let (begin, done) = (session.events.take()?, session.events.take()?);
+        let on_device = lane.device(session.sizing.slabs[ring].part(0..len));
+        if let Some(scattered) = reused {
+            lane.driver.wait(lane.up, scattered, SCATTERED_WAIT)?;
+        }
+        session.begin(lane.up, begin)?;
+        lane.copy(lane.up, Span::Pinned(staging), Span::Device(on_device))?;
+        lane.driver.record(done, lane.up, STAGED)?;
+        session.counters.to_device(len);
+
+        lane.driver.wait(lane.compute, done, STAGED_WAIT)?;
+        let regions = session.batch(number);
+        let scatter = Scatter::new(
+            &session.lift(self.job, &self.chain.order, batch, slab)?,
+            self.chain.swap,
+            self.job.fill_value,
+        )
+        .map_err(|error| session.refused("planning a scatter", &error))?;
+        let timed = session.timed(TimedStage::Scatter)?;
+        session.begin(lane.compute, timed.begin)?;
+        let flags = (!self.job.store_empty).then(|| lane.device(regions.stored));
+        // SAFETY: the lane's regions, ordered by the edges above.
+        unsafe {
+            scatter.enqueue_scatter(
+                lane.driver,
+                lane.compute,
+                on_device,
+                lane.device(regions.slots),
+                flags,
+                lane.device(session.sizing.fill),
+            )?;
+        }
+        lane.driver.record(timed.end, lane.compute, SCATTERED)?;
+        self.staged.push_back(Staged {
+            begin,
+            done,
+            scattered: Some(timed.end),
+            batch: number,
+        });
+        self.slabs += 1;
+        Ok(timed)
+    }
+
+    /// Enqueue everything behind the scatter of a batch, up to the copy of its offsets.
+    fn aggregate(
+        &mut self,
+        number: usize,
+        batch: Batch,
+        mut timed: Vec<Timed>,
+    ) -> Result<(), DriverError> {
+        let session = self.session;
+        let lane = session.lane;
+        let regions = session.batch(number);
+        let count = batch.len();
+        let slots = Slots {
+            span: lane.device(regions.slots),
+            stride: session.sizing.slot_stride,
+            count,
+        };
+        let stored = (!self.job.store_empty).then(|| lane.device(regions.stored));
+        if !self.chain.stages.is_empty() {
+            let checksums = session.timed(TimedStage::Crc32c)?;
+            session.begin(lane.compute, checksums.begin)?;
+            for stage in 0..self.chain.stages.len() {
+                let len = self.job.grid.subchunk_bytes() + stage * crc32c::CHECKSUM;
+                // SAFETY: the lane's regions, in one stream.
+                unsafe {
+                    let lengths = Lengths::All(len);
+                    crc32c::append(lane.driver, lane.compute, slots, lengths, stored)?;
+                }
+            }
+            session.end(lane.compute, checksums.end)?;
+            timed.push(checksums);
+        }
+        let aggregate = session.timed(TimedStage::Aggregate)?;
+        session.begin(lane.compute, aggregate.begin)?;
+        // One shard: its subchunks are in C order already.
+        let permutation = ShardPermutation::new(&[count], &[count])
+            .map_err(|error| session.refused("planning an aggregation", &error))?;
+        let offsets = regions.offsets.part(0..(count + 1) * 8);
+        // SAFETY: the lane's regions, in one stream; the sizes are at most a slot's.
+        unsafe {
+            aggregate::permute_sizes(
+                lane.driver,
+                lane.compute,
+                &permutation,
+                Lengths::All(session.sizing.encoded),
+                stored,
+                lane.device(regions.sizes),
+                lane.device(regions.source),
+            )?;
+            aggregate::scan(
+                lane.driver,
+                lane.compute,
+                lane.device(regions.sizes),
+                lane.device(offsets),
+                lane.device(regions.scratch),
+                count,
+            )?;
+            aggregate::gather(
+                lane.driver,
+                lane.compute,
+                slots,
+                lane.device(regions.source),
+                lane.device(offsets),
+                count,
+                lane.device(regions.dense.part(0..session.sizing.encoded * count)),
+            )?;
+        }
+        lane.driver
+            .record(aggregate.end, lane.compute, AGGREGATED)?;
+        lane.driver
+            .wait(lane.down, aggregate.end, AGGREGATED_WAIT)?;
+        let answer = lane.pinned_out(regions.answer.part(0..offsets.len));
+        let answered = session.events.take()?;
+        lane.copy(
+            lane.down,
+            Span::Device(lane.device(offsets)),
+            Span::Pinned(answer),
+        )?;
+        lane.driver.record(answered, lane.down, ANSWERED)?;
+        session.counters.from_device(offsets.len);
+        timed.push(aggregate);
+        self.batches.push_back(Aggregated {
+            number,
+            batch,
+            answered,
+            timed,
+            total: None,
+            issued: 0,
+            returned: 0,
+            start: 0,
+        });
+        Ok(())
+    }
+
+    /// Do `copies`, and take back what has come from the device meanwhile.
+    fn take_back_while(&mut self, copies: &[Copy<'_>]) -> Result<(), DriverError> {
+        self.issue(false)?;
+        let piece = self.returned_piece(false)?;
+        self.finish(piece, copies)
+    }
+
+    /// Take back a piece, and wait for it if `wait`.
+    fn take_back(&mut self, wait: bool) -> Result<(), DriverError> {
+        self.issue(wait)?;
+        let piece = self.returned_piece(wait)?;
+        self.finish(piece, &[])
+    }
+
+    /// Start copies from the device: of batches whose offsets are known, as many as there is room
+    /// for. Wait for the offsets of the first batch if `wait` and nothing else is on its way.
+    fn issue(&mut self, wait: bool) -> Result<(), DriverError> {
+        let session = self.session;
+        let lane = session.lane;
+        for at in 0..self.batches.len() {
+            if self.batches[at].total.is_none() {
+                let answered = self.batches[at].answered;
+                let wait = wait && self.pieces.is_empty();
+                if !wait && !lane.driver.query_event(answered)? {
+                    return Ok(());
+                }
+                self.answer(at)?;
+            }
+            let batch = &mut self.batches[at];
+            let total = batch.total.unwrap_or(0);
+            while batch.issued < total {
+                if self.pieces.len() == session.sizing.staging_out.len() {
+                    return Ok(());
+                }
+                let ring = self.issued_pieces % session.sizing.staging_out.len();
+                let region = session.sizing.staging_out[ring];
+                let len = region.len.min(total - batch.issued);
+                let from = session.batch(batch.number).dense;
+                let from = lane.device(from.part(batch.issued..batch.issued + len));
+                let to = lane.pinned_out(region.part(0..len));
+                let (begin, done) = (session.events.take()?, session.events.take()?);
+                session.begin(lane.down, begin)?;
+                lane.copy(lane.down, Span::Device(from), Span::Pinned(to))?;
+                lane.driver.record(done, lane.down, RETURNED)?;
+                session.counters.from_device(len);
+                self.pieces.push_back(Piece {
+                    ring,
+                    begin,
+                    done,
+                    start: batch.start + batch.issued,
+                    len,
+                });
+                batch.issued += len;
+                self.issued_pieces += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Read the offsets of the batch in place `at`.
+    fn answer(&mut self, at: usize) -> Result<(), DriverError> {
+        let session = self.session;
+        let batch = &mut self.batches[at];
+        session
+            .lane
+            .driver
+            .synchronize(batch.answered, ANSWERED_HOST)?;
+        for timed in &batch.timed {
+            session.finish_timed(timed)?;
+        }
+        // The host knows that these scatters are complete: nothing need wait for them any more.
+        for staged in &mut self.staged {
+            if staged.batch <= batch.number {
+                staged.scattered = None;
+            }
+        }
+        for timed in batch.timed.drain(..) {
+            session.events.give([timed.begin, timed.end]);
+        }
+        let count = batch.batch.len();
+        let answer = session.batch(batch.number).answer.part(0..(count + 1) * 8);
+        let bytes = session.lane.read(session.lane.pinned_out(answer))?;
+        let offsets: Vec<u64> = bytes
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .map(|offset| u64::from_le_bytes(*offset))
+            .collect();
+        let encoded = session.sizing.encoded;
+        let mut end = 0;
+        for (i, pair) in offsets.windows(2).enumerate() {
+            let len = pair[1].checked_sub(pair[0]);
+            let stored = len == Some(encoded as u64);
+            if pair[0] != end as u64 || !(stored || len == Some(0)) {
+                return Err(session.wrong_answer(format!(
+                    "subchunk {} is at {} to {}, and subchunks of {encoded} bytes should be at {end}",
+                    batch.batch.first + i,
+                    pair[0],
+                    pair[1]
+                )));
+            }
+            if stored {
+                let start = self.end + end;
+                self.extents[batch.batch.first + i] = Some(start..start + encoded);
+                end += encoded;
+            }
+        }
+        batch.total = Some(end);
+        batch.start = self.end;
+        self.end += end;
+        Ok(())
+    }
+
+    /// The oldest piece, if it has come back, or when it has come back if `wait`.
+    fn returned_piece(&mut self, wait: bool) -> Result<Option<Piece>, DriverError> {
+        let driver = self.session.lane.driver;
+        let Some(piece) = self.pieces.front() else {
+            return Ok(None);
+        };
+        // With every place of the ring in use, nothing more can come back before this one has.
+        let wait = wait || self.pieces.len() == self.session.sizing.staging_out.len();
+        if !wait && !driver.query_event(piece.done)? {
+            return Ok(None);
+        }
+        driver.synchronize(piece.done, RETURNED_HOST)?;
+        Ok(self.pieces.pop_front())
+    }
+
+    /// Copy `piece` to the shard, and do `copies`.
+    fn finish(&mut self, piece: Option<Piece>, copies: &[Copy<'_>]) -> Result<(), DriverError> {
+        let session = self.session;
+        let mut copies = copies.to_vec();
+        if let Some(piece) = &piece {
+            session.time(TimedStage::FromDevice, piece.begin, piece.done)?;
+            let region = session.sizing.staging_out[piece.ring].part(0..piece.len);
+            let from = session.lane.read(session.lane.pinned_out(region))?;
+            if piece.start + piece.len > self.output.capacity() {
+                return Err(session.wrong_answer(format!(
+                    "{} bytes at {} of a shard of at most {}",
+                    piece.len,
+                    piece.start,
+                    self.output.capacity()
+                )));
+            }
+            // SAFETY: within the capacity, by the check above, and behind the head; every byte is
+            // in one piece.
+            unsafe {
+                let to = self.output.as_mut_ptr().add(piece.start);
+                copies.push(Copy::bytes(from.as_ptr(), to, piece.len));
+            }
+        }
+        session.copiers.run(&copies, self.job.threads);
+        if let Some(piece) = piece {
+            session.events.give([piece.begin, piece.done]);
+            if let Some(batch) = self.batches.front_mut() {
+                batch.returned += piece.len;
+            }
+        }
+        while let Some(batch) = self.batches.front()
+            && batch.total == Some(batch.returned)
+        {
+            session.events.give([batch.answered]);
+            self.batches.pop_front();
+        }
+        Ok(())
+    }
+}
+
+/// A lane's answer that cannot be: what it was asked for is done elsewhere.
+impl Session<'_> {
+    fn wrong_answer(&self, what: String) -> DriverError {
+        DriverError {
+            operation: "aggregating subchunks".to_string(),
+            device: Some(self.lane.driver.device().ordinal),
+            fault: Fault::Refused,
+            reason: format!("the device returned an impossible table of offsets: {what}"),
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! A device where it can, the host where it cannot: nothing is lost for want of a GPU.
+
+use super::CudaEngine;
+use crate::engine::host::HostEngine;
+use crate::engine::{EncodedShard, EncodedSubchunk, Engine, EngineError, Job, Sink};
+use crate::layout::Extent;
+
+/// Tries a device first. Whatever fails there is done again, from the start, on the host; so errors
+/// about the data are the host's.
+#[derive(Clone, Debug)]
+pub(crate) struct WithFallback(pub(crate) CudaEngine);
+
+impl WithFallback {
+    /// Count and tell why a shard goes to the host.
+    fn tell(&self, doing: &'static str, error: &EngineError) {
+        let counters = self.0.counters();
+        match error {
+            EngineError::Unsuitable(reason) => {
+                tracing::debug!(doing, reason, "a shard goes to the host");
+                counters.fell_back(reason);
+            }
+            // Of faults, not every number makes a reason of its own.
+            EngineError::Device(error) => {
+                tracing::warn!(doing, %error, "a CUDA device failed; the shard goes to the host");
+                counters.fell_back(&error.reason);
+            }
+            error => {
+                tracing::debug!(doing, %error, "the host has the last word on this shard");
+                counters.fell_back("the data were refused");
+            }
+        }
+    }
+}
+
+impl Engine for WithFallback {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn encode(
+        &self,
+        job: &Job<'_>,
+        decoded: &[u8],
+        head: usize,
+        tail: usize,
+    ) -> Result<EncodedShard, EngineError> {
+        self.0.encode(job, decoded, head, tail).or_else(|error| {
+            self.tell("encode", &error);
+            HostEngine.encode(job, decoded, head, tail)
+        })
+    }
+
+    fn decode(
+        &self,
+        job: &Job<'_>,
+        encoded: &[u8],
+        extents: &[Extent],
+    ) -> Result<Vec<u8>, EngineError> {
+        self.0.decode(job, encoded, extents).or_else(|error| {
+            self.tell("decode", &error);
+            HostEngine.decode(job, encoded, extents)
+        })
+    }
+
+    fn decodes_whole_shards(&self) -> bool {
+        self.0.decodes_whole_shards()
+    }
+
+    fn decode_each(
+        &self,
+        job: &Job<'_>,
+        subchunks: &[EncodedSubchunk<'_>],
+        sink: &Sink<'_>,
+    ) -> Result<(), EngineError> {
+        self.0.decode_each(job, subchunks, sink)
+    }
+}

@@ -1,0 +1,199 @@
+//! What every launch checks before it runs: spans are long enough, and aligned.
+
+use crate::engine::cuda::driver::{Arg, DeviceSpan, Dims, Driver, DriverError, Fault, StreamId};
+
+/// Subchunk slots: `count` of them, one every `stride` bytes from the begin of `span` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slots {
+    pub(crate) span: DeviceSpan,
+    /// A multiple of 16.
+    pub(crate) stride: usize,
+    pub(crate) count: usize,
+}
+
+/// How many bytes each slot holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lengths {
+    /// A `u64` for each slot.
+    Each(DeviceSpan),
+    /// The same for all.
+    All(usize),
+}
+
+/// A launch of `kernel` that is being put together.
+#[derive(Clone, Copy)]
+pub(super) struct Launch<'a> {
+    pub(super) driver: &'a dyn Driver,
+    pub(super) stream: StreamId,
+    pub(super) kernel: &'static str,
+}
+
+impl Launch<'_> {
+    /// An error unless `condition` holds.
+    pub(super) fn require(
+        &self,
+        condition: bool,
+        reason: impl FnOnce() -> String,
+    ) -> Result<(), DriverError> {
+        if condition {
+            return Ok(());
+        }
+        Err(DriverError {
+            operation: format!("launching {}", self.kernel),
+            device: Some(self.driver.device().ordinal),
+            fault: Fault::Refused,
+            reason: reason(),
+        })
+    }
+
+    /// The first `count` elements of `size` bytes of `span`, which begins at a multiple of `align`.
+    /// (Allocations begin at multiples of 256.)
+    pub(super) fn elements(
+        &self,
+        what: &str,
+        span: DeviceSpan,
+        count: usize,
+        size: usize,
+        align: usize,
+    ) -> Result<DeviceSpan, DriverError> {
+        let needed = count.checked_mul(size).filter(|&len| len <= span.len);
+        self.require(needed.is_some(), || {
+            format!(
+                "{what} has {} bytes, and not {count} of {size} bytes each",
+                span.len
+            )
+        })?;
+        self.require(span.offset.is_multiple_of(align), || {
+            format!(
+                "{what} begins at byte {}, which is not a multiple of {align}",
+                span.offset
+            )
+        })?;
+        let len = needed.unwrap_or(0);
+        Ok(DeviceSpan { len, ..span })
+    }
+
+    /// The bytes of `slots`.
+    pub(super) fn slots(&self, what: &str, slots: Slots) -> Result<DeviceSpan, DriverError> {
+        self.require(slots.stride.is_multiple_of(16), || {
+            format!(
+                "{what} are {} bytes apart, which is not a multiple of 16",
+                slots.stride
+            )
+        })?;
+        self.elements(what, slots.span, slots.count, slots.stride, 16)
+    }
+
+    /// Enough blocks for `units`, of which a block does `per_block` at a time, and at most `waves`
+    /// times the multiprocessors. The kernel does what is left in further rounds.
+    pub(super) fn grid(&self, units: usize, per_block: usize, waves: u32) -> u32 {
+        let most = self.driver.device().multiprocessors.clamp(1, 1 << 12) * waves;
+        u32::try_from(units.div_ceil(per_block)).map_or(most, |blocks| blocks.clamp(1, most))
+    }
+
+    /// Run it.
+    ///
+    /// # Safety
+    /// As for [`Driver::launch`].
+    pub(super) unsafe fn run(
+        self,
+        grid: u32,
+        block: u32,
+        args: &[Arg<'_>],
+    ) -> Result<(), DriverError> {
+        // SAFETY: what the caller promises.
+        unsafe {
+            self.driver
+                .launch(self.stream, self.kernel, Dims { grid, block }, args)
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod testing {
+    //! What the kernels' tests share.
+
+    use super::*;
+    use crate::engine::cuda::driver::simulation::{AccessCount, Config, Simulation};
+    use proptest::prelude::*;
+    use proptest::test_runner::{TestCaseError, TestRunner};
+
+    pub(in crate::engine::cuda::kernels) fn u64s(numbers: &[u64]) -> Vec<u8> {
+        numbers.iter().flat_map(|n| n.to_ne_bytes()).collect()
+    }
+
+    pub(in crate::engine::cuda::kernels) fn u32s(numbers: &[u32]) -> Vec<u8> {
+        numbers.iter().flat_map(|n| n.to_ne_bytes()).collect()
+    }
+
+    pub(in crate::engine::cuda::kernels) fn to_u64s(bytes: &[u8]) -> Vec<u64> {
+        let (words, []) = bytes.as_chunks() else {
+            panic!("{} bytes", bytes.len());
+        };
+        words.iter().map(|&word| u64::from_ne_bytes(word)).collect()
+    }
+
+    pub(in crate::engine::cuda::kernels) fn to_u32s(bytes: &[u8]) -> Vec<u32> {
+        let (words, []) = bytes.as_chunks() else {
+            panic!("{} bytes", bytes.len());
+        };
+        words.iter().map(|&word| u32::from_ne_bytes(word)).collect()
+    }
+
+    /// Bytes of which no two near each other follow the same pattern.
+    pub(in crate::engine::cuda::kernels) fn noise(seed: u64, len: usize) -> Vec<u8> {
+        let mut state = seed;
+        let mut byte = || {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            state.to_be_bytes()[0]
+        };
+        (0..len).map(|_| byte()).collect()
+    }
+
+    pub(in crate::engine::cuda::kernels) fn slots(
+        span: DeviceSpan,
+        stride: usize,
+        count: usize,
+    ) -> Slots {
+        Slots {
+            span,
+            stride,
+            count,
+        }
+    }
+
+    /// Try `cases` values of `strategy`.
+    pub(in crate::engine::cuda::kernels) fn property<S: Strategy>(
+        cases: u32,
+        strategy: &S,
+        test: impl Fn(S::Value) -> Result<(), TestCaseError>,
+    ) {
+        let config = ProptestConfig {
+            cases,
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        };
+        TestRunner::new(config)
+            .run(strategy, test)
+            .unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// A simulation that counts sectors.
+    pub(in crate::engine::cuda::kernels) fn counting() -> Simulation {
+        Simulation::new(Config {
+            sectors: true,
+            ..Config::default()
+        })
+    }
+
+    /// The sectors that the last kernel moved, and the fewest that would do.
+    pub(in crate::engine::cuda::kernels) fn sectors(simulation: &Simulation) -> (u64, u64) {
+        let counts: Vec<AccessCount> = simulation.sectors();
+        assert!(!counts.is_empty(), "nothing was counted");
+        counts.iter().fold((0, 0), |(moved, ideal), count| {
+            (moved + count.sectors, ideal + count.ideal)
+        })
+    }
+}

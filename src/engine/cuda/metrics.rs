@@ -1,0 +1,176 @@
+//! What the CUDA engine did, for applications to read.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// How many different reasons of fallbacks are kept apart.
+const MOST_REASONS: usize = 32;
+
+/// A stage whose time on the device is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TimedStage {
+    ToDevice,
+    Scatter,
+    Crc32c,
+    Aggregate,
+    Split,
+    Unscatter,
+    FromDevice,
+}
+
+/// Counters, in whole numbers and nanoseconds.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    shards_encoded: AtomicU64,
+    shards_decoded: AtomicU64,
+    bytes_to_device: AtomicU64,
+    bytes_from_device: AtomicU64,
+    stages: [AtomicU64; 7],
+    lanes_created: AtomicU64,
+    lanes_alive: AtomicU64,
+    lane_waits: AtomicU64,
+    lane_wait: AtomicU64,
+    lanes_waiting: AtomicU64,
+    batches_halved: AtomicU64,
+    fallbacks: Mutex<BTreeMap<String, u64>>,
+}
+
+impl Counters {
+    pub(super) fn shard_encoded(&self) {
+        self.shards_encoded.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn shard_decoded(&self) {
+        self.shards_decoded.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn to_device(&self, bytes: usize) {
+        self.bytes_to_device
+            .fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn from_device(&self, bytes: usize) {
+        self.bytes_from_device
+            .fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn stage(&self, stage: TimedStage, time: Duration) {
+        self.stages[stage as usize].fetch_add(nanoseconds(time), Ordering::Relaxed);
+    }
+
+    pub(super) fn lane_created(&self) {
+        self.lanes_created.fetch_add(1, Ordering::Relaxed);
+        self.lanes_alive.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn lane_released(&self) {
+        self.lanes_alive.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn waiting_for_lane(&self) {
+        self.lane_waits.fetch_add(1, Ordering::Relaxed);
+        self.lanes_waiting.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn waited_for_lane(&self, time: Duration) {
+        self.lanes_waiting.fetch_sub(1, Ordering::Relaxed);
+        self.lane_wait
+            .fetch_add(nanoseconds(time), Ordering::Relaxed);
+    }
+
+    pub(super) fn batch_halved(&self) {
+        self.batches_halved.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn fell_back(&self, reason: &str) {
+        let mut fallbacks = self
+            .fallbacks
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let known = fallbacks.len() < MOST_REASONS || fallbacks.contains_key(reason);
+        let reason = if known { reason } else { "other reasons" };
+        *fallbacks.entry(reason.to_string()).or_default() += 1;
+    }
+
+    /// What was counted until now.
+    pub(crate) fn snapshot(&self) -> Metrics {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let stage = |stage: TimedStage| Duration::from_nanos(count(&self.stages[stage as usize]));
+        Metrics {
+            shards_encoded: count(&self.shards_encoded),
+            shards_decoded: count(&self.shards_decoded),
+            bytes_to_device: count(&self.bytes_to_device),
+            bytes_from_device: count(&self.bytes_from_device),
+            to_device: stage(TimedStage::ToDevice),
+            scatter: stage(TimedStage::Scatter),
+            crc32c: stage(TimedStage::Crc32c),
+            aggregate: stage(TimedStage::Aggregate),
+            split: stage(TimedStage::Split),
+            unscatter: stage(TimedStage::Unscatter),
+            from_device: stage(TimedStage::FromDevice),
+            lanes_created: count(&self.lanes_created),
+            lanes_alive: count(&self.lanes_alive),
+            lane_waits: count(&self.lane_waits),
+            lanes_waiting: count(&self.lanes_waiting),
+            lane_wait: Duration::from_nanos(count(&self.lane_wait)),
+            batches_halved: count(&self.batches_halved),
+            fallbacks: self
+                .fallbacks
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone(),
+        }
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// What the CUDA engine of this process did until now. See [`metrics`](crate::metrics).
+///
+/// Times of stages are the device's own, taken with events, and add up over lanes that run at the
+/// same time: they say where time goes, not how long a shard takes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Metrics {
+    /// Shards that were encoded on a device.
+    pub shards_encoded: u64,
+    /// Shards that were decoded on a device.
+    pub shards_decoded: u64,
+    /// Bytes that were copied to devices.
+    pub bytes_to_device: u64,
+    /// Bytes that were copied from devices.
+    pub bytes_from_device: u64,
+    /// Time of copies to devices.
+    pub to_device: Duration,
+    /// Time of scattering elements into subchunks.
+    pub scatter: Duration,
+    /// Time of CRC32C checksums.
+    pub crc32c: Duration,
+    /// Time of aggregating encoded subchunks.
+    pub aggregate: Duration,
+    /// Time of splitting shards into subchunks.
+    pub split: Duration,
+    /// Time of copying the elements of subchunks back into boxes.
+    pub unscatter: Duration,
+    /// Time of copies from devices.
+    pub from_device: Duration,
+    /// Lanes that were made.
+    pub lanes_created: u64,
+    /// Lanes that hold memory now.
+    pub lanes_alive: u64,
+    /// How often a shard waited for a lane.
+    pub lane_waits: u64,
+    /// Shards that wait for a lane now.
+    pub lanes_waiting: u64,
+    /// Time that shards waited for lanes.
+    pub lane_wait: Duration,
+    /// How often a lane was made smaller, because the device had no memory for more.
+    pub batches_halved: u64,
+    /// Shards that went to the host under [`Backend::Auto`](crate::Backend::Auto) after a device
+    /// had been chosen: how many, by reason.
+    pub fallbacks: BTreeMap<String, u64>,
+}
