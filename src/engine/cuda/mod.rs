@@ -25,6 +25,9 @@ mod driver;
 #[allow(unsafe_code)]
 mod encode;
 mod fallback;
+#[cfg(test)]
+#[allow(unsafe_code)]
+mod gpu;
 #[allow(unsafe_code)]
 mod kernels;
 #[allow(unsafe_code)]
