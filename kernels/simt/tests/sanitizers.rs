@@ -41,7 +41,7 @@ fn words(count: usize) -> Vec<u32> {
 }
 
 fn bytes_read(count: usize) {
-    let bytes = vec![1u8; 100];
+    let bytes = [1u8; 100];
     let mut output = words(32);
     let (from, to) = (bytes.as_ptr(), output.as_mut_ptr());
     let count = u32::try_from(count).unwrap();
@@ -200,7 +200,7 @@ fn blocks_overlap() {
 #[test]
 fn blocks_do_not_overlap() {
     child("blocks_do_not_overlap", "thread", &[], || {
-        overlapping(10, 0)
+        overlapping(10, 0);
     });
 }
 
