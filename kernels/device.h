@@ -16,6 +16,10 @@ typedef long long int64_t;
 
 // KERNEL(name, threads)(parameters) { ... }: a kernel that is launched with blocks of `threads`.
 #define KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads) name
+// Before a loop with a constant number of rounds, whose arrays have to stay in registers.
+#define UNROLL _Pragma("unroll")
+// Before a loop that runs seldom: its code stays short.
+#define ROLLED _Pragma("unroll 1")
 // A function that kernels call.
 #define DEVICE static __device__ __forceinline__
 // Constant data of the kernels.
@@ -38,7 +42,8 @@ DEVICE void warp_barrier() { __syncwarp(); }
 DEVICE uint32_t shuffle_xor(uint32_t value, uint32_t mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 DEVICE uint32_t shuffle_from(uint32_t value, uint32_t lane) { return __shfl_sync(0xffffffffu, value, lane); }
 DEVICE uint64_t shuffle_up(uint64_t value, uint32_t delta) { return __shfl_up_sync(0xffffffffu, value, delta); }
-DEVICE uint32_t ballot(bool predicate) { return __ballot_sync(0xffffffffu, predicate); }
+DEVICE uint32_t warp_ballot(bool predicate) { return __ballot_sync(0xffffffffu, predicate); }
+#define ballot warp_ballot // NVRTC has a function of this name, which is deprecated
 
 struct alignas(16) Bytes16 {
     uint32_t word[4];
@@ -61,6 +66,8 @@ DEVICE void raise(uint32_t* flag) {
 }
 DEVICE uint32_t atomic_add(uint32_t* to, uint32_t value) { return atomicAdd(to, value); }
 
+// How many bits are set.
+DEVICE uint32_t count_ones(uint32_t value) { return static_cast<uint32_t>(__popc(value)); }
 // The upper half of a product.
 DEVICE uint32_t multiply_high(uint32_t a, uint32_t b) { return __umulhi(a, b); }
 // Bytes 0..3 are low's, 4..7 are high's; the result is the four from `shift / 8` on. shift < 32.

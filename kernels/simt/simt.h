@@ -143,6 +143,8 @@ template <size_t> struct simt_entry {
 
 #define DEVICE static SIMT_INLINE
 #define CONSTANT static const
+#define UNROLL
+#define ROLLED
 #define SHARED(type, name, count)                                                                  \
     static_assert(alignof(type) <= 16, "shared memory is aligned to 16 bytes");                    \
     type(&name)[count] = *static_cast<type(*)[count]>([](SIMT_SITE) -> void* {                     \
@@ -202,6 +204,7 @@ DEVICE uint32_t atomic_add(uint32_t* to, uint32_t value, SIMT_SITE) {
     return __atomic_fetch_add(to, value, __ATOMIC_RELAXED);
 }
 
+DEVICE uint32_t count_ones(uint32_t value) { return static_cast<uint32_t>(__builtin_popcount(value)); }
 DEVICE uint32_t multiply_high(uint32_t a, uint32_t b) {
     return static_cast<uint32_t>((static_cast<uint64_t>(a) * b) >> 32);
 }

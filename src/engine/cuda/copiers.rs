@@ -224,7 +224,10 @@ impl Copiers {
                 total
             })
             .collect();
-        let helpers = self.most.min(threads.get() - 1).min(total.saturating_sub(1));
+        let helpers = self
+            .most
+            .min(threads.get() - 1)
+            .min(total.saturating_sub(1));
         if helpers == 0 {
             for copy in copies {
                 (0..copy.shares().0).for_each(|share| copy.run(share));

@@ -45,7 +45,8 @@ const STAGED_WAIT: Site = Site("wait: scatter for its slab");
 const STAGED_HOST: Site = Site("synchronise: pinned memory of a slab before it is reused");
 /// The device's memory of a slab can be written again.
 const SCATTERED: Site = Site("record: a slab was scattered");
-const SCATTERED_WAIT: Site = Site("wait: copy of a slab for the scatter that reads the same memory");
+const SCATTERED_WAIT: Site =
+    Site("wait: copy of a slab for the scatter that reads the same memory");
 /// Offsets and dense bytes of a batch are complete.
 const AGGREGATED: Site = Site("record: a batch was aggregated");
 const AGGREGATED_WAIT: Site = Site("wait: copies from the device for their batch");
@@ -163,7 +164,7 @@ pub(super) fn encode(
 impl Encoder<'_, '_> {
     fn run(&mut self) -> Result<(), DriverError> {
         let session = self.session;
-        session.upload_fill_value(self.job)?;
+        session.prepare(self.job)?;
         for (number, batch) in layout::batches(self.job.grid, session.sizing.batch)
             .into_iter()
             .enumerate()
@@ -212,7 +213,8 @@ impl Encoder<'_, '_> {
         // SAFETY: the slab lies within the shard, whose length was checked, and its dense form
         // within the region, which `Sizing` made for it. The copy that read the region was
         // synchronised with above.
-        let copy = unsafe { session.copy_of_slab(self.job, self.decoded.as_ptr(), batch, slab, to) };
+        let copy =
+            unsafe { session.copy_of_slab(self.job, self.decoded.as_ptr(), batch, slab, to) };
         self.take_back_while(&[copy])?;
 
         let (begin, done) = (session.events.take()?, session.events.take()?);
@@ -324,8 +326,10 @@ impl Encoder<'_, '_> {
                 lane.device(regions.dense.part(0..session.sizing.encoded * count)),
             )?;
         }
-        lane.driver.record(aggregate.end, lane.compute, AGGREGATED)?;
-        lane.driver.wait(lane.down, aggregate.end, AGGREGATED_WAIT)?;
+        lane.driver
+            .record(aggregate.end, lane.compute, AGGREGATED)?;
+        lane.driver
+            .wait(lane.down, aggregate.end, AGGREGATED_WAIT)?;
         let answer = lane.pinned_out(regions.answer.part(0..offsets.len));
         let answered = session.events.take()?;
         lane.copy(

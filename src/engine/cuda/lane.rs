@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::device::Device;
 use super::driver::{
-    Access, DeviceMemory, DeviceSpan, Driver, DriverError, EventId, Fault, PinnedMemory, PinnedSpan,
-    PinnedUse, Site, Span, StreamId,
+    Access, DeviceMemory, DeviceSpan, Driver, DriverError, EventId, Fault, PinnedMemory,
+    PinnedSpan, PinnedUse, Site, Span, StreamId,
 };
 use super::sizing::{Region, Sizing};
 
@@ -268,12 +268,7 @@ impl Running<'_> {
     }
 
     /// Copy between device and pinned memory of this lane.
-    pub(super) fn copy(
-        &self,
-        stream: StreamId,
-        from: Span,
-        to: Span,
-    ) -> Result<(), DriverError> {
+    pub(super) fn copy(&self, stream: StreamId, from: Span, to: Span) -> Result<(), DriverError> {
         // SAFETY: the spans are the lane's, which synchronises its streams before it frees them.
         // That the host keeps off them meanwhile is what `write` and `read` are for.
         unsafe { self.driver.copy(stream, from, to) }
@@ -313,9 +308,11 @@ impl Running<'_> {
         // SAFETY: the span is a region of the lane's allocation; what the device wrote was
         // synchronised with, which the simulation checks here, and it does not write again before
         // it is told to, which takes another call after this borrow.
-        Ok(unsafe {
-            std::slice::from_raw_parts(span.memory.0.as_ptr().add(span.offset), span.len)
-        })
+        Ok(
+            unsafe {
+                std::slice::from_raw_parts(span.memory.0.as_ptr().add(span.offset), span.len)
+            },
+        )
     }
 }
 

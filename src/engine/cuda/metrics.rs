@@ -47,11 +47,13 @@ impl Counters {
     }
 
     pub(super) fn to_device(&self, bytes: usize) {
-        self.bytes_to_device.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.bytes_to_device
+            .fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     pub(super) fn from_device(&self, bytes: usize) {
-        self.bytes_from_device.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.bytes_from_device
+            .fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     pub(super) fn stage(&self, stage: TimedStage, time: Duration) {
@@ -74,7 +76,8 @@ impl Counters {
 
     pub(super) fn waited_for_lane(&self, time: Duration) {
         self.lanes_waiting.fetch_sub(1, Ordering::Relaxed);
-        self.lane_wait.fetch_add(nanoseconds(time), Ordering::Relaxed);
+        self.lane_wait
+            .fetch_add(nanoseconds(time), Ordering::Relaxed);
     }
 
     pub(super) fn batch_halved(&self) {
@@ -94,8 +97,7 @@ impl Counters {
     /// What was counted until now.
     pub(crate) fn snapshot(&self) -> Metrics {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let stage =
-            |stage: TimedStage| Duration::from_nanos(count(&self.stages[stage as usize]));
+        let stage = |stage: TimedStage| Duration::from_nanos(count(&self.stages[stage as usize]));
         Metrics {
             shards_encoded: count(&self.shards_encoded),
             shards_decoded: count(&self.shards_decoded),

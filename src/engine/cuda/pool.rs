@@ -326,9 +326,8 @@ impl Devices {
 
 /// Whether one more lane stays within the budget.
 fn fits(used: MemoryEstimate, need: Capacity, device: usize, pinned: usize) -> bool {
-    let within = |used: usize, need: usize, budget| {
-        used.checked_add(need).is_some_and(|sum| sum <= budget)
-    };
+    let within =
+        |used: usize, need: usize, budget| used.checked_add(need).is_some_and(|sum| sum <= budget);
     within(used.device, need.device, device) && within(used.pinned, need.pinned(), pinned)
 }
 

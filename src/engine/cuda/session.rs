@@ -10,7 +10,7 @@ use super::lane::Running;
 use super::metrics::{Counters, TimedStage};
 use super::sizing::{BatchRegions, Sizing};
 use crate::engine::Job;
-use crate::layout::{Batch, Lift, Slab};
+use crate::layout::{Batch, Lift, LiftBatch, LiftSlab, Slab};
 
 /// The begin and the end of a stage, for the metrics alone.
 const STAGE_BEGIN: Site = Site("record: a stage begins, for the metrics");
@@ -69,8 +69,15 @@ impl Session<'_> {
         &self.sizing.batches[number % self.sizing.batches.len()]
     }
 
-    /// Send the fill value to the device, ahead of the first slab and in the same stream.
-    pub(super) fn upload_fill_value(&self, job: &Job<'_>) -> Result<(), DriverError> {
+    /// What comes before the first batch: the fill value goes to the device, ahead of everything in
+    /// that stream; and what a slot has behind its elements is written once, since kernels read
+    /// slots by whole words.
+    pub(super) fn prepare(&self, job: &Job<'_>) -> Result<(), DriverError> {
+        if self.sizing.slot_stride > job.grid.subchunk_bytes() {
+            for batch in &self.sizing.batches {
+                self.lane.zero(self.lane.compute, batch.slots)?;
+            }
+        }
         let pattern = Scatter::fill_pattern(job.fill_value);
         let staging = self.lane.pinned_in(self.sizing.fill_staging);
         let staging = self
@@ -90,13 +97,17 @@ impl Session<'_> {
         slab: &Slab,
     ) -> Result<Lift, DriverError> {
         Lift::new(
-            &batch.counts,
-            job.grid.subchunk(),
-            job.grid.element_size(),
-            order,
-            self.sizing.slot_stride,
-            &slab.start,
-            &slab.shape,
+            &LiftBatch {
+                counts: &batch.counts,
+                subchunk: job.grid.subchunk(),
+                element_size: job.grid.element_size(),
+                order,
+                slot_stride: self.sizing.slot_stride,
+            },
+            &LiftSlab {
+                start: &slab.start,
+                shape: &slab.shape,
+            },
         )
         .map_err(|error| self.refused("lifting a slab", &error))
     }

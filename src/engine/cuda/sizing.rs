@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::kernels::{aggregate, crc32c::CHECKSUM};
-use crate::engine::{Chain, Job, KnownChain, Stage};
+use crate::engine::{Chain, KnownChain, Stage};
 use crate::layout::SubchunkGrid;
 
 /// The numbers that were tuned, together.
@@ -136,7 +136,10 @@ impl Arena {
 }
 
 /// The chain of a job, or why a device cannot run it.
-pub(crate) fn on_device<'a>(grid: &SubchunkGrid, chain: &Chain<'a>) -> Result<&'a KnownChain, String> {
+pub(crate) fn on_device<'a>(
+    grid: &SubchunkGrid,
+    chain: &Chain<'a>,
+) -> Result<&'a KnownChain, String> {
     let Chain::Known(chain) = *chain else {
         return Err("the inner codecs are not ones that the CUDA engine knows".to_string());
     };
@@ -168,21 +171,26 @@ pub(crate) fn chain_on_device(grid: &SubchunkGrid, chain: &KnownChain) -> Result
 }
 
 impl Sizing {
-    /// The buffers for shards of `job`'s kind, with batches of at most `batch` subchunks.
+    /// The buffers for shards of `grid` and `chain`, with batches of at most `batch` subchunks.
     ///
     /// # Errors
     /// A device cannot run the chain, or the shard is too large for any: the reason.
-    pub(super) fn new(job: &Job<'_>, batch: usize, tuning: Tuning) -> Result<Self, String> {
-        let chain = on_device(job.grid, &job.chain)?;
-        Self::of_chain(job.grid, chain, batch, tuning).ok_or_else(|| {
+    pub(super) fn new(
+        grid: &SubchunkGrid,
+        chain: &KnownChain,
+        batch: usize,
+        tuning: Tuning,
+    ) -> Result<Self, String> {
+        chain_on_device(grid, chain)?;
+        Self::divide(grid, chain, batch, tuning).ok_or_else(|| {
             format!(
                 "subchunks of {} bytes are too large for a device",
-                job.grid.subchunk_bytes()
+                grid.subchunk_bytes()
             )
         })
     }
 
-    fn of_chain(
+    fn divide(
         grid: &SubchunkGrid,
         chain: &KnownChain,
         batch: usize,
@@ -224,7 +232,8 @@ impl Sizing {
                     scratch: device.region(aggregate::scan_scratch_bytes(batch))?,
                     dense: device.region(encoded.checked_mul(batch)?)?,
                     table: pinned_in.region(u64s.checked_mul(3)?)?,
-                    answer: pinned_out.region(offsets.len.max(u32s.checked_mul(chain.stages.len())?))?,
+                    answer: pinned_out
+                        .region(offsets.len.max(u32s.checked_mul(chain.stages.len())?))?,
                 })
             })
             .collect::<Option<Vec<_>>>()?;
@@ -246,7 +255,7 @@ impl Sizing {
     }
 
     /// The subchunks in a batch that `tuning` asks for.
-    pub(super) fn tuned_batch(grid: &SubchunkGrid, tuning: Tuning) -> usize {
+    fn tuned_batch(grid: &SubchunkGrid, tuning: Tuning) -> usize {
         (tuning.batch / grid.subchunk_bytes()).clamp(1, grid.num_subchunks())
     }
 
@@ -256,13 +265,14 @@ impl Sizing {
     /// # Errors
     /// As for [`new`](Self::new), or that a single subchunk takes more than `most`.
     pub(super) fn within(
-        job: &Job<'_>,
+        grid: &SubchunkGrid,
+        chain: &KnownChain,
         most: MemoryEstimate,
         tuning: Tuning,
     ) -> Result<Self, String> {
-        let mut batch = Self::tuned_batch(job.grid, tuning);
+        let mut batch = Self::tuned_batch(grid, tuning);
         loop {
-            let sizing = Self::new(job, batch, tuning)?;
+            let sizing = Self::new(grid, chain, batch, tuning)?;
             let takes = sizing.estimate();
             if takes.device <= most.device && takes.pinned <= most.pinned {
                 return Ok(sizing);

@@ -47,8 +47,9 @@ pub(crate) unsafe fn append(
         stream,
         kernel: "crc32c_append",
     };
+    let team = team(driver, slots);
     // SAFETY: what the caller promises.
-    unsafe { run(launch, slots, lengths, present, None) }
+    unsafe { run(launch, slots, lengths, present, None, team) }
 }
 
 /// Compare the CRC-32C of what each slot holds, without its last 4 bytes of checksum, with these:
@@ -73,10 +74,13 @@ pub(crate) unsafe fn verify(
         stream,
         kernel: "crc32c_verify",
     };
+    let team = team(driver, slots);
     // SAFETY: what the caller promises.
-    unsafe { run(launch, slots, lengths, present, Some(bad)) }
+    unsafe { run(launch, slots, lengths, present, Some(bad), team) }
 }
 
+/// Launch either kernel, with `team` warps for each slot: a power of two, at most [`WARPS`].
+///
 /// # Safety
 /// As for [`append`].
 unsafe fn run(
@@ -85,6 +89,7 @@ unsafe fn run(
     lengths: Lengths,
     present: Option<DeviceSpan>,
     bad: Option<DeviceSpan>,
+    team: u32,
 ) -> Result<(), DriverError> {
     let span = launch.slots("slots", slots)?;
     let (access, lengths_access) = match bad {
@@ -124,7 +129,6 @@ unsafe fn run(
     if slots.count == 0 {
         return Ok(());
     }
-    let team = team(&launch, slots);
     let mut args = vec![
         Arg::Span(span, access),
         Arg::U64(slots.stride as u64),
@@ -142,8 +146,8 @@ unsafe fn run(
 }
 
 /// How many warps share a subchunk: a power of two, at most [`WARPS`].
-fn team(launch: &Launch<'_>, slots: Slots) -> u32 {
-    let wanted = launch.driver.device().multiprocessors as usize * TUNING.warps;
+fn team(driver: &dyn Driver, slots: Slots) -> u32 {
+    let wanted = driver.device().multiprocessors as usize * TUNING.warps;
     let mut team = 1;
     while team < WARPS
         && slots.count.saturating_mul(team) < wanted
@@ -152,4 +156,257 @@ fn team(launch: &Launch<'_>, slots: Slots) -> u32 {
         team *= 2;
     }
     u32::try_from(team).unwrap_or(1)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::super::spans::testing::*;
+    use super::super::testing::run as on;
+    use super::*;
+    use crate::engine::cuda::driver::simulation::Simulation;
+    use proptest::prelude::*;
+
+    /// What slots hold, which of them are present, how many bytes more than that and a checksum they
+    /// have room for, and how many warps share one.
+    #[derive(Clone, Debug)]
+    struct Case {
+        lengths: Vec<usize>,
+        present: Vec<bool>,
+        seed: u64,
+        room: usize,
+        team: u32,
+    }
+
+    impl Case {
+        fn stride(&self) -> usize {
+            let longest = self.lengths.iter().max().copied().unwrap_or(0);
+            (longest + CHECKSUM + self.room).next_multiple_of(16)
+        }
+
+        /// The slots, before and after their checksums were appended.
+        fn slots(&self) -> (Vec<u8>, Vec<u8>) {
+            let stride = self.stride();
+            let before = noise(self.seed, self.lengths.len() * stride);
+            let mut after = before.clone();
+            for (i, &length) in self.lengths.iter().enumerate() {
+                if self.present[i] {
+                    let slot = &mut after[i * stride..][..length + CHECKSUM];
+                    let (data, checksum) = slot.split_at_mut(length);
+                    checksum.copy_from_slice(&::crc32c::crc32c(data).to_le_bytes());
+                }
+            }
+            (before, after)
+        }
+    }
+
+    fn cases(slots: usize, longest: usize) -> impl Strategy<Value = Case> {
+        let length = prop_oneof![
+            0..64usize,
+            0..longest,
+            (0..longest / 512).prop_map(|n| n * 512)
+        ];
+        let slot = (length, proptest::bool::weighted(0.8));
+        (
+            proptest::collection::vec(slot, 0..slots),
+            any::<u64>(),
+            0..40usize,
+            proptest::sample::select(vec![1, 2, 4, 8]),
+        )
+            .prop_map(|(slots, seed, room, team)| {
+                let (lengths, present) = slots.into_iter().unzip();
+                Case {
+                    lengths,
+                    present,
+                    seed,
+                    room,
+                    team,
+                }
+            })
+    }
+
+    /// Append the checksums of `case`, with a length and a flag for each slot.
+    fn check_append_case(driver: &dyn Driver, case: &Case) {
+        let (mut bytes, expected) = case.slots();
+        let count = case.lengths.len();
+        let lengths: Vec<u64> = case.lengths.iter().map(|&n| n as u64).collect();
+        let flags: Vec<u32> = case.present.iter().map(|&p| 7 * u32::from(p)).collect();
+        let (mut sizes, mut present) = (u64s(&lengths), u32s(&flags));
+        on(
+            driver,
+            &mut [&mut bytes, &mut sizes, &mut present],
+            |stream, spans| {
+                let launch = Launch {
+                    driver,
+                    stream,
+                    kernel: "crc32c_append",
+                };
+                let slots = slots(spans[0], case.stride(), count);
+                // SAFETY: the stride has room for the longest and its checksum.
+                unsafe {
+                    let lengths = Lengths::Each(spans[1]);
+                    run(launch, slots, lengths, Some(spans[2]), None, case.team)
+                }
+            },
+        )
+        .expect("launches");
+        assert!(bytes == expected, "wrong checksums: {case:?}");
+        let grown = lengths.iter().zip(&case.present);
+        let grown: Vec<u64> = grown.map(|(n, &p)| n + 4 * u64::from(p)).collect();
+        assert_eq!(to_u64s(&sizes), grown);
+    }
+
+    /// Verify the checksums of `case`, of which those with a number in `broken` had a bit flipped.
+    fn check_verify_case(driver: &dyn Driver, case: &Case, broken: &[usize]) {
+        let (_, mut bytes) = case.slots();
+        let count = case.lengths.len();
+        let mut expected = vec![0; count];
+        for &number in broken {
+            if count > 0 {
+                let i = number % count;
+                let bit = number % (8 * (case.lengths[i] + CHECKSUM));
+                if expected[i] == 0 {
+                    bytes[i * case.stride() + bit / 8] ^= 1 << (bit % 8);
+                    expected[i] = u32::from(case.present[i]);
+                }
+            }
+        }
+        let lengths: Vec<u64> = case.lengths.iter().map(|&n| n as u64).collect();
+        let flags: Vec<u32> = case.present.iter().map(|&p| u32::from(p)).collect();
+        let (mut sizes, mut present) = (u64s(&lengths), u32s(&flags));
+        let mut bad = vec![0xcc; 4 * count];
+        let buffers = &mut [&mut bytes, &mut sizes, &mut present, &mut bad];
+        on(driver, buffers, |stream, spans| {
+            let launch = Launch {
+                driver,
+                stream,
+                kernel: "crc32c_verify",
+            };
+            let slots = slots(spans[0], case.stride(), count);
+            let (lengths, bad) = (Lengths::Each(spans[1]), Some(spans[3]));
+            // SAFETY: the stride has room for the longest and its checksum.
+            unsafe { run(launch, slots, lengths, Some(spans[2]), bad, case.team) }
+        })
+        .expect("launches");
+        assert_eq!(to_u32s(&bad), expected, "{case:?}");
+        assert_eq!(to_u64s(&sizes), lengths);
+    }
+
+    /// Slots that all hold `length` bytes, and are all present: through the front door.
+    fn check_equal_lengths(driver: &dyn Driver, count: usize, length: usize) {
+        let case = Case {
+            lengths: vec![length; count],
+            present: vec![true; count],
+            seed: length as u64,
+            room: 0,
+            team: 0, // left to the launch
+        };
+        let (mut bytes, expected) = case.slots();
+        let mut bad = vec![0xcc; 4 * count];
+        on(driver, &mut [&mut bytes, &mut bad], |stream, spans| {
+            let slots = slots(spans[0], case.stride(), count);
+            let length = Lengths::All(length);
+            // SAFETY: the stride has room for a checksum.
+            unsafe {
+                append(driver, stream, slots, length, None)?;
+                verify(driver, stream, slots, length, None, spans[1])
+            }
+        })
+        .expect("launches");
+        assert!(bytes == expected, "{count} slots of {length} bytes");
+        assert_eq!(to_u32s(&bad), vec![0; count]);
+    }
+
+    pub(crate) fn check_append(driver: &dyn Driver, tries: u32) {
+        property(tries, &cases(40, 9000), |case| {
+            check_append_case(driver, &case);
+            Ok(())
+        });
+    }
+
+    pub(crate) fn check_verify(driver: &dyn Driver, tries: u32) {
+        let broken = proptest::collection::vec(0..100_000usize, 0..5);
+        property(tries, &(cases(40, 9000), broken), |(case, broken)| {
+            check_verify_case(driver, &case, &broken);
+            Ok(())
+        });
+    }
+
+    pub(crate) fn check_shapes(driver: &dyn Driver) {
+        for (count, length) in [
+            (0, 10),
+            (1, 0),
+            (1, 1),
+            (3, 3),
+            (2, 4),
+            (1, 512),
+            (1, 1 << 20),
+            (3, 65_536),
+            (300, 4096 + 15),
+            (100_000, 9),
+        ] {
+            check_equal_lengths(driver, count, length);
+        }
+    }
+
+    #[test]
+    fn appends() {
+        check_append(&Simulation::eager(), 64);
+    }
+
+    #[test]
+    fn verifies() {
+        check_verify(&Simulation::eager(), 64);
+    }
+
+    #[test]
+    fn takes_any_number_and_length() {
+        check_shapes(&Simulation::eager());
+    }
+
+    #[test]
+    fn few_long_slots_are_shared_by_warps() {
+        let driver = Simulation::eager();
+        let memory = crate::engine::cuda::driver::DeviceMemory(0);
+        let of = |stride, count| {
+            let span = DeviceSpan {
+                memory,
+                offset: 0,
+                len: stride * count,
+            };
+            team(&driver, slots(span, stride, count))
+        };
+        assert_eq!([of(1 << 20, 1), of(1 << 20, 1 << 10)], [8, 1]);
+        assert_eq!([of(4096, 1), of(16_384, 1)], [1, 4]);
+    }
+
+    #[test]
+    fn wrong_geometry_is_an_error() {
+        let driver = Simulation::eager();
+        let attempt = |stride: usize, count: usize, length: usize, offset: usize| {
+            let mut bytes = vec![0; 64];
+            on(&driver, &mut [&mut bytes], |stream, spans| {
+                let span = DeviceSpan {
+                    offset,
+                    len: 64 - offset,
+                    ..spans[0]
+                };
+                // SAFETY: as far as it goes, which is what is tested.
+                unsafe {
+                    let length = Lengths::All(length);
+                    append(&driver, stream, slots(span, stride, count), length, None)
+                }
+            })
+        };
+        attempt(32, 2, 28, 0).expect("fits");
+        for (stride, count, length, offset) in [
+            (32, 2, 29, 0),
+            (24, 2, 4, 0),
+            (32, 3, 4, 0),
+            (32, 1, 4, 8),
+            (0, 1, 0, 0),
+        ] {
+            let error = attempt(stride, count, length, offset).expect_err("does not fit");
+            assert!(error.to_string().contains("crc32c_append"), "{error}");
+        }
+    }
 }

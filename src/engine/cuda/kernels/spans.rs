@@ -108,3 +108,92 @@ impl Launch<'_> {
         }
     }
 }
+
+#[cfg(test)]
+pub(super) mod testing {
+    //! What the kernels' tests share.
+
+    use super::*;
+    use crate::engine::cuda::driver::simulation::{AccessCount, Config, Simulation};
+    use proptest::prelude::*;
+    use proptest::test_runner::{TestCaseError, TestRunner};
+
+    pub(in crate::engine::cuda::kernels) fn u64s(numbers: &[u64]) -> Vec<u8> {
+        numbers.iter().flat_map(|n| n.to_ne_bytes()).collect()
+    }
+
+    pub(in crate::engine::cuda::kernels) fn u32s(numbers: &[u32]) -> Vec<u8> {
+        numbers.iter().flat_map(|n| n.to_ne_bytes()).collect()
+    }
+
+    pub(in crate::engine::cuda::kernels) fn to_u64s(bytes: &[u8]) -> Vec<u64> {
+        let (words, []) = bytes.as_chunks() else {
+            panic!("{} bytes", bytes.len());
+        };
+        words.iter().map(|&word| u64::from_ne_bytes(word)).collect()
+    }
+
+    pub(in crate::engine::cuda::kernels) fn to_u32s(bytes: &[u8]) -> Vec<u32> {
+        let (words, []) = bytes.as_chunks() else {
+            panic!("{} bytes", bytes.len());
+        };
+        words.iter().map(|&word| u32::from_ne_bytes(word)).collect()
+    }
+
+    /// Bytes of which no two near each other follow the same pattern.
+    pub(in crate::engine::cuda::kernels) fn noise(seed: u64, len: usize) -> Vec<u8> {
+        let mut state = seed;
+        let mut byte = || {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            state.to_be_bytes()[0]
+        };
+        (0..len).map(|_| byte()).collect()
+    }
+
+    pub(in crate::engine::cuda::kernels) fn slots(
+        span: DeviceSpan,
+        stride: usize,
+        count: usize,
+    ) -> Slots {
+        Slots {
+            span,
+            stride,
+            count,
+        }
+    }
+
+    /// Try `cases` values of `strategy`.
+    pub(in crate::engine::cuda::kernels) fn property<S: Strategy>(
+        cases: u32,
+        strategy: &S,
+        test: impl Fn(S::Value) -> Result<(), TestCaseError>,
+    ) {
+        let config = ProptestConfig {
+            cases,
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        };
+        TestRunner::new(config)
+            .run(strategy, test)
+            .unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// A simulation that counts sectors.
+    pub(in crate::engine::cuda::kernels) fn counting() -> Simulation {
+        Simulation::new(Config {
+            sectors: true,
+            ..Config::default()
+        })
+    }
+
+    /// The sectors that the last kernel moved, and the fewest that would do.
+    pub(in crate::engine::cuda::kernels) fn sectors(simulation: &Simulation) -> (u64, u64) {
+        let counts: Vec<AccessCount> = simulation.sectors();
+        assert!(!counts.is_empty(), "nothing was counted");
+        counts.iter().fold((0, 0), |(moved, ideal), count| {
+            (moved + count.sectors, ideal + count.ideal)
+        })
+    }
+}

@@ -65,3 +65,147 @@ pub(crate) unsafe fn split(
     // SAFETY: the kernel checks each extent against the lengths of the shards and of a slot.
     unsafe { launch.run(grid, BLOCK, &args) }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::super::spans::testing::*;
+    use super::super::testing::run as on;
+    use super::*;
+    use crate::engine::cuda::driver::simulation::Simulation;
+    use proptest::prelude::*;
+
+    /// Split `shards`, noise of so many bytes, into slots.
+    fn check_case(
+        driver: &dyn Driver,
+        shard_bytes: usize,
+        extents: &[(u64, u64)],
+        stride: usize,
+        seed: u64,
+    ) {
+        let mut shards = noise(seed, shard_bytes);
+        let mut expected = vec![0xcc; stride * extents.len()];
+        for (i, &(offset, size)) in extents.iter().enumerate() {
+            let (Ok(offset), Ok(size)) = (usize::try_from(offset), usize::try_from(size)) else {
+                continue;
+            };
+            let end = offset.checked_add(size);
+            if let Some(from) = end.and_then(|end| shards.get(offset..end))
+                && size <= stride
+            {
+                expected[i * stride..][..size].copy_from_slice(from);
+            }
+        }
+        let mut slot_bytes = vec![0xcc; expected.len()];
+        let (offsets, sizes): (Vec<_>, Vec<_>) = extents.iter().copied().unzip();
+        let (mut offsets, mut sizes) = (u64s(&offsets), u64s(&sizes));
+        let buffers = &mut [&mut shards, &mut offsets, &mut sizes, &mut slot_bytes];
+        on(driver, buffers, |stream, spans| {
+            let slots = slots(spans[3], stride, extents.len());
+            // SAFETY: the spans are those of the buffers.
+            unsafe { split(driver, stream, spans[0], spans[1], spans[2], slots) }
+        })
+        .expect("launches");
+        let wrong = std::iter::zip(&slot_bytes, &expected).position(|(a, b)| a != b);
+        assert_eq!(
+            wrong, None,
+            "{extents:?} of {shard_bytes} in slots of {stride}"
+        );
+    }
+
+    pub(crate) fn check_split(driver: &dyn Driver, tries: u32) {
+        let shard = prop_oneof![0..100usize, 0..20_000usize];
+        let strategy = shard.prop_flat_map(|bytes| {
+            let end = bytes as u64 + 1;
+            // What fits, mostly; what reaches the end, exactly; and what a file could say.
+            let extent = prop_oneof![
+                6 => (0..end, any::<u64>()).prop_map(move |(at, n)| (at, n % (end - at))),
+                2 => (0..end).prop_map(move |at| (at, end - 1 - at)),
+                1 => (0..end).prop_map(|at| (at, 0)),
+                1 => (0..2 * end, 0..2 * end),
+                1 => any::<(u64, u64)>(),
+                1 => Just((u64::MAX, u64::MAX)),
+            ];
+            let extents = proptest::collection::vec(extent, 0..20);
+            (Just(bytes), extents, 0..20_000usize, any::<u64>())
+        });
+        property(tries, &strategy, |(bytes, extents, stride, seed)| {
+            check_case(driver, bytes, &extents, stride.next_multiple_of(16), seed);
+            Ok(())
+        });
+        let many: Vec<_> = (0..100_000).map(|i| (i * 7 % 1000, i % 17)).collect();
+        check_case(driver, 1016, &many, 16, 1);
+        check_case(driver, 0, &[], 16, 1);
+        check_case(driver, 100_000, &[(3, 99_997)], 100_000, 1);
+    }
+
+    #[test]
+    fn extents_reach_their_slots() {
+        check_split(&Simulation::eager(), 128);
+    }
+
+    /// The kernel's own arithmetic, over slots that no memory could hold.
+    #[test]
+    fn slots_may_be_longer_than_four_gibibytes() {
+        let driver = Simulation::eager();
+        let strides = proptest::sample::select(vec![16u64, 4096, 4112, 1 << 32, (1 << 36) + 16]);
+        let strategy = (strides, proptest::collection::vec(0u64..1 << 52, 1..50));
+        property(64, &strategy, |(stride, at)| {
+            // Bytes of the slots as pieces have them: the first of each piece.
+            let piece = TUNING.piece as u64;
+            let pieces_per_slot = stride.div_ceil(piece);
+            let begin = |at: u64| (at / stride, at % stride / piece * piece);
+            let expected: Vec<u64> = at
+                .iter()
+                .map(|&at| begin(at).0 * stride + begin(at).1)
+                .collect();
+            let number = |at: u64| begin(at).0 * pieces_per_slot + begin(at).1 / piece;
+            let numbers: Vec<u64> = at.iter().map(|&at| number(at)).collect();
+            let (mut numbers, mut to) = (u64s(&numbers), vec![0xcc; 8 * at.len()]);
+            on(&driver, &mut [&mut numbers, &mut to], |stream, spans| {
+                let launch = Launch {
+                    driver: &driver,
+                    stream,
+                    kernel: "split_arithmetic",
+                };
+                let args = [
+                    Arg::U64(stride),
+                    Arg::Span(spans[0], Access::Read),
+                    Arg::U64(at.len() as u64),
+                    Arg::Span(spans[1], Access::Write),
+                ];
+                // SAFETY: there is an element in each span for each that the kernel is told of.
+                unsafe { launch.run(1, 32, &args) }
+            })
+            .expect("launches");
+            prop_assert_eq!(to_u64s(&to), expected);
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn wrong_geometry_is_an_error() {
+        let driver = Simulation::eager();
+        for (shards, offsets, sizes, stride) in [
+            ((8, 32), (64, 16), (80, 16), 16),
+            ((0, 32), (64, 8), (80, 16), 16),
+            ((0, 32), (64, 16), (84, 16), 16),
+            ((0, 32), (64, 16), (80, 16), 20),
+            ((0, 32), (64, 16), (80, 16), 80),
+        ] {
+            let mut bytes = vec![0; 256];
+            let error = on(&driver, &mut [&mut bytes], |stream, spans| {
+                let [shards, offsets, sizes, slot_bytes] = [shards, offsets, sizes, (128, 128)]
+                    .map(|(offset, len)| DeviceSpan {
+                        offset,
+                        len,
+                        ..spans[0]
+                    });
+                let slots = slots(slot_bytes, stride, 2);
+                // SAFETY: nothing is launched.
+                unsafe { split(&driver, stream, shards, offsets, sizes, slots) }
+            })
+            .expect_err("does not fit");
+            assert!(error.to_string().starts_with("launching split"), "{error}");
+        }
+    }
+}

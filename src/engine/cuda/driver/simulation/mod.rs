@@ -1,1 +1,473 @@
-//! A device that is simulated.
+//! A device that is simulated: it needs no GPU, and catches what hardware hides.
+//!
+//! Every operation declares the bytes that it reads and writes. Two that conflict (they share a
+//! byte, and one writes it) must be ordered by streams, events and the host's waits. That is judged
+//! when an operation is enqueued, whatever runs when, so a missing order is found on the first run.
+//! So are bytes that are read and were never written, spans that leave their allocation, memory
+//! that is used after it was freed or freed while in use, events that were never recorded, and
+//! kernels that write what they did not declare. Each is recorded as a [`Violation`], and the call
+//! fails. Beside that, operations run in an order of choice ([`Schedule`]), and faults can be
+//! injected.
+//!
+//! What it cannot see: a missing order among the threads of the host, of which it makes one party;
+//! bytes of pinned memory that the host touches without [`host_access`](Driver::host_access); how
+//! long anything takes. Kernels run one at a time.
+
+mod clocks;
+mod faults;
+mod guard;
+mod intervals;
+mod kernels;
+mod memory;
+mod schedule;
+mod state;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+pub(crate) use self::faults::{Counts, Inject};
+pub(crate) use self::kernels::AccessCount;
+pub(crate) use self::memory::Kind;
+pub(crate) use self::schedule::Schedule;
+use self::state::{Failure, State};
+use super::{
+    Access, Arg, DeviceInfo, DeviceMemory, DeviceSpan, Dims, Driver, DriverError, EventId, Fault,
+    LibraryCall, PinnedMemory, PinnedSpan, PinnedUse, Site, Span, StreamId,
+};
+
+/// What to simulate.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    pub(crate) ordinal: usize,
+    pub(crate) schedule: Schedule,
+    /// Bytes of device memory.
+    pub(crate) memory: usize,
+    /// Bytes of pinned memory.
+    pub(crate) pinned: usize,
+    /// Do nothing at this site.
+    pub(crate) removed: Option<Site>,
+    pub(crate) faults: Vec<Inject>,
+    /// Keep how many sectors each access of the last kernel moved.
+    pub(crate) sectors: bool,
+    /// Seed of what is in memory that was not written.
+    pub(crate) poison: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            ordinal: 0,
+            schedule: Schedule::Eager,
+            memory: 1 << 30,
+            pinned: 1 << 30,
+            removed: None,
+            faults: Vec::new(),
+            sectors: false,
+            poison: 0x5eed,
+        }
+    }
+}
+
+/// A rule of the seam.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Rule {
+    /// Conflicting accesses are ordered.
+    Order,
+    /// What is read was written.
+    Uninitialised,
+    /// Spans are within their allocations.
+    Bounds,
+    /// What is used is there, and what is freed is not in use.
+    Lifetime,
+    /// What is waited for was recorded, what is timed has happened.
+    Event,
+    /// The context is current; and not touched once it is broken.
+    Context,
+    /// Kernels and libraries write what they declared.
+    Guard,
+    /// What the kernels' emulator checks.
+    Kernel,
+    /// Lengths, dimensions.
+    Argument,
+}
+
+/// A rule that was broken.
+#[derive(Clone, Debug)]
+pub(crate) struct Violation {
+    pub(crate) rule: Rule,
+    /// By what, and how.
+    pub(crate) message: String,
+}
+
+/// What is there now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Live {
+    pub(crate) device_allocations: usize,
+    /// In granules of the alignment.
+    pub(crate) device_bytes: usize,
+    pub(crate) pinned_allocations: usize,
+    pub(crate) pinned_bytes: usize,
+    pub(crate) streams: usize,
+    pub(crate) events: usize,
+    /// Times that threads have entered and not left.
+    pub(crate) entered: usize,
+}
+
+/// A simulated device.
+pub(crate) struct Simulation {
+    info: DeviceInfo,
+    state: Mutex<State>,
+}
+
+/// What a call does, as far as faults are concerned.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Call {
+    /// Tells the simulation something; a driver does not hear of it.
+    Declare,
+    Use,
+    /// Must not be called on a broken context.
+    Free,
+}
+
+impl Simulation {
+    pub(crate) fn new(config: Config) -> Self {
+        Self {
+            info: DeviceInfo {
+                ordinal: config.ordinal,
+                name: "simulated device".to_owned(),
+                compute_capability: (9, 0),
+                total_memory: config.memory,
+                multiprocessors: 4,
+            },
+            state: Mutex::new(State::new(config)),
+        }
+    }
+
+    /// Everything runs as soon as it is enqueued.
+    pub(crate) fn eager() -> Self {
+        Self::new(Config::default())
+    }
+
+    /// The rules that were broken so far.
+    pub(crate) fn violations(&self) -> Vec<Violation> {
+        self.lock().violations.clone()
+    }
+
+    /// All sites that were used so far.
+    pub(crate) fn sites(&self) -> BTreeSet<Site> {
+        self.lock().sites.clone()
+    }
+
+    /// What is there now.
+    pub(crate) fn live(&self) -> Live {
+        let state = self.lock();
+        Live {
+            device_allocations: state.memory.count(Kind::Device),
+            device_bytes: state.memory.used(Kind::Device),
+            pinned_allocations: state.memory.count(Kind::Pinned),
+            pinned_bytes: state.memory.used(Kind::Pinned),
+            streams: state.live_streams(),
+            events: state.live_events(),
+            entered: state.current.values().sum(),
+        }
+    }
+
+    /// The most bytes of a kind that were allocated at a time.
+    pub(crate) fn peak(&self, kind: Kind) -> usize {
+        self.lock().memory.peak(kind)
+    }
+
+    /// How often each was asked for so far.
+    pub(crate) fn counts(&self) -> Counts {
+        self.lock().faults.counts
+    }
+
+    /// Inject another fault; its number is from the beginning, see [`counts`](Self::counts).
+    pub(crate) fn inject(&self, fault: Inject) {
+        self.lock().faults.injected.push(fault);
+    }
+
+    /// Let the device have this much memory from now on, as if other processes took the rest.
+    pub(crate) fn set_memory(&self, bytes: usize) {
+        self.lock().config.memory = bytes;
+    }
+
+    /// What each access to global memory moved in the last kernel that ran, if [`Config::sectors`]
+    /// is set.
+    pub(crate) fn sectors(&self) -> Vec<AccessCount> {
+        self.lock().sectors.clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A library function that panics leaves the state as it is before or after it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Do what a call does, and turn its failure into an error of `operation`.
+    fn run<T>(
+        &self,
+        call: Call,
+        operation: fmt::Arguments<'_>,
+        function: impl FnOnce(&mut State) -> Result<T, Failure>,
+    ) -> Result<T, DriverError> {
+        let mut state = self.lock();
+        let result = Self::admit(&mut state, call).and_then(|()| function(&mut state));
+        // What failed after the call that enqueued it is reported by a later one, but not by one
+        // that frees: whoever calls it would not know whether it did.
+        let result = match (result, call) {
+            (Ok(value), Call::Use) => state.failed.take().map_or(Ok(value), Err),
+            (result, _) => result,
+        };
+        self.report(&mut state, operation, result)
+    }
+
+    /// Check the context, and count.
+    fn admit(state: &mut State, call: Call) -> Result<(), Failure> {
+        if !state.current.contains_key(&thread::current().id()) {
+            let message = "the context is not current on this thread".to_owned();
+            return Err(Failure::Violation(Rule::Context, message));
+        }
+        if let Some(reason) = state.faults.broken {
+            if call == Call::Free {
+                let message = format!("the context is broken, nothing may be freed: {reason}");
+                state.violations.push(Violation {
+                    rule: Rule::Context,
+                    message,
+                });
+            }
+        } else if call != Call::Declare {
+            state.faults.operation();
+        }
+        state.faults.check()
+    }
+
+    fn report<T>(
+        &self,
+        state: &mut State,
+        operation: fmt::Arguments<'_>,
+        result: Result<T, Failure>,
+    ) -> Result<T, DriverError> {
+        result.map_err(|failure| {
+            let operation = operation.to_string();
+            let (fault, reason) = match failure {
+                Failure::Fault(fault, reason) => (fault, reason),
+                Failure::Violation(rule, message) => {
+                    let reason = format!("simulation: {message}");
+                    let message = format!("{operation}: {message}");
+                    state.violations.push(Violation { rule, message });
+                    (Fault::Refused, reason)
+                }
+            };
+            DriverError {
+                operation,
+                device: Some(self.info.ordinal),
+                fault,
+                reason,
+            }
+        })
+    }
+}
+
+impl fmt::Debug for Simulation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("Simulation");
+        debug.field("ordinal", &self.info.ordinal);
+        debug.finish_non_exhaustive()
+    }
+}
+
+impl Driver for Simulation {
+    fn device(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn enter(&self) -> Result<(), DriverError> {
+        let mut state = self.lock();
+        let result = state.faults.check();
+        if result.is_ok() {
+            *state.current.entry(thread::current().id()).or_default() += 1;
+        }
+        self.report(&mut state, format_args!("enter the context"), result)
+    }
+
+    fn leave(&self) -> Result<(), DriverError> {
+        let mut state = self.lock();
+        let thread = thread::current().id();
+        let result = match state.current.get_mut(&thread) {
+            Some(1) => {
+                state.current.remove(&thread);
+                Ok(())
+            }
+            Some(times) => {
+                *times -= 1;
+                Ok(())
+            }
+            None => {
+                let message = "the context is not current on this thread".to_owned();
+                Err(Failure::Violation(Rule::Context, message))
+            }
+        };
+        self.report(&mut state, format_args!("leave the context"), result)
+    }
+
+    fn free_memory(&self) -> Result<usize, DriverError> {
+        self.run(
+            Call::Use,
+            format_args!("ask for the free memory"),
+            |state| {
+                Ok(state
+                    .config
+                    .memory
+                    .saturating_sub(state.memory.used(Kind::Device)))
+            },
+        )
+    }
+
+    fn allocate(&self, len: usize) -> Result<DeviceMemory, DriverError> {
+        let operation = format_args!("allocate {len} bytes of device memory");
+        self.run(Call::Use, operation, |state| {
+            state.allocate(len, Kind::Device).map(State::device_memory)
+        })
+    }
+
+    unsafe fn free(&self, memory: DeviceMemory) -> Result<(), DriverError> {
+        let operation = format_args!("free the device memory at {:#x}", memory.0);
+        self.run(Call::Free, operation, |state| {
+            state.free(memory.0, Kind::Device)
+        })
+    }
+
+    fn allocate_pinned(&self, len: usize, _: PinnedUse) -> Result<PinnedMemory, DriverError> {
+        let operation = format_args!("allocate {len} bytes of pinned memory");
+        self.run(Call::Use, operation, |state| {
+            state.allocate(len, Kind::Pinned).map(PinnedMemory)
+        })
+    }
+
+    unsafe fn free_pinned(&self, memory: PinnedMemory) -> Result<(), DriverError> {
+        let operation = format_args!("free the pinned memory at {:?}", memory.0);
+        self.run(Call::Free, operation, |state| {
+            state.free(memory.0.addr().get() as u64, Kind::Pinned)
+        })
+    }
+
+    fn create_stream(&self) -> Result<StreamId, DriverError> {
+        self.run(Call::Use, format_args!("create a stream"), |state| {
+            Ok(state.create_stream())
+        })
+    }
+
+    fn destroy_stream(&self, stream: StreamId) -> Result<(), DriverError> {
+        let operation = format_args!("destroy stream {}", stream.0);
+        self.run(Call::Free, operation, |state| state.destroy_stream(stream))
+    }
+
+    fn create_event(&self) -> Result<EventId, DriverError> {
+        self.run(Call::Use, format_args!("create an event"), |state| {
+            Ok(state.create_event())
+        })
+    }
+
+    fn destroy_event(&self, event: EventId) -> Result<(), DriverError> {
+        let operation = format_args!("destroy event {}", event.0);
+        self.run(Call::Free, operation, |state| state.destroy_event(event))
+    }
+
+    fn record(&self, event: EventId, stream: StreamId, site: Site) -> Result<(), DriverError> {
+        let operation = format_args!(
+            "record event {} in stream {} ({})",
+            event.0, stream.0, site.0
+        );
+        self.run(Call::Use, operation, |state| {
+            state.record(event, stream, site)
+        })
+    }
+
+    fn wait(&self, stream: StreamId, event: EventId, site: Site) -> Result<(), DriverError> {
+        let operation = format_args!(
+            "wait in stream {} for event {} ({})",
+            stream.0, event.0, site.0
+        );
+        self.run(Call::Use, operation, |state| {
+            state.wait(stream, event, site)
+        })
+    }
+
+    fn query_event(&self, event: EventId) -> Result<bool, DriverError> {
+        let operation = format_args!("query event {}", event.0);
+        self.run(Call::Use, operation, |state| state.query(event))
+    }
+
+    fn synchronize(&self, event: EventId, site: Site) -> Result<(), DriverError> {
+        let operation = format_args!("synchronise with event {} ({})", event.0, site.0);
+        self.run(Call::Use, operation, |state| state.synchronize(event, site))
+    }
+
+    fn synchronize_stream(&self, stream: StreamId, site: Site) -> Result<(), DriverError> {
+        let operation = format_args!("synchronise with stream {} ({})", stream.0, site.0);
+        self.run(Call::Use, operation, |state| {
+            state.synchronize_stream(stream, site)
+        })
+    }
+
+    fn elapsed(&self, begin: EventId, end: EventId) -> Result<Duration, DriverError> {
+        let operation = format_args!("time from event {} to event {}", begin.0, end.0);
+        self.run(Call::Use, operation, |state| state.elapsed(begin, end))
+    }
+
+    unsafe fn copy(&self, stream: StreamId, from: Span, to: Span) -> Result<(), DriverError> {
+        let operation = format_args!("copy {from:?} to {to:?} in stream {}", stream.0);
+        self.run(Call::Use, operation, |state| state.copy(stream, from, to))
+    }
+
+    unsafe fn fill(&self, stream: StreamId, span: DeviceSpan, byte: u8) -> Result<(), DriverError> {
+        let operation = format_args!("fill {span:?} in stream {}", stream.0);
+        self.run(Call::Use, operation, |state| {
+            state.fill(stream, Span::Device(span), byte)
+        })
+    }
+
+    unsafe fn launch(
+        &self,
+        stream: StreamId,
+        name: &'static str,
+        dims: Dims,
+        args: &[Arg<'_>],
+    ) -> Result<(), DriverError> {
+        let Dims { grid, block } = dims;
+        let operation = format_args!("launch {name}<{grid}, {block}> in stream {}", stream.0);
+        self.run(Call::Use, operation, |state| {
+            state.launch(stream, name, dims, args)
+        })
+    }
+
+    unsafe fn call(
+        &self,
+        stream: StreamId,
+        name: &'static str,
+        accesses: &[(Span, Access)],
+        function: LibraryCall,
+    ) -> Result<(), DriverError> {
+        let operation = format_args!("call {name} in stream {}", stream.0);
+        self.run(Call::Use, operation, |state| {
+            state.call(stream, name, accesses, function)
+        })
+    }
+
+    fn host_access(&self, span: PinnedSpan, access: Access) -> Result<(), DriverError> {
+        let operation = format_args!("{access:?} by the host of {span:?}");
+        self.run(Call::Declare, operation, |state| {
+            state.host_access(Span::Pinned(span), access)
+        })
+    }
+
+    fn discard(&self, span: Span) -> Result<(), DriverError> {
+        let operation = format_args!("discard {span:?}");
+        self.run(Call::Declare, operation, |state| state.discard(span))
+    }
+}

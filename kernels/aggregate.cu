@@ -1,0 +1,255 @@
+// Subchunks to dense shards, in three passes.
+//
+// permute_sizes: for each subchunk i of `count`, permuted[P(i)] = its size and source[P(i)] = i, where
+// P is the shard permutation (layout/permutation.rs). The size is sizes[i], or `size` if sizes is null,
+// or 0 if present[i] == 0 (present may be null). What P does not reach was zeroed before. A thread
+// owns a subchunk; about 24 bytes are moved for each. Launch: blocks of 256 threads, any grid.
+//
+// scan_whole, scan_sums, scan_add: offsets[k] = the sum of the first k of `count` sizes, for k from 0 to
+// count. In place if offsets is sizes. Either scan_whole alone, as one block, which loops over tiles of
+// 2048 sizes with a carry, and moves 16 bytes for each size; or scan_sums with a block for each tile,
+// which sums it, scan_whole over the sums, and scan_add with a block for each tile (at least one), which
+// moves 24 bytes for each size in all. Blocks of 256 threads; a warp owns 256 consecutive sizes.
+//
+// gather: run j is the bytes of `dense` from offsets[j] to offsets[j + 1], and comes from the begin of
+// slot source[j], at slots + source[j] * slot_stride. slots and dense are 16-aligned. A warp owns 4 KiB
+// of dense at a time, finds its first run by search, and copies as many bytes as offsets[runs] says,
+// but no more than `capacity`. Each byte is read once and written once; all stores but those of the
+// last 15 bytes are aligned: 16 bytes within a run, 4 where runs meet.
+// Launch: blocks of 256 threads, any grid.
+#include "copy_bytes.h"
+
+constexpr uint32_t THREADS = 256;
+constexpr uint32_t WARPS = THREADS / 32;
+
+constexpr uint32_t MAX_DIGITS = 31;
+
+struct LiftingDigit {
+    uint64_t extent;
+    uint64_t per_shard;
+    uint64_t shard_stride;
+    uint64_t within_stride;
+};
+
+struct Lifting {
+    uint64_t digit_count;
+    LiftingDigit digits[MAX_DIGITS]; // fastest first
+};
+static_assert(sizeof(Lifting) == 8 + MAX_DIGITS * 32, "as the launch has it");
+
+KERNEL(permute_sizes, 256)
+(const Lifting lifting, uint64_t count, const uint64_t* sizes, uint64_t size, const uint32_t* present,
+ uint64_t* permuted, uint32_t* source) {
+    const uint64_t threads = uint64_t{block_count()} * THREADS;
+    for (uint64_t i = uint64_t{block_index()} * THREADS + thread_index(); i < count; i += threads) {
+        uint64_t number = i;
+        uint64_t place = 0;
+        for (uint32_t d = 0; d < lifting.digit_count; d++) {
+            const uint64_t coordinate = number % lifting.digits[d].extent;
+            number /= lifting.digits[d].extent;
+            place += coordinate / lifting.digits[d].per_shard * lifting.digits[d].shard_stride +
+                     coordinate % lifting.digits[d].per_shard * lifting.digits[d].within_stride;
+        }
+        const bool elided = present != nullptr && load(present + i) == 0;
+        store(permuted + place, elided ? uint64_t{0} : sizes == nullptr ? size : load(sizes + i));
+        store(source + place, static_cast<uint32_t>(i));
+    }
+}
+
+constexpr uint32_t SCAN_ROWS = 8; // sizes per thread
+constexpr uint32_t SCAN_TILE = THREADS * SCAN_ROWS;
+
+// The last lane's value.
+DEVICE uint64_t last_lane(uint64_t value) {
+    const uint32_t low = shuffle_from(static_cast<uint32_t>(value), 31);
+    const uint32_t high = shuffle_from(static_cast<uint32_t>(value >> 32), 31);
+    return uint64_t{high} << 32 | low;
+}
+
+// The first size of the tile that this thread owns; the next ones are 32 apart.
+DEVICE uint32_t first_of_tile() { return thread_index() / 32 * (32 * SCAN_ROWS) + lane_index(); }
+
+// Sums of the sizes of the tile that begins at `tile`: before this thread's first row of the warp's
+// rows, in row[], and before the tile's end, returned. All threads of the block call it.
+DEVICE uint64_t scan_tile(const uint64_t* sizes, uint64_t count, uint64_t tile, uint64_t (&row)[SCAN_ROWS],
+                          uint64_t* warps) {
+    const uint64_t first = tile + first_of_tile();
+    const uint32_t lane = lane_index();
+    const uint32_t warp = thread_index() / 32;
+    uint64_t value[SCAN_ROWS];
+    UNROLL
+    for (uint32_t r = 0; r < SCAN_ROWS; r++) {
+        const uint64_t i = first + r * 32;
+        value[r] = i < count ? load(sizes + i) : 0;
+    }
+    uint64_t before = 0; // the sum of the rows so far
+    UNROLL
+    for (uint32_t r = 0; r < SCAN_ROWS; r++) {
+        uint64_t sum = value[r];
+        for (uint32_t delta = 1; delta < 32; delta *= 2) {
+            const uint64_t other = shuffle_up(sum, delta);
+            if (lane >= delta) sum += other;
+        }
+        row[r] = before + sum - value[r];
+        before += last_lane(sum);
+    }
+    if (lane == 0) warps[warp] = before;
+    block_barrier();
+    uint64_t total = 0;
+    uint64_t offset = 0;
+    for (uint32_t w = 0; w < WARPS; w++) {
+        if (w == warp) offset = total;
+        total += warps[w];
+    }
+    UNROLL
+    for (uint32_t r = 0; r < SCAN_ROWS; r++) row[r] += offset;
+    block_barrier(); // before `warps` is written again
+    return total;
+}
+
+DEVICE void store_tile(uint64_t* offsets, uint64_t count, uint64_t tile, const uint64_t (&row)[SCAN_ROWS],
+                       uint64_t before) {
+    const uint64_t first = tile + first_of_tile();
+    UNROLL
+    for (uint32_t r = 0; r < SCAN_ROWS; r++) {
+        const uint64_t i = first + r * 32;
+        if (i < count) store(offsets + i, before + row[r]);
+    }
+}
+
+KERNEL(scan_whole, 256)(const uint64_t* sizes, uint64_t count, uint64_t* offsets) {
+    SHARED(uint64_t, warps, WARPS);
+    uint64_t before = 0;
+    for (uint64_t tile = 0; tile < count; tile += SCAN_TILE) {
+        uint64_t row[SCAN_ROWS];
+        const uint64_t total = scan_tile(sizes, count, tile, row, warps);
+        store_tile(offsets, count, tile, row, before);
+        before += total;
+    }
+    if (thread_index() == 0) store(offsets + count, before);
+}
+
+KERNEL(scan_sums, 256)(const uint64_t* sizes, uint64_t count, uint64_t* sums) {
+    SHARED(uint64_t, warps, WARPS);
+    const uint64_t tile = uint64_t{block_index()} * SCAN_TILE;
+    uint64_t row[SCAN_ROWS];
+    const uint64_t total = scan_tile(sizes, count, tile, row, warps);
+    if (thread_index() == 0) store(sums + block_index(), total);
+}
+
+KERNEL(scan_add, 256)(const uint64_t* sizes, uint64_t count, const uint64_t* before, uint64_t* offsets) {
+    SHARED(uint64_t, warps, WARPS);
+    const uint64_t tile = uint64_t{block_index()} * SCAN_TILE;
+    uint64_t row[SCAN_ROWS];
+    scan_tile(sizes, count, tile, row, warps);
+    store_tile(offsets, count, tile, row, load(before + block_index()));
+    if (block_index() + 1 == block_count() && thread_index() == 0)
+        store(offsets + count, load(before + block_count()));
+}
+
+constexpr uint32_t PIECE = 2 * WINDOW; // that a warp gathers at a time
+
+// Where in the slots byte `at` of dense comes from, in run `run`.
+DEVICE uint64_t source_of(const uint32_t* source, const uint64_t* offsets, uint64_t slot_stride, uint64_t run,
+                          uint64_t at) {
+    return uint64_t{load(source + run)} * slot_stride + (at - load(offsets + run));
+}
+
+// The run of byte `at`, which is not in a run before `low`, nor in `high` or behind it. A run with
+// other runs at its begin, which are empty, is the last of them.
+DEVICE uint64_t run_of(const uint64_t* offsets, uint64_t low, uint64_t high, uint64_t at) {
+    while (high - low > 1) {
+        const uint64_t middle = low + (high - low) / 2;
+        if (load(offsets + middle) <= at)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+// The same, by all lanes of a warp together: 32 guesses in one load.
+DEVICE uint64_t run_of_by_warp(const uint64_t* offsets, uint64_t low, uint64_t high, uint64_t at) {
+    while (high - low > 1) {
+        const uint64_t apart = (high - low + 31) / 32;
+        const uint64_t guess = low + (lane_index() + 1) * apart;
+        const bool behind = guess >= high || load(offsets + guess) > at;
+        // The lanes that are not behind come first, and the last lane always is.
+        const uint32_t before = count_ones(~ballot(behind));
+        low += before * apart;
+        if (low + apart < high) high = low + apart;
+    }
+    return low;
+}
+
+// One lane gathers 16 bytes, or those up to `total`, from `at` on. Their runs are from `low` on and
+// before `high`.
+DEVICE void gather_granule(const uint8_t* slots, uint64_t slot_stride, const uint32_t* source, const uint64_t* offsets,
+                           uint8_t* dense, uint64_t low, uint64_t high, uint64_t at, uint64_t total) {
+    uint64_t run = run_of(offsets, low, high, at);
+    uint64_t end = load(offsets + run + 1);
+    const uint8_t* from = slots + source_of(source, offsets, slot_stride, run, at);
+    const uint64_t granule_end = at + 16 < total ? at + 16 : total;
+    if (at + 16 <= end && at + 16 <= total) {
+        store16(dense + at, load16_any(from));
+        return;
+    }
+    // Where runs meet, or at the end.
+    uint32_t word = 0; // the last four bytes
+    for (; at < granule_end; at++, from++) {
+        if (at >= end) {
+            run = run_of(offsets, run + 1, high, at);
+            end = load(offsets + run + 1);
+            from = slots + source_of(source, offsets, slot_stride, run, at);
+        }
+        const uint8_t byte = load(from);
+        word = funnel_shift_right(word, byte, 8);
+        if (at >= (total & ~uint64_t{3}))
+            store(dense + at, byte);
+        else if ((at & 3) == 3)
+            store(reinterpret_cast<uint32_t*>(dense + at - 3), word);
+    }
+}
+
+KERNEL(gather, 256)
+(const uint8_t* slots, uint64_t slot_stride, const uint32_t* source, const uint64_t* offsets, uint64_t runs,
+ uint8_t* dense, uint64_t capacity) {
+    uint64_t total = load(offsets + runs);
+    if (total > capacity) total = capacity;
+    const uint64_t warps = uint64_t{block_count()} * WARPS;
+    uint64_t begin = (uint64_t{block_index()} * WARPS + thread_index() / 32) * PIECE;
+    for (; begin < total; begin += warps * PIECE) {
+        const uint64_t piece_end = begin + PIECE < total ? begin + PIECE : total;
+        uint64_t run = run_of_by_warp(offsets, 0, runs, begin);
+        for (uint64_t at = begin; at < piece_end; at += WINDOW) {
+            if (load(offsets + run + 1) <= at) run = run_of_by_warp(offsets, run + 1, runs, at);
+            const uint64_t window_end = at + WINDOW < total ? at + WINDOW : total;
+            if (window_end - at == WINDOW && window_end <= load(offsets + run + 1)) {
+                copy_window(dense + at, slots + source_of(source, offsets, slot_stride, run, at));
+                continue;
+            }
+            const uint64_t last = run_of_by_warp(offsets, run, runs, window_end - 1);
+            for (uint32_t k = 0; k < WINDOW_STEPS; k++) {
+                const uint64_t granule = at + k * STEP + lane_index() * 16;
+                if (granule < window_end)
+                    gather_granule(slots, slot_stride, source, offsets, dense, run, last + 1, granule, total);
+            }
+            run = last;
+        }
+    }
+}
+
+#ifndef __CUDACC__
+// For tests: what gather computes for byte at[i], and no byte is touched. Offsets may be as large as
+// 64 bits allow. One warp.
+KERNEL(gather_arithmetic, 32)
+(uint64_t slot_stride, const uint32_t* source, const uint64_t* offsets, uint64_t runs, const uint64_t* at,
+ uint64_t count, uint64_t* from) {
+    for (uint64_t i = 0; i < count; i++) {
+        const uint64_t byte = load(at + i);
+        const uint64_t run = run_of_by_warp(offsets, 0, runs, byte);
+        if (run != run_of(offsets, 0, runs, byte)) continue;
+        if (lane_index() == 0) store(from + i, source_of(source, offsets, slot_stride, run, byte));
+    }
+}
+#endif

@@ -1,0 +1,80 @@
+// Copies of bytes between addresses of any alignment, in loads and stores of 16 aligned bytes.
+#pragma once
+#include "device.h"
+
+// A warp copies this much at a time: four granules of 16 bytes for each lane, all in flight.
+constexpr uint32_t WINDOW_STEPS = 4;
+constexpr uint32_t STEP = 32 * 16;
+constexpr uint32_t WINDOW = WINDOW_STEPS * STEP;
+
+// How far behind an aligned address this one is.
+DEVICE uint32_t misalignment(const uint8_t* address) {
+    return static_cast<uint32_t>(reinterpret_cast<uint64_t>(address)) & 15;
+}
+
+// The 16 bytes from byte `shift` on of the 32 that are low's and high's. shift < 16
+DEVICE Bytes16 join16(const Bytes16& low, const Bytes16& high, uint32_t shift) {
+    uint32_t a = low.word[0], b = low.word[1], c = low.word[2], d = low.word[3], e = high.word[0];
+    // Whole words by selection: an index that is not a constant would put the words into memory.
+    if (shift & 8) {
+        a = c;
+        b = d;
+        c = e;
+        d = high.word[1];
+        e = high.word[2];
+        if (shift & 4) {
+            a = b;
+            b = c;
+            c = d;
+            d = e;
+            e = high.word[3];
+        }
+    } else if (shift & 4) {
+        a = b;
+        b = c;
+        c = d;
+        d = e;
+        e = high.word[1];
+    }
+    const uint32_t bits = (shift & 3) * 8;
+    return Bytes16{{funnel_shift_right(a, b, bits), funnel_shift_right(b, c, bits), funnel_shift_right(c, d, bits),
+                    funnel_shift_right(d, e, bits)}};
+}
+
+// 16 bytes from any address. Reads the aligned granules that hold one of them, and no other.
+DEVICE Bytes16 load16_any(const uint8_t* from) {
+    const uint32_t shift = misalignment(from);
+    const uint8_t* aligned = from - shift;
+    const Bytes16 low = load16(aligned);
+    if (shift == 0) return low;
+    return join16(low, load16(aligned + 16), shift);
+}
+
+// The warp copies WINDOW bytes from any address to an aligned one; all lanes have the same
+// arguments. Reads the aligned granules that hold one of the bytes, each once.
+DEVICE void copy_window(uint8_t* to, const uint8_t* from) {
+    const uint32_t lane = lane_index();
+    const uint32_t shift = misalignment(from);
+    const uint8_t* aligned = from - shift + lane * 16;
+    to += lane * 16;
+    Bytes16 granule[WINDOW_STEPS + 1];
+    UNROLL
+    for (uint32_t k = 0; k < WINDOW_STEPS; k++) granule[k] = load16(aligned + k * STEP);
+    if (shift == 0) {
+        UNROLL
+        for (uint32_t k = 0; k < WINDOW_STEPS; k++) store16(to + k * STEP, granule[k]);
+        return;
+    }
+    granule[WINDOW_STEPS] = granule[0];
+    if (lane == 0) granule[WINDOW_STEPS] = load16(aligned + WINDOW);
+    UNROLL
+    for (uint32_t k = 0; k < WINDOW_STEPS; k++) {
+        // The granule behind this lane's is the next lane's, and behind the last lane's the first
+        // lane's of the next step.
+        Bytes16 next;
+        UNROLL
+        for (uint32_t w = 0; w < 4; w++)
+            next.word[w] = shuffle_from(lane == 0 ? granule[k + 1].word[w] : granule[k].word[w], (lane + 1) & 31);
+        store16(to + k * STEP, join16(granule[k], next, shift));
+    }
+}

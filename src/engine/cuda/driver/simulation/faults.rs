@@ -1,0 +1,92 @@
+//! Faults that tests inject, and the counts that say where.
+
+use super::memory::Kind;
+use super::state::Failure;
+use crate::engine::cuda::driver::Fault;
+
+/// A fault to inject. Numbers are from 0 since the simulation was made, see [`Counts`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Inject {
+    /// There is no memory for this allocation, of either kind.
+    OutOfMemory { allocation: usize },
+    /// There is no memory for this allocation, among those of the kind.
+    OutOfMemoryOf { kind: Kind, allocation: usize },
+    /// This launch, or call of a library, is refused.
+    Refused { launch: usize },
+    /// The context breaks at this operation.
+    Sticky { operation: usize },
+    /// The device is gone from this operation on.
+    Lost { operation: usize },
+}
+
+/// How often each was asked for so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    /// Calls that a driver would see: all but `enter`, `leave` and declarations of the host.
+    pub(crate) operations: usize,
+    pub(crate) device_allocations: usize,
+    pub(crate) pinned_allocations: usize,
+    /// Launches and calls of a library.
+    pub(crate) launches: usize,
+}
+
+/// The faults to come.
+#[derive(Debug, Default)]
+pub(super) struct Faults {
+    pub(super) injected: Vec<Inject>,
+    pub(super) counts: Counts,
+    /// Why nothing works any more.
+    pub(super) broken: Option<&'static str>,
+}
+
+impl Faults {
+    /// Count an operation, which may break everything.
+    pub(super) fn operation(&mut self) {
+        let now = self.counts.operations;
+        self.counts.operations += 1;
+        for fault in &self.injected {
+            let (operation, reason) = match fault {
+                Inject::Sticky { operation } => (operation, "an illegal address (injected)"),
+                Inject::Lost { operation } => (operation, "the device is lost (injected)"),
+                _ => continue,
+            };
+            if *operation == now && self.broken.is_none() {
+                self.broken = Some(reason);
+            }
+        }
+    }
+
+    /// Count an allocation; `false` if it fails.
+    pub(super) fn allocation(&mut self, kind: Kind) -> bool {
+        let counts = &mut self.counts;
+        let all = counts.device_allocations + counts.pinned_allocations;
+        let count = match kind {
+            Kind::Device => &mut counts.device_allocations,
+            Kind::Pinned => &mut counts.pinned_allocations,
+        };
+        let own = *count;
+        *count += 1;
+        !self.injected.iter().any(|fault| match fault {
+            Inject::OutOfMemory { allocation } => *allocation == all,
+            Inject::OutOfMemoryOf {
+                kind: of,
+                allocation,
+            } => *of == kind && *allocation == own,
+            _ => false,
+        })
+    }
+
+    /// Count a launch; `false` if it is refused.
+    pub(super) fn launch(&mut self) -> bool {
+        let now = self.counts.launches;
+        self.counts.launches += 1;
+        !self.injected.contains(&Inject::Refused { launch: now })
+    }
+
+    /// Fails if nothing works any more.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        self.broken.map_or(Ok(()), |reason| {
+            Err(Failure::Fault(Fault::Sticky, reason.to_owned()))
+        })
+    }
+}

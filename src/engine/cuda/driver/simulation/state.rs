@@ -1,0 +1,136 @@
+//! The device: its memory, streams and events, and the host's view of them.
+
+mod access;
+mod operations;
+mod running;
+mod streams;
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, OnceLock};
+use std::thread::ThreadId;
+
+use super::clocks::Clock;
+use super::faults::Faults;
+use super::guard::Place;
+use super::kernels::{AccessCount, Argument};
+use super::memory::Memory;
+use super::schedule::{Scheduler, Ticket};
+use super::{Config, Rule, Violation};
+use crate::engine::cuda::driver::{Dims, EventId, Fault, LibraryCall, Site, StreamId};
+
+/// Why a call fails.
+pub(super) enum Failure {
+    Fault(Fault, String),
+    /// A rule is broken.
+    Violation(Rule, String),
+}
+
+fn violation<T>(rule: Rule, message: impl Into<String>) -> Result<T, Failure> {
+    Err(Failure::Violation(rule, message.into()))
+}
+
+/// Nanoseconds on the simulated device.
+type Time = u64;
+
+struct Stream {
+    id: StreamId,
+    destroyed: bool,
+    /// What is before the next operation.
+    clock: Clock,
+    /// When the last operation that has run ended.
+    time: Time,
+}
+
+/// An event, as it was last recorded.
+struct Recorded {
+    ticket: Ticket,
+    clock: Clock,
+    /// When it happened.
+    time: Arc<OnceLock<Time>>,
+}
+
+/// What a stream does.
+struct Work {
+    /// When it was enqueued.
+    enqueued: Time,
+    /// The bytes that it reads and writes.
+    places: Vec<Place>,
+    action: Action,
+}
+
+enum Action {
+    /// From the first place to the second.
+    Copy,
+    /// Of the only place.
+    Fill(u8),
+    Launch {
+        name: &'static str,
+        dims: Dims,
+        arguments: Vec<Argument>,
+    },
+    Call {
+        name: &'static str,
+        function: LibraryCall,
+    },
+    Record(Arc<OnceLock<Time>>),
+    Wait(Arc<OnceLock<Time>>),
+}
+
+pub(super) struct State {
+    pub(super) config: Config,
+    pub(super) faults: Faults,
+    pub(super) memory: Memory,
+    pub(super) violations: Vec<Violation>,
+    pub(super) sites: BTreeSet<Site>,
+    pub(super) sectors: Vec<AccessCount>,
+    /// How often each thread has entered.
+    pub(super) current: HashMap<ThreadId, usize>,
+    /// What went wrong in an operation that ran after the call that enqueued it.
+    pub(super) failed: Option<Failure>,
+    scheduler: Scheduler<Work>,
+    streams: Vec<Stream>,
+    events: HashMap<EventId, Option<Recorded>>,
+    /// Streams and events that were created.
+    created: u64,
+    /// What the host has waited for.
+    host: Clock,
+    host_time: Time,
+}
+
+impl State {
+    pub(super) fn new(config: Config) -> Self {
+        Self {
+            faults: Faults {
+                injected: config.faults.clone(),
+                ..Faults::default()
+            },
+            memory: Memory::new(config.poison),
+            violations: Vec::new(),
+            sites: BTreeSet::new(),
+            sectors: Vec::new(),
+            current: HashMap::new(),
+            failed: None,
+            scheduler: Scheduler::new(config.schedule),
+            streams: Vec::new(),
+            events: HashMap::new(),
+            created: 0,
+            host: Clock::default(),
+            host_time: 0,
+            config,
+        }
+    }
+
+    pub(super) fn live_streams(&self) -> usize {
+        self.streams.iter().filter(|s| !s.destroyed).count()
+    }
+
+    pub(super) fn live_events(&self) -> usize {
+        self.events.len()
+    }
+
+    /// Enter a site; `false` if it is the one that was removed.
+    fn site(&mut self, site: Site) -> bool {
+        self.sites.insert(site);
+        self.config.removed != Some(site)
+    }
+}
