@@ -19,7 +19,7 @@ fn engine_of_one_lane(simulation: &Arc<Simulation>, shard: &Shard) -> CudaEngine
         pinned_memory: one.pinned,
     };
     let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
-    CudaEngine::new(Arc::new(devices), limits, TINY)
+    CudaEngine::new(devices, limits, TINY)
 }
 
 /// Every thread of the pool encodes, inside a parallel iterator inside another: if a thread that
@@ -95,7 +95,7 @@ fn lanes_stay_within_the_budget() {
     };
     drop(engine);
     let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
-    let engine = CudaEngine::new(Arc::new(devices), limits, TINY);
+    let engine = CudaEngine::new(devices, limits, TINY);
     std::thread::scope(|scope| {
         for _ in 0..6 {
             scope.spawn(|| shard.round_trip(&engine).expect("a lane in time"));
@@ -119,7 +119,7 @@ fn a_smaller_budget_makes_smaller_batches_and_then_a_reason() {
             device_memory: Some(bytes),
             pinned_memory: 1 << 24,
         };
-        CudaEngine::new(Arc::new(devices), limits, TINY)
+        CudaEngine::new(devices, limits, TINY)
     };
     let full = with_budget(1 << 24)
         .memory_estimate(&shard.grid, &shard.chain)
@@ -132,10 +132,15 @@ fn a_smaller_budget_makes_smaller_batches_and_then_a_reason() {
     shard.round_trip(&smaller).expect("smaller batches");
     drop(smaller);
 
-    let error = shard.round_trip(&with_budget(1000)).expect_err("too little");
+    let error = shard
+        .round_trip(&with_budget(1000))
+        .expect_err("too little");
     assert!(matches!(error, EngineError::Unsuitable(_)), "{error}");
     let text = error.to_string();
-    assert!(text.contains("with_device_memory") && text.contains("1000"), "{text}");
+    assert!(
+        text.contains("with_device_memory") && text.contains("1000"),
+        "{text}"
+    );
     assert_clean(&simulation);
 }
 

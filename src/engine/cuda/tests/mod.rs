@@ -8,8 +8,8 @@ mod schedules;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use super::driver::simulation::{Config, Schedule, Simulation};
 use super::driver::Driver;
+use super::driver::simulation::{Config, Schedule, Simulation};
 use super::{CudaEngine, Devices, Limits, Tuning};
 use crate::engine::host::HostEngine;
 use crate::engine::{Chain, Engine, EngineError, Job, KnownChain, Stage};
@@ -102,7 +102,7 @@ fn engine_on_all(simulations: &[Arc<Simulation>]) -> CudaEngine {
         .iter()
         .map(|simulation| simulation.clone() as Arc<dyn Driver>)
         .collect();
-    CudaEngine::new(Arc::new(Devices::new(drivers)), limits(), TINY)
+    CudaEngine::new(Devices::new(drivers), limits(), TINY)
 }
 
 fn simulation(schedule: Schedule) -> Arc<Simulation> {
