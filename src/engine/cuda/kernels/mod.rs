@@ -2,6 +2,7 @@
 
 pub(crate) mod aggregate;
 pub(crate) mod crc32c;
+pub(crate) mod shuffle;
 pub(crate) mod spans;
 pub(crate) mod split;
 #[cfg(test)]
