@@ -25,7 +25,10 @@
 //! - [`explain`] says what happens to the shards of an array, and why.
 //! - [`CudaShardingCodec`] is the page of the codec.
 //!
-//! This version encodes and decodes on the host. [`Backend::Cuda`] is an error that says so.
+//! - [`metrics`] is what the CUDA engine did.
+//!
+//! Chains without a compressor can be encoded and decoded on an NVIDIA GPU, with
+//! [`Backend::Cuda`]. [`Backend::Auto`] keeps them on the host, where they are faster.
 //!
 //! ## Features
 //!
@@ -53,7 +56,20 @@ mod plan;
 mod registration;
 
 pub use codec::{CudaShardingCodec, CudaShardingCodecBuilder, explain};
+pub use engine::cuda::{MemoryEstimate, Metrics};
 pub use error::Error;
 pub use options::{Backend, Options};
 pub use plan::{ExplainedStage, Explanation, Place};
 pub use registration::{Registration, register};
+
+/// What the CUDA engine of this process did until now; nothing, if no device was ever used.
+#[must_use]
+pub fn metrics() -> Metrics {
+    engine::cuda::metrics()
+}
+
+/// Give back the device and page-locked memory that the CUDA engine keeps for the next shard. It
+/// does so by itself when it had no work for ten seconds.
+pub fn release_idle_memory() {
+    engine::cuda::release_idle();
+}

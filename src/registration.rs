@@ -8,7 +8,8 @@ use zarrs::metadata::v3::MetadataV3;
 use zarrs::plugin::{ExtensionAliasesV3, PluginCreateError};
 use zarrs_codec::{CODEC_RUNTIME_REGISTRY_V3, Codec, CodecRuntimePluginV3, register_codec_v3};
 
-use crate::{CudaShardingCodec, Error, Options, plan};
+use crate::plan::Engines;
+use crate::{CudaShardingCodec, Error, Options};
 
 /// Whether our registry entry answers to its name.
 ///
@@ -54,7 +55,7 @@ static ENTRY: Mutex<Option<Arc<CodecRuntimePluginV3>>> = Mutex::new(None);
 /// - [`Error::NameTaken`] if zarrs would find somebody else's codec for the name.
 /// - [`Error::BackendUnavailable`] if the options ask for a backend that cannot be used.
 pub fn register(options: Options) -> Result<Registration, Error> {
-    let (engine, why) = plan::choose_engine(options.backend())?;
+    Engines::default().check(&options)?;
     let mut entry = ENTRY.lock().unwrap_or_else(PoisonError::into_inner);
     if ENABLED.load(Ordering::Acquire) {
         return Err(Error::AlreadyRegistered);
@@ -71,13 +72,10 @@ pub fn register(options: Options) -> Result<Registration, Error> {
             return Err(Error::NameTaken);
         }
     }
+    let backend = options.backend();
     *OPTIONS.write().unwrap_or_else(PoisonError::into_inner) = Some(options);
     ENABLED.store(true, Ordering::Release);
-    tracing::debug!(
-        engine = engine.name(),
-        why,
-        "sharding_indexed is zarrs_cuda's"
-    );
+    tracing::debug!(%backend, "sharding_indexed is zarrs_cuda's");
     Ok(Registration { _private: () })
 }
 

@@ -41,8 +41,8 @@ use zarrs_codec::{
 pub use builder::CudaShardingCodecBuilder;
 pub use find::explain;
 
-use crate::plan::{self, Explanation};
-use crate::{Error, Options};
+use crate::plan::{self, Engines, Explanation};
+use crate::{Error, MemoryEstimate, Options};
 use delegated::{Delegated, Guarded};
 use foreign::{codec_error, no_panic};
 use partial_decoder::PartialDecoder;
@@ -101,6 +101,7 @@ pub struct CudaShardingCodec {
     /// zarrs' codec of the same configuration: for `as_any`, metadata, and variable-length types.
     stock: ShardingCodec,
     options: Options,
+    engines: Engines,
 }
 
 impl CudaShardingCodec {
@@ -137,6 +138,7 @@ impl CudaShardingCodec {
             index_location,
             stock,
             options,
+            engines: Engines::default(),
         })
     }
 
@@ -172,6 +174,13 @@ impl CudaShardingCodec {
         Self::new_with_configuration(&configuration, options)
     }
 
+    /// The same codec with other engines.
+    #[cfg(feature = "conformance")]
+    pub(crate) fn with_engines(mut self, engines: Engines) -> Self {
+        self.engines = engines;
+        self
+    }
+
     /// The runtime options.
     #[must_use]
     pub fn options(&self) -> &Options {
@@ -202,23 +211,51 @@ impl CudaShardingCodec {
     ) -> Result<Explanation, Error> {
         if Self::is_delegated(data_type) && !data_type.is_optional() {
             let (grid, _) = shard::index_geometry(self, shard_shape)?;
-            let why = match data_type.fixed_size() {
-                Some(_) => format!("elements of {data_type} have no bytes"),
-                None => format!("elements of {data_type} have no fixed size"),
-            };
-            return plan::explain_delegated(&grid, why, self.options.backend());
+            let why = Self::why_delegated(data_type);
+            return plan::explain_delegated(&grid, why, &self.options);
         }
         let shard = Shard::new(self, shard_shape, data_type, fill_value)?;
         let end = match self.index_location {
             ShardingIndexLocation::Start => "start",
             ShardingIndexLocation::End => "end",
         };
-        plan::explain(
+        let choice = shard.choose_engine()?;
+        Ok(plan::explain(
             &shard.grid,
             shard.known.as_ref().map_err(String::as_str),
             format!("index of {} bytes at the {end}", shard.index_len),
-            self.options.backend(),
-        )
+            &choice,
+        ))
+    }
+
+    /// What one shard in flight takes for buffers on a device: shards of `shard_shape` (elements),
+    /// `data_type` and `fill_value`. `None` if these shards do not go to a device.
+    ///
+    /// # Errors
+    /// As for [`explain`](Self::explain).
+    pub fn memory_estimate(
+        &self,
+        shard_shape: &[NonZeroU64],
+        data_type: &DataType,
+        fill_value: &FillValue,
+    ) -> Result<Option<MemoryEstimate>, Error> {
+        Ok(self.explain(shard_shape, data_type, fill_value)?.memory)
+    }
+
+    /// That zarrs' codec may handle `data_type`.
+    fn check_delegated(&self, data_type: &DataType) -> Result<(), CodecError> {
+        Engines::check_delegated(&self.options, &Self::why_delegated(data_type)).map_err(other)
+    }
+
+    /// Why zarrs' codec handles `data_type`.
+    fn why_delegated(data_type: &DataType) -> String {
+        if data_type.is_optional() {
+            return format!("elements of {data_type} may be missing");
+        }
+        match data_type.fixed_size() {
+            Some(_) => format!("elements of {data_type} have no bytes"),
+            None => format!("elements of {data_type} have no fixed size"),
+        }
     }
 
     /// Whether zarrs' codec handles `data_type`: it is variable-length, optional, or empty.
@@ -330,7 +367,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         options: &CodecOptions,
     ) -> Result<ArrayBytesRaw<'a>, CodecError> {
         if Self::is_delegated(data_type) {
-            plan::check_backend(self.options.backend()).map_err(other)?;
+            self.check_delegated(data_type)?;
             return self
                 .stock
                 .encode(bytes, shape, data_type, fill_value, options);
@@ -346,7 +383,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
                 fill_value,
             )?;
         }
-        let (engine, _) = plan::choose_engine(self.options.backend()).map_err(other)?;
+        let engine = shard.choose_engine().map_err(other)?.engine;
         let (head, tail) = match self.index_location {
             ShardingIndexLocation::Start => (shard.index_len, 0),
             ShardingIndexLocation::End => (0, shard.index_len),
@@ -370,7 +407,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         options: &CodecOptions,
     ) -> Result<ArrayBytes<'a>, CodecError> {
         if Self::is_delegated(data_type) {
-            plan::check_backend(self.options.backend()).map_err(other)?;
+            self.check_delegated(data_type)?;
             shard::check_index(self, &bytes, shape, options)?;
             return no_panic(|| {
                 self.stock
@@ -379,7 +416,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         }
         let shard = Shard::new(self, shape, data_type, fill_value)?;
         let extents = shard.decode_index(&bytes, options)?;
-        let (engine, _) = plan::choose_engine(self.options.backend()).map_err(other)?;
+        let engine = shard.choose_engine().map_err(other)?.engine;
         shard
             .with_job(options, |job| engine.decode(job, &bytes, &extents))
             .map(ArrayBytes::new_flen)
@@ -409,7 +446,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         let view = match output_target {
             ArrayBytesDecodeIntoTarget::Fixed(view) if !Self::is_delegated(data_type) => view,
             target => {
-                plan::check_backend(self.options.backend()).map_err(other)?;
+                self.check_delegated(data_type)?;
                 shard::check_index(self, &bytes, shape, options)?;
                 return no_panic(|| {
                     self.stock
@@ -424,11 +461,14 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
                 InvalidNumberOfElementsError::new(view.num_elements(), num_elements).into(),
             );
         }
-        let (engine, _) = plan::choose_engine(self.options.backend()).map_err(other)?;
+        let engine = shard.choose_engine().map_err(other)?.engine;
         let extents = shard.decode_index(&bytes, options)?;
         let (start, whole) = (vec![0; shape.len()], shard.grid.shard().to_vec());
-        let Some(output) = ViewOfShard::new(view, &shard.grid, start, whole) else {
-            // The same number of elements in another shape: zarrs lays them out.
+        let output = ViewOfShard::new(view, &shard.grid, start, whole)
+            .filter(|_| !engine.decodes_whole_shards());
+        let Some(output) = output else {
+            // The same number of elements in another shape, or all of them from a device: zarrs lays
+            // them out.
             let decoded = shard
                 .with_job(options, |job| engine.decode(job, &bytes, &extents))
                 .map_err(codec_error)?;

@@ -11,9 +11,10 @@ use zarrs_codec::{ArrayCodecTraits, ArrayToBytesCodecTraits, CodecError, CodecOp
 
 use super::CudaShardingCodec;
 use super::foreign::{ForeignChain, no_panic};
+use crate::Error;
 use crate::engine::{EncodedSubchunk, Job, KnownChain};
 use crate::layout::{Extent, SubchunkGrid, extents_from_index, index_from_extents};
-use crate::plan;
+use crate::plan::{self, Choice};
 
 /// Two words of eight bytes for each subchunk.
 const INDEX_ENTRY: usize = 16;
@@ -64,6 +65,18 @@ impl<'a> Shard<'a> {
             grid,
             known,
         })
+    }
+
+    /// The engine that encodes and decodes it whole.
+    ///
+    /// # Errors
+    /// [`Error::BackendUnavailable`] if the options ask for a device, and it cannot be one.
+    pub(crate) fn choose_engine(&self) -> Result<Choice, Error> {
+        self.codec.engines.choose(
+            &self.codec.options,
+            &self.grid,
+            self.known.as_ref().map_err(String::as_str),
+        )
     }
 
     /// Call `f` with the job that this shard is for an engine.

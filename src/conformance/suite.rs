@@ -10,9 +10,9 @@ use zarrs::array::{ArrayBytes, ArrayToBytesCodecTraits, CodecChain, CodecOptions
 use super::case::{Case, cases};
 use super::naive::Naive;
 use crate::codec::shard::Shard;
-use crate::engine::host::HostEngine;
 use crate::engine::{Decoded, EncodedShard, EncodedSubchunk, Engine};
 use crate::layout::Extent;
+use crate::plan::Engines;
 use crate::{Backend, CudaShardingCodec, Options};
 
 /// Check the host engine, on this many random shards.
@@ -20,19 +20,20 @@ use crate::{Backend, CudaShardingCodec, Options};
 /// # Panics
 /// On the first shard for which the engine breaks its contract, made as small as possible.
 pub fn check_host(num_cases: u32) {
-    check(&HostEngine, Backend::Host, num_cases);
+    let options = Options::default().with_backend(Backend::Host);
+    check(&options, &Engines::default(), num_cases);
 }
 
-/// Check `engine`, which is what `backend` chooses.
-fn check(engine: &dyn Engine, backend: Backend, num_cases: u32) {
+/// Check what `options` choose among `engines`.
+pub(crate) fn check(options: &Options, engines: &Engines, num_cases: u32) {
     let config = Config {
         cases: num_cases,
         failure_persistence: None,
         ..Config::default()
     };
     TestRunner::new(config)
-        .run(&cases(), |case| check_case(engine, backend, &case))
-        .unwrap_or_else(|failure| panic!("{} engine: {failure}", engine.name()));
+        .run(&cases(), |case| check_case(options, engines, &case))
+        .unwrap_or_else(|failure| panic!("{} backend: {failure}", options.backend()));
 }
 
 /// Fail the case unless a condition holds.
@@ -44,13 +45,11 @@ macro_rules! ensure {
     };
 }
 
-fn check_case(engine: &dyn Engine, backend: Backend, case: &Case) -> Result<(), TestCaseError> {
+fn check_case(options: &Options, engines: &Engines, case: &Case) -> Result<(), TestCaseError> {
     let fail = |error: &dyn std::fmt::Display| TestCaseError::fail(error.to_string());
-    let codec = CudaShardingCodec::new_with_configuration(
-        &case.configuration(),
-        Options::default().with_backend(backend),
-    )
-    .map_err(|error| fail(&error))?;
+    let codec = CudaShardingCodec::new_with_configuration(&case.configuration(), options.clone())
+        .map_err(|error| fail(&error))?
+        .with_engines(engines.clone());
     let chain = |codecs: &[serde_json::Value]| {
         let metadata: Vec<_> = codecs
             .iter()
@@ -82,8 +81,9 @@ fn check_case(engine: &dyn Engine, backend: Backend, case: &Case) -> Result<(), 
         .with_store_empty_chunks(case.store_empty)
         .with_concurrent_target(case.threads);
 
+    let choice = shard.choose_engine().map_err(|error| fail(&error))?;
     let subject = Subject {
-        engine,
+        engine: &*choice.engine,
         case,
         naive: &naive,
         shard: &shard,

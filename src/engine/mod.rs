@@ -103,6 +103,12 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
         extents: &[Extent],
     ) -> Result<Vec<u8>, EngineError>;
 
+    /// Whether [`decode`](Self::decode) does more than [`decode_each`](Self::decode_each) of all
+    /// subchunks would.
+    fn decodes_whole_shards(&self) -> bool {
+        false
+    }
+
     /// Decode some subchunks, and hand each to `sink`.
     ///
     /// # Errors

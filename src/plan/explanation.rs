@@ -2,18 +2,23 @@
 
 use std::fmt;
 
+use crate::engine::cuda::MemoryEstimate;
+
 /// Where a stage runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Place {
     /// On this machine's CPU.
     Host,
+    /// On an NVIDIA GPU.
+    Cuda,
 }
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Host => f.pad("host"),
+            Self::Cuda => f.pad("cuda"),
         }
     }
 }
@@ -48,6 +53,8 @@ pub struct Explanation {
     pub num_subchunks: usize,
     /// The size of a decoded subchunk, in bytes; `None` for variable-length data types.
     pub subchunk_bytes: Option<usize>,
+    /// What one shard in flight takes for buffers on a device, if it goes to one.
+    pub memory: Option<MemoryEstimate>,
     /// The stages, in the order of encoding.
     pub stages: Vec<ExplainedStage>,
 }

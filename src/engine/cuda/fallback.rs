@@ -62,6 +62,10 @@ impl Engine for WithFallback {
         })
     }
 
+    fn decodes_whole_shards(&self) -> bool {
+        self.0.decodes_whole_shards()
+    }
+
     fn decode_each(
         &self,
         job: &Job<'_>,

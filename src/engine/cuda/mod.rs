@@ -25,6 +25,9 @@ mod driver;
 #[allow(unsafe_code)]
 mod encode;
 mod fallback;
+#[cfg(test)]
+#[allow(unsafe_code)]
+mod gpu;
 #[allow(unsafe_code)]
 mod kernels;
 #[allow(unsafe_code)]
@@ -34,6 +37,8 @@ mod pool;
 #[allow(unsafe_code)]
 mod session;
 mod sizing;
+#[cfg(all(test, feature = "conformance"))]
+mod tests;
 
 use std::sync::{Arc, OnceLock};
 
@@ -45,9 +50,9 @@ pub use sizing::MemoryEstimate;
 pub(crate) use sizing::{Tuning, chain_on_device};
 
 use super::host::HostEngine;
-use super::{EncodedShard, EncodedSubchunk, Engine, EngineError, Job, Sink};
-use crate::layout::Extent;
-use driver::{Driver, Fault};
+use super::{EncodedShard, EncodedSubchunk, Engine, EngineError, Job, KnownChain, Sink};
+use crate::layout::{Extent, SubchunkGrid};
+use driver::Fault;
 use lane::Capacity;
 use session::{FreeEvents, Session};
 use sizing::Sizing;
@@ -69,12 +74,27 @@ impl CudaEngine {
         }
     }
 
-    /// What a lane for shards of `job`'s kind takes.
+    /// What a lane for shards of `grid` and `chain` takes: the numbers that it is allocated by.
     ///
     /// # Errors
-    /// The reason, if no lane can have one.
-    pub(crate) fn memory_estimate(&self, job: &Job<'_>) -> Result<MemoryEstimate, EngineError> {
-        Ok(self.sizing(job)?.estimate())
+    /// No device can be used, or none can have such a lane: why.
+    pub(crate) fn memory_estimate(
+        &self,
+        grid: &SubchunkGrid,
+        chain: &KnownChain,
+    ) -> Result<MemoryEstimate, EngineError> {
+        Ok(self.sizing(grid, chain)?.estimate())
+    }
+
+    /// Whether there is a device.
+    ///
+    /// # Errors
+    /// Why there is none that can be used.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        match self.devices.budget(&self.limits) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(error.to_string()),
+        }
     }
 
     /// Where the CUDA engine counts.
@@ -82,28 +102,29 @@ impl CudaEngine {
         &self.devices.counters
     }
 
-    fn sizing(&self, job: &Job<'_>) -> Result<Sizing, EngineError> {
+    fn sizing(&self, grid: &SubchunkGrid, chain: &KnownChain) -> Result<Sizing, EngineError> {
         let budget = self
             .devices
             .budget(&self.limits)
             .map_err(EngineError::Device)?;
-        Sizing::within(job, budget, self.tuning).map_err(EngineError::Unsuitable)
+        Sizing::within(grid, chain, budget, self.tuning).map_err(EngineError::Unsuitable)
     }
 
     /// Run `work` in a lane. With no memory for the lane that was planned, try smaller batches.
     fn in_lane<T>(
         &self,
         job: &Job<'_>,
+        chain: &KnownChain,
         work: impl Fn(&Session<'_>) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
-        let mut sizing = self.sizing(job)?;
+        let mut sizing = self.sizing(job.grid, chain)?;
         let mut acquired = loop {
             match self.devices.acquire(Capacity::of(&sizing), &self.limits) {
                 Ok(acquired) => break acquired,
                 Err(error) if error.fault == Fault::OutOfMemory && sizing.batch > 1 => {
                     tracing::debug!(%error, batch = sizing.batch, "trying smaller batches");
                     self.devices.counters.batch_halved();
-                    sizing = Sizing::new(job, sizing.batch / 2, self.tuning)
+                    sizing = Sizing::new(job.grid, chain, sizing.batch / 2, self.tuning)
                         .map_err(EngineError::Unsuitable)?;
                 }
                 Err(error) => return Err(EngineError::Device(error)),
@@ -158,7 +179,7 @@ impl Engine for CudaEngine {
             });
         }
         let _span = tracing::debug_span!("encode", engine = "cuda", bytes = expected).entered();
-        let encoded = self.in_lane(job, |session| {
+        let encoded = self.in_lane(job, chain, |session| {
             encode::encode(session, job, chain, decoded, (head, tail))
         })?;
         self.devices.counters.shard_encoded();
@@ -175,11 +196,15 @@ impl Engine for CudaEngine {
         decode::check(job, chain, encoded, extents)?;
         let _span =
             tracing::debug_span!("decode", engine = "cuda", bytes = encoded.len()).entered();
-        let decoded = self.in_lane(job, |session| {
+        let decoded = self.in_lane(job, chain, |session| {
             decode::decode(session, job, chain, encoded, extents)
         })?;
         self.devices.counters.shard_decoded();
         Ok(decoded)
+    }
+
+    fn decodes_whole_shards(&self) -> bool {
+        true
     }
 
     /// On the host: single subchunks do not pay for the trip.
@@ -193,12 +218,28 @@ impl Engine for CudaEngine {
     }
 }
 
+static DEVICES: OnceLock<Result<Arc<Devices>, DriverError>> = OnceLock::new();
+
+/// What was done on the devices of this process.
+pub(crate) fn metrics() -> Metrics {
+    match DEVICES.get() {
+        Some(Ok(devices)) => devices.counters.snapshot(),
+        _ => Metrics::default(),
+    }
+}
+
+/// Give back the memory of lanes that nobody uses now.
+pub(crate) fn release_idle() {
+    if let Some(Ok(devices)) = DEVICES.get() {
+        devices.release_idle();
+    }
+}
+
 /// The devices of this process, found when they are first asked for.
 ///
 /// # Errors
 /// There is none that can be used: why, and what to do.
 pub(crate) fn devices() -> Result<Arc<Devices>, DriverError> {
-    static DEVICES: OnceLock<Result<Arc<Devices>, DriverError>> = OnceLock::new();
     DEVICES
         .get_or_init(|| {
             let drivers = driver::cuda::open_all()?;
@@ -211,7 +252,7 @@ pub(crate) fn devices() -> Result<Arc<Devices>, DriverError> {
                     "CUDA device"
                 );
             }
-            Ok(Arc::new(Devices::new(drivers)))
+            Ok(Devices::new(drivers))
         })
         .clone()
 }

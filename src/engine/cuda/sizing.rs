@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::kernels::{aggregate, crc32c::CHECKSUM};
-use crate::engine::{Chain, Job, KnownChain, Stage};
+use crate::engine::{Chain, KnownChain, Stage};
 use crate::layout::SubchunkGrid;
 
 /// The numbers that were tuned, together.
@@ -171,21 +171,26 @@ pub(crate) fn chain_on_device(grid: &SubchunkGrid, chain: &KnownChain) -> Result
 }
 
 impl Sizing {
-    /// The buffers for shards of `job`'s kind, with batches of at most `batch` subchunks.
+    /// The buffers for shards of `grid` and `chain`, with batches of at most `batch` subchunks.
     ///
     /// # Errors
     /// A device cannot run the chain, or the shard is too large for any: the reason.
-    pub(super) fn new(job: &Job<'_>, batch: usize, tuning: Tuning) -> Result<Self, String> {
-        let chain = on_device(job.grid, &job.chain)?;
-        Self::of_chain(job.grid, chain, batch, tuning).ok_or_else(|| {
+    pub(super) fn new(
+        grid: &SubchunkGrid,
+        chain: &KnownChain,
+        batch: usize,
+        tuning: Tuning,
+    ) -> Result<Self, String> {
+        chain_on_device(grid, chain)?;
+        Self::divide(grid, chain, batch, tuning).ok_or_else(|| {
             format!(
                 "subchunks of {} bytes are too large for a device",
-                job.grid.subchunk_bytes()
+                grid.subchunk_bytes()
             )
         })
     }
 
-    fn of_chain(
+    fn divide(
         grid: &SubchunkGrid,
         chain: &KnownChain,
         batch: usize,
@@ -250,7 +255,7 @@ impl Sizing {
     }
 
     /// The subchunks in a batch that `tuning` asks for.
-    pub(super) fn tuned_batch(grid: &SubchunkGrid, tuning: Tuning) -> usize {
+    fn tuned_batch(grid: &SubchunkGrid, tuning: Tuning) -> usize {
         (tuning.batch / grid.subchunk_bytes()).clamp(1, grid.num_subchunks())
     }
 
@@ -260,13 +265,14 @@ impl Sizing {
     /// # Errors
     /// As for [`new`](Self::new), or that a single subchunk takes more than `most`.
     pub(super) fn within(
-        job: &Job<'_>,
+        grid: &SubchunkGrid,
+        chain: &KnownChain,
         most: MemoryEstimate,
         tuning: Tuning,
     ) -> Result<Self, String> {
-        let mut batch = Self::tuned_batch(job.grid, tuning);
+        let mut batch = Self::tuned_batch(grid, tuning);
         loop {
-            let sizing = Self::new(job, batch, tuning)?;
+            let sizing = Self::new(grid, chain, batch, tuning)?;
             let takes = sizing.estimate();
             if takes.device <= most.device && takes.pinned <= most.pinned {
                 return Ok(sizing);

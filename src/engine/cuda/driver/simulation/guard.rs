@@ -3,8 +3,7 @@
 //! Of every device allocation that it was given a span of, bytes outside its spans are hidden: they
 //! hold a pattern while it runs, so that reading them gives wrong results and writing them is seen.
 //! Bytes of spans that it only reads must be as they were. The zones around each allocation are
-//! looked at, too. Of more than [`EDGE`] bytes in a row on either side, only that many next to the
-//! spans are watched. Pinned memory is left alone: the host may be using other bytes of it.
+//! looked at, too. Of a stretch of more than two [`EDGE`]s, only that many bytes at each end are watched. Pinned memory is left alone: the host may be using other bytes of it.
 
 use std::ops::Range;
 
@@ -20,8 +19,8 @@ pub(super) struct Place {
     pub(super) access: Access,
 }
 
-/// Bytes that are watched on each side of a stretch of bytes.
-const EDGE: usize = 256 << 10;
+/// Bytes that are watched at each end of a long stretch.
+const EDGE: usize = 16 << 10;
 
 struct Watched {
     address: u64,
@@ -76,10 +75,7 @@ impl Guard {
                 watch(gap, true);
             }
             for kept in written.gaps(whole) {
-                let mut read = given.clone();
-                read.remove(0..kept.start);
-                read.remove(kept.end..usize::MAX);
-                for bytes in read.iter() {
+                for bytes in given.within(kept) {
                     watch(bytes, false);
                 }
             }

@@ -122,7 +122,7 @@ impl Block {
         assert!(bytes.end <= self.len);
         // SAFETY: within the allocation. Bytes that were never written hold the poison.
         unsafe {
-            std::ptr::copy_nonoverlapping(self.at(bytes.start), copy.as_mut_ptr(), copy.len())
+            std::ptr::copy_nonoverlapping(self.at(bytes.start), copy.as_mut_ptr(), copy.len());
         };
         copy
     }
@@ -292,6 +292,17 @@ impl Memory {
             && let Some(oldest) = self.freed.pop_front()
         {
             self.freed_bytes -= oldest.block.len();
+        }
+    }
+
+    /// Let these bytes be as if they had never been written.
+    pub(super) fn discard(&mut self, address: u64, bytes: Range<usize>) {
+        if let Some(allocation) = self.live.get_mut(&address) {
+            // The rest still has the poison.
+            for written in allocation.written.within(bytes.clone()) {
+                allocation.block.poison(written, &self.poison);
+            }
+            allocation.written.remove(bytes);
         }
     }
 

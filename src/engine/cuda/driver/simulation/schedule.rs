@@ -127,7 +127,7 @@ impl<W> Scheduler<W> {
             Schedule::Latest => 0,
             Schedule::Priority(_) => {
                 let number = self.numbers.next();
-                if number & 3 == 0 {
+                if number.is_multiple_of(4) {
                     1 + (number >> 8 & 3) as usize
                 } else {
                     0

@@ -1,5 +1,13 @@
 //! The simulation has teeth, and bites nobody who keeps the rules.
 
+#![allow(clippy::unwrap_used)] // a test that panics has failed
+
+mod faults;
+mod kernels;
+mod memory;
+mod order;
+mod programs;
+
 use std::ptr;
 
 use super::*;
@@ -126,17 +134,135 @@ fn kernels_run() {
     unsafe { bench.0.launch(stream, "test_scan", dims, &args) }.unwrap();
     bench.download(stream, output, pinned).unwrap();
     bench.0.synchronize_stream(stream, SITE).unwrap();
-    let sums: Vec<u8> = (1..=256_u32).flatten_le();
+    let sums: Vec<u8> = (1..=256_u32).flat_map(u32::to_le_bytes).collect();
     assert_eq!(bench.read(pinned).unwrap(), sums);
     assert!(bench.0.violations().is_empty());
 }
 
-trait FlattenLe {
-    fn flatten_le(self) -> Vec<u8>;
+/// What was broken, and no more than that.
+#[track_caller]
+fn only_violation(simulation: &Simulation) -> Violation {
+    let violations = simulation.violations();
+    assert_eq!(violations.len(), 1, "{violations:#?}");
+    violations[0].clone()
 }
 
-impl<I: Iterator<Item = u32>> FlattenLe for I {
-    fn flatten_le(self) -> Vec<u8> {
-        self.flat_map(u32::to_le_bytes).collect()
+/// The call was refused, and this rule was broken.
+#[track_caller]
+fn refused<T: fmt::Debug>(bench: &Bench, result: Result<T, DriverError>, rule: Rule) -> String {
+    let error = result.unwrap_err();
+    assert_eq!(error.fault, Fault::Refused, "{error}");
+    assert!(error.reason.starts_with("simulation: "), "{error}");
+    let violation = only_violation(&bench.0);
+    assert_eq!(violation.rule, rule, "{violation:?}");
+    violation.message
+}
+
+/// All schedules, some of them with priorities.
+fn schedules() -> impl Iterator<Item = Schedule> {
+    [Schedule::Eager, Schedule::Latest]
+        .into_iter()
+        .chain((0..200).map(Schedule::Priority))
+}
+
+const RECORD: Site = Site("record the upload");
+const WAIT: Site = Site("wait for the upload");
+const AGAIN: Site = Site("synchronise before the staging is overwritten");
+const RECORD_AGAIN: Site = Site("record that the staging was read");
+const WAIT_BACK: Site = Site("wait for the download before the next upload");
+const RECORD_BACK: Site = Site("record the download");
+const END: Site = Site("synchronise with the download");
+
+/// Move bytes through one pinned buffer and one device buffer, upwards in one stream and back in
+/// another, three times. Right in each of its edges.
+fn ring(config: Config) -> (Bench, Result<Vec<u8>, DriverError>) {
+    let bench = Bench::new(config);
+    let result = (|| {
+        let driver = &bench.0;
+        let (up, down) = (driver.create_stream()?, driver.create_stream()?);
+        let (uploaded, downloaded) = (driver.create_event()?, driver.create_event()?);
+        let memory = driver.allocate_pinned(64, PinnedUse::ToDevice)?;
+        let staging = pinned_span(memory, 0, 64);
+        let memory = driver.allocate_pinned(192, PinnedUse::FromDevice)?;
+        let back = |i: usize| pinned_span(memory, i * 64, 64);
+        let device = device_span(driver.allocate(64)?, 0, 64);
+        for i in 0..3_u8 {
+            if i > 0 {
+                driver.synchronize(uploaded, AGAIN)?;
+                driver.wait(up, downloaded, WAIT_BACK)?;
+            }
+            bench.write(staging, &[i; 64])?;
+            bench.upload(up, staging, device)?;
+            driver.record(uploaded, up, if i == 0 { RECORD } else { RECORD_AGAIN })?;
+            driver.wait(down, uploaded, WAIT)?;
+            bench.download(down, device, back(i.into()))?;
+            driver.record(downloaded, down, RECORD_BACK)?;
+        }
+        driver.synchronize_stream(down, END)?;
+        let mut bytes = Vec::new();
+        for i in 0..3 {
+            bytes.extend(bench.read(back(i))?);
+        }
+        // SAFETY: the streams are empty: the last download is after all else.
+        unsafe {
+            driver.free_pinned(staging.memory)?;
+            driver.free_pinned(memory)?;
+            driver.free(device.memory)?;
+        }
+        driver.destroy_event(uploaded)?;
+        driver.destroy_event(downloaded)?;
+        driver.destroy_stream(up)?;
+        driver.destroy_stream(down)?;
+        driver.leave()?;
+        Ok(bytes)
+    })();
+    (bench, result)
+}
+
+#[test]
+fn a_right_program_is_right_under_every_schedule() {
+    let expected = [[0; 64], [1; 64], [2; 64]].concat();
+    for schedule in schedules() {
+        let (bench, bytes) = ring(Config {
+            schedule,
+            ..Config::default()
+        });
+        assert_eq!(bytes.unwrap(), expected, "{schedule:?}");
+        assert!(bench.0.violations().is_empty());
+        assert_eq!(bench.0.live(), Live::default());
+        let sites = [
+            RECORD,
+            WAIT,
+            AGAIN,
+            RECORD_AGAIN,
+            WAIT_BACK,
+            RECORD_BACK,
+            END,
+        ];
+        assert_eq!(bench.0.sites(), sites.into());
+    }
+}
+
+#[test]
+fn each_edge_is_needed_under_every_schedule() {
+    let removed = [
+        (RECORD, Rule::Event),
+        (WAIT, Rule::Order),
+        (AGAIN, Rule::Order),
+        (RECORD_AGAIN, Rule::Order),
+        (WAIT_BACK, Rule::Order),
+        (RECORD_BACK, Rule::Event),
+        (END, Rule::Order),
+    ];
+    for schedule in schedules().take(10) {
+        for (site, rule) in removed {
+            let (bench, bytes) = ring(Config {
+                schedule,
+                removed: Some(site),
+                ..Config::default()
+            });
+            let message = refused(&bench, bytes, rule);
+            assert!(bench.0.sites().contains(&site), "{message}");
+        }
     }
 }
