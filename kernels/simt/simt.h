@@ -146,6 +146,7 @@ template <size_t> struct simt_entry {
 #define UNROLL
 #define ROLLED
 #define SHARED(type, name, count)                                                                  \
+    static_assert(alignof(type) <= 16, "shared memory is aligned to 16 bytes");                    \
     type(&name)[count] = *static_cast<type(*)[count]>([](SIMT_SITE) -> void* {                     \
         static char key;                                                                           \
         return simt::shared(&key, sizeof(type[count]), file, line);                                \

@@ -52,7 +52,6 @@ pub(crate) struct Lift {
     offset: usize,
     end: usize,
     slab_len: usize,
-    rank: usize,
     element_size: usize,
     slot_stride: usize,
 }
@@ -134,7 +133,6 @@ impl Lift {
             offset: 0,
             end: batch.element_size,
             slab_len: batch.element_size,
-            rank,
             element_size: batch.element_size,
             slot_stride: batch.slot_stride,
         };
@@ -230,11 +228,6 @@ impl Lift {
     /// The size of the slab, in bytes.
     pub(crate) fn slab_len(&self) -> usize {
         self.slab_len
-    }
-
-    /// The number of axes.
-    pub(crate) fn rank(&self) -> usize {
-        self.rank
     }
 
     /// In bytes.

@@ -1,0 +1,332 @@
+// What scatter and unscatter share: one walk over the elements of a slab, in either direction.
+//
+// A slab is a box of elements, dense in C order. Its elements belong to subchunks, each of which has
+// a slot of slot_stride bytes. Everything is counted in units of V bytes, which V = sizeof(Unit) is
+// aligned to on both sides. Mixed-radix digits, made on the host, turn the number of a unit of the
+// slab into a slot and a unit within it.
+#pragma once
+
+#include "device.h"
+
+// One digit: `extent` values, and the steps that one more makes. Dividing by the extent is the
+// upper half of a product with `magic`, shifted by `shift`.
+struct LiftDigit {
+    uint32_t extent;
+    uint32_t magic;
+    uint32_t shift;
+    uint32_t within; // units within a slot
+    uint32_t slot;
+};
+static_assert(sizeof(LiftDigit) == 20, "as on the host");
+
+struct LiftParameters {
+    uint64_t slot_stride; // bytes
+    uint32_t units;       // of the slab; below 2^31
+    uint32_t within;      // of the first unit
+    uint32_t digit_count; // at least 1
+    uint32_t swap;        // reverse groups of so many bytes; 1 for none, at most V
+    uint32_t period;      // units after which the fill pattern repeats
+    uint32_t period_magic;
+    uint32_t period_shift;
+    uint32_t zero;
+    LiftDigit digits[32]; // slowest first
+};
+static_assert(sizeof(LiftParameters) == 40 + 32 * 20, "as on the host");
+
+// A digit within a tile, on one of its sides: steps in units.
+struct TileDigit {
+    uint32_t extent;
+    uint32_t magic;
+    uint32_t shift;
+    uint32_t step; // in the slab, or within a slot
+    uint32_t slot;
+    uint32_t shared; // in the tile's memory
+    uint32_t split;  // 1, 2: tiles divide the digit, and the last one may be smaller; 0: they do not
+};
+static_assert(sizeof(TileDigit) == 28, "as on the host");
+
+// A digit of the number of a tile: steps from one tile to the next, in units.
+struct GridDigit {
+    uint32_t extent;
+    uint32_t magic;
+    uint32_t shift;
+    uint32_t slab;
+    uint32_t within;
+    uint32_t slot;
+    uint32_t split;
+    uint32_t last; // values of the split digit in the last tile
+};
+static_assert(sizeof(GridDigit) == 32, "as on the host");
+
+struct TileParameters {
+    uint64_t slot_stride;      // bytes
+    uint32_t units;            // of a tile
+    uint32_t within;           // of the first unit
+    uint32_t swap;             // as above
+    uint32_t slab_digit_count; // at least 1, as are the others
+    uint32_t slot_digit_count;
+    uint32_t grid_digit_count;
+    TileDigit slab_digits[12]; // in the order of the slab, slowest first
+    TileDigit slot_digits[12]; // the same digits, in the order of the slots
+    GridDigit grid_digits[32];
+};
+static_assert(sizeof(TileParameters) == 32 + 24 * 28 + 32 * 32, "as on the host");
+
+// n < 2^31.
+DEVICE uint32_t fast_divide(uint32_t n, uint32_t magic, uint32_t shift) { return multiply_high(n, magic) >> shift; }
+
+DEVICE bool differs(uint8_t a, uint8_t b) { return a != b; }
+DEVICE bool differs(uint16_t a, uint16_t b) { return a != b; }
+DEVICE bool differs(uint32_t a, uint32_t b) { return a != b; }
+DEVICE bool differs(uint64_t a, uint64_t b) { return a != b; }
+DEVICE bool differs(const Bytes16& a, const Bytes16& b) {
+    return ((a.word[0] ^ b.word[0]) | (a.word[1] ^ b.word[1]) | (a.word[2] ^ b.word[2]) |
+            (a.word[3] ^ b.word[3])) != 0;
+}
+
+// Reverse every group of 2 or 4 bytes.
+DEVICE uint32_t swap_word(uint32_t word, uint32_t group) {
+    const uint32_t reversed = reverse_bytes(word);
+    return group == 2 ? funnel_shift_right(reversed, reversed, 16) : reversed;
+}
+
+// Reverse every group of `group` bytes: a power of two, at least 2 and at most the unit.
+DEVICE uint8_t swapped(uint8_t unit, uint32_t) { return unit; }
+DEVICE uint16_t swapped(uint16_t unit, uint32_t) { return static_cast<uint16_t>(unit << 8 | unit >> 8); }
+DEVICE uint32_t swapped(uint32_t unit, uint32_t group) { return swap_word(unit, group); }
+DEVICE uint64_t swapped(uint64_t unit, uint32_t group) {
+    const uint64_t low = swap_word(static_cast<uint32_t>(unit), group);
+    const uint64_t high = swap_word(static_cast<uint32_t>(unit >> 32), group);
+    return group == 8 ? low << 32 | high : high << 32 | low;
+}
+DEVICE Bytes16 swapped(const Bytes16& unit, uint32_t group) {
+    const uint32_t a = swap_word(unit.word[0], group), b = swap_word(unit.word[1], group);
+    const uint32_t c = swap_word(unit.word[2], group), d = swap_word(unit.word[3], group);
+    if (group == 16) return Bytes16{{d, c, b, a}};
+    if (group == 8) return Bytes16{{b, a, d, c}};
+    return Bytes16{{a, b, c, d}};
+}
+
+// The threads of a block, and the units that a thread moves at a time, all in flight together.
+constexpr uint32_t LIFT_THREADS = 256;
+constexpr uint32_t LIFT_UNITS = 4;
+
+// The place of a unit of the slab in the fill pattern.
+DEVICE uint32_t fill_phase(const LiftParameters& p, uint32_t number) {
+    if (p.period == 1) return 0;
+    return number - fast_divide(number, p.period_magic, p.period_shift) * p.period;
+}
+
+// Scatter, or unscatter if `inverse`, the units of one block: LIFT_UNITS rounds of as many
+// consecutive units of the slab as there are threads, one a thread. Threads that have no unit take
+// the last one, and store nothing.
+//
+// Flags, where there are any, are raised for slots that differ from the fill pattern; for unscatter
+// they say which slots there are, and the others yield the fill pattern.
+template <typename Unit, bool inverse>
+DEVICE void lift_units_of_block(const LiftParameters& p, Unit* slab, uint8_t* slots, uint32_t* flags,
+                                const Unit* fill) {
+    const uint32_t first = block_index() * (LIFT_THREADS * LIFT_UNITS) + thread_index();
+    uint32_t number[LIFT_UNITS], rest[LIFT_UNITS], slot[LIFT_UNITS], within[LIFT_UNITS];
+    UNROLL
+    for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+        const uint32_t wanted = first + k * LIFT_THREADS;
+        number[k] = wanted < p.units ? wanted : p.units - 1;
+        rest[k] = number[k];
+        slot[k] = 0;
+        within[k] = p.within;
+    }
+    Unit value[LIFT_UNITS];
+    if (!inverse) {
+        UNROLL
+        for (uint32_t k = 0; k < LIFT_UNITS; k++) value[k] = load(slab + number[k]);
+    }
+    for (uint32_t i = p.digit_count - 1; i > 0; i--) {
+        const uint32_t extent = p.digits[i].extent, magic = p.digits[i].magic, shift = p.digits[i].shift;
+        const uint32_t within_step = p.digits[i].within, slot_step = p.digits[i].slot;
+        UNROLL
+        for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+            const uint32_t quotient = fast_divide(rest[k], magic, shift);
+            const uint32_t digit = rest[k] - quotient * extent;
+            within[k] += digit * within_step;
+            slot[k] += digit * slot_step;
+            rest[k] = quotient;
+        }
+    }
+    Unit* place[LIFT_UNITS];
+    UNROLL
+    for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+        within[k] += rest[k] * p.digits[0].within;
+        slot[k] += rest[k] * p.digits[0].slot;
+        place[k] = reinterpret_cast<Unit*>(slots + slot[k] * p.slot_stride) + within[k];
+    }
+    if (inverse) {
+        bool present[LIFT_UNITS];
+        UNROLL
+        for (uint32_t k = 0; k < LIFT_UNITS; k++) present[k] = flags == nullptr || load(flags + slot[k]) != 0;
+        UNROLL
+        for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+            if (present[k]) value[k] = load(place[k]);
+        }
+        UNROLL
+        for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+            if (!present[k]) value[k] = load(fill + fill_phase(p, number[k]));
+            else if (p.swap != 1) value[k] = swapped(value[k], p.swap);
+        }
+    } else {
+        if (flags != nullptr) {
+            uint32_t raised = 0xffffffffu; // no slot
+            UNROLL
+            for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+                if (slot[k] != raised && differs(value[k], load(fill + fill_phase(p, number[k])))) {
+                    raise(flags + slot[k]);
+                    raised = slot[k];
+                }
+            }
+        }
+        if (p.swap != 1) {
+            UNROLL
+            for (uint32_t k = 0; k < LIFT_UNITS; k++) value[k] = swapped(value[k], p.swap);
+        }
+    }
+    UNROLL
+    for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+        if (first + k * LIFT_THREADS < p.units) store(inverse ? slab + number[k] : place[k], value[k]);
+    }
+}
+
+// Where a tile is.
+struct Tile {
+    uint32_t slab; // its first unit
+    uint32_t within;
+    uint32_t slot;
+    uint32_t limit[2]; // how many values split digits take in it
+};
+
+DEVICE Tile find_tile(const TileParameters& p, uint32_t number) {
+    Tile tile = {0, p.within, 0, {0xffffffffu, 0xffffffffu}};
+    uint32_t rest = number;
+    for (uint32_t i = p.grid_digit_count; i-- > 0;) {
+        const GridDigit& digit = p.grid_digits[i];
+        uint32_t index = rest;
+        if (i > 0) {
+            rest = fast_divide(rest, digit.magic, digit.shift);
+            index -= rest * digit.extent;
+        }
+        tile.slab += index * digit.slab;
+        tile.within += index * digit.within;
+        tile.slot += index * digit.slot;
+        if (index == digit.extent - 1) {
+            if (digit.split == 1) tile.limit[0] = digit.last;
+            if (digit.split == 2) tile.limit[1] = digit.last;
+        }
+    }
+    return tile;
+}
+
+// Where a unit of a tile is, on one side.
+struct Place {
+    uint32_t step;
+    uint32_t slot;
+    uint32_t shared;
+    bool inside;
+};
+
+DEVICE Place find_place(const TileDigit* digits, uint32_t count, const Tile& tile, uint32_t units, uint32_t number) {
+    Place place = {0, 0, 0, number < units};
+    uint32_t rest = number;
+    for (uint32_t i = count; i-- > 0;) {
+        const TileDigit& digit = digits[i];
+        uint32_t index = rest;
+        if (i > 0) {
+            rest = fast_divide(rest, digit.magic, digit.shift);
+            index -= rest * digit.extent;
+        }
+        place.step += index * digit.step;
+        place.slot += index * digit.slot;
+        place.shared += index * digit.shared;
+        if (digit.split == 1) place.inside = place.inside && index < tile.limit[0];
+        if (digit.split == 2) place.inside = place.inside && index < tile.limit[1];
+    }
+    return place;
+}
+
+// Units of a tile that its memory has room for: the most that the host puts in one, and padding.
+template <typename Unit>
+constexpr uint32_t TILE_ROOM = sizeof(Unit) <= 2 ? 5120 : sizeof(Unit) <= 8 ? 1152 : 320;
+
+// Scatter, or unscatter if `inverse`, one tile: into shared memory in the order in which one side
+// lies in memory, and out of it in the order of the other.
+template <typename Unit, bool inverse>
+DEVICE void lift_tile_of_block(const TileParameters& p, Unit* slab, uint8_t* slots, uint32_t* flags, const Unit* fill,
+                               Unit* memory) {
+    const Tile tile = find_tile(p, block_index());
+    slab += tile.slab;
+    const uint32_t units = p.units;
+    if (!inverse) {
+        for (uint32_t begin = 0; begin < units; begin += LIFT_THREADS * LIFT_UNITS) {
+            Unit value[LIFT_UNITS];
+            Place place[LIFT_UNITS];
+            UNROLL
+            for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+                const uint32_t number = begin + k * LIFT_THREADS + thread_index();
+                place[k] = find_place(p.slab_digits, p.slab_digit_count, tile, units, number);
+                if (place[k].inside) value[k] = load(slab + place[k].step);
+            }
+            UNROLL
+            for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+                if (place[k].inside) memory[place[k].shared] = value[k];
+            }
+        }
+        block_barrier();
+    }
+    Unit filler{};
+    if (flags != nullptr) filler = load(fill);
+    uint32_t raised = 0xffffffffu;
+    for (uint32_t begin = 0; begin < units; begin += LIFT_THREADS * LIFT_UNITS) {
+        Unit value[LIFT_UNITS];
+        Place place[LIFT_UNITS];
+        UNROLL
+        for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+            const uint32_t number = begin + k * LIFT_THREADS + thread_index();
+            place[k] = find_place(p.slot_digits, p.slot_digit_count, tile, units, number);
+            if (!place[k].inside) continue;
+            const uint32_t slot = tile.slot + place[k].slot;
+            Unit* const in_slot =
+                reinterpret_cast<Unit*>(slots + slot * p.slot_stride) + (tile.within + place[k].step);
+            if (inverse) {
+                if (flags == nullptr || load(flags + slot) != 0) {
+                    value[k] = load(in_slot);
+                    if (p.swap != 1) value[k] = swapped(value[k], p.swap);
+                } else {
+                    value[k] = filler;
+                }
+            } else {
+                value[k] = memory[place[k].shared];
+                if (flags != nullptr && slot != raised && differs(value[k], filler)) {
+                    raise(flags + slot);
+                    raised = slot;
+                }
+                if (p.swap != 1) value[k] = swapped(value[k], p.swap);
+                store(in_slot, value[k]);
+            }
+        }
+        if (inverse) {
+            UNROLL
+            for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+                if (place[k].inside) memory[place[k].shared] = value[k];
+            }
+        }
+    }
+    if (inverse) {
+        block_barrier();
+        for (uint32_t begin = 0; begin < units; begin += LIFT_THREADS * LIFT_UNITS) {
+            UNROLL
+            for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+                const uint32_t number = begin + k * LIFT_THREADS + thread_index();
+                const Place place = find_place(p.slab_digits, p.slab_digit_count, tile, units, number);
+                if (place.inside) store(slab + place.step, memory[place.shared]);
+            }
+        }
+    }
+}

@@ -1,0 +1,626 @@
+//! Slabs into subchunk slots and back: `scatter.cu`, `unscatter.cu`.
+
+use std::fmt;
+
+use super::fast_division::FastDivision;
+use super::spans::Launch;
+use crate::engine::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, StreamId};
+use crate::layout::{Lift, LiftDigit};
+
+/// Threads per block, as in the kernels.
+const BLOCK: u32 = 256;
+/// Units that a block of the plain kernels moves, as in the kernels.
+const UNITS_PER_BLOCK: usize = 1024;
+/// The widest unit, in bytes.
+const WIDEST: usize = 16;
+/// What global memory is moved in, in bytes.
+const SECTOR: usize = 32;
+
+/// Digits of at least 2 whose product is below 2³¹, or at most the units of a tile, are fewer.
+const MAX_DIGITS: usize = 32;
+const MAX_TILE_DIGITS: usize = 12;
+const MAX_GRID_DIGITS: usize = 32;
+
+/// Scatter and unscatter, by the exponent of the unit.
+const PLAIN: [[&str; 2]; 5] = [
+    ["scatter_1", "unscatter_1"],
+    ["scatter_2", "unscatter_2"],
+    ["scatter_4", "unscatter_4"],
+    ["scatter_8", "unscatter_8"],
+    ["scatter_16", "unscatter_16"],
+];
+const TILED: [[&str; 2]; 5] = [
+    ["scatter_tile_1", "unscatter_tile_1"],
+    ["scatter_tile_2", "unscatter_tile_2"],
+    ["scatter_tile_4", "unscatter_tile_4"],
+    ["scatter_tile_8", "unscatter_tile_8"],
+    ["scatter_tile_16", "unscatter_tile_16"],
+];
+
+/// Tiles of the tiled kernels, by the exponent of the unit: units that are consecutive in a slot, at
+/// best; units in all; and what the tile's memory has room for, as in the kernels.
+const TILES: [(usize, usize, usize); 5] = [
+    (64, 4096, 5120),
+    (64, 4096, 5120),
+    (32, 1024, 1152),
+    (32, 1024, 1152),
+    (16, 256, 320),
+];
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct UnitDigit {
+    extent: u32,
+    magic: u32,
+    shift: u32,
+    within: u32,
+    slot: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct LiftParameters {
+    slot_stride: u64,
+    units: u32,
+    within: u32,
+    digit_count: u32,
+    swap: u32,
+    period: u32,
+    period_magic: u32,
+    period_shift: u32,
+    zero: u32,
+    digits: [UnitDigit; MAX_DIGITS],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct TileDigit {
+    extent: u32,
+    magic: u32,
+    shift: u32,
+    step: u32,
+    slot: u32,
+    shared: u32,
+    split: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct GridDigit {
+    extent: u32,
+    magic: u32,
+    shift: u32,
+    slab: u32,
+    within: u32,
+    slot: u32,
+    split: u32,
+    last: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct TileParameters {
+    slot_stride: u64,
+    units: u32,
+    within: u32,
+    swap: u32,
+    slab_digit_count: u32,
+    slot_digit_count: u32,
+    grid_digit_count: u32,
+    slab_digits: [TileDigit; MAX_TILE_DIGITS],
+    slot_digits: [TileDigit; MAX_TILE_DIGITS],
+    grid_digits: [GridDigit; MAX_GRID_DIGITS],
+}
+
+const _: () = assert!(
+    size_of::<LiftParameters>() == 40 + MAX_DIGITS * 20 && align_of::<LiftParameters>() == 8
+);
+const _: () = assert!(
+    size_of::<TileParameters>() == 32 + 2 * MAX_TILE_DIGITS * 28 + MAX_GRID_DIGITS * 32
+        && align_of::<TileParameters>() == 8
+);
+
+/// Which kernels, with their parameters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Kernels {
+    /// Runs of several units, or of units that no tile can turn.
+    Plain(Box<LiftParameters>),
+    /// Runs of one unit, whose neighbours in the slot lie elsewhere in the slab.
+    Tiled(Box<TileParameters>),
+}
+
+/// How one slab goes into its slots, and out of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Scatter {
+    kernels: Kernels,
+    /// In bytes.
+    unit: usize,
+    blocks: u32,
+    /// Bytes of the fill pattern that are read.
+    pattern: usize,
+    slab_len: usize,
+    first_slot: usize,
+    last_slot: usize,
+    slot_stride: usize,
+    /// In a slot, the end of the last byte that is touched.
+    end: usize,
+}
+
+/// Why a slab cannot be scattered on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ScatterError {
+    /// The fill value is not an element.
+    FillValue { got: usize, expected: usize },
+    /// Groups that no unit holds whole.
+    Swap { swap: usize, unit: usize },
+    /// The slab, or a subchunk, has more units than the kernels can count.
+    TooLarge { bytes: usize, unit: usize },
+}
+
+impl fmt::Display for ScatterError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::FillValue { got, expected } => write!(
+                f,
+                "a fill value of {got} bytes is not an element of {expected} bytes"
+            ),
+            Self::Swap { swap, unit } => write!(
+                f,
+                "groups of {swap} bytes cannot be swapped in units of {unit} bytes"
+            ),
+            Self::TooLarge { bytes, unit } => write!(
+                f,
+                "{bytes} bytes are too many for a launch in units of {unit} bytes"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for ScatterError {}
+
+impl Scatter {
+    /// The slab of `lift`, with every group of `swap` bytes reversed between slab and slots (1
+    /// leaves them as they are), and `fill_value` as it is in the slab.
+    pub(crate) fn new(lift: &Lift, swap: usize, fill_value: &[u8]) -> Result<Self, ScatterError> {
+        let element_size = lift.element_size();
+        if fill_value.len() != element_size {
+            return Err(ScatterError::FillValue {
+                got: fill_value.len(),
+                expected: element_size,
+            });
+        }
+        let unit = widest_unit(lift);
+        if !swap.is_power_of_two() || swap > unit {
+            return Err(ScatterError::Swap { swap, unit });
+        }
+        let slots = lift.last_slot() - lift.first_slot();
+        let too_large = |bytes| ScatterError::TooLarge { bytes, unit };
+        // Below 2³¹ units, all numbers of the slab's side can be divided fast. The largest u32 is no
+        // slot.
+        if lift.slab_len() / unit >= 1 << 31 {
+            return Err(too_large(lift.slab_len()));
+        }
+        if u32::try_from(lift.end() / unit).is_err() || slots >= u32::MAX as usize {
+            return Err(too_large(lift.end().max(slots)));
+        }
+        let (kernels, blocks) = match tiled(lift, unit, swap) {
+            Some((parameters, blocks)) => (Kernels::Tiled(Box::new(parameters)), blocks),
+            None => {
+                let parameters = plain(lift, unit, swap)?;
+                let blocks = (lift.slab_len() / unit).div_ceil(UNITS_PER_BLOCK);
+                (
+                    Kernels::Plain(Box::new(parameters)),
+                    number(blocks).ok_or(too_large(lift.slab_len()))?,
+                )
+            }
+        };
+        Ok(Self {
+            kernels,
+            unit,
+            blocks,
+            pattern: period(element_size, unit) * unit,
+            slab_len: lift.slab_len(),
+            first_slot: lift.first_slot(),
+            last_slot: lift.last_slot(),
+            slot_stride: lift.slot_stride(),
+            end: lift.end(),
+        })
+    }
+
+    /// The fill value as kernels read it: repeated to a multiple of the widest unit. It serves all
+    /// slabs of elements with this fill value, and is at most 16 times as long.
+    pub(crate) fn fill_pattern(fill_value: &[u8]) -> Vec<u8> {
+        fill_value.repeat(WIDEST / gcd(fill_value.len(), WIDEST))
+    }
+
+    /// Scatter `slab` into `slots`, which begins with slot 0 of the batch. `flags`, if any, begins
+    /// with the `u32` of slot 0, and `fill` with the [pattern](Self::fill_pattern): flags of slots
+    /// that get an element that is not the fill value are set to 1, the others stay as they are.
+    ///
+    /// Reads `slab` and `fill`, updates the flags of the slots that the slab touches, and writes
+    /// those slots; the bytes that are not the slab's stay as they are.
+    ///
+    /// # Errors
+    /// A span that is too short or misaligned, and whatever the driver says.
+    ///
+    /// # Safety
+    /// The rules of the driver.
+    pub(crate) unsafe fn enqueue_scatter(
+        &self,
+        driver: &dyn Driver,
+        stream: StreamId,
+        slab: DeviceSpan,
+        slots: DeviceSpan,
+        flags: Option<DeviceSpan>,
+        fill: DeviceSpan,
+    ) -> Result<(), DriverError> {
+        let access = [Access::Read, Access::Write, Access::Update];
+        // SAFETY: what the caller promises.
+        unsafe { self.launch(0, driver, stream, (slab, slots, flags, fill), access) }
+    }
+
+    /// The inverse: gather `slab` from `slots`. Where `present` is given, subchunks whose flag is 0
+    /// yield the fill value.
+    ///
+    /// Reads the slots that the slab touches, their flags and `fill`, and writes `slab`.
+    ///
+    /// # Errors
+    /// As [`enqueue_scatter`](Self::enqueue_scatter).
+    ///
+    /// # Safety
+    /// The rules of the driver.
+    pub(crate) unsafe fn enqueue_unscatter(
+        &self,
+        driver: &dyn Driver,
+        stream: StreamId,
+        slots: DeviceSpan,
+        slab: DeviceSpan,
+        present: Option<DeviceSpan>,
+        fill: DeviceSpan,
+    ) -> Result<(), DriverError> {
+        let access = [Access::Write, Access::Read, Access::Read];
+        // SAFETY: what the caller promises.
+        unsafe { self.launch(1, driver, stream, (slab, slots, present, fill), access) }
+    }
+
+    /// # Safety
+    /// The rules of the driver.
+    unsafe fn launch(
+        &self,
+        direction: usize,
+        driver: &dyn Driver,
+        stream: StreamId,
+        (slab, slots, flags, fill): (DeviceSpan, DeviceSpan, Option<DeviceSpan>, DeviceSpan),
+        [slab_access, slots_access, flags_access]: [Access; 3],
+    ) -> Result<(), DriverError> {
+        let exponent = self.unit.trailing_zeros() as usize;
+        let (names, parameters) = match &self.kernels {
+            Kernels::Plain(parameters) => (&PLAIN, bytes_of_lift(parameters)),
+            Kernels::Tiled(parameters) => (&TILED, bytes_of_tile(parameters)),
+        };
+        let launch = Launch {
+            driver,
+            stream,
+            kernel: names[exponent][direction],
+        };
+        let slab = launch.elements("the slab", slab, self.slab_len, 1, self.unit)?;
+        // `Lift` vouches for these products: they are within the batch.
+        let begin = self.first_slot * self.slot_stride;
+        let end = self.last_slot * self.slot_stride + self.end;
+        let slots = launch.elements("the slots", slots, end, 1, self.unit)?;
+        let (flags, fill) = match flags {
+            Some(flags) => {
+                let flags = launch.elements("the flags", flags, self.last_slot + 1, 4, 4)?;
+                let fill = launch.elements("the fill value", fill, self.pattern, 1, self.unit)?;
+                (
+                    Arg::Span(after(flags, self.first_slot * 4), flags_access),
+                    Arg::Span(fill, Access::Read),
+                )
+            }
+            None => (Arg::Null, Arg::Null),
+        };
+        let args = [
+            Arg::Struct(parameters),
+            Arg::Span(slab, slab_access),
+            Arg::Span(after(slots, begin), slots_access),
+            flags,
+            fill,
+        ];
+        // SAFETY: the caller keeps the rules of the driver. The digits count each unit of the slab
+        // once, and `slab` has as many; their steps add up to at most the last slot and the end of
+        // the slab in it, up to which `slots` reaches; there is a flag for each slot up to that one,
+        // and `fill` holds a period of units. All of it is aligned to the unit: the steps are
+        // multiples of it, and so are the spans' offsets.
+        unsafe { launch.run(self.blocks, BLOCK, &args) }
+    }
+}
+
+fn after(span: DeviceSpan, bytes: usize) -> DeviceSpan {
+    DeviceSpan {
+        memory: span.memory,
+        offset: span.offset + bytes,
+        len: span.len - bytes,
+    }
+}
+
+fn bytes_of_lift(parameters: &LiftParameters) -> &[u8] {
+    let len = size_of::<LiftParameters>();
+    // SAFETY: one `u64`, then `u32`s throughout: 40 bytes, and 20 for each digit, which is the whole
+    // structure, as is asserted above, so that there is no padding.
+    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(parameters).cast(), len) }
+}
+
+fn bytes_of_tile(parameters: &TileParameters) -> &[u8] {
+    let len = size_of::<TileParameters>();
+    // SAFETY: as above: 32 bytes, 28 for each digit of a tile and 32 for each of the grid.
+    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(parameters).cast(), len) }
+}
+
+/// The widest unit that everything is a multiple of.
+fn widest_unit(lift: &Lift) -> usize {
+    let steps = lift.digits().iter().map(|digit| digit.stride);
+    let all = steps.fold(lift.run() | lift.slot_stride() | lift.offset(), |a, b| {
+        a | b
+    });
+    1 << all.trailing_zeros().min(WIDEST.trailing_zeros())
+}
+
+fn gcd(mut a: usize, mut b: usize) -> usize {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+/// The units after which a pattern of elements repeats.
+fn period(element_size: usize, unit: usize) -> usize {
+    element_size / gcd(element_size, unit)
+}
+
+/// A number as the kernels take it: below 2³¹ where it is the slab's.
+fn number(n: usize) -> Option<u32> {
+    u32::try_from(n).ok()
+}
+
+/// Magic and shift for a digit. The kernels do not divide by 1.
+fn division(extent: usize) -> (u32, u32) {
+    FastDivision::new(extent).map_or((0, 0), |by| (by.magic, by.shift))
+}
+
+/// The digits for the plain kernels.
+fn plain(lift: &Lift, unit: usize, swap: usize) -> Result<LiftParameters, ScatterError> {
+    let too_large = |bytes| ScatterError::TooLarge { bytes, unit };
+    let of_run = LiftDigit {
+        extent: lift.run() / unit,
+        stride: unit,
+        slot_step: 0,
+    };
+    let mut digits = [UnitDigit::default(); MAX_DIGITS];
+    let mut count = 0;
+    // A single unit is a digit, too: the kernels have at least one.
+    let of_run = (of_run.extent > 1 || lift.digits().is_empty()).then_some(&of_run);
+    for digit in lift.digits().iter().chain(of_run) {
+        let to = digits.get_mut(count).ok_or(too_large(lift.slab_len()))?;
+        let (magic, shift) = division(digit.extent);
+        *to = UnitDigit {
+            extent: number(digit.extent).ok_or(too_large(digit.extent))?,
+            magic,
+            shift,
+            within: number(digit.stride / unit).ok_or(too_large(digit.stride))?,
+            slot: number(digit.slot_step).ok_or(too_large(digit.slot_step))?,
+        };
+        count += 1;
+    }
+    let period = period(lift.element_size(), unit);
+    let (period_magic, period_shift) = division(period);
+    let number = |n: usize| number(n).ok_or(too_large(n));
+    Ok(LiftParameters {
+        slot_stride: lift.slot_stride() as u64,
+        units: number(lift.slab_len() / unit)?,
+        within: number(lift.offset() / unit)?,
+        digit_count: number(count)?,
+        swap: number(swap)?,
+        period: number(period)?,
+        period_magic,
+        period_shift,
+        zero: 0,
+        digits,
+    })
+}
+
+/// A digit of the slab, cut into tiles.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    extent: usize,
+    /// Units of the slab between two neighbours.
+    slab: usize,
+    /// Units within a slot.
+    within: usize,
+    slot: usize,
+    /// Values in a tile.
+    tile: usize,
+    /// Units of the tile's memory.
+    shared: usize,
+}
+
+/// The digits for the tiled kernels and the number of tiles, if they apply: where a run is one unit,
+/// and the next unit in the slot is another one of the slab.
+fn tiled(lift: &Lift, unit: usize, swap: usize) -> Option<(TileParameters, u32)> {
+    let turns = |digit: &LiftDigit| digit.slot_step == 0 && digit.stride == unit;
+    if lift.run() != unit || !lift.digits().iter().any(turns) {
+        return None;
+    }
+    let mut cuts: Vec<Cut> = Vec::with_capacity(lift.digits().len());
+    let mut slab = 1;
+    for digit in lift.digits().iter().rev() {
+        cuts.push(Cut {
+            extent: digit.extent,
+            slab,
+            within: digit.stride / unit,
+            slot: digit.slot_step,
+            tile: 1,
+            shared: 0,
+        });
+        slab *= digit.extent;
+    }
+    cuts.reverse();
+    let units = cut(&mut cuts, unit);
+    tile_parameters(lift, &cuts, unit, units, swap)
+}
+
+/// Choose the tile: as long as is useful in the order of a slot, and from there on as long as can
+/// be in the order of the slab. Returns its units.
+///
+/// At most one digit from each side is cut in the middle.
+fn cut(cuts: &mut [Cut], unit: usize) -> usize {
+    let (side, most, room) = TILES[unit.trailing_zeros() as usize];
+    let mut by_slot: Vec<usize> = (0..cuts.len()).filter(|&d| cuts[d].slot == 0).collect();
+    by_slot.sort_by_key(|&d| cuts[d].within);
+    let mut total = 1;
+    for d in by_slot {
+        cuts[d].tile = part(cuts[d].extent, side / total, total * unit);
+        total *= cuts[d].tile;
+        if cuts[d].tile < cuts[d].extent {
+            break;
+        }
+    }
+    let mut row = 1;
+    let mut first_of_row = cuts.len();
+    while first_of_row > 0 {
+        let cut = &mut cuts[first_of_row - 1];
+        // Without it, so that a digit that is cut already can grow.
+        total /= cut.tile;
+        cut.tile = part(cut.extent, most / total, row * unit).max(cut.tile);
+        total *= cut.tile;
+        row *= cut.tile;
+        first_of_row -= 1;
+        if cut.tile < cut.extent {
+            break;
+        }
+    }
+    // Threads that follow one another in a slot step through the tile's memory by an odd number of
+    // words, so that they meet different banks. So do rows of the slab, unless they are so short that
+    // a warp takes several.
+    let word = unit.max(4);
+    let odd = |units: usize| {
+        (units..)
+            .find(|units| (units * unit).is_multiple_of(word) && units * unit / word % 2 == 1)
+            .unwrap_or(units)
+    };
+    for pad in [true, false] {
+        let mut next = 1;
+        for (d, cut) in cuts.iter_mut().enumerate().rev() {
+            if cut.tile > 1 {
+                let row = d >= first_of_row && next * unit < 128;
+                cut.shared = if pad && !row { odd(next) } else { next };
+                next = cut.shared * cut.tile;
+            }
+        }
+        if next <= room {
+            break;
+        }
+    }
+    total
+}
+
+/// At most `most` of `extent` values that are `bytes` each and follow one another: all of them, or
+/// whole sectors if possible.
+fn part(extent: usize, most: usize, bytes: usize) -> usize {
+    if extent <= most {
+        return extent;
+    }
+    let sector = SECTOR / gcd(bytes, SECTOR);
+    if most >= sector {
+        most - most % sector
+    } else {
+        most.max(1)
+    }
+}
+
+fn tile_parameters(
+    lift: &Lift,
+    cuts: &[Cut],
+    unit: usize,
+    units: usize,
+    swap: usize,
+) -> Option<(TileParameters, u32)> {
+    let mut parameters = TileParameters {
+        slot_stride: lift.slot_stride() as u64,
+        units: number(units)?,
+        within: number(lift.offset() / unit)?,
+        swap: number(swap)?,
+        slab_digit_count: 0,
+        slot_digit_count: 0,
+        grid_digit_count: 0,
+        slab_digits: [TileDigit::default(); MAX_TILE_DIGITS],
+        slot_digits: [TileDigit::default(); MAX_TILE_DIGITS],
+        grid_digits: [GridDigit::default(); MAX_GRID_DIGITS],
+    };
+    let (mut in_tile, mut tiles, mut splits) = (Vec::new(), 1_usize, 0);
+    for cut in cuts {
+        let count = cut.extent.div_ceil(cut.tile);
+        let last = cut.extent - (count - 1) * cut.tile;
+        let mut split = 0;
+        if last < cut.tile {
+            splits += 1;
+            split = splits;
+        }
+        if cut.tile > 1 {
+            in_tile.push((cut, split));
+        }
+        if count > 1 {
+            let (magic, shift) = division(count);
+            *parameters
+                .grid_digits
+                .get_mut(parameters.grid_digit_count as usize)? = GridDigit {
+                extent: number(count)?,
+                magic,
+                shift,
+                slab: number(cut.slab * cut.tile)?,
+                within: number(cut.within * cut.tile)?,
+                slot: number(cut.slot * cut.tile)?,
+                split,
+                last: number(last)?,
+            };
+            parameters.grid_digit_count += 1;
+            tiles *= count;
+        }
+    }
+    if splits > 2 {
+        return None;
+    }
+    if parameters.grid_digit_count == 0 {
+        parameters.grid_digits[0].extent = 1;
+        parameters.grid_digit_count = 1;
+    }
+    let digit = |cut: &Cut, split, step, slot| {
+        let (magic, shift) = division(cut.tile);
+        Some(TileDigit {
+            extent: number(cut.tile)?,
+            magic,
+            shift,
+            step: number(step)?,
+            slot: number(slot)?,
+            shared: number(cut.shared)?,
+            split,
+        })
+    };
+    for (to, (cut, split)) in parameters.slab_digits.iter_mut().zip(&in_tile) {
+        *to = digit(cut, *split, cut.slab, 0)?;
+    }
+    in_tile.sort_by_key(|(cut, _)| std::cmp::Reverse((cut.slot, cut.within)));
+    for (to, (cut, split)) in parameters.slot_digits.iter_mut().zip(&in_tile) {
+        *to = digit(cut, *split, cut.within, cut.slot)?;
+    }
+    if in_tile.len() > MAX_TILE_DIGITS {
+        return None;
+    }
+    parameters.slab_digit_count = number(in_tile.len())?;
+    parameters.slot_digit_count = parameters.slab_digit_count;
+    // Tiles are at most as many as units.
+    Some((parameters, number(tiles)?))
+}
+
+#[cfg(test)]
+#[path = "scatter_tests.rs"]
+pub(crate) mod tests;

@@ -1,0 +1,644 @@
+//! Scatter and unscatter against one element after the other, on any driver; and the sectors that
+//! they move, on the simulated one.
+
+use proptest::prelude::*;
+use proptest::sample::{Index, select};
+
+use super::super::spans::testing::{counting, noise, property, to_u32s, u32s};
+use super::super::testing::run as on;
+use super::*;
+use crate::engine::cuda::driver::simulation::Simulation;
+use crate::layout::{LiftBatch, LiftSlab};
+
+/// A slab of a batch.
+#[derive(Clone, Debug)]
+struct Geometry {
+    counts: Vec<usize>,
+    subchunk: Vec<usize>,
+    element_size: usize,
+    order: Vec<usize>,
+    slot_stride: usize,
+    start: Vec<usize>,
+    shape: Vec<usize>,
+}
+
+impl Geometry {
+    /// The whole batch, its slots as short as can be.
+    fn whole(counts: &[usize], subchunk: &[usize], element_size: usize, order: &[usize]) -> Self {
+        let len = subchunk.iter().product::<usize>() * element_size;
+        Self {
+            counts: counts.to_vec(),
+            subchunk: subchunk.to_vec(),
+            element_size,
+            order: order.to_vec(),
+            slot_stride: len.next_multiple_of(16),
+            start: vec![0; counts.len()],
+            shape: std::iter::zip(counts, subchunk)
+                .map(|(a, b)| a * b)
+                .collect(),
+        }
+    }
+
+    fn lift(&self) -> Lift {
+        let batch = LiftBatch {
+            counts: &self.counts,
+            subchunk: &self.subchunk,
+            element_size: self.element_size,
+            order: &self.order,
+            slot_stride: self.slot_stride,
+        };
+        let slab = LiftSlab {
+            start: &self.start,
+            shape: &self.shape,
+        };
+        Lift::new(&batch, &slab).expect("a slab of the batch")
+    }
+
+    fn slots(&self) -> usize {
+        self.counts.iter().product()
+    }
+
+    fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Slot and offset in it of each element of the slab.
+    fn places(&self) -> Vec<(usize, usize)> {
+        let mut index = self.start.clone();
+        let mut places = Vec::with_capacity(self.elements());
+        for _ in 0..self.elements() {
+            let (mut slot, mut element) = (0, 0);
+            for (axis, index) in index.iter().enumerate() {
+                slot = slot * self.counts[axis] + index / self.subchunk[axis];
+            }
+            for &axis in &self.order {
+                element = element * self.subchunk[axis] + index[axis] % self.subchunk[axis];
+            }
+            places.push((slot, element * self.element_size));
+            for axis in (0..index.len()).rev() {
+                index[axis] += 1;
+                if index[axis] < self.start[axis] + self.shape[axis] {
+                    break;
+                }
+                index[axis] = self.start[axis];
+            }
+        }
+        places
+    }
+}
+
+fn geometries() -> impl Strategy<Value = Geometry> {
+    let extent = prop_oneof![
+        4 => 1..7usize,
+        1 => select(vec![8, 16, 31, 32, 33, 64, 97]),
+    ];
+    let axis = (1..5usize, extent, any::<bool>(), any::<[Index; 2]>());
+    let element_size = prop_oneof![
+        3 => select(vec![1, 2, 4, 8, 16]),
+        2 => 1..21usize,
+        1 => select(vec![24, 32, 48, 100]),
+    ];
+    let slot = (0..3usize, any::<bool>());
+    (proptest::collection::vec(axis, 0..6), element_size, slot)
+        .prop_flat_map(|(axes, element_size, slot)| {
+            let order: Vec<usize> = (0..axes.len()).collect();
+            // Half of the orders are C order.
+            let order = prop_oneof![Just(order.clone()), Just(order).prop_shuffle()];
+            (Just(axes), Just(element_size), Just(slot), order)
+        })
+        .prop_map(|(axes, element_size, (padding, aligned), order)| {
+            let mut geometry = Geometry::whole(&[], &[], element_size, &order);
+            let mut bytes = element_size;
+            for (mut count, mut extent, whole, [a, b]) in axes {
+                if bytes * count * extent > 200_000 {
+                    (count, extent) = (1, 2);
+                }
+                bytes *= count * extent;
+                let (start, shape) = if whole {
+                    let first = a.index(count);
+                    (first * extent, (1 + b.index(count - first)) * extent)
+                } else {
+                    let first = a.index(extent);
+                    (b.index(count) * extent + first, 1 + b.index(extent - first))
+                };
+                geometry.counts.push(count);
+                geometry.subchunk.push(extent);
+                geometry.start.push(start);
+                geometry.shape.push(shape);
+            }
+            let len = geometry.subchunk.iter().product::<usize>() * element_size;
+            geometry.slot_stride = if aligned {
+                len.next_multiple_of(16) + padding * 16
+            } else {
+                len + padding
+            };
+            geometry
+        })
+}
+
+/// What a slab holds, as far as the fill value is concerned.
+#[derive(Clone, Copy, Debug)]
+enum Content {
+    Noise,
+    Fill,
+    /// The fill value but for one bit.
+    Almost(u64),
+    /// Slots of the fill value alone among others.
+    Some(u64),
+}
+
+#[derive(Clone, Debug)]
+struct Case {
+    geometry: Geometry,
+    swap: usize,
+    fill: Vec<u8>,
+    content: Content,
+    flags: bool,
+    /// Where spans begin in their allocations.
+    offset: usize,
+    seed: u64,
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let content = prop_oneof![
+        Just(Content::Noise),
+        Just(Content::Fill),
+        any::<u64>().prop_map(Content::Almost),
+        any::<u64>().prop_map(Content::Some),
+    ];
+    let rest = (content, 0..6u32, 0..3usize, any::<bool>(), any::<u64>());
+    (geometries(), rest).prop_map(|(geometry, (content, swap, fill, flags, seed))| {
+        let size = geometry.element_size;
+        let fill = match fill {
+            0 => vec![0; size],
+            // Minus zero, as a big-endian or little-endian number.
+            1 => {
+                let mut fill = vec![0; size];
+                fill[if seed.is_multiple_of(2) { 0 } else { size - 1 }] = 0x80;
+                fill
+            }
+            _ => noise(seed ^ 1, size),
+        };
+        // Groups that divide an element and the distance of slots.
+        let whole = (size | geometry.slot_stride).trailing_zeros().min(4);
+        Case {
+            geometry,
+            swap: 1 << swap.min(whole),
+            fill,
+            content,
+            flags,
+            offset: seed as usize % 3 * 16,
+            seed,
+        }
+    })
+}
+
+fn swapped(bytes: &[u8], group: usize) -> Vec<u8> {
+    bytes
+        .chunks(group)
+        .flat_map(|group| group.iter().rev().copied())
+        .collect()
+}
+
+/// `offset` bytes of something else, and then `bytes`.
+fn behind(offset: usize, bytes: &[u8]) -> Vec<u8> {
+    let mut all = noise(offset as u64, offset);
+    all.extend_from_slice(bytes);
+    all
+}
+
+fn part(span: DeviceSpan, offset: usize) -> DeviceSpan {
+    after(span, offset)
+}
+
+fn same(what: &str, got: &[u8], expected: &[u8], case: &Case) -> Result<(), TestCaseError> {
+    let wrong = std::iter::zip(got, expected).position(|(a, b)| a != b);
+    prop_assert!(
+        got.len() == expected.len() && wrong.is_none(),
+        "{} differ at byte {:?} of {}, in {:?}",
+        what,
+        wrong,
+        expected.len(),
+        case
+    );
+    Ok(())
+}
+
+impl Case {
+    fn scatter(&self) -> Scatter {
+        Scatter::new(&self.geometry.lift(), self.swap, &self.fill).expect("within the limits")
+    }
+
+    fn slab(&self, places: &[(usize, usize)]) -> Vec<u8> {
+        let size = self.geometry.element_size;
+        let mut slab = self.fill.repeat(places.len());
+        match self.content {
+            Content::Noise => noise(self.seed, slab.len()),
+            Content::Fill => slab,
+            Content::Almost(bit) => {
+                let bit = usize::try_from(bit % (slab.len() as u64 * 8)).unwrap();
+                slab[bit / 8] ^= 1 << (bit % 8);
+                slab
+            }
+            Content::Some(seed) => {
+                let chosen = noise(seed, self.geometry.slots());
+                for (element, (slot, within)) in slab.chunks_mut(size).zip(places) {
+                    if chosen[*slot] & 1 == 1 && (within / size).is_multiple_of(7) {
+                        element.copy_from_slice(&noise(seed ^ *within as u64, size));
+                    }
+                }
+                slab
+            }
+        }
+    }
+
+    fn check_scatter(&self, driver: &dyn Driver) -> Result<(), TestCaseError> {
+        let (geometry, offset) = (&self.geometry, self.offset);
+        let size = geometry.element_size;
+        let places = geometry.places();
+        let slab = self.slab(&places);
+        let before = noise(!self.seed, geometry.slots() * geometry.slot_stride);
+        let mut expected = before.clone();
+        // Flags that are raised already stay as they are.
+        let flags: Vec<u32> = noise(self.seed, geometry.slots())
+            .iter()
+            .map(|&dice| if dice < 16 { 5 } else { 0 })
+            .collect();
+        let mut expected_flags = flags.clone();
+        for (element, (slot, within)) in slab.chunks(size).zip(&places) {
+            let to = slot * geometry.slot_stride + within;
+            expected[to..to + size].copy_from_slice(&swapped(element, self.swap));
+            if self.flags && element != self.fill && expected_flags[*slot] == 0 {
+                expected_flags[*slot] = 1;
+            }
+        }
+        let mut buffers = [
+            behind(offset, &slab),
+            behind(offset, &before),
+            behind(offset, &u32s(&flags)),
+            behind(offset, &Scatter::fill_pattern(&self.fill)),
+        ];
+        let [a, b, c, d] = &mut buffers;
+        on(driver, &mut [a, b, c, d], |stream, spans| {
+            let [slab, slots, flags, fill] = [0, 1, 2, 3].map(|i| part(spans[i], offset));
+            // SAFETY: the spans are those of the buffers.
+            unsafe {
+                let flags = self.flags.then_some(flags);
+                self.scatter()
+                    .enqueue_scatter(driver, stream, slab, slots, flags, fill)
+            }
+        })
+        .map_err(|error| TestCaseError::fail(format!("{error}, in {self:?}")))?;
+        same("slots", &buffers[1], &behind(offset, &expected), self)?;
+        prop_assert_eq!(to_u32s(&buffers[2][offset..]), expected_flags, "{:?}", self);
+        same("slabs", &buffers[0][offset..], &slab, self)
+    }
+
+    fn check_unscatter(&self, driver: &dyn Driver) -> Result<(), TestCaseError> {
+        let (geometry, offset) = (&self.geometry, self.offset);
+        let size = geometry.element_size;
+        let places = geometry.places();
+        let slots = noise(self.seed, geometry.slots() * geometry.slot_stride);
+        // Any number but 0 says that a subchunk is there.
+        let present: Vec<u32> = noise(!self.seed, geometry.slots())
+            .iter()
+            .map(|&dice| u32::from(dice & 1) << (dice % 31))
+            .collect();
+        let mut expected = Vec::with_capacity(places.len() * size);
+        for (slot, within) in &places {
+            if self.flags && present[*slot] == 0 {
+                expected.extend_from_slice(&self.fill);
+            } else {
+                let from = slot * geometry.slot_stride + within;
+                expected.extend(swapped(&slots[from..from + size], self.swap));
+            }
+        }
+        // Something behind the slab, which stays.
+        expected.extend_from_slice(&[0xcc; 32]);
+        let mut buffers = [
+            behind(offset, &vec![0xcc; expected.len()]),
+            behind(offset, &slots),
+            behind(offset, &u32s(&present)),
+            behind(offset, &Scatter::fill_pattern(&self.fill)),
+        ];
+        let [a, b, c, d] = &mut buffers;
+        on(driver, &mut [a, b, c, d], |stream, spans| {
+            let [slab, slots, present, fill] = [0, 1, 2, 3].map(|i| part(spans[i], offset));
+            // SAFETY: the spans are those of the buffers.
+            unsafe {
+                let present = self.flags.then_some(present);
+                self.scatter()
+                    .enqueue_unscatter(driver, stream, slots, slab, present, fill)
+            }
+        })
+        .map_err(|error| TestCaseError::fail(format!("{error}, in {self:?}")))?;
+        same("slabs", &buffers[0], &behind(offset, &expected), self)?;
+        same("slots", &buffers[1][offset..], &slots, self)
+    }
+}
+
+pub(crate) fn check_scatter(driver: &dyn Driver, tries: u32) {
+    property(tries, &cases(), |case| case.check_scatter(driver));
+}
+
+pub(crate) fn check_unscatter(driver: &dyn Driver, tries: u32) {
+    property(tries, &cases(), |case| case.check_unscatter(driver));
+}
+
+/// Shapes that fill tiles and blocks, and leave parts of them.
+pub(crate) fn check_shapes(driver: &dyn Driver) {
+    let shapes: [(&[usize], &[usize], &[usize]); 12] = [
+        (&[1, 1], &[100, 100], &[1, 0]),
+        (&[2, 3], &[64, 32], &[1, 0]),
+        (&[1, 7], &[67, 5], &[1, 0]),
+        (&[3, 40], &[33, 1], &[0, 1]),
+        (&[2, 2, 2], &[16, 16, 16], &[2, 1, 0]),
+        (&[1, 3, 2], &[9, 13, 17], &[2, 0, 1]),
+        (&[1, 1, 2], &[32, 4, 40], &[1, 2, 0]),
+        (&[2, 1, 3], &[5, 70, 6], &[0, 2, 1]),
+        (&[2, 2, 30], &[4, 4, 4], &[2, 1, 0]),
+        (&[1, 2, 30], &[32, 9, 2], &[0, 1, 2]),
+        (&[2, 2, 2, 2], &[3, 5, 7, 4], &[3, 1, 2, 0]),
+        (&[5000], &[3], &[0]),
+    ];
+    for (number, (counts, subchunk, order)) in shapes.into_iter().enumerate() {
+        for size in [1, 2, 3, 4, 6, 8, 12, 16, 17] {
+            let seed = (number * 100 + size) as u64;
+            let case = Case {
+                geometry: Geometry::whole(counts, subchunk, size, order),
+                swap: 1 << (size | 16).trailing_zeros(),
+                fill: noise(seed ^ 1, size),
+                content: Content::Some(seed),
+                flags: true,
+                offset: 0,
+                seed,
+            };
+            let checked = case
+                .check_scatter(driver)
+                .and_then(|()| case.check_unscatter(driver));
+            checked.unwrap_or_else(|error| panic!("{error}"));
+        }
+    }
+}
+
+#[test]
+fn slabs_go_into_slots() {
+    check_scatter(&Simulation::eager(), 400);
+}
+
+#[test]
+fn slots_go_into_slabs() {
+    check_unscatter(&Simulation::eager(), 400);
+}
+
+#[test]
+fn tiles_and_blocks_are_full_or_not() {
+    check_shapes(&Simulation::eager());
+}
+
+fn plan(geometry: &Geometry) -> Scatter {
+    let fill = vec![0; geometry.element_size];
+    Scatter::new(&geometry.lift(), 1, &fill).expect("within the limits")
+}
+
+/// Whether a slab is turned in tiles, and in which units.
+fn chosen(geometry: &Geometry) -> (bool, usize) {
+    let scatter = plan(geometry);
+    (matches!(scatter.kernels, Kernels::Tiled(_)), scatter.unit)
+}
+
+#[test]
+fn which_kernel() {
+    let cube = |size, order: &[usize]| Geometry::whole(&[2, 8, 8], &[32, 32, 32], size, order);
+    for (size, unit) in [
+        (1, 16),
+        (2, 16),
+        (3, 16),
+        (4, 16),
+        (7, 16),
+        (16, 16),
+        (20, 16),
+    ] {
+        assert_eq!(chosen(&cube(size, &[0, 1, 2])), (false, unit));
+    }
+    for (size, tiled, unit) in [
+        (1, true, 1),
+        (2, true, 2),
+        (4, true, 4),
+        (8, true, 8),
+        (16, true, 16),
+        // A run of one element, which is no unit.
+        (3, false, 1),
+        (6, false, 2),
+        (12, false, 4),
+        (24, false, 8),
+        (48, false, 16),
+    ] {
+        assert_eq!(chosen(&cube(size, &[2, 1, 0])), (tiled, unit), "{size}");
+    }
+    // Rows stay rows.
+    assert_eq!(chosen(&cube(2, &[1, 0, 2])), (false, 16));
+    // Rows of a subchunk that are too short for wide units.
+    let narrow = |last| Geometry::whole(&[4, 64], &[32, last], 2, &[0, 1]);
+    assert_eq!(chosen(&narrow(1)), (true, 2));
+    assert_eq!(chosen(&narrow(2)), (true, 4));
+    assert_eq!(chosen(&narrow(8)), (true, 16));
+    assert_eq!(chosen(&narrow(3)), (false, 2));
+    // The distance of slots counts, too.
+    let mut odd = narrow(16);
+    odd.slot_stride += 2;
+    assert_eq!(chosen(&odd), (false, 2));
+    // A scalar, and a subchunk of one element.
+    assert_eq!(chosen(&Geometry::whole(&[], &[], 8, &[])), (false, 8));
+    assert_eq!(chosen(&Geometry::whole(&[9], &[1], 8, &[0])), (false, 8));
+}
+
+/// How many threads of a warp meet one bank of shared memory with different words, at worst, when
+/// a full tile goes through it in the order of the slots.
+fn bank_conflicts(scatter: &Scatter) -> usize {
+    let Kernels::Tiled(parameters) = &scatter.kernels else {
+        panic!("not tiled");
+    };
+    let digits = &parameters.slot_digits[..parameters.slot_digit_count as usize];
+    let shared = |mut number: usize| {
+        let mut at = 0;
+        for digit in digits.iter().rev() {
+            at += number % digit.extent as usize * digit.shared as usize;
+            number /= digit.extent as usize;
+        }
+        at * scatter.unit
+    };
+    // Wider units go in several turns, of 128 bytes each.
+    let lanes = 128 / scatter.unit.max(4);
+    let mut worst = 0;
+    for first in (0..parameters.units as usize).step_by(lanes) {
+        let mut words: Vec<usize> = (first..first + lanes)
+            .flat_map(|number| {
+                let begin = shared(number);
+                begin / 4..(begin + scatter.unit).div_ceil(4)
+            })
+            .collect();
+        words.sort_unstable();
+        words.dedup();
+        let mut banks = [0; 32];
+        for word in words {
+            banks[word % 32] += 1;
+        }
+        worst = worst.max(banks.into_iter().max().unwrap_or(0));
+    }
+    worst
+}
+
+#[test]
+fn threads_of_a_warp_meet_different_banks() {
+    for size in [1, 2, 4, 8, 16] {
+        for extent in [32, 64] {
+            for order in [&[2, 1, 0], &[1, 2, 0], &[0, 2, 1], &[2, 0, 1]] {
+                let geometry = Geometry::whole(&[1, 4, 4], &[extent, extent, extent], size, order);
+                assert_eq!(
+                    bank_conflicts(&plan(&geometry)),
+                    1,
+                    "{size} {extent} {order:?}"
+                );
+            }
+        }
+    }
+}
+
+/// Sectors that a launch moves and the fewest that would do: reads, and writes of the slots.
+fn moved(geometry: &Geometry, inverse: bool) -> Vec<(u64, u64)> {
+    let driver = counting();
+    let scatter = plan(geometry);
+    let mut slab = noise(1, geometry.elements() * geometry.element_size);
+    let mut slots = noise(2, geometry.slots() * geometry.slot_stride);
+    on(&driver, &mut [&mut slab, &mut slots], |stream, spans| {
+        let (slab, slots) = (spans[0], spans[1]);
+        // SAFETY: the spans are those of the buffers.
+        unsafe {
+            if inverse {
+                scatter.enqueue_unscatter(&driver, stream, slots, slab, None, slab)
+            } else {
+                scatter.enqueue_scatter(&driver, stream, slab, slots, None, slab)
+            }
+        }
+    })
+    .expect("launches");
+    let counts = driver.sectors();
+    counts
+        .iter()
+        .map(|count| (count.sectors, count.ideal))
+        .collect()
+}
+
+/// The same sectors on both sides, and in both directions: `percent` of the ideal at most.
+fn check_moved(geometry: &Geometry, percent: u64) {
+    let ideal = (geometry.elements() * geometry.element_size / SECTOR) as u64;
+    for inverse in [false, true] {
+        let counts = moved(geometry, inverse);
+        assert_eq!(counts.len(), 2, "a load and a store");
+        for (sectors, least) in counts {
+            assert_eq!(least, ideal);
+            assert!(
+                sectors * 100 <= ideal * percent && sectors >= ideal,
+                "{sectors} sectors for {ideal}, inverse: {inverse}, {geometry:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn sectors_of_c_order() {
+    let cube = |extent| Geometry::whole(&[1, 2, 4], &[extent; 3], 2, &[0, 1, 2]);
+    check_moved(&cube(32), 100);
+    check_moved(&cube(16), 100);
+}
+
+#[test]
+fn sectors_of_a_transposing_order() {
+    for size in [1, 2, 4, 8, 16] {
+        for order in [&[2, 1, 0], &[1, 2, 0], &[0, 2, 1], &[2, 0, 1]] {
+            let geometry = Geometry::whole(&[1, 2, 4], &[32, 32, 32], size, order);
+            check_moved(&geometry, 100);
+        }
+    }
+    // Narrow subchunks: tiles are as long as a row of them.
+    check_moved(
+        &Geometry::whole(&[2, 2, 16], &[8, 8, 8], 2, &[2, 1, 0]),
+        100,
+    );
+    check_moved(
+        &Geometry::whole(&[2, 2, 64], &[16, 16, 2], 2, &[0, 1, 2]),
+        100,
+    );
+}
+
+#[test]
+fn wrong_geometry_is_an_error() {
+    let geometry = Geometry::whole(&[2, 2], &[4, 4], 2, &[0, 1]);
+    let lift = geometry.lift();
+    let fill = ScatterError::FillValue {
+        got: 3,
+        expected: 2,
+    };
+    assert_eq!(Scatter::new(&lift, 1, &[0; 3]), Err(fill));
+    for swap in [0, 3, 32] {
+        let error = ScatterError::Swap { swap, unit: 8 };
+        assert_eq!(Scatter::new(&lift, swap, &[0; 2]), Err(error));
+    }
+
+    // More than 2³¹ bytes, in units of one.
+    let huge = Geometry::whole(&[1 << 16, 2], &[1 << 8, 129], 1, &[0, 1]);
+    let error = Scatter::new(&huge.lift(), 1, &[0]).expect_err("too large");
+    assert!(
+        matches!(error, ScatterError::TooLarge { unit: 1, .. }),
+        "{error}"
+    );
+
+    // The most digits that there can be: none steps like the next.
+    let (rank, order): (usize, Vec<usize>) = (15, (0..15).collect());
+    let deep = Geometry {
+        slot_stride: 1 << (rank + 1),
+        ..Geometry::whole(&vec![2; rank], &vec![2; rank], 1, &order)
+    };
+    let Kernels::Plain(parameters) = plan(&deep).kernels else {
+        panic!("not plain");
+    };
+    assert_eq!((parameters.digit_count, parameters.units), (30, 1 << 29));
+
+    let driver = Simulation::eager();
+    let scatter = Scatter::new(&lift, 2, &[0; 2]).expect("within the limits");
+    let launch = |change: &dyn Fn(&mut [DeviceSpan; 4])| {
+        let mut bytes: [_; 4] = std::array::from_fn(|_| vec![0; 256]);
+        let [a, b, c, d] = &mut bytes;
+        let mut result = Ok(());
+        on(&driver, &mut [a, b, c, d], |stream, spans| {
+            let mut spans = [0, 1, 2, 3].map(|i| spans[i]);
+            for (span, len) in spans.iter_mut().zip([128, 128, 16, 16]) {
+                span.len = len;
+            }
+            change(&mut spans);
+            let [slab, slots, flags, fill] = spans;
+            // SAFETY: the spans are those of the buffers.
+            result = unsafe {
+                scatter
+                    .enqueue_scatter(&driver, stream, slab, slots, Some(flags), fill)
+                    .and_then(|()| {
+                        scatter.enqueue_unscatter(&driver, stream, slots, slab, Some(flags), fill)
+                    })
+            };
+            Ok(())
+        })
+        .expect("no launch");
+        result
+    };
+    launch(&|_| ()).expect("fits");
+    for wrong in 0..4 {
+        let error = launch(&|spans| spans[wrong].len -= 1).expect_err("too short");
+        assert!(
+            error.to_string().starts_with("launching scatter_"),
+            "{error}"
+        );
+        let error = launch(&|spans| spans[wrong].offset += 2).expect_err("misaligned");
+        assert!(error.to_string().contains("not a multiple"), "{error}");
+    }
+}
