@@ -164,7 +164,7 @@ pub(super) fn encode(
 impl Encoder<'_, '_> {
     fn run(&mut self) -> Result<(), DriverError> {
         let session = self.session;
-        session.upload_fill_value(self.job)?;
+        session.prepare(self.job)?;
         for (number, batch) in layout::batches(self.job.grid, session.sizing.batch)
             .into_iter()
             .enumerate()

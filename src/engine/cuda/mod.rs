@@ -37,6 +37,8 @@ mod pool;
 #[allow(unsafe_code)]
 mod session;
 mod sizing;
+#[cfg(all(test, feature = "conformance"))]
+mod tests;
 
 use std::sync::{Arc, OnceLock};
 
@@ -50,7 +52,7 @@ pub(crate) use sizing::{Tuning, chain_on_device};
 use super::host::HostEngine;
 use super::{EncodedShard, EncodedSubchunk, Engine, EngineError, Job, KnownChain, Sink};
 use crate::layout::{Extent, SubchunkGrid};
-use driver::{Driver, Fault};
+use driver::Fault;
 use lane::Capacity;
 use session::{FreeEvents, Session};
 use sizing::Sizing;
