@@ -206,6 +206,7 @@ impl Decoder<'_, '_> {
 
     /// Copy the subchunks of a batch to the device, one after the other, and say where they are.
     fn upload(&mut self, number: usize, batch: &Batch) -> Result<(), Failure> {
+        let _span = tracing::trace_span!("upload").entered();
         let session = self.session;
         let lane = session.lane;
         let regions = session.batch(number);
@@ -308,6 +309,7 @@ impl Decoder<'_, '_> {
 
     /// Enqueue the kernels of a batch.
     fn decode(&mut self, number: usize, batch: Batch) -> Result<(), Failure> {
+        let _span = tracing::trace_span!("decode").entered();
         let session = self.session;
         let lane = session.lane;
         let regions = session.batch(number);
@@ -489,6 +491,7 @@ impl Decoder<'_, '_> {
 
     /// Copy `piece` to its place, and do `copies`.
     fn finish(&mut self, piece: Option<Piece>, copies: &[Copy<'_>]) -> Result<(), Failure> {
+        let _span = tracing::trace_span!("copy").entered();
         let session = self.session;
         let mut copies = copies.to_vec();
         if let Some(piece) = &piece {

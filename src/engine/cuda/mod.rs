@@ -228,6 +228,13 @@ pub(crate) fn metrics() -> Metrics {
     }
 }
 
+/// Give back the memory of lanes that nobody uses now.
+pub(crate) fn release_idle() {
+    if let Some(Ok(devices)) = DEVICES.get() {
+        devices.release_idle();
+    }
+}
+
 /// The devices of this process, found when they are first asked for.
 ///
 /// # Errors
@@ -245,7 +252,7 @@ pub(crate) fn devices() -> Result<Arc<Devices>, DriverError> {
                     "CUDA device"
                 );
             }
-            Ok(Arc::new(Devices::new(drivers)))
+            Ok(Devices::new(drivers))
         })
         .clone()
 }

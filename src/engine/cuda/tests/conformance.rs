@@ -10,7 +10,7 @@ fn a_device_where_it_can_and_the_host_where_it_cannot() {
     for schedule in [Schedule::Eager, Schedule::Latest, Schedule::Priority(1)] {
         for (tuning, cases) in [(TINY, 60), (Tuning::DEFAULT, 20)] {
             let simulation = simulation(schedule);
-            let devices = Arc::new(Devices::new(vec![simulation.clone() as Arc<dyn Driver>]));
+            let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
             let options = Options::default()
                 .with_backend(Backend::Auto)
                 .with_device_memory(1 << 28)

@@ -19,7 +19,7 @@ fn engine_of_one_lane(simulation: &Arc<Simulation>, shard: &Shard) -> CudaEngine
         pinned_memory: one.pinned,
     };
     let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
-    CudaEngine::new(Arc::new(devices), limits, TINY)
+    CudaEngine::new(devices, limits, TINY)
 }
 
 /// Every thread of the pool encodes, inside a parallel iterator inside another: if a thread that
@@ -95,7 +95,7 @@ fn lanes_stay_within_the_budget() {
     };
     drop(engine);
     let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
-    let engine = CudaEngine::new(Arc::new(devices), limits, TINY);
+    let engine = CudaEngine::new(devices, limits, TINY);
     std::thread::scope(|scope| {
         for _ in 0..6 {
             scope.spawn(|| shard.round_trip(&engine).expect("a lane in time"));
@@ -119,7 +119,7 @@ fn a_smaller_budget_makes_smaller_batches_and_then_a_reason() {
             device_memory: Some(bytes),
             pinned_memory: 1 << 24,
         };
-        CudaEngine::new(Arc::new(devices), limits, TINY)
+        CudaEngine::new(devices, limits, TINY)
     };
     let full = with_budget(1 << 24)
         .memory_estimate(&shard.grid, &shard.chain)

@@ -102,7 +102,7 @@ fn engine_on_all(simulations: &[Arc<Simulation>]) -> CudaEngine {
         .iter()
         .map(|simulation| simulation.clone() as Arc<dyn Driver>)
         .collect();
-    CudaEngine::new(Arc::new(Devices::new(drivers)), limits(), TINY)
+    CudaEngine::new(Devices::new(drivers), limits(), TINY)
 }
 
 fn simulation(schedule: Schedule) -> Arc<Simulation> {
