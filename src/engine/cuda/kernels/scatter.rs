@@ -512,11 +512,7 @@ fn cut(cuts: &mut [Cut], unit: usize) -> usize {
         for (d, cut) in cuts.iter_mut().enumerate().rev() {
             if cut.tile > 1 {
                 let row = d >= first_of_row && next * unit < 128;
-                cut.shared = if pad && !row {
-                    odd(next)
-                } else {
-                    next
-                };
+                cut.shared = if pad && !row { odd(next) } else { next };
                 next = cut.shared * cut.tile;
             }
         }

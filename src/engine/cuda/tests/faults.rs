@@ -67,7 +67,11 @@ fn check_sticky(inject: Inject) {
         }
     }
     drop(engine);
-    assert!(simulation.violations().is_empty(), "{inject:?}: {:?}", simulation.violations());
+    assert!(
+        simulation.violations().is_empty(),
+        "{inject:?}: {:?}",
+        simulation.violations()
+    );
 
     let simulation = device_with(inject);
     let engine = WithFallback(engine_on(&simulation));
@@ -75,7 +79,11 @@ fn check_sticky(inject: Inject) {
     let fallbacks = engine.0.counters().snapshot().fallbacks;
     assert!(!fallbacks.is_empty(), "{inject:?}");
     drop(engine);
-    assert!(simulation.violations().is_empty(), "{inject:?}: {:?}", simulation.violations());
+    assert!(
+        simulation.violations().is_empty(),
+        "{inject:?}: {:?}",
+        simulation.violations()
+    );
 }
 
 #[test]

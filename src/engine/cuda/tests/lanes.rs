@@ -132,10 +132,15 @@ fn a_smaller_budget_makes_smaller_batches_and_then_a_reason() {
     shard.round_trip(&smaller).expect("smaller batches");
     drop(smaller);
 
-    let error = shard.round_trip(&with_budget(1000)).expect_err("too little");
+    let error = shard
+        .round_trip(&with_budget(1000))
+        .expect_err("too little");
     assert!(matches!(error, EngineError::Unsuitable(_)), "{error}");
     let text = error.to_string();
-    assert!(text.contains("with_device_memory") && text.contains("1000"), "{text}");
+    assert!(
+        text.contains("with_device_memory") && text.contains("1000"),
+        "{text}"
+    );
     assert_clean(&simulation);
 }
 

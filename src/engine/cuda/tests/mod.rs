@@ -8,8 +8,8 @@ mod schedules;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use super::driver::simulation::{Config, Schedule, Simulation};
 use super::driver::Driver;
+use super::driver::simulation::{Config, Schedule, Simulation};
 use super::{CudaEngine, Devices, Limits, Tuning};
 use crate::engine::host::HostEngine;
 use crate::engine::{Chain, Engine, EngineError, Job, KnownChain, Stage};
