@@ -170,7 +170,7 @@ pub(crate) mod tests {
     use proptest::prelude::*;
     use std::ffi::c_int;
 
-    /// Where byte `at` of a block comes from, and which bits of it if bits are shuffled.
+    /// A block shuffled, as the kernels define it.
     fn naive(what: Shuffle, block: &[u8], element: usize) -> Vec<u8> {
         let n = block.len() / element;
         let mut shuffled = block.to_vec();
