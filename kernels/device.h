@@ -42,7 +42,8 @@ DEVICE void warp_barrier() { __syncwarp(); }
 DEVICE uint32_t shuffle_xor(uint32_t value, uint32_t mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 DEVICE uint32_t shuffle_from(uint32_t value, uint32_t lane) { return __shfl_sync(0xffffffffu, value, lane); }
 DEVICE uint64_t shuffle_up(uint64_t value, uint32_t delta) { return __shfl_up_sync(0xffffffffu, value, delta); }
-DEVICE uint32_t ballot(bool predicate) { return __ballot_sync(0xffffffffu, predicate); }
+DEVICE uint32_t warp_ballot(bool predicate) { return __ballot_sync(0xffffffffu, predicate); }
+#define ballot warp_ballot // NVRTC has a function of this name, which is deprecated
 
 struct alignas(16) Bytes16 {
     uint32_t word[4];

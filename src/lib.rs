@@ -67,3 +67,9 @@ pub use registration::{Registration, register};
 pub fn metrics() -> Metrics {
     engine::cuda::metrics()
 }
+
+/// Give back the device and page-locked memory that the CUDA engine keeps for the next shard. It
+/// does so by itself when it had no work for ten seconds.
+pub fn release_idle_memory() {
+    engine::cuda::release_idle();
+}

@@ -7,7 +7,10 @@ use std::path::{Path, PathBuf};
 
 fn main() {
     let here = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo"));
-    let kernels = here.parent().expect("the crate is in kernels/").to_path_buf();
+    let kernels = here
+        .parent()
+        .expect("the crate is in kernels/")
+        .to_path_buf();
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
 
     println!("cargo::rerun-if-env-changed={SANITIZE}");
@@ -19,7 +22,10 @@ fn main() {
     for name in sanitizer.defines() {
         emulator.define(name, None);
     }
-    let emulator = emulator.include(&here).file(here.join("simt.cpp")).compile_intermediates();
+    let emulator = emulator
+        .include(&here)
+        .file(here.join("simt.cpp"))
+        .compile_intermediates();
 
     let mut build = compiler(&kernels);
     for flag in sanitizer.flags() {

@@ -9,4 +9,6 @@ mod naive;
 mod suite;
 
 pub use limit::Limit;
+#[cfg(test)]
+pub(crate) use suite::check;
 pub use suite::check_host;

@@ -47,10 +47,9 @@ macro_rules! ensure {
 
 fn check_case(options: &Options, engines: &Engines, case: &Case) -> Result<(), TestCaseError> {
     let fail = |error: &dyn std::fmt::Display| TestCaseError::fail(error.to_string());
-    let codec =
-        CudaShardingCodec::new_with_configuration(&case.configuration(), options.clone())
-            .map_err(|error| fail(&error))?
-            .with_engines(engines.clone());
+    let codec = CudaShardingCodec::new_with_configuration(&case.configuration(), options.clone())
+        .map_err(|error| fail(&error))?
+        .with_engines(engines.clone());
     let chain = |codecs: &[serde_json::Value]| {
         let metadata: Vec<_> = codecs
             .iter()

@@ -1,1 +1,71 @@
-fn main() {}
+//! Tasks of this repository. `cargo xtask` lists them.
+
+#![deny(unsafe_code)]
+
+mod kernels;
+#[allow(unsafe_code)]
+mod nvrtc;
+mod occupancy;
+mod ptx;
+mod ptxas;
+mod pypi;
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+};
+
+/// The errors of a task are read by people only.
+type Result<T> = std::result::Result<T, String>;
+
+const USAGE: &str = "\
+cargo xtask kernels             compile kernels/*.cu to kernels/ptx, and report what each kernel takes
+cargo xtask kernels --check     compile without writing; fail if kernels/ptx is not what comes out";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    // Compilers see relative paths, wherever the repository is.
+    let run = || {
+        env::set_current_dir(root()).map_err(|e| format!("{}: {e}", root().display()))?;
+        match arguments[..] {
+            ["kernels"] => kernels::write(),
+            ["kernels", "--check"] => kernels::check(),
+            _ => Err(USAGE.into()),
+        }
+    };
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("{message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The root of the repository.
+fn root() -> &'static Path {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest.parent().unwrap_or(manifest)
+}
+
+/// Cargo's target directory.
+fn target() -> PathBuf {
+    let target = env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    root().join(target)
+}
+
+/// Run `command` and return what it prints.
+fn output(command: &mut Command) -> Result<String> {
+    let output = command
+        .output()
+        .map_err(|error| format!("{command:?}: {error}"))?;
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() {
+        Ok(format!("{stdout}{stderr}"))
+    } else {
+        Err(format!("{command:?}: {}\n{stdout}{stderr}", output.status))
+    }
+}

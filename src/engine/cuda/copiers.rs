@@ -187,6 +187,8 @@ struct Queue {
     work: VecDeque<Arc<Work>>,
     threads: usize,
     idle: usize,
+    /// There will be no more work.
+    closed: bool,
 }
 
 #[derive(Debug, Default)]
@@ -209,6 +211,13 @@ impl Default for Copiers {
             shared: Arc::default(),
             most: cores.min(MOST_THREADS) - 1,
         }
+    }
+}
+
+impl Drop for Copiers {
+    fn drop(&mut self) {
+        lock(&self.shared.queue).closed = true;
+        self.shared.arrived.notify_all();
     }
 }
 
@@ -308,6 +317,9 @@ fn next_work(shared: &Shared) -> Option<Arc<Work>> {
             }
             queue.work.pop_front();
         }
+        if queue.closed {
+            return None;
+        }
         queue.idle += 1;
         let (woken, timeout) = shared
             .arrived
@@ -346,8 +358,8 @@ mod tests {
     #[test]
     fn boxes_are_copied_from_any_number_of_callers() {
         let copiers = Copiers {
+            shared: Arc::default(),
             most: 3,
-            ..Copiers::default()
         };
         // A box of 5 × 300 × 400 of an array of 6 × 310 × 410, elements of 3 bytes.
         let (outer, inner, size) = ([6, 310, 410], [5, 300, 400], 3);

@@ -183,7 +183,7 @@ pub(super) fn decode(
 impl Decoder<'_, '_> {
     fn run(&mut self) -> Result<(), Failure> {
         let session = self.session;
-        session.upload_fill_value(self.job)?;
+        session.prepare(self.job)?;
         for (number, batch) in layout::batches(self.job.grid, session.sizing.batch)
             .into_iter()
             .enumerate()
@@ -206,6 +206,7 @@ impl Decoder<'_, '_> {
 
     /// Copy the subchunks of a batch to the device, one after the other, and say where they are.
     fn upload(&mut self, number: usize, batch: &Batch) -> Result<(), Failure> {
+        let _span = tracing::trace_span!("upload").entered();
         let session = self.session;
         let lane = session.lane;
         let regions = session.batch(number);
@@ -226,7 +227,7 @@ impl Decoder<'_, '_> {
         let stored = extents.iter().map(|extent| u32::from(extent.is_some()));
 
         let mut table = regions.table;
-        let mut upload = |span, to: Region| -> Result<(), DriverError> {
+        let upload = |span, to: Region| -> Result<(), DriverError> {
             let on_device = lane.device(to.part(0..span_len(span)));
             lane.copy(lane.up, Span::Pinned(span), Span::Device(on_device))?;
             session.counters.to_device(span_len(span));
@@ -286,7 +287,7 @@ impl Decoder<'_, '_> {
             copies.push(unsafe { Copy::bytes(from.as_ptr(), staging_start.add(filled), part) });
             filled += part;
             source.start += part;
-            if source.is_empty() {
+            if source.start == source.end {
                 sources.next();
             }
         }
@@ -308,6 +309,7 @@ impl Decoder<'_, '_> {
 
     /// Enqueue the kernels of a batch.
     fn decode(&mut self, number: usize, batch: Batch) -> Result<(), Failure> {
+        let _span = tracing::trace_span!("decode").entered();
         let session = self.session;
         let lane = session.lane;
         let regions = session.batch(number);
@@ -489,6 +491,7 @@ impl Decoder<'_, '_> {
 
     /// Copy `piece` to its place, and do `copies`.
     fn finish(&mut self, piece: Option<Piece>, copies: &[Copy<'_>]) -> Result<(), Failure> {
+        let _span = tracing::trace_span!("copy").entered();
         let session = self.session;
         let mut copies = copies.to_vec();
         if let Some(piece) = &piece {

@@ -164,7 +164,7 @@ pub(super) fn encode(
 impl Encoder<'_, '_> {
     fn run(&mut self) -> Result<(), DriverError> {
         let session = self.session;
-        session.upload_fill_value(self.job)?;
+        session.prepare(self.job)?;
         for (number, batch) in layout::batches(self.job.grid, session.sizing.batch)
             .into_iter()
             .enumerate()
@@ -195,6 +195,7 @@ impl Encoder<'_, '_> {
 
     /// Move a slab to the device and scatter it; meanwhile, take back a piece of an earlier batch.
     fn stage(&mut self, number: usize, batch: &Batch, slab: &Slab) -> Result<Timed, DriverError> {
+        let _span = tracing::trace_span!("stage").entered();
         let session = self.session;
         let lane = session.lane;
         let ring = self.slabs % session.sizing.slabs.len();
@@ -267,6 +268,7 @@ impl Encoder<'_, '_> {
         batch: Batch,
         mut timed: Vec<Timed>,
     ) -> Result<(), DriverError> {
+        let _span = tracing::trace_span!("aggregate").entered();
         let session = self.session;
         let lane = session.lane;
         let regions = session.batch(number);
@@ -414,6 +416,7 @@ impl Encoder<'_, '_> {
 
     /// Read the offsets of the batch in place `at`.
     fn answer(&mut self, at: usize) -> Result<(), DriverError> {
+        let _span = tracing::trace_span!("offsets").entered();
         let session = self.session;
         let batch = &mut self.batches[at];
         session
@@ -483,6 +486,7 @@ impl Encoder<'_, '_> {
 
     /// Copy `piece` to the shard, and do `copies`.
     fn finish(&mut self, piece: Option<Piece>, copies: &[Copy<'_>]) -> Result<(), DriverError> {
+        let _span = tracing::trace_span!("copy").entered();
         let session = self.session;
         let mut copies = copies.to_vec();
         if let Some(piece) = &piece {

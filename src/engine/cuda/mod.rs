@@ -25,6 +25,9 @@ mod driver;
 #[allow(unsafe_code)]
 mod encode;
 mod fallback;
+#[cfg(test)]
+#[allow(unsafe_code)]
+mod gpu;
 #[allow(unsafe_code)]
 mod kernels;
 #[allow(unsafe_code)]
@@ -34,6 +37,8 @@ mod pool;
 #[allow(unsafe_code)]
 mod session;
 mod sizing;
+#[cfg(all(test, feature = "conformance"))]
+mod tests;
 
 use std::sync::{Arc, OnceLock};
 
@@ -47,7 +52,7 @@ pub(crate) use sizing::{Tuning, chain_on_device};
 use super::host::HostEngine;
 use super::{EncodedShard, EncodedSubchunk, Engine, EngineError, Job, KnownChain, Sink};
 use crate::layout::{Extent, SubchunkGrid};
-use driver::{Driver, Fault};
+use driver::Fault;
 use lane::Capacity;
 use session::{FreeEvents, Session};
 use sizing::Sizing;
@@ -223,6 +228,13 @@ pub(crate) fn metrics() -> Metrics {
     }
 }
 
+/// Give back the memory of lanes that nobody uses now.
+pub(crate) fn release_idle() {
+    if let Some(Ok(devices)) = DEVICES.get() {
+        devices.release_idle();
+    }
+}
+
 /// The devices of this process, found when they are first asked for.
 ///
 /// # Errors
@@ -240,7 +252,7 @@ pub(crate) fn devices() -> Result<Arc<Devices>, DriverError> {
                     "CUDA device"
                 );
             }
-            Ok(Arc::new(Devices::new(drivers)))
+            Ok(Devices::new(drivers))
         })
         .clone()
 }

@@ -1,6 +1,7 @@
 //! The lanes of all devices, under their budgets.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::copiers::Copiers;
@@ -10,7 +11,7 @@ use super::lane::{Capacity, Lane};
 use super::metrics::Counters;
 use super::sizing::MemoryEstimate;
 
-/// A lane that nobody used for this long is given back when a lane is next asked for or returned.
+/// A lane that nobody used for this long is given up.
 const IDLE: Duration = Duration::from_secs(10);
 
 /// The share of the free memory of a device that lanes take, unless the options say otherwise.
@@ -36,6 +37,36 @@ pub(crate) struct Devices {
     changed: Condvar,
     pub(super) copiers: Copiers,
     pub(crate) counters: Counters,
+    /// Whether a thread waits to give up idle lanes. Changes under the lock of the state.
+    janitor: AtomicBool,
+    gone: Arc<Gone>,
+    this: Weak<Self>,
+}
+
+/// Tells the janitor that there is nothing left to give up.
+#[derive(Debug, Default)]
+struct Gone {
+    gone: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Gone {
+    /// Wait for `time`, or until it is so.
+    fn wait(&self, time: Duration) {
+        let gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.changed.wait_timeout_while(gone, time, |gone| !*gone));
+    }
+}
+
+impl Drop for Devices {
+    fn drop(&mut self) {
+        *self
+            .gone
+            .gone
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = true;
+        self.gone.changed.notify_all();
+    }
 }
 
 /// The lanes of one device.
@@ -59,18 +90,21 @@ enum Decision {
 }
 
 impl Devices {
-    pub(crate) fn new(drivers: Vec<Arc<dyn Driver>>) -> Self {
+    pub(crate) fn new(drivers: Vec<Arc<dyn Driver>>) -> Arc<Self> {
         let devices: Vec<_> = drivers
             .into_iter()
             .map(|driver| Arc::new(Device::new(driver)))
             .collect();
-        Self {
+        Arc::new_cyclic(|this| Self {
+            this: this.clone(),
+            janitor: AtomicBool::new(false),
+            gone: Arc::default(),
             state: Mutex::new(devices.iter().map(|_| State::default()).collect()),
             devices,
             changed: Condvar::new(),
             copiers: Copiers::default(),
             counters: Counters::default(),
-        }
+        })
     }
 
     /// The devices that `limits` names and that can be used.
@@ -186,7 +220,7 @@ impl Devices {
             }
             let mut dropped = Vec::new();
             let mut state = self.lock();
-            self.take_long_idle(&mut state, &mut dropped);
+            take_long_idle(&mut state, &mut dropped);
             // The device with the least to do.
             candidates.sort_by_key(|(index, _)| state[*index].active);
             let mut decision = (candidates[0].0, Decision::Wait);
@@ -284,20 +318,43 @@ impl Devices {
         }
     }
 
-    /// Take the lanes that nobody used for a while out of the pool.
-    fn take_long_idle(&self, state: &mut [State], dropped: &mut Vec<Lane>) {
-        let now = Instant::now();
-        for of_device in state {
-            let idle = std::mem::take(&mut of_device.idle);
-            for (since, lane) in idle {
-                if now.saturating_duration_since(since) < IDLE {
-                    of_device.idle.push((since, lane));
-                } else {
-                    forget(of_device, &lane);
-                    dropped.push(lane);
-                }
-            }
+    /// See to it that idle lanes are given up in time. Called under the lock.
+    fn call_janitor(&self) {
+        if self.janitor.swap(true, Ordering::Relaxed) {
+            return;
         }
+        let (devices, gone) = (self.this.clone(), self.gone.clone());
+        let janitor = std::thread::Builder::new()
+            .name("zarrs_cuda idle lanes".to_string())
+            .spawn(move || {
+                loop {
+                    gone.wait(IDLE);
+                    let Some(devices) = devices.upgrade() else {
+                        return;
+                    };
+                    if !devices.give_up_long_idle() {
+                        return;
+                    }
+                }
+            });
+        if let Err(error) = janitor {
+            // They are given up when a lane is next asked for.
+            tracing::debug!(%error, "no thread to give up idle lanes");
+            self.janitor.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Give up the lanes that nobody used for a while. Whether any other lane is idle; if not, the
+    /// janitor leaves.
+    fn give_up_long_idle(&self) -> bool {
+        let mut dropped = Vec::new();
+        let mut state = self.lock();
+        take_long_idle(&mut state, &mut dropped);
+        let more = state.iter().any(|of_device| !of_device.idle.is_empty());
+        self.janitor.store(more, Ordering::Relaxed);
+        drop(state);
+        self.free(dropped);
+        more
     }
 
     /// Give the memory of all idle lanes back. Lanes in use stay.
@@ -329,6 +386,22 @@ fn fits(used: MemoryEstimate, need: Capacity, device: usize, pinned: usize) -> b
     let within =
         |used: usize, need: usize, budget| used.checked_add(need).is_some_and(|sum| sum <= budget);
     within(used.device, need.device, device) && within(used.pinned, need.pinned(), pinned)
+}
+
+/// Take the lanes that nobody used for a while out of the pool.
+fn take_long_idle(state: &mut [State], dropped: &mut Vec<Lane>) {
+    let now = Instant::now();
+    for of_device in state {
+        let idle = std::mem::take(&mut of_device.idle);
+        for (since, lane) in idle {
+            if now.saturating_duration_since(since) < IDLE {
+                of_device.idle.push((since, lane));
+            } else {
+                forget(of_device, &lane);
+                dropped.push(lane);
+            }
+        }
+    }
 }
 
 /// The smallest idle lane that has room for `need`.
@@ -384,11 +457,12 @@ impl Drop for Acquired<'_> {
             of_device.active -= 1;
             if self.reusable && lane.device().unusable().is_none() {
                 of_device.idle.push((Instant::now(), lane));
+                self.devices.call_janitor();
             } else {
                 forget(of_device, &lane);
                 dropped.push(lane);
             }
-            self.devices.take_long_idle(&mut state, &mut dropped);
+            take_long_idle(&mut state, &mut dropped);
         }
         self.devices.free(dropped);
         self.devices.changed.notify_all();

@@ -69,8 +69,15 @@ impl Session<'_> {
         &self.sizing.batches[number % self.sizing.batches.len()]
     }
 
-    /// Send the fill value to the device, ahead of the first slab and in the same stream.
-    pub(super) fn upload_fill_value(&self, job: &Job<'_>) -> Result<(), DriverError> {
+    /// What comes before the first batch: the fill value goes to the device, ahead of everything in
+    /// that stream; and what a slot has behind its elements is written once, since kernels read
+    /// slots by whole words.
+    pub(super) fn prepare(&self, job: &Job<'_>) -> Result<(), DriverError> {
+        if self.sizing.slot_stride > job.grid.subchunk_bytes() {
+            for batch in &self.sizing.batches {
+                self.lane.zero(self.lane.compute, batch.slots)?;
+            }
+        }
         let pattern = Scatter::fill_pattern(job.fill_value);
         let staging = self.lane.pinned_in(self.sizing.fill_staging);
         let staging = self

@@ -117,7 +117,11 @@ pub(crate) struct Dims {
 /// An argument of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Arg<'a> {
-    /// A pointer to the first byte of the span.
+    /// A pointer to the first byte of the span, and what the kernel does to it.
+    #[allow(
+        dead_code,
+        reason = "the simulation checks the access, hardware does not ask"
+    )]
     Span(DeviceSpan, Access),
     /// A null pointer.
     Null,
@@ -129,6 +133,7 @@ pub(crate) enum Arg<'a> {
 
 /// A call of a library's asynchronous function, given the driver's own handle of a stream. An error
 /// is what the library says.
+#[allow(dead_code, reason = "for compressors on the device")]
 pub(crate) type LibraryCall = Box<dyn FnOnce(*mut c_void) -> Result<(), String> + Send>;
 
 /// How bad it is.
@@ -268,6 +273,7 @@ pub(crate) trait Driver: fmt::Debug + Send + Sync {
     ///
     /// # Safety
     /// The rules of the module, and: `function` keeps within the spans, and only enqueues.
+    #[allow(dead_code, reason = "for compressors on the device")]
     unsafe fn call(
         &self,
         stream: StreamId,

@@ -3,6 +3,7 @@
 pub(crate) mod aggregate;
 pub(crate) mod crc32c;
 mod fast_division;
+pub(crate) mod ptx;
 pub(crate) mod scatter;
 pub(crate) mod spans;
 pub(crate) mod split;

@@ -15,6 +15,7 @@ pub(crate) struct Slots {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lengths {
     /// A `u64` for each slot.
+    #[allow(dead_code, reason = "for compressors on the device")]
     Each(DeviceSpan),
     /// The same for all.
     All(usize),

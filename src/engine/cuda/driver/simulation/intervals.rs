@@ -94,3 +94,41 @@ impl Intervals {
         Some(at..end)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// As a set of single bytes.
+        #[test]
+        fn they_are_sets(
+            steps in prop::collection::vec((any::<bool>(), 0..24_usize, 0..8_usize), 0..24),
+        ) {
+            let mut intervals = Intervals::default();
+            let mut naive = [false; 32];
+            for (insert, start, len) in steps {
+                let bytes = start..start + len;
+                naive[bytes.clone()].fill(insert);
+                if insert {
+                    intervals.insert(bytes.clone());
+                } else {
+                    intervals.remove(bytes.clone());
+                }
+                for within in [bytes, 0..32, start..32, 3..start.max(3)] {
+                    let of = |ranges: Vec<Range<usize>>| ranges.into_iter().flatten().collect::<Vec<_>>();
+                    let (inside, outside): (Vec<usize>, Vec<_>) =
+                        within.clone().partition(|byte| naive[*byte]);
+                    prop_assert_eq!(of(intervals.within(within.clone())), inside);
+                    let gaps = intervals.gaps(within.clone());
+                    prop_assert_eq!(intervals.first_gap(within), gaps.first().cloned());
+                    prop_assert_eq!(of(gaps), outside);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The functions of the CUDA driver's library.
+//!
+//! They are looked up once, here and not in cudarc, for two reasons. cudarc panics where the
+//! library lacks one; and it returns codes as an enumeration of those that its version of CUDA
+//! knows, which a newer driver's code would make undefined behaviour. Here a code is a number.
+//! cudarc finds and loads the library, and its bindings, generated from NVIDIA's header, check the
+//! types below.
+
+use cudarc::driver::sys::{
+    self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUjit_option,
+    CUmodule, CUresult, CUstream,
+};
+use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
+
+/// What a function returns: 0, or why it failed.
+pub(super) type Code = u32;
+
+macro_rules! functions {
+    (
+        { $($name:ident($($argument:ty),*);)* }
+        of a code { $($of_code:ident($($of_code_argument:ty),*);)* }
+    ) => {
+        #[allow(non_snake_case)] // NVIDIA's names
+        pub(super) struct Functions {
+            $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> Code,)*
+            $(pub(super) $of_code: unsafe extern "C" fn(Code, $($of_code_argument),*) -> Code,)*
+        }
+
+        impl Functions {
+            /// The functions of the library, or the name of one that it lacks.
+            ///
+            /// # Safety
+            /// The library is present.
+            unsafe fn look_up() -> Result<Self, &'static str> {
+                // SAFETY: this panics only where the library is absent.
+                let library = unsafe { sys::culib() };
+                macro_rules! symbol {
+                    ($symbol:ident) => {
+                        // SAFETY: the type is that of the header, as the constants below check; a
+                        // `CUresult` is 32 bits. The library is never unloaded.
+                        *unsafe { library.get(concat!(stringify!($symbol), "\0").as_bytes()) }
+                            .map_err(|_| stringify!($symbol))?
+                    };
+                }
+                Ok(Self {
+                    $($name: symbol!($name),)*
+                    $($of_code: symbol!($of_code),)*
+                })
+            }
+        }
+
+        $(const _: unsafe fn($($argument),*) -> CUresult = sys::$name;)*
+        $(const _: unsafe fn(CUresult, $($of_code_argument),*) -> CUresult = sys::$of_code;)*
+    };
+}
+
+const _: () = assert!(size_of::<CUresult>() == size_of::<Code>());
+
+// All of them are older than CUDA 12.0, which is the oldest that is taken.
+functions! {
+    {
+        cuCtxPopCurrent_v2(*mut CUcontext);
+        cuCtxPushCurrent_v2(CUcontext);
+        cuDeviceGet(*mut CUdevice, c_int);
+        cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
+        cuDeviceGetCount(*mut c_int);
+        cuDeviceGetName(*mut c_char, c_int, CUdevice);
+        cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
+        cuDeviceTotalMem_v2(*mut usize, CUdevice);
+        cuDriverGetVersion(*mut c_int);
+        cuEventCreate(*mut CUevent, c_uint);
+        cuEventDestroy_v2(CUevent);
+        cuEventElapsedTime(*mut f32, CUevent, CUevent);
+        cuEventQuery(CUevent);
+        cuEventRecord(CUevent, CUstream);
+        cuEventSynchronize(CUevent);
+        cuInit(c_uint);
+        cuLaunchKernel(
+            CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream,
+            *mut *mut c_void, *mut *mut c_void
+        );
+        cuMemAlloc_v2(*mut CUdeviceptr, usize);
+        cuMemFreeHost(*mut c_void);
+        cuMemFree_v2(CUdeviceptr);
+        cuMemGetInfo_v2(*mut usize, *mut usize);
+        cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
+        cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, CUstream);
+        cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
+        cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
+        cuMemsetD8Async(CUdeviceptr, c_uchar, usize, CUstream);
+        cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char);
+        cuModuleLoadDataEx(*mut CUmodule, *const c_void, c_uint, *mut CUjit_option, *mut *mut c_void);
+        cuStreamCreate(*mut CUstream, c_uint);
+        cuStreamDestroy_v2(CUstream);
+        cuStreamQuery(CUstream);
+        cuStreamWaitEvent(CUstream, CUevent, c_uint);
+    }
+    of a code {
+        cuGetErrorName(*mut *const c_char);
+        cuGetErrorString(*mut *const c_char);
+    }
+}
+
+impl Functions {
+    /// Load the library, where there is one that has every function.
+    pub(super) fn load() -> Result<Self, String> {
+        // SAFETY: loads the library and unloads it, which runs no code but its initialisers. They
+        // are made to run in any process.
+        if !unsafe { sys::is_culib_present() } {
+            return Err("no CUDA driver is installed: its library was not found".into());
+        }
+        // SAFETY: it is present.
+        unsafe { Self::look_up() }
+            .map_err(|name| format!("the CUDA driver's library has no {name}: {UPDATE}"))
+    }
+}
+
+/// What to do about a driver that is too old.
+pub(super) const UPDATE: &str = "install an NVIDIA driver of version 525 or newer";

@@ -1,0 +1,537 @@
+//! The CUDA driver.
+//!
+//! One [`CudaDriver`] a device, for the life of the process: its primary context is the one that
+//! CUDA's runtime and every library on it use. It is retained when it is first entered, because it
+//! takes memory of a device that may not be used after all, and never released. A release
+//! could destroy it under memory that was leaked on purpose, would throw the compiled kernels
+//! away, and at exit may come after the driver has shut down.
+
+mod codes;
+mod functions;
+mod handles;
+mod kernels;
+mod open;
+
+#[cfg(test)]
+pub(crate) use open::gpu_or_skip;
+pub(crate) use open::open_all;
+
+use super::{
+    Access, Arg, DeviceInfo, DeviceMemory, DeviceSpan, Dims, Driver, DriverError, EventId, Fault,
+    LibraryCall, PinnedMemory, PinnedSpan, PinnedUse, Site, Span, StreamId,
+};
+use codes::{NOT_READY, SUCCESS};
+use cudarc::driver::sys::{
+    CU_MEMHOSTALLOC_WRITECOMBINED, CUctx_st, CUdevice, CUdeviceptr, CUevent, CUevent_flags,
+    CUevent_st, CUstream, CUstream_flags, CUstream_st,
+};
+use functions::{Code, Functions};
+use handles::{Handle, Handles};
+use kernels::{Arguments, Kernels};
+use std::{
+    ffi::c_void,
+    fmt, process, ptr,
+    ptr::NonNull,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+/// A device, through the CUDA driver.
+pub(crate) struct CudaDriver {
+    functions: &'static Functions,
+    info: DeviceInfo,
+    device: CUdevice,
+    context: OnceLock<Handle<CUctx_st>>,
+    /// The process that opened it. In a forked child nothing of CUDA works.
+    process: u32,
+    /// The first sticky error: nothing is called after it.
+    broken: OnceLock<DriverError>,
+    streams: Handles<Stream>,
+    events: Handles<Handle<CUevent_st>>,
+    kernels: Kernels,
+}
+
+struct Stream {
+    handle: Handle<CUstream_st>,
+    /// To sleep on until the stream is done: synchronising with the stream itself spins.
+    done: Handle<CUevent_st>,
+}
+
+impl fmt::Debug for CudaDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaDriver")
+            .field("info", &self.info)
+            .finish_non_exhaustive()
+    }
+}
+
+impl CudaDriver {
+    /// Call a function, unless the device is broken.
+    fn run(
+        &self,
+        operation: impl Fn() -> String,
+        function: impl FnOnce(&Functions) -> Code,
+    ) -> Result<(), DriverError> {
+        match self.code(&operation, function)? {
+            SUCCESS => Ok(()),
+            code => Err(self.error(code, operation())),
+        }
+    }
+
+    /// Call a function, unless the device is broken, and return what it returns.
+    fn code(
+        &self,
+        operation: &impl Fn() -> String,
+        function: impl FnOnce(&Functions) -> Code,
+    ) -> Result<Code, DriverError> {
+        match self.broken.get() {
+            None => Ok(function(self.functions)),
+            Some(first) => Err(DriverError {
+                operation: operation(),
+                reason: format!("not tried, because the device failed before: {first}"),
+                ..first.clone()
+            }),
+        }
+    }
+
+    /// The error of a code that is not [`SUCCESS`].
+    fn error(&self, code: Code, operation: String) -> DriverError {
+        let error = DriverError {
+            operation,
+            device: Some(self.info.ordinal),
+            fault: codes::fault(code),
+            reason: codes::describe(self.functions, code),
+        };
+        if error.fault == Fault::Sticky {
+            // Another thread's may have been first. Either will do.
+            let _ = self.broken.set(error.clone());
+        }
+        error
+    }
+
+    /// What is refused before the driver is asked.
+    fn refused(&self, operation: String, reason: &str) -> DriverError {
+        DriverError {
+            operation,
+            device: Some(self.info.ordinal),
+            fault: Fault::Refused,
+            reason: reason.into(),
+        }
+    }
+
+    /// The primary context.
+    fn context(&self) -> Result<Handle<CUctx_st>, DriverError> {
+        if let Some(context) = self.context.get() {
+            return Ok(*context);
+        }
+        let mut context = ptr::null_mut();
+        self.run(
+            || "retain the primary context".to_owned(),
+            // SAFETY: writes the context.
+            |functions| unsafe {
+                (functions.cuDevicePrimaryCtxRetain)(&raw mut context, self.device)
+            },
+        )?;
+        // If another thread was faster, it got the same.
+        Ok(*self.context.get_or_init(|| Handle(context)))
+    }
+
+    fn stream(
+        &self,
+        id: StreamId,
+        operation: impl Fn() -> String,
+    ) -> Result<Arc<Stream>, DriverError> {
+        let stream = self.streams.get(id.0);
+        stream.ok_or_else(|| self.refused(operation(), "there is no such stream"))
+    }
+
+    fn event(
+        &self,
+        id: EventId,
+        operation: impl Fn() -> String,
+    ) -> Result<Arc<Handle<CUevent_st>>, DriverError> {
+        let event = self.events.get(id.0);
+        event.ok_or_else(|| self.refused(operation(), "there is no such event"))
+    }
+
+    fn new_event(&self, operation: impl Fn() -> String) -> Result<Handle<CUevent_st>, DriverError> {
+        let mut event: CUevent = ptr::null_mut();
+        let flags = CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
+        self.run(operation, |functions| {
+            // SAFETY: writes the event.
+            unsafe { (functions.cuEventCreate)(&raw mut event, flags) }
+        })?;
+        Ok(Handle(event))
+    }
+
+    fn delete_event(
+        &self,
+        event: Handle<CUevent_st>,
+        operation: impl Fn() -> String,
+    ) -> Result<(), DriverError> {
+        self.run(operation, |functions| {
+            // SAFETY: `new_event` made it, and nobody else has it: it is not in the table.
+            unsafe { (functions.cuEventDestroy_v2)(event.0) }
+        })
+    }
+}
+
+/// The address of the first byte.
+fn address(span: DeviceSpan) -> CUdeviceptr {
+    span.memory.0.wrapping_add(span.offset as u64)
+}
+
+/// As above. Only what lies within the allocation may be accessed through it.
+fn pinned_address(span: PinnedSpan) -> *mut c_void {
+    span.memory.0.as_ptr().wrapping_add(span.offset).cast()
+}
+
+impl Driver for CudaDriver {
+    fn device(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn enter(&self) -> Result<(), DriverError> {
+        let operation = || "make the context current".to_owned();
+        if process::id() != self.process {
+            return Err(DriverError {
+                fault: Fault::Sticky,
+                ..self.refused(
+                    operation(),
+                    "the process was forked after it opened the device",
+                )
+            });
+        }
+        let context = self.context()?;
+        self.run(operation, |functions| {
+            // SAFETY: the context is retained for ever.
+            unsafe { (functions.cuCtxPushCurrent_v2)(context.0) }
+        })
+    }
+
+    fn leave(&self) -> Result<(), DriverError> {
+        // Also on a broken device: the thread's other contexts may be well.
+        let operation = || "restore the thread's context".to_owned();
+        let mut context = ptr::null_mut();
+        // SAFETY: writes the context that was current.
+        match unsafe { (self.functions.cuCtxPopCurrent_v2)(&raw mut context) } {
+            SUCCESS if self.context.get().is_some_and(|own| own.0 == context) => Ok(()),
+            SUCCESS => {
+                // SAFETY: it was current until just now.
+                unsafe { (self.functions.cuCtxPushCurrent_v2)(context) };
+                Err(self.refused(operation(), "another context is current"))
+            }
+            code => Err(self.error(code, operation())),
+        }
+    }
+
+    fn free_memory(&self) -> Result<usize, DriverError> {
+        let (mut free, mut total) = (0, 0);
+        let operation = || "ask for the free memory".to_owned();
+        self.run(operation, |functions| {
+            // SAFETY: writes two numbers.
+            unsafe { (functions.cuMemGetInfo_v2)(&raw mut free, &raw mut total) }
+        })?;
+        Ok(free)
+    }
+
+    fn allocate(&self, len: usize) -> Result<DeviceMemory, DriverError> {
+        let mut memory = 0;
+        let operation = || format!("allocate {len} bytes of device memory");
+        self.run(operation, |functions| {
+            // SAFETY: writes an address.
+            unsafe { (functions.cuMemAlloc_v2)(&raw mut memory, len) }
+        })?;
+        Ok(DeviceMemory(memory))
+    }
+
+    unsafe fn free(&self, memory: DeviceMemory) -> Result<(), DriverError> {
+        let operation = || format!("free the device memory at {:#x}", memory.0);
+        self.run(operation, |functions| {
+            // SAFETY: the caller promises that nothing uses it. An address that is not of an
+            // allocation is refused.
+            unsafe { (functions.cuMemFree_v2)(memory.0) }
+        })
+    }
+
+    fn allocate_pinned(&self, len: usize, pinned: PinnedUse) -> Result<PinnedMemory, DriverError> {
+        let flags = match pinned {
+            PinnedUse::ToDevice => CU_MEMHOSTALLOC_WRITECOMBINED,
+            PinnedUse::FromDevice => 0,
+        };
+        let mut memory = ptr::null_mut();
+        let operation = || format!("allocate {len} bytes of pinned memory");
+        self.run(operation, |functions| {
+            // SAFETY: writes an address.
+            unsafe { (functions.cuMemHostAlloc)(&raw mut memory, len, flags) }
+        })?;
+        NonNull::new(memory.cast())
+            .map(PinnedMemory)
+            .ok_or_else(|| self.refused(operation(), "the driver returned a null pointer"))
+    }
+
+    unsafe fn free_pinned(&self, memory: PinnedMemory) -> Result<(), DriverError> {
+        let operation = || format!("free the pinned memory at {:p}", memory.0);
+        self.run(operation, |functions| {
+            // SAFETY: the caller promises that nothing uses it. An address that is not of an
+            // allocation is refused.
+            unsafe { (functions.cuMemFreeHost)(memory.0.as_ptr().cast()) }
+        })
+    }
+
+    fn create_stream(&self) -> Result<StreamId, DriverError> {
+        let operation = || "create a stream".to_owned();
+        let done = self.new_event(operation)?;
+        let mut stream: CUstream = ptr::null_mut();
+        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        let created = self.run(operation, |functions| {
+            // SAFETY: writes the stream.
+            unsafe { (functions.cuStreamCreate)(&raw mut stream, flags) }
+        });
+        if let Err(error) = created {
+            // The first error is the one to report.
+            let _ = self.delete_event(done, operation);
+            return Err(error);
+        }
+        let handle = Handle(stream);
+        Ok(StreamId(self.streams.insert(Stream { handle, done })))
+    }
+
+    fn destroy_stream(&self, stream: StreamId) -> Result<(), DriverError> {
+        let operation = || format!("destroy stream {}", stream.0);
+        let Some(Stream { handle, done }) = self.streams.remove(stream.0) else {
+            return Err(self.refused(operation(), "it does not exist, or is being used"));
+        };
+        let destroyed = self.run(operation, |functions| {
+            // SAFETY: `create_stream` made it, and nobody else has it: it is not in the table.
+            unsafe { (functions.cuStreamDestroy_v2)(handle.0) }
+        });
+        destroyed.and(self.delete_event(done, operation))
+    }
+
+    fn create_event(&self) -> Result<EventId, DriverError> {
+        let event = self.new_event(|| "create an event".to_owned())?;
+        Ok(EventId(self.events.insert(event)))
+    }
+
+    fn destroy_event(&self, event: EventId) -> Result<(), DriverError> {
+        let operation = || format!("destroy event {}", event.0);
+        match self.events.remove(event.0) {
+            Some(event) => self.delete_event(event, operation),
+            None => Err(self.refused(operation(), "it does not exist, or is being used")),
+        }
+    }
+
+    fn record(&self, event: EventId, stream: StreamId, site: Site) -> Result<(), DriverError> {
+        let operation = || {
+            format!(
+                "record event {} in stream {} ({})",
+                event.0, stream.0, site.0
+            )
+        };
+        let event_ = self.event(event, operation)?;
+        let stream_ = self.stream(stream, operation)?;
+        self.run(operation, |functions| {
+            // SAFETY: both live while they are held here.
+            unsafe { (functions.cuEventRecord)(event_.0, stream_.handle.0) }
+        })
+    }
+
+    fn wait(&self, stream: StreamId, event: EventId, site: Site) -> Result<(), DriverError> {
+        let operation = || {
+            format!(
+                "let stream {} wait for event {} ({})",
+                stream.0, event.0, site.0
+            )
+        };
+        let event_ = self.event(event, operation)?;
+        let stream_ = self.stream(stream, operation)?;
+        self.run(operation, |functions| {
+            // SAFETY: both live while they are held here.
+            unsafe { (functions.cuStreamWaitEvent)(stream_.handle.0, event_.0, 0) }
+        })
+    }
+
+    fn query_event(&self, event: EventId) -> Result<bool, DriverError> {
+        let operation = || format!("query event {}", event.0);
+        let event = self.event(event, operation)?;
+        let code = self.code(&operation, |functions| {
+            // SAFETY: it lives while it is held here.
+            unsafe { (functions.cuEventQuery)(event.0) }
+        })?;
+        match code {
+            SUCCESS => Ok(true),
+            NOT_READY => Ok(false),
+            code => Err(self.error(code, operation())),
+        }
+    }
+
+    fn synchronize(&self, event: EventId, site: Site) -> Result<(), DriverError> {
+        let operation = || format!("wait for event {} ({})", event.0, site.0);
+        let event = self.event(event, operation)?;
+        self.run(operation, |functions| {
+            // SAFETY: it lives while it is held here.
+            unsafe { (functions.cuEventSynchronize)(event.0) }
+        })
+    }
+
+    fn synchronize_stream(&self, stream: StreamId, site: Site) -> Result<(), DriverError> {
+        let operation = || format!("wait for stream {} ({})", stream.0, site.0);
+        let stream = self.stream(stream, operation)?;
+        self.run(operation, |functions| {
+            // SAFETY: both live while the stream is held here.
+            unsafe { (functions.cuEventRecord)(stream.done.0, stream.handle.0) }
+        })?;
+        self.run(operation, |functions| {
+            // SAFETY: as above. If another thread has recorded it since, this waits for longer.
+            unsafe { (functions.cuEventSynchronize)(stream.done.0) }
+        })
+    }
+
+    fn elapsed(&self, begin: EventId, end: EventId) -> Result<Duration, DriverError> {
+        let operation = || format!("take the time from event {} to event {}", begin.0, end.0);
+        let begin = self.event(begin, operation)?;
+        let end = self.event(end, operation)?;
+        let mut milliseconds = 0.0_f32;
+        self.run(operation, |functions| {
+            // SAFETY: both live while they are held here; writes a number.
+            unsafe { (functions.cuEventElapsedTime)(&raw mut milliseconds, begin.0, end.0) }
+        })?;
+        // Its resolution is half a microsecond: a difference may come out below zero.
+        Ok(Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3).unwrap_or_default())
+    }
+
+    unsafe fn copy(&self, stream: StreamId, from: Span, to: Span) -> Result<(), DriverError> {
+        let len = from.len();
+        let operation = || format!("copy {len} bytes: {from:?} to {to:?}");
+        if to.len() != len {
+            return Err(self.refused(operation(), "the lengths differ"));
+        }
+        if len == 0 {
+            return Ok(());
+        }
+        let stream = self.stream(stream, operation)?;
+        let stream = stream.handle.0;
+        // SAFETY, of all three: the caller promises that the spans are allocated until the copy has
+        // completed, and that nothing conflicting happens to them. A span that is in no allocation
+        // of the device is refused.
+        match (from, to) {
+            (Span::Pinned(from), Span::Device(to)) => self.run(operation, |functions| {
+                let (from, to) = (pinned_address(from), address(to));
+                // SAFETY: as above.
+                unsafe { (functions.cuMemcpyHtoDAsync_v2)(to, from, len, stream) }
+            }),
+            (Span::Device(from), Span::Pinned(to)) => self.run(operation, |functions| {
+                let (from, to) = (address(from), pinned_address(to));
+                // SAFETY: as above.
+                unsafe { (functions.cuMemcpyDtoHAsync_v2)(to, from, len, stream) }
+            }),
+            (Span::Device(from), Span::Device(to)) => self.run(operation, |functions| {
+                let (from, to) = (address(from), address(to));
+                // SAFETY: as above.
+                unsafe { (functions.cuMemcpyDtoDAsync_v2)(to, from, len, stream) }
+            }),
+            (Span::Pinned(_), Span::Pinned(_)) => {
+                Err(self.refused(operation(), "a device copies from or to its own memory"))
+            }
+        }
+    }
+
+    unsafe fn fill(&self, stream: StreamId, span: DeviceSpan, byte: u8) -> Result<(), DriverError> {
+        let operation = || format!("fill {span:?} with {byte}");
+        if span.len == 0 {
+            return Ok(());
+        }
+        let stream = self.stream(stream, operation)?;
+        self.run(operation, |functions| {
+            let to = address(span);
+            // SAFETY: the caller promises that the span is allocated until this has completed, and
+            // that nothing else happens to it.
+            unsafe { (functions.cuMemsetD8Async)(to, byte, span.len, stream.handle.0) }
+        })
+    }
+
+    unsafe fn launch(
+        &self,
+        stream: StreamId,
+        name: &'static str,
+        dims: Dims,
+        args: &[Arg<'_>],
+    ) -> Result<(), DriverError> {
+        let Dims { grid, block } = dims;
+        let operation = || format!("launch {name} with {grid} blocks of {block} threads");
+        let stream = self.stream(stream, operation)?;
+        let kernel = self.kernel(name)?;
+        let mut arguments = Arguments::new(args);
+        let mut pointers = arguments.pointers();
+        self.run(operation, |functions| {
+            let (arguments, extra) = (pointers.as_mut_ptr(), ptr::null_mut());
+            // SAFETY: the caller promises that the arguments are what the kernel takes, and that it
+            // keeps within spans that stay allocated until it has completed. The driver copies the
+            // arguments before it returns.
+            unsafe {
+                (functions.cuLaunchKernel)(
+                    kernel.0,
+                    grid,
+                    1,
+                    1,
+                    block,
+                    1,
+                    1,
+                    0,
+                    stream.handle.0,
+                    arguments,
+                    extra,
+                )
+            }
+        })
+    }
+
+    unsafe fn call(
+        &self,
+        stream: StreamId,
+        name: &'static str,
+        accesses: &[(Span, Access)],
+        function: LibraryCall,
+    ) -> Result<(), DriverError> {
+        let operation = || {
+            let bytes: usize = accesses.iter().map(|(span, _)| span.len()).sum();
+            format!("call {name} on {bytes} bytes in {} spans", accesses.len())
+        };
+        let stream = self.stream(stream, operation)?;
+        let mut result = Ok(());
+        self.run(operation, |_| {
+            result = function(stream.handle.0.cast());
+            SUCCESS
+        })?;
+        let Err(reason) = result else {
+            return Ok(());
+        };
+        // The library's error may be that of the context.
+        let query = self.code(&operation, |functions| {
+            // SAFETY: it lives while it is held here.
+            unsafe { (functions.cuStreamQuery)(stream.handle.0) }
+        })?;
+        match query {
+            SUCCESS | NOT_READY => Err(self.refused(operation(), &reason)),
+            code => Err(self.error(code, format!("{} ({reason})", operation()))),
+        }
+    }
+
+    fn host_access(&self, _: PinnedSpan, _: Access) -> Result<(), DriverError> {
+        Ok(())
+    }
+
+    fn discard(&self, _: Span) -> Result<(), DriverError> {
+        Ok(())
+    }
+}
+
+impl Span {
+    fn len(self) -> usize {
+        match self {
+            Self::Device(span) => span.len,
+            Self::Pinned(span) => span.len,
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Whether there is a driver and a device that can be used. Asking never panics.
+
+use super::{
+    Code, CudaDriver, DeviceInfo, Driver, DriverError, Fault, Functions, Handles, Kernels, codes,
+    functions,
+};
+use crate::engine::cuda::driver::cuda::handles::lock;
+use cudarc::driver::sys::{CUdevice, CUdevice_attribute};
+use std::{
+    collections::BTreeMap,
+    ffi::CStr,
+    process,
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+/// The kernels are PTX of ISA 8.0, which drivers for this version of CUDA compile.
+const VERSION: i32 = 12_000;
+
+/// And they are for this architecture, or newer.
+const COMPUTE_CAPABILITY: (u32, u32) = (7, 0);
+
+/// The devices of this process that can be used.
+///
+/// # Errors
+/// There is none. Where there are some, why the first of them cannot be used.
+pub(crate) fn open_all() -> Result<Vec<Arc<dyn Driver>>, DriverError> {
+    let (mut drivers, mut first_error) = (Vec::<Arc<dyn Driver>>::new(), None);
+    for ordinal in 0..CudaDriver::count()? {
+        match CudaDriver::open(ordinal) {
+            Ok(driver) => drivers.push(driver),
+            Err(error) => {
+                tracing::debug!(%error, "a CUDA device that cannot be used");
+                first_error.get_or_insert(error);
+            }
+        }
+    }
+    if drivers.is_empty() {
+        let none = || unavailable("look for CUDA devices", None, "there are none".into());
+        return Err(first_error.unwrap_or_else(none));
+    }
+    Ok(drivers)
+}
+
+impl CudaDriver {
+    /// How many devices this process sees.
+    pub(crate) fn count() -> Result<usize, DriverError> {
+        let functions = initialized()?;
+        let mut count = 0;
+        // SAFETY: writes a number.
+        let code = unsafe { (functions.cuDeviceGetCount)(&raw mut count) };
+        succeed(functions, code, "count the CUDA devices", None)?;
+        Ok(usize::try_from(count).unwrap_or(0))
+    }
+
+    /// The driver of a device: always the same one.
+    pub(crate) fn open(ordinal: usize) -> Result<Arc<Self>, DriverError> {
+        static DEVICES: Mutex<BTreeMap<usize, Arc<CudaDriver>>> = Mutex::new(BTreeMap::new());
+        // First, because a forked child could find the lock taken for ever.
+        let functions = initialized()?;
+        let mut devices = lock(&DEVICES);
+        if let Some(device) = devices.get(&ordinal) {
+            return Ok(Arc::clone(device));
+        }
+        let device = Arc::new(Self::new(functions, ordinal)?);
+        devices.insert(ordinal, Arc::clone(&device));
+        Ok(device)
+    }
+
+    fn new(functions: &'static Functions, ordinal: usize) -> Result<Self, DriverError> {
+        let check = |code, what: &str| succeed(functions, code, what, Some(ordinal));
+
+        let mut device: CUdevice = 0;
+        // What is out of the driver's range is refused by the driver.
+        let number = i32::try_from(ordinal).unwrap_or(i32::MAX);
+        // SAFETY: writes the device.
+        let code = unsafe { (functions.cuDeviceGet)(&raw mut device, number) };
+        check(code, "find the device")?;
+
+        let attribute = |attribute| {
+            let mut value = 0;
+            // SAFETY: writes a number.
+            let code =
+                unsafe { (functions.cuDeviceGetAttribute)(&raw mut value, attribute, device) };
+            check(code, "ask for an attribute")?;
+            Ok(u32::try_from(value).unwrap_or(0))
+        };
+        let major = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+        let minor = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
+        let multiprocessors = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let compute_capability = (attribute(major)?, attribute(minor)?);
+        let multiprocessors = attribute(multiprocessors)?;
+        if compute_capability < COMPUTE_CAPABILITY {
+            return Err(unavailable(
+                "use the device",
+                Some(ordinal),
+                format!(
+                    "its compute capability is {}.{}; the kernels need {}.{} or newer",
+                    compute_capability.0,
+                    compute_capability.1,
+                    COMPUTE_CAPABILITY.0,
+                    COMPUTE_CAPABILITY.1
+                ),
+            ));
+        }
+
+        let mut name = [0_u8; 256];
+        // SAFETY: writes at most 255 characters and a NUL.
+        let code = unsafe { (functions.cuDeviceGetName)(name.as_mut_ptr().cast(), 255, device) };
+        check(code, "ask for the name")?;
+        let name = CStr::from_bytes_until_nul(&name).unwrap_or_default();
+        let name = name.to_string_lossy().into_owned();
+
+        let mut total_memory = 0;
+        // SAFETY: writes a number.
+        let code = unsafe { (functions.cuDeviceTotalMem_v2)(&raw mut total_memory, device) };
+        check(code, "ask for the size of the memory")?;
+
+        Ok(Self {
+            functions,
+            info: DeviceInfo {
+                ordinal,
+                name,
+                compute_capability,
+                total_memory,
+                multiprocessors,
+            },
+            device,
+            context: OnceLock::new(),
+            process: process::id(),
+            broken: OnceLock::new(),
+            streams: Handles::new(),
+            events: Handles::new(),
+            kernels: Kernels::default(),
+        })
+    }
+}
+
+/// The driver's functions, after `cuInit`. What is wrong is found once, and said every time.
+fn initialized() -> Result<&'static Functions, DriverError> {
+    static FUNCTIONS: OnceLock<Result<Functions, String>> = OnceLock::new();
+    /// The process that came here first; 0 is none.
+    static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+    let what = "initialize CUDA";
+    let this = process::id();
+    let first = PROCESS.compare_exchange(0, this, Ordering::Relaxed, Ordering::Relaxed);
+    if first.is_err_and(|process| process != this) {
+        // CUDA does not work there, and another thread of the parent may have been in here.
+        let reason = "the process was forked after it looked for CUDA devices".into();
+        return Err(unavailable(what, None, reason));
+    }
+    match FUNCTIONS.get_or_init(initialize) {
+        Ok(functions) => Ok(functions),
+        Err(reason) => Err(unavailable(what, None, reason.clone())),
+    }
+}
+
+fn initialize() -> Result<Functions, String> {
+    let functions = Functions::load()?;
+    let mut version = 0;
+    // SAFETY: writes a number; may be called before `cuInit`.
+    let code = unsafe { (functions.cuDriverGetVersion)(&raw mut version) };
+    if code != codes::SUCCESS {
+        let reason = codes::describe(&functions, code);
+        return Err(format!("the driver does not tell its version: {reason}"));
+    }
+    check_version(version)?;
+    // SAFETY: may be called any number of times.
+    match unsafe { (functions.cuInit)(0) } {
+        codes::SUCCESS => Ok(functions),
+        code => Err(codes::describe(&functions, code)),
+    }
+}
+
+/// `version` is 1000 × major + 10 × minor.
+fn check_version(version: i32) -> Result<(), String> {
+    if version >= VERSION {
+        return Ok(());
+    }
+    let text = |version: i32| format!("{}.{}", version / 1000, version % 1000 / 10);
+    Err(format!(
+        "the driver is for CUDA {}, and the kernels need one for CUDA {}: {}",
+        text(version),
+        text(VERSION),
+        functions::UPDATE
+    ))
+}
+
+fn succeed(
+    functions: &Functions,
+    code: Code,
+    operation: &str,
+    device: Option<usize>,
+) -> Result<(), DriverError> {
+    match code {
+        codes::SUCCESS => Ok(()),
+        // Whatever it is: without a context nothing is broken, and nothing can be used.
+        code => Err(unavailable(
+            operation,
+            device,
+            codes::describe(functions, code),
+        )),
+    }
+}
+
+fn unavailable(operation: &str, device: Option<usize>, reason: String) -> DriverError {
+    DriverError {
+        operation: operation.into(),
+        device,
+        fault: Fault::Unavailable,
+        reason,
+    }
+}
+
+/// The first device, for a test that needs one. Where there is none, says so, and panics if
+/// `ZARRS_CUDA_REQUIRE_GPU` is 1.
+#[cfg(test)]
+pub(crate) fn gpu_or_skip(test: &str) -> Option<Arc<CudaDriver>> {
+    match CudaDriver::open(0) {
+        Ok(driver) => Some(driver),
+        Err(error) if std::env::var("ZARRS_CUDA_REQUIRE_GPU").is_ok_and(|v| v == "1") => {
+            panic!("{test} needs a GPU, and ZARRS_CUDA_REQUIRE_GPU is 1: {error}")
+        }
+        Err(error) => {
+            eprintln!("{test} is skipped: {error}");
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_old_driver_is_named_with_what_to_do() {
+        assert_eq!(check_version(12_000), Ok(()));
+        assert_eq!(check_version(13_000), Ok(()));
+        assert_eq!(
+            check_version(11_040).as_ref().map_err(String::as_str),
+            Err(
+                "the driver is for CUDA 11.4, and the kernels need one for CUDA 12.0: \
+                 install an NVIDIA driver of version 525 or newer"
+            )
+        );
+    }
+
+    #[test]
+    fn asking_never_panics() {
+        let devices = CudaDriver::count();
+        let missing = devices.as_ref().map_or(0, |&count| count);
+        let error = CudaDriver::open(missing).map(drop);
+        let fault = error.as_ref().map_err(|error| error.fault);
+        assert_eq!(fault, Err(Fault::Unavailable), "{error:?}");
+        if let Err(error) = devices {
+            assert_eq!(error.fault, Fault::Unavailable);
+            assert!(
+                error.to_string().starts_with("initialize CUDA: "),
+                "{error}"
+            );
+        }
+    }
+}

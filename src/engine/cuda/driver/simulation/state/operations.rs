@@ -1,0 +1,169 @@
+//! Operations, as they are enqueued.
+
+use super::super::Rule;
+use super::super::clocks::{Label, Stamp, Touch};
+use super::super::guard::Place;
+use super::super::kernels::Argument;
+use super::super::schedule::{Task, Ticket};
+use super::{Action, Failure, State, Work, violation};
+use crate::engine::cuda::driver::{Access, Arg, Dims, Fault, LibraryCall, Span, StreamId};
+
+impl State {
+    pub(crate) fn copy(&mut self, stream: StreamId, from: Span, to: Span) -> Result<(), Failure> {
+        let places = [
+            self.place(from, Access::Read)?,
+            self.place(to, Access::Write)?,
+        ];
+        let [from, to] = &places;
+        if from.bytes.len() != to.bytes.len() {
+            return violation(Rule::Argument, "the spans have different lengths");
+        }
+        if from.address == to.address
+            && from.bytes.start < to.bytes.end
+            && to.bytes.start < from.bytes.end
+        {
+            return violation(Rule::Argument, "the spans overlap");
+        }
+        let label = Label {
+            what: "a copy",
+            name: "",
+        };
+        self.enqueue(stream, label, places.into(), Action::Copy)
+    }
+
+    pub(crate) fn fill(&mut self, stream: StreamId, span: Span, byte: u8) -> Result<(), Failure> {
+        let place = self.place(span, Access::Write)?;
+        let label = Label {
+            what: "a fill",
+            name: "",
+        };
+        self.enqueue(stream, label, vec![place], Action::Fill(byte))
+    }
+
+    pub(crate) fn launch(
+        &mut self,
+        stream: StreamId,
+        name: &'static str,
+        dims: Dims,
+        args: &[Arg<'_>],
+    ) -> Result<(), Failure> {
+        if dims.grid == 0 || dims.grid > i32::MAX.cast_unsigned() {
+            return violation(Rule::Argument, format!("a grid of {} blocks", dims.grid));
+        }
+        if dims.block == 0 || dims.block > 1024 || !dims.block.is_multiple_of(32) {
+            return violation(Rule::Argument, format!("blocks of {} threads", dims.block));
+        }
+        let mut places = Vec::new();
+        for arg in args {
+            if let Arg::Span(span, access) = arg {
+                places.push(self.place(Span::Device(*span), *access)?);
+            }
+        }
+        if !self.faults.launch() {
+            return Err(Failure::Fault(
+                Fault::Refused,
+                "the launch was refused (injected)".into(),
+            ));
+        }
+        let label = Label {
+            what: "kernel ",
+            name,
+        };
+        let action = Action::Launch {
+            name,
+            dims,
+            arguments: args.iter().map(Argument::new).collect(),
+        };
+        self.enqueue(stream, label, places, action)
+    }
+
+    pub(crate) fn call(
+        &mut self,
+        stream: StreamId,
+        name: &'static str,
+        accesses: &[(Span, Access)],
+        function: LibraryCall,
+    ) -> Result<(), Failure> {
+        let places = accesses
+            .iter()
+            .map(|(span, access)| self.place(*span, *access));
+        let places = places.collect::<Result<_, _>>()?;
+        if !self.faults.launch() {
+            return Err(Failure::Fault(
+                Fault::Refused,
+                "the call was refused (injected)".into(),
+            ));
+        }
+        let label = Label {
+            what: "library call ",
+            name,
+        };
+        self.enqueue(stream, label, places, Action::Call { name, function })
+    }
+
+    /// Put an operation into a stream, if it is ordered and what it reads was written.
+    fn enqueue(
+        &mut self,
+        stream: StreamId,
+        label: Label,
+        places: Vec<Place>,
+        action: Action,
+    ) -> Result<(), Failure> {
+        let number = self.stream(stream)?;
+        self.streams[number].clock.join(&self.host);
+        let clock = &self.streams[number].clock;
+        for place in &places {
+            self.check(place, Some((clock, stream)))?;
+        }
+        let touched = places.clone();
+        let ticket = self.push(number, None, places, action);
+        let stamp = Stamp {
+            stream: number,
+            time: ticket.time,
+        };
+        for Place {
+            address,
+            bytes,
+            access,
+        } in touched
+        {
+            if let Some(allocation) = self.memory.get_mut(address) {
+                if access != Access::Read {
+                    allocation.written.insert(bytes.clone());
+                }
+                let touch = Touch {
+                    stamp,
+                    label,
+                    bytes,
+                    access,
+                };
+                allocation
+                    .history
+                    .enter(&touch, &self.streams[number].clock, &self.host);
+            }
+        }
+        self.enqueued();
+        Ok(())
+    }
+
+    /// Put work into a stream, and say where it is.
+    pub(super) fn push(
+        &mut self,
+        stream: usize,
+        after: Option<Ticket>,
+        places: Vec<Place>,
+        action: Action,
+    ) -> Ticket {
+        let work = Work {
+            enqueued: self.host_time,
+            places,
+            action,
+        };
+        self.scheduler.push(stream, Task { after, work });
+        let time = self.scheduler.queue(stream).enqueued();
+        let stamp = Stamp { stream, time };
+        self.streams[stream].clock.join(&self.host);
+        self.streams[stream].clock.include(stamp);
+        Ticket { stream, time }
+    }
+}

@@ -1,0 +1,187 @@
+//! Streams and events, and the host's waits.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use super::super::Rule;
+use super::super::clocks::Stamp;
+use super::super::schedule::Ticket;
+use super::{Action, Failure, Recorded, State, Stream, violation};
+use crate::engine::cuda::driver::{EventId, Site, StreamId};
+
+impl State {
+    pub(crate) fn create_stream(&mut self) -> StreamId {
+        self.created += 1;
+        let id = StreamId(self.created);
+        // The component of a stream that is gone can count on, once the host knows all of it.
+        let free = self
+            .streams
+            .iter()
+            .enumerate()
+            .position(|(number, stream)| {
+                let queue = self.scheduler.queue(number);
+                let last = Stamp {
+                    stream: number,
+                    time: queue.enqueued(),
+                };
+                stream.destroyed && queue.is_idle() && self.host.knows(last)
+            });
+        let stream = Stream {
+            id,
+            destroyed: false,
+            clock: self.host.clone(),
+            time: self.host_time,
+        };
+        if let Some(number) = free {
+            self.scheduler.renew(number);
+            self.streams[number] = stream;
+        } else {
+            self.scheduler.create();
+            self.streams.push(stream);
+        }
+        id
+    }
+
+    pub(super) fn stream(&self, id: StreamId) -> Result<usize, Failure> {
+        let found = self.streams.iter().position(|s| s.id == id && !s.destroyed);
+        found.map_or_else(
+            || violation(Rule::Lifetime, format!("there is no stream {}", id.0)),
+            Ok,
+        )
+    }
+
+    pub(crate) fn destroy_stream(&mut self, stream: StreamId) -> Result<(), Failure> {
+        let stream = self.stream(stream)?;
+        self.streams[stream].destroyed = true;
+        Ok(())
+    }
+
+    pub(crate) fn create_event(&mut self) -> EventId {
+        self.created += 1;
+        let id = EventId(self.created);
+        self.events.insert(id, None);
+        id
+    }
+
+    fn event(&self, event: EventId) -> Result<&Recorded, Failure> {
+        match self.events.get(&event) {
+            Some(Some(recorded)) => Ok(recorded),
+            Some(None) => violation(Rule::Event, format!("event {} was never recorded", event.0)),
+            None => violation(Rule::Lifetime, format!("there is no event {}", event.0)),
+        }
+    }
+
+    pub(crate) fn destroy_event(&mut self, event: EventId) -> Result<(), Failure> {
+        match self.events.remove(&event) {
+            Some(_) => Ok(()),
+            None => violation(Rule::Lifetime, format!("there is no event {}", event.0)),
+        }
+    }
+
+    pub(crate) fn record(
+        &mut self,
+        event: EventId,
+        stream: StreamId,
+        site: Site,
+    ) -> Result<(), Failure> {
+        let number = self.stream(stream)?;
+        if !self.events.contains_key(&event) {
+            return violation(Rule::Lifetime, format!("there is no event {}", event.0));
+        }
+        if !self.site(site) {
+            return Ok(());
+        }
+        let time = Arc::new(OnceLock::new());
+        let ticket = self.push(number, None, Vec::new(), Action::Record(Arc::clone(&time)));
+        let clock = self.streams[number].clock.clone();
+        self.events.insert(
+            event,
+            Some(Recorded {
+                ticket,
+                clock,
+                time,
+            }),
+        );
+        self.enqueued();
+        Ok(())
+    }
+
+    pub(crate) fn wait(
+        &mut self,
+        stream: StreamId,
+        event: EventId,
+        site: Site,
+    ) -> Result<(), Failure> {
+        let number = self.stream(stream)?;
+        if !self.site(site) {
+            return Ok(());
+        }
+        let recorded = self.event(event)?;
+        let ticket = recorded.ticket;
+        let clock = recorded.clock.clone();
+        let action = Action::Wait(Arc::clone(&recorded.time));
+        self.streams[number].clock.join(&clock);
+        self.push(number, Some(ticket), Vec::new(), action);
+        self.enqueued();
+        Ok(())
+    }
+
+    pub(crate) fn query(&mut self, event: EventId) -> Result<bool, Failure> {
+        let ticket = self.event(event)?.ticket;
+        // Let whoever asks again and again get an answer under every schedule.
+        if !self.scheduler.is_done(ticket) {
+            self.step(Some(ticket));
+        }
+        let done = self.scheduler.is_done(ticket);
+        if done {
+            self.happened(event)?;
+        }
+        Ok(done)
+    }
+
+    pub(crate) fn synchronize(&mut self, event: EventId, site: Site) -> Result<(), Failure> {
+        if !self.site(site) {
+            return Ok(());
+        }
+        let ticket = self.event(event)?.ticket;
+        self.run_until(ticket);
+        self.happened(event)
+    }
+
+    /// The host knows that the event has happened.
+    fn happened(&mut self, event: EventId) -> Result<(), Failure> {
+        let recorded = self.event(event)?;
+        let (clock, time) = (recorded.clock.clone(), recorded.time.get().copied());
+        self.host.join(&clock);
+        self.host_time = self.host_time.max(time.unwrap_or(0));
+        Ok(())
+    }
+
+    pub(crate) fn synchronize_stream(
+        &mut self,
+        stream: StreamId,
+        site: Site,
+    ) -> Result<(), Failure> {
+        let number = self.stream(stream)?;
+        if !self.site(site) {
+            return Ok(());
+        }
+        self.run_until(Ticket {
+            stream: number,
+            time: self.scheduler.queue(number).enqueued(),
+        });
+        self.host.join(&self.streams[number].clock);
+        self.host_time = self.host_time.max(self.streams[number].time);
+        Ok(())
+    }
+
+    pub(crate) fn elapsed(&self, begin: EventId, end: EventId) -> Result<Duration, Failure> {
+        let time = |event| match self.event(event)?.time.get() {
+            Some(time) => Ok(*time),
+            None => violation(Rule::Event, format!("event {} has not happened", event.0)),
+        };
+        Ok(Duration::from_nanos(
+            time(end)?.saturating_sub(time(begin)?),
+        ))
+    }
+}

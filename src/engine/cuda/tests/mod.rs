@@ -1,0 +1,120 @@
+//! The engine on simulated devices, with emulated kernels.
+
+mod conformance;
+mod faults;
+mod lanes;
+mod schedules;
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use super::driver::Driver;
+use super::driver::simulation::{Config, Schedule, Simulation};
+use super::{CudaEngine, Devices, Limits, Tuning};
+use crate::engine::host::HostEngine;
+use crate::engine::{Chain, Engine, EngineError, Job, KnownChain, Stage};
+use crate::layout::SubchunkGrid;
+
+/// So small that a shard of a few KiB is many batches of many slabs, and every ring goes round.
+const TINY: Tuning = Tuning {
+    slab: 384,
+    ring: 2,
+    batch: 1200,
+};
+
+fn limits() -> Limits {
+    Limits {
+        devices: None,
+        device_memory: Some(1 << 24),
+        pinned_memory: 1 << 24,
+    }
+}
+
+/// A shard, its chain, and elements that leave some subchunks empty.
+struct Shard {
+    grid: SubchunkGrid,
+    chain: KnownChain,
+    elements: Vec<u8>,
+    fill_value: Vec<u8>,
+}
+
+impl Shard {
+    /// 3 × 4 × 3 subchunks of 2 × 5 × 6 elements of 2 bytes; each third one is empty.
+    fn new(stages: usize) -> Self {
+        let grid = SubchunkGrid::new(&[6, 20, 18], &[2, 5, 6], 2).expect("divides");
+        let chain = KnownChain {
+            order: vec![0, 2, 1],
+            swap: 2,
+            stages: vec![Stage::Crc32c; stages],
+        };
+        let fill_value = vec![7, 0x80];
+        let elements = (0..6 * 20 * 18)
+            .flat_map(|i: usize| {
+                let (z, y, x) = (i / 360, i / 18 % 20, i % 18);
+                let subchunk = (z / 2 * 4 + y / 5) * 3 + x / 6;
+                if subchunk % 3 == 1 {
+                    [7, 0x80]
+                } else {
+                    [(i * 7) as u8, (i >> 3) as u8]
+                }
+            })
+            .collect();
+        Self {
+            grid,
+            chain,
+            elements,
+            fill_value,
+        }
+    }
+
+    fn job(&self) -> Job<'_> {
+        Job {
+            grid: &self.grid,
+            chain: Chain::Known(&self.chain),
+            fill_value: &self.fill_value,
+            store_empty: false,
+            validate_checksums: true,
+            threads: NonZeroUsize::MIN,
+            huge_pages: false,
+        }
+    }
+
+    /// Encode it and decode that on `engine`; and compare with the host.
+    fn round_trip(&self, engine: &dyn Engine) -> Result<(), EngineError> {
+        let job = self.job();
+        let host = HostEngine.encode(&job, &self.elements, 3, 5)?;
+        let encoded = engine.encode(&job, &self.elements, 3, 5)?;
+        assert_eq!(encoded.extents, host.extents);
+        assert_eq!(encoded.bytes, host.bytes);
+        let decoded = engine.decode(&job, &encoded.bytes, &encoded.extents)?;
+        assert!(decoded == self.elements, "decodes to something else");
+        Ok(())
+    }
+}
+
+/// An engine on one simulated device.
+fn engine_on(simulation: &Arc<Simulation>) -> CudaEngine {
+    engine_on_all(std::slice::from_ref(simulation))
+}
+
+fn engine_on_all(simulations: &[Arc<Simulation>]) -> CudaEngine {
+    let drivers = simulations
+        .iter()
+        .map(|simulation| simulation.clone() as Arc<dyn Driver>)
+        .collect();
+    CudaEngine::new(Devices::new(drivers), limits(), TINY)
+}
+
+fn simulation(schedule: Schedule) -> Arc<Simulation> {
+    Arc::new(Simulation::new(Config {
+        schedule,
+        ..Config::default()
+    }))
+}
+
+/// Nothing was done wrong, and when the engine is gone nothing is left.
+fn assert_clean(simulation: &Simulation) {
+    let violations = simulation.violations();
+    assert!(violations.is_empty(), "{violations:#?}");
+    assert_eq!(simulation.live(), Default::default());
+}

@@ -1,0 +1,239 @@
+//! `kernels/*.cu` to `kernels/ptx/*.ptx`, and the table of kernels that the crate embeds.
+
+use crate::{
+    Result,
+    nvrtc::Nvrtc,
+    occupancy::{self, ARCHITECTURES},
+    ptx::Module,
+    ptxas::{self, Resources},
+    pypi, target,
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+};
+
+const SOURCES: &str = "kernels";
+const MODULES: &str = "kernels/ptx";
+const TABLE: &str = "src/engine/cuda/kernels/ptx.rs";
+
+const OPTIONS: [&str; 4] = [
+    "--gpu-architecture=compute_70",
+    "--std=c++17",
+    "--include-path=kernels",
+    // Without this, every module gets the constants of <nv/target>, which nobody uses.
+    "--define-macro=__NV_TARGET_H",
+];
+
+/// On these a kernel may neither spill nor have a stack frame: the oldest that the PTX runs on,
+/// and every generation since that is built for data centres or workstations.
+const NO_SPILLS: [u32; 5] = [70, 80, 90, 100, 120];
+
+/// Compile all kernels, report, and write what changed.
+pub(crate) fn write() -> Result<()> {
+    let toolchain = pypi::install("kernels-toolchain.txt")?;
+    let modules = compile(&toolchain)?;
+    report(&toolchain, &modules)?;
+
+    let outputs = outputs(&modules);
+    fs::create_dir_all(MODULES).map_err(|e| format!("{MODULES}: {e}"))?;
+    for file in stale(&outputs)? {
+        fs::remove_file(&file).map_err(|e| format!("{}: {e}", file.display()))?;
+        println!("removed {}", file.display());
+    }
+    for (file, text) in outputs {
+        if fs::read_to_string(&file).ok().as_ref() != Some(&text) {
+            fs::write(&file, text).map_err(|e| format!("{}: {e}", file.display()))?;
+            println!("wrote {}", file.display());
+        }
+    }
+    Ok(())
+}
+
+/// Compile all kernels, report, and fail if what is checked in is not what comes out.
+pub(crate) fn check() -> Result<()> {
+    let toolchain = pypi::install("kernels-toolchain.txt")?;
+    let modules = compile(&toolchain)?;
+    report(&toolchain, &modules)?;
+
+    let outputs = outputs(&modules);
+    let mut drifted = stale(&outputs)?;
+    for (file, text) in outputs {
+        if fs::read_to_string(&file).ok() != Some(text) {
+            drifted.push(file);
+        }
+    }
+    if drifted.is_empty() {
+        return Ok(());
+    }
+    let mut message = String::from("these are not what the kernels compile to:\n");
+    for file in drifted {
+        let _ = writeln!(message, "    {}", file.display());
+    }
+    Err(message + "run: cargo xtask kernels")
+}
+
+fn compile(toolchain: &Path) -> Result<Vec<Module>> {
+    let nvrtc = Nvrtc::load(&toolchain.join("nvidia/cuda_nvrtc/lib/libnvrtc.so.12"))?;
+    let mut modules = Vec::new();
+    let mut kernels = BTreeMap::new();
+    for file in files(SOURCES, "cu")? {
+        let source = fs::read_to_string(&file).map_err(|e| format!("{}: {e}", file.display()))?;
+        let name = file.file_stem().and_then(OsStr::to_str).unwrap_or_default();
+        let ptx = nvrtc.compile(&format!("{name}.cu"), &source, &OPTIONS)?;
+        let module = Module::parse(name, ptx)?;
+        for entry in &module.entries {
+            if let Some(other) = kernels.insert(entry.name.clone(), module.name.clone()) {
+                let name = &entry.name;
+                return Err(format!(
+                    "{name} is in both {other}.cu and {}.cu",
+                    module.name
+                ));
+            }
+        }
+        modules.push(module);
+    }
+    if modules.is_empty() {
+        return Err(format!("there are no kernels in {SOURCES}/"));
+    }
+    Ok(modules)
+}
+
+/// The files with this extension, in order.
+fn files(folder: &str, extension: &str) -> Result<BTreeSet<PathBuf>> {
+    let error = |e: std::io::Error| format!("{folder}: {e}");
+    let mut files = BTreeSet::new();
+    for entry in fs::read_dir(folder).map_err(error)? {
+        let file = entry.map_err(error)?.path();
+        if file.extension() == Some(OsStr::new(extension)) {
+            files.insert(file);
+        }
+    }
+    Ok(files)
+}
+
+/// Every file that is checked in, with its text.
+fn outputs(modules: &[Module]) -> BTreeMap<PathBuf, String> {
+    let file = |module: &Module| Path::new(MODULES).join(&module.name).with_extension("ptx");
+    let mut outputs: BTreeMap<_, _> = modules
+        .iter()
+        .map(|module| (file(module), module.text.clone()))
+        .collect();
+    outputs.insert(TABLE.into(), table(modules));
+    outputs
+}
+
+/// Modules whose kernels are gone.
+fn stale(outputs: &BTreeMap<PathBuf, String>) -> Result<Vec<PathBuf>> {
+    if !Path::new(MODULES).exists() {
+        return Ok(Vec::new());
+    }
+    let modules = files(MODULES, "ptx")?.into_iter();
+    Ok(modules.filter(|f| !outputs.contains_key(f)).collect())
+}
+
+/// The source that embeds the modules.
+fn table(modules: &[Module]) -> String {
+    let mut text = String::from(
+        "\
+//! The kernels as PTX. Written by `cargo xtask kernels`: do not edit.
+
+/// The PTX of one file of kernels.
+#[derive(Debug)]
+pub(crate) struct Module {
+    /// The name of the file, without its extension.
+    pub(crate) name: &'static str,
+    pub(crate) text: &'static str,
+}
+
+",
+    );
+    for Module { name, .. } in modules {
+        let constant = name.to_uppercase();
+        let _ = writeln!(
+            text,
+            "static {constant}: Module = Module {{\n    name: \"{name}\",\n    \
+             text: include_str!(\"../../../../{MODULES}/{name}.ptx\"),\n}};"
+        );
+    }
+    text.push_str("\n/// Every kernel, and the module that it is in.\n");
+    let mut kernels = String::new();
+    for module in modules {
+        let constant = module.name.to_uppercase();
+        for entry in &module.entries {
+            let _ = writeln!(kernels, "    (\"{}\", &{constant}),", entry.name);
+        }
+    }
+    let _ = writeln!(
+        text,
+        "pub(crate) static KERNELS: &[(&str, &Module)] = &[\n{kernels}];"
+    );
+    text
+}
+
+/// Print what each kernel takes; fail if one spills.
+fn report(toolchain: &Path, modules: &[Module]) -> Result<()> {
+    let assembler = toolchain.join("nvidia/cuda_nvcc/bin/ptxas");
+    // For the assembler, which reads files.
+    let folder = target().join("kernels-toolchain/ptx");
+    fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+
+    let mut lines = vec![heading()];
+    let mut spills = String::new();
+    for module in modules {
+        let file = folder.join(&module.name).with_extension("ptx");
+        fs::write(&file, &module.text).map_err(|e| format!("{}: {e}", file.display()))?;
+        let mut on = BTreeMap::new();
+        for sm in NO_SPILLS {
+            let functions = ptxas::resources(&assembler, &file, sm)?;
+            for (function, Resources { local, .. }) in &functions {
+                if *local > 0 {
+                    let module = &module.name;
+                    let _ = writeln!(
+                        spills,
+                        "{module}.cu: {function} keeps {local} bytes per thread in memory on sm_{sm}"
+                    );
+                }
+            }
+            on.insert(sm, BTreeMap::from_iter(functions));
+        }
+        for entry in &module.entries {
+            let mut line = format!("{:<10} {:<28} {:>5}", module.name, entry.name, entry.block);
+            for architecture in &ARCHITECTURES {
+                let resources = on.get(&architecture.sm).and_then(|f| f.get(&entry.name));
+                let resources = resources.ok_or_else(|| {
+                    format!(
+                        "ptxas says nothing about {} on sm_{}",
+                        entry.name, architecture.sm
+                    )
+                })?;
+                let percent = occupancy::percent(architecture, entry.block, resources);
+                let Resources {
+                    registers, shared, ..
+                } = resources;
+                let _ = write!(line, " | {registers:>4} {shared:>6} {percent:>4}%");
+            }
+            lines.push(line);
+        }
+    }
+    println!("{}", lines.join("\n"));
+    if spills.is_empty() {
+        Ok(())
+    } else {
+        Err(spills)
+    }
+}
+
+fn heading() -> String {
+    let mut first = format!("{:45}", "registers per thread, bytes shared, occupancy");
+    let mut second = format!("{:<10} {:<28} {:>5}", "file", "kernel", "block");
+    for architecture in &ARCHITECTURES {
+        let name = format!("sm_{}", architecture.sm);
+        let _ = write!(first, " | {name:<17}");
+        let _ = write!(second, " | {:>4} {:>6} {:>5}", "reg", "shared", "occ");
+    }
+    format!("{first}\n{second}")
+}

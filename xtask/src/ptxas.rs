@@ -1,0 +1,99 @@
+//! ptxas: PTX to machine code, of which only the report is wanted.
+
+use crate::{Result, output};
+use std::{path::Path, process::Command};
+
+/// What a kernel takes on an architecture.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Resources {
+    /// Per thread.
+    pub(crate) registers: u32,
+    /// Bytes per block.
+    pub(crate) shared: u32,
+    /// Bytes per thread: the stack frame, and what is spilled to memory.
+    pub(crate) local: u32,
+}
+
+/// Assemble `ptx` for `sm`, and return what each function in it takes.
+pub(crate) fn resources(ptxas: &Path, ptx: &Path, sm: u32) -> Result<Vec<(String, Resources)>> {
+    let mut command = Command::new(ptxas);
+    command
+        .args(["--verbose", "--gpu-name", &format!("sm_{sm}")])
+        .args(["--output-file", "/dev/null"])
+        .arg(ptx);
+    parse(&output(&mut command)?).map_err(|line| format!("{command:?} says what is new: {line}"))
+}
+
+/// ptxas names a function, then says what it takes, in two lines of one or more numbers with what
+/// they count.
+fn parse(report: &str) -> std::result::Result<Vec<(String, Resources)>, String> {
+    let mut functions: Vec<(String, Resources)> = Vec::new();
+    for line in report.lines() {
+        let text = line.trim_start_matches("ptxas info    : ").trim();
+        if let Some(name) = text.strip_prefix("Function properties for ") {
+            functions.push((name.to_owned(), Resources::default()));
+            continue;
+        }
+        let Some((_, resources)) = functions.last_mut() else {
+            continue;
+        };
+        for (number, unit) in text.split(", ").filter_map(|part| {
+            let part = part.strip_prefix("Used ").unwrap_or(part);
+            part.split_once(' ')
+        }) {
+            let counted = match unit {
+                "registers" => &mut resources.registers,
+                "bytes smem" => &mut resources.shared,
+                "bytes stack frame" | "bytes spill stores" | "bytes spill loads" => {
+                    &mut resources.local
+                }
+                _ => continue,
+            };
+            *counted += number.parse::<u32>().map_err(|_| line.to_owned())?;
+        }
+    }
+    // A report that is worded differently must not pass for one without spills.
+    match functions.iter().find(|(_, r)| r.registers == 0) {
+        Some((name, _)) => Err(format!("nothing about the registers of {name}")),
+        None => Ok(functions),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REPORT: &str = "\
+ptxas info    : 0 bytes gmem, 16 bytes cmem[3]
+ptxas info    : Compiling entry function 'one' for 'sm_70'
+ptxas info    : Function properties for one
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 30 registers, used 1 barriers, 1024 bytes smem, 440 bytes cmem[0]
+ptxas info    : Compile time = 3.292 ms
+ptxas info    : Compiling entry function 'two' for 'sm_70'
+ptxas info    : Function properties for two
+    16 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads
+ptxas info    : Used 255 registers, used 0 barriers
+";
+
+    #[test]
+    fn the_report_is_understood() {
+        let one = Resources {
+            registers: 30,
+            shared: 1024,
+            local: 0,
+        };
+        let two = Resources {
+            registers: 255,
+            shared: 0,
+            local: 28,
+        };
+        let expected = vec![("one".into(), one), ("two".into(), two)];
+        assert_eq!(parse(REPORT), Ok(expected));
+    }
+
+    #[test]
+    fn an_unknown_report_is_an_error() {
+        assert!(parse(&REPORT.replace("registers", "regs")).is_err());
+    }
+}
