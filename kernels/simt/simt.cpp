@@ -215,12 +215,7 @@ void Machine::run(Fiber* self) {
 // A fiber on which `thread` can begin.
 Fiber* Machine::fiber_for(uint32_t thread) {
 #ifdef SIMT_THREAD
-    std::unique_ptr<Fiber>& fiber = fibers[block % fiber_sets][thread];
-    if (!fiber) {
-        Unseen unseen;
-        fiber = std::make_unique<Fiber>(thread, work);
-    }
-    return fiber.get();
+    return fibers[block % fiber_sets][thread].get();
 #else
     (void)thread;
     if (idle.empty()) {
@@ -349,6 +344,12 @@ void Machine::launch() {
     position = this;
 #ifdef SIMT_THREAD
     host.thread = __tsan_get_current_fiber();
+#endif
+#ifdef SIMT_THREAD
+    // Here, because what makes a fiber is ordered before it.
+    for (uint32_t set = 0; set < fiber_sets && set < block_count; ++set)
+        for (uint32_t i = 0; i < block_size; ++i)
+            if (!fibers[set][i]) fibers[set][i] = std::make_unique<Fiber>(i, work);
 #endif
     launches.acquire();
     begin.release();

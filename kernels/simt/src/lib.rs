@@ -14,7 +14,7 @@
 //! # Sanitizers
 //!
 //! The environment variable `ZARRS_CUDA_SIMT_SANITIZE` chooses how the kernels are compiled:
-//! - `address`: with `AddressSanitizer` and UBSan, which see accesses out of bounds of global memory
+//! - `address`: with `AddressSanitizer` and `UBSan`, which see accesses out of bounds of global memory
 //!   (if each buffer is an allocation of its own) and of shared memory, and undefined behaviour;
 //! - `thread`: with `ThreadSanitizer`, which sees what no barrier orders. Blocks whose numbers differ
 //!   by an even number are ordered here and not on a GPU. Launches are ordered as they ran.
