@@ -9,6 +9,7 @@ mod occupancy;
 mod ptx;
 mod ptxas;
 mod pypi;
+mod sanitize;
 
 use std::{
     env,
@@ -21,7 +22,9 @@ type Result<T> = std::result::Result<T, String>;
 
 const USAGE: &str = "\
 cargo xtask kernels             compile kernels/*.cu to kernels/ptx, and report what each kernel takes
-cargo xtask kernels --check     compile without writing; fail if kernels/ptx is not what comes out";
+cargo xtask kernels --check     compile without writing; fail if kernels/ptx is not what comes out
+cargo xtask sanitize address    test the kernels with AddressSanitizer and UBSan
+cargo xtask sanitize thread     test the kernels with ThreadSanitizer";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();
@@ -32,6 +35,7 @@ fn main() -> ExitCode {
         match arguments[..] {
             ["kernels"] => kernels::write(),
             ["kernels", "--check"] => kernels::check(),
+            ["sanitize", sanitizer @ ("address" | "thread")] => sanitize::run_tests(sanitizer),
             _ => Err(USAGE.into()),
         }
     };
@@ -54,6 +58,20 @@ fn root() -> &'static Path {
 fn target() -> PathBuf {
     let target = env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
     root().join(target)
+}
+
+/// The cargo that runs this task.
+fn cargo() -> Command {
+    Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+/// Run `command` for people to watch.
+fn run(command: &mut Command) -> Result<()> {
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("{command:?}: {status}")),
+        Err(error) => Err(format!("{command:?}: {error}")),
+    }
 }
 
 /// Run `command` and return what it prints.

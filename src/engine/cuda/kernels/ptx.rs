@@ -8,5 +8,55 @@ pub(crate) struct Module {
     pub(crate) text: &'static str,
 }
 
+static AGGREGATE: Module = Module {
+    name: "aggregate",
+    text: include_str!("../../../../kernels/ptx/aggregate.ptx"),
+};
+static CRC32C: Module = Module {
+    name: "crc32c",
+    text: include_str!("../../../../kernels/ptx/crc32c.ptx"),
+};
+static SCATTER: Module = Module {
+    name: "scatter",
+    text: include_str!("../../../../kernels/ptx/scatter.ptx"),
+};
+static SPLIT: Module = Module {
+    name: "split",
+    text: include_str!("../../../../kernels/ptx/split.ptx"),
+};
+static UNSCATTER: Module = Module {
+    name: "unscatter",
+    text: include_str!("../../../../kernels/ptx/unscatter.ptx"),
+};
+
 /// Every kernel, and the module that it is in.
-pub(crate) static KERNELS: &[(&str, &Module)] = &[];
+pub(crate) static KERNELS: &[(&str, &Module)] = &[
+    ("permute_sizes", &AGGREGATE),
+    ("scan_whole", &AGGREGATE),
+    ("scan_sums", &AGGREGATE),
+    ("scan_add", &AGGREGATE),
+    ("gather", &AGGREGATE),
+    ("crc32c_append", &CRC32C),
+    ("crc32c_verify", &CRC32C),
+    ("scatter_1", &SCATTER),
+    ("scatter_2", &SCATTER),
+    ("scatter_4", &SCATTER),
+    ("scatter_8", &SCATTER),
+    ("scatter_16", &SCATTER),
+    ("scatter_tile_1", &SCATTER),
+    ("scatter_tile_2", &SCATTER),
+    ("scatter_tile_4", &SCATTER),
+    ("scatter_tile_8", &SCATTER),
+    ("scatter_tile_16", &SCATTER),
+    ("split", &SPLIT),
+    ("unscatter_1", &UNSCATTER),
+    ("unscatter_2", &UNSCATTER),
+    ("unscatter_4", &UNSCATTER),
+    ("unscatter_8", &UNSCATTER),
+    ("unscatter_16", &UNSCATTER),
+    ("unscatter_tile_1", &UNSCATTER),
+    ("unscatter_tile_2", &UNSCATTER),
+    ("unscatter_tile_4", &UNSCATTER),
+    ("unscatter_tile_8", &UNSCATTER),
+    ("unscatter_tile_16", &UNSCATTER),
+];

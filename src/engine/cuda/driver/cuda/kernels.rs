@@ -61,6 +61,16 @@ impl CudaDriver {
         Ok(kernel)
     }
 
+    /// Compile what the kernel `name` is in, and find it there.
+    #[cfg(test)]
+    pub(crate) fn check_kernel(&self, name: &'static str) -> Result<(), DriverError> {
+        use crate::engine::cuda::driver::Driver;
+        self.enter()?;
+        let kernel = self.kernel(name);
+        self.leave()?;
+        kernel.map(drop)
+    }
+
     /// Let the driver compile a module, for the kernel `name`.
     fn load(&self, name: &str, module: &Module) -> Result<Handle<CUmod_st>, DriverError> {
         let operation = || format!("compile the module {} for the kernel {name}", module.name);

@@ -1,9 +1,6 @@
-//! What only a GPU can show. Each test is skipped where there is none, and says so; with
-//! `ZARRS_CUDA_REQUIRE_GPU=1` that is a failure.
+//! The driver does what its trait says, refuses what it should, and is shared.
 
-#![allow(clippy::unwrap_used)] // a test's way to fail
-
-use super::driver::{
+use crate::engine::cuda::driver::{
     Access, Arg, DeviceSpan, Dims, Driver, DriverError, Fault, PinnedSpan, PinnedUse, Site, Span,
     cuda::{CudaDriver, gpu_or_skip},
 };
@@ -147,7 +144,7 @@ fn four_processes_share_a_device() {
                 .args([
                     "--ignored",
                     "--exact",
-                    "engine::cuda::gpu::one_process_of_four",
+                    "engine::cuda::gpu::driver::one_process_of_four",
                 ])
                 .env(CHILD, child.to_string())
                 .spawn()

@@ -1,0 +1,41 @@
+//! The kernels' own checks, on the device.
+
+use super::cases;
+use crate::engine::cuda::{
+    driver::cuda::gpu_or_skip,
+    kernels::{aggregate, crc32c, ptx, scatter, split},
+};
+
+macro_rules! checks {
+    ($($name:ident: $check:expr;)*) => {$(
+        #[test]
+        fn $name() {
+            if let Some(driver) = gpu_or_skip(stringify!($name)) {
+                $check(&*driver, cases());
+            }
+        }
+    )*};
+}
+
+checks! {
+    scatter: scatter::tests::check_scatter;
+    scatter_of_many_shapes: |driver, _| scatter::tests::check_shapes(driver);
+    unscatter: scatter::tests::check_unscatter;
+    crc32c_append: crc32c::tests::check_append;
+    crc32c_verify: crc32c::tests::check_verify;
+    crc32c_of_many_shapes: |driver, _| crc32c::tests::check_shapes(driver);
+    permute: aggregate::tests::check_permute;
+    scan: aggregate::tests::check_scan;
+    gather: aggregate::tests::check_gather;
+    aggregate_passes: aggregate::tests::check_passes;
+    split: split::tests::check_split;
+}
+
+#[test]
+fn the_driver_compiles_every_kernel() {
+    if let Some(driver) = gpu_or_skip("the_driver_compiles_every_kernel") {
+        for (kernel, _) in ptx::KERNELS {
+            driver.check_kernel(kernel).unwrap();
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! What only a GPU can show. Each test is skipped where there is none, and says so; with
+//! `ZARRS_CUDA_REQUIRE_GPU=1` that is a failure.
+
+#![allow(clippy::unwrap_used)] // a test that panics has failed
+
+mod driver;
+mod engine;
+mod kernels;
+
+/// How many cases a property is tried with: `ZARRS_CUDA_GPU_CASES`, which tools that watch every
+/// access need to be few.
+fn cases() -> u32 {
+    std::env::var("ZARRS_CUDA_GPU_CASES").map_or(256, |cases| cases.parse().unwrap())
+}
