@@ -149,10 +149,14 @@ KERNEL(scan_add, 256)(const uint64_t* sizes, uint64_t count, const uint64_t* bef
 
 constexpr uint32_t PIECE = 2 * WINDOW; // that a warp gathers at a time
 
-// Where in the slots byte `at` of dense comes from, in run `run`.
-DEVICE uint64_t source_of(const uint32_t* source, const uint64_t* offsets, uint64_t slot_stride, uint64_t run,
-                          uint64_t at) {
-    return uint64_t{load(source + run)} * slot_stride + (at - load(offsets + run));
+// A run: byte `at` of dense, before `end`, comes from byte origin + at of the slots, modulo 2^64.
+struct Run {
+    uint64_t end;
+    uint64_t origin;
+};
+
+DEVICE Run run_at(const uint32_t* source, const uint64_t* offsets, uint64_t slot_stride, uint64_t number) {
+    return Run{load(offsets + number + 1), load(source + number) * slot_stride - load(offsets + number)};
 }
 
 // The run of byte `at`, which is not in a run before `low`, nor in `high` or behind it. A run with
@@ -186,23 +190,21 @@ DEVICE uint64_t run_of_by_warp(const uint64_t* offsets, uint64_t low, uint64_t h
 // before `high`.
 DEVICE void gather_granule(const uint8_t* slots, uint64_t slot_stride, const uint32_t* source, const uint64_t* offsets,
                            uint8_t* dense, uint64_t low, uint64_t high, uint64_t at, uint64_t total) {
-    uint64_t run = run_of(offsets, low, high, at);
-    uint64_t end = load(offsets + run + 1);
-    const uint8_t* from = slots + source_of(source, offsets, slot_stride, run, at);
+    uint64_t number = run_of(offsets, low, high, at);
+    Run run = run_at(source, offsets, slot_stride, number);
     const uint64_t granule_end = at + 16 < total ? at + 16 : total;
-    if (at + 16 <= end && at + 16 <= total) {
-        store16(dense + at, load16_any(from));
+    if (at + 16 <= run.end && at + 16 <= total) {
+        store16(dense + at, load16_any(slots + (run.origin + at)));
         return;
     }
     // Where runs meet, or at the end.
     uint32_t word = 0; // the last four bytes
-    for (; at < granule_end; at++, from++) {
-        if (at >= end) {
-            run = run_of(offsets, run + 1, high, at);
-            end = load(offsets + run + 1);
-            from = slots + source_of(source, offsets, slot_stride, run, at);
+    for (; at < granule_end; at++) {
+        if (at >= run.end) {
+            number = run_of(offsets, number + 1, high, at);
+            run = run_at(source, offsets, slot_stride, number);
         }
-        const uint8_t byte = load(from);
+        const uint8_t byte = load(slots + (run.origin + at));
         word = funnel_shift_right(word, byte, 8);
         if (at >= (total & ~uint64_t{3}))
             store(dense + at, byte);
@@ -220,21 +222,27 @@ KERNEL(gather, 256)
     uint64_t begin = (uint64_t{block_index()} * WARPS + thread_index() / 32) * PIECE;
     for (; begin < total; begin += warps * PIECE) {
         const uint64_t piece_end = begin + PIECE < total ? begin + PIECE : total;
-        uint64_t run = run_of_by_warp(offsets, 0, runs, begin);
+        uint64_t number = run_of_by_warp(offsets, 0, runs, begin);
+        Run run = run_at(source, offsets, slot_stride, number);
         for (uint64_t at = begin; at < piece_end; at += WINDOW) {
-            if (load(offsets + run + 1) <= at) run = run_of_by_warp(offsets, run + 1, runs, at);
+            if (at >= run.end) {
+                number = run_of_by_warp(offsets, number + 1, runs, at);
+                run = run_at(source, offsets, slot_stride, number);
+            }
             const uint64_t window_end = at + WINDOW < total ? at + WINDOW : total;
-            if (window_end - at == WINDOW && window_end <= load(offsets + run + 1)) {
-                copy_window(dense + at, slots + source_of(source, offsets, slot_stride, run, at));
+            if (at + WINDOW <= run.end && at + WINDOW <= total) {
+                copy_window(dense + at, slots + (run.origin + at));
                 continue;
             }
-            const uint64_t last = run_of_by_warp(offsets, run, runs, window_end - 1);
+            // Runs meet here; the next window goes on in the last of them, or behind it.
+            const uint64_t last = run_of_by_warp(offsets, number, runs, window_end - 1);
             for (uint32_t k = 0; k < WINDOW_STEPS; k++) {
                 const uint64_t granule = at + k * STEP + lane_index() * 16;
                 if (granule < window_end)
-                    gather_granule(slots, slot_stride, source, offsets, dense, run, last + 1, granule, total);
+                    gather_granule(slots, slot_stride, source, offsets, dense, number, last + 1, granule, total);
             }
-            run = last;
+            number = last;
+            run = run_at(source, offsets, slot_stride, number);
         }
     }
 }
@@ -247,9 +255,10 @@ KERNEL(gather_arithmetic, 32)
  uint64_t count, uint64_t* from) {
     for (uint64_t i = 0; i < count; i++) {
         const uint64_t byte = load(at + i);
-        const uint64_t run = run_of_by_warp(offsets, 0, runs, byte);
-        if (run != run_of(offsets, 0, runs, byte)) continue;
-        if (lane_index() == 0) store(from + i, source_of(source, offsets, slot_stride, run, byte));
+        const uint64_t number = run_of_by_warp(offsets, 0, runs, byte);
+        if (number != run_of(offsets, 0, runs, byte)) continue;
+        const Run run = run_at(source, offsets, slot_stride, number);
+        if (lane_index() == 0 && byte < run.end) store(from + i, run.origin + byte);
     }
 }
 #endif

@@ -28,7 +28,7 @@
 //! - [`metrics`] is what the CUDA engine did.
 //!
 //! Chains without a compressor can be encoded and decoded on an NVIDIA GPU, with
-//! [`Backend::Cuda`]. [`Backend::Auto`] keeps them on the host, where they are faster.
+//! [`Backend::Cuda`]. [`Backend::Auto`] keeps them on the host, where they should be faster.
 //!
 //! ## Features
 //!

@@ -8,7 +8,6 @@ use common::{argument, launch, launch_counted};
 use zarrs_cuda_simt::SANITIZER;
 
 fn error(kernel: &str, block: u32, value: u32) -> String {
-    let value = value;
     launch(kernel, 1, block, &[argument(&value)]).unwrap_err()
 }
 

@@ -139,7 +139,7 @@ fn reversed(kernel: &str, launches: u32, synchronised: u32) {
 fn missing_block_barrier() {
     let report = ["ThreadSanitizer: data race", "test_reverse", "language.cu"];
     child("missing_block_barrier", "thread", &report, || {
-        reversed("test_reverse", 1, 0)
+        reversed("test_reverse", 1, 0);
     });
 }
 

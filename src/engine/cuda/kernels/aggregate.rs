@@ -739,4 +739,27 @@ pub(crate) mod tests {
             });
         }
     }
+
+    #[test]
+    fn long_runs_are_moved_once() {
+        let driver = counting();
+        // Aligned to 16 and not; each about 16 KiB. What is more is the search for runs, in a few
+        // offsets that stay in caches, and windows where runs meet, which are loaded twice.
+        for (size, most) in [(16_384, 108), (16_389, 122)] {
+            let runs = Runs {
+                sizes: vec![size; 64],
+                source: (0..64).collect(),
+                stride: 16_416,
+                seed: 9,
+            };
+            check_gather_case(&driver, &runs, 0);
+            let (moved, _) = sectors(&driver);
+            let least = (2 * 64 * size).div_ceil(32) as u64;
+            let percent = moved * 100 / least;
+            assert!(
+                (100..=most).contains(&percent),
+                "{moved} sectors for {least}"
+            );
+        }
+    }
 }

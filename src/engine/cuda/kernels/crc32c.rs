@@ -409,4 +409,24 @@ pub(crate) mod tests {
             assert!(error.to_string().contains("crc32c_append"), "{error}");
         }
     }
+
+    #[test]
+    fn each_byte_is_loaded_once() {
+        let driver = counting();
+        let (count, length) = (8, 65_536);
+        let mut bytes = noise(1, count * (length + 64));
+        on(&driver, &mut [&mut bytes], |stream, spans| {
+            let slots = slots(spans[0], length + 64, count);
+            // SAFETY: the stride has room for a checksum.
+            unsafe { append(&driver, stream, slots, Lengths::All(length), None) }
+        })
+        .expect("launches");
+        let (moved, _) = sectors(&driver);
+        let data = (count * length / 32) as u64;
+        // The checksums, and nothing else.
+        assert!(
+            (data..data + 16).contains(&moved),
+            "{moved} sectors for {data}"
+        );
+    }
 }

@@ -208,4 +208,21 @@ pub(crate) mod tests {
             assert!(error.to_string().starts_with("launching split"), "{error}");
         }
     }
+
+    #[test]
+    fn long_extents_are_moved_once() {
+        let driver = counting();
+        for (size, most) in [(16_384u64, 100), (16_389, 104)] {
+            let extents: Vec<_> = (0..64).map(|i| (i * size, size)).collect();
+            let shard_bytes = usize::try_from(64 * size).expect("small");
+            check_case(&driver, shard_bytes, &extents, 16_416, 2);
+            let (moved, _) = sectors(&driver);
+            let least = (2 * 64 * size).div_ceil(32);
+            let percent = moved * 100 / least;
+            assert!(
+                (100..=most).contains(&percent),
+                "{moved} sectors for {least}"
+            );
+        }
+    }
 }

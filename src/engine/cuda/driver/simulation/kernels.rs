@@ -33,7 +33,7 @@ impl Argument {
     }
 }
 
-/// Run a kernel. An error says which rule it broke.
+/// Run a kernel, and count what it moves if `counted`. An error says which rule it broke.
 ///
 /// # Safety
 /// `arguments` are what the kernel takes, and their spans are live and nobody else uses them.
@@ -41,6 +41,7 @@ pub(super) unsafe fn run(
     name: &str,
     dims: Dims,
     arguments: &[Argument],
+    counted: bool,
 ) -> Result<Vec<AccessCount>, String> {
     let mut values: Vec<Vec<u64>> = arguments
         .iter()
@@ -52,5 +53,11 @@ pub(super) unsafe fn run(
     let pointers: Vec<*mut c_void> = values.iter_mut().map(|v| v.as_mut_ptr().cast()).collect();
     // SAFETY: each pointer is to a value, which lives until this returns; the caller answers for
     // their types and for what they point to.
-    unsafe { zarrs_cuda_simt::launch(name, dims.grid, dims.block, &pointers) }
+    unsafe {
+        if counted {
+            zarrs_cuda_simt::launch_counted(name, dims.grid, dims.block, &pointers)
+        } else {
+            zarrs_cuda_simt::launch(name, dims.grid, dims.block, &pointers)
+        }
+    }
 }

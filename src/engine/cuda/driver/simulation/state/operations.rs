@@ -162,7 +162,6 @@ impl State {
         self.scheduler.push(stream, Task { after, work });
         let time = self.scheduler.queue(stream).enqueued();
         let stamp = Stamp { stream, time };
-        self.streams[stream].clock.join(&self.host);
         self.streams[stream].clock.include(stamp);
         Ticket { stream, time }
     }

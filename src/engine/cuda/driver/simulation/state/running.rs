@@ -91,7 +91,7 @@ impl State {
                 let guard = Guard::new(&self.memory, places);
                 // SAFETY: as above; that the arguments are what the kernel takes is promised by
                 // whoever launched it.
-                let ran = unsafe { kernels::run(name, dims, &arguments) };
+                let ran = unsafe { kernels::run(name, dims, &arguments, self.config.sectors) };
                 let kept = guard.check(&self.memory);
                 let broke = |rule, message| (Some(rule), format!("kernel {name}: {message}"));
                 let counts = ran.map_err(|m| broke(Rule::Kernel, m))?;

@@ -256,6 +256,7 @@ fn events_take_the_time() {
             ..Config::default()
         });
         let (device, stream, other) = (bench.device(2 << 20), bench.stream(), bench.stream());
+        let idle = bench.stream();
         let events: Vec<_> = (0..4).map(|_| bench.0.create_event().unwrap()).collect();
         let fill = |stream, offset, len| {
             // SAFETY: the simulation checks what it is told.
@@ -284,6 +285,14 @@ fn events_take_the_time() {
         assert!(time(1, 2) > time(0, 1));
         assert_eq!(time(0, 3), time(0, 1) + time(1, 2) + time(2, 3));
         times.push(time(0, 3));
+        // What is enqueued after the host has waited happens later, in any stream.
+        bench.0.record(events[0], idle, SITE).unwrap();
+        bench.0.synchronize_stream(idle, SITE).unwrap();
+        assert_eq!(
+            bench.0.elapsed(events[3], events[0]).unwrap(),
+            Duration::ZERO
+        );
+        assert!(bench.0.elapsed(events[1], events[0]).unwrap() >= time(1, 3));
     }
     assert!(times.iter().all(|t| *t == times[0]), "{times:?}");
 }

@@ -1,0 +1,425 @@
+//! Blosc's shuffles, and their inverses: `shuffle.cu`.
+
+use super::spans::{Launch, Slots};
+use crate::engine::cuda::driver::{Access, Arg, Driver, DriverError, StreamId};
+
+/// Threads per block, as in the kernels.
+const BLOCK: u32 = 256;
+
+/// How the launches are cut.
+struct Tuning {
+    /// The most bytes that a block of threads moves at a time, as in the kernels.
+    tile: usize,
+    /// Blocks per multiprocessor.
+    waves: u32,
+}
+
+const TUNING: Tuning = Tuning {
+    tile: 16 * 1024,
+    waves: 32,
+};
+
+/// What is shuffled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shuffle {
+    /// The bytes of elements.
+    Bytes,
+    /// The bits of elements.
+    Bits,
+}
+
+/// How what a slot holds divides into Blosc blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BloscBlocks {
+    /// What a slot holds, in bytes.
+    pub(crate) bytes: usize,
+    /// A block, in bytes; the last one may be shorter.
+    pub(crate) block: usize,
+    /// An element, in bytes; 1 to 255.
+    pub(crate) element: usize,
+}
+
+/// Shuffle every Blosc block of each slot of `from` into the same place of the same slot of `to`.
+///
+/// # Errors
+/// A span that is too short or misaligned, slots that overlap or differ in number, blocks that Blosc
+/// does not have, and whatever the driver says.
+///
+/// # Safety
+/// The rules of the driver.
+pub(crate) unsafe fn shuffle(
+    driver: &dyn Driver,
+    stream: StreamId,
+    what: Shuffle,
+    from: Slots,
+    to: Slots,
+    blocks: BloscBlocks,
+) -> Result<(), DriverError> {
+    let kernel = match what {
+        Shuffle::Bytes => "shuffle",
+        Shuffle::Bits => "bit_shuffle",
+    };
+    // SAFETY: what the caller promises.
+    unsafe { run(driver, stream, kernel, from, to, blocks) }
+}
+
+/// Undo [`shuffle`].
+///
+/// # Errors
+/// As for [`shuffle`].
+///
+/// # Safety
+/// The rules of the driver.
+pub(crate) unsafe fn unshuffle(
+    driver: &dyn Driver,
+    stream: StreamId,
+    what: Shuffle,
+    from: Slots,
+    to: Slots,
+    blocks: BloscBlocks,
+) -> Result<(), DriverError> {
+    let kernel = match what {
+        Shuffle::Bytes => "unshuffle",
+        Shuffle::Bits => "bit_unshuffle",
+    };
+    // SAFETY: what the caller promises.
+    unsafe { run(driver, stream, kernel, from, to, blocks) }
+}
+
+/// # Safety
+/// The rules of the driver.
+unsafe fn run(
+    driver: &dyn Driver,
+    stream: StreamId,
+    kernel: &'static str,
+    from: Slots,
+    to: Slots,
+    blocks: BloscBlocks,
+) -> Result<(), DriverError> {
+    let launch = Launch {
+        driver,
+        stream,
+        kernel,
+    };
+    let source = launch.slots("slots to read", from)?;
+    let target = launch.slots("slots to write", to)?;
+    launch.require(from.count == to.count, || {
+        format!(
+            "there are {} slots to read and {} to write",
+            from.count, to.count
+        )
+    })?;
+    launch.require(blocks.bytes <= from.stride.min(to.stride), || {
+        format!(
+            "{} bytes do not fit into slots of {} and {}",
+            blocks.bytes, from.stride, to.stride
+        )
+    })?;
+    let apart = source.memory != target.memory
+        || source.offset + source.len <= target.offset
+        || target.offset + target.len <= source.offset;
+    launch.require(apart, || {
+        "the slots to read and to write overlap".to_owned()
+    })?;
+    // As many as Blosc's own header can say.
+    let block = u32::try_from(blocks.block)
+        .ok()
+        .filter(|&n| n > 0 && n < 1 << 31);
+    let element = u32::try_from(blocks.element)
+        .ok()
+        .filter(|&n| n > 0 && n < 256);
+    let (Some(block), Some(element)) = (block, element) else {
+        return launch.require(false, || {
+            format!(
+                "Blosc has no blocks of {} bytes of elements of {}",
+                blocks.block, blocks.element
+            )
+        });
+    };
+    if from.count == 0 || blocks.bytes == 0 {
+        return Ok(());
+    }
+    let args = [
+        Arg::Span(source, Access::Read),
+        Arg::U64(from.stride as u64),
+        Arg::Span(target, Access::Write),
+        Arg::U64(to.stride as u64),
+        Arg::U64(from.count as u64),
+        Arg::U64(blocks.bytes as u64),
+        Arg::U32(block),
+        Arg::U32(element),
+    ];
+    let block = blocks.block.min(blocks.bytes);
+    let tiles = blocks
+        .bytes
+        .div_ceil(block)
+        .saturating_mul(block.div_ceil(TUNING.tile));
+    let grid = launch.grid(from.count.saturating_mul(tiles), 1, TUNING.waves);
+    // SAFETY: what the slots hold lies within them, and these within the spans.
+    unsafe { launch.run(grid, BLOCK, &args) }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::super::spans::testing::*;
+    use super::super::testing::run as on;
+    use super::*;
+    use crate::engine::cuda::driver::simulation::Simulation;
+    use proptest::prelude::*;
+    use std::ffi::c_int;
+
+    /// Where byte `at` of a block comes from, and which bits of it if bits are shuffled.
+    fn naive(what: Shuffle, block: &[u8], element: usize) -> Vec<u8> {
+        let n = block.len() / element;
+        let mut shuffled = block.to_vec();
+        match what {
+            Shuffle::Bytes => {
+                for i in 0..n {
+                    for j in 0..element {
+                        shuffled[j * n + i] = block[i * element + j];
+                    }
+                }
+            }
+            Shuffle::Bits if n % 8 == 0 => {
+                shuffled[..n * element].fill(0);
+                for i in 0..n {
+                    for j in 0..element {
+                        for k in 0..8 {
+                            let bit = block[i * element + j] >> k & 1;
+                            shuffled[(8 * j + k) * (n / 8) + i / 8] |= bit << (i % 8);
+                        }
+                    }
+                }
+            }
+            Shuffle::Bits => {}
+        }
+        shuffled
+    }
+
+    // What C-Blosc's compressor and decompressor call for each block.
+    unsafe extern "C" {
+        fn blosc_internal_shuffle(element: usize, block: usize, from: *const u8, to: *mut u8);
+        fn blosc_internal_bitshuffle(
+            element: usize,
+            block: usize,
+            from: *const u8,
+            to: *mut u8,
+            scratch: *mut u8,
+        ) -> c_int;
+    }
+
+    fn c_blosc(what: Shuffle, block: &[u8], element: usize) -> Vec<u8> {
+        let _links = blosc_src::BLOSC_MAX_TYPESIZE;
+        let (mut to, mut scratch) = (vec![0; block.len()], vec![0; block.len() + 64]);
+        // SAFETY: the buffers are as long as the block.
+        unsafe {
+            let (from, to) = (block.as_ptr(), to.as_mut_ptr());
+            match what {
+                Shuffle::Bytes => blosc_internal_shuffle(element, block.len(), from, to),
+                Shuffle::Bits => {
+                    let scratch = scratch.as_mut_ptr();
+                    let done = blosc_internal_bitshuffle(element, block.len(), from, to, scratch);
+                    assert!(done >= 0);
+                }
+            }
+        }
+        to
+    }
+
+    #[derive(Clone, Debug)]
+    struct Case {
+        count: usize,
+        blocks: BloscBlocks,
+        strides: (usize, usize),
+        seed: u64,
+    }
+
+    fn cases(most: usize) -> impl Strategy<Value = Case> {
+        let element = prop_oneof![
+            proptest::sample::select(vec![1usize, 2, 4, 8, 16]),
+            1..=255usize,
+        ];
+        // Bytes, whole elements, and the multiples of 8 elements that bits need.
+        let length = move |element: usize| {
+            prop_oneof![
+                1..=most,
+                (1..=most.div_ceil(element)).prop_map(move |n| n * element),
+                (1..=most.div_ceil(8 * element)).prop_map(move |n| 8 * n * element),
+            ]
+        };
+        element
+            .prop_flat_map(move |element| {
+                let lengths = (length(element), length(element));
+                (
+                    Just(element),
+                    lengths,
+                    (0..4usize, 0..40usize, 0..40usize),
+                    any::<u64>(),
+                )
+            })
+            .prop_map(
+                |(element, (bytes, block), (count, room, other), seed)| Case {
+                    count,
+                    blocks: BloscBlocks {
+                        bytes,
+                        block,
+                        element,
+                    },
+                    strides: (
+                        (bytes + room).next_multiple_of(16),
+                        (bytes + other).next_multiple_of(16),
+                    ),
+                    seed,
+                },
+            )
+    }
+
+    fn check_case(driver: &dyn Driver, what: Shuffle, case: &Case) {
+        let &Case {
+            count,
+            blocks,
+            strides: (stride, other),
+            seed,
+        } = case;
+        let mut plain = noise(seed, count * stride);
+        let mut expected = vec![0xcc; count * other];
+        for i in 0..count {
+            let from = plain[i * stride..][..blocks.bytes].chunks(blocks.block);
+            let to = expected[i * other..][..blocks.bytes].chunks_mut(blocks.block);
+            for (from, to) in from.zip(to) {
+                to.copy_from_slice(&naive(what, from, blocks.element));
+            }
+        }
+        let mut shuffled = vec![0xcc; count * other];
+        let mut back = vec![0x33; count * stride];
+        on(
+            driver,
+            &mut [&mut plain, &mut shuffled, &mut back],
+            |stream, spans| {
+                let [plain, shuffled, back] = [
+                    slots(spans[0], stride, count),
+                    slots(spans[1], other, count),
+                    slots(spans[2], stride, count),
+                ];
+                // SAFETY: the spans are those of the buffers.
+                unsafe {
+                    shuffle(driver, stream, what, plain, shuffled, blocks)?;
+                    unshuffle(driver, stream, what, shuffled, back, blocks)
+                }
+            },
+        )
+        .expect("launches");
+        assert!(shuffled == expected, "{what:?} of {case:?}");
+        for (i, slot) in back.chunks(stride.max(1)).enumerate() {
+            let (back, untouched) = slot.split_at(blocks.bytes);
+            assert!(
+                back == &plain[i * stride..][..blocks.bytes],
+                "back from {what:?} of {case:?}"
+            );
+            assert!(untouched.iter().all(|&byte| byte == 0x33));
+        }
+    }
+
+    pub(crate) fn check_shuffle(driver: &dyn Driver, tries: u32) {
+        for what in [Shuffle::Bytes, Shuffle::Bits] {
+            property(tries, &cases(3000), |case| {
+                check_case(driver, what, &case);
+                Ok(())
+            });
+            // More than one tile.
+            property(tries / 8, &cases(100_000), |case| {
+                check_case(driver, what, &case);
+                Ok(())
+            });
+            let blocks = BloscBlocks {
+                bytes: 3,
+                block: 3,
+                element: 2,
+            };
+            for count in [0, 1, 100_000] {
+                let case = Case {
+                    count,
+                    blocks,
+                    strides: (16, 16),
+                    seed: 1,
+                };
+                check_case(driver, what, &case);
+            }
+        }
+    }
+
+    #[test]
+    fn the_naive_shuffles_are_c_bloscs() {
+        let strategy = (cases(3000), any::<bool>());
+        property(256, &strategy, |(case, bits)| {
+            let what = if bits { Shuffle::Bits } else { Shuffle::Bytes };
+            let (block, element) = (noise(case.seed, case.blocks.block), case.blocks.element);
+            prop_assert_eq!(naive(what, &block, element), c_blosc(what, &block, element));
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn blocks_are_shuffled_and_back() {
+        check_shuffle(&Simulation::eager(), 128);
+    }
+
+    #[test]
+    fn wrong_geometry_is_an_error() {
+        let driver = Simulation::eager();
+        let fits = (32, 32, 128, 32, 16, 2);
+        for (from, to, at, bytes, block, element) in [
+            (32, 32, 128, 33, 16, 2),
+            (24, 32, 128, 16, 16, 2),
+            (32, 32, 32, 32, 16, 2),  // overlap
+            (32, 64, 128, 32, 16, 2), // beyond the end
+            (32, 32, 128, 32, 0, 2),
+            (32, 32, 128, 32, 1 << 31, 2),
+            (32, 32, 128, 32, 16, 0),
+            (32, 32, 128, 32, 16, 256),
+            fits,
+        ] {
+            let mut memory = vec![0; 192];
+            let result = on(&driver, &mut [&mut memory], |stream, spans| {
+                let part = |offset, len| crate::engine::cuda::driver::DeviceSpan {
+                    offset,
+                    len,
+                    ..spans[0]
+                };
+                let (from, to) = (slots(part(0, 64), from, 2), slots(part(at, 64), to, 2));
+                let blocks = BloscBlocks {
+                    bytes,
+                    block,
+                    element,
+                };
+                // SAFETY: as far as it goes, which is what is tested.
+                unsafe { shuffle(&driver, stream, Shuffle::Bytes, from, to, blocks) }
+            });
+            let all = (from, to, at, bytes, block, element);
+            assert_eq!(result.is_ok(), all == fits, "{all:?}");
+        }
+    }
+
+    #[test]
+    fn each_byte_is_moved_once() {
+        let driver = counting();
+        for element in [2, 4, 8, 16] {
+            for what in [Shuffle::Bytes, Shuffle::Bits] {
+                let case = Case {
+                    count: 2,
+                    blocks: BloscBlocks {
+                        bytes: 1 << 17,
+                        block: 1 << 16,
+                        element,
+                    },
+                    strides: (1 << 17, 1 << 17),
+                    seed: 4,
+                };
+                check_case(&driver, what, &case);
+                // Of the inverse, which ran last.
+                let (moved, _) = sectors(&driver);
+                assert_eq!(moved, 2 * 2 * (1 << 17) / 32, "{what:?} of {element}");
+            }
+        }
+    }
+}
