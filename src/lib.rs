@@ -41,7 +41,8 @@
     allow(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "made-up data"
+        clippy::unwrap_used,
+        reason = "made-up data, and a test's way to fail"
     )
 )]
 

@@ -46,7 +46,7 @@ unsafe impl Send for Copy<'_> {}
 // SAFETY: as above. Threads that share a copy take different rows.
 unsafe impl Sync for Copy<'_> {}
 
-impl<'a> Copy<'a> {
+impl Copy<'_> {
     /// Copy `len` bytes.
     ///
     /// # Safety
@@ -364,7 +364,7 @@ mod tests {
         // A box of 5 × 300 × 400 of an array of 6 × 310 × 410, elements of 3 bytes.
         let (outer, inner, size) = ([6, 310, 410], [5, 300, 400], 3);
         let array: Vec<u8> = (0..outer.iter().product::<usize>() * size)
-            .map(|i| (i * 31 >> 3) as u8)
+            .map(|i| ((i * 31) >> 3) as u8)
             .collect();
         let from_strides = [310 * 410 * size, 410 * size, size];
         let to_strides = [300 * 400 * size, 400 * size, size];

@@ -35,7 +35,7 @@ use super::kernels::scatter::Scatter;
 use super::kernels::spans::{Lengths, Slots};
 use super::kernels::{crc32c, split};
 use super::metrics::TimedStage;
-use super::session::{Session, Timed};
+use super::session::{Session, Timed, copy_to_slab};
 use super::sizing::Region;
 use crate::engine::host::memory;
 use crate::engine::{EngineError, Job, KnownChain};
@@ -230,7 +230,7 @@ impl Decoder<'_, '_> {
         let upload = |span, to: Region| -> Result<(), DriverError> {
             let on_device = lane.device(to.part(0..span_len(span)));
             lane.copy(lane.up, Span::Pinned(span), Span::Device(on_device))?;
-            session.counters.to_device(span_len(span));
+            session.counters.add_to_device(span_len(span));
             Ok(())
         };
         let span = lane.write_values(
@@ -301,7 +301,7 @@ impl Decoder<'_, '_> {
         session.begin(lane.up, begin)?;
         lane.copy(lane.up, Span::Pinned(staging), Span::Device(on_device))?;
         lane.driver.record(done, lane.up, STAGED)?;
-        session.counters.to_device(len);
+        session.counters.add_to_device(len);
         self.staged.push_back(Staged { begin, done });
         self.pieces_up += 1;
         Ok(len)
@@ -347,25 +347,7 @@ impl Decoder<'_, '_> {
         timed.push(splitting);
 
         if self.validates() {
-            let checksums = session.timed(TimedStage::Crc32c)?;
-            session.begin(lane.compute, checksums.begin)?;
-            for stage in 0..self.chain.stages.len() {
-                let len = self.job.grid.subchunk_bytes() + stage * crc32c::CHECKSUM;
-                let bad = regions.bad.part(stage * count * 4..(stage + 1) * count * 4);
-                // SAFETY: the lane's regions, in one stream.
-                unsafe {
-                    crc32c::verify(
-                        lane.driver,
-                        lane.compute,
-                        slots,
-                        Lengths::All(len),
-                        Some(lane.device(regions.stored)),
-                        lane.device(bad),
-                    )?;
-                }
-            }
-            session.end(lane.compute, checksums.end)?;
-            timed.push(checksums);
+            timed.push(self.verify(number, slots)?);
         }
 
         let whole = Slab {
@@ -407,7 +389,7 @@ impl Decoder<'_, '_> {
                 Span::Device(lane.device(bad)),
                 Span::Pinned(lane.pinned_out(answer)),
             )?;
-            session.counters.from_device(bad.len);
+            session.counters.add_from_device(bad.len);
         }
         self.batches.push_back(Decoded {
             number,
@@ -419,6 +401,32 @@ impl Decoder<'_, '_> {
             offset: 0,
         });
         Ok(())
+    }
+
+    /// Enqueue the comparison of the checksums of a batch.
+    fn verify(&self, number: usize, slots: Slots) -> Result<Timed, DriverError> {
+        let session = self.session;
+        let lane = session.lane;
+        let (regions, count) = (session.batch(number), slots.count);
+        let checksums = session.timed(TimedStage::Crc32c)?;
+        session.begin(lane.compute, checksums.begin)?;
+        for stage in 0..self.chain.stages.len() {
+            let len = self.job.grid.subchunk_bytes() + stage * crc32c::CHECKSUM;
+            let bad = regions.bad.part(stage * count * 4..(stage + 1) * count * 4);
+            // SAFETY: the lane's regions, in one stream.
+            unsafe {
+                crc32c::verify(
+                    lane.driver,
+                    lane.compute,
+                    slots,
+                    Lengths::All(len),
+                    Some(lane.device(regions.stored)),
+                    lane.device(bad),
+                )?;
+            }
+        }
+        session.end(lane.compute, checksums.end)?;
+        Ok(checksums)
     }
 
     /// Whether there are checksums to compare.
@@ -459,7 +467,7 @@ impl Decoder<'_, '_> {
                 session.begin(lane.down, begin)?;
                 lane.copy(lane.down, Span::Device(from), Span::Pinned(to))?;
                 lane.driver.record(done, lane.down, RETURNED)?;
-                session.counters.from_device(len);
+                session.counters.add_from_device(len);
                 self.pieces.push_back(Piece {
                     ring,
                     begin,
@@ -509,7 +517,7 @@ impl Decoder<'_, '_> {
             // is the region's; every element is in one slab, and is copied once.
             copies.push(unsafe {
                 let to = self.output.as_mut_ptr();
-                session.copy_to_slab(self.job, from.as_ptr(), &batch.batch, slab, to)
+                copy_to_slab(self.job, from.as_ptr(), &batch.batch, slab, to)
             });
         }
         session.copiers.run(&copies, self.job.threads);

@@ -33,7 +33,7 @@ use super::kernels::scatter::Scatter;
 use super::kernels::spans::{Lengths, Slots};
 use super::kernels::{aggregate, crc32c};
 use super::metrics::TimedStage;
-use super::session::{Session, Timed};
+use super::session::{Session, Timed, copy_of_slab};
 use crate::engine::host::memory;
 use crate::engine::{EncodedShard, EngineError, Job, KnownChain};
 use crate::layout::{self, Batch, Extent, ShardPermutation, Slab};
@@ -214,8 +214,7 @@ impl Encoder<'_, '_> {
         // SAFETY: the slab lies within the shard, whose length was checked, and its dense form
         // within the region, which `Sizing` made for it. The copy that read the region was
         // synchronised with above.
-        let copy =
-            unsafe { session.copy_of_slab(self.job, self.decoded.as_ptr(), batch, slab, to) };
+        let copy = unsafe { copy_of_slab(self.job, self.decoded.as_ptr(), batch, slab, to) };
         self.take_back_while(&[copy])?;
 
         let (begin, done) = (session.events.take()?, session.events.take()?);
@@ -226,7 +225,7 @@ impl Encoder<'_, '_> {
         session.begin(lane.up, begin)?;
         lane.copy(lane.up, Span::Pinned(staging), Span::Device(on_device))?;
         lane.driver.record(done, lane.up, STAGED)?;
-        session.counters.to_device(len);
+        session.counters.add_to_device(len);
 
         lane.driver.wait(lane.compute, done, STAGED_WAIT)?;
         let regions = session.batch(number);
@@ -340,7 +339,7 @@ impl Encoder<'_, '_> {
             Span::Pinned(answer),
         )?;
         lane.driver.record(answered, lane.down, ANSWERED)?;
-        session.counters.from_device(offsets.len);
+        session.counters.add_from_device(offsets.len);
         timed.push(aggregate);
         self.batches.push_back(Aggregated {
             number,
@@ -399,7 +398,7 @@ impl Encoder<'_, '_> {
                 session.begin(lane.down, begin)?;
                 lane.copy(lane.down, Span::Device(from), Span::Pinned(to))?;
                 lane.driver.record(done, lane.down, RETURNED)?;
-                session.counters.from_device(len);
+                session.counters.add_from_device(len);
                 self.pieces.push_back(Piece {
                     ring,
                     begin,
@@ -450,7 +449,7 @@ impl Encoder<'_, '_> {
             let len = pair[1].checked_sub(pair[0]);
             let stored = len == Some(encoded as u64);
             if pair[0] != end as u64 || !(stored || len == Some(0)) {
-                return Err(session.wrong_answer(format!(
+                return Err(session.wrong_answer(&format!(
                     "subchunk {} is at {} to {}, and subchunks of {encoded} bytes should be at {end}",
                     batch.batch.first + i,
                     pair[0],
@@ -494,7 +493,7 @@ impl Encoder<'_, '_> {
             let region = session.sizing.staging_out[piece.ring].part(0..piece.len);
             let from = session.lane.read(session.lane.pinned_out(region))?;
             if piece.start + piece.len > self.output.capacity() {
-                return Err(session.wrong_answer(format!(
+                return Err(session.wrong_answer(&format!(
                     "{} bytes at {} of a shard of at most {}",
                     piece.len,
                     piece.start,
@@ -527,7 +526,7 @@ impl Encoder<'_, '_> {
 
 /// A lane's answer that cannot be: what it was asked for is done elsewhere.
 impl Session<'_> {
-    fn wrong_answer(&self, what: String) -> DriverError {
+    fn wrong_answer(&self, what: &str) -> DriverError {
         DriverError {
             operation: "aggregating subchunks".to_string(),
             device: Some(self.lane.driver.device().ordinal),

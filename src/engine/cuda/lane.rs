@@ -178,11 +178,11 @@ impl Lane {
             }
         }
         for pinned in [self.pinned_in.take(), self.pinned_out.take()] {
+            let Some(pinned) = pinned else { continue };
             // SAFETY: nothing is in flight, the streams were synchronised; the lane owned it, and
             // nobody has borrowed the lane.
-            if let Some(pinned) = pinned
-                && !keep(unsafe { driver.free_pinned(pinned) })
-            {
+            let freed = unsafe { driver.free_pinned(pinned) };
+            if !keep(freed) {
                 return first;
             }
         }

@@ -46,12 +46,12 @@ impl Counters {
         self.shards_decoded.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn to_device(&self, bytes: usize) {
+    pub(super) fn add_to_device(&self, bytes: usize) {
         self.bytes_to_device
             .fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    pub(super) fn from_device(&self, bytes: usize) {
+    pub(super) fn add_from_device(&self, bytes: usize) {
         self.bytes_from_device
             .fetch_add(bytes as u64, Ordering::Relaxed);
     }

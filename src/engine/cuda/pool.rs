@@ -303,7 +303,9 @@ impl Devices {
             let mut state = self.lock();
             let of_device = &mut state[index];
             let idle: Vec<Lane> = of_device.idle.drain(..).map(|(_, lane)| lane).collect();
-            idle.iter().for_each(|lane| forget(of_device, lane));
+            for lane in &idle {
+                forget(of_device, lane);
+            }
             if error.fault != Fault::OutOfMemory || idle.is_empty() {
                 of_device.active -= 1;
                 of_device.used.device -= need.device;
@@ -362,7 +364,9 @@ impl Devices {
         let mut dropped = Vec::new();
         for of_device in self.lock().iter_mut() {
             let idle: Vec<Lane> = of_device.idle.drain(..).map(|(_, lane)| lane).collect();
-            idle.iter().for_each(|lane| forget(of_device, lane));
+            for lane in &idle {
+                forget(of_device, lane);
+            }
             dropped.extend(idle);
         }
         self.free(dropped);

@@ -112,58 +112,6 @@ impl Session<'_> {
         .map_err(|error| self.refused("lifting a slab", &error))
     }
 
-    /// Copies a slab from its place in the decoded shard at `shard` to its dense form at `to`.
-    ///
-    /// # Safety
-    /// For as long as the copy is used, the slab can be read, and its dense form is written by
-    /// nobody else.
-    pub(super) unsafe fn copy_of_slab<'c>(
-        &self,
-        job: &Job<'_>,
-        shard: *const u8,
-        batch: &Batch,
-        slab: &Slab,
-        to: *mut u8,
-    ) -> Copy<'c> {
-        let (strides, offset) = place_of_slab(job, batch, slab);
-        let dense = c_order(&slab.shape, job.grid.element_size());
-        // SAFETY: what the caller promises.
-        unsafe {
-            Copy::strided(
-                (shard.add(offset), &strides),
-                (to, &dense),
-                &slab.shape,
-                job.grid.element_size(),
-            )
-        }
-    }
-
-    /// Copies a slab from its dense form at `from` to its place in the decoded shard at `shard`.
-    ///
-    /// # Safety
-    /// For as long as the copy is used, the dense form can be read, and the slab is written by
-    /// nobody else.
-    pub(super) unsafe fn copy_to_slab<'c>(
-        &self,
-        job: &Job<'_>,
-        from: *const u8,
-        batch: &Batch,
-        slab: &Slab,
-        shard: *mut u8,
-    ) -> Copy<'c> {
-        let (strides, offset) = place_of_slab(job, batch, slab);
-        let dense = c_order(&slab.shape, job.grid.element_size());
-        // SAFETY: what the caller promises.
-        unsafe {
-            Copy::strided(
-                (from, &dense),
-                (shard.add(offset), &strides),
-                &slab.shape,
-                job.grid.element_size(),
-            )
-        }
-    }
-
     /// Two events for a stage.
     pub(super) fn timed(&self, stage: TimedStage) -> Result<Timed, DriverError> {
         Ok(Timed {
@@ -208,6 +156,56 @@ impl Session<'_> {
             fault: Fault::Refused,
             reason: reason.to_string(),
         }
+    }
+}
+
+/// Copies a slab from its place in the decoded shard at `shard` to its dense form at `to`.
+///
+/// # Safety
+/// For as long as the copy is used, the slab can be read, and its dense form is written by
+/// nobody else.
+pub(super) unsafe fn copy_of_slab<'c>(
+    job: &Job<'_>,
+    shard: *const u8,
+    batch: &Batch,
+    slab: &Slab,
+    to: *mut u8,
+) -> Copy<'c> {
+    let (strides, offset) = place_of_slab(job, batch, slab);
+    let dense = c_order(&slab.shape, job.grid.element_size());
+    // SAFETY: what the caller promises.
+    unsafe {
+        Copy::strided(
+            (shard.add(offset), &strides),
+            (to, &dense),
+            &slab.shape,
+            job.grid.element_size(),
+        )
+    }
+}
+
+/// Copies a slab from its dense form at `from` to its place in the decoded shard at `shard`.
+///
+/// # Safety
+/// For as long as the copy is used, the dense form can be read, and the slab is written by
+/// nobody else.
+pub(super) unsafe fn copy_to_slab<'c>(
+    job: &Job<'_>,
+    from: *const u8,
+    batch: &Batch,
+    slab: &Slab,
+    shard: *mut u8,
+) -> Copy<'c> {
+    let (strides, offset) = place_of_slab(job, batch, slab);
+    let dense = c_order(&slab.shape, job.grid.element_size());
+    // SAFETY: what the caller promises.
+    unsafe {
+        Copy::strided(
+            (from, &dense),
+            (shard.add(offset), &strides),
+            &slab.shape,
+            job.grid.element_size(),
+        )
     }
 }
 

@@ -180,7 +180,7 @@ fn a_forked_child_is_told_that_it_cannot_use_the_device() {
             let entered = driver.enter().map_err(|error| error.fault);
             let opened = CudaDriver::open(0).map(drop).map_err(|error| error.fault);
             let told = entered == Err(Fault::Sticky) && opened == Err(Fault::Unavailable);
-            libc::_exit(if told { 0 } else { 1 });
+            libc::_exit(i32::from(!told));
         }
         assert!(child > 0);
         let mut status = -1;

@@ -1,7 +1,5 @@
 //! Blosc's shuffles, and their inverses: `shuffle.cu`.
 
-#![allow(dead_code)] // until a stage of the engine shuffles
-
 use super::spans::{Launch, Slots};
 use crate::engine::cuda::driver::{Access, Arg, Driver, DriverError, StreamId};
 

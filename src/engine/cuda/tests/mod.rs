@@ -9,7 +9,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use super::driver::Driver;
-use super::driver::simulation::{Config, Schedule, Simulation};
+use super::driver::simulation::{Config, Live, Schedule, Simulation};
 use super::{CudaEngine, Devices, Limits, Tuning};
 use crate::engine::host::HostEngine;
 use crate::engine::{Chain, Engine, EngineError, Job, KnownChain, Stage};
@@ -116,5 +116,5 @@ fn simulation(schedule: Schedule) -> Arc<Simulation> {
 fn assert_clean(simulation: &Simulation) {
     let violations = simulation.violations();
     assert!(violations.is_empty(), "{violations:#?}");
-    assert_eq!(simulation.live(), Default::default());
+    assert_eq!(simulation.live(), Live::default());
 }
