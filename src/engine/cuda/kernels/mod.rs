@@ -5,6 +5,7 @@ pub(crate) mod crc32c;
 mod fast_division;
 pub(crate) mod ptx;
 pub(crate) mod scatter;
+#[allow(dead_code, reason = "for Blosc on the device")]
 pub(crate) mod shuffle;
 pub(crate) mod spans;
 pub(crate) mod split;
