@@ -187,6 +187,7 @@ struct Fiber {
     size_t bytes = 0;
     Fiber* before = nullptr; // ran until this one was switched to
     bool busy = false;       // a thread has begun on it, and not ended
+    uint64_t launch = 0;     // the last one that it was used in
 #ifdef SIMT_ADDRESS
     void* fake_stack = nullptr;
 #endif

@@ -133,6 +133,7 @@ struct Machine : Position {
     size_t shared_bytes = 0;
 
     Sectors sectors;
+    uint64_t launch_number = 0;
     Order begin;
     Order end;
 
@@ -200,9 +201,9 @@ void Machine::run(Fiber* self) {
         thread = mine;
         threads[mine].fiber = self;
         threads[mine].state = State::runs;
-        begin.acquire();
+        if (self->launch != launch_number) begin.acquire();
+        self->launch = launch_number;
         kernel->run(arguments);
-        end.release();
         threads[mine].state = State::ended;
         ++ended;
 #ifdef SIMT_THREAD
@@ -318,13 +319,8 @@ void Machine::run_block() {
 void Machine::abandon() {
 #ifdef SIMT_THREAD
     for (auto& set : fibers)
-        for (auto& fiber : set) {
-            if (!fiber || !fiber->busy) continue;
-            __tsan_switch_to_fiber(fiber->thread, 1);
-            end.release();
-            __tsan_switch_to_fiber(host.thread, 1);
-            fiber->begin(work);
-        }
+        for (auto& fiber : set)
+            if (fiber && fiber->busy) fiber->begin(work);
 #else
     idle.clear();
     for (auto& fiber : fibers) {
@@ -338,6 +334,7 @@ void Machine::abandon() {
 Order launches;
 
 void Machine::launch() {
+    ++launch_number;
     error.clear();
     sectors.clear();
     Position* outer = position;
@@ -354,9 +351,18 @@ void Machine::launch() {
     launches.acquire();
     begin.release();
     for (block = 0; block < block_count && error.empty(); ++block) run_block();
-    if (!error.empty()) abandon();
+#ifdef SIMT_THREAD
+    for (auto& set : fibers)
+        for (auto& fiber : set) {
+            if (!fiber || fiber->launch != launch_number) continue;
+            __tsan_switch_to_fiber(fiber->thread, 1);
+            end.release();
+            __tsan_switch_to_fiber(host.thread, 1);
+        }
+#endif
     end.acquire();
     launches.release();
+    if (!error.empty()) abandon();
     position = outer;
 }
 
