@@ -13,7 +13,10 @@ mkdir -p "$logs"
 
 export ZARRS_CUDA_REQUIRE_GPU=1
 export RUST_BACKTRACE=1
-export LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+# The C++ runtime of this machine, where it will do: the one in the bundle may need a newer libc.
+if ! "$here/zarrs_cuda-tests" --list >/dev/null 2>&1; then
+    export LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+fi
 
 # A string of JSON. Control characters other than the ends of lines and tabs are left out.
 quote() {

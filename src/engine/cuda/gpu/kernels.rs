@@ -3,7 +3,7 @@
 use super::cases;
 use crate::engine::cuda::{
     driver::cuda::gpu_or_skip,
-    kernels::{aggregate, crc32c, ptx, scatter, split},
+    kernels::{aggregate, crc32c, ptx, scatter, shuffle, split},
 };
 
 macro_rules! checks {
@@ -28,6 +28,7 @@ checks! {
     scan: aggregate::tests::check_scan;
     gather: aggregate::tests::check_gather;
     aggregate_passes: aggregate::tests::check_passes;
+    shuffle: shuffle::tests::check_shuffle;
     split: split::tests::check_split;
 }
 
