@@ -298,7 +298,7 @@ mod tests {
             start: &[32, 0, 0],
             shape: &[8, 96, 128],
         };
-        let lift = Lift::new(&batch, &slab).unwrap();
+        let lift = Lift::new(&batch, &slab).expect("a slab of the batch");
         assert_eq!(lift.run(), 64);
         let expected = [
             digit(8, 2048, 0),
@@ -325,7 +325,7 @@ mod tests {
             start: &[1, 0, 2],
             shape: &[3, 4, 4],
         };
-        let lift = Lift::new(&batch, &slab).unwrap();
+        let lift = Lift::new(&batch, &slab).expect("a slab of the batch");
         assert_eq!(lift.digits(), [digit(12, 0, 1)]);
         assert_eq!((lift.run(), lift.offset(), lift.end()), (16, 8, 24));
         // Whole subchunks lie like the slab does, yet the slots stay apart.
@@ -333,7 +333,7 @@ mod tests {
             start: &[0, 0, 0],
             shape: &[5, 4, 6],
         };
-        let lift = Lift::new(&batch, &slab).unwrap();
+        let lift = Lift::new(&batch, &slab).expect("a slab of the batch");
         assert_eq!((lift.digits(), lift.run()), (&[digit(20, 0, 1)][..], 24));
     }
 
@@ -350,7 +350,7 @@ mod tests {
             start: &[0, 0],
             shape: &[2, 6],
         };
-        let lift = Lift::new(&batch, &slab).unwrap();
+        let lift = Lift::new(&batch, &slab).expect("a slab of the batch");
         let expected = [digit(2, 4, 0), digit(2, 0, 1), digit(3, 8, 0)];
         assert_eq!((lift.digits(), lift.run()), (&expected[..], 4));
     }
@@ -368,7 +368,7 @@ mod tests {
             start: &[],
             shape: &[],
         };
-        let lift = Lift::new(&batch, &slab).unwrap();
+        let lift = Lift::new(&batch, &slab).expect("a slab of the batch");
         assert_eq!((lift.digits(), lift.run()), (&[][..], 7));
         assert_eq!((lift.slab_len(), lift.end()), (7, 7));
     }
@@ -513,7 +513,7 @@ mod tests {
                     start: &start,
                     shape: &shape,
                 };
-                let lift = Lift::new(&batch, &slab).unwrap();
+                let lift = Lift::new(&batch, &slab).expect("a slab of the batch");
                 let places = naive(&batch, &slab);
                 prop_assert_eq!(lifted(&lift), &places[..]);
                 prop_assert_eq!(lift.slab_len(), places.len());
@@ -529,6 +529,6 @@ mod tests {
                 }
                 Ok(())
             })
-            .unwrap();
+            .expect("agrees");
     }
 }

@@ -37,13 +37,13 @@ mod tests {
     /// As the kernels do it.
     fn divide(n: u32, by: FastDivision) -> u32 {
         let product = u64::from(n) * u64::from(by.magic);
-        u32::try_from(product >> 32).unwrap() >> by.shift
+        u32::try_from(product >> 32).expect("32 bits") >> by.shift
     }
 
     const LAST: u32 = (1 << 31) - 1;
 
     fn check(divisor: u32) {
-        let by = FastDivision::new(divisor as usize).unwrap();
+        let by = FastDivision::new(divisor as usize).expect("a divisor");
         let most = LAST / divisor;
         for quotient in [0, 1, 2, most / 2, most - 1, most] {
             let first = quotient * divisor;
@@ -83,7 +83,7 @@ mod tests {
         fn any_number_by_any_divisor(n in 0..=LAST, divisor in 2..=LAST, shift in 0_u32..30) {
             let divisor = (divisor >> shift).max(2);
             check(divisor);
-            let by = FastDivision::new(divisor as usize).unwrap();
+            let by = FastDivision::new(divisor as usize).expect("a divisor");
             prop_assert_eq!(divide(n, by), n / divisor);
         }
     }

@@ -236,7 +236,8 @@ impl Case {
             Content::Noise => noise(self.seed, slab.len()),
             Content::Fill => slab,
             Content::Almost(bit) => {
-                let bit = usize::try_from(bit % (slab.len() as u64 * 8)).unwrap();
+                let bit =
+                    usize::try_from(bit % (slab.len() as u64 * 8)).expect("a bit of the slab");
                 slab[bit / 8] ^= 1 << (bit % 8);
                 slab
             }
