@@ -20,6 +20,7 @@
 extern "C" {
 void __sanitizer_start_switch_fiber(void** fake_stack, const void* bottom, size_t bytes);
 void __sanitizer_finish_switch_fiber(void* fake_stack, const void** bottom, size_t* bytes);
+void __asan_poison_memory_region(const volatile void* address, size_t bytes);
 void __asan_unpoison_memory_region(const volatile void* address, size_t bytes);
 }
 #endif

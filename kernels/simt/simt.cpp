@@ -498,6 +498,16 @@ void misaligned(const void* address, size_t alignment, const char* file, uint32_
 
 } // namespace simt
 
+// Make AddressSanitizer refuse these bytes, or take them again.
+extern "C" void simt_forbid(uint64_t address, size_t bytes, bool forbid) {
+#ifdef SIMT_ADDRESS
+    const void* first = reinterpret_cast<const void*>(static_cast<uintptr_t>(address));
+    (forbid ? __asan_poison_memory_region : __asan_unpoison_memory_region)(first, bytes);
+#else
+    (void)address, (void)bytes, (void)forbid;
+#endif
+}
+
 // Run a kernel: `arguments` points to the value of each argument. What went wrong goes to `failed`,
 // and what was counted, if it is asked for, to `counted`.
 extern "C" void simt_launch(const char* name, uint32_t grid, uint32_t block, void* const* arguments, size_t count,

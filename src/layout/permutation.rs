@@ -8,8 +8,6 @@
 //! *padded slots*: every shard has all of its slots. 3 × 3 subchunks in shards of 2 × 2 are 9
 //! subchunks in 16 padded slots.
 
-#![allow(dead_code)] // until the engine uses all of it
-
 use std::fmt;
 
 /// Why there is no permutation.
@@ -66,7 +64,6 @@ pub(crate) struct ShardPermutation {
     digits: Vec<LiftedDigit>,
     subchunks: usize,
     padded_slots: usize,
-    slots_per_shard: usize,
 }
 
 impl ShardPermutation {
@@ -94,7 +91,6 @@ impl ShardPermutation {
                 digits: Vec::new(),
                 subchunks: 0,
                 padded_slots: 0,
-                slots_per_shard: 0,
             });
         }
         let too_many = || PermutationError::TooMany {
@@ -128,7 +124,6 @@ impl ShardPermutation {
             digits,
             subchunks: to_usize(number)?,
             padded_slots: to_usize(shard_stride)?,
-            slots_per_shard: to_usize(slots_per_shard)?,
         })
     }
 
@@ -147,14 +142,9 @@ impl ShardPermutation {
         self.padded_slots
     }
 
-    /// The number of padded slots that a shard has: those of shard `k` begin at `k` times this.
-    pub(crate) fn slots_per_shard(&self) -> usize {
-        self.slots_per_shard
-    }
-
-    /// The padded slot of subchunk `number`.
-    ///
-    /// The caller guarantees that `number` is less than [`subchunks`](Self::subchunks).
+    /// The padded slot of subchunk `number`, which is less than [`subchunks`](Self::subchunks): what
+    /// the kernel computes.
+    #[cfg(test)]
     pub(crate) fn place(&self, number: usize) -> usize {
         let (mut number, mut place) = (number as u64, 0);
         for digit in &self.digits {

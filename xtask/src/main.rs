@@ -2,6 +2,7 @@
 
 #![deny(unsafe_code)]
 
+mod bundle;
 mod kernels;
 #[allow(unsafe_code)]
 mod nvrtc;
@@ -24,7 +25,10 @@ const USAGE: &str = "\
 cargo xtask kernels             compile kernels/*.cu to kernels/ptx, and report what each kernel takes
 cargo xtask kernels --check     compile without writing; fail if kernels/ptx is not what comes out
 cargo xtask sanitize address    test the kernels with AddressSanitizer and UBSan
-cargo xtask sanitize thread     test the kernels with ThreadSanitizer";
+cargo xtask sanitize thread     test the kernels with ThreadSanitizer
+cargo xtask gpu-bundle          build target/gpu-bundle, a folder that runs the GPU suites and the
+                                benchmark on a machine with an NVIDIA driver and no Rust
+            --without-nvcomp    leave out NVIDIA's library of compressors";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();
@@ -36,6 +40,8 @@ fn main() -> ExitCode {
             ["kernels"] => kernels::write(),
             ["kernels", "--check"] => kernels::check(),
             ["sanitize", sanitizer @ ("address" | "thread")] => sanitize::run_tests(sanitizer),
+            ["gpu-bundle"] => bundle::build(true),
+            ["gpu-bundle", "--without-nvcomp"] => bundle::build(false),
             _ => Err(USAGE.into()),
         }
     };

@@ -73,6 +73,7 @@ unsafe extern "C" {
         failed: unsafe extern "C" fn(*mut c_void, *const c_char),
         counted: unsafe extern "C" fn(*mut c_void, *const Count),
     );
+    fn simt_forbid(address: u64, bytes: usize, forbid: bool);
 }
 
 unsafe extern "C" fn failed(sink: *mut c_void, message: *const c_char) {
@@ -133,6 +134,21 @@ pub unsafe fn launch_counted(
 ) -> Result<Vec<AccessCount>, String> {
     // SAFETY: the caller's.
     unsafe { run(kernel, grid, block, args, true) }
+}
+
+/// Let `AddressSanitizer`, where the kernels were compiled with it, end the process at an access to
+/// these bytes, until [`allow`]: by a kernel, or by `memcpy` and its like anywhere.
+///
+/// The last up to 7 bytes before a multiple of 8 stay allowed, if what follows them is.
+pub fn forbid(address: u64, len: usize) {
+    // SAFETY: the address is not followed; what is marked is memory of the sanitizer's own.
+    unsafe { simt_forbid(address, len, true) }
+}
+
+/// Undo [`forbid`].
+pub fn allow(address: u64, len: usize) {
+    // SAFETY: as above.
+    unsafe { simt_forbid(address, len, false) }
 }
 
 /// # Safety

@@ -41,7 +41,7 @@ fn words(count: usize) -> Vec<u32> {
 }
 
 fn bytes_read(count: usize) {
-    let bytes = [1u8; 100];
+    let bytes = Box::new([1u8; 100]); // the sanitizer knows no variables of Rust's
     let mut output = words(32);
     let (from, to) = (bytes.as_ptr(), output.as_mut_ptr());
     let count = u32::try_from(count).unwrap();
@@ -63,6 +63,40 @@ fn out_of_bounds() {
 #[test]
 fn in_bounds() {
     child("in_bounds", "address", &[], || bytes_read(99));
+}
+
+/// Reads byte `at` of a hundred, of which those from `from` on are forbidden; then all.
+fn forbidden(from: usize, at: u32) {
+    #[repr(align(16))]
+    struct Aligned([u8; 100]);
+    let bytes = Box::new(Aligned([1; 100]));
+    let start = bytes.0.as_ptr();
+    let mut output = words(32);
+    let to = output.as_mut_ptr();
+    let forbidden = start.wrapping_add(from).addr() as u64;
+    zarrs_cuda_simt::forbid(forbidden, 100 - from);
+    let read = |at: u32| {
+        let args = [argument(&start), argument(&to), argument(&at)];
+        launch("test_out_of_bounds", 1, 32, &args).unwrap();
+    };
+    read(at);
+    zarrs_cuda_simt::allow(forbidden, 100 - from);
+    read(99);
+}
+
+#[test]
+fn forbidden_bytes() {
+    let report = [
+        "AddressSanitizer: use-after-poison",
+        "test_out_of_bounds",
+        "language.cu",
+    ];
+    child("forbidden_bytes", "address", &report, || forbidden(50, 50));
+}
+
+#[test]
+fn allowed_bytes() {
+    child("allowed_bytes", "address", &[], || forbidden(50, 49));
 }
 
 fn shared_written(at: u32) {

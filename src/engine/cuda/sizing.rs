@@ -36,6 +36,10 @@ const ALIGNMENT: usize = 256;
 /// Alignment of slots, in bytes: the widest load.
 const SLOT_ALIGNMENT: usize = 16;
 
+/// Slots of this many bytes and more begin with a line of the cache.
+const LONG_SLOT: usize = 4096;
+const LINE: usize = 128;
+
 /// The most bytes that an element may have: its fill value is repeated to the widest load.
 const MOST_ELEMENT_SIZE: usize = 64 << 10;
 
@@ -201,7 +205,12 @@ impl Sizing {
         let encoded = grid
             .subchunk_bytes()
             .checked_add(chain.stages.len().checked_mul(CHECKSUM)?)?;
-        let slot_stride = encoded.checked_next_multiple_of(SLOT_ALIGNMENT)?;
+        let alignment = if encoded < LONG_SLOT {
+            SLOT_ALIGNMENT
+        } else {
+            LINE
+        };
+        let slot_stride = encoded.checked_next_multiple_of(alignment)?;
         let batch_bytes = grid.subchunk_bytes().checked_mul(batch)?;
         let slab = (tuning.slab.min(batch_bytes) / element).max(1);
         let slab_bytes = slab * element;

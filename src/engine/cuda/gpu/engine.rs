@@ -7,7 +7,6 @@ use crate::{
     engine::cuda::{Devices, Tuning, driver::cuda::gpu_or_skip},
     plan::{Engines, Rule},
 };
-use std::sync::Arc;
 
 /// So small that a shard of a few KiB is many batches of many slabs, and every ring goes round.
 const TINY: Tuning = Tuning {
@@ -22,7 +21,7 @@ fn shards_of_the_conformance_suite() {
         return;
     };
     for tuning in [TINY, Tuning::DEFAULT] {
-        let devices = Arc::new(Devices::new(vec![driver.clone()]));
+        let devices = Devices::new(vec![driver.clone()]);
         let options = Options::default().with_backend(Backend::Auto);
         let rule = Rule { uncompressed: true };
         let engines = Engines::of_devices(devices.clone(), rule, tuning);

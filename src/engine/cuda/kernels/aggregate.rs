@@ -698,17 +698,19 @@ pub(crate) mod tests {
             assert!(error.to_string().starts_with("launching "), "{error}");
         };
         let permutation = ShardPermutation::new(&[4], &[2]).expect("small");
-        // SAFETY (of all below): nothing is launched.
         for (permuted, source) in [
             ((0, 24), (32, 16)),
             ((4, 32), (64, 16)),
             ((0, 32), (32, 12)),
         ] {
-            refused(&|stream, span| unsafe {
-                let permuted = part(span, permuted.0, permuted.1);
-                let source = part(span, source.0, source.1);
-                let sizes = Lengths::All(1);
-                permute_sizes(&driver, stream, &permutation, sizes, None, permuted, source)
+            refused(&|stream, span| {
+                // SAFETY: nothing is launched.
+                unsafe {
+                    let permuted = part(span, permuted.0, permuted.1);
+                    let source = part(span, source.0, source.1);
+                    let sizes = Lengths::All(1);
+                    permute_sizes(&driver, stream, &permutation, sizes, None, permuted, source)
+                }
             });
         }
         for (sizes, offsets, scratch) in [
@@ -718,10 +720,13 @@ pub(crate) mod tests {
             ((0, 32), (8, 40), (128, 16)),  // neither in place nor apart
             ((0, 32), (68, 40), (128, 16)), // 8-byte aligned
         ] {
-            refused(&|stream, span| unsafe {
-                let [sizes, offsets, scratch] =
-                    [sizes, offsets, scratch].map(|(offset, len)| part(span, offset, len));
-                scan(&driver, stream, sizes, offsets, scratch, 4)
+            refused(&|stream, span| {
+                // SAFETY: nothing is launched.
+                unsafe {
+                    let [sizes, offsets, scratch] =
+                        [sizes, offsets, scratch].map(|(offset, len)| part(span, offset, len));
+                    scan(&driver, stream, sizes, offsets, scratch, 4)
+                }
             });
         }
         for (stride, source, offsets, dense) in [
@@ -731,11 +736,14 @@ pub(crate) mod tests {
             (16, (64, 8), (80, 24), (136, 64)),
             (48, (64, 8), (80, 24), (128, 64)),
         ] {
-            refused(&|stream, span| unsafe {
-                let slots = slots(part(span, 0, 64), stride, 2);
-                let [source, offsets, dense] =
-                    [source, offsets, dense].map(|(offset, len)| part(span, offset, len));
-                gather(&driver, stream, slots, source, offsets, 2, dense)
+            refused(&|stream, span| {
+                // SAFETY: nothing is launched.
+                unsafe {
+                    let slots = slots(part(span, 0, 64), stride, 2);
+                    let [source, offsets, dense] =
+                        [source, offsets, dense].map(|(offset, len)| part(span, offset, len));
+                    gather(&driver, stream, slots, source, offsets, 2, dense)
+                }
             });
         }
     }

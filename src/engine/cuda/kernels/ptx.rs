@@ -20,6 +20,10 @@ static SCATTER: Module = Module {
     name: "scatter",
     text: include_str!("../../../../kernels/ptx/scatter.ptx"),
 };
+static SHUFFLE: Module = Module {
+    name: "shuffle",
+    text: include_str!("../../../../kernels/ptx/shuffle.ptx"),
+};
 static SPLIT: Module = Module {
     name: "split",
     text: include_str!("../../../../kernels/ptx/split.ptx"),
@@ -48,6 +52,10 @@ pub(crate) static KERNELS: &[(&str, &Module)] = &[
     ("scatter_tile_4", &SCATTER),
     ("scatter_tile_8", &SCATTER),
     ("scatter_tile_16", &SCATTER),
+    ("shuffle", &SHUFFLE),
+    ("unshuffle", &SHUFFLE),
+    ("bit_shuffle", &SHUFFLE),
+    ("bit_unshuffle", &SHUFFLE),
     ("split", &SPLIT),
     ("unscatter_1", &UNSCATTER),
     ("unscatter_2", &UNSCATTER),

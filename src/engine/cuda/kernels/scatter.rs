@@ -203,16 +203,15 @@ impl Scatter {
         if u32::try_from(lift.end() / unit).is_err() || slots >= u32::MAX as usize {
             return Err(too_large(lift.end().max(slots)));
         }
-        let (kernels, blocks) = match tiled(lift, unit, swap) {
-            Some((parameters, blocks)) => (Kernels::Tiled(Box::new(parameters)), blocks),
-            None => {
-                let parameters = plain(lift, unit, swap)?;
-                let blocks = (lift.slab_len() / unit).div_ceil(UNITS_PER_BLOCK);
-                (
-                    Kernels::Plain(Box::new(parameters)),
-                    number(blocks).ok_or(too_large(lift.slab_len()))?,
-                )
-            }
+        let (kernels, blocks) = if let Some((parameters, blocks)) = tiled(lift, unit, swap) {
+            (Kernels::Tiled(Box::new(parameters)), blocks)
+        } else {
+            let parameters = plain(lift, unit, swap)?;
+            let blocks = (lift.slab_len() / unit).div_ceil(UNITS_PER_BLOCK);
+            (
+                Kernels::Plain(Box::new(parameters)),
+                number(blocks).ok_or(too_large(lift.slab_len()))?,
+            )
         };
         Ok(Self {
             kernels,
@@ -503,7 +502,7 @@ fn cut(cuts: &mut [Cut], unit: usize) -> usize {
     // a warp takes several.
     let word = unit.max(4);
     let odd = |units: usize| {
-        (units..)
+        (units..units + 2 * word)
             .find(|units| (units * unit).is_multiple_of(word) && units * unit / word % 2 == 1)
             .unwrap_or(units)
     };

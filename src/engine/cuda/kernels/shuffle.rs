@@ -1,5 +1,7 @@
 //! Blosc's shuffles, and their inverses: `shuffle.cu`.
 
+#![allow(dead_code)] // until a stage of the engine shuffles
+
 use super::spans::{Launch, Slots};
 use crate::engine::cuda::driver::{Access, Arg, Driver, DriverError, StreamId};
 
@@ -168,7 +170,7 @@ pub(crate) mod tests {
     use proptest::prelude::*;
     use std::ffi::c_int;
 
-    /// Where byte `at` of a block comes from, and which bits of it if bits are shuffled.
+    /// A block shuffled, as the kernels define it.
     fn naive(what: Shuffle, block: &[u8], element: usize) -> Vec<u8> {
         let n = block.len() / element;
         let mut shuffled = block.to_vec();
@@ -180,7 +182,7 @@ pub(crate) mod tests {
                     }
                 }
             }
-            Shuffle::Bits if n % 8 == 0 => {
+            Shuffle::Bits if n.is_multiple_of(8) => {
                 shuffled[..n * element].fill(0);
                 for i in 0..n {
                     for j in 0..element {
@@ -209,7 +211,6 @@ pub(crate) mod tests {
     }
 
     fn c_blosc(what: Shuffle, block: &[u8], element: usize) -> Vec<u8> {
-        let _links = blosc_src::BLOSC_MAX_TYPESIZE;
         let (mut to, mut scratch) = (vec![0; block.len()], vec![0; block.len() + 64]);
         // SAFETY: the buffers are as long as the block.
         unsafe {

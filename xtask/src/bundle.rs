@@ -1,0 +1,155 @@
+//! `target/gpu-bundle`: what runs on a machine with an NVIDIA driver, no Rust and no network.
+
+use crate::{Result, cargo, output, pypi, target};
+use serde_json::Value;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// Bytes that the folder may have.
+const LIMIT: u64 = 60_000_000;
+
+/// Build the folder; with the library of nvCOMP if `nvcomp`.
+pub(crate) fn build(nvcomp: bool) -> Result<()> {
+    let folder = target().join("gpu-bundle");
+    if folder.exists() {
+        fs::remove_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    }
+    create(&folder)?;
+
+    // As the tests run everywhere else: with overflow checks and debug assertions.
+    let tests = executable(&["test", "--lib", "--no-run"])?;
+    let tests = binary(&tests, &folder.join("zarrs_cuda-tests"))?;
+    libraries(&tests, &folder.join("lib"))?;
+    if Path::new("benches/device.rs").exists() {
+        let bench = executable(&["bench", "--bench", "device", "--no-run"])?;
+        binary(&bench, &folder.join("zarrs_cuda-bench"))?;
+    }
+    if nvcomp {
+        add_nvcomp(&folder.join("nvcomp"))?;
+    }
+    copy(Path::new("xtask/gpu-bundle.sh"), &folder.join("run.sh"))?;
+    let commit = output(Command::new("git").args(["describe", "--always", "--dirty"]))?;
+    write(&folder.join("commit"), commit.trim().as_bytes())?;
+
+    let bytes = size(&folder)?;
+    println!("{}: {} MB", folder.display(), bytes.div_ceil(1_000_000));
+    if bytes > LIMIT {
+        return Err(format!("the bundle may have {LIMIT} bytes, not {bytes}"));
+    }
+    println!("copy it to a machine with a GPU and run: bash gpu-bundle/run.sh");
+    Ok(())
+}
+
+/// Build what `arguments` of cargo say, and return the one executable that comes of it.
+fn executable(arguments: &[&str]) -> Result<PathBuf> {
+    let mut command = cargo();
+    command
+        .args(arguments)
+        .args(["--package", "zarrs_cuda"])
+        .arg("--message-format=json-render-diagnostics")
+        .stderr(std::process::Stdio::inherit());
+    let output = command
+        .output()
+        .map_err(|error| format!("{command:?}: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("{command:?}: {}", output.status));
+    }
+    let messages = String::from_utf8_lossy(&output.stdout);
+    let executables: Vec<PathBuf> = messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .filter_map(|message| Some(message.get("executable")?.as_str()?.into()))
+        .collect();
+    match &executables[..] {
+        [executable] => Ok(executable.clone()),
+        _ => Err(format!(
+            "{command:?} should build one executable: {executables:?}"
+        )),
+    }
+}
+
+/// Put a copy without symbols of the debugger at `to`.
+fn binary(from: &Path, to: &Path) -> Result<PathBuf> {
+    output(
+        Command::new("strip")
+            .arg("-o")
+            .arg(to)
+            .arg("--strip-debug")
+            .arg(from),
+    )?;
+    Ok(to.to_owned())
+}
+
+/// The C++ runtime, which the emulator in the tests needs: the other machine's may be older.
+fn libraries(binary: &Path, folder: &Path) -> Result<()> {
+    create(folder)?;
+    let list = output(Command::new("ldd").arg(binary))?;
+    for name in ["libstdc++.so.6", "libgcc_s.so.1"] {
+        let path = list
+            .lines()
+            .filter_map(|line| line.trim().split_once(" => "))
+            .find(|(library, _)| *library == name)
+            .and_then(|(_, path)| path.split(' ').next());
+        if let Some(path) = path {
+            copy(Path::new(path), &folder.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+/// nvCOMP's library, compressed, with its licence.
+fn add_nvcomp(folder: &Path) -> Result<()> {
+    let package = pypi::install("nvcomp.txt")?.join("nvidia/libnvcomp");
+    let library = package.join("lib64/libnvcomp.so.6");
+    let compressed = library.with_extension("6.xz");
+    if !compressed.exists() {
+        eprintln!("compressing {}", library.display());
+        // Renamed when it is complete.
+        let script = "import lzma, os, sys\n\
+            data = open(sys.argv[1], 'rb').read()\n\
+            open(sys.argv[2] + '~', 'wb').write(lzma.compress(data, preset=9))\n\
+            os.rename(sys.argv[2] + '~', sys.argv[2])";
+        let mut python = Command::new("python3");
+        output(python.args(["-c", script]).arg(&library).arg(&compressed))?;
+    }
+    create(folder)?;
+    copy(&compressed, &folder.join("libnvcomp.so.6.xz"))?;
+    for text in ["LICENSE", "NOTICE"] {
+        copy(&package.join(text), &folder.join(text))?;
+    }
+    Ok(())
+}
+
+fn create(folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))
+}
+
+fn write(file: &Path, bytes: &[u8]) -> Result<()> {
+    fs::write(file, bytes).map_err(|e| format!("{}: {e}", file.display()))
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    let copied = fs::copy(from, to);
+    copied
+        .map(drop)
+        .map_err(|e| format!("{} to {}: {e}", from.display(), to.display()))
+}
+
+/// The bytes of all files in `folder`.
+fn size(folder: &Path) -> Result<u64> {
+    let error = |e: std::io::Error| format!("{}: {e}", folder.display());
+    let mut bytes = 0;
+    for entry in fs::read_dir(folder).map_err(error)? {
+        let entry = entry.map_err(error)?;
+        let metadata = entry.metadata().map_err(error)?;
+        bytes += if metadata.is_dir() {
+            size(&entry.path())?
+        } else {
+            metadata.len()
+        };
+    }
+    Ok(bytes)
+}
