@@ -1,7 +1,7 @@
 //! What was measured: a line for people when it is there, and one document in the end.
 
 use std::fs;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
 
@@ -63,6 +63,7 @@ pub(super) struct Report<'s> {
     section: String,
     goals: Vec<Value>,
     errors: Vec<Value>,
+    begin: Instant,
 }
 
 impl<'s> Report<'s> {
@@ -111,6 +112,7 @@ impl<'s> Report<'s> {
             section: String::new(),
             goals: Vec::new(),
             errors: Vec::new(),
+            begin: Instant::now(),
         }
     }
 
@@ -188,8 +190,14 @@ impl<'s> Report<'s> {
 
     pub(super) fn finish(mut self) -> Value {
         let count = |met: bool| self.goals.iter().filter(|goal| goal["met"] == met).count();
-        let line = format!("\n{} goals met, {} missed", count(true), count(false));
-        self.say(&line);
+        let seconds = self.begin.elapsed().as_secs();
+        self.document.insert("seconds".into(), json!(seconds));
+        self.say(&format!(
+            "\n{} goals met, {} missed, {} failures, in {seconds} s",
+            count(true),
+            count(false),
+            self.errors.len()
+        ));
         let (goals, errors) = (self.goals, self.errors);
         self.document.insert("goals".into(), goals.into());
         self.document.insert("errors".into(), errors.into());
