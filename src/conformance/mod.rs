@@ -4,10 +4,12 @@
 //! Not covered by semantic versioning.
 
 mod case;
+mod device;
 mod limit;
 mod naive;
 mod suite;
 
+pub use device::measure_device;
 pub use limit::Limit;
 #[cfg(test)]
 pub(crate) use suite::check;

@@ -202,6 +202,8 @@ struct Shared {
 pub(super) struct Copiers {
     shared: Arc<Shared>,
     most: usize,
+    /// Whether anything is copied at all.
+    copies: bool,
 }
 
 impl Default for Copiers {
@@ -210,6 +212,7 @@ impl Default for Copiers {
         Self {
             shared: Arc::default(),
             most: cores.min(MOST_THREADS) - 1,
+            copies: true,
         }
     }
 }
@@ -222,9 +225,25 @@ impl Drop for Copiers {
 }
 
 impl Copiers {
+    /// For measuring everything but the copies: all are left out.
+    ///
+    /// # Safety
+    /// Nobody reads what a copy should have written.
+    #[cfg(feature = "conformance")]
+    pub(super) unsafe fn that_copy_nothing() -> Self {
+        Self {
+            shared: Arc::default(),
+            most: 0,
+            copies: false,
+        }
+    }
+
     /// Do all of `copies`, on at most `threads` threads, this one among them. Returns when they are
     /// done.
     pub(super) fn run(&self, copies: &[Copy<'_>], threads: NonZeroUsize) {
+        if !self.copies {
+            return;
+        }
         let mut total = 0;
         let ends: Vec<usize> = copies
             .iter()
@@ -360,6 +379,7 @@ mod tests {
         let copiers = Copiers {
             shared: Arc::default(),
             most: 3,
+            copies: true,
         };
         // A box of 5 × 300 × 400 of an array of 6 × 310 × 410, elements of 3 bytes.
         let (outer, inner, size) = ([6, 310, 410], [5, 300, 400], 3);

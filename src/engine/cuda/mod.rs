@@ -13,6 +13,7 @@
 //! | `encode`, `decode` | a whole shard |
 //! | `fallback` | a device where it can, the host where it cannot |
 //! | `metrics` | what was done, for applications to read |
+//! | `measure` | how fast it is, for the benchmark |
 //!
 //! While a lane is held, nothing runs on rayon: see `copiers`.
 
@@ -32,6 +33,9 @@ mod gpu;
 mod kernels;
 #[allow(unsafe_code)]
 mod lane;
+#[cfg(feature = "conformance")]
+#[allow(unsafe_code)]
+pub(crate) mod measure;
 mod metrics;
 mod pool;
 #[allow(unsafe_code)]

@@ -1,0 +1,104 @@
+//! Copies of pinned memory: to the device, from it, and both at once.
+
+use super::Sizes;
+use super::failure::{Result, require};
+use super::report::{Report, Row};
+use super::samples::race;
+use super::workbench::Workbench;
+use crate::engine::cuda::driver::{DeviceSpan, DriverError, PinnedSpan, PinnedUse, Span, StreamId};
+
+/// Buffers for one copy in each direction.
+pub(super) struct Bus<'b, 'd> {
+    pub(super) workbench: &'b Workbench<'d>,
+    pinned_in: PinnedSpan,
+    pinned_out: PinnedSpan,
+    device_in: DeviceSpan,
+    device_out: DeviceSpan,
+}
+
+impl<'b, 'd> Bus<'b, 'd> {
+    /// Allocate the buffers, and see that a round trip gives the same bytes.
+    pub(super) fn new(workbench: &'b Workbench<'d>, sizes: &Sizes, data: &[u8]) -> Result<Self> {
+        let this = Self {
+            workbench,
+            pinned_in: workbench.pinned(sizes.copy, PinnedUse::ToDevice)?,
+            pinned_out: workbench.pinned(sizes.copy, PinnedUse::FromDevice)?,
+            device_in: workbench.device(sizes.copy)?,
+            device_out: workbench.device(sizes.copy)?,
+        };
+        let data = &data[..sizes.copy.min(data.len())];
+        workbench.fill_pinned(this.pinned_in, data)?;
+        workbench.fill(this.device_out, 0)?;
+        this.to_device()?;
+        workbench.check("a copy to the device", this.device_in, [(0, data)])?;
+        // From the device: what was copied there, and not what is copied at the same time later.
+        let back = (Span::Device(this.device_in), Span::Pinned(this.pinned_out));
+        workbench.run(|stream| this.copy(stream, back))?;
+        let same = workbench.read(this.pinned_out)?.starts_with(data);
+        require(same, || "a copy from the device: wrong bytes".to_string())?;
+        Ok(this)
+    }
+
+    fn copy(
+        &self,
+        stream: StreamId,
+        (from, to): (Span, Span),
+    ) -> std::result::Result<(), DriverError> {
+        // SAFETY: buffers of the workbench, which waits for its streams before it frees them; every
+        // caller waits for the copy.
+        unsafe { self.workbench.driver.copy(stream, from, to) }
+    }
+
+    fn up(&self) -> (Span, Span) {
+        (Span::Pinned(self.pinned_in), Span::Device(self.device_in))
+    }
+
+    fn down(&self) -> (Span, Span) {
+        (Span::Device(self.device_out), Span::Pinned(self.pinned_out))
+    }
+
+    /// Seconds of a copy to the device.
+    pub(super) fn to_device(&self) -> Result<f64> {
+        self.workbench.time(|stream| self.copy(stream, self.up()))
+    }
+
+    /// Seconds of a copy from the device.
+    pub(super) fn from_device(&self) -> Result<f64> {
+        self.workbench.time(|stream| self.copy(stream, self.down()))
+    }
+
+    /// Seconds of both at once.
+    pub(super) fn both(&self) -> Result<f64> {
+        self.workbench
+            .time_both([&|stream| self.copy(stream, self.up()), &|stream| {
+                self.copy(stream, self.down())
+            }])
+    }
+
+    /// Bytes of each copy.
+    pub(super) fn len(&self) -> usize {
+        self.pinned_in.len
+    }
+
+    pub(super) fn measure(&self, sizes: &Sizes, report: &mut Report<'_>) -> Result<()> {
+        report.section(
+            "bus",
+            "copies of pinned memory; both: GB/s in each direction",
+        );
+        let samples = race(
+            sizes.rounds,
+            [
+                &mut |_| self.to_device(),
+                &mut |_| self.from_device(),
+                &mut |_| self.both(),
+            ],
+        )?;
+        for (name, samples) in ["to the device", "from the device", "both at once"]
+            .into_iter()
+            .zip(&samples)
+        {
+            report.row(Row::new(name, samples, self.len()));
+        }
+        Ok(())
+    }
+}

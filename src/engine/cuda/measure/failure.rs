@@ -1,0 +1,30 @@
+//! Why something was not measured.
+
+use std::error::Error;
+use std::fmt;
+
+/// Why something was not measured.
+pub(super) struct Failure(pub(super) String);
+
+pub(super) type Result<T> = std::result::Result<T, Failure>;
+
+impl<E: Error> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl fmt::Debug for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// An error unless `condition` holds.
+pub(super) fn require(condition: bool, otherwise: impl FnOnce() -> String) -> Result<()> {
+    if condition {
+        Ok(())
+    } else {
+        Err(Failure(otherwise()))
+    }
+}

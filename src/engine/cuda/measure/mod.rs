@@ -1,0 +1,236 @@
+//! How fast a device is, and the engine on it: ratios of what is measured in turns, in one process.
+//!
+//! | file | what it measures |
+//! |---|---|
+//! | `on_device` | kernels, against a copy within the device |
+//! | `bus` | copies in either direction, and in both at once |
+//! | `pinned` | the engine without its copies on the host, against `bus` |
+//! | `whole` | the engine as it is called, against the slowest thing that it cannot avoid, and the host |
+//! | `sweep` | the numbers of [`Tuning`] |
+//!
+//! Whatever is timed was run once before, and what it gave was compared with the host engine, or
+//! with the plain bytes where nothing but their places changes. The one exception is `pinned`.
+
+mod bus;
+mod failure;
+mod on_device;
+mod pinned;
+mod report;
+mod samples;
+mod sweep;
+#[cfg(test)]
+mod tests;
+mod whole;
+mod workbench;
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::driver::{self, Driver};
+use super::{CudaEngine, Devices, Limits, Tuning};
+use crate::engine::host::HostEngine;
+use crate::engine::{Chain, EncodedShard, Engine, Job, KnownChain, Stage};
+use crate::layout::SubchunkGrid;
+use bus::Bus;
+use failure::Result;
+use report::Report;
+use workbench::Workbench;
+
+/// Bytes of an element: uint16.
+const ELEMENT: usize = 2;
+
+/// No subchunk is full of it: neither of the data, nor of pinned memory that was never written, which
+/// a system may have zeroed.
+const FILL_VALUE: [u8; ELEMENT] = [0xd6, 0x2b];
+
+/// How much is measured.
+#[derive(Clone, Debug)]
+struct Sizes {
+    /// Elements along each of the three axes of the box that lies on the device.
+    edge: usize,
+    /// And of its subchunks.
+    subchunk: usize,
+    /// Bytes of the runs that are gathered, in turn.
+    runs: Vec<usize>,
+    /// The shortest run whose gathering has a goal.
+    shortest_run: usize,
+    /// Bytes of a copy over the bus.
+    copy: usize,
+    /// Bytes that are moved at once where time does not matter.
+    staging: usize,
+    /// Edges of shards, the one that is tuned for last.
+    shards: Vec<usize>,
+    /// Calls at the same time.
+    calls: Vec<usize>,
+    /// How often everything is timed, after once that does not count.
+    rounds: usize,
+    tuning: Tuning,
+    limits: Limits,
+    slabs: Vec<usize>,
+    rings: Vec<usize>,
+    batches: Vec<usize>,
+    threads: Vec<usize>,
+    sweep_rounds: usize,
+    /// How long the sweep may take.
+    sweep_time: Duration,
+}
+
+impl Sizes {
+    /// For a device with 8 GiB of memory or more.
+    fn of_hardware() -> Self {
+        Self {
+            edge: 1024,
+            subchunk: 32,
+            runs: vec![64 << 10, 16 << 10, 4 << 10],
+            shortest_run: 16 << 10,
+            copy: 512 << 20,
+            staging: 64 << 20,
+            shards: vec![256, 512],
+            calls: vec![1, 2, 4, 8],
+            rounds: 7,
+            tuning: Tuning::DEFAULT,
+            limits: Limits {
+                devices: None,
+                device_memory: Some(2 << 30),
+                pinned_memory: 2 << 30,
+            },
+            slabs: vec![1 << 20, 2 << 20, 4 << 20, 8 << 20],
+            rings: vec![3, 4, 6],
+            batches: vec![4 << 20, 8 << 20, 16 << 20, 32 << 20],
+            threads: vec![2, 4, 8],
+            sweep_rounds: 3,
+            sweep_time: Duration::from_mins(1),
+        }
+    }
+
+    /// Bytes of the box.
+    fn box_len(&self) -> usize {
+        self.edge.pow(3) * ELEMENT
+    }
+
+    /// Bytes of made-up data: the box, and some more for runs that do not lie densely.
+    fn data_len(&self) -> usize {
+        self.box_len() + self.box_len() / 16
+    }
+}
+
+/// Shards of one shape and chain.
+#[derive(Clone, Debug)]
+struct Kind {
+    grid: SubchunkGrid,
+    chain: KnownChain,
+}
+
+impl Kind {
+    /// Shards of `edge` by `edge` by `edge` elements.
+    fn new(edge: usize, subchunk: usize, order: &[usize], stages: &[Stage]) -> Result<Self> {
+        Ok(Self {
+            grid: SubchunkGrid::new(&[edge as u64; 3], &[subchunk as u64; 3], ELEMENT)?,
+            chain: KnownChain {
+                order: order.to_vec(),
+                swap: 1,
+                stages: stages.to_vec(),
+            },
+        })
+    }
+
+    /// The job of one of `calls` at the same time.
+    fn job(&self, calls: usize) -> Job<'_> {
+        self.job_of_threads(cores().get() / calls.max(1))
+    }
+
+    fn job_of_threads(&self, threads: usize) -> Job<'_> {
+        Job {
+            grid: &self.grid,
+            chain: Chain::Known(&self.chain),
+            fill_value: &FILL_VALUE,
+            store_empty: false,
+            validate_checksums: true,
+            threads: NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN),
+            huge_pages: true,
+        }
+    }
+
+    /// What the host engine makes of `decoded`.
+    fn encode_on_host(&self, decoded: &[u8]) -> Result<EncodedShard> {
+        Ok(HostEngine.encode(&self.job(1), decoded, 0, 0)?)
+    }
+
+    /// The parts of `data` that are shards.
+    fn shards_of<'a>(&self, data: &'a [u8]) -> Vec<&'a [u8]> {
+        data.chunks_exact(self.grid.shard_bytes()).collect()
+    }
+}
+
+fn cores() -> NonZeroUsize {
+    std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
+}
+
+/// Bytes of which no subchunk is empty, and no two alike.
+fn made_up(len: usize) -> Vec<u8> {
+    let mut data = vec![0; len];
+    let part = len.div_ceil(cores().get()).next_multiple_of(8).max(8);
+    std::thread::scope(|scope| {
+        for (number, part) in data.chunks_mut(part).enumerate() {
+            scope.spawn(move || {
+                let mut state = 0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(number as u64 + 1);
+                for word in part.chunks_mut(8) {
+                    state ^= state << 13;
+                    state ^= state >> 7;
+                    state ^= state << 17;
+                    word.copy_from_slice(&state.to_le_bytes()[..word.len()]);
+                }
+            });
+        }
+    });
+    data
+}
+
+/// Measure the first device of this machine, and show each result to `say` when it is there.
+///
+/// # Errors
+/// There is no device that can be used: why.
+pub(crate) fn first_device(say: &dyn Fn(&str)) -> std::result::Result<Value, String> {
+    let drivers = driver::cuda::open_all().map_err(|error| error.to_string())?;
+    let Some(driver) = drivers.into_iter().next() else {
+        return Err("there is no CUDA device".to_string());
+    };
+    Ok(measure(&driver, &Sizes::of_hardware(), say))
+}
+
+/// Measure everything. What failed is among the `errors`, and the rest is measured all the same.
+fn measure(driver: &Arc<dyn Driver>, sizes: &Sizes, say: &dyn Fn(&str)) -> Value {
+    let mut report = Report::new(driver.device(), sizes, say);
+    let data = made_up(sizes.data_len());
+    let kernels = on_device::measure(&**driver, sizes, &data, &mut report);
+    report.failed("kernels on the device", kernels);
+    let engine = of_engine(driver, sizes, &data, &mut report);
+    report.failed("the engine", engine);
+    report.finish()
+}
+
+/// Everything but the kernels alone.
+fn of_engine(
+    driver: &Arc<dyn Driver>,
+    sizes: &Sizes,
+    data: &[u8],
+    report: &mut Report<'_>,
+) -> Result<()> {
+    let workbench = Workbench::new(&**driver, sizes.staging)?;
+    let bus = Bus::new(&workbench, sizes, data)?;
+    bus.measure(sizes, report)?;
+    let mut limits = sizes.limits.clone();
+    limits.devices = Some(vec![driver.device().ordinal]);
+    let devices = Devices::new(vec![driver.clone()]);
+    let engine = CudaEngine::new(devices, limits, sizes.tuning);
+    let pinned = pinned::measure(&engine, &bus, sizes, data, report);
+    report.failed("the engine from pinned to pinned memory", pinned);
+    let whole = whole::measure(&engine, &bus, sizes, data, report);
+    report.failed("the engine as it is called", whole);
+    let swept = sweep::measure(&engine, sizes, data, report);
+    report.failed("the sweep over the tuning", swept);
+    Ok(())
+}

@@ -1,0 +1,402 @@
+//! Kernels, against a copy of the same box within the device.
+//!
+//! Rates count bytes read plus bytes written, but for CRC32C, which reads. All of it is more than
+//! any cache holds, and one launch: 2 GiB in units of 2 bytes are 2³⁰, which a launch can count.
+
+use super::failure::{Result, require};
+use super::report::{Report, Row};
+use super::samples::{Contestant, Samples, race};
+use super::workbench::Workbench;
+use super::{ELEMENT, FILL_VALUE, Kind, Sizes};
+use crate::engine::Stage;
+use crate::engine::cuda::driver::{DeviceSpan, Driver, DriverError, Span, StreamId};
+use crate::engine::cuda::kernels::crc32c::{self, CHECKSUM};
+use crate::engine::cuda::kernels::scatter::Scatter;
+use crate::engine::cuda::kernels::spans::{Lengths, Slots};
+use crate::engine::cuda::kernels::{aggregate, split};
+use crate::layout::{Lift, LiftBatch, LiftSlab};
+
+/// Of the bandwidth of a copy within the device.
+const GOAL: f64 = 0.7;
+
+/// What a byte is before a kernel should write it.
+const POISON: u8 = 0xa5;
+
+const C_ORDER: [usize; 3] = [0, 1, 2];
+const REVERSED: [usize; 3] = [2, 1, 0];
+
+type Enqueue<'a> = Box<dyn Fn(StreamId) -> std::result::Result<(), DriverError> + 'a>;
+
+/// Something to time, whose result was found to be right.
+struct Operation<'a> {
+    name: String,
+    /// Read and written.
+    bytes: usize,
+    goal: Option<f64>,
+    /// Flags to clear before.
+    clear: Option<DeviceSpan>,
+    enqueue: Enqueue<'a>,
+}
+
+/// Two large buffers, and what is done with them.
+struct Kernels<'a, 'd> {
+    workbench: &'a Workbench<'d>,
+    sizes: &'a Sizes,
+    data: &'a [u8],
+    /// Boxes, and dense bytes.
+    dense: DeviceSpan,
+    /// Subchunks.
+    slots: DeviceSpan,
+    flags: DeviceSpan,
+    fill: DeviceSpan,
+    operations: Vec<Operation<'a>>,
+}
+
+pub(super) fn measure(
+    driver: &dyn Driver,
+    sizes: &Sizes,
+    data: &[u8],
+    report: &mut Report<'_>,
+) -> Result<()> {
+    report.section(
+        "on_device",
+        "kernels; bytes read and written (CRC32C: read) by time on the device",
+    );
+    let workbench = Workbench::new(driver, sizes.staging)?;
+    let pattern = Scatter::fill_pattern(&FILL_VALUE);
+    let count = (sizes.edge / sizes.subchunk).pow(3);
+    let with_checksum = count * slot_stride(sizes.subchunk.pow(3) * ELEMENT + CHECKSUM);
+    let mut kernels = Kernels {
+        workbench: &workbench,
+        sizes,
+        data,
+        dense: workbench.device(data.len())?,
+        slots: workbench.device(data.len().max(with_checksum))?,
+        flags: workbench.device(count * 4)?,
+        fill: workbench.device(pattern.len())?,
+        operations: Vec::new(),
+    };
+    workbench.upload(kernels.fill, &pattern)?;
+    kernels.copy()?;
+    kernels.scatters(C_ORDER, "")?;
+    kernels.scatters(REVERSED, ", axes reversed")?;
+    kernels.checksums()?;
+    for &run in &sizes.runs {
+        kernels.gather(run, run)?;
+        // As runs with a checksum lie: no two of them alike to the widest load.
+        kernels.gather(run + CHECKSUM, slot_stride(run + CHECKSUM))?;
+    }
+    let subchunk = sizes.subchunk.pow(3) * ELEMENT;
+    kernels.split(subchunk)?;
+    kernels.split(subchunk + CHECKSUM)?;
+    kernels.time(report)
+}
+
+/// Slots of so many bytes begin at multiples of 16.
+fn slot_stride(len: usize) -> usize {
+    len.next_multiple_of(16)
+}
+
+/// The first `len` bytes of `span`.
+fn first(span: DeviceSpan, len: usize) -> DeviceSpan {
+    DeviceSpan {
+        len: len.min(span.len),
+        ..span
+    }
+}
+
+impl<'a, 'd: 'a> Kernels<'a, 'd> {
+    /// Run `operation` once, and keep it if `to` holds `pieces` then, and nothing did before.
+    fn add<'p>(
+        &mut self,
+        operation: Operation<'a>,
+        to: DeviceSpan,
+        pieces: impl IntoIterator<Item = (usize, &'p [u8])>,
+    ) -> Result<()> {
+        self.workbench.fill(to, POISON)?;
+        self.add_in_place(operation, to, pieces)
+    }
+
+    /// As [`add`](Self::add), of bytes that are read first.
+    fn add_in_place<'p>(
+        &mut self,
+        operation: Operation<'a>,
+        to: DeviceSpan,
+        pieces: impl IntoIterator<Item = (usize, &'p [u8])>,
+    ) -> Result<()> {
+        if let Some(clear) = operation.clear {
+            self.workbench.fill(clear, 0)?;
+        }
+        self.workbench.run(|stream| (operation.enqueue)(stream))?;
+        self.workbench.check(&operation.name, to, pieces)?;
+        self.operations.push(operation);
+        Ok(())
+    }
+
+    /// What everything else is compared with.
+    fn copy(&mut self) -> Result<()> {
+        let (workbench, len) = (self.workbench, self.sizes.box_len());
+        let (from, to) = (first(self.dense, len), first(self.slots, len));
+        workbench.upload(self.dense, self.data)?;
+        let operation = Operation {
+            name: "copy".to_string(),
+            bytes: 2 * len,
+            goal: None,
+            clear: None,
+            // SAFETY: the workbench's memory; whoever enqueues it waits for it.
+            enqueue: Box::new(move |stream| unsafe {
+                workbench
+                    .driver
+                    .copy(stream, Span::Device(from), Span::Device(to))
+            }),
+        };
+        self.add(operation, self.slots, [(0, &self.data[..len])])
+    }
+
+    fn plan(&self, kind: &Kind, stride: usize) -> Result<Scatter> {
+        let batch = LiftBatch {
+            counts: kind.grid.counts(),
+            subchunk: kind.grid.subchunk(),
+            element_size: ELEMENT,
+            order: &kind.chain.order,
+            slot_stride: stride,
+        };
+        let slab = LiftSlab {
+            start: &[0; 3],
+            shape: kind.grid.shard(),
+        };
+        Ok(Scatter::new(
+            &Lift::new(&batch, &slab)?,
+            kind.chain.swap,
+            &FILL_VALUE,
+        )?)
+    }
+
+    /// The whole box, there and back.
+    fn scatters(&mut self, order: [usize; 3], suffix: &str) -> Result<()> {
+        let (workbench, dense, slots, fill) = (self.workbench, self.dense, self.slots, self.fill);
+        let kind = Kind::new(self.sizes.edge, self.sizes.subchunk, &order, &[])?;
+        let len = self.sizes.box_len();
+        let encoded = kind.encode_on_host(&self.data[..len])?;
+        require(encoded.bytes.len() == len, || {
+            format!("the host encodes {len} bytes to {}", encoded.bytes.len())
+        })?;
+        let scatter = self.plan(&kind, kind.grid.subchunk_bytes())?;
+        let goal = (order == C_ORDER).then_some(GOAL);
+        workbench.upload(dense, self.data)?;
+        let with_flags = [Some(self.flags), None];
+        for flags in with_flags {
+            let scatter = scatter.clone();
+            let test = if flags.is_some() {
+                ""
+            } else {
+                ", no test for the fill value"
+            };
+            let operation = Operation {
+                name: format!("scatter{suffix}{test}"),
+                bytes: 2 * len,
+                goal,
+                clear: flags,
+                // SAFETY: as in `copy`.
+                enqueue: Box::new(move |stream| unsafe {
+                    scatter.enqueue_scatter(workbench.driver, stream, dense, slots, flags, fill)
+                }),
+            };
+            self.add(operation, slots, [(0, &encoded.bytes[..])])?;
+            if let Some(flags) = flags {
+                let all = 1_u32.to_ne_bytes().repeat(flags.len / 4);
+                workbench.check("flags of subchunks", flags, [(0, &all[..])])?;
+            }
+        }
+        let operation = Operation {
+            name: format!("unscatter{suffix}"),
+            bytes: 2 * len,
+            goal: None,
+            clear: None,
+            // SAFETY: as in `copy`.
+            enqueue: Box::new(move |stream| unsafe {
+                scatter.enqueue_unscatter(workbench.driver, stream, slots, dense, None, fill)
+            }),
+        };
+        self.add(operation, dense, [(0, &self.data[..len])])
+    }
+
+    /// Append checksums to subchunks.
+    fn checksums(&mut self) -> Result<()> {
+        let workbench = self.workbench;
+        let stages = [Stage::Crc32c];
+        let kind = Kind::new(self.sizes.edge, self.sizes.subchunk, &C_ORDER, &stages)?;
+        let (len, subchunk) = (self.sizes.box_len(), kind.grid.subchunk_bytes());
+        let encoded = kind.encode_on_host(&self.data[..len])?;
+        let stride = slot_stride(subchunk + CHECKSUM);
+        let scatter = self.plan(&kind, stride)?;
+        workbench.upload(self.dense, self.data)?;
+        workbench.fill(self.slots, POISON)?;
+        // SAFETY: as in `copy`.
+        workbench.run(|stream| unsafe {
+            let (dense, slots) = (self.dense, self.slots);
+            scatter.enqueue_scatter(workbench.driver, stream, dense, slots, None, self.fill)
+        })?;
+        let slots = Slots {
+            span: self.slots,
+            stride,
+            count: kind.grid.num_subchunks(),
+        };
+        let operation = Operation {
+            name: "crc32c, append".to_string(),
+            bytes: len,
+            goal: None,
+            clear: None,
+            // SAFETY: as in `copy`.
+            enqueue: Box::new(move |stream| unsafe {
+                let lengths = Lengths::All(subchunk);
+                crc32c::append(workbench.driver, stream, slots, lengths, None)
+            }),
+        };
+        let pieces = encoded.extents.iter().enumerate().map(|(i, extent)| {
+            let extent = extent.clone().unwrap_or_default();
+            (i * stride, &encoded.bytes[extent])
+        });
+        self.add_in_place(operation, self.slots, pieces)
+    }
+
+    /// The number of runs of `len` that are at least a box, if they are in the data at `stride`.
+    fn runs(&self, len: usize, stride: usize) -> Result<usize> {
+        let count = self.sizes.box_len().div_ceil(len);
+        require(count * stride <= self.data.len(), || {
+            format!("{count} runs of {len} bytes, {stride} apart, are more than there is")
+        })?;
+        Ok(count)
+    }
+
+    /// Put runs of `len` bytes one after the other, from slots far apart.
+    fn gather(&mut self, len: usize, stride: usize) -> Result<()> {
+        let workbench = self.workbench;
+        let count = self.runs(len, stride)?;
+        let sources = mixed(count);
+        let offsets = (0..=count).flat_map(|i| ((i * len) as u64).to_ne_bytes());
+        let offsets: Vec<u8> = offsets.collect();
+        let places = sources.iter().flat_map(|source| source.to_ne_bytes());
+        let places: Vec<u8> = places.collect();
+        let (source, offset) = (
+            workbench.device(places.len())?,
+            workbench.device(offsets.len())?,
+        );
+        workbench.upload(source, &places)?;
+        workbench.upload(offset, &offsets)?;
+        workbench.upload(self.slots, self.data)?;
+        let slots = Slots {
+            span: first(self.slots, count * stride),
+            stride,
+            count,
+        };
+        let dense = first(self.dense, count * len);
+        let operation = Operation {
+            name: format!("gather, runs of {len} bytes"),
+            bytes: 2 * dense.len,
+            goal: (len >= self.sizes.shortest_run).then_some(GOAL),
+            clear: None,
+            // SAFETY: as in `copy`; every run is a slot's begin, and the offsets are its length
+            // apart.
+            enqueue: Box::new(move |stream| unsafe {
+                aggregate::gather(
+                    workbench.driver,
+                    stream,
+                    slots,
+                    source,
+                    offset,
+                    count,
+                    dense,
+                )
+            }),
+        };
+        let data = self.data;
+        let pieces = sources.iter().enumerate().map(|(j, &source)| {
+            let from = source as usize * stride;
+            (j * len, &data[from..from + len])
+        });
+        self.add(operation, self.dense, pieces)
+    }
+
+    /// Put runs of `len` bytes that lie one after the other into slots.
+    fn split(&mut self, len: usize) -> Result<()> {
+        let workbench = self.workbench;
+        let stride = slot_stride(len);
+        let count = self.runs(len, len)?;
+        let u64s = |numbers: Vec<usize>| -> Vec<u8> {
+            let numbers = numbers.into_iter();
+            numbers.flat_map(|n| (n as u64).to_ne_bytes()).collect()
+        };
+        let offsets = u64s((0..count).map(|i| i * len).collect());
+        let (offset, size) = (
+            workbench.device(offsets.len())?,
+            workbench.device(offsets.len())?,
+        );
+        workbench.upload(offset, &offsets)?;
+        workbench.upload(size, &u64s(vec![len; count]))?;
+        workbench.upload(self.dense, self.data)?;
+        let shards = first(self.dense, count * len);
+        let slots = Slots {
+            span: first(self.slots, count * stride),
+            stride,
+            count,
+        };
+        let operation = Operation {
+            name: format!("split, runs of {len} bytes"),
+            bytes: 2 * shards.len,
+            goal: None,
+            clear: None,
+            // SAFETY: as in `copy`.
+            enqueue: Box::new(move |stream| unsafe {
+                split::split(workbench.driver, stream, shards, offset, size, slots)
+            }),
+        };
+        let data = self.data;
+        let pieces = (0..count).map(|i| (i * stride, &data[i * len..][..len]));
+        self.add(operation, self.slots, pieces)
+    }
+
+    /// Time every operation in turns with the copy.
+    fn time(&self, report: &mut Report<'_>) -> Result<()> {
+        let time = |operation: &Operation<'_>| -> Result<f64> {
+            if let Some(flags) = operation.clear {
+                self.workbench.fill(flags, 0)?;
+            }
+            self.workbench.time(|stream| (operation.enqueue)(stream))
+        };
+        let Some((copy, others)) = self.operations.split_first() else {
+            return Ok(());
+        };
+        let mut reference: Option<Samples> = None;
+        for operation in others {
+            let contestants: [Contestant<'_>; 2] = [&mut |_| time(copy), &mut |_| time(operation)];
+            let [copied, samples] = race(self.sizes.rounds, contestants)?;
+            if reference.is_none() {
+                report.row(Row::new(&copy.name, &copied, copy.bytes));
+            }
+            let ratio = samples.rate(operation.bytes) / copied.rate(copy.bytes);
+            let row = Row::new(&operation.name, &samples, operation.bytes);
+            let row = row.with("copy_gb_per_s", copied.rate(copy.bytes));
+            report.row(row.ratio("a copy on the device", ratio, operation.goal));
+            reference.get_or_insert(copied);
+        }
+        Ok(())
+    }
+}
+
+/// The numbers below `count`, neighbours far apart.
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "there are fewer runs than a u32 counts"
+)]
+pub(super) fn mixed(count: usize) -> Vec<u32> {
+    let mut step = count * 5 / 8 + 1;
+    while gcd(step, count) != 1 {
+        step += 1;
+    }
+    (0..count).map(|i| (i * step % count) as u32).collect()
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}

@@ -1,0 +1,88 @@
+//! The engine without its copies on the host: from pinned memory to pinned memory.
+//!
+//! It is the encoder that everybody calls, in a lane of the pool, with threads that leave every copy
+//! out: what goes up is what the staging memory still holds of an earlier shard, and nobody reads
+//! the result. That all of it came back is checked, its bytes cannot be.
+
+use super::bus::Bus;
+use super::failure::{Result, require};
+use super::report::{Report, Row};
+use super::samples::race;
+use super::whole::{Stages, together};
+use super::{Kind, Sizes};
+use crate::engine::cuda::copiers::Copiers;
+use crate::engine::cuda::session::{FreeEvents, Session};
+use crate::engine::cuda::{CudaEngine, encode};
+use crate::engine::{Engine, EngineError, Stage};
+
+/// Of copies in both directions at once.
+const GOAL: f64 = 0.85;
+
+pub(super) fn measure(
+    engine: &CudaEngine,
+    bus: &Bus<'_, '_>,
+    sizes: &Sizes,
+    data: &[u8],
+    report: &mut Report<'_>,
+) -> Result<()> {
+    report.section(
+        "pinned_to_pinned",
+        "encode without copies on the host; decoded bytes. Results are not compared",
+    );
+    let Some(&edge) = sizes.shards.last() else {
+        return Ok(());
+    };
+    // SAFETY: what is encoded below is dropped unread.
+    let none = unsafe { Copiers::that_copy_nothing() };
+    for (name, stages) in [("none", vec![]), ("crc32c", vec![Stage::Crc32c])] {
+        let kind = Kind::new(edge, sizes.subchunk, &[0, 1, 2], &stages)?;
+        let shards = kind.shards_of(data);
+        let (len, expected) = (kind.grid.shard_bytes(), kind.grid.num_subchunks());
+        for &calls in &sizes.calls {
+            let job = kind.job(calls);
+            // Lanes for all calls, with shards in their pinned memory.
+            together(calls, |i| {
+                engine.encode(&job, shards[i % shards.len()], 0, 0)
+            })?;
+            let before = engine.counters().snapshot();
+            let encode = |_: usize| -> std::result::Result<usize, EngineError> {
+                let shard = shards[0];
+                let encoded = engine.in_lane(&job, &kind.chain, |session| {
+                    let session = Session {
+                        lane: session.lane,
+                        sizing: session.sizing,
+                        events: FreeEvents::new(session.lane),
+                        copiers: &none,
+                        counters: session.counters,
+                    };
+                    encode::encode(&session, &job, &kind.chain, shard, (0, 0))
+                })?;
+                Ok(encoded.extents.iter().flatten().count())
+            };
+            let samples = race(
+                sizes.rounds,
+                [&mut |_| bus.both(), &mut |_| {
+                    let (seconds, stored) = together(calls, encode)?;
+                    require(stored.iter().all(|&stored| stored == expected), || {
+                        "subchunks did not come back".to_string()
+                    })?;
+                    Ok(seconds)
+                }],
+            )?;
+            let [both, samples] = samples;
+            let bytes = calls * len;
+            let ratio = samples.rate(bytes) / both.rate(bus.len());
+            let row = Row::new(format!("{edge}³, {name}, {calls} at once"), &samples, bytes)
+                .unverified()
+                .with("calls", calls)
+                .with("chain", name)
+                .with("both_gb_per_s", both.rate(bus.len()))
+                .with(
+                    "stages_gb_per_s",
+                    Stages::since(&before, engine, len).rates(),
+                );
+            report.row(row.ratio("both directions at once", ratio, Some(GOAL)));
+        }
+    }
+    Ok(())
+}

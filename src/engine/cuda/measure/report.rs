@@ -1,0 +1,278 @@
+//! What was measured: a line for people when it is there, and one document in the end.
+
+use std::fs;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Map, Value, json};
+
+use super::failure::Result;
+use super::samples::Samples;
+use super::{Sizes, cores};
+use crate::engine::cuda::driver::DeviceInfo;
+
+/// One thing that was measured.
+pub(super) struct Row {
+    name: String,
+    rate: f64,
+    values: Map<String, Value>,
+    /// Of what, how much, and how much it should be.
+    ratios: Vec<(String, f64, Option<f64>)>,
+    verified: bool,
+}
+
+impl Row {
+    /// `bytes` were moved in each of `samples`.
+    pub(super) fn new(name: impl Into<String>, samples: &Samples, bytes: usize) -> Self {
+        let name = name.into();
+        let mut values = Map::new();
+        values.insert("name".into(), json!(name));
+        values.insert("bytes".into(), json!(bytes));
+        values.insert("seconds".into(), samples.seconds());
+        values.insert("gb_per_s".into(), samples.rates(bytes));
+        Self {
+            name,
+            rate: samples.rate(bytes),
+            values,
+            ratios: Vec::new(),
+            verified: true,
+        }
+    }
+
+    pub(super) fn with(mut self, key: &str, value: impl Into<Value>) -> Self {
+        self.values.insert(key.into(), value.into());
+        self
+    }
+
+    /// A ratio to `what`, and the least that it should be.
+    pub(super) fn ratio(mut self, what: &str, ratio: f64, goal: Option<f64>) -> Self {
+        self.ratios.push((what.to_string(), ratio, goal));
+        self
+    }
+
+    /// Nobody looked at the result.
+    pub(super) fn unverified(mut self) -> Self {
+        self.verified = false;
+        self
+    }
+}
+
+/// Everything that was measured.
+pub(super) struct Report<'s> {
+    say: &'s dyn Fn(&str),
+    document: Map<String, Value>,
+    section: String,
+    goals: Vec<Value>,
+    errors: Vec<Value>,
+    begin: Instant,
+}
+
+impl<'s> Report<'s> {
+    pub(super) fn new(device: &DeviceInfo, sizes: &Sizes, say: &'s dyn Fn(&str)) -> Self {
+        let mut document = Map::new();
+        let driver = driver_version();
+        let (major, minor) = device.compute_capability;
+        document.insert("benchmark".into(), json!("device"));
+        document.insert("version".into(), json!(env!("CARGO_PKG_VERSION")));
+        document.insert("date".into(), json!(today()));
+        document.insert(
+            "gpu".into(),
+            json!({
+                "name": device.name,
+                "compute_capability": format!("{major}.{minor}"),
+                "memory": device.total_memory,
+                "multiprocessors": device.multiprocessors,
+                "driver": driver,
+            }),
+        );
+        let host = json!({ "processor": processor(), "cores": cores().get() });
+        document.insert("host".into(), host);
+        document.insert(
+            "sizes".into(),
+            json!({
+                "box": [sizes.edge, sizes.edge, sizes.edge],
+                "subchunk": [sizes.subchunk, sizes.subchunk, sizes.subchunk],
+                "data_type": "uint16",
+                "box_bytes": sizes.box_len(),
+                "bus_copy_bytes": sizes.copy,
+                "rounds": sizes.rounds,
+                "slab": sizes.tuning.slab,
+                "ring": sizes.tuning.ring,
+                "batch": sizes.tuning.batch,
+            }),
+        );
+        say(&format!(
+            "{}, compute capability {major}.{minor}, driver {}, {} cores",
+            device.name,
+            driver.as_deref().unwrap_or("of unknown version"),
+            cores()
+        ));
+        Self {
+            say,
+            document,
+            section: String::new(),
+            goals: Vec::new(),
+            errors: Vec::new(),
+            begin: Instant::now(),
+        }
+    }
+
+    /// What comes next belongs to section `name`.
+    pub(super) fn section(&mut self, name: &str, title: &str) {
+        if self.section == name {
+            return;
+        }
+        self.section = name.to_string();
+        self.document
+            .entry(name)
+            .or_insert_with(|| json!({ "about": title, "rows": [] }));
+        self.say(&format!("\n{name}: {title}"));
+    }
+
+    /// Say something about the section in the document.
+    pub(super) fn note(&mut self, key: &str, value: impl Into<Value>) {
+        if let Some(section) = self.document.get_mut(&self.section) {
+            section[key] = value.into();
+        }
+    }
+
+    pub(super) fn row(&mut self, row: Row) {
+        self.row_if(true, row);
+    }
+
+    /// Keep a row, and show it if `shown`.
+    pub(super) fn row_if(&mut self, shown: bool, row: Row) {
+        let mut line = format!("  {:44} {:9.2} GB/s", row.name, row.rate);
+        let mut ratios = Map::new();
+        for (what, ratio, goal) in &row.ratios {
+            line += &format!("   {ratio:5.2} of {what}");
+            let mut value = json!({ "value": ratio });
+            if let Some(goal) = goal {
+                let met = ratio >= goal;
+                line += &format!(" (goal {goal}: {})", if met { "met" } else { "missed" });
+                value["goal"] = json!(goal);
+                value["met"] = json!(met);
+                self.goals.push(json!({
+                    "name": format!("{}: {} / {what}", self.section, row.name),
+                    "value": ratio,
+                    "goal": goal,
+                    "met": met,
+                }));
+            }
+            ratios.insert(what.clone(), value);
+        }
+        let mut values = row.values;
+        values.insert("ratios".into(), Value::Object(ratios));
+        values.insert("verified".into(), json!(row.verified));
+        if shown {
+            self.say(&line);
+        }
+        if let Some(rows) = self
+            .document
+            .get_mut(&self.section)
+            .and_then(|section| section["rows"].as_array_mut())
+        {
+            rows.push(Value::Object(values));
+        }
+    }
+
+    pub(super) fn say(&self, line: &str) {
+        (self.say)(line);
+    }
+
+    /// Keep why `what` was not measured, if it was not.
+    pub(super) fn failed(&mut self, what: &str, result: Result<()>) {
+        if let Err(failure) = result {
+            self.say(&format!("  FAILED: {what}: {failure:?}"));
+            let error = json!({ "what": what, "reason": failure.0 });
+            self.errors.push(error);
+        }
+    }
+
+    pub(super) fn finish(mut self) -> Value {
+        let count = |met: bool| self.goals.iter().filter(|goal| goal["met"] == met).count();
+        let seconds = self.begin.elapsed().as_secs();
+        self.document.insert("seconds".into(), json!(seconds));
+        self.say(&format!(
+            "\n{} goals met, {} missed, {} failures, in {seconds} s",
+            count(true),
+            count(false),
+            self.errors.len()
+        ));
+        let (goals, errors) = (self.goals, self.errors);
+        self.document.insert("goals".into(), goals.into());
+        self.document.insert("errors".into(), errors.into());
+        Value::Object(self.document)
+    }
+}
+
+/// The version of NVIDIA's kernel module, on Linux.
+fn driver_version() -> Option<String> {
+    let text = fs::read_to_string("/proc/driver/nvidia/version").ok()?;
+    version_in(&text)
+}
+
+/// The first word that is numbers with dots.
+fn version_in(text: &str) -> Option<String> {
+    text.split_whitespace()
+        .find(|word| {
+            let parts: Vec<&str> = word.split('.').collect();
+            let is_number =
+                |part: &&str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+            parts.len() > 1 && parts.iter().all(is_number)
+        })
+        .map(str::to_string)
+}
+
+fn processor() -> Option<String> {
+    let text = fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_string())
+}
+
+fn today() -> Option<String> {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
+    Some(date_of(since.as_secs() / 86_400))
+}
+
+/// The Gregorian date so many days after 1970-01-01.
+fn date_of(days: u64) -> String {
+    // Count from 0000-03-01, so that a leap day is the last of its year.
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (month, later) = if month < 10 {
+        (month + 3, 0)
+    } else {
+        (month - 9, 1)
+    };
+    format!("{:04}-{month:02}-{day:02}", era * 400 + year + later)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn days_are_dates() {
+        for (days, date) in [
+            (0, "1970-01-01"),
+            (59, "1970-03-01"),
+            (11_016, "2000-02-29"),
+            (11_017, "2000-03-01"),
+            (20_453, "2025-12-31"),
+            (47_541, "2100-03-01"),
+        ] {
+            assert_eq!(date_of(days), date);
+        }
+    }
+
+    #[test]
+    fn a_driver_tells_its_version_among_other_things() {
+        let text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5\nGCC version:  gcc version 11.4.0";
+        assert_eq!(version_in(text).as_deref(), Some("550.54.15"));
+        assert_eq!(version_in("NVRM version: 1 .5 x.y"), None);
+    }
+}

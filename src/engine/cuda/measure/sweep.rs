@@ -1,0 +1,108 @@
+//! The numbers of [`Tuning`], by the rate of encoding one shard.
+
+use std::time::Instant;
+
+use serde_json::json;
+
+use super::failure::{Result, require};
+use super::report::Report;
+use super::samples::{Samples, race};
+use super::whole::together;
+use super::{CudaEngine, Kind, Sizes, Tuning, cores};
+use crate::engine::Engine;
+
+/// A choice of numbers.
+#[derive(Clone, Copy, Debug)]
+struct Point {
+    tuning: Tuning,
+    threads: usize,
+}
+
+/// Every choice, neighbours far apart: where time runs out, what is left out is spread.
+fn points(sizes: &Sizes) -> Vec<Point> {
+    let mut points = Vec::new();
+    for &slab in &sizes.slabs {
+        for &ring in &sizes.rings {
+            // A slab is no longer than a batch.
+            for &batch in sizes.batches.iter().filter(|&&batch| batch >= slab) {
+                for &threads in sizes
+                    .threads
+                    .iter()
+                    .filter(|&&threads| threads <= cores().get())
+                {
+                    let tuning = Tuning { slab, ring, batch };
+                    points.push(Point { tuning, threads });
+                }
+            }
+        }
+    }
+    let mixed = super::on_device::mixed(points.len());
+    mixed.into_iter().map(|i| points[i as usize]).collect()
+}
+
+pub(super) fn measure(
+    engine: &CudaEngine,
+    sizes: &Sizes,
+    data: &[u8],
+    report: &mut Report<'_>,
+) -> Result<()> {
+    report.section(
+        "sweep",
+        "encode of one shard without a codec; slab, ring, batch, threads that copy",
+    );
+    let Some(&edge) = sizes.shards.last() else {
+        return Ok(());
+    };
+    let kind = Kind::new(edge, sizes.subchunk, &[0, 1, 2], &[])?;
+    let shards = kind.shards_of(data);
+    let expected = kind.encode_on_host(shards[0])?.bytes;
+    let (points, begin) = (points(sizes), Instant::now());
+    let mut measured: Vec<(Point, Samples)> = Vec::new();
+    for point in &points {
+        if begin.elapsed() > sizes.sweep_time {
+            break;
+        }
+        engine.devices.release_idle();
+        let tuned = CudaEngine::new(engine.devices.clone(), engine.limits.clone(), point.tuning);
+        let job = kind.job_of_threads(point.threads);
+        let [samples] = race(
+            sizes.sweep_rounds,
+            [&mut |round| {
+                let shard = shards[round % shards.len()];
+                let (seconds, encoded) = together(1, |_| tuned.encode(&job, shard, 0, 0))?;
+                require(round > 0 || encoded[0].bytes == expected, || {
+                    format!("{point:?}: wrong bytes")
+                })?;
+                Ok(seconds)
+            }],
+        )?;
+        measured.push((*point, samples));
+    }
+    engine.devices.release_idle();
+    let len = kind.grid.shard_bytes();
+    measured.sort_by(|a, b| a.1.median().total_cmp(&b.1.median()));
+    for (place, (point, samples)) in measured.iter().enumerate() {
+        let Tuning { slab, ring, batch } = point.tuning;
+        let name = format!(
+            "{} KiB × {ring}, {} KiB, {}",
+            slab >> 10,
+            batch >> 10,
+            point.threads
+        );
+        let row = super::report::Row::new(name, samples, len)
+            .with("slab", slab)
+            .with("ring", ring)
+            .with("batch", batch)
+            .with("threads", point.threads);
+        // All are in the document.
+        report.row_if(place < 8, row);
+    }
+    let left_out = points.len() - measured.len();
+    report.note("left_out_for_time", left_out);
+    report.note("shard_bytes", json!(len));
+    report.say(&format!(
+        "  {} measured, {left_out} left out for time",
+        measured.len()
+    ));
+    Ok(())
+}

@@ -1,0 +1,165 @@
+//! Everything is measured on a simulated device, which has no clock to speak of: that all of it
+//! runs, is compared with what it should be, and breaks no rule.
+
+#![allow(clippy::unwrap_used)] // a test's way to fail
+
+use std::cell::RefCell;
+
+use serde_json::json;
+
+use super::*;
+use crate::engine::cuda::driver::simulation::{
+    Config, Inject, Kind as Memory, Schedule, Simulation,
+};
+
+fn tiny() -> Sizes {
+    Sizes {
+        edge: 16,
+        subchunk: 4,
+        runs: vec![1024, 256],
+        shortest_run: 1024,
+        copy: 3000,
+        staging: 1000,
+        shards: vec![8, 16],
+        calls: vec![1, 2],
+        rounds: 2,
+        tuning: Tuning {
+            slab: 384,
+            ring: 2,
+            batch: 1200,
+        },
+        limits: Limits {
+            devices: None,
+            device_memory: Some(1 << 24),
+            pinned_memory: 1 << 24,
+        },
+        slabs: vec![256, 512],
+        rings: vec![2],
+        batches: vec![384, 1024],
+        threads: vec![1],
+        sweep_rounds: 1,
+        sweep_time: Duration::from_mins(10),
+    }
+}
+
+fn measured(config: Config) -> (Arc<Simulation>, Value, String) {
+    let simulation = Arc::new(Simulation::new(config));
+    let driver: Arc<dyn Driver> = simulation.clone();
+    let lines = RefCell::new(String::new());
+    let document = measure(&driver, &tiny(), &|line| {
+        *lines.borrow_mut() += line;
+        *lines.borrow_mut() += "\n";
+    });
+    (simulation, document, lines.into_inner())
+}
+
+#[test]
+fn everything_is_measured_and_compared() {
+    for schedule in [Schedule::Eager, Schedule::Latest] {
+        let (simulation, document, lines) = measured(Config {
+            schedule,
+            ..Config::default()
+        });
+        assert_eq!(document["errors"], json!([]), "{lines}");
+        let violations = simulation.violations();
+        assert!(violations.is_empty(), "{violations:#?}");
+        assert_eq!(simulation.live(), Default::default());
+        for (section, count, verified) in [
+            // A copy; scatter twice and unscatter, in two orders; CRC32C; gather; split.
+            ("on_device", 1 + 6 + 1 + 4 + 2, true),
+            ("bus", 3, true),
+            ("pinned_to_pinned", 4, false),
+            ("encode", 8, true),
+            ("decode", 8, true),
+            ("sweep", 3, true),
+        ] {
+            let rows = document[section]["rows"].as_array().unwrap();
+            assert_eq!(rows.len(), count, "{section}\n{lines}");
+            for row in rows {
+                assert_eq!(row["verified"], verified, "{row}");
+                assert!(row["seconds"]["median"].as_f64().unwrap() > 0.0, "{row}");
+                assert!(row["gb_per_s"]["median"].as_f64().unwrap() > 0.0, "{row}");
+                for ratio in row["ratios"].as_object().unwrap().values() {
+                    assert!(ratio["value"].as_f64().unwrap() > 0.0, "{row}");
+                }
+            }
+        }
+        // Scatter twice, two runs that are long enough; four of the engine alone, eight encodes.
+        assert_eq!(document["goals"].as_array().unwrap().len(), 4 + 4 + 8);
+        assert_eq!(document["sweep"]["left_out_for_time"], 0);
+        assert!(lines.contains("goals met"), "{lines}");
+    }
+}
+
+#[test]
+fn what_fails_is_named_and_the_rest_is_measured() {
+    let (simulation, document, lines) = measured(Config {
+        faults: vec![Inject::OutOfMemoryOf {
+            kind: Memory::Device,
+            allocation: 1,
+        }],
+        ..Config::default()
+    });
+    let errors = document["errors"].as_array().unwrap();
+    assert_eq!(errors.len(), 1, "{lines}");
+    assert_eq!(errors[0]["what"], "kernels on the device");
+    let reason = errors[0]["reason"].as_str().unwrap();
+    assert!(reason.starts_with("allocate "), "{reason}");
+    assert_eq!(document["on_device"]["rows"], json!([]));
+    assert_eq!(document["encode"]["rows"].as_array().unwrap().len(), 8);
+    assert_eq!(simulation.live(), Default::default());
+}
+
+#[test]
+fn a_device_that_breaks_is_an_error_and_no_more_is_asked_of_it() {
+    for operation in [3, 40, 400, 1500] {
+        let (simulation, document, lines) = measured(Config {
+            faults: vec![Inject::Sticky { operation }],
+            ..Config::default()
+        });
+        assert!(
+            !document["errors"].as_array().unwrap().is_empty(),
+            "{lines}"
+        );
+        let violations = simulation.violations();
+        assert!(violations.is_empty(), "{operation}: {violations:#?}");
+    }
+}
+
+#[test]
+fn wrong_bytes_are_found_wherever_they_are() {
+    let driver = Simulation::eager();
+    let workbench = Workbench::new(&driver, 100).unwrap();
+    let span = workbench.device(250).unwrap();
+    let data: Vec<u8> = (0..250).collect();
+    workbench.upload(span, &data).unwrap();
+    let pieces = |data: &'static [u8]| [(3, &data[3..90]), (95, &data[95..249])];
+    let right: &'static [u8] = data.clone().leak();
+    workbench.check("right", span, pieces(right)).unwrap();
+    for wrong in [3, 89, 95, 99, 100, 199, 200, 248] {
+        let mut data = data.clone();
+        data[wrong] ^= 1;
+        let result = workbench.check("wrong", span, pieces(data.leak()));
+        assert_eq!(
+            result.unwrap_err().0,
+            format!("wrong: byte {wrong} is wrong")
+        );
+    }
+    // Pieces that there is no room for, and none at all.
+    let more = [&right[..], &right[..1]].concat();
+    workbench.check("more", span, [(0, &more[..])]).unwrap_err();
+    workbench.check("none", span, []).unwrap_err();
+    workbench.upload(span, &more).unwrap_err();
+}
+
+#[test]
+fn made_up_data_leave_no_subchunk_empty() {
+    let data = made_up(100_001);
+    assert_eq!(data.len(), 100_001);
+    let zeros = data.chunks(64).filter(|part| part.iter().all(|&b| b == 0));
+    assert_eq!(zeros.count(), 0);
+    let fill = data
+        .chunks(64)
+        .filter(|part| part.starts_with(&FILL_VALUE.repeat(8)));
+    assert_eq!(fill.count(), 0);
+}

@@ -1,0 +1,330 @@
+//! The engine as it is called: from an ordinary `Vec` to a fresh one.
+//!
+//! It cannot be faster than the slowest of a copy to the device, copies of a `Vec` to a ring of
+//! pinned memory, and copies of such a ring to a fresh `Vec`, the last two by the engine's own
+//! threads. Each is timed alone, in turns with the engine, and so is the host engine.
+
+use std::sync::Barrier;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use super::bus::Bus;
+use super::failure::{Failure, Result, require};
+use super::report::{Report, Row};
+use super::samples::{Samples, race, rate};
+use super::{Kind, Sizes, cores};
+use crate::engine::cuda::copiers::Copy;
+use crate::engine::cuda::driver::{PinnedSpan, PinnedUse};
+use crate::engine::cuda::{CudaEngine, Metrics};
+use crate::engine::host::{HostEngine, memory};
+use crate::engine::{EncodedShard, Engine, EngineError, Stage};
+
+/// Of the slowest of what the engine cannot avoid.
+const GOAL: f64 = 0.8;
+
+/// What the memory is for, in errors.
+const OUTPUT: &str = "a benchmark's output";
+
+/// The seconds from the first of `calls` concurrent calls of `f` to the last, and what they give.
+/// It is dropped after the clock has stopped.
+pub(super) fn together<T: Send>(
+    calls: usize,
+    f: impl Fn(usize) -> std::result::Result<T, EngineError> + Sync,
+) -> Result<(f64, Vec<T>)> {
+    let barrier = Barrier::new(calls);
+    let results: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..calls)
+            .map(|call| {
+                let (barrier, f) = (&barrier, &f);
+                scope.spawn(move || {
+                    barrier.wait();
+                    let begin = Instant::now();
+                    let result = f(call);
+                    (begin, Instant::now(), result)
+                })
+            })
+            .collect();
+        threads
+            .into_iter()
+            .map(std::thread::ScopedJoinHandle::join)
+            .collect()
+    });
+    let (mut begins, mut ends, mut values) = (Vec::new(), Vec::new(), Vec::new());
+    for result in results {
+        let (begin, end, value) = result.map_err(|_| Failure("a call panicked".to_string()))?;
+        begins.push(begin);
+        ends.push(end);
+        values.push(value?);
+    }
+    let (begin, end) = (begins.into_iter().min(), ends.into_iter().max());
+    let seconds = begin
+        .zip(end)
+        .map_or(0.0, |(begin, end)| (end - begin).as_secs_f64());
+    Ok((seconds, values))
+}
+
+/// The time on the device of each stage of some shards.
+pub(super) struct Stages {
+    before: Metrics,
+    after: Metrics,
+    shard: usize,
+}
+
+impl Stages {
+    /// Of shards of `shard` decoded bytes since `before`.
+    pub(super) fn since(before: &Metrics, engine: &CudaEngine, shard: usize) -> Self {
+        Self {
+            before: before.clone(),
+            after: engine.counters().snapshot(),
+            shard,
+        }
+    }
+
+    /// GB/s of each stage that took any time: of the bytes of copies, and of decoded bytes.
+    pub(super) fn rates(&self) -> Value {
+        let (before, after) = (&self.before, &self.after);
+        let up = after.bytes_to_device - before.bytes_to_device;
+        let down = after.bytes_from_device - before.bytes_from_device;
+        let shards = after.shards_encoded + after.shards_decoded
+            - before.shards_encoded
+            - before.shards_decoded;
+        // Calls that are not counted are those without copies on the host: they move as much.
+        let decoded = match usize::try_from(shards) {
+            Ok(shards) if shards > 0 => shards * self.shard,
+            _ => usize::try_from(up).unwrap_or(0),
+        };
+        let bytes = |n: u64| usize::try_from(n).unwrap_or(0);
+        let stages = [
+            ("to_device", bytes(up), after.to_device - before.to_device),
+            ("scatter", decoded, after.scatter - before.scatter),
+            ("crc32c", decoded, after.crc32c - before.crc32c),
+            ("aggregate", decoded, after.aggregate - before.aggregate),
+            ("split", decoded, after.split - before.split),
+            ("unscatter", decoded, after.unscatter - before.unscatter),
+            (
+                "from_device",
+                bytes(down),
+                after.from_device - before.from_device,
+            ),
+        ];
+        let rates = stages.into_iter().filter(|(_, _, time)| !time.is_zero());
+        rates
+            .map(|(name, bytes, time)| (name.to_string(), json!(rate(bytes, time.as_secs_f64()))))
+            .collect::<serde_json::Map<_, _>>()
+            .into()
+    }
+}
+
+/// Rings of pinned memory, as large as a lane's.
+struct Rings<'a> {
+    engine: &'a CudaEngine,
+    bus: &'a Bus<'a, 'a>,
+    slab: usize,
+    to_device: PinnedSpan,
+    from_device: PinnedSpan,
+}
+
+impl<'a> Rings<'a> {
+    fn new(engine: &'a CudaEngine, bus: &'a Bus<'a, 'a>, data: &[u8]) -> Result<Self> {
+        let len = engine.tuning.slab * engine.tuning.ring;
+        let this = Self {
+            engine,
+            bus,
+            slab: engine.tuning.slab,
+            to_device: bus.workbench.pinned(len, PinnedUse::ToDevice)?,
+            from_device: bus.workbench.pinned(len, PinnedUse::FromDevice)?,
+        };
+        bus.workbench.fill_pinned(this.from_device, data)?;
+        Ok(this)
+    }
+
+    /// Where slab `number` is in a ring.
+    fn place(&self, number: usize) -> usize {
+        number % self.engine.tuning.ring * self.slab
+    }
+
+    /// Seconds of copying all of `decoded` to the ring, slab by slab.
+    fn fill(&self, decoded: &[u8]) -> Result<f64> {
+        let to = self.bus.workbench.write(self.to_device)?;
+        let begin = Instant::now();
+        for (i, slab) in decoded.chunks(self.slab).enumerate() {
+            // SAFETY: within the ring, which the host may write now.
+            let copy = unsafe { Copy::bytes(slab.as_ptr(), to.add(self.place(i)), slab.len()) };
+            self.engine.devices.copiers.run(&[copy], cores());
+        }
+        Ok(begin.elapsed().as_secs_f64())
+    }
+
+    /// Seconds of filling a fresh `Vec` of `len` bytes from the ring, slab by slab.
+    fn empty(&self, len: usize) -> Result<f64> {
+        let from = self.bus.workbench.read(self.from_device)?;
+        let begin = Instant::now();
+        let mut output = memory::with_capacity(len, OUTPUT, true)?;
+        for (i, at) in (0..len).step_by(self.slab).enumerate() {
+            let from = &from[self.place(i)..][..self.slab.min(len - at)];
+            // SAFETY: within the capacity, and nobody else has it.
+            let copy = unsafe {
+                let to = output.as_mut_ptr().add(at);
+                Copy::bytes(from.as_ptr(), to, from.len())
+            };
+            self.engine.devices.copiers.run(&[copy], cores());
+        }
+        let seconds = begin.elapsed().as_secs_f64();
+        // SAFETY: every slab of it was copied.
+        let output = unsafe { memory::assume_filled(output, len) };
+        let same = output.chunks(from.len()).all(|part| from.starts_with(part));
+        require(same, || "copies to a fresh Vec: wrong bytes".to_string())?;
+        Ok(seconds)
+    }
+}
+
+pub(super) fn measure(
+    engine: &CudaEngine,
+    bus: &Bus<'_, '_>,
+    sizes: &Sizes,
+    data: &[u8],
+    report: &mut Report<'_>,
+) -> Result<()> {
+    let rings = Rings::new(engine, bus, data)?;
+    for &edge in &sizes.shards {
+        for (name, stages) in [("none", vec![]), ("crc32c", vec![Stage::Crc32c])] {
+            let kind = Kind::new(edge, sizes.subchunk, &[0, 1, 2], &stages)?;
+            let most = sizes.calls.iter().copied().max().unwrap_or(1);
+            let mut shards = kind.shards_of(data);
+            // So many that no call finds its shard in a cache, and yet not all of them.
+            shards.truncate(most);
+            let encoded = verified(engine, &kind, &shards)?;
+            let subjects = sizes.calls.iter().map(|&calls| Subject {
+                rings: &rings,
+                kind: &kind,
+                name: format!("{edge}³, {name}, {calls} at once"),
+                calls,
+                rounds: sizes.rounds,
+            });
+            for subject in subjects.clone() {
+                subject.encode(&shards, report)?;
+            }
+            for subject in subjects {
+                subject.decode(&shards, &encoded, report)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What the host engine makes of `shards`, if the device makes the same, and reads it.
+fn verified(engine: &CudaEngine, kind: &Kind, shards: &[&[u8]]) -> Result<Vec<EncodedShard>> {
+    let job = kind.job(1);
+    let encode = |shard: &&[u8]| {
+        let expected = kind.encode_on_host(shard)?;
+        let encoded = engine.encode(&job, shard, 0, 0)?;
+        let same = encoded.bytes == expected.bytes && encoded.extents == expected.extents;
+        require(same, || {
+            "the device and the host encode differently".to_string()
+        })?;
+        let decoded = engine.decode(&job, &encoded.bytes, &encoded.extents)?;
+        require(&decoded == shard, || {
+            "the device decodes wrongly".to_string()
+        })?;
+        Ok(expected)
+    };
+    shards.iter().map(encode).collect()
+}
+
+/// So many concurrent calls for shards of a kind.
+struct Subject<'a> {
+    rings: &'a Rings<'a>,
+    kind: &'a Kind,
+    name: String,
+    calls: usize,
+    rounds: usize,
+}
+
+impl Subject<'_> {
+    fn encode(&self, shards: &[&[u8]], report: &mut Report<'_>) -> Result<()> {
+        report.section(
+            "encode",
+            "Vec to fresh Vec; decoded bytes, against the slowest thing that has to be done",
+        );
+        let (job, at_once) = (self.kind.job(self.calls), self.calls);
+        let encode = |engine: &dyn Engine, round: usize| -> Result<f64> {
+            let calls = |i: usize| {
+                let shard = shards[(round * at_once + i) % shards.len()];
+                engine.encode(&job, shard, 0, 0)
+            };
+            Ok(together(at_once, calls)?.0)
+        };
+        self.time(Some(GOAL), shards, &encode, report)
+    }
+
+    fn decode(
+        &self,
+        shards: &[&[u8]],
+        encoded: &[EncodedShard],
+        report: &mut Report<'_>,
+    ) -> Result<()> {
+        report.section(
+            "decode",
+            "Vec to fresh Vec; decoded bytes, against the slowest thing that has to be done",
+        );
+        let (job, at_once) = (self.kind.job(self.calls), self.calls);
+        let decode = |engine: &dyn Engine, round: usize| -> Result<f64> {
+            let calls = |i: usize| {
+                let shard = &encoded[(round * at_once + i) % encoded.len()];
+                engine.decode(&job, &shard.bytes, &shard.extents)
+            };
+            Ok(together(at_once, calls)?.0)
+        };
+        self.time(None, shards, &decode, report)
+    }
+
+    fn time(
+        &self,
+        goal: Option<f64>,
+        shards: &[&[u8]],
+        work: &dyn Fn(&dyn Engine, usize) -> Result<f64>,
+        report: &mut Report<'_>,
+    ) -> Result<()> {
+        let (rings, len) = (self.rings, self.kind.grid.shard_bytes());
+        let engine = rings.engine;
+        let before = engine.counters().snapshot();
+        let [bus, filled, emptied, device, host] = race(
+            self.rounds,
+            [
+                &mut |_| rings.bus.to_device(),
+                &mut |round| rings.fill(shards[round % shards.len()]),
+                &mut |_| rings.empty(len),
+                &mut |round| work(engine, round),
+                &mut |round| work(&HostEngine, round),
+            ],
+        )?;
+        let stages = Stages::since(&before, engine, len).rates();
+        let limits = [
+            ("to the device", bus.rate(rings.bus.len())),
+            ("Vec to pinned", filled.rate(len)),
+            ("pinned to fresh Vec", emptied.rate(len)),
+        ];
+        let slowest = limits.iter().copied().min_by(|a, b| a.1.total_cmp(&b.1));
+        let (what, slowest) = slowest.unwrap_or(("nothing", f64::NAN));
+        let bytes = self.calls * len;
+        let rate = |samples: &Samples| samples.rate(bytes);
+        let row = Row::new(&self.name, &device, bytes)
+            .with("calls", self.calls)
+            .with("shard_bytes", len)
+            .with("threads_per_call", self.kind.job(self.calls).threads.get())
+            .with(
+                "limits_gb_per_s",
+                limits
+                    .map(|(name, rate)| json!({ "name": name, "rate": rate }))
+                    .to_vec(),
+            )
+            .with("slowest", what)
+            .with("host_gb_per_s", host.rates(bytes))
+            .with("stages_gb_per_s", stages)
+            .ratio("the slowest", rate(&device) / slowest, goal)
+            .ratio("the host engine", rate(&device) / rate(&host), None);
+        report.row(row);
+        Ok(())
+    }
+}
