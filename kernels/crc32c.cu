@@ -201,8 +201,8 @@ KERNEL(crc32c_append, 256)
         const uint32_t crc = checksum(slot, bytes, team, tables, parts);
         if (!active || warp % team != 0) continue;
         const uint32_t lane = lane_index();
+        warp_barrier(); // every lane has read the size, and what is behind the last bytes
         if (lane < 4) store(slot + bytes + lane, static_cast<uint8_t>(crc >> (8 * lane)));
-        warp_barrier(); // every lane has read the size
         if (sizes != nullptr && lane == 0) store(sizes + i, bytes + 4);
     }
 }

@@ -428,8 +428,8 @@ mod tests {
         let mut counter = vec![0; rank];
         for _ in 0..slab.shape.iter().product::<usize>() {
             let (mut slot, mut within) = (0, 0);
-            for axis in 0..rank {
-                let index = slab.start[axis] + counter[axis];
+            for (axis, index) in counter.iter().enumerate() {
+                let index = slab.start[axis] + index;
                 slot = slot * batch.counts[axis] + index / batch.subchunk[axis];
             }
             for &axis in batch.order {

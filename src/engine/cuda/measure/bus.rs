@@ -29,7 +29,7 @@ impl<'b, 'd> Bus<'b, 'd> {
         let data = &data[..sizes.copy.min(data.len())];
         workbench.fill_pinned(this.pinned_in, data)?;
         workbench.fill(this.device_out, 0)?;
-        this.to_device()?;
+        this.seconds_to_device()?;
         workbench.check("a copy to the device", this.device_in, [(0, data)])?;
         // From the device: what was copied there, and not what is copied at the same time later.
         let back = (Span::Device(this.device_in), Span::Pinned(this.pinned_out));
@@ -58,17 +58,17 @@ impl<'b, 'd> Bus<'b, 'd> {
     }
 
     /// Seconds of a copy to the device.
-    pub(super) fn to_device(&self) -> Result<f64> {
+    pub(super) fn seconds_to_device(&self) -> Result<f64> {
         self.workbench.time(|stream| self.copy(stream, self.up()))
     }
 
     /// Seconds of a copy from the device.
-    pub(super) fn from_device(&self) -> Result<f64> {
+    pub(super) fn seconds_from_device(&self) -> Result<f64> {
         self.workbench.time(|stream| self.copy(stream, self.down()))
     }
 
     /// Seconds of both at once.
-    pub(super) fn both(&self) -> Result<f64> {
+    pub(super) fn seconds_of_both(&self) -> Result<f64> {
         self.workbench
             .time_both([&|stream| self.copy(stream, self.up()), &|stream| {
                 self.copy(stream, self.down())
@@ -88,9 +88,9 @@ impl<'b, 'd> Bus<'b, 'd> {
         let samples = race(
             sizes.rounds,
             [
-                &mut |_| self.to_device(),
-                &mut |_| self.from_device(),
-                &mut |_| self.both(),
+                &mut |_| self.seconds_to_device(),
+                &mut |_| self.seconds_from_device(),
+                &mut |_| self.seconds_of_both(),
             ],
         )?;
         for (name, samples) in ["to the device", "from the device", "both at once"]

@@ -153,25 +153,6 @@ impl<'a, 'd: 'a> Kernels<'a, 'd> {
         self.add(operation, self.slots, [(0, &self.data[..len])])
     }
 
-    fn plan(&self, kind: &Kind, stride: usize) -> Result<Scatter> {
-        let batch = LiftBatch {
-            counts: kind.grid.counts(),
-            subchunk: kind.grid.subchunk(),
-            element_size: ELEMENT,
-            order: &kind.chain.order,
-            slot_stride: stride,
-        };
-        let slab = LiftSlab {
-            start: &[0; 3],
-            shape: kind.grid.shard(),
-        };
-        Ok(Scatter::new(
-            &Lift::new(&batch, &slab)?,
-            kind.chain.swap,
-            &FILL_VALUE,
-        )?)
-    }
-
     /// The whole box, there and back.
     fn scatters(&mut self, order: [usize; 3], suffix: &str) -> Result<()> {
         let (workbench, dense, slots, fill) = (self.workbench, self.dense, self.slots, self.fill);
@@ -181,7 +162,7 @@ impl<'a, 'd: 'a> Kernels<'a, 'd> {
         require(encoded.bytes.len() == len, || {
             format!("the host encodes {len} bytes to {}", encoded.bytes.len())
         })?;
-        let scatter = self.plan(&kind, kind.grid.subchunk_bytes())?;
+        let scatter = scatter(&kind, kind.grid.subchunk_bytes())?;
         let goal = (order == C_ORDER).then_some(GOAL);
         workbench.upload(dense, self.data)?;
         let with_flags = [Some(self.flags), None];
@@ -229,7 +210,7 @@ impl<'a, 'd: 'a> Kernels<'a, 'd> {
         let (len, subchunk) = (self.sizes.box_len(), kind.grid.subchunk_bytes());
         let encoded = kind.encode_on_host(&self.data[..len])?;
         let stride = slot_stride(subchunk + CHECKSUM);
-        let scatter = self.plan(&kind, stride)?;
+        let scatter = scatter(&kind, stride)?;
         workbench.upload(self.dense, self.data)?;
         workbench.fill(self.slots, POISON)?;
         // SAFETY: as in `copy`.
@@ -399,4 +380,24 @@ pub(super) fn mixed(count: usize) -> Vec<u32> {
 
 fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// The whole shard, scattered into slots `stride` bytes apart.
+fn scatter(kind: &Kind, stride: usize) -> Result<Scatter> {
+    let batch = LiftBatch {
+        counts: kind.grid.counts(),
+        subchunk: kind.grid.subchunk(),
+        element_size: ELEMENT,
+        order: &kind.chain.order,
+        slot_stride: stride,
+    };
+    let slab = LiftSlab {
+        start: &[0; 3],
+        shape: kind.grid.shard(),
+    };
+    Ok(Scatter::new(
+        &Lift::new(&batch, &slab)?,
+        kind.chain.swap,
+        &FILL_VALUE,
+    )?)
 }

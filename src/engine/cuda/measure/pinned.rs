@@ -61,7 +61,7 @@ pub(super) fn measure(
             };
             let samples = race(
                 sizes.rounds,
-                [&mut |_| bus.both(), &mut |_| {
+                [&mut |_| bus.seconds_of_both(), &mut |_| {
                     let (seconds, stored) = together(calls, encode)?;
                     require(stored.iter().all(|&stored| stored == expected), || {
                         "subchunks did not come back".to_string()

@@ -1,5 +1,6 @@
 //! What was measured: a line for people when it is there, and one document in the end.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -144,11 +145,15 @@ impl<'s> Report<'s> {
         let mut line = format!("  {:44} {:9.2} GB/s", row.name, row.rate);
         let mut ratios = Map::new();
         for (what, ratio, goal) in &row.ratios {
-            line += &format!("   {ratio:5.2} of {what}");
+            let _ = write!(line, "   {ratio:5.2} of {what}");
             let mut value = json!({ "value": ratio });
             if let Some(goal) = goal {
                 let met = ratio >= goal;
-                line += &format!(" (goal {goal}: {})", if met { "met" } else { "missed" });
+                let _ = write!(
+                    line,
+                    " (goal {goal}: {})",
+                    if met { "met" } else { "missed" }
+                );
                 value["goal"] = json!(goal);
                 value["met"] = json!(met);
                 self.goals.push(json!({

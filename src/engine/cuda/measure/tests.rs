@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::*;
 use crate::engine::cuda::driver::simulation::{
-    Config, Inject, Kind as Memory, Schedule, Simulation,
+    Config, Inject, Kind as Memory, Live, Schedule, Simulation,
 };
 
 fn tiny() -> Sizes {
@@ -63,7 +63,7 @@ fn everything_is_measured_and_compared() {
         assert_eq!(document["errors"], json!([]), "{lines}");
         let violations = simulation.violations();
         assert!(violations.is_empty(), "{violations:#?}");
-        assert_eq!(simulation.live(), Default::default());
+        assert_eq!(simulation.live(), Live::default());
         for (section, count, verified) in [
             // A copy; scatter twice and unscatter, in two orders; CRC32C; gather; split.
             ("on_device", 1 + 6 + 1 + 4 + 2, true),
@@ -107,7 +107,7 @@ fn what_fails_is_named_and_the_rest_is_measured() {
     assert!(reason.starts_with("allocate "), "{reason}");
     assert_eq!(document["on_device"]["rows"], json!([]));
     assert_eq!(document["encode"]["rows"].as_array().unwrap().len(), 8);
-    assert_eq!(simulation.live(), Default::default());
+    assert_eq!(simulation.live(), Live::default());
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn wrong_bytes_are_found_wherever_they_are() {
         );
     }
     // Pieces that there is no room for, and none at all.
-    let more = [&right[..], &right[..1]].concat();
+    let more = [right, &right[..1]].concat();
     workbench.check("more", span, [(0, &more[..])]).unwrap_err();
     workbench.check("none", span, []).unwrap_err();
     workbench.upload(span, &more).unwrap_err();

@@ -96,16 +96,36 @@ impl Stages {
         };
         let bytes = |n: u64| usize::try_from(n).unwrap_or(0);
         let stages = [
-            ("to_device", bytes(up), after.to_device - before.to_device),
-            ("scatter", decoded, after.scatter - before.scatter),
-            ("crc32c", decoded, after.crc32c - before.crc32c),
-            ("aggregate", decoded, after.aggregate - before.aggregate),
-            ("split", decoded, after.split - before.split),
-            ("unscatter", decoded, after.unscatter - before.unscatter),
+            (
+                "to_device",
+                bytes(up),
+                after.to_device.saturating_sub(before.to_device),
+            ),
+            (
+                "scatter",
+                decoded,
+                after.scatter.saturating_sub(before.scatter),
+            ),
+            (
+                "crc32c",
+                decoded,
+                after.crc32c.saturating_sub(before.crc32c),
+            ),
+            (
+                "aggregate",
+                decoded,
+                after.aggregate.saturating_sub(before.aggregate),
+            ),
+            ("split", decoded, after.split.saturating_sub(before.split)),
+            (
+                "unscatter",
+                decoded,
+                after.unscatter.saturating_sub(before.unscatter),
+            ),
             (
                 "from_device",
                 bytes(down),
-                after.from_device - before.from_device,
+                after.from_device.saturating_sub(before.from_device),
             ),
         ];
         let rates = stages.into_iter().filter(|(_, _, time)| !time.is_zero());
@@ -292,7 +312,7 @@ impl Subject<'_> {
         let [bus, filled, emptied, device, host] = race(
             self.rounds,
             [
-                &mut |_| rings.bus.to_device(),
+                &mut |_| rings.bus.seconds_to_device(),
                 &mut |round| rings.fill(shards[round % shards.len()]),
                 &mut |_| rings.empty(len),
                 &mut |round| work(engine, round),
