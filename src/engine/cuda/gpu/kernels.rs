@@ -3,7 +3,11 @@
 use super::cases;
 use crate::engine::cuda::{
     driver::cuda::gpu_or_skip,
-    kernels::{aggregate, crc32c, ptx, scatter, shuffle, split},
+    kernels::{
+        aggregate, crc32c, ptx, scatter,
+        shuffle::{self, Shuffle},
+        split,
+    },
 };
 
 macro_rules! checks {
@@ -28,7 +32,8 @@ checks! {
     scan: aggregate::tests::check_scan;
     gather: aggregate::tests::check_gather;
     aggregate_passes: aggregate::tests::check_passes;
-    shuffle: shuffle::tests::check_shuffle;
+    byte_shuffle: |driver, cases| shuffle::tests::check_shuffle(driver, Shuffle::Bytes, cases);
+    bit_shuffle: |driver, cases| shuffle::tests::check_shuffle(driver, Shuffle::Bits, cases);
     split: split::tests::check_split;
 }
 
