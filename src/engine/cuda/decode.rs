@@ -52,24 +52,6 @@ const UNSCATTERED_AT_ONCE: usize = 1 << 30;
 /// What the memory is for, in errors.
 const OUTPUT: &str = "a decoded shard";
 
-/// Why a shard was not decoded.
-enum Failure {
-    Driver(DriverError),
-    Engine(EngineError),
-}
-
-impl From<DriverError> for Failure {
-    fn from(error: DriverError) -> Self {
-        Self::Driver(error)
-    }
-}
-
-impl From<EngineError> for Failure {
-    fn from(error: EngineError) -> Self {
-        Self::Engine(error)
-    }
-}
-
 /// A batch whose kernels were enqueued.
 struct Decoded {
     number: usize,
@@ -148,10 +130,7 @@ pub(super) fn decode(
         slabs: Downloads::default(),
         written: 0,
     };
-    decoder.run().map_err(|failure| match failure {
-        Failure::Driver(error) => EngineError::Device(error),
-        Failure::Engine(error) => error,
-    })?;
+    decoder.run()?;
     if decoder.written != len {
         return Err(EngineError::Internal("a slab of the output is missing"));
     }
@@ -161,7 +140,7 @@ pub(super) fn decode(
 }
 
 impl Decoder<'_, '_> {
-    fn run(&mut self) -> Result<(), Failure> {
+    fn run(&mut self) -> Result<(), EngineError> {
         let session = self.session;
         session.prepare(self.job)?;
         for (number, batch) in layout::batches(self.job.grid, session.sizing.batch)
@@ -183,7 +162,7 @@ impl Decoder<'_, '_> {
     }
 
     /// Copy the subchunks of a batch to the device, one after the other, and say where they are.
-    fn upload(&mut self, number: usize, batch: &Batch) -> Result<(), Failure> {
+    fn upload(&mut self, number: usize, batch: &Batch) -> Result<(), EngineError> {
         let _span = tracing::trace_span!("upload").entered();
         let session = self.session;
         let lane = session.lane;
@@ -237,7 +216,7 @@ impl Decoder<'_, '_> {
         &mut self,
         sources: &mut std::iter::Peekable<impl Iterator<Item = Range<usize>>>,
         to: Region,
-    ) -> Result<usize, Failure> {
+    ) -> Result<usize, EngineError> {
         let session = self.session;
         let lane = session.lane;
         let len = to.len.min(session.sizing.staging_in[0].len);
@@ -249,7 +228,7 @@ impl Decoder<'_, '_> {
         {
             let part = source.len().min(len - filled);
             let Some(from) = self.encoded.get(source.start..source.start + part) else {
-                return Err(EngineError::Internal("a subchunk outside its shard").into());
+                return Err(EngineError::Internal("a subchunk outside its shard"));
             };
             // SAFETY: `filled + part` is at most the length of the region, which the copy that read
             // it was synchronised with above.
@@ -261,7 +240,9 @@ impl Decoder<'_, '_> {
             }
         }
         if filled < len {
-            return Err(EngineError::Internal("subchunks shorter than their extents").into());
+            return Err(EngineError::Internal(
+                "subchunks shorter than their extents",
+            ));
         }
         self.take_back(false, &copies)?;
 
@@ -271,7 +252,7 @@ impl Decoder<'_, '_> {
     }
 
     /// Enqueue the kernels of a batch.
-    fn decode(&mut self, number: usize, batch: Batch) -> Result<(), Failure> {
+    fn decode(&mut self, number: usize, batch: Batch) -> Result<(), EngineError> {
         let _span = tracing::trace_span!("decode").entered();
         let session = self.session;
         let lane = session.lane;
@@ -405,11 +386,11 @@ impl Decoder<'_, '_> {
 
     /// Do `copies`, and take back a slab that has come from the device meanwhile, or the next one
     /// if `wait`.
-    fn take_back(&mut self, wait: bool, copies: &[Copy<'_>]) -> Result<(), Failure> {
+    fn take_back(&mut self, wait: bool, copies: &[Copy<'_>]) -> Result<(), EngineError> {
         self.issue()?;
         let slab = self.slabs.next(self.session, wait)?;
         if wait && slab.is_none() {
-            return Err(EngineError::Internal("a batch without slabs").into());
+            return Err(EngineError::Internal("a batch without slabs"));
         }
         self.finish(slab, copies)
     }
@@ -438,14 +419,14 @@ impl Decoder<'_, '_> {
         &mut self,
         returned: Option<Download<NextSlab>>,
         copies: &[Copy<'_>],
-    ) -> Result<(), Failure> {
+    ) -> Result<(), EngineError> {
         let _span = tracing::trace_span!("copy").entered();
         let session = self.session;
         let mut copies = copies.to_vec();
         let mut len = 0;
         if let Some(returned) = &returned {
             let Some(batch) = self.batches.front() else {
-                return Err(EngineError::Internal("a slab of no batch").into());
+                return Err(EngineError::Internal("a slab of no batch"));
             };
             if batch.returned == 0 {
                 self.check_checksums(batch)?;
@@ -479,7 +460,7 @@ impl Decoder<'_, '_> {
     }
 
     /// The first slab of a batch is here, and so is what became of its checksums.
-    fn check_checksums(&self, batch: &Decoded) -> Result<(), Failure> {
+    fn check_checksums(&self, batch: &Decoded) -> Result<(), EngineError> {
         if !self.validates() {
             return Ok(());
         }
@@ -499,8 +480,7 @@ impl Decoder<'_, '_> {
             None => Ok(()),
             Some(subchunk) => Err(EngineError::Checksum {
                 subchunk: batch.batch.first + subchunk,
-            }
-            .into()),
+            }),
         }
     }
 }

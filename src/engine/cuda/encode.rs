@@ -133,7 +133,7 @@ pub(super) fn encode(
         batches: VecDeque::new(),
         pieces: Downloads::default(),
     };
-    encoder.run().map_err(EngineError::Device)?;
+    encoder.run()?;
     let Encoder {
         output,
         extents,
