@@ -1,6 +1,7 @@
 //! Runtime options: they never reach array metadata.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 
 /// Where shards are encoded and decoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -28,6 +29,81 @@ impl fmt::Display for Backend {
     }
 }
 
+/// Up to which level each compressor goes to a device.
+///
+/// A device compresses with nvCOMP, which has no levels for zstd and for Blosc's compressors, and
+/// few for gzip: roughly the ratio of the lowest levels, at a speed that no CPU has. So who asked
+/// for a low level gets about what was asked for, and who asked for a high one would not.
+///
+/// ```
+/// use zarrs_cuda::LevelPolicy;
+///
+/// let policy = LevelPolicy::default();
+/// assert_eq!((policy.zstd(), policy.gzip(), policy.blosc()), (3, 9, 5));
+/// let all = policy.with_zstd(22).with_blosc(9);
+/// assert_eq!(all.zstd(), 22);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LevelPolicy {
+    zstd: i32,
+    gzip: u32,
+    blosc: u8,
+}
+
+impl Default for LevelPolicy {
+    fn default() -> Self {
+        Self {
+            zstd: 3,
+            gzip: 9,
+            blosc: 5,
+        }
+    }
+}
+
+impl LevelPolicy {
+    /// The highest level of the zstd codec that goes to a device. Default: 3.
+    #[must_use]
+    pub fn with_zstd(mut self, level: i32) -> Self {
+        self.zstd = level;
+        self
+    }
+
+    /// The highest level of the zstd codec that goes to a device.
+    #[must_use]
+    pub fn zstd(&self) -> i32 {
+        self.zstd
+    }
+
+    /// The highest level of the gzip codec that goes to a device. Default: 9, all of them; level 0,
+    /// which compresses nothing, never does.
+    #[must_use]
+    pub fn with_gzip(mut self, level: u32) -> Self {
+        self.gzip = level;
+        self
+    }
+
+    /// The highest level of the gzip codec that goes to a device.
+    #[must_use]
+    pub fn gzip(&self) -> u32 {
+        self.gzip
+    }
+
+    /// The highest level of the blosc codec that goes to a device, with lz4 or zstd. Default: 5,
+    /// which is Blosc's own; level 0, which compresses nothing, never does.
+    #[must_use]
+    pub fn with_blosc(mut self, level: u8) -> Self {
+        self.blosc = level;
+        self
+    }
+
+    /// The highest level of the blosc codec that goes to a device.
+    #[must_use]
+    pub fn blosc(&self) -> u8 {
+        self.blosc
+    }
+}
+
 /// How the codec works: given to [`register`](crate::register) for every array, or to one array
 /// through zarrs' [`CodecSpecificOptions`](zarrs_codec::CodecSpecificOptions).
 ///
@@ -45,6 +121,8 @@ pub struct Options {
     devices: Option<Vec<usize>>,
     device_memory: Option<usize>,
     pinned_memory: usize,
+    device_levels: LevelPolicy,
+    nvcomp: Option<PathBuf>,
 }
 
 impl Default for Options {
@@ -55,6 +133,8 @@ impl Default for Options {
             devices: None,
             device_memory: None,
             pinned_memory: 1 << 30,
+            device_levels: LevelPolicy::default(),
+            nvcomp: None,
         }
     }
 }
@@ -126,5 +206,33 @@ impl Options {
     #[must_use]
     pub fn pinned_memory(&self) -> usize {
         self.pinned_memory
+    }
+
+    /// Up to which level each compressor goes to a device. Default: [`LevelPolicy::default`].
+    #[must_use]
+    pub fn with_device_levels(mut self, levels: LevelPolicy) -> Self {
+        self.device_levels = levels;
+        self
+    }
+
+    /// Up to which level each compressor goes to a device.
+    #[must_use]
+    pub fn device_levels(&self) -> LevelPolicy {
+        self.device_levels
+    }
+
+    /// The file of NVIDIA's nvCOMP library, version 5 or 6, which compresses on a device. Default:
+    /// the environment variable `ZARRS_CUDA_NVCOMP`, then `libnvcomp.so.6` and `libnvcomp.so.5` as
+    /// the loader finds them, then the package `nvidia-libnvcomp-cu12` of the Python environment.
+    #[must_use]
+    pub fn with_nvcomp(mut self, file: impl Into<PathBuf>) -> Self {
+        self.nvcomp = Some(file.into());
+        self
+    }
+
+    /// The file of the nvCOMP library; `None` to look for one.
+    #[must_use]
+    pub fn nvcomp(&self) -> Option<&Path> {
+        self.nvcomp.as_deref()
     }
 }

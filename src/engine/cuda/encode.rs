@@ -7,8 +7,10 @@
 //!         pinned -> device                    stream `up`
 //!         slab -> slots, stored?              stream `compute`: scatter
 //!     slots -> slots with checksums           stream `compute`: crc32c
-//!     slots -> offsets, dense bytes           stream `compute`: permute, scan, gather
-//!     offsets -> pinned                       stream `down`
+//!     slots -> frames                         stream `compute`: compression
+//!     slots or frames -> offsets, dense bytes           stream `compute`: permute, scan, gather
+//!     offsets, failed? -> pinned              stream `down`
+//!     subchunks that failed -> caller's memory      by the host, on this thread
 //!     for each piece of exactly the bytes used
 //!         device -> pinned                    stream `down`
 //!         pinned -> caller's memory           copiers
@@ -26,16 +28,19 @@
 //! Those of pinned memory are in `transfers`.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
+use super::compression::{Prepared, compress};
 use super::copiers::Copy;
-use super::driver::{DriverError, EventId, Fault, Site, Span};
+use super::driver::{DeviceSpan, DriverError, EventId, Fault, Site, Span};
 use super::kernels::scatter::Scatter;
 use super::kernels::spans::{Lengths, Slots};
 use super::kernels::{aggregate, crc32c};
 use super::metrics::TimedStage;
 use super::session::{Session, Timed, copy_of_slab};
+use super::sizing::{Region, ShardKind};
 use super::transfers::{Download, Downloads, Uploads};
-use crate::engine::host::memory;
+use crate::engine::host::{encode_subchunk, encoded_bound, memory};
 use crate::engine::{EncodedShard, EngineError, Job, KnownChain};
 use crate::layout::{self, Batch, Extent, ShardPermutation, Slab};
 
@@ -67,20 +72,52 @@ struct Aggregated {
     batch: Batch,
     answered: EventId,
     timed: Vec<Timed>,
-    /// Encoded bytes, once the offsets were read.
-    total: Option<usize>,
-    /// How many of them are on their way, or have come back.
+    /// What lies where, once the offsets were read.
+    answer: Option<Answer>,
+    /// How many of the dense bytes are on their way, or have come back.
     issued: usize,
     returned: usize,
-    /// Where they begin in the shard.
-    start: usize,
+}
+
+/// Where the dense bytes of a batch go.
+struct Answer {
+    /// How many there are.
+    total: usize,
+    /// Ascending and without gaps: where a part of them begins, and where it goes in the shard; to
+    /// nowhere, if the host has encoded that subchunk.
+    parts: Vec<(usize, Option<usize>)>,
+}
+
+impl Answer {
+    /// The parts of some of the bytes, as ranges within them, and where they go.
+    fn places(&self, bytes: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> {
+        let first = self
+            .parts
+            .partition_point(|(start, _)| *start <= bytes.start)
+            .saturating_sub(1);
+        let ends = self.parts[first..]
+            .iter()
+            .skip(1)
+            .map(|(start, _)| *start)
+            .chain([self.total]);
+        std::iter::zip(&self.parts[first..], ends)
+            .take_while({
+                let end = bytes.end;
+                move |((start, _), _)| *start < end
+            })
+            .filter_map(move |(&(start, to), end)| {
+                let part = start.max(bytes.start)..end.min(bytes.end);
+                let to = to? + (part.start - start);
+                Some((part.start - bytes.start..part.end - bytes.start, to))
+            })
+    }
 }
 
 /// Where a piece of a batch goes.
 struct Piece {
     /// The number of its batch.
     batch: usize,
-    /// Its place in the shard.
+    /// Where it begins in the dense bytes.
     start: usize,
 }
 
@@ -89,6 +126,7 @@ struct Encoder<'a, 'l> {
     session: &'a Session<'l>,
     job: &'a Job<'a>,
     chain: &'a KnownChain,
+    compressor: Option<&'a Prepared>,
     decoded: &'a [u8],
     output: Vec<u8>,
     extents: Vec<Extent>,
@@ -105,14 +143,15 @@ struct Encoder<'a, 'l> {
 pub(super) fn encode(
     session: &Session<'_>,
     job: &Job<'_>,
-    chain: &KnownChain,
+    kind: &ShardKind<'_>,
     decoded: &[u8],
     (head, tail): (usize, usize),
 ) -> Result<EncodedShard, EngineError> {
-    let bound = session
-        .sizing
-        .encoded
-        .checked_mul(job.grid.num_subchunks())
+    // What the host compresses may be longer.
+    let encoded = encoded_bound(kind.chain, job.grid.subchunk_bytes());
+    let bound = encoded
+        .map(|on_host| on_host.max(session.sizing.encoded))
+        .and_then(|encoded| encoded.checked_mul(job.grid.num_subchunks()))
         .and_then(|encoded| head.checked_add(encoded)?.checked_add(tail))
         .ok_or(EngineError::OutOfMemory {
             what: OUTPUT,
@@ -123,7 +162,8 @@ pub(super) fn encode(
     let mut encoder = Encoder {
         session,
         job,
-        chain,
+        chain: kind.chain,
+        compressor: kind.compressor.as_ref(),
         decoded,
         output,
         extents: vec![None; job.grid.num_subchunks()],
@@ -151,7 +191,7 @@ pub(super) fn encode(
 }
 
 impl Encoder<'_, '_> {
-    fn run(&mut self) -> Result<(), DriverError> {
+    fn run(&mut self) -> Result<(), EngineError> {
         let session = self.session;
         session.prepare(self.job)?;
         for (number, batch) in layout::batches(self.job.grid, session.sizing.batch)
@@ -183,7 +223,7 @@ impl Encoder<'_, '_> {
     }
 
     /// Move a slab to the device and scatter it; meanwhile, take back a piece of an earlier batch.
-    fn stage(&mut self, number: usize, batch: &Batch, slab: &Slab) -> Result<Timed, DriverError> {
+    fn stage(&mut self, number: usize, batch: &Batch, slab: &Slab) -> Result<Timed, EngineError> {
         let _span = tracing::trace_span!("stage").entered();
         let session = self.session;
         let lane = session.lane;
@@ -253,19 +293,24 @@ impl Encoder<'_, '_> {
             count,
         };
         let stored = (!self.job.store_empty).then(|| lane.device(regions.stored));
-        if !self.chain.stages.is_empty() {
-            let checksums = session.timed(TimedStage::Crc32c)?;
-            session.begin(lane.compute, checksums.begin)?;
-            for stage in 0..self.chain.stages.len() {
-                let len = self.job.grid.subchunk_bytes() + stage * crc32c::CHECKSUM;
-                // SAFETY: the lane's regions, in one stream.
-                unsafe {
-                    let lengths = Lengths::All(len);
-                    crc32c::append(lane.driver, lane.compute, slots, lengths, stored)?;
-                }
-            }
-            session.end(lane.compute, checksums.end)?;
-            timed.push(checksums);
+        let before = match self.compressor {
+            Some(prepared) => prepared.compression.before,
+            None => self.chain.stages.len(),
+        };
+        let bytes = self.job.grid.subchunk_bytes();
+        let lengths = |stage| Lengths::All(bytes + stage * crc32c::CHECKSUM);
+        self.checksums(before, slots, lengths, stored, &mut timed)?;
+        let (mut encoded, mut lengths) = (slots, Lengths::All(session.sizing.encoded));
+        let mut failed = None;
+        if let (Some(prepared), Some(buffers)) = (self.compressor, &session.sizing.compression) {
+            let flags = lane.device(regions.failed.part(0..count * 4));
+            let (frames, sizes) = compress(
+                session, prepared, buffers, slots, stored, flags, &mut timed,
+            )?;
+            let after = prepared.compression.after;
+            // Of frames that failed, too: what they have then is not used.
+            self.checksums(after, frames, |_| Lengths::Each(sizes), stored, &mut timed)?;
+            (encoded, lengths, failed) = (frames, Lengths::Each(sizes), Some(flags));
         }
         let aggregate = session.timed(TimedStage::Aggregate)?;
         session.begin(lane.compute, aggregate.begin)?;
@@ -279,7 +324,7 @@ impl Encoder<'_, '_> {
                 lane.driver,
                 lane.compute,
                 &permutation,
-                Lengths::All(session.sizing.encoded),
+                lengths,
                 stored,
                 lane.device(regions.sizes),
                 lane.device(regions.source),
@@ -295,7 +340,7 @@ impl Encoder<'_, '_> {
             aggregate::gather(
                 lane.driver,
                 lane.compute,
-                slots,
+                encoded,
                 lane.device(regions.source),
                 lane.device(offsets),
                 count,
@@ -306,38 +351,65 @@ impl Encoder<'_, '_> {
             .record(aggregate.end, lane.compute, AGGREGATED)?;
         lane.driver
             .wait(lane.down, aggregate.end, AGGREGATED_WAIT)?;
-        let answer = lane.pinned_out(regions.answer.part(0..offsets.len));
+        let (answer, answer_failed) = regions.answer.split_at(offsets.len);
+        let mut download = |from: DeviceSpan, to: Region| -> Result<(), DriverError> {
+            let to = lane.pinned_out(to.part(0..from.len));
+            session.counters.add_from_device(from.len);
+            lane.copy(lane.down, Span::Device(from), Span::Pinned(to))
+        };
+        download(lane.device(offsets), answer)?;
+        if let Some(failed) = failed {
+            download(failed, answer_failed)?;
+        }
         let answered = session.events.take()?;
-        lane.copy(
-            lane.down,
-            Span::Device(lane.device(offsets)),
-            Span::Pinned(answer),
-        )?;
         lane.driver.record(answered, lane.down, ANSWERED)?;
-        session.counters.add_from_device(offsets.len);
         timed.push(aggregate);
         self.batches.push_back(Aggregated {
             number,
             batch,
             answered,
             timed,
-            total: None,
+            answer: None,
             issued: 0,
             returned: 0,
-            start: 0,
         });
         Ok(())
     }
 
+    /// Append `number` checksums to what slots hold, which is `lengths` of the one at hand.
+    fn checksums(
+        &self,
+        number: usize,
+        slots: Slots,
+        lengths: impl Fn(usize) -> Lengths,
+        stored: Option<DeviceSpan>,
+        timed: &mut Vec<Timed>,
+    ) -> Result<(), DriverError> {
+        if number == 0 {
+            return Ok(());
+        }
+        let session = self.session;
+        let lane = session.lane;
+        let times = session.timed(TimedStage::Crc32c)?;
+        session.begin(lane.compute, times.begin)?;
+        for stage in 0..number {
+            // SAFETY: the lane's regions, in one stream; `Sizing` left room for the checksums.
+            unsafe { crc32c::append(lane.driver, lane.compute, slots, lengths(stage), stored)? };
+        }
+        session.end(lane.compute, times.end)?;
+        timed.push(times);
+        Ok(())
+    }
+
     /// Do `copies`, and take back what has come from the device meanwhile.
-    fn take_back_while(&mut self, copies: &[Copy<'_>]) -> Result<(), DriverError> {
+    fn take_back_while(&mut self, copies: &[Copy<'_>]) -> Result<(), EngineError> {
         self.issue(false)?;
         let piece = self.pieces.next(self.session, false)?;
         self.finish(piece, copies)
     }
 
     /// Wait for a piece, or for a batch that has none, and take it back.
-    fn take_back(&mut self) -> Result<(), DriverError> {
+    fn take_back(&mut self) -> Result<(), EngineError> {
         let batches = self.batches.len();
         self.issue(true)?;
         let piece = self.pieces.next(self.session, true)?;
@@ -347,16 +419,16 @@ impl Encoder<'_, '_> {
             return Ok(());
         }
         let reason = format!("{batches} batches are unfinished, and nothing is on its way");
-        Err(self.session.refused("waiting for a device", &reason))
+        Err(self.session.refused("waiting for a device", &reason).into())
     }
 
     /// Start copies from the device: of batches whose offsets are known, as many as there is room
     /// for. Wait for the offsets of the first batch if `wait` and nothing else is on its way.
-    fn issue(&mut self, wait: bool) -> Result<(), DriverError> {
+    fn issue(&mut self, wait: bool) -> Result<(), EngineError> {
         let session = self.session;
         let lane = session.lane;
         for at in 0..self.batches.len() {
-            if self.batches[at].total.is_none() {
+            if self.batches[at].answer.is_none() {
                 let answered = self.batches[at].answered;
                 let wait = wait && self.pieces.is_empty();
                 if !wait && !lane.driver.query_event(answered)? {
@@ -365,7 +437,7 @@ impl Encoder<'_, '_> {
                 self.answer(at)?;
             }
             let batch = &mut self.batches[at];
-            let total = batch.total.unwrap_or(0);
+            let total = batch.answer.as_ref().map_or(0, |answer| answer.total);
             while batch.issued < total {
                 if self.pieces.is_full(session) {
                     return Ok(());
@@ -375,7 +447,7 @@ impl Encoder<'_, '_> {
                 let from = from.part(batch.issued..batch.issued + len);
                 let piece = Piece {
                     batch: batch.number,
-                    start: batch.start + batch.issued,
+                    start: batch.issued,
                 };
                 self.pieces.start(session, from, piece)?;
                 batch.issued += len;
@@ -385,7 +457,7 @@ impl Encoder<'_, '_> {
     }
 
     /// Read the offsets of the batch in place `at`.
-    fn answer(&mut self, at: usize) -> Result<(), DriverError> {
+    fn answer(&mut self, at: usize) -> Result<(), EngineError> {
         let _span = tracing::trace_span!("offsets").entered();
         let session = self.session;
         let batch = &mut self.batches[at];
@@ -406,37 +478,95 @@ impl Encoder<'_, '_> {
             session.events.give([timed.begin, timed.end]);
         }
         let count = batch.batch.len();
-        let answer = session.batch(batch.number).answer.part(0..(count + 1) * 8);
-        let bytes = session.lane.read(session.lane.pinned_out(answer))?;
-        let offsets: Vec<u64> = bytes
-            .as_chunks::<8>()
-            .0
-            .iter()
-            .map(|offset| u64::from_le_bytes(*offset))
-            .collect();
-        let encoded = session.sizing.encoded;
-        let mut end = 0;
+        let first = batch.batch.first;
+        let answer = session.batch(batch.number).answer;
+        let (offsets, failed) = answer.split_at((count + 1) * 8);
+        let offsets = session.lane.read(session.lane.pinned_out(offsets))?;
+        let offsets = offsets.as_chunks::<8>().0.iter();
+        let offsets: Vec<u64> = offsets.map(|bytes| u64::from_le_bytes(*bytes)).collect();
+        let failed = match self.compressor {
+            Some(_) => {
+                let failed = session.lane.pinned_out(failed.part(0..count * 4));
+                session.lane.read(failed)?.as_chunks::<4>().0.to_vec()
+            }
+            None => Vec::new(),
+        };
+        let mut answer = Answer {
+            total: 0,
+            parts: Vec::new(),
+        };
         for (i, pair) in offsets.windows(2).enumerate() {
-            let len = pair[1].checked_sub(pair[0]);
-            let stored = len == Some(encoded as u64);
-            if pair[0] != end as u64 || !(stored || len == Some(0)) {
-                return Err(session.wrong_answer(&format!(
-                    "subchunk {} is at {} to {}, and subchunks of {encoded} bytes should be at {end}",
-                    batch.batch.first + i,
-                    pair[0],
-                    pair[1]
-                )));
+            let subchunk = first + i;
+            let len = pair[1].checked_sub(pair[0]).map(usize::try_from);
+            let (true, Some(Ok(len))) = (pair[0] == answer.total as u64, len) else {
+                let (from, to, end) = (pair[0], pair[1], answer.total);
+                let what = format!(
+                    "subchunk {subchunk} is at {from} to {to}, and the one before it ends at {end}"
+                );
+                return Err(session.wrong_answer(&what).into());
+            };
+            self.check_size(subchunk, len)?;
+            let has_failed = failed.get(i).is_some_and(|flag| *flag != [0; 4]);
+            let (to, encoded) = if has_failed {
+                let on_host = encode_subchunk(self.job, self.chain, self.decoded, subchunk)?;
+                session.counters.subchunk_on_host();
+                self.write(self.end, &on_host)?;
+                (None, on_host.len())
+            } else {
+                (Some(self.end), len)
+            };
+            if encoded > 0 {
+                self.extents[subchunk] = Some(self.end..self.end + encoded);
             }
-            if stored {
-                let start = self.end + end;
-                self.extents[batch.batch.first + i] = Some(start..start + encoded);
-                end += encoded;
+            let continues = answer.parts.last().is_some_and(|(start, last_to)| {
+                last_to.map(|last_to| last_to + (answer.total - start)) == to && to.is_some()
+            });
+            if len > 0 && !continues {
+                answer.parts.push((answer.total, to));
             }
+            answer.total += len;
+            self.end += encoded;
         }
-        batch.total = Some(end);
-        batch.start = self.end;
-        self.end += end;
+        self.batches[at].answer = Some(answer);
         Ok(())
+    }
+
+    /// Whether a subchunk can have been encoded to `len` bytes.
+    fn check_size(&self, subchunk: usize, len: usize) -> Result<(), DriverError> {
+        let most = self.session.sizing.encoded;
+        let possible = match self.compressor {
+            Some(_) => len <= most,
+            None => len == most || len == 0,
+        };
+        if possible && (len > 0 || !self.job.store_empty || self.compressor.is_some()) {
+            return Ok(());
+        }
+        Err(self.session.wrong_answer(&format!(
+            "subchunk {subchunk} has {len} bytes, where an encoded one has {most}"
+        )))
+    }
+
+    /// Copy `bytes` to `start` of the shard.
+    fn write(&mut self, start: usize, bytes: &[u8]) -> Result<(), DriverError> {
+        self.check_place(start, bytes.len())?;
+        // SAFETY: within the capacity, by the check, and behind the head; these are no bytes that
+        // come from the device.
+        unsafe {
+            let to = self.output.as_mut_ptr().add(start);
+            to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+        }
+        Ok(())
+    }
+
+    /// Whether the shard has room for `len` bytes at `start`.
+    fn check_place(&self, start: usize, len: usize) -> Result<(), DriverError> {
+        let most = self.output.capacity();
+        match start.checked_add(len) {
+            Some(end) if end <= most => Ok(()),
+            _ => Err(self
+                .session
+                .wrong_answer(&format!("{len} bytes at {start} of a shard of at most {most}"))),
+        }
     }
 
     /// Copy `piece` to the shard, and do `copies`.
@@ -444,39 +574,41 @@ impl Encoder<'_, '_> {
         &mut self,
         piece: Option<Download<Piece>>,
         copies: &[Copy<'_>],
-    ) -> Result<(), DriverError> {
+    ) -> Result<(), EngineError> {
         let _span = tracing::trace_span!("copy").entered();
         let session = self.session;
         let mut copies = copies.to_vec();
         let mut len = 0;
         if let Some(piece) = &piece {
             let from = piece.bytes(session)?;
-            let start = piece.to.start;
             len = from.len();
-            if start + len > self.output.capacity() {
-                return Err(session.wrong_answer(&format!(
-                    "{len} bytes at {start} of a shard of at most {}",
-                    self.output.capacity()
-                )));
-            }
-            // SAFETY: within the capacity, by the check above, and behind the head; every byte is
-            // in one piece.
-            unsafe {
-                let to = self.output.as_mut_ptr().add(start);
-                copies.push(Copy::bytes(from.as_ptr(), to, len));
+            // Not always of the first batch: one without encoded bytes has no pieces.
+            let mut batches = self.batches.iter();
+            let answer = batches
+                .find(|batch| batch.number == piece.to.batch)
+                .and_then(|batch| batch.answer.as_ref())
+                .ok_or(EngineError::Internal("a piece of no batch"))?;
+            for (part, to) in answer.places(piece.to.start..piece.to.start + len) {
+                self.check_place(to, part.len())?;
+                // SAFETY: within the capacity, by the check above, and behind the head; every byte
+                // is in one piece, and nothing else goes there.
+                unsafe {
+                    let to = self.output.as_mut_ptr().add(to);
+                    copies.push(Copy::bytes(from[part.clone()].as_ptr(), to, part.len()));
+                }
             }
         }
         session.copiers.run(&copies, self.job.threads);
         if let Some(piece) = piece {
             let number = piece.finish(session)?.batch;
-            // Not always of the first batch: one without encoded bytes has no pieces.
             let mut batches = self.batches.iter_mut();
             if let Some(batch) = batches.find(|batch| batch.number == number) {
                 batch.returned += len;
             }
         }
         while let Some(batch) = self.batches.front()
-            && batch.total == Some(batch.returned)
+            && let Some(answer) = &batch.answer
+            && answer.total == batch.returned
         {
             session.events.give([batch.answered]);
             self.batches.pop_front();

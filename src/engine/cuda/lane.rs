@@ -317,6 +317,11 @@ impl Running<'_> {
 }
 
 impl Region {
+    /// The first `len` bytes, and what is behind them.
+    pub(super) fn split_at(self, len: usize) -> (Self, Self) {
+        (self.part(0..len), self.part(len..self.len))
+    }
+
     /// A part of the region; the part of it that exists, if it ends beyond.
     pub(super) fn part(self, range: Range<usize>) -> Self {
         let start = range.start.min(self.len);

@@ -14,6 +14,9 @@ pub(super) enum TimedStage {
     ToDevice,
     Scatter,
     Crc32c,
+    Shuffle,
+    Compress,
+    Frame,
     Aggregate,
     Split,
     Unscatter,
@@ -27,13 +30,14 @@ pub(crate) struct Counters {
     shards_decoded: AtomicU64,
     bytes_to_device: AtomicU64,
     bytes_from_device: AtomicU64,
-    stages: [AtomicU64; 7],
+    stages: [AtomicU64; 10],
     lanes_created: AtomicU64,
     lanes_alive: AtomicU64,
     lane_waits: AtomicU64,
     lane_wait: AtomicU64,
     lanes_waiting: AtomicU64,
     batches_halved: AtomicU64,
+    subchunks_on_host: AtomicU64,
     fallbacks: Mutex<BTreeMap<String, u64>>,
 }
 
@@ -84,6 +88,10 @@ impl Counters {
         self.batches_halved.fetch_add(1, Ordering::Relaxed);
     }
 
+    pub(super) fn subchunk_on_host(&self) {
+        self.subchunks_on_host.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(crate) fn fell_back(&self, reason: &str) {
         let mut fallbacks = self
             .fallbacks
@@ -106,6 +114,9 @@ impl Counters {
             to_device: stage(TimedStage::ToDevice),
             scatter: stage(TimedStage::Scatter),
             crc32c: stage(TimedStage::Crc32c),
+            shuffle: stage(TimedStage::Shuffle),
+            compress: stage(TimedStage::Compress),
+            frame: stage(TimedStage::Frame),
             aggregate: stage(TimedStage::Aggregate),
             split: stage(TimedStage::Split),
             unscatter: stage(TimedStage::Unscatter),
@@ -116,6 +127,7 @@ impl Counters {
             lanes_waiting: count(&self.lanes_waiting),
             lane_wait: Duration::from_nanos(count(&self.lane_wait)),
             batches_halved: count(&self.batches_halved),
+            subchunks_on_host: count(&self.subchunks_on_host),
             fallbacks: self
                 .fallbacks
                 .lock()
@@ -150,6 +162,12 @@ pub struct Metrics {
     pub scatter: Duration,
     /// Time of CRC32C checksums.
     pub crc32c: Duration,
+    /// Time of Blosc's shuffles.
+    pub shuffle: Duration,
+    /// Time of compressors.
+    pub compress: Duration,
+    /// Time of making frames of what compressors wrote.
+    pub frame: Duration,
     /// Time of aggregating encoded subchunks.
     pub aggregate: Duration,
     /// Time of splitting shards into subchunks.
@@ -170,6 +188,8 @@ pub struct Metrics {
     pub lane_wait: Duration,
     /// How often a lane was made smaller, because the device had no memory for more.
     pub batches_halved: u64,
+    /// Subchunks that a device's compressor failed on, so that the host compressed them.
+    pub subchunks_on_host: u64,
     /// Shards that went to the host under [`Backend::Auto`](crate::Backend::Auto) after a device
     /// had been chosen: how many, by reason.
     pub fallbacks: BTreeMap<String, u64>,

@@ -32,7 +32,8 @@ mod workers;
 mod zstd;
 
 pub(crate) use disjoint::{Claims, Window};
-pub(in crate::engine) use stages::decode_fixed_size;
+pub(in crate::engine) use encode::encode_subchunk;
+pub(in crate::engine) use stages::{decode_fixed_size, encoded_bound};
 
 use super::{EncodedShard, EncodedSubchunk, Engine, EngineError, Job, Sink};
 use crate::layout::Extent;

@@ -1,0 +1,451 @@
+//! A chain's compressor on a device: which of nvCOMP's formats, in which frames, and what lies
+//! between the slots and the frames.
+//!
+//! ```text
+//! slots -> shuffled slots                              shuffle, where Blosc does
+//! slots -> tables of chunks                            chunks
+//! chunks -> streams, their sizes and statuses          nvCOMP
+//! slots -> CRC-32                                      crc32, for gzip
+//! streams -> frames, their sizes, and which failed     frames
+//! ```
+//!
+//! All of it is in the stream `compute`, in buffers that one batch uses at a time. The host waits for
+//! nothing in between: subchunks that are not stored are compressed as chunks of one byte, whose
+//! streams nobody wants. A subchunk that nvCOMP fails on has no frame, and a flag that says so.
+
+use super::driver::{DeviceSpan, DriverError};
+use super::kernels::chunks::{Chunking, Tables, chunks};
+use super::kernels::crc32::crc32;
+use super::kernels::frames::{
+    BloscFormat, Frames, GZIP_OVERHEAD, StreamFormat, Streams, ZSTD_OVERHEAD, blosc_bound,
+    frame_blosc, frame_gzip, frame_zstd,
+};
+use super::kernels::shuffle::{BloscBlocks, Shuffle, shuffle};
+use super::kernels::spans::{Lengths, Slots};
+use super::metrics::TimedStage;
+use super::nvcomp::{CompressBatch, Compressor, Format, Nvcomp, Requirements};
+use super::session::{Session, Timed};
+use super::sizing::{Arena, CHECKSUM, Region, SLOT_ALIGNMENT};
+use crate::engine::{BloscStage, Cname, KnownChain, Shuffle as Filter, Stage};
+use crate::layout::SubchunkGrid;
+use crate::options::LevelPolicy;
+
+/// Bytes of a Blosc block, where the chain leaves the choice: what nvCOMP is fastest with.
+const BLOSC_BLOCK: usize = 64 << 10;
+
+/// What streams become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Frame {
+    Zstd,
+    Gzip,
+    Blosc(BloscFormat),
+}
+
+/// The compressor of a chain, for subchunks of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Compression {
+    /// CRC32C stages in front of it, and behind it.
+    pub(super) before: usize,
+    pub(super) after: usize,
+    format: Format,
+    frame: Frame,
+    chunking: Chunking,
+}
+
+impl Compression {
+    /// The compressor of `chain`, if it has one.
+    ///
+    /// # Errors
+    /// Why it stays on the host.
+    pub(super) fn of_chain(
+        grid: &SubchunkGrid,
+        chain: &KnownChain,
+        levels: LevelPolicy,
+    ) -> Result<Option<Self>, String> {
+        let Some(before) = chain.stages.iter().position(|stage| !stage.is_fixed_size()) else {
+            return Ok(None);
+        };
+        let (stage, behind) = (&chain.stages[before], &chain.stages[before + 1..]);
+        if let Some(second) = behind.iter().find(|stage| !stage.is_fixed_size()) {
+            return Err(format!(
+                "{} after {} runs on the host: a device runs one compressor",
+                second.name(),
+                stage.name()
+            ));
+        }
+        let bytes = before
+            .checked_mul(CHECKSUM)
+            .and_then(|checksums| checksums.checked_add(grid.subchunk_bytes()))
+            .filter(|&bytes| bytes > 0)
+            .ok_or("subchunks without bytes, or with more than a machine can address")?;
+        let (format, frame, block) = match stage {
+            Stage::Zstd { level, checksum } => {
+                zstd(*level, *checksum, levels)?;
+                (Format::Zstd, Frame::Zstd, bytes)
+            }
+            Stage::Gzip { level } => (gzip(*level, levels)?, Frame::Gzip, bytes),
+            Stage::Blosc(stage) => {
+                let (format, frame) = blosc(stage, bytes, levels)?;
+                (format, Frame::Blosc(frame), frame.blocks.block)
+            }
+            Stage::Crc32c => return Err("a checksum does not compress".to_string()),
+        };
+        if block > format.largest_chunk() {
+            return Err(format!(
+                "nvCOMP compresses {format} chunks of at most {} bytes, and these have {block}: use smaller subchunks",
+                format.largest_chunk()
+            ));
+        }
+        Ok(Some(Self {
+            before,
+            after: behind.len(),
+            format,
+            frame,
+            chunking: Chunking { bytes, block },
+        }))
+    }
+
+    fn shuffled(&self) -> Option<(Shuffle, BloscBlocks)> {
+        match self.frame {
+            Frame::Blosc(BloscFormat {
+                shuffle: Some(shuffle),
+                blocks,
+                ..
+            }) => Some((shuffle, blocks)),
+            _ => None,
+        }
+    }
+
+    /// The most bytes of a frame, of streams of at most `stream` bytes.
+    fn frame_bound(&self, stream: usize) -> Option<usize> {
+        match self.frame {
+            Frame::Zstd => stream.checked_add(ZSTD_OVERHEAD),
+            Frame::Gzip => stream.checked_add(GZIP_OVERHEAD),
+            Frame::Blosc(format) => blosc_bound(format.blocks),
+        }
+    }
+}
+
+/// Whether the device takes this.
+fn zstd(level: i32, checksum: bool, levels: LevelPolicy) -> Result<(), String> {
+    if checksum {
+        return Err(
+            "zstd with a content checksum runs on the host: nvCOMP writes none".to_string(),
+        );
+    }
+    let highest = levels.zstd();
+    if level > highest {
+        return Err(format!(
+            "zstd level {level} runs on the host: nvCOMP has one level, about as strong as the lowest ones, and `Options::with_device_levels` sends levels up to {highest} to it"
+        ));
+    }
+    Ok(())
+}
+
+/// nvCOMP's algorithm for a level of gzip. From its documentation: 2 is smaller than zlib's level 1,
+/// and 4 than its level 6; 5 is the smallest.
+fn gzip(level: u32, levels: LevelPolicy) -> Result<Format, String> {
+    let highest = levels.gzip();
+    if level > highest {
+        return Err(format!(
+            "gzip level {level} runs on the host: `Options::with_device_levels` sends levels up to {highest} to a device"
+        ));
+    }
+    let algorithm = match level {
+        0 => return Err("gzip level 0 runs on the host: it compresses nothing".to_string()),
+        1 | 2 => 2,
+        3..=6 => 4,
+        _ => 5,
+    };
+    Ok(Format::Deflate { algorithm })
+}
+
+fn blosc(
+    stage: &BloscStage,
+    bytes: usize,
+    levels: LevelPolicy,
+) -> Result<(Format, BloscFormat), String> {
+    let (format, streams) = match stage.cname {
+        Cname::Lz4 => (Format::Lz4, StreamFormat::Lz4),
+        Cname::Zstd => (Format::Zstd, StreamFormat::Zstd),
+        cname => {
+            return Err(format!(
+                "blosc with {} runs on the host: nvCOMP has lz4 and zstd for it",
+                cname.as_str()
+            ));
+        }
+    };
+    let (level, highest) = (stage.level, levels.blosc());
+    if level == 0 {
+        return Err("blosc level 0 runs on the host: it compresses nothing".to_string());
+    }
+    if level > highest {
+        return Err(format!(
+            "blosc level {level} runs on the host: nvCOMP has one level, and `Options::with_device_levels` sends levels up to {highest} to it"
+        ));
+    }
+    // C-Blosc takes larger elements for single bytes.
+    let element = match stage.typesize {
+        size @ 1..=255 => size,
+        _ => 1,
+    };
+    let shuffle = match stage.shuffle {
+        Filter::None => None,
+        Filter::Byte if element == 1 => None,
+        Filter::Byte => Some(Shuffle::Bytes),
+        Filter::Bit => Some(Shuffle::Bits),
+    };
+    // Blocks of whole groups of eight elements, which begin where any load may.
+    let group = element * SLOT_ALIGNMENT;
+    let block = match stage.blocksize {
+        0 => (BLOSC_BLOCK / group).max(1) * group,
+        size => size,
+    }
+    .min(bytes);
+    if block < bytes && !block.is_multiple_of(group) {
+        return Err(format!(
+            "blosc blocks of {block} bytes run on the host: a device takes multiples of {group}"
+        ));
+    }
+    let format_of = BloscFormat {
+        streams,
+        shuffle,
+        blocks: BloscBlocks {
+            bytes,
+            block,
+            element,
+        },
+    };
+    if blosc_bound(format_of.blocks).is_none() {
+        return Err(format!("Blosc has no frames of {bytes} bytes"));
+    }
+    Ok((format, format_of))
+}
+
+/// A compressor, and what it asks for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Prepared {
+    pub(super) compression: Compression,
+    compressor: Compressor,
+}
+
+impl Prepared {
+    /// # Errors
+    /// Why the library cannot do it.
+    pub(super) fn new(compression: Compression, nvcomp: &Nvcomp) -> Result<Self, String> {
+        let compressor = nvcomp.compressor(compression.format)?;
+        let Chunking { bytes, block } = compression.chunking;
+        let input = compressor.alignments().input;
+        if block < bytes && !block.is_multiple_of(input) {
+            return Err(format!(
+                "nvCOMP takes {} chunks at multiples of {input} bytes, and Blosc's have {block}",
+                compression.format
+            ));
+        }
+        Ok(Self {
+            compression,
+            compressor,
+        })
+    }
+
+    /// What slots have to be aligned to.
+    pub(super) fn slot_alignment(&self) -> usize {
+        self.compressor.alignments().input.max(SLOT_ALIGNMENT)
+    }
+
+    /// What `count` subchunks at once take. With the context of the device current.
+    ///
+    /// # Errors
+    /// The library does not say, or it is more than a machine can address.
+    pub(super) fn requirements(&self, count: usize) -> Result<Requirements, String> {
+        let Chunking { bytes, block } = self.compression.chunking;
+        let too_large = || format!("{count} subchunks of {bytes} bytes are too many at once");
+        let chunks = count
+            .checked_mul(self.compression.chunking.blocks())
+            .ok_or_else(too_large)?;
+        let total = count.checked_mul(bytes).ok_or_else(too_large)?;
+        self.compressor.requirements(chunks, block, total)
+    }
+}
+
+/// The buffers of a compressor. All of them are the device's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Buffers {
+    requirements: Requirements,
+    /// As the slots, if the chain shuffles.
+    shuffled: Region,
+    /// `u64` per chunk: addresses and sizes of chunks, addresses and sizes of streams.
+    input_pointers: Region,
+    input_sizes: Region,
+    output_pointers: Region,
+    output_sizes: Region,
+    /// `i32` per chunk.
+    statuses: Region,
+    streams: Region,
+    stream_stride: usize,
+    /// `u32` per subchunk, for gzip.
+    checksums: Region,
+    temp: Region,
+    frames: Region,
+    frame_stride: usize,
+    /// `u64` per subchunk: bytes of its frame.
+    sizes: Region,
+    /// Bytes of an encoded subchunk at most, with the checksums behind the frame.
+    pub(super) encoded: usize,
+}
+
+impl Buffers {
+    /// The buffers for batches of `count` subchunks in slots of `slot_stride` bytes; `None` if they
+    /// are more than this machine can address.
+    pub(super) fn new(
+        arena: &mut Arena,
+        prepared: &Prepared,
+        requirements: Requirements,
+        count: usize,
+        slot_stride: usize,
+    ) -> Option<Self> {
+        let compression = &prepared.compression;
+        let chunks = requirements.chunks;
+        let alignment = requirements.alignments.output.max(SLOT_ALIGNMENT);
+        let stream_stride = requirements
+            .max_output
+            .checked_next_multiple_of(alignment)?;
+        let encoded = compression
+            .frame_bound(requirements.max_output)?
+            .checked_add(compression.after.checked_mul(CHECKSUM)?)?;
+        let frame_stride = encoded.checked_next_multiple_of(SLOT_ALIGNMENT)?;
+        let u64s = chunks.checked_mul(8)?;
+        let shuffled = match compression.shuffled() {
+            Some(_) => slot_stride.checked_mul(count)?,
+            None => 0,
+        };
+        let checksums = match compression.frame {
+            Frame::Gzip => count.checked_mul(4)?,
+            _ => 0,
+        };
+        Some(Self {
+            requirements,
+            shuffled: arena.region(shuffled)?,
+            input_pointers: arena.region(u64s)?,
+            input_sizes: arena.region(u64s)?,
+            output_pointers: arena.region(u64s)?,
+            output_sizes: arena.region(u64s)?,
+            statuses: arena.region(chunks.checked_mul(4)?)?,
+            streams: arena.region(stream_stride.checked_mul(chunks)?)?,
+            stream_stride,
+            checksums: arena.region(checksums)?,
+            temp: arena.region(requirements.temp)?,
+            frames: arena.region(frame_stride.checked_mul(count)?)?,
+            frame_stride,
+            sizes: arena.region(count.checked_mul(8)?)?,
+            encoded,
+        })
+    }
+}
+
+/// Enqueue the compression of what is in `slots`; `timed` becomes the stages. Returns the slots of
+/// the frames, and their sizes. `failed` has a `u32` for each subchunk: 1 if the host has to
+/// compress it.
+///
+/// # Errors
+/// As the driver's.
+pub(super) fn compress(
+    session: &Session<'_>,
+    prepared: &Prepared,
+    buffers: &Buffers,
+    slots: Slots,
+    stored: Option<DeviceSpan>,
+    failed: DeviceSpan,
+    timed: &mut Vec<Timed>,
+) -> Result<(Slots, DeviceSpan), DriverError> {
+    let lane = session.lane;
+    let (driver, stream) = (lane.driver, lane.compute);
+    let compression = &prepared.compression;
+    let chunking = compression.chunking;
+    let mut run = |stage, work: &dyn Fn() -> Result<(), DriverError>| {
+        let times = session.timed(stage)?;
+        session.begin(stream, times.begin)?;
+        work()?;
+        session.end(stream, times.end)?;
+        timed.push(times);
+        Ok(())
+    };
+
+    let mut inputs = slots;
+    if let Some((shuffle_of, blocks)) = compression.shuffled() {
+        inputs.span = lane.device(buffers.shuffled);
+        // SAFETY: the lane's regions, in one stream.
+        run(TimedStage::Shuffle, &|| unsafe {
+            shuffle(driver, stream, shuffle_of, slots, inputs, blocks)
+        })?;
+    }
+
+    let streams = Streams {
+        slots: Slots {
+            span: lane.device(buffers.streams),
+            stride: buffers.stream_stride,
+            count: slots.count * chunking.blocks(),
+        },
+        sizes: lane.device(buffers.output_sizes),
+        statuses: lane.device(buffers.statuses),
+    };
+    let tables = Tables {
+        input_pointers: lane.device(buffers.input_pointers),
+        input_sizes: lane.device(buffers.input_sizes),
+        output_pointers: lane.device(buffers.output_pointers),
+    };
+    let batch = CompressBatch {
+        requirements: &buffers.requirements,
+        chunks: streams.slots.count,
+        input_pointers: tables.input_pointers,
+        input_sizes: tables.input_sizes,
+        output_pointers: tables.output_pointers,
+        inputs: &[inputs.span],
+        outputs: &[streams.slots.span],
+        temp: lane.device(buffers.temp),
+        output_sizes: streams.sizes,
+        statuses: streams.statuses,
+    };
+    // SAFETY: the lane's regions, in one stream. The tables are what `chunks` writes: chunks of the
+    // slots and slots for streams, at multiples of the alignments, by which `Buffers` and `Sizing`
+    // chose the strides and `Prepared` checked the blocks.
+    run(TimedStage::Compress, &|| unsafe {
+        chunks(
+            driver,
+            stream,
+            inputs,
+            chunking,
+            stored,
+            streams.slots,
+            tables,
+        )?;
+        prepared.compressor.compress(driver, stream, &batch)
+    })?;
+
+    let frames = Frames {
+        slots: Slots {
+            span: lane.device(buffers.frames),
+            stride: buffers.frame_stride,
+            count: slots.count,
+        },
+        sizes: lane.device(buffers.sizes),
+        failed,
+    };
+    // SAFETY: the lane's regions, in one stream.
+    run(TimedStage::Frame, &|| unsafe {
+        match compression.frame {
+            Frame::Zstd => frame_zstd(driver, stream, streams, chunking.bytes, stored, frames),
+            Frame::Gzip => {
+                let checksums = lane.device(buffers.checksums);
+                let lengths = Lengths::All(chunking.bytes);
+                crc32(driver, stream, slots, lengths, stored, checksums)?;
+                let content = (chunking.bytes, checksums);
+                frame_gzip(driver, stream, streams, content, stored, frames)
+            }
+            Frame::Blosc(format) => {
+                frame_blosc(driver, stream, format, inputs, streams, stored, frames)
+            }
+        }
+    })?;
+    Ok((frames.slots, frames.sizes))
+}
