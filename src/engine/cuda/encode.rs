@@ -505,8 +505,8 @@ impl Encoder<'_, '_> {
                 );
                 return Err(session.wrong_answer(&what).into());
             };
-            self.check_size(subchunk, len)?;
             let has_failed = failed.get(i).is_some_and(|flag| *flag != [0; 4]);
+            self.check_size(subchunk, len, has_failed)?;
             let (to, encoded) = if has_failed {
                 let on_host = encode_subchunk(self.job, self.chain, self.decoded, subchunk)?;
                 session.counters.subchunk_on_host();
@@ -532,13 +532,14 @@ impl Encoder<'_, '_> {
     }
 
     /// Whether a subchunk can have been encoded to `len` bytes.
-    fn check_size(&self, subchunk: usize, len: usize) -> Result<(), DriverError> {
+    fn check_size(&self, subchunk: usize, len: usize, failed: bool) -> Result<(), DriverError> {
         let most = self.session.sizing.encoded;
+        let elided = len == 0 && !self.job.store_empty;
         let possible = match self.compressor {
-            Some(_) => len <= most,
-            None => len == most || len == 0,
+            None => len == most || elided,
+            Some(_) => len <= most && (len > 0 || elided || failed),
         };
-        if possible && (len > 0 || !self.job.store_empty || self.compressor.is_some()) {
+        if possible {
             return Ok(());
         }
         Err(self.session.wrong_answer(&format!(

@@ -2,9 +2,13 @@
 
 use std::fmt;
 
-use super::kernels::{aggregate, crc32c::CHECKSUM};
-use crate::engine::{Chain, KnownChain, Stage};
+use super::compression::{Buffers, Compression, Prepared};
+use super::kernels::aggregate;
+use super::nvcomp::Requirements;
+pub(super) use super::kernels::crc32c::CHECKSUM;
+use crate::engine::{Chain, KnownChain};
 use crate::layout::SubchunkGrid;
+use crate::options::LevelPolicy;
 
 /// The numbers that were tuned, together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +21,8 @@ pub(crate) struct Tuning {
     /// Decoded bytes of the subchunks that are aggregated at once: a few slabs, so that the way
     /// back begins early.
     pub(crate) batch: usize,
+    /// The same for chains with a compressor: enough subchunks at once to fill a GPU.
+    pub(crate) compressed_batch: usize,
     /// Batches on their way at once: one goes up and one comes back, and the bus need not wait for
     /// the kernels of the one between.
     pub(crate) batches: usize,
@@ -27,6 +33,7 @@ impl Tuning {
         slab: 2 << 20,
         ring: 4,
         batch: 8 << 20,
+        compressed_batch: 128 << 20,
         batches: 3,
     };
 }
@@ -39,7 +46,7 @@ const LEAST_RING: usize = 2;
 const ALIGNMENT: usize = 256;
 
 /// Alignment of slots, in bytes: the widest load.
-const SLOT_ALIGNMENT: usize = 16;
+pub(super) const SLOT_ALIGNMENT: usize = 16;
 
 /// Slots of this many bytes and more begin with a line of the cache.
 const LONG_SLOT: usize = 4096;
@@ -80,6 +87,8 @@ impl fmt::Display for MemoryEstimate {
 pub(super) struct BatchRegions {
     /// Device: `u32` per slot: whether it is stored.
     pub(super) stored: Region,
+    /// Device: `u32` per slot: whether the compressor failed on it.
+    pub(super) failed: Region,
     /// Device: `u32` per checksum of each slot: whether it is wrong.
     pub(super) bad: Region,
     /// Device: `u64` per slot: encoded bytes.
@@ -94,7 +103,7 @@ pub(super) struct BatchRegions {
     pub(super) dense: Region,
     /// Pinned, to the device: `offsets`, `sizes` and `stored`, when decoding.
     pub(super) table: Region,
-    /// Pinned, from the device: `offsets` when encoding, `bad` when decoding.
+    /// Pinned, from the device: `offsets` and `failed` when encoding, `bad` when decoding.
     pub(super) answer: Region,
 }
 
@@ -106,8 +115,10 @@ pub(super) struct Sizing {
     pub(super) batch: usize,
     /// The most elements in a slab.
     pub(super) slab: usize,
-    /// Bytes of an encoded subchunk.
+    /// Bytes of an encoded subchunk; at most, if there is a compressor.
     pub(super) encoded: usize,
+    /// What a compressor takes.
+    pub(super) compression: Option<Buffers>,
     /// Bytes from one slot to the next.
     pub(super) slot_stride: usize,
     /// Device: slabs on their way.
@@ -132,11 +143,11 @@ pub(super) struct Sizing {
 
 /// Divides one allocation.
 #[derive(Debug, Default)]
-struct Arena(usize);
+pub(super) struct Arena(usize);
 
 impl Arena {
     /// The next `len` bytes; `None` if they are more than this machine can address.
-    fn region(&mut self, len: usize) -> Option<Region> {
+    pub(super) fn region(&mut self, len: usize) -> Option<Region> {
         let offset = self.0;
         self.0 = offset
             .checked_add(len)?
@@ -146,26 +157,33 @@ impl Arena {
     }
 }
 
-/// The chain of a job, or why a device cannot run it.
-pub(crate) fn on_device<'a>(
-    grid: &SubchunkGrid,
-    chain: &Chain<'a>,
-) -> Result<&'a KnownChain, String> {
-    let Chain::Known(chain) = *chain else {
-        return Err("the inner codecs are not ones that the CUDA engine knows".to_string());
-    };
-    chain_on_device(grid, chain)?;
-    Ok(chain)
+/// Shards of one kind: what a lane's size depends on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ShardKind<'a> {
+    pub(super) grid: &'a SubchunkGrid,
+    pub(super) chain: &'a KnownChain,
+    pub(super) compressor: Option<Prepared>,
 }
 
-/// Why a device cannot run `chain`, if it cannot.
-pub(crate) fn chain_on_device(grid: &SubchunkGrid, chain: &KnownChain) -> Result<(), String> {
-    if let Some(stage) = chain.stages.iter().find(|stage| **stage != Stage::Crc32c) {
-        return Err(format!(
-            "{} runs on the host only, in this release",
-            stage.name()
-        ));
+/// The chain of a job, or why a device cannot run it.
+pub(super) fn on_device<'a>(chain: &Chain<'a>) -> Result<&'a KnownChain, String> {
+    match *chain {
+        Chain::Known(chain) => Ok(chain),
+        Chain::Foreign(_) => {
+            Err("the inner codecs are not ones that the CUDA engine knows".to_string())
+        }
     }
+}
+
+/// The compressor of `chain`, if it has one.
+///
+/// # Errors
+/// Why a device cannot, or by `levels` should not, run the chain.
+pub(super) fn chain_on_device(
+    grid: &SubchunkGrid,
+    chain: &KnownChain,
+    levels: LevelPolicy,
+) -> Result<Option<Compression>, String> {
     if !matches!(chain.swap, 0 | 1 | 2 | 4 | 8 | 16) {
         return Err(format!(
             "bytes are reversed in groups of {}, the device does 2, 4, 8 and 16",
@@ -178,46 +196,51 @@ pub(crate) fn chain_on_device(grid: &SubchunkGrid, chain: &KnownChain) -> Result
             grid.element_size()
         ));
     }
-    Ok(())
+    Compression::of_chain(grid, chain, levels)
 }
 
 impl Sizing {
-    /// The buffers for shards of `grid` and `chain`, with batches of at most `batch` subchunks.
+    /// The buffers for shards of a kind, with batches of at most `batch` subchunks. With the context
+    /// of the device current, if there is a compressor.
     ///
     /// # Errors
-    /// A device cannot run the chain, or the shard is too large for any: the reason.
-    pub(super) fn new(
-        grid: &SubchunkGrid,
-        chain: &KnownChain,
-        batch: usize,
-        tuning: Tuning,
-    ) -> Result<Self, String> {
-        chain_on_device(grid, chain)?;
-        Self::divide(grid, chain, batch, tuning).ok_or_else(|| {
+    /// The shard is too large for any device, or the compressor's library cannot take the batch: the
+    /// reason.
+    pub(super) fn new(kind: &ShardKind<'_>, batch: usize, tuning: Tuning) -> Result<Self, String> {
+        let batch = batch.clamp(1, kind.grid.num_subchunks().max(1));
+        let requirements = match &kind.compressor {
+            Some(prepared) => Some((prepared, prepared.requirements(batch)?)),
+            None => None,
+        };
+        Self::divide(kind, batch, tuning, requirements).ok_or_else(|| {
             format!(
                 "subchunks of {} bytes are too large for a device",
-                grid.subchunk_bytes()
+                kind.grid.subchunk_bytes()
             )
         })
     }
 
     fn divide(
-        grid: &SubchunkGrid,
-        chain: &KnownChain,
+        kind: &ShardKind<'_>,
         batch: usize,
         tuning: Tuning,
+        compressor: Option<(&Prepared, Requirements)>,
     ) -> Option<Self> {
+        let (grid, chain) = (kind.grid, kind.chain);
         let element = grid.element_size();
-        let batch = batch.clamp(1, grid.num_subchunks());
-        let encoded = grid
-            .subchunk_bytes()
-            .checked_add(chain.stages.len().checked_mul(CHECKSUM)?)?;
-        let alignment = if encoded < LONG_SLOT {
-            SLOT_ALIGNMENT
-        } else {
-            LINE
+        let checksums = match &kind.compressor {
+            Some(prepared) => prepared.compression.before,
+            None => chain.stages.len(),
         };
-        let slot_stride = encoded.checked_next_multiple_of(alignment)?;
+        let in_slot = grid
+            .subchunk_bytes()
+            .checked_add(checksums.checked_mul(CHECKSUM)?)?;
+        let alignment = match &kind.compressor {
+            _ if in_slot >= LONG_SLOT => LINE,
+            Some(prepared) => prepared.slot_alignment(),
+            None => SLOT_ALIGNMENT,
+        };
+        let slot_stride = in_slot.checked_next_multiple_of(alignment)?;
         let batch_bytes = grid.subchunk_bytes().checked_mul(batch)?;
         let slab = (tuning.slab.min(batch_bytes) / element).max(1);
         let slab_bytes = slab * element;
@@ -231,6 +254,17 @@ impl Sizing {
         let staging_in = ring(&mut pinned_in)?;
         let staging_out = ring(&mut pinned_out)?;
         let slots = device.region(slot_stride.checked_mul(batch)?)?;
+        let compression = match compressor {
+            Some((prepared, requirements)) => Some(Buffers::new(
+                &mut device,
+                prepared,
+                requirements,
+                batch,
+                slot_stride,
+            )?),
+            None => None,
+        };
+        let encoded = compression.as_ref().map_or(in_slot, |buffers| buffers.encoded);
         let fill = device.region(element * SLOT_ALIGNMENT)?;
         let fill_staging = pinned_in.region(fill.len)?;
         let in_flight = tuning
@@ -239,11 +273,13 @@ impl Sizing {
             .min(grid.num_subchunks().div_ceil(batch));
         let u32s = batch.checked_mul(4)?;
         let u64s = batch.checked_mul(8)?;
+        let failed = compression.as_ref().map_or(0, |_| u32s);
         let batches = (0..in_flight)
             .map(|_| {
                 let offsets = device.region(u64s.checked_add(8)?)?;
                 Some(BatchRegions {
                     stored: device.region(u32s)?,
+                    failed: device.region(failed)?,
                     bad: device.region(u32s.checked_mul(chain.stages.len())?)?,
                     sizes: device.region(u64s)?,
                     source: device.region(u32s)?,
@@ -252,7 +288,7 @@ impl Sizing {
                     dense: device.region(encoded.checked_mul(batch)?)?,
                     table: pinned_in.region(u64s.checked_mul(3)?)?,
                     answer: pinned_out
-                        .region(offsets.len.max(u32s.checked_mul(chain.stages.len())?))?,
+                        .region((offsets.len + failed).max(u32s.checked_mul(chain.stages.len())?))?,
                 })
             })
             .collect::<Option<Vec<_>>>()?;
@@ -261,6 +297,7 @@ impl Sizing {
             batch,
             slab,
             encoded,
+            compression,
             slot_stride,
             slabs,
             slots,
@@ -276,8 +313,12 @@ impl Sizing {
     }
 
     /// The subchunks in a batch that `tuning` asks for.
-    fn tuned_batch(grid: &SubchunkGrid, tuning: Tuning) -> usize {
-        (tuning.batch / grid.subchunk_bytes()).clamp(1, grid.num_subchunks())
+    fn tuned_batch(kind: &ShardKind<'_>, tuning: Tuning) -> usize {
+        let bytes = match kind.compressor {
+            Some(_) => tuning.compressed_batch,
+            None => tuning.batch,
+        };
+        (bytes / kind.grid.subchunk_bytes().max(1)).max(1)
     }
 
     /// The largest batches and slabs, from what `tuning` asks for down, whose lane is within `most`.
@@ -285,18 +326,17 @@ impl Sizing {
     /// # Errors
     /// As for [`new`](Self::new), or that the smallest lane takes more than `most`.
     pub(super) fn within(
-        grid: &SubchunkGrid,
-        chain: &KnownChain,
+        kind: &ShardKind<'_>,
         most: MemoryEstimate,
         tuning: Tuning,
     ) -> Result<Self, String> {
-        let mut sizing = Self::new(grid, chain, Self::tuned_batch(grid, tuning), tuning)?;
+        let mut sizing = Self::new(kind, Self::tuned_batch(kind, tuning), tuning)?;
         loop {
             let takes = sizing.estimate();
             if takes.device <= most.device && takes.pinned <= most.pinned {
                 return Ok(sizing);
             }
-            let Some(smaller) = sizing.smaller(grid, chain)? else {
+            let Some(smaller) = sizing.smaller(kind)? else {
                 return Err(format!(
                     "a lane for one subchunk at a time takes {takes}, and the budget is {most}: give more by `Options::with_device_memory` or `Options::with_pinned_memory`, or use smaller subchunks"
                 ));
@@ -311,11 +351,7 @@ impl Sizing {
     ///
     /// # Errors
     /// As for [`new`](Self::new).
-    pub(super) fn smaller(
-        &self,
-        grid: &SubchunkGrid,
-        chain: &KnownChain,
-    ) -> Result<Option<Self>, String> {
+    pub(super) fn smaller(&self, kind: &ShardKind<'_>) -> Result<Option<Self>, String> {
         let (mut batch, mut tuning) = (self.batch, self.tuning);
         if batch > 1 {
             batch /= 2;
@@ -328,7 +364,7 @@ impl Sizing {
         } else {
             return Ok(None);
         }
-        Self::new(grid, chain, batch, tuning).map(Some)
+        Self::new(kind, batch, tuning).map(Some)
     }
 
     /// What the lane takes.
@@ -353,13 +389,18 @@ mod tests {
             swap: 1,
             stages: vec![],
         };
+        let kind = ShardKind {
+            grid: &grid,
+            chain: &chain,
+            compressor: None,
+        };
         let all = MemoryEstimate {
             device: usize::MAX,
             pinned: usize::MAX,
         };
-        let mut sizing = Sizing::within(&grid, &chain, all, Tuning::DEFAULT).expect("fits");
+        let mut sizing = Sizing::within(&kind, all, Tuning::DEFAULT).expect("fits");
         let mut lanes = vec![sizing.estimate()];
-        while let Some(smaller) = sizing.smaller(&grid, &chain).expect("as before") {
+        while let Some(smaller) = sizing.smaller(&kind).expect("as before") {
             sizing = smaller;
             lanes.push(sizing.estimate());
         }
@@ -369,14 +410,14 @@ mod tests {
         // One subchunk, in its slot and dense, and two slabs.
         assert!(least.device < (8 << 20) + (512 << 10), "{least}");
         for most in lanes {
-            let fits = Sizing::within(&grid, &chain, most, Tuning::DEFAULT).expect("fits");
+            let fits = Sizing::within(&kind, most, Tuning::DEFAULT).expect("fits");
             assert!(fits.device <= most.device && fits.estimate().pinned <= most.pinned);
         }
         let less = MemoryEstimate {
             pinned: least.pinned - 1,
             ..all
         };
-        let reason = Sizing::within(&grid, &chain, less, Tuning::DEFAULT).expect_err("too little");
+        let reason = Sizing::within(&kind, less, Tuning::DEFAULT).expect_err("too little");
         assert!(reason.contains(&(least.pinned - 1).to_string()), "{reason}");
     }
 }
