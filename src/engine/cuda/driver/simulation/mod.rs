@@ -192,6 +192,11 @@ impl Simulation {
         self.lock().faults.injected.push(fault);
     }
 
+    /// The operations that failed once, because that was injected.
+    pub(crate) fn failed(&self) -> Vec<String> {
+        self.lock().faults.failed.clone()
+    }
+
     /// Let the device have this much memory from now on, as if other processes took the rest.
     pub(crate) fn set_memory(&self, bytes: usize) {
         self.lock().config.memory = bytes;
@@ -216,7 +221,7 @@ impl Simulation {
         function: impl FnOnce(&mut State) -> Result<T, Failure>,
     ) -> Result<T, DriverError> {
         let mut state = self.lock();
-        let result = Self::admit(&mut state, call).and_then(|()| function(&mut state));
+        let result = Self::admit(&mut state, call, operation).and_then(|()| function(&mut state));
         // What failed after the call that enqueued it is reported by a later one, but not by one
         // that frees: whoever calls it would not know whether it did.
         let result = match (result, call) {
@@ -227,7 +232,11 @@ impl Simulation {
     }
 
     /// Check the context, and count.
-    fn admit(state: &mut State, call: Call) -> Result<(), Failure> {
+    fn admit(
+        state: &mut State,
+        call: Call,
+        operation: fmt::Arguments<'_>,
+    ) -> Result<(), Failure> {
         if !state.current.contains_key(&thread::current().id()) {
             let message = "the context is not current on this thread".to_owned();
             return Err(Failure::Violation(Rule::Context, message));
@@ -241,7 +250,7 @@ impl Simulation {
                 });
             }
         } else if call != Call::Declare {
-            state.faults.operation();
+            state.faults.operation(operation)?;
         }
         state.faults.check()
     }
@@ -288,11 +297,13 @@ impl Driver for Simulation {
 
     fn enter(&self) -> Result<(), DriverError> {
         let mut state = self.lock();
-        let result = state.faults.check();
+        let operation = format_args!("enter the context");
+        let faults = &mut state.faults;
+        let result = faults.check().and_then(|()| faults.enter(operation));
         if result.is_ok() {
             *state.current.entry(thread::current().id()).or_default() += 1;
         }
-        self.report(&mut state, format_args!("enter the context"), result)
+        self.report(&mut state, operation, result)
     }
 
     fn leave(&self) -> Result<(), DriverError> {
