@@ -26,7 +26,7 @@ mod tests;
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -122,6 +122,7 @@ pub(crate) struct Live {
 pub(crate) struct Simulation {
     info: DeviceInfo,
     state: Mutex<State>,
+    on_free: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// What a call does, as far as faults are concerned.
@@ -145,6 +146,7 @@ impl Simulation {
                 multiprocessors: 4,
             },
             state: Mutex::new(State::new(config)),
+            on_free: OnceLock::new(),
         }
     }
 
@@ -202,6 +204,11 @@ impl Simulation {
         self.lock().config.memory = bytes;
     }
 
+    /// Let `hook` run whenever device memory is about to be freed.
+    pub(crate) fn on_free(&self, hook: impl Fn() + Send + Sync + 'static) {
+        assert!(self.on_free.set(Box::new(hook)).is_ok(), "there is one");
+    }
+
     /// What each access to global memory moved in the last kernel that ran, if [`Config::sectors`]
     /// is set.
     pub(crate) fn sectors(&self) -> Vec<AccessCount> {
@@ -232,11 +239,7 @@ impl Simulation {
     }
 
     /// Check the context, and count.
-    fn admit(
-        state: &mut State,
-        call: Call,
-        operation: fmt::Arguments<'_>,
-    ) -> Result<(), Failure> {
+    fn admit(state: &mut State, call: Call, operation: fmt::Arguments<'_>) -> Result<(), Failure> {
         if !state.current.contains_key(&thread::current().id()) {
             let message = "the context is not current on this thread".to_owned();
             return Err(Failure::Violation(Rule::Context, message));
@@ -347,6 +350,9 @@ impl Driver for Simulation {
     }
 
     unsafe fn free(&self, memory: DeviceMemory) -> Result<(), DriverError> {
+        if let Some(hook) = self.on_free.get() {
+            hook();
+        }
         let operation = format_args!("free the device memory at {:#x}", memory.0);
         self.run(Call::Free, operation, |state| {
             state.free(memory.0, Kind::Device)

@@ -100,7 +100,10 @@ fn an_injected_enter_fails_once() {
     simulation.enter().unwrap();
     assert_eq!(simulation.enter().unwrap_err().fault, Fault::OutOfMemory);
     simulation.enter().unwrap();
-    assert_eq!((simulation.live().entered, simulation.counts().enters), (2, 3));
+    assert_eq!(
+        (simulation.live().entered, simulation.counts().enters),
+        (2, 3)
+    );
     assert_eq!(simulation.failed(), ["enter the context"]);
     assert!(simulation.violations().is_empty());
 }
