@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use super::*;
 use crate::engine::cuda::driver::Fault;
 use crate::engine::cuda::driver::simulation::{Inject, Kind};
-use crate::engine::cuda::{Metrics, Sizing};
+use crate::engine::cuda::{Metrics, Sizing, WithFallback};
 
 /// As [`TINY`], with half the batches.
 const TINIER: Tuning = Tuning {
@@ -268,7 +268,7 @@ fn idle_lanes_are_not_freed_in_vain() {
         move |most| Sizing::within(&shard.grid, &shard.chain, most, tuning)
     };
     let plan = plan_of(TINIER);
-    let small = devices.first(&limits(), &plan).expect("fits").device;
+    let small = devices.first(&limits(), plan).expect("fits").device;
     let large = devices
         .first(&limits(), plan_of(TINY))
         .expect("fits")
@@ -316,6 +316,77 @@ fn an_idle_smaller_lane_is_used() {
     assert_eq!(large.counters().snapshot().lanes_created, 1);
     drop((large, small));
     assert_clean(&simulation);
+}
+
+/// Threads, devices that lose and regain memory, refused launches, and few lanes: nobody waits for
+/// ever, and what is taken is what is there.
+#[test]
+fn lanes_come_and_go() {
+    let shard = Shard::new(1);
+    let simulations = [0, 1].map(|ordinal| {
+        Arc::new(Simulation::new(Config {
+            ordinal,
+            ..Config::default()
+        }))
+    });
+    for simulation in &simulations {
+        for i in 0..20 {
+            simulation.inject(Inject::Refused { launch: i * 67 });
+            simulation.inject(Inject::OutOfMemory { allocation: i * 5 });
+        }
+    }
+    let large = engine_on_all(&simulations);
+    let one = large
+        .memory_estimate(&shard.grid, &shard.chain)
+        .expect("fits");
+    let limits = Limits {
+        device_memory: Some(2 * one.device),
+        ..limits()
+    };
+    let engines = [TINY, TINIER].map(|tuning| {
+        let devices = large.devices.clone();
+        WithFallback(CudaEngine::new(devices, limits.clone(), tuning))
+    });
+    let finished = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..6 {
+            let (shard, engine, finished) = (&shard, &engines[thread % 2], &finished);
+            scope.spawn(move || {
+                for _ in 0..20 {
+                    shard.round_trip(engine).expect("by the host, if need be");
+                }
+                finished.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        for i in 0.. {
+            if finished.load(Ordering::Relaxed) == 6 {
+                break;
+            }
+            if i == 60_000 {
+                eprintln!("deadlock");
+                std::process::abort();
+            }
+            let memory = [0, one.device - 1, 1 << 30];
+            simulations[i % 2].set_memory(memory[i % 3]);
+            if i % 7 == 0 {
+                large.devices.release_idle();
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+    let metrics = large.counters().snapshot();
+    assert!(metrics.shards_encoded > 0 && metrics.lanes_created > 6);
+    assert_eq!((metrics.lanes_leaked, metrics.lanes_waiting), (0, 0));
+    for simulation in &simulations {
+        let peak = simulation.peak(Kind::Device);
+        assert!(peak <= 2 * one.device + 3 * 256, "{peak}");
+    }
+    large.devices.release_idle();
+    assert_eq!(large.devices.used().device, 0);
+    assert_eq!(large.devices.used().pinned, 0);
+    for simulation in &simulations {
+        assert_clean(simulation);
+    }
 }
 
 /// A lock that a thread of the parent held is held for ever in a forked child.
