@@ -3,12 +3,13 @@
 mod explanation;
 
 use std::fmt::Write;
+use std::path::Path;
 use std::sync::Arc;
 
 pub use explanation::{ExplainedStage, Explanation, Place};
 
 use crate::engine::cuda::{
-    self, CudaEngine, Devices, Limits, MemoryEstimate, Tuning, WithFallback,
+    self, Compressors, CudaEngine, Devices, Limits, MemoryEstimate, Tuning, WithFallback,
 };
 use crate::engine::host::HostEngine;
 use crate::engine::{Chain, Engine, KnownChain};
@@ -168,7 +169,7 @@ impl Engines {
         let chain = chain.map_err(|unknown| {
             format!("the CUDA engine does not know the inner codecs: {unknown}")
         })?;
-        cuda::chain_on_device(grid, chain)?;
+        cuda::check_chain(grid, chain, options.device_levels())?;
         let cuda = self.cuda(options)?;
         let memory = cuda
             .memory_estimate(grid, chain)
@@ -186,7 +187,11 @@ impl Engines {
             device_memory: options.device_memory(),
             pinned_memory: options.pinned_memory(),
         };
-        Ok(CudaEngine::new(devices, limits, self.tuning))
+        let compressors = Compressors {
+            levels: options.device_levels(),
+            nvcomp: options.nvcomp().map(Path::to_path_buf),
+        };
+        Ok(CudaEngine::new(devices, limits, self.tuning, compressors))
     }
 }
 

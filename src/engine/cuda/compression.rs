@@ -223,16 +223,24 @@ fn blosc(
 }
 
 /// A compressor, and what it asks for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Prepared {
     pub(super) compression: Compression,
     compressor: Compressor,
+    /// For ever smaller batches.
+    requirements: Vec<Requirements>,
 }
 
 impl Prepared {
+    /// For batches of up to `most` subchunks. With the context of a device current.
+    ///
     /// # Errors
     /// Why the library cannot do it.
-    pub(super) fn new(compression: Compression, nvcomp: &Nvcomp) -> Result<Self, String> {
+    pub(super) fn new(
+        compression: Compression,
+        nvcomp: &Nvcomp,
+        most: usize,
+    ) -> Result<Self, String> {
         let compressor = nvcomp.compressor(compression.format)?;
         let Chunking { bytes, block } = compression.chunking;
         let input = compressor.alignments().input;
@@ -242,9 +250,19 @@ impl Prepared {
                 compression.format
             ));
         }
+        let mut requirements = Vec::new();
+        let mut count = most.max(1);
+        loop {
+            requirements.push(ask(&compression, &compressor, count)?);
+            if count == 1 {
+                break;
+            }
+            count /= 2;
+        }
         Ok(Self {
             compression,
             compressor,
+            requirements,
         })
     }
 
@@ -253,19 +271,50 @@ impl Prepared {
         self.compressor.alignments().input.max(SLOT_ALIGNMENT)
     }
 
-    /// What `count` subchunks at once take. With the context of the device current.
+    /// What `count` subchunks at once take.
     ///
     /// # Errors
-    /// The library does not say, or it is more than a machine can address.
-    pub(super) fn requirements(&self, count: usize) -> Result<Requirements, String> {
-        let Chunking { bytes, block } = self.compression.chunking;
-        let too_large = || format!("{count} subchunks of {bytes} bytes are too many at once");
-        let chunks = count
-            .checked_mul(self.compression.chunking.blocks())
-            .ok_or_else(too_large)?;
-        let total = count.checked_mul(bytes).ok_or_else(too_large)?;
-        self.compressor.requirements(chunks, block, total)
+    /// The library was not asked about as many.
+    pub(super) fn requirements(&self, count: usize) -> Result<&Requirements, String> {
+        let blocks = self.compression.chunking.blocks();
+        let chunks = count.saturating_mul(blocks);
+        self.requirements
+            .iter()
+            .rfind(|requirements| requirements.chunks >= chunks)
+            .ok_or_else(|| format!("nvCOMP was not asked about {chunks} chunks at once"))
     }
+
+    /// Whether what was asked for is enough on the device whose context is current now.
+    ///
+    /// # Errors
+    /// It is not: the numbers.
+    pub(super) fn check(&self, buffers: &Buffers) -> Result<(), String> {
+        let known = &buffers.requirements;
+        let count = known.chunks / self.compression.chunking.blocks();
+        let needed = ask(&self.compression, &self.compressor, count)?;
+        if needed.temp <= known.temp && needed.max_output <= known.max_output {
+            return Ok(());
+        }
+        Err(format!(
+            "nvCOMP asks for {} bytes of temporary memory on this device, and for {} on the one that it was asked about",
+            needed.temp, known.temp
+        ))
+    }
+}
+
+/// What `count` subchunks at once take.
+fn ask(
+    compression: &Compression,
+    compressor: &Compressor,
+    count: usize,
+) -> Result<Requirements, String> {
+    let Chunking { bytes, block } = compression.chunking;
+    let too_large = || format!("{count} subchunks of {bytes} bytes are too many at once");
+    let chunks = count
+        .checked_mul(compression.chunking.blocks())
+        .ok_or_else(too_large)?;
+    let total = count.checked_mul(bytes).ok_or_else(too_large)?;
+    compressor.requirements(chunks, block, total)
 }
 
 /// The buffers of a compressor. All of them are the device's.
@@ -299,12 +348,11 @@ impl Buffers {
     /// are more than this machine can address.
     pub(super) fn new(
         arena: &mut Arena,
-        prepared: &Prepared,
+        compression: &Compression,
         requirements: Requirements,
         count: usize,
         slot_stride: usize,
     ) -> Option<Self> {
-        let compression = &prepared.compression;
         let chunks = requirements.chunks;
         let alignment = requirements.alignments.output.max(SLOT_ALIGNMENT);
         let stream_stride = requirements

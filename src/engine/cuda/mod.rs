@@ -11,6 +11,8 @@
 //! | `copiers` | threads that copy between the caller's memory and pinned memory |
 //! | `session` | one shard in one lane: what encoding and decoding share |
 //! | `transfers` | the rings of pinned memory, to the device and back |
+//! | `nvcomp` | NVIDIA's compressors: loaded, asked and called |
+//! | `compression` | a chain's compressor: chunks in, frames out |
 //! | `encode`, `decode` | a whole shard |
 //! | `fallback` | a device where it can, the host where it cannot |
 //! | `metrics` | what was done, for applications to read |
@@ -18,6 +20,8 @@
 //!
 //! While a lane is held, nothing runs on rayon: see `copiers`.
 
+#[allow(unsafe_code)]
+mod compression;
 #[allow(unsafe_code)]
 mod copiers;
 #[allow(unsafe_code)]
@@ -38,6 +42,8 @@ mod lane;
 #[allow(unsafe_code)]
 pub(crate) mod measure;
 mod metrics;
+#[allow(unsafe_code)]
+mod nvcomp;
 mod pool;
 #[allow(unsafe_code)]
 mod session;
@@ -47,6 +53,7 @@ mod tests;
 mod transfers;
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 pub(crate) use driver::DriverError;
@@ -54,14 +61,16 @@ pub(crate) use fallback::WithFallback;
 pub use metrics::Metrics;
 pub(crate) use pool::{Devices, Limits};
 pub use sizing::MemoryEstimate;
-pub(crate) use sizing::{Tuning, chain_on_device};
+pub(crate) use sizing::Tuning;
 
 use super::host::HostEngine;
 use super::{EncodedShard, EncodedSubchunk, Engine, EngineError, Job, KnownChain, Sink};
 use crate::layout::{Extent, SubchunkGrid};
+use crate::options::LevelPolicy;
+use compression::Prepared;
 use driver::Fault;
 use session::{FreeEvents, Session};
-use sizing::Sizing;
+use sizing::{ShardKind, Sizing};
 
 /// Encodes and decodes whole shards on a device, or fails.
 #[derive(Clone, Debug)]
@@ -69,15 +78,60 @@ pub(crate) struct CudaEngine {
     devices: Arc<Devices>,
     limits: Limits,
     tuning: Tuning,
+    compressors: Compressors,
+}
+
+/// Which compressors run on devices, and where their library is.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Compressors {
+    pub(crate) levels: LevelPolicy,
+    /// The file of nvCOMP; `None` to look for one.
+    pub(crate) nvcomp: Option<PathBuf>,
 }
 
 impl CudaEngine {
-    pub(crate) fn new(devices: Arc<Devices>, limits: Limits, tuning: Tuning) -> Self {
+    pub(crate) fn new(
+        devices: Arc<Devices>,
+        limits: Limits,
+        tuning: Tuning,
+        compressors: Compressors,
+    ) -> Self {
         Self {
             devices,
             limits,
             tuning,
+            compressors,
         }
+    }
+
+    /// What shards of `grid` and `chain` are to a device.
+    ///
+    /// # Errors
+    /// A device cannot do them, or no device can be used: why.
+    fn kind<'a>(
+        &self,
+        grid: &'a SubchunkGrid,
+        chain: &'a KnownChain,
+    ) -> Result<ShardKind<'a>, EngineError> {
+        let compression = sizing::chain_on_device(grid, chain, self.compressors.levels)
+            .map_err(EngineError::Unsuitable)?;
+        let compressor = match compression {
+            None => None,
+            Some(compression) => {
+                let nvcomp = nvcomp::of_process(self.compressors.nvcomp.as_deref())
+                    .map_err(EngineError::Unsuitable)?;
+                let most = Sizing::tuned_batch(grid, true, self.tuning);
+                let prepared = self
+                    .devices
+                    .with_context(&self.limits, || Prepared::new(compression, &nvcomp, most))?;
+                Some(prepared.map_err(EngineError::Unsuitable)?)
+            }
+        };
+        Ok(ShardKind {
+            grid,
+            chain,
+            compressor,
+        })
     }
 
     /// What a lane for shards of `grid` and `chain` takes: the numbers that it is allocated by.
@@ -89,8 +143,9 @@ impl CudaEngine {
         grid: &SubchunkGrid,
         chain: &KnownChain,
     ) -> Result<MemoryEstimate, EngineError> {
+        let kind = self.kind(grid, chain)?;
         let sizing = self.devices.first(&self.limits, |budget| {
-            Sizing::within(grid, chain, budget, self.tuning)
+            Sizing::within(&kind, budget, self.tuning)
         })?;
         Ok(sizing.estimate())
     }
@@ -112,15 +167,17 @@ impl CudaEngine {
     /// Run `work` in a lane. With no memory for the lane that was planned, its batches are smaller.
     fn in_lane<T>(
         &self,
-        job: &Job<'_>,
-        chain: &KnownChain,
+        kind: &ShardKind<'_>,
         work: impl Fn(&Session<'_>) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
-        let plan = |most| Sizing::within(job.grid, chain, most, self.tuning);
+        let plan = |most| Sizing::within(kind, most, self.tuning);
         let (mut acquired, sizing) = self.devices.acquire(&plan, &self.limits)?;
         let lane = acquired.lane().map_err(EngineError::Device)?;
         let device = lane.device().clone();
         let entered = device.enter().map_err(EngineError::Device)?;
+        if let (Some(prepared), Some(buffers)) = (&kind.compressor, &sizing.compression) {
+            prepared.check(buffers).map_err(EngineError::Unsuitable)?;
+        }
         let result = device
             .watch(lane.start())
             .map_err(EngineError::Device)
@@ -158,7 +215,8 @@ impl Engine for CudaEngine {
         head: usize,
         tail: usize,
     ) -> Result<EncodedShard, EngineError> {
-        let chain = sizing::on_device(job.grid, &job.chain).map_err(EngineError::Unsuitable)?;
+        let chain = sizing::known(&job.chain).map_err(EngineError::Unsuitable)?;
+        let kind = self.kind(job.grid, chain)?;
         let expected = job.grid.shard_bytes();
         if decoded.len() != expected {
             return Err(EngineError::InputLength {
@@ -167,8 +225,8 @@ impl Engine for CudaEngine {
             });
         }
         let _span = tracing::debug_span!("encode", engine = "cuda", bytes = expected).entered();
-        let encoded = self.in_lane(job, chain, |session| {
-            encode::encode(session, job, chain, decoded, (head, tail))
+        let encoded = self.in_lane(&kind, |session| {
+            encode::encode(session, job, &kind, decoded, (head, tail))
         })?;
         self.devices.counters.shard_encoded();
         Ok(encoded)
@@ -180,11 +238,16 @@ impl Engine for CudaEngine {
         encoded: &[u8],
         extents: &[Extent],
     ) -> Result<Vec<u8>, EngineError> {
-        let chain = sizing::on_device(job.grid, &job.chain).map_err(EngineError::Unsuitable)?;
+        let chain = sizing::known(&job.chain).map_err(EngineError::Unsuitable)?;
+        if !chain.is_fixed_size() {
+            // A decompressor on a device is undefined on corrupt data.
+            return HostEngine.decode(job, encoded, extents);
+        }
+        let kind = self.kind(job.grid, chain)?;
         decode::check(job, chain, encoded, extents)?;
         let _span =
             tracing::debug_span!("decode", engine = "cuda", bytes = encoded.len()).entered();
-        let decoded = self.in_lane(job, chain, |session| {
+        let decoded = self.in_lane(&kind, |session| {
             decode::decode(session, job, chain, encoded, extents)
         })?;
         self.devices.counters.shard_decoded();
@@ -204,6 +267,18 @@ impl Engine for CudaEngine {
     ) -> Result<(), EngineError> {
         HostEngine.decode_each(job, subchunks, sink)
     }
+}
+
+/// Whether a device could run `chain`.
+///
+/// # Errors
+/// Why it cannot, or by `levels` should not.
+pub(crate) fn check_chain(
+    grid: &SubchunkGrid,
+    chain: &KnownChain,
+    levels: LevelPolicy,
+) -> Result<(), String> {
+    sizing::chain_on_device(grid, chain, levels).map(|_| ())
 }
 
 static DEVICES: OnceLock<Result<Arc<Devices>, DriverError>> = OnceLock::new();

@@ -295,6 +295,36 @@ impl Devices {
         Err(last.unwrap_or_else(|| EngineError::Unsuitable("there is no CUDA device".to_string())))
     }
 
+    /// What `work` returns, with the context of the first device current that has one.
+    ///
+    /// # Errors
+    /// There is no such device: why the last one is none.
+    pub(super) fn with_context<T>(
+        &self,
+        limits: &Limits,
+        work: impl FnOnce() -> T,
+    ) -> Result<T, DriverError> {
+        let usable = self.usable(limits)?;
+        let order = in_order(&self.lock(), &usable, |_| 0);
+        let mut last = None;
+        for index in order {
+            match self.devices[index].enter() {
+                Ok(entered) => {
+                    let result = work();
+                    drop(entered);
+                    return Ok(result);
+                }
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| DriverError {
+            operation: "choosing a CUDA device".to_string(),
+            device: None,
+            fault: Fault::Unavailable,
+            reason: "there is no CUDA device".to_string(),
+        }))
+    }
+
     /// What `limits` allow on a device, which is asked if need be.
     fn budget(&self, index: usize, limits: &Limits) -> Result<MemoryEstimate, DriverError> {
         if let Some(budget) = known_budget(&self.lock()[index], limits) {

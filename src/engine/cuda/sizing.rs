@@ -158,7 +158,7 @@ impl Arena {
 }
 
 /// Shards of one kind: what a lane's size depends on.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct ShardKind<'a> {
     pub(super) grid: &'a SubchunkGrid,
     pub(super) chain: &'a KnownChain,
@@ -166,7 +166,7 @@ pub(super) struct ShardKind<'a> {
 }
 
 /// The chain of a job, or why a device cannot run it.
-pub(super) fn on_device<'a>(chain: &Chain<'a>) -> Result<&'a KnownChain, String> {
+pub(super) fn known<'a>(chain: &Chain<'a>) -> Result<&'a KnownChain, String> {
     match *chain {
         Chain::Known(chain) => Ok(chain),
         Chain::Foreign(_) => {
@@ -209,7 +209,7 @@ impl Sizing {
     pub(super) fn new(kind: &ShardKind<'_>, batch: usize, tuning: Tuning) -> Result<Self, String> {
         let batch = batch.clamp(1, kind.grid.num_subchunks().max(1));
         let requirements = match &kind.compressor {
-            Some(prepared) => Some((prepared, prepared.requirements(batch)?)),
+            Some(prepared) => Some((&prepared.compression, *prepared.requirements(batch)?)),
             None => None,
         };
         Self::divide(kind, batch, tuning, requirements).ok_or_else(|| {
@@ -224,7 +224,7 @@ impl Sizing {
         kind: &ShardKind<'_>,
         batch: usize,
         tuning: Tuning,
-        compressor: Option<(&Prepared, Requirements)>,
+        compressor: Option<(&Compression, Requirements)>,
     ) -> Option<Self> {
         let (grid, chain) = (kind.grid, kind.chain);
         let element = grid.element_size();
@@ -255,9 +255,9 @@ impl Sizing {
         let staging_out = ring(&mut pinned_out)?;
         let slots = device.region(slot_stride.checked_mul(batch)?)?;
         let compression = match compressor {
-            Some((prepared, requirements)) => Some(Buffers::new(
+            Some((compression, requirements)) => Some(Buffers::new(
                 &mut device,
-                prepared,
+                compression,
                 requirements,
                 batch,
                 slot_stride,
@@ -313,12 +313,13 @@ impl Sizing {
     }
 
     /// The subchunks in a batch that `tuning` asks for.
-    fn tuned_batch(kind: &ShardKind<'_>, tuning: Tuning) -> usize {
-        let bytes = match kind.compressor {
-            Some(_) => tuning.compressed_batch,
-            None => tuning.batch,
+    pub(super) fn tuned_batch(grid: &SubchunkGrid, compresses: bool, tuning: Tuning) -> usize {
+        let bytes = if compresses {
+            tuning.compressed_batch
+        } else {
+            tuning.batch
         };
-        (bytes / kind.grid.subchunk_bytes().max(1)).max(1)
+        (bytes / grid.subchunk_bytes().max(1)).clamp(1, grid.num_subchunks().max(1))
     }
 
     /// The largest batches and slabs, from what `tuning` asks for down, whose lane is within `most`.
@@ -330,7 +331,8 @@ impl Sizing {
         most: MemoryEstimate,
         tuning: Tuning,
     ) -> Result<Self, String> {
-        let mut sizing = Self::new(kind, Self::tuned_batch(kind, tuning), tuning)?;
+        let batch = Self::tuned_batch(kind.grid, kind.compressor.is_some(), tuning);
+        let mut sizing = Self::new(kind, batch, tuning)?;
         loop {
             let takes = sizing.estimate();
             if takes.device <= most.device && takes.pinned <= most.pinned {
