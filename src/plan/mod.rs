@@ -170,7 +170,7 @@ impl Engines {
             format!("the CUDA engine does not know the inner codecs: {unknown}")
         })?;
         cuda::check_chain(grid, chain, options.device_levels())?;
-        let cuda = self.cuda(options)?;
+        let cuda = self.cuda(options)?.for_chain(chain);
         let memory = cuda
             .memory_estimate(grid, chain)
             .map_err(|error| error.to_string())?;

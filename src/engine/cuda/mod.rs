@@ -79,6 +79,8 @@ pub(crate) struct CudaEngine {
     limits: Limits,
     tuning: Tuning,
     compressors: Compressors,
+    /// Whether it decodes the shards that it is for.
+    decodes: bool,
 }
 
 /// Which compressors run on devices, and where their library is.
@@ -101,7 +103,15 @@ impl CudaEngine {
             limits,
             tuning,
             compressors,
+            decodes: true,
         }
+    }
+
+    /// The engine for shards of `chain`. Those with a compressor it only encodes: decompressors on a
+    /// device are undefined on corrupt data.
+    pub(crate) fn for_chain(mut self, chain: &KnownChain) -> Self {
+        self.decodes = chain.is_fixed_size();
+        self
     }
 
     /// What shards of `grid` and `chain` are to a device.
@@ -240,7 +250,6 @@ impl Engine for CudaEngine {
     ) -> Result<Vec<u8>, EngineError> {
         let chain = sizing::known(&job.chain).map_err(EngineError::Unsuitable)?;
         if !chain.is_fixed_size() {
-            // A decompressor on a device is undefined on corrupt data.
             return HostEngine.decode(job, encoded, extents);
         }
         let kind = self.kind(job.grid, chain)?;
@@ -255,7 +264,7 @@ impl Engine for CudaEngine {
     }
 
     fn decodes_whole_shards(&self) -> bool {
-        true
+        self.decodes
     }
 
     /// On the host: single subchunks do not pay for the trip.
