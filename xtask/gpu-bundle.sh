@@ -91,10 +91,10 @@ fi
 
 # The first line of what nvidia-smi says, or null four times.
 gpu=(null null null null)
-if line=$(PATH=$PATH:/usr/local/nvidia/bin timeout 30 nvidia-smi \
+if lines=$(PATH=$PATH:/usr/local/nvidia/bin timeout 30 nvidia-smi \
     --query-gpu=name,driver_version,memory.total,compute_cap --format=csv,noheader 2>/dev/null) &&
-    [ -n "$line" ]; then
-    IFS=, read -ra fields <<<"${line%%$'\n'*}"
+    [ -n "$lines" ]; then
+    IFS=, read -ra fields <<<"$lines"
     for i in "${!gpu[@]}"; do
         field=${fields[i]:-}
         gpu[i]=$(quote <<<"${field# }")

@@ -92,7 +92,7 @@ fn binary(from: &Path, to: &Path) -> Result<PathBuf> {
 
 /// A folder with `libstdc++.a` alone: a linker that looks there first takes it for `-lstdc++`.
 ///
-/// Not libgcc_s, which every machine has: the static one of GCC 12 asks for a newer glibc.
+/// Not `libgcc_s`, which every machine has: the static one of GCC 12 asks for a newer glibc.
 fn static_runtime() -> Result<PathBuf> {
     let name = "libstdc++.a";
     let compiler = env::var_os("CXX").unwrap_or_else(|| "c++".into());

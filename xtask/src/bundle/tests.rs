@@ -20,7 +20,13 @@ const COMMANDS: &[&str] = &[
     "sed", "sleep", "tail", "tee", "timeout", "tr", "wc",
 ];
 
-const PASSING: &str = "echo 'running 2 tests'; echo 'test result: ok. 2 passed; 0 failed'";
+/// What the tests do where all is well.
+const PASSING: &str = "[ \"$ZARRS_CUDA_REQUIRE_GPU\" = 1 ] || exit 101
+echo 'running 2 tests'
+echo 'test result: ok. 2 passed; 0 failed'";
+
+/// What the script writes.
+const FILES: [&str; 2] = ["zarrs_cuda-gpu.json", "zarrs_cuda-gpu.log"];
 
 /// A bundle in a temporary folder, and the machine that it runs on.
 struct Bundle {
@@ -114,8 +120,7 @@ impl Bundle {
         let mut command = self.command(arguments);
         let output = command.envs(variables.iter().copied()).output().unwrap();
         assert_eq!(self.files("temporary"), [""; 0]);
-        let files = self.files("out");
-        assert_eq!(files, ["zarrs_cuda-gpu.json", "zarrs_cuda-gpu.log"]);
+        assert_eq!(self.files("out"), FILES);
         (output, self.json())
     }
 
@@ -172,6 +177,9 @@ fn part<'a>(json: &'a Value, name: &str) -> &'a Value {
 fn everything_passes() {
     let bundle = Bundle::new();
     bundle.sanitizer("");
+    bundle.tests(&format!(
+        "echo \"cases=${{ZARRS_CUDA_GPU_CASES-all}}\"\n{PASSING}"
+    ));
     bundle.program(
         "bin/nvidia-smi",
         "echo 'NVIDIA \"X\", 580.1, 81559 MiB, 9.0'; echo 'Other, 1, 2, 3'",
@@ -204,11 +212,13 @@ fn everything_passes() {
     for heading in ["== suites\n", "== memcheck\n", "== benchmark\n"] {
         assert!(log.contains(heading), "{log}");
     }
+    assert_eq!(log.matches("cases=all").count(), 1);
+    assert_eq!(log.matches("cases=4").count(), 4 * 2);
 
     let calls = bundle.calls();
     // The tests that each run of a tool was to run.
     let tool = |name: &str| -> Vec<&str> {
-        let begin = format!("compute-sanitizer --tool {name} ");
+        let begin = format!("compute-sanitizer --tool {name} --error-exitcode 9 ");
         let calls = calls.lines().filter(|call| call.starts_with(&begin));
         calls
             .map(|call| call.split_once("--test-threads=1 ").unwrap().1)
@@ -368,6 +378,7 @@ fn in_the_benchmark(bundle: &Bundle, body: &str) -> Child {
         assert_eq!(script.try_wait().unwrap(), None);
         bundle.calls().contains("zarrs_cuda-bench --bench")
     });
+    assert_eq!(bundle.files("out"), FILES);
     script
 }
 
@@ -531,7 +542,11 @@ fn nvcomp_is_unpacked_for_the_programs_and_not_left_behind() {
     fs::write(driver.join("libcuda.so.1"), "").unwrap();
     bundle.program("bin/ldconfig", "");
     for (program, to) in [("python3", "$4"), ("xz", "/dev/stdout")] {
-        let body = format!("echo \"by {program}, ${{LD_LIBRARY_PATH-no path}}\" >\"{to}\"");
+        let body = format!(
+            "[ -s \"$OUT/zarrs_cuda-gpu.json\" ] || exit 1
+            echo \"by {program}, ${{LD_LIBRARY_PATH-no path}}\" >\"{to}\""
+        );
+        fs::remove_file(bundle.root.join("out/zarrs_cuda-gpu.json")).unwrap();
         bundle.program(&format!("bin/{program}"), &body);
         let variable = ("ZARRS_CUDA_LIBCUDA", driver.to_str().unwrap());
         let (_, json) = bundle.run(&["suites"], &[variable]);
