@@ -63,14 +63,18 @@ pub use options::{Backend, Options};
 pub use plan::{ExplainedStage, Explanation, Place};
 pub use registration::{Registration, register};
 
-/// What the CUDA engine of this process did until now; nothing, if no device was ever used.
+/// What the CUDA engine of this process did until now; nothing, if no device was ever used, or if the
+/// process was forked after one was.
 #[must_use]
 pub fn metrics() -> Metrics {
     engine::cuda::metrics()
 }
 
-/// Give back the device and page-locked memory that the CUDA engine keeps for the next shard. It
-/// does so by itself when it had no work for ten seconds.
+/// Give back the device and page-locked memory that the CUDA engine keeps for the next shard. Buffers
+/// that nothing used for ten seconds are given back without it. The driver's own memory stays: its
+/// context and the compiled kernels.
+///
+/// In a forked child this does nothing: the memory is the parent's.
 pub fn release_idle_memory() {
     engine::cuda::release_idle();
 }

@@ -88,7 +88,10 @@ impl Options {
     }
 
     /// The CUDA devices to use, by the numbers that the driver gives them in this process
-    /// (`CUDA_VISIBLE_DEVICES` applies). Default: all of them.
+    /// (`CUDA_VISIBLE_DEVICES` applies). Default: all that can be used.
+    ///
+    /// A number that no device has, or whose device is too old, is an error under
+    /// [`Backend::Cuda`], and a reason to use the host under [`Backend::Auto`].
     #[must_use]
     pub fn with_devices(mut self, devices: impl Into<Vec<usize>>) -> Self {
         self.devices = Some(devices.into());
@@ -101,21 +104,27 @@ impl Options {
         self.devices.as_deref()
     }
 
-    /// The most memory to take on each device, in bytes. Default: a quarter of what is free when
-    /// the device is first used. It is taken when it is needed, and given back when it is idle.
+    /// The most memory to take on each device for buffers, in bytes. Default: a quarter of what is
+    /// free when the device is first used. It is taken when it is needed, and given back when it is
+    /// idle.
+    ///
+    /// What the driver takes on a device for its context and for the compiled kernels comes on top,
+    /// and stays. All arrays of a process share the buffers: those that were taken under other
+    /// options count as well, so that an array of a small budget may wait for one of a large budget.
     #[must_use]
     pub fn with_device_memory(mut self, bytes: usize) -> Self {
         self.device_memory = Some(bytes);
         self
     }
 
-    /// The most memory to take on each device, in bytes; `None` for a quarter of what is free.
+    /// The most memory to take on each device for buffers, in bytes; `None` for a quarter of what is free.
     #[must_use]
     pub fn device_memory(&self) -> Option<usize> {
         self.device_memory
     }
 
-    /// The most page-locked host memory to take for each device, in bytes. Default: 1 GiB.
+    /// The most page-locked host memory to take for each device, in bytes. Default: 1 GiB. It is
+    /// shared as [device memory](Self::with_device_memory) is.
     #[must_use]
     pub fn with_pinned_memory(mut self, bytes: usize) -> Self {
         self.pinned_memory = bytes;

@@ -5,13 +5,32 @@ use std::sync::{Arc, OnceLock};
 
 use super::driver::{DeviceInfo, Driver, DriverError, Fault};
 
+/// The process that something belongs to. A forked child has a copy, and may not use it: neither
+/// the handles of a device, nor a lock that a thread held which the child does not have.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Process(u32);
+
+impl Process {
+    /// Whether a child was forked since, and this is it.
+    pub(super) fn forked(self) -> bool {
+        self.0 != std::process::id()
+    }
+}
+
+impl Default for Process {
+    /// This one.
+    fn default() -> Self {
+        Self(std::process::id())
+    }
+}
+
 /// A device of this process.
 pub(super) struct Device {
     driver: Arc<dyn Driver>,
     /// Why nothing on the device may be touched any more.
     quarantine: OnceLock<String>,
-    /// The process that opened the device. A forked child has the handles, and may not use them.
-    process: u32,
+    /// The one that opened the device.
+    process: Process,
 }
 
 impl fmt::Debug for Device {
@@ -28,7 +47,7 @@ impl Device {
         Self {
             driver,
             quarantine: OnceLock::new(),
-            process: std::process::id(),
+            process: Process::default(),
         }
     }
 
@@ -43,7 +62,7 @@ impl Device {
 
     /// Why the device cannot be used by this process, if it cannot.
     pub(super) fn unusable(&self) -> Option<String> {
-        if self.process != std::process::id() {
+        if self.process.forked() {
             return Some(format!(
                 "CUDA device {} was opened before this process was forked: a child process cannot use it",
                 self.info().ordinal
@@ -97,8 +116,9 @@ pub(super) struct Entered<'a> {
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        // A broken context is left alone.
-        if self.device.unusable().is_none()
+        // Also a broken one: it would stay current for whatever this thread does next. In a forked
+        // child nothing of CUDA may be called.
+        if !self.device.process.forked()
             && let Err(error) = self.device.watch(self.device.driver.leave())
         {
             tracing::warn!(%error, "leaving a CUDA context");

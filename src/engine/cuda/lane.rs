@@ -9,7 +9,7 @@ use super::driver::{
     Access, DeviceMemory, DeviceSpan, Driver, DriverError, EventId, Fault, PinnedMemory,
     PinnedSpan, PinnedUse, Site, Span, StreamId,
 };
-use super::sizing::{Region, Sizing};
+use super::sizing::{MemoryEstimate, Region, Sizing};
 
 /// A lane is given up: everything in its streams completes first.
 const GIVE_UP: Site = Site("give up a lane: its streams are empty before its memory is freed");
@@ -35,6 +35,13 @@ impl Capacity {
         self.pinned_in + self.pinned_out
     }
 
+    pub(super) fn takes(&self) -> MemoryEstimate {
+        MemoryEstimate {
+            device: self.device,
+            pinned: self.pinned(),
+        }
+    }
+
     /// Whether a lane of this capacity has room for one of `other`.
     pub(super) fn holds(&self, other: &Self) -> bool {
         self.device >= other.device
@@ -46,8 +53,9 @@ impl Capacity {
 /// Streams, events, pinned and device memory of one shard in flight.
 ///
 /// Three streams, so that copies in both directions and kernels overlap. Memory is one allocation
-/// of each kind; [`Sizing`] divides it. Dropping a lane empties its streams and frees everything,
-/// unless the device is quarantined: then all is leaked.
+/// of each kind; [`Sizing`] divides it. Dropping a lane empties its streams and frees everything.
+/// What a device may still use is leaked on purpose: all of it if the device is quarantined, and
+/// the memory if a stream does not say that it is empty.
 #[derive(Debug)]
 pub(super) struct Lane {
     device: Arc<Device>,
@@ -59,15 +67,19 @@ pub(super) struct Lane {
     streams: Vec<StreamId>,
     /// All of them, whatever they stand for.
     events: RefCell<Vec<EventId>>,
+    /// Whether it was given up.
+    closed: bool,
 }
 
 impl Lane {
-    /// Allocate a lane.
+    /// Allocate a lane. The caller has entered the device.
     ///
     /// # Errors
-    /// The driver's. What was allocated is freed.
-    pub(super) fn new(device: &Arc<Device>, capacity: Capacity) -> Result<Self, DriverError> {
-        let entered = device.enter()?;
+    /// The driver's, and what is leaked: what was allocated is freed.
+    pub(super) fn new(
+        device: &Arc<Device>,
+        capacity: Capacity,
+    ) -> Result<Self, (DriverError, MemoryEstimate)> {
         let mut lane = Self {
             device: device.clone(),
             capacity,
@@ -76,11 +88,12 @@ impl Lane {
             pinned_out: None,
             streams: Vec::new(),
             events: RefCell::default(),
+            closed: false,
         };
-        let allocated = lane.allocate();
-        drop(entered);
-        device.watch(allocated)?;
-        Ok(lane)
+        match device.watch(lane.allocate()) {
+            Ok(()) => Ok(lane),
+            Err(error) => Err((error, lane.close())),
+        }
     }
 
     fn allocate(&mut self) -> Result<(), DriverError> {
@@ -150,54 +163,30 @@ impl Lane {
         }
     }
 
-    /// Free everything; the first error, after all was tried.
-    fn free(&mut self) -> Result<(), DriverError> {
-        let driver = self.device.driver();
-        let mut first = Ok(());
-        let mut keep = |result: Result<(), DriverError>| {
-            let result = self.device.watch(result);
-            if first.is_ok() {
-                first = result;
-            }
-            // A broken device takes no more calls.
-            self.device.unusable().is_none()
-        };
-        for &stream in &self.streams {
-            if !keep(driver.synchronize_stream(stream, GIVE_UP)) {
-                return first;
-            }
-        }
-        for event in self.events.take() {
-            if !keep(driver.destroy_event(event)) {
-                return first;
-            }
-        }
-        for stream in self.streams.drain(..) {
-            if !keep(driver.destroy_stream(stream)) {
-                return first;
-            }
-        }
-        for pinned in [self.pinned_in.take(), self.pinned_out.take()] {
-            let Some(pinned) = pinned else { continue };
-            // SAFETY: nothing is in flight, the streams were synchronised; the lane owned it, and
-            // nobody has borrowed the lane.
-            let freed = unsafe { driver.free_pinned(pinned) };
-            if !keep(freed) {
-                return first;
-            }
-        }
-        if let Some(memory) = self.memory.take() {
-            // SAFETY: as above.
-            keep(unsafe { driver.free(memory) });
-        }
-        first
+    /// Give the lane up, and return what is leaked.
+    pub(super) fn close(mut self) -> MemoryEstimate {
+        self.give_up();
+        self.held()
     }
-}
 
-impl Drop for Lane {
-    fn drop(&mut self) {
+    /// What is allocated.
+    fn held(&self) -> MemoryEstimate {
+        let pinned = |memory: Option<PinnedMemory>, len| memory.map_or(0, |_| len);
+        MemoryEstimate {
+            device: self.memory.map_or(0, |_| self.capacity.device),
+            pinned: pinned(self.pinned_in, self.capacity.pinned_in)
+                + pinned(self.pinned_out, self.capacity.pinned_out),
+        }
+    }
+
+    /// Free what can be freed; once.
+    fn give_up(&mut self) {
+        if std::mem::replace(&mut self.closed, true) {
+            return;
+        }
         let device = self.device.clone();
         if device.unusable().is_some() {
+            // Which was told when it was quarantined.
             return;
         }
         let freed = device.enter().and_then(|entered| {
@@ -206,8 +195,69 @@ impl Drop for Lane {
             freed
         });
         if let Err(error) = freed {
-            tracing::warn!(%error, "freeing a lane");
+            tracing::warn!(%error, leaked = %self.held(), "freeing a lane");
         }
+    }
+
+    /// Free everything, but not memory that a stream may still use; the first error, after all was
+    /// tried.
+    fn free(&mut self) -> Result<(), DriverError> {
+        let device = self.device.clone();
+        let driver = device.driver();
+        let mut first = Ok(());
+        let mut keep = |result: Result<(), DriverError>| {
+            let result = device.watch(result);
+            let done = result.is_ok();
+            if first.is_ok() {
+                first = result;
+            }
+            done
+        };
+        // A broken device takes no more calls.
+        let usable = || device.unusable().is_none();
+        let mut empty = true;
+        for &stream in &self.streams {
+            empty &= usable() && keep(driver.synchronize_stream(stream, GIVE_UP));
+        }
+        for event in self.events.take() {
+            if usable() {
+                keep(driver.destroy_event(event));
+            }
+        }
+        for stream in self.streams.drain(..) {
+            if usable() {
+                keep(driver.destroy_stream(stream));
+            }
+        }
+        if !empty {
+            return first;
+        }
+        for pinned in [&mut self.pinned_in, &mut self.pinned_out] {
+            let Some(memory) = *pinned else { continue };
+            if !usable() {
+                return first;
+            }
+            // SAFETY: nothing is in flight: every stream was synchronised with, successfully. The
+            // lane owns the memory, and nobody has borrowed the lane.
+            if keep(unsafe { driver.free_pinned(memory) }) {
+                *pinned = None;
+            }
+        }
+        if let Some(memory) = self.memory
+            && usable()
+        {
+            // SAFETY: as above.
+            if keep(unsafe { driver.free(memory) }) {
+                self.memory = None;
+            }
+        }
+        first
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.give_up();
     }
 }
 

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use super::device::Process;
+
 /// How many different reasons of fallbacks are kept apart.
 const MOST_REASONS: usize = 32;
 
@@ -30,11 +32,14 @@ pub(crate) struct Counters {
     stages: [AtomicU64; 7],
     lanes_created: AtomicU64,
     lanes_alive: AtomicU64,
+    lanes_leaked: AtomicU64,
     lane_waits: AtomicU64,
     lane_wait: AtomicU64,
     lanes_waiting: AtomicU64,
     batches_halved: AtomicU64,
     fallbacks: Mutex<BTreeMap<String, u64>>,
+    /// Where is counted: a forked child could find the lock taken for ever.
+    process: Process,
 }
 
 impl Counters {
@@ -69,6 +74,10 @@ impl Counters {
         self.lanes_alive.fetch_sub(1, Ordering::Relaxed);
     }
 
+    pub(super) fn lane_leaked(&self) {
+        self.lanes_leaked.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(super) fn waiting_for_lane(&self) {
         self.lane_waits.fetch_add(1, Ordering::Relaxed);
         self.lanes_waiting.fetch_add(1, Ordering::Relaxed);
@@ -85,6 +94,9 @@ impl Counters {
     }
 
     pub(crate) fn fell_back(&self, reason: &str) {
+        if self.process.forked() {
+            return;
+        }
         let mut fallbacks = self
             .fallbacks
             .lock()
@@ -94,8 +106,11 @@ impl Counters {
         *fallbacks.entry(reason.to_string()).or_default() += 1;
     }
 
-    /// What was counted until now.
+    /// What was counted until now; nothing, in a forked child.
     pub(crate) fn snapshot(&self) -> Metrics {
+        if self.process.forked() {
+            return Metrics::default();
+        }
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let stage = |stage: TimedStage| Duration::from_nanos(count(&self.stages[stage as usize]));
         Metrics {
@@ -112,6 +127,7 @@ impl Counters {
             from_device: stage(TimedStage::FromDevice),
             lanes_created: count(&self.lanes_created),
             lanes_alive: count(&self.lanes_alive),
+            lanes_leaked: count(&self.lanes_leaked),
             lane_waits: count(&self.lane_waits),
             lanes_waiting: count(&self.lanes_waiting),
             lane_wait: Duration::from_nanos(count(&self.lane_wait)),
@@ -125,11 +141,22 @@ impl Counters {
     }
 }
 
+#[cfg(test)]
+impl Counters {
+    /// Hold the lock while `work` runs.
+    pub(super) fn while_locked(&self, work: impl FnOnce()) {
+        let fallbacks = self.fallbacks.lock();
+        work();
+        drop(fallbacks);
+    }
+}
+
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// What the CUDA engine of this process did until now. See [`metrics`](crate::metrics).
+/// What the CUDA engine of this process did until now. See [`metrics`](crate::metrics). A forked
+/// child uses no device, and counts nothing.
 ///
 /// Times of stages are the device's own, taken with events, and add up over lanes that run at the
 /// same time: they say where time goes, not how long a shard takes.
@@ -160,8 +187,11 @@ pub struct Metrics {
     pub from_device: Duration,
     /// Lanes that were made.
     pub lanes_created: u64,
-    /// Lanes that hold memory now.
+    /// Lanes that are in use or wait for work.
     pub lanes_alive: u64,
+    /// Lanes that were given up, and some of their memory not given back: the device was broken, or
+    /// did not say that it was done with it.
+    pub lanes_leaked: u64,
     /// How often a shard waited for a lane.
     pub lane_waits: u64,
     /// Shards that wait for a lane now.

@@ -46,6 +46,7 @@ mod sizing;
 mod tests;
 mod transfers;
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 pub(crate) use driver::DriverError;
@@ -59,7 +60,6 @@ use super::host::HostEngine;
 use super::{EncodedShard, EncodedSubchunk, Engine, EngineError, Job, KnownChain, Sink};
 use crate::layout::{Extent, SubchunkGrid};
 use driver::Fault;
-use lane::Capacity;
 use session::{FreeEvents, Session};
 use sizing::Sizing;
 
@@ -89,7 +89,10 @@ impl CudaEngine {
         grid: &SubchunkGrid,
         chain: &KnownChain,
     ) -> Result<MemoryEstimate, EngineError> {
-        Ok(self.sizing(grid, chain)?.estimate())
+        let sizing = self.devices.first(&self.limits, |budget| {
+            Sizing::within(grid, chain, budget, self.tuning)
+        })?;
+        Ok(sizing.estimate())
     }
 
     /// Whether there is a device.
@@ -97,10 +100,8 @@ impl CudaEngine {
     /// # Errors
     /// Why there is none that can be used.
     pub(crate) fn check(&self) -> Result<(), String> {
-        match self.devices.budget(&self.limits) {
-            Ok(_) => Ok(()),
-            Err(error) => Err(error.to_string()),
-        }
+        let found = self.devices.first(&self.limits, |_| Ok(()));
+        found.map_err(|error| error.to_string())
     }
 
     /// Where the CUDA engine counts.
@@ -108,34 +109,15 @@ impl CudaEngine {
         &self.devices.counters
     }
 
-    fn sizing(&self, grid: &SubchunkGrid, chain: &KnownChain) -> Result<Sizing, EngineError> {
-        let budget = self
-            .devices
-            .budget(&self.limits)
-            .map_err(EngineError::Device)?;
-        Sizing::within(grid, chain, budget, self.tuning).map_err(EngineError::Unsuitable)
-    }
-
-    /// Run `work` in a lane. With no memory for the lane that was planned, try smaller batches.
+    /// Run `work` in a lane. With no memory for the lane that was planned, its batches are smaller.
     fn in_lane<T>(
         &self,
         job: &Job<'_>,
         chain: &KnownChain,
         work: impl Fn(&Session<'_>) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
-        let mut sizing = self.sizing(job.grid, chain)?;
-        let mut acquired = loop {
-            match self.devices.acquire(Capacity::of(&sizing), &self.limits) {
-                Ok(acquired) => break acquired,
-                Err(error) if error.fault == Fault::OutOfMemory && sizing.batch > 1 => {
-                    tracing::debug!(%error, batch = sizing.batch, "trying smaller batches");
-                    self.devices.counters.batch_halved();
-                    sizing = Sizing::new(job.grid, chain, sizing.batch / 2, self.tuning)
-                        .map_err(EngineError::Unsuitable)?;
-                }
-                Err(error) => return Err(EngineError::Device(error)),
-            }
-        };
+        let plan = |most| Sizing::within(job.grid, chain, most, self.tuning);
+        let (mut acquired, sizing) = self.devices.acquire(&plan, &self.limits)?;
         let lane = acquired.lane().map_err(EngineError::Device)?;
         let device = lane.device().clone();
         let entered = device.enter().map_err(EngineError::Device)?;
@@ -226,6 +208,9 @@ impl Engine for CudaEngine {
 
 static DEVICES: OnceLock<Result<Arc<Devices>, DriverError>> = OnceLock::new();
 
+/// The process that first looked for devices; 0 is none.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
 /// What was done on the devices of this process.
 pub(crate) fn metrics() -> Metrics {
     match DEVICES.get() {
@@ -246,6 +231,17 @@ pub(crate) fn release_idle() {
 /// # Errors
 /// There is none that can be used: why, and what to do.
 pub(crate) fn devices() -> Result<Arc<Devices>, DriverError> {
+    let this = std::process::id();
+    let first = PROCESS.compare_exchange(0, this, Ordering::Relaxed, Ordering::Relaxed);
+    if first.is_err_and(|process| process != this) {
+        // Another thread of the parent may have been looking, and would never be done.
+        return Err(DriverError {
+            operation: "look for CUDA devices".to_string(),
+            device: None,
+            fault: Fault::Unavailable,
+            reason: "the process was forked after it looked for them".to_string(),
+        });
+    }
     DEVICES
         .get_or_init(|| {
             let drivers = driver::cuda::open_all()?;

@@ -67,11 +67,7 @@ fn check_sticky(inject: Inject) {
         }
     }
     drop(engine);
-    assert!(
-        simulation.violations().is_empty(),
-        "{inject:?}: {:?}",
-        simulation.violations()
-    );
+    assert_left(&simulation, inject);
 
     let simulation = device_with(inject);
     let engine = WithFallback(engine_on(&simulation));
@@ -79,11 +75,141 @@ fn check_sticky(inject: Inject) {
     let fallbacks = engine.0.counters().snapshot().fallbacks;
     assert!(!fallbacks.is_empty(), "{inject:?}");
     drop(engine);
-    assert!(
-        simulation.violations().is_empty(),
-        "{inject:?}: {:?}",
-        simulation.violations()
-    );
+    assert_left(&simulation, inject);
+}
+
+/// No thread has the context current any more, and nothing was called on it.
+fn assert_left(simulation: &Simulation, inject: Inject) {
+    let violations = simulation.violations();
+    assert!(violations.is_empty(), "{inject:?}: {violations:#?}");
+    assert_eq!(simulation.live().entered, 0, "{inject:?}");
+}
+
+/// What there is when an operation was refused: what it should have freed; and if it should have
+/// said that the device is done with the memory, that.
+fn leftovers(operation: &str) -> Live {
+    let mut live = Live::default();
+    if operation.starts_with("synchronise with stream") {
+        (live.device_allocations, live.pinned_allocations) = (1, 2);
+    } else if operation.starts_with("free the device memory") {
+        live.device_allocations = 1;
+    } else if operation.starts_with("free the pinned memory") {
+        live.pinned_allocations = 1;
+    } else if operation.starts_with("destroy stream") {
+        live.streams = 1;
+    } else if operation.starts_with("destroy event") {
+        live.events = 1;
+    }
+    live
+}
+
+fn assert_left_over(simulation: &Simulation, expected: &Live, what: &str) {
+    let violations = simulation.violations();
+    assert!(violations.is_empty(), "{what}: {violations:#?}");
+    let live = Live {
+        device_bytes: 0,
+        pinned_bytes: 0,
+        ..simulation.live()
+    };
+    assert_eq!(live, *expected, "{what}");
+}
+
+/// An operation that is refused once: as [`check_transient`], but operations that give something
+/// up, and those that take the time, do not fail the shard.
+fn check_refused(operation: usize) {
+    let shard = Shard::new(1);
+    let inject = Inject::Failed {
+        operation,
+        fault: Fault::Refused,
+    };
+    let simulation = device_with(inject);
+    let engine = engine_on(&simulation);
+    let result = shard.round_trip(&engine);
+    let failed = simulation.failed();
+    match (result, failed.first()) {
+        (Err(EngineError::Device(error)), Some(what)) => {
+            assert!(!what.starts_with("time from"), "{what} fails the shard");
+            assert_eq!(error.fault, Fault::Refused, "{what}: {error}");
+            assert_eq!(error.device, Some(0), "{what}: {error}");
+        }
+        (Ok(()), Some(what)) => assert!(what.starts_with("time from"), "{what} has no effect"),
+        (Ok(()), None) => {}
+        (other, what) => panic!("{what:?}: {other:?}"),
+    }
+    if !failed.is_empty() {
+        shard
+            .round_trip(&engine)
+            .unwrap_or_else(|error| panic!("after {failed:?}: {error}"));
+    }
+    drop(engine);
+    let failed = simulation.failed();
+    assert_eq!(failed.len(), 1, "{operation}");
+    assert_left_over(&simulation, &leftovers(&failed[0]), &failed[0]);
+
+    let simulation = device_with(inject);
+    let engine = WithFallback(engine_on(&simulation));
+    shard.round_trip(&engine).expect("the host has it");
+    drop(engine);
+    let failed = simulation.failed();
+    assert_left_over(&simulation, &leftovers(&failed[0]), &failed[0]);
+}
+
+#[test]
+fn a_refusal_of_any_operation() {
+    let operations = counts().operations;
+    assert!(operations > 100);
+    for operation in 0..operations {
+        check_refused(operation);
+    }
+}
+
+#[test]
+fn a_context_that_cannot_be_made_current() {
+    let enters = {
+        let simulation = simulation(Schedule::Latest);
+        let engine = engine_on(&simulation);
+        Shard::new(1).round_trip(&engine).expect("no fault");
+        simulation.counts().enters
+    };
+    for enter in 0..enters {
+        for fault in [Fault::OutOfMemory, Fault::Refused, Fault::Unavailable] {
+            check_transient(Inject::NotEntered { enter, fault }, fault);
+        }
+    }
+}
+
+/// A lane is given up after a fault, and the device does not say whether it is done with it.
+#[test]
+fn memory_that_a_stream_may_still_use_is_left_alone() {
+    let shard = Shard::new(1);
+    let refused = Inject::Refused { launch: 12 };
+    let last = {
+        let simulation = device_with(refused);
+        let engine = engine_on(&simulation);
+        assert!(shard.round_trip(&engine).is_err());
+        simulation.counts().operations
+    };
+    let mut tried = 0;
+    for operation in 0..last {
+        let simulation = device_with(refused);
+        simulation.inject(Inject::Failed {
+            operation,
+            fault: Fault::Refused,
+        });
+        let engine = engine_on(&simulation);
+        assert!(shard.round_trip(&engine).is_err());
+        let Some(failed) = simulation.failed().pop() else {
+            continue;
+        };
+        if failed.starts_with("synchronise with stream") {
+            tried += 1;
+            shard.round_trip(&engine).expect("another lane");
+            assert_eq!(engine.counters().snapshot().lanes_leaked, 1);
+            drop(engine);
+            assert_left_over(&simulation, &leftovers(&failed), &failed);
+        }
+    }
+    assert_eq!(tried, 3, "a lane has three streams");
 }
 
 #[test]
@@ -131,14 +257,112 @@ fn without_memory_for_a_large_batch_a_small_one_does() {
     assert_clean(&simulation);
 }
 
+/// The device has less than the options allow: that is found out once, and not by every shard.
+#[test]
+fn what_fitted_is_remembered() {
+    let shard = Shard::new(1);
+    let simulation = simulation(Schedule::Eager);
+    let engine = engine_on(&simulation);
+    let planned = engine
+        .memory_estimate(&shard.grid, &shard.chain)
+        .expect("fits");
+    simulation.set_memory(planned.device - 1);
+    for _ in 0..5 {
+        shard.round_trip(&engine).expect("a smaller lane");
+    }
+    let metrics = engine.counters().snapshot();
+    assert_eq!((metrics.lanes_created, metrics.batches_halved), (1, 1));
+    drop(engine);
+    assert_clean(&simulation);
+}
+
+fn second_device() -> Arc<Simulation> {
+    Arc::new(Simulation::new(Config {
+        ordinal: 1,
+        ..Config::default()
+    }))
+}
+
+#[test]
+fn without_memory_on_one_device_another_takes_over() {
+    let shard = Shard::new(1);
+    for memory in [0, 2000] {
+        let (first, second) = (simulation(Schedule::Eager), second_device());
+        first.set_memory(memory);
+        let engine = engine_on_all(&[first.clone(), second.clone()]);
+        for _ in 0..3 {
+            shard.round_trip(&engine).expect("the second device");
+        }
+        let metrics = engine.counters().snapshot();
+        assert_eq!(metrics.batches_halved, 0, "before another device was tried");
+        assert_eq!(metrics.lanes_created, 1);
+        drop(engine);
+        assert_clean(&first);
+        assert_clean(&second);
+    }
+}
+
+/// As where it is in use by a process that does not share it.
+#[test]
+fn a_device_without_a_context_leaves_the_others() {
+    let shard = Shard::new(1);
+    for device_memory in [None, Some(1 << 24)] {
+        let (first, second) = (simulation(Schedule::Eager), second_device());
+        for enter in 0..1000 {
+            first.inject(Inject::NotEntered {
+                enter,
+                fault: Fault::Unavailable,
+            });
+        }
+        let drivers = [&first, &second].map(|simulation| simulation.clone() as Arc<dyn Driver>);
+        let limits = Limits {
+            device_memory,
+            ..limits()
+        };
+        let engine = CudaEngine::new(Devices::new(drivers.into()), limits, TINY);
+        engine.check().expect("the second device");
+        for _ in 0..10 {
+            shard.round_trip(&engine).expect("the second device");
+        }
+        let tried = first.counts().enters;
+        assert!((1..=2).contains(&tried), "it was tried {tried} times");
+        drop(engine);
+        assert_clean(&first);
+        assert_clean(&second);
+    }
+}
+
+#[test]
+fn without_any_context_the_reason_is_that() {
+    let simulation = simulation(Schedule::Eager);
+    for enter in 0..1000 {
+        simulation.inject(Inject::NotEntered {
+            enter,
+            fault: Fault::Unavailable,
+        });
+    }
+    let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
+    let limits = Limits {
+        device_memory: None,
+        ..limits()
+    };
+    let engine = CudaEngine::new(devices, limits, TINY);
+    let reason = engine.check().expect_err("there is none");
+    assert!(
+        reason.starts_with("enter the context on CUDA device 0"),
+        "{reason}"
+    );
+    let error = Shard::new(1)
+        .round_trip(&engine)
+        .expect_err("there is none");
+    assert!(matches!(error, EngineError::Device(_)), "{error}");
+}
+
 #[test]
 fn a_second_device_takes_over() {
     let shard = Shard::new(1);
     let first = device_with(Inject::Lost { operation: 100 });
-    let second = Arc::new(Simulation::new(Config {
-        ordinal: 1,
-        ..Config::default()
-    }));
+    let second = second_device();
     let engine = engine_on_all(&[first.clone(), second.clone()]);
     assert!(shard.round_trip(&engine).is_err());
     for _ in 0..3 {

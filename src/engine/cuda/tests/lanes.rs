@@ -1,12 +1,21 @@
 //! Lanes: their budget, their estimate, and rayon.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
 use rayon::prelude::*;
 
 use super::*;
-use crate::engine::cuda::driver::simulation::Kind;
+use crate::engine::cuda::driver::Fault;
+use crate::engine::cuda::driver::simulation::{Inject, Kind};
+use crate::engine::cuda::{Metrics, Sizing, WithFallback};
+
+/// As [`TINY`], with half the batches.
+const TINIER: Tuning = Tuning {
+    batch: TINY.batch / 2,
+    ..TINY
+};
 
 /// An engine whose budget is one lane for `shard`.
 fn engine_of_one_lane(simulation: &Arc<Simulation>, shard: &Shard) -> CudaEngine {
@@ -156,4 +165,280 @@ fn idle_lanes_are_released() {
     shard.round_trip(&engine).expect("a new lane");
     drop(engine);
     assert_clean(&simulation);
+}
+
+/// Who asks what a lane takes wants no context on every device of the machine.
+#[test]
+fn a_device_is_asked_when_it_is_used() {
+    let shard = Shard::new(1);
+    let simulations = [0, 1].map(|ordinal| {
+        Arc::new(Simulation::new(Config {
+            ordinal,
+            ..Config::default()
+        }))
+    });
+    let drivers = simulations
+        .each_ref()
+        .map(|simulation| simulation.clone() as Arc<dyn Driver>);
+    let limits = Limits {
+        device_memory: None,
+        ..limits()
+    };
+    let engine = CudaEngine::new(Devices::new(drivers.into()), limits, TINY);
+    engine.check().expect("a device");
+    engine
+        .memory_estimate(&shard.grid, &shard.chain)
+        .expect("fits");
+    shard.round_trip(&engine).expect("fits");
+    assert!(simulations[0].counts().enters > 0);
+    assert_eq!(simulations[1].counts().enters, 0);
+    drop(engine);
+    assert_clean(&simulations[0]);
+}
+
+#[test]
+fn a_device_that_does_not_exist_is_named() {
+    let simulation = simulation(Schedule::Eager);
+    let devices = Devices::new(vec![simulation as Arc<dyn Driver>]);
+    let limits = Limits {
+        devices: Some(vec![0, 7]),
+        ..limits()
+    };
+    let engine = CudaEngine::new(devices, limits, TINY);
+    let reason = engine.check().expect_err("there is no device 7");
+    assert!(reason.contains("name CUDA device 7"), "{reason}");
+    let error = Shard::new(1).round_trip(&engine).expect_err("as above");
+    assert!(error.to_string().contains("name CUDA device 7"), "{error}");
+}
+
+/// What could not be given back is still taken.
+#[test]
+fn leaked_memory_counts() {
+    let simulation = simulation(Schedule::Eager);
+    let shard = Shard::new(1);
+    let engine = engine_of_one_lane(&simulation, &shard);
+    shard.round_trip(&engine).expect("fits");
+    let enter = simulation.counts().enters;
+    let fault = Fault::Refused;
+    simulation.inject(Inject::NotEntered { enter, fault });
+    engine.devices.release_idle();
+    assert_eq!(simulation.live().device_allocations, 1);
+    let error = shard.round_trip(&engine).expect_err("the budget is taken");
+    assert!(matches!(error, EngineError::Unsuitable(_)), "{error}");
+    assert_eq!(simulation.live().device_allocations, 1);
+    assert!(simulation.violations().is_empty());
+}
+
+/// Other threads could take it while it is not free yet.
+#[test]
+fn memory_counts_until_it_is_freed() {
+    let simulation = simulation(Schedule::Eager);
+    let shard = Shard::new(1);
+    let engine = engine_on(&simulation);
+    shard.round_trip(&engine).expect("fits");
+    let one = engine
+        .memory_estimate(&shard.grid, &shard.chain)
+        .expect("fits");
+    assert_eq!(engine.devices.used(), one);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    simulation.on_free({
+        let (devices, seen) = (engine.devices.clone(), seen.clone());
+        move || seen.lock().unwrap().push(devices.used())
+    });
+    engine.devices.release_idle();
+    assert_eq!(*seen.lock().unwrap(), [one]);
+    assert_eq!(engine.devices.used().device, 0);
+    shard.round_trip(&engine).expect("fits");
+    simulation.inject(Inject::Refused {
+        launch: simulation.counts().launches,
+    });
+    shard.round_trip(&engine).expect_err("a lane is given up");
+    assert_eq!(*seen.lock().unwrap(), [one, one]);
+    assert_eq!(engine.devices.used().device, 0);
+}
+
+/// An idle lane is freed for a larger one only if the larger one then fits.
+#[test]
+fn idle_lanes_are_not_freed_in_vain() {
+    let simulation = simulation(Schedule::Eager);
+    let shard = Shard::new(1);
+    let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
+    let plan_of = |tuning| {
+        let shard = &shard;
+        move |most| Sizing::within(&shard.grid, &shard.chain, most, tuning)
+    };
+    let plan = plan_of(TINIER);
+    let small = devices.first(&limits(), plan).expect("fits").device;
+    let large = devices
+        .first(&limits(), plan_of(TINY))
+        .expect("fits")
+        .device;
+    assert!(small < large && large <= 3 * small);
+    let limits = Limits {
+        device_memory: Some(3 * small),
+        ..limits()
+    };
+    let mut lanes: Vec<_> = (0..3)
+        .map(|_| devices.acquire(&plan, &limits).expect("fits").0)
+        .collect();
+    lanes[2].reusable();
+    drop(lanes.pop());
+    let engine = CudaEngine::new(devices.clone(), limits.clone(), TINY);
+    std::thread::scope(|scope| {
+        scope.spawn(|| shard.round_trip(&engine).expect("a lane in time"));
+        for _ in 0..1000 {
+            if engine.counters().snapshot().lanes_waiting == 1 {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert_eq!(engine.counters().snapshot().lanes_waiting, 1);
+        assert_eq!(simulation.live().device_allocations, 3);
+        drop(lanes);
+    });
+    drop((engine, devices));
+    assert_clean(&simulation);
+}
+
+/// Where there is no memory for a large lane, a smaller one that is idle does.
+#[test]
+fn an_idle_smaller_lane_is_used() {
+    let simulation = simulation(Schedule::Eager);
+    let shard = Shard::new(1);
+    let large = engine_on(&simulation);
+    let small = CudaEngine::new(large.devices.clone(), limits(), TINIER);
+    shard.round_trip(&small).expect("fits");
+    let planned = large
+        .memory_estimate(&shard.grid, &shard.chain)
+        .expect("fits");
+    simulation.set_memory(planned.device - 1);
+    shard.round_trip(&large).expect("in the smaller lane");
+    assert_eq!(large.counters().snapshot().lanes_created, 1);
+    drop((large, small));
+    assert_clean(&simulation);
+}
+
+/// Threads, devices that lose and regain memory, refused launches, and few lanes: nobody waits for
+/// ever, and what is taken is what is there.
+#[test]
+fn lanes_come_and_go() {
+    let shard = Shard::new(1);
+    let simulations = [0, 1].map(|ordinal| {
+        Arc::new(Simulation::new(Config {
+            ordinal,
+            ..Config::default()
+        }))
+    });
+    for simulation in &simulations {
+        for i in 0..20 {
+            simulation.inject(Inject::Refused { launch: i * 67 });
+            simulation.inject(Inject::OutOfMemory { allocation: i * 5 });
+        }
+    }
+    let large = engine_on_all(&simulations);
+    let one = large
+        .memory_estimate(&shard.grid, &shard.chain)
+        .expect("fits");
+    let limits = Limits {
+        device_memory: Some(2 * one.device),
+        ..limits()
+    };
+    let engines = [TINY, TINIER].map(|tuning| {
+        let devices = large.devices.clone();
+        WithFallback(CudaEngine::new(devices, limits.clone(), tuning))
+    });
+    let finished = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..6 {
+            let (shard, engine, finished) = (&shard, &engines[thread % 2], &finished);
+            scope.spawn(move || {
+                for _ in 0..20 {
+                    shard.round_trip(engine).expect("by the host, if need be");
+                }
+                finished.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        for i in 0.. {
+            if finished.load(Ordering::Relaxed) == 6 {
+                break;
+            }
+            if i == 60_000 {
+                eprintln!("deadlock");
+                std::process::abort();
+            }
+            let memory = [0, one.device - 1, 1 << 30];
+            simulations[i % 2].set_memory(memory[i % 3]);
+            if i % 7 == 0 {
+                large.devices.release_idle();
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+    let metrics = large.counters().snapshot();
+    assert!(metrics.shards_encoded > 0 && metrics.lanes_created > 6);
+    assert_eq!((metrics.lanes_leaked, metrics.lanes_waiting), (0, 0));
+    for simulation in &simulations {
+        let peak = simulation.peak(Kind::Device);
+        assert!(peak <= 2 * one.device + 3 * 256, "{peak}");
+    }
+    large.devices.release_idle();
+    assert_eq!(large.devices.used().device, 0);
+    assert_eq!(large.devices.used().pinned, 0);
+    for simulation in &simulations {
+        assert_clean(simulation);
+    }
+}
+
+/// A lock that a thread of the parent held is held for ever in a forked child.
+#[test]
+#[cfg(target_os = "linux")]
+#[allow(unsafe_code)]
+fn a_forked_child_waits_for_no_lock() {
+    let simulation = simulation(Schedule::Eager);
+    let shard = Shard::new(1);
+    let engine = engine_on(&simulation);
+    shard.round_trip(&engine).expect("fits");
+    let (tell_locked, locked) = mpsc::channel();
+    let (tell_done, done) = mpsc::channel::<()>();
+    let (devices, counters) = (&engine.devices, engine.counters());
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            devices.while_locked(|| {
+                counters.while_locked(|| {
+                    tell_locked.send(()).unwrap();
+                    let _ = done.recv();
+                });
+            });
+        });
+        locked.recv().unwrap();
+        // SAFETY: the child takes no lock that another thread may hold but the allocator's, which
+        // glibc hands over well; it ends without running what the parent has to run at its end.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            devices.release_idle();
+            counters.fell_back("the process was forked");
+            let told = counters.snapshot() == Metrics::default()
+                && engine.check().is_err()
+                && engine.memory_estimate(&shard.grid, &shard.chain).is_err();
+            // SAFETY: as above.
+            unsafe { libc::_exit(i32::from(!told)) };
+        }
+        assert!(child > 0);
+        let mut status = -1;
+        let mut ended = 0;
+        for _ in 0..1000 {
+            // SAFETY: writes a number.
+            ended = unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) };
+            if ended != 0 {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        if ended == 0 {
+            // SAFETY: the child is ours, and was not waited for.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+        }
+        drop(tell_done);
+        assert_eq!((ended, status), (child, 0));
+    });
 }

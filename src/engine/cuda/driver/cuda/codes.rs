@@ -19,14 +19,12 @@ const OUT_OF_MEMORY: Code = CUresult::CUDA_ERROR_OUT_OF_MEMORY as Code;
 const STICKY: &[Code] = &[
     CUresult::CUDA_ERROR_NOT_INITIALIZED as Code,
     CUresult::CUDA_ERROR_DEINITIALIZED as Code,
-    CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE as Code,
     CUresult::CUDA_ERROR_NO_DEVICE as Code,
     CUresult::CUDA_ERROR_INVALID_DEVICE as Code,
     CUresult::CUDA_ERROR_INVALID_CONTEXT as Code,
     CUresult::CUDA_ERROR_ECC_UNCORRECTABLE as Code,
     CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE as Code,
     226, // CUDA_ERROR_CONTAINED, of CUDA 12.8
-    CUresult::CUDA_ERROR_OPERATING_SYSTEM as Code,
     CUresult::CUDA_ERROR_ILLEGAL_ADDRESS as Code,
     CUresult::CUDA_ERROR_LAUNCH_TIMEOUT as Code,
     CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED as Code,
@@ -47,7 +45,7 @@ const STICKY: &[Code] = &[
     CUresult::CUDA_ERROR_UNKNOWN as Code,
 ];
 
-/// How bad a code is that is not [`SUCCESS`].
+/// How bad a code is that is not [`SUCCESS`], of a function that was given a context.
 pub(super) fn fault(code: Code) -> Fault {
     if code == OUT_OF_MEMORY {
         Fault::OutOfMemory
@@ -55,6 +53,15 @@ pub(super) fn fault(code: Code) -> Fault {
         Fault::Sticky
     } else {
         Fault::Refused
+    }
+}
+
+/// How bad it is if there is no context yet: nothing is broken, and later there may be one. A device
+/// may be busy with a process that does not share it, or its daemon may not have started.
+pub(super) fn fault_without_context(code: Code) -> Fault {
+    match fault(code) {
+        Fault::OutOfMemory => Fault::OutOfMemory,
+        _ => Fault::Unavailable,
     }
 }
 
@@ -96,6 +103,8 @@ mod tests {
             CUresult::CUDA_ERROR_INVALID_HANDLE,
             CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
             CUresult::CUDA_ERROR_NOT_SUPPORTED,
+            CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE,
+            CUresult::CUDA_ERROR_OPERATING_SYSTEM,
         ] {
             assert_eq!(fault(code), Fault::Refused, "{code:?}");
         }
@@ -103,10 +112,27 @@ mod tests {
             CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
             CUresult::CUDA_ERROR_LAUNCH_FAILED,
             CUresult::CUDA_ERROR_ECC_UNCORRECTABLE,
-            CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE,
             CUresult::CUDA_ERROR_UNKNOWN,
         ] {
             assert_eq!(fault(code), Fault::Sticky, "{code:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_sticky_before_there_is_a_context() {
+        let fault = |code: CUresult| fault_without_context(code as Code);
+        assert_eq!(
+            fault(CUresult::CUDA_ERROR_OUT_OF_MEMORY),
+            Fault::OutOfMemory
+        );
+        for code in [
+            CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE,
+            CUresult::CUDA_ERROR_MPS_SERVER_NOT_READY,
+            CUresult::CUDA_ERROR_SYSTEM_NOT_READY,
+            CUresult::CUDA_ERROR_OPERATING_SYSTEM,
+            CUresult::CUDA_ERROR_UNKNOWN,
+        ] {
+            assert_eq!(fault(code), Fault::Unavailable, "{code:?}");
         }
     }
 }

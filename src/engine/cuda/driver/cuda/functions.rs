@@ -8,7 +8,7 @@
 
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUjit_option,
-    CUmodule, CUresult, CUstream,
+    CUmodule, CUresult, CUstream, CUstreamCaptureMode,
 };
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
 
@@ -94,6 +94,7 @@ functions! {
         cuStreamDestroy_v2(CUstream);
         cuStreamQuery(CUstream);
         cuStreamWaitEvent(CUstream, CUevent, c_uint);
+        cuThreadExchangeStreamCaptureMode(*mut CUstreamCaptureMode);
     }
     of a code {
         cuGetErrorName(*mut *const c_char);

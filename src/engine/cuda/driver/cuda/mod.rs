@@ -6,6 +6,7 @@
 //! could destroy it under memory that was leaked on purpose, would throw the compiled kernels
 //! away, and at exit may come after the driver has shut down.
 
+mod capture;
 mod codes;
 mod functions;
 mod handles;
@@ -96,17 +97,22 @@ impl CudaDriver {
 
     /// The error of a code that is not [`SUCCESS`].
     fn error(&self, code: Code, operation: String) -> DriverError {
-        let error = DriverError {
-            operation,
-            device: Some(self.info.ordinal),
-            fault: codes::fault(code),
-            reason: codes::describe(self.functions, code),
-        };
+        let error = self.told(code, operation, codes::fault(code));
         if error.fault == Fault::Sticky {
             // Another thread's may have been first. Either will do.
             let _ = self.broken.set(error.clone());
         }
         error
+    }
+
+    /// What the driver says about a code.
+    fn told(&self, code: Code, operation: String, fault: Fault) -> DriverError {
+        DriverError {
+            operation,
+            device: Some(self.info.ordinal),
+            fault,
+            reason: codes::describe(self.functions, code),
+        }
     }
 
     /// What is refused before the driver is asked.
@@ -125,13 +131,14 @@ impl CudaDriver {
             return Ok(*context);
         }
         let mut context = ptr::null_mut();
-        self.run(
-            || "retain the primary context".to_owned(),
+        let operation = || "retain the primary context".to_owned();
+        let code = self.code(&operation, |functions| {
             // SAFETY: writes the context.
-            |functions| unsafe {
-                (functions.cuDevicePrimaryCtxRetain)(&raw mut context, self.device)
-            },
-        )?;
+            unsafe { (functions.cuDevicePrimaryCtxRetain)(&raw mut context, self.device) }
+        })?;
+        if code != SUCCESS {
+            return Err(self.told(code, operation(), codes::fault_without_context(code)));
+        }
         // If another thread was faster, it got the same.
         Ok(*self.context.get_or_init(|| Handle(context)))
     }
@@ -206,11 +213,14 @@ impl Driver for CudaDriver {
         self.run(operation, |functions| {
             // SAFETY: the context is retained for ever.
             unsafe { (functions.cuCtxPushCurrent_v2)(context.0) }
-        })
+        })?;
+        capture::relax(self.functions);
+        Ok(())
     }
 
     fn leave(&self) -> Result<(), DriverError> {
         // Also on a broken device: the thread's other contexts may be well.
+        capture::restore(self.functions);
         let operation = || "restore the thread's context".to_owned();
         let mut context = ptr::null_mut();
         // SAFETY: writes the context that was current.

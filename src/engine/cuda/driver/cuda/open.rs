@@ -79,19 +79,22 @@ impl CudaDriver {
         let code = unsafe { (functions.cuDeviceGet)(&raw mut device, number) };
         check(code, "find the device")?;
 
-        let attribute = |attribute| {
+        let attribute = |attribute, what: &str| {
             let mut value = 0;
             // SAFETY: writes a number.
             let code =
                 unsafe { (functions.cuDeviceGetAttribute)(&raw mut value, attribute, device) };
-            check(code, "ask for an attribute")?;
+            check(code, &format!("ask for {what}"))?;
             Ok(u32::try_from(value).unwrap_or(0))
         };
         let major = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
         let minor = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
         let multiprocessors = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        let compute_capability = (attribute(major)?, attribute(minor)?);
-        let multiprocessors = attribute(multiprocessors)?;
+        let compute_capability = (
+            attribute(major, "the compute capability")?,
+            attribute(minor, "the minor compute capability")?,
+        );
+        let multiprocessors = attribute(multiprocessors, "the number of multiprocessors")?;
         if compute_capability < COMPUTE_CAPABILITY {
             return Err(unavailable(
                 "use the device",

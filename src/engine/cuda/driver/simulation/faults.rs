@@ -1,5 +1,7 @@
 //! Faults that tests inject, and the counts that say where.
 
+use std::fmt;
+
 use super::memory::Kind;
 use super::state::Failure;
 use crate::engine::cuda::driver::Fault;
@@ -13,6 +15,10 @@ pub(crate) enum Inject {
     OutOfMemoryOf { kind: Kind, allocation: usize },
     /// This launch, or call of a library, is refused.
     Refused { launch: usize },
+    /// This operation fails once, and does nothing. Not for sticky faults.
+    Failed { operation: usize, fault: Fault },
+    /// As above, of `enter`.
+    NotEntered { enter: usize, fault: Fault },
     /// The context breaks at this operation.
     Sticky { operation: usize },
     /// The device is gone from this operation on.
@@ -24,6 +30,7 @@ pub(crate) enum Inject {
 pub(crate) struct Counts {
     /// Calls that a driver would see: all but `enter`, `leave` and declarations of the host.
     pub(crate) operations: usize,
+    pub(crate) enters: usize,
     pub(crate) device_allocations: usize,
     pub(crate) pinned_allocations: usize,
     /// Launches and calls of a library.
@@ -37,11 +44,13 @@ pub(super) struct Faults {
     pub(super) counts: Counts,
     /// Why nothing works any more.
     pub(super) broken: Option<&'static str>,
+    /// What failed once: the operations.
+    pub(super) failed: Vec<String>,
 }
 
 impl Faults {
-    /// Count an operation, which may break everything.
-    pub(super) fn operation(&mut self) {
+    /// Count an operation, which may fail, or break everything.
+    pub(super) fn operation(&mut self, name: fmt::Arguments<'_>) -> Result<(), Failure> {
         let now = self.counts.operations;
         self.counts.operations += 1;
         for fault in &self.injected {
@@ -54,6 +63,33 @@ impl Faults {
                 self.broken = Some(reason);
             }
         }
+        self.once(name, |injected| match injected {
+            Inject::Failed { operation, fault } if *operation == now => Some(*fault),
+            _ => None,
+        })
+    }
+
+    /// Count an `enter`, which may fail.
+    pub(super) fn enter(&mut self, name: fmt::Arguments<'_>) -> Result<(), Failure> {
+        let now = self.counts.enters;
+        self.counts.enters += 1;
+        self.once(name, |injected| match injected {
+            Inject::NotEntered { enter, fault } if *enter == now => Some(*fault),
+            _ => None,
+        })
+    }
+
+    /// Fail if the fault of one that was injected says so.
+    fn once(
+        &mut self,
+        name: fmt::Arguments<'_>,
+        fault: impl Fn(&Inject) -> Option<Fault>,
+    ) -> Result<(), Failure> {
+        let Some(fault) = self.injected.iter().find_map(fault) else {
+            return Ok(());
+        };
+        self.failed.push(name.to_string());
+        Err(Failure::Fault(fault, format!("{fault:?} (injected)")))
     }
 
     /// Count an allocation; `false` if it fails.

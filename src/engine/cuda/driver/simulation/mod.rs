@@ -26,7 +26,7 @@ mod tests;
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -122,6 +122,7 @@ pub(crate) struct Live {
 pub(crate) struct Simulation {
     info: DeviceInfo,
     state: Mutex<State>,
+    on_free: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// What a call does, as far as faults are concerned.
@@ -145,6 +146,7 @@ impl Simulation {
                 multiprocessors: 4,
             },
             state: Mutex::new(State::new(config)),
+            on_free: OnceLock::new(),
         }
     }
 
@@ -192,9 +194,19 @@ impl Simulation {
         self.lock().faults.injected.push(fault);
     }
 
+    /// The operations that failed once, because that was injected.
+    pub(crate) fn failed(&self) -> Vec<String> {
+        self.lock().faults.failed.clone()
+    }
+
     /// Let the device have this much memory from now on, as if other processes took the rest.
     pub(crate) fn set_memory(&self, bytes: usize) {
         self.lock().config.memory = bytes;
+    }
+
+    /// Let `hook` run whenever device memory is about to be freed.
+    pub(crate) fn on_free(&self, hook: impl Fn() + Send + Sync + 'static) {
+        assert!(self.on_free.set(Box::new(hook)).is_ok(), "there is one");
     }
 
     /// What each access to global memory moved in the last kernel that ran, if [`Config::sectors`]
@@ -216,7 +228,7 @@ impl Simulation {
         function: impl FnOnce(&mut State) -> Result<T, Failure>,
     ) -> Result<T, DriverError> {
         let mut state = self.lock();
-        let result = Self::admit(&mut state, call).and_then(|()| function(&mut state));
+        let result = Self::admit(&mut state, call, operation).and_then(|()| function(&mut state));
         // What failed after the call that enqueued it is reported by a later one, but not by one
         // that frees: whoever calls it would not know whether it did.
         let result = match (result, call) {
@@ -227,7 +239,7 @@ impl Simulation {
     }
 
     /// Check the context, and count.
-    fn admit(state: &mut State, call: Call) -> Result<(), Failure> {
+    fn admit(state: &mut State, call: Call, operation: fmt::Arguments<'_>) -> Result<(), Failure> {
         if !state.current.contains_key(&thread::current().id()) {
             let message = "the context is not current on this thread".to_owned();
             return Err(Failure::Violation(Rule::Context, message));
@@ -241,7 +253,7 @@ impl Simulation {
                 });
             }
         } else if call != Call::Declare {
-            state.faults.operation();
+            state.faults.operation(operation)?;
         }
         state.faults.check()
     }
@@ -288,11 +300,13 @@ impl Driver for Simulation {
 
     fn enter(&self) -> Result<(), DriverError> {
         let mut state = self.lock();
-        let result = state.faults.check();
+        let operation = format_args!("enter the context");
+        let faults = &mut state.faults;
+        let result = faults.check().and_then(|()| faults.enter(operation));
         if result.is_ok() {
             *state.current.entry(thread::current().id()).or_default() += 1;
         }
-        self.report(&mut state, format_args!("enter the context"), result)
+        self.report(&mut state, operation, result)
     }
 
     fn leave(&self) -> Result<(), DriverError> {
@@ -336,6 +350,9 @@ impl Driver for Simulation {
     }
 
     unsafe fn free(&self, memory: DeviceMemory) -> Result<(), DriverError> {
+        if let Some(hook) = self.on_free.get() {
+            hook();
+        }
         let operation = format_args!("free the device memory at {:#x}", memory.0);
         self.run(Call::Free, operation, |state| {
             state.free(memory.0, Kind::Device)

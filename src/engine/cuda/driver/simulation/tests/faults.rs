@@ -73,6 +73,42 @@ fn an_injected_launch_is_refused_once() {
 }
 
 #[test]
+fn any_operation_fails_once_and_does_nothing() {
+    let operations = ring(Config::default()).0.0.counts().operations;
+    for operation in 0..operations {
+        for fault in [Fault::Refused, Fault::OutOfMemory] {
+            let (bench, result) = ring(Config {
+                faults: vec![Inject::Failed { operation, fault }],
+                ..Config::default()
+            });
+            assert_eq!(result.unwrap_err().fault, fault);
+            assert_eq!(bench.0.counts().operations, operation + 1);
+            assert_eq!(bench.0.failed().len(), 1);
+            assert!(bench.0.violations().is_empty());
+            bench.0.create_event().unwrap();
+        }
+    }
+}
+
+#[test]
+fn an_injected_enter_fails_once() {
+    let simulation = Simulation::eager();
+    simulation.inject(Inject::NotEntered {
+        enter: 1,
+        fault: Fault::OutOfMemory,
+    });
+    simulation.enter().unwrap();
+    assert_eq!(simulation.enter().unwrap_err().fault, Fault::OutOfMemory);
+    simulation.enter().unwrap();
+    assert_eq!(
+        (simulation.live().entered, simulation.counts().enters),
+        (2, 3)
+    );
+    assert_eq!(simulation.failed(), ["enter the context"]);
+    assert!(simulation.violations().is_empty());
+}
+
+#[test]
 fn nothing_works_after_a_sticky_fault() {
     let operations = ring(Config::default()).0.0.counts().operations;
     assert!(operations > 20);
