@@ -114,14 +114,16 @@ fn boxes(shape: &[usize], unit: &[usize], most: usize) -> Vec<Slab> {
     boxes
 }
 
-/// Divide `0..extent` into parts of at most `most`, `(first, len)`: several units each, or equal
-/// shares of one unit.
+/// Divide `0..extent` into as few parts of at most `most` as possible, `(first, len)`: about equal
+/// numbers of units, or of steps within each unit.
 fn parts(extent: usize, unit: usize, most: usize) -> Vec<(usize, usize)> {
     let most = most.max(1);
+    // `most` or less, as equal as possible.
+    let share = |all: usize, most: usize| all.div_ceil(all.div_ceil(most).max(1)).max(1);
     let len = if most >= unit {
-        most / unit * unit
+        share(extent / unit, most / unit) * unit
     } else {
-        unit.div_ceil(unit.div_ceil(most))
+        share(unit, most)
     };
     let within = if most >= unit { extent } else { unit };
     let mut parts = Vec::new();
@@ -207,6 +209,14 @@ mod tests {
                 prop_assert_eq!(seen, all);
             }
         }
+    }
+
+    #[test]
+    fn parts_are_equal_shares() {
+        assert_eq!(parts(129, 1, 128), [(0, 65), (65, 64)]);
+        assert_eq!(parts(36, 4, 20), [(0, 20), (20, 16)]);
+        assert_eq!(parts(18, 9, 8), [(0, 5), (5, 4), (9, 5), (14, 4)]);
+        assert_eq!(parts(5, 5, 100), [(0, 5)]);
     }
 
     #[test]

@@ -54,6 +54,9 @@ const UNSCATTERED_WAIT: Site = Site("wait: copies of elements from the device fo
 const RETURNED: Site = Site("record: a slab was copied from the device");
 const RETURNED_HOST: Site = Site("synchronise: a slab before it is read");
 
+/// Bytes that one launch unscatters at most: a kernel counts units, of 1 byte at least, below 2³¹.
+const UNSCATTERED_AT_ONCE: usize = 1 << 30;
+
 /// What the memory is for, in errors.
 const OUTPUT: &str = "a decoded shard";
 
@@ -350,32 +353,31 @@ impl Decoder<'_, '_> {
             timed.push(self.verify(number, slots)?);
         }
 
-        let whole = Slab {
-            start: vec![0; batch.counts.len()],
-            shape: batch.shape(self.job.grid),
-        };
-        let scatter = Scatter::new(
-            &session.lift(self.job, &self.chain.order, &batch, &whole)?,
-            self.chain.swap,
-            self.job.fill_value,
-        )
-        .map_err(|error| session.refused("planning an unscatter", &error))?;
         let unscatter = session.timed(TimedStage::Unscatter)?;
         session.begin(lane.compute, unscatter.begin)?;
-        let elements = regions
-            .dense
-            .part(0..whole.len() * self.job.grid.element_size());
-        // SAFETY: the lane's regions, in one stream: the encoded bytes were split, so that their
-        // memory can take the elements.
-        unsafe {
-            scatter.enqueue_unscatter(
-                lane.driver,
-                lane.compute,
-                lane.device(regions.slots),
-                lane.device(elements),
-                Some(lane.device(regions.stored)),
-                lane.device(session.sizing.fill),
-            )?;
+        let element = self.job.grid.element_size();
+        let mut end = 0;
+        for slab in layout::slabs(self.job.grid, &batch, UNSCATTERED_AT_ONCE / element) {
+            let scatter = Scatter::new(
+                &session.lift(self.job, &self.chain.order, &batch, &slab)?,
+                self.chain.swap,
+                self.job.fill_value,
+            )
+            .map_err(|error| session.refused("planning an unscatter", &error))?;
+            let start = end;
+            end += slab.len() * element;
+            // SAFETY: the lane's regions, in one stream: the encoded bytes were split, so that their
+            // memory can take the elements.
+            unsafe {
+                scatter.enqueue_unscatter(
+                    lane.driver,
+                    lane.compute,
+                    lane.device(regions.slots),
+                    lane.device(regions.dense.part(start..end)),
+                    Some(lane.device(regions.stored)),
+                    lane.device(session.sizing.fill),
+                )?;
+            }
         }
         lane.driver
             .record(unscatter.end, lane.compute, UNSCATTERED)?;

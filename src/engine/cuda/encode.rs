@@ -86,6 +86,8 @@ struct Aggregated {
 
 /// A piece of a batch on its way.
 struct Piece {
+    /// The number of its batch.
+    batch: usize,
     ring: usize,
     begin: EventId,
     done: EventId,
@@ -169,9 +171,6 @@ impl Encoder<'_, '_> {
             .into_iter()
             .enumerate()
         {
-            while self.batches.len() >= session.sizing.batches.len() {
-                self.take_back(true)?;
-            }
             let regions = session.batch(number);
             if !self.job.store_empty {
                 let flags = regions.stored.part(0..batch.len() * 4);
@@ -181,10 +180,16 @@ impl Encoder<'_, '_> {
             for slab in layout::slabs(self.job.grid, &batch, session.sizing.slab) {
                 timed.push(self.stage(number, &batch, &slab)?);
             }
+            // What was used until here is free once the kernels of the batch before it in the same
+            // buffers are through, and those ran in the same stream. What comes now is free once
+            // that batch has come back.
+            while self.batches.len() >= session.sizing.batches.len() {
+                self.take_back()?;
+            }
             self.aggregate(number, batch, timed)?;
         }
         while !self.batches.is_empty() {
-            self.take_back(true)?;
+            self.take_back()?;
         }
         while let Some(staged) = self.staged.pop_front() {
             // Batches that have answered waited for all of their slabs.
@@ -199,14 +204,9 @@ impl Encoder<'_, '_> {
         let session = self.session;
         let lane = session.lane;
         let ring = self.slabs % session.sizing.slabs.len();
-        let mut reused = None;
-        if self.staged.len() == session.sizing.slabs.len()
-            && let Some(staged) = self.staged.pop_front()
-        {
-            session.lane.driver.synchronize(staged.done, STAGED_HOST)?;
-            session.time(TimedStage::ToDevice, staged.begin, staged.done)?;
-            session.events.give([staged.begin, staged.done]);
-            reused = staged.scattered;
+        let reuses = self.staged.len() == session.sizing.slabs.len();
+        if reuses && let Some(staged) = self.staged.front() {
+            lane.driver.synchronize(staged.done, STAGED_HOST)?;
         }
         let len = slab.len() * self.job.grid.element_size();
         let staging = lane.pinned_in(session.sizing.staging_in[ring].part(0..len));
@@ -217,11 +217,15 @@ impl Encoder<'_, '_> {
         let copy = unsafe { copy_of_slab(self.job, self.decoded.as_ptr(), batch, slab, to) };
         self.take_back_while(&[copy])?;
 
+        if reuses && let Some(staged) = self.staged.pop_front() {
+            session.time(TimedStage::ToDevice, staged.begin, staged.done)?;
+            session.events.give([staged.begin, staged.done]);
+            if let Some(scattered) = staged.scattered {
+                lane.driver.wait(lane.up, scattered, SCATTERED_WAIT)?;
+            }
+        }
         let (begin, done) = (session.events.take()?, session.events.take()?);
         let on_device = lane.device(session.sizing.slabs[ring].part(0..len));
-        if let Some(scattered) = reused {
-            lane.driver.wait(lane.up, scattered, SCATTERED_WAIT)?;
-        }
         session.begin(lane.up, begin)?;
         lane.copy(lane.up, Span::Pinned(staging), Span::Device(on_device))?;
         lane.driver.record(done, lane.up, STAGED)?;
@@ -361,11 +365,18 @@ impl Encoder<'_, '_> {
         self.finish(piece, copies)
     }
 
-    /// Take back a piece, and wait for it if `wait`.
-    fn take_back(&mut self, wait: bool) -> Result<(), DriverError> {
-        self.issue(wait)?;
-        let piece = self.returned_piece(wait)?;
-        self.finish(piece, &[])
+    /// Wait for a piece, or for a batch that has none, and take it back.
+    fn take_back(&mut self) -> Result<(), DriverError> {
+        let batches = self.batches.len();
+        self.issue(true)?;
+        let piece = self.returned_piece(true)?;
+        let came = piece.is_some();
+        self.finish(piece, &[])?;
+        if came || self.batches.len() < batches {
+            return Ok(());
+        }
+        let reason = format!("{batches} batches are unfinished, and nothing is on its way");
+        Err(self.session.refused("waiting for a device", &reason))
     }
 
     /// Start copies from the device: of batches whose offsets are known, as many as there is room
@@ -400,6 +411,7 @@ impl Encoder<'_, '_> {
                 lane.driver.record(done, lane.down, RETURNED)?;
                 session.counters.add_from_device(len);
                 self.pieces.push_back(Piece {
+                    batch: batch.number,
                     ring,
                     begin,
                     done,
@@ -510,7 +522,9 @@ impl Encoder<'_, '_> {
         session.copiers.run(&copies, self.job.threads);
         if let Some(piece) = piece {
             session.events.give([piece.begin, piece.done]);
-            if let Some(batch) = self.batches.front_mut() {
+            // Not always of the first batch: one without encoded bytes has no pieces.
+            let mut batches = self.batches.iter_mut();
+            if let Some(batch) = batches.find(|batch| batch.number == piece.batch) {
                 batch.returned += piece.len;
             }
         }

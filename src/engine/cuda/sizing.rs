@@ -17,6 +17,9 @@ pub(crate) struct Tuning {
     /// Decoded bytes of the subchunks that are aggregated at once: a few slabs, so that the way
     /// back begins early.
     pub(crate) batch: usize,
+    /// Batches on their way at once: one goes up and one comes back, and the bus need not wait for
+    /// the kernels of the one between.
+    pub(crate) batches: usize,
 }
 
 impl Tuning {
@@ -24,11 +27,13 @@ impl Tuning {
         slab: 2 << 20,
         ring: 4,
         batch: 8 << 20,
+        batches: 3,
     };
 }
 
-/// How many batches are on their way at once: one goes up while one comes back.
-pub(super) const BATCHES: usize = 2;
+/// The fewest bytes and slabs that a ring is made smaller to, where the budget asks for it.
+const LEAST_SLAB: usize = 64 << 10;
+const LEAST_RING: usize = 2;
 
 /// Alignment of every buffer of a lane, in bytes.
 const ALIGNMENT: usize = 256;
@@ -98,6 +103,7 @@ pub(super) struct BatchRegions {
 /// A lane's buffers, for shards of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Sizing {
+    tuning: Tuning,
     /// The most subchunks in a batch.
     pub(super) batch: usize,
     /// The most elements in a slab.
@@ -225,7 +231,10 @@ impl Sizing {
         let staging_out = ring(&mut pinned_out)?;
         let fill = device.region(element * SLOT_ALIGNMENT)?;
         let fill_staging = pinned_in.region(fill.len)?;
-        let in_flight = BATCHES.min(grid.num_subchunks().div_ceil(batch));
+        let in_flight = tuning
+            .batches
+            .clamp(1, 8)
+            .min(grid.num_subchunks().div_ceil(batch));
         let u32s = batch.checked_mul(4)?;
         let u64s = batch.checked_mul(8)?;
         let batches = (0..in_flight)
@@ -247,6 +256,7 @@ impl Sizing {
             })
             .collect::<Option<Vec<_>>>()?;
         Some(Self {
+            tuning,
             batch,
             slab,
             encoded,
@@ -268,31 +278,55 @@ impl Sizing {
         (tuning.batch / grid.subchunk_bytes()).clamp(1, grid.num_subchunks())
     }
 
-    /// The largest batches, from what `tuning` asks for down to single subchunks, whose lane is
-    /// within `most`.
+    /// The largest batches and slabs, from what `tuning` asks for down, whose lane is within `most`.
     ///
     /// # Errors
-    /// As for [`new`](Self::new), or that a single subchunk takes more than `most`.
+    /// As for [`new`](Self::new), or that the smallest lane takes more than `most`.
     pub(super) fn within(
         grid: &SubchunkGrid,
         chain: &KnownChain,
         most: MemoryEstimate,
         tuning: Tuning,
     ) -> Result<Self, String> {
-        let mut batch = Self::tuned_batch(grid, tuning);
+        let mut sizing = Self::new(grid, chain, Self::tuned_batch(grid, tuning), tuning)?;
         loop {
-            let sizing = Self::new(grid, chain, batch, tuning)?;
             let takes = sizing.estimate();
             if takes.device <= most.device && takes.pinned <= most.pinned {
                 return Ok(sizing);
             }
-            if batch == 1 {
+            let Some(smaller) = sizing.smaller(grid, chain)? else {
                 return Err(format!(
                     "a lane for one subchunk at a time takes {takes}, and the budget is {most}: give more by `Options::with_device_memory` or `Options::with_pinned_memory`, or use smaller subchunks"
                 ));
-            }
-            batch /= 2;
+            };
+            sizing = smaller;
         }
+    }
+
+    /// A lane that takes less, for shards of the same kind: half the batch, or when that is one
+    /// subchunk, one batch at a time, then half the slabs and half the ring. `None` if this is the
+    /// smallest.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub(super) fn smaller(
+        &self,
+        grid: &SubchunkGrid,
+        chain: &KnownChain,
+    ) -> Result<Option<Self>, String> {
+        let (mut batch, mut tuning) = (self.batch, self.tuning);
+        if batch > 1 {
+            batch /= 2;
+        } else if self.batches.len() > 1 {
+            tuning.batches = 1;
+        } else if tuning.slab > LEAST_SLAB {
+            tuning.slab = (tuning.slab / 2).max(LEAST_SLAB);
+        } else if tuning.ring > LEAST_RING {
+            tuning.ring = LEAST_RING;
+        } else {
+            return Ok(None);
+        }
+        Self::new(grid, chain, batch, tuning).map(Some)
     }
 
     /// What the lane takes.
@@ -301,5 +335,46 @@ impl Sizing {
             device: self.device,
             pinned: self.pinned_in + self.pinned_out,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_made_smaller_until_it_does() {
+        // Subchunks of 4 MiB.
+        let grid = SubchunkGrid::new(&[512, 128, 256], &[64, 128, 256], 2).expect("divides");
+        let chain = KnownChain {
+            order: vec![0, 1, 2],
+            swap: 1,
+            stages: vec![],
+        };
+        let all = MemoryEstimate {
+            device: usize::MAX,
+            pinned: usize::MAX,
+        };
+        let mut sizing = Sizing::within(&grid, &chain, all, Tuning::DEFAULT).expect("fits");
+        let mut lanes = vec![sizing.estimate()];
+        while let Some(smaller) = sizing.smaller(&grid, &chain).expect("as before") {
+            sizing = smaller;
+            lanes.push(sizing.estimate());
+        }
+        assert!(lanes.is_sorted_by(|a, b| a.device >= b.device && a.pinned >= b.pinned));
+        let least = sizing.estimate();
+        assert!(least.pinned < 512 << 10, "{least}");
+        // Two places for one subchunk, encoded and decoded, and two slabs.
+        assert!(least.device < (8 << 20) + (512 << 10), "{least}");
+        for most in lanes {
+            let fits = Sizing::within(&grid, &chain, most, Tuning::DEFAULT).expect("fits");
+            assert!(fits.device <= most.device && fits.estimate().pinned <= most.pinned);
+        }
+        let less = MemoryEstimate {
+            pinned: least.pinned - 1,
+            ..all
+        };
+        let reason = Sizing::within(&grid, &chain, less, Tuning::DEFAULT).expect_err("too little");
+        assert!(reason.contains(&(least.pinned - 1).to_string()), "{reason}");
     }
 }

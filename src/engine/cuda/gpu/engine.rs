@@ -13,6 +13,7 @@ const TINY: Tuning = Tuning {
     slab: 384,
     ring: 2,
     batch: 1200,
+    batches: 2,
 };
 
 #[test]

@@ -30,7 +30,12 @@ fn points(sizes: &Sizes) -> Vec<Point> {
                     .iter()
                     .filter(|&&threads| threads <= cores().get())
                 {
-                    let tuning = Tuning { slab, ring, batch };
+                    let tuning = Tuning {
+                        slab,
+                        ring,
+                        batch,
+                        ..Tuning::DEFAULT
+                    };
                     points.push(Point { tuning, threads });
                 }
             }
@@ -82,7 +87,9 @@ pub(super) fn measure(
     let len = kind.grid.shard_bytes();
     measured.sort_by(|a, b| a.1.median().total_cmp(&b.1.median()));
     for (place, (point, samples)) in measured.iter().enumerate() {
-        let Tuning { slab, ring, batch } = point.tuning;
+        let Tuning {
+            slab, ring, batch, ..
+        } = point.tuning;
         let name = format!(
             "{} KiB × {ring}, {} KiB, {}",
             slab >> 10,

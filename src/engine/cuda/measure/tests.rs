@@ -27,6 +27,7 @@ fn tiny() -> Sizes {
             slab: 384,
             ring: 2,
             batch: 1200,
+            batches: 2,
         },
         limits: Limits {
             devices: None,

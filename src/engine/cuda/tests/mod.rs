@@ -20,6 +20,7 @@ const TINY: Tuning = Tuning {
     slab: 384,
     ring: 2,
     batch: 1200,
+    batches: 2,
 };
 
 fn limits() -> Limits {
@@ -36,11 +37,31 @@ struct Shard {
     chain: KnownChain,
     elements: Vec<u8>,
     fill_value: Vec<u8>,
+    store_empty: bool,
 }
 
+/// Which subchunks of a [`Shard`] are empty.
+#[derive(Clone, Copy, Debug)]
+enum Empty {
+    EachThird,
+    /// Those below the number: the batches that they fill have nothing to give back.
+    First(usize),
+    /// Those from the one number to below the other.
+    Within(usize, usize),
+    All,
+}
+
+/// The subchunks of a [`Shard`].
+const SUBCHUNKS: usize = 36;
+
 impl Shard {
-    /// 3 × 4 × 3 subchunks of 2 × 5 × 6 elements of 2 bytes; each third one is empty.
+    /// Each third subchunk is empty.
     fn new(stages: usize) -> Self {
+        Self::with(stages, Empty::EachThird, false)
+    }
+
+    /// 3 × 4 × 3 subchunks of 2 × 5 × 6 elements of 2 bytes.
+    fn with(stages: usize, empty: Empty, store_empty: bool) -> Self {
         let grid = SubchunkGrid::new(&[6, 20, 18], &[2, 5, 6], 2).expect("divides");
         let chain = KnownChain {
             order: vec![0, 2, 1],
@@ -52,7 +73,13 @@ impl Shard {
             .flat_map(|i: usize| {
                 let (z, y, x) = (i / 360, i / 18 % 20, i % 18);
                 let subchunk = (z / 2 * 4 + y / 5) * 3 + x / 6;
-                if subchunk % 3 == 1 {
+                let empty = match empty {
+                    Empty::EachThird => subchunk % 3 == 1,
+                    Empty::First(end) => subchunk < end,
+                    Empty::Within(start, end) => (start..end).contains(&subchunk),
+                    Empty::All => true,
+                };
+                if empty {
                     [7, 0x80]
                 } else {
                     [(i * 7) as u8, (i >> 3) as u8]
@@ -64,7 +91,23 @@ impl Shard {
             chain,
             elements,
             fill_value,
+            store_empty,
         }
+    }
+
+    /// Shards of several kinds, by number.
+    fn of_kind(kind: usize) -> Self {
+        let stages = [1, 0, 2][kind % 3];
+        let empty = [
+            Empty::EachThird,
+            Empty::First(9),
+            Empty::First(20),
+            Empty::Within(9, 27),
+            Empty::Within(18, SUBCHUNKS),
+            Empty::All,
+            Empty::First(0),
+        ][kind % 7];
+        Self::with(stages, empty, kind % 5 == 4)
     }
 
     fn job(&self) -> Job<'_> {
@@ -72,7 +115,7 @@ impl Shard {
             grid: &self.grid,
             chain: Chain::Known(&self.chain),
             fill_value: &self.fill_value,
-            store_empty: false,
+            store_empty: self.store_empty,
             validate_checksums: true,
             threads: NonZeroUsize::MIN,
             huge_pages: false,

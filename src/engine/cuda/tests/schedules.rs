@@ -7,10 +7,9 @@ use super::*;
 use crate::engine::cuda::driver::Site;
 
 /// Everything that can go wrong when the engine runs on `simulation`.
-fn run(simulation: &Arc<Simulation>) -> Result<(), String> {
+fn run(simulation: &Arc<Simulation>, shard: &Shard) -> Result<(), String> {
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         let engine = engine_on(simulation);
-        let shard = Shard::new(1);
         let done = shard.round_trip(&engine);
         drop(engine);
         done
@@ -52,13 +51,19 @@ fn with_removed(schedule: Schedule, removed: Option<Site>) -> Arc<Simulation> {
 
 #[test]
 fn every_schedule_gives_the_shard_of_the_host() {
-    for schedule in [Schedule::Eager, Schedule::Latest]
-        .into_iter()
-        .chain((0..2000).map(Schedule::Priority))
-    {
+    let check = |schedule, kind| {
         let simulation = simulation(schedule);
-        run(&simulation).unwrap_or_else(|what| panic!("{schedule:?}: {what}"));
+        run(&simulation, &Shard::of_kind(kind))
+            .unwrap_or_else(|what| panic!("{schedule:?}, a shard of kind {kind}: {what}"));
         assert_clean(&simulation);
+    };
+    for schedule in [Schedule::Eager, Schedule::Latest] {
+        for kind in 0..3 * 7 * 5 {
+            check(schedule, kind);
+        }
+    }
+    for seed in 0..2000 {
+        check(Schedule::Priority(seed), seed as usize);
     }
 }
 
@@ -67,13 +72,13 @@ fn every_schedule_gives_the_shard_of_the_host() {
 fn without_any_one_wait_record_or_synchronisation_the_first_run_fails() {
     let all = {
         let simulation = simulation(Schedule::Latest);
-        run(&simulation).expect("the engine as it is");
+        run(&simulation, &Shard::new(1)).expect("the engine as it is");
         run_into_fault(&simulation_of_faults()).expect("the engine as it is, with a fault");
         simulation.sites()
     };
     assert!(all.len() >= 16, "{all:?}");
     for site in all {
-        let failed = run(&with_removed(Schedule::Latest, Some(site)))
+        let failed = run(&with_removed(Schedule::Latest, Some(site)), &Shard::new(1))
             .and_then(|()| run_into_fault(&with_removed(Schedule::Latest, Some(site))));
         match failed {
             Ok(()) => panic!("the engine does not need \"{}\"", site.0),
