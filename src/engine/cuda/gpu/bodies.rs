@@ -404,7 +404,8 @@ fn in_child(checks: &[(&str, &dyn Fn() -> bool)]) {
                 std::panic::catch_unwind(std::panic::AssertUnwindSafe(check)).unwrap_or(false)
             };
             let failed = checks.iter().position(|(_, check)| !holds(check));
-            libc::_exit(failed.map_or(0, |number| number as i32 + 1));
+            let failed = failed.map_or(0, |number| number + 1);
+            libc::_exit(i32::try_from(failed).unwrap_or(-1));
         }
         child
     };
