@@ -15,7 +15,7 @@ use std::time::Duration;
 const SHARE: usize = 256 << 10;
 
 /// The most threads that copy at the same time for one caller, itself among them. All callers share
-/// those that help, in both directions, so these are more than saturate the memory in one.
+/// those that help, in both directions: what is enough for one direction alone is too few.
 const MOST_THREADS: usize = 16;
 
 /// How many threads a caller wakes itself: each takes some microseconds, in which it copies nothing.

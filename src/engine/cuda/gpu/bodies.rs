@@ -188,9 +188,13 @@ impl Subject {
         Ok(())
     }
 
-    /// How many batches of at least `bytes` are empty from the first subchunk to the last; and how
+    pub(in crate::engine::cuda) fn bytes(&self) -> usize {
+        self.elements.len()
+    }
+
+    /// How many batches of at most `bytes` are empty from the first subchunk to the last; and how
     /// many there are.
-    fn empty_batches(&self, bytes: usize) -> (usize, usize) {
+    pub(in crate::engine::cuda) fn empty_batches(&self, bytes: usize) -> (usize, usize) {
         let batches = batches(&self.grid, bytes / self.grid.subchunk_bytes());
         let is_empty = |first: usize, len: usize| {
             let extents = &self.expected.extents[first..first + len];

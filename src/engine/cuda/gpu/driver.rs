@@ -142,8 +142,8 @@ fn what_is_refused_is_named_and_breaks_nothing() {
 /// Tells a child until when it works, in milliseconds since 1970.
 const UNTIL: &str = "ZARRS_CUDA_TEST_UNTIL";
 
-/// How long children share the device, from when they are started.
-const SHARED: Duration = Duration::from_secs(10);
+/// How long children share the device, from when they are started, which takes some of it.
+const SHARED: Duration = Duration::from_secs(15);
 
 fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap()

@@ -15,6 +15,26 @@ fn large_device(schedule: Schedule) -> Arc<Simulation> {
     }))
 }
 
+/// What only a GPU is given, as far as it can be seen without one.
+#[test]
+fn large_shards_are_what_they_should_be() {
+    let subjects = bodies::large();
+    let sizes = || subjects.iter().map(bodies::Subject::bytes);
+    assert_eq!(sizes().min(), Some(4 << 20));
+    assert_eq!(sizes().max(), Some(64 << 20));
+    for batch in [1 << 20, Tuning::DEFAULT.batch] {
+        let partly_empty = subjects.iter().filter(|subject| {
+            let (empty, all) = subject.empty_batches(batch);
+            0 < empty && empty < all
+        });
+        // In front, in the middle and at the end.
+        assert!(partly_empty.count() >= 3, "batches of {batch} bytes");
+    }
+    for subject in &subjects {
+        subject.round_trip(&HostEngine, 2).expect("as before");
+    }
+}
+
 #[test]
 fn many_threads_with_mixed_shards() {
     for schedule in [Schedule::Eager, Schedule::Latest] {
