@@ -49,6 +49,12 @@ pub(crate) enum EngineError {
     Internal(&'static str),
 }
 
+impl From<DriverError> for EngineError {
+    fn from(error: DriverError) -> Self {
+        Self::Device(error)
+    }
+}
+
 impl fmt::Display for EngineError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -18,71 +18,39 @@
 //!
 //! | edge | producer | consumer | guards |
 //! |---|---|---|---|
-//! | [`STAGED_HOST`] | copy of a piece (`up`) | copiers | the piece in pinned memory |
 //! | [`UPLOADED`] | copies of a batch (`up`) | split (`compute`) | the encoded bytes and the table |
 //! | [`UNSCATTERED`] | unscatter (`compute`) | copies (`down`) | the batch's elements |
-//! | [`RETURNED`] | copy of a slab (`down`) | copiers | the slab in pinned memory |
 //!
-//! The buffers of a batch are used again after its last slab has come back, which the host has
+//! Those of pinned memory are in `transfers`. The buffers of a batch are used again after its last slab has come back, which the host has
 //! waited for: no edge guards that.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::copiers::Copy;
-use super::driver::{DriverError, EventId, Site, Span};
+use super::driver::{DriverError, Site, Span};
 use super::kernels::scatter::Scatter;
 use super::kernels::spans::{Lengths, Slots};
 use super::kernels::{crc32c, split};
 use super::metrics::TimedStage;
 use super::session::{Session, Timed, copy_to_slab};
 use super::sizing::Region;
+use super::transfers::{Download, Downloads, Uploads};
 use crate::engine::host::memory;
 use crate::engine::{EngineError, Job, KnownChain};
 use crate::layout::{self, Batch, Extent, Slab};
 
-/// The pinned memory of a piece can be written again.
-const STAGED: Site = Site("record: a piece of a shard was copied to the device");
-const STAGED_HOST: Site = Site("synchronise: pinned memory of a piece before it is reused");
 /// Everything of a batch is on the device.
 const UPLOADED: Site = Site("record: a batch of encoded subchunks was copied to the device");
 const UPLOADED_WAIT: Site = Site("wait: split for its batch");
 /// The elements of a batch are complete, and its checksums were compared.
 const UNSCATTERED: Site = Site("record: a batch was unscattered");
 const UNSCATTERED_WAIT: Site = Site("wait: copies of elements from the device for their batch");
-/// A slab is in pinned memory.
-const RETURNED: Site = Site("record: a slab was copied from the device");
-const RETURNED_HOST: Site = Site("synchronise: a slab before it is read");
-
 /// Bytes that one launch unscatters at most: a kernel counts units, of 1 byte at least, below 2³¹.
 const UNSCATTERED_AT_ONCE: usize = 1 << 30;
 
 /// What the memory is for, in errors.
 const OUTPUT: &str = "a decoded shard";
-
-/// Why a shard was not decoded.
-enum Failure {
-    Driver(DriverError),
-    Engine(EngineError),
-}
-
-impl From<DriverError> for Failure {
-    fn from(error: DriverError) -> Self {
-        Self::Driver(error)
-    }
-}
-
-impl From<EngineError> for Failure {
-    fn from(error: EngineError) -> Self {
-        Self::Engine(error)
-    }
-}
-
-/// A piece on its way to the device.
-struct Staged {
-    begin: EventId,
-    done: EventId,
-}
 
 /// A batch whose kernels were enqueued.
 struct Decoded {
@@ -97,13 +65,8 @@ struct Decoded {
     offset: usize,
 }
 
-/// A slab on its way back.
-struct Piece {
-    ring: usize,
-    begin: EventId,
-    done: EventId,
-    len: usize,
-}
+/// A slab of the first batch that is not complete: they come back in order.
+struct NextSlab;
 
 struct Decoder<'a, 'l> {
     session: &'a Session<'l>,
@@ -112,11 +75,9 @@ struct Decoder<'a, 'l> {
     encoded: &'a [u8],
     extents: &'a [Extent],
     output: Vec<u8>,
-    staged: VecDeque<Staged>,
-    pieces_up: usize,
+    uploads: Uploads,
     batches: VecDeque<Decoded>,
-    pieces: VecDeque<Piece>,
-    issued_pieces: usize,
+    slabs: Downloads<NextSlab>,
     /// Bytes that were copied to the output.
     written: usize,
 }
@@ -164,17 +125,12 @@ pub(super) fn decode(
         encoded,
         extents,
         output: memory::with_capacity(len, OUTPUT, job.huge_pages)?,
-        staged: VecDeque::new(),
-        pieces_up: 0,
+        uploads: Uploads::default(),
         batches: VecDeque::new(),
-        pieces: VecDeque::new(),
-        issued_pieces: 0,
+        slabs: Downloads::default(),
         written: 0,
     };
-    decoder.run().map_err(|failure| match failure {
-        Failure::Driver(error) => EngineError::Device(error),
-        Failure::Engine(error) => error,
-    })?;
+    decoder.run()?;
     if decoder.written != len {
         return Err(EngineError::Internal("a slab of the output is missing"));
     }
@@ -184,7 +140,7 @@ pub(super) fn decode(
 }
 
 impl Decoder<'_, '_> {
-    fn run(&mut self) -> Result<(), Failure> {
+    fn run(&mut self) -> Result<(), EngineError> {
         let session = self.session;
         session.prepare(self.job)?;
         for (number, batch) in layout::batches(self.job.grid, session.sizing.batch)
@@ -200,15 +156,13 @@ impl Decoder<'_, '_> {
         while !self.batches.is_empty() {
             self.take_back(true, &[])?;
         }
-        while let Some(staged) = self.staged.pop_front() {
-            // Batches that have come back waited for all of their pieces.
-            session.time(TimedStage::ToDevice, staged.begin, staged.done)?;
-        }
+        // Batches that have come back waited for all of their pieces.
+        self.uploads.finish(session)?;
         Ok(())
     }
 
     /// Copy the subchunks of a batch to the device, one after the other, and say where they are.
-    fn upload(&mut self, number: usize, batch: &Batch) -> Result<(), Failure> {
+    fn upload(&mut self, number: usize, batch: &Batch) -> Result<(), EngineError> {
         let _span = tracing::trace_span!("upload").entered();
         let session = self.session;
         let lane = session.lane;
@@ -262,20 +216,11 @@ impl Decoder<'_, '_> {
         &mut self,
         sources: &mut std::iter::Peekable<impl Iterator<Item = Range<usize>>>,
         to: Region,
-    ) -> Result<usize, Failure> {
+    ) -> Result<usize, EngineError> {
         let session = self.session;
         let lane = session.lane;
-        let ring = self.pieces_up % session.sizing.staging_in.len();
-        if self.staged.len() == session.sizing.staging_in.len()
-            && let Some(staged) = self.staged.pop_front()
-        {
-            lane.driver.synchronize(staged.done, STAGED_HOST)?;
-            session.time(TimedStage::ToDevice, staged.begin, staged.done)?;
-            session.events.give([staged.begin, staged.done]);
-        }
-        let len = session.sizing.staging_in[ring].len.min(to.len);
-        let staging = lane.pinned_in(session.sizing.staging_in[ring].part(0..len));
-        let staging_start = lane.write(staging)?;
+        let len = to.len.min(session.sizing.staging_in[0].len);
+        let (staging, staging_start) = self.uploads.next(session, len)?;
         let mut copies = Vec::new();
         let mut filled = 0;
         while filled < len
@@ -283,7 +228,7 @@ impl Decoder<'_, '_> {
         {
             let part = source.len().min(len - filled);
             let Some(from) = self.encoded.get(source.start..source.start + part) else {
-                return Err(EngineError::Internal("a subchunk outside its shard").into());
+                return Err(EngineError::Internal("a subchunk outside its shard"));
             };
             // SAFETY: `filled + part` is at most the length of the region, which the copy that read
             // it was synchronised with above.
@@ -295,23 +240,19 @@ impl Decoder<'_, '_> {
             }
         }
         if filled < len {
-            return Err(EngineError::Internal("subchunks shorter than their extents").into());
+            return Err(EngineError::Internal(
+                "subchunks shorter than their extents",
+            ));
         }
         self.take_back(false, &copies)?;
 
-        let (begin, done) = (session.events.take()?, session.events.take()?);
         let on_device = lane.device(to.part(0..len));
-        session.begin(lane.up, begin)?;
-        lane.copy(lane.up, Span::Pinned(staging), Span::Device(on_device))?;
-        lane.driver.record(done, lane.up, STAGED)?;
-        session.counters.add_to_device(len);
-        self.staged.push_back(Staged { begin, done });
-        self.pieces_up += 1;
+        self.uploads.start(session, staging, on_device)?;
         Ok(len)
     }
 
     /// Enqueue the kernels of a batch.
-    fn decode(&mut self, number: usize, batch: Batch) -> Result<(), Failure> {
+    fn decode(&mut self, number: usize, batch: Batch) -> Result<(), EngineError> {
         let _span = tracing::trace_span!("decode").entered();
         let session = self.session;
         let lane = session.lane;
@@ -323,7 +264,7 @@ impl Decoder<'_, '_> {
         session.events.give([uploaded]);
 
         let slots = Slots {
-            span: lane.device(regions.slots),
+            span: lane.device(session.sizing.slots),
             stride: session.sizing.slot_stride,
             count,
         };
@@ -372,7 +313,7 @@ impl Decoder<'_, '_> {
                 scatter.enqueue_unscatter(
                     lane.driver,
                     lane.compute,
-                    lane.device(regions.slots),
+                    lane.device(session.sizing.slots),
                     lane.device(regions.dense.part(start..end)),
                     Some(lane.device(regions.stored)),
                     lane.device(session.sizing.fill),
@@ -445,87 +386,65 @@ impl Decoder<'_, '_> {
 
     /// Do `copies`, and take back a slab that has come from the device meanwhile, or the next one
     /// if `wait`.
-    fn take_back(&mut self, wait: bool, copies: &[Copy<'_>]) -> Result<(), Failure> {
+    fn take_back(&mut self, wait: bool, copies: &[Copy<'_>]) -> Result<(), EngineError> {
         self.issue()?;
-        let piece = self.returned_piece(wait)?;
-        self.finish(piece, copies)
+        let slab = self.slabs.next(self.session, wait)?;
+        if wait && slab.is_none() {
+            return Err(EngineError::Internal("a batch without slabs"));
+        }
+        self.finish(slab, copies)
     }
 
     /// Start copies of slabs from the device, as many as there is room for.
     fn issue(&mut self) -> Result<(), DriverError> {
         let session = self.session;
-        let lane = session.lane;
         for batch in &mut self.batches {
             while batch.issued < batch.slabs.len() {
-                if self.pieces.len() == session.sizing.staging_out.len() {
+                if self.slabs.is_full(session) {
                     return Ok(());
                 }
-                let ring = self.issued_pieces % session.sizing.staging_out.len();
                 let len = batch.slabs[batch.issued].len() * self.job.grid.element_size();
                 let from = session.batch(batch.number).dense;
-                let from = lane.device(from.part(batch.offset..batch.offset + len));
-                let to = lane.pinned_out(session.sizing.staging_out[ring].part(0..len));
-                let (begin, done) = (session.events.take()?, session.events.take()?);
-                session.begin(lane.down, begin)?;
-                lane.copy(lane.down, Span::Device(from), Span::Pinned(to))?;
-                lane.driver.record(done, lane.down, RETURNED)?;
-                session.counters.add_from_device(len);
-                self.pieces.push_back(Piece {
-                    ring,
-                    begin,
-                    done,
-                    len,
-                });
+                let from = from.part(batch.offset..batch.offset + len);
+                self.slabs.start(session, from, NextSlab)?;
                 batch.issued += 1;
                 batch.offset += len;
-                self.issued_pieces += 1;
             }
         }
         Ok(())
     }
 
-    /// The oldest slab, if it has come back, or when it has come back if `wait`.
-    fn returned_piece(&mut self, wait: bool) -> Result<Option<Piece>, DriverError> {
-        let driver = self.session.lane.driver;
-        let Some(piece) = self.pieces.front() else {
-            return Ok(None);
-        };
-        // With every place of the ring in use, nothing more can come back before this one has.
-        let wait = wait || self.pieces.len() == self.session.sizing.staging_out.len();
-        if !wait && !driver.query_event(piece.done)? {
-            return Ok(None);
-        }
-        driver.synchronize(piece.done, RETURNED_HOST)?;
-        Ok(self.pieces.pop_front())
-    }
-
-    /// Copy `piece` to its place, and do `copies`.
-    fn finish(&mut self, piece: Option<Piece>, copies: &[Copy<'_>]) -> Result<(), Failure> {
+    /// Copy `returned` to its place, and do `copies`.
+    fn finish(
+        &mut self,
+        returned: Option<Download<NextSlab>>,
+        copies: &[Copy<'_>],
+    ) -> Result<(), EngineError> {
         let _span = tracing::trace_span!("copy").entered();
         let session = self.session;
         let mut copies = copies.to_vec();
-        if let Some(piece) = &piece {
-            session.time(TimedStage::FromDevice, piece.begin, piece.done)?;
+        let mut len = 0;
+        if let Some(returned) = &returned {
             let Some(batch) = self.batches.front() else {
-                return Err(EngineError::Internal("a slab of no batch").into());
+                return Err(EngineError::Internal("a slab of no batch"));
             };
             if batch.returned == 0 {
                 self.check_checksums(batch)?;
             }
             let slab = &batch.slabs[batch.returned];
-            let region = session.sizing.staging_out[piece.ring].part(0..piece.len);
-            let from = session.lane.read(session.lane.pinned_out(region))?;
+            let from = returned.bytes(session)?;
+            len = from.len();
             // SAFETY: the slab lies within the shard, for which the output has room; its dense form
-            // is the region's; every element is in one slab, and is copied once.
+            // is what came; every element is in one slab, and is copied once.
             copies.push(unsafe {
                 let to = self.output.as_mut_ptr();
                 copy_to_slab(self.job, from.as_ptr(), &batch.batch, slab, to)
             });
         }
         session.copiers.run(&copies, self.job.threads);
-        if let Some(piece) = piece {
-            self.written += piece.len;
-            session.events.give([piece.begin, piece.done]);
+        if let Some(returned) = returned {
+            self.written += len;
+            let NextSlab = returned.finish(session)?;
             if let Some(batch) = self.batches.front_mut() {
                 batch.returned += 1;
                 for timed in batch.timed.drain(..) {
@@ -541,7 +460,7 @@ impl Decoder<'_, '_> {
     }
 
     /// The first slab of a batch is here, and so is what became of its checksums.
-    fn check_checksums(&self, batch: &Decoded) -> Result<(), Failure> {
+    fn check_checksums(&self, batch: &Decoded) -> Result<(), EngineError> {
         if !self.validates() {
             return Ok(());
         }
@@ -561,8 +480,7 @@ impl Decoder<'_, '_> {
             None => Ok(()),
             Some(subchunk) => Err(EngineError::Checksum {
                 subchunk: batch.batch.first + subchunk,
-            }
-            .into()),
+            }),
         }
     }
 }

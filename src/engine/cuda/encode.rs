@@ -18,12 +18,12 @@
 //!
 //! | edge | producer | consumer | guards |
 //! |---|---|---|---|
-//! | [`STAGED`] | copy of a slab (`up`) | scatter (`compute`) | the slab on the device |
-//! | [`STAGED_HOST`] | copy of a slab (`up`) | copiers | the slab in pinned memory |
+//! | [`STAGED_WAIT`] | copy of a slab (`up`) | scatter (`compute`) | the slab on the device |
 //! | [`SCATTERED`] | scatter (`compute`) | copy of a later slab (`up`) | the slab on the device |
 //! | [`AGGREGATED`] | gather (`compute`) | copies (`down`) | offsets and dense bytes |
 //! | [`ANSWERED`] | copy of the offsets (`down`) | this thread | the offsets in pinned memory |
-//! | [`RETURNED`] | copy of a piece (`down`) | copiers | the piece in pinned memory |
+//!
+//! Those of pinned memory are in `transfers`.
 
 use std::collections::VecDeque;
 
@@ -34,15 +34,13 @@ use super::kernels::spans::{Lengths, Slots};
 use super::kernels::{aggregate, crc32c};
 use super::metrics::TimedStage;
 use super::session::{Session, Timed, copy_of_slab};
+use super::transfers::{Download, Downloads, Uploads};
 use crate::engine::host::memory;
 use crate::engine::{EncodedShard, EngineError, Job, KnownChain};
 use crate::layout::{self, Batch, Extent, ShardPermutation, Slab};
 
-/// A slab is on the device.
-const STAGED: Site = Site("record: a slab was copied to the device");
+/// A slab is on the device: recorded where it was copied.
 const STAGED_WAIT: Site = Site("wait: scatter for its slab");
-/// The pinned memory of a slab can be written again.
-const STAGED_HOST: Site = Site("synchronise: pinned memory of a slab before it is reused");
 /// The device's memory of a slab can be written again.
 const SCATTERED: Site = Site("record: a slab was scattered");
 const SCATTERED_WAIT: Site =
@@ -53,20 +51,14 @@ const AGGREGATED_WAIT: Site = Site("wait: copies from the device for their batch
 /// The offsets of a batch are in pinned memory.
 const ANSWERED: Site = Site("record: the offsets of a batch were copied from the device");
 const ANSWERED_HOST: Site = Site("synchronise: the offsets of a batch before they are read");
-/// A piece of a batch is in pinned memory.
-const RETURNED: Site = Site("record: a piece of a batch was copied from the device");
-const RETURNED_HOST: Site = Site("synchronise: a piece of a batch before it is read");
-
 /// What the memory is for, in errors.
 const OUTPUT: &str = "an encoded shard";
 
-/// A slab on its way.
+/// A slab that was enqueued for scattering.
 struct Staged {
-    begin: EventId,
-    done: EventId,
+    batch: usize,
     /// Until the host knows that the scatter is complete.
     scattered: Option<EventId>,
-    batch: usize,
 }
 
 /// A batch whose kernels were enqueued.
@@ -84,16 +76,12 @@ struct Aggregated {
     start: usize,
 }
 
-/// A piece of a batch on its way.
+/// Where a piece of a batch goes.
 struct Piece {
     /// The number of its batch.
     batch: usize,
-    ring: usize,
-    begin: EventId,
-    done: EventId,
-    /// Where it goes in the shard.
+    /// Its place in the shard.
     start: usize,
-    len: usize,
 }
 
 /// An encoder of one shard.
@@ -106,11 +94,11 @@ struct Encoder<'a, 'l> {
     extents: Vec<Extent>,
     /// The end of what batches that have answered take in the shard.
     end: usize,
+    uploads: Uploads,
+    /// What lies in the ring of slabs on the device.
     staged: VecDeque<Staged>,
-    slabs: usize,
     batches: VecDeque<Aggregated>,
-    pieces: VecDeque<Piece>,
-    issued_pieces: usize,
+    pieces: Downloads<Piece>,
 }
 
 /// Encode `decoded`, whose length was checked, in the lane of `session`.
@@ -140,13 +128,12 @@ pub(super) fn encode(
         output,
         extents: vec![None; job.grid.num_subchunks()],
         end: head,
+        uploads: Uploads::default(),
         staged: VecDeque::new(),
-        slabs: 0,
         batches: VecDeque::new(),
-        pieces: VecDeque::new(),
-        issued_pieces: 0,
+        pieces: Downloads::default(),
     };
-    encoder.run().map_err(EngineError::Device)?;
+    encoder.run()?;
     let Encoder {
         output,
         extents,
@@ -191,11 +178,8 @@ impl Encoder<'_, '_> {
         while !self.batches.is_empty() {
             self.take_back()?;
         }
-        while let Some(staged) = self.staged.pop_front() {
-            // Batches that have answered waited for all of their slabs.
-            session.time(TimedStage::ToDevice, staged.begin, staged.done)?;
-        }
-        Ok(())
+        // Batches that have answered waited for all of their slabs.
+        self.uploads.finish(session)
     }
 
     /// Move a slab to the device and scatter it; meanwhile, take back a piece of an earlier batch.
@@ -203,33 +187,23 @@ impl Encoder<'_, '_> {
         let _span = tracing::trace_span!("stage").entered();
         let session = self.session;
         let lane = session.lane;
-        let ring = self.slabs % session.sizing.slabs.len();
-        let reuses = self.staged.len() == session.sizing.slabs.len();
-        if reuses && let Some(staged) = self.staged.front() {
-            lane.driver.synchronize(staged.done, STAGED_HOST)?;
-        }
+        let place = self.uploads.place(session);
         let len = slab.len() * self.job.grid.element_size();
-        let staging = lane.pinned_in(session.sizing.staging_in[ring].part(0..len));
-        let to = lane.write(staging)?;
+        let (staging, to) = self.uploads.next(session, len)?;
         // SAFETY: the slab lies within the shard, whose length was checked, and its dense form
         // within the region, which `Sizing` made for it. The copy that read the region was
-        // synchronised with above.
+        // synchronised with.
         let copy = unsafe { copy_of_slab(self.job, self.decoded.as_ptr(), batch, slab, to) };
         self.take_back_while(&[copy])?;
 
-        if reuses && let Some(staged) = self.staged.pop_front() {
-            session.time(TimedStage::ToDevice, staged.begin, staged.done)?;
-            session.events.give([staged.begin, staged.done]);
-            if let Some(scattered) = staged.scattered {
-                lane.driver.wait(lane.up, scattered, SCATTERED_WAIT)?;
-            }
+        if self.staged.len() == session.sizing.slabs.len()
+            && let Some(staged) = self.staged.pop_front()
+            && let Some(scattered) = staged.scattered
+        {
+            lane.driver.wait(lane.up, scattered, SCATTERED_WAIT)?;
         }
-        let (begin, done) = (session.events.take()?, session.events.take()?);
-        let on_device = lane.device(session.sizing.slabs[ring].part(0..len));
-        session.begin(lane.up, begin)?;
-        lane.copy(lane.up, Span::Pinned(staging), Span::Device(on_device))?;
-        lane.driver.record(done, lane.up, STAGED)?;
-        session.counters.add_to_device(len);
+        let on_device = lane.device(session.sizing.slabs[place].part(0..len));
+        let done = self.uploads.start(session, staging, on_device)?;
 
         lane.driver.wait(lane.compute, done, STAGED_WAIT)?;
         let regions = session.batch(number);
@@ -248,19 +222,16 @@ impl Encoder<'_, '_> {
                 lane.driver,
                 lane.compute,
                 on_device,
-                lane.device(regions.slots),
+                lane.device(session.sizing.slots),
                 flags,
                 lane.device(session.sizing.fill),
             )?;
         }
         lane.driver.record(timed.end, lane.compute, SCATTERED)?;
         self.staged.push_back(Staged {
-            begin,
-            done,
-            scattered: Some(timed.end),
             batch: number,
+            scattered: Some(timed.end),
         });
-        self.slabs += 1;
         Ok(timed)
     }
 
@@ -277,7 +248,7 @@ impl Encoder<'_, '_> {
         let regions = session.batch(number);
         let count = batch.len();
         let slots = Slots {
-            span: lane.device(regions.slots),
+            span: lane.device(session.sizing.slots),
             stride: session.sizing.slot_stride,
             count,
         };
@@ -361,7 +332,7 @@ impl Encoder<'_, '_> {
     /// Do `copies`, and take back what has come from the device meanwhile.
     fn take_back_while(&mut self, copies: &[Copy<'_>]) -> Result<(), DriverError> {
         self.issue(false)?;
-        let piece = self.returned_piece(false)?;
+        let piece = self.pieces.next(self.session, false)?;
         self.finish(piece, copies)
     }
 
@@ -369,7 +340,7 @@ impl Encoder<'_, '_> {
     fn take_back(&mut self) -> Result<(), DriverError> {
         let batches = self.batches.len();
         self.issue(true)?;
-        let piece = self.returned_piece(true)?;
+        let piece = self.pieces.next(self.session, true)?;
         let came = piece.is_some();
         self.finish(piece, &[])?;
         if came || self.batches.len() < batches {
@@ -396,30 +367,18 @@ impl Encoder<'_, '_> {
             let batch = &mut self.batches[at];
             let total = batch.total.unwrap_or(0);
             while batch.issued < total {
-                if self.pieces.len() == session.sizing.staging_out.len() {
+                if self.pieces.is_full(session) {
                     return Ok(());
                 }
-                let ring = self.issued_pieces % session.sizing.staging_out.len();
-                let region = session.sizing.staging_out[ring];
-                let len = region.len.min(total - batch.issued);
+                let len = Downloads::<Piece>::most(session).min(total - batch.issued);
                 let from = session.batch(batch.number).dense;
-                let from = lane.device(from.part(batch.issued..batch.issued + len));
-                let to = lane.pinned_out(region.part(0..len));
-                let (begin, done) = (session.events.take()?, session.events.take()?);
-                session.begin(lane.down, begin)?;
-                lane.copy(lane.down, Span::Device(from), Span::Pinned(to))?;
-                lane.driver.record(done, lane.down, RETURNED)?;
-                session.counters.add_from_device(len);
-                self.pieces.push_back(Piece {
+                let from = from.part(batch.issued..batch.issued + len);
+                let piece = Piece {
                     batch: batch.number,
-                    ring,
-                    begin,
-                    done,
                     start: batch.start + batch.issued,
-                    len,
-                });
+                };
+                self.pieces.start(session, from, piece)?;
                 batch.issued += len;
-                self.issued_pieces += 1;
             }
         }
         Ok(())
@@ -480,52 +439,40 @@ impl Encoder<'_, '_> {
         Ok(())
     }
 
-    /// The oldest piece, if it has come back, or when it has come back if `wait`.
-    fn returned_piece(&mut self, wait: bool) -> Result<Option<Piece>, DriverError> {
-        let driver = self.session.lane.driver;
-        let Some(piece) = self.pieces.front() else {
-            return Ok(None);
-        };
-        // With every place of the ring in use, nothing more can come back before this one has.
-        let wait = wait || self.pieces.len() == self.session.sizing.staging_out.len();
-        if !wait && !driver.query_event(piece.done)? {
-            return Ok(None);
-        }
-        driver.synchronize(piece.done, RETURNED_HOST)?;
-        Ok(self.pieces.pop_front())
-    }
-
     /// Copy `piece` to the shard, and do `copies`.
-    fn finish(&mut self, piece: Option<Piece>, copies: &[Copy<'_>]) -> Result<(), DriverError> {
+    fn finish(
+        &mut self,
+        piece: Option<Download<Piece>>,
+        copies: &[Copy<'_>],
+    ) -> Result<(), DriverError> {
         let _span = tracing::trace_span!("copy").entered();
         let session = self.session;
         let mut copies = copies.to_vec();
+        let mut len = 0;
         if let Some(piece) = &piece {
-            session.time(TimedStage::FromDevice, piece.begin, piece.done)?;
-            let region = session.sizing.staging_out[piece.ring].part(0..piece.len);
-            let from = session.lane.read(session.lane.pinned_out(region))?;
-            if piece.start + piece.len > self.output.capacity() {
+            let from = piece.bytes(session)?;
+            let start = piece.to.start;
+            len = from.len();
+            if start + len > self.output.capacity() {
                 return Err(session.wrong_answer(&format!(
-                    "{} bytes at {} of a shard of at most {}",
-                    piece.len,
-                    piece.start,
+                    "{len} bytes at {start} of a shard of at most {}",
                     self.output.capacity()
                 )));
             }
             // SAFETY: within the capacity, by the check above, and behind the head; every byte is
             // in one piece.
             unsafe {
-                let to = self.output.as_mut_ptr().add(piece.start);
-                copies.push(Copy::bytes(from.as_ptr(), to, piece.len));
+                let to = self.output.as_mut_ptr().add(start);
+                copies.push(Copy::bytes(from.as_ptr(), to, len));
             }
         }
         session.copiers.run(&copies, self.job.threads);
         if let Some(piece) = piece {
-            session.events.give([piece.begin, piece.done]);
+            let number = piece.finish(session)?.batch;
             // Not always of the first batch: one without encoded bytes has no pieces.
             let mut batches = self.batches.iter_mut();
-            if let Some(batch) = batches.find(|batch| batch.number == piece.batch) {
-                batch.returned += piece.len;
+            if let Some(batch) = batches.find(|batch| batch.number == number) {
+                batch.returned += len;
             }
         }
         while let Some(batch) = self.batches.front()

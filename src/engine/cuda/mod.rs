@@ -10,6 +10,7 @@
 //! | `pool` | the lanes of all devices, under their budgets |
 //! | `copiers` | threads that copy between the caller's memory and pinned memory |
 //! | `session` | one shard in one lane: what encoding and decoding share |
+//! | `transfers` | the rings of pinned memory, to the device and back |
 //! | `encode`, `decode` | a whole shard |
 //! | `fallback` | a device where it can, the host where it cannot |
 //! | `metrics` | what was done, for applications to read |
@@ -43,6 +44,7 @@ mod session;
 mod sizing;
 #[cfg(all(test, feature = "conformance"))]
 mod tests;
+mod transfers;
 
 use std::sync::{Arc, OnceLock};
 

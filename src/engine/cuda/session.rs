@@ -74,9 +74,7 @@ impl Session<'_> {
     /// slots by whole words.
     pub(super) fn prepare(&self, job: &Job<'_>) -> Result<(), DriverError> {
         if self.sizing.slot_stride > job.grid.subchunk_bytes() {
-            for batch in &self.sizing.batches {
-                self.lane.zero(self.lane.compute, batch.slots)?;
-            }
+            self.lane.zero(self.lane.compute, self.sizing.slots)?;
         }
         let pattern = Scatter::fill_pattern(job.fill_value);
         let staging = self.lane.pinned_in(self.sizing.fill_staging);

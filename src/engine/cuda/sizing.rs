@@ -78,8 +78,6 @@ impl fmt::Display for MemoryEstimate {
 /// The buffers of one batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BatchRegions {
-    /// Device: a slot per subchunk.
-    pub(super) slots: Region,
     /// Device: `u32` per slot: whether it is stored.
     pub(super) stored: Region,
     /// Device: `u32` per checksum of each slot: whether it is wrong.
@@ -118,6 +116,9 @@ pub(super) struct Sizing {
     pub(super) staging_in: Vec<Region>,
     /// Pinned, from the device.
     pub(super) staging_out: Vec<Region>,
+    /// Device: a slot per subchunk of a batch. One batch at a time: only kernels use it, in one
+    /// stream.
+    pub(super) slots: Region,
     /// Device: the fill value, repeated.
     pub(super) fill: Region,
     /// Pinned, to the device: the same.
@@ -229,6 +230,7 @@ impl Sizing {
         let slabs = ring(&mut device)?;
         let staging_in = ring(&mut pinned_in)?;
         let staging_out = ring(&mut pinned_out)?;
+        let slots = device.region(slot_stride.checked_mul(batch)?)?;
         let fill = device.region(element * SLOT_ALIGNMENT)?;
         let fill_staging = pinned_in.region(fill.len)?;
         let in_flight = tuning
@@ -241,7 +243,6 @@ impl Sizing {
             .map(|_| {
                 let offsets = device.region(u64s.checked_add(8)?)?;
                 Some(BatchRegions {
-                    slots: device.region(slot_stride.checked_mul(batch)?)?,
                     stored: device.region(u32s)?,
                     bad: device.region(u32s.checked_mul(chain.stages.len())?)?,
                     sizes: device.region(u64s)?,
@@ -262,6 +263,7 @@ impl Sizing {
             encoded,
             slot_stride,
             slabs,
+            slots,
             staging_in,
             staging_out,
             fill,
@@ -364,7 +366,7 @@ mod tests {
         assert!(lanes.is_sorted_by(|a, b| a.device >= b.device && a.pinned >= b.pinned));
         let least = sizing.estimate();
         assert!(least.pinned < 512 << 10, "{least}");
-        // Two places for one subchunk, encoded and decoded, and two slabs.
+        // One subchunk, in its slot and dense, and two slabs.
         assert!(least.device < (8 << 20) + (512 << 10), "{least}");
         for most in lanes {
             let fits = Sizing::within(&grid, &chain, most, Tuning::DEFAULT).expect("fits");
