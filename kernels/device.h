@@ -16,6 +16,8 @@ typedef long long int64_t;
 
 // KERNEL(name, threads)(parameters) { ... }: a kernel that is launched with blocks of `threads`.
 #define KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads) name
+// The same, and the compiler may use the registers that `blocks` blocks on a multiprocessor leave it.
+#define KERNEL_RESIDENT(name, threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks) name
 // Before a loop with a constant number of rounds, whose arrays have to stay in registers.
 #define UNROLL _Pragma("unroll")
 // Before a loop that runs seldom: its code stays short.

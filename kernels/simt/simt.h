@@ -135,6 +135,8 @@ template <size_t> struct simt_entry {
     }                                                                                              \
     static void kernel
 
+#define KERNEL_RESIDENT(kernel, block, blocks) KERNEL(kernel, block)
+
 // After the last kernel of a file: `table` lists them.
 #define SIMT_TABLE(table)                                                                          \
     static constexpr auto table##_kernels =                                                        \
