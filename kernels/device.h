@@ -62,10 +62,10 @@ DEVICE void store16(void* to, const Bytes16& value) {
     *static_cast<uint4*>(to) = make_uint4(value.word[0], value.word[1], value.word[2], value.word[3]);
 }
 
-// Sets `flag`, which other threads may be setting, too. Looks first: most often it is set already.
-DEVICE void raise(uint32_t* flag) {
-    if (*static_cast<volatile uint32_t*>(flag) == 0) atomicOr(flag, 1u);
-}
+// Whether `flag` is set. Other threads may be setting it just now.
+DEVICE bool is_raised(const uint32_t* flag) { return *static_cast<const volatile uint32_t*>(flag) != 0; }
+// Sets `flag`, which other threads may be setting, too. Look first: most often it is set already.
+DEVICE void raise(uint32_t* flag) { atomicOr(flag, 1u); }
 DEVICE uint32_t atomic_add(uint32_t* to, uint32_t value) { return atomicAdd(to, value); }
 
 // How many bits are set.

@@ -137,9 +137,11 @@ DEVICE void lift_units_of_block(const LiftParameters& p, Unit* slab, uint8_t* sl
         within[k] = p.within;
     }
     Unit value[LIFT_UNITS];
+    Unit filler{};
     if (!inverse) {
         UNROLL
         for (uint32_t k = 0; k < LIFT_UNITS; k++) value[k] = load(slab + number[k]);
+        if (flags != nullptr) filler = load(fill + fill_phase(p, number[0]));
     }
     for (uint32_t i = p.digit_count - 1; i > 0; i--) {
         const uint32_t extent = p.digits[i].extent, magic = p.digits[i].magic, shift = p.digits[i].shift;
@@ -175,13 +177,14 @@ DEVICE void lift_units_of_block(const LiftParameters& p, Unit* slab, uint8_t* sl
         }
     } else {
         if (flags != nullptr) {
-            uint32_t raised = 0xffffffffu; // no slot
+            // Nothing here waits for the units, nor for the flags, before all are on their way.
+            bool raised[LIFT_UNITS];
+            UNROLL
+            for (uint32_t k = 0; k < LIFT_UNITS; k++) raised[k] = is_raised(flags + slot[k]);
             UNROLL
             for (uint32_t k = 0; k < LIFT_UNITS; k++) {
-                if (slot[k] != raised && differs(value[k], load(fill + fill_phase(p, number[k])))) {
-                    raise(flags + slot[k]);
-                    raised = slot[k];
-                }
+                if (k > 0 && p.period != 1) filler = load(fill + fill_phase(p, number[k]));
+                if (!raised[k] && differs(value[k], filler)) raise(flags + slot[k]);
             }
         }
         if (p.swap != 1) {
@@ -286,10 +289,12 @@ DEVICE void lift_tile_of_block(const TileParameters& p, Unit* slab, uint8_t* slo
     for (uint32_t begin = 0; begin < units; begin += LIFT_THREADS * LIFT_UNITS) {
         Unit value[LIFT_UNITS];
         Place place[LIFT_UNITS];
+        bool different[LIFT_UNITS];
         UNROLL
         for (uint32_t k = 0; k < LIFT_UNITS; k++) {
             const uint32_t number = begin + k * LIFT_THREADS + thread_index();
             place[k] = find_place(p.slot_digits, p.slot_digit_count, tile, units, number);
+            different[k] = false;
             if (!place[k].inside) continue;
             const uint32_t slot = tile.slot + place[k].slot;
             Unit* const in_slot =
@@ -303,12 +308,19 @@ DEVICE void lift_tile_of_block(const TileParameters& p, Unit* slab, uint8_t* slo
                 }
             } else {
                 value[k] = memory[place[k].shared];
-                if (flags != nullptr && slot != raised && differs(value[k], filler)) {
-                    raise(flags + slot);
-                    raised = slot;
-                }
+                different[k] = flags != nullptr && differs(value[k], filler);
                 if (p.swap != 1) value[k] = swapped(value[k], p.swap);
                 store(in_slot, value[k]);
+            }
+        }
+        if (!inverse) {
+            // Behind the stores, which need not wait for flags.
+            UNROLL
+            for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+                const uint32_t slot = tile.slot + place[k].slot;
+                if (!different[k] || slot == raised) continue;
+                if (!is_raised(flags + slot)) raise(flags + slot);
+                raised = slot;
             }
         }
         if (inverse) {

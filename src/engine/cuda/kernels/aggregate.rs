@@ -805,6 +805,69 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn sizes_are_moved_once_when_they_are_permuted() {
+        let driver = counting();
+        // Sizes and flags in, sizes and sources out; eight neighbours stay neighbours, which are a
+        // sector of sources.
+        let most = TUNING.permute_most;
+        let moved = |elide| {
+            check_permute_case(&driver, (&[64, 64], &[8, 8]), 1, (true, elide), most);
+            sectors(&driver).0
+        };
+        let without_flags = 64 * 64 * (8 + 8 + 4) / 32;
+        let flags = 64 * 64 * 4 / 32;
+        assert_eq!(moved(false), without_flags);
+        // Sizes whose neighbours are elided, too, are not read.
+        let moved = moved(true);
+        assert!(
+            (without_flags..=without_flags + flags).contains(&moved),
+            "{moved} sectors"
+        );
+    }
+
+    #[test]
+    fn sizes_are_moved_once_when_they_are_summed() {
+        let driver = counting();
+        let tiles = 5;
+        let count = tiles * TUNING.scan_tile;
+        let (mut sizes, mut offsets) = (vec![0; 8 * count], vec![0; 8 * (count + 1)]);
+        let mut sums = vec![0; scan_scratch_bytes(count)];
+        let mut moved = |kernel, grid, used: &[(usize, Access)]| {
+            let buffers = &mut [&mut sizes, &mut offsets, &mut sums];
+            on(&driver, buffers, |stream, spans| {
+                let launch = Launch {
+                    driver: &driver,
+                    stream,
+                    kernel,
+                };
+                let mut args: Vec<_> = used
+                    .iter()
+                    .map(|&(which, access)| Arg::Span(spans[which], access))
+                    .collect();
+                args.insert(1, Arg::U64(count as u64));
+                // SAFETY: the spans have `count` sizes, a sum for each tile and one more, and one
+                // offset more than sizes.
+                unsafe { launch.run(grid, BLOCK, &args) }
+            })
+            .expect("launches");
+            sectors(&driver).0
+        };
+        let (read, write) = (Access::Read, Access::Write);
+        let once = (count * 8 / 32) as u64;
+        // In and out, and the last offset.
+        let whole = moved("scan_whole", 1, &[(0, read), (1, write)]);
+        assert_eq!(whole, 2 * once + 1);
+        let tiles = tiles as u64;
+        let grid = u32::try_from(tiles).expect("few");
+        // In, and a sum for each block.
+        let sums = moved("scan_sums", grid, &[(0, read), (2, write)]);
+        assert_eq!(sums, once + tiles);
+        // In and out, what comes before for each warp, and the last offset.
+        let add = moved("scan_add", grid, &[(0, read), (2, read), (1, write)]);
+        assert_eq!(add, 2 * once + 8 * tiles + 2);
+    }
+
+    #[test]
     fn long_runs_are_moved_once() {
         let driver = counting();
         // Aligned to 16 and not; each about 16 KiB. What is more is the search for runs, in a few

@@ -446,5 +446,15 @@ pub(crate) mod tests {
             (data..data + 16).contains(&moved),
             "{moved} sectors for {data}"
         );
+        let mut bad = vec![0xcc; 4 * count];
+        on(&driver, &mut [&mut bytes, &mut bad], |stream, spans| {
+            let (slots, length) = (slots(spans[0], length + 64, count), Lengths::All(length));
+            // SAFETY: the stride has room for a checksum.
+            unsafe { verify(&driver, stream, slots, length, None, spans[1]) }
+        })
+        .expect("launches");
+        // The checksums and the results.
+        let (moved, _) = sectors(&driver);
+        assert_eq!(moved, data + 2 * count as u64);
     }
 }

@@ -573,6 +573,59 @@ fn sectors_of_a_transposing_order() {
     );
 }
 
+/// Sectors that a launch with flags moves, in percent of the box once in and once out. All flags
+/// are `flag` before.
+fn percent_with_flags(geometry: &Geometry, inverse: bool, flag: u32) -> u64 {
+    let driver = counting();
+    let scatter = plan(geometry);
+    let mut slab = noise(1, geometry.elements() * geometry.element_size);
+    let mut slots = noise(2, geometry.slots() * geometry.slot_stride);
+    let mut flags = u32s(&vec![flag; geometry.slots()]);
+    let mut fill = Scatter::fill_pattern(&vec![0; geometry.element_size]);
+    let buffers = &mut [&mut slab, &mut slots, &mut flags, &mut fill];
+    on(&driver, buffers, |stream, spans| {
+        let &[slab, slots, flags, fill] = spans else {
+            panic!("{} spans", spans.len());
+        };
+        // SAFETY: the spans are those of the buffers.
+        unsafe {
+            if inverse {
+                scatter.enqueue_unscatter(&driver, stream, slots, slab, Some(flags), fill)
+            } else {
+                scatter.enqueue_scatter(&driver, stream, slab, slots, Some(flags), fill)
+            }
+        }
+    })
+    .expect("launches");
+    let sectors: u64 = driver.sectors().iter().map(|count| count.sectors).sum();
+    sectors * 100 / (2 * geometry.elements() * geometry.element_size / SECTOR) as u64
+}
+
+#[test]
+fn sectors_with_flags() {
+    let plain = Geometry::whole(&[1, 2, 4], &[32; 3], 2, &[0, 1, 2]);
+    // A sector of flags for every 16 that a warp loads, and one of the fill value for every 64.
+    for flag in [0, 1] {
+        let percent = percent_with_flags(&plain, false, flag);
+        assert!((103..=104).contains(&percent), "{percent} %");
+    }
+    assert_eq!(percent_with_flags(&plain, true, 1), 103);
+    // Slots that are not there are not read; the fill value is, a sector for every 16 stored.
+    assert_eq!(percent_with_flags(&plain, true, 0), 56);
+    // A warp turns 64 bytes at a time. Scatter looks where a thread first meets a slot, unscatter at
+    // each unit.
+    let tiled = Geometry::whole(&[1, 2, 4], &[32; 3], 2, &[2, 1, 0]);
+    for (inverse, flag, most) in [
+        (false, 0, 105),
+        (false, 1, 105),
+        (true, 0, 77),
+        (true, 1, 127),
+    ] {
+        let percent = percent_with_flags(&tiled, inverse, flag);
+        assert!(percent <= most, "{percent} %, inverse: {inverse}, {flag}");
+    }
+}
+
 #[test]
 fn wrong_geometry_is_an_error() {
     let geometry = Geometry::whole(&[2, 2], &[4, 4], 2, &[0, 1]);
