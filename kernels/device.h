@@ -20,7 +20,7 @@ typedef long long int64_t;
 #define KERNEL_RESIDENT(name, threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks) name
 // Before a loop with a constant number of rounds, whose arrays have to stay in registers.
 #define UNROLL _Pragma("unroll")
-// Before a loop that runs seldom: its code stays short.
+// Before a loop that stays a loop: its code is short, and quick to compile for the driver.
 #define ROLLED _Pragma("unroll 1")
 // A function that kernels call.
 #define DEVICE static __device__ __forceinline__

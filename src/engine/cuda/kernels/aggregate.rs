@@ -641,6 +641,14 @@ pub(crate) mod tests {
                 Ok(())
             },
         );
+        // A warp goes on over several windows, and from run to run.
+        let stretches = Runs {
+            sizes: (0..80).map(|n| n * 997 % 6000).collect(),
+            source: (0..80).rev().collect(),
+            stride: 6000,
+            seed: 6,
+        };
+        check_gather_case(driver, &stretches, 0, Most::InAll(1));
         // Many runs in a granule, and many empty ones between two.
         for (runs, nth) in [(0, 1), (1, 1), (10_000, 1), (100_000, 30_011)] {
             let sizes = (0..runs).map(|n| usize::from(n % nth == 0)).collect();

@@ -364,6 +364,19 @@ pub(crate) mod tests {
         ] {
             check_equal_lengths(driver, count, length);
         }
+        // Teams of warps, in several rounds.
+        for team in [2, 8] {
+            let case = Case {
+                lengths: (0..20).map(|n| n * 611).collect(),
+                present: (0..20).map(|n| n % 5 != 3).collect(),
+                seed: 3,
+                room: 0,
+                team,
+                most: Most::InAll(1),
+            };
+            check_append_case(driver, &case);
+            check_verify_case(driver, &case, &[1, 1007]);
+        }
     }
 
     #[test]
