@@ -66,11 +66,16 @@ struct TileParameters {
     uint32_t slab_digit_count; // at least 1, as are the others
     uint32_t slot_digit_count;
     uint32_t grid_digit_count;
+    // The digit that a thread's next unit, LIFT_THREADS on, differs in, and by how much; 0: in others, too.
+    uint32_t slab_leap_digit;
+    uint32_t slab_leap;
+    uint32_t slot_leap_digit;
+    uint32_t slot_leap;
     TileDigit slab_digits[12]; // in the order of the slab, slowest first
     TileDigit slot_digits[12]; // the same digits, in the order of the slots
     GridDigit grid_digits[32];
 };
-static_assert(sizeof(TileParameters) == 32 + 24 * 28 + 32 * 32, "as on the host");
+static_assert(sizeof(TileParameters) == 48 + 24 * 28 + 32 * 32, "as on the host");
 
 // n < 2^31.
 DEVICE uint32_t fast_divide(uint32_t n, uint32_t magic, uint32_t shift) { return multiply_high(n, magic) >> shift; }
@@ -237,9 +242,42 @@ struct Places {
     bool inside[LIFT_UNITS];
 };
 
+// The values of a digit that are in the tile.
+DEVICE uint32_t limit_of(const TileDigit& digit, const Tile& tile) {
+    return digit.split == 0 ? 0xffffffffu : digit.split == 1 ? tile.limit[0] : tile.limit[1];
+}
+
 // Of the units from `first` on that are LIFT_THREADS apart.
-DEVICE Places find_places(const TileDigit* digits, uint32_t count, const Tile& tile, uint32_t units, uint32_t first) {
+DEVICE Places find_places(const TileDigit* digits, uint32_t count, uint32_t leap_digit, uint32_t leap,
+                          const Tile& tile, uint32_t units, uint32_t first) {
     Places place;
+    if (leap != 0) {
+        uint32_t rest = first, step = 0, slot = 0, shared = 0, leaping = 0;
+        bool inside = true;
+        ROLLED
+        for (uint32_t i = count; i-- > 0;) {
+            const TileDigit& digit = digits[i];
+            const uint32_t quotient = i == 0 ? 0 : fast_divide(rest, digit.magic, digit.shift);
+            const uint32_t index = rest - quotient * digit.extent;
+            rest = quotient;
+            step += index * digit.step;
+            slot += index * digit.slot;
+            shared += index * digit.shared;
+            inside = inside && index < limit_of(digit, tile);
+            if (i == leap_digit) leaping = index;
+        }
+        const TileDigit& digit = digits[leap_digit];
+        const uint32_t limit = limit_of(digit, tile);
+        UNROLL
+        for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+            const uint32_t more = k * leap;
+            place.step[k] = step + more * digit.step;
+            place.slot[k] = slot + more * digit.slot;
+            place.shared[k] = shared + more * digit.shared;
+            place.inside[k] = inside && leaping + more < limit && first + k * LIFT_THREADS < units;
+        }
+        return place;
+    }
     uint32_t rest[LIFT_UNITS];
     UNROLL
     for (uint32_t k = 0; k < LIFT_UNITS; k++) {
@@ -250,7 +288,7 @@ DEVICE Places find_places(const TileDigit* digits, uint32_t count, const Tile& t
     ROLLED
     for (uint32_t i = count; i-- > 0;) {
         const TileDigit& digit = digits[i];
-        const uint32_t limit = digit.split == 0 ? 0xffffffffu : digit.split == 1 ? tile.limit[0] : tile.limit[1];
+        const uint32_t limit = limit_of(digit, tile);
         UNROLL
         for (uint32_t k = 0; k < LIFT_UNITS; k++) {
             // The first digit takes what is left: it is not divided, and its magic is not used.
@@ -282,8 +320,8 @@ DEVICE void lift_tile_of_block(const TileParameters& p, Unit* slab, uint8_t* slo
         ROLLED
         for (uint32_t begin = 0; begin < units; begin += LIFT_THREADS * LIFT_UNITS) {
             Unit value[LIFT_UNITS];
-            const Places place =
-                find_places(p.slab_digits, p.slab_digit_count, tile, units, begin + thread_index());
+            const Places place = find_places(p.slab_digits, p.slab_digit_count, p.slab_leap_digit, p.slab_leap, tile,
+                                             units, begin + thread_index());
             UNROLL
             for (uint32_t k = 0; k < LIFT_UNITS; k++) {
                 if (place.inside[k]) value[k] = load(slab + place.step[k]);
@@ -301,7 +339,8 @@ DEVICE void lift_tile_of_block(const TileParameters& p, Unit* slab, uint8_t* slo
     ROLLED
     for (uint32_t begin = 0; begin < units; begin += LIFT_THREADS * LIFT_UNITS) {
         Unit value[LIFT_UNITS];
-        const Places place = find_places(p.slot_digits, p.slot_digit_count, tile, units, begin + thread_index());
+        const Places place = find_places(p.slot_digits, p.slot_digit_count, p.slot_leap_digit, p.slot_leap, tile,
+                                         units, begin + thread_index());
         uint32_t slot[LIFT_UNITS];
         Unit* in_slot[LIFT_UNITS];
         UNROLL
@@ -348,8 +387,8 @@ DEVICE void lift_tile_of_block(const TileParameters& p, Unit* slab, uint8_t* slo
         block_barrier();
         ROLLED
         for (uint32_t begin = 0; begin < units; begin += LIFT_THREADS * LIFT_UNITS) {
-            const Places place =
-                find_places(p.slab_digits, p.slab_digit_count, tile, units, begin + thread_index());
+            const Places place = find_places(p.slab_digits, p.slab_digit_count, p.slab_leap_digit, p.slab_leap, tile,
+                                             units, begin + thread_index());
             UNROLL
             for (uint32_t k = 0; k < LIFT_UNITS; k++) {
                 if (place.inside[k]) store(slab + place.step[k], memory[place.shared[k]]);

@@ -506,6 +506,28 @@ fn threads_of_a_warp_meet_different_banks() {
     }
 }
 
+#[test]
+fn units_of_a_thread_differ_in_one_digit() {
+    let leaps = |geometry: &Geometry| {
+        let scatter = plan(geometry);
+        let Kernels::Tiled(parameters) = &scatter.kernels else {
+            panic!("not tiled");
+        };
+        [parameters.slab_leap, parameters.slot_leap].map(|by| by > 0)
+    };
+    for size in [1, 2, 4, 8, 16] {
+        for extent in [32, 64] {
+            for order in [&[2, 1, 0], &[1, 2, 0], &[0, 2, 1], &[2, 0, 1]] {
+                let geometry = Geometry::whole(&[1, 4, 4], &[extent, extent, extent], size, order);
+                assert_eq!(leaps(&geometry), [true; 2], "{size} {extent} {order:?}");
+            }
+        }
+    }
+    // 35 rows of 33: not a whole number of rows from one unit of a thread to the next.
+    let odd = Geometry::whole(&[1, 1], &[33, 35], 2, &[1, 0]);
+    assert_eq!(leaps(&odd), [false; 2]);
+}
+
 /// Sectors that a launch moves and the fewest that would do: reads, and writes of the slots.
 fn moved(geometry: &Geometry, inverse: bool) -> Vec<(u64, u64)> {
     let driver = counting();
