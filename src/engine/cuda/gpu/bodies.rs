@@ -364,7 +364,7 @@ pub(in crate::engine::cuda) fn forked_child(
         let options = Options::default().with_backend(backend);
         engines.choose(&options, &subject.grid, Ok(&subject.chain))
     };
-    let encoded = || devices.counters.snapshot().shards_encoded;
+    let encoded = || devices.counters.encoded();
     let before = choose(Backend::Auto).unwrap().engine;
     let on_device = choose(Backend::Cuda).unwrap().engine;
     subject.round_trip(&*before, 1).unwrap();
