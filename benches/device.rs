@@ -2,7 +2,7 @@
 //!
 //! `cargo bench --bench device` prints a table and writes `target/bench/device.json`, or the file
 //! that `ZARRS_CUDA_BENCH_OUT` names. Without a GPU it says why it measures nothing, and that is a
-//! failure only with `ZARRS_CUDA_REQUIRE_GPU=1`.
+//! failure only with `ZARRS_CUDA_REQUIRE_GPU=1`. With `--list` it prints its name and measures nothing.
 
 use std::env;
 use std::error::Error;
@@ -31,6 +31,11 @@ fn write(document: &Value) -> Result<(), Box<dyn Error>> {
 }
 
 fn main() -> ExitCode {
+    // What a runner of tests asks for; it also shows that this program can start.
+    if env::args().any(|argument| argument == "--list") {
+        println!("device: benchmark");
+        return ExitCode::SUCCESS;
+    }
     let document = match measure_device(|line| println!("{line}")) {
         Ok(document) => document,
         Err(reason) if env::var("ZARRS_CUDA_REQUIRE_GPU").is_ok_and(|v| v == "1") => {

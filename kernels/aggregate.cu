@@ -12,11 +12,14 @@
 // moves 24 bytes for each size in all. Blocks of 256 threads; a warp owns 256 consecutive sizes.
 //
 // gather: run j is the bytes of `dense` from offsets[j] to offsets[j + 1], and comes from the begin of
-// slot source[j], at slots + source[j] * slot_stride. slots and dense are 16-aligned. A warp owns 4 KiB
-// of dense at a time, finds its first run by search, and copies as many bytes as offsets[runs] says,
-// but no more than `capacity`. Each byte is read once and written once; all stores but those of the
-// last 15 bytes are aligned: 16 bytes within a run, 4 where runs meet.
-// Launch: blocks of 256 threads, any grid.
+// slot source[j], at slots + source[j] * slot_stride. slots and dense are 16-aligned. As many bytes are
+// copied as offsets[runs] says, but no more than `capacity`. A warp owns one stretch of dense, as long
+// as the others, of at least 4 KiB: it finds the first run by search, and goes on from run to run. Each
+// byte is read once and written once, in granules of 16 aligned bytes, all but the last of dense; where
+// runs meet and are not aligned alike, granules are loaded twice. Beside that, a warp reads about 32
+// offsets for each round of its search, of which there are log32(runs), and 34 offsets and a source for
+// each run that it goes on to, and where runs meet two offsets and a source for each granule: all of
+// these are near those that others read, in caches. Launch: blocks of 256 threads, any grid.
 #include "copy_bytes.h"
 
 constexpr uint32_t THREADS = 256;
@@ -147,7 +150,7 @@ KERNEL(scan_add, 256)(const uint64_t* sizes, uint64_t count, const uint64_t* bef
         store(offsets + count, load(before + block_count()));
 }
 
-constexpr uint32_t PIECE = 2 * WINDOW; // that a warp gathers at a time
+constexpr uint32_t SHORTEST_STRETCH = 2 * WINDOW; // that a warp gathers
 
 // A run: byte `at` of dense, before `end`, comes from byte origin + at of the slots, modulo 2^64.
 struct Run {
@@ -186,64 +189,107 @@ DEVICE uint64_t run_of_by_warp(const uint64_t* offsets, uint64_t low, uint64_t h
     return low;
 }
 
-// One lane gathers 16 bytes, or those up to `total`, from `at` on. Their runs are from `low` on and
-// before `high`.
-DEVICE void gather_granule(const uint8_t* slots, uint64_t slot_stride, const uint32_t* source, const uint64_t* offsets,
-                           uint8_t* dense, uint64_t low, uint64_t high, uint64_t at, uint64_t total) {
-    uint64_t number = run_of(offsets, low, high, at);
-    Run run = run_at(source, offsets, slot_stride, number);
-    const uint64_t granule_end = at + 16 < total ? at + 16 : total;
-    if (at + 16 <= run.end && at + 16 <= total) {
-        store16(dense + at, load16_any(slots + (run.origin + at)));
-        return;
-    }
-    // Where runs meet, or at the end.
-    uint32_t word = 0; // the last four bytes
-    for (; at < granule_end; at++) {
-        if (at >= run.end) {
-            number = run_of(offsets, number + 1, high, at);
-            run = run_at(source, offsets, slot_stride, number);
+// The same, for a run that is likely to be one of the next.
+DEVICE uint64_t next_run_of_by_warp(const uint64_t* offsets, uint64_t low, uint64_t high, uint64_t at) {
+    const uint64_t guess = low + 1 + lane_index();
+    const bool behind = guess >= high || load(offsets + guess) > at;
+    const uint32_t before = count_ones(~ballot(behind));
+    if (before < 32) return low + before;
+    return run_of_by_warp(offsets, low + 32, high, at);
+}
+
+constexpr uint32_t MEETING_STEPS = 2; // granules of a lane, all in flight; four would take too many registers
+
+// The warp gathers MEETING_STEPS * STEP bytes, or those up to `total`, from `at` on. Their runs are
+// from `first` to `last`. Each lane finds the runs of its granules, loads them all, and stores them.
+DEVICE void gather_meeting(const uint8_t* slots, uint64_t slot_stride, const uint32_t* source, const uint64_t* offsets,
+                           uint8_t* dense, uint64_t first, uint64_t last, uint64_t at, uint64_t total) {
+    at += lane_index() * 16;
+    uint64_t number[MEETING_STEPS];
+    UNROLL
+    for (uint32_t k = 0; k < MEETING_STEPS; k++) number[k] = first;
+    uint64_t step = 1;
+    while (step * 2 <= last - first) step *= 2;
+    ROLLED
+    for (; step != 0; step /= 2) {
+        UNROLL
+        for (uint32_t k = 0; k < MEETING_STEPS; k++) {
+            const uint64_t next = number[k] + step;
+            if (next <= last && load(offsets + next) <= at + k * STEP) number[k] = next;
         }
-        const uint8_t byte = load(slots + (run.origin + at));
-        word = funnel_shift_right(word, byte, 8);
-        if (at >= (total & ~uint64_t{3}))
-            store(dense + at, byte);
-        else if ((at & 3) == 3)
-            store(reinterpret_cast<uint32_t*>(dense + at - 3), word);
+    }
+    uint64_t from[MEETING_STEPS]; // where the granule would begin if all of it were of its first run
+    uint32_t end[MEETING_STEPS];  // of its first run's bytes
+    uint32_t size[MEETING_STEPS];
+    UNROLL
+    for (uint32_t k = 0; k < MEETING_STEPS; k++) {
+        const uint64_t begin = at + k * STEP;
+        const Run run = run_at(source, offsets, slot_stride, number[k]);
+        size[k] = begin >= total ? 0 : total - begin < 16 ? static_cast<uint32_t>(total - begin) : 16;
+        end[k] = run.end - begin < size[k] ? static_cast<uint32_t>(run.end - begin) : size[k];
+        from[k] = run.origin + begin;
+    }
+    Bytes16 low[MEETING_STEPS], high[MEETING_STEPS];
+    UNROLL
+    for (uint32_t k = 0; k < MEETING_STEPS; k++) load_part(slots, from[k], 0, end[k], low[k], high[k]);
+    UNROLL
+    for (uint32_t k = 0; k < MEETING_STEPS; k++) {
+        low[k] = join16(low[k], high[k], static_cast<uint32_t>(from[k]) & 15);
+        // Other runs in the same granule.
+        const uint64_t begin = at + k * STEP;
+        while (end[k] < size[k]) {
+            const Run run = run_at(source, offsets, slot_stride, run_of(offsets, first, last + 1, begin + end[k]));
+            const uint32_t next = run.end - begin < size[k] ? static_cast<uint32_t>(run.end - begin) : size[k];
+            Bytes16 part, behind;
+            load_part(slots, run.origin + begin, end[k], next, part, behind);
+            part = join16(part, behind, static_cast<uint32_t>(run.origin + begin) & 15);
+            low[k] = splice16(low[k], part, end[k]);
+            end[k] = next;
+        }
+    }
+    UNROLL
+    for (uint32_t k = 0; k < MEETING_STEPS; k++) {
+        if (size[k] == 16)
+            store16(dense + at + k * STEP, low[k]);
+        else
+            store_bytes(dense + at + k * STEP, low[k], size[k]);
     }
 }
 
-KERNEL(gather, 256)
+// What a warp gathers.
+DEVICE uint64_t stretch_of(uint64_t total, uint64_t warps) {
+    const uint64_t even = (total + warps - 1) / warps;
+    return even <= SHORTEST_STRETCH ? SHORTEST_STRETCH : (even + WINDOW - 1) / WINDOW * WINDOW;
+}
+
+KERNEL_RESIDENT(gather, 256, 4)
 (const uint8_t* slots, uint64_t slot_stride, const uint32_t* source, const uint64_t* offsets, uint64_t runs,
  uint8_t* dense, uint64_t capacity) {
     uint64_t total = load(offsets + runs);
     if (total > capacity) total = capacity;
-    const uint64_t warps = uint64_t{block_count()} * WARPS;
-    uint64_t begin = (uint64_t{block_index()} * WARPS + thread_index() / 32) * PIECE;
-    for (; begin < total; begin += warps * PIECE) {
-        const uint64_t piece_end = begin + PIECE < total ? begin + PIECE : total;
-        uint64_t number = run_of_by_warp(offsets, 0, runs, begin);
-        Run run = run_at(source, offsets, slot_stride, number);
-        for (uint64_t at = begin; at < piece_end; at += WINDOW) {
-            if (at >= run.end) {
-                number = run_of_by_warp(offsets, number + 1, runs, at);
-                run = run_at(source, offsets, slot_stride, number);
-            }
-            const uint64_t window_end = at + WINDOW < total ? at + WINDOW : total;
-            if (at + WINDOW <= run.end && at + WINDOW <= total) {
-                copy_window(dense + at, slots + (run.origin + at));
-                continue;
-            }
-            // Runs meet here; the next window goes on in the last of them, or behind it.
-            const uint64_t last = run_of_by_warp(offsets, number, runs, window_end - 1);
-            for (uint32_t k = 0; k < WINDOW_STEPS; k++) {
-                const uint64_t granule = at + k * STEP + lane_index() * 16;
-                if (granule < window_end)
-                    gather_granule(slots, slot_stride, source, offsets, dense, number, last + 1, granule, total);
-            }
-            number = last;
+    const uint64_t stretch = stretch_of(total, uint64_t{block_count()} * WARPS);
+    uint64_t at = (uint64_t{block_index()} * WARPS + thread_index() / 32) * stretch;
+    if (at >= total) return;
+    const uint64_t end = stretch < total - at ? at + stretch : total;
+    uint64_t number = run_of_by_warp(offsets, 0, runs, at);
+    Run run = run_at(source, offsets, slot_stride, number);
+    for (; at < end; at += WINDOW) {
+        if (at >= run.end) {
+            number = next_run_of_by_warp(offsets, number + 1, runs, at);
             run = run_at(source, offsets, slot_stride, number);
         }
+        if (at + WINDOW <= run.end && at + WINDOW <= total) {
+            copy_window(dense + at, slots + (run.origin + at));
+            continue;
+        }
+        // Runs meet here, or all ends; the next window goes on in the last of them, or behind it.
+        const uint64_t window_end = at + WINDOW < total ? at + WINDOW : total;
+        const uint64_t last = next_run_of_by_warp(offsets, number, runs, window_end - 1);
+        ROLLED
+        for (uint32_t k = 0; k < WINDOW_STEPS; k += MEETING_STEPS)
+            gather_meeting(slots, slot_stride, source, offsets, dense, number, last, at + k * STEP, total);
+        number = last;
+        run = run_at(source, offsets, slot_stride, number);
     }
 }
 
@@ -257,6 +303,7 @@ KERNEL(gather_arithmetic, 32)
         const uint64_t byte = load(at + i);
         const uint64_t number = run_of_by_warp(offsets, 0, runs, byte);
         if (number != run_of(offsets, 0, runs, byte)) continue;
+        if (number != next_run_of_by_warp(offsets, 0, runs, byte)) continue;
         const Run run = run_at(source, offsets, slot_stride, number);
         if (lane_index() == 0 && byte < run.end) store(from + i, run.origin + byte);
     }

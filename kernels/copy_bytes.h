@@ -50,6 +50,39 @@ DEVICE Bytes16 load16_any(const uint8_t* from) {
     return join16(low, load16(aligned + 16), shift);
 }
 
+// The aligned granules that hold bytes `begin` to `end` of the 16 from `slots` + `from` on, for join16;
+// zeros for one that holds none. Nothing else is read, nor need it be there: `from` counts modulo 2^64.
+// `slots` is aligned. end <= 16
+DEVICE void load_part(const uint8_t* slots, uint64_t from, uint32_t begin, uint32_t end, Bytes16& low, Bytes16& high) {
+    const uint32_t shift = static_cast<uint32_t>(from) & 15;
+    low = high = Bytes16{{0, 0, 0, 0}};
+    if (begin < end && begin < 16 - shift) low = load16(slots + (from - shift));
+    if (end > 16 - shift) high = load16(slots + (from - shift + 16));
+}
+
+// The first `count` bytes of `first`, and the others of `rest`. count < 16
+DEVICE Bytes16 splice16(const Bytes16& first, const Bytes16& rest, uint32_t count) {
+    Bytes16 all;
+    UNROLL
+    for (uint32_t w = 0; w < 4; w++) {
+        const uint32_t keep = count <= 4 * w ? 0 : count >= 4 * w + 4 ? ~0u : (1u << (8 * (count - 4 * w))) - 1;
+        all.word[w] = (first.word[w] & keep) | (rest.word[w] & ~keep);
+    }
+    return all;
+}
+
+// The first `count` bytes, to any address. count <= 16
+DEVICE void store_bytes(uint8_t* to, Bytes16 bytes, uint32_t count) {
+    ROLLED
+    for (uint32_t i = 0; i < count; i++) {
+        store(to + i, static_cast<uint8_t>(bytes.word[0]));
+        UNROLL
+        for (uint32_t w = 0; w < 3; w++)
+            bytes.word[w] = funnel_shift_right(bytes.word[w], bytes.word[w + 1], 8);
+        bytes.word[3] >>= 8;
+    }
+}
+
 // The warp copies WINDOW bytes from any address to an aligned one; all lanes have the same
 // arguments. Reads the aligned granules that hold one of the bytes, each once.
 DEVICE void copy_window(uint8_t* to, const uint8_t* from) {

@@ -16,9 +16,11 @@ typedef long long int64_t;
 
 // KERNEL(name, threads)(parameters) { ... }: a kernel that is launched with blocks of `threads`.
 #define KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads) name
+// The same, and the compiler may use the registers that `blocks` blocks on a multiprocessor leave it.
+#define KERNEL_RESIDENT(name, threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks) name
 // Before a loop with a constant number of rounds, whose arrays have to stay in registers.
 #define UNROLL _Pragma("unroll")
-// Before a loop that runs seldom: its code stays short.
+// Before a loop that stays a loop: its code is short, and quick to compile for the driver.
 #define ROLLED _Pragma("unroll 1")
 // A function that kernels call.
 #define DEVICE static __device__ __forceinline__
@@ -60,10 +62,10 @@ DEVICE void store16(void* to, const Bytes16& value) {
     *static_cast<uint4*>(to) = make_uint4(value.word[0], value.word[1], value.word[2], value.word[3]);
 }
 
-// Sets `flag`, which other threads may be setting, too. Looks first: most often it is set already.
-DEVICE void raise(uint32_t* flag) {
-    if (*static_cast<volatile uint32_t*>(flag) == 0) atomicOr(flag, 1u);
-}
+// Whether `flag` is set. Other threads may be setting it just now.
+DEVICE bool is_raised(const uint32_t* flag) { return *static_cast<const volatile uint32_t*>(flag) != 0; }
+// Sets `flag`, which other threads may be setting, too. Look first: most often it is set already.
+DEVICE void raise(uint32_t* flag) { atomicOr(flag, 1u); }
 DEVICE uint32_t atomic_add(uint32_t* to, uint32_t value) { return atomicAdd(to, value); }
 
 // How many bits are set.

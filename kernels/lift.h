@@ -66,11 +66,16 @@ struct TileParameters {
     uint32_t slab_digit_count; // at least 1, as are the others
     uint32_t slot_digit_count;
     uint32_t grid_digit_count;
+    // The digit that a thread's next unit, LIFT_THREADS on, differs in, and by how much; 0: in others, too.
+    uint32_t slab_leap_digit;
+    uint32_t slab_leap;
+    uint32_t slot_leap_digit;
+    uint32_t slot_leap;
     TileDigit slab_digits[12]; // in the order of the slab, slowest first
     TileDigit slot_digits[12]; // the same digits, in the order of the slots
     GridDigit grid_digits[32];
 };
-static_assert(sizeof(TileParameters) == 32 + 24 * 28 + 32 * 32, "as on the host");
+static_assert(sizeof(TileParameters) == 48 + 24 * 28 + 32 * 32, "as on the host");
 
 // n < 2^31.
 DEVICE uint32_t fast_divide(uint32_t n, uint32_t magic, uint32_t shift) { return multiply_high(n, magic) >> shift; }
@@ -137,10 +142,13 @@ DEVICE void lift_units_of_block(const LiftParameters& p, Unit* slab, uint8_t* sl
         within[k] = p.within;
     }
     Unit value[LIFT_UNITS];
+    Unit filler{};
     if (!inverse) {
         UNROLL
         for (uint32_t k = 0; k < LIFT_UNITS; k++) value[k] = load(slab + number[k]);
+        if (flags != nullptr) filler = load(fill + fill_phase(p, number[0]));
     }
+    ROLLED
     for (uint32_t i = p.digit_count - 1; i > 0; i--) {
         const uint32_t extent = p.digits[i].extent, magic = p.digits[i].magic, shift = p.digits[i].shift;
         const uint32_t within_step = p.digits[i].within, slot_step = p.digits[i].slot;
@@ -175,13 +183,14 @@ DEVICE void lift_units_of_block(const LiftParameters& p, Unit* slab, uint8_t* sl
         }
     } else {
         if (flags != nullptr) {
-            uint32_t raised = 0xffffffffu; // no slot
+            // Nothing here waits for the units, nor for the flags, before all are on their way.
+            bool raised[LIFT_UNITS];
+            UNROLL
+            for (uint32_t k = 0; k < LIFT_UNITS; k++) raised[k] = is_raised(flags + slot[k]);
             UNROLL
             for (uint32_t k = 0; k < LIFT_UNITS; k++) {
-                if (slot[k] != raised && differs(value[k], load(fill + fill_phase(p, number[k])))) {
-                    raise(flags + slot[k]);
-                    raised = slot[k];
-                }
+                if (k > 0 && p.period != 1) filler = load(fill + fill_phase(p, number[k]));
+                if (!raised[k] && differs(value[k], filler)) raise(flags + slot[k]);
             }
         }
         if (p.swap != 1) {
@@ -206,6 +215,7 @@ struct Tile {
 DEVICE Tile find_tile(const TileParameters& p, uint32_t number) {
     Tile tile = {0, p.within, 0, {0xffffffffu, 0xffffffffu}};
     uint32_t rest = number;
+    ROLLED
     for (uint32_t i = p.grid_digit_count; i-- > 0;) {
         const GridDigit& digit = p.grid_digits[i];
         uint32_t index = rest;
@@ -224,29 +234,72 @@ DEVICE Tile find_tile(const TileParameters& p, uint32_t number) {
     return tile;
 }
 
-// Where a unit of a tile is, on one side.
-struct Place {
-    uint32_t step;
-    uint32_t slot;
-    uint32_t shared;
-    bool inside;
+// Where units of a tile are, on one side.
+struct Places {
+    uint32_t step[LIFT_UNITS];
+    uint32_t slot[LIFT_UNITS];
+    uint32_t shared[LIFT_UNITS];
+    bool inside[LIFT_UNITS];
 };
 
-DEVICE Place find_place(const TileDigit* digits, uint32_t count, const Tile& tile, uint32_t units, uint32_t number) {
-    Place place = {0, 0, 0, number < units};
-    uint32_t rest = number;
+// The values of a digit that are in the tile.
+DEVICE uint32_t limit_of(const TileDigit& digit, const Tile& tile) {
+    return digit.split == 0 ? 0xffffffffu : digit.split == 1 ? tile.limit[0] : tile.limit[1];
+}
+
+// Of the units from `first` on that are LIFT_THREADS apart.
+DEVICE Places find_places(const TileDigit* digits, uint32_t count, uint32_t leap_digit, uint32_t leap,
+                          const Tile& tile, uint32_t units, uint32_t first) {
+    Places place;
+    if (leap != 0) {
+        uint32_t rest = first, step = 0, slot = 0, shared = 0, leaping = 0;
+        bool inside = true;
+        ROLLED
+        for (uint32_t i = count; i-- > 0;) {
+            const TileDigit& digit = digits[i];
+            const uint32_t quotient = i == 0 ? 0 : fast_divide(rest, digit.magic, digit.shift);
+            const uint32_t index = rest - quotient * digit.extent;
+            rest = quotient;
+            step += index * digit.step;
+            slot += index * digit.slot;
+            shared += index * digit.shared;
+            inside = inside && index < limit_of(digit, tile);
+            if (i == leap_digit) leaping = index;
+        }
+        const TileDigit& digit = digits[leap_digit];
+        const uint32_t limit = limit_of(digit, tile);
+        UNROLL
+        for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+            const uint32_t more = k * leap;
+            place.step[k] = step + more * digit.step;
+            place.slot[k] = slot + more * digit.slot;
+            place.shared[k] = shared + more * digit.shared;
+            place.inside[k] = inside && leaping + more < limit && first + k * LIFT_THREADS < units;
+        }
+        return place;
+    }
+    uint32_t rest[LIFT_UNITS];
+    UNROLL
+    for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+        rest[k] = first + k * LIFT_THREADS;
+        place.step[k] = place.slot[k] = place.shared[k] = 0;
+        place.inside[k] = rest[k] < units;
+    }
+    ROLLED
     for (uint32_t i = count; i-- > 0;) {
         const TileDigit& digit = digits[i];
-        uint32_t index = rest;
-        if (i > 0) {
-            rest = fast_divide(rest, digit.magic, digit.shift);
-            index -= rest * digit.extent;
+        const uint32_t limit = limit_of(digit, tile);
+        UNROLL
+        for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+            // The first digit takes what is left: it is not divided, and its magic is not used.
+            const uint32_t quotient = i == 0 ? 0 : fast_divide(rest[k], digit.magic, digit.shift);
+            const uint32_t index = rest[k] - quotient * digit.extent;
+            rest[k] = quotient;
+            place.step[k] += index * digit.step;
+            place.slot[k] += index * digit.slot;
+            place.shared[k] += index * digit.shared;
+            place.inside[k] = place.inside[k] && index < limit;
         }
-        place.step += index * digit.step;
-        place.slot += index * digit.slot;
-        place.shared += index * digit.shared;
-        if (digit.split == 1) place.inside = place.inside && index < tile.limit[0];
-        if (digit.split == 2) place.inside = place.inside && index < tile.limit[1];
     }
     return place;
 }
@@ -264,18 +317,18 @@ DEVICE void lift_tile_of_block(const TileParameters& p, Unit* slab, uint8_t* slo
     slab += tile.slab;
     const uint32_t units = p.units;
     if (!inverse) {
+        ROLLED
         for (uint32_t begin = 0; begin < units; begin += LIFT_THREADS * LIFT_UNITS) {
             Unit value[LIFT_UNITS];
-            Place place[LIFT_UNITS];
+            const Places place = find_places(p.slab_digits, p.slab_digit_count, p.slab_leap_digit, p.slab_leap, tile,
+                                             units, begin + thread_index());
             UNROLL
             for (uint32_t k = 0; k < LIFT_UNITS; k++) {
-                const uint32_t number = begin + k * LIFT_THREADS + thread_index();
-                place[k] = find_place(p.slab_digits, p.slab_digit_count, tile, units, number);
-                if (place[k].inside) value[k] = load(slab + place[k].step);
+                if (place.inside[k]) value[k] = load(slab + place.step[k]);
             }
             UNROLL
             for (uint32_t k = 0; k < LIFT_UNITS; k++) {
-                if (place[k].inside) memory[place[k].shared] = value[k];
+                if (place.inside[k]) memory[place.shared[k]] = value[k];
             }
         }
         block_barrier();
@@ -283,49 +336,62 @@ DEVICE void lift_tile_of_block(const TileParameters& p, Unit* slab, uint8_t* slo
     Unit filler{};
     if (flags != nullptr) filler = load(fill);
     uint32_t raised = 0xffffffffu;
+    ROLLED
     for (uint32_t begin = 0; begin < units; begin += LIFT_THREADS * LIFT_UNITS) {
         Unit value[LIFT_UNITS];
-        Place place[LIFT_UNITS];
+        const Places place = find_places(p.slot_digits, p.slot_digit_count, p.slot_leap_digit, p.slot_leap, tile,
+                                         units, begin + thread_index());
+        uint32_t slot[LIFT_UNITS];
+        Unit* in_slot[LIFT_UNITS];
         UNROLL
         for (uint32_t k = 0; k < LIFT_UNITS; k++) {
-            const uint32_t number = begin + k * LIFT_THREADS + thread_index();
-            place[k] = find_place(p.slot_digits, p.slot_digit_count, tile, units, number);
-            if (!place[k].inside) continue;
-            const uint32_t slot = tile.slot + place[k].slot;
-            Unit* const in_slot =
-                reinterpret_cast<Unit*>(slots + slot * p.slot_stride) + (tile.within + place[k].step);
-            if (inverse) {
-                if (flags == nullptr || load(flags + slot) != 0) {
-                    value[k] = load(in_slot);
-                    if (p.swap != 1) value[k] = swapped(value[k], p.swap);
-                } else {
-                    value[k] = filler;
-                }
-            } else {
-                value[k] = memory[place[k].shared];
-                if (flags != nullptr && slot != raised && differs(value[k], filler)) {
-                    raise(flags + slot);
-                    raised = slot;
-                }
-                if (p.swap != 1) value[k] = swapped(value[k], p.swap);
-                store(in_slot, value[k]);
-            }
+            slot[k] = tile.slot + place.slot[k];
+            in_slot[k] = reinterpret_cast<Unit*>(slots + slot[k] * p.slot_stride) + (tile.within + place.step[k]);
         }
         if (inverse) {
+            bool present[LIFT_UNITS];
+            UNROLL
+            for (uint32_t k = 0; k < LIFT_UNITS; k++)
+                present[k] = place.inside[k] && (flags == nullptr || load(flags + slot[k]) != 0);
             UNROLL
             for (uint32_t k = 0; k < LIFT_UNITS; k++) {
-                if (place[k].inside) memory[place[k].shared] = value[k];
+                if (present[k]) value[k] = load(in_slot[k]);
+            }
+            UNROLL
+            for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+                if (!present[k]) value[k] = filler;
+                else if (p.swap != 1) value[k] = swapped(value[k], p.swap);
+                if (place.inside[k]) memory[place.shared[k]] = value[k];
+            }
+        } else {
+            bool different[LIFT_UNITS];
+            UNROLL
+            for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+                different[k] = false;
+                if (!place.inside[k]) continue;
+                value[k] = memory[place.shared[k]];
+                different[k] = flags != nullptr && differs(value[k], filler);
+                if (p.swap != 1) value[k] = swapped(value[k], p.swap);
+                store(in_slot[k], value[k]);
+            }
+            // Behind the stores, which need not wait for flags.
+            UNROLL
+            for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+                if (!different[k] || slot[k] == raised) continue;
+                if (!is_raised(flags + slot[k])) raise(flags + slot[k]);
+                raised = slot[k];
             }
         }
     }
     if (inverse) {
         block_barrier();
+        ROLLED
         for (uint32_t begin = 0; begin < units; begin += LIFT_THREADS * LIFT_UNITS) {
+            const Places place = find_places(p.slab_digits, p.slab_digit_count, p.slab_leap_digit, p.slab_leap, tile,
+                                             units, begin + thread_index());
             UNROLL
             for (uint32_t k = 0; k < LIFT_UNITS; k++) {
-                const uint32_t number = begin + k * LIFT_THREADS + thread_index();
-                const Place place = find_place(p.slab_digits, p.slab_digit_count, tile, units, number);
-                if (place.inside) store(slab + place.step, memory[place.shared]);
+                if (place.inside[k]) store(slab + place.step[k], memory[place.shared[k]]);
             }
         }
     }

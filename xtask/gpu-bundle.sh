@@ -1,125 +1,313 @@
 #!/usr/bin/env bash
-# Runs what needs a GPU, and writes what came of it to ${OUT:-.}/zarrs_cuda-gpu.json and the logs
-# of all parts to ${OUT:-.}/zarrs_cuda-gpu-logs/. Fails if a part failed.
+# Runs what needs a GPU: bash run.sh [PART...], all parts where none is named.
 #
-# Needs Linux on x86-64 and an NVIDIA driver for CUDA 12.0 or newer. compute-sanitizer is used if it
-# is on the path or in /usr/local/cuda.
+#   suites        the tests that need a GPU                                  180 s
+#   memcheck, racecheck, synccheck, initcheck
+#                 tests under one tool of compute-sanitizer                  150 s each
+#   benchmark     what the kernels, the bus and the engine reach             420 s
+#
+# Writes two files into the folder OUT, or the working directory, over those of an earlier run:
+# zarrs_cuda-gpu.json, anew before and after every part, so that whoever ends this script early
+# loses one part alone; and zarrs_cuda-gpu.log, what all parts printed. Fails if a part failed.
+#
+# A part is "passed", "failed", "timeout", "empty" (no test ran), "cannot start" (the loader refused
+# the program), "absent" (nothing to run it with: a reason says so, and it is no failure), "skipped"
+# (the suites had hung the GPU), "running" or "waiting" (this script was ended before).
+#
+# Needs Linux on x86-64, bash, the usual commands (coreutils, sed, awk, grep), an NVIDIA driver for
+# CUDA 12.0 or newer, and the glibc that the file named glibc says: 2.34 where the bundle was built on
+# Debian 12. nvCOMP needs a libstdc++.so.6 as well, of GCC 6 or newer, and xz or python3 to unpack it.
+#
+# ZARRS_CUDA_LIMIT_SUITES=300   seconds that a part may take; likewise for the others
+# ZARRS_CUDA_SANITIZER          the whole path of compute-sanitizer; unless this is set it is looked for
+# ZARRS_CUDA_LIBCUDA            the folder of libcuda.so.1, if the loader does not know it:
+#                               /usr/local/nvidia/lib64 unless this is set
 set -uo pipefail
+# Messages that can be recognised, and bytes for characters.
+export LC_ALL=C
 
-here=$(cd "$(dirname "$0")" && pwd)
-out=$(mkdir -p "${OUT:-.}" && cd "${OUT:-.}" && pwd)
-logs=$out/zarrs_cuda-gpu-logs
-mkdir -p "$logs"
+all=(suites memcheck racecheck synccheck initcheck benchmark)
+declare -A limit=([suites]=180 [memcheck]=150 [racecheck]=150 [synccheck]=150 [initcheck]=150
+    [benchmark]=420)
 
-export ZARRS_CUDA_REQUIRE_GPU=1
-export RUST_BACKTRACE=1
-# The C++ runtime of this machine, where it will do: the one in the bundle may need a newer libc.
-if ! "$here/zarrs_cuda-tests" --list >/dev/null 2>&1; then
-    export LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-fi
+for name in "$@"; do
+    if [[ " ${all[*]} " != *" $name "* ]]; then
+        printf 'there is no part "%s"; the parts are: %s\n' "$name" "${all[*]}" >&2
+        exit 2
+    fi
+done
+# Each once, and the suites first.
+parts=()
+for name in "${all[@]}"; do
+    if [ $# -eq 0 ] || [[ " $* " == *" $name "* ]]; then
+        parts+=("$name")
+    fi
+    variable=ZARRS_CUDA_LIMIT_${name^^}
+    limit[$name]=${!variable:-${limit[$name]}}
+    if ! [[ ${limit[$name]} =~ ^[1-9][0-9]*$ ]]; then
+        printf '%s is a number of seconds, not "%s"\n' "$variable" "${limit[$name]}" >&2
+        exit 2
+    fi
+done
 
-# A string of JSON. Control characters other than the ends of lines and tabs are left out.
+here=$(cd "$(dirname "$0")" && pwd) || exit 1
+out=$(mkdir -p "${OUT:-.}" && cd "${OUT:-.}" && pwd) || exit 1
+json=$out/zarrs_cuda-gpu.json
+log=$out/zarrs_cuda-gpu.log
+tests=$here/zarrs_cuda-tests
+bench=$here/zarrs_cuda-bench
+
+child=
+temporary=$(mktemp -d) || exit 1
+clean() {
+    if [ -n "$child" ]; then
+        kill "$child" 2>/dev/null
+    fi
+    rm -rf "$temporary"
+}
+trap clean EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+# What a program leaves where it runs goes with it.
+cd "$temporary" || exit 1
+: >"$log" || exit 1
+
+# A string of JSON: ASCII alone, with the ends of lines and tabs.
 quote() {
-    printf '"%s"' "$(tr -d '\000-\010\013-\037' | sed 's/\\/\\\\/g; s/"/\\"/g; s/\t/\\t/g' |
+    printf '"%s"' "$(tr -d '\000-\010\013-\037\177' | tr '\200-\377' '?' |
+        sed 's/\\/\\\\/g; s/"/\\"/g; s/\t/\\t/g' |
         awk '{ printf "%s%s", separator, $0; separator = "\\n" }')"
 }
 
-parts=()
+# What runs the programs of this bundle, and nothing else.
+environment=(ZARRS_CUDA_REQUIRE_GPU=1 RUST_BACKTRACE=1)
+
+# Containers may have the driver's libraries where the loader does not look.
+libcuda=${ZARRS_CUDA_LIBCUDA:-/usr/local/nvidia/lib64}
+known=$(PATH=$PATH:/usr/sbin:/sbin ldconfig -p 2>/dev/null)
+if [[ $known != *libcuda.so.1* ]] && [ -e "$libcuda/libcuda.so.1" ]; then
+    environment+=("LD_LIBRARY_PATH=$libcuda${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}")
+fi
+
+# The first line of what nvidia-smi says, or null four times.
+gpu=(null null null null)
+if lines=$(PATH=$PATH:/usr/local/nvidia/bin timeout 30 nvidia-smi \
+    --query-gpu=name,driver_version,memory.total,compute_cap --format=csv,noheader 2>/dev/null) &&
+    [ -n "$lines" ]; then
+    IFS=, read -ra fields <<<"$lines"
+    for i in "${!gpu[@]}"; do
+        field=${fields[i]:-}
+        gpu[i]=$(quote <<<"${field# }")
+    done
+fi
+cpu=$(sed -n 's/^model name[[:space:]]*: //p' /proc/cpuinfo | head -n 1 | quote)
+commit=$(quote <"$here/commit")
+
+# What is known of each part, as JSON.
+declare -A record
+for name in "${parts[@]}"; do
+    record[$name]='"result": "waiting"'
+done
+document=null
+passed=false # until all parts are done
 failed=0
 
-# part NAME SECONDS COMMAND...: run it, with a limit, and keep how it ended.
-part() {
-    local name=$1 limit=$2 begin=$SECONDS code result more=
-    shift 2
-    printf '== %s\n' "$name"
-    timeout --kill-after=10 "$limit" "$@" >"$logs/$name.log" 2>&1
+save() {
+    local name separator=
+    {
+        printf '{\n  "commit": %s,\n  "date": "%s",\n' "$commit" "$(date -u +%Y-%m-%dT%H:%M:%SZ)"
+        printf '  "gpu": %s,\n  "driver": %s,\n  "memory": %s,\n' "${gpu[@]:0:3}"
+        printf '  "compute_capability": %s,\n  "cpu": %s,\n' "${gpu[3]}" "$cpu"
+        printf '  "passed": %s,\n  "parts": [' "$passed"
+        for name in "${parts[@]}"; do
+            printf '%s\n    { "part": "%s", %s }' "$separator" "$name" "${record[$name]}"
+            separator=,
+        done
+        printf '\n  ],\n  "benchmark": %s\n}\n' "$document"
+    } >"$json.new" && mv -f "$json.new" "$json"
+}
+
+# The part that runs: its name, and where it began.
+begin() {
+    part=$1 began=$SECONDS from=$(($(wc -c <"$log") + 1))
+    printf '== %s\n' "$part" | tee -a "$log"
+    record[$part]='"result": "running"'
+    save
+}
+
+# run SECONDS COMMAND...: sets `code`, and how that is called, `result`.
+run() {
+    local seconds=$1 start=$SECONDS first=$(($(wc -c <"$log") + 1))
+    shift
+    # Not in the foreground, so that a signal to this script is heard at once.
+    timeout --kill-after=10 "$seconds" env "${environment[@]}" "$@" >>"$log" 2>&1 </dev/null &
+    child=$!
+    wait "$child"
     code=$?
-    # A test binary that ran nothing has shown nothing.
-    if [ "$code" -eq 124 ] || [ "$code" -eq 137 ]; then
+    child=
+    printed=$(tail -c "+$first" "$log" | tail -n 60 | tail -c 20000 | tr -d '\000')
+    if [ "$code" -eq 124 ] || { [ "$code" -eq 137 ] && [ $((SECONDS - start)) -ge "$seconds" ]; }; then
         result=timeout
     elif [ "$code" -ne 0 ]; then
         result=failed
-    elif grep -q '^running 0 tests$' "$logs/$name.log"; then
+    # Tests that did not run have shown nothing.
+    elif tail -c "+$first" "$log" | grep -q '^running 0 tests$'; then
         result=empty
     else
         result=passed
     fi
+}
+
+# The part has ended as `result` and `code` say.
+end() {
+    local more= summary
     if [ "$result" != passed ]; then
         failed=1
-        more=", \"log\": $(tail -n 60 "$logs/$name.log" | quote)"
-        tail -n 60 "$logs/$name.log"
+        more=", \"log\": $(quote <<<"$printed")"
+        printf '%s\n' "$printed"
     fi
-    local tests
-    tests=$(grep -h '^test result: ' "$logs/$name.log" | tail -n 1 | quote)
-    printf '%s: %s, %s s\n' "$name" "$result" "$((SECONDS - begin))"
-    parts+=("{ \"part\": \"$name\", \"result\": \"$result\", \"code\": $code, \
-\"seconds\": $((SECONDS - begin)), \"tests\": $tests$more }")
+    summary=$(tail -c "+$from" "$log" | grep '^test result: ' | tail -n 1)
+    if [ -n "$summary" ]; then
+        more=", \"tests\": $(quote <<<"$summary")$more"
+    fi
+    record[$part]="\"result\": \"$result\", \"code\": $code, \"seconds\": $((SECONDS - began))$more"
+    printf '%s: %s, %s s\n' "$part" "$result" "$((SECONDS - began))"
+    save
 }
 
-absent() {
-    printf '%s: absent, %s\n' "$1" "$2"
-    parts+=("{ \"part\": \"$1\", \"result\": \"absent\", \"reason\": $(quote <<<"$2") }")
+# without NAME RESULT REASON: there is nothing to run.
+without() {
+    record[$1]="\"result\": \"$2\", \"reason\": $(quote <<<"$3")"
+    printf '%s: %s, %s\n' "$1" "$2" "$3" | tee -a "$log"
+    save
 }
 
-if [ -e "$here/nvcomp/libnvcomp.so.6.xz" ]; then
-    if xz --decompress --keep --stdout "$here/nvcomp/libnvcomp.so.6.xz" \
-        >"$logs/libnvcomp.so.6" 2>"$logs/nvcomp.log" ||
+# Whether the loader takes a program; if not, that is how the part ends.
+starts() {
+    run 30 "$1" --list ::gpu::
+    if [ "$code" -ne 0 ]; then
+        result='cannot start'
+        end
+        return 1
+    fi
+}
+
+suites() {
+    begin suites
+    starts "$tests" || return
+    run "${limit[suites]}" "$tests" ::gpu::
+    end
+}
+
+if [ -n "${ZARRS_CUDA_SANITIZER+set}" ]; then
+    sanitizer=$ZARRS_CUDA_SANITIZER
+else
+    sanitizer=
+    for path in "$(command -v compute-sanitizer)" \
+        /usr/local/cuda{,-*}/{bin,extras/compute-sanitizer}/compute-sanitizer \
+        /opt/nvidia/{*,*/*,*/*/*,*/*/*/*,*/*/*/*/*}/compute-sanitizer; do
+        if [ -f "$path" ] && [ -x "$path" ]; then
+            sanitizer=$path
+            break
+        fi
+    done
+fi
+
+# A test that only needs a context, to see whether a tool works on this machine.
+probe=::gpu::kernels::the_driver_compiles_every_kernel
+
+tool() {
+    local name=$1 seconds=$((limit[$1] < 60 ? limit[$1] : 60)) reason
+    # Not the driver's suite: it asks for what is refused, which memcheck reports.
+    local filters=(::gpu::kernels ::gpu::engine)
+    if [ "$name" = initcheck ]; then
+        # The kernels' own tests upload all that their kernels may read.
+        filters=(::gpu::engine)
+    fi
+    if ! [ -f "$sanitizer" ] || ! [ -x "$sanitizer" ]; then
+        without "$name" absent "compute-sanitizer is not installed"
+        return
+    fi
+    begin "$name"
+    starts "$tests" || return
+    local command=(env ZARRS_CUDA_GPU_CASES=4 "$sanitizer" --tool "$name" --error-exitcode 9
+        "$tests" --test-threads=1)
+    run "$seconds" "${command[@]}" "$probe"
+    if [ "$result" != passed ]; then
+        reason=$(grep -v -e '^[=[:space:]]*$' -e 'ERROR SUMMARY' <<<"$printed" | tail -n 1)
+        if [ "$result" = timeout ]; then
+            reason="one test takes more than $seconds s"
+        fi
+        run "$seconds" "$tests" "$probe"
+        if [ "$result" = passed ]; then
+            without "$name" absent "unusable here: $reason"
+            return
+        fi
+    fi
+    run "${limit[$name]}" "${command[@]}" "${filters[@]}"
+    end
+}
+
+benchmark() {
+    local file=$temporary/device.json text=
+    if [ ! -e "$bench" ]; then
+        without benchmark absent "it is not in this bundle"
+        return
+    fi
+    begin benchmark
+    starts "$bench" || return
+    rm -f "$file"
+    run "${limit[benchmark]}" env "ZARRS_CUDA_BENCH_OUT=$file" "$bench" --bench
+    if [ -s "$file" ]; then
+        text=$(<"$file")
+    fi
+    # A benchmark that is ended may leave half a document.
+    if [[ $text == \{*\} ]]; then
+        document=$text
+    elif [ "$result" = passed ]; then
+        result=failed
+        printed+=$'\n'"it wrote no results to $file"
+    fi
+    end
+}
+
+save
+packed=$here/nvcomp/libnvcomp.so.6.xz
+library=$temporary/libnvcomp.so.6
+if [ -e "$packed" ]; then
+    if xz --decompress --keep --stdout "$packed" >"$library" 2>>"$log" ||
         python3 -c 'import lzma, shutil, sys
 shutil.copyfileobj(lzma.open(sys.argv[1]), open(sys.argv[2], "wb"))' \
-            "$here/nvcomp/libnvcomp.so.6.xz" "$logs/libnvcomp.so.6" 2>>"$logs/nvcomp.log"; then
-        export ZARRS_CUDA_NVCOMP=$logs/libnvcomp.so.6
+            "$packed" "$library" 2>>"$log"; then
+        environment+=("ZARRS_CUDA_NVCOMP=$library")
     else
-        absent nvcomp "neither xz nor python3 could decompress it"
+        parts=(nvcomp "${parts[@]}")
+        without nvcomp absent "neither xz nor python3 could decompress it"
     fi
 fi
 
-part suites 1200 "$here/zarrs_cuda-tests" ::gpu::
-
-sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
-for tool in memcheck racecheck synccheck initcheck; do
-    if [ -x "$sanitizer" ]; then
-        # Not the driver's suite: it asks for what is refused, which memcheck reports.
-        ZARRS_CUDA_GPU_CASES=4 part "$tool" 900 "$sanitizer" --tool "$tool" --error-exitcode 9 \
-            "$here/zarrs_cuda-tests" ::gpu::kernels ::gpu::engine --test-threads=1
-    else
-        absent "$tool" "compute-sanitizer is not installed"
+hung=false
+for name in "${parts[@]}"; do
+    if "$hung"; then
+        without "$name" skipped "the suites did not end, and may have hung the GPU"
+        continue
     fi
+    case $name in
+    nvcomp) ;;
+    suites)
+        suites
+        if [ "$result" = timeout ]; then
+            hung=true
+        fi
+        ;;
+    benchmark) benchmark ;;
+    *) tool "$name" ;;
+    esac
 done
 
-benchmark=null
-if [ -x "$here/zarrs_cuda-bench" ]; then
-    # Writes target/bench/device.json where it runs.
-    rm -f "$logs/target/bench/device.json"
-    part benchmark 1200 env -C "$logs" "$here/zarrs_cuda-bench" --bench
-    if [ -s "$logs/target/bench/device.json" ]; then
-        benchmark=$(cat "$logs/target/bench/device.json")
-    fi
-else
-    absent benchmark "it is not in this bundle"
+if [ "$failed" -eq 0 ]; then
+    passed=true
 fi
-rm -f "$logs/libnvcomp.so.6"
-
-smi() {
-    timeout 30 nvidia-smi "--query-gpu=$1" --format=csv,noheader 2>/dev/null | head -n 1 | quote
-}
-
-cat >"$out/zarrs_cuda-gpu.json" <<END
-{
-  "commit": "$(cat "$here/commit")",
-  "date": "$(date -u +%Y-%m-%dT%H:%M:%SZ)",
-  "gpu": $(smi name),
-  "driver": $(smi driver_version),
-  "memory": $(smi memory.total),
-  "compute_capability": $(smi compute_cap),
-  "cpu": $(sed -n 's/^model name[[:space:]]*: //p' /proc/cpuinfo | head -n 1 | quote),
-  "passed": $([ "$failed" -eq 0 ] && echo true || echo false),
-  "parts": [
-$(for ((i = 0; i < ${#parts[@]}; i++)); do
-    printf '    %s%s\n' "${parts[i]}" "$([ "$i" -lt $((${#parts[@]} - 1)) ] && echo ,)"
-done)
-  ],
-  "benchmark": $benchmark
-}
-END
-printf 'wrote %s\n' "$out/zarrs_cuda-gpu.json"
+save
+printf 'wrote %s and %s\n' "$json" "$log"
 exit "$failed"

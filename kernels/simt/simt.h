@@ -135,6 +135,8 @@ template <size_t> struct simt_entry {
     }                                                                                              \
     static void kernel
 
+#define KERNEL_RESIDENT(kernel, block, blocks) KERNEL(kernel, block)
+
 // After the last kernel of a file: `table` lists them.
 #define SIMT_TABLE(table)                                                                          \
     static constexpr auto table##_kernels =                                                        \
@@ -195,9 +197,13 @@ DEVICE void store16(void* to, const Bytes16& value, SIMT_SITE) {
     *static_cast<Bytes16*>(to) = value;
 }
 
-DEVICE void raise(uint32_t* flag, SIMT_SITE) {
+DEVICE bool is_raised(const uint32_t* flag, SIMT_SITE) {
     simt::touch(flag, 4, 4, false, file, line);
-    if (__atomic_load_n(flag, __ATOMIC_RELAXED) == 0) __atomic_fetch_or(flag, 1u, __ATOMIC_RELAXED);
+    return __atomic_load_n(flag, __ATOMIC_RELAXED) != 0;
+}
+DEVICE void raise(uint32_t* flag, SIMT_SITE) {
+    simt::touch(flag, 4, 4, true, file, line);
+    __atomic_fetch_or(flag, 1u, __ATOMIC_RELAXED);
 }
 DEVICE uint32_t atomic_add(uint32_t* to, uint32_t value, SIMT_SITE) {
     simt::touch(to, 4, 4, true, file, line);

@@ -21,18 +21,25 @@ use crate::{Backend, CudaShardingCodec, Options};
 /// On the first shard for which the engine breaks its contract, made as small as possible.
 pub fn check_host(num_cases: u32) {
     let options = Options::default().with_backend(Backend::Host);
-    check(&options, &Engines::default(), num_cases);
+    check(&options, &Engines::default(), num_cases, &|| 0);
 }
 
-/// Check what `options` choose among `engines`.
-pub(crate) fn check(options: &Options, engines: &Engines, num_cases: u32) {
+/// Check what `options` choose among `engines`, which have given up `fallbacks()` shards so far.
+pub(crate) fn check(
+    options: &Options,
+    engines: &Engines,
+    num_cases: u32,
+    fallbacks: &dyn Fn() -> u64,
+) {
     let config = Config {
         cases: num_cases,
         failure_persistence: None,
         ..Config::default()
     };
     TestRunner::new(config)
-        .run(&cases(), |case| check_case(options, engines, &case))
+        .run(&cases(), |case| {
+            check_case(options, engines, &case, fallbacks)
+        })
         .unwrap_or_else(|failure| panic!("{} backend: {failure}", options.backend()));
 }
 
@@ -45,7 +52,13 @@ macro_rules! ensure {
     };
 }
 
-fn check_case(options: &Options, engines: &Engines, case: &Case) -> Result<(), TestCaseError> {
+fn check_case(
+    options: &Options,
+    engines: &Engines,
+    case: &Case,
+    fallbacks: &dyn Fn() -> u64,
+) -> Result<(), TestCaseError> {
+    let before = fallbacks();
     let fail = |error: &dyn std::fmt::Display| TestCaseError::fail(error.to_string());
     let codec = CudaShardingCodec::new_with_configuration(&case.configuration(), options.clone())
         .map_err(|error| fail(&error))?
@@ -96,8 +109,14 @@ fn check_case(options: &Options, engines: &Engines, case: &Case) -> Result<(), T
     subject.check_determinism(&encoded)?;
     subject.check_decode(&encoded)?;
     subject.check_decode_each(&encoded)?;
+    subject.check_codec(&codec)?;
+    // Where another engine takes over, everything above was true of that one.
+    ensure!(
+        fallbacks() == before,
+        "shards that are as they should be fell back to another engine"
+    );
     subject.check_corrupted(&encoded);
-    subject.check_codec(&codec)
+    Ok(())
 }
 
 /// One case, on one engine.

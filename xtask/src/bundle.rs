@@ -3,7 +3,7 @@
 use crate::{Result, cargo, output, pypi, target};
 use serde_json::Value;
 use std::{
-    fs,
+    env, fs,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -20,13 +20,12 @@ pub(crate) fn build(nvcomp: bool) -> Result<()> {
     create(&folder)?;
 
     // As the tests run everywhere else: with overflow checks and debug assertions.
-    let tests = executable(&["test", "--lib", "--no-run"])?;
+    let tests = executable(&["--profile", "test", "--lib"])?;
     let tests = binary(&tests, &folder.join("zarrs_cuda-tests"))?;
-    libraries(&tests, &folder.join("lib"))?;
-    if Path::new("benches/device.rs").exists() {
-        let bench = executable(&["bench", "--bench", "device", "--no-run"])?;
-        binary(&bench, &folder.join("zarrs_cuda-bench"))?;
-    }
+    let bench = executable(&["--profile", "bench", "--bench", "device"])?;
+    let bench = binary(&bench, &folder.join("zarrs_cuda-bench"))?;
+    let glibc = needed_glibc(&[&tests, &bench])?;
+    write(&folder.join("glibc"), format!("{glibc}\n").as_bytes())?;
     if nvcomp {
         add_nvcomp(&folder.join("nvcomp"))?;
     }
@@ -35,7 +34,11 @@ pub(crate) fn build(nvcomp: bool) -> Result<()> {
     write(&folder.join("commit"), commit.trim().as_bytes())?;
 
     let bytes = size(&folder)?;
-    println!("{}: {} MB", folder.display(), bytes.div_ceil(1_000_000));
+    println!(
+        "{}: {} MB, for glibc {glibc} or newer",
+        folder.display(),
+        bytes.div_ceil(1_000_000)
+    );
     if bytes > LIMIT {
         return Err(format!("the bundle may have {LIMIT} bytes, not {bytes}"));
     }
@@ -43,13 +46,17 @@ pub(crate) fn build(nvcomp: bool) -> Result<()> {
     Ok(())
 }
 
-/// Build what `arguments` of cargo say, and return the one executable that comes of it.
+/// Build the target that `arguments` of `cargo rustc` name, with the C++ runtime in it, which the
+/// emulator and the compressors need: the other machine's may be older. Returns the executable.
 fn executable(arguments: &[&str]) -> Result<PathBuf> {
+    let runtime = static_runtime()?;
     let mut command = cargo();
     command
+        .args(["rustc", "--package", "zarrs_cuda"])
         .args(arguments)
-        .args(["--package", "zarrs_cuda"])
         .arg("--message-format=json-render-diagnostics")
+        .args(["--", "-L"])
+        .arg(format!("native={}", runtime.display()))
         .stderr(std::process::Stdio::inherit());
     let output = command
         .output()
@@ -83,21 +90,44 @@ fn binary(from: &Path, to: &Path) -> Result<PathBuf> {
     Ok(to.to_owned())
 }
 
-/// The C++ runtime, which the emulator in the tests needs: the other machine's may be older.
-fn libraries(binary: &Path, folder: &Path) -> Result<()> {
-    create(folder)?;
-    let list = output(Command::new("ldd").arg(binary))?;
-    for name in ["libstdc++.so.6", "libgcc_s.so.1"] {
-        let path = list
-            .lines()
-            .filter_map(|line| line.trim().split_once(" => "))
-            .find(|(library, _)| *library == name)
-            .and_then(|(_, path)| path.split(' ').next());
-        if let Some(path) = path {
-            copy(Path::new(path), &folder.join(name))?;
+/// A folder with `libstdc++.a` alone: a linker that looks there first takes it for `-lstdc++`.
+///
+/// Not `libgcc_s`, which every machine has: the static one of GCC 12 asks for a newer glibc.
+fn static_runtime() -> Result<PathBuf> {
+    let name = "libstdc++.a";
+    let compiler = env::var_os("CXX").unwrap_or_else(|| "c++".into());
+    let path = output(Command::new(compiler).arg(format!("-print-file-name={name}")))?;
+    let folder = target().join("gpu-bundle-runtime");
+    create(&folder)?;
+    copy(Path::new(path.trim()), &folder.join(name))?;
+    Ok(folder)
+}
+
+/// The newest version of glibc that one of `programs` asks for. It is an error if one asks for the
+/// C++ runtime.
+fn needed_glibc(programs: &[&Path]) -> Result<String> {
+    let mut newest = Vec::new();
+    for program in programs {
+        let headers = output(Command::new("objdump").arg("-p").arg(program))?;
+        if headers.contains("libstdc++") {
+            let program = program.display();
+            return Err(format!("{program} was linked with a shared libstdc++"));
         }
+        newest = newest.max(newest_glibc(&headers));
     }
-    Ok(())
+    let newest: Vec<String> = newest.iter().map(ToString::to_string).collect();
+    Ok(newest.join("."))
+}
+
+/// The newest of the `GLIBC_` versions in what `objdump -p` prints.
+fn newest_glibc(headers: &str) -> Vec<u32> {
+    let versions = headers
+        .split_whitespace()
+        .filter_map(|word| word.strip_prefix("GLIBC_"));
+    // Not GLIBC_PRIVATE and its like.
+    let numbers =
+        versions.filter_map(|version| version.split('.').map(|n| n.parse().ok()).collect());
+    numbers.max().unwrap_or_default()
 }
 
 /// nvCOMP's library, compressed, with its licence.
@@ -153,3 +183,6 @@ fn size(folder: &Path) -> Result<u64> {
     }
     Ok(bytes)
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,8 +14,13 @@ use std::time::Duration;
 /// A thread takes about this many bytes at once.
 const SHARE: usize = 256 << 10;
 
-/// The most threads that help. More do not copy faster on any machine that was measured.
-const MOST_THREADS: usize = 8;
+/// The most threads that copy at the same time for one caller, itself among them. All callers share
+/// those that help, in both directions: what is enough for one direction alone is too few.
+const MOST_THREADS: usize = 16;
+
+/// How many threads a caller wakes itself: each takes some microseconds, in which it copies nothing.
+/// Whoever was woken wakes the next.
+const WOKEN_BY_CALLER: usize = 2;
 
 /// How long a thread waits for work before it ends.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -138,6 +143,12 @@ impl Copy<'_> {
 }
 
 /// Some copies that were asked for together, in shares that threads take one after the other.
+///
+/// What orders the memory that is copied: whoever helps found the work in the queue, under its lock,
+/// where the caller put it after it had written the source and whatever it read of the destination;
+/// and the caller returns after it saw, under the lock of `done`, that every share was added there
+/// by the thread that had copied it. So `next` and `seats` only deal out numbers and order nothing:
+/// they are relaxed.
 #[derive(Debug)]
 struct Work {
     copies: Vec<Copy<'static>>,
@@ -179,6 +190,11 @@ impl Work {
 
     fn has_more(&self) -> bool {
         self.next.load(Ordering::Relaxed) < self.total()
+    }
+
+    /// Whether one more thread could join now.
+    fn wants_help(&self) -> bool {
+        self.has_more() && self.seats.load(Ordering::Relaxed) > 0
     }
 }
 
@@ -309,8 +325,9 @@ impl Copiers {
                 }
             }
         }
+        let woken = helpers.min(queue.idle).min(WOKEN_BY_CALLER);
         drop(queue);
-        for _ in 0..helpers {
+        for _ in 0..woken {
             self.shared.arrived.notify_one();
         }
     }
@@ -327,12 +344,22 @@ fn serve(shared: &Weak<Shared>) {
 }
 
 /// Wait for work; `None` if there was none for a while, and the thread is not counted any more.
+///
+/// Work that could be joined is not forgotten by those that sleep: whoever puts it into the queue
+/// wakes one of them, and whoever leaves here with work while more could join wakes one more. Nobody
+/// sleeps before it looked at the queue, and if all are busy they look when they are not.
 fn next_work(shared: &Shared) -> Option<Arc<Work>> {
     let mut queue = lock(&shared.queue);
     loop {
         while let Some(work) = queue.work.front() {
             if work.has_more() && take_seat(work) {
-                return Some(work.clone());
+                let work = work.clone();
+                let more = queue.idle > 0 && queue.work.iter().any(|work| work.wants_help());
+                drop(queue);
+                if more {
+                    shared.arrived.notify_one();
+                }
+                return Some(work);
             }
             queue.work.pop_front();
         }
@@ -374,13 +401,135 @@ mod tests {
         NonZeroUsize::new(n).expect("positive")
     }
 
+    fn copiers(most: usize) -> Copiers {
+        Copiers {
+            shared: Arc::default(),
+            most,
+            copies: true,
+        }
+    }
+
+    /// Many callers ask for many copies of a few shares, so that threads come, help and leave all
+    /// the time: every byte is where it should be when `run` returns, and none is touched after.
+    #[test]
+    fn many_callers_and_small_copies() {
+        const CALLERS: usize = 8;
+        let rounds = if cfg!(debug_assertions) { 150 } else { 1500 };
+        let copiers = copiers(5);
+        std::thread::scope(|scope| {
+            for caller in 0..CALLERS {
+                let copiers = &copiers;
+                scope.spawn(move || {
+                    let mut from = vec![0; 5 * SHARE / 2];
+                    let mut to = vec![0; from.len()];
+                    for round in 0..rounds {
+                        // Other bytes each time: what an earlier round left does not do.
+                        let tag = (round * CALLERS + caller) as u8;
+                        let len = [1, 13, SHARE + 1, from.len()][(round + caller) % 4];
+                        from[..len].fill(tag);
+                        from[len / 2] = !tag;
+                        let (first, second) = to[..len].split_at_mut(len / 3);
+                        // SAFETY: both sides lie in this thread's vectors, which nobody touches
+                        // before `run` returns.
+                        let copies = unsafe {
+                            [
+                                Copy::bytes(from.as_ptr(), first.as_mut_ptr(), first.len()),
+                                Copy::bytes(
+                                    from[first.len()..].as_ptr(),
+                                    second.as_mut_ptr(),
+                                    second.len(),
+                                ),
+                            ]
+                        };
+                        copiers.run(&copies, threads(1 + (round + caller) % 7));
+                        assert!(to[..len] == from[..len], "caller {caller}, round {round}");
+                        // A thread that copied late would undo this.
+                        to[..len].fill(tag ^ 0x55);
+                        if round % 16 == 0 {
+                            std::thread::yield_now();
+                        }
+                        assert!(to[..len].iter().all(|&byte| byte == tag ^ 0x55));
+                    }
+                });
+            }
+        });
+        let queue = lock(&copiers.shared.queue);
+        assert!(queue.threads <= 5, "{} threads", queue.threads);
+    }
+
+    /// The threads end with what owns them, whatever they do at that time.
+    #[test]
+    fn threads_end_when_there_will_be_no_more_work() {
+        for round in 0..200 {
+            let copiers = copiers(4);
+            let from = vec![round as u8 + 1; 4 * SHARE];
+            let mut to = vec![0; from.len()];
+            // SAFETY: both vectors outlive `run`.
+            let copy = unsafe { Copy::bytes(from.as_ptr(), to.as_mut_ptr(), from.len()) };
+            copiers.run(&[copy], threads(5));
+            assert!(to == from);
+            let shared = Arc::downgrade(&copiers.shared);
+            if round % 2 == 0 {
+                // Some of them sleep by now.
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            drop(copiers);
+            let begin = std::time::Instant::now();
+            while shared.strong_count() > 0 {
+                assert!(begin.elapsed() < PATIENCE, "a thread waits for work");
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// All that may help are woken, although the caller wakes only some of them.
+    #[test]
+    fn whoever_was_woken_wakes_the_next() {
+        const HELPERS: usize = 6;
+        let copiers = copiers(HELPERS);
+        // Rows of no bytes: shares that take a while, enough of them that none is late.
+        let shares = 10_000;
+        let nothing = Copy {
+            from: std::ptr::null(),
+            to: std::ptr::null_mut(),
+            row: 0,
+            axes: vec![Axis {
+                extent: shares * SHARE,
+                from: 0,
+                to: 0,
+            }],
+            memory: PhantomData,
+        };
+        let begin = std::time::Instant::now();
+        let wait = |what: &str, until: &dyn Fn() -> bool| {
+            while !until() {
+                assert!(begin.elapsed() < PATIENCE / 2, "{what}");
+                std::thread::yield_now();
+            }
+        };
+        for round in 0..20 {
+            let work = Arc::new(Work {
+                copies: vec![nothing.clone()],
+                ends: vec![shares],
+                next: AtomicUsize::new(0),
+                seats: AtomicUsize::new(HELPERS),
+                done: Mutex::new(0),
+                all_done: Condvar::new(),
+            });
+            copiers.call(&work, HELPERS);
+            wait(&format!("round {round}: some sleep on"), &|| {
+                work.seats.load(Ordering::Relaxed) == 0
+            });
+            work.next.store(shares, Ordering::Relaxed);
+            wait("some do not go to sleep", &|| {
+                lock(&copiers.shared.queue).idle == HELPERS
+            });
+        }
+    }
+
     #[test]
     fn boxes_are_copied_from_any_number_of_callers() {
-        let copiers = Copiers {
-            shared: Arc::default(),
-            most: 3,
-            copies: true,
-        };
+        let copiers = copiers(3);
         // A box of 5 × 300 × 400 of an array of 6 × 310 × 410, elements of 3 bytes.
         let (outer, inner, size) = ([6, 310, 410], [5, 300, 400], 3);
         let array: Vec<u8> = (0..outer.iter().product::<usize>() * size)

@@ -1,5 +1,7 @@
 //! A device where it can, the host where it cannot: nothing is lost for want of a GPU.
 
+use std::borrow::Cow;
+
 use super::CudaEngine;
 use crate::engine::host::HostEngine;
 use crate::engine::{EncodedShard, EncodedSubchunk, Engine, EngineError, Job, Sink};
@@ -11,24 +13,44 @@ use crate::layout::Extent;
 pub(crate) struct WithFallback(pub(crate) CudaEngine);
 
 impl WithFallback {
-    /// Count and tell why a shard goes to the host.
+    /// Count and tell why a shard goes to the host. What may be the data's fault is told quietly, for
+    /// the host has the last word on them.
     fn tell(&self, doing: &'static str, error: &EngineError) {
         let counters = self.0.counters();
         match error {
             EngineError::Unsuitable(reason) => {
                 tracing::debug!(doing, reason, "a shard goes to the host");
-                counters.fell_back(reason);
             }
-            // Of faults, not every number makes a reason of its own.
             EngineError::Device(error) => {
                 tracing::warn!(doing, %error, "a CUDA device failed; the shard goes to the host");
-                counters.fell_back(&error.reason);
+            }
+            EngineError::Internal(_) | EngineError::OutOfMemory { .. } => {
+                tracing::warn!(doing, %error, "the CUDA engine failed; the shard goes to the host");
             }
             error => {
                 tracing::debug!(doing, %error, "the host has the last word on this shard");
-                counters.fell_back("the data were refused");
             }
         }
+        counters.fell_back(&reason(error));
+    }
+}
+
+/// What a fallback is counted under: of equal failures, not every number makes a reason of its own.
+pub(super) fn reason(error: &EngineError) -> Cow<'_, str> {
+    match error {
+        EngineError::Unsuitable(reason) => reason.into(),
+        EngineError::Device(error) => (&error.reason).into(),
+        EngineError::Internal(what) => format!("internal error: {what}").into(),
+        EngineError::OutOfMemory { what, .. } => {
+            format!("the host has no memory for {what}").into()
+        }
+        EngineError::InputLength { .. } => "the input is not as long as its shape needs".into(),
+        EngineError::Extent { .. } => "a subchunk ends outside its shard".into(),
+        EngineError::Encode { stage, .. } => format!("{stage} could not encode a subchunk").into(),
+        EngineError::Decode { stage, .. } => format!("{stage} could not decode a subchunk").into(),
+        EngineError::DecodedLength { .. } => "a subchunk has not the length it should have".into(),
+        EngineError::Checksum { .. } => "a checksum is invalid".into(),
+        EngineError::Foreign(_) => "a codec of another crate failed".into(),
     }
 }
 

@@ -114,6 +114,12 @@ impl Counters {
         *fallbacks.entry(reason.to_string()).or_default() += 1;
     }
 
+    /// Shards that were encoded, in a forked child too.
+    #[cfg(test)]
+    pub(super) fn encoded(&self) -> u64 {
+        self.shards_encoded.load(Ordering::Relaxed)
+    }
+
     /// What was counted until now; nothing, in a forked child.
     pub(crate) fn snapshot(&self) -> Metrics {
         if self.process.forked() {

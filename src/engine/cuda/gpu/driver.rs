@@ -4,7 +4,15 @@ use crate::engine::cuda::driver::{
     Access, Arg, DeviceSpan, Dims, Driver, DriverError, Fault, PinnedSpan, PinnedUse, Site, Span,
     cuda::{CudaDriver, gpu_or_skip},
 };
-use std::{env, process::Command, slice, time::Duration};
+use std::{
+    env,
+    process::Command,
+    slice,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use super::{bodies, engine::subjects};
+use crate::engine::cuda;
 
 const SITE: Site = Site("GPU test");
 
@@ -131,22 +139,31 @@ fn what_is_refused_is_named_and_breaks_nothing() {
     round_trip(driver, 2).unwrap();
 }
 
-const CHILD: &str = "ZARRS_CUDA_TEST_CHILD";
+/// Tells a child until when it works, in milliseconds since 1970.
+const UNTIL: &str = "ZARRS_CUDA_TEST_UNTIL";
+
+/// How long children share the device, from when they are started, which takes some of it.
+const SHARED: Duration = Duration::from_secs(15);
+
+fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
+}
 
 #[test]
 fn four_processes_share_a_device() {
     if gpu_or_skip("four_processes_share_a_device").is_none() {
         return;
     }
+    let until = (now() + SHARED).as_millis().to_string();
     let mut children: Vec<_> = (0..4)
-        .map(|child| {
+        .map(|_| {
             Command::new(env::current_exe().unwrap())
                 .args([
                     "--ignored",
                     "--exact",
                     "engine::cuda::gpu::driver::one_process_of_four",
                 ])
-                .env(CHILD, child.to_string())
+                .env(UNTIL, &until)
                 .spawn()
                 .unwrap()
         })
@@ -159,10 +176,21 @@ fn four_processes_share_a_device() {
 #[test]
 #[ignore = "four_processes_share_a_device runs it"]
 fn one_process_of_four() {
-    let driver = CudaDriver::open(0).unwrap();
-    let seed = env::var(CHILD).unwrap().parse().unwrap();
-    for _ in 0..100 {
-        round_trip(&*driver, seed).unwrap();
+    let until = Duration::from_millis(env::var(UNTIL).unwrap().parse().unwrap());
+    let (subjects, tunings) = subjects();
+    // The devices of the process and their own budget, as an application has them.
+    let devices = cuda::devices().unwrap();
+    let left = until.saturating_sub(now());
+    assert!(!left.is_zero(), "it came too late to share the device");
+    bodies::under_load(&devices, &subjects, &tunings, 2, left);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_forked_child_uses_the_host() {
+    if let Some(driver) = gpu_or_skip("a_forked_child_uses_the_host") {
+        let (subjects, [tuning, _]) = subjects();
+        bodies::forked_child(driver, &subjects[0], tuning);
     }
 }
 

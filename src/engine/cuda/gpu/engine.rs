@@ -1,40 +1,75 @@
-//! The engine conformance suite, as the host engine and the simulation pass it, on the device.
+//! The engine on the device: the conformance suite, as the host engine and the simulation pass it,
+//! and large shards, from many threads, with little memory.
 
-use super::cases;
-use crate::{
-    Backend, Options,
-    conformance::check,
-    engine::cuda::{Devices, Tuning, driver::cuda::gpu_or_skip},
-    plan::{Engines, Rule},
-};
+use std::time::Duration;
+
+use super::{bodies, cases, is_watched};
+use crate::engine::cuda::{Devices, Tuning, driver::cuda::gpu_or_skip};
 
 /// So small that a shard of a few KiB is many batches of many slabs, and every ring goes round.
-const TINY: Tuning = Tuning {
+pub(super) const TINY: Tuning = Tuning {
     slab: 384,
     ring: 2,
     batch: 1200,
     batches: 2,
 };
 
+/// Batches that a shard of a few MiB has several of.
+pub(super) const MEDIUM: Tuning = Tuning {
+    slab: 256 << 10,
+    ring: 3,
+    batch: 1 << 20,
+    batches: 3,
+};
+
+/// Subjects, and numbers that fit them.
+pub(super) fn subjects() -> (Vec<bodies::Subject>, [Tuning; 2]) {
+    if is_watched() {
+        (bodies::small(), [TINY, Tuning::DEFAULT])
+    } else {
+        (bodies::large(), [Tuning::DEFAULT, MEDIUM])
+    }
+}
+
 #[test]
 fn shards_of_the_conformance_suite() {
-    let Some(driver) = gpu_or_skip("shards_of_the_conformance_suite") else {
-        return;
-    };
-    for tuning in [TINY, Tuning::DEFAULT] {
-        let devices = Devices::new(vec![driver.clone()]);
-        let options = Options::default().with_backend(Backend::Auto);
-        let rule = Rule { uncompressed: true };
-        let engines = Engines::of_devices(devices.clone(), rule, tuning);
-        check(&options, &engines, cases());
-        let metrics = devices.counters.snapshot();
-        assert!(metrics.shards_encoded > 0 && metrics.shards_decoded > 0);
-        // Corrupted shards have their last word from the host; nothing else goes there.
-        let others: Vec<_> = metrics
-            .fallbacks
-            .keys()
-            .filter(|reason| *reason != "the data were refused")
-            .collect();
-        assert!(others.is_empty(), "{others:?}");
+    if let Some(driver) = gpu_or_skip("shards_of_the_conformance_suite") {
+        for tuning in [TINY, Tuning::DEFAULT] {
+            bodies::conformance(driver.clone(), None, tuning, cases());
+        }
+    }
+}
+
+#[test]
+fn many_threads_with_mixed_shards() {
+    if let Some(driver) = gpu_or_skip("many_threads_with_mixed_shards") {
+        let (subjects, tunings) = subjects();
+        let time = Duration::from_secs(if is_watched() { 0 } else { 10 });
+        bodies::under_load(&Devices::new(vec![driver]), &subjects, &tunings, 8, time);
+    }
+}
+
+#[test]
+fn one_lane_and_nested_rayon() {
+    if let Some(driver) = gpu_or_skip("one_lane_and_nested_rayon") {
+        let (mut subjects, [tuning, _]) = subjects();
+        let patience = Duration::from_mins(5);
+        bodies::one_lane_and_nested_rayon(driver, subjects.swap_remove(3), tuning, patience);
+    }
+}
+
+#[test]
+fn idle_lanes_are_given_up() {
+    if let Some(driver) = gpu_or_skip("idle_lanes_are_given_up") {
+        let (subjects, [tuning, _]) = subjects();
+        bodies::idle_lanes(driver, &subjects[0], tuning);
+    }
+}
+
+#[test]
+fn less_and_less_memory() {
+    if let Some(driver) = gpu_or_skip("less_and_less_memory") {
+        let (subjects, [tuning, _]) = subjects();
+        bodies::budgets(driver, &subjects[1], tuning);
     }
 }

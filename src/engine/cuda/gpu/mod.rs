@@ -3,12 +3,20 @@
 
 #![allow(clippy::unwrap_used)] // a test that panics has failed
 
+pub(super) mod bodies;
 mod driver;
 mod engine;
 mod kernels;
 
+const CASES: u32 = 256;
+
 /// How many cases a property is tried with: `ZARRS_CUDA_GPU_CASES`, which tools that watch every
 /// access need to be few.
 fn cases() -> u32 {
-    std::env::var("ZARRS_CUDA_GPU_CASES").map_or(256, |cases| cases.parse().unwrap())
+    std::env::var("ZARRS_CUDA_GPU_CASES").map_or(CASES, |cases| cases.parse().unwrap())
+}
+
+/// Whether a tool watches every access, as far as that can be told: shards are small then.
+fn is_watched() -> bool {
+    cases() < CASES
 }

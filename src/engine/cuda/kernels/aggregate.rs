@@ -1,6 +1,6 @@
 //! Subchunks to dense shards, in three passes: `aggregate.cu`.
 
-use super::spans::{Launch, Lengths, Slots};
+use super::spans::{Launch, Lengths, Most, Slots};
 use crate::engine::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, StreamId};
 use crate::layout::ShardPermutation;
 
@@ -13,20 +13,18 @@ struct Tuning {
     scan_tile: usize,
     /// Sizes up to which one block scans all of them: one launch instead of three.
     scan_alone: usize,
-    /// Bytes that a block gathers at a time, as in the kernel.
+    /// The fewest bytes that a block gathers, as in the kernel.
     gather_bytes: usize,
-    /// Blocks per multiprocessor that gather.
-    gather_waves: u32,
-    /// Blocks per multiprocessor that permute sizes.
-    permute_waves: u32,
+    gather_most: Most,
+    permute_most: Most,
 }
 
 const TUNING: Tuning = Tuning {
     scan_tile: 2048,
     scan_alone: 16 * 1024,
     gather_bytes: 32 * 1024,
-    gather_waves: 32,
-    permute_waves: 16,
+    gather_most: Most::PerMultiprocessor(32),
+    permute_most: Most::PerMultiprocessor(16),
 };
 
 /// A digit of [`Lifting`].
@@ -100,6 +98,24 @@ pub(crate) unsafe fn permute_sizes(
         stream,
         kernel: "permute_sizes",
     };
+    let most = TUNING.permute_most;
+    // SAFETY: what the caller promises.
+    unsafe { permute_sizes_as(launch, permutation, sizes, present, permuted, source, most) }
+}
+
+/// [`permute_sizes`], with so many blocks.
+///
+/// # Safety
+/// As for [`permute_sizes`].
+unsafe fn permute_sizes_as(
+    launch: Launch<'_>,
+    permutation: &ShardPermutation,
+    sizes: Lengths,
+    present: Option<DeviceSpan>,
+    permuted: DeviceSpan,
+    source: DeviceSpan,
+    most: Most,
+) -> Result<(), DriverError> {
     let (subchunks, padded_slots) = (permutation.subchunks(), permutation.padded_slots());
     let permuted = launch.elements("permuted sizes", permuted, padded_slots, 8, 8)?;
     let source = launch.elements("sources", source, padded_slots, 4, 4)?;
@@ -123,8 +139,8 @@ pub(crate) unsafe fn permute_sizes(
     if padded_slots > subchunks {
         // SAFETY: what the caller promises.
         unsafe {
-            driver.fill(stream, permuted, 0)?;
-            driver.fill(stream, source, 0)?;
+            launch.driver.fill(launch.stream, permuted, 0)?;
+            launch.driver.fill(launch.stream, source, 0)?;
         }
     }
     let lifting = Lifting::new(permutation);
@@ -137,7 +153,7 @@ pub(crate) unsafe fn permute_sizes(
         Arg::Span(permuted, Access::Write),
         Arg::Span(source, Access::Write),
     ];
-    let grid = launch.grid(subchunks, BLOCK as usize, TUNING.permute_waves);
+    let grid = launch.grid(subchunks, BLOCK as usize, most);
     // SAFETY: there is an element for each subchunk in what is read, and the places of the
     // permutation are below the padded slots, for each of which there is one in what is written.
     unsafe { launch.run(grid, BLOCK, &args) }
@@ -287,6 +303,24 @@ pub(crate) unsafe fn gather(
         stream,
         kernel: "gather",
     };
+    let most = TUNING.gather_most;
+    // SAFETY: what the caller promises.
+    unsafe { gather_as(launch, slots, source, offsets, runs, dense, most) }
+}
+
+/// [`gather`], with so many blocks.
+///
+/// # Safety
+/// As for [`gather`].
+unsafe fn gather_as(
+    launch: Launch<'_>,
+    slots: Slots,
+    source: DeviceSpan,
+    offsets: DeviceSpan,
+    runs: usize,
+    dense: DeviceSpan,
+    most: Most,
+) -> Result<(), DriverError> {
     let span = launch.slots("slots", slots)?;
     let source = launch.elements("sources", source, runs, 4, 4)?;
     let offsets = launch.elements("offsets", offsets, runs.saturating_add(1), 8, 8)?;
@@ -303,7 +337,7 @@ pub(crate) unsafe fn gather(
         Arg::Span(dense, Access::Write),
         Arg::U64(dense.len as u64),
     ];
-    let grid = launch.grid(dense.len, TUNING.gather_bytes, TUNING.gather_waves);
+    let grid = launch.grid(dense.len, TUNING.gather_bytes, most);
     // SAFETY: the kernel writes up to the end of `dense` at most, and reads what the caller promises
     // to be in slots.
     unsafe { launch.run(grid, BLOCK, &args) }
@@ -332,8 +366,8 @@ pub(crate) mod tests {
         driver: &dyn Driver,
         (subchunks, per_shard): (&[usize], &[usize]),
         seed: u64,
-        each: bool,
-        elide: bool,
+        (each, elide): (bool, bool),
+        most: Most,
     ) {
         let permutation = ShardPermutation::new(subchunks, per_shard).expect("small");
         let (count, padded) = (permutation.subchunks(), permutation.padded_slots());
@@ -368,14 +402,19 @@ pub(crate) mod tests {
             let present = elide.then_some(spans[1]);
             // SAFETY: the spans are those of the buffers.
             unsafe {
-                permute_sizes(
+                let launch = Launch {
                     driver,
                     stream,
+                    kernel: "permute_sizes",
+                };
+                permute_sizes_as(
+                    launch,
                     &permutation,
                     sizes,
                     present,
                     spans[2],
                     spans[3],
+                    most,
                 )
             }
         })
@@ -446,7 +485,7 @@ pub(crate) mod tests {
     }
 
     /// Gather, into `room` bytes more than that takes.
-    fn check_gather_case(driver: &dyn Driver, runs: &Runs, room: usize) {
+    fn check_gather_case(driver: &dyn Driver, runs: &Runs, room: usize, most: Most) {
         let count = runs.sizes.len();
         let mut bytes = noise(runs.seed, count * runs.stride);
         let mut expected = Vec::new();
@@ -463,7 +502,14 @@ pub(crate) mod tests {
             let slots = slots(spans[0], runs.stride, count);
             // SAFETY: the offsets are sums of sizes, which are at most the stride, and every source
             // is below their number.
-            unsafe { gather(driver, stream, slots, spans[1], spans[2], count, spans[3]) }
+            unsafe {
+                let launch = Launch {
+                    driver,
+                    stream,
+                    kernel: "gather",
+                };
+                gather_as(launch, slots, spans[1], spans[2], count, spans[3], most)
+            }
         })
         .expect("launches");
         let wrong = std::iter::zip(&dense, &expected).position(|(a, b)| a != b);
@@ -548,17 +594,20 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn check_permute(driver: &dyn Driver, tries: u32) {
-        let strategy = (layout::shapes(), any::<(u64, bool, bool)>());
+        let most = few_or(TUNING.permute_most);
+        let strategy = (layout::shapes(), any::<(u64, (bool, bool))>(), most);
         property(
             tries,
             &strategy,
-            |((subchunks, per_shard), (seed, each, elide))| {
-                check_permute_case(driver, (&subchunks, &per_shard), seed, each, elide);
+            |((subchunks, per_shard), (seed, how), most)| {
+                check_permute_case(driver, (&subchunks, &per_shard), seed, how, most);
                 Ok(())
             },
         );
-        check_permute_case(driver, (&[100_000], &[7]), 1, true, true);
-        check_permute_case(driver, (&[2; 16], &[2; 16]), 2, false, true);
+        let most = TUNING.permute_most;
+        check_permute_case(driver, (&[100_000], &[7]), 1, (true, true), most);
+        check_permute_case(driver, (&[2; 16], &[2; 16]), 2, (false, true), most);
+        check_permute_case(driver, (&[3000], &[7]), 3, (true, true), Most::InAll(3));
     }
 
     pub(crate) fn check_scan(driver: &dyn Driver, tries: u32) {
@@ -583,10 +632,23 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn check_gather(driver: &dyn Driver, tries: u32) {
-        property(tries, &(runs(6000), 0..40usize), |(runs, room)| {
-            check_gather_case(driver, &runs, room);
-            Ok(())
-        });
+        let most = few_or(TUNING.gather_most);
+        property(
+            tries,
+            &(runs(6000), 0..40usize, most),
+            |(runs, room, most)| {
+                check_gather_case(driver, &runs, room, most);
+                Ok(())
+            },
+        );
+        // A warp goes on over several windows, and from run to run.
+        let stretches = Runs {
+            sizes: (0..80).map(|n| n * 997 % 6000).collect(),
+            source: (0..80).rev().collect(),
+            stride: 6000,
+            seed: 6,
+        };
+        check_gather_case(driver, &stretches, 0, Most::InAll(1));
         // Many runs in a granule, and many empty ones between two.
         for (runs, nth) in [(0, 1), (1, 1), (10_000, 1), (100_000, 30_011)] {
             let sizes = (0..runs).map(|n| usize::from(n % nth == 0)).collect();
@@ -597,7 +659,9 @@ pub(crate) mod tests {
                 stride: 16,
                 seed: 5,
             };
-            check_gather_case(driver, &runs, 3);
+            for most in [TUNING.gather_most, Most::InAll(1)] {
+                check_gather_case(driver, &runs, 3, most);
+            }
         }
     }
 
@@ -749,20 +813,106 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn sizes_are_moved_once_when_they_are_permuted() {
+        let driver = counting();
+        // Sizes and flags in, sizes and sources out; eight neighbours stay neighbours, which are a
+        // sector of sources.
+        let most = TUNING.permute_most;
+        let moved = |elide| {
+            check_permute_case(&driver, (&[64, 64], &[8, 8]), 1, (true, elide), most);
+            sectors(&driver).0
+        };
+        let without_flags = 64 * 64 * (8 + 8 + 4) / 32;
+        let flags = 64 * 64 * 4 / 32;
+        assert_eq!(moved(false), without_flags);
+        // Sizes whose neighbours are elided, too, are not read.
+        let moved = moved(true);
+        assert!(
+            (without_flags..=without_flags + flags).contains(&moved),
+            "{moved} sectors"
+        );
+    }
+
+    #[test]
+    fn sizes_are_moved_once_when_they_are_summed() {
+        let driver = counting();
+        let tiles = 5;
+        let count = tiles * TUNING.scan_tile;
+        let (mut sizes, mut offsets) = (vec![0; 8 * count], vec![0; 8 * (count + 1)]);
+        let mut sums = vec![0; scan_scratch_bytes(count)];
+        let mut moved = |kernel, grid, used: &[(usize, Access)]| {
+            let buffers = &mut [&mut sizes, &mut offsets, &mut sums];
+            on(&driver, buffers, |stream, spans| {
+                let launch = Launch {
+                    driver: &driver,
+                    stream,
+                    kernel,
+                };
+                let mut args: Vec<_> = used
+                    .iter()
+                    .map(|&(which, access)| Arg::Span(spans[which], access))
+                    .collect();
+                args.insert(1, Arg::U64(count as u64));
+                // SAFETY: the spans have `count` sizes, a sum for each tile and one more, and one
+                // offset more than sizes.
+                unsafe { launch.run(grid, BLOCK, &args) }
+            })
+            .expect("launches");
+            sectors(&driver).0
+        };
+        let (read, write) = (Access::Read, Access::Write);
+        let once = (count * 8 / 32) as u64;
+        // In and out, and the last offset.
+        let whole = moved("scan_whole", 1, &[(0, read), (1, write)]);
+        assert_eq!(whole, 2 * once + 1);
+        let tiles = tiles as u64;
+        let grid = u32::try_from(tiles).expect("few");
+        // In, and a sum for each block.
+        let sums = moved("scan_sums", grid, &[(0, read), (2, write)]);
+        assert_eq!(sums, once + tiles);
+        // In and out, what comes before for each warp, and the last offset.
+        let add = moved("scan_add", grid, &[(0, read), (2, read), (1, write)]);
+        assert_eq!(add, 2 * once + 8 * tiles + 2);
+    }
+
+    #[test]
     fn long_runs_are_moved_once() {
         let driver = counting();
         // Aligned to 16 and not; each about 16 KiB. What is more is the search for runs, in a few
         // offsets that stay in caches, and windows where runs meet, which are loaded twice.
-        for (size, most) in [(16_384, 108), (16_389, 122)] {
+        for (size, most) in [(16_384, 108), (16_389, 120)] {
             let runs = Runs {
                 sizes: vec![size; 64],
                 source: (0..64).collect(),
                 stride: 16_416,
                 seed: 9,
             };
-            check_gather_case(&driver, &runs, 0);
+            check_gather_case(&driver, &runs, 0, TUNING.gather_most);
             let (moved, _) = sectors(&driver);
             let least = (2 * 64 * size).div_ceil(32) as u64;
+            let percent = moved * 100 / least;
+            assert!(
+                (100..=most).contains(&percent),
+                "{moved} sectors for {least}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_search_for_runs_costs_little() {
+        let driver = counting();
+        // Each offset and source once, and what else is read of them: a few in a hundred.
+        for (size, most) in [(4096, 106), (2000, 124)] {
+            let count = (8 << 20) / size;
+            let runs = Runs {
+                sizes: vec![size; count],
+                source: (0..u32::try_from(count).expect("few")).collect(),
+                stride: size,
+                seed: 9,
+            };
+            check_gather_case(&driver, &runs, 0, Most::InAll(8));
+            let (moved, _) = sectors(&driver);
+            let least = (2 * count * size + 12 * count).div_ceil(32) as u64;
             let percent = moved * 100 / least;
             assert!(
                 (100..=most).contains(&percent),

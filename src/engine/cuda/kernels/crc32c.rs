@@ -1,6 +1,6 @@
 //! CRC-32C of every subchunk: `crc32c.cu`.
 
-use super::spans::{Launch, Lengths, Slots};
+use super::spans::{Launch, Lengths, Most, Slots};
 use crate::engine::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, StreamId};
 
 /// Threads per block, as in the kernel.
@@ -12,8 +12,8 @@ pub(crate) const CHECKSUM: usize = 4;
 
 /// How the launch is cut.
 struct Tuning {
-    /// Blocks per multiprocessor; each fills 16 KiB of tables first.
-    waves: u32,
+    /// Each block fills 16 KiB of tables first.
+    most: Most,
     /// Warps per multiprocessor below which several share a subchunk.
     warps: usize,
     /// Bytes per warp below which no further warp helps.
@@ -21,7 +21,7 @@ struct Tuning {
 }
 
 const TUNING: Tuning = Tuning {
-    waves: 8,
+    most: Most::PerMultiprocessor(8),
     warps: 32,
     bytes: 4096,
 };
@@ -49,7 +49,7 @@ pub(crate) unsafe fn append(
     };
     let team = team(driver, slots);
     // SAFETY: what the caller promises.
-    unsafe { run(launch, slots, lengths, present, None, team) }
+    unsafe { run(launch, slots, lengths, present, None, (team, TUNING.most)) }
 }
 
 /// Compare the CRC-32C of what each slot holds, without its last 4 bytes of checksum, with these:
@@ -76,10 +76,20 @@ pub(crate) unsafe fn verify(
     };
     let team = team(driver, slots);
     // SAFETY: what the caller promises.
-    unsafe { run(launch, slots, lengths, present, Some(bad), team) }
+    unsafe {
+        run(
+            launch,
+            slots,
+            lengths,
+            present,
+            Some(bad),
+            (team, TUNING.most),
+        )
+    }
 }
 
-/// Launch either kernel, with `team` warps for each slot: a power of two, at most [`WARPS`].
+/// Launch either kernel, with `team` warps for each slot: a power of two, at most [`WARPS`]; and with
+/// so many blocks.
 ///
 /// # Safety
 /// As for [`append`].
@@ -89,7 +99,7 @@ unsafe fn run(
     lengths: Lengths,
     present: Option<DeviceSpan>,
     bad: Option<DeviceSpan>,
-    team: u32,
+    (team, most): (u32, Most),
 ) -> Result<(), DriverError> {
     let span = launch.slots("slots", slots)?;
     let (access, lengths_access) = match bad {
@@ -139,7 +149,7 @@ unsafe fn run(
         Arg::U32(team),
     ];
     args.extend(bad);
-    let grid = launch.grid(slots.count, WARPS / team as usize, TUNING.waves);
+    let grid = launch.grid(slots.count, WARPS / team as usize, most);
     // SAFETY: every slot with its checksum lies within the span: the stride has room for all lengths,
     // or the caller promises it. There is an element for each slot in all the others.
     unsafe { launch.run(grid, BLOCK, &args) }
@@ -175,6 +185,7 @@ pub(crate) mod tests {
         seed: u64,
         room: usize,
         team: u32,
+        most: Most,
     }
 
     impl Case {
@@ -211,8 +222,9 @@ pub(crate) mod tests {
             any::<u64>(),
             0..40usize,
             proptest::sample::select(vec![1, 2, 4, 8]),
+            few_or(TUNING.most),
         )
-            .prop_map(|(slots, seed, room, team)| {
+            .prop_map(|(slots, seed, room, team, most)| {
                 let (lengths, present) = slots.into_iter().unzip();
                 Case {
                     lengths,
@@ -220,6 +232,7 @@ pub(crate) mod tests {
                     seed,
                     room,
                     team,
+                    most,
                 }
             })
     }
@@ -244,7 +257,8 @@ pub(crate) mod tests {
                 // SAFETY: the stride has room for the longest and its checksum.
                 unsafe {
                     let lengths = Lengths::Each(spans[1]);
-                    run(launch, slots, lengths, Some(spans[2]), None, case.team)
+                    let as_told = (case.team, case.most);
+                    run(launch, slots, lengths, Some(spans[2]), None, as_told)
                 }
             },
         )
@@ -284,7 +298,10 @@ pub(crate) mod tests {
             let slots = slots(spans[0], case.stride(), count);
             let (lengths, bad) = (Lengths::Each(spans[1]), Some(spans[3]));
             // SAFETY: the stride has room for the longest and its checksum.
-            unsafe { run(launch, slots, lengths, Some(spans[2]), bad, case.team) }
+            unsafe {
+                let as_told = (case.team, case.most);
+                run(launch, slots, lengths, Some(spans[2]), bad, as_told)
+            }
         })
         .expect("launches");
         assert_eq!(to_u32s(&bad), expected, "{case:?}");
@@ -299,6 +316,7 @@ pub(crate) mod tests {
             seed: length as u64,
             room: 0,
             team: 0, // left to the launch
+            most: TUNING.most,
         };
         let (mut bytes, expected) = case.slots();
         let mut bad = vec![0xcc; 4 * count];
@@ -345,6 +363,19 @@ pub(crate) mod tests {
             (100_000, 9),
         ] {
             check_equal_lengths(driver, count, length);
+        }
+        // Teams of warps, in several rounds.
+        for team in [2, 8] {
+            let case = Case {
+                lengths: (0..20).map(|n| n * 611).collect(),
+                present: (0..20).map(|n| n % 5 != 3).collect(),
+                seed: 3,
+                room: 0,
+                team,
+                most: Most::InAll(1),
+            };
+            check_append_case(driver, &case);
+            check_verify_case(driver, &case, &[1, 1007]);
         }
     }
 
@@ -428,5 +459,15 @@ pub(crate) mod tests {
             (data..data + 16).contains(&moved),
             "{moved} sectors for {data}"
         );
+        let mut bad = vec![0xcc; 4 * count];
+        on(&driver, &mut [&mut bytes, &mut bad], |stream, spans| {
+            let (slots, length) = (slots(spans[0], length + 64, count), Lengths::All(length));
+            // SAFETY: the stride has room for a checksum.
+            unsafe { verify(&driver, stream, slots, length, None, spans[1]) }
+        })
+        .expect("launches");
+        // The checksums and the results.
+        let (moved, _) = sectors(&driver);
+        assert_eq!(moved, data + 2 * count as u64);
     }
 }

@@ -107,6 +107,10 @@ struct TileParameters {
     slab_digit_count: u32,
     slot_digit_count: u32,
     grid_digit_count: u32,
+    slab_leap_digit: u32,
+    slab_leap: u32,
+    slot_leap_digit: u32,
+    slot_leap: u32,
     slab_digits: [TileDigit; MAX_TILE_DIGITS],
     slot_digits: [TileDigit; MAX_TILE_DIGITS],
     grid_digits: [GridDigit; MAX_GRID_DIGITS],
@@ -116,7 +120,7 @@ const _: () = assert!(
     size_of::<LiftParameters>() == 40 + MAX_DIGITS * 20 && align_of::<LiftParameters>() == 8
 );
 const _: () = assert!(
-    size_of::<TileParameters>() == 32 + 2 * MAX_TILE_DIGITS * 28 + MAX_GRID_DIGITS * 32
+    size_of::<TileParameters>() == 48 + 2 * MAX_TILE_DIGITS * 28 + MAX_GRID_DIGITS * 32
         && align_of::<TileParameters>() == 8
 );
 
@@ -351,7 +355,7 @@ fn bytes_of_lift(parameters: &LiftParameters) -> &[u8] {
 
 fn bytes_of_tile(parameters: &TileParameters) -> &[u8] {
     let len = size_of::<TileParameters>();
-    // SAFETY: as above: 32 bytes, 28 for each digit of a tile and 32 for each of the grid.
+    // SAFETY: as above: 48 bytes, 28 for each digit of a tile and 32 for each of the grid.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(parameters).cast(), len) }
 }
 
@@ -551,6 +555,10 @@ fn tile_parameters(
         slab_digit_count: 0,
         slot_digit_count: 0,
         grid_digit_count: 0,
+        slab_leap_digit: 0,
+        slab_leap: 0,
+        slot_leap_digit: 0,
+        slot_leap: 0,
         slab_digits: [TileDigit::default(); MAX_TILE_DIGITS],
         slot_digits: [TileDigit::default(); MAX_TILE_DIGITS],
         grid_digits: [GridDigit::default(); MAX_GRID_DIGITS],
@@ -616,8 +624,34 @@ fn tile_parameters(
     }
     parameters.slab_digit_count = number(in_tile.len())?;
     parameters.slot_digit_count = parameters.slab_digit_count;
+    let digits = in_tile.len();
+    if let Some((digit, by)) = leap(&parameters.slab_digits[..digits]) {
+        (parameters.slab_leap_digit, parameters.slab_leap) = (number(digit)?, by);
+    }
+    if let Some((digit, by)) = leap(&parameters.slot_digits[..digits]) {
+        (parameters.slot_leap_digit, parameters.slot_leap) = (number(digit)?, by);
+    }
     // Tiles are at most as many as units.
     Some((parameters, number(tiles)?))
+}
+
+/// The digit, if there is one, that alone differs between the units of a thread, which are
+/// [`BLOCK`] apart in its turn, and by how much it does from one to the next.
+fn leap(digits: &[TileDigit]) -> Option<(usize, u32)> {
+    let units = u32::try_from(UNITS_PER_BLOCK).ok()?;
+    let mut faster = 1; // values of the digits that are faster
+    for (number, digit) in digits.iter().enumerate().rev() {
+        if !BLOCK.is_multiple_of(faster) {
+            return None;
+        }
+        // A turn begins at a multiple of its units. The slowest digit never overflows.
+        let turn = units / faster;
+        if number == 0 || digit.extent.is_multiple_of(turn) {
+            return Some((number, BLOCK / faster));
+        }
+        faster *= digit.extent;
+    }
+    None
 }
 
 #[cfg(test)]

@@ -506,6 +506,28 @@ fn threads_of_a_warp_meet_different_banks() {
     }
 }
 
+#[test]
+fn units_of_a_thread_differ_in_one_digit() {
+    let leaps = |geometry: &Geometry| {
+        let scatter = plan(geometry);
+        let Kernels::Tiled(parameters) = &scatter.kernels else {
+            panic!("not tiled");
+        };
+        [parameters.slab_leap, parameters.slot_leap].map(|by| by > 0)
+    };
+    for size in [1, 2, 4, 8, 16] {
+        for extent in [32, 64] {
+            for order in [&[2, 1, 0], &[1, 2, 0], &[0, 2, 1], &[2, 0, 1]] {
+                let geometry = Geometry::whole(&[1, 4, 4], &[extent, extent, extent], size, order);
+                assert_eq!(leaps(&geometry), [true; 2], "{size} {extent} {order:?}");
+            }
+        }
+    }
+    // 35 rows of 33: not a whole number of rows from one unit of a thread to the next.
+    let odd = Geometry::whole(&[1, 1], &[33, 35], 2, &[1, 0]);
+    assert_eq!(leaps(&odd), [false; 2]);
+}
+
 /// Sectors that a launch moves and the fewest that would do: reads, and writes of the slots.
 fn moved(geometry: &Geometry, inverse: bool) -> Vec<(u64, u64)> {
     let driver = counting();
@@ -571,6 +593,59 @@ fn sectors_of_a_transposing_order() {
         &Geometry::whole(&[2, 2, 64], &[16, 16, 2], 2, &[0, 1, 2]),
         100,
     );
+}
+
+/// Sectors that a launch with flags moves, in percent of the box once in and once out. All flags
+/// are `flag` before.
+fn percent_with_flags(geometry: &Geometry, inverse: bool, flag: u32) -> u64 {
+    let driver = counting();
+    let scatter = plan(geometry);
+    let mut slab = noise(1, geometry.elements() * geometry.element_size);
+    let mut slots = noise(2, geometry.slots() * geometry.slot_stride);
+    let mut flags = u32s(&vec![flag; geometry.slots()]);
+    let mut fill = Scatter::fill_pattern(&vec![0; geometry.element_size]);
+    let buffers = &mut [&mut slab, &mut slots, &mut flags, &mut fill];
+    on(&driver, buffers, |stream, spans| {
+        let &[slab, slots, flags, fill] = spans else {
+            panic!("{} spans", spans.len());
+        };
+        // SAFETY: the spans are those of the buffers.
+        unsafe {
+            if inverse {
+                scatter.enqueue_unscatter(&driver, stream, slots, slab, Some(flags), fill)
+            } else {
+                scatter.enqueue_scatter(&driver, stream, slab, slots, Some(flags), fill)
+            }
+        }
+    })
+    .expect("launches");
+    let sectors: u64 = driver.sectors().iter().map(|count| count.sectors).sum();
+    sectors * 100 / (2 * geometry.elements() * geometry.element_size / SECTOR) as u64
+}
+
+#[test]
+fn sectors_with_flags() {
+    let plain = Geometry::whole(&[1, 2, 4], &[32; 3], 2, &[0, 1, 2]);
+    // A sector of flags for every 16 that a warp loads, and one of the fill value for every 64.
+    for flag in [0, 1] {
+        let percent = percent_with_flags(&plain, false, flag);
+        assert!((103..=104).contains(&percent), "{percent} %");
+    }
+    assert_eq!(percent_with_flags(&plain, true, 1), 103);
+    // Slots that are not there are not read; the fill value is, a sector for every 16 stored.
+    assert_eq!(percent_with_flags(&plain, true, 0), 56);
+    // A warp turns 64 bytes at a time. Scatter looks where a thread first meets a slot, unscatter at
+    // each unit.
+    let tiled = Geometry::whole(&[1, 2, 4], &[32; 3], 2, &[2, 1, 0]);
+    for (inverse, flag, most) in [
+        (false, 0, 105),
+        (false, 1, 105),
+        (true, 0, 77),
+        (true, 1, 127),
+    ] {
+        let percent = percent_with_flags(&tiled, inverse, flag);
+        assert!(percent <= most, "{percent} %, inverse: {inverse}, {flag}");
+    }
 }
 
 #[test]

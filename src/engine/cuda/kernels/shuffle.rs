@@ -1,6 +1,6 @@
 //! Blosc's shuffles, and their inverses: `shuffle.cu`.
 
-use super::spans::{Launch, Slots};
+use super::spans::{Launch, Most, Slots};
 use crate::engine::cuda::driver::{Access, Arg, Driver, DriverError, StreamId};
 
 /// Threads per block, as in the kernels.
@@ -10,13 +10,12 @@ const BLOCK: u32 = 256;
 struct Tuning {
     /// The most bytes that a block of threads moves at a time, as in the kernels.
     tile: usize,
-    /// Blocks per multiprocessor.
-    waves: u32,
+    most: Most,
 }
 
 const TUNING: Tuning = Tuning {
     tile: 16 * 1024,
-    waves: 32,
+    most: Most::PerMultiprocessor(32),
 };
 
 /// What is shuffled.
@@ -27,6 +26,10 @@ pub(crate) enum Shuffle {
     /// The bits of elements.
     Bits,
 }
+
+/// The kernels, by [`Shuffle`].
+const FORWARD: [&str; 2] = ["shuffle", "bit_shuffle"];
+const BACK: [&str; 2] = ["unshuffle", "bit_unshuffle"];
 
 /// How what a slot holds divides into Blosc blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,12 +58,13 @@ pub(crate) unsafe fn shuffle(
     to: Slots,
     blocks: BloscBlocks,
 ) -> Result<(), DriverError> {
-    let kernel = match what {
-        Shuffle::Bytes => "shuffle",
-        Shuffle::Bits => "bit_shuffle",
+    let launch = Launch {
+        driver,
+        stream,
+        kernel: FORWARD[what as usize],
     };
     // SAFETY: what the caller promises.
-    unsafe { run(driver, stream, kernel, from, to, blocks) }
+    unsafe { run(launch, from, to, blocks, TUNING.most) }
 }
 
 /// Undo [`shuffle`].
@@ -78,29 +82,24 @@ pub(crate) unsafe fn unshuffle(
     to: Slots,
     blocks: BloscBlocks,
 ) -> Result<(), DriverError> {
-    let kernel = match what {
-        Shuffle::Bytes => "unshuffle",
-        Shuffle::Bits => "bit_unshuffle",
+    let launch = Launch {
+        driver,
+        stream,
+        kernel: BACK[what as usize],
     };
     // SAFETY: what the caller promises.
-    unsafe { run(driver, stream, kernel, from, to, blocks) }
+    unsafe { run(launch, from, to, blocks, TUNING.most) }
 }
 
 /// # Safety
 /// The rules of the driver.
 unsafe fn run(
-    driver: &dyn Driver,
-    stream: StreamId,
-    kernel: &'static str,
+    launch: Launch<'_>,
     from: Slots,
     to: Slots,
     blocks: BloscBlocks,
+    most: Most,
 ) -> Result<(), DriverError> {
-    let launch = Launch {
-        driver,
-        stream,
-        kernel,
-    };
     let source = launch.slots("slots to read", from)?;
     let target = launch.slots("slots to write", to)?;
     launch.require(from.count == to.count, || {
@@ -154,7 +153,7 @@ unsafe fn run(
         .bytes
         .div_ceil(block)
         .saturating_mul(block.div_ceil(TUNING.tile));
-    let grid = launch.grid(from.count.saturating_mul(tiles), 1, TUNING.waves);
+    let grid = launch.grid(from.count.saturating_mul(tiles), 1, most);
     // SAFETY: what the slots hold lies within them, and these within the spans.
     unsafe { launch.run(grid, BLOCK, &args) }
 }
@@ -231,6 +230,7 @@ pub(crate) mod tests {
         blocks: BloscBlocks,
         strides: (usize, usize),
         seed: u64,
+        most: Most,
     }
 
     fn cases(most: usize) -> impl Strategy<Value = Case> {
@@ -253,11 +253,11 @@ pub(crate) mod tests {
                     Just(element),
                     lengths,
                     (0..4usize, 0..40usize, 0..40usize),
-                    any::<u64>(),
+                    (any::<u64>(), few_or(TUNING.most)),
                 )
             })
             .prop_map(
-                |(element, (bytes, block), (count, room, other), seed)| Case {
+                |(element, (bytes, block), (count, room, other), (seed, most))| Case {
                     count,
                     blocks: BloscBlocks {
                         bytes,
@@ -269,6 +269,7 @@ pub(crate) mod tests {
                         (bytes + other).next_multiple_of(16),
                     ),
                     seed,
+                    most,
                 },
             )
     }
@@ -279,6 +280,7 @@ pub(crate) mod tests {
             blocks,
             strides: (stride, other),
             seed,
+            most,
         } = case;
         let mut plain = noise(seed, count * stride);
         let mut expected = vec![0xcc; count * other];
@@ -302,8 +304,14 @@ pub(crate) mod tests {
                 ];
                 // SAFETY: the spans are those of the buffers.
                 unsafe {
-                    shuffle(driver, stream, what, plain, shuffled, blocks)?;
-                    unshuffle(driver, stream, what, shuffled, back, blocks)
+                    let launch = |kernel| Launch {
+                        driver,
+                        stream,
+                        kernel,
+                    };
+                    let [forward, inverse] = [FORWARD, BACK].map(|kernel| kernel[what as usize]);
+                    run(launch(forward), plain, shuffled, blocks, most)?;
+                    run(launch(inverse), shuffled, back, blocks, most)
                 }
             },
         )
@@ -325,10 +333,26 @@ pub(crate) mod tests {
             Ok(())
         });
         // More than one tile.
-        property(tries / 8, &cases(100_000), |case| {
+        property(tries.div_ceil(8), &cases(100_000), |case| {
             check_case(driver, what, &case);
             Ok(())
         });
+        // Blocks of several tiles, for few blocks of threads.
+        for element in [2, 7] {
+            let blocks = BloscBlocks {
+                bytes: 100_000,
+                block: 5000 / element * 8 * element,
+                element,
+            };
+            let case = Case {
+                count: 2,
+                blocks,
+                strides: (100_000, 100_000),
+                seed: 2,
+                most: Most::InAll(3),
+            };
+            check_case(driver, what, &case);
+        }
         let blocks = BloscBlocks {
             bytes: 3,
             block: 3,
@@ -340,6 +364,7 @@ pub(crate) mod tests {
                 blocks,
                 strides: (16, 16),
                 seed: 1,
+                most: TUNING.most,
             };
             check_case(driver, what, &case);
         }
@@ -407,20 +432,30 @@ pub(crate) mod tests {
         let driver = counting();
         for element in [2, 4, 8, 16] {
             for what in [Shuffle::Bytes, Shuffle::Bits] {
-                let case = Case {
-                    count: 2,
-                    blocks: BloscBlocks {
-                        bytes: 1 << 17,
-                        block: 1 << 16,
-                        element,
-                    },
-                    strides: (1 << 17, 1 << 17),
-                    seed: 4,
+                let (count, stride) = (2, 1 << 17);
+                let blocks = BloscBlocks {
+                    bytes: stride,
+                    block: 1 << 16,
+                    element,
                 };
-                check_case(&driver, what, &case);
-                // Of the inverse, which ran last.
-                let (moved, _) = sectors(&driver);
-                assert_eq!(moved, 2 * 2 * (1 << 17) / 32, "{what:?} of {element}");
+                for kernels in [FORWARD, BACK] {
+                    let mut from = noise(4, count * stride);
+                    let mut to = vec![0; count * stride];
+                    on(&driver, &mut [&mut from, &mut to], |stream, spans| {
+                        let launch = Launch {
+                            driver: &driver,
+                            stream,
+                            kernel: kernels[what as usize],
+                        };
+                        let [from, to] = [0, 1].map(|i| slots(spans[i], stride, count));
+                        // SAFETY: the spans are those of the buffers.
+                        unsafe { run(launch, from, to, blocks, TUNING.most) }
+                    })
+                    .expect("launches");
+                    let (moved, _) = sectors(&driver);
+                    let least = (2 * count * stride / 32) as u64;
+                    assert_eq!(moved, least, "{what:?} of {element}, {kernels:?}");
+                }
             }
         }
     }

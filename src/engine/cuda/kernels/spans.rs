@@ -21,6 +21,15 @@ pub(crate) enum Lengths {
     All(usize),
 }
 
+/// The most blocks that a launch has.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Most {
+    PerMultiprocessor(u32),
+    /// In all, so that little work takes several rounds on every device.
+    #[cfg(test)]
+    InAll(u32),
+}
+
 /// A launch of `kernel` that is being put together.
 #[derive(Clone, Copy)]
 pub(super) struct Launch<'a> {
@@ -85,10 +94,16 @@ impl Launch<'_> {
         self.elements(what, slots.span, slots.count, slots.stride, 16)
     }
 
-    /// Enough blocks for `units`, of which a block does `per_block` at a time, and at most `waves`
-    /// times the multiprocessors. The kernel does what is left in further rounds.
-    pub(super) fn grid(&self, units: usize, per_block: usize, waves: u32) -> u32 {
-        let most = self.driver.device().multiprocessors.clamp(1, 1 << 12) * waves;
+    /// Enough blocks for `units`, of which a block does `per_block` at a time, and no more than
+    /// `most`. The kernel does what is left in further rounds.
+    pub(super) fn grid(&self, units: usize, per_block: usize, most: Most) -> u32 {
+        let most = match most {
+            Most::PerMultiprocessor(blocks) => {
+                self.driver.device().multiprocessors.clamp(1, 1 << 12) * blocks
+            }
+            #[cfg(test)]
+            Most::InAll(blocks) => blocks,
+        };
         u32::try_from(units.div_ceil(per_block)).map_or(most, |blocks| blocks.clamp(1, most))
     }
 
@@ -163,6 +178,11 @@ pub(super) mod testing {
             stride,
             count,
         }
+    }
+
+    /// What a launch has otherwise, and so few blocks that they take several rounds.
+    pub(in crate::engine::cuda::kernels) fn few_or(otherwise: Most) -> impl Strategy<Value = Most> {
+        proptest::sample::select(vec![Most::InAll(1), Most::InAll(3), otherwise])
     }
 
     /// Try `cases` values of `strategy`.

@@ -1,6 +1,6 @@
 //! Shard bytes to subchunk slots: `split.cu`.
 
-use super::spans::{Launch, Slots};
+use super::spans::{Launch, Most, Slots};
 use crate::engine::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, StreamId};
 
 /// Threads per block, as in the kernel.
@@ -10,13 +10,12 @@ const BLOCK: u32 = 256;
 struct Tuning {
     /// Bytes of a slot that a warp writes at a time, as in the kernel.
     piece: usize,
-    /// Blocks per multiprocessor.
-    waves: u32,
+    most: Most,
 }
 
 const TUNING: Tuning = Tuning {
     piece: 4096,
-    waves: 32,
+    most: Most::PerMultiprocessor(32),
 };
 
 /// Copy `sizes[i]` bytes from `offsets[i]` of `shards` on to the begin of slot `i`. Both are `u64`s,
@@ -42,6 +41,22 @@ pub(crate) unsafe fn split(
         stream,
         kernel: "split",
     };
+    // SAFETY: what the caller promises.
+    unsafe { split_as(launch, shards, offsets, sizes, slots, TUNING.most) }
+}
+
+/// [`split`], with so many blocks.
+///
+/// # Safety
+/// As for [`split`].
+unsafe fn split_as(
+    launch: Launch<'_>,
+    shards: DeviceSpan,
+    offsets: DeviceSpan,
+    sizes: DeviceSpan,
+    slots: Slots,
+    most: Most,
+) -> Result<(), DriverError> {
     let shards = launch.elements("shards", shards, shards.len, 1, 16)?;
     let offsets = launch.elements("offsets", offsets, slots.count, 8, 8)?;
     let sizes = launch.elements("sizes", sizes, slots.count, 8, 8)?;
@@ -61,7 +76,7 @@ pub(crate) unsafe fn split(
     let pieces = slots
         .count
         .saturating_mul(slots.stride.div_ceil(TUNING.piece));
-    let grid = launch.grid(pieces, BLOCK as usize / 32, TUNING.waves);
+    let grid = launch.grid(pieces, BLOCK as usize / 32, most);
     // SAFETY: the kernel checks each extent against the lengths of the shards and of a slot.
     unsafe { launch.run(grid, BLOCK, &args) }
 }
@@ -80,7 +95,7 @@ pub(crate) mod tests {
         shard_bytes: usize,
         extents: &[(u64, u64)],
         stride: usize,
-        seed: u64,
+        (seed, most): (u64, Most),
     ) {
         let mut shards = noise(seed, shard_bytes);
         let mut expected = vec![0xcc; stride * extents.len()];
@@ -102,7 +117,14 @@ pub(crate) mod tests {
         on(driver, buffers, |stream, spans| {
             let slots = slots(spans[3], stride, extents.len());
             // SAFETY: the spans are those of the buffers.
-            unsafe { split(driver, stream, spans[0], spans[1], spans[2], slots) }
+            unsafe {
+                let launch = Launch {
+                    driver,
+                    stream,
+                    kernel: "split",
+                };
+                split_as(launch, spans[0], spans[1], spans[2], slots, most)
+            }
         })
         .expect("launches");
         let wrong = std::iter::zip(&slot_bytes, &expected).position(|(a, b)| a != b);
@@ -126,16 +148,18 @@ pub(crate) mod tests {
                 1 => Just((u64::MAX, u64::MAX)),
             ];
             let extents = proptest::collection::vec(extent, 0..20);
-            (Just(bytes), extents, 0..20_000usize, any::<u64>())
+            let most = few_or(TUNING.most);
+            (Just(bytes), extents, 0..20_000usize, (any::<u64>(), most))
         });
-        property(tries, &strategy, |(bytes, extents, stride, seed)| {
-            check_case(driver, bytes, &extents, stride.next_multiple_of(16), seed);
+        property(tries, &strategy, |(bytes, extents, stride, dice)| {
+            check_case(driver, bytes, &extents, stride.next_multiple_of(16), dice);
             Ok(())
         });
         let many: Vec<_> = (0..100_000).map(|i| (i * 7 % 1000, i % 17)).collect();
-        check_case(driver, 1016, &many, 16, 1);
-        check_case(driver, 0, &[], 16, 1);
-        check_case(driver, 100_000, &[(3, 99_997)], 100_000, 1);
+        check_case(driver, 1016, &many, 16, (1, TUNING.most));
+        check_case(driver, 1016, &many[..1000], 4112, (1, Most::InAll(2)));
+        check_case(driver, 0, &[], 16, (1, TUNING.most));
+        check_case(driver, 100_000, &[(3, 99_997)], 100_000, (1, TUNING.most));
     }
 
     #[test]
@@ -215,7 +239,7 @@ pub(crate) mod tests {
         for (size, most) in [(16_384u64, 100), (16_389, 104)] {
             let extents: Vec<_> = (0..64).map(|i| (i * size, size)).collect();
             let shard_bytes = usize::try_from(64 * size).expect("small");
-            check_case(&driver, shard_bytes, &extents, 16_416, 2);
+            check_case(&driver, shard_bytes, &extents, 16_416, (2, TUNING.most));
             let (moved, _) = sectors(&driver);
             let least = (2 * 64 * size).div_ceil(32);
             let percent = moved * 100 / least;

@@ -86,6 +86,7 @@ impl<'b, 'd> Bus<'b, 'd> {
             "copies of pinned memory; both: GB/s in each direction",
         );
         let samples = race(
+            sizes.warm_up,
             sizes.rounds,
             [
                 &mut |_| self.seconds_to_device(),

@@ -5,10 +5,11 @@
 //! | `on_device` | kernels, against a copy within the device |
 //! | `bus` | copies in either direction, and in both at once |
 //! | `pinned` | the engine without its copies on the host, against `bus` |
+//! | `staging` | kinds of pinned memory for the way to the device |
 //! | `whole` | the engine as it is called, against the slowest thing that it cannot avoid, and the host |
 //! | `sweep` | the numbers of [`Tuning`] |
 //!
-//! Whatever is timed was run once before, and what it gave was compared with the host engine, or
+//! Whatever is timed was run before, and what it gave was compared with the host engine, or
 //! with the plain bytes where nothing but their places changes. The one exception is `pinned`.
 
 mod bus;
@@ -17,6 +18,7 @@ mod on_device;
 mod pinned;
 mod report;
 mod samples;
+mod staging;
 mod sweep;
 #[cfg(test)]
 mod tests;
@@ -65,13 +67,19 @@ struct Sizes {
     shards: Vec<usize>,
     /// Calls at the same time.
     calls: Vec<usize>,
-    /// How often everything is timed, after once that does not count.
+    /// Bytes of distinct shards that calls work through, if there is that much.
+    distinct: usize,
+    /// How long everything runs at least before it is timed: clocks rise, and memory is faulted in.
+    warm_up: Duration,
+    /// How often everything is timed.
     rounds: usize,
     tuning: Tuning,
     limits: Limits,
     slabs: Vec<usize>,
     rings: Vec<usize>,
     batches: Vec<usize>,
+    /// Batches on their way at once.
+    in_flight: Vec<usize>,
     threads: Vec<usize>,
     sweep_rounds: usize,
     /// How long the sweep may take.
@@ -90,6 +98,8 @@ impl Sizes {
             staging: 64 << 20,
             shards: vec![256, 512],
             calls: vec![1, 2, 4, 8],
+            distinct: (1 << 30) + 1,
+            warm_up: Duration::from_millis(300),
             rounds: 7,
             tuning: Tuning::DEFAULT,
             limits: Limits {
@@ -100,9 +110,10 @@ impl Sizes {
             slabs: vec![1 << 20, 2 << 20, 4 << 20, 8 << 20],
             rings: vec![3, 4, 6],
             batches: vec![4 << 20, 8 << 20, 16 << 20, 32 << 20],
-            threads: vec![2, 4, 8],
+            in_flight: vec![2, 3],
+            threads: vec![2, 4, 8, 16],
             sweep_rounds: 3,
-            sweep_time: Duration::from_mins(1),
+            sweep_time: Duration::from_mins(2),
         }
     }
 
@@ -228,6 +239,8 @@ fn of_engine(
     let engine = CudaEngine::new(devices, limits, sizes.tuning);
     let pinned = pinned::measure(&engine, &bus, sizes, data, report);
     report.failed("the engine from pinned to pinned memory", pinned);
+    let staging = staging::measure(&engine, &bus, sizes, data, report);
+    report.failed("pinned memory for the way to the device", staging);
     let whole = whole::measure(&engine, &bus, sizes, data, report);
     report.failed("the engine as it is called", whole);
     let swept = sweep::measure(&engine, sizes, data, report);

@@ -60,7 +60,7 @@ pub(super) fn measure(
 ) -> Result<()> {
     report.section(
         "on_device",
-        "kernels; bytes read and written (CRC32C: read) by time on the device",
+        "kernels; bytes read and written (CRC32C: read) by time on the device. Goals are for boxes in C order and for long runs: with axes reversed there is none",
     );
     let workbench = Workbench::new(driver, sizes.staging)?;
     let pattern = Scatter::fill_pattern(&FILL_VALUE);
@@ -163,6 +163,7 @@ impl<'a, 'd: 'a> Kernels<'a, 'd> {
             format!("the host encodes {len} bytes to {}", encoded.bytes.len())
         })?;
         let scatter = scatter(&kind, kind.grid.subchunk_bytes())?;
+        // Of other orders the spread of addresses decides: what they reach is reported.
         let goal = (order == C_ORDER).then_some(GOAL);
         workbench.upload(dense, self.data)?;
         let with_flags = [Some(self.flags), None];
@@ -351,11 +352,11 @@ impl<'a, 'd: 'a> Kernels<'a, 'd> {
         let mut reference: Option<Samples> = None;
         for operation in others {
             let contestants: [Contestant<'_>; 2] = [&mut |_| time(copy), &mut |_| time(operation)];
-            let [copied, samples] = race(self.sizes.rounds, contestants)?;
+            let [copied, samples] = race(self.sizes.warm_up, self.sizes.rounds, contestants)?;
             if reference.is_none() {
                 report.row(Row::new(&copy.name, &copied, copy.bytes));
             }
-            let ratio = samples.rate(operation.bytes) / copied.rate(copy.bytes);
+            let ratio = samples.by(operation.bytes, &copied, copy.bytes);
             let row = Row::new(&operation.name, &samples, operation.bytes);
             let row = row.with("copy_gb_per_s", copied.rate(copy.bytes));
             report.row(row.ratio("a copy on the device", ratio, operation.goal));

@@ -8,12 +8,12 @@ use super::bus::Bus;
 use super::failure::{Result, require};
 use super::report::{Report, Row};
 use super::samples::race;
-use super::whole::{Stages, together};
+use super::whole::{Stages, together, verified_together};
 use super::{Kind, Sizes};
 use crate::engine::cuda::copiers::Copiers;
 use crate::engine::cuda::session::{FreeEvents, Session};
 use crate::engine::cuda::{CudaEngine, encode};
-use crate::engine::{Engine, EngineError, Stage};
+use crate::engine::{EngineError, Stage};
 
 /// Of copies in both directions at once.
 const GOAL: f64 = 0.85;
@@ -38,12 +38,16 @@ pub(super) fn measure(
         let kind = Kind::new(edge, sizes.subchunk, &[0, 1, 2], &stages)?;
         let shards = kind.shards_of(data);
         let (len, expected) = (kind.grid.shard_bytes(), kind.grid.num_subchunks());
+        let most = sizes.calls.iter().copied().max().unwrap_or(1);
+        let on_host: Vec<_> = shards
+            .iter()
+            .take(most)
+            .map(|shard| kind.encode_on_host(shard))
+            .collect::<Result<_>>()?;
         for &calls in &sizes.calls {
             let job = kind.job(calls);
             // Lanes for all calls, with shards in their pinned memory.
-            together(calls, |i| {
-                engine.encode(&job, shards[i % shards.len()], 0, 0)
-            })?;
+            verified_together(engine, &job, &shards[..on_host.len()], &on_host, calls)?;
             let before = engine.counters().snapshot();
             let encode = |_: usize| -> std::result::Result<usize, EngineError> {
                 let shard = shards[0];
@@ -60,6 +64,7 @@ pub(super) fn measure(
                 Ok(encoded.extents.iter().flatten().count())
             };
             let samples = race(
+                sizes.warm_up,
                 sizes.rounds,
                 [&mut |_| bus.seconds_of_both(), &mut |_| {
                     let (seconds, stored) = together(calls, encode)?;
@@ -71,7 +76,7 @@ pub(super) fn measure(
             )?;
             let [both, samples] = samples;
             let bytes = calls * len;
-            let ratio = samples.rate(bytes) / both.rate(bus.len());
+            let ratio = samples.by(bytes, &both, bus.len());
             let row = Row::new(format!("{edge}³, {name}, {calls} at once"), &samples, bytes)
                 .unverified()
                 .with("calls", calls)

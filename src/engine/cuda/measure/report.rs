@@ -7,7 +7,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use serde_json::{Map, Value, json};
 
 use super::failure::Result;
-use super::samples::Samples;
+use super::samples::{Ratio, Samples};
 use super::{Sizes, cores};
 use crate::engine::cuda::driver::DeviceInfo;
 
@@ -17,7 +17,7 @@ pub(super) struct Row {
     rate: f64,
     values: Map<String, Value>,
     /// Of what, how much, and how much it should be.
-    ratios: Vec<(String, f64, Option<f64>)>,
+    ratios: Vec<(String, Ratio, Option<f64>)>,
     verified: bool,
 }
 
@@ -44,8 +44,8 @@ impl Row {
         self
     }
 
-    /// A ratio to `what`, and the least that it should be.
-    pub(super) fn ratio(mut self, what: &str, ratio: f64, goal: Option<f64>) -> Self {
+    /// A ratio to `what`, and the least that it should be, at the medians.
+    pub(super) fn ratio(mut self, what: &str, ratio: Ratio, goal: Option<f64>) -> Self {
         self.ratios.push((what.to_string(), ratio, goal));
         self
     }
@@ -96,9 +96,12 @@ impl<'s> Report<'s> {
                 "box_bytes": sizes.box_len(),
                 "bus_copy_bytes": sizes.copy,
                 "rounds": sizes.rounds,
+                "warm_up_seconds": sizes.warm_up.as_secs_f64(),
+                "distinct_bytes": sizes.distinct,
                 "slab": sizes.tuning.slab,
                 "ring": sizes.tuning.ring,
                 "batch": sizes.tuning.batch,
+                "batches": sizes.tuning.batches,
             }),
         );
         say(&format!(
@@ -145,10 +148,11 @@ impl<'s> Report<'s> {
         let mut line = format!("  {:44} {:9.2} GB/s", row.name, row.rate);
         let mut ratios = Map::new();
         for (what, ratio, goal) in &row.ratios {
-            let _ = write!(line, "   {ratio:5.2} of {what}");
-            let mut value = json!({ "value": ratio });
+            let Ratio { median, best } = ratio;
+            let _ = write!(line, "   {median:5.2} of {what} ({best:.2} at best)");
+            let mut value = json!({ "value": median, "best": best });
             if let Some(goal) = goal {
-                let met = ratio >= goal;
+                let met = median >= goal;
                 let _ = write!(
                     line,
                     " (goal {goal}: {})",
@@ -158,7 +162,8 @@ impl<'s> Report<'s> {
                 value["met"] = json!(met);
                 self.goals.push(json!({
                     "name": format!("{}: {} / {what}", self.section, row.name),
-                    "value": ratio,
+                    "value": median,
+                    "best": best,
                     "goal": goal,
                     "met": met,
                 }));

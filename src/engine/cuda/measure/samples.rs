@@ -1,5 +1,7 @@
 //! How long something took, several times.
 
+use std::time::{Duration, Instant};
+
 use serde_json::{Value, json};
 
 use super::failure::Result;
@@ -28,6 +30,15 @@ impl Samples {
         rate(bytes, self.median())
     }
 
+    /// The rate, of `bytes` each time, by that of `other`, of `bytes_of_other` each time.
+    pub(super) fn by(&self, bytes: usize, other: &Self, bytes_of_other: usize) -> Ratio {
+        let best = |samples: &Self, bytes| rate(bytes, samples.at(0));
+        Ratio {
+            median: self.rate(bytes) / other.rate(bytes_of_other),
+            best: best(self, bytes) / best(other, bytes_of_other),
+        }
+    }
+
     pub(super) fn seconds(&self) -> Value {
         json!({
             "median": self.median(),
@@ -47,28 +58,84 @@ impl Samples {
     }
 }
 
+/// One rate by another.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Ratio {
+    /// Of the medians: what goals are about.
+    pub(super) median: f64,
+    /// Of the shortest times.
+    pub(super) best: f64,
+}
+
 /// GB/s.
 #[allow(clippy::cast_precision_loss, reason = "for people")]
 pub(super) fn rate(bytes: usize, seconds: f64) -> f64 {
     bytes as f64 / seconds / 1e9
 }
 
-/// Something to time: given the number of the round, how many seconds it took.
+/// Something to time: given the number of the round, how many seconds it took. Rounds 0 do not
+/// count.
 pub(super) type Contestant<'a> = &'a mut dyn FnMut(usize) -> Result<f64>;
 
-/// Time each of `contestants` in turns, `rounds` times after once that does not count.
+/// Time each of `contestants` in turns, `rounds` times after rounds that do not count: one, and more
+/// until `warm_up` is over, in which clocks rise.
 pub(super) fn race<const N: usize>(
+    warm_up: Duration,
     rounds: usize,
     mut contestants: [Contestant<'_>; N],
 ) -> Result<[Samples; N]> {
     let mut seconds = [const { Vec::new() }; N];
-    for round in 0..=rounds {
+    let begin = Instant::now();
+    loop {
+        for contestant in &mut contestants {
+            contestant(0)?;
+        }
+        if begin.elapsed() >= warm_up {
+            break;
+        }
+    }
+    for round in 1..=rounds {
         for (contestant, seconds) in contestants.iter_mut().zip(&mut seconds) {
-            let time = contestant(round)?;
-            if round > 0 {
-                seconds.push(time);
-            }
+            seconds.push(contestant(round)?);
         }
     }
     Ok(seconds.map(Samples::new))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ratio_is_of_medians_and_of_the_best() {
+        let (a, b) = (
+            Samples::new(vec![4.0, 1.0, 2.0]),
+            Samples::new(vec![8.0, 8.0, 2.0]),
+        );
+        let expected = Ratio {
+            median: 8.0,
+            best: 4.0,
+        };
+        assert_eq!(a.by(200, &b, 100), expected);
+    }
+
+    #[test]
+    fn what_comes_before_the_first_round_does_not_count() {
+        let mut before = 0;
+        let begin = Instant::now();
+        let warm_up = Duration::from_millis(20);
+        let samples = race(
+            warm_up,
+            3,
+            [&mut |round: usize| {
+                before += usize::from(round == 0);
+                std::thread::sleep(Duration::from_millis(1));
+                Ok([100.0, 1.0, 2.0, 3.0][round])
+            }],
+        );
+        assert!(begin.elapsed() >= warm_up);
+        let [samples] = samples.unwrap_or_else(|failure| panic!("{failure:?}"));
+        assert_eq!(samples, Samples(vec![1.0, 2.0, 3.0]));
+        assert!(before > 1);
+    }
 }

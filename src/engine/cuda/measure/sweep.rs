@@ -1,6 +1,6 @@
 //! The numbers of [`Tuning`], by the rate of encoding one shard.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
@@ -25,18 +25,19 @@ fn points(sizes: &Sizes) -> Vec<Point> {
         for &ring in &sizes.rings {
             // A slab is no longer than a batch.
             for &batch in sizes.batches.iter().filter(|&&batch| batch >= slab) {
-                for &threads in sizes
-                    .threads
-                    .iter()
-                    .filter(|&&threads| threads <= cores().get())
-                {
+                for &batches in &sizes.in_flight {
                     let tuning = Tuning {
                         slab,
                         ring,
                         batch,
-                        ..Tuning::DEFAULT
+                        batches,
                     };
-                    points.push(Point { tuning, threads });
+                    let threads = sizes.threads.iter();
+                    points.extend(
+                        threads
+                            .filter(|&&threads| threads <= cores().get())
+                            .map(|&threads| Point { tuning, threads }),
+                    );
                 }
             }
         }
@@ -53,7 +54,7 @@ pub(super) fn measure(
 ) -> Result<()> {
     report.section(
         "sweep",
-        "encode of one shard without a codec; slab, ring, batch, threads that copy",
+        "encode of one shard without a codec; slab × ring, batch × batches on their way, threads that copy",
     );
     let Some(&edge) = sizes.shards.last() else {
         return Ok(());
@@ -71,6 +72,7 @@ pub(super) fn measure(
         let tuned = CudaEngine::new(engine.devices.clone(), engine.limits.clone(), point.tuning);
         let job = kind.job_of_threads(point.threads);
         let [samples] = race(
+            Duration::ZERO,
             sizes.sweep_rounds,
             [&mut |round| {
                 let shard = shards[round % shards.len()];
@@ -88,10 +90,13 @@ pub(super) fn measure(
     measured.sort_by(|a, b| a.1.median().total_cmp(&b.1.median()));
     for (place, (point, samples)) in measured.iter().enumerate() {
         let Tuning {
-            slab, ring, batch, ..
+            slab,
+            ring,
+            batch,
+            batches,
         } = point.tuning;
         let name = format!(
-            "{} KiB × {ring}, {} KiB, {}",
+            "{} KiB × {ring}, {} KiB × {batches}, {}",
             slab >> 10,
             batch >> 10,
             point.threads
@@ -100,6 +105,7 @@ pub(super) fn measure(
             .with("slab", slab)
             .with("ring", ring)
             .with("batch", batch)
+            .with("batches", batches)
             .with("threads", point.threads);
         // All are in the document.
         report.row_if(place < 8, row);

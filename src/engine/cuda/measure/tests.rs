@@ -22,6 +22,8 @@ fn tiny() -> Sizes {
         staging: 1000,
         shards: vec![8, 16],
         calls: vec![1, 2],
+        distinct: 10_000,
+        warm_up: Duration::ZERO,
         rounds: 2,
         tuning: Tuning {
             slab: 384,
@@ -37,6 +39,7 @@ fn tiny() -> Sizes {
         slabs: vec![256, 512],
         rings: vec![2],
         batches: vec![384, 1024],
+        in_flight: vec![1, 2],
         threads: vec![1],
         sweep_rounds: 1,
         sweep_time: Duration::from_mins(10),
@@ -70,9 +73,10 @@ fn everything_is_measured_and_compared() {
             ("on_device", 1 + 6 + 1 + 4 + 2, true),
             ("bus", 3, true),
             ("pinned_to_pinned", 4, false),
+            ("staging", 4, true),
             ("encode", 8, true),
             ("decode", 8, true),
-            ("sweep", 3, true),
+            ("sweep", 6, true),
         ] {
             let rows = document[section]["rows"].as_array().unwrap();
             assert_eq!(rows.len(), count, "{section}\n{lines}");
@@ -82,6 +86,7 @@ fn everything_is_measured_and_compared() {
                 assert!(row["gb_per_s"]["median"].as_f64().unwrap() > 0.0, "{row}");
                 for ratio in row["ratios"].as_object().unwrap().values() {
                     assert!(ratio["value"].as_f64().unwrap() > 0.0, "{row}");
+                    assert!(ratio["best"].as_f64().unwrap() > 0.0, "{row}");
                 }
             }
         }

@@ -4,6 +4,7 @@
 //! pinned memory, and copies of such a ring to a fresh `Vec`, the last two by the engine's own
 //! threads. Each is timed alone, in turns with the engine, and so is the host engine.
 
+use std::cell::Cell;
 use std::sync::Barrier;
 use std::time::Instant;
 
@@ -12,13 +13,13 @@ use serde_json::{Value, json};
 use super::bus::Bus;
 use super::failure::{Failure, Result, require};
 use super::report::{Report, Row};
-use super::samples::{Samples, race, rate};
+use super::samples::{race, rate};
 use super::{Kind, Sizes, cores};
 use crate::engine::cuda::copiers::Copy;
 use crate::engine::cuda::driver::{PinnedSpan, PinnedUse};
 use crate::engine::cuda::{CudaEngine, Metrics};
 use crate::engine::host::{HostEngine, memory};
-use crate::engine::{EncodedShard, Engine, EngineError, Stage};
+use crate::engine::{EncodedShard, Engine, EngineError, Job, Stage};
 
 /// Of the slowest of what the engine cannot avoid.
 const GOAL: f64 = 0.8;
@@ -143,6 +144,8 @@ struct Rings<'a> {
     slab: usize,
     to_device: PinnedSpan,
     from_device: PinnedSpan,
+    /// Shards that were taken.
+    taken: Cell<usize>,
 }
 
 impl<'a> Rings<'a> {
@@ -154,9 +157,16 @@ impl<'a> Rings<'a> {
             slab: engine.tuning.slab,
             to_device: bus.workbench.pinned(len, PinnedUse::ToDevice)?,
             from_device: bus.workbench.pinned(len, PinnedUse::FromDevice)?,
+            taken: Cell::new(0),
         };
         bus.workbench.fill_pinned(this.from_device, data)?;
         Ok(this)
+    }
+
+    /// The number of the next of `count` shards: every shard has its turn before one comes again,
+    /// whoever takes them.
+    fn take(&self, count: usize) -> usize {
+        self.taken.replace(self.taken.get() + count)
     }
 
     /// Where slab `number` is in a ring.
@@ -212,15 +222,16 @@ pub(super) fn measure(
             let kind = Kind::new(edge, sizes.subchunk, &[0, 1, 2], &stages)?;
             let most = sizes.calls.iter().copied().max().unwrap_or(1);
             let mut shards = kind.shards_of(data);
-            // So many that no call finds its shard in a cache, and yet not all of them.
-            shards.truncate(most);
+            // One for each call; and so many that none is in a cache when its turn comes again.
+            shards.truncate(most.max(sizes.distinct.div_ceil(kind.grid.shard_bytes())));
             let encoded = verified(engine, &kind, &shards)?;
+            verified_together(engine, &kind.job(most), &shards, &encoded, most)?;
             let subjects = sizes.calls.iter().map(|&calls| Subject {
                 rings: &rings,
                 kind: &kind,
                 name: format!("{edge}³, {name}, {calls} at once"),
                 calls,
-                rounds: sizes.rounds,
+                sizes,
             });
             for subject in subjects.clone() {
                 subject.encode(&shards, report)?;
@@ -252,13 +263,35 @@ fn verified(engine: &CudaEngine, kind: &Kind, shards: &[&[u8]]) -> Result<Vec<En
     shards.iter().map(encode).collect()
 }
 
+/// One round of `calls` at the same time, untimed: an error unless each encodes and decodes as the
+/// host does.
+pub(super) fn verified_together(
+    engine: &CudaEngine,
+    job: &Job<'_>,
+    shards: &[&[u8]],
+    on_host: &[EncodedShard],
+    calls: usize,
+) -> Result<()> {
+    let (_, same) = together(calls, |i| {
+        let (shard, expected) = (shards[i % shards.len()], &on_host[i % shards.len()]);
+        let encoded = engine.encode(job, shard, 0, 0)?;
+        let decoded = engine.decode(job, &expected.bytes, &expected.extents)?;
+        Ok(encoded.bytes == expected.bytes
+            && encoded.extents == expected.extents
+            && decoded == shard)
+    })?;
+    require(same.iter().all(|&same| same), || {
+        format!("{calls} calls at once: one encodes or decodes wrongly")
+    })
+}
+
 /// So many concurrent calls for shards of a kind.
 struct Subject<'a> {
     rings: &'a Rings<'a>,
     kind: &'a Kind,
     name: String,
     calls: usize,
-    rounds: usize,
+    sizes: &'a Sizes,
 }
 
 impl Subject<'_> {
@@ -268,9 +301,10 @@ impl Subject<'_> {
             "Vec to fresh Vec; decoded bytes, against the slowest thing that has to be done",
         );
         let (job, at_once) = (self.kind.job(self.calls), self.calls);
-        let encode = |engine: &dyn Engine, round: usize| -> Result<f64> {
+        let encode = |engine: &dyn Engine| -> Result<f64> {
+            let first = self.rings.take(at_once);
             let calls = |i: usize| {
-                let shard = shards[(round * at_once + i) % shards.len()];
+                let shard = shards[(first + i) % shards.len()];
                 engine.encode(&job, shard, 0, 0)
             };
             Ok(together(at_once, calls)?.0)
@@ -289,9 +323,10 @@ impl Subject<'_> {
             "Vec to fresh Vec; decoded bytes, against the slowest thing that has to be done",
         );
         let (job, at_once) = (self.kind.job(self.calls), self.calls);
-        let decode = |engine: &dyn Engine, round: usize| -> Result<f64> {
+        let decode = |engine: &dyn Engine| -> Result<f64> {
+            let first = self.rings.take(at_once);
             let calls = |i: usize| {
-                let shard = &encoded[(round * at_once + i) % encoded.len()];
+                let shard = &encoded[(first + i) % encoded.len()];
                 engine.decode(&job, &shard.bytes, &shard.extents)
             };
             Ok(together(at_once, calls)?.0)
@@ -303,32 +338,32 @@ impl Subject<'_> {
         &self,
         goal: Option<f64>,
         shards: &[&[u8]],
-        work: &dyn Fn(&dyn Engine, usize) -> Result<f64>,
+        work: &dyn Fn(&dyn Engine) -> Result<f64>,
         report: &mut Report<'_>,
     ) -> Result<()> {
         let (rings, len) = (self.rings, self.kind.grid.shard_bytes());
         let engine = rings.engine;
         let before = engine.counters().snapshot();
         let [bus, filled, emptied, device, host] = race(
-            self.rounds,
+            self.sizes.warm_up,
+            self.sizes.rounds,
             [
                 &mut |_| rings.bus.seconds_to_device(),
-                &mut |round| rings.fill(shards[round % shards.len()]),
+                &mut |_| rings.fill(shards[rings.take(1) % shards.len()]),
                 &mut |_| rings.empty(len),
-                &mut |round| work(engine, round),
-                &mut |round| work(&HostEngine, round),
+                &mut |_| work(engine),
+                &mut |_| work(&HostEngine),
             ],
         )?;
         let stages = Stages::since(&before, engine, len).rates();
-        let limits = [
-            ("to the device", bus.rate(rings.bus.len())),
-            ("Vec to pinned", filled.rate(len)),
-            ("pinned to fresh Vec", emptied.rate(len)),
-        ];
-        let slowest = limits.iter().copied().min_by(|a, b| a.1.total_cmp(&b.1));
-        let (what, slowest) = slowest.unwrap_or(("nothing", f64::NAN));
         let bytes = self.calls * len;
-        let rate = |samples: &Samples| samples.rate(bytes);
+        let mut limits = [
+            ("to the device", &bus, rings.bus.len()),
+            ("Vec to pinned", &filled, len),
+            ("pinned to fresh Vec", &emptied, len),
+        ];
+        limits.sort_by(|(_, a, of_a), (_, b, of_b)| a.rate(*of_a).total_cmp(&b.rate(*of_b)));
+        let (what, slowest, of_slowest) = limits[0];
         let row = Row::new(&self.name, &device, bytes)
             .with("calls", self.calls)
             .with("shard_bytes", len)
@@ -336,14 +371,16 @@ impl Subject<'_> {
             .with(
                 "limits_gb_per_s",
                 limits
-                    .map(|(name, rate)| json!({ "name": name, "rate": rate }))
+                    .map(|(name, samples, bytes)| {
+                        json!({ "name": name, "rate": samples.rate(bytes) })
+                    })
                     .to_vec(),
             )
             .with("slowest", what)
             .with("host_gb_per_s", host.rates(bytes))
             .with("stages_gb_per_s", stages)
-            .ratio("the slowest", rate(&device) / slowest, goal)
-            .ratio("the host engine", rate(&device) / rate(&host), None);
+            .ratio("the slowest", device.by(bytes, slowest, of_slowest), goal)
+            .ratio("the host engine", device.by(bytes, &host, bytes), None);
         report.row(row);
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! The engine on simulated devices, with emulated kernels.
 
+mod bodies;
 mod conformance;
 mod faults;
 mod lanes;

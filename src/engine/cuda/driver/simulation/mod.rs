@@ -47,6 +47,7 @@ pub(crate) struct Config {
     pub(crate) schedule: Schedule,
     /// Bytes of device memory.
     pub(crate) memory: usize,
+    pub(crate) multiprocessors: u32,
     /// Bytes of pinned memory.
     pub(crate) pinned: usize,
     /// Do nothing at this site.
@@ -64,6 +65,7 @@ impl Default for Config {
             ordinal: 0,
             schedule: Schedule::Eager,
             memory: 1 << 30,
+            multiprocessors: 4,
             pinned: 1 << 30,
             removed: None,
             faults: Vec::new(),
@@ -143,7 +145,7 @@ impl Simulation {
                 name: "simulated device".to_owned(),
                 compute_capability: (9, 0),
                 total_memory: config.memory,
-                multiprocessors: 4,
+                multiprocessors: config.multiprocessors,
             },
             state: Mutex::new(State::new(config)),
             on_free: OnceLock::new(),

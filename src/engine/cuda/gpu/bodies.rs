@@ -1,0 +1,434 @@
+//! Bodies of tests that a GPU runs at full size, and the simulation small: whether they are right
+//! can be seen without a GPU.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+use std::{iter, num::NonZeroUsize};
+
+use rayon::prelude::*;
+
+use crate::conformance::check;
+use crate::engine::cuda::driver::Driver;
+use crate::engine::cuda::{CudaEngine, Devices, Limits, Tuning, fallback};
+use crate::engine::host::HostEngine;
+use crate::engine::{Chain, EncodedShard, Engine, EngineError, Job, KnownChain, Stage};
+use crate::layout::{SubchunkGrid, batches};
+use crate::plan::{Engines, Rule};
+use crate::{Backend, Options};
+
+/// Shards of the conformance suite, with budgets of `memory` bytes, or those that nobody chose.
+pub(in crate::engine::cuda) fn conformance(
+    driver: Arc<dyn Driver>,
+    memory: Option<usize>,
+    tuning: Tuning,
+    cases: u32,
+) {
+    let devices = Devices::new(vec![driver]);
+    let mut options = Options::default().with_backend(Backend::Auto);
+    if let Some(bytes) = memory {
+        options = options.with_device_memory(bytes).with_pinned_memory(bytes);
+    }
+    let engines = Engines::of_devices(devices.clone(), Rule { uncompressed: true }, tuning);
+    let fallbacks = || devices.counters.snapshot().fallbacks;
+    check(&options, &engines, cases, &|| fallbacks().values().sum());
+    let metrics = devices.counters.snapshot();
+    assert!(metrics.shards_encoded > 0 && metrics.shards_decoded > 0);
+    // Corrupted shards have their last word from the host; nothing else goes there.
+    let corrupted = [
+        EngineError::Checksum { subchunk: 0 },
+        EngineError::Extent {
+            subchunk: 0,
+            end: 1,
+            shard: 0,
+        },
+        EngineError::DecodedLength {
+            subchunk: 0,
+            stage: "crc32c",
+            got: 0,
+            expected: 1,
+        },
+    ];
+    let corrupted = corrupted.each_ref().map(fallback::reason);
+    let fallbacks = fallbacks();
+    let others: Vec<_> = fallbacks
+        .keys()
+        .filter(|reason| !corrupted.iter().any(|known| known == reason.as_str()))
+        .collect();
+    assert!(others.is_empty(), "{others:?}");
+}
+
+/// A shard, and what the host engine makes of it.
+pub(in crate::engine::cuda) struct Subject {
+    grid: SubchunkGrid,
+    chain: KnownChain,
+    fill_value: Vec<u8>,
+    elements: Vec<u8>,
+    expected: EncodedShard,
+}
+
+/// A shape, a chain, and which rows of subchunks along the first axis are empty, in quarters.
+type Kind = (
+    [u64; 3],
+    [u64; 3],
+    usize,
+    [usize; 3],
+    usize,
+    usize,
+    Range<usize>,
+);
+
+/// Subchunk, subchunks along each axis, bytes of an element, order of axes, bytes that are reversed,
+/// checksums, and the quarters that are empty. From 4 to 64 MiB.
+const LARGE: &[Kind] = &[
+    ([32; 3], [4, 4, 4], 2, [0, 1, 2], 1, 0, 0..0),
+    ([32; 3], [8, 8, 8], 2, [0, 1, 2], 2, 1, 0..0),
+    ([32; 3], [8, 8, 16], 2, [0, 1, 2], 1, 0, 0..2),
+    ([16, 32, 24], [8, 4, 7], 4, [2, 1, 0], 4, 1, 1..3),
+    ([8, 20, 25], [16, 9, 7], 8, [0, 2, 1], 1, 0, 2..4),
+    ([32, 64, 31], [10, 7, 6], 1, [1, 2, 0], 1, 1, 0..1),
+    ([16, 16, 128], [12, 6, 3], 4, [0, 1, 2], 4, 2, 1..2),
+    ([64, 64, 64], [4, 4, 2], 2, [0, 1, 2], 1, 1, 3..4),
+    ([32; 3], [6, 5, 4], 2, [0, 1, 2], 2, 0, 0..4),
+];
+
+/// The same in a few KiB, and one whose subchunks are long.
+const SMALL: &[Kind] = &[
+    ([4; 3], [2, 2, 2], 2, [0, 1, 2], 1, 0, 0..0),
+    ([4; 3], [4, 3, 3], 2, [0, 1, 2], 2, 1, 0..0),
+    ([4; 3], [8, 2, 3], 2, [0, 1, 2], 1, 0, 0..2),
+    ([2, 5, 3], [8, 3, 4], 4, [2, 1, 0], 4, 1, 1..3),
+    ([2, 5, 3], [8, 3, 4], 8, [0, 2, 1], 1, 0, 2..4),
+    ([3, 8, 7], [8, 3, 2], 1, [1, 2, 0], 1, 1, 0..1),
+    ([2, 2, 16], [8, 3, 2], 4, [0, 1, 2], 4, 2, 1..2),
+    ([32, 32, 16], [4, 1, 1], 2, [0, 1, 2], 1, 1, 3..4),
+    ([4; 3], [4, 2, 2], 2, [0, 1, 2], 2, 0, 0..4),
+];
+
+pub(in crate::engine::cuda) fn large() -> Vec<Subject> {
+    LARGE.iter().map(Subject::new).collect()
+}
+
+pub(in crate::engine::cuda) fn small() -> Vec<Subject> {
+    SMALL.iter().map(Subject::new).collect()
+}
+
+impl Subject {
+    fn new((subchunk, counts, element, order, swap, checksums, empty): &Kind) -> Self {
+        let shard: Vec<u64> = iter::zip(subchunk, counts).map(|(s, c)| s * c).collect();
+        let grid = SubchunkGrid::new(&shard, subchunk, *element).unwrap();
+        let fill_value: Vec<u8> = (0..*element).map(|byte| 0xC0 | byte as u8).collect();
+        // Long enough that no two subchunks are alike, and a prime.
+        let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+        let noise: Vec<u8> = iter::repeat_with(|| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 32) as u8
+        })
+        .take(65_521)
+        .collect();
+        let mut elements = vec![0; grid.shard_bytes()];
+        for part in elements.chunks_mut(noise.len()) {
+            part.copy_from_slice(&noise[..part.len()]);
+        }
+        // Rows of subchunks, which batches follow.
+        let rows = counts[0] as usize;
+        let row = elements.len() / rows;
+        let empty = rows * empty.start / 4 * row..rows * empty.end / 4 * row;
+        for value in elements[empty].chunks_mut(*element) {
+            value.copy_from_slice(&fill_value);
+        }
+        let mut this = Self {
+            grid,
+            chain: KnownChain {
+                order: order.to_vec(),
+                swap: *swap,
+                stages: vec![Stage::Crc32c; *checksums],
+            },
+            fill_value,
+            elements,
+            expected: EncodedShard {
+                bytes: Vec::new(),
+                extents: Vec::new(),
+            },
+        };
+        this.expected = HostEngine
+            .encode(&this.job(4), &this.elements, 3, 5)
+            .unwrap();
+        this
+    }
+
+    fn job(&self, threads: usize) -> Job<'_> {
+        Job {
+            grid: &self.grid,
+            chain: Chain::Known(&self.chain),
+            fill_value: &self.fill_value,
+            store_empty: false,
+            validate_checksums: true,
+            threads: NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN),
+            huge_pages: true,
+        }
+    }
+
+    /// Encode and decode on `engine`, and compare with the host.
+    pub(in crate::engine::cuda) fn round_trip(
+        &self,
+        engine: &dyn Engine,
+        threads: usize,
+    ) -> Result<(), EngineError> {
+        let (job, expected) = (self.job(threads), &self.expected);
+        let encoded = engine.encode(&job, &self.elements, 3, 5)?;
+        assert_eq!(encoded.extents, expected.extents);
+        assert!(encoded.bytes == expected.bytes, "other bytes: {job:?}");
+        let decoded = engine.decode(&job, &encoded.bytes, &encoded.extents)?;
+        assert!(decoded == self.elements, "other elements: {job:?}");
+        Ok(())
+    }
+
+    pub(in crate::engine::cuda) fn bytes(&self) -> usize {
+        self.elements.len()
+    }
+
+    /// How many batches of at most `bytes` are empty from the first subchunk to the last; and how
+    /// many there are.
+    pub(in crate::engine::cuda) fn empty_batches(&self, bytes: usize) -> (usize, usize) {
+        let batches = batches(&self.grid, bytes / self.grid.subchunk_bytes());
+        let is_empty = |first: usize, len: usize| {
+            let extents = &self.expected.extents[first..first + len];
+            extents.iter().all(Option::is_none)
+        };
+        let empty = batches.iter().filter(|b| is_empty(b.first, b.len()));
+        (empty.count(), batches.len())
+    }
+}
+
+/// Budgets that hold several lanes of any subject.
+fn limits(memory: Option<usize>) -> Limits {
+    Limits {
+        devices: None,
+        device_memory: memory,
+        pinned_memory: Options::default().pinned_memory(),
+    }
+}
+
+/// `threads` threads encode and decode all of `subjects` in turns, each with one of `tunings`, for
+/// `time` and until each was tried. How many round trips there were.
+pub(in crate::engine::cuda) fn under_load(
+    devices: &Arc<Devices>,
+    subjects: &[Subject],
+    tunings: &[Tuning],
+    threads: usize,
+    time: Duration,
+) -> usize {
+    let batch = tunings.iter().map(|t| t.batch).min().unwrap();
+    let some_empty = subjects.iter().any(|subject| {
+        let (empty, all) = subject.empty_batches(batch);
+        0 < empty && empty < all
+    });
+    assert!(some_empty, "no batch among others is empty");
+
+    let before = devices.counters.snapshot();
+    let (begin, trips) = (Instant::now(), AtomicUsize::new(0));
+    let rounds = subjects.len().div_ceil(threads);
+    thread::scope(|scope| {
+        for number in 0..threads {
+            let tuning = tunings[number % tunings.len()];
+            let engine = CudaEngine::new(devices.clone(), limits(None), tuning);
+            let trips = &trips;
+            scope.spawn(move || {
+                let mut round = 0;
+                while round < rounds || begin.elapsed() < time {
+                    let subject = &subjects[(number + round * threads) % subjects.len()];
+                    subject.round_trip(&engine, 1 + round % 3).unwrap();
+                    trips.fetch_add(1, Ordering::Relaxed);
+                    round += 1;
+                }
+            });
+        }
+    });
+    let trips = trips.into_inner();
+    let after = devices.counters.snapshot();
+    assert_eq!(after.shards_encoded - before.shards_encoded, trips as u64);
+    assert_eq!(after.shards_decoded - before.shards_decoded, trips as u64);
+    assert_eq!(after.lanes_waiting, 0);
+    trips
+}
+
+/// With one lane, parallel iterators inside parallel iterators: whoever holds the lane must not
+/// meet, on its own thread, another shard that waits for it.
+pub(in crate::engine::cuda) fn one_lane_and_nested_rayon(
+    driver: Arc<dyn Driver>,
+    subject: Subject,
+    tuning: Tuning,
+    patience: Duration,
+) {
+    let devices = Devices::new(vec![driver]);
+    let one = CudaEngine::new(devices.clone(), limits(None), tuning)
+        .memory_estimate(&subject.grid, &subject.chain)
+        .unwrap();
+    let limits = Limits {
+        devices: None,
+        device_memory: Some(one.device),
+        pinned_memory: one.pinned,
+    };
+    let engine = CudaEngine::new(devices.clone(), limits, tuning);
+    let worker = thread::spawn(move || {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(8).build();
+        pool.unwrap().install(|| {
+            (0..6).into_par_iter().for_each(|_| {
+                (0..4).into_par_iter().for_each(|_| {
+                    subject.round_trip(&engine, 2).unwrap();
+                });
+            });
+        });
+    });
+    let begin = Instant::now();
+    while !worker.is_finished() {
+        // A test that hangs says nothing.
+        assert!(begin.elapsed() < patience, "deadlock");
+        thread::sleep(Duration::from_millis(10));
+    }
+    worker.join().unwrap();
+    let metrics = devices.counters.snapshot();
+    assert_eq!(metrics.shards_decoded, 24);
+    assert_eq!((metrics.lanes_created, metrics.lanes_waiting), (1, 0));
+}
+
+/// Idle lanes are given up when that is asked for, and in time by themselves; and made again.
+pub(in crate::engine::cuda) fn idle_lanes(
+    driver: Arc<dyn Driver>,
+    subject: &Subject,
+    tuning: Tuning,
+) {
+    let devices = Devices::new(vec![driver]);
+    let engine = CudaEngine::new(devices.clone(), limits(None), tuning);
+    let alive = || devices.counters.snapshot().lanes_alive;
+    subject.round_trip(&engine, 1).unwrap();
+    assert_eq!(alive(), 1);
+    devices.release_idle();
+    assert_eq!(alive(), 0);
+    subject.round_trip(&engine, 1).unwrap();
+    assert_eq!(alive(), 1);
+    let begin = Instant::now();
+    while alive() > 0 {
+        assert!(begin.elapsed() < Duration::from_secs(40), "still there");
+        thread::sleep(Duration::from_millis(100));
+    }
+    subject.round_trip(&engine, 1).unwrap();
+    assert_eq!(devices.counters.snapshot().lanes_created, 3);
+}
+
+/// With less and less memory there are smaller and smaller batches, and in the end a reason.
+pub(in crate::engine::cuda) fn budgets(driver: Arc<dyn Driver>, subject: &Subject, tuning: Tuning) {
+    let devices = Devices::new(vec![driver]);
+    let mut memory = None;
+    let mut engines = 0;
+    loop {
+        let engine = CudaEngine::new(devices.clone(), limits(memory), tuning);
+        match engine.memory_estimate(&subject.grid, &subject.chain) {
+            Ok(estimate) => {
+                assert!(memory.is_none_or(|most| estimate.device <= most));
+                memory = Some(estimate.device - 1);
+            }
+            Err(error) => {
+                let text = error.to_string();
+                assert!(text.contains("with_device_memory"), "{text}");
+                assert!(matches!(error, EngineError::Unsuitable(_)), "{text}");
+                let error = subject.round_trip(&engine, 1).unwrap_err();
+                assert!(matches!(error, EngineError::Unsuitable(_)), "{error}");
+                break;
+            }
+        }
+        subject.round_trip(&engine, 2).unwrap();
+        // Not the lane of a larger budget.
+        devices.release_idle();
+        engines += 1;
+    }
+    assert!(engines > 2, "{engines} different batches");
+}
+
+/// A forked child encodes and decodes on the host, or is told why the device is none of its own;
+/// and the parent's device is as it was.
+#[cfg(target_os = "linux")]
+pub(in crate::engine::cuda) fn forked_child(
+    driver: Arc<dyn Driver>,
+    subject: &Subject,
+    tuning: Tuning,
+) {
+    let devices = Devices::new(vec![driver]);
+    let engines = Engines::of_devices(devices.clone(), Rule { uncompressed: true }, tuning);
+    let choose = |backend| {
+        let options = Options::default().with_backend(backend);
+        engines.choose(&options, &subject.grid, Ok(&subject.chain))
+    };
+    let encoded = || devices.counters.encoded();
+    let before = choose(Backend::Auto).unwrap().engine;
+    let on_device = choose(Backend::Cuda).unwrap().engine;
+    subject.round_trip(&*before, 1).unwrap();
+    assert_eq!((before.name(), encoded()), ("cuda", 1));
+
+    let is_told = |error: &dyn std::fmt::Display| error.to_string().contains("forked");
+    in_child(&[
+        ("a device is chosen", &|| {
+            choose(Backend::Auto).is_ok_and(|choice| choice.engine.name() == "host")
+        }),
+        ("the host does not do it", &|| {
+            let choice = choose(Backend::Auto);
+            choice.is_ok_and(|choice| subject.round_trip(&*choice.engine, 1).is_ok())
+        }),
+        ("what was chosen before the fork does not do it", &|| {
+            subject.round_trip(&*before, 1).is_ok()
+        }),
+        ("CUDA can be chosen", &|| {
+            choose(Backend::Cuda).is_err_and(|error| is_told(&error))
+        }),
+        ("CUDA that was chosen is no error", &|| {
+            let result = subject.round_trip(&*on_device, 1);
+            result.is_err_and(|error| is_told(&error))
+        }),
+        ("the device was used", &|| encoded() == 1),
+    ]);
+    subject.round_trip(&*before, 1).unwrap();
+    assert_eq!(encoded(), 2);
+}
+
+/// Run `checks` in a forked child; each comes with what is wrong if it does not hold.
+#[cfg(target_os = "linux")]
+fn in_child(checks: &[(&str, &dyn Fn() -> bool)]) {
+    // SAFETY: the child takes no lock that another thread may hold but the allocator's, which glibc
+    // hands over well; no unwinding leaves it, and it ends without running what the parent has to
+    // run at its end.
+    let child = unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            let holds = |check: &dyn Fn() -> bool| {
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(check)).unwrap_or(false)
+            };
+            let failed = checks.iter().position(|(_, check)| !holds(check));
+            let failed = failed.map_or(0, |number| number + 1);
+            libc::_exit(i32::try_from(failed).unwrap_or(-1));
+        }
+        child
+    };
+    assert!(child > 0, "no child");
+    let (begin, mut status) = (Instant::now(), 0);
+    // SAFETY: the child is this thread's own, and waited for once.
+    while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == 0 {
+        if begin.elapsed() > Duration::from_mins(1) {
+            // SAFETY: as above; it has not been waited for.
+            unsafe {
+                libc::kill(child, libc::SIGKILL);
+                libc::waitpid(child, &raw mut status, 0);
+            }
+            panic!("the child hangs");
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert!(libc::WIFEXITED(status), "the child ended with {status:#x}");
+    let failed = libc::WEXITSTATUS(status) as usize;
+    let what = failed.checked_sub(1).map(|number| checks[number].0);
+    assert_eq!(what, None, "in the child");
+}

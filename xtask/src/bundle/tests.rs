@@ -1,0 +1,594 @@
+//! The script of the bundle, over bundles of scripts that behave as the programs may.
+
+#![allow(clippy::unwrap_used)] // a test that panics has failed
+
+use super::newest_glibc;
+use serde_json::Value;
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// All commands that the script may use, so that a machine's own nvidia-smi or sanitizer is not found.
+const COMMANDS: &[&str] = &[
+    "awk", "bash", "cat", "date", "dirname", "env", "grep", "head", "mkdir", "mktemp", "mv", "rm",
+    "sed", "sleep", "tail", "tee", "timeout", "tr", "wc",
+];
+
+/// What the tests do where all is well.
+const PASSING: &str = "[ \"$ZARRS_CUDA_REQUIRE_GPU\" = 1 ] || exit 101
+echo 'running 2 tests'
+echo 'test result: ok. 2 passed; 0 failed'";
+
+/// What the script writes.
+const FILES: [&str; 2] = ["zarrs_cuda-gpu.json", "zarrs_cuda-gpu.log"];
+
+/// A bundle in a temporary folder, and the machine that it runs on.
+struct Bundle {
+    root: PathBuf,
+}
+
+impl Bundle {
+    /// Tests pass, the benchmark writes its file, there is neither nvidia-smi nor a sanitizer.
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!(
+            "zarrs_cuda-bundle-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
+        let root = std::env::temp_dir().join(name);
+        for folder in ["bundle", "bin", "out", "temporary"] {
+            fs::create_dir_all(root.join(folder)).unwrap();
+        }
+        let path = std::env::var_os("PATH").unwrap();
+        for command in COMMANDS {
+            let mut files = std::env::split_paths(&path).map(|folder| folder.join(command));
+            let file = files.find(|file| file.is_file()).unwrap();
+            symlink(file, root.join("bin").join(command)).unwrap();
+        }
+        let bundle = Self { root };
+        fs::copy(
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu-bundle.sh"),
+            bundle.root.join("bundle/run.sh"),
+        )
+        .unwrap();
+        fs::write(bundle.root.join("bundle/commit"), "abc1234").unwrap();
+        bundle.tests(PASSING);
+        bundle.bench(r#"echo '{ "goals": [1] }' >"$ZARRS_CUDA_BENCH_OUT""#);
+        bundle
+    }
+
+    /// A program of bash at `path`. What it was called with is added to the file `calls`.
+    fn program(&self, path: &str, body: &str) {
+        let file = self.root.join(path);
+        let calls = self.root.join("calls");
+        let bash = self.root.join("bin/bash");
+        let name = file.file_name().unwrap().to_str().unwrap();
+        let text = format!(
+            "#!{}\necho {name} \"$@\" >>'{}'\n{body}\n",
+            bash.display(),
+            calls.display()
+        );
+        fs::write(&file, text).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// The tests of the bundle do `body`, unless they are to be listed.
+    fn tests(&self, body: &str) {
+        self.listed("bundle/zarrs_cuda-tests", body);
+    }
+
+    fn bench(&self, body: &str) {
+        self.listed("bundle/zarrs_cuda-bench", body);
+    }
+
+    fn listed(&self, path: &str, body: &str) {
+        let list = r#"case " $* " in *" --list "*) echo listed; exit;; esac"#;
+        self.program(path, &format!("{list}\n{body}"));
+    }
+
+    /// A sanitizer that does `body` before it runs the tests.
+    fn sanitizer(&self, body: &str) {
+        let run = "while [[ $1 == --* ]]; do shift 2; done; \"$@\"";
+        self.program("bin/compute-sanitizer", &format!("{body}\n{run}"));
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(self.root.join("bin/bash"));
+        command
+            .arg(self.root.join("bundle/run.sh"))
+            .args(arguments)
+            .current_dir(&self.root)
+            .env_clear()
+            .env("PATH", self.root.join("bin"))
+            .env("OUT", self.root.join("out"))
+            .env("TMPDIR", self.root.join("temporary"));
+        if !self.root.join("bin/compute-sanitizer").exists() {
+            command.env("ZARRS_CUDA_SANITIZER", "");
+        }
+        command
+    }
+
+    /// Run it to its end, which must leave two files and nothing else.
+    fn run(&self, arguments: &[&str], variables: &[(&str, &str)]) -> (Output, Value) {
+        let mut command = self.command(arguments);
+        let output = command.envs(variables.iter().copied()).output().unwrap();
+        assert_eq!(self.files("temporary"), [""; 0]);
+        assert_eq!(self.files("out"), FILES);
+        (output, self.json())
+    }
+
+    fn json(&self) -> Value {
+        let text = fs::read_to_string(self.root.join("out/zarrs_cuda-gpu.json")).unwrap();
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+    }
+
+    fn log(&self) -> String {
+        let bytes = fs::read(self.root.join("out/zarrs_cuda-gpu.log")).unwrap();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// What the programs were called with, a line for each call.
+    fn calls(&self) -> String {
+        fs::read_to_string(self.root.join("calls")).unwrap_or_default()
+    }
+
+    fn files(&self, folder: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.root.join(folder)).unwrap();
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Bundle {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.root);
+    }
+}
+
+/// The result of each part, in order.
+fn results(json: &Value) -> Vec<(&str, &str)> {
+    let parts = json["parts"].as_array().unwrap().iter();
+    parts
+        .map(|part| {
+            (
+                part["part"].as_str().unwrap(),
+                part["result"].as_str().unwrap(),
+            )
+        })
+        .collect()
+}
+
+fn part<'a>(json: &'a Value, name: &str) -> &'a Value {
+    let mut parts = json["parts"].as_array().unwrap().iter();
+    parts.find(|part| part["part"] == name).unwrap()
+}
+
+#[test]
+fn everything_passes() {
+    let bundle = Bundle::new();
+    bundle.sanitizer("");
+    bundle.tests(&format!(
+        "echo \"cases=${{ZARRS_CUDA_GPU_CASES-all}}\"\n{PASSING}"
+    ));
+    bundle.program(
+        "bin/nvidia-smi",
+        "echo 'NVIDIA \"X\", 580.1, 81559 MiB, 9.0'; echo 'Other, 1, 2, 3'",
+    );
+    let (output, json) = bundle.run(&[], &[]);
+    assert!(output.status.success(), "{json:#}");
+    assert_eq!(
+        results(&json),
+        [
+            ("suites", "passed"),
+            ("memcheck", "passed"),
+            ("racecheck", "passed"),
+            ("synccheck", "passed"),
+            ("initcheck", "passed"),
+            ("benchmark", "passed"),
+        ]
+    );
+    assert_eq!(json["passed"], true);
+    assert_eq!(json["commit"], "abc1234");
+    assert_eq!(json["gpu"], "NVIDIA \"X\"");
+    assert_eq!(json["driver"], "580.1");
+    assert_eq!(json["memory"], "81559 MiB");
+    assert_eq!(json["compute_capability"], "9.0");
+    assert_eq!(json["benchmark"]["goals"][0], 1);
+    assert_eq!(
+        part(&json, "suites")["tests"],
+        "test result: ok. 2 passed; 0 failed"
+    );
+    let log = bundle.log();
+    for heading in ["== suites\n", "== memcheck\n", "== benchmark\n"] {
+        assert!(log.contains(heading), "{log}");
+    }
+    assert_eq!(log.matches("cases=all").count(), 1);
+    assert_eq!(log.matches("cases=4").count(), 4 * 2);
+
+    let calls = bundle.calls();
+    // The tests that each run of a tool was to run.
+    let tool = |name: &str| -> Vec<&str> {
+        let begin = format!("compute-sanitizer --tool {name} --error-exitcode 9 ");
+        let calls = calls.lines().filter(|call| call.starts_with(&begin));
+        calls
+            .map(|call| call.split_once("--test-threads=1 ").unwrap().1)
+            .collect()
+    };
+    let probe = "::gpu::kernels::the_driver_compiles_every_kernel";
+    for name in ["memcheck", "racecheck", "synccheck"] {
+        assert_eq!(tool(name), [probe, "::gpu::kernels ::gpu::engine"]);
+    }
+    assert_eq!(tool("initcheck"), [probe, "::gpu::engine"]);
+    assert!(calls.contains("zarrs_cuda-tests ::gpu::\n"), "{calls}");
+}
+
+#[test]
+fn a_failing_test_fails_its_part_and_no_other() {
+    let bundle = Bundle::new();
+    bundle.tests(
+        "printf 'a \"quoted\" \\\\ b\\tc \\xff \\x01\\n'; echo 'test result: FAILED. 1'; exit 101",
+    );
+    let (output, json) = bundle.run(&["benchmark", "suites"], &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(
+        results(&json),
+        [("suites", "failed"), ("benchmark", "passed")]
+    );
+    let suites = part(&json, "suites");
+    assert_eq!(suites["code"], 101);
+    assert_eq!(suites["tests"], "test result: FAILED. 1");
+    assert_eq!(
+        suites["log"],
+        "a \"quoted\" \\ b\tc ? \ntest result: FAILED. 1"
+    );
+    assert_eq!(json["passed"], false);
+}
+
+#[test]
+fn tests_that_do_not_run_are_not_a_success() {
+    let bundle = Bundle::new();
+    bundle.tests("echo 'running 0 tests'");
+    let (output, json) = bundle.run(&["suites"], &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(results(&json), [("suites", "empty")]);
+}
+
+#[test]
+fn a_sanitizer_that_does_not_work_here_is_absent() {
+    let bundle = Bundle::new();
+    bundle.sanitizer(
+        "if [[ $* == *racecheck* ]]; then echo '========= Error: no such device'; \
+         echo '========= ERROR SUMMARY: 1 error'; exit 1; fi",
+    );
+    let (output, json) = bundle.run(&["memcheck", "racecheck"], &[]);
+    assert!(output.status.success(), "{json:#}");
+    assert_eq!(
+        results(&json),
+        [("memcheck", "passed"), ("racecheck", "absent")]
+    );
+    assert_eq!(
+        part(&json, "racecheck")["reason"],
+        "unusable here: ========= Error: no such device"
+    );
+}
+
+#[test]
+fn what_a_sanitizer_finds_is_a_failure() {
+    let bundle = Bundle::new();
+    bundle.sanitizer("[[ $* == *every_kernel* ]] || { echo '========= found'; exit 9; }");
+    let (output, json) = bundle.run(&["memcheck"], &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(results(&json), [("memcheck", "failed")]);
+    assert_eq!(part(&json, "memcheck")["log"], "========= found");
+}
+
+#[test]
+fn where_tests_fail_without_a_sanitizer_too_it_is_not_to_blame() {
+    let bundle = Bundle::new();
+    bundle.sanitizer("");
+    bundle.tests("echo no GPU; exit 101");
+    let (output, json) = bundle.run(&["memcheck"], &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(results(&json), [("memcheck", "failed")]);
+}
+
+#[test]
+fn no_sanitizer_is_no_failure() {
+    let (output, json) = Bundle::new().run(&["synccheck"], &[]);
+    assert!(output.status.success(), "{json:#}");
+    assert_eq!(results(&json), [("synccheck", "absent")]);
+}
+
+#[test]
+fn a_benchmark_that_writes_nothing_has_failed() {
+    let bundle = Bundle::new();
+    bundle.bench("echo device is skipped");
+    let (output, json) = bundle.run(&["benchmark"], &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(results(&json), [("benchmark", "failed")]);
+    assert_eq!(json["benchmark"], Value::Null);
+    let log = part(&json, "benchmark")["log"].as_str().unwrap();
+    assert!(
+        log.starts_with("device is skipped\nit wrote no results"),
+        "{log}"
+    );
+}
+
+#[test]
+fn a_benchmark_that_fails_keeps_what_it_measured() {
+    let bundle = Bundle::new();
+    bundle.bench(r#"echo '{ "errors": ["x"] }' >"$ZARRS_CUDA_BENCH_OUT"; exit 1"#);
+    let (output, json) = bundle.run(&["benchmark"], &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(results(&json), [("benchmark", "failed")]);
+    assert_eq!(json["benchmark"]["errors"][0], "x");
+}
+
+#[test]
+fn a_benchmark_that_is_ended_leaves_the_document_whole() {
+    let bundle = Bundle::new();
+    bundle.bench(r#"echo '{ "goals": [' >"$ZARRS_CUDA_BENCH_OUT"; exec sleep 60"#);
+    let (_, json) = bundle.run(&["benchmark"], &[("ZARRS_CUDA_LIMIT_BENCHMARK", "1")]);
+    assert_eq!(results(&json), [("benchmark", "timeout")]);
+    assert_eq!(json["benchmark"], Value::Null);
+}
+
+#[test]
+fn after_suites_that_hang_the_rest_is_skipped() {
+    let bundle = Bundle::new();
+    bundle.sanitizer("");
+    bundle.tests("echo one; exec sleep 60");
+    let (output, json) = bundle.run(
+        &["suites", "memcheck", "benchmark"],
+        &[("ZARRS_CUDA_LIMIT_SUITES", "2")],
+    );
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(
+        results(&json),
+        [
+            ("suites", "timeout"),
+            ("memcheck", "skipped"),
+            ("benchmark", "skipped"),
+        ]
+    );
+    assert_eq!(part(&json, "suites")["log"], "one");
+    let calls = bundle.calls();
+    assert!(
+        !calls.contains("sanitizer") && !calls.contains("bench"),
+        "{calls}"
+    );
+}
+
+/// A script that runs the benchmark, which does `body`, after the suites.
+fn in_the_benchmark(bundle: &Bundle, body: &str) -> Child {
+    bundle.bench(body);
+    let mut command = bundle.command(&["suites", "benchmark"]);
+    let mut script = command.stdout(Stdio::null()).spawn().unwrap();
+    until(|| {
+        assert_eq!(script.try_wait().unwrap(), None);
+        bundle.calls().contains("zarrs_cuda-bench --bench")
+    });
+    assert_eq!(bundle.files("out"), FILES);
+    script
+}
+
+/// Wait for `condition`, but not for ever.
+fn until(mut condition: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < Duration::from_secs(50));
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_script_that_is_killed_keeps_the_parts_before() {
+    let bundle = Bundle::new();
+    // Ends by itself: a kill of the script alone does not reach it.
+    let mut script = in_the_benchmark(&bundle, "exec sleep 3");
+    script.kill().unwrap();
+    script.wait().unwrap();
+    let json = bundle.json();
+    assert_eq!(
+        results(&json),
+        [("suites", "passed"), ("benchmark", "running")]
+    );
+    assert_eq!(json["passed"], false);
+}
+
+#[test]
+fn a_script_that_is_told_to_end_takes_all_with_it() {
+    let bundle = Bundle::new();
+    let process = bundle.root.join("process");
+    let body = format!("echo $$ >'{}'; exec sleep 60", process.display());
+    let mut script = in_the_benchmark(&bundle, &body);
+    until(|| fs::read_to_string(&process).is_ok_and(|text| text.ends_with('\n')));
+    let id = script.id().to_string();
+    let begin = Instant::now();
+    assert!(Command::new("kill").arg(id).status().unwrap().success());
+    assert_eq!(script.wait().unwrap().code(), Some(143));
+    assert!(begin.elapsed() < Duration::from_secs(30));
+    assert_eq!(bundle.files("temporary"), [""; 0]);
+    let process = fs::read_to_string(process).unwrap();
+    until(|| !Path::new("/proc").join(process.trim()).exists());
+}
+
+#[test]
+fn parts_that_are_yet_to_come_are_waiting() {
+    let bundle = Bundle::new();
+    // The document as it is while the suites run.
+    let text = bundle.root.join("text");
+    bundle.tests(&format!(
+        "cat \"$OUT\"/zarrs_cuda-gpu.json >'{}'\n{PASSING}",
+        text.display()
+    ));
+    bundle.run(&["suites", "benchmark"], &[]);
+    let json: Value = serde_json::from_str(&fs::read_to_string(text).unwrap()).unwrap();
+    assert_eq!(
+        results(&json),
+        [("suites", "running"), ("benchmark", "waiting")]
+    );
+}
+
+#[test]
+fn programs_that_cannot_start_are_not_failed_tests() {
+    let bundle = Bundle::new();
+    bundle.sanitizer("");
+    let message = "zarrs_cuda-tests: libc.so.6: version `GLIBC_2.99' not found";
+    bundle.program(
+        "bundle/zarrs_cuda-tests",
+        &format!("echo \"{}\" >&2; exit 1", message.replace('`', "\\`")),
+    );
+    fs::write(bundle.root.join("bundle/zarrs_cuda-bench"), "not a program").unwrap();
+    let (output, json) = bundle.run(&["suites", "memcheck", "benchmark"], &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(
+        results(&json),
+        [
+            ("suites", "cannot start"),
+            ("memcheck", "cannot start"),
+            ("benchmark", "cannot start"),
+        ]
+    );
+    assert_eq!(part(&json, "suites")["log"], message);
+}
+
+#[test]
+fn without_nvidia_smi_the_gpu_is_unknown() {
+    let bundle = Bundle::new();
+    let (_, json) = bundle.run(&["suites"], &[]);
+    assert_eq!(json["gpu"], Value::Null);
+    assert_eq!(json["compute_capability"], Value::Null);
+
+    // Nor is what it says when it fails the name of a GPU.
+    bundle.program("bin/nvidia-smi", "echo NVIDIA-SMI has failed; exit 9");
+    let (_, json) = bundle.run(&["suites"], &[]);
+    assert_eq!(json["gpu"], Value::Null);
+}
+
+#[test]
+fn unknown_parts_and_limits_are_errors() {
+    let bundle = Bundle::new();
+    let mut command = bundle.command(&["suites", "memchek"]);
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(
+        message,
+        "there is no part \"memchek\"; the parts are: \
+         suites memcheck racecheck synccheck initcheck benchmark\n"
+    );
+    let mut command = bundle.command(&[]);
+    command.env("ZARRS_CUDA_LIMIT_SYNCCHECK", "1m");
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        message.starts_with("ZARRS_CUDA_LIMIT_SYNCCHECK is"),
+        "{message}"
+    );
+    assert_eq!(bundle.calls(), "");
+}
+
+#[test]
+fn the_drivers_folder_is_added_where_the_loader_does_not_know_it() {
+    let bundle = Bundle::new();
+    bundle.tests(&format!("echo \"path=$LD_LIBRARY_PATH\"\n{PASSING}"));
+    bundle.program("bin/ldconfig", "echo 'libc.so.6 => /lib/libc.so.6'");
+    let folder = bundle.root.join("nvidia");
+    fs::create_dir(&folder).unwrap();
+    let folder = folder.to_str().unwrap();
+    let path = |expected: &str| {
+        bundle.run(&["suites"], &[("ZARRS_CUDA_LIBCUDA", folder)]);
+        let log = bundle.log();
+        assert!(log.contains(&format!("path={expected}\n")), "{log}");
+    };
+    path("");
+    fs::write(bundle.root.join("nvidia/libcuda.so.1"), "").unwrap();
+    path(folder);
+    bundle.program(
+        "bin/ldconfig",
+        "echo 'libcuda.so.1 (libc6) => /lib/libcuda.so.1'",
+    );
+    path("");
+}
+
+#[test]
+fn nvcomp_is_unpacked_for_the_programs_and_not_left_behind() {
+    let bundle = Bundle::new();
+    bundle.tests(&format!(
+        "echo \"nvcomp=$(cat \"$ZARRS_CUDA_NVCOMP\")\"\n{PASSING}"
+    ));
+    fs::create_dir(bundle.root.join("bundle/nvcomp")).unwrap();
+    fs::write(bundle.root.join("bundle/nvcomp/libnvcomp.so.6.xz"), "").unwrap();
+    // Neither xz nor python3.
+    let (output, json) = bundle.run(&["suites"], &[]);
+    assert!(output.status.success(), "{json:#}");
+    assert_eq!(results(&json), [("nvcomp", "absent"), ("suites", "passed")]);
+
+    // They run as on any machine, whatever the programs of the bundle need.
+    let driver = bundle.root.join("nvidia");
+    fs::create_dir(&driver).unwrap();
+    fs::write(driver.join("libcuda.so.1"), "").unwrap();
+    bundle.program("bin/ldconfig", "");
+    for (program, to) in [("python3", "$4"), ("xz", "/dev/stdout")] {
+        let body = format!(
+            "[ -s \"$OUT/zarrs_cuda-gpu.json\" ] || exit 1
+            echo \"by {program}, ${{LD_LIBRARY_PATH-no path}}\" >\"{to}\""
+        );
+        fs::remove_file(bundle.root.join("out/zarrs_cuda-gpu.json")).unwrap();
+        bundle.program(&format!("bin/{program}"), &body);
+        let variable = ("ZARRS_CUDA_LIBCUDA", driver.to_str().unwrap());
+        let (_, json) = bundle.run(&["suites"], &[variable]);
+        assert_eq!(results(&json), [("suites", "passed")]);
+        let log = bundle.log();
+        assert!(
+            log.contains(&format!("nvcomp=by {program}, no path\n")),
+            "{log}"
+        );
+    }
+}
+
+/// The script names tests, which it cannot look up.
+#[test]
+fn the_tests_that_the_script_names_exist() {
+    let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let script = fs::read_to_string(xtask.join("gpu-bundle.sh")).unwrap();
+    let folder = xtask.join("../src/engine/cuda/gpu");
+    let mut named = 0;
+    for path in script.split("::gpu::").skip(1) {
+        let end = path.find(|c: char| !c.is_alphanumeric() && c != '_' && c != ':');
+        let path = &path[..end.unwrap_or(path.len())];
+        if path.is_empty() {
+            continue;
+        }
+        let (module, test) = path.split_once("::").unwrap_or((path, ""));
+        let source = fs::read_to_string(folder.join(format!("{module}.rs"))).unwrap();
+        assert!(source.contains(&format!("fn {test}")), "{path}");
+        named += 1;
+    }
+    assert_eq!(named, 4);
+}
+
+#[test]
+fn the_newest_glibc_is_by_number() {
+    let headers = "
+Version References:
+  required from libm.so.6:
+    0x06969187 0x00 07 GLIBC_2.9
+  required from libc.so.6:
+    0x069691b4 0x00 06 GLIBC_2.34
+    0x0963cf85 0x00 05 GLIBC_PRIVATE
+    0x09691972 0x00 03 GLIBC_2.3.2";
+    assert_eq!(newest_glibc(headers), [2, 34]);
+}
