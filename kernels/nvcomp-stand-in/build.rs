@@ -48,10 +48,7 @@ fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
     let zstd = PathBuf::from(env::var_os("DEP_ZSTD_ROOT").expect("set by zstd-sys"));
     println!("cargo::rustc-env=STAND_IN_LIBRARIES={}", out.display());
-    for name in CODECS
-        .iter()
-        .chain(&["stand_in.c", "abi.h", "codecs.h"])
-    {
+    for name in CODECS.iter().chain(&["stand_in.c", "abi.h", "codecs.h"]) {
         println!("cargo::rerun-if-changed={}", here.join(name).display());
     }
 

@@ -6,6 +6,7 @@
 mod driver;
 mod engine;
 mod kernels;
+mod nvcomp;
 
 /// How many cases a property is tried with: `ZARRS_CUDA_GPU_CASES`, which tools that watch every
 /// access need to be few.

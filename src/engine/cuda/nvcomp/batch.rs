@@ -4,9 +4,7 @@ use super::{
     Compressor, Decompressor, Format, OneDirection, Requirements, describe,
     sys::{self, Status},
 };
-use crate::engine::cuda::driver::{
-    Access, DeviceSpan, Driver, DriverError, Fault, Span, StreamId,
-};
+use crate::engine::cuda::driver::{Access, DeviceSpan, Driver, DriverError, Fault, Span, StreamId};
 use std::ptr;
 
 /// Chunks to compress. Everything is in device memory; tables have an element per chunk.
@@ -263,11 +261,7 @@ impl<'a> Call<'a> {
     }
 
     /// An error unless `condition` holds.
-    fn require(
-        &self,
-        condition: bool,
-        reason: impl FnOnce() -> String,
-    ) -> Result<(), DriverError> {
+    fn require(&self, condition: bool, reason: impl FnOnce() -> String) -> Result<(), DriverError> {
         if condition {
             return Ok(());
         }

@@ -46,10 +46,7 @@ impl Search {
     }
 
     /// In an environment.
-    pub(super) fn with(
-        option: Option<&Path>,
-        variable: impl Fn(&str) -> Option<OsString>,
-    ) -> Self {
+    pub(super) fn with(option: Option<&Path>, variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
         let named = match option {
             Some(path) => Some((path.into(), "the options")),

@@ -8,7 +8,7 @@ mod batch;
 mod load;
 mod sys;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub(crate) use batch::{CompressBatch, DecompressBatch};
 pub(crate) use load::{Nvcomp, Search, VARIABLE, Version};
@@ -148,12 +148,7 @@ impl Nvcomp {
         }
     }
 
-    fn library(
-        &self,
-        verb: &'static str,
-        format: Format,
-        options: sys::Options,
-    ) -> OneDirection {
+    fn library(&self, verb: &'static str, format: Format, options: sys::Options) -> OneDirection {
         OneDirection {
             version: self.version,
             status_string: self.status_string,

@@ -4,7 +4,7 @@
 
 #![allow(clippy::unwrap_used)] // a test that panics has failed
 
-mod batches;
+pub(crate) mod batches;
 mod library;
 mod queries;
 mod search;
@@ -13,7 +13,7 @@ use super::*;
 use std::path::Path;
 use zarrs_cuda_nvcomp_stand_in::StandIn;
 
-const FORMATS: [Format; 4] = [
+pub(crate) const FORMATS: [Format; 4] = [
     Format::Zstd,
     Format::Deflate { algorithm: 1 },
     Format::Deflate { algorithm: 5 },
