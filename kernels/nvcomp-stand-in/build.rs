@@ -5,8 +5,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// Macros, and what they stand for.
+type Defines = &'static [(&'static str, &'static str)];
+
 /// Folder, major version, and what makes it what it is.
-const LIBRARIES: [(&str, u32, &[(&str, &str)]); 8] = [
+const LIBRARIES: [(&str, u32, Defines); 8] = [
     ("six", 6, &[]),
     (
         "five",

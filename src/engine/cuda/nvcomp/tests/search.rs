@@ -20,6 +20,8 @@ fn install(library: StandIn, folder: &Path, major: u32) -> PathBuf {
     let folder = folder.join("nvidia/libnvcomp/lib64");
     fs::create_dir_all(&folder).unwrap();
     let file = folder.join(format!("libnvcomp.so.{major}"));
+    // It may be loaded, and then it must not change.
+    assert!(!file.exists());
     fs::copy(library.path(), &file).unwrap();
     file
 }
@@ -169,11 +171,18 @@ fn packages_are_searched_in_order() {
         let file = install(StandIn::Six, folder, 6);
         assert_eq!(search().load().unwrap().path(), file);
     }
-    // What cannot be used is passed over.
-    let bad = install(StandIn::Seven, &path[0], 6);
-    let nvcomp = search().load().unwrap();
-    assert_eq!(nvcomp.version().major, 5);
-    assert_eq!(nvcomp.path().parent(), bad.parent());
+}
+
+#[test]
+fn what_cannot_be_used_is_passed_over() {
+    let folder = TempDir::new().unwrap();
+    let refused = install(StandIn::Seven, folder.path(), 6);
+    let search = search(None, &[("PYTHONPATH", folder.path())]);
+    let message = search.load().unwrap_err();
+    let reason = format!("{} is nvCOMP 7.0.0, whose", refused.display());
+    assert!(message.contains(&reason), "{message}");
+    let file = install(StandIn::Five, folder.path(), 5);
+    assert_eq!(search.load().unwrap().path(), file);
 }
 
 #[test]
