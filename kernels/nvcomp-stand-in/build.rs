@@ -44,6 +44,10 @@ const LIBRARIES: [(&str, u32, Defines); 8] = [
     ),
 ];
 
+/// Where the kernels are compiled with `AddressSanitizer`, so are the stand-ins: then it sees what
+/// they read and write of what they were not given. Its runtime is the kernels'.
+const SANITIZE: &str = "ZARRS_CUDA_SIMT_SANITIZE";
+
 const CODECS: [&str; 3] = ["deflate.c", "lz4.c", "zstd.c"];
 
 fn main() {
@@ -51,6 +55,7 @@ fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
     let zstd = PathBuf::from(env::var_os("DEP_ZSTD_ROOT").expect("set by zstd-sys"));
     println!("cargo::rustc-env=STAND_IN_LIBRARIES={}", out.display());
+    println!("cargo::rerun-if-env-changed={SANITIZE}");
     for name in CODECS.iter().chain(&["stand_in.c", "abi.h", "codecs.h"]) {
         println!("cargo::rerun-if-changed={}", here.join(name).display());
     }
@@ -88,6 +93,9 @@ fn compiler(zstd: &Path) -> cc::Build {
         .include(zstd.join("include"))
         // Nothing of libzstd is seen from outside, or taken from there.
         .flag("-fvisibility=hidden");
+    if env::var(SANITIZE).is_ok_and(|sanitizer| sanitizer == "address") {
+        build.flag("-fsanitize=address");
+    }
     build
 }
 

@@ -2,6 +2,14 @@
 
 use super::*;
 
+#[test]
+fn it_can_be_shared() {
+    fn shared<T: std::fmt::Debug + Send + Sync + 'static>() {}
+    shared::<Nvcomp>();
+    shared::<Compressor>();
+    shared::<Decompressor>();
+}
+
 /// As the stand-in has it.
 fn temp(chunks: usize, max_chunk_bytes: usize, total_bytes: usize) -> usize {
     chunks * (max_chunk_bytes / 4 + 99) + total_bytes / 8 + 13
