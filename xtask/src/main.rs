@@ -4,6 +4,7 @@
 
 mod bundle;
 mod kernels;
+mod nvcomp;
 #[allow(unsafe_code)]
 mod nvrtc;
 mod occupancy;
@@ -26,6 +27,7 @@ cargo xtask kernels             compile kernels/*.cu to kernels/ptx, and report 
 cargo xtask kernels --check     compile without writing; fail if kernels/ptx is not what comes out
 cargo xtask sanitize address    test the kernels with AddressSanitizer and UBSan
 cargo xtask sanitize thread     test the kernels with ThreadSanitizer
+cargo xtask nvcomp-check        compare what we assume of nvCOMP with its headers and libraries
 cargo xtask gpu-bundle          build target/gpu-bundle, a folder that runs the GPU suites and the
                                 benchmark on a machine with an NVIDIA driver and no Rust
             --without-nvcomp    leave out NVIDIA's library of compressors";
@@ -40,6 +42,7 @@ fn main() -> ExitCode {
             ["kernels"] => kernels::write(),
             ["kernels", "--check"] => kernels::check(),
             ["sanitize", sanitizer @ ("address" | "thread")] => sanitize::run_tests(sanitizer),
+            ["nvcomp-check"] => nvcomp::check(),
             ["gpu-bundle"] => bundle::build(true),
             ["gpu-bundle", "--without-nvcomp"] => bundle::build(false),
             _ => Err(USAGE.into()),

@@ -7,6 +7,7 @@ pub(super) mod bodies;
 mod driver;
 mod engine;
 mod kernels;
+mod nvcomp;
 
 const CASES: u32 = 256;
 

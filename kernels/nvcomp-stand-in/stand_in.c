@@ -1,0 +1,321 @@
+// A library with the C interface of nvCOMP, for tests without a GPU: its addresses are the host's,
+// and it does its work when it is called. It is strict where nvCOMP is undefined: what is not
+// aligned, too small or too large makes the call fail, and corrupt input to a decompressor ends the
+// process. It writes all that nvCOMP may write: the whole temporary memory, and every output slot to
+// its end.
+//
+// How it is compiled says what it is:
+// STAND_IN_VERSION      what it says that it is, and which functions it has
+// STAND_IN_FAIL_EVERY   the last chunk of so many fails
+// STAND_IN_INPUT, STAND_IN_OUTPUT, STAND_IN_TEMP   the alignments that it asks for
+// STAND_IN_NO_DEVICE    it cannot say how much memory zstd takes, as nvCOMP cannot without a device
+// What is not said is 6.0, and as below.
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifndef STAND_IN_VERSION
+#define STAND_IN_VERSION 6000
+#endif
+#ifndef STAND_IN_FAIL_EVERY
+#define STAND_IN_FAIL_EVERY SIZE_MAX
+#endif
+#ifndef STAND_IN_INPUT
+#define STAND_IN_INPUT 4
+#define STAND_IN_OUTPUT 8
+#define STAND_IN_TEMP 16
+#endif
+
+#include "abi.h"
+#include "codecs.h"
+
+struct format {
+    const char* name;
+    /// Of a chunk.
+    size_t limit;
+    size_t (*bound)(size_t len);
+    size_t (*encode)(const uint8_t* from, size_t len, uint8_t* to);
+    enum decoded (*decode)(const uint8_t* from, size_t len, uint8_t* to, size_t room,
+                           size_t* written);
+};
+
+static const struct format formats_Zstd = {"zstd", 16000000, zstd_bound, zstd_encode, zstd_decode};
+static const struct format formats_Deflate = {"deflate", 65536, deflate_bound, deflate_encode,
+                                              deflate_decode};
+static const struct format formats_LZ4 = {"lz4", 1 << 24, lz4_bound, lz4_encode, lz4_decode};
+
+/// A chunk that begins with this, and one of the digits 0 to 3, fails.
+static const char magic[] = "stand-in fails ";
+
+/// The first number of options; the others must be 0.
+static nvcompStatus_t first_option(const void* options, int least, int most) {
+    int32_t numbers[16];
+    memcpy(numbers, options, sizeof numbers);
+    for (int i = 1; i < 16; i++)
+        if (numbers[i] != 0) return nvcompErrorInvalidValue;
+    return numbers[0] < least || numbers[0] > most ? nvcompErrorNotSupported : nvcompSuccess;
+}
+
+static nvcompStatus_t compress_options_Zstd(const void* options) {
+    return first_option(options, 0, 0);
+}
+
+static nvcompStatus_t compress_options_Deflate(const void* options) {
+    return first_option(options, 0, 5);
+}
+
+static nvcompStatus_t compress_options_LZ4(const void* options) {
+    return first_option(options, 0, 0);
+}
+
+static nvcompStatus_t decompress_options(const void* options) {
+    return first_option(options, NVCOMP_DECOMPRESS_BACKEND_CUDA, NVCOMP_DECOMPRESS_BACKEND_CUDA);
+}
+
+static nvcompStatus_t alignments(nvcompStatus_t options, nvcompAlignmentRequirements_t* to) {
+    if (options != nvcompSuccess) return options;
+    if (to == NULL) return nvcompErrorInvalidValue;
+    to->input = STAND_IN_INPUT;
+    to->output = STAND_IN_OUTPUT;
+    to->temp = STAND_IN_TEMP;
+    return nvcompSuccess;
+}
+
+/// Odd on purpose.
+static size_t temp_of(size_t chunks, size_t most, size_t total) {
+    return chunks == 0 ? 0 : chunks * (most / 4 + 99) + total / 8 + 13;
+}
+
+__attribute__((unused)) // by version 4
+static nvcompStatus_t temp_size(const struct format* format, nvcompStatus_t options, size_t chunks,
+                                size_t most, size_t total, size_t* bytes) {
+    if (options != nvcompSuccess) return options;
+    if (bytes == NULL || total > chunks * most) return nvcompErrorInvalidValue;
+    if (most > format->limit) return nvcompErrorChunkSizeTooLarge;
+    *bytes = temp_of(chunks, most, total);
+    return nvcompSuccess;
+}
+
+static nvcompStatus_t max_output(const struct format* format, nvcompStatus_t options, size_t most,
+                                 size_t* bytes) {
+    if (options != nvcompSuccess) return options;
+    if (bytes == NULL) return nvcompErrorInvalidValue;
+    if (most > format->limit) return nvcompErrorChunkSizeTooLarge;
+    *bytes = format->bound(most);
+    return nvcompSuccess;
+}
+
+static int aligned(const void* pointer, size_t to) {
+    return ((uintptr_t)pointer & (to - 1)) == 0;
+}
+
+/// What both directions ask of their arguments.
+static nvcompStatus_t check(const void* const* inputs, const size_t* sizes, size_t chunks,
+                            const void* temp, size_t temp_bytes, size_t needed,
+                            void* const* outputs, const size_t* results,
+                            const nvcompStatus_t* statuses) {
+    if (inputs == NULL || sizes == NULL || outputs == NULL || results == NULL || statuses == NULL)
+        return nvcompErrorInvalidValue;
+    if (temp_bytes < needed || (temp == NULL && needed > 0)) return nvcompErrorInvalidValue;
+    if (!aligned(temp, STAND_IN_TEMP) || !aligned(statuses, sizeof *statuses))
+        return nvcompErrorAlignment;
+    if (!aligned(inputs, 8) || !aligned(sizes, 8) || !aligned(outputs, 8) || !aligned(results, 8))
+        return nvcompErrorAlignment;
+    for (size_t i = 0; i < chunks; i++)
+        if (!aligned(inputs[i], STAND_IN_INPUT) || !aligned(outputs[i], STAND_IN_OUTPUT))
+            return nvcompErrorAlignment;
+    return nvcompSuccess;
+}
+
+/// How a chunk fails: 0 to 3, or -1 if it does not.
+static int failure(size_t number, const void* chunk, size_t len) {
+    const size_t every = STAND_IN_FAIL_EVERY;
+    if (number % every == every - 1) return (int)(number / every % 4);
+    size_t prefix = sizeof magic - 1;
+    if (len > prefix && memcmp(chunk, magic, prefix) == 0) {
+        int kind = ((const uint8_t*)chunk)[prefix] - '0';
+        if (kind >= 0 && kind < 4) return kind;
+    }
+    return -1;
+}
+
+/// What is told of a chunk that failed; it can look like one that did not.
+static void fail(int kind, size_t slot, nvcompStatus_t reason, size_t* size,
+                 nvcompStatus_t* status) {
+    static const size_t garbage = 0xfffffffffffffff3;
+    *status = kind == 0 ? reason : kind == 1 ? nvcompErrorInternal : nvcompSuccess;
+    *size = kind == 0 ? garbage : kind == 1 ? 7 : kind == 2 ? 0 : slot + 1;
+}
+
+static void scribble(void* to, size_t len) {
+    memset(to, 0xa5, len);
+}
+
+static nvcompStatus_t compress(const struct format* format, nvcompStatus_t options,
+                               const void* const* inputs, const size_t* sizes, size_t most,
+                               size_t chunks, void* temp, size_t temp_bytes, void* const* outputs,
+                               size_t* results, nvcompStatus_t* statuses) {
+    if (options != nvcompSuccess) return options;
+    if (most > format->limit) return nvcompErrorChunkSizeTooLarge;
+    size_t total = 0;
+    for (size_t i = 0; sizes != NULL && i < chunks; i++) {
+        if (sizes[i] == 0 || sizes[i] > most) return nvcompErrorWrongInputLength;
+        total += sizes[i];
+    }
+    nvcompStatus_t status = check(inputs, sizes, chunks, temp, temp_bytes,
+                                  temp_of(chunks, most, total), outputs, results, statuses);
+    if (status != nvcompSuccess) return status;
+    size_t bound = format->bound(most);
+    scribble(temp, temp_bytes);
+    for (size_t i = 0; i < chunks; i++) {
+        int kind = failure(i, inputs[i], sizes[i]);
+        if (kind >= 0) {
+            fail(kind, bound, nvcompErrorCannotCompress, &results[i], &statuses[i]);
+        } else {
+            results[i] = format->encode(inputs[i], sizes[i], outputs[i]);
+            statuses[i] = nvcompSuccess;
+        }
+    }
+    // After all of them, so that slots that overlap lose what they hold.
+    for (size_t i = 0; i < chunks; i++) {
+        size_t kept = failure(i, inputs[i], sizes[i]) >= 0 ? 0 : results[i];
+        scribble((uint8_t*)outputs[i] + kept, bound - kept);
+    }
+    return nvcompSuccess;
+}
+
+static nvcompStatus_t decompress(const struct format* format, nvcompStatus_t options,
+                                 const void* const* inputs, const size_t* sizes,
+                                 const size_t* rooms, size_t* results, size_t chunks, void* temp,
+                                 size_t temp_bytes, void* const* outputs,
+                                 nvcompStatus_t* statuses) {
+    if (options != nvcompSuccess) return options;
+    size_t total = 0, most = 0;
+    if (rooms == NULL || !aligned(rooms, 8)) return nvcompErrorInvalidValue;
+    for (size_t i = 0; i < chunks; i++) {
+        total += rooms[i];
+        if (rooms[i] > most) most = rooms[i];
+    }
+    nvcompStatus_t status = check(inputs, sizes, chunks, temp, temp_bytes,
+                                  temp_of(chunks, most, total), outputs, results, statuses);
+    if (status != nvcompSuccess) return status;
+    scribble(temp, temp_bytes);
+    for (size_t i = 0; i < chunks; i++) {
+        size_t written = 0;
+        int kind = failure(i, "", 0);
+        enum decoded decoded =
+            format->decode(inputs[i], sizes[i], outputs[i], rooms[i], &written);
+        if (decoded == CORRUPT) {
+            fprintf(stderr, "stand-in for nvCOMP: corrupt %s in chunk %zu of %zu\n", format->name, i,
+                    chunks);
+            abort();
+        }
+        if (kind >= 0) {
+            fail(kind, rooms[i], nvcompErrorCannotDecompress, &results[i], &statuses[i]);
+            written = 0;
+        } else if (decoded == TOO_LARGE) {
+            fail(0, rooms[i], nvcompErrorCannotDecompress, &results[i], &statuses[i]);
+        } else {
+            results[i] = written;
+            statuses[i] = nvcompSuccess;
+        }
+        scribble((uint8_t*)outputs[i] + written, rooms[i] - written);
+    }
+    return nvcompSuccess;
+}
+
+NVCOMP_EXPORT nvcompStatus_t nvcompGetProperties(nvcompProperties_t* properties) {
+    if (properties == NULL) return nvcompErrorInvalidValue;
+    properties->version = STAND_IN_VERSION;
+    properties->cudart_version = 12000;
+    return nvcompSuccess;
+}
+
+NVCOMP_EXPORT const char* nvcompGetStatusString(nvcompStatus_t status) {
+    switch ((int)status) {
+    case nvcompSuccess: return "fine";
+    case nvcompErrorInvalidValue: return "an argument is wrong";
+    case nvcompErrorNotSupported: return "no such option";
+    case nvcompErrorCannotDecompress: return "cannot decompress";
+    case nvcompErrorAlignment: return "not aligned";
+    case nvcompErrorChunkSizeTooLarge: return "chunks too large";
+    case nvcompErrorCannotCompress: return "cannot compress";
+    case nvcompErrorWrongInputLength: return "a chunk has the wrong length";
+    case nvcompErrorCudaError: return "no device";
+    default: return "something else";
+    }
+}
+
+#ifdef STAND_IN_NO_DEVICE
+#define TEMP_OPTIONS_Zstd(direction) nvcompErrorCudaError
+#else
+#define TEMP_OPTIONS_Zstd(direction) direction##_options_Zstd(&options)
+#endif
+#define TEMP_OPTIONS_Deflate(direction) direction##_options_Deflate(&options)
+#define TEMP_OPTIONS_LZ4(direction) direction##_options_LZ4(&options)
+
+#if STAND_IN_VERSION >= 6000
+#define TEMP_SIZE(X, Direction, options_status)                                                   \
+    NVCOMP_EXPORT nvcompStatus_t nvcompBatched##X##Direction##GetTempSize(                       \
+        size_t chunks, size_t most, nvcompBatched##X##Direction##Opts_t options, size_t* bytes,  \
+        size_t total, cudaStream_t stream) {                                                     \
+        (void)stream, (void)options;                                                             \
+        return temp_size(&formats_##X, options_status, chunks, most, total, bytes);              \
+    }
+#elif STAND_IN_VERSION >= 5000
+#define TEMP_SIZE(X, Direction, options_status)                                                   \
+    NVCOMP_EXPORT nvcompStatus_t nvcompBatched##X##Direction##GetTempSizeAsync(                  \
+        size_t chunks, size_t most, nvcompBatched##X##Direction##Opts_t options, size_t* bytes,  \
+        size_t total) {                                                                          \
+        (void)options;                                                                           \
+        return temp_size(&formats_##X, options_status, chunks, most, total, bytes);              \
+    }
+#else
+// The name of 6 with the arguments of 4: nobody who knows the version calls it.
+#define TEMP_SIZE(X, Direction, options_status)                                                   \
+    NVCOMP_EXPORT nvcompStatus_t nvcompBatched##X##Direction##GetTempSize(                       \
+        size_t chunks, size_t most, nvcompBatched##X##Direction##Opts_t options, size_t* bytes) { \
+        (void)chunks, (void)most, (void)options, (void)bytes;                                    \
+        abort();                                                                                 \
+    }
+#endif
+
+#define FUNCTIONS(X)                                                                              \
+    NVCOMP_EXPORT nvcompStatus_t nvcompBatched##X##CompressGetRequiredAlignments(                \
+        nvcompBatched##X##CompressOpts_t options, nvcompAlignmentRequirements_t* to) {           \
+        return alignments(compress_options_##X(&options), to);                                   \
+    }                                                                                            \
+    TEMP_SIZE(X, Compress, TEMP_OPTIONS_##X(compress))                                           \
+    NVCOMP_EXPORT nvcompStatus_t nvcompBatched##X##CompressGetMaxOutputChunkSize(                \
+        size_t most, nvcompBatched##X##CompressOpts_t options, size_t* bytes) {                  \
+        return max_output(&formats_##X, compress_options_##X(&options), most, bytes);            \
+    }                                                                                            \
+    NVCOMP_EXPORT nvcompStatus_t nvcompBatched##X##CompressAsync(                                \
+        const void* const* inputs, const size_t* sizes, size_t most, size_t chunks, void* temp,  \
+        size_t temp_bytes, void* const* outputs, size_t* results,                                \
+        nvcompBatched##X##CompressOpts_t options, nvcompStatus_t* statuses,                      \
+        cudaStream_t stream) {                                                                   \
+        (void)stream;                                                                            \
+        return compress(&formats_##X, compress_options_##X(&options), inputs, sizes, most,       \
+                        chunks, temp, temp_bytes, outputs, results, statuses);                   \
+    }                                                                                            \
+    NVCOMP_EXPORT nvcompStatus_t nvcompBatched##X##DecompressGetRequiredAlignments(              \
+        nvcompBatched##X##DecompressOpts_t options, nvcompAlignmentRequirements_t* to) {         \
+        return alignments(decompress_options(&options), to);                                     \
+    }                                                                                            \
+    TEMP_SIZE(X, Decompress, decompress_options(&options))                                       \
+    NVCOMP_EXPORT nvcompStatus_t nvcompBatched##X##DecompressAsync(                              \
+        const void* const* inputs, const size_t* sizes, const size_t* rooms, size_t* results,    \
+        size_t chunks, void* const temp, size_t temp_bytes, void* const* outputs,                \
+        nvcompBatched##X##DecompressOpts_t options, nvcompStatus_t* statuses,                    \
+        cudaStream_t stream) {                                                                   \
+        (void)stream;                                                                            \
+        return decompress(&formats_##X, decompress_options(&options), inputs, sizes, rooms,      \
+                          results, chunks, temp, temp_bytes, outputs, statuses);                 \
+    }
+
+FUNCTIONS(Zstd)
+FUNCTIONS(Deflate)
+FUNCTIONS(LZ4)

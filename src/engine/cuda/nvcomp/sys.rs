@@ -1,0 +1,104 @@
+//! What is called of nvCOMP's C interface, as versions 5 and 6 have it.
+//!
+//! The stand-in for tests (`kernels/nvcomp-stand-in`) has the same functions in C, and
+//! `cargo xtask nvcomp-check` compares those with NVIDIA's headers.
+
+use std::ffi::{c_char, c_void};
+
+/// 0 is success.
+pub(super) type Status = i32;
+
+pub(super) const SUCCESS: Status = 0;
+
+/// The CUDA runtime failed; also where there is no device.
+pub(super) const CUDA_ERROR: Status = 1000;
+
+/// A stream, as the CUDA driver and its runtime have it.
+pub(super) type Stream = *mut c_void;
+
+/// The options of any format and direction. Each has a type of its own in C, of 64 bytes and with
+/// an `int` first where there is anything; what is not set is zero. They are passed by value: at
+/// this size in memory, where the alignment of the C type (1 or 4) makes no difference.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(super) struct Options([i32; 16]);
+
+const _: () = assert!(size_of::<Options>() == 64 && align_of::<Options>() == 4);
+
+impl Options {
+    pub(super) fn first(number: i32) -> Self {
+        let mut options = Self::default();
+        options.0[0] = number;
+        options
+    }
+}
+
+/// The first option of every decompressor: kernels, and no decompression engine. The engine needs
+/// memory that is allocated for it, and reports no errors.
+pub(super) const BACKEND_CUDA: i32 = 2;
+
+#[derive(Debug, Default)]
+#[repr(C)]
+pub(super) struct Properties {
+    /// Thousands are major, hundreds minor.
+    pub(super) version: u32,
+    pub(super) cudart_version: u32,
+}
+
+const _: () = assert!(size_of::<Properties>() == 8);
+
+#[derive(Debug, Default)]
+#[repr(C)]
+pub(super) struct AlignmentRequirements {
+    pub(super) input: usize,
+    pub(super) output: usize,
+    pub(super) temp: usize,
+}
+
+// Tables of sizes and addresses are read on the device as 64-bit numbers.
+const _: () = assert!(size_of::<AlignmentRequirements>() == 24 && size_of::<usize>() == 8);
+
+pub(super) type GetProperties = unsafe extern "C" fn(*mut Properties) -> Status;
+
+pub(super) type GetStatusString = unsafe extern "C" fn(Status) -> *const c_char;
+
+pub(super) type GetRequiredAlignments =
+    unsafe extern "C" fn(Options, *mut AlignmentRequirements) -> Status;
+
+/// Chunks, bytes of the largest, options, result, bytes of all.
+pub(super) type GetTempSize5 =
+    unsafe extern "C" fn(usize, usize, Options, *mut usize, usize) -> Status;
+
+/// As before, and a stream.
+pub(super) type GetTempSize6 =
+    unsafe extern "C" fn(usize, usize, Options, *mut usize, usize, Stream) -> Status;
+
+pub(super) type GetMaxOutputChunkSize = unsafe extern "C" fn(usize, Options, *mut usize) -> Status;
+
+pub(super) type CompressAsync = unsafe extern "C" fn(
+    inputs: *const *const c_void,
+    input_sizes: *const usize,
+    max_input_size: usize,
+    chunks: usize,
+    temp: *mut c_void,
+    temp_bytes: usize,
+    outputs: *const *mut c_void,
+    output_sizes: *mut usize,
+    Options,
+    statuses: *mut Status,
+    Stream,
+) -> Status;
+
+pub(super) type DecompressAsync = unsafe extern "C" fn(
+    inputs: *const *const c_void,
+    input_sizes: *const usize,
+    output_capacities: *const usize,
+    output_sizes: *mut usize,
+    chunks: usize,
+    temp: *mut c_void,
+    temp_bytes: usize,
+    outputs: *const *mut c_void,
+    Options,
+    statuses: *mut Status,
+    Stream,
+) -> Status;

@@ -1,0 +1,25 @@
+//! The library that is loaded, what it is asked, and the batches that it is given.
+//!
+//! Most tests are over the stand-ins, `library` is over NVIDIA's own.
+
+#![allow(clippy::unwrap_used)] // a test that panics has failed
+
+pub(crate) mod batches;
+mod library;
+mod queries;
+mod search;
+
+use super::*;
+use std::path::Path;
+use zarrs_cuda_nvcomp_stand_in::StandIn;
+
+pub(crate) const FORMATS: [Format; 4] = [
+    Format::Zstd,
+    Format::Deflate { algorithm: 1 },
+    Format::Deflate { algorithm: 5 },
+    Format::Lz4,
+];
+
+fn open(library: StandIn) -> Nvcomp {
+    Nvcomp::open(&library.path()).unwrap()
+}

@@ -1,0 +1,164 @@
+//! NVIDIA's own library, as its packages have it: what can be asked without a device.
+//!
+//! `cargo xtask nvcomp-check` installs the packages, and runs this.
+
+use super::*;
+use libloading::Library;
+use std::{env, path::PathBuf};
+
+/// Set to 1, an absent library is a failure.
+const REQUIRE: &str = "ZARRS_CUDA_REQUIRE_NVCOMP";
+
+/// The installed library of a major version, or `None` where there is none.
+fn installed(major: u32) -> Option<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let target = env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    let folder = if major == 6 { "nvcomp" } else { "nvcomp5" };
+    let file = root
+        .join(target)
+        .join(folder)
+        .join("packages/nvidia/libnvcomp/lib64")
+        .join(format!("libnvcomp.so.{major}"));
+    if file.exists() {
+        return Some(file);
+    }
+    let reason = format!(
+        "there is no {}; `cargo xtask nvcomp-check` installs it",
+        file.display()
+    );
+    let required = env::var_os(REQUIRE).is_some_and(|value| value == "1");
+    assert!(!required, "{reason}");
+    eprintln!("skipped: {reason}");
+    None
+}
+
+fn libraries() -> Vec<(u32, Nvcomp)> {
+    [6, 5]
+        .into_iter()
+        .filter_map(|major| Some((major, Nvcomp::open(&installed(major)?).unwrap())))
+        .collect()
+}
+
+#[test]
+fn it_has_what_is_called() {
+    for (major, nvcomp) in libraries() {
+        println!("nvCOMP {}", nvcomp.version());
+        assert_eq!(nvcomp.version().major, major);
+        let success = describe(nvcomp.status_string, sys::SUCCESS);
+        assert!(success.len() > "status 0: ".len(), "{success}");
+        for algorithm in 0..6 {
+            nvcomp.compressor(Format::Deflate { algorithm }).unwrap();
+        }
+        nvcomp
+            .compressor(Format::Deflate { algorithm: 6 })
+            .unwrap_err();
+        for format in FORMATS {
+            let compressor = nvcomp.compressor(format).unwrap();
+            let decompressor = nvcomp.decompressor(format).unwrap();
+            let (to, from) = (compressor.alignments(), decompressor.alignments());
+            println!("{format}: compress {to:?}, decompress {from:?}");
+            // Subchunk and frame slots are at multiples of 16.
+            for alignments in [to, from] {
+                let Alignments { input, output, .. } = alignments;
+                assert!(input <= 16 && output <= 16, "{format}: {alignments:?}");
+            }
+            for len in [1, 8_192, 65_536, format.largest_chunk()] {
+                let most = compressor.max_output(len).unwrap();
+                println!("{format}: {len} bytes become at most {most}");
+                assert!(most >= len);
+            }
+        }
+    }
+}
+
+#[test]
+fn its_limits_are_no_smaller_than_ours() {
+    for (_, nvcomp) in libraries() {
+        for format in FORMATS {
+            let compressor = nvcomp.compressor(format).unwrap();
+            compressor.max_output(format.largest_chunk()).unwrap();
+            let decompressor = nvcomp.decompressor(format).unwrap();
+            let largest = format.largest_decompressed();
+            decompressor.requirements(1, largest, largest).unwrap();
+        }
+        // Where there is one number only, it is the library's, too.
+        let lz4 = nvcomp.compressor(Format::Lz4).unwrap();
+        let mut bytes = 0;
+        // SAFETY: the options are LZ4's, and it writes the bytes.
+        let status = unsafe {
+            (lz4.functions.max_output)(
+                Format::Lz4.largest_chunk() + 1,
+                lz4.library.options,
+                &raw mut bytes,
+            )
+        };
+        assert_ne!(status, sys::SUCCESS);
+    }
+}
+
+#[test]
+fn it_tells_what_it_takes() {
+    let batches = [(1024, 65_536), (4096, 8192)];
+    for (major, nvcomp) in libraries() {
+        let version = nvcomp.version();
+        // Not among what is called: to compare with.
+        let gzip = format!(
+            "nvcompBatchedGzipCompressGetTempSize{}",
+            if major == 5 { "Async" } else { "" }
+        );
+        // SAFETY: it is loaded already.
+        let library = unsafe { Library::new(nvcomp.path()) }.unwrap();
+        // SAFETY: as for the other formats.
+        let gzip = unsafe {
+            if major == 5 {
+                TempSize::Five(*library.get(gzip.as_str()).unwrap())
+            } else {
+                TempSize::Six(*library.get(gzip.as_str()).unwrap())
+            }
+        };
+        for (chunks, bytes) in batches {
+            let total = chunks * bytes;
+            let lz4 = nvcomp.compressor(Format::Lz4).unwrap();
+            let lz4 = lz4.requirements(chunks, bytes, total).unwrap();
+            println!(
+                "nvCOMP {version}, {chunks} chunks of {bytes} bytes, MiB of temporary memory: LZ4 {}",
+                mebibytes(lz4.temp)
+            );
+            assert!(lz4.temp > 0);
+            for algorithm in [1, 2, 4, 5] {
+                let deflate = nvcomp.compressor(Format::Deflate { algorithm }).unwrap();
+                let raw = deflate.requirements(chunks, bytes, total).unwrap().temp;
+                let members = deflate
+                    .library
+                    .temp_size(gzip, chunks, bytes, total)
+                    .unwrap();
+                println!(
+                    "  algorithm {algorithm}: deflate {}, gzip {}",
+                    mebibytes(raw),
+                    mebibytes(members)
+                );
+                assert!(raw > 0 && raw <= members);
+            }
+            let zstd = nvcomp.compressor(Format::Zstd).unwrap();
+            match zstd.requirements(chunks, bytes, total) {
+                Ok(found) => println!("  zstd {}", mebibytes(found.temp)),
+                Err(reason) => {
+                    println!("  {reason}");
+                    let known = "(unknown until a device is there)";
+                    assert!(reason.ends_with(known), "{reason}");
+                }
+            }
+            for format in FORMATS {
+                let decompressor = nvcomp.decompressor(format).unwrap();
+                let found = decompressor.requirements(chunks, bytes, total).unwrap();
+                println!("  decompress {format}: {}", mebibytes(found.temp));
+            }
+        }
+    }
+}
+
+fn mebibytes(bytes: usize) -> String {
+    #[allow(clippy::cast_precision_loss)] // for people
+    let mebibytes = bytes as f64 / f64::from(1 << 20);
+    format!("{mebibytes:.2}")
+}

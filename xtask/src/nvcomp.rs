@@ -1,0 +1,46 @@
+//! Compares what we assume of nvCOMP with what NVIDIA publishes, as far as no GPU is needed.
+
+use crate::{Result, cargo, output, pypi, run};
+use std::{env, fs, path::Path, process::Command};
+
+/// The files that list the package of each major version.
+const REQUIREMENTS: [&str; 2] = ["nvcomp.txt", "nvcomp5.txt"];
+
+const STAND_IN: &str = "kernels/nvcomp-stand-in/stand_in.c";
+
+/// Compile the functions of the stand-in against the headers of each version, and run the tests
+/// over the libraries.
+pub(crate) fn check() -> Result<()> {
+    for requirements in REQUIREMENTS {
+        let package = pypi::install(requirements)?.join("nvidia/libnvcomp");
+        let version = version(requirements)?;
+        let compiler = env::var_os("CC").unwrap_or_else(|| "cc".into());
+        output(
+            Command::new(compiler)
+                .args(["-std=c11", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"])
+                .arg("-DNVCOMP_HEADERS")
+                .arg(format!("-DSTAND_IN_VERSION={version}"))
+                .arg("-isystem")
+                .arg(package.join("include"))
+                .arg(STAND_IN),
+        )?;
+        println!("{STAND_IN} agrees with the headers of {version}");
+    }
+    run(cargo()
+        .args(["test", "--quiet", "--package", "zarrs_cuda", "--lib"])
+        .args(["engine::cuda::nvcomp::tests::library", "--", "--nocapture"])
+        .arg("--test-threads=1")
+        .env("ZARRS_CUDA_REQUIRE_NVCOMP", "1"))
+}
+
+/// The version that a file of requirements names, as the headers have it: 1.2.3 is 1203.
+fn version(requirements: &str) -> Result<u32> {
+    let file = Path::new("xtask").join(requirements);
+    let text = fs::read_to_string(&file).map_err(|e| format!("{}: {e}", file.display()))?;
+    let numbers = text.split_once("==").map_or("", |(_, version)| version);
+    let mut numbers = numbers.split([' ', '.']).map_while(|n| n.parse().ok());
+    match (numbers.next(), numbers.next(), numbers.next()) {
+        (Some::<u32>(major), Some(minor), Some(patch)) => Ok(major * 1000 + minor * 100 + patch),
+        _ => Err(format!("{} names no version", file.display())),
+    }
+}
