@@ -1,4 +1,4 @@
-//! CRC-32C of every subchunk: `crc32c.cu`.
+//! CRC-32C of every subchunk: `crc32c.cu`. What all CRCs share is here, too: `crc.h`.
 
 use super::spans::{Launch, Lengths, Slots};
 use crate::engine::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, StreamId};
@@ -49,7 +49,7 @@ pub(crate) unsafe fn append(
     };
     let team = team(driver, slots);
     // SAFETY: what the caller promises.
-    unsafe { run(launch, slots, lengths, present, None, team) }
+    unsafe { run(launch, slots, CHECKSUM, lengths, present, None, team) }
 }
 
 /// Compare the CRC-32C of what each slot holds, without its last 4 bytes of checksum, with these:
@@ -76,23 +76,26 @@ pub(crate) unsafe fn verify(
     };
     let team = team(driver, slots);
     // SAFETY: what the caller promises.
-    unsafe { run(launch, slots, lengths, present, Some(bad), team) }
+    unsafe { run(launch, slots, CHECKSUM, lengths, present, Some(bad), team) }
 }
 
-/// Launch either kernel, with `team` warps for each slot: a power of two, at most [`WARPS`].
+/// Launch a kernel that computes CRCs, with `team` warps for each slot: a power of two, at most
+/// [`WARPS`]. It touches `behind` bytes behind what a slot holds. It writes to `results`, a `u32` for
+/// each slot, or without these to the slots and their lengths.
 ///
 /// # Safety
-/// As for [`append`].
-unsafe fn run(
+/// The rules of the driver. Each of [`Lengths::Each`] is at most the stride less `behind`.
+pub(super) unsafe fn run(
     launch: Launch<'_>,
     slots: Slots,
+    behind: usize,
     lengths: Lengths,
     present: Option<DeviceSpan>,
-    bad: Option<DeviceSpan>,
+    results: Option<DeviceSpan>,
     team: u32,
 ) -> Result<(), DriverError> {
     let span = launch.slots("slots", slots)?;
-    let (access, lengths_access) = match bad {
+    let (access, lengths_access) = match results {
         Some(_) => (Access::Read, Access::Read),
         None => (Access::Update, Access::Update),
     };
@@ -102,10 +105,10 @@ unsafe fn run(
             (Arg::Span(sizes, lengths_access), 0)
         }
         Lengths::All(length) => {
-            let room = slots.stride.checked_sub(CHECKSUM);
+            let room = slots.stride.checked_sub(behind);
             launch.require(room.is_some_and(|room| length <= room), || {
                 format!(
-                    "a slot of {} bytes has no room for {length} and a checksum",
+                    "a slot of {} bytes has no room for {length} and {behind} behind them",
                     slots.stride
                 )
             })?;
@@ -119,10 +122,10 @@ unsafe fn run(
         }
         None => Arg::Null,
     };
-    let bad = match bad {
-        Some(bad) => {
-            let bad = launch.elements("results", bad, slots.count, 4, 4)?;
-            Some(Arg::Span(bad, Access::Write))
+    let results = match results {
+        Some(results) => {
+            let results = launch.elements("results", results, slots.count, 4, 4)?;
+            Some(Arg::Span(results, Access::Write))
         }
         None => None,
     };
@@ -138,15 +141,15 @@ unsafe fn run(
         present,
         Arg::U32(team),
     ];
-    args.extend(bad);
+    args.extend(results);
     let grid = launch.grid(slots.count, WARPS / team as usize, TUNING.waves);
-    // SAFETY: every slot with its checksum lies within the span: the stride has room for all lengths,
-    // or the caller promises it. There is an element for each slot in all the others.
+    // SAFETY: every slot with what is behind it lies within the span: the stride has room for all
+    // lengths, or the caller promises it. There is an element for each slot in all the others.
     unsafe { launch.run(grid, BLOCK, &args) }
 }
 
 /// How many warps share a subchunk: a power of two, at most [`WARPS`].
-fn team(driver: &dyn Driver, slots: Slots) -> u32 {
+pub(super) fn team(driver: &dyn Driver, slots: Slots) -> u32 {
     let wanted = driver.device().multiprocessors as usize * TUNING.warps;
     let mut team = 1;
     while team < WARPS
@@ -244,7 +247,15 @@ pub(crate) mod tests {
                 // SAFETY: the stride has room for the longest and its checksum.
                 unsafe {
                     let lengths = Lengths::Each(spans[1]);
-                    run(launch, slots, lengths, Some(spans[2]), None, case.team)
+                    run(
+                        launch,
+                        slots,
+                        CHECKSUM,
+                        lengths,
+                        Some(spans[2]),
+                        None,
+                        case.team,
+                    )
                 }
             },
         )
@@ -284,7 +295,17 @@ pub(crate) mod tests {
             let slots = slots(spans[0], case.stride(), count);
             let (lengths, bad) = (Lengths::Each(spans[1]), Some(spans[3]));
             // SAFETY: the stride has room for the longest and its checksum.
-            unsafe { run(launch, slots, lengths, Some(spans[2]), bad, case.team) }
+            unsafe {
+                run(
+                    launch,
+                    slots,
+                    CHECKSUM,
+                    lengths,
+                    Some(spans[2]),
+                    bad,
+                    case.team,
+                )
+            }
         })
         .expect("launches");
         assert_eq!(to_u32s(&bad), expected, "{case:?}");

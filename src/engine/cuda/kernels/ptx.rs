@@ -12,6 +12,10 @@ static AGGREGATE: Module = Module {
     name: "aggregate",
     text: include_str!("../../../../kernels/ptx/aggregate.ptx"),
 };
+static CRC32: Module = Module {
+    name: "crc32",
+    text: include_str!("../../../../kernels/ptx/crc32.ptx"),
+};
 static CRC32C: Module = Module {
     name: "crc32c",
     text: include_str!("../../../../kernels/ptx/crc32c.ptx"),
@@ -40,6 +44,7 @@ pub(crate) static KERNELS: &[(&str, &Module)] = &[
     ("scan_sums", &AGGREGATE),
     ("scan_add", &AGGREGATE),
     ("gather", &AGGREGATE),
+    ("crc32", &CRC32),
     ("crc32c_append", &CRC32C),
     ("crc32c_verify", &CRC32C),
     ("scatter_1", &SCATTER),
