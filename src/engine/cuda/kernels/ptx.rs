@@ -12,6 +12,10 @@ static AGGREGATE: Module = Module {
     name: "aggregate",
     text: include_str!("../../../../kernels/ptx/aggregate.ptx"),
 };
+static CHUNKS: Module = Module {
+    name: "chunks",
+    text: include_str!("../../../../kernels/ptx/chunks.ptx"),
+};
 static CRC32: Module = Module {
     name: "crc32",
     text: include_str!("../../../../kernels/ptx/crc32.ptx"),
@@ -44,6 +48,7 @@ pub(crate) static KERNELS: &[(&str, &Module)] = &[
     ("scan_sums", &AGGREGATE),
     ("scan_add", &AGGREGATE),
     ("gather", &AGGREGATE),
+    ("chunks", &CHUNKS),
     ("crc32", &CRC32),
     ("crc32c_append", &CRC32C),
     ("crc32c_verify", &CRC32C),
