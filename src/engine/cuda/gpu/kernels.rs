@@ -4,7 +4,7 @@ use super::cases;
 use crate::engine::cuda::{
     driver::cuda::gpu_or_skip,
     kernels::{
-        aggregate, chunks, crc32, crc32c, ptx, scatter,
+        aggregate, chunks, crc32, crc32c, frames, ptx, scatter,
         shuffle::{self, Shuffle},
         split,
     },
@@ -37,6 +37,9 @@ checks! {
     split: split::tests::check_split;
     chunks: chunks::tests::check_chunks;
     crc32: crc32::tests::check_crc32;
+    frame_zstd: frames::tests::check_zstd;
+    frame_gzip: frames::tests::check_gzip;
+    frame_blosc: frames::tests::check_blosc;
 }
 
 #[test]

@@ -7,6 +7,8 @@ pub(crate) mod chunks;
 pub(crate) mod crc32;
 pub(crate) mod crc32c;
 mod fast_division;
+#[allow(dead_code, unused_imports, reason = "for compressors on the device")]
+pub(crate) mod frames;
 pub(crate) mod ptx;
 pub(crate) mod scatter;
 #[allow(dead_code, reason = "for Blosc on the device")]

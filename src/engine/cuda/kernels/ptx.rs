@@ -24,6 +24,10 @@ static CRC32C: Module = Module {
     name: "crc32c",
     text: include_str!("../../../../kernels/ptx/crc32c.ptx"),
 };
+static FRAMES: Module = Module {
+    name: "frames",
+    text: include_str!("../../../../kernels/ptx/frames.ptx"),
+};
 static SCATTER: Module = Module {
     name: "scatter",
     text: include_str!("../../../../kernels/ptx/scatter.ptx"),
@@ -52,6 +56,10 @@ pub(crate) static KERNELS: &[(&str, &Module)] = &[
     ("crc32", &CRC32),
     ("crc32c_append", &CRC32C),
     ("crc32c_verify", &CRC32C),
+    ("frame_zstd", &FRAMES),
+    ("frame_gzip", &FRAMES),
+    ("frame_blosc_layout", &FRAMES),
+    ("frame_blosc_streams", &FRAMES),
     ("scatter_1", &SCATTER),
     ("scatter_2", &SCATTER),
     ("scatter_4", &SCATTER),
