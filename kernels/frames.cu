@@ -2,9 +2,9 @@
 //
 // Stream c, at streams + c * stream_stride (16-aligned), has stream_sizes[c] bytes. It counts as failed
 // if statuses[c] != 0, or its size is 0 or more than the stride. The frame of subchunk i of `count` goes
-// to frames + i * frame_stride (16-aligned). sizes[i] becomes its bytes, and failed[i] 0; or there is no
-// frame and sizes[i] is 0, because stored[i] == 0 (stored may be null), or because a stream failed or the
-// frame has no room, and then failed[i] is 1.
+// to frames + i * frame_stride (16-aligned). sizes[i] becomes its bytes, framed[i] 1 and failed[i] 0. Or
+// there is no frame, and sizes[i] and framed[i] become 0: because stored[i] == 0 (stored may be null), or
+// because a stream failed or the frame has no room, and then failed[i] becomes 1.
 //
 // frame_zstd: stream i is a Zstandard frame (RFC 8878) of `bytes` bytes. It is copied; if its header does
 // not have the content size, then with a header that does. It counts as failed if this is not one frame
@@ -76,9 +76,11 @@ DEVICE uint64_t stream_bytes(const uint64_t* sizes, const uint32_t* statuses, ui
 }
 
 // The warp says what became of a subchunk.
-DEVICE void store_result(uint64_t* sizes, uint32_t* failed, uint64_t i, uint64_t size, bool elided) {
+DEVICE void store_result(uint64_t* sizes, uint32_t* framed, uint32_t* failed, uint64_t i, uint64_t size,
+                         bool elided) {
     if (lane_index() != 0) return;
     store(sizes + i, size);
+    store(framed + i, static_cast<uint32_t>(size != 0));
     store(failed + i, static_cast<uint32_t>(size == 0 && !elided));
 }
 
@@ -148,7 +150,7 @@ DEVICE bool zstd_blocks_end_at(const uint8_t* frame, uint64_t at, bool checksum,
 KERNEL(frame_zstd, 256)
 (const uint8_t* streams, uint64_t stream_stride, const uint64_t* stream_sizes, const uint32_t* statuses,
  const uint32_t* stored, uint64_t bytes, uint64_t count, uint8_t* frames, uint64_t frame_stride, uint64_t* sizes,
- uint32_t* failed) {
+ uint32_t* framed, uint32_t* failed) {
     const uint64_t pieces = pieces_in(stream_stride);
     for (uint64_t number = first_warp(); number < count * pieces; number += warps()) {
         const uint64_t i = number / pieces;
@@ -161,8 +163,7 @@ KERNEL(frame_zstd, 256)
         uint64_t size = 0;
         if (stream_size != 0) {
             const ZstdHeader header = zstd_header(load16(stream), bytes);
-            if (header.bytes != 0 && header.bytes + ZSTD_BLOCK_HEADER <= stream_size)
-                size = stream_size - header.replaced + header.new_bytes;
+            if (header.bytes != 0) size = stream_size - header.replaced + header.new_bytes;
             if (size > frame_stride) size = 0;
             if (piece == 0 && size != 0 && !zstd_blocks_end_at(stream, header.bytes, header.checksum, stream_size))
                 size = 0;
@@ -171,7 +172,7 @@ KERNEL(frame_zstd, 256)
                 copy_piece(frame + header.new_bytes, stream + header.replaced, stream_size - header.replaced, piece);
             }
         }
-        if (piece == 0) store_result(sizes, failed, i, size, elided);
+        if (piece == 0) store_result(sizes, framed, failed, i, size, elided);
     }
 }
 
@@ -184,7 +185,7 @@ constexpr uint32_t GZIP_TRAILER = 8;
 KERNEL(frame_gzip, 256)
 (const uint8_t* streams, uint64_t stream_stride, const uint64_t* stream_sizes, const uint32_t* statuses,
  const uint32_t* stored, uint64_t bytes, const uint32_t* checksums, uint64_t count, uint8_t* frames,
- uint64_t frame_stride, uint64_t* sizes, uint32_t* failed) {
+ uint64_t frame_stride, uint64_t* sizes, uint32_t* framed, uint32_t* failed) {
     const uint64_t pieces = pieces_in(stream_stride);
     for (uint64_t number = first_warp(); number < count * pieces; number += warps()) {
         const uint64_t i = number / pieces;
@@ -203,7 +204,7 @@ KERNEL(frame_gzip, 256)
             }
             copy_piece(frame + GZIP_HEADER, streams + i * stream_stride, stream_size, piece);
         }
-        if (piece == 0) store_result(sizes, failed, i, size, elided);
+        if (piece == 0) store_result(sizes, framed, failed, i, size, elided);
     }
 }
 
@@ -219,7 +220,7 @@ DEVICE uint32_t block_bytes(uint32_t bytes, uint32_t block, uint32_t j) {
 KERNEL(frame_blosc_layout, 256)
 (uint64_t stream_stride, const uint64_t* stream_sizes, const uint32_t* statuses, const uint32_t* stored,
  uint32_t bytes, uint32_t block, uint64_t count, uint32_t format, uint8_t* frames, uint64_t frame_stride,
- uint64_t* sizes, uint32_t* failed) {
+ uint64_t* sizes, uint32_t* framed, uint32_t* failed) {
     const uint32_t lane = lane_index();
     const uint32_t blocks = (bytes - 1) / block + 1;
     for (uint64_t i = first_warp(); i < count; i += warps()) {
@@ -246,9 +247,9 @@ KERNEL(frame_blosc_layout, 256)
             if (j < blocks) store(words + BLOSC_HEADER / 4 + j, end + static_cast<uint32_t>(sum - length));
             end += shuffle_from(static_cast<uint32_t>(sum), 31);
         }
-        const bool framed = !elided && !bad;
-        if (framed && lane < 4) store(words + lane, lane == 0 ? format : lane == 1 ? bytes : lane == 2 ? block : end);
-        store_result(sizes, failed, i, framed ? end : 0, elided);
+        if (elided || bad) end = 0;
+        if (end != 0 && lane < 4) store(words + lane, lane == 0 ? format : lane == 1 ? bytes : lane == 2 ? block : end);
+        store_result(sizes, framed, failed, i, end, elided);
     }
 }
 

@@ -19,9 +19,9 @@ pub(crate) struct Chunking {
 }
 
 impl Chunking {
-    /// The chunks of a subchunk. A block of no bytes counts as the whole subchunk.
+    /// The chunks of a subchunk.
     pub(crate) fn blocks(self) -> usize {
-        self.bytes.div_ceil(self.block.clamp(1, self.bytes.max(1)))
+        self.bytes.div_ceil(self.block.max(1))
     }
 }
 

@@ -51,6 +51,9 @@ pub(crate) struct Frames {
     pub(crate) slots: Slots,
     /// Their sizes in bytes, a `u64` each; 0 if there is no frame.
     pub(crate) sizes: DeviceSpan,
+    /// A `u32` each: 1 if there is a frame, else 0. What comes behind takes these for flags of what is
+    /// stored: a checksum of no frame is none.
+    pub(crate) framed: DeviceSpan,
     /// A `u32` each: 1 if there is no frame because a stream failed or a slot has no room, else 0.
     pub(crate) failed: DeviceSpan,
 }
@@ -63,6 +66,7 @@ struct Args {
     stored: Arg<'static>,
     frames: DeviceSpan,
     sizes: DeviceSpan,
+    framed: DeviceSpan,
     failed: DeviceSpan,
 }
 
@@ -95,6 +99,7 @@ impl Args {
             },
             frames: launch.slots("frames", frames.slots)?,
             sizes: launch.elements("sizes", frames.sizes, count, 8, 8)?,
+            framed: launch.elements("flags of frames", frames.framed, count, 4, 4)?,
             failed: launch.elements("results", frames.failed, count, 4, 4)?,
         };
         all.apart(launch, "streams", all.streams)?;

@@ -135,6 +135,7 @@ pub(crate) unsafe fn frame_blosc(
         Arg::Span(spans.frames, Access::Write),
         Arg::U64(stride as u64),
         Arg::Span(spans.sizes, Access::Write),
+        Arg::Span(spans.framed, Access::Write),
         Arg::Span(spans.failed, Access::Write),
     ];
     let grid = layout.grid(count, WARPS, TUNING.waves);

@@ -132,7 +132,8 @@ impl Batch {
         let (mut sizes, mut statuses, mut stored) = (u64s(&sizes), u32s(&statuses), u32s(&stored));
         let mut extra = extra.to_vec();
         let mut frames = vec![0xcc; count * frame_stride];
-        let (mut frame_sizes, mut failed) = (vec![0xcc; 8 * count], vec![0xcc; 4 * count]);
+        let mut frame_sizes = vec![0xcc; 8 * count];
+        let (mut framed, mut failed) = (vec![0xcc; 4 * count], vec![0xcc; 4 * count]);
         let buffers = &mut [
             &mut slots_of_streams,
             &mut sizes,
@@ -140,6 +141,7 @@ impl Batch {
             &mut stored,
             &mut frames,
             &mut frame_sizes,
+            &mut framed,
             &mut failed,
             &mut extra,
         ];
@@ -153,25 +155,27 @@ impl Batch {
             let frames = Frames {
                 slots: slots(spans[4], frame_stride, count),
                 sizes: spans[5],
-                failed: spans[6],
+                framed: spans[6],
+                failed: spans[7],
             };
-            launch(stream, streams, stored, frames, spans[7])
+            launch(stream, streams, stored, frames, spans[8])
         })
         .expect("launches");
-        let (frame_sizes, failed) = (to_u64s(&frame_sizes), to_u32s(&failed));
+        let frame_sizes = to_u64s(&frame_sizes);
+        let (framed, failed) = (to_u32s(&framed), to_u32s(&failed));
         let mut outcomes = Vec::new();
         for i in 0..count {
             let slot = &frames[i * frame_stride..][..frame_stride];
             let size = usize::try_from(frame_sizes[i]).expect("within a slot");
-            outcomes.push(match (size, failed[i]) {
-                (0, 0) => Outcome::Elided,
-                (0, 1) => Outcome::Failed,
-                (size, 0) => {
+            outcomes.push(match (size, framed[i], failed[i]) {
+                (0, 0, 0) => Outcome::Elided,
+                (0, 0, 1) => Outcome::Failed,
+                (1.., 1, 0) => {
                     let (frame, behind) = slot.split_at(size);
                     assert!(behind.iter().all(|&byte| byte == 0xcc), "behind {i}");
                     Outcome::Frame(frame.to_vec())
                 }
-                (size, failed) => panic!("{size} bytes of {i}, which failed: {failed}"),
+                flags => panic!("{i} is {flags:?}"),
             });
         }
         outcomes

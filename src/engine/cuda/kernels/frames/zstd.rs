@@ -50,6 +50,7 @@ pub(crate) unsafe fn frame_zstd(
         Arg::Span(spans.frames, Access::Write),
         Arg::U64(frames.slots.stride as u64),
         Arg::Span(spans.sizes, Access::Write),
+        Arg::Span(spans.framed, Access::Write),
         Arg::Span(spans.failed, Access::Write),
     ];
     let grid = launch.grid(pieces(count, streams.slots.stride), WARPS, TUNING.waves);

@@ -334,7 +334,8 @@ fn wrong_geometry_is_an_error() {
             let frames = Frames {
                 slots: slots(part(512, 160), frame_stride, 2),
                 sizes: part(704, 16),
-                failed: part(720, 8),
+                framed: part(720, 8),
+                failed: part(728, 8),
             };
             let format = format(StreamFormat::Lz4, None, shape);
             // SAFETY: as far as it goes, which is what is tested.

@@ -471,6 +471,7 @@ fn wrong_geometry_is_an_error() {
             let frames = Frames {
                 slots: slots(part(frames_at, 96), frame_stride, 3),
                 sizes: part(320 + sizes.0, sizes.1),
+                framed: part(352, 12),
                 failed: part(384, 12),
             };
             // SAFETY: as far as it goes, which is what is tested.
