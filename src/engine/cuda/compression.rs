@@ -339,6 +339,8 @@ pub(super) struct Buffers {
     frame_stride: usize,
     /// `u64` per subchunk: bytes of its frame.
     sizes: Region,
+    /// `u32` per subchunk: whether there is one.
+    framed: Region,
     /// Bytes of an encoded subchunk at most, with the checksums behind the frame.
     pub(super) encoded: usize,
 }
@@ -386,13 +388,13 @@ impl Buffers {
             frames: arena.region(frame_stride.checked_mul(count)?)?,
             frame_stride,
             sizes: arena.region(count.checked_mul(8)?)?,
+            framed: arena.region(count.checked_mul(4)?)?,
             encoded,
         })
     }
 }
 
-/// Enqueue the compression of what is in `slots`; `timed` becomes the stages. Returns the slots of
-/// the frames, and their sizes. `failed` has a `u32` for each subchunk: 1 if the host has to
+/// Enqueue the compression of what is in `slots`; `timed` becomes the stages. `failed` has a `u32` for each subchunk: 1 if the host has to
 /// compress it.
 ///
 /// # Errors
@@ -405,7 +407,7 @@ pub(super) fn compress(
     stored: Option<DeviceSpan>,
     failed: DeviceSpan,
     timed: &mut Vec<Timed>,
-) -> Result<(Slots, DeviceSpan), DriverError> {
+) -> Result<Frames, DriverError> {
     let lane = session.lane;
     let (driver, stream) = (lane.driver, lane.compute);
     let compression = &prepared.compression;
@@ -477,6 +479,7 @@ pub(super) fn compress(
             count: slots.count,
         },
         sizes: lane.device(buffers.sizes),
+        framed: lane.device(buffers.framed),
         failed,
     };
     // SAFETY: the lane's regions, in one stream.
@@ -495,5 +498,5 @@ pub(super) fn compress(
             }
         }
     })?;
-    Ok((frames.slots, frames.sizes))
+    Ok(frames)
 }

@@ -292,7 +292,7 @@ impl Encoder<'_, '_> {
             stride: session.sizing.slot_stride,
             count,
         };
-        let stored = (!self.job.store_empty).then(|| lane.device(regions.stored));
+        let mut stored = (!self.job.store_empty).then(|| lane.device(regions.stored));
         let before = match self.compressor {
             Some(prepared) => prepared.compression.before,
             None => self.chain.stages.len(),
@@ -304,13 +304,15 @@ impl Encoder<'_, '_> {
         let mut failed = None;
         if let (Some(prepared), Some(buffers)) = (self.compressor, &session.sizing.compression) {
             let flags = lane.device(regions.failed.part(0..count * 4));
-            let (frames, sizes) = compress(
+            let frames = compress(
                 session, prepared, buffers, slots, stored, flags, &mut timed,
             )?;
             let after = prepared.compression.after;
-            // Of frames that failed, too: what they have then is not used.
-            self.checksums(after, frames, |_| Lengths::Each(sizes), stored, &mut timed)?;
-            (encoded, lengths, failed) = (frames, Lengths::Each(sizes), Some(flags));
+            let framed = Some(frames.framed);
+            let sizes = Lengths::Each(frames.sizes);
+            self.checksums(after, frames.slots, |_| sizes, framed, &mut timed)?;
+            (encoded, lengths, stored) = (frames.slots, sizes, framed);
+            failed = Some(flags);
         }
         let aggregate = session.timed(TimedStage::Aggregate)?;
         session.begin(lane.compute, aggregate.begin)?;
@@ -537,7 +539,7 @@ impl Encoder<'_, '_> {
         let elided = len == 0 && !self.job.store_empty;
         let possible = match self.compressor {
             None => len == most || elided,
-            Some(_) => len <= most && (len > 0 || elided || failed),
+            Some(_) => len <= most && (len > 0) != failed || elided,
         };
         if possible {
             return Ok(());

@@ -1,4 +1,4 @@
-//! CRC-32C of every subchunk: `crc32c.cu`.
+//! CRC-32C of every subchunk: `crc32c.cu`. What all CRCs share is here, too: `crc.h`.
 
 use super::spans::{Launch, Lengths, Most, Slots};
 use crate::engine::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, StreamId};
@@ -19,6 +19,9 @@ struct Tuning {
     /// Bytes per warp below which no further warp helps.
     bytes: usize,
 }
+
+/// Blocks of a launch.
+pub(super) const MOST: Most = Most::PerMultiprocessor(8);
 
 const TUNING: Tuning = Tuning {
     most: Most::PerMultiprocessor(8),
@@ -49,7 +52,7 @@ pub(crate) unsafe fn append(
     };
     let team = team(driver, slots);
     // SAFETY: what the caller promises.
-    unsafe { run(launch, slots, lengths, present, None, (team, TUNING.most)) }
+    unsafe { run(launch, slots, CHECKSUM, lengths, present, None, (team, TUNING.most)) }
 }
 
 /// Compare the CRC-32C of what each slot holds, without its last 4 bytes of checksum, with these:
@@ -77,32 +80,27 @@ pub(crate) unsafe fn verify(
     let team = team(driver, slots);
     // SAFETY: what the caller promises.
     unsafe {
-        run(
-            launch,
-            slots,
-            lengths,
-            present,
-            Some(bad),
-            (team, TUNING.most),
-        )
+        run(launch, slots, CHECKSUM, lengths, present, Some(bad), (team, TUNING.most))
     }
 }
 
-/// Launch either kernel, with `team` warps for each slot: a power of two, at most [`WARPS`]; and with
-/// so many blocks.
+/// Launch a kernel that computes CRCs, with `team` warps for each slot: a power of two, at most
+/// [`WARPS`]; and with so many blocks. It touches `behind` bytes behind what a slot holds. It writes
+/// to `results`, a `u32` for each slot, or without these to the slots and their lengths.
 ///
 /// # Safety
-/// As for [`append`].
-unsafe fn run(
+/// The rules of the driver. Each of [`Lengths::Each`] is at most the stride less `behind`.
+pub(super) unsafe fn run(
     launch: Launch<'_>,
     slots: Slots,
+    behind: usize,
     lengths: Lengths,
     present: Option<DeviceSpan>,
-    bad: Option<DeviceSpan>,
+    results: Option<DeviceSpan>,
     (team, most): (u32, Most),
 ) -> Result<(), DriverError> {
     let span = launch.slots("slots", slots)?;
-    let (access, lengths_access) = match bad {
+    let (access, lengths_access) = match results {
         Some(_) => (Access::Read, Access::Read),
         None => (Access::Update, Access::Update),
     };
@@ -112,10 +110,10 @@ unsafe fn run(
             (Arg::Span(sizes, lengths_access), 0)
         }
         Lengths::All(length) => {
-            let room = slots.stride.checked_sub(CHECKSUM);
+            let room = slots.stride.checked_sub(behind);
             launch.require(room.is_some_and(|room| length <= room), || {
                 format!(
-                    "a slot of {} bytes has no room for {length} and a checksum",
+                    "a slot of {} bytes has no room for {length} and {behind} behind them",
                     slots.stride
                 )
             })?;
@@ -129,10 +127,10 @@ unsafe fn run(
         }
         None => Arg::Null,
     };
-    let bad = match bad {
-        Some(bad) => {
-            let bad = launch.elements("results", bad, slots.count, 4, 4)?;
-            Some(Arg::Span(bad, Access::Write))
+    let results = match results {
+        Some(results) => {
+            let results = launch.elements("results", results, slots.count, 4, 4)?;
+            Some(Arg::Span(results, Access::Write))
         }
         None => None,
     };
@@ -148,15 +146,15 @@ unsafe fn run(
         present,
         Arg::U32(team),
     ];
-    args.extend(bad);
+    args.extend(results);
     let grid = launch.grid(slots.count, WARPS / team as usize, most);
-    // SAFETY: every slot with its checksum lies within the span: the stride has room for all lengths,
-    // or the caller promises it. There is an element for each slot in all the others.
+    // SAFETY: every slot with what is behind it lies within the span: the stride has room for all
+    // lengths, or the caller promises it. There is an element for each slot in all the others.
     unsafe { launch.run(grid, BLOCK, &args) }
 }
 
 /// How many warps share a subchunk: a power of two, at most [`WARPS`].
-fn team(driver: &dyn Driver, slots: Slots) -> u32 {
+pub(super) fn team(driver: &dyn Driver, slots: Slots) -> u32 {
     let wanted = driver.device().multiprocessors as usize * TUNING.warps;
     let mut team = 1;
     while team < WARPS
@@ -258,7 +256,7 @@ pub(crate) mod tests {
                 unsafe {
                     let lengths = Lengths::Each(spans[1]);
                     let as_told = (case.team, case.most);
-                    run(launch, slots, lengths, Some(spans[2]), None, as_told)
+                    run(launch, slots, CHECKSUM, lengths, Some(spans[2]), None, as_told)
                 }
             },
         )
@@ -300,7 +298,7 @@ pub(crate) mod tests {
             // SAFETY: the stride has room for the longest and its checksum.
             unsafe {
                 let as_told = (case.team, case.most);
-                run(launch, slots, lengths, Some(spans[2]), bad, as_told)
+                run(launch, slots, CHECKSUM, lengths, Some(spans[2]), bad, as_told)
             }
         })
         .expect("launches");

@@ -12,9 +12,21 @@ static AGGREGATE: Module = Module {
     name: "aggregate",
     text: include_str!("../../../../kernels/ptx/aggregate.ptx"),
 };
+static CHUNKS: Module = Module {
+    name: "chunks",
+    text: include_str!("../../../../kernels/ptx/chunks.ptx"),
+};
+static CRC32: Module = Module {
+    name: "crc32",
+    text: include_str!("../../../../kernels/ptx/crc32.ptx"),
+};
 static CRC32C: Module = Module {
     name: "crc32c",
     text: include_str!("../../../../kernels/ptx/crc32c.ptx"),
+};
+static FRAMES: Module = Module {
+    name: "frames",
+    text: include_str!("../../../../kernels/ptx/frames.ptx"),
 };
 static SCATTER: Module = Module {
     name: "scatter",
@@ -40,8 +52,14 @@ pub(crate) static KERNELS: &[(&str, &Module)] = &[
     ("scan_sums", &AGGREGATE),
     ("scan_add", &AGGREGATE),
     ("gather", &AGGREGATE),
+    ("chunks", &CHUNKS),
+    ("crc32", &CRC32),
     ("crc32c_append", &CRC32C),
     ("crc32c_verify", &CRC32C),
+    ("frame_zstd", &FRAMES),
+    ("frame_gzip", &FRAMES),
+    ("frame_blosc_layout", &FRAMES),
+    ("frame_blosc_streams", &FRAMES),
     ("scatter_1", &SCATTER),
     ("scatter_2", &SCATTER),
     ("scatter_4", &SCATTER),

@@ -1,0 +1,60 @@
+//! Gzip members of raw deflate streams.
+
+use super::{Args, BLOCK, Frames, Streams, TUNING, WARPS, pieces};
+use crate::engine::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, StreamId};
+use crate::engine::cuda::kernels::spans::Launch;
+
+/// How many bytes longer than its stream a member is.
+pub(crate) const GZIP_OVERHEAD: usize = 18;
+
+/// Make a gzip member of each of the streams, which are raw deflate streams of `bytes` bytes of
+/// content whose CRC-32, a `u32` each, is in `checksums`. There is a stream for each frame. Those of
+/// subchunks whose flag in `stored`, a `u32` each, is zero are ignored, and have no frame.
+///
+/// What is within the streams is not looked at.
+///
+/// # Errors
+/// A span that is too short or misaligned, slots that overlap or do not match, and whatever the
+/// driver says.
+///
+/// # Safety
+/// The rules of the driver.
+pub(crate) unsafe fn frame_gzip(
+    driver: &dyn Driver,
+    stream: StreamId,
+    streams: Streams,
+    (bytes, checksums): (usize, DeviceSpan),
+    stored: Option<DeviceSpan>,
+    frames: Frames,
+) -> Result<(), DriverError> {
+    let launch = Launch {
+        driver,
+        stream,
+        kernel: "frame_gzip",
+    };
+    let spans = Args::new(&launch, streams, 1, stored, frames)?;
+    let count = frames.slots.count;
+    let checksums = launch.elements("checksums", checksums, count, 4, 4)?;
+    if count == 0 {
+        return Ok(());
+    }
+    let args = [
+        Arg::Span(spans.streams, Access::Read),
+        Arg::U64(streams.slots.stride as u64),
+        Arg::Span(spans.stream_sizes, Access::Read),
+        Arg::Span(spans.statuses, Access::Read),
+        spans.stored,
+        Arg::U64(bytes as u64),
+        Arg::Span(checksums, Access::Read),
+        Arg::U64(count as u64),
+        Arg::Span(spans.frames, Access::Write),
+        Arg::U64(frames.slots.stride as u64),
+        Arg::Span(spans.sizes, Access::Write),
+        Arg::Span(spans.framed, Access::Write),
+        Arg::Span(spans.failed, Access::Write),
+    ];
+    let grid = launch.grid(pieces(count, streams.slots.stride), WARPS, TUNING.most);
+    // SAFETY: the kernel takes no stream that is longer than its slot, and writes no member that is.
+    // There is an element for each of them in all the others.
+    unsafe { launch.run(grid, BLOCK, &args) }
+}
