@@ -170,7 +170,11 @@ impl Engines {
             format!("the CUDA engine does not know the inner codecs: {unknown}")
         })?;
         cuda::check_chain(grid, chain, options.device_levels())?;
-        let cuda = self.cuda(options)?.for_chain(chain);
+        let compressors = Compressors {
+            levels: options.device_levels(),
+            nvcomp: options.nvcomp().map(Path::to_path_buf),
+        };
+        let cuda = self.cuda(options)?.for_chain(chain, compressors);
         let memory = cuda
             .memory_estimate(grid, chain)
             .map_err(|error| error.to_string())?;
@@ -187,11 +191,7 @@ impl Engines {
             device_memory: options.device_memory(),
             pinned_memory: options.pinned_memory(),
         };
-        let compressors = Compressors {
-            levels: options.device_levels(),
-            nvcomp: options.nvcomp().map(Path::to_path_buf),
-        };
-        Ok(CudaEngine::new(devices, limits, self.tuning, compressors))
+        Ok(CudaEngine::new(devices, limits, self.tuning))
     }
 }
 

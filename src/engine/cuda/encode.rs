@@ -219,7 +219,8 @@ impl Encoder<'_, '_> {
             self.take_back()?;
         }
         // Batches that have answered waited for all of their slabs.
-        self.uploads.finish(session)
+        self.uploads.finish(session)?;
+        Ok(())
     }
 
     /// Move a slab to the device and scatter it; meanwhile, take back a piece of an earlier batch.
@@ -304,9 +305,7 @@ impl Encoder<'_, '_> {
         let mut failed = None;
         if let (Some(prepared), Some(buffers)) = (self.compressor, &session.sizing.compression) {
             let flags = lane.device(regions.failed.part(0..count * 4));
-            let frames = compress(
-                session, prepared, buffers, slots, stored, flags, &mut timed,
-            )?;
+            let frames = compress(session, prepared, buffers, slots, stored, flags, &mut timed)?;
             let after = prepared.compression.after;
             let framed = Some(frames.framed);
             let sizes = Lengths::Each(frames.sizes);
@@ -354,7 +353,7 @@ impl Encoder<'_, '_> {
         lane.driver
             .wait(lane.down, aggregate.end, AGGREGATED_WAIT)?;
         let (answer, answer_failed) = regions.answer.split_at(offsets.len);
-        let mut download = |from: DeviceSpan, to: Region| -> Result<(), DriverError> {
+        let download = |from: DeviceSpan, to: Region| -> Result<(), DriverError> {
             let to = lane.pinned_out(to.part(0..from.len));
             session.counters.add_from_device(from.len);
             lane.copy(lane.down, Span::Device(from), Span::Pinned(to))
@@ -566,9 +565,9 @@ impl Encoder<'_, '_> {
         let most = self.output.capacity();
         match start.checked_add(len) {
             Some(end) if end <= most => Ok(()),
-            _ => Err(self
-                .session
-                .wrong_answer(&format!("{len} bytes at {start} of a shard of at most {most}"))),
+            _ => Err(self.session.wrong_answer(&format!(
+                "{len} bytes at {start} of a shard of at most {most}"
+            ))),
         }
     }
 

@@ -53,8 +53,8 @@ mod sizing;
 mod tests;
 mod transfers;
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 pub(crate) use driver::DriverError;
@@ -93,24 +93,20 @@ pub(crate) struct Compressors {
 }
 
 impl CudaEngine {
-    pub(crate) fn new(
-        devices: Arc<Devices>,
-        limits: Limits,
-        tuning: Tuning,
-        compressors: Compressors,
-    ) -> Self {
+    pub(crate) fn new(devices: Arc<Devices>, limits: Limits, tuning: Tuning) -> Self {
         Self {
             devices,
             limits,
             tuning,
-            compressors,
+            compressors: Compressors::default(),
             decodes: true,
         }
     }
 
     /// The engine for shards of `chain`. Those with a compressor it only encodes: decompressors on a
     /// device are undefined on corrupt data.
-    pub(crate) fn for_chain(mut self, chain: &KnownChain) -> Self {
+    pub(crate) fn for_chain(mut self, chain: &KnownChain, compressors: Compressors) -> Self {
+        self.compressors = compressors;
         self.decodes = chain.is_fixed_size();
         self
     }

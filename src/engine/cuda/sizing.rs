@@ -4,8 +4,8 @@ use std::fmt;
 
 use super::compression::{Buffers, Compression, Prepared};
 use super::kernels::aggregate;
-use super::nvcomp::Requirements;
 pub(super) use super::kernels::crc32c::CHECKSUM;
+use super::nvcomp::Requirements;
 use crate::engine::{Chain, KnownChain};
 use crate::layout::SubchunkGrid;
 use crate::options::LevelPolicy;
@@ -264,7 +264,9 @@ impl Sizing {
             )?),
             None => None,
         };
-        let encoded = compression.as_ref().map_or(in_slot, |buffers| buffers.encoded);
+        let encoded = compression
+            .as_ref()
+            .map_or(in_slot, |buffers| buffers.encoded);
         let fill = device.region(element * SLOT_ALIGNMENT)?;
         let fill_staging = pinned_in.region(fill.len)?;
         let in_flight = tuning
@@ -287,8 +289,9 @@ impl Sizing {
                     scratch: device.region(aggregate::scan_scratch_bytes(batch))?,
                     dense: device.region(encoded.checked_mul(batch)?)?,
                     table: pinned_in.region(u64s.checked_mul(3)?)?,
-                    answer: pinned_out
-                        .region((offsets.len + failed).max(u32s.checked_mul(chain.stages.len())?))?,
+                    answer: pinned_out.region(
+                        (offsets.len + failed).max(u32s.checked_mul(chain.stages.len())?),
+                    )?,
                 })
             })
             .collect::<Option<Vec<_>>>()?;

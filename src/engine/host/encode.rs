@@ -232,7 +232,14 @@ pub(in crate::engine) fn encode_subchunk(
     let mut encoded = memory::with_capacity(bound, OUTPUT, false)?;
     encoded.resize(bound, 0);
     let (stage_buffers, contexts) = (&mut buffers.stages, &mut buffers.contexts);
-    let len = stages::encode(chain, subchunk, elements, &mut encoded, stage_buffers, contexts)?;
+    let len = stages::encode(
+        chain,
+        subchunk,
+        elements,
+        &mut encoded,
+        stage_buffers,
+        contexts,
+    )?;
     encoded.truncate(len);
     Ok(encoded)
 }

@@ -11,11 +11,13 @@ pub(super) const TINY: Tuning = Tuning {
     slab: 384,
     ring: 2,
     batch: 1200,
+    compressed_batch: 2000,
     batches: 2,
 };
 
 /// Batches that a shard of a few MiB has several of.
 pub(super) const MEDIUM: Tuning = Tuning {
+    compressed_batch: 4 << 20,
     slab: 256 << 10,
     ring: 3,
     batch: 1 << 20,

@@ -45,7 +45,17 @@ unsafe fn by_team(
         kernel: "crc32",
     };
     // SAFETY: the kernel touches nothing behind what a slot holds; the caller promises the rest.
-    unsafe { crc32c::run(launch, slots, 0, lengths, stored, Some(checksums), (team, crc32c::MOST)) }
+    unsafe {
+        crc32c::run(
+            launch,
+            slots,
+            0,
+            lengths,
+            stored,
+            Some(checksums),
+            (team, crc32c::MOST),
+        )
+    }
 }
 
 #[cfg(test)]

@@ -52,7 +52,17 @@ pub(crate) unsafe fn append(
     };
     let team = team(driver, slots);
     // SAFETY: what the caller promises.
-    unsafe { run(launch, slots, CHECKSUM, lengths, present, None, (team, TUNING.most)) }
+    unsafe {
+        run(
+            launch,
+            slots,
+            CHECKSUM,
+            lengths,
+            present,
+            None,
+            (team, TUNING.most),
+        )
+    }
 }
 
 /// Compare the CRC-32C of what each slot holds, without its last 4 bytes of checksum, with these:
@@ -80,7 +90,15 @@ pub(crate) unsafe fn verify(
     let team = team(driver, slots);
     // SAFETY: what the caller promises.
     unsafe {
-        run(launch, slots, CHECKSUM, lengths, present, Some(bad), (team, TUNING.most))
+        run(
+            launch,
+            slots,
+            CHECKSUM,
+            lengths,
+            present,
+            Some(bad),
+            (team, TUNING.most),
+        )
     }
 }
 
@@ -256,7 +274,15 @@ pub(crate) mod tests {
                 unsafe {
                     let lengths = Lengths::Each(spans[1]);
                     let as_told = (case.team, case.most);
-                    run(launch, slots, CHECKSUM, lengths, Some(spans[2]), None, as_told)
+                    run(
+                        launch,
+                        slots,
+                        CHECKSUM,
+                        lengths,
+                        Some(spans[2]),
+                        None,
+                        as_told,
+                    )
                 }
             },
         )
@@ -298,7 +324,15 @@ pub(crate) mod tests {
             // SAFETY: the stride has room for the longest and its checksum.
             unsafe {
                 let as_told = (case.team, case.most);
-                run(launch, slots, CHECKSUM, lengths, Some(spans[2]), bad, as_told)
+                run(
+                    launch,
+                    slots,
+                    CHECKSUM,
+                    lengths,
+                    Some(spans[2]),
+                    bad,
+                    as_told,
+                )
             }
         })
         .expect("launches");

@@ -49,9 +49,10 @@ pub(super) fn measure(
             // Lanes for all calls, with shards in their pinned memory.
             verified_together(engine, &job, &shards[..on_host.len()], &on_host, calls)?;
             let before = engine.counters().snapshot();
+            let of_device = engine.kind(&kind.grid, &kind.chain)?;
             let encode = |_: usize| -> std::result::Result<usize, EngineError> {
                 let shard = shards[0];
-                let encoded = engine.in_lane(&job, &kind.chain, |session| {
+                let encoded = engine.in_lane(&of_device, |session| {
                     let session = Session {
                         lane: session.lane,
                         sizing: session.sizing,
@@ -59,7 +60,7 @@ pub(super) fn measure(
                         copiers: &none,
                         counters: session.counters,
                     };
-                    encode::encode(&session, &job, &kind.chain, shard, (0, 0))
+                    encode::encode(&session, &job, &of_device, shard, (0, 0))
                 })?;
                 Ok(encoded.extents.iter().flatten().count())
             };

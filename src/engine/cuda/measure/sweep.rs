@@ -31,6 +31,7 @@ fn points(sizes: &Sizes) -> Vec<Point> {
                         ring,
                         batch,
                         batches,
+                        ..Tuning::DEFAULT
                     };
                     let threads = sizes.threads.iter();
                     points.extend(
@@ -94,6 +95,7 @@ pub(super) fn measure(
             ring,
             batch,
             batches,
+            ..
         } = point.tuning;
         let name = format!(
             "{} KiB × {ring}, {} KiB × {batches}, {}",

@@ -29,6 +29,7 @@ fn tiny() -> Sizes {
             slab: 384,
             ring: 2,
             batch: 1200,
+            compressed_batch: 2000,
             batches: 2,
         },
         limits: Limits {

@@ -6,12 +6,14 @@
 
 mod batch;
 mod load;
+mod process;
 mod sys;
 #[cfg(test)]
 pub(crate) mod tests;
 
 pub(crate) use batch::{CompressBatch, DecompressBatch};
 pub(crate) use load::{Nvcomp, Search, VARIABLE, Version};
+pub(crate) use process::of_process;
 
 use load::{Compress, Decompress, Functions, TempSize, describe};
 use std::{fmt, ptr};

@@ -265,7 +265,7 @@ fn idle_lanes_are_not_freed_in_vain() {
     let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
     let plan_of = |tuning| {
         let shard = &shard;
-        move |most| Sizing::within(&shard.grid, &shard.chain, most, tuning)
+        move |most| Sizing::within(&shard.kind(), most, tuning)
     };
     let plan = plan_of(TINIER);
     let small = devices.first(&limits(), plan).expect("fits").device;

@@ -1,6 +1,7 @@
 //! The engine on simulated devices, with emulated kernels.
 
 mod bodies;
+mod compression;
 mod conformance;
 mod faults;
 mod lanes;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 
 use super::driver::Driver;
 use super::driver::simulation::{Config, Live, Schedule, Simulation};
+use super::sizing::ShardKind;
 use super::{CudaEngine, Devices, Limits, Tuning};
 use crate::engine::host::HostEngine;
 use crate::engine::{Chain, Engine, EngineError, Job, KnownChain, Stage};
@@ -21,6 +23,7 @@ const TINY: Tuning = Tuning {
     slab: 384,
     ring: 2,
     batch: 1200,
+    compressed_batch: 2000,
     batches: 2,
 };
 
@@ -109,6 +112,15 @@ impl Shard {
             Empty::First(0),
         ][kind % 7];
         Self::with(stages, empty, kind % 5 == 4)
+    }
+
+    /// What the shard is to a device, without a compressor.
+    fn kind(&self) -> ShardKind<'_> {
+        ShardKind {
+            grid: &self.grid,
+            chain: &self.chain,
+            compressor: None,
+        }
     }
 
     fn job(&self) -> Job<'_> {
