@@ -37,10 +37,26 @@ pub(crate) fn check() -> Result<()> {
 fn version(requirements: &str) -> Result<u32> {
     let file = Path::new("xtask").join(requirements);
     let text = fs::read_to_string(&file).map_err(|e| format!("{}: {e}", file.display()))?;
-    let numbers = text.split_once("==").map_or("", |(_, version)| version);
-    let mut numbers = numbers.split([' ', '.']).map_while(|n| n.parse().ok());
-    match (numbers.next(), numbers.next(), numbers.next()) {
-        (Some::<u32>(major), Some(minor), Some(patch)) => Ok(major * 1000 + minor * 100 + patch),
-        _ => Err(format!("{} names no version", file.display())),
+    version_in(&text).ok_or_else(|| format!("{} names no version", file.display()))
+}
+
+fn version_in(text: &str) -> Option<u32> {
+    let (_, version) = text.split_once("==")?;
+    let mut numbers = version.split([' ', '.']).map(|number| number.parse().ok());
+    let mut next = || numbers.next().flatten();
+    let (major, minor, patch): (u32, u32, u32) = (next()?, next()?, next()?);
+    Some(major * 1000 + minor * 100 + patch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::version_in;
+
+    #[test]
+    fn versions_are_read() {
+        let text = "# a comment\na-package-cu12==5.3.1.16 --hash=sha256:12ab\n";
+        assert_eq!(version_in(text), Some(5301));
+        assert_eq!(version_in("a-package==6.0"), None);
+        assert_eq!(version_in("a-package>=6.0.0"), None);
     }
 }

@@ -212,7 +212,7 @@ fn address<T>(span: DeviceSpan) -> *mut T {
     if span.len == 0 {
         return ptr::null_mut();
     }
-    // The same width, checked in `sys`.
+    // The same width, or the library would not have been loaded.
     #[allow(clippy::cast_possible_truncation)]
     ptr::with_exposed_provenance_mut(span.memory.0 as usize + span.offset)
 }

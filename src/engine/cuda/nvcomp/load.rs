@@ -195,6 +195,10 @@ pub(super) enum TempSize {
 impl Nvcomp {
     /// Load a file, or what the loader finds by that name.
     pub(super) fn open(path: &Path) -> Result<Self, String> {
+        // The sizes and addresses in its tables are.
+        if usize::BITS != 64 {
+            return Err("nvCOMP is for 64-bit processes".into());
+        }
         // SAFETY: what runs when it is loaded is nvCOMP's own, if it is nvCOMP; whoever could put
         // something else there could also replace this program.
         let library = unsafe { Library::new(path) };

@@ -59,7 +59,7 @@ impl Format {
     pub(crate) fn largest_decompressed(self) -> usize {
         match self {
             Self::Zstd => (1 << 31) - 1,
-            Self::Deflate { .. } | Self::Lz4 => (1 << 32) - 1,
+            Self::Deflate { .. } | Self::Lz4 => u32::MAX as usize,
         }
     }
 

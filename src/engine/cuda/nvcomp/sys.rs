@@ -55,8 +55,7 @@ pub(super) struct AlignmentRequirements {
     pub(super) temp: usize,
 }
 
-// Tables of sizes and addresses are read on the device as 64-bit numbers.
-const _: () = assert!(size_of::<AlignmentRequirements>() == 24 && size_of::<usize>() == 8);
+const _: () = assert!(size_of::<AlignmentRequirements>() == 3 * size_of::<usize>());
 
 pub(super) type GetProperties = unsafe extern "C" fn(*mut Properties) -> Status;
 
