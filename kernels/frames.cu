@@ -1,7 +1,7 @@
 // What a batched compressor wrote, to frames that every reader of a format accepts.
 //
 // Stream c, at streams + c * stream_stride (16-aligned), has stream_sizes[c] bytes. It counts as failed
-// if statuses[c] != 0, or its size is 0 or more than the stride. The frame of subchunk i of `count` goes
+// if statuses[c] != 0, or its size is 0 or more than stream_most. The frame of subchunk i of `count` goes
 // to frames + i * frame_stride (16-aligned). sizes[i] becomes its bytes, framed[i] 1 and failed[i] 0. Or
 // there is no frame, and sizes[i] and framed[i] become 0: because stored[i] == 0 (stored may be null), or
 // because a stream failed or the frame has no room, and then failed[i] becomes 1.
@@ -69,10 +69,10 @@ DEVICE void store_bytes(uint8_t* to, uint32_t bytes, uint64_t low, uint64_t high
 DEVICE bool is_elided(const uint32_t* stored, uint64_t i) { return stored != nullptr && load(stored + i) == 0; }
 
 // The bytes of stream c, or 0 if it counts as failed.
-DEVICE uint64_t stream_bytes(const uint64_t* sizes, const uint32_t* statuses, uint64_t c, uint64_t stride) {
+DEVICE uint64_t stream_bytes(const uint64_t* sizes, const uint32_t* statuses, uint64_t c, uint64_t most) {
     const uint64_t size = load(sizes + c);
     const uint32_t status = load(statuses + c);
-    return status != 0 || size > stride ? 0 : size;
+    return status != 0 || size > most ? 0 : size;
 }
 
 // The warp says what became of a subchunk.
@@ -148,15 +148,15 @@ DEVICE bool zstd_blocks_end_at(const uint8_t* frame, uint64_t at, bool checksum,
 }
 
 KERNEL(frame_zstd, 256)
-(const uint8_t* streams, uint64_t stream_stride, const uint64_t* stream_sizes, const uint32_t* statuses,
+(const uint8_t* streams, uint64_t stream_stride, uint64_t stream_most, const uint64_t* stream_sizes, const uint32_t* statuses,
  const uint32_t* stored, uint64_t bytes, uint64_t count, uint8_t* frames, uint64_t frame_stride, uint64_t* sizes,
  uint32_t* framed, uint32_t* failed) {
-    const uint64_t pieces = pieces_in(stream_stride);
+    const uint64_t pieces = pieces_in(stream_most);
     for (uint64_t number = first_warp(); number < count * pieces; number += warps()) {
         const uint64_t i = number / pieces;
         const uint64_t piece = number % pieces;
         const bool elided = is_elided(stored, i);
-        const uint64_t stream_size = elided ? 0 : stream_bytes(stream_sizes, statuses, i, stream_stride);
+        const uint64_t stream_size = elided ? 0 : stream_bytes(stream_sizes, statuses, i, stream_most);
         if (piece != 0 && piece * PIECE >= stream_size) continue;
         const uint8_t* stream = streams + i * stream_stride;
         uint8_t* frame = frames + i * frame_stride;
@@ -183,15 +183,15 @@ constexpr uint64_t GZIP_HEADER_HIGH = 0xff00;
 constexpr uint32_t GZIP_TRAILER = 8;
 
 KERNEL(frame_gzip, 256)
-(const uint8_t* streams, uint64_t stream_stride, const uint64_t* stream_sizes, const uint32_t* statuses,
+(const uint8_t* streams, uint64_t stream_stride, uint64_t stream_most, const uint64_t* stream_sizes, const uint32_t* statuses,
  const uint32_t* stored, uint64_t bytes, const uint32_t* checksums, uint64_t count, uint8_t* frames,
  uint64_t frame_stride, uint64_t* sizes, uint32_t* framed, uint32_t* failed) {
-    const uint64_t pieces = pieces_in(stream_stride);
+    const uint64_t pieces = pieces_in(stream_most);
     for (uint64_t number = first_warp(); number < count * pieces; number += warps()) {
         const uint64_t i = number / pieces;
         const uint64_t piece = number % pieces;
         const bool elided = is_elided(stored, i);
-        const uint64_t stream_size = elided ? 0 : stream_bytes(stream_sizes, statuses, i, stream_stride);
+        const uint64_t stream_size = elided ? 0 : stream_bytes(stream_sizes, statuses, i, stream_most);
         if (piece != 0 && piece * PIECE >= stream_size) continue;
         uint64_t size = stream_size == 0 ? 0 : GZIP_HEADER + stream_size + GZIP_TRAILER;
         if (size > frame_stride) size = 0;
@@ -218,7 +218,7 @@ DEVICE uint32_t block_bytes(uint32_t bytes, uint32_t block, uint32_t j) {
 }
 
 KERNEL(frame_blosc_layout, 256)
-(uint64_t stream_stride, const uint64_t* stream_sizes, const uint32_t* statuses, const uint32_t* stored,
+(uint64_t stream_most, const uint64_t* stream_sizes, const uint32_t* statuses, const uint32_t* stored,
  uint32_t bytes, uint32_t block, uint64_t count, uint32_t format, uint8_t* frames, uint64_t frame_stride,
  uint64_t* sizes, uint32_t* framed, uint32_t* failed) {
     const uint32_t lane = lane_index();
@@ -233,7 +233,7 @@ KERNEL(frame_blosc_layout, 256)
             uint64_t length = 0;
             bool stream_failed = false;
             if (j < blocks) {
-                length = stream_bytes(stream_sizes, statuses, i * blocks + j, stream_stride);
+                length = stream_bytes(stream_sizes, statuses, i * blocks + j, stream_most);
                 stream_failed = length == 0;
                 const uint32_t whole = block_bytes(bytes, block, j);
                 length = BLOSC_INTEGER + (length < whole ? length : whole);

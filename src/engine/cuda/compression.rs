@@ -436,6 +436,7 @@ pub(super) fn compress(
             stride: buffers.stream_stride,
             count: slots.count * chunking.blocks(),
         },
+        most: buffers.requirements.max_output,
         sizes: lane.device(buffers.output_sizes),
         statuses: lane.device(buffers.statuses),
     };
@@ -450,8 +451,8 @@ pub(super) fn compress(
         input_pointers: tables.input_pointers,
         input_sizes: tables.input_sizes,
         output_pointers: tables.output_pointers,
-        inputs: &[inputs.span],
-        outputs: &[streams.slots.span],
+        inputs: &[filled(inputs)],
+        outputs: &[filled(streams.slots)],
         temp: lane.device(buffers.temp),
         output_sizes: streams.sizes,
         statuses: streams.statuses,
@@ -499,4 +500,12 @@ pub(super) fn compress(
         }
     })?;
     Ok(frames)
+}
+
+/// The bytes of the slots of a batch, which may be shorter than others.
+fn filled(slots: Slots) -> DeviceSpan {
+    DeviceSpan {
+        len: slots.stride * slots.count,
+        ..slots.span
+    }
 }

@@ -37,6 +37,8 @@ const TUNING: Tuning = Tuning {
 pub(crate) struct Streams {
     /// A slot for each stream.
     pub(crate) slots: Slots,
+    /// Bytes of a stream at most: one that has more has failed. At most the stride.
+    pub(crate) most: usize,
     /// Their sizes in bytes, a `u64` each.
     pub(crate) sizes: DeviceSpan,
     /// An `i32` each: not zero if the compressor failed.
@@ -82,8 +84,9 @@ impl Args {
         launch.require(count.checked_mul(blocks) == Some(chunks), || {
             format!("{chunks} streams are not those of {count} frames with {blocks} each")
         })?;
-        launch.require(streams.slots.stride > 0, || {
-            "the slots of streams have no bytes".to_owned()
+        let (most, stride) = (streams.most, streams.slots.stride);
+        launch.require((1..=stride).contains(&most), || {
+            format!("slots of {stride} bytes are not those of streams of up to {most}")
         })?;
         let all = Self {
             streams: launch.slots("streams", streams.slots)?,

@@ -124,7 +124,7 @@ pub(crate) unsafe fn frame_blosc(
     let shape = [bytes, block].map(|n| Arg::U32(u32::try_from(n).unwrap_or(u32::MAX)));
     let stream_stride = Arg::U64(streams.slots.stride as u64);
     let args = [
-        stream_stride,
+        Arg::U64(streams.most as u64),
         Arg::Span(spans.stream_sizes, Access::Read),
         Arg::Span(spans.statuses, Access::Read),
         spans.stored,

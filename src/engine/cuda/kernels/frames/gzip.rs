@@ -41,6 +41,7 @@ pub(crate) unsafe fn frame_gzip(
     let args = [
         Arg::Span(spans.streams, Access::Read),
         Arg::U64(streams.slots.stride as u64),
+        Arg::U64(streams.most as u64),
         Arg::Span(spans.stream_sizes, Access::Read),
         Arg::Span(spans.statuses, Access::Read),
         spans.stored,
@@ -53,7 +54,7 @@ pub(crate) unsafe fn frame_gzip(
         Arg::Span(spans.framed, Access::Write),
         Arg::Span(spans.failed, Access::Write),
     ];
-    let grid = launch.grid(pieces(count, streams.slots.stride), WARPS, TUNING.most);
+    let grid = launch.grid(pieces(count, streams.most), WARPS, TUNING.most);
     // SAFETY: the kernel takes no stream that is longer than its slot, and writes no member that is.
     // There is an element for each of them in all the others.
     unsafe { launch.run(grid, BLOCK, &args) }

@@ -24,7 +24,7 @@ enum Claim {
     Status(i32),
     /// No bytes.
     Nothing,
-    /// So many bytes more than its slot has.
+    /// So many bytes more than a stream has at most.
     Above(u64),
     /// As many bytes as there are numbers.
     Everything,
@@ -106,7 +106,8 @@ impl Batch {
     ) -> Vec<Outcome> {
         let streams: Vec<_> = self.streams.iter().flatten().collect();
         let longest = streams.iter().map(|(stream, _)| stream.len()).max();
-        let stream_stride = (longest.unwrap_or(0) + self.room.0 + 1).next_multiple_of(16);
+        let most = longest.unwrap_or(0) + self.room.0 + 1;
+        let stream_stride = most.next_multiple_of(16);
         let frame_stride = (bound + self.room.1).next_multiple_of(16);
         let (count, chunks) = (self.streams.len(), streams.len());
 
@@ -120,7 +121,7 @@ impl Batch {
                 Claim::Done => (len, 0),
                 Claim::Status(status) => (len, status),
                 Claim::Nothing => (0, 0),
-                Claim::Above(more) => (stream_stride as u64 + more, 0),
+                Claim::Above(more) => (most as u64 + more, 0),
                 Claim::Everything => (u64::MAX, 0),
             };
             sizes.push(size);
@@ -148,6 +149,7 @@ impl Batch {
         on(driver, buffers, |stream, spans| {
             let streams = Streams {
                 slots: slots(spans[0], stream_stride, chunks),
+                most,
                 sizes: spans[1],
                 statuses: spans[2],
             };

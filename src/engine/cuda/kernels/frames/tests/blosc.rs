@@ -328,6 +328,7 @@ fn wrong_geometry_is_an_error() {
             let inputs = slots(part(inputs_at, 128), stride, counts.0);
             let streams = Streams {
                 slots: slots(part(160, 128), stream_stride, counts.1),
+                most: stream_stride,
                 sizes: part(304, 32),
                 statuses: part(336, 16),
             };

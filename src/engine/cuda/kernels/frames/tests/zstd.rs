@@ -465,6 +465,7 @@ fn wrong_geometry_is_an_error() {
             };
             let streams = Streams {
                 slots: slots(part(128, 96), stream_stride, streams),
+                most: stream_stride,
                 sizes: part(256, 24),
                 statuses: part(288, 12),
             };
