@@ -14,8 +14,8 @@ pub enum Backend {
     Host,
     /// An NVIDIA GPU, or an error that names what is missing.
     ///
-    /// It takes chains without a compressor (`bytes`, `transpose`, `crc32c`). The choice governs
-    /// writing, and reading of whole shards; parts of shards are read on the host.
+    /// The choice governs writing, and reading of whole shards; parts of shards are read on the host,
+    /// and so are, unless [`Options::with_device_decode`] says otherwise, shards with a compressor.
     Cuda,
 }
 
@@ -123,6 +123,7 @@ pub struct Options {
     pinned_memory: usize,
     device_levels: LevelPolicy,
     nvcomp: Option<PathBuf>,
+    device_decode: bool,
 }
 
 impl Default for Options {
@@ -135,6 +136,7 @@ impl Default for Options {
             pinned_memory: 1 << 30,
             device_levels: LevelPolicy::default(),
             nvcomp: None,
+            device_decode: false,
         }
     }
 }
@@ -243,5 +245,37 @@ impl Options {
     #[must_use]
     pub fn nvcomp(&self) -> Option<&Path> {
         self.nvcomp.as_deref()
+    }
+
+    /// Whether whole shards of chains with a compressor (zstd, gzip, blosc with lz4 or zstd) are
+    /// decoded on a device, where [`backend`](Self::with_backend) takes one for them. Default:
+    /// `false`: the host decodes them.
+    ///
+    /// **For trusted data only.** nvCOMP's decompressors are undefined on corrupt input: they may
+    /// hang, or fault, which costs this process the device. Before they run, the host checks every
+    /// header and length in the frames of the shard, and compares the checksums of `crc32c` codecs
+    /// behind the compressor, unless zarrs is told not to validate checksums. What is within a
+    /// compressed stream it cannot check without decompressing it. So the data must be what an
+    /// encoder wrote, or the chain must have such a checksum.
+    ///
+    /// The checks read each encoded byte once if there are checksums behind the compressor, on the
+    /// calling thread, and only headers if not.
+    ///
+    /// Some legal frames are not for a device: gzip of several members, zstd without its content
+    /// size, with a checksum or a dictionary, Blosc frames that are not compressed, whose blocks are
+    /// split into several streams (as C-Blosc does with lz4 and elements of 2 to 16 bytes), or that
+    /// have other compressors inside. The host decodes shards that have one, also under
+    /// [`Backend::Cuda`], and those that turn out to be corrupt: then its result, or its error, is
+    /// what is returned. [`Metrics::fallbacks`](crate::Metrics::fallbacks) counts them.
+    #[must_use]
+    pub fn with_device_decode(mut self, device_decode: bool) -> Self {
+        self.device_decode = device_decode;
+        self
+    }
+
+    /// Whether whole shards of chains with a compressor are decoded on a device.
+    #[must_use]
+    pub fn device_decode(&self) -> bool {
+        self.device_decode
     }
 }

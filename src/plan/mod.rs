@@ -173,6 +173,7 @@ impl Engines {
         let compressors = Compressors {
             levels: options.device_levels(),
             nvcomp: options.nvcomp().map(Path::to_path_buf),
+            decode: options.device_decode(),
         };
         let cuda = self.cuda(options)?.for_chain(chain, compressors);
         let memory = cuda

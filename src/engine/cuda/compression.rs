@@ -250,19 +250,10 @@ impl Prepared {
                 compression.format
             ));
         }
-        let mut requirements = Vec::new();
-        let mut count = most.max(1);
-        loop {
-            requirements.push(ask(&compression, &compressor, count)?);
-            if count == 1 {
-                break;
-            }
-            count /= 2;
-        }
         Ok(Self {
             compression,
+            requirements: for_batches(most, |count| ask(&compression, &compressor, count))?,
             compressor,
-            requirements,
         })
     }
 
@@ -277,11 +268,7 @@ impl Prepared {
     /// The library was not asked about as many.
     pub(super) fn requirements(&self, count: usize) -> Result<&Requirements, String> {
         let blocks = self.compression.chunking.blocks();
-        let chunks = count.saturating_mul(blocks);
-        self.requirements
-            .iter()
-            .rfind(|requirements| requirements.chunks >= chunks)
-            .ok_or_else(|| format!("nvCOMP was not asked about {chunks} chunks at once"))
+        of_batch(&self.requirements, count.saturating_mul(blocks))
     }
 
     /// Whether what was asked for is enough on the device whose context is current now.
@@ -300,6 +287,27 @@ impl Prepared {
             needed.temp, known.temp
         ))
     }
+}
+
+/// What batches of `most` subchunks take, and ever smaller ones, by `ask`.
+pub(super) fn for_batches(
+    most: usize,
+    ask: impl Fn(usize) -> Result<Requirements, String>,
+) -> Result<Vec<Requirements>, String> {
+    let halves = |count: &usize| (*count > 1).then_some(count / 2);
+    std::iter::successors(Some(most.max(1)), halves)
+        .map(ask)
+        .collect()
+}
+
+/// The least of them that are enough for `chunks` at once.
+///
+/// # Errors
+/// The library was not asked about as many.
+pub(super) fn of_batch(all: &[Requirements], chunks: usize) -> Result<&Requirements, String> {
+    all.iter()
+        .rfind(|requirements| requirements.chunks >= chunks)
+        .ok_or_else(|| format!("nvCOMP was not asked about {chunks} chunks at once"))
 }
 
 /// What `count` subchunks at once take.

@@ -5,21 +5,24 @@
 //!     places and sizes of its subchunks -> device         stream `up`
 //!     for each piece of its encoded subchunks
 //!         shard -> pinned -> device                       copiers, stream `up`
-//!     encoded bytes -> slots                              stream `compute`: split
+//!     encoded bytes -> slots                              stream `compute`: split, decompression
 //!     checksums                                           stream `compute`: crc32c
 //!     slots -> the batch's elements                       stream `compute`: unscatter
 //!     checksums that are wrong -> pinned                  stream `down`
+//!     chunks that could not be decompressed -> pinned     stream `down`
 //!     for each slab of the batch's elements
 //!         device -> pinned -> caller's memory             stream `down`, copiers
 //! ```
 //!
 //! The slabs of one batch come back while the pieces of the next go up; one thread sees to both.
-//! Every place and size is checked on the host before the device sees it.
+//! Every place and size is checked on the host before the device sees it. Of a chain with a
+//! compressor only the checksums in front of that are compared here, the others before anything is
+//! launched; whatever is wrong with such a shard, the host decodes it.
 //!
 //! | edge | producer | consumer | guards |
 //! |---|---|---|---|
-//! | [`UPLOADED`] | copies of a batch (`up`) | split (`compute`) | the encoded bytes and the table |
-//! | [`UNSCATTERED`] | unscatter (`compute`) | copies (`down`) | the batch's elements |
+//! | [`UPLOADED`] | copies of a batch (`up`) | split (`compute`) | the encoded bytes and the tables |
+//! | [`UNSCATTERED`] | unscatter (`compute`) | copies (`down`) | the batch's elements, and what became of its checksums and chunks |
 //!
 //! Those of pinned memory are in `transfers`. The buffers of a batch are used again after its last slab has come back, which the host has
 //! waited for: no edge guards that.
@@ -28,6 +31,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::copiers::Copy;
+use super::decompression::{Decompression, Subchunks};
 use super::driver::{DriverError, Site, Span};
 use super::kernels::scatter::Scatter;
 use super::kernels::spans::{Lengths, Slots};
@@ -72,6 +76,7 @@ struct Decoder<'a, 'l> {
     session: &'a Session<'l>,
     job: &'a Job<'a>,
     chain: &'a KnownChain,
+    decompression: Option<Decompression<'a>>,
     encoded: &'a [u8],
     extents: &'a [Extent],
     output: Vec<u8>,
@@ -109,19 +114,22 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Decode the shard `encoded`, which was [checked](check), in the lane of `session`.
+/// Decode the shard `encoded`, which was [checked](check), or whose frames were parsed for the
+/// `decompression`, in the lane of `session`.
 pub(super) fn decode(
     session: &Session<'_>,
     job: &Job<'_>,
     chain: &KnownChain,
     encoded: &[u8],
     extents: &[Extent],
+    decompression: Option<Decompression<'_>>,
 ) -> Result<Vec<u8>, EngineError> {
     let len = job.grid.shard_bytes();
     let mut decoder = Decoder {
         session,
         job,
         chain,
+        decompression,
         encoded,
         extents,
         output: memory::with_capacity(len, OUTPUT, job.huge_pages)?,
@@ -143,6 +151,9 @@ impl Decoder<'_, '_> {
     fn run(&mut self) -> Result<(), EngineError> {
         let session = self.session;
         session.prepare(self.job)?;
+        if let Some(decompression) = &self.decompression {
+            decompression.prepare(session)?;
+        }
         for (number, batch) in layout::batches(self.job.grid, session.sizing.batch)
             .into_iter()
             .enumerate()
@@ -190,15 +201,20 @@ impl Decoder<'_, '_> {
             session.counters.add_to_device(span_len(span));
             Ok(())
         };
-        let span = lane.write_values(
-            lane.pinned_in(table),
-            offsets.iter().map(|offset| offset.to_le_bytes()),
-        )?;
-        upload(span, regions.offsets)?;
-        table = table.part(span.len..table.len);
-        let span = lane.write_values(lane.pinned_in(table), sizes.map(u64::to_le_bytes))?;
-        upload(span, regions.sizes)?;
-        table = table.part(span.len..table.len);
+        if let Some(decompression) = &self.decompression {
+            let slots = self.slots(batch.len());
+            decompression.upload(session, subchunks(number, batch), &offsets, slots)?;
+        } else {
+            let span = lane.write_values(
+                lane.pinned_in(table),
+                offsets.iter().map(|offset| offset.to_le_bytes()),
+            )?;
+            upload(span, regions.offsets)?;
+            table = table.part(span.len..table.len);
+            let span = lane.write_values(lane.pinned_in(table), sizes.map(u64::to_le_bytes))?;
+            upload(span, regions.sizes)?;
+            table = table.part(span.len..table.len);
+        }
         let span = lane.write_values(lane.pinned_in(table), stored.map(u32::to_le_bytes))?;
         upload(span, regions.stored)?;
 
@@ -263,32 +279,34 @@ impl Decoder<'_, '_> {
         lane.driver.wait(lane.compute, uploaded, UPLOADED_WAIT)?;
         session.events.give([uploaded]);
 
-        let slots = Slots {
-            span: lane.device(session.sizing.slots),
-            stride: session.sizing.slot_stride,
-            count,
-        };
+        let slots = self.slots(count);
         let mut timed = Vec::new();
-        let splitting = session.timed(TimedStage::Split)?;
-        session.begin(lane.compute, splitting.begin)?;
         let encoded = self.extents[batch.first..batch.first + count]
             .iter()
             .flatten()
-            .count()
-            * session.sizing.encoded;
-        // SAFETY: the lane's regions, in one stream, after what was copied to them.
-        unsafe {
-            split::split(
-                lane.driver,
-                lane.compute,
-                lane.device(regions.dense.part(0..encoded)),
-                lane.device(regions.offsets),
-                lane.device(regions.sizes),
-                slots,
-            )?;
+            .map(ExactSizeIterator::len)
+            .sum();
+        let encoded = lane.device(regions.dense.part(0..encoded));
+        if let Some(decompression) = &self.decompression {
+            let subchunks = subchunks(number, &batch);
+            decompression.decompress(session, subchunks, encoded, slots, &mut timed)?;
+        } else {
+            let splitting = session.timed(TimedStage::Split)?;
+            session.begin(lane.compute, splitting.begin)?;
+            // SAFETY: the lane's regions, in one stream, after what was copied to them.
+            unsafe {
+                split::split(
+                    lane.driver,
+                    lane.compute,
+                    encoded,
+                    lane.device(regions.offsets),
+                    lane.device(regions.sizes),
+                    slots,
+                )?;
+            }
+            session.end(lane.compute, splitting.end)?;
+            timed.push(splitting);
         }
-        session.end(lane.compute, splitting.end)?;
-        timed.push(splitting);
 
         if self.validates() {
             timed.push(self.verify(number, slots)?);
@@ -334,6 +352,9 @@ impl Decoder<'_, '_> {
             )?;
             session.counters.add_from_device(bad.len);
         }
+        if let Some(decompression) = &self.decompression {
+            decompression.download(session, subchunks(number, &batch))?;
+        }
         self.batches.push_back(Decoded {
             number,
             slabs: layout::slabs(self.job.grid, &batch, session.sizing.slab),
@@ -353,7 +374,7 @@ impl Decoder<'_, '_> {
         let (regions, count) = (session.batch(number), slots.count);
         let checksums = session.timed(TimedStage::Crc32c)?;
         session.begin(lane.compute, checksums.begin)?;
-        for stage in 0..self.chain.stages.len() {
+        for stage in 0..self.checksums() {
             let len = self.job.grid.subchunk_bytes() + stage * crc32c::CHECKSUM;
             let bad = regions.bad.part(stage * count * 4..(stage + 1) * count * 4);
             // SAFETY: the lane's regions, in one stream.
@@ -372,15 +393,32 @@ impl Decoder<'_, '_> {
         Ok(checksums)
     }
 
+    /// The slots of a batch of `count` subchunks.
+    fn slots(&self, count: usize) -> Slots {
+        Slots {
+            span: self.session.lane.device(self.session.sizing.slots),
+            stride: self.session.sizing.slot_stride,
+            count,
+        }
+    }
+
+    /// How many checksums slots have behind their elements.
+    fn checksums(&self) -> usize {
+        match &self.decompression {
+            Some(decompression) => decompression.parts.layout.before,
+            None => self.chain.stages.len(),
+        }
+    }
+
     /// Whether there are checksums to compare.
     fn validates(&self) -> bool {
-        self.job.validate_checksums && !self.chain.stages.is_empty()
+        self.job.validate_checksums && self.checksums() > 0
     }
 
     /// The results of comparing the checksums of `count` subchunks: on the device, and pinned.
     fn bad_flags(&self, number: usize, count: usize) -> (Region, Region) {
         let regions = self.session.batch(number);
-        let len = self.chain.stages.len() * count * 4;
+        let len = self.checksums() * count * 4;
         (regions.bad.part(0..len), regions.answer.part(0..len))
     }
 
@@ -429,6 +467,9 @@ impl Decoder<'_, '_> {
                 return Err(EngineError::Internal("a slab of no batch"));
             };
             if batch.returned == 0 {
+                if let Some(decompression) = &self.decompression {
+                    decompression.check(session, subchunks(batch.number, &batch.batch))?;
+                }
                 self.check_checksums(batch)?;
             }
             let slab = &batch.slabs[batch.returned];
@@ -460,6 +501,9 @@ impl Decoder<'_, '_> {
     }
 
     /// The first slab of a batch is here, and so is what became of its checksums.
+    ///
+    /// # Errors
+    /// One is wrong; with a compressor the host has the last word on that.
     fn check_checksums(&self, batch: &Decoded) -> Result<(), EngineError> {
         if !self.validates() {
             return Ok(());
@@ -478,10 +522,22 @@ impl Decoder<'_, '_> {
             .min();
         match wrong {
             None => Ok(()),
+            Some(_) if self.decompression.is_some() => Err(EngineError::Unsuitable(
+                "a checksum in front of the compressor is invalid".to_string(),
+            )),
             Some(subchunk) => Err(EngineError::Checksum {
                 subchunk: batch.batch.first + subchunk,
             }),
         }
+    }
+}
+
+/// The subchunks of batch `number`.
+fn subchunks(number: usize, batch: &Batch) -> Subchunks {
+    Subchunks {
+        batch: number,
+        first: batch.first,
+        count: batch.len(),
     }
 }
 

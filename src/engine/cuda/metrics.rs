@@ -19,6 +19,7 @@ pub(super) enum TimedStage {
     Shuffle,
     Compress,
     Frame,
+    Decompress,
     Aggregate,
     Split,
     Unscatter,
@@ -32,7 +33,7 @@ pub(crate) struct Counters {
     shards_decoded: AtomicU64,
     bytes_to_device: AtomicU64,
     bytes_from_device: AtomicU64,
-    stages: [AtomicU64; 10],
+    stages: [AtomicU64; 11],
     lanes_created: AtomicU64,
     lanes_alive: AtomicU64,
     lanes_leaked: AtomicU64,
@@ -138,6 +139,7 @@ impl Counters {
             shuffle: stage(TimedStage::Shuffle),
             compress: stage(TimedStage::Compress),
             frame: stage(TimedStage::Frame),
+            decompress: stage(TimedStage::Decompress),
             aggregate: stage(TimedStage::Aggregate),
             split: stage(TimedStage::Split),
             unscatter: stage(TimedStage::Unscatter),
@@ -201,6 +203,8 @@ pub struct Metrics {
     pub compress: Duration,
     /// Time of making frames of what compressors wrote.
     pub frame: Duration,
+    /// Time of decompressors, and of comparing gzip's checksums.
+    pub decompress: Duration,
     /// Time of aggregating encoded subchunks.
     pub aggregate: Duration,
     /// Time of splitting shards into subchunks.
@@ -227,6 +231,7 @@ pub struct Metrics {
     /// Subchunks that a device's compressor failed on, so that the host compressed them.
     pub subchunks_on_host: u64,
     /// Shards that went to the host under [`Backend::Auto`](crate::Backend::Auto) after a device
-    /// had been chosen: how many, by reason.
+    /// had been chosen, and shards with a compressor that the host decoded although
+    /// [`device_decode`](crate::Options::device_decode) was set: how many, by reason.
     pub fallbacks: BTreeMap<String, u64>,
 }

@@ -14,6 +14,7 @@
 //! | `transfers` | the rings of pinned memory, to the device and back |
 //! | `nvcomp` | NVIDIA's compressors: loaded, asked and called |
 //! | `compression` | a chain's compressor: chunks in, frames out |
+//! | `frame_parts`, `decompression` | the same, back: where the streams are, and chunks out of them |
 //! | `encode`, `decode` | a whole shard |
 //! | `fallback` | a device where it can, the host where it cannot |
 //! | `metrics` | what was done, for applications to read |
@@ -27,11 +28,14 @@ mod compression;
 mod copiers;
 #[allow(unsafe_code)]
 mod decode;
+#[allow(unsafe_code)]
+mod decompression;
 mod device;
 mod driver;
 #[allow(unsafe_code)]
 mod encode;
 mod fallback;
+mod frame_parts;
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod gpu;
@@ -69,6 +73,7 @@ use super::{EncodedShard, EncodedSubchunk, Engine, EngineError, Job, KnownChain,
 use crate::layout::{Extent, SubchunkGrid};
 use crate::options::LevelPolicy;
 use compression::Prepared;
+use decompression::Decompression;
 use driver::Fault;
 use session::{FreeEvents, Session};
 use sizing::{ShardKind, Sizing};
@@ -90,6 +95,8 @@ pub(crate) struct Compressors {
     pub(crate) levels: LevelPolicy,
     /// The file of nvCOMP; `None` to look for one.
     pub(crate) nvcomp: Option<PathBuf>,
+    /// Whether they also decompress.
+    pub(crate) decode: bool,
 }
 
 impl CudaEngine {
@@ -103,11 +110,12 @@ impl CudaEngine {
         }
     }
 
-    /// The engine for shards of `chain`. Those with a compressor it only encodes: decompressors on a
-    /// device are undefined on corrupt data.
+    /// The engine for shards of `chain`. Those with a compressor it decodes only if it is told to:
+    /// decompressors on a device are undefined on corrupt data.
     pub(crate) fn for_chain(mut self, chain: &KnownChain, compressors: Compressors) -> Self {
+        self.decodes =
+            chain.is_fixed_size() || compressors.decode && frame_parts::suits(chain).is_ok();
         self.compressors = compressors;
-        self.decodes = chain.is_fixed_size();
         self
     }
 
@@ -138,6 +146,7 @@ impl CudaEngine {
             grid,
             chain,
             compressor,
+            decompressor: None,
         })
     }
 
@@ -171,6 +180,46 @@ impl CudaEngine {
         &self.devices.counters
     }
 
+    /// Decode a shard with a compressor.
+    ///
+    /// # Errors
+    /// [`EngineError::Unsuitable`] if this is for the host, and what a device says.
+    fn decompress(
+        &self,
+        job: &Job<'_>,
+        chain: &KnownChain,
+        encoded: &[u8],
+        extents: &[Extent],
+    ) -> Result<Vec<u8>, EngineError> {
+        let parts = frame_parts::parse(job, chain, encoded, extents)
+            .map_err(|reason| EngineError::Unsuitable(reason.to_string()))?;
+        let nvcomp = nvcomp::of_process(self.compressors.nvcomp.as_deref())
+            .map_err(EngineError::Unsuitable)?;
+        let most = Sizing::tuned_batch(job.grid, true, self.tuning);
+        let prepared = self.devices.with_context(&self.limits, || {
+            decompression::Prepared::new(parts.layout, &nvcomp, most)
+        })?;
+        let kind = ShardKind {
+            grid: job.grid,
+            chain,
+            compressor: None,
+            decompressor: Some(prepared.map_err(EngineError::Unsuitable)?),
+        };
+        self.in_lane(&kind, |session| {
+            let prepared = kind.decompressor.as_ref();
+            let buffers = session.sizing.decompression.as_ref();
+            let (Some(prepared), Some(buffers)) = (prepared, buffers) else {
+                return Err(EngineError::Internal("a lane without a decompressor"));
+            };
+            let decompression = Decompression {
+                prepared,
+                buffers,
+                parts: &parts,
+            };
+            decode::decode(session, job, chain, encoded, extents, Some(decompression))
+        })
+    }
+
     /// Run `work` in a lane. With no memory for the lane that was planned, its batches are smaller.
     fn in_lane<T>(
         &self,
@@ -183,6 +232,9 @@ impl CudaEngine {
         let device = lane.device().clone();
         let entered = device.enter().map_err(EngineError::Device)?;
         if let (Some(prepared), Some(buffers)) = (&kind.compressor, &sizing.compression) {
+            prepared.check(buffers).map_err(EngineError::Unsuitable)?;
+        }
+        if let (Some(prepared), Some(buffers)) = (&kind.decompressor, &sizing.decompression) {
             prepared.check(buffers).map_err(EngineError::Unsuitable)?;
         }
         let result = device
@@ -246,16 +298,28 @@ impl Engine for CudaEngine {
         extents: &[Extent],
     ) -> Result<Vec<u8>, EngineError> {
         let chain = sizing::known(&job.chain).map_err(EngineError::Unsuitable)?;
-        if !chain.is_fixed_size() {
+        if !chain.is_fixed_size() && !self.compressors.decode {
             return HostEngine.decode(job, encoded, extents);
         }
-        let kind = self.kind(job.grid, chain)?;
-        decode::check(job, chain, encoded, extents)?;
-        let _span =
-            tracing::debug_span!("decode", engine = "cuda", bytes = encoded.len()).entered();
-        let decoded = self.in_lane(&kind, |session| {
-            decode::decode(session, job, chain, encoded, extents)
-        })?;
+        let span = tracing::debug_span!("decode", engine = "cuda", bytes = encoded.len());
+        let decoded = if chain.is_fixed_size() {
+            let kind = self.kind(job.grid, chain)?;
+            decode::check(job, chain, encoded, extents)?;
+            let _span = span.entered();
+            self.in_lane(&kind, |session| {
+                decode::decode(session, job, chain, encoded, extents, None)
+            })?
+        } else {
+            match span.in_scope(|| self.decompress(job, chain, encoded, extents)) {
+                // It is about the data, or how they lie: nothing failed.
+                Err(EngineError::Unsuitable(reason)) => {
+                    tracing::debug!(reason, "the host decodes a shard");
+                    self.devices.counters.fell_back(&reason);
+                    return HostEngine.decode(job, encoded, extents);
+                }
+                decoded => decoded?,
+            }
+        };
         self.devices.counters.shard_decoded();
         Ok(decoded)
     }

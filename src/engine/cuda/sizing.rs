@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::compression::{Buffers, Compression, Prepared};
+use super::decompression;
 use super::kernels::aggregate;
 pub(super) use super::kernels::crc32c::CHECKSUM;
 use super::nvcomp::Requirements;
@@ -49,8 +50,8 @@ const ALIGNMENT: usize = 256;
 pub(super) const SLOT_ALIGNMENT: usize = 16;
 
 /// Slots of this many bytes and more begin with a line of the cache.
-const LONG_SLOT: usize = 4096;
-const LINE: usize = 128;
+pub(super) const LONG_SLOT: usize = 4096;
+pub(super) const LINE: usize = 128;
 
 /// The most bytes that an element may have: its fill value is repeated to the widest load.
 const MOST_ELEMENT_SIZE: usize = 64 << 10;
@@ -105,6 +106,13 @@ pub(super) struct BatchRegions {
     pub(super) table: Region,
     /// Pinned, from the device: `offsets` and `failed` when encoding, `bad` when decoding.
     pub(super) answer: Region,
+    /// Device: what a decompressor reads about its chunks, and what it says about them.
+    pub(super) tables: Region,
+    pub(super) results: Region,
+    /// Pinned, to the device: `tables`.
+    pub(super) table_of_chunks: Region,
+    /// Pinned, from the device: `results`.
+    pub(super) answer_of_chunks: Region,
 }
 
 /// A lane's buffers, for shards of one kind.
@@ -119,6 +127,8 @@ pub(super) struct Sizing {
     pub(super) encoded: usize,
     /// What a compressor takes.
     pub(super) compression: Option<Buffers>,
+    /// What a decompressor takes.
+    pub(super) decompression: Option<decompression::Buffers>,
     /// Bytes from one slot to the next.
     pub(super) slot_stride: usize,
     /// Device: slabs on their way.
@@ -162,7 +172,17 @@ impl Arena {
 pub(super) struct ShardKind<'a> {
     pub(super) grid: &'a SubchunkGrid,
     pub(super) chain: &'a KnownChain,
+    /// When encoding: the chain's compressor.
     pub(super) compressor: Option<Prepared>,
+    /// When decoding: its decompressor.
+    pub(super) decompressor: Option<decompression::Prepared>,
+}
+
+impl ShardKind<'_> {
+    /// Whether there is a compressor or a decompressor.
+    fn compresses(&self) -> bool {
+        self.compressor.is_some() || self.decompressor.is_some()
+    }
 }
 
 /// The chain of a job, or why a device cannot run it.
@@ -208,11 +228,15 @@ impl Sizing {
     /// reason.
     pub(super) fn new(kind: &ShardKind<'_>, batch: usize, tuning: Tuning) -> Result<Self, String> {
         let batch = batch.clamp(1, kind.grid.num_subchunks().max(1));
-        let requirements = match &kind.compressor {
+        let compressor = match &kind.compressor {
             Some(prepared) => Some((&prepared.compression, *prepared.requirements(batch)?)),
             None => None,
         };
-        Self::divide(kind, batch, tuning, requirements).ok_or_else(|| {
+        let decompressor = match &kind.decompressor {
+            Some(prepared) => Some((prepared, *prepared.requirements(batch)?)),
+            None => None,
+        };
+        Self::divide(kind, batch, tuning, compressor, decompressor).ok_or_else(|| {
             format!(
                 "subchunks of {} bytes are too large for a device",
                 kind.grid.subchunk_bytes()
@@ -225,12 +249,14 @@ impl Sizing {
         batch: usize,
         tuning: Tuning,
         compressor: Option<(&Compression, Requirements)>,
+        decompressor: Option<(&decompression::Prepared, Requirements)>,
     ) -> Option<Self> {
         let (grid, chain) = (kind.grid, kind.chain);
         let element = grid.element_size();
-        let checksums = match &kind.compressor {
-            Some(prepared) => prepared.compression.before,
-            None => chain.stages.len(),
+        let checksums = match (&kind.compressor, &kind.decompressor) {
+            (Some(prepared), _) => prepared.compression.before,
+            (None, Some(prepared)) => prepared.layout.before,
+            (None, None) => chain.stages.len(),
         };
         let in_slot = grid
             .subchunk_bytes()
@@ -240,7 +266,10 @@ impl Sizing {
             Some(prepared) => prepared.slot_alignment(),
             None => SLOT_ALIGNMENT,
         };
-        let slot_stride = in_slot.checked_next_multiple_of(alignment)?;
+        let slot_stride = match &kind.decompressor {
+            Some(prepared) => prepared.slot_stride()?,
+            None => in_slot.checked_next_multiple_of(alignment)?,
+        };
         let batch_bytes = grid.subchunk_bytes().checked_mul(batch)?;
         let slab = (tuning.slab.min(batch_bytes) / element).max(1);
         let slab_bytes = slab * element;
@@ -264,9 +293,24 @@ impl Sizing {
             )?),
             None => None,
         };
-        let encoded = compression
+        let decompression = match decompressor {
+            Some((prepared, requirements)) => Some(decompression::Buffers::new(
+                &mut device,
+                prepared.layout,
+                requirements,
+                batch,
+                slot_stride,
+            )?),
+            None => None,
+        };
+        let encoded = match (&compression, &kind.decompressor) {
+            (Some(buffers), _) => buffers.encoded,
+            (None, Some(prepared)) => prepared.layout.encoded,
+            (None, None) => in_slot,
+        };
+        let (tables, results) = decompression
             .as_ref()
-            .map_or(in_slot, |buffers| buffers.encoded);
+            .map_or((0, 0), |buffers| (buffers.tables, buffers.results));
         let fill = device.region(element * SLOT_ALIGNMENT)?;
         let fill_staging = pinned_in.region(fill.len)?;
         let in_flight = tuning
@@ -287,11 +331,15 @@ impl Sizing {
                     source: device.region(u32s)?,
                     offsets,
                     scratch: device.region(aggregate::scan_scratch_bytes(batch))?,
-                    dense: device.region(encoded.checked_mul(batch)?)?,
+                    dense: device.region(encoded.max(grid.subchunk_bytes()).checked_mul(batch)?)?,
                     table: pinned_in.region(u64s.checked_mul(3)?)?,
                     answer: pinned_out.region(
                         (offsets.len + failed).max(u32s.checked_mul(chain.stages.len())?),
                     )?,
+                    tables: device.region(tables)?,
+                    results: device.region(results)?,
+                    table_of_chunks: pinned_in.region(tables)?,
+                    answer_of_chunks: pinned_out.region(results)?,
                 })
             })
             .collect::<Option<Vec<_>>>()?;
@@ -301,6 +349,7 @@ impl Sizing {
             slab,
             encoded,
             compression,
+            decompression,
             slot_stride,
             slabs,
             slots,
@@ -334,7 +383,7 @@ impl Sizing {
         most: MemoryEstimate,
         tuning: Tuning,
     ) -> Result<Self, String> {
-        let batch = Self::tuned_batch(kind.grid, kind.compressor.is_some(), tuning);
+        let batch = Self::tuned_batch(kind.grid, kind.compresses(), tuning);
         let mut sizing = Self::new(kind, batch, tuning)?;
         loop {
             let takes = sizing.estimate();
@@ -398,6 +447,7 @@ mod tests {
             grid: &grid,
             chain: &chain,
             compressor: None,
+            decompressor: None,
         };
         let all = MemoryEstimate {
             device: usize::MAX,

@@ -262,8 +262,15 @@ pub(in crate::engine) fn decode_fixed_size<'b>(
     }
 }
 
-/// Drop the checksum from `encoded`.
-fn strip(subchunk: usize, encoded: &[u8], validate: bool) -> Result<&[u8], EngineError> {
+/// Drop the checksum from `encoded`, and compare it if `validate`.
+///
+/// # Errors
+/// [`EngineError::Checksum`], or [`EngineError::Decode`] if there is none.
+pub(in crate::engine) fn strip(
+    subchunk: usize,
+    encoded: &[u8],
+    validate: bool,
+) -> Result<&[u8], EngineError> {
     crc32c::strip(encoded, validate).map_err(|invalid| match invalid {
         crc32c::Invalid::Mismatch => EngineError::Checksum { subchunk },
         crc32c::Invalid::Truncated => EngineError::Decode {

@@ -6,18 +6,22 @@ use super::*;
 use crate::engine::cuda::Compressors;
 use crate::engine::{BloscStage, Cname, Shuffle};
 
-fn with(library: StandIn) -> Compressors {
+pub(super) fn with(library: StandIn) -> Compressors {
     Compressors {
         nvcomp: Some(library.path()),
         ..Compressors::default()
     }
 }
 
-fn engine_with(simulation: &Arc<Simulation>, library: StandIn, chain: &KnownChain) -> CudaEngine {
+pub(super) fn engine_with(
+    simulation: &Arc<Simulation>,
+    library: StandIn,
+    chain: &KnownChain,
+) -> CudaEngine {
     engine_on(simulation).for_chain(chain, with(library))
 }
 
-fn compressors() -> Vec<Stage> {
+pub(super) fn compressors() -> Vec<Stage> {
     let mut stages = vec![Stage::Zstd {
         level: 3,
         checksum: false,
@@ -41,7 +45,7 @@ fn compressors() -> Vec<Stage> {
 
 impl Shard {
     /// The same elements, compressed, with checksums before that and behind it.
-    fn compressed(mut self, before: usize, stage: Stage, after: usize) -> Self {
+    pub(super) fn compressed(mut self, before: usize, stage: Stage, after: usize) -> Self {
         let crc32c = |number| std::iter::repeat_n(Stage::Crc32c, number);
         self.chain.stages = crc32c(before).chain([stage]).chain(crc32c(after)).collect();
         self

@@ -3,6 +3,7 @@
 mod bodies;
 mod compression;
 mod conformance;
+mod decompression;
 mod faults;
 mod lanes;
 mod schedules;
@@ -120,6 +121,7 @@ impl Shard {
             grid: &self.grid,
             chain: &self.chain,
             compressor: None,
+            decompressor: None,
         }
     }
 
