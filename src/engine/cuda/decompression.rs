@@ -142,9 +142,10 @@ impl Buffers {
         let chunks = requirements.chunks;
         let alignment = requirements.alignments.input.max(SLOT_ALIGNMENT);
         // A stream that is as long as its chunk is not one.
-        let longest = match layout.raw {
-            true => layout.chunking.block,
-            false => layout.encoded,
+        let longest = if layout.raw {
+            layout.chunking.block
+        } else {
+            layout.encoded
         };
         let stream_stride = longest.checked_next_multiple_of(alignment)?;
         let shuffled = match layout.shuffle {
@@ -268,18 +269,20 @@ impl Decompression<'_> {
     }
 
     fn tables(&self, session: &Session<'_>, subchunks: Subchunks) -> Tables {
-        let chunks = match self.parts.layout.raw {
-            true => subchunks.count * self.chunking().blocks(),
-            false => 0,
+        let chunks = if self.parts.layout.raw {
+            subchunks.count * self.chunking().blocks()
+        } else {
+            0
         };
         let region = session.batch(subchunks.batch).tables;
         Tables::new(region, self.num_streams(subchunks), chunks)
     }
 
     fn results(&self, subchunks: Subchunks, region: Region) -> Results {
-        let checksums = match self.parts.checksums.is_empty() {
-            true => 0,
-            false => subchunks.count,
+        let checksums = if self.parts.checksums.is_empty() {
+            0
+        } else {
+            subchunks.count
         };
         Results::new(region, self.num_streams(subchunks), checksums)
     }

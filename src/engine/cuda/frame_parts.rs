@@ -47,6 +47,50 @@ pub(super) struct Layout {
     pub(super) encoded: usize,
 }
 
+impl Layout {
+    /// The layout of `frame`, which `stage` wrote of `bytes` bytes; `most` are those of an encoded
+    /// subchunk, but for what Blosc has beside its streams.
+    fn of_frame(
+        stage: &Stage,
+        frame: &[u8],
+        bytes: usize,
+        before: usize,
+        most: usize,
+    ) -> Result<Self, Reason> {
+        let whole = |format| Self {
+            before,
+            format,
+            chunking: Chunking {
+                bytes,
+                block: bytes,
+            },
+            shuffle: None,
+            raw: false,
+            encoded: most,
+        };
+        Ok(match stage {
+            Stage::Zstd { .. } => whole(Format::Zstd),
+            // The algorithm makes no difference here.
+            Stage::Gzip { .. } => whole(Format::Deflate { algorithm: 0 }),
+            Stage::Blosc(_) => {
+                let header = blosc(frame, bytes)?;
+                let chunking = Chunking {
+                    bytes,
+                    block: header.block,
+                };
+                Self {
+                    chunking,
+                    shuffle: header.shuffle(bytes),
+                    raw: true,
+                    encoded: most.saturating_add(chunking.blocks().saturating_mul(8)),
+                    ..whole(header.format)
+                }
+            }
+            Stage::Crc32c => return Err("a checksum is no compressor"),
+        })
+    }
+}
+
 /// What is in the frames of a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Parts {
@@ -128,29 +172,7 @@ pub(super) fn parse(
                     },
                 )?;
         }
-        let layout_of = |format, blosc: Option<&Blosc>| {
-            let block = blosc.map_or(bytes, |blosc| blosc.block);
-            let chunking = Chunking { bytes, block };
-            let overhead = blosc.map_or(0, |_| chunking.blocks() * 8);
-            Layout {
-                before,
-                format,
-                chunking,
-                shuffle: blosc.and_then(|blosc| blosc.shuffle(bytes)),
-                raw: blosc.is_some(),
-                encoded: most.saturating_add(overhead),
-            }
-        };
-        let layout = match stage {
-            Stage::Zstd { .. } => layout_of(Format::Zstd, None),
-            // The algorithm makes no difference here.
-            Stage::Gzip { .. } => layout_of(Format::Deflate { algorithm: 0 }, None),
-            Stage::Blosc(_) => {
-                let header = blosc(frame, bytes)?;
-                layout_of(header.format, Some(&header))
-            }
-            Stage::Crc32c => return Err("a checksum is no compressor"),
-        };
+        let layout = Layout::of_frame(stage, frame, bytes, before, most)?;
         if extent.len() > layout.encoded {
             return Err("a frame is longer than any encoder makes it");
         }
@@ -261,9 +283,10 @@ fn zstd(frame: &[u8], expected: usize, tells: bool) -> Result<(), Reason> {
             2 if size >= 2 => size,
             _ => return Err(BLOCKS),
         };
-        match header >> 1 & 3 {
-            2 => most += most_block,
-            _ => (least, most) = (least + size, most + size),
+        if header >> 1 & 3 == 2 {
+            most += most_block;
+        } else {
+            (least, most) = (least + size, most + size);
         }
         let stored = usize::try_from(stored).map_err(|_| BLOCKS)?;
         (_, rest) = behind.split_at_checked(stored).ok_or(BLOCKS)?;

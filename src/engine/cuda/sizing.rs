@@ -183,6 +183,30 @@ impl ShardKind<'_> {
     fn compresses(&self) -> bool {
         self.compressor.is_some() || self.decompressor.is_some()
     }
+
+    /// Bytes that a slot holds, and bytes from one slot to the next; `None` if they are more than
+    /// this machine can address.
+    fn slot(&self) -> Option<(usize, usize)> {
+        let checksums = match (&self.compressor, &self.decompressor) {
+            (Some(prepared), _) => prepared.compression.before,
+            (None, Some(prepared)) => prepared.layout.before,
+            (None, None) => self.chain.stages.len(),
+        };
+        let in_slot = self
+            .grid
+            .subchunk_bytes()
+            .checked_add(checksums.checked_mul(CHECKSUM)?)?;
+        let alignment = match &self.compressor {
+            _ if in_slot >= LONG_SLOT => LINE,
+            Some(prepared) => prepared.slot_alignment(),
+            None => SLOT_ALIGNMENT,
+        };
+        let stride = match &self.decompressor {
+            Some(prepared) => prepared.slot_stride()?,
+            None => in_slot.checked_next_multiple_of(alignment)?,
+        };
+        Some((in_slot, stride))
+    }
 }
 
 /// The chain of a job, or why a device cannot run it.
@@ -253,23 +277,7 @@ impl Sizing {
     ) -> Option<Self> {
         let (grid, chain) = (kind.grid, kind.chain);
         let element = grid.element_size();
-        let checksums = match (&kind.compressor, &kind.decompressor) {
-            (Some(prepared), _) => prepared.compression.before,
-            (None, Some(prepared)) => prepared.layout.before,
-            (None, None) => chain.stages.len(),
-        };
-        let in_slot = grid
-            .subchunk_bytes()
-            .checked_add(checksums.checked_mul(CHECKSUM)?)?;
-        let alignment = match &kind.compressor {
-            _ if in_slot >= LONG_SLOT => LINE,
-            Some(prepared) => prepared.slot_alignment(),
-            None => SLOT_ALIGNMENT,
-        };
-        let slot_stride = match &kind.decompressor {
-            Some(prepared) => prepared.slot_stride()?,
-            None => in_slot.checked_next_multiple_of(alignment)?,
-        };
+        let (in_slot, slot_stride) = kind.slot()?;
         let batch_bytes = grid.subchunk_bytes().checked_mul(batch)?;
         let slab = (tuning.slab.min(batch_bytes) / element).max(1);
         let slab_bytes = slab * element;
