@@ -14,8 +14,10 @@ pub enum Backend {
     Host,
     /// An NVIDIA GPU, or an error that names what is missing.
     ///
-    /// It takes chains without a compressor (`bytes`, `transpose`, `crc32c`). The choice governs
-    /// writing, and reading of whole shards; parts of shards are read on the host.
+    /// It takes `bytes`, `transpose`, `crc32c` and, where NVIDIA's nvCOMP library is found, one of
+    /// `zstd`, `gzip` and `blosc` (with lz4 or zstd), at the levels of a [`LevelPolicy`]. The choice
+    /// governs writing, and reading of whole shards without a compressor; others, and parts of
+    /// shards, are read on the host.
     Cuda,
 }
 
