@@ -59,7 +59,7 @@ mod registration;
 pub use codec::{CudaShardingCodec, CudaShardingCodecBuilder, explain};
 pub use engine::cuda::{MemoryEstimate, Metrics};
 pub use error::Error;
-pub use options::{Backend, Options};
+pub use options::{Backend, LevelPolicy, Options};
 pub use plan::{ExplainedStage, Explanation, Place};
 pub use registration::{Registration, register};
 

@@ -14,8 +14,10 @@ pub enum Backend {
     Host,
     /// An NVIDIA GPU, or an error that names what is missing.
     ///
-    /// The choice governs writing, and reading of whole shards; parts of shards are read on the host,
-    /// and so are, unless [`Options::with_device_decode`] says otherwise, shards with a compressor.
+    /// It takes `bytes`, `transpose`, `crc32c` and, where NVIDIA's nvCOMP library is found, one of
+    /// `zstd`, `gzip` and `blosc` (with lz4 or zstd), at the levels of a [`LevelPolicy`]. The choice
+    /// governs writing, and reading of whole shards; those with a compressor only if
+    /// [`Options::with_device_decode`] says so. Others, and parts of shards, are read on the host.
     Cuda,
 }
 

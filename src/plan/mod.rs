@@ -18,10 +18,56 @@ use crate::{Backend, Error, Options};
 
 /// When [`Backend::Auto`] takes a device. A matter of the plan alone and never of load, so that
 /// equal data give equal shards.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rule {
     /// Whether chains without a compressor go to a device.
     pub(crate) uncompressed: bool,
+    /// The fewest bytes of a decoded shard with a compressor that are worth the trip.
+    pub(crate) least_bytes: usize,
+    /// The fewest subchunks of such a shard: a device compresses each with a few of its threads.
+    pub(crate) least_subchunks: usize,
+}
+
+impl Default for Rule {
+    fn default() -> Self {
+        Self {
+            uncompressed: false,
+            least_bytes: 1 << 20,
+            least_subchunks: 16,
+        }
+    }
+}
+
+impl Rule {
+    /// Everything that a device can do goes there.
+    #[cfg(test)]
+    pub(crate) const ALL: Self = Self {
+        uncompressed: true,
+        least_bytes: 0,
+        least_subchunks: 0,
+    };
+
+    /// Why a shard stays on the host, if it does.
+    fn on_host(&self, grid: &SubchunkGrid, chain: &KnownChain) -> Option<String> {
+        if chain.is_fixed_size() {
+            return (!self.uncompressed).then(|| {
+                "without a compressor the host copies each byte once, and a device would add a trip over its bus in each direction".to_string()
+            });
+        }
+        let (bytes, subchunks) = (grid.shard_bytes(), grid.num_subchunks());
+        if bytes < self.least_bytes {
+            return Some(format!(
+                "a shard of {bytes} bytes is compressed here before a device has begun: from {} on it would go there",
+                self.least_bytes
+            ));
+        }
+        (subchunks < self.least_subchunks).then(|| {
+            format!(
+                "{subchunks} subchunks leave a device idle: from {} on it would compress them",
+                self.least_subchunks
+            )
+        })
+    }
 }
 
 /// The engines that shards are encoded and decoded by.
@@ -126,7 +172,10 @@ impl Engines {
                     .map_err(|reason| Error::BackendUnavailable { backend, reason })?;
                 Ok(Choice {
                     engine: Box::new(cuda),
-                    why: format!("CUDA was asked for; a lane takes {memory}"),
+                    why: format!(
+                        "CUDA was asked for, and runs {}; a lane takes {memory}",
+                        what_of(chain)
+                    ),
                     place: Place::Cuda,
                     memory: Some(memory),
                 })
@@ -141,17 +190,14 @@ impl Engines {
         chain: Result<&KnownChain, &str>,
     ) -> Choice {
         if let Ok(chain) = chain
-            && chain.is_fixed_size()
-            && !self.rule.uncompressed
+            && let Some(why) = self.rule.on_host(grid, chain)
         {
-            return Choice::host(
-                "without a compressor the host copies each byte once, and a device would add a trip over its bus in each direction",
-            );
+            return Choice::host(why);
         }
         match self.suitable(options, grid, chain) {
             Ok((cuda, memory)) => Choice {
                 engine: Box::new(WithFallback(cuda)),
-                why: format!("a device can run all of it; a lane takes {memory}"),
+                why: format!("a device can run {}; a lane takes {memory}", what_of(chain)),
                 place: Place::Cuda,
                 memory: Some(memory),
             },
@@ -193,6 +239,15 @@ impl Engines {
             pinned_memory: options.pinned_memory(),
         };
         Ok(CudaEngine::new(devices, limits, self.tuning))
+    }
+}
+
+/// What of encoding and decoding a device does.
+fn what_of(chain: Result<&KnownChain, &str>) -> &'static str {
+    if chain.is_ok_and(KnownChain::is_fixed_size) {
+        "all of it"
+    } else {
+        "all of the encoding, and the host decodes"
     }
 }
 
@@ -305,11 +360,13 @@ fn cuda_stages(chain: &KnownChain) -> Vec<ExplainedStage> {
         ),
     ];
     for codec in &chain.stages {
-        stages.push(stage(
-            codec.to_string(),
-            Place::Cuda,
-            "all subchunks of a batch at once",
-        ));
+        let reason = match codec.is_fixed_size() {
+            true => "all subchunks of a batch at once",
+            false => {
+                "nvCOMP, all subchunks of a batch at once; what it fails on, the host compresses"
+            }
+        };
+        stages.push(stage(codec.to_string(), Place::Cuda, reason));
     }
     stages.push(stage(
         "aggregate".to_string(),

@@ -31,7 +31,7 @@ pub(in crate::engine::cuda) fn conformance(
     if let Some(bytes) = memory {
         options = options.with_device_memory(bytes).with_pinned_memory(bytes);
     }
-    let engines = Engines::of_devices(devices.clone(), Rule { uncompressed: true }, tuning);
+    let engines = Engines::of_devices(devices.clone(), Rule::ALL, tuning);
     let fallbacks = || devices.counters.snapshot().fallbacks;
     check(&options, &engines, cases, &|| fallbacks().values().sum());
     let metrics = devices.counters.snapshot();
@@ -359,7 +359,7 @@ pub(in crate::engine::cuda) fn forked_child(
     tuning: Tuning,
 ) {
     let devices = Devices::new(vec![driver]);
-    let engines = Engines::of_devices(devices.clone(), Rule { uncompressed: true }, tuning);
+    let engines = Engines::of_devices(devices.clone(), Rule::ALL, tuning);
     let choose = |backend| {
         let options = Options::default().with_backend(backend);
         engines.choose(&options, &subject.grid, Ok(&subject.chain))
