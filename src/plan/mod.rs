@@ -171,11 +171,11 @@ impl Engines {
                     .suitable(options, grid, chain)
                     .map_err(|reason| Error::BackendUnavailable { backend, reason })?;
                 Ok(Choice {
-                    engine: Box::new(cuda),
                     why: format!(
                         "CUDA was asked for, and runs {}; a lane takes {memory}",
-                        what_of(chain)
+                        what_of(&cuda)
                     ),
+                    engine: Box::new(cuda),
                     place: Place::Cuda,
                     memory: Some(memory),
                 })
@@ -196,8 +196,8 @@ impl Engines {
         }
         match self.suitable(options, grid, chain) {
             Ok((cuda, memory)) => Choice {
+                why: format!("a device can run {}; a lane takes {memory}", what_of(&cuda)),
                 engine: Box::new(WithFallback(cuda)),
-                why: format!("a device can run {}; a lane takes {memory}", what_of(chain)),
                 place: Place::Cuda,
                 memory: Some(memory),
             },
@@ -243,8 +243,8 @@ impl Engines {
 }
 
 /// What of encoding and decoding a device does.
-fn what_of(chain: Result<&KnownChain, &str>) -> &'static str {
-    if chain.is_ok_and(KnownChain::is_fixed_size) {
+fn what_of(cuda: &CudaEngine) -> &'static str {
+    if cuda.decodes_whole_shards() {
         "all of it"
     } else {
         "all of the encoding, and the host decodes"

@@ -14,6 +14,7 @@
 //! streams nobody wants. A subchunk that nvCOMP fails on has no frame, and a flag that says so.
 
 use super::driver::{DeviceSpan, DriverError};
+use super::frame_parts::{Layout, beside_streams, most_encoded};
 use super::kernels::chunks::{Chunking, Tables, chunks};
 use super::kernels::crc32::crc32;
 use super::kernels::frames::{
@@ -103,6 +104,25 @@ impl Compression {
             frame,
             chunking: Chunking { bytes, block },
         }))
+    }
+
+    /// How the frames that it makes are decompressed.
+    pub(super) fn as_layout(&self, grid: &SubchunkGrid, chain: &KnownChain) -> Layout {
+        let raw = matches!(self.frame, Frame::Blosc(_));
+        let beside = if raw {
+            beside_streams(self.chunking)
+        } else {
+            0
+        };
+        let most = most_encoded(grid, chain).unwrap_or(usize::MAX);
+        Layout {
+            before: self.before,
+            format: self.format,
+            chunking: self.chunking,
+            shuffle: self.shuffled(),
+            raw,
+            encoded: most.saturating_add(beside),
+        }
     }
 
     fn shuffled(&self) -> Option<(Shuffle, BloscBlocks)> {

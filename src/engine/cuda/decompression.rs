@@ -253,11 +253,12 @@ impl Decompression<'_> {
     /// them.
     fn chunks(&self, subchunks: Subchunks) -> impl Iterator<Item = (usize, usize, Part)> {
         let blocks = self.chunking().blocks();
-        let start = subchunks.first * blocks;
-        self.parts.chunks[start..start + subchunks.count * blocks]
-            .iter()
-            .enumerate()
-            .filter_map(move |(chunk, part)| part.map(|part| (chunk / blocks, chunk, part)))
+        (0..subchunks.count).flat_map(move |subchunk| {
+            let parts = self.parts.of_subchunk(subchunks.first + subchunk);
+            let number = subchunk * blocks;
+            let numbered = parts.iter().enumerate();
+            numbered.map(move |(chunk, part)| (subchunk, number + chunk, *part))
+        })
     }
 
     fn streams(&self, subchunks: Subchunks) -> impl Iterator<Item = (usize, usize, Part)> {

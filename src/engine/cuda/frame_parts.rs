@@ -17,7 +17,7 @@ use super::nvcomp::Format;
 use super::sizing::CHECKSUM;
 use crate::engine::host::{encoded_bound, strip_checksum};
 use crate::engine::{Cname, EngineError, Job, KnownChain, Stage};
-use crate::layout::Extent;
+use crate::layout::{Extent, SubchunkGrid};
 
 /// Why the host decodes a shard. Counted by reason, so without numbers.
 pub(super) type Reason = &'static str;
@@ -82,7 +82,7 @@ impl Layout {
                     chunking,
                     shuffle: header.shuffle(bytes),
                     raw: true,
-                    encoded: most.saturating_add(chunking.blocks().saturating_mul(8)),
+                    encoded: most.saturating_add(beside_streams(chunking)),
                     ..whole(header.format)
                 }
             }
@@ -91,14 +91,31 @@ impl Layout {
     }
 }
 
+/// Bytes of a Blosc frame beside its streams, but for the header.
+pub(super) fn beside_streams(chunking: Chunking) -> usize {
+    chunking.blocks().saturating_mul(8)
+}
+
 /// What is in the frames of a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Parts {
     pub(super) layout: Layout,
-    /// For each chunk of each subchunk, if it is stored.
-    pub(super) chunks: Vec<Option<Part>>,
+    /// For each subchunk, where its chunks begin, if it is stored.
+    starts: Vec<Option<usize>>,
+    chunks: Vec<Part>,
     /// For each subchunk, the CRC-32 of what is decompressed; empty without gzip.
     pub(super) checksums: Vec<u32>,
+}
+
+impl Parts {
+    /// The chunks of a subchunk; none, if it is not stored.
+    pub(super) fn of_subchunk(&self, subchunk: usize) -> &[Part] {
+        let start = self.starts.get(subchunk).copied().flatten();
+        let blocks = self.layout.chunking.blocks();
+        start
+            .and_then(|start| self.chunks.get(start..start + blocks))
+            .unwrap_or_default()
+    }
 }
 
 /// The compressor of `chain`, and how many stages are before it; or why a device decodes none of its
@@ -123,6 +140,16 @@ pub(super) fn suits(chain: &KnownChain) -> Result<(), Reason> {
     compressor(chain).map(|_| ())
 }
 
+/// Bytes of an encoded subchunk, at most, but for what Blosc has beside its streams; `None` if no
+/// machine has that many.
+///
+/// Other encoders than the host's, ours on a device among them, make longer frames of what does not
+/// compress, but not so much longer.
+pub(super) fn most_encoded(grid: &SubchunkGrid, chain: &KnownChain) -> Option<usize> {
+    let bound = encoded_bound(chain, grid.subchunk_bytes())?;
+    bound.checked_add(bound / 4 + 256)
+}
+
 /// Find the streams of the shard `encoded`.
 ///
 /// # Errors
@@ -143,18 +170,12 @@ pub(super) fn parse(
         .and_then(|checksums| checksums.checked_add(job.grid.subchunk_bytes()))
         .filter(|&bytes| bytes > 0)
         .ok_or(TOO_LARGE)?;
-    // Other encoders, ours on a device among them, make longer frames of what does not compress, but
-    // not so much longer.
-    let most = encoded_bound(chain, job.grid.subchunk_bytes())
-        .and_then(|bound| bound.checked_add(bound / 4 + 256))
-        .ok_or(TOO_LARGE)?;
+    let most = most_encoded(job.grid, chain).ok_or(TOO_LARGE)?;
     let mut found: Option<Layout> = None;
-    let mut chunks = Vec::new();
-    let mut checksums = Vec::new();
+    let (mut starts, mut chunks, mut checksums) = (Vec::new(), Vec::new(), Vec::new());
     for (subchunk, extent) in extents.iter().enumerate() {
-        let blocks = |layout: &Layout| layout.chunking.blocks();
         let Some(extent) = extent else {
-            chunks.extend(std::iter::repeat_n(None, found.as_ref().map_or(0, blocks)));
+            starts.push(None);
             checksums.push(0);
             continue;
         };
@@ -176,34 +197,28 @@ pub(super) fn parse(
         if extent.len() > layout.encoded {
             return Err("a frame is longer than any encoder makes it");
         }
-        match &found {
-            None => {
-                chunks.resize(subchunk * blocks(&layout), None);
-                found = Some(layout);
-            }
-            Some(first) if *first != layout => {
-                return Err("the Blosc frames of a shard have blocks or shuffles of several kinds");
-            }
-            Some(_) => {}
+        if *found.get_or_insert(layout) != layout {
+            return Err("the Blosc frames of a shard have blocks or shuffles of several kinds");
         }
+        starts.push(Some(chunks.len()));
         match stage {
             Stage::Gzip { .. } => {
                 let (part, checksum) = gzip(frame, bytes)?;
-                chunks.push(Some(part));
+                chunks.push(part);
                 checksums.push(checksum);
             }
             Stage::Blosc(_) => {
-                for number in 0..blocks(&layout) {
-                    chunks.push(Some(blosc_stream(frame, &layout, number)?));
+                for number in 0..layout.chunking.blocks() {
+                    chunks.push(blosc_stream(frame, &layout, number)?);
                 }
             }
             _ => {
                 zstd(frame, bytes, true)?;
-                chunks.push(Some(Part {
+                chunks.push(Part {
                     start: 0,
                     len: frame.len(),
                     raw: false,
-                }));
+                });
             }
         }
     }
@@ -212,6 +227,7 @@ pub(super) fn parse(
     }
     Ok(Parts {
         layout: found.ok_or("no subchunk is stored")?,
+        starts,
         chunks,
         checksums,
     })

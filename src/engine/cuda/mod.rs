@@ -75,6 +75,7 @@ use crate::options::LevelPolicy;
 use compression::Prepared;
 use decompression::Decompression;
 use driver::Fault;
+use frame_parts::Layout;
 use session::{FreeEvents, Session};
 use sizing::{ShardKind, Sizing};
 
@@ -160,10 +161,26 @@ impl CudaEngine {
         chain: &KnownChain,
     ) -> Result<MemoryEstimate, EngineError> {
         let kind = self.kind(grid, chain)?;
-        let sizing = self.devices.first(&self.limits, |budget| {
-            Sizing::within(&kind, budget, self.tuning)
-        })?;
-        Ok(sizing.estimate())
+        let estimate = |kind: &ShardKind<'_>| {
+            let sizing = self.devices.first(&self.limits, |budget| {
+                Sizing::within(kind, budget, self.tuning)
+            })?;
+            Ok(sizing.estimate())
+        };
+        let encoding = estimate(&kind)?;
+        // Of frames as they are encoded here. Where these are not decoded here, either, it is as
+        // without.
+        let decoding = match &kind.compressor {
+            Some(prepared) if self.decodes => self
+                .decoding_kind(grid, chain, prepared.compression.as_layout(grid, chain))
+                .and_then(|kind| estimate(&kind))
+                .unwrap_or(encoding),
+            _ => encoding,
+        };
+        Ok(MemoryEstimate {
+            device: encoding.device.max(decoding.device),
+            pinned: encoding.pinned.max(decoding.pinned),
+        })
     }
 
     /// Whether there is a device.
@@ -180,6 +197,31 @@ impl CudaEngine {
         &self.devices.counters
     }
 
+    /// What shards of `grid` and `chain`, with frames of such a layout, are to a device.
+    ///
+    /// # Errors
+    /// A device cannot do them, or no device can be used: why.
+    fn decoding_kind<'a>(
+        &self,
+        grid: &'a SubchunkGrid,
+        chain: &'a KnownChain,
+        layout: Layout,
+    ) -> Result<ShardKind<'a>, EngineError> {
+        sizing::check_elements(grid, chain).map_err(EngineError::Unsuitable)?;
+        let nvcomp = nvcomp::of_process(self.compressors.nvcomp.as_deref())
+            .map_err(EngineError::Unsuitable)?;
+        let most = Sizing::tuned_batch(grid, true, self.tuning);
+        let prepared = self.devices.with_context(&self.limits, || {
+            decompression::Prepared::new(layout, &nvcomp, most)
+        })?;
+        Ok(ShardKind {
+            grid,
+            chain,
+            compressor: None,
+            decompressor: Some(prepared.map_err(EngineError::Unsuitable)?),
+        })
+    }
+
     /// Decode a shard with a compressor.
     ///
     /// # Errors
@@ -193,18 +235,7 @@ impl CudaEngine {
     ) -> Result<Vec<u8>, EngineError> {
         let parts = frame_parts::parse(job, chain, encoded, extents)
             .map_err(|reason| EngineError::Unsuitable(reason.to_string()))?;
-        let nvcomp = nvcomp::of_process(self.compressors.nvcomp.as_deref())
-            .map_err(EngineError::Unsuitable)?;
-        let most = Sizing::tuned_batch(job.grid, true, self.tuning);
-        let prepared = self.devices.with_context(&self.limits, || {
-            decompression::Prepared::new(parts.layout, &nvcomp, most)
-        })?;
-        let kind = ShardKind {
-            grid: job.grid,
-            chain,
-            compressor: None,
-            decompressor: Some(prepared.map_err(EngineError::Unsuitable)?),
-        };
+        let kind = self.decoding_kind(job.grid, chain, parts.layout)?;
         self.in_lane(&kind, |session| {
             let prepared = kind.decompressor.as_ref();
             let buffers = session.sizing.decompression.as_ref();

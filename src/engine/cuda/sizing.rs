@@ -228,6 +228,15 @@ pub(super) fn chain_on_device(
     chain: &KnownChain,
     levels: LevelPolicy,
 ) -> Result<Option<Compression>, String> {
+    check_elements(grid, chain)?;
+    Compression::of_chain(grid, chain, levels)
+}
+
+/// Whether a device can scatter such elements.
+///
+/// # Errors
+/// Why it cannot.
+pub(super) fn check_elements(grid: &SubchunkGrid, chain: &KnownChain) -> Result<(), String> {
     if !matches!(chain.swap, 0 | 1 | 2 | 4 | 8 | 16) {
         return Err(format!(
             "bytes are reversed in groups of {}, the device does 2, 4, 8 and 16",
@@ -240,7 +249,7 @@ pub(super) fn chain_on_device(
             grid.element_size()
         ));
     }
-    Compression::of_chain(grid, chain, levels)
+    Ok(())
 }
 
 impl Sizing {
