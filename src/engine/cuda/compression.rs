@@ -49,7 +49,7 @@ pub(super) struct Compression {
     pub(super) after: usize,
     format: Format,
     frame: Frame,
-    chunking: Chunking,
+    pub(super) chunking: Chunking,
 }
 
 impl Compression {
@@ -105,7 +105,8 @@ impl Compression {
         }))
     }
 
-    fn shuffled(&self) -> Option<(Shuffle, BloscBlocks)> {
+    /// How Blosc shuffles, if it does.
+    pub(super) fn shuffled(&self) -> Option<(Shuffle, BloscBlocks)> {
         match self.frame {
             Frame::Blosc(BloscFormat {
                 shuffle: Some(shuffle),
@@ -226,7 +227,7 @@ fn blosc(
 #[derive(Clone, Debug)]
 pub(super) struct Prepared {
     pub(super) compression: Compression,
-    compressor: Compressor,
+    pub(super) compressor: Compressor,
     /// For ever smaller batches.
     requirements: Vec<Requirements>,
 }
