@@ -3,10 +3,12 @@
 
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
+use std::path::Path;
 use std::sync::{Arc, Barrier};
-use std::{iter, thread};
+use std::{fs, iter, thread};
 
 use blosc_src::blosc_cbuffer_validate;
+use serde_json::{Map, Value, json};
 
 use crate::engine::cuda::driver::Driver;
 use crate::engine::cuda::{Compressors, CudaEngine, Devices, Limits, Tuning, check_chain};
@@ -20,7 +22,11 @@ use crate::options::LevelPolicy;
 /// How large shards are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine::cuda) enum Scale {
+    /// A few MiB.
     Large,
+    /// A few hundred KiB.
+    Medium,
+    /// A few KiB.
     Small,
 }
 
@@ -142,7 +148,8 @@ impl Subject {
     ) -> Self {
         let shard: Vec<u64> = iter::zip(subchunk, counts).map(|(s, c)| s * c).collect();
         let grid = SubchunkGrid::new(&shard, subchunk, element).unwrap();
-        let fill_value: Vec<u8> = (0..element).map(|byte| 0xC0 | byte as u8).collect();
+        // What JSON of every language can tell: below 2⁵³.
+        let fill_value: Vec<u8> = [0xC0, 0xC1, 0xC2, 0xC3, 0xC4, 0xC5, 0, 0][..element].to_vec();
         let mut this = Self {
             chain,
             elements: vec![0; grid.shard_bytes()],
@@ -293,6 +300,7 @@ fn blosc(cname: Cname, shuffle: Shuffle, typesize: usize, blocksize: usize) -> S
 fn compressors(scale: Scale) -> Vec<Stage> {
     let groups = match scale {
         Scale::Large => 100,
+        Scale::Medium => 20,
         Scale::Small => 1,
     };
     let mut stages = vec![zstd(1), zstd(3)];
@@ -320,6 +328,8 @@ fn subjects(scale: Scale) -> Vec<Subject> {
             let (rows, columns, bytes) = match (scale, number % 5) {
                 (Scale::Small, 4) => (2, 5, 64),
                 (Scale::Small, _) => (2, 3, 16),
+                (Scale::Medium, 4) => (8, 32, 64),
+                (Scale::Medium, _) => (8, 16, 64),
                 (Scale::Large, 0 | 3) if !matches!(stage, Stage::Gzip { .. }) => (24, 40, 256),
                 (Scale::Large, _) => (16, 24, 128),
             };
@@ -540,4 +550,100 @@ fn describe(subject: &Subject) -> String {
     let stages = subject.chain.stages.iter();
     let stages: Vec<_> = stages.map(ToString::to_string).collect();
     stages.join(", ")
+}
+
+/// Write an array of one shard for every chain to `folder`, for other implementations to read:
+/// `NAME/zarr.json`, `NAME/c.0.0.0`, its values in `NAME.raw`, little-endian and in C order, and
+/// all metadata in `cases.json`.
+pub(in crate::engine::cuda) fn export(setup: &Setup, folder: &Path) -> Vec<String> {
+    let scale = match setup.scale {
+        Scale::Large => Scale::Medium,
+        scale => scale,
+    };
+    let mut cases = Map::new();
+    for (number, subject) in subjects(scale).iter().enumerate() {
+        let name = format!("{number:03}");
+        let encoded = subject.with_index(&setup.engine(&subject.chain));
+        let metadata = subject.metadata();
+        let array = folder.join(&name);
+        fs::create_dir_all(&array).unwrap();
+        fs::write(array.join("zarr.json"), metadata.to_string()).unwrap();
+        fs::write(array.join("c.0.0.0"), encoded).unwrap();
+        fs::write(folder.join(format!("{name}.raw")), &subject.elements).unwrap();
+        cases.insert(name, metadata);
+    }
+    let list = Value::Object(cases.clone()).to_string();
+    fs::write(folder.join("cases.json"), list).unwrap();
+    cases.into_iter().map(|(name, _)| name).collect()
+}
+
+impl Subject {
+    /// A shard with its index at the end.
+    fn with_index(&self, engine: &dyn Engine) -> Vec<u8> {
+        let encoded = engine.encode(&self.job(), &self.elements, 0, 0).unwrap();
+        let mut index = Vec::new();
+        for extent in &encoded.extents {
+            let entry = extent.as_ref().map_or([u64::MAX; 2], |extent| {
+                [extent.start as u64, extent.len() as u64]
+            });
+            index.extend(entry.map(u64::to_le_bytes).concat());
+        }
+        let checksum = crc32c::crc32c(&index).to_le_bytes();
+        [&encoded.bytes[..], &index, &checksum].concat()
+    }
+
+    /// Of an array that is this shard.
+    fn metadata(&self) -> Value {
+        let element = self.grid.element_size();
+        let mut fill_value = [0; 8];
+        fill_value[..element].copy_from_slice(&self.fill_value);
+        let endian = if self.chain.swap > 1 { "big" } else { "little" };
+        let bytes = json!({ "name": "bytes", "configuration": { "endian": endian } });
+        let transpose = json!({
+            "name": "transpose", "configuration": { "order": self.chain.order },
+        });
+        let stages = self.chain.stages.iter().map(configuration);
+        let codecs: Vec<_> = [transpose, bytes].into_iter().chain(stages).collect();
+        json!({
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": self.grid.shard(),
+            "data_type": format!("uint{}", 8 * element),
+            "chunk_grid": {
+                "name": "regular", "configuration": { "chunk_shape": self.grid.shard() },
+            },
+            "chunk_key_encoding": { "name": "default", "configuration": { "separator": "." } },
+            "fill_value": u64::from_le_bytes(fill_value),
+            "codecs": [{ "name": "sharding_indexed", "configuration": {
+                "chunk_shape": self.grid.subchunk(),
+                "codecs": codecs,
+                "index_codecs": [
+                    { "name": "bytes", "configuration": { "endian": "little" } },
+                    { "name": "crc32c" },
+                ],
+                "index_location": "end",
+            }}],
+        })
+    }
+}
+
+/// The codec in the metadata of an array.
+fn configuration(stage: &Stage) -> Value {
+    let configuration = match stage {
+        Stage::Crc32c => return json!({ "name": "crc32c" }),
+        Stage::Zstd { level, checksum } => json!({ "level": level, "checksum": checksum }),
+        Stage::Gzip { level } => json!({ "level": level }),
+        Stage::Blosc(blosc) => json!({
+            "cname": blosc.cname.as_str(),
+            "clevel": blosc.level,
+            "shuffle": match blosc.shuffle {
+                Shuffle::None => "noshuffle",
+                Shuffle::Byte => "shuffle",
+                Shuffle::Bit => "bitshuffle",
+            },
+            "typesize": blosc.typesize,
+            "blocksize": blosc.blocksize,
+        }),
+    };
+    json!({ "name": stage.name(), "configuration": configuration })
 }

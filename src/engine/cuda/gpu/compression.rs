@@ -3,6 +3,7 @@
 use super::{compressed, engine, is_watched, nvcomp};
 use crate::engine::cuda::{Compressors, Tuning, driver::cuda::gpu_or_skip};
 use compressed::{Scale, Setup};
+use std::{env, path::Path};
 
 /// A setup; `None` where there is no GPU or no library, as `nvcomp` says.
 fn setup(test: &str) -> Option<Setup> {
@@ -20,6 +21,21 @@ fn setup(test: &str) -> Option<Setup> {
         (Scale::Large, tuning)
     };
     Some(Setup::new(driver, Compressors::default(), tuning, scale))
+}
+
+/// Names the folder for arrays of every chain. Elsewhere the interoperability tests let other
+/// implementations read them, where `ZARRS_CUDA_INTEROP_ARRAYS` names it.
+const EXPORT: &str = "ZARRS_CUDA_EXPORT";
+
+#[test]
+fn arrays_for_other_implementations() {
+    let Some(folder) = env::var_os(EXPORT) else {
+        println!("arrays_for_other_implementations is skipped: {EXPORT} names no folder");
+        return;
+    };
+    if let Some(setup) = setup("arrays_for_other_implementations") {
+        compressed::export(&setup, Path::new(&folder));
+    }
 }
 
 #[test]

@@ -156,6 +156,33 @@ fn a_device_that_breaks_is_an_error_and_no_more_is_asked_of_it() {
 }
 
 #[test]
+fn a_device_that_breaks_under_a_compressor_is_an_error() {
+    let sizes = tiny();
+    let data = made_up(sizes.data_len());
+    let mut reasons = Vec::new();
+    for operation in [60, 120, 500, 2000] {
+        let simulation = Arc::new(Simulation::new(Config {
+            faults: vec![Inject::Sticky { operation }],
+            ..Config::default()
+        }));
+        let driver: Arc<dyn Driver> = simulation.clone();
+        let mut report = Report::new(driver.device(), &sizes, &|_| {});
+        let mut compressed = || -> Result<()> {
+            let workbench = Workbench::new(&*driver, sizes.staging)?;
+            let bus = Bus::new(&workbench, &sizes, &data)?;
+            let devices = Devices::new(vec![driver.clone()]);
+            let engine = CudaEngine::new(devices, sizes.limits.clone(), sizes.tuning);
+            compressed::measure(&engine, &bus, &sizes, &mut report)
+        };
+        reasons.push(compressed().unwrap_err().0);
+        let violations = simulation.violations();
+        assert!(violations.is_empty(), "{operation}: {violations:#?}");
+    }
+    let injected = |reason: &String| reason.contains("injected");
+    assert!(reasons.iter().all(injected), "{reasons:#?}");
+}
+
+#[test]
 fn wrong_bytes_are_found_wherever_they_are() {
     let driver = Simulation::eager();
     let workbench = Workbench::new(&driver, 100).unwrap();

@@ -6,6 +6,8 @@ use super::*;
 use crate::engine::cuda::Compressors;
 use crate::engine::cuda::gpu::bodies;
 use crate::engine::cuda::gpu::compressed::{self, Scale, Setup};
+use zarrs::array::{Array, ArrayBytes};
+use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda_nvcomp_stand_in::StandIn;
 
 /// As many multiprocessors as a large device has: several warps share the checksum of a long
@@ -147,5 +149,25 @@ fn the_size_of_batches_does_not_show() {
     compressed_small(Schedule::Eager, |setup| {
         let differ = compressed::that_depend_on_batches(setup, 300);
         assert!(differ.is_empty(), "{differ:?}");
+    });
+}
+
+/// zarrs' own codec reads what is there for others to read.
+#[test]
+fn arrays_for_other_implementations() {
+    let folder = tempfile::tempdir().expect("a folder");
+    compressed_small(Schedule::Eager, |setup| {
+        let names = compressed::export(setup, folder.path());
+        assert!(names.len() > 50, "{}", names.len());
+        for name in names {
+            let store = FilesystemStore::new(folder.path().join(&name)).expect("a folder");
+            let array = Array::open(Arc::new(store), "/").expect("an array");
+            let read: ArrayBytes = array
+                .retrieve_array_subset(&array.subset_all())
+                .unwrap_or_else(|error| panic!("{name}: {error}"));
+            let read = read.into_fixed().expect("numbers");
+            let raw = std::fs::read(folder.path().join(format!("{name}.raw"))).expect("a file");
+            assert!(*read == raw, "{name}: other values");
+        }
     });
 }
