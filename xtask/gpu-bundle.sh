@@ -20,8 +20,8 @@
 #
 # ZARRS_CUDA_LIMIT_SUITES=300   seconds that a part may take; likewise for the others
 # ZARRS_CUDA_SANITIZER          the whole path of compute-sanitizer; unless this is set it is looked for
-# ZARRS_CUDA_EXPORT             a folder for arrays that were compressed on the GPU, for the
-#                               interoperability tests to read: none unless this is set
+# ZARRS_CUDA_EXPORT             the whole path of a folder for arrays that the GPU compressed, which
+#                               the interoperability tests read: none are kept unless this is set
 # ZARRS_CUDA_LIBCUDA            the folder of libcuda.so.1, if the loader does not know it:
 #                               /usr/local/nvidia/lib64 unless this is set
 set -uo pipefail

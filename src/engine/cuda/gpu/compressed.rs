@@ -647,3 +647,33 @@ fn configuration(stage: &Stage) -> Value {
     };
     json!({ "name": stage.name(), "configuration": configuration })
 }
+
+/// What the checks of frames are for: not all of these keep a library from decoding them.
+#[test]
+fn frames_that_are_not_as_they_should_be_are_seen() {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    let seen = |stage: Stage, change: &dyn Fn(&mut Vec<u8>)| {
+        let subject = Subject::row_of(1000, plain(1, vec![stage]), &[Content::Words]);
+        let mut frame = subject.encode(&HostEngine).unwrap().bytes.split_off(3);
+        subject.check_frame(&frame);
+        change(&mut frame);
+        let check = AssertUnwindSafe(|| subject.check_frame(&frame));
+        assert!(catch_unwind(check).is_err(), "{:?}", subject.chain);
+    };
+    let lz4 = || blosc(Cname::Lz4, Shuffle::Byte, 2, 0);
+    for stage in [zstd(1), Stage::Gzip { level: 6 }, lz4()] {
+        seen(stage, &|frame| frame.push(0));
+    }
+    seen(zstd(1), &|frame| {
+        let mut context = zstd_safe::CCtx::create();
+        let unsized_frames = zstd_safe::CParameter::ContentSizeFlag(false);
+        context.set_parameter(unsized_frames).unwrap();
+        let content = Content::Words.bytes(1000, 0, &[0xC0]);
+        frame.resize(zstd_safe::compress_bound(1000), 0);
+        let len = context.compress2(&mut frame[..], &content).unwrap();
+        frame.truncate(len);
+    });
+    seen(lz4(), &|frame| frame[3] = 4);
+    seen(lz4(), &|frame| frame[2] ^= 0xa0);
+}

@@ -349,10 +349,12 @@ impl<'d> Alone<'d> {
             statuses: self.statuses,
         };
         let driver = self.workbench.driver;
-        // SAFETY: the workbench's memory, and waited for; the tables are as `chunks` wrote them,
-        // for slots whose strides are multiples of the alignments.
-        self.workbench
-            .time(|stream| unsafe { self.compressor.compress(driver, stream, &batch) })
+        let enqueue = |stream| {
+            // SAFETY: the workbench's memory, and waited for; the tables are as `chunks` wrote
+            // them, for slots whose strides are multiples of the alignments.
+            unsafe { self.compressor.compress(driver, stream, &batch) }
+        };
+        self.workbench.time(enqueue)
     }
 }
 
