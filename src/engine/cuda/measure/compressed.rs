@@ -299,9 +299,11 @@ impl<'d> Alone<'d> {
         if let Some((what, blocks)) = compression.shuffled() {
             let shuffled = slots(count, stride)?;
             workbench.upload(shuffled.span, &bytes)?;
-            // SAFETY: the workbench's memory, and waited for.
-            workbench
-                .run(|stream| unsafe { shuffle(driver, stream, what, inputs, shuffled, blocks) })?;
+            let enqueue = |stream| {
+                // SAFETY: the workbench's memory, and waited for.
+                unsafe { shuffle(driver, stream, what, inputs, shuffled, blocks) }
+            };
+            workbench.run(enqueue)?;
             inputs = shuffled;
         }
 
