@@ -50,7 +50,7 @@ pub(super) struct Compression {
     pub(super) after: usize,
     format: Format,
     frame: Frame,
-    chunking: Chunking,
+    pub(super) chunking: Chunking,
 }
 
 impl Compression {
@@ -125,7 +125,8 @@ impl Compression {
         }
     }
 
-    fn shuffled(&self) -> Option<(Shuffle, BloscBlocks)> {
+    /// How Blosc shuffles, if it does.
+    pub(super) fn shuffled(&self) -> Option<(Shuffle, BloscBlocks)> {
         match self.frame {
             Frame::Blosc(BloscFormat {
                 shuffle: Some(shuffle),
@@ -246,7 +247,7 @@ fn blosc(
 #[derive(Clone, Debug)]
 pub(super) struct Prepared {
     pub(super) compression: Compression,
-    compressor: Compressor,
+    pub(super) compressor: Compressor,
     /// For ever smaller batches.
     requirements: Vec<Requirements>,
 }
