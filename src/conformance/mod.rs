@@ -12,5 +12,5 @@ mod suite;
 pub use device::measure_device;
 pub use limit::Limit;
 #[cfg(test)]
-pub(crate) use suite::check;
+pub(crate) use suite::{check, check_compressed};
 pub use suite::check_host;
