@@ -251,27 +251,29 @@ fn cases_with<S: Strategy<Value = Vec<Value>>>(
         select(vec![Filling::All, Filling::None, Filling::Half]),
         1..=5_usize,
     )
-        .prop_flat_map(move |(axes, (data_type, fill_value), flags, filling, threads)| {
-            let (subchunk, counts): (Vec<u64>, Vec<u64>) = axes.into_iter().unzip();
-            let (index_at_start, index_is_big, index_has_checksum, store_empty, seed) = flags;
-            let endian = if index_is_big { "big" } else { "little" };
-            let mut index_codecs =
-                vec![json!({ "name": "bytes", "configuration": { "endian": endian } })];
-            if index_has_checksum {
-                index_codecs.push(json!({ "name": "crc32c" }));
-            }
-            codecs(subchunk.clone(), fill_value.len()).prop_map(move |codecs| Case {
-                subchunk: subchunk.clone(),
-                counts: counts.clone(),
-                data_type: data_type.clone(),
-                fill_value: FillValue::new(fill_value.clone()),
-                codecs,
-                index_codecs: index_codecs.clone(),
-                index_at_start,
-                filling,
-                store_empty,
-                threads,
-                seed,
-            })
-        })
+        .prop_flat_map(
+            move |(axes, (data_type, fill_value), flags, filling, threads)| {
+                let (subchunk, counts): (Vec<u64>, Vec<u64>) = axes.into_iter().unzip();
+                let (index_at_start, index_is_big, index_has_checksum, store_empty, seed) = flags;
+                let endian = if index_is_big { "big" } else { "little" };
+                let mut index_codecs =
+                    vec![json!({ "name": "bytes", "configuration": { "endian": endian } })];
+                if index_has_checksum {
+                    index_codecs.push(json!({ "name": "crc32c" }));
+                }
+                codecs(subchunk.clone(), fill_value.len()).prop_map(move |codecs| Case {
+                    subchunk: subchunk.clone(),
+                    counts: counts.clone(),
+                    data_type: data_type.clone(),
+                    fill_value: FillValue::new(fill_value.clone()),
+                    codecs,
+                    index_codecs: index_codecs.clone(),
+                    index_at_start,
+                    filling,
+                    store_empty,
+                    threads,
+                    seed,
+                })
+            },
+        )
 }

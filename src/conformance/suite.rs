@@ -61,9 +61,7 @@ fn check_all(
         ..Config::default()
     };
     TestRunner::new(config)
-        .run(cases, |case| {
-            check_case(options, engines, &case, fallbacks)
-        })
+        .run(cases, |case| check_case(options, engines, &case, fallbacks))
         .unwrap_or_else(|failure| panic!("{} backend: {failure}", options.backend()));
 }
 

@@ -125,12 +125,12 @@ impl CudaEngine {
         let compressor = match compression {
             None => None,
             Some(compression) => {
-                let nvcomp = nvcomp::of_process(self.compressors.nvcomp.as_deref())
-                    .map_err(EngineError::Unsuitable)?;
                 let most = Sizing::tuned_batch(grid, true, self.tuning);
-                let prepared = self
-                    .devices
-                    .with_context(&self.limits, || Prepared::new(compression, &nvcomp, most))?;
+                // In a forked child there is no device, and no lock is asked for.
+                let prepared = self.devices.with_context(&self.limits, || {
+                    let nvcomp = nvcomp::of_process(self.compressors.nvcomp.as_deref())?;
+                    Prepared::new(compression, &nvcomp, most)
+                })?;
                 Some(prepared.map_err(EngineError::Unsuitable)?)
             }
         };

@@ -235,10 +235,14 @@ impl Sizing {
         let in_slot = grid
             .subchunk_bytes()
             .checked_add(checksums.checked_mul(CHECKSUM)?)?;
+        let for_kernels = if in_slot >= LONG_SLOT {
+            LINE
+        } else {
+            SLOT_ALIGNMENT
+        };
         let alignment = match &kind.compressor {
-            _ if in_slot >= LONG_SLOT => LINE,
-            Some(prepared) => prepared.slot_alignment(),
-            None => SLOT_ALIGNMENT,
+            Some(prepared) => prepared.slot_alignment().max(for_kernels),
+            None => for_kernels,
         };
         let slot_stride = in_slot.checked_next_multiple_of(alignment)?;
         let batch_bytes = grid.subchunk_bytes().checked_mul(batch)?;

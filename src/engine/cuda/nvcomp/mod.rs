@@ -14,6 +14,8 @@ pub(crate) mod tests;
 pub(crate) use batch::{CompressBatch, DecompressBatch};
 pub(crate) use load::{Nvcomp, Search, VARIABLE, Version};
 pub(crate) use process::of_process;
+#[cfg(test)]
+pub(crate) use process::while_locked;
 
 use load::{Compress, Decompress, Functions, TempSize, describe};
 use std::{fmt, ptr};

@@ -30,3 +30,11 @@ pub(crate) fn of_process(file: Option<&Path>) -> Loaded {
     loaded.insert(file.map(Path::to_path_buf), found.clone());
     found
 }
+
+/// Hold the lock while `work` runs.
+#[cfg(test)]
+pub(crate) fn while_locked(work: impl FnOnce()) {
+    let loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    work();
+    drop(loaded);
+}

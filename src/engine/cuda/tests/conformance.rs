@@ -35,12 +35,7 @@ fn a_device_with_many_multiprocessors() {
 }
 
 fn check(simulation: &Arc<Simulation>, tuning: Tuning, cases: u32) {
-    conformance_with(
-        &options(StandIn::Six),
-        simulation.clone(),
-        tuning,
-        cases,
-    );
+    conformance_with(&options(StandIn::Six), simulation.clone(), tuning, cases);
     assert_clean(simulation);
 }
 
