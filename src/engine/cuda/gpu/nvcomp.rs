@@ -10,7 +10,7 @@ use crate::engine::cuda::{
 use std::env;
 
 /// The library; `None` where there is none, and a failure with `ZARRS_CUDA_REQUIRE_NVCOMP=1`.
-fn library(test: &str) -> Option<Nvcomp> {
+pub(super) fn library(test: &str) -> Option<Nvcomp> {
     match Search::new(None).load() {
         Ok(nvcomp) => Some(nvcomp),
         Err(reason) => {

@@ -5,6 +5,7 @@ use zarrs_cuda_nvcomp_stand_in::{FAILS, FAILURES, StandIn};
 use super::*;
 use crate::engine::cuda::{Compressors, WithFallback};
 use crate::engine::{BloscStage, Cname, EncodedShard, Shuffle};
+use crate::options::LevelPolicy;
 
 pub(super) fn with(library: StandIn) -> Compressors {
     Compressors {
@@ -376,7 +377,7 @@ fn the_largest_chunks_of_a_plan() {
         let shape = [bytes as u64];
         let grid = SubchunkGrid::new(&shape, &shape, 1).expect("divides");
         let shard = Shard::new(0).compressed(before, stage.clone(), 0);
-        let planned = crate::engine::cuda::check_chain(&grid, &shard.chain, Default::default());
+        let planned = crate::engine::cuda::check_chain(&grid, &shard.chain, LevelPolicy::default());
         match (planned, refused) {
             (Ok(()), None) => {}
             (Err(why), Some(part)) => assert!(why.contains(part), "{stage}, {bytes}: {why}"),
@@ -496,7 +497,7 @@ fn why_a_chain_stays_on_the_host() {
     let two = Shard::new(0).compressed(0, zstd(1, false), 0);
     let mut chain = two.chain.clone();
     chain.stages.push(Stage::Gzip { level: 1 });
-    let reason = crate::engine::cuda::check_chain(&two.grid, &chain, Default::default());
+    let reason = crate::engine::cuda::check_chain(&two.grid, &chain, LevelPolicy::default());
     assert!(reason.is_err_and(|reason| reason.contains("one compressor")));
 }
 

@@ -3,12 +3,15 @@
 
 use zarrs_cuda_nvcomp_stand_in::StandIn;
 
-use super::compression::{blosc, engine_with};
+use super::compression::{blosc, with};
 use super::*;
 use crate::engine::cuda::WithFallback;
 use crate::engine::cuda::driver::Fault;
 use crate::engine::cuda::driver::simulation::{Counts, Inject};
 use crate::engine::{Cname, Shuffle};
+
+/// A slab is half a batch: every operation there is, and as few as can be of each.
+const COMPRESSED: Tuning = Tuning { slab: 720, ..TINY };
 
 /// What is encoded and decoded when the fault comes.
 struct Subject {
@@ -42,7 +45,13 @@ impl Subject {
     }
 
     fn engine_on(&self, simulation: &Arc<Simulation>) -> CudaEngine {
-        engine_with(simulation, self.library, &self.shard.chain)
+        let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
+        let tuning = if self.shard.chain.is_fixed_size() {
+            TINY
+        } else {
+            COMPRESSED
+        };
+        CudaEngine::new(devices, limits(), tuning).for_chain(&self.shard.chain, with(self.library))
     }
 
     fn run(&self, engine: &dyn Engine) -> Result<(), EngineError> {
