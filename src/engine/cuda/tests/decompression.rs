@@ -481,9 +481,9 @@ fn with_all_fields(member: &[u8]) -> Vec<u8> {
 #[test]
 fn other_encoders_frames() {
     use zstd_safe::CParameter::{ChecksumFlag, ContentSizeFlag};
-    let no_frame = |stored: &[u8]| compress_zstd(stored, &[]);
+    let whole_frame = |stored: &[u8]| compress_zstd(stored, &[]);
     let skippable =
-        |stored: &[u8]| [b"\x50\x2a\x4d\x18\x02\0\0\0..", &no_frame(stored)[..]].concat();
+        |stored: &[u8]| [b"\x50\x2a\x4d\x18\x02\0\0\0..", &whole_frame(stored)[..]].concat();
     let two = |stored: &[u8]| {
         let (first, second) = stored.split_at(stored.len() / 2);
         [compress_zstd(first, &[]), compress_zstd(second, &[])].concat()
@@ -495,10 +495,12 @@ fn other_encoders_frames() {
             _ => whole(stored),
         })
     };
-    let zstd = |frame: &dyn Fn(&[u8]) -> Vec<u8>| (ZSTD, one_of(frame, &no_frame));
+    let followed =
+        |stored: &[u8]| [&whole_frame(stored)[..], b"\x50\x2a\x4d\x18\x02\0\0\0.."].concat();
+    let zstd = |frame: &dyn Fn(&[u8]) -> Vec<u8>| (ZSTD, one_of(frame, &whole_frame));
     let gzip = |frame: &dyn Fn(&[u8]) -> Vec<u8>| (GZIP, one_of(frame, &compress_gzip));
     let cases = [
-        (zstd(&no_frame), None),
+        (zstd(&whole_frame), None),
         (
             zstd(&|stored| compress_zstd(stored, &[ContentSizeFlag(false)])),
             Some("does not tell the size"),
@@ -508,6 +510,7 @@ fn other_encoders_frames() {
             Some("content checksum"),
         ),
         (zstd(&skippable), Some("header of a zstd frame")),
+        (zstd(&followed), Some("bytes behind a zstd frame")),
         (zstd(&two), Some("not of the size of a subchunk")),
         (gzip(&compress_gzip), None),
         (
@@ -516,6 +519,10 @@ fn other_encoders_frames() {
         ),
         (
             // The host takes the first member, whatever is behind it.
+            gzip(&|stored| [compress_gzip(stored), compress_gzip(stored)].concat()),
+            Some("several members"),
+        ),
+        (
             gzip(&|stored| [compress_gzip(stored), compress_gzip(b"more")].concat()),
             Some("gzip member is not of the size"),
         ),
