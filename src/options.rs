@@ -260,8 +260,9 @@ impl Options {
     /// compressed stream it cannot check without decompressing it. So the data must be what an
     /// encoder wrote, or the chain must have such a checksum.
     ///
-    /// The checks read each encoded byte once if there are checksums behind the compressor, on the
-    /// calling thread, and only headers if not.
+    /// The checks run on the calling thread. They read each encoded byte once for every checksum
+    /// behind the compressor, and once for gzip, whose members do not say where they end; of other
+    /// formats only the headers.
     ///
     /// Some legal frames are not for a device: gzip of several members, zstd without its content
     /// size, with a checksum or a dictionary, Blosc frames that are not compressed, whose blocks are

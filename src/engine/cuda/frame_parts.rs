@@ -319,9 +319,8 @@ fn zstd(frame: &[u8], expected: usize, tells: bool) -> Result<(), Reason> {
     Ok(())
 }
 
-/// The stream and the CRC-32 of a gzip member of `expected` bytes of content. That there is not
-/// another member behind it can only be known by decompressing it: if there is, the device finds
-/// content of another size.
+/// The stream and the CRC-32 of a gzip member of `expected` bytes of content. Where it ends can only
+/// be known by decompressing it; so whatever looks like the border to another member is taken for one.
 fn gzip(member: &[u8], expected: usize) -> Result<(Part, u32), Reason> {
     const BROKEN: Reason = "the header of a gzip member is not one that a device takes";
     const TRAILER: usize = 8;
@@ -355,12 +354,33 @@ fn gzip(member: &[u8], expected: usize) -> Result<(Part, u32), Reason> {
         return Err("a gzip member is not of the size of a subchunk");
     }
     deflate(stream)?;
+    if has_border(stream, expected) {
+        return Err("a gzip subchunk has several members");
+    }
     let part = Part {
         start: member.len() - rest.len(),
         len,
         raw: false,
     };
     Ok((part, u32::from_le_bytes(*checksum)))
+}
+
+/// Whether something in `stream` looks like the size of a member of at most `most` bytes, and the
+/// header of the next. In a stream of 64 KiB that happens by chance about once in 10⁸ times.
+fn has_border(stream: &[u8], most: usize) -> bool {
+    const FIRST: u8 = 0x1f;
+    /// Bytes that are searched for the first one together.
+    const AT_ONCE: usize = 64;
+    let is_border = |at: usize| {
+        let header = stream.get(at..at + 4);
+        let size = at.checked_sub(4).and_then(|start| stream.get(start..at));
+        let size = size.and_then(|size| size.first_chunk());
+        matches!(header, Some([FIRST, 0x8b, 8, flags]) if flags & 0xe0 == 0)
+            && size.is_some_and(|size| u32::from_le_bytes(*size) as usize <= most)
+    };
+    stream.chunks(AT_ONCE).enumerate().any(|(number, bytes)| {
+        bytes.contains(&FIRST) && (0..bytes.len()).any(|i| bytes[i] == FIRST && is_border(number * AT_ONCE + i))
+    })
 }
 
 /// Check what can be seen of a deflate stream: the blocks at its begin that are not compressed, and

@@ -9,7 +9,7 @@ use super::compression::{compressors, with};
 use super::*;
 use crate::engine::cuda::driver::Site;
 use crate::engine::cuda::driver::simulation::Inject;
-use crate::engine::cuda::{Compressors, WithFallback, frame_parts};
+use crate::engine::cuda::{Compressors, Metrics, WithFallback, frame_parts};
 use crate::engine::{BloscStage, Cname, EncodedShard, Shuffle};
 use crate::layout::Extent;
 
@@ -363,7 +363,7 @@ fn it_has_to_be_asked_for() {
     let encoded = shard.encoded_on_host();
     let decoded = engine.decode(&shard.job(), &encoded.bytes, &encoded.extents);
     assert!(decoded.expect("decodes") == shard.elements);
-    assert_eq!(engine.counters().snapshot(), crate::Metrics::default());
+    assert_eq!(engine.counters().snapshot(), Metrics::default());
 
     let engine = decoder(&simulation, StandIn::Six, &shard.chain);
     assert!(engine.decodes_whole_shards());
@@ -400,13 +400,17 @@ fn where_a_chunk_fails_the_host_decodes_the_shard() {
         drop(engine);
         assert_clean(&simulation);
     }
-    let shard = Shard::new(0).compressed(0, blosc(Cname::Lz4, Shuffle::None, 1, 0), 0);
+}
+
+/// A library that cannot decompress a format is a reason for the host, too.
+#[test]
+fn without_a_decompressor_the_host_decodes() {
+    let shard = Shard::new(0).compressed(0, GZIP, 0);
     let simulation = simulation(Schedule::Latest);
-    let incomplete = decoder(&simulation, StandIn::Incomplete, &shard.chain);
-    let encoded = decoder(&simulation, StandIn::Six, &shard.chain);
-    let encoded = encoded.encode(&shard.job(), &shard.elements, 0, 0);
-    let reason = shard.decode(&incomplete, &encoded.expect("encodes"));
-    println!("{reason:?}");
+    let engine = decoder(&simulation, StandIn::Incomplete, &shard.chain);
+    let reason = shard.decode(&engine, &shard.encoded_on_host());
+    let reason = reason.expect("on the host");
+    assert!(reason.contains("Deflate"), "{reason}");
 }
 
 /// A device that fails is an error, but for who falls back.
@@ -477,9 +481,9 @@ fn with_all_fields(member: &[u8]) -> Vec<u8> {
 #[test]
 fn other_encoders_frames() {
     use zstd_safe::CParameter::{ChecksumFlag, ContentSizeFlag};
-    let no_frame = |stored: &[u8]| compress_zstd(stored, &[]);
+    let whole_frame = |stored: &[u8]| compress_zstd(stored, &[]);
     let skippable =
-        |stored: &[u8]| [b"\x50\x2a\x4d\x18\x02\0\0\0..", &no_frame(stored)[..]].concat();
+        |stored: &[u8]| [b"\x50\x2a\x4d\x18\x02\0\0\0..", &whole_frame(stored)[..]].concat();
     let two = |stored: &[u8]| {
         let (first, second) = stored.split_at(stored.len() / 2);
         [compress_zstd(first, &[]), compress_zstd(second, &[])].concat()
@@ -491,10 +495,12 @@ fn other_encoders_frames() {
             _ => whole(stored),
         })
     };
-    let zstd = |frame: &dyn Fn(&[u8]) -> Vec<u8>| (ZSTD, one_of(frame, &no_frame));
+    let followed =
+        |stored: &[u8]| [&whole_frame(stored)[..], b"\x50\x2a\x4d\x18\x02\0\0\0.."].concat();
+    let zstd = |frame: &dyn Fn(&[u8]) -> Vec<u8>| (ZSTD, one_of(frame, &whole_frame));
     let gzip = |frame: &dyn Fn(&[u8]) -> Vec<u8>| (GZIP, one_of(frame, &compress_gzip));
     let cases = [
-        (zstd(&no_frame), None),
+        (zstd(&whole_frame), None),
         (
             zstd(&|stored| compress_zstd(stored, &[ContentSizeFlag(false)])),
             Some("does not tell the size"),
@@ -504,6 +510,7 @@ fn other_encoders_frames() {
             Some("content checksum"),
         ),
         (zstd(&skippable), Some("header of a zstd frame")),
+        (zstd(&followed), Some("bytes behind a zstd frame")),
         (zstd(&two), Some("not of the size of a subchunk")),
         (gzip(&compress_gzip), None),
         (
@@ -512,6 +519,10 @@ fn other_encoders_frames() {
         ),
         (
             // The host takes the first member, whatever is behind it.
+            gzip(&|stored| [compress_gzip(stored), compress_gzip(stored)].concat()),
+            Some("several members"),
+        ),
+        (
             gzip(&|stored| [compress_gzip(stored), compress_gzip(b"more")].concat()),
             Some("gzip member is not of the size"),
         ),
@@ -552,6 +563,31 @@ fn other_encoders_frames() {
         let reason = shard.decode(&engine, &encoded).expect("on the host");
         assert!(reason.contains(expected), "{reason}, not {expected}");
     }
+}
+
+/// As C-Blosc's threads may write them: the last block first.
+#[test]
+fn blosc_blocks_in_any_order() {
+    let shard = Shard::larger().compressed(0, blosc(Cname::Zstd, Shuffle::Byte, 2, 128), 0);
+    let mut reversed = shard.encoded_on_host();
+    for extent in reversed.extents.iter().flatten() {
+        let frame = &mut reversed.bytes[extent.clone()];
+        let place = |number: usize| 16 + 4 * number..20 + 4 * number;
+        let integer =
+            |bytes: &[u8]| u32::from_le_bytes(*bytes.first_chunk().expect("four")) as usize;
+        let mut starts: Vec<usize> = (0..4).map(|block| integer(&frame[place(block)])).collect();
+        starts.push(frame.len());
+        let mut blocks = Vec::new();
+        for block in (0..4).rev() {
+            let at = 32 + blocks.len();
+            blocks.extend_from_slice(&frame[starts[block]..starts[block + 1]]);
+            frame[place(block)].copy_from_slice(&(at as u32).to_le_bytes());
+        }
+        frame[32..].copy_from_slice(&blocks);
+    }
+    let simulation = simulation(Schedule::Latest);
+    let engine = decoder(&simulation, StandIn::Six, &shard.chain);
+    assert_eq!(shard.decode(&engine, &reversed), None);
 }
 
 /// Whether the device says what the host says of `bytes`.
@@ -716,7 +752,7 @@ fn checksums_that_are_not_validated() {
 /// A checksum in front of the compressor is compared on the device, and told by the host.
 #[test]
 fn a_wrong_checksum_in_front_of_the_compressor() {
-    let mut shard = Shard::larger().compressed(1, ZSTD, 0);
+    let shard = Shard::larger().compressed(1, ZSTD, 0);
     let encoded = shard.encoded_by(|number, stored| {
         let checksum = crc32c::crc32c(stored) ^ u32::from(number == 6);
         compress_zstd(&[stored, &checksum.to_le_bytes()].concat(), &[])
@@ -737,9 +773,47 @@ fn a_wrong_checksum_in_front_of_the_compressor() {
     ));
     let reasons = engine.counters().snapshot().fallbacks;
     assert!(reasons.contains_key("a checksum in front of the compressor is invalid"));
-    shard.store_empty = false;
     drop(engine);
     assert_clean(&simulation);
+}
+
+/// What is estimated for both directions is enough for both.
+#[test]
+fn a_lane_takes_what_was_estimated() {
+    for stage in [ZSTD, GZIP, blosc(Cname::Zstd, Shuffle::Byte, 2, 128)] {
+        let shard = Shard::larger().compressed(0, stage, 1);
+        let simulation = simulation(Schedule::Latest);
+        let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
+        let engine = |device_memory, decode| {
+            let limits = Limits {
+                device_memory: Some(device_memory),
+                ..limits()
+            };
+            let compressors = Compressors {
+                decode,
+                ..with(StandIn::Six)
+            };
+            CudaEngine::new(devices.clone(), limits, TINY).for_chain(&shard.chain, compressors)
+        };
+        let estimate = |decode| {
+            let engine = engine(1 << 24, decode);
+            engine
+                .memory_estimate(&shard.grid, &shard.chain)
+                .expect("fits")
+        };
+        let (without, both) = (estimate(false), estimate(true));
+        assert!(
+            both.device >= without.device && both.pinned > without.pinned,
+            "{both}"
+        );
+        let engine = engine(both.device, true);
+        assert_eq!(shard.decode(&engine, &shard.encoded_on_host()), None);
+        engine
+            .encode(&shard.job(), &shard.elements, 0, 0)
+            .expect("encodes");
+        drop((engine, devices));
+        assert_clean(&simulation);
+    }
 }
 
 /// A lane has what it takes, however small, and what does not fit the host decodes.
