@@ -464,8 +464,8 @@ impl Buffers {
     }
 }
 
-/// Enqueue the compression of what is in `slots`; `timed` becomes the stages. `failed` has a `u32` for each subchunk: 1 if the host has to
-/// compress it.
+/// Enqueue the compression of what is in `slots`, and add its stages to `timed`. `failed` has a `u32`
+/// for each subchunk, which becomes 1 if the host has to compress it.
 ///
 /// # Errors
 /// As the driver's.

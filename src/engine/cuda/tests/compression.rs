@@ -554,6 +554,23 @@ fn a_smaller_budget_makes_smaller_batches_and_then_a_reason() {
     }
 }
 
+/// Shards with a compressor are decoded by the host: if it cannot, no device has failed.
+#[test]
+fn corrupt_shards_are_no_fallbacks() {
+    let shard = Shard::new(0).compressed(0, zstd(), 0);
+    let simulation = simulation(Schedule::Eager);
+    let engine = WithFallback(engine_with(&simulation, StandIn::Six, &shard.chain));
+    let mut encoded = shard.there_and_back(&engine).expect("no fault");
+    encoded.bytes[3..].fill(0);
+    let decoded = engine.decode(&shard.job(), &encoded.bytes, &encoded.extents);
+    assert!(
+        matches!(decoded, Err(EngineError::Decode { .. })),
+        "{decoded:?}"
+    );
+    let fallbacks = engine.0.counters().snapshot().fallbacks;
+    assert!(fallbacks.is_empty(), "{fallbacks:?}");
+}
+
 /// The library returns an error from the call itself, for which no chunk is to blame. A library says
 /// so at once, as the simulation does if it calls it at once; if not, a stream is not known to be
 /// empty, and its memory is left alone.
