@@ -13,6 +13,10 @@
 //! nothing in between: subchunks that are not stored are compressed as chunks of one byte, whose
 //! streams nobody wants. A subchunk that nvCOMP fails on has no frame, and a flag that says so.
 
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
 use super::driver::{DeviceSpan, DriverError};
 use super::frame_parts::{Layout, beside_streams, most_encoded};
 use super::kernels::chunks::{Chunking, Tables, chunks};
@@ -344,6 +348,43 @@ fn ask(
         .ok_or_else(too_large)?;
     let total = count.checked_mul(bytes).ok_or_else(too_large)?;
     compressor.requirements(chunks, block, total)
+}
+
+/// What nvCOMP was asked before: it may take its time to answer, and every shard asks.
+#[derive(Debug, Default)]
+pub(super) struct Asked(Mutex<VecDeque<(Question, Prepared)>>);
+
+/// The library's file, the compressor, and the most subchunks at once.
+type Question = (Option<PathBuf>, Compression, usize);
+
+impl Asked {
+    /// How many answers are kept.
+    const MOST: usize = 32;
+
+    /// The answer that is known, or else that `ask` gives.
+    ///
+    /// # Errors
+    /// As of `ask`; that is asked again.
+    pub(super) fn or_ask(
+        &self,
+        question: Question,
+        ask: impl FnOnce() -> Result<Prepared, String>,
+    ) -> Result<Prepared, String> {
+        let known = |known: &VecDeque<(Question, Prepared)>| {
+            let found = known.iter().find(|(other, _)| *other == question);
+            found.map(|(_, prepared)| prepared.clone())
+        };
+        if let Some(prepared) = known(&self.0.lock().unwrap_or_else(PoisonError::into_inner)) {
+            return Ok(prepared);
+        }
+        let prepared = ask()?;
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() == Self::MOST {
+            all.pop_front();
+        }
+        all.push_back((question, prepared.clone()));
+        Ok(prepared)
+    }
 }
 
 /// The buffers of a compressor. All of them are the device's.

@@ -363,7 +363,7 @@ fn it_has_to_be_asked_for() {
     let encoded = shard.encoded_on_host();
     let decoded = engine.decode(&shard.job(), &encoded.bytes, &encoded.extents);
     assert!(decoded.expect("decodes") == shard.elements);
-    assert_eq!(engine.counters().snapshot(), Default::default());
+    assert_eq!(engine.counters().snapshot(), crate::Metrics::default());
 
     let engine = decoder(&simulation, StandIn::Six, &shard.chain);
     assert!(engine.decodes_whole_shards());
