@@ -1,7 +1,7 @@
 //! Shards that a device compresses, and the host's libraries read: as in `bodies`, at full size on
 //! a GPU and small on the simulation.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::{Arc, Barrier};
@@ -367,6 +367,30 @@ pub(in crate::engine::cuda) fn every_chain(setup: &Setup) {
         subject.check(&encoded.unwrap_or_else(|error| panic!("{stages:?}: {error}")));
     }
     setup.assert_all_on_the_device(subjects.len());
+}
+
+/// What was compressed on the device, and then what the host compressed, comes back there: how many
+/// shards of each did, and why the host decoded the others of both.
+pub(in crate::engine::cuda) fn decompressed(setup: &Setup) -> ([u64; 2], BTreeMap<String, u64>) {
+    let mut setup = setup.clone();
+    setup.compressors.decode = true;
+    let subjects = subjects(setup.scale);
+    let come_back = |by_host: bool| {
+        for subject in &subjects {
+            let engine = setup.engine(&subject.chain);
+            let encoder: &dyn Engine = if by_host { &HostEngine } else { &engine };
+            let EncodedShard { bytes, extents } = subject.encode(encoder).unwrap();
+            let decoded = engine.decode(&subject.job(), &bytes, &extents).unwrap();
+            let stages = &subject.chain.stages;
+            assert!(decoded == subject.elements, "{stages:?}: other elements");
+        }
+        setup.devices.counters.snapshot()
+    };
+    let ours = come_back(false).shards_decoded;
+    let metrics = come_back(true);
+    let on_host: u64 = metrics.fallbacks.values().sum();
+    assert_eq!(metrics.shards_decoded + on_host, 2 * subjects.len() as u64);
+    ([ours, metrics.shards_decoded - ours], metrics.fallbacks)
 }
 
 /// Subchunks of one byte, and of a few.

@@ -45,6 +45,17 @@ fn every_chain_with_a_compressor() {
     }
 }
 
+/// Of trusted data: each shard was encoded just before.
+#[test]
+fn every_chain_comes_back() {
+    if let Some(setup) = setup("every_chain_comes_back") {
+        let ([ours, of_host], others) = compressed::decompressed(&setup);
+        println!("decoded on the device: {ours} of its shards, {of_host} of the host's");
+        println!("the host decoded the others: {others:?}");
+        assert!(ours > 0 && of_host > 0, "all went to the host: {others:?}");
+    }
+}
+
 #[test]
 fn subchunks_of_a_few_bytes() {
     if let Some(setup) = setup("subchunks_of_a_few_bytes") {
