@@ -379,7 +379,8 @@ fn has_border(stream: &[u8], most: usize) -> bool {
             && size.is_some_and(|size| u32::from_le_bytes(*size) as usize <= most)
     };
     stream.chunks(AT_ONCE).enumerate().any(|(number, bytes)| {
-        bytes.contains(&FIRST) && (0..bytes.len()).any(|i| bytes[i] == FIRST && is_border(number * AT_ONCE + i))
+        bytes.contains(&FIRST)
+            && (0..bytes.len()).any(|i| bytes[i] == FIRST && is_border(number * AT_ONCE + i))
     })
 }
 
