@@ -162,21 +162,27 @@ fn the_size_of_batches_does_not_show() {
     });
 }
 
+/// Names a folder where the arrays stay, for other implementations to read: see
+/// `ZARRS_CUDA_INTEROP_ARRAYS` of the interoperability tests.
+const SIMULATED_ARRAYS: &str = "ZARRS_CUDA_SIMULATED_ARRAYS";
+
 /// zarrs' own codec reads what is there for others to read.
 #[test]
 fn arrays_for_other_implementations() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let temporary = tempfile::tempdir().expect("a folder");
+    let named = std::env::var_os(SIMULATED_ARRAYS).map(std::path::PathBuf::from);
+    let folder = named.as_deref().unwrap_or(temporary.path());
     compressed_small(Schedule::Eager, |setup| {
-        let names = compressed::export(setup, folder.path());
+        let names = compressed::export(setup, folder);
         assert!(names.len() > 50, "{}", names.len());
         for name in names {
-            let store = FilesystemStore::new(folder.path().join(&name)).expect("a folder");
+            let store = FilesystemStore::new(folder.join(&name)).expect("a folder");
             let array = Array::open(Arc::new(store), "/").expect("an array");
             let read: ArrayBytes = array
                 .retrieve_array_subset(&array.subset_all())
                 .unwrap_or_else(|error| panic!("{name}: {error}"));
             let read = read.into_fixed().expect("numbers");
-            let raw = std::fs::read(folder.path().join(format!("{name}.raw"))).expect("a file");
+            let raw = std::fs::read(folder.join(format!("{name}.raw"))).expect("a file");
             assert!(*read == raw, "{name}: other values");
         }
     });
