@@ -379,8 +379,10 @@ fn has_border(stream: &[u8], most: usize) -> bool {
             && size.is_some_and(|size| u32::from_le_bytes(*size) as usize <= most)
     };
     stream.chunks(AT_ONCE).enumerate().any(|(number, bytes)| {
-        let has_first = bytes.iter().fold(false, |any, byte| any | (*byte == FIRST));
-        has_first && (0..bytes.len()).any(|i| bytes[i] == FIRST && is_border(number * AT_ONCE + i))
+        let found = bytes
+            .iter()
+            .fold(0, |any, byte| any | u8::from(*byte == FIRST));
+        found != 0 && (0..bytes.len()).any(|i| bytes[i] == FIRST && is_border(number * AT_ONCE + i))
     })
 }
 
