@@ -1,4 +1,4 @@
-//! The CUDA engine on the first GPU of this machine.
+//! The CUDA engine on the first GPU of this machine, with nvCOMP if there is one.
 //!
 //! `cargo bench --bench device` prints a table and writes `target/bench/device.json`, or the file
 //! that `ZARRS_CUDA_BENCH_OUT` names. Without a GPU it says why it measures nothing, and that is a

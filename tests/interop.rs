@@ -16,6 +16,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    env, fs,
     io::{self, Write},
     path::Path,
     sync::{Arc, Mutex, Once, PoisonError, Weak},
@@ -64,6 +65,40 @@ fn tensorstore_writes() {
 #[test]
 fn zarrita_writes() {
     assert_eq!(writes(Tool::Zarrita), 0);
+}
+
+/// Arrays that another machine wrote, such as one with a GPU: the folder that this variable names
+/// has them as [`cases::hand_over`] and [`write`] would leave them.
+const ARRAYS: &str = "ZARRS_CUDA_INTEROP_ARRAYS";
+
+#[test]
+fn arrays_from_another_machine_are_read() {
+    let Some(folder) = env::var_os(ARRAYS) else {
+        say(&format!(
+            "no arrays of another machine: {ARRAYS} names none"
+        ));
+        return;
+    };
+    let folder = Path::new(&folder);
+    let list = fs::read(folder.join("cases.json")).unwrap();
+    let list: BTreeMap<String, Value> = serde_json::from_slice(&list).unwrap();
+    assert!(!list.is_empty());
+    for tool in [Tool::ZarrPython, Tool::Tensorstore, Tool::Zarrita] {
+        let output = tool.run("read", folder);
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        let reports = stdout
+            .lines()
+            .map(|line| -> Value { serde_json::from_str(line).unwrap() });
+        let (read, failed): (Vec<_>, Vec<_>) =
+            reports.partition(|report| report["error"].is_null());
+        let (name, stderr) = (tool.name(), String::from_utf8_lossy(&output.stderr));
+        assert!(failed.is_empty(), "{name}: {failed:#?}");
+        assert_eq!(read.len(), list.len(), "{name}: {stderr}");
+        say(&format!(
+            "{name} reads {} arrays of another machine",
+            read.len()
+        ));
+    }
 }
 
 /// Lets a tool read and compare our arrays.

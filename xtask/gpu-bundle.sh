@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs what needs a GPU: bash run.sh [PART...], all parts where none is named.
 #
-#   suites        the tests that need a GPU                                  180 s
+#   suites        the tests that need a GPU                                  300 s
 #   memcheck, racecheck, synccheck, initcheck
 #                 tests under one tool of compute-sanitizer                  150 s each
 #   benchmark     what the kernels, the bus and the engine reach             420 s
@@ -20,6 +20,8 @@
 #
 # ZARRS_CUDA_LIMIT_SUITES=300   seconds that a part may take; likewise for the others
 # ZARRS_CUDA_SANITIZER          the whole path of compute-sanitizer; unless this is set it is looked for
+# ZARRS_CUDA_EXPORT             the whole path of a folder for arrays that the GPU compressed, which
+#                               the interoperability tests read: none are kept unless this is set
 # ZARRS_CUDA_LIBCUDA            the folder of libcuda.so.1, if the loader does not know it:
 #                               /usr/local/nvidia/lib64 unless this is set
 set -uo pipefail
@@ -27,7 +29,7 @@ set -uo pipefail
 export LC_ALL=C
 
 all=(suites memcheck racecheck synccheck initcheck benchmark)
-declare -A limit=([suites]=180 [memcheck]=150 [racecheck]=150 [synccheck]=150 [initcheck]=150
+declare -A limit=([suites]=300 [memcheck]=150 [racecheck]=150 [synccheck]=150 [initcheck]=150
     [benchmark]=420)
 
 for name in "$@"; do
@@ -195,7 +197,8 @@ starts() {
 suites() {
     begin suites
     starts "$tests" || return
-    run "${limit[suites]}" "$tests" ::gpu::
+    # What tests print is a result where they only look.
+    run "${limit[suites]}" "$tests" ::gpu:: --show-output
     end
 }
 

@@ -9,7 +9,7 @@ use std::process::Command;
 type Defines = &'static [(&'static str, &'static str)];
 
 /// Folder, major version, and what makes it what it is.
-const LIBRARIES: [(&str, u32, Defines); 8] = [
+const LIBRARIES: [(&str, u32, Defines); 10] = [
     ("six", 6, &[]),
     (
         "five",
@@ -24,6 +24,16 @@ const LIBRARIES: [(&str, u32, Defines); 8] = [
     ("four", 4, &[("STAND_IN_VERSION", "4200")]),
     ("seven", 7, &[("STAND_IN_VERSION", "7000")]),
     ("failing", 6, &[("STAND_IN_FAIL_EVERY", "3")]),
+    ("refusing", 6, &[("STAND_IN_REFUSES", "1")]),
+    (
+        "coarse",
+        6,
+        &[
+            ("STAND_IN_INPUT", "256"),
+            ("STAND_IN_OUTPUT", "256"),
+            ("STAND_IN_TEMP", "256"),
+        ],
+    ),
     (
         "incomplete",
         6,

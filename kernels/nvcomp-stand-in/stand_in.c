@@ -9,6 +9,7 @@
 // STAND_IN_FAIL_EVERY   the last chunk of so many fails
 // STAND_IN_INPUT, STAND_IN_OUTPUT, STAND_IN_TEMP   the alignments that it asks for
 // STAND_IN_NO_DEVICE    it cannot say how much memory zstd takes, as nvCOMP cannot without a device
+// STAND_IN_REFUSES      it compresses no batch
 // What is not said is 6.0, and as below.
 
 #include <stdint.h>
@@ -167,6 +168,9 @@ static nvcompStatus_t compress(const struct format* format, nvcompStatus_t optio
     nvcompStatus_t status = check(inputs, sizes, chunks, temp, temp_bytes,
                                   temp_of(chunks, most, total), outputs, results, statuses);
     if (status != nvcompSuccess) return status;
+#ifdef STAND_IN_REFUSES
+    return nvcompErrorInternal;
+#endif
     size_t bound = format->bound(most);
     scribble(temp, temp_bytes);
     for (size_t i = 0; i < chunks; i++) {

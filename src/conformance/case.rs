@@ -172,8 +172,77 @@ fn codecs(subchunk: Vec<u64>, typesize: usize) -> impl Strategy<Value = Vec<Valu
         })
 }
 
+/// `transpose*`, `bytes`, and stages that a device runs: one compressor, and checksums in front of it
+/// and behind it.
+#[cfg(test)]
+fn codecs_of_devices(dimensions: usize) -> impl Strategy<Value = Vec<Value>> {
+    let codec =
+        |name: &str, configuration: Value| json!({ "name": name, "configuration": configuration });
+    let blosc = (
+        select(vec!["lz4", "zstd"]),
+        1..=5,
+        select(vec!["noshuffle", "shuffle", "bitshuffle"]),
+        select(vec![1, 2, 3, 4, 7, 8, 16, 20, 255]),
+        select(vec![0, 1, 2, 5, 1 << 12]),
+    )
+        .prop_map(move |(cname, clevel, shuffle, typesize, groups)| {
+            codec(
+                "blosc",
+                json!({
+                    "cname": cname, "clevel": clevel, "shuffle": shuffle,
+                    "typesize": typesize, "blocksize": groups * 16 * typesize,
+                }),
+            )
+        });
+    let compressor = prop_oneof![
+        2 => (-3..=3).prop_map(move |level| {
+            codec("zstd", json!({ "level": level, "checksum": false }))
+        }),
+        2 => (1..=9).prop_map(move |level| codec("gzip", json!({ "level": level }))),
+        5 => blosc,
+    ];
+    let checksums = || {
+        let number = prop_oneof![4 => Just(0), 2 => Just(1), 1 => Just(2)];
+        number.prop_map(|number| vec![json!({ "name": "crc32c" }); number])
+    };
+    let order: Vec<usize> = (0..dimensions).collect();
+    let most_transposes = order.len().min(2);
+    let transpose = Just(order)
+        .prop_shuffle()
+        .prop_map(|order| json!({ "name": "transpose", "configuration": { "order": order } }));
+    let bytes = select(vec!["little", "big"])
+        .prop_map(|endian| json!({ "name": "bytes", "configuration": { "endian": endian } }));
+    (
+        proptest::collection::vec(transpose, 0..=most_transposes),
+        bytes,
+        checksums(),
+        compressor,
+        checksums(),
+    )
+        .prop_map(|(mut codecs, bytes, before, compressor, after)| {
+            codecs.push(bytes);
+            codecs.extend(before);
+            codecs.push(compressor);
+            codecs.extend(after);
+            codecs
+        })
+}
+
 /// Every case.
 pub(super) fn cases() -> impl Strategy<Value = Case> {
+    cases_with(codecs)
+}
+
+/// Every case with a compressor that a device has.
+#[cfg(test)]
+pub(super) fn compressed_cases() -> impl Strategy<Value = Case> {
+    cases_with(|subchunk, _| codecs_of_devices(subchunk.len()))
+}
+
+/// `codecs` chooses those of a subchunk's shape, for elements of so many bytes.
+fn cases_with<S: Strategy<Value = Vec<Value>>>(
+    codecs: fn(Vec<u64>, usize) -> S,
+) -> impl Strategy<Value = Case> {
     let axis = (1..=5_u64, 1..=3_u64);
     (
         proptest::collection::vec(axis, 0..=4),
@@ -182,27 +251,29 @@ pub(super) fn cases() -> impl Strategy<Value = Case> {
         select(vec![Filling::All, Filling::None, Filling::Half]),
         1..=5_usize,
     )
-        .prop_flat_map(|(axes, (data_type, fill_value), flags, filling, threads)| {
-            let (subchunk, counts): (Vec<u64>, Vec<u64>) = axes.into_iter().unzip();
-            let (index_at_start, index_is_big, index_has_checksum, store_empty, seed) = flags;
-            let endian = if index_is_big { "big" } else { "little" };
-            let mut index_codecs =
-                vec![json!({ "name": "bytes", "configuration": { "endian": endian } })];
-            if index_has_checksum {
-                index_codecs.push(json!({ "name": "crc32c" }));
-            }
-            codecs(subchunk.clone(), fill_value.len()).prop_map(move |codecs| Case {
-                subchunk: subchunk.clone(),
-                counts: counts.clone(),
-                data_type: data_type.clone(),
-                fill_value: FillValue::new(fill_value.clone()),
-                codecs,
-                index_codecs: index_codecs.clone(),
-                index_at_start,
-                filling,
-                store_empty,
-                threads,
-                seed,
-            })
-        })
+        .prop_flat_map(
+            move |(axes, (data_type, fill_value), flags, filling, threads)| {
+                let (subchunk, counts): (Vec<u64>, Vec<u64>) = axes.into_iter().unzip();
+                let (index_at_start, index_is_big, index_has_checksum, store_empty, seed) = flags;
+                let endian = if index_is_big { "big" } else { "little" };
+                let mut index_codecs =
+                    vec![json!({ "name": "bytes", "configuration": { "endian": endian } })];
+                if index_has_checksum {
+                    index_codecs.push(json!({ "name": "crc32c" }));
+                }
+                codecs(subchunk.clone(), fill_value.len()).prop_map(move |codecs| Case {
+                    subchunk: subchunk.clone(),
+                    counts: counts.clone(),
+                    data_type: data_type.clone(),
+                    fill_value: FillValue::new(fill_value.clone()),
+                    codecs,
+                    index_codecs: index_codecs.clone(),
+                    index_at_start,
+                    filling,
+                    store_empty,
+                    threads,
+                    seed,
+                })
+            },
+        )
 }

@@ -11,6 +11,6 @@ mod suite;
 
 pub use device::measure_device;
 pub use limit::Limit;
-#[cfg(test)]
-pub(crate) use suite::check;
 pub use suite::check_host;
+#[cfg(test)]
+pub(crate) use suite::{check, check_compressed};

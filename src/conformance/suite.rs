@@ -4,9 +4,12 @@ use std::borrow::Cow;
 use std::num::NonZeroU64;
 use std::sync::Mutex;
 
+use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use zarrs::array::{ArrayBytes, ArrayToBytesCodecTraits, CodecChain, CodecOptions};
 
+#[cfg(test)]
+use super::case::compressed_cases;
 use super::case::{Case, cases};
 use super::naive::Naive;
 use crate::codec::shard::Shard;
@@ -31,15 +34,34 @@ pub(crate) fn check(
     num_cases: u32,
     fallbacks: &dyn Fn() -> u64,
 ) {
+    check_all(&cases(), options, engines, num_cases, fallbacks);
+}
+
+/// As [`check`], with a compressor that a device has in every chain.
+#[cfg(test)]
+pub(crate) fn check_compressed(
+    options: &Options,
+    engines: &Engines,
+    num_cases: u32,
+    fallbacks: &dyn Fn() -> u64,
+) {
+    check_all(&compressed_cases(), options, engines, num_cases, fallbacks);
+}
+
+fn check_all(
+    cases: &impl Strategy<Value = Case>,
+    options: &Options,
+    engines: &Engines,
+    num_cases: u32,
+    fallbacks: &dyn Fn() -> u64,
+) {
     let config = Config {
         cases: num_cases,
         failure_persistence: None,
         ..Config::default()
     };
     TestRunner::new(config)
-        .run(&cases(), |case| {
-            check_case(options, engines, &case, fallbacks)
-        })
+        .run(cases, |case| check_case(options, engines, &case, fallbacks))
         .unwrap_or_else(|failure| panic!("{} backend: {failure}", options.backend()));
 }
 

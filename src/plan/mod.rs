@@ -360,11 +360,10 @@ fn cuda_stages(chain: &KnownChain) -> Vec<ExplainedStage> {
         ),
     ];
     for codec in &chain.stages {
-        let reason = match codec.is_fixed_size() {
-            true => "all subchunks of a batch at once",
-            false => {
-                "nvCOMP, all subchunks of a batch at once; what it fails on, the host compresses"
-            }
+        let reason = if codec.is_fixed_size() {
+            "all subchunks of a batch at once"
+        } else {
+            "nvCOMP, all subchunks of a batch at once; what it fails on, the host compresses"
         };
         stages.push(stage(codec.to_string(), Place::Cuda, reason));
     }

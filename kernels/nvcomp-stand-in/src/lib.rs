@@ -18,6 +18,10 @@ pub enum StandIn {
     Seven,
     /// Version 6.0, of which every third chunk fails, in [`FAILURES`] ways in turn.
     Failing,
+    /// Version 6.0 that compresses no batch, whatever is in it.
+    Refusing,
+    /// Version 6.0. Asks for inputs, outputs and temporary memory at multiples of 256.
+    Coarse,
     /// Version 6.0 without one of the functions for LZ4, and one for decompressing deflate.
     Incomplete,
     /// Version 6.0 that finds no device, so that zstd's temporary memory is unknown.

@@ -13,6 +13,10 @@
 //! nothing in between: subchunks that are not stored are compressed as chunks of one byte, whose
 //! streams nobody wants. A subchunk that nvCOMP fails on has no frame, and a flag that says so.
 
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
 use super::driver::{DeviceSpan, DriverError};
 use super::frame_parts::{Layout, beside_streams, most_encoded};
 use super::kernels::chunks::{Chunking, Tables, chunks};
@@ -50,7 +54,7 @@ pub(super) struct Compression {
     pub(super) after: usize,
     format: Format,
     frame: Frame,
-    chunking: Chunking,
+    pub(super) chunking: Chunking,
 }
 
 impl Compression {
@@ -125,7 +129,8 @@ impl Compression {
         }
     }
 
-    fn shuffled(&self) -> Option<(Shuffle, BloscBlocks)> {
+    /// How Blosc shuffles, if it does.
+    pub(super) fn shuffled(&self) -> Option<(Shuffle, BloscBlocks)> {
         match self.frame {
             Frame::Blosc(BloscFormat {
                 shuffle: Some(shuffle),
@@ -246,7 +251,7 @@ fn blosc(
 #[derive(Clone, Debug)]
 pub(super) struct Prepared {
     pub(super) compression: Compression,
-    compressor: Compressor,
+    pub(super) compressor: Compressor,
     /// For ever smaller batches.
     requirements: Vec<Requirements>,
 }
@@ -345,6 +350,43 @@ fn ask(
     compressor.requirements(chunks, block, total)
 }
 
+/// What nvCOMP was asked before: it may take its time to answer, and every shard asks.
+#[derive(Debug, Default)]
+pub(super) struct Asked(Mutex<VecDeque<(Question, Prepared)>>);
+
+/// The library's file, the compressor, and the most subchunks at once.
+type Question = (Option<PathBuf>, Compression, usize);
+
+impl Asked {
+    /// How many answers are kept.
+    const MOST: usize = 32;
+
+    /// The answer that is known, or else that `ask` gives.
+    ///
+    /// # Errors
+    /// As of `ask`; that is asked again.
+    pub(super) fn or_ask(
+        &self,
+        question: Question,
+        ask: impl FnOnce() -> Result<Prepared, String>,
+    ) -> Result<Prepared, String> {
+        let known = |known: &VecDeque<(Question, Prepared)>| {
+            let found = known.iter().find(|(other, _)| *other == question);
+            found.map(|(_, prepared)| prepared.clone())
+        };
+        if let Some(prepared) = known(&self.0.lock().unwrap_or_else(PoisonError::into_inner)) {
+            return Ok(prepared);
+        }
+        let prepared = ask()?;
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() == Self::MOST {
+            all.pop_front();
+        }
+        all.push_back((question, prepared.clone()));
+        Ok(prepared)
+    }
+}
+
 /// The buffers of a compressor. All of them are the device's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Buffers {
@@ -422,8 +464,8 @@ impl Buffers {
     }
 }
 
-/// Enqueue the compression of what is in `slots`; `timed` becomes the stages. `failed` has a `u32` for each subchunk: 1 if the host has to
-/// compress it.
+/// Enqueue the compression of what is in `slots`, and add its stages to `timed`. `failed` has a `u32`
+/// for each subchunk, which becomes 1 if the host has to compress it.
 ///
 /// # Errors
 /// As the driver's.

@@ -369,7 +369,7 @@ fn gzip(member: &[u8], expected: usize) -> Result<(Part, u32), Reason> {
 /// header of the next. In a stream of 64 KiB that happens by chance about once in 10⁸ times.
 fn has_border(stream: &[u8], most: usize) -> bool {
     const FIRST: u8 = 0x1f;
-    /// Enough that looking for one byte is done by whole registers.
+    /// Bytes that are searched for the first one together.
     const AT_ONCE: usize = 64;
     let is_border = |at: usize| {
         let header = stream.get(at..at + 4);
@@ -379,10 +379,8 @@ fn has_border(stream: &[u8], most: usize) -> bool {
             && size.is_some_and(|size| u32::from_le_bytes(*size) as usize <= most)
     };
     stream.chunks(AT_ONCE).enumerate().any(|(number, bytes)| {
-        let found = bytes
-            .iter()
-            .fold(0, |any, byte| any | u8::from(*byte == FIRST));
-        found != 0 && (0..bytes.len()).any(|i| bytes[i] == FIRST && is_border(number * AT_ONCE + i))
+        bytes.contains(&FIRST)
+            && (0..bytes.len()).any(|i| bytes[i] == FIRST && is_border(number * AT_ONCE + i))
     })
 }
 

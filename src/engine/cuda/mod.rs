@@ -134,12 +134,16 @@ impl CudaEngine {
         let compressor = match compression {
             None => None,
             Some(compression) => {
-                let nvcomp = nvcomp::of_process(self.compressors.nvcomp.as_deref())
-                    .map_err(EngineError::Unsuitable)?;
                 let most = Sizing::tuned_batch(grid, true, self.tuning);
-                let prepared = self
-                    .devices
-                    .with_context(&self.limits, || Prepared::new(compression, &nvcomp, most))?;
+                // In a forked child there is no device, and no lock is asked for.
+                let prepared = self.devices.with_context(&self.limits, || {
+                    let file = &self.compressors.nvcomp;
+                    let question = (file.clone(), compression, most);
+                    self.devices.asked.or_ask(question, || {
+                        let nvcomp = nvcomp::of_process(file.as_deref())?;
+                        Prepared::new(compression, &nvcomp, most)
+                    })
+                })?;
                 Some(prepared.map_err(EngineError::Unsuitable)?)
             }
         };
@@ -208,10 +212,9 @@ impl CudaEngine {
         layout: Layout,
     ) -> Result<ShardKind<'a>, EngineError> {
         sizing::check_elements(grid, chain).map_err(EngineError::Unsuitable)?;
-        let nvcomp = nvcomp::of_process(self.compressors.nvcomp.as_deref())
-            .map_err(EngineError::Unsuitable)?;
         let most = Sizing::tuned_batch(grid, true, self.tuning);
         let prepared = self.devices.with_context(&self.limits, || {
+            let nvcomp = nvcomp::of_process(self.compressors.nvcomp.as_deref())?;
             decompression::Prepared::new(layout, &nvcomp, most)
         })?;
         Ok(ShardKind {

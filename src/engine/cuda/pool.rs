@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use super::compression::Asked;
 use super::copiers::Copiers;
 use super::device::{Device, Process};
 use super::driver::{Driver, DriverError, Fault};
@@ -42,6 +43,7 @@ pub(crate) struct Devices {
     changed: Condvar,
     pub(super) copiers: Copiers,
     pub(crate) counters: Counters,
+    pub(super) asked: Asked,
     /// Whether a thread waits to give up idle lanes. Changes under the lock of the state.
     janitor: AtomicBool,
     gone: Arc<Gone>,
@@ -230,6 +232,7 @@ impl Devices {
             changed: Condvar::new(),
             copiers: Copiers::default(),
             counters: Counters::default(),
+            asked: Asked::default(),
         })
     }
 

@@ -196,10 +196,14 @@ impl ShardKind<'_> {
             .grid
             .subchunk_bytes()
             .checked_add(checksums.checked_mul(CHECKSUM)?)?;
+        let for_kernels = if in_slot >= LONG_SLOT {
+            LINE
+        } else {
+            SLOT_ALIGNMENT
+        };
         let alignment = match &self.compressor {
-            _ if in_slot >= LONG_SLOT => LINE,
-            Some(prepared) => prepared.slot_alignment(),
-            None => SLOT_ALIGNMENT,
+            Some(prepared) => prepared.slot_alignment().max(for_kernels),
+            None => for_kernels,
         };
         let stride = match &self.decompressor {
             Some(prepared) => prepared.slot_stride()?,

@@ -229,7 +229,10 @@ fn everything_passes() {
         assert_eq!(tool(name), [probe, "::gpu::kernels ::gpu::engine"]);
     }
     assert_eq!(tool("initcheck"), [probe, "::gpu::engine"]);
-    assert!(calls.contains("zarrs_cuda-tests ::gpu::\n"), "{calls}");
+    assert!(
+        calls.contains("zarrs_cuda-tests ::gpu:: --show-output\n"),
+        "{calls}"
+    );
 }
 
 #[test]

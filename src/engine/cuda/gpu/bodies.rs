@@ -10,7 +10,7 @@ use std::{iter, num::NonZeroUsize};
 
 use rayon::prelude::*;
 
-use crate::conformance::check;
+use crate::conformance::{check, check_compressed};
 use crate::engine::cuda::driver::Driver;
 use crate::engine::cuda::{CudaEngine, Devices, Limits, Tuning, fallback};
 use crate::engine::host::HostEngine;
@@ -26,11 +26,22 @@ pub(in crate::engine::cuda) fn conformance(
     tuning: Tuning,
     cases: u32,
 ) {
-    let devices = Devices::new(vec![driver]);
-    let mut options = Options::default().with_backend(Backend::Auto);
+    let mut options = Options::default();
     if let Some(bytes) = memory {
         options = options.with_device_memory(bytes).with_pinned_memory(bytes);
     }
+    conformance_with(&options, driver, tuning, cases);
+}
+
+/// As [`conformance`], with budgets and a library of compressors from `options`.
+pub(in crate::engine::cuda) fn conformance_with(
+    options: &Options,
+    driver: Arc<dyn Driver>,
+    tuning: Tuning,
+    cases: u32,
+) {
+    let devices = Devices::new(vec![driver]);
+    let options = options.clone().with_backend(Backend::Auto);
     let engines = Engines::of_devices(devices.clone(), Rule::ALL, tuning);
     let fallbacks = || devices.counters.snapshot().fallbacks;
     check(&options, &engines, cases, &|| fallbacks().values().sum());
@@ -58,6 +69,24 @@ pub(in crate::engine::cuda) fn conformance(
         .filter(|reason| !corrupted.iter().any(|known| known == reason.as_str()))
         .collect();
     assert!(others.is_empty(), "{others:?}");
+}
+
+/// Shards of the conformance suite that a device compresses, with the backend of `options`. Returns how many
+/// subchunks of them the host had to compress.
+pub(in crate::engine::cuda) fn compressed_conformance(
+    options: &Options,
+    driver: Arc<dyn Driver>,
+    tuning: Tuning,
+    cases: u32,
+) -> u64 {
+    let devices = Devices::new(vec![driver]);
+    let engines = Engines::of_devices(devices.clone(), Rule::ALL, tuning);
+    let fallbacks = || devices.counters.snapshot().fallbacks.values().sum();
+    check_compressed(options, &engines, cases, &fallbacks);
+    let metrics = devices.counters.snapshot();
+    // Each case is encoded several times, by the engine and through the codec.
+    assert!(metrics.shards_encoded >= 6 * u64::from(cases));
+    metrics.subchunks_on_host
 }
 
 /// A shard, and what the host engine makes of it.

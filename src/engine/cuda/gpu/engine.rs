@@ -3,8 +3,10 @@
 
 use std::time::Duration;
 
+use super::nvcomp::library;
 use super::{bodies, cases, is_watched};
 use crate::engine::cuda::{Devices, Tuning, driver::cuda::gpu_or_skip};
+use crate::{Backend, Options};
 
 /// So small that a shard of a few KiB is many batches of many slabs, and every ring goes round.
 pub(super) const TINY: Tuning = Tuning {
@@ -38,6 +40,21 @@ fn shards_of_the_conformance_suite() {
     if let Some(driver) = gpu_or_skip("shards_of_the_conformance_suite") {
         for tuning in [TINY, Tuning::DEFAULT] {
             bodies::conformance(driver.clone(), None, tuning, cases());
+        }
+    }
+}
+
+/// With NVIDIA's own compressors. What it writes, zarrs decodes.
+#[test]
+fn compressed_shards_of_the_conformance_suite() {
+    let name = "compressed_shards_of_the_conformance_suite";
+    if let Some(driver) = gpu_or_skip(name)
+        && library(name).is_some()
+    {
+        let options = Options::default().with_backend(Backend::Cuda);
+        for tuning in [TINY, Tuning::DEFAULT] {
+            let on_host = bodies::compressed_conformance(&options, driver.clone(), tuning, cases());
+            println!("{on_host} subchunks could not be compressed there");
         }
     }
 }

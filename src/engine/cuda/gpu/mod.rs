@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used)] // a test that panics has failed
 
 pub(super) mod bodies;
+pub(super) mod compressed;
+mod compression;
 mod driver;
 mod engine;
 mod kernels;

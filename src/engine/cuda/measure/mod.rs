@@ -7,12 +7,15 @@
 //! | `pinned` | the engine without its copies on the host, against `bus` |
 //! | `staging` | kinds of pinned memory for the way to the device |
 //! | `whole` | the engine as it is called, against the slowest thing that it cannot avoid, and the host |
+//! | `compressed` | the same with compressors, nvCOMP alone and zarrs among what it is compared with |
 //! | `sweep` | the numbers of [`Tuning`] |
 //!
 //! Whatever is timed was run before, and what it gave was compared with the host engine, or
-//! with the plain bytes where nothing but their places changes. The one exception is `pinned`.
+//! with the plain bytes where nothing but their places changes; what was compressed, the host
+//! decompressed to what it was. The one exception is `pinned`.
 
 mod bus;
+mod compressed;
 mod failure;
 mod on_device;
 mod pinned;
@@ -26,6 +29,7 @@ mod whole;
 mod workbench;
 
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -84,6 +88,14 @@ struct Sizes {
     sweep_rounds: usize,
     /// How long the sweep may take.
     sweep_time: Duration,
+    /// The file of nvCOMP; `None` to look for one.
+    nvcomp: Option<PathBuf>,
+    /// Calls at the same time, with a compressor, and how often they are timed.
+    compressed_calls: Vec<usize>,
+    compressed_rounds: usize,
+    /// Of the engine with a compressor; `None` for what it takes unless told.
+    compressed_memory: Option<usize>,
+    compressed_batches: Vec<usize>,
 }
 
 impl Sizes {
@@ -113,7 +125,12 @@ impl Sizes {
             in_flight: vec![2, 3],
             threads: vec![2, 4, 8, 16],
             sweep_rounds: 3,
-            sweep_time: Duration::from_mins(2),
+            sweep_time: Duration::from_secs(80),
+            nvcomp: None,
+            compressed_calls: vec![1, 4],
+            compressed_rounds: 5,
+            compressed_memory: None,
+            compressed_batches: vec![32 << 20, 64 << 20, 128 << 20, 256 << 20],
         }
     }
 
@@ -243,6 +260,8 @@ fn of_engine(
     report.failed("pinned memory for the way to the device", staging);
     let whole = whole::measure(&engine, &bus, sizes, data, report);
     report.failed("the engine as it is called", whole);
+    let compressed = compressed::measure(&engine, &bus, sizes, report);
+    report.failed("the engine with a compressor", compressed);
     let swept = sweep::measure(&engine, sizes, data, report);
     report.failed("the sweep over the tuning", swept);
     Ok(())

@@ -101,6 +101,7 @@ impl<'s> Report<'s> {
                 "slab": sizes.tuning.slab,
                 "ring": sizes.tuning.ring,
                 "batch": sizes.tuning.batch,
+                "compressed_batch": sizes.tuning.compressed_batch,
                 "batches": sizes.tuning.batches,
             }),
         );

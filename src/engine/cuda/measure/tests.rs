@@ -6,6 +6,7 @@
 use std::cell::RefCell;
 
 use serde_json::json;
+use zarrs_cuda_nvcomp_stand_in::StandIn;
 
 use super::*;
 use crate::engine::cuda::driver::simulation::{
@@ -44,6 +45,11 @@ fn tiny() -> Sizes {
         threads: vec![1],
         sweep_rounds: 1,
         sweep_time: Duration::from_mins(10),
+        nvcomp: Some(StandIn::Six.path()),
+        compressed_calls: vec![1, 2],
+        compressed_rounds: 2,
+        compressed_memory: Some(1 << 24),
+        compressed_batches: vec![600, 2000],
     }
 }
 
@@ -77,6 +83,9 @@ fn everything_is_measured_and_compared() {
             ("staging", 4, true),
             ("encode", 8, true),
             ("decode", 8, true),
+            // Two sizes of shards, four compressors, one call and two.
+            ("compressed", 16, true),
+            ("compressed_sweep", 4, true),
             ("sweep", 6, true),
         ] {
             let rows = document[section]["rows"].as_array().unwrap();
@@ -91,9 +100,22 @@ fn everything_is_measured_and_compared() {
                 }
             }
         }
-        // Scatter twice, two runs that are long enough; four of the engine alone, eight encodes.
-        assert_eq!(document["goals"].as_array().unwrap().len(), 4 + 4 + 8);
+        // Scatter twice, two runs that are long enough; four of the engine alone, eight encodes;
+        // with all compressors but gzip, and two of them against zarrs.
+        let goals = 4 + 4 + 8 + 12 + 8;
+        assert_eq!(document["goals"].as_array().unwrap().len(), goals);
         assert_eq!(document["sweep"]["left_out_for_time"], 0);
+        for row in document["compressed"]["rows"].as_array().unwrap() {
+            assert_eq!(row["subchunks_on_host"], 0);
+            assert_eq!(row["limits_gb_per_s"].as_array().unwrap().len(), 4);
+            for key in ["compression_ratio", "host_compression_ratio"] {
+                assert!(row[key].as_f64().unwrap() > 0.5, "{row}");
+            }
+            for key in ["host_gb_per_s", "zarrs_gb_per_s"] {
+                assert!(row[key]["median"].as_f64().unwrap() > 0.0, "{row}");
+            }
+            assert!(row["stages_gb_per_s"]["compress"].as_f64().unwrap() > 0.0);
+        }
         assert!(lines.contains("goals met"), "{lines}");
     }
 }
@@ -134,6 +156,33 @@ fn a_device_that_breaks_is_an_error_and_no_more_is_asked_of_it() {
 }
 
 #[test]
+fn a_device_that_breaks_under_a_compressor_is_an_error() {
+    let sizes = tiny();
+    let data = made_up(sizes.data_len());
+    let mut reasons = Vec::new();
+    for operation in [60, 120, 500, 2000] {
+        let simulation = Arc::new(Simulation::new(Config {
+            faults: vec![Inject::Sticky { operation }],
+            ..Config::default()
+        }));
+        let driver: Arc<dyn Driver> = simulation.clone();
+        let mut report = Report::new(driver.device(), &sizes, &|_| {});
+        let mut compressed = || -> Result<()> {
+            let workbench = Workbench::new(&*driver, sizes.staging)?;
+            let bus = Bus::new(&workbench, &sizes, &data)?;
+            let devices = Devices::new(vec![driver.clone()]);
+            let engine = CudaEngine::new(devices, sizes.limits.clone(), sizes.tuning);
+            compressed::measure(&engine, &bus, &sizes, &mut report)
+        };
+        reasons.push(compressed().unwrap_err().0);
+        let violations = simulation.violations();
+        assert!(violations.is_empty(), "{operation}: {violations:#?}");
+    }
+    let injected = |reason: &String| reason.contains("injected");
+    assert!(reasons.iter().all(injected), "{reasons:#?}");
+}
+
+#[test]
 fn wrong_bytes_are_found_wherever_they_are() {
     let driver = Simulation::eager();
     let workbench = Workbench::new(&driver, 100).unwrap();
@@ -169,4 +218,45 @@ fn made_up_data_leave_no_subchunk_empty() {
         .chunks(64)
         .filter(|part| part.starts_with(&FILL_VALUE.repeat(8)));
     assert_eq!(fill.count(), 0);
+}
+
+#[test]
+fn microscopy_is_a_field_and_noise() {
+    let data = compressed::microscopy(32, 2);
+    assert_eq!(data.len(), 2 * 32 * 32 * 32 * ELEMENT);
+    let (values, _) = data.as_chunks();
+    let values: Vec<u16> = values
+        .iter()
+        .map(|&bytes| u16::from_le_bytes(bytes))
+        .collect();
+    assert!(values.iter().all(|value| (600..5400).contains(value)));
+    // All of the noise's values, and a field that hardly changes from one element to the next.
+    let noise: std::collections::BTreeSet<u16> = values.iter().map(|value| value & 31).collect();
+    assert_eq!(noise.len(), 32);
+    let smooth = |row: &[u16]| {
+        row.windows(2)
+            .all(|two| (two[0] >> 5).abs_diff(two[1] >> 5) <= 1)
+    };
+    assert!(values.chunks(32).all(smooth));
+}
+
+/// Whoever names a library wants it measured; the rest is, all the same.
+#[test]
+fn a_library_that_does_not_load_is_an_error() {
+    let simulation = Arc::new(Simulation::eager());
+    let driver: Arc<dyn Driver> = simulation.clone();
+    let sizes = Sizes {
+        nvcomp: Some(StandIn::Four.path()),
+        ..tiny()
+    };
+    let document = measure(&driver, &sizes, &|_| {});
+    let errors = document["errors"].as_array().unwrap();
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    assert_eq!(errors[0]["what"], "the engine with a compressor");
+    assert!(
+        errors[0]["reason"].as_str().unwrap().contains("4.2"),
+        "{errors:?}"
+    );
+    assert_eq!(document["compressed"]["rows"], json!([]));
+    assert_eq!(document["sweep"]["rows"].as_array().unwrap().len(), 6);
 }

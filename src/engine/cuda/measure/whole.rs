@@ -113,6 +113,17 @@ impl Stages {
                 after.crc32c.saturating_sub(before.crc32c),
             ),
             (
+                "shuffle",
+                decoded,
+                after.shuffle.saturating_sub(before.shuffle),
+            ),
+            (
+                "compress",
+                decoded,
+                after.compress.saturating_sub(before.compress),
+            ),
+            ("frame", decoded, after.frame.saturating_sub(before.frame)),
+            (
                 "aggregate",
                 decoded,
                 after.aggregate.saturating_sub(before.aggregate),
@@ -138,7 +149,7 @@ impl Stages {
 }
 
 /// Rings of pinned memory, as large as a lane's.
-struct Rings<'a> {
+pub(super) struct Rings<'a> {
     engine: &'a CudaEngine,
     bus: &'a Bus<'a, 'a>,
     slab: usize,
@@ -149,7 +160,7 @@ struct Rings<'a> {
 }
 
 impl<'a> Rings<'a> {
-    fn new(engine: &'a CudaEngine, bus: &'a Bus<'a, 'a>, data: &[u8]) -> Result<Self> {
+    pub(super) fn new(engine: &'a CudaEngine, bus: &'a Bus<'a, 'a>, data: &[u8]) -> Result<Self> {
         let len = engine.tuning.slab * engine.tuning.ring;
         let this = Self {
             engine,
@@ -165,7 +176,7 @@ impl<'a> Rings<'a> {
 
     /// The number of the next of `count` shards: every shard has its turn before one comes again,
     /// whoever takes them.
-    fn take(&self, count: usize) -> usize {
+    pub(super) fn take(&self, count: usize) -> usize {
         self.taken.replace(self.taken.get() + count)
     }
 
@@ -175,7 +186,7 @@ impl<'a> Rings<'a> {
     }
 
     /// Seconds of copying all of `decoded` to the ring, slab by slab.
-    fn fill(&self, decoded: &[u8]) -> Result<f64> {
+    pub(super) fn fill(&self, decoded: &[u8]) -> Result<f64> {
         let to = self.bus.workbench.write(self.to_device)?;
         let begin = Instant::now();
         for (i, slab) in decoded.chunks(self.slab).enumerate() {
@@ -187,7 +198,7 @@ impl<'a> Rings<'a> {
     }
 
     /// Seconds of filling a fresh `Vec` of `len` bytes from the ring, slab by slab.
-    fn empty(&self, len: usize) -> Result<f64> {
+    pub(super) fn empty(&self, len: usize) -> Result<f64> {
         let from = self.bus.workbench.read(self.from_device)?;
         let begin = Instant::now();
         let mut output = memory::with_capacity(len, OUTPUT, true)?;

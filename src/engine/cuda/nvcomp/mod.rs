@@ -14,6 +14,8 @@ pub(crate) mod tests;
 pub(crate) use batch::{CompressBatch, DecompressBatch};
 pub(crate) use load::{Nvcomp, Search, VARIABLE, Version};
 pub(crate) use process::of_process;
+#[cfg(test)]
+pub(crate) use process::while_locked;
 
 use load::{Compress, Decompress, Functions, TempSize, describe};
 use std::{fmt, ptr};
@@ -293,10 +295,6 @@ pub(crate) struct Compressor {
 }
 
 impl Compressor {
-    pub(crate) fn format(&self) -> Format {
-        self.library.format
-    }
-
     pub(crate) fn alignments(&self) -> Alignments {
         self.alignments
     }
@@ -362,10 +360,6 @@ pub(crate) struct Decompressor {
 }
 
 impl Decompressor {
-    pub(crate) fn format(&self) -> Format {
-        self.library.format
-    }
-
     pub(crate) fn alignments(&self) -> Alignments {
         self.alignments
     }

@@ -24,9 +24,19 @@ pub(crate) fn of_process(file: Option<&Path>) -> Loaded {
     }
     let found = Search::new(file).load().map(Arc::new);
     match &found {
-        Ok(nvcomp) => tracing::info!(?file, version = %nvcomp.version(), "nvCOMP"),
+        Ok(nvcomp) => {
+            tracing::info!(file = %nvcomp.path().display(), version = %nvcomp.version(), "nvCOMP");
+        }
         Err(reason) => tracing::info!(reason, "no nvCOMP"),
     }
     loaded.insert(file.map(Path::to_path_buf), found.clone());
     found
+}
+
+/// Hold the lock while `work` runs.
+#[cfg(test)]
+pub(crate) fn while_locked(work: impl FnOnce()) {
+    let loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    work();
+    drop(loaded);
 }

@@ -3,7 +3,12 @@
 use std::time::Duration;
 
 use super::*;
+use crate::engine::cuda::Compressors;
 use crate::engine::cuda::gpu::bodies;
+use crate::engine::cuda::gpu::compressed::{self, Scale, Setup};
+use zarrs::array::{Array, ArrayBytes};
+use zarrs::filesystem::FilesystemStore;
+use zarrs_cuda_nvcomp_stand_in::StandIn;
 
 /// As many multiprocessors as a large device has: several warps share the checksum of a long
 /// subchunk there.
@@ -77,4 +82,102 @@ fn a_forked_child_uses_the_host() {
     let simulation = large_device(Schedule::Eager);
     bodies::forked_child(simulation.clone(), &bodies::small()[1], TINY);
     assert_clean(&simulation);
+}
+
+/// On a device with the stand-in: a body, and nothing left of it.
+fn compressed_small(schedule: Schedule, body: impl FnOnce(&Setup)) {
+    let simulation = large_device(schedule);
+    let compressors = Compressors {
+        nvcomp: Some(StandIn::Six.path()),
+        ..Compressors::default()
+    };
+    let setup = Setup::new(simulation.clone(), compressors, TINY, Scale::Small);
+    body(&setup);
+    drop(setup);
+    assert_clean(&simulation);
+}
+
+#[test]
+fn every_chain_with_a_compressor() {
+    compressed_small(Schedule::Latest, compressed::every_chain);
+}
+
+#[test]
+fn every_chain_comes_back() {
+    compressed_small(Schedule::Latest, |setup| {
+        // Of 65. Some of the stand-in's frames are not for a device, and C-Blosc does not compress
+        // what is as short as this.
+        let ([ours, of_host], others) = compressed::decompressed(setup);
+        assert!(ours > 40 && of_host > 0, "{ours}, {of_host}: {others:?}");
+    });
+}
+
+#[test]
+#[should_panic(expected = "nvCOMP failed on subchunks")]
+fn chunks_that_fail_are_seen() {
+    let compressors = Compressors {
+        nvcomp: Some(StandIn::Failing.path()),
+        ..Compressors::default()
+    };
+    let device = large_device(Schedule::Eager);
+    compressed::every_chain(&Setup::new(device, compressors, TINY, Scale::Small));
+}
+
+#[test]
+fn large_compressed_shards_are_what_they_should_be() {
+    compressed::check_large_on_the_host();
+}
+
+#[test]
+fn subchunks_of_a_few_bytes() {
+    compressed_small(Schedule::Latest, compressed::short_subchunks);
+}
+
+#[test]
+fn the_longest_chunks() {
+    compressed_small(Schedule::Eager, compressed::longest_chunks);
+}
+
+#[test]
+fn compressed_shards_in_several_lanes() {
+    compressed_small(Schedule::Latest, |setup| {
+        compressed::several_lanes(setup, 3, 1);
+    });
+}
+
+#[test]
+fn compressed_shards_are_the_same_bytes_every_time() {
+    compressed_small(Schedule::Eager, |setup| {
+        let differ = compressed::that_differ(setup, 3);
+        assert!(differ.is_empty(), "{differ:?}");
+    });
+}
+
+/// The stand-in's frames depend on nothing but their chunks.
+#[test]
+fn the_size_of_batches_does_not_show() {
+    compressed_small(Schedule::Eager, |setup| {
+        let differ = compressed::that_depend_on_batches(setup, 300);
+        assert!(differ.is_empty(), "{differ:?}");
+    });
+}
+
+/// zarrs' own codec reads what is there for others to read.
+#[test]
+fn arrays_for_other_implementations() {
+    let folder = tempfile::tempdir().expect("a folder");
+    compressed_small(Schedule::Eager, |setup| {
+        let names = compressed::export(setup, folder.path());
+        assert!(names.len() > 50, "{}", names.len());
+        for name in names {
+            let store = FilesystemStore::new(folder.path().join(&name)).expect("a folder");
+            let array = Array::open(Arc::new(store), "/").expect("an array");
+            let read: ArrayBytes = array
+                .retrieve_array_subset(&array.subset_all())
+                .unwrap_or_else(|error| panic!("{name}: {error}"));
+            let read = read.into_fixed().expect("numbers");
+            let raw = std::fs::read(folder.path().join(format!("{name}.raw"))).expect("a file");
+            assert!(*read == raw, "{name}: other values");
+        }
+    });
 }

@@ -1,10 +1,11 @@
 //! Shards with a compressor: encoded on a device with a stand-in for nvCOMP, decoded by the host.
 
-use zarrs_cuda_nvcomp_stand_in::{FAILS, StandIn};
+use zarrs_cuda_nvcomp_stand_in::{FAILS, FAILURES, StandIn};
 
 use super::*;
-use crate::engine::cuda::Compressors;
-use crate::engine::{BloscStage, Cname, Shuffle};
+use crate::engine::cuda::{Compressors, WithFallback};
+use crate::engine::{BloscStage, Cname, EncodedShard, Shuffle};
+use crate::options::LevelPolicy;
 
 pub(super) fn with(library: StandIn) -> Compressors {
     Compressors {
@@ -51,8 +52,8 @@ impl Shard {
         self
     }
 
-    /// Encode on `engine`, and decode on the host.
-    fn there_and_back(&self, engine: &CudaEngine) -> Result<(), EngineError> {
+    /// Encode on `engine`, and decode that on the host and on `engine`.
+    pub(super) fn there_and_back(&self, engine: &dyn Engine) -> Result<EncodedShard, EngineError> {
         let job = self.job();
         let encoded = engine.encode(&job, &self.elements, 3, 5)?;
         assert!(encoded.bytes.capacity() >= encoded.bytes.len() + 5);
@@ -73,8 +74,85 @@ impl Shard {
         ] {
             assert!(decoded == self.elements, "decodes to something else");
         }
-        Ok(())
+        Ok(encoded)
     }
+
+    /// One axis of `count` subchunks with `bytes` bytes each. The fill value is 0.
+    fn of_bytes(bytes: usize, count: usize, content: Content) -> Self {
+        let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+        let mut noise = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 32) as u8
+        };
+        let elements = (0..bytes * count).map(|i| match content {
+            Content::Noise => noise(),
+            Content::Constant => 7,
+            Content::Text => b"to and fro "[i * 7 / 5 % 11],
+            Content::SomeEmpty if i / bytes % 3 == 1 => 0,
+            Content::SomeEmpty => noise() % 4 + 1,
+        });
+        Self {
+            grid: SubchunkGrid::new(&[bytes as u64 * count as u64], &[bytes as u64], 1)
+                .expect("divides"),
+            chain: KnownChain {
+                order: vec![0],
+                swap: 1,
+                stages: vec![],
+            },
+            elements: elements.collect(),
+            fill_value: vec![0],
+            store_empty: false,
+        }
+    }
+
+    /// A shard without empty subchunks, whose elements are in memory as they are compressed.
+    fn markable(before: usize, stage: Stage, after: usize) -> Self {
+        let mut shard = Self::with(0, Empty::First(0), false).compressed(before, stage, after);
+        shard.chain.order = vec![0, 1, 2];
+        shard.chain.swap = 1;
+        shard
+    }
+
+    /// Let the compression of a subchunk fail in one of the [`FAILURES`] ways.
+    fn mark(&mut self, subchunk: usize, way: u8) {
+        let marker = format!("{FAILS}{way}");
+        let origin = self.grid.origin(subchunk);
+        let mut rest = marker.as_bytes();
+        for y in 0..5 {
+            let row = ((origin[0] * 20 + origin[1] + y) * 18 + origin[2]) * 2;
+            let (now, later) = rest.split_at(rest.len().min(12));
+            self.elements[row..row + now.len()].copy_from_slice(now);
+            rest = later;
+        }
+    }
+}
+
+/// What is in a shard.
+#[derive(Clone, Copy, Debug)]
+enum Content {
+    Noise,
+    Constant,
+    Text,
+    SomeEmpty,
+}
+
+fn zstd() -> Stage {
+    Stage::Zstd {
+        level: 1,
+        checksum: false,
+    }
+}
+
+pub(super) fn blosc(cname: Cname, shuffle: Shuffle, typesize: usize, blocksize: usize) -> Stage {
+    Stage::Blosc(BloscStage {
+        cname,
+        level: 5,
+        shuffle,
+        typesize,
+        blocksize,
+    })
 }
 
 #[test]
@@ -92,27 +170,6 @@ fn every_compressor() {
             drop(engine);
             assert_clean(&simulation);
         }
-    }
-}
-
-#[test]
-fn in_any_order() {
-    let stages = compressors();
-    for seed in 0..150 {
-        let kind = usize::try_from(seed).expect("small");
-        let stage = stages[kind % stages.len()].clone();
-        let shard = Shard::of_kind(kind).compressed(0, stage.clone(), kind % 2);
-        let schedule = match seed {
-            0..20 => Schedule::Eager,
-            _ => Schedule::Priority(seed),
-        };
-        let simulation = simulation(schedule);
-        let engine = engine_with(&simulation, StandIn::Six, &shard.chain);
-        shard
-            .there_and_back(&engine)
-            .unwrap_or_else(|error| panic!("{schedule:?}, {stage}: {error}"));
-        drop(engine);
-        assert_clean(&simulation);
     }
 }
 
@@ -138,28 +195,257 @@ fn what_the_device_fails_on_the_host_compresses() {
 /// Each of the ways in which a chunk can fail, alone in its shard, at its begin, within, at its end.
 #[test]
 fn each_way_to_fail() {
-    let zstd = Stage::Zstd {
-        level: 1,
-        checksum: false,
-    };
-    for way in 0..zarrs_cuda_nvcomp_stand_in::FAILURES {
+    for way in 0..FAILURES {
         for subchunk in [0, 17, SUBCHUNKS - 1] {
-            let mut shard = Shard::with(0, Empty::First(0), false).compressed(0, zstd.clone(), 1);
-            shard.chain.order = vec![0, 1, 2];
-            shard.chain.swap = 1;
-            let marker = format!("{FAILS}{way}");
-            let origin = shard.grid.origin(subchunk);
-            let mut rest = marker.as_bytes();
-            for y in 0..5 {
-                let row = ((origin[0] * 20 + origin[1] + y) * 18 + origin[2]) * 2;
-                let (now, later) = rest.split_at(rest.len().min(12));
-                shard.elements[row..row + now.len()].copy_from_slice(now);
-                rest = later;
-            }
+            let mut shard = Shard::markable(0, zstd(), 1);
+            shard.mark(subchunk, way);
             let simulation = simulation(Schedule::Latest);
             let engine = engine_with(&simulation, StandIn::Six, &shard.chain);
             shard.there_and_back(&engine).expect("the host helps");
             assert_eq!(engine.counters().snapshot().subchunks_on_host, 1);
+        }
+    }
+}
+
+/// All of a shard, or of a batch, which then has nothing to give back; the first and the last of
+/// batches; all but one. They are as the host engine has them, in their places.
+#[test]
+fn wherever_chunks_fail() {
+    let stages = [
+        zstd(),
+        Stage::Gzip { level: 4 },
+        blosc(Cname::Zstd, Shuffle::None, 2, 0),
+        blosc(Cname::Lz4, Shuffle::Byte, 1, 32),
+    ];
+    let batch = crate::layout::batches(&Shard::new(0).grid, TINY.compressed_batch / 120);
+    assert_eq!(batch.len(), 3, "batches of twelve");
+    let places: [fn(usize) -> bool; 10] = [
+        |_| true,
+        |subchunk| subchunk == 0,
+        |subchunk| subchunk == SUBCHUNKS - 1,
+        |subchunk| subchunk % 12 == 0,
+        |subchunk| subchunk % 12 == 11,
+        |subchunk| subchunk < 12,
+        |subchunk| (12..24).contains(&subchunk),
+        |subchunk| subchunk >= 24,
+        |subchunk| subchunk % 2 == 1,
+        |subchunk| subchunk != 13,
+    ];
+    for (number, stage) in stages.iter().enumerate() {
+        for (place, fails) in places.iter().enumerate() {
+            for after in 0..3 {
+                let mut shard = Shard::markable((number + place) % 2, stage.clone(), after);
+                let failing: Vec<usize> = (0..SUBCHUNKS).filter(|&i| fails(i)).collect();
+                for &subchunk in &failing {
+                    shard.mark(subchunk, (subchunk % usize::from(FAILURES)) as u8);
+                }
+                let schedule = [Schedule::Latest, Schedule::Eager][place % 2];
+                let simulation = simulation(schedule);
+                let engine = engine_with(&simulation, StandIn::Six, &shard.chain);
+                let encoded = shard
+                    .there_and_back(&engine)
+                    .unwrap_or_else(|error| panic!("{stage}, place {place}: {error}"));
+                let on_host = engine.counters().snapshot().subchunks_on_host;
+                assert_eq!(on_host, failing.len() as u64, "{stage}, place {place}");
+                let host = HostEngine
+                    .encode(&shard.job(), &shard.elements, 0, 0)
+                    .expect("the host encodes");
+                for subchunk in failing {
+                    let here = encoded.extents[subchunk].clone().expect("stored");
+                    let there = host.extents[subchunk].clone().expect("stored");
+                    assert!(
+                        encoded.bytes[here] == host.bytes[there],
+                        "{stage}, subchunk {subchunk}"
+                    );
+                }
+                drop(engine);
+                assert_clean(&simulation);
+            }
+        }
+    }
+}
+
+/// Of one byte, at the sizes where headers and launches change; what does not compress, nor fit
+/// where its frame would be if it did; and with subchunks that the host compresses among them.
+#[test]
+fn subchunks_of_any_size_and_content() {
+    let stages = [
+        zstd(),
+        Stage::Gzip { level: 1 },
+        blosc(Cname::Lz4, Shuffle::Byte, 4, 0),
+        blosc(Cname::Zstd, Shuffle::Bit, 2, 256),
+    ];
+    let contents = [
+        Content::Noise,
+        Content::Constant,
+        Content::Text,
+        Content::SomeEmpty,
+    ];
+    let sizes = [
+        1, 2, 3, 8, 15, 16, 17, 127, 128, 255, 256, 257, 4092, 4096, 4100,
+    ];
+    for (number, stage) in stages.iter().enumerate() {
+        for (size, bytes) in sizes.into_iter().enumerate() {
+            for content in contents {
+                let library = [StandIn::Six, StandIn::Failing][(number + size) % 2];
+                let mut shard = Shard::of_bytes(bytes, 7, content);
+                shard.store_empty = size % 3 == 0;
+                let shard = shard.compressed(size / 2 % 2, stage.clone(), size / 4 % 2);
+                let simulation = simulation(Schedule::Latest);
+                let engine = engine_with(&simulation, library, &shard.chain);
+                shard.there_and_back(&engine).unwrap_or_else(|error| {
+                    panic!("{stage}, {bytes} bytes of {content:?}, {library:?}: {error}")
+                });
+                drop(engine);
+                assert_clean(&simulation);
+            }
+        }
+    }
+}
+
+/// nvCOMP's limit for deflate is small enough to be reached; with checksums in front they count.
+#[test]
+fn the_largest_subchunks_of_deflate() {
+    for (before, bytes, fits) in [
+        (0, 65_535, true),
+        (0, 65_536, true),
+        (0, 65_537, false),
+        (1, 65_532, true),
+        (1, 65_533, false),
+    ] {
+        for content in [Content::Noise, Content::SomeEmpty] {
+            let stage = Stage::Gzip { level: 1 };
+            let shard = Shard::of_bytes(bytes, 3, content).compressed(before, stage, 1);
+            let simulation = simulation(Schedule::Latest);
+            let engine = engine_with(&simulation, StandIn::Six, &shard.chain);
+            match shard.there_and_back(&engine) {
+                Ok(_) => assert!(fits, "{bytes} bytes, {before} checksums"),
+                Err(EngineError::Unsuitable(why)) if !fits => {
+                    assert!(why.contains("at most 65536 bytes"), "{why}");
+                }
+                Err(error) => panic!("{bytes} bytes, {before} checksums: {error}"),
+            }
+            drop(engine);
+            assert_clean(&simulation);
+        }
+    }
+}
+
+/// What nvCOMP's headers allow, and not a byte more; and what Blosc has frames for.
+#[test]
+fn the_largest_chunks_of_a_plan() {
+    let blosc = |cname, blocksize| blosc(cname, Shuffle::None, 1, blocksize);
+    let gib = 1 << 30;
+    for (stage, before, bytes, refused) in [
+        (zstd(), 0, 16_000_000, None),
+        (zstd(), 0, 16_000_001, Some("at most 16000000")),
+        (zstd(), 1, 15_999_996, None),
+        (zstd(), 1, 15_999_997, Some("at most 16000000")),
+        (Stage::Gzip { level: 9 }, 0, 65_536, None),
+        (
+            Stage::Gzip { level: 9 },
+            0,
+            65_537,
+            Some("at most 65536 bytes"),
+        ),
+        (blosc(Cname::Lz4, 0), 0, gib, None),
+        (blosc(Cname::Lz4, 1 << 24), 0, gib, None),
+        (
+            blosc(Cname::Lz4, (1 << 24) + 16),
+            0,
+            gib,
+            Some("at most 16777216"),
+        ),
+        // Blocks are no larger than what there is.
+        (blosc(Cname::Lz4, (1 << 24) + 16), 0, 1 << 24, None),
+        (blosc(Cname::Lz4, gib), 0, (1 << 24) + 1, Some("at most")),
+        (blosc(Cname::Zstd, 16_000_000), 0, gib, None),
+        (
+            blosc(Cname::Zstd, 16_000_016),
+            0,
+            gib,
+            Some("at most 16000000"),
+        ),
+        (blosc(Cname::Zstd, 0), 0, 2_147_000_000, None),
+        (
+            blosc(Cname::Zstd, 0),
+            0,
+            2_147_400_000,
+            Some("Blosc has no frames"),
+        ),
+    ] {
+        let shape = [bytes as u64];
+        let grid = SubchunkGrid::new(&shape, &shape, 1).expect("divides");
+        let shard = Shard::new(0).compressed(before, stage.clone(), 0);
+        let planned = crate::engine::cuda::check_chain(&grid, &shard.chain, LevelPolicy::default());
+        match (planned, refused) {
+            (Ok(()), None) => {}
+            (Err(why), Some(part)) => assert!(why.contains(part), "{stage}, {bytes}: {why}"),
+            (other, _) => panic!("{stage}, {before} checksums, {bytes} bytes: {other:?}"),
+        }
+    }
+}
+
+/// A library that asks for the coarsest alignments there can be, with slots of any length.
+#[test]
+fn the_alignments_that_a_library_asks_for() {
+    let stages = [
+        zstd(),
+        Stage::Gzip { level: 1 },
+        blosc(Cname::Lz4, Shuffle::Byte, 2, 0),
+        blosc(Cname::Zstd, Shuffle::Bit, 4, 512),
+    ];
+    for stage in stages {
+        for bytes in [1, 17, 256, 4095, 4096, 4224, 5000] {
+            let shard = Shard::of_bytes(bytes, 5, Content::Text).compressed(0, stage.clone(), 1);
+            let simulation = simulation(Schedule::Latest);
+            let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
+            let engine = CudaEngine::new(devices, limits(), Tuning::DEFAULT)
+                .for_chain(&shard.chain, with(StandIn::Coarse));
+            shard
+                .there_and_back(&engine)
+                .unwrap_or_else(|error| panic!("{stage}, {bytes} bytes: {error}"));
+            drop(engine);
+            assert_clean(&simulation);
+        }
+    }
+    let shard = Shard::new(0).compressed(0, blosc(Cname::Lz4, Shuffle::None, 2, 32), 0);
+    let simulation = simulation(Schedule::Latest);
+    let engine = engine_with(&simulation, StandIn::Coarse, &shard.chain);
+    let error = engine.encode(&shard.job(), &shard.elements, 0, 0);
+    let error = error.expect_err("blocks of 32 bytes").to_string();
+    assert!(error.contains("multiples of 256"), "{error}");
+}
+
+/// The same bytes again, from another lane, with other threads, and in any order of the device.
+#[test]
+fn the_same_shard_again() {
+    for (number, stage) in compressors().into_iter().enumerate() {
+        let library = [StandIn::Six, StandIn::Failing][number % 2];
+        let shard = Shard::of_kind(number).compressed(0, stage.clone(), number % 2);
+        let mut first: Option<EncodedShard> = None;
+        for (schedule, threads) in [
+            (Schedule::Eager, 1),
+            (Schedule::Latest, 4),
+            (Schedule::Priority(number as u64), 16),
+        ] {
+            let simulation = simulation(schedule);
+            let engine = engine_with(&simulation, library, &shard.chain);
+            let job = Job {
+                threads: NonZeroUsize::new(threads).expect("positive"),
+                ..shard.job()
+            };
+            for _ in 0..2 {
+                let again = engine
+                    .encode(&job, &shard.elements, 3, 5)
+                    .expect("no fault");
+                if let Some(first) = &first {
+                    assert!(first.bytes == again.bytes, "{stage}, {schedule:?}");
+                    assert_eq!(first.extents, again.extents);
+                }
+                first = Some(again);
+                engine.devices.release_idle();
+            }
         }
     }
 }
@@ -211,35 +497,108 @@ fn why_a_chain_stays_on_the_host() {
     let two = Shard::new(0).compressed(0, zstd(1, false), 0);
     let mut chain = two.chain.clone();
     chain.stages.push(Stage::Gzip { level: 1 });
-    let reason = crate::engine::cuda::check_chain(&two.grid, &chain, Default::default());
+    let reason = crate::engine::cuda::check_chain(&two.grid, &chain, LevelPolicy::default());
     assert!(reason.is_err_and(|reason| reason.contains("one compressor")));
 }
 
-/// A lane has what was estimated, also for what a compressor asks for.
+/// A lane has what was estimated, also of what a compressor asks for; with less of it there are more
+/// batches, and then a reason.
 #[test]
-fn a_smaller_budget_makes_smaller_batches() {
-    let shard = Shard::new(0).compressed(0, compressors()[0].clone(), 0);
-    let simulation = simulation(Schedule::Latest);
-    let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
-    let mut memory = 1 << 24;
-    let mut estimates = Vec::new();
-    loop {
-        let limits = Limits {
-            device_memory: Some(memory),
-            ..limits()
+fn a_smaller_budget_makes_smaller_batches_and_then_a_reason() {
+    for stage in [
+        zstd(),
+        Stage::Gzip { level: 1 },
+        blosc(Cname::Lz4, Shuffle::Bit, 2, 32),
+    ] {
+        let shard = Shard::new(0).compressed(0, stage.clone(), 0);
+        let simulation = simulation(Schedule::Latest);
+        let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
+        let mut memory = 1 << 24;
+        let (mut estimates, mut launches) = (Vec::new(), Vec::new());
+        let error = loop {
+            let limits = Limits {
+                device_memory: Some(memory),
+                ..limits()
+            };
+            let engine = CudaEngine::new(devices.clone(), limits, TINY)
+                .for_chain(&shard.chain, with(StandIn::Six));
+            match engine.memory_estimate(&shard.grid, &shard.chain) {
+                Ok(estimate) => {
+                    let before = simulation.counts().launches;
+                    shard.there_and_back(&engine).expect("fits");
+                    launches.push(simulation.counts().launches - before);
+                    assert_eq!(devices.used().device, estimate.device);
+                    devices.release_idle();
+                    estimates.push(estimate.device);
+                    memory = estimate.device - 1;
+                }
+                Err(error) => {
+                    let encoded = engine.encode(&shard.job(), &shard.elements, 0, 0);
+                    assert!(matches!(encoded, Err(EngineError::Unsuitable(_))));
+                    break error;
+                }
+            }
         };
-        let engine = CudaEngine::new(devices.clone(), limits, TINY)
-            .for_chain(&shard.chain, with(StandIn::Six));
-        let Ok(estimate) = engine.memory_estimate(&shard.grid, &shard.chain) else {
-            break;
-        };
-        shard.there_and_back(&engine).expect("fits");
-        devices.release_idle();
-        estimates.push(estimate.device);
-        memory = estimate.device - 1;
+        assert!(estimates.len() > 3, "{estimates:?}");
+        assert!(estimates.is_sorted_by(|a, b| a > b));
+        assert!(launches.is_sorted(), "{launches:?}");
+        assert!(
+            launches[0] * 5 < launches[launches.len() - 1],
+            "{launches:?}"
+        );
+        let text = error.to_string();
+        let names_it = text.contains("with_device_memory") && text.contains(&memory.to_string());
+        assert!(names_it, "{stage}: {text}");
+        drop(devices);
+        assert_clean(&simulation);
     }
-    assert!(estimates.len() > 3, "{estimates:?}");
-    assert!(estimates.is_sorted_by(|a, b| a > b));
-    drop(devices);
-    assert_clean(&simulation);
+}
+
+/// Shards with a compressor are decoded by the host: if it cannot, no device has failed.
+#[test]
+fn corrupt_shards_are_no_fallbacks() {
+    let shard = Shard::new(0).compressed(0, zstd(), 0);
+    let simulation = simulation(Schedule::Eager);
+    let engine = WithFallback(engine_with(&simulation, StandIn::Six, &shard.chain));
+    let mut encoded = shard.there_and_back(&engine).expect("no fault");
+    encoded.bytes[3..].fill(0);
+    let decoded = engine.decode(&shard.job(), &encoded.bytes, &encoded.extents);
+    assert!(
+        matches!(decoded, Err(EngineError::Decode { .. })),
+        "{decoded:?}"
+    );
+    let fallbacks = engine.0.counters().snapshot().fallbacks;
+    assert!(fallbacks.is_empty(), "{fallbacks:?}");
+}
+
+/// The library returns an error from the call itself, for which no chunk is to blame. A library says
+/// so at once, as the simulation does if it calls it at once; if not, a stream is not known to be
+/// empty, and its memory is left alone.
+#[test]
+fn a_library_that_refuses_a_batch() {
+    let shard = Shard::new(0).compressed(0, blosc(Cname::Lz4, Shuffle::Byte, 2, 32), 1);
+    for schedule in [Schedule::Eager, Schedule::Latest, Schedule::Priority(5)] {
+        let simulation = simulation(schedule);
+        let engine = engine_with(&simulation, StandIn::Refusing, &shard.chain);
+        for _ in 0..2 {
+            let refused = shard.there_and_back(&engine);
+            let error = refused.expect_err("the library refuses");
+            assert!(matches!(error, EngineError::Device(_)), "{error}");
+            assert!(error.to_string().contains("nvCOMP 6.0"), "{error}");
+        }
+        let other = CudaEngine::new(engine.devices.clone(), limits(), TINY)
+            .for_chain(&shard.chain, with(StandIn::Six));
+        shard.there_and_back(&other).expect("another library");
+        drop(other);
+        let engine = WithFallback(engine);
+        shard.there_and_back(&engine).expect("the host has it");
+        let fallbacks = engine.0.counters().snapshot().fallbacks;
+        assert_eq!(fallbacks.values().sum::<u64>(), 1, "{fallbacks:?}");
+        drop(engine);
+        if schedule == Schedule::Eager {
+            assert_clean(&simulation);
+        }
+        assert!(simulation.violations().is_empty());
+        assert_eq!(simulation.live().entered, 0);
+    }
 }

@@ -1,7 +1,17 @@
 //! The engine conformance suite, as the host engine passes it, on a simulated device.
 
+use zarrs_cuda_nvcomp_stand_in::StandIn;
+
 use super::*;
-use crate::engine::cuda::gpu::bodies::conformance;
+use crate::engine::cuda::gpu::bodies::{compressed_conformance, conformance_with};
+use crate::{Backend, Options};
+
+fn options(library: StandIn) -> Options {
+    Options::default()
+        .with_device_memory(1 << 28)
+        .with_pinned_memory(1 << 28)
+        .with_nvcomp(library.path())
+}
 
 #[test]
 fn a_device_where_it_can_and_the_host_where_it_cannot() {
@@ -25,6 +35,25 @@ fn a_device_with_many_multiprocessors() {
 }
 
 fn check(simulation: &Arc<Simulation>, tuning: Tuning, cases: u32) {
-    conformance(simulation.clone(), Some(1 << 28), tuning, cases);
+    conformance_with(&options(StandIn::Six), simulation.clone(), tuning, cases);
     assert_clean(simulation);
+}
+
+/// Every compressor that a device has, with every shuffle and many type sizes.
+#[test]
+fn compressors() {
+    for (backend, library, tuning, cases) in [
+        (Backend::Auto, StandIn::Six, TINY, 60),
+        (Backend::Auto, StandIn::Five, TINY, 30),
+        (Backend::Auto, StandIn::Failing, TINY, 40),
+        (Backend::Auto, StandIn::Six, Tuning::DEFAULT, 30),
+        (Backend::Cuda, StandIn::Six, TINY, 40),
+        (Backend::Cuda, StandIn::Failing, Tuning::DEFAULT, 20),
+    ] {
+        let simulation = simulation(Schedule::Latest);
+        let options = options(library).with_backend(backend);
+        let on_host = compressed_conformance(&options, simulation.clone(), tuning, cases);
+        assert_eq!(on_host > 0, library == StandIn::Failing, "{on_host}");
+        assert_clean(&simulation);
+    }
 }

@@ -1,18 +1,79 @@
 //! Every fault at every operation: `Auto` has the right bytes from the host, `Cuda` an error, and
 //! nothing leaks.
 
+use zarrs_cuda_nvcomp_stand_in::StandIn;
+
+use super::compression::{blosc, with};
 use super::*;
 use crate::engine::cuda::WithFallback;
 use crate::engine::cuda::driver::Fault;
 use crate::engine::cuda::driver::simulation::{Counts, Inject};
+use crate::engine::{Cname, Shuffle};
 
-/// What one encoding and one decoding ask of a device.
-fn counts() -> Counts {
-    let simulation = simulation(Schedule::Latest);
-    let engine = engine_on(&simulation);
-    Shard::new(1).round_trip(&engine).expect("no fault");
-    drop(engine);
-    simulation.counts()
+/// A slab is half a batch: every operation there is, and as few as can be of each.
+const COMPRESSED: Tuning = Tuning { slab: 720, ..TINY };
+
+/// What is encoded and decoded when the fault comes.
+struct Subject {
+    shard: Shard,
+    library: StandIn,
+}
+
+impl Subject {
+    fn plain() -> Self {
+        Self {
+            shard: Shard::new(1),
+            library: StandIn::Six,
+        }
+    }
+
+    /// Without a compressor; with every kernel that one needs; and with chunks that it fails on.
+    fn all() -> [Self; 3] {
+        let shuffled = blosc(Cname::Zstd, Shuffle::Bit, 2, 32);
+        let gzip = Stage::Gzip { level: 4 };
+        [
+            Self::plain(),
+            Self {
+                shard: Shard::new(0).compressed(0, shuffled, 1),
+                library: StandIn::Six,
+            },
+            Self {
+                shard: Shard::with(0, Empty::First(5), true).compressed(1, gzip, 0),
+                library: StandIn::Failing,
+            },
+        ]
+    }
+
+    fn engine_on(&self, simulation: &Arc<Simulation>) -> CudaEngine {
+        let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
+        let tuning = if self.shard.chain.is_fixed_size() {
+            TINY
+        } else {
+            COMPRESSED
+        };
+        CudaEngine::new(devices, limits(), tuning).for_chain(&self.shard.chain, with(self.library))
+    }
+
+    fn run(&self, engine: &dyn Engine) -> Result<(), EngineError> {
+        self.shard.run(engine)
+    }
+
+    /// What one encoding and one decoding ask of a device, and giving up the lane.
+    fn counts(&self) -> Counts {
+        let simulation = simulation(Schedule::Latest);
+        let engine = self.engine_on(&simulation);
+        self.run(&engine).expect("no fault");
+        drop(engine);
+        simulation.counts()
+    }
+
+    /// The same without giving up the lane.
+    fn counts_until_then(&self) -> Counts {
+        let simulation = simulation(Schedule::Latest);
+        let engine = self.engine_on(&simulation);
+        self.run(&engine).expect("no fault");
+        simulation.counts()
+    }
 }
 
 fn device_with(fault: Inject) -> Arc<Simulation> {
@@ -23,11 +84,10 @@ fn device_with(fault: Inject) -> Arc<Simulation> {
 
 /// A fault that passes: an error under `Cuda`, after which the same engine works; under `Auto`
 /// nobody notices.
-fn check_transient(inject: Inject, fault: Fault) {
-    let shard = Shard::new(1);
+fn check_transient(subject: &Subject, inject: Inject, fault: Fault) {
     let simulation = device_with(inject);
-    let engine = engine_on(&simulation);
-    match shard.round_trip(&engine) {
+    let engine = subject.engine_on(&simulation);
+    match subject.run(&engine) {
         Err(EngineError::Device(error)) => {
             assert_eq!(error.fault, fault, "{inject:?}: {error}");
             assert_eq!(error.device, Some(0), "{inject:?}: {error}");
@@ -36,26 +96,25 @@ fn check_transient(inject: Inject, fault: Fault) {
         Ok(()) => assert_eq!(fault, Fault::OutOfMemory, "{inject:?} has no effect"),
         Err(other) => panic!("{inject:?}: {other}"),
     }
-    shard
-        .round_trip(&engine)
+    subject
+        .run(&engine)
         .unwrap_or_else(|error| panic!("{inject:?}, afterwards: {error}"));
     drop(engine);
     assert_clean(&simulation);
 
     let simulation = device_with(inject);
-    let engine = WithFallback(engine_on(&simulation));
-    shard.round_trip(&engine).expect("the host has it");
+    let engine = WithFallback(subject.engine_on(&simulation));
+    subject.run(&engine).expect("the host has it");
     drop(engine);
     assert_clean(&simulation);
 }
 
 /// A fault that stays: the device is not touched again.
-fn check_sticky(inject: Inject) {
-    let shard = Shard::new(1);
+fn check_sticky(subject: &Subject, inject: Inject) {
     let simulation = device_with(inject);
-    let engine = engine_on(&simulation);
+    let engine = subject.engine_on(&simulation);
     for attempt in 0..2 {
-        match shard.round_trip(&engine) {
+        match subject.run(&engine) {
             Err(EngineError::Device(error)) => {
                 let text = error.to_string();
                 assert!(
@@ -70,8 +129,8 @@ fn check_sticky(inject: Inject) {
     assert_left(&simulation, inject);
 
     let simulation = device_with(inject);
-    let engine = WithFallback(engine_on(&simulation));
-    shard.round_trip(&engine).expect("the host has it");
+    let engine = WithFallback(subject.engine_on(&simulation));
+    subject.run(&engine).expect("the host has it");
     let fallbacks = engine.0.counters().snapshot().fallbacks;
     assert!(!fallbacks.is_empty(), "{inject:?}");
     drop(engine);
@@ -116,15 +175,14 @@ fn assert_left_over(simulation: &Simulation, expected: &Live, what: &str) {
 
 /// An operation that is refused once: as [`check_transient`], but operations that give something
 /// up, and those that take the time, do not fail the shard.
-fn check_refused(operation: usize) {
-    let shard = Shard::new(1);
+fn check_refused(subject: &Subject, operation: usize) {
     let inject = Inject::Failed {
         operation,
         fault: Fault::Refused,
     };
     let simulation = device_with(inject);
-    let engine = engine_on(&simulation);
-    let result = shard.round_trip(&engine);
+    let engine = subject.engine_on(&simulation);
+    let result = subject.run(&engine);
     let failed = simulation.failed();
     match (result, failed.first()) {
         (Err(EngineError::Device(error)), Some(what)) => {
@@ -137,8 +195,8 @@ fn check_refused(operation: usize) {
         (other, what) => panic!("{what:?}: {other:?}"),
     }
     if !failed.is_empty() {
-        shard
-            .round_trip(&engine)
+        subject
+            .run(&engine)
             .unwrap_or_else(|error| panic!("after {failed:?}: {error}"));
     }
     drop(engine);
@@ -147,8 +205,8 @@ fn check_refused(operation: usize) {
     assert_left_over(&simulation, &leftovers(&failed[0]), &failed[0]);
 
     let simulation = device_with(inject);
-    let engine = WithFallback(engine_on(&simulation));
-    shard.round_trip(&engine).expect("the host has it");
+    let engine = WithFallback(subject.engine_on(&simulation));
+    subject.run(&engine).expect("the host has it");
     drop(engine);
     let failed = simulation.failed();
     assert_left_over(&simulation, &leftovers(&failed[0]), &failed[0]);
@@ -156,24 +214,22 @@ fn check_refused(operation: usize) {
 
 #[test]
 fn a_refusal_of_any_operation() {
-    let operations = counts().operations;
-    assert!(operations > 100);
-    for operation in 0..operations {
-        check_refused(operation);
+    for subject in Subject::all() {
+        let operations = subject.counts().operations;
+        assert!(operations > 100);
+        for operation in 0..operations {
+            check_refused(&subject, operation);
+        }
     }
 }
 
 #[test]
 fn a_context_that_cannot_be_made_current() {
-    let enters = {
-        let simulation = simulation(Schedule::Latest);
-        let engine = engine_on(&simulation);
-        Shard::new(1).round_trip(&engine).expect("no fault");
-        simulation.counts().enters
-    };
-    for enter in 0..enters {
-        for fault in [Fault::OutOfMemory, Fault::Refused, Fault::Unavailable] {
-            check_transient(Inject::NotEntered { enter, fault }, fault);
+    for subject in Subject::all() {
+        for enter in 0..subject.counts_until_then().enters {
+            for fault in [Fault::OutOfMemory, Fault::Refused, Fault::Unavailable] {
+                check_transient(&subject, Inject::NotEntered { enter, fault }, fault);
+            }
         }
     }
 }
@@ -181,12 +237,15 @@ fn a_context_that_cannot_be_made_current() {
 /// A lane is given up after a fault, and the device does not say whether it is done with it.
 #[test]
 fn memory_that_a_stream_may_still_use_is_left_alone() {
-    let shard = Shard::new(1);
+    Subject::all().iter().for_each(check_left_alone);
+}
+
+fn check_left_alone(subject: &Subject) {
     let refused = Inject::Refused { launch: 12 };
     let last = {
         let simulation = device_with(refused);
-        let engine = engine_on(&simulation);
-        assert!(shard.round_trip(&engine).is_err());
+        let engine = subject.engine_on(&simulation);
+        assert!(subject.run(&engine).is_err());
         simulation.counts().operations
     };
     let mut tried = 0;
@@ -196,14 +255,14 @@ fn memory_that_a_stream_may_still_use_is_left_alone() {
             operation,
             fault: Fault::Refused,
         });
-        let engine = engine_on(&simulation);
-        assert!(shard.round_trip(&engine).is_err());
+        let engine = subject.engine_on(&simulation);
+        assert!(subject.run(&engine).is_err());
         let Some(failed) = simulation.failed().pop() else {
             continue;
         };
         if failed.starts_with("synchronise with stream") {
             tried += 1;
-            shard.round_trip(&engine).expect("another lane");
+            subject.run(&engine).expect("another lane");
             assert_eq!(engine.counters().snapshot().lanes_leaked, 1);
             drop(engine);
             assert_left_over(&simulation, &leftovers(&failed), &failed);
@@ -214,47 +273,50 @@ fn memory_that_a_stream_may_still_use_is_left_alone() {
 
 #[test]
 fn no_memory_at_any_allocation() {
-    let counts = counts();
-    for allocation in 0..counts.device_allocations + counts.pinned_allocations {
-        check_transient(Inject::OutOfMemory { allocation }, Fault::OutOfMemory);
+    for subject in Subject::all() {
+        let counts = subject.counts();
+        for allocation in 0..counts.device_allocations + counts.pinned_allocations {
+            let inject = Inject::OutOfMemory { allocation };
+            check_transient(&subject, inject, Fault::OutOfMemory);
+        }
     }
 }
 
 #[test]
 fn a_refusal_of_any_launch() {
-    for launch in 0..counts().launches {
-        check_transient(Inject::Refused { launch }, Fault::Refused);
+    for subject in Subject::all() {
+        for launch in 0..subject.counts().launches {
+            check_transient(&subject, Inject::Refused { launch }, Fault::Refused);
+        }
     }
 }
 
 #[test]
 fn a_broken_context_or_a_lost_device_at_any_operation() {
-    // The operations of the round trip; what is freed behind it comes after.
-    let last = {
-        let simulation = simulation(Schedule::Latest);
-        let engine = engine_on(&simulation);
-        Shard::new(1).round_trip(&engine).expect("no fault");
-        simulation.counts().operations
-    };
-    for operation in 0..last {
-        check_sticky(Inject::Sticky { operation });
-        check_sticky(Inject::Lost { operation });
+    for subject in Subject::all() {
+        // What is freed behind it comes after.
+        for operation in 0..subject.counts_until_then().operations {
+            check_sticky(&subject, Inject::Sticky { operation });
+            check_sticky(&subject, Inject::Lost { operation });
+        }
     }
 }
 
 #[test]
 fn without_memory_for_a_large_batch_a_small_one_does() {
-    let shard = Shard::new(1);
-    let simulation = simulation(Schedule::Eager);
-    let engine = engine_on(&simulation);
-    let planned = engine
-        .memory_estimate(&shard.grid, &shard.chain)
-        .expect("fits");
-    simulation.set_memory(planned.device - 1);
-    shard.round_trip(&engine).expect("a smaller lane");
-    assert!(engine.counters().snapshot().batches_halved > 0);
-    drop(engine);
-    assert_clean(&simulation);
+    for subject in Subject::all() {
+        let shard = &subject.shard;
+        let simulation = simulation(Schedule::Eager);
+        let engine = subject.engine_on(&simulation);
+        let planned = engine
+            .memory_estimate(&shard.grid, &shard.chain)
+            .expect("fits");
+        simulation.set_memory(planned.device - 1);
+        subject.run(&engine).expect("a smaller lane");
+        assert!(engine.counters().snapshot().batches_halved > 0);
+        drop(engine);
+        assert_clean(&simulation);
+    }
 }
 
 /// The device has less than the options allow: that is found out once, and not by every shard.

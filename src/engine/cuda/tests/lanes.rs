@@ -6,10 +6,14 @@ use std::time::Duration;
 
 use rayon::prelude::*;
 
+use zarrs_cuda_nvcomp_stand_in::StandIn;
+
+use super::compression::{blosc, compressors, engine_with, with};
 use super::*;
 use crate::engine::cuda::driver::Fault;
 use crate::engine::cuda::driver::simulation::{Inject, Kind};
-use crate::engine::cuda::{Metrics, Sizing, WithFallback};
+use crate::engine::cuda::{Metrics, Sizing, WithFallback, nvcomp};
+use crate::engine::{Cname, Shuffle};
 
 /// As [`TINY`], with half the batches.
 const TINIER: Tuning = Tuning {
@@ -17,9 +21,9 @@ const TINIER: Tuning = Tuning {
     ..TINY
 };
 
-/// An engine whose budget is one lane for `shard`.
+/// An engine whose budget is one lane for `shard`, whose compressor fails on some chunks.
 fn engine_of_one_lane(simulation: &Arc<Simulation>, shard: &Shard) -> CudaEngine {
-    let one = engine_on(simulation)
+    let one = engine_with(simulation, StandIn::Failing, &shard.chain)
         .memory_estimate(&shard.grid, &shard.chain)
         .expect("fits");
     let limits = Limits {
@@ -28,15 +32,26 @@ fn engine_of_one_lane(simulation: &Arc<Simulation>, shard: &Shard) -> CudaEngine
         pinned_memory: one.pinned,
     };
     let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
-    CudaEngine::new(devices, limits, TINY)
+    CudaEngine::new(devices, limits, TINY).for_chain(&shard.chain, with(StandIn::Failing))
+}
+
+#[test]
+fn one_lane_and_nested_rayon() {
+    check_one_lane_and_nested_rayon(Shard::new(1));
+}
+
+/// The thread that holds the lane compresses what the device fails on, which is not rayon's work
+/// either.
+#[test]
+fn one_lane_and_nested_rayon_and_a_compressor() {
+    let stage = blosc(Cname::Zstd, Shuffle::Byte, 2, 32);
+    check_one_lane_and_nested_rayon(Shard::new(0).compressed(0, stage, 1));
 }
 
 /// Every thread of the pool encodes, inside a parallel iterator inside another: if a thread that
 /// holds the lane ever ran rayon's work, it would meet an `encode` that waits for that lane.
-#[test]
-fn one_lane_and_nested_rayon() {
+fn check_one_lane_and_nested_rayon(shard: Shard) {
     let simulation = simulation(Schedule::Eager);
-    let shard = Shard::new(1);
     let engine = engine_of_one_lane(&simulation, &shard);
     let finished = Arc::new(AtomicUsize::new(0));
     let counter = finished.clone();
@@ -48,7 +63,7 @@ fn one_lane_and_nested_rayon() {
         pool.install(|| {
             (0..8).into_par_iter().for_each(|_| {
                 (0..4).into_par_iter().for_each(|_| {
-                    shard.round_trip(&engine).expect("one after the other");
+                    shard.run(&engine).expect("one after the other");
                     counter.fetch_add(1, Ordering::Relaxed);
                 });
             });
@@ -73,14 +88,19 @@ fn one_lane_and_nested_rayon() {
 
 #[test]
 fn a_lane_takes_what_was_estimated() {
-    for stages in 0..3 {
+    let mut shards: Vec<Shard> = (0..3).map(Shard::new).collect();
+    shards.extend(
+        compressors()
+            .into_iter()
+            .map(|stage| Shard::new(0).compressed(0, stage, 1)),
+    );
+    for shard in shards {
         let simulation = simulation(Schedule::Eager);
-        let shard = Shard::new(stages);
-        let engine = engine_on(&simulation);
+        let engine = engine_with(&simulation, StandIn::Five, &shard.chain);
         let estimate = engine
             .memory_estimate(&shard.grid, &shard.chain)
             .expect("fits");
-        shard.round_trip(&engine).expect("fits");
+        shard.run(&engine).expect("fits");
         // The device rounds to its alignment, the host to pages, once per allocation.
         let device = simulation.peak(Kind::Device);
         assert!((estimate.device..estimate.device + 256).contains(&device));
@@ -398,6 +418,10 @@ fn a_forked_child_waits_for_no_lock() {
     let shard = Shard::new(1);
     let engine = engine_on(&simulation);
     shard.round_trip(&engine).expect("fits");
+    let compressed = Shard::new(0).compressed(0, Stage::Gzip { level: 1 }, 0);
+    let compressing = CudaEngine::new(engine.devices.clone(), limits(), TINY)
+        .for_chain(&compressed.chain, with(StandIn::Six));
+    compressed.run(&compressing).expect("fits");
     let (tell_locked, locked) = mpsc::channel();
     let (tell_done, done) = mpsc::channel::<()>();
     let (devices, counters) = (&engine.devices, engine.counters());
@@ -405,8 +429,10 @@ fn a_forked_child_waits_for_no_lock() {
         scope.spawn(move || {
             devices.while_locked(|| {
                 counters.while_locked(|| {
-                    tell_locked.send(()).unwrap();
-                    let _ = done.recv();
+                    nvcomp::while_locked(|| {
+                        tell_locked.send(()).unwrap();
+                        let _ = done.recv();
+                    });
                 });
             });
         });
@@ -419,7 +445,10 @@ fn a_forked_child_waits_for_no_lock() {
             counters.fell_back("the process was forked");
             let told = counters.snapshot() == Metrics::default()
                 && engine.check().is_err()
-                && engine.memory_estimate(&shard.grid, &shard.chain).is_err();
+                && engine.memory_estimate(&shard.grid, &shard.chain).is_err()
+                && compressing
+                    .memory_estimate(&compressed.grid, &compressed.chain)
+                    .is_err();
             // SAFETY: as above.
             unsafe { libc::_exit(i32::from(!told)) };
         }

@@ -1,16 +1,26 @@
 //! In whatever order a device runs what it is given, the shard is the same; and there is no wait,
 //! record or synchronisation that the engine could do without.
 
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use zarrs_cuda_nvcomp_stand_in::StandIn;
+
+use super::compression::{blosc, compressors, engine_with};
 use super::*;
 use crate::engine::cuda::driver::Site;
+use crate::engine::{Cname, Shuffle};
 
 /// Everything that can go wrong when the engine runs on `simulation`.
 fn run(simulation: &Arc<Simulation>, shard: &Shard) -> Result<(), String> {
+    run_with(simulation, shard, StandIn::Six)
+}
+
+/// As above, with a library of compressors.
+fn run_with(simulation: &Arc<Simulation>, shard: &Shard, library: StandIn) -> Result<(), String> {
     let outcome = catch_unwind(AssertUnwindSafe(|| {
-        let engine = engine_on(simulation);
-        let done = shard.round_trip(&engine);
+        let engine = engine_with(simulation, library, &shard.chain);
+        let done = shard.run(&engine);
         drop(engine);
         done
     }));
@@ -25,12 +35,11 @@ fn run(simulation: &Arc<Simulation>, shard: &Shard) -> Result<(), String> {
 }
 
 /// A fault in the middle of a shard, so that a lane is given up with its streams full.
-fn run_into_fault(simulation: &Arc<Simulation>) -> Result<(), String> {
+fn run_into_fault(simulation: &Arc<Simulation>, shard: &Shard) -> Result<(), String> {
     use crate::engine::cuda::driver::simulation::Inject;
     simulation.inject(Inject::Refused { launch: 12 });
-    let engine = engine_on(simulation);
-    let shard = Shard::new(1);
-    let refused = shard.round_trip(&engine);
+    let engine = engine_with(simulation, StandIn::Six, &shard.chain);
+    let refused = shard.run(&engine);
     drop(engine);
     if let Some(violation) = simulation.violations().first() {
         return Err(violation.message.clone());
@@ -67,26 +76,65 @@ fn every_schedule_gives_the_shard_of_the_host() {
     }
 }
 
-/// The suite has teeth: without any one of them it fails, on its first run.
 #[test]
-fn without_any_one_wait_record_or_synchronisation_the_first_run_fails() {
-    let all = {
-        let simulation = simulation(Schedule::Latest);
-        run(&simulation, &Shard::new(1)).expect("the engine as it is");
-        run_into_fault(&simulation_of_faults()).expect("the engine as it is, with a fault");
-        simulation.sites()
-    };
-    assert!(all.len() >= 16, "{all:?}");
-    for site in all {
-        let failed = run(&with_removed(Schedule::Latest, Some(site)), &Shard::new(1))
-            .and_then(|()| run_into_fault(&with_removed(Schedule::Latest, Some(site))));
-        match failed {
-            Ok(()) => panic!("the engine does not need \"{}\"", site.0),
-            Err(what) => println!("without \"{}\": {what}", site.0),
-        }
+fn every_schedule_compresses_the_shard() {
+    let stages = compressors();
+    for seed in 0..400_u64 {
+        let kind = usize::try_from(seed).expect("small");
+        let stage = stages[kind % stages.len()].clone();
+        let shard = Shard::of_kind(kind).compressed(kind / 2 % 2, stage.clone(), kind % 3);
+        let library = [StandIn::Six, StandIn::Failing, StandIn::Five][kind / 7 % 3];
+        let schedule = match seed {
+            0..40 => Schedule::Eager,
+            40..80 => Schedule::Latest,
+            _ => Schedule::Priority(seed),
+        };
+        let simulation = simulation(schedule);
+        run_with(&simulation, &shard, library)
+            .unwrap_or_else(|what| panic!("{schedule:?}, {stage}, {library:?}: {what}"));
+        assert_clean(&simulation);
     }
 }
 
-fn simulation_of_faults() -> Arc<Simulation> {
-    simulation(Schedule::Latest)
+/// The suite has teeth: without any one of them it fails, on its first run. Of shards with a
+/// compressor that is so by themselves.
+#[test]
+fn without_any_one_wait_record_or_synchronisation_the_first_run_fails() {
+    let stage = blosc(Cname::Zstd, Shuffle::Byte, 2, 32);
+    let compressed = |empty| Shard::with(0, empty, false).compressed(1, stage.clone(), 1);
+    let subjects = [
+        vec![Shard::new(1)],
+        // Of the second one, batches have nothing to give back.
+        vec![
+            compressed(Empty::EachThird),
+            compressed(Empty::Within(12, SUBCHUNKS)),
+        ],
+    ];
+    let with_all = |shards: &Vec<Shard>, removed| {
+        let mut sites = BTreeSet::new();
+        for shard in shards {
+            let simulation = with_removed(Schedule::Latest, removed);
+            run(&simulation, shard)?;
+            run_into_fault(&with_removed(Schedule::Latest, removed), shard)?;
+            sites.extend(simulation.sites());
+        }
+        Ok(sites)
+    };
+    let [plain, compressed] = subjects.each_ref().map(|shards| {
+        let sites: Result<_, String> = with_all(shards, None);
+        sites.expect("the engine as it is")
+    });
+    assert!(plain.len() >= 16, "{plain:?}");
+    assert!(compressed.len() >= 12, "{compressed:?}");
+    // What a compressor adds is in one stream: it needs no edge of its own.
+    assert!(compressed.is_subset(&plain), "{compressed:?}");
+    for (shards, sites) in std::iter::zip(&subjects, [plain, compressed]) {
+        for site in sites {
+            let chain = &shards[0].chain.stages;
+            match with_all(shards, Some(site)) {
+                Ok(_) => panic!("{chain:?}: the engine does not need \"{}\"", site.0),
+                Err(what) => println!("{chain:?} without \"{}\": {what}", site.0),
+            }
+        }
+    }
 }

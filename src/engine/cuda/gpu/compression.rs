@@ -1,0 +1,98 @@
+//! The engine with NVIDIA's compressors, on the device.
+
+use super::{compressed, engine, is_watched, nvcomp};
+use crate::engine::cuda::{Compressors, Tuning, driver::cuda::gpu_or_skip};
+use compressed::{Scale, Setup};
+use std::{env, path::Path};
+
+/// A setup; `None` where there is no GPU or no library, as `nvcomp` says.
+fn setup(test: &str) -> Option<Setup> {
+    let driver = gpu_or_skip(test)?;
+    nvcomp::library(test)?;
+    let (scale, tuning) = if is_watched() {
+        (Scale::Small, engine::TINY)
+    } else {
+        // Long shards have several batches.
+        let compressed_batch = 1 << 20;
+        let tuning = Tuning {
+            compressed_batch,
+            ..engine::MEDIUM
+        };
+        (Scale::Large, tuning)
+    };
+    Some(Setup::new(driver, Compressors::default(), tuning, scale))
+}
+
+/// Names the folder for arrays of every chain. Elsewhere the interoperability tests let other
+/// implementations read them, where `ZARRS_CUDA_INTEROP_ARRAYS` names it.
+const EXPORT: &str = "ZARRS_CUDA_EXPORT";
+
+#[test]
+fn arrays_for_other_implementations() {
+    let Some(folder) = env::var_os(EXPORT) else {
+        println!("arrays_for_other_implementations is skipped: {EXPORT} names no folder");
+        return;
+    };
+    if let Some(setup) = setup("arrays_for_other_implementations") {
+        compressed::export(&setup, Path::new(&folder));
+    }
+}
+
+#[test]
+fn every_chain_with_a_compressor() {
+    if let Some(setup) = setup("every_chain_with_a_compressor") {
+        compressed::every_chain(&setup);
+    }
+}
+
+/// Of trusted data: each shard was encoded just before.
+#[test]
+fn every_chain_comes_back() {
+    if let Some(setup) = setup("every_chain_comes_back") {
+        let ([ours, of_host], others) = compressed::decompressed(&setup);
+        println!("decoded on the device: {ours} of its shards, {of_host} of the host's");
+        println!("the host decoded the others: {others:?}");
+        assert!(ours > 0 && of_host > 0, "all went to the host: {others:?}");
+    }
+}
+
+#[test]
+fn subchunks_of_a_few_bytes() {
+    if let Some(setup) = setup("subchunks_of_a_few_bytes") {
+        compressed::short_subchunks(&setup);
+    }
+}
+
+#[test]
+fn the_longest_chunks() {
+    if let Some(setup) = setup("the_longest_chunks") {
+        compressed::longest_chunks(&setup);
+    }
+}
+
+#[test]
+fn compressed_shards_in_several_lanes() {
+    if let Some(setup) = setup("compressed_shards_in_several_lanes") {
+        compressed::several_lanes(&setup, 6, 3);
+    }
+}
+
+#[test]
+fn compressed_shards_are_the_same_bytes_every_time() {
+    if let Some(setup) = setup("compressed_shards_are_the_same_bytes_every_time") {
+        let differ = compressed::that_differ(&setup, 6);
+        assert!(
+            differ.is_empty(),
+            "nvCOMP is not deterministic: the same shards became other bytes with {differ:?}"
+        );
+    }
+}
+
+/// No promise, so it is printed.
+#[test]
+fn whether_the_size_of_batches_shows() {
+    if let Some(setup) = setup("whether_the_size_of_batches_shows") {
+        let differ = compressed::that_depend_on_batches(&setup, 16 << 20);
+        println!("chains whose bytes depend on the size of batches: {differ:?}");
+    }
+}
