@@ -55,7 +55,7 @@ impl Shard {
                 noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                 let [a, b, ..] = noise.to_be_bytes();
                 match subchunk {
-                    0..4 | 9 => [7, 0x80],
+                    0..=3 | 9 => [7, 0x80],
                     5 | 8 if z % 4 < 2 => [a, b],
                     _ => [(x / 2) as u8, (y / 4) as u8],
                 }
