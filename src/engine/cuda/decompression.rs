@@ -302,10 +302,9 @@ impl Decompression<'_> {
         }
     }
 
-    /// Zero what kernels read by whole words, and nothing may have written.
+    /// What comes before the first batch: shuffled slots are read by whole words, as slots are.
     pub(super) fn prepare(&self, session: &Session<'_>) -> Result<(), DriverError> {
         let lane = session.lane;
-        lane.zero(lane.compute, session.sizing.slots)?;
         lane.zero(lane.compute, self.buffers.shuffled)
     }
 

@@ -71,9 +71,11 @@ impl Session<'_> {
 
     /// What comes before the first batch: the fill value goes to the device, ahead of everything in
     /// that stream; and what a slot has behind its elements is written once, since kernels read
-    /// slots by whole words.
+    /// slots by whole words. So is all of it before decompressing, which leaves the slots of empty
+    /// subchunks alone.
     pub(super) fn prepare(&self, job: &Job<'_>) -> Result<(), DriverError> {
-        if self.sizing.slot_stride > job.grid.subchunk_bytes() {
+        let behind = self.sizing.slot_stride > job.grid.subchunk_bytes();
+        if behind || self.sizing.decompression.is_some() {
             self.lane.zero(self.lane.compute, self.sizing.slots)?;
         }
         let pattern = Scatter::fill_pattern(job.fill_value);

@@ -12,6 +12,8 @@ use crate::engine::cuda::driver::simulation::Inject;
 use crate::engine::cuda::{Compressors, Metrics, WithFallback, frame_parts};
 use crate::engine::{BloscStage, Cname, EncodedShard, Shuffle};
 use crate::layout::Extent;
+use crate::plan::{self, Engines, Rule};
+use crate::{Backend, Options};
 
 fn decoding(library: StandIn) -> Compressors {
     Compressors {
@@ -42,7 +44,7 @@ fn blosc(cname: Cname, shuffle: Shuffle, typesize: usize, blocksize: usize) -> S
 
 impl Shard {
     /// 2 × 2 × 4 subchunks of 4 × 8 × 8 elements of 2 bytes: more than C-Blosc stores as they are.
-    /// Each fourth one is empty, and of two the first half does not compress.
+    /// Some are empty, all of the first batch among them, and of two the first half does not compress.
     fn larger() -> Self {
         let grid = SubchunkGrid::new(&[8, 16, 32], &[4, 8, 8], 2).expect("divides");
         let mut noise = 1_u32;
@@ -53,8 +55,8 @@ impl Shard {
                 noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                 let [a, b, ..] = noise.to_be_bytes();
                 match subchunk {
-                    1 | 5 | 9 | 13 => [7, 0x80],
-                    3 | 8 if z % 4 < 2 => [a, b],
+                    0..=3 | 9 => [7, 0x80],
+                    5 | 8 if z % 4 < 2 => [a, b],
                     _ => [(x / 2) as u8, (y / 4) as u8],
                 }
             })
@@ -376,6 +378,38 @@ fn it_has_to_be_asked_for() {
     ] {
         let shard = Shard::new(0).compressed(0, stage, 0);
         assert!(!decoder(&simulation, StandIn::Six, &shard.chain).decodes_whole_shards());
+    }
+}
+
+/// From the options to the engine, and to the words about it.
+#[test]
+fn the_plan_knows() {
+    let shard = Shard::larger().compressed(0, ZSTD, 0);
+    let encoded = shard.encoded_on_host();
+    let simulation = simulation(Schedule::Latest);
+    let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
+    let engines = Engines::of_devices(devices.clone(), Rule::ALL, TINY);
+    let mut on_device = 0;
+    for backend in [Backend::Auto, Backend::Cuda] {
+        for decode in [false, true] {
+            let options = Options::default()
+                .with_backend(backend)
+                .with_nvcomp(StandIn::Six.path())
+                .with_device_memory(1 << 24)
+                .with_pinned_memory(1 << 24)
+                .with_device_decode(decode);
+            let choice = engines.choose(&options, &shard.grid, Ok(&shard.chain));
+            let choice = choice.expect("suits");
+            assert_eq!(choice.engine.decodes_whole_shards(), decode);
+            let index = "index".to_string();
+            let why = plan::explain(&shard.grid, Ok(&shard.chain), index, &choice).why;
+            assert_eq!(why.contains("the host decodes"), !decode, "{why}");
+            let job = shard.job();
+            let decoded = choice.engine.decode(&job, &encoded.bytes, &encoded.extents);
+            assert!(decoded.expect("decodes") == shard.elements);
+            on_device += u64::from(decode);
+            assert_eq!(devices.counters.snapshot().shards_decoded, on_device);
+        }
     }
 }
 
