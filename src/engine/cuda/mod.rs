@@ -4,7 +4,6 @@
 //! |---|---|
 //! | `driver` | the seam: allocate, copy, launch, record, wait; the CUDA driver, and a simulation |
 //! | `kernels` | each kernel with the launch that it wants |
-//! | `nvcomp` | NVIDIA's library of compressors, loaded at run time |
 //! | `device` | a device of this process, and whether it can still be used |
 //! | `sizing` | what a lane takes: estimated, allocated and divided by the same numbers |
 //! | `lane` | streams, events, pinned and device memory of one shard in flight |

@@ -257,8 +257,7 @@ pub(super) fn check_elements(grid: &SubchunkGrid, chain: &KnownChain) -> Result<
 }
 
 impl Sizing {
-    /// The buffers for shards of a kind, with batches of at most `batch` subchunks. With the context
-    /// of the device current, if there is a compressor.
+    /// The buffers for shards of a kind, with batches of at most `batch` subchunks.
     ///
     /// # Errors
     /// The shard is too large for any device, or the compressor's library cannot take the batch: the

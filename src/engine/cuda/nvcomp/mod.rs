@@ -12,7 +12,9 @@ mod sys;
 pub(crate) mod tests;
 
 pub(crate) use batch::{CompressBatch, DecompressBatch};
-pub(crate) use load::{Nvcomp, Search, VARIABLE, Version};
+#[cfg(any(test, feature = "conformance"))]
+pub(crate) use load::VARIABLE;
+pub(crate) use load::{Nvcomp, Search, Version};
 pub(crate) use process::of_process;
 #[cfg(test)]
 pub(crate) use process::while_locked;
