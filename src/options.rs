@@ -254,11 +254,14 @@ impl Options {
     /// `false`: the host decodes them.
     ///
     /// **For trusted data only.** nvCOMP's decompressors are undefined on corrupt input: they may
-    /// hang, or fault, which costs this process the device. Before they run, the host checks every
-    /// header and length in the frames of the shard, and compares the checksums of `crc32c` codecs
-    /// behind the compressor, unless zarrs is told not to validate checksums. What is within a
-    /// compressed stream it cannot check without decompressing it. So the data must be what an
-    /// encoder wrote, or the chain must have such a checksum.
+    /// hang, or fault, which costs this process the device. Before they run, the host checks the
+    /// headers, sizes and borders of frames, blocks and streams, and compares the checksums of
+    /// `crc32c` codecs behind the compressor, unless zarrs is told not to validate checksums. What is
+    /// within a compressed stream it does not check. A checksum finds accidental damage; it does not
+    /// make data safe that somebody made to do harm. So the data must be what an encoder wrote.
+    ///
+    /// [`LevelPolicy`] and the limits of compressors apply to decoding, too: what this machine would
+    /// not compress on a device, it does not decompress there.
     ///
     /// The checks run on the calling thread. They read each encoded byte once for every checksum
     /// behind the compressor, and once for gzip, whose members do not say where they end; of other

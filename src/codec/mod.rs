@@ -416,7 +416,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         }
         let shard = Shard::new(self, shape, data_type, fill_value)?;
         let extents = shard.decode_index(&bytes, options)?;
-        let engine = shard.choose_engine().map_err(other)?.engine;
+        let engine = shard.choose_decoder().map_err(other)?.engine;
         shard
             .with_job(options, |job| engine.decode(job, &bytes, &extents))
             .map(ArrayBytes::new_flen)
@@ -461,7 +461,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
                 InvalidNumberOfElementsError::new(view.num_elements(), num_elements).into(),
             );
         }
-        let engine = shard.choose_engine().map_err(other)?.engine;
+        let engine = shard.choose_decoder().map_err(other)?.engine;
         let extents = shard.decode_index(&bytes, options)?;
         let (start, whole) = (vec![0; shape.len()], shard.grid.shard().to_vec());
         let output = ViewOfShard::new(view, &shard.grid, start, whole)

@@ -67,16 +67,24 @@ impl<'a> Shard<'a> {
         })
     }
 
-    /// The engine that encodes and decodes it whole.
+    /// The engine that encodes it.
     ///
     /// # Errors
     /// [`Error::BackendUnavailable`] if the options ask for a device, and it cannot be one.
     pub(crate) fn choose_engine(&self) -> Result<Choice, Error> {
-        self.codec.engines.choose(
-            &self.codec.options,
-            &self.grid,
-            self.known.as_ref().map_err(String::as_str),
-        )
+        let known = self.known.as_ref().map_err(String::as_str);
+        let engines = &self.codec.engines;
+        engines.choose(&self.codec.options, &self.grid, known)
+    }
+
+    /// The engine that decodes it whole.
+    ///
+    /// # Errors
+    /// As for [`choose_engine`](Self::choose_engine).
+    pub(crate) fn choose_decoder(&self) -> Result<Choice, Error> {
+        let known = self.known.as_ref().map_err(String::as_str);
+        let engines = &self.codec.engines;
+        engines.choose_decoder(&self.codec.options, &self.grid, known)
     }
 
     /// Call `f` with the job that this shard is for an engine.

@@ -183,6 +183,25 @@ impl Engines {
         }
     }
 
+    /// The engine that decodes whole shards of `grid`, and why. It asks for no device where none
+    /// would decode them.
+    ///
+    /// # Errors
+    /// As for [`choose`](Self::choose).
+    pub(crate) fn choose_decoder(
+        &self,
+        options: &Options,
+        grid: &SubchunkGrid,
+        chain: Result<&KnownChain, &str>,
+    ) -> Result<Choice, Error> {
+        match chain {
+            Ok(chain) if !chain.is_fixed_size() && !options.device_decode() => Ok(Choice::host(
+                "a compressor's frames are decoded on the host, unless `Options::with_device_decode` says otherwise",
+            )),
+            _ => self.choose(options, grid, chain),
+        }
+    }
+
     fn automatic(
         &self,
         options: &Options,

@@ -38,6 +38,10 @@ pub const FAILS: &str = "stand-in fails ";
 /// looks right; without a status, of size 0; without a status, of a size larger than its slot.
 pub const FAILURES: u8 = 4;
 
+/// The digit of a chunk of which nothing is said, and for which nothing is written: whatever was in
+/// its slot, its size and its status stays.
+pub const SILENT: u8 = FAILURES;
+
 impl StandIn {
     /// The file, named as such a library is.
     #[must_use]

@@ -35,6 +35,9 @@ use crate::engine::{BloscStage, Cname, KnownChain, Shuffle as Filter, Stage};
 use crate::layout::SubchunkGrid;
 use crate::options::LevelPolicy;
 
+/// What fills sizes and statuses that are yet to be written: no size, and no success.
+pub(super) const NO_ANSWER: u8 = 0xff;
+
 /// Bytes of a Blosc block, where the chain leaves the choice: what nvCOMP is fastest with.
 const BLOSC_BLOCK: usize = 64 << 10;
 
@@ -354,8 +357,8 @@ fn ask(
 #[derive(Debug, Default)]
 pub(super) struct Asked(Mutex<VecDeque<(Question, Prepared)>>);
 
-/// The library's file, the compressor, and the most subchunks at once.
-type Question = (Option<PathBuf>, Compression, usize);
+/// The library's file, the devices that may be used, the compressor, and the most subchunks at once.
+type Question = (Option<PathBuf>, Option<Vec<usize>>, Compression, usize);
 
 impl Asked {
     /// How many answers are kept.
@@ -527,6 +530,9 @@ pub(super) fn compress(
         output_sizes: streams.sizes,
         statuses: streams.statuses,
     };
+    // A chunk that nvCOMP says nothing about has failed: what an earlier batch left is no answer.
+    lane.set(stream, buffers.output_sizes, NO_ANSWER)?;
+    lane.set(stream, buffers.statuses, NO_ANSWER)?;
     // SAFETY: the lane's regions, in one stream. The tables are what `chunks` writes: chunks of the
     // slots and slots for streams, at multiples of the alignments, by which `Buffers` and `Sizing`
     // chose the strides and `Prepared` checked the blocks.

@@ -12,7 +12,7 @@
 //! all addresses. What became of the chunks goes back to the host with the batch. If one could not
 //! be decompressed, or is not what its frame says, the host decodes the shard.
 
-use super::compression::{for_batches, of_batch};
+use super::compression::{NO_ANSWER, for_batches, of_batch};
 use super::driver::{DeviceSpan, DriverError, Span};
 use super::frame_parts::{Layout, Part, Parts, chunk_len};
 use super::kernels::chunks::Chunking;
@@ -410,6 +410,9 @@ impl Decompression<'_> {
             output_sizes: lane.device(results.sizes),
             statuses: lane.device(results.statuses),
         };
+        // A chunk that nvCOMP says nothing about has failed.
+        lane.set(stream, results.sizes, NO_ANSWER)?;
+        lane.set(stream, results.statuses, NO_ANSWER)?;
         // SAFETY: the lane's regions, in one stream. The tables are what `upload` wrote: streams in
         // slots of their own, and chunks within the slots, no two of them at the same place, at
         // multiples of the alignments, by which `Buffers` and `Prepared` chose the strides. That a

@@ -137,6 +137,8 @@ struct Encoder<'a, 'l> {
     staged: VecDeque<Staged>,
     batches: VecDeque<Aggregated>,
     pieces: Downloads<Piece>,
+    /// Subchunks that the compressor failed on.
+    on_host: usize,
 }
 
 /// Encode `decoded`, whose length was checked, in the lane of `session`.
@@ -172,8 +174,17 @@ pub(super) fn encode(
         staged: VecDeque::new(),
         batches: VecDeque::new(),
         pieces: Downloads::default(),
+        on_host: 0,
     };
     encoder.run()?;
+    if encoder.on_host > 0 {
+        let (subchunks, all) = (encoder.on_host, job.grid.num_subchunks());
+        tracing::warn!(
+            subchunks,
+            all,
+            "nvCOMP failed on subchunks: the host compressed them"
+        );
+    }
     let Encoder {
         output,
         extents,
@@ -511,6 +522,7 @@ impl Encoder<'_, '_> {
             let (to, encoded) = if has_failed {
                 let on_host = encode_subchunk(self.job, self.chain, self.decoded, subchunk)?;
                 session.counters.subchunk_on_host();
+                self.on_host += 1;
                 self.write(self.end, &on_host)?;
                 (None, on_host.len())
             } else {

@@ -1,10 +1,10 @@
 //! The compressed streams in the frames of a shard: where a device finds them.
 //!
 //! nvCOMP's decompressors hang, fault, or write anything within their outputs on corrupt input. So
-//! everything that can be known without decompressing is checked here, on the host, before anything
-//! is launched: the headers, and that what they count is where they say and no more. What is within
-//! a compressed stream is not looked at, which is why this is for trusted data; checksums behind the
-//! compressor are compared first, and with those nothing corrupt gets to the device.
+//! the structure is checked here, on the host, before anything is launched: the headers, and that
+//! what they count is where they say and no more. What is within a compressed stream is not looked
+//! at, which is why this is for trusted data; checksums behind the compressor are compared first, and
+//! with those no accidental damage gets to the device.
 //!
 //! Frames that are not for a device are a reason to let the host decode the shard, whether they are
 //! legal or not: it has the last word on the data.
@@ -14,7 +14,7 @@
 use super::kernels::chunks::Chunking;
 use super::kernels::shuffle::{BloscBlocks, Shuffle};
 use super::nvcomp::Format;
-use super::sizing::CHECKSUM;
+use super::sizing::{CHECKSUM, SLOT_ALIGNMENT};
 use crate::engine::host::{encoded_bound, strip_checksum};
 use crate::engine::{Cname, EngineError, Job, KnownChain, Stage};
 use crate::layout::{Extent, SubchunkGrid};
@@ -458,6 +458,10 @@ fn blosc(frame: &[u8], expected: usize) -> Result<Blosc, Reason> {
     }
     if block == 0 || block > bytes {
         return Err(BLOSC_BROKEN);
+    }
+    // This also keeps the number of blocks, and what is remembered of them, in proportion.
+    if block < bytes && !block.is_multiple_of(SLOT_ALIGNMENT) {
+        return Err("the blocks of a Blosc frame do not begin where a device can write them");
     }
     if flags & memcpyed != 0 {
         return Err("a Blosc frame is not compressed");

@@ -326,8 +326,18 @@ impl Running<'_> {
 
     /// Zero device memory of this lane.
     pub(super) fn zero(&self, stream: StreamId, region: Region) -> Result<(), DriverError> {
+        self.set(stream, region, 0)
+    }
+
+    /// Set every byte of device memory of this lane.
+    pub(super) fn set(
+        &self,
+        stream: StreamId,
+        region: Region,
+        byte: u8,
+    ) -> Result<(), DriverError> {
         // SAFETY: as in `copy`.
-        unsafe { self.driver.fill(stream, self.device(region), 0) }
+        unsafe { self.driver.fill(stream, self.device(region), byte) }
     }
 
     /// The address of pinned memory that the host will write.

@@ -137,7 +137,8 @@ impl CudaEngine {
                 // In a forked child there is no device, and no lock is asked for.
                 let prepared = self.devices.with_context(&self.limits, || {
                     let file = &self.compressors.nvcomp;
-                    let question = (file.clone(), compression, most);
+                    let devices = self.limits.devices.clone();
+                    let question = (file.clone(), devices, compression, most);
                     self.devices.asked.or_ask(question, || {
                         let nvcomp = nvcomp::of_process(file.as_deref())?;
                         Prepared::new(compression, &nvcomp, most)
@@ -264,11 +265,18 @@ impl CudaEngine {
         let lane = acquired.lane().map_err(EngineError::Device)?;
         let device = lane.device().clone();
         let entered = device.enter().map_err(EngineError::Device)?;
+        let mut suits = Ok(());
         if let (Some(prepared), Some(buffers)) = (&kind.compressor, &sizing.compression) {
-            prepared.check(buffers).map_err(EngineError::Unsuitable)?;
+            suits = prepared.check(buffers);
         }
         if let (Some(prepared), Some(buffers)) = (&kind.decompressor, &sizing.decompression) {
-            prepared.check(buffers).map_err(EngineError::Unsuitable)?;
+            suits = prepared.check(buffers);
+        }
+        if let Err(reason) = suits {
+            // Nothing was enqueued.
+            drop(entered);
+            acquired.reusable();
+            return Err(EngineError::Unsuitable(reason));
         }
         let result = device
             .watch(lane.start())
