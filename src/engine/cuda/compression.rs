@@ -255,8 +255,7 @@ fn blosc(
 pub(super) struct Prepared {
     pub(super) compression: Compression,
     pub(super) compressor: Compressor,
-    /// For ever smaller batches.
-    requirements: Vec<Requirements>,
+    requirements: BatchRequirements,
 }
 
 impl Prepared {
@@ -278,9 +277,10 @@ impl Prepared {
                 compression.format
             ));
         }
+        let query = |chunks, block, total| compressor.requirements(chunks, block, total);
         Ok(Self {
             compression,
-            requirements: for_batches(most, |count| ask(&compression, &compressor, count))?,
+            requirements: BatchRequirements::new(compression.chunking, most, &query)?,
             compressor,
         })
     }
@@ -295,8 +295,7 @@ impl Prepared {
     /// # Errors
     /// The library was not asked about as many.
     pub(super) fn requirements(&self, count: usize) -> Result<&Requirements, String> {
-        let blocks = self.compression.chunking.blocks();
-        of_batch(&self.requirements, count.saturating_mul(blocks))
+        self.requirements.of_batch(count)
     }
 
     /// Whether what was asked for is enough on the device whose context is current now.
@@ -304,9 +303,55 @@ impl Prepared {
     /// # Errors
     /// It is not: the numbers.
     pub(super) fn check(&self, buffers: &Buffers) -> Result<(), String> {
-        let known = &buffers.requirements;
-        let count = known.chunks / self.compression.chunking.blocks();
-        let needed = ask(&self.compression, &self.compressor, count)?;
+        self.requirements
+            .check(&buffers.requirements, &|chunks, block, total| {
+                self.compressor.requirements(chunks, block, total)
+            })
+    }
+}
+
+/// What a library says of batches, by chunks, bytes of the largest chunk, and bytes of all.
+pub(super) type Query<'a> = &'a dyn Fn(usize, usize, usize) -> Result<Requirements, String>;
+
+/// What batches of subchunks take of a library, in either direction.
+#[derive(Clone, Debug)]
+pub(super) struct BatchRequirements {
+    chunking: Chunking,
+    /// For ever smaller batches.
+    all: Vec<Requirements>,
+}
+
+impl BatchRequirements {
+    /// Of batches of up to `most` subchunks.
+    ///
+    /// # Errors
+    /// The library does not say, or there are too many bytes.
+    pub(super) fn new(chunking: Chunking, most: usize, query: Query<'_>) -> Result<Self, String> {
+        let halves = |count: &usize| (*count > 1).then_some(count / 2);
+        let all = std::iter::successors(Some(most.max(1)), halves)
+            .map(|count| ask(chunking, count, query))
+            .collect::<Result<_, _>>()?;
+        Ok(Self { chunking, all })
+    }
+
+    /// The least that are enough for `count` subchunks at once.
+    ///
+    /// # Errors
+    /// The library was not asked about as many.
+    pub(super) fn of_batch(&self, count: usize) -> Result<&Requirements, String> {
+        let chunks = count.saturating_mul(self.chunking.blocks());
+        self.all
+            .iter()
+            .rfind(|requirements| requirements.chunks >= chunks)
+            .ok_or_else(|| format!("nvCOMP was not asked about {chunks} chunks at once"))
+    }
+
+    /// Whether `known`, of these, is enough where `query` is answered now.
+    ///
+    /// # Errors
+    /// It is not: the numbers.
+    pub(super) fn check(&self, known: &Requirements, query: Query<'_>) -> Result<(), String> {
+        let needed = ask(self.chunking, known.chunks / self.chunking.blocks(), query)?;
         if needed.temp <= known.temp && needed.max_output <= known.max_output {
             return Ok(());
         }
@@ -317,40 +362,13 @@ impl Prepared {
     }
 }
 
-/// What batches of `most` subchunks take, and ever smaller ones, by `ask`.
-pub(super) fn for_batches(
-    most: usize,
-    ask: impl Fn(usize) -> Result<Requirements, String>,
-) -> Result<Vec<Requirements>, String> {
-    let halves = |count: &usize| (*count > 1).then_some(count / 2);
-    std::iter::successors(Some(most.max(1)), halves)
-        .map(ask)
-        .collect()
-}
-
-/// The least of them that are enough for `chunks` at once.
-///
-/// # Errors
-/// The library was not asked about as many.
-pub(super) fn of_batch(all: &[Requirements], chunks: usize) -> Result<&Requirements, String> {
-    all.iter()
-        .rfind(|requirements| requirements.chunks >= chunks)
-        .ok_or_else(|| format!("nvCOMP was not asked about {chunks} chunks at once"))
-}
-
 /// What `count` subchunks at once take.
-fn ask(
-    compression: &Compression,
-    compressor: &Compressor,
-    count: usize,
-) -> Result<Requirements, String> {
-    let Chunking { bytes, block } = compression.chunking;
+fn ask(chunking: Chunking, count: usize, query: Query<'_>) -> Result<Requirements, String> {
+    let Chunking { bytes, block } = chunking;
     let too_large = || format!("{count} subchunks of {bytes} bytes are too many at once");
-    let chunks = count
-        .checked_mul(compression.chunking.blocks())
-        .ok_or_else(too_large)?;
+    let chunks = count.checked_mul(chunking.blocks()).ok_or_else(too_large)?;
     let total = count.checked_mul(bytes).ok_or_else(too_large)?;
-    compressor.requirements(chunks, block, total)
+    query(chunks, block, total)
 }
 
 /// What nvCOMP was asked before: it may take its time to answer, and every shard asks.
@@ -485,14 +503,8 @@ pub(super) fn compress(
     let (driver, stream) = (lane.driver, lane.compute);
     let compression = &prepared.compression;
     let chunking = compression.chunking;
-    let mut run = |stage, work: &dyn Fn() -> Result<(), DriverError>| {
-        let times = session.timed(stage)?;
-        session.begin(stream, times.begin)?;
-        work()?;
-        session.end(stream, times.end)?;
-        timed.push(times);
-        Ok(())
-    };
+    let mut run =
+        |stage, work: &dyn Fn() -> Result<(), DriverError>| session.run(stage, timed, work);
 
     let mut inputs = slots;
     if let Some((shuffle_of, blocks)) = compression.shuffled() {
@@ -524,8 +536,8 @@ pub(super) fn compress(
         input_pointers: tables.input_pointers,
         input_sizes: tables.input_sizes,
         output_pointers: tables.output_pointers,
-        inputs: &[filled(inputs)],
-        outputs: &[filled(streams.slots)],
+        inputs: &[inputs.filled()],
+        outputs: &[streams.slots.filled()],
         temp: lane.device(buffers.temp),
         output_sizes: streams.sizes,
         statuses: streams.statuses,
@@ -576,12 +588,4 @@ pub(super) fn compress(
         }
     })?;
     Ok(frames)
-}
-
-/// The bytes of the slots of a batch, which may be shorter than others.
-fn filled(slots: Slots) -> DeviceSpan {
-    DeviceSpan {
-        len: slots.stride * slots.count,
-        ..slots.span
-    }
 }

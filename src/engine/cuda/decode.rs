@@ -291,10 +291,8 @@ impl Decoder<'_, '_> {
             let subchunks = subchunks(number, &batch);
             decompression.decompress(session, subchunks, encoded, slots, &mut timed)?;
         } else {
-            let splitting = session.timed(TimedStage::Split)?;
-            session.begin(lane.compute, splitting.begin)?;
             // SAFETY: the lane's regions, in one stream, after what was copied to them.
-            unsafe {
+            session.run(TimedStage::Split, &mut timed, || unsafe {
                 split::split(
                     lane.driver,
                     lane.compute,
@@ -302,14 +300,12 @@ impl Decoder<'_, '_> {
                     lane.device(regions.offsets),
                     lane.device(regions.sizes),
                     slots,
-                )?;
-            }
-            session.end(lane.compute, splitting.end)?;
-            timed.push(splitting);
+                )
+            })?;
         }
 
         if self.validates() {
-            timed.push(self.verify(number, slots)?);
+            self.verify(number, slots, &mut timed)?;
         }
 
         let unscatter = session.timed(TimedStage::Unscatter)?;
@@ -368,29 +364,33 @@ impl Decoder<'_, '_> {
     }
 
     /// Enqueue the comparison of the checksums of a batch.
-    fn verify(&self, number: usize, slots: Slots) -> Result<Timed, DriverError> {
+    fn verify(
+        &self,
+        number: usize,
+        slots: Slots,
+        timed: &mut Vec<Timed>,
+    ) -> Result<(), DriverError> {
         let session = self.session;
         let lane = session.lane;
         let (regions, count) = (session.batch(number), slots.count);
-        let checksums = session.timed(TimedStage::Crc32c)?;
-        session.begin(lane.compute, checksums.begin)?;
-        for stage in 0..self.checksums() {
-            let len = self.job.grid.subchunk_bytes() + stage * crc32c::CHECKSUM;
-            let bad = regions.bad.part(stage * count * 4..(stage + 1) * count * 4);
-            // SAFETY: the lane's regions, in one stream.
-            unsafe {
-                crc32c::verify(
-                    lane.driver,
-                    lane.compute,
-                    slots,
-                    Lengths::All(len),
-                    Some(lane.device(regions.stored)),
-                    lane.device(bad),
-                )?;
+        session.run(TimedStage::Crc32c, timed, || {
+            for stage in 0..self.checksums() {
+                let len = self.job.grid.subchunk_bytes() + stage * crc32c::CHECKSUM;
+                let bad = regions.bad.part(stage * count * 4..(stage + 1) * count * 4);
+                // SAFETY: the lane's regions, in one stream.
+                unsafe {
+                    crc32c::verify(
+                        lane.driver,
+                        lane.compute,
+                        slots,
+                        Lengths::All(len),
+                        Some(lane.device(regions.stored)),
+                        lane.device(bad),
+                    )?;
+                }
             }
-        }
-        session.end(lane.compute, checksums.end)?;
-        Ok(checksums)
+            Ok(())
+        })
     }
 
     /// The slots of a batch of `count` subchunks.

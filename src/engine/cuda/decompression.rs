@@ -12,7 +12,7 @@
 //! all addresses. What became of the chunks goes back to the host with the batch. If one could not
 //! be decompressed, or is not what its frame says, the host decodes the shard.
 
-use super::compression::{NO_ANSWER, for_batches, of_batch};
+use super::compression::{BatchRequirements, NO_ANSWER};
 use super::driver::{DeviceSpan, DriverError, Span};
 use super::frame_parts::{Layout, Part, Parts, chunk_len};
 use super::kernels::chunks::Chunking;
@@ -40,8 +40,7 @@ const CRC32: usize = 4;
 pub(super) struct Prepared {
     pub(super) layout: Layout,
     decompressor: Decompressor,
-    /// For ever smaller batches.
-    requirements: Vec<Requirements>,
+    requirements: BatchRequirements,
 }
 
 impl Prepared {
@@ -58,9 +57,10 @@ impl Prepared {
                 "a device decompresses to multiples of {alignment} bytes, and Blosc's blocks have {block}"
             ));
         }
+        let query = |chunks, block, total| decompressor.requirements(chunks, block, total);
         Ok(Self {
             layout,
-            requirements: for_batches(most, |count| ask(layout, &decompressor, count))?,
+            requirements: BatchRequirements::new(layout.chunking, most, &query)?,
             decompressor,
         })
     }
@@ -82,8 +82,7 @@ impl Prepared {
     /// # Errors
     /// The library was not asked about as many.
     pub(super) fn requirements(&self, count: usize) -> Result<&Requirements, String> {
-        let blocks = self.layout.chunking.blocks();
-        of_batch(&self.requirements, count.saturating_mul(blocks))
+        self.requirements.of_batch(count)
     }
 
     /// Whether what was asked for is enough on the device whose context is current now.
@@ -91,28 +90,11 @@ impl Prepared {
     /// # Errors
     /// It is not: the numbers.
     pub(super) fn check(&self, buffers: &Buffers) -> Result<(), String> {
-        let known = &buffers.requirements;
-        let count = known.chunks / self.layout.chunking.blocks();
-        let needed = ask(self.layout, &self.decompressor, count)?;
-        if needed.temp <= known.temp {
-            return Ok(());
-        }
-        Err(format!(
-            "nvCOMP asks for {} bytes of temporary memory on this device, and for {} on the one that it was asked about",
-            needed.temp, known.temp
-        ))
+        self.requirements
+            .check(&buffers.requirements, &|chunks, block, total| {
+                self.decompressor.requirements(chunks, block, total)
+            })
     }
-}
-
-/// What `count` subchunks at once take.
-fn ask(layout: Layout, decompressor: &Decompressor, count: usize) -> Result<Requirements, String> {
-    let Chunking { bytes, block } = layout.chunking;
-    let too_large = || format!("{count} subchunks of {bytes} bytes are too many at once");
-    let chunks = count
-        .checked_mul(layout.chunking.blocks())
-        .ok_or_else(too_large)?;
-    let total = count.checked_mul(bytes).ok_or_else(too_large)?;
-    decompressor.requirements(chunks, block, total)
 }
 
 /// The buffers of a decompressor. All of them are the device's.
@@ -376,14 +358,8 @@ impl Decompression<'_> {
             stride: self.buffers.stream_stride,
             count: tables.offsets.len / NUMBER,
         };
-        let mut run = |stage, work: &dyn Fn() -> Result<(), DriverError>| {
-            let times = session.timed(stage)?;
-            session.begin(stream, times.begin)?;
-            work()?;
-            session.end(stream, times.end)?;
-            timed.push(times);
-            Ok(())
-        };
+        let mut run =
+            |stage, work: &dyn Fn() -> Result<(), DriverError>| session.run(stage, timed, work);
 
         // SAFETY: the lane's regions, in one stream, after what was copied to them.
         run(TimedStage::Split, &|| unsafe {
@@ -404,8 +380,8 @@ impl Decompression<'_> {
             input_sizes: lane.device(tables.sizes),
             output_pointers: lane.device(tables.outputs),
             output_capacities: lane.device(tables.capacities),
-            inputs: &[filled(streams)],
-            outputs: &[filled(chunk_slots)],
+            inputs: &[streams.filled()],
+            outputs: &[chunk_slots.filled()],
             temp: lane.device(self.buffers.temp),
             output_sizes: lane.device(results.sizes),
             statuses: lane.device(results.statuses),
@@ -500,13 +476,5 @@ impl Decompression<'_> {
             }
         }
         Ok(())
-    }
-}
-
-/// The bytes of slots.
-fn filled(slots: Slots) -> DeviceSpan {
-    DeviceSpan {
-        len: slots.stride * slots.count,
-        ..slots.span
     }
 }

@@ -402,15 +402,15 @@ impl Encoder<'_, '_> {
         }
         let session = self.session;
         let lane = session.lane;
-        let times = session.timed(TimedStage::Crc32c)?;
-        session.begin(lane.compute, times.begin)?;
-        for stage in 0..number {
-            // SAFETY: the lane's regions, in one stream; `Sizing` left room for the checksums.
-            unsafe { crc32c::append(lane.driver, lane.compute, slots, lengths(stage), stored)? };
-        }
-        session.end(lane.compute, times.end)?;
-        timed.push(times);
-        Ok(())
+        session.run(TimedStage::Crc32c, timed, || {
+            for stage in 0..number {
+                // SAFETY: the lane's regions, in one stream; `Sizing` left room for the checksums.
+                unsafe {
+                    crc32c::append(lane.driver, lane.compute, slots, lengths(stage), stored)?;
+                }
+            }
+            Ok(())
+        })
     }
 
     /// Do `copies`, and take back what has come from the device meanwhile.

@@ -131,6 +131,22 @@ impl Session<'_> {
         self.lane.driver.record(event, stream, STAGE_END)
     }
 
+    /// Enqueue `work`, a stage of its own, in the stream of kernels, and take its time: one of
+    /// `timed`.
+    pub(super) fn run(
+        &self,
+        stage: TimedStage,
+        timed: &mut Vec<Timed>,
+        work: impl FnOnce() -> Result<(), DriverError>,
+    ) -> Result<(), DriverError> {
+        let times = self.timed(stage)?;
+        self.begin(self.lane.compute, times.begin)?;
+        work()?;
+        self.end(self.lane.compute, times.end)?;
+        timed.push(times);
+        Ok(())
+    }
+
     /// Add up the time between two events that have happened. It is for the metrics alone: what is
     /// not told is left out.
     pub(super) fn time(

@@ -133,7 +133,6 @@ pub(crate) enum Arg<'a> {
 
 /// A call of a library's asynchronous function, given the driver's own handle of a stream. An error
 /// is what the library says.
-#[allow(dead_code, reason = "for compressors on the device")]
 pub(crate) type LibraryCall = Box<dyn FnOnce(*mut c_void) -> Result<(), String> + Send>;
 
 /// How bad it is.
@@ -273,7 +272,6 @@ pub(crate) trait Driver: fmt::Debug + Send + Sync {
     ///
     /// # Safety
     /// The rules of the module, and: `function` keeps within the spans, and only enqueues.
-    #[allow(dead_code, reason = "for compressors on the device")]
     unsafe fn call(
         &self,
         stream: StreamId,

@@ -11,11 +11,20 @@ pub(crate) struct Slots {
     pub(crate) count: usize,
 }
 
+impl Slots {
+    /// The bytes of the slots, where the span may be longer.
+    pub(crate) fn filled(self) -> DeviceSpan {
+        DeviceSpan {
+            len: self.stride * self.count,
+            ..self.span
+        }
+    }
+}
+
 /// How many bytes each slot holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lengths {
     /// A `u64` for each slot.
-    #[allow(dead_code, reason = "for compressors on the device")]
     Each(DeviceSpan),
     /// The same for all.
     All(usize),
