@@ -55,6 +55,7 @@ mod layout;
 mod options;
 mod plan;
 mod registration;
+mod write_strategy;
 
 pub use codec::{CudaShardingCodec, CudaShardingCodecBuilder, explain};
 pub use engine::cuda::{MemoryEstimate, Metrics};
@@ -62,6 +63,7 @@ pub use error::Error;
 pub use options::{Backend, LevelPolicy, Options};
 pub use plan::{ExplainedStage, Explanation, Place};
 pub use registration::{Registration, register};
+pub use write_strategy::{CompactionRequest, WriteStrategy};
 
 /// What the CUDA engine of this process did until now; nothing, if no device was ever used, or if the
 /// process was forked after one was.

@@ -2,6 +2,9 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::write_strategy::{CompactionCallback, CompactionRequest, WriteStrategy};
 
 /// Where shards are encoded and decoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -115,7 +118,7 @@ impl LevelPolicy {
 /// let options = Options::default().with_backend(Backend::Host);
 /// assert_eq!(options.backend(), Backend::Host);
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Options {
     backend: Backend,
@@ -126,6 +129,10 @@ pub struct Options {
     device_levels: LevelPolicy,
     nvcomp: Option<PathBuf>,
     device_decode: bool,
+    write_strategy: WriteStrategy,
+    max_dead_fraction: f64,
+    allow_unsafe_compaction: bool,
+    on_compaction_request: Option<CompactionCallback>,
 }
 
 impl Default for Options {
@@ -139,6 +146,10 @@ impl Default for Options {
             device_levels: LevelPolicy::default(),
             nvcomp: None,
             device_decode: false,
+            write_strategy: WriteStrategy::default(),
+            max_dead_fraction: 0.25,
+            allow_unsafe_compaction: false,
+            on_compaction_request: None,
         }
     }
 }
@@ -283,5 +294,73 @@ impl Options {
     #[must_use]
     pub fn device_decode(&self) -> bool {
         self.device_decode
+    }
+
+    /// Where partial writes put what they change. Default: [`WriteStrategy::Auto`].
+    #[must_use]
+    pub fn with_write_strategy(mut self, write_strategy: WriteStrategy) -> Self {
+        self.write_strategy = write_strategy;
+        self
+    }
+
+    /// Where partial writes put what they change.
+    #[must_use]
+    pub fn write_strategy(&self) -> WriteStrategy {
+        self.write_strategy
+    }
+
+    /// How much of a shard may be bytes that nothing uses, before a partial write asks for
+    /// compaction: a fraction of its size, 0 to 1. Default: 0.25. Others are taken as the nearest of
+    /// these, and what is not a number as the default.
+    ///
+    /// A shard of [`WriteStrategy::Slots`] never asks: its unused bytes do not add up.
+    #[must_use]
+    pub fn with_max_dead_fraction(mut self, fraction: f64) -> Self {
+        self.max_dead_fraction = if fraction.is_nan() {
+            Self::default().max_dead_fraction
+        } else {
+            fraction.clamp(0.0, 1.0)
+        };
+        self
+    }
+
+    /// How much of a shard may be bytes that nothing uses.
+    #[must_use]
+    pub fn max_dead_fraction(&self) -> f64 {
+        self.max_dead_fraction
+    }
+
+    /// Whether a partial write may compact the shard itself, which needs to **erase it first**: all
+    /// that a codec can do to a stored value is to overwrite bytes of it, and to erase it. If the
+    /// process dies in between, **the shard is lost**. Default: `false`;
+    /// [`compact`](crate::compact) replaces the shard as a whole.
+    #[must_use]
+    pub fn with_allow_unsafe_compaction(mut self, allow: bool) -> Self {
+        self.allow_unsafe_compaction = allow;
+        self
+    }
+
+    /// Whether a partial write may erase a shard and write it anew.
+    #[must_use]
+    pub fn allow_unsafe_compaction(&self) -> bool {
+        self.allow_unsafe_compaction
+    }
+
+    /// Call `callback` on the writing thread, after each partial write that leaves a shard with more
+    /// unused bytes than [`max_dead_fraction`](Self::with_max_dead_fraction). Default: nothing is
+    /// called. [`Metrics::compaction_requests`](crate::Metrics::compaction_requests) counts them in
+    /// any case.
+    #[must_use]
+    pub fn with_compaction_callback(
+        mut self,
+        callback: impl Fn(&CompactionRequest) + Send + Sync + 'static,
+    ) -> Self {
+        self.on_compaction_request = Some(CompactionCallback(Arc::new(callback)));
+        self
+    }
+
+    /// What to call when a shard should be compacted.
+    pub(crate) fn compaction_callback(&self) -> Option<&CompactionCallback> {
+        self.on_compaction_request.as_ref()
     }
 }

@@ -1,0 +1,218 @@
+//! The record of an update: what undoes or completes it when it is torn.
+//!
+//! An update that moves the end of a shard, or rewrites its index where it is, first writes 64 bytes
+//! into space that nothing uses. All numbers are little-endian:
+//!
+//! | bytes | content |
+//! |---|---|
+//! | 0–8 | magic: `89 7A 63 75 70 64 0D 0A` |
+//! | 8–16 | the offset of these bytes in the object: a copy elsewhere is no record |
+//! | 16–24 | where the object ended, with its index whole, before the update; 0 if there was no shard |
+//! | 24–28 | the CRC32C of the encoded index before the update; 0 if there was none |
+//! | 28–32 | zero |
+//! | 32–40 | the size of the encoded index, in bytes |
+//! | 40–48 | where the object ends after the update |
+//! | 48–52 | the CRC32C of the encoded index after the update |
+//! | 52–60 | zero |
+//! | 60–64 | the CRC32C of the bytes before |
+//!
+//! What is known before the update comes first, so that even a record that is torn itself can be told
+//! from other bytes.
+//!
+//! The last `index_len` bytes of an updated object are the new index: the index itself if it is at the
+//! end, and a copy of it if it is at the start.
+
+/// The size of a record, in bytes.
+pub(crate) const RECORD_LEN: usize = 64;
+
+/// The first bytes of a record. No text, and no common format, begins so.
+const MAGIC: [u8; 8] = *b"\x89zcupd\r\n";
+
+/// What an update was going to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    /// Where the record lies.
+    pub(crate) offset: u64,
+    /// Where the object ended before; 0 if there was no shard.
+    pub(crate) old_end: u64,
+    /// The CRC32C of the encoded index before; 0 if there was none.
+    pub(crate) old_index: u32,
+    /// The size of the encoded index.
+    pub(crate) index_len: u64,
+    /// Where the object ends afterwards.
+    pub(crate) new_end: u64,
+    /// The CRC32C of the encoded index afterwards.
+    pub(crate) new_index: u32,
+}
+
+impl Record {
+    /// The record as it is stored.
+    pub(crate) fn to_bytes(self) -> [u8; RECORD_LEN] {
+        let mut bytes = [0; RECORD_LEN];
+        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+        put(0, &MAGIC);
+        put(8, &self.offset.to_le_bytes());
+        put(16, &self.old_end.to_le_bytes());
+        put(24, &self.old_index.to_le_bytes());
+        put(32, &self.index_len.to_le_bytes());
+        put(40, &self.new_end.to_le_bytes());
+        put(48, &self.new_index.to_le_bytes());
+        let checksum = crc32c::crc32c(&bytes[..60]);
+        bytes[60..].copy_from_slice(&checksum.to_le_bytes());
+        bytes
+    }
+
+    /// The record at `offset` of `object`, of a shard whose encoded index has `index_len` bytes.
+    pub(crate) fn at(object: &[u8], offset: usize, index_len: usize) -> Option<Self> {
+        let bytes: &[u8; RECORD_LEN] = object.get(offset..)?.first_chunk()?;
+        if bytes[..8] != MAGIC || crc32c::crc32c(&bytes[..60]) != word(bytes, 60) {
+            return None;
+        }
+        let record = Self {
+            offset: long(bytes, 8),
+            old_end: long(bytes, 16),
+            old_index: word(bytes, 24),
+            index_len: long(bytes, 32),
+            new_end: long(bytes, 40),
+            new_index: word(bytes, 48),
+        };
+        let here = record.offset == offset as u64 && record.index_len == index_len as u64;
+        let after = (offset as u64).checked_add((RECORD_LEN + index_len) as u64)?;
+        (here && record.new_end >= after && record.to_bytes() == *bytes).then_some(record)
+    }
+
+    /// All records in `object`, the last one first.
+    pub(crate) fn all(object: &[u8], index_len: usize) -> impl Iterator<Item = Self> {
+        let mut end = object.len();
+        std::iter::from_fn(move || {
+            loop {
+                let offset = rfind(object.get(..end)?, &MAGIC)?;
+                end = offset + MAGIC.len() - 1;
+                if let Some(record) = Self::at(object, offset, index_len) {
+                    return Some(record);
+                }
+            }
+        })
+    }
+
+    /// Whether `bytes`, fewer than a record has, are how a record begins that is written at
+    /// `offset`, after a shard that ends at `old_end` and whose encoded index has the CRC32C
+    /// `old_index`.
+    pub(crate) fn begins_with(bytes: &[u8], offset: u64, old_end: u64, old_index: u32) -> bool {
+        let known = Self {
+            offset,
+            old_end,
+            old_index,
+            index_len: 0,
+            new_end: 0,
+            new_index: 0,
+        };
+        // Up to here a record does not depend on the update.
+        const KNOWN: usize = 32;
+        let len = bytes.len().min(KNOWN);
+        bytes.len() < RECORD_LEN && bytes[..len] == known.to_bytes()[..len]
+    }
+}
+
+fn word(bytes: &[u8; RECORD_LEN], at: usize) -> u32 {
+    bytes[at..]
+        .first_chunk()
+        .copied()
+        .map_or(0, u32::from_le_bytes)
+}
+
+fn long(bytes: &[u8; RECORD_LEN], at: usize) -> u64 {
+    bytes[at..]
+        .first_chunk()
+        .copied()
+        .map_or(0, u64::from_le_bytes)
+}
+
+/// The last place where `needle` is in `bytes`.
+fn rfind(bytes: &[u8], needle: &[u8]) -> Option<usize> {
+    let first = *needle.first()?;
+    let mut end = bytes.len();
+    while let Some(at) = bytes[..end].iter().rposition(|&byte| byte == first) {
+        if bytes[at..].starts_with(needle) {
+            return Some(at);
+        }
+        end = at;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RECORD: Record = Record {
+        offset: 100,
+        old_end: 90,
+        old_index: 0xDEAD_BEEF,
+        index_len: 20,
+        new_end: 1000,
+        new_index: 7,
+    };
+
+    fn object() -> Vec<u8> {
+        let mut object = vec![0x89; 100];
+        object.extend(RECORD.to_bytes());
+        object.extend([0x89; 50]);
+        object
+    }
+
+    #[test]
+    fn a_record_is_found_where_it_says_that_it_is() {
+        let object = object();
+        assert_eq!(Record::at(&object, 100, 20), Some(RECORD));
+        assert_eq!(Record::all(&object, 20).collect::<Vec<_>>(), [RECORD]);
+        // Another geometry, another place, and any other byte: no record.
+        assert_eq!(Record::at(&object, 100, 36), None);
+        assert_eq!(Record::all(&object[1..], 20).count(), 0);
+        for byte in 100..164 {
+            let mut object = object.clone();
+            object[byte] ^= 1;
+            assert_eq!(Record::all(&object, 20).count(), 0, "byte {byte}");
+        }
+        for len in 0..164 {
+            assert_eq!(Record::all(&object[..len], 20).count(), 0);
+        }
+    }
+
+    #[test]
+    fn the_last_record_comes_first() {
+        let mut object = object();
+        let second = Record {
+            offset: object.len() as u64,
+            ..RECORD
+        };
+        object.extend(second.to_bytes());
+        let found: Vec<_> = Record::all(&object, 20).collect();
+        assert_eq!(found, [second, RECORD]);
+    }
+
+    #[test]
+    fn the_beginning_of_a_record_is_recognised() {
+        let bytes = RECORD.to_bytes();
+        for len in 0..RECORD_LEN {
+            assert!(Record::begins_with(&bytes[..len], 100, 90, 0xDEAD_BEEF));
+            if len > 0 {
+                let mut other = bytes[..len].to_vec();
+                other[len.min(28) - 1] ^= 0x40;
+                assert!(!Record::begins_with(&other, 100, 90, 0xDEAD_BEEF), "{len}");
+            }
+        }
+        assert!(!Record::begins_with(&bytes, 100, 90, 0xDEAD_BEEF));
+    }
+
+    #[test]
+    fn hostile_records_are_none() {
+        for new_end in [0, 183, u64::MAX] {
+            let record = Record { new_end, ..RECORD };
+            let mut object = vec![0; 100];
+            object.extend(record.to_bytes());
+            let found = Record::all(&object, 20).next();
+            assert_eq!(found.is_some(), new_end == u64::MAX);
+        }
+    }
+}
