@@ -48,7 +48,7 @@ pub(super) fn encode(
             options,
         )
     };
-    let encoded: Vec<Option<Vec<u8>>> = if options.concurrent_target() == 1 {
+    let encoded: Vec<Option<Inner>> = if options.concurrent_target() == 1 {
         update.touched.iter().map(one).collect::<Result<_, _>>()?
     } else {
         update
@@ -60,9 +60,22 @@ pub(super) fn encode(
     };
     let mut changes = Changes::new();
     for (touched, encoded) in update.touched.iter().zip(&encoded) {
-        changes.push(touched.number, encoded.as_deref());
+        changes.push(
+            touched.number,
+            encoded.as_ref().map(|inner| inner.shard.as_slice()),
+        );
+        if !touched.whole && encoded.as_ref().is_some_and(|inner| inner.fragile) {
+            changes.fragile.push(touched.number);
+        }
     }
     Ok(changes)
+}
+
+/// An inner shard as it will be.
+struct Inner {
+    shard: Vec<u8>,
+    /// Whether overwriting the old one could lose more than what is written.
+    fragile: bool,
 }
 
 /// What is written to subchunk `number`: where in it, and the elements.
@@ -111,7 +124,7 @@ fn updated(
     indexer: &dyn Indexer,
     elements: &ArrayBytes<'_>,
     options: &CodecOptions,
-) -> Result<Option<Vec<u8>>, CodecError> {
+) -> Result<Option<Inner>, CodecError> {
     let codec = &*target.codec;
     let grid = target.grid()?;
     let old = match old {
@@ -139,7 +152,7 @@ fn splice(
     old: Option<(&[u8], Vec<Extent>)>,
     changes: &Changes,
     options: &CodecOptions,
-) -> Result<Option<Vec<u8>>, CodecError> {
+) -> Result<Option<Inner>, CodecError> {
     let codec = &*target.codec;
     let (index_len, at_end) = (
         target.index_len,
@@ -208,5 +221,7 @@ fn splice(
     let index = encode_index(codec, grid, index_len, &extents, options)?;
     let at = if at_end { shard.len() - index_len } else { 0 };
     shard[at..at + index_len].copy_from_slice(&index);
-    Ok(Some(shard))
+    // An inner index that is cut off in the middle would be the end of all that it leads to.
+    let fragile = extents != old_extents || !changes.fragile.is_empty();
+    Ok(Some(Inner { shard, fragile }))
 }
