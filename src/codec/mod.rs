@@ -2,12 +2,13 @@
 
 mod builder;
 mod delegated;
-mod find;
+pub(crate) mod find;
 pub(crate) mod foreign;
 mod partial_decoder;
 mod partial_encoder;
 mod recognise;
 pub(crate) mod shard;
+pub(crate) mod stored;
 #[allow(unsafe_code)]
 mod view;
 

@@ -301,7 +301,7 @@ fn decode_index_of(
         .map_err(|error| CodecError::Other(error.to_string()))
 }
 
-fn encode_index(
+pub(super) fn encode_index(
     codec: &CudaShardingCodec,
     grid: &SubchunkGrid,
     index_len: usize,

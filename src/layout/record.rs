@@ -204,11 +204,19 @@ mod tests {
     fn the_beginning_of_a_record_is_recognised() {
         let bytes = RECORD.to_bytes();
         for len in 0..RECORD_LEN {
-            assert!(Record::begins_with(&bytes[..len], 100, 90, 0xDEAD_BEEF_0123_4567));
+            assert!(Record::begins_with(
+                &bytes[..len],
+                100,
+                90,
+                0xDEAD_BEEF_0123_4567
+            ));
             if len > 0 {
                 let mut other = bytes[..len].to_vec();
                 other[len.min(32) - 1] ^= 0x40;
-                assert!(!Record::begins_with(&other, 100, 90, 0xDEAD_BEEF_0123_4567), "{len}");
+                assert!(
+                    !Record::begins_with(&other, 100, 90, 0xDEAD_BEEF_0123_4567),
+                    "{len}"
+                );
             }
         }
         assert!(!Record::begins_with(&bytes, 100, 90, 0xDEAD_BEEF_0123_4567));
