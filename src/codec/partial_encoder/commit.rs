@@ -11,7 +11,7 @@ use super::update::{Changes, Update};
 use crate::WriteStrategy;
 use crate::codec::shard::{encode_index, place_index};
 use crate::layout::placement::{self, Commit, Rule, Stored};
-use crate::layout::{Extent, RECORD_LEN, Record};
+use crate::layout::{Extent, RECORD_LEN, Record, fingerprint};
 
 /// The index of a shard as it is stored.
 pub(super) struct StoredIndex {
@@ -89,7 +89,8 @@ pub(super) fn rule(target: &Target, store_writes_ranges: bool) -> Result<Rule, C
 /// subchunks, do no harm.
 pub(super) fn keeps_index(rule: Rule, before: Option<&StoredIndex>, changes: &Changes) -> bool {
     let Some(before) = before else { return false };
-    matches!(rule, Rule::InPlace | Rule::Slots { .. })
+    // What is in slots may move to its own, even if it keeps its size.
+    matches!(rule, Rule::InPlace)
         && changes.fragile.is_empty()
         && changes.subchunks.iter().all(|(number, new)| {
             let old = before.extents.get(*number).and_then(Option::as_ref);
@@ -164,10 +165,10 @@ pub(super) fn decide(
                 Commit::DataOnly => 0,
             },
             old_end: size as u64,
-            old_index: before.map_or(0, |before| crc32c::crc32c(&before.encoded)),
+            old_index: before.map_or(0, |before| fingerprint(&before.encoded)),
             index_len: target.index_len as u64,
             new_end: placement.size as u64,
-            new_index: index.as_deref().map_or(0, crc32c::crc32c),
+            new_index: index.as_deref().map_or(0, fingerprint),
         },
         commit: placement.commit,
         extents: placement.extents,
