@@ -10,9 +10,9 @@ use zarrs_codec::{CodecError, CodecOptions};
 use super::reads::Fetched;
 use super::target::Target;
 use super::update::{Changes, Touched, Update, not_read};
-use crate::codec::CudaShardingCodec;
 use crate::codec::selection::Selection;
 use crate::codec::shard::{decode_index_of, encode_index};
+use crate::codec::{CudaShardingCodec, other};
 use crate::layout::placement::Stored;
 use crate::layout::{Extent, Part, Space, SubchunkGrid};
 
@@ -34,6 +34,8 @@ pub(super) fn encode(
         &outer.data_type,
         &outer.fill_value,
     )?;
+    // A backend that cannot encode whole shards of these is refused for parts of them, too.
+    outer.shard()?.choose_engine().map_err(other)?;
     let one = |touched: &Touched| {
         let old = match &touched.extent {
             Some(extent) if !touched.whole => Some(fetched.get(extent).ok_or_else(not_read)?),
