@@ -18,10 +18,10 @@ pub(super) enum Change {
 }
 
 impl Change {
-    /// The same, for a store that can only replace `object`.
-    pub(super) fn whole(self, object: &[u8]) -> Result<Self, Error> {
+    /// The same for a store that may be able to write parts of objects, or may only replace `object`.
+    pub(super) fn for_store(self, writes_parts: bool, object: &[u8]) -> Result<Self, Error> {
         match self {
-            Self::Write(_) => Ok(Self::Replace(self.written_to(object)?)),
+            Self::Write(_) if !writes_parts => Ok(Self::Replace(self.written_to(object)?)),
             other => Ok(other),
         }
     }
@@ -68,7 +68,7 @@ pub(super) fn failed(doing: &'static str, key: &StoreKey) -> impl Fn(StorageErro
     }
 }
 
-pub(super) fn read<S: ReadableWritableStorageTraits + ?Sized>(
+pub(super) fn read<S: ReadableStorageTraits + ?Sized>(
     store: &S,
     key: &StoreKey,
 ) -> Result<Option<Bytes>, Error> {
@@ -82,12 +82,7 @@ pub(super) fn apply<S: ReadableWritableStorageTraits + ?Sized>(
     object: &[u8],
     change: Change,
 ) -> Result<(), Error> {
-    let change = if store.supports_set_partial() {
-        change
-    } else {
-        change.whole(object)?
-    };
-    match change {
+    match change.for_store(store.supports_set_partial(), object)? {
         Change::Keep => Ok(()),
         Change::Erase => store.erase(key).map_err(failed("erase", key)),
         Change::Replace(bytes) => store.set(key, bytes.into()).map_err(failed("store", key)),
