@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use zarrs::array::codec::ShardingIndexLocation::{self, End, Start};
-use zarrs::array::{Array, ArrayMetadata, data_type};
+use zarrs::array::{Array, ArrayBuilder, ArrayMetadata, data_type};
 use zarrs::filesystem::FilesystemStore;
 use zarrs::storage::byte_range::ByteRangeIterator;
 use zarrs::storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
@@ -23,8 +23,8 @@ use zarrs::storage::{
 };
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions};
 use zarrs_cuda::{
-    Error, ExtentProblem, Options, RecoveryOutcome, ShardFormat, SubchunkState, WriteStrategy,
-    async_compact, async_inspect, async_recover, compact, recover,
+    CudaShardingCodec, Error, ExtentProblem, Options, RecoveryOutcome, ShardFormat, SubchunkState,
+    WriteStrategy, async_compact, async_inspect, async_recover, compact, recover,
 };
 
 use common::index::{EMPTY, IndexLayout};
@@ -650,8 +650,11 @@ fn shards_with_many_unused_bytes_are_pending() {
                 0,
             ),
         ] {
-            let _registration = zarrs_cuda::register(options).unwrap();
-            let array = self::array(store.clone(), &shards, &[]);
+            let codec = CudaShardingCodec::new_with_configuration(&shards.configuration(), options);
+            let array = ArrayBuilder::new(vec![8, 12], vec![4, 6], data_type::uint16(), 0_u16)
+                .array_to_bytes_codec(Arc::new(codec.unwrap()))
+                .build(store.clone(), "/")
+                .unwrap();
             let all = zarrs_cuda::Shards::of(&array).unwrap();
             assert_eq!(all.pending().unwrap().len(), pending);
         }

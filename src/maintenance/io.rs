@@ -1,7 +1,9 @@
 //! The few operations of a store that maintenance needs, with errors that say what failed.
 
 use zarrs_codec::CodecError;
-use zarrs_storage::{Bytes, ReadableWritableStorageTraits, StorageError, StoreKey};
+use zarrs_storage::{
+    Bytes, ReadableStorageTraits, ReadableWritableStorageTraits, StorageError, StoreKey,
+};
 
 use crate::Error;
 
