@@ -24,7 +24,7 @@ use zarrs::storage::{
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions};
 use zarrs_cuda::{
     CudaShardingCodec, Error, ExtentProblem, Options, RecoveryOutcome, ShardFormat, SubchunkState,
-    WriteStrategy, async_compact, async_inspect, async_recover, compact, recover,
+    WriteStrategy, async_compact, async_inspect, async_recover, compact, inspect, recover,
 };
 
 use common::index::{EMPTY, IndexLayout};
@@ -79,10 +79,10 @@ fn stores() -> Vec<(Arc<Store>, Option<tempfile::TempDir>)> {
 /// An array of 2 × 2 such shards, as zarrs opens it by itself.
 fn array(store: Arc<Store>, shards: &Shards, outer: &[Value]) -> Array<Store> {
     let sharding = json!({ "name": "sharding_indexed", "configuration": shards.json() });
-    array_of(store, shards, [&[sharding], outer].concat())
+    array_of(store, shards, &[&[sharding], outer].concat())
 }
 
-fn array_of(store: Arc<Store>, shards: &Shards, codecs: Vec<Value>) -> Array<Store> {
+fn array_of(store: Arc<Store>, shards: &Shards, codecs: &[Value]) -> Array<Store> {
     let shape: Vec<u64> = shards.shape.iter().map(|d| 2 * d).collect();
     let metadata: ArrayMetadata = serde_json::from_value(json!({
         "zarr_format": 3,
@@ -390,7 +390,7 @@ fn arrays_that_do_not_store_shards_are_refused() {
             && error.to_string().contains("gzip encoded once more"),
         "{error}"
     );
-    let plain = array_of(store.clone(), shards, vec![codecs::bytes("little")]);
+    let plain = array_of(store.clone(), shards, &[codecs::bytes("little")]);
     let error = ShardFormat::of(&plain, &[0, 0]).unwrap_err();
     assert!(
         matches!(error, Error::NotShards { .. }) && error.to_string().contains("`bytes`"),
@@ -421,7 +421,7 @@ fn the_shard_of_a_transposed_array() {
     let array = array_of(
         store.clone(),
         &in_array,
-        vec![codecs::transpose(&[1, 0]), sharding],
+        &[codecs::transpose(&[1, 0]), sharding],
     );
     let format = ShardFormat::of(&array, &[0, 0]).unwrap();
     assert_eq!(format.shape(), chunk_shape(&[6, 4]));
@@ -505,7 +505,8 @@ fn an_inspection() {
         assert_eq!(found.decoded_size, Some(8));
         assert_eq!((found.num_stored(), found.subchunks.len()), (4, 6));
         assert_eq!((found.live, found.unused()), (4 * 8 + index_len, 45));
-        assert!((found.unused_fraction() - 45.0 / found.size as f64).abs() < 1e-9);
+        let size = f64::from(u32::try_from(found.size).unwrap());
+        assert!((found.unused_fraction() - 45.0 / size).abs() < 1e-9);
         assert_eq!(found.records, []);
         for (found, [offset, size]) in found.subchunks.iter().zip(shards.index.entries(&shard, 6)) {
             match found {
@@ -530,6 +531,18 @@ fn an_inspection() {
                 .any(|line| line.split_whitespace().eq(["4", "1,1", "empty"])),
             "{text}"
         );
+    }
+}
+
+#[test]
+fn an_inspection_of_what_is_broken() {
+    for location in [Start, End] {
+        let shards = shards(vec![codecs::bytes("little")], location, true);
+        let store: Arc<Store> = Arc::new(MemoryStore::new());
+        let array = array(store.clone(), &shards, &[]);
+        let all = zarrs_cuda::Shards::of(&array).unwrap();
+        let shard = with_holes(&shards, &mut Rng(6));
+        let key = array.chunk_key(&[0, 0]);
 
         // A record of an update that is not done.
         let mut entries = shards.index.entries(&shard, 6);
@@ -700,6 +713,78 @@ async fn asynchronously() {
     assert_eq!(
         shards.index.subchunks(&object, 6),
         shards.index.subchunks(&shard, 6)
+    );
+}
+
+/// Whatever is stored: no panic, and nothing that is not small is added.
+#[test]
+fn hostile_objects() {
+    let mut all = kinds();
+    for inner in [
+        vec![codecs::bytes("little"), codecs::gzip(1)],
+        vec![
+            codecs::bytes("little"),
+            codecs::blosc("lz4", 1, "shuffle", 2),
+        ],
+        vec![codecs::sharding(&[1, 2], &[codecs::bytes("little")])],
+    ] {
+        all.push(shards(inner, End, false));
+    }
+    let mut rng = Rng(8);
+    let mut seen = [0; 6];
+    for shards in all {
+        let format = ShardFormat::new(
+            shards.ours(),
+            shards.chunk_shape(),
+            shards.data_type.clone(),
+            shards.fill_value(),
+        )
+        .unwrap();
+        let store = MemoryStore::new();
+        let key = StoreKey::new("shard").unwrap();
+        for _ in 0..400 {
+            let mut object = with_holes(&shards, &mut rng);
+            let index = index_of(&shards, &object);
+            if rng.one_in(2) {
+                let mut number = || usize::try_from(rng.next() >> rng.below(64)).unwrap_or(0);
+                let old = (number(), &index[..]);
+                let record = record(object.len(), Some(old), number(), &index);
+                object.extend(record);
+            }
+            if rng.one_in(2) {
+                let len = rng.below(object.len() as u64);
+                object.truncate(usize::try_from(len).unwrap());
+            }
+            for _ in 0..rng.below(4) {
+                let at = usize::try_from(rng.below(object.len().max(1) as u64)).unwrap();
+                if let Some(byte) = object.get_mut(at) {
+                    *byte = rng.byte();
+                }
+            }
+            store.set(&key, object.clone().into()).unwrap();
+            let found = inspect(&store, &key, &format).unwrap().unwrap();
+            assert!(found.live <= found.size && !found.to_string().is_empty());
+            let recovery = recover(&store, &key, &format).unwrap();
+            assert_eq!(recovery.outcome, found.recovery);
+            seen[match recovery.outcome {
+                RecoveryOutcome::Intact => 0,
+                RecoveryOutcome::Undone => 1,
+                RecoveryOutcome::Unrecoverable { .. } => 2,
+                _ => 3,
+            }] += 1;
+            let Some(now) = store.get(&key).unwrap() else {
+                continue;
+            };
+            assert!(now.len() <= object.len() + 64 + index.len());
+            match compact(&store, &key, &format) {
+                Ok(_) => seen[4] += 1,
+                Err(_) => seen[5] += 1,
+            }
+        }
+    }
+    assert!(
+        seen[0] > 0 && seen[1] > 0 && seen[2] > 0 && seen[4] > 0 && seen[5] > 0,
+        "{seen:?}"
     );
 }
 

@@ -67,7 +67,7 @@ async fn read<S: AsyncReadableStorageTraits + ?Sized>(
     store.get(key).await.map_err(failed("read", key))
 }
 
-/// Do `change` in one operation, to an object that is `object` now.
+/// Do `change` to an object that is `object` now.
 async fn apply<S: AsyncReadableWritableStorageTraits + ?Sized>(
     store: &S,
     key: &StoreKey,
@@ -82,9 +82,11 @@ async fn apply<S: AsyncReadableWritableStorageTraits + ?Sized>(
             stored.map_err(failed("store", key))
         }
         Change::Write(writes) => {
-            let ranges = writes.into_iter().map(|(offset, b)| (offset, b.into()));
-            let written = store.set_partial_many(key, Box::new(ranges)).await;
-            written.map_err(failed("write into", key))
+            for (offset, bytes) in writes {
+                let written = store.set_partial(key, offset, bytes.into()).await;
+                written.map_err(failed("write into", key))?;
+            }
+            Ok(())
         }
     }
 }

@@ -15,7 +15,7 @@ pub(super) enum Change {
     Erase,
     /// Store this instead, in one operation.
     Replace(Vec<u8>),
-    /// Write these bytes at these offsets, in this order.
+    /// Write these bytes at these offsets, each before the next is begun.
     Write(Vec<(u64, Vec<u8>)>),
 }
 
@@ -77,7 +77,8 @@ pub(super) fn read<S: ReadableStorageTraits + ?Sized>(
     store.get(key).map_err(failed("read", key))
 }
 
-/// Do `change` in one operation, to an object that is `object` now.
+/// Do `change` to an object that is `object` now. Each range is an operation of its own: a store may
+/// lose the order of those in one.
 pub(super) fn apply<S: ReadableWritableStorageTraits + ?Sized>(
     store: &S,
     key: &StoreKey,
@@ -88,11 +89,9 @@ pub(super) fn apply<S: ReadableWritableStorageTraits + ?Sized>(
         Change::Keep => Ok(()),
         Change::Erase => store.erase(key).map_err(failed("erase", key)),
         Change::Replace(bytes) => store.set(key, bytes.into()).map_err(failed("store", key)),
-        Change::Write(writes) => {
-            let ranges = writes.into_iter().map(|(offset, b)| (offset, b.into()));
-            store
-                .set_partial_many(key, Box::new(ranges))
-                .map_err(failed("write into", key))
-        }
+        Change::Write(writes) => writes.into_iter().try_for_each(|(offset, bytes)| {
+            let written = store.set_partial(key, offset, bytes.into());
+            written.map_err(failed("write into", key))
+        }),
     }
 }
