@@ -788,6 +788,88 @@ fn hostile_objects() {
     );
 }
 
+/// This test is TARGET/PROFILE/deps/maintenance-HASH, and the example is TARGET/PROFILE/examples.
+fn inspect_program(arguments: &[&std::path::Path]) -> (Option<i32>, String) {
+    let test = std::env::current_exe().unwrap();
+    let program = test.ancestors().nth(2).unwrap().join("examples/inspect");
+    let program = program.with_extension(std::env::consts::EXE_EXTENSION);
+    assert!(
+        program.exists(),
+        "{} is not built: `cargo test` does that, but with `--test` it takes `cargo build --example inspect` before",
+        program.display()
+    );
+    let output = std::process::Command::new(program).args(arguments).output();
+    let output = output.unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8(said).unwrap())
+}
+
+#[test]
+fn the_example_shows_shards() {
+    let shards = shards(vec![codecs::bytes("little")], End, true);
+    let directory = tempfile::tempdir().unwrap();
+    let store: Arc<Store> = Arc::new(FilesystemStore::new(directory.path()).unwrap());
+    let array = array(store.clone(), &shards, &[]);
+    array.store_metadata().unwrap();
+    let shard = with_holes(&shards, &mut Rng(9));
+    let index = index_of(&shards, &shard);
+    let record = record(
+        shard.len(),
+        Some((shard.len(), &index)),
+        shard.len() + 1000,
+        &index,
+    );
+    store
+        .set(&array.chunk_key(&[0, 1]), shard.clone().into())
+        .unwrap();
+    let torn = [&shard[..], &record].concat();
+    store.set(&array.chunk_key(&[1, 0]), torn.into()).unwrap();
+
+    let path = directory.path();
+    let (code, said) = inspect_program(&[path]);
+    assert_eq!(code, Some(0), "{said}");
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(
+        lines[1].starts_with("0,1 ") && lines[1].contains("4 of      6"),
+        "{said}"
+    );
+    assert!(
+        lines[2].starts_with("1,0 ") && lines[2].contains("pending"),
+        "{said}"
+    );
+    assert!(lines[3].starts_with("2 shards, "), "{said}");
+    let format = ShardFormat::of(&array, &[0, 1]).unwrap();
+    let found = inspect(&*store, &array.chunk_key(&[0, 1]), &format)
+        .unwrap()
+        .unwrap();
+    for shard in ["0,1", "0/1"] {
+        let said = inspect_program(&[path, shard.as_ref()]);
+        assert_eq!(said, (Some(0), format!("c/0/1\n{found}\n")));
+        let said = inspect_program(&[path, "--summary".as_ref(), shard.as_ref()]);
+        assert_eq!(said, (Some(0), format!("c/0/1\n{}\n", found.summary())));
+    }
+    let (code, said) = inspect_program(&[path, "0,0".as_ref()]);
+    assert!(code == Some(0) && said.contains("not stored"), "{said}");
+    for (arguments, code, what) in [
+        (
+            &[path, "2,0".as_ref()][..],
+            1,
+            "no shard [2, 0] in a grid of [2, 2]",
+        ),
+        (&[path, "here".as_ref()], 2, "`here` is no shard"),
+        (
+            &[&path.join("nothing")],
+            1,
+            "a directory with a zarr.json in it",
+        ),
+        (&[], 2, "an ARRAY is needed"),
+    ] {
+        let (found, said) = inspect_program(arguments);
+        assert!(found == Some(code) && said.contains(what), "{said}");
+    }
+    assert!(!path.join("nothing").exists());
+}
+
 /// A store that changes nothing.
 struct ReadOnly(Arc<MemoryStore>);
 

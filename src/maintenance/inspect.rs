@@ -34,8 +34,8 @@ pub struct Inspection {
     pub grid: Vec<usize>,
     /// The size of a decoded subchunk; `None` for data types of no fixed size.
     pub decoded_size: Option<u64>,
-    /// Each subchunk, in C order; `None` for an empty one. If the index does not decode there is none
-    /// at all; if only its checksum is wrong, this is what it says.
+    /// Each subchunk, in C order; `None` for an empty one. If the index does not decode, or to
+    /// nothing but nonsense, there is none at all; if only its checksum is wrong, this is what it says.
     pub subchunks: Vec<Option<StoredSubchunk>>,
     /// The records of updates, in the order in which they lie.
     pub records: Vec<UpdateRecord>,
@@ -121,7 +121,15 @@ impl Inspection {
                 ShardingIndexLocation::Start => 0..index_len,
                 ShardingIndexLocation::End => start..size,
             });
-        let subchunks = subchunks(&words, size, index.as_ref());
+        let mut subchunks = subchunks(&words, size, index.as_ref());
+        let mut is_outside = subchunks
+            .iter()
+            .flatten()
+            .map(|subchunk| subchunk.problem == Some(ExtentProblem::Outside));
+        if index_problem.is_some() && is_outside.all(|outside| outside) {
+            // Bytes of something else, where the index should be.
+            subchunks.clear();
+        }
         let is_pending = matches!(
             recovery,
             RecoveryOutcome::Undone | RecoveryOutcome::Completed | RecoveryOutcome::Erased
@@ -316,13 +324,14 @@ impl fmt::Display for Summary<'_> {
             None => writeln!(f, ", valid")?,
             Some(problem) => writeln!(f, ", INVALID: {problem}")?,
         }
-        writeln!(
-            f,
-            "subchunks {}: {} stored, {} empty",
-            grid.join(" × "),
-            shard.num_stored(),
-            shard.subchunks.len() - shard.num_stored()
-        )?;
+        write!(f, "subchunks {}", grid.join(" × "))?;
+        if shard.subchunks.is_empty() {
+            writeln!(f, ": it is not known where")?;
+        } else {
+            let stored = shard.num_stored();
+            let empty = shard.subchunks.len() - stored;
+            writeln!(f, ": {stored} stored, {empty} empty")?;
+        }
         let problems = shard.subchunks.iter().flatten().filter_map(|s| s.problem);
         let count = problems.count();
         if count > 0 {

@@ -152,6 +152,36 @@ fn nothing_is_undone_with_another_index() {
     }
 }
 
+/// The record of what was undone does not come back, when the record of a rewrite in the same place
+/// is torn: it begins with the same bytes.
+#[test]
+fn what_was_undone_stays_undone() {
+    for checksum in [false, true] {
+        let kind = kind(End, false, checksum);
+        let mut object = shard(kind, &[7; 30], 0);
+        let pending = record(&object, kind);
+        put(&mut object, pending);
+        let Undo(writes) = kind.diagnose(&object) else {
+            panic!("nothing is undone");
+        };
+        let len = writes.iter().map(|(_, bytes)| bytes.len()).sum();
+        tear(&mut object, &[writes], len);
+        assert_eq!(kind.diagnose(&object), Intact);
+        let mut rewrite = record(&object, kind);
+        assert_eq!(
+            rewrite.old_end,
+            pending.offset + (RECORD_LEN + kind.index_len()) as u64
+        );
+        (rewrite.offset, rewrite.new_end) = (pending.offset, rewrite.old_end);
+        for torn in 0..=RECORD_LEN {
+            let mut object = object.clone();
+            let write = vec![(rewrite.offset, rewrite.to_bytes().to_vec())];
+            tear(&mut object, &[write], torn);
+            assert_eq!(kind.diagnose(&object), Intact, "{torn}");
+        }
+    }
+}
+
 /// The shard that was being created has an index by now.
 #[test]
 fn a_shard_with_an_index_is_not_erased() {

@@ -201,7 +201,7 @@ fn all_kinds(effort: &Effort) {
 #[test]
 fn histories_of_torn_updates() {
     all_kinds(&Effort {
-        seeds: 12,
+        seeds: 6,
         updates: 5,
         scale: 1,
         depth: 1,
@@ -211,7 +211,7 @@ fn histories_of_torn_updates() {
 #[test]
 fn recoveries_that_are_torn_twice() {
     all_kinds(&Effort {
-        seeds: 3,
+        seeds: 1,
         updates: 3,
         scale: 1,
         depth: 2,
