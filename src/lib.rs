@@ -63,8 +63,11 @@ pub use codec::{CudaShardingCodec, CudaShardingCodecBuilder, explain};
 pub use engine::cuda::{MemoryEstimate, Metrics};
 pub use error::Error;
 pub use maintenance::{
-    Compaction, Recovery, RecoveryOutcome, ShardFormat, SubchunkState, compact, recover,
+    Compaction, ExtentProblem, Inspection, Recovery, RecoveryOutcome, ShardFormat, Shards,
+    StoredSubchunk, SubchunkState, UpdateRecord, compact, inspect, recover,
 };
+#[cfg(feature = "async")]
+pub use maintenance::{async_compact, async_inspect, async_recover};
 pub use options::{Backend, LevelPolicy, Options};
 pub use plan::{ExplainedStage, Explanation, Place};
 pub use registration::{Registration, register};

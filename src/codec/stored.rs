@@ -15,6 +15,9 @@ use crate::engine::EncodedSubchunk;
 use crate::layout::{Extent, SubchunkGrid, extents_from_index};
 use crate::plan::host_engine;
 
+/// Decodes the bytes of the subchunk of a number.
+type TryOne<'a> = dyn Fn(usize, &[u8]) -> Result<(), CodecError> + Sync + 'a;
+
 /// Shards of one codec, shape and data type.
 pub(crate) struct StoredShard<'a> {
     codec: &'a CudaShardingCodec,
@@ -102,7 +105,7 @@ impl<'a> StoredShard<'a> {
     /// # Errors
     /// A [`CodecError`] if the index codecs fail.
     pub(crate) fn words_unchecked(&self, index: &[u8]) -> Result<Vec<u64>, CodecError> {
-        let options = self.options.clone().with_validate_checksums(false);
+        let options = self.options.with_validate_checksums(false);
         decode_index_words(self.codec, &self.grid, index, &options)
     }
 
@@ -155,7 +158,7 @@ impl<'a> StoredShard<'a> {
         extents: &[Extent],
     ) -> Result<Vec<Result<(), CodecError>>, CodecError> {
         let numbered: Vec<(usize, &Extent)> = extents.iter().enumerate().collect();
-        let each = |decode: &(dyn Fn(usize, &[u8]) -> Result<(), CodecError> + Sync)| {
+        let each = |decode: &TryOne<'_>| {
             let results = numbered.par_iter().map(|&(number, extent)| match extent {
                 None => Ok(()),
                 Some(extent) => match object.get(extent.clone()) {
@@ -174,7 +177,7 @@ impl<'a> StoredShard<'a> {
             return Ok(each(&|_, bytes| self.decode_delegated(bytes)));
         }
         let shard = Shard::new(self.codec, self.shape, self.data_type, self.fill_value)?;
-        let options = self.options.clone().with_concurrent_target(1);
+        let options = self.options.with_concurrent_target(1);
         Ok(shard.with_job(&options, |job| {
             each(&|number, bytes| {
                 let subchunk = EncodedSubchunk {
@@ -200,7 +203,7 @@ impl<'a> StoredShard<'a> {
                 &self.options,
             )?;
             let num_elements = shape.iter().map(|d| d.get()).product();
-            Ok(decoded.validate(num_elements, self.data_type)?)
+            decoded.validate(num_elements, self.data_type)
         })
     }
 }

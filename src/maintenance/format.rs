@@ -53,26 +53,21 @@ impl ShardFormat {
     ///   what bytes-to-bytes codecs made of them.
     /// - [`Error::Codec`] if `shard` is not in the array's chunk grid, or the codecs do not fit.
     pub fn of<TStorage: ?Sized>(array: &Array<TStorage>, shard: &[u64]) -> Result<Self, Error> {
-        let codecs = array.codecs();
-        let codec = codec_of(codecs.array_to_bytes_codec())?;
-        if !codecs.bytes_to_bytes_codecs().is_empty() {
-            let outer: Vec<_> = codecs
-                .bytes_to_bytes_codecs()
-                .iter()
-                .map(|codec| codec.name(ZarrVersion::V3).unwrap_or_default().into_owned())
-                .collect();
-            return Err(Error::NotShards {
-                reason: format!(
-                    "they are shards encoded once more, by {}. Nothing in them can be updated or looked at by itself: read and store whole chunks",
-                    outer.join(", ")
-                ),
-            });
-        }
-        let shape = array.chunk_shape(shard).map_err(|error| {
-            CodecError::Other(format!(
-                "there is no shard {shard:?} in a grid of {:?} shards: {error}",
-                array.chunk_grid_shape()
-            ))
+        Self::of_codec(codec_of(array)?, array, shard)
+    }
+
+    /// The same, where `codec` is that of `array`.
+    pub(super) fn of_codec<TStorage: ?Sized>(
+        codec: Arc<CudaShardingCodec>,
+        array: &Array<TStorage>,
+        shard: &[u64],
+    ) -> Result<Self, Error> {
+        let grid = array.chunk_grid_shape();
+        let is_in_grid = shard.len() == grid.len() && shard.iter().zip(grid).all(|(i, n)| i < n);
+        let shape = array.chunk_shape(shard).ok().filter(|_| is_in_grid);
+        let shape = shape.ok_or_else(|| {
+            let message = format!("there is no shard {shard:?} in a grid of {grid:?} shards");
+            CodecError::Other(message)
         })?;
         let (shape, data_type, fill_value) = find::representation(array, shape)?;
         Self::new(codec, shape, data_type, fill_value)
@@ -95,11 +90,36 @@ impl ShardFormat {
     }
 }
 
-/// `codec`, or ours of its configuration.
-fn codec_of(codec: &Arc<dyn ArrayToBytesCodecTraits>) -> Result<Arc<CudaShardingCodec>, Error> {
-    if let Some(ours) = find::ours(codec) {
+/// The sharding codec of `array`: ours, or ours of the configuration of zarrs' own.
+///
+/// # Errors
+/// [`Error::NotShards`] if it has none, or if the shards are encoded once more.
+pub(super) fn codec_of<TStorage: ?Sized>(
+    array: &Array<TStorage>,
+) -> Result<Arc<CudaShardingCodec>, Error> {
+    let codecs = array.codecs();
+    let codec = codecs.array_to_bytes_codec();
+    let ours = match find::ours(codec) {
+        Some(ours) => ours,
+        None => Arc::new(ours_of(codec)?),
+    };
+    let outer = codecs.bytes_to_bytes_codecs().iter();
+    let outer: Vec<_> = outer
+        .map(|codec| codec.name(ZarrVersion::V3).unwrap_or_default())
+        .collect();
+    if outer.is_empty() {
         return Ok(ours);
     }
+    Err(Error::NotShards {
+        reason: format!(
+            "they are shards that {} encoded once more. Nothing in them can be updated or looked at by itself: read and store whole chunks",
+            outer.join(" and ")
+        ),
+    })
+}
+
+/// Our codec of the configuration of zarrs' own.
+fn ours_of(codec: &Arc<dyn ArrayToBytesCodecTraits>) -> Result<CudaShardingCodec, Error> {
     let configuration = codec
         .as_any()
         .downcast_ref::<ShardingCodec>()
@@ -111,8 +131,8 @@ fn codec_of(codec: &Arc<dyn ArrayToBytesCodecTraits>) -> Result<Arc<CudaSharding
                 codec.name(ZarrVersion::V3).unwrap_or_default()
             ),
         })?;
-    let ours = CudaShardingCodec::new_with_configuration(&configuration, Options::default())?;
-    Ok(Arc::new(ours))
+    let codec = CudaShardingCodec::new_with_configuration(&configuration, Options::default())?;
+    Ok(codec)
 }
 
 /// Say what is wrong with `object`.

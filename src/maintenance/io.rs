@@ -1,7 +1,9 @@
 //! The few operations of a store that maintenance needs, with errors that say what failed.
 
 use zarrs_codec::CodecError;
-use zarrs_storage::{Bytes, ReadableWritableStorageTraits, StorageError, StoreKey};
+use zarrs_storage::{
+    Bytes, ReadableStorageTraits, ReadableWritableStorageTraits, StorageError, StoreKey,
+};
 
 use crate::Error;
 
@@ -13,15 +15,15 @@ pub(super) enum Change {
     Erase,
     /// Store this instead, in one operation.
     Replace(Vec<u8>),
-    /// Write these bytes at these offsets, in this order.
+    /// Write these bytes at these offsets, each before the next is begun.
     Write(Vec<(u64, Vec<u8>)>),
 }
 
 impl Change {
-    /// The same, for a store that can only replace `object`.
-    pub(super) fn whole(self, object: &[u8]) -> Result<Self, Error> {
+    /// The same for a store that may be able to write parts of objects, or may only replace `object`.
+    pub(super) fn for_store(self, writes_parts: bool, object: &[u8]) -> Result<Self, Error> {
         match self {
-            Self::Write(_) => Ok(Self::Replace(self.written_to(object)?)),
+            Self::Write(_) if !writes_parts => Ok(Self::Replace(self.written_to(object)?)),
             other => Ok(other),
         }
     }
@@ -68,34 +70,28 @@ pub(super) fn failed(doing: &'static str, key: &StoreKey) -> impl Fn(StorageErro
     }
 }
 
-pub(super) fn read<S: ReadableWritableStorageTraits + ?Sized>(
+pub(super) fn read<S: ReadableStorageTraits + ?Sized>(
     store: &S,
     key: &StoreKey,
 ) -> Result<Option<Bytes>, Error> {
     store.get(key).map_err(failed("read", key))
 }
 
-/// Do `change` in one operation, to an object that is `object` now.
+/// Do `change` to an object that is `object` now. Each range is an operation of its own: a store may
+/// lose the order of those in one.
 pub(super) fn apply<S: ReadableWritableStorageTraits + ?Sized>(
     store: &S,
     key: &StoreKey,
     object: &[u8],
     change: Change,
 ) -> Result<(), Error> {
-    let change = if store.supports_set_partial() {
-        change
-    } else {
-        change.whole(object)?
-    };
-    match change {
+    match change.for_store(store.supports_set_partial(), object)? {
         Change::Keep => Ok(()),
         Change::Erase => store.erase(key).map_err(failed("erase", key)),
         Change::Replace(bytes) => store.set(key, bytes.into()).map_err(failed("store", key)),
-        Change::Write(writes) => {
-            let ranges = writes.into_iter().map(|(offset, b)| (offset, b.into()));
-            store
-                .set_partial_many(key, Box::new(ranges))
-                .map_err(failed("write into", key))
-        }
+        Change::Write(writes) => writes.into_iter().try_for_each(|(offset, bytes)| {
+            let written = store.set_partial(key, offset, bytes.into());
+            written.map_err(failed("write into", key))
+        }),
     }
 }

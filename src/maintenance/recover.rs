@@ -107,7 +107,7 @@ impl fmt::Display for Recovery {
 /// The rules, and what is promised of each [`WriteStrategy`](crate::WriteStrategy), are in
 /// [`docs/updates.md`](https://docs.rs/crate/zarrs_cuda/latest/source/docs/updates.md). The shard is
 /// read whole, and each subchunk of it is decoded, on the host. What has to be written are an index
-/// and a few bytes, by one `set_partial_many`; a store without it gets the shard whole, by one `set`.
+/// and a few bytes, by one or two `set_partial`; a store without it gets the shard whole, by one `set`.
 /// Recovery may itself be interrupted and run again. Shards that no update of this crate has touched
 /// are only looked at.
 ///

@@ -189,6 +189,10 @@ fn find(rng: &mut Rng, live: &[bool], bytes: Range<usize>, len: usize) -> Option
 }
 
 /// Change some subchunks of `object`, which is a shard or empty, in some of the ways that there are.
+#[allow(
+    clippy::too_many_lines,
+    reason = "one update, from its data to its index"
+)]
 pub(super) fn update(rng: &mut Rng, kind: Kind, object: &[u8], scale: usize) -> Update {
     if object.is_empty() {
         return create(rng, kind, scale);

@@ -1,0 +1,408 @@
+//! What is in a shard, and where.
+
+use std::fmt;
+use std::ops::Range;
+
+use zarrs::array::codec::ShardingIndexLocation;
+use zarrs_storage::{ReadableStorageTraits, StoreKey};
+
+use super::ShardFormat;
+use super::areas::{Areas, Picture};
+use super::diagnosis::Diagnosis;
+use super::format::diagnosis_of;
+use super::io::read;
+use super::recover::RecoveryOutcome;
+use crate::Error;
+use crate::codec::stored::StoredShard;
+use crate::layout::{EMPTY, RECORD_LEN, Record};
+
+/// What is in a shard, and where. All sizes and offsets are in bytes.
+///
+/// `Display` is for people: a summary, a picture, and a table of subchunks.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Inspection {
+    /// The size of the shard.
+    pub size: u64,
+    /// Where the index is: at the start, or at the end.
+    pub index_location: ShardingIndexLocation,
+    /// Where that is in the shard; `None` if the shard is shorter than its index.
+    pub index: Option<Range<u64>>,
+    /// What is wrong with the index: it does not decode, or an extent in it is outside the shard.
+    pub index_problem: Option<String>,
+    /// How many subchunks a shard has along each axis.
+    pub grid: Vec<usize>,
+    /// The size of a decoded subchunk; `None` for data types of no fixed size.
+    pub decoded_size: Option<u64>,
+    /// Each subchunk, in C order; `None` for an empty one. If the index does not decode, or to
+    /// nothing but nonsense, there is none at all; if only its checksum is wrong, this is what it says.
+    pub subchunks: Vec<Option<StoredSubchunk>>,
+    /// The records of updates, in the order in which they lie.
+    pub records: Vec<UpdateRecord>,
+    /// What [`recover`](crate::recover) would report.
+    pub recovery: RecoveryOutcome,
+    /// How many bytes the index and subchunks use.
+    pub live: u64,
+    areas: [Areas; 3],
+}
+
+/// Where the index says that a subchunk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoredSubchunk {
+    /// Where it begins.
+    pub offset: u64,
+    /// How large it is, encoded.
+    pub size: u64,
+    /// What is odd about that.
+    pub problem: Option<ExtentProblem>,
+}
+
+/// What is odd about where a subchunk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ExtentProblem {
+    /// It is outside the shard, in part at least.
+    Outside,
+    /// It has bytes of the index.
+    OverIndex,
+    /// It has bytes of the subchunk of this number. That is legal.
+    Over(usize),
+}
+
+/// The record of an update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct UpdateRecord {
+    /// Where it is.
+    pub offset: u64,
+    /// Where the shard ended before; 0 if there was none.
+    pub old_end: u64,
+    /// Where it was to end.
+    pub new_end: u64,
+    /// Whether the update is not done, and waits for [`recover`](crate::recover).
+    pub is_pending: bool,
+}
+
+/// Say what is in the shard at `key`, and where. `None` if there is no shard.
+///
+/// The shard is read whole. No subchunk is decoded, and nothing is changed. A shard whose index is
+/// broken is no error: it is described as far as that is possible.
+///
+/// # Errors
+/// - [`Error::Codec`] if the format is none.
+/// - [`Error::Storage`] if the store fails.
+pub fn inspect<S: ReadableStorageTraits + ?Sized>(
+    store: &S,
+    key: &StoreKey,
+    format: &ShardFormat,
+) -> Result<Option<Inspection>, Error> {
+    read(store, key)?
+        .map(|object| Inspection::of(&object, format))
+        .transpose()
+}
+
+impl Inspection {
+    pub(super) fn of(object: &[u8], format: &ShardFormat) -> Result<Self, Error> {
+        let stored = format.stored()?;
+        let size = object.len() as u64;
+        let recovery = match diagnosis_of(&stored, object)? {
+            Diagnosis::Intact => RecoveryOutcome::Intact,
+            Diagnosis::Undo(_) => RecoveryOutcome::Undone,
+            Diagnosis::Complete(_) => RecoveryOutcome::Completed,
+            Diagnosis::Erase => RecoveryOutcome::Erased,
+            Diagnosis::Unrecoverable(reason) => RecoveryOutcome::Unrecoverable { reason },
+        };
+        let (words, index_problem) = words(&stored, object);
+        let index_len = stored.index_len() as u64;
+        let index = size
+            .checked_sub(index_len)
+            .map(|start| match stored.location() {
+                ShardingIndexLocation::Start => 0..index_len,
+                ShardingIndexLocation::End => start..size,
+            });
+        let mut subchunks = subchunks(&words, size, index.as_ref());
+        let mut is_outside = subchunks
+            .iter()
+            .flatten()
+            .map(|subchunk| subchunk.problem == Some(ExtentProblem::Outside));
+        if index_problem.is_some() && is_outside.all(|outside| outside) {
+            // Bytes of something else, where the index should be.
+            subchunks.clear();
+        }
+        let is_pending = matches!(
+            recovery,
+            RecoveryOutcome::Undone | RecoveryOutcome::Completed | RecoveryOutcome::Erased
+        );
+        let mut records: Vec<UpdateRecord> = Record::all(object, stored.index_len())
+            .enumerate()
+            .map(|(age, record)| UpdateRecord {
+                offset: record.offset,
+                old_end: record.old_end,
+                new_end: record.new_end,
+                is_pending: is_pending && age == 0,
+            })
+            .collect();
+        records.reverse();
+        let extents = subchunks
+            .iter()
+            .flatten()
+            .filter(|subchunk| subchunk.problem != Some(ExtentProblem::Outside))
+            .map(|subchunk| subchunk.offset..subchunk.offset + subchunk.size);
+        let live = Areas::of(extents.chain(index.clone()));
+        let places = records
+            .iter()
+            .map(|r| r.offset..r.offset + RECORD_LEN as u64);
+        Ok(Self {
+            size,
+            index_location: stored.location(),
+            index_problem,
+            grid: stored.grid().counts().to_vec(),
+            decoded_size: stored.decoded_size(),
+            live: live.len(),
+            areas: [Areas::of(index.clone()), Areas::of(places), live],
+            index,
+            subchunks,
+            records,
+            recovery,
+        })
+    }
+
+    /// How many bytes of the shard nothing uses.
+    #[must_use]
+    pub fn unused(&self) -> u64 {
+        self.size - self.live
+    }
+
+    /// How much of the shard nothing uses: 0 to 1.
+    #[must_use]
+    pub fn unused_fraction(&self) -> f64 {
+        #[allow(clippy::cast_precision_loss, reason = "a fraction for people")]
+        let fraction = self.unused() as f64 / self.size.max(1) as f64;
+        fraction
+    }
+
+    /// How many subchunks are stored.
+    #[must_use]
+    pub fn num_stored(&self) -> usize {
+        self.subchunks.iter().flatten().count()
+    }
+
+    /// What `Display` shows, without the table of subchunks.
+    #[must_use]
+    pub fn summary(&self) -> impl fmt::Display {
+        Summary(self)
+    }
+
+    /// How much larger a subchunk is decoded than encoded.
+    fn ratio(&self, subchunk: &StoredSubchunk) -> Option<f64> {
+        #[allow(clippy::cast_precision_loss, reason = "a ratio for people")]
+        let ratio = self.decoded_size? as f64 / subchunk.size.max(1) as f64;
+        Some(ratio)
+    }
+
+    /// The indices of the subchunk `number` in the grid of subchunks.
+    fn indices(&self, mut number: usize) -> String {
+        let mut indices: Vec<String> = Vec::new();
+        for &count in self.grid.iter().rev() {
+            indices.push((number % count.max(1)).to_string());
+            number /= count.max(1);
+        }
+        indices.reverse();
+        indices.join(",")
+    }
+}
+
+/// The words of the index of `object`, as far as it decodes, and what is wrong with it.
+fn words(stored: &StoredShard<'_>, object: &[u8]) -> (Vec<u64>, Option<String>) {
+    let index = match stored.index_of(object) {
+        Ok(index) => index,
+        Err(error) => return (Vec::new(), Some(error.to_string())),
+    };
+    let problem = stored.extents(index, object.len() as u64).err();
+    let words = stored.words_unchecked(index).unwrap_or_default();
+    (words, problem.map(|error| error.to_string()))
+}
+
+fn subchunks(words: &[u64], size: u64, index: Option<&Range<u64>>) -> Vec<Option<StoredSubchunk>> {
+    let mut subchunks: Vec<Option<StoredSubchunk>> = words
+        .as_chunks::<2>()
+        .0
+        .iter()
+        .map(|&[offset, len]| {
+            if offset == EMPTY && len == EMPTY {
+                return None;
+            }
+            let end = offset.checked_add(len).filter(|&end| end <= size);
+            let problem = match (end, index) {
+                (None, _) => Some(ExtentProblem::Outside),
+                (Some(end), Some(index)) if offset < index.end && end > index.start && len > 0 => {
+                    Some(ExtentProblem::OverIndex)
+                }
+                _ => None,
+            };
+            Some(StoredSubchunk {
+                offset,
+                size: len,
+                problem,
+            })
+        })
+        .collect();
+    // In the order in which they lie, each against the one before that reaches furthest.
+    let mut order: Vec<usize> = (0..subchunks.len()).collect();
+    order.sort_by_key(|&number| subchunks[number].map(|subchunk| subchunk.offset));
+    let mut furthest: Option<(u64, usize)> = None;
+    for number in order {
+        let Some(subchunk) = &mut subchunks[number] else {
+            continue;
+        };
+        if subchunk.problem == Some(ExtentProblem::Outside) || subchunk.size == 0 {
+            continue;
+        }
+        let end = subchunk.offset + subchunk.size;
+        match furthest {
+            Some((reach, other)) if subchunk.offset < reach => {
+                subchunk.problem.get_or_insert(ExtentProblem::Over(other));
+            }
+            _ => {}
+        }
+        if furthest.is_none_or(|(reach, _)| reach < end) {
+            furthest = Some((end, number));
+        }
+    }
+    subchunks
+}
+
+impl fmt::Display for ExtentProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Outside => f.write_str("outside the shard"),
+            Self::OverIndex => f.write_str("has bytes of the index"),
+            Self::Over(number) => write!(f, "has bytes of subchunk {number}"),
+        }
+    }
+}
+
+impl fmt::Display for UpdateRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            offset,
+            old_end,
+            new_end,
+            is_pending,
+        } = self;
+        write!(f, "at {offset}: ")?;
+        match old_end {
+            0 => write!(f, "a new shard of {new_end} bytes")?,
+            _ if old_end == new_end => f.write_str("an index rewritten where it is")?,
+            _ => write!(f, "from {old_end} to {new_end} bytes")?,
+        }
+        f.write_str(if *is_pending { ", PENDING" } else { ", done" })
+    }
+}
+
+struct Summary<'a>(&'a Inspection);
+
+impl fmt::Display for Summary<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shard = self.0;
+        let grid: Vec<String> = shard.grid.iter().map(ToString::to_string).collect();
+        writeln!(f, "size      {} bytes", shard.size)?;
+        let place = match shard.index_location {
+            ShardingIndexLocation::Start => "start",
+            ShardingIndexLocation::End => "end",
+        };
+        match &shard.index {
+            Some(index) => write!(
+                f,
+                "index     {} bytes at the {place}",
+                index.end - index.start
+            )?,
+            None => write!(f, "index     at the {place}")?,
+        }
+        match &shard.index_problem {
+            None => writeln!(f, ", valid")?,
+            Some(problem) => writeln!(f, ", INVALID: {problem}")?,
+        }
+        write!(f, "subchunks {}", grid.join(" × "))?;
+        if shard.subchunks.is_empty() {
+            writeln!(f, ": it is not known where")?;
+        } else {
+            let stored = shard.num_stored();
+            let empty = shard.subchunks.len() - stored;
+            writeln!(f, ": {stored} stored, {empty} empty")?;
+        }
+        let problems = shard.subchunks.iter().flatten().filter_map(|s| s.problem);
+        let count = problems.count();
+        if count > 0 {
+            writeln!(
+                f,
+                "          {count} of them overlap, or are outside the shard"
+            )?;
+        }
+        writeln!(
+            f,
+            "bytes     {} live, {} unused ({:.1} %)",
+            shard.live,
+            shard.unused(),
+            100.0 * shard.unused_fraction()
+        )?;
+        if shard.records.is_empty() {
+            writeln!(f, "records   none")?;
+        }
+        for (number, record) in shard.records.iter().enumerate() {
+            let title = if number == 0 { "records" } else { "" };
+            writeln!(f, "{title:<9} {record}")?;
+        }
+        let recovery = match &shard.recovery {
+            RecoveryOutcome::Undone => "a torn update would be undone".to_string(),
+            RecoveryOutcome::Completed => "a torn update would be completed".to_string(),
+            RecoveryOutcome::Erased => {
+                "the shard was never complete, and would be erased".to_string()
+            }
+            RecoveryOutcome::Unrecoverable { reason } => format!("impossible: {reason}"),
+            RecoveryOutcome::Intact | RecoveryOutcome::Absent => "nothing to do".to_string(),
+        };
+        writeln!(f, "recovery  {recovery}\n")?;
+        let [index, records, live] = &shard.areas;
+        let picture = Picture {
+            size: shard.size,
+            index,
+            records,
+            live,
+        };
+        write!(f, "{picture}")
+    }
+}
+
+impl fmt::Display for Inspection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.summary())?;
+        if self.subchunks.is_empty() {
+            return Ok(());
+        }
+        let width = self.indices(self.subchunks.len() - 1).len().max(8);
+        write!(
+            f,
+            "\n\n{:>8} {:>width$} {:>14} {:>12} {:>8}",
+            "subchunk", "indices", "offset", "size", "ratio"
+        )?;
+        for (number, subchunk) in self.subchunks.iter().enumerate() {
+            let indices = self.indices(number);
+            write!(f, "\n{number:>8} {indices:>width$}")?;
+            let Some(subchunk) = subchunk else {
+                write!(f, " {:>14}", "empty")?;
+                continue;
+            };
+            write!(f, " {:>14} {:>12}", subchunk.offset, subchunk.size)?;
+            match self.ratio(subchunk) {
+                Some(ratio) => write!(f, " {ratio:>8.2}")?,
+                None => write!(f, " {:>8}", "")?,
+            }
+            if let Some(problem) = subchunk.problem {
+                write!(f, "  {problem}")?;
+            }
+        }
+        Ok(())
+    }
+}

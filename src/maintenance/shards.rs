@@ -1,0 +1,203 @@
+//! The shards of an array.
+
+use std::sync::Arc;
+
+use zarrs::array::Array;
+use zarrs::array::codec::ShardingIndexLocation;
+use zarrs_storage::byte_range::ByteRange;
+use zarrs_storage::{ReadableWritableStorageTraits, StoreKey};
+
+use super::areas::Areas;
+use super::format::codec_of;
+use super::io::failed;
+use super::{Compaction, Inspection, Recovery, ShardFormat, compact, inspect, recover};
+use crate::layout::RECORD_LEN;
+use crate::{CudaShardingCodec, Error, WriteStrategy};
+
+/// The shards of an array, each named by its chunk indices, in the array's own storage.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use zarrs::array::{Array, ArrayBuilder, data_type};
+/// # let store = Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = ArrayBuilder::new(vec![64, 64], vec![32, 32], data_type::uint16(), 0u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = builder.build(store, "/volume")?;
+/// array.store_chunk(&[0, 1], vec![1_u16; 32 * 32])?;
+/// let shards = zarrs_cuda::Shards::of(&array)?;
+/// println!("{}", shards.recover(&[0, 1])?);
+/// for (shard, compaction) in shards.compact_pending()? {
+///     println!("{shard:?}: {} -> {} bytes", compaction.before, compaction.after);
+/// }
+/// # assert_eq!(shards.stored()?, [(vec![0, 1], shards.inspect(&[0, 1])?.unwrap().size)]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Shards<'a, S: ?Sized> {
+    array: &'a Array<S>,
+    codec: Arc<CudaShardingCodec>,
+}
+
+impl<'a, S: ReadableWritableStorageTraits + ?Sized> Shards<'a, S> {
+    /// The shards of `array`, which this crate's codec or zarrs' own encodes.
+    ///
+    /// # Errors
+    /// [`Error::NotShards`] if the array is not sharded, or if what it stores are not shards, but
+    /// what bytes-to-bytes codecs made of them.
+    pub fn of(array: &'a Array<S>) -> Result<Self, Error> {
+        let codec = codec_of(array)?;
+        Ok(Self { array, codec })
+    }
+
+    /// [`compact`](compact()) a shard.
+    ///
+    /// # Errors
+    /// As for [`compact`](compact()) and [`ShardFormat::of`].
+    pub fn compact(&self, shard: &[u64]) -> Result<Option<Compaction>, Error> {
+        let (key, format) = self.find(shard)?;
+        compact(&*self.array.storage(), &key, &format)
+    }
+
+    /// [`recover`](recover()) a shard.
+    ///
+    /// # Errors
+    /// As for [`recover`](recover()) and [`ShardFormat::of`].
+    pub fn recover(&self, shard: &[u64]) -> Result<Recovery, Error> {
+        let (key, format) = self.find(shard)?;
+        recover(&*self.array.storage(), &key, &format)
+    }
+
+    /// [`inspect`](inspect()) a shard.
+    ///
+    /// # Errors
+    /// As for [`inspect`](inspect()) and [`ShardFormat::of`].
+    pub fn inspect(&self, shard: &[u64]) -> Result<Option<Inspection>, Error> {
+        let (key, format) = self.find(shard)?;
+        inspect(&*self.array.storage(), &key, &format)
+    }
+
+    /// The shards that are stored, and the size of each in bytes.
+    ///
+    /// The store is asked for each shard of the grid, whether it is there: one request for each.
+    ///
+    /// # Errors
+    /// [`Error::Storage`] if the store fails.
+    pub fn stored(&self) -> Result<Vec<(Vec<u64>, u64)>, Error> {
+        self.each().collect()
+    }
+
+    /// The shards that should be compacted: more of their bytes are unused than
+    /// [`Options::max_dead_fraction`](crate::Options::max_dead_fraction) allows, and more than one
+    /// update needs. None under [`WriteStrategy::Slots`]: unused bytes do not add up there.
+    ///
+    /// The store is asked for the size of each shard of the grid, and the index of each that there
+    /// is. Those whose index is invalid are left out: they are for [`recover`](Self::recover).
+    ///
+    /// # Errors
+    /// [`Error::Storage`] if the store fails.
+    pub fn pending(&self) -> Result<Vec<Vec<u64>>, Error> {
+        if self.codec.options().write_strategy() == WriteStrategy::Slots {
+            return Ok(Vec::new());
+        }
+        let is_pending = |stored: Result<(Vec<u64>, u64), Error>| match stored {
+            Ok((shard, size)) => match self.is_pending(&shard, size) {
+                Ok(true) => Some(Ok(shard)),
+                Ok(false) => None,
+                Err(error) => Some(Err(error)),
+            },
+            Err(error) => Some(Err(error)),
+        };
+        self.each().filter_map(is_pending).collect()
+    }
+
+    /// [`compact`](compact()) the [`pending`](Self::pending) shards.
+    ///
+    /// # Errors
+    /// As for [`pending`](Self::pending) and [`compact`](compact()). Shards that come before the one
+    /// that fails have been compacted.
+    pub fn compact_pending(&self) -> Result<Vec<(Vec<u64>, Compaction)>, Error> {
+        let mut compacted = Vec::new();
+        for shard in self.pending()? {
+            if let Some(compaction) = self.compact(&shard)? {
+                compacted.push((shard, compaction));
+            }
+        }
+        Ok(compacted)
+    }
+
+    fn find(&self, shard: &[u64]) -> Result<(StoreKey, ShardFormat), Error> {
+        let format = ShardFormat::of_codec(self.codec.clone(), self.array, shard)?;
+        Ok((self.array.chunk_key(shard), format))
+    }
+
+    /// The stored shards of the grid, in C order.
+    fn each(&self) -> impl Iterator<Item = Result<(Vec<u64>, u64), Error>> {
+        let storage = self.array.storage();
+        every_index(self.array.chunk_grid_shape()).filter_map(move |shard| {
+            let key = self.array.chunk_key(&shard);
+            match storage.size_key(&key) {
+                Ok(size) => size.map(|size| Ok((shard, size))),
+                Err(error) => Some(Err(failed("find the size of", &key)(error))),
+            }
+        })
+    }
+
+    /// Whether a shard of `size` bytes should be compacted.
+    fn is_pending(&self, shard: &[u64], size: u64) -> Result<bool, Error> {
+        let (key, format) = self.find(shard)?;
+        let stored = format.stored()?;
+        let index_len = stored.index_len() as u64;
+        let range = match stored.location() {
+            _ if size < index_len => return Ok(false),
+            ShardingIndexLocation::Start => ByteRange::FromStart(0, Some(index_len)),
+            ShardingIndexLocation::End => ByteRange::Suffix(index_len),
+        };
+        let storage = self.array.storage();
+        let index = storage.get_partial(&key, range);
+        let Some(index) = index.map_err(failed("read the index of", &key))? else {
+            return Ok(false);
+        };
+        let Ok(extents) = stored.extents(&index, size) else {
+            return Ok(false);
+        };
+        let extents = extents.into_iter().flatten();
+        let extents = extents.map(|extent| extent.start as u64..extent.end as u64);
+        let index = match stored.location() {
+            ShardingIndexLocation::Start => 0..index_len,
+            ShardingIndexLocation::End => size - index_len..size,
+        };
+        let unused = size - Areas::of(extents.chain([index])).len();
+        #[allow(clippy::cast_precision_loss, reason = "a fraction")]
+        let is_too_much = unused as f64 > self.codec.options().max_dead_fraction() * size as f64;
+        Ok(is_too_much && unused > RECORD_LEN as u64 + index_len)
+    }
+}
+
+/// The indices in a grid of `shape`, in C order.
+fn every_index(shape: &[u64]) -> impl Iterator<Item = Vec<u64>> {
+    let first = (!shape.contains(&0)).then(|| vec![0; shape.len()]);
+    std::iter::successors(first, move |indices| {
+        let mut next = indices.clone();
+        for (index, &count) in next.iter_mut().zip(shape).rev() {
+            *index += 1;
+            if *index < count {
+                return Some(next);
+            }
+            *index = 0;
+        }
+        None
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::every_index;
+
+    #[test]
+    fn indices_are_in_c_order() {
+        let all: Vec<_> = every_index(&[2, 1, 2]).collect();
+        assert_eq!(all, [[0, 0, 0], [0, 0, 1], [1, 0, 0], [1, 0, 1]]);
+        assert_eq!(every_index(&[2, 0]).count(), 0);
+        assert_eq!(every_index(&[]).count(), 1);
+    }
+}
