@@ -22,5 +22,7 @@ mod regressions;
 mod step;
 #[path = "updates/subject.rs"]
 mod subject;
+#[path = "updates/torn.rs"]
+mod torn;
 
 use zarrs::array::codec::ShardingIndexLocation as Location;

@@ -84,10 +84,11 @@ fn interleave(
     let subject = Subject::new(case, Setting::default());
     let mut before = vec![vec![case.fill(); 8]; 4];
     if exists {
-        for (subchunk, elements) in before.iter_mut().enumerate().take(3) {
-            write(subject.stock(), case, subchunk as u64, 7).unwrap();
-            *elements = written(case, 7);
-        }
+        // All but the last, which is empty.
+        let elements = before[..3].iter_mut().zip(5..);
+        elements.for_each(|(elements, seed)| *elements = written(case, seed));
+        let bytes = case.to_bytes(&before.concat());
+        subject.stock().store_chunk(&[0], bytes).unwrap();
     }
     let before_index = index(case, subject.object(0).as_ref());
     let another = case.ours(

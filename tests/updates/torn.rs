@@ -1,0 +1,517 @@
+//! Updates that stop in the middle: after every byte that is written, what is left is recovered, and
+//! the promises of `docs/updates.md` are checked by zarrs' own decoder.
+
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use zarrs::array::{Array, ArrayBytes, ArraySubset};
+use zarrs::storage::WritableStorageTraits;
+use zarrs_cuda::{ShardFormat, WriteStrategy};
+
+use crate::Location;
+use crate::case::{Case, Chain, Element, LOCATIONS, STRATEGIES, Values, chain_named};
+use crate::common::watched::{Call, Watched};
+use crate::common::{Rng, all_indices};
+use crate::step::{By, Step, What, ranges};
+use crate::subject::{Setting, Subject, key};
+
+/// The shard that is updated.
+const SHARD: usize = 0;
+
+/// Up to how many bytes an update is stopped after every one of them.
+const EVERY: usize = 400;
+
+/// An update of a shard, and what it does to the store.
+struct Update {
+    strategy: WriteStrategy,
+    /// The object before it.
+    old: Option<Vec<u8>>,
+    calls: Vec<Call>,
+    /// The elements before and after it, subchunk by subchunk, and whether it is to change them.
+    before: Vec<Vec<Element>>,
+    after: Vec<Vec<Element>>,
+    touched: Vec<bool>,
+}
+
+/// What a subchunk reads as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reads {
+    /// As it was, and as it is to be: that is the same.
+    Same,
+    Old,
+    New,
+    /// Neither, or not at all.
+    Lost,
+}
+
+/// How an update changes a shard; every kind has to be met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Creates,
+    /// Subchunks alone.
+    DataOnly,
+    Grows,
+    /// The index is rewritten where it is.
+    Rewrites,
+}
+
+impl Update {
+    fn steps(&self) -> usize {
+        self.calls.iter().map(Call::steps).sum()
+    }
+
+    /// The object after so many steps of the update.
+    fn torn(&self, steps: usize) -> Option<Vec<u8>> {
+        torn(self.old.clone(), &self.calls, steps)
+    }
+
+    fn kind(&self, case: &Case) -> Kind {
+        let (old, new) = (self.old.as_ref(), self.torn(self.steps()));
+        let (Some(old), Some(new)) = (old, new) else {
+            return Kind::Creates;
+        };
+        let len = case.index.size(case.shards().num_subchunks());
+        let index = match case.index.location {
+            Location::Start => 0..len,
+            Location::End => old.len() - len..old.len(),
+        };
+        if new.len() > old.len() {
+            Kind::Grows
+        } else if old[index.clone()] == new[index] {
+            Kind::DataOnly
+        } else {
+            Kind::Rewrites
+        }
+    }
+
+    /// After how many steps to stop: each number, or those near the borders of what is written and
+    /// some others.
+    fn stops(&self, rng: &mut Rng) -> BTreeSet<usize> {
+        let total = self.steps();
+        if total <= EVERY {
+            return (0..=total).collect();
+        }
+        let mut stops: BTreeSet<usize> = (0..80).map(|_| below(rng, total)).collect();
+        let mut near = |border: usize| {
+            for step in border.saturating_sub(24)..=(border + 24).min(total) {
+                stops.insert(step);
+            }
+        };
+        near(0);
+        let mut border = 0;
+        for call in &self.calls {
+            let Call::Write(ranges) = call else {
+                border += call.steps();
+                near(border);
+                continue;
+            };
+            for (_, bytes) in ranges {
+                // Ranges may hold several things: a record begins or ends 64 bytes from a border.
+                near(border);
+                near((border + 64).min(total));
+                border += bytes.len();
+                near(border.saturating_sub(64));
+            }
+            near(border);
+        }
+        stops
+    }
+
+    /// Whether what was touched must be as it was, or as it was to be.
+    fn is_safe(&self, chain: Chain) -> bool {
+        match self.strategy {
+            WriteStrategy::Append => true,
+            WriteStrategy::Auto => !chain.fixed,
+            _ => false,
+        }
+    }
+}
+
+fn below(rng: &mut Rng, n: usize) -> usize {
+    usize::try_from(rng.below(n as u64)).unwrap()
+}
+
+/// An object after so many steps of `calls`.
+fn torn(mut object: Option<Vec<u8>>, calls: &[Call], mut steps: usize) -> Option<Vec<u8>> {
+    for call in calls {
+        let done = steps.min(call.steps());
+        call.apply(&mut object, done);
+        steps -= done;
+    }
+    object
+}
+
+/// A shard of one case, into which torn objects are put.
+struct Bench {
+    subject: Subject,
+    format: ShardFormat,
+    subchunks: Vec<ArraySubset>,
+}
+
+impl Bench {
+    fn new(case: &Case) -> Self {
+        let subject = Subject::new(case, Setting::default());
+        let array = subject.ours(WriteStrategy::Auto);
+        let format = ShardFormat::of(array, &subject.chunk(SHARD)).unwrap();
+        let grid: Vec<_> = case.shape.iter().zip(&case.subchunk).collect();
+        let counts: Vec<u64> = grid.iter().map(|(d, c)| *d / *c).collect();
+        let subchunks = all_indices(&counts).map(|indices| {
+            let ranges = indices.iter().zip(&case.subchunk);
+            let ranges: Vec<_> = ranges.map(|(i, c)| i * c..(i + 1) * c).collect();
+            ArraySubset::new_with_ranges(&ranges)
+        });
+        Self {
+            format,
+            subchunks: subchunks.collect(),
+            subject,
+        }
+    }
+
+    fn put(&self, object: Option<&Vec<u8>>) {
+        let (store, key) = (&self.subject.store, key(SHARD, &self.subject.case));
+        match object {
+            Some(object) => store.set(&key, object.clone().into()).unwrap(),
+            None => store.erase(&key).unwrap(),
+        }
+        store.take_calls();
+    }
+
+    /// Recover the shard, and return what that did to the store.
+    fn recover(&self) -> Vec<Call> {
+        let (store, key) = (&self.subject.store, key(SHARD, &self.subject.case));
+        store.take_calls();
+        zarrs_cuda::recover(store, &key, &self.format).unwrap();
+        let calls = store.take_calls().into_iter();
+        calls.map(|(_, call)| call).collect()
+    }
+
+    /// The elements of each subchunk, of a list of the elements of a shard.
+    fn divide(&self, elements: &[Element]) -> Vec<Vec<Element>> {
+        let mut subchunks = vec![Vec::new(); self.subchunks.len()];
+        let case = &self.subject.case;
+        for (indices, element) in all_indices(&case.shape).zip(elements) {
+            subchunks[self.number_of(&indices)].push(element.clone());
+        }
+        subchunks
+    }
+
+    fn number_of(&self, indices: &[u64]) -> usize {
+        use zarrs::array::ArraySubsetTraits;
+        let has = |subset: &ArraySubset| subset.contains(indices);
+        self.subchunks.iter().position(has).unwrap()
+    }
+
+    /// What zarrs reads; `None` for subchunks that it cannot read.
+    fn read(&self) -> Vec<Option<Vec<Element>>> {
+        let case = &self.subject.case;
+        let (array, chunk) = (self.subject.stock(), self.subject.chunk(SHARD));
+        let whole = reading(|| array.retrieve_chunk::<ArrayBytes>(&chunk).ok());
+        if let Some(whole) = whole {
+            let elements = case.from_bytes(whole);
+            return self.divide(&elements).into_iter().map(Some).collect();
+        }
+        let part = |subset| reading(|| array.retrieve_chunk_subset(&chunk, subset).ok());
+        let subchunks = self.subchunks.iter();
+        subchunks
+            .map(|subset| part(subset).map(|bytes| case.from_bytes(bytes)))
+            .collect()
+    }
+
+    /// What the subchunks are after `update` was torn and recovered.
+    fn outcome(&self, update: &Update) -> Vec<Reads> {
+        let subchunks = update.before.iter().zip(&update.after);
+        let reads = self.read().into_iter().zip(subchunks);
+        reads
+            .map(|(read, (before, after))| match read {
+                Some(read) if read == *before && read == *after => Reads::Same,
+                Some(read) if read == *before => Reads::Old,
+                Some(read) if read == *after => Reads::New,
+                _ => Reads::Lost,
+            })
+            .collect()
+    }
+
+    /// The table of promises, row by row.
+    fn check(&self, update: &Update, what: &str) {
+        let outcome = self.outcome(update);
+        let subchunks = outcome.iter().zip(&update.touched);
+        for (subchunk, (reads, touched)) in subchunks.enumerate() {
+            assert!(
+                *touched || *reads == Reads::Same,
+                "subchunk {subchunk} was not touched: {outcome:?}; {what}"
+            );
+        }
+        if update.is_safe(self.subject.case.chain) {
+            assert!(
+                !outcome.contains(&Reads::Lost),
+                "lost: {outcome:?}; {what}"
+            );
+            let both = outcome.contains(&Reads::Old) && outcome.contains(&Reads::New);
+            assert!(!both, "old and new: {outcome:?}; {what}");
+        }
+    }
+
+    /// Bring about some state, and make an update of it.
+    fn update(&mut self, strategy: WriteStrategy, history: History, rng: &mut Rng) -> Update {
+        self.reset();
+        let case = self.subject.case.clone();
+        let step = |what, strategy| Step {
+            strategy,
+            asynchronous: false,
+            what,
+        };
+        if history != History::Nothing {
+            let values = Values::Any(rng.next());
+            let store = What::Store(SHARD, values, By::Zarrs);
+            self.subject.apply(&step(store, WriteStrategy::Auto)).unwrap();
+        }
+        if let History::Updates(count) = history {
+            for _ in 0..count {
+                let values = Values::random(rng);
+                let ranges = ranges(&case.shape, &case.subchunk, rng);
+                let strategy = STRATEGIES[below(rng, 4)];
+                let what = What::Encode(SHARD, ranges, values);
+                self.subject.apply(&step(what, strategy)).unwrap();
+            }
+        }
+        loop {
+            let values = Values::random(rng);
+            let ranges = ranges(&case.shape, &case.subchunk, rng);
+            let what = What::Encode(SHARD, ranges, values);
+            let mut changes = self.subject.apply(&step(what, strategy)).unwrap();
+            let change = changes.remove(0);
+            let calls = change.calls.into_iter().filter(|call| call.steps() > 0);
+            let calls: Vec<_> = calls.collect();
+            if calls.is_empty() {
+                continue; // nothing to tear
+            }
+            let mut touched = vec![false; self.subchunks.len()];
+            let indices: Vec<_> = all_indices(&case.shape).collect();
+            for number in change.written.unwrap() {
+                touched[self.number_of(&indices[number])] = true;
+            }
+            return Update {
+                strategy,
+                old: change.old,
+                calls,
+                before: self.divide(&change.elements),
+                after: self.divide(&self.subject.model[SHARD]),
+                touched,
+            };
+        }
+    }
+
+    /// No shard.
+    fn reset(&mut self) {
+        self.put(None);
+        let case = &self.subject.case;
+        self.subject.model[SHARD] = vec![case.fill(); case.num_elements()];
+    }
+
+    /// Overwrite everything that `update` touched, and read it.
+    fn update_again(&self, update: &Update, strategy: WriteStrategy, seed: u64, what: &str) {
+        let case = &self.subject.case;
+        let (array, chunk) = (self.subject.ours(strategy), self.subject.chunk(SHARD));
+        let mut expected = self.read();
+        for (subchunk, subset) in self.subchunks.iter().enumerate() {
+            // Others are written now and then.
+            if !update.touched[subchunk] && !(seed + subchunk as u64).is_multiple_of(5) {
+                continue;
+            }
+            let elements = Values::Any(seed).elements(case, subset.num_elements_usize());
+            let encoder = array.partial_encoder(&chunk, &self.subject.options());
+            let bytes = case.to_bytes(&elements);
+            let encoder = encoder.unwrap();
+            let encoded = encoder.partial_encode(subset, &bytes, &self.subject.options());
+            encoded.unwrap_or_else(|error| panic!("then {strategy:?}: {error}; {what}"));
+            expected[subchunk] = Some(elements);
+        }
+        assert!(self.read() == expected, "then {strategy:?}; {what}");
+    }
+
+    /// Tear `update` everywhere, and check everything.
+    fn tear(&self, update: &Update, rng: &mut Rng, what: &str) {
+        let total = update.steps();
+        for steps in update.stops(rng) {
+            let object = update.torn(steps);
+            let what = format!("after {steps} of {total} bytes of {:?}; {what}", update.calls);
+            self.put(object.as_ref());
+            let recovery = self.recover();
+            let recovered = self.subject.object(SHARD);
+            self.check(update, &what);
+            let all = self.outcome(update);
+            if steps == 0 || steps == total {
+                let wrong = [Reads::New, Reads::Old][usize::from(steps == total)];
+                let wrong = all.contains(&wrong) || all.contains(&Reads::Lost);
+                assert!(!wrong, "{all:?}; {what}");
+                assert!(recovery.iter().all(|c| c.steps() == 0), "{recovery:?}; {what}");
+            }
+            // Once more changes nothing.
+            self.recover();
+            assert_eq!(self.subject.object(SHARD), recovered, "recovered twice; {what}");
+
+            // Recovery may be torn as well.
+            let once: usize = recovery.iter().map(Call::steps).sum();
+            if once > 0 && (steps.is_multiple_of(7) || steps + 70 > total) {
+                for stop in 0..once {
+                    self.put(torn(object.clone(), &recovery, stop).as_ref());
+                    self.recover();
+                    let what = format!("recovery torn after {stop} of {once}; {what}");
+                    assert!(self.outcome(update) == all, "{all:?}; {what}");
+                    self.check(update, &what);
+                }
+            }
+
+            // And the shard can be updated.
+            if steps.is_multiple_of(11) {
+                for strategy in STRATEGIES {
+                    if strategy == WriteStrategy::Slots && !self.subject.case.chain.bounded {
+                        continue;
+                    }
+                    self.put(recovered.as_ref());
+                    self.update_again(update, strategy, rng.next() >> 1, &what);
+                }
+            }
+        }
+    }
+}
+
+/// What `read` reads; nothing if it panics, as zarrs does on some broken shards.
+fn reading<'a>(read: impl FnOnce() -> Option<ArrayBytes<'a>>) -> Option<ArrayBytes<'a>> {
+    catch_unwind(AssertUnwindSafe(read)).ok().flatten()
+}
+
+/// What there was before an update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum History {
+    /// No shard.
+    Nothing,
+    /// A shard that zarrs wrote.
+    Zarrs,
+    /// The same, after so many updates.
+    Updates(usize),
+}
+
+const HISTORIES: [History; 5] = [
+    History::Nothing,
+    History::Zarrs,
+    History::Updates(1),
+    History::Updates(3),
+    History::Updates(7),
+];
+
+/// How many updates are torn of each kind: 1, or what `ZARRS_CUDA_UPDATE_STEPS` says.
+fn rounds() -> u64 {
+    let rounds = std::env::var("ZARRS_CUDA_UPDATE_STEPS");
+    rounds.map_or(1, |rounds| rounds.parse().expect("a number"))
+}
+
+/// A shard of two subchunks, so that inner shards of nested sharding have as many.
+fn case(chain: &str, location: Location, checksum: bool) -> Case {
+    let mut case = Case::new(chain_named(chain), location);
+    case.index.checksum = checksum;
+    if chain.starts_with("nested") {
+        case.shape = vec![8, 4];
+    }
+    case
+}
+
+/// Updates with one strategy, of shards of each kind.
+fn tear(strategy: WriteStrategy) {
+    crate::common::panics::watch();
+    let mut kinds = BTreeSet::new();
+    let mut seed = strategy as u64;
+    for round in 0..rounds() {
+        for chain in ["none", "crc32c", "zstd", "nested", "nested zstd"] {
+            for location in LOCATIONS {
+                for checksum in [true, false] {
+                    let case = case(chain, location, checksum);
+                    let mut bench = Bench::new(&case);
+                    for history in HISTORIES {
+                        seed += 4;
+                        let mut rng = Rng(seed);
+                        let update = bench.update(strategy, history, &mut rng);
+                        let kind = update.kind(&case);
+                        kinds.insert((kind, location == Location::End));
+                        let what = format!(
+                            "{kind:?} with {strategy:?} after {history:?}, of an object of {:?} \
+                             bytes, subchunks {:?}; {case:?}, round {round}, seed {seed}",
+                            update.old.as_ref().map(Vec::len),
+                            update.touched,
+                        );
+                        bench.tear(&update, &mut rng, &what);
+                    }
+                }
+            }
+        }
+    }
+    crate::common::panics::assert_none("torn updates");
+    // Every kind of update was met that this strategy makes.
+    for at_end in [false, true] {
+        let mut expected = vec![Kind::Creates, Kind::Grows];
+        if strategy != WriteStrategy::Append {
+            expected.extend([Kind::DataOnly, Kind::Rewrites]);
+        }
+        for kind in expected {
+            assert!(kinds.contains(&(kind, at_end)), "no {kind:?}: {kinds:?}");
+        }
+    }
+}
+
+#[test]
+fn auto() {
+    tear(WriteStrategy::Auto);
+}
+
+#[test]
+fn append() {
+    tear(WriteStrategy::Append);
+}
+
+#[test]
+fn in_place() {
+    tear(WriteStrategy::InPlace);
+}
+
+#[test]
+fn slots() {
+    tear(WriteStrategy::Slots);
+}
+
+/// What is put together above is what a store is left with that stops.
+#[test]
+fn stores_that_stop() {
+    for strategy in STRATEGIES {
+        for location in LOCATIONS {
+            let case = case("zstd", location, true);
+            let mut bench = Bench::new(&case);
+            let (elements, values) = (case.num_elements(), [Values::Any(1), Values::Any(2)]);
+            let [old, new] = values.map(|values| case.to_bytes(&values.elements(&case, elements)));
+            let (subject, chunk) = (&mut bench.subject, bench.subject.chunk(SHARD));
+            let options = subject.options();
+            let write = |array: &Array<Watched>| {
+                let encoder = array.partial_encoder(&chunk, &options)?;
+                let subset = ArraySubset::new_with_shape(case.shape.clone());
+                encoder.partial_encode(&subset, &new, &options)?;
+                Ok::<_, zarrs::array::ArrayError>(())
+            };
+            subject.stock().store_chunk(&chunk, old).unwrap();
+            let before = subject.object(SHARD);
+            subject.store.take_calls();
+            write(subject.ours(strategy)).unwrap();
+            let calls = subject.store.take_calls().into_iter();
+            let calls: Vec<_> = calls.map(|(_, call)| call).collect();
+            let total = calls.iter().map(Call::steps).sum::<usize>();
+            assert!(total > 100);
+            for steps in (0..total).step_by(13) {
+                bench.put(before.as_ref());
+                let subject = &bench.subject;
+                subject.store.stop_after(Some(steps));
+                assert!(write(subject.ours(strategy)).is_err());
+                subject.store.stop_after(None);
+                let expected = torn(before.clone(), &calls, steps);
+                assert_eq!(subject.object(SHARD), expected, "{strategy:?}, {steps} bytes");
+            }
+        }
+    }
+}
