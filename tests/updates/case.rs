@@ -184,6 +184,11 @@ impl Case {
         self.shards().subchunk_of(&self.sharded(indices))
     }
 
+    /// Whether there may be anything behind a shard.
+    pub(crate) fn takes_junk(&self) -> bool {
+        self.outer != Outer::Compressor && self.index.location == ShardingIndexLocation::Start
+    }
+
     /// The metadata of an array.
     fn metadata(&self) -> ArrayMetadata {
         let reverse: Vec<usize> = (0..self.shape.len()).rev().collect();

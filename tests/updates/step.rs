@@ -34,6 +34,8 @@ pub(crate) enum What {
     /// The same with a partial encoder.
     EncodeErase(usize),
     Compact(usize),
+    /// Bytes that mean nothing, behind a shard with its index at the start.
+    Junk(usize, u64),
     /// Everything is forgotten that is not in the store.
     Reopen,
 }
@@ -88,7 +90,8 @@ impl Step {
             32..34 => What::Store(shard, values, By::Us),
             34 => What::Erase(shard),
             35 => What::EncodeErase(shard),
-            36..38 => What::Compact(shard),
+            36 => What::Compact(shard),
+            37 if case.takes_junk() => What::Junk(shard, rng.next()),
             _ => What::Reopen,
         };
         let any = STRATEGIES[usize::try_from(rng.below(4)).unwrap()];

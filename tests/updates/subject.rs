@@ -11,11 +11,12 @@ use zarrs::storage::storage_adapter::sync_to_async::{
     SyncToAsyncSpawnBlocking, SyncToAsyncStorageAdapter,
 };
 use zarrs::storage::store::MemoryStore;
-use zarrs::storage::{ReadableStorageTraits, StoreKey};
+use zarrs::storage::{ReadableStorageTraits, StoreKey, WritableStorageTraits};
 use zarrs_codec::{ArrayPartialEncoderTraits, CodecOptions};
 use zarrs_cuda::{CompactionRequest, Options, WriteStrategy};
 
 use crate::case::{Case, Element, NUM_SHARDS, STRATEGIES, Values};
+use crate::common::Rng;
 use crate::common::watched::{Call, Watched};
 use crate::step::{By, Step, What, subset};
 
@@ -186,7 +187,7 @@ impl Subject {
                 self.model[*shard] = vec![self.case.fill(); len];
                 vec![(*shard, Vec::new())]
             }
-            What::Compact(shard) => vec![(*shard, Vec::new())],
+            What::Compact(shard) | What::Junk(shard, _) => vec![(*shard, Vec::new())],
             What::Reopen => vec![],
         }
     }
@@ -327,6 +328,17 @@ impl Subject {
             (What::Compact(shard), _) => array
                 .compact_chunk(&self.chunk(*shard), &options)
                 .map(|_| ()),
+            (What::Junk(shard, seed), _) => {
+                if let Some(mut object) = self.object(*shard) {
+                    let mut rng = Rng(*seed);
+                    let len = rng.below(300);
+                    object.extend((0..len).map(|_| rng.byte()));
+                    self.store
+                        .set(&key(*shard, &case), object.into())
+                        .map_err(text)?;
+                }
+                Ok(())
+            }
             (What::Reopen, _) => {
                 self.arrays = open(&case, self.setting, &self.store, &self.requests);
                 Ok(())

@@ -265,20 +265,51 @@ impl Bench {
             let store = What::Store(SHARD, values, By::Zarrs);
             self.subject.apply(&step(store, WriteStrategy::Auto)).unwrap();
         }
-        if let History::Updates(count) = history {
-            for _ in 0..count {
-                let values = Values::random(rng);
-                let ranges = ranges(&case.shape, &case.subchunk, rng);
-                let strategy = STRATEGIES[below(rng, 4)];
-                let what = What::Encode(SHARD, ranges, values);
-                self.subject.apply(&step(what, strategy)).unwrap();
+        let encode = |strategy, rng: &mut Rng| {
+            let values = Values::random(rng);
+            let ranges = ranges(&case.shape, &case.subchunk, rng);
+            step(What::Encode(SHARD, ranges, values), strategy)
+        };
+        match history {
+            History::Nothing | History::Zarrs => {}
+            History::Updates(count) => {
+                for _ in 0..count {
+                    let any = STRATEGIES[below(rng, 4)];
+                    self.subject.apply(&encode(any, rng)).unwrap();
+                }
+            }
+            History::Torn { recovered } => {
+                let mut tears = 0;
+                while tears < 2 {
+                    let any = STRATEGIES[below(rng, 4)];
+                    let before = self.subject.object(SHARD);
+                    let mut changes = self.subject.apply(&encode(any, rng)).unwrap();
+                    let change = changes.remove(0);
+                    let steps = change.calls.iter().map(Call::steps).sum::<usize>();
+                    let stop = below(rng, steps + 1);
+                    self.put(torn(change.old, &change.calls, stop).as_ref());
+                    if recovered {
+                        self.recover();
+                    }
+                    // What zarrs reads then is as good as anything to begin with.
+                    if self.adopt() {
+                        tears += 1;
+                    } else {
+                        self.put(before.as_ref());
+                        assert!(self.adopt());
+                    }
+                }
+            }
+            History::Junk => {
+                let mut object = self.subject.object(SHARD).unwrap();
+                let index = object[..case.index.size(self.subchunks.len())].to_vec();
+                object.extend((0..200).map(|_| rng.byte()));
+                object.extend(index);
+                self.put(Some(&object));
             }
         }
         loop {
-            let values = Values::random(rng);
-            let ranges = ranges(&case.shape, &case.subchunk, rng);
-            let what = What::Encode(SHARD, ranges, values);
-            let mut changes = self.subject.apply(&step(what, strategy)).unwrap();
+            let mut changes = self.subject.apply(&encode(strategy, rng)).unwrap();
             let change = changes.remove(0);
             let calls = change.calls.into_iter().filter(|call| call.steps() > 0);
             let calls: Vec<_> = calls.collect();
@@ -299,6 +330,18 @@ impl Bench {
                 touched,
             };
         }
+    }
+
+    /// Take what zarrs reads for what must be there, if it reads everything.
+    fn adopt(&mut self) -> bool {
+        let case = &self.subject.case;
+        let chunk = self.subject.chunk(SHARD);
+        let stock = self.subject.stock();
+        let Some(bytes) = reading(|| stock.retrieve_chunk(&chunk).ok()) else {
+            return false;
+        };
+        self.subject.model[SHARD] = case.from_bytes(bytes);
+        true
     }
 
     /// No shard.
@@ -390,14 +433,23 @@ enum History {
     Zarrs,
     /// The same, after so many updates.
     Updates(usize),
+    /// The same, after updates that were torn.
+    Torn {
+        recovered: bool,
+    },
+    /// The same, and behind it what looks like an index; for those that have theirs at the start.
+    Junk,
 }
 
-const HISTORIES: [History; 5] = [
+const HISTORIES: [History; 8] = [
     History::Nothing,
     History::Zarrs,
     History::Updates(1),
     History::Updates(3),
     History::Updates(7),
+    History::Torn { recovered: false },
+    History::Torn { recovered: true },
+    History::Junk,
 ];
 
 /// How many updates are torn of each kind: 1, or what `ZARRS_CUDA_UPDATE_STEPS` says.
@@ -428,6 +480,9 @@ fn tear(strategy: WriteStrategy) {
                     let case = case(chain, location, checksum);
                     let mut bench = Bench::new(&case);
                     for history in HISTORIES {
+                        if history == History::Junk && location == Location::End {
+                            continue;
+                        }
                         seed += 4;
                         let mut rng = Rng(seed);
                         let update = bench.update(strategy, history, &mut rng);
@@ -484,11 +539,11 @@ fn stores_that_stop() {
     for strategy in STRATEGIES {
         for location in LOCATIONS {
             let case = case("zstd", location, true);
-            let mut bench = Bench::new(&case);
+            let bench = Bench::new(&case);
+            let subject = &bench.subject;
             let (elements, values) = (case.num_elements(), [Values::Any(1), Values::Any(2)]);
             let [old, new] = values.map(|values| case.to_bytes(&values.elements(&case, elements)));
-            let (subject, chunk) = (&mut bench.subject, bench.subject.chunk(SHARD));
-            let options = subject.options();
+            let (chunk, options) = (subject.chunk(SHARD), subject.options());
             let write = |array: &Array<Watched>| {
                 let encoder = array.partial_encoder(&chunk, &options)?;
                 let subset = ArraySubset::new_with_shape(case.shape.clone());
@@ -505,13 +560,43 @@ fn stores_that_stop() {
             assert!(total > 100);
             for steps in (0..total).step_by(13) {
                 bench.put(before.as_ref());
-                let subject = &bench.subject;
                 subject.store.stop_after(Some(steps));
                 assert!(write(subject.ours(strategy)).is_err());
                 subject.store.stop_after(None);
                 let expected = torn(before.clone(), &calls, steps);
                 assert_eq!(subject.object(SHARD), expected, "{strategy:?}, {steps} bytes");
             }
+        }
+    }
+}
+
+/// Without a record there is nothing to go by: whatever it is, it stays.
+#[test]
+fn shards_without_a_record() {
+    for chain in ["none", "zstd", "nested"] {
+        for location in LOCATIONS {
+            let case = case(chain, location, true);
+            let bench = Bench::new(&case);
+            let elements = Values::Any(4).elements(&case, case.num_elements());
+            let (subject, chunk) = (&bench.subject, bench.subject.chunk(SHARD));
+            let bytes = case.to_bytes(&elements);
+            subject.stock().store_chunk(&chunk, bytes).unwrap();
+            let whole = subject.object(SHARD).unwrap();
+            let mut objects: Vec<Vec<u8>> = (1..=whole.len()).map(|n| whole[..n].to_vec()).collect();
+            for byte in 0..whole.len() {
+                let mut object = whole.clone();
+                object[byte] ^= 0x10;
+                objects.push(object);
+            }
+            objects.push(whole.repeat(2));
+            for object in objects {
+                bench.put(Some(&object));
+                let calls = bench.recover();
+                assert!(calls.iter().all(|call| call.steps() == 0), "{calls:?}");
+            }
+            bench.put(None);
+            bench.recover();
+            assert_eq!(subject.object(SHARD), None);
         }
     }
 }
