@@ -18,7 +18,9 @@ fn write_fill_write(
     let case = &subject.case;
     let mut model = vec![case.fill(); case.num_elements()];
     let writes = [
-        (0..3, Values::Any(1)),
+        (0..1, Values::Any(1)),
+        (1..2, Values::Any(3)),
+        (2..3, Values::Any(4)),
         (1..3, Values::Fill),
         (3..4, Values::Any(2)),
     ];
