@@ -49,6 +49,12 @@ impl<'a> Layout<'a> {
         })
     }
 
+    /// Where the bytes begin that no subchunk uses.
+    fn tail(&self) -> usize {
+        let first = if self.index.start == 0 { self.index.end } else { 0 };
+        self.extents().map(|extent| extent.end).fold(first, usize::max)
+    }
+
     /// The bytes that something uses.
     fn live(&self) -> usize {
         self.index.len() + self.extents().map(|extent| extent.len()).sum::<usize>()
@@ -96,8 +102,8 @@ pub(crate) fn check(
         return Ok(());
     }
     let old = change.old.as_ref().map(|object| Layout::new(case, object));
-    requests(step, change, new.as_ref())?;
-    reads(case, old.as_ref(), &touched, &change.calls)?;
+    requests(case, step, change, new.as_ref())?;
+    reads(old.as_ref(), &touched, &change.calls)?;
     writes(case, change, old.as_ref(), new.as_ref())?;
 
     let Some(new) = new else {
@@ -199,8 +205,13 @@ fn elided(
     Ok(())
 }
 
-/// Compaction is asked for when a quarter of the object is unused, and by those who can help it.
-fn requests(step: &Step, change: &Change, new: Option<&Layout>) -> Result<(), String> {
+/// Compaction is asked for when a quarter of the object is unused, and more than an update needs.
+fn requests(
+    case: &Case,
+    step: &Step,
+    change: &Change,
+    new: Option<&Layout>,
+) -> Result<(), String> {
     let Some(new) = new else { return Ok(()) };
     if matches!(step.what, What::ArraySubset(..)) {
         return Ok(()); // of two shards, perhaps
@@ -209,7 +220,9 @@ fn requests(step: &Step, change: &Change, new: Option<&Layout>) -> Result<(), St
     let requests = change.requests.iter();
     let requests: Vec<_> = requests.map(|r| (r.size, r.dead)).collect();
     let wrote = change.calls.iter().any(|call| call.steps() > 0);
-    let asks = wrote && step.strategy != WriteStrategy::Slots && 4 * dead > size;
+    let reserve = 64 + case.index.size(case.shards().num_subchunks());
+    let too_many = dead > reserve && 4 * dead > size;
+    let asks = wrote && step.strategy != WriteStrategy::Slots && too_many;
     let expected = asks.then_some((size as u64, dead as u64));
     let expected: Vec<_> = expected.into_iter().collect();
     ensure!(
@@ -219,9 +232,9 @@ fn requests(step: &Step, change: &Change, new: Option<&Layout>) -> Result<(), St
     Ok(())
 }
 
-/// Beside the index only straddled subchunks are read, in one request.
+/// Beside the index, and what is behind the last subchunk, only straddled subchunks are read, in one
+/// request.
 fn reads(
-    case: &Case,
     old: Option<&Layout>,
     touched: &Touched,
     calls: &[Call],
@@ -232,14 +245,12 @@ fn reads(
         Call::Read(ranges) => Some(ranges),
         _ => None,
     });
-    let is_index = |range: &Range<u64>| {
-        let index = old.map_or(0..0, |old| old.index.clone());
-        range.is_empty() || (index.start as u64 <= range.start && range.end <= index.end as u64)
+    let is_free = |range: &Range<u64>| {
+        let (index, tail) = old.map_or((0..0, 0), |old| (old.index.clone(), old.tail()));
+        let in_index = index.start as u64 <= range.start && range.end <= index.end as u64;
+        range.is_empty() || in_index || range.start >= tail as u64
     };
-    let data: Vec<_> = reads.filter(|ranges| !ranges.iter().all(is_index)).collect();
-    if case.chain.name.starts_with("nested") {
-        return Ok(()); // their own indexes come first
-    }
+    let data: Vec<_> = reads.filter(|ranges| !ranges.iter().all(is_free)).collect();
     ensure!(data.len() <= 1, "several reads: {data:?}");
     let Some(old) = old else {
         ensure!(data.is_empty(), "reads of a shard that is not there");

@@ -1,6 +1,14 @@
 //! Sequences that went wrong elsewhere.
 
-use zarrs::array::{Array, ArrayBytes};
+use std::sync::Arc;
+
+use serde_json::json;
+use zarrs::array::{Array, ArrayBytes, FillValue, data_type};
+use zarrs::storage::store::MemoryStore;
+use zarrs::storage::{
+    Bytes, ReadableStorageTraits, ReadableWritableStorage, StoreKey, WritableStorageTraits,
+};
+use zarrs_codec::{ArrayToBytesCodecTraits, StoragePartialEncoder};
 use zarrs_cuda::WriteStrategy;
 
 use crate::Location;
@@ -131,4 +139,41 @@ fn slots_without_a_bound() {
     let error = error.to_lowercase();
     assert!(error.contains("slots") && error.contains("bound"), "{error}");
     assert_eq!(subject.object(0), None);
+}
+
+/// zarrs' sharding writes optional types, and does not read them: parts of them cannot be changed.
+#[test]
+fn optional_types_cannot_be_updated() {
+    let options = zarrs_codec::CodecOptions::default();
+    let mut shards = Case::new(chain_named("none"), Location::End).shards();
+    let codecs = &shards.codecs;
+    let configuration = json!({ "mask_codecs": codecs, "data_codecs": codecs });
+    shards.codecs = vec![json!({ "name": "zarrs.optional", "configuration": configuration })];
+    shards.data_type = data_type::optional(data_type::uint8());
+    let fill_value = FillValue::new_optional_null();
+    let stored = shards.stock().encode(
+        ArrayBytes::from(vec![1; 96]).with_optional_mask(vec![1; 96]),
+        &shards.chunk_shape(),
+        &shards.data_type,
+        &fill_value,
+        &options,
+    );
+    let stored: Bytes = stored.unwrap().into_owned().into();
+    let store = Arc::new(MemoryStore::new());
+    let key = StoreKey::new("shard").unwrap();
+    store.set(&key, stored.clone()).unwrap();
+    let storage: ReadableWritableStorage = store.clone();
+    let encoder = shards.ours().partial_encoder(
+        Arc::new(StoragePartialEncoder::new(storage, key.clone())),
+        &shards.chunk_shape(),
+        &shards.data_type,
+        &fill_value,
+        &options,
+    );
+    let written = encoder.and_then(|encoder| {
+        let bytes = ArrayBytes::from(vec![1; 6]).with_optional_mask(vec![1; 6]);
+        encoder.partial_encode(&subset(&[0..2, 0..3]), &bytes, &options)
+    });
+    assert!(written.is_err());
+    assert_eq!(store.get(&key).unwrap(), Some(stored));
 }

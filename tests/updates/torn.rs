@@ -13,7 +13,7 @@ use crate::case::{Case, Chain, Element, LOCATIONS, STRATEGIES, Values, chain_nam
 use crate::common::watched::{Call, Watched};
 use crate::common::{Rng, all_indices};
 use crate::step::{By, Step, What, ranges};
-use crate::subject::{Setting, Subject, key};
+use crate::subject::{Change, Setting, Subject, key};
 
 /// The shard that is updated.
 const SHARD: usize = 0;
@@ -283,8 +283,7 @@ impl Bench {
                 while tears < 2 {
                     let any = STRATEGIES[below(rng, 4)];
                     let before = self.subject.object(SHARD);
-                    let mut changes = self.subject.apply(&encode(any, rng)).unwrap();
-                    let change = changes.remove(0);
+                    let change = self.encode(&encode(any, rng));
                     let steps = change.calls.iter().map(Call::steps).sum::<usize>();
                     let stop = below(rng, steps + 1);
                     self.put(torn(change.old, &change.calls, stop).as_ref());
@@ -309,8 +308,7 @@ impl Bench {
             }
         }
         loop {
-            let mut changes = self.subject.apply(&encode(strategy, rng)).unwrap();
-            let change = changes.remove(0);
+            let change = self.encode(&encode(strategy, rng));
             let calls = change.calls.into_iter().filter(|call| call.steps() > 0);
             let calls: Vec<_> = calls.collect();
             if calls.is_empty() {
@@ -330,6 +328,17 @@ impl Bench {
                 touched,
             };
         }
+    }
+
+    /// Make an update; if it is refused because one was torn before, recover first.
+    fn encode(&mut self, step: &Step) -> Change {
+        let mut changes = self.subject.apply(step).unwrap_or_else(|error| {
+            assert!(error.contains("recover"), "{error}");
+            self.recover();
+            assert!(self.adopt());
+            self.subject.apply(step).unwrap()
+        });
+        changes.remove(0)
     }
 
     /// Take what zarrs reads for what must be there, if it reads everything.
