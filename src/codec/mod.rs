@@ -7,6 +7,7 @@ pub(crate) mod foreign;
 mod partial_decoder;
 mod partial_encoder;
 mod recognise;
+mod selection;
 pub(crate) mod shard;
 #[allow(unsafe_code)]
 mod view;
@@ -315,11 +316,9 @@ impl CodecTraits for CudaShardingCodec {
         }
     }
 
-    /// None: a shard is updated by decoding it, changing it, and storing it whole, which zarrs does
-    /// itself for a codec that says so, with one `set` of the new value.
     fn partial_encoder_capability(&self) -> PartialEncoderCapability {
         PartialEncoderCapability {
-            partial_encode: false,
+            partial_encode: true,
         }
     }
 }
@@ -523,7 +522,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
             shape,
             data_type,
             fill_value,
-        )))
+        )?))
     }
 
     #[cfg(feature = "async")]
@@ -565,7 +564,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
             shape,
             data_type,
             fill_value,
-        )))
+        )?))
     }
 
     fn encoded_representation(
