@@ -91,7 +91,7 @@ pub(super) fn rule(target: &Target, store_writes_ranges: bool) -> Result<Rule, C
 /// subchunks, do no harm.
 pub(super) fn keeps_index(rule: Rule, before: Option<&StoredIndex>, changes: &Changes) -> bool {
     let Some(before) = before else { return false };
-    matches!(rule, Rule::InPlace | Rule::Slots { .. })
+    matches!(rule, Rule::InPlace)
         && changes.subchunks.iter().all(|(number, new)| {
             let old = before.extents.get(*number).and_then(Option::as_ref);
             old.is_some_and(|old| new.as_ref().is_some_and(|new| new.len() == old.len()))
