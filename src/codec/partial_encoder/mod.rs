@@ -133,9 +133,15 @@ impl<H: ?Sized> PartialEncoder<H> {
         let read = read.unwrap_or_default();
         let tail_start = self.tail_start(before);
         let (index, tail) = match read.as_slice() {
-            [index, tail] => (&**index, &**tail),
+            [index, tail] => {
+                if Space::of(&before.extents).start() < self.target.index_len {
+                    return Err(reaches_into_index());
+                }
+                (&**index, &**tail)
+            }
             [tail] => {
-                let data_end = tail.len().saturating_sub(self.target.index_len);
+                let data_end = tail.len().checked_sub(self.target.index_len);
+                let data_end = data_end.ok_or_else(reaches_into_index)?;
                 let (tail, index) = tail.split_at(data_end);
                 (index, tail)
             }
@@ -183,6 +189,13 @@ impl<H: ?Sized> PartialEncoder<H> {
 fn changed() -> CodecError {
     CodecError::Other(
         "the shard changed while a partial write of it was prepared: its index is not the one that was read before. Nothing was written. Write to one shard from one place at a time, or try again".to_string(),
+    )
+}
+
+/// Some byte belongs to the index and to a subchunk: writing one would change the other.
+fn reaches_into_index() -> CodecError {
+    CodecError::Other(
+        "a subchunk of the shard reaches into the shard's index, so that neither can be updated: the shard may be corrupted; write it as a whole".to_string(),
     )
 }
 
