@@ -2,13 +2,14 @@
 
 mod builder;
 mod delegated;
-mod find;
+pub(crate) mod find;
 pub(crate) mod foreign;
 mod partial_decoder;
 mod partial_encoder;
 mod recognise;
 mod selection;
 pub(crate) mod shard;
+pub(crate) mod stored;
 #[allow(unsafe_code)]
 mod view;
 

@@ -11,7 +11,7 @@ use super::update::{Changes, Update};
 use crate::WriteStrategy;
 use crate::codec::shard::{encode_index, place_index};
 use crate::layout::placement::{self, Commit, Rule, Stored};
-use crate::layout::{Extent, RECORD_LEN, Record};
+use crate::layout::{Extent, RECORD_LEN, Record, fingerprint};
 
 /// The index of a shard as it is stored.
 pub(super) struct StoredIndex {
@@ -161,10 +161,10 @@ pub(super) fn decide(
                 Commit::DataOnly => 0,
             },
             old_end: size as u64,
-            old_index: before.map_or(0, |before| crc32c::crc32c(&before.encoded)),
+            old_index: before.map_or(0, |before| fingerprint(&before.encoded)),
             index_len: target.index_len as u64,
             new_end: placement.size as u64,
-            new_index: index.as_deref().map_or(0, crc32c::crc32c),
+            new_index: index.as_deref().map_or(0, fingerprint),
         },
         commit: placement.commit,
         extents: placement.extents,
