@@ -211,6 +211,18 @@ impl CudaShardingCodec {
         data_type: &DataType,
         fill_value: &FillValue,
     ) -> Result<Explanation, Error> {
+        let mut explanation = self.explain_stages(shard_shape, data_type, fill_value)?;
+        explanation.partial_writes =
+            partial_encoder::explain(self, shard_shape, data_type, fill_value)?;
+        Ok(explanation)
+    }
+
+    fn explain_stages(
+        &self,
+        shard_shape: &[NonZeroU64],
+        data_type: &DataType,
+        fill_value: &FillValue,
+    ) -> Result<Explanation, Error> {
         if Self::is_delegated(data_type) && !data_type.is_optional() {
             let (grid, _) = shard::index_geometry(self, shard_shape)?;
             let why = Self::why_delegated(data_type);
@@ -517,6 +529,9 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         fill_value: &FillValue,
         _options: &CodecOptions,
     ) -> Result<Arc<dyn ArrayPartialEncoderTraits>, CodecError> {
+        if Self::is_delegated(data_type) {
+            self.check_delegated(data_type)?;
+        }
         Ok(Arc::new(PartialEncoder::new(
             self,
             input_output_handle,
@@ -559,6 +574,9 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         fill_value: &FillValue,
         _options: &CodecOptions,
     ) -> Result<Arc<dyn AsyncArrayPartialEncoderTraits>, CodecError> {
+        if Self::is_delegated(data_type) {
+            self.check_delegated(data_type)?;
+        }
         Ok(Arc::new(PartialEncoder::new(
             self,
             input_output_handle,

@@ -72,7 +72,8 @@ impl Record {
     }
 
     /// The record at `offset` of `object`, of a shard whose encoded index has `index_len` bytes.
-    pub(crate) fn at(object: &[u8], offset: usize, index_len: usize) -> Option<Self> {
+    #[cfg(test)]
+    fn at(object: &[u8], offset: usize, index_len: usize) -> Option<Self> {
         Self::parse(object.get(offset..)?, offset, index_len)
     }
 
