@@ -33,6 +33,7 @@ pub(crate) enum What {
     Erase(usize),
     /// The same with a partial encoder.
     EncodeErase(usize),
+    /// `zarrs_cuda::compact`; or, for a step that is asynchronous, `Array::compact_chunk`.
     Compact(usize),
     /// Bytes that mean nothing, behind a shard with its index at the start.
     Junk(usize, u64),

@@ -13,9 +13,9 @@ use zarrs::storage::storage_adapter::sync_to_async::{
 use zarrs::storage::store::MemoryStore;
 use zarrs::storage::{ReadableStorageTraits, StoreKey, WritableStorageTraits};
 use zarrs_codec::{ArrayPartialEncoderTraits, CodecOptions};
-use zarrs_cuda::{CompactionRequest, Options, WriteStrategy};
+use zarrs_cuda::{CompactionRequest, Options, ShardFormat, WriteStrategy, compact};
 
-use crate::case::{Case, Element, NUM_SHARDS, STRATEGIES, Values};
+use crate::case::{Case, Element, NUM_SHARDS, Outer, STRATEGIES, Values};
 use crate::common::Rng;
 use crate::common::watched::{Call, Watched};
 use crate::step::{By, Step, What, subset};
@@ -324,6 +324,17 @@ impl Subject {
             (What::EncodeErase(shard), _) => {
                 let encoder = array.partial_encoder(&self.chunk(*shard), &options);
                 return encoder.map_err(text)?.erase().map_err(text);
+            }
+            (What::Compact(shard), false) if case.outer != Outer::Compressor => {
+                let format = ShardFormat::of(array, &self.chunk(*shard)).map_err(text)?;
+                let key = key(*shard, &case);
+                let compaction = compact(&*self.store, &key, &format).map_err(text)?;
+                let size = self.object(*shard).map_or(0, |object| object.len() as u64);
+                return if compaction.map_or(0, |compaction| compaction.after) == size {
+                    Ok(())
+                } else {
+                    Err(format!("{compaction:?}, and {size} bytes"))
+                };
             }
             (What::Compact(shard), _) => array
                 .compact_chunk(&self.chunk(*shard), &options)

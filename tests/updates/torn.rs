@@ -9,7 +9,7 @@ use zarrs::storage::WritableStorageTraits;
 use zarrs_cuda::{ShardFormat, WriteStrategy};
 
 use crate::Location;
-use crate::case::{Case, Chain, Element, LOCATIONS, STRATEGIES, Values, chain_named};
+use crate::case::{Case, Chain, LOCATIONS, STRATEGIES, Values, chain_named};
 use crate::common::watched::{Call, Watched};
 use crate::common::{Rng, all_indices};
 use crate::step::{By, Step, What, ranges};
@@ -21,15 +21,18 @@ const SHARD: usize = 0;
 /// Up to how many bytes an update is stopped after every one of them.
 const EVERY: usize = 400;
 
+/// The elements of a subchunk, decoded.
+type Subchunk = Vec<u8>;
+
 /// An update of a shard, and what it does to the store.
 struct Update {
     strategy: WriteStrategy,
     /// The object before it.
     old: Option<Vec<u8>>,
     calls: Vec<Call>,
-    /// The elements before and after it, subchunk by subchunk, and whether it is to change them.
-    before: Vec<Vec<Element>>,
-    after: Vec<Vec<Element>>,
+    /// Each subchunk before and after it, and whether it is to change it.
+    before: Vec<Subchunk>,
+    after: Vec<Subchunk>,
     touched: Vec<bool>,
 }
 
@@ -146,6 +149,8 @@ struct Bench {
     subject: Subject,
     format: ShardFormat,
     subchunks: Vec<ArraySubset>,
+    /// The subchunk of each element of a shard.
+    numbers: Vec<usize>,
 }
 
 impl Bench {
@@ -160,9 +165,11 @@ impl Bench {
             let ranges: Vec<_> = ranges.map(|(i, c)| i * c..(i + 1) * c).collect();
             ArraySubset::new_with_ranges(&ranges)
         });
+        let numbers = all_indices(&case.shape).map(|indices| case.subchunk_of(&indices));
         Self {
             format,
             subchunks: subchunks.collect(),
+            numbers: numbers.collect(),
             subject,
         }
     }
@@ -185,36 +192,24 @@ impl Bench {
         calls.map(|(_, call)| call).collect()
     }
 
-    /// The elements of each subchunk, of a list of the elements of a shard.
-    fn divide(&self, elements: &[Element]) -> Vec<Vec<Element>> {
+    /// The subchunks of a decoded shard.
+    fn divide(&self, shard: &[u8]) -> Vec<Subchunk> {
         let mut subchunks = vec![Vec::new(); self.subchunks.len()];
-        let case = &self.subject.case;
-        for (indices, element) in all_indices(&case.shape).zip(elements) {
-            subchunks[self.number_of(&indices)].push(element.clone());
+        for (number, element) in self.numbers.iter().zip(shard.chunks(2)) {
+            subchunks[*number].extend_from_slice(element);
         }
         subchunks
-    }
-
-    fn number_of(&self, indices: &[u64]) -> usize {
-        use zarrs::array::ArraySubsetTraits;
-        let has = |subset: &ArraySubset| subset.contains(indices);
-        self.subchunks.iter().position(has).unwrap()
     }
 
     /// What zarrs reads; `None` for subchunks that it cannot read.
-    fn read(&self) -> Vec<Option<Vec<Element>>> {
-        let case = &self.subject.case;
+    fn read(&self) -> Vec<Option<Subchunk>> {
         let (array, chunk) = (self.subject.stock(), self.subject.chunk(SHARD));
         let whole = reading(|| array.retrieve_chunk::<ArrayBytes>(&chunk).ok());
         if let Some(whole) = whole {
-            let elements = case.from_bytes(whole);
-            return self.divide(&elements).into_iter().map(Some).collect();
+            return self.divide(&whole).into_iter().map(Some).collect();
         }
-        let part = |subset| reading(|| array.retrieve_chunk_subset(&chunk, subset).ok());
-        let subchunks = self.subchunks.iter();
-        subchunks
-            .map(|subset| part(subset).map(|bytes| case.from_bytes(bytes)))
-            .collect()
+        let part = |subset: &ArraySubset| reading(|| array.retrieve_chunk_subset(&chunk, subset).ok());
+        self.subchunks.iter().map(part).collect()
     }
 
     /// What the subchunks are after `update` was torn and recovered.
@@ -316,16 +311,15 @@ impl Bench {
                 continue; // nothing to tear
             }
             let mut touched = vec![false; self.subchunks.len()];
-            let indices: Vec<_> = all_indices(&case.shape).collect();
             for number in change.written.unwrap() {
-                touched[self.number_of(&indices[number])] = true;
+                touched[self.numbers[number]] = true;
             }
             return Update {
                 strategy,
                 old: change.old,
                 calls,
-                before: self.divide(&change.elements),
-                after: self.divide(&self.subject.model[SHARD]),
+                before: self.divide(&change.elements.concat()),
+                after: self.divide(&self.subject.model[SHARD].concat()),
                 touched,
             };
         }
@@ -350,7 +344,7 @@ impl Bench {
         let Some(bytes) = reading(|| stock.retrieve_chunk(&chunk).ok()) else {
             return false;
         };
-        self.subject.model[SHARD] = case.from_bytes(bytes);
+        self.subject.model[SHARD] = case.from_bytes(bytes.into());
         true
     }
 
@@ -377,7 +371,7 @@ impl Bench {
             let encoder = encoder.unwrap();
             let encoded = encoder.partial_encode(subset, &bytes, &self.subject.options());
             encoded.unwrap_or_else(|error| panic!("then {strategy:?}: {error}; {what}"));
-            expected[subchunk] = Some(elements);
+            expected[subchunk] = Some(elements.concat());
         }
         assert!(self.read() == expected, "then {strategy:?}; {what}");
     }
@@ -428,8 +422,9 @@ impl Bench {
 }
 
 /// What `read` reads; nothing if it panics, as zarrs does on some broken shards.
-fn reading<'a>(read: impl FnOnce() -> Option<ArrayBytes<'a>>) -> Option<ArrayBytes<'a>> {
-    catch_unwind(AssertUnwindSafe(read)).ok().flatten()
+fn reading<'a>(read: impl FnOnce() -> Option<ArrayBytes<'a>>) -> Option<Vec<u8>> {
+    let read = catch_unwind(AssertUnwindSafe(read)).ok().flatten()?;
+    Some(read.into_fixed().unwrap().into_owned())
 }
 
 /// What there was before an update.
