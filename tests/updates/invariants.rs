@@ -315,7 +315,7 @@ fn kept(case: &Case, strategy: WriteStrategy, old: &Layout, new: &Layout) -> Res
             "something before the old end changed"
         );
     }
-    if strategy == WriteStrategy::Auto && !case.chain.fixed {
+    if strategy == WriteStrategy::Auto && !case.chain.in_place {
         let index = at_end.then(|| old.index.clone());
         for live in old.extents().chain(index) {
             ensure!(unchanged(live.clone()), "{live:?} was used, and changed");
