@@ -103,7 +103,10 @@ impl BytesToBytesCodecTraits for Xor {
     ) -> Result<ArrayBytesRaw<'a>, CodecError> {
         let mut encoded = flip(&decoded).into_owned();
         if self.padding {
-            let len = decoded.iter().fold(0, |sum: u8, byte| sum.wrapping_add(*byte)) % 40;
+            let len = decoded
+                .iter()
+                .fold(0, |sum: u8, byte| sum.wrapping_add(*byte))
+                % 40;
             encoded.resize(encoded.len() + usize::from(len), 0);
             encoded.push(len);
         }

@@ -51,8 +51,14 @@ impl<'a> Layout<'a> {
 
     /// Where the bytes begin that no subchunk uses.
     fn tail(&self) -> usize {
-        let first = if self.index.start == 0 { self.index.end } else { 0 };
-        self.extents().map(|extent| extent.end).fold(first, usize::max)
+        let first = if self.index.start == 0 {
+            self.index.end
+        } else {
+            0
+        };
+        self.extents()
+            .map(|extent| extent.end)
+            .fold(first, usize::max)
     }
 
     /// The bytes that something uses.
@@ -209,12 +215,7 @@ fn elided(
 }
 
 /// Compaction is asked for when a quarter of the object is unused, and more than an update needs.
-fn requests(
-    case: &Case,
-    step: &Step,
-    change: &Change,
-    new: Option<&Layout>,
-) -> Result<(), String> {
+fn requests(case: &Case, step: &Step, change: &Change, new: Option<&Layout>) -> Result<(), String> {
     let Some(new) = new else { return Ok(()) };
     if matches!(step.what, What::ArraySubset(..)) {
         return Ok(()); // of two shards, perhaps
@@ -237,11 +238,7 @@ fn requests(
 
 /// Beside the index, and what is behind the last subchunk, only straddled subchunks are read, in one
 /// request.
-fn reads(
-    old: Option<&Layout>,
-    touched: &Touched,
-    calls: &[Call],
-) -> Result<(), String> {
+fn reads(old: Option<&Layout>, touched: &Touched, calls: &[Call]) -> Result<(), String> {
     // What is read after the last write is a check of ours.
     let last = calls.iter().rposition(|call| call.steps() > 0).unwrap_or(0);
     let reads = calls[..last].iter().filter_map(|call| match call {
@@ -296,7 +293,11 @@ fn writes(
     });
     let grew = new.object.len() > before;
     let at_end = case.index.location == ShardingIndexLocation::End;
-    let most = if (at_end && grew) || (same_index && !grew) { 1 } else { 2 };
+    let most = if (at_end && grew) || (same_index && !grew) {
+        1
+    } else {
+        2
+    };
     ensure!(
         changes.len() <= most,
         "more than {most} writes: {changes:?}"

@@ -6,8 +6,8 @@ use zarrs_cuda::WriteStrategy;
 
 use crate::Location;
 use crate::case::{CHAINS, Case, Chain, LOCATIONS, NUM_SHARDS, Outer, Values};
-use crate::common::index::IndexLayout;
 use crate::common::Rng;
+use crate::common::index::IndexLayout;
 use crate::invariants::{self, Slots};
 use crate::step::{By, Step, What};
 use crate::subject::{Setting, Subject};
@@ -59,10 +59,8 @@ fn run(case: &Case, setting: Setting, steps: &[Step]) -> Result<(), String> {
     let mut subject = Subject::new(case, setting);
     let mut slots = Slots::default();
     for (number, step) in steps.iter().enumerate() {
-        let done = catch_unwind(AssertUnwindSafe(|| {
-            do_step(&mut subject, step, &mut slots)
-        }))
-        .unwrap_or_else(|_| Err("a panic".to_owned()));
+        let done = catch_unwind(AssertUnwindSafe(|| do_step(&mut subject, step, &mut slots)))
+            .unwrap_or_else(|_| Err("a panic".to_owned()));
         done.map_err(|error| format!("step {number}: {error}"))?;
     }
     Ok(())

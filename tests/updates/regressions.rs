@@ -137,7 +137,10 @@ fn slots_without_a_bound() {
         .unwrap_err()
         .to_string();
     let error = error.to_lowercase();
-    assert!(error.contains("slots") && error.contains("how large"), "{error}");
+    assert!(
+        error.contains("slots") && error.contains("how large"),
+        "{error}"
+    );
     assert_eq!(subject.object(0), None);
 }
 
@@ -154,9 +157,13 @@ fn optional_types() {
     let (shape, data_type) = (shards.chunk_shape(), shards.data_type.clone());
     let fill_value = FillValue::new_optional_null();
     let encode = |elements: &[Option<u8>]| {
-        let encoded = shards
-            .stock()
-            .encode(optional(elements), &shape, &data_type, &fill_value, &options);
+        let encoded = shards.stock().encode(
+            optional(elements),
+            &shape,
+            &data_type,
+            &fill_value,
+            &options,
+        );
         encoded.unwrap().into_owned()
     };
     let mut model: Vec<Option<u8>> = (0..96).map(|i| (i % 3 > 0).then_some(i)).collect();

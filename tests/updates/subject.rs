@@ -272,9 +272,9 @@ impl Subject {
             (What::ChunkSubset(shard, ranges, values), true) => {
                 let (subset, chunk) = (subset(ranges), self.chunk(*shard));
                 let bytes = bytes(values, subset.num_elements());
-                block_on(asynchronous.async_store_chunk_subset_opt(
-                    &chunk, &subset, bytes, &options,
-                ))
+                block_on(
+                    asynchronous.async_store_chunk_subset_opt(&chunk, &subset, bytes, &options),
+                )
             }
             (What::Encode(shard, ..) | What::Points(shard, ..), asynchronously) => {
                 let (indexer, values): (Box<dyn Indexer>, _) = match &step.what {
@@ -317,7 +317,11 @@ impl Subject {
             }
             (What::Store(shard, values, by), _) => {
                 let bytes = bytes(values, case.num_elements() as u64);
-                let array = if *by == By::Zarrs { self.stock() } else { array };
+                let array = if *by == By::Zarrs {
+                    self.stock()
+                } else {
+                    array
+                };
                 array.store_chunk_opt(&self.chunk(*shard), bytes, &options)
             }
             (What::Erase(shard), _) => array.erase_chunk(&self.chunk(*shard)).map_err(Into::into),
