@@ -215,3 +215,32 @@ fn updates_that_are_lost() {
     assert_eq!(lost, 0, "all strategies");
     panics::assert_none("updates at once");
 }
+
+/// Who has read the index before an append sees what was there then, until a compaction.
+#[test]
+fn readers_beside_an_append() {
+    for chain in ["none", "zstd"] {
+        for location in LOCATIONS {
+            let case = Case {
+                shape: vec![32],
+                subchunk: vec![8],
+                ..Case::new(chain_named(chain), location)
+            };
+            let subject = Subject::new(&case, Setting::default());
+            let old = Values::Any(1).elements(&case, 32);
+            let bytes = case.to_bytes(&old);
+            subject.stock().store_chunk(&[0], bytes).unwrap();
+            let ours = subject.ours(WriteStrategy::Append);
+            let readers = [subject.stock(), ours].map(|a| a.partial_decoder(&[0]).unwrap());
+            for update in 0..5 {
+                write(ours, &case, update % 4, 100 + update).unwrap();
+            }
+            let whole = subset(&[0..32]);
+            for reader in readers {
+                let read = reader.partial_decode(&whole, &CodecOptions::default());
+                assert_eq!(case.from_bytes(read.unwrap()), old, "{case:?}");
+            }
+            assert_eq!(read(subject.stock(), &case, 0), written(&case, 104));
+        }
+    }
+}
