@@ -8,6 +8,8 @@
 
 mod common;
 
+#[path = "updates/act.rs"]
+mod act;
 #[path = "updates/case.rs"]
 mod case;
 #[path = "updates/concurrency.rs"]
@@ -24,5 +26,9 @@ mod step;
 mod subject;
 #[path = "updates/torn.rs"]
 mod torn;
+#[path = "updates/torn_shard.rs"]
+mod torn_shard;
+#[path = "updates/update.rs"]
+mod update;
 
 use zarrs::array::codec::ShardingIndexLocation as Location;

@@ -183,7 +183,7 @@ impl ReadableStorageTraits for Watched {
         let bytes = self
             .inner
             .get_partial_many(key, Box::new(byte_ranges.into_iter()))?;
-        let bytes = bytes.map(|bytes| bytes.collect::<Vec<_>>());
+        let bytes = bytes.map(Iterator::collect::<Vec<_>>);
         self.read(key, ranges);
         Ok(bytes.map(|bytes| Box::new(bytes.into_iter()) as Box<_>))
     }

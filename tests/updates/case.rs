@@ -284,7 +284,7 @@ impl Case {
     }
 
     /// Elements from zarrs.
-    pub(crate) fn from_bytes(&self, bytes: ArrayBytes<'_>) -> Vec<Element> {
+    pub(crate) fn parse(&self, bytes: ArrayBytes<'_>) -> Vec<Element> {
         if self.is_strings() {
             let (bytes, offsets) = bytes.into_variable().unwrap().into_parts();
             let elements = offsets.windows(2);

@@ -37,7 +37,7 @@ where
 fn read(array: &Array<Watched>, case: &Case, subchunk: u64) -> Vec<Element> {
     let subset = subset(&[8 * subchunk..8 * subchunk + 8]);
     let read = array.retrieve_chunk_subset::<ArrayBytes>(&[0], &subset);
-    case.from_bytes(read.unwrap())
+    case.parse(read.unwrap())
 }
 
 fn written(case: &Case, seed: u64) -> Vec<Element> {
@@ -190,7 +190,7 @@ fn lost(strategies: &[Option<WriteStrategy>]) -> (usize, usize) {
             stock.retrieve_chunk_subset::<ArrayBytes>(&[0], &subset)
         }));
         let read = read.ok().and_then(Result::ok);
-        read.is_some_and(|read| case.from_bytes(read) == written(&case, 100 + subchunk))
+        read.is_some_and(|read| case.parse(read) == written(&case, 100 + subchunk))
     };
     (64 - (0..64).filter(there).count(), refusals)
 }
@@ -238,7 +238,7 @@ fn readers_beside_an_append() {
             let whole = subset(&[0..32]);
             for reader in readers {
                 let read = reader.partial_decode(&whole, &CodecOptions::default());
-                assert_eq!(case.from_bytes(read.unwrap()), old, "{case:?}");
+                assert_eq!(case.parse(read.unwrap()), old, "{case:?}");
             }
             assert_eq!(read(subject.stock(), &case, 0), written(&case, 104));
         }

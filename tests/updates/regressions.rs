@@ -44,7 +44,7 @@ fn write_fill_write(
     }
     let read = subject.stock().retrieve_chunk::<ArrayBytes>(&[0]);
     let read = read.map_err(|error| error.to_string())?;
-    Ok((case.from_bytes(read), model))
+    Ok((case.parse(read), model))
 }
 
 fn case(location: Location) -> Case {

@@ -3,7 +3,6 @@
 
 use std::sync::{Arc, Mutex};
 
-use futures::executor::block_on;
 use tempfile::TempDir;
 use zarrs::array::{Array, ArrayBytes, ArraySubset, Indexer};
 use zarrs::filesystem::FilesystemStore;
@@ -11,14 +10,13 @@ use zarrs::storage::storage_adapter::sync_to_async::{
     SyncToAsyncSpawnBlocking, SyncToAsyncStorageAdapter,
 };
 use zarrs::storage::store::MemoryStore;
-use zarrs::storage::{ReadableStorageTraits, StoreKey, WritableStorageTraits};
-use zarrs_codec::{ArrayPartialEncoderTraits, CodecOptions};
-use zarrs_cuda::{CompactionRequest, Options, ShardFormat, WriteStrategy, compact};
+use zarrs::storage::{ReadableStorageTraits, StoreKey};
+use zarrs_codec::{ArrayPartialEncoderTraits, CodecOptions, CodecTraits};
+use zarrs_cuda::{CompactionRequest, Options, WriteStrategy};
 
-use crate::case::{Case, Element, NUM_SHARDS, Outer, STRATEGIES, Values};
-use crate::common::Rng;
+use crate::case::{Case, Element, NUM_SHARDS, STRATEGIES, Values};
 use crate::common::watched::{Call, Watched};
-use crate::step::{By, Step, What, subset};
+use crate::step::{Step, What, subset};
 
 /// Runs what is asked of it at once: there is no runtime.
 pub(crate) struct Inline;
@@ -33,7 +31,7 @@ impl SyncToAsyncSpawnBlocking for Inline {
     }
 }
 
-type AsyncWatched = SyncToAsyncStorageAdapter<Watched, Inline>;
+pub(crate) type AsyncWatched = SyncToAsyncStorageAdapter<Watched, Inline>;
 
 /// What is so for all steps.
 #[derive(Clone, Copy, Debug, Default)]
@@ -51,14 +49,14 @@ struct Arrays {
 }
 
 /// A partial encoder that is kept, of this shard and with this strategy.
-type Kept = (usize, WriteStrategy, Arc<dyn ArrayPartialEncoderTraits>);
+pub(crate) type Kept = (usize, WriteStrategy, Arc<dyn ArrayPartialEncoderTraits>);
 
 pub(crate) struct Subject {
     pub(crate) case: Case,
     setting: Setting,
     pub(crate) store: Arc<Watched>,
     arrays: Arrays,
-    encoder: Option<Kept>,
+    pub(crate) encoder: Option<Kept>,
     /// What is in each shard.
     pub(crate) model: Vec<Vec<Element>>,
     requests: Arc<Mutex<Vec<CompactionRequest>>>,
@@ -120,6 +118,15 @@ impl Subject {
 
     pub(crate) fn ours(&self, strategy: WriteStrategy) -> &Array<Watched> {
         &self.arrays.ours[position(strategy)]
+    }
+
+    pub(crate) fn asynchronous(&self, strategy: WriteStrategy) -> &Array<AsyncWatched> {
+        &self.arrays.asynchronous[position(strategy)]
+    }
+
+    /// Forget everything that is not in the store.
+    pub(crate) fn reopen(&mut self) {
+        self.arrays = open(&self.case, self.setting, &self.store, &self.requests);
     }
 
     /// zarrs' options for writing.
@@ -235,141 +242,17 @@ impl Subject {
     /// Whether zarrs uses our partial encoder by itself.
     fn stores_parts(&self) -> bool {
         let codecs = self.ours(WriteStrategy::Auto).codecs();
-        use zarrs_codec::CodecTraits;
         codecs.partial_encoder_capability().partial_encode
     }
 
-    fn act(&mut self, step: &Step) -> Result<(), String> {
-        fn text<E: std::fmt::Display>(error: E) -> String {
-            error.to_string()
-        }
-        let case = self.case.clone();
-        let options = self.options();
-        // An encoder is for who has the shard for itself.
-        let kept = self.encoder.take();
-        let array = self.ours(step.strategy);
-        let asynchronous = &self.arrays.asynchronous[position(step.strategy)];
-        let bytes = |values: &Values, len: u64| -> ArrayBytes<'static> {
-            let len = usize::try_from(len).unwrap();
-            case.to_bytes(&values.elements(&case, len))
-        };
-        match (&step.what, step.asynchronous) {
-            (What::ArraySubset(ranges, values), false) => {
-                let subset = subset(ranges);
-                let bytes = bytes(values, subset.num_elements());
-                array.store_array_subset_opt(&subset, bytes, &options)
-            }
-            (What::ArraySubset(ranges, values), true) => {
-                let subset = subset(ranges);
-                let bytes = bytes(values, subset.num_elements());
-                block_on(asynchronous.async_store_array_subset_opt(&subset, bytes, &options))
-            }
-            (What::ChunkSubset(shard, ranges, values), false) => {
-                let subset = subset(ranges);
-                let bytes = bytes(values, subset.num_elements());
-                array.store_chunk_subset_opt(&self.chunk(*shard), &subset, bytes, &options)
-            }
-            (What::ChunkSubset(shard, ranges, values), true) => {
-                let (subset, chunk) = (subset(ranges), self.chunk(*shard));
-                let bytes = bytes(values, subset.num_elements());
-                block_on(
-                    asynchronous.async_store_chunk_subset_opt(&chunk, &subset, bytes, &options),
-                )
-            }
-            (What::Encode(shard, ..) | What::Points(shard, ..), asynchronously) => {
-                let (indexer, values): (Box<dyn Indexer>, _) = match &step.what {
-                    What::Encode(_, ranges, values) => (Box::new(subset(ranges)), values),
-                    What::Points(_, points, values) => (Box::new(points.clone()), values),
-                    _ => unreachable!(),
-                };
-                let (indexer, chunk) = (indexer.as_ref(), self.chunk(*shard));
-                let bytes = bytes(values, indexer.len());
-                // zarrs' decoder of strings cannot find single elements in empty subchunks.
-                let points = matches!(step.what, What::Points(..));
-                let readable = !(points && case.is_strings());
-                if asynchronously {
-                    let encoding = async {
-                        let encoder = asynchronous.async_partial_encoder(&chunk, &options);
-                        let encoder = encoder.await.map_err(text)?;
-                        let encoding = encoder.partial_encode(indexer, &bytes, &options);
-                        encoding.await.map_err(text)?;
-                        if !readable {
-                            return Ok(());
-                        }
-                        let part = encoder.partial_decode(indexer, &options).await;
-                        self.check_part(*shard, indexer, part.map_err(text)?)
-                    };
-                    return block_on(encoding);
-                }
-                let encoder = match kept {
-                    Some((of, strategy, kept)) if (of, strategy) == (*shard, step.strategy) => kept,
-                    _ => array.partial_encoder(&chunk, &options).map_err(text)?,
-                };
-                encoder
-                    .partial_encode(indexer, &bytes, &options)
-                    .map_err(text)?;
-                if readable {
-                    let part = encoder.partial_decode(indexer, &options).map_err(text)?;
-                    self.check_part(*shard, indexer, part)?;
-                }
-                self.encoder = Some((*shard, step.strategy, encoder));
-                return Ok(());
-            }
-            (What::Store(shard, values, by), _) => {
-                let bytes = bytes(values, case.num_elements() as u64);
-                let array = if *by == By::Zarrs {
-                    self.stock()
-                } else {
-                    array
-                };
-                array.store_chunk_opt(&self.chunk(*shard), bytes, &options)
-            }
-            (What::Erase(shard), _) => array.erase_chunk(&self.chunk(*shard)).map_err(Into::into),
-            (What::EncodeErase(shard), _) => {
-                let encoder = array.partial_encoder(&self.chunk(*shard), &options);
-                return encoder.map_err(text)?.erase().map_err(text);
-            }
-            (What::Compact(shard), false) if case.outer != Outer::Compressor => {
-                let format = ShardFormat::of(array, &self.chunk(*shard)).map_err(text)?;
-                let key = key(*shard, &case);
-                let compaction = compact(&*self.store, &key, &format).map_err(text)?;
-                let size = self.object(*shard).map_or(0, |object| object.len() as u64);
-                return if compaction.map_or(0, |compaction| compaction.after) == size {
-                    Ok(())
-                } else {
-                    Err(format!("{compaction:?}, and {size} bytes"))
-                };
-            }
-            (What::Compact(shard), _) => array
-                .compact_chunk(&self.chunk(*shard), &options)
-                .map(|_| ()),
-            (What::Junk(shard, seed), _) => {
-                if let Some(mut object) = self.object(*shard) {
-                    let mut rng = Rng(*seed);
-                    let len = rng.below(300);
-                    object.extend((0..len).map(|_| rng.byte()));
-                    self.store
-                        .set(&key(*shard, &case), object.into())
-                        .map_err(text)?;
-                }
-                Ok(())
-            }
-            (What::Reopen, _) => {
-                self.arrays = open(&case, self.setting, &self.store, &self.requests);
-                Ok(())
-            }
-        }
-        .map_err(text)
-    }
-
     /// What an encoder reads after it wrote is what was written.
-    fn check_part(
+    pub(crate) fn check_part(
         &self,
         shard: usize,
         indexer: &dyn Indexer,
         part: ArrayBytes<'_>,
     ) -> Result<(), String> {
-        let part = self.case.from_bytes(part);
+        let part = self.case.parse(part);
         let model = &self.model[shard];
         let expected = indexer
             .iter_indices()
@@ -378,9 +261,7 @@ impl Subject {
         if part.iter().eq(expected.iter().copied()) {
             Ok(())
         } else {
-            Err(format!(
-                "FAILED: the encoder reads {part:?} and not {expected:?}"
-            ))
+            Err(format!("the encoder reads {part:?} and not {expected:?}"))
         }
     }
 
@@ -393,7 +274,7 @@ impl Subject {
                 let read = array
                     .retrieve_chunk::<ArrayBytes>(&chunk)
                     .map_err(|error| format!("{who} cannot read shard {shard}: {error}"))?;
-                let read = self.case.from_bytes(read);
+                let read = self.case.parse(read);
                 if read != *model {
                     let wrong = (0..read.len()).filter(|&i| read[i] != model[i]);
                     let wrong = wrong.map(|i| (i, &read[i], &model[i])).collect::<Vec<_>>();
