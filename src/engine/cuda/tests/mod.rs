@@ -6,6 +6,7 @@ mod conformance;
 mod decompression;
 mod faults;
 mod lanes;
+mod partial_writes;
 mod schedules;
 
 use std::num::NonZeroUsize;
