@@ -1,5 +1,6 @@
 //! Partial writes of shards: what is read afterwards, what a torn one leaves, and what two of them do
-//! to each other. zarrs' own codec is never registered over here, so that it reads as everybody does.
+//! to each other. Our codec is registered only while an array of ours is opened: zarrs' own reads
+//! everything that is written here.
 
 #![allow(
     clippy::unwrap_used,
@@ -32,3 +33,9 @@ mod torn_shard;
 mod update;
 
 use zarrs::array::codec::ShardingIndexLocation as Location;
+
+/// How many times as much is tried as usual: 1, or what `ZARRS_CUDA_UPDATE_STEPS` says.
+fn rounds() -> u64 {
+    let rounds = std::env::var("ZARRS_CUDA_UPDATE_STEPS");
+    rounds.map_or(1, |rounds| rounds.parse().expect("a number"))
+}

@@ -15,12 +15,6 @@ use crate::subject::{Setting, Subject};
 /// How many steps a sequence has.
 const STEPS: usize = 30;
 
-/// How many sequences there are of each kind: 1, or what `ZARRS_CUDA_UPDATE_STEPS` says.
-fn rounds() -> u64 {
-    let rounds = std::env::var("ZARRS_CUDA_UPDATE_STEPS");
-    rounds.map_or(1, |rounds| rounds.parse().expect("a number"))
-}
-
 /// A case with everything that is not given chosen at random.
 fn case(chain: Chain, location: Location, rng: &mut Rng) -> (Case, Setting) {
     let geometries: [(&[u64], &[u64]); 4] = [
@@ -111,7 +105,7 @@ fn shrink(case: &Case, setting: Setting, mut steps: Vec<Step>) -> Vec<Step> {
 fn sequences(strategy: Option<WriteStrategy>) {
     crate::common::panics::watch();
     let mut number = 0;
-    for round in 0..rounds() {
+    for round in 0..2 * crate::rounds() {
         for chain in CHAINS {
             for location in LOCATIONS {
                 number += 1;

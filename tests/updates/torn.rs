@@ -80,12 +80,6 @@ const HISTORIES: [History; 8] = [
     History::Junk,
 ];
 
-/// How many updates are torn of each kind: 1, or what `ZARRS_CUDA_UPDATE_STEPS` says.
-fn rounds() -> u64 {
-    let rounds = std::env::var("ZARRS_CUDA_UPDATE_STEPS");
-    rounds.map_or(1, |rounds| rounds.parse().expect("a number"))
-}
-
 /// A shard of two subchunks, so that inner shards of nested sharding have as many.
 fn case(chain: &str, location: Location, checksum: bool) -> Case {
     let mut case = Case::new(chain_named(chain), location);
@@ -108,7 +102,7 @@ fn tear(strategy: WriteStrategy) {
 fn tear_all(strategy: WriteStrategy) {
     let mut kinds = BTreeSet::new();
     let mut seed = strategy as u64;
-    for round in 0..rounds() {
+    for round in 0..crate::rounds() {
         for chain in ["none", "crc32c", "zstd", "nested", "nested zstd"] {
             for location in LOCATIONS {
                 for checksum in [true, false] {
@@ -173,7 +167,7 @@ fn slots() {
 fn pages_in_any_order() {
     crate::common::panics::watch();
     let mut outcomes = [0; 3];
-    for seed in 0..200 * rounds() {
+    for seed in 0..200 * crate::rounds() {
         let mut rng = Rng(seed);
         let location = LOCATIONS[below(&mut rng, 2)];
         let case = case(["zstd", "none"][below(&mut rng, 2)], location, true);
