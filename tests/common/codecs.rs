@@ -50,6 +50,11 @@ pub(crate) fn xor() -> Value {
     json!({ "name": super::xor::NAME, "configuration": {} })
 }
 
+/// The codec there that does not say how large its output is.
+pub(crate) fn padding() -> Value {
+    json!({ "name": super::xor::PADDING, "configuration": {} })
+}
+
 /// Nested sharding, in any subchunk that `chunk_shape` divides.
 pub(crate) fn sharding(chunk_shape: &[u64], codecs: &[Value]) -> Value {
     json!({ "name": "sharding_indexed", "configuration": {

@@ -10,6 +10,7 @@ pub(crate) mod codecs;
 pub(crate) mod index;
 pub(crate) mod panics;
 pub(crate) mod types;
+pub(crate) mod watched;
 pub(crate) mod xor;
 
 use std::borrow::Cow;

@@ -1,4 +1,5 @@
-//! A bytes-to-bytes codec that neither zarrs nor this crate has heard of: it flips bits.
+//! Bytes-to-bytes codecs that neither zarrs nor this crate has heard of: one flips bits, and one also
+//! appends bytes, and does not say how many at most.
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -15,20 +16,28 @@ use zarrs_codec::{
 
 pub(crate) const NAME: &str = "test.xor";
 
-/// Make zarrs know the codec. To be called before anything is created in this process: while it
+/// The name of the codec that appends bytes.
+pub(crate) const PADDING: &str = "test.padding";
+
+/// Make zarrs know the codecs. To be called before anything is created in this process: while it
 /// writes to the registry, nobody may create nested codecs.
 pub(crate) fn register() {
     static REGISTERED: Once = Once::new();
     REGISTERED.call_once(|| {
-        register_codec_v3(CodecRuntimePluginV3::new(
-            |name| name == NAME,
-            |_| Ok(Codec::BytesToBytes(Arc::new(Xor))),
-        ));
+        for (name, padding) in [(NAME, false), (PADDING, true)] {
+            register_codec_v3(CodecRuntimePluginV3::new(
+                move |asked| asked == name,
+                move |_| Ok(Codec::BytesToBytes(Arc::new(Xor { padding }))),
+            ));
+        }
     });
 }
 
 #[derive(Debug)]
-struct Xor;
+struct Xor {
+    /// Whether bytes are appended, and how many of them, which depends on the others.
+    padding: bool,
+}
 
 fn flip(bytes: &[u8]) -> ArrayBytesRaw<'static> {
     Cow::Owned(bytes.iter().map(|byte| byte ^ 0x5A).collect())
@@ -36,7 +45,7 @@ fn flip(bytes: &[u8]) -> ArrayBytesRaw<'static> {
 
 impl ExtensionName for Xor {
     fn name(&self, _version: ZarrVersion) -> Option<Cow<'static, str>> {
-        Some(Cow::Borrowed(NAME))
+        Some(Cow::Borrowed(if self.padding { PADDING } else { NAME }))
     }
 }
 
@@ -80,7 +89,11 @@ impl BytesToBytesCodecTraits for Xor {
     }
 
     fn encoded_representation(&self, decoded: &BytesRepresentation) -> BytesRepresentation {
-        *decoded
+        if self.padding {
+            BytesRepresentation::UnboundedSize
+        } else {
+            *decoded
+        }
     }
 
     fn encode<'a>(
@@ -88,7 +101,16 @@ impl BytesToBytesCodecTraits for Xor {
         decoded: ArrayBytesRaw<'a>,
         _options: &CodecOptions,
     ) -> Result<ArrayBytesRaw<'a>, CodecError> {
-        Ok(flip(&decoded))
+        let mut encoded = flip(&decoded).into_owned();
+        if self.padding {
+            let len = decoded
+                .iter()
+                .fold(0, |sum: u8, byte| sum.wrapping_add(*byte))
+                % 40;
+            encoded.resize(encoded.len() + usize::from(len), 0);
+            encoded.push(len);
+        }
+        Ok(encoded.into())
     }
 
     fn decode<'a>(
@@ -97,6 +119,15 @@ impl BytesToBytesCodecTraits for Xor {
         _decoded: &BytesRepresentation,
         _options: &CodecOptions,
     ) -> Result<ArrayBytesRaw<'a>, CodecError> {
-        Ok(flip(&encoded))
+        if !self.padding {
+            return Ok(flip(&encoded));
+        }
+        let content = encoded.split_last().and_then(|(len, bytes)| {
+            let content = bytes.len().checked_sub(usize::from(*len))?;
+            bytes.get(..content)
+        });
+        content
+            .map(flip)
+            .ok_or_else(|| CodecError::Other("too few bytes".to_owned()))
     }
 }

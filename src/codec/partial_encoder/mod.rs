@@ -158,7 +158,11 @@ impl<H: ?Sized> PartialEncoder<H> {
             } else {
                 index.len()
             };
-        // A part of a subchunk can look like an index, when an update was interrupted there.
+        // A part of a subchunk can look like an index, when an update was interrupted there. One at
+        // the start is what it is, and what is behind the last subchunk is unused.
+        if self.index_at_start() {
+            return Ok(size);
+        }
         let torn = Record::all_at(tail, tail_start, self.target.index_len)
             .find(|record| record.new_end > size as u64);
         match torn {

@@ -1,0 +1,292 @@
+//! Updates that stop in the middle: after every byte that is written, what is left is recovered, and
+//! the promises of `docs/updates.md` are checked by zarrs' own decoder.
+
+use std::collections::BTreeSet;
+
+use zarrs::array::{Array, ArraySubset};
+use zarrs_cuda::{RecoveryOutcome, WriteStrategy};
+
+use crate::Location;
+use crate::case::{Case, LOCATIONS, STRATEGIES, Values, chain_named};
+use crate::common::Rng;
+use crate::common::watched::{Call, Watched};
+use crate::torn_shard::{History, SHARD, TornShard};
+use crate::update::{Kind, Reads, Update, below, torn};
+
+/// Tear `update` everywhere, and check everything.
+fn tear_everywhere(shard: &TornShard, update: &Update, rng: &mut Rng, what: &str) {
+    let total = update.steps();
+    for steps in update.stops(rng) {
+        let object = update.torn(steps);
+        let what = format!(
+            "after {steps} of {total} bytes of {:?}; {what}",
+            update.calls
+        );
+        shard.put(object.as_ref());
+        let (recovery, report) = shard.recover();
+        let given_up = matches!(report.outcome, RecoveryOutcome::Unrecoverable { .. });
+        assert!(!given_up, "{report}; {what}");
+        if steps.is_multiple_of(3) {
+            shard.check_report(&recovery, &report, &what);
+        }
+        let recovered = shard.subject.object(SHARD);
+        let all = shard.check(update, &what);
+        if steps == 0 || steps == total {
+            let wrong = [Reads::New, Reads::Old][usize::from(steps == total)];
+            let wrong = all.contains(&wrong) || all.contains(&Reads::Lost);
+            assert!(!wrong, "{all:?}; {what}");
+            assert!(recovery.is_empty(), "{recovery:?}; {what}");
+        }
+        // Once more changes nothing.
+        shard.recover();
+        assert_eq!(
+            shard.subject.object(SHARD),
+            recovered,
+            "recovered twice; {what}"
+        );
+
+        // Recovery may be torn as well.
+        let once: usize = recovery.iter().map(Call::steps).sum();
+        if once > 0 && (steps.is_multiple_of(7) || steps + 70 > total) {
+            for stop in 0..once {
+                shard.put(torn(object.clone(), &recovery, stop).as_ref());
+                shard.recover();
+                let what = format!("recovery torn after {stop} of {once}; {what}");
+                assert_eq!(shard.check(update, &what), all, "{what}");
+            }
+        }
+
+        // And the shard can be updated.
+        if steps.is_multiple_of(11) {
+            for strategy in STRATEGIES {
+                if strategy == WriteStrategy::Slots && !shard.subject.case.chain.bounded {
+                    continue;
+                }
+                shard.put(recovered.as_ref());
+                shard.update_again(update, strategy, rng.next() >> 1, &what);
+            }
+        }
+    }
+}
+
+const HISTORIES: [History; 8] = [
+    History::Nothing,
+    History::Zarrs,
+    History::Updates(1),
+    History::Updates(3),
+    History::Updates(7),
+    History::Torn { recovered: false },
+    History::Torn { recovered: true },
+    History::Junk,
+];
+
+/// A shard of two subchunks, so that inner shards of nested sharding have as many.
+fn case(chain: &str, location: Location, checksum: bool) -> Case {
+    let mut case = Case::new(chain_named(chain), location);
+    case.index.checksum = checksum;
+    if chain.starts_with("nested") {
+        case.shape = vec![8, 4];
+    }
+    case
+}
+
+/// Updates with one strategy, of shards of each kind.
+fn tear(strategy: WriteStrategy) {
+    crate::common::panics::watch();
+    // On one thread: the shards are so small that waking others takes longer than the work.
+    let alone = rayon::ThreadPoolBuilder::new().num_threads(1).build();
+    alone.unwrap().install(|| tear_all(strategy));
+    crate::common::panics::assert_none("torn updates");
+}
+
+fn tear_all(strategy: WriteStrategy) {
+    let mut kinds = BTreeSet::new();
+    let mut seed = strategy as u64;
+    for round in 0..crate::rounds() {
+        for chain in ["none", "crc32c", "zstd", "nested", "nested zstd"] {
+            for location in LOCATIONS {
+                for checksum in [true, false] {
+                    let case = case(chain, location, checksum);
+                    let mut shard = TornShard::new(&case, strategy);
+                    for history in HISTORIES {
+                        if history == History::Junk && location == Location::End {
+                            continue;
+                        }
+                        seed += 4;
+                        let mut rng = Rng(seed);
+                        let update = shard.update(strategy, history, &mut rng);
+                        let kind = update.kind(&case);
+                        kinds.insert((kind, location == Location::End));
+                        let what = format!(
+                            "{kind:?} with {strategy:?} after {history:?}, of an object of {:?} \
+                             bytes, units {:?}; {case:?}, round {round}, seed {seed}",
+                            update.old.as_ref().map(Vec::len),
+                            update.touched,
+                        );
+                        tear_everywhere(&shard, &update, &mut rng, &what);
+                    }
+                }
+            }
+        }
+    }
+    // Every kind of update was met that this strategy makes.
+    for at_end in [false, true] {
+        let mut expected = vec![Kind::Creates, Kind::Grows];
+        if strategy != WriteStrategy::Append {
+            expected.extend([Kind::DataOnly, Kind::Rewrites]);
+        }
+        for kind in expected {
+            assert!(kinds.contains(&(kind, at_end)), "no {kind:?}: {kinds:?}");
+        }
+    }
+}
+
+#[test]
+fn auto() {
+    tear(WriteStrategy::Auto);
+}
+
+#[test]
+fn append() {
+    tear(WriteStrategy::Append);
+}
+
+#[test]
+fn in_place() {
+    tear(WriteStrategy::InPlace);
+}
+
+#[test]
+fn slots() {
+    tear(WriteStrategy::Slots);
+}
+
+/// A power failure may leave any of the pages that one call wrote, and zeros for others that are new.
+/// Then it may not be known what is right; but nothing is made worse.
+#[test]
+fn pages_in_any_order() {
+    crate::common::panics::watch();
+    let mut outcomes = [0; 3];
+    for seed in 0..200 * crate::rounds() {
+        let mut rng = Rng(seed);
+        let location = LOCATIONS[below(&mut rng, 2)];
+        let case = case(["zstd", "none"][below(&mut rng, 2)], location, true);
+        let strategy = WriteStrategy::Append;
+        let mut shard = TornShard::new(&case, strategy);
+        let update = shard.update(strategy, History::Updates(2), &mut rng);
+        for _ in 0..10 {
+            let what = format!("{:?}; {case:?}, seed {seed}", update.calls);
+            let mut object = update.old.clone().unwrap();
+            let Call::Write(ranges) = &update.calls[0] else {
+                panic!("{what}");
+            };
+            // A file may also have grown to its new size.
+            let grown = rng.one_in(2);
+            for (at, bytes) in ranges {
+                let mut at = usize::try_from(*at).unwrap();
+                for page in bytes.chunks(32) {
+                    let end = at + page.len();
+                    let written = !rng.one_in(3);
+                    if written || grown {
+                        object.resize(object.len().max(end), 0);
+                    }
+                    if written {
+                        object[at..end].copy_from_slice(page);
+                    }
+                    at = end;
+                }
+            }
+            shard.put(Some(&object));
+            let (calls, recovery) = shard.recover();
+            shard.check_report(&calls, &recovery, &what);
+            match recovery.outcome {
+                RecoveryOutcome::Unrecoverable { .. } => outcomes[0] += 1,
+                RecoveryOutcome::Intact => outcomes[1] += 1,
+                _ => outcomes[2] += 1,
+            }
+            if !matches!(recovery.outcome, RecoveryOutcome::Unrecoverable { .. }) {
+                let outcome = shard.outcome(&update);
+                let untouched = outcome.iter().zip(&update.touched).filter(|(_, t)| !**t);
+                let same = untouched
+                    .into_iter()
+                    .all(|(reads, _)| *reads == Reads::Same);
+                assert!(same, "{recovery}: {outcome:?}; {what}");
+            }
+        }
+    }
+    assert!(outcomes.iter().all(|&count| count > 0), "{outcomes:?}");
+    crate::common::panics::assert_none("pages in any order");
+}
+
+/// What is put together above is what a store is left with that stops.
+#[test]
+fn stores_that_stop() {
+    for strategy in STRATEGIES {
+        for location in LOCATIONS {
+            let case = case("zstd", location, true);
+            let shard = TornShard::new(&case, strategy);
+            let subject = &shard.subject;
+            let (elements, values) = (case.num_elements(), [Values::Any(1), Values::Any(2)]);
+            let [old, new] = values.map(|values| case.to_bytes(&values.elements(&case, elements)));
+            let (chunk, options) = (subject.chunk(SHARD), subject.options());
+            let write = |array: &Array<Watched>| {
+                let encoder = array.partial_encoder(&chunk, &options)?;
+                let subset = ArraySubset::new_with_shape(case.shape.clone());
+                encoder.partial_encode(&subset, &new, &options)?;
+                Ok::<_, zarrs::array::ArrayError>(())
+            };
+            subject.stock().store_chunk(&chunk, old).unwrap();
+            let before = subject.object(SHARD);
+            subject.store.take_calls();
+            write(subject.ours(strategy)).unwrap();
+            let calls = subject.store.take_calls().into_iter();
+            let calls: Vec<_> = calls.map(|(_, call)| call).collect();
+            let total = calls.iter().map(Call::steps).sum::<usize>();
+            assert!(total > 100);
+            for steps in (0..total).step_by(13) {
+                shard.put(before.as_ref());
+                subject.store.stop_after(Some(steps));
+                assert!(write(subject.ours(strategy)).is_err());
+                subject.store.stop_after(None);
+                let expected = torn(before.clone(), &calls, steps);
+                assert_eq!(
+                    subject.object(SHARD),
+                    expected,
+                    "{strategy:?}, {steps} bytes"
+                );
+            }
+        }
+    }
+}
+
+/// Without a record there is nothing to go by: whatever it is, it stays.
+#[test]
+fn shards_without_a_record() {
+    for chain in ["none", "zstd", "nested"] {
+        for location in LOCATIONS {
+            let case = case(chain, location, true);
+            let shard = TornShard::new(&case, WriteStrategy::Auto);
+            let elements = Values::Any(4).elements(&case, case.num_elements());
+            let (subject, chunk) = (&shard.subject, shard.subject.chunk(SHARD));
+            let bytes = case.to_bytes(&elements);
+            subject.stock().store_chunk(&chunk, bytes).unwrap();
+            let whole = subject.object(SHARD).unwrap();
+            let mut objects: Vec<Vec<u8>> =
+                (1..=whole.len()).map(|n| whole[..n].to_vec()).collect();
+            for byte in 0..whole.len() {
+                let mut object = whole.clone();
+                object[byte] ^= 0x10;
+                objects.push(object);
+            }
+            objects.push(whole.repeat(2));
+            for object in objects {
+                shard.put(Some(&object));
+                let (calls, recovery) = shard.recover();
+                assert!(calls.is_empty(), "{calls:?}: {recovery}");
+            }
+            shard.put(None);
+            shard.recover();
+            assert_eq!(subject.object(SHARD), None);
+        }
+    }
+}
