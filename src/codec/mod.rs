@@ -7,6 +7,7 @@ pub(crate) mod foreign;
 mod partial_decoder;
 mod partial_encoder;
 mod recognise;
+mod selection;
 pub(crate) mod shard;
 #[allow(unsafe_code)]
 mod view;

@@ -9,7 +9,9 @@ mod index;
 mod lift;
 mod part;
 pub(crate) mod permutation;
+pub(crate) mod placement;
 mod record;
+mod space;
 mod strided;
 
 pub(crate) use batch::{Batch, Slab, batches, slabs};
@@ -19,4 +21,5 @@ pub(crate) use lift::{Lift, LiftBatch, LiftDigit, LiftSlab};
 pub(crate) use part::Part;
 pub(crate) use permutation::ShardPermutation;
 pub(crate) use record::{RECORD_LEN, Record};
+pub(crate) use space::Space;
 pub(crate) use strided::{Digit, StridedBox};

@@ -1,12 +1,9 @@
 //! What part of a shard is wanted, which subchunks have it, and how each is read.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use zarrs::array::{
-    ArrayBytesRaw, ArrayIndices, ArraySubset, BytesRepresentation, Indexer, IndexerError,
-};
+use zarrs::array::{ArrayBytesRaw, ArrayIndices, ArraySubset, BytesRepresentation, Indexer};
 use zarrs_codec::{
     ArrayBytesDecodeIntoTarget, ArrayToBytesCodecTraits, CodecError, CodecOptions, CodecTraits,
 };
@@ -14,33 +11,13 @@ use zarrs_storage::byte_range::ByteRange;
 
 use crate::codec::CudaShardingCodec;
 use crate::codec::foreign::codec_error;
+use crate::codec::selection::{Point, Selection};
 use crate::codec::shard::Shard;
 use crate::codec::view::ViewOfShard;
 use crate::engine::host::Window;
 use crate::engine::{Decoded, EncodedSubchunk, EngineError};
-use crate::layout::{Extent, Part, SubchunkGrid};
+use crate::layout::{Extent, Part};
 use crate::plan;
-
-/// The elements that are wanted.
-enum Selection {
-    /// A box of the shard, in C order.
-    Window {
-        start: Vec<usize>,
-        shape: Vec<usize>,
-    },
-    /// Single elements, in any order, by subchunk.
-    Points(BTreeMap<usize, Vec<Point>>),
-}
-
-/// One wanted element.
-struct Point {
-    /// Its coordinates in the subchunk.
-    within: Vec<u64>,
-    /// Its offset in the decoded subchunk, in bytes.
-    offset: usize,
-    /// Its position among the wanted elements.
-    position: usize,
-}
 
 /// How a touched subchunk is read.
 pub(super) struct Touched {
@@ -86,15 +63,7 @@ impl<'a> Request<'a> {
         indexer: &dyn Indexer,
     ) -> Result<Self, CodecError> {
         let grid = &shard.grid;
-        let dimensions = grid.shard().len();
-        if indexer.dimensionality() != dimensions {
-            let got = indexer.dimensionality();
-            return Err(IndexerError::new_incompatible_dimensionality(got, dimensions).into());
-        }
-        let selection = match indexer.as_array_subset() {
-            Some(subset) => window(grid, &subset.start(), &subset.shape())?,
-            None => points(grid, indexer)?,
-        };
+        let selection = Selection::new(grid, indexer)?;
         let num_elements = usize::try_from(indexer.len())
             .ok()
             .filter(|n| n.checked_mul(grid.element_size()).is_some())
@@ -135,21 +104,22 @@ impl<'a> Request<'a> {
                 cost: if whole { len } else { wanted + SHORT },
             }
         };
-        self.touched = match &self.selection {
-            Selection::Window { start, shape } => numbers_in(&self.shard.grid, start, shape)
-                .into_iter()
-                .map(|number| {
-                    let part = Part::new(&self.shard.grid, number, start, shape);
+        let grid = &self.shard.grid;
+        self.touched = self
+            .selection
+            .touched(grid)
+            .into_iter()
+            .map(|number| match &self.selection {
+                Selection::Window { start, shape } => {
+                    let part = Part::new(grid, number, start, shape);
                     touch(number, part.len(), part.is_whole())
-                })
-                .collect(),
-            Selection::Points(points) => points
-                .iter()
-                .map(|(&number, points)| {
-                    touch(number, points.len() * self.shard.grid.element_size(), false)
-                })
-                .collect(),
-        };
+                }
+                Selection::Points(points) => {
+                    let wanted = points.get(&number).map_or(0, Vec::len);
+                    touch(number, wanted * grid.element_size(), false)
+                }
+            })
+            .collect();
         self.is_bounded = self.check_lengths()?;
         Ok(self)
     }
@@ -427,84 +397,4 @@ impl Output<'_, '_> {
             Self::Points(wanted) => Ok(wanted.into_inner().unwrap_or_else(PoisonError::into_inner)),
         }
     }
-}
-
-/// A box of the shard.
-fn window(grid: &SubchunkGrid, start: &[u64], shape: &[u64]) -> Result<Selection, CodecError> {
-    let mut window = (Vec::new(), Vec::new());
-    for ((&start, &extent), &shard) in start.iter().zip(shape).zip(grid.shard()) {
-        let end = start.checked_add(extent).filter(|&end| end <= shard as u64);
-        if end.is_none() && !shape.contains(&0) {
-            return Err(out_of_bounds(grid, &[start.saturating_add(extent)]));
-        }
-        // Both are at most the shard's extent, or nothing is wanted at all.
-        window
-            .0
-            .push(usize::try_from(start).unwrap_or(0).min(shard));
-        window.1.push(usize::try_from(extent).unwrap_or(0));
-    }
-    Ok(Selection::Window {
-        start: window.0,
-        shape: window.1,
-    })
-}
-
-/// Single elements, by subchunk.
-fn points(grid: &SubchunkGrid, indexer: &dyn Indexer) -> Result<Selection, CodecError> {
-    let mut points: BTreeMap<usize, Vec<Point>> = BTreeMap::new();
-    for (position, indices) in indexer.iter_indices().enumerate() {
-        let inside = indices.len() == grid.shard().len()
-            && std::iter::zip(&indices, grid.shard()).all(|(&i, &extent)| i < extent as u64);
-        if !inside {
-            return Err(out_of_bounds(grid, &indices));
-        }
-        let mut within = Vec::with_capacity(indices.len());
-        let mut coordinates = Vec::with_capacity(indices.len());
-        let mut element = 0;
-        for (&index, &extent) in indices.iter().zip(grid.subchunk()) {
-            // Fits: it is less than the shard's extent.
-            let index = usize::try_from(index).unwrap_or(0);
-            coordinates.push(index / extent);
-            within.push((index % extent) as u64);
-            element = element * extent + index % extent;
-        }
-        points
-            .entry(grid.number(coordinates))
-            .or_default()
-            .push(Point {
-                within,
-                offset: element * grid.element_size(),
-                position,
-            });
-    }
-    Ok(Selection::Points(points))
-}
-
-fn out_of_bounds(grid: &SubchunkGrid, indices: &[u64]) -> CodecError {
-    let shape = grid.shard().iter().map(|&d| d as u64).collect();
-    IndexerError::new_oob(indices.to_vec(), shape).into()
-}
-
-/// The numbers of the subchunks that a window meets, in C order.
-fn numbers_in(grid: &SubchunkGrid, start: &[usize], shape: &[usize]) -> Vec<usize> {
-    if shape.contains(&0) {
-        return Vec::new();
-    }
-    let mut numbers = vec![0];
-    for (((start, extent), subchunk), count) in start
-        .iter()
-        .zip(shape)
-        .zip(grid.subchunk())
-        .zip(grid.counts())
-    {
-        let met = start / subchunk..=(start + extent - 1) / subchunk;
-        numbers = numbers
-            .iter()
-            .flat_map(|number| {
-                met.clone()
-                    .map(move |coordinate| number * count + coordinate)
-            })
-            .collect();
-    }
-    numbers
 }

@@ -1,0 +1,135 @@
+//! The elements of a shard that an indexer names, by the subchunks that have them.
+
+use std::collections::BTreeMap;
+
+use zarrs::array::{Indexer, IndexerError};
+use zarrs_codec::CodecError;
+
+use crate::layout::SubchunkGrid;
+
+/// Elements of a shard.
+pub(super) enum Selection {
+    /// A box of the shard, in C order.
+    Window {
+        start: Vec<usize>,
+        shape: Vec<usize>,
+    },
+    /// Single elements, in any order, by subchunk.
+    Points(BTreeMap<usize, Vec<Point>>),
+}
+
+/// One element.
+pub(super) struct Point {
+    /// Its coordinates in the subchunk.
+    pub(super) within: Vec<u64>,
+    /// Its offset in the decoded subchunk, in bytes.
+    pub(super) offset: usize,
+    /// Its position among the elements that are asked for.
+    pub(super) position: usize,
+}
+
+impl Selection {
+    /// What `indexer` names in a shard of `grid`.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if `indexer` has a wrong number of dimensions, or leaves the shard.
+    pub(super) fn new(grid: &SubchunkGrid, indexer: &dyn Indexer) -> Result<Self, CodecError> {
+        let dimensions = grid.shard().len();
+        if indexer.dimensionality() != dimensions {
+            let got = indexer.dimensionality();
+            return Err(IndexerError::new_incompatible_dimensionality(got, dimensions).into());
+        }
+        match indexer.as_array_subset() {
+            Some(subset) => window(grid, &subset.start(), &subset.shape()),
+            None => points(grid, indexer),
+        }
+    }
+
+    /// The numbers of the subchunks that have some of the elements, in C order.
+    pub(super) fn touched(&self, grid: &SubchunkGrid) -> Vec<usize> {
+        match self {
+            Self::Window { start, shape } => numbers_in(grid, start, shape),
+            Self::Points(points) => points.keys().copied().collect(),
+        }
+    }
+}
+
+/// A box of the shard.
+fn window(grid: &SubchunkGrid, start: &[u64], shape: &[u64]) -> Result<Selection, CodecError> {
+    let mut window = (Vec::new(), Vec::new());
+    for ((&start, &extent), &shard) in start.iter().zip(shape).zip(grid.shard()) {
+        let end = start.checked_add(extent).filter(|&end| end <= shard as u64);
+        if end.is_none() && !shape.contains(&0) {
+            return Err(out_of_bounds(grid, &[start.saturating_add(extent)]));
+        }
+        // Both are at most the shard's extent, or nothing is wanted at all.
+        window
+            .0
+            .push(usize::try_from(start).unwrap_or(0).min(shard));
+        window.1.push(usize::try_from(extent).unwrap_or(0));
+    }
+    Ok(Selection::Window {
+        start: window.0,
+        shape: window.1,
+    })
+}
+
+/// Single elements, by subchunk.
+fn points(grid: &SubchunkGrid, indexer: &dyn Indexer) -> Result<Selection, CodecError> {
+    let mut points: BTreeMap<usize, Vec<Point>> = BTreeMap::new();
+    for (position, indices) in indexer.iter_indices().enumerate() {
+        let inside = indices.len() == grid.shard().len()
+            && std::iter::zip(&indices, grid.shard()).all(|(&i, &extent)| i < extent as u64);
+        if !inside {
+            return Err(out_of_bounds(grid, &indices));
+        }
+        let mut within = Vec::with_capacity(indices.len());
+        let mut coordinates = Vec::with_capacity(indices.len());
+        let mut element = 0;
+        for (&index, &extent) in indices.iter().zip(grid.subchunk()) {
+            // Fits: it is less than the shard's extent.
+            let index = usize::try_from(index).unwrap_or(0);
+            coordinates.push(index / extent);
+            within.push((index % extent) as u64);
+            element = element * extent + index % extent;
+        }
+        points
+            .entry(grid.number(coordinates))
+            .or_default()
+            .push(Point {
+                within,
+                offset: element * grid.element_size(),
+                position,
+            });
+    }
+    Ok(Selection::Points(points))
+}
+
+fn out_of_bounds(grid: &SubchunkGrid, indices: &[u64]) -> CodecError {
+    let shape = grid.shard().iter().map(|&d| d as u64).collect();
+    IndexerError::new_oob(indices.to_vec(), shape).into()
+}
+
+/// The numbers of the subchunks that a window meets, in C order.
+fn numbers_in(grid: &SubchunkGrid, start: &[usize], shape: &[usize]) -> Vec<usize> {
+    if shape.contains(&0) {
+        return Vec::new();
+    }
+    let mut numbers = vec![0];
+    for (((start, extent), subchunk), count) in start
+        .iter()
+        .zip(shape)
+        .zip(grid.subchunk())
+        .zip(grid.counts())
+    {
+        let met = start / subchunk..=(start + extent - 1) / subchunk;
+        numbers = numbers
+            .iter()
+            .flat_map(|number| {
+                met.clone()
+                    .map(move |coordinate| number * count + coordinate)
+            })
+            .collect();
+    }
+    numbers
+}

@@ -1,0 +1,341 @@
+//! Where an update puts changed subchunks, its record and its index.
+//!
+//! The kinds of update, and why they are safe, are in `docs/updates.md`. In short: bytes that the
+//! old index leads to are only overwritten where the rule says so, an index that is rewritten where
+//! it is has a copy first, and an object never gets shorter.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::space::{Gaps, Space};
+use super::{Extent, RECORD_LEN};
+
+/// Where changed subchunks may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rule {
+    /// Behind everything.
+    Append,
+    /// Into bytes that nothing uses, or behind everything.
+    Reuse,
+    /// Where they were, if they fit; else as `Reuse`.
+    InPlace,
+    /// Into slots of `size` bytes each.
+    Slots { size: usize },
+}
+
+/// A shard before an update.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stored<'a> {
+    /// Where its subchunks lie; all `None` if there is no shard.
+    pub(crate) extents: &'a [Extent],
+    /// The size of the object; 0 if there is no shard.
+    pub(crate) size: usize,
+    pub(crate) index_len: usize,
+    pub(crate) index_at_end: bool,
+}
+
+/// A changed subchunk: its number, and its new encoded size unless it is empty.
+pub(crate) type Change = (usize, Option<usize>);
+
+/// How an update becomes visible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Commit {
+    /// The index stays as it is.
+    DataOnly,
+    /// The object grows: a record at `record`, and the new index, or its copy, as its last bytes from
+    /// `index` on.
+    Grow { record: usize, index: usize },
+    /// The object stays as long as it is: a record at `record`, and a copy of the new index at `copy`.
+    Rewrite { record: usize, copy: usize },
+}
+
+/// Where everything goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Placement {
+    /// Where the subchunks lie afterwards.
+    pub(crate) extents: Vec<Extent>,
+    pub(crate) commit: Commit,
+    /// The size of the object afterwards.
+    pub(crate) size: usize,
+}
+
+/// The shard would be larger than this machine can address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TooLarge;
+
+impl Stored<'_> {
+    /// Where subchunks may begin.
+    fn first(&self) -> usize {
+        if self.index_at_end { 0 } else { self.index_len }
+    }
+
+    /// The bytes at the end of an object that an index is rewritten with: the copy of the new index,
+    /// the record, and the index if it is at the end.
+    fn reserve(&self) -> usize {
+        let indexes = if self.index_at_end { 2 } else { 1 };
+        RECORD_LEN + indexes * self.index_len
+    }
+
+    /// The bytes of the old index, if it is at the end.
+    fn index_at_end(&self) -> Range<usize> {
+        if self.index_at_end {
+            self.size.saturating_sub(self.index_len)..self.size
+        } else {
+            self.size..self.size
+        }
+    }
+
+    /// How many bytes of a shard of `size` bytes nothing uses, if its subchunks lie at `extents`.
+    pub(crate) fn dead(&self, extents: &[Extent], size: usize) -> usize {
+        let used = Space::of(extents).used().saturating_add(self.index_len);
+        size.saturating_sub(used)
+    }
+}
+
+/// Find places for `changes` of the shard `stored`.
+///
+/// # Errors
+/// [`TooLarge`].
+pub(crate) fn place(
+    stored: &Stored<'_>,
+    changes: &[Change],
+    rule: Rule,
+) -> Result<Placement, TooLarge> {
+    let space = Space::of(stored.extents);
+    // Which bytes are whose cannot be said where subchunks share some.
+    let rule = if space.overlaps() { Rule::Append } else { rule };
+    let placing = Placing {
+        stored,
+        space: &space,
+        changes,
+        slots_end: match rule {
+            Rule::Slots { size } => size
+                .checked_mul(stored.extents.len())
+                .and_then(|len| len.checked_add(stored.first()))
+                .ok_or(TooLarge)?,
+            _ => 0,
+        },
+        rule,
+    };
+    let within = match rule {
+        Rule::Append => None,
+        // One write is better than two.
+        Rule::Reuse if stored.index_at_end => None,
+        _ => placing.within(),
+    };
+    within.map_or_else(|| placing.growing(), Ok)
+}
+
+struct Placing<'a> {
+    stored: &'a Stored<'a>,
+    space: &'a Space,
+    changes: &'a [Change],
+    rule: Rule,
+    /// Where the last slot ends; 0 if there are none.
+    slots_end: usize,
+}
+
+impl Placing<'_> {
+    /// The extents without what has become empty.
+    fn remaining(&self) -> Vec<Extent> {
+        let mut extents = self.stored.extents.to_vec();
+        for &(number, len) in self.changes {
+            if len.is_none() {
+                extents[number] = None;
+            }
+        }
+        extents
+    }
+
+    /// Find places in the object as it is; `None` if there are not enough.
+    fn within(&self) -> Option<Placement> {
+        let stored = self.stored;
+        let reserved_from = stored.size.checked_sub(stored.reserve());
+        let end = self.space.end();
+        // The bytes at the end stay for the record and the copy, if there are enough.
+        let limit = reserved_from.unwrap_or(0).max(end);
+        let mut free = Free {
+            gaps: self.space.gaps(stored.first()..limit),
+            limit,
+            slots_limit: limit,
+            taken: BTreeMap::new(),
+        };
+        let mut extents = self.remaining();
+        for &(number, len) in self.changes {
+            if let Some(len) = len {
+                let start = self.find(number, len, &mut free)?;
+                extents[number] = Some(start..start + len);
+            }
+        }
+        let commit = if extents == stored.extents {
+            Commit::DataOnly
+        } else {
+            let used = Space::of(&extents).end().max(end).max(self.slots_end);
+            let reserved_from = reserved_from.filter(|&reserved| reserved >= used)?;
+            if stored.index_at_end {
+                let copy = reserved_from;
+                let record = copy + stored.index_len;
+                Commit::Rewrite { record, copy }
+            } else {
+                let record = reserved_from;
+                let copy = record + RECORD_LEN;
+                Commit::Rewrite { record, copy }
+            }
+        };
+        Some(Placement {
+            extents,
+            commit,
+            size: stored.size,
+        })
+    }
+
+    /// Find places in an object that grows.
+    fn growing(&self) -> Result<Placement, TooLarge> {
+        let stored = self.stored;
+        let add = |a: usize, b: usize| {
+            let sum = a.checked_add(b);
+            sum.filter(|&n| isize::try_from(n).is_ok()).ok_or(TooLarge)
+        };
+        let with_slots = matches!(self.rule, Rule::Slots { .. });
+        // Behind the slots there is always room to rewrite the index.
+        let room_for_copy = if with_slots && stored.index_at_end {
+            stored.index_len
+        } else {
+            0
+        };
+        let record = if stored.size == 0 {
+            match self.rule {
+                Rule::Slots { .. } => add(self.slots_end, room_for_copy)?,
+                _ => stored.first(),
+            }
+        } else {
+            stored.size.max(stored.first())
+        };
+        let behind_record = add(record, RECORD_LEN)?;
+        let old_index = stored.index_at_end();
+        let limit = old_index.start;
+        let mut free = Free {
+            gaps: self.space.gaps(stored.first()..limit),
+            limit,
+            slots_limit: usize::MAX,
+            taken: BTreeMap::new(),
+        };
+        for busy in [old_index, record..behind_record] {
+            free.take(busy);
+        }
+        let mut extents = self.remaining();
+        let mut appended_end = behind_record;
+        if with_slots {
+            appended_end = appended_end.max(self.slots_end);
+        }
+        let first_appended = appended_end;
+        for &(number, len) in self.changes {
+            let Some(len) = len else { continue };
+            let start = match self.find(number, len, &mut free) {
+                Some(start) => start,
+                None => {
+                    let room = match self.rule {
+                        Rule::Slots { size } => size.max(len),
+                        _ => len,
+                    };
+                    let start = appended_end;
+                    appended_end = add(start, room)?;
+                    start
+                }
+            };
+            extents[number] = Some(start..start + len);
+        }
+        let index = if with_slots {
+            let data_end = if appended_end == first_appended {
+                self.slots_end
+            } else {
+                appended_end
+            };
+            let reserved = add(add(data_end, room_for_copy)?, RECORD_LEN)?;
+            reserved.max(behind_record)
+        } else {
+            appended_end
+        };
+        Ok(Placement {
+            extents,
+            commit: Commit::Grow { record, index },
+            size: add(index, stored.index_len)?,
+        })
+    }
+
+    /// A place for `len` bytes of subchunk `number`, other than behind everything.
+    fn find(&self, number: usize, len: usize, free: &mut Free) -> Option<usize> {
+        let old = self.stored.extents[number]
+            .as_ref()
+            .filter(|extent| !extent.is_empty());
+        match self.rule {
+            Rule::Append => None,
+            Rule::Reuse => free.gaps.take(len),
+            Rule::InPlace => old
+                .filter(|old| {
+                    // Into the gap behind it, too.
+                    len <= old.len() || free.gaps.take_at(old.end, len - old.len())
+                })
+                .map(|old| old.start)
+                .or_else(|| free.gaps.take(len)),
+            Rule::Slots { size } => {
+                let size = size.max(len);
+                let slot = self.slot(number, size);
+                let slot = (slot.end <= free.slots_limit && self.space.is_free(&slot, number))
+                    .then_some(slot);
+                // Where it is, if it is in its slot, or has the room of one: which it was given
+                // behind everything, because others were in its slot.
+                let here = old.map(|old| old.start..old.start.saturating_add(size));
+                let has_room = |here: &Range<usize>| {
+                    let next = self.space.next_start(here.start + 1);
+                    here.end <= next.unwrap_or(free.limit).min(free.limit)
+                };
+                let stay = here
+                    .filter(|here| slot.as_ref() == Some(here) || has_room(here))
+                    .filter(|here| free.is_free(here));
+                let place = stay.or(slot).filter(|place| free.is_free(place))?;
+                free.take(place.clone());
+                Some(place.start)
+            }
+        }
+    }
+
+    /// The slot of subchunk `number`.
+    fn slot(&self, number: usize, size: usize) -> Range<usize> {
+        match self.rule {
+            // Cannot overflow: the end of the last slot did not.
+            Rule::Slots { size: each } => {
+                let start = self.stored.first() + number * each;
+                start..start.saturating_add(size)
+            }
+            _ => 0..0,
+        }
+    }
+}
+
+/// What an update may use.
+struct Free {
+    gaps: Gaps,
+    /// Where what is not a slot must end.
+    limit: usize,
+    /// Where slots must end.
+    slots_limit: usize,
+    /// What is in use by this update: start and end.
+    taken: BTreeMap<usize, usize>,
+}
+
+impl Free {
+    fn is_free(&self, range: &Range<usize>) -> bool {
+        let before = self.taken.range(..range.end).next_back();
+        before.is_none_or(|(_, &end)| end <= range.start)
+    }
+
+    fn take(&mut self, range: Range<usize>) {
+        if !range.is_empty() {
+            self.taken.insert(range.start, range.end);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
