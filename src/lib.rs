@@ -65,11 +65,17 @@ pub use plan::{ExplainedStage, Explanation, Place};
 pub use registration::{Registration, register};
 pub use write_strategy::{CompactionRequest, WriteStrategy};
 
-/// What the CUDA engine of this process did until now; nothing, if no device was ever used, or if the
-/// process was forked after one was.
+/// What the CUDA engine of this process did until now (nothing, if no device was ever used, or if the
+/// process was forked after one was), and how many partial writes there were.
 #[must_use]
 pub fn metrics() -> Metrics {
-    engine::cuda::metrics()
+    let [partial_writes, compaction_requests, compactions] = write_strategy::counters::snapshot();
+    Metrics {
+        partial_writes,
+        compaction_requests,
+        compactions,
+        ..engine::cuda::metrics()
+    }
 }
 
 /// Give back the device and page-locked memory that the CUDA engine keeps for the next shard. Buffers

@@ -316,11 +316,9 @@ impl CodecTraits for CudaShardingCodec {
         }
     }
 
-    /// None: a shard is updated by decoding it, changing it, and storing it whole, which zarrs does
-    /// itself for a codec that says so, with one `set` of the new value.
     fn partial_encoder_capability(&self) -> PartialEncoderCapability {
         PartialEncoderCapability {
-            partial_encode: false,
+            partial_encode: true,
         }
     }
 }
@@ -524,7 +522,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
             shape,
             data_type,
             fill_value,
-        )))
+        )?))
     }
 
     #[cfg(feature = "async")]
@@ -566,7 +564,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
             shape,
             data_type,
             fill_value,
-        )))
+        )?))
     }
 
     fn encoded_representation(

@@ -72,9 +72,17 @@ impl<'a> Shard<'a> {
     /// # Errors
     /// [`Error::BackendUnavailable`] if the options ask for a device, and it cannot be one.
     pub(crate) fn choose_engine(&self) -> Result<Choice, Error> {
+        self.choose_engine_for(&self.grid)
+    }
+
+    /// The engine that encodes some of its subchunks, as a shard of `grid`.
+    ///
+    /// # Errors
+    /// As for [`choose_engine`](Self::choose_engine).
+    pub(crate) fn choose_engine_for(&self, grid: &SubchunkGrid) -> Result<Choice, Error> {
         let known = self.known.as_ref().map_err(String::as_str);
         let engines = &self.codec.engines;
-        engines.choose(&self.codec.options, &self.grid, known)
+        engines.choose(&self.codec.options, grid, known)
     }
 
     /// The engine that decodes it whole.
@@ -276,7 +284,7 @@ pub(crate) fn decode_index_words(
     }
 }
 
-fn decode_index_of(
+pub(crate) fn decode_index_of(
     codec: &CudaShardingCodec,
     grid: &SubchunkGrid,
     index_len: usize,
@@ -301,7 +309,7 @@ fn decode_index_of(
         .map_err(|error| CodecError::Other(error.to_string()))
 }
 
-fn encode_index(
+pub(crate) fn encode_index(
     codec: &CudaShardingCodec,
     grid: &SubchunkGrid,
     index_len: usize,
@@ -329,12 +337,72 @@ fn encode_index(
     }
 }
 
-fn place_index(location: ShardingIndexLocation, mut bytes: Vec<u8>, index: &[u8]) -> Vec<u8> {
+pub(crate) fn place_index(
+    location: ShardingIndexLocation,
+    mut bytes: Vec<u8>,
+    index: &[u8],
+) -> Vec<u8> {
     match location {
         ShardingIndexLocation::Start => bytes[..index.len()].copy_from_slice(index),
         ShardingIndexLocation::End => bytes.extend_from_slice(index),
     }
     bytes
+}
+
+/// How many bytes a subchunk may have, as far as the metadata say.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum SubchunkLen {
+    Exactly(u64),
+    AtMost(u64),
+    Anything,
+}
+
+impl SubchunkLen {
+    /// What the inner codecs of `codec` make of a subchunk.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if they do not fit the data type.
+    pub(crate) fn of(
+        codec: &CudaShardingCodec,
+        data_type: &DataType,
+        fill_value: &FillValue,
+    ) -> Result<Self, CodecError> {
+        /// Beside twice what zarrs' own encoders need, since other encoders may need more.
+        const SLACK: u64 = 4096;
+        let representation = codec.inner_codecs.encoded_representation(
+            &codec.subchunk_shape,
+            data_type,
+            fill_value,
+        )?;
+        Ok(match representation {
+            BytesRepresentation::FixedSize(size) => Self::Exactly(size),
+            BytesRepresentation::BoundedSize(size) => {
+                Self::AtMost(size.saturating_mul(2).saturating_add(SLACK))
+            }
+            BytesRepresentation::UnboundedSize => Self::Anything,
+        })
+    }
+
+    /// Whether it says anything.
+    pub(crate) fn is_bounded(self) -> bool {
+        !matches!(self, Self::Anything)
+    }
+
+    /// That subchunk `number` may have `len` bytes.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if it may not.
+    pub(crate) fn check(self, number: usize, len: usize) -> Result<(), CodecError> {
+        let len = len as u64;
+        let (expected, most) = match self {
+            Self::Exactly(size) if len != size => ("exactly", size),
+            Self::AtMost(most) if len > most => ("at most", most),
+            _ => return Ok(()),
+        };
+        Err(CodecError::Other(format!(
+            "subchunk {number} has {len} bytes in the shard index, expected {expected} {most}; the shard may be corrupted"
+        )))
+    }
 }
 
 /// The grid and the index size of a shard of any data type.

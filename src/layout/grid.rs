@@ -131,6 +131,21 @@ impl SubchunkGrid {
         }
     }
 
+    /// The grid of a shard of `num_subchunks` of these subchunks, one after the other.
+    ///
+    /// # Errors
+    /// A [`GridError`] if that shard is not addressable.
+    pub(crate) fn stacked(&self, num_subchunks: usize) -> Result<Self, GridError> {
+        let to_u64 = |shape: &[usize]| shape.iter().map(|&n| n as u64).collect::<Vec<_>>();
+        let subchunk = to_u64(&self.subchunk);
+        let mut shard = subchunk.clone();
+        // Without an axis there is just one subchunk.
+        if let Some(first) = shard.first_mut() {
+            *first = first.saturating_mul(num_subchunks as u64);
+        }
+        Self::new(&shard, &subchunk, self.element_size)
+    }
+
     /// The shard's extents, in elements.
     pub(crate) fn shard(&self) -> &[usize] {
         &self.shard

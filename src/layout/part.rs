@@ -67,6 +67,34 @@ impl Part {
         self.shape.iter().product::<usize>() * self.element_size
     }
 
+    /// The length of a row of the part, in bytes: along the last axis.
+    pub(crate) fn row_len(&self) -> usize {
+        self.shape.last().map_or(1, |&extent| extent) * self.element_size
+    }
+
+    /// The rows of the part: the offset of each in the decoded subchunk and in a window of shape
+    /// `window`, in bytes.
+    pub(crate) fn rows(&self, window: &[usize]) -> impl Iterator<Item = (usize, usize)> {
+        let outer = self.shape.len().saturating_sub(1);
+        let rows = if self.len() == 0 {
+            0
+        } else {
+            self.shape[..outer].iter().product()
+        };
+        let first = (self.offset_in_subchunk(), self.offset_in_window(window));
+        let strides = (self.subchunk_strides(), self.window_strides(window));
+        (0..rows).map(move |mut row: usize| {
+            let (mut in_subchunk, mut in_window) = first;
+            for axis in (0..outer).rev() {
+                let at = row % self.shape[axis];
+                row /= self.shape[axis];
+                in_subchunk += at * strides.0[axis];
+                in_window += at * strides.1[axis];
+            }
+            (in_subchunk, in_window)
+        })
+    }
+
     /// The offset of the part in the decoded subchunk, in bytes.
     pub(crate) fn offset_in_subchunk(&self) -> usize {
         dot(&self.in_subchunk, &self.subchunk_strides())

@@ -64,7 +64,12 @@ impl Record {
 
     /// The record at `offset` of `object`, of a shard whose encoded index has `index_len` bytes.
     pub(crate) fn at(object: &[u8], offset: usize, index_len: usize) -> Option<Self> {
-        let bytes: &[u8; RECORD_LEN] = object.get(offset..)?.first_chunk()?;
+        Self::parse(object.get(offset..)?, offset, index_len)
+    }
+
+    /// The record that `bytes`, which lie at `offset`, begin with.
+    fn parse(bytes: &[u8], offset: usize, index_len: usize) -> Option<Self> {
+        let bytes: &[u8; RECORD_LEN] = bytes.first_chunk()?;
         if bytes[..8] != MAGIC || crc32c::crc32c(&bytes[..60]) != word(bytes, 60) {
             return None;
         }
@@ -83,12 +88,21 @@ impl Record {
 
     /// All records in `object`, the last one first.
     pub(crate) fn all(object: &[u8], index_len: usize) -> impl Iterator<Item = Self> {
-        let mut end = object.len();
+        Self::all_at(object, 0, index_len)
+    }
+
+    /// All records in `part`, which lies at `start` of an object; the last one first.
+    pub(crate) fn all_at(
+        part: &[u8],
+        start: usize,
+        index_len: usize,
+    ) -> impl Iterator<Item = Self> {
+        let mut end = part.len();
         std::iter::from_fn(move || {
             loop {
-                let offset = rfind(object.get(..end)?, &MAGIC)?;
-                end = offset + MAGIC.len() - 1;
-                if let Some(record) = Self::at(object, offset, index_len) {
+                let at = rfind(part.get(..end)?, &MAGIC)?;
+                end = at + MAGIC.len() - 1;
+                if let Some(record) = Self::parse(&part[at..], start + at, index_len) {
                     return Some(record);
                 }
             }

@@ -45,6 +45,11 @@ impl Space {
         used
     }
 
+    /// Where the first used byte is.
+    pub(crate) fn start(&self) -> usize {
+        self.sorted.first().map_or(usize::MAX, |&(start, ..)| start)
+    }
+
     /// Where the last used byte ends.
     pub(crate) fn end(&self) -> usize {
         self.sorted

@@ -79,7 +79,7 @@ impl<I: ?Sized> PartialDecoder<I> {
 const LONG: u64 = 1 << 20;
 
 /// Where to read the index.
-fn index_byte_range(codec: &CudaShardingCodec, index_len: usize) -> ByteRange {
+pub(super) fn index_byte_range(codec: &CudaShardingCodec, index_len: usize) -> ByteRange {
     let len = index_len as u64;
     match codec.index_location {
         ShardingIndexLocation::Start => ByteRange::FromStart(0, Some(len)),
@@ -89,7 +89,7 @@ fn index_byte_range(codec: &CudaShardingCodec, index_len: usize) -> ByteRange {
 
 /// Stores allocate what they are asked to read before they find out that it is not there, so an
 /// index that no machine could hold is refused here.
-fn check_memory(index_len: usize) -> Result<(), CodecError> {
+pub(super) fn check_memory(index_len: usize) -> Result<(), CodecError> {
     let mut probe = Vec::<u8>::new();
     probe.try_reserve_exact(index_len).map_err(|_| {
         CodecError::Other(format!(
@@ -100,7 +100,7 @@ fn check_memory(index_len: usize) -> Result<(), CodecError> {
 
 /// Check and decode an index that was read alone. The size of the shard is not known then: entries
 /// may not overflow, and what is beyond the end the store will say.
-fn extents_of(
+pub(super) fn extents_of(
     codec: &CudaShardingCodec,
     (grid, index_len): (&SubchunkGrid, usize),
     encoded: &[u8],

@@ -3,16 +3,14 @@
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use zarrs::array::{ArrayBytesRaw, ArrayIndices, ArraySubset, BytesRepresentation, Indexer};
-use zarrs_codec::{
-    ArrayBytesDecodeIntoTarget, ArrayToBytesCodecTraits, CodecError, CodecOptions, CodecTraits,
-};
+use zarrs::array::{ArrayBytesRaw, ArrayIndices, ArraySubset, Indexer};
+use zarrs_codec::{ArrayBytesDecodeIntoTarget, CodecError, CodecOptions, CodecTraits};
 use zarrs_storage::byte_range::ByteRange;
 
 use crate::codec::CudaShardingCodec;
 use crate::codec::foreign::codec_error;
 use crate::codec::selection::{Point, Selection};
-use crate::codec::shard::Shard;
+use crate::codec::shard::{Shard, SubchunkLen};
 use crate::codec::view::ViewOfShard;
 use crate::engine::host::Window;
 use crate::engine::{Decoded, EncodedSubchunk, EngineError};
@@ -133,34 +131,13 @@ impl<'a> Request<'a> {
     /// Stores allocate what they are asked to read, and a decoder of part of a subchunk does not
     /// see how long it is: so lengths that the metadata does not justify are refused here.
     fn check_lengths(&self) -> Result<bool, CodecError> {
-        /// Beside twice what zarrs' own encoders need, since other encoders may need more.
-        const SLACK: u64 = 4096;
-        let representation = self.codec.inner_codecs.encoded_representation(
-            &self.codec.subchunk_shape,
-            self.shard.data_type,
-            self.shard.fill_value,
-        )?;
-        let (exact, most) = match representation {
-            BytesRepresentation::FixedSize(size) => (true, size),
-            BytesRepresentation::BoundedSize(size) => {
-                (false, size.saturating_mul(2).saturating_add(SLACK))
-            }
-            BytesRepresentation::UnboundedSize => return Ok(false),
-        };
+        let limit = SubchunkLen::of(self.codec, self.shard.data_type, self.shard.fill_value)?;
         for touched in &self.touched {
-            let Some(extent) = &touched.extent else {
-                continue;
-            };
-            let len = extent.len() as u64;
-            if len > most || (exact && len != most) {
-                return Err(CodecError::Other(format!(
-                    "subchunk {} has {len} bytes in the shard index, expected {} {most}; the shard may be corrupted",
-                    touched.number,
-                    if exact { "exactly" } else { "at most" }
-                )));
+            if let Some(extent) = &touched.extent {
+                limit.check(touched.number, extent.len())?;
             }
         }
-        Ok(true)
+        Ok(limit.is_bounded())
     }
 
     /// The touched subchunks, in groups that take about `cost` bytes to read, or one subchunk.

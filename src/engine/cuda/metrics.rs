@@ -157,6 +157,10 @@ impl Counters {
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .clone(),
+            // Not of this engine.
+            partial_writes: 0,
+            compaction_requests: 0,
+            compactions: 0,
         }
     }
 }
@@ -234,4 +238,11 @@ pub struct Metrics {
     /// had been chosen, and shards with a compressor that the host decoded although
     /// [`device_decode`](crate::Options::device_decode) was set: how many, by reason.
     pub fallbacks: BTreeMap<String, u64>,
+    /// Partial writes that updated a stored shard where it is, on any engine.
+    pub partial_writes: u64,
+    /// Partial writes that left more unused bytes than
+    /// [`max_dead_fraction`](crate::Options::max_dead_fraction).
+    pub compaction_requests: u64,
+    /// Shards that were compacted, by [`compact`](crate::compact) or by a partial write.
+    pub compactions: u64,
 }

@@ -1,0 +1,419 @@
+//! How changed subchunks get into the stored shard: as a sequence of writes, or by erasing it.
+//!
+//! The protocol, and what it promises, is in `docs/updates.md`.
+
+use zarrs::array::codec::ShardingIndexLocation;
+use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
+
+use super::reads::{Fetched, Reads};
+use super::target::Target;
+use super::update::{Changes, Update};
+use crate::WriteStrategy;
+use crate::codec::shard::{encode_index, place_index};
+use crate::layout::placement::{self, Commit, Rule, Stored};
+use crate::layout::{Extent, RECORD_LEN, Record};
+
+/// The index of a shard as it is stored.
+pub(super) struct StoredIndex {
+    pub(super) encoded: Vec<u8>,
+    pub(super) extents: Vec<Extent>,
+}
+
+/// What one call of the store writes: bytes at offsets, in this order.
+pub(super) type Write = Vec<(u64, Vec<u8>)>;
+
+/// What becomes of the stored shard.
+pub(super) enum Outcome {
+    /// It is erased, since every subchunk is empty.
+    Erase,
+    /// It is written to.
+    Write(Placed),
+    /// It is erased and written anew, since too much of it would be unused.
+    Compact(Vec<Extent>),
+}
+
+/// Where the changes go.
+pub(super) struct Placed {
+    commit: Commit,
+    extents: Vec<Extent>,
+    size: usize,
+    /// How many bytes of the shard nothing uses then, if they are more than is wanted.
+    pub(super) dead: Option<usize>,
+    /// The encoded index, unless it stays as it is.
+    index: Option<Vec<u8>>,
+    record: Record,
+}
+
+impl Placed {
+    /// The size of the shard afterwards, in bytes.
+    pub(super) fn size(&self) -> usize {
+        self.size
+    }
+}
+
+/// Where subchunks go.
+///
+/// # Errors
+/// A [`CodecError`] for slots of a chain that names no bound.
+pub(super) fn rule(target: &Target, store_writes_ranges: bool) -> Result<Rule, CodecError> {
+    let encoded = || {
+        target.codec.inner_codecs.encoded_representation(
+            &target.codec.subchunk_shape,
+            &target.data_type,
+            &target.fill_value,
+        )
+    };
+    Ok(match target.codec.options.write_strategy() {
+        WriteStrategy::Append => Rule::Append,
+        WriteStrategy::InPlace => Rule::InPlace,
+        WriteStrategy::Auto => {
+            let is_fixed_size =
+                matches!(encoded()?, zarrs::array::BytesRepresentation::FixedSize(_));
+            if is_fixed_size || !store_writes_ranges {
+                Rule::InPlace
+            } else {
+                Rule::Reuse
+            }
+        }
+        WriteStrategy::Slots => {
+            let size = encoded()?.size().ok_or_else(|| {
+                CodecError::Other(
+                    "WriteStrategy::Slots needs inner codecs that say how large a subchunk can become, and these do not: use WriteStrategy::Auto or Append".to_string(),
+                )
+            })?;
+            let size = usize::try_from(size).map_err(|_| too_large())?;
+            Rule::Slots { size }
+        }
+    })
+}
+
+/// Whether `changes` leave the index as it is: then other encoders of the same shard, for other
+/// subchunks, do no harm.
+pub(super) fn keeps_index(rule: Rule, before: Option<&StoredIndex>, changes: &Changes) -> bool {
+    let Some(before) = before else { return false };
+    matches!(rule, Rule::InPlace | Rule::Slots { .. })
+        && changes.subchunks.iter().all(|(number, new)| {
+            let old = before.extents.get(*number).and_then(Option::as_ref);
+            old.is_some_and(|old| new.as_ref().is_some_and(|new| new.len() == old.len()))
+        })
+}
+
+/// Find places for `changes` in the shard `before`, an object of `size` bytes.
+///
+/// # Errors
+/// A [`CodecError`] if the shard would be larger than this machine can address, or the index cannot
+/// be encoded.
+pub(super) fn decide(
+    update: &Update<'_>,
+    rule: Rule,
+    before: Option<&StoredIndex>,
+    size: usize,
+    changes: &Changes,
+    options: &CodecOptions,
+) -> Result<Outcome, CodecError> {
+    let target = update.target;
+    let none = vec![None; update.grid.num_subchunks()];
+    let extents = before.map_or(&none, |before| &before.extents);
+    let mut stays_empty = changes.subchunks.iter().all(|(_, new)| new.is_none());
+    if stays_empty {
+        let mut after = extents.clone();
+        for (number, _) in &changes.subchunks {
+            after[*number] = None;
+        }
+        stays_empty = after.iter().all(Option::is_none);
+    }
+    if stays_empty {
+        return Ok(Outcome::Erase);
+    }
+    let stored = Stored {
+        extents,
+        size,
+        index_len: target.index_len,
+        index_at_end: target.codec.index_location == ShardingIndexLocation::End,
+    };
+    let sizes: Vec<placement::Change> = changes
+        .subchunks
+        .iter()
+        .map(|(number, new)| (*number, new.as_ref().map(ExactSizeIterator::len)))
+        .collect();
+    let placement = placement::place(&stored, &sizes, rule).map_err(|_| too_large())?;
+    let dead = match rule {
+        Rule::Slots { .. } => None,
+        _ => too_dead(target, &stored, &placement),
+    };
+    if dead.is_some() && target.codec.options.allow_unsafe_compaction() {
+        return Ok(Outcome::Compact(placement.extents));
+    }
+    let index = match placement.commit {
+        Commit::DataOnly => None,
+        _ => Some(encode_index(
+            &target.codec,
+            &update.grid,
+            target.index_len,
+            &placement.extents,
+            options,
+        )?),
+    };
+    Ok(Outcome::Write(Placed {
+        record: Record {
+            offset: match placement.commit {
+                Commit::Grow { record, .. } | Commit::Rewrite { record, .. } => record as u64,
+                Commit::DataOnly => 0,
+            },
+            old_end: size as u64,
+            old_index: before.map_or(0, |before| crc32c::crc32c(&before.encoded)),
+            index_len: target.index_len as u64,
+            new_end: placement.size as u64,
+            new_index: index.as_deref().map_or(0, crc32c::crc32c),
+        },
+        commit: placement.commit,
+        extents: placement.extents,
+        size: placement.size,
+        dead,
+        index,
+    }))
+}
+
+/// How many bytes nothing will use, if they are more than is wanted.
+#[allow(
+    clippy::cast_precision_loss,
+    reason = "a fraction that need not be exact"
+)]
+fn too_dead(target: &Target, stored: &Stored<'_>, after: &placement::Placement) -> Option<usize> {
+    let dead = stored.dead(&after.extents, after.size);
+    // What one update takes for itself would come back with the next one.
+    let reserve = RECORD_LEN + target.index_len;
+    let most = target.codec.options.max_dead_fraction() * after.size as f64;
+    (dead > reserve && dead as f64 > most).then_some(dead)
+}
+
+/// The calls of the store, one after the other, each with bytes at offsets in this order.
+///
+/// Bytes of a subchunk that is overwritten where it was are left out where they are the same, as far
+/// as `fetched` has them.
+pub(super) fn writes(
+    update: &Update<'_>,
+    placed: Placed,
+    changes: &mut Changes,
+    fetched: &Fetched<'_>,
+) -> Vec<Write> {
+    let Placed {
+        commit,
+        extents,
+        index,
+        record,
+        ..
+    } = placed;
+    let index = index.unwrap_or_default();
+    let record_bytes = record.to_bytes();
+    if let Commit::Grow { record, index: at } = commit
+        && is_one_run(&extents, changes, record, at)
+    {
+        // The encoded bytes lie as they will in the shard, with room for the record before them.
+        changes.bytes[..RECORD_LEN].copy_from_slice(&record_bytes);
+        changes.bytes.extend_from_slice(&index);
+        let bytes = std::mem::take(&mut changes.bytes);
+        let first = vec![(record as u64, bytes)];
+        return with_index_at_start(update, first, index);
+    }
+    let changes = &*changes;
+    let mut data: Vec<(usize, &[u8])> = Vec::new();
+    for (number, new) in &changes.subchunks {
+        let (Some(new), Some(extent)) = (new, &extents[*number]) else {
+            continue;
+        };
+        let new = changes.encoded(new);
+        let touched = update
+            .touched
+            .binary_search_by_key(number, |touched| touched.number)
+            .ok()
+            .map(|at| &update.touched[at]);
+        let old = touched
+            .filter(|touched| !touched.whole)
+            .and_then(|touched| touched.extent.as_ref())
+            .filter(|old| old.start == extent.start)
+            .and_then(|old| fetched.get(old));
+        match old {
+            Some(old) => data.extend(
+                differences(old, new)
+                    .into_iter()
+                    .map(|range| (extent.start + range.start, &new[range])),
+            ),
+            None => data.push((extent.start, new)),
+        }
+    }
+    data.sort_unstable_by_key(|&(offset, _)| offset);
+    let with = |before: &[(usize, &[u8])], after: &[(usize, &[u8])]| {
+        joined(before.iter().chain(&data).chain(after))
+    };
+    match commit {
+        Commit::DataOnly => vec![with(&[], &[])],
+        Commit::Grow { record, index: at } => {
+            let first = with(&[(record, &record_bytes)], &[(at, &index)]);
+            with_index_at_start(update, first, index)
+        }
+        Commit::Rewrite { record, copy } => {
+            // In the order of their places: a record that is whole says that the copy is, too, if
+            // the index is at the end; at the start it does not matter.
+            let record_and_copy: [(usize, &[u8]); 2] = if copy < record {
+                [(copy, &index), (record, &record_bytes)]
+            } else {
+                [(record, &record_bytes), (copy, &index)]
+            };
+            let first = with(&[], &record_and_copy);
+            if update.target.codec.index_location == ShardingIndexLocation::Start {
+                return with_index_at_start(update, first, index);
+            }
+            let end = (record + RECORD_LEN) as u64;
+            vec![first, vec![(end, index)]]
+        }
+    }
+}
+
+/// `first`, and then the index, if it is at the start.
+fn with_index_at_start(update: &Update<'_>, first: Write, index: Vec<u8>) -> Vec<Write> {
+    match update.target.codec.index_location {
+        ShardingIndexLocation::Start => vec![first, vec![(0, index)]],
+        ShardingIndexLocation::End => vec![first],
+    }
+}
+
+/// Whether record, changes and index follow one another in the shard as they do in `changes`.
+fn is_one_run(extents: &[Extent], changes: &Changes, record: usize, index: usize) -> bool {
+    let mut next = RECORD_LEN;
+    let in_order = changes.subchunks.iter().all(|(number, new)| match new {
+        None => true,
+        Some(new) => {
+            let follows = new.start == next;
+            next = new.end;
+            let there = extents[*number].as_ref().map(|extent| extent.start);
+            follows && there == Some(record + new.start)
+        }
+    });
+    in_order && next == changes.bytes.len() && index == record + next
+}
+
+/// Pieces that follow one another, as one.
+fn joined<'p>(pieces: impl IntoIterator<Item = &'p (usize, &'p [u8])>) -> Write {
+    let mut joined: Write = Vec::new();
+    for &(offset, bytes) in pieces {
+        match joined.last_mut() {
+            Some((start, before)) if *start + before.len() as u64 == offset as u64 => {
+                before.extend_from_slice(bytes);
+            }
+            _ => joined.push((offset as u64, bytes.to_vec())),
+        }
+    }
+    joined
+}
+
+/// Where `new` is not what `old` was, give or take a page.
+fn differences(old: &[u8], new: &[u8]) -> Vec<std::ops::Range<usize>> {
+    /// Runs that lie closer together than this are written as one.
+    const NEAR: usize = 4 << 10;
+    /// How much is compared at once.
+    const BLOCK: usize = 256;
+    let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
+    for start in (0..new.len()).step_by(BLOCK) {
+        let end = (start + BLOCK).min(new.len());
+        if old.get(start..end) == Some(&new[start..end]) {
+            continue;
+        }
+        match runs.last_mut() {
+            Some(last) if start < last.end + NEAR => last.end = end,
+            _ => runs.push(start..end),
+        }
+    }
+    runs
+}
+
+/// The other subchunks of a shard that is written anew.
+pub(super) fn reads_of_rest(
+    before: Option<&StoredIndex>,
+    after: &[Extent],
+    changes: &Changes,
+) -> Reads {
+    let Some(before) = before else {
+        return Reads::default();
+    };
+    let changed = |number: usize| {
+        let by_number = |(changed, _): &(usize, Extent)| *changed;
+        changes
+            .subchunks
+            .binary_search_by_key(&number, by_number)
+            .is_ok()
+    };
+    let rest = before.extents.iter().zip(after).enumerate();
+    Reads::of(
+        rest.filter(|(number, (_, after))| after.is_some() && !changed(*number))
+            .filter_map(|(_, (extent, _))| extent.as_ref()),
+    )
+}
+
+/// The shard with `changes`, densely.
+///
+/// # Errors
+/// A [`CodecError`] if the index cannot be encoded, or `rest` is not what was asked for.
+pub(super) fn compacted(
+    update: &Update<'_>,
+    before: Option<&StoredIndex>,
+    changes: &Changes,
+    rest: &Fetched<'_>,
+    options: &CodecOptions,
+) -> Result<Vec<u8>, CodecError> {
+    let target = update.target;
+    let mut shard = Vec::new();
+    if target.codec.index_location == ShardingIndexLocation::Start {
+        shard.resize(target.index_len, 0);
+    }
+    let mut changed = changes.subchunks.iter().peekable();
+    let mut extents = vec![None; update.grid.num_subchunks()];
+    for (number, extent) in extents.iter_mut().enumerate() {
+        let bytes = match changed.next_if(|(changed, _)| *changed == number) {
+            Some((_, new)) => new.as_ref().map(|new| changes.encoded(new)),
+            None => match before.and_then(|before| before.extents[number].as_ref()) {
+                Some(old) => Some(rest.get(old).ok_or_else(super::update::not_read)?),
+                None => None,
+            },
+        };
+        *extent = bytes.map(|bytes| {
+            let start = shard.len();
+            shard.extend_from_slice(bytes);
+            start..shard.len()
+        });
+    }
+    let index = encode_index(
+        &target.codec,
+        &update.grid,
+        target.index_len,
+        &extents,
+        options,
+    )?;
+    Ok(place_index(target.codec.index_location, shard, &index))
+}
+
+fn too_large() -> CodecError {
+    CodecError::Other(
+        "a partial write would make its shard larger than this machine can address".to_string(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_differs_is_written() {
+        let old = vec![0_u8; 100_000];
+        let mut new = old.clone();
+        assert!(differences(&old, &new).is_empty());
+        new[300] = 1;
+        new[600] = 1;
+        new[50_000] = 1;
+        new.push(0);
+        let runs = differences(&old, &new);
+        assert_eq!(runs, [256..768, 49_920..50_176, 99_840..100_001]);
+        assert_eq!(differences(&[], &new[..10]), [0..10]);
+        assert_eq!(differences(&new, &new[..10]), []);
+    }
+}

@@ -1,0 +1,535 @@
+//! Part of a shard, updated where it is stored.
+//!
+//! 1. Read the index.
+//! 2. Read the subchunks of which a part stays, in one request; decode them, patch them.
+//! 3. Encode what changes as one batch, on the engine that the plan names.
+//! 4. Read the index again, with what lies behind the last subchunk, which says how large the shard
+//!    is. If the index has changed since step 1, refuse.
+//! 5. Write: usually once, twice where an index is rewritten where it is.
+//!
+//! What a codec can do to a stored value bounds all of this: read ranges of it, overwrite bytes,
+//! make it longer, and erase it. `docs/updates.md` has the protocol and its promises.
+
+mod commit;
+mod delegated;
+mod nested;
+mod reads;
+mod target;
+mod turns;
+mod update;
+
+use std::borrow::Cow;
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+use zarrs::array::codec::ShardingIndexLocation;
+use zarrs::array::{ArrayBytes, ArrayBytesRaw, DataType, FillValue, Indexer};
+use zarrs_codec::{
+    ArrayPartialDecoderTraits, ArrayPartialEncoderTraits, ArrayToBytesCodecTraits,
+    BytesPartialDecoderTraits, BytesPartialEncoderTraits, CodecError, CodecOptions,
+};
+#[cfg(feature = "async")]
+use zarrs_codec::{
+    AsyncArrayPartialDecoderTraits, AsyncArrayPartialEncoderTraits, AsyncBytesPartialDecoderTraits,
+    AsyncBytesPartialEncoderTraits,
+};
+use zarrs_storage::StorageError;
+use zarrs_storage::byte_range::ByteRange;
+
+use super::CudaShardingCodec;
+#[cfg(feature = "async")]
+use super::foreign::async_no_panic;
+use super::foreign::no_panic;
+#[cfg(feature = "async")]
+use super::partial_decoder::async_check_long;
+use super::partial_decoder::{check_long, check_memory, extents_of, index_byte_range};
+use crate::layout::{Record, Space};
+use crate::write_strategy::{CompactionRequest, counters};
+use commit::{Outcome, StoredIndex, compacted, decide, keeps_index, reads_of_rest, rule, writes};
+use target::Target;
+use update::{Changes, Update};
+
+/// Encodes parts of one shard. `H` is how its bytes are read and written.
+pub(super) struct PartialEncoder<H: ?Sized> {
+    target: Target,
+    handle: Arc<H>,
+}
+
+impl<H: ?Sized> PartialEncoder<H> {
+    /// # Errors
+    /// A [`CodecError`] if the shapes do not fit each other.
+    pub(super) fn new(
+        codec: Arc<CudaShardingCodec>,
+        handle: Arc<H>,
+        shape: &[NonZeroU64],
+        data_type: &DataType,
+        fill_value: &FillValue,
+    ) -> Result<Self, CodecError> {
+        Ok(Self {
+            target: Target::new(codec, shape, data_type, fill_value)?,
+            handle,
+        })
+    }
+
+    /// The index that was read, if there is a shard.
+    fn index(
+        &self,
+        encoded: Option<ArrayBytesRaw<'_>>,
+        options: &CodecOptions,
+    ) -> Result<Option<StoredIndex>, CodecError> {
+        let Some(encoded) = encoded else {
+            return Ok(None);
+        };
+        let target = &self.target;
+        let grid = target.grid()?;
+        let extents = extents_of(&target.codec, (&grid, target.index_len), &encoded, options)?;
+        Ok(Some(StoredIndex {
+            encoded: encoded.into_owned(),
+            extents,
+        }))
+    }
+
+    /// Where to read the index.
+    fn index_range(&self) -> Result<ByteRange, CodecError> {
+        check_memory(self.target.index_len)?;
+        Ok(index_byte_range(&self.target.codec, self.target.index_len))
+    }
+
+    fn index_at_start(&self) -> bool {
+        self.target.codec.index_location == ShardingIndexLocation::Start
+    }
+
+    /// Where the bytes begin that no subchunk of `before` uses: the index among them if it is at the
+    /// end, and what earlier updates left.
+    fn tail_start(&self, before: &StoredIndex) -> usize {
+        let end = Space::of(&before.extents).end();
+        if self.index_at_start() {
+            end.max(self.target.index_len)
+        } else {
+            end
+        }
+    }
+
+    /// What to read again before writing: the index, and all behind the last subchunk.
+    fn ranges_to_compare(&self, before: &StoredIndex) -> Vec<ByteRange> {
+        let tail = ByteRange::FromStart(self.tail_start(before) as u64, None);
+        if self.index_at_start() {
+            let index = ByteRange::FromStart(0, Some(self.target.index_len as u64));
+            vec![index, tail]
+        } else {
+            vec![tail]
+        }
+    }
+
+    /// The size of the shard, given what was read again.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the index is another one than before, or the shard waits to be recovered.
+    fn size_if_unchanged(
+        &self,
+        before: &StoredIndex,
+        read: Option<Vec<ArrayBytesRaw<'_>>>,
+    ) -> Result<usize, CodecError> {
+        let read = read.unwrap_or_default();
+        let tail_start = self.tail_start(before);
+        let (index, tail) = match read.as_slice() {
+            [index, tail] => {
+                if Space::of(&before.extents).start() < self.target.index_len {
+                    return Err(reaches_into_index());
+                }
+                (&**index, &**tail)
+            }
+            [tail] => {
+                let data_end = tail.len().checked_sub(self.target.index_len);
+                let data_end = data_end.ok_or_else(reaches_into_index)?;
+                let (tail, index) = tail.split_at(data_end);
+                (index, tail)
+            }
+            _ => return Err(changed()),
+        };
+        if index != before.encoded {
+            return Err(changed());
+        }
+        let size = tail_start
+            + tail.len()
+            + if self.index_at_start() {
+                0
+            } else {
+                index.len()
+            };
+        // A part of a subchunk can look like an index, when an update was interrupted there.
+        let torn = Record::all_at(tail, tail_start, self.target.index_len)
+            .find(|record| record.new_end > size as u64);
+        match torn {
+            None => Ok(size),
+            Some(record) => Err(CodecError::Other(format!(
+                "an earlier update of the shard was interrupted: it has {size} bytes, and should have had {}; call zarrs_cuda::recover before writing to it",
+                record.new_end
+            ))),
+        }
+    }
+
+    /// Tell the metrics, and who wants to know, that a write happened.
+    fn written(&self, size: usize, dead: Option<usize>) {
+        counters::partial_write();
+        let Some(dead) = dead else { return };
+        counters::compaction_request();
+        let request = CompactionRequest {
+            size: size as u64,
+            dead: dead as u64,
+        };
+        tracing::debug!(size, dead, "a shard should be compacted");
+        if let Some(callback) = self.target.codec.options.compaction_callback() {
+            (callback.0)(&request);
+        }
+    }
+}
+
+/// Somebody else wrote to the shard.
+fn changed() -> CodecError {
+    CodecError::Other(
+        "the shard changed while a partial write of it was prepared: its index is not the one that was read before. Nothing was written. Write to one shard from one place at a time, or try again".to_string(),
+    )
+}
+
+/// Some byte belongs to the index and to a subchunk: writing one would change the other.
+fn reaches_into_index() -> CodecError {
+    CodecError::Other(
+        "a subchunk of the shard reaches into the shard's index, so that neither can be updated: the shard may be corrupted; write it as a whole".to_string(),
+    )
+}
+
+/// With what to do about an index that cannot be read.
+fn index_error(error: &CodecError) -> CodecError {
+    CodecError::Other(format!(
+        "the index of a shard that is to be updated cannot be read: {error}. If an earlier update was interrupted, zarrs_cuda::recover restores it"
+    ))
+}
+
+impl PartialEncoder<dyn BytesPartialEncoderTraits> {
+    fn read_index(&self, options: &CodecOptions) -> Result<Option<StoredIndex>, CodecError> {
+        let range = self.index_range()?;
+        // Stores fail, and some panic, where a range begins before the value does.
+        no_panic(|| self.handle.partial_decode(range, options))
+            .and_then(|encoded| self.index(encoded, options))
+            .map_err(|error| index_error(&error))
+    }
+
+    /// The size of the shard, if its index is still `before`.
+    fn size_now(
+        &self,
+        before: Option<&StoredIndex>,
+        options: &CodecOptions,
+    ) -> Result<usize, CodecError> {
+        match before {
+            None if self.handle.exists()? => Err(changed()),
+            None => Ok(0),
+            Some(before) => {
+                let ranges = Box::new(self.ranges_to_compare(before).into_iter());
+                let read = no_panic(|| self.handle.partial_decode_many(ranges, options))?;
+                self.size_if_unchanged(before, read)
+            }
+        }
+    }
+
+    fn write(
+        &self,
+        update: &Update<'_>,
+        before: Option<&StoredIndex>,
+        mut changes: Changes,
+        fetched: &reads::Fetched<'_>,
+        options: &CodecOptions,
+    ) -> Result<(usize, Option<usize>), CodecError> {
+        let rule = rule(&self.target, self.handle.supports_partial_encode())?;
+        let _turn = before
+            .filter(|_| !keeps_index(rule, before, &changes))
+            .map(|before| turns::take(&before.encoded));
+        let size = self.size_now(before, options)?;
+        match decide(update, rule, before, size, &changes, options)? {
+            Outcome::Erase => {
+                if before.is_some() {
+                    self.handle.erase()?;
+                }
+                Ok((0, None))
+            }
+            Outcome::Write(placed) => {
+                let (size, dead) = (placed.size(), placed.dead);
+                for write in writes(update, placed, &mut changes, fetched) {
+                    let pieces = write.into_iter().map(|(at, bytes)| (at, Cow::Owned(bytes)));
+                    self.handle.partial_encode_many(Box::new(pieces), options)?;
+                }
+                Ok((size, dead))
+            }
+            Outcome::Compact(after) => {
+                let reads = reads_of_rest(before, &after, &changes);
+                let ranges = Box::new(reads.byte_ranges().into_iter());
+                let rest = if reads.is_empty() {
+                    None
+                } else {
+                    no_panic(|| self.handle.partial_decode_many(ranges, options))?
+                };
+                let rest = reads.answered(rest)?;
+                let shard = compacted(update, before, &changes, &rest, options)?;
+                let size = shard.len();
+                self.handle.erase()?;
+                self.handle.partial_encode(0, Cow::Owned(shard), options)?;
+                counters::compaction();
+                Ok((size, None))
+            }
+        }
+    }
+}
+
+impl ArrayPartialDecoderTraits for PartialEncoder<dyn BytesPartialEncoderTraits> {
+    fn data_type(&self) -> &DataType {
+        &self.target.data_type
+    }
+
+    fn exists(&self) -> Result<bool, StorageError> {
+        self.handle.exists()
+    }
+
+    fn size_held(&self) -> usize {
+        self.handle.size_held()
+    }
+
+    fn partial_decode(
+        &self,
+        indexer: &dyn Indexer,
+        options: &CodecOptions,
+    ) -> Result<ArrayBytes<'_>, CodecError> {
+        let target = &self.target;
+        // The index is read again each time: it changes with every write.
+        let decoder = target.codec.clone().partial_decoder(
+            self.handle.clone().into_dyn_decoder(),
+            &target.shape,
+            &target.data_type,
+            &target.fill_value,
+            options,
+        )?;
+        Ok(decoder.partial_decode(indexer, options)?.into_owned())
+    }
+
+    fn supports_partial_decode(&self) -> bool {
+        self.handle.supports_partial_decode()
+    }
+}
+
+impl ArrayPartialEncoderTraits for PartialEncoder<dyn BytesPartialEncoderTraits> {
+    fn into_dyn_decoder(self: Arc<Self>) -> Arc<dyn ArrayPartialDecoderTraits> {
+        self
+    }
+
+    fn erase(&self) -> Result<(), CodecError> {
+        self.handle.erase()
+    }
+
+    fn partial_encode(
+        &self,
+        indexer: &dyn Indexer,
+        bytes: &ArrayBytes<'_>,
+        options: &CodecOptions,
+    ) -> Result<(), CodecError> {
+        bytes.validate(indexer.len(), &self.target.data_type)?;
+        if indexer.is_empty() {
+            return Ok(());
+        }
+        let before = self.read_index(options)?;
+        let extents = before.as_ref().map(|before| before.extents.as_slice());
+        let update = Update::new(&self.target, extents, indexer, bytes)?;
+        let (reads, is_bounded) = update.reads()?;
+        let ranges = reads.byte_ranges();
+        let read = if ranges.is_empty() {
+            None
+        } else {
+            let input: &dyn BytesPartialDecoderTraits = &*self.handle;
+            if !is_bounded {
+                check_long(input, &ranges, options)?;
+            }
+            no_panic(|| input.partial_decode_many(Box::new(ranges.into_iter()), options))?
+        };
+        let fetched = reads.answered(read)?;
+        let changes = update.encode(&fetched, options)?;
+        if changes.subchunks.is_empty() {
+            return Ok(());
+        }
+        let (size, dead) = self.write(&update, before.as_ref(), changes, &fetched, options)?;
+        self.written(size, dead);
+        Ok(())
+    }
+
+    /// Always: a handle that cannot write ranges rewrites the object for each.
+    fn supports_partial_encode(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(feature = "async")]
+impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
+    async fn read_index(&self, options: &CodecOptions) -> Result<Option<StoredIndex>, CodecError> {
+        let range = self.index_range()?;
+        async_no_panic(self.handle.partial_decode(range, options))
+            .await
+            .and_then(|encoded| self.index(encoded, options))
+            .map_err(|error| index_error(&error))
+    }
+
+    async fn size_now(
+        &self,
+        before: Option<&StoredIndex>,
+        options: &CodecOptions,
+    ) -> Result<usize, CodecError> {
+        match before {
+            None if self.handle.exists().await? => Err(changed()),
+            None => Ok(0),
+            Some(before) => {
+                let ranges = Box::new(self.ranges_to_compare(before).into_iter());
+                let read = self.handle.partial_decode_many(ranges, options);
+                self.size_if_unchanged(before, async_no_panic(read).await?)
+            }
+        }
+    }
+
+    async fn write(
+        &self,
+        update: &Update<'_>,
+        before: Option<&StoredIndex>,
+        mut changes: Changes,
+        fetched: &reads::Fetched<'_>,
+        options: &CodecOptions,
+    ) -> Result<(usize, Option<usize>), CodecError> {
+        let rule = rule(&self.target, self.handle.supports_partial_encode())?;
+        let _turn = match before.filter(|_| !keeps_index(rule, before, &changes)) {
+            Some(before) => Some(turns::take_async(&before.encoded).await),
+            None => None,
+        };
+        let size = self.size_now(before, options).await?;
+        match decide(update, rule, before, size, &changes, options)? {
+            Outcome::Erase => {
+                if before.is_some() {
+                    self.handle.erase().await?;
+                }
+                Ok((0, None))
+            }
+            Outcome::Write(placed) => {
+                let (size, dead) = (placed.size(), placed.dead);
+                for write in writes(update, placed, &mut changes, fetched) {
+                    let pieces = write.into_iter().map(|(at, bytes)| (at, Cow::Owned(bytes)));
+                    self.handle
+                        .partial_encode_many(Box::new(pieces), options)
+                        .await?;
+                }
+                Ok((size, dead))
+            }
+            Outcome::Compact(after) => {
+                let reads = reads_of_rest(before, &after, &changes);
+                let ranges = Box::new(reads.byte_ranges().into_iter());
+                let rest = if reads.is_empty() {
+                    None
+                } else {
+                    async_no_panic(self.handle.partial_decode_many(ranges, options)).await?
+                };
+                let rest = reads.answered(rest)?;
+                let shard = compacted(update, before, &changes, &rest, options)?;
+                let size = shard.len();
+                self.handle.erase().await?;
+                self.handle
+                    .partial_encode(0, Cow::Owned(shard), options)
+                    .await?;
+                counters::compaction();
+                Ok((size, None))
+            }
+        }
+    }
+}
+
+#[cfg(feature = "async")]
+#[async_trait::async_trait]
+impl AsyncArrayPartialDecoderTraits for PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
+    fn data_type(&self) -> &DataType {
+        &self.target.data_type
+    }
+
+    async fn exists(&self) -> Result<bool, StorageError> {
+        self.handle.exists().await
+    }
+
+    fn size_held(&self) -> usize {
+        self.handle.size_held()
+    }
+
+    async fn partial_decode<'a>(
+        &'a self,
+        indexer: &dyn Indexer,
+        options: &CodecOptions,
+    ) -> Result<ArrayBytes<'a>, CodecError> {
+        let target = &self.target;
+        let decoder = target
+            .codec
+            .clone()
+            .async_partial_decoder(
+                self.handle.clone().into_dyn_decoder(),
+                &target.shape,
+                &target.data_type,
+                &target.fill_value,
+                options,
+            )
+            .await?;
+        Ok(decoder.partial_decode(indexer, options).await?.into_owned())
+    }
+
+    fn supports_partial_decode(&self) -> bool {
+        self.handle.supports_partial_decode()
+    }
+}
+
+#[cfg(feature = "async")]
+#[async_trait::async_trait]
+impl AsyncArrayPartialEncoderTraits for PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
+    fn into_dyn_decoder(self: Arc<Self>) -> Arc<dyn AsyncArrayPartialDecoderTraits> {
+        self
+    }
+
+    async fn erase(&self) -> Result<(), CodecError> {
+        self.handle.erase().await
+    }
+
+    async fn partial_encode(
+        &self,
+        indexer: &dyn Indexer,
+        bytes: &ArrayBytes<'_>,
+        options: &CodecOptions,
+    ) -> Result<(), CodecError> {
+        bytes.validate(indexer.len(), &self.target.data_type)?;
+        if indexer.is_empty() {
+            return Ok(());
+        }
+        let before = self.read_index(options).await?;
+        let extents = before.as_ref().map(|before| before.extents.as_slice());
+        let update = Update::new(&self.target, extents, indexer, bytes)?;
+        let (reads, is_bounded) = update.reads()?;
+        let ranges = reads.byte_ranges();
+        let read = if ranges.is_empty() {
+            None
+        } else {
+            let input: &dyn AsyncBytesPartialDecoderTraits = &*self.handle;
+            if !is_bounded {
+                async_check_long(input, &ranges, options).await?;
+            }
+            async_no_panic(input.partial_decode_many(Box::new(ranges.into_iter()), options)).await?
+        };
+        let fetched = reads.answered(read)?;
+        let changes = update.encode(&fetched, options)?;
+        if changes.subchunks.is_empty() {
+            return Ok(());
+        }
+        let written = self.write(&update, before.as_ref(), changes, &fetched, options);
+        let (size, dead) = written.await?;
+        self.written(size, dead);
+        Ok(())
+    }
+
+    fn supports_partial_encode(&self) -> bool {
+        true
+    }
+}

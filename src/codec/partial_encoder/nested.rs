@@ -1,0 +1,212 @@
+//! Subchunks that are shards: what changes in them is decoded, and nothing else.
+
+use std::sync::Arc;
+
+use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIterator};
+use zarrs::array::codec::ShardingIndexLocation;
+use zarrs::array::{ArrayBytes, ArrayIndices, ArraySubset, Indexer};
+use zarrs_codec::{CodecError, CodecOptions};
+
+use super::reads::Fetched;
+use super::target::Target;
+use super::update::{Changes, Touched, Update, not_read};
+use crate::codec::CudaShardingCodec;
+use crate::codec::selection::Selection;
+use crate::codec::shard::{decode_index_of, encode_index};
+use crate::layout::placement::Stored;
+use crate::layout::{Extent, Part, Space, SubchunkGrid};
+
+/// Encode what `update` changes, whose subchunks are shards of `inner`.
+///
+/// # Errors
+/// A [`CodecError`] if one cannot be decoded or encoded.
+pub(super) fn encode(
+    update: &Update<'_>,
+    inner: &Arc<CudaShardingCodec>,
+    elements: &[u8],
+    fetched: &Fetched<'_>,
+    options: &CodecOptions,
+) -> Result<Changes, CodecError> {
+    let outer = update.target;
+    let target = Target::new(
+        inner.clone(),
+        &outer.codec.subchunk_shape,
+        &outer.data_type,
+        &outer.fill_value,
+    )?;
+    let one = |touched: &Touched| {
+        let old = match &touched.extent {
+            Some(extent) if !touched.whole => Some(fetched.get(extent).ok_or_else(not_read)?),
+            _ => None,
+        };
+        let (indexer, part) = share(update, touched.number, elements)?;
+        updated(
+            &target,
+            old,
+            &*indexer,
+            &ArrayBytes::new_flen(part),
+            options,
+        )
+    };
+    let encoded: Vec<Option<Vec<u8>>> = if options.concurrent_target() == 1 {
+        update.touched.iter().map(one).collect::<Result<_, _>>()?
+    } else {
+        update
+            .touched
+            .par_iter()
+            .with_max_len(1)
+            .map(one)
+            .collect::<Result<_, _>>()?
+    };
+    let mut changes = Changes::new();
+    for (touched, encoded) in update.touched.iter().zip(&encoded) {
+        changes.push(touched.number, encoded.as_deref());
+    }
+    Ok(changes)
+}
+
+/// What is written to subchunk `number`: where in it, and the elements.
+fn share(
+    update: &Update<'_>,
+    number: usize,
+    elements: &[u8],
+) -> Result<(Box<dyn Indexer>, Vec<u8>), CodecError> {
+    let size = update.grid.element_size();
+    match &update.selection {
+        Selection::Window { start, shape } => {
+            let part = Part::new(&update.grid, number, start, shape);
+            let mut share = Vec::with_capacity(part.len());
+            for (_, from) in part.rows(shape) {
+                share.extend_from_slice(&elements[from..from + part.row_len()]);
+            }
+            let to_u64 = |v: &[usize]| v.iter().map(|&n| n as u64).collect::<Vec<_>>();
+            let subset = ArraySubset::new_with_start_shape(
+                to_u64(part.start_in_subchunk()),
+                to_u64(part.shape()),
+            )
+            .map_err(|error| CodecError::Other(error.to_string()))?;
+            Ok((Box::new(subset), share))
+        }
+        Selection::Points(points) => {
+            let points = points.get(&number).map(Vec::as_slice).unwrap_or_default();
+            let within: Vec<ArrayIndices> =
+                points.iter().map(|point| point.within.clone()).collect();
+            let mut share = Vec::with_capacity(points.len() * size);
+            for point in points {
+                let from = point.position * size;
+                share.extend_from_slice(&elements[from..from + size]);
+            }
+            Ok((Box::new(within), share))
+        }
+    }
+}
+
+/// The shard `old` with `elements` written to `indexer`; `None` if it is empty then.
+///
+/// # Errors
+/// A [`CodecError`] if `old` is broken, or a subchunk cannot be decoded or encoded.
+fn updated(
+    target: &Target,
+    old: Option<&[u8]>,
+    indexer: &dyn Indexer,
+    elements: &ArrayBytes<'_>,
+    options: &CodecOptions,
+) -> Result<Option<Vec<u8>>, CodecError> {
+    let codec = &*target.codec;
+    let grid = target.grid()?;
+    let old = match old {
+        None => None,
+        Some(bytes) => {
+            let extents = decode_index_of(codec, &grid, target.index_len, bytes, options)?;
+            Some((bytes, extents))
+        }
+    };
+    let extents = old.as_ref().map(|(_, extents)| extents.as_slice());
+    let update = Update::new(target, extents, indexer, elements)?;
+    update.reads()?;
+    let fetched = old
+        .as_ref()
+        .map_or_else(Fetched::default, |(bytes, _)| Fetched::all(bytes));
+    let changes = update.encode(&fetched, options)?;
+    splice(target, &grid, old, &changes, options)
+}
+
+/// The shard `old` with `changes`: where they are, if they fit; else all of it anew, densely. It is
+/// in memory, so nothing can be torn.
+fn splice(
+    target: &Target,
+    grid: &SubchunkGrid,
+    old: Option<(&[u8], Vec<Extent>)>,
+    changes: &Changes,
+    options: &CodecOptions,
+) -> Result<Option<Vec<u8>>, CodecError> {
+    let codec = &*target.codec;
+    let (index_len, at_end) = (
+        target.index_len,
+        codec.index_location == ShardingIndexLocation::End,
+    );
+    let (old, old_extents) = old.unwrap_or_else(|| (&[], vec![None; grid.num_subchunks()]));
+    let mut extents = old_extents.clone();
+    let mut fits = !Space::of(&old_extents).overlaps();
+    for (number, new) in &changes.subchunks {
+        extents[*number] = match (&old_extents[*number], new) {
+            (_, None) => None,
+            (Some(old), Some(new)) if new.len() <= old.len() => {
+                Some(old.start..old.start + new.len())
+            }
+            (_, Some(new)) => {
+                fits = false;
+                Some(new.clone())
+            }
+        };
+    }
+    if extents.iter().all(Option::is_none) {
+        return Ok(None);
+    }
+    let stored = Stored {
+        extents: &old_extents,
+        size: old.len(),
+        index_len,
+        index_at_end: at_end,
+    };
+    #[allow(
+        clippy::cast_precision_loss,
+        reason = "a fraction that need not be exact"
+    )]
+    let dense_enough = |extents: &[Extent]| {
+        let dead = stored.dead(extents, old.len()) as f64;
+        dead <= codec.options.max_dead_fraction() * old.len() as f64
+    };
+    let mut shard = Vec::new();
+    if fits && dense_enough(&extents) {
+        shard.extend_from_slice(old);
+        for (number, new) in &changes.subchunks {
+            if let (Some(extent), Some(new)) = (&extents[*number], new) {
+                shard[extent.clone()].copy_from_slice(changes.encoded(new));
+            }
+        }
+    } else {
+        let mut changed = changes.subchunks.iter().peekable();
+        if !at_end {
+            shard.resize(index_len, 0);
+        }
+        for (number, old_extent) in old_extents.iter().enumerate() {
+            let bytes = match changed.next_if(|(changed, _)| *changed == number) {
+                Some((_, new)) => new.as_ref().map(|new| changes.encoded(new)),
+                None => old_extent.clone().and_then(|extent| old.get(extent)),
+            };
+            extents[number] = bytes.map(|bytes| {
+                let start = shard.len();
+                shard.extend_from_slice(bytes);
+                start..shard.len()
+            });
+        }
+        if at_end {
+            shard.resize(shard.len() + index_len, 0);
+        }
+    }
+    let index = encode_index(codec, grid, index_len, &extents, options)?;
+    let at = if at_end { shard.len() - index_len } else { 0 };
+    shard[at..at + index_len].copy_from_slice(&index);
+    Ok(Some(shard))
+}

@@ -1,0 +1,71 @@
+//! The shard that is written to: all about it but its bytes.
+
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+use zarrs::array::{ChunkShape, DataType, FillValue};
+use zarrs_codec::CodecError;
+
+use crate::codec::CudaShardingCodec;
+use crate::codec::find;
+use crate::codec::shard::{Shard, index_geometry};
+use crate::layout::SubchunkGrid;
+
+/// A codec, and the shape, data type and fill value of shards.
+pub(super) struct Target {
+    pub(super) codec: Arc<CudaShardingCodec>,
+    pub(super) shape: ChunkShape,
+    pub(super) data_type: DataType,
+    pub(super) fill_value: FillValue,
+    /// The codec of the subchunks, if they are shards of this crate and nothing else.
+    pub(super) nested: Option<Arc<CudaShardingCodec>>,
+    pub(super) index_len: usize,
+}
+
+impl Target {
+    /// # Errors
+    /// A [`CodecError`] if the shapes do not fit each other.
+    pub(super) fn new(
+        codec: Arc<CudaShardingCodec>,
+        shape: &[NonZeroU64],
+        data_type: &DataType,
+        fill_value: &FillValue,
+    ) -> Result<Self, CodecError> {
+        let (_, index_len) = index_geometry(&codec, shape)?;
+        let inner = &codec.inner_codecs;
+        let alone =
+            inner.array_to_array_codecs().is_empty() && inner.bytes_to_bytes_codecs().is_empty();
+        Ok(Self {
+            nested: alone
+                .then(|| find::ours(inner.array_to_bytes_codec()))
+                .flatten(),
+            codec,
+            shape: shape.to_vec(),
+            data_type: data_type.clone(),
+            fill_value: fill_value.clone(),
+            index_len,
+        })
+    }
+
+    /// Whether zarrs' codecs handle the elements one by one.
+    pub(super) fn is_delegated(&self) -> bool {
+        CudaShardingCodec::is_delegated(&self.data_type)
+    }
+
+    /// The subchunks of the shard. Elements without a fixed size count as one byte.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the shapes do not fit each other.
+    pub(super) fn grid(&self) -> Result<SubchunkGrid, CodecError> {
+        if self.is_delegated() {
+            return Ok(index_geometry(&self.codec, &self.shape)?.0);
+        }
+        Ok(self.shard()?.grid)
+    }
+
+    /// # Errors
+    /// A [`CodecError`] as for [`Shard::new`].
+    pub(super) fn shard(&self) -> Result<Shard<'_>, CodecError> {
+        Shard::new(&self.codec, &self.shape, &self.data_type, &self.fill_value)
+    }
+}
