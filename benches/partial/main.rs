@@ -1,12 +1,15 @@
 //! Updates of part of a shard: ours by each strategy, zarrs' partial encoder, and zarrs without it,
 //! alternating, each on a file of its own in the same file system.
 //!
-//! `cargo bench --bench partial [-- [--quick] FILTER…]` prints a table, checks the goals, and writes
-//! `target/bench/partial.json`. A filter is a part of `one_subchunk/zstd-1/auto` and the like. With
-//! `--quick` there are only a few updates, to see that it runs, and the file is
-//! `target/bench/partial-quick.json`.
+//! `cargo bench --bench partial [-- [--quick] [--in=FOLDER] FILTER…]` prints a table, checks the
+//! goals, and writes `target/bench/partial.json`. A filter is a part of `one_subchunk/zstd-1/auto` and
+//! the like. With `--quick` there are only a few updates, to see that it runs, and the file is
+//! `target/bench/partial-quick.json`. The shards are in a temporary folder in `target/tmp`, or in
+//! FOLDER, if another file system is to be measured.
 //!
-//! - `ours_ms`, `zarrs_partial_ms` and `zarrs_rewrite_ms` are medians.
+//! - `ours_ms`, `zarrs_partial_ms` and `zarrs_rewrite_ms` are medians. What rewrites whole shards has
+//!   its own, shorter series, in turns with the others, which do not count there: discarding the old
+//!   file keeps the disk busy for whoever comes next.
 //! - `bytes_read`, `bytes_written` and `bytes_changed` are means over the updates of the case.
 //!   Changed are the encodings of the subchunks that an update touches, and the index if it is another
 //!   one afterwards. Compaction, where a codec asks for it, is not among them, and not in the medians.
@@ -24,7 +27,7 @@
 
 use std::error::Error;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
@@ -71,6 +74,8 @@ fn chains() -> [Chain; 3] {
 
 struct Arguments {
     quick: bool,
+    /// Where the shards are.
+    folder: PathBuf,
     filters: Vec<String>,
 }
 
@@ -81,6 +86,10 @@ impl Arguments {
             .partition(|argument| argument.starts_with("--"));
         Self {
             quick: flags.iter().any(|flag| flag == "--quick"),
+            folder: flags
+                .iter()
+                .find_map(|flag| flag.strip_prefix("--in="))
+                .map_or_else(|| env!("CARGO_TARGET_TMPDIR").into(), PathBuf::from),
             filters,
         }
     }
@@ -101,13 +110,13 @@ impl Arguments {
         }
     }
 
-    /// How many updates of a case.
-    fn rounds(&self, case: Case) -> usize {
+    /// How many updates of a case, and how many with what rewrites whole shards.
+    fn rounds(&self, case: Case) -> (usize, usize) {
         match case {
-            _ if self.quick => 3,
-            Case::OneSubchunk => 101,
-            Case::Slice => 31,
-            Case::Quarter => 15,
+            _ if self.quick => (3, 1),
+            Case::OneSubchunk => (301, 9),
+            Case::Slice => (61, 9),
+            Case::Quarter => (25, 9),
         }
     }
 
@@ -128,17 +137,22 @@ fn main() -> Result<()> {
             if methods.is_empty() {
                 continue;
             }
-            let updates = arguments.rounds(case);
-            let outcomes = series::run(case, chain, &methods, updates)?;
+            let (updates, rewrites) = arguments.rounds(case);
+            let run = |case, methods: &[Method], updates| {
+                series::run(case, chain, methods, updates, &arguments.folder)
+            };
+            let rewriting = run(case, &methods, rewrites)?;
+            methods.retain(|&method| method != Method::ZarrsRewrite);
+            let outcomes = run(case, &methods, updates)?;
             let many = if case == Case::OneSubchunk {
-                methods.retain(|&method| method != Method::ZarrsRewrite);
-                series::run(case, chain, &methods, arguments.many())?
+                run(case, &methods, arguments.many())?
             } else {
                 Vec::new()
             };
             let report = Report {
                 case,
                 chain,
+                rewriting,
                 updates,
                 outcomes,
                 many_updates: arguments.many(),

@@ -73,8 +73,9 @@ pub(crate) fn run(
     chain: &Chain,
     methods: &[Method],
     updates: usize,
+    folder: &Path,
 ) -> Result<Vec<Outcome>> {
-    let folder = TempDir::new_in(env!("CARGO_TARGET_TMPDIR"))?;
+    let folder = TempDir::new_in(folder)?;
     let mut source = Microscopy::new();
     let mut shard = source.volume([0; 3], [SHARD; 3], 5);
     let mut contenders = methods
