@@ -2,6 +2,7 @@
 
 use zarrs::plugin::PluginCreateError;
 use zarrs_codec::CodecError;
+use zarrs_storage::{StorageError, StoreKey};
 
 use crate::Backend;
 
@@ -34,6 +35,32 @@ pub enum Error {
     ForeignCodec {
         /// The name of the codec that the array has.
         codec: String,
+    },
+    /// The objects that an array stores are not shards.
+    #[error("what the array stores are not shards: {reason}")]
+    NotShards {
+        /// What they are.
+        reason: String,
+    },
+    /// A shard cannot be compacted, because an update of it was torn.
+    #[error(
+        "cannot compact the shard {key}: {reason}. Put it right with `recover` first, or store it anew"
+    )]
+    UpdatePending {
+        /// Where the shard is stored.
+        key: StoreKey,
+        /// What is left to do.
+        reason: String,
+    },
+    /// A store failed.
+    #[error("cannot {doing} {key}: {source}")]
+    Storage {
+        /// What was being done.
+        doing: &'static str,
+        /// To what.
+        key: StoreKey,
+        /// Why it failed.
+        source: StorageError,
     },
     /// The codec cannot be created from its parts.
     #[error(transparent)]

@@ -52,6 +52,7 @@ pub mod conformance;
 mod engine;
 mod error;
 mod layout;
+mod maintenance;
 mod options;
 mod plan;
 mod registration;
@@ -60,6 +61,9 @@ mod write_strategy;
 pub use codec::{CudaShardingCodec, CudaShardingCodecBuilder, explain};
 pub use engine::cuda::{MemoryEstimate, Metrics};
 pub use error::Error;
+pub use maintenance::{
+    Compaction, Recovery, RecoveryOutcome, ShardFormat, SubchunkState, compact, recover,
+};
 pub use options::{Backend, LevelPolicy, Options};
 pub use plan::{ExplainedStage, Explanation, Place};
 pub use registration::{Registration, register};

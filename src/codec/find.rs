@@ -3,7 +3,7 @@
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use zarrs::array::Array;
+use zarrs::array::{Array, ChunkShape, DataType, FillValue};
 use zarrs::plugin::{ExtensionName, ZarrVersion};
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecSpecificOptions};
 
@@ -23,7 +23,7 @@ pub(super) fn answer(codec: &Arc<CudaShardingCodec>, options: &CodecSpecificOpti
 }
 
 /// `codec`, if it is ours.
-pub(super) fn ours(codec: &Arc<dyn ArrayToBytesCodecTraits>) -> Option<Arc<CudaShardingCodec>> {
+pub(crate) fn ours(codec: &Arc<dyn ArrayToBytesCodecTraits>) -> Option<Arc<CudaShardingCodec>> {
     let question = CodecSpecificOptions::default().with_option(Finder::default());
     let _unchanged = codec.clone().with_codec_specific_options(&question);
     let finder = question.get_option::<Finder>()?;
@@ -53,11 +53,22 @@ pub fn explain<TStorage: ?Sized>(array: &Array<TStorage>) -> Result<Explanation,
     let shape: Vec<NonZeroU64> = array
         .chunk_shape(&first)
         .map_err(|error| CodecError::Other(error.to_string()))?;
+    let (shape, data_type, fill_value) = representation(array, shape)?;
+    codec.explain(&shape, &data_type, &fill_value)
+}
+
+/// What the array-to-bytes codec of `array` is given of a chunk of `shape` (elements).
+///
+/// # Errors
+/// A [`CodecError`] if an array-to-array codec does not take it.
+pub(crate) fn representation<TStorage: ?Sized>(
+    array: &Array<TStorage>,
+    shape: ChunkShape,
+) -> Result<(ChunkShape, DataType, FillValue), CodecError> {
     let mut representation = (shape, array.data_type().clone(), array.fill_value().clone());
-    for codec in codecs.array_to_array_codecs() {
+    for codec in array.codecs().array_to_array_codecs() {
         let (shape, data_type, fill_value) = &representation;
         representation = codec.encoded_representation(shape, data_type, fill_value)?;
     }
-    let (shape, data_type, fill_value) = &representation;
-    codec.explain(shape, data_type, fill_value)
+    Ok(representation)
 }

@@ -2,13 +2,14 @@
 
 mod builder;
 mod delegated;
-mod find;
+pub(crate) mod find;
 pub(crate) mod foreign;
 mod partial_decoder;
 mod partial_encoder;
 mod recognise;
 mod selection;
 pub(crate) mod shard;
+pub(crate) mod stored;
 #[allow(unsafe_code)]
 mod view;
 
@@ -205,6 +206,18 @@ impl CudaShardingCodec {
     /// - [`Error::Codec`] if the shapes, data type and codecs do not fit each other.
     /// - [`Error::BackendUnavailable`] if the options ask for a backend that cannot be used.
     pub fn explain(
+        &self,
+        shard_shape: &[NonZeroU64],
+        data_type: &DataType,
+        fill_value: &FillValue,
+    ) -> Result<Explanation, Error> {
+        let mut explanation = self.explain_stages(shard_shape, data_type, fill_value)?;
+        explanation.partial_writes =
+            partial_encoder::explain(self, shard_shape, data_type, fill_value)?;
+        Ok(explanation)
+    }
+
+    fn explain_stages(
         &self,
         shard_shape: &[NonZeroU64],
         data_type: &DataType,
@@ -516,6 +529,9 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         fill_value: &FillValue,
         _options: &CodecOptions,
     ) -> Result<Arc<dyn ArrayPartialEncoderTraits>, CodecError> {
+        if Self::is_delegated(data_type) {
+            self.check_delegated(data_type)?;
+        }
         Ok(Arc::new(PartialEncoder::new(
             self,
             input_output_handle,
@@ -558,6 +574,9 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         fill_value: &FillValue,
         _options: &CodecOptions,
     ) -> Result<Arc<dyn AsyncArrayPartialEncoderTraits>, CodecError> {
+        if Self::is_delegated(data_type) {
+            self.check_delegated(data_type)?;
+        }
         Ok(Arc::new(PartialEncoder::new(
             self,
             input_output_handle,

@@ -20,6 +20,6 @@ pub(crate) use index::{Extent, extents_from_index, index_from_extents};
 pub(crate) use lift::{Lift, LiftBatch, LiftDigit, LiftSlab};
 pub(crate) use part::Part;
 pub(crate) use permutation::ShardPermutation;
-pub(crate) use record::{RECORD_LEN, Record};
+pub(crate) use record::{RECORD_LEN, Record, fingerprint};
 pub(crate) use space::Space;
 pub(crate) use strided::{Digit, StridedBox};

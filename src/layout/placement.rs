@@ -34,8 +34,16 @@ pub(crate) struct Stored<'a> {
     pub(crate) index_at_end: bool,
 }
 
-/// A changed subchunk: its number, and its new encoded size unless it is empty.
-pub(crate) type Change = (usize, Option<usize>);
+/// A changed subchunk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Change {
+    pub(crate) number: usize,
+    /// Its new encoded size, unless it is empty.
+    pub(crate) len: Option<usize>,
+    /// Whether it may be written over its old bytes, where the rule would do that. What is in a slot
+    /// has no other place.
+    pub(crate) may_overwrite: bool,
+}
 
 /// How an update becomes visible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,9 +147,9 @@ impl Placing<'_> {
     /// The extents without what has become empty.
     fn remaining(&self) -> Vec<Extent> {
         let mut extents = self.stored.extents.to_vec();
-        for &(number, len) in self.changes {
-            if len.is_none() {
-                extents[number] = None;
+        for change in self.changes {
+            if change.len.is_none() {
+                extents[change.number] = None;
             }
         }
         extents
@@ -161,10 +169,10 @@ impl Placing<'_> {
             taken: BTreeMap::new(),
         };
         let mut extents = self.remaining();
-        for &(number, len) in self.changes {
-            if let Some(len) = len {
-                let start = self.find(number, len, &mut free)?;
-                extents[number] = Some(start..start + len);
+        for change in self.changes {
+            if let Some(len) = change.len {
+                let start = self.find(change, len, &mut free)?;
+                extents[change.number] = Some(start..start + len);
             }
         }
         let commit = if extents == stored.extents {
@@ -229,9 +237,9 @@ impl Placing<'_> {
             appended_end = appended_end.max(self.slots_end);
         }
         let first_appended = appended_end;
-        for &(number, len) in self.changes {
-            let Some(len) = len else { continue };
-            let start = match self.find(number, len, &mut free) {
+        for change in self.changes {
+            let Some(len) = change.len else { continue };
+            let start = match self.find(change, len, &mut free) {
                 Some(start) => start,
                 None => {
                     let room = match self.rule {
@@ -243,7 +251,7 @@ impl Placing<'_> {
                     start
                 }
             };
-            extents[number] = Some(start..start + len);
+            extents[change.number] = Some(start..start + len);
         }
         let index = if with_slots {
             let data_end = if appended_end == first_appended {
@@ -263,8 +271,9 @@ impl Placing<'_> {
         })
     }
 
-    /// A place for `len` bytes of subchunk `number`, other than behind everything.
-    fn find(&self, number: usize, len: usize, free: &mut Free) -> Option<usize> {
+    /// A place for the `len` bytes of `change`, other than behind everything.
+    fn find(&self, change: &Change, len: usize, free: &mut Free) -> Option<usize> {
+        let number = change.number;
         let old = self.stored.extents[number]
             .as_ref()
             .filter(|extent| !extent.is_empty());
@@ -272,6 +281,7 @@ impl Placing<'_> {
             Rule::Append => None,
             Rule::Reuse => free.gaps.take(len),
             Rule::InPlace => old
+                .filter(|_| change.may_overwrite)
                 .filter(|old| {
                     // Into the gap behind it, too.
                     len <= old.len() || free.gaps.take_at(old.end, len - old.len())

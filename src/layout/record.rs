@@ -8,12 +8,11 @@
 //! | 0–8 | magic: `89 7A 63 75 70 64 0D 0A` |
 //! | 8–16 | the offset of these bytes in the object: a copy elsewhere is no record |
 //! | 16–24 | where the object ended, with its index whole, before the update; 0 if there was no shard |
-//! | 24–28 | the CRC32C of the encoded index before the update; 0 if there was none |
-//! | 28–32 | zero |
+//! | 24–32 | the fingerprint of the encoded index before the update; 0 if there was none |
 //! | 32–40 | the size of the encoded index, in bytes |
 //! | 40–48 | where the object ends after the update |
-//! | 48–52 | the CRC32C of the encoded index after the update |
-//! | 52–60 | zero |
+//! | 48–56 | the fingerprint of the encoded index after the update |
+//! | 56–60 | zero |
 //! | 60–64 | the CRC32C of the bytes before |
 //!
 //! What is known before the update comes first, so that even a record that is torn itself can be told
@@ -21,6 +20,9 @@
 //!
 //! The last `index_len` bytes of an updated object are the new index: the index itself if it is at the
 //! end, and a copy of it if it is at the start.
+//!
+//! A [`fingerprint`] is no CRC32C: that of bytes which end in their own CRC32C, as an index does, is
+//! the same whatever the bytes are.
 
 /// The size of a record, in bytes.
 pub(crate) const RECORD_LEN: usize = 64;
@@ -35,14 +37,21 @@ pub(crate) struct Record {
     pub(crate) offset: u64,
     /// Where the object ended before; 0 if there was no shard.
     pub(crate) old_end: u64,
-    /// The CRC32C of the encoded index before; 0 if there was none.
-    pub(crate) old_index: u32,
+    /// The [`fingerprint`] of the encoded index before; 0 if there was none.
+    pub(crate) old_index: u64,
     /// The size of the encoded index.
     pub(crate) index_len: u64,
     /// Where the object ends afterwards.
     pub(crate) new_end: u64,
-    /// The CRC32C of the encoded index afterwards.
-    pub(crate) new_index: u32,
+    /// The [`fingerprint`] of the encoded index afterwards.
+    pub(crate) new_index: u64,
+}
+
+/// What tells one encoded index from another: 64-bit FNV-1a.
+pub(crate) fn fingerprint(index: &[u8]) -> u64 {
+    index.iter().fold(0xCBF2_9CE4_8422_2325, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
+    })
 }
 
 impl Record {
@@ -63,7 +72,8 @@ impl Record {
     }
 
     /// The record at `offset` of `object`, of a shard whose encoded index has `index_len` bytes.
-    pub(crate) fn at(object: &[u8], offset: usize, index_len: usize) -> Option<Self> {
+    #[cfg(test)]
+    fn at(object: &[u8], offset: usize, index_len: usize) -> Option<Self> {
         Self::parse(object.get(offset..)?, offset, index_len)
     }
 
@@ -76,10 +86,10 @@ impl Record {
         let record = Self {
             offset: long(bytes, 8),
             old_end: long(bytes, 16),
-            old_index: word(bytes, 24),
+            old_index: long(bytes, 24),
             index_len: long(bytes, 32),
             new_end: long(bytes, 40),
-            new_index: word(bytes, 48),
+            new_index: long(bytes, 48),
         };
         let here = record.offset == offset as u64 && record.index_len == index_len as u64;
         let after = (offset as u64).checked_add((RECORD_LEN + index_len) as u64)?;
@@ -110,9 +120,9 @@ impl Record {
     }
 
     /// Whether `bytes`, fewer than a record has, are how a record begins that is written at
-    /// `offset`, after a shard that ends at `old_end` and whose encoded index has the CRC32C
+    /// `offset`, after a shard that ends at `old_end` and whose encoded index has the fingerprint
     /// `old_index`.
-    pub(crate) fn begins_with(bytes: &[u8], offset: u64, old_end: u64, old_index: u32) -> bool {
+    pub(crate) fn begins_with(bytes: &[u8], offset: u64, old_end: u64, old_index: u64) -> bool {
         let known = Self {
             offset,
             old_end,
@@ -162,7 +172,7 @@ mod tests {
     const RECORD: Record = Record {
         offset: 100,
         old_end: 90,
-        old_index: 0xDEAD_BEEF,
+        old_index: 0xDEAD_BEEF_0123_4567,
         index_len: 20,
         new_end: 1000,
         new_index: 7,
@@ -209,14 +219,39 @@ mod tests {
     fn the_beginning_of_a_record_is_recognised() {
         let bytes = RECORD.to_bytes();
         for len in 0..RECORD_LEN {
-            assert!(Record::begins_with(&bytes[..len], 100, 90, 0xDEAD_BEEF));
+            assert!(Record::begins_with(
+                &bytes[..len],
+                100,
+                90,
+                0xDEAD_BEEF_0123_4567
+            ));
             if len > 0 {
                 let mut other = bytes[..len].to_vec();
-                other[len.min(28) - 1] ^= 0x40;
-                assert!(!Record::begins_with(&other, 100, 90, 0xDEAD_BEEF), "{len}");
+                other[len.min(32) - 1] ^= 0x40;
+                assert!(
+                    !Record::begins_with(&other, 100, 90, 0xDEAD_BEEF_0123_4567),
+                    "{len}"
+                );
             }
         }
-        assert!(!Record::begins_with(&bytes, 100, 90, 0xDEAD_BEEF));
+        assert!(!Record::begins_with(&bytes, 100, 90, 0xDEAD_BEEF_0123_4567));
+    }
+
+    #[test]
+    fn indexes_that_end_in_their_checksum_are_told_apart() {
+        let with_checksum = |index: [u8; 16]| {
+            let mut encoded = index.to_vec();
+            encoded.extend(crc32c::crc32c(&index).to_le_bytes());
+            encoded
+        };
+        let (one, other) = (with_checksum([1; 16]), with_checksum([2; 16]));
+        // Why a record does not have the CRC32C of an index.
+        assert_eq!(crc32c::crc32c(&one), crc32c::crc32c(&other));
+        assert_ne!(fingerprint(&one), fingerprint(&other));
+        // Published values of FNV-1a.
+        assert_eq!(fingerprint(b""), 0xCBF2_9CE4_8422_2325);
+        assert_eq!(fingerprint(b"a"), 0xAF63_DC4C_8601_EC8C);
+        assert_eq!(fingerprint(b"foobar"), 0x8594_4171_F739_67E8);
     }
 
     #[test]

@@ -57,6 +57,8 @@ pub struct Explanation {
     pub memory: Option<MemoryEstimate>,
     /// The stages, in the order of encoding.
     pub stages: Vec<ExplainedStage>,
+    /// Where a partial write puts what it changes, or why it cannot be had.
+    pub partial_writes: String,
 }
 
 impl fmt::Display for Explanation {
@@ -84,6 +86,6 @@ impl fmt::Display for Explanation {
         {
             write!(f, "\n  {stage:width$}  {place:4}  {reason}")?;
         }
-        Ok(())
+        write!(f, "\npartial writes: {}", self.partial_writes)
     }
 }

@@ -312,6 +312,7 @@ pub(crate) fn explain(
         subchunk_bytes: Some(grid.subchunk_bytes()),
         memory: choice.memory,
         stages,
+        partial_writes: String::new(),
     }
 }
 
@@ -417,6 +418,7 @@ pub(crate) fn explain_delegated(
             place: Place::Host,
             reason: why,
         }],
+        partial_writes: String::new(),
     })
 }
 

@@ -43,6 +43,7 @@ use super::foreign::no_panic;
 #[cfg(feature = "async")]
 use super::partial_decoder::async_check_long;
 use super::partial_decoder::{check_long, check_memory, extents_of, index_byte_range};
+use crate::layout::placement::Rule;
 use crate::layout::{Record, Space};
 use crate::write_strategy::{CompactionRequest, counters};
 use commit::{Outcome, StoredIndex, compacted, decide, keeps_index, reads_of_rest, rule, writes};
@@ -183,6 +184,30 @@ impl<H: ?Sized> PartialEncoder<H> {
             (callback.0)(&request);
         }
     }
+}
+
+/// Say where a partial write of a shard puts what it changes, on a store that writes ranges.
+///
+/// # Errors
+/// A [`CodecError`] if the shapes, data type and codecs do not fit each other.
+pub(super) fn explain(
+    codec: &CudaShardingCodec,
+    shape: &[NonZeroU64],
+    data_type: &DataType,
+    fill_value: &FillValue,
+) -> Result<String, CodecError> {
+    let target = Target::new(Arc::new(codec.clone()), shape, data_type, fill_value)?;
+    Ok(match rule(&target, true) {
+        Err(error) => error.to_string(),
+        Ok(Rule::Append) => "behind everything that is there".to_string(),
+        Ok(Rule::Reuse) => {
+            "into bytes that nothing uses, or behind everything: the old state stays until the new one is whole".to_string()
+        }
+        Ok(Rule::InPlace) => {
+            "where the subchunk was, if it fits; else into bytes that nothing uses, or behind everything".to_string()
+        }
+        Ok(Rule::Slots { size }) => format!("each subchunk into its own slot of {size} bytes"),
+    })
 }
 
 /// Somebody else wrote to the shard.

@@ -10,9 +10,9 @@ use zarrs_codec::{CodecError, CodecOptions};
 use super::reads::Fetched;
 use super::target::Target;
 use super::update::{Changes, Touched, Update, not_read};
-use crate::codec::CudaShardingCodec;
 use crate::codec::selection::Selection;
 use crate::codec::shard::{decode_index_of, encode_index};
+use crate::codec::{CudaShardingCodec, other};
 use crate::layout::placement::Stored;
 use crate::layout::{Extent, Part, Space, SubchunkGrid};
 
@@ -34,6 +34,8 @@ pub(super) fn encode(
         &outer.data_type,
         &outer.fill_value,
     )?;
+    // A backend that cannot encode whole shards of these is refused for parts of them, too.
+    outer.shard()?.choose_engine().map_err(other)?;
     let one = |touched: &Touched| {
         let old = match &touched.extent {
             Some(extent) if !touched.whole => Some(fetched.get(extent).ok_or_else(not_read)?),
@@ -48,7 +50,7 @@ pub(super) fn encode(
             options,
         )
     };
-    let encoded: Vec<Option<Vec<u8>>> = if options.concurrent_target() == 1 {
+    let encoded: Vec<Option<Inner>> = if options.concurrent_target() == 1 {
         update.touched.iter().map(one).collect::<Result<_, _>>()?
     } else {
         update
@@ -60,9 +62,22 @@ pub(super) fn encode(
     };
     let mut changes = Changes::new();
     for (touched, encoded) in update.touched.iter().zip(&encoded) {
-        changes.push(touched.number, encoded.as_deref());
+        changes.push(
+            touched.number,
+            encoded.as_ref().map(|inner| inner.shard.as_slice()),
+        );
+        if !touched.whole && encoded.as_ref().is_some_and(|inner| inner.fragile) {
+            changes.fragile.push(touched.number);
+        }
     }
     Ok(changes)
+}
+
+/// An inner shard as it will be.
+struct Inner {
+    shard: Vec<u8>,
+    /// Whether overwriting the old one could lose more than what is written.
+    fragile: bool,
 }
 
 /// What is written to subchunk `number`: where in it, and the elements.
@@ -111,7 +126,7 @@ fn updated(
     indexer: &dyn Indexer,
     elements: &ArrayBytes<'_>,
     options: &CodecOptions,
-) -> Result<Option<Vec<u8>>, CodecError> {
+) -> Result<Option<Inner>, CodecError> {
     let codec = &*target.codec;
     let grid = target.grid()?;
     let old = match old {
@@ -139,7 +154,7 @@ fn splice(
     old: Option<(&[u8], Vec<Extent>)>,
     changes: &Changes,
     options: &CodecOptions,
-) -> Result<Option<Vec<u8>>, CodecError> {
+) -> Result<Option<Inner>, CodecError> {
     let codec = &*target.codec;
     let (index_len, at_end) = (
         target.index_len,
@@ -208,5 +223,7 @@ fn splice(
     let index = encode_index(codec, grid, index_len, &extents, options)?;
     let at = if at_end { shard.len() - index_len } else { 0 };
     shard[at..at + index_len].copy_from_slice(&index);
-    Ok(Some(shard))
+    // An inner index that is cut off in the middle would be the end of all that it leads to.
+    let fragile = extents != old_extents || !changes.fragile.is_empty();
+    Ok(Some(Inner { shard, fragile }))
 }

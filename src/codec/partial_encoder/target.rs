@@ -3,8 +3,8 @@
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use zarrs::array::{ChunkShape, DataType, FillValue};
-use zarrs_codec::CodecError;
+use zarrs::array::{BytesRepresentation, ChunkShape, DataType, FillValue};
+use zarrs_codec::{ArrayToBytesCodecTraits, CodecError};
 
 use crate::codec::CudaShardingCodec;
 use crate::codec::find;
@@ -45,6 +45,27 @@ impl Target {
             fill_value: fill_value.clone(),
             index_len,
         })
+    }
+
+    /// Whether every subchunk that is not empty has the same encoded size; if they are shards, whether
+    /// that holds for what is in them.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the inner codecs do not fit the data type.
+    pub(super) fn has_subchunks_of_one_size(&self) -> Result<bool, CodecError> {
+        let codec = &self.codec;
+        let (shape, inner) = (&codec.subchunk_shape, &codec.inner_codecs);
+        let encoded = inner.encoded_representation(shape, &self.data_type, &self.fill_value)?;
+        if matches!(encoded, BytesRepresentation::FixedSize(_)) {
+            return Ok(true);
+        }
+        match &self.nested {
+            None => Ok(false),
+            Some(nested) => {
+                let nested = Self::new(nested.clone(), shape, &self.data_type, &self.fill_value)?;
+                nested.has_subchunks_of_one_size()
+            }
+        }
     }
 
     /// Whether zarrs' codecs handle the elements one by one.

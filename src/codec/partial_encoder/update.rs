@@ -46,6 +46,9 @@ pub(super) struct Changes {
     pub(super) bytes: Vec<u8>,
     /// By number: where each lies in `bytes`, unless it is empty now.
     pub(super) subchunks: Vec<(usize, Extent)>,
+    /// The numbers of those of which more would be lost than what is written, if overwriting them
+    /// were interrupted; by number.
+    pub(super) fragile: Vec<usize>,
 }
 
 impl<'a> Update<'a> {
@@ -274,6 +277,7 @@ impl<'a> Update<'a> {
         Ok(Changes {
             subchunks: numbers.zip(encoded.extents).collect(),
             bytes: encoded.bytes,
+            fragile: Vec::new(),
         })
     }
 }
@@ -283,6 +287,7 @@ impl Changes {
         Self {
             bytes: vec![0; RECORD_LEN],
             subchunks: Vec::new(),
+            fragile: Vec::new(),
         }
     }
 

@@ -68,6 +68,16 @@ impl Simulated {
 
     /// Update some subchunks, by the protocol.
     fn update(&mut self, changes: &[(usize, Option<(u8, usize)>)], rule: Rule) -> Commit {
+        self.update_over(changes, rule, true)
+    }
+
+    /// The same; old bytes of what changes are only overwritten if `may_overwrite`.
+    fn update_over(
+        &mut self,
+        changes: &[(usize, Option<(u8, usize)>)],
+        rule: Rule,
+        may_overwrite: bool,
+    ) -> Commit {
         let changed = |number| changes.iter().find(|&&(n, _)| n == number);
         let new = |number| changed(number).map_or(self.expected[number], |&(_, new)| new);
         if (0..self.extents.len()).all(|number| new(number).is_none()) {
@@ -85,7 +95,11 @@ impl Simulated {
         };
         let lens: Vec<Change> = changes
             .iter()
-            .map(|&(number, new)| (number, new.map(|(_, len)| len)))
+            .map(|&(number, new)| Change {
+                number,
+                len: new.map(|(_, len)| len),
+                may_overwrite,
+            })
             .collect();
         let placement = place(&stored, &lens, rule).expect("small");
         for &(number, new) in changes {
@@ -96,7 +110,11 @@ impl Simulated {
             }
         }
         let index_len = self.index_len;
-        let safe = matches!(rule, Rule::Append | Rule::Reuse);
+        let safe = match rule {
+            Rule::Append | Rule::Reuse => true,
+            Rule::InPlace => !may_overwrite,
+            Rule::Slots { .. } => false,
+        };
         let index = match placement.commit {
             Commit::DataOnly => {
                 assert_eq!(placement.extents, old_extents);
@@ -163,6 +181,12 @@ impl Simulated {
     }
 }
 
+const CHANGE: Change = Change {
+    number: 0,
+    len: Some(10),
+    may_overwrite: true,
+};
+
 const SLOTS: Rule = Rule::Slots { size: WORST };
 
 #[test]
@@ -187,7 +211,8 @@ fn every_subchunk_keeps_its_bytes() {
                 }
             }
             let rule = rules.get(only).copied();
-            shard.update(&changes, rule.unwrap_or_else(|| rules[rng.below(4)]));
+            let rule = rule.unwrap_or_else(|| rules[rng.below(4)]);
+            shard.update_over(&changes, rule, rng.below(4) > 0);
         }
     }
 }
@@ -274,7 +299,7 @@ fn shared_bytes_are_left_alone() {
         index_at_end: true,
     };
     for rule in [Rule::Append, Rule::Reuse, Rule::InPlace, SLOTS] {
-        let placement = place(&stored, &[(0, Some(10))], rule).expect("small");
+        let placement = place(&stored, &[CHANGE], rule).expect("small");
         assert_eq!(placement.extents[0], Some(63 + 64..63 + 74));
     }
 }
@@ -294,6 +319,6 @@ fn too_large_is_an_error() {
             size: usize::MAX / 2 + 1,
         },
     ] {
-        assert_eq!(place(&stored, &[(0, Some(10))], rule), Err(TooLarge));
+        assert_eq!(place(&stored, &[CHANGE], rule), Err(TooLarge));
     }
 }

@@ -1,0 +1,206 @@
+//! What is asked of the codec about shards that are stored, of any data type.
+
+use std::borrow::Cow;
+use std::num::NonZeroU64;
+
+use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
+use zarrs::array::codec::ShardingIndexLocation;
+use zarrs::array::{DataType, FillValue};
+use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
+
+use super::CudaShardingCodec;
+use super::foreign::{codec_error, no_panic};
+use super::shard::{self, Shard, decode_index_words, index_geometry};
+use crate::engine::EncodedSubchunk;
+use crate::layout::{Extent, SubchunkGrid, extents_from_index};
+use crate::plan::host_engine;
+
+/// Shards of one codec, shape and data type.
+pub(crate) struct StoredShard<'a> {
+    codec: &'a CudaShardingCodec,
+    shape: &'a [NonZeroU64],
+    data_type: &'a DataType,
+    fill_value: &'a FillValue,
+    grid: SubchunkGrid,
+    index_len: usize,
+    options: CodecOptions,
+}
+
+impl<'a> StoredShard<'a> {
+    /// # Errors
+    /// A [`CodecError`] if the shapes and codecs do not fit each other.
+    pub(crate) fn new(
+        codec: &'a CudaShardingCodec,
+        shape: &'a [NonZeroU64],
+        data_type: &'a DataType,
+        fill_value: &'a FillValue,
+    ) -> Result<Self, CodecError> {
+        let (grid, index_len) = index_geometry(codec, shape)?;
+        Ok(Self {
+            codec,
+            shape,
+            data_type,
+            fill_value,
+            grid,
+            index_len,
+            options: CodecOptions::default().with_validate_checksums(true),
+        })
+    }
+
+    pub(crate) fn location(&self) -> ShardingIndexLocation {
+        self.codec.index_location
+    }
+
+    pub(crate) fn index_len(&self) -> usize {
+        self.index_len
+    }
+
+    pub(crate) fn grid(&self) -> &SubchunkGrid {
+        &self.grid
+    }
+
+    /// The size of a decoded subchunk, in bytes; `None` if subchunks differ in it.
+    pub(crate) fn decoded_size(&self) -> Option<u64> {
+        let element = self.data_type.fixed_size()?;
+        let subchunk = self.codec.subchunk_shape.iter();
+        subchunk
+            .map(|d| d.get())
+            .try_fold(element as u64, u64::checked_mul)
+    }
+
+    /// Whether the index codecs notice when a bit of the index changes.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if they cannot encode an index.
+    pub(crate) fn index_has_checksum(&self) -> Result<bool, CodecError> {
+        let mut index = self.encode_index(&vec![None; self.grid.num_subchunks()])?;
+        if let Some(byte) = index.first_mut() {
+            *byte ^= 1;
+        }
+        Ok(self.words(&index).is_err())
+    }
+
+    /// # Errors
+    /// A [`CodecError`] if the index codecs fail.
+    pub(crate) fn encode_index(&self, extents: &[Extent]) -> Result<Vec<u8>, CodecError> {
+        debug_assert_eq!(extents.len(), self.grid.num_subchunks());
+        shard::encode_index(
+            self.codec,
+            &self.grid,
+            self.index_len,
+            extents,
+            &self.options,
+        )
+    }
+
+    fn words(&self, index: &[u8]) -> Result<Vec<u64>, CodecError> {
+        decode_index_words(self.codec, &self.grid, index, &self.options)
+    }
+
+    /// The words of an encoded index, whatever its checksum says.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the index codecs fail.
+    pub(crate) fn words_unchecked(&self, index: &[u8]) -> Result<Vec<u64>, CodecError> {
+        let options = self.options.clone().with_validate_checksums(false);
+        decode_index_words(self.codec, &self.grid, index, &options)
+    }
+
+    /// The extents in an encoded index, of an object of `size` bytes.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the index codecs fail, or an extent is outside the object.
+    pub(crate) fn extents(&self, index: &[u8], size: u64) -> Result<Vec<Extent>, CodecError> {
+        extents_from_index(&self.words(index)?, size)
+            .map_err(|error| CodecError::Other(error.to_string()))
+    }
+
+    /// The index of `object`, encoded.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the object is shorter than its index.
+    pub(crate) fn index_of<'b>(&self, object: &'b [u8]) -> Result<&'b [u8], CodecError> {
+        let index = match self.location() {
+            ShardingIndexLocation::Start => object.get(..self.index_len),
+            ShardingIndexLocation::End => object
+                .len()
+                .checked_sub(self.index_len)
+                .and_then(|start| object.get(start..)),
+        };
+        index.ok_or_else(|| {
+            CodecError::Other(format!(
+                "the encoded shard has {} bytes, fewer than its index of {}: it is truncated",
+                object.len(),
+                self.index_len
+            ))
+        })
+    }
+
+    /// The shard without bytes that no subchunk uses; `None` if there are no such bytes.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the index is invalid, or memory cannot be had.
+    pub(crate) fn compact(&self, object: &[u8]) -> Result<Option<Vec<u8>>, CodecError> {
+        shard::compact(self.codec, object, self.shape, &self.options)
+    }
+
+    /// Decode the subchunks of `object` that are not empty, each for itself, and say which cannot
+    /// be decoded.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the shapes, data type and codecs do not fit each other.
+    pub(crate) fn try_subchunks(
+        &self,
+        object: &[u8],
+        extents: &[Extent],
+    ) -> Result<Vec<Result<(), CodecError>>, CodecError> {
+        let numbered: Vec<(usize, &Extent)> = extents.iter().enumerate().collect();
+        let each = |decode: &(dyn Fn(usize, &[u8]) -> Result<(), CodecError> + Sync)| {
+            let results = numbered.par_iter().map(|&(number, extent)| match extent {
+                None => Ok(()),
+                Some(extent) => match object.get(extent.clone()) {
+                    Some(bytes) => decode(number, bytes),
+                    None => Err(CodecError::Other(format!(
+                        "bytes {}..{} are not in a shard of {} bytes",
+                        extent.start,
+                        extent.end,
+                        object.len()
+                    ))),
+                },
+            });
+            results.collect()
+        };
+        if CudaShardingCodec::is_delegated(self.data_type) {
+            return Ok(each(&|_, bytes| self.decode_delegated(bytes)));
+        }
+        let shard = Shard::new(self.codec, self.shape, self.data_type, self.fill_value)?;
+        let options = self.options.clone().with_concurrent_target(1);
+        Ok(shard.with_job(&options, |job| {
+            each(&|number, bytes| {
+                let subchunk = EncodedSubchunk {
+                    number,
+                    bytes: Some(bytes),
+                };
+                host_engine()
+                    .decode_each(job, &[subchunk], &|_, _, _| Ok(()))
+                    .map_err(codec_error)
+            })
+        }))
+    }
+
+    /// Decode a subchunk whose elements have no fixed size.
+    fn decode_delegated(&self, bytes: &[u8]) -> Result<(), CodecError> {
+        let shape = &self.codec.subchunk_shape;
+        no_panic(|| {
+            let decoded = self.codec.inner_codecs.decode(
+                Cow::Borrowed(bytes),
+                shape,
+                self.data_type,
+                self.fill_value,
+                &self.options,
+            )?;
+            let num_elements = shape.iter().map(|d| d.get()).product();
+            Ok(decoded.validate(num_elements, self.data_type)?)
+        })
+    }
+}

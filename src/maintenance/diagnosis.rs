@@ -1,0 +1,249 @@
+//! What is wrong with a stored shard, and which bytes put it right: the rules of `docs/updates.md`.
+//!
+//! Nothing here reads or writes a store. What is to be written is such that a write of it which is
+//! torn, at any byte, leaves a shard for which the same rules give the same end.
+
+use zarrs::array::codec::ShardingIndexLocation;
+
+use crate::layout::{RECORD_LEN, Record, fingerprint};
+
+/// From this many bytes of a record on it is certain that it is one: its magic is whole.
+const CERTAIN: usize = 8;
+
+/// What the rules have to know of a kind of shard.
+pub(crate) struct Geometry<'a> {
+    pub(crate) location: ShardingIndexLocation,
+    /// The size of the encoded index, in bytes.
+    pub(crate) index_len: usize,
+    /// Whether the index codecs have a checksum.
+    pub(crate) checksum: bool,
+    /// Whether an encoded index decodes, with all extents in an object of so many bytes.
+    pub(crate) is_index: &'a dyn Fn(&[u8], u64) -> bool,
+}
+
+/// What is to be done with an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Diagnosis {
+    /// Nothing: every update of it is done, or is not to be seen.
+    Intact,
+    /// These writes, in this order, make it what it was before its last update.
+    Undo(Vec<(u64, Vec<u8>)>),
+    /// This write makes it what its last update was to make of it.
+    Complete(Vec<(u64, Vec<u8>)>),
+    /// It was being created: erase it.
+    Erase,
+    /// Nothing, since it is not known what is right.
+    Unrecoverable(String),
+}
+
+/// Say what is wrong with `object`.
+pub(crate) fn diagnose(object: &[u8], geometry: &Geometry<'_>) -> Diagnosis {
+    let last = Record::all(object, geometry.index_len).next();
+    match geometry.location {
+        ShardingIndexLocation::Start => at_start(object, geometry, last),
+        ShardingIndexLocation::End => at_end(object, geometry, last),
+    }
+}
+
+fn at_end(object: &[u8], geometry: &Geometry<'_>, last: Option<Record>) -> Diagnosis {
+    let size = object.len() as u64;
+    if let Some(record) = last.filter(|record| size < record.new_end) {
+        // The object grows up to the last byte of the new index: this one did not.
+        return undo(object, geometry, record);
+    }
+    if let (Some(record), Some(tail)) = (last, index_before(object, geometry, size)) {
+        let found = fingerprint(tail);
+        let in_place = record.old_end == record.new_end && record.new_end == size;
+        if found == record.new_index || (in_place && found == record.old_index) {
+            return Diagnosis::Intact;
+        }
+        if in_place && !(geometry.checksum && is_index(geometry, tail, size)) {
+            let copy = index_before(object, geometry, record.offset);
+            if let Some(copy) = copy.filter(|copy| fingerprint(copy) == record.new_index) {
+                let offset = size - geometry.index_len as u64;
+                return Diagnosis::Complete(vec![(offset, copy.to_vec())]);
+            }
+        }
+    }
+    no_index_at_end(object, geometry, last)
+}
+
+/// The rules where the last record, if any, does not say what the end of the object is.
+fn no_index_at_end(object: &[u8], geometry: &Geometry<'_>, last: Option<Record>) -> Diagnosis {
+    let size = object.len() as u64;
+    let tail = index_before(object, geometry, size);
+    let decodes = tail.is_some_and(|tail| is_index(geometry, tail, size));
+    if decodes && geometry.checksum {
+        return Diagnosis::Intact;
+    }
+    let begun = begun_record(object, geometry, last.as_ref())
+        .map(|begun| (begun.is_certain, begun.diagnosis))
+        .or_else(|| {
+            let first = first_that_is_not_zero(object)?;
+            let begun = last.is_none() && begins_a_shard(object, first);
+            begun.then_some((object.len() - first >= CERTAIN, Diagnosis::Erase))
+        });
+    match begun {
+        Some((is_certain, diagnosis)) if is_certain || !decodes => diagnosis,
+        Some(_) => Diagnosis::Unrecoverable(format!(
+            "the {} bytes at the end are an index, and the bytes before them are one followed by the beginning of a record of an update: without a checksum of the index it cannot be told which is right",
+            geometry.index_len
+        )),
+        None if decodes => Diagnosis::Intact,
+        None => Diagnosis::Unrecoverable(no_index(object, geometry, "end")),
+    }
+}
+
+fn at_start(object: &[u8], geometry: &Geometry<'_>, last: Option<Record>) -> Diagnosis {
+    let size = object.len() as u64;
+    let Some(head) = object.get(..geometry.index_len) else {
+        return Diagnosis::Unrecoverable(no_index(object, geometry, "start"));
+    };
+    let found = fingerprint(head);
+    let known = |record: Record| {
+        found == record.new_index || (record.old_end > 0 && found == record.old_index)
+    };
+    let decodes = is_index(geometry, head, size);
+    if last.is_some_and(known) || (decodes && geometry.checksum) {
+        return Diagnosis::Intact;
+    }
+    let being_created = match last {
+        Some(record) => record.old_end == 0 && size < record.new_end,
+        None => first_that_is_not_zero(object).is_some_and(|first| begins_a_shard(object, first)),
+    };
+    if being_created && is_zero(head) {
+        return Diagnosis::Erase;
+    }
+    if let Some(record) = last.filter(|record| record.new_end == size) {
+        let copy = index_before(object, geometry, size);
+        if let Some(copy) = copy.filter(|copy| fingerprint(copy) == record.new_index) {
+            return Diagnosis::Complete(vec![(0, copy.to_vec())]);
+        }
+    }
+    if decodes {
+        return Diagnosis::Intact;
+    }
+    Diagnosis::Unrecoverable(no_index(object, geometry, "start"))
+}
+
+/// Undo the growth of `record`, which did not come to its end.
+fn undo(object: &[u8], geometry: &Geometry<'_>, record: Record) -> Diagnosis {
+    let index_len = geometry.index_len as u64;
+    let size = object.len() as u64;
+    if record.old_end == 0 {
+        return Diagnosis::Erase;
+    }
+    let old = index_before(object, geometry, record.old_end)
+        .filter(|old| fingerprint(old) == record.old_index);
+    let Some(old) = old else {
+        return Diagnosis::Unrecoverable(format!(
+            "an update was to make it {} bytes long, and it has {size}; the index that it had before, which ended at {}, is not there any more",
+            record.new_end, record.old_end
+        ));
+    };
+    let mut writes = Vec::new();
+    // Over what the update wrote, and behind the record that says so: it does not grow each time
+    // that this is torn.
+    let end = size.max(record.offset.saturating_add(RECORD_LEN as u64 + index_len));
+    let is_there = end == size && index_before(object, geometry, size) == Some(old);
+    if !is_there {
+        writes.push((end - index_len, old.to_vec()));
+    }
+    // Last of all: a record that is whole, and says that the object should be longer, must not be
+    // found by a later recovery. It is its checksum that goes: another record that is written here
+    // and torn would bring back its first bytes.
+    let bytes = record.to_bytes();
+    let (content, checksum) = bytes.split_at(RECORD_LEN - 4);
+    let no_checksum = checksum.iter().map(|byte| !byte).collect();
+    writes.push((record.offset + content.len() as u64, no_checksum));
+    Diagnosis::Undo(writes)
+}
+
+/// The beginning of a record at the end of an object.
+struct BegunRecord {
+    is_certain: bool,
+    diagnosis: Diagnosis,
+}
+
+/// Look for a shard that is followed by the beginning of a record, and by nothing else.
+fn begun_record(
+    object: &[u8],
+    geometry: &Geometry<'_>,
+    last: Option<&Record>,
+) -> Option<BegunRecord> {
+    /// What a record begins with before it says anything of the index.
+    const PLACE: usize = 24;
+    (1..RECORD_LEN.min(object.len())).find_map(|len| {
+        let (shard, rest) = object.split_at(object.len() - len);
+        let end = shard.len() as u64;
+        // Most places fail here, before anything of the index is looked at.
+        if !Record::begins_with(&rest[..len.min(PLACE)], end, end, 0) {
+            return None;
+        }
+        let index = index_before(object, geometry, end)?;
+        let print = fingerprint(index);
+        if !Record::begins_with(rest, end, end, print) || !is_index(geometry, index, end) {
+            return None;
+        }
+        let is_known = last.is_some_and(|record| {
+            let prints = [record.new_index, record.old_index];
+            record.new_end == end && prints.contains(&print)
+        });
+        // An update that changes nothing, and that is whole.
+        let index_len = geometry.index_len as u64;
+        let record = Record {
+            offset: end,
+            old_end: end,
+            old_index: print,
+            index_len,
+            new_end: end + RECORD_LEN as u64 + index_len,
+            new_index: print,
+        };
+        let update = [&record.to_bytes(), index].concat();
+        Some(BegunRecord {
+            is_certain: is_known || len >= CERTAIN,
+            diagnosis: Diagnosis::Undo(vec![(end, update)]),
+        })
+    })
+}
+
+/// Whether the object is zeros up to `first`, and then the beginning of the record of a shard that
+/// is being created.
+fn begins_a_shard(object: &[u8], first: usize) -> bool {
+    Record::begins_with(&object[first..], first as u64, 0, 0)
+}
+
+fn first_that_is_not_zero(bytes: &[u8]) -> Option<usize> {
+    bytes.iter().position(|&byte| byte != 0)
+}
+
+/// The bytes that are the index of an object which ends at `end`.
+fn index_before<'b>(object: &'b [u8], geometry: &Geometry<'_>, end: u64) -> Option<&'b [u8]> {
+    let end = usize::try_from(end).ok()?;
+    object.get(end.checked_sub(geometry.index_len)?..end)
+}
+
+/// Whether `bytes` are the index of an object of `size` bytes. Zeros are none: that is what a file
+/// system leaves where nothing was written.
+fn is_index(geometry: &Geometry<'_>, bytes: &[u8], size: u64) -> bool {
+    !is_zero(bytes) && (geometry.is_index)(bytes, size)
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    first_that_is_not_zero(bytes).is_none()
+}
+
+/// Why nothing can be done.
+fn no_index(object: &[u8], geometry: &Geometry<'_>, place: &str) -> String {
+    if object.is_empty() {
+        return "the object is empty: whatever stored it died before it wrote a byte, and it is not known whether a shard was there before".to_string();
+    }
+    format!(
+        "the {} bytes at its {place} are no index of an object of {} bytes, and no record of an update says what they should be",
+        geometry.index_len,
+        object.len()
+    )
+}
+
+#[cfg(test)]
+mod tests;

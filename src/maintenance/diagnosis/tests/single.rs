@@ -1,0 +1,1 @@
+//! Objects that no history of updates gives.

@@ -1,0 +1,189 @@
+//! A shard whose last update was torn, put right.
+
+use std::fmt;
+use std::sync::Arc;
+
+use zarrs_storage::{ReadableWritableStorageTraits, StoreKey};
+
+use super::ShardFormat;
+use super::diagnosis::Diagnosis;
+use super::format::diagnosis_of;
+use super::io::{Change, apply, read};
+use crate::Error;
+
+/// What recovery found, and did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RecoveryOutcome {
+    /// There is no shard.
+    Absent,
+    /// There was nothing to do. An update that was torn before anyone could see it is nothing.
+    Intact,
+    /// The last update was torn. The shard has the index that it had before.
+    Undone,
+    /// The last update was torn, and has been completed.
+    Completed,
+    /// The shard was being created: it has been erased.
+    Erased,
+    /// It is not known what the shard should be. Nothing was changed.
+    Unrecoverable {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A subchunk after recovery.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SubchunkState {
+    /// It is not stored: the fill value.
+    Empty,
+    /// It decodes.
+    Readable,
+    /// It does not decode.
+    Unreadable {
+        /// Why.
+        reason: Arc<str>,
+    },
+}
+
+/// What recovery did, and what there is now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Recovery {
+    /// What was found and done.
+    pub outcome: RecoveryOutcome,
+    /// Each subchunk, in C order; none if there is no shard (any more).
+    pub subchunks: Vec<SubchunkState>,
+}
+
+impl fmt::Display for RecoveryOutcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Absent => f.write_str("there is no shard"),
+            Self::Intact => f.write_str("intact: nothing to do"),
+            Self::Undone => f.write_str("a torn update was undone"),
+            Self::Completed => f.write_str("a torn update was completed"),
+            Self::Erased => f.write_str("a shard that was never complete was erased"),
+            Self::Unrecoverable { reason } => write!(f, "nothing was changed: {reason}"),
+        }
+    }
+}
+
+impl fmt::Display for Recovery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (mut empty, mut readable, mut unreadable) = (0_usize, 0_usize, Vec::new());
+        for (number, subchunk) in self.subchunks.iter().enumerate() {
+            match subchunk {
+                SubchunkState::Empty => empty += 1,
+                SubchunkState::Readable => readable += 1,
+                SubchunkState::Unreadable { reason } => unreadable.push((number, reason)),
+            }
+        }
+        write!(f, "{}", self.outcome)?;
+        if self.subchunks.is_empty() {
+            return Ok(());
+        }
+        write!(
+            f,
+            "\n{readable} subchunks readable, {empty} empty, {} unreadable",
+            unreadable.len()
+        )?;
+        match &unreadable[..] {
+            [(0, reason), .., (_, last)]
+                if unreadable.len() == self.subchunks.len() && reason == last =>
+            {
+                write!(f, "\n  all: {reason}")
+            }
+            unreadable => unreadable
+                .iter()
+                .try_for_each(|(number, reason)| write!(f, "\n  subchunk {number}: {reason}")),
+        }
+    }
+}
+
+/// Put right the shard at `key`, if its last update was torn, and say what its subchunks are now.
+///
+/// The rules, and what is promised of each [`WriteStrategy`](crate::WriteStrategy), are in
+/// [`docs/updates.md`](https://docs.rs/crate/zarrs_cuda/latest/source/docs/updates.md). The shard is
+/// read whole, and each subchunk of it is decoded, on the host. What has to be written are an index
+/// and a few bytes, by one `set_partial_many`; a store without it gets the shard whole, by one `set`.
+/// Recovery may itself be interrupted and run again. Shards that no update of this crate has touched
+/// are only looked at.
+///
+/// Nobody else may write the shard meanwhile. The shard must be one that trusted software wrote:
+/// records of updates can be forged.
+///
+/// # Errors
+/// - [`Error::Codec`] if the format is none, or memory cannot be had.
+/// - [`Error::Storage`] if the store fails.
+///
+/// That nothing can be recovered is no error, but [`RecoveryOutcome::Unrecoverable`].
+pub fn recover<S: ReadableWritableStorageTraits + ?Sized>(
+    store: &S,
+    key: &StoreKey,
+    format: &ShardFormat,
+) -> Result<Recovery, Error> {
+    let Some(object) = read(store, key)? else {
+        return Ok(Recovery::absent());
+    };
+    let (change, recovery) = recovered(&object, format)?;
+    apply(store, key, &object, change)?;
+    Ok(recovery)
+}
+
+impl Recovery {
+    pub(super) fn absent() -> Self {
+        Self {
+            outcome: RecoveryOutcome::Absent,
+            subchunks: Vec::new(),
+        }
+    }
+}
+
+/// What is to be done to `object`, and what it is then.
+pub(super) fn recovered(object: &[u8], format: &ShardFormat) -> Result<(Change, Recovery), Error> {
+    let (change, outcome) = match diagnosis_of(&format.stored()?, object)? {
+        Diagnosis::Intact => (Change::Keep, RecoveryOutcome::Intact),
+        Diagnosis::Undo(writes) => (Change::Write(writes), RecoveryOutcome::Undone),
+        Diagnosis::Complete(writes) => (Change::Write(writes), RecoveryOutcome::Completed),
+        Diagnosis::Erase => (Change::Erase, RecoveryOutcome::Erased),
+        Diagnosis::Unrecoverable(reason) => {
+            (Change::Keep, RecoveryOutcome::Unrecoverable { reason })
+        }
+    };
+    let subchunks = match &change {
+        Change::Erase => Vec::new(),
+        Change::Write(_) => states(&change.written_to(object)?, format)?,
+        Change::Keep | Change::Replace(_) => states(object, format)?,
+    };
+    Ok((change, Recovery { outcome, subchunks }))
+}
+
+/// Whether each subchunk of `object` decodes.
+fn states(object: &[u8], format: &ShardFormat) -> Result<Vec<SubchunkState>, Error> {
+    let stored = format.stored()?;
+    let extents = stored
+        .index_of(object)
+        .and_then(|index| stored.extents(index, object.len() as u64));
+    let extents = match extents {
+        Ok(extents) => extents,
+        Err(error) => {
+            let reason: Arc<str> = format!("the index is invalid: {error}").into();
+            let unreadable = SubchunkState::Unreadable { reason };
+            return Ok(vec![unreadable; stored.grid().num_subchunks()]);
+        }
+    };
+    let tried = stored.try_subchunks(object, &extents)?;
+    let states = extents
+        .iter()
+        .zip(tried)
+        .map(|(extent, tried)| match tried {
+            _ if extent.is_none() => SubchunkState::Empty,
+            Ok(()) => SubchunkState::Readable,
+            Err(error) => SubchunkState::Unreadable {
+                reason: error.to_string().into(),
+            },
+        });
+    Ok(states.collect())
+}
