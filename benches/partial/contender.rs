@@ -14,7 +14,7 @@ use zarrs::array::{
     Array, ArrayBuilder, ArrayBytes, ArrayToBytesCodecTraits, CodecOptions, data_type,
 };
 use zarrs::filesystem::FilesystemStore;
-use zarrs_cuda::{CudaShardingCodec, Options, WriteStrategy};
+use zarrs_cuda::{CudaShardingCodec, Options, ShardFormat, WriteStrategy, compact};
 
 use crate::Result;
 use crate::cases::{SHARD, SUBCHUNK, Update};
@@ -181,7 +181,8 @@ impl Contender {
         }
         self.store.take();
         let start = Instant::now();
-        self.array.compact_chunk(&CHUNK, &self.options)?;
+        let format = ShardFormat::of(&self.array, &CHUNK)?;
+        compact(&*self.store, &self.array.chunk_key(&CHUNK), &format)?;
         let seconds = start.elapsed().as_secs_f64();
         self.index = self.read_index()?;
         Ok(Some(Compaction {
