@@ -110,9 +110,17 @@ impl Gaps {
         Some(len)
     }
 
-    /// Take `len` bytes from the smallest gap that has them.
+    /// Take `len` bytes from the last gap, or else from the smallest gap that has them.
+    ///
+    /// The last one is what lies behind the last subchunk, and every update reads that: it should not
+    /// get long.
     pub(crate) fn take(&mut self, len: usize) -> Option<usize> {
-        let &(gap, start) = self.by_len.range((len, 0)..).next()?;
+        let last = self.by_start.last_key_value();
+        let last = last.filter(|&(_, &gap)| gap >= len);
+        let (gap, start) = match last {
+            Some((&start, &gap)) => (gap, start),
+            None => self.by_len.range((len, 0)..).next().copied()?,
+        };
         self.remove(start);
         self.insert(start + len..start + gap);
         Some(start)
@@ -151,13 +159,24 @@ mod tests {
         assert!(!space.is_free(&(10..31), 2));
         let mut gaps = space.gaps(4..45);
         assert_eq!(gaps.take(5), Some(40));
-        assert_eq!(gaps.take(5), Some(4));
         assert_eq!(gaps.take(11), None);
+        assert_eq!(gaps.take(0), Some(20));
+        assert!(gaps.take_at(4, 5));
         assert!(gaps.take_at(20, 4));
         assert!(!gaps.take_at(24, 7));
         assert_eq!(gaps.take(6), Some(24));
         assert_eq!(gaps.take(1), Some(9));
         assert_eq!(gaps.take(1), None);
+    }
+
+    #[test]
+    fn the_last_gap_comes_first_then_the_smallest() {
+        let space = Space::of(&[Some(10..20), Some(25..30), Some(33..40)]);
+        let mut gaps = space.gaps(0..48);
+        assert_eq!(gaps.take(5), Some(40));
+        assert_eq!(gaps.take(3), Some(45));
+        assert_eq!(gaps.take(4), Some(20));
+        assert_eq!(gaps.take(6), Some(0));
     }
 
     #[test]
