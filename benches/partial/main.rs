@@ -7,7 +7,8 @@
 //! `target/bench/partial-quick.json`. The shards are in a temporary folder in `target/tmp`, or in
 //! FOLDER, if another file system is to be measured.
 //!
-//! - `ours_ms`, `zarrs_partial_ms` and `zarrs_rewrite_ms` are medians. What rewrites whole shards has
+//! - `ours_ms`, `zarrs_partial_ms` and `zarrs_rewrite_ms` are medians, `…_quartile_ms` lower quartiles,
+//!   which noise of the machine disturbs less. Before each update all rest for 2 ms. What rewrites whole shards has
 //!   its own, shorter series, in turns with the others, which do not count there: discarding the old
 //!   file keeps the disk busy for whoever comes next.
 //! - `bytes_read`, `bytes_written` and `bytes_changed` are means over the updates of the case.

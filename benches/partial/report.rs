@@ -82,6 +82,8 @@ impl Report<'_> {
                 "ours_ms": ours_ms,
                 "zarrs_partial_ms": zarrs_partial_ms,
                 "zarrs_rewrite_ms": zarrs_rewrite_ms,
+                "ours_quartile_ms": ours.quartile_ms(),
+                "zarrs_partial_quartile_ms": zarrs.quartile_ms(),
                 "bytes_read": ours.read(),
                 "bytes_written": ours.written(),
                 "bytes_changed": ours.changed(),
