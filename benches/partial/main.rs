@@ -16,7 +16,8 @@
 //!   one afterwards. Compaction, where a codec asks for it, is not among them, and not in the medians.
 //! - `…_1000` are of 1 000 updates of one subchunk, with compaction: `amplification` is what was
 //!   written, over what changed; `growth` is the size of the shard at the end over its size without
-//!   unused bytes, `largest` the same at its worst, `ms` the mean time with that of compaction.
+//!   unused bytes, `largest` the same at its worst, `ms` the mean time with that of compaction,
+//!   `median_ms` the median without it.
 
 #![allow(
     clippy::cast_possible_truncation,

@@ -98,9 +98,11 @@ impl Report<'_> {
                 "bytes_written_1000": many.map(Outcome::written),
                 "bytes_changed_1000": many.map(Outcome::changed),
                 "ms_1000": many.map(Outcome::mean_ms),
+                "median_ms_1000": many.map(Outcome::median_ms),
                 "zarrs_amplification_1000": zarrs_many.map(Outcome::amplification),
                 "zarrs_growth_1000": zarrs_many.map(|many| many.growth),
                 "zarrs_ms_1000": zarrs_many.map(Outcome::mean_ms),
+                "zarrs_median_ms_1000": zarrs_many.map(Outcome::median_ms),
             }));
         }
         Ok(rows)
