@@ -24,6 +24,9 @@ use zarrs::array::{ArrayBytes, ArrayToBytesCodecTraits, CodecOptions, FillValue,
 use zarrs_cuda::conformance::Limit;
 use zarrs_cuda::{CudaShardingCodec, Options};
 
+mod microscopy;
+use microscopy::Microscopy;
+
 /// uint16 elements.
 const SHAPE: [u64; 3] = [256, 256, 512];
 const ROUNDS: usize = 7;
@@ -64,26 +67,6 @@ fn configuration(bytes_to_bytes: &Value, edge: u64) -> Result<ShardingCodecConfi
     }))?)
 }
 
-/// Microscopy-like: a smooth field, and 5 bits of noise.
-fn data() -> Vec<u8> {
-    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
-    let mut data = Vec::new();
-    for z in 0..SHAPE[0] {
-        for y in 0..SHAPE[1] {
-            for x in 0..SHAPE[2] {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                let field =
-                    (z as f64 / 40.0).sin() + (y as f64 / 55.0).cos() + (x as f64 / 70.0).sin();
-                let value = (field.mul_add(800.0, 3000.0) as u16 & !31) | (state & 31) as u16;
-                data.extend_from_slice(&value.to_le_bytes());
-            }
-        }
-    }
-    data
-}
-
 fn median(mut seconds: Vec<f64>) -> f64 {
     seconds.sort_by(f64::total_cmp);
     seconds[seconds.len() / 2]
@@ -121,7 +104,7 @@ fn main() -> Result<()> {
         .skip(1)
         .filter(|arg| !arg.starts_with("--"))
         .collect();
-    let data = data();
+    let data = Microscopy::new().volume([0; 3], SHAPE, 5);
     let gigabytes = data.len() as f64 / 1e9;
     let shape: Vec<NonZeroU64> = SHAPE
         .iter()

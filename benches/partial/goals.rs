@@ -1,0 +1,40 @@
+//! What partial writes are meant to reach with `WriteStrategy::Auto`, held against what was measured.
+
+/// Goals, as they are checked.
+#[derive(Default)]
+pub(crate) struct Goals {
+    missed: usize,
+    lines: Vec<String>,
+}
+
+impl Goals {
+    pub(crate) fn at_most(&mut self, what: &str, measured: f64, goal: f64) {
+        self.add(what, measured, "at most", goal, measured <= goal);
+    }
+
+    pub(crate) fn at_least(&mut self, what: &str, measured: f64, goal: f64) {
+        self.add(what, measured, "at least", goal, measured >= goal);
+    }
+
+    fn add(&mut self, what: &str, measured: f64, relation: &str, goal: f64, met: bool) {
+        let verdict = if met { "met" } else { "MISSED" };
+        self.missed += usize::from(!met);
+        self.lines.push(format!(
+            "{what}: {relation} {goal}: {measured:.4}, {verdict}"
+        ));
+    }
+
+    pub(crate) fn print(&self) {
+        if self.lines.is_empty() {
+            return;
+        }
+        println!(
+            "\nGoals of auto ({} of {} missed)",
+            self.missed,
+            self.lines.len()
+        );
+        for line in &self.lines {
+            println!("- {line}");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Several contenders, and the same updates to each.
+
+use std::path::Path;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::cases::{Case, SHARD};
+use crate::contender::{Contender, Cost, Method};
+use crate::microscopy::Microscopy;
+use crate::{Chain, Result};
+
+/// What one contender did in a series.
+pub(crate) struct Outcome {
+    pub(crate) method: Method,
+    costs: Vec<Cost>,
+    /// How often the shard was compacted.
+    pub(crate) compactions: usize,
+    compacted: u64,
+    compaction_seconds: f64,
+    /// The size of the shard at the end, as a multiple of its size without unused bytes.
+    pub(crate) growth: f64,
+    /// The same when it was largest, before compaction.
+    pub(crate) largest: f64,
+}
+
+impl Outcome {
+    pub(crate) fn median_ms(&self) -> f64 {
+        self.quantile_ms(0.5)
+    }
+
+    /// The lower quartile: what noise leaves alone on a machine that has other things to do.
+    pub(crate) fn quartile_ms(&self) -> f64 {
+        self.quantile_ms(0.25)
+    }
+
+    fn quantile_ms(&self, quantile: f64) -> f64 {
+        let mut all: Vec<f64> = self.costs.iter().map(|cost| cost.seconds * 1e3).collect();
+        all.sort_by(f64::total_cmp);
+        all[(all.len() as f64 * quantile) as usize]
+    }
+
+    /// With the time that compaction took.
+    pub(crate) fn mean_ms(&self) -> f64 {
+        let updates: f64 = self.costs.iter().map(|cost| cost.seconds).sum();
+        (updates + self.compaction_seconds) * 1e3 / self.costs.len() as f64
+    }
+
+    /// The mean of what an update read, without compaction.
+    pub(crate) fn read(&self) -> f64 {
+        self.mean(|cost| cost.traffic.read)
+    }
+
+    /// The mean of what an update wrote, without compaction.
+    pub(crate) fn written(&self) -> f64 {
+        self.mean(|cost| cost.traffic.written)
+    }
+
+    /// The mean of what an update changed.
+    pub(crate) fn changed(&self) -> f64 {
+        self.mean(|cost| cost.changed)
+    }
+
+    /// What was written, with compaction, as a multiple of what changed.
+    pub(crate) fn amplification(&self) -> f64 {
+        let compacted = self.compacted as f64 / self.costs.len() as f64;
+        (self.written() + compacted) / self.changed()
+    }
+
+    fn mean(&self, of: impl Fn(&Cost) -> u64) -> f64 {
+        self.costs.iter().map(of).sum::<u64>() as f64 / self.costs.len() as f64
+    }
+}
+
+/// Give each of `methods` the same `updates` random updates, one after the other, after one that does
+/// not count. Whoever asks for compaction gets it, after the update.
+pub(crate) fn run(
+    case: Case,
+    chain: &Chain,
+    methods: &[Method],
+    updates: usize,
+    folder: &Path,
+) -> Result<Vec<Outcome>> {
+    let folder = TempDir::new_in(folder)?;
+    let mut source = Microscopy::new();
+    let mut shard = source.volume([0; 3], [SHARD; 3], 5);
+    let mut contenders = methods
+        .iter()
+        .map(|&method| contend(method, &chain.codecs, folder.path(), &shard))
+        .collect::<Result<Vec<_>>>()?;
+    for round in 0..=updates {
+        let update = case.update(&mut source);
+        update.apply(&mut shard);
+        // In another order each time: whoever comes after a large write may have to wait for the disk.
+        for left in (2..=contenders.len()).rev() {
+            contenders.swap(left - 1, (source.random() % left as u64) as usize);
+        }
+        for (contender, outcome) in &mut contenders {
+            let cost = contender.update(&update)?;
+            let growth = contender.growth()?;
+            let compaction = contender.compact_if_asked()?;
+            if round == 0 {
+                continue;
+            }
+            outcome.costs.push(cost);
+            outcome.largest = outcome.largest.max(growth);
+            if let Some(compaction) = compaction {
+                outcome.compactions += 1;
+                outcome.compacted += compaction.written;
+                outcome.compaction_seconds += compaction.seconds;
+            }
+        }
+    }
+    let mut outcomes = Vec::new();
+    for (contender, mut outcome) in contenders {
+        if !contender.holds(&shard, &chain.codecs)? {
+            let method = outcome.method.name();
+            return Err(format!(
+                "{} of {}: after {updates} updates by {method} zarrs reads something else",
+                case.name(),
+                chain.name
+            )
+            .into());
+        }
+        outcome.growth = contender.growth()?;
+        outcomes.push(outcome);
+    }
+    Ok(outcomes)
+}
+
+fn contend(
+    method: Method,
+    codecs: &Value,
+    folder: &Path,
+    shard: &[u8],
+) -> Result<(Contender, Outcome)> {
+    let outcome = Outcome {
+        method,
+        costs: Vec::new(),
+        compactions: 0,
+        compacted: 0,
+        compaction_seconds: 0.0,
+        growth: 0.0,
+        largest: 0.0,
+    };
+    Ok((Contender::new(method, codecs, folder, shard)?, outcome))
+}
