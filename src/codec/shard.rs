@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::num::{NonZeroU64, NonZeroUsize};
-use std::ops::Range;
 
 use zarrs::array::codec::ShardingIndexLocation;
 use zarrs::array::concurrency::calc_concurrency_outer_inner;
@@ -337,11 +336,7 @@ pub(crate) fn encode_index(
     }
 }
 
-pub(crate) fn place_index(
-    location: ShardingIndexLocation,
-    mut bytes: Vec<u8>,
-    index: &[u8],
-) -> Vec<u8> {
+fn place_index(location: ShardingIndexLocation, mut bytes: Vec<u8>, index: &[u8]) -> Vec<u8> {
     match location {
         ShardingIndexLocation::Start => bytes[..index.len()].copy_from_slice(index),
         ShardingIndexLocation::End => bytes.extend_from_slice(index),
@@ -450,25 +445,55 @@ pub(crate) fn compact(
     let Some(used) = used.filter(|&used| used < bytes.len()) else {
         return Ok(None);
     };
-    let mut compacted = Vec::new();
-    compacted
-        .try_reserve_exact(used)
-        .map_err(|_| CodecError::Other(format!("out of memory: {used} bytes for a shard")))?;
-    if codec.index_location == ShardingIndexLocation::Start {
-        compacted.resize(index_len, 0);
-    }
-    let moved: Vec<Extent> = extents
+    let subchunks: Vec<Option<&[u8]>> = extents
         .into_iter()
-        .map(|extent| {
-            extent.map(|extent: Range<usize>| {
-                let start = compacted.len();
-                compacted.extend_from_slice(&bytes[extent]);
-                start..compacted.len()
+        .map(|extent| extent.and_then(|extent| bytes.get(extent)))
+        .collect();
+    dense(codec, &grid, index_len, &subchunks, used, options).map(Some)
+}
+
+/// A shard of the encoded `subchunks`, in C order, one after the other. It should have at most `most`
+/// bytes.
+///
+/// # Errors
+/// A [`CodecError`] if it would have more, if memory cannot be had, or if the index codecs fail.
+pub(crate) fn dense(
+    codec: &CudaShardingCodec,
+    grid: &SubchunkGrid,
+    index_len: usize,
+    subchunks: &[Option<&[u8]>],
+    most: usize,
+    options: &CodecOptions,
+) -> Result<Vec<u8>, CodecError> {
+    let len = subchunks
+        .iter()
+        .flatten()
+        .try_fold(index_len, |sum, bytes| sum.checked_add(bytes.len()))
+        .filter(|&len| len <= most)
+        .ok_or_else(|| {
+            CodecError::Other(format!(
+                "subchunks share bytes in their shard, and one after the other they would have more than the {most} bytes that are there: the shard may be corrupted"
+            ))
+        })?;
+    let mut shard = Vec::new();
+    shard
+        .try_reserve_exact(len)
+        .map_err(|_| CodecError::Other(format!("out of memory: {len} bytes for a shard")))?;
+    if codec.index_location == ShardingIndexLocation::Start {
+        shard.resize(index_len, 0);
+    }
+    let extents: Vec<Extent> = subchunks
+        .iter()
+        .map(|bytes| {
+            bytes.map(|bytes| {
+                let start = shard.len();
+                shard.extend_from_slice(bytes);
+                start..shard.len()
             })
         })
         .collect();
-    let index = encode_index(codec, &grid, index_len, &moved, options)?;
-    Ok(Some(place_index(codec.index_location, compacted, &index)))
+    let index = encode_index(codec, grid, index_len, &extents, options)?;
+    Ok(place_index(codec.index_location, shard, &index))
 }
 
 /// The most bytes that a shard can encode to.

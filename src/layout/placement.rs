@@ -28,6 +28,8 @@ pub(crate) enum Rule {
 pub(crate) struct Stored<'a> {
     /// Where its subchunks lie; all `None` if there is no shard.
     pub(crate) extents: &'a [Extent],
+    /// The bytes of `extents`.
+    pub(crate) space: &'a Space,
     /// The size of the object; 0 if there is no shard.
     pub(crate) size: usize,
     pub(crate) index_len: usize,
@@ -51,7 +53,7 @@ pub(crate) enum Commit {
     /// The index stays as it is.
     DataOnly,
     /// The object grows: a record at `record`, and the new index, or its copy, as its last bytes from
-    /// `index` on.
+    /// `index` on. Directly before those there is a record, too: the same one, or a second one.
     Grow { record: usize, index: usize },
     /// The object stays as long as it is: a record at `record`, and a copy of the new index at `copy`.
     Rewrite { record: usize, copy: usize },
@@ -92,12 +94,6 @@ impl Stored<'_> {
             self.size..self.size
         }
     }
-
-    /// How many bytes of a shard of `size` bytes nothing uses, if its subchunks lie at `extents`.
-    pub(crate) fn dead(&self, extents: &[Extent], size: usize) -> usize {
-        let used = Space::of(extents).used().saturating_add(self.index_len);
-        size.saturating_sub(used)
-    }
 }
 
 /// Find places for `changes` of the shard `stored`.
@@ -109,12 +105,15 @@ pub(crate) fn place(
     changes: &[Change],
     rule: Rule,
 ) -> Result<Placement, TooLarge> {
-    let space = Space::of(stored.extents);
     // Which bytes are whose cannot be said where subchunks share some.
-    let rule = if space.overlaps() { Rule::Append } else { rule };
+    let rule = if stored.space.overlaps() {
+        Rule::Append
+    } else {
+        rule
+    };
     let placing = Placing {
         stored,
-        space: &space,
+        space: stored.space,
         changes,
         slots_end: match rule {
             Rule::Slots { size } => size
@@ -178,7 +177,8 @@ impl Placing<'_> {
         let commit = if extents == stored.extents {
             Commit::DataOnly
         } else {
-            let used = Space::of(&extents).end().max(end).max(self.slots_end);
+            let ends = extents.iter().flatten().map(|extent| extent.end);
+            let used = ends.fold(end.max(self.slots_end).max(stored.first()), usize::max);
             let reserved_from = reserved_from.filter(|&reserved| reserved >= used)?;
             if stored.index_at_end {
                 let copy = reserved_from;
@@ -261,8 +261,10 @@ impl Placing<'_> {
             };
             let reserved = add(add(data_end, room_for_copy)?, RECORD_LEN)?;
             reserved.max(behind_record)
+        } else if appended_end == behind_record {
+            behind_record
         } else {
-            appended_end
+            add(appended_end, RECORD_LEN)?
         };
         Ok(Placement {
             extents,

@@ -47,10 +47,17 @@ pub(crate) struct Record {
     pub(crate) new_index: u64,
 }
 
-/// What tells one encoded index from another: 64-bit FNV-1a.
+/// What tells one encoded index from another: 64-bit FNV-1a over little-endian words of eight bytes
+/// (the last one filled up with zeros), where after each word the upper half of the hash is added to
+/// the lower by exclusive or.
 pub(crate) fn fingerprint(index: &[u8]) -> u64 {
-    index.iter().fold(0xCBF2_9CE4_8422_2325, |hash, &byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
+    let (words, rest) = index.as_chunks::<8>();
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    let words = words.iter().chain((!rest.is_empty()).then_some(&last));
+    words.fold(0xCBF2_9CE4_8422_2325, |hash, &word| {
+        let hash = (hash ^ u64::from_le_bytes(word)).wrapping_mul(0x0000_0100_0000_01B3);
+        hash ^ (hash >> 32)
     })
 }
 
@@ -77,8 +84,26 @@ impl Record {
         Self::parse(object.get(offset..)?, offset, index_len)
     }
 
+    /// The record that lies directly before the index, or its copy, at the end of an object, of which
+    /// `end` is the end: it says where the object ends.
+    pub(crate) fn before_index(end: &[u8], index_len: usize) -> Option<Self> {
+        let start = end.len().checked_sub(RECORD_LEN + index_len)?;
+        let record = Self::read(&end[start..])?;
+        let behind = (RECORD_LEN + index_len) as u64;
+        let is_there = record.offset.checked_add(behind) == Some(record.new_end);
+        (is_there && record.index_len == index_len as u64).then_some(record)
+    }
+
     /// The record that `bytes`, which lie at `offset`, begin with.
     fn parse(bytes: &[u8], offset: usize, index_len: usize) -> Option<Self> {
+        let record = Self::read(bytes)?;
+        let here = record.offset == offset as u64 && record.index_len == index_len as u64;
+        let after = (offset as u64).checked_add((RECORD_LEN + index_len) as u64)?;
+        (here && record.new_end >= after).then_some(record)
+    }
+
+    /// The record that `bytes` begin with, wherever they lie.
+    fn read(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; RECORD_LEN] = bytes.first_chunk()?;
         if bytes[..8] != MAGIC || crc32c::crc32c(&bytes[..60]) != word(bytes, 60) {
             return None;
@@ -91,9 +116,7 @@ impl Record {
             new_end: long(bytes, 40),
             new_index: long(bytes, 48),
         };
-        let here = record.offset == offset as u64 && record.index_len == index_len as u64;
-        let after = (offset as u64).checked_add((RECORD_LEN + index_len) as u64)?;
-        (here && record.new_end >= after && record.to_bytes() == *bytes).then_some(record)
+        (record.to_bytes() == *bytes).then_some(record)
     }
 
     /// All records in `object`, the last one first.
@@ -250,8 +273,14 @@ mod tests {
         assert_ne!(fingerprint(&one), fingerprint(&other));
         // Published values of FNV-1a.
         assert_eq!(fingerprint(b""), 0xCBF2_9CE4_8422_2325);
-        assert_eq!(fingerprint(b"a"), 0xAF63_DC4C_8601_EC8C);
-        assert_eq!(fingerprint(b"foobar"), 0x8594_4171_F739_67E8);
+        // FNV-1a of "a", with seven zeros, and folded.
+        let a = (0xCBF2_9CE4_8422_2325_u64 ^ 0x61).wrapping_mul(0x0000_0100_0000_01B3);
+        assert_eq!(fingerprint(b"a"), a ^ (a >> 32));
+        // Bits that change at the top of two words do not cancel.
+        let mut words = [0_u8; 24];
+        let zeros = fingerprint(&words);
+        (words[7], words[15]) = (0x80, 0x80);
+        assert_ne!(fingerprint(&words), zeros);
     }
 
     #[test]

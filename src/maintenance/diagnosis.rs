@@ -85,6 +85,9 @@ fn no_index_at_end(object: &[u8], geometry: &Geometry<'_>, last: Option<Record>)
         });
     match begun {
         Some((is_certain, diagnosis)) if is_certain || !decodes => diagnosis,
+        _ if !decodes && let Some(written_over) = written_over(object, geometry, last) => {
+            written_over
+        }
         Some(_) => Diagnosis::Unrecoverable(format!(
             "the {} bytes at the end are an index, and the bytes before them are one followed by the beginning of a record of an update: without a checksum of the index it cannot be told which is right",
             geometry.index_len
@@ -159,6 +162,45 @@ fn undo(object: &[u8], geometry: &Geometry<'_>, record: Record) -> Diagnosis {
     Diagnosis::Undo(writes)
 }
 
+/// Look for an update that came to its end, and was followed by bytes that are no index: what is left
+/// of a longer update that another process wrote at the same place.
+fn written_over(object: &[u8], geometry: &Geometry<'_>, last: Option<Record>) -> Option<Diagnosis> {
+    let record = last?;
+    let size = object.len() as u64;
+    let candidates = [
+        (record.new_end, record.new_index),
+        (record.old_end, record.old_index),
+    ];
+    candidates.into_iter().find_map(|(end, print)| {
+        let index = index_before(object, geometry, end)?;
+        if fingerprint(index) != print || !is_index(geometry, index, end) {
+            return None;
+        }
+        let update = update_of_nothing(geometry, index, (size, end));
+        Some(Diagnosis::Undo(vec![(size, update)]))
+    })
+}
+
+/// A record at `offset` and `index`: an update, of a shard that ends at `old_end`, which changes nothing
+/// and is whole.
+fn update_of_nothing(
+    geometry: &Geometry<'_>,
+    index: &[u8],
+    (offset, old_end): (u64, u64),
+) -> Vec<u8> {
+    let index_len = geometry.index_len as u64;
+    let print = fingerprint(index);
+    let record = Record {
+        offset,
+        old_end,
+        old_index: print,
+        index_len,
+        new_end: offset + RECORD_LEN as u64 + index_len,
+        new_index: print,
+    };
+    [&record.to_bytes(), index].concat()
+}
+
 /// The beginning of a record at the end of an object.
 struct BegunRecord {
     is_certain: bool,
@@ -189,17 +231,7 @@ fn begun_record(
             let prints = [record.new_index, record.old_index];
             record.new_end == end && prints.contains(&print)
         });
-        // An update that changes nothing, and that is whole.
-        let index_len = geometry.index_len as u64;
-        let record = Record {
-            offset: end,
-            old_end: end,
-            old_index: print,
-            index_len,
-            new_end: end + RECORD_LEN as u64 + index_len,
-            new_index: print,
-        };
-        let update = [&record.to_bytes(), index].concat();
+        let update = update_of_nothing(geometry, index, (end, end));
         Some(BegunRecord {
             is_certain: is_known || len >= CERTAIN,
             diagnosis: Diagnosis::Undo(vec![(end, update)]),

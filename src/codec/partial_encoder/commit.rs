@@ -5,19 +5,15 @@
 use zarrs::array::codec::ShardingIndexLocation;
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
 
+use super::comparison::StoredIndex;
 use super::reads::{Fetched, Reads};
 use super::target::Target;
-use super::update::{Changes, Update};
+use super::turns::Turn;
+use super::update::{Changes, Update, not_read};
 use crate::WriteStrategy;
-use crate::codec::shard::{encode_index, place_index};
+use crate::codec::shard::{dense, encode_index};
 use crate::layout::placement::{self, Commit, Rule, Stored};
-use crate::layout::{Extent, RECORD_LEN, Record, fingerprint};
-
-/// The index of a shard as it is stored.
-pub(super) struct StoredIndex {
-    pub(super) encoded: Vec<u8>,
-    pub(super) extents: Vec<Extent>,
-}
+use crate::layout::{Extent, RECORD_LEN, Record, Space, fingerprint};
 
 /// What one call of the store writes: bytes at offsets, in this order.
 pub(super) type Write = Vec<(u64, Vec<u8>)>;
@@ -29,7 +25,7 @@ pub(super) enum Outcome {
     /// It is written to.
     Write(Placed),
     /// It is erased and written anew, since too much of it would be unused.
-    Compact(Vec<Extent>),
+    Compact { size: usize, extents: Vec<Extent> },
 }
 
 /// Where the changes go.
@@ -42,6 +38,18 @@ pub(super) struct Placed {
     /// The encoded index, unless it stays as it is.
     index: Option<Vec<u8>>,
     record: Record,
+    /// Whether there was no shard before.
+    creates: bool,
+}
+
+impl Outcome {
+    /// Whether others may write at the same time.
+    pub(super) fn turn(&self) -> Turn {
+        match self {
+            Self::Write(placed) if placed.commit == Commit::DataOnly => Turn::Shared,
+            _ => Turn::Alone,
+        }
+    }
 }
 
 impl Placed {
@@ -85,17 +93,16 @@ pub(super) fn rule(target: &Target, store_writes_ranges: bool) -> Result<Rule, C
     })
 }
 
-/// Whether `changes` leave the index as it is: then other encoders of the same shard, for other
-/// subchunks, do no harm.
-pub(super) fn keeps_index(rule: Rule, before: Option<&StoredIndex>, changes: &Changes) -> bool {
-    let Some(before) = before else { return false };
-    // What is in slots may move to its own, even if it keeps its size.
-    matches!(rule, Rule::InPlace)
-        && changes.fragile.is_empty()
-        && changes.subchunks.iter().all(|(number, new)| {
-            let old = before.extents.get(*number).and_then(Option::as_ref);
-            old.is_some_and(|old| new.as_ref().is_some_and(|new| new.len() == old.len()))
-        })
+/// The turn that `changes` will probably need, before it is known where they go.
+pub(super) fn likely_turn(rule: Rule, before: &StoredIndex, changes: &Changes) -> Turn {
+    let same_size = changes.subchunks.iter().all(|(number, new)| {
+        let old = before.extents.get(*number).and_then(Option::as_ref);
+        old.is_some_and(|old| new.as_ref().is_some_and(|new| new.len() == old.len()))
+    });
+    match rule {
+        Rule::InPlace | Rule::Slots { .. } if same_size => Turn::Shared,
+        _ => Turn::Alone,
+    }
 }
 
 /// Find places for `changes` in the shard `before`, an object of `size` bytes.
@@ -113,7 +120,10 @@ pub(super) fn decide(
 ) -> Result<Outcome, CodecError> {
     let target = update.target;
     let none = vec![None; update.grid.num_subchunks()];
-    let extents = before.map_or(&none, |before| &before.extents);
+    let no_space = Space::of(&[]);
+    let (extents, space) = before.map_or((&none, &no_space), |before| {
+        (&before.extents, &before.space)
+    });
     let mut stays_empty = changes.subchunks.iter().all(|(_, new)| new.is_none());
     if stays_empty {
         let mut after = extents.clone();
@@ -127,6 +137,7 @@ pub(super) fn decide(
     }
     let stored = Stored {
         extents,
+        space,
         size,
         index_len: target.index_len,
         index_at_end: target.codec.index_location == ShardingIndexLocation::End,
@@ -143,10 +154,13 @@ pub(super) fn decide(
     let placement = placement::place(&stored, &sizes, rule).map_err(|_| too_large())?;
     let dead = match rule {
         Rule::Slots { .. } => None,
-        _ => too_dead(target, &stored, &placement),
+        _ => too_dead(target, &stored, &placement, changes),
     };
     if dead.is_some() && target.codec.options.allow_unsafe_compaction() {
-        return Ok(Outcome::Compact(placement.extents));
+        return Ok(Outcome::Compact {
+            size,
+            extents: placement.extents,
+        });
     }
     let index = match placement.commit {
         Commit::DataOnly => None,
@@ -165,11 +179,12 @@ pub(super) fn decide(
                 Commit::DataOnly => 0,
             },
             old_end: size as u64,
-            old_index: before.map_or(0, |before| fingerprint(&before.encoded)),
+            old_index: before.map_or(0, |before| before.fingerprint),
             index_len: target.index_len as u64,
             new_end: placement.size as u64,
             new_index: index.as_deref().map_or(0, fingerprint),
         },
+        creates: size == 0,
         commit: placement.commit,
         extents: placement.extents,
         size: placement.size,
@@ -183,18 +198,35 @@ pub(super) fn decide(
     clippy::cast_precision_loss,
     reason = "a fraction that need not be exact"
 )]
-fn too_dead(target: &Target, stored: &Stored<'_>, after: &placement::Placement) -> Option<usize> {
-    let dead = stored.dead(&after.extents, after.size);
+fn too_dead(
+    target: &Target,
+    stored: &Stored<'_>,
+    after: &placement::Placement,
+    changes: &Changes,
+) -> Option<usize> {
+    if stored.space.overlaps() {
+        // What is shared cannot be compacted.
+        return None;
+    }
+    let (mut added, mut removed) = (0, 0);
+    for (number, new) in &changes.subchunks {
+        added += new.as_ref().map_or(0, ExactSizeIterator::len);
+        removed += stored.extents[*number]
+            .as_ref()
+            .map_or(0, ExactSizeIterator::len);
+    }
+    let used = (stored.space.used() + added + target.index_len).saturating_sub(removed);
+    let dead = after.size.saturating_sub(used);
     // What one update takes for itself would come back with the next one.
-    let reserve = RECORD_LEN + target.index_len;
+    let reserve = 2 * RECORD_LEN + target.index_len;
     let most = target.codec.options.max_dead_fraction() * after.size as f64;
     (dead > reserve && dead as f64 > most).then_some(dead)
 }
 
 /// The calls of the store, one after the other, each with bytes at offsets in this order.
 ///
-/// Bytes of a subchunk that is overwritten where it was are left out where they are the same, as far
-/// as `fetched` has them.
+/// Bytes of a subchunk that is overwritten where it was are left out where they are the same, if no
+/// byte of it depends on others, and as far as `fetched` has them.
 pub(super) fn writes(
     update: &Update<'_>,
     placed: Placed,
@@ -206,22 +238,73 @@ pub(super) fn writes(
         extents,
         index,
         record,
+        creates,
         ..
     } = placed;
     let index = index.unwrap_or_default();
     let record_bytes = record.to_bytes();
+    let before_index = |at: usize| {
+        let offset = (at - RECORD_LEN) as u64;
+        Record { offset, ..record }.to_bytes()
+    };
     if let Commit::Grow { record, index: at } = commit
         && is_one_run(&extents, changes, record, at)
     {
         // The encoded bytes lie as they will in the shard, with room for the record before them.
         changes.bytes[..RECORD_LEN].copy_from_slice(&record_bytes);
+        if at > record + RECORD_LEN {
+            changes.bytes.extend_from_slice(&before_index(at));
+        }
         changes.bytes.extend_from_slice(&index);
         let bytes = std::mem::take(&mut changes.bytes);
         let first = vec![(record as u64, bytes)];
         return with_index_at_start(update, first, index);
     }
-    let changes = &*changes;
-    let mut data: Vec<(usize, &[u8])> = Vec::new();
+    let data = data(update, &extents, changes, fetched);
+    match commit {
+        Commit::DataOnly => {
+            let data = joined(&data);
+            if data.is_empty() { vec![] } else { vec![data] }
+        }
+        Commit::Grow { record, index: at } => {
+            let second = before_index(at);
+            let mut pieces = data;
+            pieces.push((record, &record_bytes));
+            if at > record + RECORD_LEN {
+                pieces.push((at - RECORD_LEN, &second));
+            }
+            pieces.push((at, &index));
+            // Until a byte is written behind the old end there is nothing to undo. But a shard that
+            // is being created is known by its record.
+            pieces.sort_by_key(|&(offset, _)| (offset != record || !creates, offset));
+            with_index_at_start(update, joined(&pieces), index)
+        }
+        Commit::Rewrite { record, copy } => {
+            // At the end of the rest, and in this order: a record that is whole says that the copy
+            // is, too, if the index is at the end; at the start it does not matter.
+            let mut pieces = data;
+            pieces.push((record, &record_bytes));
+            pieces.push((copy, &index));
+            pieces.sort_by_key(|&(offset, _)| offset);
+            let first = joined(&pieces);
+            if update.target.codec.index_location == ShardingIndexLocation::Start {
+                return with_index_at_start(update, first, index);
+            }
+            let end = (record + RECORD_LEN) as u64;
+            vec![first, vec![(end, index)]]
+        }
+    }
+}
+
+/// The bytes of changed subchunks that are written, and where.
+fn data<'c>(
+    update: &Update<'_>,
+    extents: &[Extent],
+    changes: &'c Changes,
+    fetched: &Fetched<'_>,
+) -> Vec<(usize, &'c [u8])> {
+    let in_pieces = update.target.is_written_in_pieces();
+    let mut data = Vec::new();
     for (number, new) in &changes.subchunks {
         let (Some(new), Some(extent)) = (new, &extents[*number]) else {
             continue;
@@ -233,7 +316,7 @@ pub(super) fn writes(
             .ok()
             .map(|at| &update.touched[at]);
         let old = touched
-            .filter(|touched| !touched.whole)
+            .filter(|touched| in_pieces && !touched.whole)
             .and_then(|touched| touched.extent.as_ref())
             .filter(|old| old.start == extent.start)
             .and_then(|old| fetched.get(old));
@@ -246,35 +329,7 @@ pub(super) fn writes(
             None => data.push((extent.start, new)),
         }
     }
-    data.sort_unstable_by_key(|&(offset, _)| offset);
-    let with = |before: &[(usize, &[u8])], after: &[(usize, &[u8])]| {
-        joined(before.iter().chain(&data).chain(after))
-    };
-    match commit {
-        Commit::DataOnly => {
-            let data = with(&[], &[]);
-            if data.is_empty() { vec![] } else { vec![data] }
-        }
-        Commit::Grow { record, index: at } => {
-            let first = with(&[(record, &record_bytes)], &[(at, &index)]);
-            with_index_at_start(update, first, index)
-        }
-        Commit::Rewrite { record, copy } => {
-            // In the order of their places: a record that is whole says that the copy is, too, if
-            // the index is at the end; at the start it does not matter.
-            let record_and_copy: [(usize, &[u8]); 2] = if copy < record {
-                [(copy, &index), (record, &record_bytes)]
-            } else {
-                [(record, &record_bytes), (copy, &index)]
-            };
-            let first = with(&[], &record_and_copy);
-            if update.target.codec.index_location == ShardingIndexLocation::Start {
-                return with_index_at_start(update, first, index);
-            }
-            let end = (record + RECORD_LEN) as u64;
-            vec![first, vec![(end, index)]]
-        }
-    }
+    data
 }
 
 /// `first`, and then the index, if it is at the start.
@@ -285,7 +340,7 @@ fn with_index_at_start(update: &Update<'_>, first: Write, index: Vec<u8>) -> Vec
     }
 }
 
-/// Whether record, changes and index follow one another in the shard as they do in `changes`.
+/// Whether record, changes, record and index follow one another in the shard as they do in `changes`.
 fn is_one_run(extents: &[Extent], changes: &Changes, record: usize, index: usize) -> bool {
     let mut next = RECORD_LEN;
     let in_order = changes.subchunks.iter().all(|(number, new)| match new {
@@ -297,11 +352,12 @@ fn is_one_run(extents: &[Extent], changes: &Changes, record: usize, index: usize
             follows && there == Some(record + new.start)
         }
     });
-    in_order && next == changes.bytes.len() && index == record + next
+    let second_record = if next > RECORD_LEN { RECORD_LEN } else { 0 };
+    in_order && next == changes.bytes.len() && index == record + next + second_record
 }
 
 /// Pieces that follow one another, as one.
-fn joined<'p>(pieces: impl IntoIterator<Item = &'p (usize, &'p [u8])>) -> Write {
+fn joined(pieces: &[(usize, &[u8])]) -> Write {
     let mut joined: Write = Vec::new();
     for &(offset, bytes) in pieces {
         match joined.last_mut() {
@@ -357,46 +413,39 @@ pub(super) fn reads_of_rest(
     )
 }
 
-/// The shard with `changes`, densely.
+/// The shard `before`, an object of `size` bytes, with `changes`, densely.
 ///
 /// # Errors
 /// A [`CodecError`] if the index cannot be encoded, or `rest` is not what was asked for.
 pub(super) fn compacted(
     update: &Update<'_>,
-    before: Option<&StoredIndex>,
+    (before, size): (Option<&StoredIndex>, usize),
     changes: &Changes,
     rest: &Fetched<'_>,
     options: &CodecOptions,
 ) -> Result<Vec<u8>, CodecError> {
     let target = update.target;
-    let mut shard = Vec::new();
-    if target.codec.index_location == ShardingIndexLocation::Start {
-        shard.resize(target.index_len, 0);
-    }
     let mut changed = changes.subchunks.iter().peekable();
-    let mut extents = vec![None; update.grid.num_subchunks()];
-    for (number, extent) in extents.iter_mut().enumerate() {
-        let bytes = match changed.next_if(|(changed, _)| *changed == number) {
-            Some((_, new)) => new.as_ref().map(|new| changes.encoded(new)),
-            None => match before.and_then(|before| before.extents[number].as_ref()) {
-                Some(old) => Some(rest.get(old).ok_or_else(super::update::not_read)?),
-                None => None,
+    let subchunks = (0..update.grid.num_subchunks())
+        .map(
+            |number| match changed.next_if(|(changed, _)| *changed == number) {
+                Some((_, new)) => Ok(new.as_ref().map(|new| changes.encoded(new))),
+                None => match before.and_then(|before| before.extents[number].as_ref()) {
+                    Some(old) => rest.get(old).map(Some).ok_or_else(not_read),
+                    None => Ok(None),
+                },
             },
-        };
-        *extent = bytes.map(|bytes| {
-            let start = shard.len();
-            shard.extend_from_slice(bytes);
-            start..shard.len()
-        });
-    }
-    let index = encode_index(
+        )
+        .collect::<Result<Vec<_>, _>>()?;
+    let most = size + changes.bytes.len() + target.index_len;
+    dense(
         &target.codec,
         &update.grid,
         target.index_len,
-        &extents,
+        &subchunks,
+        most,
         options,
-    )?;
-    Ok(place_index(target.codec.index_location, shard, &index))
+    )
 }
 
 fn too_large() -> CodecError {

@@ -11,6 +11,7 @@
 //! make it longer, and erase it. `docs/updates.md` has the protocol and its promises.
 
 mod commit;
+mod comparison;
 mod delegated;
 mod nested;
 mod reads;
@@ -22,7 +23,6 @@ use std::borrow::Cow;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use zarrs::array::codec::ShardingIndexLocation;
 use zarrs::array::{ArrayBytes, ArrayBytesRaw, DataType, FillValue, Indexer};
 use zarrs_codec::{
     ArrayPartialDecoderTraits, ArrayPartialEncoderTraits, ArrayToBytesCodecTraits,
@@ -44,10 +44,11 @@ use super::foreign::no_panic;
 use super::partial_decoder::async_check_long;
 use super::partial_decoder::{check_long, check_memory, extents_of, index_byte_range};
 use crate::layout::placement::Rule;
-use crate::layout::{Record, Space};
 use crate::write_strategy::{CompactionRequest, counters};
-use commit::{Outcome, StoredIndex, compacted, decide, keeps_index, reads_of_rest, rule, writes};
+use commit::{Outcome, compacted, decide, likely_turn, reads_of_rest, rule, writes};
+use comparison::{Comparison, StoredIndex, changed};
 use target::Target;
+use turns::Turn;
 use update::{Changes, Update};
 
 /// Encodes parts of one shard. `H` is how its bytes are read and written.
@@ -84,10 +85,10 @@ impl<H: ?Sized> PartialEncoder<H> {
         let target = &self.target;
         let grid = target.grid()?;
         let extents = extents_of(&target.codec, (&grid, target.index_len), &encoded, options)?;
-        Ok(Some(StoredIndex {
-            encoded: encoded.into_owned(),
-            extents,
-        }))
+        if encoded.iter().all(|&byte| byte == 0) {
+            return Err(CodecError::Other("it is not written yet".to_string()));
+        }
+        Ok(Some(StoredIndex::new(encoded.into_owned(), extents)))
     }
 
     /// Where to read the index.
@@ -96,82 +97,9 @@ impl<H: ?Sized> PartialEncoder<H> {
         Ok(index_byte_range(&self.target.codec, self.target.index_len))
     }
 
-    fn index_at_start(&self) -> bool {
-        self.target.codec.index_location == ShardingIndexLocation::Start
-    }
-
-    /// Where the bytes begin that no subchunk of `before` uses: the index among them if it is at the
-    /// end, and what earlier updates left.
-    fn tail_start(&self, before: &StoredIndex) -> usize {
-        let end = Space::of(&before.extents).end();
-        if self.index_at_start() {
-            end.max(self.target.index_len)
-        } else {
-            end
-        }
-    }
-
-    /// What to read again before writing: the index, and all behind the last subchunk.
-    fn ranges_to_compare(&self, before: &StoredIndex) -> Vec<ByteRange> {
-        let tail = ByteRange::FromStart(self.tail_start(before) as u64, None);
-        if self.index_at_start() {
-            let index = ByteRange::FromStart(0, Some(self.target.index_len as u64));
-            vec![index, tail]
-        } else {
-            vec![tail]
-        }
-    }
-
-    /// The size of the shard, given what was read again.
-    ///
-    /// # Errors
-    /// A [`CodecError`] if the index is another one than before, or the shard waits to be recovered.
-    fn size_if_unchanged(
-        &self,
-        before: &StoredIndex,
-        read: Option<Vec<ArrayBytesRaw<'_>>>,
-    ) -> Result<usize, CodecError> {
-        let read = read.unwrap_or_default();
-        let tail_start = self.tail_start(before);
-        let (index, tail) = match read.as_slice() {
-            [index, tail] => {
-                if Space::of(&before.extents).start() < self.target.index_len {
-                    return Err(reaches_into_index());
-                }
-                (&**index, &**tail)
-            }
-            [tail] => {
-                let data_end = tail.len().checked_sub(self.target.index_len);
-                let data_end = data_end.ok_or_else(reaches_into_index)?;
-                let (tail, index) = tail.split_at(data_end);
-                (index, tail)
-            }
-            _ => return Err(changed()),
-        };
-        if index != before.encoded {
-            return Err(changed());
-        }
-        let size = tail_start
-            + tail.len()
-            + if self.index_at_start() {
-                0
-            } else {
-                index.len()
-            };
-        // A part of a subchunk can look like an index, when an update was interrupted there. One at
-        // the start is what it is, and what is behind the last subchunk is unused.
-        if self.index_at_start() {
-            return Ok(size);
-        }
-        let torn = Record::all_at(tail, tail_start, self.target.index_len)
-            .find(|record| record.new_end > size as u64);
-        match torn {
-            None => Ok(size),
-            Some(record) => Err(CodecError::Other(format!(
-                "an earlier update of the shard was interrupted: it has {size} bytes, and should have had {}; call zarrs_cuda::recover before writing to it",
-                record.new_end
-            ))),
-        }
+    /// The rule by which subchunks are placed.
+    fn rule(&self, store_writes_ranges: bool) -> Result<Rule, CodecError> {
+        rule(&self.target, store_writes_ranges)
     }
 
     /// Tell the metrics, and who wants to know, that a write happened.
@@ -214,24 +142,17 @@ pub(super) fn explain(
     })
 }
 
-/// Somebody else wrote to the shard.
-fn changed() -> CodecError {
-    CodecError::Other(
-        "the shard changed while a partial write of it was prepared: its index is not the one that was read before. Nothing was written. Write to one shard from one place at a time, or try again".to_string(),
-    )
-}
-
-/// Some byte belongs to the index and to a subchunk: writing one would change the other.
-fn reaches_into_index() -> CodecError {
-    CodecError::Other(
-        "a subchunk of the shard reaches into the shard's index, so that neither can be updated: the shard may be corrupted; write it as a whole".to_string(),
-    )
-}
-
 /// With what to do about an index that cannot be read.
 fn index_error(error: &CodecError) -> CodecError {
     CodecError::Other(format!(
         "the index of a shard that is to be updated cannot be read: {error}. If an earlier update was interrupted, zarrs_cuda::recover restores it"
+    ))
+}
+
+/// With what to do about a shard that was left in the middle of a write.
+fn write_error(error: &CodecError) -> CodecError {
+    CodecError::Other(format!(
+        "a partial write of a shard failed, and may have stopped in the middle: {error}. Call zarrs_cuda::recover for the shard before reading or writing it"
     ))
 }
 
@@ -250,13 +171,24 @@ impl PartialEncoder<dyn BytesPartialEncoderTraits> {
         before: Option<&StoredIndex>,
         options: &CodecOptions,
     ) -> Result<usize, CodecError> {
-        match before {
-            None if self.handle.exists()? => Err(changed()),
-            None => Ok(0),
-            Some(before) => {
-                let ranges = Box::new(self.ranges_to_compare(before).into_iter());
-                let read = no_panic(|| self.handle.partial_decode_many(ranges, options))?;
-                self.size_if_unchanged(before, read)
+        let Some(before) = before else {
+            return if self.handle.exists()? {
+                Err(changed())
+            } else {
+                Ok(0)
+            };
+        };
+        let mut comparison = Comparison::new(&self.target, before);
+        loop {
+            match comparison.next() {
+                Err(size) => return Ok(size),
+                Ok(ranges) => {
+                    let read = no_panic(|| {
+                        self.handle
+                            .partial_decode_many(Box::new(ranges.into_iter()), options)
+                    })?;
+                    comparison.answer(read)?;
+                }
             }
         }
     }
@@ -269,12 +201,18 @@ impl PartialEncoder<dyn BytesPartialEncoderTraits> {
         fetched: &reads::Fetched<'_>,
         options: &CodecOptions,
     ) -> Result<(usize, Option<usize>), CodecError> {
-        let rule = rule(&self.target, self.handle.supports_partial_encode())?;
-        let _turn = before
-            .filter(|_| !keeps_index(rule, before, &changes))
-            .map(|before| turns::take(&before.encoded));
-        let size = self.size_now(before, options)?;
-        match decide(update, rule, before, size, &changes, options)? {
+        let rule = self.rule(self.handle.supports_partial_encode())?;
+        let mut turn = before.map_or(Turn::Alone, |before| likely_turn(rule, before, &changes));
+        let (_taken, outcome) = loop {
+            let taken = before.map(|before| turns::take(before.fingerprint, turn));
+            let size = self.size_now(before, options)?;
+            let outcome = decide(update, rule, before, size, &changes, options)?;
+            if turn == Turn::Alone || outcome.turn() == Turn::Shared {
+                break (taken, outcome);
+            }
+            turn = Turn::Alone;
+        };
+        match outcome {
             Outcome::Erase => {
                 if before.is_some() {
                     self.handle.erase()?;
@@ -285,12 +223,14 @@ impl PartialEncoder<dyn BytesPartialEncoderTraits> {
                 let (size, dead) = (placed.size(), placed.dead);
                 for write in writes(update, placed, &mut changes, fetched) {
                     let pieces = write.into_iter().map(|(at, bytes)| (at, Cow::Owned(bytes)));
-                    self.handle.partial_encode_many(Box::new(pieces), options)?;
+                    self.handle
+                        .partial_encode_many(Box::new(pieces), options)
+                        .map_err(|error| write_error(&error))?;
                 }
                 Ok((size, dead))
             }
-            Outcome::Compact(after) => {
-                let reads = reads_of_rest(before, &after, &changes);
+            Outcome::Compact { size, extents } => {
+                let reads = reads_of_rest(before, &extents, &changes);
                 let ranges = Box::new(reads.byte_ranges().into_iter());
                 let rest = if reads.is_empty() {
                     None
@@ -298,10 +238,12 @@ impl PartialEncoder<dyn BytesPartialEncoderTraits> {
                     no_panic(|| self.handle.partial_decode_many(ranges, options))?
                 };
                 let rest = reads.answered(rest)?;
-                let shard = compacted(update, before, &changes, &rest, options)?;
+                let shard = compacted(update, (before, size), &changes, &rest, options)?;
                 let size = shard.len();
                 self.handle.erase()?;
-                self.handle.partial_encode(0, Cow::Owned(shard), options)?;
+                self.handle
+                    .partial_encode(0, Cow::Owned(shard), options)
+                    .map_err(|error| write_error(&error))?;
                 counters::compaction();
                 Ok((size, None))
             }
@@ -403,18 +345,31 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
             .map_err(|error| index_error(&error))
     }
 
+    /// The size of the shard, if its index is still `before`.
     async fn size_now(
         &self,
         before: Option<&StoredIndex>,
         options: &CodecOptions,
     ) -> Result<usize, CodecError> {
-        match before {
-            None if self.handle.exists().await? => Err(changed()),
-            None => Ok(0),
-            Some(before) => {
-                let ranges = Box::new(self.ranges_to_compare(before).into_iter());
-                let read = self.handle.partial_decode_many(ranges, options);
-                self.size_if_unchanged(before, async_no_panic(read).await?)
+        let Some(before) = before else {
+            return if self.handle.exists().await? {
+                Err(changed())
+            } else {
+                Ok(0)
+            };
+        };
+        let mut comparison = Comparison::new(&self.target, before);
+        loop {
+            match comparison.next() {
+                Err(size) => return Ok(size),
+                Ok(ranges) => {
+                    let read = async_no_panic(
+                        self.handle
+                            .partial_decode_many(Box::new(ranges.into_iter()), options),
+                    )
+                    .await?;
+                    comparison.answer(read)?;
+                }
             }
         }
     }
@@ -427,13 +382,24 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
         fetched: &reads::Fetched<'_>,
         options: &CodecOptions,
     ) -> Result<(usize, Option<usize>), CodecError> {
-        let rule = rule(&self.target, self.handle.supports_partial_encode())?;
-        let _turn = match before.filter(|_| !keeps_index(rule, before, &changes)) {
-            Some(before) => Some(turns::take_async(&before.encoded).await),
-            None => None,
+        let rule = self.rule(self.handle.supports_partial_encode())?;
+        let mut turn = before.map_or(Turn::Alone, |before| likely_turn(rule, before, &changes));
+        let (_taken, outcome) = loop {
+            let taken = match before {
+                Some(before) => {
+                    let share = changes.subchunks.first().map_or(0, |(number, _)| *number);
+                    Some(turns::take_async(before.fingerprint, turn, share).await)
+                }
+                None => None,
+            };
+            let size = self.size_now(before, options).await?;
+            let outcome = decide(update, rule, before, size, &changes, options)?;
+            if turn == Turn::Alone || outcome.turn() == Turn::Shared {
+                break (taken, outcome);
+            }
+            turn = Turn::Alone;
         };
-        let size = self.size_now(before, options).await?;
-        match decide(update, rule, before, size, &changes, options)? {
+        match outcome {
             Outcome::Erase => {
                 if before.is_some() {
                     self.handle.erase().await?;
@@ -446,12 +412,13 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
                     let pieces = write.into_iter().map(|(at, bytes)| (at, Cow::Owned(bytes)));
                     self.handle
                         .partial_encode_many(Box::new(pieces), options)
-                        .await?;
+                        .await
+                        .map_err(|error| write_error(&error))?;
                 }
                 Ok((size, dead))
             }
-            Outcome::Compact(after) => {
-                let reads = reads_of_rest(before, &after, &changes);
+            Outcome::Compact { size, extents } => {
+                let reads = reads_of_rest(before, &extents, &changes);
                 let ranges = Box::new(reads.byte_ranges().into_iter());
                 let rest = if reads.is_empty() {
                     None
@@ -459,12 +426,13 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
                     async_no_panic(self.handle.partial_decode_many(ranges, options)).await?
                 };
                 let rest = reads.answered(rest)?;
-                let shard = compacted(update, before, &changes, &rest, options)?;
+                let shard = compacted(update, (before, size), &changes, &rest, options)?;
                 let size = shard.len();
                 self.handle.erase().await?;
                 self.handle
                     .partial_encode(0, Cow::Owned(shard), options)
-                    .await?;
+                    .await
+                    .map_err(|error| write_error(&error))?;
                 counters::compaction();
                 Ok((size, None))
             }

@@ -1,5 +1,6 @@
 //! Subchunks that are shards: what changes in them is decoded, and nothing else.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIterator};
@@ -11,9 +12,8 @@ use super::reads::Fetched;
 use super::target::Target;
 use super::update::{Changes, Touched, Update, not_read};
 use crate::codec::selection::Selection;
-use crate::codec::shard::{decode_index_of, encode_index};
+use crate::codec::shard::{decode_index_of, dense, encode_index};
 use crate::codec::{CudaShardingCodec, other};
-use crate::layout::placement::Stored;
 use crate::layout::{Extent, Part, Space, SubchunkGrid};
 
 /// Encode what `update` changes, whose subchunks are shards of `inner`.
@@ -156,15 +156,20 @@ fn splice(
     options: &CodecOptions,
 ) -> Result<Option<Inner>, CodecError> {
     let codec = &*target.codec;
-    let (index_len, at_end) = (
-        target.index_len,
-        codec.index_location == ShardingIndexLocation::End,
-    );
+    let index_len = target.index_len;
     let (old, old_extents) = old.unwrap_or_else(|| (&[], vec![None; grid.num_subchunks()]));
+    let space = Space::of(&old_extents);
+    let index_at = match codec.index_location {
+        ShardingIndexLocation::Start => 0,
+        ShardingIndexLocation::End => old.len().saturating_sub(index_len),
+    };
+    let index = index_at..index_at + index_len;
     let mut extents = old_extents.clone();
-    let mut fits = !Space::of(&old_extents).overlaps();
+    let mut fits = !space.overlaps() && space.is_free(&index, usize::MAX);
+    let mut used = space.used() + index_len;
     for (number, new) in &changes.subchunks {
-        extents[*number] = match (&old_extents[*number], new) {
+        let old = &old_extents[*number];
+        extents[*number] = match (old, new) {
             (_, None) => None,
             (Some(old), Some(new)) if new.len() <= old.len() => {
                 Some(old.start..old.start + new.len())
@@ -174,55 +179,43 @@ fn splice(
                 Some(new.clone())
             }
         };
+        let [old_len, new_len] = [old, new].map(|extent| extent.as_ref().map_or(0, Range::len));
+        used = (used + new_len).saturating_sub(old_len);
     }
     if extents.iter().all(Option::is_none) {
         return Ok(None);
     }
-    let stored = Stored {
-        extents: &old_extents,
-        size: old.len(),
-        index_len,
-        index_at_end: at_end,
-    };
     #[allow(
         clippy::cast_precision_loss,
         reason = "a fraction that need not be exact"
     )]
-    let dense_enough = |extents: &[Extent]| {
-        let dead = stored.dead(extents, old.len()) as f64;
-        dead <= codec.options.max_dead_fraction() * old.len() as f64
-    };
-    let mut shard = Vec::new();
-    if fits && dense_enough(&extents) {
-        shard.extend_from_slice(old);
+    let dead_fraction = old.len().saturating_sub(used) as f64 / old.len() as f64;
+    let shard = if fits && dead_fraction <= codec.options.max_dead_fraction() {
+        let mut shard = old.to_vec();
         for (number, new) in &changes.subchunks {
             if let (Some(extent), Some(new)) = (&extents[*number], new) {
                 shard[extent.clone()].copy_from_slice(changes.encoded(new));
             }
         }
+        shard[index].copy_from_slice(&encode_index(codec, grid, index_len, &extents, options)?);
+        shard
     } else {
         let mut changed = changes.subchunks.iter().peekable();
-        if !at_end {
-            shard.resize(index_len, 0);
-        }
-        for (number, old_extent) in old_extents.iter().enumerate() {
-            let bytes = match changed.next_if(|(changed, _)| *changed == number) {
-                Some((_, new)) => new.as_ref().map(|new| changes.encoded(new)),
-                None => old_extent.clone().and_then(|extent| old.get(extent)),
-            };
-            extents[number] = bytes.map(|bytes| {
-                let start = shard.len();
-                shard.extend_from_slice(bytes);
-                start..shard.len()
-            });
-        }
-        if at_end {
-            shard.resize(shard.len() + index_len, 0);
-        }
-    }
-    let index = encode_index(codec, grid, index_len, &extents, options)?;
-    let at = if at_end { shard.len() - index_len } else { 0 };
-    shard[at..at + index_len].copy_from_slice(&index);
+        let subchunks: Vec<Option<&[u8]>> = old_extents
+            .iter()
+            .enumerate()
+            .map(
+                |(number, extent)| match changed.next_if(|(changed, _)| *changed == number) {
+                    Some((_, new)) => new.as_ref().map(|new| changes.encoded(new)),
+                    None => extent.clone().and_then(|extent| old.get(extent)),
+                },
+            )
+            .collect();
+        let most = old.len() + changes.bytes.len() + index_len;
+        // They lie elsewhere now.
+        extents.clear();
+        dense(codec, grid, index_len, &subchunks, most, options)?
+    };
     // An inner index that is cut off in the middle would be the end of all that it leads to.
     let fragile = extents != old_extents || !changes.fragile.is_empty();
     Ok(Some(Inner { shard, fragile }))

@@ -3,12 +3,14 @@
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
+use zarrs::array::codec::ShardingCodec;
 use zarrs::array::{BytesRepresentation, ChunkShape, DataType, FillValue};
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecError};
 
 use crate::codec::CudaShardingCodec;
 use crate::codec::find;
 use crate::codec::shard::{Shard, index_geometry};
+use crate::codec::stored::StoredShard;
 use crate::layout::SubchunkGrid;
 
 /// A codec, and the shape, data type and fill value of shards.
@@ -66,6 +68,37 @@ impl Target {
                 nested.has_subchunks_of_one_size()
             }
         }
+    }
+
+    /// Whether a subchunk may be overwritten by just the bytes of it that change: each encodes some
+    /// element, and nothing else. A checksum would not be right after two writers of one subchunk.
+    pub(super) fn is_written_in_pieces(&self) -> bool {
+        if let Some(nested) = &self.nested {
+            let shape = &self.codec.subchunk_shape;
+            let nested = Self::new(nested.clone(), shape, &self.data_type, &self.fill_value);
+            return nested.is_ok_and(|nested| nested.is_written_in_pieces());
+        }
+        let codec = &self.codec;
+        !self.is_delegated()
+            && codec.recognised.is_ok()
+            && codec.inner_codecs.bytes_to_bytes_codecs().is_empty()
+    }
+
+    /// Whether the subchunks are shards that are updated as a whole, for want of a way into them.
+    pub(super) fn has_closed_shards(&self) -> bool {
+        let inner = self.codec.inner_codecs.array_to_bytes_codec();
+        // Ours, too, says that it is zarrs' own.
+        let sharded = inner.as_any().is::<ShardingCodec>();
+        sharded && (self.nested.is_none() || self.is_delegated())
+    }
+
+    /// Whether the index codecs notice when the index changes.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if they cannot encode an index.
+    pub(super) fn index_has_checksum(&self) -> Result<bool, CodecError> {
+        StoredShard::new(&self.codec, &self.shape, &self.data_type, &self.fill_value)?
+            .index_has_checksum()
     }
 
     /// Whether zarrs' codecs handle the elements one by one.

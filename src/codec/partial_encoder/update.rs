@@ -128,6 +128,10 @@ impl<'a> Update<'a> {
         } else {
             delegated::encode(self, fetched, options)?
         };
+        if self.target.has_closed_shards() {
+            let straddled = self.straddled().map(|touched| touched.number);
+            changes.fragile = straddled.collect();
+        }
         let bytes = &changes.bytes;
         let mut touched = self.touched.iter();
         changes.subchunks.retain(|(_, new)| {

@@ -87,8 +87,10 @@ impl Simulated {
         }
         let old = self.object.clone();
         let old_extents = self.extents.clone();
+        let space = Space::of(&old_extents);
         let stored = Stored {
             extents: &old_extents,
+            space: &space,
             size: old.len(),
             index_len: self.index_len,
             index_at_end: self.index_at_end,
@@ -123,6 +125,7 @@ impl Simulated {
             Commit::Grow { record, index } => {
                 assert!(record >= old.len(), "the record is in new space");
                 self.write(record..record + RECORD_LEN, 254);
+                self.write(index - RECORD_LEN..index, 254);
                 self.write(index..index + index_len, 255);
                 assert_eq!(index + index_len, placement.size);
                 assert_eq!(self.object.len(), placement.size, "ends with its index");
@@ -292,8 +295,10 @@ fn rewriting_in_place_settles() {
 #[test]
 fn shared_bytes_are_left_alone() {
     let extents = [Some(0..10), Some(5..15), None];
+    let space = Space::of(&extents);
     let stored = Stored {
         extents: &extents,
+        space: &space,
         size: 15 + 48,
         index_len: 48,
         index_at_end: true,
@@ -307,8 +312,10 @@ fn shared_bytes_are_left_alone() {
 #[test]
 fn too_large_is_an_error() {
     let extents = [None, None];
+    let space = Space::of(&extents);
     let stored = Stored {
         extents: &extents,
+        space: &space,
         size: isize::MAX as usize - 10,
         index_len: 32,
         index_at_end: true,

@@ -1,0 +1,258 @@
+//! Whether a shard is still what it was, and how large it is.
+//!
+//! A codec cannot ask for the size of a stored value, and reading the end of one does not say where it
+//! is. But the last update of a shard left a record directly before the last index (or its copy),
+//! which says where it lies. Where there is none, all behind the last subchunk is read.
+//!
+//! When an update is interrupted, what it wrote last can look like an index: an inner index, in a
+//! nested shard. Such an index leaves bytes behind its last subchunk unused, since it knows just a
+//! part of the shard; where that is so and no record is before the index, all of the shard is searched
+//! for the record of an interrupted update.
+
+use zarrs::array::ArrayBytesRaw;
+use zarrs::array::codec::ShardingIndexLocation;
+use zarrs_codec::CodecError;
+use zarrs_storage::byte_range::ByteRange;
+
+use super::target::Target;
+use crate::layout::{Extent, RECORD_LEN, Record, Space, fingerprint};
+
+/// The index of a shard as it was read.
+pub(super) struct StoredIndex {
+    pub(super) encoded: Vec<u8>,
+    pub(super) extents: Vec<Extent>,
+    pub(super) space: Space,
+    pub(super) fingerprint: u64,
+}
+
+impl StoredIndex {
+    pub(super) fn new(encoded: Vec<u8>, extents: Vec<Extent>) -> Self {
+        Self {
+            space: Space::of(&extents),
+            fingerprint: fingerprint(&encoded),
+            encoded,
+            extents,
+        }
+    }
+}
+
+/// Reads the shard once more, a few bytes at a time.
+pub(super) struct Comparison<'a> {
+    target: &'a Target,
+    before: &'a StoredIndex,
+    next: Next,
+}
+
+/// What to read next.
+#[derive(Clone, Copy, Debug)]
+enum Next {
+    /// The end of the shard: a record, and the index or its copy.
+    End,
+    /// The last byte of a shard of this size, by the record: nothing may follow it.
+    LastByte { size: usize },
+    /// Everything behind the last subchunk.
+    Tail,
+    /// All of a shard of this size.
+    Whole { size: usize },
+    /// Nothing: this is the size.
+    Done { size: usize },
+}
+
+impl<'a> Comparison<'a> {
+    pub(super) fn new(target: &'a Target, before: &'a StoredIndex) -> Self {
+        // Stores fail, or panic, when they are asked for the end of less than that.
+        let is_long_enough = before.space.end() >= RECORD_LEN + first(target);
+        Self {
+            target,
+            before,
+            next: if is_long_enough {
+                Next::End
+            } else {
+                Next::Tail
+            },
+        }
+    }
+
+    /// What to read next, or else the size of the shard.
+    pub(super) fn next(&self) -> Result<Vec<ByteRange>, usize> {
+        let index_len = self.target.index_len as u64;
+        let index = ByteRange::FromStart(0, Some(index_len));
+        let with_index = |range| {
+            if self.at_end() {
+                vec![range]
+            } else {
+                vec![index, range]
+            }
+        };
+        match self.next {
+            Next::End => Ok(with_index(ByteRange::Suffix(index_len + RECORD_LEN as u64))),
+            Next::LastByte { size } => Ok(vec![ByteRange::FromStart(
+                size.saturating_sub(1) as u64,
+                None,
+            )]),
+            Next::Tail => Ok(with_index(ByteRange::FromStart(
+                self.tail_start() as u64,
+                None,
+            ))),
+            Next::Whole { .. } => Ok(vec![ByteRange::FromStart(0, None)]),
+            Next::Done { size } => Err(size),
+        }
+    }
+
+    /// Take what was read.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the shard has changed, or an update of it was interrupted.
+    pub(super) fn answer(
+        &mut self,
+        read: Option<Vec<ArrayBytesRaw<'_>>>,
+    ) -> Result<(), CodecError> {
+        let read = read.ok_or_else(changed)?;
+        self.next = match (self.next, read.as_slice()) {
+            (Next::End, [.., end]) => {
+                self.compare_index(&read, end)?;
+                let len = RECORD_LEN + self.target.index_len;
+                let record = Record::before_index(end, self.target.index_len);
+                match record.filter(|_| end.len() == len) {
+                    Some(record) if self.is_of_last_update(&record, end)? => Next::LastByte {
+                        size: usize::try_from(record.new_end).map_err(|_| changed())?,
+                    },
+                    _ => Next::Tail,
+                }
+            }
+            (Next::LastByte { size }, [byte]) => match byte.len() {
+                1 => Next::Done { size },
+                _ => Next::Tail,
+            },
+            (Next::Tail, [.., tail]) => {
+                self.compare_index(&read, tail)?;
+                self.after_tail(tail)?
+            }
+            (Next::Whole { size }, [object]) => {
+                if object.len() != size {
+                    return Err(changed());
+                }
+                let mut records = Record::all(object, self.target.index_len);
+                match records.find(|record| record.new_end > size as u64) {
+                    Some(record) => return Err(interrupted(size, &record)),
+                    None => Next::Done { size },
+                }
+            }
+            _ => return Err(changed()),
+        };
+        Ok(())
+    }
+
+    fn at_end(&self) -> bool {
+        self.target.codec.index_location == ShardingIndexLocation::End
+    }
+
+    /// Where the bytes begin that no subchunk uses: the index among them if it is at the end, and
+    /// what earlier updates left.
+    fn tail_start(&self) -> usize {
+        self.before.space.end().max(first(self.target))
+    }
+
+    /// That the index is the one that was read before: at the end of `end`, or in front of it.
+    fn compare_index(&self, read: &[ArrayBytesRaw<'_>], end: &[u8]) -> Result<(), CodecError> {
+        let index_len = self.target.index_len;
+        let index = match read {
+            [_] if self.at_end() => {
+                let start = end.len().checked_sub(index_len);
+                &end[start.ok_or_else(reaches_into_index)?..]
+            }
+            [index, _] if !self.at_end() => {
+                if self.before.space.start() < index_len {
+                    return Err(reaches_into_index());
+                }
+                index
+            }
+            _ => return Err(changed()),
+        };
+        if index == self.before.encoded {
+            Ok(())
+        } else {
+            Err(changed())
+        }
+    }
+
+    /// Whether `record`, which lies before the last index in the shard, is of the last update.
+    fn is_of_last_update(&self, record: &Record, end: &[u8]) -> Result<bool, CodecError> {
+        let index = self.before.fingerprint;
+        let is_known =
+            index == record.new_index || (record.old_end > 0 && index == record.old_index);
+        if self.at_end() {
+            return Ok(index == record.new_index);
+        }
+        let copy = &end[end.len() - self.target.index_len..];
+        if !is_known
+            && fingerprint(copy) == record.new_index
+            && !self.target.index_has_checksum()?
+        {
+            // The index was being overwritten.
+            let size = usize::try_from(record.new_end).unwrap_or(usize::MAX);
+            return Err(interrupted(size, record));
+        }
+        Ok(true)
+    }
+
+    fn after_tail(&self, tail: &[u8]) -> Result<Next, CodecError> {
+        let index_len = self.target.index_len;
+        let size = self.tail_start() + tail.len();
+        let record =
+            Record::before_index(tail, index_len).filter(|record| record.new_end == size as u64);
+        if let Some(record) = record
+            && self.is_of_last_update(&record, tail)?
+        {
+            return Ok(Next::Done { size });
+        }
+        if !self.at_end() {
+            // An index is where it is. But zeros or an old index may wait for the shard to be there.
+            let last = Record::all_at(tail, self.tail_start(), index_len).next();
+            return match last {
+                Some(record) if record.old_end == 0 && record.new_end > size as u64 => {
+                    Err(interrupted(size, &record))
+                }
+                _ => Ok(Next::Done { size }),
+            };
+        }
+        let data_end = size - index_len;
+        let nothing_behind = self.before.space.end() == data_end;
+        let is_sure = self.before.space.used() == data_end
+            || (nothing_behind && self.target.index_has_checksum()?);
+        Ok(if is_sure {
+            Next::Done { size }
+        } else {
+            Next::Whole { size }
+        })
+    }
+}
+
+/// Where subchunks may begin.
+fn first(target: &Target) -> usize {
+    match target.codec.index_location {
+        ShardingIndexLocation::Start => target.index_len,
+        ShardingIndexLocation::End => 0,
+    }
+}
+
+/// Somebody else wrote to the shard.
+pub(super) fn changed() -> CodecError {
+    CodecError::Other(
+        "the shard changed while a partial write of it was prepared: its index is not the one that was read before. Nothing was written. Write to one shard from one place at a time, or try again".to_string(),
+    )
+}
+
+/// Some byte belongs to the index and to a subchunk: writing one would change the other.
+fn reaches_into_index() -> CodecError {
+    CodecError::Other(
+        "a subchunk of the shard reaches into the shard's index, so that neither can be updated: the shard may be corrupted; write it as a whole".to_string(),
+    )
+}
+
+fn interrupted(size: usize, record: &Record) -> CodecError {
+    CodecError::Other(format!(
+        "an earlier update of the shard was interrupted: it has {size} bytes, and should have {}, with another index; call zarrs_cuda::recover before writing to it",
+        record.new_end
+    ))
+}
