@@ -10,13 +10,26 @@ use crate::Location;
 use crate::case::{Case, LOCATIONS, STRATEGIES, Values, chain_named};
 use crate::common::Rng;
 use crate::common::watched::{Call, Watched};
+use crate::step::{By, Step, What};
 use crate::torn_shard::{History, SHARD, TornShard};
 use crate::update::{Kind, Reads, Update, below, torn};
 
 /// Tear `update` everywhere, and check everything.
 fn tear_everywhere(shard: &TornShard, update: &Update, rng: &mut Rng, what: &str) {
+    let stops = update.stops(rng);
+    tear_at(shard, update, stops, rng, what);
+}
+
+/// Tear `update` after so many steps, and check everything.
+fn tear_at(
+    shard: &TornShard,
+    update: &Update,
+    stops: impl IntoIterator<Item = usize>,
+    rng: &mut Rng,
+    what: &str,
+) {
     let total = update.steps();
-    for steps in update.stops(rng) {
+    for steps in stops {
         let object = update.torn(steps);
         let what = format!(
             "after {steps} of {total} bytes of {:?}; {what}",
@@ -139,6 +152,39 @@ fn tear_all(strategy: WriteStrategy) {
             assert!(kinds.contains(&(kind, at_end)), "no {kind:?}: {kinds:?}");
         }
     }
+}
+
+/// An inner shard of which one half is written: what is lost is not the other half, even if the
+/// inner index changes.
+#[test]
+fn halves_of_inner_shards() {
+    crate::common::panics::watch();
+    let shrinks = [Values::Fill, Values::Constant(5), Values::Any(6)];
+    for chain in ["nested", "nested zstd"] {
+        for location in LOCATIONS {
+            for strategy in [WriteStrategy::Auto, WriteStrategy::InPlace] {
+                for values in shrinks {
+                    let case = case(chain, location, true);
+                    let mut shard = TornShard::new(&case, strategy);
+                    let step = |what| Step {
+                        strategy,
+                        asynchronous: false,
+                        what,
+                    };
+                    let store = step(What::Store(SHARD, Values::Any(7), By::Zarrs));
+                    shard.subject.apply(&store).unwrap();
+                    let half = step(What::Encode(SHARD, vec![0..2, 0..4], values));
+                    let update = shard.update_by(&half).unwrap();
+                    assert_eq!(update.touched, [true, false, false, false]);
+                    let what = format!("{half:?}; {case:?}");
+                    let mut rng = Rng(0);
+                    let stops = 0..=update.steps();
+                    tear_at(&shard, &update, stops, &mut rng, &what);
+                }
+            }
+        }
+    }
+    crate::common::panics::assert_none("halves of inner shards");
 }
 
 #[test]
