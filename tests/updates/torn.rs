@@ -187,6 +187,52 @@ fn halves_of_inner_shards() {
     crate::common::panics::assert_none("halves of inner shards");
 }
 
+/// Who writes to a torn shard before it is recovered is refused, or does no harm: even where part of
+/// an inner shard looks like the index.
+#[test]
+fn writing_to_a_torn_shard() {
+    crate::common::panics::watch();
+    for chain in ["zstd", "nested"] {
+        for location in LOCATIONS {
+            let case = case(chain, location, true);
+            let mut shard = TornShard::new(&case, WriteStrategy::Append);
+            let mut rng = Rng(3);
+            let update = shard.update(WriteStrategy::Append, History::Zarrs, &mut rng);
+            let (subject, chunk) = (&shard.subject, shard.subject.chunk(SHARD));
+            let part = ArraySubset::new_with_shape(case.subchunk.clone());
+            let elements = Values::Any(8).elements(&case, part.num_elements_usize());
+            let bytes = case.to_bytes(&elements);
+            let mut interrupted = 0;
+            for steps in 1..update.steps() {
+                let what = format!("after {steps} of {:?}; {case:?}", update.calls);
+                let object = update.torn(steps);
+                shard.put(object.as_ref());
+                let options = subject.options();
+                let array = subject.ours(WriteStrategy::Auto);
+                let written = array.store_chunk_subset_opt(&chunk, &part, bytes.clone(), &options);
+                if let Err(error) = &written {
+                    let error = error.to_string();
+                    assert!(error.contains("zarrs_cuda::recover"), "{error}; {what}");
+                    interrupted +=
+                        usize::from(error.contains("update of the shard was interrupted"));
+                    assert_eq!(subject.object(SHARD), object, "{what}");
+                } else {
+                    assert_eq!(location, Location::Start, "not refused; {what}");
+                }
+                shard.recover();
+                let outcome = shard.outcome(&update).into_iter().zip(&update.touched);
+                // The first subchunk is not looked at.
+                let mut others = outcome.skip(shard.units_of(&part).len());
+                let kept = others.all(|(reads, touched)| *touched || reads == Reads::Same);
+                assert!(kept, "{what}");
+            }
+            let looks_alike = chain == "nested" && location == Location::End;
+            assert_eq!(interrupted > 0, looks_alike, "{case:?}");
+        }
+    }
+    crate::common::panics::assert_none("writing to torn shards");
+}
+
 #[test]
 fn auto() {
     tear(WriteStrategy::Auto);

@@ -118,7 +118,7 @@ impl TornShard {
         assert_eq!(recovery.subchunks.len(), self.subchunks.len());
     }
 
-    fn units_of(&self, subset: &ArraySubset) -> BTreeSet<usize> {
+    pub(crate) fn units_of(&self, subset: &ArraySubset) -> BTreeSet<usize> {
         let numbers = subset.iter_indices();
         let numbers = numbers.map(|indices| self.numbers[self.subject.case.number(&indices)]);
         numbers.collect()
