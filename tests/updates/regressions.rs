@@ -234,3 +234,46 @@ fn strings_that_add_up_to_the_fill_value() {
         assert!(read.iter().skip(7).all(|string| string == "none"));
     }
 }
+
+/// zarrs' shards grow by what is written, for ever. Ours use what is unused again where that is safe,
+/// and grow by no more than a record and an index.
+#[test]
+fn unused_bytes_are_used_again() {
+    const UPDATES: usize = 40;
+    for location in LOCATIONS {
+        let case = Case {
+            shape: vec![512],
+            subchunk: vec![128],
+            ..Case::new(chain_named("zstd"), location)
+        };
+        let index = case.index.size(4);
+        let grown = |strategy| {
+            let subject = Subject::new(&case, Setting::default());
+            let stored = Values::Any(0).elements(&case, 512);
+            let bytes = case.to_bytes(&stored);
+            subject.stock().store_chunk(&[0], bytes).unwrap();
+            let before = subject.object(0).unwrap().len();
+            for seed in 0..UPDATES {
+                let bytes = case.to_bytes(&Values::Any(seed as u64).elements(&case, 128));
+                subject
+                    .ours(strategy)
+                    .store_chunk_subset_opt(&[0], &subset(&[128..256]), bytes, &subject.options())
+                    .unwrap();
+            }
+            subject.object(0).unwrap().len() - before
+        };
+        // Values that do not compress: 256 bytes, and a frame around them.
+        let data = 256;
+        assert!(grown(WriteStrategy::Append) >= UPDATES * (64 + index + data));
+        let auto = grown(WriteStrategy::Auto);
+        let most = match location {
+            Location::Start => 0,
+            Location::End => UPDATES * (64 + index),
+        };
+        assert!(
+            auto <= most + 4 * data,
+            "{auto} bytes, index at the {location:?}"
+        );
+        assert_eq!(grown(WriteStrategy::InPlace), 0);
+    }
+}

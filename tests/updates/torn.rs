@@ -10,13 +10,26 @@ use crate::Location;
 use crate::case::{Case, LOCATIONS, STRATEGIES, Values, chain_named};
 use crate::common::Rng;
 use crate::common::watched::{Call, Watched};
+use crate::step::{By, Step, What};
 use crate::torn_shard::{History, SHARD, TornShard};
 use crate::update::{Kind, Reads, Update, below, torn};
 
 /// Tear `update` everywhere, and check everything.
 fn tear_everywhere(shard: &TornShard, update: &Update, rng: &mut Rng, what: &str) {
+    let stops = update.stops(rng);
+    tear_at(shard, update, stops, rng, what);
+}
+
+/// Tear `update` after so many steps, and check everything.
+fn tear_at(
+    shard: &TornShard,
+    update: &Update,
+    stops: impl IntoIterator<Item = usize>,
+    rng: &mut Rng,
+    what: &str,
+) {
     let total = update.steps();
-    for steps in update.stops(rng) {
+    for steps in stops {
         let object = update.torn(steps);
         let what = format!(
             "after {steps} of {total} bytes of {:?}; {what}",
@@ -139,6 +152,85 @@ fn tear_all(strategy: WriteStrategy) {
             assert!(kinds.contains(&(kind, at_end)), "no {kind:?}: {kinds:?}");
         }
     }
+}
+
+/// An inner shard of which one half is written: what is lost is not the other half, even if the
+/// inner index changes.
+#[test]
+fn halves_of_inner_shards() {
+    crate::common::panics::watch();
+    let shrinks = [Values::Fill, Values::Constant(5), Values::Any(6)];
+    for chain in ["nested", "nested zstd"] {
+        for location in LOCATIONS {
+            for strategy in [WriteStrategy::Auto, WriteStrategy::InPlace] {
+                for values in shrinks {
+                    let case = case(chain, location, true);
+                    let mut shard = TornShard::new(&case, strategy);
+                    let step = |what| Step {
+                        strategy,
+                        asynchronous: false,
+                        what,
+                    };
+                    let store = step(What::Store(SHARD, Values::Any(7), By::Zarrs));
+                    shard.subject.apply(&store).unwrap();
+                    let half = step(What::Encode(SHARD, vec![0..2, 0..4], values));
+                    let update = shard.update_by(&half).unwrap();
+                    assert_eq!(update.touched, [true, false, false, false]);
+                    let what = format!("{half:?}; {case:?}");
+                    let mut rng = Rng(0);
+                    let stops = 0..=update.steps();
+                    tear_at(&shard, &update, stops, &mut rng, &what);
+                }
+            }
+        }
+    }
+    crate::common::panics::assert_none("halves of inner shards");
+}
+
+/// Who writes to a torn shard before it is recovered is refused, or does no harm: even where part of
+/// an inner shard looks like the index.
+#[test]
+fn writing_to_a_torn_shard() {
+    crate::common::panics::watch();
+    for chain in ["zstd", "nested"] {
+        for location in LOCATIONS {
+            let case = case(chain, location, true);
+            let mut shard = TornShard::new(&case, WriteStrategy::Append);
+            let mut rng = Rng(3);
+            let update = shard.update(WriteStrategy::Append, History::Zarrs, &mut rng);
+            let (subject, chunk) = (&shard.subject, shard.subject.chunk(SHARD));
+            let part = ArraySubset::new_with_shape(case.subchunk.clone());
+            let elements = Values::Any(8).elements(&case, part.num_elements_usize());
+            let bytes = case.to_bytes(&elements);
+            let mut interrupted = 0;
+            for steps in 1..update.steps() {
+                let what = format!("after {steps} of {:?}; {case:?}", update.calls);
+                let object = update.torn(steps);
+                shard.put(object.as_ref());
+                let options = subject.options();
+                let array = subject.ours(WriteStrategy::Auto);
+                let written = array.store_chunk_subset_opt(&chunk, &part, bytes.clone(), &options);
+                if let Err(error) = &written {
+                    let error = error.to_string();
+                    assert!(error.contains("zarrs_cuda::recover"), "{error}; {what}");
+                    interrupted +=
+                        usize::from(error.contains("update of the shard was interrupted"));
+                    assert_eq!(subject.object(SHARD), object, "{what}");
+                } else {
+                    assert_eq!(location, Location::Start, "not refused; {what}");
+                }
+                shard.recover();
+                let outcome = shard.outcome(&update).into_iter().zip(&update.touched);
+                // The first subchunk is not looked at.
+                let mut others = outcome.skip(shard.units_of(&part).len());
+                let kept = others.all(|(reads, touched)| *touched || reads == Reads::Same);
+                assert!(kept, "{what}");
+            }
+            let looks_alike = chain == "nested" && location == Location::End;
+            assert_eq!(interrupted > 0, looks_alike, "{case:?}");
+        }
+    }
+    crate::common::panics::assert_none("writing to torn shards");
 }
 
 #[test]

@@ -118,7 +118,7 @@ impl TornShard {
         assert_eq!(recovery.subchunks.len(), self.subchunks.len());
     }
 
-    fn units_of(&self, subset: &ArraySubset) -> BTreeSet<usize> {
+    pub(crate) fn units_of(&self, subset: &ArraySubset) -> BTreeSet<usize> {
         let numbers = subset.iter_indices();
         let numbers = numbers.map(|indices| self.numbers[self.subject.case.number(&indices)]);
         numbers.collect()
@@ -255,25 +255,33 @@ impl TornShard {
             }
         }
         loop {
-            let change = self.encode(&encode(strategy, rng));
-            let calls = change.calls.into_iter().filter(|call| call.steps() > 0);
-            let calls: Vec<_> = calls.collect();
-            if calls.is_empty() {
-                continue; // nothing to tear
+            let step = encode(strategy, rng);
+            if let Some(update) = self.update_by(&step) {
+                return update;
             }
-            let mut touched = vec![false; self.units.len()];
-            for number in change.written.unwrap() {
-                touched[self.numbers[number]] = true;
-            }
-            return Update {
-                strategy,
-                old: change.old,
-                calls,
-                before: self.divide(&change.elements.concat()),
-                after: self.divide(&self.subject.model[SHARD].concat()),
-                touched,
-            };
         }
+    }
+
+    /// What `step` does; nothing if there is nothing to tear.
+    pub(crate) fn update_by(&mut self, step: &Step) -> Option<Update> {
+        let change = self.encode(step);
+        let calls = change.calls.into_iter().filter(|call| call.steps() > 0);
+        let calls: Vec<_> = calls.collect();
+        if calls.is_empty() {
+            return None;
+        }
+        let mut touched = vec![false; self.units.len()];
+        for number in change.written.unwrap() {
+            touched[self.numbers[number]] = true;
+        }
+        Some(Update {
+            strategy: step.strategy,
+            old: change.old,
+            calls,
+            before: self.divide(&change.elements.concat()),
+            after: self.divide(&self.subject.model[SHARD].concat()),
+            touched,
+        })
     }
 
     /// Make an update; if it is refused because one was torn before, recover first.
