@@ -224,7 +224,7 @@ fn requests(case: &Case, step: &Step, change: &Change, new: Option<&Layout>) -> 
     let requests = change.requests.iter();
     let requests: Vec<_> = requests.map(|r| (r.size, r.dead)).collect();
     let wrote = change.calls.iter().any(|call| call.steps() > 0);
-    let reserve = 64 + case.index.size(case.shards().num_subchunks());
+    let reserve = 2 * 64 + case.index.size(case.shards().num_subchunks());
     let too_many = dead > reserve && 4 * dead > size;
     let asks = wrote && step.strategy != WriteStrategy::Slots && too_many;
     let expected = asks.then_some((size as u64, dead as u64));
@@ -236,8 +236,9 @@ fn requests(case: &Case, step: &Step, change: &Change, new: Option<&Layout>) -> 
     Ok(())
 }
 
-/// Beside the index, and what is behind the last subchunk, only straddled subchunks are read, in one
-/// request.
+/// Beside the index, the record and index at the end, and what is behind the last subchunk, only
+/// straddled subchunks are read, in one request. Where unused bytes could hide a torn update, all of
+/// the shard may be.
 fn reads(old: Option<&Layout>, touched: &Touched, calls: &[Call]) -> Result<(), String> {
     // What is read after the last write is a check of ours.
     let last = calls.iter().rposition(|call| call.steps() > 0).unwrap_or(0);
@@ -248,7 +249,13 @@ fn reads(old: Option<&Layout>, touched: &Touched, calls: &[Call]) -> Result<(), 
     let is_free = |range: &Range<u64>| {
         let (index, tail) = old.map_or((0..0, 0), |old| (old.index.clone(), old.tail()));
         let in_index = index.start as u64 <= range.start && range.end <= index.end as u64;
-        range.is_empty() || in_index || range.start >= tail as u64
+        let at_end = old.is_some_and(|old| {
+            let (len, index_len) = (old.object.len(), old.index.len());
+            let from_start = range.start == 0 && old.live() < len;
+            let from_record = range.start >= len.saturating_sub(64 + index_len) as u64;
+            range.end == len as u64 && (from_start || from_record)
+        });
+        range.is_empty() || in_index || at_end || range.start >= tail as u64
     };
     let data: Vec<_> = reads.filter(|ranges| !ranges.iter().all(is_free)).collect();
     ensure!(data.len() <= 1, "several reads: {data:?}");
