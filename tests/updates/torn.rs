@@ -266,12 +266,12 @@ fn pages_in_any_order() {
         let strategy = WriteStrategy::Append;
         let mut shard = TornShard::new(&case, strategy);
         let update = shard.update(strategy, History::Updates(2), &mut rng);
-        let Call::Write(ranges) = &update.calls[0] else {
-            continue; // it was erased
+        let (Some(old), Call::Write(ranges)) = (&update.old, &update.calls[0]) else {
+            continue; // it is created or erased
         };
         for _ in 0..10 {
             let what = format!("{:?}; {case:?}, seed {seed}", update.calls);
-            let mut object = update.old.clone().unwrap();
+            let mut object = old.clone();
             // A file may also have grown to its new size.
             let grown = rng.one_in(2);
             for (at, bytes) in ranges {
