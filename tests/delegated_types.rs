@@ -276,7 +276,7 @@ fn partial_encoding() {
 }
 
 /// The strings "aa" and "" have the bytes of twice "a", and are not that. zarrs' codec takes them for
-/// the fill value; a partial write does not.
+/// the fill value; ours does not, whole or in part.
 #[test]
 fn strings_that_add_up_to_fill_values() {
     let options = CodecOptions::default();
@@ -290,6 +290,11 @@ fn strings_that_add_up_to_fill_values() {
     let encoded = encode_elements(&shards, shards.stock().as_ref(), &model).unwrap();
     let decoded = decode(&shards, shards.stock().as_ref(), &encoded).unwrap();
     assert_eq!(decoded, vec![b"a".to_vec(); 24], "zarrs has changed");
+    let encoded = encode_elements(&shards, shards.ours().as_ref(), &model).unwrap();
+    assert_eq!(
+        decode(&shards, shards.stock().as_ref(), &encoded).unwrap(),
+        model
+    );
 
     let store = Arc::new(MemoryStore::new());
     let key = StoreKey::new("shard").unwrap();

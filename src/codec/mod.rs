@@ -380,9 +380,16 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
     ) -> Result<ArrayBytesRaw<'a>, CodecError> {
         if Self::is_delegated(data_type) {
             self.check_delegated(data_type)?;
-            return self
-                .stock
-                .encode(bytes, shape, data_type, fill_value, options);
+            if data_type.is_optional() || data_type.fixed_size().is_some() {
+                return self
+                    .stock
+                    .encode(bytes, shape, data_type, fill_value, options);
+            }
+            // zarrs' codec would leave out subchunks that only look like the fill value.
+            bytes.validate(shape.iter().map(|d| d.get()).product(), data_type)?;
+            let target = (shape, data_type, fill_value);
+            return partial_encoder::encode_delegated(self, target, &bytes, options)
+                .map(Cow::Owned);
         }
         let shard = Shard::new(self, shape, data_type, fill_value)?;
         bytes.validate(shape.iter().map(|d| d.get()).product(), data_type)?;

@@ -239,17 +239,16 @@ impl Placing<'_> {
         let first_appended = appended_end;
         for change in self.changes {
             let Some(len) = change.len else { continue };
-            let start = match self.find(change, len, &mut free) {
-                Some(start) => start,
-                None => {
-                    let room = match self.rule {
-                        Rule::Slots { size } => size.max(len),
-                        _ => len,
-                    };
-                    let start = appended_end;
-                    appended_end = add(start, room)?;
-                    start
-                }
+            let start = if let Some(start) = self.find(change, len, &mut free) {
+                start
+            } else {
+                let room = match self.rule {
+                    Rule::Slots { size } => size.max(len),
+                    _ => len,
+                };
+                let start = appended_end;
+                appended_end = add(start, room)?;
+                start
             };
             extents[change.number] = Some(start..start + len);
         }

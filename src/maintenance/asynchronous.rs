@@ -4,7 +4,7 @@ use zarrs_storage::{
     AsyncReadableStorageTraits, AsyncReadableWritableStorageTraits, Bytes, StoreKey,
 };
 
-use super::compact::compacted;
+use super::compact::{compacted, count};
 use super::io::{Change, failed};
 use super::recover::recovered;
 use super::{Compaction, Inspection, Recovery, ShardFormat};
@@ -24,6 +24,7 @@ pub async fn async_compact<S: AsyncReadableWritableStorageTraits + ?Sized>(
     };
     let (change, compaction) = compacted(&object, key, format)?;
     apply(store, key, &object, change).await?;
+    count(compaction);
     Ok(Some(compaction))
 }
 

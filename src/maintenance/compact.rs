@@ -7,6 +7,7 @@ use super::diagnosis::Diagnosis;
 use super::format::diagnosis_of;
 use super::io::{Change, apply, read};
 use crate::Error;
+use crate::write_strategy::counters;
 
 /// What compaction made of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +44,15 @@ pub fn compact<S: ReadableWritableStorageTraits + ?Sized>(
     };
     let (change, compaction) = compacted(&object, key, format)?;
     apply(store, key, &object, change)?;
+    count(compaction);
     Ok(Some(compaction))
+}
+
+/// Tell the metrics.
+pub(super) fn count(compaction: Compaction) {
+    if compaction.after < compaction.before {
+        counters::compaction();
+    }
 }
 
 /// What is to be stored instead of `object`.

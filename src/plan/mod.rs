@@ -414,7 +414,7 @@ pub(crate) fn explain_delegated(
         subchunk_bytes: None,
         memory: None,
         stages: vec![ExplainedStage {
-            stage: "zarrs' own sharding codec".to_string(),
+            stage: "zarrs' codecs, subchunk by subchunk".to_string(),
             place: Place::Host,
             reason: why,
         }],

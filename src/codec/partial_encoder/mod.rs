@@ -23,7 +23,7 @@ use std::borrow::Cow;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use zarrs::array::{ArrayBytes, ArrayBytesRaw, DataType, FillValue, Indexer};
+use zarrs::array::{ArrayBytes, ArrayBytesRaw, ArraySubset, DataType, FillValue, Indexer};
 use zarrs_codec::{
     ArrayPartialDecoderTraits, ArrayPartialEncoderTraits, ArrayToBytesCodecTraits,
     BytesPartialDecoderTraits, BytesPartialEncoderTraits, CodecError, CodecOptions,
@@ -43,10 +43,12 @@ use super::foreign::no_panic;
 #[cfg(feature = "async")]
 use super::partial_decoder::async_check_long;
 use super::partial_decoder::{check_long, check_memory, extents_of, index_byte_range};
+use super::shard::dense;
 use crate::layout::placement::Rule;
 use crate::write_strategy::{CompactionRequest, counters};
 use commit::{Outcome, compacted, decide, likely_turn, reads_of_rest, rule, writes};
 use comparison::{Comparison, StoredIndex, changed};
+use reads::Fetched;
 use target::Target;
 use turns::Turn;
 use update::{Changes, Update};
@@ -116,6 +118,36 @@ impl<H: ?Sized> PartialEncoder<H> {
             (callback.0)(&request);
         }
     }
+}
+
+/// Encode a whole shard of elements that have no fixed size.
+///
+/// # Errors
+/// A [`CodecError`] if a subchunk cannot be encoded.
+pub(super) fn encode_delegated(
+    codec: &CudaShardingCodec,
+    (shape, data_type, fill_value): (&[NonZeroU64], &DataType, &FillValue),
+    elements: &ArrayBytes<'_>,
+    options: &CodecOptions,
+) -> Result<Vec<u8>, CodecError> {
+    let target = Target::new(Arc::new(codec.clone()), shape, data_type, fill_value)?;
+    let all = ArraySubset::new_with_shape(shape.iter().map(|d| d.get()).collect());
+    let update = Update::new(&target, None, &all, elements)?;
+    let changes = delegated::encode(&update, &Fetched::default(), options)?;
+    let subchunks: Vec<Option<&[u8]>> = changes
+        .subchunks
+        .iter()
+        .map(|(_, new)| new.as_ref().map(|new| changes.encoded(new)))
+        .collect();
+    let most = usize::MAX;
+    dense(
+        codec,
+        &update.grid,
+        target.index_len,
+        &subchunks,
+        most,
+        options,
+    )
 }
 
 /// Say where a partial write of a shard puts what it changes, on a store that writes ranges.
@@ -198,7 +230,7 @@ impl PartialEncoder<dyn BytesPartialEncoderTraits> {
         update: &Update<'_>,
         before: Option<&StoredIndex>,
         mut changes: Changes,
-        fetched: &reads::Fetched<'_>,
+        fetched: &Fetched<'_>,
         options: &CodecOptions,
     ) -> Result<(usize, Option<usize>), CodecError> {
         let rule = self.rule(self.handle.supports_partial_encode())?;
@@ -379,7 +411,7 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
         update: &Update<'_>,
         before: Option<&StoredIndex>,
         mut changes: Changes,
-        fetched: &reads::Fetched<'_>,
+        fetched: &Fetched<'_>,
         options: &CodecOptions,
     ) -> Result<(usize, Option<usize>), CodecError> {
         let rule = self.rule(self.handle.supports_partial_encode())?;
