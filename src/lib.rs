@@ -24,11 +24,12 @@
 //! - [`Options`] are runtime only: they never reach array metadata, which is zarrs' own.
 //! - [`explain`] says what happens to the shards of an array, and why.
 //! - [`CudaShardingCodec`] is the page of the codec.
+//! - [`WriteStrategy`] is how parts of stored shards are updated, with zarrs'
+//!   `experimental_partial_encoding`; [`compact`], [`recover`] and [`inspect`] look after such shards,
+//!   and [`Shards`] does it for those of an array.
+//! - [`metrics`] is what the CUDA engine did, and how many partial writes there were.
 //!
-//! - [`metrics`] is what the CUDA engine did.
-//!
-//! Chains without a compressor can be encoded and decoded on an NVIDIA GPU, with
-//! [`Backend::Cuda`]. [`Backend::Auto`] keeps them on the host, where they should be faster.
+//! Shards are encoded on an NVIDIA GPU where one helps: [`Backend`] says when.
 //!
 //! ## Features
 //!
