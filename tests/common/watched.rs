@@ -81,6 +81,7 @@ pub(crate) struct Watched {
     /// How many steps of writing are left before nothing works any more.
     left: Mutex<Option<usize>>,
     after_read: Mutex<Option<Hook>>,
+    before_write: Mutex<Option<Hook>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -94,6 +95,7 @@ impl Watched {
             calls: Mutex::default(),
             left: Mutex::default(),
             after_read: Mutex::default(),
+            before_write: Mutex::default(),
         }
     }
 
@@ -113,6 +115,11 @@ impl Watched {
         *lock(&self.after_read) = Some(Box::new(hook));
     }
 
+    /// Call `hook` once, before the next write is done.
+    pub(crate) fn before_next_write(&self, hook: impl FnOnce() + Send + 'static) {
+        *lock(&self.before_write) = Some(Box::new(hook));
+    }
+
     fn read(&self, key: &StoreKey, ranges: Vec<Range<u64>>) {
         lock(&self.calls).push((key.clone(), Call::Read(ranges)));
         let hook = lock(&self.after_read).take();
@@ -130,6 +137,10 @@ impl Watched {
 
     /// Do what is left of `call`.
     fn write(&self, key: &StoreKey, call: Call) -> Result<(), StorageError> {
+        let hook = lock(&self.before_write).take();
+        if let Some(hook) = hook {
+            hook();
+        }
         let mut left = lock(&self.left);
         let steps = call.steps();
         if let Some(left) = left.as_mut().filter(|left| **left < steps.max(1)) {

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 use futures::executor::block_on;
 use zarrs::array::{Array, ArrayBytes};
@@ -48,6 +49,82 @@ fn written(case: &Case, seed: u64) -> Vec<Element> {
 fn index(case: &Case, object: Option<&Vec<u8>>) -> Option<Vec<[u64; 2]>> {
     let num_subchunks = case.shards().num_subchunks();
     object.map(|object| case.index.entries(object, num_subchunks))
+}
+
+/// A shard of one chain with four subchunks of 8 elements, the last of them empty.
+fn four_subchunks(chain: &str) -> (Case, Subject) {
+    let case = Case {
+        shape: vec![32],
+        subchunk: vec![8],
+        ..Case::new(chain_named(chain), LOCATIONS[0])
+    };
+    let subject = Subject::new(&case, Setting::default());
+    let mut elements: Vec<Element> = (1..=3).flat_map(|seed| written(&case, seed)).collect();
+    elements.resize(32, case.fill());
+    let bytes = case.to_bytes(&elements);
+    subject.stock().store_chunk(&[0], bytes).unwrap();
+    (case, subject)
+}
+
+/// Both compare the index before either writes, which is allowed where the index stays: the subchunk
+/// that both write a part of is still one.
+#[test]
+fn two_writers_of_one_subchunk() {
+    for chain in ["none", "crc32c", "nested"] {
+        let (case, subject) = four_subchunks(chain);
+        let element = |case: &Case, at: u64, seed: u64| {
+            let bytes = case.to_bytes(&written(case, seed)[..1]);
+            (subset(&[at..at + 1]), bytes)
+        };
+        let options = Options::default().with_write_strategy(WriteStrategy::InPlace);
+        let another = case.ours(&subject.store, options);
+        let of_another = element(&case, 15, 20);
+        subject.store.before_next_write(move || {
+            let writing = thread::spawn(move || {
+                let (subset, bytes) = of_another;
+                another.store_chunk_subset_opt(&[0], &subset, bytes, &partially())
+            });
+            writing.join().unwrap().unwrap();
+        });
+        let (at, bytes) = element(&case, 8, 10);
+        let ours = subject.ours(WriteStrategy::InPlace);
+        ours.store_chunk_subset_opt(&[0], &at, bytes, &partially())
+            .unwrap();
+        let read = read(subject.stock(), &case, 1);
+        assert_eq!(read[0], written(&case, 10)[0], "{chain}: the later one");
+        assert_eq!(read[1..7], written(&case, 2)[1..7], "{chain}");
+    }
+}
+
+/// Who leaves the index as it is keeps others from moving subchunks meanwhile.
+#[test]
+fn nothing_moves_into_what_is_being_written() {
+    let (case, subject) = four_subchunks("none");
+    let options = Options::default().with_write_strategy(WriteStrategy::InPlace);
+    let another = case.ours(&subject.store, options);
+    let others = Arc::new(Mutex::new(None));
+    let (hooked, spawned) = (case.clone(), others.clone());
+    subject.store.before_next_write(move || {
+        let writing = thread::spawn(move || {
+            // Subchunk 2 becomes empty, and another one takes its bytes.
+            let fill = hooked.to_bytes(&vec![hooked.fill(); 8]);
+            let two = subset(&[16..24]);
+            another
+                .store_chunk_subset_opt(&[0], &two, fill, &partially())
+                .unwrap();
+            write(&another, &hooked, 3, 30).unwrap();
+        });
+        *spawned.lock().unwrap() = Some(writing);
+        // They would be done by now, if they did not have to wait.
+        thread::sleep(Duration::from_millis(300));
+    });
+    write(subject.ours(WriteStrategy::InPlace), &case, 2, 10).unwrap();
+    let others = others.lock().unwrap().take().unwrap();
+    others.join().unwrap();
+    let stock = subject.stock();
+    assert_eq!(read(stock, &case, 3), written(&case, 30), "not overwritten");
+    assert_eq!(read(stock, &case, 2), vec![case.fill(); 8], "the last one");
+    assert_eq!(read(stock, &case, 0), written(&case, 1));
 }
 
 /// Between the first look of one at the index and its write, another updates the shard.
