@@ -51,16 +51,17 @@ fn index(case: &Case, object: Option<&Vec<u8>>) -> Option<Vec<[u64; 2]>> {
     object.map(|object| case.index.entries(object, num_subchunks))
 }
 
-/// A shard of one chain with four subchunks of 8 elements, the last of them empty.
-fn four_subchunks(chain: &str) -> (Case, Subject) {
+/// A shard of one chain with four subchunks of `len` elements, the last of them empty.
+fn four_subchunks(chain: &str, len: u64) -> (Case, Subject) {
     let case = Case {
-        shape: vec![32],
-        subchunk: vec![8],
+        shape: vec![4 * len],
+        subchunk: vec![len],
         ..Case::new(chain_named(chain), LOCATIONS[0])
     };
     let subject = Subject::new(&case, Setting::default());
-    let mut elements: Vec<Element> = (1..=3).flat_map(|seed| written(&case, seed)).collect();
-    elements.resize(32, case.fill());
+    let stored = (1..=3).flat_map(|seed| Values::Any(seed).elements(&case, len as usize));
+    let mut elements: Vec<Element> = stored.collect();
+    elements.resize(elements.len() / 3 * 4, case.fill());
     let bytes = case.to_bytes(&elements);
     subject.stock().store_chunk(&[0], bytes).unwrap();
     (case, subject)
@@ -70,15 +71,17 @@ fn four_subchunks(chain: &str) -> (Case, Subject) {
 /// that both write a part of is still one.
 #[test]
 fn two_writers_of_one_subchunk() {
+    // So many that their first and their last element are not written as one.
+    const LEN: u64 = 8192;
     for chain in ["none", "crc32c", "nested"] {
-        let (case, subject) = four_subchunks(chain);
+        let (case, subject) = four_subchunks(chain, LEN);
         let element = |case: &Case, at: u64, seed: u64| {
             let bytes = case.to_bytes(&written(case, seed)[..1]);
             (subset(&[at..at + 1]), bytes)
         };
         let options = Options::default().with_write_strategy(WriteStrategy::InPlace);
         let another = case.ours(&subject.store, options);
-        let of_another = element(&case, 15, 20);
+        let of_another = element(&case, 2 * LEN - 1, 20);
         subject.store.before_next_write(move || {
             let writing = thread::spawn(move || {
                 let (subset, bytes) = of_another;
@@ -86,20 +89,30 @@ fn two_writers_of_one_subchunk() {
             });
             writing.join().unwrap().unwrap();
         });
-        let (at, bytes) = element(&case, 8, 10);
+        let (at, bytes) = element(&case, LEN, 10);
         let ours = subject.ours(WriteStrategy::InPlace);
         ours.store_chunk_subset_opt(&[0], &at, bytes, &partially())
             .unwrap();
-        let read = read(subject.stock(), &case, 1);
+        let all = subset(&[LEN..2 * LEN]);
+        let read = subject.stock().retrieve_chunk_subset(&[0], &all);
+        let read = case.parse(read.unwrap());
+        let old = Values::Any(2).elements(&case, LEN as usize);
+        let last = read.len() - 1;
         assert_eq!(read[0], written(&case, 10)[0], "{chain}: the later one");
-        assert_eq!(read[1..7], written(&case, 2)[1..7], "{chain}");
+        assert_eq!(read[1..last], old[1..last], "{chain}");
+        // Not lost where elements are stored as they are.
+        let expected = match chain {
+            "crc32c" => &old[last],
+            _ => &written(&case, 20)[0],
+        };
+        assert_eq!(read[last], *expected, "{chain}");
     }
 }
 
 /// Who leaves the index as it is keeps others from moving subchunks meanwhile.
 #[test]
 fn nothing_moves_into_what_is_being_written() {
-    let (case, subject) = four_subchunks("none");
+    let (case, subject) = four_subchunks("none", 8);
     let options = Options::default().with_write_strategy(WriteStrategy::InPlace);
     let another = case.ours(&subject.store, options);
     let others = Arc::new(Mutex::new(None));
