@@ -259,7 +259,12 @@ impl Placing<'_> {
                 appended_end
             };
             let reserved = add(add(data_end, room_for_copy)?, RECORD_LEN)?;
-            reserved.max(behind_record)
+            if reserved > behind_record {
+                // Room for a second record, which does not overlap the first one.
+                reserved.max(add(behind_record, RECORD_LEN)?)
+            } else {
+                behind_record
+            }
         } else if appended_end == behind_record {
             behind_record
         } else {

@@ -52,14 +52,14 @@ fn index(case: &Case, object: Option<&Vec<u8>>) -> Option<Vec<[u64; 2]>> {
 }
 
 /// A shard of one chain with four subchunks of `len` elements, the last of them empty.
-fn four_subchunks(chain: &str, len: u64) -> (Case, Subject) {
+fn four_subchunks(chain: &str, len: usize) -> (Case, Subject) {
     let case = Case {
-        shape: vec![4 * len],
-        subchunk: vec![len],
+        shape: vec![4 * len as u64],
+        subchunk: vec![len as u64],
         ..Case::new(chain_named(chain), LOCATIONS[0])
     };
     let subject = Subject::new(&case, Setting::default());
-    let stored = (1..=3).flat_map(|seed| Values::Any(seed).elements(&case, len as usize));
+    let stored = (1..=3).flat_map(|seed| Values::Any(seed).elements(&case, len));
     let mut elements: Vec<Element> = stored.collect();
     elements.resize(elements.len() / 3 * 4, case.fill());
     let bytes = case.to_bytes(&elements);
@@ -72,9 +72,10 @@ fn four_subchunks(chain: &str, len: u64) -> (Case, Subject) {
 #[test]
 fn two_writers_of_one_subchunk() {
     // So many that their first and their last element are not written as one.
-    const LEN: u64 = 8192;
+    const ELEMENTS: usize = 8192;
+    const LEN: u64 = ELEMENTS as u64;
     for chain in ["none", "crc32c", "nested"] {
-        let (case, subject) = four_subchunks(chain, LEN);
+        let (case, subject) = four_subchunks(chain, ELEMENTS);
         let element = |case: &Case, at: u64, seed: u64| {
             let bytes = case.to_bytes(&written(case, seed)[..1]);
             (subset(&[at..at + 1]), bytes)
@@ -96,7 +97,7 @@ fn two_writers_of_one_subchunk() {
         let all = subset(&[LEN..2 * LEN]);
         let read = subject.stock().retrieve_chunk_subset(&[0], &all);
         let read = case.parse(read.unwrap());
-        let old = Values::Any(2).elements(&case, LEN as usize);
+        let old = Values::Any(2).elements(&case, ELEMENTS);
         let last = read.len() - 1;
         assert_eq!(read[0], written(&case, 10)[0], "{chain}: the later one");
         assert_eq!(read[1..last], old[1..last], "{chain}");

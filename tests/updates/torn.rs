@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use zarrs::array::codec::ShardingIndexLocation;
 use zarrs::array::{Array, ArraySubset};
 use zarrs_cuda::{RecoveryOutcome, WriteStrategy};
 
@@ -188,49 +189,69 @@ fn halves_of_inner_shards() {
 }
 
 /// Who writes to a torn shard before it is recovered is refused, or does no harm: even where part of
-/// an inner shard looks like the index.
+/// an inner shard looks like the index, and where half an index is written over another one.
 #[test]
 fn writing_to_a_torn_shard() {
     crate::common::panics::watch();
+    let mut mixed_indexes = 0;
     for chain in ["zstd", "nested"] {
         for location in LOCATIONS {
-            let case = case(chain, location, true);
-            let mut shard = TornShard::new(&case, WriteStrategy::Append);
-            let mut rng = Rng(3);
-            let update = shard.update(WriteStrategy::Append, History::Zarrs, &mut rng);
-            let (subject, chunk) = (&shard.subject, shard.subject.chunk(SHARD));
-            let part = ArraySubset::new_with_shape(case.subchunk.clone());
-            let elements = Values::Any(8).elements(&case, part.num_elements_usize());
-            let bytes = case.to_bytes(&elements);
-            let mut interrupted = 0;
-            for steps in 1..update.steps() {
-                let what = format!("after {steps} of {:?}; {case:?}", update.calls);
-                let object = update.torn(steps);
-                shard.put(object.as_ref());
-                let options = subject.options();
-                let array = subject.ours(WriteStrategy::Auto);
-                let written = array.store_chunk_subset_opt(&chunk, &part, bytes.clone(), &options);
-                if let Err(error) = &written {
-                    let error = error.to_string();
-                    assert!(error.contains("zarrs_cuda::recover"), "{error}; {what}");
-                    interrupted +=
-                        usize::from(error.contains("update of the shard was interrupted"));
-                    assert_eq!(subject.object(SHARD), object, "{what}");
-                } else {
-                    assert_eq!(location, Location::Start, "not refused; {what}");
-                }
-                shard.recover();
-                let outcome = shard.outcome(&update).into_iter().zip(&update.touched);
-                // The first subchunk is not looked at.
-                let mut others = outcome.skip(shard.units_of(&part).len());
-                let kept = others.all(|(reads, touched)| *touched || reads == Reads::Same);
-                assert!(kept, "{what}");
-            }
+            let interrupted = write_to_torn(&case(chain, location, true), WriteStrategy::Append, 3);
             let looks_alike = chain == "nested" && location == Location::End;
-            assert_eq!(interrupted > 0, looks_alike, "{case:?}");
+            assert_eq!(interrupted > 0, looks_alike, "{chain}, {location:?}");
+            for strategy in [WriteStrategy::InPlace, WriteStrategy::Slots] {
+                write_to_torn(&case(chain, location, true), strategy, 3);
+                for seed in 0..6 {
+                    let case = case(chain, location, false);
+                    mixed_indexes += write_to_torn(&case, strategy, seed);
+                }
+            }
         }
     }
+    assert!(mixed_indexes > 0);
     crate::common::panics::assert_none("writing to torn shards");
+}
+
+/// Write to a shard after every byte of a torn update; how often it was seen that one is torn, though
+/// its index could be read.
+fn write_to_torn(case: &Case, strategy: WriteStrategy, seed: u64) -> usize {
+    let mut shard = TornShard::new(case, strategy);
+    let history = match strategy {
+        WriteStrategy::Append => History::Zarrs,
+        // So that the index is rewritten where it is.
+        _ => History::Updates(2),
+    };
+    let mut rng = Rng(seed);
+    let update = shard.update(strategy, history, &mut rng);
+    let (subject, chunk) = (&shard.subject, shard.subject.chunk(SHARD));
+    let part = ArraySubset::new_with_shape(case.subchunk.clone());
+    let elements = Values::Any(8).elements(case, part.num_elements_usize());
+    let bytes = case.to_bytes(&elements);
+    let mut interrupted = 0;
+    for steps in 1..update.steps() {
+        let what = format!("after {steps} of {:?}; {case:?}", update.calls);
+        let object = update.torn(steps);
+        shard.put(object.as_ref());
+        let options = subject.options();
+        let array = subject.ours(WriteStrategy::Auto);
+        let written = array.store_chunk_subset_opt(&chunk, &part, bytes.clone(), &options);
+        if let Err(error) = &written {
+            let error = error.to_string();
+            assert!(error.contains("zarrs_cuda::recover"), "{error}; {what}");
+            interrupted += usize::from(error.contains("update of the shard was interrupted"));
+            assert_eq!(subject.object(SHARD), object, "{what}");
+        } else if strategy == WriteStrategy::Append {
+            let at_start = case.index.location == ShardingIndexLocation::Start;
+            assert!(at_start, "not refused; {what}");
+        }
+        shard.recover();
+        let outcome = shard.outcome(&update).into_iter().zip(&update.touched);
+        // The first subchunk is not looked at.
+        let mut others = outcome.skip(shard.units_of(&part).len());
+        let kept = others.all(|(reads, touched)| *touched || reads == Reads::Same);
+        assert!(kept, "{what}");
+    }
+    interrupted
 }
 
 #[test]

@@ -40,6 +40,9 @@ impl StoredIndex {
 pub(super) struct Comparison<'a> {
     target: &'a Target,
     before: &'a StoredIndex,
+    /// Where the bytes begin that are read as the tail: behind the last subchunk, or in a tiny shard
+    /// behind the index at the start.
+    tail_start: usize,
     next: Next,
 }
 
@@ -61,10 +64,16 @@ enum Next {
 impl<'a> Comparison<'a> {
     pub(super) fn new(target: &'a Target, before: &'a StoredIndex) -> Self {
         // Stores fail, or panic, when they are asked for the end of less than that.
-        let is_long_enough = before.space.end() >= RECORD_LEN + first(target);
+        let first = first(target);
+        let is_long_enough = before.space.end() >= RECORD_LEN + first;
         Self {
             target,
             before,
+            tail_start: if is_long_enough {
+                before.space.end()
+            } else {
+                first
+            },
             next: if is_long_enough {
                 Next::End
             } else {
@@ -91,12 +100,22 @@ impl<'a> Comparison<'a> {
                 None,
             )]),
             Next::Tail => Ok(with_index(ByteRange::FromStart(
-                self.tail_start() as u64,
+                self.tail_start as u64,
                 None,
             ))),
             Next::Whole { .. } => Ok(vec![ByteRange::FromStart(0, None)]),
             Next::Done { size } => Err(size),
         }
+    }
+
+    /// After a read that failed: whether something else can be read instead. What an index or a
+    /// record says of the end of a shard may be wrong.
+    pub(super) fn falls_back(&mut self) -> bool {
+        let can = matches!(self.next, Next::End | Next::LastByte { .. });
+        if can {
+            self.next = Next::Tail;
+        }
+        can
     }
 
     /// Take what was read.
@@ -121,7 +140,10 @@ impl<'a> Comparison<'a> {
                 }
             }
             (Next::LastByte { size }, [byte]) => match byte.len() {
-                1 => Next::Done { size },
+                1 => {
+                    self.check_end(size)?;
+                    Next::Done { size }
+                }
                 _ => Next::Tail,
             },
             (Next::Tail, [.., tail]) => {
@@ -132,8 +154,9 @@ impl<'a> Comparison<'a> {
                 if object.len() != size {
                     return Err(changed());
                 }
-                let mut records = Record::all(object, self.target.index_len);
-                match records.find(|record| record.new_end > size as u64) {
+                // As recovery has it: the last one counts.
+                let last = Record::all(object, self.target.index_len).next();
+                match last.filter(|record| record.new_end > size as u64) {
                     Some(record) => return Err(interrupted(size, &record)),
                     None => Next::Done { size },
                 }
@@ -147,10 +170,17 @@ impl<'a> Comparison<'a> {
         self.target.codec.index_location == ShardingIndexLocation::End
     }
 
-    /// Where the bytes begin that no subchunk uses: the index among them if it is at the end, and
-    /// what earlier updates left.
-    fn tail_start(&self) -> usize {
-        self.before.space.end().max(first(self.target))
+    /// That no subchunk ends behind a shard of `size` bytes, or in its index.
+    fn check_end(&self, size: usize) -> Result<(), CodecError> {
+        let index_len = if self.at_end() {
+            self.target.index_len
+        } else {
+            0
+        };
+        match size.checked_sub(index_len) {
+            Some(data_end) if self.before.space.end() <= data_end => Ok(()),
+            _ => Err(reaches_into_index()),
+        }
     }
 
     /// That the index is the one that was read before: at the end of `end`, or in front of it.
@@ -179,26 +209,30 @@ impl<'a> Comparison<'a> {
     /// Whether `record`, which lies before the last index in the shard, is of the last update.
     fn is_of_last_update(&self, record: &Record, end: &[u8]) -> Result<bool, CodecError> {
         let index = self.before.fingerprint;
-        let is_known =
-            index == record.new_index || (record.old_end > 0 && index == record.old_index);
-        if self.at_end() {
-            return Ok(index == record.new_index);
+        // The index of a rewrite is the old one until its second write.
+        let has_copy = if self.at_end() {
+            record.old_end == record.new_end
+        } else {
+            let copy = &end[end.len() - self.target.index_len..];
+            fingerprint(copy) == record.new_index
+        };
+        let is_old = record.old_end > 0 && index == record.old_index;
+        if index == record.new_index || (is_old && (has_copy || !self.at_end())) {
+            return Ok(true);
         }
-        let copy = &end[end.len() - self.target.index_len..];
-        if !is_known
-            && fingerprint(copy) == record.new_index
-            && !self.target.index_has_checksum()?
-        {
-            // The index was being overwritten.
+        if has_copy && !self.target.index_has_checksum()? {
+            // It was being overwritten.
             let size = usize::try_from(record.new_end).unwrap_or(usize::MAX);
             return Err(interrupted(size, record));
         }
-        Ok(true)
+        // Other software wrote it.
+        Ok(!self.at_end())
     }
 
     fn after_tail(&self, tail: &[u8]) -> Result<Next, CodecError> {
         let index_len = self.target.index_len;
-        let size = self.tail_start() + tail.len();
+        let size = self.tail_start + tail.len();
+        self.check_end(size)?;
         let record =
             Record::before_index(tail, index_len).filter(|record| record.new_end == size as u64);
         if let Some(record) = record
@@ -208,7 +242,7 @@ impl<'a> Comparison<'a> {
         }
         if !self.at_end() {
             // An index is where it is. But zeros or an old index may wait for the shard to be there.
-            let last = Record::all_at(tail, self.tail_start(), index_len).next();
+            let last = Record::all_at(tail, self.tail_start, index_len).next();
             return match last {
                 Some(record) if record.old_end == 0 && record.new_end > size as u64 => {
                     Err(interrupted(size, &record))
@@ -239,7 +273,7 @@ fn first(target: &Target) -> usize {
 /// Somebody else wrote to the shard.
 pub(super) fn changed() -> CodecError {
     CodecError::Other(
-        "the shard changed while a partial write of it was prepared: its index is not the one that was read before. Nothing was written. Write to one shard from one place at a time, or try again".to_string(),
+        "the shard changed while a partial write of it was prepared: its index, or a subchunk, is not what was read before. Nothing was written. Write to one shard from one place at a time, or try again".to_string(),
     )
 }
 

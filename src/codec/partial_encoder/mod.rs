@@ -3,7 +3,7 @@
 //! 1. Read the index.
 //! 2. Read the subchunks of which a part stays, in one request; decode them, patch them.
 //! 3. Encode what changes as one batch, on the engine that the plan names.
-//! 4. Read the index again, with what lies behind the last subchunk, which says how large the shard
+//! 4. Read the index again, with the record before it, and the last byte: they say how large the shard
 //!    is. If the index has changed since step 1, refuse.
 //! 5. Write: usually once, twice where an index is rewritten where it is.
 //!
@@ -86,7 +86,9 @@ impl<H: ?Sized> PartialEncoder<H> {
         };
         let target = &self.target;
         let grid = target.grid()?;
-        let extents = extents_of(&target.codec, (&grid, target.index_len), &encoded, options)?;
+        // Whatever the caller does not want to know of data: a new index says that the old one was right.
+        let options = options.with_validate_checksums(true);
+        let extents = extents_of(&target.codec, (&grid, target.index_len), &encoded, &options)?;
         if encoded.iter().all(|&byte| byte == 0) {
             return Err(CodecError::Other("it is not written yet".to_string()));
         }
@@ -148,6 +150,15 @@ pub(super) fn encode_delegated(
         most,
         options,
     )
+}
+
+/// What to read again before something moves: subchunks that were patched, where others may have
+/// written to them without a change of the index.
+fn ranges_to_compare(rule: Rule, fetched: &Fetched<'_>) -> Vec<ByteRange> {
+    match rule {
+        Rule::InPlace | Rule::Slots { .. } => fetched.byte_ranges(),
+        Rule::Append | Rule::Reuse => Vec::new(),
+    }
 }
 
 /// Say where a partial write of a shard puts what it changes, on a store that writes ranges.
@@ -218,8 +229,12 @@ impl PartialEncoder<dyn BytesPartialEncoderTraits> {
                     let read = no_panic(|| {
                         self.handle
                             .partial_decode_many(Box::new(ranges.into_iter()), options)
-                    })?;
-                    comparison.answer(read)?;
+                    });
+                    match read {
+                        Ok(read) => comparison.answer(read)?,
+                        Err(error) if !comparison.falls_back() => return Err(index_error(&error)),
+                        Err(_) => {}
+                    }
                 }
             }
         }
@@ -239,7 +254,18 @@ impl PartialEncoder<dyn BytesPartialEncoderTraits> {
             let taken = before.map(|before| turns::take(before.fingerprint, turn));
             let size = self.size_now(before, options)?;
             let outcome = decide(update, rule, before, size, &changes, options)?;
-            if turn == Turn::Alone || outcome.turn() == Turn::Shared {
+            if outcome.turn() == Turn::Shared {
+                break (taken, outcome);
+            }
+            if turn == Turn::Alone {
+                let ranges = ranges_to_compare(rule, fetched);
+                if !ranges.is_empty() {
+                    let read = no_panic(|| {
+                        let ranges = Box::new(ranges.into_iter());
+                        self.handle.partial_decode_many(ranges, options)
+                    })?;
+                    fetched.compare(read)?;
+                }
                 break (taken, outcome);
             }
             turn = Turn::Alone;
@@ -399,8 +425,12 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
                         self.handle
                             .partial_decode_many(Box::new(ranges.into_iter()), options),
                     )
-                    .await?;
-                    comparison.answer(read)?;
+                    .await;
+                    match read {
+                        Ok(read) => comparison.answer(read)?,
+                        Err(error) if !comparison.falls_back() => return Err(index_error(&error)),
+                        Err(_) => {}
+                    }
                 }
             }
         }
@@ -426,7 +456,16 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
             };
             let size = self.size_now(before, options).await?;
             let outcome = decide(update, rule, before, size, &changes, options)?;
-            if turn == Turn::Alone || outcome.turn() == Turn::Shared {
+            if outcome.turn() == Turn::Shared {
+                break (taken, outcome);
+            }
+            if turn == Turn::Alone {
+                let ranges = ranges_to_compare(rule, fetched);
+                if !ranges.is_empty() {
+                    let ranges = Box::new(ranges.into_iter());
+                    let read = self.handle.partial_decode_many(ranges, options);
+                    fetched.compare(async_no_panic(read).await?)?;
+                }
                 break (taken, outcome);
             }
             turn = Turn::Alone;

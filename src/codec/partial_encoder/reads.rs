@@ -7,6 +7,8 @@ use zarrs::array::ArrayBytesRaw;
 use zarrs_codec::CodecError;
 use zarrs_storage::byte_range::ByteRange;
 
+use super::comparison::changed;
+
 /// Ranges that lie closer together than this are read as one.
 const NEAR: usize = 4 << 10;
 
@@ -40,10 +42,7 @@ impl Reads {
     }
 
     pub(super) fn byte_ranges(&self) -> Vec<ByteRange> {
-        self.ranges
-            .iter()
-            .map(|range| ByteRange::FromStart(range.start as u64, Some(range.len() as u64)))
-            .collect()
+        byte_ranges(&self.ranges)
     }
 
     /// With what a store answered.
@@ -67,6 +66,13 @@ impl Reads {
     }
 }
 
+fn byte_ranges(ranges: &[Range<usize>]) -> Vec<ByteRange> {
+    ranges
+        .iter()
+        .map(|range| ByteRange::FromStart(range.start as u64, Some(range.len() as u64)))
+        .collect()
+}
+
 /// What was read.
 #[derive(Debug, Default)]
 pub(super) struct Fetched<'a> {
@@ -80,6 +86,23 @@ impl<'a> Fetched<'a> {
         Self {
             ranges: vec![0..shard.len()],
             bytes: vec![Cow::Borrowed(shard)],
+        }
+    }
+
+    /// What was read.
+    pub(super) fn byte_ranges(&self) -> Vec<ByteRange> {
+        byte_ranges(&self.ranges)
+    }
+
+    /// That `again` are the same bytes, read once more.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if they have changed.
+    pub(super) fn compare(&self, again: Option<Vec<ArrayBytesRaw<'_>>>) -> Result<(), CodecError> {
+        if again.is_some_and(|again| again == self.bytes) {
+            Ok(())
+        } else {
+            Err(changed())
         }
     }
 

@@ -126,6 +126,9 @@ impl Simulated {
                 assert!(record >= old.len(), "the record is in new space");
                 self.write(record..record + RECORD_LEN, 254);
                 self.write(index - RECORD_LEN..index, 254);
+                let second = index - RECORD_LEN;
+                let apart = second >= record + RECORD_LEN;
+                assert!(second == record || apart, "{record} and {second} overlap");
                 self.write(index..index + index_len, 255);
                 assert_eq!(index + index_len, placement.size);
                 assert_eq!(self.object.len(), placement.size, "ends with its index");

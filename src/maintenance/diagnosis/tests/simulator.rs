@@ -296,9 +296,14 @@ pub(super) fn update(rng: &mut Rng, kind: Kind, object: &[u8], scale: usize) -> 
             }
         }
     } else {
-        let new_end = size + RECORD_LEN + behind.len() + index_len;
-        first.push(record(size, new_end));
+        let data_end = size + RECORD_LEN + behind.len();
+        let second_record = if behind.is_empty() { 0 } else { RECORD_LEN };
+        let new_end = data_end + second_record + index_len;
         first.extend(data);
+        first.push(record(size, new_end));
+        if second_record > 0 {
+            behind.extend(record(data_end, new_end).1);
+        }
         behind.extend(&new_index);
         first.push(((size + RECORD_LEN) as u64, behind));
         if kind.location == Start {
@@ -351,17 +356,28 @@ fn create(rng: &mut Rng, kind: Kind, scale: usize) -> Update {
         }));
     }
     let new_index = kind.encode(&extents);
-    let record = Record {
-        offset: offset as u64,
-        old_end: 0,
-        old_index: 0,
-        index_len: index_len as u64,
-        new_end: (end + index_len) as u64,
-        new_index: fingerprint(&new_index),
+    let second_record = if end > offset + RECORD_LEN {
+        RECORD_LEN
+    } else {
+        0
     };
-    let mut first = vec![(offset as u64, record.to_bytes().to_vec())];
+    let record = |offset: usize| {
+        let record = Record {
+            offset: offset as u64,
+            old_end: 0,
+            old_index: 0,
+            index_len: index_len as u64,
+            new_end: (end + second_record + index_len) as u64,
+            new_index: fingerprint(&new_index),
+        };
+        (offset as u64, record.to_bytes().to_vec())
+    };
+    let mut first = vec![record(offset)];
     first.extend(data);
-    first.push((end as u64, new_index.clone()));
+    if second_record > 0 {
+        first.push(record(end));
+    }
+    first.push(((end + second_record) as u64, new_index.clone()));
     let mut writes = vec![first];
     if kind.location == Start {
         writes.push(vec![(0, new_index)]);
