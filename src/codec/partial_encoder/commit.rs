@@ -1,4 +1,4 @@
-//! How changed subchunks get into the stored shard: as a sequence of writes, or by erasing it.
+//! What becomes of the stored shard: it is erased, written to, or written anew.
 //!
 //! The protocol, and what it promises, is in `docs/updates.md`.
 
@@ -15,9 +15,6 @@ use crate::codec::shard::{dense, encode_index};
 use crate::layout::placement::{self, Commit, Rule, Stored};
 use crate::layout::{Extent, RECORD_LEN, Record, Space, fingerprint};
 
-/// What one call of the store writes: bytes at offsets, in this order.
-pub(super) type Write = Vec<(u64, Vec<u8>)>;
-
 /// What becomes of the stored shard.
 pub(super) enum Outcome {
     /// It is erased, since every subchunk is empty.
@@ -30,16 +27,16 @@ pub(super) enum Outcome {
 
 /// Where the changes go.
 pub(super) struct Placed {
-    commit: Commit,
-    extents: Vec<Extent>,
-    size: usize,
+    pub(super) commit: Commit,
+    pub(super) extents: Vec<Extent>,
+    pub(super) size: usize,
     /// How many bytes of the shard nothing uses then, if they are more than is wanted.
     pub(super) dead: Option<usize>,
     /// The encoded index, unless it stays as it is.
-    index: Option<Vec<u8>>,
-    record: Record,
+    pub(super) index: Option<Vec<u8>>,
+    pub(super) record: Record,
     /// Whether there was no shard before.
-    creates: bool,
+    pub(super) creates: bool,
 }
 
 impl Outcome {
@@ -49,13 +46,6 @@ impl Outcome {
             Self::Write(placed) if placed.commit == Commit::DataOnly => Turn::Shared,
             _ => Turn::Alone,
         }
-    }
-}
-
-impl Placed {
-    /// The size of the shard afterwards, in bytes.
-    pub(super) fn size(&self) -> usize {
-        self.size
     }
 }
 
@@ -223,173 +213,6 @@ fn too_dead(
     (dead > reserve && dead as f64 > most).then_some(dead)
 }
 
-/// The calls of the store, one after the other, each with bytes at offsets in this order.
-///
-/// Bytes of a subchunk that is overwritten where it was are left out where they are the same, if no
-/// byte of it depends on others, and as far as `fetched` has them.
-pub(super) fn writes(
-    update: &Update<'_>,
-    placed: Placed,
-    changes: &mut Changes,
-    fetched: &Fetched<'_>,
-) -> Vec<Write> {
-    let Placed {
-        commit,
-        extents,
-        index,
-        record,
-        creates,
-        ..
-    } = placed;
-    let index = index.unwrap_or_default();
-    let record_bytes = record.to_bytes();
-    let before_index = |at: usize| {
-        let offset = (at - RECORD_LEN) as u64;
-        Record { offset, ..record }.to_bytes()
-    };
-    if let Commit::Grow { record, index: at } = commit
-        && is_one_run(&extents, changes, record, at)
-    {
-        // The encoded bytes lie as they will in the shard, with room for the record before them.
-        changes.bytes[..RECORD_LEN].copy_from_slice(&record_bytes);
-        if at > record + RECORD_LEN {
-            changes.bytes.extend_from_slice(&before_index(at));
-        }
-        changes.bytes.extend_from_slice(&index);
-        let bytes = std::mem::take(&mut changes.bytes);
-        let first = vec![(record as u64, bytes)];
-        return with_index_at_start(update, first, index);
-    }
-    let data = data(update, &extents, changes, fetched);
-    match commit {
-        Commit::DataOnly => {
-            let data = joined(&data);
-            if data.is_empty() { vec![] } else { vec![data] }
-        }
-        Commit::Grow { record, index: at } => {
-            let second = before_index(at);
-            let mut pieces = data;
-            pieces.push((record, &record_bytes));
-            if at > record + RECORD_LEN {
-                pieces.push((at - RECORD_LEN, &second));
-            }
-            pieces.push((at, &index));
-            // Until a byte is written behind the old end there is nothing to undo. But a shard that
-            // is being created is known by its record.
-            pieces.sort_by_key(|&(offset, _)| (offset != record || !creates, offset));
-            with_index_at_start(update, joined(&pieces), index)
-        }
-        Commit::Rewrite { record, copy } => {
-            // At the end of the rest, and in this order: a record that is whole says that the copy
-            // is, too, if the index is at the end; at the start it does not matter.
-            let mut pieces = data;
-            pieces.push((record, &record_bytes));
-            pieces.push((copy, &index));
-            pieces.sort_by_key(|&(offset, _)| offset);
-            let first = joined(&pieces);
-            if update.target.codec.index_location == ShardingIndexLocation::Start {
-                return with_index_at_start(update, first, index);
-            }
-            let end = (record + RECORD_LEN) as u64;
-            vec![first, vec![(end, index)]]
-        }
-    }
-}
-
-/// The bytes of changed subchunks that are written, and where.
-fn data<'c>(
-    update: &Update<'_>,
-    extents: &[Extent],
-    changes: &'c Changes,
-    fetched: &Fetched<'_>,
-) -> Vec<(usize, &'c [u8])> {
-    let in_pieces = update.target.is_written_in_pieces();
-    let mut data = Vec::new();
-    for (number, new) in &changes.subchunks {
-        let (Some(new), Some(extent)) = (new, &extents[*number]) else {
-            continue;
-        };
-        let new = changes.encoded(new);
-        let touched = update
-            .touched
-            .binary_search_by_key(number, |touched| touched.number)
-            .ok()
-            .map(|at| &update.touched[at]);
-        let old = touched
-            .filter(|touched| in_pieces && !touched.whole)
-            .and_then(|touched| touched.extent.as_ref())
-            .filter(|old| old.start == extent.start)
-            .and_then(|old| fetched.get(old));
-        match old {
-            Some(old) => data.extend(
-                differences(old, new)
-                    .into_iter()
-                    .map(|range| (extent.start + range.start, &new[range])),
-            ),
-            None => data.push((extent.start, new)),
-        }
-    }
-    data
-}
-
-/// `first`, and then the index, if it is at the start.
-fn with_index_at_start(update: &Update<'_>, first: Write, index: Vec<u8>) -> Vec<Write> {
-    match update.target.codec.index_location {
-        ShardingIndexLocation::Start => vec![first, vec![(0, index)]],
-        ShardingIndexLocation::End => vec![first],
-    }
-}
-
-/// Whether record, changes, record and index follow one another in the shard as they do in `changes`.
-fn is_one_run(extents: &[Extent], changes: &Changes, record: usize, index: usize) -> bool {
-    let mut next = RECORD_LEN;
-    let in_order = changes.subchunks.iter().all(|(number, new)| match new {
-        None => true,
-        Some(new) => {
-            let follows = new.start == next;
-            next = new.end;
-            let there = extents[*number].as_ref().map(|extent| extent.start);
-            follows && there == Some(record + new.start)
-        }
-    });
-    let second_record = if next > RECORD_LEN { RECORD_LEN } else { 0 };
-    in_order && next == changes.bytes.len() && index == record + next + second_record
-}
-
-/// Pieces that follow one another, as one.
-fn joined(pieces: &[(usize, &[u8])]) -> Write {
-    let mut joined: Write = Vec::new();
-    for &(offset, bytes) in pieces {
-        match joined.last_mut() {
-            Some((start, before)) if *start + before.len() as u64 == offset as u64 => {
-                before.extend_from_slice(bytes);
-            }
-            _ => joined.push((offset as u64, bytes.to_vec())),
-        }
-    }
-    joined
-}
-
-/// Where `new` is not what `old` was, give or take a page.
-fn differences(old: &[u8], new: &[u8]) -> Vec<std::ops::Range<usize>> {
-    /// Runs that lie closer together than this are written as one.
-    const NEAR: usize = 4 << 10;
-    /// How much is compared at once.
-    const BLOCK: usize = 256;
-    let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
-    for start in (0..new.len()).step_by(BLOCK) {
-        let end = (start + BLOCK).min(new.len());
-        if old.get(start..end) == Some(&new[start..end]) {
-            continue;
-        }
-        match runs.last_mut() {
-            Some(last) if start < last.end + NEAR => last.end = end,
-            _ => runs.push(start..end),
-        }
-    }
-    runs
-}
-
 /// The other subchunks of a shard that is written anew.
 pub(super) fn reads_of_rest(
     before: Option<&StoredIndex>,
@@ -452,24 +275,4 @@ fn too_large() -> CodecError {
     CodecError::Other(
         "a partial write would make its shard larger than this machine can address".to_string(),
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_what_differs_is_written() {
-        let old = vec![0_u8; 100_000];
-        let mut new = old.clone();
-        assert!(differences(&old, &new).is_empty());
-        new[300] = 1;
-        new[600] = 1;
-        new[50_000] = 1;
-        new.push(0);
-        let runs = differences(&old, &new);
-        assert_eq!(runs, [256..768, 49_920..50_176, 99_840..100_001]);
-        assert_eq!(differences(&[], &new[..10]), [0..10]);
-        assert!(differences(&new, &new[..10]).is_empty());
-    }
 }

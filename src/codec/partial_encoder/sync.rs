@@ -1,0 +1,217 @@
+//! The steps of an update, one after the other, for stores that are waited for. `asynchronous` is the
+//! same for those that are not.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use zarrs::array::{ArrayBytes, DataType, Indexer};
+use zarrs_codec::{
+    ArrayPartialDecoderTraits, ArrayPartialEncoderTraits, ArrayToBytesCodecTraits,
+    BytesPartialDecoderTraits, BytesPartialEncoderTraits, CodecError, CodecOptions,
+};
+use zarrs_storage::StorageError;
+
+use super::commit::{Outcome, compacted, decide, likely_turn, reads_of_rest};
+use super::comparison::{Comparison, StoredIndex, changed};
+use super::reads::Fetched;
+use super::turns::{self, Turn};
+use super::update::{Changes, Update};
+use super::writes::writes;
+use super::{PartialEncoder, index_error, ranges_to_compare, write_error};
+use crate::codec::foreign::no_panic;
+use crate::codec::partial_decoder::check_long;
+use crate::write_strategy::counters;
+
+impl PartialEncoder<dyn BytesPartialEncoderTraits> {
+    fn read_index(&self, options: &CodecOptions) -> Result<Option<StoredIndex>, CodecError> {
+        let range = self.index_range()?;
+        // Stores fail, and some panic, where a range begins before the value does.
+        no_panic(|| self.handle.partial_decode(range, options))
+            .and_then(|encoded| self.index(encoded, options))
+            .map_err(|error| index_error(&error))
+    }
+
+    /// The size of the shard, if its index is still `before`.
+    fn size_now(
+        &self,
+        before: Option<&StoredIndex>,
+        options: &CodecOptions,
+    ) -> Result<usize, CodecError> {
+        let Some(before) = before else {
+            return if self.handle.exists()? {
+                Err(changed())
+            } else {
+                Ok(0)
+            };
+        };
+        let mut comparison = Comparison::new(&self.target, before);
+        loop {
+            match comparison.next() {
+                Err(size) => return Ok(size),
+                Ok(ranges) => {
+                    let read = no_panic(|| {
+                        self.handle
+                            .partial_decode_many(Box::new(ranges.into_iter()), options)
+                    });
+                    match read {
+                        Ok(read) => comparison.answer(read)?,
+                        Err(error) if !comparison.falls_back() => return Err(index_error(&error)),
+                        Err(_) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    fn write(
+        &self,
+        update: &Update<'_>,
+        before: Option<&StoredIndex>,
+        mut changes: Changes,
+        fetched: &Fetched<'_>,
+        options: &CodecOptions,
+    ) -> Result<(usize, Option<usize>), CodecError> {
+        let rule = self.rule(self.handle.supports_partial_encode())?;
+        let mut turn = before.map_or(Turn::Alone, |before| likely_turn(rule, before, &changes));
+        let (_taken, outcome) = loop {
+            let taken = before.map(|before| turns::take(before.fingerprint, turn));
+            let size = self.size_now(before, options)?;
+            let outcome = decide(update, rule, before, size, &changes, options)?;
+            if outcome.turn() == Turn::Shared {
+                break (taken, outcome);
+            }
+            if turn == Turn::Alone {
+                let ranges = ranges_to_compare(rule, fetched);
+                if !ranges.is_empty() {
+                    let read = no_panic(|| {
+                        let ranges = Box::new(ranges.into_iter());
+                        self.handle.partial_decode_many(ranges, options)
+                    })?;
+                    fetched.compare(read)?;
+                }
+                break (taken, outcome);
+            }
+            turn = Turn::Alone;
+        };
+        match outcome {
+            Outcome::Erase => {
+                if before.is_some() {
+                    self.handle.erase()?;
+                }
+                Ok((0, None))
+            }
+            Outcome::Write(placed) => {
+                let (size, dead) = (placed.size, placed.dead);
+                for write in writes(update, placed, &mut changes, fetched) {
+                    let pieces = write.into_iter().map(|(at, bytes)| (at, Cow::Owned(bytes)));
+                    self.handle
+                        .partial_encode_many(Box::new(pieces), options)
+                        .map_err(|error| write_error(&error))?;
+                }
+                Ok((size, dead))
+            }
+            Outcome::Compact { size, extents } => {
+                let reads = reads_of_rest(before, &extents, &changes);
+                let ranges = Box::new(reads.byte_ranges().into_iter());
+                let rest = if reads.is_empty() {
+                    None
+                } else {
+                    no_panic(|| self.handle.partial_decode_many(ranges, options))?
+                };
+                let rest = reads.answered(rest)?;
+                let shard = compacted(update, (before, size), &changes, &rest, options)?;
+                let size = shard.len();
+                self.handle.erase()?;
+                self.handle
+                    .partial_encode(0, Cow::Owned(shard), options)
+                    .map_err(|error| write_error(&error))?;
+                counters::compaction();
+                Ok((size, None))
+            }
+        }
+    }
+}
+
+impl ArrayPartialDecoderTraits for PartialEncoder<dyn BytesPartialEncoderTraits> {
+    fn data_type(&self) -> &DataType {
+        &self.target.data_type
+    }
+
+    fn exists(&self) -> Result<bool, StorageError> {
+        self.handle.exists()
+    }
+
+    fn size_held(&self) -> usize {
+        self.handle.size_held()
+    }
+
+    fn partial_decode(
+        &self,
+        indexer: &dyn Indexer,
+        options: &CodecOptions,
+    ) -> Result<ArrayBytes<'_>, CodecError> {
+        let target = &self.target;
+        // The index is read again each time: it changes with every write.
+        let decoder = target.codec.clone().partial_decoder(
+            self.handle.clone().into_dyn_decoder(),
+            &target.shape,
+            &target.data_type,
+            &target.fill_value,
+            options,
+        )?;
+        Ok(decoder.partial_decode(indexer, options)?.into_owned())
+    }
+
+    fn supports_partial_decode(&self) -> bool {
+        self.handle.supports_partial_decode()
+    }
+}
+
+impl ArrayPartialEncoderTraits for PartialEncoder<dyn BytesPartialEncoderTraits> {
+    fn into_dyn_decoder(self: Arc<Self>) -> Arc<dyn ArrayPartialDecoderTraits> {
+        self
+    }
+
+    fn erase(&self) -> Result<(), CodecError> {
+        self.handle.erase()
+    }
+
+    fn partial_encode(
+        &self,
+        indexer: &dyn Indexer,
+        bytes: &ArrayBytes<'_>,
+        options: &CodecOptions,
+    ) -> Result<(), CodecError> {
+        bytes.validate(indexer.len(), &self.target.data_type)?;
+        if indexer.is_empty() {
+            return Ok(());
+        }
+        let before = self.read_index(options)?;
+        let extents = before.as_ref().map(|before| before.extents.as_slice());
+        let update = Update::new(&self.target, extents, indexer, bytes)?;
+        let (reads, is_bounded) = update.reads()?;
+        let ranges = reads.byte_ranges();
+        let read = if ranges.is_empty() {
+            None
+        } else {
+            let input: &dyn BytesPartialDecoderTraits = &*self.handle;
+            if !is_bounded {
+                check_long(input, &ranges, options)?;
+            }
+            no_panic(|| input.partial_decode_many(Box::new(ranges.into_iter()), options))?
+        };
+        let fetched = reads.answered(read)?;
+        let changes = update.encode(&fetched, options)?;
+        if changes.subchunks.is_empty() {
+            return Ok(());
+        }
+        let (size, dead) = self.write(&update, before.as_ref(), changes, &fetched, options)?;
+        self.written(size, dead);
+        Ok(())
+    }
+
+    /// Always: a handle that cannot write ranges rewrites the object for each.
+    fn supports_partial_encode(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,201 @@
+//! Changed subchunks, records and index as writes of a store, in the order that the protocol asks for.
+
+use std::ops::Range;
+
+use zarrs::array::codec::ShardingIndexLocation;
+
+use super::commit::Placed;
+use super::reads::Fetched;
+use super::update::{Changes, Update};
+use crate::layout::placement::Commit;
+use crate::layout::{Extent, RECORD_LEN, Record};
+
+/// What one call of the store writes: bytes at offsets, in this order.
+pub(super) type Write = Vec<(u64, Vec<u8>)>;
+
+/// The calls of the store, one after the other, each with bytes at offsets in this order.
+///
+/// Bytes of a subchunk that is overwritten where it was are left out where they are the same, if no
+/// byte of it depends on others, and as far as `fetched` has them.
+pub(super) fn writes(
+    update: &Update<'_>,
+    placed: Placed,
+    changes: &mut Changes,
+    fetched: &Fetched<'_>,
+) -> Vec<Write> {
+    let Placed {
+        commit,
+        extents,
+        index,
+        record,
+        creates,
+        ..
+    } = placed;
+    let index = index.unwrap_or_default();
+    let record_bytes = record.to_bytes();
+    let before_index = |at: usize| {
+        let offset = (at - RECORD_LEN) as u64;
+        Record { offset, ..record }.to_bytes()
+    };
+    if let Commit::Grow { record, index: at } = commit
+        && is_one_run(&extents, changes, record, at)
+    {
+        // The encoded bytes lie as they will in the shard, with room for the record before them.
+        changes.bytes[..RECORD_LEN].copy_from_slice(&record_bytes);
+        if at > record + RECORD_LEN {
+            changes.bytes.extend_from_slice(&before_index(at));
+        }
+        changes.bytes.extend_from_slice(&index);
+        let bytes = std::mem::take(&mut changes.bytes);
+        let first = vec![(record as u64, bytes)];
+        return with_index_at_start(update, first, index);
+    }
+    let data = data(update, &extents, changes, fetched);
+    match commit {
+        Commit::DataOnly => {
+            let data = joined(&data);
+            if data.is_empty() { vec![] } else { vec![data] }
+        }
+        Commit::Grow { record, index: at } => {
+            let second = before_index(at);
+            let mut pieces = data;
+            pieces.push((record, &record_bytes));
+            if at > record + RECORD_LEN {
+                pieces.push((at - RECORD_LEN, &second));
+            }
+            pieces.push((at, &index));
+            // Until a byte is written behind the old end there is nothing to undo. But a shard that
+            // is being created is known by its record.
+            pieces.sort_by_key(|&(offset, _)| (offset != record || !creates, offset));
+            with_index_at_start(update, joined(&pieces), index)
+        }
+        Commit::Rewrite { record, copy } => {
+            // At the end of the rest, and in this order: a record that is whole says that the copy
+            // is, too, if the index is at the end; at the start it does not matter.
+            let mut pieces = data;
+            pieces.push((record, &record_bytes));
+            pieces.push((copy, &index));
+            pieces.sort_by_key(|&(offset, _)| offset);
+            let first = joined(&pieces);
+            if update.target.codec.index_location == ShardingIndexLocation::Start {
+                return with_index_at_start(update, first, index);
+            }
+            let end = (record + RECORD_LEN) as u64;
+            vec![first, vec![(end, index)]]
+        }
+    }
+}
+
+/// The bytes of changed subchunks that are written, and where.
+fn data<'c>(
+    update: &Update<'_>,
+    extents: &[Extent],
+    changes: &'c Changes,
+    fetched: &Fetched<'_>,
+) -> Vec<(usize, &'c [u8])> {
+    let in_pieces = update.target.is_written_in_pieces();
+    let mut data = Vec::new();
+    for (number, new) in &changes.subchunks {
+        let (Some(new), Some(extent)) = (new, &extents[*number]) else {
+            continue;
+        };
+        let new = changes.encoded(new);
+        let touched = update
+            .touched
+            .binary_search_by_key(number, |touched| touched.number)
+            .ok()
+            .map(|at| &update.touched[at]);
+        let old = touched
+            .filter(|touched| in_pieces && !touched.whole)
+            .and_then(|touched| touched.extent.as_ref())
+            .filter(|old| old.start == extent.start)
+            .and_then(|old| fetched.get(old));
+        match old {
+            Some(old) => data.extend(
+                differences(old, new)
+                    .into_iter()
+                    .map(|range| (extent.start + range.start, &new[range])),
+            ),
+            None => data.push((extent.start, new)),
+        }
+    }
+    data
+}
+
+/// `first`, and then the index, if it is at the start.
+fn with_index_at_start(update: &Update<'_>, first: Write, index: Vec<u8>) -> Vec<Write> {
+    match update.target.codec.index_location {
+        ShardingIndexLocation::Start => vec![first, vec![(0, index)]],
+        ShardingIndexLocation::End => vec![first],
+    }
+}
+
+/// Whether record, changes, record and index follow one another in the shard as they do in `changes`.
+fn is_one_run(extents: &[Extent], changes: &Changes, record: usize, index: usize) -> bool {
+    let mut next = RECORD_LEN;
+    let in_order = changes.subchunks.iter().all(|(number, new)| match new {
+        None => true,
+        Some(new) => {
+            let follows = new.start == next;
+            next = new.end;
+            let there = extents[*number].as_ref().map(|extent| extent.start);
+            follows && there == Some(record + new.start)
+        }
+    });
+    let second_record = if next > RECORD_LEN { RECORD_LEN } else { 0 };
+    in_order && next == changes.bytes.len() && index == record + next + second_record
+}
+
+/// Pieces that follow one another, as one.
+fn joined(pieces: &[(usize, &[u8])]) -> Write {
+    let mut joined: Write = Vec::new();
+    for &(offset, bytes) in pieces {
+        match joined.last_mut() {
+            Some((start, before)) if *start + before.len() as u64 == offset as u64 => {
+                before.extend_from_slice(bytes);
+            }
+            _ => joined.push((offset as u64, bytes.to_vec())),
+        }
+    }
+    joined
+}
+
+/// Where `new` is not what `old` was, give or take a page.
+fn differences(old: &[u8], new: &[u8]) -> Vec<Range<usize>> {
+    /// Runs that lie closer together than this are written as one.
+    const NEAR: usize = 4 << 10;
+    /// How much is compared at once.
+    const BLOCK: usize = 256;
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for start in (0..new.len()).step_by(BLOCK) {
+        let end = (start + BLOCK).min(new.len());
+        if old.get(start..end) == Some(&new[start..end]) {
+            continue;
+        }
+        match runs.last_mut() {
+            Some(last) if start < last.end + NEAR => last.end = end,
+            _ => runs.push(start..end),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_differs_is_written() {
+        let old = vec![0_u8; 100_000];
+        let mut new = old.clone();
+        assert!(differences(&old, &new).is_empty());
+        new[300] = 1;
+        new[600] = 1;
+        new[50_000] = 1;
+        new.push(0);
+        let runs = differences(&old, &new);
+        assert_eq!(runs, [256..768, 49_920..50_176, 99_840..100_001]);
+        assert_eq!(differences(&[], &new[..10]), [0..10]);
+        assert!(differences(&new, &new[..10]).is_empty());
+    }
+}
