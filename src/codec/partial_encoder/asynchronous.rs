@@ -3,20 +3,21 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use zarrs::array::{ArrayBytes, DataType, Indexer};
+use zarrs::array::{ArrayBytes, ArrayBytesRaw, DataType, Indexer};
 use zarrs_codec::{
     ArrayToBytesCodecTraits, AsyncArrayPartialDecoderTraits, AsyncArrayPartialEncoderTraits,
-    AsyncBytesPartialDecoderTraits, AsyncBytesPartialEncoderTraits, CodecError, CodecOptions,
+    AsyncBytesPartialEncoderTraits, CodecError, CodecOptions,
 };
 use zarrs_storage::StorageError;
+use zarrs_storage::byte_range::ByteRange;
 
-use super::commit::{Outcome, compacted, decide, likely_turn, reads_of_rest};
+use super::commit::{Outcome, compacted, decide, likely_turn, reads_of_rest, rule};
 use super::comparison::{Comparison, StoredIndex, changed};
 use super::reads::Fetched;
 use super::turns::{self, Turn};
 use super::update::{Changes, Update};
 use super::writes::writes;
-use super::{PartialEncoder, index_error, ranges_to_compare, write_error};
+use super::{PartialEncoder, index_error, to_compare, write_error};
 use crate::codec::foreign::async_no_panic;
 use crate::codec::partial_decoder::async_check_long;
 use crate::write_strategy::counters;
@@ -28,6 +29,19 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
             .await
             .and_then(|encoded| self.index(encoded, options))
             .map_err(|error| index_error(&error))
+    }
+
+    /// The bytes at `ranges`, in one request; `None` if there are none, or no shard.
+    async fn read(
+        &self,
+        ranges: Vec<ByteRange>,
+        options: &CodecOptions,
+    ) -> Result<Option<Vec<ArrayBytesRaw<'_>>>, CodecError> {
+        if ranges.is_empty() {
+            return Ok(None);
+        }
+        let ranges = Box::new(ranges.into_iter());
+        async_no_panic(self.handle.partial_decode_many(ranges, options)).await
     }
 
     /// The size of the shard, if its index is still `before`.
@@ -47,18 +61,11 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
         loop {
             match comparison.next() {
                 Err(size) => return Ok(size),
-                Ok(ranges) => {
-                    let read = async_no_panic(
-                        self.handle
-                            .partial_decode_many(Box::new(ranges.into_iter()), options),
-                    )
-                    .await;
-                    match read {
-                        Ok(read) => comparison.answer(read)?,
-                        Err(error) if !comparison.falls_back() => return Err(index_error(&error)),
-                        Err(_) => {}
-                    }
-                }
+                Ok(ranges) => match self.read(ranges, options).await {
+                    Ok(read) => comparison.answer(read)?,
+                    Err(error) if !comparison.falls_back() => return Err(index_error(&error)),
+                    Err(_) => {}
+                },
             }
         }
     }
@@ -71,7 +78,7 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
         fetched: &Fetched<'_>,
         options: &CodecOptions,
     ) -> Result<(usize, Option<usize>), CodecError> {
-        let rule = self.rule(self.handle.supports_partial_encode())?;
+        let rule = rule(&self.target, self.handle.supports_partial_encode())?;
         let mut turn = before.map_or(Turn::Alone, |before| likely_turn(rule, before, &changes));
         let (_taken, outcome) = loop {
             let taken = match before {
@@ -87,11 +94,8 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
                 break (taken, outcome);
             }
             if turn == Turn::Alone {
-                let ranges = ranges_to_compare(rule, fetched);
-                if !ranges.is_empty() {
-                    let ranges = Box::new(ranges.into_iter());
-                    let read = self.handle.partial_decode_many(ranges, options);
-                    fetched.compare(async_no_panic(read).await?)?;
+                if let Some(fetched) = to_compare(rule, fetched) {
+                    fetched.compare(self.read(fetched.byte_ranges(), options).await?)?;
                 }
                 break (taken, outcome);
             }
@@ -117,12 +121,7 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
             }
             Outcome::Compact { size, extents } => {
                 let reads = reads_of_rest(before, &extents, &changes);
-                let ranges = Box::new(reads.byte_ranges().into_iter());
-                let rest = if reads.is_empty() {
-                    None
-                } else {
-                    async_no_panic(self.handle.partial_decode_many(ranges, options)).await?
-                };
+                let rest = self.read(reads.byte_ranges(), options).await?;
                 let rest = reads.answered(rest)?;
                 let shard = compacted(update, (before, size), &changes, &rest, options)?;
                 let size = shard.len();
@@ -202,16 +201,10 @@ impl AsyncArrayPartialEncoderTraits for PartialEncoder<dyn AsyncBytesPartialEnco
         let update = Update::new(&self.target, extents, indexer, bytes)?;
         let (reads, is_bounded) = update.reads()?;
         let ranges = reads.byte_ranges();
-        let read = if ranges.is_empty() {
-            None
-        } else {
-            let input: &dyn AsyncBytesPartialDecoderTraits = &*self.handle;
-            if !is_bounded {
-                async_check_long(input, &ranges, options).await?;
-            }
-            async_no_panic(input.partial_decode_many(Box::new(ranges.into_iter()), options)).await?
-        };
-        let fetched = reads.answered(read)?;
+        if !is_bounded {
+            async_check_long(&*self.handle, &ranges, options).await?;
+        }
+        let fetched = reads.answered(self.read(ranges, options).await?)?;
         let changes = update.encode(&fetched, options)?;
         if changes.subchunks.is_empty() {
             return Ok(());

@@ -109,11 +109,14 @@ pub(super) fn decide(
     options: &CodecOptions,
 ) -> Result<Outcome, CodecError> {
     let target = update.target;
-    let none = vec![None; update.grid.num_subchunks()];
-    let no_space = Space::of(&[]);
-    let (extents, space) = before.map_or((&none, &no_space), |before| {
+    let (none, no_space);
+    let (extents, space) = if let Some(before) = before {
         (&before.extents, &before.space)
-    });
+    } else {
+        none = vec![None; update.grid.num_subchunks()];
+        no_space = Space::of(&[]);
+        (&none, &no_space)
+    };
     let mut stays_empty = changes.subchunks.iter().all(|(_, new)| new.is_none());
     if stays_empty {
         let mut after = extents.clone();
@@ -198,14 +201,7 @@ fn too_dead(
         // What is shared cannot be compacted.
         return None;
     }
-    let (mut added, mut removed) = (0, 0);
-    for (number, new) in &changes.subchunks {
-        added += new.as_ref().map_or(0, ExactSizeIterator::len);
-        removed += stored.extents[*number]
-            .as_ref()
-            .map_or(0, ExactSizeIterator::len);
-    }
-    let used = (stored.space.used() + added + target.index_len).saturating_sub(removed);
+    let used = changes.used_after(stored.space.used() + target.index_len, stored.extents);
     let dead = after.size.saturating_sub(used);
     // What one update takes for itself would come back with the next one.
     let reserve = 2 * RECORD_LEN + target.index_len;
@@ -248,18 +244,11 @@ pub(super) fn compacted(
     options: &CodecOptions,
 ) -> Result<Vec<u8>, CodecError> {
     let target = update.target;
-    let mut changed = changes.subchunks.iter().peekable();
-    let subchunks = (0..update.grid.num_subchunks())
-        .map(
-            |number| match changed.next_if(|(changed, _)| *changed == number) {
-                Some((_, new)) => Ok(new.as_ref().map(|new| changes.encoded(new))),
-                None => match before.and_then(|before| before.extents[number].as_ref()) {
-                    Some(old) => rest.get(old).map(Some).ok_or_else(not_read),
-                    None => Ok(None),
-                },
-            },
-        )
-        .collect::<Result<Vec<_>, _>>()?;
+    let old = |number: usize| match before.and_then(|before| before.extents[number].as_ref()) {
+        Some(old) => rest.get(old).map(Some).ok_or_else(not_read),
+        None => Ok(None),
+    };
+    let subchunks = changes.over(update.grid.num_subchunks(), old)?;
     let most = size + changes.bytes.len() + target.index_len;
     dense(
         &target.codec,

@@ -89,11 +89,6 @@ impl<H: ?Sized> PartialEncoder<H> {
         Ok(index_byte_range(&self.target.codec, self.target.index_len))
     }
 
-    /// The rule by which subchunks are placed.
-    fn rule(&self, store_writes_ranges: bool) -> Result<Rule, CodecError> {
-        rule(&self.target, store_writes_ranges)
-    }
-
     /// Tell the metrics, and who wants to know, that a write happened.
     fn written(&self, size: usize, dead: Option<usize>) {
         counters::partial_write();
@@ -142,10 +137,10 @@ pub(super) fn encode_delegated(
 
 /// What to read again before something moves: subchunks that were patched, where others may have
 /// written to them without a change of the index.
-fn ranges_to_compare(rule: Rule, fetched: &Fetched<'_>) -> Vec<ByteRange> {
+fn to_compare<'f, 'b>(rule: Rule, fetched: &'f Fetched<'b>) -> Option<&'f Fetched<'b>> {
     match rule {
-        Rule::InPlace | Rule::Slots { .. } => fetched.byte_ranges(),
-        Rule::Append | Rule::Reuse => Vec::new(),
+        Rule::InPlace | Rule::Slots { .. } => Some(fetched),
+        Rule::Append | Rule::Reuse => None,
     }
 }
 

@@ -1,6 +1,5 @@
 //! Subchunks that are shards: what changes in them is decoded, and nothing else.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIterator};
@@ -166,7 +165,7 @@ fn splice(
     let index = index_at..index_at + index_len;
     let mut extents = old_extents.clone();
     let mut fits = !space.overlaps() && space.is_free(&index, usize::MAX);
-    let mut used = space.used() + index_len;
+    let used = changes.used_after(space.used() + index_len, &old_extents);
     for (number, new) in &changes.subchunks {
         let old = &old_extents[*number];
         extents[*number] = match (old, new) {
@@ -179,8 +178,6 @@ fn splice(
                 Some(new.clone())
             }
         };
-        let [old_len, new_len] = [old, new].map(|extent| extent.as_ref().map_or(0, Range::len));
-        used = (used + new_len).saturating_sub(old_len);
     }
     if extents.iter().all(Option::is_none) {
         return Ok(None);
@@ -200,17 +197,11 @@ fn splice(
         shard[index].copy_from_slice(&encode_index(codec, grid, index_len, &extents, options)?);
         shard
     } else {
-        let mut changed = changes.subchunks.iter().peekable();
-        let subchunks: Vec<Option<&[u8]>> = old_extents
-            .iter()
-            .enumerate()
-            .map(
-                |(number, extent)| match changed.next_if(|(changed, _)| *changed == number) {
-                    Some((_, new)) => new.as_ref().map(|new| changes.encoded(new)),
-                    None => extent.clone().and_then(|extent| old.get(extent)),
-                },
-            )
-            .collect();
+        let subchunks = changes.over(old_extents.len(), |number| {
+            Ok(old_extents[number]
+                .clone()
+                .and_then(|extent| old.get(extent)))
+        })?;
         let most = old.len() + changes.bytes.len() + index_len;
         // They lie elsewhere now.
         extents.clear();

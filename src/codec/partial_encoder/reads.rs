@@ -37,10 +37,6 @@ impl Reads {
         Self { ranges }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.ranges.is_empty()
-    }
-
     pub(super) fn byte_ranges(&self) -> Vec<ByteRange> {
         byte_ranges(&self.ranges)
     }
@@ -99,7 +95,7 @@ impl<'a> Fetched<'a> {
     /// # Errors
     /// A [`CodecError`] if they have changed.
     pub(super) fn compare(&self, again: Option<Vec<ArrayBytesRaw<'_>>>) -> Result<(), CodecError> {
-        if again.is_some_and(|again| again == self.bytes) {
+        if again.unwrap_or_default() == self.bytes {
             Ok(())
         } else {
             Err(changed())

@@ -4,20 +4,21 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use zarrs::array::{ArrayBytes, DataType, Indexer};
+use zarrs::array::{ArrayBytes, ArrayBytesRaw, DataType, Indexer};
 use zarrs_codec::{
     ArrayPartialDecoderTraits, ArrayPartialEncoderTraits, ArrayToBytesCodecTraits,
-    BytesPartialDecoderTraits, BytesPartialEncoderTraits, CodecError, CodecOptions,
+    BytesPartialEncoderTraits, CodecError, CodecOptions,
 };
 use zarrs_storage::StorageError;
+use zarrs_storage::byte_range::ByteRange;
 
-use super::commit::{Outcome, compacted, decide, likely_turn, reads_of_rest};
+use super::commit::{Outcome, compacted, decide, likely_turn, reads_of_rest, rule};
 use super::comparison::{Comparison, StoredIndex, changed};
 use super::reads::Fetched;
 use super::turns::{self, Turn};
 use super::update::{Changes, Update};
 use super::writes::writes;
-use super::{PartialEncoder, index_error, ranges_to_compare, write_error};
+use super::{PartialEncoder, index_error, to_compare, write_error};
 use crate::codec::foreign::no_panic;
 use crate::codec::partial_decoder::check_long;
 use crate::write_strategy::counters;
@@ -29,6 +30,19 @@ impl PartialEncoder<dyn BytesPartialEncoderTraits> {
         no_panic(|| self.handle.partial_decode(range, options))
             .and_then(|encoded| self.index(encoded, options))
             .map_err(|error| index_error(&error))
+    }
+
+    /// The bytes at `ranges`, in one request; `None` if there are none, or no shard.
+    fn read(
+        &self,
+        ranges: Vec<ByteRange>,
+        options: &CodecOptions,
+    ) -> Result<Option<Vec<ArrayBytesRaw<'_>>>, CodecError> {
+        if ranges.is_empty() {
+            return Ok(None);
+        }
+        let ranges = Box::new(ranges.into_iter());
+        no_panic(|| self.handle.partial_decode_many(ranges, options))
     }
 
     /// The size of the shard, if its index is still `before`.
@@ -48,17 +62,11 @@ impl PartialEncoder<dyn BytesPartialEncoderTraits> {
         loop {
             match comparison.next() {
                 Err(size) => return Ok(size),
-                Ok(ranges) => {
-                    let read = no_panic(|| {
-                        self.handle
-                            .partial_decode_many(Box::new(ranges.into_iter()), options)
-                    });
-                    match read {
-                        Ok(read) => comparison.answer(read)?,
-                        Err(error) if !comparison.falls_back() => return Err(index_error(&error)),
-                        Err(_) => {}
-                    }
-                }
+                Ok(ranges) => match self.read(ranges, options) {
+                    Ok(read) => comparison.answer(read)?,
+                    Err(error) if !comparison.falls_back() => return Err(index_error(&error)),
+                    Err(_) => {}
+                },
             }
         }
     }
@@ -71,7 +79,7 @@ impl PartialEncoder<dyn BytesPartialEncoderTraits> {
         fetched: &Fetched<'_>,
         options: &CodecOptions,
     ) -> Result<(usize, Option<usize>), CodecError> {
-        let rule = self.rule(self.handle.supports_partial_encode())?;
+        let rule = rule(&self.target, self.handle.supports_partial_encode())?;
         let mut turn = before.map_or(Turn::Alone, |before| likely_turn(rule, before, &changes));
         let (_taken, outcome) = loop {
             let taken = before.map(|before| turns::take(before.fingerprint, turn));
@@ -81,13 +89,8 @@ impl PartialEncoder<dyn BytesPartialEncoderTraits> {
                 break (taken, outcome);
             }
             if turn == Turn::Alone {
-                let ranges = ranges_to_compare(rule, fetched);
-                if !ranges.is_empty() {
-                    let read = no_panic(|| {
-                        let ranges = Box::new(ranges.into_iter());
-                        self.handle.partial_decode_many(ranges, options)
-                    })?;
-                    fetched.compare(read)?;
+                if let Some(fetched) = to_compare(rule, fetched) {
+                    fetched.compare(self.read(fetched.byte_ranges(), options)?)?;
                 }
                 break (taken, outcome);
             }
@@ -112,12 +115,7 @@ impl PartialEncoder<dyn BytesPartialEncoderTraits> {
             }
             Outcome::Compact { size, extents } => {
                 let reads = reads_of_rest(before, &extents, &changes);
-                let ranges = Box::new(reads.byte_ranges().into_iter());
-                let rest = if reads.is_empty() {
-                    None
-                } else {
-                    no_panic(|| self.handle.partial_decode_many(ranges, options))?
-                };
+                let rest = self.read(reads.byte_ranges(), options)?;
                 let rest = reads.answered(rest)?;
                 let shard = compacted(update, (before, size), &changes, &rest, options)?;
                 let size = shard.len();
@@ -191,16 +189,10 @@ impl ArrayPartialEncoderTraits for PartialEncoder<dyn BytesPartialEncoderTraits>
         let update = Update::new(&self.target, extents, indexer, bytes)?;
         let (reads, is_bounded) = update.reads()?;
         let ranges = reads.byte_ranges();
-        let read = if ranges.is_empty() {
-            None
-        } else {
-            let input: &dyn BytesPartialDecoderTraits = &*self.handle;
-            if !is_bounded {
-                check_long(input, &ranges, options)?;
-            }
-            no_panic(|| input.partial_decode_many(Box::new(ranges.into_iter()), options))?
-        };
-        let fetched = reads.answered(read)?;
+        if !is_bounded {
+            check_long(&*self.handle, &ranges, options)?;
+        }
+        let fetched = reads.answered(self.read(ranges, options)?)?;
         let changes = update.encode(&fetched, options)?;
         if changes.subchunks.is_empty() {
             return Ok(());

@@ -305,6 +305,39 @@ impl Changes {
         self.subchunks.push((number, extent));
     }
 
+    /// All subchunks of a shard with these changes, encoded: the others are as `old` has them, by
+    /// number.
+    ///
+    /// # Errors
+    /// Whatever `old` returns.
+    pub(super) fn over<'c>(
+        &'c self,
+        num_subchunks: usize,
+        old: impl Fn(usize) -> Result<Option<&'c [u8]>, CodecError>,
+    ) -> Result<Vec<Option<&'c [u8]>>, CodecError> {
+        let mut changed = self.subchunks.iter().peekable();
+        (0..num_subchunks)
+            .map(
+                |number| match changed.next_if(|(changed, _)| *changed == number) {
+                    Some((_, new)) => Ok(new.as_ref().map(|new| self.encoded(new))),
+                    None => old(number),
+                },
+            )
+            .collect()
+    }
+
+    /// How many bytes of a shard are used after these changes, of which `used` are before, by
+    /// subchunks at `extents` and other things.
+    pub(super) fn used_after(&self, used: usize, extents: &[Extent]) -> usize {
+        let len = |extent: &Extent| extent.as_ref().map_or(0, ExactSizeIterator::len);
+        let added: usize = self.subchunks.iter().map(|(_, new)| len(new)).sum();
+        let removed = self
+            .subchunks
+            .iter()
+            .map(|(number, _)| len(&extents[*number]));
+        (used + added).saturating_sub(removed.sum())
+    }
+
     /// The encoded bytes at `range`.
     pub(super) fn encoded(&self, range: &Range<usize>) -> &[u8] {
         &self.bytes[range.clone()]
