@@ -18,7 +18,8 @@ use zarrs::array::{
 use zarrs::storage::store::{AsyncMemoryStore, MemoryStore};
 use zarrs::storage::{ReadableStorageTraits, StoreKey, WritableStorageTraits};
 use zarrs_codec::{
-    ArrayToBytesCodecTraits, CodecError, CodecOptions, CodecSpecificOptions, StoragePartialEncoder,
+    ArrayPartialEncoderTraits, ArrayToBytesCodecTraits, CodecError, CodecOptions,
+    CodecSpecificOptions, StoragePartialEncoder,
 };
 use zarrs_cuda::{Backend, CudaShardingCodec, Options};
 
@@ -231,6 +232,25 @@ fn compacting() {
     }
 }
 
+/// Our partial encoder of the shard at `key`.
+fn partial_encoder(
+    shards: &Shards,
+    store: &Arc<MemoryStore>,
+    key: &StoreKey,
+) -> Arc<dyn ArrayPartialEncoderTraits> {
+    let storage: zarrs::storage::ReadableWritableStorage = store.clone();
+    shards
+        .ours()
+        .partial_encoder(
+            Arc::new(StoragePartialEncoder::new(storage, key.clone())),
+            &shards.chunk_shape(),
+            &shards.data_type,
+            &shards.fill_value(),
+            &CodecOptions::default(),
+        )
+        .unwrap()
+}
+
 /// Partial writes, of elements that are longer and shorter than those before.
 #[test]
 fn partial_encoding() {
@@ -238,17 +258,7 @@ fn partial_encoding() {
     for shards in variable() {
         let store = Arc::new(MemoryStore::new());
         let key = StoreKey::new("shard").unwrap();
-        let storage: zarrs::storage::ReadableWritableStorage = store.clone();
-        let encoder = shards
-            .ours()
-            .partial_encoder(
-                Arc::new(StoragePartialEncoder::new(storage, key.clone())),
-                &shards.chunk_shape(),
-                &shards.data_type,
-                &shards.fill_value(),
-                &options,
-            )
-            .unwrap();
+        let encoder = partial_encoder(&shards, &store, &key);
         let mut model = vec![b"none".to_vec(); 24];
         for (rows, columns, element) in [
             (0..4, 0..6, "a rather long element"),
@@ -298,17 +308,7 @@ fn strings_that_add_up_to_fill_values() {
 
     let store = Arc::new(MemoryStore::new());
     let key = StoreKey::new("shard").unwrap();
-    let storage: zarrs::storage::ReadableWritableStorage = store.clone();
-    let encoder = shards
-        .ours()
-        .partial_encoder(
-            Arc::new(StoragePartialEncoder::new(storage, key.clone())),
-            &shards.chunk_shape(),
-            &shards.data_type,
-            &shards.fill_value(),
-            &options,
-        )
-        .unwrap();
+    let encoder = partial_encoder(&shards, &store, &key);
     let subset = ArraySubset::new_with_ranges(&[0..1, 0..2]);
     let written = to_array_bytes(&model[..2]);
     encoder.partial_encode(&subset, &written, &options).unwrap();

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use zarrs::array::{Indexer, IndexerError};
+use zarrs::array::{ArrayIndices, ArraySubset, Indexer, IndexerError};
 use zarrs_codec::CodecError;
 
-use crate::layout::SubchunkGrid;
+use crate::layout::{Part, SubchunkGrid};
 
 /// Elements of a shard.
 pub(super) enum Selection {
@@ -42,6 +42,33 @@ impl Selection {
         match indexer.as_array_subset() {
             Some(subset) => window(grid, &subset.start(), &subset.shape()),
             None => points(grid, indexer),
+        }
+    }
+
+    /// The elements of subchunk `number` that are named, by their coordinates in it.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if zarrs refuses the box.
+    pub(super) fn within(
+        &self,
+        grid: &SubchunkGrid,
+        number: usize,
+    ) -> Result<Box<dyn Indexer>, CodecError> {
+        match self {
+            Self::Window { start, shape } => {
+                let part = Part::new(grid, number, start, shape);
+                let to_u64 = |v: &[usize]| v.iter().map(|&n| n as u64).collect::<Vec<_>>();
+                let (start, shape) = (to_u64(part.start_in_subchunk()), to_u64(part.shape()));
+                let subset = ArraySubset::new_with_start_shape(start, shape)
+                    .map_err(|error| CodecError::Other(error.to_string()))?;
+                Ok(Box::new(subset))
+            }
+            Self::Points(points) => {
+                let points = points.get(&number).map(Vec::as_slice).unwrap_or_default();
+                let within: Vec<ArrayIndices> =
+                    points.iter().map(|point| point.within.clone()).collect();
+                Ok(Box::new(within))
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use zarrs::array::{ArrayBytesRaw, ArrayIndices, ArraySubset, Indexer};
+use zarrs::array::{ArrayBytesRaw, Indexer};
 use zarrs_codec::{ArrayBytesDecodeIntoTarget, CodecError, CodecOptions, CodecTraits};
 use zarrs_storage::byte_range::ByteRange;
 
@@ -188,32 +188,12 @@ impl<'a> Request<'a> {
             .filter_map(|touched| {
                 Some(InnerReads {
                     extent: touched.extent.as_ref()?,
-                    indexer: self.inner_indexer(touched.number)?,
+                    indexer: self
+                        .selection
+                        .within(&self.shard.grid, touched.number)
+                        .ok()?,
                 })
             })
-    }
-
-    fn inner_indexer(&self, number: usize) -> Option<Box<dyn Indexer>> {
-        match &self.selection {
-            Selection::Window { start, shape } => {
-                let part = Part::new(&self.shard.grid, number, start, shape);
-                let to_u64 = |v: &[usize]| v.iter().map(|&n| n as u64).collect::<Vec<_>>();
-                ArraySubset::new_with_start_shape(
-                    to_u64(part.start_in_subchunk()),
-                    to_u64(part.shape()),
-                )
-                .ok()
-                .map(|subset| Box::new(subset) as Box<dyn Indexer>)
-            }
-            Selection::Points(points) => {
-                let within: Vec<ArrayIndices> = points
-                    .get(&number)?
-                    .iter()
-                    .map(|point| point.within.clone())
-                    .collect();
-                Some(Box::new(within))
-            }
-        }
     }
 
     /// New memory for the wanted elements.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIterator};
 use zarrs::array::codec::ShardingIndexLocation;
-use zarrs::array::{ArrayBytes, ArrayIndices, ArraySubset, Indexer};
+use zarrs::array::{ArrayBytes, Indexer};
 use zarrs_codec::{CodecError, CodecOptions};
 
 use super::reads::Fetched;
@@ -85,34 +85,24 @@ fn share(
     number: usize,
     elements: &[u8],
 ) -> Result<(Box<dyn Indexer>, Vec<u8>), CodecError> {
-    let size = update.grid.element_size();
+    let mut share = Vec::new();
     match &update.selection {
         Selection::Window { start, shape } => {
             let part = Part::new(&update.grid, number, start, shape);
-            let mut share = Vec::with_capacity(part.len());
+            share.reserve_exact(part.len());
             for (_, from) in part.rows(shape) {
                 share.extend_from_slice(&elements[from..from + part.row_len()]);
             }
-            let to_u64 = |v: &[usize]| v.iter().map(|&n| n as u64).collect::<Vec<_>>();
-            let subset = ArraySubset::new_with_start_shape(
-                to_u64(part.start_in_subchunk()),
-                to_u64(part.shape()),
-            )
-            .map_err(|error| CodecError::Other(error.to_string()))?;
-            Ok((Box::new(subset), share))
         }
         Selection::Points(points) => {
-            let points = points.get(&number).map(Vec::as_slice).unwrap_or_default();
-            let within: Vec<ArrayIndices> =
-                points.iter().map(|point| point.within.clone()).collect();
-            let mut share = Vec::with_capacity(points.len() * size);
-            for point in points {
+            let size = update.grid.element_size();
+            for point in points.get(&number).into_iter().flatten() {
                 let from = point.position * size;
                 share.extend_from_slice(&elements[from..from + size]);
             }
-            Ok((Box::new(within), share))
         }
     }
+    Ok((update.selection.within(&update.grid, number)?, share))
 }
 
 /// The shard `old` with `elements` written to `indexer`; `None` if it is empty then.
