@@ -59,6 +59,7 @@ mod options;
 mod plan;
 mod registration;
 mod write_strategy;
+pub mod writer;
 
 pub use codec::{CudaShardingCodec, CudaShardingCodecBuilder, explain};
 pub use engine::cuda::{MemoryEstimate, Metrics};

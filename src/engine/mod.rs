@@ -14,6 +14,7 @@ mod chain;
 pub(crate) mod cuda;
 mod error;
 pub(crate) mod host;
+pub(crate) mod stream;
 
 use std::fmt;
 use std::num::NonZeroUsize;

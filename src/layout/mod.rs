@@ -12,6 +12,7 @@ pub(crate) mod permutation;
 pub(crate) mod placement;
 mod record;
 mod space;
+mod stream;
 mod strided;
 
 pub(crate) use batch::{Batch, Slab, batches, slabs};
@@ -22,4 +23,5 @@ pub(crate) use part::Part;
 pub(crate) use permutation::ShardPermutation;
 pub(crate) use record::{RECORD_LEN, Record, fingerprint};
 pub(crate) use space::Space;
+pub(crate) use stream::{BatchGrid, ShardPart, StreamGrid, StreamGridError};
 pub(crate) use strided::{Digit, StridedBox};

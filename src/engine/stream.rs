@@ -1,0 +1,228 @@
+//! The contract of engines for streams: slices in, encoded parts of shards out.
+//!
+//! A stream's bytes are those of its slices, one after the other. They are put into an [`Input`], a
+//! buffer for one batch of epochs, which an [`Encoder`] makes an [`EncodedBatch`] of. Encoders run on
+//! a thread of their own; inputs are filled on the caller's. Neither holds a lock of the other, and
+//! neither runs on rayon's global pool, whose threads the caller may all be using.
+//!
+//! The contract, which every engine keeps:
+//!
+//! 1. The parts of an encoded batch are in C order of their shards, each with its subchunks in C
+//!    order, densely, after `room.head` bytes and before `room.tail` bytes that are left for an index.
+//! 2. A subchunk that is bitwise equal to the fill value is not stored, unless `store_empty`. What
+//!    lies beyond the edge of the array counts as the fill value.
+//! 3. The same slices give the same parts, whatever the number of threads, and however they were cut
+//!    into batches.
+//! 4. All buffers are those that the job counts: an engine has `inputs` inputs and, unless an input
+//!    becomes the output, `outputs` outputs. One that is in use comes back when it is dropped.
+//! 5. A batch that fails is handed back with its input, so that it can be tried again.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use super::{Chain, EngineError, KnownChain, SubchunkCodec};
+use crate::layout::{BatchGrid, StreamGrid};
+
+/// A stream: everything about it but its bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct StreamJob {
+    pub(crate) grid: StreamGrid,
+    pub(crate) chain: StreamChain,
+    /// The bytes of one element of an empty subchunk; as long as an element.
+    pub(crate) fill_value: Vec<u8>,
+    /// Whether to store subchunks that are equal to the fill value.
+    pub(crate) store_empty: bool,
+    /// The most threads to use.
+    pub(crate) threads: NonZeroUsize,
+    /// Whether to ask the operating system for huge pages behind large buffers.
+    pub(crate) huge_pages: bool,
+    /// Epochs of a batch, as [`StreamGrid::whole_batch`] has them.
+    pub(crate) epochs: usize,
+    /// Bytes that are left around each part.
+    pub(crate) room: Room,
+    /// How many batches can be filled, wait, or be encoded at once.
+    pub(crate) inputs: usize,
+    /// How many encoded batches there can be at once.
+    pub(crate) outputs: usize,
+}
+
+/// How one subchunk is encoded.
+#[derive(Clone, Debug)]
+pub(crate) enum StreamChain {
+    Known(KnownChain),
+    Foreign(Arc<dyn SubchunkCodec>),
+}
+
+impl StreamChain {
+    /// The chain as engines take it.
+    pub(crate) fn as_chain(&self) -> Chain<'_> {
+        match self {
+            Self::Known(chain) => Chain::Known(chain),
+            Self::Foreign(codec) => Chain::Foreign(codec.as_ref()),
+        }
+    }
+}
+
+/// Bytes that are left before and after each part of an encoded batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Room {
+    pub(crate) head: usize,
+    pub(crate) tail: usize,
+}
+
+/// Memory that the buffers of a stream take, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StreamMemory {
+    /// Of the host, pageable.
+    pub(crate) host: usize,
+    /// Of the host, page-locked.
+    pub(crate) pinned: usize,
+    /// Of a device.
+    pub(crate) device: usize,
+}
+
+/// A buffer for the slices of one batch.
+pub(crate) trait Input: Send + fmt::Debug {
+    /// Put `bytes` at `at` of the batch's bytes, which are those of its slices one after the other.
+    /// Parts come in any order, and may replace what was there. Everything up to the end of the last
+    /// epoch that is encoded has been put when the batch is [submitted](Encoder::submit).
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] if they leave the batch.
+    fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), EngineError>;
+
+    /// Put bytes there that are on the device.
+    ///
+    /// # Errors
+    /// [`EngineError::Unsuitable`] if this engine runs elsewhere, and the device's.
+    ///
+    /// # Safety
+    /// That of [`DeviceBytes`].
+    #[allow(unsafe_code)]
+    unsafe fn write_from_device(
+        &mut self,
+        _at: usize,
+        _bytes: &DeviceBytes,
+    ) -> Result<(), EngineError> {
+        Err(EngineError::Unsuitable(
+            "the data are on a device, and this stream is encoded on the host: copy them to the host first, or ask for `Backend::Cuda`".to_string(),
+        ))
+    }
+
+    /// The engine's own buffer.
+    fn into_any(self: Box<Self>) -> Box<dyn std::any::Any + Send>;
+}
+
+/// Bytes of a device that an application owns.
+///
+/// The pointer is an address of the device `device`; what is in `stream` (the driver's handle, 0 for
+/// the default stream) when the bytes are handed over is waited for before they are read. The
+/// application must not write or free them before `reusable` (an event of the driver, which the
+/// engine records; 0 for none) has happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DeviceBytes {
+    pub(crate) device: usize,
+    pub(crate) pointer: u64,
+    pub(crate) len: usize,
+    pub(crate) stream: u64,
+}
+
+/// Bytes of an encoded batch, in a buffer that goes back to its engine when it is dropped.
+pub(crate) trait Output: AsRef<[u8]> + AsMut<[u8]> + Send + fmt::Debug {
+    /// Whether the buffer is scarce (page-locked), so that a store must not keep it.
+    fn is_scarce(&self) -> bool {
+        false
+    }
+}
+
+/// An encoded batch.
+#[derive(Debug)]
+pub(crate) struct EncodedBatch {
+    pub(crate) output: Box<dyn Output>,
+    /// For each part of the batch ([`BatchGrid::parts`]).
+    pub(crate) parts: Vec<EncodedPart>,
+}
+
+/// What a batch has of one shard, encoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct EncodedPart {
+    /// Where its subchunks are in the output; the room before and after it is there, too.
+    pub(crate) bytes: Range<usize>,
+    /// For each subchunk, in C order: how many bytes it takes; `None` if it is not stored.
+    pub(crate) sizes: Vec<Option<usize>>,
+}
+
+/// A batch that could not be encoded.
+#[derive(Debug)]
+pub(crate) struct FailedBatch {
+    pub(crate) error: EngineError,
+    /// To try again with.
+    pub(crate) input: Box<dyn Input>,
+}
+
+/// Encodes batches, in the order in which they are submitted. Used by one thread.
+pub(crate) trait Encoder: Send + fmt::Debug {
+    /// How many batches can be under way at once.
+    fn depth(&self) -> usize;
+
+    /// Begin to encode `input`, as `batch` of this job's stream. Fewer than [`depth`](Self::depth)
+    /// are under way. What fails is said by [`complete`](Self::complete).
+    fn submit(&mut self, input: Box<dyn Input>, batch: Arc<BatchGrid>);
+
+    /// Wait for the batch that was submitted first. At least one is under way.
+    ///
+    /// # Errors
+    /// A [`FailedBatch`]. Those behind it are still under way.
+    fn complete(&mut self) -> Result<EncodedBatch, FailedBatch>;
+}
+
+/// An engine, set up for one stream: its buffers are allocated as they are first needed.
+pub(crate) trait StreamEngine: Send + Sync + fmt::Debug {
+    /// The name of the engine, as `explain` shows it.
+    fn name(&self) -> &'static str;
+
+    /// A buffer for the next batch; `None` if all are in use: [`Returned`] tells when one is not.
+    /// A buffer that was used before holds what it held.
+    ///
+    /// # Errors
+    /// [`EngineError::OutOfMemory`], and the device's.
+    fn input(&self) -> Result<Option<Box<dyn Input>>, EngineError>;
+
+    /// What encodes them; made once.
+    ///
+    /// # Errors
+    /// What stops it.
+    fn encoder(&self) -> Result<Box<dyn Encoder>, EngineError>;
+}
+
+/// Tells those who wait that a buffer came back. Whoever waits looks for one again.
+#[derive(Debug, Default)]
+pub(crate) struct Returned {
+    count: Mutex<u64>,
+    changed: Condvar,
+}
+
+impl Returned {
+    /// How often a buffer came back until now. Ask before looking for one.
+    pub(crate) fn count(&self) -> u64 {
+        *self.count.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A buffer came back, or something else happened that those who wait should see.
+    pub(crate) fn notify(&self) {
+        *self.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.changed.notify_all();
+    }
+
+    /// Wait until one has come back since `seen`.
+    pub(crate) fn wait(&self, seen: u64) {
+        let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(
+            self.changed
+                .wait_while(count, |count| *count == seen)
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+    }
+}

@@ -1,0 +1,3 @@
+//! A stream of slices becomes finished shards.
+
+mod sink;
