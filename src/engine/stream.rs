@@ -94,6 +94,12 @@ pub(crate) trait Input: Send + fmt::Debug {
     /// [`EngineError::Internal`] if they leave the batch.
     fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), EngineError>;
 
+    /// Copy what was put at `at` to `bytes`.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] if that leaves the batch, and the device's.
+    fn read(&mut self, at: usize, bytes: &mut [u8]) -> Result<(), EngineError>;
+
     /// Put bytes there that are on the device.
     ///
     /// # Errors

@@ -169,6 +169,7 @@ where
     /// As for [`build`](Self::build), but for what the store says.
     pub fn memory_estimate(&self) -> Result<WriterMemory, WriterError> {
         let (encoding, grid) = self.stream()?;
+        self.first_slice(&grid)?;
         Ok(self.plan(&encoding, &grid)?.memory)
     }
 
@@ -268,6 +269,15 @@ where
     fn first_slice(&self, grid: &StreamGrid) -> Result<u64, WriterError> {
         let start = self.start.unwrap_or(self.array.shape()[0]);
         let shard_slices = grid.shard_slices() as u64;
+        // As far as anything can be appended behind it.
+        let numbers = start
+            .checked_add(i64::MAX as u64)
+            .and_then(|end| end.checked_add(shard_slices));
+        if numbers.is_none() {
+            return Err(WriterError::Unsupported {
+                reason: format!("slice {start} is at the end of all numbers"),
+            });
+        }
         if start.is_multiple_of(shard_slices) {
             return Ok(start);
         }
