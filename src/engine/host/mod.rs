@@ -32,7 +32,7 @@ mod workers;
 mod zstd;
 
 pub(crate) use disjoint::{Claims, Window};
-pub(in crate::engine) use encode::encode_subchunk;
+pub(in crate::engine) use encode::{encode_stored_subchunk, encode_subchunk};
 pub(in crate::engine) use stages::{decode_fixed_size, encoded_bound, strip as strip_checksum};
 
 use super::{EncodedShard, EncodedSubchunk, Engine, EngineError, Job, Sink};

@@ -10,6 +10,7 @@ mod driver;
 mod engine;
 mod kernels;
 mod nvcomp;
+pub(super) mod stream;
 
 const CASES: u32 = 256;
 
