@@ -374,7 +374,7 @@ impl<'a> Run<'a> {
             self.held.push_back(output);
         } else {
             // As a store does, on a thread of its own.
-            std::thread::scope(|scope| scope.spawn(|| drop(output)));
+            std::thread::spawn(move || drop(output)).join().unwrap();
         }
     }
 }
