@@ -61,6 +61,7 @@ pub use report::{Progress, WriterMemory, WriterReport};
 
 use crate::engine::stream::{Input, StreamEngine, StreamJob};
 use crate::layout::BatchGrid;
+use plan::Plan;
 use shared::{Batch, Item, Shared};
 
 /// Writes slices along the first axis of an array, as they come.
@@ -78,7 +79,7 @@ use shared::{Batch, Item, Shared};
 #[derive(Debug)]
 pub struct ArrayWriter {
     shared: Arc<Shared>,
-    engine: Box<dyn StreamEngine>,
+    engine: Arc<dyn StreamEngine>,
     memory: WriterMemory,
     /// A full batch.
     grid: Arc<BatchGrid>,
@@ -111,21 +112,18 @@ impl ArrayWriter {
 
     fn new(
         shared: Arc<Shared>,
-        engine: Box<dyn StreamEngine>,
-        memory: WriterMemory,
-        job: Arc<StreamJob>,
+        engine: Arc<dyn StreamEngine>,
+        plan: &Plan,
+        batch: BatchGrid,
         threads: Vec<JoinHandle<()>>,
-    ) -> Result<Self, WriterError> {
-        let grid = job.grid.batch(job.epochs);
-        let grid = grid.map_err(|error| WriterError::Unsupported {
-            reason: error.to_string(),
-        })?;
-        Ok(Self {
+    ) -> Self {
+        let job = plan.job.clone();
+        Self {
             batch_bytes: job.epochs * job.grid.epoch_bytes(),
-            grid: Arc::new(grid),
+            grid: Arc::new(batch),
             shared,
             engine,
-            memory,
+            memory: plan.memory,
             input: None,
             filled: 0,
             batches: 0,
@@ -135,7 +133,7 @@ impl ArrayWriter {
             threads,
             report: None,
             job,
-        })
+        }
     }
 
     /// What the writer takes for buffers, at most.

@@ -70,12 +70,13 @@ struct Candidate {
 }
 
 /// Plan a writer of `encoding` and `grid`, whose sink stores shards in pieces if it `grows`; with
-/// batches of `epochs` if the application says so.
+/// batches of `epochs` if the application says so; on the `host`, if there is a reason.
 pub(super) fn plan(
     encoding: &ShardEncoding,
     grid: &StreamGrid,
     grows: bool,
     epochs: Option<usize>,
+    host: Option<&str>,
 ) -> Result<Plan, WriterError> {
     let options = encoding.options();
     let refused = |(memory, needed, budget)| WriterError::Memory {
@@ -96,7 +97,10 @@ pub(super) fn plan(
         outputs: 2,
         assembled: 0,
     };
-    let choice = encoding.choose_engine(&job(&first))?;
+    let choice = match host {
+        None => encoding.choose_engine(&job(&first))?,
+        Some(why) => StreamChoice::host(why),
+    };
     let fixed = matches!(encoding.chain(), StreamChain::Known(chain) if chain.is_fixed_size());
     let mut least: Option<(&'static str, usize, usize)> = None;
     let mut reason = None;
