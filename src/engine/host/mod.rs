@@ -7,6 +7,7 @@
 //! | `stages` | those stages one after the other, in the buffers of one thread |
 //! | `aggregate` | encoded subchunks into their places: C order, dense, whoever finishes first |
 //! | `encode`, `decode` | a whole shard |
+//! | `stream` | batches of a stream of slices |
 //! | `workers` | how many threads, and how they share a list of subchunks |
 //! | `scratch` | per-thread buffers and contexts, kept between calls |
 //! | `memory` | uninitialised output, and huge pages |
@@ -28,6 +29,7 @@ pub(in crate::engine) mod memory;
 mod scatter;
 mod scratch;
 mod stages;
+pub(crate) mod stream;
 mod workers;
 mod zstd;
 
