@@ -16,6 +16,7 @@ mod crew;
 pub(crate) mod cuda;
 mod error;
 pub(crate) mod host;
+pub(crate) mod pool;
 pub(crate) mod stream;
 
 use std::fmt;

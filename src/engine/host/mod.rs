@@ -35,7 +35,8 @@ mod zstd;
 
 pub(crate) use disjoint::{Claims, Window};
 pub(in crate::engine) use encode::encode_subchunk;
-pub(in crate::engine) use stages::{decode_fixed_size, encoded_bound, strip as strip_checksum};
+pub(crate) use stages::encoded_bound;
+pub(in crate::engine) use stages::{decode_fixed_size, strip as strip_checksum};
 
 use super::{EncodedShard, EncodedSubchunk, Engine, EngineError, Job, Sink};
 use crate::layout::Extent;

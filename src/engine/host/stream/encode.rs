@@ -4,10 +4,11 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use super::{HostInput, HostStream, Lease, too_large};
+use super::{HostInput, HostStream, too_large};
 use crate::engine::host::scatter::Scatter;
 use crate::engine::host::workers::Schedule;
 use crate::engine::host::{crc32c, encode as shards, stages};
+use crate::engine::pool::Lease;
 use crate::engine::stream::{EncodedPart, StreamChain};
 use crate::engine::{EngineError, KnownChain, SubchunkCodec};
 use crate::layout::BatchGrid;
@@ -289,7 +290,6 @@ fn encode_foreign(
         .into_iter()
         .map(|bytes| bytes.into_inner().unwrap_or_else(PoisonError::into_inner));
     let buffer = output.bytes();
-    buffer.clear();
     let mut parts = Vec::with_capacity(batch.parts().len());
     for part in batch.parts() {
         buffer.resize(buffer.len() + job.room.head, 0);
@@ -310,10 +310,6 @@ fn encode_foreign(
         let bytes = start..buffer.len();
         buffer.resize(buffer.len() + job.room.tail, 0);
         parts.push(EncodedPart { bytes, sizes });
-    }
-    // It goes back as long as it came.
-    if let Some(missing) = stream.output_len().checked_sub(buffer.len()) {
-        buffer.resize(buffer.len() + missing, 0);
     }
     Ok(parts)
 }

@@ -14,7 +14,6 @@
 //! given.
 
 mod encode;
-mod pool;
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, OnceLock};
@@ -23,12 +22,12 @@ use super::disjoint::Slices;
 use super::{crc32c, stages};
 use crate::engine::EngineError;
 use crate::engine::crew::Crew;
+use crate::engine::pool::{Contents, Lease, Pool};
 use crate::engine::stream::{
-    EncodedBatch, Encoder, FailedBatch, Input, Output, Returned, StreamChain, StreamEngine,
-    StreamJob, StreamMemory,
+    EncodedBatch, Encoder, FailedBatch, Input, Returned, StreamChain, StreamEngine, StreamJob,
+    StreamMemory,
 };
 use crate::layout::BatchGrid;
-use pool::{Lease, Pool};
 
 /// A stream that is encoded on the host.
 #[derive(Debug)]
@@ -41,7 +40,6 @@ pub(crate) struct HostStream {
     inputs: Arc<Pool>,
     /// `None` if inputs become outputs.
     outputs: Option<Arc<Pool>>,
-    returned: Arc<Returned>,
 }
 
 /// Where the slots of a batch are in an input.
@@ -153,22 +151,21 @@ impl HostStream {
         let slices = Slices::new(&job.grid, &batch, |place, part| {
             slots.starts[part] + (place - batch.parts()[part].first) * slots.stride
         });
-        let pool = |len, most| Pool::new(len, most, job.huge_pages, returned.clone());
-        let outputs = output_len(&job, &batch)?.map(|len| pool(len, job.outputs));
+        let pool =
+            |len, contents, most| Pool::new(len, contents, most, job.huge_pages, returned.clone());
+        let contents = match &job.chain {
+            StreamChain::Known(_) => Contents::Zeros,
+            StreamChain::Foreign(_) => Contents::Nothing,
+        };
+        let outputs = output_len(&job, &batch)?.map(|len| pool(len, contents, job.outputs));
         Ok(Arc::new(Self {
-            inputs: pool(slots.len, job.inputs),
+            inputs: pool(slots.len, Contents::Zeros, job.inputs),
             outputs,
-            returned,
             batch,
             slots,
             slices,
             job,
         }))
-    }
-
-    /// Bytes of an output, if there are any.
-    fn output_len(&self) -> usize {
-        self.outputs.as_ref().map_or(0, |outputs| outputs.len())
     }
 
     /// Fill what the edge of the array leaves of slots.
@@ -256,12 +253,6 @@ impl Input for HostInput {
 
     fn into_any(self: Box<Self>) -> Box<dyn std::any::Any + Send> {
         self
-    }
-}
-
-impl Output for Lease {
-    fn keep(&self) {
-        self.forget();
     }
 }
 
