@@ -235,7 +235,10 @@ fn frames(compressible: bool) -> Vec<u8> {
 }
 
 /// Append 4 GiB, and return the estimate and what was taken at most, in bytes.
-fn stream(builder: ArrayWriterBuilder, compressible: bool) -> (usize, usize) {
+fn stream<S>(builder: &ArrayWriterBuilder<S>, compressible: bool) -> (usize, usize)
+where
+    S: ?Sized + ReadableWritableStorageTraits + 'static,
+{
     let frames = frames(compressible);
     let estimate = builder.memory_estimate().unwrap();
     assert_eq!((estimate.pinned, estimate.device), (0, 0));
@@ -278,7 +281,7 @@ fn within_ten_percent((estimate, peak): (usize, usize)) {
     );
 }
 
-fn builder<S>(array: &Array<S>) -> ArrayWriterBuilder
+fn builder<S>(array: &Array<S>) -> ArrayWriterBuilder<S>
 where
     S: ?Sized + ReadableWritableStorageTraits + 'static,
 {
@@ -289,7 +292,7 @@ where
 fn to_nowhere(compressor: &[Value], compressible: bool) -> (usize, usize) {
     let store = Discarding::new(Arc::new(MemoryStore::new()));
     let array = array(&store, compressor);
-    let result = stream(builder(&array), compressible);
+    let result = stream(&builder(&array), compressible);
     assert_eq!(store.shards.load(Ordering::Relaxed), 4 * 32);
     result
 }
@@ -305,7 +308,7 @@ fn to_files(compressor: &[Value]) -> (usize, usize) {
     let files = Arc::new(FilesystemStore::new(directory.path()).unwrap());
     let store = Discarding::new(files);
     let array = array(&store, compressor);
-    let result = stream(builder(&array).atomic_rename(store.clone()), false);
+    let result = stream(&builder(&array).atomic_rename(store.clone()), false);
     assert_eq!(store.shards.load(Ordering::Relaxed), 4 * 32);
     result
 }

@@ -111,7 +111,7 @@ impl<'a> Appending<'a> {
                     // To the end of a slice first.
                     self.append_bytes(slice - within)
                 } else {
-                    self.append_view(slices * slice)
+                    self.append_elements(slices * slice)
                 }
             }
             Piece::Elements(elements) if whole => self.append_elements(elements * self.element()),
@@ -142,26 +142,6 @@ impl<'a> Appending<'a> {
             name.as_str(),
             bytes,
             |elements| self.writer.append(elements).unwrap(),
-            self.writer.append_bytes(bytes).unwrap()
-        );
-        bytes.len()
-    }
-
-    fn append_view(&mut self, len: usize) -> usize {
-        let bytes = self.next(len);
-        let slices = bytes.len() / self.case.slice_bytes();
-        let mut shape = vec![slices];
-        let inner = self.case.inner.iter();
-        shape.extend(inner.map(|&extent| usize::try_from(extent).unwrap()));
-        let name = self.case.type_name();
-        with_elements!(
-            self.element(),
-            name.as_str(),
-            bytes,
-            |elements| {
-                let view = ndarray::ArrayView::from_shape(shape, elements).unwrap();
-                self.writer.append_ndarray(view).unwrap();
-            },
             self.writer.append_bytes(bytes).unwrap()
         );
         bytes.len()
@@ -211,7 +191,10 @@ impl<'a> Appending<'a> {
         let progress = self.writer.progress();
         let shard = self.case.shards.shape[0];
         let whole = (self.taken / self.case.slice_bytes()) as u64 / shard * shard;
-        assert_eq!(progress.finished_slices, whole, "flushed");
+        let finished = self.case.first() + whole;
+        assert_eq!(progress.finished_slices, finished, "flushed");
+        let covered = finished.max(self.case.existing);
+        assert_eq!(progress.covered_slices, covered, "covered");
         assert_eq!(progress.batches_waiting, 0);
     }
 
@@ -221,10 +204,13 @@ impl<'a> Appending<'a> {
         let (slice, shard) = (self.case.slice_bytes(), self.case.shards.shape[0]);
         assert_eq!(progress.appended_bytes, self.taken as u64);
         assert_eq!(progress.appended_slices, (self.taken / slice) as u64);
-        assert!(progress.finished_slices <= progress.appended_slices);
-        assert_eq!(progress.finished_slices % shard, 0);
+        let finished = progress.finished_slices - self.case.first();
+        assert!(finished <= progress.appended_slices);
+        assert_eq!(finished % shard, 0);
+        let covered = progress.finished_slices.max(self.case.existing);
+        assert!(progress.covered_slices <= covered);
         assert!(progress.encoded_bytes <= progress.appended_bytes);
-        if let Some(last) = self.last.replace(progress.clone()) {
+        if let Some(last) = self.last.replace(progress) {
             assert!(last.finished_slices <= progress.finished_slices);
             assert!(last.shards_stored <= progress.shards_stored);
             assert!(last.shards_empty <= progress.shards_empty);
@@ -238,15 +224,18 @@ impl<'a> Appending<'a> {
     pub(crate) fn finish(mut self, length: u64) {
         let report = self.writer.finish().unwrap();
         let shards = &self.case.shards;
-        assert_eq!(report.appended_slices, self.case.slices);
-        assert_eq!(report.finished_slices, self.case.slices);
+        let end = self.case.first() + self.case.slices;
+        assert_eq!(report.first_slice, self.case.first());
+        assert_eq!(report.finished_slices, end);
         assert_eq!(report.raw_bytes, self.data.len() as u64);
         let rows = self.case.slices.div_ceil(shards.shape[0]);
         let per_row: u64 = std::iter::zip(&self.case.inner, &shards.shape[1..])
             .map(|(extent, shard)| extent.div_ceil(*shard))
             .product();
         assert_eq!(report.shards + report.shards_empty, rows * per_row);
-        let _ = length;
+        let progress = self.writer.progress();
+        assert_eq!(progress.covered_slices, length);
+        assert_eq!(progress.finished_slices, end);
         // Again, and nothing changes.
         let again = self.writer.finish().unwrap();
         assert_eq!(again.shards, report.shards);

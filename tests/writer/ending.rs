@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex};
 use tracing::field::{Field, Visit};
 use tracing::span;
 
+use zarrs_cuda::writer::WriterError;
+
 use crate::probe::{Change, Probe};
 use crate::simple::{SHARD, SHARDS, SLICE, array, builder, check, slices};
 
@@ -17,7 +19,7 @@ fn finishing_twice_is_finishing_once() {
     let changes = store.changes().len();
     for _ in 0..2 {
         let again = writer.finish().unwrap();
-        assert_eq!(again.appended_slices, 7);
+        assert_eq!(again.finished_slices, 7);
         assert_eq!(again.shards, report.shards);
         assert_eq!(again.stored_bytes, report.stored_bytes);
         assert_eq!(again.encoding, report.encoding);
@@ -57,7 +59,7 @@ fn nothing_at_all_can_be_finished() {
     let store = Probe::new();
     let mut writer = builder(&array(&store)).build().unwrap();
     let report = writer.finish().unwrap();
-    assert_eq!((report.appended_slices, report.shards), (0, 0));
+    assert_eq!((report.finished_slices, report.shards), (0, 0));
     assert!(report.ratio().is_finite());
     check(&store, 0);
     assert_eq!(store.values().len(), 1);
@@ -81,7 +83,7 @@ fn what_comes_after_the_end_is_refused() {
         assert!(error.to_string().contains("finished"), "{error}");
     }
     assert_eq!(writer.progress().appended_slices, 5);
-    assert_eq!(writer.finish().unwrap().appended_slices, 5);
+    assert_eq!(writer.finish().unwrap().finished_slices, 5);
     check(&store, 5);
 }
 
@@ -107,7 +109,7 @@ fn half_a_slice_cannot_be_finished_but_completed() {
     let error = writer.finish().unwrap_err().to_string();
     assert!(error.contains("21"), "{error}");
     writer.append_bytes(&bytes[taken..]).unwrap();
-    assert_eq!(writer.finish().unwrap().appended_slices, 6);
+    assert_eq!(writer.finish().unwrap().finished_slices, 6);
     check(&store, 6);
 }
 
@@ -119,44 +121,13 @@ fn elements_of_another_type_are_refused() {
         writer.append(&[1.0_f32; SLICE]).unwrap_err(),
         writer.append(&[1_i16; SLICE]).unwrap_err(),
         writer.try_append(&[1_u8; SLICE]).unwrap_err(),
-        writer
-            .append_ndarray(ndarray::Array3::<i32>::zeros((1, 6, 8)).view())
-            .unwrap_err(),
     ] {
-        assert!(error.to_string().contains("uint16"), "{error}");
+        assert!(matches!(error, WriterError::Element(_)), "{error:?}");
     }
     assert_eq!(writer.progress().appended_bytes, 0);
     writer.append(&slices(0..3)).unwrap();
     writer.finish().unwrap();
     check(&store, 3);
-}
-
-#[test]
-fn views_of_any_layout_are_appended_in_c_order() {
-    let store = Probe::new();
-    let mut writer = builder(&array(&store)).build().unwrap();
-    let all = ndarray::Array3::from_shape_vec((9, 6, 8), slices(0..9)).unwrap();
-    // As it is, transposed in memory, every other of a wider one, and backwards.
-    writer
-        .append_ndarray(all.slice(ndarray::s![0..3, .., ..]))
-        .unwrap();
-    let mut transposed = ndarray::Array3::zeros((8, 6, 2));
-    transposed.assign(&all.slice(ndarray::s![3..5, .., ..]).reversed_axes());
-    writer
-        .append_ndarray(transposed.view().reversed_axes())
-        .unwrap();
-    let mut wide = ndarray::Array3::zeros((2, 12, 8));
-    wide.slice_mut(ndarray::s![.., ..;2, ..])
-        .assign(&all.slice(ndarray::s![5..7, .., ..]));
-    writer
-        .append_ndarray(wide.slice(ndarray::s![.., ..;2, ..]))
-        .unwrap();
-    let backwards = all.slice(ndarray::s![7..9;-1, .., ..]).to_owned();
-    writer
-        .append_ndarray(backwards.slice(ndarray::s![..;-1, .., ..]))
-        .unwrap();
-    writer.finish().unwrap();
-    check(&store, 9);
 }
 
 /// A subscriber that keeps what is said from warnings on.
@@ -235,7 +206,7 @@ fn dropping_a_finished_writer_or_aborting_one_is_not() {
         drop(writer);
         let mut writer = builder(&array(&store)).build().unwrap();
         writer.append(&slices(0..5)).unwrap();
-        writer.abort();
+        assert_eq!(writer.abort().unwrap(), 5);
         // Nothing was appended.
         drop(builder(&array(&store)).build().unwrap());
     });
@@ -262,7 +233,7 @@ fn aborting_leaves_only_what_was_finished() {
             |change| matches!(change, Change::Write(key, _) | Change::Set(key, _) if key.as_str().contains("c/1/")),
         );
         assert_eq!(began, renamed, "shards grow where they can be renamed");
-        writer.abort();
+        assert_eq!(writer.abort().unwrap(), SHARD);
         check(&store, SHARD);
         let keys: Vec<String> = store.values().into_keys().collect();
         assert_eq!(

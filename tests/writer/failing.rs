@@ -82,7 +82,7 @@ fn a_failed_shard_is_told_and_tried_again() {
 
         fails.store(false, Ordering::SeqCst);
         let report = writer.finish().unwrap();
-        assert_eq!(report.appended_slices, taken);
+        assert_eq!(report.finished_slices, taken);
         assert_eq!(report.finished_slices, taken);
         check(&store, taken);
         let temporaries = store
@@ -159,7 +159,7 @@ fn an_error_is_told_at_the_end() {
     assert!(matches!(writer.flush(), Err(WriterError::Store { .. })));
     assert!(matches!(writer.finish(), Err(WriterError::Store { .. })));
     check(&store, 0);
-    writer.abort();
+    assert_eq!(writer.abort().unwrap(), 0);
     check(&store, 0);
 }
 

@@ -11,7 +11,7 @@ use zarrs_cuda::writer::Progress;
 
 use crate::common::Rng;
 use crate::probe::{Change, Probe};
-use crate::simple::{SHARD, SHARDS, SLICE, array, array_at, builder, check, slices};
+use crate::simple::{SHARD, SHARDS, SLICE, SLICE_BYTES, array, array_at, builder, check, slices};
 
 fn length(metadata: &Bytes) -> u64 {
     let metadata: Value = serde_json::from_slice(metadata).unwrap();
@@ -102,6 +102,29 @@ fn the_shape_grows_only_past_shards_that_are_stored() {
                 .all(|length| length % SHARD == 0)
         );
     }
+}
+
+/// A store that is never done with its shards still has its metadata written, for those who follow.
+#[test]
+fn the_shape_grows_while_the_store_is_behind() {
+    let store = Probe::new();
+    let array = array(&store);
+    store.before_changes(|change| {
+        if change.is_shard() {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    });
+    let mut writer = builder(&array)
+        .metadata_interval(Duration::from_millis(20))
+        .build()
+        .unwrap();
+    // 200 shards take 400 ms at least, and wait for one another.
+    writer.append(&slices(0..400)).unwrap();
+    writer.finish().unwrap();
+    check(&store, 400);
+    let lengths = check_order(&store, false);
+    assert!(lengths.len() >= 4, "{lengths:?}");
 }
 
 #[test]
@@ -210,7 +233,7 @@ fn progress_is_told_after_each_shard() {
     let noted = told.clone();
     let mut writer = builder(&array(&store))
         .store_threads(3)
-        .on_progress(move |progress| noted.lock().unwrap().push(progress.clone()))
+        .on_progress(move |progress| noted.lock().unwrap().push(*progress))
         .build()
         .unwrap();
     writer.append(&slices(0..42)).unwrap();
@@ -229,5 +252,10 @@ fn progress_is_told_after_each_shard() {
     }
     let last = told.last().unwrap();
     assert_eq!(last.shards_stored + last.shards_empty, 12 * SHARDS);
-    assert_eq!(last.encoded_bytes, 2 * 48 * SLICE as u64);
+    assert_eq!(writer.progress().encoded_bytes, 2 * 48 * SLICE as u64);
+    // All that was encoded was appended before.
+    for one in told.iter() {
+        assert!(one.encoded_bytes <= one.appended_bytes, "{one:?}");
+        assert_eq!(one.appended_slices, one.appended_bytes / SLICE_BYTES);
+    }
 }

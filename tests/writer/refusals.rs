@@ -11,6 +11,7 @@ use zarrs_cuda::{CudaShardingCodecBuilder, Options};
 
 use crate::common::{chunk_shape, codecs};
 use crate::simple::{array, array_at, array_of, check, shards, slices};
+use crate::watchdog::within;
 
 type Store = Arc<MemoryStore>;
 
@@ -20,7 +21,7 @@ fn store() -> Store {
 
 /// The error says all of `words`, whether it is built or estimated; and nothing was stored.
 #[track_caller]
-fn refused(builder: impl Fn() -> ArrayWriterBuilder, words: &[&str]) -> WriterError {
+fn refused(builder: impl Fn() -> ArrayWriterBuilder<MemoryStore>, words: &[&str]) -> WriterError {
     let estimated = builder().memory_estimate().unwrap_err().to_string();
     let error = match builder().build() {
         Ok(_) => panic!("it was built"),
@@ -54,7 +55,7 @@ fn a_budget_that_is_too_small() {
         array_at(&store, "/array", 0, options)
     };
     let small = build(1);
-    let error = refused(|| ArrayWriter::builder(&small), &["1 "]);
+    let error = refused(|| ArrayWriter::builder(&small), &["budget is 1:"]);
     assert!(matches!(error, WriterError::Memory { .. }), "{error:?}");
     let text = error.to_string();
     assert!(text.contains("with_host_memory"), "{text}");
@@ -182,6 +183,7 @@ fn shards_of_different_sizes() {
 
 #[test]
 fn numbers_that_make_no_sense() {
+    let _watchdog = within(20, "planning a writer");
     let store = store();
     let array = array(&store);
     // None of anything is taken as one of it, or refused; it neither hangs nor panics.
@@ -198,24 +200,49 @@ fn numbers_that_make_no_sense() {
             }
         }
     }
-    for builder in [
-        ArrayWriter::builder(&array).epochs_per_batch(usize::MAX),
-        ArrayWriter::builder(&array).epochs_per_batch(usize::MAX / 2),
-    ] {
+    for epochs in [usize::MAX, usize::MAX / 2, 1 << 50, 1 << 40] {
+        let builder = ArrayWriter::builder(&array).epochs_per_batch(epochs);
         assert!(builder.memory_estimate().is_err());
         assert!(builder.build().is_err());
     }
-    assert!(
-        ArrayWriter::builder(&array)
-            .start(u64::MAX - 3)
-            .build()
-            .is_err()
-    );
+}
+
+/// There is no room for a shard behind the last index.
+#[test]
+fn a_start_at_the_end_of_all_numbers() {
+    let store = store();
+    let array = array(&store);
+    let builder = ArrayWriter::builder(&array).start(u64::MAX - 3);
+    // Nothing can be appended there, whoever says so.
+    if let Ok(mut writer) = builder.build() {
+        assert!(writer.append(&slices(0..8)).is_err() || writer.finish().is_err());
+    }
+    check(&store, 0);
+}
+
+/// Small slices do not make large tables: neither in the estimate, nor beside it.
+#[test]
+fn small_slices_take_little() {
+    let _watchdog = within(20, "a writer of small slices");
+    let store = store();
+    let codec = CudaShardingCodecBuilder::new(chunk_shape(&[1]), &data_type::uint8());
+    let array = ArrayBuilder::new(vec![0], vec![4], data_type::uint8(), 0_u8)
+        .array_to_bytes_codec(codec.build_arc().unwrap())
+        .build(store.clone(), "/array")
+        .unwrap();
+    array.store_metadata().unwrap();
+    let mut writer = ArrayWriter::builder(&array).build().unwrap();
+    writer.append(&[7_u8; 10]).unwrap();
+    writer.finish().unwrap();
+    let array = Array::open(store, "/array").unwrap();
+    let read = array.retrieve_array_subset::<Vec<u8>>(&array.subset_all());
+    assert_eq!(read.unwrap(), [7; 10]);
 }
 
 /// Slices so large that no machine has room for an epoch of them.
 #[test]
 fn slices_that_cannot_be_addressed() {
+    let _watchdog = within(20, "planning a writer");
     let store = store();
     for extent in [1 << 40, 1 << 62, u64::MAX / 8] {
         let array = ours(&store, vec![0, extent], &[4, 8], &[2, 4], |_| {});
@@ -240,7 +267,7 @@ fn the_estimate_is_known_before() {
     );
     assert!(estimate.host > 0);
     assert_eq!((estimate.pinned, estimate.device), (0, 0));
-    writer.abort();
+    writer.abort().unwrap();
 }
 
 /// Fill values of any bytes: the builder takes them as they are.

@@ -78,7 +78,7 @@ where
 }
 
 /// A writer of an empty array, with batches of one epoch and one thread that stores.
-pub(crate) fn builder<S>(array: &Array<S>) -> ArrayWriterBuilder
+pub(crate) fn builder<S>(array: &Array<S>) -> ArrayWriterBuilder<S>
 where
     S: ?Sized + ReadableWritableStorageTraits + 'static,
 {

@@ -19,6 +19,9 @@ use crate::content::{self, Density};
 use crate::probe::Probe;
 use crate::watchdog::within;
 
+/// Of an array in any store.
+type Builder = ArrayWriterBuilder<dyn ReadableWritableListableStorageTraits>;
+
 /// The store of a case.
 pub(crate) struct Stored {
     pub(crate) store: ReadableWritableListableStorage,
@@ -48,7 +51,7 @@ impl Stored {
     }
 
     /// Let shards grow in temporaries, where the case says so.
-    pub(crate) fn rename(&self, builder: ArrayWriterBuilder) -> ArrayWriterBuilder {
+    pub(crate) fn rename(&self, builder: Builder) -> Builder {
         match (&self.kept, &self.files) {
             (Some(kept), _) => builder.atomic_rename(kept.clone()),
             (_, Some(files)) => builder.atomic_rename(files.clone()),

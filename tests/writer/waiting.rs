@@ -57,7 +57,7 @@ fn try_append_never_waits_and_hands_back_what_it_did_not_take() {
         std::thread::sleep(Duration::from_micros(100));
     }
     let report = writer.finish().unwrap();
-    assert_eq!(report.appended_slices, 4001);
+    assert_eq!(report.finished_slices, 4001);
     check(&store, 4001);
 }
 
@@ -122,7 +122,7 @@ fn append_waits_for_the_store_and_says_so() {
     assert!(report.waiting >= progress.waiting);
     let after = zarrs_cuda::metrics();
     assert!(after.writer_waits >= before.writer_waits + progress.waits);
-    assert!(after.writer_waiting >= before.writer_waiting + progress.waiting);
+    assert!(after.writer_wait >= before.writer_wait + progress.waiting);
     check(&store, 4000);
 }
 
