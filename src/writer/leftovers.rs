@@ -70,7 +70,7 @@ where
     }
     let is_file = depth + 1 == here.len() && beside.len() == here.len();
     if is_file && beside[..depth] == here[..depth] {
-        return Ok(store.list_dir(&parent)?.keys().to_vec());
+        return Ok(store.list_dir(&parent)?.keys().clone());
     }
     store.list_prefix(&prefix(&parts(array.path().as_str()))?)
 }

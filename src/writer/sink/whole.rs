@@ -76,3 +76,51 @@ impl ShardSink for WholeSink {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use zarrs::array::{ArrayBuilder, data_type};
+
+    use super::super::super::interrupted::{files, interrupted, key, put, value};
+    use super::*;
+
+    #[test]
+    fn shards_are_stored_by_one_call() {
+        let (_directory, store) = files();
+        let array = ArrayBuilder::new(vec![4], vec![2], data_type::uint8(), 0u8)
+            .build(store.clone(), "/a")
+            .unwrap();
+        let sink = WholeSink::of(&array).unwrap();
+        assert!(!sink.grows());
+        store.work();
+        let (zero, one) = (key("a/c/0"), key("a/c/1"));
+        sink.set(&zero, Bytes::from_static(b"whole")).unwrap();
+        sink.erase(&one).unwrap();
+        assert_eq!(store.requests().len(), 2);
+        assert_eq!(value(&store, "a/c/0").unwrap(), b"whole");
+        assert!(sink.write(&one, Vec::new(), true).is_err());
+        assert!(sink.complete(&one).is_err());
+        sink.discard(&zero).unwrap();
+        assert_eq!(store.requests().len(), 2);
+    }
+
+    #[test]
+    fn interrupted_anywhere() {
+        let end = interrupted(
+            |store| put(store, "a/c/1", "before"),
+            |store| {
+                let array = ArrayBuilder::new(vec![4], vec![2], data_type::uint8(), 0u8)
+                    .build(store.clone(), "/a")
+                    .unwrap();
+                WholeSink::of(&array).unwrap()
+            },
+            &[
+                &|sink: &WholeSink| sink.set(&key("a/c/0"), Bytes::from_static(b"whole")),
+                &|sink: &WholeSink| sink.erase(&key("a/c/1")),
+            ],
+            |_| {},
+        );
+        assert_eq!(end["a/c/0"], b"whole");
+        assert_eq!(end.len(), 1);
+    }
+}
