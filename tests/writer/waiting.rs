@@ -216,3 +216,22 @@ fn a_small_budget_is_kept_and_gives_the_same_array() {
     writer.finish().unwrap();
     check(&store, 101);
 }
+
+/// A batch of several shard epochs does not keep those that are complete.
+#[test]
+fn flush_stores_what_is_complete_in_a_batch_that_is_not_full() {
+    let store = Probe::new();
+    let mut writer = zarrs_cuda::writer::ArrayWriter::builder(&array(&store))
+        .epochs_per_batch(8)
+        .build()
+        .unwrap();
+    writer.append(&slices(0..6)).unwrap();
+    writer.flush().unwrap();
+    check(&store, SHARD);
+    writer.append(&slices(6..21)).unwrap();
+    writer.flush().unwrap();
+    check(&store, 5 * SHARD);
+    writer.append(&slices(21..30)).unwrap();
+    assert_eq!(writer.finish().unwrap().finished_slices, 30);
+    check(&store, 30);
+}
