@@ -21,6 +21,7 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use super::{Chain, EngineError, KnownChain, SubchunkCodec};
 use crate::layout::{BatchGrid, StreamGrid};
@@ -130,11 +131,15 @@ pub(crate) struct DeviceBytes {
 }
 
 /// Bytes of an encoded batch, in a buffer that goes back to its engine when it is dropped.
-pub(crate) trait Output: AsRef<[u8]> + AsMut<[u8]> + Send + fmt::Debug {
+pub(crate) trait Output: AsRef<[u8]> + AsMut<[u8]> + Send + Sync + fmt::Debug {
     /// Whether the buffer is scarce (page-locked), so that a store must not keep it.
     fn is_scarce(&self) -> bool {
         false
     }
+
+    /// A store keeps it, and it does not come back for now: another one may take its place. A scarce
+    /// one is never kept.
+    fn keep(&self) {}
 }
 
 /// An encoded batch.
@@ -171,11 +176,9 @@ pub(crate) trait Encoder: Send + fmt::Debug {
     /// are under way. What fails is said by [`complete`](Self::complete).
     fn submit(&mut self, input: Box<dyn Input>, batch: Arc<BatchGrid>);
 
-    /// Wait for the batch that was submitted first. At least one is under way.
-    ///
-    /// # Errors
-    /// A [`FailedBatch`]. Those behind it are still under way.
-    fn complete(&mut self) -> Result<EncodedBatch, FailedBatch>;
+    /// Wait for the batch that was submitted first; `None` if none is under way. Those behind one
+    /// that failed are still under way.
+    fn complete(&mut self) -> Option<Result<EncodedBatch, FailedBatch>>;
 }
 
 /// An engine, set up for one stream: its buffers are allocated as they are first needed.
@@ -214,6 +217,16 @@ impl Returned {
     pub(crate) fn notify(&self) {
         *self.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         self.changed.notify_all();
+    }
+
+    /// Wait until one has come back since `seen`, for at most `time`.
+    pub(crate) fn wait_for(&self, seen: u64, time: Duration) {
+        let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(
+            self.changed
+                .wait_timeout_while(count, time, |count| *count == seen)
+                .unwrap_or_else(PoisonError::into_inner),
+        );
     }
 
     /// Wait until one has come back since `seen`.

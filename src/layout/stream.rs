@@ -19,7 +19,6 @@
 use std::fmt;
 
 use super::SubchunkGrid;
-use super::grid::GridError;
 
 /// An array that grows along its first axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,8 +42,6 @@ pub(crate) enum StreamGridError {
     Empty { axis: usize },
     /// A batch of its epochs is more than this machine can address.
     TooLarge { epochs: usize },
-    /// The shapes of shard and subchunk do not fit.
-    Grid(GridError),
 }
 
 impl fmt::Display for StreamGridError {
@@ -63,7 +60,6 @@ impl fmt::Display for StreamGridError {
                 f,
                 "{epochs} epochs together are more bytes than this machine can address"
             ),
-            Self::Grid(error) => error.fmt(f),
         }
     }
 }
