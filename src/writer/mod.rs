@@ -232,7 +232,7 @@ impl ArrayWriter {
             let before = rest.len();
             rest = self.take(rest, false)?;
             if rest.len() == before {
-                self.shared.change(|state| state.progress.waits += 1);
+                self.shared.lock().progress.refusals += 1;
                 break;
             }
         }

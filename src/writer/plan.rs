@@ -48,6 +48,9 @@ const DEVICE: Targets = Targets {
 /// The most subchunks of a batch, unless an epoch has more: each has its place in tables.
 const MOST_SUBCHUNKS: usize = 1 << 18;
 
+/// Bytes of indexes that nobody has memory for.
+const MOST_INDEXES: usize = 1 << 40;
+
 /// What a writer is built with.
 #[derive(Debug)]
 pub(super) struct Plan {
@@ -85,9 +88,9 @@ pub(super) fn plan(
         budget,
         advice: advice(memory, needed, grid, grows, epochs),
     };
-    // Before anything is counted subchunk by subchunk.
+    // Of shards that no machine has room for, it would take long to find divisors.
     let indexes = indexes(encoding, grid).unwrap_or(usize::MAX);
-    if indexes > options.host_memory() {
+    if indexes > MOST_INDEXES.max(options.host_memory()) {
         return Err(refused(("host memory", indexes, options.host_memory())));
     }
     let job = |candidate: &Candidate| job(encoding, grid, candidate);
