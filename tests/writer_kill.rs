@@ -260,7 +260,8 @@ impl Subject {
         }
         frames.check_slices(&array, &self.generations, before..slices)?;
         let first = before / frames.shard[0];
-        let (temporaries, shards) = frames.check_shards(&self.store(), &self.generations, first)?;
+        let (temporaries, shards) =
+            frames.check_shards(&self.store(), &self.generations, first, u64::MAX)?;
         let covered = slices / frames.shard[0];
         left.uncovered += shards.iter().filter(|s| s[0] >= covered).count() as u64;
         left.temporaries += temporaries.len() as u64;

@@ -124,7 +124,7 @@ fn do_work(
                 let doing = work.doing();
                 tracing::warn!(doing, %key, %source, "a store failed");
                 if let Some(storing) = state.shards.get_mut(&id) {
-                    storing.begun |= matches!(work, Work::Write { .. });
+                    storing.begun |= matches!(work, Work::Write { .. } | Work::Set(_));
                     storing.work.push_front(work);
                 }
                 state.failure.get_or_insert(Failure::Store {
