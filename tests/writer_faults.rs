@@ -108,7 +108,7 @@ impl<S: Subject + 'static> Run<S> {
         let slices = array.shape()[0];
         assert!(slices <= END, "{slices}");
         self.frames.check_slices(&array, &all, 0..slices).unwrap();
-        self.frames.check_shards(store, &all, 0).unwrap();
+        self.frames.check_shards(store, &all, 0, END).unwrap();
         // What is said to be finished is there, covered or not.
         let array = self.frames.stock(store.clone(), END);
         self.frames
@@ -214,6 +214,11 @@ fn kinds() -> Vec<(Frames, usize)> {
 /// Each request fails once, in each way.
 fn each_request<S: Subject + 'static, G>(make: impl Fn() -> (G, S)) {
     for (frames, epochs) in kinds() {
+        // Two shards in a shard epoch: enough, and each request is a run of its own.
+        let frames = Frames {
+            frame: [9, 8],
+            ..frames
+        };
         let (_guard, store) = make();
         let mut clean = Run::new(store, &frames);
         let expected = clean.run(epochs, 1);

@@ -58,6 +58,8 @@ fn next(shared: &Shared, state: &mut State) -> Step {
             && let Some(work) = storing.work.pop_front()
         {
             storing.busy = true;
+            // Even if it fails, or the writer is given up meanwhile.
+            storing.begun |= matches!(work, Work::Write { .. } | Work::Set(_));
             let key = storing.key.clone();
             return Step::Shard(id, key, merged(work, storing));
         }
@@ -104,11 +106,10 @@ fn do_work(
             (Ok(last), _) => {
                 match last {
                     Last::No => {
-                        if let Some(storing) = state.shards.get_mut(&id) {
-                            storing.begun = true;
-                            if !storing.work.is_empty() {
-                                state.ready.push_back(id);
-                            }
+                        if let Some(storing) = state.shards.get(&id)
+                            && !storing.work.is_empty()
+                        {
+                            state.ready.push_back(id);
                         }
                     }
                     Last::Stored => {
@@ -128,7 +129,6 @@ fn do_work(
                 let doing = work.doing();
                 tracing::warn!(doing, %key, %source, "a store failed");
                 if let Some(storing) = state.shards.get_mut(&id) {
-                    storing.begun |= matches!(work, Work::Write { .. });
                     storing.work.push_front(work);
                 }
                 state.failure.get_or_insert(Failure::Store {
