@@ -1,4 +1,4 @@
-//! What partial writes are meant to reach with `WriteStrategy::Auto`, held against what was measured.
+//! What is meant to be reached, held against what was measured.
 
 /// Goals, as they are checked.
 #[derive(Default)]
@@ -8,6 +8,7 @@ pub(crate) struct Goals {
 }
 
 impl Goals {
+    #[allow(dead_code, reason = "not every benchmark has goals of this kind")]
     pub(crate) fn at_most(&mut self, what: &str, measured: f64, goal: f64) {
         self.add(what, measured, "at most", goal, measured <= goal);
     }
@@ -24,12 +25,13 @@ impl Goals {
         ));
     }
 
-    pub(crate) fn print(&self) {
+    /// Print all of them, which are goals of `whom`.
+    pub(crate) fn print(&self, whom: &str) {
         if self.lines.is_empty() {
             return;
         }
         println!(
-            "\nGoals of auto ({} of {} missed)",
+            "\nGoals of {whom} ({} of {} missed)",
             self.missed,
             self.lines.len()
         );
