@@ -115,10 +115,11 @@ pub(super) fn plan(
             let candidate = Candidate {
                 epochs: size,
                 inputs,
-                outputs: if fixed && !choice.is_device() {
-                    0
-                } else {
-                    outputs
+                outputs: match (fixed && !choice.is_device(), assembles) {
+                    (true, _) => 0,
+                    // Copied from, and free again before there is another one.
+                    (_, true) => 1,
+                    (_, false) => outputs,
                 },
                 assembled: if assembles { assembled } else { 0 },
             };
