@@ -37,6 +37,8 @@ mod leftovers;
 mod metadata;
 mod part;
 mod plan;
+#[cfg(feature = "indicatif")]
+mod progress_bar;
 mod report;
 mod shared;
 mod sink;
@@ -324,8 +326,13 @@ impl ArrayWriter {
         };
         self.batches += 1;
         self.filled = 0;
-        self.shared
-            .change(|state| state.batches.push_back(Item::Batch(batch, input)));
+        let (appended, slice) = (self.appended, self.job.grid.slice_bytes() as u64);
+        self.shared.change(|state| {
+            // For callbacks, which are not this thread's.
+            state.progress.appended_bytes = appended;
+            state.progress.appended_slices = appended / slice;
+            state.batches.push_back(Item::Batch(batch, input));
+        });
     }
 
     /// Bytes of a slice that was begun.
