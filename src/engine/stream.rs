@@ -94,10 +94,17 @@ pub(crate) trait Input: Send + fmt::Debug {
     /// [`EngineError::Internal`] if they leave the batch.
     fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), EngineError>;
 
-    /// Put bytes there that are on the device.
+    /// Copy what was put at `at` to `bytes`.
     ///
     /// # Errors
-    /// [`EngineError::Unsuitable`] if this engine runs elsewhere, and the device's.
+    /// [`EngineError::Internal`] if that leaves the batch, and the device's.
+    fn read(&mut self, at: usize, bytes: &mut [u8]) -> Result<(), EngineError>;
+
+    /// Put bytes there that are on the device. What is returned says when they were read.
+    ///
+    /// # Errors
+    /// [`EngineError::Unsuitable`] if this engine runs elsewhere, and the device's: nothing was put
+    /// there, and the bytes are not read any more.
     ///
     /// # Safety
     /// That of [`DeviceBytes`].
@@ -106,7 +113,7 @@ pub(crate) trait Input: Send + fmt::Debug {
         &mut self,
         _at: usize,
         _bytes: &DeviceBytes,
-    ) -> Result<(), EngineError> {
+    ) -> Result<Box<dyn Reusable>, EngineError> {
         Err(EngineError::Unsuitable(
             "the data are on a device, and this stream is encoded on the host: copy them to the host first, or ask for `Backend::Cuda`".to_string(),
         ))
@@ -118,16 +125,35 @@ pub(crate) trait Input: Send + fmt::Debug {
 
 /// Bytes of a device that an application owns.
 ///
-/// The pointer is an address of the device `device`; what is in `stream` (the driver's handle, 0 for
-/// the default stream) when the bytes are handed over is waited for before they are read. The
-/// application must not write or free them before `reusable` (an event of the driver, which the
-/// engine records; 0 for none) has happened.
+/// The pointer is an address of the device `device`; what is in `stream` (the driver's handle, of a
+/// stream of the primary context; 0 for the default stream) when the bytes are handed over is waited
+/// for before they are read. The application must not write or free them before the [`Reusable`] that
+/// it gets for them says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceBytes {
     pub(crate) device: usize,
     pub(crate) pointer: u64,
     pub(crate) len: usize,
     pub(crate) stream: u64,
+}
+
+/// Says when the bytes of an application were read. It can be dropped before.
+pub(crate) trait Reusable: Send + Sync + fmt::Debug {
+    /// Wait until they were.
+    ///
+    /// # Errors
+    /// The device's.
+    fn wait(&self) -> Result<(), EngineError>;
+
+    /// Whether they were.
+    ///
+    /// # Errors
+    /// The device's.
+    fn query(&self) -> Result<bool, EngineError>;
+
+    /// The driver's handle of an event that says so, for a stream of the application to wait for. It
+    /// is the engine's, and stands for something else when this is dropped.
+    fn event(&self) -> u64;
 }
 
 /// Bytes of an encoded batch, in a buffer that goes back to its engine when it is dropped.

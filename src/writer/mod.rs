@@ -6,13 +6,13 @@
 //! ```
 //! # use std::sync::Arc;
 //! # use zarrs::array::{ArrayBuilder, data_type};
-//! # use zarrs_cuda::{CudaShardingCodecBuilder, Options};
+//! # use zarrs_cuda::CudaShardingCodecBuilder;
 //! use zarrs_cuda::writer::ArrayWriter;
 //!
 //! # let store = Arc::new(zarrs::storage::store::MemoryStore::new());
-//! # let codec = CudaShardingCodecBuilder::new(vec![4, 16, 16].try_into()?, &data_type::uint16());
+//! # let codec = CudaShardingCodecBuilder::new(vec![4.try_into()?, 16.try_into()?, 16.try_into()?], &data_type::uint16());
 //! # let mut builder = ArrayBuilder::new(vec![0, 64, 64], vec![8, 64, 64], data_type::uint16(), 0u16);
-//! # builder.array_to_bytes_codec(codec.build_arc(Options::default())?);
+//! # builder.array_to_bytes_codec(codec.build_arc()?);
 //! // Of shape (0, 64, 64), in shards of (8, 64, 64).
 //! let array = builder.build(store, "/frames")?;
 //! array.store_metadata()?;
@@ -63,6 +63,7 @@ pub use report::{Progress, WriterMemory, WriterReport};
 
 use crate::engine::stream::{Input, StreamEngine, StreamJob};
 use crate::layout::BatchGrid;
+use plan::Plan;
 use shared::{Batch, Item, Shared};
 
 /// Writes slices along the first axis of an array, as they come.
@@ -80,7 +81,7 @@ use shared::{Batch, Item, Shared};
 #[derive(Debug)]
 pub struct ArrayWriter {
     shared: Arc<Shared>,
-    engine: Box<dyn StreamEngine>,
+    engine: Arc<dyn StreamEngine>,
     memory: WriterMemory,
     /// A full batch.
     grid: Arc<BatchGrid>,
@@ -88,8 +89,9 @@ pub struct ArrayWriter {
     /// The batch that is being filled, and how far.
     input: Option<Box<dyn Input>>,
     filled: usize,
-    /// How many batches came before it.
+    /// How many batches, and epochs, came before it.
     batches: u64,
+    epochs: u64,
     appended: u64,
     first_append: Option<Instant>,
     threads: Vec<JoinHandle<()>>,
@@ -112,30 +114,28 @@ impl ArrayWriter {
 
     fn new(
         shared: Arc<Shared>,
-        engine: Box<dyn StreamEngine>,
-        memory: WriterMemory,
-        job: Arc<StreamJob>,
+        engine: Arc<dyn StreamEngine>,
+        plan: &Plan,
+        batch: BatchGrid,
         threads: Vec<JoinHandle<()>>,
-    ) -> Result<Self, WriterError> {
-        let grid = job.grid.batch(job.epochs);
-        let grid = grid.map_err(|error| WriterError::Unsupported {
-            reason: error.to_string(),
-        })?;
-        Ok(Self {
+    ) -> Self {
+        let job = plan.job.clone();
+        Self {
             batch_bytes: job.epochs * job.grid.epoch_bytes(),
-            grid: Arc::new(grid),
+            grid: Arc::new(batch),
             shared,
             engine,
-            memory,
+            memory: plan.memory,
             input: None,
             filled: 0,
             batches: 0,
+            epochs: 0,
             appended: 0,
             first_append: None,
             threads,
             report: None,
             job,
-        })
+        }
     }
 
     /// What the writer takes for buffers, at most.
@@ -147,11 +147,7 @@ impl ArrayWriter {
     /// How far the writer is.
     #[must_use]
     pub fn progress(&self) -> Progress {
-        Progress {
-            appended_bytes: self.appended,
-            appended_slices: self.appended / self.job.grid.slice_bytes() as u64,
-            ..self.shared.progress()
-        }
+        self.shared.progress()
     }
 
     /// Append `elements`, in C order: any number of them, not only whole slices. Waits while the
@@ -261,8 +257,10 @@ impl ArrayWriter {
         written.map_err(|error| self.broken(&error.to_string()))?;
         self.filled += now.len();
         self.appended += now.len() as u64;
+        // For callbacks, which are not this thread's.
+        self.shared.lock().progress.appended_bytes = self.appended;
         if self.filled == self.batch_bytes {
-            self.submit(self.grid.clone());
+            self.submit(self.grid.clone(), self.job.epochs);
         }
         Ok(rest)
     }
@@ -313,18 +311,18 @@ impl ArrayWriter {
     }
 
     /// Give what was filled to the encoding thread, as a batch of `grid`.
-    fn submit(&mut self, grid: Arc<BatchGrid>) {
+    fn submit(&mut self, grid: Arc<BatchGrid>, epochs: usize) {
         let Some(input) = self.input.take() else {
             return;
         };
-        let epochs_before = self.batches * self.job.epochs as u64;
         let first = self.shared.setup.start / self.job.grid.epoch_slices() as u64;
         let batch = Batch {
             number: self.batches,
-            first_epoch: first + epochs_before,
+            first_epoch: first + self.epochs,
             grid,
         };
         self.batches += 1;
+        self.epochs += epochs as u64;
         self.filled = 0;
         let (appended, slice) = (self.appended, self.job.grid.slice_bytes() as u64);
         self.shared.change(|state| {
@@ -346,6 +344,7 @@ impl ArrayWriter {
         // What comes next is written over it.
         self.filled -= partial;
         self.appended -= partial as u64;
+        self.shared.lock().progress.appended_bytes = self.appended;
         partial
     }
 
@@ -360,7 +359,47 @@ impl ArrayWriter {
             return Ok(());
         }
         self.shared.try_again();
+        self.submit_complete_shards()?;
         self.stored()
+    }
+
+    /// Do not wait for the rest of a batch that has complete shards: those that are not go on in the
+    /// next one.
+    fn submit_complete_shards(&mut self) -> Result<(), WriterError> {
+        /// About so many bytes move at once.
+        const PIECE: usize = 1 << 20;
+        let per_shard = self.job.grid.epochs_per_shard();
+        let complete = self.filled / self.job.grid.epoch_bytes() / per_shard * per_shard;
+        if complete == 0 || !self.shared.setup.whole_shards {
+            return Ok(());
+        }
+        let grid = self.job.grid.batch(complete);
+        let grid = grid.map_err(|error| self.broken(&error.to_string()))?;
+        let (mut at, end) = (complete * self.job.grid.epoch_bytes(), self.filled);
+        let mut moved = 0;
+        let mut next = if at < end {
+            self.next_input(true)?
+        } else {
+            None
+        };
+        if let (Some(input), Some(next)) = (&mut self.input, &mut next) {
+            let mut piece = vec![0; PIECE.min(end - at)];
+            while at < end {
+                let piece = &mut piece[..PIECE.min(end - at)];
+                let copied = input
+                    .read(at, piece)
+                    .and_then(|()| next.write(moved, piece));
+                if let Err(error) = copied {
+                    return Err(self.broken(&error.to_string()));
+                }
+                at += piece.len();
+                moved += piece.len();
+            }
+        }
+        self.submit(Arc::new(grid), complete);
+        self.input = next;
+        self.filled = moved;
+        Ok(())
     }
 
     /// Wait until everything that was given to the threads is stored, and covered.
@@ -368,10 +407,9 @@ impl ArrayWriter {
         self.shared.change(|state| state.grow_now = true);
         let result = self.shared.wait(|state| {
             if let Some(error) = Shared::error(state) {
-                // What is being done ends first, so that all of it can be tried again.
-                let busy = state.shards.values().any(|storing| storing.busy)
-                    || state.progress.batches_encoding > 0 && state.broken.is_none();
-                return (!busy || blocked(state)).then_some(Err(error));
+                // What is being stored ends first, so that all of it can be tried again.
+                let busy = state.growing || state.shards.values().any(|storing| storing.busy);
+                return (!busy).then_some(Err(error));
             }
             let ended = state.end.is_none() || state.ended;
             (ended && state.is_idle() && !state.must_grow() && !state.growing).then_some(Ok(()))
@@ -443,13 +481,14 @@ impl ArrayWriter {
             let missing = epochs * self.job.grid.epoch_bytes() - self.filled;
             self.pad(missing)?;
             let grid = self.job.grid.batch(epochs);
-            Some(grid.map_err(|error| self.broken(&error.to_string()))?)
+            let grid = grid.map_err(|error| self.broken(&error.to_string()))?;
+            Some((grid, epochs))
         };
         let slices = self.appended / self.job.grid.slice_bytes() as u64;
         let end = self.shared.setup.start + slices;
         self.shared.change(|state| state.end = Some(end));
-        if let Some(grid) = short {
-            self.submit(Arc::new(grid));
+        if let Some((grid, epochs)) = short {
+            self.submit(Arc::new(grid), epochs);
         }
         self.shared
             .change(|state| state.batches.push_back(Item::End));
@@ -525,11 +564,6 @@ impl ArrayWriter {
             }
         }
     }
-}
-
-/// Whether the encoding thread can do nothing until a store succeeds.
-fn blocked(state: &shared::State) -> bool {
-    !state.shards.values().any(|storing| storing.busy)
 }
 
 impl Drop for ArrayWriter {

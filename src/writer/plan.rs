@@ -9,6 +9,7 @@
 //! - two sets of buffers for shards that are put together, then one;
 //! - fewer epochs.
 
+use std::fmt::Write;
 use std::sync::Arc;
 
 use super::error::WriterError;
@@ -44,6 +45,9 @@ const DEVICE: Targets = Targets {
     most_bytes: 256 << 20,
 };
 
+/// The most subchunks of a batch, unless an epoch has more: each has its place in tables.
+const MOST_SUBCHUNKS: usize = 1 << 18;
+
 /// What a writer is built with.
 #[derive(Debug)]
 pub(super) struct Plan {
@@ -66,13 +70,26 @@ struct Candidate {
 }
 
 /// Plan a writer of `encoding` and `grid`, whose sink stores shards in pieces if it `grows`; with
-/// batches of `epochs` if the application says so.
+/// batches of `epochs` if the application says so; on the `host`, if there is a reason.
 pub(super) fn plan(
     encoding: &ShardEncoding,
     grid: &StreamGrid,
     grows: bool,
     epochs: Option<usize>,
+    host: Option<&str>,
 ) -> Result<Plan, WriterError> {
+    let options = encoding.options();
+    let refused = |(memory, needed, budget)| WriterError::Memory {
+        memory,
+        needed,
+        budget,
+        advice: advice(memory, needed, grid, grows, epochs),
+    };
+    // Before anything is counted subchunk by subchunk.
+    let indexes = indexes(encoding, grid).unwrap_or(usize::MAX);
+    if indexes > options.host_memory() {
+        return Err(refused(("host memory", indexes, options.host_memory())));
+    }
     let job = |candidate: &Candidate| job(encoding, grid, candidate);
     let first = Candidate {
         epochs: 1,
@@ -80,18 +97,20 @@ pub(super) fn plan(
         outputs: 2,
         assembled: 0,
     };
-    let choice = encoding.choose_engine(&job(&first))?;
+    let choice = match host {
+        None => encoding.choose_engine(&job(&first))?,
+        Some(why) => StreamChoice::host(why),
+    };
     let fixed = matches!(encoding.chain(), StreamChain::Known(chain) if chain.is_fixed_size());
-    let options = encoding.options();
     let mut least: Option<(&'static str, usize, usize)> = None;
     let mut reason = None;
-    for epochs in sizes(grid, grows, fixed, choice.is_device(), epochs) {
+    for size in sizes(grid, grows, fixed, choice.is_device(), epochs) {
         let per_shard = grid.epochs_per_shard();
-        let whole_shards = epochs.is_multiple_of(per_shard);
+        let whole_shards = size.is_multiple_of(per_shard);
         let assembles = !whole_shards && !grows;
         for (inputs, outputs, assembled) in [(3, 3, 2), (2, 2, 2), (2, 2, 1)] {
             let candidate = Candidate {
-                epochs,
+                epochs: size,
                 inputs,
                 outputs: if fixed && !choice.is_device() {
                     0
@@ -115,7 +134,7 @@ pub(super) fn plan(
             match over_budget(memory, options) {
                 None => {
                     tracing::debug!(
-                        epochs,
+                        epochs = size,
                         inputs,
                         why = choice.why,
                         memory = %memory,
@@ -134,19 +153,14 @@ pub(super) fn plan(
             }
         }
     }
-    let Some((memory, needed, budget)) = least else {
-        return Err(WriterError::Unsupported {
+    Err(least.map_or_else(
+        || WriterError::Unsupported {
             reason: reason.unwrap_or_else(|| {
                 "its batches are more bytes than this machine can address".to_string()
             }),
-        });
-    };
-    Err(WriterError::Memory {
-        memory,
-        needed,
-        budget,
-        advice: advice(memory, needed, grid, grows),
-    })
+        },
+        refused,
+    ))
 }
 
 fn job(encoding: &ShardEncoding, grid: &StreamGrid, candidate: &Candidate) -> StreamJob {
@@ -196,6 +210,7 @@ fn sizes(
         .div_ceil(grid.subchunks_per_epoch().max(1));
     let target = (targets.bytes / bytes)
         .max(for_subchunks.min(targets.most_bytes / bytes))
+        .min(MOST_SUBCHUNKS / grid.subchunks_per_epoch().max(1))
         .max(1);
     let per_shard = grid.epochs_per_shard();
     let mut sizes = Vec::new();
@@ -237,6 +252,16 @@ fn assembly(
     Some((count.unwrap_or(usize::MAX), len.unwrap_or(usize::MAX)))
 }
 
+/// What the indexes of the shards take that are open, as they are put together and encoded.
+fn indexes(encoding: &ShardEncoding, grid: &StreamGrid) -> Option<usize> {
+    let of_subchunk = size_of::<crate::layout::Extent>() + 2 * size_of::<u64>();
+    encoding
+        .grid()
+        .num_subchunks()
+        .checked_mul(of_subchunk)?
+        .checked_mul(grid.shards_per_epoch())
+}
+
 /// What it takes; `None` if that is more than this machine can address.
 fn memory(
     encoding: &ShardEncoding,
@@ -245,13 +270,7 @@ fn memory(
     assembly: Option<(usize, usize)>,
 ) -> Option<WriterMemory> {
     let (count, len) = assembly.unwrap_or((0, 0));
-    let places = size_of::<crate::layout::Extent>() + 2 * size_of::<u64>();
-    // Those of the shards that are open, and of those that wait to be stored.
-    let indexes = encoding
-        .grid()
-        .num_subchunks()
-        .checked_mul(places)?
-        .checked_mul(grid.shards_per_epoch())?;
+    let indexes = indexes(encoding, grid)?;
     Some(WriterMemory {
         host: buffers
             .host
@@ -276,18 +295,28 @@ fn over_budget(memory: WriterMemory, options: &Options) -> Option<(&'static str,
     (memory.device > device).then_some(("device memory", memory.device, device))
 }
 
-fn advice(memory: &str, needed: usize, grid: &StreamGrid, grows: bool) -> String {
+fn advice(
+    memory: &str,
+    needed: usize,
+    grid: &StreamGrid,
+    grows: bool,
+    epochs: Option<usize>,
+) -> String {
     let option = match memory {
         "host memory" => "with_host_memory",
         "page-locked memory" => "with_pinned_memory",
         _ => "with_device_memory",
     };
     let mut advice = format!("allow {needed} by `Options::{option}`");
+    if epochs.is_some_and(|epochs| epochs > 1) {
+        advice.push_str(", or ask for fewer `epochs_per_batch`, or for none");
+    }
     if memory == "host memory" && !grows {
         let in_flight = grid.shards_per_epoch();
-        advice.push_str(&format!(
+        let _ = write!(
+            advice,
             ", or use shards of a smaller extent along the first axis: all {in_flight} shards with one index along it are in memory until they are stored. On a filesystem they need not be, with `ArrayWriterBuilder::atomic_rename`"
-        ));
+        );
     } else {
         advice.push_str(", or use subchunks of a smaller extent along the first axis");
     }

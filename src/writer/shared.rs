@@ -315,26 +315,25 @@ impl Shared {
         });
     }
 
+    /// How far the writer is, in `state`.
+    pub(super) fn snapshot(&self, state: &State) -> Progress {
+        let slice = self.setup.grid.slice_bytes() as u64;
+        let waiting = |storing: &&Storing| storing.busy || !storing.work.is_empty();
+        Progress {
+            appended_slices: state.progress.appended_bytes / slice,
+            batches_waiting: state.batches.len(),
+            shards_waiting: state.shards.values().filter(waiting).count(),
+            ..state.progress
+        }
+    }
+
     /// How far the writer is.
     pub(super) fn progress(&self) -> Progress {
-        self.lock().snapshot()
+        self.snapshot(&self.lock())
     }
 }
 
 impl State {
-    /// How far the writer is.
-    pub(super) fn snapshot(&self) -> Progress {
-        Progress {
-            batches_waiting: self.batches.len(),
-            shards_waiting: self
-                .shards
-                .values()
-                .filter(|s| s.busy || !s.work.is_empty())
-                .count(),
-            ..self.progress
-        }
-    }
-
     /// Whether everything that was given to the threads is stored.
     pub(super) fn is_idle(&self) -> bool {
         self.batches.is_empty()

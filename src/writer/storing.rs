@@ -43,6 +43,17 @@ fn next(shared: &Shared, state: &mut State) -> Step {
         return Step::Leave;
     }
     if state.failure.is_none() && state.broken.is_none() {
+        // The metadata first: more shards may come for ever.
+        let due = (state.must_grow() && !state.growing).then(|| {
+            let interval = shared.setup.metadata_interval;
+            interval.saturating_sub(state.grown.elapsed())
+        });
+        if let Some(due) = due
+            && (due.is_zero() || state.grow_now)
+        {
+            state.growing = true;
+            return Step::Grow(state.progress.finished_slices);
+        }
         if let Some(id) = state.ready.pop_front()
             && let Some(storing) = state.shards.get_mut(&id)
             && let Some(work) = storing.work.pop_front()
@@ -51,16 +62,8 @@ fn next(shared: &Shared, state: &mut State) -> Step {
             let key = storing.key.clone();
             return Step::Shard(id, key, merged(work, storing));
         }
-        if state.must_grow() && !state.growing {
-            let due = shared
-                .setup
-                .metadata_interval
-                .saturating_sub(state.grown.elapsed());
-            if due.is_zero() || state.grow_now {
-                state.growing = true;
-                return Step::Grow(state.progress.finished_slices);
-            }
-            return Step::Wait(Some(due));
+        if due.is_some() {
+            return Step::Wait(due);
         }
     }
     if state.closed && state.is_idle() && !state.must_grow() {
@@ -118,8 +121,10 @@ fn do_work(
                         shared.finish_shard(state, id);
                     }
                 }
-                (!matches!(last, Last::No)).then(|| state.snapshot())
+                (!matches!(last, Last::No)).then(|| shared.snapshot(state))
             }
+            // It keeps no buffer that others wait for.
+            (Err(_), Some(_)) if state.aborted => None,
             (Err(source), Some(work)) => {
                 let doing = work.doing();
                 tracing::warn!(doing, %key, %source, "a store failed");
@@ -229,7 +234,7 @@ fn grow(shared: &Shared, slices: u64) {
             Ok(()) => {
                 let covered = &mut state.progress.covered_slices;
                 *covered = slices.max(*covered);
-                Some(state.snapshot())
+                Some(shared.snapshot(state))
             }
             Err(source) => {
                 let doing = "let the metadata of the array cover more slices: rewrite";

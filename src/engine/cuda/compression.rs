@@ -427,7 +427,7 @@ pub(super) struct Buffers {
     checksums: Region,
     temp: Region,
     frames: Region,
-    frame_stride: usize,
+    pub(super) frame_stride: usize,
     /// `u64` per subchunk: bytes of its frame.
     sizes: Region,
     /// `u32` per subchunk: whether there is one.
@@ -483,6 +483,16 @@ impl Buffers {
             encoded,
         })
     }
+
+    /// The same, with frames, their sizes and whether there are any elsewhere.
+    pub(super) fn with_frames(self, frames: Region, sizes: Region, framed: Region) -> Self {
+        Self {
+            frames,
+            sizes,
+            framed,
+            ..self
+        }
+    }
 }
 
 /// Enqueue the compression of what is in `slots`, and add its stages to `timed`. `failed` has a `u32`
@@ -490,8 +500,8 @@ impl Buffers {
 ///
 /// # Errors
 /// As the driver's.
-pub(super) fn compress(
-    session: &Session<'_>,
+pub(super) fn compress<S>(
+    session: &Session<'_, S>,
     prepared: &Prepared,
     buffers: &Buffers,
     slots: Slots,

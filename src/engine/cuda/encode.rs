@@ -32,12 +32,12 @@ use std::ops::Range;
 
 use super::compression::{Prepared, compress};
 use super::copiers::Copy;
-use super::driver::{DeviceSpan, DriverError, EventId, Fault, Site, Span};
+use super::driver::{DeviceSpan, DriverError, EventId, Site, Span};
+use super::kernels::crc32c;
 use super::kernels::scatter::Scatter;
 use super::kernels::spans::{Lengths, Slots};
-use super::kernels::{aggregate, crc32c};
 use super::metrics::TimedStage;
-use super::session::{Session, Timed, copy_of_slab};
+use super::session::{Aggregation, Session, Timed, copy_of_slab};
 use super::sizing::{Region, ShardKind};
 use super::transfers::{Download, Downloads, Uploads};
 use crate::engine::host::{encode_subchunk, encoded_bound, memory};
@@ -311,7 +311,7 @@ impl Encoder<'_, '_> {
         };
         let bytes = self.job.grid.subchunk_bytes();
         let lengths = |stage| Lengths::All(bytes + stage * crc32c::CHECKSUM);
-        self.checksums(before, slots, lengths, stored, &mut timed)?;
+        session.checksums(before, slots, lengths, stored, &mut timed)?;
         let (mut encoded, mut lengths) = (slots, Lengths::All(session.sizing.encoded));
         let mut failed = None;
         if let (Some(prepared), Some(buffers)) = (self.compressor, &session.sizing.compression) {
@@ -320,7 +320,7 @@ impl Encoder<'_, '_> {
             let after = prepared.compression.after;
             let framed = Some(frames.framed);
             let sizes = Lengths::Each(frames.sizes);
-            self.checksums(after, frames.slots, |_| sizes, framed, &mut timed)?;
+            session.checksums(after, frames.slots, |_| sizes, framed, &mut timed)?;
             (encoded, lengths, stored) = (frames.slots, sizes, framed);
             failed = Some(flags);
         }
@@ -330,35 +330,14 @@ impl Encoder<'_, '_> {
         let permutation = ShardPermutation::new(&[count], &[count])
             .map_err(|error| session.refused("planning an aggregation", &error))?;
         let offsets = regions.offsets.part(0..(count + 1) * 8);
-        // SAFETY: the lane's regions, in one stream; the sizes are at most a slot's.
-        unsafe {
-            aggregate::permute_sizes(
-                lane.driver,
-                lane.compute,
-                &permutation,
-                lengths,
-                stored,
-                lane.device(regions.sizes),
-                lane.device(regions.source),
-            )?;
-            aggregate::scan(
-                lane.driver,
-                lane.compute,
-                lane.device(regions.sizes),
-                lane.device(offsets),
-                lane.device(regions.scratch),
-                count,
-            )?;
-            aggregate::gather(
-                lane.driver,
-                lane.compute,
-                encoded,
-                lane.device(regions.source),
-                lane.device(offsets),
-                count,
-                lane.device(regions.dense.part(0..session.sizing.encoded * count)),
-            )?;
-        }
+        let to = Aggregation {
+            sizes: regions.sizes,
+            source: regions.source,
+            offsets,
+            scratch: regions.scratch,
+            dense: regions.dense.part(0..session.sizing.encoded * count),
+        };
+        session.aggregate(&permutation, encoded, lengths, stored, to)?;
         lane.driver
             .record(aggregate.end, lane.compute, AGGREGATED)?;
         lane.driver
@@ -386,31 +365,6 @@ impl Encoder<'_, '_> {
             returned: 0,
         });
         Ok(())
-    }
-
-    /// Append `number` checksums to what slots hold, which is `lengths` of the one at hand.
-    fn checksums(
-        &self,
-        number: usize,
-        slots: Slots,
-        lengths: impl Fn(usize) -> Lengths,
-        stored: Option<DeviceSpan>,
-        timed: &mut Vec<Timed>,
-    ) -> Result<(), DriverError> {
-        if number == 0 {
-            return Ok(());
-        }
-        let session = self.session;
-        let lane = session.lane;
-        session.run(TimedStage::Crc32c, timed, || {
-            for stage in 0..number {
-                // SAFETY: the lane's regions, in one stream; `Sizing` left room for the checksums.
-                unsafe {
-                    crc32c::append(lane.driver, lane.compute, slots, lengths(stage), stored)?;
-                }
-            }
-            Ok(())
-        })
     }
 
     /// Do `copies`, and take back what has come from the device meanwhile.
@@ -547,12 +501,8 @@ impl Encoder<'_, '_> {
     /// Whether a subchunk can have been encoded to `len` bytes.
     fn check_size(&self, subchunk: usize, len: usize, failed: bool) -> Result<(), DriverError> {
         let most = self.session.sizing.encoded;
-        let elided = len == 0 && !self.job.store_empty;
-        let possible = match self.compressor {
-            None => len == most || elided,
-            Some(_) => len <= most && (len > 0) != failed || elided,
-        };
-        if possible {
+        let (compressed, store_empty) = (self.compressor.is_some(), self.job.store_empty);
+        if is_possible(len, most, compressed.then_some(failed), store_empty) {
             return Ok(());
         }
         Err(self.session.wrong_answer(&format!(
@@ -631,14 +581,17 @@ impl Encoder<'_, '_> {
     }
 }
 
-/// A lane's answer that cannot be: what it was asked for is done elsewhere.
-impl Session<'_> {
-    fn wrong_answer(&self, what: &str) -> DriverError {
-        DriverError {
-            operation: "aggregating subchunks".to_string(),
-            device: Some(self.lane.driver.device().ordinal),
-            fault: Fault::Refused,
-            reason: format!("the device returned an impossible table of offsets: {what}"),
-        }
+/// Whether a subchunk can have `len` bytes, where an encoded one has `most`. If there is a compressor,
+/// these are the most, and it is known whether it failed on this one.
+pub(super) fn is_possible(
+    len: usize,
+    most: usize,
+    failed: Option<bool>,
+    store_empty: bool,
+) -> bool {
+    let elided = len == 0 && !store_empty;
+    match failed {
+        None => len == most || elided,
+        Some(failed) => len <= most && (len > 0) != failed || elided,
     }
 }

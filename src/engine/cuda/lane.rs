@@ -1,8 +1,7 @@
 //! A lane: everything that one shard in flight needs on a device.
 
-use std::cell::RefCell;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::device::Device;
 use super::driver::{
@@ -66,7 +65,7 @@ pub(super) struct Lane {
     /// To the device, on it, and from it.
     streams: Vec<StreamId>,
     /// All of them, whatever they stand for.
-    events: RefCell<Vec<EventId>>,
+    events: Mutex<Vec<EventId>>,
     /// Whether it was given up.
     closed: bool,
 }
@@ -87,7 +86,7 @@ impl Lane {
             pinned_in: None,
             pinned_out: None,
             streams: Vec::new(),
-            events: RefCell::default(),
+            events: Mutex::default(),
             closed: false,
         };
         match device.watch(lane.allocate()) {
@@ -123,25 +122,8 @@ impl Lane {
     /// # Errors
     /// The driver's.
     pub(super) fn start(&self) -> Result<Running<'_>, DriverError> {
-        let driver = self.device.driver();
-        let &[up, compute, down] = &self.streams[..] else {
-            return Err(self.incomplete());
-        };
-        let (Some(memory), Some(pinned_in), Some(pinned_out)) =
-            (self.memory, self.pinned_in, self.pinned_out)
-        else {
-            return Err(self.incomplete());
-        };
-        let running = Running {
-            driver,
-            up,
-            compute,
-            down,
-            events: &self.events,
-            memory,
-            pinned_in,
-            pinned_out,
-        };
+        let running = self.running()?;
+        let driver = running.driver;
         let Capacity {
             device: len,
             pinned_in,
@@ -152,6 +134,32 @@ impl Lane {
         driver.discard(Span::Pinned(running.pinned_in(whole(pinned_in))))?;
         driver.discard(Span::Pinned(running.pinned_out(whole(pinned_out))))?;
         Ok(running)
+    }
+
+    /// The lane as whoever has entered the device uses it, with what its memory holds.
+    ///
+    /// # Errors
+    /// It was not allocated.
+    pub(super) fn running(&self) -> Result<Running<'_>, DriverError> {
+        let driver = self.device.driver();
+        let &[up, compute, down] = &self.streams[..] else {
+            return Err(self.incomplete());
+        };
+        let (Some(memory), Some(pinned_in), Some(pinned_out)) =
+            (self.memory, self.pinned_in, self.pinned_out)
+        else {
+            return Err(self.incomplete());
+        };
+        Ok(Running {
+            driver,
+            up,
+            compute,
+            down,
+            events: &self.events,
+            memory,
+            pinned_in,
+            pinned_out,
+        })
     }
 
     fn incomplete(&self) -> DriverError {
@@ -165,8 +173,18 @@ impl Lane {
 
     /// Give the lane up, and return what is leaked.
     pub(super) fn close(mut self) -> MemoryEstimate {
-        self.give_up();
-        self.held()
+        self.give_up()
+    }
+
+    /// Where its pinned memory begins: to the device, and from it.
+    ///
+    /// # Errors
+    /// It was not allocated.
+    pub(super) fn pinned(&self) -> Result<[PinnedMemory; 2], DriverError> {
+        match (self.pinned_in, self.pinned_out) {
+            (Some(pinned_in), Some(pinned_out)) => Ok([pinned_in, pinned_out]),
+            _ => Err(self.incomplete()),
+        }
     }
 
     /// What is allocated.
@@ -179,16 +197,17 @@ impl Lane {
         }
     }
 
-    /// Free what can be freed; once.
-    fn give_up(&mut self) {
-        if std::mem::replace(&mut self.closed, true) {
-            return;
+    /// Free what can be freed; once. Returns what is leaked.
+    pub(super) fn give_up(&mut self) -> MemoryEstimate {
+        // Where the device is quarantined, that was told.
+        if !std::mem::replace(&mut self.closed, true) && self.device.unusable().is_none() {
+            self.give_up_usable();
         }
+        self.held()
+    }
+
+    fn give_up_usable(&mut self) {
         let device = self.device.clone();
-        if device.unusable().is_some() {
-            // Which was told when it was quarantined.
-            return;
-        }
         let freed = device.enter().and_then(|entered| {
             let freed = self.free();
             drop(entered);
@@ -219,7 +238,7 @@ impl Lane {
         for &stream in &self.streams {
             empty &= usable() && keep(driver.synchronize_stream(stream, GIVE_UP));
         }
-        for event in self.events.take() {
+        for event in std::mem::take(&mut *lock(&self.events)) {
             if usable() {
                 keep(driver.destroy_event(event));
             }
@@ -261,6 +280,10 @@ impl Drop for Lane {
     }
 }
 
+fn lock(events: &Mutex<Vec<EventId>>) -> MutexGuard<'_, Vec<EventId>> {
+    events.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A lane in use, on a thread that has entered its device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Running<'a> {
@@ -271,7 +294,7 @@ pub(super) struct Running<'a> {
     pub(super) compute: StreamId,
     /// The stream of copies from the device.
     pub(super) down: StreamId,
-    events: &'a RefCell<Vec<EventId>>,
+    events: &'a Mutex<Vec<EventId>>,
     memory: DeviceMemory,
     pinned_in: PinnedMemory,
     pinned_out: PinnedMemory,
@@ -280,13 +303,13 @@ pub(super) struct Running<'a> {
 impl Running<'_> {
     /// The events of the lane.
     pub(super) fn events(&self) -> Vec<EventId> {
-        self.events.borrow().clone()
+        lock(self.events).clone()
     }
 
     /// One more event.
     pub(super) fn new_event(&self) -> Result<EventId, DriverError> {
         let event = self.driver.create_event()?;
-        self.events.borrow_mut().push(event);
+        lock(self.events).push(event);
         Ok(event)
     }
 

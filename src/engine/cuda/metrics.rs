@@ -31,6 +31,7 @@ pub(super) enum TimedStage {
 pub(crate) struct Counters {
     shards_encoded: AtomicU64,
     shards_decoded: AtomicU64,
+    batches_encoded: AtomicU64,
     bytes_to_device: AtomicU64,
     bytes_from_device: AtomicU64,
     stages: [AtomicU64; 11],
@@ -54,6 +55,10 @@ impl Counters {
 
     pub(super) fn shard_decoded(&self) {
         self.shards_decoded.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn batch_encoded(&self) {
+        self.batches_encoded.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn add_to_device(&self, bytes: usize) {
@@ -131,6 +136,7 @@ impl Counters {
         Metrics {
             shards_encoded: count(&self.shards_encoded),
             shards_decoded: count(&self.shards_decoded),
+            batches_encoded: count(&self.batches_encoded),
             bytes_to_device: count(&self.bytes_to_device),
             bytes_from_device: count(&self.bytes_from_device),
             to_device: stage(TimedStage::ToDevice),
@@ -193,6 +199,8 @@ pub struct Metrics {
     pub shards_encoded: u64,
     /// Shards that were decoded on a device.
     pub shards_decoded: u64,
+    /// Batches of streams of slices that were encoded on a device.
+    pub batches_encoded: u64,
     /// Bytes that were copied to devices.
     pub bytes_to_device: u64,
     /// Bytes that were copied from devices.
@@ -236,8 +244,8 @@ pub struct Metrics {
     pub batches_halved: u64,
     /// Subchunks that a device's compressor failed on, so that the host compressed them.
     pub subchunks_on_host: u64,
-    /// Shards that went to the host under [`Backend::Auto`](crate::Backend::Auto) after a device
-    /// had been chosen, and shards with a compressor that the host decoded although
+    /// Shards, and batches of streams, that went to the host under
+    /// [`Backend::Auto`](crate::Backend::Auto) after a device had been chosen, and shards with a compressor that the host decoded although
     /// [`device_decode`](crate::Options::device_decode) was set: how many, by reason.
     pub fallbacks: BTreeMap<String, u64>,
     /// Partial writes that updated a stored shard where it is, on any engine.

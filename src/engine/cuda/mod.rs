@@ -15,6 +15,7 @@
 //! | `compression` | a chain's compressor: chunks in, frames out |
 //! | `frame_parts`, `decompression` | the same, back: where the streams are, and chunks out of them |
 //! | `encode`, `decode` | a whole shard |
+//! | `stream` | slices in, batches of encoded subchunks out, in a lane of its own |
 //! | `fallback` | a device where it can, the host where it cannot |
 //! | `metrics` | what was done, for applications to read |
 //! | `measure` | how fast it is, for the benchmark |
@@ -52,6 +53,8 @@ mod pool;
 #[allow(unsafe_code)]
 mod session;
 mod sizing;
+#[allow(unsafe_code)]
+mod stream;
 #[cfg(all(test, feature = "conformance"))]
 mod tests;
 mod transfers;
@@ -128,12 +131,22 @@ impl CudaEngine {
         grid: &'a SubchunkGrid,
         chain: &'a KnownChain,
     ) -> Result<ShardKind<'a>, EngineError> {
+        let most = Sizing::tuned_batch(grid, true, self.tuning);
+        self.kind_of_batches(grid, chain, most)
+    }
+
+    /// As above, where at most `most` subchunks are compressed at once.
+    fn kind_of_batches<'a>(
+        &self,
+        grid: &'a SubchunkGrid,
+        chain: &'a KnownChain,
+        most: usize,
+    ) -> Result<ShardKind<'a>, EngineError> {
         let compression = sizing::chain_on_device(grid, chain, self.compressors.levels)
             .map_err(EngineError::Unsuitable)?;
         let compressor = match compression {
             None => None,
             Some(compression) => {
-                let most = Sizing::tuned_batch(grid, true, self.tuning);
                 // In a forked child there is no device, and no lock is asked for.
                 let prepared = self.devices.with_context(&self.limits, || {
                     let file = &self.compressors.nvcomp;

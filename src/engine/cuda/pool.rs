@@ -285,12 +285,27 @@ impl Devices {
         limits: &Limits,
         plan: impl Fn(MemoryEstimate) -> Result<T, String>,
     ) -> Result<T, EngineError> {
+        self.on_first(limits, |_, budget| {
+            plan(budget).map_err(EngineError::Unsuitable)
+        })
+    }
+
+    /// What `make` makes on the first device where it can, within its budget. No other device is
+    /// asked for its budget, which takes a context there.
+    ///
+    /// # Errors
+    /// There is no such device: why the last one is none.
+    pub(super) fn on_first<T>(
+        &self,
+        limits: &Limits,
+        make: impl Fn(&Arc<Device>, MemoryEstimate) -> Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
         let usable = self.usable(limits).map_err(EngineError::Device)?;
         let order = in_order(&self.lock(), &usable, |_| 0);
         let mut last = None;
         for index in order {
             let budget = self.budget(index, limits).map_err(EngineError::Device);
-            match budget.and_then(|budget| plan(budget).map_err(EngineError::Unsuitable)) {
+            match budget.and_then(|budget| make(&self.devices[index], budget)) {
                 Ok(made) => return Ok(made),
                 Err(error) => last = Some(error),
             }

@@ -4,13 +4,15 @@ use std::cell::RefCell;
 use std::fmt::Display;
 
 use super::copiers::{Copiers, Copy};
-use super::driver::{DriverError, EventId, Fault, Site, Span, StreamId};
+use super::driver::{DeviceSpan, DriverError, EventId, Fault, Site, Span, StreamId};
 use super::kernels::scatter::Scatter;
+use super::kernels::spans::{Lengths, Slots};
+use super::kernels::{aggregate, crc32c};
 use super::lane::Running;
 use super::metrics::{Counters, TimedStage};
-use super::sizing::{BatchRegions, Sizing};
+use super::sizing::{BatchRegions, Region, Sizing};
 use crate::engine::Job;
-use crate::layout::{Batch, Lift, LiftBatch, LiftSlab, Slab};
+use crate::layout::{Batch, Lift, LiftBatch, LiftSlab, ShardPermutation, Slab};
 
 /// The begin and the end of a stage, for the metrics alone.
 const STAGE_BEGIN: Site = Site("record: a stage begins, for the metrics");
@@ -33,10 +35,20 @@ pub(super) struct FreeEvents<'l> {
 
 impl<'l> FreeEvents<'l> {
     pub(super) fn new(lane: Running<'l>) -> Self {
+        Self::of(lane, lane.events())
+    }
+
+    /// These events of the lane, where others stand for something.
+    pub(super) fn of(lane: Running<'l>, free: Vec<EventId>) -> Self {
         Self {
             lane,
-            free: RefCell::new(lane.events()),
+            free: RefCell::new(free),
         }
+    }
+
+    /// Those that stand for nothing now.
+    pub(super) fn into_free(self) -> Vec<EventId> {
+        self.free.into_inner()
     }
 
     /// An event that nobody else uses.
@@ -53,11 +65,11 @@ impl<'l> FreeEvents<'l> {
     }
 }
 
-/// One shard in one lane.
+/// One shard in one lane; or a stream in its own, which is divided by another `S`.
 #[derive(Debug)]
-pub(super) struct Session<'l> {
+pub(super) struct Session<'l, S = Sizing> {
     pub(super) lane: Running<'l>,
-    pub(super) sizing: &'l Sizing,
+    pub(super) sizing: &'l S,
     pub(super) events: FreeEvents<'l>,
     pub(super) copiers: &'l Copiers,
     pub(super) counters: &'l Counters,
@@ -111,7 +123,9 @@ impl Session<'_> {
         )
         .map_err(|error| self.refused("lifting a slab", &error))
     }
+}
 
+impl<S> Session<'_, S> {
     /// Two events for a stage.
     pub(super) fn timed(&self, stage: TimedStage) -> Result<Timed, DriverError> {
         Ok(Timed {
@@ -177,6 +191,92 @@ impl Session<'_> {
             reason: reason.to_string(),
         }
     }
+
+    /// A lane's answer that cannot be: what it was asked for is done elsewhere.
+    pub(super) fn wrong_answer(&self, what: &str) -> DriverError {
+        let reason = format!("the device returned an impossible table of offsets: {what}");
+        self.refused("aggregating subchunks", &reason)
+    }
+
+    /// Append `number` checksums to what slots hold, which is `lengths` of the one at hand.
+    pub(super) fn checksums(
+        &self,
+        number: usize,
+        slots: Slots,
+        lengths: impl Fn(usize) -> Lengths,
+        stored: Option<DeviceSpan>,
+        timed: &mut Vec<Timed>,
+    ) -> Result<(), DriverError> {
+        if number == 0 {
+            return Ok(());
+        }
+        let lane = self.lane;
+        self.run(TimedStage::Crc32c, timed, || {
+            for stage in 0..number {
+                // SAFETY: the lane's regions, in one stream; whoever sized the slots left room for
+                // the checksums.
+                unsafe {
+                    crc32c::append(lane.driver, lane.compute, slots, lengths(stage), stored)?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Gather what `slots` hold, `lengths` of it, without what is not `stored`, in the order of
+    /// `permutation`. The caller takes the time, and tells who waits.
+    pub(super) fn aggregate(
+        &self,
+        permutation: &ShardPermutation,
+        slots: Slots,
+        lengths: Lengths,
+        stored: Option<DeviceSpan>,
+        to: Aggregation,
+    ) -> Result<(), DriverError> {
+        let lane = self.lane;
+        let places = permutation.padded_slots();
+        let (sizes, source) = (lane.device(to.sizes), lane.device(to.source));
+        let offsets = lane.device(to.offsets);
+        // SAFETY: the lane's regions, in one stream; the sizes are at most a slot's.
+        unsafe {
+            aggregate::permute_sizes(
+                lane.driver,
+                lane.compute,
+                permutation,
+                lengths,
+                stored,
+                sizes,
+                source,
+            )?;
+            aggregate::scan(
+                lane.driver,
+                lane.compute,
+                sizes,
+                offsets,
+                lane.device(to.scratch),
+                places,
+            )?;
+            aggregate::gather(
+                lane.driver,
+                lane.compute,
+                slots,
+                source,
+                offsets,
+                places,
+                lane.device(to.dense),
+            )
+        }
+    }
+}
+
+/// Where subchunks are aggregated. The regions are those of the same names of a batch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Aggregation {
+    pub(super) sizes: Region,
+    pub(super) source: Region,
+    pub(super) offsets: Region,
+    pub(super) scratch: Region,
+    pub(super) dense: Region,
 }
 
 /// Copies a slab from its place in the decoded shard at `shard` to its dense form at `to`.

@@ -156,6 +156,11 @@ pub(super) struct Sizing {
 pub(super) struct Arena(usize);
 
 impl Arena {
+    /// Bytes that were divided.
+    pub(super) fn len(&self) -> usize {
+        self.0
+    }
+
     /// The next `len` bytes; `None` if they are more than this machine can address.
     pub(super) fn region(&mut self, len: usize) -> Option<Region> {
         let offset = self.0;
@@ -186,7 +191,7 @@ impl ShardKind<'_> {
 
     /// Bytes that a slot holds, and bytes from one slot to the next; `None` if they are more than
     /// this machine can address.
-    fn slot(&self) -> Option<(usize, usize)> {
+    pub(super) fn slot(&self) -> Option<(usize, usize)> {
         let checksums = match (&self.compressor, &self.decompressor) {
             (Some(prepared), _) => prepared.compression.before,
             (None, Some(prepared)) => prepared.layout.before,

@@ -244,6 +244,21 @@ pub(in crate::engine) fn encode_subchunk(
     Ok(encoded)
 }
 
+/// As above; `None` if it is empty, and the job does not store those.
+pub(in crate::engine) fn encode_stored_subchunk(
+    job: &Job<'_>,
+    chain: &KnownChain,
+    decoded: &[u8],
+    subchunk: usize,
+) -> Result<Option<Vec<u8>>, EngineError> {
+    if !job.store_empty
+        && Scatter::of_chain(job.grid, chain, job.fill_value).is_empty(decoded, subchunk)
+    {
+        return Ok(None);
+    }
+    encode_subchunk(job, chain, decoded, subchunk).map(Some)
+}
+
 /// Chains of the layer above, which do not say how large their output is: collect, then copy.
 fn encode_foreign(
     job: &Job<'_>,

@@ -34,7 +34,7 @@ mod workers;
 mod zstd;
 
 pub(crate) use disjoint::{Claims, Window};
-pub(in crate::engine) use encode::encode_subchunk;
+pub(in crate::engine) use encode::{encode_stored_subchunk, encode_subchunk};
 pub(crate) use stages::encoded_bound;
 pub(in crate::engine) use stages::{decode_fixed_size, strip as strip_checksum};
 

@@ -161,6 +161,13 @@ pub(crate) struct DriverError {
     pub(crate) reason: String,
 }
 
+impl DriverError {
+    /// Whether there is no memory now.
+    pub(crate) fn is_out_of_memory(&self) -> bool {
+        self.fault == Fault::OutOfMemory
+    }
+}
+
 impl fmt::Display for DriverError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.operation)?;
@@ -227,6 +234,20 @@ pub(crate) trait Driver: fmt::Debug + Send + Sync {
 
     /// Let `event` stand for what is in `stream` now.
     fn record(&self, event: EventId, stream: StreamId, site: Site) -> Result<(), DriverError>;
+
+    /// Let `event` stand for what is now in a stream that is not the driver's own: `stream` is its
+    /// handle, as the CUDA driver has it.
+    ///
+    /// # Safety
+    /// It is a stream of the device's primary context, and is not destroyed meanwhile.
+    unsafe fn record_in(&self, event: EventId, stream: u64, site: Site) -> Result<(), DriverError>;
+
+    /// The handle of `event`, as the CUDA driver has it.
+    fn event_handle(&self, event: EventId) -> Result<u64, DriverError>;
+
+    /// Device memory that is not the driver's own: `len` bytes from the address `pointer` on. It is
+    /// told where it is used whether there is such memory.
+    fn adopt(&self, pointer: u64, len: usize) -> Result<DeviceSpan, DriverError>;
 
     /// Let what is put into `stream` from now on wait for `event`, as it was last recorded.
     fn wait(&self, stream: StreamId, event: EventId, site: Site) -> Result<(), DriverError>;

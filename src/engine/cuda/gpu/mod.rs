@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // a test that panics has failed
 
+pub(super) mod application;
 pub(super) mod bodies;
 pub(super) mod compressed;
 mod compression;
@@ -10,6 +11,8 @@ mod driver;
 mod engine;
 mod kernels;
 mod nvcomp;
+pub(super) mod stream;
+mod streams;
 
 const CASES: u32 = 256;
 

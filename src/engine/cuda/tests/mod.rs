@@ -8,6 +8,7 @@ mod faults;
 mod lanes;
 mod partial_writes;
 mod schedules;
+mod stream;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;

@@ -204,6 +204,30 @@ impl Slices {
         Ok(())
     }
 
+    /// Copy the slices' bytes from byte `at` of the batch on back to `bytes`. Nobody does it often.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] if they leave the batch, or the buffer is too short.
+    pub(in crate::engine::host) fn read(
+        &self,
+        buffer: &[u8],
+        at: usize,
+        bytes: &mut [u8],
+    ) -> Result<(), EngineError> {
+        self.check(at, bytes.len(), buffer.len())?;
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = at + done;
+            let of_row = (self.row() - at % self.row()).min(bytes.len() - done);
+            for (to, from, len) in self.pieces(at, of_row) {
+                let to = done + to;
+                bytes[to..to + len].copy_from_slice(&buffer[from..from + len]);
+            }
+            done += of_row;
+        }
+        Ok(())
+    }
+
     /// The axis along which rows make a run, if there is one.
     fn run_axis(&self) -> Option<usize> {
         self.last().checked_sub(1)
@@ -385,6 +409,11 @@ mod tests {
                     .all(|(a, b)| a == b);
                 prop_assert_eq!(!full, cut.contains(&start));
             }
+            let mut back = vec![0; len];
+            for pair in cuts.windows(2) {
+                slices.read(&buffer, pair[0], &mut back[pair[0]..pair[1]]).expect("fits");
+            }
+            prop_assert_eq!(&back, &bytes);
             let outside = slices.write(&mut buffer, 1, &bytes, &crew, NonZeroUsize::MIN);
             prop_assert!(outside.is_err());
         }

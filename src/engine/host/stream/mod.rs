@@ -45,8 +45,7 @@ pub(crate) struct HostStream {
 /// Where the slots of a batch are in an input.
 #[derive(Debug)]
 struct SlotLayout {
-    /// Bytes from one slot of a part to the next: a subchunk, and its checksums if it is encoded in
-    /// place.
+    /// Bytes from one slot of a part to the next.
     stride: usize,
     /// Where the first slot of each part begins.
     starts: Vec<usize>,
@@ -56,16 +55,8 @@ struct SlotLayout {
 impl SlotLayout {
     /// `None` if it is more than this machine can address.
     fn new(job: &StreamJob, batch: &BatchGrid) -> Option<Self> {
-        let in_place = is_fixed_size(job);
-        let stride = match &job.chain {
-            StreamChain::Known(chain) if in_place => job
-                .grid
-                .shard()
-                .subchunk_bytes()
-                .checked_add(chain.stages.len() * crc32c::LEN)?,
-            _ => job.grid.shard().subchunk_bytes(),
-        };
-        let (head, tail) = if in_place {
+        let stride = slot_stride(job)?;
+        let (head, tail) = if is_fixed_size(job) {
             (job.room.head, job.room.tail)
         } else {
             (0, 0)
@@ -92,6 +83,17 @@ fn is_fixed_size(job: &StreamJob) -> bool {
     matches!(&job.chain, StreamChain::Known(chain) if chain.is_fixed_size())
 }
 
+/// Bytes from one slot of a part to the next: a subchunk, and its checksums if it is encoded in place.
+fn slot_stride(job: &StreamJob) -> Option<usize> {
+    let subchunk = job.grid.shard().subchunk_bytes();
+    match &job.chain {
+        StreamChain::Known(chain) if chain.is_fixed_size() => {
+            subchunk.checked_add(chain.stages.len() * crc32c::LEN)
+        }
+        _ => Some(subchunk),
+    }
+}
+
 fn too_large() -> EngineError {
     EngineError::OutOfMemory {
         what: "a batch of a stream",
@@ -99,24 +101,34 @@ fn too_large() -> EngineError {
     }
 }
 
-/// Bytes of an output; `None` if inputs become outputs.
-fn output_len(job: &StreamJob, batch: &BatchGrid) -> Result<Option<usize>, EngineError> {
+/// Tables that are kept, or made while a batch is encoded, in bytes: for each subchunk, and for each
+/// part of a shard. About.
+const TABLES: (usize, usize) = (160, 320);
+
+/// Bytes of an input, of an output (`None` if inputs become outputs), and of tables, for batches of all
+/// epochs.
+fn sizes(job: &StreamJob) -> Option<(usize, Option<usize>, usize)> {
+    let (subchunks, parts) = job.grid.batch_counts(job.epochs)?;
+    let slots = subchunks.checked_mul(slot_stride(job)?)?;
+    let rooms = parts.checked_mul(job.room.head.checked_add(job.room.tail)?)?;
     let subchunk = job.grid.shard().subchunk_bytes();
     let bound = match &job.chain {
-        StreamChain::Known(chain) if chain.is_fixed_size() => return Ok(None),
-        StreamChain::Known(chain) => stages::encoded_bound(chain, subchunk),
+        StreamChain::Known(chain) if chain.is_fixed_size() => None,
+        StreamChain::Known(chain) => Some(stages::encoded_bound(chain, subchunk)?),
         // It does not say; the output grows if it is more.
         StreamChain::Foreign(_) => Some(subchunk),
     };
-    let rooms = batch
-        .parts()
-        .len()
-        .checked_mul(job.room.head + job.room.tail);
-    let len = bound
-        .and_then(|bound| bound.checked_mul(batch.subchunks()))
-        .and_then(|len| len.checked_add(rooms?))
-        .ok_or_else(too_large)?;
-    Ok(Some(len))
+    let (input, output) = match bound {
+        None => (slots.checked_add(rooms)?, None),
+        Some(bound) => {
+            let output = bound.checked_mul(subchunks)?.checked_add(rooms)?;
+            (slots, Some(output))
+        }
+    };
+    let (of_subchunk, of_part) = TABLES;
+    let tables = subchunks.checked_mul(of_subchunk)?;
+    let tables = tables.checked_add(parts.checked_mul(of_part)?)?;
+    Some((input, output, tables))
 }
 
 /// What the buffers of a stream take on the host.
@@ -124,15 +136,14 @@ fn output_len(job: &StreamJob, batch: &BatchGrid) -> Result<Option<usize>, Engin
 /// # Errors
 /// [`EngineError::OutOfMemory`] if they are more than this machine can address.
 pub(crate) fn stream_memory(job: &StreamJob) -> Result<StreamMemory, EngineError> {
-    let batch = job.grid.batch(job.epochs).map_err(|_| too_large())?;
-    let input = SlotLayout::new(job, &batch).ok_or_else(too_large)?.len;
-    let output = output_len(job, &batch)?.unwrap_or(0);
-    let host = input
-        .checked_mul(job.inputs)
-        .and_then(|inputs| inputs.checked_add(output.checked_mul(job.outputs)?))
-        .ok_or_else(too_large)?;
+    let host = || {
+        let (input, output, tables) = sizes(job)?;
+        let outputs = output.unwrap_or(0).checked_mul(job.outputs)?;
+        let host = input.checked_mul(job.inputs)?.checked_add(outputs)?;
+        host.checked_add(tables)
+    };
     Ok(StreamMemory {
-        host,
+        host: host().ok_or_else(too_large)?,
         ..StreamMemory::default()
     })
 }
@@ -157,7 +168,8 @@ impl HostStream {
             StreamChain::Known(_) => Contents::Zeros,
             StreamChain::Foreign(_) => Contents::Nothing,
         };
-        let outputs = output_len(&job, &batch)?.map(|len| pool(len, contents, job.outputs));
+        let (_, output, _) = sizes(&job).ok_or_else(too_large)?;
+        let outputs = output.map(|len| pool(len, contents, job.outputs));
         Ok(Arc::new(Self {
             inputs: pool(slots.len, Contents::Zeros, job.inputs),
             outputs,
@@ -249,6 +261,10 @@ impl Input for HostInput {
         stream
             .slices
             .write(self.lease.bytes(), at, bytes, crew(), stream.job.threads)
+    }
+
+    fn read(&mut self, at: usize, bytes: &mut [u8]) -> Result<(), EngineError> {
+        self.stream.slices.read(self.lease.as_ref(), at, bytes)
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn std::any::Any + Send> {

@@ -347,6 +347,40 @@ impl Driver for CudaDriver {
         })
     }
 
+    unsafe fn record_in(&self, event: EventId, stream: u64, site: Site) -> Result<(), DriverError> {
+        let operation = || {
+            format!(
+                "record event {} in a stream of the application, {stream:#x} ({})",
+                event.0, site.0
+            )
+        };
+        let event = self.event(event, operation)?;
+        let stream = ptr::with_exposed_provenance_mut(usize::try_from(stream).map_err(|_| {
+            self.refused(
+                operation(),
+                "a stream's handle is an address of this machine",
+            )
+        })?);
+        self.run(operation, |functions| {
+            // SAFETY: the event lives while it is held here; the caller vouches for the stream.
+            unsafe { (functions.cuEventRecord)(event.0, stream) }
+        })
+    }
+
+    fn event_handle(&self, event: EventId) -> Result<u64, DriverError> {
+        let operation = || format!("hand event {} to the application", event.0);
+        let event = self.event(event, operation)?;
+        Ok(event.0.expose_provenance() as u64)
+    }
+
+    fn adopt(&self, pointer: u64, len: usize) -> Result<DeviceSpan, DriverError> {
+        Ok(DeviceSpan {
+            memory: DeviceMemory(pointer),
+            offset: 0,
+            len,
+        })
+    }
+
     fn wait(&self, stream: StreamId, event: EventId, site: Site) -> Result<(), DriverError> {
         let operation = || {
             format!(

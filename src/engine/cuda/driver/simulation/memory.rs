@@ -314,6 +314,13 @@ impl Memory {
         self.live.get_mut(&address)
     }
 
+    /// The live allocation that begins at or before an address, and how far before.
+    pub(super) fn containing(&self, address: u64) -> Option<(u64, usize)> {
+        let (first, _) = self.live.range(..=address).next_back()?;
+        let offset = usize::try_from(address - first).ok()?;
+        Some((*first, offset))
+    }
+
     /// What an address is that no live allocation has.
     pub(super) fn absent(&self, address: u64) -> String {
         let freed = self

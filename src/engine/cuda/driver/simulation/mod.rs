@@ -407,6 +407,27 @@ impl Driver for Simulation {
         })
     }
 
+    /// The application's streams are other streams of the simulation: a handle is the number.
+    unsafe fn record_in(&self, event: EventId, stream: u64, site: Site) -> Result<(), DriverError> {
+        self.record(event, StreamId(stream), site)
+    }
+
+    fn event_handle(&self, event: EventId) -> Result<u64, DriverError> {
+        Ok(event.0)
+    }
+
+    /// The application's memory is other memory of the simulation.
+    fn adopt(&self, pointer: u64, len: usize) -> Result<DeviceSpan, DriverError> {
+        let operation = format_args!("look for {len} bytes of device memory at {pointer:#x}");
+        self.run(Call::Declare, operation, |state| {
+            state.find(pointer, len).map(|(memory, offset)| DeviceSpan {
+                memory,
+                offset,
+                len,
+            })
+        })
+    }
+
     fn wait(&self, stream: StreamId, event: EventId, site: Site) -> Result<(), DriverError> {
         let operation = format_args!(
             "wait in stream {} for event {} ({})",

@@ -8,7 +8,7 @@ use super::super::clocks::{Clock, Label, Touch};
 use super::super::guard::Place;
 use super::super::memory::{Allocation, Kind, granules};
 use super::{Failure, State, violation};
-use crate::engine::cuda::driver::{Access, DeviceMemory, Fault, Span, StreamId};
+use crate::engine::cuda::driver::{Access, DeviceMemory, DeviceSpan, Fault, Span, StreamId};
 
 impl State {
     pub(crate) fn allocate(&mut self, len: usize, kind: Kind) -> Result<NonNull<u8>, Failure> {
@@ -170,6 +170,18 @@ impl State {
         self.check(&place, None)?;
         self.memory.discard(place.address, place.bytes);
         Ok(())
+    }
+
+    /// The device memory that has `len` bytes at an address, and where in it.
+    pub(crate) fn find(&self, pointer: u64, len: usize) -> Result<(DeviceMemory, usize), Failure> {
+        let (address, offset) = self.memory.containing(pointer).unwrap_or((pointer, 0));
+        let memory = DeviceMemory(address);
+        let span = Span::Device(DeviceSpan {
+            memory,
+            offset,
+            len,
+        });
+        self.place(span, Access::Read).map(|_| (memory, offset))
     }
 
     /// The handle of device memory that begins there.

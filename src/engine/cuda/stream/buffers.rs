@@ -1,0 +1,385 @@
+//! Pinned memory that applications fill and stores read.
+
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::from_device::read_from_device;
+use super::ranges::Ranges;
+use super::shared::{InputMemory, OutputMemory, Shared};
+use crate::engine::EngineError;
+use crate::engine::cuda::copiers::Copy;
+use crate::engine::cuda::driver::{Access, DriverError, PinnedUse, Site, Span};
+use crate::engine::cuda::lane::Running;
+use crate::engine::cuda::sizing::Region;
+use crate::engine::stream::{DeviceBytes, Input, Output, Reusable};
+
+/// The fill value was copied to the device, and pinned memory can be written again.
+const PADDED: Site = Site("synchronise: an input is on the device before it is written again");
+/// What only the device had is in pinned memory.
+const BROUGHT_BACK: Site = Site("synchronise: bytes of an input before the host encodes them");
+
+/// The slices of a batch, in pinned memory, and those that an application had on the device there.
+pub(super) struct CudaInput {
+    pub(super) shared: Arc<Shared>,
+    /// Until it is dropped.
+    memory: Option<InputMemory>,
+    region: Region,
+    raw: Region,
+    /// Bytes of the batch that only the device has.
+    on_device: Ranges,
+}
+
+impl fmt::Debug for CudaInput {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaInput")
+            .field("memory", &self.memory)
+            .field("on_device", &self.on_device)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for CudaInput {
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            self.shared.give_input(memory);
+        }
+    }
+}
+
+impl CudaInput {
+    /// An input that is not in use, if there is one.
+    pub(super) fn take(shared: &Arc<Shared>) -> Option<Self> {
+        let mut memory = shared.take_input()?;
+        let number = memory.number;
+        let mut input = Self {
+            shared: shared.clone(),
+            region: shared.sizing.inputs[number],
+            raw: shared.sizing.raws[number],
+            memory: None,
+            on_device: Ranges::default(),
+        };
+        if !memory.filled {
+            input.declare(input.region, Access::Write);
+            let fill_value = &shared.job.fill_value;
+            // SAFETY: the region, which nobody else has: it was not in use.
+            let bytes =
+                unsafe { std::slice::from_raw_parts_mut(input.address(), input.region.len) };
+            for element in bytes.chunks_exact_mut(fill_value.len().max(1)) {
+                element.copy_from_slice(fill_value);
+            }
+            memory.filled = true;
+        }
+        input.memory = Some(memory);
+        Some(input)
+    }
+
+    fn address(&self) -> *mut u8 {
+        self.shared.pinned(PinnedUse::ToDevice, self.region)
+    }
+
+    /// Where it is in the lane: in pinned memory, and on the device.
+    pub(super) fn regions(&self) -> (Region, Region) {
+        (self.region, self.raw)
+    }
+
+    /// Tell the driver that the host is about to touch a region. Where the lane cannot be used, there
+    /// is nothing to tell it: pinned memory is the host's all the same.
+    fn declare(&self, region: Region, access: Access) {
+        if let Ok((_entered, lane)) = self.shared.enter()
+            && let Err(error) = lane.driver.host_access(lane.pinned_in(region), access)
+        {
+            tracing::debug!(%error, "an input");
+        }
+    }
+
+    /// The padded bytes of the host's, of the first `epochs` epochs.
+    pub(super) fn from_host(&self, epochs: usize) -> Vec<Range<usize>> {
+        let (grid, padding) = (&self.shared.job.grid, &self.shared.sizing.padding);
+        if self.on_device.is_empty() {
+            return vec![0..epochs * grid.epoch_slices() * padding.padded_slice()];
+        }
+        let gaps = self.on_device.gaps(0..epochs * grid.epoch_bytes());
+        gaps.iter().map(|gap| padding.around(gap)).collect()
+    }
+
+    /// Whether the device has bytes that the host does not.
+    pub(super) fn is_partly_on_device(&self) -> bool {
+        !self.on_device.is_empty()
+    }
+
+    /// Copy what only the device has to pinned memory.
+    ///
+    /// # Errors
+    /// The driver's: they still are only there.
+    pub(super) fn bring_back(&mut self, lane: Running<'_>) -> Result<(), DriverError> {
+        if self.on_device.is_empty() {
+            return Ok(());
+        }
+        for range in self.on_device.iter() {
+            let bytes = self.shared.sizing.padding.around(range);
+            let from = lane.device(self.raw.part(bytes.clone()));
+            let to = lane.pinned_in(self.region.part(bytes));
+            lane.copy(lane.up, Span::Device(from), Span::Pinned(to))?;
+            self.shared.devices.counters.add_from_device(to.len);
+        }
+        lane.driver.synchronize_stream(lane.up, BROUGHT_BACK)?;
+        self.on_device.clear();
+        Ok(())
+    }
+
+    /// The padded slices of the first `epochs` epochs. Not while anything writes them: the device
+    /// does so in [`bring_back`](Self::bring_back) alone.
+    pub(super) fn bytes(&self, epochs: usize) -> &[u8] {
+        let len = epochs
+            * self.shared.job.grid.epoch_slices()
+            * self.shared.sizing.padding.padded_slice();
+        let region = self.region.part(0..len);
+        self.declare(region, Access::Read);
+        // SAFETY: a part of the region, all of which was written when it was first taken; it is
+        // written by whoever has it alone, which `&self` excludes.
+        unsafe { std::slice::from_raw_parts(self.address(), region.len) }
+    }
+
+    /// Check that `len` bytes at `at` are in the batch.
+    fn check(&self, at: usize, len: usize) -> Result<Range<usize>, EngineError> {
+        let job = &self.shared.job;
+        match at.checked_add(len) {
+            Some(end) if end <= job.epochs * job.grid.epoch_bytes() => Ok(at..end),
+            _ => Err(EngineError::Internal("bytes that leave their batch")),
+        }
+    }
+
+    /// See to it that the device has the fill value around what comes from elsewhere.
+    fn pad_on_device(&mut self, lane: Running<'_>) -> Result<(), DriverError> {
+        let padded = self.memory.as_ref().is_none_or(|m| m.padded_on_device);
+        if padded || !self.shared.sizing.padding.exists() {
+            return Ok(());
+        }
+        let (from, to) = (lane.pinned_in(self.region), lane.device(self.raw));
+        lane.copy(lane.up, Span::Pinned(from), Span::Device(to))?;
+        self.shared.devices.counters.add_to_device(from.len);
+        lane.driver.synchronize_stream(lane.up, PADDED)?;
+        if let Some(memory) = &mut self.memory {
+            memory.padded_on_device = true;
+        }
+        Ok(())
+    }
+}
+
+impl Input for CudaInput {
+    fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), EngineError> {
+        let range = self.check(at, bytes.len())?;
+        self.on_device.remove(&range);
+        let shared = &self.shared;
+        self.declare(
+            self.region.part(shared.sizing.padding.around(&range)),
+            Access::Write,
+        );
+        let to = self.address();
+        let pieces = shared.sizing.padding.pieces(at, bytes.len());
+        let copies: Vec<_> = pieces
+            .iter()
+            .map(|piece| {
+                // SAFETY: the rows are in `bytes`, and their places in the region, by the check
+                // above; whoever has the input has its memory alone.
+                unsafe {
+                    Copy::strided(
+                        (bytes.as_ptr().add(piece.from), &piece.from_strides),
+                        (to.add(piece.to), &piece.to_strides),
+                        &piece.shape,
+                        1,
+                    )
+                }
+            })
+            .collect();
+        shared.devices.copiers.run(&copies, shared.job.threads);
+        Ok(())
+    }
+
+    fn read(&mut self, at: usize, bytes: &mut [u8]) -> Result<(), EngineError> {
+        let range = self.check(at, bytes.len())?;
+        if self.is_partly_on_device() {
+            let shared = self.shared.clone();
+            let (entered, lane) = shared.enter()?;
+            let back = shared.device().watch(self.bring_back(lane));
+            drop(entered);
+            back?;
+        }
+        let shared = &self.shared;
+        let padding = &shared.sizing.padding;
+        self.declare(self.region.part(padding.around(&range)), Access::Read);
+        let from = self.address();
+        let pieces = padding.pieces(at, bytes.len());
+        let copies: Vec<_> = pieces
+            .iter()
+            .map(|piece| {
+                // SAFETY: as in `write`, the other way round.
+                unsafe {
+                    Copy::strided(
+                        (from.add(piece.to), &piece.to_strides),
+                        (bytes.as_mut_ptr().add(piece.from), &piece.from_strides),
+                        &piece.shape,
+                        1,
+                    )
+                }
+            })
+            .collect();
+        shared.devices.copiers.run(&copies, shared.job.threads);
+        Ok(())
+    }
+
+    unsafe fn write_from_device(
+        &mut self,
+        at: usize,
+        bytes: &DeviceBytes,
+    ) -> Result<Box<dyn Reusable>, EngineError> {
+        let range = self.check(at, bytes.len)?;
+        let device = self.shared.device().info().ordinal;
+        if bytes.device != device {
+            return Err(EngineError::Unsuitable(format!(
+                "the data are on CUDA device {}, and this stream is encoded on device {device}: name the device of the data by `Options::with_devices`",
+                bytes.device
+            )));
+        }
+        let shared = self.shared.clone();
+        let (entered, lane) = shared.enter()?;
+        let put = self.pad_on_device(lane).and_then(|()| {
+            // SAFETY: what the caller promises.
+            unsafe { read_from_device(&shared, lane, self.raw, at, bytes) }
+        });
+        let put = shared.device().watch(put);
+        drop(entered);
+        if put.is_err() {
+            // Some of it may be under way.
+            shared.drain();
+        }
+        let reusable = put?;
+        self.on_device.insert(range);
+        Ok(Box::new(reusable))
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
+        self
+    }
+}
+
+/// An encoded batch, in memory of the stream.
+pub(super) struct CudaOutput {
+    shared: Arc<Shared>,
+    /// Until it is dropped.
+    memory: Option<OutputMemory>,
+    len: usize,
+}
+
+impl fmt::Debug for CudaOutput {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaOutput")
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+impl CudaOutput {
+    /// Memory for an encoded batch, when there is some. All of it can be read.
+    ///
+    /// # Errors
+    /// There never will be.
+    pub(super) fn take(shared: &Arc<Shared>) -> Result<Self, EngineError> {
+        let mut memory = shared.take_output()?;
+        if let OutputMemory::Pinned { region, written } = &mut memory
+            && !std::mem::replace(written, true)
+        {
+            let to = shared.pinned(PinnedUse::FromDevice, *region);
+            // SAFETY: the region, which nobody else has, and which no device was told to write.
+            unsafe { to.write_bytes(0, region.len) };
+        }
+        Ok(Self {
+            shared: shared.clone(),
+            len: shared.sizing.outputs[0].len,
+            memory: Some(memory),
+        })
+    }
+
+    /// Where it is in the lane, if it is pinned.
+    pub(super) fn region(&self) -> Option<Region> {
+        match self.memory {
+            Some(OutputMemory::Pinned { region, .. }) => Some(region),
+            _ => None,
+        }
+    }
+
+    /// The first `len` bytes of it are the batch.
+    pub(super) fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// Bytes that it has room for.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Other memory, where a broken device may still be writing.
+    ///
+    /// # Errors
+    /// [`EngineError::OutOfMemory`].
+    pub(super) fn replace(&mut self) -> Result<(), EngineError> {
+        if let Some(memory) = self.memory.take() {
+            self.memory = Some(self.shared.replace_output(memory)?);
+        }
+        Ok(())
+    }
+
+    fn address(&self) -> *mut u8 {
+        match &self.memory {
+            Some(OutputMemory::Pinned { region, .. }) => {
+                self.shared.pinned(PinnedUse::FromDevice, *region)
+            }
+            _ => std::ptr::dangling_mut(),
+        }
+    }
+}
+
+impl AsRef<[u8]> for CudaOutput {
+    fn as_ref(&self) -> &[u8] {
+        match &self.memory {
+            None => &[],
+            Some(OutputMemory::Pageable(bytes)) => &bytes[..self.len],
+            // SAFETY: the first bytes of the region, all of which was written at some time. Nobody
+            // else has it, and the device has written to it what it was told to: that was
+            // synchronised with before the batch was given out.
+            Some(OutputMemory::Pinned { .. }) => unsafe {
+                std::slice::from_raw_parts(self.address(), self.len)
+            },
+        }
+    }
+}
+
+impl AsMut<[u8]> for CudaOutput {
+    fn as_mut(&mut self) -> &mut [u8] {
+        let (address, len) = (self.address(), self.len);
+        match &mut self.memory {
+            None => &mut [],
+            Some(OutputMemory::Pageable(bytes)) => &mut bytes[..len],
+            // SAFETY: as above.
+            Some(OutputMemory::Pinned { .. }) => unsafe {
+                std::slice::from_raw_parts_mut(address, len)
+            },
+        }
+    }
+}
+
+impl Drop for CudaOutput {
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            self.shared.give_output(memory);
+        }
+    }
+}
+
+impl Output for CudaOutput {
+    fn is_scarce(&self) -> bool {
+        self.region().is_some()
+    }
+}

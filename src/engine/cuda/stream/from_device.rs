@@ -1,0 +1,95 @@
+//! Bytes that an application has on the device.
+
+use std::sync::Arc;
+
+use super::shared::Shared;
+use crate::engine::EngineError;
+use crate::engine::cuda::driver::{DeviceSpan, DriverError, EventId, Site, Span};
+use crate::engine::cuda::lane::Running;
+use crate::engine::cuda::sizing::Region;
+use crate::engine::stream::{DeviceBytes, Reusable};
+
+/// What the application has put into its stream until now is complete.
+const MADE: Site = Site("record: the application has made its bytes");
+const MADE_WAIT: Site = Site("wait: copy of an application's bytes for these");
+/// The application's bytes were read.
+const TAKEN: Site = Site("record: an application's bytes were copied");
+const TAKEN_HOST: Site = Site("synchronise: an application's bytes before it writes them");
+
+/// Copy an application's bytes to `at` of the batch whose padded slices are in `raw`.
+///
+/// # Safety
+/// That of [`DeviceBytes`].
+///
+/// # Errors
+/// The driver's: some of them may be on their way.
+pub(super) unsafe fn read_from_device(
+    shared: &Arc<Shared>,
+    lane: Running<'_>,
+    raw: Region,
+    at: usize,
+    bytes: &DeviceBytes,
+) -> Result<CudaReusable, DriverError> {
+    let from = lane.driver.adopt(bytes.pointer, bytes.len)?;
+    let mut reusable = CudaReusable {
+        event: shared.take_reusable(lane)?,
+        shared: shared.clone(),
+        handle: 0,
+    };
+    let event = reusable.event;
+    reusable.handle = lane.driver.event_handle(event)?;
+    // SAFETY: what the caller promises.
+    unsafe { lane.driver.record_in(event, bytes.stream, MADE)? };
+    lane.driver.wait(lane.up, event, MADE_WAIT)?;
+    for piece in shared.sizing.padding.pieces(at, bytes.len) {
+        for (start, to, row) in piece.rows() {
+            let from = DeviceSpan {
+                offset: from.offset + start,
+                len: row,
+                ..from
+            };
+            let to = lane.device(raw.part(to..to + row));
+            // SAFETY: the lane's region, and bytes of the application, which keeps off them until
+            // the event below has happened.
+            unsafe {
+                lane.driver
+                    .copy(lane.up, Span::Device(from), Span::Device(to))?;
+            }
+        }
+    }
+    lane.driver.record(event, lane.up, TAKEN)?;
+    Ok(reusable)
+}
+
+/// An event of the stream's that an application waits for.
+#[derive(Debug)]
+pub(super) struct CudaReusable {
+    shared: Arc<Shared>,
+    event: EventId,
+    /// The driver's.
+    handle: u64,
+}
+
+impl Drop for CudaReusable {
+    fn drop(&mut self) {
+        self.shared.give_reusable(self.event);
+    }
+}
+
+impl Reusable for CudaReusable {
+    fn wait(&self) -> Result<(), EngineError> {
+        let (_entered, lane) = self.shared.enter()?;
+        let waited = lane.driver.synchronize(self.event, TAKEN_HOST);
+        Ok(self.shared.device().watch(waited)?)
+    }
+
+    fn query(&self) -> Result<bool, EngineError> {
+        let (_entered, lane) = self.shared.enter()?;
+        let happened = lane.driver.query_event(self.event);
+        Ok(self.shared.device().watch(happened)?)
+    }
+
+    fn event(&self) -> u64 {
+        self.handle
+    }
+}

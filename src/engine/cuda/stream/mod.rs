@@ -1,0 +1,172 @@
+//! Streams of slices, encoded on a device, in batches of epochs.
+//!
+//! A stream has a lane of its own, for as long as anything of it is in use: it may go on for hours,
+//! and a lane of the pool would be missing there. All of it is allocated when the stream is made.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `padding` | the slices of a batch as a box of whole subchunks |
+//! | `sizing` | what a stream takes: estimated, allocated and divided by the same numbers |
+//! | `shared` | the lane, and the buffers that are not in use |
+//! | `buffers` | inputs and outputs, in pinned memory |
+//! | `from_device`, `ranges` | bytes that an application has on the device |
+//! | `encoder` | batches: begins with the order of everything, and with every edge |
+//! | `answer` | where the subchunks of a batch are, as the device says |
+//! | `on_host` | what a device failed on |
+
+mod answer;
+mod buffers;
+mod encoder;
+mod from_device;
+mod on_host;
+mod padding;
+mod ranges;
+mod shared;
+mod sizing;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::driver::Fault;
+use super::{CudaEngine, WithFallback};
+use crate::engine::EngineError;
+use crate::engine::stream::{
+    Encoder, Input, Returned, StreamChain, StreamEngine, StreamJob, StreamMemory,
+};
+use buffers::CudaInput;
+use encoder::CudaEncoder;
+use shared::{Plan, Shared};
+use sizing::StreamSizing;
+
+/// A stream on a device.
+#[derive(Debug)]
+pub(crate) struct CudaStream {
+    shared: Arc<Shared>,
+    has_encoder: AtomicBool,
+}
+
+impl CudaEngine {
+    /// What a stream takes: the numbers that it is allocated by.
+    ///
+    /// # Errors
+    /// A device cannot do it, or not in its budget: why, and what would help. Fewer epochs take less.
+    pub(crate) fn stream_estimate(&self, job: &StreamJob) -> Result<StreamMemory, EngineError> {
+        let (_, sizing) = self.plan_stream(job)?;
+        self.devices
+            .first(&self.limits, |budget| sizing.check(job, budget))?;
+        Ok(sizing.estimate())
+    }
+
+    /// A stream, with everything that it takes. What fails there is handed back. `returned` is told of
+    /// buffers that come back.
+    ///
+    /// # Errors
+    /// As for [`stream_estimate`](Self::stream_estimate), and the device's: [`Fault::OutOfMemory`] if
+    /// it has less than its budget, and fewer epochs may do.
+    pub(crate) fn stream(
+        &self,
+        job: Arc<StreamJob>,
+        returned: Arc<Returned>,
+    ) -> Result<Arc<dyn StreamEngine>, EngineError> {
+        Ok(Arc::new(self.open_stream(job, returned, false)?))
+    }
+
+    fn open_stream(
+        &self,
+        job: Arc<StreamJob>,
+        returned: Arc<Returned>,
+        falls_back: bool,
+    ) -> Result<CudaStream, EngineError> {
+        let (prepared, sizing) = self.plan_stream(&job)?;
+        let plan = Plan {
+            devices: self.devices.clone(),
+            chain: known(&job)?.clone(),
+            prepared,
+            sizing,
+            falls_back,
+            returned,
+            job,
+        };
+        let shared = self.devices.on_first(&self.limits, |device, budget| {
+            let check = plan.sizing.check(&plan.job, budget);
+            check.map_err(EngineError::Unsuitable)?;
+            match Shared::open(device, &plan) {
+                Err(EngineError::Device(error)) if error.fault == Fault::OutOfMemory => {
+                    // Lanes that nobody uses now may have what is missing.
+                    self.devices.release_idle();
+                    Shared::open(device, &plan)
+                }
+                opened => opened,
+            }
+        })?;
+        tracing::debug!(
+            device = shared.device().info().ordinal,
+            epochs = plan.job.epochs,
+            memory = ?plan.sizing.estimate(),
+            "a stream on a CUDA device"
+        );
+        Ok(CudaStream {
+            shared,
+            has_encoder: AtomicBool::new(false),
+        })
+    }
+
+    fn plan_stream(
+        &self,
+        job: &StreamJob,
+    ) -> Result<(Option<super::Prepared>, StreamSizing), EngineError> {
+        let at_once = StreamSizing::compressed_at_once(job, self.tuning);
+        let kind = self.kind_of_batches(job.grid.shard(), known(job)?, at_once)?;
+        let sizing = StreamSizing::new(&kind, job, self.tuning).map_err(EngineError::Unsuitable)?;
+        Ok((kind.compressor, sizing))
+    }
+}
+
+impl WithFallback {
+    /// As [`CudaEngine::stream_estimate`].
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn stream_estimate(&self, job: &StreamJob) -> Result<StreamMemory, EngineError> {
+        self.0.stream_estimate(job)
+    }
+
+    /// As [`CudaEngine::stream`], but what fails there is encoded by the host.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn stream(
+        &self,
+        job: Arc<StreamJob>,
+        returned: Arc<Returned>,
+    ) -> Result<Arc<dyn StreamEngine>, EngineError> {
+        Ok(Arc::new(self.0.open_stream(job, returned, true)?))
+    }
+}
+
+/// The chain of a job, if a device may know it.
+fn known(job: &StreamJob) -> Result<&crate::engine::KnownChain, EngineError> {
+    match &job.chain {
+        StreamChain::Known(chain) => Ok(chain),
+        StreamChain::Foreign(_) => Err(EngineError::Unsuitable(
+            "the inner codecs are not ones that the CUDA engine knows".to_string(),
+        )),
+    }
+}
+
+impl StreamEngine for CudaStream {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn input(&self) -> Result<Option<Box<dyn Input>>, EngineError> {
+        Ok(CudaInput::take(&self.shared).map(|input| Box::new(input) as Box<dyn Input>))
+    }
+
+    fn encoder(&self) -> Result<Box<dyn Encoder>, EngineError> {
+        if self.has_encoder.swap(true, Ordering::Relaxed) {
+            return Err(EngineError::Internal("a stream has one encoder"));
+        }
+        Ok(Box::new(CudaEncoder::new(self.shared.clone())))
+    }
+}

@@ -1,0 +1,321 @@
+//! The slices of a batch, rounded up to whole subchunks.
+//!
+//! On its way to the device a batch is one box of whole subchunks in C order, whatever the edges of
+//! the array: behind the elements along each axis but the first are as many of the fill value as the
+//! last subchunk there needs. So one dense slab after the other is scattered from it. What an
+//! application gives has no padding, and is the same bytes if the array needs none.
+
+use std::ops::Range;
+
+use crate::layout::StreamGrid;
+
+/// Where the bytes of slices lie among padded ones.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Padding {
+    /// Bytes that lie together in either form; of all slices, if there is no padding.
+    row: usize,
+    /// The axes over which rows repeat, slowest first: the first one has no end.
+    axes: Vec<Axis>,
+    /// Bytes of a slice, in either form.
+    slice: usize,
+    padded_slice: usize,
+}
+
+/// An axis of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Axis {
+    extent: usize,
+    /// Padded bytes from one to the next.
+    padded: usize,
+    /// Rows from one to the next.
+    rows: usize,
+}
+
+/// A box of rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    /// Where it begins in the bytes that were given, and in the padded ones.
+    pub(super) from: usize,
+    pub(super) to: usize,
+    /// How many along each axis; the last one is bytes.
+    pub(super) shape: Vec<usize>,
+    /// Bytes from one to the next, along each axis.
+    pub(super) from_strides: Vec<usize>,
+    pub(super) to_strides: Vec<usize>,
+}
+
+impl Padding {
+    pub(super) fn new(grid: &StreamGrid) -> Self {
+        let subchunk = &grid.shard().subchunk()[1..];
+        let inner = grid.inner();
+        // `StreamGrid` vouches for these products.
+        let padded: Vec<usize> = std::iter::zip(inner, subchunk)
+            .map(|(extent, subchunk)| extent.next_multiple_of(*subchunk))
+            .collect();
+        let element = grid.shard().element_size();
+        let padded_slice = padded.iter().product::<usize>() * element;
+        let mut row = element;
+        let mut axis = inner.len();
+        let mut padded_row = element;
+        while axis > 0 && row == padded_row {
+            axis -= 1;
+            row *= inner[axis];
+            padded_row *= padded[axis];
+        }
+        let mut axes = Vec::new();
+        if row < padded_row {
+            let (mut rows, mut stride) = (1, padded_row);
+            for axis in (0..axis).rev() {
+                axes.push(Axis {
+                    extent: inner[axis],
+                    padded: stride,
+                    rows,
+                });
+                rows *= inner[axis];
+                stride *= padded[axis];
+            }
+            axes.push(Axis {
+                extent: usize::MAX,
+                padded: stride,
+                rows,
+            });
+            axes.reverse();
+        }
+        Self {
+            row,
+            axes,
+            slice: grid.slice_bytes(),
+            padded_slice,
+        }
+    }
+
+    /// Whether there is any.
+    pub(super) fn exists(&self) -> bool {
+        !self.axes.is_empty()
+    }
+
+    /// Bytes of a slice with its padding.
+    pub(super) fn padded_slice(&self) -> usize {
+        self.padded_slice
+    }
+
+    /// Bytes of a slice.
+    pub(super) fn slice(&self) -> usize {
+        self.slice
+    }
+
+    /// Where the byte `at` is among the padded ones.
+    pub(super) fn padded(&self, at: usize) -> usize {
+        if !self.exists() {
+            return at;
+        }
+        let mut rest = at / self.row;
+        let mut padded = at % self.row;
+        for axis in &self.axes {
+            padded += rest / axis.rows * axis.padded;
+            rest %= axis.rows;
+        }
+        padded
+    }
+
+    /// The padded bytes from the first to the last of `bytes`, with the padding between them.
+    pub(super) fn around(&self, bytes: &Range<usize>) -> Range<usize> {
+        if bytes.is_empty() {
+            return 0..0;
+        }
+        self.padded(bytes.start)..self.padded(bytes.end - 1) + 1
+    }
+
+    /// The bytes `at..at + len`, as boxes of rows: few, however many rows there are.
+    pub(super) fn pieces(&self, at: usize, len: usize) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        if len == 0 {
+            return pieces;
+        }
+        if !self.exists() {
+            pieces.push(Piece::bytes(0, at, len));
+            return pieces;
+        }
+        let end = at + len;
+        let (mut first, last) = (at / self.row, end / self.row);
+        if !at.is_multiple_of(self.row) || first == last {
+            let len = len.min(self.row - at % self.row);
+            pieces.push(Piece::bytes(0, self.padded(at), len));
+            first += 1;
+        }
+        if first < last {
+            let from = first * self.row - at;
+            self.boxes(&self.axes, (from, 0), first..last, &mut pieces);
+        }
+        if first <= last && !end.is_multiple_of(self.row) {
+            let start = last * self.row;
+            pieces.push(Piece::bytes(start - at, self.padded(start), end - start));
+        }
+        pieces
+    }
+
+    /// Rows of the first of `axes` and the faster ones, as boxes: the first is `from` bytes into what
+    /// was given, and row 0 of `axes` lies at `to`.
+    fn boxes(
+        &self,
+        axes: &[Axis],
+        (from, to): (usize, usize),
+        rows: Range<usize>,
+        pieces: &mut Vec<Piece>,
+    ) {
+        let Some((axis, faster)) = axes.split_first() else {
+            return;
+        };
+        if rows.is_empty() {
+            return;
+        }
+        let step = axis.rows;
+        let (whole, whole_end) = (rows.start.div_ceil(step), rows.end / step);
+        // The rows of one step, as the faster axes count them.
+        let mut part = |number: usize, of_step: Range<usize>| {
+            let at = from + (number * step + of_step.start - rows.start) * self.row;
+            self.boxes(faster, (at, to + number * axis.padded), of_step, pieces);
+        };
+        if whole > whole_end {
+            let first = whole_end * step;
+            part(whole_end, rows.start - first..rows.end - first);
+            return;
+        }
+        if rows.start < whole * step {
+            part(whole - 1, rows.start - (whole - 1) * step..step);
+        }
+        if whole < whole_end {
+            let mut shape = vec![whole_end - whole];
+            shape.extend(faster.iter().map(|axis| axis.extent));
+            shape.push(self.row);
+            let strides = |stride: fn(&Axis, usize) -> usize| {
+                let of_rows = axes.iter().map(|axis| stride(axis, self.row));
+                of_rows.chain([1]).collect()
+            };
+            pieces.push(Piece {
+                from: from + (whole * step - rows.start) * self.row,
+                to: to + whole * axis.padded,
+                shape,
+                from_strides: strides(|axis, row| axis.rows * row),
+                to_strides: strides(|axis, _| axis.padded),
+            });
+        }
+        let mut part = |number: usize, of_step: Range<usize>| {
+            let at = from + (number * step + of_step.start - rows.start) * self.row;
+            self.boxes(faster, (at, to + number * axis.padded), of_step, pieces);
+        };
+        if whole_end * step < rows.end {
+            part(whole_end, 0..rows.end - whole_end * step);
+        }
+    }
+}
+
+impl Piece {
+    fn bytes(from: usize, to: usize, len: usize) -> Self {
+        Self {
+            from,
+            to,
+            shape: vec![len],
+            from_strides: vec![1],
+            to_strides: vec![1],
+        }
+    }
+
+    /// Its rows, as offsets in what was given and among the padded bytes, and bytes.
+    pub(super) fn rows(&self) -> impl Iterator<Item = (usize, usize, usize)> {
+        let (row, outer) = self
+            .shape
+            .split_last()
+            .map_or((0, &[][..]), |(r, o)| (*r, o));
+        (0..outer.iter().product()).map(move |number| {
+            let mut rest: usize = number;
+            let (mut from, mut to) = (self.from, self.to);
+            for (axis, extent) in outer.iter().enumerate().rev() {
+                from += rest % extent * self.from_strides[axis];
+                to += rest % extent * self.to_strides[axis];
+                rest /= extent;
+            }
+            (from, to, row)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::layout::SubchunkGrid;
+
+    fn grid(first: u64, axes: &[(u64, u64)], element: usize) -> StreamGrid {
+        let mut subchunk = vec![first];
+        subchunk.extend(axes.iter().map(|(_, subchunk)| *subchunk));
+        let inner: Vec<u64> = axes.iter().map(|(extent, _)| *extent).collect();
+        let shard = SubchunkGrid::new(&subchunk, &subchunk, element).expect("divides");
+        StreamGrid::new(shard, &inner).expect("fits")
+    }
+
+    #[test]
+    fn without_padding_all_of_it_is_one_piece() {
+        let padding = Padding::new(&grid(2, &[(6, 3), (8, 4)], 2));
+        assert!(!padding.exists());
+        assert_eq!(padding.pieces(5, 500), [Piece::bytes(0, 5, 500)]);
+        assert_eq!(padding.padded(77), 77);
+    }
+
+    /// A frame is few boxes, not a copy per row.
+    #[test]
+    fn whole_slices_are_one_piece() {
+        let padding = Padding::new(&grid(1, &[(2304, 32), (2300, 32)], 2));
+        let slice = padding.slice();
+        assert_eq!(padding.padded_slice(), 2304 * 2304 * 2);
+        let pieces = padding.pieces(slice, 3 * slice);
+        assert_eq!(pieces.len(), 1);
+        assert_eq!(pieces[0].shape, [3, 2304, 4600]);
+        assert!(padding.pieces(slice + 7, 2 * slice).len() <= 6);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Byte by byte.
+        #[test]
+        fn every_byte_is_in_its_place(
+            first in 1_u64..4,
+            axes in prop::collection::vec((1_u64..7, 1_u64..5), 0..4),
+            element in 1_usize..4,
+            cut in (0.0..1.0, 0.0..1.0),
+        ) {
+            let grid = grid(first, &axes, element);
+            let padding = Padding::new(&grid);
+            let bytes = 3 * grid.slice_bytes();
+            // As the coordinates of its element say.
+            let naive = |at: usize| {
+                let (mut rest, within) = (at / element, at % element);
+                let mut stride = element;
+                let mut to = within;
+                for (extent, subchunk) in axes.iter().rev() {
+                    let extent = usize::try_from(*extent).expect("small");
+                    to += rest % extent * stride;
+                    rest /= extent;
+                    stride *= extent.next_multiple_of(usize::try_from(*subchunk).expect("small"));
+                }
+                to + rest * stride
+            };
+            let part = |share: f64| (share * bytes as f64) as usize;
+            let (at, end) = (part(cut.0).min(part(cut.1)), part(cut.0).max(part(cut.1)));
+            let mut places = vec![None; end - at];
+            for piece in padding.pieces(at, end - at) {
+                for (from, to, row) in piece.rows() {
+                    for i in 0..row {
+                        prop_assert_eq!(places[from + i].replace(to + i), None);
+                    }
+                }
+            }
+            for (i, place) in places.into_iter().enumerate() {
+                prop_assert_eq!(place, Some(naive(at + i)));
+                prop_assert_eq!(padding.padded(at + i), naive(at + i));
+            }
+        }
+    }
+}

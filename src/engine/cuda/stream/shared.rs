@@ -1,0 +1,334 @@
+//! What the parts of a stream share: its lane, and the buffers that are not in use.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use super::sizing::StreamSizing;
+use crate::engine::cuda::compression::Prepared;
+use crate::engine::cuda::device::{Device, Entered};
+use crate::engine::cuda::driver::{
+    DriverError, EventId, Fault, PinnedMemory, PinnedUse, Site, Span, StreamId,
+};
+use crate::engine::cuda::kernels::scatter::Scatter;
+use crate::engine::cuda::lane::{Lane, Running};
+use crate::engine::cuda::pool::Devices;
+use crate::engine::cuda::sizing::{MemoryEstimate, Region};
+use crate::engine::stream::{Returned, StreamJob};
+use crate::engine::{EngineError, KnownChain};
+
+/// Nothing of what was put into the lane is under way any more, after something failed.
+const DRAINED: Site = Site("synchronise: a stream is empty after a batch has failed");
+
+/// What the memory is for, in errors.
+const OUTPUT: &str = "an encoded batch";
+
+/// A stream's lane and buffers. Everything that has a buffer has this, too: so the lane is given up
+/// when the last of them is dropped, on whatever thread.
+pub(super) struct Shared {
+    pub(super) devices: Arc<Devices>,
+    pub(super) job: Arc<StreamJob>,
+    pub(super) chain: KnownChain,
+    pub(super) prepared: Option<Prepared>,
+    pub(super) sizing: StreamSizing,
+    /// Whether the host encodes what a device cannot.
+    pub(super) falls_back: bool,
+    lane: Lane,
+    pinned: [PinnedMemory; 2],
+    /// Why the lane is not used any more, beside what the device says.
+    lost: OnceLock<DriverError>,
+    inputs: Mutex<Vec<InputMemory>>,
+    outputs: Mutex<Outputs>,
+    reusables: Mutex<Reusables>,
+    pub(super) returned: Arc<Returned>,
+}
+
+/// The memory of an input.
+#[derive(Debug)]
+pub(super) struct InputMemory {
+    pub(super) number: usize,
+    /// Whether it holds the fill value where nothing else was written: in pinned memory, and on the
+    /// device.
+    pub(super) filled: bool,
+    pub(super) padded_on_device: bool,
+}
+
+/// The memory of an output.
+#[derive(Debug)]
+pub(super) enum OutputMemory {
+    Pinned {
+        region: Region,
+        /// Whether every byte was written at some time.
+        written: bool,
+    },
+    /// Instead of pinned memory that a broken device may have been writing to.
+    Pageable(Vec<u8>),
+}
+
+/// Those that are not in use, and how many there are in all.
+#[derive(Debug)]
+struct Outputs {
+    free: Vec<OutputMemory>,
+    all: usize,
+}
+
+/// Events that applications wait for.
+#[derive(Debug, Default)]
+struct Reusables {
+    free: Vec<EventId>,
+    all: Vec<EventId>,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared")
+            .field("lane", &self.lane)
+            .field("lost", &self.lost.get())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let leaked = self.lane.give_up();
+        self.devices.counters.lane_released();
+        if leaked != MemoryEstimate::default() {
+            self.devices.counters.lane_leaked();
+        }
+    }
+}
+
+/// What a stream is, but for its device.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) devices: Arc<Devices>,
+    pub(super) job: Arc<StreamJob>,
+    pub(super) chain: KnownChain,
+    pub(super) prepared: Option<Prepared>,
+    pub(super) sizing: StreamSizing,
+    pub(super) falls_back: bool,
+    pub(super) returned: Arc<Returned>,
+}
+
+impl Shared {
+    /// Allocate the lane of a stream on `device`.
+    ///
+    /// # Errors
+    /// The device's, and [`EngineError::Unsuitable`] if the compressor asks for more than was planned.
+    pub(super) fn open(device: &Arc<Device>, plan: &Plan) -> Result<Arc<Self>, EngineError> {
+        let entered = device.enter()?;
+        if let (Some(prepared), Some(compressing)) = (&plan.prepared, &plan.sizing.compressing) {
+            prepared
+                .check(&compressing.buffers)
+                .map_err(EngineError::Unsuitable)?;
+        }
+        let counters = &plan.devices.counters;
+        let lane = Lane::new(device, plan.sizing.capacity).map_err(|(error, leaked)| {
+            if leaked != MemoryEstimate::default() {
+                counters.lane_leaked();
+            }
+            error
+        })?;
+        counters.lane_created();
+        let shared = Self::with_lane(lane, plan)?;
+        device.watch(shared.prepare())?;
+        drop(entered);
+        Ok(Arc::new(shared))
+    }
+
+    fn with_lane(lane: Lane, plan: &Plan) -> Result<Self, DriverError> {
+        let sizing = plan.sizing.clone();
+        let pinned = lane.pinned()?;
+        let inputs = (0..sizing.inputs.len()).rev().map(|number| InputMemory {
+            number,
+            filled: false,
+            padded_on_device: false,
+        });
+        let outputs = sizing.outputs.iter().map(|region| OutputMemory::Pinned {
+            region: *region,
+            written: false,
+        });
+        Ok(Self {
+            devices: plan.devices.clone(),
+            job: plan.job.clone(),
+            chain: plan.chain.clone(),
+            prepared: plan.prepared.clone(),
+            falls_back: plan.falls_back,
+            returned: plan.returned.clone(),
+            lane,
+            pinned,
+            lost: OnceLock::new(),
+            inputs: Mutex::new(inputs.collect()),
+            outputs: Mutex::new(Outputs {
+                all: outputs.len(),
+                free: outputs.collect(),
+            }),
+            reusables: Mutex::default(),
+            sizing,
+        })
+    }
+
+    /// What comes before the first batch: the fill value goes to the device; and what a slot has
+    /// behind its elements is written once, since kernels read slots by whole words.
+    fn prepare(&self) -> Result<(), DriverError> {
+        let lane = self.lane.start()?;
+        if self.sizing.slot_stride > self.job.grid.shard().subchunk_bytes() {
+            lane.zero(lane.compute, self.sizing.slots)?;
+        }
+        let pattern = Scatter::fill_pattern(&self.job.fill_value);
+        let staging = lane.pinned_in(self.sizing.fill_staging);
+        let staging = lane.write_values(staging, pattern.iter().map(|byte| [*byte]))?;
+        let to = lane.device(self.sizing.fill.part(0..staging.len));
+        lane.copy(lane.up, Span::Pinned(staging), Span::Device(to))
+    }
+
+    pub(super) fn device(&self) -> &Arc<Device> {
+        self.lane.device()
+    }
+
+    /// Why nothing of the lane can be used any more, if that is so.
+    pub(super) fn lost(&self) -> Option<DriverError> {
+        if let Some(error) = self.lost.get() {
+            return Some(error.clone());
+        }
+        self.device().unusable().map(|reason| DriverError {
+            operation: "encoding a stream".to_string(),
+            device: Some(self.device().info().ordinal),
+            fault: Fault::Sticky,
+            reason,
+        })
+    }
+
+    /// The lane, until the guard is dropped.
+    ///
+    /// # Errors
+    /// It cannot be used now, or not any more.
+    pub(super) fn enter(&self) -> Result<(Entered<'_>, Running<'_>), DriverError> {
+        if let Some(error) = self.lost() {
+            return Err(error);
+        }
+        let entered = self.device().enter()?;
+        Ok((entered, self.lane.running()?))
+    }
+
+    /// Wait until nothing is under way in the lane. Where that cannot be had, the lane is lost: its
+    /// memory may be in use for ever.
+    pub(super) fn drain(&self) {
+        // Once more, since whatever passes may have hit this, too.
+        let Err(error) = self.try_drain().or_else(|_| self.try_drain()) else {
+            return;
+        };
+        if error.fault != Fault::Sticky {
+            tracing::warn!(%error, "the lane of a stream is lost");
+            let _ = self.lost.set(error);
+        }
+    }
+
+    fn try_drain(&self) -> Result<(), DriverError> {
+        let (_entered, lane) = self.enter()?;
+        let streams: [StreamId; 3] = [lane.up, lane.compute, lane.down];
+        for stream in streams {
+            let drained = lane.driver.synchronize_stream(stream, DRAINED);
+            self.device().watch(drained)?;
+        }
+        Ok(())
+    }
+
+    /// The events of the lane that nobody waits for but whoever has taken them.
+    pub(super) fn events(&self) -> Vec<EventId> {
+        let reusables = lock(&self.reusables);
+        let mut events = self.lane.running().map_or(Vec::new(), |lane| lane.events());
+        events.retain(|event| !reusables.all.contains(event));
+        events
+    }
+
+    /// An event that an application will wait for.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(super) fn take_reusable(&self, lane: Running<'_>) -> Result<EventId, DriverError> {
+        let mut reusables = lock(&self.reusables);
+        if let Some(event) = reusables.free.pop() {
+            return Ok(event);
+        }
+        let event = lane.new_event()?;
+        reusables.all.push(event);
+        Ok(event)
+    }
+
+    pub(super) fn give_reusable(&self, event: EventId) {
+        lock(&self.reusables).free.push(event);
+    }
+
+    /// The address of pinned memory.
+    pub(super) fn pinned(&self, pinned: PinnedUse, region: Region) -> *mut u8 {
+        let [to_device, from_device] = self.pinned;
+        let memory = match pinned {
+            PinnedUse::ToDevice => to_device,
+            PinnedUse::FromDevice => from_device,
+        };
+        memory.0.as_ptr().wrapping_add(region.offset)
+    }
+
+    pub(super) fn take_input(&self) -> Option<InputMemory> {
+        lock(&self.inputs).pop()
+    }
+
+    pub(super) fn give_input(&self, memory: InputMemory) {
+        lock(&self.inputs).push(memory);
+        self.returned.notify();
+    }
+
+    /// Memory for an encoded batch, when there is some.
+    ///
+    /// # Errors
+    /// [`EngineError::OutOfMemory`] if there never will be.
+    pub(super) fn take_output(&self) -> Result<OutputMemory, EngineError> {
+        loop {
+            let seen = self.returned.count();
+            let mut outputs = lock(&self.outputs);
+            if let Some(memory) = outputs.free.pop() {
+                return Ok(memory);
+            }
+            if outputs.all == 0 {
+                let bytes = self.sizing.outputs[0].len;
+                return Err(EngineError::OutOfMemory {
+                    what: OUTPUT,
+                    bytes,
+                });
+            }
+            drop(outputs);
+            self.returned.wait(seen);
+        }
+    }
+
+    pub(super) fn give_output(&self, memory: OutputMemory) {
+        lock(&self.outputs).free.push(memory);
+        self.returned.notify();
+    }
+
+    /// Other memory instead of pinned memory that a device may still write to, which is never used
+    /// again.
+    ///
+    /// # Errors
+    /// [`EngineError::OutOfMemory`].
+    pub(super) fn replace_output(&self, memory: OutputMemory) -> Result<OutputMemory, EngineError> {
+        let OutputMemory::Pinned { region, .. } = memory else {
+            return Ok(memory);
+        };
+        let mut bytes = Vec::new();
+        if bytes.try_reserve_exact(region.len).is_err() {
+            lock(&self.outputs).all -= 1;
+            self.returned.notify();
+            return Err(EngineError::OutOfMemory {
+                what: OUTPUT,
+                bytes: region.len,
+            });
+        }
+        bytes.resize(region.len, 0);
+        Ok(OutputMemory::Pageable(bytes))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

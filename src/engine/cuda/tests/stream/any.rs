@@ -1,0 +1,86 @@
+//! Any stream comes to what the host makes of its subchunks, in whatever order a device runs.
+
+use super::*;
+
+fn schedule_of(seed: u64) -> Schedule {
+    match seed % 8 {
+        0 => Schedule::Eager,
+        1 => Schedule::Latest,
+        _ => Schedule::Priority(seed),
+    }
+}
+
+fn check(seed: u64, subject: &Subject, library: StandIn, falls_back: bool) {
+    let simulation = simulation(schedule_of(seed));
+    let engine = stream_engine(&simulation, library, subject);
+    let done = open(&engine, subject, falls_back).and_then(|stream| {
+        if seed % 3 == 0 {
+            encode_with(&simulation, subject, stream, (seed, 0))
+        } else {
+            stream::encode(subject, stream, seed)
+        }
+    });
+    let violations = simulation.violations();
+    assert!(violations.is_empty(), "{seed}: {violations:#?}");
+    done.unwrap_or_else(|error| panic!("{seed}: {error}: {subject:?}"));
+    let metrics = engine.counters().snapshot();
+    assert!(metrics.fallbacks.is_empty(), "{seed}");
+    assert_eq!(metrics.batches_encoded as usize, subject.batches().len());
+    assert_eq!((metrics.lanes_created, metrics.lanes_alive), (1, 0));
+    drop(engine);
+    assert_clean(&simulation);
+}
+
+#[test]
+fn any_stream_without_a_compressor() {
+    for seed in 0..2000 {
+        let subject = Subject::any(seed, vec![Stage::Crc32c; seed as usize % 3]);
+        check(seed, &subject, StandIn::Six, seed % 2 == 0);
+    }
+}
+
+#[test]
+fn any_stream_with_a_compressor() {
+    let stages = compressors();
+    for seed in 0..300 {
+        let kind = usize::try_from(seed).expect("small");
+        let mut chain = vec![Stage::Crc32c; kind % 2];
+        chain.push(stages[kind % stages.len()].clone());
+        chain.extend(vec![Stage::Crc32c; kind / 2 % 2]);
+        let subject = Subject::any(seed, chain);
+        let library = [StandIn::Six, StandIn::Failing, StandIn::Five][kind / 7 % 3];
+        check(seed, &subject, library, seed % 2 == 0);
+    }
+}
+
+/// There is something to see in these.
+#[test]
+fn any_stream_is_all_kinds_of_streams() {
+    let subjects: Vec<Subject> = (0..2000).map(|seed| Subject::any(seed, vec![])).collect();
+    let some = |what: &str, is: &dyn Fn(&Subject) -> bool| {
+        let count = subjects.iter().filter(|subject| is(subject)).count();
+        assert!(count > 100, "{what}: {count}");
+    };
+    let edge = |subject: &Subject| {
+        let grid = &subject.job.grid;
+        let extents = std::iter::zip(grid.inner(), &grid.shard().subchunk()[1..]);
+        extents.clone().any(|(extent, sub)| extent % sub != 0)
+    };
+    some("padding", &edge);
+    some("no padding", &|subject| !edge(subject));
+    some("a short last batch", &|subject| {
+        subject.epochs % subject.job.epochs != 0
+    });
+    some("several shard epochs in a batch", &|subject| {
+        subject.job.epochs > subject.job.grid.epochs_per_shard()
+    });
+    some("several batches in a shard epoch", &|subject| {
+        subject.job.epochs < subject.job.grid.epochs_per_shard()
+            && subject.epochs > subject.job.epochs
+    });
+    some("shards without all of their subchunks", &|subject| {
+        let grid = &subject.job.grid;
+        let counts = std::iter::zip(grid.subchunks(), &grid.shard().counts()[1..]);
+        counts.clone().any(|(all, per)| all % per != 0)
+    });
+}

@@ -1,0 +1,75 @@
+//! Streams on simulated devices.
+
+mod any;
+mod faults;
+mod memory;
+mod sites;
+
+use zarrs_cuda_nvcomp_stand_in::StandIn;
+
+use super::compression::{blosc, compressors, with};
+use super::*;
+use crate::engine::cuda::WithFallback;
+use crate::engine::cuda::gpu::application::Application;
+use crate::engine::cuda::gpu::stream::{self, Run, Subject, returned};
+use crate::engine::stream::StreamEngine;
+use crate::engine::{Cname, Shuffle};
+
+/// Compressors take temporary memory.
+fn stream_limits() -> Limits {
+    Limits {
+        device_memory: Some(1 << 27),
+        pinned_memory: 1 << 27,
+        ..limits()
+    }
+}
+
+fn stream_engine(simulation: &Arc<Simulation>, library: StandIn, subject: &Subject) -> CudaEngine {
+    let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
+    CudaEngine::new(devices, stream_limits(), TINY).for_chain(subject.chain(), with(library))
+}
+
+/// A stream that fails where the device does, or falls back.
+fn open(
+    engine: &CudaEngine,
+    subject: &Subject,
+    falls_back: bool,
+) -> Result<Arc<dyn StreamEngine>, EngineError> {
+    let job = Arc::new(subject.job.clone());
+    if falls_back {
+        WithFallback(engine.clone()).stream(job, returned())
+    } else {
+        engine.stream(job, returned())
+    }
+}
+
+/// Encode a subject, some of which an application has on the device, and check it.
+fn encode_with(
+    simulation: &Arc<Simulation>,
+    subject: &Subject,
+    stream: Arc<dyn StreamEngine>,
+    (seed, tries): (u64, usize),
+) -> Result<(), EngineError> {
+    let driver = simulation.clone() as Arc<dyn Driver>;
+    let mut application = Application::new(driver, true, subject.bytes.len(), seed)?;
+    let mut run = Run::new(subject, stream, seed)?;
+    run.tries = tries;
+    let encoded = run.all(&mut |input, at, bytes| application.write(input, at, bytes));
+    // A broken device does not get anything back.
+    let ended = application.end();
+    subject.check(&encoded?);
+    ended.or(Ok(()))
+}
+
+/// Three shards of 3 × 2 subchunks along the second axis, at whose edge there is padding, in batches
+/// of a part of a shard.
+fn padded(stages: Vec<Stage>) -> Subject {
+    let chain = KnownChain {
+        order: vec![0, 2, 1],
+        swap: 2,
+        stages,
+    };
+    let mut subject = Subject::new(&[(0, 2, 4), (8, 3, 1), (7, 4, 1)], 2, chain, (6, 2));
+    subject.job.inputs = 2;
+    subject
+}

@@ -1,0 +1,87 @@
+//! There is no wait, record or synchronisation that streams could do without.
+
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::*;
+use crate::engine::cuda::driver::Site;
+use crate::engine::cuda::driver::simulation::Inject;
+use crate::engine::cuda::gpu::application::OWN;
+
+/// A subject, what compresses it, and a fault to fall back from.
+struct Case {
+    subject: Subject,
+    library: StandIn,
+    fault: Option<Inject>,
+}
+
+fn cases() -> Vec<Case> {
+    let zstd = Stage::Zstd {
+        level: 3,
+        checksum: false,
+    };
+    let plain = |fault| Case {
+        subject: padded(vec![Stage::Crc32c]),
+        library: StandIn::Six,
+        fault,
+    };
+    vec![
+        plain(None),
+        // In the kernels of the first batch, whose input is used again.
+        plain(Some(Inject::Refused { launch: 2 })),
+        Case {
+            subject: padded(vec![zstd]),
+            library: StandIn::Failing,
+            fault: None,
+        },
+    ]
+}
+
+/// Everything that can go wrong, for some seeds: an application makes other bytes in each.
+fn run(case: &Case, removed: Option<Site>) -> Result<BTreeSet<Site>, String> {
+    let mut sites = BTreeSet::new();
+    for seed in 0..4 {
+        let simulation = Arc::new(Simulation::new(Config {
+            schedule: Schedule::Latest,
+            removed,
+            ..Config::default()
+        }));
+        if let Some(fault) = case.fault {
+            simulation.inject(fault);
+        }
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let engine = stream_engine(&simulation, case.library, &case.subject);
+            let stream = open(&engine, &case.subject, true)?;
+            encode_with(&simulation, &case.subject, stream, (seed, 0))?;
+            drop(engine);
+            Ok::<_, EngineError>(())
+        }));
+        if let Some(violation) = simulation.violations().first() {
+            return Err(violation.message.clone());
+        }
+        match outcome {
+            Ok(Ok(())) => sites.extend(simulation.sites()),
+            Ok(Err(error)) => return Err(error.to_string()),
+            Err(_) => return Err("the stream is wrong".to_string()),
+        }
+    }
+    Ok(sites)
+}
+
+#[test]
+fn without_any_one_wait_record_or_synchronisation_a_stream_fails() {
+    let cases = cases();
+    let mut sites = BTreeSet::new();
+    for case in &cases {
+        sites.extend(run(case, None).expect("the engine as it is"));
+    }
+    sites.retain(|site| !site.0.starts_with(OWN));
+    assert!(sites.len() >= 18, "{sites:#?}");
+    for site in sites {
+        let failed = cases.iter().find_map(|case| run(case, Some(site)).err());
+        match failed {
+            Some(what) => println!("without \"{}\": {what}", site.0),
+            None => panic!("streams do not need \"{}\"", site.0),
+        }
+    }
+}
