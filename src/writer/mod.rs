@@ -324,13 +324,8 @@ impl ArrayWriter {
         self.batches += 1;
         self.epochs += epochs as u64;
         self.filled = 0;
-        let (appended, slice) = (self.appended, self.job.grid.slice_bytes() as u64);
-        self.shared.change(|state| {
-            // For callbacks, which are not this thread's.
-            state.progress.appended_bytes = appended;
-            state.progress.appended_slices = appended / slice;
-            state.batches.push_back(Item::Batch(batch, input));
-        });
+        self.shared
+            .change(|state| state.batches.push_back(Item::Batch(batch, input)));
     }
 
     /// Bytes of a slice that was begun.
