@@ -31,10 +31,17 @@
 
 mod assembler;
 mod builder;
+#[allow(unsafe_code)]
+mod device;
+#[cfg(feature = "dlpack")]
+#[allow(unsafe_code)]
+mod dlpack;
 mod encoding;
 mod error;
 mod leftovers;
 mod metadata;
+#[cfg(feature = "ndarray")]
+mod ndarray;
 mod part;
 mod plan;
 #[cfg(feature = "indicatif")]
@@ -58,6 +65,7 @@ use zarrs::array::{Array, ArrayBytes, Element};
 use zarrs_storage::ReadableWritableStorageTraits;
 
 pub use builder::ArrayWriterBuilder;
+pub use device::{DeviceEvent, DeviceSlice};
 pub use error::WriterError;
 pub use report::{Progress, WriterMemory, WriterReport};
 
@@ -255,14 +263,19 @@ impl ArrayWriter {
         let (now, rest) = bytes.split_at(bytes.len().min(self.batch_bytes - self.filled));
         let written = input.write(self.filled, now);
         written.map_err(|error| self.broken(&error.to_string()))?;
-        self.filled += now.len();
-        self.appended += now.len() as u64;
+        self.advance(now.len());
+        Ok(rest)
+    }
+
+    /// So many bytes were put into the batch.
+    fn advance(&mut self, len: usize) {
+        self.filled += len;
+        self.appended += len as u64;
         // For callbacks, which are not this thread's.
         self.shared.lock().progress.appended_bytes = self.appended;
         if self.filled == self.batch_bytes {
             self.submit(self.grid.clone(), self.job.epochs);
         }
-        Ok(rest)
     }
 
     /// That more can be appended.
