@@ -56,11 +56,6 @@ impl Frames {
         self.epochs
     }
 
-    /// All frames of a shard epoch in one piece.
-    pub(crate) fn epoch(&self) -> &[u8] {
-        &self.pool
-    }
-
     /// The frames, one at a time.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &[u8]> {
         (0..self.epochs).flat_map(|_| self.pool.chunks_exact(FRAME_BYTES))

@@ -20,6 +20,9 @@ impl Goals {
     fn add(&mut self, what: &str, measured: f64, relation: &str, goal: f64, met: bool) {
         let verdict = if met { "met" } else { "MISSED" };
         self.missed += usize::from(!met);
+        // No more digits than it takes.
+        let goal = format!("{goal:.4}");
+        let goal = goal.trim_end_matches('0').trim_end_matches('.');
         self.lines.push(format!(
             "{what}: {relation} {goal}: {measured:.4}, {verdict}"
         ));

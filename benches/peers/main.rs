@@ -177,8 +177,8 @@ fn main() -> Result<()> {
 /// The elements of the array, for the peers to read.
 fn write_elements(path: &Path, frames: &Frames) -> Result<()> {
     let mut file = File::create(path)?;
-    for _ in 0..frames.epochs() {
-        file.write_all(frames.epoch())?;
+    for frame in frames.iter() {
+        file.write_all(frame)?;
     }
     // Not while somebody else is measured.
     Ok(file.sync_all()?)

@@ -25,6 +25,8 @@ Options:
                          none | zstd | blosc (with lz4) | crc32c | zstd:LEVEL | gzip:LEVEL |
                          blosc-NAME:LEVEL:SHUFFLE
   --backend auto|host|cuda                               [default: auto]
+  --memory MIB         how much memory the writer may take for buffers
+                                                         [default: a quarter of this machine's]
   --help               print this
 
 If there is an array in OUT, the camera goes on where it ends; its shapes and codecs are those of the
@@ -45,6 +47,8 @@ pub(crate) struct Job {
     pub(crate) shard: [NonZeroU64; 3],
     pub(crate) codec: String,
     pub(crate) backend: Backend,
+    /// In bytes.
+    pub(crate) memory: Option<usize>,
 }
 
 impl Job {
@@ -62,6 +66,7 @@ impl Job {
             shard: [128, 768, 768].map(extent),
             codec: "none".to_string(),
             backend: Backend::Auto,
+            memory: None,
         };
         if !job.parse().map_err(usage)? {
             return Ok(None);
@@ -105,6 +110,10 @@ impl Job {
                         "cuda" => Ok(Backend::Cuda),
                         _ => Err("it is `auto`, `host` or `cuda`"),
                     })?;
+                }
+                Long("memory") => {
+                    let mib: usize = parser.value()?.parse()?;
+                    self.memory = Some(mib.saturating_mul(1 << 20));
                 }
                 Long("help") | Short('h') => return Ok(false),
                 Value(path) if self.output.as_os_str().is_empty() => self.output = path.into(),

@@ -74,7 +74,10 @@ fn run() -> Result<(), Stop> {
     };
     stop_on_ctrl_c()?;
     // From here on every sharded array goes through our codec.
-    let options = Options::default().with_backend(job.backend);
+    let mut options = Options::default().with_backend(job.backend);
+    if let Some(memory) = job.memory {
+        options = options.with_host_memory(memory);
+    }
     let registration = zarrs_cuda::register(options).map_err(|error| error.to_string())?;
 
     let recording = Recording::open_or_create(&job)?;

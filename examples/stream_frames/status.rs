@@ -65,16 +65,11 @@ impl Status {
             self.dropped,
             frames * frame / 1e9,
             progress.batches_waiting,
-            progress.lanes,
+            progress.batches_encoding,
         );
-        let _ = match progress.stored_bytes {
-            0 => write!(line, "nothing stored yet"),
-            stored => write!(
-                line,
-                "ratio {:.2}, {} shards",
-                progress.encoded_bytes as f64 / stored as f64,
-                progress.shards_stored
-            ),
+        let _ = match progress.ratio() {
+            None => write!(line, "nothing encoded yet"),
+            Some(ratio) => write!(line, "ratio {ratio:.2}, {} shards", progress.shards_stored),
         };
         if self.is_terminal {
             eprint!("\r\x1b[K{line}");

@@ -74,6 +74,7 @@ impl Thread<'_> {
         match completed {
             Some(Ok(encoded)) => {
                 let bytes = batch.grid.epochs() * self.shared.setup.grid.epoch_bytes();
+                let packed: usize = encoded.parts.iter().map(|part| part.bytes.len()).sum();
                 self.waiting.insert(batch.number, (batch, encoded));
                 while let Some((batch, encoded)) = self.waiting.remove(&self.next) {
                     self.next += 1;
@@ -85,6 +86,7 @@ impl Thread<'_> {
                     state.progress.batches_encoding -= 1;
                     state.progress.encoding += time;
                     state.progress.encoded_bytes += bytes as u64;
+                    state.progress.packed_bytes += packed as u64;
                 });
             }
             Some(Err(FailedBatch { error, input })) => {

@@ -44,6 +44,8 @@ mod metadata;
 mod ndarray;
 mod part;
 mod plan;
+#[cfg(feature = "indicatif")]
+mod progress_bar;
 mod report;
 mod shared;
 mod sink;

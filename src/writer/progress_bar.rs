@@ -3,10 +3,14 @@
 use std::time::Duration;
 
 use indicatif::ProgressBar;
+use zarrs_storage::ReadableWritableStorageTraits;
 
 use super::{ArrayWriterBuilder, Progress};
 
-impl ArrayWriterBuilder {
+impl<TStorage> ArrayWriterBuilder<TStorage>
+where
+    TStorage: ?Sized + ReadableWritableStorageTraits + 'static,
+{
     /// Let `bar` follow the writer, after each stored shard: an [`on_progress`](Self::on_progress)
     /// callback, in place of any other.
     ///
@@ -45,7 +49,6 @@ impl ArrayWriterBuilder {
     /// bar.finish();
     /// # Ok::<_, Box<dyn std::error::Error>>(())
     /// ```
-    #[must_use]
     pub fn progress_bar(self, bar: ProgressBar) -> Self {
         self.on_progress(move |progress| progress.show_on(&bar))
     }

@@ -39,6 +39,8 @@ pub struct Progress {
     pub appended_slices: u64,
     /// What was encoded, in bytes before encoding.
     pub encoded_bytes: u64,
+    /// What that became, in bytes.
+    pub packed_bytes: u64,
     /// All slices of the array below this one are stored.
     pub finished_slices: u64,
     /// All slices of the array below this one are covered by the shape in its metadata.
@@ -65,6 +67,18 @@ pub struct Progress {
     pub encoding: Duration,
     /// Time of storing, of all threads that store.
     pub storing: Duration,
+}
+
+impl Progress {
+    /// How many bytes were encoded for each that they became; `None` before any became one.
+    #[must_use]
+    #[allow(
+        clippy::cast_precision_loss,
+        reason = "a ratio needs no more digits than these"
+    )]
+    pub fn ratio(&self) -> Option<f64> {
+        (self.packed_bytes > 0).then(|| self.encoded_bytes as f64 / self.packed_bytes as f64)
+    }
 }
 
 /// What a writer did.
