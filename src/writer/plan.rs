@@ -31,11 +31,17 @@ struct Targets {
     most_bytes: usize,
 }
 
-/// Batches that stay in no cache anyway, and are written to files in few calls.
+/// Batches that stay in no cache anyway.
 const HOST: Targets = Targets {
     bytes: 64 << 20,
     subchunks: 64,
     most_bytes: 256 << 20,
+};
+
+/// The same where shards grow: a store that syncs at every call wants few of them.
+const HOST_GROWING: Targets = Targets {
+    bytes: 256 << 20,
+    ..HOST
 };
 
 /// A device compresses a thousand subchunks about as fast as one.
@@ -205,7 +211,11 @@ fn sizes(
     if let Some(asked) = asked {
         return vec![grid.whole_batch(asked)];
     }
-    let targets = if device { DEVICE } else { HOST };
+    let targets = match (device, grows) {
+        (true, _) => DEVICE,
+        (false, true) => HOST_GROWING,
+        (false, false) => HOST,
+    };
     let bytes = (grid.subchunks_per_epoch())
         .saturating_mul(grid.shard().subchunk_bytes())
         .max(1);
