@@ -43,7 +43,11 @@ fn try_append_never_waits_and_hands_back_what_it_did_not_take() {
         );
     }
     assert!(writer.progress().waits >= refusals, "it would have waited");
-    assert_eq!(writer.progress().waiting, Duration::ZERO, "it does not wait");
+    assert_eq!(
+        writer.progress().waiting,
+        Duration::ZERO,
+        "it does not wait"
+    );
     assert_eq!(writer.progress().finished_slices, 0);
     let taken = 2 * (all.len() - rest.len());
     assert!(
