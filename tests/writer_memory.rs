@@ -9,10 +9,10 @@
 mod common;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -97,14 +97,31 @@ impl<S> Discarding<S> {
     fn pause(&self) {
         let mut calls = self.calls.lock().unwrap();
         *calls += 1;
-        if *calls == 1 || *calls == 40 {
-            let mut seen = usize::MAX;
-            while seen != APPENDED.load(Ordering::Relaxed) {
-                seen = APPENDED.load(Ordering::Relaxed);
-                std::thread::sleep(Duration::from_millis(400));
-            }
+        if *calls != 1 && *calls != 40 {
+            return;
+        }
+        let mut still = 0;
+        let mut seen = usize::MAX;
+        while still < 30 {
+            std::thread::sleep(Duration::from_millis(10));
+            let appended = APPENDED.load(Ordering::Relaxed);
+            still = if appended == seen && appender_sleeps() {
+                still + 1
+            } else {
+                0
+            };
+            seen = appended;
         }
     }
+}
+
+/// Where the kernel says what the appending thread does.
+static APPENDER: OnceLock<PathBuf> = OnceLock::new();
+
+fn appender_sleeps() -> bool {
+    let stat = fs::read_to_string(APPENDER.get().unwrap()).unwrap();
+    // The state comes behind the name, which is in parentheses.
+    stat.rsplit(") ").next().unwrap().starts_with('S')
 }
 
 /// What was appended until now, in bytes.
@@ -253,6 +270,9 @@ where
     let frames = frames(compressible);
     let estimate = builder.memory_estimate().unwrap();
     assert_eq!((estimate.pinned, estimate.device), (0, 0));
+    let thread = fs::read_link("/proc/thread-self").unwrap();
+    let stat = Path::new("/proc").join(thread).join("stat");
+    APPENDER.set(stat).unwrap();
     // Resets the peak (proc(5)).
     fs::write("/proc/self/clear_refs", "5").unwrap();
     let before = status("VmRSS:");
