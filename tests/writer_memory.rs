@@ -385,13 +385,13 @@ fn zstd_of_compressible_data_stays_below() {
     });
 }
 
-/// Another codec's output is collected before it is put together.
+/// Another codec's output is collected before it is put together, which counts, too.
 #[test]
-fn an_unknown_codec_stays_below() {
-    alone("an_unknown_codec_stays_below", || {
+fn an_unknown_codec_is_counted() {
+    alone("an_unknown_codec_is_counted", || {
         let (estimate, peak) = to_nowhere(&[codecs::xor()], SHORT, false);
         assert!(
-            peak <= estimate + estimate / 10,
+            peak <= estimate + estimate / 25,
             "{peak} of {estimate} bytes"
         );
     });

@@ -238,7 +238,7 @@ fn dropping_a_finished_writer_or_aborting_one_is_not() {
         let mut writer = builder(&array(&store)).build().unwrap();
         writer.append(&slices(0..5)).unwrap();
         writer.flush().unwrap();
-        assert_eq!(writer.abort().unwrap(), 5);
+        assert_eq!(writer.abort().unwrap(), SHARD);
         // Nothing was appended.
         drop(builder(&array(&store)).build().unwrap());
     });
