@@ -9,10 +9,10 @@
 mod common;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -92,16 +92,40 @@ impl<S> Discarding<S> {
         })
     }
 
-    /// Long enough for whoever appends to fill all that there is, in the beginning and later. All
-    /// calls wait.
+    /// Wait until whoever appends has filled all that there is, in the beginning and later. All calls
+    /// wait.
     fn pause(&self) {
         let mut calls = self.calls.lock().unwrap();
         *calls += 1;
-        if *calls == 1 || *calls == 40 {
-            std::thread::sleep(Duration::from_millis(700));
+        if *calls != 1 && *calls != 40 {
+            return;
+        }
+        let mut still = 0;
+        let mut seen = usize::MAX;
+        while still < 30 {
+            std::thread::sleep(Duration::from_millis(10));
+            let appended = APPENDED.load(Ordering::Relaxed);
+            still = if appended == seen && appender_sleeps() {
+                still + 1
+            } else {
+                0
+            };
+            seen = appended;
         }
     }
 }
+
+/// Where the kernel says what the appending thread does.
+static APPENDER: OnceLock<PathBuf> = OnceLock::new();
+
+fn appender_sleeps() -> bool {
+    let stat = fs::read_to_string(APPENDER.get().unwrap()).unwrap();
+    // The state comes behind the name, which is in parentheses.
+    stat.rsplit(") ").next().unwrap().starts_with('S')
+}
+
+/// What was appended until now, in bytes.
+static APPENDED: AtomicUsize = AtomicUsize::new(0);
 
 fn is_shard(key: &StoreKey) -> bool {
     key.as_str().contains("/c/") && !is_temporary(key)
@@ -246,6 +270,9 @@ where
     let frames = frames(compressible);
     let estimate = builder.memory_estimate().unwrap();
     assert_eq!((estimate.pinned, estimate.device), (0, 0));
+    let thread = fs::read_link("/proc/thread-self").unwrap();
+    let stat = Path::new("/proc").join(thread).join("stat");
+    APPENDER.set(stat).unwrap();
     // Resets the peak (proc(5)).
     fs::write("/proc/self/clear_refs", "5").unwrap();
     let before = status("VmRSS:");
@@ -253,7 +280,10 @@ where
     let mut writer = builder.build().unwrap();
     assert_eq!(writer.memory_estimate().host, estimate.host);
     for _ in 0..len / frames.len() {
-        writer.append_bytes(&frames).unwrap();
+        for piece in frames.chunks(SLICE) {
+            writer.append_bytes(piece).unwrap();
+            APPENDED.fetch_add(piece.len(), Ordering::Relaxed);
+        }
     }
     let report = writer.finish().unwrap();
     let peak = status("VmHWM:").saturating_sub(before);
@@ -268,7 +298,7 @@ where
         report.waiting,
     );
     assert!(
-        report.waiting > Duration::from_millis(100),
+        report.waiting > Duration::ZERO,
         "the store never fell behind"
     );
     (estimate.host, peak)
@@ -355,13 +385,13 @@ fn zstd_of_compressible_data_stays_below() {
     });
 }
 
-/// Another codec's output is collected before it is put together.
+/// Another codec's output is collected before it is put together, which counts, too.
 #[test]
-fn an_unknown_codec_stays_below() {
-    alone("an_unknown_codec_stays_below", || {
+fn an_unknown_codec_is_counted() {
+    alone("an_unknown_codec_is_counted", || {
         let (estimate, peak) = to_nowhere(&[codecs::xor()], SHORT, false);
         assert!(
-            peak <= estimate + estimate / 10,
+            peak <= estimate + estimate / 25,
             "{peak} of {estimate} bytes"
         );
     });

@@ -238,11 +238,46 @@ fn dropping_a_finished_writer_or_aborting_one_is_not() {
         let mut writer = builder(&array(&store)).build().unwrap();
         writer.append(&slices(0..5)).unwrap();
         writer.flush().unwrap();
-        assert_eq!(writer.abort().unwrap(), 5);
+        assert_eq!(writer.abort().unwrap(), SHARD);
         // Nothing was appended.
         drop(builder(&array(&store)).build().unwrap());
     });
     assert_eq!(said, Vec::<String>::new());
+}
+
+/// All of it is stored: nothing is lost, and nothing is said to be.
+#[test]
+fn dropping_a_writer_that_was_flushed_does_not_speak_of_losses() {
+    let store = Probe::new();
+    let said = warnings(|| {
+        let mut writer = builder(&array(&store)).build().unwrap();
+        writer.append(&slices(0..2 * SHARD)).unwrap();
+        writer.flush().unwrap();
+    });
+    let lost = said.iter().filter(|warning| warning.contains("lost"));
+    assert_eq!(lost.collect::<Vec<_>>(), Vec::<&String>::new());
+    check(&store, 2 * SHARD);
+}
+
+#[test]
+fn half_a_slice_can_be_discarded() {
+    let store = Probe::new();
+    let mut writer = builder(&array(&store)).build().unwrap();
+    assert_eq!(writer.discard_partial_slice(), 0);
+    let all = slices(0..9);
+    writer.append(&all[..5 * SLICE + 7]).unwrap();
+    assert_eq!(writer.discard_partial_slice(), 14);
+    assert_eq!(writer.discard_partial_slice(), 0);
+    assert_eq!(writer.progress().appended_slices, 5);
+    assert_eq!(writer.progress().appended_bytes, 5 * 2 * SLICE as u64);
+    writer.append(&all[5 * SLICE..8 * SLICE]).unwrap();
+    writer.append(&all[3..SLICE - 1]).unwrap();
+    assert!(writer.finish().is_err());
+    writer.discard_partial_slice();
+    let report = writer.finish().unwrap();
+    assert_eq!(report.finished_slices, 8);
+    assert_eq!(report.raw_bytes, 8 * 2 * SLICE as u64);
+    check(&store, 8);
 }
 
 #[test]

@@ -42,8 +42,13 @@ fn try_append_never_waits_and_hands_back_what_it_did_not_take() {
             "a store that takes nothing was given 4001 slices"
         );
     }
-    assert!(writer.progress().waits >= refusals, "it would have waited");
-    assert_eq!(writer.progress().waiting, Duration::ZERO, "it does not wait");
+    assert!(writer.progress().refusals >= refusals);
+    assert_eq!(writer.progress().waits, 0, "it does not wait");
+    assert_eq!(
+        writer.progress().waiting,
+        Duration::ZERO,
+        "it does not wait"
+    );
     assert_eq!(writer.progress().finished_slices, 0);
     let taken = 2 * (all.len() - rest.len());
     assert!(
@@ -238,4 +243,45 @@ fn flush_stores_what_is_complete_in_a_batch_that_is_not_full() {
     writer.append(&slices(21..30)).unwrap();
     assert_eq!(writer.finish().unwrap().finished_slices, 30);
     check(&store, 30);
+}
+
+/// Not even for the rest of an element, where bytes have cut one.
+#[test]
+fn try_append_does_not_wait_in_the_middle_of_an_element() {
+    let _watchdog = within(60, "try_append");
+    let store = Probe::new();
+    let gate = store.gate_shards();
+    let mut writer = builder(&array(&store)).build().unwrap();
+    let _open = gate.open_at_the_end();
+    writer.append_bytes(&[1]).unwrap();
+    let opening = gate.clone();
+    let done = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let seen = done.clone();
+    let opener = std::thread::spawn(move || {
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(2) {
+            if seen.load(std::sync::atomic::Ordering::SeqCst) {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        opening.open();
+        false
+    });
+    // It may refuse to, but it does not wait.
+    let all = slices(0..400);
+    let mut rest = &all[..];
+    for _ in 0..400 {
+        let Ok(left) = writer.try_append(&rest[..SLICE.min(rest.len())]) else {
+            break;
+        };
+        if !left.is_empty() {
+            break;
+        }
+        rest = &rest[SLICE..];
+    }
+    done.store(true, std::sync::atomic::Ordering::SeqCst);
+    assert!(opener.join().unwrap(), "it waited for the store");
+    gate.open();
+    writer.abort().unwrap();
 }
