@@ -80,7 +80,10 @@ pub use write_strategy::{CompactionRequest, WriteStrategy};
 #[must_use]
 pub fn metrics() -> Metrics {
     let [partial_writes, compaction_requests, compactions] = write_strategy::counters::snapshot();
+    let (writer_waits, writer_wait) = writer::counters::snapshot();
     Metrics {
+        writer_waits,
+        writer_wait,
         partial_writes,
         compaction_requests,
         compactions,

@@ -126,6 +126,7 @@ pub struct Options {
     devices: Option<Vec<usize>>,
     device_memory: Option<usize>,
     pinned_memory: usize,
+    host_memory: Option<usize>,
     device_levels: LevelPolicy,
     nvcomp: Option<PathBuf>,
     device_decode: bool,
@@ -133,6 +134,27 @@ pub struct Options {
     max_dead_fraction: f64,
     allow_unsafe_compaction: bool,
     on_compaction_request: Option<CompactionCallback>,
+}
+
+/// The share of the machine's memory that a writer may take, unless the options say otherwise.
+const DEFAULT_SHARE: usize = 4;
+
+/// The memory of this machine, in bytes.
+fn physical_memory() -> usize {
+    /// Where nobody says.
+    const UNKNOWN: usize = 8 << 30;
+    #[cfg(target_os = "linux")]
+    {
+        // `MemTotal:       24616232 kB`
+        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let total = meminfo
+            .lines()
+            .find_map(|line| line.strip_prefix("MemTotal:"))
+            .and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<usize>().ok());
+        total.map_or(UNKNOWN, |kib| kib.saturating_mul(1 << 10))
+    }
+    #[cfg(not(target_os = "linux"))]
+    UNKNOWN
 }
 
 impl Default for Options {
@@ -143,6 +165,7 @@ impl Default for Options {
             devices: None,
             device_memory: None,
             pinned_memory: 1 << 30,
+            host_memory: None,
             device_levels: LevelPolicy::default(),
             nvcomp: None,
             device_decode: false,
@@ -230,6 +253,23 @@ impl Options {
     #[must_use]
     pub fn pinned_memory(&self) -> usize {
         self.pinned_memory
+    }
+
+    /// The most pageable host memory that an [`ArrayWriter`](crate::writer::ArrayWriter) takes for its
+    /// buffers, in bytes. Default: a quarter of what the machine has. Each writer has a budget of its
+    /// own.
+    #[must_use]
+    pub fn with_host_memory(mut self, bytes: usize) -> Self {
+        self.host_memory = Some(bytes);
+        self
+    }
+
+    /// The most pageable host memory that an [`ArrayWriter`](crate::writer::ArrayWriter) takes for its
+    /// buffers, in bytes.
+    #[must_use]
+    pub fn host_memory(&self) -> usize {
+        self.host_memory
+            .unwrap_or_else(|| physical_memory() / DEFAULT_SHARE)
     }
 
     /// Up to which level each compressor goes to a device. Default: [`LevelPolicy::default`].

@@ -10,6 +10,7 @@ mod recognise;
 mod selection;
 pub(crate) mod shard;
 pub(crate) mod stored;
+pub(crate) mod stream;
 #[allow(unsafe_code)]
 mod view;
 

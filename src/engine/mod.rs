@@ -11,9 +11,12 @@
 //! 4. Any bytes may be given to decode. They give the data, or an [`EngineError`].
 
 mod chain;
+#[allow(unsafe_code)]
+mod crew;
 pub(crate) mod cuda;
 mod error;
 pub(crate) mod host;
+pub(crate) mod pool;
 pub(crate) mod stream;
 
 use std::fmt;

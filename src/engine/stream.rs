@@ -21,6 +21,7 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use super::{Chain, EngineError, KnownChain, SubchunkCodec};
 use crate::layout::{BatchGrid, StreamGrid};
@@ -93,6 +94,12 @@ pub(crate) trait Input: Send + fmt::Debug {
     /// [`EngineError::Internal`] if they leave the batch.
     fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), EngineError>;
 
+    /// Copy what was put at `at` to `bytes`.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] if that leaves the batch, and the device's.
+    fn read(&mut self, at: usize, bytes: &mut [u8]) -> Result<(), EngineError>;
+
     /// Put bytes there that are on the device. What is returned says when they were read.
     ///
     /// # Errors
@@ -150,11 +157,15 @@ pub(crate) trait Reusable: Send + Sync + fmt::Debug {
 }
 
 /// Bytes of an encoded batch, in a buffer that goes back to its engine when it is dropped.
-pub(crate) trait Output: AsRef<[u8]> + AsMut<[u8]> + Send + fmt::Debug {
+pub(crate) trait Output: AsRef<[u8]> + AsMut<[u8]> + Send + Sync + fmt::Debug {
     /// Whether the buffer is scarce (page-locked), so that a store must not keep it.
     fn is_scarce(&self) -> bool {
         false
     }
+
+    /// A store keeps it, and it does not come back for now: another one may take its place. A scarce
+    /// one is never kept.
+    fn keep(&self) {}
 }
 
 /// An encoded batch.
@@ -191,11 +202,9 @@ pub(crate) trait Encoder: Send + fmt::Debug {
     /// are under way. What fails is said by [`complete`](Self::complete).
     fn submit(&mut self, input: Box<dyn Input>, batch: Arc<BatchGrid>);
 
-    /// Wait for the batch that was submitted first. At least one is under way.
-    ///
-    /// # Errors
-    /// A [`FailedBatch`]. Those behind it are still under way.
-    fn complete(&mut self) -> Result<EncodedBatch, FailedBatch>;
+    /// Wait for the batch that was submitted first; `None` if none is under way. Those behind one
+    /// that failed are still under way.
+    fn complete(&mut self) -> Option<Result<EncodedBatch, FailedBatch>>;
 }
 
 /// An engine, set up for one stream: its buffers are allocated as they are first needed.
@@ -234,6 +243,16 @@ impl Returned {
     pub(crate) fn notify(&self) {
         *self.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         self.changed.notify_all();
+    }
+
+    /// Wait until one has come back since `seen`, for at most `time`.
+    pub(crate) fn wait_for(&self, seen: u64, time: Duration) {
+        let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(
+            self.changed
+                .wait_timeout_while(count, time, |count| *count == seen)
+                .unwrap_or_else(PoisonError::into_inner),
+        );
     }
 
     /// Wait until one has come back since `seen`.

@@ -23,5 +23,5 @@ pub(crate) use part::Part;
 pub(crate) use permutation::ShardPermutation;
 pub(crate) use record::{RECORD_LEN, Record, fingerprint};
 pub(crate) use space::Space;
-pub(crate) use stream::{BatchGrid, ShardPart, StreamGrid, StreamGridError};
+pub(crate) use stream::{BatchGrid, ShardPart, StreamGrid};
 pub(crate) use strided::{Digit, StridedBox};

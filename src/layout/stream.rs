@@ -19,7 +19,6 @@
 use std::fmt;
 
 use super::SubchunkGrid;
-use super::grid::GridError;
 
 /// An array that grows along its first axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,8 +42,6 @@ pub(crate) enum StreamGridError {
     Empty { axis: usize },
     /// A batch of its epochs is more than this machine can address.
     TooLarge { epochs: usize },
-    /// The shapes of shard and subchunk do not fit.
-    Grid(GridError),
 }
 
 impl fmt::Display for StreamGridError {
@@ -63,7 +60,6 @@ impl fmt::Display for StreamGridError {
                 f,
                 "{epochs} epochs together are more bytes than this machine can address"
             ),
-            Self::Grid(error) => error.fmt(f),
         }
     }
 }
@@ -184,10 +180,26 @@ impl StreamGrid {
         if epochs >= per_shard {
             return epochs / per_shard * per_shard;
         }
-        (1..=epochs.max(1))
-            .rev()
-            .find(|&divisor| per_shard.is_multiple_of(divisor))
-            .unwrap_or(1)
+        // Every divisor is one of a pair, and one of the two is at most the square root.
+        let mut best = 1;
+        let pairs = (1..=per_shard.isqrt()).filter(|divisor| per_shard.is_multiple_of(*divisor));
+        for divisor in pairs.flat_map(|small| [small, per_shard / small]) {
+            if divisor <= epochs && divisor > best {
+                best = divisor;
+            }
+        }
+        best
+    }
+
+    /// How many subchunks a batch of `epochs` has, and of how many shards it has parts; `None` if that
+    /// cannot be said.
+    pub(crate) fn batch_counts(&self, epochs: usize) -> Option<(usize, usize)> {
+        let subchunks = self.subchunks_per_epoch().checked_mul(epochs)?;
+        let shard_epochs = epochs.div_ceil(self.epochs_per_shard());
+        Some((
+            subchunks,
+            self.shards_per_epoch().checked_mul(shard_epochs)?,
+        ))
     }
 
     /// A batch of `epochs`: at most one shard epoch, or several whole ones with a last that may be
@@ -400,6 +412,8 @@ mod tests {
                 ShardPermutation::new(&subchunks, grid.shard().counts()).expect("small");
             let mut order: Vec<usize> = (0..batch.subchunks()).collect();
             order.sort_by_key(|&number| permutation.place(number));
+            let counts = Some((batch.subchunks(), batch.parts().len()));
+            prop_assert_eq!(grid.batch_counts(epochs), counts);
             let places = batch.places(&grid);
             for (place, number) in order.into_iter().enumerate() {
                 prop_assert_eq!(places[number].0, place);

@@ -1,12 +1,14 @@
 //! Which stages a shard goes through, on which engine, and why.
 
 mod explanation;
+mod stream;
 
 use std::fmt::Write;
 use std::path::Path;
 use std::sync::Arc;
 
 pub use explanation::{ExplainedStage, Explanation, Place};
+pub(crate) use stream::StreamChoice;
 
 use crate::engine::cuda::{
     self, Compressors, CudaEngine, Devices, Limits, MemoryEstimate, Tuning, WithFallback,

@@ -1,3 +1,607 @@
-//! A stream of slices becomes finished shards.
+//! A stream of slices becomes finished shards, at the speed of the engine, in bounded memory.
+//!
+//! An [`ArrayWriter`] takes what a camera, a simulation or a model makes, slice after slice along the
+//! first axis, and stores every shard as soon as it is complete:
+//!
+//! ```
+//! # use std::sync::Arc;
+//! # use zarrs::array::{ArrayBuilder, data_type};
+//! # use zarrs_cuda::CudaShardingCodecBuilder;
+//! use zarrs_cuda::writer::ArrayWriter;
+//!
+//! # let store = Arc::new(zarrs::storage::store::MemoryStore::new());
+//! # let codec = CudaShardingCodecBuilder::new(vec![4.try_into()?, 16.try_into()?, 16.try_into()?], &data_type::uint16());
+//! # let mut builder = ArrayBuilder::new(vec![0, 64, 64], vec![8, 64, 64], data_type::uint16(), 0u16);
+//! # builder.array_to_bytes_codec(codec.build_arc()?);
+//! // Of shape (0, 64, 64), in shards of (8, 64, 64).
+//! let array = builder.build(store, "/frames")?;
+//! array.store_metadata()?;
+//!
+//! let mut writer = ArrayWriter::builder(&array).build()?;
+//! for n in 0..20 {
+//!     let frame = vec![n as u16; 64 * 64];
+//!     writer.append(&frame)?;
+//! }
+//! let report = writer.finish()?;
+//! assert_eq!((report.finished_slices, report.shards), (20, 3));
+//! # Ok::<_, Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! `docs/streaming.md` says what is promised of a run that is followed, or killed.
 
+mod assembler;
+mod builder;
+mod encoding;
+mod error;
+mod leftovers;
+mod metadata;
+mod part;
+mod plan;
+mod report;
+mod shared;
 mod sink;
+mod storing;
+
+#[cfg(test)]
+#[path = "../../tests/common/faulty.rs"]
+mod faulty;
+#[cfg(test)]
+mod interrupted;
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use zarrs::array::{Array, ArrayBytes, Element};
+use zarrs_storage::ReadableWritableStorageTraits;
+
+pub use builder::ArrayWriterBuilder;
+pub use error::WriterError;
+pub use report::{Progress, WriterMemory, WriterReport};
+
+use crate::engine::stream::{Input, StreamEngine, StreamJob};
+use crate::layout::BatchGrid;
+use shared::{Batch, Item, Shared};
+
+/// Writes slices along the first axis of an array, as they come.
+///
+/// What is appended is copied into a batch; full batches are encoded, and shards stored, by threads of
+/// the writer. All its buffers are within the budgets of the [`Options`](crate::Options), so that an
+/// append waits while the store is behind: [`try_append`](Self::try_append) does not.
+///
+/// A shard appears under its key when it is complete, and the shape in the array's metadata grows
+/// over finished shards alone. On a filesystem that takes
+/// [`atomic_rename`](ArrayWriterBuilder::atomic_rename).
+///
+/// Call [`finish`](Self::finish). A writer that is dropped without it says so in the log, and what was
+/// not stored until then is lost.
+#[derive(Debug)]
+pub struct ArrayWriter {
+    shared: Arc<Shared>,
+    engine: Box<dyn StreamEngine>,
+    memory: WriterMemory,
+    /// A full batch.
+    grid: Arc<BatchGrid>,
+    batch_bytes: usize,
+    /// The batch that is being filled, and how far.
+    input: Option<Box<dyn Input>>,
+    filled: usize,
+    /// How many batches, and epochs, came before it.
+    batches: u64,
+    epochs: u64,
+    appended: u64,
+    first_append: Option<Instant>,
+    threads: Vec<JoinHandle<()>>,
+    report: Option<WriterReport>,
+    job: Arc<StreamJob>,
+}
+
+impl ArrayWriter {
+    /// Write to `array`, whose codec is this crate's.
+    ///
+    /// The store is used by one thread or several at a time; an asynchronous one can be had by zarrs'
+    /// `AsyncToSyncStorageAdapter`. One that keeps the bytes that it is given, as those in memory do,
+    /// is welcome.
+    pub fn builder<TStorage>(array: &Array<TStorage>) -> ArrayWriterBuilder<TStorage>
+    where
+        TStorage: ?Sized + ReadableWritableStorageTraits + 'static,
+    {
+        ArrayWriterBuilder::new(array)
+    }
+
+    fn new(
+        shared: Arc<Shared>,
+        engine: Box<dyn StreamEngine>,
+        memory: WriterMemory,
+        job: Arc<StreamJob>,
+        threads: Vec<JoinHandle<()>>,
+    ) -> Result<Self, WriterError> {
+        let grid = job.grid.batch(job.epochs);
+        let grid = grid.map_err(|error| WriterError::Unsupported {
+            reason: error.to_string(),
+        })?;
+        Ok(Self {
+            batch_bytes: job.epochs * job.grid.epoch_bytes(),
+            grid: Arc::new(grid),
+            shared,
+            engine,
+            memory,
+            input: None,
+            filled: 0,
+            batches: 0,
+            epochs: 0,
+            appended: 0,
+            first_append: None,
+            threads,
+            report: None,
+            job,
+        })
+    }
+
+    /// What the writer takes for buffers, at most.
+    #[must_use]
+    pub fn memory_estimate(&self) -> WriterMemory {
+        self.memory
+    }
+
+    /// How far the writer is.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        self.shared.progress()
+    }
+
+    /// Append `elements`, in C order: any number of them, not only whole slices. Waits while the
+    /// encoder or the store is behind.
+    ///
+    /// # Errors
+    /// - [`WriterError::Element`] if they are not of the array's data type: nothing was appended.
+    /// - [`WriterError::Store`] and [`WriterError::Encode`] if earlier slices could not be stored:
+    ///   what this call appended before it saw that is kept, and
+    ///   [`progress`](Self::progress) says how much that is. [`flush`](Self::flush) tries again.
+    /// - [`WriterError::Broken`] if the writer cannot go on, [`WriterError::Finished`] if it was
+    ///   finished.
+    pub fn append<T: Element>(&mut self, elements: &[T]) -> Result<(), WriterError> {
+        let bytes = self.bytes_of(elements)?;
+        self.append_bytes(&bytes)
+    }
+
+    /// Append the bytes of elements, in C order, each in the byte order of this machine: any number
+    /// of them, not only whole elements. Waits as [`append`](Self::append) does.
+    ///
+    /// # Errors
+    /// As for [`append`](Self::append).
+    pub fn append_bytes(&mut self, bytes: &[u8]) -> Result<(), WriterError> {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            rest = self.take(rest, true)?;
+        }
+        Ok(())
+    }
+
+    /// Append as many of `elements` as there is room for, without waiting, and return the others.
+    ///
+    /// There is room again when a batch was encoded and stored.
+    ///
+    /// # Errors
+    /// As for [`append`](Self::append).
+    pub fn try_append<'a, T: Element>(
+        &mut self,
+        elements: &'a [T],
+    ) -> Result<&'a [T], WriterError> {
+        let bytes = self.bytes_of(elements)?;
+        let size = self.job.grid.shard().element_size();
+        // Whole elements, whatever was appended before.
+        let rest = self.try_take(&bytes, size)?;
+        Ok(&elements[elements.len() - rest / size..])
+    }
+
+    /// Append as many of `bytes` as there is room for, without waiting, and return the others.
+    ///
+    /// # Errors
+    /// As for [`append`](Self::append).
+    pub fn try_append_bytes<'a>(&mut self, bytes: &'a [u8]) -> Result<&'a [u8], WriterError> {
+        let rest = self.try_take(bytes, 1)?;
+        Ok(&bytes[bytes.len() - rest..])
+    }
+
+    /// The bytes of `elements`, if they are of the array's data type.
+    fn bytes_of<'a, T: Element>(
+        &self,
+        elements: &'a [T],
+    ) -> Result<std::borrow::Cow<'a, [u8]>, WriterError> {
+        let data_type = self.shared.setup.array.data_type();
+        T::validate_data_type(data_type)?;
+        match T::to_array_bytes(data_type, elements)? {
+            ArrayBytes::Fixed(bytes) => Ok(bytes),
+            _ => Err(WriterError::Unsupported {
+                reason: format!("elements of {data_type} have no fixed size"),
+            }),
+        }
+    }
+
+    /// Append without waiting: how many bytes are left, a multiple of `unit`.
+    fn try_take(&mut self, bytes: &[u8], unit: usize) -> Result<usize, WriterError> {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let before = rest.len();
+            rest = self.take(rest, false)?;
+            if rest.len() == before {
+                self.shared.change(|state| state.progress.waits += 1);
+                break;
+            }
+        }
+        // A batch holds whole elements, so an element is cut only if one was cut before: by
+        // `append_bytes`.
+        let cut = rest.len() % unit;
+        if cut > 0 {
+            let missing = &rest[..cut];
+            self.append_bytes(missing)?;
+            rest = &rest[cut..];
+        }
+        Ok(rest.len())
+    }
+
+    /// Append the beginning of `bytes`, as much as the batch takes, and return the rest: all of it if
+    /// no batch is free, unless it may `wait` for one.
+    fn take<'a>(&mut self, bytes: &'a [u8], wait: bool) -> Result<&'a [u8], WriterError> {
+        self.check()?;
+        self.first_append.get_or_insert_with(Instant::now);
+        if self.input.is_none() {
+            self.input = self.next_input(wait)?;
+        }
+        let Some(input) = &mut self.input else {
+            return Ok(bytes);
+        };
+        let (now, rest) = bytes.split_at(bytes.len().min(self.batch_bytes - self.filled));
+        let written = input.write(self.filled, now);
+        written.map_err(|error| self.broken(&error.to_string()))?;
+        self.filled += now.len();
+        self.appended += now.len() as u64;
+        // For callbacks, which are not this thread's.
+        self.shared.lock().progress.appended_bytes = self.appended;
+        if self.filled == self.batch_bytes {
+            self.submit(self.grid.clone(), self.job.epochs);
+        }
+        Ok(rest)
+    }
+
+    /// That more can be appended.
+    fn check(&self) -> Result<(), WriterError> {
+        let state = self.shared.lock();
+        if let Some(end) = state.end {
+            return Err(WriterError::Finished { end });
+        }
+        Shared::error(&state).map_or(Ok(()), Err)
+    }
+
+    fn broken(&self, reason: &str) -> WriterError {
+        self.shared.break_down(reason.to_string());
+        WriterError::Broken {
+            reason: reason.to_string(),
+            finished_slices: self.shared.progress().finished_slices,
+        }
+    }
+
+    /// A buffer for the next batch.
+    fn next_input(&self, wait: bool) -> Result<Option<Box<dyn Input>>, WriterError> {
+        let look = || {
+            let input = self.engine.input();
+            input.map_err(|error| self.broken(&error.to_string()))
+        };
+        let mut since = None;
+        let found = loop {
+            let seen = self.shared.signal.count();
+            let found = look()?;
+            if found.is_some() || !wait {
+                break found;
+            }
+            since.get_or_insert_with(Instant::now);
+            self.check()?;
+            self.shared.signal.wait(seen);
+        };
+        if let Some(since) = since {
+            let waited = since.elapsed();
+            counters::waited(waited);
+            self.shared.change(|state| {
+                state.progress.waits += 1;
+                state.progress.waiting += waited;
+            });
+        }
+        Ok(found)
+    }
+
+    /// Give what was filled to the encoding thread, as a batch of `grid`.
+    fn submit(&mut self, grid: Arc<BatchGrid>, epochs: usize) {
+        let Some(input) = self.input.take() else {
+            return;
+        };
+        let first = self.shared.setup.start / self.job.grid.epoch_slices() as u64;
+        let batch = Batch {
+            number: self.batches,
+            first_epoch: first + self.epochs,
+            grid,
+        };
+        self.batches += 1;
+        self.epochs += epochs as u64;
+        self.filled = 0;
+        self.shared
+            .change(|state| state.batches.push_back(Item::Batch(batch, input)));
+    }
+
+    /// Bytes of a slice that was begun.
+    fn partial_slice(&self) -> usize {
+        self.filled % self.job.grid.slice_bytes()
+    }
+
+    /// Forget what was appended of a slice that is not complete, and return how many bytes that was.
+    pub fn discard_partial_slice(&mut self) -> usize {
+        let partial = self.partial_slice();
+        // What comes next is written over it.
+        self.filled -= partial;
+        self.appended -= partial as u64;
+        self.shared.lock().progress.appended_bytes = self.appended;
+        partial
+    }
+
+    /// Wait until every shard that is complete is stored, and the metadata of the array covers it.
+    /// What is not a complete shard stays in memory. After an error of the store it tries again, and
+    /// if that succeeds, more can be appended.
+    ///
+    /// # Errors
+    /// As for [`append`](Self::append).
+    pub fn flush(&mut self) -> Result<(), WriterError> {
+        if self.report.is_some() {
+            return Ok(());
+        }
+        self.shared.try_again();
+        self.submit_complete_shards()?;
+        self.stored()
+    }
+
+    /// Do not wait for the rest of a batch that has complete shards: those that are not go on in the
+    /// next one.
+    fn submit_complete_shards(&mut self) -> Result<(), WriterError> {
+        /// About so many bytes move at once.
+        const PIECE: usize = 1 << 20;
+        let per_shard = self.job.grid.epochs_per_shard();
+        let complete = self.filled / self.job.grid.epoch_bytes() / per_shard * per_shard;
+        if complete == 0 || !self.shared.setup.whole_shards {
+            return Ok(());
+        }
+        let grid = self.job.grid.batch(complete);
+        let grid = grid.map_err(|error| self.broken(&error.to_string()))?;
+        let (mut at, end) = (complete * self.job.grid.epoch_bytes(), self.filled);
+        let mut moved = 0;
+        let mut next = if at < end {
+            self.next_input(true)?
+        } else {
+            None
+        };
+        if let (Some(input), Some(next)) = (&mut self.input, &mut next) {
+            let mut piece = vec![0; PIECE.min(end - at)];
+            while at < end {
+                let piece = &mut piece[..PIECE.min(end - at)];
+                let copied = input
+                    .read(at, piece)
+                    .and_then(|()| next.write(moved, piece));
+                if let Err(error) = copied {
+                    return Err(self.broken(&error.to_string()));
+                }
+                at += piece.len();
+                moved += piece.len();
+            }
+        }
+        self.submit(Arc::new(grid), complete);
+        self.input = next;
+        self.filled = moved;
+        Ok(())
+    }
+
+    /// Wait until everything that was given to the threads is stored, and covered.
+    fn stored(&self) -> Result<(), WriterError> {
+        self.shared.change(|state| state.grow_now = true);
+        let result = self.shared.wait(|state| {
+            if let Some(error) = Shared::error(state) {
+                // What is being stored ends first, so that all of it can be tried again.
+                let busy = state.growing || state.shards.values().any(|storing| storing.busy);
+                return (!busy).then_some(Err(error));
+            }
+            let ended = state.end.is_none() || state.ended;
+            (ended && state.is_idle() && !state.must_grow() && !state.growing).then_some(Ok(()))
+        });
+        self.shared.change(|state| state.grow_now = false);
+        result
+    }
+
+    /// Store everything that was appended, the last shards even if they are short, let the metadata
+    /// of the array cover it, and say what was done. After that nothing can be appended; called again,
+    /// it returns the same.
+    ///
+    /// After an error it can be called again: nothing that the writer holds is lost.
+    ///
+    /// # Errors
+    /// [`WriterError::IncompleteSlice`] if the last slice is not complete: nothing has ended. And as
+    /// for [`append`](Self::append).
+    pub fn finish(&mut self) -> Result<WriterReport, WriterError> {
+        if let Some(report) = &self.report {
+            return Ok(report.clone());
+        }
+        if self.partial_slice() > 0 {
+            let slices = self.appended / self.job.grid.slice_bytes() as u64;
+            return Err(WriterError::IncompleteSlice {
+                slice: self.shared.setup.start + slices,
+                got: self.partial_slice(),
+                expected: self.job.grid.slice_bytes(),
+            });
+        }
+        if let Some(reason) = self.shared.lock().broken.clone() {
+            return Err(self.broken(&reason));
+        }
+        self.end()?;
+        self.shared.try_again();
+        self.stored()?;
+        self.shared.change(|state| state.closed = true);
+        self.join();
+        let progress = self.progress();
+        let report = WriterReport {
+            engine: self.shared.setup.engine,
+            first_slice: self.shared.setup.start,
+            finished_slices: progress.finished_slices,
+            shards: progress.shards_stored,
+            shards_empty: progress.shards_empty,
+            raw_bytes: self.appended,
+            stored_bytes: progress.stored_bytes,
+            elapsed: self
+                .first_append
+                .map_or_else(Default::default, |first| first.elapsed()),
+            waiting: progress.waiting,
+            encoding: progress.encoding,
+            storing: progress.storing,
+        };
+        tracing::info!(%report, path = %self.shared.setup.array.path(), "finished");
+        self.report = Some(report.clone());
+        Ok(report)
+    }
+
+    /// Let the threads know that nothing more comes; once.
+    fn end(&mut self) -> Result<(), WriterError> {
+        if self.shared.lock().end.is_some() {
+            return Ok(());
+        }
+        let short = if self.filled == 0 {
+            None
+        } else {
+            // Up to the end of the epoch there is nothing but the fill value.
+            let epochs = self.filled.div_ceil(self.job.grid.epoch_bytes());
+            let missing = epochs * self.job.grid.epoch_bytes() - self.filled;
+            self.pad(missing)?;
+            let grid = self.job.grid.batch(epochs);
+            let grid = grid.map_err(|error| self.broken(&error.to_string()))?;
+            Some((grid, epochs))
+        };
+        let slices = self.appended / self.job.grid.slice_bytes() as u64;
+        let end = self.shared.setup.start + slices;
+        self.shared.change(|state| state.end = Some(end));
+        if let Some((grid, epochs)) = short {
+            self.submit(Arc::new(grid), epochs);
+        }
+        self.shared
+            .change(|state| state.batches.push_back(Item::End));
+        Ok(())
+    }
+
+    /// Fill `missing` bytes behind what was appended.
+    fn pad(&mut self, missing: usize) -> Result<(), WriterError> {
+        /// About so many bytes at once.
+        const PIECE: usize = 1 << 20;
+        let fill = &self.job.fill_value;
+        let pattern = fill.repeat((PIECE / fill.len()).max(1).min(missing / fill.len()));
+        let mut at = self.filled;
+        let end = at + missing;
+        while at < end {
+            let Some(input) = &mut self.input else { break };
+            let len = pattern.len().min(end - at);
+            let written = input.write(at, &pattern[..len]);
+            written.map_err(|error| self.broken(&error.to_string()))?;
+            at += len;
+        }
+        Ok(())
+    }
+
+    /// Give up: what is not stored is forgotten, and temporaries are erased. Returns the first slice
+    /// that is not stored.
+    ///
+    /// # Errors
+    /// [`WriterError::Store`] if a temporary could not be erased.
+    pub fn abort(mut self) -> Result<u64, WriterError> {
+        self.give_up()
+    }
+
+    fn give_up(&mut self) -> Result<u64, WriterError> {
+        self.input = None;
+        let dropped = self.shared.change(|state| {
+            state.aborted = true;
+            state.ready.clear();
+            let work: Vec<_> = state
+                .shards
+                .values_mut()
+                .map(|storing| std::mem::take(&mut storing.work))
+                .collect();
+            (std::mem::take(&mut state.batches), work)
+        });
+        // Not under the lock: buffers go back, and tell so.
+        drop(dropped);
+        self.join();
+        let begun: Vec<_> = self.shared.change(|state| {
+            std::mem::take(&mut state.shards)
+                .into_values()
+                .filter(|storing| storing.begun)
+                .map(|storing| storing.key)
+                .collect()
+        });
+        let finished_slices = self.shared.progress().finished_slices;
+        for key in begun {
+            let discarded = self.shared.setup.sink.discard(&key);
+            discarded.map_err(|source| WriterError::Store {
+                doing: "erase the temporary of",
+                key,
+                finished_slices,
+                source: Arc::new(source),
+            })?;
+        }
+        Ok(finished_slices)
+    }
+
+    fn join(&mut self) {
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of a writer panicked");
+            }
+        }
+    }
+}
+
+impl Drop for ArrayWriter {
+    fn drop(&mut self) {
+        if self.threads.is_empty() {
+            return;
+        }
+        let slices = self.appended / self.job.grid.slice_bytes() as u64;
+        let end = self.shared.setup.start + slices;
+        let result = self.give_up();
+        let finished = self.shared.progress().finished_slices;
+        if self.appended > 0 {
+            tracing::warn!(
+                path = %self.shared.setup.array.path(),
+                from = finished,
+                to = end,
+                partial = self.partial_slice(),
+                "a writer was dropped without `finish`: slices {finished} to {end} are lost"
+            );
+        }
+        if let Err(error) = result {
+            tracing::warn!(%error, "dropping a writer");
+        }
+    }
+}
+
+/// What the writers of this process waited.
+pub(crate) mod counters {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
+
+    static WAITS: AtomicU64 = AtomicU64::new(0);
+    static NANOSECONDS: AtomicU64 = AtomicU64::new(0);
+
+    pub(super) fn waited(time: Duration) {
+        WAITS.fetch_add(1, Ordering::Relaxed);
+        let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        NANOSECONDS.fetch_add(time, Ordering::Relaxed);
+    }
+
+    /// How often appends waited, and how long.
+    pub(crate) fn snapshot() -> (u64, Duration) {
+        let time = Duration::from_nanos(NANOSECONDS.load(Ordering::Relaxed));
+        (WAITS.load(Ordering::Relaxed), time)
+    }
+}

@@ -1,6 +1,12 @@
 //! Where finished shards go, and how the array's metadata says how far they reach.
 
+mod renamed;
+mod whole;
+
 use zarrs_storage::{Bytes, StorageError, StoreKey};
+
+pub(super) use renamed::{RenamedSink, temporary_key};
+pub(super) use whole::WholeSink;
 
 /// Where shards go. Called by several threads at once, but never twice at once for one key.
 ///

@@ -1,29 +1,13 @@
-//! Threads that copy between the caller's memory and pinned memory.
-//!
-//! They are the engine's own: while a lane is held nothing may run on rayon, whose threads could
-//! pick up another `encode` and wait for the lane that their own stack holds. The thread that asks
-//! for a copy takes part in it, so copies complete even where no thread could be started.
+//! Threads that copy between the caller's memory and pinned memory: a crew of the engine's own, since
+//! while a lane is held nothing may run on rayon.
 
-use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::num::NonZeroUsize;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+
+use crate::engine::crew::Crew;
 
 /// A thread takes about this many bytes at once.
 const SHARE: usize = 256 << 10;
-
-/// The most threads that copy at the same time for one caller, itself among them. All callers share
-/// those that help, in both directions: what is enough for one direction alone is too few.
-const MOST_THREADS: usize = 16;
-
-/// How many threads a caller wakes itself: each takes some microseconds, in which it copies nothing.
-/// Whoever was woken wakes the next.
-const WOKEN_BY_CALLER: usize = 2;
-
-/// How long a thread waits for work before it ends.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// One axis over which the rows of a copy repeat.
 #[derive(Clone, Copy, Debug)]
@@ -142,101 +126,20 @@ impl Copy<'_> {
     }
 }
 
-/// Some copies that were asked for together, in shares that threads take one after the other.
-///
-/// What orders the memory that is copied: whoever helps found the work in the queue, under its lock,
-/// where the caller put it after it had written the source and whatever it read of the destination;
-/// and the caller returns after it saw, under the lock of `done`, that every share was added there
-/// by the thread that had copied it. So `next` and `seats` only deal out numbers and order nothing:
-/// they are relaxed.
-#[derive(Debug)]
-struct Work {
-    copies: Vec<Copy<'static>>,
-    /// The number of shares in all copies up to and including each.
-    ends: Vec<usize>,
-    next: AtomicUsize,
-    /// How many threads besides the one that asked may still join.
-    seats: AtomicUsize,
-    done: Mutex<usize>,
-    all_done: Condvar,
-}
-
-impl Work {
-    fn total(&self) -> usize {
-        self.ends.last().copied().unwrap_or(0)
-    }
-
-    /// Take shares until there are none.
-    fn help(&self) {
-        let mut completed = 0;
-        loop {
-            let share = self.next.fetch_add(1, Ordering::Relaxed);
-            if share >= self.total() {
-                break;
-            }
-            let copy = self.ends.partition_point(|&end| end <= share);
-            let before = if copy == 0 { 0 } else { self.ends[copy - 1] };
-            self.copies[copy].run(share - before);
-            completed += 1;
-        }
-        if completed > 0 {
-            let mut done = lock(&self.done);
-            *done += completed;
-            if *done == self.total() {
-                self.all_done.notify_all();
-            }
-        }
-    }
-
-    fn has_more(&self) -> bool {
-        self.next.load(Ordering::Relaxed) < self.total()
-    }
-
-    /// Whether one more thread could join now.
-    fn wants_help(&self) -> bool {
-        self.has_more() && self.seats.load(Ordering::Relaxed) > 0
-    }
-}
-
-#[derive(Debug, Default)]
-struct Queue {
-    work: VecDeque<Arc<Work>>,
-    threads: usize,
-    idle: usize,
-    /// There will be no more work.
-    closed: bool,
-}
-
-#[derive(Debug, Default)]
-struct Shared {
-    queue: Mutex<Queue>,
-    arrived: Condvar,
-}
-
-/// The threads. They start when there is work, and end when there was none for a while.
+/// The threads.
 #[derive(Debug)]
 pub(super) struct Copiers {
-    shared: Arc<Shared>,
-    most: usize,
+    crew: Crew,
     /// Whether anything is copied at all.
     copies: bool,
 }
 
 impl Default for Copiers {
     fn default() -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         Self {
-            shared: Arc::default(),
-            most: cores.min(MOST_THREADS) - 1,
+            crew: Crew::new("zarrs_cuda copier"),
             copies: true,
         }
-    }
-}
-
-impl Drop for Copiers {
-    fn drop(&mut self) {
-        lock(&self.shared.queue).closed = true;
-        self.shared.arrived.notify_all();
     }
 }
 
@@ -248,8 +151,7 @@ impl Copiers {
     #[cfg(feature = "conformance")]
     pub(super) unsafe fn that_copy_nothing() -> Self {
         Self {
-            shared: Arc::default(),
-            most: 0,
+            crew: Crew::of("zarrs_cuda copier", 0),
             copies: false,
         }
     }
@@ -260,6 +162,7 @@ impl Copiers {
         if !self.copies {
             return;
         }
+        // The number of shares in all copies up to and including each.
         let mut total = 0;
         let ends: Vec<usize> = copies
             .iter()
@@ -268,129 +171,12 @@ impl Copiers {
                 total
             })
             .collect();
-        let helpers = self
-            .most
-            .min(threads.get() - 1)
-            .min(total.saturating_sub(1));
-        if helpers == 0 {
-            for copy in copies {
-                (0..copy.shares().0).for_each(|share| copy.run(share));
-            }
-            return;
-        }
-        let copies = copies
-            .iter()
-            .map(|copy| Copy {
-                axes: copy.axes.clone(),
-                memory: PhantomData,
-                ..*copy
-            })
-            .collect();
-        // The lifetime of the copies is over for others when this function returns: it waits until
-        // every share was completed, and a thread that still has the `Work` finds no share in it.
-        let work = Arc::new(Work {
-            copies,
-            ends,
-            next: AtomicUsize::new(0),
-            seats: AtomicUsize::new(helpers),
-            done: Mutex::new(0),
-            all_done: Condvar::new(),
+        self.crew.run(total, threads, &|share| {
+            let copy = ends.partition_point(|&end| end <= share);
+            let before = if copy == 0 { 0 } else { ends[copy - 1] };
+            copies[copy].run(share - before);
         });
-        self.call(&work, helpers);
-        work.help();
-        let mut done = lock(&work.done);
-        while *done < total {
-            done = work
-                .all_done
-                .wait(done)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
     }
-
-    /// Let up to `helpers` threads know of `work`.
-    fn call(&self, work: &Arc<Work>, helpers: usize) {
-        let mut queue = lock(&self.shared.queue);
-        queue.work.push_back(work.clone());
-        let missing = helpers.saturating_sub(queue.idle);
-        for _ in 0..missing.min(self.most - queue.threads) {
-            let shared = Arc::downgrade(&self.shared);
-            let thread = std::thread::Builder::new()
-                .name("zarrs_cuda copier".to_string())
-                .spawn(move || serve(&shared));
-            match thread {
-                Ok(_) => queue.threads += 1,
-                Err(error) => {
-                    tracing::debug!(%error, "no thread to help copying");
-                    break;
-                }
-            }
-        }
-        let woken = helpers.min(queue.idle).min(WOKEN_BY_CALLER);
-        drop(queue);
-        for _ in 0..woken {
-            self.shared.arrived.notify_one();
-        }
-    }
-}
-
-/// What a thread does until there is no more work.
-fn serve(shared: &Weak<Shared>) {
-    while let Some(shared) = shared.upgrade() {
-        let Some(work) = next_work(&shared) else {
-            return;
-        };
-        work.help();
-    }
-}
-
-/// Wait for work; `None` if there was none for a while, and the thread is not counted any more.
-///
-/// Work that could be joined is not forgotten by those that sleep: whoever puts it into the queue
-/// wakes one of them, and whoever leaves here with work while more could join wakes one more. Nobody
-/// sleeps before it looked at the queue, and if all are busy they look when they are not.
-fn next_work(shared: &Shared) -> Option<Arc<Work>> {
-    let mut queue = lock(&shared.queue);
-    loop {
-        while let Some(work) = queue.work.front() {
-            if work.has_more() && take_seat(work) {
-                let work = work.clone();
-                let more = queue.idle > 0 && queue.work.iter().any(|work| work.wants_help());
-                drop(queue);
-                if more {
-                    shared.arrived.notify_one();
-                }
-                return Some(work);
-            }
-            queue.work.pop_front();
-        }
-        if queue.closed {
-            return None;
-        }
-        queue.idle += 1;
-        let (woken, timeout) = shared
-            .arrived
-            .wait_timeout(queue, PATIENCE)
-            .unwrap_or_else(PoisonError::into_inner);
-        queue = woken;
-        queue.idle -= 1;
-        if timeout.timed_out() && queue.work.is_empty() {
-            queue.threads -= 1;
-            return None;
-        }
-    }
-}
-
-/// Whether one more thread may join.
-fn take_seat(work: &Work) -> bool {
-    work.seats
-        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |seats| {
-            seats.checked_sub(1)
-        })
-        .is_ok()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -403,8 +189,7 @@ mod tests {
 
     fn copiers(most: usize) -> Copiers {
         Copiers {
-            shared: Arc::default(),
-            most,
+            crew: Crew::of("test", most),
             copies: true,
         }
     }
@@ -453,78 +238,6 @@ mod tests {
                 });
             }
         });
-        let queue = lock(&copiers.shared.queue);
-        assert!(queue.threads <= 5, "{} threads", queue.threads);
-    }
-
-    /// The threads end with what owns them, whatever they do at that time.
-    #[test]
-    fn threads_end_when_there_will_be_no_more_work() {
-        for round in 0..200 {
-            let copiers = copiers(4);
-            let from = vec![round as u8 + 1; 4 * SHARE];
-            let mut to = vec![0; from.len()];
-            // SAFETY: both vectors outlive `run`.
-            let copy = unsafe { Copy::bytes(from.as_ptr(), to.as_mut_ptr(), from.len()) };
-            copiers.run(&[copy], threads(5));
-            assert!(to == from);
-            let shared = Arc::downgrade(&copiers.shared);
-            if round % 2 == 0 {
-                // Some of them sleep by now.
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            drop(copiers);
-            let begin = std::time::Instant::now();
-            while shared.strong_count() > 0 {
-                assert!(begin.elapsed() < PATIENCE, "a thread waits for work");
-                std::thread::yield_now();
-            }
-        }
-    }
-
-    /// All that may help are woken, although the caller wakes only some of them.
-    #[test]
-    fn whoever_was_woken_wakes_the_next() {
-        const HELPERS: usize = 6;
-        let copiers = copiers(HELPERS);
-        // Rows of no bytes: shares that take a while, enough of them that none is late.
-        let shares = 10_000;
-        let nothing = Copy {
-            from: std::ptr::null(),
-            to: std::ptr::null_mut(),
-            row: 0,
-            axes: vec![Axis {
-                extent: shares * SHARE,
-                from: 0,
-                to: 0,
-            }],
-            memory: PhantomData,
-        };
-        let begin = std::time::Instant::now();
-        let wait = |what: &str, until: &dyn Fn() -> bool| {
-            while !until() {
-                assert!(begin.elapsed() < PATIENCE / 2, "{what}");
-                std::thread::yield_now();
-            }
-        };
-        for round in 0..20 {
-            let work = Arc::new(Work {
-                copies: vec![nothing.clone()],
-                ends: vec![shares],
-                next: AtomicUsize::new(0),
-                seats: AtomicUsize::new(HELPERS),
-                done: Mutex::new(0),
-                all_done: Condvar::new(),
-            });
-            copiers.call(&work, HELPERS);
-            wait(&format!("round {round}: some sleep on"), &|| {
-                work.seats.load(Ordering::Relaxed) == 0
-            });
-            work.next.store(shares, Ordering::Relaxed);
-            wait("some do not go to sleep", &|| {
-                lock(&copiers.shared.queue).idle == HELPERS
-            });
-        }
     }
 
     #[test]

@@ -167,6 +167,8 @@ impl Counters {
             partial_writes: 0,
             compaction_requests: 0,
             compactions: 0,
+            writer_waits: 0,
+            writer_wait: Duration::ZERO,
         }
     }
 }
@@ -253,4 +255,8 @@ pub struct Metrics {
     pub compaction_requests: u64,
     /// Shards that were compacted, by [`compact`](crate::compact) or by a partial write.
     pub compactions: u64,
+    /// How often an append to a [writer](crate::writer) waited for the encoder or the store.
+    pub writer_waits: u64,
+    /// Time that such appends waited.
+    pub writer_wait: Duration,
 }

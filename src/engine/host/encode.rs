@@ -14,7 +14,7 @@ use crate::layout::Extent;
 
 /// Bytes of decoded subchunks in a batch, where encoding is little more than copying: a few huge
 /// pages, so that threads rarely touch the same one first.
-const COPY_BATCH: usize = 8 << 20;
+pub(super) const COPY_BATCH: usize = 8 << 20;
 
 /// The same where encoding takes long: enough to hide the cost of taking turns.
 const COMPRESS_BATCH: usize = 256 << 10;

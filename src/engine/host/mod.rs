@@ -7,6 +7,7 @@
 //! | `stages` | those stages one after the other, in the buffers of one thread |
 //! | `aggregate` | encoded subchunks into their places: C order, dense, whoever finishes first |
 //! | `encode`, `decode` | a whole shard |
+//! | `stream` | batches of a stream of slices |
 //! | `workers` | how many threads, and how they share a list of subchunks |
 //! | `scratch` | per-thread buffers and contexts, kept between calls |
 //! | `memory` | uninitialised output, and huge pages |
@@ -28,12 +29,14 @@ pub(in crate::engine) mod memory;
 mod scatter;
 mod scratch;
 mod stages;
+pub(crate) mod stream;
 mod workers;
 mod zstd;
 
 pub(crate) use disjoint::{Claims, Window};
 pub(in crate::engine) use encode::{encode_stored_subchunk, encode_subchunk};
-pub(in crate::engine) use stages::{decode_fixed_size, encoded_bound, strip as strip_checksum};
+pub(crate) use stages::encoded_bound;
+pub(in crate::engine) use stages::{decode_fixed_size, strip as strip_checksum};
 
 use super::{EncodedShard, EncodedSubchunk, Engine, EngineError, Job, Sink};
 use crate::layout::Extent;

@@ -50,6 +50,11 @@ impl<'a> Scatter<'a> {
         })
     }
 
+    /// Whether subchunks are stored as they are in memory.
+    pub(super) fn is_identity(&self) -> bool {
+        self.boxed.is_contiguous() && self.swap == 1
+    }
+
     /// How many subchunks from `first` on, at most `count`, are worth gathering together.
     pub(super) fn row_len(&self, first: usize, count: usize) -> usize {
         Row::len(self.grid, &self.boxed, first, count)

@@ -18,7 +18,7 @@ fn bound(stage: &Stage, len: usize) -> Option<usize> {
 }
 
 /// The most bytes that a subchunk of `len` bytes encodes to; `None` if no machine has that many.
-pub(in crate::engine) fn encoded_bound(chain: &KnownChain, len: usize) -> Option<usize> {
+pub(crate) fn encoded_bound(chain: &KnownChain, len: usize) -> Option<usize> {
     chain
         .stages
         .iter()

@@ -38,7 +38,7 @@ use std::sync::Arc;
 
 use super::answer::{Answer, Layout};
 use super::buffers::{CudaInput, CudaOutput};
-use super::on_host::{self, Whole};
+use super::on_host::{self, TOO_LONG, Whole};
 use super::shared::Shared;
 use super::sizing::{self, Flight, StreamSizing};
 use crate::engine::EngineError;
@@ -67,6 +67,9 @@ const ANSWERED_HOST: Site = Site("synchronise: the offsets of a stream's batch")
 /// The batch is in its output.
 const FETCHED: Site = Site("record: a batch of a stream was copied from the device");
 const FETCHED_HOST: Site = Site("synchronise: a batch of a stream before it is read");
+
+/// What is wrong with an input, in errors.
+const ANOTHER: &str = "an input of another stream";
 
 /// A call of an encoder, in the stream's lane.
 pub(super) type StreamSession<'l> = Session<'l, StreamSizing>;
@@ -169,6 +172,27 @@ impl CudaEncoder {
         self.free.retain(|event| !known.contains(event));
     }
 
+    /// A batch failed, and comes again: let those behind it come again, too, so that all are encoded in
+    /// their order, and none has an output that an earlier one waits for.
+    fn hand_back(&mut self, error: &EngineError) {
+        let mut flights = Vec::new();
+        for behind in &mut self.under_way {
+            if let Ok(enqueued) = &behind.enqueued {
+                flights.push(enqueued.flight);
+                behind.enqueued = Err(EngineError::Device(DriverError {
+                    operation: "encoding a batch of a stream".to_string(),
+                    device: Some(self.shared.device().info().ordinal),
+                    fault: Fault::Refused,
+                    reason: format!("one before it has failed: {error}"),
+                }));
+            }
+        }
+        if !flights.is_empty() {
+            self.after_fault(None);
+            self.flights.extend(flights);
+        }
+    }
+
     /// What comes of a batch that a device has failed on, and that nothing is under way of.
     fn on_host(
         &mut self,
@@ -233,9 +257,10 @@ impl Encoder for CudaEncoder {
     fn submit(&mut self, input: Box<dyn Input>, batch: Arc<BatchGrid>) {
         let _span = tracing::debug_span!("submit", epochs = batch.epochs()).entered();
         let input = input.into_any().downcast::<CudaInput>().ok();
+        let input = input.filter(|input| Arc::ptr_eq(&input.shared, &self.shared));
         let enqueued = match &input {
-            Some(input) if Arc::ptr_eq(&input.shared, &self.shared) => self.enqueue(input, &batch),
-            _ => Err(EngineError::Internal("an input of another stream")),
+            Some(input) => self.enqueue(input, &batch),
+            None => Err(EngineError::Internal(ANOTHER)),
         };
         self.under_way.push_back(UnderWay {
             input,
@@ -244,21 +269,29 @@ impl Encoder for CudaEncoder {
         });
     }
 
-    fn complete(&mut self) -> Result<EncodedBatch, FailedBatch> {
-        let nothing = |what| FailedBatch {
-            error: EngineError::Internal(what),
-            input: Box::new(NoInput),
-        };
-        let Some(UnderWay {
+    fn complete(&mut self) -> Option<Result<EncodedBatch, FailedBatch>> {
+        self.under_way.pop_front().map(|oldest| {
+            let completed = self.complete_one(oldest);
+            if let Err(failed) = &completed {
+                self.hand_back(&failed.error);
+            }
+            completed
+        })
+    }
+}
+
+impl CudaEncoder {
+    fn complete_one(&mut self, oldest: UnderWay) -> Result<EncodedBatch, FailedBatch> {
+        let UnderWay {
             input,
             batch,
             enqueued,
-        }) = self.under_way.pop_front()
-        else {
-            return Err(nothing("no batch is under way"));
-        };
+        } = oldest;
         let Some(mut input) = input else {
-            return Err(nothing("an input of another engine"));
+            return Err(FailedBatch {
+                error: EngineError::Internal(ANOTHER),
+                input: Box::new(NoInput),
+            });
         };
         let _span = tracing::debug_span!("complete", epochs = batch.epochs()).entered();
         let mut output = CudaOutput::take(&self.shared);
@@ -315,11 +348,11 @@ fn enqueue(
 ) -> Result<Enqueued, EngineError> {
     let (lane, sizing, job) = (session.lane, session.sizing, &shared.job);
     let flight = &sizing.flights[number];
-    let permutation = sizing::permutation(&job.grid, batch)
+    let permutation = sizing::permutation(&job.grid, batch.epochs())
         .map_err(|error| session.refused("planning an aggregation", &error))?;
     let count = batch.subchunks();
     if batch.epochs() > job.epochs || permutation.padded_slots() * 8 >= flight.offsets.len {
-        return Err(EngineError::Internal("a batch that is too long"));
+        return Err(TOO_LONG);
     }
     let stored = sizing.stored.part(0..count * 4);
     if !job.store_empty {
@@ -381,7 +414,7 @@ fn scatter(
     let grid = job.grid.shard();
     let whole = Batch {
         first: 0,
-        counts: sizing::counts(&job.grid, batch),
+        counts: sizing::counts(&job.grid, batch.epochs()),
         origin: vec![0; grid.counts().len()],
     };
     let (pinned, raw) = input.regions();
@@ -575,7 +608,7 @@ fn read_answer(
 ) -> Result<Answer, EngineError> {
     let lane = session.lane;
     let flight = &session.sizing.flights[enqueued.flight];
-    let permutation = sizing::permutation(&shared.job.grid, batch)
+    let permutation = sizing::permutation(&shared.job.grid, batch.epochs())
         .map_err(|error| session.refused("planning an aggregation", &error))?;
     lane.driver.synchronize(enqueued.answered, ANSWERED_HOST)?;
     let (offsets, failed) = answer_of(flight, &permutation, shared.prepared.is_some());
@@ -666,7 +699,11 @@ struct NoInput;
 
 impl Input for NoInput {
     fn write(&mut self, _: usize, _: &[u8]) -> Result<(), EngineError> {
-        Err(EngineError::Internal("no input at all"))
+        Err(EngineError::Internal(ANOTHER))
+    }
+
+    fn read(&mut self, _: usize, _: &mut [u8]) -> Result<(), EngineError> {
+        Err(EngineError::Internal(ANOTHER))
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn std::any::Any + Send> {

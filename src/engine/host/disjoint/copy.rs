@@ -259,7 +259,12 @@ fn rows(boxed: &StridedBox, mut f: impl FnMut(usize, usize, Digit)) {
 ///
 /// # Safety
 /// Each piece is readable at the source and writable at the destination, and they do not overlap.
-unsafe fn copy_rows(from: (*const u8, usize), to: (*mut u8, usize), count: usize, len: usize) {
+pub(super) unsafe fn copy_rows(
+    from: (*const u8, usize),
+    to: (*mut u8, usize),
+    count: usize,
+    len: usize,
+) {
     // A length known to the compiler is a few moves instead of a call.
     // SAFETY: the caller's contract, with `len` as the constant.
     unsafe {

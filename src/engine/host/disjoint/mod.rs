@@ -14,10 +14,12 @@ mod boxes;
 mod claims;
 mod copy;
 mod segments;
+mod slices;
 mod window;
 
 pub(super) use boxes::Boxes;
 pub(crate) use claims::Claims;
 pub(super) use copy::{Row, gather, scatter};
 pub(super) use segments::{Segment, Segments};
+pub(super) use slices::Slices;
 pub(crate) use window::Window;

@@ -136,13 +136,13 @@ fn buffers_are_as_many_as_the_job_says_and_come_back() {
         fill(&subject, &mut *input);
         encoder.submit(input, batch.clone());
     }
-    let first = encoder.complete().expect("no fault");
+    let first = encoder.complete().expect("under way").expect("no fault");
     let bytes = (*first.output).as_ref().to_vec();
     assert!(first.output.is_scarce());
     // The next waits for this one's memory.
     let (sender, receiver) = mpsc::channel();
     let thread = std::thread::spawn(move || {
-        let second = encoder.complete().expect("no fault");
+        let second = encoder.complete().expect("under way").expect("no fault");
         let copy = (*second.output).as_ref().to_vec();
         sender.send(copy).expect("somebody waits");
         (encoder, second)
@@ -185,17 +185,17 @@ fn mistakes_are_errors() {
     let error = put.expect_err("another device");
     assert!(error.to_string().contains("device 7"), "{error}");
     let mut encoder = stream.encoder().expect("the first");
-    assert!(encoder.complete().is_err(), "nothing is under way");
+    assert!(encoder.complete().is_none(), "nothing is under way");
     // An input of another stream is not this one's.
     let other = open(&engine, &subject, true).expect("fits");
     let batch = Arc::new(subject.job.grid.batch(2).expect("fits"));
     let stranger = other.input().expect("no fault").expect("not in use");
     encoder.submit(stranger, batch.clone());
-    assert!(encoder.complete().is_err());
+    assert!(encoder.complete().expect("under way").is_err());
     // Nor is a batch of more epochs than it was made for.
     let long = Arc::new(subject.job.grid.batch(4).expect("fits"));
     encoder.submit(input, long);
-    assert!(encoder.complete().is_err());
+    assert!(encoder.complete().expect("under way").is_err());
     drop((encoder, stream, other, engine));
     assert_clean(&simulation);
 }

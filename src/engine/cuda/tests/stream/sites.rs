@@ -37,6 +37,23 @@ fn cases() -> Vec<Case> {
     ]
 }
 
+/// Begin, and leave it with a batch under way: the lane is given up with its streams full.
+fn abandon(subject: &Subject, stream: Arc<dyn StreamEngine>) -> Result<(), EngineError> {
+    let mut batches = 0;
+    let run = Run::new(subject, stream, 1)?;
+    let left = run.all(&mut |input, at, bytes| {
+        batches += usize::from(at == 0);
+        if batches > 4 {
+            return Err(EngineError::Internal("enough"));
+        }
+        input.write(at, bytes)
+    });
+    match left {
+        Err(EngineError::Internal("enough")) | Ok(_) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
 /// Everything that can go wrong, for some seeds: an application makes other bytes in each.
 fn run(case: &Case, removed: Option<Site>) -> Result<BTreeSet<Site>, String> {
     let mut sites = BTreeSet::new();
@@ -53,6 +70,7 @@ fn run(case: &Case, removed: Option<Site>) -> Result<BTreeSet<Site>, String> {
             let engine = stream_engine(&simulation, case.library, &case.subject);
             let stream = open(&engine, &case.subject, true)?;
             encode_with(&simulation, &case.subject, stream, (seed, 0))?;
+            abandon(&case.subject, open(&engine, &case.subject, true)?)?;
             drop(engine);
             Ok::<_, EngineError>(())
         }));

@@ -1,0 +1,315 @@
+//! A batch of a stream, encoded on the threads of the current rayon pool.
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use super::{HostInput, HostStream, too_large};
+use crate::engine::host::scatter::Scatter;
+use crate::engine::host::workers::Schedule;
+use crate::engine::host::{crc32c, encode as shards, stages};
+use crate::engine::pool::Lease;
+use crate::engine::stream::{EncodedPart, StreamChain};
+use crate::engine::{EngineError, KnownChain, SubchunkCodec};
+use crate::layout::BatchGrid;
+
+/// Decoded bytes of subchunks that one thread compresses before it looks for more.
+const COMPRESS_BATCH: usize = 256 << 10;
+
+/// Encode what `input` holds of `batch`: to an output, or in place if there is none.
+pub(super) fn encode(
+    stream: &HostStream,
+    input: &mut HostInput,
+    batch: &BatchGrid,
+) -> Result<(Option<Lease>, Vec<EncodedPart>), EngineError> {
+    let is_prefix = batch.epochs() <= stream.batch.epochs()
+        && std::iter::zip(batch.parts(), stream.batch.parts())
+            .all(|(short, full)| short.shard == full.shard);
+    if !is_prefix {
+        return Err(EngineError::Internal("a batch is not one of its stream"));
+    }
+    match (&stream.job.chain, &stream.outputs) {
+        (StreamChain::Known(chain), None) => {
+            Ok((None, encode_in_place(stream, chain, input, batch)?))
+        }
+        (chain, Some(outputs)) => {
+            let mut output = outputs.wait()?;
+            let parts = match chain {
+                StreamChain::Known(chain) => compress(stream, chain, input, batch, &mut output)?,
+                StreamChain::Foreign(codec) => {
+                    encode_foreign(stream, codec.as_ref(), input, batch, &mut output)?
+                }
+            };
+            Ok((Some(output), parts))
+        }
+        _ => Err(EngineError::Internal("a stream without outputs")),
+    }
+}
+
+/// The slots of `batch`, in shard-major order.
+fn slots(stream: &HostStream, batch: &BatchGrid) -> Vec<Range<usize>> {
+    let len = stream.slots.stride;
+    std::iter::zip(batch.parts(), &stream.slots.starts)
+        .flat_map(|(part, &start)| {
+            (0..part.len()).map(move |i| start + i * len..start + (i + 1) * len)
+        })
+        .collect()
+}
+
+/// A buffer in pieces, each of which one thread takes.
+type Pieces<'a> = Vec<Mutex<Option<&'a mut [u8]>>>;
+
+/// Divide `buffer` into `ranges`, which ascend.
+fn divide(buffer: &mut [u8], ranges: impl Iterator<Item = Range<usize>>) -> Option<Pieces<'_>> {
+    let mut rest = buffer;
+    let mut end = 0;
+    let mut pieces = Vec::new();
+    for range in ranges {
+        let (_, behind) = rest.split_at_mut_checked(range.start.checked_sub(end)?)?;
+        let (piece, behind) = behind.split_at_mut_checked(range.len())?;
+        pieces.push(Mutex::new(Some(piece)));
+        (rest, end) = (behind, range.end);
+    }
+    Some(pieces)
+}
+
+fn take<'a>(piece: &Mutex<Option<&'a mut [u8]>>) -> Result<&'a mut [u8], EngineError> {
+    let mut piece = piece.lock().unwrap_or_else(PoisonError::into_inner);
+    piece
+        .take()
+        .ok_or(EngineError::Internal("a slot was taken twice"))
+}
+
+const LEAVES: EngineError = EngineError::Internal("a slot leaves its buffer");
+
+/// Chains without a compressor: each slot becomes what is stored of it.
+fn encode_in_place(
+    stream: &HostStream,
+    chain: &KnownChain,
+    input: &mut HostInput,
+    batch: &BatchGrid,
+) -> Result<Vec<EncodedPart>, EngineError> {
+    let job = &stream.job;
+    let one = job.grid.shard().one_subchunk();
+    let scatter = Scatter::of_chain(&one, chain, &job.fill_value);
+    let len = one.subchunk_bytes();
+    let stride = stream.slots.stride;
+    let slots = slots(stream, batch);
+    input.in_place.resize(slots.len(), false);
+    let pieces = divide(input.lease.bytes(), slots.iter().cloned()).ok_or(LEAVES)?;
+    let done: Vec<Mutex<bool>> = input
+        .in_place
+        .iter()
+        .map(|done| Mutex::new(*done))
+        .collect();
+    let stored: Vec<Mutex<bool>> = done.iter().map(|_| Mutex::new(true)).collect();
+    let set = |flag: &Mutex<bool>, value| {
+        *flag.lock().unwrap_or_else(PoisonError::into_inner) = value;
+    };
+    let get = |flag: &Mutex<bool>| *flag.lock().unwrap_or_else(PoisonError::into_inner);
+    let schedule = Schedule::new(slots.len(), len, shards::COPY_BATCH, job.threads);
+    let result = schedule.run(|scratch, _, numbers| {
+        for number in numbers {
+            let slot = take(&pieces[number])?;
+            if get(&done[number]) {
+                continue;
+            }
+            if !job.store_empty && scatter.is_empty(slot, 0) {
+                set(&stored[number], false);
+                continue;
+            }
+            if !scatter.is_identity() {
+                // Never borrowed, since the elements do not lie there as they are stored.
+                scatter.gather(&slot[..len], 0, 1, &mut scratch.subchunk)?;
+                slot[..len].copy_from_slice(&scratch.subchunk[..len]);
+            }
+            for at in (len..stride).step_by(crc32c::LEN) {
+                let checksum = crc32c::checksum(&slot[..at]);
+                slot[at..at + crc32c::LEN].copy_from_slice(&checksum);
+            }
+            set(&done[number], true);
+        }
+        Ok(())
+    });
+    for (flag, done) in std::iter::zip(&mut input.in_place, &done) {
+        *flag = get(done);
+    }
+    drop(pieces);
+    result?;
+    let stored: Vec<bool> = stored.iter().map(get).collect();
+
+    let buffer = input.lease.bytes();
+    let mut parts = Vec::with_capacity(batch.parts().len());
+    for (part, &start) in std::iter::zip(batch.parts(), &stream.slots.starts) {
+        let of_part = &stored[part.first..part.first + part.len()];
+        let mut end = start;
+        for (i, _) in of_part.iter().enumerate().filter(|(_, stored)| **stored) {
+            let from = start + i * stride;
+            if from != end {
+                buffer.copy_within(from..from + stride, end);
+            }
+            end += stride;
+        }
+        parts.push(EncodedPart {
+            bytes: start..end,
+            sizes: of_part
+                .iter()
+                .map(|stored| stored.then_some(stride))
+                .collect(),
+        });
+    }
+    Ok(parts)
+}
+
+/// Chains with a compressor: groups of subchunks at the bounds of what they encode to, behind the
+/// room of all parts; then everything moves to the front.
+fn compress(
+    stream: &HostStream,
+    chain: &KnownChain,
+    input: &mut HostInput,
+    batch: &BatchGrid,
+    output: &mut Lease,
+) -> Result<Vec<EncodedPart>, EngineError> {
+    let job = &stream.job;
+    let one = job.grid.shard().one_subchunk();
+    let scatter = Scatter::of_chain(&one, chain, &job.fill_value);
+    let len = one.subchunk_bytes();
+    let bound = stages::encoded_bound(chain, len).ok_or_else(too_large)?;
+    let slots = slots(stream, batch);
+    let input: &[u8] = input.lease.bytes();
+    let rooms = batch.parts().len() * (job.room.head + job.room.tail);
+    let schedule = Schedule::new(slots.len(), len, COMPRESS_BATCH, job.threads);
+    let groups: Vec<Range<usize>> = schedule.batches().collect();
+    let place = |group: &Range<usize>| rooms + group.start * bound..rooms + group.end * bound;
+    let buffer = output.bytes();
+    let pieces = divide(buffer, groups.iter().map(place)).ok_or(LEAVES)?;
+    let sizes: Vec<Mutex<Vec<Option<usize>>>> = groups.iter().map(|_| Mutex::default()).collect();
+    schedule.run(|scratch, group, numbers| {
+        let buffers = &mut **scratch;
+        let mut to = take(&pieces[group])?;
+        let mut of_group = Vec::with_capacity(numbers.len());
+        for number in numbers {
+            let slot = input.get(slots[number].clone()).ok_or(LEAVES)?;
+            if !job.store_empty && scatter.is_empty(slot, 0) {
+                of_group.push(None);
+                continue;
+            }
+            let elements = scatter.gather(slot, 0, 1, &mut buffers.subchunk)?;
+            let (stage_buffers, contexts) = (&mut buffers.stages, &mut buffers.contexts);
+            let size = stages::encode(
+                chain,
+                number,
+                elements,
+                &mut to[..bound],
+                stage_buffers,
+                contexts,
+            )?;
+            of_group.push(Some(size));
+            to = &mut to[size..];
+        }
+        *sizes[group].lock().unwrap_or_else(PoisonError::into_inner) = of_group;
+        Ok(())
+    })?;
+    drop(pieces);
+
+    let mut sizes_of_all = Vec::with_capacity(slots.len());
+    let mut from_of_all = Vec::with_capacity(slots.len());
+    for (group, sizes) in std::iter::zip(&groups, sizes) {
+        let mut from = place(group).start;
+        for size in sizes.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            from_of_all.push(from);
+            from += size.unwrap_or(0);
+            sizes_of_all.push(size);
+        }
+    }
+    let mut parts = Vec::with_capacity(batch.parts().len());
+    let mut end = 0;
+    for part in batch.parts() {
+        let numbers = part.first..part.first + part.len();
+        let start = end + job.room.head;
+        end = start;
+        // Subchunks of a group that follow one another move together.
+        let mut moving: Range<usize> = 0..0;
+        let mut to = start;
+        for number in numbers.clone() {
+            let Some(size) = sizes_of_all[number] else {
+                continue;
+            };
+            let from = from_of_all[number];
+            if moving.end != from {
+                buffer.copy_within(moving.clone(), to);
+                to += moving.len();
+                moving = from..from;
+            }
+            moving.end += size;
+            end += size;
+        }
+        buffer.copy_within(moving, to);
+        parts.push(EncodedPart {
+            bytes: start..end,
+            sizes: sizes_of_all[numbers].to_vec(),
+        });
+        end += job.room.tail;
+    }
+    Ok(parts)
+}
+
+/// Chains of the layer above, which do not say how large their output is: collect, then copy.
+fn encode_foreign(
+    stream: &HostStream,
+    codec: &dyn SubchunkCodec,
+    input: &mut HostInput,
+    batch: &BatchGrid,
+    output: &mut Lease,
+) -> Result<Vec<EncodedPart>, EngineError> {
+    let job = &stream.job;
+    let one = job.grid.shard().one_subchunk();
+    let scatter = Scatter::in_c_order(&one, &job.fill_value);
+    let slots = slots(stream, batch);
+    let input: &[u8] = input.lease.bytes();
+    let schedule = Schedule::new(
+        slots.len(),
+        one.subchunk_bytes(),
+        COMPRESS_BATCH,
+        job.threads,
+    );
+    let encoded: Vec<Mutex<Option<Vec<u8>>>> = slots.iter().map(|_| Mutex::default()).collect();
+    schedule.run(|_, _, numbers| {
+        for number in numbers {
+            let slot = input.get(slots[number].clone()).ok_or(LEAVES)?;
+            if job.store_empty || !scatter.is_empty(slot, 0) {
+                let bytes = codec.encode(Cow::Borrowed(slot))?.into_owned();
+                *encoded[number]
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner) = Some(bytes);
+            }
+        }
+        Ok(())
+    })?;
+    let mut encoded = encoded
+        .into_iter()
+        .map(|bytes| bytes.into_inner().unwrap_or_else(PoisonError::into_inner));
+    let buffer = output.bytes();
+    let mut parts = Vec::with_capacity(batch.parts().len());
+    for part in batch.parts() {
+        buffer.resize(buffer.len() + job.room.head, 0);
+        let start = buffer.len();
+        let mut sizes = Vec::with_capacity(part.len());
+        for bytes in encoded.by_ref().take(part.len()) {
+            sizes.push(bytes.as_ref().map(Vec::len));
+            if let Some(bytes) = bytes {
+                buffer
+                    .try_reserve(bytes.len())
+                    .map_err(|_| EngineError::OutOfMemory {
+                        what: "a batch of a stream",
+                        bytes: buffer.len().saturating_add(bytes.len()),
+                    })?;
+                buffer.extend_from_slice(&bytes);
+            }
+        }
+        let bytes = start..buffer.len();
+        buffer.resize(buffer.len() + job.room.tail, 0);
+        parts.push(EncodedPart { bytes, sizes });
+    }
+    Ok(parts)
+}

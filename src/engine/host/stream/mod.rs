@@ -1,0 +1,311 @@
+//! Streams on the host.
+//!
+//! ```text
+//! slices -> slots of their subchunks             the caller's thread and a crew, as they come
+//! without a compressor, in place:
+//!     slots -> axes, byte order, checksums       the encoder's thread and its rayon pool
+//!     gaps of empty subchunks closed             the encoder's thread
+//! with one, into a buffer of its own:
+//!     slots -> compressed, at their bounds       the encoder's thread and its rayon pool
+//!     moved together                             the encoder's thread
+//! ```
+//!
+//! So without a compressor a byte is copied once, and the buffer that was filled is what the store is
+//! given.
+
+mod encode;
+
+use std::num::NonZeroUsize;
+use std::sync::{Arc, OnceLock};
+
+use super::disjoint::Slices;
+use super::{crc32c, stages};
+use crate::engine::EngineError;
+use crate::engine::crew::Crew;
+use crate::engine::pool::{Contents, Lease, Pool};
+use crate::engine::stream::{
+    EncodedBatch, Encoder, FailedBatch, Input, Returned, StreamChain, StreamEngine, StreamJob,
+    StreamMemory,
+};
+use crate::layout::BatchGrid;
+
+/// A stream that is encoded on the host.
+#[derive(Debug)]
+pub(crate) struct HostStream {
+    job: Arc<StreamJob>,
+    /// A batch of all its epochs. Shorter ones use the first slots of each part.
+    batch: BatchGrid,
+    slots: SlotLayout,
+    slices: Slices,
+    inputs: Arc<Pool>,
+    /// `None` if inputs become outputs.
+    outputs: Option<Arc<Pool>>,
+}
+
+/// Where the slots of a batch are in an input.
+#[derive(Debug)]
+struct SlotLayout {
+    /// Bytes from one slot of a part to the next.
+    stride: usize,
+    /// Where the first slot of each part begins.
+    starts: Vec<usize>,
+    len: usize,
+}
+
+impl SlotLayout {
+    /// `None` if it is more than this machine can address.
+    fn new(job: &StreamJob, batch: &BatchGrid) -> Option<Self> {
+        let stride = slot_stride(job)?;
+        let (head, tail) = if is_fixed_size(job) {
+            (job.room.head, job.room.tail)
+        } else {
+            (0, 0)
+        };
+        let mut len = 0_usize;
+        let mut starts = Vec::with_capacity(batch.parts().len());
+        for part in batch.parts() {
+            let start = len.checked_add(head)?;
+            starts.push(start);
+            len = start
+                .checked_add(part.len().checked_mul(stride)?)?
+                .checked_add(tail)?;
+        }
+        Some(Self {
+            stride,
+            starts,
+            len,
+        })
+    }
+}
+
+/// Whether every subchunk encodes to the same number of bytes: an input becomes the output.
+fn is_fixed_size(job: &StreamJob) -> bool {
+    matches!(&job.chain, StreamChain::Known(chain) if chain.is_fixed_size())
+}
+
+/// Bytes from one slot of a part to the next: a subchunk, and its checksums if it is encoded in place.
+fn slot_stride(job: &StreamJob) -> Option<usize> {
+    let subchunk = job.grid.shard().subchunk_bytes();
+    match &job.chain {
+        StreamChain::Known(chain) if chain.is_fixed_size() => {
+            subchunk.checked_add(chain.stages.len() * crc32c::LEN)
+        }
+        _ => Some(subchunk),
+    }
+}
+
+fn too_large() -> EngineError {
+    EngineError::OutOfMemory {
+        what: "a batch of a stream",
+        bytes: usize::MAX,
+    }
+}
+
+/// Tables that are kept, or made while a batch is encoded, in bytes: for each subchunk, and for each
+/// part of a shard. About.
+const TABLES: (usize, usize) = (160, 320);
+
+/// Bytes of an input, of an output (`None` if inputs become outputs), and of tables, for batches of all
+/// epochs.
+fn sizes(job: &StreamJob) -> Option<(usize, Option<usize>, usize)> {
+    let (subchunks, parts) = job.grid.batch_counts(job.epochs)?;
+    let slots = subchunks.checked_mul(slot_stride(job)?)?;
+    let rooms = parts.checked_mul(job.room.head.checked_add(job.room.tail)?)?;
+    let subchunk = job.grid.shard().subchunk_bytes();
+    let bound = match &job.chain {
+        StreamChain::Known(chain) if chain.is_fixed_size() => None,
+        StreamChain::Known(chain) => Some(stages::encoded_bound(chain, subchunk)?),
+        // It does not say; the output grows if it is more.
+        StreamChain::Foreign(_) => Some(subchunk),
+    };
+    let (input, output) = match bound {
+        None => (slots.checked_add(rooms)?, None),
+        Some(bound) => {
+            let output = bound.checked_mul(subchunks)?.checked_add(rooms)?;
+            (slots, Some(output))
+        }
+    };
+    let (of_subchunk, of_part) = TABLES;
+    let tables = subchunks.checked_mul(of_subchunk)?;
+    let tables = tables.checked_add(parts.checked_mul(of_part)?)?;
+    Some((input, output, tables))
+}
+
+/// What the buffers of a stream take on the host.
+///
+/// # Errors
+/// [`EngineError::OutOfMemory`] if they are more than this machine can address.
+pub(crate) fn stream_memory(job: &StreamJob) -> Result<StreamMemory, EngineError> {
+    let host = || {
+        let (input, output, tables) = sizes(job)?;
+        let outputs = output.unwrap_or(0).checked_mul(job.outputs)?;
+        let host = input.checked_mul(job.inputs)?.checked_add(outputs)?;
+        host.checked_add(tables)
+    };
+    Ok(StreamMemory {
+        host: host().ok_or_else(too_large)?,
+        ..StreamMemory::default()
+    })
+}
+
+impl HostStream {
+    /// Set up for a stream. Nothing is allocated yet.
+    ///
+    /// # Errors
+    /// [`EngineError::OutOfMemory`] if the buffers are more than this machine can address.
+    pub(crate) fn new(
+        job: Arc<StreamJob>,
+        returned: Arc<Returned>,
+    ) -> Result<Arc<Self>, EngineError> {
+        let batch = job.grid.batch(job.epochs).map_err(|_| too_large())?;
+        let slots = SlotLayout::new(&job, &batch).ok_or_else(too_large)?;
+        let slices = Slices::new(&job.grid, &batch, |place, part| {
+            slots.starts[part] + (place - batch.parts()[part].first) * slots.stride
+        });
+        let pool =
+            |len, contents, most| Pool::new(len, contents, most, job.huge_pages, returned.clone());
+        let contents = match &job.chain {
+            StreamChain::Known(_) => Contents::Zeros,
+            StreamChain::Foreign(_) => Contents::Nothing,
+        };
+        let (_, output, _) = sizes(&job).ok_or_else(too_large)?;
+        let outputs = output.map(|len| pool(len, contents, job.outputs));
+        Ok(Arc::new(Self {
+            inputs: pool(slots.len, Contents::Zeros, job.inputs),
+            outputs,
+            batch,
+            slots,
+            slices,
+            job,
+        }))
+    }
+
+    /// Fill what the edge of the array leaves of slots.
+    fn fill_edges(&self, buffer: &mut [u8]) {
+        let len = self.job.grid.shard().subchunk_bytes();
+        for start in self.slices.cut_slots() {
+            for element in buffer[start..start + len].chunks_exact_mut(self.job.fill_value.len()) {
+                element.copy_from_slice(&self.job.fill_value);
+            }
+        }
+    }
+}
+
+/// Shared by all streams of the process.
+fn crew() -> &'static Crew {
+    static CREW: OnceLock<Crew> = OnceLock::new();
+    CREW.get_or_init(|| Crew::new("zarrs_cuda slices"))
+}
+
+/// The threads that encode streams. They are not rayon's global ones: all of those may be waiting for
+/// a stream to take what they append.
+///
+/// # Errors
+/// [`EngineError::Unsuitable`] if no threads can be started.
+fn encoding_threads() -> Result<&'static rayon::ThreadPool, EngineError> {
+    static THREADS: OnceLock<Result<rayon::ThreadPool, String>> = OnceLock::new();
+    THREADS
+        .get_or_init(|| {
+            rayon::ThreadPoolBuilder::new()
+                .num_threads(std::thread::available_parallelism().map_or(1, NonZeroUsize::get))
+                .thread_name(|n| format!("zarrs_cuda encode {n}"))
+                .build()
+                .map_err(|error| error.to_string())
+        })
+        .as_ref()
+        .map_err(|error| EngineError::Unsuitable(format!("no threads to encode with: {error}")))
+}
+
+impl StreamEngine for Arc<HostStream> {
+    fn name(&self) -> &'static str {
+        "host"
+    }
+
+    fn input(&self) -> Result<Option<Box<dyn Input>>, EngineError> {
+        let Some(mut lease) = self.inputs.take()? else {
+            return Ok(None);
+        };
+        // Encoding in place leaves the edges as they were stored.
+        if lease.is_new() || self.outputs.is_none() {
+            self.fill_edges(lease.bytes());
+        }
+        Ok(Some(Box::new(HostInput {
+            stream: self.clone(),
+            lease,
+            in_place: Vec::new(),
+        })))
+    }
+
+    fn encoder(&self) -> Result<Box<dyn Encoder>, EngineError> {
+        encoding_threads()?;
+        Ok(Box::new(HostEncoder {
+            stream: self.clone(),
+            submitted: None,
+        }))
+    }
+}
+
+/// Slots that are being filled.
+#[derive(Debug)]
+struct HostInput {
+    stream: Arc<HostStream>,
+    lease: Lease,
+    /// Which slots were encoded in place, by an attempt that failed for others; empty before the
+    /// first.
+    in_place: Vec<bool>,
+}
+
+impl Input for HostInput {
+    fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), EngineError> {
+        let stream = &self.stream;
+        stream
+            .slices
+            .write(self.lease.bytes(), at, bytes, crew(), stream.job.threads)
+    }
+
+    fn read(&mut self, at: usize, bytes: &mut [u8]) -> Result<(), EngineError> {
+        self.stream.slices.read(self.lease.as_ref(), at, bytes)
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn std::any::Any + Send> {
+        self
+    }
+}
+
+/// Encodes one batch at a time.
+#[derive(Debug)]
+struct HostEncoder {
+    stream: Arc<HostStream>,
+    submitted: Option<(Box<dyn Input>, Arc<BatchGrid>)>,
+}
+
+impl Encoder for HostEncoder {
+    fn depth(&self) -> usize {
+        1
+    }
+
+    fn submit(&mut self, input: Box<dyn Input>, batch: Arc<BatchGrid>) {
+        self.submitted = Some((input, batch));
+    }
+
+    fn complete(&mut self) -> Option<Result<EncodedBatch, FailedBatch>> {
+        let (input, batch) = self.submitted.take()?;
+        let mut input = match input.into_any().downcast::<HostInput>() {
+            Ok(input) => input,
+            Err(_) => return None,
+        };
+        let encoded = encoding_threads().and_then(|threads| {
+            threads.install(|| encode::encode(&self.stream, &mut input, &batch))
+        });
+        Some(match encoded {
+            Ok((output, parts)) => Ok(EncodedBatch {
+                output: match output {
+                    Some(output) => Box::new(output),
+                    None => Box::new(input.lease),
+                },
+                parts,
+            }),
+            Err(error) => Err(FailedBatch { error, input }),
+        })
+    }
+}

@@ -1,0 +1,210 @@
+//! Buffers of one size, of the host, that come back.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::EngineError;
+use super::host::memory;
+use super::stream::{Output, Returned};
+
+/// Buffers of one size, allocated when they are first needed, and kept.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    /// In bytes.
+    len: usize,
+    contents: Contents,
+    /// How many there can be.
+    most: usize,
+    huge_pages: bool,
+    state: Mutex<State>,
+    returned: Arc<Returned>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    free: Vec<Vec<u8>>,
+    in_use: usize,
+}
+
+/// What a new buffer holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Contents {
+    /// As many bytes as it has room for. A used one holds what it held.
+    Zeros,
+    /// Nothing, and so does a used one. It may grow beyond its room.
+    Nothing,
+}
+
+/// A buffer in use. It goes back when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    buffer: Vec<u8>,
+    pool: Arc<Pool>,
+    is_new: bool,
+    /// Whether it does not go back.
+    forgotten: AtomicBool,
+}
+
+impl Pool {
+    pub(crate) fn new(
+        len: usize,
+        contents: Contents,
+        most: usize,
+        huge_pages: bool,
+        returned: Arc<Returned>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            len,
+            contents,
+            most: most.max(1),
+            huge_pages,
+            state: Mutex::default(),
+            returned,
+        })
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A buffer; `None` if all are in use.
+    ///
+    /// # Errors
+    /// [`EngineError::OutOfMemory`].
+    pub(crate) fn take(self: &Arc<Self>) -> Result<Option<Lease>, EngineError> {
+        let free = {
+            let mut state = self.state();
+            if state.in_use >= self.most {
+                return Ok(None);
+            }
+            state.in_use += 1;
+            state.free.pop()
+        };
+        let is_new = free.is_none();
+        let mut lease = Lease {
+            buffer: free.unwrap_or_default(),
+            pool: self.clone(),
+            is_new,
+            forgotten: AtomicBool::new(false),
+        };
+        if is_new {
+            lease.buffer =
+                memory::with_capacity(self.len, "a buffer of a stream", self.huge_pages)?;
+        }
+        match self.contents {
+            Contents::Zeros => lease.buffer.resize(self.len, 0),
+            Contents::Nothing => lease.buffer.clear(),
+        }
+        Ok(Some(lease))
+    }
+
+    /// The same, once there is one.
+    ///
+    /// # Errors
+    /// [`EngineError::OutOfMemory`].
+    pub(crate) fn wait(self: &Arc<Self>) -> Result<Lease, EngineError> {
+        loop {
+            let seen = self.returned.count();
+            if let Some(lease) = self.take()? {
+                return Ok(lease);
+            }
+            self.returned.wait(seen);
+        }
+    }
+}
+
+impl Lease {
+    /// Whether nobody had it before.
+    pub(crate) fn is_new(&self) -> bool {
+        self.is_new
+    }
+
+    pub(crate) fn bytes(&mut self) -> &mut Vec<u8> {
+        &mut self.buffer
+    }
+
+    /// It does not come back: there can be another one now.
+    pub(crate) fn forget(&self) {
+        if !self.forgotten.swap(true, Ordering::Relaxed) {
+            self.pool.state().in_use -= 1;
+            self.pool.returned.notify();
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if *self.forgotten.get_mut() {
+            return;
+        }
+        let mut state = self.pool.state();
+        state.in_use -= 1;
+        // One that could not be allocated is none.
+        if self.buffer.capacity() >= self.pool.len && self.pool.len > 0 {
+            state.free.push(std::mem::take(&mut self.buffer));
+        }
+        drop(state);
+        self.pool.returned.notify();
+    }
+}
+
+impl AsRef<[u8]> for Lease {
+    fn as_ref(&self) -> &[u8] {
+        &self.buffer
+    }
+}
+
+impl AsMut<[u8]> for Lease {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.buffer
+    }
+}
+
+impl Output for Lease {
+    fn keep(&self) {
+        self.forget();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_come_back_unless_they_are_forgotten() {
+        let returned = Arc::new(Returned::default());
+        let pool = Pool::new(100, Contents::Zeros, 2, true, returned.clone());
+        let mut first = pool.take().expect("memory").expect("free");
+        assert!(first.is_new());
+        assert_eq!(first.as_ref(), [0; 100]);
+        first.bytes()[0] = 1;
+        let second = pool.take().expect("memory").expect("free");
+        assert!(pool.take().expect("memory").is_none());
+        let seen = returned.count();
+        drop(first);
+        assert_ne!(returned.count(), seen);
+        let first = pool.take().expect("memory").expect("free");
+        assert!(!first.is_new());
+        assert_eq!(first.as_ref()[..2], [1, 0]);
+        // Whoever keeps it, another one takes its place.
+        second.forget();
+        second.forget();
+        let third = pool.take().expect("memory").expect("free");
+        assert!(third.is_new());
+        drop(second);
+        assert!(pool.take().expect("memory").is_none());
+        drop((first, third));
+        let again: Vec<_> = (0..3).map(|_| pool.take().expect("memory")).collect();
+        assert_eq!(again.iter().filter(|lease| lease.is_some()).count(), 2);
+    }
+
+    #[test]
+    fn empty_buffers_come_back_empty() {
+        let pool = Pool::new(10, Contents::Nothing, 1, true, Arc::default());
+        for _ in 0..2 {
+            let mut lease = pool.wait().expect("memory");
+            assert!(lease.as_ref().is_empty() && lease.bytes().capacity() >= 10);
+            lease.bytes().extend_from_slice(&[7; 30]);
+        }
+    }
+}

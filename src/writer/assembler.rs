@@ -1,0 +1,283 @@
+//! Encoded batches into shards: where each subchunk lies, the index, and what a store is to do.
+//!
+//! For each part of a batch, in order:
+//!
+//! ```text
+//! whole shards in every batch:   index into the room that was left; set
+//! a store where shards grow:     write the part behind those before; at the end the index; complete
+//! other stores:                  copy the part behind those before; at the end the index; set
+//! ```
+//!
+//! A shard of which nothing was stored is erased. Slots that never come, of a short last shard epoch or
+//! beyond the edge of the array, stay empty in the index.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::part::Part;
+use super::shared::{Batch, Setup, ShardId, Work};
+use crate::engine::pool::{Lease, Pool};
+use crate::engine::stream::{EncodedBatch, EncodedPart, Output};
+use crate::layout::{Extent, ShardPart};
+
+/// Shards that are not complete.
+#[derive(Debug)]
+pub(super) struct Assembler {
+    open: BTreeMap<ShardId, Open>,
+    /// Buffers for shards that are put together here.
+    buffers: Option<Arc<Pool>>,
+}
+
+/// A shard that is not complete.
+#[derive(Debug)]
+struct Open {
+    extents: Vec<Extent>,
+    /// How long it is until now.
+    end: usize,
+    /// What it is until now, if it is put together here.
+    buffer: Option<Lease>,
+}
+
+impl Open {
+    fn is_empty(&self) -> bool {
+        self.extents.iter().all(Option::is_none)
+    }
+}
+
+/// What is to be done for shards.
+pub(super) type WorkOfShards = Vec<(ShardId, Vec<Work>)>;
+
+const LEAVES: &str = "an encoded part leaves its buffer";
+
+impl Assembler {
+    /// With `buffers` for shards that are put together here; `None` if every batch has whole shards,
+    /// or if shards grow where they are stored.
+    pub(super) fn new(buffers: Option<Arc<Pool>>) -> Self {
+        Self {
+            open: BTreeMap::new(),
+            buffers,
+        }
+    }
+
+    /// What `encoded`, which is `batch`, means for its shards.
+    ///
+    /// # Errors
+    /// Why the writer cannot go on.
+    pub(super) fn add(
+        &mut self,
+        setup: &Setup,
+        batch: &Batch,
+        encoded: EncodedBatch,
+    ) -> Result<WorkOfShards, String> {
+        if encoded.parts.len() != batch.grid.parts().len() {
+            return Err("an engine returned a wrong number of parts".to_string());
+        }
+        if setup.whole_shards {
+            return whole_shards(setup, batch, encoded);
+        }
+        let output: Arc<dyn Output> = Arc::from(encoded.output);
+        let mut work = Vec::new();
+        for (part, encoded) in std::iter::zip(batch.grid.parts(), &encoded.parts) {
+            let id = id_of(setup, batch, part);
+            let first_epoch = first_within(setup, batch);
+            if !self.open.contains_key(&id) {
+                let open = self.begin(setup)?;
+                self.open.insert(id, open);
+            }
+            let Some(open) = self.open.get_mut(&id) else {
+                continue;
+            };
+            let first = open.is_empty();
+            let start = open.end;
+            place(setup, part, first_epoch, encoded, open)?;
+            let mut of_shard = Vec::new();
+            if !encoded.bytes.is_empty() {
+                if let Some(buffer) = &mut open.buffer {
+                    let bytes = (*output).as_ref().get(encoded.bytes.clone());
+                    append(buffer.bytes(), bytes.ok_or(LEAVES)?)?;
+                } else {
+                    let mut pieces = Vec::new();
+                    if first && start > 0 {
+                        pieces.push((0, Part::owned(vec![0; start])));
+                    }
+                    let bytes = Part::of(&output, encoded.bytes.clone()).ok_or(LEAVES)?;
+                    pieces.push((start as u64, bytes));
+                    of_shard.push(Work::Write { pieces, first });
+                }
+            }
+            if first_epoch + part.counts[0] == setup.grid.epochs_per_shard()
+                && let Some(open) = self.open.remove(&id)
+            {
+                of_shard.extend(complete(setup, open)?);
+            }
+            work.push((id, of_shard));
+        }
+        Ok(work)
+    }
+
+    /// What is open is complete.
+    ///
+    /// # Errors
+    /// Why the writer cannot go on.
+    pub(super) fn end(&mut self, setup: &Setup) -> Result<WorkOfShards, String> {
+        std::mem::take(&mut self.open)
+            .into_iter()
+            .map(|(id, open)| Ok((id, complete(setup, open)?)))
+            .collect()
+    }
+
+    fn begin(&self, setup: &Setup) -> Result<Open, String> {
+        let head = if setup.encoding.index_is_first() {
+            setup.encoding.index_len()
+        } else {
+            0
+        };
+        let buffer = match &self.buffers {
+            None => None,
+            Some(buffers) => {
+                let mut buffer = buffers.wait().map_err(|error| error.to_string())?;
+                buffer.bytes().resize(head, 0);
+                Some(buffer)
+            }
+        };
+        Ok(Open {
+            extents: vec![None; setup.encoding.grid().num_subchunks()],
+            end: head,
+            buffer,
+        })
+    }
+}
+
+/// The epoch, within its shard epoch, that a batch begins with.
+fn first_within(setup: &Setup, batch: &Batch) -> usize {
+    let epochs = setup.grid.epochs_per_shard();
+    // Less than `epochs`.
+    usize::try_from(batch.first_epoch % epochs as u64).unwrap_or(0)
+}
+
+fn id_of(setup: &Setup, batch: &Batch, part: &ShardPart) -> ShardId {
+    let first = batch.first_epoch / setup.grid.epochs_per_shard() as u64;
+    let inner = std::iter::zip(&part.shard[1..], setup.grid.shards())
+        .fold(0, |number, (at, count)| number * count + at);
+    ShardId {
+        outer: first + part.shard[0] as u64,
+        inner,
+    }
+}
+
+/// Note where the subchunks of a part lie, behind what the shard has.
+fn place(
+    setup: &Setup,
+    part: &ShardPart,
+    first_epoch: usize,
+    encoded: &EncodedPart,
+    open: &mut Open,
+) -> Result<(), String> {
+    let grid = setup.encoding.grid();
+    let begin = open.end;
+    if encoded.sizes.len() != part.len() {
+        return Err("an engine returned a wrong number of subchunks".to_string());
+    }
+    for (number, size) in encoded.sizes.iter().enumerate() {
+        let Some(size) = *size else { continue };
+        let mut rest = number;
+        let mut at = vec![0; part.counts.len()];
+        for axis in (0..at.len()).rev() {
+            at[axis] = rest % part.counts[axis];
+            rest /= part.counts[axis];
+        }
+        at[0] += first_epoch;
+        let slot = open.extents.get_mut(grid.number(at));
+        *slot.ok_or("a subchunk is not in its shard")? = Some(open.end..open.end + size);
+        open.end += size;
+    }
+    if open.end - begin != encoded.bytes.len() {
+        return Err("an engine returned sizes that do not add up".to_string());
+    }
+    Ok(())
+}
+
+/// Everything of a shard is there.
+fn complete(setup: &Setup, open: Open) -> Result<Vec<Work>, String> {
+    if open.is_empty() {
+        return Ok(vec![Work::Erase]);
+    }
+    let index = index_of(setup, &open.extents)?;
+    let first = setup.encoding.index_is_first();
+    if let Some(mut buffer) = open.buffer {
+        let bytes = buffer.bytes();
+        if first {
+            let room = bytes.get_mut(..index.len()).ok_or(LEAVES)?;
+            room.copy_from_slice(&index);
+        } else {
+            append(bytes, &index)?;
+        }
+        let len = bytes.len();
+        let output: Arc<dyn Output> = Arc::new(buffer);
+        let all = Part::of(&output, 0..len).ok_or(LEAVES)?;
+        return Ok(vec![Work::Set(all)]);
+    }
+    let at = if first { 0 } else { open.end as u64 };
+    let pieces = vec![(at, Part::owned(index))];
+    let first = false;
+    Ok(vec![Work::Write { pieces, first }, Work::Complete])
+}
+
+/// Every part of the batch is a whole shard.
+fn whole_shards(
+    setup: &Setup,
+    batch: &Batch,
+    encoded: EncodedBatch,
+) -> Result<WorkOfShards, String> {
+    let EncodedBatch { mut output, parts } = encoded;
+    let index_len = setup.encoding.index_len();
+    let mut shards = Vec::with_capacity(parts.len());
+    for (part, encoded) in std::iter::zip(batch.grid.parts(), &parts) {
+        let first = setup.encoding.index_is_first();
+        let mut open = Open {
+            extents: vec![None; setup.encoding.grid().num_subchunks()],
+            end: if first { index_len } else { 0 },
+            buffer: None,
+        };
+        place(setup, part, 0, encoded, &mut open)?;
+        if open.is_empty() {
+            shards.push(None);
+            continue;
+        }
+        let index = index_of(setup, &open.extents)?;
+        let bytes = &encoded.bytes;
+        let (room, all) = if first {
+            let start = bytes.start.checked_sub(index_len).ok_or(LEAVES)?;
+            (start..bytes.start, start..bytes.end)
+        } else {
+            let end = bytes.end + index_len;
+            (bytes.end..end, bytes.start..end)
+        };
+        let room = (*output).as_mut().get_mut(room).ok_or(LEAVES)?;
+        room.copy_from_slice(&index);
+        shards.push(Some(all));
+    }
+    let output: Arc<dyn Output> = Arc::from(output);
+    std::iter::zip(batch.grid.parts(), shards)
+        .map(|(part, all)| {
+            let work = match all {
+                None => Work::Erase,
+                Some(all) => Work::Set(Part::of(&output, all).ok_or(LEAVES)?),
+            };
+            Ok((id_of(setup, batch, part), vec![work]))
+        })
+        .collect()
+}
+
+fn index_of(setup: &Setup, extents: &[Extent]) -> Result<Vec<u8>, String> {
+    let index = setup.encoding.encode_index(extents);
+    index.map_err(|error| format!("the index of a shard cannot be encoded: {error}"))
+}
+
+fn append(buffer: &mut Vec<u8>, bytes: &[u8]) -> Result<(), String> {
+    buffer
+        .try_reserve(bytes.len())
+        .map_err(|_| format!("there is no memory for {} bytes of a shard", bytes.len()))?;
+    buffer.extend_from_slice(bytes);
+    Ok(())
+}

@@ -1,0 +1,351 @@
+//! How a writer is made.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use zarrs::array::Array;
+use zarrs::plugin::{ExtensionName, ZarrVersion};
+use zarrs_codec::CodecOptions;
+use zarrs_storage::{
+    AtomicRenameStorageTraits, ListableStorageTraits, ReadableStorageTraits,
+    ReadableWritableStorageTraits, StorageError, WritableStorageTraits,
+};
+
+use super::assembler::Assembler;
+use super::error::WriterError;
+use super::metadata::ArrayLength;
+use super::plan::{self, Plan};
+use super::report::{Progress, WriterMemory};
+use super::shared::{ProgressCallback, Setup, Shared};
+use super::sink::{Length, RenamedSink, ShardSink, WholeSink};
+use super::{ArrayWriter, encoding, leftovers, storing};
+use crate::Error;
+use crate::codec::find;
+use crate::codec::stream::ShardEncoding;
+use crate::engine::pool::{Contents, Pool};
+use crate::engine::stream::Returned;
+use crate::layout::StreamGrid;
+
+/// Makes an [`ArrayWriter`]: see [`ArrayWriter::builder`].
+#[must_use]
+pub struct ArrayWriterBuilder<TStorage: ?Sized> {
+    array: Array<TStorage>,
+    renamed: Option<Renamed<TStorage>>,
+    start: Option<u64>,
+    epochs: Option<usize>,
+    store_threads: usize,
+    codec_options: CodecOptions,
+    metadata_interval: Duration,
+    on_progress: Option<ProgressCallback>,
+}
+
+/// Where shards go, and where the array's length is kept.
+type Stores = (Box<dyn ShardSink>, Box<dyn Length>);
+
+/// Those of a store that renames. If the array is extended, the index of the first shard epoch is
+/// given, from which on temporaries are leftovers.
+type Renamed<TStorage> =
+    Arc<dyn Fn(&Array<TStorage>, Option<u64>) -> Result<Stores, WriterError> + Send + Sync>;
+
+impl<TStorage: ?Sized> fmt::Debug for ArrayWriterBuilder<TStorage> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ArrayWriterBuilder")
+            .field("array", &self.array.path())
+            .field("renames", &self.renamed.is_some())
+            .field("start", &self.start)
+            .field("epochs_per_batch", &self.epochs)
+            .field("store_threads", &self.store_threads)
+            .field("metadata_interval", &self.metadata_interval)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<TStorage> ArrayWriterBuilder<TStorage>
+where
+    TStorage: ?Sized + ReadableWritableStorageTraits + 'static,
+{
+    pub(super) fn new(array: &Array<TStorage>) -> Self {
+        Self {
+            array: array.with_storage(array.storage()),
+            renamed: None,
+            start: None,
+            epochs: None,
+            store_threads: 2,
+            codec_options: zarrs::config::global_config().codec_options(),
+            metadata_interval: Duration::from_secs(1),
+            on_progress: None,
+        }
+    }
+
+    /// The first slice to write: an index along the first axis, and a multiple of the extent of a
+    /// shard there. Default: the end of the array, which is extended.
+    ///
+    /// What the array has from there on is replaced, shard by shard.
+    pub fn start(mut self, slice: u64) -> Self {
+        self.start = Some(slice);
+        self
+    }
+
+    /// How many epochs (of subchunks with one index along the first axis) are encoded together: at
+    /// most so many, and a divisor of the epochs of a shard, or a multiple. Default: enough that all
+    /// threads, or a whole device, have work, as the budgets allow.
+    ///
+    /// The shards are the same for any number.
+    pub fn epochs_per_batch(mut self, epochs: usize) -> Self {
+        self.epochs = Some(epochs.max(1));
+        self
+    }
+
+    /// How many shards are stored at once, each by a thread of its own. Default: 2. A store that is
+    /// far away wants more.
+    pub fn store_threads(mut self, threads: usize) -> Self {
+        self.store_threads = threads.max(1);
+        self
+    }
+
+    /// zarrs' options for codecs: how many threads encode, and whether empty subchunks are stored.
+    /// Default: those of zarrs' configuration; an array does not tell its own.
+    pub fn codec_options(mut self, options: CodecOptions) -> Self {
+        self.codec_options = options;
+        self
+    }
+
+    /// Write shards and metadata to temporaries in `store`, which is the store of the array, and
+    /// rename them when they are complete. An [`Array`] does not say whether its store can do that:
+    /// zarrs' `FilesystemStore` can.
+    ///
+    /// **Use it on every filesystem.** Without it a shard is stored by one `set`, which on a
+    /// filesystem is not atomic: whoever reads meanwhile, and whoever comes after a crash, may find
+    /// part of it. A shard also needs no memory until it is complete, since it is written as it
+    /// grows.
+    ///
+    /// A temporary is the key with `.tmp` behind it, as of zarrs' `AtomicWriteStorageAdapter`. Those
+    /// of a writer that was killed are erased by the next one that extends the array. So there must
+    /// be one such writer at a time.
+    pub fn atomic_rename<S>(mut self, store: Arc<S>) -> Self
+    where
+        S: AtomicRenameStorageTraits
+            + ReadableStorageTraits
+            + WritableStorageTraits
+            + ListableStorageTraits
+            + 'static,
+    {
+        self.renamed = Some(Arc::new(move |array, extended_from| {
+            let sink =
+                RenamedSink::of(array, store.clone()).map_err(|error| refused(array, error))?;
+            let length = ArrayLength::renamed(array, store.clone());
+            let length = length.map_err(|error| refused(array, error))?;
+            if let Some(first) = extended_from {
+                let erased = leftovers::clean(array, &*store, first);
+                let erased = erased.map_err(|error| refused(array, error))?;
+                if erased > 0 {
+                    let path = array.path();
+                    tracing::info!(erased, %path, "erased what a writer left that did not finish");
+                }
+            }
+            Ok((Box::new(sink), Box::new(length)))
+        }));
+        self
+    }
+
+    /// How often the shape in the array's metadata grows, at most. Default: once a second, and when
+    /// the writer is flushed or finished. Zero: whenever shards are finished that it can cover.
+    pub fn metadata_interval(mut self, interval: Duration) -> Self {
+        self.metadata_interval = interval;
+        self
+    }
+
+    /// Call `callback` whenever a shard was stored, or the metadata was written, from a thread of the
+    /// writer, which waits for it.
+    pub fn on_progress(mut self, callback: impl Fn(&Progress) + Send + Sync + 'static) -> Self {
+        self.on_progress = Some(ProgressCallback(Arc::new(callback)));
+        self
+    }
+
+    /// What the writer would take for buffers. Nothing is allocated.
+    ///
+    /// # Errors
+    /// As for [`build`](Self::build), but for what the store says.
+    pub fn memory_estimate(&self) -> Result<WriterMemory, WriterError> {
+        let (encoding, grid) = self.stream()?;
+        self.first_slice(&grid)?;
+        Ok(self.plan(&encoding, &grid)?.memory)
+    }
+
+    /// Make the writer. Its buffers are allocated as they are first needed.
+    ///
+    /// # Errors
+    /// - [`WriterError::Unsupported`] if the array cannot be written as a stream, or the store lacks
+    ///   what it takes.
+    /// - [`WriterError::Start`] if the first slice is not at the border of a shard.
+    /// - [`WriterError::Memory`] if the smallest buffers do not fit the budgets of the
+    ///   [`Options`](crate::Options).
+    /// - [`WriterError::Array`] if the array's codec is not this crate's, the backend cannot be used,
+    ///   or the store fails.
+    pub fn build(&self) -> Result<ArrayWriter, WriterError> {
+        let (encoding, grid) = self.stream()?;
+        let start = self.first_slice(&grid)?;
+        let plan = self.plan(&encoding, &grid)?;
+        let first = start / grid.shard_slices() as u64;
+        let extended_from = (start == self.array.shape()[0]).then_some(first);
+        let (sink, length) = match &self.renamed {
+            Some(renamed) => renamed(&self.array, extended_from)?,
+            None => self.stores()?,
+        };
+        let signal = Arc::new(Returned::default());
+        let cannot =
+            |reason| WriterError::Array(Error::Codec(zarrs_codec::CodecError::Other(reason)));
+        let engine = plan
+            .choice
+            .engine(plan.job.clone(), signal.clone())
+            .map_err(|error| cannot(error.to_string()))?;
+        let encoder = engine
+            .encoder()
+            .map_err(|error| cannot(error.to_string()))?;
+        let shared = Shared::new(
+            Setup {
+                engine: engine.name(),
+                array: self.array.with_storage(Arc::new(())),
+                encoding,
+                start,
+                whole_shards: plan.whole_shards,
+                sink,
+                length,
+                metadata_interval: self.metadata_interval,
+                on_progress: self.on_progress.clone(),
+                grid,
+            },
+            self.array.shape()[0],
+            signal.clone(),
+        );
+        let buffers = plan.assembly.map(|(count, len)| {
+            Pool::new(len, Contents::Nothing, count, plan.job.huge_pages, signal)
+        });
+        let assembler = Assembler::new(buffers);
+        let mut threads = Vec::new();
+        let mut spawn = |name: &str, work: Box<dyn FnOnce(Arc<Shared>) + Send>| {
+            let of_thread = shared.clone();
+            let thread = std::thread::Builder::new()
+                .name(format!("zarrs_cuda {name}"))
+                .spawn(move || work(of_thread));
+            match thread {
+                Ok(thread) => threads.push(thread),
+                Err(error) => {
+                    return Err(cannot(format!("no thread to {name}: {error}")));
+                }
+            }
+            Ok(())
+        };
+        let started = spawn(
+            "encode",
+            Box::new(move |shared| encoding::run(&shared, encoder, assembler)),
+        )
+        .and_then(|()| {
+            (0..self.store_threads)
+                .try_for_each(|_| spawn("store", Box::new(|shared| storing::run(&shared))))
+        });
+        let writer = ArrayWriter::new(shared, engine, plan.memory, plan.job.clone(), threads)?;
+        match started {
+            Ok(()) => Ok(writer),
+            Err(error) => {
+                writer.abort()?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Shards and metadata by one `set` each.
+    fn stores(&self) -> Result<Stores, WriterError> {
+        let sink = WholeSink::of(&self.array).map_err(|error| refused(&self.array, error))?;
+        let length = ArrayLength::of(&self.array).map_err(|error| refused(&self.array, error))?;
+        Ok((Box::new(sink), Box::new(length)))
+    }
+
+    fn plan(&self, encoding: &ShardEncoding, grid: &StreamGrid) -> Result<Plan, WriterError> {
+        plan::plan(encoding, grid, self.renamed.is_some(), self.epochs)
+    }
+
+    fn first_slice(&self, grid: &StreamGrid) -> Result<u64, WriterError> {
+        let start = self.start.unwrap_or(self.array.shape()[0]);
+        let shard_slices = grid.shard_slices() as u64;
+        // As far as anything can be appended behind it.
+        let numbers = start
+            .checked_add(i64::MAX as u64)
+            .and_then(|end| end.checked_add(shard_slices));
+        if numbers.is_none() {
+            return Err(WriterError::Unsupported {
+                reason: format!("slice {start} is at the end of all numbers"),
+            });
+        }
+        if start.is_multiple_of(shard_slices) {
+            return Ok(start);
+        }
+        Err(WriterError::Start {
+            start,
+            shard_slices,
+            before: start / shard_slices * shard_slices,
+        })
+    }
+
+    /// How the array's shards are encoded, and how its slices divide.
+    fn stream(&self) -> Result<(ShardEncoding, StreamGrid), WriterError> {
+        let unsupported = |reason: String| WriterError::Unsupported { reason };
+        let codecs = self.array.codecs();
+        let name = |name: Option<std::borrow::Cow<'static, str>>| name.unwrap_or_default();
+        let codec =
+            find::ours(codecs.array_to_bytes_codec()).ok_or_else(|| Error::ForeignCodec {
+                codec: name(codecs.array_to_bytes_codec().name(ZarrVersion::V3)).into_owned(),
+            })?;
+        if let Some(outer) = codecs.array_to_array_codecs().first() {
+            return Err(unsupported(format!(
+                "the codec `{}` comes before `sharding_indexed`, so that shards do not hold slices as they come: put it among the inner codecs",
+                name(outer.name(ZarrVersion::V3))
+            )));
+        }
+        if let Some(outer) = codecs.bytes_to_bytes_codecs().first() {
+            return Err(unsupported(format!(
+                "the codec `{}` encodes whole shards once more: put it among the inner codecs",
+                name(outer.name(ZarrVersion::V3))
+            )));
+        }
+        let Some(inner) = self.array.shape().get(1..) else {
+            return Err(unsupported("it has no axis to append along".to_string()));
+        };
+        let grid_name = self.array.chunk_grid().name(ZarrVersion::V3);
+        if name(grid_name.clone()) != "regular" {
+            return Err(unsupported(format!(
+                "its chunk grid is `{}`, and shards of a stream are all of one shape: use a regular grid",
+                name(grid_name)
+            )));
+        }
+        let first = vec![0; self.array.dimensionality()];
+        let shape = self
+            .array
+            .chunk_shape(&first)
+            .map_err(|error| unsupported(error.to_string()))?;
+        let encoding = ShardEncoding::new(
+            codec,
+            &shape,
+            self.array.data_type(),
+            self.array.fill_value(),
+            &self.codec_options,
+        )
+        .map_err(|error| unsupported(error.to_string()))?;
+        let grid = StreamGrid::new(encoding.grid().clone(), inner)
+            .map_err(|error| unsupported(error.to_string()))?;
+        Ok((encoding, grid))
+    }
+}
+
+/// The store cannot be written to, or failed.
+fn refused<TStorage: ?Sized>(array: &Array<TStorage>, error: StorageError) -> WriterError {
+    match error {
+        StorageError::Unsupported(reason) => WriterError::Unsupported { reason },
+        source => WriterError::Array(Error::Storage {
+            doing: "prepare the store of",
+            key: zarrs::node::meta_key_v3(array.path()),
+            source,
+        }),
+    }
+}

@@ -1,0 +1,417 @@
+//! The length of an array in its stored metadata.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde_json::value::RawValue;
+use zarrs::array::{Array, ArrayMetadata};
+use zarrs::node::meta_key_v3;
+use zarrs::storage::store::MemoryStore;
+use zarrs_storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
+use zarrs_storage::{
+    AtomicRenameStorageTraits, Bytes, ReadableStorage, ReadableStorageTraits,
+    ReadableWritableStorageTraits, StorageError, StorageHandle, StoreKey, WritableStorage,
+    WritableStorageTraits,
+};
+
+use super::sink::{Length, temporary_key};
+
+/// The length of an array, in the `zarr.json` of its store.
+///
+/// It is read anew whenever the array grows, and one number of it is changed: whatever else is there,
+/// or was added meanwhile, stays as it is.
+pub(super) struct ArrayLength {
+    key: StoreKey,
+    /// Where it is until it is renamed, if it is.
+    temporary: Option<StoreKey>,
+    /// As the array describes itself: what is stored if nothing is.
+    own: Bytes,
+    /// The extents of the array but the first.
+    inner: Vec<u64>,
+    reader: ReadableStorage,
+    writer: WritableStorage,
+    /// What was to be stored when the store failed: it may be there in part. Held while the metadata
+    /// changes.
+    attempted: Mutex<Option<Bytes>>,
+}
+
+impl fmt::Debug for ArrayLength {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ArrayLength")
+            .field("key", &self.key)
+            .field("temporary", &self.temporary)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ArrayLength {
+    /// That of `array`, in its own storage: metadata is replaced by one `set`, as zarrs does it.
+    ///
+    /// # Errors
+    /// [`StorageError::Unsupported`] for an array of Zarr V2; that of a storage transformer.
+    pub(super) fn of<T>(array: &Array<T>) -> Result<Self, StorageError>
+    where
+        T: ?Sized + ReadableWritableStorageTraits + 'static,
+    {
+        let writer = Arc::new(StorageHandle::new(array.storage()));
+        let writer = array
+            .storage_transformers()
+            .create_writable_transformer(writer)?;
+        // zarrs reads metadata past the transformers.
+        Self::new(array, array.storage().readable(), writer, None)
+    }
+
+    /// That of `array`, in `store`: metadata is written to a temporary, which is renamed.
+    ///
+    /// # Errors
+    /// [`StorageError::Unsupported`] for an array of Zarr V2.
+    pub(super) fn renamed<T, S>(array: &Array<T>, store: Arc<S>) -> Result<Self, StorageError>
+    where
+        T: ?Sized,
+        S: AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits + 'static,
+    {
+        let temporary = temporary_key(&meta_key_v3(array.path()))?;
+        let writer = Arc::new(AtomicWriteStorageAdapter::new(store.clone()));
+        Self::new(array, store, writer, Some(temporary))
+    }
+
+    fn new<T: ?Sized>(
+        array: &Array<T>,
+        reader: ReadableStorage,
+        writer: WritableStorage,
+        temporary: Option<StoreKey>,
+    ) -> Result<Self, StorageError> {
+        let key = meta_key_v3(array.path());
+        if let ArrayMetadata::V2(_) = array.metadata() {
+            return Err(StorageError::Unsupported(format!(
+                "the array {} is one of Zarr V2, which has no shards",
+                array.path()
+            )));
+        }
+        // As zarrs would store it, with the options that the array keeps to itself.
+        let scratch = Arc::new(MemoryStore::new());
+        array.with_storage(scratch.clone()).store_metadata()?;
+        let own = scratch.get(&key)?.unwrap_or_default();
+        Ok(Self {
+            key,
+            temporary,
+            own,
+            inner: array.shape().iter().skip(1).copied().collect(),
+            reader,
+            writer,
+            attempted: Mutex::default(),
+        })
+    }
+
+    /// Erase what a failed attempt of ours left under the temporary key, and nothing else: `attempted`
+    /// is what it wrote.
+    fn erase_own(&self, attempted: &[u8]) -> Result<(), StorageError> {
+        if let Some(temporary) = &self.temporary
+            && let Some(found) = self.reader.get(temporary)?
+            && attempted.starts_with(&found)
+        {
+            self.writer.erase(temporary)?;
+        }
+        Ok(())
+    }
+
+    fn is_free(&self) -> Result<(), StorageError> {
+        match &self.temporary {
+            Some(temporary) if self.reader.size_key(temporary)?.is_some() => {
+                Err(StorageError::Other(format!(
+                    "cannot store {}: {temporary} is there, so another process is about to replace the metadata of this array, or died when it was. If none is, erase {temporary}; then try again",
+                    self.key
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// `metadata` with at least `slices` as the first extent of its shape; `None` if that is so
+    /// already.
+    fn grown(&self, metadata: &str, slices: u64) -> Result<Option<String>, StorageError> {
+        let invalid = |reason: String| Err(StorageError::InvalidMetadata(self.key.clone(), reason));
+        let shape = match shape_of(metadata) {
+            Ok(shape) => shape,
+            Err(error) => return invalid(format!("it has no shape: {error}")),
+        };
+        let extents = shape.iter().map(|extent| extent.get().parse().ok());
+        let Some(extents) = extents.collect::<Option<Vec<u64>>>() else {
+            return invalid("its shape is not one of whole numbers".to_owned());
+        };
+        let ([first, ..], [extent, inner @ ..]) = (&shape[..], &extents[..]) else {
+            return invalid("its shape has no axes".to_owned());
+        };
+        if inner != self.inner {
+            return invalid(format!(
+                "its shape is {extents:?}, and slices of {:?} are being appended: another array was stored in its place",
+                self.inner
+            ));
+        }
+        if *extent >= slices {
+            return Ok(None);
+        }
+        // `first` is a part of `metadata`.
+        let start = first.get().as_ptr().addr() - metadata.as_ptr().addr();
+        let end = start + first.get().len();
+        let (before, after) = (&metadata[..start], &metadata[end..]);
+        Ok(Some(format!("{before}{slices}{after}")))
+    }
+}
+
+impl Length for ArrayLength {
+    fn grow(&self, slices: u64) -> Result<(), StorageError> {
+        let mut attempted = self
+            .attempted
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let stored = self.reader.get(&self.key)?;
+        // After a failure, what is there may be a part of what was to be stored, or all of it.
+        let (base, is_stored) = match (&*attempted, &stored) {
+            (Some(attempted), None) => (attempted, false),
+            (Some(attempted), Some(stored)) if attempted.starts_with(stored) => {
+                (attempted, attempted.len() == stored.len())
+            }
+            (_, Some(stored)) => (stored, true),
+            (None, None) => (&self.own, false),
+        };
+        let grown = self.grown(text(&self.key, base)?, slices)?;
+        let grown = grown.map(Bytes::from);
+        let grown = grown.or_else(|| (!is_stored).then(|| base.clone()));
+        if let Some(before) = &*attempted {
+            self.erase_own(before)?;
+        }
+        let Some(grown) = grown else {
+            *attempted = None;
+            return Ok(());
+        };
+        self.is_free()?;
+        *attempted = Some(grown.clone());
+        self.writer.set(&self.key, grown)?;
+        *attempted = None;
+        Ok(())
+    }
+}
+
+/// The extents in the `shape` of some metadata, as parts of its text.
+fn shape_of(metadata: &str) -> Result<Vec<&RawValue>, serde_json::Error> {
+    let fields: HashMap<String, &RawValue> = serde_json::from_str(metadata)?;
+    serde_json::from_str(fields.get("shape").map_or("", |shape| shape.get()))
+}
+
+fn text<'a>(key: &StoreKey, metadata: &'a [u8]) -> Result<&'a str, StorageError> {
+    str::from_utf8(metadata)
+        .map_err(|error| StorageError::InvalidMetadata(key.clone(), error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use zarrs::array::{ArrayBuilder, data_type};
+
+    use super::super::faulty::Operation;
+    use super::super::interrupted::{Files, files, interrupted, key, put, snapshot, value};
+    use super::*;
+
+    const KEY: &str = "a/zarr.json";
+    const TEMPORARY: &str = "a/zarr.json.tmp";
+
+    /// As nobody would write it, but somebody could.
+    const METADATA: &str = r#" {"zarr_format" :3,"attributes":{"shape":[7],"n":123456789012345678901234567890,
+        "x": 1.10, "e": 1E+2, "\u00e9": "\u00e9"},  "shape" : [ 6
+        , 5 ], "later": {"must_understand": false, "shape": [6,5]} } "#;
+
+    fn array<S: ReadableStorageTraits>(store: Arc<S>) -> Array<S> {
+        let mut builder = ArrayBuilder::new(vec![6, 5], vec![2, 5], data_type::uint8(), 0u8);
+        let attributes = json!({ "made by": "a test" });
+        let attributes = attributes.as_object().unwrap().clone();
+        builder.attributes(attributes).build(store, "/a").unwrap()
+    }
+
+    fn renamed(store: &Arc<Files>) -> ArrayLength {
+        ArrayLength::renamed(&array(store.clone()), store.clone()).unwrap()
+    }
+
+    fn whole(store: &Arc<Files>) -> ArrayLength {
+        ArrayLength::of(&array(store.clone())).unwrap()
+    }
+
+    const BOTH: [fn(&Arc<Files>) -> ArrayLength; 2] = [renamed, whole];
+
+    fn stored(store: &Files) -> String {
+        String::from_utf8(value(store, KEY).unwrap()).unwrap()
+    }
+
+    fn with_shape(extent: u64) -> String {
+        METADATA.replace("[ 6\n", &format!("[ {extent}\n"))
+    }
+
+    #[test]
+    fn one_number_changes() {
+        for make in BOTH {
+            let (_directory, store) = files();
+            put(&store, KEY, METADATA);
+            let length = make(&store);
+            for slices in [8, 9, 10, 1_000_000, u64::MAX] {
+                length.grow(slices).unwrap();
+                assert_ne!(with_shape(slices), METADATA);
+                assert_eq!(stored(&store), with_shape(slices));
+            }
+            assert_eq!(snapshot(&store).len(), 1);
+        }
+    }
+
+    #[test]
+    fn it_never_shrinks() {
+        for make in BOTH {
+            let (_directory, store) = files();
+            put(&store, KEY, METADATA);
+            let length = make(&store);
+            store.work();
+            for slices in [0, 5, 6] {
+                length.grow(slices).unwrap();
+            }
+            let is_read = |operation| matches!(operation, Operation::Get | Operation::Size);
+            assert!(store.requests().iter().all(|r| is_read(r.operation)));
+            assert_eq!(stored(&store), METADATA);
+        }
+    }
+
+    #[test]
+    fn what_is_added_meanwhile_stays() {
+        for make in BOTH {
+            let (_directory, store) = files();
+            put(&store, KEY, METADATA);
+            let length = make(&store);
+            length.grow(7).unwrap();
+            let edited = stored(&store).replace("\"x\"", "\"added\": true, \"x\"");
+            put(&store, KEY, &edited);
+            length.grow(12).unwrap();
+            assert_eq!(stored(&store), edited.replace("[ 7\n", "[ 12\n"));
+        }
+    }
+
+    #[test]
+    fn an_array_that_is_not_stored_yet() {
+        for make in BOTH {
+            for (slices, extent) in [(0, 6), (6, 6), (11, 11)] {
+                let (_directory, store) = files();
+                make(&store).grow(slices).unwrap();
+                let mut expected = array(Arc::new(MemoryStore::new()));
+                expected.set_shape(vec![extent, 5]).unwrap();
+                expected.store_metadata().unwrap();
+                let expected = expected.storage().get(&key(KEY)).unwrap().unwrap();
+                assert_eq!(stored(&store).as_bytes(), expected);
+                let opened = Array::open(store.inner().clone(), "/a").unwrap();
+                assert_eq!(opened.shape(), [extent, 5]);
+                assert_eq!(opened.attributes()["made by"], "a test");
+            }
+        }
+    }
+
+    #[test]
+    fn interrupted_anywhere() {
+        for prepared in [None, Some(METADATA)] {
+            let prepare = |store: &Files| {
+                if let Some(metadata) = prepared {
+                    put(store, KEY, metadata);
+                }
+            };
+            let shape = |store: &Files| {
+                let stored = value(store, KEY)?;
+                let stored: serde_json::Value = serde_json::from_slice(&stored).unwrap();
+                stored["shape"][0].as_u64()
+            };
+            let is_before_or_after = |store: &Files| match shape(store) {
+                Some(slices) => assert!([6, 7, 12345].contains(&slices), "{slices}"),
+                None => assert_eq!(prepared, None),
+            };
+            // Without renaming a store may be left with a part of it.
+            let checks: [&dyn Fn(&Files); 2] = [&is_before_or_after, &|_| {}];
+            for (make, check) in BOTH.into_iter().zip(checks) {
+                let end = interrupted(
+                    prepare,
+                    make,
+                    &[&|length| length.grow(7), &|length| length.grow(12345)],
+                    check,
+                );
+                assert_eq!(end.keys().collect::<Vec<_>>(), [KEY]);
+                if prepared.is_some() {
+                    assert_eq!(end[KEY], with_shape(12345).as_bytes());
+                }
+            }
+        }
+    }
+
+    /// A step that failed is not repeated, but another taken.
+    #[test]
+    fn interrupted_and_then_grown_further() {
+        use super::super::faulty::Fault;
+        for make in BOTH {
+            for fault in Fault::ALL {
+                for number in 0..8 {
+                    let (_directory, store) = files();
+                    put(&store, KEY, METADATA);
+                    let length = make(&store);
+                    store.fail_at(number, fault);
+                    let _ = length.grow(1000);
+                    store.work();
+                    length.grow(20).unwrap();
+                    let grown = stored(&store);
+                    assert!([1000, 20].map(with_shape).contains(&grown), "{grown}");
+                    length.grow(2000).unwrap();
+                    assert_eq!(stored(&store), with_shape(2000));
+                    assert_eq!(snapshot(&store).len(), 1, "{number} {fault:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_temporary_of_somebody_else() {
+        let (_directory, store) = files();
+        put(&store, KEY, METADATA);
+        let length = renamed(&store);
+        length.grow(7).unwrap();
+        put(&store, TEMPORARY, "{\"zarr_format\": 3");
+        for _ in 0..2 {
+            let error = length.grow(8).unwrap_err().to_string();
+            assert!(error.contains("erase a/zarr.json.tmp"), "{error}");
+        }
+        assert_eq!(stored(&store), with_shape(7));
+        assert!(value(&store, TEMPORARY).is_some());
+        store.inner().erase(&key(TEMPORARY)).unwrap();
+        length.grow(8).unwrap();
+        assert_eq!(stored(&store), with_shape(8));
+    }
+
+    #[test]
+    fn something_else_is_stored_there() {
+        for other in [
+            "",
+            "{",
+            "\u{feff}{}",
+            r#"{"zarr_format":3,"node_type":"group"}"#,
+            r#"{"shape":[]}"#,
+            r#"{"shape":[6]}"#,
+            r#"{"shape":[6,4]}"#,
+            r#"{"shape":[6,5,1]}"#,
+            r#"{"shape":[6.0,5]}"#,
+            r#"{"shape":[-6,5]}"#,
+            r#"{"shape":"[6,5]"}"#,
+        ] {
+            for make in BOTH {
+                let (_directory, store) = files();
+                put(&store, KEY, other);
+                let error = make(&store).grow(8).unwrap_err();
+                assert!(
+                    matches!(error, StorageError::InvalidMetadata(..)),
+                    "{error}"
+                );
+                assert_eq!(stored(&store), other);
+                assert_eq!(snapshot(&store).len(), 1);
+            }
+        }
+    }
+}

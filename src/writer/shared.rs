@@ -1,0 +1,348 @@
+//! What the threads of a writer share.
+//!
+//! | thread | takes | gives |
+//! |---|---|---|
+//! | the caller's | an input of the engine, when one is free | full batches, to `batches` |
+//! | encoding, one | `batches` | work on shards, to `shards` |
+//! | storing, some | work on shards | buffers back to the engine; the finished extent |
+//!
+//! All state is under one lock, which nobody holds while encoding, storing or copying. Whoever changes
+//! it, or gives a buffer back, notifies `signal`, and whoever waits looks again. What fails is put
+//! back where it came from, and nothing new is begun until the caller says to try again.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use zarrs::array::Array;
+use zarrs_storage::{StorageError, StoreKey};
+
+use super::error::WriterError;
+use super::part::Part;
+use super::report::Progress;
+use super::sink::{Length, ShardSink};
+use crate::codec::stream::ShardEncoding;
+use crate::engine::stream::{Input, Returned};
+use crate::layout::{BatchGrid, StreamGrid};
+
+/// What does not change.
+#[derive(Debug)]
+pub(super) struct Setup {
+    pub(super) encoding: ShardEncoding,
+    pub(super) grid: StreamGrid,
+    /// The array without its store: it names shards.
+    pub(super) array: Array<()>,
+    pub(super) engine: &'static str,
+    /// The first slice of the stream.
+    pub(super) start: u64,
+    /// Whether every batch has whole shards.
+    pub(super) whole_shards: bool,
+    pub(super) sink: Box<dyn ShardSink>,
+    pub(super) length: Box<dyn Length>,
+    pub(super) metadata_interval: Duration,
+    pub(super) on_progress: Option<ProgressCallback>,
+}
+
+/// What is called when a shard was stored.
+#[derive(Clone)]
+pub(super) struct ProgressCallback(pub(super) Arc<dyn Fn(&Progress) + Send + Sync>);
+
+impl std::fmt::Debug for ProgressCallback {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ProgressCallback")
+    }
+}
+
+/// A shard of the stream: its index along the first axis, and its number, in C order, among those
+/// with that index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct ShardId {
+    pub(super) outer: u64,
+    pub(super) inner: usize,
+}
+
+/// A full batch, or a last one that may be short.
+#[derive(Debug)]
+pub(super) struct Batch {
+    /// How many batches come before it.
+    pub(super) number: u64,
+    /// The index of its first epoch, counted from the start of the array.
+    pub(super) first_epoch: u64,
+    pub(super) grid: Arc<BatchGrid>,
+}
+
+/// What the encoding thread is given.
+#[derive(Debug)]
+pub(super) enum Item {
+    Batch(Batch, Box<dyn Input>),
+    /// No other batch comes: what is open is complete.
+    End,
+}
+
+/// What is to be done for a shard, in order.
+#[derive(Debug)]
+pub(super) enum Work {
+    /// Let it be all of this.
+    Set(Part),
+    /// Let there be none: all of it is the fill value.
+    Erase,
+    /// Write pieces of it, each at its offset; the first ones of it, maybe.
+    Write {
+        pieces: Vec<(u64, Part)>,
+        first: bool,
+    },
+    /// All of it is written.
+    Complete,
+}
+
+impl Work {
+    /// For a person.
+    pub(super) fn doing(&self) -> &'static str {
+        match self {
+            Self::Set(_) => "store the shard",
+            Self::Erase => "erase the empty shard",
+            Self::Write { .. } => "write to the temporary of the shard",
+            Self::Complete => "complete the shard",
+        }
+    }
+}
+
+/// A shard that is not finished.
+#[derive(Debug)]
+pub(super) struct Storing {
+    pub(super) key: StoreKey,
+    pub(super) work: VecDeque<Work>,
+    /// Whether a thread does some of it.
+    pub(super) busy: bool,
+    /// Whether anything was written of it.
+    pub(super) begun: bool,
+}
+
+/// Why nothing new is begun.
+#[derive(Clone, Debug)]
+pub(super) enum Failure {
+    Store {
+        doing: &'static str,
+        key: StoreKey,
+        source: Arc<StorageError>,
+    },
+    Encode {
+        first: u64,
+        last: u64,
+        reason: String,
+    },
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) batches: VecDeque<Item>,
+    /// Shards with work, and those whose temporaries have begun.
+    pub(super) shards: BTreeMap<ShardId, Storing>,
+    /// Shards with work that no thread does.
+    pub(super) ready: VecDeque<ShardId>,
+    pub(super) failure: Option<Failure>,
+    /// Why the writer cannot go on, ever.
+    pub(super) broken: Option<String>,
+    /// Everything is to be dropped.
+    pub(super) aborted: bool,
+    /// Threads leave when there is nothing left to do.
+    pub(super) closed: bool,
+    /// The first slice behind the stream, once that is known.
+    pub(super) end: Option<u64>,
+    /// Whether the encoding thread has seen the end.
+    pub(super) ended: bool,
+    /// The first shard epoch that is not finished, and how many shards are in those from there on.
+    pub(super) first_unfinished: u64,
+    pub(super) finished_of: BTreeMap<u64, usize>,
+    /// Whether a thread writes metadata.
+    pub(super) growing: bool,
+    pub(super) grown: Instant,
+    /// Metadata is to be written now.
+    pub(super) grow_now: bool,
+    pub(super) progress: Progress,
+}
+
+/// What the threads of a writer share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) setup: Setup,
+    state: Mutex<State>,
+    pub(super) signal: Arc<Returned>,
+}
+
+impl Shared {
+    pub(super) fn new(setup: Setup, covered: u64, signal: Arc<Returned>) -> Arc<Self> {
+        let shard_slices = setup.grid.shard_slices() as u64;
+        let progress = Progress {
+            finished_slices: setup.start,
+            covered_slices: covered,
+            ..Progress::default()
+        };
+        Arc::new(Self {
+            state: Mutex::new(State {
+                batches: VecDeque::new(),
+                shards: BTreeMap::new(),
+                ready: VecDeque::new(),
+                failure: None,
+                broken: None,
+                aborted: false,
+                closed: false,
+                end: None,
+                ended: false,
+                first_unfinished: setup.start / shard_slices,
+                finished_of: BTreeMap::new(),
+                growing: false,
+                grown: Instant::now(),
+                grow_now: false,
+                progress,
+            }),
+            setup,
+            signal,
+        })
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Change the state, and let everybody know.
+    pub(super) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let result = change(&mut self.lock());
+        self.signal.notify();
+        result
+    }
+
+    /// Wait until `look` finds something.
+    pub(super) fn wait<T>(&self, mut look: impl FnMut(&mut State) -> Option<T>) -> T {
+        loop {
+            let seen = self.signal.count();
+            if let Some(found) = look(&mut self.lock()) {
+                return found;
+            }
+            self.signal.wait(seen);
+        }
+    }
+
+    /// The writer cannot go on.
+    pub(super) fn break_down(&self, reason: String) {
+        tracing::error!(reason, "a writer cannot go on");
+        self.change(|state| {
+            state.broken.get_or_insert(reason);
+        });
+    }
+
+    /// Give a shard work.
+    pub(super) fn add_work(&self, id: ShardId, work: impl IntoIterator<Item = Work>) {
+        self.change(|state| {
+            let storing = state.shards.entry(id).or_insert_with(|| Storing {
+                key: self.key_of(id),
+                work: VecDeque::new(),
+                busy: false,
+                begun: false,
+            });
+            let had_work = storing.busy || !storing.work.is_empty();
+            storing.work.extend(work);
+            if !had_work && !storing.work.is_empty() {
+                state.ready.push_back(id);
+            }
+        });
+    }
+
+    /// Where a shard is stored.
+    pub(super) fn key_of(&self, id: ShardId) -> StoreKey {
+        let shards = self.setup.grid.shards();
+        let mut indices = vec![id.outer; shards.len() + 1];
+        let mut rest = id.inner;
+        for axis in (0..shards.len()).rev() {
+            indices[axis + 1] = (rest % shards[axis]) as u64;
+            rest /= shards[axis];
+        }
+        self.setup.array.chunk_key(&indices)
+    }
+
+    /// A shard is stored: how far the stored slices reach now.
+    pub(super) fn finish_shard(&self, state: &mut State, id: ShardId) {
+        state.shards.remove(&id);
+        *state.finished_of.entry(id.outer).or_default() += 1;
+        let shards = self.setup.grid.shards_per_epoch();
+        let slices = self.setup.grid.shard_slices() as u64;
+        while state.finished_of.get(&state.first_unfinished) == Some(&shards) {
+            state.finished_of.remove(&state.first_unfinished);
+            state.first_unfinished += 1;
+            let finished = state.first_unfinished.saturating_mul(slices);
+            state.progress.finished_slices = finished.min(state.end.unwrap_or(u64::MAX));
+        }
+    }
+
+    /// What the caller is told of `state`, if something is wrong.
+    pub(super) fn error(state: &State) -> Option<WriterError> {
+        let finished_slices = state.progress.finished_slices;
+        if let Some(reason) = &state.broken {
+            return Some(WriterError::Broken {
+                reason: reason.clone(),
+                finished_slices,
+            });
+        }
+        Some(match state.failure.clone()? {
+            Failure::Store { doing, key, source } => WriterError::Store {
+                doing,
+                key,
+                finished_slices,
+                source,
+            },
+            Failure::Encode {
+                first,
+                last,
+                reason,
+            } => WriterError::Encode {
+                first,
+                last,
+                reason,
+                finished_slices,
+            },
+        })
+    }
+
+    /// Forget a failure, and let everything be tried again.
+    pub(super) fn try_again(&self) {
+        self.change(|state| {
+            state.failure = None;
+            let idle = state
+                .shards
+                .iter()
+                .filter(|(_, storing)| !storing.busy && !storing.work.is_empty());
+            state.ready = idle.map(|(id, _)| *id).collect();
+        });
+    }
+
+    /// How far the writer is, in `state`.
+    pub(super) fn snapshot(&self, state: &State) -> Progress {
+        let slice = self.setup.grid.slice_bytes() as u64;
+        let waiting = |storing: &&Storing| storing.busy || !storing.work.is_empty();
+        Progress {
+            appended_slices: state.progress.appended_bytes / slice,
+            batches_waiting: state.batches.len(),
+            shards_waiting: state.shards.values().filter(waiting).count(),
+            ..state.progress
+        }
+    }
+
+    /// How far the writer is.
+    pub(super) fn progress(&self) -> Progress {
+        self.snapshot(&self.lock())
+    }
+}
+
+impl State {
+    /// Whether everything that was given to the threads is stored.
+    pub(super) fn is_idle(&self) -> bool {
+        self.batches.is_empty()
+            && self.progress.batches_encoding == 0
+            && self.shards.values().all(|s| !s.busy && s.work.is_empty())
+    }
+
+    /// Whether the array's metadata has to be written.
+    pub(super) fn must_grow(&self) -> bool {
+        self.progress.finished_slices > self.progress.covered_slices
+    }
+}

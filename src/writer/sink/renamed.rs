@@ -1,0 +1,388 @@
+//! Shards that grow in a temporary beside their key, and are renamed when they are complete.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use zarrs::array::{Array, ArrayMetadata};
+use zarrs::node::meta_key_v3;
+use zarrs_storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
+use zarrs_storage::{
+    AtomicRenameStorageTraits, Bytes, ReadableStorageTraits, StorageError, StoreKey,
+    WritableStorageTraits,
+};
+
+use super::ShardSink;
+
+/// Where the value of `key` is until it is renamed: as zarrs' adapter for atomic writes has it, so
+/// that whoever looks for what was left behind looks for one thing.
+///
+/// # Errors
+/// If `key` is the root.
+pub(in crate::writer) fn temporary_key(key: &StoreKey) -> Result<StoreKey, StorageError> {
+    AtomicWriteStorageAdapter::<()>::temporary_key(key)
+}
+
+/// Shards grow in a temporary of `store`, which is renamed when they are complete.
+pub(in crate::writer) struct RenamedSink<S: ?Sized> {
+    store: Arc<S>,
+    /// The shards that were begun, and not completed or discarded.
+    begun: Mutex<HashMap<StoreKey, Begun>>,
+}
+
+/// A shard of which pieces are written.
+#[derive(Clone, Copy, Debug, Default)]
+struct Begun {
+    /// Where the last of them ends.
+    len: u64,
+    /// The temporary was about to be renamed: perhaps it was.
+    renaming: bool,
+}
+
+impl<S> RenamedSink<S>
+where
+    S: ?Sized + AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits,
+{
+    /// For the shards of `array`, whose storage is, or looks upon, `store`.
+    ///
+    /// # Errors
+    /// [`StorageError::Unsupported`] if the store cannot write parts of values, if the array has
+    /// storage transformers, which `store` would bypass, or if the array's metadata in `store` is
+    /// not that in its own storage; the store's.
+    pub(in crate::writer) fn of<T>(array: &Array<T>, store: Arc<S>) -> Result<Self, StorageError>
+    where
+        T: ?Sized + ReadableStorageTraits,
+    {
+        if !store.supports_set_partial() {
+            return Err(StorageError::Unsupported(
+                "shards cannot grow in a store that cannot write parts of a value: leave out `atomic_rename`, so that they are stored whole".to_owned(),
+            ));
+        }
+        if let ArrayMetadata::V3(metadata) = array.metadata()
+            && !metadata.storage_transformers.is_empty()
+        {
+            return Err(StorageError::Unsupported(format!(
+                "the array {} has storage transformers, which shards would bypass that grow in a store of their own: leave out `atomic_rename`",
+                array.path()
+            )));
+        }
+        let key = meta_key_v3(array.path());
+        if array.storage().get(&key)? != store.get(&key)? {
+            return Err(StorageError::Unsupported(format!(
+                "{key} in the array's storage is not {key} in the store for `atomic_rename`: give it the store that the array is in, with the same root"
+            )));
+        }
+        Ok(Self {
+            store,
+            begun: Mutex::default(),
+        })
+    }
+
+    fn begun(&self) -> MutexGuard<'_, HashMap<StoreKey, Begun>> {
+        self.begun.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn of_begun(&self, key: &StoreKey) -> Result<Begun, StorageError> {
+        self.begun().get(key).copied().ok_or_else(|| {
+            StorageError::Other(format!("cannot go on with {key}: nothing of it is written"))
+        })
+    }
+
+    /// The temporary must be at least as long as what was written to it. Somebody who cleans up may have
+    /// taken it for a leftover, and what is written afterwards makes a shard with holes.
+    fn check(&self, key: &StoreKey, temporary: &StoreKey, len: u64) -> Result<(), StorageError> {
+        let size = self.store.size_key(temporary)?;
+        if size.is_some_and(|size| size >= len) {
+            return Ok(());
+        }
+        let now = size.map_or("is gone".to_owned(), |size| format!("has {size} bytes"));
+        Err(StorageError::Other(format!(
+            "{len} bytes of {key} were written to {temporary}, which {now}: another process writes this array, or cleans it. See to it that none does, and append these slices again"
+        )))
+    }
+
+    /// Whether the temporary of `key` became `key`, although the store did not say so.
+    fn was_renamed(&self, key: &StoreKey, temporary: &StoreKey, len: u64) -> bool {
+        matches!(self.store.size_key(temporary), Ok(None))
+            && matches!(self.store.size_key(key), Ok(Some(size)) if size == len)
+    }
+}
+
+impl<S: ?Sized> fmt::Debug for RenamedSink<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RenamedSink")
+            .field("begun", &self.begun)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S> ShardSink for RenamedSink<S>
+where
+    S: ?Sized + AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits,
+{
+    fn grows(&self) -> bool {
+        true
+    }
+
+    fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
+        let temporary = temporary_key(key)?;
+        self.begun().remove(key);
+        self.store.set(&temporary, value)?;
+        self.store.rename(&temporary, key)
+    }
+
+    fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
+        self.store.erase(key)?;
+        // A killed writer may have begun it.
+        self.discard(key)
+    }
+
+    fn write(
+        &self,
+        key: &StoreKey,
+        mut pieces: Vec<(u64, Bytes)>,
+        first: bool,
+    ) -> Result<(), StorageError> {
+        let temporary = temporary_key(key)?;
+        let ends = pieces.iter().map(|(at, bytes)| {
+            let len = u64::try_from(bytes.len()).ok();
+            len.and_then(|len| at.checked_add(len))
+        });
+        let end = ends.max().unwrap_or(Some(0)).ok_or_else(|| {
+            StorageError::Other(format!(
+                "cannot write pieces of {key} that end behind 2^64 bytes"
+            ))
+        })?;
+        if first {
+            self.begun().insert(key.clone(), Begun::default());
+            // Only `set` can cut off what a killed writer left there.
+            let start = pieces.iter().position(|(at, _)| *at == 0);
+            let start = start.map_or_else(Bytes::new, |start| pieces.remove(start).1);
+            self.store.set(&temporary, start)?;
+        } else {
+            self.check(key, &temporary, self.of_begun(key)?.len)?;
+        }
+        if !pieces.is_empty() {
+            // At once: a store may sync at the end of each call.
+            self.store
+                .set_partial_many(&temporary, Box::new(pieces.into_iter()))?;
+        }
+        let mut begun = self.begun();
+        let begun = begun.entry(key.clone()).or_default();
+        begun.len = begun.len.max(end);
+        Ok(())
+    }
+
+    fn complete(&self, key: &StoreKey) -> Result<(), StorageError> {
+        let temporary = temporary_key(key)?;
+        let Begun { len, renaming } = self.of_begun(key)?;
+        if !(renaming && self.was_renamed(key, &temporary, len)) {
+            self.check(key, &temporary, len)?;
+            if let Some(begun) = self.begun().get_mut(key) {
+                begun.renaming = true;
+            }
+            if let Err(error) = self.store.rename(&temporary, key)
+                && !self.was_renamed(key, &temporary, len)
+            {
+                return Err(error);
+            }
+        }
+        self.begun().remove(key);
+        Ok(())
+    }
+
+    fn discard(&self, key: &StoreKey) -> Result<(), StorageError> {
+        self.store.erase(&temporary_key(key)?)?;
+        self.begun().remove(key);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use zarrs::array::{ArrayBuilder, data_type};
+    use zarrs::filesystem::FilesystemStore;
+
+    use super::super::super::faulty::{Faulty, Operation};
+    use super::super::super::interrupted::{Files, Step, files, interrupted, key, put, value};
+    use super::*;
+
+    type Sink = RenamedSink<Files>;
+
+    const SHARD: &str = "a/c/0/1";
+    const TEMPORARY: &str = "a/c/0/1.tmp";
+
+    fn array_of<S: ReadableStorageTraits>(store: Arc<S>) -> Array<S> {
+        ArrayBuilder::new(vec![4, 4], vec![2, 2], data_type::uint8(), 0u8)
+            .build(store, "/a")
+            .unwrap()
+    }
+
+    fn sink(store: &Arc<Files>) -> Sink {
+        RenamedSink::of(&array_of(store.clone()), store.clone()).unwrap()
+    }
+
+    /// A shard that was there, and what a killed writer left of another, which is longer.
+    fn prepare(store: &Files) {
+        put(store, SHARD, "before");
+        put(store, TEMPORARY, [b'x'; 100]);
+    }
+
+    fn piece(at: u64, bytes: &'static str) -> (u64, Bytes) {
+        (at, Bytes::from_static(bytes.as_bytes()))
+    }
+
+    fn write(sink: &Sink, pieces: &[(u64, &'static str)], first: bool) -> Result<(), StorageError> {
+        let pieces = pieces.iter().map(|(at, bytes)| piece(*at, bytes));
+        sink.write(&key(SHARD), pieces.collect(), first)
+    }
+
+    /// Interrupted anywhere, `steps` end with `after` and without a temporary; until then the shard is
+    /// what it was, or that.
+    fn check(steps: &[Step<'_, Sink>], after: Option<&str>) {
+        let is_shard = |store: &Files| {
+            let now = value(store, SHARD);
+            let now = now.map(|value| String::from_utf8(value).unwrap());
+            assert!(
+                now.as_deref() == Some("before") || now.as_deref() == after,
+                "{now:?}"
+            );
+        };
+        let end = interrupted(prepare, sink, steps, is_shard);
+        let after = after.map(|after| (SHARD.to_owned(), after.as_bytes().to_vec()));
+        assert_eq!(end.into_iter().collect::<Vec<_>>(), Vec::from_iter(after));
+    }
+
+    #[test]
+    fn a_shard_grows_and_appears() {
+        let begin: Step<Sink> = &|sink| write(sink, &[(4, "efgh"), (0, "abcd"), (10, "kl")], true);
+        let middle: Step<Sink> = &|sink| write(sink, &[(8, "ij")], false);
+        let end: Step<Sink> = &|sink| write(sink, &[(12, "mn"), (14, "op")], false);
+        let complete: Step<Sink> = &|sink| sink.complete(&key(SHARD));
+        check(&[begin, middle, end, complete], Some("abcdefghijklmnop"));
+    }
+
+    #[test]
+    fn a_shard_grows_from_its_middle() {
+        let begin: Step<Sink> = &|sink| write(sink, &[(2, "cd")], true);
+        let end: Step<Sink> = &|sink| write(sink, &[(0, "ab")], false);
+        let complete: Step<Sink> = &|sink| sink.complete(&key(SHARD));
+        check(&[begin, end, complete], Some("abcd"));
+    }
+
+    #[test]
+    fn a_shard_is_begun_again() {
+        let begin: Step<Sink> = &|sink| write(sink, &[(0, "abcdef")], true);
+        let again: Step<Sink> = &|sink| write(sink, &[(0, "ABC")], true);
+        let complete: Step<Sink> = &|sink| sink.complete(&key(SHARD));
+        check(&[begin, again, complete], Some("ABC"));
+    }
+
+    #[test]
+    fn a_shard_is_set() {
+        check(
+            &[&|sink| sink.set(&key(SHARD), piece(0, "after").1)],
+            Some("after"),
+        );
+    }
+
+    #[test]
+    fn a_shard_is_erased() {
+        check(&[&|sink| sink.erase(&key(SHARD))], None);
+    }
+
+    #[test]
+    fn a_shard_is_discarded() {
+        let begin: Step<Sink> = &|sink| write(sink, &[(0, "abcdef")], true);
+        check(&[begin, &|sink| sink.discard(&key(SHARD))], Some("before"));
+    }
+
+    /// Each call syncs on a filesystem.
+    #[test]
+    fn pieces_are_written_at_once() {
+        let (_directory, store) = files();
+        let sink = sink(&store);
+        let operations = || {
+            let requests = store.requests();
+            store.work();
+            requests.iter().map(|r| r.operation).collect::<Vec<_>>()
+        };
+        store.work();
+        write(&sink, &[(0, "abcd")], true).unwrap();
+        assert_eq!(operations(), [Operation::Set]);
+        write(&sink, &[(0, "abcd"), (4, "e"), (5, "f")], true).unwrap();
+        assert_eq!(operations(), [Operation::Set, Operation::SetPartial]);
+        write(&sink, &[(6, "g"), (7, "h"), (8, "i")], false).unwrap();
+        assert_eq!(operations(), [Operation::Size, Operation::SetPartial]);
+        sink.complete(&key(SHARD)).unwrap();
+        assert_eq!(operations(), [Operation::Size, Operation::Rename]);
+    }
+
+    /// Nothing with holes appears.
+    #[test]
+    fn somebody_takes_the_temporary_away() {
+        let refuses = |result: Result<(), StorageError>| {
+            let error = result.unwrap_err().to_string();
+            assert!(
+                error.contains(TEMPORARY) && error.contains("another process"),
+                "{error}"
+            );
+        };
+        for again in [None, Some("ab")] {
+            let (_directory, store) = files();
+            prepare(&store);
+            let sink = sink(&store);
+            write(&sink, &[(0, "abcdef")], true).unwrap();
+            match again {
+                None => store.inner().erase(&key(TEMPORARY)).unwrap(),
+                Some(value) => put(&store, TEMPORARY, value),
+            }
+            refuses(write(&sink, &[(6, "gh")], false));
+            refuses(sink.complete(&key(SHARD)));
+            assert_eq!(value(&store, SHARD).unwrap(), b"before");
+            // From the start, it goes well.
+            write(&sink, &[(0, "ABCDEF")], true).unwrap();
+            sink.complete(&key(SHARD)).unwrap();
+            assert_eq!(value(&store, SHARD).unwrap(), b"ABCDEF");
+        }
+    }
+
+    #[test]
+    fn what_was_not_begun_does_not_go_on() {
+        let (_directory, store) = files();
+        prepare(&store);
+        let sink = sink(&store);
+        assert!(write(&sink, &[(0, "abc")], false).is_err());
+        assert!(sink.complete(&key(SHARD)).is_err());
+        write(&sink, &[(0, "abc")], true).unwrap();
+        sink.complete(&key(SHARD)).unwrap();
+        assert!(sink.complete(&key(SHARD)).is_err());
+        assert_eq!(value(&store, SHARD).unwrap(), b"abc");
+    }
+
+    #[test]
+    fn stores_that_will_not_do() {
+        let refusal = |sink: Result<Sink, StorageError>| match sink {
+            Err(StorageError::Unsupported(reason)) => reason,
+            other => panic!("{other:?}"),
+        };
+        let (directory, store) = files();
+        let array = array_of(store.clone());
+        array.store_metadata().unwrap();
+        assert!(RenamedSink::of(&array, store.clone()).is_ok());
+
+        let whole = Arc::new(Faulty::new(store.inner().clone()).without_parts());
+        assert!(refusal(RenamedSink::of(&array, whole)).contains("parts of a value"));
+
+        let other = FilesystemStore::new(directory.path().join("a")).unwrap();
+        let other = Arc::new(Faulty::new(Arc::new(other)));
+        assert!(refusal(RenamedSink::of(&array, other)).contains("a/zarr.json"));
+
+        let mut metadata = serde_json::to_value(array.metadata()).unwrap();
+        metadata["storage_transformers"] = json!([{ "name": "one", "must_understand": false }]);
+        let metadata = serde_json::from_value(metadata).unwrap();
+        let array = Array::new_with_metadata(store.clone(), "/a", metadata).unwrap();
+        assert!(refusal(RenamedSink::of(&array, store)).contains("storage transformers"));
+    }
+}

@@ -1,0 +1,270 @@
+//! The threads that store shards, and let the array's metadata say how far they reach.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use zarrs_storage::{StorageError, StoreKey};
+
+use super::part::Part;
+use super::report::Progress;
+use super::shared::{Failure, ShardId, Shared, State, Work};
+
+/// What a thread does next.
+enum Step {
+    Shard(ShardId, StoreKey, Work),
+    /// Let the array have so many slices.
+    Grow(u64),
+    /// Nothing, for so long.
+    Wait(Option<Duration>),
+    Leave,
+}
+
+/// What a thread does until there is nothing left to do.
+pub(super) fn run(shared: &Arc<Shared>) {
+    // A page-locked buffer was kept by the store: it gets copies from now on.
+    let store_keeps = AtomicBool::new(false);
+    loop {
+        let seen = shared.signal.count();
+        let step = next(shared, &mut shared.lock());
+        match step {
+            Step::Shard(id, key, work) => do_work(shared, id, &key, work, &store_keeps),
+            Step::Grow(slices) => grow(shared, slices),
+            Step::Wait(None) => shared.signal.wait(seen),
+            Step::Wait(Some(time)) => shared.signal.wait_for(seen, time),
+            Step::Leave => return,
+        }
+    }
+}
+
+fn next(shared: &Shared, state: &mut State) -> Step {
+    if state.aborted {
+        return Step::Leave;
+    }
+    if state.failure.is_none() && state.broken.is_none() {
+        // The metadata first: more shards may come for ever.
+        let due = (state.must_grow() && !state.growing).then(|| {
+            let interval = shared.setup.metadata_interval;
+            interval.saturating_sub(state.grown.elapsed())
+        });
+        if let Some(due) = due
+            && (due.is_zero() || state.grow_now)
+        {
+            state.growing = true;
+            return Step::Grow(state.progress.finished_slices);
+        }
+        if let Some(id) = state.ready.pop_front()
+            && let Some(storing) = state.shards.get_mut(&id)
+            && let Some(work) = storing.work.pop_front()
+        {
+            storing.busy = true;
+            let key = storing.key.clone();
+            return Step::Shard(id, key, merged(work, storing));
+        }
+        if due.is_some() {
+            return Step::Wait(due);
+        }
+    }
+    if state.closed && state.is_idle() && !state.must_grow() {
+        return Step::Leave;
+    }
+    Step::Wait(None)
+}
+
+/// `work` with the pieces that come behind it: stores pay by the call.
+fn merged(mut work: Work, storing: &mut super::shared::Storing) -> Work {
+    if let Work::Write { pieces, .. } = &mut work {
+        while let Some(Work::Write { pieces: more, .. }) = storing.work.front_mut() {
+            pieces.append(more);
+            storing.work.pop_front();
+        }
+    }
+    work
+}
+
+fn do_work(
+    shared: &Arc<Shared>,
+    id: ShardId,
+    key: &StoreKey,
+    work: Work,
+    store_keeps: &AtomicBool,
+) {
+    let begin = Instant::now();
+    let mut work = Some(work);
+    let mut stored = 0;
+    let result = caught(|| store(shared, key, &mut work, store_keeps, &mut stored));
+    let time = begin.elapsed();
+    let progress = shared.change(|state| {
+        state.progress.storing += time;
+        state.progress.stored_bytes += stored;
+        if let Some(storing) = state.shards.get_mut(&id) {
+            storing.busy = false;
+        }
+        match (result, work) {
+            (Ok(last), _) => {
+                match last {
+                    Last::No => {
+                        if let Some(storing) = state.shards.get_mut(&id) {
+                            storing.begun = true;
+                            if !storing.work.is_empty() {
+                                state.ready.push_back(id);
+                            }
+                        }
+                    }
+                    Last::Stored => {
+                        state.progress.shards_stored += 1;
+                        shared.finish_shard(state, id);
+                    }
+                    Last::Empty => {
+                        state.progress.shards_empty += 1;
+                        shared.finish_shard(state, id);
+                    }
+                }
+                (!matches!(last, Last::No)).then(|| shared.snapshot(state))
+            }
+            // It keeps no buffer that others wait for.
+            (Err(_), Some(_)) if state.aborted => None,
+            (Err(source), Some(work)) => {
+                let doing = work.doing();
+                tracing::warn!(doing, %key, %source, "a store failed");
+                if let Some(storing) = state.shards.get_mut(&id) {
+                    storing.begun |= matches!(work, Work::Write { .. });
+                    storing.work.push_front(work);
+                }
+                state.failure.get_or_insert(Failure::Store {
+                    doing,
+                    key: key.clone(),
+                    source: Arc::new(source),
+                });
+                None
+            }
+            (Err(source), None) => {
+                state
+                    .broken
+                    .get_or_insert(format!("work on {key} was lost: {source}"));
+                None
+            }
+        }
+    });
+    tell(shared, progress);
+}
+
+/// Whether a shard is finished.
+#[derive(Clone, Copy)]
+enum Last {
+    No,
+    Stored,
+    Empty,
+}
+
+/// Do `work`, which is taken when it is done.
+fn store(
+    shared: &Shared,
+    key: &StoreKey,
+    work: &mut Option<Work>,
+    store_keeps: &AtomicBool,
+    stored: &mut u64,
+) -> Result<Last, StorageError> {
+    let sink = &shared.setup.sink;
+    let Some(mut doing) = work.take() else {
+        return Ok(Last::No);
+    };
+    if store_keeps.load(Ordering::Relaxed) {
+        doing = match doing {
+            Work::Set(part) => Work::Set(part.out_of_scarce()),
+            other => other,
+        };
+    }
+    let result = match &doing {
+        Work::Set(part) => sink.set(key, part.bytes()),
+        Work::Erase => sink.erase(key),
+        Work::Write { pieces, first } => {
+            let pieces = pieces.iter().map(|(at, part)| (*at, part.bytes()));
+            sink.write(key, pieces.collect(), *first)
+        }
+        Work::Complete => sink.complete(key),
+    };
+    if let Err(error) = result {
+        *work = Some(doing);
+        return Err(error);
+    }
+    Ok(match doing {
+        Work::Set(part) => {
+            *stored += part.len() as u64;
+            if let Some(copy) = part.taken() {
+                store_keeps.store(true, Ordering::Relaxed);
+                replace(shared, key, copy, work)?;
+            }
+            Last::Stored
+        }
+        Work::Erase => Last::Empty,
+        Work::Write { pieces, .. } => {
+            for (_, part) in pieces {
+                *stored += part.len() as u64;
+                // Nothing keeps a piece of a file.
+                drop(part.taken());
+            }
+            Last::No
+        }
+        Work::Complete => Last::Stored,
+    })
+}
+
+/// Give the store other bytes in place of those that it keeps.
+fn replace(
+    shared: &Shared,
+    key: &StoreKey,
+    part: Part,
+    work: &mut Option<Work>,
+) -> Result<(), StorageError> {
+    let result = shared.setup.sink.set(key, part.bytes());
+    if result.is_err() {
+        *work = Some(Work::Set(part));
+    }
+    result
+}
+
+fn grow(shared: &Shared, slices: u64) {
+    let result = caught(|| shared.setup.length.grow(slices));
+    let progress = shared.change(|state| {
+        state.growing = false;
+        state.grown = Instant::now();
+        match result {
+            Ok(()) => {
+                let covered = &mut state.progress.covered_slices;
+                *covered = slices.max(*covered);
+                Some(shared.snapshot(state))
+            }
+            Err(source) => {
+                let doing = "let the metadata of the array cover more slices: rewrite";
+                let path = shared.setup.array.path();
+                let key = zarrs::node::meta_key_v3(path);
+                tracing::warn!(%key, slices, %source, "a store failed");
+                state.failure.get_or_insert(Failure::Store {
+                    doing,
+                    key,
+                    source: Arc::new(source),
+                });
+                None
+            }
+        }
+    });
+    tell(shared, progress);
+}
+
+/// Call the application's callback.
+fn tell(shared: &Shared, progress: Option<Progress>) {
+    if let (Some(progress), Some(callback)) = (progress, &shared.setup.on_progress) {
+        let called = catch_unwind(AssertUnwindSafe(|| (callback.0)(&progress)));
+        if called.is_err() {
+            tracing::error!("a progress callback panicked");
+        }
+    }
+}
+
+/// What `work` returns; a panic of the store is an error.
+fn caught<T>(work: impl FnOnce() -> Result<T, StorageError>) -> Result<T, StorageError> {
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|_| Err(StorageError::Other("the store panicked".to_string())))
+}
