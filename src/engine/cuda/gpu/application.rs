@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::stream::Numbers;
 use crate::engine::EngineError;
 use crate::engine::cuda::driver::{
-    Access, DeviceMemory, DeviceSpan, Driver, DriverError, EventId, Fault, PinnedMemory, PinnedSpan,
-    PinnedUse, Site, Span, StreamId,
+    Access, DeviceMemory, DeviceSpan, Driver, DriverError, EventId, Fault, PinnedMemory,
+    PinnedSpan, PinnedUse, Site, Span, StreamId,
 };
 use crate::engine::stream::{DeviceBytes, Input, Reusable};
 
@@ -141,9 +141,7 @@ impl Application {
             len,
         };
         // SAFETY: both are the application's, and live.
-        again(|| unsafe {
-            driver.copy(self.stream, Span::Pinned(staging), Span::Device(to))
-        })?;
+        again(|| unsafe { driver.copy(self.stream, Span::Pinned(staging), Span::Device(to)) })?;
         if !self.simulated {
             // The default stream does not wait for this one.
             again(|| driver.synchronize_stream(self.stream, STREAM))?;

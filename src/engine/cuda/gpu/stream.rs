@@ -96,7 +96,8 @@ impl Subject {
                 self.bytes.extend_from_slice(&self.job.fill_value);
             } else {
                 let value = numbers.below(7) as u8;
-                self.bytes.extend((0..element).map(|byte| value + byte as u8));
+                self.bytes
+                    .extend((0..element).map(|byte| value + byte as u8));
             }
         }
     }
@@ -116,7 +117,11 @@ impl Subject {
         for axis in (1..rank).rev() {
             order.swap(axis, numbers.below(axis + 1));
         }
-        let swap = if element == 3 { 1 } else { [1, element][numbers.below(2)] };
+        let swap = if element == 3 {
+            1
+        } else {
+            [1, element][numbers.below(2)]
+        };
         let chain = KnownChain {
             order,
             swap,
@@ -269,7 +274,10 @@ impl<'a> Run<'a> {
     }
 
     /// Encode everything.
-    pub(in crate::engine::cuda) fn all(mut self, write: Write<'_>) -> Result<Subchunks, EngineError> {
+    pub(in crate::engine::cuda) fn all(
+        mut self,
+        write: Write<'_>,
+    ) -> Result<Subchunks, EngineError> {
         for (first, batch) in self.subject.batches() {
             let mut input = loop {
                 match self.engine.input()? {
@@ -360,7 +368,10 @@ impl<'a> Run<'a> {
             let expected = &self.subject.bytes[first * epoch..(first + batch.epochs()) * epoch];
             let mut bytes = vec![0; expected.len()];
             if input.read(0, &mut bytes).is_ok() {
-                assert!(bytes == expected, "what was put there is not there any more");
+                assert!(
+                    bytes == expected,
+                    "what was put there is not there any more"
+                );
             }
             self.encoder.submit(input, batch.clone());
             self.under_way.push_back((first, batch));
@@ -370,7 +381,10 @@ impl<'a> Run<'a> {
 
     fn take(&mut self, first: usize, batch: &BatchGrid, encoded: EncodedBatch) {
         let EncodedBatch { mut output, parts } = encoded;
-        let (room, per_shard) = (self.subject.job.room, self.subject.job.grid.shard().counts());
+        let (room, per_shard) = (
+            self.subject.job.room,
+            self.subject.job.grid.shard().counts(),
+        );
         assert_eq!(parts.len(), batch.parts().len());
         let mut end = 0;
         for (part, encoded) in std::iter::zip(batch.parts(), &parts) {

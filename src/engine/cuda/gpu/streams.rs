@@ -35,7 +35,7 @@ fn run(driver: &Arc<dyn Driver>, subject: &Subject, tuning: Tuning, seed: u64) {
     let engine = engine(driver, subject, tuning);
     let job = Arc::new(subject.job.clone());
     let stream = engine.stream(job, returned()).unwrap();
-    encode(subject, stream, seed).unwrap();
+    encode(subject, stream.into(), seed).unwrap();
     assert!(engine.counters().snapshot().batches_encoded > 0);
 }
 
@@ -77,7 +77,12 @@ fn any_stream() {
     if let Some(driver) = device("any_stream") {
         for seed in 0..u64::from(cases()) {
             let subject = Subject::any(seed, vec![Stage::Crc32c; seed as usize % 3]);
-            run(&driver, &subject, [TINY, Tuning::DEFAULT][seed as usize % 2], seed);
+            run(
+                &driver,
+                &subject,
+                [TINY, Tuning::DEFAULT][seed as usize % 2],
+                seed,
+            );
         }
     }
 }
@@ -131,7 +136,7 @@ fn streams_of_what_is_on_the_device() {
             let seed = seed as u64;
             let mut application =
                 Application::new(driver.clone(), false, subject.bytes.len(), seed).unwrap();
-            let encoded = Run::new(&subject, stream, seed)
+            let encoded = Run::new(&subject, stream.into(), seed)
                 .unwrap()
                 .all(&mut |input, at, bytes| application.write(input, at, bytes))
                 .unwrap();

@@ -121,7 +121,8 @@ impl Answer {
         {
             return Ok(end);
         }
-        let what = format!("place {place} is at {offsets:?}, and the one before it ends at {start}");
+        let what =
+            format!("place {place} is at {offsets:?}, and the one before it ends at {start}");
         Err(session.wrong_answer(&what))
     }
 }

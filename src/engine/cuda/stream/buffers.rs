@@ -64,7 +64,8 @@ impl CudaInput {
             input.declare(input.region, Access::Write);
             let fill_value = &shared.job.fill_value;
             // SAFETY: the region, which nobody else has: it was not in use.
-            let bytes = unsafe { std::slice::from_raw_parts_mut(input.address(), input.region.len) };
+            let bytes =
+                unsafe { std::slice::from_raw_parts_mut(input.address(), input.region.len) };
             for element in bytes.chunks_exact_mut(fill_value.len().max(1)) {
                 element.copy_from_slice(fill_value);
             }

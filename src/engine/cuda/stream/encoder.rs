@@ -166,7 +166,10 @@ impl CudaEncoder {
     fn after_fault(&mut self, flight: Option<usize>) {
         self.shared.drain();
         self.flights.extend(flight);
-        let enqueued = self.under_way.iter().filter_map(|u| u.enqueued.as_ref().ok());
+        let enqueued = self
+            .under_way
+            .iter()
+            .filter_map(|u| u.enqueued.as_ref().ok());
         let known: Vec<EventId> = enqueued.flat_map(Enqueued::events).collect();
         self.free = self.shared.events();
         self.free.retain(|event| !known.contains(event));
@@ -230,7 +233,11 @@ impl CudaEncoder {
     }
 
     /// See to it that the host has all of the input. After `error`, it may not be possible.
-    fn bring_back(&mut self, input: &mut CudaInput, error: &EngineError) -> Result<(), EngineError> {
+    fn bring_back(
+        &mut self,
+        input: &mut CudaInput,
+        error: &EngineError,
+    ) -> Result<(), EngineError> {
         if !input.is_partly_on_device() {
             return Ok(());
         }
@@ -650,7 +657,10 @@ fn encode_failed(
         .failed()
         .map(|number| {
             session.counters.subchunk_on_host();
-            Ok((number, encode_subchunk(&job, &shared.chain, decoded, number)?))
+            Ok((
+                number,
+                encode_subchunk(&job, &shared.chain, decoded, number)?,
+            ))
         })
         .collect::<Result<_, EngineError>>()?;
     tracing::warn!(

@@ -67,8 +67,8 @@ impl CudaEngine {
         &self,
         job: Arc<StreamJob>,
         returned: Arc<Returned>,
-    ) -> Result<Arc<dyn StreamEngine>, EngineError> {
-        Ok(Arc::new(self.open_stream(job, returned, false)?))
+    ) -> Result<Box<dyn StreamEngine>, EngineError> {
+        Ok(Box::new(self.open_stream(job, returned, false)?))
     }
 
     fn open_stream(
@@ -117,8 +117,7 @@ impl CudaEngine {
     ) -> Result<(Option<super::Prepared>, StreamSizing), EngineError> {
         let at_once = StreamSizing::compressed_at_once(job, self.tuning);
         let kind = self.kind_of_batches(job.grid.shard(), known(job)?, at_once)?;
-        let sizing =
-            StreamSizing::new(&kind, job, self.tuning).map_err(EngineError::Unsuitable)?;
+        let sizing = StreamSizing::new(&kind, job, self.tuning).map_err(EngineError::Unsuitable)?;
         Ok((kind.compressor, sizing))
     }
 }
@@ -140,8 +139,8 @@ impl WithFallback {
         &self,
         job: Arc<StreamJob>,
         returned: Arc<Returned>,
-    ) -> Result<Arc<dyn StreamEngine>, EngineError> {
-        Ok(Arc::new(self.0.open_stream(job, returned, true)?))
+    ) -> Result<Box<dyn StreamEngine>, EngineError> {
+        Ok(Box::new(self.0.open_stream(job, returned, true)?))
     }
 }
 

@@ -223,7 +223,10 @@ impl Piece {
 
     /// Its rows, as offsets in what was given and among the padded bytes, and bytes.
     pub(super) fn rows(&self) -> impl Iterator<Item = (usize, usize, usize)> {
-        let (row, outer) = self.shape.split_last().map_or((0, &[][..]), |(r, o)| (*r, o));
+        let (row, outer) = self
+            .shape
+            .split_last()
+            .map_or((0, &[][..]), |(r, o)| (*r, o));
         (0..outer.iter().product()).map(move |number| {
             let mut rest: usize = number;
             let (mut from, mut to) = (self.from, self.to);

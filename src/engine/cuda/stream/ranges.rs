@@ -43,7 +43,10 @@ impl Ranges {
             let after = other.start.max(range.end)..other.end;
             [before, after].into_iter().filter(|part| !part.is_empty())
         };
-        self.0 = std::mem::take(&mut self.0).into_iter().flat_map(keep).collect();
+        self.0 = std::mem::take(&mut self.0)
+            .into_iter()
+            .flat_map(keep)
+            .collect();
     }
 
     /// What of `whole` is in none.

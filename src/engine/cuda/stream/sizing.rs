@@ -5,7 +5,9 @@ use crate::engine::cuda::compression::Buffers;
 use crate::engine::cuda::kernels::aggregate;
 use crate::engine::cuda::lane::Capacity;
 use crate::engine::cuda::session::Aggregation;
-use crate::engine::cuda::sizing::{Arena, MemoryEstimate, Region, SLOT_ALIGNMENT, ShardKind, Tuning};
+use crate::engine::cuda::sizing::{
+    Arena, MemoryEstimate, Region, SLOT_ALIGNMENT, ShardKind, Tuning,
+};
 use crate::engine::host::encoded_bound;
 use crate::engine::stream::{StreamJob, StreamMemory};
 use crate::layout::permutation::PermutationError;
@@ -218,7 +220,12 @@ impl StreamSizing {
     }
 
     /// Where a batch of `subchunks` in `places` is aggregated.
-    pub(super) fn aggregation(&self, flight: &Flight, subchunks: usize, places: usize) -> Aggregation {
+    pub(super) fn aggregation(
+        &self,
+        flight: &Flight,
+        subchunks: usize,
+        places: usize,
+    ) -> Aggregation {
         Aggregation {
             sizes: self.sizes,
             source: self.source,

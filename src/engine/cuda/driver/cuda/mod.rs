@@ -356,7 +356,10 @@ impl Driver for CudaDriver {
         };
         let event = self.event(event, operation)?;
         let stream = ptr::with_exposed_provenance_mut(usize::try_from(stream).map_err(|_| {
-            self.refused(operation(), "a stream's handle is an address of this machine")
+            self.refused(
+                operation(),
+                "a stream's handle is an address of this machine",
+            )
         })?);
         self.run(operation, |functions| {
             // SAFETY: the event lives while it is held here; the caller vouches for the stream.

@@ -68,7 +68,9 @@ fn any_stream_is_all_kinds_of_streams() {
     };
     some("padding", &edge);
     some("no padding", &|subject| !edge(subject));
-    some("a short last batch", &|subject| subject.epochs % subject.job.epochs != 0);
+    some("a short last batch", &|subject| {
+        subject.epochs % subject.job.epochs != 0
+    });
     some("several shard epochs in a batch", &|subject| {
         subject.job.epochs > subject.job.grid.epochs_per_shard()
     });

@@ -16,7 +16,10 @@ fn rounded(bytes: usize, to: usize) -> usize {
 fn a_stream_takes_what_was_estimated() {
     for (stages, library) in [
         (vec![Stage::Crc32c], StandIn::Six),
-        (vec![blosc(Cname::Zstd, Shuffle::Bit, 2, 32)], StandIn::Failing),
+        (
+            vec![blosc(Cname::Zstd, Shuffle::Bit, 2, 32)],
+            StandIn::Failing,
+        ),
     ] {
         let subject = padded(stages);
         let simulation = simulation(Schedule::Eager);
@@ -109,7 +112,9 @@ fn lanes_that_nobody_uses_are_freed_for_a_stream() {
 
 fn fill(subject: &Subject, input: &mut dyn Input) {
     let bytes = subject.job.epochs * subject.job.grid.epoch_bytes();
-    input.write(0, &subject.bytes[..bytes]).expect("in the batch");
+    input
+        .write(0, &subject.bytes[..bytes])
+        .expect("in the batch");
 }
 
 #[test]
@@ -157,8 +162,13 @@ fn buffers_are_as_many_as_the_job_says_and_come_back() {
     drop(encoder);
     drop(stream);
     drop(engine);
-    assert!(simulation.live().device_allocations == 1, "an output is in use");
-    std::thread::spawn(move || drop(second)).join().expect("no panic");
+    assert!(
+        simulation.live().device_allocations == 1,
+        "an output is in use"
+    );
+    std::thread::spawn(move || drop(second))
+        .join()
+        .expect("no panic");
     assert_clean(&simulation);
 }
 

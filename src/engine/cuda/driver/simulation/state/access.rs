@@ -173,11 +173,7 @@ impl State {
     }
 
     /// The device memory that has `len` bytes at an address, and where in it.
-    pub(crate) fn find(
-        &self,
-        pointer: u64,
-        len: usize,
-    ) -> Result<(DeviceMemory, usize), Failure> {
+    pub(crate) fn find(&self, pointer: u64, len: usize) -> Result<(DeviceMemory, usize), Failure> {
         let (address, offset) = self.memory.containing(pointer).unwrap_or((pointer, 0));
         let memory = DeviceMemory(address);
         let span = Span::Device(DeviceSpan {
