@@ -387,7 +387,7 @@ impl<'a> Run<'a> {
         );
         assert_eq!(parts.len(), batch.parts().len());
         let mut end = 0;
-        for (part, encoded) in std::iter::zip(batch.parts(), &parts) {
+        for encoded in &parts {
             assert_eq!(encoded.bytes.start, end + room.head);
             end = encoded.bytes.end + room.tail;
             // An index would be written there.

@@ -96,7 +96,7 @@ impl CudaInput {
     }
 
     /// The padded bytes of the host's, of the first `epochs` epochs.
-    pub(super) fn from_host(&self, epochs: usize) -> Vec<Range<usize>> {
+    pub(super) fn host_ranges(&self, epochs: usize) -> Vec<Range<usize>> {
         let (grid, padding) = (&self.shared.job.grid, &self.shared.sizing.padding);
         if self.on_device.is_empty() {
             return vec![0..epochs * grid.epoch_slices() * padding.padded_slice()];

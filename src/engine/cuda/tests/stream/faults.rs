@@ -201,7 +201,7 @@ fn a_lane_that_cannot_be_drained_is_lost() {
         let outcome = case.run(&simulation, true, 0);
         match outcome {
             Outcome::NotOpened(_) | Outcome::Done(Ok(())) => {}
-            other => panic!("{operation}: {other:?}"),
+            Outcome::Done(Err(error)) => panic!("{operation}: {error}"),
         }
         let violations = simulation.violations();
         assert!(violations.is_empty(), "{operation}: {violations:#?}");
