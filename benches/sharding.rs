@@ -12,19 +12,19 @@
 
 use std::borrow::Cow;
 use std::error::Error;
-use std::fs;
 use std::num::NonZeroU64;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use serde_json::{Value, json};
-use zarrs::array::codec::{ShardingCodec, ShardingCodecConfiguration};
+use serde_json::json;
+use zarrs::array::codec::ShardingCodec;
 use zarrs::array::{ArrayBytes, ArrayToBytesCodecTraits, CodecOptions, FillValue, data_type};
 use zarrs_cuda::conformance::Limit;
 use zarrs_cuda::{CudaShardingCodec, Options};
 
+mod chains;
 mod microscopy;
+mod results;
 use microscopy::Microscopy;
 
 /// uint16 elements.
@@ -34,38 +34,16 @@ const SUBCHUNKS: [u64; 3] = [16, 32, 64];
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-fn chains() -> Vec<(&'static str, Value)> {
-    let blosc = |cname: &str| {
-        json!({ "name": "blosc", "configuration": {
-            "cname": cname, "clevel": 5, "shuffle": "shuffle", "typesize": 2, "blocksize": 0
-        }})
-    };
-    let zstd = |level: i32| json!({ "name": "zstd", "configuration": { "level": level, "checksum": false } });
-    vec![
-        ("none", json!([])),
-        ("crc32c", json!([{ "name": "crc32c" }])),
-        ("zstd-1", json!([zstd(1)])),
-        ("zstd-3", json!([zstd(3)])),
-        (
-            "gzip-1",
-            json!([{ "name": "gzip", "configuration": { "level": 1 } }]),
-        ),
-        ("blosc-lz4-shuffle", json!([blosc("lz4")])),
-        ("blosc-zstd-shuffle", json!([blosc("zstd")])),
-    ]
-}
-
-fn configuration(bytes_to_bytes: &Value, edge: u64) -> Result<ShardingCodecConfiguration> {
-    let bytes = json!({ "name": "bytes", "configuration": { "endian": "little" } });
-    let mut codecs = vec![bytes.clone()];
-    codecs.extend(bytes_to_bytes.as_array().into_iter().flatten().cloned());
-    Ok(serde_json::from_value(json!({
-        "chunk_shape": [edge, edge, edge],
-        "codecs": codecs,
-        "index_codecs": [bytes, { "name": "crc32c" }],
-        "index_location": "end",
-    }))?)
-}
+/// As `chains.rs` has them.
+const CHAINS: [&str; 7] = [
+    "none",
+    "crc32c",
+    "zstd-1",
+    "zstd-3",
+    "gzip-1",
+    "blosc-lz4-shuffle",
+    "blosc-zstd-shuffle",
+];
 
 fn median(mut seconds: Vec<f64>) -> f64 {
     seconds.sort_by(f64::total_cmp);
@@ -119,7 +97,8 @@ fn main() -> Result<()> {
         "op", "chain", "subchunk", "ours GB/s", "zarrs GB/s", "limit GB/s", "x zarrs", "of limit"
     );
     let mut rows = Vec::new();
-    for (chain, codecs) in chains() {
+    for chain in CHAINS {
+        let codecs = chains::codecs(chain)?;
         for edge in SUBCHUNKS {
             let wanted = |op: &str| {
                 let name = format!("{op}/{chain}/{edge}");
@@ -128,7 +107,7 @@ fn main() -> Result<()> {
             if !wanted("encode") && !wanted("decode") {
                 continue;
             }
-            let configuration = configuration(&codecs, edge)?;
+            let configuration = chains::configuration(&codecs, edge)?;
             let ours =
                 CudaShardingCodec::new_with_configuration(&configuration, Options::default())?;
             let zarrs = Arc::new(ShardingCodec::new_with_configuration(&configuration)?);
@@ -183,10 +162,6 @@ fn main() -> Result<()> {
             }
         }
     }
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../bench/sharding.json");
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder)?;
-    }
-    fs::write(&path, serde_json::to_string_pretty(&rows)?)?;
+    results::write("sharding.json", &rows)?;
     Ok(())
 }

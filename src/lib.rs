@@ -36,6 +36,7 @@
 //! - `async` (default): the asynchronous partial decoder and encoder. Keep it on where
 //!   `zarrs/async` is on: without it, asynchronous partial reads read whole shards.
 //! - `filesystem`: zarrs' filesystem store, of a version that syncs every write.
+//! - `indicatif`: a progress bar that follows a [writer].
 //! - `conformance`: the suite that every engine passes, and its naive oracle.
 #![deny(unsafe_code)]
 #![cfg_attr(

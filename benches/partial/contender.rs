@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
-use zarrs::array::codec::{ShardingCodec, ShardingCodecConfiguration};
+use serde_json::Value;
+use zarrs::array::codec::ShardingCodec;
 use zarrs::array::{
     Array, ArrayBuilder, ArrayBytes, ArrayToBytesCodecTraits, CodecOptions, data_type,
 };
@@ -19,6 +19,7 @@ use zarrs_cuda::{CudaShardingCodec, Options, ShardFormat, WriteStrategy, compact
 
 use crate::Result;
 use crate::cases::{SHARD, SUBCHUNK, Update};
+use crate::chains::configuration;
 use crate::counting::{Counting, Traffic};
 
 /// The only shard of an array.
@@ -94,7 +95,7 @@ pub(crate) struct Compaction {
 impl Contender {
     /// With a shard that holds `data`, in `folder`.
     pub(crate) fn new(method: Method, codecs: &Value, folder: &Path, data: &[u8]) -> Result<Self> {
-        let configuration = configuration(codecs)?;
+        let configuration = configuration(codecs, SUBCHUNK)?;
         let asked = Arc::new(AtomicBool::new(false));
         let codec: Arc<dyn ArrayToBytesCodecTraits> = match method {
             Method::Ours(strategy) => {
@@ -205,7 +206,7 @@ impl Contender {
 
     /// Whether zarrs' own codec reads `data` from the shard.
     pub(crate) fn holds(&self, data: &[u8], codecs: &Value) -> Result<bool> {
-        let zarrs = ShardingCodec::new_with_configuration(&configuration(codecs)?)?;
+        let zarrs = ShardingCodec::new_with_configuration(&configuration(codecs, SUBCHUNK)?)?;
         let decoded = zarrs.decode(
             fs::read(&self.file)?.into(),
             &[SHARD.try_into()?; 3],
@@ -237,16 +238,4 @@ fn sizes(index: &[u8]) -> Vec<u64> {
             if size == u64::MAX { 0 } else { size }
         })
         .collect()
-}
-
-fn configuration(bytes_to_bytes: &Value) -> Result<ShardingCodecConfiguration> {
-    let bytes = json!({ "name": "bytes", "configuration": { "endian": "little" } });
-    let mut codecs = vec![bytes.clone()];
-    codecs.extend(bytes_to_bytes.as_array().into_iter().flatten().cloned());
-    Ok(serde_json::from_value(json!({
-        "chunk_shape": [SUBCHUNK, SUBCHUNK, SUBCHUNK],
-        "codecs": codecs,
-        "index_codecs": [bytes, { "name": "crc32c" }],
-        "index_location": "end",
-    }))?)
 }

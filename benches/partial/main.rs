@@ -28,18 +28,22 @@
 )]
 
 use std::error::Error;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 mod cases;
+#[path = "../chains.rs"]
+mod chains;
 mod contender;
 mod counting;
+#[path = "../goals.rs"]
 mod goals;
 #[path = "../microscopy.rs"]
 mod microscopy;
 mod report;
+#[path = "../results.rs"]
+mod results;
 mod series;
 
 use cases::Case;
@@ -57,21 +61,19 @@ struct Chain {
     fixed_size: bool,
 }
 
-fn chains() -> [Chain; 3] {
-    let chain = |name, codecs, fixed_size| Chain {
-        name,
-        codecs,
-        fixed_size,
+fn chains() -> Result<[Chain; 3]> {
+    let chain = |name, fixed_size| -> Result<Chain> {
+        Ok(Chain {
+            name,
+            codecs: chains::codecs(name)?,
+            fixed_size,
+        })
     };
-    let zstd = json!({ "name": "zstd", "configuration": { "level": 1, "checksum": false } });
-    let blosc = json!({ "name": "blosc", "configuration": {
-        "cname": "lz4", "clevel": 5, "shuffle": "shuffle", "typesize": 2, "blocksize": 0
-    }});
-    [
-        chain("none", json!([]), true),
-        chain("zstd-1", json!([zstd]), false),
-        chain("blosc-lz4-shuffle", json!([blosc]), false),
-    ]
+    Ok([
+        chain("none", true)?,
+        chain("zstd-1", false)?,
+        chain("blosc-lz4-shuffle", false)?,
+    ])
 }
 
 struct Arguments {
@@ -134,7 +136,7 @@ fn main() -> Result<()> {
     let mut rows = Vec::new();
     let mut goals = Goals::default();
     for case in Case::ALL {
-        for chain in &chains() {
+        for chain in &chains()? {
             let mut methods = arguments.methods(case, chain);
             if methods.is_empty() {
                 continue;
@@ -164,15 +166,13 @@ fn main() -> Result<()> {
             report.check(&mut goals)?;
         }
     }
-    goals.print();
+    goals.print("auto");
 
     let name = if arguments.quick {
         "partial-quick.json"
     } else {
         "partial.json"
     };
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../bench");
-    fs::create_dir_all(&folder)?;
-    fs::write(folder.join(name), serde_json::to_string_pretty(&rows)?)?;
+    results::write(name, &rows)?;
     Ok(())
 }

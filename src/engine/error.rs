@@ -49,6 +49,13 @@ pub(crate) enum EngineError {
     Internal(&'static str),
 }
 
+impl EngineError {
+    /// Whether less of the same may succeed: there is no memory on a device.
+    pub(crate) fn wants_less(&self) -> bool {
+        matches!(self, Self::Device(error) if error.is_out_of_memory())
+    }
+}
+
 impl From<DriverError> for EngineError {
     fn from(error: DriverError) -> Self {
         Self::Device(error)

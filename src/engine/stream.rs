@@ -23,7 +23,7 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::{Chain, EngineError, KnownChain, SubchunkCodec};
+use super::{EngineError, KnownChain, SubchunkCodec};
 use crate::layout::{BatchGrid, StreamGrid};
 
 /// A stream: everything about it but its bytes.
@@ -54,16 +54,6 @@ pub(crate) struct StreamJob {
 pub(crate) enum StreamChain {
     Known(KnownChain),
     Foreign(Arc<dyn SubchunkCodec>),
-}
-
-impl StreamChain {
-    /// The chain as engines take it.
-    pub(crate) fn as_chain(&self) -> Chain<'_> {
-        match self {
-            Self::Known(chain) => Chain::Known(chain),
-            Self::Foreign(codec) => Chain::Foreign(codec.as_ref()),
-        }
-    }
 }
 
 /// Bytes that are left before and after each part of an encoded batch.

@@ -51,12 +51,17 @@ impl Rule {
 
     /// Why a shard stays on the host, if it does.
     fn on_host(&self, grid: &SubchunkGrid, chain: &KnownChain) -> Option<String> {
+        self.host_is_better(chain, grid.shard_bytes(), grid.num_subchunks())
+    }
+
+    /// Why `subchunks` subchunks that are encoded together, of `bytes` in all, stay on the host, if
+    /// they do.
+    fn host_is_better(&self, chain: &KnownChain, bytes: usize, subchunks: usize) -> Option<String> {
         if chain.is_fixed_size() {
             return (!self.uncompressed).then(|| {
                 "without a compressor the host copies each byte once, and a device would add a trip over its bus in each direction".to_string()
             });
         }
-        let (bytes, subchunks) = (grid.shard_bytes(), grid.num_subchunks());
         if bytes < self.least_bytes {
             return Some(format!(
                 "a shard of {bytes} bytes is compressed here before a device has begun: from {} on it would go there",

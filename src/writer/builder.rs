@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use zarrs::array::Array;
 use zarrs::plugin::{ExtensionName, ZarrVersion};
-use zarrs_codec::CodecOptions;
+use zarrs_codec::{CodecError, CodecOptions};
 use zarrs_storage::{
     AtomicRenameStorageTraits, ListableStorageTraits, ReadableStorageTraits,
     ReadableWritableStorageTraits, StorageError, WritableStorageTraits,
@@ -24,7 +24,7 @@ use crate::Error;
 use crate::codec::find;
 use crate::codec::stream::ShardEncoding;
 use crate::engine::pool::{Contents, Pool};
-use crate::engine::stream::Returned;
+use crate::engine::stream::{Returned, StreamEngine};
 use crate::layout::StreamGrid;
 
 /// Makes an [`ArrayWriter`]: see [`ArrayWriter::builder`].
@@ -170,7 +170,7 @@ where
     pub fn memory_estimate(&self) -> Result<WriterMemory, WriterError> {
         let (encoding, grid) = self.stream()?;
         self.first_slice(&grid)?;
-        Ok(self.plan(&encoding, &grid)?.memory)
+        Ok(self.plan(&encoding, &grid, self.epochs, None)?.memory)
     }
 
     /// Make the writer. Its buffers are allocated as they are first needed.
@@ -186,23 +186,19 @@ where
     pub fn build(&self) -> Result<ArrayWriter, WriterError> {
         let (encoding, grid) = self.stream()?;
         let start = self.first_slice(&grid)?;
-        let plan = self.plan(&encoding, &grid)?;
+        let signal = Arc::new(Returned::default());
+        let (plan, engine) = self.engine(&encoding, &grid, &signal)?;
+        let encoder = engine
+            .encoder()
+            .map_err(|error| cannot(error.to_string()))?;
+        let batch = grid.batch(plan.job.epochs);
+        let batch = batch.map_err(|error| unsupported(error.to_string()))?;
         let first = start / grid.shard_slices() as u64;
         let extended_from = (start == self.array.shape()[0]).then_some(first);
         let (sink, length) = match &self.renamed {
             Some(renamed) => renamed(&self.array, extended_from)?,
             None => self.stores()?,
         };
-        let signal = Arc::new(Returned::default());
-        let cannot =
-            |reason| WriterError::Array(Error::Codec(zarrs_codec::CodecError::Other(reason)));
-        let engine = plan
-            .choice
-            .engine(plan.job.clone(), signal.clone())
-            .map_err(|error| cannot(error.to_string()))?;
-        let encoder = engine
-            .encoder()
-            .map_err(|error| cannot(error.to_string()))?;
         let shared = Shared::new(
             Setup {
                 engine: engine.name(),
@@ -245,7 +241,7 @@ where
             (0..self.store_threads)
                 .try_for_each(|_| spawn("store", Box::new(|shared| storing::run(&shared))))
         });
-        let writer = ArrayWriter::new(shared, engine, plan.memory, plan.job.clone(), threads)?;
+        let writer = ArrayWriter::new(shared, engine, &plan, batch, threads);
         match started {
             Ok(()) => Ok(writer),
             Err(error) => {
@@ -262,8 +258,41 @@ where
         Ok((Box::new(sink), Box::new(length)))
     }
 
-    fn plan(&self, encoding: &ShardEncoding, grid: &StreamGrid) -> Result<Plan, WriterError> {
-        plan::plan(encoding, grid, self.renamed.is_some(), self.epochs)
+    fn plan(
+        &self,
+        encoding: &ShardEncoding,
+        grid: &StreamGrid,
+        epochs: Option<usize>,
+        host: Option<&str>,
+    ) -> Result<Plan, WriterError> {
+        plan::plan(encoding, grid, self.renamed.is_some(), epochs, host)
+    }
+
+    /// An engine, with its buffers: if a device has less memory than its budget, with smaller batches,
+    /// and if it cannot have it at all, on the host, where that will do.
+    fn engine(
+        &self,
+        encoding: &ShardEncoding,
+        grid: &StreamGrid,
+        signal: &Arc<Returned>,
+    ) -> Result<(Plan, Arc<dyn StreamEngine>), WriterError> {
+        let mut epochs = self.epochs;
+        let mut host: Option<String> = None;
+        loop {
+            let plan = self.plan(encoding, grid, epochs, host.as_deref())?;
+            let error = match plan.choice.engine(plan.job.clone(), signal.clone()) {
+                Ok(engine) => return Ok((plan, engine)),
+                Err(error) => error,
+            };
+            if error.wants_less() && plan.job.epochs > 1 {
+                epochs = Some(plan.job.epochs / 2);
+            } else if plan.choice.can_fall_back() {
+                tracing::warn!(%error, "no stream on a device: the host encodes it");
+                (epochs, host) = (self.epochs, Some(error.to_string()));
+            } else {
+                return Err(cannot(error.to_string()));
+            }
+        }
     }
 
     fn first_slice(&self, grid: &StreamGrid) -> Result<u64, WriterError> {
@@ -290,7 +319,6 @@ where
 
     /// How the array's shards are encoded, and how its slices divide.
     fn stream(&self) -> Result<(ShardEncoding, StreamGrid), WriterError> {
-        let unsupported = |reason: String| WriterError::Unsupported { reason };
         let codecs = self.array.codecs();
         let name = |name: Option<std::borrow::Cow<'static, str>>| name.unwrap_or_default();
         let codec =
@@ -348,4 +376,12 @@ fn refused<TStorage: ?Sized>(array: &Array<TStorage>, error: StorageError) -> Wr
             source,
         }),
     }
+}
+
+fn unsupported(reason: String) -> WriterError {
+    WriterError::Unsupported { reason }
+}
+
+fn cannot(reason: String) -> WriterError {
+    WriterError::Array(Error::Codec(CodecError::Other(reason)))
 }

@@ -74,6 +74,7 @@ impl Thread<'_> {
         match completed {
             Some(Ok(encoded)) => {
                 let bytes = batch.grid.epochs() * self.shared.setup.grid.epoch_bytes();
+                let packed: usize = encoded.parts.iter().map(|part| part.bytes.len()).sum();
                 self.waiting.insert(batch.number, (batch, encoded));
                 while let Some((batch, encoded)) = self.waiting.remove(&self.next) {
                     self.next += 1;
@@ -85,6 +86,7 @@ impl Thread<'_> {
                     state.progress.batches_encoding -= 1;
                     state.progress.encoding += time;
                     state.progress.encoded_bytes += bytes as u64;
+                    state.progress.packed_bytes += packed as u64;
                 });
             }
             Some(Err(FailedBatch { error, input })) => {
@@ -94,7 +96,10 @@ impl Thread<'_> {
                 tracing::warn!(first, last, %error, "slices could not be encoded");
                 self.shared.change(|state| {
                     state.progress.batches_encoding -= 1;
-                    state.batches.push_front(Item::Batch(batch, input));
+                    // Where it was: those behind it come back, too, and are encoded after it again.
+                    let is_before = |item: &Item| matches!(item, Item::Batch(other, _) if other.number < batch.number);
+                    let at = state.batches.iter().take_while(|item| is_before(item)).count();
+                    state.batches.insert(at, Item::Batch(batch, input));
                     state.failure.get_or_insert(Failure::Encode {
                         first,
                         last,

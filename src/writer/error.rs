@@ -99,6 +99,12 @@ pub enum WriterError {
         /// All slices below this one are stored.
         finished_slices: u64,
     },
+    /// A device failed while it read what was appended there.
+    #[error("a device failed: {reason}")]
+    Device {
+        /// What failed.
+        reason: String,
+    },
     /// The writer was finished.
     #[error("the writer was finished at slice {end}, and takes nothing more")]
     Finished {

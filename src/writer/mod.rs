@@ -31,12 +31,21 @@
 
 mod assembler;
 mod builder;
+#[allow(unsafe_code)]
+mod device;
+#[cfg(feature = "dlpack")]
+#[allow(unsafe_code)]
+mod dlpack;
 mod encoding;
 mod error;
 mod leftovers;
 mod metadata;
+#[cfg(feature = "ndarray")]
+mod ndarray;
 mod part;
 mod plan;
+#[cfg(feature = "indicatif")]
+mod progress_bar;
 mod report;
 mod shared;
 mod sink;
@@ -56,11 +65,13 @@ use zarrs::array::{Array, ArrayBytes, Element};
 use zarrs_storage::ReadableWritableStorageTraits;
 
 pub use builder::ArrayWriterBuilder;
+pub use device::{DeviceEvent, DeviceSlice};
 pub use error::WriterError;
 pub use report::{Progress, WriterMemory, WriterReport};
 
 use crate::engine::stream::{Input, StreamEngine, StreamJob};
 use crate::layout::BatchGrid;
+use plan::Plan;
 use shared::{Batch, Item, Shared};
 
 /// Writes slices along the first axis of an array, as they come.
@@ -78,7 +89,7 @@ use shared::{Batch, Item, Shared};
 #[derive(Debug)]
 pub struct ArrayWriter {
     shared: Arc<Shared>,
-    engine: Box<dyn StreamEngine>,
+    engine: Arc<dyn StreamEngine>,
     memory: WriterMemory,
     /// A full batch.
     grid: Arc<BatchGrid>,
@@ -111,21 +122,18 @@ impl ArrayWriter {
 
     fn new(
         shared: Arc<Shared>,
-        engine: Box<dyn StreamEngine>,
-        memory: WriterMemory,
-        job: Arc<StreamJob>,
+        engine: Arc<dyn StreamEngine>,
+        plan: &Plan,
+        batch: BatchGrid,
         threads: Vec<JoinHandle<()>>,
-    ) -> Result<Self, WriterError> {
-        let grid = job.grid.batch(job.epochs);
-        let grid = grid.map_err(|error| WriterError::Unsupported {
-            reason: error.to_string(),
-        })?;
-        Ok(Self {
+    ) -> Self {
+        let job = plan.job.clone();
+        Self {
             batch_bytes: job.epochs * job.grid.epoch_bytes(),
-            grid: Arc::new(grid),
+            grid: Arc::new(batch),
             shared,
             engine,
-            memory,
+            memory: plan.memory,
             input: None,
             filled: 0,
             batches: 0,
@@ -135,7 +143,7 @@ impl ArrayWriter {
             threads,
             report: None,
             job,
-        })
+        }
     }
 
     /// What the writer takes for buffers, at most.
@@ -226,7 +234,7 @@ impl ArrayWriter {
             let before = rest.len();
             rest = self.take(rest, false)?;
             if rest.len() == before {
-                self.shared.change(|state| state.progress.waits += 1);
+                self.shared.lock().progress.refusals += 1;
                 break;
             }
         }
@@ -255,14 +263,19 @@ impl ArrayWriter {
         let (now, rest) = bytes.split_at(bytes.len().min(self.batch_bytes - self.filled));
         let written = input.write(self.filled, now);
         written.map_err(|error| self.broken(&error.to_string()))?;
-        self.filled += now.len();
-        self.appended += now.len() as u64;
+        self.advance(now.len());
+        Ok(rest)
+    }
+
+    /// So many bytes were put into the batch.
+    fn advance(&mut self, len: usize) {
+        self.filled += len;
+        self.appended += len as u64;
         // For callbacks, which are not this thread's.
         self.shared.lock().progress.appended_bytes = self.appended;
         if self.filled == self.batch_bytes {
             self.submit(self.grid.clone(), self.job.epochs);
         }
-        Ok(rest)
     }
 
     /// That more can be appended.
@@ -540,16 +553,19 @@ impl ArrayWriter {
                 .collect()
         });
         let finished_slices = self.shared.progress().finished_slices;
+        let mut result = Ok(finished_slices);
         for key in begun {
-            let discarded = self.shared.setup.sink.discard(&key);
-            discarded.map_err(|source| WriterError::Store {
-                doing: "erase the temporary of",
-                key,
-                finished_slices,
-                source: Arc::new(source),
-            })?;
+            if let Err(source) = self.shared.setup.sink.discard(&key) {
+                // The others are erased nevertheless.
+                result = result.and(Err(WriterError::Store {
+                    doing: "erase the temporary of",
+                    key,
+                    finished_slices,
+                    source: Arc::new(source),
+                }));
+            }
         }
-        Ok(finished_slices)
+        result
     }
 
     fn join(&mut self) {

@@ -48,6 +48,9 @@ const DEVICE: Targets = Targets {
 /// The most subchunks of a batch, unless an epoch has more: each has its place in tables.
 const MOST_SUBCHUNKS: usize = 1 << 18;
 
+/// Bytes of indexes that nobody has memory for.
+const MOST_INDEXES: usize = 1 << 40;
+
 /// What a writer is built with.
 #[derive(Debug)]
 pub(super) struct Plan {
@@ -70,12 +73,13 @@ struct Candidate {
 }
 
 /// Plan a writer of `encoding` and `grid`, whose sink stores shards in pieces if it `grows`; with
-/// batches of `epochs` if the application says so.
+/// batches of `epochs` if the application says so; on the `host`, if there is a reason.
 pub(super) fn plan(
     encoding: &ShardEncoding,
     grid: &StreamGrid,
     grows: bool,
     epochs: Option<usize>,
+    host: Option<&str>,
 ) -> Result<Plan, WriterError> {
     let options = encoding.options();
     let refused = |(memory, needed, budget)| WriterError::Memory {
@@ -84,9 +88,9 @@ pub(super) fn plan(
         budget,
         advice: advice(memory, needed, grid, grows, epochs),
     };
-    // Before anything is counted subchunk by subchunk.
+    // Of shards that no machine has room for, it would take long to find divisors.
     let indexes = indexes(encoding, grid).unwrap_or(usize::MAX);
-    if indexes > options.host_memory() {
+    if indexes > MOST_INDEXES.max(options.host_memory()) {
         return Err(refused(("host memory", indexes, options.host_memory())));
     }
     let job = |candidate: &Candidate| job(encoding, grid, candidate);
@@ -96,7 +100,10 @@ pub(super) fn plan(
         outputs: 2,
         assembled: 0,
     };
-    let choice = encoding.choose_engine(&job(&first))?;
+    let choice = match host {
+        None => encoding.choose_engine(&job(&first))?,
+        Some(why) => StreamChoice::host(why),
+    };
     let fixed = matches!(encoding.chain(), StreamChain::Known(chain) if chain.is_fixed_size());
     let mut least: Option<(&'static str, usize, usize)> = None;
     let mut reason = None;
@@ -108,10 +115,11 @@ pub(super) fn plan(
             let candidate = Candidate {
                 epochs: size,
                 inputs,
-                outputs: if fixed && !choice.is_device() {
-                    0
-                } else {
-                    outputs
+                outputs: match (fixed && !choice.is_device(), assembles) {
+                    (true, _) => 0,
+                    // Copied from, and free again before there is another one.
+                    (_, true) => 1,
+                    (_, false) => outputs,
                 },
                 assembled: if assembles { assembled } else { 0 },
             };

@@ -39,6 +39,8 @@ pub struct Progress {
     pub appended_slices: u64,
     /// What was encoded, in bytes before encoding.
     pub encoded_bytes: u64,
+    /// What that became, in bytes.
+    pub packed_bytes: u64,
     /// All slices of the array below this one are stored.
     pub finished_slices: u64,
     /// All slices of the array below this one are covered by the shape in its metadata.
@@ -55,14 +57,28 @@ pub struct Progress {
     pub batches_encoding: usize,
     /// Shards that wait to be stored, or are being stored.
     pub shards_waiting: usize,
-    /// How often an append waited, or would have had to.
+    /// How often an append waited.
     pub waits: u64,
+    /// How often an append was asked not to wait, and did not take everything.
+    pub refusals: u64,
     /// How long appends waited.
     pub waiting: Duration,
     /// Time of encoding.
     pub encoding: Duration,
     /// Time of storing, of all threads that store.
     pub storing: Duration,
+}
+
+impl Progress {
+    /// How many bytes were encoded for each that they became; `None` before any became one.
+    #[must_use]
+    #[allow(
+        clippy::cast_precision_loss,
+        reason = "a ratio needs no more digits than these"
+    )]
+    pub fn ratio(&self) -> Option<f64> {
+        (self.packed_bytes > 0).then(|| self.encoded_bytes as f64 / self.packed_bytes as f64)
+    }
 }
 
 /// What a writer did.

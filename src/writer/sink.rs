@@ -10,13 +10,10 @@ pub(super) use whole::WholeSink;
 
 /// Where shards go. Called by several threads at once, but never twice at once for one key.
 ///
-/// A shard is stored whole ([`set`](Self::set)), or, where [`grows`](Self::grows) says so, in pieces:
+/// A shard is stored whole ([`set`](Self::set)), or, where a store can rename, in pieces:
 /// [`write`](Self::write) them, and [`complete`](Self::complete) it. Every call can be repeated after
 /// it has failed.
 pub(super) trait ShardSink: Send + Sync + std::fmt::Debug {
-    /// Whether shards can be written in pieces.
-    fn grows(&self) -> bool;
-
     /// Let the shard `key` be `value`, all at once: whoever reads it sees what was there before or
     /// all of `value`.
     ///

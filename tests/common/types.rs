@@ -38,6 +38,15 @@ impl Type {
         }
     }
 
+    /// The one of `data_type`.
+    pub(crate) fn of(data_type: &DataType) -> Self {
+        fixed()
+            .into_iter()
+            // Raw types of all sizes are equal.
+            .find(|t| t.data_type == *data_type && Some(t.size()) == data_type.fixed_size())
+            .unwrap()
+    }
+
     pub(crate) fn size(&self) -> usize {
         self.data_type.fixed_size().unwrap()
     }

@@ -120,10 +120,6 @@ impl<S> ShardSink for RenamedSink<S>
 where
     S: ?Sized + AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits,
 {
-    fn grows(&self) -> bool {
-        true
-    }
-
     fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
         let temporary = temporary_key(key)?;
         self.begun().remove(key);

@@ -46,10 +46,6 @@ fn does_not_grow(key: &StoreKey) -> StorageError {
 }
 
 impl ShardSink for WholeSink {
-    fn grows(&self) -> bool {
-        false
-    }
-
     fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
         self.storage.set(key, value)
     }
@@ -91,7 +87,6 @@ mod tests {
             .build(store.clone(), "/a")
             .unwrap();
         let sink = WholeSink::of(&array).unwrap();
-        assert!(!sink.grows());
         store.work();
         let (zero, one) = (key("a/c/0"), key("a/c/1"));
         sink.set(&zero, Bytes::from_static(b"whole")).unwrap();

@@ -161,6 +161,13 @@ pub(crate) struct DriverError {
     pub(crate) reason: String,
 }
 
+impl DriverError {
+    /// Whether there is no memory now.
+    pub(crate) fn is_out_of_memory(&self) -> bool {
+        self.fault == Fault::OutOfMemory
+    }
+}
+
 impl fmt::Display for DriverError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.operation)?;

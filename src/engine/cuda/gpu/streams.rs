@@ -35,7 +35,7 @@ fn run(driver: &Arc<dyn Driver>, subject: &Subject, tuning: Tuning, seed: u64) {
     let engine = engine(driver, subject, tuning);
     let job = Arc::new(subject.job.clone());
     let stream = engine.stream(job, returned()).unwrap();
-    encode(subject, stream.into(), seed).unwrap();
+    encode(subject, stream, seed).unwrap();
     assert!(engine.counters().snapshot().batches_encoded > 0);
 }
 
@@ -136,7 +136,7 @@ fn streams_of_what_is_on_the_device() {
             let seed = seed as u64;
             let mut application =
                 Application::new(driver.clone(), false, subject.bytes.len(), seed).unwrap();
-            let encoded = Run::new(&subject, stream.into(), seed)
+            let encoded = Run::new(&subject, stream, seed)
                 .unwrap()
                 .all(&mut |input, at, bytes| application.write(input, at, bytes))
                 .unwrap();

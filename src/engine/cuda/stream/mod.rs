@@ -70,8 +70,8 @@ impl CudaEngine {
         &self,
         job: Arc<StreamJob>,
         returned: Arc<Returned>,
-    ) -> Result<Box<dyn StreamEngine>, EngineError> {
-        Ok(Box::new(self.open_stream(job, returned, false)?))
+    ) -> Result<Arc<dyn StreamEngine>, EngineError> {
+        Ok(Arc::new(self.open_stream(job, returned, false)?))
     }
 
     fn open_stream(
@@ -142,8 +142,8 @@ impl WithFallback {
         &self,
         job: Arc<StreamJob>,
         returned: Arc<Returned>,
-    ) -> Result<Box<dyn StreamEngine>, EngineError> {
-        Ok(Box::new(self.0.open_stream(job, returned, true)?))
+    ) -> Result<Arc<dyn StreamEngine>, EngineError> {
+        Ok(Arc::new(self.0.open_stream(job, returned, true)?))
     }
 }
 

@@ -36,12 +36,11 @@ fn open(
     falls_back: bool,
 ) -> Result<Arc<dyn StreamEngine>, EngineError> {
     let job = Arc::new(subject.job.clone());
-    let stream = if falls_back {
+    if falls_back {
         WithFallback(engine.clone()).stream(job, returned())
     } else {
         engine.stream(job, returned())
-    };
-    stream.map(Arc::from)
+    }
 }
 
 /// Encode a subject, some of which an application has on the device, and check it.

@@ -1,4 +1,4 @@
-//! What partial writes are meant to reach with `WriteStrategy::Auto`, held against what was measured.
+//! What is meant to be reached, held against what was measured.
 
 /// Goals, as they are checked.
 #[derive(Default)]
@@ -8,6 +8,7 @@ pub(crate) struct Goals {
 }
 
 impl Goals {
+    #[allow(dead_code, reason = "not every benchmark has goals of this kind")]
     pub(crate) fn at_most(&mut self, what: &str, measured: f64, goal: f64) {
         self.add(what, measured, "at most", goal, measured <= goal);
     }
@@ -19,17 +20,21 @@ impl Goals {
     fn add(&mut self, what: &str, measured: f64, relation: &str, goal: f64, met: bool) {
         let verdict = if met { "met" } else { "MISSED" };
         self.missed += usize::from(!met);
+        // No more digits than it takes.
+        let goal = format!("{goal:.4}");
+        let goal = goal.trim_end_matches('0').trim_end_matches('.');
         self.lines.push(format!(
             "{what}: {relation} {goal}: {measured:.4}, {verdict}"
         ));
     }
 
-    pub(crate) fn print(&self) {
+    /// Print all of them, which are goals of `whom`.
+    pub(crate) fn print(&self, whom: &str) {
         if self.lines.is_empty() {
             return;
         }
         println!(
-            "\nGoals of auto ({} of {} missed)",
+            "\nGoals of {whom} ({} of {} missed)",
             self.missed,
             self.lines.len()
         );

@@ -1,0 +1,110 @@
+//! The Python environment of the peers, installed from its registry into `target/peers`.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::Result;
+
+/// What to have installed when a step fails.
+const PYTHON: &str = "Install Python 3.11 or newer (Debian, Ubuntu: apt-get install python3).";
+const VENV: &str =
+    "Install Python's venv and ensurepip (Debian, Ubuntu: apt-get install python3-venv).";
+const PIP: &str =
+    "pip needs to reach PyPI, or an index of its configuration that has these versions.";
+
+/// Where the scripts are.
+pub(crate) fn scripts() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/peers")
+}
+
+/// `target/peers`.
+pub(crate) fn root() -> Result<PathBuf> {
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../peers");
+    fs::create_dir_all(&root)?;
+    Ok(root.canonicalize()?)
+}
+
+/// The Python of the environment that an earlier run made from the same requirements, or of a new
+/// one.
+pub(crate) fn python() -> Result<PathBuf> {
+    let root = root()?;
+    // Held to the end of this function: other processes wait for it.
+    let lock = File::create(root.join("lock"))?;
+    lock.lock()?;
+
+    let python = root.join(if cfg!(windows) {
+        "venv/Scripts/python.exe"
+    } else {
+        "venv/bin/python"
+    });
+    let stamp = root.join("stamp");
+    let list = scripts().join("requirements.txt");
+    let requirements = format!("{}\n{}", root.display(), fs::read_to_string(&list)?);
+    if fs::read_to_string(&stamp).is_ok_and(|made| made == requirements)
+        && step(clean(&python).arg("--version"), PYTHON).is_ok()
+    {
+        return Ok(python);
+    }
+    eprintln!("installing the peers in {}", root.display());
+    if stamp.exists() {
+        fs::remove_file(&stamp)?;
+    }
+    let venv = root.join("venv");
+    if venv.exists() {
+        fs::remove_dir_all(&venv)?;
+    }
+    step(clean(find_python()?).args(["-m", "venv"]).arg(&venv), VENV)?;
+    let mut pip = clean(&python);
+    pip.args(["-m", "pip", "install", "--quiet", "--only-binary=:all:"]);
+    step(pip.arg("-r").arg(list), PIP)?;
+    fs::write(stamp, requirements)?;
+    Ok(python)
+}
+
+/// The first Python on the path that is new enough for the requirements.
+fn find_python() -> Result<OsString> {
+    let is_new = "import sys; sys.exit(sys.version_info < (3, 11))";
+    let names = [
+        "python3",
+        "python",
+        "python3.14",
+        "python3.13",
+        "python3.12",
+        "python3.11",
+    ];
+    names
+        .into_iter()
+        .find(|name| {
+            let tried = clean(name).args(["-c", is_new]).output();
+            tried.is_ok_and(|output| output.status.success())
+        })
+        .map(OsString::from)
+        .ok_or_else(|| format!("none of {} is new enough. {PYTHON}", names.join(", ")).into())
+}
+
+/// A command that sees nothing of another Python environment and leaves nothing in the tree.
+pub(crate) fn clean(program: impl Into<OsString>) -> Command {
+    let mut command = Command::new(program.into());
+    command
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env_remove("PYTHONPATH")
+        .env_remove("PYTHONHOME");
+    command
+}
+
+/// Runs one step of the installation; `remedy` says what it needs.
+fn step(command: &mut Command, remedy: &str) -> Result<()> {
+    let reason = match command.output() {
+        Ok(output) if output.status.success() => return Ok(()),
+        Ok(output) => format!(
+            "{}\n{}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        ),
+        Err(error) => error.to_string(),
+    };
+    Err(format!("tried: {command:?}\nfailed: {reason}\n{remedy}").into())
+}

@@ -1,0 +1,218 @@
+//! `ArrayWriter`, tensorstore and zarr-python, which write the same array in turns, to memory and to
+//! files.
+//!
+//! `cargo bench --bench peers [-- [--quick] [--in=FOLDER] FILTER…]` prints a table, checks the goals,
+//! and writes `target/bench/peers.json`. A filter is a part of `none/32/memory` and the like. With
+//! `--quick` there are 512 MiB and one round, to see that it runs, and the file is
+//! `peers-quick.json`. The environment variable `ZARRS_CUDA_BENCH_MIB` makes the array of 1 GiB
+//! smaller or larger. The first run installs the peers in `target/peers`, which takes Python 3.11,
+//! its `venv` and PyPI.
+//!
+//! The array is uint16, frames of 1024 × 1024 in shards of 256³, with one `zarr.json` for all who
+//! write it. Everyone has the elements in memory before the clock starts, ours as frames that are
+//! appended one by one, the others as one NumPy array; Python's start and making the array are not
+//! measured. Rates are of uncompressed bytes, and each is the median of the rounds, after one that
+//! does not count.
+//!
+//! - `ours`: from before the writer is built to the end of `finish`.
+//! - `tensorstore`: from the first write until the last is committed, the better of two ways: a layer
+//!   of shards after the other (`epochs`), or the array in one write (`whole`).
+//! - `zarr-python`: a layer of shards after the other.
+//!
+//! In memory everyone keeps the encoded shards, and nobody copies them into the store
+//! (`keeping.rs`). Files are in a temporary folder in `target/tmp` or FOLDER. Ours and tensorstore
+//! sync each file and rename it; zarr-python does not sync. In the round that does not count
+//! everyone's array is read again and compared, files by zarrs.
+
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    reason = "made-up data, and rates for people"
+)]
+
+use std::error::Error;
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+use tempfile::TempDir;
+
+#[path = "../chains.rs"]
+mod chains;
+mod contender;
+mod environment;
+#[path = "../frames.rs"]
+mod frames;
+#[path = "../goals.rs"]
+mod goals;
+mod keeping;
+#[path = "../microscopy.rs"]
+mod microscopy;
+#[path = "../results.rs"]
+mod results;
+#[path = "../stream.rs"]
+mod stream;
+mod worker;
+
+use contender::{Case, Contender};
+use frames::Frames;
+use goals::Goals;
+use worker::{Way, Worker};
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+const CHAINS: [&str; 3] = ["none", "zstd-1", "blosc-lz4"];
+const SUBCHUNKS: [u64; 2] = [32, 64];
+const SINKS: [&str; 2] = ["memory", "files"];
+const ROUNDS: usize = 5;
+
+struct Arguments {
+    quick: bool,
+    /// Where files are written.
+    folder: PathBuf,
+    filters: Vec<String>,
+}
+
+impl Arguments {
+    fn of_process() -> Self {
+        let (flags, filters): (Vec<_>, Vec<_>) = std::env::args()
+            .skip(1)
+            .partition(|argument| argument.starts_with("--"));
+        let folder = flags.iter().find_map(|flag| flag.strip_prefix("--in="));
+        Self {
+            quick: flags.iter().any(|flag| flag == "--quick"),
+            folder: folder.map_or_else(|| env!("CARGO_TARGET_TMPDIR").into(), PathBuf::from),
+            filters,
+        }
+    }
+
+    fn wants(&self, case: &str) -> bool {
+        self.filters.is_empty() || self.filters.iter().any(|filter| case.contains(filter))
+    }
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::of_process();
+    let python = environment::python()?;
+    let frames = Frames::new(if arguments.quick { 512 } else { 1024 })?;
+    let shards = frames.shards();
+    let scratch = TempDir::new_in(environment::root()?)?;
+    let data = scratch.path().join("data.raw");
+    write_elements(&data, &frames)?;
+    let mut contenders = [
+        Contender::Ours,
+        Contender::Peer(
+            Worker::start("tensorstore", &python, "tensor_store.py", &data)?,
+            &[Way::Epochs, Way::Whole],
+        ),
+        Contender::Peer(
+            Worker::start("zarr-python", &python, "zarr_python.py", &data)?,
+            &[Way::Epochs],
+        ),
+    ];
+
+    println!(
+        "{:10} {:>8} {:7} {:>9} {:>11} {:>8} {:>11} {:>9} {:>9}",
+        "chain",
+        "subchunk",
+        "sink",
+        "ours GB/s",
+        "tensorstore",
+        "way",
+        "zarr-python",
+        "x tensor.",
+        "x zarr-p."
+    );
+    let mut rows = Vec::new();
+    let mut goals = Goals::default();
+    for chain in CHAINS {
+        let codecs = chains::codecs(chain)?;
+        for (subchunk, sink) in SUBCHUNKS
+            .into_iter()
+            .flat_map(|subchunk| SINKS.map(|sink| (subchunk, sink)))
+            .filter(|(subchunk, sink)| arguments.wants(&format!("{chain}/{subchunk}/{sink}")))
+        {
+            let case = Case {
+                frames: &frames,
+                shards: &shards,
+                configuration: chains::configuration(&codecs, subchunk)?,
+                folder: (sink == "files").then_some(&*arguments.folder),
+            };
+            let rounds = if arguments.quick { 1 } else { ROUNDS };
+            let [ours, (tensorstore, way), (zarr_python, _)] =
+                race(&case, &mut contenders, rounds)?.map(|(seconds, way)| {
+                    (frames.bytes() as f64 / 1e9 / seconds, way.unwrap_or("-"))
+                });
+            let ours = ours.0;
+            let (ratio, of_zarr_python) = (ours / tensorstore, ours / zarr_python);
+            println!(
+                "{chain:10} {subchunk:8} {sink:7} {ours:9.2} {tensorstore:11.2} {way:>8} \
+                 {zarr_python:11.2} {ratio:9.2} {of_zarr_python:9.2}"
+            );
+            let what = format!("{chain}/{subchunk}/{sink}, rate over tensorstore's");
+            goals.at_least(&what, ratio, 1.0);
+            rows.push(json!({
+                "chain": chain, "subchunk": subchunk, "sink": sink,
+                "ours_gbps": ours,
+                "tensorstore_gbps": tensorstore, "tensorstore_way": way,
+                "zarr_python_gbps": zarr_python,
+                "ratio": ratio, "ratio_zarr_python": of_zarr_python,
+                "bytes": frames.bytes(), "rounds": rounds,
+            }));
+        }
+    }
+    drop(contenders);
+    goals.print("the writer among its peers");
+    let name = if arguments.quick {
+        "peers-quick.json"
+    } else {
+        "peers.json"
+    };
+    println!("\nwritten to {}", results::write(name, &rows)?.display());
+    Ok(())
+}
+
+/// The elements of the array, for the peers to read.
+fn write_elements(path: &Path, frames: &Frames) -> Result<()> {
+    let mut file = File::create(path)?;
+    for frame in frames.iter() {
+        file.write_all(frame)?;
+    }
+    // Not while somebody else is measured.
+    Ok(file.sync_all()?)
+}
+
+/// The median seconds of each, the better of its ways, and which that is. They write in turns.
+fn race<const N: usize>(
+    case: &Case<'_>,
+    contenders: &mut [Contender; N],
+    rounds: usize,
+) -> Result<[(f64, Option<&'static str>); N]> {
+    let mut seconds = contenders
+        .each_ref()
+        .map(|contender| vec![Vec::new(); contender.ways()]);
+    for round in 0..=rounds {
+        for turn in 0..N {
+            let who = (round + turn) % N;
+            for (way, seconds) in seconds[who].iter_mut().enumerate() {
+                let measured = contenders[who].write(case, way, round == 0)?;
+                if round > 0 {
+                    seconds.push(measured);
+                }
+            }
+        }
+    }
+    let mut best = [(f64::INFINITY, None); N];
+    for ((best, seconds), contender) in best.iter_mut().zip(seconds).zip(contenders) {
+        for (way, mut seconds) in seconds.into_iter().enumerate() {
+            seconds.sort_by(f64::total_cmp);
+            let median = seconds[seconds.len() / 2];
+            if median < best.0 {
+                *best = (median, contender.way(way));
+            }
+        }
+    }
+    Ok(best)
+}

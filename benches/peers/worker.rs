@@ -1,0 +1,95 @@
+//! A peer: a Python process that writes arrays when it is asked to.
+
+use std::io::{BufRead, BufReader, Write as _};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::Result;
+use crate::environment::{clean, scripts};
+
+/// How a peer is given the elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// A write for each layer of shards along the first axis, one after the other.
+    Epochs,
+    /// One write of the whole array.
+    Whole,
+}
+
+impl Way {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Epochs => "epochs",
+            Self::Whole => "whole",
+        }
+    }
+}
+
+/// A process that runs one of the scripts beside this file; `peer.py` says what is exchanged.
+pub(crate) struct Worker {
+    name: &'static str,
+    process: Child,
+    requests: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Worker {
+    /// Start `script`, which reads the elements of the array from `data`.
+    pub(crate) fn start(
+        name: &'static str,
+        python: &Path,
+        script: &str,
+        data: &Path,
+    ) -> Result<Self> {
+        let mut command = clean(python);
+        command.arg(scripts().join(script)).arg(data);
+        let mut process = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("cannot start {command:?}: {error}"))?;
+        let (requests, answers) = (process.stdin.take(), process.stdout.take());
+        let (Some(requests), Some(answers)) = (requests, answers) else {
+            return Err(format!("{command:?} has no pipes").into());
+        };
+        Ok(Self {
+            name,
+            process,
+            requests,
+            answers: BufReader::new(answers),
+        })
+    }
+
+    /// The seconds that it takes to write an array with this `metadata` to `folder`, or to memory.
+    /// With `verify` it reads the array afterwards, and what differs is an error.
+    pub(crate) fn write(
+        &mut self,
+        metadata: &Value,
+        folder: Option<&Path>,
+        way: Way,
+        verify: bool,
+    ) -> Result<f64> {
+        let request = json!({
+            "metadata": metadata, "path": folder, "way": way.name(), "verify": verify,
+        });
+        writeln!(self.requests, "{request}")?;
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer)?;
+        if answer.is_empty() {
+            return Err(format!("{} ended: {}", self.name, self.process.wait()?).into());
+        }
+        let answer: Value = serde_json::from_str(&answer)?;
+        let seconds = answer["seconds"].as_f64();
+        seconds.ok_or_else(|| format!("{}: {}", self.name, answer["error"]).into())
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // It has nothing to lose; if it has ended already, that is as well.
+        drop(self.process.kill());
+        drop(self.process.wait());
+    }
+}

@@ -1,0 +1,80 @@
+//! The array that a stream of frames becomes, and our writer at work on it.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Instant;
+
+use zarrs::array::{Array, ArrayBuilder, ArrayBytes, ArrayToBytesCodecTraits, data_type};
+use zarrs::filesystem::FilesystemStore;
+use zarrs::storage::{ReadableStorageTraits, ReadableWritableStorageTraits};
+use zarrs_cuda::writer::{ArrayWriter, WriterReport};
+
+use crate::frames::{Frames, SHARD};
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// An array of `slices` frames whose shards `codec` encodes.
+pub(crate) fn array<S: ?Sized>(
+    store: Arc<S>,
+    frames: &Frames,
+    slices: u64,
+    codec: Arc<dyn ArrayToBytesCodecTraits>,
+) -> Result<Array<S>> {
+    let [_, y, x] = frames.shape();
+    let shape = vec![slices, y, x];
+    let mut builder = ArrayBuilder::new(shape, vec![SHARD; 3], data_type::uint16(), 0_u16);
+    builder.array_to_bytes_codec(codec);
+    Ok(builder.build(store, "/")?)
+}
+
+/// Append all frames to an empty `array`, one at a time: the seconds from before there is a writer to
+/// the end of `finish`. With `atomic_rename` shards grow in files.
+pub(crate) fn append<S: ReadableWritableStorageTraits + 'static>(
+    array: &Array<S>,
+    frames: &Frames,
+    atomic_rename: Option<Arc<FilesystemStore>>,
+) -> Result<(f64, WriterReport)> {
+    array.store_metadata()?;
+    let start = Instant::now();
+    let mut builder = ArrayWriter::builder(array);
+    if let Some(store) = atomic_rename {
+        builder = builder.atomic_rename(store);
+    }
+    let mut writer = builder.build()?;
+    for frame in frames.iter() {
+        writer.append_bytes(frame)?;
+    }
+    let report = writer.finish()?;
+    let seconds = start.elapsed().as_secs_f64();
+    if report.raw_bytes != frames.bytes() {
+        return Err(format!(
+            "the writer says that {} of {} bytes were appended",
+            report.raw_bytes,
+            frames.bytes()
+        )
+        .into());
+    }
+    Ok((seconds, report))
+}
+
+/// Check that the array in `store` has the frames, whose `shards` these are, as zarrs alone reads it.
+pub(crate) fn verify<S: ReadableStorageTraits + 'static>(
+    store: Arc<S>,
+    frames: &Frames,
+    shards: &[([u64; 2], Vec<u8>)],
+) -> Result<()> {
+    // Nothing is registered, so this is zarrs' own codec.
+    let array = Array::open(store, "/")?;
+    if array.shape() != frames.shape() {
+        return Err(format!("zarrs reads an array of {:?}", array.shape()).into());
+    }
+    for epoch in 0..frames.epochs() {
+        for ([y, x], elements) in shards {
+            let stored: ArrayBytes = array.retrieve_chunk(&[epoch, *y, *x])?;
+            if *stored.into_fixed()? != **elements {
+                return Err(format!("zarrs reads something else in shard {epoch}/{y}/{x}").into());
+            }
+        }
+    }
+    Ok(())
+}

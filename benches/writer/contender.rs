@@ -1,0 +1,162 @@
+//! Who writes: ours as a stream of frames, zarrs shard by shard, and what writes bytes that are ready.
+
+use std::borrow::Cow;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde_json::Value;
+use tempfile::TempDir;
+use zarrs::array::codec::ShardingCodec;
+use zarrs::array::{ArrayBytes, ArraySubset};
+use zarrs::filesystem::FilesystemStore;
+use zarrs::storage::ReadableWritableStorageTraits;
+use zarrs_cuda::writer::WriterReport;
+use zarrs_cuda::{Backend, CudaShardingCodec, Options};
+
+use crate::Result;
+use crate::chains::configuration;
+use crate::discarding::Discarding;
+use crate::frames::{Frames, SHARD};
+use crate::stream::{append, array, verify};
+
+/// Where shards go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sink {
+    Discarding,
+    Filesystem,
+}
+
+impl Sink {
+    pub(crate) const ALL: [Self; 2] = [Self::Discarding, Self::Filesystem];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Discarding => "discarding",
+            Self::Filesystem => "filesystem",
+        }
+    }
+}
+
+/// What is written, how, and where to.
+pub(crate) struct Case<'a> {
+    pub(crate) frames: &'a Frames,
+    /// The shards of a shard epoch, as zarrs takes them.
+    pub(crate) shards: &'a [([u64; 2], Vec<u8>)],
+    pub(crate) chain: &'static str,
+    pub(crate) codecs: &'a Value,
+    /// Elements of a subchunk along each axis.
+    pub(crate) subchunk: u64,
+    pub(crate) sink: Sink,
+    pub(crate) backend: Backend,
+    /// Where folders for files are made.
+    pub(crate) folder: &'a Path,
+}
+
+/// Files of shards: where they are in a folder, and what is in them.
+pub(crate) type Files = Vec<(PathBuf, Vec<u8>)>;
+
+impl Case<'_> {
+    /// A new folder. Nothing that was written or deleted before keeps the disk busy.
+    fn folder(&self) -> Result<TempDir> {
+        File::open(self.folder)?.sync_all()?;
+        Ok(TempDir::new_in(self.folder)?)
+    }
+
+    /// Append frame by frame: the seconds from before there is a writer to the end of `finish`. What
+    /// was written to a folder is given to `look` before it is deleted.
+    pub(crate) fn ours(
+        &self,
+        look: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<(f64, WriterReport)> {
+        let options = Options::default().with_backend(self.backend);
+        let configuration = configuration(self.codecs, self.subchunk)?;
+        let codec = CudaShardingCodec::new_with_configuration(&configuration, options)?;
+        match self.sink {
+            Sink::Discarding => {
+                let store = Arc::new(Discarding::default());
+                let array = array(store.clone(), self.frames, 0, Arc::new(codec))?;
+                let measured = append(&array, self.frames, None)?;
+                if store.bytes() < measured.1.stored_bytes {
+                    return Err("the store was given less than the writer says".into());
+                }
+                Ok(measured)
+            }
+            Sink::Filesystem => {
+                let folder = self.folder()?;
+                let store = Arc::new(FilesystemStore::new(folder.path())?);
+                let array = array(store.clone(), self.frames, 0, Arc::new(codec))?;
+                let measured = append(&array, self.frames, Some(store))?;
+                look(folder.path())?;
+                Ok(measured)
+            }
+        }
+    }
+
+    /// Store shard by shard with zarrs' own codec, each as one subset whose elements are ready: the
+    /// seconds that it takes.
+    pub(crate) fn zarrs(&self) -> Result<f64> {
+        let configuration = configuration(self.codecs, self.subchunk)?;
+        let codec = Arc::new(ShardingCodec::new_with_configuration(&configuration)?);
+        match self.sink {
+            Sink::Discarding => self.store(Arc::new(Discarding::default()), codec),
+            Sink::Filesystem => {
+                let folder = self.folder()?;
+                self.store(Arc::new(FilesystemStore::new(folder.path())?), codec)
+            }
+        }
+    }
+
+    fn store<S: ReadableWritableStorageTraits + 'static>(
+        &self,
+        store: Arc<S>,
+        codec: Arc<ShardingCodec>,
+    ) -> Result<f64> {
+        let array = array(store, self.frames, self.frames.shape()[0], codec)?;
+        array.store_metadata()?;
+        let start = Instant::now();
+        for epoch in 0..self.frames.epochs() {
+            for ([y, x], elements) in self.shards {
+                let at = [epoch, *y, *x].map(|index| index * SHARD);
+                let region = ArraySubset::new_with_start_shape(at.to_vec(), vec![SHARD; 3])?;
+                let elements = ArrayBytes::new_flen(Cow::Borrowed(elements.as_slice()));
+                array.store_array_subset(&region, elements)?;
+            }
+        }
+        Ok(start.elapsed().as_secs_f64())
+    }
+
+    /// Write `files` as often as there are shard epochs, and sync each, as zarrs' filesystem store
+    /// does: the seconds that it takes.
+    pub(crate) fn plain(&self, files: &Files) -> Result<f64> {
+        let folder = self.folder()?;
+        let start = Instant::now();
+        for epoch in 0..self.frames.epochs() {
+            for (path, bytes) in files {
+                let path = folder.path().join(epoch.to_string()).join(path);
+                if let Some(parent) = path.parent() {
+                    fs::create_dir_all(parent)?;
+                }
+                let mut file = File::create(path)?;
+                file.write_all(bytes)?;
+                file.sync_all()?;
+            }
+        }
+        Ok(start.elapsed().as_secs_f64())
+    }
+
+    /// Check what is in `folder`, and return the files of the first shard epoch.
+    pub(crate) fn verify(&self, folder: &Path) -> Result<Files> {
+        let store = Arc::new(FilesystemStore::new(folder)?);
+        verify(store, self.frames, self.shards)?;
+        let mut files = Vec::new();
+        for ([y, x], _) in self.shards {
+            let path = PathBuf::from(format!("c/0/{y}/{x}"));
+            let bytes = fs::read(folder.join(&path))?;
+            files.push((path, bytes));
+        }
+        Ok(files)
+    }
+}

@@ -1,0 +1,168 @@
+//! A stream of frames through `ArrayWriter`, against zarrs' own codec and against plain writes, in
+//! one process and in turns.
+//!
+//! `cargo bench --bench writer [-- [--quick] [--in=FOLDER] [--backend=BACKEND] FILTER…]` prints a
+//! table, checks the goals, and writes `target/bench/writer.json`. A filter is a part of
+//! `none/32/discarding` and the like. The backend is `host` (the default), `cuda` or `auto`. With
+//! `--quick` there are 512 MiB and one round, to see that it runs, and the file is
+//! `writer-quick.json`. The environment variable `ZARRS_CUDA_BENCH_MIB` makes the stream of 2 GiB
+//! shorter or longer.
+//!
+//! The array is uint16: frames of 1024 × 1024, in shards of 256³. Frames are made before the clock
+//! starts, 512 MiB of them that are written over and over. Rates are of uncompressed bytes, and each
+//! is the median of the rounds, after one that does not count.
+//!
+//! - `ours`: appended frame by frame. The clock starts before the writer is built, and stops when
+//!   `finish` returns.
+//! - `zarrs`: `store_array_subset` shard by shard, with a box of elements that is ready: what it would
+//!   take to collect the frames of a shard is not counted.
+//! - `plain`: the bytes of ours, written to as many files by `write_all` and `sync_all`, one file after
+//!   the other.
+//!
+//! There are two sinks. `discarding` is a store that drops each value in its `set` (`discarding.rs`).
+//! `filesystem` is zarrs' `FilesystemStore`, which syncs every file, in a temporary folder in
+//! `target/tmp` or FOLDER; ours has `atomic_rename` there. In the round that does not count zarrs has
+//! to read what ours wrote to files.
+
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    reason = "made-up data, and rates for people"
+)]
+
+use std::error::Error;
+use std::path::PathBuf;
+
+use serde_json::Value;
+use zarrs_cuda::Backend;
+
+#[path = "../chains.rs"]
+mod chains;
+mod contender;
+mod discarding;
+#[path = "../frames.rs"]
+mod frames;
+#[path = "../goals.rs"]
+mod goals;
+#[path = "../microscopy.rs"]
+mod microscopy;
+mod report;
+#[path = "../results.rs"]
+mod results;
+#[path = "../stream.rs"]
+mod stream;
+
+use contender::{Case, Sink};
+use frames::Frames;
+use goals::Goals;
+use report::Measured;
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+const CHAINS: [&str; 3] = ["none", "zstd-1", "blosc-lz4"];
+const SUBCHUNKS: [u64; 2] = [32, 64];
+const ROUNDS: usize = 5;
+
+struct Arguments {
+    quick: bool,
+    backend: Backend,
+    /// Where files are written.
+    folder: PathBuf,
+    filters: Vec<String>,
+}
+
+impl Arguments {
+    fn of_process() -> Result<Self> {
+        let (flags, filters): (Vec<_>, Vec<_>) = std::env::args()
+            .skip(1)
+            .partition(|argument| argument.starts_with("--"));
+        let value = |flag: &str| flags.iter().find_map(|f| f.strip_prefix(flag));
+        Ok(Self {
+            quick: flags.iter().any(|flag| flag == "--quick"),
+            backend: match value("--backend=") {
+                None | Some("host") => Backend::Host,
+                Some("cuda") => Backend::Cuda,
+                Some("auto") => Backend::Auto,
+                Some(other) => return Err(format!("there is no backend {other}").into()),
+            },
+            folder: value("--in=")
+                .map_or_else(|| env!("CARGO_TARGET_TMPDIR").into(), PathBuf::from),
+            filters,
+        })
+    }
+
+    fn wants(&self, case: &str) -> bool {
+        self.filters.is_empty() || self.filters.iter().any(|filter| case.contains(filter))
+    }
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::of_process()?;
+    let frames = Frames::new(if arguments.quick { 512 } else { 2048 })?;
+    let shards = frames.shards();
+    report::print_head();
+    let mut rows = Vec::new();
+    let mut goals = Goals::default();
+    for chain in CHAINS {
+        let codecs = chains::codecs(chain)?;
+        for (subchunk, sink) in SUBCHUNKS
+            .into_iter()
+            .flat_map(|subchunk| Sink::ALL.map(|sink| (subchunk, sink)))
+            .filter(|(subchunk, sink)| {
+                arguments.wants(&format!("{chain}/{subchunk}/{}", sink.name()))
+            })
+        {
+            let case = Case {
+                frames: &frames,
+                shards: &shards,
+                chain,
+                codecs: &codecs,
+                subchunk,
+                sink,
+                backend: arguments.backend,
+                folder: &arguments.folder,
+            };
+            rows.extend(run(
+                &case,
+                if arguments.quick { 1 } else { ROUNDS },
+                &mut goals,
+            )?);
+        }
+    }
+    goals.print("the writer");
+    let name = if arguments.quick {
+        "writer-quick.json"
+    } else {
+        "writer.json"
+    };
+    println!("\nwritten to {}", results::write(name, &rows)?.display());
+    Ok(())
+}
+
+/// All who write, in turns. What the first round takes does not count.
+fn run(case: &Case<'_>, rounds: usize, goals: &mut Goals) -> Result<Option<Value>> {
+    let mut files = Vec::new();
+    let (_, mut report) = case.ours(|folder| {
+        files = case.verify(folder)?;
+        Ok(())
+    })?;
+    case.zarrs()?;
+    let mut measured = Measured::default();
+    for round in 0..rounds {
+        // Each comes first as often as the others.
+        for turn in 0..3 {
+            match (round + turn) % 3 {
+                0 => {
+                    let (seconds, last) = case.ours(|_| Ok(()))?;
+                    measured.ours.push(seconds);
+                    report = last;
+                }
+                1 => measured.zarrs.push(case.zarrs()?),
+                _ if case.sink == Sink::Filesystem => measured.plain.push(case.plain(&files)?),
+                _ => {}
+            }
+        }
+    }
+    Ok(report::row(case, &measured, &report, goals))
+}

@@ -1,0 +1,33 @@
+//! A test that hangs ends the process.
+
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+/// Ends the process with a message, unless it is dropped in time.
+#[must_use]
+pub(crate) struct Watchdog {
+    _done: Sender<()>,
+}
+
+/// `what` is over within so many seconds.
+pub(crate) fn within(seconds: u64, what: &str) -> Watchdog {
+    let (done, waiting) = channel::<()>();
+    let what = what.to_owned();
+    std::thread::spawn(move || {
+        if waiting.recv_timeout(Duration::from_secs(seconds)) == Err(RecvTimeoutError::Timeout) {
+            eprintln!("{what} is not over after {seconds} s: it hangs");
+            std::process::abort();
+        }
+    });
+    Watchdog { _done: done }
+}
+
+/// Wait until `condition` holds, which it does soon.
+#[track_caller]
+pub(crate) fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let start = std::time::Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(20), "never {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
