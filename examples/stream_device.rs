@@ -37,7 +37,7 @@ Options:
   --subchunk Z,Y,X     shape of a subchunk               [default: 8,64,64]
   --shard Z,Y,X        shape of a shard                  [default: 128,768,768]
   --codec CODEC        how subchunks are compressed      [default: zstd]
-                         none | zstd | lz4 (within Blosc)
+                         none | zstd | lz4 (within Blosc); all but none take nvCOMP
   --if-present         where there is no GPU, say so and succeed
   --help               print this
 
