@@ -99,11 +99,6 @@ impl Padding {
         self.padded_slice
     }
 
-    /// Bytes of a slice.
-    pub(super) fn slice(&self) -> usize {
-        self.slice
-    }
-
     /// Where the byte `at` is among the padded ones.
     pub(super) fn padded(&self, at: usize) -> usize {
         if !self.exists() {
