@@ -249,13 +249,13 @@ fn each_request<S: Subject + 'static, G>(
             .unwrap();
         for fault in Fault::ALL {
             let mut hits = 0;
-            for number in 0..requests.len() {
+            for request in &requests {
                 let (_guard, store) = make();
                 let mut run = Run::new(store, &frames);
                 run.torn = fault == Fault::Torn;
-                run.store.fail_at(number, fault);
+                run.store.fail_at(request.number, fault);
                 let end = run.run(epochs, 1);
-                assert_eq!(end, expected, "{fault:?} {:?}", requests[number]);
+                assert_eq!(end, expected, "{fault:?} {request:?}");
                 hits += run.errors;
             }
             // What was done and denied may have been noticed.
@@ -264,11 +264,7 @@ fn each_request<S: Subject + 'static, G>(
             } else {
                 requests.len()
             };
-            assert!(
-                hits >= least / 2 + 1,
-                "{fault:?}: {hits} of {}",
-                requests.len()
-            );
+            assert!(hits > least / 2, "{fault:?}: {hits} of {}", requests.len());
         }
     }
 }

@@ -56,7 +56,7 @@ fn follow(frames: &Frames, directory: &Path, end: u64) -> Result<Seen, String> {
         if slices == end {
             return Ok(seen);
         }
-        if begin.elapsed() > Duration::from_secs(120) {
+        if begin.elapsed() > Duration::from_mins(2) {
             return Err(format!("it does not end: {seen:?}"));
         }
     }

@@ -254,9 +254,10 @@ impl Frames {
         let mut elements = Vec::new();
         for slice in slices {
             for y in ys.clone() {
-                elements.extend(xs.clone().map(|x| match is_inside([slice, y, x]) {
-                    true => self.element(generation, [slice, y, x]),
-                    false => 0,
+                elements.extend(xs.clone().map(|x| {
+                    let at = [slice, y, x];
+                    let written = is_inside(at).then(|| self.element(generation, at));
+                    written.unwrap_or(0)
                 }));
             }
         }
@@ -282,7 +283,8 @@ where
 pub(crate) fn temporaries<S: ?Sized + ListableStorageTraits>(store: &S) -> Vec<String> {
     let keys = store.list().unwrap();
     let keys = keys.iter().map(|key| key.as_str().to_owned());
-    keys.filter(|key| key.ends_with(".tmp")).collect()
+    keys.filter(|key| key.strip_suffix(".tmp").is_some())
+        .collect()
 }
 
 /// Numbers that look random.
