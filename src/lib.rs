@@ -27,7 +27,10 @@
 //! - [`WriteStrategy`] is how parts of stored shards are updated, with zarrs'
 //!   `experimental_partial_encoding`; [`compact`], [`recover`] and [`inspect`] look after such shards,
 //!   and [`Shards`] does it for those of an array.
-//! - [`metrics`] is what the CUDA engine did, and how many partial writes there were.
+//! - [`writer`] makes finished shards of slices as they come: an
+//!   [`ArrayWriter`](writer::ArrayWriter) appends them along the first axis, in bounded memory.
+//! - [`metrics`] is what the CUDA engine did, how many partial writes there were, and how long
+//!   appends waited.
 //!
 //! Shards are encoded on an NVIDIA GPU where one helps: [`Backend`] says when.
 //!
@@ -36,6 +39,9 @@
 //! - `async` (default): the asynchronous partial decoder and encoder. Keep it on where
 //!   `zarrs/async` is on: without it, asynchronous partial reads read whole shards.
 //! - `filesystem`: zarrs' filesystem store, of a version that syncs every write.
+//! - `ndarray`: views of `ndarray` are appended to a [writer].
+//! - `dlpack`: tensors of other libraries, on the host or a device, are appended to a [writer]
+//!   through `DLPack`.
 //! - `indicatif`: a progress bar that follows a [writer].
 //! - `conformance`: the suite that every engine passes, and its naive oracle.
 #![deny(unsafe_code)]
@@ -77,7 +83,8 @@ pub use registration::{Registration, register};
 pub use write_strategy::{CompactionRequest, WriteStrategy};
 
 /// What the CUDA engine of this process did until now (nothing, if no device was ever used, or if the
-/// process was forked after one was), and how many partial writes there were.
+/// process was forked after one was), how many partial writes there were, and how long appends to
+/// [writers](writer) waited.
 #[must_use]
 pub fn metrics() -> Metrics {
     let [partial_writes, compaction_requests, compactions] = write_strategy::counters::snapshot();

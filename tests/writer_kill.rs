@@ -36,6 +36,8 @@ struct Setup {
     epochs_per_batch: Option<usize>,
     metadata_interval: Duration,
     store_threads: usize,
+    /// After how many slices it flushes.
+    flushes: Option<u64>,
 }
 
 impl Default for Setup {
@@ -46,6 +48,7 @@ impl Default for Setup {
             epochs_per_batch: Some(2),
             metadata_interval: Duration::ZERO,
             store_threads: 2,
+            flushes: None,
         }
     }
 }
@@ -70,6 +73,7 @@ fn setups() -> Vec<Setup> {
             frames: compressed(&gzip),
             epochs_per_batch: Some(12),
             metadata_interval: later,
+            flushes: Some(13),
             ..Setup::default()
         },
         // Each slice is an epoch, and the index is written last, at the start.
@@ -135,6 +139,7 @@ fn writing_process() {
         epochs_per_batch,
         metadata_interval,
         store_threads,
+        flushes,
     } = setups().remove(usize::try_from(setup).unwrap());
 
     let options = Options::default().with_backend(Backend::Host);
@@ -159,6 +164,9 @@ fn writing_process() {
         let (some, others) = elements.split_at(elements.len() / 3);
         writer.append(some).unwrap();
         writer.append(others).unwrap();
+        if flushes.is_some_and(|flushes| slice.is_multiple_of(flushes)) {
+            writer.flush().unwrap();
+        }
     }
     assert_eq!(writer.finish().unwrap().finished_slices, end);
 }
@@ -260,7 +268,8 @@ impl Subject {
         }
         frames.check_slices(&array, &self.generations, before..slices)?;
         let first = before / frames.shard[0];
-        let (temporaries, shards) = frames.check_shards(&self.store(), &self.generations, first)?;
+        let (temporaries, shards) =
+            frames.check_shards(&self.store(), &self.generations, first, u64::MAX)?;
         let covered = slices / frames.shard[0];
         left.uncovered += shards.iter().filter(|s| s[0] >= covered).count() as u64;
         left.temporaries += temporaries.len() as u64;

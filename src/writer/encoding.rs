@@ -96,7 +96,10 @@ impl Thread<'_> {
                 tracing::warn!(first, last, %error, "slices could not be encoded");
                 self.shared.change(|state| {
                     state.progress.batches_encoding -= 1;
-                    state.batches.push_front(Item::Batch(batch, input));
+                    // Where it was: those behind it come back, too, and are encoded after it again.
+                    let is_before = |item: &Item| matches!(item, Item::Batch(other, _) if other.number < batch.number);
+                    let at = state.batches.iter().take_while(|item| is_before(item)).count();
+                    state.batches.insert(at, Item::Batch(batch, input));
                     state.failure.get_or_insert(Failure::Encode {
                         first,
                         last,

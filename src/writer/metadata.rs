@@ -160,6 +160,18 @@ impl ArrayLength {
     }
 }
 
+/// What an attempt left is not left for others.
+impl Drop for ArrayLength {
+    fn drop(&mut self) {
+        let attempted = self.attempted.get_mut();
+        if let Some(attempted) = attempted.unwrap_or_else(PoisonError::into_inner).take()
+            && let Err(error) = self.erase_own(&attempted)
+        {
+            tracing::warn!(key = %self.key, %error, "the temporary of metadata was left behind");
+        }
+    }
+}
+
 impl Length for ArrayLength {
     fn grow(&self, slices: u64) -> Result<(), StorageError> {
         let mut attempted = self
@@ -210,7 +222,7 @@ mod tests {
     use serde_json::json;
     use zarrs::array::{ArrayBuilder, data_type};
 
-    use super::super::faulty::Operation;
+    use super::super::faulty::{Fault, Operation};
     use super::super::interrupted::{Files, files, interrupted, key, put, snapshot, value};
     use super::*;
 
@@ -347,7 +359,6 @@ mod tests {
     /// A step that failed is not repeated, but another taken.
     #[test]
     fn interrupted_and_then_grown_further() {
-        use super::super::faulty::Fault;
         for make in BOTH {
             for fault in Fault::ALL {
                 for number in 0..8 {
@@ -365,6 +376,22 @@ mod tests {
                     assert_eq!(snapshot(&store).len(), 1, "{number} {fault:?}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn an_attempt_leaves_nothing_behind() {
+        for fault in [Fault::Refused, Fault::Torn] {
+            let (_directory, store) = files();
+            put(&store, KEY, METADATA);
+            let length = renamed(&store);
+            let fails = |operation| matches!(operation, Operation::Set | Operation::Rename);
+            store.fail(move |request| fails(request.operation).then_some(fault));
+            assert!(length.grow(8).is_err());
+            assert_eq!(value(&store, TEMPORARY).is_some(), fault == Fault::Torn);
+            drop(length);
+            assert_eq!(value(&store, TEMPORARY), None);
+            assert_eq!(stored(&store), METADATA);
         }
     }
 

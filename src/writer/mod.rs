@@ -234,7 +234,7 @@ impl ArrayWriter {
             let before = rest.len();
             rest = self.take(rest, false)?;
             if rest.len() == before {
-                self.shared.change(|state| state.progress.waits += 1);
+                self.shared.lock().progress.refusals += 1;
                 break;
             }
         }
@@ -553,16 +553,19 @@ impl ArrayWriter {
                 .collect()
         });
         let finished_slices = self.shared.progress().finished_slices;
+        let mut result = Ok(finished_slices);
         for key in begun {
-            let discarded = self.shared.setup.sink.discard(&key);
-            discarded.map_err(|source| WriterError::Store {
-                doing: "erase the temporary of",
-                key,
-                finished_slices,
-                source: Arc::new(source),
-            })?;
+            if let Err(source) = self.shared.setup.sink.discard(&key) {
+                // The others are erased nevertheless.
+                result = result.and(Err(WriterError::Store {
+                    doing: "erase the temporary of",
+                    key,
+                    finished_slices,
+                    source: Arc::new(source),
+                }));
+            }
         }
-        Ok(finished_slices)
+        result
     }
 
     fn join(&mut self) {

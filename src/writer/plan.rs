@@ -31,11 +31,17 @@ struct Targets {
     most_bytes: usize,
 }
 
-/// Batches that stay in no cache anyway, and are written to files in few calls.
+/// Batches that stay in no cache anyway.
 const HOST: Targets = Targets {
     bytes: 64 << 20,
     subchunks: 64,
     most_bytes: 256 << 20,
+};
+
+/// The same where shards grow: a store that syncs at every call wants few of them.
+const HOST_GROWING: Targets = Targets {
+    bytes: 256 << 20,
+    ..HOST
 };
 
 /// A device compresses a thousand subchunks about as fast as one.
@@ -47,6 +53,9 @@ const DEVICE: Targets = Targets {
 
 /// The most subchunks of a batch, unless an epoch has more: each has its place in tables.
 const MOST_SUBCHUNKS: usize = 1 << 18;
+
+/// Bytes of indexes that nobody has memory for.
+const MOST_INDEXES: usize = 1 << 40;
 
 /// What a writer is built with.
 #[derive(Debug)]
@@ -85,9 +94,9 @@ pub(super) fn plan(
         budget,
         advice: advice(memory, needed, grid, grows, epochs),
     };
-    // Before anything is counted subchunk by subchunk.
+    // Of shards that no machine has room for, it would take long to find divisors.
     let indexes = indexes(encoding, grid).unwrap_or(usize::MAX);
-    if indexes > options.host_memory() {
+    if indexes > MOST_INDEXES.max(options.host_memory()) {
         return Err(refused(("host memory", indexes, options.host_memory())));
     }
     let job = |candidate: &Candidate| job(encoding, grid, candidate);
@@ -112,10 +121,11 @@ pub(super) fn plan(
             let candidate = Candidate {
                 epochs: size,
                 inputs,
-                outputs: if fixed && !choice.is_device() {
-                    0
-                } else {
-                    outputs
+                outputs: match (fixed && !choice.is_device(), assembles) {
+                    (true, _) => 0,
+                    // Copied from, and free again before there is another one.
+                    (_, true) => 1,
+                    (_, false) => outputs,
                 },
                 assembled: if assembles { assembled } else { 0 },
             };
@@ -201,7 +211,11 @@ fn sizes(
     if let Some(asked) = asked {
         return vec![grid.whole_batch(asked)];
     }
-    let targets = if device { DEVICE } else { HOST };
+    let targets = match (device, grows) {
+        (true, _) => DEVICE,
+        (false, true) => HOST_GROWING,
+        (false, false) => HOST,
+    };
     let bytes = (grid.subchunks_per_epoch())
         .saturating_mul(grid.shard().subchunk_bytes())
         .max(1);

@@ -57,8 +57,10 @@ pub struct Progress {
     pub batches_encoding: usize,
     /// Shards that wait to be stored, or are being stored.
     pub shards_waiting: usize,
-    /// How often an append waited, or would have had to.
+    /// How often an append waited.
     pub waits: u64,
+    /// How often an append was asked not to wait, and did not take everything.
+    pub refusals: u64,
     /// How long appends waited.
     pub waiting: Duration,
     /// Time of encoding.

@@ -167,6 +167,8 @@ pub(super) struct State {
 pub(super) struct Shared {
     pub(super) setup: Setup,
     state: Mutex<State>,
+    /// Held while the application's callback runs.
+    pub(super) telling: Mutex<()>,
     pub(super) signal: Arc<Returned>,
 }
 
@@ -196,6 +198,7 @@ impl Shared {
                 grow_now: false,
                 progress,
             }),
+            telling: Mutex::default(),
             setup,
             signal,
         })

@@ -1,14 +1,13 @@
 //! The threads that store shards, and let the array's metadata say how far they reach.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use zarrs_storage::{StorageError, StoreKey};
 
 use super::part::Part;
-use super::report::Progress;
 use super::shared::{Failure, ShardId, Shared, State, Work};
 
 /// What a thread does next.
@@ -59,6 +58,8 @@ fn next(shared: &Shared, state: &mut State) -> Step {
             && let Some(work) = storing.work.pop_front()
         {
             storing.busy = true;
+            // Even if it fails, or the writer is given up meanwhile.
+            storing.begun |= matches!(work, Work::Write { .. } | Work::Set(_));
             let key = storing.key.clone();
             return Step::Shard(id, key, merged(work, storing));
         }
@@ -95,7 +96,7 @@ fn do_work(
     let mut stored = 0;
     let result = caught(|| store(shared, key, &mut work, store_keeps, &mut stored));
     let time = begin.elapsed();
-    let progress = shared.change(|state| {
+    let news = shared.change(|state| {
         state.progress.storing += time;
         state.progress.stored_bytes += stored;
         if let Some(storing) = state.shards.get_mut(&id) {
@@ -105,11 +106,10 @@ fn do_work(
             (Ok(last), _) => {
                 match last {
                     Last::No => {
-                        if let Some(storing) = state.shards.get_mut(&id) {
-                            storing.begun = true;
-                            if !storing.work.is_empty() {
-                                state.ready.push_back(id);
-                            }
+                        if let Some(storing) = state.shards.get(&id)
+                            && !storing.work.is_empty()
+                        {
+                            state.ready.push_back(id);
                         }
                     }
                     Last::Stored => {
@@ -121,15 +121,14 @@ fn do_work(
                         shared.finish_shard(state, id);
                     }
                 }
-                (!matches!(last, Last::No)).then(|| shared.snapshot(state))
+                !matches!(last, Last::No)
             }
             // It keeps no buffer that others wait for.
-            (Err(_), Some(_)) if state.aborted => None,
+            (Err(_), Some(_)) if state.aborted => false,
             (Err(source), Some(work)) => {
                 let doing = work.doing();
                 tracing::warn!(doing, %key, %source, "a store failed");
                 if let Some(storing) = state.shards.get_mut(&id) {
-                    storing.begun |= matches!(work, Work::Write { .. });
                     storing.work.push_front(work);
                 }
                 state.failure.get_or_insert(Failure::Store {
@@ -137,17 +136,19 @@ fn do_work(
                     key: key.clone(),
                     source: Arc::new(source),
                 });
-                None
+                false
             }
             (Err(source), None) => {
                 state
                     .broken
                     .get_or_insert(format!("work on {key} was lost: {source}"));
-                None
+                false
             }
         }
     });
-    tell(shared, progress);
+    if news {
+        tell(shared);
+    }
 }
 
 /// Whether a shard is finished.
@@ -227,14 +228,14 @@ fn replace(
 
 fn grow(shared: &Shared, slices: u64) {
     let result = caught(|| shared.setup.length.grow(slices));
-    let progress = shared.change(|state| {
+    let news = shared.change(|state| {
         state.growing = false;
         state.grown = Instant::now();
         match result {
             Ok(()) => {
                 let covered = &mut state.progress.covered_slices;
                 *covered = slices.max(*covered);
-                Some(shared.snapshot(state))
+                true
             }
             Err(source) => {
                 let doing = "let the metadata of the array cover more slices: rewrite";
@@ -246,20 +247,27 @@ fn grow(shared: &Shared, slices: u64) {
                     key,
                     source: Arc::new(source),
                 });
-                None
+                false
             }
         }
     });
-    tell(shared, progress);
+    if news {
+        tell(shared);
+    }
 }
 
-/// Call the application's callback.
-fn tell(shared: &Shared, progress: Option<Progress>) {
-    if let (Some(progress), Some(callback)) = (progress, &shared.setup.on_progress) {
-        let called = catch_unwind(AssertUnwindSafe(|| (callback.0)(&progress)));
-        if called.is_err() {
-            tracing::error!("a progress callback panicked");
-        }
+/// Call the application's callback, one thread after the other, so that it sees no step back.
+fn tell(shared: &Shared) {
+    let Some(callback) = &shared.setup.on_progress else {
+        return;
+    };
+    let _turn = shared
+        .telling
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    let progress = shared.progress();
+    if catch_unwind(AssertUnwindSafe(|| (callback.0)(&progress))).is_err() {
+        tracing::error!("a progress callback panicked");
     }
 }
 

@@ -204,12 +204,13 @@ impl Frames {
 
     /// That everything in `store` is something known: the metadata, temporaries (which are returned),
     /// and from index `first` on along the first axis whole shards, of any generation, whose indices
-    /// are returned.
+    /// are returned. Nothing was written from slice `end` on.
     pub(crate) fn check_shards<S>(
         &self,
         store: &Arc<S>,
         generations: &Generations,
         first: u64,
+        end: u64,
     ) -> Result<(Vec<String>, Vec<[u64; 3]>), String>
     where
         S: ReadableStorageTraits + ListableStorageTraits + 'static,
@@ -234,7 +235,7 @@ impl Frames {
             let read = read.map_err(|error| format!("the shard {shard:?}: {error}"))?;
             if !generations
                 .all()
-                .any(|g| read == self.whole_shard(g, *shard))
+                .any(|g| read == self.whole_shard(g, *shard, end))
             {
                 return Err(format!("the shard {shard:?} is not what any writer wrote"));
             }
@@ -242,17 +243,18 @@ impl Frames {
         Ok((temporaries, shards))
     }
 
-    /// All elements of a shard; outside of the frames they are fill values.
-    fn whole_shard(&self, generation: u64, shard: [u64; 3]) -> Vec<u16> {
+    /// All elements of a shard; outside of the frames, and from slice `end` on, they are fill values.
+    fn whole_shard(&self, generation: u64, shard: [u64; 3], end: u64) -> Vec<u16> {
         let [slices, ys, xs] = [0, 1, 2].map(|d| {
             let start: u64 = shard[d] * self.shard[d];
             start..start + self.shard[d]
         });
-        let is_inside = |y: u64, x: u64| y < self.frame[0] && x < self.frame[1];
+        let is_inside =
+            |[slice, y, x]: [u64; 3]| slice < end && y < self.frame[0] && x < self.frame[1];
         let mut elements = Vec::new();
         for slice in slices {
             for y in ys.clone() {
-                elements.extend(xs.clone().map(|x| match is_inside(y, x) {
+                elements.extend(xs.clone().map(|x| match is_inside([slice, y, x]) {
                     true => self.element(generation, [slice, y, x]),
                     false => 0,
                 }));

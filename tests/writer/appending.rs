@@ -111,7 +111,7 @@ impl<'a> Appending<'a> {
                     // To the end of a slice first.
                     self.append_bytes(slice - within)
                 } else {
-                    self.append_elements(slices * slice)
+                    self.append_view(slices * slice)
                 }
             }
             Piece::Elements(elements) if whole => self.append_elements(elements * self.element()),
@@ -142,6 +142,25 @@ impl<'a> Appending<'a> {
             name.as_str(),
             bytes,
             |elements| self.writer.append(elements).unwrap(),
+            self.writer.append_bytes(bytes).unwrap()
+        );
+        bytes.len()
+    }
+
+    fn append_view(&mut self, len: usize) -> usize {
+        let bytes = self.next(len);
+        let mut shape = vec![bytes.len() / self.case.slice_bytes()];
+        let inner = self.case.inner.iter();
+        shape.extend(inner.map(|&extent| usize::try_from(extent).unwrap()));
+        let name = self.case.type_name();
+        with_elements!(
+            self.element(),
+            name.as_str(),
+            bytes,
+            |elements| {
+                let view = ndarray::ArrayView::from_shape(shape, elements).unwrap();
+                self.writer.append_ndarray(view).unwrap();
+            },
             self.writer.append_bytes(bytes).unwrap()
         );
         bytes.len()

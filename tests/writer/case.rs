@@ -305,7 +305,7 @@ pub(crate) fn case() -> impl Strategy<Value = Case> {
         3 => (0..=20_u64, 0..=3_u64),
     ];
     let writer = (
-        (1..=14_usize).prop_map(Some),
+        proptest::option::weighted(0.7, 1..=14_usize),
         1..=4_usize,
         1..=3_usize,
         proptest::collection::vec(piece(), 1..=6),

@@ -121,6 +121,9 @@ fn elements_of_another_type_are_refused() {
         writer.append(&[1.0_f32; SLICE]).unwrap_err(),
         writer.append(&[1_i16; SLICE]).unwrap_err(),
         writer.try_append(&[1_u8; SLICE]).unwrap_err(),
+        writer
+            .append_ndarray(ndarray::Array3::<i32>::zeros((1, 6, 8)).view())
+            .unwrap_err(),
     ] {
         assert!(matches!(error, WriterError::Element(_)), "{error:?}");
     }
@@ -128,6 +131,34 @@ fn elements_of_another_type_are_refused() {
     writer.append(&slices(0..3)).unwrap();
     writer.finish().unwrap();
     check(&store, 3);
+}
+
+#[test]
+fn views_of_any_layout_are_appended_in_c_order() {
+    let store = Probe::new();
+    let mut writer = builder(&array(&store)).build().unwrap();
+    let all = ndarray::Array3::from_shape_vec((9, 6, 8), slices(0..9)).unwrap();
+    // As it is, transposed in memory, every other of a wider one, and backwards.
+    writer
+        .append_ndarray(all.slice(ndarray::s![0..3, .., ..]))
+        .unwrap();
+    let mut transposed = ndarray::Array3::zeros((8, 6, 2));
+    transposed.assign(&all.slice(ndarray::s![3..5, .., ..]).reversed_axes());
+    writer
+        .append_ndarray(transposed.view().reversed_axes())
+        .unwrap();
+    let mut wide = ndarray::Array3::zeros((2, 12, 8));
+    wide.slice_mut(ndarray::s![.., ..;2, ..])
+        .assign(&all.slice(ndarray::s![5..7, .., ..]));
+    writer
+        .append_ndarray(wide.slice(ndarray::s![.., ..;2, ..]))
+        .unwrap();
+    let backwards = all.slice(ndarray::s![7..9;-1, .., ..]).to_owned();
+    writer
+        .append_ndarray(backwards.slice(ndarray::s![..;-1, .., ..]))
+        .unwrap();
+    writer.finish().unwrap();
+    check(&store, 9);
 }
 
 /// A subscriber that keeps what is said from warnings on.
@@ -206,11 +237,47 @@ fn dropping_a_finished_writer_or_aborting_one_is_not() {
         drop(writer);
         let mut writer = builder(&array(&store)).build().unwrap();
         writer.append(&slices(0..5)).unwrap();
-        assert_eq!(writer.abort().unwrap(), 5);
+        writer.flush().unwrap();
+        assert_eq!(writer.abort().unwrap(), SHARD);
         // Nothing was appended.
         drop(builder(&array(&store)).build().unwrap());
     });
     assert_eq!(said, Vec::<String>::new());
+}
+
+/// All of it is stored: nothing is lost, and nothing is said to be.
+#[test]
+fn dropping_a_writer_that_was_flushed_does_not_speak_of_losses() {
+    let store = Probe::new();
+    let said = warnings(|| {
+        let mut writer = builder(&array(&store)).build().unwrap();
+        writer.append(&slices(0..2 * SHARD)).unwrap();
+        writer.flush().unwrap();
+    });
+    let lost = said.iter().filter(|warning| warning.contains("lost"));
+    assert_eq!(lost.collect::<Vec<_>>(), Vec::<&String>::new());
+    check(&store, 2 * SHARD);
+}
+
+#[test]
+fn half_a_slice_can_be_discarded() {
+    let store = Probe::new();
+    let mut writer = builder(&array(&store)).build().unwrap();
+    assert_eq!(writer.discard_partial_slice(), 0);
+    let all = slices(0..9);
+    writer.append(&all[..5 * SLICE + 7]).unwrap();
+    assert_eq!(writer.discard_partial_slice(), 14);
+    assert_eq!(writer.discard_partial_slice(), 0);
+    assert_eq!(writer.progress().appended_slices, 5);
+    assert_eq!(writer.progress().appended_bytes, 5 * 2 * SLICE as u64);
+    writer.append(&all[5 * SLICE..8 * SLICE]).unwrap();
+    writer.append(&all[3..SLICE - 1]).unwrap();
+    assert!(writer.finish().is_err());
+    writer.discard_partial_slice();
+    let report = writer.finish().unwrap();
+    assert_eq!(report.finished_slices, 8);
+    assert_eq!(report.raw_bytes, 8 * 2 * SLICE as u64);
+    check(&store, 8);
 }
 
 #[test]

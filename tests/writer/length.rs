@@ -192,6 +192,32 @@ fn the_metadata_is_written_no_more_often_than_asked() {
     check(&store, 160);
 }
 
+/// A writer that begins behind the end leaves a hole, once it has stored something.
+#[test]
+fn a_start_behind_the_end_leaves_a_hole() {
+    let store = Probe::new();
+    let empty = array(&store);
+    builder(&empty).start(8).build().unwrap().abort().unwrap();
+    check(&store, 0);
+    let mut writer = builder(&empty)
+        .start(8)
+        .metadata_interval(Duration::ZERO)
+        .build()
+        .unwrap();
+    writer.append(&slices(8..9)).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    check(&store, 0);
+    writer.append(&slices(9..13)).unwrap();
+    writer.finish().unwrap();
+    let array = zarrs::array::Array::open(store.clone(), "/array").unwrap();
+    assert_eq!(array.shape()[0], 13);
+    let read = array
+        .retrieve_array_subset::<Vec<u16>>(&array.subset_all())
+        .unwrap();
+    assert_eq!(read[..8 * SLICE], [0; 8 * SLICE]);
+    assert_eq!(read[8 * SLICE..], slices(8..13));
+}
+
 /// What is left over of a longer array stays, and its shape does not shrink.
 #[test]
 fn an_array_does_not_shrink() {

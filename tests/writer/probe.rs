@@ -276,6 +276,12 @@ impl Gate {
         self.changed.notify_all();
     }
 
+    /// Open it at the end, even of a test that failed: a writer that is dropped waits for its store.
+    /// To be called when the writer is there.
+    pub(crate) fn open_at_the_end(self: &Arc<Self>) -> OpenAtTheEnd {
+        OpenAtTheEnd(self.clone())
+    }
+
     /// Let so many pass.
     pub(crate) fn admit(&self, tickets: usize) {
         let mut state = lock(&self.state);
@@ -286,5 +292,14 @@ impl Gate {
     /// How many wait at it.
     pub(crate) fn waiting(&self) -> usize {
         lock(&self.state).waiting
+    }
+}
+
+/// Opens a gate when it is dropped.
+pub(crate) struct OpenAtTheEnd(Arc<Gate>);
+
+impl Drop for OpenAtTheEnd {
+    fn drop(&mut self) {
+        self.0.open();
     }
 }

@@ -13,9 +13,10 @@ fn try_append_never_waits_and_hands_back_what_it_did_not_take() {
     let store = Probe::new();
     let gate = store.gate_shards();
     let mut writer = builder(&array(&store)).build().unwrap();
+    let _open = gate.open_at_the_end();
     let all = slices(0..4001);
     let mut rest = &all[..];
-    let mut refusals = 0;
+    let mut refusals = 0_u64;
     // Pieces that end in the middle of slices.
     while refusals < 3 {
         let piece = &rest[..rest.len().min(SLICE * 5 + 7)];
@@ -41,7 +42,13 @@ fn try_append_never_waits_and_hands_back_what_it_did_not_take() {
             "a store that takes nothing was given 4001 slices"
         );
     }
-    assert_eq!(writer.progress().waits, 0, "try_append does not wait");
+    assert!(writer.progress().refusals >= refusals);
+    assert_eq!(writer.progress().waits, 0, "it does not wait");
+    assert_eq!(
+        writer.progress().waiting,
+        Duration::ZERO,
+        "it does not wait"
+    );
     assert_eq!(writer.progress().finished_slices, 0);
     let taken = 2 * (all.len() - rest.len());
     assert!(
@@ -67,6 +74,7 @@ fn bytes_can_be_tried_too() {
     let store = Probe::new();
     let gate = store.gate_shards();
     let mut writer = builder(&array(&store)).build().unwrap();
+    let _open = gate.open_at_the_end();
     let all: Vec<u8> = slices(0..2000)
         .into_iter()
         .flat_map(u16::to_ne_bytes)
@@ -149,6 +157,7 @@ fn flush_returns_when_everything_complete_is_stored_and_covered() {
         .metadata_interval(Duration::from_secs(3600))
         .build()
         .unwrap();
+    let _open = gate.open_at_the_end();
     // One shard epoch and a half, and half a slice.
     let all = slices(0..8);
     let half = SLICE * 6 + SLICE / 2;
@@ -234,4 +243,45 @@ fn flush_stores_what_is_complete_in_a_batch_that_is_not_full() {
     writer.append(&slices(21..30)).unwrap();
     assert_eq!(writer.finish().unwrap().finished_slices, 30);
     check(&store, 30);
+}
+
+/// Not even for the rest of an element, where bytes have cut one.
+#[test]
+fn try_append_does_not_wait_in_the_middle_of_an_element() {
+    let _watchdog = within(60, "try_append");
+    let store = Probe::new();
+    let gate = store.gate_shards();
+    let mut writer = builder(&array(&store)).build().unwrap();
+    let _open = gate.open_at_the_end();
+    writer.append_bytes(&[1]).unwrap();
+    let opening = gate.clone();
+    let done = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let seen = done.clone();
+    let opener = std::thread::spawn(move || {
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(2) {
+            if seen.load(std::sync::atomic::Ordering::SeqCst) {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        opening.open();
+        false
+    });
+    // It may refuse to, but it does not wait.
+    let all = slices(0..400);
+    let mut rest = &all[..];
+    for _ in 0..400 {
+        let Ok(left) = writer.try_append(&rest[..SLICE.min(rest.len())]) else {
+            break;
+        };
+        if !left.is_empty() {
+            break;
+        }
+        rest = &rest[SLICE..];
+    }
+    done.store(true, std::sync::atomic::Ordering::SeqCst);
+    assert!(opener.join().unwrap(), "it waited for the store");
+    gate.open();
+    writer.abort().unwrap();
 }

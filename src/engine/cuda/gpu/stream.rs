@@ -288,6 +288,12 @@ impl<'a> Run<'a> {
             let epoch = self.subject.job.grid.epoch_bytes();
             let bytes = &self.subject.bytes[first * epoch..(first + batch.epochs()) * epoch];
             self.write(&mut *input, bytes, write)?;
+            if self.numbers.below(8) == 0 {
+                let mut read = vec![0; bytes.len()];
+                if input.read(0, &mut read).is_ok() {
+                    assert!(read == bytes, "what was put there is not there");
+                }
+            }
             while self.under_way.len() == self.encoder.depth() {
                 self.complete()?;
             }
@@ -331,19 +337,46 @@ impl<'a> Run<'a> {
         while self.held.len() >= self.subject.job.outputs {
             self.held.pop_front();
         }
-        let completed = self.encoder.complete();
-        match completed.ok_or(EngineError::Internal("nothing was under way"))? {
-            Ok(encoded) => {
+        match self.encoder.complete() {
+            Some(Ok(encoded)) => {
                 self.take(first, &batch, encoded);
                 Ok(())
             }
-            Err(FailedBatch { error, input }) => {
-                self.tries = self.tries.checked_sub(1).ok_or(error)?;
-                self.encoder.submit(input, batch.clone());
-                self.under_way.push_back((first, batch));
-                Ok(())
+            Some(Err(failed)) => self.again(first, batch, failed),
+            None => Err(EngineError::Internal("a batch was forgotten")),
+        }
+    }
+
+    /// A batch failed, and those behind it: try all of them again.
+    fn again(
+        &mut self,
+        first: usize,
+        batch: Arc<BatchGrid>,
+        failed: FailedBatch,
+    ) -> Result<(), EngineError> {
+        let FailedBatch { error, input } = failed;
+        self.tries = self.tries.checked_sub(1).ok_or(error)?;
+        let mut failed = vec![(first, batch, input)];
+        while let Some((first, batch)) = self.under_way.pop_front() {
+            match self.encoder.complete() {
+                Some(Err(behind)) => failed.push((first, batch, behind.input)),
+                other => panic!("behind a batch that failed: {other:?}"),
             }
         }
+        for (first, batch, mut input) in failed {
+            let epoch = self.subject.job.grid.epoch_bytes();
+            let expected = &self.subject.bytes[first * epoch..(first + batch.epochs()) * epoch];
+            let mut bytes = vec![0; expected.len()];
+            if input.read(0, &mut bytes).is_ok() {
+                assert!(
+                    bytes == expected,
+                    "what was put there is not there any more"
+                );
+            }
+            self.encoder.submit(input, batch.clone());
+            self.under_way.push_back((first, batch));
+        }
+        Ok(())
     }
 
     fn take(&mut self, first: usize, batch: &BatchGrid, encoded: EncodedBatch) {
@@ -354,7 +387,7 @@ impl<'a> Run<'a> {
         );
         assert_eq!(parts.len(), batch.parts().len());
         let mut end = 0;
-        for (part, encoded) in std::iter::zip(batch.parts(), &parts) {
+        for encoded in &parts {
             assert_eq!(encoded.bytes.start, end + room.head);
             end = encoded.bytes.end + room.tail;
             // An index would be written there.

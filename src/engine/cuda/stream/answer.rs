@@ -47,8 +47,8 @@ impl Answer {
         on_host: &dyn Fn(usize) -> usize,
     ) -> Result<Layout, DriverError> {
         let job = &shared.job;
-        let per_shard = sizing::per_shard(&job.grid, batch);
-        let counts = sizing::counts(&job.grid, batch);
+        let per_shard = sizing::per_shard(&job.grid, batch.epochs());
+        let counts = sizing::counts(&job.grid, batch.epochs());
         let places: usize = per_shard.iter().product();
         let mut layout = Layout {
             parts: Vec::with_capacity(batch.parts().len()),

@@ -11,12 +11,15 @@
 //! | `buffers` | inputs and outputs, in pinned memory |
 //! | `from_device`, `ranges` | bytes that an application has on the device |
 //! | `encoder` | batches: begins with the order of everything, and with every edge |
+//! | `enqueue`, `fetch` | one of them into the streams of the lane, and from there |
 //! | `answer` | where the subchunks of a batch are, as the device says |
 //! | `on_host` | what a device failed on |
 
 mod answer;
 mod buffers;
 mod encoder;
+mod enqueue;
+mod fetch;
 mod from_device;
 mod on_host;
 mod padding;

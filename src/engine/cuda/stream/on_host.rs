@@ -17,6 +17,9 @@ use crate::layout::{BatchGrid, SubchunkGrid};
 /// stream's own buffers is about that.
 const TOGETHER: usize = 4 << 20;
 
+/// A batch has more epochs than the job says.
+pub(super) const TOO_LONG: EngineError = EngineError::Internal("a batch that is too long");
+
 /// The job of a batch as if it were one shard: its padded slices are a box of whole subchunks.
 pub(super) struct Whole {
     grid: SubchunkGrid,
@@ -24,9 +27,12 @@ pub(super) struct Whole {
 
 impl Whole {
     /// # Errors
-    /// A batch that was taken before has no such shape.
+    /// [`EngineError::Internal`] if the batch is not one of the stream.
     pub(super) fn new(job: &StreamJob, batch: &BatchGrid) -> Result<Self, EngineError> {
-        let counts = sizing::counts(&job.grid, batch);
+        if batch.epochs() > job.epochs {
+            return Err(TOO_LONG);
+        }
+        let counts = sizing::counts(&job.grid, batch.epochs());
         let subchunk = job.grid.shard().subchunk();
         let shape: Vec<u64> = std::iter::zip(&counts, subchunk)
             .map(|(count, extent)| (count * extent) as u64)

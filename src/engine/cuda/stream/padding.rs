@@ -284,7 +284,7 @@ mod tests {
             first in 1_u64..4,
             axes in prop::collection::vec((1_u64..7, 1_u64..5), 0..4),
             element in 1_usize..4,
-            cut in (0.0..1.0, 0.0..1.0),
+            cut in (0_usize..1000, 0_usize..1000),
         ) {
             let grid = grid(first, &axes, element);
             let padding = Padding::new(&grid);
@@ -302,7 +302,7 @@ mod tests {
                 }
                 to + rest * stride
             };
-            let part = |share: f64| (share * bytes as f64) as usize;
+            let part = |share: usize| share * bytes / 1000;
             let (at, end) = (part(cut.0).min(part(cut.1)), part(cut.0).max(part(cut.1)));
             let mut places = vec![None; end - at];
             for piece in padding.pieces(at, end - at) {

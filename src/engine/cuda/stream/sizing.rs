@@ -11,7 +11,7 @@ use crate::engine::cuda::sizing::{
 use crate::engine::host::encoded_bound;
 use crate::engine::stream::{StreamJob, StreamMemory};
 use crate::layout::permutation::PermutationError;
-use crate::layout::{BatchGrid, ShardPermutation, StreamGrid};
+use crate::layout::{ShardPermutation, StreamGrid};
 
 /// The most batches under way at once: one goes up, one is in the kernels and one comes back.
 const DEPTH: usize = 3;
@@ -107,13 +107,12 @@ impl StreamSizing {
         job: &StreamJob,
         tuning: Tuning,
     ) -> Result<Self, String> {
-        let batch = job.grid.batch(job.epochs).map_err(|e| e.to_string())?;
-        let permutation = permutation(&job.grid, &batch).map_err(|e| e.to_string())?;
-        Self::divide(kind, job, tuning, &batch, permutation.padded_slots())?.ok_or_else(|| {
+        let permutation = permutation(&job.grid, job.epochs).map_err(|e| e.to_string())?;
+        Self::divide(kind, job, tuning, permutation.padded_slots())?.ok_or_else(|| {
             format!(
-                "batches of {} epochs, {} subchunks of {} bytes, are too large for a device: use fewer",
+                "batches of {} epochs, with {} subchunks of {} bytes each, are too large for a device: use fewer",
                 job.epochs,
-                batch.subchunks(),
+                job.grid.subchunks_per_epoch(),
                 job.grid.shard().subchunk_bytes()
             )
         })
@@ -132,7 +131,6 @@ impl StreamSizing {
         kind: &ShardKind<'_>,
         job: &StreamJob,
         tuning: Tuning,
-        batch: &BatchGrid,
         places: usize,
     ) -> Result<Option<Self>, String> {
         let compressor = match &kind.compressor {
@@ -144,7 +142,7 @@ impl StreamSizing {
         };
         Ok((|| {
             let grid = kind.grid;
-            let count = batch.subchunks();
+            let (count, parts) = job.grid.batch_counts(job.epochs)?;
             let element = grid.element_size();
             let padded = grid.subchunk_bytes().checked_mul(count)?;
             let (in_slot, slot_stride) = kind.slot()?;
@@ -188,7 +186,7 @@ impl StreamSizing {
             let output = encoded_bound(kind.chain, grid.subchunk_bytes())?
                 .max(encoded)
                 .checked_mul(count)?
-                .checked_add(room.checked_mul(batch.parts().len())?)?;
+                .checked_add(room.checked_mul(parts)?)?;
             Some(Self {
                 padding: Padding::new(&job.grid),
                 slab,
@@ -268,22 +266,22 @@ impl StreamSizing {
 /// There are too many.
 pub(super) fn permutation(
     grid: &StreamGrid,
-    batch: &BatchGrid,
+    epochs: usize,
 ) -> Result<ShardPermutation, PermutationError> {
-    ShardPermutation::new(&counts(grid, batch), &per_shard(grid, batch))
+    ShardPermutation::new(&counts(grid, epochs), &per_shard(grid, epochs))
 }
 
 /// Subchunks of a batch along each axis.
-pub(super) fn counts(grid: &StreamGrid, batch: &BatchGrid) -> Vec<usize> {
-    let mut counts = vec![batch.epochs()];
+pub(super) fn counts(grid: &StreamGrid, epochs: usize) -> Vec<usize> {
+    let mut counts = vec![epochs];
     counts.extend(grid.subchunks());
     counts
 }
 
 /// Subchunks that a shard has in a batch along each axis. A batch that is shorter than a shard has no
 /// places for the epochs that are in others.
-pub(super) fn per_shard(grid: &StreamGrid, batch: &BatchGrid) -> Vec<usize> {
+pub(super) fn per_shard(grid: &StreamGrid, epochs: usize) -> Vec<usize> {
     let mut per_shard = grid.shard().counts().to_vec();
-    per_shard[0] = per_shard[0].min(batch.epochs());
+    per_shard[0] = per_shard[0].min(epochs);
     per_shard
 }

@@ -127,7 +127,11 @@ fn sizes(job: &StreamJob) -> Option<(usize, Option<usize>, usize)> {
     };
     let (of_subchunk, of_part) = TABLES;
     let tables = subchunks.checked_mul(of_subchunk)?;
-    let tables = tables.checked_add(parts.checked_mul(of_part)?)?;
+    let mut tables = tables.checked_add(parts.checked_mul(of_part)?)?;
+    if let StreamChain::Foreign(_) = &job.chain {
+        // What it makes of a batch is collected before it is copied.
+        tables = tables.checked_add(subchunks.checked_mul(subchunk)?)?;
+    }
     Some((input, output, tables))
 }
 

@@ -14,7 +14,7 @@ fn check(seed: u64, subject: &Subject, library: StandIn, falls_back: bool) {
     let simulation = simulation(schedule_of(seed));
     let engine = stream_engine(&simulation, library, subject);
     let done = open(&engine, subject, falls_back).and_then(|stream| {
-        if seed % 3 == 0 {
+        if seed.is_multiple_of(3) {
             encode_with(&simulation, subject, stream, (seed, 0))
         } else {
             stream::encode(subject, stream, seed)

@@ -92,6 +92,8 @@ impl Case {
                     .iter()
                     .any(|start| what.starts_with(start))
             });
+            // A lane that is given up without a context is left as it is.
+            let left = left || is_at_the_end(inject, simulation.counts()) && live.streams == 3;
             assert!(
                 left || live == Live::default(),
                 "{inject:?}, {failed:?}: {live:?}"
@@ -128,6 +130,11 @@ impl Case {
         };
         operation + 40 > self.counts().operations
     }
+}
+
+/// Whether nothing is entered any more behind the fault but to give something up.
+fn is_at_the_end(inject: Inject, counts: Counts) -> bool {
+    matches!(inject, Inject::NotEntered { enter, .. } if enter + 4 >= counts.enters)
 }
 
 #[test]
@@ -194,7 +201,7 @@ fn a_lane_that_cannot_be_drained_is_lost() {
         let outcome = case.run(&simulation, true, 0);
         match outcome {
             Outcome::NotOpened(_) | Outcome::Done(Ok(())) => {}
-            other => panic!("{operation}: {other:?}"),
+            Outcome::Done(Err(error)) => panic!("{operation}: {error}"),
         }
         let violations = simulation.violations();
         assert!(violations.is_empty(), "{operation}: {violations:#?}");

@@ -51,9 +51,13 @@ fn encode_with(
     (seed, tries): (u64, usize),
 ) -> Result<(), EngineError> {
     let driver = simulation.clone() as Arc<dyn Driver>;
-    let mut application = Application::new(driver, true, subject.bytes.len(), seed)?;
     let mut run = Run::new(subject, stream, seed)?;
     run.tries = tries;
+    let Ok(mut application) = Application::new(driver, true, subject.bytes.len(), seed) else {
+        // On a broken device there is none.
+        subject.check(&run.all(&mut stream::from_host)?);
+        return Ok(());
+    };
     let encoded = run.all(&mut |input, at, bytes| application.write(input, at, bytes));
     // A broken device does not get anything back.
     let ended = application.end();

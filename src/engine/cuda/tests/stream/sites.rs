@@ -37,6 +37,17 @@ fn cases() -> Vec<Case> {
     ]
 }
 
+/// Leave a stream with a batch under way: the lane is given up with its streams full.
+fn abandon(subject: &Subject, stream: &dyn StreamEngine) -> Result<(), EngineError> {
+    let mut encoder = stream.encoder()?;
+    let mut input = stream.input()?.expect("none is in use");
+    let bytes = subject.job.epochs * subject.job.grid.epoch_bytes();
+    input.write(0, &subject.bytes[..bytes])?;
+    let (_, batch) = subject.batches().swap_remove(0);
+    encoder.submit(input, batch);
+    Ok(())
+}
+
 /// Everything that can go wrong, for some seeds: an application makes other bytes in each.
 fn run(case: &Case, removed: Option<Site>) -> Result<BTreeSet<Site>, String> {
     let mut sites = BTreeSet::new();
@@ -53,6 +64,7 @@ fn run(case: &Case, removed: Option<Site>) -> Result<BTreeSet<Site>, String> {
             let engine = stream_engine(&simulation, case.library, &case.subject);
             let stream = open(&engine, &case.subject, true)?;
             encode_with(&simulation, &case.subject, stream, (seed, 0))?;
+            abandon(&case.subject, &*open(&engine, &case.subject, true)?)?;
             drop(engine);
             Ok::<_, EngineError>(())
         }));
