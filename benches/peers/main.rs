@@ -6,11 +6,11 @@
 //! `--quick` there are 512 MiB and one round, to see that it runs, and the file is
 //! `peers-quick.json`. The environment variable `ZARRS_CUDA_BENCH_MIB` makes the array of 1 GiB
 //! smaller or larger. The first run installs the peers in `target/peers`, which takes Python 3.11,
-//! its `venv` and PyPI.
+//! its `venv` and `PyPI`.
 //!
 //! The array is uint16, frames of 1024 × 1024 in shards of 256³, with one `zarr.json` for all who
 //! write it. Everyone has the elements in memory before the clock starts, ours as frames that are
-//! appended one by one, the others as one NumPy array; Python's start and making the array are not
+//! appended one by one, the others as one `NumPy` array; Python's start and making the array are not
 //! measured. Rates are of uncompressed bytes, and each is the median of the rounds, after one that
 //! does not count.
 //!

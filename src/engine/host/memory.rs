@@ -52,9 +52,10 @@ pub(in crate::engine) fn zeroed(
     if start.is_null() {
         return Err(out_of_memory);
     }
-    // SAFETY: the global allocator allocated `bytes` there for a layout of bytes, and all of them are
-    // zeros.
-    let mut vec = unsafe { Vec::from_raw_parts(start, bytes, bytes) };
+    let slice = std::ptr::slice_from_raw_parts_mut(start, bytes);
+    // SAFETY: the global allocator allocated these bytes for this layout, all of them are zeros, and
+    // nobody else has them.
+    let mut vec = unsafe { Box::from_raw(slice) }.into_vec();
     if huge_pages && bytes >= 2 * HUGE_PAGE {
         // SAFETY: bytes that may be uninitialised, as which these are not written to.
         let memory = unsafe {
