@@ -2,13 +2,13 @@
 
 use std::error::Error;
 use std::sync::Arc;
-use std::time::Instant;
 
 use zarrs::array::{Array, ArrayBuilder, ArrayBytes, ArrayToBytesCodecTraits, data_type};
 use zarrs::filesystem::FilesystemStore;
 use zarrs::storage::{ReadableStorageTraits, ReadableWritableStorageTraits};
 use zarrs_cuda::writer::{ArrayWriter, WriterReport};
 
+use crate::clock::{Clock, Cost};
 use crate::frames::{Frames, SHARD};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -27,15 +27,15 @@ pub(crate) fn array<S: ?Sized>(
     Ok(builder.build(store, "/")?)
 }
 
-/// Append all frames to an empty `array`, one at a time: the seconds from before there is a writer to
+/// Append all frames to an empty `array`, one at a time: what it takes from before there is a writer to
 /// the end of `finish`. With `atomic_rename` shards grow in files.
 pub(crate) fn append<S: ReadableWritableStorageTraits + 'static>(
     array: &Array<S>,
     frames: &Frames,
     atomic_rename: Option<Arc<FilesystemStore>>,
-) -> Result<(f64, WriterReport)> {
+) -> Result<(Cost, WriterReport)> {
     array.store_metadata()?;
-    let start = Instant::now();
+    let clock = Clock::start();
     let mut builder = ArrayWriter::builder(array);
     if let Some(store) = atomic_rename {
         builder = builder.atomic_rename(store);
@@ -45,7 +45,7 @@ pub(crate) fn append<S: ReadableWritableStorageTraits + 'static>(
         writer.append_bytes(frame)?;
     }
     let report = writer.finish()?;
-    let seconds = start.elapsed().as_secs_f64();
+    let cost = clock.stop();
     if report.raw_bytes != frames.bytes() {
         return Err(format!(
             "the writer says that {} of {} bytes were appended",
@@ -54,7 +54,7 @@ pub(crate) fn append<S: ReadableWritableStorageTraits + 'static>(
         )
         .into());
     }
-    Ok((seconds, report))
+    Ok((cost, report))
 }
 
 /// Check that the array in `store` has the frames, whose `shards` these are, as zarrs alone reads it.

@@ -12,6 +12,7 @@ use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda::{Backend, CudaShardingCodec, Options};
 
 use crate::Result;
+use crate::clock::Cost;
 use crate::frames::Frames;
 use crate::keeping::Keeping;
 use crate::stream::{append, array, verify};
@@ -76,12 +77,12 @@ impl Contender {
         }
     }
 
-    /// The seconds that it takes to write the array. With `check` it is read afterwards, and what
+    /// What it takes to write the array. With `check` it is read afterwards, and what
     /// differs is an error.
-    pub(crate) fn write(&mut self, case: &Case<'_>, way: usize, check: bool) -> Result<f64> {
+    pub(crate) fn write(&mut self, case: &Case<'_>, way: usize, check: bool) -> Result<Cost> {
         let folder = case.new_folder()?;
         let path = folder.as_ref().map(TempDir::path);
-        let seconds = match self {
+        let cost = match self {
             Self::Peer(worker, ways) => {
                 let check_itself = check && path.is_none();
                 worker.write(&case.metadata()?, path, ways[way], check_itself)?
@@ -92,19 +93,19 @@ impl Contender {
             let store = Arc::new(FilesystemStore::new(path)?);
             verify(store, case.frames, case.shards)?;
         }
-        Ok(seconds)
+        Ok(cost)
     }
 }
 
-fn ours(case: &Case<'_>, folder: Option<&Path>, check: bool) -> Result<f64> {
+fn ours(case: &Case<'_>, folder: Option<&Path>, check: bool) -> Result<Cost> {
     let Some(folder) = folder else {
         let store = Arc::new(Keeping::default());
         let array = array(store.clone(), case.frames, 0, case.codec()?)?;
-        let (seconds, _) = append(&array, case.frames, None)?;
+        let (cost, _) = append(&array, case.frames, None)?;
         if check {
             verify(store, case.frames, case.shards)?;
         }
-        return Ok(seconds);
+        return Ok(cost);
     };
     let store = Arc::new(FilesystemStore::new(folder)?);
     let array = array(store.clone(), case.frames, 0, case.codec()?)?;

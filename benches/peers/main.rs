@@ -6,11 +6,11 @@
 //! `--quick` there are 512 MiB and one round, to see that it runs, and the file is
 //! `peers-quick.json`. The environment variable `ZARRS_CUDA_BENCH_MIB` makes the array of 1 GiB
 //! smaller or larger. The first run installs the peers in `target/peers`, which takes Python 3.11,
-//! its `venv` and PyPI.
+//! its `venv` and `PyPI`.
 //!
 //! The array is uint16, frames of 1024 × 1024 in shards of 256³, with one `zarr.json` for all who
 //! write it. Everyone has the elements in memory before the clock starts, ours as frames that are
-//! appended one by one, the others as one NumPy array; Python's start and making the array are not
+//! appended one by one, the others as one `NumPy` array; Python's start and making the array are not
 //! measured. Rates are of uncompressed bytes, and each is the median of the rounds, after one that
 //! does not count.
 //!
@@ -18,6 +18,8 @@
 //! - `tensorstore`: from the first write until the last is committed, the better of two ways: a layer
 //!   of shards after the other (`epochs`), or the array in one write (`whole`).
 //! - `zarr-python`: a layer of shards after the other.
+//!
+//! `…_cpu_s` is the time of processors, of all threads in user and kernel mode.
 //!
 //! In memory everyone keeps the encoded shards, and nobody copies them into the store
 //! (`keeping.rs`). Files are in a temporary folder in `target/tmp` or FOLDER. Ours and tensorstore
@@ -41,6 +43,8 @@ use tempfile::TempDir;
 
 #[path = "../chains.rs"]
 mod chains;
+#[path = "../clock.rs"]
+mod clock;
 mod contender;
 mod environment;
 #[path = "../frames.rs"]
@@ -141,11 +145,12 @@ fn main() -> Result<()> {
                 folder: (sink == "files").then_some(&*arguments.folder),
             };
             let rounds = if arguments.quick { 1 } else { ROUNDS };
-            let [ours, (tensorstore, way), (zarr_python, _)] =
-                race(&case, &mut contenders, rounds)?.map(|(seconds, way)| {
-                    (frames.bytes() as f64 / 1e9 / seconds, way.unwrap_or("-"))
-                });
-            let ours = ours.0;
+            let measured = race(&case, &mut contenders, rounds)?;
+            let [ours, tensorstore, zarr_python] =
+                measured.map(|best| frames.bytes() as f64 / 1e9 / best.seconds);
+            let [ours_cpu, tensorstore_cpu, zarr_python_cpu] =
+                measured.map(|best| best.cpu_seconds);
+            let way = measured[1].way.unwrap_or("-");
             let (ratio, of_zarr_python) = (ours / tensorstore, ours / zarr_python);
             println!(
                 "{chain:10} {subchunk:8} {sink:7} {ours:9.2} {tensorstore:11.2} {way:>8} \
@@ -159,6 +164,8 @@ fn main() -> Result<()> {
                 "tensorstore_gbps": tensorstore, "tensorstore_way": way,
                 "zarr_python_gbps": zarr_python,
                 "ratio": ratio, "ratio_zarr_python": of_zarr_python,
+                "ours_cpu_s": ours_cpu, "tensorstore_cpu_s": tensorstore_cpu,
+                "zarr_python_cpu_s": zarr_python_cpu,
                 "bytes": frames.bytes(), "rounds": rounds,
             }));
         }
@@ -184,33 +191,54 @@ fn write_elements(path: &Path, frames: &Frames) -> Result<()> {
     Ok(file.sync_all()?)
 }
 
-/// The median seconds of each, the better of its ways, and which that is. They write in turns.
+/// Medians of one way to write.
+#[derive(Clone, Copy)]
+struct Best {
+    seconds: f64,
+    cpu_seconds: Option<f64>,
+    way: Option<&'static str>,
+}
+
+fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+/// What each takes, by the better of its ways. They write in turns.
 fn race<const N: usize>(
     case: &Case<'_>,
     contenders: &mut [Contender; N],
     rounds: usize,
-) -> Result<[(f64, Option<&'static str>); N]> {
-    let mut seconds = contenders
+) -> Result<[Best; N]> {
+    let mut costs = contenders
         .each_ref()
         .map(|contender| vec![Vec::new(); contender.ways()]);
     for round in 0..=rounds {
         for turn in 0..N {
             let who = (round + turn) % N;
-            for (way, seconds) in seconds[who].iter_mut().enumerate() {
-                let measured = contenders[who].write(case, way, round == 0)?;
+            for (way, costs) in costs[who].iter_mut().enumerate() {
+                let cost = contenders[who].write(case, way, round == 0)?;
                 if round > 0 {
-                    seconds.push(measured);
+                    costs.push(cost);
                 }
             }
         }
     }
-    let mut best = [(f64::INFINITY, None); N];
-    for ((best, seconds), contender) in best.iter_mut().zip(seconds).zip(contenders) {
-        for (way, mut seconds) in seconds.into_iter().enumerate() {
-            seconds.sort_by(f64::total_cmp);
-            let median = seconds[seconds.len() / 2];
-            if median < best.0 {
-                *best = (median, contender.way(way));
+    let mut best = [Best {
+        seconds: f64::INFINITY,
+        cpu_seconds: None,
+        way: None,
+    }; N];
+    for ((best, costs), contender) in best.iter_mut().zip(costs).zip(contenders) {
+        for (way, costs) in costs.iter().enumerate() {
+            let seconds = median(costs.iter().map(|cost| cost.seconds));
+            if let Some(seconds) = seconds.filter(|&seconds| seconds < best.seconds) {
+                *best = Best {
+                    seconds,
+                    cpu_seconds: median(costs.iter().filter_map(|cost| cost.cpu_seconds)),
+                    way: contender.way(way),
+                };
             }
         }
     }

@@ -7,6 +7,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use serde_json::{Value, json};
 
 use crate::Result;
+use crate::clock::Cost;
 use crate::environment::{clean, scripts};
 
 /// How a peer is given the elements.
@@ -62,7 +63,7 @@ impl Worker {
         })
     }
 
-    /// The seconds that it takes to write an array with this `metadata` to `folder`, or to memory.
+    /// What it takes to write an array with this `metadata` to `folder`, or to memory.
     /// With `verify` it reads the array afterwards, and what differs is an error.
     pub(crate) fn write(
         &mut self,
@@ -70,7 +71,7 @@ impl Worker {
         folder: Option<&Path>,
         way: Way,
         verify: bool,
-    ) -> Result<f64> {
+    ) -> Result<Cost> {
         let request = json!({
             "metadata": metadata, "path": folder, "way": way.name(), "verify": verify,
         });
@@ -81,8 +82,13 @@ impl Worker {
             return Err(format!("{} ended: {}", self.name, self.process.wait()?).into());
         }
         let answer: Value = serde_json::from_str(&answer)?;
-        let seconds = answer["seconds"].as_f64();
-        seconds.ok_or_else(|| format!("{}: {}", self.name, answer["error"]).into())
+        match answer["seconds"].as_f64() {
+            Some(seconds) => Ok(Cost {
+                seconds,
+                cpu_seconds: answer["cpu_seconds"].as_f64(),
+            }),
+            None => Err(format!("{}: {}", self.name, answer["error"]).into()),
+        }
     }
 }
 

@@ -5,7 +5,6 @@ use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -18,6 +17,7 @@ use zarrs_cuda::{Backend, CudaShardingCodec, Options};
 
 use crate::Result;
 use crate::chains::configuration;
+use crate::clock::{Clock, Cost};
 use crate::discarding::Discarding;
 use crate::frames::{Frames, SHARD};
 use crate::stream::{append, array, verify};
@@ -65,12 +65,12 @@ impl Case<'_> {
         Ok(TempDir::new_in(self.folder)?)
     }
 
-    /// Append frame by frame: the seconds from before there is a writer to the end of `finish`. What
+    /// Append frame by frame: what it takes from before there is a writer to the end of `finish`. What
     /// was written to a folder is given to `look` before it is deleted.
     pub(crate) fn ours(
         &self,
         look: impl FnOnce(&Path) -> Result<()>,
-    ) -> Result<(f64, WriterReport)> {
+    ) -> Result<(Cost, WriterReport)> {
         let options = Options::default().with_backend(self.backend);
         let configuration = configuration(self.codecs, self.subchunk)?;
         let codec = CudaShardingCodec::new_with_configuration(&configuration, options)?;
@@ -95,9 +95,9 @@ impl Case<'_> {
         }
     }
 
-    /// Store shard by shard with zarrs' own codec, each as one subset whose elements are ready: the
-    /// seconds that it takes.
-    pub(crate) fn zarrs(&self) -> Result<f64> {
+    /// Store shard by shard with zarrs' own codec, each as one subset whose elements are ready: what
+    /// it takes.
+    pub(crate) fn zarrs(&self) -> Result<Cost> {
         let configuration = configuration(self.codecs, self.subchunk)?;
         let codec = Arc::new(ShardingCodec::new_with_configuration(&configuration)?);
         match self.sink {
@@ -113,10 +113,10 @@ impl Case<'_> {
         &self,
         store: Arc<S>,
         codec: Arc<ShardingCodec>,
-    ) -> Result<f64> {
+    ) -> Result<Cost> {
         let array = array(store, self.frames, self.frames.shape()[0], codec)?;
         array.store_metadata()?;
-        let start = Instant::now();
+        let clock = Clock::start();
         for epoch in 0..self.frames.epochs() {
             for ([y, x], elements) in self.shards {
                 let at = [epoch, *y, *x].map(|index| index * SHARD);
@@ -125,14 +125,14 @@ impl Case<'_> {
                 array.store_array_subset(&region, elements)?;
             }
         }
-        Ok(start.elapsed().as_secs_f64())
+        Ok(clock.stop())
     }
 
     /// Write `files` as often as there are shard epochs, and sync each, as zarrs' filesystem store
-    /// does: the seconds that it takes.
-    pub(crate) fn plain(&self, files: &Files) -> Result<f64> {
+    /// does: what it takes.
+    pub(crate) fn plain(&self, files: &Files) -> Result<Cost> {
         let folder = self.folder()?;
-        let start = Instant::now();
+        let clock = Clock::start();
         for epoch in 0..self.frames.epochs() {
             for (path, bytes) in files {
                 let path = folder.path().join(epoch.to_string()).join(path);
@@ -144,7 +144,7 @@ impl Case<'_> {
                 file.sync_all()?;
             }
         }
-        Ok(start.elapsed().as_secs_f64())
+        Ok(clock.stop())
     }
 
     /// Check what is in `folder`, and return the files of the first shard epoch.

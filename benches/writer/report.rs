@@ -3,21 +3,22 @@
 use serde_json::{Value, json};
 use zarrs_cuda::writer::WriterReport;
 
+use crate::clock::Cost;
 use crate::contender::{Case, Sink};
 use crate::goals::Goals;
 
-/// What is measured of one case: seconds of each round.
+/// What is measured of one case: each round.
 #[derive(Default)]
 pub(crate) struct Measured {
-    pub(crate) ours: Vec<f64>,
-    pub(crate) zarrs: Vec<f64>,
+    pub(crate) ours: Vec<Cost>,
+    pub(crate) zarrs: Vec<Cost>,
     /// None where there are no files.
-    pub(crate) plain: Vec<f64>,
+    pub(crate) plain: Vec<Cost>,
 }
 
 pub(crate) fn print_head() {
     println!(
-        "{:10} {:>8} {:10} {:6} {:>9} {:>10} {:>10} {:>7} {:>8} {:>6}   of ours: {:>7} {:>8} {:>7}",
+        "{:10} {:>8} {:10} {:6} {:>9} {:>10} {:>10} {:>7} {:>8} {:>6} {:>5} {:>5}   of ours: {:>7} {:>8} {:>7}",
         "chain",
         "subchunk",
         "sink",
@@ -28,14 +29,16 @@ pub(crate) fn print_head() {
         "x zarrs",
         "x plain",
         "packed",
+        "cpu s",
+        "zarrs",
         "waited",
         "encoding",
         "storing"
     );
 }
 
-fn median(seconds: &[f64]) -> Option<f64> {
-    let mut seconds = seconds.to_vec();
+fn median(seconds: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut seconds: Vec<f64> = seconds.collect();
     seconds.sort_by(f64::total_cmp);
     seconds.get(seconds.len() / 2).copied()
 }
@@ -48,7 +51,8 @@ pub(crate) fn row(
     goals: &mut Goals,
 ) -> Option<Value> {
     let gigabytes = case.frames.bytes() as f64 / 1e9;
-    let rate = |seconds: &[f64]| median(seconds).map(|seconds| gigabytes / seconds);
+    let rate = |costs: &[Cost]| Some(gigabytes / median(costs.iter().map(|cost| cost.seconds))?);
+    let cpu = |costs: &[Cost]| median(costs.iter().filter_map(|cost| cost.cpu_seconds));
     let (ours, zarrs) = (rate(&measured.ours)?, rate(&measured.zarrs)?);
     let plain = rate(&measured.plain);
     let ratio = ours / zarrs;
@@ -60,10 +64,12 @@ pub(crate) fn row(
     let device = report.engine.to_string();
     println!(
         "{chain:10} {subchunk:8} {sink:10} {device:6} {ours:9.2} {zarrs:10.2} {:>10} {ratio:7.2} \
-         {:>8} {:6.2}            {waiting:6.2}s {encoding:7.2}s {storing:6.2}s",
+         {:>8} {:6.2} {:>5} {:>5}            {waiting:6.2}s {encoding:7.2}s {storing:6.2}s",
         text(plain),
         text(of_plain),
         report.ratio(),
+        text(cpu(&measured.ours)),
+        text(cpu(&measured.zarrs)),
     );
 
     let what = |over: &str| format!("{chain}/{subchunk}/{sink}, rate over {over}");
@@ -80,6 +86,8 @@ pub(crate) fn row(
         "ours_gbps": ours, "zarrs_gbps": zarrs, "plain_write_gbps": plain,
         "ratio": ratio, "of_plain": of_plain,
         "bytes": case.frames.bytes(), "compression": report.ratio(), "rounds": measured.ours.len(),
+        "ours_cpu_s": cpu(&measured.ours), "zarrs_cpu_s": cpu(&measured.zarrs),
+        "plain_cpu_s": cpu(&measured.plain),
         "ours_waiting_s": waiting, "ours_encoding_s": encoding, "ours_storing_s": storing,
     }))
 }

@@ -88,8 +88,11 @@ impl Pool {
             forgotten: AtomicBool::new(false),
         };
         if is_new {
-            lease.buffer =
-                memory::with_capacity(self.len, "a buffer of a stream", self.huge_pages)?;
+            let new = match self.contents {
+                Contents::Zeros => memory::zeroed,
+                Contents::Nothing => memory::with_capacity,
+            };
+            lease.buffer = new(self.len, "a buffer of a stream", self.huge_pages)?;
         }
         match self.contents {
             Contents::Zeros => lease.buffer.resize(self.len, 0),

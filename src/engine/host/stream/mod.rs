@@ -297,8 +297,11 @@ impl Encoder for HostEncoder {
         let Ok(mut input) = input.into_any().downcast::<HostInput>() else {
             return None;
         };
-        let encoded = encoding_threads().and_then(|threads| {
-            threads.install(|| encode::encode(&self.stream, &mut input, &batch))
+        // Before any of the threads is taken, which other streams need, whatever this one waits for.
+        let output = self.stream.outputs.as_ref().map(Pool::wait);
+        let encoded = output.transpose().and_then(|output| {
+            let threads = encoding_threads()?;
+            threads.install(|| encode::encode(&self.stream, &mut input, &batch, output))
         });
         Some(match encoded {
             Ok((output, parts)) => Ok(EncodedBatch {
