@@ -122,7 +122,7 @@ fn elements_of_another_type_are_refused() {
         writer.append(&[1_i16; SLICE]).unwrap_err(),
         writer.try_append(&[1_u8; SLICE]).unwrap_err(),
         writer
-            .append_ndarray(ndarray::Array3::<i32>::zeros((1, 6, 8)).view())
+            .append_ndarray(&ndarray::Array3::<i32>::zeros((1, 6, 8)).view())
             .unwrap_err(),
     ] {
         assert!(matches!(error, WriterError::Element(_)), "{error:?}");
@@ -140,22 +140,22 @@ fn views_of_any_layout_are_appended_in_c_order() {
     let all = ndarray::Array3::from_shape_vec((9, 6, 8), slices(0..9)).unwrap();
     // As it is, transposed in memory, every other of a wider one, and backwards.
     writer
-        .append_ndarray(all.slice(ndarray::s![0..3, .., ..]))
+        .append_ndarray(&all.slice(ndarray::s![0..3, .., ..]))
         .unwrap();
     let mut transposed = ndarray::Array3::zeros((8, 6, 2));
     transposed.assign(&all.slice(ndarray::s![3..5, .., ..]).reversed_axes());
     writer
-        .append_ndarray(transposed.view().reversed_axes())
+        .append_ndarray(&transposed.view().reversed_axes())
         .unwrap();
     let mut wide = ndarray::Array3::zeros((2, 12, 8));
     wide.slice_mut(ndarray::s![.., ..;2, ..])
         .assign(&all.slice(ndarray::s![5..7, .., ..]));
     writer
-        .append_ndarray(wide.slice(ndarray::s![.., ..;2, ..]))
+        .append_ndarray(&wide.slice(ndarray::s![.., ..;2, ..]))
         .unwrap();
     let backwards = all.slice(ndarray::s![7..9;-1, .., ..]).to_owned();
     writer
-        .append_ndarray(backwards.slice(ndarray::s![..;-1, .., ..]))
+        .append_ndarray(&backwards.slice(ndarray::s![..;-1, .., ..]))
         .unwrap();
     writer.finish().unwrap();
     check(&store, 9);
