@@ -1,9 +1,11 @@
 //! How a writer ends: finished, aborted, or dropped.
 
+use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
 
 use tracing::field::{Field, Visit};
 use tracing::span;
+use zarrs::storage::Bytes;
 
 use zarrs_cuda::writer::WriterError;
 
@@ -44,7 +46,7 @@ fn the_report_counts_what_is_in_the_store() {
     let mut values = store.values();
     values.remove("array/zarr.json").unwrap();
     assert_eq!(values.len() as u64, report.shards);
-    let stored: usize = values.values().map(|value| value.len()).sum();
+    let stored: usize = values.values().map(Bytes::len).sum();
     assert_eq!(report.stored_bytes, stored as u64);
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
     let ratio = report.raw_bytes as f64 / report.stored_bytes as f64;
@@ -182,7 +184,7 @@ impl tracing::Subscriber for Warnings {
         struct Text(String);
         impl Visit for Text {
             fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-                self.0 += &format!("{}={value:?} ", field.name());
+                write!(self.0, "{}={value:?} ", field.name()).unwrap();
             }
         }
         let mut text = Text(String::new());

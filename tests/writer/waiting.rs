@@ -154,7 +154,7 @@ fn flush_returns_when_everything_complete_is_stored_and_covered() {
     let gate = store.gate_shards();
     // The metadata would not grow by itself.
     let mut writer = builder(&array(&store))
-        .metadata_interval(Duration::from_secs(3600))
+        .metadata_interval(Duration::from_hours(1))
         .build()
         .unwrap();
     let _open = gate.open_at_the_end();
