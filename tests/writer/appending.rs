@@ -1,6 +1,6 @@
 //! Appends data in the pieces of a case, and holds what the writer says of itself against it.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use zarrs_cuda::writer::{ArrayWriter, Progress};
 
@@ -204,9 +204,7 @@ impl<'a> Appending<'a> {
     }
 
     fn flush(&mut self) {
-        let start = Instant::now();
         self.writer.flush().unwrap();
-        assert!(start.elapsed() < Duration::from_secs(60));
         let progress = self.writer.progress();
         let shard = self.case.shards.shape[0];
         let whole = (self.taken / self.case.slice_bytes()) as u64 / shard * shard;

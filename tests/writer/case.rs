@@ -17,12 +17,13 @@ use crate::common::{Rng, Shards, codecs, types, xor};
 use crate::content::Density;
 
 /// How a subchunk is encoded: what it is called, and whether zarrs' codec writes the same bytes.
-pub(crate) const CHAINS: [(&str, bool); 15] = [
+pub(crate) const CHAINS: [(&str, bool); 16] = [
     ("none", true),
     ("big-endian", true),
     ("transpose", true),
     ("crc32c", true),
     ("transpose, big-endian, crc32c", true),
+    ("crc32c, crc32c", true),
     ("unknown codec", true),
     ("nested", true),
     ("zstd", false),
@@ -195,6 +196,7 @@ fn chain(name: &str, subchunk: &[u64], element_size: usize) -> Vec<Value> {
         "big-endian" => vec![codecs::bytes("big")],
         "transpose" => vec![codecs::transpose(&reverse), little],
         "crc32c" => vec![little, codecs::crc32c()],
+        "crc32c, crc32c" => vec![little, codecs::crc32c(), codecs::crc32c()],
         "transpose, big-endian, crc32c" => vec![
             codecs::transpose(&reverse),
             codecs::bytes("big"),

@@ -1,9 +1,11 @@
 //! How a writer ends: finished, aborted, or dropped.
 
+use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
 
 use tracing::field::{Field, Visit};
 use tracing::span;
+use zarrs::storage::Bytes;
 
 use zarrs_cuda::writer::WriterError;
 
@@ -44,7 +46,7 @@ fn the_report_counts_what_is_in_the_store() {
     let mut values = store.values();
     values.remove("array/zarr.json").unwrap();
     assert_eq!(values.len() as u64, report.shards);
-    let stored: usize = values.values().map(|value| value.len()).sum();
+    let stored: usize = values.values().map(Bytes::len).sum();
     assert_eq!(report.stored_bytes, stored as u64);
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
     let ratio = report.raw_bytes as f64 / report.stored_bytes as f64;
@@ -122,7 +124,7 @@ fn elements_of_another_type_are_refused() {
         writer.append(&[1_i16; SLICE]).unwrap_err(),
         writer.try_append(&[1_u8; SLICE]).unwrap_err(),
         writer
-            .append_ndarray(ndarray::Array3::<i32>::zeros((1, 6, 8)).view())
+            .append_ndarray(&ndarray::Array3::<i32>::zeros((1, 6, 8)).view())
             .unwrap_err(),
     ] {
         assert!(matches!(error, WriterError::Element(_)), "{error:?}");
@@ -140,22 +142,22 @@ fn views_of_any_layout_are_appended_in_c_order() {
     let all = ndarray::Array3::from_shape_vec((9, 6, 8), slices(0..9)).unwrap();
     // As it is, transposed in memory, every other of a wider one, and backwards.
     writer
-        .append_ndarray(all.slice(ndarray::s![0..3, .., ..]))
+        .append_ndarray(&all.slice(ndarray::s![0..3, .., ..]))
         .unwrap();
     let mut transposed = ndarray::Array3::zeros((8, 6, 2));
     transposed.assign(&all.slice(ndarray::s![3..5, .., ..]).reversed_axes());
     writer
-        .append_ndarray(transposed.view().reversed_axes())
+        .append_ndarray(&transposed.view().reversed_axes())
         .unwrap();
     let mut wide = ndarray::Array3::zeros((2, 12, 8));
     wide.slice_mut(ndarray::s![.., ..;2, ..])
         .assign(&all.slice(ndarray::s![5..7, .., ..]));
     writer
-        .append_ndarray(wide.slice(ndarray::s![.., ..;2, ..]))
+        .append_ndarray(&wide.slice(ndarray::s![.., ..;2, ..]))
         .unwrap();
     let backwards = all.slice(ndarray::s![7..9;-1, .., ..]).to_owned();
     writer
-        .append_ndarray(backwards.slice(ndarray::s![..;-1, .., ..]))
+        .append_ndarray(&backwards.slice(ndarray::s![..;-1, .., ..]))
         .unwrap();
     writer.finish().unwrap();
     check(&store, 9);
@@ -182,7 +184,7 @@ impl tracing::Subscriber for Warnings {
         struct Text(String);
         impl Visit for Text {
             fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-                self.0 += &format!("{}={value:?} ", field.name());
+                write!(self.0, "{}={value:?} ", field.name()).unwrap();
             }
         }
         let mut text = Text(String::new());

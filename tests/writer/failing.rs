@@ -11,7 +11,7 @@ use zarrs::storage::StorageError;
 use zarrs_cuda::writer::{ArrayWriter, WriterError};
 
 use crate::common::Rng;
-use crate::probe::{Change, Probe};
+use crate::probe::{Change, Probe, is_temporary};
 use crate::simple::{SHARD, array, builder, check, slices};
 use crate::watchdog::{eventually, within};
 
@@ -85,10 +85,7 @@ fn a_failed_shard_is_told_and_tried_again() {
         assert_eq!(report.finished_slices, taken);
         assert_eq!(report.finished_slices, taken);
         check(&store, taken);
-        let temporaries = store
-            .values()
-            .into_keys()
-            .filter(|key| key.ends_with(".tmp"));
+        let temporaries = store.values().into_keys().filter(|key| is_temporary(key));
         assert_eq!(temporaries.count(), 0);
     }
 }
@@ -125,7 +122,7 @@ fn metadata_that_cannot_be_written_are_an_error() {
             if fails { Err(broken()) } else { Ok(()) }
         });
         let array = array(&store);
-        let mut build = builder(&array).metadata_interval(Duration::from_secs(3600));
+        let mut build = builder(&array).metadata_interval(Duration::from_hours(1));
         if renamed {
             build = build.atomic_rename(store.clone());
         }
@@ -248,7 +245,7 @@ proptest! {
             }
         }
         prop_assert_eq!(covered, length);
-        let temporaries = store.values().into_keys().filter(|key| key.ends_with(".tmp"));
+        let temporaries = store.values().into_keys().filter(|key| is_temporary(key));
         prop_assert_eq!(temporaries.count(), 0);
     }
 }

@@ -12,6 +12,8 @@ use zarrs::storage::{
     StoreKeysPrefixes, StorePrefix, WritableStorageTraits,
 };
 
+use crate::watchdog;
+
 /// Something that changes a store.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Change {
@@ -53,6 +55,11 @@ impl fmt::Debug for Change {
     }
 }
 
+/// Whether `key` is that of something that is renamed when it is complete.
+pub(crate) fn is_temporary(key: &str) -> bool {
+    std::path::Path::new(key).extension() == Some("tmp".as_ref())
+}
+
 type Hook = Arc<dyn Fn(&Change) -> Result<(), StorageError> + Send + Sync>;
 
 #[derive(Default)]
@@ -68,6 +75,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Probe {
     pub(crate) fn new() -> Arc<Self> {
+        watchdog::of_the_process();
         Arc::default()
     }
 

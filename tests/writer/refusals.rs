@@ -23,9 +23,8 @@ fn store() -> Store {
 #[track_caller]
 fn refused(builder: impl Fn() -> ArrayWriterBuilder<MemoryStore>, words: &[&str]) -> WriterError {
     let estimated = builder().memory_estimate().unwrap_err().to_string();
-    let error = match builder().build() {
-        Ok(_) => panic!("it was built"),
-        Err(error) => error,
+    let Err(error) = builder().build() else {
+        panic!("it was built");
     };
     let text = error.to_string();
     for word in words {

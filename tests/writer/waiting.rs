@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::probe::Probe;
+use crate::probe::{Change, Probe};
 use crate::simple::{SHARD, SHARDS, SLICE, SLICE_BYTES, array, array_at, builder, check, slices};
 use crate::watchdog::{eventually, within};
 
@@ -154,7 +154,7 @@ fn flush_returns_when_everything_complete_is_stored_and_covered() {
     let gate = store.gate_shards();
     // The metadata would not grow by itself.
     let mut writer = builder(&array(&store))
-        .metadata_interval(Duration::from_secs(3600))
+        .metadata_interval(Duration::from_hours(1))
         .build()
         .unwrap();
     let _open = gate.open_at_the_end();
@@ -284,4 +284,33 @@ fn try_append_does_not_wait_in_the_middle_of_an_element() {
     assert!(opener.join().unwrap(), "it waited for the store");
     gate.open();
     writer.abort().unwrap();
+}
+
+/// Stores pay by the call: pieces of a shard that waited are written together.
+#[test]
+fn pieces_that_waited_are_written_together() {
+    let _watchdog = within(60, "pieces that wait");
+    let store = Probe::new();
+    let gate = store.gate_shards();
+    let mut writer = builder(&array(&store))
+        .atomic_rename(store.clone())
+        .build()
+        .unwrap();
+    let _open = gate.open_at_the_end();
+    // Two epochs of two shards. The first piece of one shard is held at the gate.
+    writer.append(&slices(0..SHARD)).unwrap();
+    eventually("encoded", || {
+        writer.progress().encoded_bytes == SHARD * SLICE_BYTES && gate.waiting() > 0
+    });
+    gate.open();
+    writer.finish().unwrap();
+    check(&store, SHARD);
+    for shard in 0..SHARDS {
+        let temporary = format!("array/c/0/{shard}/0.tmp");
+        let of_shard = |change: &&Change| {
+            matches!(change, Change::Write(..) | Change::Set(..)) && change.key() == temporary
+        };
+        let calls = store.changes().iter().filter(of_shard).count();
+        assert!(calls <= 2, "{calls} calls for {temporary}");
+    }
 }
