@@ -90,11 +90,11 @@ pub fn metrics() -> Metrics {
     let [partial_writes, compaction_requests, compactions] = write_strategy::counters::snapshot();
     let (writer_waits, writer_wait) = writer::counters::snapshot();
     Metrics {
-        writer_waits,
-        writer_wait,
         partial_writes,
         compaction_requests,
         compactions,
+        writer_waits,
+        writer_wait,
         ..engine::cuda::metrics()
     }
 }

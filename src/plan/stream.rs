@@ -67,7 +67,7 @@ impl StreamChoice {
         returned: Arc<Returned>,
     ) -> Result<Arc<dyn StreamEngine>, EngineError> {
         match &self.place {
-            StreamPlace::Host => Ok(Arc::new(HostStream::new(job, returned)?)),
+            StreamPlace::Host => Ok(Arc::new(HostStream::new(job, &returned)?)),
             StreamPlace::Device(cuda) => cuda.stream(job, returned),
             StreamPlace::DeviceOrHost(cuda) => cuda.stream(job, returned),
         }

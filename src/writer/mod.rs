@@ -53,7 +53,7 @@ mod storing;
 
 #[cfg(test)]
 #[path = "../../tests/common/faulty.rs"]
-mod faulty;
+pub(crate) mod faulty;
 #[cfg(test)]
 mod interrupted;
 

@@ -134,6 +134,10 @@ pub(super) enum Failure {
 }
 
 #[derive(Debug)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each is a fact of its own, which other threads look at"
+)]
 pub(super) struct State {
     pub(super) batches: VecDeque<Item>,
     /// Shards with work, and those whose temporaries have begun.

@@ -159,7 +159,7 @@ impl<'a> Appending<'a> {
             bytes,
             |elements| {
                 let view = ndarray::ArrayView::from_shape(shape, elements).unwrap();
-                self.writer.append_ndarray(view).unwrap();
+                self.writer.append_ndarray(&view).unwrap();
             },
             self.writer.append_bytes(bytes).unwrap()
         );

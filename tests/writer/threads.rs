@@ -1,12 +1,14 @@
 //! Writers beside each other, and inside of rayon's pools.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use zarrs::storage::store::MemoryStore;
 use zarrs_cuda::Options;
-use zarrs_cuda::writer::ArrayWriter;
+use zarrs_cuda::writer::{ArrayWriter, Progress};
 
 use crate::common::{codecs, xor};
+use crate::probe::Probe;
 use crate::simple::{array_at, array_of, check_at, shards, slices};
 use crate::watchdog::within;
 
@@ -85,6 +87,36 @@ fn all_threads_of_the_global_pool_write() {
             });
         }
     });
+}
+
+/// A writer that waits for its store keeps no thread that another one encodes with.
+#[test]
+fn stores_that_stand_still_stop_nobody_else() {
+    let _watchdog = within(60, "a writer beside others whose stores stand still");
+    let still = Probe::new();
+    let gate = still.gate_shards();
+    let shards = shards(vec![codecs::bytes("little"), codecs::zstd(1, false)]);
+    let all = slices(0..400);
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+    let mut writers = Vec::new();
+    let _open = gate.open_at_the_end();
+    for number in 0..=threads {
+        let path = format!("/array{number}");
+        let array = array_of(&shards, &still, &path, 0, Options::default());
+        // Of whole shards, which are stored from the buffers that they are encoded to.
+        let builder = ArrayWriter::builder(&array).epochs_per_batch(2);
+        let mut writer = builder.build().unwrap();
+        let mut rest = &all[..];
+        // Three outputs, of two shards each, and a batch that waits for one of them.
+        let is_full = |now: Progress| now.batches_encoding > 0 && now.shards_waiting == 6;
+        while !is_full(writer.progress()) {
+            rest = writer.try_append(rest).unwrap();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!rest.is_empty());
+        writers.push(writer);
+    }
+    write(&Arc::new(MemoryStore::new()), "/array", 60, Some("zstd"));
 }
 
 /// A callback may use rayon, and zarrs.

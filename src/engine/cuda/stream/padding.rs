@@ -16,8 +16,7 @@ pub(super) struct Padding {
     row: usize,
     /// The axes over which rows repeat, slowest first: the first one has no end.
     axes: Vec<Axis>,
-    /// Bytes of a slice, in either form.
-    slice: usize,
+    /// Bytes of a slice with its padding.
     padded_slice: usize,
 }
 
@@ -84,7 +83,6 @@ impl Padding {
         Self {
             row,
             axes,
-            slice: grid.slice_bytes(),
             padded_slice,
         }
     }
@@ -97,11 +95,6 @@ impl Padding {
     /// Bytes of a slice with its padding.
     pub(super) fn padded_slice(&self) -> usize {
         self.padded_slice
-    }
-
-    /// Bytes of a slice.
-    pub(super) fn slice(&self) -> usize {
-        self.slice
     }
 
     /// Where the byte `at` is among the padded ones.
@@ -266,8 +259,8 @@ mod tests {
     /// A frame is few boxes, not a copy per row.
     #[test]
     fn whole_slices_are_one_piece() {
-        let padding = Padding::new(&grid(1, &[(2304, 32), (2300, 32)], 2));
-        let slice = padding.slice();
+        let grid = grid(1, &[(2304, 32), (2300, 32)], 2);
+        let (padding, slice) = (Padding::new(&grid), grid.slice_bytes());
         assert_eq!(padding.padded_slice(), 2304 * 2304 * 2);
         let pieces = padding.pieces(slice, 3 * slice);
         assert_eq!(pieces.len(), 1);

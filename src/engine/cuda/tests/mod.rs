@@ -9,6 +9,7 @@ mod lanes;
 mod partial_writes;
 mod schedules;
 mod stream;
+mod writer;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;

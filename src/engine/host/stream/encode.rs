@@ -16,11 +16,12 @@ use crate::layout::BatchGrid;
 /// Decoded bytes of subchunks that one thread compresses before it looks for more.
 const COMPRESS_BATCH: usize = 256 << 10;
 
-/// Encode what `input` holds of `batch`: to an output, or in place if there is none.
+/// Encode what `input` holds of `batch`: to `output`, or in place if there is none.
 pub(super) fn encode(
     stream: &HostStream,
     input: &mut HostInput,
     batch: &BatchGrid,
+    output: Option<Lease>,
 ) -> Result<(Option<Lease>, Vec<EncodedPart>), EngineError> {
     let is_prefix = batch.epochs() <= stream.batch.epochs()
         && std::iter::zip(batch.parts(), stream.batch.parts())
@@ -28,12 +29,11 @@ pub(super) fn encode(
     if !is_prefix {
         return Err(EngineError::Internal("a batch is not one of its stream"));
     }
-    match (&stream.job.chain, &stream.outputs) {
+    match (&stream.job.chain, output) {
         (StreamChain::Known(chain), None) => {
             Ok((None, encode_in_place(stream, chain, input, batch)?))
         }
-        (chain, Some(outputs)) => {
-            let mut output = outputs.wait()?;
+        (chain, Some(mut output)) => {
             let parts = match chain {
                 StreamChain::Known(chain) => compress(stream, chain, input, batch, &mut output)?,
                 StreamChain::Foreign(codec) => {

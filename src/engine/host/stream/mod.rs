@@ -159,7 +159,7 @@ impl HostStream {
     /// [`EngineError::OutOfMemory`] if the buffers are more than this machine can address.
     pub(crate) fn new(
         job: Arc<StreamJob>,
-        returned: Arc<Returned>,
+        returned: &Arc<Returned>,
     ) -> Result<Arc<Self>, EngineError> {
         let batch = job.grid.batch(job.epochs).map_err(|_| too_large())?;
         let slots = SlotLayout::new(&job, &batch).ok_or_else(too_large)?;
@@ -294,12 +294,14 @@ impl Encoder for HostEncoder {
 
     fn complete(&mut self) -> Option<Result<EncodedBatch, FailedBatch>> {
         let (input, batch) = self.submitted.take()?;
-        let mut input = match input.into_any().downcast::<HostInput>() {
-            Ok(input) => input,
-            Err(_) => return None,
+        let Ok(mut input) = input.into_any().downcast::<HostInput>() else {
+            return None;
         };
-        let encoded = encoding_threads().and_then(|threads| {
-            threads.install(|| encode::encode(&self.stream, &mut input, &batch))
+        // Before any of the threads is taken, which other streams need, whatever this one waits for.
+        let output = self.stream.outputs.as_ref().map(Pool::wait);
+        let encoded = output.transpose().and_then(|output| {
+            let threads = encoding_threads()?;
+            threads.install(|| encode::encode(&self.stream, &mut input, &batch, output))
         });
         Some(match encoded {
             Ok((output, parts)) => Ok(EncodedBatch {

@@ -1,0 +1,250 @@
+//! Whole writers on simulated devices, with a device and a store that fail: the array is right, or an
+//! error says why not, and what is finished is right all the same.
+
+use serde_json::{Value, json};
+use zarrs::array::{Array, ArrayBuilder, data_type};
+use zarrs::storage::store::MemoryStore;
+use zarrs::storage::{ListableStorageTraits, ReadableStorageTraits};
+use zarrs_cuda_nvcomp_stand_in::StandIn;
+
+use super::*;
+use crate::engine::cuda::driver::Fault as DeviceFault;
+use crate::engine::cuda::driver::simulation::Inject;
+use crate::engine::cuda::gpu::stream::Numbers;
+use crate::plan::{Engines, Rule};
+use crate::writer::faulty::{Fault, Faulty};
+use crate::writer::{ArrayWriter, WriterError};
+use crate::{Backend, CudaShardingCodec, Options};
+
+type Store = Arc<Faulty<MemoryStore>>;
+
+#[derive(Clone, Debug)]
+struct Case {
+    shape: [u64; 3],
+    shard: Vec<u64>,
+    subchunk: Vec<u64>,
+    codecs: Value,
+    compresses: bool,
+    index_location: &'static str,
+    epochs: Option<usize>,
+    backend: Backend,
+    elements: Vec<u16>,
+}
+
+impl Case {
+    fn any(numbers: &mut Numbers) -> Self {
+        let mut between = |first: usize, last: usize| first + numbers.below(last - first + 1);
+        let subchunk = [between(1, 3), between(1, 5), between(1, 6)];
+        let per_shard = [between(1, 4), between(1, 3), between(1, 3)];
+        let shape = [between(1, 20), between(1, 11), between(1, 13)].map(|n| n as u64);
+        let bytes = |endian| json!({ "name": "bytes", "configuration": { "endian": endian } });
+        let zstd = json!({ "name": "zstd", "configuration": { "level": 1, "checksum": false } });
+        let transpose = json!({ "name": "transpose", "configuration": { "order": [2, 0, 1] } });
+        let (codecs, compresses) = match between(0, 4) {
+            0 => (json!([bytes("little")]), false),
+            1 => (json!([bytes("little"), { "name": "crc32c" }]), false),
+            2 => (json!([transpose, bytes("big")]), false),
+            3 => (json!([bytes("little"), zstd]), true),
+            _ => (json!([bytes("big"), zstd, { "name": "crc32c" }]), true),
+        };
+        let shard = std::iter::zip(subchunk, per_shard).map(|(sub, per)| (sub * per) as u64);
+        let mut value = 0_u16;
+        let elements = (0..shape.iter().product::<u64>())
+            .map(|_| {
+                // Some subchunks hold nothing but the fill value.
+                if between(0, 30) == 0 {
+                    value = between(0, 3) as u16;
+                }
+                value
+            })
+            .collect();
+        Self {
+            shard: shard.collect(),
+            subchunk: subchunk.map(|n| n as u64).to_vec(),
+            shape,
+            codecs,
+            compresses,
+            index_location: ["end", "start"][between(0, 1)],
+            epochs: [None, Some(1), Some(2), Some(8)][between(0, 3)],
+            backend: [Backend::Auto, Backend::Cuda][between(0, 1)],
+            elements,
+        }
+    }
+
+    fn array<S>(
+        &self,
+        store: &Arc<S>,
+        slices: u64,
+        backend: Backend,
+        engines: Engines,
+    ) -> Array<S> {
+        let configuration = json!({
+            "chunk_shape": self.subchunk,
+            "codecs": self.codecs,
+            "index_codecs": [
+                { "name": "bytes", "configuration": { "endian": "little" } },
+                { "name": "crc32c" },
+            ],
+            "index_location": self.index_location,
+        });
+        let configuration = serde_json::from_value(configuration).expect("valid");
+        let options = Options::default()
+            .with_backend(backend)
+            .with_device_memory(1 << 27)
+            .with_pinned_memory(1 << 27)
+            .with_nvcomp(StandIn::Six.path());
+        let codec = CudaShardingCodec::new_with_configuration(&configuration, options)
+            .expect("a known chain")
+            .with_engines(engines);
+        let mut shape = self.shape.to_vec();
+        shape[0] = slices;
+        ArrayBuilder::new(shape, self.shard.clone(), data_type::uint16(), 0_u16)
+            .array_to_bytes_codec(Arc::new(codec))
+            .build(store.clone(), "/array")
+            .expect("valid")
+    }
+
+    /// Append everything, and try again what fails, so many times.
+    fn write(
+        &self,
+        array: &Array<Faulty<MemoryStore>>,
+        numbers: &mut Numbers,
+        mut tries: usize,
+    ) -> Result<(), WriterError> {
+        let mut builder = ArrayWriter::builder(array).metadata_interval(std::time::Duration::ZERO);
+        if let Some(epochs) = self.epochs {
+            builder = builder.epochs_per_batch(epochs);
+        }
+        let mut writer = builder.build()?;
+        let bytes: Vec<u8> = self.elements.iter().flat_map(|n| n.to_ne_bytes()).collect();
+        let mut again = |error| -> Result<(), WriterError> {
+            tries = tries.checked_sub(1).ok_or(error)?;
+            Ok(())
+        };
+        loop {
+            let done = usize::try_from(writer.progress().appended_bytes).expect("small");
+            if done == bytes.len() {
+                break;
+            }
+            let len = (numbers.below(200) + 1).min(bytes.len() - done);
+            if let Err(error) = writer.append_bytes(&bytes[done..done + len]) {
+                again(error)?;
+                if let Err(error) = writer.flush() {
+                    again(error)?;
+                }
+            }
+        }
+        loop {
+            match writer.finish() {
+                Ok(report) => {
+                    assert_eq!(report.finished_slices, self.shape[0]);
+                    return Ok(());
+                }
+                Err(error) => again(error)?,
+            }
+        }
+    }
+
+    /// What the metadata covers is right; its number of slices.
+    fn check(&self, store: &Store) -> u64 {
+        let read = Array::open(store.inner().clone(), "/array").expect("metadata");
+        let slices = read.shape()[0];
+        let array = self.array(store.inner(), slices, Backend::Host, Engines::default());
+        let read: Vec<u16> = array
+            .retrieve_array_subset(&array.subset_all())
+            .expect("readable");
+        assert!(read == self.elements[..read.len()], "{self:?}");
+        slices
+    }
+
+    /// The shards are those that the host stores, byte for byte.
+    fn check_bytes(&self, store: &Store) {
+        let host = Arc::new(MemoryStore::new());
+        let array = self.array(&host, self.shape[0], Backend::Host, Engines::default());
+        array
+            .store_array_subset(&array.subset_all(), self.elements.clone())
+            .expect("stored");
+        let shards = |store: &MemoryStore| {
+            let mut keys = store.list().expect("a list");
+            keys.retain(|key| !key.as_str().ends_with("zarr.json"));
+            keys.sort();
+            keys.into_iter()
+                .map(|key| (store.get(&key).expect("a shard"), key))
+                .collect::<Vec<_>>()
+        };
+        assert!(shards(&host) == shards(store.inner()), "{self:?}");
+    }
+}
+
+fn schedule_of(seed: u64) -> Schedule {
+    match seed % 8 {
+        0 => Schedule::Eager,
+        1 => Schedule::Latest,
+        _ => Schedule::Priority(seed),
+    }
+}
+
+/// One writer. What fails may be: nothing, an operation of the device, the device, or the store.
+fn check(seed: u64) {
+    let mut numbers = Numbers::new(seed);
+    let case = Case::any(&mut numbers);
+    let simulation = simulation(schedule_of(seed));
+    let store: Store = Arc::new(Faulty::new(Arc::new(MemoryStore::new())));
+    let operation = numbers.below(150);
+    let mut breaks = false;
+    match seed % 5 {
+        1 => simulation.inject(Inject::Failed {
+            operation,
+            fault: DeviceFault::Refused,
+        }),
+        2 => simulation.inject(Inject::Refused {
+            launch: operation / 6,
+        }),
+        3 if seed % 3 == 0 => {
+            breaks = true;
+            simulation.inject(Inject::Sticky { operation });
+        }
+        _ => {}
+    }
+    let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
+    let engines = Engines::of_devices(devices.clone(), Rule::ALL, TINY);
+    let array = case.array(&store, 0, case.backend, engines);
+    array.store_metadata().expect("stored");
+    if seed % 5 == 4 {
+        let first = numbers.below(8);
+        let fault = [Fault::Refused, Fault::Denied][numbers.below(2)];
+        store.fail(move |request| {
+            (request.number >= first && request.number < first + 2).then_some(fault)
+        });
+    }
+    let written = case.write(&array, &mut numbers, 8);
+    store.work();
+    let slices = case.check(&store);
+    match written {
+        Ok(()) => {
+            assert_eq!(slices, case.shape[0], "seed {seed}");
+            if !case.compresses {
+                case.check_bytes(&store);
+            }
+        }
+        // Only a device can be the reason, and only where nothing else will do.
+        Err(error) => assert!(
+            case.backend == Backend::Cuda && seed % 5 < 4 && seed % 5 > 0,
+            "seed {seed}: {error}"
+        ),
+    }
+    drop(array);
+    drop(devices);
+    let violations = simulation.violations();
+    assert!(violations.is_empty(), "seed {seed}: {violations:#?}");
+    if !breaks && simulation.failed().is_empty() {
+        assert_eq!(simulation.live(), Live::default(), "seed {seed}");
+    }
+}
+
+#[test]
+fn arrays_are_right_whatever_fails() {
+    for seed in 0..2000 {
+        check(seed);
+    }
+}
