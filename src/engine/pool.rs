@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::EngineError;
 use super::host::memory;
@@ -67,14 +68,15 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A buffer; `None` if all are in use.
+    /// A buffer; `None` if all are in use. Unless `new`, none is allocated while another one is in use.
     ///
     /// # Errors
     /// [`EngineError::OutOfMemory`].
-    pub(crate) fn take(self: &Arc<Self>) -> Result<Option<Lease>, EngineError> {
+    pub(crate) fn take(self: &Arc<Self>, new: bool) -> Result<Option<Lease>, EngineError> {
         let free = {
             let mut state = self.state();
-            if state.in_use >= self.most {
+            let waits = state.free.is_empty() && state.in_use > 0 && !new;
+            if waits || state.in_use >= self.most {
                 return Ok(None);
             }
             state.in_use += 1;
@@ -101,18 +103,55 @@ impl Pool {
         Ok(Some(lease))
     }
 
-    /// The same, once there is one.
+    /// A buffer, once there is one. One that was used is warm: it is waited for as long as allocating
+    /// another one takes.
     ///
     /// # Errors
     /// [`EngineError::OutOfMemory`].
     pub(crate) fn wait(self: &Arc<Self>) -> Result<Lease, EngineError> {
+        let patience = Patience::for_bytes(self.len);
         loop {
             let seen = self.returned.count();
-            if let Some(lease) = self.take()? {
+            let over = patience.is_over();
+            if let Some(lease) = self.take(over)? {
                 return Ok(lease);
             }
-            self.returned.wait(seen);
+            if over {
+                self.returned.wait(seen);
+            } else {
+                self.returned.wait_for(seen, patience.left());
+            }
         }
+    }
+}
+
+/// How long a buffer that was used is waited for, before another one is allocated: about as long as
+/// that takes, since the system makes every page of it when it is first written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    begin: Instant,
+    time: Duration,
+}
+
+impl Patience {
+    /// For a buffer of `bytes`.
+    pub(crate) fn for_bytes(bytes: usize) -> Self {
+        /// Bytes of fresh memory in a microsecond.
+        const RATE: usize = 4000;
+        Self {
+            begin: Instant::now(),
+            time: Duration::from_micros((bytes / RATE) as u64),
+        }
+    }
+
+    /// What is left of it.
+    pub(crate) fn left(&self) -> Duration {
+        self.time.saturating_sub(self.begin.elapsed())
+    }
+
+    /// Whether nothing is left.
+    pub(crate) fn is_over(&self) -> bool {
+        self.left().is_zero()
     }
 }
 
@@ -177,27 +216,28 @@ mod tests {
     fn buffers_come_back_unless_they_are_forgotten() {
         let returned = Arc::new(Returned::default());
         let pool = Pool::new(100, Contents::Zeros, 2, true, returned.clone());
-        let mut first = pool.take().expect("memory").expect("free");
+        let mut first = pool.take(true).expect("memory").expect("free");
         assert!(first.is_new());
         assert_eq!(first.as_ref(), [0; 100]);
         first.bytes()[0] = 1;
-        let second = pool.take().expect("memory").expect("free");
-        assert!(pool.take().expect("memory").is_none());
+        assert!(pool.take(false).expect("memory").is_none());
+        let second = pool.take(true).expect("memory").expect("free");
+        assert!(pool.take(true).expect("memory").is_none());
         let seen = returned.count();
         drop(first);
         assert_ne!(returned.count(), seen);
-        let first = pool.take().expect("memory").expect("free");
+        let first = pool.take(true).expect("memory").expect("free");
         assert!(!first.is_new());
         assert_eq!(first.as_ref()[..2], [1, 0]);
         // Whoever keeps it, another one takes its place.
         second.forget();
         second.forget();
-        let third = pool.take().expect("memory").expect("free");
+        let third = pool.take(true).expect("memory").expect("free");
         assert!(third.is_new());
         drop(second);
-        assert!(pool.take().expect("memory").is_none());
+        assert!(pool.take(true).expect("memory").is_none());
         drop((first, third));
-        let again: Vec<_> = (0..3).map(|_| pool.take().expect("memory")).collect();
+        let again: Vec<_> = (0..3).map(|_| pool.take(true).expect("memory")).collect();
         assert_eq!(again.iter().filter(|lease| lease.is_some()).count(), 2);
     }
 

@@ -202,12 +202,13 @@ pub(crate) trait StreamEngine: Send + Sync + fmt::Debug {
     /// The name of the engine, as `explain` shows it.
     fn name(&self) -> &'static str;
 
-    /// A buffer for the next batch; `None` if all are in use: [`Returned`] tells when one is not.
+    /// A buffer for the next batch; `None` if all are in use: [`Returned`] tells when one is not. Unless
+    /// `new`, none is allocated while another one is in use.
     /// A buffer that was used before holds what it held.
     ///
     /// # Errors
     /// [`EngineError::OutOfMemory`], and the device's.
-    fn input(&self) -> Result<Option<Box<dyn Input>>, EngineError>;
+    fn input(&self, new: bool) -> Result<Option<Box<dyn Input>>, EngineError>;
 
     /// What encodes them; made once.
     ///

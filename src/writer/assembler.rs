@@ -34,6 +34,8 @@ struct Open {
     extents: Vec<Extent>,
     /// How long it is until now.
     end: usize,
+    /// Whether pieces of it were given to the store.
+    begun: bool,
     /// What it is until now, if it is put together here.
     buffer: Option<Lease>,
 }
@@ -87,7 +89,7 @@ impl Assembler {
             let Some(open) = self.open.get_mut(&id) else {
                 continue;
             };
-            let first = open.is_empty();
+            let first = !open.begun;
             let start = open.end;
             place(setup, part, first_epoch, encoded, open)?;
             let mut of_shard = Vec::new();
@@ -102,6 +104,7 @@ impl Assembler {
                     }
                     let bytes = Part::of(&output, encoded.bytes.clone()).ok_or(LEAVES)?;
                     pieces.push((start as u64, bytes));
+                    open.begun = true;
                     of_shard.push(Work::Write { pieces, first });
                 }
             }
@@ -143,6 +146,7 @@ impl Assembler {
         Ok(Open {
             extents: vec![None; setup.encoding.grid().num_subchunks()],
             end: head,
+            begun: false,
             buffer,
         })
     }
@@ -219,7 +223,7 @@ fn complete(setup: &Setup, open: Open) -> Result<Vec<Work>, String> {
     }
     let at = if first { 0 } else { open.end as u64 };
     let pieces = vec![(at, Part::owned(index))];
-    let first = false;
+    let first = !open.begun;
     Ok(vec![Work::Write { pieces, first }, Work::Complete])
 }
 
@@ -237,6 +241,7 @@ fn whole_shards(
         let mut open = Open {
             extents: vec![None; setup.encoding.grid().num_subchunks()],
             end: if first { index_len } else { 0 },
+            begun: false,
             buffer: None,
         };
         place(setup, part, 0, encoded, &mut open)?;

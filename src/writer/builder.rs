@@ -173,11 +173,12 @@ where
         Ok(self.plan(&encoding, &grid, self.epochs, None)?.memory)
     }
 
-    /// Make the writer. Its buffers are allocated as they are first needed.
+    /// Make the writer. On the host its buffers are allocated as they are first needed, on a device
+    /// now.
     ///
     /// # Errors
-    /// - [`WriterError::Unsupported`] if the array cannot be written as a stream, or the store lacks
-    ///   what it takes.
+    /// - [`WriterError::Unsupported`] if the array cannot be written as a stream, the store lacks what
+    ///   it takes, or the array was extended since it was opened, and no [`start`](Self::start) is said.
     /// - [`WriterError::Start`] if the first slice is not at the border of a shard.
     /// - [`WriterError::Memory`] if the smallest buffers do not fit the budgets of the
     ///   [`Options`](crate::Options).
@@ -199,6 +200,9 @@ where
             Some(renamed) => renamed(&self.array, extended_from)?,
             None => self.stores()?,
         };
+        if self.start.is_none() {
+            self.check_length(&*length)?;
+        }
         let shared = Shared::new(
             Setup {
                 engine: engine.name(),
@@ -248,6 +252,21 @@ where
                 writer.abort()?;
                 Err(error)
             }
+        }
+    }
+
+    /// That nobody has extended the array since it was opened: the writer would start within what is
+    /// there now.
+    fn check_length(&self, length: &dyn Length) -> Result<(), WriterError> {
+        let stored = length
+            .stored()
+            .map_err(|error| refused(&self.array, error))?;
+        let opened = self.array.shape()[0];
+        match stored {
+            Some(stored) if stored != opened => Err(unsupported(format!(
+                "it has {stored} slices now, and had {opened} when it was opened: open it again to extend it, or say where to `start`"
+            ))),
+            _ => Ok(()),
         }
     }
 

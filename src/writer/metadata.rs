@@ -173,6 +173,19 @@ impl Drop for ArrayLength {
 }
 
 impl Length for ArrayLength {
+    fn stored(&self) -> Result<Option<u64>, StorageError> {
+        let Some(stored) = self.reader.get(&self.key)? else {
+            return Ok(None);
+        };
+        let invalid = |reason| StorageError::InvalidMetadata(self.key.clone(), reason);
+        let shape = shape_of(text(&self.key, &stored)?)
+            .map_err(|error| invalid(format!("it has no shape: {error}")))?;
+        let first = shape.first().and_then(|extent| extent.get().parse().ok());
+        let first =
+            first.ok_or_else(|| invalid("its shape does not begin with a whole number".to_owned()));
+        first.map(Some)
+    }
+
     fn grow(&self, slices: u64) -> Result<(), StorageError> {
         let mut attempted = self
             .attempted

@@ -69,6 +69,7 @@ pub use device::{DeviceEvent, DeviceSlice};
 pub use error::WriterError;
 pub use report::{Progress, WriterMemory, WriterReport};
 
+use crate::engine::pool::Patience;
 use crate::engine::stream::{Input, StreamEngine, StreamJob};
 use crate::layout::BatchGrid;
 use plan::Plan;
@@ -162,7 +163,9 @@ impl ArrayWriter {
     /// encoder or the store is behind.
     ///
     /// # Errors
-    /// - [`WriterError::Element`] if they are not of the array's data type: nothing was appended.
+    /// - [`WriterError::Element`] if they are not of the array's data type, and
+    ///   [`WriterError::Unsupported`] if [`append_bytes`](Self::append_bytes) has cut the last one:
+    ///   nothing was appended.
     /// - [`WriterError::Store`] and [`WriterError::Encode`] if earlier slices could not be stored:
     ///   what this call appended before it saw that is kept, and
     ///   [`progress`](Self::progress) says how much that is. [`flush`](Self::flush) tries again.
@@ -198,8 +201,8 @@ impl ArrayWriter {
     ) -> Result<&'a [T], WriterError> {
         let bytes = self.bytes_of(elements)?;
         let size = self.job.grid.shard().element_size();
-        // Whole elements, whatever was appended before.
-        let rest = self.try_take(&bytes, size)?;
+        // Whole elements: no element was cut, and batches have whole ones.
+        let rest = self.try_take(&bytes)?;
         Ok(&elements[elements.len() - rest / size..])
     }
 
@@ -208,7 +211,7 @@ impl ArrayWriter {
     /// # Errors
     /// As for [`append`](Self::append).
     pub fn try_append_bytes<'a>(&mut self, bytes: &'a [u8]) -> Result<&'a [u8], WriterError> {
-        let rest = self.try_take(bytes, 1)?;
+        let rest = self.try_take(bytes)?;
         Ok(&bytes[bytes.len() - rest..])
     }
 
@@ -219,6 +222,14 @@ impl ArrayWriter {
     ) -> Result<std::borrow::Cow<'a, [u8]>, WriterError> {
         let data_type = self.shared.setup.array.data_type();
         T::validate_data_type(data_type)?;
+        let cut = self.filled % self.job.grid.shard().element_size();
+        if cut > 0 {
+            return Err(WriterError::Unsupported {
+                reason: format!(
+                    "the last element has {cut} of its bytes, and no other can begin: append its rest with `append_bytes`"
+                ),
+            });
+        }
         match T::to_array_bytes(data_type, elements)? {
             ArrayBytes::Fixed(bytes) => Ok(bytes),
             _ => Err(WriterError::Unsupported {
@@ -227,8 +238,8 @@ impl ArrayWriter {
         }
     }
 
-    /// Append without waiting: how many bytes are left, a multiple of `unit`.
-    fn try_take(&mut self, bytes: &[u8], unit: usize) -> Result<usize, WriterError> {
+    /// Append without waiting: how many bytes are left.
+    fn try_take(&mut self, bytes: &[u8]) -> Result<usize, WriterError> {
         let mut rest = bytes;
         while !rest.is_empty() {
             let before = rest.len();
@@ -237,14 +248,6 @@ impl ArrayWriter {
                 self.shared.lock().progress.refusals += 1;
                 break;
             }
-        }
-        // A batch holds whole elements, so an element is cut only if one was cut before: by
-        // `append_bytes`.
-        let cut = rest.len() % unit;
-        if cut > 0 {
-            let missing = &rest[..cut];
-            self.append_bytes(missing)?;
-            rest = &rest[cut..];
         }
         Ok(rest.len())
     }
@@ -297,14 +300,25 @@ impl ArrayWriter {
 
     /// A buffer for the next batch.
     fn next_input(&self, wait: bool) -> Result<Option<Box<dyn Input>>, WriterError> {
-        let look = || {
-            let input = self.engine.input();
+        let look = |new| {
+            let input = self.engine.input(new);
             input.map_err(|error| self.broken(&error.to_string()))
         };
+        if wait {
+            // One that was used is warm: it is waited for as long as allocating another one takes.
+            let patience = Patience::for_bytes(self.batch_bytes);
+            while !patience.is_over() {
+                let seen = self.shared.signal.count();
+                if let Some(input) = look(false)? {
+                    return Ok(Some(input));
+                }
+                self.shared.signal.wait_for(seen, patience.left());
+            }
+        }
         let mut since = None;
         let found = loop {
             let seen = self.shared.signal.count();
-            let found = look()?;
+            let found = look(true)?;
             if found.is_some() || !wait {
                 break found;
             }
@@ -552,7 +566,14 @@ impl ArrayWriter {
                 .map(|storing| storing.key)
                 .collect()
         });
-        let finished_slices = self.shared.progress().finished_slices;
+        let (finished_slices, uncovered) = {
+            let state = self.shared.lock();
+            (state.progress.finished_slices, state.must_grow())
+        };
+        // What is stored is for readers, too.
+        if uncovered && let Err(error) = self.shared.setup.length.grow(finished_slices) {
+            tracing::warn!(finished_slices, %error, "metadata that do not cover all that is stored");
+        }
         let mut result = Ok(finished_slices);
         for key in begun {
             if let Err(source) = self.shared.setup.sink.discard(&key) {
@@ -586,7 +607,7 @@ impl Drop for ArrayWriter {
         let end = self.shared.setup.start + slices;
         let result = self.give_up();
         let finished = self.shared.progress().finished_slices;
-        if self.appended > 0 {
+        if end > finished || self.partial_slice() > 0 {
             tracing::warn!(
                 path = %self.shared.setup.array.path(),
                 from = finished,

@@ -117,7 +117,7 @@ mod tests {
     fn a_buffer_that_is_kept_is_replaced() {
         let pool = Pool::new(10, Contents::Zeros, 1, true, Arc::default());
         let output = |n| -> Arc<dyn Output> {
-            let mut lease = pool.take().expect("memory").expect("free");
+            let mut lease = pool.take(true).expect("memory").expect("free");
             lease.bytes().fill(n);
             Arc::new(lease)
         };
@@ -132,14 +132,14 @@ mod tests {
         drop(first);
         let kept = kept.expect("within");
         let in_store = kept.bytes();
-        assert!(pool.take().expect("memory").is_none());
+        assert!(pool.take(true).expect("memory").is_none());
         assert!(kept.taken().is_none());
         let second = output(3);
         drop(other);
-        assert!(pool.take().expect("memory").is_none());
+        assert!(pool.take(true).expect("memory").is_none());
         drop(second);
         assert_eq!(in_store.as_ref(), [2; 4]);
         drop(in_store);
-        assert!(pool.take().expect("memory").is_some());
+        assert!(pool.take(true).expect("memory").is_some());
     }
 }

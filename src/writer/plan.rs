@@ -158,7 +158,9 @@ pub(super) fn plan(
                         choice,
                     });
                 }
-                Some(over) if least.is_none_or(|least| over.1 < least.1) => least = Some(over),
+                Some(over) if least.is_none_or(|least| over.0 == least.0 && over.1 < least.1) => {
+                    least = Some(over);
+                }
                 Some(_) => {}
             }
         }

@@ -151,6 +151,8 @@ pub(super) struct State {
     pub(super) aborted: bool,
     /// Threads leave when there is nothing left to do.
     pub(super) closed: bool,
+    /// The first slice of the stream.
+    pub(super) start: u64,
     /// The first slice behind the stream, once that is known.
     pub(super) end: Option<u64>,
     /// Whether the encoding thread has seen the end.
@@ -193,6 +195,7 @@ impl Shared {
                 broken: None,
                 aborted: false,
                 closed: false,
+                start: setup.start,
                 end: None,
                 ended: false,
                 first_unfinished: setup.start / shard_slices,
@@ -350,6 +353,7 @@ impl State {
 
     /// Whether the array's metadata has to be written.
     pub(super) fn must_grow(&self) -> bool {
-        self.progress.finished_slices > self.progress.covered_slices
+        let finished = self.progress.finished_slices;
+        finished > self.progress.covered_slices && finished > self.start
     }
 }

@@ -60,4 +60,10 @@ pub(super) trait Length: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// The store's.
     fn grow(&self, slices: u64) -> Result<(), StorageError>;
+
+    /// How many slices the stored array has along its first axis; `None` if it has no metadata yet.
+    ///
+    /// # Errors
+    /// The store's, and that the metadata cannot be understood.
+    fn stored(&self) -> Result<Option<u64>, StorageError>;
 }

@@ -200,9 +200,12 @@ fn store(
             Last::Stored
         }
         Work::Erase => Last::Empty,
-        Work::Write { pieces, .. } => {
-            for (_, part) in pieces {
-                *stored += part.len() as u64;
+        Work::Write { pieces, first } => {
+            for (at, part) in pieces {
+                // Where the index will be, there is nothing yet.
+                if at > 0 || !first || !shared.setup.encoding.index_is_first() {
+                    *stored += part.len() as u64;
+                }
                 // Nothing keeps a piece of a file.
                 drop(part.taken());
             }

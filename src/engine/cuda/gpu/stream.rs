@@ -280,7 +280,7 @@ impl<'a> Run<'a> {
     ) -> Result<Subchunks, EngineError> {
         for (first, batch) in self.subject.batches() {
             let mut input = loop {
-                match self.engine.input()? {
+                match self.engine.input(true)? {
                     Some(input) => break input,
                     None => self.complete()?,
                 }

@@ -162,7 +162,8 @@ impl StreamEngine for CudaStream {
         "cuda"
     }
 
-    fn input(&self) -> Result<Option<Box<dyn Input>>, EngineError> {
+    /// All of them were allocated with the stream.
+    fn input(&self, _new: bool) -> Result<Option<Box<dyn Input>>, EngineError> {
         Ok(CudaInput::take(&self.shared).map(|input| Box::new(input) as Box<dyn Input>))
     }
 

@@ -90,8 +90,8 @@ impl Case {
         let configuration = serde_json::from_value(configuration).expect("valid");
         let options = Options::default()
             .with_backend(backend)
-            .with_device_memory(1 << 27)
-            .with_pinned_memory(1 << 27)
+            .with_device_memory(1 << 30)
+            .with_pinned_memory(1 << 30)
             .with_nvcomp(StandIn::Six.path());
         let codec = CudaShardingCodec::new_with_configuration(&configuration, options)
             .expect("a known chain")

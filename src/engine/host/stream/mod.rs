@@ -225,8 +225,8 @@ impl StreamEngine for Arc<HostStream> {
         "host"
     }
 
-    fn input(&self) -> Result<Option<Box<dyn Input>>, EngineError> {
-        let Some(mut lease) = self.inputs.take()? else {
+    fn input(&self, new: bool) -> Result<Option<Box<dyn Input>>, EngineError> {
+        let Some(mut lease) = self.inputs.take(new)? else {
             return Ok(None);
         };
         // Encoding in place leaves the edges as they were stored.

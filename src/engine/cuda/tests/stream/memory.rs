@@ -130,13 +130,13 @@ fn buffers_are_as_many_as_the_job_says_and_come_back() {
     let mut encoder = stream.encoder().expect("the first");
     assert!(stream.encoder().is_err(), "there is one");
     let mut inputs: Vec<_> = (0..2)
-        .map(|_| stream.input().expect("no fault").expect("not in use"))
+        .map(|_| stream.input(true).expect("no fault").expect("not in use"))
         .collect();
-    assert!(stream.input().expect("no fault").is_none());
+    assert!(stream.input(true).expect("no fault").is_none());
     let seen = returned.count();
     drop(inputs.pop());
     assert!(returned.count() > seen);
-    inputs.push(stream.input().expect("no fault").expect("came back"));
+    inputs.push(stream.input(true).expect("no fault").expect("came back"));
     for mut input in inputs {
         fill(&subject, &mut *input);
         encoder.submit(input, batch.clone());
@@ -178,7 +178,7 @@ fn mistakes_are_errors() {
     let simulation = simulation(Schedule::Eager);
     let engine = stream_engine(&simulation, StandIn::Six, &subject);
     let stream = open(&engine, &subject, true).expect("fits");
-    let mut input = stream.input().expect("no fault").expect("not in use");
+    let mut input = stream.input(true).expect("no fault").expect("not in use");
     let len = subject.job.epochs * subject.job.grid.epoch_bytes();
     input.write(len, &[]).expect("nothing");
     assert!(input.write(len - 1, &[0; 2]).is_err());
@@ -199,7 +199,7 @@ fn mistakes_are_errors() {
     // An input of another stream is not this one's.
     let other = open(&engine, &subject, true).expect("fits");
     let batch = Arc::new(subject.job.grid.batch(2).expect("fits"));
-    let stranger = other.input().expect("no fault").expect("not in use");
+    let stranger = other.input(true).expect("no fault").expect("not in use");
     encoder.submit(stranger, batch.clone());
     assert!(encoder.complete().expect("under way").is_err());
     // Nor is a batch of more epochs than it was made for.

@@ -40,7 +40,7 @@ fn cases() -> Vec<Case> {
 /// Leave a stream with a batch under way: the lane is given up with its streams full.
 fn abandon(subject: &Subject, stream: &dyn StreamEngine) -> Result<(), EngineError> {
     let mut encoder = stream.encoder()?;
-    let mut input = stream.input()?.expect("none is in use");
+    let mut input = stream.input(true)?.expect("none is in use");
     let bytes = subject.job.epochs * subject.job.grid.epoch_bytes();
     input.write(0, &subject.bytes[..bytes])?;
     let (_, batch) = subject.batches().swap_remove(0);
