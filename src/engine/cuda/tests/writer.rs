@@ -200,7 +200,7 @@ fn check(seed: u64) {
         2 => simulation.inject(Inject::Refused {
             launch: operation / 6,
         }),
-        3 if seed % 3 == 0 => {
+        3 if seed.is_multiple_of(3) => {
             breaks = true;
             simulation.inject(Inject::Sticky { operation });
         }
@@ -229,7 +229,7 @@ fn check(seed: u64) {
         }
         // Only a device can be the reason, and only where nothing else will do.
         Err(error) => assert!(
-            case.backend == Backend::Cuda && seed % 5 < 4 && seed % 5 > 0,
+            case.backend == Backend::Cuda && (1..4).contains(&(seed % 5)),
             "seed {seed}: {error}"
         ),
     }

@@ -375,7 +375,7 @@ mod tests {
             element in prop::sample::select(vec![1_usize, 2, 3, 8, 16]),
             epochs in 1_usize..4,
             room in 0_usize..5,
-            cuts in prop::collection::vec(0.0_f64..1.0, 0..6),
+            cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
             threads in 1_usize..4,
         ) {
             let grid = grid(&axes, element);
@@ -385,7 +385,7 @@ mod tests {
             let slices = Slices::new(&grid, &batch, |place, _| place * slot);
             let len = epochs * grid.epoch_bytes();
             let bytes: Vec<u8> = (0..len).map(|i| (i * 7 + i / 251) as u8).collect();
-            let mut cuts: Vec<usize> = cuts.iter().map(|cut| (cut * len as f64) as usize).collect();
+            let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(len)).collect();
             cuts.extend([0, len]);
             cuts.sort_unstable();
             let crew = Crew::of("test", 2);
