@@ -229,6 +229,8 @@ impl Options {
     /// What the driver takes on a device for its context and for the compiled kernels comes on top,
     /// and stays. All arrays of a process share the buffers: those that were taken under other
     /// options count as well, so that an array of a small budget may wait for one of a large budget.
+    /// An [`ArrayWriter`](crate::writer::ArrayWriter) on a device takes at most as much for itself,
+    /// beside them.
     #[must_use]
     pub fn with_device_memory(mut self, bytes: usize) -> Self {
         self.device_memory = Some(bytes);
