@@ -107,11 +107,12 @@ impl Pool {
     /// another one takes.
     ///
     /// # Errors
-    /// [`EngineError::OutOfMemory`].
+    /// [`EngineError::OutOfMemory`], and [`EngineError::Unsuitable`] if the stream was given up.
     pub(crate) fn wait(self: &Arc<Self>) -> Result<Lease, EngineError> {
         let patience = Patience::for_bytes(self.len);
         loop {
             let seen = self.returned.count();
+            self.returned.check()?;
             let over = patience.is_over();
             if let Some(lease) = self.take(over)? {
                 return Ok(lease);

@@ -20,6 +20,7 @@
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -222,12 +223,32 @@ pub(crate) trait StreamEngine: Send + Sync + fmt::Debug {
 pub(crate) struct Returned {
     count: Mutex<u64>,
     changed: Condvar,
+    given_up: AtomicBool,
 }
 
 impl Returned {
     /// How often a buffer came back until now. Ask before looking for one.
     pub(crate) fn count(&self) -> u64 {
         *self.count.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nobody is to wait for a buffer any more: a store may keep those that were thrown away.
+    pub(crate) fn give_up(&self) {
+        self.given_up.store(true, Ordering::Release);
+        self.notify();
+    }
+
+    /// That it makes sense to wait for a buffer.
+    ///
+    /// # Errors
+    /// [`EngineError::Unsuitable`] if the stream was [given up](Self::give_up).
+    pub(crate) fn check(&self) -> Result<(), EngineError> {
+        if self.given_up.load(Ordering::Acquire) {
+            return Err(EngineError::Unsuitable(
+                "the stream was given up".to_string(),
+            ));
+        }
+        Ok(())
     }
 
     /// A buffer came back, or something else happened that those who wait should see.

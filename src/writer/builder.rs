@@ -137,6 +137,8 @@ where
             let length = ArrayLength::renamed(array, store.clone());
             let length = length.map_err(|error| refused(array, error))?;
             if let Some(first) = extended_from {
+                // First: what is there may belong to somebody who extends the array now.
+                check_length(array, &length)?;
                 let erased = leftovers::clean(array, &*store, first);
                 let erased = erased.map_err(|error| refused(array, error))?;
                 if erased > 0 {
@@ -198,11 +200,8 @@ where
         let extended_from = (start == self.array.shape()[0]).then_some(first);
         let (sink, length) = match &self.renamed {
             Some(renamed) => renamed(&self.array, extended_from)?,
-            None => self.stores()?,
+            None => self.stores(extended_from.is_some())?,
         };
-        if self.start.is_none() {
-            self.check_length(&*length)?;
-        }
         let shared = Shared::new(
             Setup {
                 engine: engine.name(),
@@ -255,25 +254,13 @@ where
         }
     }
 
-    /// That nobody has extended the array since it was opened: the writer would start within what is
-    /// there now.
-    fn check_length(&self, length: &dyn Length) -> Result<(), WriterError> {
-        let stored = length
-            .stored()
-            .map_err(|error| refused(&self.array, error))?;
-        let opened = self.array.shape()[0];
-        match stored {
-            Some(stored) if stored != opened => Err(unsupported(format!(
-                "it has {stored} slices now, and had {opened} when it was opened: open it again to extend it, or say where to `start`"
-            ))),
-            _ => Ok(()),
-        }
-    }
-
     /// Shards and metadata by one `set` each.
-    fn stores(&self) -> Result<Stores, WriterError> {
+    fn stores(&self, extends: bool) -> Result<Stores, WriterError> {
         let sink = WholeSink::of(&self.array).map_err(|error| refused(&self.array, error))?;
         let length = ArrayLength::of(&self.array).map_err(|error| refused(&self.array, error))?;
+        if extends {
+            check_length(&self.array, &length)?;
+        }
         Ok((Box::new(sink), Box::new(length)))
     }
 
@@ -403,4 +390,20 @@ fn unsupported(reason: String) -> WriterError {
 
 fn cannot(reason: String) -> WriterError {
     WriterError::Array(Error::Codec(CodecError::Other(reason)))
+}
+
+/// That nobody has extended the array since it was opened: the writer would start within what is there
+/// now.
+fn check_length<TStorage: ?Sized>(
+    array: &Array<TStorage>,
+    length: &dyn Length,
+) -> Result<(), WriterError> {
+    let stored = length.stored().map_err(|error| refused(array, error))?;
+    let opened = array.shape()[0];
+    match stored {
+        Some(stored) if stored != opened => Err(unsupported(format!(
+            "it has {stored} slices now, and had {opened} when it was opened: open it again to extend it"
+        ))),
+        _ => Ok(()),
+    }
 }

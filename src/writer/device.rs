@@ -87,13 +87,32 @@ impl ArrayWriter {
     /// - `slice` names memory of its device that can be read, and a stream of its primary context, or
     ///   0.
     /// - That memory is neither written nor freed before the event that is returned has happened, or,
-    ///   after an error, before the device has done all its work.
+    ///   after [`WriterError::Device`], before the device has done all its work.
     pub unsafe fn append_device(
         &mut self,
         slice: &DeviceSlice,
     ) -> Result<DeviceEvent, WriterError> {
+        let mut event = DeviceEvent(None);
+        // SAFETY: what the caller promises.
+        let appended = unsafe { self.append_parts(slice, &mut event.0) };
+        if let Err(error) = appended {
+            // What was appended has been read when the caller hears of the error.
+            event.wait()?;
+            return Err(error);
+        }
+        Ok(event)
+    }
+
+    /// Append a slice batch by batch: `last` says when all that was appended has been read.
+    ///
+    /// # Safety
+    /// That of [`append_device`](Self::append_device).
+    unsafe fn append_parts(
+        &mut self,
+        slice: &DeviceSlice,
+        last: &mut Option<Box<dyn Reusable>>,
+    ) -> Result<(), WriterError> {
         let mut at = 0;
-        let mut last = None;
         while at < slice.len {
             self.check()?;
             self.first_append.get_or_insert_with(Instant::now);
@@ -113,10 +132,10 @@ impl ArrayWriter {
             // SAFETY: a part of what the caller promises.
             let put = unsafe { input.write_from_device(self.filled, &bytes) };
             // All copies are in one stream of the device, so that the last one stands for all.
-            last = Some(put.map_err(failed)?);
+            *last = Some(put.map_err(failed)?);
             at += len;
             self.advance(len);
         }
-        Ok(DeviceEvent(last))
+        Ok(())
     }
 }

@@ -411,9 +411,10 @@ impl ArrayWriter {
                 let copied = input
                     .read(at, piece)
                     .and_then(|()| next.write(moved, piece));
-                if let Err(error) = copied {
-                    return Err(self.broken(&error.to_string()));
-                }
+                // What was filled is still there.
+                copied.map_err(|error| WriterError::Device {
+                    reason: error.to_string(),
+                })?;
                 at += piece.len();
                 moved += piece.len();
             }
@@ -558,6 +559,7 @@ impl ArrayWriter {
         });
         // Not under the lock: buffers go back, and tell so.
         drop(dropped);
+        self.shared.signal.give_up();
         self.join();
         let begun: Vec<_> = self.shared.change(|state| {
             std::mem::take(&mut state.shards)
@@ -571,12 +573,13 @@ impl ArrayWriter {
             (state.progress.finished_slices, state.must_grow())
         };
         // What is stored is for readers, too.
-        if uncovered && let Err(error) = self.shared.setup.length.grow(finished_slices) {
+        let setup = &self.shared.setup;
+        if uncovered && let Err(error) = storing::caught(|| setup.length.grow(finished_slices)) {
             tracing::warn!(finished_slices, %error, "metadata that do not cover all that is stored");
         }
         let mut result = Ok(finished_slices);
         for key in begun {
-            if let Err(source) = self.shared.setup.sink.discard(&key) {
+            if let Err(source) = storing::caught(|| setup.sink.discard(&key)) {
                 // The others are erased nevertheless.
                 result = result.and(Err(WriterError::Store {
                     doing: "erase the temporary of",

@@ -177,7 +177,8 @@ fn store(
             other => other,
         };
     }
-    let result = match &doing {
+    // There while the store has it, which may panic.
+    let result = match work.insert(doing) {
         Work::Set(part) => sink.set(key, part.bytes()),
         Work::Erase => sink.erase(key),
         Work::Write { pieces, first } => {
@@ -186,10 +187,10 @@ fn store(
         }
         Work::Complete => sink.complete(key),
     };
-    if let Err(error) = result {
-        *work = Some(doing);
-        return Err(error);
-    }
+    result?;
+    let Some(doing) = work.take() else {
+        return Ok(Last::No);
+    };
     Ok(match doing {
         Work::Set(part) => {
             *stored += part.len() as u64;
@@ -275,7 +276,7 @@ fn tell(shared: &Shared) {
 }
 
 /// What `work` returns; a panic of the store is an error.
-fn caught<T>(work: impl FnOnce() -> Result<T, StorageError>) -> Result<T, StorageError> {
+pub(super) fn caught<T>(work: impl FnOnce() -> Result<T, StorageError>) -> Result<T, StorageError> {
     catch_unwind(AssertUnwindSafe(work))
         .unwrap_or_else(|_| Err(StorageError::Other("the store panicked".to_string())))
 }

@@ -62,6 +62,8 @@ struct UnderWay {
     input: Option<Box<CudaInput>>,
     batch: Arc<BatchGrid>,
     enqueued: Result<Enqueued, EngineError>,
+    /// Whether it comes again, behind one before it that has failed.
+    handed_back: bool,
 }
 
 /// What was put into the streams for it.
@@ -161,6 +163,7 @@ impl CudaEncoder {
     fn hand_back(&mut self, error: &EngineError) {
         let mut flights = Vec::new();
         for behind in &mut self.under_way {
+            behind.handed_back = true;
             if let Ok(enqueued) = &behind.enqueued {
                 flights.push(enqueued.flight);
                 behind.enqueued = Err(EngineError::Device(DriverError {
@@ -254,6 +257,7 @@ impl Encoder for CudaEncoder {
             input,
             batch,
             enqueued,
+            handed_back: false,
         });
     }
 
@@ -274,6 +278,7 @@ impl CudaEncoder {
             input,
             batch,
             enqueued,
+            handed_back,
         } = oldest;
         let Some(mut input) = input else {
             return Err(FailedBatch {
@@ -281,6 +286,9 @@ impl CudaEncoder {
                 input: Box::new(NoInput),
             });
         };
+        if handed_back && let Err(error) = enqueued {
+            return Err(FailedBatch { error, input });
+        }
         let _span = tracing::debug_span!("complete", epochs = batch.epochs()).entered();
         let mut output = CudaOutput::take(&self.shared);
         let shared = self.shared.clone();

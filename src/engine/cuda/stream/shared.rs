@@ -297,6 +297,7 @@ impl Shared {
                 });
             }
             drop(outputs);
+            self.returned.check()?;
             self.returned.wait(seen);
         }
     }
