@@ -304,27 +304,23 @@ impl ArrayWriter {
             let input = self.engine.input(new);
             input.map_err(|error| self.broken(&error.to_string()))
         };
-        if wait {
-            // One that was used is warm: it is waited for as long as allocating another one takes.
-            let patience = Patience::for_bytes(self.batch_bytes);
-            while !patience.is_over() {
-                let seen = self.shared.signal.count();
-                if let Some(input) = look(false)? {
-                    return Ok(Some(input));
-                }
-                self.shared.signal.wait_for(seen, patience.left());
-            }
-        }
+        // One that was used is warm: it is waited for as long as allocating another one takes.
+        let patience = Patience::for_bytes(self.batch_bytes);
         let mut since = None;
         let found = loop {
             let seen = self.shared.signal.count();
-            let found = look(true)?;
+            let new = !wait || patience.is_over();
+            let found = look(new)?;
             if found.is_some() || !wait {
                 break found;
             }
             since.get_or_insert_with(Instant::now);
             self.check()?;
-            self.shared.signal.wait(seen);
+            if new {
+                self.shared.signal.wait(seen);
+            } else {
+                self.shared.signal.wait_for(seen, patience.left());
+            }
         };
         if let Some(since) = since {
             let waited = since.elapsed();
