@@ -36,7 +36,7 @@ struct Thread<'a> {
     shared: &'a Arc<Shared>,
     encoder: Box<dyn Encoder>,
     assembler: Assembler,
-    under_way: VecDeque<(Batch, Instant)>,
+    under_way: VecDeque<Batch>,
     /// The number of the batch that shards get next.
     next: u64,
     /// Batches that were encoded before one that comes before them.
@@ -51,7 +51,7 @@ impl Thread<'_> {
             match step {
                 Step::Submit(batch, input) => {
                     self.encoder.submit(input, batch.grid.clone());
-                    self.under_way.push_back((batch, Instant::now()));
+                    self.under_way.push_back(batch);
                 }
                 Step::Complete => self.complete(),
                 Step::End => {
@@ -67,10 +67,10 @@ impl Thread<'_> {
     fn complete(&mut self) {
         let begin = Instant::now();
         let completed = self.encoder.complete();
-        let Some((batch, submitted)) = self.under_way.pop_front() else {
+        let Some(batch) = self.under_way.pop_front() else {
             return;
         };
-        let time = begin.elapsed().min(submitted.elapsed());
+        let time = begin.elapsed();
         match completed {
             Some(Ok(encoded)) => {
                 let bytes = batch.grid.epochs() * self.shared.setup.grid.epoch_bytes();

@@ -101,7 +101,6 @@ pub struct ArrayWriter {
     /// How many batches, and epochs, came before it.
     batches: u64,
     epochs: u64,
-    appended: u64,
     first_append: Option<Instant>,
     threads: Vec<JoinHandle<()>>,
     report: Option<WriterReport>,
@@ -139,7 +138,6 @@ impl ArrayWriter {
             filled: 0,
             batches: 0,
             epochs: 0,
-            appended: 0,
             first_append: None,
             threads,
             report: None,
@@ -273,9 +271,7 @@ impl ArrayWriter {
     /// So many bytes were put into the batch.
     fn advance(&mut self, len: usize) {
         self.filled += len;
-        self.appended += len as u64;
-        // For callbacks, which are not this thread's.
-        self.shared.lock().progress.appended_bytes = self.appended;
+        self.shared.lock().progress.appended_bytes += len as u64;
         if self.filled == self.batch_bytes {
             self.submit(self.grid.clone(), self.job.epochs);
         }
@@ -351,6 +347,11 @@ impl ArrayWriter {
             .change(|state| state.batches.push_back(Item::Batch(batch, input)));
     }
 
+    /// The first slice of which not everything was appended.
+    fn end_slice(&self) -> u64 {
+        self.shared.setup.start + self.progress().appended_slices
+    }
+
     /// Bytes of a slice that was begun.
     fn partial_slice(&self) -> usize {
         self.filled % self.job.grid.slice_bytes()
@@ -361,8 +362,7 @@ impl ArrayWriter {
         let partial = self.partial_slice();
         // What comes next is written over it.
         self.filled -= partial;
-        self.appended -= partial as u64;
-        self.shared.lock().progress.appended_bytes = self.appended;
+        self.shared.lock().progress.appended_bytes -= partial as u64;
         partial
     }
 
@@ -431,7 +431,8 @@ impl ArrayWriter {
                 return (!busy).then_some(Err(error));
             }
             let ended = state.end.is_none() || state.ended;
-            (ended && state.is_idle() && !state.must_grow() && !state.growing).then_some(Ok(()))
+            (ended && state.is_idle() && !self.shared.must_grow(state) && !state.growing)
+                .then_some(Ok(()))
         });
         self.shared.change(|state| state.grow_now = false);
         result
@@ -451,9 +452,8 @@ impl ArrayWriter {
             return Ok(report.clone());
         }
         if self.partial_slice() > 0 {
-            let slices = self.appended / self.job.grid.slice_bytes() as u64;
             return Err(WriterError::IncompleteSlice {
-                slice: self.shared.setup.start + slices,
+                slice: self.end_slice(),
                 got: self.partial_slice(),
                 expected: self.job.grid.slice_bytes(),
             });
@@ -473,7 +473,7 @@ impl ArrayWriter {
             finished_slices: progress.finished_slices,
             shards: progress.shards_stored,
             shards_empty: progress.shards_empty,
-            raw_bytes: self.appended,
+            raw_bytes: progress.appended_bytes,
             stored_bytes: progress.stored_bytes,
             elapsed: self
                 .first_append
@@ -503,8 +503,7 @@ impl ArrayWriter {
             let grid = grid.map_err(|error| self.broken(&error.to_string()))?;
             Some((grid, epochs))
         };
-        let slices = self.appended / self.job.grid.slice_bytes() as u64;
-        let end = self.shared.setup.start + slices;
+        let end = self.end_slice();
         self.shared.change(|state| state.end = Some(end));
         if let Some((grid, epochs)) = short {
             self.submit(Arc::new(grid), epochs);
@@ -566,7 +565,10 @@ impl ArrayWriter {
         });
         let (finished_slices, uncovered) = {
             let state = self.shared.lock();
-            (state.progress.finished_slices, state.must_grow())
+            (
+                state.progress.finished_slices,
+                self.shared.must_grow(&state),
+            )
         };
         // What is stored is for readers, too.
         let setup = &self.shared.setup;
@@ -602,8 +604,7 @@ impl Drop for ArrayWriter {
         if self.threads.is_empty() {
             return;
         }
-        let slices = self.appended / self.job.grid.slice_bytes() as u64;
-        let end = self.shared.setup.start + slices;
+        let end = self.end_slice();
         let result = self.give_up();
         let finished = self.shared.progress().finished_slices;
         if end > finished || self.partial_slice() > 0 {

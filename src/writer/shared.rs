@@ -151,8 +151,6 @@ pub(super) struct State {
     pub(super) aborted: bool,
     /// Threads leave when there is nothing left to do.
     pub(super) closed: bool,
-    /// The first slice of the stream.
-    pub(super) start: u64,
     /// The first slice behind the stream, once that is known.
     pub(super) end: Option<u64>,
     /// Whether the encoding thread has seen the end.
@@ -195,7 +193,6 @@ impl Shared {
                 broken: None,
                 aborted: false,
                 closed: false,
-                start: setup.start,
                 end: None,
                 ended: false,
                 first_unfinished: setup.start / shard_slices,
@@ -325,6 +322,12 @@ impl Shared {
         });
     }
 
+    /// Whether the array's metadata has to be written.
+    pub(super) fn must_grow(&self, state: &State) -> bool {
+        let finished = state.progress.finished_slices;
+        finished > state.progress.covered_slices && finished > self.setup.start
+    }
+
     /// How far the writer is, in `state`.
     pub(super) fn snapshot(&self, state: &State) -> Progress {
         let slice = self.setup.grid.slice_bytes() as u64;
@@ -349,11 +352,5 @@ impl State {
         self.batches.is_empty()
             && self.progress.batches_encoding == 0
             && self.shards.values().all(|s| !s.busy && s.work.is_empty())
-    }
-
-    /// Whether the array's metadata has to be written.
-    pub(super) fn must_grow(&self) -> bool {
-        let finished = self.progress.finished_slices;
-        finished > self.progress.covered_slices && finished > self.start
     }
 }

@@ -1,14 +1,13 @@
 //! The threads that store shards, and let the array's metadata say how far they reach.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use zarrs_storage::{StorageError, StoreKey};
 
 use super::part::Part;
-use super::shared::{Failure, ShardId, Shared, State, Work};
+use super::shared::{Failure, ShardId, Shared, State, Storing, Work};
 
 /// What a thread does next.
 enum Step {
@@ -23,12 +22,12 @@ enum Step {
 /// What a thread does until there is nothing left to do.
 pub(super) fn run(shared: &Arc<Shared>) {
     // A page-locked buffer was kept by the store: it gets copies from now on.
-    let store_keeps = AtomicBool::new(false);
+    let mut store_keeps = false;
     loop {
         let seen = shared.signal.count();
         let step = next(shared, &mut shared.lock());
         match step {
-            Step::Shard(id, key, work) => do_work(shared, id, &key, work, &store_keeps),
+            Step::Shard(id, key, work) => do_work(shared, id, &key, work, &mut store_keeps),
             Step::Grow(slices) => grow(shared, slices),
             Step::Wait(None) => shared.signal.wait(seen),
             Step::Wait(Some(time)) => shared.signal.wait_for(seen, time),
@@ -43,7 +42,7 @@ fn next(shared: &Shared, state: &mut State) -> Step {
     }
     if state.failure.is_none() && state.broken.is_none() {
         // The metadata first: more shards may come for ever.
-        let due = (state.must_grow() && !state.growing).then(|| {
+        let due = (shared.must_grow(state) && !state.growing).then(|| {
             let interval = shared.setup.metadata_interval;
             interval.saturating_sub(state.grown.elapsed())
         });
@@ -67,14 +66,14 @@ fn next(shared: &Shared, state: &mut State) -> Step {
             return Step::Wait(due);
         }
     }
-    if state.closed && state.is_idle() && !state.must_grow() {
+    if state.closed && state.is_idle() && !shared.must_grow(state) {
         return Step::Leave;
     }
     Step::Wait(None)
 }
 
 /// `work` with the pieces that come behind it: stores pay by the call.
-fn merged(mut work: Work, storing: &mut super::shared::Storing) -> Work {
+fn merged(mut work: Work, storing: &mut Storing) -> Work {
     if let Work::Write { pieces, .. } = &mut work {
         while let Some(Work::Write { pieces: more, .. }) = storing.work.front_mut() {
             pieces.append(more);
@@ -84,13 +83,7 @@ fn merged(mut work: Work, storing: &mut super::shared::Storing) -> Work {
     work
 }
 
-fn do_work(
-    shared: &Arc<Shared>,
-    id: ShardId,
-    key: &StoreKey,
-    work: Work,
-    store_keeps: &AtomicBool,
-) {
+fn do_work(shared: &Arc<Shared>, id: ShardId, key: &StoreKey, work: Work, store_keeps: &mut bool) {
     let begin = Instant::now();
     let mut work = Some(work);
     let mut stored = 0;
@@ -164,14 +157,14 @@ fn store(
     shared: &Shared,
     key: &StoreKey,
     work: &mut Option<Work>,
-    store_keeps: &AtomicBool,
+    store_keeps: &mut bool,
     stored: &mut u64,
 ) -> Result<Last, StorageError> {
     let sink = &shared.setup.sink;
     let Some(mut doing) = work.take() else {
         return Ok(Last::No);
     };
-    if store_keeps.load(Ordering::Relaxed) {
+    if *store_keeps {
         doing = match doing {
             Work::Set(part) => Work::Set(part.out_of_scarce()),
             other => other,
@@ -195,7 +188,7 @@ fn store(
         Work::Set(part) => {
             *stored += part.len() as u64;
             if let Some(copy) = part.taken() {
-                store_keeps.store(true, Ordering::Relaxed);
+                *store_keeps = true;
                 replace(shared, key, copy, work)?;
             }
             Last::Stored
