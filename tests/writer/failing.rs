@@ -19,9 +19,9 @@ fn broken() -> StorageError {
     StorageError::Other("the disk is full".to_owned())
 }
 
-/// Append slices until that fails.
+/// Append slices, from the first on that is not appended yet, until that fails.
 fn append_until_refused(writer: &mut ArrayWriter, length: u64) -> (u64, WriterError) {
-    for slice in 0..length {
+    for slice in writer.progress().appended_slices..length {
         if let Err(error) = writer.append(&slices(slice..slice + 1)) {
             return (slice, error);
         }
@@ -47,6 +47,9 @@ fn a_failed_shard_is_told_and_tried_again() {
             build = build.atomic_rename(store.clone());
         }
         let mut writer = build.build().unwrap();
+        // The first row is stored before the second, which fails.
+        writer.append(&slices(0..SHARD)).unwrap();
+        writer.flush().unwrap();
         let (taken, error) = append_until_refused(&mut writer, 10_000);
         let WriterError::Store {
             key,
@@ -82,7 +85,6 @@ fn a_failed_shard_is_told_and_tried_again() {
 
         fails.store(false, Ordering::SeqCst);
         let report = writer.finish().unwrap();
-        assert_eq!(report.finished_slices, taken);
         assert_eq!(report.finished_slices, taken);
         check(&store, taken);
         let temporaries = store.values().into_keys().filter(|key| is_temporary(key));
