@@ -59,6 +59,14 @@ pub(crate) struct Case<'a> {
 pub(crate) type Files = Vec<(PathBuf, Vec<u8>)>;
 
 impl Case<'_> {
+    /// How many there are: bytes that are ready are written to files only.
+    pub(crate) fn contenders(&self) -> usize {
+        match self.sink {
+            Sink::Discarding => 2,
+            Sink::Filesystem => 3,
+        }
+    }
+
     /// A new folder. Nothing that was written or deleted before keeps the disk busy.
     fn folder(&self) -> Result<TempDir> {
         File::open(self.folder)?.sync_all()?;

@@ -8,7 +8,8 @@
 //! The contract, which every engine keeps:
 //!
 //! 1. The parts of an encoded batch are in C order of their shards, each with its subchunks in C
-//!    order, densely, after `room.head` bytes and before `room.tail` bytes that are left for an index.
+//!    order. They lie in pieces, densely, unless there is [room](StreamJob::room) for an index around
+//!    each part, which is one piece then.
 //! 2. A subchunk that is bitwise equal to the fill value is not stored, unless `store_empty`. What
 //!    lies beyond the edge of the array counts as the fill value.
 //! 3. The same slices give the same parts, whatever the number of threads, and however they were cut
@@ -24,6 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use super::host::encoded_bound;
 use super::{EngineError, KnownChain, SubchunkCodec};
 use crate::layout::{BatchGrid, StreamGrid};
 
@@ -42,7 +44,8 @@ pub(crate) struct StreamJob {
     pub(crate) huge_pages: bool,
     /// Epochs of a batch, as [`StreamGrid::whole_batch`] has them.
     pub(crate) epochs: usize,
-    /// Bytes that are left around each part.
+    /// Bytes that are left around each part. Only engines for which a part is one piece leave any
+    /// ([`StreamChoice::packs`](crate::plan::StreamChoice::packs)).
     pub(crate) room: Room,
     /// How many batches can be filled, wait, or be encoded at once.
     pub(crate) inputs: usize,
@@ -55,6 +58,22 @@ pub(crate) struct StreamJob {
 pub(crate) enum StreamChain {
     Known(KnownChain),
     Foreign(Arc<dyn SubchunkCodec>),
+}
+
+impl StreamChain {
+    /// Whether every subchunk encodes to the same number of bytes.
+    pub(crate) fn is_fixed_size(&self) -> bool {
+        matches!(self, Self::Known(chain) if chain.is_fixed_size())
+    }
+
+    /// The bytes to have room for where a subchunk of `len` bytes is encoded; `None` if no machine
+    /// has that many. A foreign chain does not say: it may need more than its subchunk has.
+    pub(crate) fn encoded_bound(&self, len: usize) -> Option<usize> {
+        match self {
+            Self::Known(chain) => encoded_bound(chain, len),
+            Self::Foreign(_) => Some(len),
+        }
+    }
 }
 
 /// Bytes that are left before and after each part of an encoded batch.
@@ -170,10 +189,18 @@ pub(crate) struct EncodedBatch {
 /// What a batch has of one shard, encoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct EncodedPart {
-    /// Where its subchunks are in the output; the room before and after it is there, too.
-    pub(crate) bytes: Range<usize>,
+    /// Where its subchunks are in the output, in their order: any number of pieces; one, even if it is
+    /// empty, if there is room around it.
+    pub(crate) pieces: Vec<Range<usize>>,
     /// For each subchunk, in C order: how many bytes it takes; `None` if it is not stored.
     pub(crate) sizes: Vec<Option<usize>>,
+}
+
+impl EncodedPart {
+    /// How many bytes it has.
+    pub(crate) fn len(&self) -> usize {
+        self.pieces.iter().map(Range::len).sum()
+    }
 }
 
 /// A batch that could not be encoded.

@@ -45,6 +45,11 @@ impl StreamChoice {
         matches!(self.place, StreamPlace::DeviceOrHost(_))
     }
 
+    /// Whether each part of a batch of `chain` is one piece, around which there can be room.
+    pub(crate) fn packs(&self, chain: &StreamChain) -> bool {
+        self.is_device() || chain.is_fixed_size()
+    }
+
     /// What the buffers for `job` take.
     ///
     /// # Errors

@@ -3,9 +3,9 @@
 //! For each part of a batch, in order:
 //!
 //! ```text
-//! whole shards in every batch:   index into the room that was left; set
+//! whole shards, with room:       index into the room; set
+//! put together here:             copy the part behind those before; at the end the index; set
 //! a store where shards grow:     write the part behind those before; at the end the index; complete
-//! other stores:                  copy the part behind those before; at the end the index; set
 //! ```
 //!
 //! A shard of which nothing was stored is erased. Slots that never come, of a short last shard epoch or
@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use super::part::Part;
 use super::shared::{Batch, Setup, ShardId, Work};
+use crate::engine::host::stream::gather;
 use crate::engine::pool::{Lease, Pool};
 use crate::engine::stream::{EncodedBatch, EncodedPart, Output};
 use crate::layout::{Extent, ShardPart};
@@ -74,44 +75,41 @@ impl Assembler {
         if encoded.parts.len() != batch.grid.parts().len() {
             return Err("an engine returned a wrong number of parts".to_string());
         }
-        if setup.whole_shards {
+        if setup.whole_shards && self.buffers.is_none() {
             return whole_shards(setup, batch, encoded);
         }
         let output: Arc<dyn Output> = Arc::from(encoded.output);
-        let mut work = Vec::new();
+        let first_epoch = first_within(setup, batch);
+        let mut shards = Vec::with_capacity(encoded.parts.len());
         for (part, encoded) in std::iter::zip(batch.grid.parts(), &encoded.parts) {
             let id = id_of(setup, batch, part);
-            let first_epoch = first_within(setup, batch);
-            if !self.open.contains_key(&id) {
-                let open = self.begin(setup)?;
-                self.open.insert(id, open);
-            }
-            let Some(open) = self.open.get_mut(&id) else {
-                continue;
+            let mut open = match self.open.remove(&id) {
+                Some(open) => open,
+                None => self.begin(setup)?,
             };
-            let first = !open.begun;
             let start = open.end;
-            place(setup, part, first_epoch, encoded, open)?;
-            let mut of_shard = Vec::new();
-            if !encoded.bytes.is_empty() {
-                if let Some(buffer) = &mut open.buffer {
-                    let bytes = (*output).as_ref().get(encoded.bytes.clone());
-                    append(buffer.bytes(), bytes.ok_or(LEAVES)?)?;
-                } else {
-                    let mut pieces = Vec::new();
-                    if first && start > 0 {
-                        pieces.push((0, Part::owned(vec![0; start])));
-                    }
-                    let bytes = Part::of(&output, encoded.bytes.clone()).ok_or(LEAVES)?;
-                    pieces.push((start as u64, bytes));
-                    open.begun = true;
-                    of_shard.push(Work::Write { pieces, first });
-                }
+            place(setup, part, first_epoch, encoded, &mut open)?;
+            shards.push((id, open, start, part, encoded));
+        }
+        let bytes = (*output).as_ref();
+        let mut copies = Vec::new();
+        for (_, open, start, _, encoded) in &mut shards {
+            if let Some(buffer) = &mut open.buffer {
+                let behind = &mut room_for(buffer, open.end)?[*start..open.end];
+                copies.extend(copies_of(behind, bytes, encoded).ok_or(LEAVES)?);
             }
-            if first_epoch + part.counts[0] == setup.grid.epochs_per_shard()
-                && let Some(open) = self.open.remove(&id)
-            {
+        }
+        gather(copies, setup.encoding.threads()).map_err(|error| error.to_string())?;
+        let mut work = Vec::with_capacity(shards.len());
+        for (id, mut open, start, part, encoded) in shards {
+            let mut of_shard = Vec::new();
+            if open.buffer.is_none() && open.end > start {
+                of_shard.push(write(&output, &mut open, start, encoded)?);
+            }
+            if first_epoch + part.counts[0] == setup.grid.epochs_per_shard() {
                 of_shard.extend(complete(setup, open)?);
+            } else {
+                self.open.insert(id, open);
             }
             work.push((id, of_shard));
         }
@@ -137,11 +135,7 @@ impl Assembler {
         };
         let buffer = match &self.buffers {
             None => None,
-            Some(buffers) => {
-                let mut buffer = buffers.wait().map_err(|error| error.to_string())?;
-                buffer.bytes().resize(head, 0);
-                Some(buffer)
-            }
+            Some(buffers) => Some(buffers.wait().map_err(|error| error.to_string())?),
         };
         Ok(Open {
             extents: vec![None; setup.encoding.grid().num_subchunks()],
@@ -195,10 +189,46 @@ fn place(
         *slot.ok_or("a subchunk is not in its shard")? = Some(open.end..open.end + size);
         open.end += size;
     }
-    if open.end - begin != encoded.bytes.len() {
+    if open.end - begin != encoded.len() {
         return Err("an engine returned sizes that do not add up".to_string());
     }
     Ok(())
+}
+
+/// What is to be copied of `output` to `to`, which is as long as the part; `None` if it leaves them.
+fn copies_of<'a>(
+    mut to: &'a mut [u8],
+    output: &'a [u8],
+    part: &EncodedPart,
+) -> Option<Vec<(&'a mut [u8], &'a [u8])>> {
+    let copies = part.pieces.iter().map(|piece| {
+        let (place, behind) = std::mem::take(&mut to).split_at_mut_checked(piece.len())?;
+        to = behind;
+        Some((place, output.get(piece.clone())?))
+    });
+    copies.collect()
+}
+
+/// Write a part that is not empty behind `start` bytes that its shard has.
+fn write(
+    output: &Arc<dyn Output>,
+    open: &mut Open,
+    start: usize,
+    part: &EncodedPart,
+) -> Result<Work, String> {
+    let first = !open.begun;
+    open.begun = true;
+    let mut pieces = Vec::with_capacity(part.pieces.len());
+    if first && start > 0 {
+        pieces.push((0, Part::owned(vec![0; start])));
+    }
+    let mut at = start as u64;
+    for piece in &part.pieces {
+        let bytes = Part::of(output, piece.clone()).ok_or(LEAVES)?;
+        pieces.push((at, bytes));
+        at += piece.len() as u64;
+    }
+    Ok(Work::Write { pieces, first })
 }
 
 /// Everything of a shard is there.
@@ -209,14 +239,9 @@ fn complete(setup: &Setup, open: Open) -> Result<Vec<Work>, String> {
     let index = index_of(setup, &open.extents)?;
     let first = setup.encoding.index_is_first();
     if let Some(mut buffer) = open.buffer {
-        let bytes = buffer.bytes();
-        if first {
-            let room = bytes.get_mut(..index.len()).ok_or(LEAVES)?;
-            room.copy_from_slice(&index);
-        } else {
-            append(bytes, &index)?;
-        }
-        let len = bytes.len();
+        let len = open.end + if first { 0 } else { index.len() };
+        let at = if first { 0 } else { open.end };
+        room_for(&mut buffer, len)?[at..at + index.len()].copy_from_slice(&index);
         let output: Arc<dyn Output> = Arc::new(buffer);
         let all = Part::of(&output, 0..len).ok_or(LEAVES)?;
         return Ok(vec![Work::Set(all)]);
@@ -250,7 +275,9 @@ fn whole_shards(
             continue;
         }
         let index = index_of(setup, &open.extents)?;
-        let bytes = &encoded.bytes;
+        let [bytes] = &encoded.pieces[..] else {
+            return Err("an engine returned a part in pieces".to_string());
+        };
         let (room, all) = if first {
             let start = bytes.start.checked_sub(index_len).ok_or(LEAVES)?;
             (start..bytes.start, start..bytes.end)
@@ -279,10 +306,15 @@ fn index_of(setup: &Setup, extents: &[Extent]) -> Result<Vec<u8>, String> {
     index.map_err(|error| format!("the index of a shard cannot be encoded: {error}"))
 }
 
-fn append(buffer: &mut Vec<u8>, bytes: &[u8]) -> Result<(), String> {
-    buffer
-        .try_reserve(bytes.len())
-        .map_err(|_| format!("there is no memory for {} bytes of a shard", bytes.len()))?;
-    buffer.extend_from_slice(bytes);
-    Ok(())
+/// The first `len` bytes of a buffer, which grows if it has fewer.
+fn room_for(buffer: &mut Lease, len: usize) -> Result<&mut [u8], String> {
+    let buffer = buffer.bytes();
+    if let Some(missing) = len.checked_sub(buffer.len()) {
+        // What a foreign chain encodes to can be more than its subchunks.
+        buffer
+            .try_reserve(missing)
+            .map_err(|_| format!("there is no memory for {len} bytes of a shard"))?;
+        buffer.resize(len, 0);
+    }
+    Ok(&mut buffer[..len])
 }

@@ -219,7 +219,7 @@ where
             signal.clone(),
         );
         let buffers = plan.assembly.map(|(count, len)| {
-            Pool::new(len, Contents::Nothing, count, plan.job.huge_pages, signal)
+            Pool::new(len, Contents::Zeros, count, plan.job.huge_pages, signal)
         });
         let assembler = Assembler::new(buffers);
         let mut threads = Vec::new();

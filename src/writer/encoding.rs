@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::assembler::Assembler;
 use super::shared::{Batch, Failure, Item, Shared, State};
-use crate::engine::stream::{EncodedBatch, Encoder, FailedBatch};
+use crate::engine::stream::{EncodedBatch, EncodedPart, Encoder, FailedBatch};
 
 /// What the thread does next.
 enum Step {
@@ -74,7 +74,7 @@ impl Thread<'_> {
         match completed {
             Some(Ok(encoded)) => {
                 let bytes = batch.grid.epochs() * self.shared.setup.grid.epoch_bytes();
-                let packed: usize = encoded.parts.iter().map(|part| part.bytes.len()).sum();
+                let packed: usize = encoded.parts.iter().map(EncodedPart::len).sum();
                 self.waiting.insert(batch.number, (batch, encoded));
                 while let Some((batch, encoded)) = self.waiting.remove(&self.next) {
                     self.next += 1;

@@ -6,7 +6,9 @@
 //!   subchunk encodes to the same size, a whole shard epoch: then the buffer that is filled is what
 //!   is stored;
 //! - three inputs (one is filled, one is encoded, one is stored), then two;
-//! - two sets of buffers for shards that are put together, then one;
+//! - two sets of buffers for shards that are put together, then one, each for all shards with one
+//!   index along the first axis; of shards that lie in one batch, as many sets as there would be
+//!   outputs, each for a batch;
 //! - fewer epochs.
 
 use std::fmt::Write;
@@ -16,8 +18,7 @@ use super::error::WriterError;
 use super::report::WriterMemory;
 use crate::Options;
 use crate::codec::stream::ShardEncoding;
-use crate::engine::host::encoded_bound;
-use crate::engine::stream::{Room, StreamChain, StreamJob, StreamMemory};
+use crate::engine::stream::{Room, StreamJob, StreamMemory};
 use crate::layout::StreamGrid;
 use crate::plan::StreamChoice;
 
@@ -74,8 +75,9 @@ struct Candidate {
     epochs: usize,
     inputs: usize,
     outputs: usize,
-    /// Shard epochs that are put together at once.
+    /// Shard epochs that are put together, or stored after that, at once.
     assembled: usize,
+    room: Room,
 }
 
 /// Plan a writer of `encoding` and `grid`, whose sink stores shards in pieces if it `grows`; with
@@ -105,19 +107,21 @@ pub(super) fn plan(
         inputs: 2,
         outputs: 2,
         assembled: 0,
+        room: Room::default(),
     };
     let choice = match host {
         None => encoding.choose_engine(&job(&first))?,
         Some(why) => StreamChoice::host(why),
     };
-    let fixed = matches!(encoding.chain(), StreamChain::Known(chain) if chain.is_fixed_size());
+    let fixed = encoding.chain().is_fixed_size();
+    let packs = choice.packs(encoding.chain());
     let mut least: Option<(&'static str, usize, usize)> = None;
     let mut reason = None;
     for size in sizes(grid, grows, fixed, choice.is_device(), epochs) {
         let per_shard = grid.epochs_per_shard();
         let whole_shards = size.is_multiple_of(per_shard);
-        let assembles = !whole_shards && !grows;
-        for (inputs, outputs, assembled) in [(3, 3, 2), (2, 2, 2), (2, 2, 1)] {
+        let assembles = if whole_shards { !packs } else { !grows };
+        for (inputs, outputs, sets) in [(3, 3, 2), (2, 2, 2), (2, 2, 1)] {
             let candidate = Candidate {
                 epochs: size,
                 inputs,
@@ -127,7 +131,22 @@ pub(super) fn plan(
                     (_, true) => 1,
                     (_, false) => outputs,
                 },
-                assembled: if assembles { assembled } else { 0 },
+                assembled: match (assembles, whole_shards) {
+                    (false, _) => 0,
+                    (true, true) => outputs * (size / per_shard),
+                    (true, false) => sets,
+                },
+                room: match (whole_shards && packs, encoding.index_is_first()) {
+                    (false, _) => Room::default(),
+                    (true, true) => Room {
+                        head: encoding.index_len(),
+                        tail: 0,
+                    },
+                    (true, false) => Room {
+                        head: 0,
+                        tail: encoding.index_len(),
+                    },
+                },
             };
             let job = job(&candidate);
             let buffers = match choice.memory(&job) {
@@ -176,18 +195,6 @@ pub(super) fn plan(
 }
 
 fn job(encoding: &ShardEncoding, grid: &StreamGrid, candidate: &Candidate) -> StreamJob {
-    let whole = candidate.epochs.is_multiple_of(grid.epochs_per_shard());
-    let room = match (whole, encoding.index_is_first()) {
-        (false, _) => Room::default(),
-        (true, true) => Room {
-            head: encoding.index_len(),
-            tail: 0,
-        },
-        (true, false) => Room {
-            head: 0,
-            tail: encoding.index_len(),
-        },
-    };
     StreamJob {
         grid: grid.clone(),
         chain: encoding.chain().clone(),
@@ -196,7 +203,7 @@ fn job(encoding: &ShardEncoding, grid: &StreamGrid, candidate: &Candidate) -> St
         threads: encoding.threads(),
         huge_pages: encoding.options().huge_pages(),
         epochs: candidate.epochs,
-        room,
+        room: candidate.room,
         inputs: candidate.inputs,
         outputs: candidate.outputs,
     }
@@ -252,11 +259,7 @@ fn assembly(
     if candidate.assembled == 0 {
         return None;
     }
-    let subchunk = encoding.grid().subchunk_bytes();
-    let bound = match encoding.chain() {
-        StreamChain::Known(chain) => encoded_bound(chain, subchunk),
-        StreamChain::Foreign(_) => Some(subchunk),
-    };
+    let bound = (encoding.chain()).encoded_bound(encoding.grid().subchunk_bytes());
     // An array may be smaller than its shards.
     let most = std::iter::zip(encoding.grid().counts().iter().skip(1), grid.subchunks())
         .map(|(of_shard, of_array)| of_array.min(*of_shard))

@@ -103,11 +103,11 @@ fn stores_that_stand_still_stop_nobody_else() {
     for number in 0..=threads {
         let path = format!("/array{number}");
         let array = array_of(&shards, &still, &path, 0, Options::default());
-        // Of whole shards, which are stored from the buffers that they are encoded to.
+        // Of whole shards.
         let builder = ArrayWriter::builder(&array).epochs_per_batch(2);
         let mut writer = builder.build().unwrap();
         let mut rest = &all[..];
-        // Three outputs, of two shards each, and a batch that waits for one of them.
+        // Buffers for the shards of three batches, two each, and a batch that waits for one of them.
         let is_full = |now: Progress| now.batches_encoding > 0 && now.shards_waiting == 6;
         while !is_full(writer.progress()) {
             rest = writer.try_append(rest).unwrap();

@@ -388,16 +388,19 @@ impl<'a> Run<'a> {
         assert_eq!(parts.len(), batch.parts().len());
         let mut end = 0;
         for encoded in &parts {
-            assert_eq!(encoded.bytes.start, end + room.head);
-            end = encoded.bytes.end + room.tail;
+            assert_eq!(encoded.pieces.len(), 1);
+            let piece = encoded.pieces[0].clone();
+            assert_eq!(piece.start, end + room.head);
+            end = piece.end + room.tail;
             // An index would be written there.
             let bytes = (*output).as_mut();
-            bytes[encoded.bytes.start - room.head..encoded.bytes.start].fill(0xEE);
-            bytes[encoded.bytes.end..end].fill(0xEE);
+            bytes[piece.start - room.head..piece.start].fill(0xEE);
+            bytes[piece.end..end].fill(0xEE);
         }
         for (part, encoded) in std::iter::zip(batch.parts(), parts) {
             assert_eq!(encoded.sizes.len(), part.len());
-            let mut at = encoded.bytes.start;
+            let piece = &encoded.pieces[0];
+            let mut at = piece.start;
             for (number, size) in encoded.sizes.iter().enumerate() {
                 let mut rest = number;
                 let mut coordinates = vec![0; per_shard.len()];
@@ -413,7 +416,7 @@ impl<'a> Run<'a> {
                 });
                 assert_eq!(self.encoded.insert(coordinates, bytes), None);
             }
-            assert_eq!(at, encoded.bytes.end);
+            assert_eq!(at, piece.end);
         }
         if self.numbers.below(2) == 0 {
             self.held.push_back(output);

@@ -98,7 +98,7 @@ impl Answer {
                 at += encoded;
             }
             layout.parts.push(EncodedPart {
-                bytes: first..at,
+                pieces: vec![first..at],
                 sizes,
             });
             layout.len = at + job.room.tail;

@@ -95,7 +95,7 @@ pub(super) fn encode(
             }
         }
         parts.push(EncodedPart {
-            bytes: first..at,
+            pieces: vec![first..at],
             sizes,
         });
         at += room.tail;

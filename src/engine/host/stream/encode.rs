@@ -151,7 +151,7 @@ fn encode_in_place(
             end += stride;
         }
         parts.push(EncodedPart {
-            bytes: start..end,
+            pieces: vec![start..end],
             sizes: of_part
                 .iter()
                 .map(|stored| stored.then_some(stride))
@@ -161,8 +161,8 @@ fn encode_in_place(
     Ok(parts)
 }
 
-/// Chains with a compressor: groups of subchunks at the bounds of what they encode to, behind the
-/// room of all parts; then everything moves to the front.
+/// Chains with a compressor: groups of subchunks at the bounds of what they encode to. They stay there:
+/// whoever puts parts together copies them anyway.
 fn compress(
     stream: &HostStream,
     chain: &KnownChain,
@@ -177,12 +177,10 @@ fn compress(
     let bound = stages::encoded_bound(chain, len).ok_or_else(too_large)?;
     let slots = slots(stream, batch);
     let input: &[u8] = input.lease.bytes();
-    let rooms = batch.parts().len() * (job.room.head + job.room.tail);
     let schedule = Schedule::new(slots.len(), len, COMPRESS_BATCH, job.threads);
     let groups: Vec<Range<usize>> = schedule.batches().collect();
-    let place = |group: &Range<usize>| rooms + group.start * bound..rooms + group.end * bound;
-    let buffer = output.bytes();
-    let pieces = divide(buffer, groups.iter().map(place)).ok_or(LEAVES)?;
+    let place = |group: &Range<usize>| group.start * bound..group.end * bound;
+    let pieces = divide(output.bytes(), groups.iter().map(place)).ok_or(LEAVES)?;
     let sizes: Vec<Mutex<Vec<Option<usize>>>> = groups.iter().map(|_| Mutex::default()).collect();
     schedule.run(|scratch, group, numbers| {
         let buffers = &mut **scratch;
@@ -212,46 +210,32 @@ fn compress(
     })?;
     drop(pieces);
 
-    let mut sizes_of_all = Vec::with_capacity(slots.len());
-    let mut from_of_all = Vec::with_capacity(slots.len());
-    for (group, sizes) in std::iter::zip(&groups, sizes) {
-        let mut from = place(group).start;
-        for size in sizes.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            from_of_all.push(from);
-            from += size.unwrap_or(0);
-            sizes_of_all.push(size);
-        }
-    }
-    let mut parts = Vec::with_capacity(batch.parts().len());
-    let mut end = 0;
-    for part in batch.parts() {
-        let numbers = part.first..part.first + part.len();
-        let start = end + job.room.head;
-        end = start;
-        // Subchunks of a group that follow one another move together.
-        let mut moving: Range<usize> = 0..0;
-        let mut to = start;
-        for number in numbers.clone() {
-            let Some(size) = sizes_of_all[number] else {
-                continue;
-            };
-            let from = from_of_all[number];
-            if moving.end != from {
-                buffer.copy_within(moving.clone(), to);
-                to += moving.len();
-                moving = from..from;
+    // What was encoded lies densely in each group.
+    let encoded = std::iter::zip(&groups, sizes).flat_map(|(group, sizes)| {
+        let mut end = place(group).start;
+        let sizes = sizes.into_inner().unwrap_or_else(PoisonError::into_inner);
+        sizes.into_iter().map(move |size| {
+            let start = end;
+            end += size.unwrap_or(0);
+            size.map(|_| start..end)
+        })
+    });
+    let mut encoded = encoded.collect::<Vec<_>>().into_iter();
+    let parts = batch.parts().iter().map(|part| {
+        let mut pieces: Vec<Range<usize>> = Vec::new();
+        let sizes = encoded.by_ref().take(part.len()).map(|place| {
+            let place = place?;
+            let len = place.len();
+            match pieces.last_mut() {
+                Some(last) if last.end == place.start => last.end = place.end,
+                _ => pieces.push(place),
             }
-            moving.end += size;
-            end += size;
-        }
-        buffer.copy_within(moving, to);
-        parts.push(EncodedPart {
-            bytes: start..end,
-            sizes: sizes_of_all[numbers].to_vec(),
+            Some(len)
         });
-        end += job.room.tail;
-    }
-    Ok(parts)
+        let sizes = sizes.collect();
+        EncodedPart { pieces, sizes }
+    });
+    Ok(parts.collect())
 }
 
 /// Chains of the layer above, which do not say how large their output is: collect, then copy.
@@ -292,7 +276,6 @@ fn encode_foreign(
     let buffer = output.bytes();
     let mut parts = Vec::with_capacity(batch.parts().len());
     for part in batch.parts() {
-        buffer.resize(buffer.len() + job.room.head, 0);
         let start = buffer.len();
         let mut sizes = Vec::with_capacity(part.len());
         for bytes in encoded.by_ref().take(part.len()) {
@@ -307,9 +290,8 @@ fn encode_foreign(
                 buffer.extend_from_slice(&bytes);
             }
         }
-        let bytes = start..buffer.len();
-        buffer.resize(buffer.len() + job.room.tail, 0);
-        parts.push(EncodedPart { bytes, sizes });
+        let pieces = vec![start..buffer.len()];
+        parts.push(EncodedPart { pieces, sizes });
     }
     Ok(parts)
 }

@@ -7,25 +7,28 @@
 //!     gaps of empty subchunks closed             the encoder's thread
 //! with one, into a buffer of its own:
 //!     slots -> compressed, at their bounds       the encoder's thread and its rayon pool
-//!     moved together                             the encoder's thread
+//! pieces -> where a shard is put together        whoever does it, and the crew
 //! ```
 //!
 //! So without a compressor a byte is copied once, and the buffer that was filled is what the store is
 //! given.
 
 mod encode;
+mod gather;
+
+pub(crate) use gather::gather;
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, OnceLock};
 
+use super::crc32c;
 use super::disjoint::Slices;
-use super::{crc32c, stages};
 use crate::engine::EngineError;
 use crate::engine::crew::Crew;
 use crate::engine::pool::{Contents, Lease, Pool};
 use crate::engine::stream::{
-    EncodedBatch, Encoder, FailedBatch, Input, Returned, StreamChain, StreamEngine, StreamJob,
-    StreamMemory,
+    EncodedBatch, Encoder, FailedBatch, Input, Returned, Room, StreamChain, StreamEngine,
+    StreamJob, StreamMemory,
 };
 use crate::layout::BatchGrid;
 
@@ -56,11 +59,7 @@ impl SlotLayout {
     /// `None` if it is more than this machine can address.
     fn new(job: &StreamJob, batch: &BatchGrid) -> Option<Self> {
         let stride = slot_stride(job)?;
-        let (head, tail) = if is_fixed_size(job) {
-            (job.room.head, job.room.tail)
-        } else {
-            (0, 0)
-        };
+        let Room { head, tail } = job.room;
         let mut len = 0_usize;
         let mut starts = Vec::with_capacity(batch.parts().len());
         for part in batch.parts() {
@@ -76,11 +75,6 @@ impl SlotLayout {
             len,
         })
     }
-}
-
-/// Whether every subchunk encodes to the same number of bytes: an input becomes the output.
-fn is_fixed_size(job: &StreamJob) -> bool {
-    matches!(&job.chain, StreamChain::Known(chain) if chain.is_fixed_size())
 }
 
 /// Bytes from one slot of a part to the next: a subchunk, and its checksums if it is encoded in place.
@@ -112,18 +106,11 @@ fn sizes(job: &StreamJob) -> Option<(usize, Option<usize>, usize)> {
     let slots = subchunks.checked_mul(slot_stride(job)?)?;
     let rooms = parts.checked_mul(job.room.head.checked_add(job.room.tail)?)?;
     let subchunk = job.grid.shard().subchunk_bytes();
-    let bound = match &job.chain {
-        StreamChain::Known(chain) if chain.is_fixed_size() => None,
-        StreamChain::Known(chain) => Some(stages::encoded_bound(chain, subchunk)?),
-        // It does not say; the output grows if it is more.
-        StreamChain::Foreign(_) => Some(subchunk),
-    };
-    let (input, output) = match bound {
-        None => (slots.checked_add(rooms)?, None),
-        Some(bound) => {
-            let output = bound.checked_mul(subchunks)?.checked_add(rooms)?;
-            (slots, Some(output))
-        }
+    let (input, output) = if job.chain.is_fixed_size() {
+        (slots.checked_add(rooms)?, None)
+    } else {
+        let bound = job.chain.encoded_bound(subchunk)?;
+        (slots, Some(bound.checked_mul(subchunks)?))
     };
     let (of_subchunk, of_part) = TABLES;
     let tables = subchunks.checked_mul(of_subchunk)?;
@@ -161,6 +148,9 @@ impl HostStream {
         job: Arc<StreamJob>,
         returned: &Arc<Returned>,
     ) -> Result<Arc<Self>, EngineError> {
+        if !job.chain.is_fixed_size() && job.room != Room::default() {
+            return Err(EngineError::Internal("room around parts in pieces"));
+        }
         let batch = job.grid.batch(job.epochs).map_err(|_| too_large())?;
         let slots = SlotLayout::new(&job, &batch).ok_or_else(too_large)?;
         let slices = Slices::new(&job.grid, &batch, |place, part| {
