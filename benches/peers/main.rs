@@ -58,6 +58,8 @@ mod microscopy;
 mod results;
 #[path = "../stream.rs"]
 mod stream;
+#[path = "../warm.rs"]
+mod warm;
 mod worker;
 
 use contender::{Case, Contender};
@@ -71,6 +73,8 @@ const CHAINS: [&str; 3] = ["none", "zstd-1", "blosc-lz4"];
 const SUBCHUNKS: [u64; 2] = [32, 64];
 const SINKS: [&str; 2] = ["memory", "files"];
 const ROUNDS: usize = 5;
+/// More than anybody has of memory beside the values that are stored.
+const BUFFERS: u64 = 1 << 30;
 
 struct Arguments {
     quick: bool,
@@ -218,6 +222,7 @@ fn race<const N: usize>(
         for turn in 0..N {
             let who = (round + turn) % N;
             for (way, costs) in costs[who].iter_mut().enumerate() {
+                warm::warm(case.frames.bytes() + BUFFERS)?;
                 let cost = contenders[who].write(case, way, round == 0)?;
                 if round > 0 {
                     costs.push(cost);

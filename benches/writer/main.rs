@@ -162,7 +162,7 @@ fn run(case: &Case<'_>, rounds: usize, goals: &mut Goals) -> Result<Option<Value
     for round in 0..rounds {
         // Each comes first as often as the others.
         for turn in 0..case.contenders() {
-            warm::warm(case.frames.bytes() + BUFFERS);
+            warm::warm(case.frames.bytes() + BUFFERS)?;
             match (round + turn) % case.contenders() {
                 0 => {
                     let (cost, last) = case.ours(|_| Ok(()))?;

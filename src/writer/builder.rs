@@ -71,7 +71,7 @@ where
             renamed: None,
             start: None,
             epochs: None,
-            store_threads: 2,
+            store_threads: 8,
             codec_options: zarrs::config::global_config().codec_options(),
             metadata_interval: Duration::from_secs(1),
             on_progress: None,
@@ -97,8 +97,8 @@ where
         self
     }
 
-    /// How many shards are stored at once, each by a thread of its own. Default: 2. A store that is
-    /// far away wants more.
+    /// How many shards are stored at once, each by a thread of its own. Default: 8, since they mostly
+    /// wait: for a disk that syncs, or for a server. A store that is far away wants more.
     pub fn store_threads(mut self, threads: usize) -> Self {
         self.store_threads = threads.max(1);
         self

@@ -39,12 +39,6 @@ const HOST: Targets = Targets {
     most_bytes: 256 << 20,
 };
 
-/// The same where shards grow: a store that syncs at every call wants few of them.
-const HOST_GROWING: Targets = Targets {
-    bytes: 256 << 20,
-    ..HOST
-};
-
 /// A device compresses a thousand subchunks about as fast as one.
 const DEVICE: Targets = Targets {
     bytes: 64 << 20,
@@ -114,40 +108,10 @@ pub(super) fn plan(
         Some(why) => StreamChoice::host(why),
     };
     let fixed = encoding.chain().is_fixed_size();
-    let packs = choice.packs(encoding.chain());
     let mut least: Option<(&'static str, usize, usize)> = None;
     let mut reason = None;
     for size in sizes(grid, grows, fixed, choice.is_device(), epochs) {
-        let per_shard = grid.epochs_per_shard();
-        let whole_shards = size.is_multiple_of(per_shard);
-        let assembles = if whole_shards { !packs } else { !grows };
-        for (inputs, outputs, sets) in [(3, 3, 2), (2, 2, 2), (2, 2, 1)] {
-            let candidate = Candidate {
-                epochs: size,
-                inputs,
-                outputs: match (fixed && !choice.is_device(), assembles) {
-                    (true, _) => 0,
-                    // Copied from, and free again before there is another one.
-                    (_, true) => 1,
-                    (_, false) => outputs,
-                },
-                assembled: match (assembles, whole_shards) {
-                    (false, _) => 0,
-                    (true, true) => outputs * (size / per_shard),
-                    (true, false) => sets,
-                },
-                room: match (whole_shards && packs, encoding.index_is_first()) {
-                    (false, _) => Room::default(),
-                    (true, true) => Room {
-                        head: encoding.index_len(),
-                        tail: 0,
-                    },
-                    (true, false) => Room {
-                        head: 0,
-                        tail: encoding.index_len(),
-                    },
-                },
-            };
+        for candidate in candidates(encoding, grid, grows, &choice, size) {
             let job = job(&candidate);
             let buffers = match choice.memory(&job) {
                 Ok(buffers) => buffers,
@@ -164,7 +128,7 @@ pub(super) fn plan(
                 None => {
                     tracing::debug!(
                         epochs = size,
-                        inputs,
+                        inputs = candidate.inputs,
                         why = choice.why,
                         memory = %memory,
                         "planned a writer"
@@ -172,7 +136,7 @@ pub(super) fn plan(
                     return Ok(Plan {
                         job: Arc::new(job),
                         memory,
-                        whole_shards,
+                        whole_shards: size.is_multiple_of(grid.epochs_per_shard()),
                         assembly,
                         choice,
                     });
@@ -192,6 +156,49 @@ pub(super) fn plan(
         },
         refused,
     ))
+}
+
+/// The ways to do it with batches of `epochs`, from the best down.
+fn candidates(
+    encoding: &ShardEncoding,
+    grid: &StreamGrid,
+    grows: bool,
+    choice: &StreamChoice,
+    epochs: usize,
+) -> [Candidate; 3] {
+    let in_place = encoding.chain().is_fixed_size() && !choice.is_device();
+    let packs = choice.packs(encoding.chain());
+    let shard_epochs = epochs / grid.epochs_per_shard();
+    let whole_shards = epochs.is_multiple_of(grid.epochs_per_shard());
+    let assembles = if whole_shards { !packs } else { !grows };
+    let index = encoding.index_len();
+    let room = match (whole_shards && packs, encoding.index_is_first()) {
+        (false, _) => Room::default(),
+        (true, true) => Room {
+            head: index,
+            tail: 0,
+        },
+        (true, false) => Room {
+            head: 0,
+            tail: index,
+        },
+    };
+    [(3, 3, 2), (2, 2, 2), (2, 2, 1)].map(|(inputs, outputs, sets)| Candidate {
+        epochs,
+        inputs,
+        outputs: match (in_place, assembles) {
+            (true, _) => 0,
+            // Copied from, and free again before there is another one.
+            (_, true) => 1,
+            (_, false) => outputs,
+        },
+        assembled: match (assembles, whole_shards) {
+            (false, _) => 0,
+            (true, true) => outputs * shard_epochs,
+            (true, false) => sets,
+        },
+        room,
+    })
 }
 
 fn job(encoding: &ShardEncoding, grid: &StreamGrid, candidate: &Candidate) -> StreamJob {
@@ -220,11 +227,7 @@ fn sizes(
     if let Some(asked) = asked {
         return vec![grid.whole_batch(asked)];
     }
-    let targets = match (device, grows) {
-        (true, _) => DEVICE,
-        (false, true) => HOST_GROWING,
-        (false, false) => HOST,
-    };
+    let targets = if device { DEVICE } else { HOST };
     let bytes = (grid.subchunks_per_epoch())
         .saturating_mul(grid.shard().subchunk_bytes())
         .max(1);
