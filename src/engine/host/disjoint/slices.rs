@@ -371,7 +371,10 @@ mod tests {
 
         #[test]
         fn slices_in_pieces_are_where_the_naive_way_puts_them(
-            axes in prop::collection::vec((1_u64..40, 1_u64..9, 1_u64..4), 1..5),
+            axes in prop_oneof![
+                prop::collection::vec((1_u64..40, 1_u64..9, 1_u64..4), 1..4),
+                prop::collection::vec((1_u64..12, 1_u64..9, 1_u64..4), 4),
+            ],
             element in prop::sample::select(vec![1_usize, 2, 3, 8, 16]),
             epochs in 1_usize..4,
             room in 0_usize..5,
@@ -402,10 +405,11 @@ mod tests {
             prop_assert_eq!(&buffer, &naive(&grid, &batch, slot, &bytes, 0xEE));
             // What the edge does not cut is filled.
             let cut: Vec<usize> = slices.cut_slots().collect();
+            let other = naive(&grid, &batch, slot, &bytes, 0x11);
             for start in (0..batch.subchunks()).map(|place| place * slot) {
                 let full = buffer[start..start + slot - room]
                     .iter()
-                    .zip(naive(&grid, &batch, slot, &bytes, 0x11)[start..].iter())
+                    .zip(other[start..].iter())
                     .all(|(a, b)| a == b);
                 prop_assert_eq!(!full, cut.contains(&start));
             }
