@@ -65,6 +65,7 @@ mod maintenance;
 mod options;
 mod plan;
 mod registration;
+pub mod storage;
 mod write_strategy;
 pub mod writer;
 

@@ -11,8 +11,9 @@
 //! The array is uint16, frames of 1024 × 1024 in shards of 256³, with one `zarr.json` for all who
 //! write it. Everyone has the elements in memory before the clock starts, ours as frames that are
 //! appended one by one, the others as one `NumPy` array; Python's start and making the array are not
-//! measured. Rates are of uncompressed bytes, and each is the median of the rounds, after one that
-//! does not count.
+//! measured. Before each clock starts as much memory as will be needed is touched and freed
+//! (`warm.rs`), and the peers have given back what they kept of the array before (`malloc_trim`). Rates
+//! are of uncompressed bytes, and each is the median of the rounds, after one that does not count.
 //!
 //! - `ours`: from before the writer is built to the end of `finish`.
 //! - `tensorstore`: from the first write until the last is committed, the better of two ways: a layer
@@ -73,8 +74,6 @@ const CHAINS: [&str; 3] = ["none", "zstd-1", "blosc-lz4"];
 const SUBCHUNKS: [u64; 2] = [32, 64];
 const SINKS: [&str; 2] = ["memory", "files"];
 const ROUNDS: usize = 5;
-/// More than anybody has of memory beside the values that are stored.
-const BUFFERS: u64 = 1 << 30;
 
 struct Arguments {
     quick: bool,
@@ -222,7 +221,7 @@ fn race<const N: usize>(
         for turn in 0..N {
             let who = (round + turn) % N;
             for (way, costs) in costs[who].iter_mut().enumerate() {
-                warm::warm(case.frames.bytes() + BUFFERS)?;
+                warm::warm(case.frames.bytes())?;
                 let cost = contenders[who].write(case, way, round == 0)?;
                 if round > 0 {
                     costs.push(cost);

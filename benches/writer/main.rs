@@ -9,8 +9,9 @@
 //! shorter or longer.
 //!
 //! The array is uint16: frames of 1024 × 1024, in shards of 256³. Frames are made before the clock
-//! starts, 512 MiB of them that are written over and over. Rates are of uncompressed bytes, and each
-//! is the median of the rounds, after one that does not count.
+//! starts, 512 MiB of them that are written over and over. Before each clock starts as much memory as
+//! will be needed is touched and freed (`warm.rs`). Rates are of uncompressed bytes, and each is the
+//! median of the rounds, after one that does not count.
 //!
 //! - `ours`: appended frame by frame. The clock starts before the writer is built, and stops when
 //!   `finish` returns.
@@ -71,8 +72,6 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 const CHAINS: [&str; 3] = ["none", "zstd-1", "blosc-lz4"];
 const SUBCHUNKS: [u64; 2] = [32, 64];
 const ROUNDS: usize = 5;
-/// More than anybody has of memory beside the values that are stored.
-const BUFFERS: u64 = 1 << 30;
 
 struct Arguments {
     quick: bool,
@@ -162,7 +161,7 @@ fn run(case: &Case<'_>, rounds: usize, goals: &mut Goals) -> Result<Option<Value
     for round in 0..rounds {
         // Each comes first as often as the others.
         for turn in 0..case.contenders() {
-            warm::warm(case.frames.bytes() + BUFFERS)?;
+            warm::warm(case.frames.bytes())?;
             match (round + turn) % case.contenders() {
                 0 => {
                     let (cost, last) = case.ours(|_| Ok(()))?;

@@ -147,6 +147,16 @@ impl<'a> StoredShard<'a> {
         shard::compact(self.codec, object, self.shape, &self.options)
     }
 
+    /// A shard of the encoded `subchunks`, in C order, one after the other.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if memory cannot be had, or the index codecs fail.
+    pub(crate) fn pack(&self, subchunks: &[Option<&[u8]>]) -> Result<Vec<u8>, CodecError> {
+        debug_assert_eq!(subchunks.len(), self.grid.num_subchunks());
+        let (grid, options) = (&self.grid, &self.options);
+        shard::dense(self.codec, grid, self.index_len, subchunks, usize::MAX, options)
+    }
+
     /// Decode the subchunks of `object` that are not empty, each for itself, and say which cannot
     /// be decoded.
     ///

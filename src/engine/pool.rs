@@ -25,6 +25,8 @@ pub(crate) struct Pool {
 struct State {
     free: Vec<Vec<u8>>,
     in_use: usize,
+    /// Whether the last one that was done with was kept: then there is no use in waiting for the next.
+    kept: bool,
 }
 
 /// What a new buffer holds.
@@ -68,14 +70,16 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A buffer; `None` if all are in use. Unless `new`, none is allocated while another one is in use.
+    /// A buffer; `None` if all are in use. Unless `new`, none is allocated while another one is in use
+    /// that will probably come back.
     ///
     /// # Errors
     /// [`EngineError::OutOfMemory`].
     pub(crate) fn take(self: &Arc<Self>, new: bool) -> Result<Option<Lease>, EngineError> {
         let free = {
             let mut state = self.state();
-            let waits = state.free.is_empty() && state.in_use > 0 && !new;
+            let comes_back = state.in_use > 0 && !state.kept;
+            let waits = state.free.is_empty() && comes_back && !new;
             if waits || state.in_use >= self.most {
                 return Ok(None);
             }
@@ -104,7 +108,7 @@ impl Pool {
     }
 
     /// A buffer, once there is one. One that was used is warm: it is waited for as long as allocating
-    /// another one takes.
+    /// another one takes, unless whoever had the last one kept it.
     ///
     /// # Errors
     /// [`EngineError::OutOfMemory`], and [`EngineError::Unsuitable`] if the stream was given up.
@@ -169,7 +173,10 @@ impl Lease {
     /// It does not come back: there can be another one now.
     pub(crate) fn forget(&self) {
         if !self.forgotten.swap(true, Ordering::Relaxed) {
-            self.pool.state().in_use -= 1;
+            let mut state = self.pool.state();
+            state.in_use -= 1;
+            state.kept = true;
+            drop(state);
             self.pool.returned.notify();
         }
     }
@@ -182,6 +189,7 @@ impl Drop for Lease {
         }
         let mut state = self.pool.state();
         state.in_use -= 1;
+        state.kept = false;
         // One that could not be allocated is none.
         if self.buffer.capacity() >= self.pool.len && self.pool.len > 0 {
             state.free.push(std::mem::take(&mut self.buffer));
@@ -240,6 +248,18 @@ mod tests {
         drop((first, third));
         let again: Vec<_> = (0..3).map(|_| pool.take(true).expect("memory")).collect();
         assert_eq!(again.iter().filter(|lease| lease.is_some()).count(), 2);
+    }
+
+    #[test]
+    fn buffers_that_are_kept_are_not_waited_for() {
+        let pool = Pool::new(100, Contents::Zeros, 3, true, Arc::default());
+        let [first, second] = [(); 2].map(|()| pool.take(true).expect("memory").expect("free"));
+        assert!(pool.take(false).expect("memory").is_none());
+        first.forget();
+        let third = pool.take(false).expect("memory").expect("another one");
+        drop((second, third));
+        let [_third, _second] = [(); 2].map(|()| pool.take(false).expect("memory").expect("free"));
+        assert!(pool.take(false).expect("memory").is_none());
     }
 
     #[test]

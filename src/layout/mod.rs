@@ -4,6 +4,7 @@
 //! Nothing here knows a data type, a codec, an engine or a store.
 
 mod batch;
+pub(crate) mod c_order;
 mod grid;
 mod index;
 mod lift;

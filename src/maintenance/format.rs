@@ -85,7 +85,7 @@ impl ShardFormat {
         &self.shape
     }
 
-    pub(super) fn stored(&self) -> Result<StoredShard<'_>, CodecError> {
+    pub(crate) fn stored(&self) -> Result<StoredShard<'_>, CodecError> {
         StoredShard::new(&self.codec, &self.shape, &self.data_type, &self.fill_value)
     }
 }

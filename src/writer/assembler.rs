@@ -53,8 +53,8 @@ pub(super) type WorkOfShards = Vec<(ShardId, Vec<Work>)>;
 const LEAVES: &str = "an encoded part leaves its buffer";
 
 impl Assembler {
-    /// With `buffers` for shards that are put together here; `None` if every batch has whole shards,
-    /// or if shards grow where they are stored.
+    /// With `buffers` for shards that are put together here; `None` if the parts of a batch are whole
+    /// shards, with room for an index, or if shards grow where they are stored.
     pub(super) fn new(buffers: Option<Arc<Pool>>) -> Self {
         Self {
             open: BTreeMap::new(),

@@ -1,0 +1,250 @@
+//! The keys of the chunks of an array, in whichever of the encodings of Zarr V3 they are.
+//!
+//! | encoding | separator | key of chunk (3, 9) of `/foo` |
+//! |---|---|---|
+//! | `default` | `/` | `foo/c/3/9` |
+//! | `default` | `.` | `foo/c.3.9` |
+//! | `v2` | `/` | `foo/3/9` |
+//! | `v2` | `.` | `foo/3.9` |
+//!
+//! Nothing but the path of the array and the number of its axes has to be known to tell them apart.
+//! Source: the Zarr V3 core specification, "Chunk key encoding".
+
+use zarrs::node::NodePath;
+use zarrs_storage::{StorageError, StoreKey, StorePrefix};
+
+/// How the coordinates of a chunk are written in its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Encoding {
+    /// `c`, and each coordinate behind a separator.
+    Default(char),
+    /// Coordinates with separators between them; `0` if there are none.
+    V2(char),
+}
+
+impl Encoding {
+    const fn separator(self) -> char {
+        match self {
+            Self::Default(separator) | Self::V2(separator) => separator,
+        }
+    }
+}
+
+/// A chunk's key, understood.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct ChunkKey {
+    pub(super) encoding: Encoding,
+    pub(super) coordinates: Vec<u64>,
+}
+
+/// What the keys with some prefix are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// None of them is the key of a chunk.
+    Elsewhere,
+    /// All keys of chunks are among them, and others.
+    Everything,
+    /// Keys of the chunks of which the first coordinates are these, fewer than there are axes, and
+    /// nothing else.
+    Chunks(ChunkKey),
+}
+
+/// The keys of the chunks of one array.
+#[derive(Clone, Debug)]
+pub(super) struct ChunkKeys {
+    /// Of everything in the array; ends with `/`, or is empty.
+    prefix: String,
+    axes: usize,
+}
+
+impl ChunkKeys {
+    /// Those of the array at `path`, which has `axes` axes.
+    pub(super) fn new(path: &NodePath, axes: usize) -> Self {
+        let path = path.as_str().trim_matches('/');
+        let prefix = if path.is_empty() {
+            String::new()
+        } else {
+            format!("{path}/")
+        };
+        Self { prefix, axes }
+    }
+
+    /// The prefix of the array itself.
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// `key`, if it is that of a chunk.
+    pub(super) fn parse(&self, key: &str) -> Option<ChunkKey> {
+        let rest = key.strip_prefix(&self.prefix)?;
+        let parsed = self.parse_in_array(rest)?;
+        (parsed.coordinates.len() == self.axes).then_some(parsed)
+    }
+
+    /// What the keys with `prefix` are.
+    pub(super) fn scope(&self, prefix: &StorePrefix) -> Scope {
+        let prefix = prefix.as_str();
+        if self.prefix.starts_with(prefix) {
+            return Scope::Everything;
+        }
+        let within = prefix.strip_prefix(&self.prefix);
+        let chunks = within.and_then(|rest| match rest.strip_suffix('/')? {
+            "c" if self.axes > 0 => Some(ChunkKey {
+                encoding: Encoding::Default('/'),
+                coordinates: Vec::new(),
+            }),
+            rest => {
+                let mut parsed = self.parse_in_array(rest)?;
+                // One coordinate has no separator of its own.
+                if parsed.coordinates.len() == 1 && parsed.encoding == Encoding::V2('.') {
+                    parsed.encoding = Encoding::V2('/');
+                }
+                let is_part = parsed.encoding.separator() == '/'
+                    && parsed.coordinates.len() < self.axes
+                    && !parsed.coordinates.is_empty();
+                is_part.then_some(parsed)
+            }
+        });
+        chunks.map_or(Scope::Elsewhere, Scope::Chunks)
+    }
+
+    /// The key, or part of a key, behind the prefix of the array.
+    fn parse_in_array(&self, rest: &str) -> Option<ChunkKey> {
+        let (encoding, numbers) = if let Some(behind) = rest.strip_prefix('c') {
+            let Some(separator) = behind.chars().next() else {
+                return (self.axes == 0).then_some(ChunkKey {
+                    encoding: Encoding::Default('/'),
+                    coordinates: Vec::new(),
+                });
+            };
+            (Encoding::Default(separator), &behind[separator.len_utf8()..])
+        } else if self.axes == 0 {
+            return (rest == "0").then_some(ChunkKey {
+                encoding: Encoding::V2('.'),
+                coordinates: Vec::new(),
+            });
+        } else {
+            let separator = if rest.contains('/') { '/' } else { '.' };
+            (Encoding::V2(separator), rest)
+        };
+        if !matches!(encoding.separator(), '/' | '.') {
+            return None;
+        }
+        let coordinates = numbers.split(encoding.separator()).map(coordinate);
+        Some(ChunkKey {
+            encoding,
+            coordinates: coordinates.collect::<Option<_>>()?,
+        })
+    }
+
+    /// The key of a chunk.
+    ///
+    /// # Errors
+    /// [`StorageError::Other`], never: what is formatted is a key.
+    pub(super) fn key(&self, chunk: &ChunkKey) -> Result<StoreKey, StorageError> {
+        StoreKey::new(self.format(chunk)).map_err(|error| StorageError::Other(error.to_string()))
+    }
+
+    /// The prefix of the keys that begin with the coordinates of `chunk`, fewer than there are axes.
+    ///
+    /// # Errors
+    /// [`StorageError::Other`], never: what is formatted is a prefix.
+    pub(super) fn prefix_of(&self, chunk: &ChunkKey) -> Result<StorePrefix, StorageError> {
+        StorePrefix::new(self.format(chunk) + "/")
+            .map_err(|error| StorageError::Other(error.to_string()))
+    }
+
+    fn format(&self, chunk: &ChunkKey) -> String {
+        let separator = chunk.encoding.separator().to_string();
+        let coordinates = chunk.coordinates.iter().map(u64::to_string);
+        let parts: Vec<String> = match chunk.encoding {
+            Encoding::Default(_) => std::iter::once("c".to_owned()).chain(coordinates).collect(),
+            Encoding::V2(_) if self.axes == 0 => vec!["0".to_owned()],
+            Encoding::V2(_) => coordinates.collect(),
+        };
+        self.prefix.clone() + &parts.join(&separator)
+    }
+}
+
+/// A number as zarrs writes it: other texts of the same number are not keys of chunks.
+fn coordinate(text: &str) -> Option<u64> {
+    let is_canonical = text == "0" || !text.starts_with(['0', '+']);
+    text.parse().ok().filter(|_| is_canonical)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(path: &str, axes: usize) -> ChunkKeys {
+        ChunkKeys::new(&NodePath::new(path).unwrap(), axes)
+    }
+
+    fn chunk(encoding: Encoding, coordinates: &[u64]) -> ChunkKey {
+        ChunkKey {
+            encoding,
+            coordinates: coordinates.to_vec(),
+        }
+    }
+
+    #[test]
+    fn keys_of_both_encodings_and_separators() {
+        use Encoding::{Default, V2};
+        for (path, prefix) in [("/", ""), ("/foo", "foo/"), ("/foo/baz", "foo/baz/")] {
+            for (axes, encoding, coordinates, key) in [
+                (2, Default('/'), &[96, 18][..], "c/96/18"),
+                (2, Default('.'), &[96, 18], "c.96.18"),
+                (2, V2('/'), &[96, 18], "96/18"),
+                (2, V2('.'), &[96, 18], "96.18"),
+                (1, Default('/'), &[0], "c/0"),
+                (1, Default('.'), &[7], "c.7"),
+                (1, V2('.'), &[u64::MAX], "18446744073709551615"),
+                (0, Default('/'), &[], "c"),
+                (0, V2('.'), &[], "0"),
+            ] {
+                let (keys, key) = (keys(path, axes), format!("{prefix}{key}"));
+                let chunk = chunk(encoding, coordinates);
+                assert_eq!(keys.parse(&key), Some(chunk.clone()), "{key}");
+                assert_eq!(keys.key(&chunk).unwrap().as_str(), key);
+            }
+        }
+    }
+
+    #[test]
+    fn other_keys() {
+        let keys = keys("/foo", 2);
+        for key in [
+            "foo/zarr.json", "foo/c/1", "foo/c/1/2/3", "foo/c/01/2", "foo/c/+1/2", "foo/c/-1/2",
+            "foo/c/1.2", "foo/c.1/2", "foo/c-1-2", "foo/1", "foo/1.2.3", "foo/c//1", "c/1/2", "foo/c",
+            "foo/c/1/18446744073709551616", "bar/c/1/2", "foo/c/1/2.tmp", "foo/c/1/2.frame/x", "foo/ç/1",
+            "fooc/1/2", "foo/c/1/", "foo/c/ 1/2", "",
+        ] {
+            assert_eq!(keys.parse(key), None, "{key}");
+        }
+    }
+
+    #[test]
+    fn scopes_of_prefixes() {
+        use Encoding::{Default, V2};
+        let of = |axes, prefix: &str| keys("/a/b", axes).scope(&StorePrefix::new(prefix).unwrap());
+        for everything in ["", "a/", "a/b/"] {
+            assert_eq!(of(2, everything), Scope::Everything, "{everything:?}");
+        }
+        for elsewhere in ["b/", "a/c/", "a/b/x/", "a/b/c/1/2/", "a/b/c/x/", "a/b/c.1/", "a/b/1.2/", "a/b/01/"] {
+            assert_eq!(of(2, elsewhere), Scope::Elsewhere, "{elsewhere:?}");
+        }
+        for (axes, prefix, encoding, coordinates) in [
+            (2, "a/b/c/", Default('/'), &[][..]),
+            (2, "a/b/c/3/", Default('/'), &[3]),
+            (3, "a/b/c/3/4/", Default('/'), &[3, 4]),
+            (2, "a/b/3/", V2('/'), &[3]),
+            (3, "a/b/3/4/", V2('/'), &[3, 4]),
+        ] {
+            let chunk = chunk(encoding, coordinates);
+            assert_eq!(of(axes, prefix), Scope::Chunks(chunk.clone()), "{prefix}");
+            assert_eq!(keys("/a/b", axes).prefix_of(&chunk).unwrap().as_str(), prefix);
+        }
+        assert_eq!(of(0, "a/b/c/"), Scope::Elsewhere);
+        assert_eq!(of(1, "a/b/3/"), Scope::Elsewhere);
+    }
+}

@@ -1,0 +1,211 @@
+//! The keys of a store of shards, as those of the chunks in them.
+//!
+//! The sharding storage transformer draft, on `list_dir`: "For all *retrieved prefixes* (not full
+//! keys) with partial shard keys, the corresponding original prefixes covering all possible chunks in
+//! the shard are listed. For *retrieved full keys* the indices from the underlying store are
+//! requested […]. Existing chunks […] are then listed by their original key."
+
+use std::future::Future;
+
+use zarrs_storage::{StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix};
+
+use super::chunk_keys::{ChunkKey, ChunkKeys, Scope};
+use super::objects::Lists;
+use super::shard_grid::ShardGrid;
+
+/// A chunk that there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Present {
+    /// In its shard, in C order.
+    pub(super) number: usize,
+    /// Its encoded size, in bytes.
+    pub(super) len: u64,
+}
+
+/// An underlying key, for who sees chunks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Seen {
+    /// As it is.
+    Itself,
+    /// Not at all.
+    Hidden,
+    /// As the chunks of this shard.
+    Shard(ChunkKey),
+}
+
+/// A store of shards that is seen as one of chunks.
+pub(super) trait ShardsSeenAsChunks: Sync {
+    fn keys(&self) -> &ChunkKeys;
+    fn grid(&self) -> &ShardGrid;
+
+    /// What an underlying key is seen as.
+    fn seen(&self, key: &StoreKey) -> Seen;
+
+    /// Whether an underlying prefix, which [`list_dir`] found, is seen.
+    fn is_seen(&self, prefix: &StorePrefix) -> bool;
+
+    /// The chunks of a shard, in ascending order.
+    fn present(
+        &self,
+        shard: &ChunkKey,
+    ) -> impl Future<Output = Result<Vec<Present>, StorageError>> + Send;
+
+    /// The size of the value of a key that is seen as itself.
+    fn size_of(&self, key: &StoreKey) -> impl Future<Output = Result<Option<u64>, StorageError>> + Send;
+}
+
+/// The keys with `prefix`, in order, and the sizes of those of chunks.
+async fn sized<V: ShardsSeenAsChunks, L: Lists>(
+    view: &V,
+    store: &L,
+    prefix: &StorePrefix,
+) -> Result<Vec<(StoreKey, Option<u64>)>, StorageError> {
+    let (underlying, chunks) = match view.keys().scope(prefix) {
+        Scope::Chunks(chunks) => (shards_of(view, &chunks)?, Some(chunks)),
+        Scope::Everything | Scope::Elsewhere => (prefix.clone(), None),
+    };
+    let mut shards = Vec::new();
+    let mut listed = Vec::new();
+    for key in store.list_prefix(&underlying).await? {
+        match view.seen(&key) {
+            // What is beside shards is not beside each of their chunks.
+            Seen::Itself if chunks.is_none() || key.has_prefix(prefix) => listed.push((key, None)),
+            Seen::Itself | Seen::Hidden => {}
+            Seen::Shard(shard) => shards.push(shard),
+        }
+    }
+    shards.sort_by(|a, b| a.coordinates.cmp(&b.coordinates));
+    shards.dedup();
+    for shard in shards {
+        for (chunk, len) in chunks_of(view, &shard, chunks.as_ref()).await? {
+            listed.push((view.keys().key(&chunk)?, Some(len)));
+        }
+    }
+    listed.sort();
+    Ok(listed)
+}
+
+/// All keys with `prefix`, in order.
+///
+/// # Errors
+/// The store's, and those of invalid shards.
+pub(super) async fn list_prefix<V: ShardsSeenAsChunks, L: Lists>(
+    view: &V,
+    store: &L,
+    prefix: &StorePrefix,
+) -> Result<StoreKeys, StorageError> {
+    let listed = sized(view, store, prefix).await?;
+    Ok(listed.into_iter().map(|(key, _)| key).collect())
+}
+
+/// The size of all values with `prefix`, in bytes.
+///
+/// # Errors
+/// The store's, and those of invalid shards.
+pub(super) async fn size_prefix<V: ShardsSeenAsChunks, L: Lists>(
+    view: &V,
+    store: &L,
+    prefix: &StorePrefix,
+) -> Result<u64, StorageError> {
+    let mut sum = 0_u64;
+    for (key, size) in sized(view, store, prefix).await? {
+        let size = match size {
+            Some(size) => size,
+            None => view.size_of(&key).await?.unwrap_or(0),
+        };
+        sum = sum.saturating_add(size);
+    }
+    Ok(sum)
+}
+
+/// What is directly under `prefix`, in order.
+///
+/// # Errors
+/// The store's, and those of invalid shards.
+pub(super) async fn list_dir<V: ShardsSeenAsChunks, L: Lists>(
+    view: &V,
+    store: &L,
+    prefix: &StorePrefix,
+) -> Result<StoreKeysPrefixes, StorageError> {
+    let (underlying, chunks) = match view.keys().scope(prefix) {
+        Scope::Chunks(chunks) => (shards_of(view, &chunks)?, Some(chunks)),
+        Scope::Everything | Scope::Elsewhere => (prefix.clone(), None),
+    };
+    let below = store.list_dir(&underlying).await?;
+    let mut keys = Vec::new();
+    for key in below.keys() {
+        match view.seen(key) {
+            Seen::Itself if chunks.is_none() || key.has_prefix(prefix) => keys.push(key.clone()),
+            Seen::Itself | Seen::Hidden => {}
+            Seen::Shard(shard) => {
+                for (chunk, _) in chunks_of(view, &shard, chunks.as_ref()).await? {
+                    keys.push(view.keys().key(&chunk)?);
+                }
+            }
+        }
+    }
+    let mut prefixes = Vec::new();
+    for below in below.prefixes().iter().filter(|below| view.is_seen(below)) {
+        match view.keys().scope(below) {
+            Scope::Chunks(shards) if !shards.coordinates.is_empty() => {
+                for chunks in prefixes_of(view, &shards, chunks.as_ref()) {
+                    prefixes.push(view.keys().prefix_of(&chunks)?);
+                }
+            }
+            _ if chunks.is_none() => prefixes.push(below.clone()),
+            _ => {}
+        }
+    }
+    keys.sort();
+    keys.dedup();
+    prefixes.sort();
+    prefixes.dedup();
+    Ok(StoreKeysPrefixes::new(keys, prefixes))
+}
+
+/// Where the shards of `chunks` are, of which the first coordinates are known.
+fn shards_of<V: ShardsSeenAsChunks>(
+    view: &V,
+    chunks: &ChunkKey,
+) -> Result<StorePrefix, StorageError> {
+    let (shards, _) = view.grid().shard_of(chunks);
+    view.keys().prefix_of(&shards)
+}
+
+/// The chunks of `shard` whose coordinates begin with those of `only`, and their sizes.
+async fn chunks_of<V: ShardsSeenAsChunks>(
+    view: &V,
+    shard: &ChunkKey,
+    only: Option<&ChunkKey>,
+) -> Result<Vec<(ChunkKey, u64)>, StorageError> {
+    let present = view.present(shard).await?;
+    let chunks = present.into_iter().filter_map(|present| {
+        let chunk = view.grid().chunk(shard, present.number)?;
+        let is_one = only.is_none_or(|only| chunk.coordinates.starts_with(&only.coordinates));
+        is_one.then_some((chunk, present.len))
+    });
+    Ok(chunks.collect())
+}
+
+/// The prefixes of all chunks that there could be in shards with the first coordinates of `shards`, one
+/// more than `only` has.
+fn prefixes_of<V: ShardsSeenAsChunks>(
+    view: &V,
+    shards: &ChunkKey,
+    only: Option<&ChunkKey>,
+) -> Vec<ChunkKey> {
+    let Some((&last, before)) = shards.coordinates.split_last() else {
+        return Vec::new();
+    };
+    let before = only.map_or(before, |only| &only.coordinates);
+    let count = view.grid().counts().get(before.len()).map_or(1, |&count| count as u64);
+    let Some(first) = last.checked_mul(count) else {
+        return Vec::new();
+    };
+    let all = first..first.saturating_add(count);
+    let chunk = |at| ChunkKey {
+        encoding: shards.encoding,
+        coordinates: [before, &[at]].concat(),
+    };
+    all.map(chunk).collect()
+}

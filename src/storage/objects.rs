@@ -1,0 +1,201 @@
+//! The operations of a store that the adapters are written over, once for stores that block and once
+//! for those that are awaited.
+//!
+//! Everything behind the adapters is an `async fn` over these traits. Over a [`Blocking`] store none
+//! of them ever waits, so that [`now`] runs it to its end, like any function.
+
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+#[cfg(feature = "async")]
+use futures_util::StreamExt;
+use zarrs_storage::byte_range::ByteRange;
+#[cfg(feature = "async")]
+use zarrs_storage::{
+    AsyncListableStorageTraits, AsyncReadableStorageTraits, AsyncWritableStorageTraits,
+};
+use zarrs_storage::{
+    Bytes, ListableStorageTraits, ReadableStorageTraits, StorageError, StoreKey, StoreKeys,
+    StoreKeysPrefixes, StorePrefix, WritableStorageTraits,
+};
+
+type Result<T> = std::result::Result<T, StorageError>;
+
+/// Values are read.
+pub(super) trait Reads: Sync {
+    /// All of a value; `None` if there is none.
+    fn get(&self, key: &StoreKey) -> impl Future<Output = Result<Option<Bytes>>> + Send;
+
+    /// Parts of a value, in one request; `None` if there is no value.
+    fn get_ranges(
+        &self,
+        key: &StoreKey,
+        ranges: Vec<ByteRange>,
+    ) -> impl Future<Output = Result<Option<Vec<Bytes>>>> + Send;
+
+    /// The size of a value, in bytes.
+    fn size(&self, key: &StoreKey) -> impl Future<Output = Result<Option<u64>>> + Send;
+}
+
+/// Values are written.
+pub(super) trait Writes: Sync {
+    fn set(&self, key: &StoreKey, value: Bytes) -> impl Future<Output = Result<()>> + Send;
+
+    fn set_ranges(
+        &self,
+        key: &StoreKey,
+        values: Vec<(u64, Bytes)>,
+    ) -> impl Future<Output = Result<()>> + Send;
+
+    fn erase(&self, key: &StoreKey) -> impl Future<Output = Result<()>> + Send;
+
+    fn erase_prefix(&self, prefix: &StorePrefix) -> impl Future<Output = Result<()>> + Send;
+}
+
+/// Keys are listed.
+pub(super) trait Lists: Sync {
+    fn list_prefix(&self, prefix: &StorePrefix) -> impl Future<Output = Result<StoreKeys>> + Send;
+
+    fn list_dir(
+        &self,
+        prefix: &StorePrefix,
+    ) -> impl Future<Output = Result<StoreKeysPrefixes>> + Send;
+
+    fn size_prefix(&self, prefix: &StorePrefix) -> impl Future<Output = Result<u64>> + Send;
+}
+
+/// A store whose calls return when they are done.
+#[derive(Debug)]
+pub(super) struct Blocking<'a, S: ?Sized>(pub(super) &'a S);
+
+impl<S: ReadableStorageTraits + ?Sized> Reads for Blocking<'_, S> {
+    async fn get(&self, key: &StoreKey) -> Result<Option<Bytes>> {
+        self.0.get(key)
+    }
+
+    async fn get_ranges(
+        &self,
+        key: &StoreKey,
+        ranges: Vec<ByteRange>,
+    ) -> Result<Option<Vec<Bytes>>> {
+        let values = self.0.get_partial_many(key, Box::new(ranges.into_iter()))?;
+        values.map(Iterator::collect).transpose()
+    }
+
+    async fn size(&self, key: &StoreKey) -> Result<Option<u64>> {
+        self.0.size_key(key)
+    }
+}
+
+impl<S: WritableStorageTraits + ?Sized> Writes for Blocking<'_, S> {
+    async fn set(&self, key: &StoreKey, value: Bytes) -> Result<()> {
+        self.0.set(key, value)
+    }
+
+    async fn set_ranges(&self, key: &StoreKey, values: Vec<(u64, Bytes)>) -> Result<()> {
+        self.0.set_partial_many(key, Box::new(values.into_iter()))
+    }
+
+    async fn erase(&self, key: &StoreKey) -> Result<()> {
+        self.0.erase(key)
+    }
+
+    async fn erase_prefix(&self, prefix: &StorePrefix) -> Result<()> {
+        self.0.erase_prefix(prefix)
+    }
+}
+
+impl<S: ListableStorageTraits + ?Sized> Lists for Blocking<'_, S> {
+    async fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys> {
+        self.0.list_prefix(prefix)
+    }
+
+    async fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes> {
+        self.0.list_dir(prefix)
+    }
+
+    async fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64> {
+        self.0.size_prefix(prefix)
+    }
+}
+
+/// A store whose calls are awaited.
+#[cfg(feature = "async")]
+#[derive(Debug)]
+pub(super) struct Awaited<'a, S: ?Sized>(pub(super) &'a S);
+
+#[cfg(feature = "async")]
+impl<S: AsyncReadableStorageTraits + ?Sized> Reads for Awaited<'_, S> {
+    async fn get(&self, key: &StoreKey) -> Result<Option<Bytes>> {
+        self.0.get(key).await
+    }
+
+    async fn get_ranges(
+        &self,
+        key: &StoreKey,
+        ranges: Vec<ByteRange>,
+    ) -> Result<Option<Vec<Bytes>>> {
+        let values = self.0.get_partial_many(key, Box::new(ranges.into_iter()));
+        let Some(mut values) = values.await? else {
+            return Ok(None);
+        };
+        let mut collected = Vec::new();
+        while let Some(value) = values.next().await {
+            collected.push(value?);
+        }
+        Ok(Some(collected))
+    }
+
+    async fn size(&self, key: &StoreKey) -> Result<Option<u64>> {
+        self.0.size_key(key).await
+    }
+}
+
+#[cfg(feature = "async")]
+impl<S: AsyncWritableStorageTraits + ?Sized> Writes for Awaited<'_, S> {
+    async fn set(&self, key: &StoreKey, value: Bytes) -> Result<()> {
+        self.0.set(key, value).await
+    }
+
+    async fn set_ranges(&self, key: &StoreKey, values: Vec<(u64, Bytes)>) -> Result<()> {
+        let values = Box::new(values.into_iter());
+        self.0.set_partial_many(key, values).await
+    }
+
+    async fn erase(&self, key: &StoreKey) -> Result<()> {
+        self.0.erase(key).await
+    }
+
+    async fn erase_prefix(&self, prefix: &StorePrefix) -> Result<()> {
+        self.0.erase_prefix(prefix).await
+    }
+}
+
+#[cfg(feature = "async")]
+impl<S: AsyncListableStorageTraits + ?Sized> Lists for Awaited<'_, S> {
+    async fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys> {
+        self.0.list_prefix(prefix).await
+    }
+
+    async fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes> {
+        self.0.list_dir(prefix).await
+    }
+
+    async fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64> {
+        self.0.size_prefix(prefix).await
+    }
+}
+
+/// What `future` comes to, which waits for nothing but calls that block.
+pub(super) fn now<T>(future: impl Future<Output = T>) -> T {
+    let mut future = pin!(future);
+    let mut context = Context::from_waker(Waker::noop());
+    loop {
+        // The first poll is the last: every call of a `Blocking` store is done when it returns.
+        if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
+            return value;
+        }
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,198 @@
+//! Encoded chunks in the bytes of a shard.
+
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+use serde_json::json;
+use zarrs::array::codec::ShardingIndexLocation;
+use zarrs::array::{FillValue, data_type};
+use zarrs_codec::CodecError;
+use zarrs_storage::byte_range::ByteRange;
+use zarrs_storage::{Bytes, StorageError, StoreKey};
+
+use super::shard_grid::ShardGrid;
+use crate::layout::Extent;
+use crate::{CudaShardingCodec, Error, Options, ShardFormat};
+
+/// How encoded chunks lie in the bytes of a shard: what the codec of the shard says, but for what the
+/// chunks hold.
+#[derive(Clone, Debug)]
+pub(super) struct Packing {
+    format: ShardFormat,
+    location: ShardingIndexLocation,
+    index_len: usize,
+}
+
+impl Packing {
+    /// As in shards of `format`.
+    ///
+    /// # Errors
+    /// [`Error::Codec`] if the shapes and codecs do not fit each other.
+    pub(super) fn of(format: ShardFormat) -> Result<Self, Error> {
+        let stored = format.stored()?;
+        let (location, index_len) = (stored.location(), stored.index_len());
+        Ok(Self {
+            format,
+            location,
+            index_len,
+        })
+    }
+
+    /// The `indexed` binary format of the sharding storage transformer draft: an index of little-endian
+    /// integers at the end, which `checksum` says whether a CRC32C follows. With it, shards are those of
+    /// the codec `sharding_indexed`.
+    ///
+    /// # Errors
+    /// [`Error::Create`] and [`Error::Codec`], never: these are codecs that there are.
+    pub(super) fn indexed(grid: &ShardGrid, checksum: bool) -> Result<Self, Error> {
+        let bytes = json!({ "name": "bytes", "configuration": { "endian": "little" } });
+        let index_codecs = if checksum {
+            json!([bytes, { "name": "crc32c" }])
+        } else {
+            json!([bytes])
+        };
+        let configuration = json!({
+            "chunk_shape": vec![1; grid.counts().len()],
+            "codecs": [bytes],
+            "index_codecs": index_codecs,
+            "index_location": "end",
+        });
+        let configuration = serde_json::from_value(configuration)
+            .map_err(|error| CodecError::Other(error.to_string()))?;
+        let codec = CudaShardingCodec::new_with_configuration(&configuration, Options::default())?;
+        let shape = grid.counts().iter();
+        let shape: Result<Vec<NonZeroU64>, _> = shape
+            .map(|&count| NonZeroU64::try_from(count as u64))
+            .collect();
+        let shape = shape.map_err(|error| CodecError::Other(error.to_string()))?;
+        let element = (data_type::uint8(), FillValue::from(0_u8));
+        Self::of(ShardFormat::new(Arc::new(codec), shape, element.0, element.1)?)
+    }
+
+    /// The size of an encoded index, in bytes.
+    pub(super) fn index_len(&self) -> usize {
+        self.index_len
+    }
+
+    /// Where the index of a shard is.
+    pub(super) fn index_range(&self) -> ByteRange {
+        let len = self.index_len as u64;
+        match self.location {
+            ShardingIndexLocation::Start => ByteRange::FromStart(0, Some(len)),
+            ShardingIndexLocation::End => ByteRange::Suffix(len),
+        }
+    }
+
+    /// Where the chunks of the shard at `key` lie, by its encoded index. The shard has at most `limit`
+    /// bytes.
+    ///
+    /// # Errors
+    /// [`StorageError::Other`] if the index is invalid, or a chunk ends beyond `limit`.
+    pub(super) fn extents(
+        &self,
+        key: &StoreKey,
+        index: &[u8],
+        limit: u64,
+    ) -> Result<Vec<Extent>, StorageError> {
+        let stored = self.format.stored();
+        let extents = stored.and_then(|stored| stored.extents(index, limit));
+        extents.map_err(|error| {
+            StorageError::Other(format!("the index of the shard {key} is invalid: {error}"))
+        })
+    }
+
+    /// The chunks of the shard at `key`, which is `object`, in C order.
+    ///
+    /// # Errors
+    /// [`StorageError::Other`] if it is shorter than its index, or the index is invalid.
+    pub(super) fn chunks(
+        &self,
+        key: &StoreKey,
+        object: &Bytes,
+    ) -> Result<Vec<Option<Bytes>>, StorageError> {
+        let index = self.format.stored().and_then(|stored| {
+            let index = stored.index_of(object)?;
+            Ok(object.slice_ref(index))
+        });
+        let index = index.map_err(|error| {
+            StorageError::Other(format!("cannot find the index of the shard {key}: {error}"))
+        })?;
+        let extents = self.extents(key, &index, object.len() as u64)?;
+        // `extents` has checked that they are within the object.
+        let chunk = |extent: Extent| extent.map(|extent| object.slice(extent));
+        Ok(extents.into_iter().map(chunk).collect())
+    }
+
+    /// A shard for `key` of `chunks`, in C order, one after the other; `None` if there are none.
+    ///
+    /// # Errors
+    /// [`StorageError::Other`] if memory cannot be had.
+    pub(super) fn pack(
+        &self,
+        key: &StoreKey,
+        chunks: &[Option<Bytes>],
+    ) -> Result<Option<Bytes>, StorageError> {
+        if chunks.iter().all(Option::is_none) {
+            return Ok(None);
+        }
+        let stored = self.format.stored();
+        let chunks: Vec<Option<&[u8]>> = chunks.iter().map(Option::as_deref).collect();
+        let packed = stored.and_then(|stored| stored.pack(&chunks));
+        packed.map(|shard| Some(shard.into())).map_err(|error| {
+            StorageError::Other(format!("cannot put together the shard {key}: {error}"))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key() -> StoreKey {
+        StoreKey::new("a/c/3/9").unwrap()
+    }
+
+    /// "The index is placed at the end of the file and has a size of 16 bytes multiplied by the number of
+    /// chunks in a shard […]. The index holds an `offset, nbytes` pair of little-endian uint64 per chunk,
+    /// the chunks-order in the index is row-major (C) order […]. Empty chunks are denoted by setting both
+    /// offset and nbytes to `2^64 - 1`."
+    #[test]
+    fn the_indexed_format_of_the_draft() {
+        let grid = ShardGrid::new(&[2, 2]).unwrap();
+        let chunks = [Some(&b"abc"[..]), None, Some(b""), Some(b"de")];
+        let chunks = chunks.map(|chunk| chunk.map(Bytes::from_static));
+        let mut expected = b"abcde".to_vec();
+        for word in [0, 3, u64::MAX, u64::MAX, 3, 0, 3, 2] {
+            expected.extend(u64::to_le_bytes(word));
+        }
+        for checksum in [false, true] {
+            let packing = Packing::indexed(&grid, checksum).unwrap();
+            if checksum {
+                let crc = crc32c::crc32c(&expected[5..]);
+                expected.extend(crc.to_le_bytes());
+            }
+            let packed = packing.pack(&key(), &chunks).unwrap().unwrap();
+            assert_eq!(packed, expected);
+            assert_eq!(packing.index_len(), 64 + if checksum { 4 } else { 0 });
+            assert_eq!(packing.chunks(&key(), &packed).unwrap(), chunks);
+            assert_eq!(packing.pack(&key(), &[None, None, None, None]).unwrap(), None);
+        }
+    }
+
+    #[test]
+    fn invalid_shards_are_errors() {
+        let grid = ShardGrid::new(&[2]).unwrap();
+        let packing = Packing::indexed(&grid, true).unwrap();
+        let chunks = [Some(Bytes::from_static(b"abc")), Some(Bytes::from_static(b"d"))];
+        let packed = packing.pack(&key(), &chunks).unwrap().unwrap();
+        for len in 0..packed.len() {
+            assert!(packing.chunks(&key(), &packed.slice(..len)).is_err());
+        }
+        for at in 4..packed.len() {
+            let mut flipped = packed.to_vec();
+            flipped[at] ^= 0x10;
+            let error = packing.chunks(&key(), &flipped.into()).unwrap_err();
+            assert!(error.to_string().contains("a/c/3/9"), "{error}");
+        }
+    }
+}

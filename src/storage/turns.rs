@@ -1,0 +1,75 @@
+//! One after the other, for those who write the same shard in this process.
+//!
+//! A turn is held while the store is read and written. A store that hands its work to the threads of
+//! rayon must not wait for it there: rayon could give the waiting thread another write of the same
+//! turn.
+
+use std::future::Future;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use zarrs_storage::StoreKey;
+
+#[cfg(feature = "async")]
+use super::objects::Awaited;
+use super::objects::Blocking;
+
+/// Shards that share a turn wait for each other without need, which costs time alone.
+const STRIPES: usize = 64;
+
+/// The turns of an adapter. Its store is either one that blocks or one that is awaited, and each kind
+/// has turns of its own.
+#[derive(Debug)]
+pub(super) struct Turns {
+    blocking: [Mutex<()>; STRIPES],
+    #[cfg(feature = "async")]
+    awaited: [futures_util::lock::Mutex<()>; STRIPES],
+}
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self {
+            blocking: [const { Mutex::new(()) }; STRIPES],
+            #[cfg(feature = "async")]
+            awaited: [const { futures_util::lock::Mutex::new(()) }; STRIPES],
+        }
+    }
+}
+
+fn stripe(shard: &StoreKey) -> usize {
+    let mut hasher = DefaultHasher::new();
+    shard.hash(&mut hasher);
+    // The remainder is less than 64.
+    usize::try_from(hasher.finish() % STRIPES as u64).unwrap_or(0)
+}
+
+/// Waits for a turn as its store waits for everything else.
+pub(super) trait TakesTurns {
+    /// A turn, until it is dropped.
+    type Turn<'a>;
+
+    /// Wait for the turn of who writes `shard`.
+    fn turn<'a>(
+        &self,
+        turns: &'a Turns,
+        shard: &StoreKey,
+    ) -> impl Future<Output = Self::Turn<'a>>;
+}
+
+impl<S: ?Sized + Sync> TakesTurns for Blocking<'_, S> {
+    type Turn<'a> = MutexGuard<'a, ()>;
+
+    async fn turn<'a>(&self, turns: &'a Turns, shard: &StoreKey) -> Self::Turn<'a> {
+        let turn = turns.blocking[stripe(shard)].lock();
+        turn.unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(feature = "async")]
+impl<S: ?Sized + Sync> TakesTurns for Awaited<'_, S> {
+    type Turn<'a> = futures_util::lock::MutexGuard<'a, ()>;
+
+    async fn turn<'a>(&self, turns: &'a Turns, shard: &StoreKey) -> Self::Turn<'a> {
+        turns.awaited[stripe(shard)].lock().await
+    }
+}
