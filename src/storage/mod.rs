@@ -1,8 +1,13 @@
 //! Shards as chunks.
 
 mod chunk_keys;
+mod json;
 mod listing;
 mod objects;
 mod packing;
+mod ranges;
 mod shard_grid;
+mod sparse;
 mod turns;
+
+pub use sparse::{Consolidation, ConsolidationProgress, SparseShardStore};
