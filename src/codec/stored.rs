@@ -154,7 +154,14 @@ impl<'a> StoredShard<'a> {
     pub(crate) fn pack(&self, subchunks: &[Option<&[u8]>]) -> Result<Vec<u8>, CodecError> {
         debug_assert_eq!(subchunks.len(), self.grid.num_subchunks());
         let (grid, options) = (&self.grid, &self.options);
-        shard::dense(self.codec, grid, self.index_len, subchunks, usize::MAX, options)
+        shard::dense(
+            self.codec,
+            grid,
+            self.index_len,
+            subchunks,
+            usize::MAX,
+            options,
+        )
     }
 
     /// Decode the subchunks of `object` that are not empty, each for itself, and say which cannot

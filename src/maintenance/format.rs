@@ -94,7 +94,7 @@ impl ShardFormat {
 ///
 /// # Errors
 /// [`Error::NotShards`] if it has none, or if the shards are encoded once more.
-pub(super) fn codec_of<TStorage: ?Sized>(
+pub(crate) fn codec_of<TStorage: ?Sized>(
     array: &Array<TStorage>,
 ) -> Result<Arc<CudaShardingCodec>, Error> {
     let codecs = array.codecs();

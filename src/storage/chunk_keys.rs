@@ -117,7 +117,10 @@ impl ChunkKeys {
                     coordinates: Vec::new(),
                 });
             };
-            (Encoding::Default(separator), &behind[separator.len_utf8()..])
+            (
+                Encoding::Default(separator),
+                &behind[separator.len_utf8()..],
+            )
         } else if self.axes == 0 {
             return (rest == "0").then_some(ChunkKey {
                 encoding: Encoding::V2('.'),
@@ -214,10 +217,29 @@ mod tests {
     fn other_keys() {
         let keys = keys("/foo", 2);
         for key in [
-            "foo/zarr.json", "foo/c/1", "foo/c/1/2/3", "foo/c/01/2", "foo/c/+1/2", "foo/c/-1/2",
-            "foo/c/1.2", "foo/c.1/2", "foo/c-1-2", "foo/1", "foo/1.2.3", "foo/c//1", "c/1/2", "foo/c",
-            "foo/c/1/18446744073709551616", "bar/c/1/2", "foo/c/1/2.tmp", "foo/c/1/2.frame/x", "foo/ç/1",
-            "fooc/1/2", "foo/c/1/", "foo/c/ 1/2", "",
+            "foo/zarr.json",
+            "foo/c/1",
+            "foo/c/1/2/3",
+            "foo/c/01/2",
+            "foo/c/+1/2",
+            "foo/c/-1/2",
+            "foo/c/1.2",
+            "foo/c.1/2",
+            "foo/c-1-2",
+            "foo/1",
+            "foo/1.2.3",
+            "foo/c//1",
+            "c/1/2",
+            "foo/c",
+            "foo/c/1/18446744073709551616",
+            "bar/c/1/2",
+            "foo/c/1/2.tmp",
+            "foo/c/1/2.frame/x",
+            "foo/ç/1",
+            "fooc/1/2",
+            "foo/c/1/",
+            "foo/c/ 1/2",
+            "",
         ] {
             assert_eq!(keys.parse(key), None, "{key}");
         }
@@ -230,7 +252,16 @@ mod tests {
         for everything in ["", "a/", "a/b/"] {
             assert_eq!(of(2, everything), Scope::Everything, "{everything:?}");
         }
-        for elsewhere in ["b/", "a/c/", "a/b/x/", "a/b/c/1/2/", "a/b/c/x/", "a/b/c.1/", "a/b/1.2/", "a/b/01/"] {
+        for elsewhere in [
+            "b/",
+            "a/c/",
+            "a/b/x/",
+            "a/b/c/1/2/",
+            "a/b/c/x/",
+            "a/b/c.1/",
+            "a/b/1.2/",
+            "a/b/01/",
+        ] {
             assert_eq!(of(2, elsewhere), Scope::Elsewhere, "{elsewhere:?}");
         }
         for (axes, prefix, encoding, coordinates) in [
@@ -242,7 +273,10 @@ mod tests {
         ] {
             let chunk = chunk(encoding, coordinates);
             assert_eq!(of(axes, prefix), Scope::Chunks(chunk.clone()), "{prefix}");
-            assert_eq!(keys("/a/b", axes).prefix_of(&chunk).unwrap().as_str(), prefix);
+            assert_eq!(
+                keys("/a/b", axes).prefix_of(&chunk).unwrap().as_str(),
+                prefix
+            );
         }
         assert_eq!(of(0, "a/b/c/"), Scope::Elsewhere);
         assert_eq!(of(1, "a/b/3/"), Scope::Elsewhere);

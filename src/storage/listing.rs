@@ -41,8 +41,11 @@ pub(super) trait ShardsSeenAsChunks: Sync {
     /// What an underlying key is seen as.
     fn seen(&self, key: &StoreKey) -> Seen;
 
-    /// Whether an underlying prefix, which [`list_dir`] found, is seen.
-    fn is_seen(&self, prefix: &StorePrefix) -> bool;
+    /// What an underlying prefix is seen as, which [`list_dir`] found.
+    fn seen_prefix(&self, prefix: &StorePrefix) -> Seen {
+        let _ = prefix;
+        Seen::Itself
+    }
 
     /// The chunks of a shard, in ascending order.
     fn present(
@@ -51,7 +54,10 @@ pub(super) trait ShardsSeenAsChunks: Sync {
     ) -> impl Future<Output = Result<Vec<Present>, StorageError>> + Send;
 
     /// The size of the value of a key that is seen as itself.
-    fn size_of(&self, key: &StoreKey) -> impl Future<Output = Result<Option<u64>, StorageError>> + Send;
+    fn size_of(
+        &self,
+        key: &StoreKey,
+    ) -> impl Future<Output = Result<Option<u64>, StorageError>> + Send;
 }
 
 /// The keys with `prefix`, in order, and the sizes of those of chunks.
@@ -74,9 +80,7 @@ async fn sized<V: ShardsSeenAsChunks, L: Lists>(
             Seen::Shard(shard) => shards.push(shard),
         }
     }
-    shards.sort_by(|a, b| a.coordinates.cmp(&b.coordinates));
-    shards.dedup();
-    for shard in shards {
+    for shard in distinct(shards) {
         for (chunk, len) in chunks_of(view, &shard, chunks.as_ref()).await? {
             listed.push((view.keys().key(&chunk)?, Some(len)));
         }
@@ -132,21 +136,24 @@ pub(super) async fn list_dir<V: ShardsSeenAsChunks, L: Lists>(
         Scope::Everything | Scope::Elsewhere => (prefix.clone(), None),
     };
     let below = store.list_dir(&underlying).await?;
-    let mut keys = Vec::new();
+    let (mut keys, mut prefixes, mut shards) = (Vec::new(), Vec::new(), Vec::new());
     for key in below.keys() {
         match view.seen(key) {
             Seen::Itself if chunks.is_none() || key.has_prefix(prefix) => keys.push(key.clone()),
             Seen::Itself | Seen::Hidden => {}
-            Seen::Shard(shard) => {
-                for (chunk, _) in chunks_of(view, &shard, chunks.as_ref()).await? {
-                    keys.push(view.keys().key(&chunk)?);
-                }
-            }
+            Seen::Shard(shard) => shards.push(shard),
         }
     }
-    let mut prefixes = Vec::new();
-    for below in below.prefixes().iter().filter(|below| view.is_seen(below)) {
-        match view.keys().scope(below) {
+    for below in below.prefixes() {
+        let shard_prefix = match view.seen_prefix(below) {
+            Seen::Itself => view.keys().scope(below),
+            Seen::Hidden => continue,
+            Seen::Shard(shard) => {
+                shards.push(shard);
+                continue;
+            }
+        };
+        match shard_prefix {
             Scope::Chunks(shards) if !shards.coordinates.is_empty() => {
                 for chunks in prefixes_of(view, &shards, chunks.as_ref()) {
                     prefixes.push(view.keys().prefix_of(&chunks)?);
@@ -156,11 +163,22 @@ pub(super) async fn list_dir<V: ShardsSeenAsChunks, L: Lists>(
             _ => {}
         }
     }
+    for shard in distinct(shards) {
+        for (chunk, _) in chunks_of(view, &shard, chunks.as_ref()).await? {
+            keys.push(view.keys().key(&chunk)?);
+        }
+    }
     keys.sort();
     keys.dedup();
     prefixes.sort();
     prefixes.dedup();
     Ok(StoreKeysPrefixes::new(keys, prefixes))
+}
+
+fn distinct(mut shards: Vec<ChunkKey>) -> Vec<ChunkKey> {
+    shards.sort_by(|a, b| a.coordinates.cmp(&b.coordinates));
+    shards.dedup();
+    shards
 }
 
 /// Where the shards of `chunks` are, of which the first coordinates are known.
@@ -198,7 +216,11 @@ fn prefixes_of<V: ShardsSeenAsChunks>(
         return Vec::new();
     };
     let before = only.map_or(before, |only| &only.coordinates);
-    let count = view.grid().counts().get(before.len()).map_or(1, |&count| count as u64);
+    let count = view
+        .grid()
+        .counts()
+        .get(before.len())
+        .map_or(1, |&count| count as u64);
     let Some(first) = last.checked_mul(count) else {
         return Vec::new();
     };

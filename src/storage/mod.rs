@@ -1,10 +1,15 @@
 //! Shards as chunks.
 
 mod chunk_keys;
+mod json;
 mod listing;
 mod objects;
 mod packing;
+mod ranges;
 #[cfg(test)]
 mod schedules;
 mod shard_grid;
+mod sparse;
 mod turns;
+
+pub use sparse::{Consolidation, ConsolidationProgress, SparseShardStore};

@@ -10,6 +10,7 @@ use std::task::{Context, Poll, Waker};
 
 #[cfg(feature = "async")]
 use futures_util::StreamExt;
+use zarrs_codec::CodecError;
 use zarrs_storage::byte_range::ByteRange;
 #[cfg(feature = "async")]
 use zarrs_storage::{
@@ -19,6 +20,10 @@ use zarrs_storage::{
     Bytes, ListableStorageTraits, ReadableStorageTraits, StorageError, StoreKey, StoreKeys,
     StoreKeysPrefixes, StorePrefix, WritableStorageTraits,
 };
+
+#[cfg(feature = "async")]
+use crate::codec::foreign::async_no_panic;
+use crate::codec::foreign::no_panic;
 
 type Result<T> = std::result::Result<T, StorageError>;
 
@@ -79,8 +84,12 @@ impl<S: ReadableStorageTraits + ?Sized> Reads for Blocking<'_, S> {
         key: &StoreKey,
         ranges: Vec<ByteRange>,
     ) -> Result<Option<Vec<Bytes>>> {
-        let values = self.0.get_partial_many(key, Box::new(ranges.into_iter()))?;
-        values.map(Iterator::collect).transpose()
+        // Some stores panic if a value is shorter than what is asked of its end.
+        let read = no_panic(|| {
+            let values = self.0.get_partial_many(key, Box::new(ranges.into_iter()))?;
+            Ok(values.map(Iterator::collect).transpose()?)
+        });
+        read.map_err(|error| of_storage(key, error))
     }
 
     async fn size(&self, key: &StoreKey) -> Result<Option<u64>> {
@@ -136,15 +145,18 @@ impl<S: AsyncReadableStorageTraits + ?Sized> Reads for Awaited<'_, S> {
         key: &StoreKey,
         ranges: Vec<ByteRange>,
     ) -> Result<Option<Vec<Bytes>>> {
-        let values = self.0.get_partial_many(key, Box::new(ranges.into_iter()));
-        let Some(mut values) = values.await? else {
-            return Ok(None);
-        };
-        let mut collected = Vec::new();
-        while let Some(value) = values.next().await {
-            collected.push(value?);
-        }
-        Ok(Some(collected))
+        let read = async_no_panic(async {
+            let values = self.0.get_partial_many(key, Box::new(ranges.into_iter()));
+            let Some(mut values) = values.await? else {
+                return Ok(None);
+            };
+            let mut collected = Vec::new();
+            while let Some(value) = values.next().await {
+                collected.push(value?);
+            }
+            Ok(Some(collected))
+        });
+        read.await.map_err(|error| of_storage(key, error))
     }
 
     async fn size(&self, key: &StoreKey) -> Result<Option<u64>> {
@@ -184,6 +196,14 @@ impl<S: AsyncListableStorageTraits + ?Sized> Lists for Awaited<'_, S> {
 
     async fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64> {
         self.0.size_prefix(prefix).await
+    }
+}
+
+/// The error of a store, or that it panicked.
+fn of_storage(key: &StoreKey, error: CodecError) -> StorageError {
+    match error {
+        CodecError::StorageError(error) => error,
+        error => StorageError::Other(format!("cannot read parts of {key}: {error}")),
     }
 }
 

@@ -66,7 +66,12 @@ impl Packing {
             .collect();
         let shape = shape.map_err(|error| CodecError::Other(error.to_string()))?;
         let element = (data_type::uint8(), FillValue::from(0_u8));
-        Self::of(ShardFormat::new(Arc::new(codec), shape, element.0, element.1)?)
+        Self::of(ShardFormat::new(
+            Arc::new(codec),
+            shape,
+            element.0,
+            element.1,
+        )?)
     }
 
     /// The size of an encoded index, in bytes.
@@ -175,7 +180,10 @@ mod tests {
             assert_eq!(packed, expected);
             assert_eq!(packing.index_len(), 64 + if checksum { 4 } else { 0 });
             assert_eq!(packing.chunks(&key(), &packed).unwrap(), chunks);
-            assert_eq!(packing.pack(&key(), &[None, None, None, None]).unwrap(), None);
+            assert_eq!(
+                packing.pack(&key(), &[None, None, None, None]).unwrap(),
+                None
+            );
         }
     }
 
@@ -183,7 +191,10 @@ mod tests {
     fn invalid_shards_are_errors() {
         let grid = ShardGrid::new(&[2]).unwrap();
         let packing = Packing::indexed(&grid, true).unwrap();
-        let chunks = [Some(Bytes::from_static(b"abc")), Some(Bytes::from_static(b"d"))];
+        let chunks = [
+            Some(Bytes::from_static(b"abc")),
+            Some(Bytes::from_static(b"d")),
+        ];
         let packed = packing.pack(&key(), &chunks).unwrap().unwrap();
         for len in 0..packed.len() {
             assert!(packing.chunks(&key(), &packed.slice(..len)).is_err());

@@ -443,7 +443,7 @@ impl TakesTurns for Seat {
 }
 
 /// What an actor does from here on.
-type Acting<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+pub(super) type Acting<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
 struct Actor<'a> {
     act: Box<dyn Fn(Seat) -> Acting<'a> + 'a>,

@@ -22,14 +22,20 @@ impl ShardGrid {
             PluginCreateError::Other(format!("chunks_per_shard {chunks_per_shard:?} {reason}"))
         };
         if chunks_per_shard.contains(&0) {
-            return Err(unusable("has a zero: a shard has at least one chunk along each axis"));
+            return Err(unusable(
+                "has a zero: a shard has at least one chunk along each axis",
+            ));
         }
-        let counts = chunks_per_shard.iter().map(|&count| usize::try_from(count).ok());
+        let counts = chunks_per_shard
+            .iter()
+            .map(|&count| usize::try_from(count).ok());
         let counts: Option<Vec<usize>> = counts.collect();
         let too_many = || unusable("are more chunks than this machine can address");
         let counts = counts.ok_or_else(too_many)?;
         // An entry of an index has 16 bytes, and a checksum can follow.
-        let len = counts.iter().try_fold(1_usize, |len, &count| len.checked_mul(count));
+        let len = counts
+            .iter()
+            .try_fold(1_usize, |len, &count| len.checked_mul(count));
         let len = len.filter(|&len| isize::try_from(len).is_ok_and(|len| len < isize::MAX / 32));
         Ok(Self {
             len: len.ok_or_else(too_many)?,

@@ -49,11 +49,7 @@ pub(super) trait TakesTurns {
     type Turn<'a>;
 
     /// Wait for the turn of who writes `shard`.
-    fn turn<'a>(
-        &self,
-        turns: &'a Turns,
-        shard: &StoreKey,
-    ) -> impl Future<Output = Self::Turn<'a>>;
+    fn turn<'a>(&self, turns: &'a Turns, shard: &StoreKey) -> impl Future<Output = Self::Turn<'a>>;
 }
 
 impl<S: ?Sized + Sync> TakesTurns for Blocking<'_, S> {

@@ -1,0 +1,127 @@
+//! The adapter of a store that is awaited.
+
+use std::sync::Arc;
+
+use futures_util::stream;
+use zarrs::node::meta_key_v3;
+use zarrs_storage::byte_range::ByteRangeIterator;
+use zarrs_storage::{
+    AsyncListableStorageTraits, AsyncMaybeBytesIterator, AsyncReadableStorageTraits,
+    AsyncWritableStorageTraits, Bytes, MaybeBytes, OffsetBytesIterator, StorageError, StoreKey,
+    StoreKeys, StoreKeysPrefixes, StorePrefix,
+};
+
+use super::{SparseArray, SparseShardStore, View, absent, listing, node_path, unreadable};
+use crate::Error;
+use crate::storage::objects::Awaited;
+
+impl<S: AsyncReadableStorageTraits + ?Sized> SparseShardStore<S> {
+    /// [`open`](Self::open), in an asynchronous store.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub async fn async_open(store: Arc<S>, path: &str) -> Result<Self, Error> {
+        let key = meta_key_v3(&node_path(path)?);
+        let metadata = store.get(&key).await;
+        let metadata = metadata.map_err(|error| unreadable(&key, error))?;
+        let metadata = metadata.ok_or_else(|| absent(&key))?;
+        let array = SparseArray::new(path, &metadata)?;
+        Ok(Self { array, store })
+    }
+}
+
+#[async_trait::async_trait]
+impl<S> AsyncReadableStorageTraits for SparseShardStore<S>
+where
+    S: AsyncReadableStorageTraits + AsyncListableStorageTraits + ?Sized,
+{
+    async fn get(&self, key: &StoreKey) -> Result<MaybeBytes, StorageError> {
+        self.array.get(&Awaited(&*self.store), key).await
+    }
+
+    async fn get_partial_many<'a>(
+        &'a self,
+        key: &StoreKey,
+        byte_ranges: ByteRangeIterator<'a>,
+    ) -> Result<AsyncMaybeBytesIterator<'a>, StorageError> {
+        let store = Awaited(&*self.store);
+        let values = self
+            .array
+            .get_ranges(&store, key, byte_ranges.collect())
+            .await?;
+        Ok(values.map(|values| Box::pin(stream::iter(values)) as _))
+    }
+
+    async fn size_key(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
+        self.array.size(&Awaited(&*self.store), key).await
+    }
+
+    /// No: of a subchunk everything is read.
+    fn supports_get_partial(&self) -> bool {
+        false
+    }
+}
+
+#[async_trait::async_trait]
+impl<S> AsyncListableStorageTraits for SparseShardStore<S>
+where
+    S: AsyncReadableStorageTraits + AsyncListableStorageTraits + ?Sized,
+{
+    async fn list(&self) -> Result<StoreKeys, StorageError> {
+        self.list_prefix(&StorePrefix::root()).await
+    }
+
+    async fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys, StorageError> {
+        let (array, store) = (&self.array, &Awaited(&*self.store));
+        listing::list_prefix(&View { array, store }, store, prefix).await
+    }
+
+    async fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes, StorageError> {
+        let (array, store) = (&self.array, &Awaited(&*self.store));
+        listing::list_dir(&View { array, store }, store, prefix).await
+    }
+
+    async fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64, StorageError> {
+        let (array, store) = (&self.array, &Awaited(&*self.store));
+        listing::size_prefix(&View { array, store }, store, prefix).await
+    }
+}
+
+#[async_trait::async_trait]
+impl<S> AsyncWritableStorageTraits for SparseShardStore<S>
+where
+    S: AsyncReadableStorageTraits
+        + AsyncWritableStorageTraits
+        + AsyncListableStorageTraits
+        + ?Sized,
+{
+    async fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
+        self.array.set(&Awaited(&*self.store), key, value).await
+    }
+
+    async fn set_partial_many<'a>(
+        &'a self,
+        key: &StoreKey,
+        offset_values: OffsetBytesIterator<'a>,
+    ) -> Result<(), StorageError> {
+        let store = Awaited(&*self.store);
+        self.array
+            .set_ranges(&store, key, offset_values.collect())
+            .await
+    }
+
+    async fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
+        self.array.erase(&Awaited(&*self.store), key).await
+    }
+
+    async fn erase_prefix(&self, prefix: &StorePrefix) -> Result<(), StorageError> {
+        self.array
+            .erase_prefix(&Awaited(&*self.store), prefix)
+            .await
+    }
+
+    /// No: to write a part of a subchunk, all of it is read and written.
+    fn supports_set_partial(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,114 @@
+//! The adapter of a store that blocks.
+
+use std::sync::Arc;
+
+use zarrs::node::meta_key_v3;
+use zarrs_storage::byte_range::ByteRangeIterator;
+use zarrs_storage::{
+    Bytes, ListableStorageTraits, MaybeBytes, MaybeBytesIterator, OffsetBytesIterator,
+    ReadableStorageTraits, StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix,
+    WritableStorageTraits,
+};
+
+use super::{SparseArray, SparseShardStore, View, absent, listing, node_path, unreadable};
+use crate::Error;
+use crate::storage::objects::{Blocking, now};
+
+impl<S: ReadableStorageTraits + ?Sized> SparseShardStore<S> {
+    /// An adapter of `store` for the array at `path`.
+    ///
+    /// # Errors
+    /// - [`Error::NotShards`] if the array does not store plain shards on a regular grid, with the
+    ///   reason.
+    /// - [`Error::Storage`] if the store fails, or has no metadata there, or they are invalid.
+    pub fn open(store: Arc<S>, path: &str) -> Result<Self, Error> {
+        let key = meta_key_v3(&node_path(path)?);
+        let metadata = store.get(&key).map_err(|error| unreadable(&key, error))?;
+        let metadata = metadata.ok_or_else(|| absent(&key))?;
+        let array = SparseArray::new(path, &metadata)?;
+        Ok(Self { array, store })
+    }
+}
+
+impl<S> ReadableStorageTraits for SparseShardStore<S>
+where
+    S: ReadableStorageTraits + ListableStorageTraits + ?Sized,
+{
+    fn get(&self, key: &StoreKey) -> Result<MaybeBytes, StorageError> {
+        now(self.array.get(&Blocking(&*self.store), key))
+    }
+
+    fn get_partial_many<'a>(
+        &'a self,
+        key: &StoreKey,
+        byte_ranges: ByteRangeIterator<'a>,
+    ) -> Result<MaybeBytesIterator<'a>, StorageError> {
+        let store = Blocking(&*self.store);
+        let values = now(self.array.get_ranges(&store, key, byte_ranges.collect()))?;
+        Ok(values.map(|values| Box::new(values.into_iter()) as _))
+    }
+
+    fn size_key(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
+        now(self.array.size(&Blocking(&*self.store), key))
+    }
+
+    /// No: of a subchunk everything is read.
+    fn supports_get_partial(&self) -> bool {
+        false
+    }
+}
+
+impl<S> ListableStorageTraits for SparseShardStore<S>
+where
+    S: ReadableStorageTraits + ListableStorageTraits + ?Sized,
+{
+    fn list(&self) -> Result<StoreKeys, StorageError> {
+        self.list_prefix(&StorePrefix::root())
+    }
+
+    fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys, StorageError> {
+        let (array, store) = (&self.array, &Blocking(&*self.store));
+        now(listing::list_prefix(&View { array, store }, store, prefix))
+    }
+
+    fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes, StorageError> {
+        let (array, store) = (&self.array, &Blocking(&*self.store));
+        now(listing::list_dir(&View { array, store }, store, prefix))
+    }
+
+    fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64, StorageError> {
+        let (array, store) = (&self.array, &Blocking(&*self.store));
+        now(listing::size_prefix(&View { array, store }, store, prefix))
+    }
+}
+
+impl<S> WritableStorageTraits for SparseShardStore<S>
+where
+    S: ReadableStorageTraits + WritableStorageTraits + ListableStorageTraits + ?Sized,
+{
+    fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
+        now(self.array.set(&Blocking(&*self.store), key, value))
+    }
+
+    fn set_partial_many(
+        &self,
+        key: &StoreKey,
+        offset_values: OffsetBytesIterator,
+    ) -> Result<(), StorageError> {
+        let store = Blocking(&*self.store);
+        now(self.array.set_ranges(&store, key, offset_values.collect()))
+    }
+
+    fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
+        now(self.array.erase(&Blocking(&*self.store), key))
+    }
+
+    fn erase_prefix(&self, prefix: &StorePrefix) -> Result<(), StorageError> {
+        now(self.array.erase_prefix(&Blocking(&*self.store), prefix))
+    }
+
+    /// No: to write a part of a subchunk, all of it is read and written.
+    fn supports_set_partial(&self) -> bool {
+        false
+    }
+}

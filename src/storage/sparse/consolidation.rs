@@ -1,0 +1,290 @@
+//! Frames, packed into their shards.
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use zarrs_storage::{
+    Bytes, ListableStorageTraits, ReadableStorageTraits, StorageError, StoreKey, StorePrefix,
+    WritableStorageTraits,
+};
+
+use super::protocol::ReplacesShards;
+use super::{SparseArray, SparseShardStore, frame};
+use crate::Error;
+use crate::storage::chunk_keys::ChunkKey;
+use crate::storage::objects::{Blocking, Lists, Reads, Writes, now};
+use crate::storage::turns::TakesTurns;
+
+/// What was done to a shard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Consolidation {
+    /// How many subchunks were written or erased since the shard was packed last.
+    pub subchunks: usize,
+    /// How many objects held them, which are deleted now.
+    pub versions: usize,
+    /// How many objects were not whole, and stay: they are being written, or those who wrote them died.
+    pub invalid: usize,
+    /// The size of the shard before, in bytes; 0 if there was none.
+    pub before: u64,
+    /// Its size now; 0 if all of it is empty, and it was erased.
+    pub after: u64,
+}
+
+/// How far a consolidation is, and what it did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ConsolidationProgress {
+    /// How many shards had a frame.
+    pub shards: usize,
+    /// How many of them are done.
+    pub done: usize,
+    /// The sum over these.
+    pub sum: Consolidation,
+}
+
+impl fmt::Display for ConsolidationProgress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { shards, done, sum } = self;
+        write!(
+            f,
+            "{done} of {shards} shards, {} subchunks, {} -> {} bytes",
+            sum.subchunks, sum.before, sum.after
+        )?;
+        if sum.invalid > 0 {
+            write!(f, ", {} objects that are not whole", sum.invalid)?;
+        }
+        Ok(())
+    }
+}
+
+impl ConsolidationProgress {
+    fn add(&mut self, one: Consolidation) {
+        self.done += 1;
+        self.sum.subchunks += one.subchunks;
+        self.sum.versions += one.versions;
+        self.sum.invalid += one.invalid;
+        self.sum.before += one.before;
+        self.sum.after += one.after;
+    }
+}
+
+/// Shards are replaced as the adapter was told to.
+struct Replaced<'a, O> {
+    array: &'a SparseArray,
+    store: &'a O,
+}
+
+impl<O: Writes> ReplacesShards for Replaced<'_, O> {
+    async fn replace(&self, key: &StoreKey, shard: Option<Bytes>) -> Result<(), StorageError> {
+        self.array.replace(self.store, key, shard).await
+    }
+}
+
+impl SparseArray {
+    pub(super) async fn consolidate<O: Reads + Writes + Lists + TakesTurns>(
+        &self,
+        store: &O,
+        shard: &[u64],
+    ) -> Result<Option<Consolidation>, Error> {
+        if shard.len() != self.grid.counts().len() {
+            return Err(Error::NotShards {
+                reason: format!(
+                    "{shard:?} are not the indices of a shard with {} axes",
+                    self.grid.counts().len()
+                ),
+            });
+        }
+        let shard = ChunkKey {
+            encoding: self.encoding,
+            coordinates: shard.to_vec(),
+        };
+        let failed = |key: &StoreKey| {
+            let key = key.clone();
+            move |source| Error::Storage {
+                doing: "consolidate",
+                key,
+                source,
+            }
+        };
+        let key = self.keys.key(&shard).map_err(failed(&self.metadata))?;
+        let replaced = Replaced { array: self, store };
+        let done = self.frames.consolidate(store, &replaced, &key).await;
+        done.map_err(failed(&key))
+    }
+
+    /// The shards that have a frame, in order.
+    pub(super) async fn framed<O: Lists>(&self, store: &O) -> Result<Vec<Vec<u64>>, Error> {
+        let failed = |source| Error::Storage {
+            doing: "list the frames beside",
+            key: self.metadata.clone(),
+            source,
+        };
+        let prefix = StorePrefix::new(self.keys.prefix());
+        let prefix = prefix.map_err(|error| failed(StorageError::Other(error.to_string())))?;
+        let listed = store.list_prefix(&prefix).await.map_err(failed)?;
+        let shards = listed.iter().filter_map(|key| {
+            let shard = frame::shard_of(&self.keys, key.as_str())?;
+            Some(self.keys.parse(shard)?.coordinates)
+        });
+        let mut shards: Vec<_> = shards.collect();
+        shards.sort();
+        shards.dedup();
+        Ok(shards)
+    }
+
+    /// How many shards of `shards` can be consolidated at once, by at most `threads`: a shard, its
+    /// frame, and what they are packed into, each of which has as many bytes as a shard can have.
+    pub(super) fn at_once(&self, threads: usize) -> usize {
+        let one = self
+            .bound
+            .and_then(|bound| usize::try_from(bound).ok()?.checked_mul(3));
+        let most = one.map_or(1, |one| self.memory / one.max(1));
+        threads.min(most).max(1)
+    }
+}
+
+impl<S> SparseShardStore<S>
+where
+    S: ReadableStorageTraits + WritableStorageTraits + ListableStorageTraits + ?Sized,
+{
+    /// The indices of the shards that have a frame, which are those to consolidate, in order. Everything
+    /// in the array is listed.
+    ///
+    /// # Errors
+    /// [`Error::Storage`] if the store fails.
+    pub fn pending(&self) -> Result<Vec<Vec<u64>>, Error> {
+        now(self.array.framed(&Blocking(&*self.store)))
+    }
+
+    /// Pack the shard with the indices `shard` and its frame into one shard, with its subchunks in C
+    /// order. `None` if it has no frame.
+    ///
+    /// Subchunks are copied as they are: nothing is decoded or encoded. The shard, its frame and the new
+    /// shard are in memory at once. Others may read and write meanwhile; whatever they write is kept. If
+    /// the process dies, at whichever moment, nothing is lost, and another call completes it.
+    ///
+    /// # Errors
+    /// - [`Error::NotShards`] if there cannot be such a shard.
+    /// - [`Error::Storage`] if the store fails, if the shard is invalid, or if somebody else consolidates
+    ///   it.
+    pub fn consolidate(&self, shard: &[u64]) -> Result<Option<Consolidation>, Error> {
+        now(self.array.consolidate(&Blocking(&*self.store), shard))
+    }
+
+    /// [`consolidate`](Self::consolidate) all shards that have a frame, several at once as
+    /// [memory](Self::with_memory) allows. `on_progress` is called after each, by one thread at a time.
+    ///
+    /// # Errors
+    /// As for [`consolidate`](Self::consolidate): of the first shard that fails. Those that were begun
+    /// are completed, and no others are begun.
+    pub fn consolidate_all(
+        &self,
+        on_progress: &(dyn Fn(&ConsolidationProgress) + Sync),
+    ) -> Result<ConsolidationProgress, Error> {
+        let shards = self.pending()?;
+        let progress = Mutex::new(ConsolidationProgress {
+            shards: shards.len(),
+            ..ConsolidationProgress::default()
+        });
+        let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
+        let is_failed = || failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let work = || {
+            while let Some(shard) = shards.get(next.fetch_add(1, Ordering::Relaxed)) {
+                match self.consolidate(shard) {
+                    Ok(one) => {
+                        let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
+                        progress.add(one.unwrap_or_default());
+                        on_progress(&progress);
+                    }
+                    Err(error) => {
+                        is_failed().get_or_insert(error);
+                        next.store(shards.len(), Ordering::Relaxed);
+                    }
+                }
+            }
+        };
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        std::thread::scope(|scope| {
+            for _ in 1..self.array.at_once(threads).min(shards.len()) {
+                scope.spawn(work);
+            }
+            work();
+        });
+        let error = is_failed().take();
+        match error {
+            Some(error) => Err(error),
+            None => Ok(progress
+                .into_inner()
+                .unwrap_or_else(PoisonError::into_inner)),
+        }
+    }
+}
+
+#[cfg(feature = "async")]
+mod asynchronous {
+    use futures_util::{StreamExt, TryStreamExt, stream};
+    use zarrs_storage::{
+        AsyncListableStorageTraits, AsyncReadableStorageTraits, AsyncWritableStorageTraits,
+    };
+
+    use super::{Consolidation, ConsolidationProgress, Error, SparseShardStore};
+    use crate::storage::objects::Awaited;
+
+    /// How many shards are consolidated at once at most: requests wait for a server, not a processor.
+    const AT_ONCE: usize = 8;
+
+    impl<S> SparseShardStore<S>
+    where
+        S: AsyncReadableStorageTraits
+            + AsyncWritableStorageTraits
+            + AsyncListableStorageTraits
+            + ?Sized,
+    {
+        /// [`pending`](Self::pending), in an asynchronous store.
+        ///
+        /// # Errors
+        /// As for [`pending`](Self::pending).
+        pub async fn async_pending(&self) -> Result<Vec<Vec<u64>>, Error> {
+            self.array.framed(&Awaited(&*self.store)).await
+        }
+
+        /// [`consolidate`](Self::consolidate), in an asynchronous store.
+        ///
+        /// # Errors
+        /// As for [`consolidate`](Self::consolidate).
+        pub async fn async_consolidate(
+            &self,
+            shard: &[u64],
+        ) -> Result<Option<Consolidation>, Error> {
+            let store = Awaited(&*self.store);
+            self.array.consolidate(&store, shard).await
+        }
+
+        /// [`consolidate_all`](Self::consolidate_all), in an asynchronous store.
+        ///
+        /// # Errors
+        /// As for [`consolidate_all`](Self::consolidate_all); those that were begun when one fails are
+        /// left, as if the process had died.
+        pub async fn async_consolidate_all(
+            &self,
+            on_progress: &(dyn Fn(&ConsolidationProgress) + Sync),
+        ) -> Result<ConsolidationProgress, Error> {
+            let shards = self.async_pending().await?;
+            let mut progress = ConsolidationProgress {
+                shards: shards.len(),
+                ..ConsolidationProgress::default()
+            };
+            let each = stream::iter(shards)
+                .map(|shard| async move { self.async_consolidate(&shard).await })
+                .buffer_unordered(self.array.at_once(AT_ONCE));
+            let mut each = std::pin::pin!(each);
+            while let Some(one) = each.try_next().await? {
+                progress.add(one.unwrap_or_default());
+                on_progress(&progress);
+            }
+            Ok(progress)
+        }
+    }
+}

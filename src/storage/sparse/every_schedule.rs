@@ -1,0 +1,625 @@
+//! The protocol of frames, in every order in which the calls of writers, readers and those who
+//! consolidate can take effect, crashes at each call among them.
+//!
+//! Each actor is a process with an adapter of its own. After each order somebody else comes, reads,
+//! consolidates and reads again: nothing that was written is lost, no read was torn or stale, and what
+//! is left is one shard.
+
+use zarrs_storage::{Bytes, StorageError, StoreKey, StorePrefix};
+
+use super::frame::{self, Entry, Version};
+use super::protocol::{Frames, ReplacesShards};
+use super::{SparseArray, metadata};
+use crate::storage::listing::list_prefix;
+use crate::storage::objects::{Writes, now};
+use crate::storage::packing::Packing;
+use crate::storage::schedules::{
+    Acting, Ending, Explored, Listing, Objects, Promises, Scenario, Seat, Value, Violation,
+    judge_chunk,
+};
+
+const PATH: &str = "/a";
+
+/// Whether the index of a shard changes when what is written changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sizes {
+    /// It does not, as long as there are the same subchunks.
+    Equal,
+    Different,
+}
+
+/// How a shard is replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Replacing {
+    Set,
+    /// A temporary is set, not at once, and renamed.
+    Rename,
+}
+
+struct ByRename<'a>(&'a Seat);
+
+impl ReplacesShards for ByRename<'_> {
+    async fn replace(&self, key: &StoreKey, shard: Option<Bytes>) -> Result<(), StorageError> {
+        let Some(shard) = shard else {
+            return self.0.erase(key).await;
+        };
+        let temporary = StoreKey::new(format!("{key}.tmp"))?;
+        self.0.set(&temporary, shard).await?;
+        self.0.rename(&temporary, key).await
+    }
+}
+
+/// What there is before anybody acts. Values are small numbers; `None` is an empty subchunk.
+#[derive(Clone, Copy, Debug)]
+struct Before {
+    shard: Option<[Option<u8>; 2]>,
+    /// Number, version, value.
+    frame: &'static [(u32, u64, Option<u8>)],
+    /// The same, of which half was written.
+    torn: &'static [(u32, u64, u8)],
+}
+
+impl Before {
+    fn value(&self, number: u32) -> Option<u8> {
+        let versions = self.frame.iter().filter(|(of, ..)| *of == number);
+        let newest = versions.max_by_key(|(_, version, _)| version);
+        let packed = self.shard.and_then(|shard| shard[number as usize]);
+        newest.map_or(packed, |(_, _, value)| *value)
+    }
+}
+
+/// A shard, and nothing beside it.
+const PACKED: Before = Before {
+    shard: Some([Some(1), Some(1)]),
+    frame: &[],
+    torn: &[],
+};
+/// A subchunk was written, and not packed.
+const WRITTEN: Before = Before {
+    frame: &[(0, 1, Some(2))],
+    ..PACKED
+};
+/// It was written twice.
+const WRITTEN_TWICE: Before = Before {
+    frame: &[(0, 1, Some(2)), (0, 2, Some(3))],
+    ..PACKED
+};
+/// Somebody died who wrote it once more.
+const WRITTEN_AND_TORN: Before = Before {
+    torn: &[(0, 2, 9)],
+    ..WRITTEN
+};
+const NOTHING: Before = Before {
+    shard: None,
+    ..PACKED
+};
+
+/// An array of one shard with two subchunks, and five processes.
+struct Subject {
+    sizes: Sizes,
+    replacing: Replacing,
+    promises: Promises,
+    packing: Packing,
+    processes: Vec<SparseArray>,
+}
+
+impl Subject {
+    fn new(sizes: Sizes, replacing: Replacing, promises: Promises) -> Self {
+        let compressor = match sizes {
+            Sizes::Equal => "",
+            Sizes::Different => r#", {"name": "gzip", "configuration": {"level": 1}}"#,
+        };
+        let stored = format!(
+            r#"{{"zarr_format": 3, "node_type": "array", "shape": [8], "data_type": "uint8", "fill_value": 0,
+            "chunk_grid": {{"name": "regular", "configuration": {{"chunk_shape": [8]}}}},
+            "chunk_key_encoding": {{"name": "default"}},
+            "codecs": [{{"name": "sharding_indexed", "configuration": {{"chunk_shape": [4],
+                "codecs": [{{"name": "bytes"}}{compressor}], "index_location": "end",
+                "index_codecs": [{{"name": "bytes", "configuration": {{"endian": "little"}}}}, {{"name": "crc32c"}}]}}}}]}}"#
+        );
+        let process = |number| {
+            let array = SparseArray::new(PATH, stored.as_bytes()).unwrap();
+            let sharded = metadata::sharded(&array.metadata, &array.path, stored.as_bytes());
+            // A name that is the same in each run.
+            let frames = Frames::new(sharded.unwrap().packing, 2, format!("W{number}"));
+            SparseArray { frames, ..array }
+        };
+        let processes: Vec<_> = (0..5).map(process).collect();
+        let first = &processes[0];
+        let sharded = metadata::sharded(&first.metadata, &first.path, stored.as_bytes());
+        Self {
+            sizes,
+            replacing,
+            promises,
+            packing: sharded.unwrap().packing,
+            processes,
+        }
+    }
+
+    fn bytes(&self, chunk: usize, value: u8) -> Bytes {
+        let len = match self.sizes {
+            Sizes::Equal => 4,
+            Sizes::Different => 2 + usize::from(value),
+        };
+        vec![value + 16 * chunk as u8; len].into()
+    }
+
+    fn value(&self, chunk: usize, value: Option<u8>) -> Value {
+        value.map(|value| self.bytes(chunk, value))
+    }
+
+    fn objects(&self, before: &Before) -> Objects {
+        let mut objects = Objects::new();
+        if let Some(shard) = before.shard {
+            let chunks = [0, 1].map(|chunk| self.value(chunk, shard[chunk]));
+            let packed = self.packing.pack(&shard_key(), &chunks).unwrap();
+            objects.extend(packed.map(|packed| (shard_key(), packed)));
+        }
+        let mut put = |number, version, object| {
+            let version = Version {
+                version,
+                writer: "W".to_owned(),
+            };
+            let frame = frame::prefix_of(&shard_key()).unwrap();
+            objects.insert(frame::key_of(&frame, number, &version).unwrap(), object);
+        };
+        for &(number, version, value) in before.frame {
+            let value = self.value(number as usize, value);
+            let entry = value.map_or(Entry::Tombstone, Entry::Data);
+            put(number, version, entry.encode().unwrap());
+        }
+        for &(number, version, value) in before.torn {
+            let object = Entry::Data(self.bytes(number as usize, value))
+                .encode()
+                .unwrap();
+            put(number, version, object.slice(..object.len() / 2));
+        }
+        objects
+    }
+
+    async fn consolidate(&self, process: usize, seat: &Seat) -> Result<usize, String> {
+        let array = &self.processes[process];
+        let done = match self.replacing {
+            Replacing::Set => {
+                let done = array.consolidate(seat, &[0]).await;
+                done.map_err(|error| error.to_string())?
+            }
+            Replacing::Rename => {
+                let done = array
+                    .frames
+                    .consolidate(seat, &ByRename(seat), &shard_key())
+                    .await;
+                done.map_err(|error| error.to_string())?
+            }
+        };
+        Ok(done.map_or(0, |done| done.versions))
+    }
+
+    /// Those who act will find `before`.
+    fn scenario(&self, before: Before) -> Scenario<'_> {
+        let scenario = Scenario::new(self.objects(&before), move |ending| {
+            self.judge(&before, ending)
+        });
+        scenario.promises(self.promises)
+    }
+
+    /// Values are written, one after the other, or erased.
+    fn writer<'a>(
+        &'a self,
+        process: usize,
+        chunk: usize,
+        values: &'static [Option<u8>],
+    ) -> impl Fn(Seat) -> Acting<'a> + 'a {
+        move |seat| {
+            Box::pin(async move {
+                let array = &self.processes[process];
+                for &value in values {
+                    let value = self.value(chunk, value);
+                    let write = async {
+                        match value.clone() {
+                            Some(value) => array.set(&seat, &chunk_key(chunk), value).await,
+                            None => array.erase(&seat, &chunk_key(chunk)).await,
+                        }
+                    };
+                    seat.writing(chunk, value.clone(), write).await;
+                }
+            })
+        }
+    }
+
+    fn reader<'a>(
+        &'a self,
+        process: usize,
+        chunk: usize,
+        times: usize,
+    ) -> impl Fn(Seat) -> Acting<'a> + 'a {
+        move |seat| {
+            Box::pin(async move {
+                let key = chunk_key(chunk);
+                for _ in 0..times {
+                    let read = self.processes[process].get(&seat, &key);
+                    seat.reading(chunk, read).await;
+                }
+            })
+        }
+    }
+
+    fn consolidator<'a>(
+        &'a self,
+        process: usize,
+        times: usize,
+    ) -> impl Fn(Seat) -> Acting<'a> + 'a {
+        move |seat| {
+            Box::pin(async move {
+                for _ in 0..times {
+                    if let Err(error) = self.consolidate(process, &seat).await {
+                        seat.failed(0, &error);
+                    }
+                }
+            })
+        }
+    }
+
+    /// Who finds what is left, and consolidates it.
+    fn judge(&self, before: &Before, ending: &Ending<'_>) -> Result<(), String> {
+        const PROCESS: usize = 4;
+        let seat = Seat::alone(ending.objects.clone());
+        let text = |error: StorageError| error.to_string();
+        let read = || -> Result<Vec<Value>, String> {
+            let read = |chunk| now(self.processes[PROCESS].get(&seat, &chunk_key(chunk)));
+            (0..2).map(|chunk| read(chunk).map_err(text)).collect()
+        };
+        let values = read()?;
+        for (chunk, value) in values.iter().enumerate() {
+            let initial = self.value(chunk, before.value(chunk as u32));
+            judge_chunk(ending.log, chunk, &initial, value)?;
+        }
+        now(self.consolidate(PROCESS, &seat))?;
+        let consolidated = read()?;
+        if consolidated != values {
+            return Err(format!("{values:?} are consolidated to {consolidated:?}"));
+        }
+        let objects = seat.objects();
+        now(self.consolidate(PROCESS, &seat))?;
+        if seat.objects() != objects {
+            return Err("it is not done when it was consolidated".to_owned());
+        }
+        let packed = match objects.get(&shard_key()) {
+            Some(shard) => self.packing.chunks(&shard_key(), shard).map_err(text)?,
+            None => vec![None; 2],
+        };
+        if packed != values {
+            return Err(format!("the shard has {packed:?}, not {values:?}"));
+        }
+        if values.iter().all(Option::is_none) && objects.contains_key(&shard_key()) {
+            return Err("an empty shard is stored".to_owned());
+        }
+        for (key, object) in &objects {
+            if *key != shard_key()
+                && (Entry::decode(object).is_some() || key.as_str().ends_with(".tmp"))
+            {
+                return Err(format!("{key} is left behind"));
+            }
+        }
+        let view = super::View {
+            array: &self.processes[PROCESS],
+            store: &seat,
+        };
+        let listed = now(list_prefix(&view, &seat, &StorePrefix::root())).map_err(text)?;
+        let expected = (0..2).filter(|&chunk| values[chunk].is_some());
+        let expected: Vec<_> = expected.map(chunk_key).collect();
+        if listed != expected {
+            return Err(format!("{listed:?} are listed, not {expected:?}"));
+        }
+        Ok(())
+    }
+}
+
+fn shard_key() -> StoreKey {
+    StoreKey::new("a/c/0").unwrap()
+}
+
+fn chunk_key(chunk: usize) -> StoreKey {
+    StoreKey::new(format!("a/c/{chunk}")).unwrap()
+}
+
+const WHOLE: Promises = Promises {
+    listing: Listing::AtOnce,
+    torn: None,
+};
+
+/// What stores do and do not promise: object stores, file systems, and some that are worse.
+fn stores() -> Vec<(Replacing, Promises)> {
+    let torn = |listing, replacing: Replacing| {
+        let torn = match replacing {
+            Replacing::Set => ".frame/",
+            // The temporary of the shard, and nothing else, has this in common with the frame.
+            Replacing::Rename => "a/c/0.",
+        };
+        let torn = Some(torn);
+        (replacing, Promises { listing, torn })
+    };
+    vec![
+        (Replacing::Set, WHOLE),
+        torn(Listing::AtOnce, Replacing::Set),
+        torn(Listing::AtOnce, Replacing::Rename),
+        torn(Listing::Checked, Replacing::Rename),
+        torn(Listing::Ascending, Replacing::Set),
+        torn(Listing::Descending, Replacing::Set),
+    ]
+}
+
+/// Explore what `scenario` makes of each kind of subject, and return how many orders there were of each.
+fn explore(scenario: impl for<'a> Fn(&'a Subject) -> Scenario<'a>) -> Vec<Explored> {
+    let mut explored = Vec::new();
+    for sizes in [Sizes::Equal, Sizes::Different] {
+        for (replacing, promises) in stores() {
+            let subject = Subject::new(sizes, replacing, promises);
+            let found = scenario(&subject).explore();
+            let found = found.unwrap_or_else(|violation| {
+                panic!("{sizes:?}, {replacing:?}, {promises:?}: {violation}")
+            });
+            explored.push(found);
+        }
+    }
+    println!("{explored:?}");
+    explored
+}
+
+#[track_caller]
+fn at_least(explored: &[Explored], schedules: u128) {
+    let least = explored
+        .iter()
+        .map(|explored| explored.schedules)
+        .min()
+        .unwrap();
+    assert!(least >= schedules, "{least}: {explored:?}");
+}
+
+#[test]
+fn two_writers_and_one_who_consolidates() {
+    let explored = explore(|subject| {
+        let scenario = subject.scenario(WRITTEN);
+        let scenario = scenario.actor(subject.writer(0, 0, &[Some(3), Some(4)]));
+        let scenario = scenario.actor(subject.writer(1, 1, &[Some(5)]));
+        scenario.actor(subject.consolidator(2, 1)).who_may_crash()
+    });
+    at_least(&explored, 8_032);
+}
+
+#[test]
+fn a_writer_a_reader_and_one_who_consolidates() {
+    for before in [WRITTEN, WRITTEN_TWICE, WRITTEN_AND_TORN, PACKED, NOTHING] {
+        let explored = explore(|subject| {
+            let scenario = subject.scenario(before);
+            let scenario = scenario
+                .actor(subject.writer(0, 0, &[Some(4)]))
+                .who_may_crash();
+            let scenario = scenario.actor(subject.consolidator(1, 1)).who_may_crash();
+            scenario.actor(subject.reader(2, 0, 2))
+        });
+        at_least(&explored, 864);
+    }
+}
+
+#[test]
+fn subchunks_that_are_erased() {
+    for (before, values) in [
+        (PACKED, &[None, Some(4)][..]),
+        (WRITTEN, &[None, Some(4)]),
+        (NOTHING, &[Some(4)]),
+    ] {
+        let explored = explore(|subject| {
+            let scenario = subject.scenario(before);
+            let scenario = scenario.actor(subject.writer(0, 0, values)).who_may_crash();
+            let scenario = scenario.actor(subject.consolidator(1, 1)).who_may_crash();
+            scenario.actor(subject.reader(2, 0, 1))
+        });
+        at_least(&explored, 864);
+    }
+}
+
+#[test]
+fn all_of_a_shard_is_erased() {
+    let explored = explore(|subject| {
+        let scenario = subject.scenario(WRITTEN);
+        let scenario = scenario
+            .actor(subject.writer(0, 0, &[None]))
+            .who_may_crash();
+        let scenario = scenario.actor(subject.writer(1, 1, &[None]));
+        let scenario = scenario.actor(subject.consolidator(2, 1)).who_may_crash();
+        scenario.actor(subject.reader(3, 1, 1))
+    });
+    at_least(&explored, 10_000);
+}
+
+#[test]
+fn one_consolidates_where_another_crashed() {
+    for before in [WRITTEN, WRITTEN_TWICE] {
+        let explored = explore(|subject| {
+            let scenario = subject.scenario(before);
+            let scenario = scenario.actor(subject.consolidator(0, 1)).who_may_crash();
+            let scenario = scenario
+                .actor(subject.consolidator(1, 1))
+                .after(0)
+                .who_may_crash();
+            let scenario = scenario.actor(subject.writer(2, 0, &[Some(4)]));
+            scenario.actor(subject.reader(3, 0, 1))
+        });
+        at_least(&explored, 10_000);
+    }
+}
+
+#[test]
+fn one_writes_where_another_crashed() {
+    let explored = explore(|subject| {
+        let scenario = subject.scenario(WRITTEN);
+        let scenario = scenario
+            .actor(subject.writer(0, 0, &[Some(4)]))
+            .who_may_crash();
+        let scenario = scenario
+            .actor(subject.writer(1, 0, &[Some(5)]))
+            .after(0)
+            .who_may_crash();
+        let scenario = scenario.actor(subject.consolidator(2, 1));
+        scenario.actor(subject.reader(3, 0, 1))
+    });
+    at_least(&explored, 10_000);
+}
+
+/// Whoever reads the shard meanwhile finds another one, and then one that looks like the first.
+#[test]
+fn consolidated_twice_while_somebody_reads() {
+    let explored = explore(|subject| {
+        let scenario = subject.scenario(PACKED);
+        let write_and_pack = move |seat: Seat| async move {
+            for value in [&[None], &[Some(4)]] {
+                subject.writer(0, 0, value)(seat.clone()).await;
+                subject.consolidator(1, 1)(seat.clone()).await;
+            }
+        };
+        let scenario = scenario.actor(write_and_pack);
+        scenario.actor(subject.reader(2, 0, 1))
+    });
+    at_least(&explored, 100);
+}
+
+/// A writer that changes a part of a subchunk reads it first.
+#[test]
+fn parts_of_subchunks() {
+    let explored = explore(|subject| {
+        let scenario = subject.scenario(WRITTEN);
+        let scenario = scenario.actor(move |seat| async move {
+            let (array, key) = (&subject.processes[0], chunk_key(0));
+            for at in 0..2 {
+                let mut value = subject.bytes(0, 2).to_vec();
+                value[..=at].fill(9);
+                let parts = vec![(at as u64, vec![9].into())];
+                let write = array.set_ranges(&seat, &key, parts);
+                seat.writing(0, Some(value.into()), write).await;
+            }
+        });
+        let scenario = scenario.actor(subject.consolidator(1, 1)).who_may_crash();
+        scenario.actor(subject.reader(2, 0, 1))
+    });
+    at_least(&explored, 864);
+}
+
+/// Two threads of one process write parts of one subchunk.
+#[test]
+fn one_adapter_takes_turns() {
+    let explored = explore(|subject| {
+        let mut scenario = Scenario::new(subject.objects(&PACKED), |ending: &Ending<'_>| {
+            let seat = Seat::alone(ending.objects.clone());
+            let value = now(subject.processes[4].get(&seat, &chunk_key(0))).unwrap();
+            let mut expected = subject.bytes(0, 1).to_vec();
+            expected[..2].fill(9);
+            (value == Some(expected.into()))
+                .then_some(())
+                .ok_or(format!("{value:?}"))
+        })
+        .promises(subject.promises);
+        for at in 0..2 {
+            scenario = scenario.actor(move |seat| async move {
+                let parts = vec![(at, vec![9].into())];
+                subject.processes[0]
+                    .set_ranges(&seat, &chunk_key(0), parts)
+                    .await
+                    .unwrap();
+            });
+        }
+        scenario.actor(subject.consolidator(1, 1)).who_may_crash()
+    });
+    at_least(&explored, 1_000);
+}
+
+/// Subchunks that are there all the time are listed all the time.
+#[test]
+fn keys_are_listed() {
+    for before in [PACKED, WRITTEN, WRITTEN_TWICE] {
+        let explored = explore(|subject| {
+            let scenario = subject.scenario(before);
+            let scenario = scenario
+                .actor(subject.writer(0, 0, &[Some(4)]))
+                .who_may_crash();
+            let scenario = scenario.actor(subject.consolidator(1, 1)).who_may_crash();
+            scenario.actor(move |seat| async move {
+                let view = super::View {
+                    array: &subject.processes[2],
+                    store: &seat,
+                };
+                match list_prefix(&view, &seat, &StorePrefix::root()).await {
+                    Ok(listed) if listed == [0, 1].map(chunk_key) => {}
+                    other => seat.failed(0, &format!("{other:?}")),
+                }
+            })
+        });
+        at_least(&explored, 864);
+    }
+}
+
+/// What the protocol does not promise: these are found, so the checks can fail.
+fn violated(what: &str, scenario: impl for<'a> Fn(&'a Subject) -> Scenario<'a>) -> Box<Violation> {
+    let subject = Subject::new(Sizes::Different, Replacing::Set, WHOLE);
+    let found = scenario(&subject).explore();
+    found.expect_err(what)
+}
+
+#[test]
+fn two_who_consolidate_at_once() {
+    violated("an update is lost", |subject| {
+        let scenario = subject.scenario(WRITTEN);
+        let scenario = scenario.actor(subject.consolidator(0, 1));
+        let scenario = scenario.actor(subject.consolidator(1, 1));
+        scenario.actor(subject.writer(2, 1, &[Some(5)]))
+    });
+}
+
+#[test]
+fn two_who_write_one_subchunk_at_once() {
+    let violation = violated("one is lost", |subject| {
+        let scenario = subject.scenario(PACKED);
+        let scenario = scenario.actor(subject.writer(0, 0, &[Some(4)]));
+        scenario.actor(subject.writer(1, 0, &[Some(5)]))
+    });
+    assert!(violation.what.contains("chunk 0 is read as"), "{violation}");
+}
+
+/// Nor if one reads a part, and another one writes it.
+#[test]
+fn two_processes_that_write_parts_of_one_subchunk() {
+    let subject = Subject::new(Sizes::Equal, Replacing::Set, WHOLE);
+    let mut scenario = Scenario::new(subject.objects(&PACKED), |ending: &Ending<'_>| {
+        let seat = Seat::alone(ending.objects.clone());
+        let value = now(subject.processes[4].get(&seat, &chunk_key(0)))
+            .unwrap()
+            .unwrap();
+        (value[..2] == [9, 9])
+            .then_some(())
+            .ok_or(format!("{value:?}"))
+    });
+    for at in 0..2_u64 {
+        let process = &subject.processes[usize::from(at > 0)];
+        scenario = scenario.actor(move |seat| async move {
+            let parts = vec![(at, vec![9].into())];
+            process
+                .set_ranges(&seat, &chunk_key(0), parts)
+                .await
+                .unwrap();
+        });
+    }
+    scenario.explore().expect_err("one is lost");
+}
+
+/// A shard is set in two steps: readers find half of it.
+#[test]
+fn a_shard_that_is_not_replaced_at_once() {
+    let promises = Promises {
+        torn: Some("a/c/0"),
+        ..WHOLE
+    };
+    let subject = Subject::new(Sizes::Different, Replacing::Set, promises);
+    let scenario = subject.scenario(WRITTEN).actor(subject.consolidator(0, 1));
+    let scenario = scenario.actor(subject.reader(1, 1, 1));
+    scenario.explore().expect_err("half of a shard is read");
+}

@@ -1,0 +1,348 @@
+//! The objects of a frame: what they are called, and how it is known that they are whole.
+//!
+//! A frame is what is under `<shard key>.frame/`. Its objects are versions of subchunks, each stored
+//! once and never changed:
+//!
+//! ```text
+//! 0000002E.0000000000000003.9F31C02E5B7A44D0.chunk
+//! number   version          writer
+//! ```
+//!
+//! The number is that of the subchunk in its shard, in C order, as Blosc2's sparse frames have it. Of two
+//! versions of a subchunk the one with the higher number is newer, and among equal ones the one with the
+//! greater writer, so that there is always one that is newest.
+//!
+//! Behind the encoded subchunk, of which nothing is stored for a subchunk that was erased, there are 16
+//! bytes of trailer. A store that does not set values at once may leave a part of an object behind: the
+//! trailer tells.
+//!
+//! | bytes | |
+//! |---|---|
+//! | 3 | `ZSF` |
+//! | 1 | `D` (data) or `T` (tombstone: the subchunk is empty) |
+//! | 8 | the length of what comes before the trailer, little-endian |
+//! | 4 | CRC32C of everything before it, little-endian |
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, Hash, RandomState};
+
+use zarrs_storage::{Bytes, StorageError, StoreKey, StorePrefix};
+
+use crate::storage::chunk_keys::ChunkKeys;
+
+/// What the name of a directory of a frame has behind the key of its shard.
+const FRAME: &str = ".frame";
+const CHUNK: &str = "chunk";
+const MAGIC: [u8; 3] = *b"ZSF";
+
+/// The size of a trailer, in bytes.
+pub(super) const TRAILER_LEN: usize = 16;
+
+/// Where the frame of `shard` is.
+///
+/// # Errors
+/// [`StorageError::Other`], never: it is a prefix.
+pub(super) fn prefix_of(shard: &StoreKey) -> Result<StorePrefix, StorageError> {
+    StorePrefix::new(format!("{shard}{FRAME}/"))
+        .map_err(|error| StorageError::Other(error.to_string()))
+}
+
+/// The key of the shard whose frame this directory, or something in it, is.
+pub(super) fn shard_of<'a>(keys: &ChunkKeys, path: &'a str) -> Option<&'a str> {
+    let mut from = 0;
+    // The path of the array itself may have such a name in it.
+    while let Some(at) = path.get(from..)?.find(FRAME) {
+        let (shard, rest) = path.split_at(from + at);
+        from += at + FRAME.len();
+        let is_directory = rest.get(FRAME.len()..)?.starts_with('/');
+        if is_directory && keys.parse(shard).is_some() {
+            return Some(shard);
+        }
+    }
+    None
+}
+
+/// A name that no other writer has.
+pub(super) fn unique_writer() -> String {
+    // Keys of the system's random numbers; other processes have others.
+    let [a, b] = [(); 2].map(|()| {
+        let mut hasher = RandomState::new().build_hasher();
+        std::process::id().hash(&mut hasher);
+        std::time::SystemTime::now().hash(&mut hasher);
+        std::hash::Hasher::finish(&hasher)
+    });
+    format!("{:016X}", a ^ b.rotate_left(32))
+}
+
+/// A version of a subchunk.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Version {
+    pub(super) version: u64,
+    pub(super) writer: String,
+}
+
+/// The object of a version of a subchunk.
+///
+/// # Errors
+/// [`StorageError::Other`], never: it is a key.
+pub(super) fn key_of(
+    frame: &StorePrefix,
+    number: u32,
+    version: &Version,
+) -> Result<StoreKey, StorageError> {
+    let Version { version, writer } = version;
+    let frame = frame.as_str();
+    StoreKey::new(format!(
+        "{frame}{number:08X}.{version:016X}.{writer}.{CHUNK}"
+    ))
+    .map_err(|error| StorageError::Other(error.to_string()))
+}
+
+/// The number and version in the name of an object of a frame; `None` if it is none.
+fn parse(name: &str) -> Option<(u32, Version)> {
+    let mut parts = name.split('.');
+    let [number, version, writer, CHUNK] = [(); 4].map(|()| parts.next().unwrap_or_default())
+    else {
+        return None;
+    };
+    let is_hexadecimal = |text: &str, len| {
+        text.len() == len && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'A'..=b'F'))
+    };
+    let is_word = !writer.is_empty() && writer.bytes().all(|b| b.is_ascii_alphanumeric());
+    if parts.next().is_some()
+        || !is_hexadecimal(number, 8)
+        || !is_hexadecimal(version, 16)
+        || !is_word
+    {
+        return None;
+    }
+    let version = Version {
+        version: u64::from_str_radix(version, 16).ok()?,
+        writer: writer.to_owned(),
+    };
+    Some((u32::from_str_radix(number, 16).ok()?, version))
+}
+
+/// The versions of each subchunk of a shard, as they were listed; the newest is the last.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Listing(BTreeMap<u32, Vec<Version>>);
+
+impl Listing {
+    /// What `keys` say, which are under `frame`. Those that are not names of objects of a frame, or of
+    /// subchunks that the shard does not have, are left out.
+    pub(super) fn of<'a>(
+        frame: &StorePrefix,
+        keys: impl IntoIterator<Item = &'a StoreKey>,
+        subchunks: usize,
+    ) -> Self {
+        let mut listing = Self::default();
+        for key in keys {
+            let name = key.as_str().strip_prefix(frame.as_str());
+            if let Some((number, version)) = name.and_then(parse)
+                && (number as usize) < subchunks
+            {
+                listing.0.entry(number).or_default().push(version);
+            }
+        }
+        for versions in listing.0.values_mut() {
+            versions.sort();
+        }
+        listing
+    }
+
+    /// The versions of a subchunk, the newest last.
+    pub(super) fn versions(&self, number: u32) -> &[Version] {
+        self.0.get(&number).map_or(&[], Vec::as_slice)
+    }
+
+    /// The subchunks that have versions, and those.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &[Version])> {
+        self.0
+            .iter()
+            .map(|(number, versions)| (*number, versions.as_slice()))
+    }
+
+    /// The number of the version that comes after all of a subchunk; `None` if there are no greater
+    /// numbers.
+    pub(super) fn next_version(&self, number: u32) -> Option<u64> {
+        match self.versions(number).last() {
+            None => Some(1),
+            Some(newest) => newest.version.checked_add(1),
+        }
+    }
+}
+
+/// What an object of a frame says of its subchunk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Entry {
+    /// It is this, encoded.
+    Data(Bytes),
+    /// It is empty.
+    Tombstone,
+}
+
+impl Entry {
+    /// The encoded subchunk, unless it is empty.
+    pub(super) fn data(self) -> Option<Bytes> {
+        match self {
+            Self::Data(data) => Some(data),
+            Self::Tombstone => None,
+        }
+    }
+
+    /// The object.
+    ///
+    /// # Errors
+    /// [`StorageError::Other`] if there is no memory for it.
+    pub(super) fn encode(&self) -> Result<Bytes, StorageError> {
+        let (data, kind) = match self {
+            Self::Data(data) => (&data[..], b'D'),
+            Self::Tombstone => (&[][..], b'T'),
+        };
+        let mut object = Vec::new();
+        let len = data.len().saturating_add(TRAILER_LEN);
+        object.try_reserve_exact(len).map_err(|_| {
+            StorageError::Other(format!("there is no memory for {len} bytes of a subchunk"))
+        })?;
+        object.extend_from_slice(data);
+        object.extend_from_slice(&MAGIC);
+        object.push(kind);
+        object.extend_from_slice(&(data.len() as u64).to_le_bytes());
+        let checksum = crc32c::crc32c(&object);
+        object.extend_from_slice(&checksum.to_le_bytes());
+        Ok(object.into())
+    }
+
+    /// What `object` says; `None` if it is not whole.
+    pub(super) fn decode(object: &Bytes) -> Option<Self> {
+        let (checked, checksum) = object.split_last_chunk::<4>()?;
+        let (data, [m, a, g, kind, len @ ..]) = checked.split_last_chunk::<12>()?;
+        let is_whole = [*m, *a, *g] == MAGIC
+            && u64::from_le_bytes(*len) == data.len() as u64
+            && crc32c::crc32c(checked) == u32::from_le_bytes(*checksum);
+        match kind {
+            b'D' if is_whole => Some(Self::Data(object.slice(..data.len()))),
+            b'T' if is_whole && data.is_empty() => Some(Self::Tombstone),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zarrs::node::NodePath;
+
+    use super::*;
+
+    fn version(version: u64, writer: &str) -> Version {
+        Version {
+            version,
+            writer: writer.to_owned(),
+        }
+    }
+
+    #[test]
+    fn names_are_those_of_the_format() {
+        let shard = StoreKey::new("a/c/0/1").unwrap();
+        let frame = prefix_of(&shard).unwrap();
+        let key = key_of(&frame, 46, &version(3, "9F31")).unwrap();
+        assert_eq!(
+            key.as_str(),
+            "a/c/0/1.frame/0000002E.0000000000000003.9F31.chunk"
+        );
+        let name = &key.as_str()[frame.as_str().len()..];
+        assert_eq!(parse(name), Some((46, version(3, "9F31"))));
+        assert_eq!(unique_writer().len(), 16);
+        assert_ne!(unique_writer(), unique_writer());
+    }
+
+    #[test]
+    fn other_names() {
+        let good = "0000002E.0000000000000003.9F31.chunk";
+        assert!(parse(good).is_some());
+        for (from, to) in [
+            ("0000002E", "0000002e"),
+            ("0000002E", "2E"),
+            ("0000002E", "00000002E"),
+            ("0000002E", "+000002E"),
+            ("0000000000000003", "3"),
+            ("0000000000000003", "000000000000000G"),
+            ("9F31", ""),
+            ("9F31", "9/31"),
+            ("9F31", "9.31"),
+            (".chunk", ""),
+            (".chunk", ".chunk.tmp"),
+            (".chunk", ".CHUNK"),
+        ] {
+            assert_eq!(parse(&good.replace(from, to)), None, "{from} {to}");
+        }
+    }
+
+    #[test]
+    fn frames_and_their_shards() {
+        let keys = ChunkKeys::new(&NodePath::new("/a.frame/b").unwrap(), 2);
+        for (path, shard) in [
+            ("a.frame/b/c/0/1.frame/x", Some("a.frame/b/c/0/1")),
+            ("a.frame/b/c/0/1.frame/", Some("a.frame/b/c/0/1")),
+            ("a.frame/b/0.1.frame/", Some("a.frame/b/0.1")),
+            ("a.frame/b/c/0/1.frame", None),
+            ("a.frame/b/c/0/1.frames/x", None),
+            ("a.frame/b/c/0.frame/x", None),
+            ("a.frame/b/c/0/1", None),
+        ] {
+            assert_eq!(shard_of(&keys, path), shard, "{path}");
+        }
+    }
+
+    #[test]
+    fn the_newest_version_is_the_last() {
+        let frame = StorePrefix::new("c/0.frame/").unwrap();
+        let versions = [
+            (7, version(2, "B")),
+            (7, version(10, "A")),
+            (7, version(2, "A")),
+            (0, version(1, "C")),
+        ];
+        let mut keys: Vec<_> = versions
+            .iter()
+            .map(|(number, version)| key_of(&frame, *number, version).unwrap())
+            .collect();
+        keys.push(key_of(&frame, 8, &version(1, "A")).unwrap());
+        keys.push(StoreKey::new("c/0.frame/other").unwrap());
+        let listing = Listing::of(&frame, &keys, 8);
+        assert_eq!(
+            listing.versions(7),
+            [version(2, "A"), version(2, "B"), version(10, "A")]
+        );
+        assert_eq!(
+            listing.iter().map(|(number, _)| number).collect::<Vec<_>>(),
+            [0, 7]
+        );
+        assert_eq!(listing.next_version(7), Some(11));
+        assert_eq!(listing.next_version(1), Some(1));
+        let last = [key_of(&frame, 7, &version(u64::MAX, "A")).unwrap()];
+        assert_eq!(Listing::of(&frame, &last, 8).next_version(7), None);
+    }
+
+    #[test]
+    fn objects_that_are_not_whole() {
+        for entry in [
+            Entry::Data(Bytes::from_static(b"abcdefgh")),
+            Entry::Data(Bytes::new()),
+            Entry::Tombstone,
+        ] {
+            let object = entry.encode().unwrap();
+            assert_eq!(Entry::decode(&object), Some(entry));
+            for len in 0..object.len() {
+                assert_eq!(Entry::decode(&object.slice(..len)), None, "{len} bytes");
+            }
+            for bit in 0..8 * object.len() {
+                let mut flipped = object.to_vec();
+                flipped[bit / 8] ^= 1 << (bit % 8);
+                assert_eq!(Entry::decode(&flipped.into()), None, "bit {bit}");
+            }
+            let more = [&object[..], b"x"].concat();
+            assert_eq!(Entry::decode(&more.into()), None);
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! The metadata of a sharded array, as that of an unsharded one with a chunk for each subchunk.
+//!
+//! Of the stored text the values of `chunk_grid` and `codecs` are others, and nothing else: the chunk
+//! shape is that of the subchunks, and the codecs are those within the sharding codec.
+
+use std::sync::Arc;
+
+use serde_json::value::RawValue;
+use zarrs::array::{Array, ArrayMetadata};
+use zarrs::node::NodePath;
+use zarrs::plugin::{ExtensionName, ZarrVersion};
+use zarrs_codec::{ArrayToBytesCodecTraits, CodecMetadataOptions};
+use zarrs_storage::{StorageError, StoreKey};
+
+use super::super::chunk_keys::{ChunkKeys, Encoding};
+use super::super::json::Document;
+use super::super::packing::Packing;
+use crate::maintenance::codec_of;
+use crate::{Error, ShardFormat};
+
+/// What has to be known of a sharded array.
+pub(super) struct Sharded {
+    pub(super) packing: Packing,
+    /// How many subchunks a shard has along each axis.
+    pub(super) subchunks: Vec<u64>,
+    /// Of its chunk keys.
+    pub(super) encoding: Encoding,
+    /// The most bytes that a shard can have, where the codecs say so.
+    pub(super) bound: Option<u64>,
+}
+
+/// The array at `path`, of which the metadata is stored at `key`.
+fn array_of(key: &StoreKey, path: &NodePath, stored: &[u8]) -> Result<Array<()>, StorageError> {
+    let invalid = |reason: String| StorageError::InvalidMetadata(key.clone(), reason);
+    let metadata: ArrayMetadata =
+        serde_json::from_slice(stored).map_err(|error| invalid(error.to_string()))?;
+    Array::new_with_metadata(Arc::new(()), path.as_str(), metadata)
+        .map_err(|error| invalid(error.to_string()))
+}
+
+/// What has to be known of the array at `path`.
+///
+/// # Errors
+/// - [`Error::NotShards`] if what it stores are not plain shards on a regular grid.
+/// - [`Error::Storage`] if its metadata is invalid.
+pub(super) fn sharded(key: &StoreKey, path: &NodePath, stored: &[u8]) -> Result<Sharded, Error> {
+    let array = array_of(key, path, stored).map_err(|source| Error::Storage {
+        doing: "understand",
+        key: key.clone(),
+        source,
+    })?;
+    let not_shards = |reason: String| Error::NotShards { reason };
+    let codecs = array.codecs();
+    if let Some(outer) = codecs.array_to_array_codecs().first() {
+        return Err(not_shards(format!(
+            "the codec `{}` comes before `sharding_indexed`, so that subchunks are not parts of the array as it is: put it among the inner codecs",
+            outer.name(ZarrVersion::V3).unwrap_or_default()
+        )));
+    }
+    let codec = codec_of(&array)?;
+    if !array.storage_transformers().create_metadatas().is_empty() {
+        return Err(not_shards(
+            "a storage transformer comes before the store".to_owned(),
+        ));
+    }
+    let grid = array.chunk_grid().name(ZarrVersion::V3).unwrap_or_default();
+    if grid != "regular" {
+        return Err(not_shards(format!(
+            "the chunk grid is `{grid}`, and subchunks have a regular grid only within shards of one shape"
+        )));
+    }
+    let first = vec![0; array.dimensionality()];
+    let shape = array
+        .chunk_shape(&first)
+        .map_err(|error| not_shards(error.to_string()))?;
+    let chunk = array.chunk_key(&first);
+    let encoding = ChunkKeys::new(path, first.len()).parse(chunk.as_str());
+    let encoding = encoding.ok_or_else(|| {
+        not_shards(format!(
+            "the key of its first chunk is {chunk}, which is neither of the chunk key encoding `default` nor of `v2`"
+        ))
+    })?;
+    let (data_type, fill_value) = (array.data_type().clone(), array.fill_value().clone());
+    let bound = codec.encoded_representation(&shape, &data_type, &fill_value)?;
+    let format = ShardFormat::new(codec, shape, data_type, fill_value)?;
+    let subchunks: Vec<u64> = {
+        let stored = format.stored()?;
+        if u32::try_from(stored.grid().num_subchunks()).is_err() {
+            return Err(not_shards(format!(
+                "a shard has {} subchunks, and a frame has room for 2^32",
+                stored.grid().num_subchunks()
+            )));
+        }
+        stored
+            .grid()
+            .counts()
+            .iter()
+            .map(|&count| count as u64)
+            .collect()
+    };
+    Ok(Sharded {
+        packing: Packing::of(format)?,
+        subchunks,
+        encoding: encoding.encoding,
+        bound: bound.size(),
+    })
+}
+
+/// The metadata of the unsharded array, of that which is `stored` at `key`.
+///
+/// # Errors
+/// [`StorageError::InvalidMetadata`] if it is not that of an array with `sharding_indexed` as its only
+/// codec.
+pub(super) fn presented(key: &StoreKey, stored: &[u8]) -> Result<String, StorageError> {
+    let invalid = |reason: &str| {
+        StorageError::InvalidMetadata(
+            key.clone(),
+            format!(
+                "it is not that of an array with `sharding_indexed` as its only codec: {reason}"
+            ),
+        )
+    };
+    let document = Document::parse(key, stored)?;
+    let codecs = document
+        .field("codecs")
+        .ok_or_else(|| invalid("it has no codecs"))?;
+    let codecs: Vec<&RawValue> =
+        serde_json::from_str(codecs).map_err(|error| invalid(&error.to_string()))?;
+    let [codec] = codecs[..] else {
+        return Err(invalid(&format!("it has {} codecs", codecs.len())));
+    };
+    let codec = Document::parse(key, codec.get().as_bytes())?;
+    let configuration = codec.field("configuration").unwrap_or("{}");
+    let configuration = Document::parse(key, configuration.as_bytes())?;
+    let field = |name: &str| {
+        let value = configuration.field(name);
+        value.ok_or_else(|| invalid(&format!("the codec has no `{name}`")))
+    };
+    let grid = format!(
+        r#"{{"name":"regular","configuration":{{"chunk_shape":{}}}}}"#,
+        field("chunk_shape")?
+    );
+    Ok(document.with(&[("chunk_grid", &grid), ("codecs", field("codecs")?)]))
+}
+
+/// The metadata to store at `key` instead of `stored`, if the unsharded array is to have `new`.
+///
+/// # Errors
+/// [`StorageError::Unsupported`] if the chunks of `new` are not those that there are; [`StorageError::InvalidMetadata`].
+pub(super) fn stored_for(
+    key: &StoreKey,
+    path: &NodePath,
+    stored: &[u8],
+    new: &[u8],
+) -> Result<String, StorageError> {
+    let old = array_of(key, path, presented(key, stored)?.as_bytes())?;
+    let array = array_of(key, path, new)?;
+    let differs = |what: &str| {
+        Err(StorageError::Unsupported(format!(
+            "cannot store {key}: its {what} is not that of the subchunks that the array's shards have. Store another sharding in the store itself, and the array anew"
+        )))
+    };
+    let first = vec![0; old.dimensionality()];
+    if array.dimensionality() != old.dimensionality() {
+        return differs("number of axes");
+    }
+    if array.data_type() != old.data_type() {
+        return differs("data type");
+    }
+    if array.fill_value() != old.fill_value() {
+        return differs("fill value");
+    }
+    let is_regular =
+        array.chunk_grid().name(ZarrVersion::V3) == old.chunk_grid().name(ZarrVersion::V3);
+    if !is_regular || array.chunk_shape(&first).ok() != old.chunk_shape(&first).ok() {
+        return differs("chunk grid");
+    }
+    let some: Vec<u64> = (10..).take(first.len()).collect();
+    if array.chunk_key(&some) != old.chunk_key(&some) {
+        return differs("chunk key encoding");
+    }
+    if !array.storage_transformers().create_metadatas().is_empty() {
+        return differs("chain of storage transformers");
+    }
+    let codecs = |array: &Array<()>| {
+        array
+            .codecs()
+            .create_metadatas(&CodecMetadataOptions::default())
+    };
+    if codecs(&array) != codecs(&old) {
+        return differs("chain of codecs");
+    }
+    let stored = Document::parse(key, stored)?;
+    let mut values = Vec::new();
+    for name in ["chunk_grid", "codecs"] {
+        values.extend(stored.field(name).map(|value| (name, value)));
+    }
+    Ok(Document::parse(key, new)?.with(&values))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As nobody would write it, but somebody could.
+    const STORED: &str = r#" {"zarr_format":3, "node_type": "array","shape" : [6, 5],
+        "codecs": [ {"configuration": {"index_codecs": [{"name":"bytes","configuration":{"endian":"little"}},{"name":"crc32c"}],
+          "chunk_shape": [2 ,1], "index_location": "start",
+          "codecs": [{"name": "bytes"}, {"name":"zstd","configuration":{"level": 1,"checksum":false}}]}, "name": "sharding_indexed"} ],
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [ 4,5 ]}},
+        "attributes": {"codecs": 1, "n": 123456789012345678901234567890},
+        "data_type":"uint8","fill_value": 0, "chunk_key_encoding": {"name":"default"} } "#;
+    const PRESENTED: &str = r#" {"zarr_format":3, "node_type": "array","shape" : [6, 5],
+        "codecs": [{"name": "bytes"}, {"name":"zstd","configuration":{"level": 1,"checksum":false}}],
+        "chunk_grid": {"name":"regular","configuration":{"chunk_shape":[2 ,1]}},
+        "attributes": {"codecs": 1, "n": 123456789012345678901234567890},
+        "data_type":"uint8","fill_value": 0, "chunk_key_encoding": {"name":"default"} } "#;
+
+    fn key() -> StoreKey {
+        StoreKey::new("a/zarr.json").unwrap()
+    }
+
+    fn path() -> NodePath {
+        NodePath::new("/a").unwrap()
+    }
+
+    #[test]
+    fn two_values_are_others() {
+        assert_eq!(presented(&key(), STORED.as_bytes()).unwrap(), PRESENTED);
+        let stored = stored_for(&key(), &path(), STORED.as_bytes(), PRESENTED.as_bytes());
+        assert_eq!(stored.unwrap(), STORED);
+    }
+
+    #[test]
+    fn what_is_not_the_sharding_can_change() {
+        let new = PRESENTED
+            .replace("[6, 5]", "[60, 5]")
+            .replace("\"codecs\": 1", "\"made by\": \"a test\"");
+        let array = array_of(&key(), &path(), new.as_bytes()).unwrap();
+        // As zarrs writes it.
+        let written = serde_json::to_string(array.metadata()).unwrap();
+        for new in [new, written] {
+            let stored = stored_for(&key(), &path(), STORED.as_bytes(), new.as_bytes()).unwrap();
+            let now = array_of(&key(), &path(), stored.as_bytes()).unwrap();
+            assert_eq!((now.shape(), now.attributes().len()), (&[60, 5][..], 2));
+            let before = array_of(&key(), &path(), STORED.as_bytes()).unwrap();
+            assert_eq!(
+                now.chunk_shape(&[0, 0]).unwrap(),
+                before.chunk_shape(&[0, 0]).unwrap()
+            );
+            let codecs = |array: &Array<()>| {
+                array
+                    .codecs()
+                    .create_metadatas(&CodecMetadataOptions::default())
+            };
+            assert_eq!(codecs(&now), codecs(&before));
+        }
+    }
+
+    #[test]
+    fn another_sharding_is_refused() {
+        for (from, to, what) in [
+            ("[2 ,1]", "[2, 5]", "chunk grid"),
+            ("\"level\": 1", "\"level\": 2", "chain of codecs"),
+            ("uint8", "int8", "data type"),
+            ("\"fill_value\": 0", "\"fill_value\": 1", "fill value"),
+            (
+                "{\"name\":\"default\"}",
+                "{\"name\":\"v2\"}",
+                "chunk key encoding",
+            ),
+        ] {
+            let new = PRESENTED.replace(from, to);
+            assert_ne!(new, PRESENTED, "{from}");
+            let refused = stored_for(&key(), &path(), STORED.as_bytes(), new.as_bytes());
+            let error = refused.unwrap_err().to_string();
+            assert!(error.contains(what), "{what}: {error}");
+        }
+    }
+
+    #[test]
+    fn arrays_that_have_no_plain_shards() {
+        let transpose =
+            r#"{"name":"transpose","configuration":{"order":[1,0]}}, {"configuration": {"index"#;
+        for (from, to, reason) in [
+            (
+                r#"{"configuration": {"index"#,
+                transpose,
+                "`transpose` comes before",
+            ),
+            (
+                r#""name": "sharding_indexed"} ]"#,
+                r#""name": "sharding_indexed"}, {"name":"crc32c"} ]"#,
+                "encoded once more",
+            ),
+        ] {
+            let stored = STORED.replace(from, to);
+            assert_ne!(stored, STORED, "{from}");
+            let error = sharded(&key(), &path(), stored.as_bytes()).err().unwrap();
+            assert!(error.to_string().contains(reason), "{error}");
+            assert!(presented(&key(), stored.as_bytes()).is_err());
+        }
+        let plain = sharded(&key(), &path(), PRESENTED.as_bytes())
+            .err()
+            .unwrap();
+        assert!(matches!(plain, Error::NotShards { .. }), "{plain}");
+        assert!(sharded(&key(), &path(), b"{}").is_err());
+        let sharded = sharded(&key(), &path(), STORED.as_bytes()).unwrap();
+        assert_eq!(sharded.subchunks, [2, 5]);
+    }
+}

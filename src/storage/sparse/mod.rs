@@ -1,0 +1,473 @@
+//! Shards that many may write: each subchunk an object of its own, until they are packed.
+
+mod consolidation;
+mod frame;
+mod listings;
+mod metadata;
+mod protocol;
+
+#[cfg(feature = "async")]
+mod asynchronous;
+mod blocking;
+#[cfg(test)]
+mod every_schedule;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use zarrs::node::{NodePath, meta_key_v3};
+use zarrs_storage::byte_range::ByteRange;
+use zarrs_storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
+use zarrs_storage::{
+    AtomicRenameStorageTraits, Bytes, ReadableStorageTraits, StorageError, StoreKey, StorePrefix,
+    WritableStorageTraits,
+};
+
+pub use consolidation::{Consolidation, ConsolidationProgress};
+use frame::Entry;
+use listings::{Listings, Recent};
+use protocol::Frames;
+
+use super::chunk_keys::{ChunkKey, ChunkKeys, Encoding, Scope};
+use super::listing::{self, Present, Seen, ShardsSeenAsChunks};
+use super::objects::{Lists, Reads, Writes};
+use super::ranges::{slice, with_parts};
+use super::shard_grid::ShardGrid;
+use super::turns::TakesTurns;
+use crate::{Error, Options};
+
+/// What a temporary has behind its key.
+const TEMPORARY: &str = ".tmp";
+
+/// A sharded array as an unsharded one, whose chunks many may write.
+///
+/// The array at a path of `S` has the codec `sharding_indexed`, on a regular grid, and no codec around
+/// it. Here it has a chunk for each subchunk: its `zarr.json` shows the grid of subchunks and the inner
+/// codecs, its chunk keys are those of subchunks. Everything else of the store is as it is.
+///
+/// What is written to a subchunk does not touch its shard. It is an object of its own, next to it, in the
+/// shard's *frame*: `<shard key>.frame/0000002E.0000000000000003.9F31C02E5B7A44D0.chunk`. So writers of
+/// different subchunks never lose each other's data, whichever processes and machines they are on, and a
+/// write costs what the subchunk costs. Readers through an adapter see what was written at once; other
+/// readers do when the shard was [consolidated](Self::consolidate): frame and shard become one standard
+/// shard, which any Zarr reader opens.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use zarrs::array::{Array, ArrayBuilder, data_type};
+/// use zarrs_cuda::storage::SparseShardStore;
+///
+/// # let store = Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let mut builder = ArrayBuilder::new(vec![64, 64], vec![32, 32], data_type::uint16(), 0u16);
+/// # builder.subchunk_shape(vec![8, 8]).build(store.clone(), "/volume")?.store_metadata()?;
+/// let sparse = Arc::new(SparseShardStore::open(store.clone(), "/volume")?);
+/// let subchunks = Array::open(sparse.clone(), "/volume")?;
+/// subchunks.store_chunk(&[3, 7], vec![1_u16; 8 * 8])?; // any number of processes, at once
+///
+/// sparse.consolidate_all(&|progress| println!("{progress}"))?;
+/// let shards = Array::open(store, "/volume")?;
+/// assert_eq!(shards.retrieve_chunk::<Vec<u16>>(&[0, 1])?.iter().filter(|&&x| x == 1).count(), 64);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # What it rests on
+/// - What was stored is found by whoever reads or lists afterwards.
+/// - A shard is replaced at once. Object stores and databases do that by `set`. zarrs' `FilesystemStore`
+///   does not: give the adapter the store once more with [`atomic_rename`](Self::atomic_rename).
+/// - One writer at a time of each *subchunk*. To write a part of one it is read first, so elements of
+///   one subchunk are for one writer. Those who write through the same adapter take turns.
+/// - One consolidation at a time of each shard, and none that was paused goes on after another one:
+///   zarrs' stores have no conditional writes.
+/// - Nobody writes the shards themselves meanwhile, and nobody erases prefixes of the array.
+///
+/// `docs/sparse_shards.md` has the protocol, and what was checked of it.
+pub struct SparseShardStore<S: ?Sized> {
+    array: SparseArray,
+    store: Arc<S>,
+}
+
+/// All of an adapter but its store.
+struct SparseArray {
+    path: NodePath,
+    metadata: StoreKey,
+    keys: ChunkKeys,
+    encoding: Encoding,
+    grid: ShardGrid,
+    frames: Frames,
+    listings: Listings,
+    /// The most bytes that a shard can have, where the codecs say so.
+    bound: Option<u64>,
+    /// How an object is replaced at once, if not by `set`.
+    rename: Option<Rename>,
+    /// For consolidations, in bytes.
+    memory: usize,
+}
+
+/// Store a value under a key, at once.
+type Rename = Box<dyn Fn(&StoreKey, Bytes) -> Result<(), StorageError> + Send + Sync>;
+
+impl SparseArray {
+    fn new(path: &str, metadata: &[u8]) -> Result<Self, Error> {
+        let path = node_path(path)?;
+        let key = meta_key_v3(&path);
+        let sharded = metadata::sharded(&key, &path, metadata)?;
+        let grid = ShardGrid::new(&sharded.subchunks)?;
+        Ok(Self {
+            keys: ChunkKeys::new(&path, grid.counts().len()),
+            encoding: sharded.encoding,
+            frames: Frames::new(sharded.packing, grid.len(), frame::unique_writer()),
+            listings: Listings::default(),
+            bound: sharded.bound,
+            rename: None,
+            memory: Options::default().host_memory(),
+            metadata: key,
+            path,
+            grid,
+        })
+    }
+
+    /// The shard of a chunk, and the number of the chunk in it.
+    fn place(&self, chunk: &ChunkKey) -> Result<(StoreKey, u32), StorageError> {
+        let (shard, number) = self.grid.shard_of(chunk);
+        // It was checked that a shard does not have more.
+        let number =
+            u32::try_from(number).map_err(|error| StorageError::Other(error.to_string()))?;
+        Ok((self.keys.key(&shard)?, number))
+    }
+
+    async fn presented<O: Reads>(&self, store: &O) -> Result<Option<Bytes>, StorageError> {
+        match store.get(&self.metadata).await? {
+            None => Ok(None),
+            Some(stored) => {
+                let presented = metadata::presented(&self.metadata, &stored)?;
+                Ok(Some(presented.into()))
+            }
+        }
+    }
+
+    async fn read_chunk<O: Reads + Lists>(
+        &self,
+        store: &O,
+        chunk: &ChunkKey,
+    ) -> Result<Option<Bytes>, StorageError> {
+        let (shard, number) = self.place(chunk)?;
+        let listing = match self.listings.recent(&shard) {
+            Recent::Off => None,
+            Recent::Known(listing) => Some(listing),
+            Recent::Unknown => {
+                let begin = Instant::now();
+                let listing = Arc::new(self.frames.list(store, &shard).await?);
+                self.listings.keep(&shard, begin, &listing);
+                Some(listing)
+            }
+        };
+        self.frames.read(store, &shard, number, listing).await
+    }
+
+    /// Who calls this has the turn of the chunk.
+    async fn write_chunk<O: Reads + Writes + Lists>(
+        &self,
+        store: &O,
+        chunk: &ChunkKey,
+        entry: Entry,
+    ) -> Result<(), StorageError> {
+        let (shard, number) = self.place(chunk)?;
+        // What is empty is not made empty once more: frames would be full of that.
+        if entry == Entry::Tombstone
+            && self
+                .frames
+                .read(store, &shard, number, None)
+                .await?
+                .is_none()
+        {
+            return Ok(());
+        }
+        let written = self.frames.write(store, &shard, number, &entry).await;
+        self.listings.forget(&shard);
+        written
+    }
+
+    async fn get<O: Reads + Lists>(
+        &self,
+        store: &O,
+        key: &StoreKey,
+    ) -> Result<Option<Bytes>, StorageError> {
+        if *key == self.metadata {
+            self.presented(store).await
+        } else if let Some(chunk) = self.keys.parse(key.as_str()) {
+            self.read_chunk(store, &chunk).await
+        } else {
+            store.get(key).await
+        }
+    }
+
+    fn is_own(&self, key: &StoreKey) -> bool {
+        *key == self.metadata || self.keys.parse(key.as_str()).is_some()
+    }
+
+    async fn get_ranges<O: Reads + Lists>(
+        &self,
+        store: &O,
+        key: &StoreKey,
+        ranges: Vec<ByteRange>,
+    ) -> Result<Option<Vec<Result<Bytes, StorageError>>>, StorageError> {
+        if self.is_own(key) {
+            let value = self.get(store, key).await?;
+            return Ok(value.map(|value| {
+                let parts = ranges.into_iter().map(|range| slice(&value, range));
+                parts.collect()
+            }));
+        }
+        let read = store.get_ranges(key, ranges).await?;
+        Ok(read.map(|values| values.into_iter().map(Ok).collect()))
+    }
+
+    async fn size<O: Reads + Lists>(
+        &self,
+        store: &O,
+        key: &StoreKey,
+    ) -> Result<Option<u64>, StorageError> {
+        if self.is_own(key) {
+            let value = self.get(store, key).await?;
+            return Ok(value.map(|value| value.len() as u64));
+        }
+        store.size(key).await
+    }
+
+    async fn set<O: Reads + Writes + Lists + TakesTurns>(
+        &self,
+        store: &O,
+        key: &StoreKey,
+        value: Bytes,
+    ) -> Result<(), StorageError> {
+        if let Some(chunk) = self.keys.parse(key.as_str()) {
+            let _turn = store.turn(self.frames.turns(), key).await;
+            self.write_chunk(store, &chunk, Entry::Data(value)).await
+        } else if *key == self.metadata {
+            let _turn = store.turn(self.frames.turns(), key).await;
+            self.set_metadata(store, &value).await
+        } else {
+            store.set(key, value).await
+        }
+    }
+
+    async fn set_metadata<O: Reads + Writes>(
+        &self,
+        store: &O,
+        value: &[u8],
+    ) -> Result<(), StorageError> {
+        let key = &self.metadata;
+        let stored = store.get(key).await?.ok_or_else(|| {
+            StorageError::Other(format!(
+                "cannot store {key}: it was erased, and with it how subchunks lie in shards. Store the array anew"
+            ))
+        })?;
+        let value = metadata::stored_for(key, &self.path, &stored, value)?;
+        self.replace(store, key, Some(value.into())).await
+    }
+
+    async fn set_ranges<O: Reads + Writes + Lists + TakesTurns>(
+        &self,
+        store: &O,
+        key: &StoreKey,
+        parts: Vec<(u64, Bytes)>,
+    ) -> Result<(), StorageError> {
+        if !self.is_own(key) {
+            return store.set_ranges(key, parts).await;
+        }
+        let _turn = store.turn(self.frames.turns(), key).await;
+        if let Some(chunk) = self.keys.parse(key.as_str()) {
+            let (shard, number) = self.place(&chunk)?;
+            let value = self.frames.read(store, &shard, number, None).await?;
+            let value = with_parts(&value.unwrap_or_default(), &parts)?;
+            self.write_chunk(store, &chunk, Entry::Data(value.into()))
+                .await
+        } else {
+            let value = self.presented(store).await?.unwrap_or_default();
+            self.set_metadata(store, &with_parts(&value, &parts)?).await
+        }
+    }
+
+    async fn erase<O: Reads + Writes + Lists + TakesTurns>(
+        &self,
+        store: &O,
+        key: &StoreKey,
+    ) -> Result<(), StorageError> {
+        let Some(chunk) = self.keys.parse(key.as_str()) else {
+            return store.erase(key).await;
+        };
+        let _turn = store.turn(self.frames.turns(), key).await;
+        self.write_chunk(store, &chunk, Entry::Tombstone).await
+    }
+
+    async fn erase_prefix<O: Reads + Writes + Lists + TakesTurns>(
+        &self,
+        store: &O,
+        prefix: &StorePrefix,
+    ) -> Result<(), StorageError> {
+        match self.keys.scope(prefix) {
+            Scope::Chunks(chunks) if !chunks.coordinates.is_empty() => {
+                let view = View { array: self, store };
+                for key in listing::list_prefix(&view, store, prefix).await? {
+                    self.erase(store, &key).await?;
+                }
+                Ok(())
+            }
+            // Shards and frames lie there, all of them or none.
+            _ => {
+                self.listings.forget_all();
+                store.erase_prefix(prefix).await
+            }
+        }
+    }
+
+    /// Let the value of `key` be another one at once, or let there be none.
+    async fn replace<O: Writes>(
+        &self,
+        store: &O,
+        key: &StoreKey,
+        value: Option<Bytes>,
+    ) -> Result<(), StorageError> {
+        match (value, &self.rename) {
+            (Some(value), Some(rename)) => rename(key, value),
+            (Some(value), None) => store.set(key, value).await,
+            (None, _) => store.erase(key).await,
+        }
+    }
+}
+
+fn unreadable(key: &StoreKey, source: StorageError) -> Error {
+    Error::Storage {
+        doing: "read",
+        key: key.clone(),
+        source,
+    }
+}
+
+fn absent(key: &StoreKey) -> Error {
+    let source = "there is no array: create it, and store its metadata, first".to_owned();
+    unreadable(key, StorageError::Other(source))
+}
+
+fn node_path(path: &str) -> Result<NodePath, Error> {
+    NodePath::new(path)
+        .map_err(|error| Error::Create(zarrs::plugin::PluginCreateError::Other(error.to_string())))
+}
+
+/// An adapter with its store, as [`listing`] sees it.
+struct View<'a, O> {
+    array: &'a SparseArray,
+    store: &'a O,
+}
+
+impl<O: Reads + Lists> ShardsSeenAsChunks for View<'_, O> {
+    fn keys(&self) -> &ChunkKeys {
+        &self.array.keys
+    }
+
+    fn grid(&self) -> &ShardGrid {
+        &self.array.grid
+    }
+
+    fn seen(&self, key: &StoreKey) -> Seen {
+        let (keys, key) = (&self.array.keys, key.as_str());
+        let shard = frame::shard_of(keys, key).unwrap_or(key);
+        if let Some(shard) = keys.parse(shard) {
+            return Seen::Shard(shard);
+        }
+        match key.strip_suffix(TEMPORARY) {
+            Some(shard) if keys.parse(shard).is_some() => Seen::Hidden,
+            _ => Seen::Itself,
+        }
+    }
+
+    fn seen_prefix(&self, prefix: &StorePrefix) -> Seen {
+        let shard = frame::shard_of(&self.array.keys, prefix.as_str());
+        let shard = shard.and_then(|shard| self.array.keys.parse(shard));
+        shard.map_or(Seen::Itself, Seen::Shard)
+    }
+
+    async fn present(&self, shard: &ChunkKey) -> Result<Vec<Present>, StorageError> {
+        let shard = self.array.keys.key(shard)?;
+        let present = self.array.frames.present(self.store, &shard).await?;
+        let present = present.into_iter();
+        Ok(present
+            .map(|(number, len)| Present { number, len })
+            .collect())
+    }
+
+    async fn size_of(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
+        self.array.size(self.store, key).await
+    }
+}
+
+impl<S: ?Sized> SparseShardStore<S> {
+    /// Replace shards, and the metadata of the array, by renaming in `store`, which is the store of the
+    /// adapter, or the one that it looks upon. zarrs' `FilesystemStore` can rename.
+    ///
+    /// **Use it on every filesystem.** Without it a shard is replaced by one `set`, which on a filesystem
+    /// is not at once: whoever reads meanwhile may find part of a shard, and a process that dies leaves
+    /// that behind.
+    ///
+    /// A temporary is the key with `.tmp` behind it. What a process that died left there is replaced by
+    /// the next consolidation of the shard.
+    ///
+    /// # Errors
+    /// - [`Error::NotShards`] if the array's metadata in `store` are others than those in the adapter's
+    ///   store.
+    /// - [`Error::Storage`] if a store fails.
+    pub fn atomic_rename<R>(mut self, store: Arc<R>) -> Result<Self, Error>
+    where
+        S: ReadableStorageTraits,
+        R: AtomicRenameStorageTraits
+            + ReadableStorageTraits
+            + WritableStorageTraits
+            + ?Sized
+            + 'static,
+    {
+        let key = &self.array.metadata;
+        let failed = |error| unreadable(key, error);
+        if self.store.get(key).map_err(failed)? != store.get(key).map_err(failed)? {
+            return Err(Error::NotShards {
+                reason: format!(
+                    "{key} in the store for `atomic_rename` is not that of the array: give it the store that the array is in, with the same root"
+                ),
+            });
+        }
+        self.array.rename = Some(Box::new(move |key, value| {
+            let temporary = AtomicWriteStorageAdapter::<()>::temporary_key(key)?;
+            store.set(&temporary, value)?;
+            store.rename(&temporary, key)
+        }));
+        Ok(self)
+    }
+
+    /// Let reads know of a frame what was listed at most so long ago. Default: zero, and each read of a
+    /// subchunk lists its shard's frame.
+    ///
+    /// With it, whoever reads many subchunks of a shard lists its frame once. What others wrote may be
+    /// seen so much later; never is anything seen that was not written, and what was written through this
+    /// adapter is seen at once.
+    #[must_use]
+    pub fn with_listing_age(mut self, age: Duration) -> Self {
+        self.array.listings = Listings::new(age);
+        self
+    }
+
+    /// The most memory that [`consolidate_all`](Self::consolidate_all) takes, in bytes, unless one shard
+    /// takes more. Default: [`Options::host_memory`](crate::Options::host_memory).
+    #[must_use]
+    pub fn with_memory(mut self, bytes: usize) -> Self {
+        self.array.memory = bytes;
+        self
+    }
+}
+
+impl<S: ?Sized> fmt::Debug for SparseShardStore<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SparseShardStore")
+            .field("path", &self.array.path)
+            .finish_non_exhaustive()
+    }
+}
