@@ -296,6 +296,9 @@ impl Reads for Seat {
             let value = world.objects.get(key)?;
             let len = value.len() as u64;
             let cut = |range: &ByteRange| {
+                if matches!(range, ByteRange::Suffix(suffix) if *suffix > len) {
+                    return None;
+                }
                 let range = range.to_range(len);
                 let (start, end) = (usize::try_from(range.start), usize::try_from(range.end));
                 let range = start.ok()?..end.ok()?;

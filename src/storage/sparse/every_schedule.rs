@@ -40,10 +40,11 @@ struct ByRename<'a>(&'a Seat);
 
 impl ReplacesShards for ByRename<'_> {
     async fn replace(&self, key: &StoreKey, shard: Option<Bytes>) -> Result<(), StorageError> {
+        let temporary = StoreKey::new(format!("{key}.tmp"))?;
         let Some(shard) = shard else {
+            self.0.erase(&temporary).await?;
             return self.0.erase(key).await;
         };
-        let temporary = StoreKey::new(format!("{key}.tmp"))?;
         self.0.set(&temporary, shard).await?;
         self.0.rename(&temporary, key).await
     }

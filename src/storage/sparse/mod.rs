@@ -104,8 +104,8 @@ struct SparseArray {
     memory: usize,
 }
 
-/// Store a value under a key, at once.
-type Rename = Box<dyn Fn(&StoreKey, Bytes) -> Result<(), StorageError> + Send + Sync>;
+/// Store a value under a key at once, or erase it.
+type Rename = Box<dyn Fn(&StoreKey, Option<Bytes>) -> Result<(), StorageError> + Send + Sync>;
 
 impl SparseArray {
     fn new(path: &str, metadata: &[u8]) -> Result<Self, Error> {
@@ -330,9 +330,9 @@ impl SparseArray {
         value: Option<Bytes>,
     ) -> Result<(), StorageError> {
         match (value, &self.rename) {
-            (Some(value), Some(rename)) => rename(key, value),
+            (value, Some(rename)) => rename(key, value),
             (Some(value), None) => store.set(key, value).await,
-            (None, _) => store.erase(key).await,
+            (None, None) => store.erase(key).await,
         }
     }
 }
@@ -437,6 +437,11 @@ impl<S: ?Sized> SparseShardStore<S> {
         }
         self.array.rename = Some(Box::new(move |key, value| {
             let temporary = AtomicWriteStorageAdapter::<()>::temporary_key(key)?;
+            let Some(value) = value else {
+                // One who died may have left it.
+                store.erase(&temporary)?;
+                return store.erase(key);
+            };
             store.set(&temporary, value)?;
             store.rename(&temporary, key)
         }));

@@ -6,8 +6,8 @@
 //!               put it
 //! read:         list the frame
 //!               the newest valid version: get it; start again if it is gone
-//!               none: the shard's index, the bytes it points at, the index again;
-//!                     start again if it changed
+//!               none: the shard's index, then the bytes it points at and the index again, by
+//!                     one request; start again if it changed
 //! consolidate:  list the frame
 //!               get the newest valid version of each subchunk
 //!               read the shard
@@ -24,8 +24,9 @@
 //! It rests on these assumptions:
 //!
 //! - What was put is found by whoever reads or lists afterwards.
-//! - A shard is replaced at once: whoever reads it finds all of the one before or all of the new one.
-//!   Objects of frames may be put in part, since they say whether they are whole.
+//! - A shard is replaced at once: whoever reads it finds all of the one before or all of the new one,
+//!   also by a request for several parts. Objects of frames may be put in part, since they say whether
+//!   they are whole.
 //! - One writer at a time of each subchunk. Those of one adapter take turns.
 //! - One consolidation at a time of each shard, none of which goes on after another one has begun.
 
@@ -185,42 +186,54 @@ impl Frames {
         let Some(extent) = extents.get(number as usize).cloned().flatten() else {
             return Ok(Some(None));
         };
-        let read = self.read_extent(store, shard, extent).await;
-        if self.read_index(store, shard).await?.as_ref() != Some(&index) {
-            return Ok(None);
+        if extent.is_empty() {
+            return Ok(Some(Some(Bytes::new())));
         }
-        Ok(Some(Some(read?)))
+        self.read_extent(store, shard, number, extent, &index).await
     }
 
-    /// Bytes of a shard.
+    /// The bytes of a shard that are those of a subchunk if `index` is its index; `None` if it has
+    /// another one now.
+    ///
+    /// The index is read once more by the same request, which finds all of one shard. Were it read by
+    /// another one, there could be another shard in between, and then one with this index again.
     async fn read_extent<O: Reads>(
         &self,
         store: &O,
         shard: &StoreKey,
+        number: u32,
         extent: std::ops::Range<usize>,
-    ) -> Result<Bytes, StorageError> {
-        if extent.is_empty() {
-            return Ok(Bytes::new());
-        }
+        index: &Bytes,
+    ) -> Result<Option<Option<Bytes>>, StorageError> {
         let (start, len) = (extent.start as u64, extent.len() as u64);
-        let misfit = |size| {
-            StorageError::Other(format!(
-                "the index of the shard {shard} points at bytes {start} to {}, and the shard has {size}: it may be corrupted",
-                extent.end
-            ))
-        };
         // A store may make room for what is asked before it looks.
-        if extent.len() > UNCHECKED_LEN {
-            let size = store.size(shard).await?.unwrap_or(0);
-            if (extent.end as u64) > size {
-                return Err(misfit(size.to_string()));
+        let is_there = extent.len() <= UNCHECKED_LEN
+            || store.size(shard).await?.is_some_and(|size| extent.end as u64 <= size);
+        if is_there {
+            let ranges = vec![
+                ByteRange::FromStart(start, Some(len)),
+                self.packing.index_range(),
+            ];
+            let read = store.get_ranges(shard, ranges).await;
+            if let Ok(Some(read)) = &read
+                && let [bytes, again] = &read[..]
+            {
+                if again != index {
+                    return Ok(None);
+                }
+                if bytes.len() == extent.len() {
+                    return Ok(Some(Some(bytes.clone())));
+                }
             }
         }
-        let range = ByteRange::FromStart(start, Some(len));
-        let read = store.get_ranges(shard, vec![range]).await?;
-        let bytes = read.and_then(|mut read| read.pop());
-        let bytes = bytes.filter(|bytes| bytes.len() == extent.len());
-        bytes.ok_or_else(|| misfit("fewer".to_owned()))
+        // Either the shard is another one now, which is shorter, or it is wrong. All of it tells.
+        let Some(object) = store.get(shard).await? else {
+            return Ok(None);
+        };
+        let mut subchunks = self.packing.chunks(shard, &object)?;
+        let subchunk = subchunks.get_mut(number as usize).and_then(Option::take);
+        // The rest of the shard is not kept.
+        Ok(Some(subchunk.map(|bytes| Bytes::copy_from_slice(&bytes))))
     }
 
     /// The index of a shard, encoded; `None` if there is no shard.
