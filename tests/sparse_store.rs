@@ -1,0 +1,15 @@
+//! `SparseShardStore`: a sharded array as an unsharded one, against a map of chunks, and through zarrs.
+
+#[path = "common/faulty.rs"]
+mod faulty;
+
+#[path = "sparse_store/arrays.rs"]
+mod arrays;
+#[path = "sparse_store/hostile.rs"]
+mod hostile;
+#[path = "sparse_store/model.rs"]
+mod model;
+#[path = "sparse_store/requests.rs"]
+mod requests;
+#[path = "sparse_store/stores.rs"]
+mod stores;

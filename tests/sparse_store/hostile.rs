@@ -1,0 +1,157 @@
+//! Frames and shards that somebody else wrote, or part of them.
+
+use std::sync::Arc;
+
+use zarrs::storage::byte_range::ByteRange;
+use zarrs::storage::store::MemoryStore;
+use zarrs::storage::{
+    Bytes, ListableStorageTraits, ReadableStorageTraits, ReadableWritableListableStorageTraits,
+    StoreKey, StorePrefix, WritableStorageTraits,
+};
+
+use super::stores::{Layout, files};
+
+const SHARD: &str = "group/array/c/0";
+
+fn key(key: &str) -> StoreKey {
+    StoreKey::new(key).unwrap()
+}
+
+fn chunk(at: u8) -> StoreKey {
+    key(&format!("group/array/c/{at}"))
+}
+
+/// A shard of four subchunks, of which the last is in the frame.
+fn prepare(store: &Arc<dyn ReadableWritableListableStorageTraits>) -> Layout {
+    let layout = Layout::new(&[8], &[8], &[2]);
+    layout.create(&**store);
+    let sparse = layout.open(store);
+    for at in 0..3_u8 {
+        sparse.set(&chunk(at), vec![at + 1; 2].into()).unwrap();
+    }
+    sparse.consolidate(&[0]).unwrap().unwrap();
+    sparse.set(&chunk(3), vec![4; 2].into()).unwrap();
+    layout
+}
+
+fn stores() -> Vec<(
+    Option<tempfile::TempDir>,
+    Arc<dyn ReadableWritableListableStorageTraits>,
+)> {
+    let (folder, store) = files();
+    vec![(None, Arc::new(MemoryStore::new())), (Some(folder), store)]
+}
+
+fn frame(store: &dyn ReadableWritableListableStorageTraits) -> Vec<StoreKey> {
+    let prefix = StorePrefix::new(format!("{SHARD}.frame/")).unwrap();
+    store.list_prefix(&prefix).unwrap()
+}
+
+#[test]
+fn objects_that_are_not_whole_are_absent() {
+    for (_folder, store) in stores() {
+        let layout = prepare(&store);
+        let last = chunk(3);
+        let sparse = layout.open(&store);
+        let [object] = &frame(&*store)[..] else {
+            panic!("one object");
+        };
+        let whole = store.get(object).unwrap().unwrap();
+        for len in 0..whole.len() {
+            store.set(object, whole.slice(..len)).unwrap();
+            assert_eq!(sparse.get(&last).unwrap(), None);
+            assert_eq!(
+                sparse
+                    .list_prefix(&StorePrefix::new("group/array/c/").unwrap())
+                    .unwrap()
+                    .len(),
+                3
+            );
+        }
+        // It is not touched, and not put over.
+        let done = sparse.consolidate(&[0]).unwrap().unwrap();
+        assert_eq!((done.subchunks, done.invalid), (0, 1));
+        sparse.set(&last, vec![5; 2].into()).unwrap();
+        assert_eq!(frame(&*store).len(), 2);
+        assert_eq!(sparse.get(&last).unwrap().unwrap(), vec![5; 2]);
+        let done = sparse.consolidate(&[0]).unwrap().unwrap();
+        assert_eq!((done.subchunks, done.versions, done.invalid), (1, 1, 1));
+        assert_eq!(frame(&*store), [object.clone()]);
+        assert_eq!(sparse.get(&last).unwrap().unwrap(), vec![5; 2]);
+        // Its writer was slow, and is done now.
+        store.set(object, whole).unwrap();
+        assert_eq!(sparse.get(&last).unwrap().unwrap(), vec![4; 2]);
+    }
+}
+
+#[test]
+fn names_that_are_none() {
+    for (_folder, store) in stores() {
+        let layout = prepare(&store);
+        let whole = store.get(&frame(&*store)[0]).unwrap().unwrap();
+        for name in [
+            "0000000A.0000000000000001.A.chunk",
+            "00000000.1.A.chunk",
+            "00000000.0000000000000009.A.chunk.tmp",
+            "notes.txt",
+        ] {
+            store
+                .set(&key(&format!("{SHARD}.frame/{name}")), whole.clone())
+                .unwrap();
+        }
+        let sparse = layout.open(&store);
+        for at in 0..4_u8 {
+            let value = sparse.get(&chunk(at)).unwrap().unwrap();
+            assert_eq!(value, vec![at + 1; 2]);
+        }
+        sparse.consolidate_all(&|_| {}).unwrap();
+        assert_eq!(frame(&*store).len(), 4);
+        let greatest = format!("{SHARD}.frame/00000000.FFFFFFFFFFFFFFFF.A.chunk");
+        store.set(&key(&greatest), whole).unwrap();
+        let error = sparse.set(&chunk(0), vec![1].into()).unwrap_err();
+        assert!(error.to_string().contains("greatest number"), "{error}");
+    }
+}
+
+#[test]
+fn corrupted_shards_are_errors() {
+    for (_folder, store) in stores() {
+        let layout = prepare(&store);
+        let whole = store.get(&key(SHARD)).unwrap().unwrap();
+        let sparse = layout.open(&store);
+        let check = |object: Bytes, what: &str| {
+            store.set(&key(SHARD), object.clone()).unwrap();
+            // What is in the frame can be read.
+            assert_eq!(sparse.get(&chunk(3)).unwrap().unwrap(), vec![4; 2]);
+            let read = sparse.get(&chunk(0));
+            assert!(read.is_err(), "{what}");
+            assert!(sparse.get_partial(&chunk(0), ByteRange::Suffix(1)).is_err());
+            let consolidated = sparse.consolidate(&[0]);
+            let error = consolidated.unwrap_err().to_string();
+            assert!(error.contains(SHARD), "{error}");
+            assert_eq!(frame(&*store).len(), 1);
+            assert_eq!(store.get(&key(SHARD)).unwrap().unwrap(), object);
+        };
+        for len in 0..whole.len() {
+            check(whole.slice(..len), &format!("{len} bytes"));
+        }
+        for at in 6..whole.len() {
+            let mut flipped = whole.to_vec();
+            flipped[at] ^= 1;
+            check(flipped.into(), &format!("byte {at}"));
+        }
+        // Valid checksums, and extents that are not in the shard.
+        for [offset, len] in [[u64::MAX - 1, 4], [0, 1 << 60], [0, 1 << 30], [5, u64::MAX]] {
+            let mut object = whole.to_vec();
+            let index = object.len() - 68;
+            object[index..index + 8].copy_from_slice(&offset.to_le_bytes());
+            object[index + 8..index + 16].copy_from_slice(&len.to_le_bytes());
+            let checksum = crc32c::crc32c(&object[index..index + 64]);
+            object[index + 64..].copy_from_slice(&checksum.to_le_bytes());
+            check(object.into(), &format!("{offset} {len}"));
+        }
+        store.set(&key(SHARD), whole).unwrap();
+        sparse.consolidate(&[0]).unwrap().unwrap();
+        assert_eq!(sparse.get(&chunk(0)).unwrap().unwrap(), vec![1; 2]);
+    }
+}
