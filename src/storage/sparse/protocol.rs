@@ -208,7 +208,10 @@ impl Frames {
         let (start, len) = (extent.start as u64, extent.len() as u64);
         // A store may make room for what is asked before it looks.
         let is_there = extent.len() <= UNCHECKED_LEN
-            || store.size(shard).await?.is_some_and(|size| extent.end as u64 <= size);
+            || store
+                .size(shard)
+                .await?
+                .is_some_and(|size| extent.end as u64 <= size);
         if is_there {
             let ranges = vec![
                 ByteRange::FromStart(start, Some(len)),
