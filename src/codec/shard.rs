@@ -9,9 +9,9 @@ use zarrs::array::{ArrayBytes, BytesRepresentation, CodecChain, DataType, FillVa
 use zarrs_codec::{ArrayCodecTraits, ArrayToBytesCodecTraits, CodecError, CodecOptions};
 
 use super::CudaShardingCodec;
-use super::foreign::{ForeignChain, no_panic};
+use super::foreign::{ForeignChain, codec_error, no_panic};
 use crate::Error;
-use crate::engine::{EncodedSubchunk, Job, KnownChain};
+use crate::engine::{EncodedSubchunk, Job, KnownChain, host};
 use crate::layout::{Extent, SubchunkGrid, extents_from_index, index_from_extents};
 use crate::plan::{self, Choice};
 
@@ -465,7 +465,7 @@ pub(crate) fn dense(
     most: usize,
     options: &CodecOptions,
 ) -> Result<Vec<u8>, CodecError> {
-    let len = subchunks
+    subchunks
         .iter()
         .flatten()
         .try_fold(index_len, |sum, bytes| sum.checked_add(bytes.len()))
@@ -475,25 +475,22 @@ pub(crate) fn dense(
                 "subchunks share bytes in their shard, and one after the other they would have more than the {most} bytes that are there: the shard may be corrupted"
             ))
         })?;
-    let mut shard = Vec::new();
-    shard
-        .try_reserve_exact(len)
-        .map_err(|_| CodecError::Other(format!("out of memory: {len} bytes for a shard")))?;
-    if codec.index_location == ShardingIndexLocation::Start {
-        shard.resize(index_len, 0);
-    }
-    let extents: Vec<Extent> = subchunks
-        .iter()
-        .map(|bytes| {
-            bytes.map(|bytes| {
-                let start = shard.len();
-                shard.extend_from_slice(bytes);
-                start..shard.len()
-            })
-        })
-        .collect();
+    let room = match codec.index_location {
+        ShardingIndexLocation::Start => (index_len, 0),
+        ShardingIndexLocation::End => (0, index_len),
+    };
+    let threads = NonZeroUsize::new(options.concurrent_target());
+    let threads = threads.unwrap_or(NonZeroUsize::MAX);
+    let (mut shard, extents) =
+        host::pack(subchunks, room, threads, codec.options.huge_pages()).map_err(codec_error)?;
     let index = encode_index(codec, grid, index_len, &extents, options)?;
-    Ok(place_index(codec.index_location, shard, &index))
+    let start = match codec.index_location {
+        ShardingIndexLocation::Start => 0,
+        ShardingIndexLocation::End => shard.len() - index_len,
+    };
+    // `encode_index` has checked that the index is as long as it must be.
+    shard[start..start + index_len].copy_from_slice(&index);
+    Ok(shard)
 }
 
 /// The most bytes that a shard can encode to.

@@ -12,7 +12,7 @@
 
 mod chain;
 #[allow(unsafe_code)]
-mod crew;
+pub(crate) mod crew;
 pub(crate) mod cuda;
 mod error;
 pub(crate) mod host;

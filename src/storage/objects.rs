@@ -5,11 +5,13 @@
 //! of them ever waits, so that [`now`] runs it to its end, like any function.
 
 use std::future::Future;
+use std::num::NonZeroUsize;
 use std::pin::pin;
+use std::sync::{LazyLock, OnceLock};
 use std::task::{Context, Poll, Waker};
 
 #[cfg(feature = "async")]
-use futures_util::StreamExt;
+use futures_util::{StreamExt, TryStreamExt, stream};
 use zarrs_codec::CodecError;
 use zarrs_storage::byte_range::ByteRange;
 #[cfg(feature = "async")]
@@ -24,6 +26,7 @@ use zarrs_storage::{
 #[cfg(feature = "async")]
 use crate::codec::foreign::async_no_panic;
 use crate::codec::foreign::no_panic;
+use crate::engine::crew::Crew;
 
 type Result<T> = std::result::Result<T, StorageError>;
 
@@ -31,6 +34,20 @@ type Result<T> = std::result::Result<T, StorageError>;
 pub(super) trait Reads: Sync {
     /// All of a value; `None` if there is none.
     fn get(&self, key: &StoreKey) -> impl Future<Output = Result<Option<Bytes>>> + Send;
+
+    /// All of several values, in as many requests; several at once where that helps.
+    fn get_each(
+        &self,
+        keys: &[StoreKey],
+    ) -> impl Future<Output = Result<Vec<Option<Bytes>>>> + Send {
+        async move {
+            let mut values = Vec::with_capacity(keys.len());
+            for key in keys {
+                values.push(self.get(key).await?);
+            }
+            Ok(values)
+        }
+    }
 
     /// Parts of a value, in one request; `None` if there is no value.
     fn get_ranges(
@@ -55,6 +72,16 @@ pub(super) trait Writes: Sync {
 
     fn erase(&self, key: &StoreKey) -> impl Future<Output = Result<()>> + Send;
 
+    /// Erase several keys, in any order; several at once where that helps.
+    fn erase_each(&self, keys: &[StoreKey]) -> impl Future<Output = Result<()>> + Send {
+        async move {
+            for key in keys {
+                self.erase(key).await?;
+            }
+            Ok(())
+        }
+    }
+
     fn erase_prefix(&self, prefix: &StorePrefix) -> impl Future<Output = Result<()>> + Send;
 }
 
@@ -70,6 +97,25 @@ pub(super) trait Lists: Sync {
     fn size_prefix(&self, prefix: &StorePrefix) -> impl Future<Output = Result<u64>> + Send;
 }
 
+/// What `request` returns for each of `keys`, on the threads of the machine: not those of rayon, since
+/// whoever calls this may have a turn that other work of theirs waits for.
+fn each<T: Send + Sync>(
+    keys: &[StoreKey],
+    request: impl Fn(&StoreKey) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    static CREW: LazyLock<Crew> = LazyLock::new(|| Crew::new("zarrs_cuda requests"));
+    let results: Vec<OnceLock<Result<T>>> = keys.iter().map(|_| OnceLock::new()).collect();
+    CREW.run(keys.len(), NonZeroUsize::MAX, &|number| {
+        // Each number is given once.
+        let _ = results[number].set(request(&keys[number]));
+    });
+    let missing = || StorageError::Other("a request was not made".to_owned());
+    let results = results.into_iter();
+    results
+        .map(|result| result.into_inner().unwrap_or_else(|| Err(missing())))
+        .collect()
+}
+
 /// A store whose calls return when they are done.
 #[derive(Debug)]
 pub(super) struct Blocking<'a, S: ?Sized>(pub(super) &'a S);
@@ -77,6 +123,10 @@ pub(super) struct Blocking<'a, S: ?Sized>(pub(super) &'a S);
 impl<S: ReadableStorageTraits + ?Sized> Reads for Blocking<'_, S> {
     async fn get(&self, key: &StoreKey) -> Result<Option<Bytes>> {
         self.0.get(key)
+    }
+
+    async fn get_each(&self, keys: &[StoreKey]) -> Result<Vec<Option<Bytes>>> {
+        each(keys, |key| self.0.get(key))
     }
 
     async fn get_ranges(
@@ -110,6 +160,10 @@ impl<S: WritableStorageTraits + ?Sized> Writes for Blocking<'_, S> {
         self.0.erase(key)
     }
 
+    async fn erase_each(&self, keys: &[StoreKey]) -> Result<()> {
+        each(keys, |key| self.0.erase(key)).map(drop)
+    }
+
     async fn erase_prefix(&self, prefix: &StorePrefix) -> Result<()> {
         self.0.erase_prefix(prefix)
     }
@@ -129,6 +183,10 @@ impl<S: ListableStorageTraits + ?Sized> Lists for Blocking<'_, S> {
     }
 }
 
+/// How many requests wait for a server at once.
+#[cfg(feature = "async")]
+const AT_ONCE: usize = 16;
+
 /// A store whose calls are awaited.
 #[cfg(feature = "async")]
 #[derive(Debug)]
@@ -138,6 +196,11 @@ pub(super) struct Awaited<'a, S: ?Sized>(pub(super) &'a S);
 impl<S: AsyncReadableStorageTraits + ?Sized> Reads for Awaited<'_, S> {
     async fn get(&self, key: &StoreKey) -> Result<Option<Bytes>> {
         self.0.get(key).await
+    }
+
+    async fn get_each(&self, keys: &[StoreKey]) -> Result<Vec<Option<Bytes>>> {
+        let requests: Vec<_> = keys.iter().map(|key| self.0.get(key)).collect();
+        stream::iter(requests).buffered(AT_ONCE).try_collect().await
     }
 
     async fn get_ranges(
@@ -177,6 +240,15 @@ impl<S: AsyncWritableStorageTraits + ?Sized> Writes for Awaited<'_, S> {
 
     async fn erase(&self, key: &StoreKey) -> Result<()> {
         self.0.erase(key).await
+    }
+
+    async fn erase_each(&self, keys: &[StoreKey]) -> Result<()> {
+        let requests: Vec<_> = keys.iter().map(|key| self.0.erase(key)).collect();
+        let mut requests = stream::iter(requests).buffer_unordered(AT_ONCE);
+        while let Some(erased) = requests.next().await {
+            erased?;
+        }
+        Ok(())
     }
 
     async fn erase_prefix(&self, prefix: &StorePrefix) -> Result<()> {

@@ -202,6 +202,11 @@ where
             Some(renamed) => renamed(&self.array, extended_from)?,
             None => self.stores(extended_from.is_some())?,
         };
+        let stored = length
+            .stored()
+            .map_err(|error| refused(&self.array, error))?;
+        // An array whose metadata were never stored covers nothing yet.
+        let covered = stored.map_or(0, |_| self.array.shape()[0]);
         let shared = Shared::new(
             Setup {
                 engine: engine.name(),
@@ -215,7 +220,7 @@ where
                 on_progress: self.on_progress.clone(),
                 grid,
             },
-            self.array.shape()[0],
+            covered,
             signal.clone(),
         );
         let buffers = plan.assembly.map(|(count, len)| {

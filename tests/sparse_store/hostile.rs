@@ -150,6 +150,18 @@ fn corrupted_shards_are_errors() {
             object[index + 64..].copy_from_slice(&checksum.to_le_bytes());
             check(object.into(), &format!("{offset} {len}"));
         }
+        // Extents that share all bytes of a shard.
+        let mut object = [&vec![7; 1000], &whole[whole.len() - 68..]].concat();
+        for entry in 0..4 {
+            let at = 1000 + 16 * entry;
+            object[at..at + 8].copy_from_slice(&0_u64.to_le_bytes());
+            object[at + 8..at + 16].copy_from_slice(&1000_u64.to_le_bytes());
+        }
+        let checksum = crc32c::crc32c(&object[1000..1064]);
+        object[1064..].copy_from_slice(&checksum.to_le_bytes());
+        store.set(&key(SHARD), object.into()).unwrap();
+        let error = sparse.consolidate(&[0]).unwrap_err().to_string();
+        assert!(error.contains("more than"), "{error}");
         store.set(&key(SHARD), whole).unwrap();
         sparse.consolidate(&[0]).unwrap().unwrap();
         assert_eq!(sparse.get(&chunk(0)).unwrap().unwrap(), vec![1; 2]);

@@ -232,6 +232,22 @@ fn an_array_does_not_shrink() {
     check(&store, 12);
 }
 
+/// An array whose metadata were never stored gets them, with the shape that it has.
+#[test]
+fn metadata_that_were_never_stored() {
+    let store = Probe::new();
+    let array = array_at(&store, "/array", 12, zarrs_cuda::Options::default());
+    zarrs::storage::WritableStorageTraits::erase(&*store, &"array/zarr.json".try_into().unwrap())
+        .unwrap();
+    let mut writer = builder(&array).start(0).build().unwrap();
+    writer.append(&slices(0..4)).unwrap();
+    writer.finish().unwrap();
+    let array = zarrs::array::Array::open(store.clone(), "/array").unwrap();
+    assert_eq!(array.shape()[0], 12);
+    let read = array.retrieve_array_subset::<Vec<u16>>(&array.subset_all());
+    assert_eq!(read.unwrap()[..4 * SLICE], slices(0..4));
+}
+
 /// Attributes and whatever else was in the metadata stay.
 #[test]
 fn metadata_keeps_what_else_is_in_it() {

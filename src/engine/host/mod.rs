@@ -26,6 +26,7 @@ mod gzip;
 pub(crate) mod limit;
 #[allow(unsafe_code)]
 pub(in crate::engine) mod memory;
+mod pack;
 mod scatter;
 mod scratch;
 mod stages;
@@ -35,6 +36,7 @@ mod zstd;
 
 pub(crate) use disjoint::{Claims, Window};
 pub(in crate::engine) use encode::{encode_stored_subchunk, encode_subchunk};
+pub(crate) use pack::pack;
 pub(crate) use stages::encoded_bound;
 pub(in crate::engine) use stages::{decode_fixed_size, strip as strip_checksum};
 

@@ -96,8 +96,6 @@ struct SparseArray {
     grid: ShardGrid,
     frames: Frames,
     listings: Listings,
-    /// The most bytes that a shard can have, where the codecs say so.
-    bound: Option<u64>,
     /// How an object is replaced at once, if not by `set`.
     rename: Option<Rename>,
     /// For consolidations, in bytes.
@@ -116,9 +114,13 @@ impl SparseArray {
         Ok(Self {
             keys: ChunkKeys::new(&path, grid.counts().len()),
             encoding: sharded.encoding,
-            frames: Frames::new(sharded.packing, grid.len(), frame::unique_writer()),
+            frames: Frames::new(
+                sharded.packing,
+                grid.len(),
+                sharded.bound,
+                frame::unique_writer(),
+            ),
             listings: Listings::default(),
-            bound: sharded.bound,
             rename: None,
             memory: Options::default().host_memory(),
             metadata: key,

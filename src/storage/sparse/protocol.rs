@@ -30,6 +30,7 @@
 //! - One writer at a time of each subchunk. Those of one adapter take turns.
 //! - One consolidation at a time of each shard, none of which goes on after another one has begun.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use zarrs_storage::byte_range::ByteRange;
@@ -46,6 +47,8 @@ use crate::storage::turns::{TakesTurns, Turns};
 const ATTEMPTS: usize = 1000;
 /// Parts of a shard that are longer than this are read once it is known that the shard has them.
 const UNCHECKED_LEN: usize = 16 << 20;
+/// How many versions that are not the last of their subchunk are in memory at once.
+const AT_ONCE: usize = 64;
 /// How many decoded indices are kept.
 const INDICES: usize = 16;
 
@@ -55,6 +58,8 @@ pub(super) struct Frames {
     packing: Packing,
     /// How many subchunks a shard has.
     subchunks: usize,
+    /// The most bytes that a shard can have, where its codecs say so.
+    bound: Option<u64>,
     /// Of the versions that are put here.
     writer: String,
     /// Of those who write.
@@ -84,15 +89,26 @@ pub(super) trait ReplacesShards: Sync {
 
 impl Frames {
     /// Of shards of `subchunks` subchunks.
-    pub(super) fn new(packing: Packing, subchunks: usize, writer: String) -> Self {
+    pub(super) fn new(
+        packing: Packing,
+        subchunks: usize,
+        bound: Option<u64>,
+        writer: String,
+    ) -> Self {
         Self {
             packing,
             subchunks,
+            bound,
             writer,
             turns: Turns::default(),
             consolidations: Turns::default(),
             indices: [const { Mutex::new(None) }; INDICES],
         }
+    }
+
+    /// The most bytes that a shard can have, where its codecs say so.
+    pub(super) fn bound(&self) -> Option<u64> {
+        self.bound
     }
 
     /// The turns of those who write.
@@ -333,55 +349,155 @@ impl Frames {
     {
         let _turn = store.turn(&self.consolidations, shard).await;
         let listing = self.list(store, shard).await?;
-        let frame = frame::prefix_of(shard)?;
-        let mut packed = Consolidation::default();
-        let mut newest = Vec::new();
-        let mut valid = Vec::new();
-        for (number, versions) in listing.iter() {
-            let mut entry = None;
-            for version in versions {
-                let key = frame::key_of(&frame, number, version)?;
-                let Some(object) = store.get(&key).await? else {
-                    return Err(StorageError::Other(format!(
-                        "cannot consolidate the shard {shard}: {key} was deleted meanwhile. Somebody else consolidates it: see to it that one does at a time, and try again"
-                    )));
-                };
-                if let Some(decoded) = Entry::decode(&object) {
-                    entry = Some(decoded);
-                    valid.push((version, key));
-                } else {
-                    packed.invalid += 1;
-                }
-            }
-            newest.extend(entry.map(|entry| (number as usize, entry)));
+        let mut done = Consolidation::default();
+        let versions = self.versions(store, shard, &listing, &mut done).await?;
+        if versions.newest.is_empty() {
+            return Ok((done.invalid > 0).then_some(done));
         }
-        if newest.is_empty() {
-            return Ok((packed.invalid > 0).then_some(packed));
-        }
-        packed.subchunks = newest.len();
-        packed.versions = valid.len();
-        let mut subchunks = match store.get(shard).await? {
-            None => vec![None; self.subchunks],
-            Some(object) => {
-                packed.before = object.len() as u64;
-                self.packing.chunks(shard, &object)?
+        done.subchunks = versions.newest.len();
+        done.versions = versions.older.len() + versions.newest.len();
+        let mut subchunks = vec![None; self.subchunks];
+        let mut keys = Vec::with_capacity(versions.newest.len());
+        for (number, (key, entry)) in versions.newest {
+            if let Some(subchunk) = subchunks.get_mut(number as usize) {
+                *subchunk = Some(entry.data());
             }
-        };
-        for (number, entry) in newest {
-            if let Some(subchunk) = subchunks.get_mut(number) {
-                *subchunk = entry.data();
-            }
+            keys.push(key);
         }
+        done.before = self.complete(store, shard, &mut subchunks).await?;
+        let subchunks: Vec<_> = subchunks.into_iter().map(Option::flatten).collect();
         let object = self.packing.pack(shard, &subchunks)?;
         drop(subchunks);
-        packed.after = object.as_ref().map_or(0, |object| object.len() as u64);
+        done.after = object.as_ref().map_or(0, |object| object.len() as u64);
         shards.replace(shard, object).await?;
-        valid.sort();
-        for (_, key) in valid {
-            store.erase(&key).await?;
-        }
-        Ok(Some(packed))
+        store.erase_each(&versions.older).await?;
+        store.erase_each(&keys).await?;
+        Ok(Some(done))
     }
+
+    /// Get what is listed.
+    async fn versions<O: Reads>(
+        &self,
+        store: &O,
+        shard: &StoreKey,
+        listing: &Listing,
+        done: &mut Consolidation,
+    ) -> Result<Versions, StorageError> {
+        let frame = frame::prefix_of(shard)?;
+        let gone = |key: &StoreKey| {
+            StorageError::Other(format!(
+                "{key} was deleted meanwhile: somebody else consolidates the shard {shard}. See to it that one does at a time, and try again"
+            ))
+        };
+        let mut versions = Versions::default();
+        let mut add = |number, key: StoreKey, object: Option<Bytes>| {
+            let object = object.ok_or_else(|| gone(&key))?;
+            match Entry::decode(&object) {
+                None => done.invalid += 1,
+                Some(_) if versions.newest.contains_key(&number) => versions.older.push(key),
+                Some(entry) => {
+                    versions.newest.insert(number, (key, entry));
+                }
+            }
+            Ok::<_, StorageError>(())
+        };
+        // The last of each subchunk are as many bytes as a shard has. Of the others there can be more.
+        let (mut last, mut others) = (Vec::new(), Vec::new());
+        for (number, versions) in listing.iter() {
+            let mut keys = Vec::with_capacity(versions.len());
+            for version in versions {
+                keys.push((number, frame::key_of(&frame, number, version)?));
+            }
+            last.extend(keys.pop());
+            others.extend(keys.into_iter().rev());
+        }
+        let others = others.chunks(AT_ONCE);
+        for some in std::iter::once(&last[..]).chain(others) {
+            let keys: Vec<_> = some.iter().map(|(_, key)| key.clone()).collect();
+            let objects = store.get_each(&keys).await?;
+            for ((number, key), object) in std::iter::zip(some, objects) {
+                add(*number, key.clone(), object)?;
+            }
+        }
+        // Older ones of a subchunk first.
+        versions.older.reverse();
+        Ok(versions)
+    }
+
+    /// Read those of `subchunks` that are `None` from the shard: its size. Nobody else replaces it
+    /// meanwhile.
+    async fn complete<O: Reads>(
+        &self,
+        store: &O,
+        shard: &StoreKey,
+        subchunks: &mut [Option<Option<Bytes>>],
+    ) -> Result<u64, StorageError> {
+        let (Some(size), Some(index)) = (
+            store.size(shard).await?,
+            self.read_index(store, shard).await?,
+        ) else {
+            return Ok(0);
+        };
+        let extents = self.packing.extents(shard, &index, size)?;
+        let missing = |(number, subchunk): (usize, &Option<Option<Bytes>>)| {
+            let extent = extents.get(number)?.clone()?;
+            subchunk
+                .is_none()
+                .then_some((extent.start, extent.end, number))
+        };
+        let mut missing: Vec<_> = subchunks.iter().enumerate().filter_map(missing).collect();
+        missing.sort_unstable();
+        // Subchunks may share bytes; but they are not more than subchunks can be.
+        let sum = missing.iter().try_fold(0_u64, |sum, (start, end, _)| {
+            sum.checked_add((end - start) as u64)
+        });
+        let most = self.bound.unwrap_or(0).max(size);
+        if sum.is_none_or(|sum| sum > most) {
+            return Err(StorageError::Other(format!(
+                "the index of the shard {shard} has subchunks of more than {most} bytes together, and the shard has {size}: it may be corrupted"
+            )));
+        }
+        // What lies together is read together.
+        let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
+        for &(start, end, _) in &missing {
+            match runs.last_mut() {
+                Some(run) if start <= run.end => run.end = run.end.max(end),
+                _ => runs.push(start..end),
+            }
+        }
+        let ranges = runs
+            .iter()
+            .map(|run| ByteRange::FromStart(run.start as u64, Some(run.len() as u64)));
+        let read = match runs.is_empty() {
+            true => Some(Vec::new()),
+            false => store.get_ranges(shard, ranges.collect()).await?,
+        };
+        let changed = || {
+            StorageError::Other(format!(
+                "the shard {shard} became shorter while it was read: somebody else consolidates or writes it. See to it that nobody does, and try again"
+            ))
+        };
+        let read = read.unwrap_or_default();
+        let mut runs = std::iter::zip(runs, &read).peekable();
+        for (start, end, number) in missing {
+            while runs.next_if(|(run, _)| run.end < end).is_some() {}
+            let (run, bytes) = runs.peek().ok_or_else(changed)?;
+            let place = start.checked_sub(run.start).zip(end.checked_sub(run.start));
+            let place = place.filter(|(_, end)| *end <= bytes.len());
+            let (start, end) = place.ok_or_else(changed)?;
+            subchunks[number] = Some(Some(bytes.slice(start..end)));
+        }
+        Ok(size)
+    }
+}
+
+/// The valid versions of a shard's subchunks.
+#[derive(Default)]
+struct Versions {
+    /// The newest of each subchunk.
+    newest: BTreeMap<u32, (StoreKey, Entry)>,
+    /// The others, older ones of a subchunk before newer ones.
+    older: Vec<StoreKey>,
 }
 
 /// What the versions of a subchunk that were listed come to.

@@ -35,8 +35,9 @@ pub(in crate::writer) struct RenamedSink<S: ?Sized> {
 struct Begun {
     /// Where the last of them ends.
     len: u64,
-    /// The temporary was about to be renamed: perhaps it was.
-    renaming: bool,
+    /// The temporary was about to be renamed, perhaps it was, and what the shard was before: its size,
+    /// if there was one.
+    renaming: Option<Option<u64>>,
 }
 
 impl<S> RenamedSink<S>
@@ -101,9 +102,17 @@ where
         )))
     }
 
-    /// Whether the temporary of `key` became `key`, although the store did not say so.
-    fn was_renamed(&self, key: &StoreKey, temporary: &StoreKey, len: u64) -> bool {
-        matches!(self.store.size_key(temporary), Ok(None))
+    /// Whether the temporary of `key` became `key`, although the store did not say so. If the shard had
+    /// `before` as many bytes as now, nobody knows.
+    fn was_renamed(
+        &self,
+        key: &StoreKey,
+        temporary: &StoreKey,
+        before: Option<u64>,
+        len: u64,
+    ) -> bool {
+        before != Some(len)
+            && matches!(self.store.size_key(temporary), Ok(None))
             && matches!(self.store.size_key(key), Ok(Some(size)) if size == len)
     }
 }
@@ -172,13 +181,18 @@ where
     fn complete(&self, key: &StoreKey) -> Result<(), StorageError> {
         let temporary = temporary_key(key)?;
         let Begun { len, renaming } = self.of_begun(key)?;
-        if !(renaming && self.was_renamed(key, &temporary, len)) {
+        let was_renamed = |before: Option<u64>| self.was_renamed(key, &temporary, before, len);
+        if !renaming.is_some_and(was_renamed) {
             self.check(key, &temporary, len)?;
+            let before = match renaming {
+                Some(before) => before,
+                None => self.store.size_key(key)?,
+            };
             if let Some(begun) = self.begun().get_mut(key) {
-                begun.renaming = true;
+                begun.renaming = Some(before);
             }
             if let Err(error) = self.store.rename(&temporary, key)
-                && !self.was_renamed(key, &temporary, len)
+                && !was_renamed(before)
             {
                 return Err(error);
             }
@@ -312,7 +326,8 @@ mod tests {
         write(&sink, &[(6, "g"), (7, "h"), (8, "i")], false).unwrap();
         assert_eq!(operations(), [Operation::Size, Operation::SetPartial]);
         sink.complete(&key(SHARD)).unwrap();
-        assert_eq!(operations(), [Operation::Size, Operation::Rename]);
+        let complete = [Operation::Size, Operation::Size, Operation::Rename];
+        assert_eq!(operations(), complete);
     }
 
     /// Nothing with holes appears.
@@ -342,6 +357,28 @@ mod tests {
             sink.complete(&key(SHARD)).unwrap();
             assert_eq!(value(&store, SHARD).unwrap(), b"ABCDEF");
         }
+    }
+
+    /// The shard that was there has as many bytes as the one that does not appear.
+    #[test]
+    fn an_old_shard_is_not_taken_for_the_new_one() {
+        let (_directory, store) = files();
+        put(&store, SHARD, "before");
+        let sink = sink(&store);
+        write(&sink, &[(0, "after!")], true).unwrap();
+        // Somebody takes the temporary away just before it is renamed.
+        store.work();
+        let taken = store.inner().clone();
+        store.fail(move |request| {
+            if request.operation == Operation::Rename {
+                taken.erase(&key(TEMPORARY)).unwrap();
+            }
+            None
+        });
+        assert!(sink.complete(&key(SHARD)).is_err());
+        store.work();
+        assert!(sink.complete(&key(SHARD)).is_err());
+        assert_eq!(value(&store, SHARD).unwrap(), b"before");
     }
 
     #[test]

@@ -1,0 +1,158 @@
+//! Shards that are worked on as subchunks (`SparseShardStore`): updates, reads, and packing them.
+//!
+//! `cargo bench --bench sparse [-- [--quick] [--in=FOLDER] FILTER…]` prints a table, checks the goals,
+//! and writes `target/bench/sparse.json`. A filter is a part of `update/none` and the like. With `--quick`
+//! there are only a few rounds, to see that it runs, and the file is `sparse-quick.json`. Arrays are in a
+//! temporary folder in `target/tmp` or FOLDER, in zarrs' `FilesystemStore`, which syncs what it writes.
+//!
+//! The arrays are uint16 in shards of 256³ with subchunks of 32³. Whoever is compared takes turns, and
+//! each number is the median of the rounds, after one that does not count.
+//!
+//! - `update`: random subchunks stored per second through `Array::store_chunk` of the sparse array, which
+//!   adds to the frame, against `store_array_subset` of the same box of the sharded array: without a
+//!   partial encoder (`rewrite`: all of the shard is read and stored), with zarrs' (`zarrs partial`), and
+//!   with this crate's (`partial`).
+//! - `read`: four shards by one `retrieve_array_subset` of the sparse array, in GB/s of elements, against
+//!   the same of the sharded array through this crate's codec (`shards`): with `no` frames, and with
+//!   frames that hold `half` of the subchunks. With `listed once`, a listing is used for a second; without
+//!   it each read of a subchunk lists.
+//! - `consolidate`: a shard with half of its subchunks in its frame, in GB/s of the shard that it becomes,
+//!   against a plain copy of that shard: read, written to a temporary, synced, renamed.
+
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    reason = "made-up data, and rates for people"
+)]
+
+use std::error::Error;
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+#[path = "../chains.rs"]
+mod chains;
+mod consolidate;
+#[path = "../goals.rs"]
+mod goals;
+#[path = "../microscopy.rs"]
+mod microscopy;
+mod read;
+#[path = "../results.rs"]
+mod results;
+mod sharded;
+mod update;
+#[path = "../warm.rs"]
+mod warm;
+
+use goals::Goals;
+use sharded::Sharded;
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+const CHAINS: [&str; 3] = ["none", "zstd-1", "blosc-lz4"];
+
+/// A rate of ours, and one of somebody else, of one unit.
+struct Row {
+    case: String,
+    chain: &'static str,
+    unit: &'static str,
+    ours: f64,
+    reference: f64,
+    reference_name: &'static str,
+    /// At which ratio the goal is met.
+    goal: Option<f64>,
+}
+
+impl Row {
+    fn ratio(&self) -> f64 {
+        self.ours / self.reference
+    }
+
+    fn print(&self) {
+        println!(
+            "{:24} {:10} {:>10.2} {:>10.2} {:8} {:14} {:>8.2}",
+            self.case,
+            self.chain,
+            self.ours,
+            self.reference,
+            self.unit,
+            self.reference_name,
+            self.ratio()
+        );
+    }
+
+    fn check(&self, goals: &mut Goals) {
+        if let Some(goal) = self.goal {
+            let what = format!("{}/{} over {}", self.case, self.chain, self.reference_name);
+            goals.at_least(&what, self.ratio(), goal);
+        }
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "case": self.case,
+            "chain": self.chain,
+            "unit": self.unit,
+            "ours": self.ours,
+            "reference": self.reference,
+            "reference_name": self.reference_name,
+            "ratio": self.ratio(),
+        })
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn main() -> Result<()> {
+    let (flags, filters): (Vec<_>, Vec<_>) = std::env::args()
+        .skip(1)
+        .partition(|argument| argument.starts_with("--"));
+    let quick = flags.iter().any(|flag| flag == "--quick");
+    let folder = flags.iter().find_map(|flag| flag.strip_prefix("--in="));
+    let folder = folder.map_or_else(|| env!("CARGO_TARGET_TMPDIR").into(), PathBuf::from);
+    let wants = |case: &str, chain: &str| {
+        let name = format!("{case}/{chain}");
+        filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str()))
+    };
+    let rounds = if quick { 1 } else { 7 };
+
+    println!(
+        "{:24} {:10} {:>10} {:>10} {:8} {:14} {:>8}",
+        "case", "chain", "ours", "reference", "unit", "reference", "ratio"
+    );
+    let mut rows = Vec::new();
+    for chain in CHAINS {
+        for (case, run) in [
+            (
+                "update",
+                update::run as fn(&Sharded, usize) -> Result<Vec<Row>>,
+            ),
+            ("read", read::run),
+            ("consolidate", consolidate::run),
+        ] {
+            if wants(case, chain) {
+                let sharded = Sharded::new(chain, &folder)?;
+                let measured = run(&sharded, rounds)?;
+                measured.iter().for_each(Row::print);
+                rows.extend(measured);
+            }
+        }
+    }
+    let mut goals = Goals::default();
+    for row in &rows {
+        row.check(&mut goals);
+    }
+    goals.print("sparse shards");
+    let name = if quick {
+        "sparse-quick.json"
+    } else {
+        "sparse.json"
+    };
+    let rows: Vec<Value> = rows.iter().map(Row::json).collect();
+    println!("\nwritten to {}", results::write(name, &rows)?.display());
+    Ok(())
+}

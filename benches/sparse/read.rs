@@ -1,0 +1,71 @@
+//! All of an array, read at once.
+
+use std::time::{Duration, Instant};
+
+use zarrs::array::Array;
+use zarrs::storage::ReadableStorageTraits;
+
+use crate::sharded::{Encoder, SHAPE, SHARD, SUBCHUNK, Sharded, open};
+use crate::{Result, Row, median, warm};
+
+/// Reads of an array without frames are to be so many times those of the shards.
+const GOAL: f64 = 0.95;
+
+pub(crate) fn run(sharded: &Sharded, rounds: usize) -> Result<Vec<Row>> {
+    let shards = sharded.array(Encoder::Ours)?;
+    let (_, each) = open(sharded.sparse()?)?;
+    let (sparse, once) = open(sharded.sparse()?.with_listing_age(Duration::from_secs(1)))?;
+    let bytes = SHAPE.iter().product::<u64>() * 2;
+    let mut rows = Vec::new();
+    for frames in ["no", "half"] {
+        if frames == "half" {
+            let chunk = |at: u64| [at / 16 / 16, at / 16 % 16, at % 16];
+            let count = bytes / 2 / SUBCHUNK.pow(3);
+            for at in (0..count).filter(|at| (at + at / 16) % 2 == 0) {
+                let elements = each.retrieve_chunk::<Vec<u16>>(&chunk(at))?;
+                each.store_chunk(&chunk(at), elements)?;
+            }
+            assert_eq!(
+                sparse.pending()?.len(),
+                usize::try_from(SHAPE[1] / SHARD * 2)?
+            );
+        }
+        let expected = elements(&shards)?;
+        let mut seconds = [const { Vec::new() }; 3];
+        for round in 0..=rounds {
+            for turn in 0..seconds.len() {
+                let who = (round + turn) % seconds.len();
+                warm::warm(bytes)?;
+                let clock = Instant::now();
+                let read = match who {
+                    0 => elements(&shards)?,
+                    1 => elements(&each)?,
+                    _ => elements(&once)?,
+                };
+                let time = clock.elapsed().as_secs_f64();
+                if round > 0 {
+                    seconds[who].push(time);
+                } else if read != expected {
+                    return Err("the elements that were read are not those of the shards".into());
+                }
+            }
+        }
+        let [reference, each, once] = seconds.map(|seconds| bytes as f64 / 1e9 / median(seconds));
+        for (ours, listed) in [(each, ""), (once, ", listed once")] {
+            rows.push(Row {
+                case: format!("read {frames} frames{listed}"),
+                chain: sharded.chain,
+                unit: "GB/s",
+                ours,
+                reference,
+                reference_name: "shards",
+                goal: (frames == "no").then_some(GOAL),
+            });
+        }
+    }
+    Ok(rows)
+}
+
+fn elements<S: ReadableStorageTraits + 'static>(array: &Array<S>) -> Result<Vec<u16>> {
+    Ok(array.retrieve_array_subset(&array.subset_all())?)
+}
