@@ -56,6 +56,10 @@ pub(super) struct Promises {
     pub(super) listing: Listing,
     /// Keys that contain this text are not set at once: half of the value is seen first.
     pub(super) torn: Option<&'static str>,
+    /// Of several requests in any order, the last is done first.
+    pub(super) backwards: bool,
+    /// The parts of a value that are asked for at once are read one after the other.
+    pub(super) apart: bool,
 }
 
 /// What an actor did, as far as it matters to others.
@@ -281,9 +285,47 @@ impl World {
     }
 }
 
+impl Seat {
+    /// The places of `keys`, in the order in which they are asked for.
+    fn order(&self, keys: &[StoreKey]) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..keys.len()).collect();
+        if self.world().promises.backwards {
+            order.reverse();
+        }
+        order
+    }
+}
+
+impl World {
+    /// What is answered is all that an actor knows: not the rest of the value.
+    fn parts(&self, key: &StoreKey, ranges: &[ByteRange]) -> Option<Option<Vec<Bytes>>> {
+        let value = self.objects.get(key)?;
+        let len = value.len() as u64;
+        let cut = |range: &ByteRange| {
+            if matches!(range, ByteRange::Suffix(suffix) if *suffix > len) {
+                return None;
+            }
+            let range = range.to_range(len);
+            let (start, end) = (usize::try_from(range.start), usize::try_from(range.end));
+            let range = start.ok()?..end.ok()?;
+            let is_within = range.start <= range.end && range.end <= value.len();
+            is_within.then(|| value.slice(range))
+        };
+        Some(ranges.iter().map(cut).collect())
+    }
+}
+
 impl Reads for Seat {
     async fn get(&self, key: &StoreKey) -> Result<Option<Bytes>> {
         Ok(self.call(|world| world.objects.get(key).cloned()).await)
+    }
+
+    async fn get_each(&self, keys: &[StoreKey]) -> Result<Vec<Option<Bytes>>> {
+        let mut values = vec![None; keys.len()];
+        for at in self.order(keys) {
+            values[at] = self.get(&keys[at]).await?;
+        }
+        Ok(values)
     }
 
     async fn get_ranges(
@@ -291,29 +333,20 @@ impl Reads for Seat {
         key: &StoreKey,
         ranges: Vec<ByteRange>,
     ) -> Result<Option<Vec<Bytes>>> {
-        // What is answered is all that an actor knows: not the rest of the value.
-        let answer = self.call(|world| {
-            let value = world.objects.get(key)?;
-            let len = value.len() as u64;
-            let cut = |range: &ByteRange| {
-                if matches!(range, ByteRange::Suffix(suffix) if *suffix > len) {
-                    return None;
+        let apart = self.world().promises.apart && self.number.is_some();
+        let mut values = Vec::new();
+        for ranges in ranges.chunks(if apart { 1 } else { ranges.len().max(1) }) {
+            match self.call(|world| world.parts(key, ranges)).await {
+                None => return Ok(None),
+                Some(Some(more)) => values.extend(more),
+                Some(None) => {
+                    return Err(StorageError::Other(format!(
+                        "{key} has no bytes {ranges:?}"
+                    )));
                 }
-                let range = range.to_range(len);
-                let (start, end) = (usize::try_from(range.start), usize::try_from(range.end));
-                let range = start.ok()?..end.ok()?;
-                let is_within = range.start <= range.end && range.end <= value.len();
-                is_within.then(|| value.slice(range))
-            };
-            Some(ranges.iter().map(cut).collect::<Option<Vec<_>>>())
-        });
-        match answer.await {
-            None => Ok(None),
-            Some(Some(values)) => Ok(Some(values)),
-            Some(None) => Err(StorageError::Other(format!(
-                "{key} has no bytes {ranges:?}"
-            ))),
+            }
         }
+        Ok(Some(values))
     }
 
     async fn size(&self, key: &StoreKey) -> Result<Option<u64>> {
@@ -325,13 +358,23 @@ impl Reads for Seat {
 impl Writes for Seat {
     async fn set(&self, key: &StoreKey, value: Bytes) -> Result<()> {
         let torn = self.world().promises.torn;
-        if self.number.is_some() && torn.is_some_and(|torn| key.as_str().contains(torn)) {
-            let half = value.slice(..value.len() / 2);
-            self.call(|world| drop(world.objects.insert(key.clone(), half)))
+        if self.number.is_none() || !torn.is_some_and(|torn| key.as_str().contains(torn)) {
+            self.call(|world| drop(world.objects.insert(key.clone(), value)))
                 .await;
+            return Ok(());
         }
-        self.call(|world| drop(world.objects.insert(key.clone(), value)))
+        let half = value.slice(..value.len() / 2);
+        self.call(|world| drop(world.objects.insert(key.clone(), half.clone())))
             .await;
+        self.call(|world| {
+            // Of a file that was erased meanwhile nothing is found, although it is written.
+            if let Some(object) = world.objects.get_mut(key)
+                && *object == half
+            {
+                *object = value;
+            }
+        })
+        .await;
         Ok(())
     }
 
@@ -354,6 +397,13 @@ impl Writes for Seat {
 
     async fn erase(&self, key: &StoreKey) -> Result<()> {
         self.call(|world| drop(world.objects.remove(key))).await;
+        Ok(())
+    }
+
+    async fn erase_each(&self, keys: &[StoreKey]) -> Result<()> {
+        for at in self.order(keys) {
+            self.erase(&keys[at]).await?;
+        }
         Ok(())
     }
 

@@ -179,6 +179,43 @@ fn half_a_value_is_seen_where_values_are_not_set_at_once() {
     assert!(violation.what.contains("b\"ne\""), "{violation}");
 }
 
+/// A file that is erased while it is written is gone.
+#[test]
+fn half_a_value_is_erased() {
+    let scenario = |torn| {
+        Scenario::new(Objects::new(), |ending| {
+            judge_chunk(
+                ending.log,
+                0,
+                &None,
+                &ending.objects.get(&key("k")).cloned(),
+            )
+        })
+        .promises(Promises {
+            torn,
+            ..Promises::default()
+        })
+        .actor(|seat| async move {
+            let new = Bytes::from_static(b"new!");
+            seat.writing(0, Some(new.clone()), seat.set(&key("k"), new))
+                .await;
+        })
+        .actor(|seat| async move {
+            if seat
+                .get(&key("k"))
+                .await
+                .unwrap()
+                .is_some_and(|value| value.len() < 4)
+            {
+                seat.erase(&key("k")).await.unwrap();
+            }
+        })
+    };
+    scenario(None).explore().unwrap();
+    let violation = scenario(Some("k")).explore().unwrap_err();
+    assert!(violation.what.contains("None after"), "{violation}");
+}
+
 /// What is listed while somebody sets `b` and erases another key, one after the other.
 fn lists(listing: Listing, erased: &str, sets_first: bool) -> Vec<String> {
     let lists = Mutex::new(BTreeSet::new());
@@ -186,7 +223,7 @@ fn lists(listing: Listing, erased: &str, sets_first: bool) -> Vec<String> {
     let scenario = scenario
         .promises(Promises {
             listing,
-            torn: None,
+            ..Promises::default()
         })
         .actor(|seat| {
             let lists = &lists;

@@ -327,26 +327,33 @@ fn chunk_key(chunk: usize) -> StoreKey {
 const WHOLE: Promises = Promises {
     listing: Listing::AtOnce,
     torn: None,
+    backwards: false,
+    apart: false,
 };
 
 /// What stores do and do not promise: object stores, file systems, and some that are worse.
 fn stores() -> Vec<(Replacing, Promises)> {
-    let torn = |listing, replacing: Replacing| {
+    let torn = |listing, replacing: Replacing, backwards| {
         let torn = match replacing {
             Replacing::Set => ".frame/",
             // The temporary of the shard, and nothing else, has this in common with the frame.
             Replacing::Rename => "a/c/0.",
         };
-        let torn = Some(torn);
-        (replacing, Promises { listing, torn })
+        let promises = Promises {
+            listing,
+            torn: Some(torn),
+            backwards,
+            ..WHOLE
+        };
+        (replacing, promises)
     };
     vec![
         (Replacing::Set, WHOLE),
-        torn(Listing::AtOnce, Replacing::Set),
-        torn(Listing::AtOnce, Replacing::Rename),
-        torn(Listing::Checked, Replacing::Rename),
-        torn(Listing::Ascending, Replacing::Set),
-        torn(Listing::Descending, Replacing::Set),
+        torn(Listing::AtOnce, Replacing::Set, true),
+        torn(Listing::AtOnce, Replacing::Rename, false),
+        torn(Listing::Checked, Replacing::Rename, true),
+        torn(Listing::Ascending, Replacing::Set, true),
+        torn(Listing::Descending, Replacing::Set, false),
     ]
 }
 
@@ -468,21 +475,24 @@ fn one_writes_where_another_crashed() {
     at_least(&explored, 10_000);
 }
 
-/// Whoever reads the shard meanwhile finds another one, and then one that looks like the first.
-#[test]
-fn consolidated_twice_while_somebody_reads() {
-    let explored = explore(|subject| {
-        let scenario = subject.scenario(PACKED);
-        let write_and_pack = move |seat: Seat| async move {
+/// One writes and consolidates, twice: the shard is another one, and then one that looks like the first.
+fn packed_twice(subject: &Subject) -> Scenario<'_> {
+    subject
+        .scenario(PACKED)
+        .actor(move |seat: Seat| async move {
             for value in [&[None], &[Some(4)]] {
                 subject.writer(0, 0, value)(seat.clone()).await;
                 subject.consolidator(1, 1)(seat.clone()).await;
             }
-        };
-        let scenario = scenario.actor(write_and_pack);
-        scenario.actor(subject.reader(2, 0, 1))
-    });
-    at_least(&explored, 100);
+        })
+}
+
+#[test]
+fn consolidated_twice_while_somebody_reads() {
+    for chunk in [0, 1] {
+        let explored = explore(|subject| packed_twice(subject).actor(subject.reader(2, chunk, 1)));
+        at_least(&explored, 100);
+    }
 }
 
 /// A writer that changes a part of a subchunk reads it first.
@@ -610,6 +620,20 @@ fn two_processes_that_write_parts_of_one_subchunk() {
         });
     }
     scenario.explore().expect_err("one is lost");
+}
+
+/// If the parts of a shard that are asked for at once come from different shards.
+#[test]
+fn parts_of_several_shards() {
+    let promises = Promises {
+        apart: true,
+        ..WHOLE
+    };
+    let subject = Subject::new(Sizes::Equal, Replacing::Set, promises);
+    let scenario = packed_twice(&subject).actor(subject.reader(2, 0, 1));
+    scenario
+        .explore()
+        .expect_err("a part of another shard is read");
 }
 
 /// A shard is set in two steps: readers find half of it.
