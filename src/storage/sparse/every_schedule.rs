@@ -121,8 +121,10 @@ impl Subject {
         let process = |number| {
             let array = SparseArray::new(PATH, stored.as_bytes()).unwrap();
             let sharded = metadata::sharded(&array.metadata, &array.path, stored.as_bytes());
+            let sharded = sharded.unwrap();
             // A name that is the same in each run.
-            let frames = Frames::new(sharded.unwrap().packing, 2, format!("W{number}"));
+            let writer = format!("W{number}");
+            let frames = Frames::new(sharded.packing, 2, sharded.bound, writer);
             SparseArray { frames, ..array }
         };
         let processes: Vec<_> = (0..5).map(process).collect();
@@ -353,7 +355,7 @@ fn stores() -> Vec<(Replacing, Promises)> {
         torn(Listing::AtOnce, Replacing::Rename, false),
         torn(Listing::Checked, Replacing::Rename, true),
         torn(Listing::Ascending, Replacing::Set, true),
-        torn(Listing::Descending, Replacing::Set, false),
+        torn(Listing::Descending, Replacing::Set, true),
     ]
 }
 
@@ -431,12 +433,14 @@ fn subchunks_that_are_erased() {
 fn all_of_a_shard_is_erased() {
     let explored = explore(|subject| {
         let scenario = subject.scenario(WRITTEN);
-        let scenario = scenario
-            .actor(subject.writer(0, 0, &[None]))
-            .who_may_crash();
-        let scenario = scenario.actor(subject.writer(1, 1, &[None]));
-        let scenario = scenario.actor(subject.consolidator(2, 1)).who_may_crash();
-        scenario.actor(subject.reader(3, 1, 1))
+        let scenario = scenario.actor(move |seat: Seat| async move {
+            for chunk in 0..2 {
+                subject.writer(0, chunk, &[None])(seat.clone()).await;
+            }
+        });
+        let scenario = scenario.who_may_crash();
+        let scenario = scenario.actor(subject.consolidator(1, 1)).who_may_crash();
+        scenario.actor(subject.reader(2, 1, 1))
     });
     at_least(&explored, 10_000);
 }

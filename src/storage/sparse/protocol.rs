@@ -350,15 +350,16 @@ impl Frames {
         let _turn = store.turn(&self.consolidations, shard).await;
         let listing = self.list(store, shard).await?;
         let mut done = Consolidation::default();
-        let versions = self.versions(store, shard, &listing, &mut done).await?;
+        let mut versions = self.versions(store, shard, &listing, &mut done).await?;
         if versions.newest.is_empty() {
             return Ok((done.invalid > 0).then_some(done));
         }
         done.subchunks = versions.newest.len();
-        done.versions = versions.older.len() + versions.newest.len();
+        let older = versions.older.values().map(Vec::len).sum::<usize>();
+        done.versions = older + versions.newest.len();
         let mut subchunks = vec![None; self.subchunks];
         let mut keys = Vec::with_capacity(versions.newest.len());
-        for (number, (key, entry)) in versions.newest {
+        for (number, (key, entry)) in std::mem::take(&mut versions.newest) {
             if let Some(subchunk) = subchunks.get_mut(number as usize) {
                 *subchunk = Some(entry.data());
             }
@@ -370,7 +371,9 @@ impl Frames {
         drop(subchunks);
         done.after = object.as_ref().map_or(0, |object| object.len() as u64);
         shards.replace(shard, object).await?;
-        store.erase_each(&versions.older).await?;
+        for round in versions.rounds_of_older() {
+            store.erase_each(&round).await?;
+        }
         store.erase_each(&keys).await?;
         Ok(Some(done))
     }
@@ -394,7 +397,9 @@ impl Frames {
             let object = object.ok_or_else(|| gone(&key))?;
             match Entry::decode(&object) {
                 None => done.invalid += 1,
-                Some(_) if versions.newest.contains_key(&number) => versions.older.push(key),
+                Some(_) if versions.newest.contains_key(&number) => {
+                    versions.older.entry(number).or_default().push(key);
+                }
                 Some(entry) => {
                     versions.newest.insert(number, (key, entry));
                 }
@@ -419,8 +424,6 @@ impl Frames {
                 add(*number, key.clone(), object)?;
             }
         }
-        // Older ones of a subchunk first.
-        versions.older.reverse();
         Ok(versions)
     }
 
@@ -496,8 +499,26 @@ impl Frames {
 struct Versions {
     /// The newest of each subchunk.
     newest: BTreeMap<u32, (StoreKey, Entry)>,
-    /// The others, older ones of a subchunk before newer ones.
-    older: Vec<StoreKey>,
+    /// The others of each, older ones behind newer ones.
+    older: BTreeMap<u32, Vec<StoreKey>>,
+}
+
+impl Versions {
+    /// The older versions in the order in which they are deleted: those of a subchunk one after the other,
+    /// the oldest first.
+    ///
+    /// A listing takes time on some stores. It may miss the newest version, which came when it had
+    /// begun, and one before that, which was deleted meanwhile: it must not find a still older one then.
+    fn rounds_of_older(mut self) -> Vec<Vec<StoreKey>> {
+        let mut rounds = Vec::new();
+        loop {
+            let round: Vec<_> = self.older.values_mut().filter_map(Vec::pop).collect();
+            if round.is_empty() {
+                return rounds;
+            }
+            rounds.push(round);
+        }
+    }
 }
 
 /// What the versions of a subchunk that were listed come to.
