@@ -138,7 +138,8 @@ impl SparseArray {
     /// frame, and what they are packed into, each of which has as many bytes as a shard can have.
     pub(super) fn at_once(&self, threads: usize) -> usize {
         let one = self
-            .bound
+            .frames
+            .bound()
             .and_then(|bound| usize::try_from(bound).ok()?.checked_mul(3));
         let most = one.map_or(1, |one| self.memory / one.max(1));
         threads.min(most).max(1)
