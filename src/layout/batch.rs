@@ -1,6 +1,6 @@
 //! A shard in pieces that fit: batches of whole subchunks, and slabs of a batch's elements.
 
-use super::SubchunkGrid;
+use super::{SubchunkGrid, c_order};
 
 /// A box of the grid of subchunks whose subchunks follow one another in C order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,12 +94,8 @@ fn boxes(shape: &[usize], unit: &[usize], most: usize) -> Vec<Slab> {
     let outer: usize = shape[..split].iter().product();
     let mut boxes = Vec::with_capacity(outer * parts.len());
     for number in 0..outer {
-        let mut start = vec![0; shape.len()];
-        let mut rest = number;
-        for d in (0..split).rev() {
-            start[d] = rest % shape[d];
-            rest /= shape[d];
-        }
+        let mut start = c_order::coordinates(number, &shape[..split]);
+        start.resize(shape.len(), 0);
         for &(first, len) in &parts {
             let mut of_box = vec![1; split];
             of_box.push(len);

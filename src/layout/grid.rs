@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::c_order;
+
 /// Why a shard cannot be divided into subchunks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum GridError {
@@ -182,21 +184,15 @@ impl SubchunkGrid {
     }
 
     /// The first element of subchunk `number` (C order), as coordinates in the shard.
-    pub(crate) fn origin(&self, mut number: usize) -> Vec<usize> {
-        let mut origin = vec![0; self.counts.len()];
-        for d in (0..self.counts.len()).rev() {
-            origin[d] = number % self.counts[d] * self.subchunk[d];
-            number /= self.counts[d];
-        }
-        origin
+    pub(crate) fn origin(&self, number: usize) -> Vec<usize> {
+        let coordinates = c_order::coordinates(number, &self.counts);
+        let origin = std::iter::zip(coordinates, &self.subchunk);
+        origin.map(|(at, extent)| at * extent).collect()
     }
 
     /// The number, in C order, of the subchunk at `coordinates` of the grid of subchunks.
     pub(crate) fn number(&self, coordinates: impl IntoIterator<Item = usize>) -> usize {
-        coordinates
-            .into_iter()
-            .zip(&self.counts)
-            .fold(0, |number, (coordinate, count)| number * count + coordinate)
+        c_order::number(coordinates, self.counts.iter().copied())
     }
 }
 

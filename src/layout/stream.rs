@@ -18,7 +18,7 @@
 
 use std::fmt;
 
-use super::SubchunkGrid;
+use super::{SubchunkGrid, c_order};
 
 /// An array that grows along its first axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -259,12 +259,7 @@ impl BatchGrid {
         let mut parts = Vec::new();
         let mut first = 0;
         for number in 0..shards.iter().product() {
-            let mut rest: usize = number;
-            let mut shard = vec![0; shards.len()];
-            for axis in (0..shards.len()).rev() {
-                shard[axis] = rest % shards[axis];
-                rest /= shards[axis];
-            }
+            let shard = c_order::coordinates(number, &shards);
             let counts = (0..shards.len())
                 .map(|axis| (subchunks[axis] - shard[axis] * per_shard[axis]).min(per_shard[axis]))
                 .collect();
@@ -307,13 +302,11 @@ impl BatchGrid {
         let mut places = vec![(0, 0); self.subchunks];
         for (part_number, part) in self.parts.iter().enumerate() {
             for within in 0..part.len() {
-                let mut rest = within;
-                let mut at = vec![0; subchunks.len()];
-                for axis in (0..subchunks.len()).rev() {
-                    at[axis] = part.shard[axis] * per_shard[axis] + rest % part.counts[axis];
-                    rest /= part.counts[axis];
-                }
-                let number = std::iter::zip(&subchunks, &at).fold(0, |n, (all, at)| n * all + at);
+                let at = c_order::coordinates(within, &part.counts)
+                    .into_iter()
+                    .enumerate();
+                let at = at.map(|(axis, at)| part.shard[axis] * per_shard[axis] + at);
+                let number = c_order::number(at, subchunks.iter().copied());
                 places[number] = (part.first + within, part_number);
             }
         }

@@ -19,7 +19,7 @@ use super::shared::{Batch, Setup, ShardId, Work};
 use crate::engine::host::stream::gather;
 use crate::engine::pool::{Lease, Pool};
 use crate::engine::stream::{EncodedBatch, EncodedPart, Output};
-use crate::layout::{Extent, ShardPart};
+use crate::layout::{Extent, ShardPart, c_order};
 
 /// Shards that are not complete.
 #[derive(Debug)]
@@ -155,8 +155,8 @@ fn first_within(setup: &Setup, batch: &Batch) -> usize {
 
 fn id_of(setup: &Setup, batch: &Batch, part: &ShardPart) -> ShardId {
     let first = batch.first_epoch / setup.grid.epochs_per_shard() as u64;
-    let inner = std::iter::zip(&part.shard[1..], setup.grid.shards())
-        .fold(0, |number, (at, count)| number * count + at);
+    let shards = setup.grid.shards();
+    let inner = c_order::number(part.shard[1..].iter().copied(), shards);
     ShardId {
         outer: first + part.shard[0] as u64,
         inner,
@@ -178,12 +178,7 @@ fn place(
     }
     for (number, size) in encoded.sizes.iter().enumerate() {
         let Some(size) = *size else { continue };
-        let mut rest = number;
-        let mut at = vec![0; part.counts.len()];
-        for axis in (0..at.len()).rev() {
-            at[axis] = rest % part.counts[axis];
-            rest /= part.counts[axis];
-        }
+        let mut at = c_order::coordinates(number, &part.counts);
         at[0] += first_epoch;
         let slot = open.extents.get_mut(grid.number(at));
         *slot.ok_or("a subchunk is not in its shard")? = Some(open.end..open.end + size);

@@ -1,13 +1,13 @@
 //! The thread that encodes batches.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::assembler::Assembler;
 use super::shared::{Batch, Failure, Item, Shared, State};
-use crate::engine::stream::{EncodedBatch, EncodedPart, Encoder, FailedBatch};
+use crate::engine::stream::{EncodedPart, Encoder, FailedBatch};
 
 /// What the thread does next.
 enum Step {
@@ -25,7 +25,6 @@ pub(super) fn run(shared: &Arc<Shared>, encoder: Box<dyn Encoder>, assembler: As
         assembler,
         under_way: VecDeque::new(),
         next: 0,
-        waiting: BTreeMap::new(),
     };
     if catch_unwind(AssertUnwindSafe(|| thread.run())).is_err() {
         shared.break_down("a codec panicked while it encoded a batch".to_string());
@@ -39,8 +38,6 @@ struct Thread<'a> {
     under_way: VecDeque<Batch>,
     /// The number of the batch that shards get next.
     next: u64,
-    /// Batches that were encoded before one that comes before them.
-    waiting: BTreeMap<u64, (Batch, EncodedBatch)>,
 }
 
 impl Thread<'_> {
@@ -75,12 +72,15 @@ impl Thread<'_> {
             Some(Ok(encoded)) => {
                 let bytes = batch.grid.epochs() * self.shared.setup.grid.epoch_bytes();
                 let packed: usize = encoded.parts.iter().map(EncodedPart::len).sum();
-                self.waiting.insert(batch.number, (batch, encoded));
-                while let Some((batch, encoded)) = self.waiting.remove(&self.next) {
+                // After a failure those behind it come back, too.
+                if batch.number == self.next {
                     self.next += 1;
                     let setup = &self.shared.setup;
                     let work = self.assembler.add(setup, &batch, encoded);
                     self.give(work);
+                } else {
+                    self.shared
+                        .break_down("an encoder returned batches out of order".to_string());
                 }
                 self.shared.change(|state| {
                     state.progress.batches_encoding -= 1;

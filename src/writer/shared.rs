@@ -23,7 +23,7 @@ use super::report::Progress;
 use super::sink::{Length, ShardSink};
 use crate::codec::stream::ShardEncoding;
 use crate::engine::stream::{Input, Returned};
-use crate::layout::{BatchGrid, StreamGrid};
+use crate::layout::{BatchGrid, StreamGrid, c_order};
 
 /// What does not change.
 #[derive(Debug)]
@@ -257,13 +257,9 @@ impl Shared {
 
     /// Where a shard is stored.
     pub(super) fn key_of(&self, id: ShardId) -> StoreKey {
-        let shards = self.setup.grid.shards();
-        let mut indices = vec![id.outer; shards.len() + 1];
-        let mut rest = id.inner;
-        for axis in (0..shards.len()).rev() {
-            indices[axis + 1] = (rest % shards[axis]) as u64;
-            rest /= shards[axis];
-        }
+        let inner = c_order::coordinates(id.inner, &self.setup.grid.shards());
+        let inner = inner.into_iter().map(|at| at as u64);
+        let indices: Vec<u64> = std::iter::once(id.outer).chain(inner).collect();
         self.setup.array.chunk_key(&indices)
     }
 
