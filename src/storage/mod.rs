@@ -5,6 +5,7 @@ mod json;
 mod listing;
 mod objects;
 mod packing;
+mod range_writes;
 mod ranges;
 #[cfg(test)]
 mod schedules;
@@ -12,4 +13,5 @@ mod shard_grid;
 mod sparse;
 mod turns;
 
+pub use range_writes::RangeWrites;
 pub use sparse::{Consolidation, ConsolidationProgress, SparseShardStore};

@@ -50,6 +50,9 @@ pub(super) trait TakesTurns {
 
     /// Wait for the turn of who writes `shard`.
     fn turn<'a>(&self, turns: &'a Turns, shard: &StoreKey) -> impl Future<Output = Self::Turn<'a>>;
+
+    /// Wait for all turns: those of who writes any shard.
+    fn all_turns<'a>(&self, turns: &'a Turns) -> impl Future<Output = Vec<Self::Turn<'a>>>;
 }
 
 impl<S: ?Sized + Sync> TakesTurns for Blocking<'_, S> {
@@ -59,6 +62,14 @@ impl<S: ?Sized + Sync> TakesTurns for Blocking<'_, S> {
         let turn = turns.blocking[stripe(shard)].lock();
         turn.unwrap_or_else(PoisonError::into_inner)
     }
+
+    async fn all_turns<'a>(&self, turns: &'a Turns) -> Vec<Self::Turn<'a>> {
+        // In one order, and who holds one of them waits for no other.
+        let turns = turns.blocking.iter().map(Mutex::lock);
+        turns
+            .map(|turn| turn.unwrap_or_else(PoisonError::into_inner))
+            .collect()
+    }
 }
 
 #[cfg(feature = "async")]
@@ -67,5 +78,13 @@ impl<S: ?Sized + Sync> TakesTurns for Awaited<'_, S> {
 
     async fn turn<'a>(&self, turns: &'a Turns, shard: &StoreKey) -> Self::Turn<'a> {
         turns.awaited[stripe(shard)].lock().await
+    }
+
+    async fn all_turns<'a>(&self, turns: &'a Turns) -> Vec<Self::Turn<'a>> {
+        let mut taken = Vec::with_capacity(STRIPES);
+        for turn in &turns.awaited {
+            taken.push(turn.lock().await);
+        }
+        taken
     }
 }

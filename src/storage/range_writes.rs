@@ -1,0 +1,496 @@
+//! Parts of objects, written to stores that only replace whole ones.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator};
+#[cfg(feature = "async")]
+use zarrs_storage::{
+    AsyncListableStorageTraits, AsyncMaybeBytesIterator, AsyncReadableStorageTraits,
+    AsyncWritableStorageTraits,
+};
+use zarrs_storage::{
+    Bytes, ListableStorageTraits, MaybeBytes, MaybeBytesIterator, OffsetBytesIterator,
+    ReadableStorageTraits, StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix,
+    WritableStorageTraits,
+};
+
+#[cfg(feature = "async")]
+use super::objects::Awaited;
+use super::objects::{Blocking, Reads, Writes, now};
+use super::turns::{TakesTurns, Turns};
+
+/// How long objects may become, in bytes, unless it is said otherwise: 5 GiB, the most that S3 stores
+/// with one request ("Uploading objects", Amazon S3 User Guide).
+const MAX_OBJECT_LEN: u64 = 5 << 30;
+
+/// How many bytes of objects are kept, unless it is said otherwise.
+const KEPT_BYTES: usize = 256 << 20;
+
+/// How many objects are kept, however small they are.
+const KEPT_OBJECTS: usize = 64;
+
+/// Parts of objects (`set_partial`), written to stores that only replace whole ones, such as object
+/// stores.
+///
+/// zarrs updates parts of shards where they are stored only if their store says that it writes parts.
+/// With this around it, any store does: an object is read, patched, and stored by one `set`. Shards
+/// are not decoded for that, and only what changes is encoded. Every other operation is the store's
+/// own. It blocks where the store blocks, and is asynchronous where the store is.
+///
+/// ```
+/// use std::sync::Arc;
+/// use zarrs::array::{Array, ArraySubset, CodecOptions};
+/// use zarrs_cuda::storage::RangeWrites;
+/// # use zarrs::array::{ArrayBuilder, data_type};
+/// # let object_store = Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let _registration = zarrs_cuda::register(zarrs_cuda::Options::default())?;
+/// # let mut builder = ArrayBuilder::new(vec![64, 64], vec![32, 32], data_type::uint16(), 0u16);
+/// # builder.subchunk_shape(vec![8, 8]);
+/// # let array = Array::new_with_metadata(object_store.clone(), "/volume", builder.build_metadata()?.into())?;
+/// # array.store_metadata()?;
+///
+/// let store = Arc::new(RangeWrites::new(object_store));
+/// let array = Array::open(store, "/volume")?;
+/// let options = CodecOptions::default().with_experimental_partial_encoding(true);
+/// let slice = ArraySubset::new_with_ranges(&[0..1, 0..64]);
+/// array.store_array_subset_opt(&slice, vec![1_u16; 64], &options)?;
+/// # assert_eq!(array.retrieve_array_subset::<Vec<u16>>(&slice)?, [1; 64]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+///
+/// ### One writer
+/// Between reading an object and storing it, nobody else may write it: of two processes that do, one
+/// loses what it wrote, and a shard that both update can become unreadable. Threads and tasks that write through the same `RangeWrites` take turns for
+/// each key, all of them through the blocking operations, or all of them through the asynchronous
+/// ones. A value that was stored by others is seen from the next read of its key on.
+///
+/// ### What an update costs
+/// Each call of `set_partial` or `set_partial_many` stores the whole object again, and reads it first,
+/// unless the last one that asked for this key was such a call, too: then the object is still there
+/// ([`with_kept_bytes`](Self::with_kept_bytes)). The partial encoder of this crate writes a shard by
+/// one call, or by two where it rewrites an index in place, which read the shard once.
+///
+/// To zarrs this store is one that writes parts, so [`WriteStrategy::Auto`](crate::WriteStrategy)
+/// does not overwrite subchunks of different sizes where they are, and shards grow until they are
+/// [compacted](crate::compact). [`WriteStrategy::InPlace`](crate::WriteStrategy) keeps them smaller.
+///
+/// ### What is promised
+/// `docs/updates.md` says what is left of a shard by a process that dies between two calls, or inside
+/// one. That holds here, too, if the store's `set` is atomic, and what it stored is what is read next:
+/// the object is as before a call or as after it, in the order of the calls. So it is with S3 and its
+/// like. A store that truncates an object and then writes it, such as zarrs' filesystem store, must be
+/// inside an `AtomicWriteStorageAdapter`, or the whole shard can be lost. After an error, or when a
+/// future of these operations was dropped, a call may or may not have been done.
+///
+/// ### Stores that write parts themselves
+/// They are asked to: they write less, and promise what they promise.
+pub struct RangeWrites<S: ?Sized> {
+    turns: Turns,
+    kept: Kept,
+    max_object_len: u64,
+    store: Arc<S>,
+}
+
+impl<S: ?Sized> RangeWrites<S> {
+    /// Parts of the objects in `store`.
+    #[must_use]
+    pub fn new(store: Arc<S>) -> Self {
+        Self {
+            turns: Turns::default(),
+            kept: Kept::new(KEPT_BYTES),
+            max_object_len: MAX_OBJECT_LEN,
+            store,
+        }
+    }
+
+    /// Refuse partial writes that would leave an object longer than this, in bytes: 5 GiB unless it is
+    /// said otherwise, which is the most that S3 stores with one request.
+    #[must_use]
+    pub fn with_max_object_len(mut self, bytes: u64) -> Self {
+        self.max_object_len = bytes;
+        self
+    }
+
+    /// Keep so many bytes of the objects that were written in part last: 256 MiB unless it is said
+    /// otherwise, of at most 64 objects. One is kept until its key is read, stored or erased through
+    /// this adapter, and the next partial write does not read it again.
+    #[must_use]
+    pub fn with_kept_bytes(mut self, bytes: usize) -> Self {
+        self.kept = Kept::new(bytes);
+        self
+    }
+
+    async fn set_in_turn<A: Writes + TakesTurns>(
+        &self,
+        store: &A,
+        key: &StoreKey,
+        value: Bytes,
+    ) -> Result<(), StorageError> {
+        let _turn = store.turn(&self.turns, key).await;
+        self.kept.take(key);
+        store.set(key, value).await
+    }
+
+    async fn set_ranges_in_turn<A: Reads + Writes + TakesTurns>(
+        &self,
+        store: &A,
+        key: &StoreKey,
+        values: Vec<(u64, Bytes)>,
+    ) -> Result<(), StorageError> {
+        if values.is_empty() {
+            return Ok(());
+        }
+        let end = end_of(key, &values, self.max_object_len)?;
+        let _turn = store.turn(&self.turns, key).await;
+        // It is put back when it is known that it was stored.
+        let before = match self.kept.take(key) {
+            Some(kept) => Some(kept),
+            None => store.get(key).await?,
+        };
+        let before = before.unwrap_or_default();
+        if before.len() as u64 > self.max_object_len {
+            return Err(too_long(key, before.len() as u64, self.max_object_len));
+        }
+        let after = Bytes::from(patched(key, before, &values, end)?);
+        drop(values);
+        store.set(key, after.clone()).await?;
+        self.kept.put(key, after);
+        Ok(())
+    }
+
+    async fn erase_in_turn<A: Writes + TakesTurns>(
+        &self,
+        store: &A,
+        key: &StoreKey,
+    ) -> Result<(), StorageError> {
+        let _turn = store.turn(&self.turns, key).await;
+        self.kept.take(key);
+        store.erase(key).await
+    }
+
+    async fn erase_prefix_in_turn<A: Writes + TakesTurns>(
+        &self,
+        store: &A,
+        prefix: &StorePrefix,
+    ) -> Result<(), StorageError> {
+        let _turns = store.all_turns(&self.turns).await;
+        self.kept.forget_prefix(prefix);
+        store.erase_prefix(prefix).await
+    }
+}
+
+impl<S: ?Sized> fmt::Debug for RangeWrites<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RangeWrites")
+            .field("max_object_len", &self.max_object_len)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Where the last of `values` ends.
+///
+/// # Errors
+/// [`StorageError::Other`] if that is beyond `max` bytes, or beyond what this machine can address.
+fn end_of(key: &StoreKey, values: &[(u64, Bytes)], max: u64) -> Result<usize, StorageError> {
+    let mut end = 0;
+    for (offset, value) in values {
+        let here = offset.checked_add(value.len() as u64).ok_or_else(|| {
+            StorageError::Other(format!(
+                "cannot write {} bytes at offset {offset} of {key}: they would end beyond 2^64 bytes",
+                value.len()
+            ))
+        })?;
+        end = end.max(here);
+    }
+    if end > max {
+        return Err(too_long(key, end, max));
+    }
+    usize::try_from(end).map_err(|_| no_memory(key, end))
+}
+
+/// `before` with `values`, which end at `end`, and zeros in between.
+///
+/// # Errors
+/// [`StorageError::Other`] if memory cannot be had.
+fn patched(
+    key: &StoreKey,
+    before: Bytes,
+    values: &[(u64, Bytes)],
+    end: usize,
+) -> Result<Vec<u8>, StorageError> {
+    let len = before.len().max(end);
+    let mut object = if before.is_unique() {
+        // Nobody else has these bytes, so that they are not copied.
+        Vec::from(before)
+    } else {
+        let mut copy = Vec::new();
+        copy.try_reserve_exact(len)
+            .map_err(|_| no_memory(key, len as u64))?;
+        copy.extend_from_slice(&before);
+        copy
+    };
+    object
+        .try_reserve_exact(len.saturating_sub(object.len()))
+        .map_err(|_| no_memory(key, len as u64))?;
+    object.resize(len, 0);
+    for (offset, value) in values {
+        let there = usize::try_from(*offset)
+            .ok()
+            .and_then(|start| object.get_mut(start..)?.get_mut(..value.len()));
+        // `end_of` has checked that they are within the object.
+        there
+            .ok_or_else(|| no_memory(key, *offset))?
+            .copy_from_slice(value);
+    }
+    Ok(object)
+}
+
+fn too_long(key: &StoreKey, len: u64, max: u64) -> StorageError {
+    StorageError::Other(format!(
+        "cannot write part of {key}: it would have {len} bytes, and {max} is the most that one request may store here (RangeWrites::with_max_object_len)"
+    ))
+}
+
+fn no_memory(key: &StoreKey, len: u64) -> StorageError {
+    StorageError::Other(format!(
+        "cannot write part of {key}: there is no memory for an object of {len} bytes, which is rewritten as a whole"
+    ))
+}
+
+/// The objects that were written last.
+struct Kept {
+    budget: usize,
+    /// The oldest first.
+    objects: Mutex<VecDeque<(StoreKey, Bytes)>>,
+}
+
+impl Kept {
+    fn new(budget: usize) -> Self {
+        Self {
+            budget,
+            objects: Mutex::default(),
+        }
+    }
+
+    fn objects(&self) -> MutexGuard<'_, VecDeque<(StoreKey, Bytes)>> {
+        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An object, which is not kept any more.
+    fn take(&self, key: &StoreKey) -> Option<Bytes> {
+        let mut objects = self.objects();
+        let at = objects.iter().position(|(kept, _)| kept == key)?;
+        objects.remove(at).map(|(_, object)| object)
+    }
+
+    fn forget_prefix(&self, prefix: &StorePrefix) {
+        self.objects().retain(|(key, _)| !key.has_prefix(prefix));
+    }
+
+    fn put(&self, key: &StoreKey, object: Bytes) {
+        if object.len() > self.budget {
+            return;
+        }
+        let mut objects = self.objects();
+        objects.retain(|(kept, _)| kept != key);
+        objects.push_back((key.clone(), object));
+        let mut bytes = objects
+            .iter()
+            .map(|(_, object)| object.len())
+            .sum::<usize>();
+        while bytes > self.budget || objects.len() > KEPT_OBJECTS {
+            let Some((_, oldest)) = objects.pop_front() else {
+                break;
+            };
+            bytes = bytes.saturating_sub(oldest.len());
+        }
+    }
+}
+
+/// Whoever reads an object wants to see what others stored, and so does who then writes to it.
+impl<S: ReadableStorageTraits + ?Sized> ReadableStorageTraits for RangeWrites<S> {
+    fn get(&self, key: &StoreKey) -> Result<MaybeBytes, StorageError> {
+        self.kept.take(key);
+        self.store.get(key)
+    }
+
+    fn get_partial_many<'a>(
+        &'a self,
+        key: &StoreKey,
+        byte_ranges: ByteRangeIterator<'a>,
+    ) -> Result<MaybeBytesIterator<'a>, StorageError> {
+        self.kept.take(key);
+        self.store.get_partial_many(key, byte_ranges)
+    }
+
+    fn get_partial(
+        &self,
+        key: &StoreKey,
+        byte_range: ByteRange,
+    ) -> Result<MaybeBytes, StorageError> {
+        self.kept.take(key);
+        self.store.get_partial(key, byte_range)
+    }
+
+    fn size_key(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
+        self.kept.take(key);
+        self.store.size_key(key)
+    }
+
+    fn supports_get_partial(&self) -> bool {
+        self.store.supports_get_partial()
+    }
+}
+
+impl<S: ReadableStorageTraits + WritableStorageTraits + ?Sized> WritableStorageTraits
+    for RangeWrites<S>
+{
+    fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
+        now(self.set_in_turn(&Blocking(&*self.store), key, value))
+    }
+
+    fn set_partial_many(
+        &self,
+        key: &StoreKey,
+        offset_values: OffsetBytesIterator,
+    ) -> Result<(), StorageError> {
+        if self.store.supports_set_partial() {
+            return self.store.set_partial_many(key, offset_values);
+        }
+        now(self.set_ranges_in_turn(&Blocking(&*self.store), key, offset_values.collect()))
+    }
+
+    fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
+        now(self.erase_in_turn(&Blocking(&*self.store), key))
+    }
+
+    fn erase_prefix(&self, prefix: &StorePrefix) -> Result<(), StorageError> {
+        now(self.erase_prefix_in_turn(&Blocking(&*self.store), prefix))
+    }
+
+    /// Always.
+    fn supports_set_partial(&self) -> bool {
+        true
+    }
+}
+
+impl<S: ListableStorageTraits + ?Sized> ListableStorageTraits for RangeWrites<S> {
+    fn list(&self) -> Result<StoreKeys, StorageError> {
+        self.store.list()
+    }
+
+    fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys, StorageError> {
+        self.store.list_prefix(prefix)
+    }
+
+    fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes, StorageError> {
+        self.store.list_dir(prefix)
+    }
+
+    fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64, StorageError> {
+        self.store.size_prefix(prefix)
+    }
+
+    fn size(&self) -> Result<u64, StorageError> {
+        self.store.size()
+    }
+}
+
+#[cfg(feature = "async")]
+#[async_trait::async_trait]
+impl<S: AsyncReadableStorageTraits + ?Sized> AsyncReadableStorageTraits for RangeWrites<S> {
+    async fn get(&self, key: &StoreKey) -> Result<MaybeBytes, StorageError> {
+        self.kept.take(key);
+        self.store.get(key).await
+    }
+
+    async fn get_partial_many<'a>(
+        &'a self,
+        key: &StoreKey,
+        byte_ranges: ByteRangeIterator<'a>,
+    ) -> Result<AsyncMaybeBytesIterator<'a>, StorageError> {
+        self.kept.take(key);
+        self.store.get_partial_many(key, byte_ranges).await
+    }
+
+    async fn get_partial<'a>(
+        &'a self,
+        key: &StoreKey,
+        byte_range: ByteRange,
+    ) -> Result<MaybeBytes, StorageError> {
+        self.kept.take(key);
+        self.store.get_partial(key, byte_range).await
+    }
+
+    async fn size_key(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
+        self.kept.take(key);
+        self.store.size_key(key).await
+    }
+
+    fn supports_get_partial(&self) -> bool {
+        self.store.supports_get_partial()
+    }
+}
+
+#[cfg(feature = "async")]
+#[async_trait::async_trait]
+impl<S: AsyncReadableStorageTraits + AsyncWritableStorageTraits + ?Sized> AsyncWritableStorageTraits
+    for RangeWrites<S>
+{
+    async fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
+        self.set_in_turn(&Awaited(&*self.store), key, value).await
+    }
+
+    async fn set_partial_many<'a>(
+        &'a self,
+        key: &StoreKey,
+        offset_values: OffsetBytesIterator<'a>,
+    ) -> Result<(), StorageError> {
+        if self.store.supports_set_partial() {
+            return self.store.set_partial_many(key, offset_values).await;
+        }
+        let values = offset_values.collect();
+        self.set_ranges_in_turn(&Awaited(&*self.store), key, values)
+            .await
+    }
+
+    async fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
+        self.erase_in_turn(&Awaited(&*self.store), key).await
+    }
+
+    async fn erase_prefix(&self, prefix: &StorePrefix) -> Result<(), StorageError> {
+        self.erase_prefix_in_turn(&Awaited(&*self.store), prefix)
+            .await
+    }
+
+    /// Always.
+    fn supports_set_partial(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(feature = "async")]
+#[async_trait::async_trait]
+impl<S: AsyncListableStorageTraits + ?Sized> AsyncListableStorageTraits for RangeWrites<S> {
+    async fn list(&self) -> Result<StoreKeys, StorageError> {
+        self.store.list().await
+    }
+
+    async fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys, StorageError> {
+        self.store.list_prefix(prefix).await
+    }
+
+    async fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes, StorageError> {
+        self.store.list_dir(prefix).await
+    }
+
+    async fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64, StorageError> {
+        self.store.size_prefix(prefix).await
+    }
+
+    async fn size(&self) -> Result<u64, StorageError> {
+        self.store.size().await
+    }
+}

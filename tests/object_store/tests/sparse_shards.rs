@@ -1,0 +1,186 @@
+//! Many writers of the same shards in an object store: what they lose, and what they do not lose through
+//! `SparseShardStore`.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test fails by panicking, and says where"
+)]
+
+use std::sync::Arc;
+
+use futures::future::join_all;
+use serde_json::json;
+use zarrs::array::Array;
+use zarrs_cuda::storage::SparseShardStore;
+use zarrs_cuda_object_store_tests::{Server, Store};
+use zarrs_storage::{
+    AsyncReadableWritableListableStorageTraits, AsyncWritableStorageTraits, Bytes,
+};
+
+const WRITERS: u64 = 8;
+/// Subchunks of the array, which has two shards.
+const SUBCHUNKS: u64 = 32;
+
+async fn create(store: &Store) {
+    let metadata = json!({
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [4 * SUBCHUNKS],
+        "data_type": "uint16",
+        "chunk_grid": { "name": "regular", "configuration": { "chunk_shape": [2 * SUBCHUNKS] } },
+        "chunk_key_encoding": { "name": "default" },
+        "fill_value": 0,
+        "codecs": [{
+            "name": "sharding_indexed",
+            "configuration": {
+                "chunk_shape": [4],
+                "codecs": [
+                    { "name": "bytes", "configuration": { "endian": "little" } },
+                    { "name": "zstd", "configuration": { "level": 1, "checksum": true } },
+                ],
+                "index_codecs": [
+                    { "name": "bytes", "configuration": { "endian": "little" } },
+                    { "name": "crc32c" },
+                ],
+            },
+        }],
+    });
+    let metadata = Bytes::from(serde_json::to_vec(&metadata).unwrap());
+    store
+        .set(&"volume/zarr.json".try_into().unwrap(), metadata)
+        .await
+        .unwrap();
+}
+
+/// The elements of a subchunk.
+fn elements(subchunk: u64) -> Vec<u16> {
+    let first = u16::try_from(4 * subchunk + 1).unwrap();
+    (first..first + 4).collect()
+}
+
+/// Each of the writers has every eighth subchunk; all begin at once.
+async fn write<S>(arrays: &[Array<S>])
+where
+    S: AsyncReadableWritableListableStorageTraits + 'static,
+{
+    let writers = arrays.iter().zip(0..).map(|(array, writer)| async move {
+        for subchunk in (writer..SUBCHUNKS).step_by(arrays.len()) {
+            let subset =
+                zarrs::array::ArraySubset::new_with_ranges(&[4 * subchunk..4 * subchunk + 4]);
+            array
+                .async_store_array_subset(&subset, elements(subchunk))
+                .await
+                .unwrap();
+        }
+    });
+    join_all(writers).await;
+}
+
+/// How many subchunks are not what was written.
+async fn lost<S>(array: &Array<S>) -> usize
+where
+    S: AsyncReadableWritableListableStorageTraits + 'static,
+{
+    let read: Vec<u16> = array
+        .async_retrieve_array_subset(&array.subset_all())
+        .await
+        .unwrap();
+    let written = (0..SUBCHUNKS).map(elements);
+    read.chunks(4)
+        .zip(written)
+        .filter(|(read, written)| read != written)
+        .count()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_writers() {
+    let server = Server::start();
+    let store = Arc::new(server.store());
+    create(&store).await;
+    let open = || async { Array::async_open(store.clone(), "/volume").await.unwrap() };
+
+    // Through zarrs' ordinary path: a test that finds nothing lost here could not find it below.
+    let arrays = join_all((0..WRITERS).map(|_| open())).await;
+    write(&arrays).await;
+    assert!(lost(&open().await).await > 0);
+
+    store
+        .erase_prefix(&"volume/c/".try_into().unwrap())
+        .await
+        .unwrap();
+    assert_eq!(lost(&open().await).await, SUBCHUNKS as usize);
+    let adapter = || async {
+        let store = Arc::new(server.store());
+        Arc::new(
+            SparseShardStore::async_open(store, "/volume")
+                .await
+                .unwrap(),
+        )
+    };
+    let adapters = join_all((0..WRITERS).map(|_| adapter())).await;
+    let arrays = adapters
+        .iter()
+        .map(|adapter| Array::async_open(adapter.clone(), "/volume"));
+    let arrays: Vec<_> = join_all(arrays)
+        .await
+        .into_iter()
+        .map(Result::unwrap)
+        .collect();
+    write(&arrays).await;
+    assert_eq!(lost(&arrays[0]).await, 0);
+
+    // Nobody is in the way of a consolidation.
+    let (done, ()) = futures::join!(
+        adapters[0].async_consolidate_all(&|_| {}),
+        write(&arrays[1..])
+    );
+    assert_eq!(done.unwrap().done, 2);
+    assert_eq!(lost(&arrays[0]).await, 0);
+    adapters[1].async_consolidate_all(&|_| {}).await.unwrap();
+    assert!(adapters[2].async_pending().await.unwrap().is_empty());
+    assert_eq!(lost(&open().await).await, 0);
+    let frames = walk(&server.bucket())
+        .into_iter()
+        .filter(|path| path.contains(".frame/"));
+    assert_eq!(frames.collect::<Vec<_>>(), Vec::<String>::new());
+}
+
+/// The files in a folder.
+fn walk(folder: &std::path::Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    let files = paths.flat_map(|path| {
+        if path.is_dir() {
+            walk(&path)
+        } else {
+            vec![path.to_string_lossy().into_owned()]
+        }
+    });
+    files.collect()
+}
+
+#[test]
+fn for_those_who_block() {
+    let server = Server::start();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(create(&server.store()));
+    let store = Arc::new(server.blocking_store());
+    let sparse = Arc::new(SparseShardStore::open(store.clone(), "/volume").unwrap());
+    let array = Array::open(sparse.clone(), "/volume").unwrap();
+    for subchunk in [0, 17, 31] {
+        array.store_chunk(&[subchunk], elements(subchunk)).unwrap();
+    }
+    assert_eq!(sparse.pending().unwrap(), [[0], [1]]);
+    assert_eq!(sparse.consolidate_all(&|_| {}).unwrap().sum.subchunks, 3);
+    let shards = Array::open(store, "/volume").unwrap();
+    let read: Vec<u16> = shards.retrieve_array_subset(&shards.subset_all()).unwrap();
+    for subchunk in 0..SUBCHUNKS {
+        let at = 4 * usize::try_from(subchunk).unwrap();
+        let expected = if [0, 17, 31].contains(&subchunk) {
+            elements(subchunk)
+        } else {
+            vec![0; 4]
+        };
+        assert_eq!(read[at..at + 4], expected);
+    }
+}
