@@ -296,8 +296,7 @@ fn killed_at_each_call() {
             let store = Arc::new(FilesystemStore::new(path).unwrap());
             let done = adapter(store).consolidate_all(&|_| {});
             done.map_err(|error| error.to_string())
-                .map(drop)
-                .unwrap_or_else(wrong);
+                .map_or_else(wrong, drop);
             check(path, &expected, true).unwrap_or_else(wrong);
             let found = files(path);
             if found != after {

@@ -297,8 +297,13 @@ impl Seat {
 }
 
 impl World {
-    /// What is answered is all that an actor knows: not the rest of the value.
-    fn parts(&self, key: &StoreKey, ranges: &[ByteRange]) -> Option<Option<Vec<Bytes>>> {
+    /// Parts of a value; the size of a value that does not have them. What is answered is all that an
+    /// actor knows: not the rest of the value.
+    fn parts(
+        &self,
+        key: &StoreKey,
+        ranges: &[ByteRange],
+    ) -> Option<std::result::Result<Vec<Bytes>, u64>> {
         let value = self.objects.get(key)?;
         let len = value.len() as u64;
         let cut = |range: &ByteRange| {
@@ -311,7 +316,8 @@ impl World {
             let is_within = range.start <= range.end && range.end <= value.len();
             is_within.then(|| value.slice(range))
         };
-        Some(ranges.iter().map(cut).collect())
+        let parts: Option<Vec<Bytes>> = ranges.iter().map(cut).collect();
+        Some(parts.ok_or(len))
     }
 }
 
@@ -338,8 +344,8 @@ impl Reads for Seat {
         for ranges in ranges.chunks(if apart { 1 } else { ranges.len().max(1) }) {
             match self.call(|world| world.parts(key, ranges)).await {
                 None => return Ok(None),
-                Some(Some(more)) => values.extend(more),
-                Some(None) => {
+                Some(Ok(more)) => values.extend(more),
+                Some(Err(len)) => {
                     return Err(StorageError::Other(format!(
                         "{key} has no bytes {ranges:?}"
                     )));
@@ -476,7 +482,7 @@ impl Drop for SeatTurn {
 impl TakesTurns for Seat {
     type Turn<'a> = SeatTurn;
 
-    async fn turn<'a>(&self, turns: &'a Turns, shard: &StoreKey) -> SeatTurn {
+    async fn turn(&self, turns: &Turns, shard: &StoreKey) -> SeatTurn {
         let id = (std::ptr::from_ref(turns).addr(), shard.clone());
         if let Some(number) = self.number {
             self.world().places[number].waits_for = Some(id.clone());
@@ -734,14 +740,14 @@ impl<'s, 'a> Run<'s, 'a> {
         halves[0] | halves[1]
     }
 
-    fn violation(&self, what: String, schedule: &[Choice]) -> Box<Violation> {
+    fn violation(&self, what: String, schedule: &[Choice]) -> Violation {
         let world = self.world();
-        Box::new(Violation {
+        Violation {
             what,
             schedule: schedule.to_vec(),
             log: world.log.clone(),
             objects: world.objects.clone(),
-        })
+        }
     }
 }
 
@@ -791,7 +797,7 @@ impl<'s, 'a> Exploration<'s, 'a> {
     fn judge(&self, run: &Run<'s, 'a>) -> std::result::Result<(), Box<Violation>> {
         if run.acting.iter().any(Option::is_some) {
             let what = "those who are left wait for each other".to_owned();
-            return Err(run.violation(what, &self.schedule));
+            return Err(run.violation(what, &self.schedule).into());
         }
         let world = run.world();
         let ending = Ending {
@@ -800,7 +806,7 @@ impl<'s, 'a> Exploration<'s, 'a> {
         };
         let judged = (self.scenario.judge)(&ending);
         drop(world);
-        judged.map_err(|what| run.violation(what, &self.schedule))
+        judged.map_err(|what| run.violation(what, &self.schedule).into())
     }
 }
 

@@ -20,6 +20,7 @@ fn objects(objects: &[(&str, &[u8])]) -> Objects {
         .collect()
 }
 
+#[allow(clippy::unnecessary_wraps, reason = "a `Value` is wrapped")]
 fn value(byte: u8) -> Value {
     Some(vec![byte].into())
 }
@@ -40,7 +41,7 @@ fn both_bytes(ending: &Ending<'_>) -> std::result::Result<(), String> {
     Ok(())
 }
 
-fn writers<'a>(turns: Option<[&'a Turns; 2]>) -> Scenario<'a> {
+fn writers(turns: Option<[&Turns; 2]>) -> Scenario<'_> {
     let mut scenario = Scenario::new(objects(&[("shard", &[0, 0])]), both_bytes);
     for chunk in 0..2 {
         scenario = scenario.actor(move |seat| async move {
@@ -129,7 +130,7 @@ fn who_comes_after_another() {
     let scenario = scenario
         .actor(|seat| async move {
             seat.writing(0, value(1), seat.set(&key("k"), value(1).unwrap()))
-                .await
+                .await;
         })
         .who_may_crash()
         .actor(|seat| async move { seat.reading(0, seat.get(&key("k"))).await })
@@ -355,9 +356,9 @@ fn frames<'a>(initial: &'a [(&'a str, &'a [u8])], before: [u8; 2]) -> Scenario<'
             if is_consolidated {
                 now(consolidate(&seat, true)).unwrap();
             }
-            for chunk in 0..2 {
+            for (chunk, &before) in before.iter().enumerate() {
                 let last = now(read(&seat, chunk)).unwrap();
-                judge_chunk(ending.log, chunk, &value(before[chunk]), &last)?;
+                judge_chunk(ending.log, chunk, &value(before), &last)?;
             }
         }
         Ok(())

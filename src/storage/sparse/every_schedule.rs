@@ -299,7 +299,7 @@ impl Subject {
         }
         for (key, object) in &objects {
             if *key != shard_key()
-                && (Entry::decode(object).is_some() || key.as_str().ends_with(".tmp"))
+                && (Entry::decode(object).is_some() || key.as_str().ends_with(super::TEMPORARY))
             {
                 return Err(format!("{key} is left behind"));
             }
@@ -574,10 +574,10 @@ fn keys_are_listed() {
 }
 
 /// What the protocol does not promise: these are found, so the checks can fail.
-fn violated(what: &str, scenario: impl for<'a> Fn(&'a Subject) -> Scenario<'a>) -> Box<Violation> {
+fn violated(what: &str, scenario: impl for<'a> Fn(&'a Subject) -> Scenario<'a>) -> Violation {
     let subject = Subject::new(Sizes::Different, Replacing::Set, WHOLE);
     let found = scenario(&subject).explore();
-    found.expect_err(what)
+    *found.expect_err(what)
 }
 
 #[test]
