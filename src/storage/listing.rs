@@ -48,10 +48,10 @@ pub(super) trait ShardsSeenAsChunks: Sync {
     fn present(
         &self,
         shard: &ChunkKey,
-    ) -> impl Future<Output = Result<Vec<Present>, StorageError>> + Send;
+    ) -> impl Future<Output = Result<Vec<Present>, StorageError>>;
 
     /// The size of the value of a key that is seen as itself.
-    fn size_of(&self, key: &StoreKey) -> impl Future<Output = Result<Option<u64>, StorageError>> + Send;
+    fn size_of(&self, key: &StoreKey) -> impl Future<Output = Result<Option<u64>, StorageError>>;
 }
 
 /// The keys with `prefix`, in order, and the sizes of those of chunks.

@@ -5,4 +5,9 @@ mod listing;
 mod objects;
 mod packing;
 mod shard_grid;
+mod sharded;
+mod transformer;
 mod turns;
+
+pub use sharded::{BinaryFormat, ShardedStore};
+pub use transformer::ShardingTransformer;

@@ -15,7 +15,7 @@ use super::objects::Awaited;
 use super::objects::Blocking;
 
 /// Shards that share a turn wait for each other without need, which costs time alone.
-const STRIPES: usize = 64;
+pub(super) const STRIPES: usize = 64;
 
 /// The turns of an adapter. Its store is either one that blocks or one that is awaited, and each kind
 /// has turns of its own.
@@ -36,7 +36,8 @@ impl Default for Turns {
     }
 }
 
-fn stripe(shard: &StoreKey) -> usize {
+/// Which turn is that of who writes `shard`.
+pub(super) fn stripe(shard: &StoreKey) -> usize {
     let mut hasher = DefaultHasher::new();
     shard.hash(&mut hasher);
     // The remainder is less than 64.
@@ -54,6 +55,9 @@ pub(super) trait TakesTurns {
         turns: &'a Turns,
         shard: &StoreKey,
     ) -> impl Future<Output = Self::Turn<'a>>;
+
+    /// Wait for all turns: those of who writes any shard.
+    fn all_turns<'a>(&self, turns: &'a Turns) -> impl Future<Output = Vec<Self::Turn<'a>>>;
 }
 
 impl<S: ?Sized + Sync> TakesTurns for Blocking<'_, S> {
@@ -63,6 +67,14 @@ impl<S: ?Sized + Sync> TakesTurns for Blocking<'_, S> {
         let turn = turns.blocking[stripe(shard)].lock();
         turn.unwrap_or_else(PoisonError::into_inner)
     }
+
+    async fn all_turns<'a>(&self, turns: &'a Turns) -> Vec<Self::Turn<'a>> {
+        // In one order, and who holds one of them waits for no other.
+        let turns = turns.blocking.iter().map(Mutex::lock);
+        turns
+            .map(|turn| turn.unwrap_or_else(PoisonError::into_inner))
+            .collect()
+    }
 }
 
 #[cfg(feature = "async")]
@@ -71,5 +83,13 @@ impl<S: ?Sized + Sync> TakesTurns for Awaited<'_, S> {
 
     async fn turn<'a>(&self, turns: &'a Turns, shard: &StoreKey) -> Self::Turn<'a> {
         turns.awaited[stripe(shard)].lock().await
+    }
+
+    async fn all_turns<'a>(&self, turns: &'a Turns) -> Vec<Self::Turn<'a>> {
+        let mut taken = Vec::with_capacity(STRIPES);
+        for turn in &turns.awaited {
+            taken.push(turn.lock().await);
+        }
+        taken
     }
 }

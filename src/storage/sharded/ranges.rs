@@ -1,0 +1,119 @@
+//! Ranges of bytes, merged to as few as there have to be.
+
+use std::ops::Range;
+
+use zarrs_storage::Bytes;
+use zarrs_storage::byte_range::{ByteRange, InvalidByteRangeError};
+
+/// The bytes that `range` means of a value of `len` bytes.
+///
+/// # Errors
+/// [`InvalidByteRangeError`] if it begins or ends outside of the value.
+pub(super) fn within(range: ByteRange, len: u64) -> Result<Range<u64>, InvalidByteRangeError> {
+    let bytes = match range {
+        ByteRange::FromStart(start, None) => Some(start..len),
+        ByteRange::FromStart(start, Some(count)) => start.checked_add(count).map(|end| start..end),
+        ByteRange::Suffix(count) => len.checked_sub(count).map(|start| start..len),
+    };
+    let bytes = bytes.filter(|bytes| bytes.start <= bytes.end && bytes.end <= len);
+    bytes.ok_or_else(|| InvalidByteRangeError::new(range, len))
+}
+
+/// Disjoint ranges in ascending order, none of them empty, which do not touch.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Merged(Vec<Range<u64>>);
+
+impl Merged {
+    /// The bytes that are in one of `ranges` at least.
+    pub(super) fn of(ranges: impl Iterator<Item = Range<u64>>) -> Self {
+        let mut sorted: Vec<_> = ranges.filter(|range| !range.is_empty()).collect();
+        sorted.sort_by_key(|range| range.start);
+        let mut merged: Vec<Range<u64>> = Vec::new();
+        for range in sorted {
+            match merged.last_mut() {
+                Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+                _ => merged.push(range),
+            }
+        }
+        Self(merged)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// How many bytes they are; [`u64::MAX`] if there are more.
+    pub(super) fn total(&self) -> u64 {
+        let lens = self.0.iter().map(|range| range.end - range.start);
+        lens.fold(0, u64::saturating_add)
+    }
+
+    pub(super) fn byte_ranges(&self) -> Vec<ByteRange> {
+        let ranges = self.0.iter();
+        ranges
+            .map(|range| ByteRange::FromStart(range.start, Some(range.end - range.start)))
+            .collect()
+    }
+
+    /// Whether `read` are the bytes of these ranges, by their numbers.
+    pub(super) fn fits(&self, read: &[Bytes]) -> bool {
+        let ranges = self.0.iter();
+        let lens = ranges.map(|range| range.end - range.start);
+        lens.eq(read.iter().map(|bytes| bytes.len() as u64))
+    }
+
+    /// The bytes of `range`, which was merged, of those that were `read`.
+    pub(super) fn slice(&self, read: &[Bytes], range: &Range<u64>) -> Option<Bytes> {
+        if range.is_empty() {
+            return Some(Bytes::new());
+        }
+        let after = self.0.partition_point(|merged| merged.start <= range.start);
+        let at = after.checked_sub(1)?;
+        let (merged, read) = (self.0.get(at)?, read.get(at)?);
+        let start = usize::try_from(range.start.checked_sub(merged.start)?).ok()?;
+        let end = start.checked_add(usize::try_from(range.end - range.start).ok()?)?;
+        (end <= read.len()).then(|| read.slice(start..end))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_of_ranges() {
+        use ByteRange::{FromStart, Suffix};
+        for (range, bytes) in [
+            (FromStart(0, None), Some(0..10)),
+            (FromStart(10, None), Some(10..10)),
+            (FromStart(11, None), None),
+            (FromStart(3, Some(4)), Some(3..7)),
+            (FromStart(10, Some(0)), Some(10..10)),
+            (FromStart(3, Some(8)), None),
+            (FromStart(u64::MAX, Some(2)), None),
+            (Suffix(0), Some(10..10)),
+            (Suffix(10), Some(0..10)),
+            (Suffix(11), None),
+        ] {
+            assert_eq!(within(range, 10).ok(), bytes, "{range:?}");
+        }
+    }
+
+    #[test]
+    fn touching_ranges_are_one() {
+        let ranges = [7..9, 0..2, 2..4, 3..3, 1..3, 20..30, 22..25];
+        let merged = Merged::of(ranges.iter().cloned());
+        assert_eq!(merged.0, [0..4, 7..9, 20..30]);
+        assert_eq!(merged.total(), 16);
+        let value: Vec<u8> = (0..30).collect();
+        let read = [0..4, 7..9, 20..30].map(|range| Bytes::copy_from_slice(&value[range]));
+        assert!(merged.fits(&read));
+        for range in ranges {
+            let expected = &value[range.start as usize..range.end as usize];
+            assert_eq!(merged.slice(&read, &range).unwrap(), expected);
+        }
+        assert!(!merged.fits(&read[..2]));
+        assert_eq!(merged.slice(&read[..2], &(20..21)), None);
+        assert_eq!(merged.slice(&read, &(4..7)), None);
+    }
+}
