@@ -15,7 +15,7 @@ use crate::common::{Rng, Shards, codecs};
 use crate::subject::{Sharded, key};
 
 /// Registration is for the whole process.
-fn alone() -> MutexGuard<'static, ()> {
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -53,18 +53,24 @@ fn whole() -> ArraySubset {
 /// A part of all elements.
 fn part(all: &[u16], rows: std::ops::Range<u64>, columns: std::ops::Range<u64>) -> Vec<u16> {
     let at = |row: u64, column: u64| usize::try_from(row * SHAPE[1] + column).unwrap();
-    rows.flat_map(|row| columns.clone().map(move |column| at(row, column))).map(|at| all[at]).collect()
+    rows.flat_map(|row| columns.clone().map(move |column| at(row, column)))
+        .map(|at| all[at])
+        .collect()
 }
 
 fn sharded(format: BinaryFormat) -> Sharded {
-    Sharded { format, ..Sharded::new("/a", &COUNTS) }
+    Sharded {
+        format,
+        ..Sharded::new("/a", &COUNTS)
+    }
 }
 
 /// The configurations that these tests go through.
 fn cases() -> Vec<(BinaryFormat, &'static str, char, Vec<Value>)> {
     let mut cases = Vec::new();
     for format in [BinaryFormat::Indexed, BinaryFormat::IndexedCrc32c] {
-        for (encoding, separator) in [("default", '/'), ("default", '.'), ("v2", '/'), ("v2", '.')] {
+        for (encoding, separator) in [("default", '/'), ("default", '.'), ("v2", '/'), ("v2", '.')]
+        {
             let codecs = if separator == '/' {
                 vec![codecs::bytes("little")]
             } else {
@@ -112,8 +118,14 @@ fn stored_through_the_adapter_and_read_with_the_transformer() {
         }
         let subset = ArraySubset::new_with_ranges(&[1..19, 7..9]);
         let expected = part(&all, 1..19, 7..9);
-        assert_eq!(through.retrieve_array_subset::<Vec<u16>>(&subset).unwrap(), expected);
-        assert_eq!(plain.retrieve_array_subset::<Vec<u16>>(&subset).unwrap(), expected);
+        assert_eq!(
+            through.retrieve_array_subset::<Vec<u16>>(&subset).unwrap(),
+            expected
+        );
+        assert_eq!(
+            plain.retrieve_array_subset::<Vec<u16>>(&subset).unwrap(),
+            expected
+        );
 
         let before = files.get(&plain.chunk_key(&[0, 0])).unwrap();
         for result in [
@@ -122,13 +134,22 @@ fn stored_through_the_adapter_and_read_with_the_transformer() {
             plain.erase_chunk(&[0, 0]).map_err(Into::into),
         ] {
             let error = result.unwrap_err().to_string();
-            assert!(error.contains("zarrs_cuda::storage::ShardedStore"), "{error}");
+            assert!(
+                error.contains("zarrs_cuda::storage::ShardedStore"),
+                "{error}"
+            );
         }
         assert_eq!(files.get(&plain.chunk_key(&[0, 0])).unwrap(), before);
         // The metadata that it stores has the transformer still.
         plain.store_metadata().unwrap();
         assert_eq!(Array::open(opened, "/a").unwrap().attributes()["a"], 1);
-        assert_eq!(Array::open(files, "/a").unwrap().retrieve_array_subset::<Vec<u16>>(&whole()).unwrap(), all);
+        assert_eq!(
+            Array::open(files, "/a")
+                .unwrap()
+                .retrieve_array_subset::<Vec<u16>>(&whole())
+                .unwrap(),
+            all
+        );
     }
 }
 
@@ -158,7 +179,10 @@ fn asynchronous_arrays() {
         let all = elements(2);
         block_on(async {
             array.async_store_metadata().await.unwrap();
-            array.async_store_array_subset(&whole(), all.clone()).await.unwrap();
+            array
+                .async_store_array_subset(&whole(), all.clone())
+                .await
+                .unwrap();
             let opened = ShardedStore::async_open(inner.clone(), "/a").await.unwrap();
             let through = Array::async_open(Arc::new(opened), "/a").await.unwrap();
             let plain = Array::async_open(inner.clone(), "/a").await.unwrap();
@@ -171,7 +195,10 @@ fn asynchronous_arrays() {
             assert_eq!(read, part(&all, 1..19, 7..9));
             let refused = plain.async_store_chunk(&[0, 0], vec![1_u16; 20]).await;
             let error = refused.unwrap_err().to_string();
-            assert!(error.contains("zarrs_cuda::storage::ShardedStore"), "{error}");
+            assert!(
+                error.contains("zarrs_cuda::storage::ShardedStore"),
+                "{error}"
+            );
         });
     }
 }
@@ -196,8 +223,18 @@ fn shards_of_the_sharding_codec() {
     assert_eq!(chunks.get(&key("a/c/1/0")).unwrap(), None);
 
     let codec = codecs::sharding(&CHUNK, &little);
-    let as_codec = Array::new_with_metadata(inner.clone(), "/a", metadata(&SHARD, "default", '/', &[codec])).unwrap();
-    assert_eq!(as_codec.retrieve_array_subset::<Vec<u16>>(&whole()).unwrap(), all);
+    let as_codec = Array::new_with_metadata(
+        inner.clone(),
+        "/a",
+        metadata(&SHARD, "default", '/', &[codec]),
+    )
+    .unwrap();
+    assert_eq!(
+        as_codec
+            .retrieve_array_subset::<Vec<u16>>(&whole())
+            .unwrap(),
+        all
+    );
 
     let shards = Shards {
         shape: SHARD.to_vec(),
@@ -210,22 +247,53 @@ fn shards_of_the_sharding_codec() {
     let stock = shards.stock();
     for (row, column) in [(0, 0), (1, 0), (0, 1), (2, 1)] {
         let elements = as_codec.retrieve_chunk::<Vec<u16>>(&[row, column]).unwrap();
-        let bytes: Vec<u8> = elements.iter().flat_map(|element| element.to_le_bytes()).collect();
-        let encoded = shards.encode(&*stock, &bytes, &zarrs_codec::CodecOptions::default()).unwrap();
-        let stored = inner.get(&key(&format!("a/c/{row}/{column}"))).unwrap().unwrap();
+        let bytes: Vec<u8> = elements
+            .iter()
+            .flat_map(|element| element.to_le_bytes())
+            .collect();
+        let encoded = shards
+            .encode(&*stock, &bytes, &zarrs_codec::CodecOptions::default())
+            .unwrap();
+        let stored = inner
+            .get(&key(&format!("a/c/{row}/{column}")))
+            .unwrap()
+            .unwrap();
         assert_eq!(stored, encoded, "{row} {column}");
     }
 
     // The other way: what the codec stores is seen as chunks.
     let other = Arc::new(MemoryStore::new());
     let codec = codecs::sharding(&CHUNK, &little);
-    let as_codec = Array::new_with_metadata(other.clone(), "/a", metadata(&SHARD, "default", '/', &[codec])).unwrap();
+    let as_codec = Array::new_with_metadata(
+        other.clone(),
+        "/a",
+        metadata(&SHARD, "default", '/', &[codec]),
+    )
+    .unwrap();
     as_codec.store_array_subset(&whole(), all.clone()).unwrap();
     let chunks = Arc::new(sharded(BinaryFormat::IndexedCrc32c).over(other));
-    let array = Array::new_with_metadata(chunks.clone(), "/a", metadata(&CHUNK, "default", '/', &little)).unwrap();
-    assert_eq!(array.retrieve_array_subset::<Vec<u16>>(&whole()).unwrap(), all);
+    let array = Array::new_with_metadata(
+        chunks.clone(),
+        "/a",
+        metadata(&CHUNK, "default", '/', &little),
+    )
+    .unwrap();
+    assert_eq!(
+        array.retrieve_array_subset::<Vec<u16>>(&whole()).unwrap(),
+        all
+    );
     chunks.erase(&key("a/c/0/0")).unwrap();
     array.store_chunk(&[2, 2], vec![5_u16; 20]).unwrap();
-    assert_eq!(as_codec.retrieve_array_subset::<Vec<u16>>(&ArraySubset::new_with_ranges(&[0..4, 0..5])).unwrap(), [0; 20]);
-    assert_eq!(as_codec.retrieve_array_subset::<Vec<u16>>(&ArraySubset::new_with_ranges(&[8..12, 10..15])).unwrap(), [5; 20]);
+    assert_eq!(
+        as_codec
+            .retrieve_array_subset::<Vec<u16>>(&ArraySubset::new_with_ranges(&[0..4, 0..5]))
+            .unwrap(),
+        [0; 20]
+    );
+    assert_eq!(
+        as_codec
+            .retrieve_array_subset::<Vec<u16>>(&ArraySubset::new_with_ranges(&[8..12, 10..15]))
+            .unwrap(),
+        [5; 20]
+    );
 }

@@ -22,7 +22,10 @@ fn suite(subject: &Subject, keys: Keys, rank: usize) {
     let read = |key: &StoreKey| store.get(key).unwrap();
     assert_eq!(read(&first), None);
     assert_eq!(store.size_key(&first).unwrap(), None);
-    assert_eq!(store.get_partial(&first, ByteRange::Suffix(4)).unwrap(), None);
+    assert_eq!(
+        store.get_partial(&first, ByteRange::Suffix(4)).unwrap(),
+        None
+    );
     store.erase(&first).unwrap();
 
     store.set(&first, b"0123"[..].into()).unwrap();
@@ -34,14 +37,29 @@ fn suite(subject: &Subject, keys: Keys, rank: usize) {
         parts.unwrap().collect::<Result<Vec<_>, _>>()
     };
     use ByteRange::{FromStart, Suffix};
-    let ranges = [FromStart(1, Some(2)), Suffix(3), FromStart(4, None), FromStart(0, None), Suffix(0)];
+    let ranges = [
+        FromStart(1, Some(2)),
+        Suffix(3),
+        FromStart(4, None),
+        FromStart(0, None),
+        Suffix(0),
+    ];
     let expected: [&[u8]; 5] = [b"12", b"123", b"", b"0123", b""];
     assert_eq!(parts(&ranges).unwrap(), expected);
     assert_eq!(parts(&[]).unwrap(), [Bytes::new(); 0]);
-    for range in [FromStart(5, None), FromStart(3, Some(2)), FromStart(u64::MAX, Some(2)), Suffix(5)] {
+    for range in [
+        FromStart(5, None),
+        FromStart(3, Some(2)),
+        FromStart(u64::MAX, Some(2)),
+        Suffix(5),
+    ] {
         let error = parts(&[range]).unwrap_err().to_string();
         assert!(error.contains("invalid byte range"), "{error}");
-        let error = subject.many.get_many(&[(first.clone(), range)]).unwrap_err().to_string();
+        let error = subject
+            .many
+            .get_many(&[(first.clone(), range)])
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("for bytes of length 4"), "{error}");
     }
     store.set_partial(&first, 2, b"ab"[..].into()).unwrap();
@@ -61,11 +79,17 @@ fn suite(subject: &Subject, keys: Keys, rank: usize) {
         assert_eq!(store.list_prefix(&prefix("a/b/")).unwrap(), all);
         assert_eq!(store.size_prefix(&prefix("a/")).unwrap(), 10);
         let parent = second.parent();
-        let siblings: Vec<_> = all.iter().filter(|key| key.parent() == parent).cloned().collect();
+        let siblings: Vec<_> = all
+            .iter()
+            .filter(|key| key.parent() == parent)
+            .cloned()
+            .collect();
         assert_eq!(store.list_dir(&parent).unwrap().keys(), &siblings);
         // As many objects as there are shards.
         assert_eq!(subject.inner.list().unwrap().len(), 2);
-        store.erase_many(&[second.clone(), at(&[50, 50, 50])]).unwrap();
+        store
+            .erase_many(&[second.clone(), at(&[50, 50, 50])])
+            .unwrap();
         assert_eq!(read(&second), None);
         store.erase(&far).unwrap();
     }
@@ -101,7 +125,8 @@ fn adapters_over_adapters() {
     let key = |text: &str| StoreKey::new(text).unwrap();
     let chunks = ["one/c/5", "one/c/6", "three/c/1", "two/c/1/1", "two/c/3/2"].map(key);
     for chunk in &chunks {
-        both.set(chunk, Bytes::copy_from_slice(chunk.as_str().as_bytes())).unwrap();
+        both.set(chunk, Bytes::copy_from_slice(chunk.as_str().as_bytes()))
+            .unwrap();
     }
     assert_eq!(both.list().unwrap(), chunks);
     let shards = ["one/c/1", "three/c/1", "two/c/0/0", "two/c/1/1"].map(key);
@@ -122,7 +147,9 @@ fn other_keys_pass_zarrs_own_tests() {
             store_test::store_write(&subject.store).unwrap();
         } else {
             // Nothing was ever stored there, so that it has no root to erase.
-            store.set(&StoreKey::new("b").unwrap(), b""[..].into()).unwrap();
+            store
+                .set(&StoreKey::new("b").unwrap(), b""[..].into())
+                .unwrap();
             store_test::store_write(&subject.store).unwrap();
         }
         store_test::store_read(&subject.store).unwrap();

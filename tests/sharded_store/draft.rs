@@ -28,13 +28,29 @@ fn put(adapter: &Adapter, at: &str, object: Vec<u8>) {
 #[test]
 fn other_entries_are_passed_on() {
     let adapter = Adapter::new(&[2, 2]);
-    for at in ["b", "a/attributes", "a/c/1", "a/c/1/2/3", "b/c/1/2", "a/c.1/2", "a/c/x/1"] {
-        let ((), requests) = adapter.asked(|chunks| chunks.set(&key(at), b"0123"[..].into()).unwrap());
+    for at in [
+        "b",
+        "a/attributes",
+        "a/c/1",
+        "a/c/1/2/3",
+        "b/c/1/2",
+        "a/c.1/2",
+        "a/c/x/1",
+    ] {
+        let ((), requests) =
+            adapter.asked(|chunks| chunks.set(&key(at), b"0123"[..].into()).unwrap());
         assert_eq!(requests, [(Set, at.to_owned())]);
         assert_eq!(adapter.object(at).unwrap(), b"0123");
-        let (read, requests) = adapter.asked(|chunks| chunks.get_partial(&key(at), ByteRange::Suffix(1)));
-        assert_eq!((read.unwrap().unwrap(), requests), (b"3"[..].into(), vec![(Get, at.to_owned())]));
-        adapter.chunks.set_partial(&key(at), 0, b"x"[..].into()).unwrap();
+        let (read, requests) =
+            adapter.asked(|chunks| chunks.get_partial(&key(at), ByteRange::Suffix(1)));
+        assert_eq!(
+            (read.unwrap().unwrap(), requests),
+            (b"3"[..].into(), vec![(Get, at.to_owned())])
+        );
+        adapter
+            .chunks
+            .set_partial(&key(at), 0, b"x"[..].into())
+            .unwrap();
         assert_eq!(adapter.object(at).unwrap(), b"x123");
         let ((), requests) = adapter.asked(|chunks| chunks.erase(&key(at)).unwrap());
         assert_eq!(requests, [(Erase, at.to_owned())]);
@@ -70,7 +86,10 @@ fn chunks_of_a_shard_are_one_entry() {
         }
         assert_eq!(adapter.stored(), [shard]);
         for (i, j) in all {
-            assert_eq!(adapter.get(&at(i, j)).unwrap(), format!("{i} {j}").as_bytes());
+            assert_eq!(
+                adapter.get(&at(i, j)).unwrap(),
+                format!("{i} {j}").as_bytes()
+            );
         }
         for (i, j) in [(95, 18), (128, 18), (96, 17), (96, 20)] {
             adapter.set(&at(i, j), b"beside");
@@ -106,7 +125,11 @@ fn the_indexed_format() {
 fn any_order_and_unused_space() {
     let adapter = Adapter::new(&[2, 2]);
     let index = words(&[9, 1, EMPTY, EMPTY, 1, 3, 2, 4]);
-    put(&adapter, "a/c/0/0", [b"?ccc???..a!".to_vec(), index].concat());
+    put(
+        &adapter,
+        "a/c/0/0",
+        [b"?ccc???..a!".to_vec(), index].concat(),
+    );
     assert_eq!(adapter.get("a/c/0/0").unwrap(), b"a");
     assert_eq!(adapter.get("a/c/0/1"), None);
     assert_eq!(adapter.get("a/c/1/0").unwrap(), b"ccc");
@@ -132,13 +155,22 @@ fn any_order_and_unused_space() {
 fn get_partial_values() {
     let adapter = Adapter::new(&[2, 2]);
     let chunks = ["a/c/0/0", "a/c/0/1", "a/c/1/0"];
-    adapter.chunks.set_many(chunks.map(|at| (key(at), Bytes::copy_from_slice(at.as_bytes())))).unwrap();
+    adapter
+        .chunks
+        .set_many(chunks.map(|at| (key(at), Bytes::copy_from_slice(at.as_bytes()))))
+        .unwrap();
     let wanted: Vec<_> = ["a/c/1/0", "a/c/1/1", "a/c/0/0"]
         .map(|at| (key(at), ByteRange::FromStart(2, Some(3))))
         .into();
     let (read, requests) = adapter.asked(|chunks| chunks.get_many(&wanted).unwrap());
-    assert_eq!(requests, [(Get, "a/c/0/0".to_owned()), (Get, "a/c/0/0".to_owned())]);
-    assert_eq!(read, [Some(b"c/1"[..].into()), None, Some(b"c/0"[..].into())]);
+    assert_eq!(
+        requests,
+        [(Get, "a/c/0/0".to_owned()), (Get, "a/c/0/0".to_owned())]
+    );
+    assert_eq!(
+        read,
+        [Some(b"c/1"[..].into()), None, Some(b"c/0"[..].into())]
+    );
 }
 
 /// "`set_partial_values`: For each referenced key, check if all available chunks in a shard are
@@ -148,10 +180,21 @@ fn shards_of_which_all_chunks_are_set() {
     let adapter = Adapter::new(&[2]);
     let values = (0..5).map(|at| (key(&format!("a/c/{at}")), Bytes::from(vec![at; 3])));
     let ((), requests) = adapter.asked(|chunks| chunks.set_many(values).unwrap());
-    let expected = [(Set, "a/c/0"), (Set, "a/c/1"), (Get, "a/c/2"), (Set, "a/c/2")];
-    assert_eq!(requests, expected.map(|(operation, at)| (operation, at.to_owned())));
+    let expected = [
+        (Set, "a/c/0"),
+        (Set, "a/c/1"),
+        (Get, "a/c/2"),
+        (Set, "a/c/2"),
+    ];
+    assert_eq!(
+        requests,
+        expected.map(|(operation, at)| (operation, at.to_owned()))
+    );
     let index = words(&[0, 3, 3, 3]);
-    assert_eq!(adapter.object("a/c/1").unwrap(), [vec![2, 2, 2, 3, 3, 3], index].concat());
+    assert_eq!(
+        adapter.object("a/c/1").unwrap(),
+        [vec![2, 2, 2, 3, 3, 3], index].concat()
+    );
 }
 
 /// "For simplification purposes a shard may also be read completely, combining the previous two `get`
@@ -165,9 +208,14 @@ fn shards_of_which_some_chunks_are_set() {
     adapter.set("a/c/2", b"def");
     let ((), requests) = adapter.asked(|chunks| {
         let parts = [(1, b"X"[..].into()), (4, b"Y"[..].into())];
-        chunks.set_partial_many(&key("a/c/2"), Box::new(parts.into_iter())).unwrap();
+        chunks
+            .set_partial_many(&key("a/c/2"), Box::new(parts.into_iter()))
+            .unwrap();
     });
-    assert_eq!(requests, [(Get, "a/c/0".to_owned()), (Set, "a/c/0".to_owned())]);
+    assert_eq!(
+        requests,
+        [(Get, "a/c/0".to_owned()), (Set, "a/c/0".to_owned())]
+    );
     assert_eq!(adapter.get("a/c/2").unwrap(), b"dXf\0Y");
     assert_eq!(adapter.get("a/c/0").unwrap(), b"abc");
     assert!(!adapter.chunks.supports_set_partial());
@@ -184,10 +232,15 @@ fn erase_values() {
         adapter.set(&format!("a/c/{at}"), b"abc");
     }
     let ((), requests) = adapter.asked(|chunks| {
-        chunks.erase_many(&["a/c/0", "a/c/3", "a/c/1"].map(key)).unwrap();
+        chunks
+            .erase_many(&["a/c/0", "a/c/3", "a/c/1"].map(key))
+            .unwrap();
     });
     let expected = [(Erase, "a/c/0"), (Get, "a/c/1"), (Set, "a/c/1")];
-    assert_eq!(requests, expected.map(|(operation, at)| (operation, at.to_owned())));
+    assert_eq!(
+        requests,
+        expected.map(|(operation, at)| (operation, at.to_owned()))
+    );
     let rewritten = [b"abc".to_vec(), words(&[0, 3, EMPTY, EMPTY])].concat();
     assert_eq!(adapter.object("a/c/1").unwrap(), rewritten);
     // The last one of a shard.
@@ -206,9 +259,12 @@ fn erase_prefix() {
         let adapter = Adapter::new(&counts);
         let at = |i, j| format!("a/c/{i}/{j}");
         let all = (0..6).flat_map(|i| (0..6).map(move |j| (i, j)));
-        let chunks = all.clone().map(|(i, j)| (key(&at(i, j)), Bytes::from(at(i, j))));
+        let chunks = all
+            .clone()
+            .map(|(i, j)| (key(&at(i, j)), Bytes::from(at(i, j))));
         adapter.chunks.set_many(chunks).unwrap();
-        let ((), requests) = adapter.asked(|chunks| chunks.erase_prefix(&prefix("a/c/4/")).unwrap());
+        let ((), requests) =
+            adapter.asked(|chunks| chunks.erase_prefix(&prefix("a/c/4/")).unwrap());
         if counts[0] == 1 {
             assert_eq!(requests, [(Erase, "a/c/4/".to_owned())]);
         } else {
@@ -224,14 +280,23 @@ fn erase_prefix() {
         }
         // Another row of the same shards, after which some have no chunks.
         for row in [3, 5] {
-            adapter.chunks.erase_prefix(&prefix(&format!("a/c/{row}/"))).unwrap();
+            adapter
+                .chunks
+                .erase_prefix(&prefix(&format!("a/c/{row}/")))
+                .unwrap();
         }
         let shards = adapter.stored();
         let last = 5 / counts[0];
-        assert!(!shards.iter().any(|at| at.starts_with(&format!("a/c/{last}/"))), "{shards:?}");
+        assert!(
+            !shards
+                .iter()
+                .any(|at| at.starts_with(&format!("a/c/{last}/"))),
+            "{shards:?}"
+        );
         for whole in ["a/c/", "a/", ""] {
             adapter.set("a/c/1/1", b"again");
-            let ((), requests) = adapter.asked(|chunks| chunks.erase_prefix(&prefix(whole)).unwrap());
+            let ((), requests) =
+                adapter.asked(|chunks| chunks.erase_prefix(&prefix(whole)).unwrap());
             assert_eq!(requests, [(Erase, whole.to_owned())]);
             assert_eq!(adapter.stored(), [""; 0]);
         }
@@ -255,7 +320,15 @@ fn list_and_list_prefix() {
         let listed: Vec<String> = listed.iter().map(ToString::to_string).collect();
         (listed, requests)
     };
-    let all = ["a/c/0/0", "a/c/0/3", "a/c/1/2", "a/c/10/0", "a/c/2/0", "a/zarr.json", "b"];
+    let all = [
+        "a/c/0/0",
+        "a/c/0/3",
+        "a/c/1/2",
+        "a/c/10/0",
+        "a/c/2/0",
+        "a/zarr.json",
+        "b",
+    ];
     assert_eq!(list("").0, all);
     let listed = adapter.chunks.list().unwrap();
     assert_eq!(listed, all.map(key));
@@ -263,7 +336,10 @@ fn list_and_list_prefix() {
     let (listed, requests) = list("a/c/1/");
     assert_eq!(listed, ["a/c/1/2"]);
     let expected = [(List, "a/c/0/"), (Get, "a/c/0/0"), (Get, "a/c/0/1")];
-    assert_eq!(requests, expected.map(|(operation, at)| (operation, at.to_owned())));
+    assert_eq!(
+        requests,
+        expected.map(|(operation, at)| (operation, at.to_owned()))
+    );
     assert_eq!(list("a/c/3/").0, [""; 0]);
     assert_eq!(list("a/c/7/").0, [""; 0]);
 }
@@ -287,18 +363,31 @@ fn list_dir() {
         let (listed, requests) = adapter.asked(|chunks| chunks.list_dir(&prefix(of)).unwrap());
         let keys: Vec<String> = listed.keys().iter().map(ToString::to_string).collect();
         let prefixes: Vec<String> = listed.prefixes().iter().map(ToString::to_string).collect();
-        let operations: Vec<_> = requests.into_iter().map(|(operation, _)| operation).collect();
+        let operations: Vec<_> = requests
+            .into_iter()
+            .map(|(operation, _)| operation)
+            .collect();
         (keys, prefixes, operations)
     };
     let none: Vec<String> = Vec::new();
     assert_eq!(list(""), (none.clone(), vec!["a/".to_owned()], vec![List]));
     let (keys, prefixes, _) = list("a/");
-    assert_eq!((keys, prefixes), (vec!["a/zarr.json".to_owned()], vec!["a/c/".to_owned()]));
+    assert_eq!(
+        (keys, prefixes),
+        (vec!["a/zarr.json".to_owned()], vec!["a/c/".to_owned()])
+    );
     // 1 and 7 have no chunks, and could have.
     let (keys, prefixes, operations) = list("a/c/");
     assert_eq!((keys, operations), (none.clone(), vec![List]));
     assert_eq!(prefixes, ["a/c/0/", "a/c/1/", "a/c/6/", "a/c/7/"]);
-    assert_eq!(list("a/c/6/"), (vec!["a/c/6/0".to_owned(), "a/c/6/1".to_owned()], none.clone(), vec![List, Get]));
+    assert_eq!(
+        list("a/c/6/"),
+        (
+            vec!["a/c/6/0".to_owned(), "a/c/6/1".to_owned()],
+            none.clone(),
+            vec![List, Get]
+        )
+    );
     assert_eq!(list("a/c/7/"), (none.clone(), none, vec![List, Get]));
 }
 

@@ -188,7 +188,11 @@ impl Run<'_> {
             return prefix("nothing/");
         }
         let key = self.any_key();
-        let ends: Vec<usize> = key.as_str().match_indices('/').map(|(at, _)| at + 1).collect();
+        let ends: Vec<usize> = key
+            .as_str()
+            .match_indices('/')
+            .map(|(at, _)| at + 1)
+            .collect();
         let at = usize::try_from(self.rng.below(ends.len() as u64 + 1)).unwrap();
         let end = if at == 0 { 0 } else { ends[at - 1] };
         prefix(&key.as_str()[..end])
@@ -233,7 +237,10 @@ impl Run<'_> {
             _ => {
                 let key = self.any_key();
                 let value = self.model.values.get(&key);
-                assert_eq!(store.get(&key).unwrap().as_deref(), value.map(Vec::as_slice));
+                assert_eq!(
+                    store.get(&key).unwrap().as_deref(),
+                    value.map(Vec::as_slice)
+                );
                 let size = value.map(|value| value.len() as u64);
                 assert_eq!(store.size_key(&key).unwrap(), size, "{key}");
                 self.get_partial(&key);
@@ -261,18 +268,24 @@ impl Run<'_> {
     fn get_partial(&mut self, key: &StoreKey) {
         let value = self.model.values.get(key);
         let len = value.map_or(5, |value| value.len() as u64);
-        let ranges: Vec<_> = (0..self.rng.below(4)).map(|_| range(&mut self.rng, len)).collect();
+        let ranges: Vec<_> = (0..self.rng.below(4))
+            .map(|_| range(&mut self.rng, len))
+            .collect();
         let expected = value.map(|value| {
             let parts = ranges.iter().map(|range| bytes_of(value, *range));
             parts.collect::<Option<Vec<_>>>()
         });
         // Other keys are the store's, which panics on some of them.
-        let is_chunk = key.as_str().starts_with(&self.model.array) && !key.as_str().ends_with("txt");
+        let is_chunk =
+            key.as_str().starts_with(&self.model.array) && !key.as_str().ends_with("txt");
         let is_aside = key.as_str().starts_with("aside") || key.as_str() == "x";
         if expected == Some(None) && (!is_chunk || is_aside) {
             return;
         }
-        let read = self.subject.store.get_partial_many(key, Box::new(ranges.clone().into_iter()));
+        let read = self
+            .subject
+            .store
+            .get_partial_many(key, Box::new(ranges.clone().into_iter()));
         let read = read.and_then(|parts| parts.map(Iterator::collect).transpose());
         let read: Result<Option<Vec<Bytes>>, _> = read;
         match expected {
@@ -299,7 +312,10 @@ impl Run<'_> {
             }
         }
         let read = self.subject.many.get_many(&wanted).unwrap();
-        let read: Vec<_> = read.into_iter().map(|bytes| bytes.map(|b| b.to_vec())).collect();
+        let read: Vec<_> = read
+            .into_iter()
+            .map(|bytes| bytes.map(|b| b.to_vec()))
+            .collect();
         assert_eq!(read, expected, "{wanted:?}");
     }
 
@@ -310,19 +326,37 @@ impl Run<'_> {
         let model = &self.model;
         let listed = store.list_prefix(&prefix);
         // A file system has no directory that nothing was ever stored in.
-        let listed = if self.subject.has_files() { listed.unwrap_or_default() } else { listed.unwrap() };
+        let listed = if self.subject.has_files() {
+            listed.unwrap_or_default()
+        } else {
+            listed.unwrap()
+        };
         assert_eq!(listed, model.listed(&prefix), "{prefix}");
-        assert_eq!(store.size_prefix(&prefix).unwrap_or(0), model.size(&prefix), "{prefix}");
+        assert_eq!(
+            store.size_prefix(&prefix).unwrap_or(0),
+            model.size(&prefix),
+            "{prefix}"
+        );
         let Ok(dir) = store.list_dir(&prefix) else {
-            assert!(self.subject.has_files() && model.listed(&prefix).is_empty(), "{prefix}");
+            assert!(
+                self.subject.has_files() && model.listed(&prefix).is_empty(),
+                "{prefix}"
+            );
             return;
         };
         let (keys, prefixes) = model.dir(&prefix);
         assert_eq!(dir.keys(), &keys, "{prefix}");
-        let listed: BTreeSet<String> = dir.prefixes().iter().map(|p| p.as_str().to_owned()).collect();
+        let listed: BTreeSet<String> = dir
+            .prefixes()
+            .iter()
+            .map(|p| p.as_str().to_owned())
+            .collect();
         if self.subject.has_files() {
             // It keeps empty directories.
-            assert!(prefixes.is_subset(&listed), "{prefix}: {prefixes:?} {listed:?}");
+            assert!(
+                prefixes.is_subset(&listed),
+                "{prefix}: {prefixes:?} {listed:?}"
+            );
         } else {
             assert_eq!(listed, model.possible(&prefix), "{prefix}");
         }
@@ -343,7 +377,11 @@ fn run(seed: u64, keys: Keys, sharded: &Sharded, steps: usize) {
                 keys,
                 counts: sharded.counts.clone(),
             };
-            let mut run = Run { rng: Rng(seed), subject: &subject, model };
+            let mut run = Run {
+                rng: Rng(seed),
+                subject: &subject,
+                model,
+            };
             for _ in 0..steps {
                 run.step();
             }
@@ -361,7 +399,11 @@ fn random_operations() {
         let keys = Keys::ALL[usize::try_from(seed % 4).unwrap()];
         let sharded = Sharded {
             counts: (0..rank).map(|_| 1 + rng.below(3)).collect(),
-            format: if rng.one_in(2) { BinaryFormat::Indexed } else { BinaryFormat::IndexedCrc32c },
+            format: if rng.one_in(2) {
+                BinaryFormat::Indexed
+            } else {
+                BinaryFormat::IndexedCrc32c
+            },
             index_cache: [0, 500, 1 << 20][usize::try_from(rng.below(3)).unwrap()],
             ..Sharded::new(if rng.one_in(2) { "/a" } else { "/a/b" }, &[])
         };

@@ -52,8 +52,10 @@ impl AsyncToSyncBlockOn for BlockOn {
 
 /// What an adapter can do that a store cannot.
 pub(crate) trait Many: Send + Sync {
-    fn get_many(&self, wanted: &[(StoreKey, ByteRange)])
-    -> Result<Vec<Option<Bytes>>, StorageError>;
+    fn get_many(
+        &self,
+        wanted: &[(StoreKey, ByteRange)],
+    ) -> Result<Vec<Option<Bytes>>, StorageError>;
     fn set_many(&self, values: Vec<(StoreKey, Bytes)>) -> Result<(), StorageError>;
 }
 

@@ -30,6 +30,9 @@ type Result<T> = std::result::Result<T, StorageError>;
 /// and stores set aside what they are asked for.
 const UNCHECKED: u64 = 16 << 20;
 
+/// The most bytes that a shard can have: file systems have signed sizes.
+const LARGEST: u64 = i64::MAX.cast_unsigned();
+
 /// The most chunks of a shard: of an index of 256 MiB.
 const MAX_CHUNKS: usize = 1 << 24;
 
@@ -381,8 +384,16 @@ impl Core {
                 &format!("its store did not return the {len} bytes of its index"),
             )
         })?;
+        let extents = match self.packing.extents(shard, &read, LARGEST) {
+            Ok(extents) => extents,
+            // To say how large the shard is.
+            Err(error) => match store.size(shard).await? {
+                Some(size) => self.packing.extents(shard, &read, size)?,
+                None => return Err(error),
+            },
+        };
         let index = Arc::new(Index {
-            extents: self.packing.extents(shard, &read, u64::MAX)?,
+            extents,
             is_checked: AtomicBool::new(false),
         });
         if let Some(stamp) = stamp {

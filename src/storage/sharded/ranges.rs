@@ -2,21 +2,29 @@
 
 use std::ops::Range;
 
-use zarrs_storage::Bytes;
 use zarrs_storage::byte_range::{ByteRange, InvalidByteRangeError};
+use zarrs_storage::{Bytes, StorageError};
 
 /// The bytes that `range` means of a value of `len` bytes.
 ///
 /// # Errors
-/// [`InvalidByteRangeError`] if it begins or ends outside of the value.
-pub(super) fn within(range: ByteRange, len: u64) -> Result<Range<u64>, InvalidByteRangeError> {
+/// [`StorageError::InvalidByteRangeError`] if it begins or ends outside of the value.
+pub(super) fn within(range: ByteRange, len: u64) -> Result<Range<u64>, StorageError> {
     let bytes = match range {
         ByteRange::FromStart(start, None) => Some(start..len),
-        ByteRange::FromStart(start, Some(count)) => start.checked_add(count).map(|end| start..end),
+        ByteRange::FromStart(start, Some(count)) => match start.checked_add(count) {
+            Some(end) => Some(start..end),
+            // The error for invalid ranges adds them up when it is shown.
+            None => {
+                return Err(StorageError::Other(format!(
+                    "invalid byte range of {count} bytes from {start} on for bytes of length {len}"
+                )));
+            }
+        },
         ByteRange::Suffix(count) => len.checked_sub(count).map(|start| start..len),
     };
     let bytes = bytes.filter(|bytes| bytes.start <= bytes.end && bytes.end <= len);
-    bytes.ok_or_else(|| InvalidByteRangeError::new(range, len))
+    bytes.ok_or_else(|| InvalidByteRangeError::new(range, len).into())
 }
 
 /// Disjoint ranges in ascending order, none of them empty, which do not touch.
