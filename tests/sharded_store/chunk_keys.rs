@@ -32,7 +32,7 @@ fn suite(subject: &Subject, keys: Keys, rank: usize) {
     assert_eq!(read(&first).unwrap(), b"0123"[..]);
     assert_eq!(store.size_key(&first).unwrap(), Some(4));
     let parts = |ranges: &[ByteRange]| {
-        let ranges = Box::new(ranges.to_vec().into_iter());
+        let ranges = Box::new(ranges.iter().copied());
         let parts = store.get_partial_many(&first, ranges)?;
         parts.unwrap().collect::<Result<Vec<_>, _>>()
     };
@@ -46,7 +46,7 @@ fn suite(subject: &Subject, keys: Keys, rank: usize) {
     ];
     let expected: [&[u8]; 5] = [b"12", b"123", b"", b"0123", b""];
     assert_eq!(parts(&ranges).unwrap(), expected);
-    assert_eq!(parts(&[]).unwrap(), [Bytes::new(); 0]);
+    assert!(parts(&[]).unwrap().is_empty());
     for range in [
         FromStart(5, None),
         FromStart(3, Some(2)),
@@ -143,15 +143,11 @@ fn adapters_over_adapters() {
 fn other_keys_pass_zarrs_own_tests() {
     for subject in Sharded::new("/x/y", &[2, 2]).subjects() {
         let store = &*subject.store;
-        if !subject.has_files() {
-            store_test::store_write(&subject.store).unwrap();
-        } else {
-            // Nothing was ever stored there, so that it has no root to erase.
-            store
-                .set(&StoreKey::new("b").unwrap(), b""[..].into())
-                .unwrap();
-            store_test::store_write(&subject.store).unwrap();
-        }
+        // A file system has no root to erase before something was stored there.
+        store
+            .set(&StoreKey::new("b").unwrap(), b""[..].into())
+            .unwrap();
+        store_test::store_write(&subject.store).unwrap();
         store_test::store_read(&subject.store).unwrap();
         store_test::store_list(&subject.store).unwrap();
         store_test::store_list_size(&subject.store).unwrap();

@@ -263,13 +263,11 @@ impl<'a> Document<'a> {
         // Its name has no quotation mark in it, however it is written.
         let before = key.get(..key.rfind('"')?)?.trim_end();
         let behind = self.text.get(end..)?;
-        match before.strip_suffix(',') {
-            Some(before) => Some([before, behind].concat()),
-            None => {
-                let behind = behind.trim_start();
-                Some([before, behind.strip_prefix(',').unwrap_or(behind)].concat())
-            }
+        if let Some(before) = before.strip_suffix(',') {
+            return Some([before, behind].concat());
         }
+        let behind = behind.trim_start();
+        Some([before, behind.strip_prefix(',').unwrap_or(behind)].concat())
     }
 
     /// The document with `transformer` as the first. [`without_first`](Self::without_first) is the

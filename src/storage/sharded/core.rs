@@ -371,10 +371,8 @@ impl Core {
             Ok(None) => return Ok(None),
             Ok(Some(read)) => read.into_iter().next(),
             Err(error) => {
-                return match self.is_long_enough(store, shard, len).await? {
-                    true => Err(error),
-                    false => Ok(None),
-                };
+                let is_there = self.is_long_enough(store, shard, len).await?;
+                return if is_there { Err(error) } else { Ok(None) };
             }
         };
         let read = read.filter(|read| read.len() as u64 == len);
@@ -455,10 +453,8 @@ impl Core {
                 }
                 Err(error) => {
                     // Is it the shard, or the store?
-                    return match self.is_within(store, shard, index).await? {
-                        true => Err(error),
-                        false => Ok(None),
-                    };
+                    let is_there = self.is_within(store, shard, index).await?;
+                    return if is_there { Err(error) } else { Ok(None) };
                 }
             };
         }
