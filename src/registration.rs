@@ -3,12 +3,18 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+use zarrs::array::StorageTransformerTraits;
 use zarrs::array::codec::ShardingCodec;
+use zarrs::array::storage_transformer::{
+    STORAGE_TRANSFORMER_RUNTIME_REGISTRY, StorageTransformerRuntimePlugin,
+    StorageTransformerRuntimeRegistryHandle, register_storage_transformer,
+};
 use zarrs::metadata::v3::MetadataV3;
 use zarrs::plugin::{ExtensionAliasesV3, PluginCreateError};
 use zarrs_codec::{CODEC_RUNTIME_REGISTRY_V3, Codec, CodecRuntimePluginV3, register_codec_v3};
 
 use crate::plan::Engines;
+use crate::storage::ShardingTransformer;
 use crate::{CudaShardingCodec, Error, Options};
 
 /// Whether our registry entry answers to its name.
@@ -24,8 +30,13 @@ static OPTIONS: RwLock<Option<Options>> = RwLock::new(None);
 /// Our entry in zarrs' registry, once it is there. Locked while registering.
 static ENTRY: Mutex<Option<Arc<CodecRuntimePluginV3>>> = Mutex::new(None);
 
+/// The same, in that of storage transformers. Locked after `ENTRY`.
+static TRANSFORMER: Mutex<Option<StorageTransformerRuntimeRegistryHandle>> = Mutex::new(None);
+
 /// Use this crate's codec for every `sharding_indexed` array that is opened or created from
 /// metadata afterwards in this process, until the [`Registration`] is dropped.
+///
+/// Arrays with the storage transformer of [`ShardingTransformer`] are read through that as well.
 ///
 /// Arrays that are open already keep the codec that they have. The first call takes the write lock
 /// of zarrs' registry. If somebody else has registered codecs at run time, make that call before
@@ -72,6 +83,7 @@ pub fn register(options: Options) -> Result<Registration, Error> {
             return Err(Error::NameTaken);
         }
     }
+    push_transformer();
     let backend = options.backend();
     *OPTIONS.write().unwrap_or_else(PoisonError::into_inner) = Some(options);
     ENABLED.store(true, Ordering::Release);
@@ -102,6 +114,22 @@ impl Drop for Registration {
 
 fn matches(name: &str) -> bool {
     ENABLED.load(Ordering::Acquire) && ShardingCodec::matches_name_v3(name)
+}
+
+/// The entry of the storage transformer is pushed once, like that of the codec.
+fn push_transformer() {
+    let mut entry = TRANSFORMER.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_there = entry.as_ref().is_some_and(|ours| {
+        STORAGE_TRANSFORMER_RUNTIME_REGISTRY
+            .with_plugins(|entries| entries.iter().any(|entry| Arc::ptr_eq(entry, ours)))
+    });
+    if !is_there {
+        let matches =
+            |name: &str| ENABLED.load(Ordering::Acquire) && ShardingTransformer::is_name(name);
+        *entry = Some(register_storage_transformer(
+            StorageTransformerRuntimePlugin::new(matches, ShardingTransformer::create),
+        ));
+    }
 }
 
 fn create(metadata: &MetadataV3) -> Result<Codec, PluginCreateError> {

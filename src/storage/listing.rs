@@ -48,16 +48,11 @@ pub(super) trait ShardsSeenAsChunks: Sync {
     }
 
     /// The chunks of a shard, in ascending order.
-    fn present(
-        &self,
-        shard: &ChunkKey,
-    ) -> impl Future<Output = Result<Vec<Present>, StorageError>> + Send;
+    fn present(&self, shard: &ChunkKey)
+    -> impl Future<Output = Result<Vec<Present>, StorageError>>;
 
     /// The size of the value of a key that is seen as itself.
-    fn size_of(
-        &self,
-        key: &StoreKey,
-    ) -> impl Future<Output = Result<Option<u64>, StorageError>> + Send;
+    fn size_of(&self, key: &StoreKey) -> impl Future<Output = Result<Option<u64>, StorageError>>;
 }
 
 /// The keys with `prefix`, in order, and the sizes of those of chunks.

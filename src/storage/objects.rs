@@ -93,8 +93,6 @@ pub(super) trait Lists: Sync {
         &self,
         prefix: &StorePrefix,
     ) -> impl Future<Output = Result<StoreKeysPrefixes>> + Send;
-
-    fn size_prefix(&self, prefix: &StorePrefix) -> impl Future<Output = Result<u64>> + Send;
 }
 
 /// What `request` returns for each of `keys`, on the threads of the machine: not those of rayon, since
@@ -176,10 +174,6 @@ impl<S: ListableStorageTraits + ?Sized> Lists for Blocking<'_, S> {
 
     async fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes> {
         self.0.list_dir(prefix)
-    }
-
-    async fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64> {
-        self.0.size_prefix(prefix)
     }
 }
 
@@ -264,10 +258,6 @@ impl<S: AsyncListableStorageTraits + ?Sized> Lists for Awaited<'_, S> {
 
     async fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes> {
         self.0.list_dir(prefix).await
-    }
-
-    async fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64> {
-        self.0.size_prefix(prefix).await
     }
 }
 

@@ -19,6 +19,7 @@ use zarrs_storage::{
 #[cfg(feature = "async")]
 use super::objects::Awaited;
 use super::objects::{Blocking, Reads, Writes, now};
+use super::ranges::with_parts;
 use super::turns::{TakesTurns, Turns};
 
 /// How long objects may become, in bytes, unless it is said otherwise: 5 GiB, the most that S3 stores
@@ -142,7 +143,7 @@ impl<S: ?Sized> RangeWrites<S> {
         if values.is_empty() {
             return Ok(());
         }
-        let end = end_of(key, &values, self.max_object_len)?;
+        check_end(key, &values, self.max_object_len)?;
         let _turn = store.turn(&self.turns, key).await;
         // It is put back when it is known that it was stored.
         let before = match self.kept.take(key) {
@@ -153,7 +154,7 @@ impl<S: ?Sized> RangeWrites<S> {
         if before.len() as u64 > self.max_object_len {
             return Err(too_long(key, before.len() as u64, self.max_object_len));
         }
-        let after = Bytes::from(patched(key, before, &values, end)?);
+        let after = with_parts(key, before, &values)?;
         drop(values);
         store.set(key, after.clone()).await?;
         self.kept.put(key, after);
@@ -189,11 +190,11 @@ impl<S: ?Sized> fmt::Debug for RangeWrites<S> {
     }
 }
 
-/// Where the last of `values` ends.
+/// That none of `values` ends beyond `max` bytes.
 ///
 /// # Errors
-/// [`StorageError::Other`] if that is beyond `max` bytes, or beyond what this machine can address.
-fn end_of(key: &StoreKey, values: &[(u64, Bytes)], max: u64) -> Result<usize, StorageError> {
+/// [`StorageError::Other`] if one does.
+fn check_end(key: &StoreKey, values: &[(u64, Bytes)], max: u64) -> Result<(), StorageError> {
     let mut end = 0;
     for (offset, value) in values {
         let here = offset.checked_add(value.len() as u64).ok_or_else(|| {
@@ -207,55 +208,12 @@ fn end_of(key: &StoreKey, values: &[(u64, Bytes)], max: u64) -> Result<usize, St
     if end > max {
         return Err(too_long(key, end, max));
     }
-    usize::try_from(end).map_err(|_| no_memory(key, end))
-}
-
-/// `before` with `values`, which end at `end`, and zeros in between.
-///
-/// # Errors
-/// [`StorageError::Other`] if memory cannot be had.
-fn patched(
-    key: &StoreKey,
-    before: Bytes,
-    values: &[(u64, Bytes)],
-    end: usize,
-) -> Result<Vec<u8>, StorageError> {
-    let len = before.len().max(end);
-    let mut object = if before.is_unique() {
-        // Nobody else has these bytes, so that they are not copied.
-        Vec::from(before)
-    } else {
-        let mut copy = Vec::new();
-        copy.try_reserve_exact(len)
-            .map_err(|_| no_memory(key, len as u64))?;
-        copy.extend_from_slice(&before);
-        copy
-    };
-    object
-        .try_reserve_exact(len.saturating_sub(object.len()))
-        .map_err(|_| no_memory(key, len as u64))?;
-    object.resize(len, 0);
-    for (offset, value) in values {
-        let there = usize::try_from(*offset)
-            .ok()
-            .and_then(|start| object.get_mut(start..)?.get_mut(..value.len()));
-        // `end_of` has checked that they are within the object.
-        there
-            .ok_or_else(|| no_memory(key, *offset))?
-            .copy_from_slice(value);
-    }
-    Ok(object)
+    Ok(())
 }
 
 fn too_long(key: &StoreKey, len: u64, max: u64) -> StorageError {
     StorageError::Other(format!(
         "cannot write part of {key}: it would have {len} bytes, and {max} is the most that one request may store here (RangeWrites::with_max_object_len)"
-    ))
-}
-
-fn no_memory(key: &StoreKey, len: u64) -> StorageError {
-    StorageError::Other(format!(
-        "cannot write part of {key}: there is no memory for an object of {len} bytes, which is rewritten as a whole"
     ))
 }
 

@@ -1,58 +1,143 @@
-//! Byte ranges of values that are at hand.
+//! Ranges of bytes of values: checked, merged, cut out, and written over.
+
+use std::ops::Range;
 
 use zarrs_storage::byte_range::{ByteRange, InvalidByteRangeError};
-use zarrs_storage::{Bytes, StorageError};
+use zarrs_storage::{Bytes, StorageError, StoreKey};
+
+/// The bytes that `range` means of a value of `len` bytes.
+///
+/// # Errors
+/// [`StorageError::InvalidByteRangeError`] if it begins or ends outside of the value.
+pub(super) fn within(range: ByteRange, len: u64) -> Result<Range<u64>, StorageError> {
+    let bytes = match range {
+        ByteRange::FromStart(start, None) => Some(start..len),
+        ByteRange::FromStart(start, Some(count)) => match start.checked_add(count) {
+            Some(end) => Some(start..end),
+            // The error for invalid ranges adds them up when it is shown.
+            None => {
+                return Err(StorageError::Other(format!(
+                    "invalid byte range of {count} bytes from {start} on for bytes of length {len}"
+                )));
+            }
+        },
+        ByteRange::Suffix(count) => len.checked_sub(count).map(|start| start..len),
+    };
+    let bytes = bytes.filter(|bytes| bytes.start <= bytes.end && bytes.end <= len);
+    bytes.ok_or_else(|| InvalidByteRangeError::new(range, len).into())
+}
+
+/// Disjoint ranges in ascending order, none of them empty, which do not touch.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Merged(Vec<Range<u64>>);
+
+impl Merged {
+    /// The bytes that are in one of `ranges` at least.
+    pub(super) fn of(ranges: impl Iterator<Item = Range<u64>>) -> Self {
+        let mut sorted: Vec<_> = ranges.filter(|range| !range.is_empty()).collect();
+        sorted.sort_by_key(|range| range.start);
+        let mut merged: Vec<Range<u64>> = Vec::new();
+        for range in sorted {
+            match merged.last_mut() {
+                Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+                _ => merged.push(range),
+            }
+        }
+        Self(merged)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// How many bytes they are; [`u64::MAX`] if there are more.
+    pub(super) fn total(&self) -> u64 {
+        let lens = self.0.iter().map(|range| range.end - range.start);
+        lens.fold(0, u64::saturating_add)
+    }
+
+    pub(super) fn byte_ranges(&self) -> Vec<ByteRange> {
+        let ranges = self.0.iter();
+        ranges
+            .map(|range| ByteRange::FromStart(range.start, Some(range.end - range.start)))
+            .collect()
+    }
+
+    /// Whether `read` are the bytes of these ranges, by their numbers.
+    pub(super) fn fits(&self, read: &[Bytes]) -> bool {
+        let ranges = self.0.iter();
+        let lens = ranges.map(|range| range.end - range.start);
+        lens.eq(read.iter().map(|bytes| bytes.len() as u64))
+    }
+
+    /// The bytes of `range`, which was merged, of those that were `read`.
+    pub(super) fn slice(&self, read: &[Bytes], range: &Range<u64>) -> Option<Bytes> {
+        if range.is_empty() {
+            return Some(Bytes::new());
+        }
+        let after = self.0.partition_point(|merged| merged.start <= range.start);
+        let at = after.checked_sub(1)?;
+        let (merged, read) = (self.0.get(at)?, read.get(at)?);
+        let start = usize::try_from(range.start.checked_sub(merged.start)?).ok()?;
+        let end = start.checked_add(usize::try_from(range.end - range.start).ok()?)?;
+        (end <= read.len()).then(|| read.slice(start..end))
+    }
+}
 
 /// A part of `value`.
 ///
 /// # Errors
-/// [`StorageError::InvalidByteRangeError`] if it has fewer bytes.
+/// As for [`within`].
 pub(super) fn slice(value: &Bytes, range: ByteRange) -> Result<Bytes, StorageError> {
-    let size = value.len() as u64;
-    let (start, end) = match range {
-        ByteRange::FromStart(start, None) => (Some(start), Some(size)),
-        ByteRange::FromStart(start, Some(len)) => (Some(start), start.checked_add(len)),
-        ByteRange::Suffix(len) => (size.checked_sub(len), Some(size)),
-    };
-    let place = start
-        .zip(end)
-        .filter(|(start, end)| start <= end && *end <= size);
-    let place = place
-        .and_then(|(start, end)| Some(usize::try_from(start).ok()?..usize::try_from(end).ok()?));
-    let place = place.ok_or_else(|| InvalidByteRangeError::new(range, size))?;
-    Ok(value.slice(place))
+    let range = within(range, value.len() as u64)?;
+    match [range.start, range.end].map(usize::try_from) {
+        // It ends within the value.
+        [Ok(start), Ok(end)] => Ok(value.slice(start..end)),
+        [Err(error), _] | [_, Err(error)] => Err(StorageError::Other(error.to_string())),
+    }
 }
 
-/// `value` with other bytes at some offsets, longer where they end behind it.
+/// `value`, which is that of `key`, with `parts` written into it, one after the other, and zeros between
+/// it and a part that begins behind its end.
 ///
 /// # Errors
-/// [`StorageError::Other`] if there is no memory for it.
-pub(super) fn with_parts(value: &[u8], parts: &[(u64, Bytes)]) -> Result<Vec<u8>, StorageError> {
-    let no_memory = || {
+/// [`StorageError::Other`] if memory cannot be had.
+pub(super) fn with_parts(
+    key: &StoreKey,
+    value: Bytes,
+    parts: &[(u64, Bytes)],
+) -> Result<Bytes, StorageError> {
+    let no_memory = |offset: u64, len: usize| {
         StorageError::Other(format!(
-            "there is no memory for a value of {} bytes with {} parts, of which the last begins at byte {}",
-            value.len(),
-            parts.len(),
-            parts.iter().map(|(at, _)| *at).max().unwrap_or(0),
+            "cannot write {len} bytes at {offset} of {key}: there is no memory for a value that long"
         ))
     };
-    let ends = parts
-        .iter()
-        .map(|(at, part)| at.checked_add(part.len() as u64));
-    let end = ends.max().unwrap_or(Some(0)).ok_or_else(no_memory)?;
-    let len = usize::try_from(end)
-        .map_err(|_| no_memory())?
-        .max(value.len());
-    let mut written = Vec::new();
-    written.try_reserve_exact(len).map_err(|_| no_memory())?;
-    written.extend_from_slice(value);
-    written.resize(len, 0);
-    for (at, part) in parts {
-        // Below `len`, which is a `usize`.
-        let at = usize::try_from(*at).map_err(|_| no_memory())?;
-        written[at..at + part.len()].copy_from_slice(part);
+    let mut len = value.len();
+    let mut places = Vec::with_capacity(parts.len());
+    for (offset, part) in parts {
+        let start = usize::try_from(*offset).ok();
+        let place = start.and_then(|start| Some(start..start.checked_add(part.len())?));
+        let place = place.ok_or_else(|| no_memory(*offset, part.len()))?;
+        len = len.max(place.end);
+        places.push(place);
     }
-    Ok(written)
+    let mut written = if value.is_unique() {
+        // Nobody else has these bytes: they need not be copied.
+        Vec::from(value)
+    } else {
+        let mut copy = Vec::new();
+        let room = copy.try_reserve_exact(len);
+        room.map_err(|_| no_memory(0, len))?;
+        copy.extend_from_slice(&value);
+        copy
+    };
+    let room = written.try_reserve_exact(len - written.len());
+    room.map_err(|_| no_memory(0, len))?;
+    written.resize(len, 0);
+    for (place, (_, part)) in std::iter::zip(places, parts) {
+        written[place].copy_from_slice(part);
+    }
+    Ok(written.into())
 }
 
 #[cfg(test)]
@@ -60,36 +145,63 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_of_values() {
-        let value = Bytes::from_static(b"abcdef");
-        for (range, part) in [
-            (ByteRange::FromStart(0, None), Some(&b"abcdef"[..])),
-            (ByteRange::FromStart(6, None), Some(b"")),
-            (ByteRange::FromStart(7, None), None),
-            (ByteRange::FromStart(2, Some(3)), Some(b"cde")),
-            (ByteRange::FromStart(2, Some(5)), None),
-            (ByteRange::FromStart(u64::MAX, Some(2)), None),
-            (ByteRange::FromStart(2, Some(u64::MAX)), None),
-            (ByteRange::Suffix(2), Some(b"ef")),
-            (ByteRange::Suffix(0), Some(b"")),
-            (ByteRange::Suffix(7), None),
+    fn bytes_of_ranges() {
+        use ByteRange::{FromStart, Suffix};
+        for (range, bytes) in [
+            (FromStart(0, None), Some(0..10)),
+            (FromStart(10, None), Some(10..10)),
+            (FromStart(11, None), None),
+            (FromStart(3, Some(4)), Some(3..7)),
+            (FromStart(10, Some(0)), Some(10..10)),
+            (FromStart(3, Some(8)), None),
+            (FromStart(u64::MAX, Some(2)), None),
+            (Suffix(0), Some(10..10)),
+            (Suffix(10), Some(0..10)),
+            (Suffix(11), None),
         ] {
-            assert_eq!(slice(&value, range).ok().as_deref(), part, "{range:?}");
+            assert_eq!(within(range, 10).ok(), bytes, "{range:?}");
         }
     }
 
     #[test]
-    fn other_bytes_at_offsets() {
-        let part = |at, bytes: &'static str| (at, Bytes::from_static(bytes.as_bytes()));
-        assert_eq!(with_parts(b"abc", &[]).unwrap(), b"abc");
-        let parts = [part(5, "f"), part(1, "B"), part(2, "")];
-        assert_eq!(with_parts(b"abc", &parts).unwrap(), b"aBc\0\0f");
-        assert_eq!(
-            with_parts(b"abc", &[part(1, "x"), part(1, "y")]).unwrap(),
-            b"ayc"
-        );
-        for far in [u64::MAX, u64::MAX - 1, 1 << 62] {
-            assert!(with_parts(b"abc", &[part(far, "x")]).is_err());
+    fn touching_ranges_are_one() {
+        let ranges = [7..9, 0..2, 2..4, 3..3, 1..3, 20..30, 22..25];
+        let merged = Merged::of(ranges.iter().cloned());
+        assert_eq!(merged.0, [0..4, 7..9, 20..30]);
+        assert_eq!(merged.total(), 16);
+        let value: Vec<u8> = (0..30).collect();
+        let read = [0..4, 7..9, 20..30].map(|range| Bytes::copy_from_slice(&value[range]));
+        assert!(merged.fits(&read));
+        for range in ranges {
+            let expected = &value[range.start as usize..range.end as usize];
+            assert_eq!(merged.slice(&read, &range).unwrap(), expected);
         }
+        assert!(!merged.fits(&read[..2]));
+        assert_eq!(merged.slice(&read[..2], &(20..21)), None);
+        assert_eq!(merged.slice(&read, &(4..7)), None);
+    }
+
+    #[test]
+    fn parts_are_written_over() {
+        let key = StoreKey::new("a").unwrap();
+        let part = |at, bytes: &'static str| (at, Bytes::from_static(bytes.as_bytes()));
+        let shared = Bytes::from_static(b"abc");
+        for value in [shared.clone(), Bytes::from(b"abc".to_vec())] {
+            let with = |parts: &[(u64, Bytes)]| with_parts(&key, value.clone(), parts);
+            assert_eq!(with(&[]).unwrap(), "abc");
+            let parts = [part(5, "f"), part(1, "B"), part(2, "")];
+            assert_eq!(with(&parts).unwrap(), &b"aBc\0\0f"[..]);
+            assert_eq!(with(&[part(1, "x"), part(1, "y")]).unwrap(), "ayc");
+            for far in [u64::MAX, u64::MAX - 1, 1 << 62] {
+                let error = with(&[part(far, "x")]).unwrap_err().to_string();
+                assert!(
+                    error.contains(&far.to_string()) || error.contains("of a"),
+                    "{error}"
+                );
+            }
+        }
+        let own = with_parts(&key, Bytes::from(b"abc".to_vec()), &[part(3, "d")]);
+        assert_eq!(own.unwrap(), "abcd");
+        assert_eq!(shared, "abc");
     }
 }

@@ -15,7 +15,7 @@ use super::objects::Awaited;
 use super::objects::Blocking;
 
 /// Shards that share a turn wait for each other without need, which costs time alone.
-const STRIPES: usize = 64;
+pub(super) const STRIPES: usize = 64;
 
 /// The turns of an adapter. Its store is either one that blocks or one that is awaited, and each kind
 /// has turns of its own.
@@ -36,7 +36,8 @@ impl Default for Turns {
     }
 }
 
-fn stripe(shard: &StoreKey) -> usize {
+/// Which turn is that of who writes `shard`.
+pub(super) fn stripe(shard: &StoreKey) -> usize {
     let mut hasher = DefaultHasher::new();
     shard.hash(&mut hasher);
     // The remainder is less than 64.

@@ -282,12 +282,12 @@ impl SparseArray {
         if let Some(chunk) = self.keys.parse(key.as_str()) {
             let (shard, number) = self.place(&chunk)?;
             let value = self.frames.read(store, &shard, number, None).await?;
-            let value = with_parts(&value.unwrap_or_default(), &parts)?;
-            self.write_chunk(store, &chunk, Entry::Data(value.into()))
-                .await
+            let value = with_parts(key, value.unwrap_or_default(), &parts)?;
+            self.write_chunk(store, &chunk, Entry::Data(value)).await
         } else {
             let value = self.presented(store).await?.unwrap_or_default();
-            self.set_metadata(store, &with_parts(&value, &parts)?).await
+            let value = with_parts(key, value, &parts)?;
+            self.set_metadata(store, &value).await
         }
     }
 

@@ -6,8 +6,9 @@
 //!               put it
 //! read:         list the frame
 //!               the newest valid version: get it; start again if it is gone
-//!               none: the shard's index, then the bytes it points at and the index again, by
-//!                     one request; start again if it changed
+//!               none: the shard's index, unless it is known from before; the bytes that it
+//!                     points at and the index, by one request; the index again; start again
+//!                     if it is another one
 //! consolidate:  list the frame
 //!               get the newest valid version of each subchunk
 //!               read the shard
@@ -31,7 +32,8 @@
 //! - One consolidation at a time of each shard, none of which goes on after another one has begun.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{Bytes, StorageError, StoreKey};
@@ -67,7 +69,8 @@ pub(super) struct Frames {
     /// Of those who consolidate.
     consolidations: Turns,
     /// Indices that were decoded last: most reads of a shard find the same bytes.
-    indices: [Mutex<Option<Decoded>>; INDICES],
+    indices: [Mutex<Option<(StoreKey, Decoded)>>; INDICES],
+    hasher: RandomState,
 }
 
 /// An index, encoded and decoded.
@@ -103,6 +106,7 @@ impl Frames {
             turns: Turns::default(),
             consolidations: Turns::default(),
             indices: [const { Mutex::new(None) }; INDICES],
+            hasher: RandomState::new(),
         }
     }
 
@@ -195,31 +199,50 @@ impl Frames {
         shard: &StoreKey,
         number: u32,
     ) -> Result<Option<Option<Bytes>>, StorageError> {
-        let Some(index) = self.read_index(store, shard).await? else {
-            return Ok(Some(None));
+        let known = match self.known(shard) {
+            Some(known) => known,
+            None => match self.read_index(store, shard).await? {
+                Some(index) => self.decode(shard, &index)?,
+                None => return Ok(Some(None)),
+            },
         };
-        let extents = self.decode(shard, &index)?;
-        let Some(extent) = extents.get(number as usize).cloned().flatten() else {
-            return Ok(Some(None));
+        let extent = known.extents.get(number as usize).cloned().flatten();
+        let read = match extent.filter(|extent| !extent.is_empty()) {
+            Some(extent) => {
+                self.read_extent(store, shard, number, extent, &known)
+                    .await?
+            }
+            None => Some(
+                known
+                    .extents
+                    .get(number as usize)
+                    .is_some_and(Option::is_some)
+                    .then(Bytes::new),
+            ),
         };
-        if extent.is_empty() {
-            return Ok(Some(Some(Bytes::new())));
+        // A store may have made several requests of the last one, in any order.
+        match self.read_index(store, shard).await? {
+            Some(index) if index == known.encoded => Ok(read),
+            Some(index) => self.decode(shard, &index).map(|_| None),
+            None => {
+                self.forget(shard);
+                Ok(None)
+            }
         }
-        self.read_extent(store, shard, number, extent, &index).await
     }
 
-    /// The bytes of a shard that are those of a subchunk if `index` is its index; `None` if it has
-    /// another one now.
+    /// The bytes of a shard that are those of a subchunk if it has the index that is `known`; `None` if
+    /// it has another one.
     ///
-    /// The index is read once more by the same request, which finds all of one shard. Were it read by
-    /// another one, there could be another shard in between, and then one with this index again.
+    /// The index is read by the same request, of which a filesystem finds all in one shard. Were it read
+    /// by others alone, there could be another shard in between, and then one with this index again.
     async fn read_extent<O: Reads>(
         &self,
         store: &O,
         shard: &StoreKey,
         number: u32,
         extent: std::ops::Range<usize>,
-        index: &Bytes,
+        known: &Decoded,
     ) -> Result<Option<Option<Bytes>>, StorageError> {
         let (start, len) = (extent.start as u64, extent.len() as u64);
         // A store may make room for what is asked before it looks.
@@ -235,9 +258,9 @@ impl Frames {
             ];
             let read = store.get_ranges(shard, ranges).await;
             if let Ok(Some(read)) = &read
-                && let [bytes, again] = &read[..]
+                && let [bytes, index] = &read[..]
             {
-                if again != index {
+                if *index != known.encoded {
                     return Ok(None);
                 }
                 if bytes.len() == extent.len() {
@@ -266,29 +289,41 @@ impl Frames {
         Ok(read.and_then(|mut read| read.pop()))
     }
 
-    /// Where the subchunks lie, in a shard that could have any size.
-    fn decode(&self, shard: &StoreKey, encoded: &Bytes) -> Result<Arc<[Extent]>, StorageError> {
-        // A checksum's worth of the index spreads shards over the slots; any choice is right.
-        let slot = encoded
-            .iter()
-            .rev()
-            .take(4)
-            .fold(0, |sum, &byte| sum ^ usize::from(byte));
-        let mut slot = self.indices[slot % INDICES]
+    fn slot(&self, shard: &StoreKey) -> MutexGuard<'_, Option<(StoreKey, Decoded)>> {
+        // The remainder is less than 16.
+        let slot = self.hasher.hash_one(shard) % INDICES as u64;
+        self.indices[usize::try_from(slot).unwrap_or(0)]
             .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some(decoded) = &*slot
-            && decoded.encoded == *encoded
-        {
-            return Ok(decoded.extents.clone());
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The index that the shard had when it was read last.
+    fn known(&self, shard: &StoreKey) -> Option<Decoded> {
+        match &*self.slot(shard) {
+            Some((of, known)) if of == shard => Some(known.clone()),
+            _ => None,
         }
-        let extents: Arc<[Extent]> = self.packing.extents(shard, encoded, u64::MAX)?.into();
-        *slot = Some(Decoded {
+    }
+
+    fn forget(&self, shard: &StoreKey) {
+        *self.slot(shard) = None;
+    }
+
+    /// Where the subchunks lie, in a shard that could have any size.
+    fn decode(&self, shard: &StoreKey, encoded: &Bytes) -> Result<Decoded, StorageError> {
+        if let Some(known) = self.known(shard)
+            && known.encoded == *encoded
+        {
+            return Ok(known);
+        }
+        let extents = self.packing.extents(shard, encoded, u64::MAX);
+        let decoded = Decoded {
             // A part of something larger would keep all of it.
             encoded: Bytes::copy_from_slice(encoded),
-            extents: extents.clone(),
-        });
-        Ok(extents)
+            extents: extents.inspect_err(|_| self.forget(shard))?.into(),
+        };
+        *self.slot(shard) = Some((shard.clone(), decoded.clone()));
+        Ok(decoded)
     }
 
     /// The subchunks that there are, in C order, and the size of each, in bytes.
@@ -315,7 +350,7 @@ impl Frames {
             }
             let mut sizes = vec![None; self.subchunks];
             if let Some(index) = self.read_index(store, shard).await? {
-                let extents = self.decode(shard, &index)?;
+                let extents = self.decode(shard, &index)?.extents;
                 for (size, extent) in sizes.iter_mut().zip(&*extents) {
                     *size = extent.as_ref().map(|extent| extent.len() as u64);
                 }

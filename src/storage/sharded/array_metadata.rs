@@ -1,0 +1,300 @@
+//! The sharding transformer in the stored metadata of an array: hidden from who reads it through the
+//! adapter, and there for who reads the files.
+//!
+//! Whatever else is in the document stays as it is, byte for byte.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+
+use super::BinaryFormat;
+
+/// The name of the transformer: the URI in the "Configuration" of the draft.
+pub(in crate::storage) const NAME: &str =
+    "https://purl.org/zarr/spec/storage_transformers/sharding/1.0";
+
+/// The URI at the head of the draft, which is understood as well.
+pub(in crate::storage) const OTHER_NAME: &str =
+    "http://purl.org/zarr/spec/storage-transformers/sharding/1.0";
+
+const TRANSFORMERS: &str = "storage_transformers";
+
+/// Whether `name` is one of the transformer's.
+pub(in crate::storage) fn is_name(name: &str) -> bool {
+    [NAME, OTHER_NAME].contains(&name)
+}
+
+/// The configuration of the transformer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::storage) struct Configuration {
+    pub(in crate::storage) format: BinaryFormat,
+    pub(in crate::storage) chunks_per_shard: Vec<u64>,
+}
+
+impl fmt::Display for Configuration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "type {:?} and chunks_per_shard {:?}",
+            self.format.name(),
+            self.chunks_per_shard
+        )
+    }
+}
+
+impl Configuration {
+    /// # Errors
+    /// What of it is not understood.
+    pub(in crate::storage) fn parse(configuration: &Map<String, Value>) -> Result<Self, String> {
+        let mut format = None;
+        let mut chunks_per_shard = None;
+        for (key, value) in configuration {
+            match key.as_str() {
+                "type" => format = value.as_str().and_then(BinaryFormat::of_name),
+                "chunks_per_shard" => {
+                    let counts = value
+                        .as_array()
+                        .map(|counts| counts.iter().map(Value::as_u64));
+                    chunks_per_shard = counts.and_then(Iterator::collect::<Option<Vec<u64>>>);
+                }
+                _ => {
+                    return Err(format!(
+                        "its configuration has {key:?}, which nobody knows here"
+                    ));
+                }
+            }
+        }
+        Ok(Self {
+            format: format.ok_or("its `type` must be \"indexed\" or \"indexed_crc32c\"")?,
+            chunks_per_shard: chunks_per_shard
+                .ok_or("its `chunks_per_shard` must be an array of whole numbers")?,
+        })
+    }
+
+    pub(in crate::storage) fn to_json(&self) -> Map<String, Value> {
+        let Value::Object(configuration) = json!({
+            "type": self.format.name(),
+            "chunks_per_shard": self.chunks_per_shard,
+        }) else {
+            return Map::new();
+        };
+        configuration
+    }
+
+    /// As an element of `storage_transformers`.
+    fn metadata(&self) -> String {
+        format!(
+            r#"{{"name":"{NAME}","configuration":{}}}"#,
+            Value::Object(self.to_json())
+        )
+    }
+}
+
+/// The transformer that some metadata describe; `None` if they are not those of an array, or of one
+/// without it.
+///
+/// # Errors
+/// What of it is not understood.
+pub(super) fn configuration(stored: &[u8]) -> Result<Option<Configuration>, String> {
+    Document::parse(stored).map_or(Ok(None), |document| document.configuration())
+}
+
+/// Stored metadata as they are seen through an adapter of `ours`: without the transformer. `None` if
+/// they are seen as they are.
+///
+/// # Errors
+/// That another transformer is described, or one that is not understood.
+pub(super) fn hidden(stored: &[u8], ours: &Configuration) -> Result<Option<String>, String> {
+    let Some(document) = Document::parse(stored) else {
+        return Ok(None);
+    };
+    if !document.describes(ours)? {
+        return Ok(None);
+    }
+    let hidden = document.without_first().ok_or(MALFORMED)?;
+    // Of a member that is there twice, the last was understood.
+    match Document::parse(hidden.as_bytes()).map(|document| document.configuration()) {
+        Some(Ok(None)) => Ok(Some(hidden)),
+        _ => Err(format!("it has {TRANSFORMERS:?} more than once")),
+    }
+}
+
+/// Metadata as they are to be stored by an adapter of `ours`: with the transformer. `None` if they are
+/// to be stored as they are.
+///
+/// # Errors
+/// That another transformer is described, or one that is not understood.
+pub(super) fn described(given: &[u8], ours: &Configuration) -> Result<Option<String>, String> {
+    let Some(document) = Document::parse(given) else {
+        return Ok(None);
+    };
+    if document.describes(ours)? {
+        return Ok(None);
+    }
+    let described = document.with_first(&ours.metadata());
+    Ok(Some(described.ok_or(MALFORMED)?))
+}
+
+/// How many chunks an array has along each axis, by its metadata; `None` if it has no regular grid.
+pub(super) fn chunk_grid(metadata: &[u8]) -> Option<Vec<u64>> {
+    let document = Document::parse(metadata)?;
+    let shape = document.field("shape")?;
+    let shape = shape.as_array()?;
+    let grid = document.field("chunk_grid")?;
+    if grid.get("name")?.as_str()? != "regular" {
+        return None;
+    }
+    let chunk = grid.get("configuration")?.get("chunk_shape")?.as_array()?;
+    if chunk.len() != shape.len() {
+        return None;
+    }
+    let counts = shape.iter().zip(chunk).map(|(extent, chunk)| {
+        let chunk = chunk.as_u64().filter(|&chunk| chunk > 0)?;
+        Some(extent.as_u64()?.div_ceil(chunk))
+    });
+    counts.collect()
+}
+
+const MALFORMED: &str = "it is not the JSON that it seemed to be";
+
+/// The metadata of an array.
+struct Document<'a> {
+    text: &'a str,
+    members: HashMap<String, &'a RawValue>,
+}
+
+impl<'a> Document<'a> {
+    /// `None` if `metadata` are not those of an array of Zarr V3: whoever reads them will say so.
+    fn parse(metadata: &'a [u8]) -> Option<Self> {
+        let text = str::from_utf8(metadata).ok()?;
+        let members: HashMap<String, &RawValue> = serde_json::from_str(text).ok()?;
+        let document = Self { text, members };
+        let is_array = document.field("node_type")? == "array";
+        is_array.then_some(document)
+    }
+
+    fn field(&self, name: &str) -> Option<Value> {
+        serde_json::from_str(self.members.get(name)?.get()).ok()
+    }
+
+    fn rank(&self) -> Option<usize> {
+        Some(self.field("shape")?.as_array()?.len())
+    }
+
+    fn transformers(&self) -> Result<Vec<&'a RawValue>, String> {
+        let Some(list) = self.members.get(TRANSFORMERS) else {
+            return Ok(Vec::new());
+        };
+        serde_json::from_str(list.get()).map_err(|error| format!("{TRANSFORMERS:?}: {error}"))
+    }
+
+    /// # Errors
+    /// That the transformer is not understood, or is not the first, and only one.
+    fn configuration(&self) -> Result<Option<Configuration>, String> {
+        let mut found = None;
+        for (at, element) in self.transformers()?.into_iter().enumerate() {
+            let element: Value =
+                serde_json::from_str(element.get()).map_err(|error| error.to_string())?;
+            let name = element.get("name").unwrap_or(&element);
+            if !name.as_str().is_some_and(is_name) {
+                continue;
+            }
+            if at > 0 {
+                return Err(format!(
+                    "the sharding transformer is number {at} in {TRANSFORMERS:?}: it has to be the first, and there can be one"
+                ));
+            }
+            let configuration = element.get("configuration").and_then(Value::as_object);
+            let configuration =
+                configuration.ok_or("the sharding transformer has no `configuration`")?;
+            let configuration = Configuration::parse(configuration)
+                .map_err(|error| format!("the sharding transformer: {error}"))?;
+            let counts = configuration.chunks_per_shard.len();
+            if let Some(rank) = self.rank()
+                && rank != counts
+            {
+                return Err(format!(
+                    "the sharding transformer has {counts} chunks_per_shard, and the array {rank} axes: there is one for each axis"
+                ));
+            }
+            found = Some(configuration);
+        }
+        Ok(found)
+    }
+
+    /// Whether the transformer is described, which has to be `ours` then.
+    fn describes(&self, ours: &Configuration) -> Result<bool, String> {
+        let counts = ours.chunks_per_shard.len();
+        if let Some(rank) = self.rank()
+            && rank != counts
+        {
+            return Err(format!(
+                "the array has {rank} axes, and is seen through an adapter with {counts} chunks_per_shard: there has to be one for each axis"
+            ));
+        }
+        match self.configuration()? {
+            Some(theirs) if theirs != *ours => Err(format!(
+                "the array is sharded with {theirs}, and seen through an adapter with {ours}: open it with `ShardedStore::open`"
+            )),
+            theirs => Ok(theirs.is_some()),
+        }
+    }
+
+    /// Where `part` lies in the text.
+    fn span(&self, part: &RawValue) -> Option<(usize, usize)> {
+        let start = part.get().as_ptr().addr();
+        let start = start.checked_sub(self.text.as_ptr().addr())?;
+        Some((start, start.checked_add(part.get().len())?))
+    }
+
+    /// The document without the first transformer.
+    fn without_first(&self) -> Option<String> {
+        let list = self.transformers().ok()?;
+        if let [first, second, ..] = &list[..] {
+            let (start, _) = self.span(first)?;
+            let (end, _) = self.span(second)?;
+            return Some([self.text.get(..start)?, self.text.get(end..)?].concat());
+        }
+        let (start, end) = self.span(self.members.get(TRANSFORMERS)?)?;
+        let key = self.text.get(..start)?.trim_end().strip_suffix(':')?;
+        let key = key.trim_end().strip_suffix('"')?;
+        // Its name has no quotation mark in it, however it is written.
+        let before = key.get(..key.rfind('"')?)?.trim_end();
+        let behind = self.text.get(end..)?;
+        if let Some(before) = before.strip_suffix(',') {
+            return Some([before, behind].concat());
+        }
+        let behind = behind.trim_start();
+        Some([before, behind.strip_prefix(',').unwrap_or(behind)].concat())
+    }
+
+    /// The document with `transformer` as the first. [`without_first`](Self::without_first) is the
+    /// inverse, but for an empty list, which is not there then.
+    fn with_first(&self, transformer: &str) -> Option<String> {
+        if let Some(list) = self.members.get(TRANSFORMERS) {
+            let (start, end) = self.span(list)?;
+            let first = self.transformers().ok()?.into_iter().next();
+            let (start, end, separator) = match first {
+                Some(first) => {
+                    let (first, _) = self.span(first)?;
+                    (first, first, ",")
+                }
+                None => (start.checked_add(1)?, end.checked_sub(1)?, ""),
+            };
+            let (before, behind) = (self.text.get(..start)?, self.text.get(end..)?);
+            return Some([before, transformer, separator, behind].concat());
+        }
+        let object = self.text.trim_end().strip_suffix('}')?.trim_end();
+        let behind = self.text.get(object.len()..)?;
+        let (line, space) = if object.contains('\n') {
+            ("\n  ", " ")
+        } else {
+            ("", "")
+        };
+        Some(format!(
+            "{object},{line}\"{TRANSFORMERS}\":{space}[{transformer}]{behind}"
+        ))
+    }
+}

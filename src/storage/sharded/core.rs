@@ -1,0 +1,546 @@
+//! What the adapter does, whatever its store is: reads.
+
+use std::collections::BTreeMap;
+use std::future::{Future, poll_fn};
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::task::Poll;
+
+use zarrs::node::{NodePath, meta_key_v3};
+use zarrs_storage::byte_range::ByteRange;
+use zarrs_storage::{Bytes, StorageError, StoreKey};
+
+use super::BinaryFormat;
+use super::array_metadata::{self, Configuration};
+use super::indices::{Index, Indices, Stamp};
+use crate::Error;
+use crate::storage::chunk_keys::{ChunkKey, ChunkKeys};
+use crate::storage::objects::Reads;
+use crate::storage::packing::Packing;
+use crate::storage::ranges::{Merged, within};
+use crate::storage::shard_grid::ShardGrid;
+use crate::storage::turns::{TakesTurns, Turns};
+
+type Result<T> = std::result::Result<T, StorageError>;
+
+/// Whoever reads more bytes than this at once asks for the size of the shard first: an index may lie,
+/// and stores set aside what they are asked for.
+const UNCHECKED: u64 = 16 << 20;
+
+/// The most bytes that a shard can have: file systems have signed sizes.
+const LARGEST: u64 = i64::MAX.cast_unsigned();
+
+/// The most chunks of a shard: of an index of 256 MiB.
+const MAX_CHUNKS: usize = 1 << 24;
+
+/// How often a read that a write interfered with is tried again before it waits for its turn.
+const ATTEMPTS: usize = 3;
+
+/// What some ranges of bytes of a chunk are wanted of: its number in its shard, and the ranges.
+pub(super) type Wanted = (usize, Vec<ByteRange>);
+
+/// What a key is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::storage) enum Place {
+    /// That of a chunk: its shard, and its number in it, in C order.
+    Chunk(ChunkKey, usize),
+    /// That of the metadata of the array.
+    Metadata,
+    /// Any other, which is passed on.
+    Elsewhere,
+}
+
+/// An adapter without its store.
+#[derive(Debug)]
+pub(in crate::storage) struct Core {
+    configuration: Configuration,
+    /// Of the metadata of the array, if they are seen differently.
+    metadata: Option<StoreKey>,
+    pub(super) keys: ChunkKeys,
+    pub(super) grid: ShardGrid,
+    pub(super) packing: Packing,
+    pub(super) turns: Turns,
+    pub(super) indices: Indices,
+    /// How many chunks the array has along each axis, once it is known.
+    chunk_grid: RwLock<Option<Vec<u64>>>,
+}
+
+impl Core {
+    /// Of the array at `path`.
+    ///
+    /// # Errors
+    /// [`Error::Create`] if the configuration is not one of shards that this machine can address.
+    pub(in crate::storage) fn new(
+        path: &NodePath,
+        configuration: Configuration,
+    ) -> std::result::Result<Self, Error> {
+        let grid = ShardGrid::new(&configuration.chunks_per_shard)?;
+        if grid.len() > MAX_CHUNKS {
+            return Err(Error::Create(zarrs::plugin::PluginCreateError::Other(
+                format!(
+                    "chunks_per_shard {:?} are {} chunks, more than the {MAX_CHUNKS} that a shard can have here",
+                    configuration.chunks_per_shard,
+                    grid.len()
+                ),
+            )));
+        }
+        let checksum = configuration.format == BinaryFormat::IndexedCrc32c;
+        Ok(Self {
+            metadata: Some(meta_key_v3(path)),
+            keys: ChunkKeys::new(path, grid.counts().len()),
+            packing: Packing::indexed(&grid, checksum)?,
+            turns: Turns::default(),
+            indices: Indices::new(super::DEFAULT_INDEX_CACHE),
+            chunk_grid: RwLock::default(),
+            configuration,
+            grid,
+        })
+    }
+
+    /// The same, which keeps no indices, and passes on the metadata of the array.
+    pub(in crate::storage) fn for_transformer(mut self) -> Self {
+        self.metadata = None;
+        self.indices.set_limit(0);
+        self
+    }
+
+    pub(in crate::storage) fn configuration(&self) -> &Configuration {
+        &self.configuration
+    }
+
+    pub(in crate::storage) fn keys(&self) -> &ChunkKeys {
+        &self.keys
+    }
+
+    pub(in crate::storage) fn place(&self, key: &StoreKey) -> Place {
+        if self.metadata.as_ref() == Some(key) {
+            return Place::Metadata;
+        }
+        match self.keys.parse(key.as_str()) {
+            Some(chunk) => {
+                let (shard, number) = self.grid.shard_of(&chunk);
+                Place::Chunk(shard, number)
+            }
+            None => Place::Elsewhere,
+        }
+    }
+
+    /// How many chunks the array has along each axis, if it is known.
+    pub(super) fn chunk_grid(&self) -> Option<Vec<u64>> {
+        let grid = self.chunk_grid.read();
+        grid.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Take note of the metadata of the array, as they are now; `None` if there are none.
+    pub(super) fn note(&self, metadata: Option<&[u8]>) {
+        let grid = metadata.and_then(array_metadata::chunk_grid);
+        let grid = grid.filter(|grid| grid.len() == self.grid.counts().len());
+        *self
+            .chunk_grid
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = grid;
+    }
+
+    /// Metadata as the adapter shows them.
+    fn shown(&self, key: &StoreKey, stored: Bytes) -> Result<Bytes> {
+        self.note(Some(&stored));
+        match array_metadata::hidden(&stored, &self.configuration) {
+            Ok(None) => Ok(stored),
+            Ok(Some(hidden)) => Ok(hidden.into()),
+            Err(reason) => Err(StorageError::InvalidMetadata(key.clone(), reason)),
+        }
+    }
+
+    /// Metadata as the adapter stores them.
+    pub(super) fn stored(&self, key: &StoreKey, given: Bytes) -> Result<Bytes> {
+        match array_metadata::described(&given, &self.configuration) {
+            Ok(None) => Ok(given),
+            Ok(Some(described)) => Ok(described.into()),
+            Err(reason) => Err(StorageError::InvalidMetadata(key.clone(), reason)),
+        }
+    }
+
+    pub(super) async fn get<R: Reads + TakesTurns>(
+        &self,
+        store: &R,
+        key: &StoreKey,
+    ) -> Result<Option<Bytes>> {
+        match self.place(key) {
+            Place::Elsewhere => store.get(key).await,
+            Place::Metadata => {
+                let stored = store.get(key).await?;
+                stored.map(|stored| self.shown(key, stored)).transpose()
+            }
+            Place::Chunk(shard, number) => {
+                let wanted = [(number, vec![ByteRange::FromStart(0, None)])];
+                let found = self.read(store, &self.keys.key(&shard)?, &wanted).await?;
+                let found = found.into_iter().next().flatten();
+                Ok(found.and_then(|ranges| ranges.into_iter().next()))
+            }
+        }
+    }
+
+    pub(super) async fn get_ranges<R: Reads + TakesTurns>(
+        &self,
+        store: &R,
+        key: &StoreKey,
+        ranges: Vec<ByteRange>,
+    ) -> Result<Option<Vec<Bytes>>> {
+        match self.place(key) {
+            Place::Elsewhere => store.get_ranges(key, ranges).await,
+            Place::Metadata => {
+                let Some(shown) = self.get(store, key).await? else {
+                    return Ok(None);
+                };
+                let parts = ranges.into_iter().map(|range| {
+                    let bytes = within(range, shown.len() as u64)?;
+                    let bytes = usize::try_from(bytes.start)
+                        .ok()
+                        .zip(usize::try_from(bytes.end).ok());
+                    // Within what is in memory, so that both are small.
+                    Ok(bytes.map_or_else(Bytes::new, |(start, end)| shown.slice(start..end)))
+                });
+                parts.collect::<Result<_>>().map(Some)
+            }
+            Place::Chunk(shard, number) => {
+                let wanted = [(number, ranges)];
+                let found = self.read(store, &self.keys.key(&shard)?, &wanted).await?;
+                Ok(found.into_iter().next().flatten())
+            }
+        }
+    }
+
+    pub(super) async fn size<R: Reads + TakesTurns>(
+        &self,
+        store: &R,
+        key: &StoreKey,
+    ) -> Result<Option<u64>> {
+        match self.place(key) {
+            Place::Elsewhere => store.size(key).await,
+            Place::Metadata => {
+                let shown = self.get(store, key).await?;
+                Ok(shown.map(|shown| shown.len() as u64))
+            }
+            Place::Chunk(shard, number) => {
+                let index = self.read_index(store, &self.keys.key(&shard)?).await?;
+                let extent = index.and_then(|index| index.extents.get(number).cloned().flatten());
+                Ok(extent.map(|extent| extent.len() as u64))
+            }
+        }
+    }
+
+    /// The requests that `get_many` makes: those of a shard together, and those of any other key.
+    pub(super) fn grouped(&self, wanted: &[(StoreKey, ByteRange)]) -> Result<Vec<Group>> {
+        let mut groups: BTreeMap<StoreKey, Group> = BTreeMap::new();
+        for (position, (key, range)) in wanted.iter().enumerate() {
+            let (object, number) = match self.place(key) {
+                Place::Chunk(shard, number) => (self.keys.key(&shard)?, Some(number)),
+                Place::Metadata | Place::Elsewhere => (key.clone(), None),
+            };
+            // The key of a shard is that of a chunk, so that no other key is the same.
+            let group = groups.entry(object).or_insert_with_key(|object| Group {
+                object: object.clone(),
+                is_shard: number.is_some(),
+                wanted: BTreeMap::new(),
+            });
+            let of_chunk = group.wanted.entry(number.unwrap_or(0)).or_default();
+            of_chunk.0.push(*range);
+            of_chunk.1.push(position);
+        }
+        Ok(groups.into_values().collect())
+    }
+
+    /// What a group asks for, each with its position in what was asked for.
+    pub(super) async fn get_group<R: Reads + TakesTurns>(
+        &self,
+        store: &R,
+        group: Group,
+    ) -> Result<Vec<(usize, Option<Bytes>)>> {
+        let Group {
+            object,
+            is_shard,
+            wanted,
+        } = group;
+        let (wanted, positions): (Vec<Wanted>, Vec<_>) = wanted
+            .into_iter()
+            .map(|(number, (ranges, positions))| ((number, ranges), positions))
+            .unzip();
+        let found = if is_shard {
+            self.read(store, &object, &wanted).await?
+        } else {
+            let ranges = wanted.into_iter().flat_map(|(_, ranges)| ranges).collect();
+            vec![self.get_ranges(store, &object, ranges).await?]
+        };
+        let mut all = Vec::new();
+        for (found, positions) in found.into_iter().zip(positions) {
+            match found {
+                None => all.extend(positions.into_iter().map(|position| (position, None))),
+                Some(found) => {
+                    all.extend(positions.into_iter().zip(found.into_iter().map(Some)));
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// What is `wanted` of the chunks of a shard, all of one state of it. `None` for chunks that there
+    /// are not.
+    pub(super) async fn read<R: Reads + TakesTurns>(
+        &self,
+        store: &R,
+        shard: &StoreKey,
+        wanted: &[Wanted],
+    ) -> Result<Vec<Option<Vec<Bytes>>>> {
+        for _ in 0..ATTEMPTS {
+            let Some(stamp) = self.indices.stamp(shard) else {
+                break;
+            };
+            let read = self.try_read(store, shard, wanted, Some(stamp)).await;
+            if self.indices.is_current(shard, stamp) {
+                return read;
+            }
+        }
+        let _turn = store.turn(&self.turns, shard).await;
+        let stamp = self.indices.stamp(shard);
+        self.try_read(store, shard, wanted, stamp).await
+    }
+
+    /// The index of a shard, of one state of it; `None` if there is no shard.
+    pub(super) async fn read_index<R: Reads + TakesTurns>(
+        &self,
+        store: &R,
+        shard: &StoreKey,
+    ) -> Result<Option<Arc<Index>>> {
+        for _ in 0..ATTEMPTS {
+            let Some(stamp) = self.indices.stamp(shard) else {
+                break;
+            };
+            let kept = self.indices.get(shard);
+            let index = match kept {
+                Some(kept) => Ok(Some(kept)),
+                None => self.stored_index(store, shard, Some(stamp)).await,
+            };
+            if self.indices.is_current(shard, stamp) {
+                return index;
+            }
+        }
+        let _turn = store.turn(&self.turns, shard).await;
+        let stamp = self.indices.stamp(shard);
+        self.stored_index(store, shard, stamp).await
+    }
+
+    async fn try_read<R: Reads>(
+        &self,
+        store: &R,
+        shard: &StoreKey,
+        wanted: &[Wanted],
+        stamp: Option<Stamp>,
+    ) -> Result<Vec<Option<Vec<Bytes>>>> {
+        let kept = stamp.and_then(|_| self.indices.get(shard));
+        if let Some(kept) = kept {
+            match self.read_with(store, shard, wanted, &kept).await {
+                Ok(Some(read)) => return Ok(read),
+                // Somebody may have written the shard round the adapter.
+                Ok(None) | Err(_) => self.indices.forget(shard),
+            }
+        }
+        let none = || vec![None; wanted.len()];
+        let Some(index) = self.stored_index(store, shard, stamp).await? else {
+            return Ok(none());
+        };
+        let read = self.read_with(store, shard, wanted, &index).await?;
+        Ok(read.unwrap_or_else(none))
+    }
+
+    /// The index of a shard, from the store; `None` if there is no shard.
+    pub(super) async fn stored_index<R: Reads>(
+        &self,
+        store: &R,
+        shard: &StoreKey,
+        stamp: Option<Stamp>,
+    ) -> Result<Option<Arc<Index>>> {
+        let len = self.packing.index_len() as u64;
+        if len > UNCHECKED && !self.is_long_enough(store, shard, len).await? {
+            return Ok(None);
+        }
+        let range = vec![self.packing.index_range()];
+        let read = match no_panic(store.get_ranges(shard, range)).await {
+            Ok(None) => return Ok(None),
+            Ok(Some(read)) => read.into_iter().next(),
+            Err(error) => {
+                let is_there = self.is_long_enough(store, shard, len).await?;
+                return if is_there { Err(error) } else { Ok(None) };
+            }
+        };
+        let read = read.filter(|read| read.len() as u64 == len);
+        let read = read.ok_or_else(|| {
+            invalid(
+                shard,
+                &format!("its store did not return the {len} bytes of its index"),
+            )
+        })?;
+        let extents = match self.packing.extents(shard, &read, LARGEST) {
+            Ok(extents) => extents,
+            // To say how large the shard is.
+            Err(error) => match store.size(shard).await? {
+                Some(size) => self.packing.extents(shard, &read, size)?,
+                None => return Err(error),
+            },
+        };
+        let index = Arc::new(Index {
+            extents,
+            is_checked: AtomicBool::new(false),
+        });
+        if let Some(stamp) = stamp {
+            self.indices.keep(shard, stamp, index.clone());
+        }
+        Ok(Some(index))
+    }
+
+    /// Whether there is a shard.
+    ///
+    /// # Errors
+    /// That it is shorter than its index of `len` bytes.
+    async fn is_long_enough<R: Reads>(
+        &self,
+        store: &R,
+        shard: &StoreKey,
+        len: u64,
+    ) -> Result<bool> {
+        match store.size(shard).await? {
+            None => Ok(false),
+            Some(size) if size < len => Err(invalid(
+                shard,
+                &format!("it has {size} bytes, fewer than its index of {len}: it is truncated"),
+            )),
+            Some(_) => Ok(true),
+        }
+    }
+
+    /// What is `wanted` of the chunks of a shard with this index, in one request; `None` if there is no
+    /// shard.
+    async fn read_with<R: Reads>(
+        &self,
+        store: &R,
+        shard: &StoreKey,
+        wanted: &[Wanted],
+        index: &Index,
+    ) -> Result<Option<Vec<Option<Vec<Bytes>>>>> {
+        let mut ranges = Vec::with_capacity(wanted.len());
+        for (number, of_chunk) in wanted {
+            let extent = index.extents.get(*number).and_then(Option::as_ref);
+            let of_chunk = extent.map(|extent| {
+                let of_chunk = of_chunk.iter().map(|&range| in_shard(extent, range));
+                of_chunk.collect::<Result<Vec<_>>>()
+            });
+            ranges.push(of_chunk.transpose()?);
+        }
+        let merged = Merged::of(ranges.iter().flatten().flatten().cloned());
+        let mut read = Vec::new();
+        if !merged.is_empty() {
+            if merged.total() > UNCHECKED && !self.is_within(store, shard, index).await? {
+                return Ok(None);
+            }
+            read = match no_panic(store.get_ranges(shard, merged.byte_ranges())).await {
+                Ok(None) => return Ok(None),
+                Ok(Some(read)) if merged.fits(&read) => read,
+                Ok(Some(_)) => {
+                    let reason = "its store did not return the bytes that its index references";
+                    return Err(invalid(shard, reason));
+                }
+                Err(error) => {
+                    // Is it the shard, or the store?
+                    let is_there = self.is_within(store, shard, index).await?;
+                    return if is_there { Err(error) } else { Ok(None) };
+                }
+            };
+        }
+        let mut found = Vec::with_capacity(ranges.len());
+        for of_chunk in ranges {
+            let of_chunk = of_chunk.map(|of_chunk| {
+                let parts = of_chunk.iter().map(|range| merged.slice(&read, range));
+                parts.collect::<Option<Vec<_>>>()
+            });
+            match of_chunk {
+                None => found.push(None),
+                Some(Some(parts)) => found.push(Some(parts)),
+                Some(None) => {
+                    return Err(invalid(shard, "its store did not return all of its bytes"));
+                }
+            }
+        }
+        Ok(Some(found))
+    }
+
+    /// Whether there is a shard.
+    ///
+    /// # Errors
+    /// That its index references bytes beyond its end.
+    async fn is_within<R: Reads>(
+        &self,
+        store: &R,
+        shard: &StoreKey,
+        index: &Index,
+    ) -> Result<bool> {
+        if index.is_checked.load(Ordering::Relaxed) {
+            return Ok(true);
+        }
+        let Some(size) = store.size(shard).await? else {
+            return Ok(false);
+        };
+        let mut extents = index.extents.iter().enumerate();
+        let outside = extents.find_map(|(number, extent)| {
+            let extent = extent.as_ref().filter(|extent| extent.end as u64 > size)?;
+            Some((number, extent))
+        });
+        if let Some((number, extent)) = outside {
+            return Err(invalid(
+                shard,
+                &format!(
+                    "its index references bytes {}..{} for chunk {number}, and it has {size}: it may be corrupted",
+                    extent.start, extent.end
+                ),
+            ));
+        }
+        index.is_checked.store(true, Ordering::Relaxed);
+        Ok(true)
+    }
+}
+
+/// Ranges that are wanted of one object.
+#[derive(Debug)]
+pub(super) struct Group {
+    object: StoreKey,
+    is_shard: bool,
+    /// Of each chunk the ranges, and where each is in what was asked for.
+    wanted: BTreeMap<usize, (Vec<ByteRange>, Vec<usize>)>,
+}
+
+/// The bytes of a shard that are `range` of the chunk at `extent`.
+fn in_shard(extent: &Range<usize>, range: ByteRange) -> Result<Range<u64>> {
+    let within = within(range, extent.len() as u64)?;
+    // Within the extent, whose end is a number.
+    let start = extent.start as u64;
+    Ok(start.saturating_add(within.start)..start.saturating_add(within.end))
+}
+
+pub(super) fn invalid(shard: &StoreKey, reason: &str) -> StorageError {
+    StorageError::Other(format!("the shard {shard} is invalid: {reason}"))
+}
+
+/// What a read of a part of a value comes to: some stores panic if the value ends too soon.
+async fn no_panic<T>(read: impl Future<Output = Result<T>>) -> Result<T> {
+    let mut read = pin!(read);
+    poll_fn(|context| {
+        // A future that panicked is not polled again.
+        catch_unwind(AssertUnwindSafe(|| read.as_mut().poll(context))).unwrap_or_else(|_| {
+            let message =
+                "the store panicked while a part of a value was read: the value may be truncated";
+            Poll::Ready(Err(StorageError::Other(message.to_owned())))
+        })
+    })
+    .await
+}

@@ -1,0 +1,288 @@
+//! The indices of shards, kept while nobody writes the shards.
+//!
+//! A read takes the stamp of its shard first and looks at it again last. Each write changes the stamp
+//! before it begins and after its end, so that a stamp that stayed the same means that all that was read
+//! was of one state of the shard.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lru::LruCache;
+use zarrs_storage::StoreKey;
+
+use crate::layout::Extent;
+use crate::storage::turns::{STRIPES, stripe};
+
+/// Where the chunks of a shard lie.
+#[derive(Debug)]
+pub(super) struct Index {
+    pub(super) extents: Vec<Extent>,
+    /// Whether they are known to be within the shard.
+    pub(super) is_checked: AtomicBool,
+}
+
+impl Index {
+    /// Roughly what it takes, in bytes.
+    fn cost(&self, shard: &StoreKey) -> usize {
+        let extents = self.extents.capacity().saturating_mul(size_of::<Extent>());
+        // The key is there twice in the worst case, and each entry has some links.
+        extents
+            .saturating_add(2 * shard.as_str().len())
+            .saturating_add(256)
+    }
+}
+
+/// A state of a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stamp(u64);
+
+/// What is known of the shards that share a stamp.
+#[derive(Debug, Default)]
+struct Stripe {
+    stamp: AtomicU64,
+    /// How many writes are under way.
+    writes: AtomicU64,
+    /// Whether a write failed, or was given up: the store may still be at it.
+    is_unsettled: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Cache {
+    /// In bytes.
+    limit: usize,
+    used: usize,
+    entries: LruCache<StoreKey, Arc<Index>>,
+}
+
+/// The indices that are kept.
+#[derive(Debug)]
+pub(super) struct Indices {
+    stripes: [Stripe; STRIPES],
+    cache: Mutex<Cache>,
+}
+
+impl Indices {
+    /// At most `limit` bytes of them.
+    pub(super) fn new(limit: usize) -> Self {
+        Self {
+            stripes: std::array::from_fn(|_| Stripe::default()),
+            cache: Mutex::new(Cache {
+                limit,
+                used: 0,
+                entries: LruCache::unbounded(),
+            }),
+        }
+    }
+
+    fn cache(&self) -> MutexGuard<'_, Cache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stripe(&self, shard: &StoreKey) -> &Stripe {
+        &self.stripes[stripe(shard)]
+    }
+
+    pub(super) fn set_limit(&self, limit: usize) {
+        let mut cache = self.cache();
+        cache.limit = limit;
+        cache.shrink();
+    }
+
+    /// The stamp of a shard; `None` while it is being written.
+    pub(super) fn stamp(&self, shard: &StoreKey) -> Option<Stamp> {
+        let stripe = self.stripe(shard);
+        let stamp = stripe.stamp.load(Ordering::SeqCst);
+        (stripe.writes.load(Ordering::SeqCst) == 0).then_some(Stamp(stamp))
+    }
+
+    /// Whether nobody has written the shard since it had this stamp.
+    pub(super) fn is_current(&self, shard: &StoreKey, stamp: Stamp) -> bool {
+        self.stripe(shard).stamp.load(Ordering::SeqCst) == stamp.0
+    }
+
+    pub(super) fn get(&self, shard: &StoreKey) -> Option<Arc<Index>> {
+        self.cache().entries.get(shard).cloned()
+    }
+
+    /// Keep the index of a shard, which was read while it had this stamp.
+    pub(super) fn keep(&self, shard: &StoreKey, stamp: Stamp, index: Arc<Index>) {
+        let cost = index.cost(shard);
+        let mut cache = self.cache();
+        // A write changes the stamp before it looks for what is kept.
+        let is_settled = !self.stripe(shard).is_unsettled.load(Ordering::SeqCst);
+        if cost <= cache.limit && is_settled && self.is_current(shard, stamp) {
+            cache.forget(shard);
+            cache.used = cache.used.saturating_add(cost);
+            cache.entries.put(shard.clone(), index);
+            cache.shrink();
+        }
+    }
+
+    pub(super) fn forget(&self, shard: &StoreKey) {
+        self.cache().forget(shard);
+    }
+
+    pub(super) fn clear(&self) {
+        for stripe in &self.stripes {
+            stripe.is_unsettled.store(false, Ordering::SeqCst);
+        }
+        let mut cache = self.cache();
+        cache.entries.clear();
+        cache.used = 0;
+    }
+
+    /// `shard` is about to be written, by whoever has its turn.
+    pub(super) fn write(&self, shard: &StoreKey) -> Write<'_> {
+        let stripe = stripe(shard);
+        let write = Write::begin(self, stripe..stripe + 1);
+        self.cache().forget(shard);
+        write
+    }
+
+    /// Any shard may be about to be written, by whoever has all turns.
+    pub(super) fn write_all(&self) -> Write<'_> {
+        let write = Write::begin(self, 0..STRIPES);
+        let mut cache = self.cache();
+        cache.entries.clear();
+        cache.used = 0;
+        write
+    }
+}
+
+impl Cache {
+    fn forget(&mut self, shard: &StoreKey) {
+        if let Some(index) = self.entries.pop(shard) {
+            self.used = self.used.saturating_sub(index.cost(shard));
+        }
+    }
+
+    fn shrink(&mut self) {
+        while self.used > self.limit
+            && let Some((shard, index)) = self.entries.pop_lru()
+        {
+            self.used = self.used.saturating_sub(index.cost(&shard));
+        }
+    }
+}
+
+/// A write, until it is [done](Self::done) or dropped.
+#[derive(Debug)]
+pub(super) struct Write<'a> {
+    indices: &'a Indices,
+    stripes: Range<usize>,
+    is_done: bool,
+}
+
+impl<'a> Write<'a> {
+    fn begin(indices: &'a Indices, stripes: Range<usize>) -> Self {
+        let write = Self {
+            indices,
+            stripes,
+            is_done: false,
+        };
+        for stripe in write.stripes() {
+            stripe.writes.fetch_add(1, Ordering::SeqCst);
+            stripe.stamp.fetch_add(1, Ordering::SeqCst);
+        }
+        write
+    }
+
+    fn stripes(&self) -> &'a [Stripe] {
+        self.indices
+            .stripes
+            .get(self.stripes.clone())
+            .unwrap_or_default()
+    }
+
+    /// The store has done all of it.
+    pub(super) fn done(mut self) {
+        self.is_done = true;
+    }
+}
+
+impl Drop for Write<'_> {
+    fn drop(&mut self) {
+        for stripe in self.stripes() {
+            if !self.is_done {
+                stripe.is_unsettled.store(true, Ordering::SeqCst);
+            }
+            stripe.stamp.fetch_add(1, Ordering::SeqCst);
+            stripe.writes.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(number: usize) -> StoreKey {
+        StoreKey::new(format!("c/{number}")).unwrap()
+    }
+
+    fn index() -> Arc<Index> {
+        Arc::new(Index {
+            extents: vec![None; 100],
+            is_checked: AtomicBool::new(false),
+        })
+    }
+
+    fn keep(indices: &Indices, shard: &StoreKey) {
+        indices.keep(shard, indices.stamp(shard).unwrap(), index());
+    }
+
+    #[test]
+    fn the_limit_is_kept_and_the_oldest_go_first() {
+        let cost = index().cost(&key(0));
+        let indices = Indices::new(3 * cost);
+        for number in 0..3 {
+            keep(&indices, &key(number));
+        }
+        assert!(indices.get(&key(0)).is_some());
+        keep(&indices, &key(3));
+        let kept = |number| indices.get(&key(number)).is_some();
+        assert_eq!([0, 1, 2, 3].map(kept), [true, false, true, true]);
+        keep(&indices, &key(3));
+        assert_eq!(indices.cache().used, 3 * cost);
+        indices.set_limit(cost);
+        assert_eq!(indices.cache().used, cost);
+        indices.set_limit(cost - 1);
+        keep(&indices, &key(0));
+        assert_eq!(indices.cache().used, 0);
+        assert!(indices.get(&key(0)).is_none());
+    }
+
+    #[test]
+    fn writes_change_stamps() {
+        let indices = Indices::new(1 << 20);
+        let before = indices.stamp(&key(0)).unwrap();
+        keep(&indices, &key(0));
+        let write = indices.write(&key(0));
+        assert!(indices.get(&key(0)).is_none());
+        assert_eq!(indices.stamp(&key(0)), None);
+        assert!(!indices.is_current(&key(0), before));
+        indices.keep(&key(0), before, index());
+        assert!(indices.get(&key(0)).is_none());
+        write.done();
+        let after = indices.stamp(&key(0)).unwrap();
+        assert!(indices.is_current(&key(0), after));
+        assert!(!indices.is_current(&key(0), before));
+        keep(&indices, &key(0));
+        assert!(indices.get(&key(0)).is_some());
+        indices.write_all().done();
+        assert!(indices.get(&key(0)).is_none());
+        assert!(!indices.is_current(&key(0), after));
+    }
+
+    #[test]
+    fn after_a_write_that_was_given_up_nothing_is_kept() {
+        let indices = Indices::new(1 << 20);
+        drop(indices.write(&key(0)));
+        keep(&indices, &key(0));
+        assert!(indices.get(&key(0)).is_none());
+        indices.clear();
+        keep(&indices, &key(0));
+        assert!(indices.get(&key(0)).is_some());
+    }
+}

@@ -1,0 +1,55 @@
+//! The keys of the adapter's store, as the adapter lists them.
+
+use zarrs_storage::{StorageError, StoreKey};
+
+use super::core::{Core, Place};
+use crate::storage::chunk_keys::{ChunkKey, ChunkKeys};
+use crate::storage::listing::{Present, Seen, ShardsSeenAsChunks};
+use crate::storage::objects::Reads;
+use crate::storage::shard_grid::ShardGrid;
+use crate::storage::turns::TakesTurns;
+
+/// The chunks of the shards of a store.
+#[derive(Debug)]
+pub(super) struct View<'a, R> {
+    pub(super) core: &'a Core,
+    pub(super) store: &'a R,
+}
+
+impl<R: Reads + TakesTurns> ShardsSeenAsChunks for View<'_, R> {
+    fn keys(&self) -> &ChunkKeys {
+        &self.core.keys
+    }
+
+    fn grid(&self) -> &ShardGrid {
+        &self.core.grid
+    }
+
+    fn seen(&self, key: &StoreKey) -> Seen {
+        match self.core.keys.parse(key.as_str()) {
+            Some(shard) => Seen::Shard(shard),
+            None => Seen::Itself,
+        }
+    }
+
+    async fn present(&self, shard: &ChunkKey) -> Result<Vec<Present>, StorageError> {
+        let shard = self.core.keys.key(shard)?;
+        // A shard that was there when keys were listed may be gone.
+        let Some(index) = self.core.read_index(self.store, &shard).await? else {
+            return Ok(Vec::new());
+        };
+        let extents = index.extents.iter().enumerate();
+        let present = extents.filter_map(|(number, extent)| {
+            let len = extent.as_ref()?.len() as u64;
+            Some(Present { number, len })
+        });
+        Ok(present.collect())
+    }
+
+    async fn size_of(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
+        match self.core.place(key) {
+            Place::Metadata => self.core.size(self.store, key).await,
+            Place::Chunk(..) | Place::Elsewhere => self.store.size(key).await,
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! What the adapter does, whatever its store is: writes.
+
+use std::collections::BTreeMap;
+
+use zarrs_storage::{Bytes, StorageError, StoreKey, StorePrefix};
+
+use super::core::{Core, Place};
+use crate::storage::chunk_keys::{ChunkKey, Scope};
+use crate::storage::objects::{Lists, Reads, Writes};
+use crate::storage::ranges::with_parts;
+use crate::storage::turns::TakesTurns;
+
+type Result<T> = std::result::Result<T, StorageError>;
+
+/// The chunks of a shard, in C order.
+type Chunks = Vec<Option<Bytes>>;
+
+/// What is there before chunks are written.
+struct Before {
+    chunks: Chunks,
+    /// Whether all chunks that there are will be replaced, so that the shard was not read.
+    is_covered: bool,
+}
+
+impl Core {
+    /// Store the values, or erase those that are `None`: each shard once. Of the entries of one key the
+    /// last one counts.
+    pub(super) async fn write_many<W: Reads + Writes + TakesTurns>(
+        &self,
+        store: &W,
+        entries: Vec<(StoreKey, Option<Bytes>)>,
+    ) -> Result<()> {
+        let mut shards: BTreeMap<StoreKey, (ChunkKey, BTreeMap<usize, Option<Bytes>>)> =
+            BTreeMap::new();
+        let mut others = Vec::new();
+        for (key, value) in entries {
+            match self.place(&key) {
+                Place::Chunk(shard, number) => {
+                    let of_shard = shards.entry(self.keys.key(&shard)?);
+                    let (_, changes) = of_shard.or_insert_with(|| (shard, BTreeMap::new()));
+                    changes.insert(number, value);
+                }
+                Place::Metadata | Place::Elsewhere => others.push((key, value)),
+            }
+        }
+        for (key, value) in others {
+            self.write_other(store, &key, value).await?;
+        }
+        for (key, (shard, changes)) in shards {
+            self.update(store, &key, &shard, changes).await?;
+        }
+        Ok(())
+    }
+
+    /// Store or erase the value of a key that is not that of a chunk.
+    async fn write_other<W: Reads + Writes + TakesTurns>(
+        &self,
+        store: &W,
+        key: &StoreKey,
+        value: Option<Bytes>,
+    ) -> Result<()> {
+        let is_metadata = self.place(key) == Place::Metadata;
+        match value {
+            Some(value) if is_metadata => {
+                let value = self.stored(key, value)?;
+                store.set(key, value.clone()).await?;
+                self.note(Some(&value));
+            }
+            Some(value) => store.set(key, value).await?,
+            None => {
+                store.erase(key).await?;
+                if is_metadata {
+                    self.note(None);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Write parts of a value.
+    pub(super) async fn write_ranges<W: Reads + Writes + TakesTurns>(
+        &self,
+        store: &W,
+        key: &StoreKey,
+        parts: Vec<(u64, Bytes)>,
+    ) -> Result<()> {
+        match self.place(key) {
+            Place::Elsewhere => store.set_ranges(key, parts).await,
+            _ if parts.is_empty() => Ok(()),
+            Place::Metadata => {
+                let _turn = store.turn(&self.turns, key).await;
+                let shown = self.get(store, key).await?;
+                let value = with_parts(key, shown.unwrap_or_default(), &parts)?;
+                self.write_other(store, key, Some(value)).await
+            }
+            Place::Chunk(shard, number) => {
+                let shard = self.keys.key(&shard)?;
+                let _turn = store.turn(&self.turns, &shard).await;
+                let mut chunks = self.chunks(store, &shard).await?;
+                if let Some(chunk) = chunks.get_mut(number) {
+                    *chunk = Some(with_parts(key, chunk.take().unwrap_or_default(), &parts)?);
+                }
+                self.replace(store, &shard, &chunks).await
+            }
+        }
+    }
+
+    /// Replace or erase chunks of a shard.
+    async fn update<W: Reads + Writes + TakesTurns>(
+        &self,
+        store: &W,
+        key: &StoreKey,
+        shard: &ChunkKey,
+        changes: BTreeMap<usize, Option<Bytes>>,
+    ) -> Result<()> {
+        let _turn = store.turn(&self.turns, key).await;
+        let mut before = self.before(store, key, shard, &changes).await?;
+        let mut is_changed = before.is_covered;
+        for (number, value) in changes {
+            if let Some(chunk) = before.chunks.get_mut(number) {
+                is_changed |= value.is_some() || chunk.is_some();
+                *chunk = value;
+            }
+        }
+        if is_changed {
+            self.replace(store, key, &before.chunks).await?;
+        }
+        Ok(())
+    }
+
+    async fn before<R: Reads>(
+        &self,
+        store: &R,
+        key: &StoreKey,
+        shard: &ChunkKey,
+        changes: &BTreeMap<usize, Option<Bytes>>,
+    ) -> Result<Before> {
+        let covered = || Before {
+            chunks: vec![None; self.grid.len()],
+            is_covered: true,
+        };
+        if changes.len() == self.grid.len() {
+            return Ok(covered());
+        }
+        // The array may have been larger, or somebody else may have enlarged it: chunks that are not in
+        // it, as it is known here, stay.
+        if self.covers_array(shard, changes)
+            && let Some(index) = self.stored_index(store, key, None).await?
+        {
+            let mut extents = index.extents.iter().enumerate();
+            if extents.all(|(number, extent)| extent.is_none() || changes.contains_key(&number)) {
+                return Ok(covered());
+            }
+        }
+        Ok(Before {
+            chunks: self.chunks(store, key).await?,
+            is_covered: false,
+        })
+    }
+
+    /// Whether all chunks of a shard that are in the array are changed, if it is known which are.
+    fn covers_array(&self, shard: &ChunkKey, changes: &BTreeMap<usize, Option<Bytes>>) -> bool {
+        let Some(chunk_grid) = self.chunk_grid() else {
+            return false;
+        };
+        // Most writes change a chunk or two of a shard that has many in the array.
+        let axes = shard
+            .coordinates
+            .iter()
+            .zip(self.grid.counts())
+            .zip(&chunk_grid);
+        let in_array = axes.map(|((&shard, &count), &extent)| {
+            let first = shard.saturating_mul(count as u64);
+            extent.saturating_sub(first).min(count as u64)
+        });
+        if in_array.fold(1, u64::saturating_mul) > changes.len() as u64 {
+            return false;
+        }
+        let is_in_array = |number| {
+            let chunk = self.grid.chunk(shard, number);
+            chunk.is_some_and(|chunk| {
+                chunk
+                    .coordinates
+                    .iter()
+                    .zip(&chunk_grid)
+                    .all(|(at, n)| at < n)
+            })
+        };
+        (0..self.grid.len()).all(|number| changes.contains_key(&number) || !is_in_array(number))
+    }
+
+    /// The chunks that there are.
+    async fn chunks<R: Reads>(&self, store: &R, shard: &StoreKey) -> Result<Chunks> {
+        match store.get(shard).await? {
+            Some(object) => self.packing.chunks(shard, &object),
+            None => Ok(vec![None; self.grid.len()]),
+        }
+    }
+
+    /// Store a shard of `chunks`, or none if there are none, by whoever has its turn.
+    async fn replace<W: Writes>(
+        &self,
+        store: &W,
+        shard: &StoreKey,
+        chunks: &[Option<Bytes>],
+    ) -> Result<()> {
+        let packed = self.packing.pack(shard, chunks)?;
+        let write = self.indices.write(shard);
+        match packed {
+            Some(packed) => store.set(shard, packed).await?,
+            None => store.erase(shard).await?,
+        }
+        write.done();
+        Ok(())
+    }
+
+    pub(super) async fn erase_prefix<W: Reads + Writes + Lists + TakesTurns>(
+        &self,
+        store: &W,
+        prefix: &StorePrefix,
+    ) -> Result<()> {
+        let chunks = match self.keys.scope(prefix) {
+            Scope::Elsewhere => return store.erase_prefix(prefix).await,
+            Scope::Everything => {
+                self.erase_shards(store, prefix).await?;
+                self.note(None);
+                return Ok(());
+            }
+            Scope::Chunks(chunks) => chunks,
+        };
+        let (shards, _) = self.grid.shard_of(&chunks);
+        let underlying = self.keys.prefix_of(&shards)?;
+        let fixed = self.grid.counts().iter().take(chunks.coordinates.len());
+        if fixed.clone().all(|&count| count == 1) {
+            return self.erase_shards(store, &underlying).await;
+        }
+        for key in store.list_prefix(&underlying).await? {
+            let Some(shard) = self.keys.parse(key.as_str()) else {
+                continue;
+            };
+            let is_erased = |number: &usize| {
+                let chunk = self.grid.chunk(&shard, *number);
+                chunk.is_some_and(|chunk| chunk.coordinates.starts_with(&chunks.coordinates))
+            };
+            let erased = (0..self.grid.len()).filter(is_erased);
+            let changes = erased.map(|number| (number, None)).collect();
+            self.update(store, &key, &shard, changes).await?;
+        }
+        Ok(())
+    }
+
+    /// Erase whole shards, and what else has their prefix.
+    async fn erase_shards<W: Writes + TakesTurns>(
+        &self,
+        store: &W,
+        prefix: &StorePrefix,
+    ) -> Result<()> {
+        let _turns = store.all_turns(&self.turns).await;
+        let write = self.indices.write_all();
+        store.erase_prefix(prefix).await?;
+        write.done();
+        Ok(())
+    }
+}

@@ -1,0 +1,419 @@
+//! The sharding storage transformer of zarrs arrays.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
+use zarrs::array::StorageTransformerTraits;
+use zarrs::array::storage_transformer::StorageTransformer;
+use zarrs::metadata::Configuration as ConfigurationMap;
+use zarrs::metadata::v3::MetadataV3;
+use zarrs::node::NodePath;
+use zarrs::plugin::{ExtensionName, PluginCreateError, ZarrVersion};
+use zarrs_storage::byte_range::ByteRangeIterator;
+#[cfg(feature = "async")]
+use zarrs_storage::{
+    AsyncListableStorage, AsyncListableStorageTraits, AsyncMaybeBytesIterator,
+    AsyncReadableStorage, AsyncReadableStorageTraits, AsyncReadableWritableStorage,
+    AsyncWritableStorage, AsyncWritableStorageTraits,
+};
+use zarrs_storage::{
+    Bytes, ListableStorage, ListableStorageTraits, MaybeBytes, MaybeBytesIterator,
+    OffsetBytesIterator, ReadableStorage, ReadableStorageTraits, ReadableWritableStorage,
+    StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix, WritableStorage,
+    WritableStorageTraits,
+};
+
+use super::chunk_keys::Scope;
+use super::sharded::{Configuration, Core, NAME, Place, is_name};
+use super::{BinaryFormat, ShardedStore};
+use crate::Error;
+
+/// The [sharding storage transformer draft] as a storage transformer of zarrs: arrays whose metadata
+/// have it are read from any store.
+///
+/// It is the reading side of [`ShardedStore`]: zarrs gives a transformer nothing to read from when an
+/// array is only written, one chunk at a time, and nothing to list. So writing and erasing chunks
+/// through it, and listing them, are errors, which name [`ShardedStore`]; metadata are passed on, so
+/// that zarrs stores them.
+///
+/// [`register`](crate::register) makes zarrs use it for every array with the name
+/// `https://purl.org/zarr/spec/storage_transformers/sharding/1.0`, or the draft's other one,
+/// `http://purl.org/zarr/spec/storage-transformers/sharding/1.0`, and the configuration
+/// `{"type": "indexed", "chunks_per_shard": [4, 4]}`, or that with the type `"indexed_crc32c"`.
+///
+/// No indices are kept: zarrs makes a reader of the transformer for each request, and another process
+/// may write meanwhile. A read makes two requests.
+///
+/// [sharding storage transformer draft]: https://github.com/zarr-developers/zarr-specs/pull/134
+#[derive(Clone)]
+pub struct ShardingTransformer {
+    /// The name that the array's metadata have for it.
+    name: Cow<'static, str>,
+    core: Arc<Core>,
+}
+
+impl fmt::Debug for ShardingTransformer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ShardingTransformer")
+            .field("name", &self.name)
+            .field("configuration", self.core.configuration())
+            .finish_non_exhaustive()
+    }
+}
+
+impl ShardingTransformer {
+    /// That of the array at `path`, which has shards of `chunks_per_shard` chunks along each axis.
+    ///
+    /// # Errors
+    /// As for [`ShardedStore::new`].
+    pub fn new(path: &str, chunks_per_shard: &[u64], format: BinaryFormat) -> Result<Self, Error> {
+        let path = NodePath::new(path).map_err(|error| other(error.to_string()))?;
+        let configuration = Configuration {
+            format,
+            chunks_per_shard: chunks_per_shard.to_vec(),
+        };
+        Self::with(Cow::Borrowed(NAME), &path, configuration)
+    }
+
+    fn with(
+        name: Cow<'static, str>,
+        path: &NodePath,
+        configuration: Configuration,
+    ) -> Result<Self, Error> {
+        let core = Core::new(path, configuration)?.for_transformer();
+        Ok(Self {
+            name,
+            core: Arc::new(core),
+        })
+    }
+
+    /// How many chunks a shard has along each axis.
+    #[must_use]
+    pub fn chunks_per_shard(&self) -> &[u64] {
+        &self.core.configuration().chunks_per_shard
+    }
+
+    /// How chunks lie in their shards.
+    #[must_use]
+    pub fn format(&self) -> BinaryFormat {
+        self.core.configuration().format
+    }
+
+    /// Whether `name` is one of its names.
+    pub(crate) fn is_name(name: &str) -> bool {
+        is_name(name)
+    }
+
+    fn over<S: ?Sized>(&self, store: Arc<S>) -> Arc<Passed<S>> {
+        let core = self.core.clone();
+        let chunks = ShardedStore::with_core(store.clone(), core.clone());
+        Arc::new(Passed {
+            core,
+            chunks,
+            store,
+        })
+    }
+}
+
+fn other(reason: String) -> PluginCreateError {
+    PluginCreateError::Other(reason)
+}
+
+impl ExtensionName for ShardingTransformer {
+    fn name(&self, version: ZarrVersion) -> Option<Cow<'static, str>> {
+        (version == ZarrVersion::V3).then(|| self.name.clone())
+    }
+}
+
+#[cfg_attr(feature = "async", async_trait::async_trait)]
+impl StorageTransformerTraits for ShardingTransformer {
+    fn create(
+        metadata: &MetadataV3,
+        path: &NodePath,
+    ) -> Result<StorageTransformer, PluginCreateError> {
+        let name = metadata.name();
+        let unusable =
+            |reason: String| other(format!("the storage transformer {name:?}: {reason}"));
+        if !is_name(name) {
+            return Err(unusable(format!("it is not {NAME:?}")));
+        }
+        let configuration = metadata.configuration().map(|map| (**map).clone());
+        let configuration = Configuration::parse(&configuration.unwrap_or_default());
+        let configuration = configuration.map_err(unusable)?;
+        let name = Cow::Owned(name.to_owned());
+        match Self::with(name, path, configuration) {
+            Ok(transformer) => Ok(Arc::new(transformer)),
+            Err(Error::Create(error)) => Err(error),
+            Err(error) => Err(other(error.to_string())),
+        }
+    }
+
+    fn configuration(&self) -> ConfigurationMap {
+        self.core.configuration().to_json().into()
+    }
+
+    fn create_readable_transformer(
+        self: Arc<Self>,
+        storage: ReadableStorage,
+    ) -> Result<ReadableStorage, StorageError> {
+        Ok(self.over(storage))
+    }
+
+    fn create_writable_transformer(
+        self: Arc<Self>,
+        storage: WritableStorage,
+    ) -> Result<WritableStorage, StorageError> {
+        Ok(self.over(storage))
+    }
+
+    fn create_readable_writable_transformer(
+        self: Arc<Self>,
+        storage: ReadableWritableStorage,
+    ) -> Result<ReadableWritableStorage, StorageError> {
+        Ok(self.over(storage))
+    }
+
+    fn create_listable_transformer(
+        self: Arc<Self>,
+        storage: ListableStorage,
+    ) -> Result<ListableStorage, StorageError> {
+        Ok(self.over(storage))
+    }
+
+    #[cfg(feature = "async")]
+    async fn create_async_readable_transformer(
+        self: Arc<Self>,
+        storage: AsyncReadableStorage,
+    ) -> Result<AsyncReadableStorage, StorageError> {
+        Ok(self.over(storage))
+    }
+
+    #[cfg(feature = "async")]
+    async fn create_async_writable_transformer(
+        self: Arc<Self>,
+        storage: AsyncWritableStorage,
+    ) -> Result<AsyncWritableStorage, StorageError> {
+        Ok(self.over(storage))
+    }
+
+    #[cfg(feature = "async")]
+    async fn create_async_readable_writable_transformer(
+        self: Arc<Self>,
+        storage: AsyncReadableWritableStorage,
+    ) -> Result<AsyncReadableWritableStorage, StorageError> {
+        Ok(self.over(storage))
+    }
+
+    #[cfg(feature = "async")]
+    async fn create_async_listable_transformer(
+        self: Arc<Self>,
+        storage: AsyncListableStorage,
+    ) -> Result<AsyncListableStorage, StorageError> {
+        Ok(self.over(storage))
+    }
+}
+
+/// A store behind the transformer: chunks can be read, and everything else be done.
+struct Passed<S: ?Sized> {
+    core: Arc<Core>,
+    chunks: ShardedStore<S>,
+    store: Arc<S>,
+}
+
+fn unsupported(doing: &str, what: &dyn fmt::Display) -> StorageError {
+    StorageError::Unsupported(format!(
+        "cannot {doing} {what} through the sharding storage transformer, which reads chunks and does nothing else with them: open the array in a `zarrs_cuda::storage::ShardedStore` over its store"
+    ))
+}
+
+impl<S: ?Sized> Passed<S> {
+    /// # Errors
+    /// [`StorageError::Unsupported`] if `key` is that of a chunk.
+    fn check(&self, doing: &str, key: &StoreKey) -> Result<(), StorageError> {
+        match self.core.place(key) {
+            Place::Chunk(..) => Err(unsupported(doing, &format_args!("the chunk {key}"))),
+            Place::Metadata | Place::Elsewhere => Ok(()),
+        }
+    }
+
+    /// # Errors
+    /// [`StorageError::Unsupported`] if keys with `prefix` are those of chunks.
+    fn check_prefix(&self, doing: &str, prefix: &StorePrefix) -> Result<(), StorageError> {
+        match self.core.keys().scope(prefix) {
+            Scope::Elsewhere => Ok(()),
+            Scope::Everything | Scope::Chunks(_) => {
+                let prefix = prefix.as_str();
+                Err(unsupported(
+                    doing,
+                    &format_args!("the chunks with the prefix {prefix:?}"),
+                ))
+            }
+        }
+    }
+
+    /// # Errors
+    /// [`StorageError::Unsupported`] if keys directly under `prefix` can be those of chunks.
+    fn check_dir(&self, prefix: &StorePrefix) -> Result<(), StorageError> {
+        // The array itself is seen from above as a prefix.
+        let is_above = self.core.keys().scope(prefix) == Scope::Everything
+            && prefix.as_str() != self.core.keys().prefix();
+        if is_above {
+            Ok(())
+        } else {
+            self.check_prefix("list", prefix)
+        }
+    }
+}
+
+impl<S: ReadableStorageTraits + ?Sized> ReadableStorageTraits for Passed<S> {
+    fn get(&self, key: &StoreKey) -> Result<MaybeBytes, StorageError> {
+        self.chunks.get(key)
+    }
+
+    fn get_partial_many<'a>(
+        &'a self,
+        key: &StoreKey,
+        byte_ranges: ByteRangeIterator<'a>,
+    ) -> Result<MaybeBytesIterator<'a>, StorageError> {
+        self.chunks.get_partial_many(key, byte_ranges)
+    }
+
+    fn size_key(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
+        self.chunks.size_key(key)
+    }
+
+    fn supports_get_partial(&self) -> bool {
+        self.store.supports_get_partial()
+    }
+}
+
+impl<S: WritableStorageTraits + ?Sized> WritableStorageTraits for Passed<S> {
+    fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
+        self.check("store", key)?;
+        self.store.set(key, value)
+    }
+
+    fn set_partial_many(
+        &self,
+        key: &StoreKey,
+        offset_values: OffsetBytesIterator,
+    ) -> Result<(), StorageError> {
+        self.check("store parts of", key)?;
+        self.store.set_partial_many(key, offset_values)
+    }
+
+    fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
+        self.check("erase", key)?;
+        self.store.erase(key)
+    }
+
+    fn erase_prefix(&self, prefix: &StorePrefix) -> Result<(), StorageError> {
+        self.check_prefix("erase", prefix)?;
+        self.store.erase_prefix(prefix)
+    }
+
+    fn supports_set_partial(&self) -> bool {
+        false
+    }
+}
+
+impl<S: ListableStorageTraits + ?Sized> ListableStorageTraits for Passed<S> {
+    fn list(&self) -> Result<StoreKeys, StorageError> {
+        self.list_prefix(&StorePrefix::root())
+    }
+
+    fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys, StorageError> {
+        self.check_prefix("list", prefix)?;
+        self.store.list_prefix(prefix)
+    }
+
+    fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes, StorageError> {
+        self.check_dir(prefix)?;
+        self.store.list_dir(prefix)
+    }
+
+    fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64, StorageError> {
+        self.check_prefix("add up the sizes of", prefix)?;
+        self.store.size_prefix(prefix)
+    }
+}
+
+#[cfg(feature = "async")]
+#[async_trait::async_trait]
+impl<S: AsyncReadableStorageTraits + ?Sized> AsyncReadableStorageTraits for Passed<S> {
+    async fn get(&self, key: &StoreKey) -> Result<MaybeBytes, StorageError> {
+        self.chunks.get(key).await
+    }
+
+    async fn get_partial_many<'a>(
+        &'a self,
+        key: &StoreKey,
+        byte_ranges: ByteRangeIterator<'a>,
+    ) -> Result<AsyncMaybeBytesIterator<'a>, StorageError> {
+        self.chunks.get_partial_many(key, byte_ranges).await
+    }
+
+    async fn size_key(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
+        self.chunks.size_key(key).await
+    }
+
+    fn supports_get_partial(&self) -> bool {
+        self.store.supports_get_partial()
+    }
+}
+
+#[cfg(feature = "async")]
+#[async_trait::async_trait]
+impl<S: AsyncWritableStorageTraits + ?Sized> AsyncWritableStorageTraits for Passed<S> {
+    async fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
+        self.check("store", key)?;
+        self.store.set(key, value).await
+    }
+
+    async fn set_partial_many<'a>(
+        &'a self,
+        key: &StoreKey,
+        offset_values: OffsetBytesIterator<'a>,
+    ) -> Result<(), StorageError> {
+        self.check("store parts of", key)?;
+        self.store.set_partial_many(key, offset_values).await
+    }
+
+    async fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
+        self.check("erase", key)?;
+        self.store.erase(key).await
+    }
+
+    async fn erase_prefix(&self, prefix: &StorePrefix) -> Result<(), StorageError> {
+        self.check_prefix("erase", prefix)?;
+        self.store.erase_prefix(prefix).await
+    }
+
+    fn supports_set_partial(&self) -> bool {
+        false
+    }
+}
+
+#[cfg(feature = "async")]
+#[async_trait::async_trait]
+impl<S: AsyncListableStorageTraits + ?Sized> AsyncListableStorageTraits for Passed<S> {
+    async fn list(&self) -> Result<StoreKeys, StorageError> {
+        self.list_prefix(&StorePrefix::root()).await
+    }
+
+    async fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys, StorageError> {
+        self.check_prefix("list", prefix)?;
+        self.store.list_prefix(prefix).await
+    }
+
+    async fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes, StorageError> {
+        self.check_dir(prefix)?;
+        self.store.list_dir(prefix).await
+    }
+
+    async fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64, StorageError> {
+        self.check_prefix("add up the sizes of", prefix)?;
+        self.store.size_prefix(prefix).await
+    }
+}
