@@ -259,6 +259,27 @@ fn erased_prefixes_and_writers() {
     }
 }
 
+/// A prefix that is erased while a writer has read the shard, and has not stored it yet.
+#[test]
+fn a_prefix_is_erased_within_a_write() {
+    let watched = Arc::new(crate::common::watched::Watched::new(Arc::new(
+        MemoryStore::new(),
+    )));
+    let adapter = Sharded::new("/a", &[2]).over(watched.clone());
+    adapter.set(&chunk(0), b"before"[..].into()).unwrap();
+    let (started, eraser) = std::sync::mpsc::channel();
+    let erasing = adapter.clone();
+    watched.after_next_read(move || {
+        let eraser = thread::spawn(move || erasing.erase_prefix(&prefix("a/c/")));
+        // It waits for the writer's turn. If it did not, it would be done by then.
+        thread::sleep(std::time::Duration::from_millis(100));
+        started.send(eraser).unwrap();
+    });
+    adapter.set(&chunk(1), b"other"[..].into()).unwrap();
+    eraser.recv().unwrap().join().unwrap().unwrap();
+    assert_eq!(adapter.list().unwrap(), []);
+}
+
 /// A read of two requests, between which the shard is replaced, begins again.
 #[test]
 fn a_write_between_two_requests() {
