@@ -99,8 +99,8 @@ impl Event {
     }
 }
 
-/// A turn, as one of an adapter: of these [`Turns`], for this shard.
-type TurnId = (usize, StoreKey);
+/// A turn, as one of an adapter: of these [`Turns`], for this shard or all of them.
+type TurnId = (usize, Option<StoreKey>);
 
 #[derive(Default)]
 struct World {
@@ -347,7 +347,7 @@ impl Reads for Seat {
                 Some(Ok(more)) => values.extend(more),
                 Some(Err(_)) => {
                     return Err(StorageError::Other(format!(
-                        "{key} has no bytes {ranges:?}"
+                        "{key} has {len} bytes, not {ranges:?}"
                     )));
                 }
             }
@@ -479,11 +479,9 @@ impl Drop for SeatTurn {
     }
 }
 
-impl TakesTurns for Seat {
-    type Turn<'a> = SeatTurn;
-
-    async fn turn(&self, turns: &Turns, shard: &StoreKey) -> SeatTurn {
-        let id = (std::ptr::from_ref(turns).addr(), shard.clone());
+impl Seat {
+    async fn take_turn(&self, turns: &Turns, shard: Option<&StoreKey>) -> SeatTurn {
+        let id = (std::ptr::from_ref(turns).addr(), shard.cloned());
         if let Some(number) = self.number {
             self.world().places[number].waits_for = Some(id.clone());
         }
@@ -491,7 +489,9 @@ impl TakesTurns for Seat {
             if let Some(number) = self.number {
                 world.places[number].waits_for = None;
             }
-            world.turns.insert(id.clone())
+            let is_free = world.is_free(&id);
+            world.turns.insert(id.clone());
+            is_free
         });
         assert!(is_free.await, "nobody is let in before it is free");
         SeatTurn {
@@ -502,6 +502,26 @@ impl TakesTurns for Seat {
 
     async fn all_turns<'a>(&self, _: &'a Turns) -> Vec<Self::Turn<'a>> {
         unimplemented!("no actor erases prefixes of whole shards")
+    }
+}
+
+impl World {
+    fn is_free(&self, (turns, shard): &TurnId) -> bool {
+        !self.turns.iter().any(|(other, taken)| {
+            other == turns && (shard.is_none() || taken.is_none() || taken == shard)
+        })
+    }
+}
+
+impl TakesTurns for Seat {
+    type Turn<'a> = SeatTurn;
+
+    async fn turn(&self, turns: &Turns, shard: &StoreKey) -> SeatTurn {
+        self.take_turn(turns, Some(shard)).await
+    }
+
+    async fn all_turns(&self, turns: &Turns) -> Vec<SeatTurn> {
+        vec![self.take_turn(turns, None).await]
     }
 }
 
@@ -711,7 +731,7 @@ impl<'s, 'a> Run<'s, 'a> {
                 continue;
             }
             let turn = world.places[number].waits_for.as_ref();
-            if turn.is_none_or(|turn| !world.turns.contains(turn)) {
+            if turn.is_none_or(|turn| world.is_free(turn)) {
                 choices.push(Choice::Call(number));
             }
             if actor.may_crash {

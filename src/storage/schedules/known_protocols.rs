@@ -83,6 +83,33 @@ fn turns_keep_updates() {
 }
 
 #[test]
+fn all_turns_are_one_after_the_others() {
+    let turns = Turns::default();
+    let scenario = Scenario::new(objects(&[("shard", &[0, 0])]), both_bytes);
+    let scenario = scenario.actor(|seat| {
+        let turns = &turns;
+        async move {
+            let write = async {
+                let _turn = seat.turn(turns, &key("shard")).await;
+                naive(&seat, 0, 7).await
+            };
+            seat.writing(0, value(7), write).await;
+        }
+    });
+    let scenario = scenario.actor(|seat| {
+        let turns = &turns;
+        async move {
+            let write = async {
+                let _turns = seat.all_turns(turns).await;
+                naive(&seat, 1, 7).await
+            };
+            seat.writing(1, value(7), write).await;
+        }
+    });
+    assert_eq!(scenario.explore().unwrap().schedules, 2);
+}
+
+#[test]
 fn schedules_are_counted_and_states_recognised() {
     // Whatever order: three times two calls are 6! / (2! 2! 2!) orders.
     let scenario = || {
