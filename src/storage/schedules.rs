@@ -345,7 +345,7 @@ impl Reads for Seat {
             match self.call(|world| world.parts(key, ranges)).await {
                 None => return Ok(None),
                 Some(Ok(more)) => values.extend(more),
-                Some(Err(_)) => {
+                Some(Err(len)) => {
                     return Err(StorageError::Other(format!(
                         "{key} has {len} bytes, not {ranges:?}"
                     )));
@@ -453,17 +453,6 @@ impl Lists for Seat {
         prefixes.dedup();
         Ok(StoreKeysPrefixes::new(keys, prefixes))
     }
-
-    async fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64> {
-        let size = self.call(|world| {
-            let objects = world
-                .objects
-                .iter()
-                .filter(|(key, _)| key.has_prefix(prefix));
-            objects.map(|(_, value)| value.len()).sum::<usize>()
-        });
-        Ok(size.await as u64)
-    }
 }
 
 /// A turn that ends when it is dropped.
@@ -498,10 +487,6 @@ impl Seat {
             world: Arc::clone(&self.world),
             id,
         }
-    }
-
-    async fn all_turns<'a>(&self, _: &'a Turns) -> Vec<Self::Turn<'a>> {
-        unimplemented!("no actor erases prefixes of whole shards")
     }
 }
 

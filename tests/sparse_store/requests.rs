@@ -50,7 +50,12 @@ fn a_write_is_a_list_and_a_put() {
     sparse.get(&key).unwrap().unwrap();
     assert_eq!(
         operations(&store),
-        [Operation::List, Operation::Get, Operation::Get]
+        [
+            Operation::List,
+            Operation::Get,
+            Operation::Get,
+            Operation::Get
+        ]
     );
 }
 

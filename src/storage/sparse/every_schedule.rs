@@ -123,7 +123,7 @@ impl Subject {
             let sharded = metadata::sharded(&array.metadata, &array.path, stored.as_bytes());
             let sharded = sharded.unwrap();
             // A name that is the same in each run.
-            let writer = format!("W{number}");
+            let writer = Box::new(move || format!("W{number}"));
             let frames = Frames::new(sharded.packing, 2, sharded.bound, writer);
             SparseArray { frames, ..array }
         };

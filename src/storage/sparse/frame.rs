@@ -4,13 +4,14 @@
 //! once and never changed:
 //!
 //! ```text
-//! 0000002E.0000000000000003.9F31C02E5B7A44D0.chunk
+//! 0000002E.0000000000000003.9F31C02E5B7A44D00000000A.chunk
 //! number   version          writer
 //! ```
 //!
 //! The number is that of the subchunk in its shard, in C order, as Blosc2's sparse frames have it. Of two
 //! versions of a subchunk the one with the higher number is newer, and among equal ones the one with the
-//! greater writer, so that there is always one that is newest.
+//! greater writer, so that there is always one that is newest. The writer is a random name of who wrote
+//! it, and how often that one had written before: no name is ever used twice.
 //!
 //! Behind the encoded subchunk, of which nothing is stored for a subchunk that was erased, there are 16
 //! bytes of trailer. A store that does not set values at once may leave a part of an object behind: the
@@ -24,7 +25,8 @@
 //! | 4 | CRC32C of everything before it, little-endian |
 
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher, Hash, RandomState};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use zarrs_storage::{Bytes, StorageError, StoreKey, StorePrefix};
 
@@ -62,16 +64,15 @@ pub(super) fn shard_of<'a>(keys: &ChunkKeys, path: &'a str) -> Option<&'a str> {
     None
 }
 
-/// A name that no other writer has.
-pub(super) fn unique_writer() -> String {
+/// Names of writers of which none is ever given twice: a random one, and a number that counts up.
+pub(super) fn writers() -> impl Fn() -> String + Send + Sync {
     // Keys of the system's random numbers; other processes have others.
     let [a, b] = [(); 2].map(|()| {
-        let mut hasher = RandomState::new().build_hasher();
-        std::process::id().hash(&mut hasher);
-        std::time::SystemTime::now().hash(&mut hasher);
-        std::hash::Hasher::finish(&hasher)
+        let now = std::time::SystemTime::now();
+        RandomState::new().hash_one((std::process::id(), now))
     });
-    format!("{:016X}", a ^ b.rotate_left(32))
+    let (name, count) = (a ^ b.rotate_left(32), AtomicU64::new(0));
+    move || format!("{name:016X}{:08X}", count.fetch_add(1, Ordering::Relaxed))
 }
 
 /// A version of a subchunk.
@@ -230,6 +231,8 @@ impl Entry {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use zarrs::node::NodePath;
 
     use super::*;
@@ -252,8 +255,10 @@ mod tests {
         );
         let name = &key.as_str()[frame.as_str().len()..];
         assert_eq!(parse(name), Some((46, version(3, "9F31"))));
-        assert_eq!(unique_writer().len(), 16);
-        assert_ne!(unique_writer(), unique_writer());
+        let (one, other) = (writers(), writers());
+        let names = [one(), one(), other(), other()];
+        assert!(names.iter().all(|name| name.len() == 24));
+        assert_eq!(BTreeSet::from_iter(&names).len(), 4);
     }
 
     #[test]

@@ -47,7 +47,7 @@ const TEMPORARY: &str = ".tmp";
 /// codecs, its chunk keys are those of subchunks. Everything else of the store is as it is.
 ///
 /// What is written to a subchunk does not touch its shard. It is an object of its own, next to it, in the
-/// shard's *frame*: `<shard key>.frame/0000002E.0000000000000003.9F31C02E5B7A44D0.chunk`. So writers of
+/// shard's *frame*: `<shard key>.frame/0000002E.0000000000000003.9F31C02E5B7A44D00000000A.chunk`. So writers of
 /// different subchunks never lose each other's data, whichever processes and machines they are on, and a
 /// write costs what the subchunk costs. Readers through an adapter see what was written at once; other
 /// readers do when the shard was [consolidated](Self::consolidate): frame and shard become one standard
@@ -118,7 +118,7 @@ impl SparseArray {
                 sharded.packing,
                 grid.len(),
                 sharded.bound,
-                frame::unique_writer(),
+                Box::new(frame::writers()),
             ),
             listings: Listings::default(),
             rename: None,

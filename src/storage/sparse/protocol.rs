@@ -6,9 +6,8 @@
 //!               put it
 //! read:         list the frame
 //!               the newest valid version: get it; start again if it is gone
-//!               none: the shard's index, unless it is known from before; the bytes that it
-//!                     points at and the index, by one request; the index again; start again
-//!                     if it is another one
+//!               none: the shard's index; the bytes that it points at and the index, by one
+//!                     request; the index again; start again if it changed
 //! consolidate:  list the frame
 //!               get the newest valid version of each subchunk
 //!               read the shard
@@ -54,16 +53,19 @@ const AT_ONCE: usize = 64;
 /// How many decoded indices are kept.
 const INDICES: usize = 16;
 
+/// Says who a version is of, a different name each time: then deleting one version, however late it takes
+/// effect, never deletes another.
+pub(super) type Writers = Box<dyn Fn() -> String + Send + Sync>;
+
 /// Shards that are worked on.
-#[derive(Debug)]
 pub(super) struct Frames {
     packing: Packing,
     /// How many subchunks a shard has.
     subchunks: usize,
     /// The most bytes that a shard can have, where its codecs say so.
     bound: Option<u64>,
-    /// Of the versions that are put here.
-    writer: String,
+    /// Names of the versions that are put here.
+    writers: Writers,
     /// Of those who write.
     turns: Turns,
     /// Of those who consolidate.
@@ -96,13 +98,13 @@ impl Frames {
         packing: Packing,
         subchunks: usize,
         bound: Option<u64>,
-        writer: String,
+        writers: Writers,
     ) -> Self {
         Self {
             packing,
             subchunks,
             bound,
-            writer,
+            writers,
             turns: Turns::default(),
             consolidations: Turns::default(),
             indices: [const { Mutex::new(None) }; INDICES],
@@ -154,7 +156,7 @@ impl Frames {
         })?;
         let version = Version {
             version,
-            writer: self.writer.clone(),
+            writer: (self.writers)(),
         };
         let key = frame::key_of(&frame::prefix_of(shard)?, number, &version)?;
         store.set(&key, object).await
@@ -199,13 +201,10 @@ impl Frames {
         shard: &StoreKey,
         number: u32,
     ) -> Result<Option<Option<Bytes>>, StorageError> {
-        let known = match self.known(shard) {
-            Some(known) => known,
-            None => match self.read_index(store, shard).await? {
-                Some(index) => self.decode(shard, &index)?,
-                None => return Ok(Some(None)),
-            },
+        let Some(index) = self.read_index(store, shard).await? else {
+            return Ok(Some(None));
         };
+        let known = self.decode(shard, &index)?;
         let extent = known.extents.get(number as usize).cloned().flatten();
         let read = match extent.filter(|extent| !extent.is_empty()) {
             Some(extent) => {
@@ -221,14 +220,8 @@ impl Frames {
             ),
         };
         // A store may have made several requests of the last one, in any order.
-        match self.read_index(store, shard).await? {
-            Some(index) if index == known.encoded => Ok(read),
-            Some(index) => self.decode(shard, &index).map(|_| None),
-            None => {
-                self.forget(shard);
-                Ok(None)
-            }
-        }
+        let again = self.read_index(store, shard).await?;
+        Ok(read.filter(|_| again == Some(known.encoded)))
     }
 
     /// The bytes of a shard that are those of a subchunk if it has the index that is `known`; `None` if
@@ -297,16 +290,12 @@ impl Frames {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The index that the shard had when it was read last.
+    /// The index that the shard had when it was decoded last.
     fn known(&self, shard: &StoreKey) -> Option<Decoded> {
         match &*self.slot(shard) {
             Some((of, known)) if of == shard => Some(known.clone()),
             _ => None,
         }
-    }
-
-    fn forget(&self, shard: &StoreKey) {
-        *self.slot(shard) = None;
     }
 
     /// Where the subchunks lie, in a shard that could have any size.
@@ -320,7 +309,7 @@ impl Frames {
         let decoded = Decoded {
             // A part of something larger would keep all of it.
             encoded: Bytes::copy_from_slice(encoded),
-            extents: extents.inspect_err(|_| self.forget(shard))?.into(),
+            extents: extents?.into(),
         };
         *self.slot(shard) = Some((shard.clone(), decoded.clone()));
         Ok(decoded)
