@@ -17,7 +17,7 @@ pub(crate) fn run(sharded: &Sharded, rounds: usize) -> Result<Vec<Row>> {
     let len = fs::metadata(&file)?.len();
     let mut seconds = [const { Vec::new() }; 2];
     for round in 0..=rounds {
-        for at in (0..across.pow(3)).filter(|at| (at + at / across) % 2 == 0) {
+        for at in (0..across.pow(3)).filter(|at| (at + at / across).is_multiple_of(2)) {
             let chunk = [at / across / across, at / across % across, at % across];
             let elements = array.retrieve_chunk::<Vec<u16>>(&chunk)?;
             array.store_chunk(&chunk, elements)?;

@@ -22,6 +22,7 @@
 #![allow(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
     reason = "made-up data, and rates for people"
 )]
 

@@ -21,7 +21,7 @@ pub(crate) fn run(sharded: &Sharded, rounds: usize) -> Result<Vec<Row>> {
         if frames == "half" {
             let chunk = |at: u64| [at / 16 / 16, at / 16 % 16, at % 16];
             let count = bytes / 2 / SUBCHUNK.pow(3);
-            for at in (0..count).filter(|at| (at + at / 16) % 2 == 0) {
+            for at in (0..count).filter(|at| (at + at / 16).is_multiple_of(2)) {
                 let elements = each.retrieve_chunk::<Vec<u16>>(&chunk(at))?;
                 each.store_chunk(&chunk(at), elements)?;
             }

@@ -385,12 +385,13 @@ impl Frames {
         let mut keys = Vec::with_capacity(versions.newest.len());
         for (number, (key, entry)) in std::mem::take(&mut versions.newest) {
             if let Some(subchunk) = subchunks.get_mut(number as usize) {
-                *subchunk = Some(entry.data());
+                *subchunk = Some(entry);
             }
             keys.push(key);
         }
         done.before = self.complete(store, shard, &mut subchunks).await?;
-        let subchunks: Vec<_> = subchunks.into_iter().map(Option::flatten).collect();
+        let subchunks = subchunks.into_iter().map(|entry| entry?.data());
+        let subchunks: Vec<_> = subchunks.collect();
         let object = self.packing.pack(shard, &subchunks)?;
         drop(subchunks);
         done.after = object.as_ref().map_or(0, |object| object.len() as u64);
@@ -457,7 +458,7 @@ impl Frames {
         &self,
         store: &O,
         shard: &StoreKey,
-        subchunks: &mut [Option<Option<Bytes>>],
+        subchunks: &mut [Option<Entry>],
     ) -> Result<u64, StorageError> {
         let (Some(size), Some(index)) = (
             store.size(shard).await?,
@@ -466,7 +467,7 @@ impl Frames {
             return Ok(0);
         };
         let extents = self.packing.extents(shard, &index, size)?;
-        let missing = |(number, subchunk): (usize, &Option<Option<Bytes>>)| {
+        let missing = |(number, subchunk): (usize, &Option<Entry>)| {
             let extent = extents.get(number)?.clone()?;
             subchunk
                 .is_none()
@@ -495,9 +496,10 @@ impl Frames {
         let ranges = runs
             .iter()
             .map(|run| ByteRange::FromStart(run.start as u64, Some(run.len() as u64)));
-        let read = match runs.is_empty() {
-            true => Some(Vec::new()),
-            false => store.get_ranges(shard, ranges.collect()).await?,
+        let read = if runs.is_empty() {
+            Some(Vec::new())
+        } else {
+            store.get_ranges(shard, ranges.collect()).await?
         };
         let changed = || {
             StorageError::Other(format!(
@@ -512,7 +514,7 @@ impl Frames {
             let place = start.checked_sub(run.start).zip(end.checked_sub(run.start));
             let place = place.filter(|(_, end)| *end <= bytes.len());
             let (start, end) = place.ok_or_else(changed)?;
-            subchunks[number] = Some(Some(bytes.slice(start..end)));
+            subchunks[number] = Some(Entry::Data(bytes.slice(start..end)));
         }
         Ok(size)
     }

@@ -35,9 +35,15 @@ pub(in crate::writer) struct RenamedSink<S: ?Sized> {
 struct Begun {
     /// Where the last of them ends.
     len: u64,
-    /// The temporary was about to be renamed, perhaps it was, and what the shard was before: its size,
-    /// if there was one.
-    renaming: Option<Option<u64>>,
+    /// The temporary was about to be renamed: perhaps it was.
+    renaming: Option<Renaming>,
+}
+
+/// What there was when the temporary was about to be renamed.
+#[derive(Clone, Copy, Debug)]
+struct Renaming {
+    /// The size of the shard that was there, if there was one.
+    before: Option<u64>,
 }
 
 impl<S> RenamedSink<S>
@@ -181,18 +187,20 @@ where
     fn complete(&self, key: &StoreKey) -> Result<(), StorageError> {
         let temporary = temporary_key(key)?;
         let Begun { len, renaming } = self.of_begun(key)?;
-        let was_renamed = |before: Option<u64>| self.was_renamed(key, &temporary, before, len);
+        let was_renamed = |Renaming { before }| self.was_renamed(key, &temporary, before, len);
         if !renaming.is_some_and(was_renamed) {
             self.check(key, &temporary, len)?;
-            let before = match renaming {
-                Some(before) => before,
-                None => self.store.size_key(key)?,
+            let renaming = match renaming {
+                Some(renaming) => renaming,
+                None => Renaming {
+                    before: self.store.size_key(key)?,
+                },
             };
             if let Some(begun) = self.begun().get_mut(key) {
-                begun.renaming = Some(before);
+                begun.renaming = Some(renaming);
             }
             if let Err(error) = self.store.rename(&temporary, key)
-                && !was_renamed(before)
+                && !was_renamed(renaming)
             {
                 return Err(error);
             }

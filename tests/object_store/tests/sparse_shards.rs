@@ -108,7 +108,7 @@ async fn many_writers() {
         .erase_prefix(&"volume/c/".try_into().unwrap())
         .await
         .unwrap();
-    assert_eq!(lost(&open().await).await, SUBCHUNKS as usize);
+    assert_eq!(lost(&open().await).await as u64, SUBCHUNKS);
     let adapter = || async {
         let store = Arc::new(server.store());
         Arc::new(
