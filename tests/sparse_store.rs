@@ -1,5 +1,10 @@
 //! `SparseShardStore`: a sharded array as an unsharded one, against a map of chunks, and through zarrs.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test fails by panicking, and says where"
+)]
+
 #[path = "common/faulty.rs"]
 mod faulty;
 

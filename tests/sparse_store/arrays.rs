@@ -7,6 +7,7 @@ use zarrs::array::{Array, ArraySubset};
 use zarrs::storage::storage_adapter::sync_to_async::SyncToAsyncStorageAdapter;
 use zarrs::storage::store::MemoryStore;
 use zarrs::storage::{ListableStorageTraits, ReadableStorageTraits, StorePrefix};
+use zarrs_codec::CodecMetadataOptions;
 use zarrs_cuda::storage::SparseShardStore;
 
 use super::stores::{Here, Layout, files};
@@ -126,7 +127,10 @@ fn the_array_grows() {
     );
     assert_eq!(shards.attributes()["made by"], "a test");
     assert_eq!(
-        shards.codecs().create_metadatas(&Default::default()).len(),
+        shards
+            .codecs()
+            .create_metadatas(&CodecMetadataOptions::default())
+            .len(),
         1
     );
     layout.open(&store).consolidate(&[4, 1]).unwrap().unwrap();

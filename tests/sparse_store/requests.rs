@@ -76,7 +76,7 @@ fn one_listing_for_many_reads() {
         (read, listings)
     };
     let sparse = SparseShardStore::open(store.clone(), layout.path).unwrap();
-    let sparse = Arc::new(sparse.with_listing_age(Duration::from_secs(3600)));
+    let sparse = Arc::new(sparse.with_listing_age(Duration::from_hours(1)));
     assert_eq!(all(&other).1, 16);
     // Threads that begin together may each list.
     assert!(all(&sparse).1 <= 4);
