@@ -29,6 +29,8 @@
 //!   and [`Shards`] does it for those of an array.
 //! - [`writer`] makes finished shards of slices as they come: an
 //!   [`ArrayWriter`](writer::ArrayWriter) appends them along the first axis, in bounded memory.
+//! - [`storage`] has adapters of stores that see shards as chunks: a
+//!   [`SparseShardStore`](storage::SparseShardStore) lets many processes write the same shards.
 //! - [`metrics`] is what the CUDA engine did, how many partial writes there were, and how long
 //!   appends waited.
 //!

@@ -1,4 +1,13 @@
-//! Shards as chunks.
+//! Shards as chunks: adapters of stores.
+//!
+//! | | what it is for |
+//! |---|---|
+//! | [`SparseShardStore`] | many processes write the subchunks of a `sharding_indexed` array at once, and none loses what another wrote; later they are packed into standard shards |
+//! | [`ShardedStore`] | an array of small chunks, whose store keeps many of them in one object: the sharding storage transformer draft |
+//! | [`ShardingTransformer`] | the same, to read it from any store |
+//! | [`RangeWrites`] | parts of shards are updated in stores that only replace whole objects, by one writer |
+//!
+//! All are for stores that block and for those that are awaited.
 
 mod chunk_keys;
 mod json;
