@@ -107,9 +107,13 @@ pub(super) fn with_parts(
     value: Bytes,
     parts: &[(u64, Bytes)],
 ) -> Result<Bytes, StorageError> {
-    let no_memory = |offset: u64, len: usize| {
+    let furthest = parts
+        .iter()
+        .max_by_key(|(at, part)| at.saturating_add(part.len() as u64));
+    let no_memory = || {
+        let (at, len) = furthest.map_or((0, 0), |(at, part)| (*at, part.len()));
         StorageError::Other(format!(
-            "cannot write {len} bytes at {offset} of {key}: there is no memory for a value that long"
+            "cannot write {len} bytes at {at} of {key}: there is no memory for a value that long"
         ))
     };
     let mut len = value.len();
@@ -117,7 +121,7 @@ pub(super) fn with_parts(
     for (offset, part) in parts {
         let start = usize::try_from(*offset).ok();
         let place = start.and_then(|start| Some(start..start.checked_add(part.len())?));
-        let place = place.ok_or_else(|| no_memory(*offset, part.len()))?;
+        let place = place.ok_or_else(no_memory)?;
         len = len.max(place.end);
         places.push(place);
     }
@@ -127,12 +131,12 @@ pub(super) fn with_parts(
     } else {
         let mut copy = Vec::new();
         let room = copy.try_reserve_exact(len);
-        room.map_err(|_| no_memory(0, len))?;
+        room.map_err(|_| no_memory())?;
         copy.extend_from_slice(&value);
         copy
     };
     let room = written.try_reserve_exact(len - written.len());
-    room.map_err(|_| no_memory(0, len))?;
+    room.map_err(|_| no_memory())?;
     written.resize(len, 0);
     for (place, (_, part)) in std::iter::zip(places, parts) {
         written[place].copy_from_slice(part);
