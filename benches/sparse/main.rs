@@ -13,7 +13,7 @@
 //!   partial encoder (`rewrite`: all of the shard is read and stored), with zarrs' (`zarrs partial`), and
 //!   with this crate's (`partial`).
 //! - `read`: four shards by one `retrieve_array_subset` of the sparse array, in GB/s of elements, against
-//!   the same of the sharded array through this crate's codec (`shards`): with `no` frames, and with
+//!   the same of the sharded array through this crate's codec (`shards`) and zarrs' (`zarrs`): with `no` frames, and with
 //!   frames that hold `half` of the subchunks. With `listed once`, a listing is used for a second; without
 //!   it each read of a subchunk lists.
 //! - `consolidate`: a shard with half of its subchunks in its frame, in GB/s of the shard that it becomes,

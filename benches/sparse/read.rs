@@ -13,6 +13,7 @@ const GOAL: f64 = 0.95;
 
 pub(crate) fn run(sharded: &Sharded, rounds: usize) -> Result<Vec<Row>> {
     let shards = sharded.array(Encoder::Ours)?;
+    let zarrs = sharded.array(Encoder::Zarrs)?;
     let (_, each) = open(sharded.sparse()?)?;
     let (sparse, once) = open(sharded.sparse()?.with_listing_age(Duration::from_secs(1)))?;
     let bytes = SHAPE.iter().product::<u64>() * 2;
@@ -31,7 +32,7 @@ pub(crate) fn run(sharded: &Sharded, rounds: usize) -> Result<Vec<Row>> {
             );
         }
         let expected = elements(&shards)?;
-        let mut seconds = [const { Vec::new() }; 3];
+        let mut seconds = [const { Vec::new() }; 4];
         for round in 0..=rounds {
             for turn in 0..seconds.len() {
                 let who = (round + turn) % seconds.len();
@@ -40,6 +41,7 @@ pub(crate) fn run(sharded: &Sharded, rounds: usize) -> Result<Vec<Row>> {
                 let read = match who {
                     0 => elements(&shards)?,
                     1 => elements(&each)?,
+                    2 => elements(&zarrs)?,
                     _ => elements(&once)?,
                 };
                 let time = clock.elapsed().as_secs_f64();
@@ -50,17 +52,20 @@ pub(crate) fn run(sharded: &Sharded, rounds: usize) -> Result<Vec<Row>> {
                 }
             }
         }
-        let [reference, each, once] = seconds.map(|seconds| bytes as f64 / 1e9 / median(seconds));
-        for (ours, listed) in [(each, ""), (once, ", listed once")] {
-            rows.push(Row {
+        let [shards_rate, each_rate, zarrs_rate, once_rate] =
+            seconds.map(|seconds| bytes as f64 / 1e9 / median(seconds));
+        for (ours, listed) in [(each_rate, ""), (once_rate, ", listed once")] {
+            let row = |reference, reference_name, goal| Row {
                 case: format!("read {frames} frames{listed}"),
                 chain: sharded.chain,
                 unit: "GB/s",
                 ours,
                 reference,
-                reference_name: "shards",
-                goal: (frames == "no").then_some(GOAL),
-            });
+                reference_name,
+                goal,
+            };
+            rows.push(row(shards_rate, "shards", (frames == "no").then_some(GOAL)));
+            rows.push(row(zarrs_rate, "zarrs", None));
         }
     }
     Ok(rows)
