@@ -205,20 +205,14 @@ impl Frames {
             return Ok(Some(None));
         };
         let known = self.decode(shard, &index)?;
-        let extent = known.extents.get(number as usize).cloned().flatten();
-        let read = match extent.filter(|extent| !extent.is_empty()) {
-            Some(extent) => {
-                self.read_extent(store, shard, number, extent, &known)
-                    .await?
-            }
-            None => Some(
-                known
-                    .extents
-                    .get(number as usize)
-                    .is_some_and(Option::is_some)
-                    .then(Bytes::new),
-            ),
+        let extent = match known.extents.get(number as usize) {
+            Some(Some(extent)) if extent.is_empty() => return Ok(Some(Some(Bytes::new()))),
+            Some(Some(extent)) => extent.clone(),
+            Some(None) | None => return Ok(Some(None)),
         };
+        let read = self
+            .read_extent(store, shard, number, extent, &known)
+            .await?;
         // A store may have made several requests of the last one, in any order.
         let again = self.read_index(store, shard).await?;
         Ok(read.filter(|_| again == Some(known.encoded)))
