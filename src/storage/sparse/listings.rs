@@ -1,22 +1,19 @@
 //! What was listed of frames lately.
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use zarrs_storage::StoreKey;
 
 use super::frame::Listing;
-
-/// How many listings are kept at most.
-const SLOTS: usize = 64;
+use crate::storage::turns::{STRIPES, stripe};
 
 /// Listings that may be used for some time.
 #[derive(Debug)]
 pub(super) struct Listings {
     age: Duration,
-    hasher: RandomState,
-    slots: [Mutex<Slot>; SLOTS],
+    /// The last of each stripe.
+    slots: [Mutex<Slot>; STRIPES],
 }
 
 #[derive(Debug, Default)]
@@ -54,20 +51,17 @@ impl Listings {
     pub(super) fn new(age: Duration) -> Self {
         Self {
             age,
-            hasher: RandomState::new(),
             slots: [const {
                 Mutex::new(Slot {
                     kept: None,
                     written: None,
                 })
-            }; SLOTS],
+            }; STRIPES],
         }
     }
 
     fn slot(&self, shard: &StoreKey) -> MutexGuard<'_, Slot> {
-        // The remainder is less than 64.
-        let slot = usize::try_from(self.hasher.hash_one(shard) % SLOTS as u64).unwrap_or(0);
-        self.slots[slot]
+        self.slots[stripe(shard)]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }

@@ -31,7 +31,6 @@
 //! - One consolidation at a time of each shard, none of which goes on after another one has begun.
 
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use zarrs_storage::byte_range::ByteRange;
@@ -42,7 +41,8 @@ use super::frame::{self, Entry, Listing, Version};
 use crate::layout::Extent;
 use crate::storage::objects::{Lists, Reads, Writes};
 use crate::storage::packing::Packing;
-use crate::storage::turns::{TakesTurns, Turns};
+use crate::storage::ranges::Merged;
+use crate::storage::turns::{TakesTurns, Turns, stripe};
 
 /// How often a read begins again: each time, somebody else has changed what it reads.
 const ATTEMPTS: usize = 1000;
@@ -72,7 +72,6 @@ pub(super) struct Frames {
     consolidations: Turns,
     /// Indices that were decoded last: most reads of a shard find the same bytes.
     indices: [Mutex<Option<(StoreKey, Decoded)>>; INDICES],
-    hasher: RandomState,
 }
 
 /// An index, encoded and decoded.
@@ -108,7 +107,6 @@ impl Frames {
             turns: Turns::default(),
             consolidations: Turns::default(),
             indices: [const { Mutex::new(None) }; INDICES],
-            hasher: RandomState::new(),
         }
     }
 
@@ -277,9 +275,7 @@ impl Frames {
     }
 
     fn slot(&self, shard: &StoreKey) -> MutexGuard<'_, Option<(StoreKey, Decoded)>> {
-        // The remainder is less than 16.
-        let slot = self.hasher.hash_one(shard) % INDICES as u64;
-        self.indices[usize::try_from(slot).unwrap_or(0)]
+        self.indices[stripe(shard) % INDICES]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
@@ -462,16 +458,14 @@ impl Frames {
         };
         let extents = self.packing.extents(shard, &index, size)?;
         let missing = |(number, subchunk): (usize, &Option<Entry>)| {
-            let extent = extents.get(number)?.clone()?;
-            subchunk
-                .is_none()
-                .then_some((extent.start, extent.end, number))
+            let extent = extents.get(number)?.as_ref()?;
+            let range = extent.start as u64..extent.end as u64;
+            subchunk.is_none().then_some((number, range))
         };
-        let mut missing: Vec<_> = subchunks.iter().enumerate().filter_map(missing).collect();
-        missing.sort_unstable();
+        let missing: Vec<_> = subchunks.iter().enumerate().filter_map(missing).collect();
         // Subchunks may share bytes; but they are not more than subchunks can be.
-        let sum = missing.iter().try_fold(0_u64, |sum, (start, end, _)| {
-            sum.checked_add((end - start) as u64)
+        let sum = missing.iter().try_fold(0_u64, |sum, (_, range)| {
+            sum.checked_add(range.end - range.start)
         });
         let most = self.bound.unwrap_or(0).max(size);
         if sum.is_none_or(|sum| sum > most) {
@@ -480,35 +474,20 @@ impl Frames {
             )));
         }
         // What lies together is read together.
-        let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
-        for &(start, end, _) in &missing {
-            match runs.last_mut() {
-                Some(run) if start <= run.end => run.end = run.end.max(end),
-                _ => runs.push(start..end),
-            }
-        }
-        let ranges = runs
-            .iter()
-            .map(|run| ByteRange::FromStart(run.start as u64, Some(run.len() as u64)));
-        let read = if runs.is_empty() {
-            Some(Vec::new())
+        let merged = Merged::of(missing.iter().map(|(_, range)| range.clone()));
+        let read = if merged.is_empty() {
+            Vec::new()
         } else {
-            store.get_ranges(shard, ranges.collect()).await?
+            let read = store.get_ranges(shard, merged.byte_ranges()).await?;
+            read.unwrap_or_default()
         };
-        let changed = || {
-            StorageError::Other(format!(
-                "the shard {shard} became shorter while it was read: somebody else consolidates or writes it. See to it that nobody does, and try again"
-            ))
-        };
-        let read = read.unwrap_or_default();
-        let mut runs = std::iter::zip(runs, &read).peekable();
-        for (start, end, number) in missing {
-            while runs.next_if(|(run, _)| run.end < end).is_some() {}
-            let (run, bytes) = runs.peek().ok_or_else(changed)?;
-            let place = start.checked_sub(run.start).zip(end.checked_sub(run.start));
-            let place = place.filter(|(_, end)| *end <= bytes.len());
-            let (start, end) = place.ok_or_else(changed)?;
-            subchunks[number] = Some(Entry::Data(bytes.slice(start..end)));
+        for (number, range) in missing {
+            let bytes = merged.slice(&read, &range).ok_or_else(|| {
+                StorageError::Other(format!(
+                    "the shard {shard} became shorter while it was read: somebody else consolidates or writes it. See to it that nobody does, and try again"
+                ))
+            })?;
+            subchunks[number] = Some(Entry::Data(bytes));
         }
         Ok(size)
     }
