@@ -76,9 +76,14 @@ impl Pool {
     /// # Errors
     /// [`EngineError::OutOfMemory`].
     pub(crate) fn take(self: &Arc<Self>, new: bool) -> Result<Option<Lease>, EngineError> {
+        self.take_beside(0, new)
+    }
+
+    /// As [`take`](Self::take) by someone who has `held` of those that are in use.
+    fn take_beside(self: &Arc<Self>, held: usize, new: bool) -> Result<Option<Lease>, EngineError> {
         let free = {
             let mut state = self.state();
-            let comes_back = state.in_use > 0 && !state.kept;
+            let comes_back = state.in_use > held && !state.kept;
             let waits = state.free.is_empty() && comes_back && !new;
             if waits || state.in_use >= self.most {
                 return Ok(None);
@@ -108,17 +113,18 @@ impl Pool {
     }
 
     /// A buffer, once there is one. One that was used is warm: it is waited for as long as allocating
-    /// another one takes, unless whoever had the last one kept it.
+    /// another one takes, unless whoever had the last one kept it, or all that are in use are the
+    /// `held` ones of the caller, who gives none back while it waits.
     ///
     /// # Errors
     /// [`EngineError::OutOfMemory`], and [`EngineError::Unsuitable`] if the stream was given up.
-    pub(crate) fn wait(self: &Arc<Self>) -> Result<Lease, EngineError> {
+    pub(crate) fn wait(self: &Arc<Self>, held: usize) -> Result<Lease, EngineError> {
         let patience = Patience::for_bytes(self.len);
         loop {
             let seen = self.returned.count();
             self.returned.check()?;
             let over = patience.is_over();
-            if let Some(lease) = self.take(over)? {
+            if let Some(lease) = self.take_beside(held, over)? {
                 return Ok(lease);
             }
             if over {
@@ -263,10 +269,24 @@ mod tests {
     }
 
     #[test]
+    fn nobody_waits_for_buffers_of_its_own() {
+        // Large enough that waiting for one would be noticed; untouched, so that it takes no memory.
+        let len = 1 << 30;
+        let pool = Pool::new(len, Contents::Nothing, 3, false, Arc::default());
+        let begin = Instant::now();
+        let own: Vec<Lease> = (0..2)
+            .map(|held| pool.wait(held).expect("memory"))
+            .collect();
+        assert!(begin.elapsed() < Patience::for_bytes(len).left() / 2);
+        assert!(pool.take_beside(1, false).expect("memory").is_none());
+        drop(own);
+    }
+
+    #[test]
     fn empty_buffers_come_back_empty() {
         let pool = Pool::new(10, Contents::Nothing, 1, true, Arc::default());
         for _ in 0..2 {
-            let mut lease = pool.wait().expect("memory");
+            let mut lease = pool.wait(0).expect("memory");
             assert!(lease.as_ref().is_empty() && lease.bytes().capacity() >= 10);
             lease.bytes().extend_from_slice(&[7; 30]);
         }
