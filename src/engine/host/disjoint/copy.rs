@@ -147,9 +147,12 @@ pub(super) unsafe fn gather_pieces(row: &Row<'_>, array: *const u8, buffers: &[*
     });
 }
 
+/// Copy a row of pieces of `N` bytes of each of some neighbours, `step` bytes apart in the array, to the
+/// buffer of each, from `at` on.
+///
 /// # Safety
-/// As [`gather_pieces`], for one row of pieces of `N` bytes.
-unsafe fn gather_row<const N: usize>(
+/// Every piece is readable in the array, and writable in its buffer, elsewhere.
+pub(super) unsafe fn gather_row<const N: usize>(
     array: *const u8,
     step: usize,
     buffers: &[*mut u8],
@@ -158,13 +161,30 @@ unsafe fn gather_row<const N: usize>(
 ) {
     for i in 0..digit.extent {
         for (neighbour, buffer) in buffers.iter().enumerate() {
+            let piece = array.wrapping_add(i * digit.stride + neighbour * step);
+            prefetch::<N>(piece.wrapping_add(AHEAD * digit.stride));
             // SAFETY: the caller's contract.
-            unsafe {
-                let from = array.add(i * digit.stride + neighbour * step);
-                std::ptr::copy_nonoverlapping(from, buffer.add(at + i * N), N);
-            }
+            unsafe { std::ptr::copy_nonoverlapping(piece, buffer.add(at + i * N), N) };
         }
     }
+}
+
+/// How many pieces ahead the processor is told of the next one: pieces are too far apart for it to
+/// guess. Copying slices of 2 KiB to slots became 1.2 times as fast with pieces of 128 bytes, and 1.4
+/// times with 64, where this was measured; with 2 or 8 about as fast.
+const AHEAD: usize = 4;
+
+/// Tell the processor that the `N` bytes at `address`, which may lie anywhere, are probably read soon.
+#[inline(always)]
+fn prefetch<const N: usize>(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    for line in (0..N).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint, which reads nothing and does not fault, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.wrapping_add(line).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
 }
 
 /// # Safety

@@ -13,10 +13,10 @@
 
 use std::num::NonZeroUsize;
 
-use super::copy::copy_rows;
+use super::copy::{copy_rows, gather_row};
 use crate::engine::EngineError;
 use crate::engine::crew::Crew;
-use crate::layout::{BatchGrid, StreamGrid};
+use crate::layout::{BatchGrid, Digit, StreamGrid};
 
 /// Pieces side by side add up to about this many bytes.
 const SIDE_BY_SIDE: usize = 1024;
@@ -281,12 +281,16 @@ impl Slices {
             // the rows of the run one after the other.
             unsafe {
                 let from = bytes.as_ptr().add(first * piece);
+                let digit = Digit {
+                    extent: rows,
+                    stride: row,
+                };
                 match piece {
-                    16 => side_by_side::<16>(from, row, &to[..count], rows),
-                    32 => side_by_side::<32>(from, row, &to[..count], rows),
-                    64 => side_by_side::<64>(from, row, &to[..count], rows),
-                    128 => side_by_side::<128>(from, row, &to[..count], rows),
-                    256 => side_by_side::<256>(from, row, &to[..count], rows),
+                    16 => gather_row::<16>(from, piece, &to[..count], 0, digit),
+                    32 => gather_row::<32>(from, piece, &to[..count], 0, digit),
+                    64 => gather_row::<64>(from, piece, &to[..count], 0, digit),
+                    128 => gather_row::<128>(from, piece, &to[..count], 0, digit),
+                    256 => gather_row::<256>(from, piece, &to[..count], 0, digit),
                     _ => {
                         for (i, to) in to[..count].iter().enumerate() {
                             copy_rows((from.add(i * piece), row), (*to, piece), rows, piece);
@@ -301,23 +305,6 @@ impl Slices {
             unsafe {
                 let from = (bytes.as_ptr().add(whole * piece), row);
                 copy_rows(from, (slot(whole), piece), rows, rest);
-            }
-        }
-    }
-}
-
-/// Copy `rows` rows, `row` bytes apart, of neighbouring pieces of `N` bytes, each to a place of its
-/// own.
-///
-/// # Safety
-/// Every piece is readable at the source, and writable at its place, elsewhere.
-unsafe fn side_by_side<const N: usize>(from: *const u8, row: usize, to: &[*mut u8], rows: usize) {
-    for i in 0..rows {
-        for (neighbour, to) in to.iter().enumerate() {
-            // SAFETY: the caller's contract.
-            unsafe {
-                let from = from.add(i * row + neighbour * N);
-                std::ptr::copy_nonoverlapping(from, to.add(i * N), N);
             }
         }
     }
