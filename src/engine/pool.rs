@@ -112,26 +112,19 @@ impl Pool {
         Ok(Some(lease))
     }
 
-    /// A buffer, once there is one. One that was used is warm: it is waited for as long as allocating
-    /// another one takes, unless whoever had the last one kept it, or all that are in use are the
-    /// `held` ones of the caller, who gives none back while it waits.
+    /// A buffer, once there is one. None is waited for while there can be another one: those in use are
+    /// the caller's own, or a store has them, and nobody knows how long it takes.
     ///
     /// # Errors
     /// [`EngineError::OutOfMemory`], and [`EngineError::Unsuitable`] if the stream was given up.
-    pub(crate) fn wait(self: &Arc<Self>, held: usize) -> Result<Lease, EngineError> {
-        let patience = Patience::for_bytes(self.len);
+    pub(crate) fn wait(self: &Arc<Self>) -> Result<Lease, EngineError> {
         loop {
             let seen = self.returned.count();
             self.returned.check()?;
-            let over = patience.is_over();
-            if let Some(lease) = self.take_beside(held, over)? {
+            if let Some(lease) = self.take(true)? {
                 return Ok(lease);
             }
-            if over {
-                self.returned.wait(seen);
-            } else {
-                self.returned.wait_for(seen, patience.left());
-            }
+            self.returned.wait(seen);
         }
     }
 }
@@ -269,24 +262,24 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_buffers_of_its_own() {
-        // Large enough that waiting for one would be noticed; untouched, so that it takes no memory.
-        let len = 1 << 30;
-        let pool = Pool::new(len, Contents::Nothing, 3, false, Arc::default());
-        let begin = Instant::now();
-        let own: Vec<Lease> = (0..2)
-            .map(|held| pool.wait(held).expect("memory"))
-            .collect();
-        assert!(begin.elapsed() < Patience::for_bytes(len).left() / 2);
-        assert!(pool.take_beside(1, false).expect("memory").is_none());
-        drop(own);
+    fn nobody_waits_while_there_can_be_another_one() {
+        let pool = Pool::new(100, Contents::Nothing, 2, true, Arc::default());
+        let [first, second] = [(); 2].map(|()| pool.wait().expect("memory"));
+        std::thread::scope(|scope| {
+            let third = scope.spawn(|| pool.wait().expect("memory"));
+            std::thread::sleep(Duration::from_millis(5));
+            assert!(!third.is_finished());
+            drop(first);
+            assert!(!third.join().expect("no panic").is_new());
+        });
+        drop(second);
     }
 
     #[test]
     fn empty_buffers_come_back_empty() {
         let pool = Pool::new(10, Contents::Nothing, 1, true, Arc::default());
         for _ in 0..2 {
-            let mut lease = pool.wait(0).expect("memory");
+            let mut lease = pool.wait().expect("memory");
             assert!(lease.as_ref().is_empty() && lease.bytes().capacity() >= 10);
             lease.bytes().extend_from_slice(&[7; 30]);
         }

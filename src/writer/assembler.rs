@@ -85,7 +85,7 @@ impl Assembler {
             let id = id_of(setup, batch, part);
             let mut open = match self.open.remove(&id) {
                 Some(open) => open,
-                None => self.begin(setup, shards.len())?,
+                None => self.begin(setup)?,
             };
             let start = open.end;
             place(setup, part, first_epoch, encoded, &mut open)?;
@@ -127,8 +127,7 @@ impl Assembler {
             .collect()
     }
 
-    /// A new shard, beside those that are open and `others`.
-    fn begin(&self, setup: &Setup, others: usize) -> Result<Open, String> {
+    fn begin(&self, setup: &Setup) -> Result<Open, String> {
         let head = if setup.encoding.index_is_first() {
             setup.encoding.index_len()
         } else {
@@ -136,10 +135,7 @@ impl Assembler {
         };
         let buffer = match &self.buffers {
             None => None,
-            Some(buffers) => {
-                let buffer = buffers.wait(self.open.len() + others);
-                Some(buffer.map_err(|error| error.to_string())?)
-            }
+            Some(buffers) => Some(buffers.wait().map_err(|error| error.to_string())?),
         };
         Ok(Open {
             extents: vec![None; setup.encoding.grid().num_subchunks()],

@@ -288,7 +288,7 @@ impl Encoder for HostEncoder {
             return None;
         };
         // Before any of the threads is taken, which other streams need, whatever this one waits for.
-        let output = self.stream.outputs.as_ref().map(|pool| pool.wait(0));
+        let output = self.stream.outputs.as_ref().map(Pool::wait);
         let encoded = output.transpose().and_then(|output| {
             let threads = encoding_threads()?;
             threads.install(|| encode::encode(&self.stream, &mut input, &batch, output))
