@@ -138,6 +138,20 @@ impl SparseArray {
         Ok((self.keys.key(&shard)?, number))
     }
 
+    /// Zarrs writes a part of a subchunk by reading and storing it. What was read by a listing of the past
+    /// would undo what others wrote since.
+    ///
+    /// # Errors
+    /// [`StorageError::Unsupported`] if listings of the past are used.
+    fn check_writable(&self, what: &str) -> Result<(), StorageError> {
+        if self.listings.is_off() {
+            return Ok(());
+        }
+        Err(StorageError::Unsupported(format!(
+            "cannot change {what:?} through an adapter with a listing age, which may read what is no more: write through another one, without `with_listing_age`"
+        )))
+    }
+
     async fn presented<O: Reads>(&self, store: &O) -> Result<Option<Bytes>, StorageError> {
         match store.get(&self.metadata).await? {
             None => Ok(None),
@@ -185,9 +199,7 @@ impl SparseArray {
         {
             return Ok(());
         }
-        let written = self.frames.write(store, &shard, number, &entry).await;
-        self.listings.forget(&shard);
-        written
+        self.frames.write(store, &shard, number, &entry).await
     }
 
     async fn get<O: Reads + Lists>(
@@ -243,6 +255,7 @@ impl SparseArray {
         key: &StoreKey,
         value: Bytes,
     ) -> Result<(), StorageError> {
+        self.check_writable(key.as_str())?;
         if let Some(chunk) = self.keys.parse(key.as_str()) {
             let _turn = store.turn(self.frames.turns(), key).await;
             self.write_chunk(store, &chunk, Entry::Data(value)).await
@@ -275,6 +288,7 @@ impl SparseArray {
         key: &StoreKey,
         parts: Vec<(u64, Bytes)>,
     ) -> Result<(), StorageError> {
+        self.check_writable(key.as_str())?;
         if !self.is_own(key) {
             return store.set_ranges(key, parts).await;
         }
@@ -296,6 +310,7 @@ impl SparseArray {
         store: &O,
         key: &StoreKey,
     ) -> Result<(), StorageError> {
+        self.check_writable(key.as_str())?;
         let Some(chunk) = self.keys.parse(key.as_str()) else {
             return store.erase(key).await;
         };
@@ -308,6 +323,7 @@ impl SparseArray {
         store: &O,
         prefix: &StorePrefix,
     ) -> Result<(), StorageError> {
+        self.check_writable(prefix.as_str())?;
         match self.keys.scope(prefix) {
             Scope::Chunks(chunks) if !chunks.coordinates.is_empty() => {
                 let view = View { array: self, store };
@@ -317,10 +333,7 @@ impl SparseArray {
                 Ok(())
             }
             // Shards and frames lie there, all of them or none.
-            _ => {
-                self.listings.forget_all();
-                store.erase_prefix(prefix).await
-            }
+            _ => store.erase_prefix(prefix).await,
         }
     }
 
@@ -454,8 +467,12 @@ impl<S: ?Sized> SparseShardStore<S> {
     /// subchunk lists its shard's frame.
     ///
     /// With it, whoever reads many subchunks of a shard lists its frame once. What others wrote may be
-    /// seen so much later; never is anything seen that was not written, and what was written through this
-    /// adapter is seen at once.
+    /// seen so much later; never is anything seen that was not written.
+    ///
+    /// **Such an adapter is for those who only read.** Whatever is stored, erased or consolidated through
+    /// it is [`StorageError::Unsupported`]: zarrs writes a part of a subchunk by reading and storing it,
+    /// and what was read by a listing of the past would undo what others wrote since. Write through
+    /// another adapter.
     #[must_use]
     pub fn with_listing_age(mut self, age: Duration) -> Self {
         self.array.listings = Listings::new(age);

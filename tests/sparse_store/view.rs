@@ -1,0 +1,72 @@
+//! What is seen through an adapter, and what is refused, while the store is changed by others.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use zarrs::array::{Array, ArraySubset};
+use zarrs::storage::store::MemoryStore;
+use zarrs::storage::{
+    Bytes, ListableStorageTraits, ReadableStorageTraits, StorageError, StoreKey, StorePrefix,
+    WritableStorageTraits,
+};
+use zarrs_cuda::storage::SparseShardStore;
+
+use super::faulty::{Fault, Faulty, Operation};
+use super::stores::{Layout, files};
+
+fn key(key: &str) -> StoreKey {
+    StoreKey::new(key).unwrap()
+}
+
+fn prefix(prefix: &str) -> StorePrefix {
+    StorePrefix::new(prefix).unwrap()
+}
+
+/// A part of a subchunk is written as zarrs does it: read, and stored. With a listing of the past that
+/// is what others replaced since.
+#[test]
+fn who_reads_by_old_listings_does_not_write() {
+    let store = Arc::new(MemoryStore::new());
+    let layout = Layout::new(&[2], &[2], &[2]);
+    layout.create(&*store);
+    let reader = SparseShardStore::open(store.clone(), layout.path).unwrap();
+    let reader = Arc::new(reader.with_listing_age(Duration::from_hours(1)));
+    let a = Array::open(layout.open(&store), layout.path).unwrap();
+    let b = Array::open(reader.clone(), layout.path).unwrap();
+    assert_eq!(b.retrieve_chunk::<Vec<u8>>(&[0]).unwrap(), [0, 0]);
+    a.store_chunk(&[0], vec![1_u8, 1]).unwrap();
+    let part = ArraySubset::new_with_ranges(&[1..2]);
+    b.store_array_subset(&part, vec![2_u8]).unwrap_err();
+    assert_eq!(a.retrieve_chunk::<Vec<u8>>(&[0]).unwrap(), [1, 1]);
+
+    let before = store.list().unwrap();
+    let chunk = key("group/array/c/0");
+    let metadata = reader.get(&layout.key()).unwrap().unwrap();
+    let refused: [Result<(), StorageError>; 6] = [
+        reader.set(&chunk, b"xx"[..].into()),
+        reader.set_partial(&chunk, 1, b"x"[..].into()),
+        reader.erase(&chunk),
+        reader.erase_prefix(&prefix("group/array/")),
+        reader.set(&layout.key(), metadata),
+        reader.set(&key("group/other"), Bytes::new()),
+    ];
+    let mut errors: Vec<String> = refused
+        .into_iter()
+        .map(|refused| refused.unwrap_err().to_string())
+        .collect();
+    errors.push(reader.consolidate(&[0]).unwrap_err().to_string());
+    errors.push(reader.consolidate_all(&|_| {}).unwrap_err().to_string());
+    for error in errors {
+        assert!(error.contains("with_listing_age"), "{error}");
+        assert!(error.contains("group/"), "{error}");
+    }
+    assert_eq!(store.list().unwrap(), before);
+
+    let writer = SparseShardStore::open(store.clone(), layout.path).unwrap();
+    let writer = writer.with_listing_age(Duration::ZERO);
+    writer.set(&chunk, b"xx"[..].into()).unwrap();
+    writer.consolidate(&[0]).unwrap().unwrap();
+    assert_eq!(a.retrieve_chunk::<Vec<u8>>(&[0]).unwrap(), *b"xx");
+}
