@@ -70,3 +70,77 @@ fn who_reads_by_old_listings_does_not_write() {
     writer.consolidate(&[0]).unwrap().unwrap();
     assert_eq!(a.retrieve_chunk::<Vec<u8>>(&[0]).unwrap(), *b"xx");
 }
+
+/// The metadata of `layout`, with another value at `pointer`.
+fn stored_anew(store: &MemoryStore, layout: &Layout, changes: &[(&str, Value)]) {
+    let mut metadata = layout.metadata();
+    for (pointer, value) in changes {
+        *metadata.pointer_mut(pointer).unwrap() = value.clone();
+    }
+    let metadata = serde_json::to_vec(&metadata).unwrap();
+    store.set(&layout.key(), metadata.into()).unwrap();
+}
+
+const SHARD: &str = "/chunk_grid/configuration/chunk_shape";
+const SUBCHUNK: &str = "/codecs/0/configuration/chunk_shape";
+
+#[test]
+fn another_sharding_is_noticed() {
+    let store = Arc::new(MemoryStore::new());
+    let layout = Layout::new(&[8], &[8], &[2]);
+    layout.create(&*store);
+    let sparse = layout.open(&store);
+    let array = Array::open(sparse.clone(), layout.path).unwrap();
+    let value = |text: &str| Value::String(text.to_owned());
+    for changes in [
+        &[(SUBCHUNK, json!([4]))][..],
+        &[(SHARD, json!([4]))],
+        &[(SHARD, json!([4])), (SUBCHUNK, json!([1]))],
+        &[
+            ("/shape", json!([8, 8])),
+            (SHARD, json!([8, 8])),
+            (SUBCHUNK, json!([2, 2])),
+        ],
+        &[("/codecs/0/configuration/index_location", value("start"))],
+        &[(
+            "/codecs/0/configuration/codecs",
+            json!([{ "name": "bytes" }, { "name": "crc32c" }]),
+        )],
+        &[("/codecs", json!([{ "name": "bytes" }]))],
+        &[("/chunk_key_encoding/configuration/separator", value("."))],
+        &[("/chunk_key_encoding/name", value("v2"))],
+    ] {
+        stored_anew(&store, &layout, changes);
+        let stored = store.get(&layout.key()).unwrap().unwrap();
+        let errors = [
+            Array::open(sparse.clone(), layout.path)
+                .unwrap_err()
+                .to_string(),
+            sparse.get(&layout.key()).unwrap_err().to_string(),
+            sparse.size_key(&layout.key()).unwrap_err().to_string(),
+            array.store_metadata().unwrap_err().to_string(),
+        ];
+        for error in errors {
+            assert!(error.contains("group/array/zarr.json"), "{error}");
+            assert!(error.contains("open the adapter anew"), "{error}");
+        }
+        assert_eq!(store.get(&layout.key()).unwrap().unwrap(), stored);
+        if let Ok(anew) = SparseShardStore::open(store.clone(), layout.path) {
+            Array::open(Arc::new(anew), layout.path).unwrap();
+        }
+    }
+    // The same sharding in other words, and what else there is to change.
+    for changes in [
+        &[][..],
+        &[("/shape", json!([80]))],
+        &[("/attributes", json!({ "made by": "a test" }))],
+        &[("/chunk_key_encoding", value("default"))],
+        &[("/chunk_key_encoding", json!({ "name": "default" }))],
+        &[("/codecs/0/configuration/index_codecs/1", value("crc32c"))],
+    ] {
+        stored_anew(&store, &layout, changes);
+        let array = Array::open(sparse.clone(), layout.path).unwrap();
+        array.store_metadata().unwrap();
+        Array::open(sparse.clone(), layout.path).unwrap();
+    }
+}

@@ -97,7 +97,7 @@ impl SparseArray {
             });
         }
         let shard = ChunkKey {
-            encoding: self.encoding,
+            encoding: self.sharding.encoding,
             coordinates: shard.to_vec(),
         };
         let failed = |key: &StoreKey| {

@@ -27,9 +27,10 @@ use zarrs_storage::{
 pub use consolidation::{Consolidation, ConsolidationProgress};
 use frame::Entry;
 use listings::{Listings, Recent};
+use metadata::Sharding;
 use protocol::Frames;
 
-use super::chunk_keys::{ChunkKey, ChunkKeys, Encoding, Scope};
+use super::chunk_keys::{ChunkKey, ChunkKeys, Scope};
 use super::listing::{self, Present, Seen, ShardsSeenAsChunks};
 use super::objects::{Lists, Reads, Writes};
 use super::ranges::{slice, with_parts};
@@ -80,6 +81,9 @@ const TEMPORARY: &str = ".tmp";
 /// - One consolidation at a time of each shard, and none that was paused goes on after another one:
 ///   zarrs' stores have no conditional writes.
 /// - Nobody writes the shards themselves meanwhile, and nobody erases prefixes of the array.
+/// - Nobody shards the array differently: an adapter reads, writes and consolidates as the array was
+///   sharded when it was opened. It looks again only where its metadata is read or stored, which is an
+///   error then; to consolidate, no metadata is read. The shape of the array may change.
 ///
 /// `docs/sparse_shards.md` has the protocol, and what was checked of it.
 pub struct SparseShardStore<S: ?Sized> {
@@ -91,8 +95,9 @@ pub struct SparseShardStore<S: ?Sized> {
 struct SparseArray {
     path: NodePath,
     metadata: StoreKey,
+    /// When the adapter was opened.
+    sharding: Sharding,
     keys: ChunkKeys,
-    encoding: Encoding,
     grid: ShardGrid,
     frames: Frames,
     listings: Listings,
@@ -113,7 +118,7 @@ impl SparseArray {
         let grid = ShardGrid::new(&sharded.subchunks)?;
         Ok(Self {
             keys: ChunkKeys::new(&path, grid.counts().len()),
-            encoding: sharded.encoding,
+            sharding: sharded.sharding,
             frames: Frames::new(
                 sharded.packing,
                 grid.len(),
@@ -156,6 +161,7 @@ impl SparseArray {
         match store.get(&self.metadata).await? {
             None => Ok(None),
             Some(stored) => {
+                self.sharding.check(&self.metadata, &self.path, &stored)?;
                 let presented = metadata::presented(&self.metadata, &stored)?;
                 Ok(Some(presented.into()))
             }
@@ -278,6 +284,7 @@ impl SparseArray {
                 "cannot store {key}: it was erased, and with it how subchunks lie in shards. Store the array anew"
             ))
         })?;
+        self.sharding.check(key, &self.path, &stored)?;
         let value = metadata::stored_for(key, &self.path, &stored, value)?;
         self.replace(store, key, Some(value.into())).await
     }
