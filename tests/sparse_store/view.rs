@@ -13,7 +13,7 @@ use zarrs::storage::{
 };
 use zarrs_cuda::storage::SparseShardStore;
 
-use super::faulty::{Fault, Faulty, Operation};
+use super::faulty::{Fault, Faulty, Operation, Request};
 use super::stores::{Layout, files};
 
 fn key(key: &str) -> StoreKey {
@@ -143,4 +143,43 @@ fn another_sharding_is_noticed() {
         array.store_metadata().unwrap();
         Array::open(sparse.clone(), layout.path).unwrap();
     }
+}
+
+/// Two store the metadata at once; one of them dies in the middle.
+#[test]
+fn half_a_document_is_not_put_in_place() {
+    let (_folder, store) = files();
+    let layout = Layout::new(&[8], &[8], &[2]);
+    layout.create(&*store);
+    let open = || {
+        let faulty = Arc::new(Faulty::new(store.clone()));
+        let sparse = SparseShardStore::open(faulty.clone(), layout.path).unwrap();
+        (sparse.atomic_rename(faulty.clone()).unwrap(), faulty)
+    };
+    let (one, of_one) = open();
+    let (other, of_other) = open();
+    let metadata = one.get(&layout.key()).unwrap().unwrap();
+    let mut stored: Value = serde_json::from_slice(&metadata).unwrap();
+    stored["attributes"] = json!({ "made by": "one" });
+    let stored = Bytes::from(serde_json::to_vec(&stored).unwrap());
+    let (key, dies) = (layout.key(), stored.clone());
+    of_other.fail(|request| (request.operation != Operation::Get).then_some(Fault::Torn));
+    // It has written, and does not rename yet.
+    of_one.fail(move |request| {
+        if request.operation == Operation::Rename {
+            other.set(&key, dies.clone()).unwrap_err();
+        }
+        None
+    });
+    one.set(&layout.key(), stored.clone()).unwrap();
+    assert_eq!(one.get(&layout.key()).unwrap().unwrap(), stored);
+    let is_rename = |request: &Request| request.operation == Operation::Rename;
+    assert!(of_one.requests().iter().any(is_rename));
+
+    // One that fails, and goes on, leaves nothing behind.
+    let before = store.list().unwrap();
+    of_one.fail(|request| (request.operation == Operation::Set).then_some(Fault::Torn));
+    one.set(&layout.key(), metadata).unwrap_err();
+    assert_eq!(store.list().unwrap(), before);
+    assert_eq!(one.get(&layout.key()).unwrap().unwrap(), stored);
 }

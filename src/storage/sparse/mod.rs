@@ -433,7 +433,8 @@ impl<S: ?Sized> SparseShardStore<S> {
     /// that behind.
     ///
     /// A temporary is the key with `.tmp` behind it. What a process that died left there is replaced by
-    /// the next consolidation of the shard.
+    /// the next consolidation of the shard. Those of metadata have a name of the writer before `.tmp`,
+    /// since several may store them at once: `zarr.json.<writer>.tmp` of one that died can be erased.
     ///
     /// # Errors
     /// - [`Error::NotShards`] if the array's metadata in `store` are others than those in the adapter's
@@ -457,15 +458,27 @@ impl<S: ?Sized> SparseShardStore<S> {
                 ),
             });
         }
+        let (metadata, writers) = (key.clone(), frame::writers());
         self.array.rename = Some(Box::new(move |key, value| {
-            let temporary = AtomicWriteStorageAdapter::<()>::temporary_key(key)?;
+            // One at a time consolidates a shard, but anybody stores metadata.
+            let is_shared = *key == metadata;
+            let temporary = if is_shared {
+                StoreKey::new(format!("{key}.{}{TEMPORARY}", writers()))?
+            } else {
+                AtomicWriteStorageAdapter::<()>::temporary_key(key)?
+            };
             let Some(value) = value else {
                 // One who died may have left it.
                 store.erase(&temporary)?;
                 return store.erase(key);
             };
-            store.set(&temporary, value)?;
-            store.rename(&temporary, key)
+            let stored = store.set(&temporary, value);
+            let stored = stored.and_then(|()| store.rename(&temporary, key));
+            if stored.is_err() && is_shared {
+                // Nobody uses its name again. What failed is more important than if this does.
+                let _ = store.erase(&temporary);
+            }
+            stored
         }));
         Ok(self)
     }
