@@ -183,3 +183,43 @@ fn half_a_document_is_not_put_in_place() {
     assert_eq!(store.list().unwrap(), before);
     assert_eq!(one.get(&layout.key()).unwrap().unwrap(), stored);
 }
+
+/// A store with a shard of which one subchunk is in the frame, and one is packed.
+fn framed() -> (Arc<MemoryStore>, Arc<SparseShardStore<MemoryStore>>) {
+    let store = Arc::new(MemoryStore::new());
+    let layout = Layout::new(&[8, 8], &[4, 4], &[2, 2]);
+    layout.create(&*store);
+    let sparse = layout.open(&store);
+    sparse
+        .set(&key("group/array/c/0/3"), b"pack"[..].into())
+        .unwrap();
+    sparse.consolidate(&[0, 1]).unwrap().unwrap();
+    sparse
+        .set(&key("group/array/c/1/2"), b"kept"[..].into())
+        .unwrap();
+    (store, sparse)
+}
+
+#[test]
+fn there_is_nothing_in_frames() {
+    let (store, sparse) = framed();
+    let before = store.list().unwrap();
+    for frame in [
+        "group/array/c/0/1.frame/",
+        "group/array/c/0/1.frame/x/",
+        "group/array/c/1/1.frame/",
+    ] {
+        let frame = prefix(frame);
+        assert_eq!(sparse.list_prefix(&frame).unwrap(), []);
+        assert_eq!(sparse.size_prefix(&frame).unwrap(), 0);
+        let below = sparse.list_dir(&frame).unwrap();
+        assert_eq!((below.keys(), below.prefixes()), (&vec![], &vec![]));
+        sparse.erase_prefix(&frame).unwrap();
+        assert_eq!(store.list().unwrap(), before);
+    }
+    let chunks = ["group/array/c/0/3", "group/array/c/1/2"].map(key);
+    assert_eq!(
+        sparse.list_prefix(&prefix("group/array/c/")).unwrap(),
+        chunks
+    );
+}

@@ -339,6 +339,8 @@ impl SparseArray {
                 }
                 Ok(())
             }
+            // In a frame nothing is seen that could be erased.
+            Scope::Elsewhere if frame::shard_of(&self.keys, prefix.as_str()).is_some() => Ok(()),
             // Shards and frames lie there, all of them or none.
             _ => store.erase_prefix(prefix).await,
         }
