@@ -160,7 +160,8 @@ pub(super) async fn list_dir<V: ShardsSeenAsChunks, L: Lists>(
                     prefixes.push(view.keys().prefix_of(&chunks)?);
                 }
             }
-            _ if chunks.is_none() => prefixes.push(below.clone()),
+            _ if below.as_str().starts_with(prefix.as_str()) => prefixes.push(below.clone()),
+            // What is beside shards is not beside each of their chunks.
             _ => {}
         }
     }

@@ -223,3 +223,36 @@ fn there_is_nothing_in_frames() {
         chunks
     );
 }
+
+/// Whoever goes from directory to directory finds what is listed at once.
+#[test]
+fn what_is_beside_shards_is_found_in_directories() {
+    let (_, sparse) = framed();
+    for beside in ["c/0/notes/a/b", "c/0/x", "c/y", "c/notes/z", "notes/1"] {
+        let beside = key(&format!("group/array/{beside}"));
+        sparse
+            .set(&beside, beside.as_str().to_owned().into())
+            .unwrap();
+    }
+    let mut found = BTreeSet::new();
+    let mut left = vec![StorePrefix::root()];
+    while let Some(directory) = left.pop() {
+        let below = sparse.list_dir(&directory).unwrap();
+        let all = sparse.list_prefix(&directory).unwrap();
+        assert!(below.keys().iter().all(|key| all.contains(key)));
+        for key in &all {
+            let is_below = below.keys().contains(key)
+                || below.prefixes().iter().any(|below| key.has_prefix(below));
+            assert!(is_below, "{key} in {directory:?}");
+        }
+        found.extend(below.keys().iter().cloned());
+        left.extend(below.prefixes().iter().cloned());
+    }
+    assert_eq!(Vec::from_iter(found), sparse.list().unwrap());
+    sparse.erase_prefix(&prefix("group/array/c/0/")).unwrap();
+    assert_eq!(sparse.list_prefix(&prefix("group/array/c/0/")).unwrap(), []);
+    assert_eq!(
+        sparse.get(&key("group/array/c/1/2")).unwrap().unwrap(),
+        "kept"
+    );
+}
