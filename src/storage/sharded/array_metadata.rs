@@ -191,8 +191,24 @@ impl<'a> Document<'a> {
     }
 
     /// # Errors
-    /// That the transformer is not understood, or is not the first, and only one.
+    /// That the chunk key encoding is not one of those that are recognised.
+    fn check_chunk_keys(&self) -> Result<(), String> {
+        let encoding = self.field("chunk_key_encoding").unwrap_or_default();
+        let name = encoding.get("name").unwrap_or(&encoding);
+        match name.as_str() {
+            // Without one, whoever reads it will say so.
+            None | Some("default" | "v2") => Ok(()),
+            Some(name) => Err(format!(
+                "the chunk key encoding is {name:?}, by which no key is known as that of a chunk here, so that none would be in a shard: it has to be `default` or `v2`"
+            )),
+        }
+    }
+
+    /// # Errors
+    /// That the transformer is not understood, or is not the first, and only one; or cannot know the keys
+    /// of chunks.
     fn configuration(&self) -> Result<Option<Configuration>, String> {
+        self.check_chunk_keys()?;
         let mut found = None;
         for (at, element) in self.transformers()?.into_iter().enumerate() {
             let element: Value =
