@@ -168,6 +168,12 @@ fn sharding_of(
     Ok((codec, sharding))
 }
 
+/// The JSON object `bytes`, which are those of `key`.
+fn document_of<'a>(key: &StoreKey, bytes: &'a [u8]) -> Result<Document<'a>, StorageError> {
+    let document = Document::parse(bytes);
+    document.map_err(|reason| StorageError::InvalidMetadata(key.clone(), reason))
+}
+
 /// The metadata of the unsharded array, of that which is `stored` at `key`.
 ///
 /// # Errors
@@ -182,20 +188,20 @@ pub(super) fn presented(key: &StoreKey, stored: &[u8]) -> Result<String, Storage
             ),
         )
     };
-    let document = Document::parse(key, stored)?;
+    let document = document_of(key, stored)?;
     let codecs = document
-        .field("codecs")
+        .member("codecs")
         .ok_or_else(|| invalid("it has no codecs"))?;
     let codecs: Vec<&RawValue> =
         serde_json::from_str(codecs).map_err(|error| invalid(&error.to_string()))?;
     let [codec] = codecs[..] else {
         return Err(invalid(&format!("it has {} codecs", codecs.len())));
     };
-    let codec = Document::parse(key, codec.get().as_bytes())?;
-    let configuration = codec.field("configuration").unwrap_or("{}");
-    let configuration = Document::parse(key, configuration.as_bytes())?;
+    let codec = document_of(key, codec.get().as_bytes())?;
+    let configuration = codec.member("configuration").unwrap_or("{}");
+    let configuration = document_of(key, configuration.as_bytes())?;
     let field = |name: &str| {
-        let value = configuration.field(name);
+        let value = configuration.member(name);
         value.ok_or_else(|| invalid(&format!("the codec has no `{name}`")))
     };
     let grid = format!(
@@ -252,12 +258,12 @@ pub(super) fn stored_for(
     if codecs(&array) != codecs(&old) {
         return differs("chain of codecs");
     }
-    let stored = Document::parse(key, stored)?;
+    let stored = document_of(key, stored)?;
     let mut values = Vec::new();
     for name in ["chunk_grid", "codecs"] {
-        values.extend(stored.field(name).map(|value| (name, value)));
+        values.extend(stored.member(name).map(|value| (name, value)));
     }
-    Ok(Document::parse(key, new)?.with(&values))
+    Ok(document_of(key, new)?.with(&values))
 }
 
 #[cfg(test)]
