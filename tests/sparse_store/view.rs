@@ -256,3 +256,17 @@ fn what_is_beside_shards_is_found_in_directories() {
         "kept"
     );
 }
+
+#[test]
+fn arrays_of_zarr_v2_have_no_shards() {
+    let store = Arc::new(MemoryStore::new());
+    let open = || {
+        let opened = SparseShardStore::open(store.clone(), "/group/array");
+        opened.unwrap_err().to_string()
+    };
+    assert!(open().contains("there is no array"), "{}", open());
+    store
+        .set(&key("group/array/.zarray"), b"{}"[..].into())
+        .unwrap();
+    assert!(open().contains("Zarr V2"), "{}", open());
+}

@@ -16,7 +16,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use zarrs::node::{NodePath, meta_key_v3};
+use zarrs::node::{NodePath, meta_key_v2_array, meta_key_v3};
 use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
 use zarrs_storage::{
@@ -111,6 +111,26 @@ struct SparseArray {
 type Rename = Box<dyn Fn(&StoreKey, Option<Bytes>) -> Result<(), StorageError> + Send + Sync>;
 
 impl SparseArray {
+    /// That at `path`, as it is stored.
+    async fn open<O: Reads>(store: &O, path: &str) -> Result<Self, Error> {
+        let node = node_path(path)?;
+        let key = meta_key_v3(&node);
+        let metadata = store.get(&key).await;
+        if let Some(metadata) = metadata.map_err(|error| unreadable(&key, error))? {
+            return Self::new(path, &metadata);
+        }
+        let older = meta_key_v2_array(&node);
+        if let Ok(Some(_)) = store.size(&older).await {
+            return Err(Error::NotShards {
+                reason: format!(
+                    "{older} is that of an array of Zarr V2, which has no shards: store the array as one of Zarr V3, with the codec `sharding_indexed`"
+                ),
+            });
+        }
+        let source = "there is no array: create it, and store its metadata, first".to_owned();
+        Err(unreadable(&key, StorageError::Other(source)))
+    }
+
     fn new(path: &str, metadata: &[u8]) -> Result<Self, Error> {
         let path = node_path(path)?;
         let key = meta_key_v3(&path);
@@ -367,11 +387,6 @@ fn unreadable(key: &StoreKey, source: StorageError) -> Error {
         key: key.clone(),
         source,
     }
-}
-
-fn absent(key: &StoreKey) -> Error {
-    let source = "there is no array: create it, and store its metadata, first".to_owned();
-    unreadable(key, StorageError::Other(source))
 }
 
 fn node_path(path: &str) -> Result<NodePath, Error> {
