@@ -270,3 +270,34 @@ fn arrays_of_zarr_v2_have_no_shards() {
         .unwrap();
     assert!(open().contains("Zarr V2"), "{}", open());
 }
+
+/// Clones are as one adapter: those that write parts of a subchunk take turns.
+#[test]
+fn clones_take_turns() {
+    const THREADS: u64 = 4;
+    const PARTS: u64 = 100;
+    let (store, _) = framed();
+    let sparse = SparseShardStore::open(store.clone(), "/group/array").unwrap();
+    assert!(Arc::ptr_eq(sparse.inner(), &store));
+    let reader = sparse.clone().with_listing_age(Duration::from_hours(1));
+    let chunk = key("group/array/c/1/2");
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (sparse, chunk) = (sparse.clone(), &chunk);
+            scope.spawn(move || {
+                for at in 0..PARTS {
+                    let at = THREADS * at + thread;
+                    sparse.set_partial(chunk, at, b"x"[..].into()).unwrap();
+                }
+            });
+        }
+    });
+    let written = sparse.get(&chunk).unwrap().unwrap();
+    let lost = written.iter().filter(|&&byte| byte != b'x').count();
+    assert_eq!((written.len() as u64, lost), (THREADS * PARTS, 0));
+    // What is asked of one is not asked of the others.
+    reader.set(&chunk, b"reader"[..].into()).unwrap_err();
+    assert_eq!(reader.get(&chunk).unwrap().unwrap(), written);
+    sparse.consolidate(&[0, 1]).unwrap().unwrap();
+    assert_eq!(reader.get(&chunk).unwrap().unwrap(), written);
+}

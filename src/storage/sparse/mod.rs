@@ -91,7 +91,8 @@ pub struct SparseShardStore<S: ?Sized> {
     store: Arc<S>,
 }
 
-/// All of an adapter but its store.
+/// All of an adapter but its store. Clones take turns with each other.
+#[derive(Clone)]
 struct SparseArray {
     path: NodePath,
     metadata: StoreKey,
@@ -99,8 +100,8 @@ struct SparseArray {
     sharding: Sharding,
     keys: ChunkKeys,
     grid: ShardGrid,
-    frames: Frames,
-    listings: Listings,
+    frames: Arc<Frames>,
+    listings: Arc<Listings>,
     /// How an object is replaced at once, if not by `set`.
     rename: Option<Rename>,
     /// For consolidations, in bytes.
@@ -108,7 +109,7 @@ struct SparseArray {
 }
 
 /// Store a value under a key at once, or erase it.
-type Rename = Box<dyn Fn(&StoreKey, Option<Bytes>) -> Result<(), StorageError> + Send + Sync>;
+type Rename = Arc<dyn Fn(&StoreKey, Option<Bytes>) -> Result<(), StorageError> + Send + Sync>;
 
 impl SparseArray {
     /// That at `path`, as it is stored.
@@ -139,13 +140,13 @@ impl SparseArray {
         Ok(Self {
             keys: ChunkKeys::new(&path, grid.counts().len()),
             sharding: sharded.sharding,
-            frames: Frames::new(
+            frames: Arc::new(Frames::new(
                 sharded.packing,
                 grid.len(),
                 sharded.bound,
                 Box::new(frame::writers()),
-            ),
-            listings: Listings::default(),
+            )),
+            listings: Arc::default(),
             rename: None,
             memory: Options::default().host_memory(),
             metadata: key,
@@ -476,7 +477,7 @@ impl<S: ?Sized> SparseShardStore<S> {
             });
         }
         let (metadata, writers) = (key.clone(), frame::writers());
-        self.array.rename = Some(Box::new(move |key, value| {
+        self.array.rename = Some(Arc::new(move |key, value| {
             // One at a time consolidates a shard, but anybody stores metadata.
             let is_shared = *key == metadata;
             let temporary = if is_shared {
@@ -509,10 +510,10 @@ impl<S: ?Sized> SparseShardStore<S> {
     /// **Such an adapter is for those who only read.** Whatever is stored, erased or consolidated through
     /// it is [`StorageError::Unsupported`]: zarrs writes a part of a subchunk by reading and storing it,
     /// and what was read by a listing of the past would undo what others wrote since. Write through
-    /// another adapter.
+    /// another adapter, such as a clone from before.
     #[must_use]
     pub fn with_listing_age(mut self, age: Duration) -> Self {
-        self.array.listings = Listings::new(age);
+        self.array.listings = Arc::new(Listings::new(age));
         self
     }
 
@@ -522,6 +523,22 @@ impl<S: ?Sized> SparseShardStore<S> {
     pub fn with_memory(mut self, bytes: usize) -> Self {
         self.array.memory = bytes;
         self
+    }
+
+    /// The store of the shards and their frames.
+    #[must_use]
+    pub fn inner(&self) -> &Arc<S> {
+        &self.store
+    }
+}
+
+/// Both take turns with each other, as if they were one; what either is told afterwards is its own.
+impl<S: ?Sized> Clone for SparseShardStore<S> {
+    fn clone(&self) -> Self {
+        Self {
+            array: self.array.clone(),
+            store: self.store.clone(),
+        }
     }
 }
 
