@@ -73,11 +73,14 @@ const TEMPORARY: &str = ".tmp";
 /// ```
 ///
 /// # What it rests on
-/// - What was stored is found by whoever reads or lists afterwards.
+/// - What was stored is found by whoever reads or lists afterwards. zarrs' `FilesystemStore` has no file
+///   handle cache then (`file_handle_cache_size`; by default it has none): it would go on reading shards
+///   that others have replaced, and consolidate them.
 /// - A shard is replaced at once. Object stores and databases do that by `set`. zarrs' `FilesystemStore`
 ///   does not: give the adapter the store once more with [`atomic_rename`](Self::atomic_rename).
 /// - One writer at a time of each *subchunk*. To write a part of one it is read first, so elements of
-///   one subchunk are for one writer. Those who write through the same adapter take turns.
+///   one subchunk are for one writer. Those who write through the same adapter take turns, but zarrs
+///   writes a part in two steps: it is not safe for threads either.
 /// - One consolidation at a time of each shard, and none that was paused goes on after another one:
 ///   zarrs' stores have no conditional writes.
 /// - Nobody writes the shards themselves meanwhile, and nobody erases prefixes of the array.
