@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(document.without("é").unwrap(), r#"{ "a":1, "b" :2}"#);
         assert_eq!(
             document.without("a").unwrap(),
-            r#"{ "\u00e9" : {"a":"\""}, "b" :2}"#
+            r#"{ "\u00e9" : {"a":"\""} , "b" :2}"#
         );
     }
 
