@@ -18,3 +18,5 @@ mod model;
 mod requests;
 #[path = "sparse_store/stores.rs"]
 mod stores;
+#[path = "sparse_store/view.rs"]
+mod view;

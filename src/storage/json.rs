@@ -1,42 +1,43 @@
-//! Metadata of which some fields are read or replaced, and nothing else is touched.
+//! Metadata of which some members are read or replaced, and nothing else is touched.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use serde_json::value::RawValue;
-use zarrs_storage::{StorageError, StoreKey};
 
-/// The JSON object at a key: its text, and where its fields are in it.
+/// A JSON object: its text, and where its members are in it.
 #[derive(Debug)]
 pub(super) struct Document<'a> {
     text: &'a str,
-    fields: HashMap<String, &'a RawValue>,
+    members: HashMap<String, &'a RawValue>,
+}
+
+/// Where `part`, which is a part of `text`, lies in it.
+pub(super) fn span(text: &str, part: &str) -> Option<Range<usize>> {
+    let start = part.as_ptr().addr().checked_sub(text.as_ptr().addr())?;
+    let end = start.checked_add(part.len())?;
+    (end <= text.len()).then_some(start..end)
 }
 
 impl<'a> Document<'a> {
     /// # Errors
-    /// [`StorageError::InvalidMetadata`] if `bytes`, which are those of `key`, are not a JSON object.
-    pub(super) fn parse(key: &StoreKey, bytes: &'a [u8]) -> Result<Self, StorageError> {
-        let invalid = |reason: String| StorageError::InvalidMetadata(key.clone(), reason);
-        let text = str::from_utf8(bytes).map_err(|error| invalid(error.to_string()))?;
-        let fields = serde_json::from_str(text).map_err(|error| invalid(error.to_string()))?;
-        Ok(Self { text, fields })
+    /// Why `bytes` are not a JSON object.
+    pub(super) fn parse(bytes: &'a [u8]) -> Result<Self, String> {
+        let text = str::from_utf8(bytes).map_err(|error| error.to_string())?;
+        let members = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        Ok(Self { text, members })
     }
 
-    /// The text of a field.
-    pub(super) fn field(&self, name: &str) -> Option<&'a str> {
-        self.fields.get(name).map(|value| value.get())
+    /// The text of the value of a member.
+    pub(super) fn member(&self, name: &str) -> Option<&'a str> {
+        self.members.get(name).map(|value| value.get())
     }
 
-    /// The text with other values of some fields, those of which there are.
+    /// The text with other values of some members, those of which there are.
     pub(super) fn with(&self, values: &[(&str, &str)]) -> String {
         let mut places: Vec<_> = values
             .iter()
-            .filter_map(|(name, value)| {
-                let old = self.field(name)?;
-                // A field is a part of the text.
-                let start = old.as_ptr().addr() - self.text.as_ptr().addr();
-                Some((start..start + old.len(), *value))
-            })
+            .filter_map(|(name, value)| Some((span(self.text, self.member(name)?)?, *value)))
             .collect();
         places.sort_by_key(|(place, _)| place.start);
         let mut text = String::with_capacity(self.text.len());
@@ -49,6 +50,36 @@ impl<'a> Document<'a> {
         text.push_str(&self.text[from..]);
         text
     }
+
+    /// The text with one more member, as the last. [`without`](Self::without) is the inverse.
+    pub(super) fn with_last(&self, name: &str, value: &str) -> Option<String> {
+        let object = self.text.trim_end().strip_suffix('}')?.trim_end();
+        let behind = self.text.get(object.len()..)?;
+        let (line, space) = if object.contains('\n') {
+            ("\n  ", " ")
+        } else {
+            ("", "")
+        };
+        let comma = if self.members.is_empty() { "" } else { "," };
+        Some(format!(
+            "{object}{comma}{line}\"{name}\":{space}{value}{behind}"
+        ))
+    }
+
+    /// The text without a member, whose name has no quotation mark in it.
+    pub(super) fn without(&self, name: &str) -> Option<String> {
+        let value = span(self.text, self.member(name)?)?;
+        let key = self.text.get(..value.start)?.trim_end().strip_suffix(':')?;
+        let key = key.trim_end().strip_suffix('"')?;
+        // However its name is written, there is none in it.
+        let before = key.get(..key.rfind('"')?)?.trim_end();
+        let behind = self.text.get(value.end..)?;
+        if let Some(before) = before.strip_suffix(',') {
+            return Some([before, behind].concat());
+        }
+        let behind = behind.trim_start();
+        Some([before, behind.strip_prefix(',').unwrap_or(behind)].concat())
+    }
 }
 
 #[cfg(test)]
@@ -56,13 +87,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_replaced_where_they_are() {
-        let key = StoreKey::new("zarr.json").unwrap();
+    fn members_are_replaced_where_they_are() {
         let text =
             r#" {"b" : [1, {"a": 2}],"a":3 , "n": 123456789012345678901234567890, "c": "ü"} "#;
-        let document = Document::parse(&key, text.as_bytes()).unwrap();
-        assert_eq!(document.field("b"), Some(r#"[1, {"a": 2}]"#));
-        assert_eq!(document.field("d"), None);
+        let document = Document::parse(text.as_bytes()).unwrap();
+        assert_eq!(document.member("b"), Some(r#"[1, {"a": 2}]"#));
+        assert_eq!(document.member("d"), None);
         assert_eq!(document.with(&[]), text);
         let changed = document.with(&[("c", "null"), ("b", "{}"), ("d", "4")]);
         assert_eq!(
@@ -70,7 +100,37 @@ mod tests {
             r#" {"b" : {},"a":3 , "n": 123456789012345678901234567890, "c": null} "#
         );
         for invalid in [&b"[]"[..], b"{", b"\xff", b""] {
-            assert!(Document::parse(&key, invalid).is_err());
+            assert!(Document::parse(invalid).is_err());
         }
+    }
+
+    #[test]
+    fn members_come_and_go() {
+        for (text, with) in [
+            ("{}", r#"{"é":[2]}"#),
+            (r#" {"a":1 } "#, r#" {"a":1,"é":[2] } "#),
+            ("{\n  \"a\": 1\n}\n", "{\n  \"a\": 1,\n  \"é\": [2]\n}\n"),
+        ] {
+            let document = Document::parse(text.as_bytes()).unwrap();
+            assert_eq!(document.with_last("é", "[2]").unwrap(), with);
+            assert_eq!(document.without("é"), None);
+            let longer = Document::parse(with.as_bytes()).unwrap();
+            assert_eq!(longer.without("é").unwrap(), text);
+        }
+        let text = r#"{ "\u00e9" : {"a":"\""} , "a":1, "b" :2}"#;
+        let document = Document::parse(text.as_bytes()).unwrap();
+        assert_eq!(document.without("é").unwrap(), r#"{ "a":1, "b" :2}"#);
+        assert_eq!(
+            document.without("a").unwrap(),
+            r#"{ "\u00e9" : {"a":"\""} , "b" :2}"#
+        );
+    }
+
+    #[test]
+    fn parts_of_texts() {
+        let text = "abcdef";
+        assert_eq!(span(text, &text[2..4]), Some(2..4));
+        assert_eq!(span(&text[..3], &text[2..4]), None);
+        assert_eq!(span(&text[3..], &text[2..4]), None);
     }
 }

@@ -61,22 +61,25 @@ async fn sized<V: ShardsSeenAsChunks, L: Lists>(
     store: &L,
     prefix: &StorePrefix,
 ) -> Result<Vec<(StoreKey, Option<u64>)>, StorageError> {
-    let (underlying, chunks) = match view.keys().scope(prefix) {
-        Scope::Chunks(chunks) => (shards_of(view, &chunks)?, Some(chunks)),
+    let scope = view.keys().scope(prefix);
+    let (underlying, chunks) = match &scope {
+        Scope::Chunks(chunks) => (shards_of(view, chunks)?, Some(chunks)),
         Scope::Everything | Scope::Elsewhere => (prefix.clone(), None),
     };
+    // What lies in a frame is seen as the chunks of its shard, whose keys are not there.
+    let has_chunks = scope != Scope::Elsewhere;
     let mut shards = Vec::new();
     let mut listed = Vec::new();
     for key in store.list_prefix(&underlying).await? {
         match view.seen(&key) {
             // What is beside shards is not beside each of their chunks.
-            Seen::Itself if chunks.is_none() || key.has_prefix(prefix) => listed.push((key, None)),
-            Seen::Itself | Seen::Hidden => {}
-            Seen::Shard(shard) => shards.push(shard),
+            Seen::Itself if key.has_prefix(prefix) => listed.push((key, None)),
+            Seen::Shard(shard) if has_chunks => shards.push(shard),
+            Seen::Itself | Seen::Hidden | Seen::Shard(_) => {}
         }
     }
     for shard in distinct(shards) {
-        for (chunk, len) in chunks_of(view, &shard, chunks.as_ref()).await? {
+        for (chunk, len) in chunks_of(view, &shard, chunks).await? {
             listed.push((view.keys().key(&chunk)?, Some(len)));
         }
     }
@@ -126,40 +129,44 @@ pub(super) async fn list_dir<V: ShardsSeenAsChunks, L: Lists>(
     store: &L,
     prefix: &StorePrefix,
 ) -> Result<StoreKeysPrefixes, StorageError> {
-    let (underlying, chunks) = match view.keys().scope(prefix) {
-        Scope::Chunks(chunks) => (shards_of(view, &chunks)?, Some(chunks)),
+    let scope = view.keys().scope(prefix);
+    let (underlying, chunks) = match &scope {
+        Scope::Chunks(chunks) => (shards_of(view, chunks)?, Some(chunks)),
         Scope::Everything | Scope::Elsewhere => (prefix.clone(), None),
     };
+    // What lies in a frame is seen as the chunks of its shard, whose keys are not there.
+    let has_chunks = scope != Scope::Elsewhere;
     let below = store.list_dir(&underlying).await?;
     let (mut keys, mut prefixes, mut shards) = (Vec::new(), Vec::new(), Vec::new());
     for key in below.keys() {
         match view.seen(key) {
-            Seen::Itself if chunks.is_none() || key.has_prefix(prefix) => keys.push(key.clone()),
-            Seen::Itself | Seen::Hidden => {}
-            Seen::Shard(shard) => shards.push(shard),
+            Seen::Itself if key.has_prefix(prefix) => keys.push(key.clone()),
+            Seen::Shard(shard) if has_chunks => shards.push(shard),
+            Seen::Itself | Seen::Hidden | Seen::Shard(_) => {}
         }
     }
     for below in below.prefixes() {
         let shard_prefix = match view.seen_prefix(below) {
             Seen::Itself => view.keys().scope(below),
-            Seen::Hidden => continue,
-            Seen::Shard(shard) => {
+            Seen::Shard(shard) if has_chunks => {
                 shards.push(shard);
                 continue;
             }
+            Seen::Hidden | Seen::Shard(_) => continue,
         };
         match shard_prefix {
             Scope::Chunks(shards) if !shards.coordinates.is_empty() => {
-                for chunks in prefixes_of(view, &shards, chunks.as_ref()) {
+                for chunks in prefixes_of(view, &shards, chunks) {
                     prefixes.push(view.keys().prefix_of(&chunks)?);
                 }
             }
-            _ if chunks.is_none() => prefixes.push(below.clone()),
+            _ if below.as_str().starts_with(prefix.as_str()) => prefixes.push(below.clone()),
+            // What is beside shards is not beside each of their chunks.
             _ => {}
         }
     }
     for shard in distinct(shards) {
-        for (chunk, _) in chunks_of(view, &shard, chunks.as_ref()).await? {
+        for (chunk, _) in chunks_of(view, &shard, chunks).await? {
             keys.push(view.keys().key(&chunk)?);
         }
     }

@@ -42,6 +42,9 @@ use crate::Error;
 /// `http://purl.org/zarr/spec/storage-transformers/sharding/1.0`, and the configuration
 /// `{"type": "indexed", "chunks_per_shard": [4, 4]}`, or that with the type `"indexed_crc32c"`.
 ///
+/// The chunk key encoding of the array has to be `default` or `v2`, which zarrs does not tell a
+/// transformer: with another one no chunks are found.
+///
 /// No indices are kept: zarrs makes a reader of the transformer for each request, and another process
 /// may write meanwhile. A read makes two requests.
 ///

@@ -303,6 +303,32 @@ fn erase_prefix() {
     }
 }
 
+/// "For affected shards where all contained chunks are erased the prefix is rewritten to the corresponding
+/// shard key and the operation is relayed", which erases what is beside the chunks as well. So it is
+/// where only some chunks are erased: whatever is listed with a prefix is erased with it.
+#[test]
+fn what_is_listed_is_erased() {
+    for counts in [[2, 2], [1, 3]] {
+        let adapter = Adapter::new(&counts);
+        let all = ["a/c/0/1", "a/c/0/notes/x", "a/c/0/x", "a/c/1/0", "a/c/1/x"];
+        for at in all {
+            adapter.set(at, b"x");
+        }
+        let listed = |of: &str| {
+            let listed = adapter.chunks.list_prefix(&prefix(of)).unwrap();
+            listed.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(listed("a/c/"), all);
+        assert_eq!(listed("a/c/0/"), all[..3]);
+        let below = adapter.chunks.list_dir(&prefix("a/c/0/")).unwrap();
+        assert_eq!(below.keys(), &[key("a/c/0/1"), key("a/c/0/x")]);
+        assert_eq!(below.prefixes(), &[prefix("a/c/0/notes/")]);
+        adapter.chunks.erase_prefix(&prefix("a/c/0/")).unwrap();
+        assert_eq!(listed("a/c/0/"), [""; 0]);
+        assert_eq!(listed("a/c/"), all[3..]);
+    }
+}
+
 /// "`list()`: See `list_prefix` with the prefix `/`." "`list_prefix(prefix)`: If the prefix contains a
 /// part of the chunk-grid key, this part is translated to the referenced shard and contained chunks.
 /// Then, `list_prefix` is called on the underlying store with the translated prefix. For all listed

@@ -264,6 +264,57 @@ fn shards_of_another_kind() {
     );
 }
 
+/// Whose keys are those of chunks is known of two encodings. With another one chunks would be stored one
+/// by one, in an array of which the metadata say that it has shards.
+#[test]
+fn keys_of_chunks_that_are_none() {
+    let case = Case::new();
+    let with = |encoding: &str, transformers: &str| {
+        let transformers = format!(r#","storage_transformers":[{transformers}]"#);
+        metadata(&format!(
+            r#","chunk_key_encoding":{encoding}{transformers}"#
+        ))
+    };
+    for encoding in [
+        r#"{"name":"zarrs.default_suffix","configuration":{"suffix":".x"}}"#,
+        r#"{ "name" : "other" }"#,
+        r#""other""#,
+    ] {
+        let described = with(encoding, &ours(NAME));
+        case.put(&described);
+        let errors = [
+            case.chunks.get(&key(KEY)).unwrap_err(),
+            case.chunks.set(&key(KEY), described.into()).unwrap_err(),
+            case.chunks
+                .set(&key(KEY), with(encoding, "").into())
+                .unwrap_err(),
+        ];
+        let mut errors: Vec<_> = errors.iter().map(ToString::to_string).collect();
+        let opened = ShardedStore::open(case.inner.clone(), "/a");
+        errors.push(opened.unwrap_err().to_string());
+        for error in errors {
+            assert!(
+                error.contains(KEY) && error.contains("`default`"),
+                "{error}"
+            );
+            assert!(
+                error.contains("suffix") || error.contains("other"),
+                "{error}"
+            );
+        }
+    }
+    for encoding in [
+        r#""default""#,
+        r#"{"name":"v2"}"#,
+        r#"{"name":"default","configuration":{"separator":"."}}"#,
+    ] {
+        let shown = with(encoding, r#""x""#);
+        case.chunks.set(&key(KEY), shown.clone().into()).unwrap();
+        assert_eq!(case.shown(), shown);
+        ShardedStore::open(case.inner.clone(), "/a").unwrap();
+    }
+}
+
 #[test]
 fn what_cannot_be_opened() {
     let inner = Arc::new(MemoryStore::new());

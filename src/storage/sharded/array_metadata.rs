@@ -3,13 +3,13 @@
 //!
 //! Whatever else is in the document stays as it is, byte for byte.
 
-use std::collections::HashMap;
 use std::fmt;
 
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::BinaryFormat;
+use crate::storage::json::{Document, span};
 
 /// The name of the transformer: the URI in the "Configuration" of the draft.
 pub(in crate::storage) const NAME: &str =
@@ -98,7 +98,7 @@ impl Configuration {
 /// # Errors
 /// What of it is not understood.
 pub(super) fn configuration(stored: &[u8]) -> Result<Option<Configuration>, String> {
-    Document::parse(stored).map_or(Ok(None), |document| document.configuration())
+    ArrayDocument::parse(stored).map_or(Ok(None), |document| document.configuration())
 }
 
 /// Stored metadata as they are seen through an adapter of `ours`: without the transformer. `None` if
@@ -107,7 +107,7 @@ pub(super) fn configuration(stored: &[u8]) -> Result<Option<Configuration>, Stri
 /// # Errors
 /// That another transformer is described, or one that is not understood.
 pub(super) fn hidden(stored: &[u8], ours: &Configuration) -> Result<Option<String>, String> {
-    let Some(document) = Document::parse(stored) else {
+    let Some(document) = ArrayDocument::parse(stored) else {
         return Ok(None);
     };
     if !document.describes(ours)? {
@@ -115,7 +115,7 @@ pub(super) fn hidden(stored: &[u8], ours: &Configuration) -> Result<Option<Strin
     }
     let hidden = document.without_first().ok_or(MALFORMED)?;
     // Of a member that is there twice, the last was understood.
-    match Document::parse(hidden.as_bytes()).map(|document| document.configuration()) {
+    match ArrayDocument::parse(hidden.as_bytes()).map(|document| document.configuration()) {
         Some(Ok(None)) => Ok(Some(hidden)),
         _ => Err(format!("it has {TRANSFORMERS:?} more than once")),
     }
@@ -127,7 +127,7 @@ pub(super) fn hidden(stored: &[u8], ours: &Configuration) -> Result<Option<Strin
 /// # Errors
 /// That another transformer is described, or one that is not understood.
 pub(super) fn described(given: &[u8], ours: &Configuration) -> Result<Option<String>, String> {
-    let Some(document) = Document::parse(given) else {
+    let Some(document) = ArrayDocument::parse(given) else {
         return Ok(None);
     };
     if document.describes(ours)? {
@@ -139,7 +139,7 @@ pub(super) fn described(given: &[u8], ours: &Configuration) -> Result<Option<Str
 
 /// How many chunks an array has along each axis, by its metadata; `None` if it has no regular grid.
 pub(super) fn chunk_grid(metadata: &[u8]) -> Option<Vec<u64>> {
-    let document = Document::parse(metadata)?;
+    let document = ArrayDocument::parse(metadata)?;
     let shape = document.field("shape")?;
     let shape = shape.as_array()?;
     let grid = document.field("chunk_grid")?;
@@ -160,23 +160,18 @@ pub(super) fn chunk_grid(metadata: &[u8]) -> Option<Vec<u64>> {
 const MALFORMED: &str = "it is not the JSON that it seemed to be";
 
 /// The metadata of an array.
-struct Document<'a> {
-    text: &'a str,
-    members: HashMap<String, &'a RawValue>,
-}
+struct ArrayDocument<'a>(Document<'a>);
 
-impl<'a> Document<'a> {
+impl<'a> ArrayDocument<'a> {
     /// `None` if `metadata` are not those of an array of Zarr V3: whoever reads them will say so.
     fn parse(metadata: &'a [u8]) -> Option<Self> {
-        let text = str::from_utf8(metadata).ok()?;
-        let members: HashMap<String, &RawValue> = serde_json::from_str(text).ok()?;
-        let document = Self { text, members };
+        let document = Self(Document::parse(metadata).ok()?);
         let is_array = document.field("node_type")? == "array";
         is_array.then_some(document)
     }
 
     fn field(&self, name: &str) -> Option<Value> {
-        serde_json::from_str(self.members.get(name)?.get()).ok()
+        serde_json::from_str(self.0.member(name)?).ok()
     }
 
     fn rank(&self) -> Option<usize> {
@@ -184,15 +179,31 @@ impl<'a> Document<'a> {
     }
 
     fn transformers(&self) -> Result<Vec<&'a RawValue>, String> {
-        let Some(list) = self.members.get(TRANSFORMERS) else {
+        let Some(list) = self.0.member(TRANSFORMERS) else {
             return Ok(Vec::new());
         };
-        serde_json::from_str(list.get()).map_err(|error| format!("{TRANSFORMERS:?}: {error}"))
+        serde_json::from_str(list).map_err(|error| format!("{TRANSFORMERS:?}: {error}"))
     }
 
     /// # Errors
-    /// That the transformer is not understood, or is not the first, and only one.
+    /// That the chunk key encoding is not one of those that are recognised.
+    fn check_chunk_keys(&self) -> Result<(), String> {
+        let encoding = self.field("chunk_key_encoding").unwrap_or_default();
+        let name = encoding.get("name").unwrap_or(&encoding);
+        match name.as_str() {
+            // Without one, whoever reads it will say so.
+            None | Some("default" | "v2") => Ok(()),
+            Some(name) => Err(format!(
+                "the chunk key encoding is {name:?}, by which no key is known as that of a chunk here, so that none would be in a shard: it has to be `default` or `v2`"
+            )),
+        }
+    }
+
+    /// # Errors
+    /// That the transformer is not understood, or is not the first, and only one; or cannot know the keys
+    /// of chunks.
     fn configuration(&self) -> Result<Option<Configuration>, String> {
+        self.check_chunk_keys()?;
         let mut found = None;
         for (at, element) in self.transformers()?.into_iter().enumerate() {
             let element: Value =
@@ -242,59 +253,36 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Where `part` lies in the text.
-    fn span(&self, part: &RawValue) -> Option<(usize, usize)> {
-        let start = part.get().as_ptr().addr();
-        let start = start.checked_sub(self.text.as_ptr().addr())?;
-        Some((start, start.checked_add(part.get().len())?))
-    }
-
     /// The document without the first transformer.
     fn without_first(&self) -> Option<String> {
-        let list = self.transformers().ok()?;
-        if let [first, second, ..] = &list[..] {
-            let (start, _) = self.span(first)?;
-            let (end, _) = self.span(second)?;
-            return Some([self.text.get(..start)?, self.text.get(end..)?].concat());
-        }
-        let (start, end) = self.span(self.members.get(TRANSFORMERS)?)?;
-        let key = self.text.get(..start)?.trim_end().strip_suffix(':')?;
-        let key = key.trim_end().strip_suffix('"')?;
-        // Its name has no quotation mark in it, however it is written.
-        let before = key.get(..key.rfind('"')?)?.trim_end();
-        let behind = self.text.get(end..)?;
-        if let Some(before) = before.strip_suffix(',') {
-            return Some([before, behind].concat());
-        }
-        let behind = behind.trim_start();
-        Some([before, behind.strip_prefix(',').unwrap_or(behind)].concat())
+        let transformers = self.transformers().ok()?;
+        let [first, second, ..] = &transformers[..] else {
+            return self.0.without(TRANSFORMERS);
+        };
+        let list = self.0.member(TRANSFORMERS)?;
+        let start = span(list, first.get())?.start;
+        let end = span(list, second.get())?.start;
+        let others = [list.get(..start)?, list.get(end..)?].concat();
+        Some(self.0.with(&[(TRANSFORMERS, &others)]))
     }
 
     /// The document with `transformer` as the first. [`without_first`](Self::without_first) is the
     /// inverse, but for an empty list, which is not there then.
     fn with_first(&self, transformer: &str) -> Option<String> {
-        if let Some(list) = self.members.get(TRANSFORMERS) {
-            let (start, end) = self.span(list)?;
-            let first = self.transformers().ok()?.into_iter().next();
-            let (start, end, separator) = match first {
-                Some(first) => {
-                    let (first, _) = self.span(first)?;
-                    (first, first, ",")
+        let transformers = self.transformers().ok()?;
+        let list = match (self.0.member(TRANSFORMERS), transformers.first()) {
+            (Some(list), Some(first)) => {
+                let at = span(list, first.get())?.start;
+                [list.get(..at)?, transformer, ",", list.get(at..)?].concat()
+            }
+            (list, _) => {
+                let all = format!("[{transformer}]");
+                if list.is_none() {
+                    return self.0.with_last(TRANSFORMERS, &all);
                 }
-                None => (start.checked_add(1)?, end.checked_sub(1)?, ""),
-            };
-            let (before, behind) = (self.text.get(..start)?, self.text.get(end..)?);
-            return Some([before, transformer, separator, behind].concat());
-        }
-        let object = self.text.trim_end().strip_suffix('}')?.trim_end();
-        let behind = self.text.get(object.len()..)?;
-        let (line, space) = if object.contains('\n') {
-            ("\n  ", " ")
-        } else {
-            ("", "")
+                all
+            }
         };
-        Some(format!(
-            "{object},{line}\"{TRANSFORMERS}\":{space}[{transformer}]{behind}"
-        ))
+        Some(self.0.with(&[(TRANSFORMERS, &list)]))
     }
 }

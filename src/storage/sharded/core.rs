@@ -1,13 +1,9 @@
 //! What the adapter does, whatever its store is: reads.
 
 use std::collections::BTreeMap;
-use std::future::{Future, poll_fn};
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::task::Poll;
 
 use zarrs::node::{NodePath, meta_key_v3};
 use zarrs_storage::byte_range::ByteRange;
@@ -20,7 +16,7 @@ use crate::Error;
 use crate::storage::chunk_keys::{ChunkKey, ChunkKeys};
 use crate::storage::objects::Reads;
 use crate::storage::packing::Packing;
-use crate::storage::ranges::{Merged, within};
+use crate::storage::ranges::{Merged, slice, within};
 use crate::storage::shard_grid::ShardGrid;
 use crate::storage::turns::{TakesTurns, Turns};
 
@@ -195,14 +191,7 @@ impl Core {
                 let Some(shown) = self.get(store, key).await? else {
                     return Ok(None);
                 };
-                let parts = ranges.into_iter().map(|range| {
-                    let bytes = within(range, shown.len() as u64)?;
-                    let bytes = usize::try_from(bytes.start)
-                        .ok()
-                        .zip(usize::try_from(bytes.end).ok());
-                    // Within what is in memory, so that both are small.
-                    Ok(bytes.map_or_else(Bytes::new, |(start, end)| shown.slice(start..end)))
-                });
+                let parts = ranges.into_iter().map(|range| slice(&shown, range));
                 parts.collect::<Result<_>>().map(Some)
             }
             Place::Chunk(shard, number) => {
@@ -367,7 +356,7 @@ impl Core {
             return Ok(None);
         }
         let range = vec![self.packing.index_range()];
-        let read = match no_panic(store.get_ranges(shard, range)).await {
+        let read = match store.get_ranges(shard, range).await {
             Ok(None) => return Ok(None),
             Ok(Some(read)) => read.into_iter().next(),
             Err(error) => {
@@ -444,7 +433,7 @@ impl Core {
             if merged.total() > UNCHECKED && !self.is_within(store, shard, index).await? {
                 return Ok(None);
             }
-            read = match no_panic(store.get_ranges(shard, merged.byte_ranges())).await {
+            read = match store.get_ranges(shard, merged.byte_ranges()).await {
                 Ok(None) => return Ok(None),
                 Ok(Some(read)) if merged.fits(&read) => read,
                 Ok(Some(_)) => {
@@ -529,18 +518,4 @@ fn in_shard(extent: &Range<usize>, range: ByteRange) -> Result<Range<u64>> {
 
 pub(super) fn invalid(shard: &StoreKey, reason: &str) -> StorageError {
     StorageError::Other(format!("the shard {shard} is invalid: {reason}"))
-}
-
-/// What a read of a part of a value comes to: some stores panic if the value ends too soon.
-async fn no_panic<T>(read: impl Future<Output = Result<T>>) -> Result<T> {
-    let mut read = pin!(read);
-    poll_fn(|context| {
-        // A future that panicked is not polled again.
-        catch_unwind(AssertUnwindSafe(|| read.as_mut().poll(context))).unwrap_or_else(|_| {
-            let message =
-                "the store panicked while a part of a value was read: the value may be truncated";
-            Poll::Ready(Err(StorageError::Other(message.to_owned())))
-        })
-    })
-    .await
 }

@@ -236,6 +236,10 @@ impl Core {
         }
         for key in store.list_prefix(&underlying).await? {
             let Some(shard) = self.keys.parse(key.as_str()) else {
+                // What is listed with the prefix is erased with it, whatever it is.
+                if key.has_prefix(prefix) {
+                    store.erase(&key).await?;
+                }
                 continue;
             };
             let is_erased = |number: &usize| {

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use futures_util::stream;
-use zarrs::node::meta_key_v3;
 use zarrs_storage::byte_range::ByteRangeIterator;
 use zarrs_storage::{
     AsyncListableStorageTraits, AsyncMaybeBytesIterator, AsyncReadableStorageTraits,
@@ -11,7 +10,7 @@ use zarrs_storage::{
     StoreKeys, StoreKeysPrefixes, StorePrefix,
 };
 
-use super::{SparseArray, SparseShardStore, View, absent, listing, node_path, unreadable};
+use super::{SparseArray, SparseShardStore, View, listing};
 use crate::Error;
 use crate::storage::objects::Awaited;
 
@@ -21,11 +20,7 @@ impl<S: AsyncReadableStorageTraits + ?Sized> SparseShardStore<S> {
     /// # Errors
     /// As for [`open`](Self::open).
     pub async fn async_open(store: Arc<S>, path: &str) -> Result<Self, Error> {
-        let key = meta_key_v3(&node_path(path)?);
-        let metadata = store.get(&key).await;
-        let metadata = metadata.map_err(|error| unreadable(&key, error))?;
-        let metadata = metadata.ok_or_else(|| absent(&key))?;
-        let array = SparseArray::new(path, &metadata)?;
+        let array = SparseArray::open(&Awaited(&*store), path).await?;
         Ok(Self { array, store })
     }
 }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use zarrs::node::meta_key_v3;
 use zarrs_storage::byte_range::ByteRangeIterator;
 use zarrs_storage::{
     Bytes, ListableStorageTraits, MaybeBytes, MaybeBytesIterator, OffsetBytesIterator,
@@ -10,7 +9,7 @@ use zarrs_storage::{
     WritableStorageTraits,
 };
 
-use super::{SparseArray, SparseShardStore, View, absent, listing, node_path, unreadable};
+use super::{SparseArray, SparseShardStore, View, listing};
 use crate::Error;
 use crate::storage::objects::{Blocking, now};
 
@@ -22,10 +21,7 @@ impl<S: ReadableStorageTraits + ?Sized> SparseShardStore<S> {
     ///   reason.
     /// - [`Error::Storage`] if the store fails, or has no metadata there, or they are invalid.
     pub fn open(store: Arc<S>, path: &str) -> Result<Self, Error> {
-        let key = meta_key_v3(&node_path(path)?);
-        let metadata = store.get(&key).map_err(|error| unreadable(&key, error))?;
-        let metadata = metadata.ok_or_else(|| absent(&key))?;
-        let array = SparseArray::new(path, &metadata)?;
+        let array = now(SparseArray::open(&Blocking(&*store), path))?;
         Ok(Self { array, store })
     }
 }

@@ -97,7 +97,7 @@ impl SparseArray {
             });
         }
         let shard = ChunkKey {
-            encoding: self.encoding,
+            encoding: self.sharding.encoding,
             coordinates: shard.to_vec(),
         };
         let failed = |key: &StoreKey| {
@@ -109,6 +109,7 @@ impl SparseArray {
             }
         };
         let key = self.keys.key(&shard).map_err(failed(&self.metadata))?;
+        self.check_writable(key.as_str()).map_err(failed(&key))?;
         let replaced = Replaced { array: self, store };
         let done = self.frames.consolidate(store, &replaced, &key).await;
         done.map_err(failed(&key))

@@ -5,6 +5,8 @@
 //! consolidates and reads again: nothing that was written is lost, no read was torn or stale, and what
 //! is left is one shard.
 
+use std::sync::Arc;
+
 use zarrs_storage::{Bytes, StorageError, StoreKey, StorePrefix};
 
 use super::frame::{self, Entry, Version};
@@ -125,6 +127,7 @@ impl Subject {
             // A name that is the same in each run.
             let writer = Box::new(move || format!("W{number}"));
             let frames = Frames::new(sharded.packing, 2, sharded.bound, writer);
+            let frames = Arc::new(frames);
             SparseArray { frames, ..array }
         };
         let processes: Vec<_> = (0..5).map(process).collect();

@@ -8,19 +8,12 @@ use zarrs_storage::StoreKey;
 use super::frame::Listing;
 use crate::storage::turns::{STRIPES, stripe};
 
-/// Listings that may be used for some time.
+/// Listings that may be used for some time, by those who only read.
 #[derive(Debug)]
 pub(super) struct Listings {
     age: Duration,
     /// The last of each stripe.
-    slots: [Mutex<Slot>; STRIPES],
-}
-
-#[derive(Debug, Default)]
-struct Slot {
-    kept: Option<Kept>,
-    /// Listings that began before this are not used: something was written here.
-    written: Option<Instant>,
+    slots: [Mutex<Option<Kept>>; STRIPES],
 }
 
 #[derive(Debug)]
@@ -51,16 +44,16 @@ impl Listings {
     pub(super) fn new(age: Duration) -> Self {
         Self {
             age,
-            slots: [const {
-                Mutex::new(Slot {
-                    kept: None,
-                    written: None,
-                })
-            }; STRIPES],
+            slots: [const { Mutex::new(None) }; STRIPES],
         }
     }
 
-    fn slot(&self, shard: &StoreKey) -> MutexGuard<'_, Slot> {
+    /// Whether nothing is ever kept.
+    pub(super) fn is_off(&self) -> bool {
+        self.age.is_zero()
+    }
+
+    fn slot(&self, shard: &StoreKey) -> MutexGuard<'_, Option<Kept>> {
         self.slots[stripe(shard)]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -68,10 +61,10 @@ impl Listings {
 
     /// A listing of the frame of `shard` that may be used.
     pub(super) fn recent(&self, shard: &StoreKey) -> Recent {
-        if self.age.is_zero() {
+        if self.is_off() {
             return Recent::Off;
         }
-        match &self.slot(shard).kept {
+        match &*self.slot(shard) {
             Some(kept) if kept.shard == *shard && kept.begin.elapsed() <= self.age => {
                 Recent::Known(kept.listing.clone())
             }
@@ -81,35 +74,11 @@ impl Listings {
 
     /// Keep a listing of the frame of `shard`, which began then.
     pub(super) fn keep(&self, shard: &StoreKey, begin: Instant, listing: &Arc<Listing>) {
-        let mut slot = self.slot(shard);
-        if slot.written.is_none_or(|written| written < begin) {
-            slot.kept = Some(Kept {
-                shard: shard.clone(),
-                begin,
-                listing: listing.clone(),
-            });
-        }
-    }
-
-    /// Something was written to the frame of `shard`.
-    pub(super) fn forget(&self, shard: &StoreKey) {
-        if !self.age.is_zero() {
-            self.slot(shard).forget();
-        }
-    }
-
-    /// Something was written to any frame.
-    pub(super) fn forget_all(&self) {
-        for slot in &self.slots {
-            slot.lock().unwrap_or_else(PoisonError::into_inner).forget();
-        }
-    }
-}
-
-impl Slot {
-    fn forget(&mut self) {
-        self.kept = None;
-        self.written = Some(Instant::now());
+        *self.slot(shard) = Some(Kept {
+            shard: shard.clone(),
+            begin,
+            listing: listing.clone(),
+        });
     }
 }
 
@@ -118,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listings_are_used_until_they_are_old_or_wrong() {
+    fn listings_are_used_until_they_are_old() {
         let shard = StoreKey::new("c/0").unwrap();
         let listing = Arc::<Listing>::default();
         let off = Listings::default();
@@ -130,18 +99,14 @@ mod tests {
         assert_eq!(listings.recent(&shard), Recent::Unknown);
         listings.keep(&shard, before, &listing);
         assert_eq!(listings.recent(&shard), Recent::Known(listing.clone()));
-        listings.forget(&shard);
-        // One that began before the write may not have it.
-        listings.keep(&shard, before, &listing);
-        assert_eq!(listings.recent(&shard), Recent::Unknown);
-        std::thread::sleep(Duration::from_millis(1));
-        listings.keep(&shard, Instant::now(), &listing);
-        assert_eq!(listings.recent(&shard), Recent::Known(listing.clone()));
-        listings.forget_all();
-        assert_eq!(listings.recent(&shard), Recent::Unknown);
+        assert_eq!(
+            listings.recent(&StoreKey::new("c/1").unwrap()),
+            Recent::Unknown
+        );
 
         let short = Listings::new(Duration::from_nanos(1));
         short.keep(&shard, before, &listing);
+        std::thread::sleep(Duration::from_nanos(2));
         assert_eq!(short.recent(&shard), Recent::Unknown);
     }
 }

@@ -3,10 +3,12 @@
 //! Of the stored text the values of `chunk_grid` and `codecs` are others, and nothing else: the chunk
 //! shape is that of the subchunks, and the codecs are those within the sharding codec.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use serde_json::value::RawValue;
 use zarrs::array::{Array, ArrayMetadata};
+use zarrs::metadata::v3::MetadataV3;
 use zarrs::node::NodePath;
 use zarrs::plugin::{ExtensionName, ZarrVersion};
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecMetadataOptions};
@@ -16,17 +18,59 @@ use super::super::chunk_keys::{ChunkKeys, Encoding};
 use super::super::json::Document;
 use super::super::packing::Packing;
 use crate::maintenance::codec_of;
-use crate::{Error, ShardFormat};
+use crate::{CudaShardingCodec, Error, ShardFormat};
 
 /// What has to be known of a sharded array.
 pub(super) struct Sharded {
     pub(super) packing: Packing,
     /// How many subchunks a shard has along each axis.
     pub(super) subchunks: Vec<u64>,
-    /// Of its chunk keys.
-    pub(super) encoding: Encoding,
+    pub(super) sharding: Sharding,
     /// The most bytes that a shard can have, where the codecs say so.
     pub(super) bound: Option<u64>,
+}
+
+/// What of the metadata of an array says which bytes are which elements, and where.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Sharding {
+    /// Of a shard, in elements.
+    shape: Vec<NonZeroU64>,
+    codecs: Vec<MetadataV3>,
+    /// Of its chunk keys.
+    pub(super) encoding: Encoding,
+}
+
+impl Sharding {
+    /// That the array at `path`, of which the metadata is `stored` at `key` now, still has it. What is
+    /// done with the shards of another would be wrong.
+    ///
+    /// # Errors
+    /// [`StorageError::Other`] if it has not; [`StorageError::InvalidMetadata`].
+    pub(super) fn check(
+        &self,
+        key: &StoreKey,
+        path: &NodePath,
+        stored: &[u8],
+    ) -> Result<(), StorageError> {
+        let array = array_of(key, path, stored)?;
+        let what = match sharding_of(path, &array) {
+            Err(error) => error.to_string(),
+            Ok((_, now)) if now == *self => return Ok(()),
+            Ok((_, now)) if now.shape != self.shape => {
+                format!(
+                    "its shards are of {:?} elements, and were of {:?}",
+                    now.shape, self.shape
+                )
+            }
+            Ok((_, now)) if now.encoding != self.encoding => {
+                "it has another chunk key encoding".to_owned()
+            }
+            Ok(_) => "it has other codecs, or subchunks of another shape".to_owned(),
+        };
+        Err(StorageError::Other(format!(
+            "the array of {key} is sharded differently now: open the adapter anew ({what})"
+        )))
+    }
 }
 
 /// The array at `path`, of which the metadata is stored at `key`.
@@ -49,7 +93,43 @@ pub(super) fn sharded(key: &StoreKey, path: &NodePath, stored: &[u8]) -> Result<
         key: key.clone(),
         source,
     })?;
-    let not_shards = |reason: String| Error::NotShards { reason };
+    let (codec, sharding) = sharding_of(path, &array)?;
+    let shape = sharding.shape.clone();
+    let (data_type, fill_value) = (array.data_type().clone(), array.fill_value().clone());
+    let bound = codec.encoded_representation(&shape, &data_type, &fill_value)?;
+    let format = ShardFormat::new(codec, shape, data_type, fill_value)?;
+    let subchunks: Vec<u64> = {
+        let stored = format.stored()?;
+        if u32::try_from(stored.grid().num_subchunks()).is_err() {
+            return Err(not_shards(format!(
+                "a shard has {} subchunks, and a frame has room for 2^32",
+                stored.grid().num_subchunks()
+            )));
+        }
+        stored
+            .grid()
+            .counts()
+            .iter()
+            .map(|&count| count as u64)
+            .collect()
+    };
+    Ok(Sharded {
+        packing: Packing::of(format)?,
+        subchunks,
+        sharding,
+        bound: bound.size(),
+    })
+}
+
+fn not_shards(reason: String) -> Error {
+    Error::NotShards { reason }
+}
+
+/// How the array at `path` is sharded, and by which codec.
+fn sharding_of(
+    path: &NodePath,
+    array: &Array<()>,
+) -> Result<(Arc<CudaShardingCodec>, Sharding), Error> {
     let codecs = array.codecs();
     if let Some(outer) = codecs.array_to_array_codecs().first() {
         return Err(not_shards(format!(
@@ -57,7 +137,7 @@ pub(super) fn sharded(key: &StoreKey, path: &NodePath, stored: &[u8]) -> Result<
             outer.name(ZarrVersion::V3).unwrap_or_default()
         )));
     }
-    let codec = codec_of(&array)?;
+    let codec = codec_of(array)?;
     if !array.storage_transformers().create_metadatas().is_empty() {
         return Err(not_shards(
             "a storage transformer comes before the store".to_owned(),
@@ -80,30 +160,18 @@ pub(super) fn sharded(key: &StoreKey, path: &NodePath, stored: &[u8]) -> Result<
             "the key of its first chunk is {chunk}, which is neither of the chunk key encoding `default` nor of `v2`"
         ))
     })?;
-    let (data_type, fill_value) = (array.data_type().clone(), array.fill_value().clone());
-    let bound = codec.encoded_representation(&shape, &data_type, &fill_value)?;
-    let format = ShardFormat::new(codec, shape, data_type, fill_value)?;
-    let subchunks: Vec<u64> = {
-        let stored = format.stored()?;
-        if u32::try_from(stored.grid().num_subchunks()).is_err() {
-            return Err(not_shards(format!(
-                "a shard has {} subchunks, and a frame has room for 2^32",
-                stored.grid().num_subchunks()
-            )));
-        }
-        stored
-            .grid()
-            .counts()
-            .iter()
-            .map(|&count| count as u64)
-            .collect()
-    };
-    Ok(Sharded {
-        packing: Packing::of(format)?,
-        subchunks,
+    let sharding = Sharding {
+        shape,
+        codecs: codecs.create_metadatas(&CodecMetadataOptions::default()),
         encoding: encoding.encoding,
-        bound: bound.size(),
-    })
+    };
+    Ok((codec, sharding))
+}
+
+/// The JSON object `bytes`, which are those of `key`.
+fn document_of<'a>(key: &StoreKey, bytes: &'a [u8]) -> Result<Document<'a>, StorageError> {
+    let document = Document::parse(bytes);
+    document.map_err(|reason| StorageError::InvalidMetadata(key.clone(), reason))
 }
 
 /// The metadata of the unsharded array, of that which is `stored` at `key`.
@@ -120,20 +188,20 @@ pub(super) fn presented(key: &StoreKey, stored: &[u8]) -> Result<String, Storage
             ),
         )
     };
-    let document = Document::parse(key, stored)?;
+    let document = document_of(key, stored)?;
     let codecs = document
-        .field("codecs")
+        .member("codecs")
         .ok_or_else(|| invalid("it has no codecs"))?;
     let codecs: Vec<&RawValue> =
         serde_json::from_str(codecs).map_err(|error| invalid(&error.to_string()))?;
     let [codec] = codecs[..] else {
         return Err(invalid(&format!("it has {} codecs", codecs.len())));
     };
-    let codec = Document::parse(key, codec.get().as_bytes())?;
-    let configuration = codec.field("configuration").unwrap_or("{}");
-    let configuration = Document::parse(key, configuration.as_bytes())?;
+    let codec = document_of(key, codec.get().as_bytes())?;
+    let configuration = codec.member("configuration").unwrap_or("{}");
+    let configuration = document_of(key, configuration.as_bytes())?;
     let field = |name: &str| {
-        let value = configuration.field(name);
+        let value = configuration.member(name);
         value.ok_or_else(|| invalid(&format!("the codec has no `{name}`")))
     };
     let grid = format!(
@@ -190,12 +258,12 @@ pub(super) fn stored_for(
     if codecs(&array) != codecs(&old) {
         return differs("chain of codecs");
     }
-    let stored = Document::parse(key, stored)?;
+    let stored = document_of(key, stored)?;
     let mut values = Vec::new();
     for name in ["chunk_grid", "codecs"] {
-        values.extend(stored.field(name).map(|value| (name, value)));
+        values.extend(stored.member(name).map(|value| (name, value)));
     }
-    Ok(Document::parse(key, new)?.with(&values))
+    Ok(document_of(key, new)?.with(&values))
 }
 
 #[cfg(test)]

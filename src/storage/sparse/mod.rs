@@ -16,7 +16,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use zarrs::node::{NodePath, meta_key_v3};
+use zarrs::node::{NodePath, meta_key_v2_array, meta_key_v3};
 use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
 use zarrs_storage::{
@@ -27,9 +27,10 @@ use zarrs_storage::{
 pub use consolidation::{Consolidation, ConsolidationProgress};
 use frame::Entry;
 use listings::{Listings, Recent};
+use metadata::Sharding;
 use protocol::Frames;
 
-use super::chunk_keys::{ChunkKey, ChunkKeys, Encoding, Scope};
+use super::chunk_keys::{ChunkKey, ChunkKeys, Scope};
 use super::listing::{self, Present, Seen, ShardsSeenAsChunks};
 use super::objects::{Lists, Reads, Writes};
 use super::ranges::{slice, with_parts};
@@ -72,14 +73,20 @@ const TEMPORARY: &str = ".tmp";
 /// ```
 ///
 /// # What it rests on
-/// - What was stored is found by whoever reads or lists afterwards.
+/// - What was stored is found by whoever reads or lists afterwards. zarrs' `FilesystemStore` has no file
+///   handle cache then (`file_handle_cache_size`; by default it has none): it would go on reading shards
+///   that others have replaced, and consolidate them.
 /// - A shard is replaced at once. Object stores and databases do that by `set`. zarrs' `FilesystemStore`
 ///   does not: give the adapter the store once more with [`atomic_rename`](Self::atomic_rename).
 /// - One writer at a time of each *subchunk*. To write a part of one it is read first, so elements of
-///   one subchunk are for one writer. Those who write through the same adapter take turns.
+///   one subchunk are for one writer. Those who write through the same adapter take turns, but zarrs
+///   writes a part in two steps: it is not safe for threads either.
 /// - One consolidation at a time of each shard, and none that was paused goes on after another one:
 ///   zarrs' stores have no conditional writes.
 /// - Nobody writes the shards themselves meanwhile, and nobody erases prefixes of the array.
+/// - Nobody shards the array differently: an adapter reads, writes and consolidates as the array was
+///   sharded when it was opened. It looks again only where its metadata is read or stored, which is an
+///   error then; to consolidate, no metadata is read. The shape of the array may change.
 ///
 /// `docs/sparse_shards.md` has the protocol, and what was checked of it.
 pub struct SparseShardStore<S: ?Sized> {
@@ -87,15 +94,17 @@ pub struct SparseShardStore<S: ?Sized> {
     store: Arc<S>,
 }
 
-/// All of an adapter but its store.
+/// All of an adapter but its store. Clones take turns with each other.
+#[derive(Clone)]
 struct SparseArray {
     path: NodePath,
     metadata: StoreKey,
+    /// When the adapter was opened.
+    sharding: Sharding,
     keys: ChunkKeys,
-    encoding: Encoding,
     grid: ShardGrid,
-    frames: Frames,
-    listings: Listings,
+    frames: Arc<Frames>,
+    listings: Arc<Listings>,
     /// How an object is replaced at once, if not by `set`.
     rename: Option<Rename>,
     /// For consolidations, in bytes.
@@ -103,9 +112,29 @@ struct SparseArray {
 }
 
 /// Store a value under a key at once, or erase it.
-type Rename = Box<dyn Fn(&StoreKey, Option<Bytes>) -> Result<(), StorageError> + Send + Sync>;
+type Rename = Arc<dyn Fn(&StoreKey, Option<Bytes>) -> Result<(), StorageError> + Send + Sync>;
 
 impl SparseArray {
+    /// That at `path`, as it is stored.
+    async fn open<O: Reads>(store: &O, path: &str) -> Result<Self, Error> {
+        let node = node_path(path)?;
+        let key = meta_key_v3(&node);
+        let metadata = store.get(&key).await;
+        if let Some(metadata) = metadata.map_err(|error| unreadable(&key, error))? {
+            return Self::new(path, &metadata);
+        }
+        let older = meta_key_v2_array(&node);
+        if let Ok(Some(_)) = store.size(&older).await {
+            return Err(Error::NotShards {
+                reason: format!(
+                    "{older} is that of an array of Zarr V2, which has no shards: store the array as one of Zarr V3, with the codec `sharding_indexed`"
+                ),
+            });
+        }
+        let source = "there is no array: create it, and store its metadata, first".to_owned();
+        Err(unreadable(&key, StorageError::Other(source)))
+    }
+
     fn new(path: &str, metadata: &[u8]) -> Result<Self, Error> {
         let path = node_path(path)?;
         let key = meta_key_v3(&path);
@@ -113,14 +142,14 @@ impl SparseArray {
         let grid = ShardGrid::new(&sharded.subchunks)?;
         Ok(Self {
             keys: ChunkKeys::new(&path, grid.counts().len()),
-            encoding: sharded.encoding,
-            frames: Frames::new(
+            sharding: sharded.sharding,
+            frames: Arc::new(Frames::new(
                 sharded.packing,
                 grid.len(),
                 sharded.bound,
                 Box::new(frame::writers()),
-            ),
-            listings: Listings::default(),
+            )),
+            listings: Arc::default(),
             rename: None,
             memory: Options::default().host_memory(),
             metadata: key,
@@ -138,10 +167,25 @@ impl SparseArray {
         Ok((self.keys.key(&shard)?, number))
     }
 
+    /// Zarrs writes a part of a subchunk by reading and storing it. What was read by a listing of the past
+    /// would undo what others wrote since.
+    ///
+    /// # Errors
+    /// [`StorageError::Unsupported`] if listings of the past are used.
+    fn check_writable(&self, what: &str) -> Result<(), StorageError> {
+        if self.listings.is_off() {
+            return Ok(());
+        }
+        Err(StorageError::Unsupported(format!(
+            "cannot change {what:?} through an adapter with a listing age, which may read what is no more: write through another one, without `with_listing_age`"
+        )))
+    }
+
     async fn presented<O: Reads>(&self, store: &O) -> Result<Option<Bytes>, StorageError> {
         match store.get(&self.metadata).await? {
             None => Ok(None),
             Some(stored) => {
+                self.sharding.check(&self.metadata, &self.path, &stored)?;
                 let presented = metadata::presented(&self.metadata, &stored)?;
                 Ok(Some(presented.into()))
             }
@@ -185,9 +229,7 @@ impl SparseArray {
         {
             return Ok(());
         }
-        let written = self.frames.write(store, &shard, number, &entry).await;
-        self.listings.forget(&shard);
-        written
+        self.frames.write(store, &shard, number, &entry).await
     }
 
     async fn get<O: Reads + Lists>(
@@ -243,6 +285,7 @@ impl SparseArray {
         key: &StoreKey,
         value: Bytes,
     ) -> Result<(), StorageError> {
+        self.check_writable(key.as_str())?;
         if let Some(chunk) = self.keys.parse(key.as_str()) {
             let _turn = store.turn(self.frames.turns(), key).await;
             self.write_chunk(store, &chunk, Entry::Data(value)).await
@@ -265,6 +308,7 @@ impl SparseArray {
                 "cannot store {key}: it was erased, and with it how subchunks lie in shards. Store the array anew"
             ))
         })?;
+        self.sharding.check(key, &self.path, &stored)?;
         let value = metadata::stored_for(key, &self.path, &stored, value)?;
         self.replace(store, key, Some(value.into())).await
     }
@@ -275,6 +319,7 @@ impl SparseArray {
         key: &StoreKey,
         parts: Vec<(u64, Bytes)>,
     ) -> Result<(), StorageError> {
+        self.check_writable(key.as_str())?;
         if !self.is_own(key) {
             return store.set_ranges(key, parts).await;
         }
@@ -296,6 +341,7 @@ impl SparseArray {
         store: &O,
         key: &StoreKey,
     ) -> Result<(), StorageError> {
+        self.check_writable(key.as_str())?;
         let Some(chunk) = self.keys.parse(key.as_str()) else {
             return store.erase(key).await;
         };
@@ -308,6 +354,7 @@ impl SparseArray {
         store: &O,
         prefix: &StorePrefix,
     ) -> Result<(), StorageError> {
+        self.check_writable(prefix.as_str())?;
         match self.keys.scope(prefix) {
             Scope::Chunks(chunks) if !chunks.coordinates.is_empty() => {
                 let view = View { array: self, store };
@@ -316,11 +363,10 @@ impl SparseArray {
                 }
                 Ok(())
             }
+            // In a frame nothing is seen that could be erased.
+            Scope::Elsewhere if frame::shard_of(&self.keys, prefix.as_str()).is_some() => Ok(()),
             // Shards and frames lie there, all of them or none.
-            _ => {
-                self.listings.forget_all();
-                store.erase_prefix(prefix).await
-            }
+            _ => store.erase_prefix(prefix).await,
         }
     }
 
@@ -345,11 +391,6 @@ fn unreadable(key: &StoreKey, source: StorageError) -> Error {
         key: key.clone(),
         source,
     }
-}
-
-fn absent(key: &StoreKey) -> Error {
-    let source = "there is no array: create it, and store its metadata, first".to_owned();
-    unreadable(key, StorageError::Other(source))
 }
 
 fn node_path(path: &str) -> Result<NodePath, Error> {
@@ -413,7 +454,8 @@ impl<S: ?Sized> SparseShardStore<S> {
     /// that behind.
     ///
     /// A temporary is the key with `.tmp` behind it. What a process that died left there is replaced by
-    /// the next consolidation of the shard.
+    /// the next consolidation of the shard. Those of metadata have a name of the writer before `.tmp`,
+    /// since several may store them at once: `zarr.json.<writer>.tmp` of one that died can be erased.
     ///
     /// # Errors
     /// - [`Error::NotShards`] if the array's metadata in `store` are others than those in the adapter's
@@ -437,15 +479,27 @@ impl<S: ?Sized> SparseShardStore<S> {
                 ),
             });
         }
-        self.array.rename = Some(Box::new(move |key, value| {
-            let temporary = AtomicWriteStorageAdapter::<()>::temporary_key(key)?;
+        let (metadata, writers) = (key.clone(), frame::writers());
+        self.array.rename = Some(Arc::new(move |key, value| {
+            // One at a time consolidates a shard, but anybody stores metadata.
+            let is_shared = *key == metadata;
+            let temporary = if is_shared {
+                StoreKey::new(format!("{key}.{}{TEMPORARY}", writers()))?
+            } else {
+                AtomicWriteStorageAdapter::<()>::temporary_key(key)?
+            };
             let Some(value) = value else {
                 // One who died may have left it.
                 store.erase(&temporary)?;
                 return store.erase(key);
             };
-            store.set(&temporary, value)?;
-            store.rename(&temporary, key)
+            let stored = store.set(&temporary, value);
+            let stored = stored.and_then(|()| store.rename(&temporary, key));
+            if stored.is_err() && is_shared {
+                // Nobody uses its name again. What failed is more important than if this does.
+                let _ = store.erase(&temporary);
+            }
+            stored
         }));
         Ok(self)
     }
@@ -454,11 +508,15 @@ impl<S: ?Sized> SparseShardStore<S> {
     /// subchunk lists its shard's frame.
     ///
     /// With it, whoever reads many subchunks of a shard lists its frame once. What others wrote may be
-    /// seen so much later; never is anything seen that was not written, and what was written through this
-    /// adapter is seen at once.
+    /// seen so much later; never is anything seen that was not written.
+    ///
+    /// **Such an adapter is for those who only read.** Whatever is stored, erased or consolidated through
+    /// it is [`StorageError::Unsupported`]: zarrs writes a part of a subchunk by reading and storing it,
+    /// and what was read by a listing of the past would undo what others wrote since. Write through
+    /// another adapter, such as a clone from before.
     #[must_use]
     pub fn with_listing_age(mut self, age: Duration) -> Self {
-        self.array.listings = Listings::new(age);
+        self.array.listings = Arc::new(Listings::new(age));
         self
     }
 
@@ -468,6 +526,22 @@ impl<S: ?Sized> SparseShardStore<S> {
     pub fn with_memory(mut self, bytes: usize) -> Self {
         self.array.memory = bytes;
         self
+    }
+
+    /// The store of the shards and their frames.
+    #[must_use]
+    pub fn inner(&self) -> &Arc<S> {
+        &self.store
+    }
+}
+
+/// Both take turns with each other, as if they were one; what either is told afterwards is its own.
+impl<S: ?Sized> Clone for SparseShardStore<S> {
+    fn clone(&self) -> Self {
+        Self {
+            array: self.array.clone(),
+            store: self.store.clone(),
+        }
     }
 }
 
