@@ -14,6 +14,8 @@ mod arrays;
 mod hostile;
 #[path = "sparse_store/model.rs"]
 mod model;
+#[path = "sparse_store/replaced.rs"]
+mod replaced;
 #[path = "sparse_store/requests.rs"]
 mod requests;
 #[path = "sparse_store/stores.rs"]

@@ -46,6 +46,8 @@ use crate::storage::turns::{TakesTurns, Turns, stripe};
 
 /// How often a read begins again: each time, somebody else has changed what it reads.
 const ATTEMPTS: usize = 1000;
+/// How often parts of a shard that cannot be read, or understood, are asked for before all of it is.
+const FAILURES: usize = 3;
 /// Parts of a shard that are longer than this are read once it is known that the shard has them.
 const UNCHECKED_LEN: usize = 16 << 20;
 /// How many versions that are not the last of their subchunk are in memory at once.
@@ -173,6 +175,7 @@ impl Frames {
         number: u32,
         mut listing: Option<Arc<Listing>>,
     ) -> Result<Option<Bytes>, StorageError> {
+        let mut failures = 0;
         for _ in 0..ATTEMPTS {
             let listing = match listing.take() {
                 Some(listing) => listing,
@@ -181,7 +184,17 @@ impl Frames {
             let frame = frame::prefix_of(shard)?;
             let read = match newest(store, &frame, number, listing.versions(number)).await? {
                 Found::Valid(entry) => Some(entry.data()),
-                Found::Nothing => self.read_packed(store, shard, number).await?,
+                Found::Nothing => match self.read_packed(store, shard, number).await {
+                    Ok(read) => read,
+                    Err(error) => {
+                        let whole = self.read_whole(store, shard, error, &mut failures);
+                        whole.await?.map(|mut subchunks| {
+                            let subchunk = subchunks.get_mut(number as usize)?.take();
+                            // The rest of the shard is not kept.
+                            subchunk.map(|bytes| Bytes::copy_from_slice(&bytes))
+                        })
+                    }
+                },
                 Found::Gone => None,
             };
             if let Some(read) = read {
@@ -213,7 +226,8 @@ impl Frames {
             .await?;
         // A store may have made several requests of the last one, in any order.
         let again = self.read_index(store, shard).await?;
-        Ok(read.filter(|_| again == Some(known.encoded)))
+        let is_same = again == Some(known.encoded);
+        Ok(read.filter(|_| is_same).map(Some))
     }
 
     /// The bytes of a shard that are those of a subchunk if it has the index that is `known`; `None` if
@@ -228,39 +242,63 @@ impl Frames {
         number: u32,
         extent: std::ops::Range<usize>,
         known: &Decoded,
-    ) -> Result<Option<Option<Bytes>>, StorageError> {
+    ) -> Result<Option<Bytes>, StorageError> {
         let (start, len) = (extent.start as u64, extent.len() as u64);
+        let failed = |what: String| {
+            StorageError::Other(format!(
+                "cannot read the {len} bytes from {start} on of the shard {shard}, where its index has subchunk {number}: {what}"
+            ))
+        };
         // A store may make room for what is asked before it looks.
-        let is_there = extent.len() <= UNCHECKED_LEN
-            || store
-                .size(shard)
-                .await?
-                .is_some_and(|size| extent.end as u64 <= size);
-        if is_there {
-            let ranges = vec![
-                ByteRange::FromStart(start, Some(len)),
-                self.packing.index_range(),
-            ];
-            let read = store.get_ranges(shard, ranges).await;
-            if let Ok(Some(read)) = &read
-                && let [bytes, index] = &read[..]
-            {
-                if *index != known.encoded {
-                    return Ok(None);
-                }
-                if bytes.len() == extent.len() {
-                    return Ok(Some(Some(bytes.clone())));
-                }
+        if extent.len() > UNCHECKED_LEN {
+            match store.size(shard).await? {
+                Some(size) if extent.end as u64 <= size => {}
+                Some(size) => return Err(failed(format!("it has {size}"))),
+                None => return Err(failed("its store has no size of it".to_owned())),
             }
         }
-        // Either the shard is another one now, which is shorter, or it is wrong. All of it tells.
-        let Some(object) = store.get(shard).await? else {
+        let ranges = vec![
+            ByteRange::FromStart(start, Some(len)),
+            self.packing.index_range(),
+        ];
+        let Some(read) = store.get_ranges(shard, ranges).await? else {
             return Ok(None);
         };
-        let mut subchunks = self.packing.chunks(shard, &object)?;
-        let subchunk = subchunks.get_mut(number as usize).and_then(Option::take);
-        // The rest of the shard is not kept.
-        Ok(Some(subchunk.map(|bytes| Bytes::copy_from_slice(&bytes))))
+        match &read[..] {
+            [_, index] if *index != known.encoded => Ok(None),
+            [bytes, _] if bytes.len() == extent.len() => Ok(Some(bytes.clone())),
+            _ => Err(failed("its store returned others".to_owned())),
+        }
+    }
+
+    /// All subchunks of a shard, by one request, since parts of it cannot be read, or understood, because
+    /// of `error`; `None` if they should be asked for once more.
+    ///
+    /// A store that asks how long a shard is, and then for a part of a shard of that length, finds
+    /// something else if the shard is replaced in between. That comes to an end; and all of a shard can be
+    /// much to ask for.
+    ///
+    /// # Errors
+    /// The store's; if the shard is invalid; `error` if it has more bytes than shards have.
+    async fn read_whole<O: Reads>(
+        &self,
+        store: &O,
+        shard: &StoreKey,
+        error: StorageError,
+        failures: &mut usize,
+    ) -> Result<Option<Vec<Option<Bytes>>>, StorageError> {
+        *failures += 1;
+        if *failures < FAILURES {
+            return Ok(None);
+        }
+        let size = store.size(shard).await?;
+        if self.bound.is_some_and(|bound| size > Some(bound)) {
+            return Err(error);
+        }
+        match store.get(shard).await? {
+            Some(object) => self.packing.chunks(shard, &object).map(Some),
+            None => Ok(Some(Vec::new())),
+        }
     }
 
     /// The index of a shard, encoded; `None` if there is no shard.
@@ -270,8 +308,17 @@ impl Frames {
         shard: &StoreKey,
     ) -> Result<Option<Bytes>, StorageError> {
         let range = self.packing.index_range();
-        let read = store.get_ranges(shard, vec![range]).await?;
-        Ok(read.and_then(|mut read| read.pop()))
+        let Some(read) = store.get_ranges(shard, vec![range]).await? else {
+            return Ok(None);
+        };
+        let index = read.into_iter().next();
+        let index = index.filter(|index| index.len() == self.packing.index_len());
+        index.map(Some).ok_or_else(|| {
+            StorageError::Other(format!(
+                "the store did not return the {} bytes of the index of the shard {shard}",
+                self.packing.index_len()
+            ))
+        })
     }
 
     fn slot(&self, shard: &StoreKey) -> MutexGuard<'_, Option<(StoreKey, Decoded)>> {
@@ -314,37 +361,61 @@ impl Frames {
         store: &O,
         shard: &StoreKey,
     ) -> Result<Vec<(usize, u64)>, StorageError> {
+        let mut failures = 0;
         'again: for _ in 0..ATTEMPTS {
             let listing = self.list(store, shard).await?;
             let frame = frame::prefix_of(shard)?;
-            let mut newer = Vec::new();
+            let mut sizes = BTreeMap::new();
             for (number, versions) in listing.iter() {
                 match newest(store, &frame, number, versions).await? {
                     Found::Valid(entry) => {
-                        newer.push((number as usize, entry.data().map(|data| data.len() as u64)));
+                        let size = entry.data().map(|data| data.len() as u64);
+                        sizes.insert(number as usize, size);
                     }
                     Found::Nothing => {}
                     Found::Gone => continue 'again,
                 }
             }
-            let mut sizes = vec![None; self.subchunks];
-            if let Some(index) = self.read_index(store, shard).await? {
-                let extents = self.decode(shard, &index)?.extents;
-                for (size, extent) in sizes.iter_mut().zip(&*extents) {
-                    *size = extent.as_ref().map(|extent| extent.len() as u64);
+            let packed = match self.packed_sizes(store, shard).await {
+                Ok(packed) => packed,
+                Err(error) => {
+                    let whole = self.read_whole(store, shard, error, &mut failures);
+                    let Some(subchunks) = whole.await? else {
+                        continue;
+                    };
+                    let sizes = subchunks.into_iter();
+                    sizes
+                        .map(|bytes| bytes.map(|bytes| bytes.len() as u64))
+                        .collect()
+                }
+            };
+            for (number, size) in packed.into_iter().enumerate() {
+                if size.is_some() {
+                    sizes.entry(number).or_insert(size);
                 }
             }
-            for (number, size) in newer {
-                if let Some(slot) = sizes.get_mut(number) {
-                    *slot = size;
-                }
-            }
-            let present = sizes.into_iter().enumerate();
+            let present = sizes.into_iter();
             return Ok(present
                 .filter_map(|(number, size)| Some((number, size?)))
                 .collect());
         }
         Err(starved(shard))
+    }
+
+    /// The size of each subchunk of the shard itself that there is.
+    async fn packed_sizes<O: Reads>(
+        &self,
+        store: &O,
+        shard: &StoreKey,
+    ) -> Result<Vec<Option<u64>>, StorageError> {
+        let Some(index) = self.read_index(store, shard).await? else {
+            return Ok(Vec::new());
+        };
+        let extents = self.decode(shard, &index)?.extents;
+        let sizes = extents.iter();
+        Ok(sizes
+            .map(|extent| extent.as_ref().map(|extent| extent.len() as u64))
+            .collect())
     }
 
     /// Pack the frame of a shard into it, which `shards` replaces. `None` if there is no frame.
