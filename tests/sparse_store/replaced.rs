@@ -267,3 +267,71 @@ fn a_request_that_fails_is_not_one_for_all_of_the_shard() {
     }
     assert_eq!(listed(&sparse).unwrap(), 4);
 }
+
+/// A shard that is there, and of which the store has no size, is not one that is not there.
+#[test]
+fn a_store_that_has_no_size() {
+    let (store, sparse, [.., long]) = subject();
+    sparse.set(&chunk(0), vec![9; 8].into()).unwrap();
+    store.is_vague.store(true, Ordering::Relaxed);
+    let error = sparse.consolidate(&[0]).unwrap_err().to_string();
+    assert!(error.contains("no size: try again"), "{error}");
+    assert_eq!(store.inner.get(&key(SHARD)).unwrap().unwrap(), long);
+    assert_eq!(sparse.get(&chunk(0)).unwrap().unwrap(), vec![9; 8]);
+    store.is_vague.store(false, Ordering::Relaxed);
+    sparse.consolidate(&[0]).unwrap().unwrap();
+    for at in 0..4 {
+        let value = if at == 0 { 9 } else { at as u8 + 1 };
+        assert_eq!(sparse.get(&chunk(at)).unwrap().unwrap(), vec![value; 8]);
+    }
+}
+
+/// All of its subchunks are written: then nothing of a damaged shard is needed.
+#[test]
+fn a_damaged_shard_is_replaced_by_its_frame() {
+    let (store, sparse, [.., long]) = subject();
+    for damaged in [long.slice(..long.len() - 1), Bytes::new()] {
+        store.inner.set(&key(SHARD), damaged.clone()).unwrap();
+        for at in 0..3 {
+            sparse.set(&chunk(at), vec![7; 8].into()).unwrap();
+        }
+        let error = sparse.consolidate(&[0]).unwrap_err().to_string();
+        assert!(error.contains("write all of its 4 subchunks"), "{error}");
+        assert_eq!(store.inner.get(&key(SHARD)).unwrap().unwrap(), damaged);
+        sparse.set(&chunk(3), vec![8; 8].into()).unwrap();
+        let done = sparse.consolidate(&[0]).unwrap().unwrap();
+        assert_eq!(
+            (done.before, done.after),
+            (damaged.len() as u64, long.len() as u64)
+        );
+        for at in 0..4 {
+            let value = if at == 3 { 8 } else { 7 };
+            assert_eq!(sparse.get(&chunk(at)).unwrap().unwrap(), vec![value; 8]);
+        }
+    }
+}
+
+/// What is not whole is not packed, and its shard stays as it is.
+#[test]
+fn a_frame_of_what_cannot_be_packed() {
+    let (store, sparse, [.., long]) = subject();
+    let frame = |name: &str| key(&format!("{SHARD}.frame/{name}"));
+    for foreign in [".DS_Store", ".nfs0001", "00000004.0000000000000001.A.chunk"] {
+        store
+            .inner
+            .set(&frame(foreign), b"x".to_vec().into())
+            .unwrap();
+    }
+    assert_eq!(sparse.pending().unwrap(), [[0]; 0]);
+    assert_eq!(sparse.consolidate(&[0]).unwrap(), None);
+    // Whether it is whole is known when it was read.
+    let torn = frame("00000003.0000000000000001.A.chunk");
+    store.inner.set(&torn, b"x".to_vec().into()).unwrap();
+    assert_eq!(sparse.pending().unwrap(), [[0]]);
+    let progress = sparse.consolidate_all(&|_| {}).unwrap();
+    assert_eq!((progress.shards, progress.sum.invalid), (1, 1));
+    let len = long.len() as u64;
+    assert_eq!((progress.sum.before, progress.sum.after), (len, len));
+    store.inner.erase(&torn).unwrap();
+    assert_eq!(sparse.pending().unwrap(), [[0]; 0]);
+}

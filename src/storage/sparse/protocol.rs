@@ -437,7 +437,13 @@ impl Frames {
         let mut done = Consolidation::default();
         let mut versions = self.versions(store, shard, &listing, &mut done).await?;
         if versions.newest.is_empty() {
-            return Ok((done.invalid > 0).then_some(done));
+            if done.invalid == 0 {
+                return Ok(None);
+            }
+            // The shard stays as it is.
+            done.before = store.size(shard).await?.unwrap_or(0);
+            done.after = done.before;
+            return Ok(Some(done));
         }
         done.subchunks = versions.newest.len();
         let older = versions.older.values().map(Vec::len).sum::<usize>();
@@ -521,13 +527,28 @@ impl Frames {
         shard: &StoreKey,
         subchunks: &mut [Option<Entry>],
     ) -> Result<u64, StorageError> {
-        let (Some(size), Some(index)) = (
-            store.size(shard).await?,
-            self.read_index(store, shard).await?,
-        ) else {
+        if subchunks.iter().all(Option::is_some) {
+            // Whatever the shard is, nothing of it is needed.
+            return Ok(store.size(shard).await?.unwrap_or(0));
+        }
+        let unusable = |error: StorageError| {
+            StorageError::Other(format!(
+                "{error}. Nothing of its frame is lost. If the shard is damaged, put a copy in its place, or write all of its {} subchunks, and consolidate it then",
+                self.subchunks
+            ))
+        };
+        let index = self.read_index(store, shard).await.map_err(unusable)?;
+        let Some(index) = index else {
             return Ok(0);
         };
-        let extents = self.packing.extents(shard, &index, size)?;
+        // Some stores have no size of what they cannot look at.
+        let size = store.size(shard).await?.ok_or_else(|| {
+            StorageError::Other(format!(
+                "the store says that there is a shard {shard}, and that it has no size: try again"
+            ))
+        })?;
+        let extents = self.packing.extents(shard, &index, size);
+        let extents = extents.map_err(unusable)?;
         let missing = |(number, subchunk): (usize, &Option<Entry>)| {
             let extent = extents.get(number)?.as_ref()?;
             let range = extent.start as u64..extent.end as u64;
@@ -540,9 +561,9 @@ impl Frames {
         });
         let most = self.bound.unwrap_or(0).max(size);
         if sum.is_none_or(|sum| sum > most) {
-            return Err(StorageError::Other(format!(
-                "the index of the shard {shard} has subchunks of more than {most} bytes together, and the shard has {size}: it may be corrupted"
-            )));
+            return Err(unusable(StorageError::Other(format!(
+                "the index of the shard {shard} has subchunks of more than {most} bytes together, and the shard has {size}"
+            ))));
         }
         // What lies together is read together.
         let merged = Merged::of(missing.iter().map(|(_, range)| range.clone()));
