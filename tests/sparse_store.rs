@@ -10,6 +10,8 @@ mod faulty;
 
 #[path = "sparse_store/arrays.rs"]
 mod arrays;
+#[path = "sparse_store/awaited.rs"]
+mod awaited;
 #[path = "sparse_store/hostile.rs"]
 mod hostile;
 #[path = "sparse_store/model.rs"]
