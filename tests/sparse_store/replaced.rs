@@ -335,3 +335,26 @@ fn a_frame_of_what_cannot_be_packed() {
     store.inner.erase(&torn).unwrap();
     assert_eq!(sparse.pending().unwrap(), [[0]; 0]);
 }
+
+/// An index of more than 16 MiB is not asked for before it is known that the shard has as many.
+#[test]
+fn a_short_shard_of_many_subchunks() {
+    let store = Steps::new();
+    let layout = Layout::new(&[1 << 21], &[1 << 21], &[1]);
+    layout.create(&*store.inner);
+    let sparse = layout.open(&store);
+    store.inner.set(&key(SHARD), vec![0; 10].into()).unwrap();
+    store.between(|| panic!("parts are asked for"));
+    let error = sparse.get(&chunk(0)).unwrap_err().to_string();
+    assert!(error.contains(SHARD), "{error}");
+    listed(&sparse).unwrap_err();
+    sparse.set(&chunk(0), vec![1].into()).unwrap();
+    let error = sparse.consolidate(&[0]).unwrap_err().to_string();
+    assert!(error.contains("10 bytes"), "{error}");
+
+    // More are refused.
+    let layout = Layout::new(&[1 << 25], &[1 << 25], &[1]);
+    layout.create(&*store.inner);
+    let error = SparseShardStore::open(store, layout.path).unwrap_err();
+    assert!(error.to_string().contains("33554432 subchunks"), "{error}");
+}

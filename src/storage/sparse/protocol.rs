@@ -40,7 +40,7 @@ use super::consolidation::Consolidation;
 use super::frame::{self, Entry, Listing, Version};
 use crate::layout::Extent;
 use crate::storage::objects::{Lists, Reads, Writes};
-use crate::storage::packing::Packing;
+use crate::storage::packing::{Packing, UNCHECKED};
 use crate::storage::ranges::Merged;
 use crate::storage::turns::{TakesTurns, Turns, stripe};
 
@@ -48,8 +48,6 @@ use crate::storage::turns::{TakesTurns, Turns, stripe};
 const ATTEMPTS: usize = 1000;
 /// How often parts of a shard that cannot be read, or understood, are asked for before all of it is.
 const FAILURES: usize = 3;
-/// Parts of a shard that are longer than this are read once it is known that the shard has them.
-const UNCHECKED_LEN: usize = 16 << 20;
 /// How many versions that are not the last of their subchunk are in memory at once.
 const AT_ONCE: usize = 64;
 /// How many decoded indices are kept.
@@ -250,7 +248,7 @@ impl Frames {
             ))
         };
         // A store may make room for what is asked before it looks.
-        if extent.len() > UNCHECKED_LEN {
+        if len > UNCHECKED {
             match store.size(shard).await? {
                 Some(size) if extent.end as u64 <= size => {}
                 Some(size) => return Err(failed(format!("it has {size}"))),
@@ -307,16 +305,25 @@ impl Frames {
         store: &O,
         shard: &StoreKey,
     ) -> Result<Option<Bytes>, StorageError> {
+        let len = self.packing.index_len() as u64;
+        // A store may make room for what is asked before it looks.
+        if len > UNCHECKED
+            && let Some(size) = store.size(shard).await?
+            && size < len
+        {
+            return Err(StorageError::Other(format!(
+                "the shard {shard} has {size} bytes, fewer than its index of {len}: it is truncated"
+            )));
+        }
         let range = self.packing.index_range();
         let Some(read) = store.get_ranges(shard, vec![range]).await? else {
             return Ok(None);
         };
         let index = read.into_iter().next();
-        let index = index.filter(|index| index.len() == self.packing.index_len());
+        let index = index.filter(|index| index.len() as u64 == len);
         index.map(Some).ok_or_else(|| {
             StorageError::Other(format!(
-                "the store did not return the {} bytes of the index of the shard {shard}",
-                self.packing.index_len()
+                "the store did not return the {len} bytes of the index of the shard {shard}"
             ))
         })
     }
