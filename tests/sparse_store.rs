@@ -10,10 +10,14 @@ mod faulty;
 
 #[path = "sparse_store/arrays.rs"]
 mod arrays;
+#[path = "sparse_store/awaited.rs"]
+mod awaited;
 #[path = "sparse_store/hostile.rs"]
 mod hostile;
 #[path = "sparse_store/model.rs"]
 mod model;
+#[path = "sparse_store/replaced.rs"]
+mod replaced;
 #[path = "sparse_store/requests.rs"]
 mod requests;
 #[path = "sparse_store/stores.rs"]

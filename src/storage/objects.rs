@@ -11,7 +11,7 @@ use std::sync::{LazyLock, OnceLock};
 use std::task::{Context, Poll, Waker};
 
 #[cfg(feature = "async")]
-use futures_util::{StreamExt, TryStreamExt, stream};
+use futures_util::stream::{self, FuturesUnordered, StreamExt, TryStreamExt};
 use zarrs_codec::CodecError;
 use zarrs_storage::byte_range::ByteRange;
 #[cfg(feature = "async")]
@@ -181,6 +181,41 @@ impl<S: ListableStorageTraits + ?Sized> Lists for Blocking<'_, S> {
 #[cfg(feature = "async")]
 const AT_ONCE: usize = 16;
 
+/// Await `requests`, at most `at_once` of them at once, and give what each comes to to `done`.
+///
+/// When one fails, no others are begun, and those that were begun are awaited: if they were dropped, a
+/// store might do them later, after what is asked of it next.
+///
+/// # Errors
+/// The first of `requests` that fails.
+#[cfg(feature = "async")]
+pub(super) async fn all<F, T, E>(
+    mut requests: impl Iterator<Item = F>,
+    at_once: usize,
+    mut done: impl FnMut(T),
+) -> std::result::Result<(), E>
+where
+    F: Future<Output = std::result::Result<T, E>>,
+{
+    let mut begun = FuturesUnordered::new();
+    let mut failed = None;
+    loop {
+        while failed.is_none()
+            && begun.len() < at_once
+            && let Some(request) = requests.next()
+        {
+            begun.push(request);
+        }
+        match begun.next().await {
+            Some(Ok(one)) => done(one),
+            Some(Err(error)) => {
+                failed.get_or_insert(error);
+            }
+            None => return failed.map_or(Ok(()), Err),
+        }
+    }
+}
+
 /// A store whose calls are awaited.
 #[cfg(feature = "async")]
 #[derive(Debug)]
@@ -238,11 +273,7 @@ impl<S: AsyncWritableStorageTraits + ?Sized> Writes for Awaited<'_, S> {
 
     async fn erase_each(&self, keys: &[StoreKey]) -> Result<()> {
         let requests: Vec<_> = keys.iter().map(|key| self.0.erase(key)).collect();
-        let mut requests = stream::iter(requests).buffer_unordered(AT_ONCE);
-        while let Some(erased) = requests.next().await {
-            erased?;
-        }
-        Ok(())
+        all(requests.into_iter(), AT_ONCE, drop).await
     }
 
     async fn erase_prefix(&self, prefix: &StorePrefix) -> Result<()> {

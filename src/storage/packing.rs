@@ -14,6 +14,13 @@ use super::shard_grid::ShardGrid;
 use crate::layout::Extent;
 use crate::{CudaShardingCodec, Error, Options, ShardFormat};
 
+/// The most chunks of a shard: of an index of 256 MiB.
+pub(super) const MAX_CHUNKS: usize = 1 << 24;
+
+/// Whoever reads more bytes than this at once asks for the size of the shard first: an index may lie,
+/// and stores set aside what they are asked for.
+pub(super) const UNCHECKED: u64 = 16 << 20;
+
 /// How encoded chunks lie in the bytes of a shard: what the codec of the shard says, but for what the
 /// chunks hold.
 #[derive(Clone, Debug)]
@@ -27,10 +34,19 @@ impl Packing {
     /// As in shards of `format`.
     ///
     /// # Errors
-    /// [`Error::Codec`] if the shapes and codecs do not fit each other.
+    /// - [`Error::Codec`] if the shapes and codecs do not fit each other.
+    /// - [`Error::NotShards`] if a shard has more than [`MAX_CHUNKS`].
     pub(super) fn of(format: ShardFormat) -> Result<Self, Error> {
         let stored = format.stored()?;
         let (location, index_len) = (stored.location(), stored.index_len());
+        let chunks = stored.grid().num_subchunks();
+        if chunks > MAX_CHUNKS {
+            return Err(Error::NotShards {
+                reason: format!(
+                    "a shard has {chunks} subchunks, more than the {MAX_CHUNKS} that one can have here"
+                ),
+            });
+        }
         Ok(Self {
             format,
             location,

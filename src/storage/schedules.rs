@@ -25,6 +25,7 @@ use zarrs_storage::{
 };
 
 use super::objects::{Lists, Reads, Writes};
+use super::ranges::within;
 use super::turns::{TakesTurns, Turns};
 
 type Result<T> = std::result::Result<T, StorageError>;
@@ -60,6 +61,9 @@ pub(super) struct Promises {
     pub(super) backwards: bool,
     /// The parts of a value that are asked for at once are read one after the other.
     pub(super) apart: bool,
+    /// For parts of a value its size is asked for first, and then what they are of a value of that size,
+    /// as zarrs' object stores do.
+    pub(super) sized: bool,
 }
 
 /// What an actor did, as far as it matters to others.
@@ -339,7 +343,21 @@ impl Reads for Seat {
         key: &StoreKey,
         ranges: Vec<ByteRange>,
     ) -> Result<Option<Vec<Bytes>>> {
-        let apart = self.world().promises.apart && self.number.is_some();
+        let promises = self.world().promises;
+        let apart = promises.apart && self.number.is_some();
+        let ranges = if promises.sized && self.number.is_some() {
+            let Some(len) = self.size(key).await? else {
+                return Ok(None);
+            };
+            let ranges = ranges.into_iter().map(|range| {
+                let bytes = within(range, len)?;
+                let count = bytes.end - bytes.start;
+                Ok(ByteRange::FromStart(bytes.start, Some(count)))
+            });
+            ranges.collect::<Result<_>>()?
+        } else {
+            ranges
+        };
         let mut values = Vec::new();
         for ranges in ranges.chunks(if apart { 1 } else { ranges.len().max(1) }) {
             match self.call(|world| world.parts(key, ranges)).await {

@@ -15,22 +15,15 @@ use super::indices::{Index, Indices, Stamp};
 use crate::Error;
 use crate::storage::chunk_keys::{ChunkKey, ChunkKeys};
 use crate::storage::objects::Reads;
-use crate::storage::packing::Packing;
+use crate::storage::packing::{MAX_CHUNKS, Packing, UNCHECKED};
 use crate::storage::ranges::{Merged, slice, within};
 use crate::storage::shard_grid::ShardGrid;
 use crate::storage::turns::{TakesTurns, Turns};
 
 type Result<T> = std::result::Result<T, StorageError>;
 
-/// Whoever reads more bytes than this at once asks for the size of the shard first: an index may lie,
-/// and stores set aside what they are asked for.
-const UNCHECKED: u64 = 16 << 20;
-
 /// The most bytes that a shard can have: file systems have signed sizes.
 const LARGEST: u64 = i64::MAX.cast_unsigned();
-
-/// The most chunks of a shard: of an index of 256 MiB.
-const MAX_CHUNKS: usize = 1 << 24;
 
 /// How often a read that a write interfered with is tried again before it waits for its turn.
 const ATTEMPTS: usize = 3;

@@ -28,7 +28,7 @@ pub struct Consolidation {
     pub invalid: usize,
     /// The size of the shard before, in bytes; 0 if there was none.
     pub before: u64,
-    /// Its size now; 0 if all of it is empty, and it was erased.
+    /// Its size now; 0 if there is none, since all of it is empty.
     pub after: u64,
 }
 
@@ -115,7 +115,7 @@ impl SparseArray {
         done.map_err(failed(&key))
     }
 
-    /// The shards that have a frame, in order.
+    /// The shards that have versions of subchunks in their frames, by their names, in order.
     pub(super) async fn framed<O: Lists>(&self, store: &O) -> Result<Vec<Vec<u64>>, Error> {
         let failed = |source| Error::Storage {
             doing: "list the frames beside",
@@ -126,7 +126,7 @@ impl SparseArray {
         let prefix = prefix.map_err(|error| failed(StorageError::Other(error.to_string())))?;
         let listed = store.list_prefix(&prefix).await.map_err(failed)?;
         let shards = listed.iter().filter_map(|key| {
-            let shard = frame::shard_of(&self.keys, key.as_str())?;
+            let shard = frame::shard_with(&self.keys, key.as_str(), self.grid.len())?;
             Some(self.keys.parse(shard)?.coordinates)
         });
         let mut shards: Vec<_> = shards.collect();
@@ -151,8 +151,9 @@ impl<S> SparseShardStore<S>
 where
     S: ReadableStorageTraits + WritableStorageTraits + ListableStorageTraits + ?Sized,
 {
-    /// The indices of the shards that have a frame, which are those to consolidate, in order. Everything
-    /// in the array is listed.
+    /// The indices of the shards that have subchunks in a frame, which are those to consolidate, in order.
+    /// Everything in the array is listed, and nothing is read: so a shard stays among them as long as there
+    /// is an object that is not whole ([`Consolidation::invalid`]), however often it is consolidated.
     ///
     /// # Errors
     /// [`Error::Storage`] if the store fails.
@@ -163,9 +164,12 @@ where
     /// Pack the shard with the indices `shard` and its frame into one shard, with its subchunks in C
     /// order. `None` if it has no frame.
     ///
-    /// Subchunks are copied as they are: nothing is decoded or encoded. The shard, its frame and the new
-    /// shard are in memory at once. Others may read and write meanwhile; whatever they write is kept. If
+    /// Subchunks are copied as they are: nothing is decoded or encoded. The shard, the newest object of each
+    /// subchunk in its frame, of whatever size that is, and the new shard are in memory at once. Others may read and write meanwhile; whatever they write is kept. If
     /// the process dies, at whichever moment, nothing is lost, and another call completes it.
+    ///
+    /// If the store fails to put the shard, and may do so later nevertheless, see to it that it does not
+    /// before the shard is consolidated again: it would put an old shard in place of a newer one.
     ///
     /// # Errors
     /// - [`Error::NotShards`] if there cannot be such a shard.
@@ -226,13 +230,12 @@ where
 
 #[cfg(feature = "async")]
 mod asynchronous {
-    use futures_util::{StreamExt, TryStreamExt, stream};
     use zarrs_storage::{
         AsyncListableStorageTraits, AsyncReadableStorageTraits, AsyncWritableStorageTraits,
     };
 
     use super::{Consolidation, ConsolidationProgress, Error, SparseShardStore};
-    use crate::storage::objects::Awaited;
+    use crate::storage::objects::{Awaited, all};
 
     /// How many shards are consolidated at once at most: requests wait for a server, not a processor.
     const AT_ONCE: usize = 8;
@@ -254,6 +257,10 @@ mod asynchronous {
 
         /// [`consolidate`](Self::consolidate), in an asynchronous store.
         ///
+        /// If the future is dropped, what was asked of the store last may yet be done, on stores that do
+        /// it on other threads for example. See to it that it is, before the shard is consolidated again:
+        /// an old shard could be put in place of a newer one.
+        ///
         /// # Errors
         /// As for [`consolidate`](Self::consolidate).
         pub async fn async_consolidate(
@@ -264,11 +271,11 @@ mod asynchronous {
             self.array.consolidate(&store, shard).await
         }
 
-        /// [`consolidate_all`](Self::consolidate_all), in an asynchronous store.
+        /// [`consolidate_all`](Self::consolidate_all), in an asynchronous store. A future that is dropped
+        /// leaves of each shard what [`async_consolidate`](Self::async_consolidate) leaves.
         ///
         /// # Errors
-        /// As for [`consolidate_all`](Self::consolidate_all); those that were begun when one fails are
-        /// left, as if the process had died.
+        /// As for [`consolidate_all`](Self::consolidate_all).
         pub async fn async_consolidate_all(
             &self,
             on_progress: &(dyn Fn(&ConsolidationProgress) + Sync),
@@ -278,14 +285,13 @@ mod asynchronous {
                 shards: shards.len(),
                 ..ConsolidationProgress::default()
             };
-            let each = stream::iter(shards)
-                .map(|shard| async move { self.async_consolidate(&shard).await })
-                .buffer_unordered(self.array.at_once(AT_ONCE));
-            let mut each = std::pin::pin!(each);
-            while let Some(one) = each.try_next().await? {
+            let each = shards.into_iter();
+            let each = each.map(|shard| async move { self.async_consolidate(&shard).await });
+            all(each, self.array.at_once(AT_ONCE), |one: Option<_>| {
                 progress.add(one.unwrap_or_default());
                 on_progress(&progress);
-            }
+            })
+            .await?;
             Ok(progress)
         }
     }

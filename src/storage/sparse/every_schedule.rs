@@ -334,6 +334,7 @@ const WHOLE: Promises = Promises {
     torn: None,
     backwards: false,
     apart: false,
+    sized: false,
 };
 
 /// What stores do and do not promise: object stores, file systems, and some that are worse.
@@ -352,8 +353,13 @@ fn stores() -> Vec<(Replacing, Promises)> {
         };
         (replacing, promises)
     };
+    let sized = Promises {
+        sized: true,
+        ..WHOLE
+    };
     vec![
         (Replacing::Set, WHOLE),
+        (Replacing::Set, sized),
         torn(Listing::AtOnce, Replacing::Set, true),
         torn(Listing::AtOnce, Replacing::Rename, false),
         torn(Listing::Checked, Replacing::Rename, true),

@@ -64,6 +64,15 @@ pub(super) fn shard_of<'a>(keys: &ChunkKeys, path: &'a str) -> Option<&'a str> {
     None
 }
 
+/// The key of the shard in whose frame this object is, a version of one of `subchunks` subchunks by its
+/// name; `None` if it is none.
+pub(super) fn shard_with<'a>(keys: &ChunkKeys, key: &'a str, subchunks: usize) -> Option<&'a str> {
+    let shard = shard_of(keys, key)?;
+    let name = key.strip_prefix(shard)?.strip_prefix(FRAME)?;
+    let (number, _) = parse(name.strip_prefix('/')?)?;
+    ((number as usize) < subchunks).then_some(shard)
+}
+
 /// Names of writers of which none is ever given twice: a random one, and a number that counts up.
 pub(super) fn writers() -> impl Fn() -> String + Send + Sync {
     // Keys of the system's random numbers; other processes have others.
@@ -297,6 +306,20 @@ mod tests {
         ] {
             assert_eq!(shard_of(&keys, path), shard, "{path}");
         }
+    }
+
+    #[test]
+    fn frames_with_versions() {
+        let keys = ChunkKeys::new(&NodePath::root(), 1);
+        let name = "0000002E.0000000000000003.9F31.chunk";
+        let key = format!("c/7.frame/{name}");
+        assert_eq!(shard_with(&keys, &key, 0x2F), Some("c/7"));
+        assert_eq!(shard_with(&keys, &key, 0x2E), None);
+        for other in ["c/7.frame/.DS_Store", "c/7.frame/", "c/7"] {
+            assert_eq!(shard_with(&keys, other, 64), None, "{other}");
+        }
+        let below = format!("c/7.frame/more/{name}");
+        assert_eq!(shard_with(&keys, &below, 64), None);
     }
 
     #[test]

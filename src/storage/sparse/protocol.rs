@@ -40,14 +40,14 @@ use super::consolidation::Consolidation;
 use super::frame::{self, Entry, Listing, Version};
 use crate::layout::Extent;
 use crate::storage::objects::{Lists, Reads, Writes};
-use crate::storage::packing::Packing;
+use crate::storage::packing::{Packing, UNCHECKED};
 use crate::storage::ranges::Merged;
 use crate::storage::turns::{TakesTurns, Turns, stripe};
 
 /// How often a read begins again: each time, somebody else has changed what it reads.
 const ATTEMPTS: usize = 1000;
-/// Parts of a shard that are longer than this are read once it is known that the shard has them.
-const UNCHECKED_LEN: usize = 16 << 20;
+/// How often parts of a shard that cannot be read, or understood, are asked for before all of it is.
+const FAILURES: usize = 3;
 /// How many versions that are not the last of their subchunk are in memory at once.
 const AT_ONCE: usize = 64;
 /// How many decoded indices are kept.
@@ -173,6 +173,7 @@ impl Frames {
         number: u32,
         mut listing: Option<Arc<Listing>>,
     ) -> Result<Option<Bytes>, StorageError> {
+        let mut failures = 0;
         for _ in 0..ATTEMPTS {
             let listing = match listing.take() {
                 Some(listing) => listing,
@@ -181,7 +182,17 @@ impl Frames {
             let frame = frame::prefix_of(shard)?;
             let read = match newest(store, &frame, number, listing.versions(number)).await? {
                 Found::Valid(entry) => Some(entry.data()),
-                Found::Nothing => self.read_packed(store, shard, number).await?,
+                Found::Nothing => match self.read_packed(store, shard, number).await {
+                    Ok(read) => read,
+                    Err(error) => {
+                        let whole = self.read_whole(store, shard, error, &mut failures);
+                        whole.await?.map(|mut subchunks| {
+                            let subchunk = subchunks.get_mut(number as usize)?.take();
+                            // The rest of the shard is not kept.
+                            subchunk.map(|bytes| Bytes::copy_from_slice(&bytes))
+                        })
+                    }
+                },
                 Found::Gone => None,
             };
             if let Some(read) = read {
@@ -213,7 +224,8 @@ impl Frames {
             .await?;
         // A store may have made several requests of the last one, in any order.
         let again = self.read_index(store, shard).await?;
-        Ok(read.filter(|_| again == Some(known.encoded)))
+        let is_same = again == Some(known.encoded);
+        Ok(read.filter(|_| is_same).map(Some))
     }
 
     /// The bytes of a shard that are those of a subchunk if it has the index that is `known`; `None` if
@@ -228,39 +240,63 @@ impl Frames {
         number: u32,
         extent: std::ops::Range<usize>,
         known: &Decoded,
-    ) -> Result<Option<Option<Bytes>>, StorageError> {
+    ) -> Result<Option<Bytes>, StorageError> {
         let (start, len) = (extent.start as u64, extent.len() as u64);
+        let failed = |what: String| {
+            StorageError::Other(format!(
+                "cannot read the {len} bytes from {start} on of the shard {shard}, where its index has subchunk {number}: {what}"
+            ))
+        };
         // A store may make room for what is asked before it looks.
-        let is_there = extent.len() <= UNCHECKED_LEN
-            || store
-                .size(shard)
-                .await?
-                .is_some_and(|size| extent.end as u64 <= size);
-        if is_there {
-            let ranges = vec![
-                ByteRange::FromStart(start, Some(len)),
-                self.packing.index_range(),
-            ];
-            let read = store.get_ranges(shard, ranges).await;
-            if let Ok(Some(read)) = &read
-                && let [bytes, index] = &read[..]
-            {
-                if *index != known.encoded {
-                    return Ok(None);
-                }
-                if bytes.len() == extent.len() {
-                    return Ok(Some(Some(bytes.clone())));
-                }
+        if len > UNCHECKED {
+            match store.size(shard).await? {
+                Some(size) if extent.end as u64 <= size => {}
+                Some(size) => return Err(failed(format!("it has {size}"))),
+                None => return Err(failed("its store has no size of it".to_owned())),
             }
         }
-        // Either the shard is another one now, which is shorter, or it is wrong. All of it tells.
-        let Some(object) = store.get(shard).await? else {
+        let ranges = vec![
+            ByteRange::FromStart(start, Some(len)),
+            self.packing.index_range(),
+        ];
+        let Some(read) = store.get_ranges(shard, ranges).await? else {
             return Ok(None);
         };
-        let mut subchunks = self.packing.chunks(shard, &object)?;
-        let subchunk = subchunks.get_mut(number as usize).and_then(Option::take);
-        // The rest of the shard is not kept.
-        Ok(Some(subchunk.map(|bytes| Bytes::copy_from_slice(&bytes))))
+        match &read[..] {
+            [_, index] if *index != known.encoded => Ok(None),
+            [bytes, _] if bytes.len() == extent.len() => Ok(Some(bytes.clone())),
+            _ => Err(failed("its store returned others".to_owned())),
+        }
+    }
+
+    /// All subchunks of a shard, by one request, since parts of it cannot be read, or understood, because
+    /// of `error`; `None` if they should be asked for once more.
+    ///
+    /// A store that asks how long a shard is, and then for a part of a shard of that length, finds
+    /// something else if the shard is replaced in between. That comes to an end; and all of a shard can be
+    /// much to ask for.
+    ///
+    /// # Errors
+    /// The store's; if the shard is invalid; `error` if it has more bytes than shards have.
+    async fn read_whole<O: Reads>(
+        &self,
+        store: &O,
+        shard: &StoreKey,
+        error: StorageError,
+        failures: &mut usize,
+    ) -> Result<Option<Vec<Option<Bytes>>>, StorageError> {
+        *failures += 1;
+        if *failures < FAILURES {
+            return Ok(None);
+        }
+        let size = store.size(shard).await?;
+        if self.bound.is_some_and(|bound| size > Some(bound)) {
+            return Err(error);
+        }
+        match store.get(shard).await? {
+            Some(object) => self.packing.chunks(shard, &object).map(Some),
+            None => Ok(Some(Vec::new())),
+        }
     }
 
     /// The index of a shard, encoded; `None` if there is no shard.
@@ -269,9 +305,27 @@ impl Frames {
         store: &O,
         shard: &StoreKey,
     ) -> Result<Option<Bytes>, StorageError> {
+        let len = self.packing.index_len() as u64;
+        // A store may make room for what is asked before it looks.
+        if len > UNCHECKED
+            && let Some(size) = store.size(shard).await?
+            && size < len
+        {
+            return Err(StorageError::Other(format!(
+                "the shard {shard} has {size} bytes, fewer than its index of {len}: it is truncated"
+            )));
+        }
         let range = self.packing.index_range();
-        let read = store.get_ranges(shard, vec![range]).await?;
-        Ok(read.and_then(|mut read| read.pop()))
+        let Some(read) = store.get_ranges(shard, vec![range]).await? else {
+            return Ok(None);
+        };
+        let index = read.into_iter().next();
+        let index = index.filter(|index| index.len() as u64 == len);
+        index.map(Some).ok_or_else(|| {
+            StorageError::Other(format!(
+                "the store did not return the {len} bytes of the index of the shard {shard}"
+            ))
+        })
     }
 
     fn slot(&self, shard: &StoreKey) -> MutexGuard<'_, Option<(StoreKey, Decoded)>> {
@@ -314,37 +368,61 @@ impl Frames {
         store: &O,
         shard: &StoreKey,
     ) -> Result<Vec<(usize, u64)>, StorageError> {
+        let mut failures = 0;
         'again: for _ in 0..ATTEMPTS {
             let listing = self.list(store, shard).await?;
             let frame = frame::prefix_of(shard)?;
-            let mut newer = Vec::new();
+            let mut sizes = BTreeMap::new();
             for (number, versions) in listing.iter() {
                 match newest(store, &frame, number, versions).await? {
                     Found::Valid(entry) => {
-                        newer.push((number as usize, entry.data().map(|data| data.len() as u64)));
+                        let size = entry.data().map(|data| data.len() as u64);
+                        sizes.insert(number as usize, size);
                     }
                     Found::Nothing => {}
                     Found::Gone => continue 'again,
                 }
             }
-            let mut sizes = vec![None; self.subchunks];
-            if let Some(index) = self.read_index(store, shard).await? {
-                let extents = self.decode(shard, &index)?.extents;
-                for (size, extent) in sizes.iter_mut().zip(&*extents) {
-                    *size = extent.as_ref().map(|extent| extent.len() as u64);
+            let packed = match self.packed_sizes(store, shard).await {
+                Ok(packed) => packed,
+                Err(error) => {
+                    let whole = self.read_whole(store, shard, error, &mut failures);
+                    let Some(subchunks) = whole.await? else {
+                        continue;
+                    };
+                    let sizes = subchunks.into_iter();
+                    sizes
+                        .map(|bytes| bytes.map(|bytes| bytes.len() as u64))
+                        .collect()
+                }
+            };
+            for (number, size) in packed.into_iter().enumerate() {
+                if size.is_some() {
+                    sizes.entry(number).or_insert(size);
                 }
             }
-            for (number, size) in newer {
-                if let Some(slot) = sizes.get_mut(number) {
-                    *slot = size;
-                }
-            }
-            let present = sizes.into_iter().enumerate();
+            let present = sizes.into_iter();
             return Ok(present
                 .filter_map(|(number, size)| Some((number, size?)))
                 .collect());
         }
         Err(starved(shard))
+    }
+
+    /// The size of each subchunk of the shard itself that there is.
+    async fn packed_sizes<O: Reads>(
+        &self,
+        store: &O,
+        shard: &StoreKey,
+    ) -> Result<Vec<Option<u64>>, StorageError> {
+        let Some(index) = self.read_index(store, shard).await? else {
+            return Ok(Vec::new());
+        };
+        let extents = self.decode(shard, &index)?.extents;
+        let sizes = extents.iter();
+        Ok(sizes
+            .map(|extent| extent.as_ref().map(|extent| extent.len() as u64))
+            .collect())
     }
 
     /// Pack the frame of a shard into it, which `shards` replaces. `None` if there is no frame.
@@ -366,7 +444,13 @@ impl Frames {
         let mut done = Consolidation::default();
         let mut versions = self.versions(store, shard, &listing, &mut done).await?;
         if versions.newest.is_empty() {
-            return Ok((done.invalid > 0).then_some(done));
+            if done.invalid == 0 {
+                return Ok(None);
+            }
+            // The shard stays as it is.
+            done.before = store.size(shard).await?.unwrap_or(0);
+            done.after = done.before;
+            return Ok(Some(done));
         }
         done.subchunks = versions.newest.len();
         let older = versions.older.values().map(Vec::len).sum::<usize>();
@@ -450,13 +534,28 @@ impl Frames {
         shard: &StoreKey,
         subchunks: &mut [Option<Entry>],
     ) -> Result<u64, StorageError> {
-        let (Some(size), Some(index)) = (
-            store.size(shard).await?,
-            self.read_index(store, shard).await?,
-        ) else {
+        if subchunks.iter().all(Option::is_some) {
+            // Whatever the shard is, nothing of it is needed.
+            return Ok(store.size(shard).await?.unwrap_or(0));
+        }
+        let unusable = |error: StorageError| {
+            StorageError::Other(format!(
+                "{error}. Nothing of its frame is lost. If the shard is damaged, put a copy in its place, or write all of its {} subchunks, and consolidate it then",
+                self.subchunks
+            ))
+        };
+        let index = self.read_index(store, shard).await.map_err(unusable)?;
+        let Some(index) = index else {
             return Ok(0);
         };
-        let extents = self.packing.extents(shard, &index, size)?;
+        // Some stores have no size of what they cannot look at.
+        let size = store.size(shard).await?.ok_or_else(|| {
+            StorageError::Other(format!(
+                "the store says that there is a shard {shard}, and that it has no size: try again"
+            ))
+        })?;
+        let extents = self.packing.extents(shard, &index, size);
+        let extents = extents.map_err(unusable)?;
         let missing = |(number, subchunk): (usize, &Option<Entry>)| {
             let extent = extents.get(number)?.as_ref()?;
             let range = extent.start as u64..extent.end as u64;
@@ -469,9 +568,9 @@ impl Frames {
         });
         let most = self.bound.unwrap_or(0).max(size);
         if sum.is_none_or(|sum| sum > most) {
-            return Err(StorageError::Other(format!(
-                "the index of the shard {shard} has subchunks of more than {most} bytes together, and the shard has {size}: it may be corrupted"
-            )));
+            return Err(unusable(StorageError::Other(format!(
+                "the index of the shard {shard} has subchunks of more than {most} bytes together, and the shard has {size}"
+            ))));
         }
         // What lies together is read together.
         let merged = Merged::of(missing.iter().map(|(_, range)| range.clone()));
