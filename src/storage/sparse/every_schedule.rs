@@ -128,7 +128,14 @@ impl Subject {
             let writer = Box::new(move || format!("W{number}"));
             let frames = Frames::new(sharded.packing, 2, sharded.bound, writer);
             let frames = Arc::new(frames);
-            SparseArray { frames, ..array }
+            // Used to see that there is one.
+            let rename: super::Rename = Arc::new(|_, _| unreachable!());
+            let rename = (replacing == Replacing::Rename).then_some(rename);
+            SparseArray {
+                frames,
+                rename,
+                ..array
+            }
         };
         let processes: Vec<_> = (0..5).map(process).collect();
         let first = &processes[0];
@@ -242,6 +249,8 @@ impl Subject {
         move |seat| {
             Box::pin(async move {
                 let key = chunk_key(chunk);
+                // In each order what it does depends on nothing else.
+                self.processes[process].frames.forget();
                 for _ in 0..times {
                     let read = self.processes[process].get(&seat, &key);
                     seat.reading(chunk, read).await;
@@ -359,6 +368,7 @@ fn stores() -> Vec<(Replacing, Promises)> {
     };
     vec![
         (Replacing::Set, WHOLE),
+        (Replacing::Rename, WHOLE),
         (Replacing::Set, sized),
         torn(Listing::AtOnce, Replacing::Set, true),
         torn(Listing::AtOnce, Replacing::Rename, false),
@@ -519,6 +529,7 @@ fn parts_of_subchunks() {
                 let mut value = subject.bytes(0, 2).to_vec();
                 value[..=at].fill(9);
                 let parts = vec![(at as u64, vec![9].into())];
+                array.frames.forget();
                 let write = array.set_ranges(&seat, &key, parts);
                 seat.writing(0, Some(value.into()), write).await;
             }
@@ -546,6 +557,7 @@ fn one_adapter_takes_turns() {
         for at in 0..2 {
             scenario = scenario.actor(move |seat| async move {
                 let parts = vec![(at, vec![9].into())];
+                subject.processes[0].frames.forget();
                 subject.processes[0]
                     .set_ranges(&seat, &chunk_key(0), parts)
                     .await
@@ -642,11 +654,13 @@ fn parts_of_several_shards() {
         apart: true,
         ..WHOLE
     };
-    let subject = Subject::new(Sizes::Equal, Replacing::Set, promises);
-    let scenario = packed_twice(&subject).actor(subject.reader(2, 0, 1));
-    scenario
-        .explore()
-        .expect_err("a part of another shard is read");
+    for replacing in [Replacing::Set, Replacing::Rename] {
+        let subject = Subject::new(Sizes::Equal, replacing, promises);
+        let scenario = packed_twice(&subject).actor(subject.reader(2, 0, 1));
+        scenario
+            .explore()
+            .expect_err("a part of another shard is read");
+    }
 }
 
 /// A shard is set in two steps: readers find half of it.

@@ -25,7 +25,7 @@ use zarrs_storage::{
 };
 
 pub use consolidation::{Consolidation, ConsolidationProgress};
-use frame::Entry;
+use frame::{Entry, Listing};
 use listings::{Listings, Recent};
 use metadata::Sharding;
 use protocol::Frames;
@@ -192,6 +192,21 @@ impl SparseArray {
         }
     }
 
+    /// A subchunk, encoded.
+    async fn read<O: Reads + Lists>(
+        &self,
+        store: &O,
+        shard: &StoreKey,
+        number: u32,
+        listing: Option<Arc<Listing>>,
+    ) -> Result<Option<Bytes>, StorageError> {
+        // Where shards are replaced by renaming, one that is open stays what it is.
+        let snapshots = self.rename.is_some();
+        self.frames
+            .read(store, shard, number, listing, snapshots)
+            .await
+    }
+
     async fn read_chunk<O: Reads + Lists>(
         &self,
         store: &O,
@@ -208,7 +223,7 @@ impl SparseArray {
                 Some(listing)
             }
         };
-        self.frames.read(store, &shard, number, listing).await
+        self.read(store, &shard, number, listing).await
     }
 
     /// Who calls this has the turn of the chunk.
@@ -220,13 +235,7 @@ impl SparseArray {
     ) -> Result<(), StorageError> {
         let (shard, number) = self.place(chunk)?;
         // What is empty is not made empty once more: frames would be full of that.
-        if entry == Entry::Tombstone
-            && self
-                .frames
-                .read(store, &shard, number, None)
-                .await?
-                .is_none()
-        {
+        if entry == Entry::Tombstone && self.read(store, &shard, number, None).await?.is_none() {
             return Ok(());
         }
         self.frames.write(store, &shard, number, &entry).await
@@ -326,7 +335,7 @@ impl SparseArray {
         let _turn = store.turn(self.frames.turns(), key).await;
         if let Some(chunk) = self.keys.parse(key.as_str()) {
             let (shard, number) = self.place(&chunk)?;
-            let value = self.frames.read(store, &shard, number, None).await?;
+            let value = self.read(store, &shard, number, None).await?;
             let value = with_parts(key, value.unwrap_or_default(), &parts)?;
             self.write_chunk(store, &chunk, Entry::Data(value)).await
         } else {
@@ -451,7 +460,10 @@ impl<S: ?Sized> SparseShardStore<S> {
     ///
     /// **Use it on every filesystem.** Without it a shard is replaced by one `set`, which on a filesystem
     /// is not at once: whoever reads meanwhile may find part of a shard, and a process that dies leaves
-    /// that behind.
+    /// that behind. It also makes reads of subchunks without versions cheaper: parts of an object that are
+    /// asked for by one call of the adapter's store have to come from one object, as those do that
+    /// `FilesystemStore` reads from one open file, and so an index that was read before tells where a
+    /// subchunk is, if it is read with it, and still the same.
     ///
     /// A temporary is the key with `.tmp` behind it. What a process that died left there is replaced by
     /// the next consolidation of the shard. Those of metadata have a name of the writer before `.tmp`,
