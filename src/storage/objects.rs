@@ -173,7 +173,8 @@ impl<S: ListableStorageTraits + ?Sized> Lists for Blocking<'_, S> {
     }
 
     async fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes> {
-        self.0.list_dir(prefix)
+        // zarrs' `FilesystemStore` panics if a name is not UTF-8.
+        no_panic(|| Ok(self.0.list_dir(prefix)?)).map_err(|error| not_listed(prefix, error))
     }
 }
 
@@ -288,7 +289,18 @@ impl<S: AsyncListableStorageTraits + ?Sized> Lists for Awaited<'_, S> {
     }
 
     async fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes> {
-        self.0.list_dir(prefix).await
+        let listed = async_no_panic(async { Ok(self.0.list_dir(prefix).await?) });
+        listed.await.map_err(|error| not_listed(prefix, error))
+    }
+}
+
+/// As [`of_storage`], of a listing.
+fn not_listed(prefix: &StorePrefix, error: CodecError) -> StorageError {
+    match error {
+        CodecError::StorageError(error) => error,
+        _ => StorageError::Other(format!(
+            "cannot list {prefix}: the store panicked. See whether there are names that are not UTF-8"
+        )),
     }
 }
 

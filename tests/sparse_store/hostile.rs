@@ -113,6 +113,24 @@ fn names_that_are_none() {
     }
 }
 
+/// zarrs' store panics when it lists them.
+#[cfg(target_os = "linux")]
+#[test]
+fn names_that_are_not_utf_8_are_errors() {
+    use std::os::unix::ffi::OsStrExt;
+
+    let (folder, store) = files();
+    let store: Arc<dyn ReadableWritableListableStorageTraits> = store;
+    let sparse = prepare(&store).open(&store);
+    let name = std::ffi::OsStr::from_bytes(b"0000000\xff");
+    let frame = folder.path().join(format!("{SHARD}.frame"));
+    std::fs::write(frame.join(name), "").unwrap();
+    let error = sparse.get(&chunk(0)).unwrap_err();
+    assert!(error.to_string().contains("not UTF-8"), "{error}");
+    std::fs::remove_file(frame.join(name)).unwrap();
+    assert_eq!(sparse.get(&chunk(0)).unwrap().unwrap(), vec![1; 2]);
+}
+
 #[test]
 fn corrupted_shards_are_errors() {
     for (_folder, store) in stores() {

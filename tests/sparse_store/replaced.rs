@@ -155,6 +155,10 @@ fn key(key: &str) -> StoreKey {
     StoreKey::new(key).unwrap()
 }
 
+fn value_of(at: usize) -> u8 {
+    u8::try_from(at + 1).unwrap()
+}
+
 fn chunk(at: usize) -> StoreKey {
     key(&format!("group/array/c/{at}"))
 }
@@ -169,7 +173,7 @@ fn subject() -> (Arc<Steps>, Arc<SparseShardStore<Steps>>, [Bytes; 3]) {
     let shards = [&[1][..], &[0, 1], &[0, 1, 2, 3]].map(|subchunks| {
         for &at in subchunks {
             sparse
-                .set(&chunk(at), vec![at as u8 + 1; 8].into())
+                .set(&chunk(at), vec![value_of(at); 8].into())
                 .unwrap();
         }
         sparse.consolidate(&[0]).unwrap().unwrap();
@@ -281,7 +285,7 @@ fn a_store_that_has_no_size() {
     store.is_vague.store(false, Ordering::Relaxed);
     sparse.consolidate(&[0]).unwrap().unwrap();
     for at in 0..4 {
-        let value = if at == 0 { 9 } else { at as u8 + 1 };
+        let value = if at == 0 { 9 } else { value_of(at) };
         assert_eq!(sparse.get(&chunk(at)).unwrap().unwrap(), vec![value; 8]);
     }
 }

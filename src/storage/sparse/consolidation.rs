@@ -164,9 +164,10 @@ where
     /// Pack the shard with the indices `shard` and its frame into one shard, with its subchunks in C
     /// order. `None` if it has no frame.
     ///
-    /// Subchunks are copied as they are: nothing is decoded or encoded. The shard, the newest object of each
-    /// subchunk in its frame, of whatever size that is, and the new shard are in memory at once. Others may read and write meanwhile; whatever they write is kept. If
-    /// the process dies, at whichever moment, nothing is lost, and another call completes it.
+    /// Subchunks are copied as they are: nothing is decoded or encoded. The shard, the newest object of
+    /// each subchunk in its frame, of whatever size that is, and the new shard are in memory at once. Others
+    /// may read and write meanwhile; whatever they write is kept. If the process dies, at whichever moment,
+    /// nothing is lost, and another call completes it.
     ///
     /// If the store fails to put the shard, and may do so later nevertheless, see to it that it does not
     /// before the shard is consolidated again: it would put an old shard in place of a newer one.

@@ -7,6 +7,7 @@
 )]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::future::join_all;
 use serde_json::json;
@@ -143,6 +144,59 @@ async fn many_writers() {
         .into_iter()
         .filter(|path| path.contains(".frame/"));
     assert_eq!(frames.collect::<Vec<_>>(), Vec::<String>::new());
+}
+
+/// Shards become shorter and longer while somebody reads what stays in them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_of_shards_that_are_replaced() {
+    let server = Server::start();
+    create(&Arc::new(server.store())).await;
+    let open = || async {
+        let store = Arc::new(server.store());
+        let sparse = SparseShardStore::async_open(store, "/volume").await;
+        let sparse = Arc::new(sparse.unwrap());
+        let array = Array::async_open(sparse.clone(), "/volume").await.unwrap();
+        (sparse, array)
+    };
+    let (sparse, array) = open().await;
+    let stays = |subchunk: &u64| subchunk % 4 == 1;
+    write(std::slice::from_ref(&array)).await;
+    sparse.async_consolidate_all(&|_| {}).await.unwrap();
+
+    let over = AtomicBool::new(false);
+    let changes = async {
+        for round in 0..8 {
+            for subchunk in (0..SUBCHUNKS).filter(|subchunk| !stays(subchunk)) {
+                let done = if round % 2 == 0 {
+                    array
+                        .async_erase_chunk(&[subchunk])
+                        .await
+                        .map_err(Into::into)
+                } else {
+                    array
+                        .async_store_chunk(&[subchunk], elements(subchunk))
+                        .await
+                };
+                done.unwrap();
+            }
+            sparse.async_consolidate_all(&|_| {}).await.unwrap();
+        }
+        over.store(true, Ordering::Relaxed);
+    };
+    let (_, other) = open().await;
+    let reads = async {
+        let mut reads = 0;
+        while !over.load(Ordering::Relaxed) {
+            for subchunk in (0..SUBCHUNKS).filter(stays) {
+                let read: Vec<u16> = other.async_retrieve_chunk(&[subchunk]).await.unwrap();
+                assert_eq!(read, elements(subchunk));
+                reads += 1;
+            }
+        }
+        reads
+    };
+    let ((), reads) = futures::join!(changes, reads);
+    assert!(reads > 100, "{reads}");
 }
 
 /// The files in a folder.

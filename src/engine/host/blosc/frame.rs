@@ -119,16 +119,15 @@ impl Frame {
             .filter(|(_, to)| !to.is_empty())?;
         // A stream may not be longer than its content.
         let room = stream.len().min(content.len());
-        let compressed = match parameters.cname {
-            Cname::Lz4 => lz4::compress(10 - parameters.level, content, &mut stream[..room]),
-            _ => {
-                let level = match parameters.level {
-                    9 => zstd_safe::max_c_level(),
-                    level => i32::from(level) * 2 - 1,
-                };
-                let stream = &mut stream[..room];
-                self.zstd.compress(level, false, content, stream).ok()
-            }
+        let compressed = if parameters.cname == Cname::Lz4 {
+            lz4::compress(10 - parameters.level, content, &mut stream[..room])
+        } else {
+            let level = match parameters.level {
+                9 => zstd_safe::max_c_level(),
+                level => i32::from(level) * 2 - 1,
+            };
+            let stream = &mut stream[..room];
+            self.zstd.compress(level, false, content, stream).ok()
         };
         let len = match compressed {
             Some(len) if len < content.len() => len,

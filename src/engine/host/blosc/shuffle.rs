@@ -26,6 +26,10 @@ fn shuffle_avx2(typesize: usize, from: &[u8], to: &mut [u8]) {
     shuffle_with(typesize, from, to);
 }
 
+#[expect(
+    clippy::inline_always,
+    reason = "compiled to the instructions of its callers"
+)]
 #[inline(always)]
 fn shuffle_with(typesize: usize, from: &[u8], to: &mut [u8]) {
     let elements = from.len() / typesize;
@@ -45,6 +49,7 @@ fn shuffle_with(typesize: usize, from: &[u8], to: &mut [u8]) {
     to[whole..from.len()].copy_from_slice(&from[whole..]);
 }
 
+#[expect(clippy::inline_always, reason = "as above")]
 #[inline(always)]
 fn planes<const N: usize>(from: &[u8], to: &mut [u8]) {
     let elements = from.as_chunks::<N>().0;

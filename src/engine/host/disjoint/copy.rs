@@ -175,7 +175,7 @@ pub(super) unsafe fn gather_row<const N: usize>(
 const AHEAD: usize = 4;
 
 /// Tell the processor that the `N` bytes at `address`, which may lie anywhere, are probably read soon.
-#[inline(always)]
+#[inline]
 fn prefetch<const N: usize>(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
     for line in (0..N).step_by(64) {
