@@ -243,7 +243,14 @@ fn a_shard_that_is_always_replaced() {
     replaced();
     assert!([1, 4].contains(&listed(&sparse).unwrap()));
     assert_eq!(store.count(Asked::All), 1);
-    // Nor is it asked for all of what cannot be a shard.
+    // Nor is it asked for all of one that is damaged, or that cannot be a shard.
+    let mut damaged = long.to_vec();
+    *damaged.last_mut().unwrap() ^= 1;
+    store.inner.set(&key(SHARD), damaged.into()).unwrap();
+    store.between(|| Ok(()));
+    sparse.get(&chunk(1)).unwrap_err();
+    listed(&sparse).unwrap_err();
+    assert_eq!(store.count(Asked::All), 0);
     let mut noise = vec![7; 1 << 16];
     noise.extend_from_slice(b"not an index");
     store.inner.set(&key(SHARD), noise.into()).unwrap();

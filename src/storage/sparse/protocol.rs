@@ -289,7 +289,8 @@ impl Frames {
     /// much to ask for.
     ///
     /// # Errors
-    /// The store's; if the shard is invalid; `error` if it has more bytes than shards have.
+    /// The store's; if the shard is invalid; `error` if its index stays the same, or if it has more bytes
+    /// than shards have.
     async fn read_whole<O: Reads>(
         &self,
         store: &O,
@@ -300,6 +301,12 @@ impl Frames {
         *failures += 1;
         if *failures < FAILURES {
             return Ok(None);
+        }
+        // An index that stays is that of one shard, which is damaged.
+        let index = self.read_index(store, shard).await;
+        let again = self.read_index(store, shard).await;
+        if matches!((index, again), (Ok(Some(index)), Ok(Some(again))) if index == again) {
+            return Err(error);
         }
         let size = store.size(shard).await?;
         if self.bound.is_some_and(|bound| size > Some(bound)) {
