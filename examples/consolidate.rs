@@ -17,10 +17,11 @@ use zarrs_cuda::storage::{ConsolidationProgress, SparseShardStore};
 
 const USAGE: &str = "\
 Packs the subchunks that were written one by one into the shards of an array on disk, so that any
-Zarr reader finds them. Others may read and write subchunks meanwhile; nobody else may consolidate.
-If it is stopped, at whichever moment, nothing is lost: run it again.
+Zarr reader finds them. Others may read meanwhile, and write subchunks through SparseShardStore; nobody
+else may consolidate, or write whole shards. If it is stopped, at whichever moment, nothing is lost: run
+it again.
 
-Usage: consolidate ARRAY
+Usage: consolidate ARRAY [--pending]
 
   ARRAY      the directory of a Zarr array with the codec sharding_indexed
   --pending  only print which shards there are to pack

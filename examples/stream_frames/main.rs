@@ -4,7 +4,7 @@
 //! cargo run --release --example stream_frames -- OUT [OPTIONS]
 //! ```
 //!
-//! Without `--rate` the camera waits for the disk; with it, it does not wait for anybody: a frame
+//! Without `--rate` the camera waits for the disk; with it, and without `--wait`, it does not: a frame
 //! that there is no room for is dropped, and counted. Every frame begins with its number, as frames
 //! of scientific cameras do, so that a dropped one can be told from the array. Ctrl-C stops the
 //! camera and finishes the array. The same command goes on where an array ends. `--help` lists the

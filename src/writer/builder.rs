@@ -117,8 +117,8 @@ where
     ///
     /// **Use it on every filesystem.** Without it a shard is stored by one `set`, which on a
     /// filesystem is not atomic: whoever reads meanwhile, and whoever comes after a crash, may find
-    /// part of it. A shard also needs no memory until it is complete, since it is written as it
-    /// grows.
+    /// part of it. Nor does a shard need a buffer of its own until it is complete, since it is written as
+    /// it grows.
     ///
     /// A temporary is the key with `.tmp` behind it, as of zarrs' `AtomicWriteStorageAdapter`. Those
     /// of a writer that was killed are erased by the next one that extends the array. So there must
@@ -165,7 +165,7 @@ where
         self
     }
 
-    /// What the writer would take for buffers. Nothing is allocated.
+    /// What the writer would take for buffers, none of which is allocated. It may start CUDA.
     ///
     /// # Errors
     /// As for [`build`](Self::build), but for what the store says.

@@ -107,7 +107,7 @@ impl BinaryFormat {
 /// ```json
 /// "storage_transformers": [{
 ///     "name": "https://purl.org/zarr/spec/storage_transformers/sharding/1.0",
-///     "configuration": { "type": "indexed", "chunks_per_shard": [4, 4] }
+///     "configuration": { "type": "indexed_crc32c", "chunks_per_shard": [4, 4] }
 /// }]
 /// ```
 ///

@@ -533,7 +533,7 @@ impl<S: ?Sized> SparseShardStore<S> {
     }
 
     /// The most memory that [`consolidate_all`](Self::consolidate_all) takes, in bytes, unless one shard
-    /// takes more. Default: [`Options::host_memory`](crate::Options::host_memory).
+    /// takes more. Default: a quarter of the machine's, whatever `Options` were registered.
     #[must_use]
     pub fn with_memory(mut self, bytes: usize) -> Self {
         self.array.memory = bytes;
