@@ -64,6 +64,7 @@ mod engine;
 mod error;
 mod layout;
 mod maintenance;
+mod memory_limit;
 mod options;
 mod plan;
 mod registration;

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::memory_limit::memory_limit;
 use crate::write_strategy::{CompactionCallback, CompactionRequest, WriteStrategy};
 
 /// Where shards are encoded and decoded.
@@ -139,23 +140,8 @@ pub struct Options {
 /// The share of the machine's memory that a writer may take, unless the options say otherwise.
 const DEFAULT_SHARE: usize = 4;
 
-/// The memory of this machine, in bytes.
-fn physical_memory() -> usize {
-    /// Where nobody says.
-    const UNKNOWN: usize = 8 << 30;
-    #[cfg(target_os = "linux")]
-    {
-        // `MemTotal:       24616232 kB`
-        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let total = meminfo
-            .lines()
-            .find_map(|line| line.strip_prefix("MemTotal:"))
-            .and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<usize>().ok());
-        total.map_or(UNKNOWN, |kib| kib.saturating_mul(1 << 10))
-    }
-    #[cfg(not(target_os = "linux"))]
-    UNKNOWN
-}
+/// What there is where nobody says, in bytes.
+const UNKNOWN_MEMORY: usize = 8 << 30;
 
 impl Default for Options {
     fn default() -> Self {
@@ -258,7 +244,8 @@ impl Options {
     }
 
     /// The most pageable host memory that an [`ArrayWriter`](crate::writer::ArrayWriter) takes for its
-    /// buffers, in bytes. Default: a quarter of what the machine has. Each writer has a budget of its
+    /// buffers, in bytes. Default: a quarter of what the machine has, or of what the control groups of
+    /// the process (a container, a job) allow; 2 GiB where nobody says. Each writer has a budget of its
     /// own.
     #[must_use]
     pub fn with_host_memory(mut self, bytes: usize) -> Self {
@@ -271,7 +258,7 @@ impl Options {
     #[must_use]
     pub fn host_memory(&self) -> usize {
         self.host_memory
-            .unwrap_or_else(|| physical_memory() / DEFAULT_SHARE)
+            .unwrap_or_else(|| memory_limit().unwrap_or(UNKNOWN_MEMORY) / DEFAULT_SHARE)
     }
 
     /// Up to which level each compressor goes to a device. Default: [`LevelPolicy::default`].

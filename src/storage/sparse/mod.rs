@@ -533,7 +533,7 @@ impl<S: ?Sized> SparseShardStore<S> {
     }
 
     /// The most memory that [`consolidate_all`](Self::consolidate_all) takes, in bytes, unless one shard
-    /// takes more. Default: a quarter of the machine's, whatever `Options` were registered.
+    /// takes more. Default: that of `Options::default`, whatever was registered.
     #[must_use]
     pub fn with_memory(mut self, bytes: usize) -> Self {
         self.array.memory = bytes;
