@@ -76,14 +76,9 @@ impl Pool {
     /// # Errors
     /// [`EngineError::OutOfMemory`].
     pub(crate) fn take(self: &Arc<Self>, new: bool) -> Result<Option<Lease>, EngineError> {
-        self.take_beside(0, new)
-    }
-
-    /// As [`take`](Self::take) by someone who has `held` of those that are in use.
-    fn take_beside(self: &Arc<Self>, held: usize, new: bool) -> Result<Option<Lease>, EngineError> {
         let free = {
             let mut state = self.state();
-            let comes_back = state.in_use > held && !state.kept;
+            let comes_back = state.in_use > 0 && !state.kept;
             let waits = state.free.is_empty() && comes_back && !new;
             if waits || state.in_use >= self.most {
                 return Ok(None);

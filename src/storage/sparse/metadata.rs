@@ -98,21 +98,8 @@ pub(super) fn sharded(key: &StoreKey, path: &NodePath, stored: &[u8]) -> Result<
     let (data_type, fill_value) = (array.data_type().clone(), array.fill_value().clone());
     let bound = codec.encoded_representation(&shape, &data_type, &fill_value)?;
     let format = ShardFormat::new(codec, shape, data_type, fill_value)?;
-    let subchunks: Vec<u64> = {
-        let stored = format.stored()?;
-        if u32::try_from(stored.grid().num_subchunks()).is_err() {
-            return Err(not_shards(format!(
-                "a shard has {} subchunks, and a frame has room for 2^32",
-                stored.grid().num_subchunks()
-            )));
-        }
-        stored
-            .grid()
-            .counts()
-            .iter()
-            .map(|&count| count as u64)
-            .collect()
-    };
+    let counts = format.stored()?.grid().counts().to_vec();
+    let subchunks = counts.into_iter().map(|count| count as u64).collect();
     Ok(Sharded {
         packing: Packing::of(format)?,
         subchunks,

@@ -86,9 +86,8 @@ impl Frame {
         let mut written = HEADER + 4 * blocks;
         for (number, block) in from.chunks(blocksize).enumerate() {
             write_u32(to, HEADER + 4 * number, written)?;
-            let mut shuffled = std::mem::take(&mut self.shuffled);
             let content = if parameters.shuffle == Shuffle::Byte && typesize > 1 {
-                let shuffled = at_least(&mut shuffled, block.len()).ok()?;
+                let shuffled = at_least(&mut self.shuffled, block.len()).ok()?;
                 shuffle::shuffle(typesize, block, shuffled);
                 shuffled
             } else {
@@ -100,9 +99,8 @@ impl Frame {
                 block.len()
             };
             for content in content.chunks(len) {
-                written += self.stream(parameters, content, to.get_mut(written..)?)?;
+                written += stream(&mut self.zstd, parameters, content, to.get_mut(written..)?)?;
             }
-            self.shuffled = shuffled;
         }
         to[..4].copy_from_slice(&[FORMAT, STREAM_FORMAT, flags, u8::try_from(typesize).ok()?]);
         write_u32(to, 4, from.len())?;
@@ -110,35 +108,40 @@ impl Frame {
         write_u32(to, 12, written)?;
         Some(written)
     }
+}
 
-    /// Write the stream of `content` and its size to `to`, and return how many bytes that are; `None`
-    /// if there is no room.
-    fn stream(&mut self, parameters: &BloscStage, content: &[u8], to: &mut [u8]) -> Option<usize> {
-        let (_, stream) = to
-            .split_at_mut_checked(4)
-            .filter(|(_, to)| !to.is_empty())?;
-        // A stream may not be longer than its content.
-        let room = stream.len().min(content.len());
-        let compressed = if parameters.cname == Cname::Lz4 {
-            lz4::compress(10 - parameters.level, content, &mut stream[..room])
-        } else {
-            let level = match parameters.level {
-                9 => zstd_safe::max_c_level(),
-                level => i32::from(level) * 2 - 1,
-            };
-            let stream = &mut stream[..room];
-            self.zstd.compress(level, false, content, stream).ok()
+/// Write the stream of `content` and its size to `to`, and return how many bytes that are; `None`
+/// if there is no room.
+fn stream(
+    zstd: &mut Zstd,
+    parameters: &BloscStage,
+    content: &[u8],
+    to: &mut [u8],
+) -> Option<usize> {
+    let (_, stream) = to
+        .split_at_mut_checked(4)
+        .filter(|(_, to)| !to.is_empty())?;
+    // A stream may not be longer than its content.
+    let room = stream.len().min(content.len());
+    let compressed = if parameters.cname == Cname::Lz4 {
+        lz4::compress(10 - parameters.level, content, &mut stream[..room])
+    } else {
+        let level = match parameters.level {
+            9 => zstd_safe::max_c_level(),
+            level => i32::from(level) * 2 - 1,
         };
-        let len = match compressed {
-            Some(len) if len < content.len() => len,
-            _ => {
-                stream.get_mut(..content.len())?.copy_from_slice(content);
-                content.len()
-            }
-        };
-        write_u32(to, 0, len)?;
-        Some(4 + len)
-    }
+        let stream = &mut stream[..room];
+        zstd.compress(level, false, content, stream).ok()
+    };
+    let len = match compressed {
+        Some(len) if len < content.len() => len,
+        _ => {
+            stream.get_mut(..content.len())?.copy_from_slice(content);
+            content.len()
+        }
+    };
+    write_u32(to, 0, len)?;
+    Some(4 + len)
 }
 
 /// Write a little-endian integer; `None` if it does not fit, or has no room.
