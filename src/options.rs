@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::memory_limit::memory_limit;
 use crate::write_strategy::{CompactionCallback, CompactionRequest, WriteStrategy};
@@ -135,6 +136,7 @@ pub struct Options {
     max_dead_fraction: f64,
     allow_unsafe_compaction: bool,
     on_compaction_request: Option<CompactionCallback>,
+    turn_limit: Duration,
 }
 
 /// The share of the machine's memory that a writer may take, unless the options say otherwise.
@@ -159,6 +161,7 @@ impl Default for Options {
             max_dead_fraction: 0.25,
             allow_unsafe_compaction: false,
             on_compaction_request: None,
+            turn_limit: Duration::from_secs(10),
         }
     }
 }
@@ -391,5 +394,26 @@ impl Options {
     /// What to call when a shard should be compacted.
     pub(crate) fn compaction_callback(&self) -> Option<&CompactionCallback> {
         self.on_compaction_request.as_ref()
+    }
+
+    /// The longest time that a partial write waits for other partial writes of this process, before
+    /// it is refused. Default: 10 seconds.
+    ///
+    /// Writes that update one shard where it is stored take turns. So do writes that create shards of
+    /// one array, because a codec cannot tell absent shards apart. A refused write has written
+    /// nothing, and may be tried again: zarrs returns a [`CodecError::IOError`] of the kind
+    /// [`ResourceBusy`](std::io::ErrorKind::ResourceBusy).
+    ///
+    /// [`CodecError::IOError`]: zarrs_codec::CodecError::IOError
+    #[must_use]
+    pub fn with_turn_limit(mut self, limit: Duration) -> Self {
+        self.turn_limit = limit;
+        self
+    }
+
+    /// The longest time that a partial write waits for other partial writes of this process.
+    #[must_use]
+    pub fn turn_limit(&self) -> Duration {
+        self.turn_limit
     }
 }

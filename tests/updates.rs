@@ -15,6 +15,8 @@ mod act;
 mod case;
 #[path = "updates/concurrency.rs"]
 mod concurrency;
+#[path = "updates/creation.rs"]
+mod creation;
 #[path = "updates/invariants.rs"]
 mod invariants;
 #[path = "updates/model.rs"]

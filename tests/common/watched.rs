@@ -80,6 +80,8 @@ pub(crate) struct Watched {
     calls: Mutex<Vec<(StoreKey, Call)>>,
     /// How many steps of writing are left before nothing works any more.
     left: Mutex<Option<usize>>,
+    /// Whether the store can still be read, and values erased, when no steps are left.
+    is_full: Mutex<bool>,
     after_read: Mutex<Option<Hook>>,
     before_write: Mutex<Option<Hook>>,
 }
@@ -94,6 +96,7 @@ impl Watched {
             inner,
             calls: Mutex::default(),
             left: Mutex::default(),
+            is_full: Mutex::default(),
             after_read: Mutex::default(),
             before_write: Mutex::default(),
         }
@@ -108,6 +111,15 @@ impl Watched {
     /// `None`: work again.
     pub(crate) fn stop_after(&self, steps: Option<usize>) {
         *lock(&self.left) = steps;
+        *lock(&self.is_full) = false;
+    }
+
+    /// Have room for so many more [steps](Call::steps) of writing. As on a full disk, a write stores as
+    /// much as there is room for, and values can be read and erased. `None`: have room for everything.
+    #[allow(dead_code, reason = "not every test binary fills its store")]
+    pub(crate) fn full_after(&self, steps: Option<usize>) {
+        *lock(&self.left) = steps;
+        *lock(&self.is_full) = true;
     }
 
     /// Call `hook` once, between the next read and its return.
@@ -130,7 +142,9 @@ impl Watched {
 
     fn working(&self) -> Result<(), StorageError> {
         match *lock(&self.left) {
-            Some(0) => Err(StorageError::Other("the store has stopped".to_owned())),
+            Some(0) if !*lock(&self.is_full) => {
+                Err(StorageError::Other("the store has stopped".to_owned()))
+            }
             _ => Ok(()),
         }
     }
@@ -143,9 +157,18 @@ impl Watched {
         }
         let mut left = lock(&self.left);
         let steps = call.steps();
-        if let Some(left) = left.as_mut().filter(|left| **left < steps.max(1)) {
+        let is_erase = matches!(call, Call::Erase) && *lock(&self.is_full);
+        let steps = if is_erase { 0 } else { steps };
+        let short = left
+            .as_mut()
+            .filter(|left| **left < steps.max(1) && !is_erase);
+        if let Some(left) = short {
             let mut value = self.inner.get(key)?.map(|value| value.to_vec());
             call.apply(&mut value, *left);
+            if *lock(&self.is_full) {
+                // A file is created before anything is written to it.
+                value.get_or_insert_default();
+            }
             *left = 0;
             match value {
                 Some(value) => self.inner.set(key, value.into())?,

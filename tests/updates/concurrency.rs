@@ -1,4 +1,4 @@
-//! Two encoders on one shard: a codec cannot lock it, and refuses where it sees that it changed.
+//! Encoders of one process on one shard: they take turns, and look again where the shard changed.
 
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -7,17 +7,18 @@ use std::time::Duration;
 use futures::executor::block_on;
 use zarrs::array::{Array, ArrayBytes};
 use zarrs::filesystem::FilesystemStore;
-use zarrs::storage::ReadableStorageTraits;
-use zarrs::storage::storage_adapter::sync_to_async::SyncToAsyncStorageAdapter;
+use zarrs::storage::storage_adapter::sync_to_async::{
+    SyncToAsyncSpawnBlocking, SyncToAsyncStorageAdapter,
+};
 use zarrs_codec::CodecOptions;
 use zarrs_cuda::{Options, WriteStrategy};
 
+use crate::Location;
 use crate::case::{Case, Element, LOCATIONS, STRATEGIES, Values, chain_named};
 use crate::common::panics;
 use crate::common::watched::Watched;
 use crate::step::subset;
 use crate::subject::{Inline, Setting, Subject};
-use crate::{Location, subject};
 
 fn partially() -> CodecOptions {
     CodecOptions::default().with_experimental_partial_encoding(true)
@@ -45,12 +46,6 @@ fn written(case: &Case, seed: u64) -> Vec<Element> {
     Values::Any(seed).elements(case, 8)
 }
 
-/// The index of a shard, by hand.
-fn index(case: &Case, object: Option<&Vec<u8>>) -> Option<Vec<[u64; 2]>> {
-    let num_subchunks = case.shards().num_subchunks();
-    object.map(|object| case.index.entries(object, num_subchunks))
-}
-
 /// A shard of one chain with four subchunks of `len` elements, the last of them empty.
 fn four_subchunks(chain: &str, len: usize) -> (Case, Subject) {
     let case = Case {
@@ -67,46 +62,48 @@ fn four_subchunks(chain: &str, len: usize) -> (Case, Subject) {
     (case, subject)
 }
 
-/// Both compare the index before either writes, which is allowed where the index stays: the subchunk
-/// that both write a part of is still one.
+/// Two threads write different elements of one subchunk that stays where it is: the second waits for
+/// the first, and patches the subchunk that the first wrote.
 #[test]
 fn two_writers_of_one_subchunk() {
-    // So many that their first and their last element are not written as one.
-    const ELEMENTS: usize = 8192;
-    const LEN: u64 = ELEMENTS as u64;
-    for chain in ["none", "crc32c", "nested"] {
-        let (case, subject) = four_subchunks(chain, ELEMENTS);
-        let element = |case: &Case, at: u64, seed: u64| {
-            let bytes = case.to_bytes(&written(case, seed)[..1]);
-            (subset(&[at..at + 1]), bytes)
-        };
-        let options = Options::default().with_write_strategy(WriteStrategy::InPlace);
-        let another = case.ours(&subject.store, options);
-        let of_another = element(&case, 2 * LEN - 1, 20);
-        subject.store.before_next_write(move || {
-            let writing = thread::spawn(move || {
-                let (subset, bytes) = of_another;
-                another.store_chunk_subset_opt(&[0], &subset, bytes, &partially())
+    // The first and the last element are not written as one, and then they are.
+    for elements in [8192, 8] {
+        for chain in ["none", "crc32c", "nested", "zstd"] {
+            let len = elements as u64;
+            let (case, subject) = four_subchunks(chain, elements);
+            let element = |case: &Case, at: u64, seed: u64| {
+                let bytes = case.to_bytes(&written(case, seed)[..1]);
+                (subset(&[at..at + 1]), bytes)
+            };
+            let options = Options::default().with_write_strategy(WriteStrategy::InPlace);
+            let another = case.ours(&subject.store, options);
+            let of_another = element(&case, 2 * len - 1, 20);
+            let others = Arc::new(Mutex::new(None));
+            let spawned = others.clone();
+            subject.store.before_next_write(move || {
+                let writing = thread::spawn(move || {
+                    let (subset, bytes) = of_another;
+                    another.store_chunk_subset_opt(&[0], &subset, bytes, &partially())
+                });
+                *spawned.lock().unwrap() = Some(writing);
+                // The other one would be done by now, if it did not have to wait.
+                thread::sleep(Duration::from_millis(100));
             });
-            writing.join().unwrap().unwrap();
-        });
-        let (at, bytes) = element(&case, LEN, 10);
-        let ours = subject.ours(WriteStrategy::InPlace);
-        ours.store_chunk_subset_opt(&[0], &at, bytes, &partially())
-            .unwrap();
-        let all = subset(&[LEN..2 * LEN]);
-        let read = subject.stock().retrieve_chunk_subset(&[0], &all);
-        let read = case.parse(read.unwrap());
-        let old = Values::Any(2).elements(&case, ELEMENTS);
-        let last = read.len() - 1;
-        assert_eq!(read[0], written(&case, 10)[0], "{chain}: the later one");
-        assert_eq!(read[1..last], old[1..last], "{chain}");
-        // Not lost where elements are stored as they are.
-        let expected = match chain {
-            "crc32c" => &old[last],
-            _ => &written(&case, 20)[0],
-        };
-        assert_eq!(read[last], *expected, "{chain}");
+            let (at, bytes) = element(&case, len, 10);
+            let ours = subject.ours(WriteStrategy::InPlace);
+            ours.store_chunk_subset_opt(&[0], &at, bytes, &partially())
+                .unwrap();
+            let others = others.lock().unwrap().take().unwrap();
+            others.join().unwrap().unwrap();
+            let all = subset(&[len..2 * len]);
+            let read = subject.stock().retrieve_chunk_subset(&[0], &all);
+            let read = case.parse(read.unwrap());
+            let old = Values::Any(2).elements(&case, elements);
+            let last = read.len() - 1;
+            assert_eq!(read[0], written(&case, 10)[0], "{chain}");
+            assert_eq!(read[1..last], old[1..last], "{chain}");
+            assert_eq!(read[last], written(&case, 20)[0], "{chain}");
+        }
     }
 }
 
@@ -141,10 +138,10 @@ fn nothing_moves_into_what_is_being_written() {
     assert_eq!(read(stock, &case, 0), written(&case, 1));
 }
 
-/// Between the first look of one at the index and its write, another updates the shard.
+/// Between the first look of one at the index and its write, another updates the shard: the first looks
+/// again.
 #[test]
 fn interleaved_updates() {
-    let mut refusals = 0;
     for chain in ["none", "zstd", "nested"] {
         for location in LOCATIONS {
             for first in STRATEGIES {
@@ -157,22 +154,16 @@ fn interleaved_updates() {
                                 ..Case::new(chain_named(chain), location)
                             };
                             let strategies = [first, second];
-                            refusals += interleave(&case, strategies, exists, asynchronous);
+                            interleave(&case, strategies, exists, asynchronous);
                         }
                     }
                 }
             }
         }
     }
-    assert!(refusals > 0);
 }
 
-fn interleave(
-    case: &Case,
-    [first, second]: [WriteStrategy; 2],
-    exists: bool,
-    asynchronous: bool,
-) -> usize {
+fn interleave(case: &Case, [first, second]: [WriteStrategy; 2], exists: bool, asynchronous: bool) {
     let what =
         format!("{first:?} after {second:?}, there {exists}, async {asynchronous}: {case:?}");
     let subject = Subject::new(case, Setting::default());
@@ -184,19 +175,14 @@ fn interleave(
         let bytes = case.to_bytes(&before.concat());
         subject.stock().store_chunk(&[0], bytes).unwrap();
     }
-    let before_index = index(case, subject.object(0).as_ref());
     let another = case.ours(
         &subject.store,
         Options::default().with_write_strategy(second),
     );
-    let meanwhile = Arc::new(Mutex::new(None));
-    let (hooked, noted, store) = (case.clone(), meanwhile.clone(), subject.store.clone());
-    subject.store.after_next_read(move || {
-        write(&another, &hooked, 2, 20).unwrap();
-        let object = store.get(&subject::key(0, &hooked)).unwrap();
-        let object = object.map(|object| object.to_vec());
-        *noted.lock().unwrap() = index(&hooked, object.as_ref());
-    });
+    let hooked = case.clone();
+    subject
+        .store
+        .after_next_read(move || write(&another, &hooked, 2, 20).unwrap());
     let done = if asynchronous {
         let store = SyncToAsyncStorageAdapter::new(subject.store.clone(), Inline);
         let options = Options::default().with_write_strategy(first);
@@ -214,22 +200,214 @@ fn interleave(
         let elements = &before[usize::try_from(untouched).unwrap()];
         assert_eq!(read(stock, case, untouched), *elements, "{what}");
     }
-    match done {
-        Ok(()) => {
-            // Fine if there was nothing to see: in place, the index stays as it is.
-            let unseen = exists && *meanwhile.lock().unwrap() == before_index;
-            assert!(unseen, "not refused: {what}");
-            assert_eq!(read(stock, case, 0), written(case, 10), "{what}");
-            0
+    assert_eq!(done, Ok(()), "{what}");
+    assert_eq!(read(stock, case, 0), written(case, 10), "{what}");
+}
+
+/// A subchunk that was moved away and back is where it was, with other elements: whoever patched the old
+/// ones must not store them.
+#[test]
+fn an_index_that_is_as_it_was() {
+    for location in LOCATIONS {
+        for strategy in STRATEGIES {
+            for asynchronous in [false, true] {
+                let case = Case {
+                    shape: vec![32],
+                    subchunk: vec![8],
+                    ..Case::new(chain_named("zstd"), location)
+                };
+                let subject = Subject::new(&case, Setting::default());
+                let ours = subject.ours(strategy);
+                // The first update moves the subchunk behind everything, the second back.
+                for seed in [1, 2, 3] {
+                    write(ours, &case, 0, seed).unwrap();
+                    write(ours, &case, 1, seed).unwrap();
+                }
+                let options = Options::default().with_write_strategy(strategy);
+                let another = case.ours(&subject.store, options);
+                let hooked = case.clone();
+                after_second_read(&subject, move || {
+                    for seed in [20, 21] {
+                        write(&another, &hooked, 0, seed).unwrap();
+                    }
+                });
+                let (at, bytes) = (subset(&[0..1]), case.to_bytes(&written(&case, 10)[..1]));
+                if asynchronous {
+                    let array = subject.asynchronous(strategy);
+                    let options = partially();
+                    block_on(array.async_store_chunk_subset_opt(&[0], &at, bytes, &options))
+                        .unwrap();
+                } else {
+                    ours.store_chunk_subset_opt(&[0], &at, bytes, &partially())
+                        .unwrap();
+                }
+                let read = read(subject.stock(), &case, 0);
+                let what = format!("{strategy:?}, {location:?}, async {asynchronous}");
+                assert_eq!(read[0], written(&case, 10)[0], "{what}");
+                assert_eq!(read[1..], written(&case, 21)[1..], "{what}");
+            }
         }
-        Err(error) => {
-            assert!(error.contains("changed"), "{error}; {what}");
-            assert_eq!(read(stock, case, 0), before[0], "{what}");
-            // It works when it is tried again.
-            write(subject.ours(first), case, 0, 11).unwrap();
-            assert_eq!(read(stock, case, 0), written(case, 11), "{what}");
-            assert_eq!(read(stock, case, 2), written(case, 20), "{what}");
-            1
+    }
+}
+
+/// Call `hook` between the second read from now on and its return: that of a subchunk.
+fn after_second_read(subject: &Subject, hook: impl FnOnce() + Send + 'static) {
+    let store = subject.store.clone();
+    subject
+        .store
+        .after_next_read(move || store.after_next_read(hook));
+}
+
+/// A store that runs other work of the application while it writes: a write of the same shard that
+/// comes along does not wait for the one that waits for it.
+#[test]
+fn a_store_that_calls_rayon() {
+    for strategy in STRATEGIES {
+        for on_one_thread in [true, false] {
+            let case = Case {
+                // No other test has turns of such an array.
+                shape: vec![40],
+                subchunk: vec![8],
+                ..Case::new(chain_named("zstd"), Location::End)
+            };
+            let subject = Subject::new(&case, Setting::default());
+            let options = Options::default()
+                .with_write_strategy(strategy)
+                .with_turn_limit(Duration::from_millis(200));
+            let ours = case.ours(&subject.store, options.clone());
+            let another = Arc::new(case.ours(&subject.store, options));
+            // The first write creates the shard, the second updates it.
+            for subchunk in [0, 1] {
+                let nested = Arc::new(Mutex::new(None));
+                let (noted, hooked) = (nested.clone(), case.clone());
+                let another = another.clone();
+                subject.store.before_next_write(move || {
+                    let write = || write(&another, &hooked, 2, 20);
+                    let (written, ()) = rayon::join(write, || ());
+                    *noted.lock().unwrap() = Some(written);
+                });
+                let first = || write(&ours, &case, subchunk, 10);
+                if on_one_thread {
+                    let pool = rayon::ThreadPoolBuilder::new().num_threads(1);
+                    pool.build().unwrap().install(first).unwrap();
+                } else {
+                    first().unwrap();
+                }
+                let nested = nested.lock().unwrap().take().unwrap();
+                let error = nested.unwrap_err();
+                assert!(error.contains("Try again"), "{error}");
+                assert_eq!(error.contains("on a thread"), on_one_thread, "{error}");
+                assert_eq!(read(subject.stock(), &case, subchunk), written(&case, 10));
+            }
+            write(&another, &case, 2, 20).unwrap();
+            assert_eq!(read(subject.stock(), &case, 2), written(&case, 20));
+        }
+    }
+}
+
+/// Each call of the store is done when its future is polled for the second time.
+struct Later;
+
+impl SyncToAsyncSpawnBlocking for Later {
+    async fn spawn_blocking<F, R>(&self, f: F) -> R
+    where
+        F: FnOnce() -> R + Send + 'static,
+        R: Send + 'static,
+    {
+        tokio::task::yield_now().await;
+        f()
+    }
+}
+
+/// On a runtime of one thread, a task that awaits its store has the turn, and another one blocks the
+/// thread: it gives up in the end, and then both go on.
+#[test]
+fn a_blocking_write_on_a_runtime_of_one_thread() {
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = { runtime }.build().unwrap();
+    let mut refused = 0;
+    for exists in [false, true] {
+        for later in 0..8 {
+            let case = Case {
+                // No other test has turns of such an array.
+                shape: vec![48],
+                subchunk: vec![8],
+                ..Case::new(chain_named("zstd"), Location::End)
+            };
+            let subject = Subject::new(&case, Setting::default());
+            if exists {
+                write(subject.stock(), &case, 3, 3).unwrap();
+            }
+            let options = Options::default().with_turn_limit(Duration::from_millis(100));
+            let blocking = case.ours(&subject.store, options.clone());
+            let store = Arc::new(SyncToAsyncStorageAdapter::new(subject.store.clone(), Later));
+            let awaited = case.ours(&store, options);
+            let (at, bytes) = (subset(&[0..8]), case.to_bytes(&written(&case, 10)));
+            let options = partially();
+            let awaits = awaited.async_store_chunk_subset_opt(&[0], &at, bytes, &options);
+            let blocks = async {
+                for _ in 0..later {
+                    tokio::task::yield_now().await;
+                }
+                write(&blocking, &case, 1, 20)
+            };
+            let (awaited, blocked) = runtime.block_on(async { tokio::join!(awaits, blocks) });
+            awaited.unwrap();
+            if let Err(error) = blocked {
+                assert!(error.contains("Try again"), "{error}");
+                refused += 1;
+                write(&blocking, &case, 1, 20).unwrap();
+            }
+            assert_eq!(read(subject.stock(), &case, 0), written(&case, 10));
+            assert_eq!(read(subject.stock(), &case, 1), written(&case, 20));
+        }
+    }
+    assert!(refused > 0, "none of them met");
+}
+
+/// A future that is dropped while it waits, or while it has the turn, keeps no other from writing.
+#[test]
+fn a_write_that_is_dropped() {
+    for exists in [false, true] {
+        for polls in 0..12 {
+            let case = Case {
+                // No other test has turns of such an array.
+                shape: vec![56],
+                subchunk: vec![8],
+                ..Case::new(chain_named("zstd"), Location::End)
+            };
+            let subject = Subject::new(&case, Setting::default());
+            if exists {
+                write(subject.stock(), &case, 3, 3).unwrap();
+            }
+            let store = Arc::new(SyncToAsyncStorageAdapter::new(subject.store.clone(), Later));
+            let awaited = case.ours(&store, Options::default());
+            let options = partially();
+            let storing = |subchunk: u64| {
+                let bytes = case.to_bytes(&written(&case, 10 + subchunk));
+                let at = subset(&[8 * subchunk..8 * subchunk + 8]);
+                let (awaited, options) = (&awaited, &options);
+                async move {
+                    awaited
+                        .async_store_chunk_subset_opt(&[0], &at, bytes, options)
+                        .await
+                }
+            };
+            let runtime = tokio::runtime::Builder::new_current_thread();
+            { runtime }.build().unwrap().block_on(async {
+                // Two, so that one may be waiting for the other.
+                let (mut first, mut second) = (Box::pin(storing(0)), Box::pin(storing(1)));
+                for _ in 0..polls {
+                    if futures::poll!(&mut first).is_ready() {
+                        return;
+                    }
+                    if futures::poll!(&mut second).is_ready() {
+                        return;
+                    }
+                }
+            });
+            write(subject.ours(WriteStrategy::Auto), &case, 2, 12).unwrap();
+            assert_eq!(read(subject.stock(), &case, 2), written(&case, 12));
         }
     }
 }

@@ -11,15 +11,20 @@ use zarrs_codec::{
 use zarrs_storage::StorageError;
 use zarrs_storage::byte_range::ByteRange;
 
-use super::commit::{Outcome, compacted, decide, likely_turn, reads_of_rest, rule};
-use super::comparison::{Comparison, StoredIndex, changed};
+use super::commit::{Outcome, compacted, decide, likely_mode, reads_of_rest, rule};
+use super::comparison::{Comparison, StoredIndex};
 use super::reads::Fetched;
-use super::turns::{self, Turn};
+use super::refusal::{changed, no_turn};
+use super::turns::{Mode, Name, during, take_awaited};
 use super::update::{Changes, Update};
-use super::writes::writes;
-use super::{PartialEncoder, index_error, to_compare, write_error};
+use super::writes::{Write, writes};
+use super::{
+    Attempts, Failed, Look, PartialEncoder, Written, index_error, is_rest, not_created,
+    range_of_rest, write_error,
+};
 use crate::codec::foreign::async_no_panic;
 use crate::codec::partial_decoder::async_check_long;
+use crate::layout::placement::Rule;
 use crate::write_strategy::counters;
 
 impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
@@ -44,28 +49,43 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
         async_no_panic(self.handle.partial_decode_many(ranges, options)).await
     }
 
-    /// The size of the shard, if its index is still `before`.
+    /// The size of the shard, if its index is still `before`, and `fetched` is what it has.
     async fn size_now(
         &self,
         before: Option<&StoredIndex>,
+        fetched: &Fetched<'_>,
         options: &CodecOptions,
     ) -> Result<usize, CodecError> {
         let Some(before) = before else {
-            return if self.handle.exists().await? {
-                Err(changed())
-            } else {
-                Ok(0)
+            // Some stores have no size of an object that they cannot look at: its index says more.
+            return match self.read_index(options).await {
+                Ok(None) => Ok(0),
+                Ok(Some(_)) | Err(_) => Err(changed()),
             };
         };
         let mut comparison = Comparison::new(&self.target, before);
+        // Together with the first part of the shard that can be read.
+        let mut to_compare = fetched.byte_ranges();
         loop {
-            match comparison.next() {
+            let mut ranges = match comparison.next() {
                 Err(size) => return Ok(size),
-                Ok(ranges) => match self.read(ranges, options).await {
-                    Ok(read) => comparison.answer(read)?,
-                    Err(error) if !comparison.falls_back() => return Err(index_error(&error)),
-                    Err(_) => {}
-                },
+                Ok(ranges) => ranges,
+            };
+            let count = ranges.len();
+            ranges.extend(to_compare.iter().copied());
+            match self.read(ranges, options).await {
+                Ok(mut read) => {
+                    let again = read
+                        .as_mut()
+                        .map(|read| read.split_off(count.min(read.len())));
+                    comparison.answer(read)?;
+                    if !to_compare.is_empty() {
+                        fetched.compare(&again.unwrap_or_default())?;
+                        to_compare.clear();
+                    }
+                }
+                Err(error) if !comparison.falls_back() => return Err(index_error(&error)),
+                Err(_) => {}
             }
         }
     }
@@ -77,30 +97,51 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
         mut changes: Changes,
         fetched: &Fetched<'_>,
         options: &CodecOptions,
-    ) -> Result<(usize, Option<usize>), CodecError> {
+    ) -> Result<Written, Failed> {
         let rule = rule(&self.target, self.handle.supports_partial_encode())?;
-        let mut turn = before.map_or(Turn::Alone, |before| likely_turn(rule, before, &changes));
-        let (_taken, outcome) = loop {
-            let taken = match before {
-                Some(before) => {
-                    let share = changes.subchunks.first().map_or(0, |(number, _)| *number);
-                    Some(turns::take_async(before.fingerprint, turn, share).await)
-                }
-                None => None,
-            };
-            let size = self.size_now(before, options).await?;
-            let outcome = decide(update, rule, before, size, &changes, options)?;
-            if outcome.turn() == Turn::Shared {
-                break (taken, outcome);
+        let limit = self.target.codec.options.turn_limit();
+        let mut mode = before.map_or(Mode::Alone, |before| likely_mode(rule, before, &changes));
+        loop {
+            let claims = self.claims(before, mode, update, &changes);
+            let turn = take_awaited(&claims, limit).await;
+            let turn = turn.map_err(|reason| Failed::Waiting(no_turn(reason)))?;
+            let at = (before, rule, mode);
+            let written = self.write_in_turn(update, at, &mut changes, fetched, options);
+            let written = during(&turn, written).await?;
+            if let Some(written) = written {
+                return Ok(written);
             }
-            if turn == Turn::Alone {
-                if let Some(fetched) = to_compare(rule, fetched) {
-                    fetched.compare(self.read(fetched.byte_ranges(), options).await?)?;
-                }
-                break (taken, outcome);
-            }
-            turn = Turn::Alone;
-        };
+            mode = Mode::Alone;
+        }
+    }
+
+    /// Write in a turn of `mode`. `None` if it must be alone, and is not.
+    async fn write_in_turn(
+        &self,
+        update: &Update<'_>,
+        (before, rule, mode): (Option<&StoredIndex>, Rule, Mode),
+        changes: &mut Changes,
+        fetched: &Fetched<'_>,
+        options: &CodecOptions,
+    ) -> Result<Option<Written>, Failed> {
+        let size = self.size_now(before, fetched, options).await?;
+        let outcome = decide(update, rule, before, size, changes, options)?;
+        if mode == Mode::Shared && outcome.mode() == Mode::Alone {
+            return Ok(None);
+        }
+        let written = self.carry_out(outcome, update, before, changes, fetched, options);
+        written.await.map(Some).map_err(Failed::Writing)
+    }
+
+    async fn carry_out(
+        &self,
+        outcome: Outcome,
+        update: &Update<'_>,
+        before: Option<&StoredIndex>,
+        changes: &mut Changes,
+        fetched: &Fetched<'_>,
+        options: &CodecOptions,
+    ) -> Result<Written, CodecError> {
         match outcome {
             Outcome::Erase => {
                 if before.is_some() {
@@ -110,20 +151,26 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
             }
             Outcome::Write(placed) => {
                 let (size, dead) = (placed.size, placed.dead);
-                for write in writes(update, placed, &mut changes, fetched) {
+                let writes = writes(update, placed, changes, fetched).into_iter();
+                for (number, write) in writes.enumerate() {
+                    let creates = (before.is_none() && number == 0).then(|| write.clone());
                     let pieces = write.into_iter().map(|(at, bytes)| (at, Cow::Owned(bytes)));
-                    self.handle
-                        .partial_encode_many(Box::new(pieces), options)
-                        .await
-                        .map_err(|error| write_error(&error))?;
+                    let written = self.handle.partial_encode_many(Box::new(pieces), options);
+                    let Err(error) = written.await else { continue };
+                    return Err(match creates {
+                        Some(write) if self.erase_rest(&write, options).await => {
+                            not_created(&error)
+                        }
+                        _ => write_error(&error),
+                    });
                 }
                 Ok((size, dead))
             }
             Outcome::Compact { size, extents } => {
-                let reads = reads_of_rest(before, &extents, &changes);
+                let reads = reads_of_rest(before, &extents, changes);
                 let rest = self.read(reads.byte_ranges(), options).await?;
                 let rest = reads.answered(rest)?;
-                let shard = compacted(update, (before, size), &changes, &rest, options)?;
+                let shard = compacted(update, (before, size), changes, &rest, options)?;
                 let size = shard.len();
                 self.handle.erase().await?;
                 self.handle
@@ -134,6 +181,58 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
                 Ok((size, None))
             }
         }
+    }
+
+    /// Erase what a failed `write` left of a shard that was to be created, if it is that and no more.
+    /// Returns whether there is no shard now.
+    async fn erase_rest(&self, write: &Write, options: &CodecOptions) -> bool {
+        let Some(range) = range_of_rest(write) else {
+            return false;
+        };
+        match self.read(vec![range], options).await {
+            Ok(None) => true,
+            Ok(Some(object)) => {
+                matches!(&object[..], [object] if is_rest(object, write))
+                    && self.handle.erase().await.is_ok()
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Try to write. `None` if nothing had to be written.
+    async fn attempt(
+        &self,
+        indexer: &dyn Indexer,
+        bytes: &ArrayBytes<'_>,
+        options: &CodecOptions,
+        look: Look,
+    ) -> Result<Option<Written>, Failed> {
+        let limit = self.target.codec.options.turn_limit();
+        let alone = [(Name::Writers(self.array), Mode::Alone)];
+        let turn = match look {
+            Look::AtOnce => None,
+            Look::Alone => {
+                let turn = take_awaited(&alone, limit).await;
+                Some(turn.map_err(|reason| Failed::Waiting(no_turn(reason)))?)
+            }
+        };
+        let before = self.read_index(options).await?;
+        let extents = before.as_ref().map(|before| before.extents.as_slice());
+        let update = Update::new(&self.target, extents, indexer, bytes)?;
+        let (reads, is_bounded) = update.reads()?;
+        let ranges = reads.byte_ranges();
+        if !is_bounded {
+            async_check_long(&*self.handle, &ranges, options).await?;
+        }
+        let fetched = reads.answered(self.read(ranges, options).await?)?;
+        // Encoding uses rayon, whose threads may be waiting for this turn.
+        drop(turn);
+        let changes = update.encode(&fetched, options)?;
+        if changes.subchunks.is_empty() {
+            return Ok(None);
+        }
+        let written = self.write(&update, before.as_ref(), changes, &fetched, options);
+        written.await.map(Some)
     }
 }
 
@@ -196,23 +295,17 @@ impl AsyncArrayPartialEncoderTraits for PartialEncoder<dyn AsyncBytesPartialEnco
         if indexer.is_empty() {
             return Ok(());
         }
-        let before = self.read_index(options).await?;
-        let extents = before.as_ref().map(|before| before.extents.as_slice());
-        let update = Update::new(&self.target, extents, indexer, bytes)?;
-        let (reads, is_bounded) = update.reads()?;
-        let ranges = reads.byte_ranges();
-        if !is_bounded {
-            async_check_long(&*self.handle, &ranges, options).await?;
+        let mut attempts = Attempts::new();
+        loop {
+            match self.attempt(indexer, bytes, options, attempts.look).await {
+                Ok(None) => return Ok(()),
+                Ok(Some((size, dead))) => {
+                    self.written(size, dead);
+                    return Ok(());
+                }
+                Err(failed) => self.again(&mut attempts, failed)?,
+            }
         }
-        let fetched = reads.answered(self.read(ranges, options).await?)?;
-        let changes = update.encode(&fetched, options)?;
-        if changes.subchunks.is_empty() {
-            return Ok(());
-        }
-        let written = self.write(&update, before.as_ref(), changes, &fetched, options);
-        let (size, dead) = written.await?;
-        self.written(size, dead);
-        Ok(())
     }
 
     fn supports_partial_encode(&self) -> bool {

@@ -8,7 +8,7 @@ use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
 use super::comparison::StoredIndex;
 use super::reads::{Fetched, Reads};
 use super::target::Target;
-use super::turns::Turn;
+use super::turns::Mode;
 use super::update::{Changes, Update, not_read};
 use crate::WriteStrategy;
 use crate::codec::shard::{dense, encode_index};
@@ -41,10 +41,10 @@ pub(super) struct Placed {
 
 impl Outcome {
     /// Whether others may write at the same time.
-    pub(super) fn turn(&self) -> Turn {
+    pub(super) fn mode(&self) -> Mode {
         match self {
-            Self::Write(placed) if placed.commit == Commit::DataOnly => Turn::Shared,
-            _ => Turn::Alone,
+            Self::Write(placed) if placed.commit == Commit::DataOnly => Mode::Shared,
+            _ => Mode::Alone,
         }
     }
 }
@@ -84,14 +84,14 @@ pub(super) fn rule(target: &Target, store_writes_ranges: bool) -> Result<Rule, C
 }
 
 /// The turn that `changes` will probably need, before it is known where they go.
-pub(super) fn likely_turn(rule: Rule, before: &StoredIndex, changes: &Changes) -> Turn {
+pub(super) fn likely_mode(rule: Rule, before: &StoredIndex, changes: &Changes) -> Mode {
     let same_size = changes.subchunks.iter().all(|(number, new)| {
         let old = before.extents.get(*number).and_then(Option::as_ref);
         old.is_some_and(|old| new.as_ref().is_some_and(|new| new.len() == old.len()))
     });
     match rule {
-        Rule::InPlace | Rule::Slots { .. } if same_size => Turn::Shared,
-        _ => Turn::Alone,
+        Rule::InPlace | Rule::Slots { .. } if same_size => Mode::Shared,
+        _ => Mode::Alone,
     }
 }
 

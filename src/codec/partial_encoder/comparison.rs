@@ -14,6 +14,7 @@ use zarrs::array::codec::ShardingIndexLocation;
 use zarrs_codec::CodecError;
 use zarrs_storage::byte_range::ByteRange;
 
+use super::refusal::changed;
 use super::target::Target;
 use crate::layout::{Extent, RECORD_LEN, Record, Space, fingerprint};
 
@@ -268,13 +269,6 @@ fn first(target: &Target) -> usize {
         ShardingIndexLocation::Start => target.index_len,
         ShardingIndexLocation::End => 0,
     }
-}
-
-/// Somebody else wrote to the shard.
-pub(super) fn changed() -> CodecError {
-    CodecError::Other(
-        "the shard changed while a partial write of it was prepared: its index, or a subchunk, is not what was read before. Nothing was written. Write to one shard from one place at a time, or try again".to_string(),
-    )
 }
 
 /// Some byte belongs to the index and to a subchunk: writing one would change the other.

@@ -17,17 +17,22 @@ mod comparison;
 mod delegated;
 mod nested;
 mod reads;
+mod refusal;
 mod sync;
 mod target;
 mod turns;
 mod update;
 mod writes;
 
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU64;
 use std::sync::Arc;
+use std::time::Instant;
 
 use zarrs::array::{ArrayBytes, ArrayBytesRaw, ArraySubset, DataType, FillValue};
-use zarrs_codec::{CodecError, CodecOptions};
+use zarrs::plugin::ZarrVersion;
+use zarrs_codec::{CodecError, CodecMetadataOptions, CodecOptions, CodecTraits};
 use zarrs_storage::byte_range::ByteRange;
 
 use super::CudaShardingCodec;
@@ -38,13 +43,133 @@ use crate::write_strategy::{CompactionRequest, counters};
 use commit::rule;
 use comparison::StoredIndex;
 use reads::Fetched;
+use refusal::is_refusal;
 use target::Target;
-use update::Update;
+use turns::{Claim, Mode, Name};
+use update::{Changes, Update};
+use writes::Write;
 
 /// Encodes parts of one shard. `H` is how its bytes are read and written.
 pub(super) struct PartialEncoder<H: ?Sized> {
     target: Target,
     handle: Arc<H>,
+    /// A fingerprint of everything that is equal for each open of an array.
+    array: u64,
+}
+
+/// What a write came to: the size of the shard, and how many bytes nothing uses if they are too many.
+type Written = (usize, Option<usize>);
+
+/// A write that failed.
+enum Failed {
+    /// The stored shard could not be read or understood, or it changed. Nothing was written.
+    Reading(CodecError),
+    /// There was no turn. Nothing was written.
+    Waiting(CodecError),
+    Writing(CodecError),
+}
+
+impl From<CodecError> for Failed {
+    fn from(error: CodecError) -> Self {
+        Self::Reading(error)
+    }
+}
+
+/// When the stored shard is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Look {
+    AtOnce,
+    /// While no encoder of this process writes to a shard of the array: a store may show half of what
+    /// one call writes.
+    Alone,
+}
+
+/// Whether to write once more, when it failed.
+struct Attempts {
+    since: Instant,
+    look: Look,
+}
+
+impl Attempts {
+    fn new() -> Self {
+        Self {
+            since: Instant::now(),
+            look: Look::AtOnce,
+        }
+    }
+}
+
+impl<H: ?Sized> PartialEncoder<H> {
+    /// Prepare for another attempt after one that failed.
+    ///
+    /// # Errors
+    /// Why it failed, if another one would not help.
+    fn again(&self, attempts: &mut Attempts, failed: Failed) -> Result<(), CodecError> {
+        let error = match failed {
+            Failed::Waiting(error) | Failed::Writing(error) => return Err(error),
+            Failed::Reading(error) => error,
+        };
+        let next = if is_refusal(&error) {
+            // Another encoder came first: its update is there now.
+            Look::AtOnce
+        } else if attempts.look == Look::AtOnce {
+            // Another encoder may have been writing.
+            Look::Alone
+        } else {
+            return Err(error);
+        };
+        if attempts.since.elapsed() > self.target.codec.options.turn_limit() {
+            return Err(error);
+        }
+        attempts.look = next;
+        Ok(())
+    }
+
+    /// What a turn takes in which `changes` are written to the shard `before`.
+    fn claims(
+        &self,
+        before: Option<&StoredIndex>,
+        mode: Mode,
+        update: &Update<'_>,
+        changes: &Changes,
+    ) -> Vec<Claim> {
+        let mut claims = vec![(Name::Writers(self.array), Mode::Shared)];
+        let Some(before) = before else {
+            claims.push((Name::Absent(self.array), Mode::Alone));
+            return claims;
+        };
+        claims.push((Name::Index(before.fingerprint), mode));
+        if mode == Mode::Shared {
+            // Of two encoders that patch one subchunk the second must read what the first wrote.
+            let mut subchunks = BTreeMap::new();
+            for (number, _) in &changes.subchunks {
+                let remainder = (number % 64) as u8;
+                if update.is_patched(*number) {
+                    subchunks.insert(remainder, Mode::Alone);
+                } else {
+                    subchunks.entry(remainder).or_insert(Mode::Shared);
+                }
+            }
+            let name = |remainder| Name::Subchunks(before.fingerprint, remainder);
+            claims.extend(subchunks.into_iter().map(|(r, mode)| (name(r), mode)));
+        }
+        claims
+    }
+}
+
+/// A fingerprint of the codec, shape, data type and fill value of shards.
+fn array_fingerprint(target: &Target) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let (codec, data_type) = (&target.codec, &target.data_type);
+    let configuration = codec.configuration(ZarrVersion::V3, &CodecMetadataOptions::default());
+    // Never absent. If it were, arrays would share turns that need not.
+    let configuration = configuration.map(|configuration| format!("{configuration:?}"));
+    configuration.hash(&mut hasher);
+    target.shape.hash(&mut hasher);
+    data_type.name(ZarrVersion::V3).hash(&mut hasher);
+    format!("{:?}", data_type.configuration(ZarrVersion::V3)).hash(&mut hasher);
+    target.fill_value.as_ne_bytes().hash(&mut hasher);
+    hasher.finish()
 }
 
 impl<H: ?Sized> PartialEncoder<H> {
@@ -57,8 +182,10 @@ impl<H: ?Sized> PartialEncoder<H> {
         data_type: &DataType,
         fill_value: &FillValue,
     ) -> Result<Self, CodecError> {
+        let target = Target::new(codec, shape, data_type, fill_value)?;
         Ok(Self {
-            target: Target::new(codec, shape, data_type, fill_value)?,
+            array: array_fingerprint(&target),
+            target,
             handle,
         })
     }
@@ -135,15 +262,6 @@ pub(super) fn encode_delegated(
     )
 }
 
-/// What to read again before something moves: subchunks that were patched, where others may have
-/// written to them without a change of the index.
-fn to_compare<'f, 'b>(rule: Rule, fetched: &'f Fetched<'b>) -> Option<&'f Fetched<'b>> {
-    match rule {
-        Rule::InPlace | Rule::Slots { .. } => Some(fetched),
-        Rule::Append | Rule::Reuse => None,
-    }
-}
-
 /// Say where a partial write of a shard puts what it changes, on a store that writes ranges.
 ///
 /// # Errors
@@ -172,6 +290,43 @@ pub(super) fn explain(
 fn index_error(error: &CodecError) -> CodecError {
     CodecError::Other(format!(
         "the index of a shard that is to be updated cannot be read: {error}. If an earlier update was interrupted, zarrs_cuda::recover restores it"
+    ))
+}
+
+/// The bytes between what one write stores that are read to see what is left of it.
+const MOST_HOLES: usize = 64 << 20;
+
+/// Where to read what a failed `write` left of a shard that was to be created. `None` if that is too
+/// much to read.
+fn range_of_rest(write: &Write) -> Option<ByteRange> {
+    let end = write
+        .iter()
+        .map(|(at, bytes)| at + bytes.len() as u64)
+        .max()?;
+    let written: usize = write.iter().map(|(_, bytes)| bytes.len()).sum();
+    let most = written.saturating_add(MOST_HOLES) as u64;
+    (end <= most).then_some(ByteRange::FromStart(0, None))
+}
+
+/// Whether `object` is what a failed `write` left of a shard that was to be created, and not all of it.
+/// File systems fill holes with zeros, and may store the pages of one write in any order.
+fn is_rest(object: &[u8], write: &Write) -> bool {
+    let mut whole = Vec::new();
+    for (at, bytes) in write {
+        let Ok(at) = usize::try_from(*at) else {
+            return false;
+        };
+        whole.resize(whole.len().max(at + bytes.len()), 0);
+        whole[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+    let is_part = |(left, written): (&u8, &u8)| left == written || *left == 0;
+    object.len() <= whole.len() && object != whole && object.iter().zip(&whole).all(is_part)
+}
+
+/// Why a shard was not created, and that nothing is left of the attempt.
+fn not_created(error: &CodecError) -> CodecError {
+    CodecError::Other(format!(
+        "a partial write that was to create a shard failed: {error}. What it had stored was erased, and there is no shard, as before. Try again when the store can be written to"
     ))
 }
 

@@ -7,7 +7,7 @@ use zarrs::array::ArrayBytesRaw;
 use zarrs_codec::CodecError;
 use zarrs_storage::byte_range::ByteRange;
 
-use super::comparison::changed;
+use super::refusal::changed;
 
 /// Ranges that lie closer together than this are read as one.
 const NEAR: usize = 4 << 10;
@@ -93,9 +93,9 @@ impl<'a> Fetched<'a> {
     /// That `again` are the same bytes, read once more.
     ///
     /// # Errors
-    /// A [`CodecError`] if they have changed.
-    pub(super) fn compare(&self, again: Option<Vec<ArrayBytesRaw<'_>>>) -> Result<(), CodecError> {
-        if again.unwrap_or_default() == self.bytes {
+    /// A [refusal](super::refusal) if they have changed.
+    pub(super) fn compare(&self, again: &[ArrayBytesRaw<'_>]) -> Result<(), CodecError> {
+        if again == self.bytes {
             Ok(())
         } else {
             Err(changed())

@@ -1,77 +1,408 @@
-//! One after the other, for encoders of one shard in this process.
+//! Turns: encoders of this process that write to one shard do so one after the other.
 //!
-//! A codec is not told which shard it writes. But two encoders of one shard that both may write have
-//! read the same index: so they take turns by its fingerprint, the second one reads another index when
-//! its turn comes, and refuses. Updates that leave the index as it is share a turn. Encoders of
-//! different shards with the same index wait for each other, which costs time alone.
+//! A codec is not told which shard it writes. So a turn belongs to [names](Name) that all encoders
+//! of one shard share: the index that they read, or, where there is no shard yet, the array's codec,
+//! shard shape, data type and fill value. Encoders of different shards that share a name wait for
+//! each other, too. That costs time and nothing else.
 //!
-//! A turn is held while the store is written to. A store that hands its work to the threads of rayon
-//! must not wait for it there: rayon could give the waiting thread another write of the same turn.
+//! 1. All names of a turn are taken at once. An encoder that has a turn waits for no other, so two
+//!    encoders never wait for each other.
+//! 2. Blocking and awaited encoders wait in one line, the first come first.
+//! 3. No encoder waits longer than its limit. A thread that has a turn already does not wait at all:
+//!    its store may run other work of the application while it writes, and a turn that such work
+//!    waited for might be the thread's own. Both end in a [refusal](super::refusal).
+//! 4. A forked child has a line of its own: the threads that had turns are not there.
 
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::cell::Cell;
+use std::collections::{HashMap, VecDeque};
+use std::marker::PhantomData;
+#[cfg(feature = "async")]
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
 
 #[cfg(feature = "async")]
-use futures_util::lock::{Mutex, MutexGuard};
+mod clock;
+#[cfg(test)]
+mod tests;
 
-const STRIPES: usize = 64;
+/// What encoders of one shard have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Name {
+    /// The fingerprint of the index that they read.
+    Index(u64),
+    /// A shard with that index, and the remainder of the numbers of some of its subchunks.
+    Subchunks(u64, u8),
+    /// There is no shard. The fingerprint is of everything that is equal for each open of an array.
+    Absent(u64),
+    /// Every encoder that writes to a shard of the array with this fingerprint has this name.
+    Writers(u64),
+}
 
-/// Whether others may write at the same time.
+/// Whether others may have the same name at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
-    /// Those that leave the index as it is, too.
+pub(super) enum Mode {
     Shared,
-    /// Nobody.
     Alone,
 }
 
-fn stripe(index: u64) -> usize {
-    // The remainder is less than 64.
-    usize::try_from(index % STRIPES as u64).unwrap_or(0)
+/// A name to take, and how.
+pub(super) type Claim = (Name, Mode);
+
+/// Why there was no turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NoTurn {
+    /// It did not come within this time.
+    Late(Duration),
+    /// The thread has another turn, or is in the middle of polling a future that has one.
+    Nested,
 }
 
-static STRIPE: [RwLock<()>; STRIPES] = [const { RwLock::new(()) }; STRIPES];
-
-/// A turn, until it is dropped.
-pub(super) enum Taken {
-    Shared(#[expect(dead_code, reason = "held")] RwLockReadGuard<'static, ()>),
-    Alone(#[expect(dead_code, reason = "held")] RwLockWriteGuard<'static, ()>),
+/// The claims that are taken, and those that wait.
+#[derive(Default)]
+struct Line {
+    /// How many share a name; `None` is one that is alone.
+    taken: HashMap<Name, Option<usize>>,
+    waiting: VecDeque<Waiting>,
+    next_ticket: u64,
+    #[cfg(feature = "async")]
+    clock_runs: bool,
 }
 
-/// Wait for the turn of who read the index with this fingerprint.
-pub(super) fn take(index: u64, turn: Turn) -> Taken {
-    let stripe = &STRIPE[stripe(index)];
-    match turn {
-        Turn::Shared => Taken::Shared(stripe.read().unwrap_or_else(PoisonError::into_inner)),
-        Turn::Alone => Taken::Alone(stripe.write().unwrap_or_else(PoisonError::into_inner)),
+struct Waiting {
+    ticket: u64,
+    claims: Arc<[Claim]>,
+    /// The claims are taken, and the encoder has not noticed yet.
+    has_turn: bool,
+    waker: Waker,
+    /// When the clock has to wake an awaited encoder.
+    #[cfg(feature = "async")]
+    alarm: Option<Instant>,
+}
+
+/// The line of one process.
+struct Process {
+    id: u32,
+    line: Mutex<Line>,
+    #[cfg(feature = "async")]
+    alarms: std::sync::Condvar,
+    /// The line of a child that was forked, for the child alone.
+    child: OnceLock<Box<Process>>,
+}
+
+impl Process {
+    /// The line of this process. A forked child leaves the line of its parent behind, whose lock a
+    /// thread may have held.
+    fn this() -> &'static Self {
+        static FIRST: OnceLock<Box<Process>> = OnceLock::new();
+        let id = std::process::id();
+        let mut place = &FIRST;
+        loop {
+            let process = place.get_or_init(|| Box::new(Self::new(id)));
+            if process.id == id {
+                return process;
+            }
+            place = &process.child;
+        }
+    }
+
+    fn new(id: u32) -> Self {
+        Self {
+            id,
+            line: Mutex::default(),
+            #[cfg(feature = "async")]
+            alarms: std::sync::Condvar::new(),
+            child: OnceLock::new(),
+        }
+    }
+
+    fn line(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// How many asynchronous encoders share a turn.
-#[cfg(feature = "async")]
-const SHARES: usize = 8;
+impl Line {
+    fn is_free(&self, claims: &[Claim]) -> bool {
+        claims
+            .iter()
+            .all(|(name, mode)| match self.taken.get(name) {
+                None => true,
+                Some(Some(_)) => *mode == Mode::Shared,
+                Some(None) => false,
+            })
+    }
 
-/// There is no asynchronous lock for many readers at hand: who shares takes one of these, and who is
-/// alone takes all, in order.
-#[cfg(feature = "async")]
-static ASYNC_STRIPE: [[Mutex<()>; SHARES]; STRIPES] =
-    [const { [const { Mutex::new(()) }; SHARES] }; STRIPES];
-
-/// The same among asynchronous encoders. `share` spreads those that share.
-#[cfg(feature = "async")]
-pub(super) async fn take_async(
-    index: u64,
-    turn: Turn,
-    share: usize,
-) -> Vec<MutexGuard<'static, ()>> {
-    let shares = &ASYNC_STRIPE[stripe(index)];
-    let mut taken = Vec::new();
-    match turn {
-        Turn::Shared => taken.push(shares[share % SHARES].lock().await),
-        Turn::Alone => {
-            for share in shares {
-                taken.push(share.lock().await);
+    fn take(&mut self, claims: &[Claim]) {
+        for (name, mode) in claims {
+            match mode {
+                Mode::Alone => drop(self.taken.insert(*name, None)),
+                Mode::Shared => {
+                    let shared = self.taken.entry(*name).or_insert(Some(0));
+                    *shared = shared.map(|count| count + 1);
+                }
             }
         }
     }
-    taken
+
+    /// Give `claims` back. Returns the encoders to wake, as [`serve`](Self::serve) does.
+    #[must_use]
+    fn release(&mut self, claims: &[Claim]) -> Vec<Waker> {
+        for (name, _) in claims {
+            if let Some(Some(count)) = self.taken.get_mut(name)
+                && *count > 1
+            {
+                *count -= 1;
+            } else {
+                self.taken.remove(name);
+            }
+        }
+        self.serve()
+    }
+
+    /// Take the claims of every encoder that waits for none before it. Returns the encoders to wake,
+    /// without the lock: a waker is the application's code.
+    #[must_use]
+    fn serve(&mut self) -> Vec<Waker> {
+        let mut woken = Vec::new();
+        // The claims of encoders before this one: a stream of others must not get ahead of them.
+        let mut wanted = Line::default();
+        let mut waiting = std::mem::take(&mut self.waiting);
+        for one in waiting.iter_mut().filter(|one| !one.has_turn) {
+            if self.is_free(&one.claims) && wanted.is_free(&one.claims) {
+                self.take(&one.claims);
+                one.has_turn = true;
+                woken.push(one.waker.clone());
+            } else {
+                wanted.want(&one.claims);
+            }
+        }
+        self.waiting = waiting;
+        woken
+    }
+
+    /// As [`take`](Self::take), of claims that may conflict with each other.
+    fn want(&mut self, claims: &[Claim]) {
+        for claim @ (name, _) in claims {
+            if self.taken.get(name) != Some(&None) {
+                self.take(&[*claim]);
+            }
+        }
+    }
+
+    /// Whether an encoder that comes now could begin.
+    fn would_serve(&self, claims: &[Claim]) -> bool {
+        let mut wanted = Line::default();
+        for one in self.waiting.iter().filter(|one| !one.has_turn) {
+            wanted.want(&one.claims);
+        }
+        self.is_free(claims) && wanted.is_free(claims)
+    }
+}
+
+thread_local! {
+    /// How many turns this thread has, those of futures that it polls among them.
+    static TURNS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Meanwhile this thread waits for no turn.
+struct Busy(PhantomData<*const ()>);
+
+impl Busy {
+    fn new() -> Self {
+        TURNS.set(TURNS.get() + 1);
+        Self(PhantomData)
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        TURNS.set(TURNS.get() - 1);
+    }
+}
+
+/// A turn, until it is dropped.
+pub(super) struct Turn {
+    process: &'static Process,
+    claims: Arc<[Claim]>,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        // A forked child that drops a turn of its parent must not touch the parent's lock.
+        if self.process.id == std::process::id() {
+            let woken = self.process.line().release(&self.claims);
+            woken.iter().for_each(Waker::wake_by_ref);
+        }
+    }
+}
+
+/// The wait for a turn. Dropping it leaves the line.
+struct Taking {
+    process: &'static Process,
+    claims: Arc<[Claim]>,
+    limit: Duration,
+    since: Instant,
+    ticket: Option<u64>,
+    is_awaited: bool,
+}
+
+impl Taking {
+    fn new(claims: &[Claim], limit: Duration, is_awaited: bool) -> Self {
+        Self {
+            process: Process::this(),
+            claims: claims.into(),
+            limit,
+            since: Instant::now(),
+            ticket: None,
+            is_awaited,
+        }
+    }
+
+    /// How long it may still wait.
+    fn left(&self) -> Duration {
+        self.limit.saturating_sub(self.since.elapsed())
+    }
+
+    fn poll(&mut self, waker: &Waker) -> Poll<Result<Turn, NoTurn>> {
+        let left = self.left();
+        // Wakers are dropped after the lock, too.
+        let (_removed, _old, woken);
+        let mut line = self.process.line();
+        let turn = || Turn {
+            process: self.process,
+            claims: Arc::clone(&self.claims),
+        };
+        if let Some(ticket) = self.ticket {
+            let place = line.waiting.iter().position(|one| one.ticket == ticket);
+            let Some(place) = place else {
+                return Poll::Ready(Err(NoTurn::Late(self.limit)));
+            };
+            if line.waiting[place].has_turn {
+                _removed = line.waiting.remove(place);
+                self.ticket = None;
+                return Poll::Ready(Ok(turn()));
+            }
+            if left.is_zero() {
+                _removed = line.waiting.remove(place);
+                self.ticket = None;
+                // Others may have waited for this one alone.
+                woken = line.serve();
+                drop(line);
+                woken.iter().for_each(Waker::wake_by_ref);
+                return Poll::Ready(Err(NoTurn::Late(self.limit)));
+            }
+            _old = std::mem::replace(&mut line.waiting[place].waker, waker.clone());
+            return Poll::Pending;
+        }
+        if line.would_serve(&self.claims) {
+            line.take(&self.claims);
+            return Poll::Ready(Ok(turn()));
+        }
+        if TURNS.get() > 0 {
+            return Poll::Ready(Err(NoTurn::Nested));
+        }
+        if left.is_zero() {
+            return Poll::Ready(Err(NoTurn::Late(self.limit)));
+        }
+        #[cfg(feature = "async")]
+        if self.is_awaited && !clock::runs(self.process, &mut line) {
+            // Without a clock the wait would have no end.
+            return Poll::Ready(Err(NoTurn::Late(Duration::ZERO)));
+        }
+        let ticket = line.next_ticket;
+        line.next_ticket += 1;
+        line.waiting.push_back(Waiting {
+            ticket,
+            claims: Arc::clone(&self.claims),
+            has_turn: false,
+            waker: waker.clone(),
+            #[cfg(feature = "async")]
+            alarm: self
+                .is_awaited
+                .then(|| self.since.checked_add(self.limit))
+                .flatten(),
+        });
+        self.ticket = Some(ticket);
+        #[cfg(feature = "async")]
+        if self.is_awaited {
+            self.process.alarms.notify_one();
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Taking {
+    fn drop(&mut self) {
+        let Some(ticket) = self.ticket else { return };
+        if self.process.id != std::process::id() {
+            return;
+        }
+        let mut line = self.process.line();
+        let place = line.waiting.iter().position(|one| one.ticket == ticket);
+        let removed = place.and_then(|place| line.waiting.remove(place));
+        let woken = match &removed {
+            Some(removed) if removed.has_turn => line.release(&removed.claims),
+            Some(_) => line.serve(),
+            None => Vec::new(),
+        };
+        drop(line);
+        woken.iter().for_each(Waker::wake_by_ref);
+    }
+}
+
+/// Wakes a thread.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// A turn of a thread that blocks meanwhile.
+pub(super) struct Blocking {
+    _turn: Turn,
+    _busy: Busy,
+}
+
+/// Block until `claims` are taken, for at most `limit`.
+///
+/// # Errors
+/// [`NoTurn`] if they cannot be.
+pub(super) fn take(claims: &[Claim], limit: Duration) -> Result<Blocking, NoTurn> {
+    let mut taking = Taking::new(claims, limit, false);
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    loop {
+        if let Poll::Ready(turn) = taking.poll(&waker) {
+            return turn.map(|turn| Blocking {
+                _turn: turn,
+                _busy: Busy::new(),
+            });
+        }
+        thread::park_timeout(taking.left());
+    }
+}
+
+/// Wait until `claims` are taken, for at most `limit`. Whatever the encoder awaits while it has the turn
+/// goes through [`during`].
+///
+/// # Errors
+/// [`NoTurn`] if they cannot be.
+#[cfg(feature = "async")]
+pub(super) async fn take_awaited(claims: &[Claim], limit: Duration) -> Result<Turn, NoTurn> {
+    let mut taking = Taking::new(claims, limit, true);
+    std::future::poll_fn(|context| taking.poll(context.waker())).await
+}
+
+/// `work`, by an encoder that has a turn: the thread that polls it waits for no other.
+#[cfg(feature = "async")]
+pub(super) async fn during<T>(_turn: &Turn, work: impl Future<Output = T>) -> T {
+    let mut work = pin!(work);
+    std::future::poll_fn(|context| {
+        let _busy = Busy::new();
+        work.as_mut().poll(context)
+    })
+    .await
 }

@@ -104,6 +104,14 @@ impl<'a> Update<'a> {
         Ok((Reads::of(extents), limit.is_bounded()))
     }
 
+    /// Whether some elements of a subchunk stay as they are.
+    pub(super) fn is_patched(&self, number: usize) -> bool {
+        let place = self
+            .touched
+            .binary_search_by_key(&number, |touched| touched.number);
+        place.is_ok_and(|place| !self.touched[place].whole)
+    }
+
     fn straddled(&self) -> impl Iterator<Item = &Touched> {
         self.touched.iter().filter(|touched| !touched.whole)
     }

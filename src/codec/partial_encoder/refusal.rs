@@ -1,0 +1,32 @@
+//! Partial writes that were not begun: nothing was written, and the same write may succeed later.
+
+use std::io::{Error, ErrorKind};
+use std::sync::Arc;
+
+use zarrs_codec::CodecError;
+
+use super::turns::NoTurn;
+
+fn refusal(what: String) -> CodecError {
+    CodecError::IOError(Arc::new(Error::new(ErrorKind::ResourceBusy, what)))
+}
+
+/// Whether `error` is a refusal.
+pub(super) fn is_refusal(error: &CodecError) -> bool {
+    matches!(error, CodecError::IOError(error) if error.kind() == ErrorKind::ResourceBusy)
+}
+
+/// Another writer wrote to the shard since its index was read.
+pub(super) fn changed() -> CodecError {
+    refusal("the shard changed while a partial write of it was prepared: its index, or a subchunk, is not the one that was read before. Nothing was written. Write to one shard from one place at a time, or try again".to_owned())
+}
+
+/// The encoder had no turn.
+pub(super) fn no_turn(reason: NoTurn) -> CodecError {
+    refusal(match reason {
+        NoTurn::Late(limit) => format!(
+            "a partial write waited {limit:?} for other writers of this array in this process. Nothing was written. Try again, write whole shards, or allow more time with zarrs_cuda::Options::with_turn_limit"
+        ),
+        NoTurn::Nested => "a partial write was begun on a thread that is in the middle of another one, which it would have to wait for: the store runs other work of the application while it writes. Nothing was written. Try again".to_owned(),
+    })
+}

@@ -1,0 +1,43 @@
+//! Wakes awaited encoders whose wait has come to its limit: there may be no runtime that has a clock.
+
+use std::sync::PoisonError;
+use std::task::Waker;
+use std::thread;
+use std::time::Instant;
+
+use super::{Line, Process};
+
+/// See to it that a thread watches the alarms, as long as there are any. `false` if there can be none.
+pub(super) fn runs(process: &'static Process, line: &mut Line) -> bool {
+    if !line.clock_runs {
+        let name = "zarrs_cuda turns".to_owned();
+        let spawned = thread::Builder::new().name(name).spawn(|| watch(process));
+        line.clock_runs = spawned.is_ok();
+    }
+    line.clock_runs
+}
+
+fn watch(process: &Process) {
+    let mut line = process.line();
+    // Encoders take their place in the line before they give the lock back: the first is there.
+    while let Some(next) = line.waiting.iter().filter_map(|one| one.alarm).min() {
+        let now = Instant::now();
+        if next <= now {
+            let mut late = Vec::new();
+            for one in &mut line.waiting {
+                if one.alarm.is_some_and(|alarm| alarm <= now) {
+                    one.alarm = None;
+                    late.push(one.waker.clone());
+                }
+            }
+            // A waker is the application's code.
+            drop(line);
+            late.iter().for_each(Waker::wake_by_ref);
+            line = process.line();
+            continue;
+        }
+        let waited = process.alarms.wait_timeout(line, next - now);
+        line = waited.unwrap_or_else(PoisonError::into_inner).0;
+    }
+    line.clock_runs = false;
+}
