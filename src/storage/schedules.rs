@@ -16,8 +16,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem;
 use std::ops::Bound;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 
 use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{
@@ -124,6 +125,8 @@ struct Place {
     begun: Vec<Event>,
     /// The turn that it waits for.
     waits_for: Option<TurnId>,
+    /// It is about to call the store. Otherwise it waits for something else, which wakes it.
+    calls: bool,
 }
 
 /// A store, for one actor.
@@ -181,8 +184,14 @@ impl Seat {
 
     /// A call takes effect, when it is the actor's turn.
     async fn call<T: Hash>(&self, effect: impl FnOnce(&mut World) -> T) -> T {
+        if let Some(number) = self.number {
+            self.world().places[number].calls = true;
+        }
         Once(self.number.is_some()).await;
         let mut world = self.world();
+        if let Some(number) = self.number {
+            world.places[number].calls = false;
+        }
         world.begin(self.number);
         let answer = effect(&mut world);
         if let Some(number) = self.number {
@@ -669,6 +678,19 @@ struct Run<'s, 'a> {
     world: Arc<Mutex<World>>,
     /// `None` are those that have ended or crashed.
     acting: Vec<Option<Acting<'a>>>,
+    wakers: Vec<Arc<Woken>>,
+    /// The actors that wait for something else than the store, in the order in which they began to.
+    waiting: Vec<usize>,
+}
+
+/// Whether an actor was woken since it was last polled.
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
 }
 
 impl<'s, 'a> Run<'s, 'a> {
@@ -690,6 +712,8 @@ impl<'s, 'a> Run<'s, 'a> {
         let mut run = Self {
             scenario,
             world,
+            wakers: scenario.actors.iter().map(|_| Arc::default()).collect(),
+            waiting: Vec::new(),
             acting,
         };
         for number in 0..run.acting.len() {
@@ -704,7 +728,9 @@ impl<'s, 'a> Run<'s, 'a> {
 
     /// To where the actor waits with its next call.
     fn proceed(&mut self, number: usize) {
-        let mut context = Context::from_waker(Waker::noop());
+        self.wakers[number].0.store(false, Ordering::SeqCst);
+        let waker = Waker::from(Arc::clone(&self.wakers[number]));
+        let mut context = Context::from_waker(&waker);
         let acting = &mut self.acting[number];
         if acting
             .as_mut()
@@ -712,6 +738,22 @@ impl<'s, 'a> Run<'s, 'a> {
         {
             *acting = None;
         }
+        let waits = self.acting[number].is_some() && !self.world().places[number].calls;
+        if !waits {
+            self.waiting.retain(|waiting| *waiting != number);
+        } else if !self.waiting.contains(&number) {
+            self.waiting.push(number);
+        }
+    }
+
+    /// Whether an actor can go on.
+    fn can_proceed(&self, world: &World, number: usize) -> bool {
+        let place = &world.places[number];
+        let has_turn = place
+            .waits_for
+            .as_ref()
+            .is_none_or(|turn| world.is_free(turn));
+        (place.calls && has_turn) || self.wakers[number].0.load(Ordering::SeqCst)
     }
 
     fn take(&mut self, choice: Choice) {
@@ -733,8 +775,7 @@ impl<'s, 'a> Run<'s, 'a> {
             {
                 continue;
             }
-            let turn = world.places[number].waits_for.as_ref();
-            if turn.is_none_or(|turn| world.is_free(turn)) {
+            if self.can_proceed(&world, number) {
                 choices.push(Choice::Call(number));
             }
             if actor.may_crash {
@@ -751,6 +792,7 @@ impl<'s, 'a> Run<'s, 'a> {
             let mut hasher = DefaultHasher::new();
             half.hash(&mut hasher);
             world.objects.hash(&mut hasher);
+            self.waiting.hash(&mut hasher);
             for (acting, place) in self.acting.iter().zip(&world.places) {
                 acting
                     .as_ref()
@@ -895,3 +937,5 @@ pub(super) fn judge_chunk(
 }
 
 mod known_protocols;
+#[cfg(feature = "async")]
+mod partial_encoders;

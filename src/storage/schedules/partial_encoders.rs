@@ -1,0 +1,243 @@
+//! Partial encoders of one process on one shard, in every order in which the calls of their store can
+//! take effect. They begin where there is no shard, or where there is one.
+//!
+//! The store is like zarrs' store in memory: each range of one write takes effect by itself.
+
+use std::borrow::Cow;
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+use serde_json::json;
+use zarrs::array::{ArrayBytes, ArrayBytesRaw, ArraySubset, DataType, FillValue, data_type};
+use zarrs_codec::{
+    ArrayToBytesCodecTraits, AsyncBytesPartialDecoderTraits, AsyncBytesPartialEncoderTraits,
+    CodecError, CodecOptions,
+};
+use zarrs_storage::byte_range::ByteRangeIterator;
+use zarrs_storage::{OffsetBytesIterator, StorageError};
+
+use super::*;
+use crate::{CudaShardingCodec, Options, WriteStrategy};
+
+/// Elements of a subchunk.
+const LEN: u64 = 2;
+/// A shape that no other test uses: turns belong to all arrays of one kind.
+const SUBCHUNKS: u64 = 3;
+
+fn key() -> StoreKey {
+    StoreKey::new("shard").unwrap()
+}
+
+/// A shard of the store, as zarrs gives it to a codec.
+struct Handle(Seat);
+
+#[async_trait::async_trait]
+impl AsyncBytesPartialDecoderTraits for Handle {
+    async fn exists(&self) -> std::result::Result<bool, StorageError> {
+        Ok(self.0.size(&key()).await?.is_some())
+    }
+
+    fn size_held(&self) -> usize {
+        0
+    }
+
+    async fn partial_decode_many<'a>(
+        &'a self,
+        ranges: ByteRangeIterator<'a>,
+        _: &CodecOptions,
+    ) -> std::result::Result<Option<Vec<ArrayBytesRaw<'a>>>, CodecError> {
+        let read = self.0.get_ranges(&key(), ranges.collect()).await?;
+        let owned = |bytes: Bytes| Cow::Owned(bytes.to_vec());
+        Ok(read.map(|read| read.into_iter().map(owned).collect()))
+    }
+
+    fn supports_partial_decode(&self) -> bool {
+        true
+    }
+}
+
+#[async_trait::async_trait]
+impl AsyncBytesPartialEncoderTraits for Handle {
+    fn into_dyn_decoder(self: Arc<Self>) -> Arc<dyn AsyncBytesPartialDecoderTraits> {
+        self
+    }
+
+    async fn erase(&self) -> std::result::Result<(), CodecError> {
+        Ok(self.0.erase(&key()).await?)
+    }
+
+    async fn partial_encode_many<'a>(
+        &'a self,
+        ranges: OffsetBytesIterator<'a, ArrayBytesRaw<'_>>,
+        _: &CodecOptions,
+    ) -> std::result::Result<(), CodecError> {
+        let ranges: Vec<_> = ranges
+            .map(|(offset, bytes)| (offset, Bytes::from(bytes.into_owned())))
+            .collect();
+        for range in ranges {
+            self.0.set_ranges(&key(), vec![range]).await?;
+        }
+        Ok(())
+    }
+
+    fn supports_partial_encode(&self) -> bool {
+        true
+    }
+}
+
+/// Shards of `uint8`, of three subchunks.
+#[derive(Clone)]
+struct Shards {
+    codec: Arc<CudaShardingCodec>,
+    shape: Vec<NonZeroU64>,
+    data_type: DataType,
+    fill_value: FillValue,
+}
+
+impl Shards {
+    fn new(strategy: WriteStrategy, location: &str, inner: serde_json::Value) -> Self {
+        let configuration = json!({
+            "chunk_shape": [LEN],
+            "codecs": inner,
+            "index_codecs": [{ "name": "bytes", "configuration": { "endian": "little" } }, { "name": "crc32c" }],
+            "index_location": location,
+        });
+        let configuration = serde_json::from_value(configuration).unwrap();
+        let options = Options::default()
+            .with_write_strategy(strategy)
+            .with_turn_limit(Duration::from_secs(3600));
+        let codec = CudaShardingCodec::new_with_configuration(&configuration, options);
+        Self {
+            codec: Arc::new(codec.unwrap()),
+            shape: vec![NonZeroU64::new(SUBCHUNKS * LEN).unwrap()],
+            data_type: data_type::uint8(),
+            fill_value: FillValue::from(0_u8),
+        }
+    }
+
+    /// Store the elements `at`.
+    async fn store(
+        self,
+        seat: Seat,
+        at: std::ops::Range<u64>,
+        elements: Vec<u8>,
+    ) -> std::result::Result<(), CodecError> {
+        let options = CodecOptions::default();
+        let encoder = self.codec.async_partial_encoder(
+            Arc::new(Handle(seat)),
+            &self.shape,
+            &self.data_type,
+            &self.fill_value,
+            &options,
+        );
+        let subset = ArraySubset::new_with_ranges(&[at]);
+        let encoder = encoder.await?;
+        let elements = ArrayBytes::from(elements);
+        encoder.partial_encode(&subset, &elements, &options).await
+    }
+
+    /// The elements of a stored shard.
+    fn elements(&self, objects: &Objects) -> std::result::Result<Vec<u8>, String> {
+        let Some(object) = objects.get(&key()) else {
+            return Err("there is no shard".to_owned());
+        };
+        let object = Cow::Borrowed(&object[..]);
+        let options = CodecOptions::default();
+        let (shape, fill_value) = (&self.shape, &self.fill_value);
+        let decoded = self
+            .codec
+            .decode(object, shape, &self.data_type, fill_value, &options);
+        let decoded = decoded.and_then(|bytes| Ok(bytes.into_fixed()?.into_owned()));
+        decoded.map_err(|error| format!("the shard is broken: {error}"))
+    }
+
+    /// A store that has a shard with `elements`.
+    fn stored(&self, elements: &[u8]) -> Objects {
+        let options = CodecOptions::default();
+        let (shape, fill_value) = (&self.shape, &self.fill_value);
+        let elements = ArrayBytes::from(elements.to_vec());
+        let shard = self
+            .codec
+            .encode(elements, shape, &self.data_type, fill_value, &options);
+        [(key(), shard.unwrap().into_owned().into())].into()
+    }
+}
+
+/// What a writer stores, and where.
+type Part = (std::ops::Range<u64>, &'static [u8]);
+
+/// Let a writer store each of `parts`, in every order. None of them fails, and all parts are there in
+/// the end.
+fn explore(shards: &Shards, before: Objects, initial: [u8; 6], parts: &[Part]) -> Explored {
+    let mut expected = initial.to_vec();
+    for (at, elements) in parts {
+        expected[at.start as usize..at.end as usize].copy_from_slice(elements);
+    }
+    let mut scenario = Scenario::new(before, |ending| {
+        if let Some(failed) = ending.log.first() {
+            return Err(format!("{failed:?}"));
+        }
+        let elements = shards.elements(ending.objects)?;
+        if elements == expected {
+            Ok(())
+        } else {
+            Err(format!("{elements:?} is stored, and not {expected:?}"))
+        }
+    });
+    for (number, (at, elements)) in parts.iter().enumerate() {
+        scenario = scenario.actor(move |seat| async move {
+            let stored = shards
+                .clone()
+                .store(seat.clone(), at.clone(), elements.to_vec());
+            if let Err(error) = stored.await {
+                seat.failed(number, &error);
+            }
+        });
+    }
+    scenario
+        .explore()
+        .unwrap_or_else(|violation| panic!("{violation}"))
+}
+
+fn each_kind(parts: &[Part]) -> (u128, usize) {
+    let (mut schedules, mut states) = (0, 0);
+    let bytes = json!({ "name": "bytes" });
+    let zstd = json!({ "name": "zstd", "configuration": { "level": 1, "checksum": false } });
+    for strategy in [
+        WriteStrategy::Auto,
+        WriteStrategy::Append,
+        WriteStrategy::InPlace,
+        WriteStrategy::Slots,
+    ] {
+        for location in ["start", "end"] {
+            for inner in [json!([bytes]), json!([bytes, zstd])] {
+                let shards = Shards::new(strategy, location, inner);
+                let elements = [1, 2, 3, 4, 0, 0];
+                for (before, elements) in [
+                    (Objects::new(), [0; 6]),
+                    (shards.stored(&elements), elements),
+                ] {
+                    let explored = explore(&shards, before, elements, parts);
+                    schedules += explored.schedules;
+                    states += explored.states;
+                }
+            }
+        }
+    }
+    println!("{parts:?}: {schedules} schedules, {states} states");
+    (schedules, states)
+}
+
+/// Two writers, each with a subchunk of its own.
+#[test]
+fn writers_of_different_subchunks() {
+    let (schedules, _) = each_kind(&[(0..2, &[7, 8]), (4..6, &[9, 10])]);
+    assert!(schedules > 1000);
+}
+
+/// Two writers, each with an element of one subchunk.
+#[test]
+fn writers_of_one_subchunk() {
+    let (schedules, _) = each_kind(&[(2..3, &[7]), (3..4, &[8])]);
+    assert!(schedules > 1000);
+}
