@@ -14,7 +14,7 @@ use super::io::read;
 use super::recover::RecoveryOutcome;
 use crate::Error;
 use crate::codec::stored::StoredShard;
-use crate::layout::{EMPTY, RECORD_LEN, Record};
+use crate::layout::{Entries, RECORD_LEN, Record};
 
 /// What is in a shard, and where. All sizes and offsets are in bytes.
 ///
@@ -106,22 +106,19 @@ impl Inspection {
     pub(super) fn of(object: &[u8], format: &ShardFormat) -> Result<Self, Error> {
         let stored = format.stored()?;
         let size = object.len() as u64;
-        let recovery = match diagnosis_of(&stored, object)? {
+        let recovery = match diagnosis_of(&stored, object) {
             Diagnosis::Intact => RecoveryOutcome::Intact,
             Diagnosis::Undo(_) => RecoveryOutcome::Undone,
             Diagnosis::Complete(_) => RecoveryOutcome::Completed,
             Diagnosis::Erase => RecoveryOutcome::Erased,
             Diagnosis::Unrecoverable(reason) => RecoveryOutcome::Unrecoverable { reason },
         };
-        let (words, index_problem) = words(&stored, object);
-        let index_len = stored.index_len() as u64;
-        let index = size
-            .checked_sub(index_len)
-            .map(|start| match stored.location() {
-                ShardingIndexLocation::Start => 0..index_len,
-                ShardingIndexLocation::End => start..size,
-            });
-        let mut subchunks = subchunks(&words, size, index.as_ref());
+        let (entries, index_problem) = entries(&stored, object);
+        let index = stored.index().range_in(object.len());
+        let index = index.map(|index| index.start as u64..index.end as u64);
+        let mut subchunks = entries.map_or_else(Vec::new, |entries| {
+            subchunks(&entries, size, index.as_ref())
+        });
         let mut is_outside = subchunks
             .iter()
             .flatten()
@@ -134,7 +131,7 @@ impl Inspection {
             recovery,
             RecoveryOutcome::Undone | RecoveryOutcome::Completed | RecoveryOutcome::Erased
         );
-        let mut records: Vec<UpdateRecord> = Record::all(object, stored.index_len())
+        let mut records: Vec<UpdateRecord> = Record::all(object, stored.index().len())
             .enumerate()
             .map(|(age, record)| UpdateRecord {
                 offset: record.offset,
@@ -155,7 +152,7 @@ impl Inspection {
             .map(|r| r.offset..r.offset + RECORD_LEN as u64);
         Ok(Self {
             size,
-            index_location: stored.location(),
+            index_location: stored.index().location(),
             index_problem,
             grid: stored.grid().counts().to_vec(),
             decoded_size: stored.decoded_size(),
@@ -213,26 +210,33 @@ impl Inspection {
     }
 }
 
-/// The words of the index of `object`, as far as it decodes, and what is wrong with it.
-fn words(stored: &StoredShard<'_>, object: &[u8]) -> (Vec<u64>, Option<String>) {
-    let index = match stored.index_of(object) {
+/// The entries of the index of `object`, if it decodes, and what is wrong with it.
+fn entries<'b>(
+    stored: &StoredShard<'_>,
+    object: &'b [u8],
+) -> (Option<Entries<'b>>, Option<String>) {
+    let index = match stored.index().of(object) {
         Ok(index) => index,
-        Err(error) => return (Vec::new(), Some(error.to_string())),
+        Err(error) => return (None, Some(error.to_string())),
     };
-    let problem = stored.extents(index, object.len() as u64).err();
-    let words = stored.words_unchecked(index).unwrap_or_default();
-    (words, problem.map(|error| error.to_string()))
+    match stored.entries(index, object.len() as u64) {
+        Ok(entries) => (Some(entries), None),
+        Err(error) => {
+            let entries = stored.entries_unchecked(index).ok();
+            (entries, Some(error.to_string()))
+        }
+    }
 }
 
-fn subchunks(words: &[u64], size: u64, index: Option<&Range<u64>>) -> Vec<Option<StoredSubchunk>> {
-    let mut subchunks: Vec<Option<StoredSubchunk>> = words
-        .as_chunks::<2>()
-        .0
-        .iter()
-        .map(|&[offset, len]| {
-            if offset == EMPTY && len == EMPTY {
-                return None;
-            }
+fn subchunks(
+    entries: &Entries<'_>,
+    size: u64,
+    index: Option<&Range<u64>>,
+) -> Vec<Option<StoredSubchunk>> {
+    let mut subchunks: Vec<Option<StoredSubchunk>> = entries
+        .words()
+        .map(|words| {
+            let [offset, len] = words?;
             let end = offset.checked_add(len).filter(|&end| end <= size);
             let problem = match (end, index) {
                 (None, _) => Some(ExtentProblem::Outside),

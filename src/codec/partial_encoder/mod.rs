@@ -31,7 +31,7 @@ use zarrs_codec::{CodecError, CodecOptions};
 use zarrs_storage::byte_range::ByteRange;
 
 use super::CudaShardingCodec;
-use super::partial_decoder::{check_memory, extents_of, index_byte_range};
+use super::partial_decoder::check_memory;
 use super::shard::dense;
 use crate::layout::placement::Rule;
 use crate::write_strategy::{CompactionRequest, counters};
@@ -72,21 +72,15 @@ impl<H: ?Sized> PartialEncoder<H> {
         let Some(encoded) = encoded else {
             return Ok(None);
         };
-        let target = &self.target;
-        let grid = target.grid()?;
         // Whatever the caller does not want to know of data: a new index says that the old one was right.
         let options = options.with_validate_checksums(true);
-        let extents = extents_of(&target.codec, (&grid, target.index_len), &encoded, &options)?;
-        if encoded.iter().all(|&byte| byte == 0) {
-            return Err(CodecError::Other("it is not written yet".to_string()));
-        }
-        Ok(Some(StoredIndex::new(encoded.into_owned(), extents)))
+        StoredIndex::new(&self.target.index, encoded.into_owned(), &options).map(Some)
     }
 
     /// Where to read the index.
     fn index_range(&self) -> Result<ByteRange, CodecError> {
-        check_memory(self.target.index_len)?;
-        Ok(index_byte_range(&self.target.codec, self.target.index_len))
+        check_memory(self.target.index.len())?;
+        Ok(self.target.index.byte_range())
     }
 
     /// Tell the metrics, and who wants to know, that a write happened.
@@ -124,15 +118,7 @@ pub(super) fn encode_delegated(
         .iter()
         .map(|(_, new)| new.as_ref().map(|new| changes.encoded(new)))
         .collect();
-    let most = usize::MAX;
-    dense(
-        codec,
-        &update.grid,
-        target.index_len,
-        &subchunks,
-        most,
-        options,
-    )
+    dense(codec, &target.index, &subchunks, usize::MAX, options)
 }
 
 /// What to read again before something moves: subchunks that were patched, where others may have

@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use zarrs::array::codec::ShardingIndexLocation;
-
 use super::commit::Placed;
 use super::reads::Fetched;
 use super::update::{Changes, Update};
@@ -77,7 +75,7 @@ pub(super) fn writes(
             pieces.push((copy, &index));
             pieces.sort_by_key(|&(offset, _)| offset);
             let first = joined(&pieces);
-            if update.target.codec.index_location == ShardingIndexLocation::Start {
+            if !update.target.index.is_at_end() {
                 return with_index_at_start(update, first, index);
             }
             let end = (record + RECORD_LEN) as u64;
@@ -95,8 +93,8 @@ fn data<'c>(
 ) -> Vec<(usize, &'c [u8])> {
     let in_pieces = update.target.is_written_in_pieces();
     let mut data = Vec::new();
-    for (number, new) in &changes.subchunks {
-        let (Some(new), Some(extent)) = (new, &extents[*number]) else {
+    for ((number, new), extent) in changes.subchunks.iter().zip(extents) {
+        let (Some(new), Some(extent)) = (new, extent) else {
             continue;
         };
         let new = changes.encoded(new);
@@ -124,21 +122,23 @@ fn data<'c>(
 
 /// `first`, and then the index, if it is at the start.
 fn with_index_at_start(update: &Update<'_>, first: Write, index: Vec<u8>) -> Vec<Write> {
-    match update.target.codec.index_location {
-        ShardingIndexLocation::Start => vec![first, vec![(0, index)]],
-        ShardingIndexLocation::End => vec![first],
+    if update.target.index.is_at_end() {
+        vec![first]
+    } else {
+        vec![first, vec![(0, index)]]
     }
 }
 
 /// Whether record, changes, record and index follow one another in the shard as they do in `changes`.
 fn is_one_run(extents: &[Extent], changes: &Changes, record: usize, index: usize) -> bool {
     let mut next = RECORD_LEN;
-    let in_order = changes.subchunks.iter().all(|(number, new)| match new {
+    let mut placed = changes.subchunks.iter().zip(extents);
+    let in_order = placed.all(|((_, new), extent)| match new {
         None => true,
         Some(new) => {
             let follows = new.start == next;
             next = new.end;
-            let there = extents[*number].as_ref().map(|extent| extent.start);
+            let there = extent.as_ref().map(|extent| extent.start);
             follows && there == Some(record + new.start)
         }
     });
