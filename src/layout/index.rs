@@ -56,11 +56,13 @@ impl ByteOrder {
     };
 
     fn words(self, entry: [u8; ENTRY_LEN]) -> [u64; 2] {
-        let [offset, nbytes]: [[u8; 8]; 2] =
-            [0, 8].map(|at| std::array::from_fn(|i| entry[at + i]));
+        // An entry has two words.
+        let &[offset, nbytes] = entry.as_chunks().0 else {
+            return [EMPTY; 2];
+        };
         match self {
-            Self::Little => [offset, nbytes].map(u64::from_le_bytes),
-            Self::Big => [offset, nbytes].map(u64::from_be_bytes),
+            Self::Little => [u64::from_le_bytes(offset), u64::from_le_bytes(nbytes)],
+            Self::Big => [u64::from_be_bytes(offset), u64::from_be_bytes(nbytes)],
         }
     }
 
@@ -135,21 +137,26 @@ impl<'a> Entries<'a> {
     pub(crate) fn check(&self, limit: u64) -> Result<(), IndexError> {
         // A subchunk that this machine cannot address is outside, too.
         let most = limit.min(usize::MAX as u64);
-        let order = self.order;
-        let is_valid = |entry: [u8; ENTRY_LEN]| {
-            let [offset, nbytes] = order.words(entry);
+        let is_valid = |[offset, nbytes]: [u64; 2]| {
             let (end, overflows) = offset.overflowing_add(nbytes);
             (!overflows & (end <= most)) | (offset & nbytes == EMPTY)
         };
-        // Without a branch for each of what may be millions of entries.
         let entries = self.encoded();
-        if entries
-            .iter()
-            .fold(true, |valid, &entry| valid & is_valid(entry))
-        {
+        // Without a branch for each of what may be millions of entries.
+        let all_are_valid = |order: ByteOrder| {
+            let entries = entries.iter();
+            entries.fold(true, |all, &entry| all & is_valid(order.words(entry)))
+        };
+        let valid = match self.order {
+            ByteOrder::Little => all_are_valid(ByteOrder::Little),
+            ByteOrder::Big => all_are_valid(ByteOrder::Big),
+        };
+        if valid {
             return Ok(());
         }
-        let invalid = entries.iter().position(|&entry| !is_valid(entry));
+        let order = self.order;
+        let mut invalid = entries.iter();
+        let invalid = invalid.position(|&entry| !is_valid(order.words(entry)));
         let subchunk = invalid.unwrap_or(0);
         let [offset, nbytes] = order.words(entries[subchunk]);
         Err(IndexError {

@@ -55,10 +55,14 @@ pub(crate) fn fingerprint(index: &[u8]) -> u64 {
     let mut last = [0; 8];
     last[..rest.len()].copy_from_slice(rest);
     let words = words.iter().chain((!rest.is_empty()).then_some(&last));
-    words.fold(0xCBF2_9CE4_8422_2325, |hash, &word| {
-        let hash = (hash ^ u64::from_le_bytes(word)).wrapping_mul(0x0000_0100_0000_01B3);
-        hash ^ (hash >> 32)
-    })
+    // An index has millions of words, and each waits for the word before: so the word is added before
+    // the halves are, which takes a step less.
+    const BASIS: u64 = 0xCBF2_9CE4_8422_2325;
+    let product = words.fold(BASIS ^ (BASIS >> 32), |product, &word| {
+        let hash = (product ^ u64::from_le_bytes(word)) ^ (product >> 32);
+        hash.wrapping_mul(0x0000_0100_0000_01B3)
+    });
+    product ^ (product >> 32)
 }
 
 impl Record {

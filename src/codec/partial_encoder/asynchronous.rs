@@ -84,7 +84,7 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
             let taken = match before {
                 Some(before) => {
                     let share = changes.subchunks.first().map_or(0, |(number, _)| *number);
-                    Some(turns::take_async(before.fingerprint, turn, share).await)
+                    Some(turns::take_async(before.turn_key, turn, share).await)
                 }
                 None => None,
             };

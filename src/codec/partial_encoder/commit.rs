@@ -167,7 +167,7 @@ pub(super) fn decide(
                 Commit::DataOnly => 0,
             },
             old_end: size as u64,
-            old_index: before.map_or(0, |before| before.fingerprint),
+            old_index: before.map_or(0, StoredIndex::fingerprint),
             index_len: target.index.len() as u64,
             new_end: placement.size as u64,
             new_index: index.as_deref().map_or(0, fingerprint),

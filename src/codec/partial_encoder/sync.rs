@@ -82,7 +82,7 @@ impl PartialEncoder<dyn BytesPartialEncoderTraits> {
         let rule = rule(&self.target, self.handle.supports_partial_encode())?;
         let mut turn = before.map_or(Turn::Alone, |before| likely_turn(rule, before, &changes));
         let (_taken, outcome) = loop {
-            let taken = before.map(|before| turns::take(before.fingerprint, turn));
+            let taken = before.map(|before| turns::take(before.turn_key, turn));
             let size = self.size_now(before, options)?;
             let outcome = decide(update, rule, before, size, &changes, options)?;
             if outcome.turn() == Turn::Shared {

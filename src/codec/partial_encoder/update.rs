@@ -269,7 +269,7 @@ impl<'a> Update<'a> {
         let encoded = shard
             .with_job(options, |job| {
                 let job = Job { grid, ..*job };
-                engine.encode(&job, decoded, RECORD_LEN, shard.index.len())
+                engine.encode(&job, decoded, RECORD_LEN, 0)
             })
             .map_err(codec_error)?;
         if encoded.extents.len() != self.touched.len() {
