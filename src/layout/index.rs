@@ -137,6 +137,7 @@ impl<'a> Entries<'a> {
     pub(crate) fn check(&self, limit: u64) -> Result<(), IndexError> {
         // A subchunk that this machine cannot address is outside, too.
         let most = limit.min(usize::MAX as u64);
+        #[allow(clippy::needless_bitwise_bool, reason = "no branches")]
         let is_valid = |[offset, nbytes]: [u64; 2]| {
             let (end, overflows) = offset.overflowing_add(nbytes);
             (!overflows & (end <= most)) | (offset & nbytes == EMPTY)

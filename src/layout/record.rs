@@ -189,6 +189,7 @@ fn rfind_magic(bytes: &[u8]) -> Option<usize> {
         let start = end.saturating_sub(BLOCK);
         let pairs = bytes[start..end].iter().zip(&bytes[start + 1..=end]);
         // Without a branch for each byte, so that many bytes are compared at once.
+        #[allow(clippy::needless_bitwise_bool, reason = "no branches")]
         let may_begin = pairs.fold(false, |any, (&a, &b)| any | ((a == first) & (b == second)));
         if may_begin && let Some(at) = (start..end).rfind(|&at| bytes[at..].starts_with(&MAGIC)) {
             return Some(at);

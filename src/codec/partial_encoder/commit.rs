@@ -145,20 +145,16 @@ pub(super) fn decide(
     if dead.is_some() && target.codec.options.allow_unsafe_compaction() {
         return Ok(Outcome::Compact { size });
     }
-    let index = match placement.commit {
-        Commit::DataOnly => None,
-        _ => {
-            let numbers = changes.subchunks.iter().map(|(number, _)| *number);
-            let moved = numbers.zip(placement.extents.iter().cloned());
-            Some(match before {
-                Some(before) => target
-                    .index
-                    .encode_changed(&before.entries, moved, options)?,
-                None => target
-                    .index
-                    .encode_changed(&target.index.empty(), moved, options)?,
-            })
-        }
+    let index = if placement.commit == Commit::DataOnly {
+        None
+    } else {
+        let numbers = changes.subchunks.iter().map(|(number, _)| *number);
+        let moved = numbers.zip(placement.extents.iter().cloned());
+        let index = &target.index;
+        Some(match before {
+            Some(before) => index.encode_changed(&before.entries, moved, options)?,
+            None => index.encode_changed(&index.empty(), moved, options)?,
+        })
     };
     Ok(Outcome::Write(Placed {
         record: Record {
