@@ -1,16 +1,22 @@
 //! What went wrong once.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use std::borrow::Cow;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use zarrs::array::{ArrayBytes, ArrayIndices, ArraySubset, FillValue, Indexer, data_type};
+use zarrs::array::codec::ShardingCodec;
+use zarrs::array::{
+    ArrayBuilder, ArrayBytes, ArrayIndices, ArraySubset, FillValue, Indexer, data_type,
+};
+use zarrs::storage::ReadableStorageTraits;
+use zarrs::storage::store::MemoryStore;
 use zarrs_codec::{
     ArrayCodecTraits, ArrayToBytesCodecTraits, BytesPartialDecoderTraits, CodecError, CodecOptions,
+    CodecTraits,
 };
-use zarrs_cuda::{CudaShardingCodec, Options};
+use zarrs_cuda::{CudaShardingCodec, Options, WriteStrategy};
 
 fn codec(subchunk: &[u64], codecs: &Value, index_codecs: &Value) -> CudaShardingCodec {
     let configuration = serde_json::from_value(json!({
@@ -154,5 +160,103 @@ fn huge_shapes_are_errors() {
         assert!(decoded.is_err());
         // A number or an error, but no panic.
         let _either = codec.recommended_concurrency(&shape, &data_type);
+    }
+}
+
+/// A partial decoder held 24 bytes for a subchunk, and zarrs' holds 16.
+#[test]
+fn a_partial_decoder_holds_as_much_as_that_of_zarrs() {
+    let big = json!({ "name": "bytes", "configuration": { "endian": "big" } });
+    let transpose = json!({ "name": "transpose", "configuration": { "order": [1, 0] } });
+    let crc32c = json!({ "name": "crc32c" });
+    for index_codecs in [
+        json!([little(), crc32c]),
+        json!([big, crc32c, crc32c]),
+        json!([transpose, little()]),
+    ] {
+        let ours = Arc::new(codec(&[2], &json!([little()]), &index_codecs));
+        let zarrs = ours.as_any().downcast_ref::<ShardingCodec>().unwrap();
+        let zarrs = Arc::new(zarrs.clone());
+        let shape = shape(&[200]);
+        let (data_type, fill_value) = (data_type::uint8(), FillValue::from(0_u8));
+        let options = CodecOptions::default();
+        let elements = ArrayBytes::new_flen(vec![1_u8; 200]);
+        let shard = ours.encode(elements, &shape, &data_type, &fill_value, &options);
+        let shard = shard.unwrap().into_owned();
+        let shard_len = shard.len();
+        let input: Arc<dyn BytesPartialDecoderTraits> = Arc::new(shard);
+        let held = |codec: Arc<dyn ArrayToBytesCodecTraits>| {
+            codec
+                .partial_decoder(input.clone(), &shape, &data_type, &fill_value, &options)
+                .unwrap()
+                .size_held()
+        };
+        assert_eq!(held(ours), shard_len + 16 * 100, "{index_codecs}");
+        assert_eq!(held(zarrs), shard_len + 16 * 100, "{index_codecs}");
+    }
+}
+
+/// The index of so many subchunks is a piece of its own in a write.
+#[test]
+fn shards_of_many_subchunks_are_updated() {
+    const SUBCHUNKS: u64 = 20_000;
+    let zstd = json!({ "name": "zstd", "configuration": { "level": 1, "checksum": false } });
+    let strategies = [
+        WriteStrategy::Auto,
+        WriteStrategy::Append,
+        WriteStrategy::InPlace,
+        WriteStrategy::Slots,
+    ];
+    for strategy in strategies {
+        for location in ["start", "end"] {
+            let configuration = serde_json::from_value(json!({
+                "chunk_shape": [8],
+                "codecs": [little(), zstd],
+                "index_codecs": [little(), { "name": "crc32c" }],
+                "index_location": location,
+            }))
+            .unwrap();
+            let options = Options::default().with_write_strategy(strategy);
+            let ours = CudaShardingCodec::new_with_configuration(&configuration, options).unwrap();
+            let zarrs = ShardingCodec::new_with_configuration(&configuration).unwrap();
+            let store = Arc::new(MemoryStore::new());
+            let len = 8 * SUBCHUNKS;
+            let mut builder = ArrayBuilder::new(vec![len], vec![len], data_type::uint8(), 0_u8);
+            builder.array_to_bytes_codec(Arc::new(ours));
+            let array = builder.build(store.clone(), "/").unwrap();
+            let mut expected: Vec<u8> = (0..len).map(|i| 1 + (i / 8 % 100) as u8).collect();
+            array.store_chunk(&[0], &expected).unwrap();
+            let partially = CodecOptions::default().with_experimental_partial_encoding(true);
+            // Of one subchunk twice, of two at once, and of all of one, which becomes empty.
+            for (start, values) in [
+                (80_000, vec![200_u8]),
+                (80_003, vec![201, 202]),
+                (159_990, vec![203; 9]),
+                (7, vec![204, 205]),
+                (800, vec![0; 8]),
+                (80_001, vec![206]),
+            ] {
+                let end = start + values.len() as u64;
+                expected[start as usize..end as usize].copy_from_slice(&values);
+                let subset = [start..end];
+                array
+                    .store_chunk_subset_opt(&[0], &subset, values.as_slice(), &partially)
+                    .unwrap();
+                let read: Vec<u8> = array.retrieve_chunk_subset(&[0], &subset).unwrap();
+                assert_eq!(read, values);
+            }
+            let shard = store.get(&array.chunk_key(&[0])).unwrap().unwrap();
+            let decoded = zarrs
+                .decode(
+                    Cow::Owned(shard.to_vec()),
+                    &shape(&[len]),
+                    &data_type::uint8(),
+                    &FillValue::from(0_u8),
+                    &CodecOptions::default(),
+                )
+                .unwrap();
+            let decoded = decoded.into_fixed().unwrap();
+            assert!(*decoded == *expected, "{strategy:?} {location}");
+        }
     }
 }

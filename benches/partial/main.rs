@@ -18,6 +18,9 @@
 //!   written, over what changed; `growth` is the size of the shard at the end over its size without
 //!   unused bytes, `largest` the same at its worst, `ms` the mean time with that of compaction,
 //!   `median_ms` the median without it.
+//!
+//! After them come shards of many subchunks (`index.rs`), whose filters are like
+//! `index/1000000/zstd-1/auto`.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -39,6 +42,9 @@ mod contender;
 mod counting;
 #[path = "../goals.rs"]
 mod goals;
+#[allow(unsafe_code, reason = "an allocator")]
+mod heap;
+mod index;
 #[path = "../microscopy.rs"]
 mod microscopy;
 mod report;
@@ -166,7 +172,17 @@ fn main() -> Result<()> {
             report.check(&mut goals)?;
         }
     }
-    goals.print("auto");
+    let wanted = |name: &str| {
+        let filters = &arguments.filters;
+        filters.is_empty() || filters.iter().any(|f| name.contains(f.as_str()))
+    };
+    rows.extend(index::run(
+        arguments.quick,
+        wanted,
+        &arguments.folder,
+        &mut goals,
+    )?);
+    goals.print("auto, and of each row of indexes");
 
     let name = if arguments.quick {
         "partial-quick.json"

@@ -4,6 +4,7 @@ mod builder;
 mod delegated;
 pub(crate) mod find;
 pub(crate) mod foreign;
+pub(crate) mod index;
 mod partial_decoder;
 mod partial_encoder;
 mod recognise;
@@ -48,10 +49,11 @@ use crate::plan::{self, Engines, Explanation};
 use crate::{Error, MemoryEstimate, Options};
 use delegated::{Delegated, Guarded};
 use foreign::{codec_error, no_panic};
+use index::IndexCodecs;
 use partial_decoder::PartialDecoder;
 use partial_encoder::PartialEncoder;
 use recognise::{RecognisedChain, recognise};
-use shard::{Shard, index_codecs_are_fixed_size};
+use shard::Shard;
 use view::ViewOfShard;
 
 /// The `sharding_indexed` codec.
@@ -97,7 +99,7 @@ use view::ViewOfShard;
 pub struct CudaShardingCodec {
     subchunk_shape: ChunkShape,
     inner_codecs: Arc<CodecChain>,
-    index_codecs: Arc<CodecChain>,
+    index_codecs: IndexCodecs,
     index_location: ShardingIndexLocation,
     /// The inner codecs as data, or why they cannot be that.
     recognised: Result<RecognisedChain, String>,
@@ -122,14 +124,14 @@ impl CudaShardingCodec {
         index_location: ShardingIndexLocation,
         options: Options,
     ) -> Result<Self, PluginCreateError> {
-        index_codecs_are_fixed_size(&index_codecs, subchunk_shape.len())
+        let index = IndexCodecs::new(index_codecs.clone(), subchunk_shape.len())
             .map_err(PluginCreateError::Other)?;
         let inner_codecs = with_our_nested_codec(inner_codecs, &options)?;
         // Deterministic output, also where zarrs does the encoding.
         let stock = ShardingCodec::new(
             subchunk_shape.clone(),
             inner_codecs.clone(),
-            index_codecs.clone(),
+            index_codecs,
             index_location,
         )
         .with_subchunk_write_order(SubchunkWriteOrder::C);
@@ -137,7 +139,7 @@ impl CudaShardingCodec {
             recognised: recognise(&inner_codecs),
             subchunk_shape,
             inner_codecs,
-            index_codecs,
+            index_codecs: index,
             index_location,
             stock,
             options,
@@ -238,7 +240,7 @@ impl CudaShardingCodec {
         Ok(plan::explain(
             &shard.grid,
             shard.known.as_ref().map_err(String::as_str),
-            format!("index of {} bytes at the {end}", shard.index_len),
+            format!("index of {} bytes at the {end}", shard.index.len()),
             &choice,
         ))
     }
@@ -404,10 +406,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
             )?;
         }
         let engine = shard.choose_engine().map_err(other)?.engine;
-        let (head, tail) = match self.index_location {
-            ShardingIndexLocation::Start => (shard.index_len, 0),
-            ShardingIndexLocation::End => (0, shard.index_len),
-        };
+        let (head, tail) = shard.index.room();
         let encoded = shard
             .with_job(options, |job| engine.encode(job, &bytes, head, tail))
             .map_err(codec_error)?;

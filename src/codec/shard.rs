@@ -3,20 +3,17 @@
 use std::borrow::Cow;
 use std::num::{NonZeroU64, NonZeroUsize};
 
-use zarrs::array::codec::ShardingIndexLocation;
 use zarrs::array::concurrency::calc_concurrency_outer_inner;
-use zarrs::array::{ArrayBytes, BytesRepresentation, CodecChain, DataType, FillValue, data_type};
+use zarrs::array::{BytesRepresentation, DataType, FillValue};
 use zarrs_codec::{ArrayCodecTraits, ArrayToBytesCodecTraits, CodecError, CodecOptions};
 
 use super::CudaShardingCodec;
-use super::foreign::{ForeignChain, codec_error, no_panic};
+use super::foreign::{ForeignChain, codec_error};
+use super::index::ShardIndex;
 use crate::Error;
-use crate::engine::{EncodedSubchunk, Job, KnownChain, host};
-use crate::layout::{Extent, SubchunkGrid, extents_from_index, index_from_extents};
+use crate::engine::{EncodedSubchunk, EngineError, Job, KnownChain, host};
+use crate::layout::{Extent, SubchunkGrid};
 use crate::plan::{self, Choice};
-
-/// Two words of eight bytes for each subchunk.
-const INDEX_ENTRY: usize = 16;
 
 /// A shard of one codec, shape and data type.
 pub(crate) struct Shard<'a> {
@@ -26,7 +23,7 @@ pub(crate) struct Shard<'a> {
     pub(crate) grid: SubchunkGrid,
     /// The inner codecs as data, or why they cannot be that.
     pub(crate) known: Result<KnownChain, String>,
-    pub(crate) index_len: usize,
+    pub(crate) index: ShardIndex,
 }
 
 impl<'a> Shard<'a> {
@@ -57,7 +54,7 @@ impl<'a> Shard<'a> {
             chain.resolve(array_to_bytes.as_ref(), shape.len(), data_type, fill_value)
         });
         Ok(Self {
-            index_len: index_len(codec, &grid)?,
+            index: ShardIndex::new(codec, &grid)?,
             codec,
             data_type,
             fill_value,
@@ -146,7 +143,9 @@ impl<'a> Shard<'a> {
         bytes: &[u8],
         options: &CodecOptions,
     ) -> Result<Vec<Extent>, CodecError> {
-        decode_index_of(self.codec, &self.grid, self.index_len, bytes, options)
+        let encoded = Cow::Borrowed(self.index.of(bytes)?);
+        let entries = self.index.decode(encoded, bytes.len() as u64, options)?;
+        Ok(entries.iter().collect())
     }
 
     /// Put the index of `extents` into `bytes`, where the room for it was left.
@@ -155,12 +154,17 @@ impl<'a> Shard<'a> {
     /// A [`CodecError`] if the index codecs fail.
     pub(crate) fn with_index(
         &self,
-        bytes: Vec<u8>,
+        mut bytes: Vec<u8>,
         extents: &[Extent],
         options: &CodecOptions,
     ) -> Result<Vec<u8>, CodecError> {
-        let index = encode_index(self.codec, &self.grid, self.index_len, extents, options)?;
-        Ok(place_index(self.codec.index_location, bytes, &index))
+        let index = self.index.encode(extents, options)?;
+        if self.index.is_at_end() {
+            bytes.extend_from_slice(&index);
+        } else {
+            bytes[..index.len()].copy_from_slice(&index);
+        }
+        Ok(bytes)
     }
 }
 
@@ -188,160 +192,6 @@ fn grid(
     let to_u64 = |shape: &[NonZeroU64]| shape.iter().map(|d| d.get()).collect::<Vec<_>>();
     SubchunkGrid::new(&to_u64(shape), &to_u64(&codec.subchunk_shape), element_size)
         .map_err(|error| CodecError::Other(error.to_string()))
-}
-
-/// The shape of the index: the grid of subchunks, and two words.
-fn index_shape(grid: &SubchunkGrid) -> Vec<NonZeroU64> {
-    grid.counts()
-        .iter()
-        .copied()
-        .chain([2])
-        .filter_map(|n| NonZeroU64::new(u64::try_from(n).ok()?))
-        .collect()
-}
-
-/// The size of the encoded index, in bytes.
-fn index_len(codec: &CudaShardingCodec, grid: &SubchunkGrid) -> Result<usize, CodecError> {
-    let too_many = || {
-        CodecError::Other(format!(
-            "the index of {} subchunks is larger than this machine can address",
-            grid.num_subchunks()
-        ))
-    };
-    // Twice: the words, and the bytes that they are encoded from.
-    let decoded = grid.num_subchunks().checked_mul(2 * INDEX_ENTRY);
-    decoded
-        .filter(|&len| isize::try_from(len).is_ok())
-        .ok_or_else(too_many)?;
-    let len = fixed_size(&codec.index_codecs, &index_shape(grid))?;
-    usize::try_from(len).map_err(|_| too_many())
-}
-
-/// What index codecs make of an index of `shape`.
-fn fixed_size(index_codecs: &CodecChain, shape: &[NonZeroU64]) -> Result<u64, CodecError> {
-    match index_codecs.encoded_representation(
-        shape,
-        &data_type::uint64(),
-        &FillValue::from(u64::MAX),
-    )? {
-        BytesRepresentation::FixedSize(size) => Ok(size),
-        representation => Err(CodecError::Other(format!(
-            "the index codecs encode to a variable size ({representation}), which sharding_indexed does not allow: use `bytes`, and checksums such as `crc32c`"
-        ))),
-    }
-}
-
-/// Check the codecs of the index of shards of `dimensions` dimensions.
-///
-/// # Errors
-/// What is wrong with `index_codecs`, for a person.
-pub(crate) fn index_codecs_are_fixed_size(
-    index_codecs: &CodecChain,
-    dimensions: usize,
-) -> Result<(), String> {
-    let mut shape = vec![NonZeroU64::MIN; dimensions];
-    shape.push(NonZeroU64::MIN.saturating_add(1));
-    fixed_size(index_codecs, &shape)
-        .map(drop)
-        .map_err(|error| format!("invalid index codecs: {error}"))
-}
-
-/// The words of an index that the index codecs encoded.
-pub(crate) fn decode_index_words(
-    codec: &CudaShardingCodec,
-    grid: &SubchunkGrid,
-    encoded: &[u8],
-    options: &CodecOptions,
-) -> Result<Vec<u64>, CodecError> {
-    let decoded = no_panic(|| {
-        codec
-            .index_codecs
-            .decode(
-                Cow::Borrowed(encoded),
-                &index_shape(grid),
-                &data_type::uint64(),
-                &FillValue::from(u64::MAX),
-                options,
-            )?
-            .into_fixed()
-            .map_err(CodecError::from)
-    })?;
-    let words: Vec<u64> = decoded
-        .as_chunks::<8>()
-        .0
-        .iter()
-        .map(|word| u64::from_ne_bytes(*word))
-        .collect();
-    if words.len() == 2 * grid.num_subchunks() {
-        Ok(words)
-    } else {
-        Err(CodecError::Other(format!(
-            "the shard index has {} words for {} subchunks",
-            words.len(),
-            grid.num_subchunks()
-        )))
-    }
-}
-
-pub(crate) fn decode_index_of(
-    codec: &CudaShardingCodec,
-    grid: &SubchunkGrid,
-    index_len: usize,
-    bytes: &[u8],
-    options: &CodecOptions,
-) -> Result<Vec<Extent>, CodecError> {
-    let encoded = match codec.index_location {
-        ShardingIndexLocation::Start => bytes.get(..index_len),
-        ShardingIndexLocation::End => bytes
-            .len()
-            .checked_sub(index_len)
-            .and_then(|start| bytes.get(start..)),
-    };
-    let encoded = encoded.ok_or_else(|| {
-        CodecError::Other(format!(
-            "the encoded shard has {} bytes, fewer than its index of {index_len}: it is truncated",
-            bytes.len()
-        ))
-    })?;
-    let words = decode_index_words(codec, grid, encoded, options)?;
-    extents_from_index(&words, bytes.len() as u64)
-        .map_err(|error| CodecError::Other(error.to_string()))
-}
-
-pub(crate) fn encode_index(
-    codec: &CudaShardingCodec,
-    grid: &SubchunkGrid,
-    index_len: usize,
-    extents: &[Extent],
-    options: &CodecOptions,
-) -> Result<Vec<u8>, CodecError> {
-    let words: Vec<u8> = index_from_extents(extents)
-        .into_iter()
-        .flat_map(u64::to_ne_bytes)
-        .collect();
-    let index = codec.index_codecs.encode(
-        ArrayBytes::from(words),
-        &index_shape(grid),
-        &data_type::uint64(),
-        &FillValue::from(u64::MAX),
-        options,
-    )?;
-    if index.len() == index_len {
-        Ok(index.into_owned())
-    } else {
-        Err(CodecError::Other(format!(
-            "the index codecs encoded to {} bytes, and had said {index_len}",
-            index.len()
-        )))
-    }
-}
-
-fn place_index(location: ShardingIndexLocation, mut bytes: Vec<u8>, index: &[u8]) -> Vec<u8> {
-    match location {
-        ShardingIndexLocation::Start => bytes[..index.len()].copy_from_slice(index),
-        ShardingIndexLocation::End => bytes.extend_from_slice(index),
-    }
-    bytes
 }
 
 /// How many bytes a subchunk may have, as far as the metadata say.
@@ -400,14 +250,17 @@ impl SubchunkLen {
     }
 }
 
-/// The grid and the index size of a shard of any data type.
+/// The grid and the index of a shard of any data type.
+///
+/// # Errors
+/// A [`CodecError`] if the shapes do not fit each other, or the shard is not addressable.
 pub(crate) fn index_geometry(
     codec: &CudaShardingCodec,
     shape: &[NonZeroU64],
-) -> Result<(SubchunkGrid, usize), CodecError> {
+) -> Result<(SubchunkGrid, ShardIndex), CodecError> {
     let grid = grid(codec, shape, 1)?;
-    let len = index_len(codec, &grid)?;
-    Ok((grid, len))
+    let index = ShardIndex::new(codec, &grid)?;
+    Ok((grid, index))
 }
 
 /// Check the index of the encoded shard `bytes`, of any data type.
@@ -420,8 +273,9 @@ pub(crate) fn check_index(
     shape: &[NonZeroU64],
     options: &CodecOptions,
 ) -> Result<(), CodecError> {
-    let (grid, index_len) = index_geometry(codec, shape)?;
-    decode_index_of(codec, &grid, index_len, bytes, options).map(drop)
+    let (_, index) = index_geometry(codec, shape)?;
+    let encoded = Cow::Borrowed(index.of(bytes)?);
+    index.decode(encoded, bytes.len() as u64, options).map(drop)
 }
 
 /// The shard without bytes that no subchunk uses, with its subchunks in C order; `None` if there
@@ -435,21 +289,22 @@ pub(crate) fn compact(
     shape: &[NonZeroU64],
     options: &CodecOptions,
 ) -> Result<Option<Vec<u8>>, CodecError> {
-    let (grid, index_len) = index_geometry(codec, shape)?;
-    let extents = decode_index_of(codec, &grid, index_len, bytes, options)?;
-    let used = extents
+    let (_, index) = index_geometry(codec, shape)?;
+    let encoded = Cow::Borrowed(index.of(bytes)?);
+    let entries = index.decode(encoded, bytes.len() as u64, options)?;
+    let used = entries
         .iter()
         .flatten()
-        .try_fold(index_len, |sum, extent| sum.checked_add(extent.len()));
+        .try_fold(index.len(), |sum, extent| sum.checked_add(extent.len()));
     // Subchunks that overlap could add up to more than the shard has. They are legal, and compact.
     let Some(used) = used.filter(|&used| used < bytes.len()) else {
         return Ok(None);
     };
-    let subchunks: Vec<Option<&[u8]>> = extents
-        .into_iter()
+    let subchunks: Vec<Option<&[u8]>> = entries
+        .iter()
         .map(|extent| extent.and_then(|extent| bytes.get(extent)))
         .collect();
-    dense(codec, &grid, index_len, &subchunks, used, options).map(Some)
+    dense(codec, &index, &subchunks, used, options).map(Some)
 }
 
 /// A shard of the encoded `subchunks`, in C order, one after the other. It should have at most `most`
@@ -459,8 +314,7 @@ pub(crate) fn compact(
 /// A [`CodecError`] if it would have more, if memory cannot be had, or if the index codecs fail.
 pub(crate) fn dense(
     codec: &CudaShardingCodec,
-    grid: &SubchunkGrid,
-    index_len: usize,
+    index: &ShardIndex,
     subchunks: &[Option<&[u8]>],
     most: usize,
     options: &CodecOptions,
@@ -468,28 +322,22 @@ pub(crate) fn dense(
     subchunks
         .iter()
         .flatten()
-        .try_fold(index_len, |sum, bytes| sum.checked_add(bytes.len()))
+        .try_fold(index.len(), |sum, bytes| sum.checked_add(bytes.len()))
         .filter(|&len| len <= most)
         .ok_or_else(|| {
             CodecError::Other(format!(
                 "subchunks share bytes in their shard, and one after the other they would have more than the {most} bytes that are there: the shard may be corrupted"
             ))
         })?;
-    let room = match codec.index_location {
-        ShardingIndexLocation::Start => (index_len, 0),
-        ShardingIndexLocation::End => (0, index_len),
-    };
     let threads = NonZeroUsize::new(options.concurrent_target());
     let threads = threads.unwrap_or(NonZeroUsize::MAX);
+    let huge_pages = codec.options.huge_pages();
     let (mut shard, extents) =
-        host::pack(subchunks, room, threads, codec.options.huge_pages()).map_err(codec_error)?;
-    let index = encode_index(codec, grid, index_len, &extents, options)?;
-    let start = match codec.index_location {
-        ShardingIndexLocation::Start => 0,
-        ShardingIndexLocation::End => shard.len() - index_len,
-    };
-    // `encode_index` has checked that the index is as long as it must be.
-    shard[start..start + index_len].copy_from_slice(&index);
+        host::pack(subchunks, index.room(), threads, huge_pages).map_err(codec_error)?;
+    let encoded = index.encode(&extents, options)?;
+    let room = index.range_in(shard.len());
+    let room = room.ok_or_else(|| codec_error(EngineError::Internal("no room for the index")))?;
+    shard[room].copy_from_slice(&encoded);
     Ok(shard)
 }
 
@@ -505,7 +353,7 @@ pub(crate) fn encoded_representation(
 ) -> Result<BytesRepresentation, CodecError> {
     // With the real size of an element: zarrs' codecs multiply by it without a check.
     let grid = grid(codec, shape, data_type.fixed_size().unwrap_or(1))?;
-    let index_len = index_len(codec, &grid)?;
+    let index_len = ShardIndex::new(codec, &grid)?.len();
     let subchunk =
         codec
             .inner_codecs

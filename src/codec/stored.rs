@@ -4,15 +4,15 @@ use std::borrow::Cow;
 use std::num::NonZeroU64;
 
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
-use zarrs::array::codec::ShardingIndexLocation;
 use zarrs::array::{DataType, FillValue};
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
 
 use super::CudaShardingCodec;
 use super::foreign::{codec_error, no_panic};
-use super::shard::{self, Shard, decode_index_words, index_geometry};
+use super::index::ShardIndex;
+use super::shard::{self, Shard, index_geometry};
 use crate::engine::EncodedSubchunk;
-use crate::layout::{Extent, SubchunkGrid, extents_from_index};
+use crate::layout::{Entries, Extent, SubchunkGrid};
 use crate::plan::host_engine;
 
 /// Decodes the bytes of the subchunk of a number.
@@ -25,7 +25,7 @@ pub(crate) struct StoredShard<'a> {
     data_type: &'a DataType,
     fill_value: &'a FillValue,
     grid: SubchunkGrid,
-    index_len: usize,
+    index: ShardIndex,
     options: CodecOptions,
 }
 
@@ -38,24 +38,20 @@ impl<'a> StoredShard<'a> {
         data_type: &'a DataType,
         fill_value: &'a FillValue,
     ) -> Result<Self, CodecError> {
-        let (grid, index_len) = index_geometry(codec, shape)?;
+        let (grid, index) = index_geometry(codec, shape)?;
         Ok(Self {
             codec,
             shape,
             data_type,
             fill_value,
             grid,
-            index_len,
+            index,
             options: CodecOptions::default().with_validate_checksums(true),
         })
     }
 
-    pub(crate) fn location(&self) -> ShardingIndexLocation {
-        self.codec.index_location
-    }
-
-    pub(crate) fn index_len(&self) -> usize {
-        self.index_len
+    pub(crate) fn index(&self) -> &ShardIndex {
+        &self.index
     }
 
     pub(crate) fn grid(&self) -> &SubchunkGrid {
@@ -71,72 +67,25 @@ impl<'a> StoredShard<'a> {
             .try_fold(element as u64, u64::checked_mul)
     }
 
-    /// Whether the index codecs notice when a bit of the index changes.
-    ///
-    /// # Errors
-    /// A [`CodecError`] if they cannot encode an index.
-    pub(crate) fn index_has_checksum(&self) -> Result<bool, CodecError> {
-        let mut index = self.encode_index(&vec![None; self.grid.num_subchunks()])?;
-        if let Some(byte) = index.first_mut() {
-            *byte ^= 1;
-        }
-        Ok(self.words(&index).is_err())
-    }
-
-    /// # Errors
-    /// A [`CodecError`] if the index codecs fail.
-    pub(crate) fn encode_index(&self, extents: &[Extent]) -> Result<Vec<u8>, CodecError> {
-        debug_assert_eq!(extents.len(), self.grid.num_subchunks());
-        shard::encode_index(
-            self.codec,
-            &self.grid,
-            self.index_len,
-            extents,
-            &self.options,
-        )
-    }
-
-    fn words(&self, index: &[u8]) -> Result<Vec<u64>, CodecError> {
-        decode_index_words(self.codec, &self.grid, index, &self.options)
-    }
-
-    /// The words of an encoded index, whatever its checksum says.
+    /// The entries of an encoded index, whatever its checksum says, and wherever they lead.
     ///
     /// # Errors
     /// A [`CodecError`] if the index codecs fail.
-    pub(crate) fn words_unchecked(&self, index: &[u8]) -> Result<Vec<u64>, CodecError> {
+    pub(crate) fn entries_unchecked<'b>(&self, index: &'b [u8]) -> Result<Entries<'b>, CodecError> {
         let options = self.options.with_validate_checksums(false);
-        decode_index_words(self.codec, &self.grid, index, &options)
+        self.index.decode_unchecked(Cow::Borrowed(index), &options)
     }
 
-    /// The extents in an encoded index, of an object of `size` bytes.
+    /// The entries of an encoded index, of an object of `size` bytes.
     ///
     /// # Errors
     /// A [`CodecError`] if the index codecs fail, or an extent is outside the object.
-    pub(crate) fn extents(&self, index: &[u8], size: u64) -> Result<Vec<Extent>, CodecError> {
-        extents_from_index(&self.words(index)?, size)
-            .map_err(|error| CodecError::Other(error.to_string()))
-    }
-
-    /// The index of `object`, encoded.
-    ///
-    /// # Errors
-    /// A [`CodecError`] if the object is shorter than its index.
-    pub(crate) fn index_of<'b>(&self, object: &'b [u8]) -> Result<&'b [u8], CodecError> {
-        let index = match self.location() {
-            ShardingIndexLocation::Start => object.get(..self.index_len),
-            ShardingIndexLocation::End => object
-                .len()
-                .checked_sub(self.index_len)
-                .and_then(|start| object.get(start..)),
-        };
-        index.ok_or_else(|| {
-            CodecError::Other(format!(
-                "the encoded shard has {} bytes, fewer than its index of {}: it is truncated",
-                object.len(),
-                self.index_len
-            ))
-        })
+    pub(crate) fn entries<'b>(
+        &self,
+        index: &'b [u8],
+        size: u64,
+    ) -> Result<Entries<'b>, CodecError> {
+        self.index.decode(Cow::Borrowed(index), size, &self.options)
     }
 
     /// The shard without bytes that no subchunk uses; `None` if there are no such bytes.
@@ -153,14 +102,12 @@ impl<'a> StoredShard<'a> {
     /// A [`CodecError`] if memory cannot be had, or the index codecs fail.
     pub(crate) fn pack(&self, subchunks: &[Option<&[u8]>]) -> Result<Vec<u8>, CodecError> {
         debug_assert_eq!(subchunks.len(), self.grid.num_subchunks());
-        let (grid, options) = (&self.grid, &self.options);
         shard::dense(
             self.codec,
-            grid,
-            self.index_len,
+            &self.index,
             subchunks,
             usize::MAX,
-            options,
+            &self.options,
         )
     }
 
@@ -172,14 +119,14 @@ impl<'a> StoredShard<'a> {
     pub(crate) fn try_subchunks(
         &self,
         object: &[u8],
-        extents: &[Extent],
+        entries: &Entries<'_>,
     ) -> Result<Vec<Result<(), CodecError>>, CodecError> {
-        let numbered: Vec<(usize, &Extent)> = extents.iter().enumerate().collect();
+        let numbered: Vec<(usize, Extent)> = entries.iter().enumerate().collect();
         let each = |decode: &TryOne<'_>| {
-            let results = numbered.par_iter().map(|&(number, extent)| match extent {
+            let results = numbered.par_iter().map(|(number, extent)| match extent {
                 None => Ok(()),
                 Some(extent) => match object.get(extent.clone()) {
-                    Some(bytes) => decode(number, bytes),
+                    Some(bytes) => decode(*number, bytes),
                     None => Err(CodecError::Other(format!(
                         "bytes {}..{} are not in a shard of {} bytes",
                         extent.start,

@@ -5,13 +5,13 @@ use std::borrow::Cow;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use zarrs::array::codec::ShardingIndexLocation;
 use zarrs::array::{ChunkShape, DataType, FillValue};
 use zarrs_codec::{CodecError, CodecOptions};
 
 use super::CudaShardingCodec;
 use super::foreign::ForeignChain;
-use super::shard::{Shard, encode_index};
+use super::index::ShardIndex;
+use super::shard::Shard;
 use crate::engine::stream::{StreamChain, StreamJob};
 use crate::engine::{EngineError, SubchunkCodec};
 use crate::layout::{Extent, SubchunkGrid};
@@ -26,7 +26,7 @@ pub(crate) struct ShardEncoding {
     options: CodecOptions,
     grid: SubchunkGrid,
     chain: StreamChain,
-    index_len: usize,
+    index: ShardIndex,
     threads: NonZeroUsize,
 }
 
@@ -61,7 +61,7 @@ impl ShardEncoding {
         };
         Ok(Self {
             grid: shard.grid.clone(),
-            index_len: shard.index_len,
+            index: shard.index.clone(),
             fill_value: fill_value.clone(),
             options: *options,
             chain,
@@ -102,12 +102,12 @@ impl ShardEncoding {
 
     /// The size of the encoded index, in bytes.
     pub(crate) fn index_len(&self) -> usize {
-        self.index_len
+        self.index.len()
     }
 
     /// Whether the index comes before the subchunks.
     pub(crate) fn index_is_first(&self) -> bool {
-        matches!(self.codec.index_location, ShardingIndexLocation::Start)
+        !self.index.is_at_end()
     }
 
     /// The index of a shard whose subchunks lie at `extents`, encoded.
@@ -115,13 +115,7 @@ impl ShardEncoding {
     /// # Errors
     /// A [`CodecError`] if the index codecs fail.
     pub(crate) fn encode_index(&self, extents: &[Extent]) -> Result<Vec<u8>, CodecError> {
-        encode_index(
-            &self.codec,
-            &self.grid,
-            self.index_len,
-            extents,
-            &self.options,
-        )
+        self.index.encode(extents, &self.options)
     }
 
     /// Where a stream of these shards is encoded, if its batches are like those of `job`.

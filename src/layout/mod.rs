@@ -18,7 +18,7 @@ mod strided;
 
 pub(crate) use batch::{Batch, Slab, batches, slabs};
 pub(crate) use grid::SubchunkGrid;
-pub(crate) use index::{EMPTY, Extent, extents_from_index, index_from_extents};
+pub(crate) use index::{ByteOrder, ENTRY_LEN, Entries, Extent, encode_entries};
 pub(crate) use lift::{Lift, LiftBatch, LiftDigit, LiftSlab};
 pub(crate) use part::Part;
 pub(crate) use permutation::ShardPermutation;

@@ -26,9 +26,8 @@ pub(crate) enum Rule {
 /// A shard before an update.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stored<'a> {
-    /// Where its subchunks lie; all `None` if there is no shard.
-    pub(crate) extents: &'a [Extent],
-    /// The bytes of `extents`.
+    pub(crate) num_subchunks: usize,
+    /// The bytes that its subchunks use; none if there is no shard.
     pub(crate) space: &'a Space,
     /// The size of the object; 0 if there is no shard.
     pub(crate) size: usize,
@@ -37,9 +36,11 @@ pub(crate) struct Stored<'a> {
 }
 
 /// A changed subchunk.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Change {
     pub(crate) number: usize,
+    /// Where it lies in the stored shard.
+    pub(crate) old: Extent,
     /// Its new encoded size, unless it is empty.
     pub(crate) len: Option<usize>,
     /// Whether it may be written over its old bytes, where the rule would do that. What is in a slot
@@ -62,7 +63,7 @@ pub(crate) enum Commit {
 /// Where everything goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Placement {
-    /// Where the subchunks lie afterwards.
+    /// Where the changed subchunks lie afterwards, in the order of the changes.
     pub(crate) extents: Vec<Extent>,
     pub(crate) commit: Commit,
     /// The size of the object afterwards.
@@ -117,7 +118,7 @@ pub(crate) fn place(
         changes,
         slots_end: match rule {
             Rule::Slots { size } => size
-                .checked_mul(stored.extents.len())
+                .checked_mul(stored.num_subchunks)
                 .and_then(|len| len.checked_add(stored.first()))
                 .ok_or(TooLarge)?,
             _ => 0,
@@ -143,15 +144,12 @@ struct Placing<'a> {
 }
 
 impl Placing<'_> {
-    /// The extents without what has become empty.
-    fn remaining(&self) -> Vec<Extent> {
-        let mut extents = self.stored.extents.to_vec();
-        for change in self.changes {
-            if change.len.is_none() {
-                extents[change.number] = None;
-            }
+    /// The gaps in `limits`, if the rule uses them.
+    fn gaps(&self, limits: Range<usize>) -> Gaps {
+        match self.rule {
+            Rule::Append | Rule::Slots { .. } => Gaps::default(),
+            Rule::Reuse | Rule::InPlace => self.space.gaps(limits),
         }
-        extents
     }
 
     /// Find places in the object as it is; `None` if there are not enough.
@@ -162,19 +160,23 @@ impl Placing<'_> {
         // The bytes at the end stay for the record and the copy, if there are enough.
         let limit = reserved_from.unwrap_or(0).max(end);
         let mut free = Free {
-            gaps: self.space.gaps(stored.first()..limit),
+            gaps: self.gaps(stored.first()..limit),
             limit,
             slots_limit: limit,
             taken: BTreeMap::new(),
         };
-        let mut extents = self.remaining();
+        let mut extents = Vec::with_capacity(self.changes.len());
         for change in self.changes {
-            if let Some(len) = change.len {
-                let start = self.find(change, len, &mut free)?;
-                extents[change.number] = Some(start..start + len);
-            }
+            extents.push(match change.len {
+                None => None,
+                Some(len) => {
+                    let start = self.find(change, len, &mut free)?;
+                    Some(start..start + len)
+                }
+            });
         }
-        let commit = if extents == stored.extents {
+        let olds = self.changes.iter().map(|change| &change.old);
+        let commit = if extents.iter().eq(olds) {
             Commit::DataOnly
         } else {
             let ends = extents.iter().flatten().map(|extent| extent.end);
@@ -223,7 +225,7 @@ impl Placing<'_> {
         let old_index = stored.index_at_end();
         let limit = old_index.start;
         let mut free = Free {
-            gaps: self.space.gaps(stored.first()..limit),
+            gaps: self.gaps(stored.first()..limit),
             limit,
             slots_limit: usize::MAX,
             taken: BTreeMap::new(),
@@ -231,14 +233,17 @@ impl Placing<'_> {
         for busy in [old_index, record..behind_record] {
             free.take(busy);
         }
-        let mut extents = self.remaining();
+        let mut extents = Vec::with_capacity(self.changes.len());
         let mut appended_end = behind_record;
         if with_slots {
             appended_end = appended_end.max(self.slots_end);
         }
         let first_appended = appended_end;
         for change in self.changes {
-            let Some(len) = change.len else { continue };
+            let Some(len) = change.len else {
+                extents.push(None);
+                continue;
+            };
             let start = if let Some(start) = self.find(change, len, &mut free) {
                 start
             } else {
@@ -250,7 +255,7 @@ impl Placing<'_> {
                 appended_end = add(start, room)?;
                 start
             };
-            extents[change.number] = Some(start..start + len);
+            extents.push(Some(start..start + len));
         }
         let index = if with_slots {
             let data_end = if appended_end == first_appended {
@@ -279,10 +284,7 @@ impl Placing<'_> {
 
     /// A place for the `len` bytes of `change`, other than behind everything.
     fn find(&self, change: &Change, len: usize, free: &mut Free) -> Option<usize> {
-        let number = change.number;
-        let old = self.stored.extents[number]
-            .as_ref()
-            .filter(|extent| !extent.is_empty());
+        let old = change.old.as_ref().filter(|extent| !extent.is_empty());
         match self.rule {
             Rule::Append => None,
             Rule::Reuse => free.gaps.take(len),
@@ -296,16 +298,14 @@ impl Placing<'_> {
                 .or_else(|| free.gaps.take(len)),
             Rule::Slots { size } => {
                 let size = size.max(len);
-                let slot = self.slot(number, size);
-                let slot = (slot.end <= free.slots_limit && self.space.is_free(&slot, number))
+                let slot = self.slot(change.number, size);
+                let slot = (slot.end <= free.slots_limit && self.space.is_free(&slot, old))
                     .then_some(slot);
                 // Where it is, if it is in its slot, or has the room of one: which it was given
                 // behind everything, because others were in its slot.
                 let here = old.map(|old| old.start..old.start.saturating_add(size));
-                let has_room = |here: &Range<usize>| {
-                    let next = self.space.next_start(here.start + 1);
-                    here.end <= next.unwrap_or(free.limit).min(free.limit)
-                };
+                let has_room =
+                    |here: &Range<usize>| here.end <= free.limit && self.space.is_free(here, old);
                 let stay = here
                     .filter(|here| slot.as_ref() == Some(here) || has_room(here))
                     .filter(|here| free.is_free(here));

@@ -5,28 +5,60 @@ use std::ops::Range;
 
 use super::Extent;
 
-/// The bytes that subchunks use, by offset.
-#[derive(Debug)]
+/// The bytes that subchunks use.
+#[derive(Debug, Default)]
 pub(crate) struct Space {
-    /// Offset, end and number of every subchunk that has bytes.
-    sorted: Vec<(usize, usize, usize)>,
+    /// Sorted ranges that neither touch nor overlap. In a shard that has seldom been updated they are
+    /// few, even if subchunks are many.
+    areas: Vec<Range<usize>>,
     overlaps: bool,
+    num_stored: usize,
 }
 
 impl Space {
-    pub(crate) fn of(extents: &[Extent]) -> Self {
-        let mut sorted: Vec<_> = extents
-            .iter()
-            .enumerate()
-            .filter_map(|(number, extent)| {
-                let extent = extent.as_ref().filter(|extent| !extent.is_empty())?;
-                Some((extent.start, extent.end, number))
-            })
-            .collect();
-        // Nearly always sorted already.
-        sorted.sort_unstable();
-        let overlaps = sorted.windows(2).any(|pair| pair[1].0 < pair[0].1);
-        Self { sorted, overlaps }
+    /// The bytes of subchunks that lie at `extents`.
+    pub(crate) fn of(extents: impl IntoIterator<Item = Extent>) -> Self {
+        let mut areas: Vec<Range<usize>> = Vec::new();
+        let mut num_stored = 0;
+        let mut is_sorted = true;
+        // The area of the last subchunk: most subchunks follow the one before.
+        let mut last = 0..0;
+        for extent in extents.into_iter().flatten() {
+            num_stored += 1;
+            if extent.is_empty() {
+                continue;
+            }
+            if extent.start == last.end {
+                last.end = extent.end;
+                continue;
+            }
+            is_sorted &= last.end < extent.start;
+            let before = std::mem::replace(&mut last, extent);
+            if !before.is_empty() {
+                areas.push(before);
+            }
+        }
+        if !last.is_empty() {
+            areas.push(last);
+        }
+        let mut overlaps = false;
+        if !is_sorted {
+            // Stable, because that is fast where sorted runs follow one another.
+            areas.sort_by_key(|area| area.start);
+            areas.dedup_by(|next, area| {
+                overlaps |= next.start < area.end;
+                let merges = next.start <= area.end;
+                if merges {
+                    area.end = area.end.max(next.end);
+                }
+                merges
+            });
+        }
+        Self {
+            areas,
+            overlaps,
+            num_stored,
+        }
     }
 
     /// Whether two subchunks share bytes. That is legal.
@@ -34,55 +66,49 @@ impl Space {
         self.overlaps
     }
 
+    /// How many subchunks are stored.
+    pub(crate) fn num_stored(&self) -> usize {
+        self.num_stored
+    }
+
     /// How many bytes are used. What subchunks share counts once.
     pub(crate) fn used(&self) -> usize {
-        let mut end_of_all = 0;
-        let mut used = 0;
-        for &(start, end, _) in &self.sorted {
-            used += end.saturating_sub(start.max(end_of_all));
-            end_of_all = end_of_all.max(end);
-        }
-        used
+        self.areas.iter().map(Range::len).sum()
     }
 
     /// Where the first used byte is.
     pub(crate) fn start(&self) -> usize {
-        self.sorted.first().map_or(usize::MAX, |&(start, ..)| start)
+        self.areas.first().map_or(usize::MAX, |area| area.start)
     }
 
     /// Where the last used byte ends.
     pub(crate) fn end(&self) -> usize {
-        self.sorted
-            .iter()
-            .map(|&(_, end, _)| end)
-            .max()
-            .unwrap_or(0)
+        self.areas.last().map_or(0, |area| area.end)
     }
 
-    /// Where the first subchunk behind `offset` begins.
-    pub(crate) fn next_start(&self, offset: usize) -> Option<usize> {
-        let next = self.sorted.partition_point(|&(start, ..)| start < offset);
-        self.sorted.get(next).map(|&(start, ..)| start)
-    }
-
-    /// Whether no other subchunk than `number` has bytes in `range`. Nothing may overlap.
-    pub(crate) fn is_free(&self, range: &Range<usize>, number: usize) -> bool {
-        let first = self
-            .sorted
-            .partition_point(|&(_, end, _)| end <= range.start);
-        self.sorted[first..]
-            .iter()
-            .take_while(|&&(start, ..)| start < range.end)
-            .all(|&(.., other)| other == number)
+    /// Whether nothing in `range` is used but the bytes of one subchunk, which lies at `own`. Nothing
+    /// may overlap.
+    pub(crate) fn is_free(&self, range: &Range<usize>, own: Option<&Range<usize>>) -> bool {
+        let common = |other: &Range<usize>| {
+            let (start, end) = (range.start.max(other.start), range.end.min(other.end));
+            end.saturating_sub(start)
+        };
+        let first = self.areas.partition_point(|area| area.end <= range.start);
+        let areas = self.areas[first..].iter();
+        let used: usize = areas
+            .take_while(|area| area.start < range.end)
+            .map(common)
+            .sum();
+        used == own.map_or(0, common)
     }
 
     /// The unused bytes in `limits`.
     pub(crate) fn gaps(&self, limits: Range<usize>) -> Gaps {
         let mut gaps = Gaps::default();
         let mut free_from = limits.start;
-        for &(start, end, _) in &self.sorted {
-            gaps.insert(free_from..start.min(limits.end));
-            free_from = free_from.max(end);
+        for area in &self.areas {
+            gaps.insert(free_from..area.start.min(limits.end));
+            free_from = free_from.max(area.end);
         }
         gaps.insert(free_from..limits.end);
         gaps
@@ -150,15 +176,15 @@ mod tests {
 
     #[test]
     fn used_and_unused_bytes() {
-        let space = Space::of(&[Some(30..40), None, Some(10..20), Some(50..50)]);
+        let space = Space::of([Some(30..40), None, Some(10..20), Some(50..50)]);
         assert!(!space.overlaps());
-        assert_eq!((space.used(), space.end()), (20, 40));
-        assert_eq!(space.next_start(20), Some(30));
-        assert_eq!(space.next_start(31), None);
-        assert!(space.is_free(&(20..30), 9));
-        assert!(!space.is_free(&(19..30), 9));
-        assert!(space.is_free(&(10..30), 2));
-        assert!(!space.is_free(&(10..31), 2));
+        assert_eq!((space.used(), space.start(), space.end()), (20, 10, 40));
+        assert_eq!(space.num_stored(), 3);
+        assert!(space.is_free(&(20..30), None));
+        assert!(!space.is_free(&(19..30), None));
+        assert!(space.is_free(&(10..30), Some(&(10..20))));
+        assert!(!space.is_free(&(10..31), Some(&(10..20))));
+        assert!(!space.is_free(&(10..30), Some(&(30..40))));
         let mut gaps = space.gaps(4..45);
         assert_eq!(gaps.take(5), Some(40));
         assert_eq!(gaps.take(11), None);
@@ -173,7 +199,7 @@ mod tests {
 
     #[test]
     fn the_last_gap_comes_first_then_the_smallest() {
-        let space = Space::of(&[Some(10..20), Some(25..30), Some(33..40)]);
+        let space = Space::of([Some(10..20), Some(25..30), Some(33..40)]);
         let mut gaps = space.gaps(0..48);
         assert_eq!(gaps.take(5), Some(43));
         assert_eq!(gaps.take(3), Some(40));
@@ -183,8 +209,56 @@ mod tests {
 
     #[test]
     fn shared_bytes_count_once() {
-        let space = Space::of(&[Some(0..10), Some(0..10), Some(5..20), Some(6..7)]);
+        let space = Space::of([Some(0..10), Some(0..10), Some(5..20), Some(6..7)]);
         assert!(space.overlaps());
         assert_eq!((space.used(), space.end()), (20, 20));
+        assert!(!Space::of([Some(5..10), Some(0..5), Some(3..3)]).overlaps());
+        assert!(Space::of([Some(5..10), Some(0..6)]).overlaps());
+    }
+
+    /// Against one flag for each byte.
+    #[test]
+    fn any_extents() {
+        let mut seed = 1_u32;
+        let mut below = |n: u32| {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            ((u64::from(seed) * u64::from(n)) >> 32) as usize
+        };
+        for _ in 0..2000 {
+            let mut extents: Vec<Extent> = Vec::new();
+            for _ in 0..below(7) {
+                let start = below(20);
+                let follows = extents
+                    .iter()
+                    .rev()
+                    .flatten()
+                    .next()
+                    .map(|extent| extent.end);
+                let start = follows.filter(|_| below(2) == 0).unwrap_or(start);
+                let extent = start..start + below(5);
+                extents.push((below(4) > 0).then_some(extent));
+            }
+            let mut uses = [0; 64];
+            for at in extents.iter().flatten().flat_map(Clone::clone) {
+                uses[at] += 1;
+            }
+            let space = Space::of(extents.clone());
+            let used = |&at: &usize| uses[at] > 0;
+            assert_eq!(space.used(), (0..64).filter(used).count(), "{extents:?}");
+            assert_eq!(space.start(), (0..64).find(used).unwrap_or(usize::MAX));
+            assert_eq!(space.end(), (0..64).rfind(used).map_or(0, |at| at + 1));
+            assert_eq!(space.overlaps(), uses.iter().any(|&uses| uses > 1));
+            assert_eq!(space.num_stored(), extents.iter().flatten().count());
+            if space.overlaps() {
+                continue;
+            }
+            for start in 0..40 {
+                let range = start..start + below(9);
+                let own = extents.iter().flatten().next();
+                let is_own = |at: usize| own.is_some_and(|own| own.contains(&at));
+                let is_free = range.clone().all(|at| uses[at] == 0 || is_own(at));
+                assert_eq!(space.is_free(&range, own), is_free, "{extents:?} {range:?}");
+            }
+        }
     }
 }

@@ -9,14 +9,27 @@ pub(super) struct Areas(Vec<Range<u64>>);
 
 impl Areas {
     pub(super) fn of(ranges: impl IntoIterator<Item = Range<u64>>) -> Self {
-        let mut ranges: Vec<_> = ranges.into_iter().filter(|r| !r.is_empty()).collect();
-        ranges.sort_unstable_by_key(|range| range.start);
         let mut areas: Vec<Range<u64>> = Vec::new();
-        for range in ranges {
+        let mut is_sorted = true;
+        for range in ranges.into_iter().filter(|range| !range.is_empty()) {
             match areas.last_mut() {
-                Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
-                _ => areas.push(range),
+                // Most subchunks follow the one before.
+                Some(last) if last.end == range.start => last.end = range.end,
+                last => {
+                    is_sorted &= last.is_none_or(|last| last.end < range.start);
+                    areas.push(range);
+                }
             }
+        }
+        if !is_sorted {
+            areas.sort_by_key(|area| area.start);
+            areas.dedup_by(|next, area| {
+                let merges = next.start <= area.end;
+                if merges {
+                    area.end = area.end.max(next.end);
+                }
+                merges
+            });
         }
         Self(areas)
     }

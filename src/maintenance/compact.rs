@@ -62,7 +62,7 @@ pub(super) fn compacted(
     format: &ShardFormat,
 ) -> Result<(Change, Compaction), Error> {
     let stored = format.stored()?;
-    let pending = match diagnosis_of(&stored, object)? {
+    let pending = match diagnosis_of(&stored, object) {
         Diagnosis::Intact => None,
         Diagnosis::Undo(_) => Some("an update of it was torn, and has to be undone".to_string()),
         Diagnosis::Complete(_) => {
@@ -76,8 +76,8 @@ pub(super) fn compacted(
         return Err(Error::UpdatePending { key, reason });
     }
     let before = object.len() as u64;
-    let extents = stored.extents(stored.index_of(object)?, before)?;
-    let (change, after) = if extents.iter().all(Option::is_none) {
+    let entries = stored.entries(stored.index().of(object)?, before)?;
+    let (change, after) = if entries.iter().all(|extent| extent.is_none()) {
         (Change::Erase, 0)
     } else {
         match stored.compact(object)? {

@@ -136,16 +136,13 @@ fn ours_of(codec: &Arc<dyn ArrayToBytesCodecTraits>) -> Result<CudaShardingCodec
 }
 
 /// Say what is wrong with `object`.
-pub(super) fn diagnosis_of(
-    stored: &StoredShard<'_>,
-    object: &[u8],
-) -> Result<Diagnosis, CodecError> {
-    let is_index = |index: &[u8], size| stored.extents(index, size).is_ok();
+pub(super) fn diagnosis_of(stored: &StoredShard<'_>, object: &[u8]) -> Diagnosis {
+    let is_index = |index: &[u8], size| stored.entries(index, size).is_ok();
     let geometry = Geometry {
-        location: stored.location(),
-        index_len: stored.index_len(),
-        checksum: stored.index_has_checksum()?,
+        location: stored.index().location(),
+        index_len: stored.index().len(),
+        checksum: stored.index().has_checksum(),
         is_index: &is_index,
     };
-    Ok(diagnose(object, &geometry))
+    diagnose(object, &geometry)
 }

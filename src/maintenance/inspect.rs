@@ -14,7 +14,7 @@ use super::io::read;
 use super::recover::RecoveryOutcome;
 use crate::Error;
 use crate::codec::stored::StoredShard;
-use crate::layout::{EMPTY, RECORD_LEN, Record};
+use crate::layout::{Entries, RECORD_LEN, Record};
 
 /// What is in a shard, and where. All sizes and offsets are in bytes.
 ///
@@ -106,22 +106,19 @@ impl Inspection {
     pub(super) fn of(object: &[u8], format: &ShardFormat) -> Result<Self, Error> {
         let stored = format.stored()?;
         let size = object.len() as u64;
-        let recovery = match diagnosis_of(&stored, object)? {
+        let recovery = match diagnosis_of(&stored, object) {
             Diagnosis::Intact => RecoveryOutcome::Intact,
             Diagnosis::Undo(_) => RecoveryOutcome::Undone,
             Diagnosis::Complete(_) => RecoveryOutcome::Completed,
             Diagnosis::Erase => RecoveryOutcome::Erased,
             Diagnosis::Unrecoverable(reason) => RecoveryOutcome::Unrecoverable { reason },
         };
-        let (words, index_problem) = words(&stored, object);
-        let index_len = stored.index_len() as u64;
-        let index = size
-            .checked_sub(index_len)
-            .map(|start| match stored.location() {
-                ShardingIndexLocation::Start => 0..index_len,
-                ShardingIndexLocation::End => start..size,
-            });
-        let mut subchunks = subchunks(&words, size, index.as_ref());
+        let (entries, index_problem) = entries(&stored, object);
+        let index = stored.index().range_in(object.len());
+        let index = index.map(|index| index.start as u64..index.end as u64);
+        let mut subchunks = entries.map_or_else(Vec::new, |entries| {
+            subchunks(&entries, size, index.as_ref())
+        });
         let mut is_outside = subchunks
             .iter()
             .flatten()
@@ -134,7 +131,7 @@ impl Inspection {
             recovery,
             RecoveryOutcome::Undone | RecoveryOutcome::Completed | RecoveryOutcome::Erased
         );
-        let mut records: Vec<UpdateRecord> = Record::all(object, stored.index_len())
+        let mut records: Vec<UpdateRecord> = Record::all(object, stored.index().len())
             .enumerate()
             .map(|(age, record)| UpdateRecord {
                 offset: record.offset,
@@ -155,7 +152,7 @@ impl Inspection {
             .map(|r| r.offset..r.offset + RECORD_LEN as u64);
         Ok(Self {
             size,
-            index_location: stored.location(),
+            index_location: stored.index().location(),
             index_problem,
             grid: stored.grid().counts().to_vec(),
             decoded_size: stored.decoded_size(),
@@ -202,37 +199,105 @@ impl Inspection {
     }
 
     /// The indices of the subchunk `number` in the grid of subchunks.
-    fn indices(&self, mut number: usize) -> String {
-        let mut indices: Vec<String> = Vec::new();
+    fn indices(&self, number: usize) -> String {
+        let mut indices: Vec<usize> = Vec::with_capacity(self.grid.len());
+        let mut rest = number;
         for &count in self.grid.iter().rev() {
-            indices.push((number % count.max(1)).to_string());
-            number /= count.max(1);
+            indices.push(rest % count.max(1));
+            rest /= count.max(1);
         }
-        indices.reverse();
-        indices.join(",")
+        let mut text = String::new();
+        for index in indices.into_iter().rev() {
+            if !text.is_empty() {
+                text.push(',');
+            }
+            push_number(&mut text, index as u64, 0);
+        }
+        text
+    }
+
+    /// The row of the subchunk `number` in the table, with indices in a column of `width` characters.
+    /// `ratio` is the last column of the row before, and the size that it is of.
+    fn row(&self, number: usize, width: usize, ratio: &mut (u64, String)) -> String {
+        let mut row = String::with_capacity(80);
+        row.push('\n');
+        push_number(&mut row, number as u64, 8);
+        row.push(' ');
+        let indices = self.indices(number);
+        row.extend(std::iter::repeat_n(
+            ' ',
+            width.saturating_sub(indices.len()),
+        ));
+        row.push_str(&indices);
+        row.push(' ');
+        let Some(subchunk) = &self.subchunks[number] else {
+            row.push_str("         empty");
+            return row;
+        };
+        push_number(&mut row, subchunk.offset, 14);
+        row.push(' ');
+        push_number(&mut row, subchunk.size, 12);
+        // Neighbours often have one size, and formatting a fraction takes longer than all else.
+        if ratio.0 != subchunk.size || ratio.1.is_empty() {
+            let text = match self.ratio(subchunk) {
+                Some(ratio) => format!(" {ratio:>8.2}"),
+                None => format!(" {:>8}", ""),
+            };
+            *ratio = (subchunk.size, text);
+        }
+        row.push_str(&ratio.1);
+        if let Some(problem) = subchunk.problem {
+            row.push_str("  ");
+            row.push_str(&problem.to_string());
+        }
+        row
     }
 }
 
-/// The words of the index of `object`, as far as it decodes, and what is wrong with it.
-fn words(stored: &StoredShard<'_>, object: &[u8]) -> (Vec<u64>, Option<String>) {
-    let index = match stored.index_of(object) {
-        Ok(index) => index,
-        Err(error) => return (Vec::new(), Some(error.to_string())),
-    };
-    let problem = stored.extents(index, object.len() as u64).err();
-    let words = stored.words_unchecked(index).unwrap_or_default();
-    (words, problem.map(|error| error.to_string()))
+/// Append `number`, in a column of at least `width` characters: a table may have millions of rows, and
+/// this takes a fraction of the time of `write!`.
+fn push_number(text: &mut String, mut number: u64, width: usize) {
+    let mut digits = [b' '; 20];
+    let mut at = digits.len();
+    loop {
+        at -= 1;
+        digits[at] = b'0' + u8::try_from(number % 10).unwrap_or(0);
+        number /= 10;
+        if number == 0 {
+            break;
+        }
+    }
+    let shown = &digits[at.min(digits.len().saturating_sub(width))..];
+    text.extend(shown.iter().map(|&digit| char::from(digit)));
 }
 
-fn subchunks(words: &[u64], size: u64, index: Option<&Range<u64>>) -> Vec<Option<StoredSubchunk>> {
-    let mut subchunks: Vec<Option<StoredSubchunk>> = words
-        .as_chunks::<2>()
-        .0
-        .iter()
-        .map(|&[offset, len]| {
-            if offset == EMPTY && len == EMPTY {
-                return None;
-            }
+/// The entries of the index of `object`, if it decodes, and what is wrong with it.
+fn entries<'b>(
+    stored: &StoredShard<'_>,
+    object: &'b [u8],
+) -> (Option<Entries<'b>>, Option<String>) {
+    let index = match stored.index().of(object) {
+        Ok(index) => index,
+        Err(error) => return (None, Some(error.to_string())),
+    };
+    match stored.entries(index, object.len() as u64) {
+        Ok(entries) => (Some(entries), None),
+        Err(error) => {
+            let entries = stored.entries_unchecked(index).ok();
+            (entries, Some(error.to_string()))
+        }
+    }
+}
+
+fn subchunks(
+    entries: &Entries<'_>,
+    size: u64,
+    index: Option<&Range<u64>>,
+) -> Vec<Option<StoredSubchunk>> {
+    let mut subchunks: Vec<Option<StoredSubchunk>> = entries
+        .words()
+        .map(|words| {
+            let [offset, len] = words?;
             let end = offset.checked_add(len).filter(|&end| end <= size);
             let problem = match (end, index) {
                 (None, _) => Some(ExtentProblem::Outside),
@@ -387,22 +452,26 @@ impl fmt::Display for Inspection {
             "\n\n{:>8} {:>width$} {:>14} {:>12} {:>8}",
             "subchunk", "indices", "offset", "size", "ratio"
         )?;
-        for (number, subchunk) in self.subchunks.iter().enumerate() {
-            let indices = self.indices(number);
-            write!(f, "\n{number:>8} {indices:>width$}")?;
-            let Some(subchunk) = subchunk else {
-                write!(f, " {:>14}", "empty")?;
-                continue;
-            };
-            write!(f, " {:>14} {:>12}", subchunk.offset, subchunk.size)?;
-            match self.ratio(subchunk) {
-                Some(ratio) => write!(f, " {ratio:>8.2}")?,
-                None => write!(f, " {:>8}", "")?,
-            }
-            if let Some(problem) = subchunk.problem {
-                write!(f, "  {problem}")?;
-            }
+        let mut ratio = (0, String::new());
+        for number in 0..self.subchunks.len() {
+            f.write_str(&self.row(number, width, &mut ratio))?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_in_columns() {
+        for number in [0, 7, 10, 99, 12_345, u64::MAX] {
+            for width in [0, 1, 2, 8, 20] {
+                let mut text = String::new();
+                push_number(&mut text, number, width);
+                assert_eq!(text, format!("{number:>width$}"));
+            }
+        }
     }
 }

@@ -143,7 +143,7 @@ impl Recovery {
 
 /// What is to be done to `object`, and what it is then.
 pub(super) fn recovered(object: &[u8], format: &ShardFormat) -> Result<(Change, Recovery), Error> {
-    let (change, outcome) = match diagnosis_of(&format.stored()?, object)? {
+    let (change, outcome) = match diagnosis_of(&format.stored()?, object) {
         Diagnosis::Intact => (Change::Keep, RecoveryOutcome::Intact),
         Diagnosis::Undo(writes) => (Change::Write(writes), RecoveryOutcome::Undone),
         Diagnosis::Complete(writes) => (Change::Write(writes), RecoveryOutcome::Completed),
@@ -163,19 +163,20 @@ pub(super) fn recovered(object: &[u8], format: &ShardFormat) -> Result<(Change, 
 /// Whether each subchunk of `object` decodes.
 fn states(object: &[u8], format: &ShardFormat) -> Result<Vec<SubchunkState>, Error> {
     let stored = format.stored()?;
-    let extents = stored
-        .index_of(object)
-        .and_then(|index| stored.extents(index, object.len() as u64));
-    let extents = match extents {
-        Ok(extents) => extents,
+    let entries = stored
+        .index()
+        .of(object)
+        .and_then(|index| stored.entries(index, object.len() as u64));
+    let entries = match entries {
+        Ok(entries) => entries,
         Err(error) => {
             let reason: Arc<str> = format!("the index is invalid: {error}").into();
             let unreadable = SubchunkState::Unreadable { reason };
             return Ok(vec![unreadable; stored.grid().num_subchunks()]);
         }
     };
-    let tried = stored.try_subchunks(object, &extents)?;
-    let states = extents
+    let tried = stored.try_subchunks(object, &entries)?;
+    let states = entries
         .iter()
         .zip(tried)
         .map(|(extent, tried)| match tried {

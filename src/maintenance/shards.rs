@@ -3,8 +3,6 @@
 use std::sync::Arc;
 
 use zarrs::array::Array;
-use zarrs::array::codec::ShardingIndexLocation;
-use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{ReadableWritableStorageTraits, StoreKey};
 
 use super::areas::Areas;
@@ -146,30 +144,24 @@ impl<'a, S: ReadableWritableStorageTraits + ?Sized> Shards<'a, S> {
     fn is_pending(&self, shard: &[u64], size: u64) -> Result<bool, Error> {
         let (key, format) = self.find(shard)?;
         let stored = format.stored()?;
-        let index_len = stored.index_len() as u64;
-        let range = match stored.location() {
-            _ if size < index_len => return Ok(false),
-            ShardingIndexLocation::Start => ByteRange::FromStart(0, Some(index_len)),
-            ShardingIndexLocation::End => ByteRange::Suffix(index_len),
+        let range = usize::try_from(size).ok();
+        let Some(place) = range.and_then(|size| stored.index().range_in(size)) else {
+            return Ok(false);
         };
         let storage = self.array.storage();
-        let index = storage.get_partial(&key, range);
+        let index = storage.get_partial(&key, stored.index().byte_range());
         let Some(index) = index.map_err(failed("read the index of", &key))? else {
             return Ok(false);
         };
-        let Ok(extents) = stored.extents(&index, size) else {
+        let Ok(entries) = stored.entries(&index, size) else {
             return Ok(false);
         };
-        let extents = extents.into_iter().flatten();
-        let extents = extents.map(|extent| extent.start as u64..extent.end as u64);
-        let index = match stored.location() {
-            ShardingIndexLocation::Start => 0..index_len,
-            ShardingIndexLocation::End => size - index_len..size,
-        };
-        let unused = size - Areas::of(extents.chain([index])).len();
+        let used = entries.iter().flatten().chain([place]);
+        let used = used.map(|range| range.start as u64..range.end as u64);
+        let unused = size - Areas::of(used).len();
         #[allow(clippy::cast_precision_loss, reason = "a fraction")]
         let is_too_much = unused as f64 > self.codec.options().max_dead_fraction() * size as f64;
-        Ok(is_too_much && unused > RECORD_LEN as u64 + index_len)
+        Ok(is_too_much && unused > (RECORD_LEN + stored.index().len()) as u64)
     }
 }
 

@@ -1,17 +1,18 @@
 //! Encoded chunks in the bytes of a shard.
 
+use std::borrow::Cow;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use serde_json::json;
-use zarrs::array::codec::ShardingIndexLocation;
 use zarrs::array::{FillValue, data_type};
-use zarrs_codec::CodecError;
+use zarrs_codec::{CodecError, CodecOptions};
 use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{Bytes, StorageError, StoreKey};
 
 use super::shard_grid::ShardGrid;
-use crate::layout::Extent;
+use crate::codec::index::ShardIndex;
+use crate::layout::{Entries, Extent};
 use crate::{CudaShardingCodec, Error, Options, ShardFormat};
 
 /// The most chunks of a shard: of an index of 256 MiB.
@@ -26,8 +27,7 @@ pub(super) const UNCHECKED: u64 = 16 << 20;
 #[derive(Clone, Debug)]
 pub(super) struct Packing {
     format: ShardFormat,
-    location: ShardingIndexLocation,
-    index_len: usize,
+    index: ShardIndex,
 }
 
 impl Packing {
@@ -38,7 +38,7 @@ impl Packing {
     /// - [`Error::NotShards`] if a shard has more than [`MAX_CHUNKS`].
     pub(super) fn of(format: ShardFormat) -> Result<Self, Error> {
         let stored = format.stored()?;
-        let (location, index_len) = (stored.location(), stored.index_len());
+        let index = stored.index().clone();
         let chunks = stored.grid().num_subchunks();
         if chunks > MAX_CHUNKS {
             return Err(Error::NotShards {
@@ -47,11 +47,7 @@ impl Packing {
                 ),
             });
         }
-        Ok(Self {
-            format,
-            location,
-            index_len,
-        })
+        Ok(Self { format, index })
     }
 
     /// The `indexed` binary format of the sharding storage transformer draft: an index of little-endian
@@ -92,16 +88,12 @@ impl Packing {
 
     /// The size of an encoded index, in bytes.
     pub(super) fn index_len(&self) -> usize {
-        self.index_len
+        self.index.len()
     }
 
     /// Where the index of a shard is.
     pub(super) fn index_range(&self) -> ByteRange {
-        let len = self.index_len as u64;
-        match self.location {
-            ShardingIndexLocation::Start => ByteRange::FromStart(0, Some(len)),
-            ShardingIndexLocation::End => ByteRange::Suffix(len),
-        }
+        self.index.byte_range()
     }
 
     /// Where the chunks of the shard at `key` lie, by its encoded index. The shard has at most `limit`
@@ -115,9 +107,19 @@ impl Packing {
         index: &[u8],
         limit: u64,
     ) -> Result<Vec<Extent>, StorageError> {
-        let stored = self.format.stored();
-        let extents = stored.and_then(|stored| stored.extents(index, limit));
-        extents.map_err(|error| {
+        let entries = self.entries(key, index, limit)?;
+        Ok(entries.iter().collect())
+    }
+
+    fn entries<'b>(
+        &self,
+        key: &StoreKey,
+        index: &'b [u8],
+        limit: u64,
+    ) -> Result<Entries<'b>, StorageError> {
+        let options = CodecOptions::default().with_validate_checksums(true);
+        let entries = self.index.decode(Cow::Borrowed(index), limit, &options);
+        entries.map_err(|error| {
             StorageError::Other(format!("the index of the shard {key} is invalid: {error}"))
         })
     }
@@ -131,17 +133,13 @@ impl Packing {
         key: &StoreKey,
         object: &Bytes,
     ) -> Result<Vec<Option<Bytes>>, StorageError> {
-        let index = self.format.stored().and_then(|stored| {
-            let index = stored.index_of(object)?;
-            Ok(object.slice_ref(index))
-        });
-        let index = index.map_err(|error| {
+        let index = self.index.of(object).map_err(|error| {
             StorageError::Other(format!("cannot find the index of the shard {key}: {error}"))
         })?;
-        let extents = self.extents(key, &index, object.len() as u64)?;
-        // `extents` has checked that they are within the object.
+        let entries = self.entries(key, index, object.len() as u64)?;
+        // `entries` has checked that they are within the object.
         let chunk = |extent: Extent| extent.map(|extent| object.slice(extent));
-        Ok(extents.into_iter().map(chunk).collect())
+        Ok(entries.iter().map(chunk).collect())
     }
 
     /// A shard for `key` of `chunks`, in C order, one after the other; `None` if there are none.

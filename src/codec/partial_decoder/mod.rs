@@ -8,6 +8,7 @@
 mod interval;
 mod request;
 
+use std::borrow::Cow;
 use std::num::NonZeroU64;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -16,7 +17,6 @@ use std::sync::Arc;
 use futures_util::future::try_join_all;
 use rayon::iter::ParallelIterator;
 use rayon::slice::ParallelSlice;
-use zarrs::array::codec::ShardingIndexLocation;
 use zarrs::array::{ArrayBytes, ArrayBytesRaw, ChunkShape, DataType, FillValue, Indexer};
 use zarrs_codec::{
     ArrayBytesDecodeIntoTarget, ArrayPartialDecoderTraits, ArrayToBytesCodecTraits,
@@ -32,8 +32,9 @@ use super::CudaShardingCodec;
 #[cfg(feature = "async")]
 use super::foreign::async_no_panic;
 use super::foreign::{codec_error, no_panic};
-use super::shard::{Shard, decode_index_words, index_geometry};
-use crate::layout::{Extent, SubchunkGrid, extents_from_index};
+use super::index::ShardIndex;
+use super::shard::{Shard, index_geometry};
+use crate::layout::{ENTRY_LEN, Entries};
 use interval::Interval;
 use request::{InnerReads, Output, Request, Touched};
 
@@ -45,7 +46,7 @@ pub(super) struct PartialDecoder<I: ?Sized> {
     data_type: DataType,
     fill_value: FillValue,
     /// Where each subchunk lies; `None` if there is no shard.
-    extents: Option<Vec<Extent>>,
+    entries: Option<Entries<'static>>,
 }
 
 impl<I: ?Sized> PartialDecoder<I> {
@@ -60,8 +61,8 @@ impl<I: ?Sized> PartialDecoder<I> {
         indexer: &dyn Indexer,
     ) -> Result<Result<Request<'a>, ArrayBytes<'static>>, CodecError> {
         let request = Request::new(&self.codec, shard, indexer)?;
-        match &self.extents {
-            Some(extents) if !indexer.is_empty() => Ok(Ok(request.in_shard(extents)?)),
+        match &self.entries {
+            Some(entries) if !indexer.is_empty() => Ok(Ok(request.in_shard(entries)?)),
             _ => Ok(Err(ArrayBytes::new_fill_value(
                 &self.data_type,
                 indexer.len(),
@@ -71,21 +72,12 @@ impl<I: ?Sized> PartialDecoder<I> {
     }
 
     fn size_of_index(&self) -> usize {
-        self.extents.as_ref().map_or(0, Vec::len) * size_of::<Extent>()
+        self.entries.as_ref().map_or(0, Entries::len) * ENTRY_LEN
     }
 }
 
 /// Longer subchunks than this are looked for before they are read, where nothing bounds them.
 const LONG: u64 = 1 << 20;
-
-/// Where to read the index.
-pub(super) fn index_byte_range(codec: &CudaShardingCodec, index_len: usize) -> ByteRange {
-    let len = index_len as u64;
-    match codec.index_location {
-        ShardingIndexLocation::Start => ByteRange::FromStart(0, Some(len)),
-        ShardingIndexLocation::End => ByteRange::Suffix(len),
-    }
-}
 
 /// Stores allocate what they are asked to read before they find out that it is not there, so an
 /// index that no machine could hold is refused here.
@@ -98,23 +90,14 @@ pub(super) fn check_memory(index_len: usize) -> Result<(), CodecError> {
     })
 }
 
-/// Check and decode an index that was read alone. The size of the shard is not known then: entries
-/// may not overflow, and what is beyond the end the store will say.
-pub(super) fn extents_of(
-    codec: &CudaShardingCodec,
-    (grid, index_len): (&SubchunkGrid, usize),
-    encoded: &[u8],
+/// Check and decode an index that was read without the rest of its shard, whose size is not known
+/// then: entries may not overflow, and the store refuses to read beyond the end.
+pub(super) fn entries_of<'b>(
+    index: &ShardIndex,
+    encoded: Cow<'b, [u8]>,
     options: &CodecOptions,
-) -> Result<Vec<Extent>, CodecError> {
-    if encoded.len() != index_len {
-        return Err(CodecError::Other(format!(
-            "the shard has {} bytes where its index of {index_len} should be: it is truncated",
-            encoded.len()
-        )));
-    }
-    let words = decode_index_words(codec, grid, encoded, options)?;
-    extents_from_index(&words, i64::MAX as u64)
-        .map_err(|error| CodecError::Other(error.to_string()))
+) -> Result<Entries<'b>, CodecError> {
+    index.decode(encoded, i64::MAX as u64, options)
 }
 
 /// The last byte of each long range: if a store has it, then allocating the range is justified by
@@ -165,13 +148,12 @@ fn read_index(
     input: &dyn BytesPartialDecoderTraits,
     shape: &[NonZeroU64],
     options: &CodecOptions,
-) -> Result<Option<Vec<Extent>>, CodecError> {
-    let (grid, index_len) = index_geometry(codec, shape)?;
-    check_memory(index_len)?;
-    let range = index_byte_range(codec, index_len);
-    let encoded = no_panic(|| input.partial_decode(range, options))?;
+) -> Result<Option<Entries<'static>>, CodecError> {
+    let (_, index) = index_geometry(codec, shape)?;
+    check_memory(index.len())?;
+    let encoded = no_panic(|| input.partial_decode(index.byte_range(), options))?;
     encoded
-        .map(|encoded| extents_of(codec, (&grid, index_len), &encoded, options))
+        .map(|encoded| entries_of(&index, Cow::Owned(encoded.into_owned()), options))
         .transpose()
 }
 
@@ -207,7 +189,7 @@ impl PartialDecoder<dyn BytesPartialDecoderTraits> {
         options: &CodecOptions,
     ) -> Result<Self, CodecError> {
         Ok(Self {
-            extents: read_index(&codec, &*input, shape, options)?,
+            entries: read_index(&codec, &*input, shape, options)?,
             codec,
             input,
             shape: shape.to_vec(),
@@ -373,8 +355,8 @@ pub(super) async fn async_check_index(
     shape: &[NonZeroU64],
     options: &CodecOptions,
 ) -> Result<(), CodecError> {
-    let extents = async_read_index(codec, input, shape, options).await;
-    extents.map(drop)
+    let entries = async_read_index(codec, input, shape, options).await;
+    entries.map(drop)
 }
 
 #[cfg(feature = "async")]
@@ -383,13 +365,12 @@ async fn async_read_index(
     input: &dyn AsyncBytesPartialDecoderTraits,
     shape: &[NonZeroU64],
     options: &CodecOptions,
-) -> Result<Option<Vec<Extent>>, CodecError> {
-    let (grid, index_len) = index_geometry(codec, shape)?;
-    check_memory(index_len)?;
-    let range = index_byte_range(codec, index_len);
-    let encoded = async_no_panic(input.partial_decode(range, options)).await?;
+) -> Result<Option<Entries<'static>>, CodecError> {
+    let (_, index) = index_geometry(codec, shape)?;
+    check_memory(index.len())?;
+    let encoded = async_no_panic(input.partial_decode(index.byte_range(), options)).await?;
     encoded
-        .map(|encoded| extents_of(codec, (&grid, index_len), &encoded, options))
+        .map(|encoded| entries_of(&index, Cow::Owned(encoded.into_owned()), options))
         .transpose()
 }
 
@@ -429,7 +410,7 @@ impl PartialDecoder<dyn AsyncBytesPartialDecoderTraits> {
         options: &CodecOptions,
     ) -> Result<Self, CodecError> {
         Ok(Self {
-            extents: async_read_index(&codec, &*input, shape, options).await?,
+            entries: async_read_index(&codec, &*input, shape, options).await?,
             codec,
             input,
             shape: shape.to_vec(),

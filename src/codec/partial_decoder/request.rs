@@ -14,7 +14,7 @@ use crate::codec::shard::{Shard, SubchunkLen};
 use crate::codec::view::ViewOfShard;
 use crate::engine::host::Window;
 use crate::engine::{Decoded, EncodedSubchunk, EngineError};
-use crate::layout::{Extent, Part};
+use crate::layout::{Entries, Extent, Part};
 use crate::plan;
 
 /// How a touched subchunk is read.
@@ -76,11 +76,11 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// Find the subchunks that are touched, in the shard that has them at `extents`.
+    /// Find the subchunks that are touched, in the shard with the index `entries`.
     ///
     /// # Errors
     /// A [`CodecError`] if one of them is not as long as its codecs make it.
-    pub(super) fn in_shard(mut self, extents: &[Extent]) -> Result<Self, CodecError> {
+    pub(super) fn in_shard(mut self, entries: &Entries<'_>) -> Result<Self, CodecError> {
         // A compressed subchunk is decoded whole anyway; a short one costs less to read whole than
         // to read in pieces.
         const SHORT: usize = 64 << 10;
@@ -92,7 +92,7 @@ impl<'a> Request<'a> {
             capability.partial_read && capability.partial_decode
         };
         let touch = |number: usize, wanted: usize, covered: bool| {
-            let extent = extents.get(number).cloned().flatten();
+            let extent = entries.get(number);
             let len = extent.as_ref().map_or(0, ExactSizeIterator::len);
             let whole = covered || len <= SHORT || !inner_reads_parts;
             Touched {

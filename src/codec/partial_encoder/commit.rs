@@ -2,7 +2,6 @@
 //!
 //! The protocol, and what it promises, is in `docs/updates.md`.
 
-use zarrs::array::codec::ShardingIndexLocation;
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
 
 use super::comparison::StoredIndex;
@@ -11,7 +10,7 @@ use super::target::Target;
 use super::turns::Mode;
 use super::update::{Changes, Update, not_read};
 use crate::WriteStrategy;
-use crate::codec::shard::{dense, encode_index};
+use crate::codec::shard::dense;
 use crate::layout::placement::{self, Commit, Rule, Stored};
 use crate::layout::{Extent, RECORD_LEN, Record, Space, fingerprint};
 
@@ -22,12 +21,13 @@ pub(super) enum Outcome {
     /// It is written to.
     Write(Placed),
     /// It is erased and written anew, since too much of it would be unused.
-    Compact { size: usize, extents: Vec<Extent> },
+    Compact { size: usize },
 }
 
 /// Where the changes go.
 pub(super) struct Placed {
     pub(super) commit: Commit,
+    /// Where the changed subchunks lie then.
     pub(super) extents: Vec<Extent>,
     pub(super) size: usize,
     /// How many bytes of the shard nothing uses then, if they are more than is wanted.
@@ -86,7 +86,7 @@ pub(super) fn rule(target: &Target, store_writes_ranges: bool) -> Result<Rule, C
 /// The turn that `changes` will probably need, before it is known where they go.
 pub(super) fn likely_mode(rule: Rule, before: &StoredIndex, changes: &Changes) -> Mode {
     let same_size = changes.subchunks.iter().all(|(number, new)| {
-        let old = before.extents.get(*number).and_then(Option::as_ref);
+        let old = before.entries.get(*number);
         old.is_some_and(|old| new.as_ref().is_some_and(|new| new.len() == old.len()))
     });
     match rule {
@@ -109,37 +109,25 @@ pub(super) fn decide(
     options: &CodecOptions,
 ) -> Result<Outcome, CodecError> {
     let target = update.target;
-    let (none, no_space);
-    let (extents, space) = if let Some(before) = before {
-        (&before.extents, &before.space)
-    } else {
-        none = vec![None; update.grid.num_subchunks()];
-        no_space = Space::of(&[]);
-        (&none, &no_space)
-    };
-    let mut stays_empty = changes.subchunks.iter().all(|(_, new)| new.is_none());
-    if stays_empty {
-        let mut after = extents.clone();
-        for (number, _) in &changes.subchunks {
-            after[*number] = None;
-        }
-        stays_empty = after.iter().all(Option::is_none);
-    }
-    if stays_empty {
+    let no_space = Space::default();
+    let space = before.map_or(&no_space, |before| &before.space);
+    let old = |number| before.and_then(|before| before.entries.get(number));
+    if changes.erase(space, old) {
         return Ok(Outcome::Erase);
     }
     let stored = Stored {
-        extents,
+        num_subchunks: target.index.num_subchunks(),
         space,
         size,
-        index_len: target.index_len,
-        index_at_end: target.codec.index_location == ShardingIndexLocation::End,
+        index_len: target.index.len(),
+        index_at_end: target.index.is_at_end(),
     };
     let sizes: Vec<placement::Change> = changes
         .subchunks
         .iter()
         .map(|(number, new)| placement::Change {
             number: *number,
+            old: old(*number),
             len: new.as_ref().map(ExactSizeIterator::len),
             may_overwrite: changes.fragile.binary_search(number).is_err(),
         })
@@ -147,23 +135,26 @@ pub(super) fn decide(
     let placement = placement::place(&stored, &sizes, rule).map_err(|_| too_large())?;
     let dead = match rule {
         Rule::Slots { .. } => None,
-        _ => too_dead(target, &stored, &placement, changes),
+        _ => too_dead(
+            target,
+            &stored,
+            &placement,
+            changes.used_after(space.used(), old),
+        ),
     };
     if dead.is_some() && target.codec.options.allow_unsafe_compaction() {
-        return Ok(Outcome::Compact {
-            size,
-            extents: placement.extents,
-        });
+        return Ok(Outcome::Compact { size });
     }
-    let index = match placement.commit {
-        Commit::DataOnly => None,
-        _ => Some(encode_index(
-            &target.codec,
-            &update.grid,
-            target.index_len,
-            &placement.extents,
-            options,
-        )?),
+    let index = if placement.commit == Commit::DataOnly {
+        None
+    } else {
+        let numbers = changes.subchunks.iter().map(|(number, _)| *number);
+        let moved = numbers.zip(placement.extents.iter().cloned());
+        let index = &target.index;
+        Some(match before {
+            Some(before) => index.encode_changed(&before.entries, moved, options)?,
+            None => index.encode_changed(&index.empty(), moved, options)?,
+        })
     };
     Ok(Outcome::Write(Placed {
         record: Record {
@@ -172,8 +163,8 @@ pub(super) fn decide(
                 Commit::DataOnly => 0,
             },
             old_end: size as u64,
-            old_index: before.map_or(0, |before| before.fingerprint),
-            index_len: target.index_len as u64,
+            old_index: before.map_or(0, StoredIndex::fingerprint),
+            index_len: target.index.len() as u64,
             new_end: placement.size as u64,
             new_index: index.as_deref().map_or(0, fingerprint),
         },
@@ -195,26 +186,21 @@ fn too_dead(
     target: &Target,
     stored: &Stored<'_>,
     after: &placement::Placement,
-    changes: &Changes,
+    used: usize,
 ) -> Option<usize> {
     if stored.space.overlaps() {
         // What is shared cannot be compacted.
         return None;
     }
-    let used = changes.used_after(stored.space.used() + target.index_len, stored.extents);
-    let dead = after.size.saturating_sub(used);
+    let dead = after.size.saturating_sub(used + target.index.len());
     // What one update takes for itself would come back with the next one.
-    let reserve = 2 * RECORD_LEN + target.index_len;
+    let reserve = 2 * RECORD_LEN + target.index.len();
     let most = target.codec.options.max_dead_fraction() * after.size as f64;
     (dead > reserve && dead as f64 > most).then_some(dead)
 }
 
 /// The other subchunks of a shard that is written anew.
-pub(super) fn reads_of_rest(
-    before: Option<&StoredIndex>,
-    after: &[Extent],
-    changes: &Changes,
-) -> Reads {
+pub(super) fn reads_of_rest(before: Option<&StoredIndex>, changes: &Changes) -> Reads {
     let Some(before) = before else {
         return Reads::default();
     };
@@ -225,11 +211,9 @@ pub(super) fn reads_of_rest(
             .binary_search_by_key(&number, by_number)
             .is_ok()
     };
-    let rest = before.extents.iter().zip(after).enumerate();
-    Reads::of(
-        rest.filter(|(number, (_, after))| after.is_some() && !changed(*number))
-            .filter_map(|(_, (extent, _))| extent.as_ref()),
-    )
+    let entries = before.entries.iter().enumerate();
+    let rest = entries.filter(|(number, _)| !changed(*number));
+    Reads::of(rest.filter_map(|(_, extent)| extent))
 }
 
 /// The shard `before`, an object of `size` bytes, with `changes`, densely.
@@ -244,20 +228,13 @@ pub(super) fn compacted(
     options: &CodecOptions,
 ) -> Result<Vec<u8>, CodecError> {
     let target = update.target;
-    let old = |number: usize| match before.and_then(|before| before.extents[number].as_ref()) {
-        Some(old) => rest.get(old).map(Some).ok_or_else(not_read),
+    let old = |number: usize| match before.and_then(|before| before.entries.get(number)) {
+        Some(old) => rest.get(&old).map(Some).ok_or_else(not_read),
         None => Ok(None),
     };
-    let subchunks = changes.over(update.grid.num_subchunks(), old)?;
-    let most = size + changes.bytes.len() + target.index_len;
-    dense(
-        &target.codec,
-        &update.grid,
-        target.index_len,
-        &subchunks,
-        most,
-        options,
-    )
+    let subchunks = changes.over(target.index.num_subchunks(), old)?;
+    let most = size + changes.bytes.len() + target.index.len();
+    dense(&target.codec, &target.index, &subchunks, most, options)
 }
 
 fn too_large() -> CodecError {

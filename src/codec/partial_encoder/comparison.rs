@@ -9,31 +9,77 @@
 //! part of the shard; where that is so and no record is before the index, all of the shard is searched
 //! for the record of an interrupted update.
 
+use std::borrow::Cow;
+use std::sync::OnceLock;
+
 use zarrs::array::ArrayBytesRaw;
-use zarrs::array::codec::ShardingIndexLocation;
-use zarrs_codec::CodecError;
+use zarrs_codec::{CodecError, CodecOptions};
 use zarrs_storage::byte_range::ByteRange;
 
 use super::refusal::changed;
 use super::target::Target;
-use crate::layout::{Extent, RECORD_LEN, Record, Space, fingerprint};
+use crate::codec::index::ShardIndex;
+use crate::codec::partial_decoder::entries_of;
+use crate::layout::{Entries, RECORD_LEN, Record, Space, fingerprint};
 
 /// The index of a shard as it was read.
 pub(super) struct StoredIndex {
-    pub(super) encoded: Vec<u8>,
-    pub(super) extents: Vec<Extent>,
+    pub(super) entries: Entries<'static>,
+    /// The encoded index, if the entries do not have its bytes.
+    encoded: Option<Vec<u8>>,
     pub(super) space: Space,
-    pub(super) fingerprint: u64,
+    /// What encoders of shards with this index take turns by.
+    pub(super) turn_key: u64,
+    /// Computed when a record is at hand, or is to be written: of millions of entries it takes longer
+    /// than all other checks.
+    fingerprint: OnceLock<u64>,
 }
 
 impl StoredIndex {
-    pub(super) fn new(encoded: Vec<u8>, extents: Vec<Extent>) -> Self {
-        Self {
-            space: Space::of(&extents),
-            fingerprint: fingerprint(&encoded),
-            encoded,
-            extents,
+    /// Check and decode the index `encoded`, which was read without the rest of its shard.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if it is invalid, or has not been written yet.
+    pub(super) fn new(
+        index: &ShardIndex,
+        encoded: Vec<u8>,
+        options: &CodecOptions,
+    ) -> Result<Self, CodecError> {
+        let computed = OnceLock::new();
+        let turn_key = match encoded.last_chunk::<8>() {
+            // The checksum of all the rest is in the lower half.
+            Some(end) if index.is_plain() && index.has_checksum() => u64::from_be_bytes(*end),
+            _ => *computed.get_or_init(|| fingerprint(&encoded)),
+        };
+        let is_zero = encoded.iter().all(|&byte| byte == 0);
+        let (encoded, copy) = if index.is_plain() {
+            (encoded, None)
+        } else {
+            (encoded.clone(), Some(encoded))
+        };
+        let entries = entries_of(index, Cow::Owned(encoded), options)?;
+        if is_zero {
+            return Err(CodecError::Other("it is not written yet".to_string()));
         }
+        Ok(Self {
+            space: Space::of(entries.iter()),
+            turn_key,
+            fingerprint: computed,
+            entries,
+            encoded: copy,
+        })
+    }
+
+    /// The fingerprint of the index, as records have it.
+    pub(super) fn fingerprint(&self) -> u64 {
+        *self.fingerprint.get_or_init(|| fingerprint(self.encoded()))
+    }
+
+    /// The index as it is stored.
+    fn encoded(&self) -> &[u8] {
+        self.encoded
+            .as_deref()
+            .unwrap_or_else(|| self.entries.bytes())
     }
 }
 
@@ -65,7 +111,7 @@ enum Next {
 impl<'a> Comparison<'a> {
     pub(super) fn new(target: &'a Target, before: &'a StoredIndex) -> Self {
         // Stores fail, or panic, when they are asked for the end of less than that.
-        let first = first(target);
+        let (first, _) = target.index.room();
         let is_long_enough = before.space.end() >= RECORD_LEN + first;
         Self {
             target,
@@ -85,7 +131,7 @@ impl<'a> Comparison<'a> {
 
     /// What to read next, or else the size of the shard.
     pub(super) fn next(&self) -> Result<Vec<ByteRange>, usize> {
-        let index_len = self.target.index_len as u64;
+        let index_len = self.target.index.len() as u64;
         let index = ByteRange::FromStart(0, Some(index_len));
         let with_index = |range| {
             if self.at_end() {
@@ -131,8 +177,8 @@ impl<'a> Comparison<'a> {
         self.next = match (self.next, read.as_slice()) {
             (Next::End, [.., end]) => {
                 self.compare_index(&read, end)?;
-                let len = RECORD_LEN + self.target.index_len;
-                let record = Record::before_index(end, self.target.index_len);
+                let len = RECORD_LEN + self.target.index.len();
+                let record = Record::before_index(end, self.target.index.len());
                 match record.filter(|_| end.len() == len) {
                     Some(record) if self.is_of_last_update(&record, end)? => Next::LastByte {
                         size: usize::try_from(record.new_end).map_err(|_| changed())?,
@@ -156,7 +202,7 @@ impl<'a> Comparison<'a> {
                     return Err(changed());
                 }
                 // As recovery has it: the last one counts.
-                let last = Record::all(object, self.target.index_len).next();
+                let last = Record::all(object, self.target.index.len()).next();
                 match last.filter(|record| record.new_end > size as u64) {
                     Some(record) => return Err(interrupted(size, &record)),
                     None => Next::Done { size },
@@ -168,13 +214,13 @@ impl<'a> Comparison<'a> {
     }
 
     fn at_end(&self) -> bool {
-        self.target.codec.index_location == ShardingIndexLocation::End
+        self.target.index.is_at_end()
     }
 
     /// That no subchunk ends behind a shard of `size` bytes, or in its index.
     fn check_end(&self, size: usize) -> Result<(), CodecError> {
         let index_len = if self.at_end() {
-            self.target.index_len
+            self.target.index.len()
         } else {
             0
         };
@@ -186,7 +232,7 @@ impl<'a> Comparison<'a> {
 
     /// That the index is the one that was read before: at the end of `end`, or in front of it.
     fn compare_index(&self, read: &[ArrayBytesRaw<'_>], end: &[u8]) -> Result<(), CodecError> {
-        let index_len = self.target.index_len;
+        let index_len = self.target.index.len();
         let index = match read {
             [_] if self.at_end() => {
                 let start = end.len().checked_sub(index_len);
@@ -200,7 +246,7 @@ impl<'a> Comparison<'a> {
             }
             _ => return Err(changed()),
         };
-        if index == self.before.encoded {
+        if index == self.before.encoded() {
             Ok(())
         } else {
             Err(changed())
@@ -209,19 +255,19 @@ impl<'a> Comparison<'a> {
 
     /// Whether `record`, which lies before the last index in the shard, is of the last update.
     fn is_of_last_update(&self, record: &Record, end: &[u8]) -> Result<bool, CodecError> {
-        let index = self.before.fingerprint;
+        let index = self.before.fingerprint();
         // The index of a rewrite is the old one until its second write.
         let has_copy = if self.at_end() {
             record.old_end == record.new_end
         } else {
-            let copy = &end[end.len() - self.target.index_len..];
+            let copy = &end[end.len() - self.target.index.len()..];
             fingerprint(copy) == record.new_index
         };
         let is_old = record.old_end > 0 && index == record.old_index;
         if index == record.new_index || (is_old && (has_copy || !self.at_end())) {
             return Ok(true);
         }
-        if has_copy && !self.target.index_has_checksum()? {
+        if has_copy && !self.target.index.has_checksum() {
             // It was being overwritten.
             let size = usize::try_from(record.new_end).unwrap_or(usize::MAX);
             return Err(interrupted(size, record));
@@ -231,7 +277,7 @@ impl<'a> Comparison<'a> {
     }
 
     fn after_tail(&self, tail: &[u8]) -> Result<Next, CodecError> {
-        let index_len = self.target.index_len;
+        let index_len = self.target.index.len();
         let size = self.tail_start + tail.len();
         self.check_end(size)?;
         let record =
@@ -254,20 +300,12 @@ impl<'a> Comparison<'a> {
         let data_end = size - index_len;
         let nothing_behind = self.before.space.end() == data_end;
         let is_sure = self.before.space.used() == data_end
-            || (nothing_behind && self.target.index_has_checksum()?);
+            || (nothing_behind && self.target.index.has_checksum());
         Ok(if is_sure {
             Next::Done { size }
         } else {
             Next::Whole { size }
         })
-    }
-}
-
-/// Where subchunks may begin.
-fn first(target: &Target) -> usize {
-    match target.codec.index_location {
-        ShardingIndexLocation::Start => target.index_len,
-        ShardingIndexLocation::End => 0,
     }
 }
 

@@ -36,7 +36,7 @@ use zarrs_codec::{CodecError, CodecMetadataOptions, CodecOptions, CodecTraits};
 use zarrs_storage::byte_range::ByteRange;
 
 use super::CudaShardingCodec;
-use super::partial_decoder::{check_memory, extents_of, index_byte_range};
+use super::partial_decoder::check_memory;
 use super::shard::dense;
 use crate::layout::placement::Rule;
 use crate::write_strategy::{CompactionRequest, counters};
@@ -138,7 +138,7 @@ impl<H: ?Sized> PartialEncoder<H> {
             claims.push((Name::Absent(self.array), Mode::Alone));
             return claims;
         };
-        claims.push((Name::Index(before.fingerprint), mode));
+        claims.push((Name::Index(before.turn_key), mode));
         if mode == Mode::Shared {
             // Of two encoders that patch one subchunk the second must read what the first wrote.
             let mut subchunks = BTreeMap::new();
@@ -150,7 +150,7 @@ impl<H: ?Sized> PartialEncoder<H> {
                     subchunks.entry(remainder).or_insert(Mode::Shared);
                 }
             }
-            let name = |remainder| Name::Subchunks(before.fingerprint, remainder);
+            let name = |remainder| Name::Subchunks(before.turn_key, remainder);
             claims.extend(subchunks.into_iter().map(|(r, mode)| (name(r), mode)));
         }
         claims
@@ -199,21 +199,15 @@ impl<H: ?Sized> PartialEncoder<H> {
         let Some(encoded) = encoded else {
             return Ok(None);
         };
-        let target = &self.target;
-        let grid = target.grid()?;
         // Whatever the caller does not want to know of data: a new index says that the old one was right.
         let options = options.with_validate_checksums(true);
-        let extents = extents_of(&target.codec, (&grid, target.index_len), &encoded, &options)?;
-        if encoded.iter().all(|&byte| byte == 0) {
-            return Err(CodecError::Other("it is not written yet".to_string()));
-        }
-        Ok(Some(StoredIndex::new(encoded.into_owned(), extents)))
+        StoredIndex::new(&self.target.index, encoded.into_owned(), &options).map(Some)
     }
 
     /// Where to read the index.
     fn index_range(&self) -> Result<ByteRange, CodecError> {
-        check_memory(self.target.index_len)?;
-        Ok(index_byte_range(&self.target.codec, self.target.index_len))
+        check_memory(self.target.index.len())?;
+        Ok(self.target.index.byte_range())
     }
 
     /// Tell the metrics, and who wants to know, that a write happened.
@@ -251,15 +245,7 @@ pub(super) fn encode_delegated(
         .iter()
         .map(|(_, new)| new.as_ref().map(|new| changes.encoded(new)))
         .collect();
-    let most = usize::MAX;
-    dense(
-        codec,
-        &update.grid,
-        target.index_len,
-        &subchunks,
-        most,
-        options,
-    )
+    dense(codec, &target.index, &subchunks, usize::MAX, options)
 }
 
 /// Say where a partial write of a shard puts what it changes, on a store that writes ranges.

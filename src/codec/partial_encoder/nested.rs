@@ -1,9 +1,9 @@
 //! Subchunks that are shards: what changes in them is decoded, and nothing else.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIterator};
-use zarrs::array::codec::ShardingIndexLocation;
 use zarrs::array::{ArrayBytes, Indexer};
 use zarrs_codec::{CodecError, CodecOptions};
 
@@ -11,9 +11,9 @@ use super::reads::Fetched;
 use super::target::Target;
 use super::update::{Changes, Touched, Update, not_read};
 use crate::codec::selection::Selection;
-use crate::codec::shard::{decode_index_of, dense, encode_index};
+use crate::codec::shard::dense;
 use crate::codec::{CudaShardingCodec, other};
-use crate::layout::{Extent, Part, Space, SubchunkGrid};
+use crate::layout::{Entries, Extent, Part, Space};
 
 /// Encode what `update` changes, whose subchunks are shards of `inner`.
 ///
@@ -116,88 +116,76 @@ fn updated(
     elements: &ArrayBytes<'_>,
     options: &CodecOptions,
 ) -> Result<Option<Inner>, CodecError> {
-    let codec = &*target.codec;
-    let grid = target.grid()?;
-    let old = match old {
-        None => None,
+    let index = &target.index;
+    let (old, entries) = match old {
+        None => (&[][..], index.empty()),
         Some(bytes) => {
-            let extents = decode_index_of(codec, &grid, target.index_len, bytes, options)?;
-            Some((bytes, extents))
+            let encoded = Cow::Borrowed(index.of(bytes)?);
+            (bytes, index.decode(encoded, bytes.len() as u64, options)?)
         }
     };
-    let extents = old.as_ref().map(|(_, extents)| extents.as_slice());
-    let update = Update::new(target, extents, indexer, elements)?;
+    let update = Update::new(target, Some(&entries), indexer, elements)?;
     update.reads()?;
-    let fetched = old
-        .as_ref()
-        .map_or_else(Fetched::default, |(bytes, _)| Fetched::all(bytes));
-    let changes = update.encode(&fetched, options)?;
-    splice(target, &grid, old, &changes, options)
+    let changes = update.encode(&Fetched::all(old), options)?;
+    splice(target, (old, &entries), &changes, options)
 }
 
 /// The shard `old` with `changes`: where they are, if they fit; else all of it anew, densely. It is
 /// in memory, so nothing can be torn.
 fn splice(
     target: &Target,
-    grid: &SubchunkGrid,
-    old: Option<(&[u8], Vec<Extent>)>,
+    (old, entries): (&[u8], &Entries<'_>),
     changes: &Changes,
     options: &CodecOptions,
 ) -> Result<Option<Inner>, CodecError> {
-    let codec = &*target.codec;
-    let index_len = target.index_len;
-    let (old, old_extents) = old.unwrap_or_else(|| (&[], vec![None; grid.num_subchunks()]));
-    let space = Space::of(&old_extents);
-    let index_at = match codec.index_location {
-        ShardingIndexLocation::Start => 0,
-        ShardingIndexLocation::End => old.len().saturating_sub(index_len),
-    };
-    let index = index_at..index_at + index_len;
-    let mut extents = old_extents.clone();
-    let mut fits = !space.overlaps() && space.is_free(&index, usize::MAX);
-    let used = changes.used_after(space.used() + index_len, &old_extents);
-    for (number, new) in &changes.subchunks {
-        let old = &old_extents[*number];
-        extents[*number] = match (old, new) {
-            (_, None) => None,
-            (Some(old), Some(new)) if new.len() <= old.len() => {
-                Some(old.start..old.start + new.len())
-            }
-            (_, Some(new)) => {
-                fits = false;
-                Some(new.clone())
-            }
-        };
-    }
-    if extents.iter().all(Option::is_none) {
+    let (codec, index) = (&*target.codec, &target.index);
+    let space = Space::of(entries.iter());
+    let at = |number: usize| entries.get(number);
+    if changes.erase(&space, at) {
         return Ok(None);
     }
+    let place = index.range_in(old.len());
+    let place = place.filter(|place| !space.overlaps() && space.is_free(place, None));
+    let used = changes.used_after(space.used(), at) + index.len();
+    // Where each change goes, if all of them fit.
+    let extents: Option<Vec<(usize, Extent)>> = changes
+        .subchunks
+        .iter()
+        .map(|(number, new)| match (at(*number), new) {
+            (_, None) => Some((*number, None)),
+            (Some(old), Some(new)) if new.len() <= old.len() => {
+                Some((*number, Some(old.start..old.start + new.len())))
+            }
+            (_, Some(_)) => None,
+        })
+        .collect();
     #[allow(
         clippy::cast_precision_loss,
         reason = "a fraction that need not be exact"
     )]
     let dead_fraction = old.len().saturating_sub(used) as f64 / old.len() as f64;
-    let shard = if fits && dead_fraction <= codec.options.max_dead_fraction() {
+    let fits = dead_fraction <= codec.options.max_dead_fraction();
+    if let (Some(place), Some(extents), true) = (place, extents, fits) {
         let mut shard = old.to_vec();
-        for (number, new) in &changes.subchunks {
-            if let (Some(extent), Some(new)) = (&extents[*number], new) {
+        for ((_, new), (_, extent)) in changes.subchunks.iter().zip(&extents) {
+            if let (Some(extent), Some(new)) = (extent, new) {
                 shard[extent.clone()].copy_from_slice(changes.encoded(new));
             }
         }
-        shard[index].copy_from_slice(&encode_index(codec, grid, index_len, &extents, options)?);
-        shard
-    } else {
-        let subchunks = changes.over(old_extents.len(), |number| {
-            Ok(old_extents[number]
-                .clone()
-                .and_then(|extent| old.get(extent)))
-        })?;
-        let most = old.len() + changes.bytes.len() + index_len;
-        // They lie elsewhere now.
-        extents.clear();
-        dense(codec, grid, index_len, &subchunks, most, options)?
-    };
-    // An inner index that is cut off in the middle would be the end of all that it leads to.
-    let fragile = extents != old_extents || !changes.fragile.is_empty();
-    Ok(Some(Inner { shard, fragile }))
+        let moves = extents.iter().any(|(number, new)| *new != at(*number));
+        shard[place].copy_from_slice(&index.encode_changed(entries, extents, options)?);
+        // An inner index that is cut off in the middle would be the end of all that it leads to.
+        let fragile = moves || !changes.fragile.is_empty();
+        return Ok(Some(Inner { shard, fragile }));
+    }
+    let subchunks = changes.over(entries.len(), |number| {
+        Ok(at(number).and_then(|extent| old.get(extent)))
+    })?;
+    let most = old.len() + changes.bytes.len() + index.len();
+    let shard = dense(codec, index, &subchunks, most, options)?;
+    // The subchunks lie elsewhere now.
+    Ok(Some(Inner {
+        shard,
+        fragile: true,
+    }))
 }

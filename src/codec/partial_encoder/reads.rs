@@ -19,7 +19,7 @@ pub(super) struct Reads {
 }
 
 impl Reads {
-    pub(super) fn of<'e>(extents: impl IntoIterator<Item = &'e Range<usize>>) -> Self {
+    pub(super) fn of(extents: impl IntoIterator<Item = Range<usize>>) -> Self {
         let mut wanted: Vec<_> = extents
             .into_iter()
             .filter(|extent| !extent.is_empty())
@@ -31,7 +31,7 @@ impl Reads {
                 Some(last) if extent.start <= last.end.saturating_add(NEAR) => {
                     last.end = last.end.max(extent.end);
                 }
-                _ => ranges.push(extent.clone()),
+                _ => ranges.push(extent),
             }
         }
         Self { ranges }
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn neighbours_are_read_together() {
         let extents = [20_000..20_010, 0..10, 10..30, 50..50, 4_000..4_010, 5..25];
-        let reads = Reads::of(&extents);
+        let reads = Reads::of(extents.clone());
         assert_eq!(reads.ranges, [0..4_010, 20_000..20_010]);
         let shard: Vec<u8> = (0..30_000_u32).map(|i| (i % 251) as u8).collect();
         let answer = reads
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn another_answer_is_an_error() {
-        let reads = || Reads::of(&[0..10]);
+        let reads = || Reads::of([0..10]);
         assert!(reads().answered(None).is_err());
         assert!(
             reads()

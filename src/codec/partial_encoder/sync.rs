@@ -164,8 +164,8 @@ impl PartialEncoder<dyn BytesPartialEncoderTraits> {
                 }
                 Ok((size, dead))
             }
-            Outcome::Compact { size, extents } => {
-                let reads = reads_of_rest(before, &extents, changes);
+            Outcome::Compact { size } => {
+                let reads = reads_of_rest(before, changes);
                 let rest = self.read(reads.byte_ranges(), options)?;
                 let rest = reads.answered(rest)?;
                 let shard = compacted(update, (before, size), changes, &rest, options)?;
@@ -214,8 +214,8 @@ impl PartialEncoder<dyn BytesPartialEncoderTraits> {
             }
         };
         let before = self.read_index(options)?;
-        let extents = before.as_ref().map(|before| before.extents.as_slice());
-        let update = Update::new(&self.target, extents, indexer, bytes)?;
+        let entries = before.as_ref().map(|before| &before.entries);
+        let update = Update::new(&self.target, entries, indexer, bytes)?;
         let (reads, is_bounded) = update.reads()?;
         let ranges = reads.byte_ranges();
         if !is_bounded {

@@ -9,8 +9,8 @@ use zarrs_codec::{ArrayToBytesCodecTraits, CodecError};
 
 use crate::codec::CudaShardingCodec;
 use crate::codec::find;
+use crate::codec::index::ShardIndex;
 use crate::codec::shard::{Shard, index_geometry};
-use crate::codec::stored::StoredShard;
 use crate::layout::SubchunkGrid;
 
 /// A codec, and the shape, data type and fill value of shards.
@@ -21,7 +21,7 @@ pub(super) struct Target {
     pub(super) fill_value: FillValue,
     /// The codec of the subchunks, if they are shards of this crate and nothing else.
     pub(super) nested: Option<Arc<CudaShardingCodec>>,
-    pub(super) index_len: usize,
+    pub(super) index: ShardIndex,
 }
 
 impl Target {
@@ -33,7 +33,7 @@ impl Target {
         data_type: &DataType,
         fill_value: &FillValue,
     ) -> Result<Self, CodecError> {
-        let (_, index_len) = index_geometry(&codec, shape)?;
+        let (_, index) = index_geometry(&codec, shape)?;
         let inner = &codec.inner_codecs;
         let alone =
             inner.array_to_array_codecs().is_empty() && inner.bytes_to_bytes_codecs().is_empty();
@@ -45,7 +45,7 @@ impl Target {
             shape: shape.to_vec(),
             data_type: data_type.clone(),
             fill_value: fill_value.clone(),
-            index_len,
+            index,
         })
     }
 
@@ -90,15 +90,6 @@ impl Target {
         // Ours, too, says that it is zarrs' own.
         let sharded = inner.as_any().is::<ShardingCodec>();
         sharded && (self.nested.is_none() || self.is_delegated())
-    }
-
-    /// Whether the index codecs notice when the index changes.
-    ///
-    /// # Errors
-    /// A [`CodecError`] if they cannot encode an index.
-    pub(super) fn index_has_checksum(&self) -> Result<bool, CodecError> {
-        StoredShard::new(&self.codec, &self.shape, &self.data_type, &self.fill_value)?
-            .index_has_checksum()
     }
 
     /// Whether zarrs' codecs handle the elements one by one.

@@ -31,7 +31,7 @@ mod tests;
 /// What encoders of one shard have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Name {
-    /// The fingerprint of the index that they read.
+    /// The key of the index that they read: equal indices have equal keys.
     Index(u64),
     /// A shard with that index, and the remainder of the numbers of some of its subchunks.
     Subchunks(u64, u8),

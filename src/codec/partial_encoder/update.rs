@@ -17,7 +17,7 @@ use crate::codec::other;
 use crate::codec::selection::Selection;
 use crate::codec::shard::{Shard, SubchunkLen};
 use crate::engine::{Decoded, EncodedSubchunk, EngineError, Job};
-use crate::layout::{Extent, Part, RECORD_LEN, SubchunkGrid};
+use crate::layout::{Entries, Extent, Part, RECORD_LEN, Space, SubchunkGrid};
 use crate::plan;
 
 /// A subchunk that a write touches.
@@ -52,13 +52,13 @@ pub(super) struct Changes {
 }
 
 impl<'a> Update<'a> {
-    /// The write of `elements` to `indexer`, into a shard whose subchunks lie at `extents`.
+    /// The write of `elements` to `indexer`, into a shard with the index `entries`.
     ///
     /// # Errors
     /// A [`CodecError`] if `indexer` does not fit the shard.
     pub(super) fn new(
         target: &'a Target,
-        extents: Option<&[Extent]>,
+        entries: Option<&Entries<'_>>,
         indexer: &dyn Indexer,
         elements: &'a ArrayBytes<'a>,
     ) -> Result<Self, CodecError> {
@@ -75,7 +75,7 @@ impl<'a> Update<'a> {
                     }
                     Selection::Points(_) => false,
                 },
-                extent: extents.and_then(|extents| extents.get(number).cloned().flatten()),
+                extent: entries.and_then(|entries| entries.get(number)),
             })
             .collect();
         Ok(Self {
@@ -101,7 +101,7 @@ impl<'a> Update<'a> {
             }
         }
         let extents = self.straddled().filter_map(|t| t.extent.as_ref());
-        Ok((Reads::of(extents), limit.is_bounded()))
+        Ok((Reads::of(extents.cloned()), limit.is_bounded()))
     }
 
     /// Whether some elements of a subchunk stay as they are.
@@ -277,7 +277,7 @@ impl<'a> Update<'a> {
         let encoded = shard
             .with_job(options, |job| {
                 let job = Job { grid, ..*job };
-                engine.encode(&job, decoded, RECORD_LEN, shard.index_len)
+                engine.encode(&job, decoded, RECORD_LEN, 0)
             })
             .map_err(codec_error)?;
         if encoded.extents.len() != self.touched.len() {
@@ -334,16 +334,23 @@ impl Changes {
             .collect()
     }
 
-    /// How many bytes of a shard are used after these changes, of which `used` are before, by
-    /// subchunks at `extents` and other things.
-    pub(super) fn used_after(&self, used: usize, extents: &[Extent]) -> usize {
+    /// How many bytes the subchunks of a shard use after these changes, if they use `used` before.
+    /// `old` is where each lies then.
+    pub(super) fn used_after(&self, used: usize, old: impl Fn(usize) -> Extent) -> usize {
         let len = |extent: &Extent| extent.as_ref().map_or(0, ExactSizeIterator::len);
         let added: usize = self.subchunks.iter().map(|(_, new)| len(new)).sum();
-        let removed = self
+        let removed = self.subchunks.iter().map(|(number, _)| len(&old(*number)));
+        (used + added).saturating_sub(removed.sum())
+    }
+
+    /// Whether every subchunk of a shard is empty after these changes. `space` is of the shard before
+    /// them, and `old` is where each subchunk lies then.
+    pub(super) fn erase(&self, space: &Space, old: impl Fn(usize) -> Extent) -> bool {
+        let erased = self
             .subchunks
             .iter()
-            .map(|(number, _)| len(&extents[*number]));
-        (used + added).saturating_sub(removed.sum())
+            .filter(|(number, _)| old(*number).is_some());
+        self.subchunks.iter().all(|(_, new)| new.is_none()) && erased.count() == space.num_stored()
     }
 
     /// The encoded bytes at `range`.

@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use zarrs::array::codec::ShardingIndexLocation;
-
 use super::commit::Placed;
 use super::reads::Fetched;
 use super::update::{Changes, Update};
@@ -12,6 +10,9 @@ use crate::layout::{Extent, RECORD_LEN, Record};
 
 /// What one call of the store writes: bytes at offsets, in this order.
 pub(super) type Write = Vec<(u64, Vec<u8>)>;
+
+/// A piece of at least this many bytes is not copied to be one piece with its neighbours.
+const LARGE: usize = 256 << 10;
 
 /// The calls of the store, one after the other, each with bytes at offsets in this order.
 ///
@@ -45,10 +46,8 @@ pub(super) fn writes(
         if at > record + RECORD_LEN {
             changes.bytes.extend_from_slice(&before_index(at));
         }
-        changes.bytes.extend_from_slice(&index);
-        let bytes = std::mem::take(&mut changes.bytes);
-        let first = vec![(record as u64, bytes)];
-        return with_index_at_start(update, first, index);
+        let first = vec![(record as u64, std::mem::take(&mut changes.bytes))];
+        return with_index(update, first, at, index);
     }
     let data = data(update, &extents, changes, fetched);
     match commit {
@@ -63,11 +62,10 @@ pub(super) fn writes(
             if at > record + RECORD_LEN {
                 pieces.push((at - RECORD_LEN, &second));
             }
-            pieces.push((at, &index));
             // Until a byte is written behind the old end there is nothing to undo. But a shard that
             // is being created is known by its record.
             pieces.sort_by_key(|&(offset, _)| (offset != record || !creates, offset));
-            with_index_at_start(update, joined(&pieces), index)
+            with_index(update, joined(&pieces), at, index)
         }
         Commit::Rewrite { record, copy } => {
             // At the end of the rest, and in this order: a record that is whole says that the copy
@@ -77,8 +75,8 @@ pub(super) fn writes(
             pieces.push((copy, &index));
             pieces.sort_by_key(|&(offset, _)| offset);
             let first = joined(&pieces);
-            if update.target.codec.index_location == ShardingIndexLocation::Start {
-                return with_index_at_start(update, first, index);
+            if !update.target.index.is_at_end() {
+                return vec![first, vec![(0, index)]];
             }
             let end = (record + RECORD_LEN) as u64;
             vec![first, vec![(end, index)]]
@@ -95,8 +93,8 @@ fn data<'c>(
 ) -> Vec<(usize, &'c [u8])> {
     let in_pieces = update.target.is_written_in_pieces();
     let mut data = Vec::new();
-    for (number, new) in &changes.subchunks {
-        let (Some(new), Some(extent)) = (new, &extents[*number]) else {
+    for ((number, new), extent) in changes.subchunks.iter().zip(extents) {
+        let (Some(new), Some(extent)) = (new, extent) else {
             continue;
         };
         let new = changes.encoded(new);
@@ -122,23 +120,33 @@ fn data<'c>(
     data
 }
 
-/// `first`, and then the index, if it is at the start.
-fn with_index_at_start(update: &Update<'_>, first: Write, index: Vec<u8>) -> Vec<Write> {
-    match update.target.codec.index_location {
-        ShardingIndexLocation::Start => vec![first, vec![(0, index)]],
-        ShardingIndexLocation::End => vec![first],
+/// `first` with the index, or its copy, behind it, at `at`; and then the index, if it is at the start.
+fn with_index(update: &Update<'_>, mut first: Write, at: usize, index: Vec<u8>) -> Vec<Write> {
+    let again = (!update.target.index.is_at_end()).then(|| vec![(0, index.clone())]);
+    match first.last_mut() {
+        Some((start, before)) if follows(*start, before, at) && index.len() < LARGE => {
+            before.extend_from_slice(&index);
+        }
+        _ => first.push((at as u64, index)),
     }
+    std::iter::once(first).chain(again).collect()
+}
+
+/// Whether a piece at `at` begins where the bytes `before`, at `start`, end, and these are few.
+fn follows(start: u64, before: &[u8], at: usize) -> bool {
+    start + before.len() as u64 == at as u64 && before.len() < LARGE
 }
 
 /// Whether record, changes, record and index follow one another in the shard as they do in `changes`.
 fn is_one_run(extents: &[Extent], changes: &Changes, record: usize, index: usize) -> bool {
     let mut next = RECORD_LEN;
-    let in_order = changes.subchunks.iter().all(|(number, new)| match new {
+    let mut placed = changes.subchunks.iter().zip(extents);
+    let in_order = placed.all(|((_, new), extent)| match new {
         None => true,
         Some(new) => {
             let follows = new.start == next;
             next = new.end;
-            let there = extents[*number].as_ref().map(|extent| extent.start);
+            let there = extent.as_ref().map(|extent| extent.start);
             follows && there == Some(record + new.start)
         }
     });
@@ -146,12 +154,12 @@ fn is_one_run(extents: &[Extent], changes: &Changes, record: usize, index: usize
     in_order && next == changes.bytes.len() && index == record + next + second_record
 }
 
-/// Pieces that follow one another, as one.
+/// Pieces that follow one another, as one, unless they are large.
 fn joined(pieces: &[(usize, &[u8])]) -> Write {
     let mut joined: Write = Vec::new();
     for &(offset, bytes) in pieces {
         match joined.last_mut() {
-            Some((start, before)) if *start + before.len() as u64 == offset as u64 => {
+            Some((start, before)) if follows(*start, before, offset) && bytes.len() < LARGE => {
                 before.extend_from_slice(bytes);
             }
             _ => joined.push((offset as u64, bytes.to_vec())),

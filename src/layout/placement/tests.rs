@@ -87,9 +87,9 @@ impl Simulated {
         }
         let old = self.object.clone();
         let old_extents = self.extents.clone();
-        let space = Space::of(&old_extents);
+        let space = Space::of(old_extents.clone());
         let stored = Stored {
-            extents: &old_extents,
+            num_subchunks: old_extents.len(),
             space: &space,
             size: old.len(),
             index_len: self.index_len,
@@ -99,16 +99,18 @@ impl Simulated {
             .iter()
             .map(|&(number, new)| Change {
                 number,
+                old: old_extents[number].clone(),
                 len: new.map(|(_, len)| len),
                 may_overwrite,
             })
             .collect();
         let placement = place(&stored, &lens, rule).expect("small");
-        for &(number, new) in changes {
+        assert_eq!(placement.extents.len(), changes.len());
+        for (&(number, new), extent) in changes.iter().zip(&placement.extents) {
             self.expected[number] = new;
+            self.extents[number].clone_from(extent);
             if let Some((value, _)) = new {
-                let extent = placement.extents[number].clone().expect("has a place");
-                self.write(extent, value);
+                self.write(extent.clone().expect("has a place"), value);
             }
         }
         let index_len = self.index_len;
@@ -119,7 +121,7 @@ impl Simulated {
         };
         let index = match placement.commit {
             Commit::DataOnly => {
-                assert_eq!(placement.extents, old_extents);
+                assert_eq!(self.extents, old_extents);
                 None
             }
             Commit::Grow { record, index } => {
@@ -161,13 +163,12 @@ impl Simulated {
         if let (Some(_), false) = (index, self.index_at_end) {
             self.write(0..index_len, 255);
         }
-        self.extents = placement.extents;
         self.check();
         placement.commit
     }
 
     fn check(&self) {
-        let stored = Space::of(&self.extents);
+        let stored = Space::of(self.extents.clone());
         assert!(!stored.overlaps());
         for (extent, expected) in self.extents.iter().zip(&self.expected) {
             assert_eq!(
@@ -187,11 +188,14 @@ impl Simulated {
     }
 }
 
-const CHANGE: Change = Change {
-    number: 0,
-    len: Some(10),
-    may_overwrite: true,
-};
+fn change(old: Extent) -> Change {
+    Change {
+        number: 0,
+        old,
+        len: Some(10),
+        may_overwrite: true,
+    }
+}
 
 const SLOTS: Rule = Rule::Slots { size: WORST };
 
@@ -298,16 +302,16 @@ fn rewriting_in_place_settles() {
 #[test]
 fn shared_bytes_are_left_alone() {
     let extents = [Some(0..10), Some(5..15), None];
-    let space = Space::of(&extents);
+    let space = Space::of(extents.clone());
     let stored = Stored {
-        extents: &extents,
+        num_subchunks: extents.len(),
         space: &space,
         size: 15 + 48,
         index_len: 48,
         index_at_end: true,
     };
     for rule in [Rule::Append, Rule::Reuse, Rule::InPlace, SLOTS] {
-        let placement = place(&stored, &[CHANGE], rule).expect("small");
+        let placement = place(&stored, &[change(extents[0].clone())], rule).expect("small");
         assert_eq!(placement.extents[0], Some(63 + 64..63 + 74));
     }
 }
@@ -315,9 +319,9 @@ fn shared_bytes_are_left_alone() {
 #[test]
 fn too_large_is_an_error() {
     let extents = [None, None];
-    let space = Space::of(&extents);
+    let space = Space::of(extents.clone());
     let stored = Stored {
-        extents: &extents,
+        num_subchunks: extents.len(),
         space: &space,
         size: isize::MAX as usize - 10,
         index_len: 32,
@@ -329,6 +333,6 @@ fn too_large_is_an_error() {
             size: usize::MAX / 2 + 1,
         },
     ] {
-        assert_eq!(place(&stored, &[CHANGE], rule), Err(TooLarge));
+        assert_eq!(place(&stored, &[change(None)], rule), Err(TooLarge));
     }
 }

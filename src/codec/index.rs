@@ -1,0 +1,381 @@
+//! The index of a shard: where it is, how large it is, and how it is encoded.
+
+use std::borrow::Cow;
+use std::num::NonZeroU64;
+use std::ops::Range;
+use std::sync::Arc;
+
+use zarrs::array::codec::ShardingIndexLocation;
+use zarrs::array::{ArrayBytes, BytesRepresentation, CodecChain, FillValue, data_type};
+use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
+use zarrs_storage::byte_range::ByteRange;
+
+use super::CudaShardingCodec;
+use super::foreign::no_panic;
+use super::recognise::recognise;
+use crate::engine::Stage;
+use crate::layout::{ByteOrder, ENTRY_LEN, Entries, Extent, SubchunkGrid, encode_entries};
+
+/// The size of a CRC32C, in bytes.
+const CHECKSUM_LEN: usize = 4;
+
+/// The codecs of an index, and what is known of them.
+#[derive(Clone, Debug)]
+pub(crate) struct IndexCodecs {
+    chain: Arc<CodecChain>,
+    /// How they encode an index, if that can be done, and undone, without them.
+    plain: Option<Plain>,
+    has_checksum: bool,
+}
+
+/// Entries as they are, and then checksums of everything before.
+#[derive(Clone, Copy, Debug)]
+struct Plain {
+    order: ByteOrder,
+    checksums: usize,
+}
+
+impl IndexCodecs {
+    /// The codecs `chain` of the index of shards of `dimensions` dimensions.
+    ///
+    /// # Errors
+    /// A message for the user if the size of an encoded index is not fixed.
+    pub(super) fn new(chain: Arc<CodecChain>, dimensions: usize) -> Result<Self, String> {
+        let mut shape = vec![NonZeroU64::MIN; dimensions];
+        shape.push(NonZeroU64::MIN.saturating_add(1));
+        fixed_size(&chain, &shape).map_err(|error| format!("invalid index codecs: {error}"))?;
+        let plain = Plain::of(&chain);
+        Ok(Self {
+            has_checksum: match plain {
+                Some(plain) => plain.checksums > 0,
+                None => notices_a_change(&chain, &shape),
+            },
+            plain,
+            chain,
+        })
+    }
+}
+
+impl Plain {
+    fn of(chain: &CodecChain) -> Option<Self> {
+        let known = recognise(chain).ok()?.resolve(
+            chain.array_to_bytes_codec().as_ref(),
+            1,
+            &data_type::uint64(),
+            &FillValue::from(u64::MAX),
+        );
+        let known = known.ok()?;
+        let is_plain = chain.array_to_array_codecs().is_empty()
+            && known.stages.iter().all(|stage| *stage == Stage::Crc32c);
+        is_plain.then_some(Self {
+            order: match (ByteOrder::NATIVE, known.swap) {
+                (order, 1) => order,
+                (ByteOrder::Little, _) => ByteOrder::Big,
+                (ByteOrder::Big, _) => ByteOrder::Little,
+            },
+            checksums: known.stages.len(),
+        })
+    }
+
+    /// Compare the checksums of `encoded`.
+    fn validate(self, encoded: &[u8]) -> Result<(), CodecError> {
+        let mut rest = encoded;
+        for _ in 0..self.checksums {
+            let (before, checksum) = rest
+                .split_last_chunk::<CHECKSUM_LEN>()
+                .ok_or(CodecError::InvalidChecksum)?;
+            if crc32c::crc32c(before) != u32::from_le_bytes(*checksum) {
+                return Err(CodecError::InvalidChecksum);
+            }
+            rest = before;
+        }
+        Ok(())
+    }
+
+    /// Append the checksums to `entries`.
+    fn finish(self, mut entries: Vec<u8>) -> Vec<u8> {
+        for _ in 0..self.checksums {
+            let checksum = crc32c::crc32c(&entries);
+            entries.extend_from_slice(&checksum.to_le_bytes());
+        }
+        entries
+    }
+}
+
+/// Whether decoding fails when a bit of an encoded index of `shape` changes.
+fn notices_a_change(chain: &CodecChain, shape: &[NonZeroU64]) -> bool {
+    let (data_type, fill_value) = (data_type::uint64(), FillValue::from(u64::MAX));
+    let options = CodecOptions::default().with_validate_checksums(true);
+    let empty = ArrayBytes::from(vec![0xFF; ENTRY_LEN]);
+    let encoded = no_panic(|| chain.encode(empty, shape, &data_type, &fill_value, &options));
+    let Ok(encoded) = encoded else {
+        return false;
+    };
+    let mut changed = encoded.into_owned();
+    if let Some(byte) = changed.first_mut() {
+        *byte ^= 1;
+    }
+    let changed = Cow::Owned(changed);
+    no_panic(|| chain.decode(changed, shape, &data_type, &fill_value, &options)).is_err()
+}
+
+/// The size of an encoded index of `shape`.
+fn fixed_size(chain: &CodecChain, shape: &[NonZeroU64]) -> Result<u64, CodecError> {
+    match chain.encoded_representation(shape, &data_type::uint64(), &FillValue::from(u64::MAX))? {
+        BytesRepresentation::FixedSize(size) => Ok(size),
+        representation => Err(CodecError::Other(format!(
+            "the index codecs encode to a variable size ({representation}), which sharding_indexed does not allow: use `bytes`, and checksums such as `crc32c`"
+        ))),
+    }
+}
+
+/// The index of shards of one codec and shape.
+#[derive(Clone, Debug)]
+pub(crate) struct ShardIndex {
+    codecs: IndexCodecs,
+    location: ShardingIndexLocation,
+    /// The grid of subchunks, and two words.
+    shape: Vec<NonZeroU64>,
+    num_subchunks: usize,
+    len: usize,
+}
+
+impl ShardIndex {
+    /// # Errors
+    /// A [`CodecError`] if the index is larger than this machine can address.
+    pub(crate) fn new(codec: &CudaShardingCodec, grid: &SubchunkGrid) -> Result<Self, CodecError> {
+        let num_subchunks = grid.num_subchunks();
+        let too_many = || {
+            CodecError::Other(format!(
+                "the index of {num_subchunks} subchunks is larger than this machine can address"
+            ))
+        };
+        // Twice: the words, and the bytes that they are encoded from.
+        num_subchunks
+            .checked_mul(2 * ENTRY_LEN)
+            .filter(|&len| isize::try_from(len).is_ok())
+            .ok_or_else(too_many)?;
+        let counts = grid.counts().iter().copied().chain([2]);
+        let shape: Vec<_> = counts
+            .filter_map(|count| NonZeroU64::new(u64::try_from(count).ok()?))
+            .collect();
+        let len = fixed_size(&codec.index_codecs.chain, &shape)?;
+        Ok(Self {
+            codecs: codec.index_codecs.clone(),
+            location: codec.index_location,
+            shape,
+            num_subchunks,
+            len: usize::try_from(len).map_err(|_| too_many())?,
+        })
+    }
+
+    /// The size of the encoded index, in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The number of subchunks of a shard.
+    pub(crate) fn num_subchunks(&self) -> usize {
+        self.num_subchunks
+    }
+
+    pub(crate) fn location(&self) -> ShardingIndexLocation {
+        self.location
+    }
+
+    pub(crate) fn is_at_end(&self) -> bool {
+        self.location == ShardingIndexLocation::End
+    }
+
+    /// Whether the index codecs notice when a bit of the index changes.
+    pub(crate) fn has_checksum(&self) -> bool {
+        self.codecs.has_checksum
+    }
+
+    /// The room to leave for the index before and behind the subchunks.
+    pub(crate) fn room(&self) -> (usize, usize) {
+        match self.location {
+            ShardingIndexLocation::Start => (self.len, 0),
+            ShardingIndexLocation::End => (0, self.len),
+        }
+    }
+
+    /// Where the index is in a shard of any size.
+    pub(crate) fn byte_range(&self) -> ByteRange {
+        let len = self.len as u64;
+        match self.location {
+            ShardingIndexLocation::Start => ByteRange::FromStart(0, Some(len)),
+            ShardingIndexLocation::End => ByteRange::Suffix(len),
+        }
+    }
+
+    /// Where the index is in a shard of `size` bytes; `None` if the shard is shorter than the index.
+    pub(crate) fn range_in(&self, size: usize) -> Option<Range<usize>> {
+        let behind = size.checked_sub(self.len)?;
+        Some(match self.location {
+            ShardingIndexLocation::Start => 0..self.len,
+            ShardingIndexLocation::End => behind..size,
+        })
+    }
+
+    /// The encoded index of the shard `object`.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the shard is shorter than the index.
+    pub(crate) fn of<'b>(&self, object: &'b [u8]) -> Result<&'b [u8], CodecError> {
+        let range = self.range_in(object.len());
+        range.map(|range| &object[range]).ok_or_else(|| {
+            CodecError::Other(format!(
+                "the encoded shard has {} bytes, fewer than its index of {}: it is truncated",
+                object.len(),
+                self.len
+            ))
+        })
+    }
+
+    /// Decode the encoded index, and check it against a shard of `limit` bytes.
+    ///
+    /// Where the size of the shard is not known, `limit` is the largest that it could be.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the index codecs fail, or if a subchunk ends beyond `limit`.
+    pub(crate) fn decode<'b>(
+        &self,
+        encoded: Cow<'b, [u8]>,
+        limit: u64,
+        options: &CodecOptions,
+    ) -> Result<Entries<'b>, CodecError> {
+        let entries = self.decode_unchecked(encoded, options)?;
+        let checked = entries.check(limit);
+        checked.map_err(|error| CodecError::Other(error.to_string()))?;
+        Ok(entries)
+    }
+
+    /// Decode the encoded index, wherever its entries lead.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the index codecs fail.
+    pub(crate) fn decode_unchecked<'b>(
+        &self,
+        encoded: Cow<'b, [u8]>,
+        options: &CodecOptions,
+    ) -> Result<Entries<'b>, CodecError> {
+        if encoded.len() != self.len {
+            return Err(CodecError::Other(format!(
+                "the shard has {} bytes where its index of {} should be: it is truncated",
+                encoded.len(),
+                self.len
+            )));
+        }
+        let (bytes, order) = match self.codecs.plain {
+            Some(plain) => {
+                if options.validate_checksums() {
+                    plain.validate(&encoded)?;
+                }
+                (encoded, plain.order)
+            }
+            None => (
+                Cow::Owned(self.decode_by_codecs(encoded, options)?),
+                ByteOrder::NATIVE,
+            ),
+        };
+        let len = bytes.len();
+        Entries::new(bytes, self.num_subchunks, order).ok_or_else(|| {
+            CodecError::Other(format!(
+                "the index codecs decoded the shard index to {len} bytes for {} subchunks",
+                self.num_subchunks
+            ))
+        })
+    }
+
+    fn decode_by_codecs(
+        &self,
+        encoded: Cow<'_, [u8]>,
+        options: &CodecOptions,
+    ) -> Result<Vec<u8>, CodecError> {
+        no_panic(|| {
+            let decoded = self.codecs.chain.decode(
+                encoded,
+                &self.shape,
+                &data_type::uint64(),
+                &FillValue::from(u64::MAX),
+                options,
+            )?;
+            Ok(decoded.into_fixed()?.into_owned())
+        })
+    }
+
+    /// Whether the entries that this index decodes to have the bytes of the encoded index.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.codecs.plain.is_some()
+    }
+
+    fn order(&self) -> ByteOrder {
+        self.codecs
+            .plain
+            .map_or(ByteOrder::NATIVE, |plain| plain.order)
+    }
+
+    /// The entries of a shard without subchunks.
+    pub(crate) fn empty(&self) -> Entries<'static> {
+        Entries::empty(self.num_subchunks, self.order())
+    }
+
+    /// Encode the index of a shard whose subchunks lie at `extents`.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the index codecs fail.
+    pub(crate) fn encode(
+        &self,
+        extents: &[Extent],
+        options: &CodecOptions,
+    ) -> Result<Vec<u8>, CodecError> {
+        debug_assert_eq!(extents.len(), self.num_subchunks);
+        self.finish(encode_entries(extents, self.order(), self.spare()), options)
+    }
+
+    /// Encode the index `old`, which this type has decoded, with `changes`: subchunks by number, and
+    /// where each lies.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the index codecs fail.
+    pub(crate) fn encode_changed(
+        &self,
+        old: &Entries<'_>,
+        changes: impl IntoIterator<Item = (usize, Extent)>,
+        options: &CodecOptions,
+    ) -> Result<Vec<u8>, CodecError> {
+        self.finish(old.with(changes, self.spare()), options)
+    }
+
+    /// What the encoded index has beside its entries, if anything.
+    fn spare(&self) -> usize {
+        self.len.saturating_sub(self.num_subchunks * ENTRY_LEN)
+    }
+
+    fn finish(&self, entries: Vec<u8>, options: &CodecOptions) -> Result<Vec<u8>, CodecError> {
+        let index = match self.codecs.plain {
+            Some(plain) => plain.finish(entries),
+            None => self
+                .codecs
+                .chain
+                .encode(
+                    ArrayBytes::from(entries),
+                    &self.shape,
+                    &data_type::uint64(),
+                    &FillValue::from(u64::MAX),
+                    options,
+                )?
+                .into_owned(),
+        };
+        if index.len() == self.len {
+            Ok(index)
+        } else {
+            Err(CodecError::Other(format!(
+                "the index codecs encoded to {} bytes, and had said {}",
+                index.len(),
+                self.len
+            )))
+        }
+    }
+}
