@@ -1,5 +1,6 @@
 //! The `sharding_indexed` array-to-bytes codec: the only code that implements zarrs' codec traits.
 
+mod bounded;
 mod builder;
 mod delegated;
 pub(crate) mod find;
@@ -7,6 +8,7 @@ pub(crate) mod foreign;
 mod partial_decoder;
 mod partial_encoder;
 mod recognise;
+pub(crate) mod registry;
 mod selection;
 pub(crate) mod shard;
 pub(crate) mod stored;
@@ -25,8 +27,8 @@ use zarrs::array::codec::{
 use zarrs::array::{
     ArrayBytes, ArrayBytesRaw, BytesRepresentation, ChunkShape, CodecChain, DataType, FillValue,
 };
+use zarrs::metadata::Configuration;
 use zarrs::metadata::v3::MetadataV3;
-use zarrs::metadata::{Configuration, ConfigurationSerialize};
 use zarrs::plugin::{ExtensionName, PluginCreateError, ZarrVersion};
 use zarrs_codec::{
     ArrayBytesDecodeIntoTarget, ArrayCodecTraits, ArrayPartialDecoderTraits,
@@ -46,6 +48,7 @@ pub use find::explain;
 
 use crate::plan::{self, Engines, Explanation};
 use crate::{Error, MemoryEstimate, Options};
+use bounded::{Bounded, Limits, bounded};
 use delegated::{Delegated, Guarded};
 use foreign::{codec_error, no_panic};
 use partial_decoder::PartialDecoder;
@@ -101,6 +104,8 @@ pub struct CudaShardingCodec {
     index_location: ShardingIndexLocation,
     /// The inner codecs as data, or why they cannot be that.
     recognised: Result<RecognisedChain, String>,
+    /// What bounds the memory that the inner codecs take.
+    limits: Limits,
     /// zarrs' codec of the same configuration: for `as_any`, metadata, and variable-length types.
     stock: ShardingCodec,
     options: Options,
@@ -110,7 +115,8 @@ pub struct CudaShardingCodec {
 impl CudaShardingCodec {
     /// Create a codec from the parts of its configuration.
     ///
-    /// A nested codec that is zarrs' own `sharding_indexed` is replaced by this one.
+    /// A nested codec that is zarrs' own `sharding_indexed` is replaced by this one, and decompressors by
+    /// those of this crate's host engine, whose memory is bounded.
     ///
     /// # Errors
     /// A [`PluginCreateError`] if the size of what `index_codecs` encode is not fixed: the index
@@ -124,7 +130,8 @@ impl CudaShardingCodec {
     ) -> Result<Self, PluginCreateError> {
         index_codecs_are_fixed_size(&index_codecs, subchunk_shape.len())
             .map_err(PluginCreateError::Other)?;
-        let inner_codecs = with_our_nested_codec(inner_codecs, &options)?;
+        let Bounded { chain, limits } = bounded(&inner_codecs, &options)?;
+        let inner_codecs = chain;
         // Deterministic output, also where zarrs does the encoding.
         let stock = ShardingCodec::new(
             subchunk_shape.clone(),
@@ -135,6 +142,7 @@ impl CudaShardingCodec {
         .with_subchunk_write_order(SubchunkWriteOrder::C);
         Ok(Self {
             recognised: recognise(&inner_codecs),
+            limits,
             subchunk_shape,
             inner_codecs,
             index_codecs,
@@ -257,6 +265,19 @@ impl CudaShardingCodec {
         Ok(self.explain(shard_shape, data_type, fill_value)?.memory)
     }
 
+    /// That the options allow to decode with these codecs.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the data are not trusted, and a codec needs that.
+    pub(crate) fn check_trusted(&self) -> Result<(), CodecError> {
+        match &self.limits.unbounded {
+            Some(codec) if self.options.untrusted_data() => Err(CodecError::Other(format!(
+                "the inner codec `{codec}` is not decoded: a hostile shard could make it take more memory than the array's metadata justify, and the options say that the data are not to be trusted. Decode without `Options::with_untrusted_data`, if they are; or store the array with other codecs"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     /// That zarrs' codec may handle `data_type`.
     fn check_delegated(&self, data_type: &DataType) -> Result<(), CodecError> {
         Engines::check_delegated(&self.options, &Self::why_delegated(data_type)).map_err(other)
@@ -277,30 +298,6 @@ impl CudaShardingCodec {
     fn is_delegated(data_type: &DataType) -> bool {
         data_type.is_optional() || data_type.fixed_size().is_none_or(|size| size == 0)
     }
-}
-
-/// A nested `sharding_indexed` that zarrs made itself would decode with zarrs' decoder, which
-/// panics on some corrupted shards, and encode in no particular order.
-fn with_our_nested_codec(
-    chain: Arc<CodecChain>,
-    options: &Options,
-) -> Result<Arc<CodecChain>, PluginCreateError> {
-    let nested = chain.array_to_bytes_codec();
-    if !nested.as_any().is::<ShardingCodec>() || find::ours(nested).is_some() {
-        return Ok(chain);
-    }
-    let configuration = nested
-        .configuration_v3(&CodecMetadataOptions::default())
-        .and_then(|c| ShardingCodecConfiguration::try_from_configuration(c).ok())
-        .ok_or_else(|| {
-            PluginCreateError::Other("a nested sharding_indexed codec has no metadata".to_string())
-        })?;
-    let ours = CudaShardingCodec::new_with_configuration(&configuration, options.clone())?;
-    Ok(Arc::new(CodecChain::new(
-        chain.array_to_array_codecs().to_vec(),
-        Arc::new(ours),
-        chain.bytes_to_bytes_codecs().to_vec(),
-    )))
 }
 
 impl ExtensionName for CudaShardingCodec {
@@ -426,6 +423,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         fill_value: &FillValue,
         options: &CodecOptions,
     ) -> Result<ArrayBytes<'a>, CodecError> {
+        self.check_trusted()?;
         if Self::is_delegated(data_type) {
             self.check_delegated(data_type)?;
             shard::check_index(self, &bytes, shape, options)?;
@@ -463,6 +461,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         output_target: ArrayBytesDecodeIntoTarget<'_>,
         options: &CodecOptions,
     ) -> Result<(), CodecError> {
+        self.check_trusted()?;
         let view = match output_target {
             ArrayBytesDecodeIntoTarget::Fixed(view) if !Self::is_delegated(data_type) => view,
             target => {
@@ -512,6 +511,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         fill_value: &FillValue,
         options: &CodecOptions,
     ) -> Result<Arc<dyn ArrayPartialDecoderTraits>, CodecError> {
+        self.check_trusted()?;
         if Self::is_delegated(data_type) {
             partial_decoder::check_index(&self, &*input_handle, shape, options)?;
             let input = Arc::new(Guarded(input_handle));
@@ -537,6 +537,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         fill_value: &FillValue,
         _options: &CodecOptions,
     ) -> Result<Arc<dyn ArrayPartialEncoderTraits>, CodecError> {
+        self.check_trusted()?;
         if Self::is_delegated(data_type) {
             self.check_delegated(data_type)?;
         }
@@ -558,6 +559,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         fill_value: &FillValue,
         options: &CodecOptions,
     ) -> Result<Arc<dyn AsyncArrayPartialDecoderTraits>, CodecError> {
+        self.check_trusted()?;
         if Self::is_delegated(data_type) {
             partial_decoder::async_check_index(&self, &*input_handle, shape, options).await?;
             let input = Arc::new(Guarded(input_handle));
@@ -582,6 +584,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         fill_value: &FillValue,
         _options: &CodecOptions,
     ) -> Result<Arc<dyn AsyncArrayPartialEncoderTraits>, CodecError> {
+        self.check_trusted()?;
         if Self::is_delegated(data_type) {
             self.check_delegated(data_type)?;
         }
