@@ -121,6 +121,10 @@ impl LevelPolicy {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each is a setting of its own"
+)]
 pub struct Options {
     backend: Backend,
     huge_pages: bool,

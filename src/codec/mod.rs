@@ -121,6 +121,10 @@ impl CudaShardingCodec {
     /// # Errors
     /// A [`PluginCreateError`] if the size of what `index_codecs` encode is not fixed: the index
     /// could not be found in a shard.
+    #[allow(
+        clippy::needless_pass_by_value,
+        reason = "the arguments are those of zarrs' codec"
+    )]
     pub fn new(
         subchunk_shape: ChunkShape,
         inner_codecs: Arc<CodecChain>,

@@ -56,7 +56,7 @@ impl Gzip {
         self.decompressor
             .get_or_insert_with(Decompressor::new)
             .gzip_decompress(from, to)
-            .map_err(|error| reason(error, "gzip member"))
+            .map_err(|error| reason(&error, "gzip member"))
     }
 
     /// Decompress the zlib stream at the start of `from` into `to`. Returns the number of bytes.
@@ -67,11 +67,11 @@ impl Gzip {
         self.decompressor
             .get_or_insert_with(Decompressor::new)
             .zlib_decompress(from, to)
-            .map_err(|error| reason(error, "zlib stream"))
+            .map_err(|error| reason(&error, "zlib stream"))
     }
 }
 
-fn reason(error: DecompressionError, what: &str) -> String {
+fn reason(error: &DecompressionError, what: &str) -> String {
     match error {
         DecompressionError::BadData => format!("the data is not a valid {what}"),
         DecompressionError::InsufficientSpace => "the content is too long".to_string(),
