@@ -14,7 +14,7 @@ use zarrs::storage::store::MemoryStore;
 use zarrs::storage::{ReadableStorageTraits, StoreKey, WritableStorageTraits};
 use zarrs_cuda::storage::SparseShardStore;
 
-fn sharding(chunk_shape: &[u64], codecs: Value) -> Value {
+fn sharding(chunk_shape: &[u64], codecs: &Value) -> Value {
     let little = json!({ "name": "bytes", "configuration": { "endian": "little" } });
     json!({ "name": "sharding_indexed", "configuration": {
         "chunk_shape": chunk_shape,
@@ -24,7 +24,7 @@ fn sharding(chunk_shape: &[u64], codecs: Value) -> Value {
     } })
 }
 
-fn metadata(codecs: Value) -> ArrayMetadata {
+fn metadata(codecs: &Value) -> ArrayMetadata {
     let metadata = json!({
         "zarr_format": 3,
         "node_type": "array",
@@ -41,9 +41,9 @@ fn metadata(codecs: Value) -> ArrayMetadata {
 #[test]
 fn hostile_nested_shards_are_errors() {
     let bytes = json!([{ "name": "bytes", "configuration": { "endian": "little" } }]);
-    let nested = sharding(&[2], bytes.clone());
+    let nested = sharding(&[2], &bytes);
     let store = Arc::new(MemoryStore::new());
-    let outer = metadata(json!([sharding(&[4], json!([nested]))]));
+    let outer = metadata(&json!([sharding(&[4], &json!([nested]))]));
     let shards = Array::new_with_metadata(store.clone(), "/a", outer).unwrap();
     shards.store_metadata().unwrap();
     shards.store_chunk(&[0], vec![1_u16; 8]).unwrap();
@@ -69,12 +69,12 @@ fn hostile_nested_shards_are_errors() {
     assert!(array.retrieve_array_subset::<Vec<u16>>(&part).is_err());
 
     // Other arrays stay what they are, and after the view those of the same codecs as well.
-    let is_ours = |codec: Value| {
-        let array = Array::new_with_metadata(store.clone(), "/b", metadata(json!([codec])));
+    let is_ours = |codec: &Value| {
+        let array = Array::new_with_metadata(store.clone(), "/b", metadata(&json!([codec])));
         zarrs_cuda::explain(&array.unwrap()).is_ok()
     };
-    assert!(!is_ours(sharding(&[4], bytes)));
-    assert!(is_ours(nested.clone()));
+    assert!(!is_ours(&sharding(&[4], &bytes)));
+    assert!(is_ours(&nested));
     drop((array, view));
-    assert!(!is_ours(nested));
+    assert!(!is_ours(&nested));
 }
