@@ -40,6 +40,8 @@
 //!
 //! - `async` (default): the asynchronous partial decoder and encoder. Keep it on where
 //!   `zarrs/async` is on: without it, asynchronous partial reads read whole shards.
+//! - `pcodec` (default): the codec `numcodecs.pcodec`, decoded in bounded memory. Keep it on where
+//!   `zarrs/pcodec` is on: without it, a hostile shard of that codec can take any amount of memory.
 //! - `filesystem`: zarrs' filesystem store, of a version that syncs every write.
 //! - `ndarray`: views of `ndarray` are appended to a [writer].
 //! - `dlpack`: tensors of other libraries, on the host or a device, are appended to a [writer]

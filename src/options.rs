@@ -122,6 +122,10 @@ impl LevelPolicy {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each is a setting of its own"
+)]
 pub struct Options {
     backend: Backend,
     huge_pages: bool,
@@ -132,6 +136,7 @@ pub struct Options {
     device_levels: LevelPolicy,
     nvcomp: Option<PathBuf>,
     device_decode: bool,
+    untrusted_data: bool,
     write_strategy: WriteStrategy,
     max_dead_fraction: f64,
     allow_unsafe_compaction: bool,
@@ -157,6 +162,7 @@ impl Default for Options {
             device_levels: LevelPolicy::default(),
             nvcomp: None,
             device_decode: false,
+            untrusted_data: false,
             write_strategy: WriteStrategy::default(),
             max_dead_fraction: 0.25,
             allow_unsafe_compaction: false,
@@ -326,6 +332,33 @@ impl Options {
     #[must_use]
     pub fn device_decode(&self) -> bool {
         self.device_decode
+    }
+
+    /// Whether arrays are refused of which a hostile shard could take more memory than the array's
+    /// metadata justify. Default: `false`: everything is decoded that can be.
+    ///
+    /// What is decoded with this option takes memory in proportion to the array's shards and to what
+    /// the store has. Reading from any other array is an error, and so are partial writes of it, which
+    /// read first. The error names the first inner codec that is not bounded:
+    ///
+    /// - codecs that neither this crate nor zarrs knows, unless they are checksums or filters; of zarrs'
+    ///   codecs `bz2`, `gdeflate`, `zfp` and `zfpy`, and `pcodec` without this crate's feature of that
+    ///   name;
+    /// - any compressor of elements of variable length: no metadata say how long they may be.
+    ///
+    /// The metadata themselves are trusted: an array of huge shards takes huge memory. Whoever opens
+    /// arrays of others looks at the shard shape first.
+    #[must_use]
+    pub fn with_untrusted_data(mut self, untrusted_data: bool) -> Self {
+        self.untrusted_data = untrusted_data;
+        self
+    }
+
+    /// Whether arrays are refused of which a hostile shard could take more memory than the array's
+    /// metadata justify.
+    #[must_use]
+    pub fn untrusted_data(&self) -> bool {
+        self.untrusted_data
     }
 
     /// Where partial writes put what they change. Default: [`WriteStrategy::Auto`].

@@ -1,36 +1,19 @@
 //! Every `sharding_indexed` array of the process, through this crate's codec.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use zarrs::array::StorageTransformerTraits;
-use zarrs::array::codec::ShardingCodec;
 use zarrs::array::storage_transformer::{
     STORAGE_TRANSFORMER_RUNTIME_REGISTRY, StorageTransformerRuntimePlugin,
     StorageTransformerRuntimeRegistryHandle, register_storage_transformer,
 };
-use zarrs::metadata::v3::MetadataV3;
-use zarrs::plugin::{ExtensionAliasesV3, PluginCreateError};
-use zarrs_codec::{CODEC_RUNTIME_REGISTRY_V3, Codec, CodecRuntimePluginV3, register_codec_v3};
 
+use crate::codec::registry;
 use crate::plan::Engines;
 use crate::storage::ShardingTransformer;
-use crate::{CudaShardingCodec, Error, Options};
+use crate::{Error, Options};
 
-/// Whether our registry entry answers to its name.
-///
-/// The entry itself is pushed once and stays: removing it takes zarrs' registry lock for writing,
-/// which deadlocks with a thread that opens an array (it holds the lock for reading while nested
-/// codecs take it again).
-static ENABLED: AtomicBool = AtomicBool::new(false);
-
-/// The options of the registration in force.
-static OPTIONS: RwLock<Option<Options>> = RwLock::new(None);
-
-/// Our entry in zarrs' registry, once it is there. Locked while registering.
-static ENTRY: Mutex<Option<Arc<CodecRuntimePluginV3>>> = Mutex::new(None);
-
-/// The same, in that of storage transformers. Locked after `ENTRY`.
+/// Our entry in zarrs' registry of storage transformers, once it is there. Locked while registering.
 static TRANSFORMER: Mutex<Option<StorageTransformerRuntimeRegistryHandle>> = Mutex::new(None);
 
 /// Use this crate's codec for every `sharding_indexed` array that is opened or created from
@@ -67,26 +50,8 @@ static TRANSFORMER: Mutex<Option<StorageTransformerRuntimeRegistryHandle>> = Mut
 /// - [`Error::BackendUnavailable`] if the options ask for a backend that cannot be used.
 pub fn register(options: Options) -> Result<Registration, Error> {
     Engines::default().check(&options)?;
-    let mut entry = ENTRY.lock().unwrap_or_else(PoisonError::into_inner);
-    if ENABLED.load(Ordering::Acquire) {
-        return Err(Error::AlreadyRegistered);
-    }
-    if !is_first(entry.as_ref()) {
-        return Err(Error::NameTaken);
-    }
-    if !entry.as_ref().is_some_and(is_in_registry) {
-        *entry = Some(register_codec_v3(CodecRuntimePluginV3::new(
-            matches, create,
-        )));
-        // Somebody may have been quicker between the two looks.
-        if !is_first(entry.as_ref()) {
-            return Err(Error::NameTaken);
-        }
-    }
-    push_transformer();
     let backend = options.backend();
-    *OPTIONS.write().unwrap_or_else(PoisonError::into_inner) = Some(options);
-    ENABLED.store(true, Ordering::Release);
+    registry::enable(options, push_transformer)?;
     tracing::debug!(%backend, "sharding_indexed is zarrs_cuda's");
     Ok(Registration { _private: () })
 }
@@ -107,13 +72,8 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        let _entry = ENTRY.lock().unwrap_or_else(PoisonError::into_inner);
-        ENABLED.store(false, Ordering::Release);
+        registry::disable();
     }
-}
-
-fn matches(name: &str) -> bool {
-    ENABLED.load(Ordering::Acquire) && ShardingCodec::matches_name_v3(name)
 }
 
 /// The entry of the storage transformer is pushed once, like that of the codec.
@@ -124,36 +84,9 @@ fn push_transformer() {
             .with_plugins(|entries| entries.iter().any(|entry| Arc::ptr_eq(entry, ours)))
     });
     if !is_there {
-        let matches =
-            |name: &str| ENABLED.load(Ordering::Acquire) && ShardingTransformer::is_name(name);
+        let matches = |name: &str| registry::is_enabled() && ShardingTransformer::is_name(name);
         *entry = Some(register_storage_transformer(
             StorageTransformerRuntimePlugin::new(matches, ShardingTransformer::create),
         ));
     }
-}
-
-fn create(metadata: &MetadataV3) -> Result<Codec, PluginCreateError> {
-    let options = OPTIONS
-        .read()
-        .unwrap_or_else(PoisonError::into_inner)
-        .clone()
-        .unwrap_or_default();
-    let codec = CudaShardingCodec::from_metadata(metadata, options)?;
-    Ok(Codec::ArrayToBytes(Arc::new(codec)))
-}
-
-/// Whether nobody's entry for the name comes before ours, or before where ours would come.
-fn is_first(ours: Option<&Arc<CodecRuntimePluginV3>>) -> bool {
-    let name = ShardingCodec::aliases_v3().default_name.clone();
-    CODEC_RUNTIME_REGISTRY_V3.with_plugins(|entries| {
-        entries
-            .iter()
-            .take_while(|entry| !ours.is_some_and(|ours| Arc::ptr_eq(entry, ours)))
-            .all(|entry| !entry.match_name(&name))
-    })
-}
-
-fn is_in_registry(ours: &Arc<CodecRuntimePluginV3>) -> bool {
-    CODEC_RUNTIME_REGISTRY_V3
-        .with_plugins(|entries| entries.iter().any(|entry| Arc::ptr_eq(entry, ours)))
 }

@@ -10,6 +10,9 @@
 
 mod common;
 
+#[path = "hostile/claims.rs"]
+mod claims;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -232,6 +235,23 @@ fn chains() -> Vec<(String, Vec<Value>, bool)> {
     for cname in codecs::BLOSC_COMPRESSORS {
         let blosc = codecs::blosc(cname, 5, "shuffle", 2);
         chains.push((format!("blosc {cname}"), vec![little(), blosc], false));
+    }
+    let lz4 = || codecs::blosc("lz4", 5, "shuffle", 2);
+    for (name, codecs, checked) in [
+        (
+            "adler32, blosc",
+            vec![little(), codecs::adler32(), lz4()],
+            true,
+        ),
+        (
+            "sharding, blosc",
+            vec![codecs::sharding(&[1, 2], &[little()]), lz4()],
+            false,
+        ),
+        ("zlib", vec![little(), codecs::zlib()], true),
+        ("pcodec", vec![codecs::pcodec()], false),
+    ] {
+        chains.push((name.to_string(), codecs, checked));
     }
     let blosc = codecs::blosc("lz4", 5, "bitshuffle", 2);
     let blosc = vec![little(), blosc, codecs::crc32c()];
@@ -761,7 +781,14 @@ fn wrong_lengths() {
     let mut attacker = Attacker::new();
     let index = IndexLayout::default();
     for (name, codecs, _) in chains() {
-        let array_codecs = ["transpose", "packbits", "shuffle", "sharding", "reshape"];
+        let array_codecs = [
+            "transpose",
+            "packbits",
+            "shuffle",
+            "sharding",
+            "reshape",
+            "pcodec",
+        ];
         if array_codecs.iter().any(|codec| name.starts_with(codec)) {
             continue;
         }

@@ -1,4 +1,5 @@
-//! Chains that the engines do not know, through zarrs' own `CodecChain`.
+//! Chains that the engines do not know, through zarrs' own `CodecChain`. The decoders in it are bounded
+//! already, where they can be (`bounded.rs`).
 
 use std::borrow::Cow;
 use std::fmt;

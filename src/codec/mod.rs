@@ -1,5 +1,6 @@
 //! The `sharding_indexed` array-to-bytes codec: the only code that implements zarrs' codec traits.
 
+mod bounded;
 mod builder;
 mod delegated;
 pub(crate) mod find;
@@ -8,6 +9,7 @@ pub(crate) mod index;
 mod partial_decoder;
 mod partial_encoder;
 mod recognise;
+pub(crate) mod registry;
 mod selection;
 pub(crate) mod shard;
 pub(crate) mod stored;
@@ -26,8 +28,8 @@ use zarrs::array::codec::{
 use zarrs::array::{
     ArrayBytes, ArrayBytesRaw, BytesRepresentation, ChunkShape, CodecChain, DataType, FillValue,
 };
+use zarrs::metadata::Configuration;
 use zarrs::metadata::v3::MetadataV3;
-use zarrs::metadata::{Configuration, ConfigurationSerialize};
 use zarrs::plugin::{ExtensionName, PluginCreateError, ZarrVersion};
 use zarrs_codec::{
     ArrayBytesDecodeIntoTarget, ArrayCodecTraits, ArrayPartialDecoderTraits,
@@ -47,6 +49,7 @@ pub use find::explain;
 
 use crate::plan::{self, Engines, Explanation};
 use crate::{Error, MemoryEstimate, Options};
+use bounded::{Bounded, Limits, bounded};
 use delegated::{Delegated, Guarded};
 use foreign::{codec_error, no_panic};
 use index::IndexCodecs;
@@ -103,6 +106,8 @@ pub struct CudaShardingCodec {
     index_location: ShardingIndexLocation,
     /// The inner codecs as data, or why they cannot be that.
     recognised: Result<RecognisedChain, String>,
+    /// What bounds the memory that the inner codecs take.
+    limits: Limits,
     /// zarrs' codec of the same configuration: for `as_any`, metadata, and variable-length types.
     stock: ShardingCodec,
     options: Options,
@@ -112,11 +117,16 @@ pub struct CudaShardingCodec {
 impl CudaShardingCodec {
     /// Create a codec from the parts of its configuration.
     ///
-    /// A nested codec that is zarrs' own `sharding_indexed` is replaced by this one.
+    /// A nested codec that is zarrs' own `sharding_indexed` is replaced by this one, and decompressors by
+    /// those of this crate's host engine, whose memory is bounded.
     ///
     /// # Errors
     /// A [`PluginCreateError`] if the size of what `index_codecs` encode is not fixed: the index
     /// could not be found in a shard.
+    #[allow(
+        clippy::needless_pass_by_value,
+        reason = "the arguments are those of zarrs' codec"
+    )]
     pub fn new(
         subchunk_shape: ChunkShape,
         inner_codecs: Arc<CodecChain>,
@@ -126,7 +136,8 @@ impl CudaShardingCodec {
     ) -> Result<Self, PluginCreateError> {
         let index = IndexCodecs::new(index_codecs.clone(), subchunk_shape.len())
             .map_err(PluginCreateError::Other)?;
-        let inner_codecs = with_our_nested_codec(inner_codecs, &options)?;
+        let Bounded { chain, limits } = bounded(&inner_codecs, &options)?;
+        let inner_codecs = chain;
         // Deterministic output, also where zarrs does the encoding.
         let stock = ShardingCodec::new(
             subchunk_shape.clone(),
@@ -137,6 +148,7 @@ impl CudaShardingCodec {
         .with_subchunk_write_order(SubchunkWriteOrder::C);
         Ok(Self {
             recognised: recognise(&inner_codecs),
+            limits,
             subchunk_shape,
             inner_codecs,
             index_codecs: index,
@@ -259,6 +271,19 @@ impl CudaShardingCodec {
         Ok(self.explain(shard_shape, data_type, fill_value)?.memory)
     }
 
+    /// That the options allow to decode with these codecs.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the data are not trusted, and a codec needs that.
+    pub(crate) fn check_trusted(&self) -> Result<(), CodecError> {
+        match &self.limits.unbounded {
+            Some(codec) if self.options.untrusted_data() => Err(CodecError::Other(format!(
+                "the inner codec `{codec}` is not decoded: a hostile shard could make it take more memory than the array's metadata justify, and the options say that the data are not to be trusted. Decode without `Options::with_untrusted_data`, if they are; or store the array with other codecs"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     /// That zarrs' codec may handle `data_type`.
     fn check_delegated(&self, data_type: &DataType) -> Result<(), CodecError> {
         Engines::check_delegated(&self.options, &Self::why_delegated(data_type)).map_err(other)
@@ -279,30 +304,6 @@ impl CudaShardingCodec {
     fn is_delegated(data_type: &DataType) -> bool {
         data_type.is_optional() || data_type.fixed_size().is_none_or(|size| size == 0)
     }
-}
-
-/// A nested `sharding_indexed` that zarrs made itself would decode with zarrs' decoder, which
-/// panics on some corrupted shards, and encode in no particular order.
-fn with_our_nested_codec(
-    chain: Arc<CodecChain>,
-    options: &Options,
-) -> Result<Arc<CodecChain>, PluginCreateError> {
-    let nested = chain.array_to_bytes_codec();
-    if !nested.as_any().is::<ShardingCodec>() || find::ours(nested).is_some() {
-        return Ok(chain);
-    }
-    let configuration = nested
-        .configuration_v3(&CodecMetadataOptions::default())
-        .and_then(|c| ShardingCodecConfiguration::try_from_configuration(c).ok())
-        .ok_or_else(|| {
-            PluginCreateError::Other("a nested sharding_indexed codec has no metadata".to_string())
-        })?;
-    let ours = CudaShardingCodec::new_with_configuration(&configuration, options.clone())?;
-    Ok(Arc::new(CodecChain::new(
-        chain.array_to_array_codecs().to_vec(),
-        Arc::new(ours),
-        chain.bytes_to_bytes_codecs().to_vec(),
-    )))
 }
 
 impl ExtensionName for CudaShardingCodec {
@@ -425,6 +426,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         fill_value: &FillValue,
         options: &CodecOptions,
     ) -> Result<ArrayBytes<'a>, CodecError> {
+        self.check_trusted()?;
         if Self::is_delegated(data_type) {
             self.check_delegated(data_type)?;
             shard::check_index(self, &bytes, shape, options)?;
@@ -462,6 +464,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         output_target: ArrayBytesDecodeIntoTarget<'_>,
         options: &CodecOptions,
     ) -> Result<(), CodecError> {
+        self.check_trusted()?;
         let view = match output_target {
             ArrayBytesDecodeIntoTarget::Fixed(view) if !Self::is_delegated(data_type) => view,
             target => {
@@ -511,6 +514,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         fill_value: &FillValue,
         options: &CodecOptions,
     ) -> Result<Arc<dyn ArrayPartialDecoderTraits>, CodecError> {
+        self.check_trusted()?;
         if Self::is_delegated(data_type) {
             partial_decoder::check_index(&self, &*input_handle, shape, options)?;
             let input = Arc::new(Guarded(input_handle));
@@ -536,6 +540,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         fill_value: &FillValue,
         _options: &CodecOptions,
     ) -> Result<Arc<dyn ArrayPartialEncoderTraits>, CodecError> {
+        self.check_trusted()?;
         if Self::is_delegated(data_type) {
             self.check_delegated(data_type)?;
         }
@@ -557,6 +562,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         fill_value: &FillValue,
         options: &CodecOptions,
     ) -> Result<Arc<dyn AsyncArrayPartialDecoderTraits>, CodecError> {
+        self.check_trusted()?;
         if Self::is_delegated(data_type) {
             partial_decoder::async_check_index(&self, &*input_handle, shape, options).await?;
             let input = Arc::new(Guarded(input_handle));
@@ -581,6 +587,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         fill_value: &FillValue,
         _options: &CodecOptions,
     ) -> Result<Arc<dyn AsyncArrayPartialEncoderTraits>, CodecError> {
+        self.check_trusted()?;
         if Self::is_delegated(data_type) {
             self.check_delegated(data_type)?;
         }

@@ -194,7 +194,7 @@ fn grid(
         .map_err(|error| CodecError::Other(error.to_string()))
 }
 
-/// How many bytes a subchunk may have, as far as the metadata say.
+/// How many bytes a subchunk may have, encoded or between two of its codecs, as far as the metadata say.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SubchunkLen {
     Exactly(u64),
@@ -212,25 +212,25 @@ impl SubchunkLen {
         data_type: &DataType,
         fill_value: &FillValue,
     ) -> Result<Self, CodecError> {
-        /// Beside twice what zarrs' own encoders need, since other encoders may need more.
-        const SLACK: u64 = 4096;
         let representation = codec.inner_codecs.encoded_representation(
             &codec.subchunk_shape,
             data_type,
             fill_value,
         )?;
-        Ok(match representation {
-            BytesRepresentation::FixedSize(size) => Self::Exactly(size),
-            BytesRepresentation::BoundedSize(size) => {
-                Self::AtMost(size.saturating_mul(2).saturating_add(SLACK))
-            }
-            BytesRepresentation::UnboundedSize => Self::Anything,
-        })
+        Ok(representation.into())
+    }
+
+    /// The most bytes, if it says anything.
+    pub(crate) fn most(self) -> Option<u64> {
+        match self {
+            Self::Exactly(most) | Self::AtMost(most) => Some(most),
+            Self::Anything => None,
+        }
     }
 
     /// Whether it says anything.
     pub(crate) fn is_bounded(self) -> bool {
-        !matches!(self, Self::Anything)
+        self.most().is_some()
     }
 
     /// That subchunk `number` may have `len` bytes.
@@ -247,6 +247,20 @@ impl SubchunkLen {
         Err(CodecError::Other(format!(
             "subchunk {number} has {len} bytes in the shard index, expected {expected} {most}; the shard may be corrupted"
         )))
+    }
+}
+
+impl From<BytesRepresentation> for SubchunkLen {
+    fn from(representation: BytesRepresentation) -> Self {
+        /// Beside twice what zarrs' own encoders need, since other encoders may need more.
+        const SLACK: u64 = 4096;
+        match representation {
+            BytesRepresentation::FixedSize(size) => Self::Exactly(size),
+            BytesRepresentation::BoundedSize(size) => {
+                Self::AtMost(size.saturating_mul(2).saturating_add(SLACK))
+            }
+            BytesRepresentation::UnboundedSize => Self::Anything,
+        }
     }
 }
 

@@ -115,12 +115,14 @@ impl<'a> StoredShard<'a> {
     /// be decoded.
     ///
     /// # Errors
-    /// A [`CodecError`] if the shapes, data type and codecs do not fit each other.
+    /// A [`CodecError`] if the shapes, data type and codecs do not fit each other, or the codecs are for
+    /// trusted data.
     pub(crate) fn try_subchunks(
         &self,
         object: &[u8],
         entries: &Entries<'_>,
     ) -> Result<Vec<Result<(), CodecError>>, CodecError> {
+        self.codec.check_trusted()?;
         let numbered: Vec<(usize, Extent)> = entries.iter().enumerate().collect();
         let each = |decode: &TryOne<'_>| {
             let results = numbered.par_iter().map(|(number, extent)| match extent {

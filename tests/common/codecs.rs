@@ -26,6 +26,29 @@ pub(crate) fn gzip(level: u32) -> Value {
     json!({ "name": "gzip", "configuration": { "level": level } })
 }
 
+pub(crate) fn zlib() -> Value {
+    json!({ "name": "numcodecs.zlib", "configuration": { "level": 6 } })
+}
+
+pub(crate) fn bz2() -> Value {
+    json!({ "name": "numcodecs.bz2", "configuration": { "level": 9 } })
+}
+
+pub(crate) fn adler32() -> Value {
+    json!({ "name": "numcodecs.adler32", "configuration": { "location": "end" } })
+}
+
+pub(crate) fn pcodec() -> Value {
+    json!({ "name": "numcodecs.pcodec", "configuration": {
+        "level": 8,
+        "mode_spec": "auto",
+        "delta_spec": "auto",
+        "paging_spec": "equal_pages_up_to",
+        "delta_encoding_order": null,
+        "equal_pages_up_to": 262_144,
+    } })
+}
+
 pub(crate) const BLOSC_COMPRESSORS: [&str; 6] =
     ["blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd"];
 

@@ -30,6 +30,21 @@ pub(super) fn bound(len: usize) -> usize {
     len.saturating_add(BLOSC_MAX_OVERHEAD as usize)
 }
 
+/// The number of bytes that the frame `from` has as content, by its header.
+///
+/// # Errors
+/// That it is not a frame.
+pub(super) fn content_len(from: &[u8]) -> Result<usize, String> {
+    let mut len = 0;
+    // SAFETY: the pointer and length are those of `from`, and the function writes one integer.
+    let invalid = unsafe { blosc_cbuffer_validate(from.as_ptr().cast(), from.len(), &raw mut len) };
+    if invalid == 0 {
+        Ok(len)
+    } else {
+        Err("the data is not a valid Blosc frame".to_string())
+    }
+}
+
 impl Blosc {
     /// Compress `from` into `to`, as one frame. Returns the frame's size.
     ///
@@ -52,13 +67,7 @@ impl Blosc {
     /// # Errors
     /// The reason; also if the content is longer than `to`.
     pub(super) fn decompress(from: &[u8], to: &mut [u8]) -> Result<usize, String> {
-        let mut len = 0;
-        // SAFETY: the pointer and length are those of `from`, and the function writes one integer.
-        let invalid =
-            unsafe { blosc_cbuffer_validate(from.as_ptr().cast(), from.len(), &raw mut len) };
-        if invalid != 0 {
-            return Err("the data is not a valid Blosc frame".to_string());
-        }
+        let len = content_len(from)?;
         if len > to.len() {
             return Err(format!(
                 "the content has {len} bytes where at most {} are expected",

@@ -1,4 +1,5 @@
-//! The gzip stage, by libdeflate: whole buffers in, one gzip member out.
+//! The gzip stage, by libdeflate: whole buffers in, one gzip member out. Zlib streams are decompressed
+//! here, too: they are the same but for their headers and checksums.
 
 use libdeflater::{CompressionLvl, Compressor, DecompressionError, Decompressor};
 
@@ -55,13 +56,25 @@ impl Gzip {
         self.decompressor
             .get_or_insert_with(Decompressor::new)
             .gzip_decompress(from, to)
-            .map_err(|error| {
-                match error {
-                    DecompressionError::BadData => "the data is not a valid gzip member",
-                    DecompressionError::InsufficientSpace => "the content is too long",
-                }
-                .to_string()
-            })
+            .map_err(|error| reason(&error, "gzip member"))
+    }
+
+    /// Decompress the zlib stream at the start of `from` into `to`. Returns the number of bytes.
+    ///
+    /// # Errors
+    /// The reason; also if the content is longer than `to`.
+    pub(super) fn decompress_zlib(&mut self, from: &[u8], to: &mut [u8]) -> Result<usize, String> {
+        self.decompressor
+            .get_or_insert_with(Decompressor::new)
+            .zlib_decompress(from, to)
+            .map_err(|error| reason(&error, "zlib stream"))
+    }
+}
+
+fn reason(error: &DecompressionError, what: &str) -> String {
+    match error {
+        DecompressionError::BadData => format!("the data is not a valid {what}"),
+        DecompressionError::InsufficientSpace => "the content is too long".to_string(),
     }
 }
 

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `scatter` | a subchunk out of the shard and back: gather, byte order, transpose, fill-value test |
 //! | `zstd`, `gzip`, `blosc`, `crc32c` | one stage each, over whole buffers |
+//! | `bounded` | one compressed value, decompressed into bounded memory |
 //! | `stages` | those stages one after the other, in the buffers of one thread |
 //! | `aggregate` | encoded subchunks into their places: C order, dense, whoever finishes first |
 //! | `encode`, `decode` | a whole shard |
@@ -16,6 +17,7 @@
 mod aggregate;
 #[allow(unsafe_code)]
 mod blosc;
+mod bounded;
 mod crc32c;
 mod decode;
 #[allow(unsafe_code)]
@@ -34,6 +36,7 @@ pub(crate) mod stream;
 mod workers;
 mod zstd;
 
+pub(crate) use bounded::Compression;
 pub(crate) use disjoint::{Claims, Window};
 pub(in crate::engine) use encode::{encode_stored_subchunk, encode_subchunk};
 pub(crate) use pack::pack;

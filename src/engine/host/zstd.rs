@@ -15,6 +15,15 @@ pub(super) fn bound(len: usize) -> usize {
     zstd_safe::compress_bound(len)
 }
 
+/// The most bytes that the frames in `from` can have as content, by their headers.
+///
+/// # Errors
+/// The library's reason, if they are no complete frames.
+pub(super) fn content_bound(from: &[u8]) -> Result<usize, String> {
+    let bound = zstd_safe::decompress_bound(from).map_err(reason)?;
+    usize::try_from(bound).map_err(|_| format!("{bound} bytes are more than there are addresses"))
+}
+
 impl Zstd {
     /// Compress `from` into `to`, as one frame with its content size. Returns the frame's size.
     ///

@@ -7,16 +7,18 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use serde_json::value::RawValue;
-use zarrs::array::{Array, ArrayMetadata};
+use zarrs::array::codec::ShardingCodec;
+use zarrs::array::{Array, ArrayMetadata, ArrayMetadataV3};
 use zarrs::metadata::v3::MetadataV3;
 use zarrs::node::NodePath;
-use zarrs::plugin::{ExtensionName, ZarrVersion};
+use zarrs::plugin::{ExtensionAliasesV3, ExtensionName, ZarrVersion};
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecMetadataOptions};
 use zarrs_storage::{StorageError, StoreKey};
 
 use super::super::chunk_keys::{ChunkKeys, Encoding};
 use super::super::json::Document;
 use super::super::packing::Packing;
+use crate::codec::registry::{self, Claim};
 use crate::maintenance::codec_of;
 use crate::{CudaShardingCodec, Error, ShardFormat};
 
@@ -196,6 +198,22 @@ pub(super) fn presented(key: &StoreKey, stored: &[u8]) -> Result<String, Storage
         field("chunk_shape")?
     );
     Ok(document.with(&[("chunk_grid", &grid), ("codecs", field("codecs")?)]))
+}
+
+/// What keeps subchunks ours that are shards themselves, of the array that is `stored` at `key`, also
+/// where nothing is registered: zarrs' own codec panics on some corrupted shards. `None` if they are no
+/// shards, or are left to a codec that somebody else registered.
+///
+/// # Errors
+/// As for [`presented`].
+pub(super) fn claim(key: &StoreKey, stored: &[u8]) -> Result<Option<Claim>, StorageError> {
+    let invalid =
+        |error: serde_json::Error| StorageError::InvalidMetadata(key.clone(), error.to_string());
+    let presented: ArrayMetadataV3 =
+        serde_json::from_str(&presented(key, stored)?).map_err(invalid)?;
+    let mut codecs = presented.codecs.into_iter();
+    let nested = codecs.find(|codec| ShardingCodec::matches_name_v3(codec.name()));
+    Ok(nested.and_then(|codec| registry::claim(codec).ok()))
 }
 
 /// The metadata to store at `key` instead of `stored`, if the unsharded array is to have `new`.

@@ -36,6 +36,7 @@ use super::objects::{Lists, Reads, Writes};
 use super::ranges::{slice, with_parts};
 use super::shard_grid::ShardGrid;
 use super::turns::TakesTurns;
+use crate::codec::registry::Claim;
 use crate::{Error, Options};
 
 /// What a temporary has behind its key.
@@ -103,6 +104,8 @@ struct SparseArray {
     sharding: Sharding,
     keys: ChunkKeys,
     grid: ShardGrid,
+    /// Makes subchunks that are shards ours.
+    _nested: Option<Arc<Claim>>,
     frames: Arc<Frames>,
     listings: Arc<Listings>,
     /// How an object is replaced at once, if not by `set`.
@@ -139,10 +142,12 @@ impl SparseArray {
         let path = node_path(path)?;
         let key = meta_key_v3(&path);
         let sharded = metadata::sharded(&key, &path, metadata)?;
+        let nested = metadata::claim(&key, metadata).map_err(|error| unreadable(&key, error))?;
         let grid = ShardGrid::new(&sharded.subchunks)?;
         Ok(Self {
             keys: ChunkKeys::new(&path, grid.counts().len()),
             sharding: sharded.sharding,
+            _nested: nested.map(Arc::new),
             frames: Arc::new(Frames::new(
                 sharded.packing,
                 grid.len(),

@@ -1,0 +1,321 @@
+//! zarrs' decoders, in the memory that the metadata of an array justify.
+//!
+//! Some of zarrs' codecs allocate what the header of an encoded subchunk claims: a shard of a hundred
+//! bytes takes gigabytes. In the chain of inner codecs each of them is replaced by one of the same
+//! name, type and configuration, which decodes through the host engine or chunk by chunk, and fails
+//! where the content is longer than the codecs before it make a subchunk. That holds wherever zarrs
+//! runs the chain: for whole subchunks, parts of them, and data types that zarrs' sharding handles.
+//!
+//! `docs/correctness.md` names the codecs that remain.
+
+#[cfg(feature = "pcodec")]
+mod pcodec;
+
+use std::any::Any;
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use zarrs::array::codec::{
+    BloscCodec, BytesCodec, GzipCodec, OptionalCodec, PackBitsCodec, ShardingCodec,
+    ShardingCodecConfiguration, VlenArrayCodec, VlenBytesCodec, VlenCodec, VlenUtf8Codec,
+    VlenV2Codec, ZlibCodec, ZstdCodec,
+};
+use zarrs::array::{ArrayBytesRaw, BytesRepresentation, CodecChain};
+use zarrs::metadata::{Configuration, ConfigurationSerialize};
+use zarrs::metadata_ext::codec::optional::OptionalCodecConfiguration;
+use zarrs::metadata_ext::codec::vlen::{VlenCodecConfiguration, VlenIndexLocation};
+use zarrs::plugin::{ExtensionName, PluginCreateError, ZarrVersion};
+use zarrs_codec::{
+    ArrayToBytesCodecTraits, BytesToBytesCodecTraits, CodecError, CodecMetadataOptions,
+    CodecOptions, CodecSpecificOptions, CodecTraits, PartialDecoderCapability,
+    PartialEncoderCapability, RecommendedConcurrency,
+};
+
+use super::find;
+use super::shard::SubchunkLen;
+use crate::engine::host::Compression;
+use crate::{CudaShardingCodec, Options};
+
+/// A chain whose decoders take no more memory than they may, as far as that is possible.
+pub(super) struct Bounded {
+    pub(super) chain: Arc<CodecChain>,
+    pub(super) limits: Limits,
+}
+
+/// What bounds the memory that a chain takes.
+#[derive(Clone, Debug)]
+pub(super) struct Limits {
+    /// Whether the metadata say how many bytes the array-to-bytes codec encodes to, at most.
+    is_bounded: bool,
+    /// The first codec that may take more for a hostile subchunk than the metadata justify.
+    pub(super) unbounded: Option<String>,
+}
+
+/// `chain` with decoders that are bounded. Nested shards are decoded by this crate's codec, with
+/// `options`: zarrs' own panics on some corrupted shards, and encodes in no particular order.
+///
+/// # Errors
+/// A [`PluginCreateError`] if a codec has no metadata to make another one from.
+pub(super) fn bounded(chain: &CodecChain, options: &Options) -> Result<Bounded, PluginCreateError> {
+    let (codec, mut limits) = array_to_bytes(chain.array_to_bytes_codec(), options)?;
+    let mut bytes_to_bytes = Vec::new();
+    for codec in chain.bytes_to_bytes_codecs() {
+        let compression = compression(codec.as_ref());
+        if limits.unbounded.is_none()
+            && !is_fixed_size(codec.as_ref())
+            && (compression.is_none() || !limits.is_bounded)
+        {
+            limits.unbounded = Some(name_of(codec.as_ref()));
+        }
+        bytes_to_bytes.push(match compression {
+            None => codec.clone(),
+            Some(compression) => Arc::new(Decompressor {
+                codec: codec.clone(),
+                compression,
+            }),
+        });
+    }
+    let array_to_array = chain.array_to_array_codecs().to_vec();
+    Ok(Bounded {
+        chain: Arc::new(CodecChain::new(array_to_array, codec, bytes_to_bytes)),
+        limits,
+    })
+}
+
+/// What stands for the array-to-bytes codec `codec`.
+fn array_to_bytes(
+    codec: &Arc<dyn ArrayToBytesCodecTraits>,
+    options: &Options,
+) -> Result<(Arc<dyn ArrayToBytesCodecTraits>, Limits), PluginCreateError> {
+    let chain_of = |codecs: &[_]| bounded(&CodecChain::from_metadata(codecs)?, options);
+    let any = codec.as_any();
+    if any.is::<ShardingCodec>() {
+        let ours = match find::ours(codec) {
+            Some(ours) => ours,
+            None => Arc::new(CudaShardingCodec::new_with_configuration(
+                &configuration::<ShardingCodecConfiguration>(codec.as_ref())?,
+                options.clone(),
+            )?),
+        };
+        let limits = ours.limits.clone();
+        return Ok((ours, limits));
+    }
+    if any.is::<OptionalCodec>()
+        && let OptionalCodecConfiguration::V1(optional) = configuration(codec.as_ref())?
+    {
+        let mask = chain_of(&optional.mask_codecs)?;
+        let data = chain_of(&optional.data_codecs)?;
+        let codec = OptionalCodec::new(mask.chain, data.chain);
+        let limits = Limits {
+            is_bounded: mask.limits.is_bounded && data.limits.is_bounded,
+            unbounded: mask.limits.unbounded.or(data.limits.unbounded),
+        };
+        return Ok((Arc::new(codec), limits));
+    }
+    if any.is::<VlenCodec>() {
+        let (index, data, data_type, location) = match configuration(codec.as_ref())? {
+            VlenCodecConfiguration::V0_1(vlen) => (
+                chain_of(&vlen.index_codecs)?,
+                chain_of(&vlen.data_codecs)?,
+                vlen.index_data_type,
+                vlen.index_location,
+            ),
+            VlenCodecConfiguration::V0(vlen) => (
+                chain_of(&vlen.index_codecs)?,
+                chain_of(&vlen.data_codecs)?,
+                vlen.index_data_type,
+                VlenIndexLocation::Start,
+            ),
+            _ => return Ok(as_it_is(codec)),
+        };
+        // The encoded index says how long the data are.
+        let compresses = |codec: &Arc<dyn BytesToBytesCodecTraits>| !is_fixed_size(codec.as_ref());
+        let compressor = data
+            .chain
+            .bytes_to_bytes_codecs()
+            .iter()
+            .find(|c| compresses(c));
+        let compressor = compressor.map(|codec| name_of(codec.as_ref()));
+        let vlen = VlenCodec::new(index.chain, data.chain, data_type, location);
+        let limits = Limits {
+            is_bounded: false,
+            unbounded: index
+                .limits
+                .unbounded
+                .or(data.limits.unbounded)
+                .or(compressor),
+        };
+        return Ok((Arc::new(vlen), limits));
+    }
+    #[cfg(feature = "pcodec")]
+    if let Some(codec) = pcodec::bounded(codec) {
+        let limits = Limits {
+            is_bounded: true,
+            unbounded: None,
+        };
+        return Ok((codec, limits));
+    }
+    Ok(as_it_is(codec))
+}
+
+/// `codec`, and what is known of it.
+fn as_it_is(
+    codec: &Arc<dyn ArrayToBytesCodecTraits>,
+) -> (Arc<dyn ArrayToBytesCodecTraits>, Limits) {
+    let any = codec.as_any();
+    let is_bounded = any.is::<BytesCodec>() || any.is::<PackBitsCodec>();
+    // They allocate as much as they are given.
+    let copies = any.is::<VlenUtf8Codec>()
+        || any.is::<VlenBytesCodec>()
+        || any.is::<VlenArrayCodec>()
+        || any.is::<VlenV2Codec>();
+    let limits = Limits {
+        is_bounded,
+        unbounded: (!is_bounded && !copies).then(|| name_of(codec.as_ref())),
+    };
+    (codec.clone(), limits)
+}
+
+/// The configuration of `codec`.
+fn configuration<T: ConfigurationSerialize>(
+    codec: &dyn ArrayToBytesCodecTraits,
+) -> Result<T, PluginCreateError> {
+    codec
+        .configuration_v3(&CodecMetadataOptions::default())
+        .and_then(|configuration| T::try_from_configuration(configuration).ok())
+        .ok_or_else(|| {
+            let name = name_of(codec);
+            PluginCreateError::Other(format!("the inner codec `{name}` has no metadata"))
+        })
+}
+
+fn name_of<C: CodecTraits + ?Sized>(codec: &C) -> String {
+    let name = codec
+        .name(ZarrVersion::V3)
+        .unwrap_or("without a name".into());
+    name.into_owned()
+}
+
+/// Whether `codec` is a checksum or filter: what it decodes to is not longer than what it is given.
+fn is_fixed_size(codec: &dyn BytesToBytesCodecTraits) -> bool {
+    let encoded = codec.encoded_representation(&BytesRepresentation::FixedSize(1 << 10));
+    matches!(encoded, BytesRepresentation::FixedSize(_))
+}
+
+/// The format of `codec`, if the host engine decompresses it.
+fn compression(codec: &dyn BytesToBytesCodecTraits) -> Option<Compression> {
+    let any = codec.as_any();
+    [
+        (any.is::<ZstdCodec>(), Compression::Zstd),
+        (any.is::<GzipCodec>(), Compression::Gzip),
+        (any.is::<ZlibCodec>(), Compression::Zlib),
+        (any.is::<BloscCodec>(), Compression::Blosc),
+    ]
+    .into_iter()
+    .find_map(|(is, compression)| is.then_some(compression))
+}
+
+/// One of zarrs' compressors, which decompresses through the host engine.
+#[derive(Debug)]
+struct Decompressor {
+    codec: Arc<dyn BytesToBytesCodecTraits>,
+    compression: Compression,
+}
+
+impl ExtensionName for Decompressor {
+    fn name(&self, version: ZarrVersion) -> Option<Cow<'static, str>> {
+        self.codec.name(version)
+    }
+}
+
+impl CodecTraits for Decompressor {
+    /// zarrs' codec: chains are recognised by the types of their codecs.
+    fn as_any(&self) -> &dyn Any {
+        self.codec.as_any()
+    }
+
+    fn configuration(
+        &self,
+        version: ZarrVersion,
+        options: &CodecMetadataOptions,
+    ) -> Option<Configuration> {
+        self.codec.configuration(version, options)
+    }
+
+    fn partial_decoder_capability(&self) -> PartialDecoderCapability {
+        self.codec.partial_decoder_capability()
+    }
+
+    fn partial_encoder_capability(&self) -> PartialEncoderCapability {
+        self.codec.partial_encoder_capability()
+    }
+}
+
+/// Parts are decoded and encoded as zarrs does it for all compressors: by way of the whole.
+#[cfg_attr(feature = "async", async_trait::async_trait)]
+impl BytesToBytesCodecTraits for Decompressor {
+    fn into_dyn(self: Arc<Self>) -> Arc<dyn BytesToBytesCodecTraits> {
+        self
+    }
+
+    fn with_codec_specific_options(
+        self: Arc<Self>,
+        options: &CodecSpecificOptions,
+    ) -> Arc<dyn BytesToBytesCodecTraits> {
+        Arc::new(Self {
+            codec: self.codec.clone().with_codec_specific_options(options),
+            compression: self.compression,
+        })
+    }
+
+    fn recommended_concurrency(
+        &self,
+        decoded_representation: &BytesRepresentation,
+    ) -> Result<RecommendedConcurrency, CodecError> {
+        self.codec.recommended_concurrency(decoded_representation)
+    }
+
+    fn encoded_representation(
+        &self,
+        decoded_representation: &BytesRepresentation,
+    ) -> BytesRepresentation {
+        self.codec.encoded_representation(decoded_representation)
+    }
+
+    fn encode<'a>(
+        &self,
+        decoded_value: ArrayBytesRaw<'a>,
+        options: &CodecOptions,
+    ) -> Result<ArrayBytesRaw<'a>, CodecError> {
+        self.codec.encode(decoded_value, options)
+    }
+
+    fn decode<'a>(
+        &self,
+        encoded_value: ArrayBytesRaw<'a>,
+        decoded_representation: &BytesRepresentation,
+        options: &CodecOptions,
+    ) -> Result<ArrayBytesRaw<'a>, CodecError> {
+        let most = SubchunkLen::from(*decoded_representation).most();
+        if most.is_none() && !self.compression.says_how_long() {
+            // Nothing is known: zarrs' decoder allocates as the content comes out.
+            return self
+                .codec
+                .decode(encoded_value, decoded_representation, options);
+        }
+        let most = most.and_then(|most| usize::try_from(most).ok());
+        let decompressed = self
+            .compression
+            .decompress(&encoded_value, most.unwrap_or(usize::MAX));
+        decompressed.map(Cow::Owned).map_err(|reason| {
+            let most = most.map_or_else(String::new, |most| {
+                format!(", of which the array's metadata justify at most {most} bytes,")
+            });
+            CodecError::Other(format!(
+                "`{}` could not decompress {} bytes to the content{most} of a subchunk: {reason}; the shard may be corrupted",
+                name_of(self.codec.as_ref()),
+                encoded_value.len()
+            ))
+        })
+    }
+}

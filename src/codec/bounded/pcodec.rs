@@ -1,0 +1,283 @@
+//! pcodec, chunk by chunk: zarrs' codec lets the library allocate what the header of a file claims.
+//!
+//! What a chunk would take is read before the library reads it, from the format that
+//! <https://github.com/pcodec/pcodec> describes.
+
+use std::any::Any;
+use std::borrow::Cow;
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+use half::f16;
+use pco::data_types::Number;
+use pco::errors::PcoError;
+use pco::metadata::DeltaEncoding;
+use pco::{standalone, wrapped};
+use zarrs::array::codec::{PcodecCodec, PcodecDataTypeExt, PcodecElementType};
+use zarrs::array::{
+    ArrayBytes, ArrayBytesRaw, BytesRepresentation, ChunkShape, DataType, FillValue,
+    transmute_to_bytes_vec,
+};
+use zarrs::metadata::Configuration;
+use zarrs::plugin::{ExtensionName, ZarrVersion};
+use zarrs_codec::{
+    ArrayCodecTraits, ArrayToBytesCodecTraits, CodecError, CodecMetadataOptions, CodecOptions,
+    CodecSpecificOptions, CodecTraits, PartialDecoderCapability, PartialEncoderCapability,
+    RecommendedConcurrency,
+};
+
+/// `codec` with a decoder that is bounded, if it is pcodec.
+pub(super) fn bounded(
+    codec: &Arc<dyn ArrayToBytesCodecTraits>,
+) -> Option<Arc<dyn ArrayToBytesCodecTraits>> {
+    codec
+        .as_any()
+        .is::<PcodecCodec>()
+        .then(|| Arc::new(BoundedPcodec(codec.clone())) as _)
+}
+
+/// zarrs' codec, which decodes chunk by chunk.
+#[derive(Debug)]
+struct BoundedPcodec(Arc<dyn ArrayToBytesCodecTraits>);
+
+impl ExtensionName for BoundedPcodec {
+    fn name(&self, version: ZarrVersion) -> Option<Cow<'static, str>> {
+        self.0.name(version)
+    }
+}
+
+impl CodecTraits for BoundedPcodec {
+    /// zarrs' codec, as for all bounded codecs.
+    fn as_any(&self) -> &dyn Any {
+        self.0.as_any()
+    }
+
+    fn configuration(
+        &self,
+        version: ZarrVersion,
+        options: &CodecMetadataOptions,
+    ) -> Option<Configuration> {
+        self.0.configuration(version, options)
+    }
+
+    fn partial_decoder_capability(&self) -> PartialDecoderCapability {
+        self.0.partial_decoder_capability()
+    }
+
+    fn partial_encoder_capability(&self) -> PartialEncoderCapability {
+        self.0.partial_encoder_capability()
+    }
+}
+
+impl ArrayCodecTraits for BoundedPcodec {
+    fn recommended_concurrency(
+        &self,
+        shape: &[NonZeroU64],
+        data_type: &DataType,
+    ) -> Result<RecommendedConcurrency, CodecError> {
+        self.0.recommended_concurrency(shape, data_type)
+    }
+
+    fn partial_decode_granularity(&self, shape: &[NonZeroU64]) -> ChunkShape {
+        self.0.partial_decode_granularity(shape)
+    }
+}
+
+/// Parts are decoded and encoded by way of the whole, as zarrs' codec does it.
+#[cfg_attr(feature = "async", async_trait::async_trait)]
+impl ArrayToBytesCodecTraits for BoundedPcodec {
+    fn into_dyn(self: Arc<Self>) -> Arc<dyn ArrayToBytesCodecTraits> {
+        self
+    }
+
+    fn with_codec_specific_options(
+        self: Arc<Self>,
+        options: &CodecSpecificOptions,
+    ) -> Arc<dyn ArrayToBytesCodecTraits> {
+        Arc::new(Self(self.0.clone().with_codec_specific_options(options)))
+    }
+
+    fn encoded_representation(
+        &self,
+        shape: &[NonZeroU64],
+        data_type: &DataType,
+        fill_value: &FillValue,
+    ) -> Result<BytesRepresentation, CodecError> {
+        self.0.encoded_representation(shape, data_type, fill_value)
+    }
+
+    fn encode<'a>(
+        &self,
+        bytes: ArrayBytes<'a>,
+        shape: &[NonZeroU64],
+        data_type: &DataType,
+        fill_value: &FillValue,
+        options: &CodecOptions,
+    ) -> Result<ArrayBytesRaw<'a>, CodecError> {
+        self.0.encode(bytes, shape, data_type, fill_value, options)
+    }
+
+    fn decode<'a>(
+        &self,
+        bytes: ArrayBytesRaw<'a>,
+        shape: &[NonZeroU64],
+        data_type: &DataType,
+        _fill_value: &FillValue,
+        _options: &CodecOptions,
+    ) -> Result<ArrayBytes<'a>, CodecError> {
+        let pcodec = data_type.codec_pcodec()?;
+        let count = shape
+            .iter()
+            .try_fold(pcodec.pcodec_elements_per_element() as u64, |count, d| {
+                count.checked_mul(d.get())
+            })
+            .and_then(|count| usize::try_from(count).ok())
+            .ok_or_else(|| CodecError::Other(format!("{shape:?} elements are too many")))?;
+        macro_rules! numbers {
+            ($number:ty) => {
+                decode::<$number>(&bytes, count).map(transmute_to_bytes_vec)
+            };
+        }
+        let decoded = match pcodec.pcodec_element_type() {
+            PcodecElementType::U16 => numbers!(u16),
+            PcodecElementType::U32 => numbers!(u32),
+            PcodecElementType::U64 => numbers!(u64),
+            PcodecElementType::I16 => numbers!(i16),
+            PcodecElementType::I32 => numbers!(i32),
+            PcodecElementType::I64 => numbers!(i64),
+            PcodecElementType::F16 => numbers!(f16),
+            PcodecElementType::F32 => numbers!(f32),
+            PcodecElementType::F64 => numbers!(f64),
+        };
+        decoded.map(ArrayBytes::from).map_err(|reason| {
+            CodecError::Other(format!(
+                "pcodec could not decode {} bytes to {count} numbers: {reason}; the shard may be corrupted",
+                bytes.len()
+            ))
+        })
+    }
+}
+
+/// The numbers in the file `bytes`, of which there must be `count`.
+///
+/// # Errors
+/// The reason: there are others, `bytes` is invalid, or memory cannot be had.
+fn decode<T: Number + Default>(bytes: &[u8], count: usize) -> Result<Vec<T>, String> {
+    let invalid = |error: PcoError| error.to_string();
+    let (file, mut rest) = standalone::FileDecompressor::new(bytes).map_err(invalid)?;
+    // The library's decoder of whole chunks allocates before their metadata can be seen. This one does
+    // not, and needs of the header only the version.
+    let version = [file.format_version().major, file.format_version().minor];
+    let (chunks, _) = wrapped::FileDecompressor::new(&version[..]).map_err(invalid)?;
+
+    let mut numbers = Vec::new();
+    // Chunks grow it: a short file does not take what a long one may.
+    while let Some(chunk) = Chunk::<T>::of(rest)? {
+        let start = numbers.len();
+        if chunk.count > count - start {
+            return Err(format!(
+                "it says that there are {} more after {start}",
+                chunk.count
+            ));
+        }
+        let of_file = file.uniform_type();
+        if of_file.is_some_and(|number_type| number_type as u8 != chunk.number_type) {
+            return Err("it has numbers of two types".to_string());
+        }
+        let (mut metadata, page) = chunks
+            .chunk_decompressor::<T, _>(chunk.encoded)
+            .map_err(invalid)?;
+        check_window(&metadata.meta().delta_encoding, count)?;
+        numbers
+            .try_reserve_exact(chunk.count)
+            .map_err(|_| format!("out of memory: {} numbers", chunk.count))?;
+        numbers.resize(start + chunk.count, T::default());
+        let mut page = metadata
+            .page_decompressor(page, chunk.count)
+            .map_err(invalid)?;
+        let progress = page.read(&mut numbers[start..]).map_err(invalid)?;
+        if !progress.finished || progress.n_processed != chunk.count {
+            return Err(format!(
+                "it has {} of {} numbers of a chunk",
+                progress.n_processed, chunk.count
+            ));
+        }
+        rest = page.into_src();
+    }
+    if numbers.len() == count {
+        Ok(numbers)
+    } else {
+        Err(format!("it has {}", numbers.len()))
+    }
+}
+
+/// The begin of a chunk.
+struct Chunk<'a, T> {
+    number_type: u8,
+    count: usize,
+    /// Its metadata, its numbers, and the chunks that follow.
+    encoded: &'a [u8],
+    _numbers: std::marker::PhantomData<T>,
+}
+
+impl<'a, T: Number> Chunk<'a, T> {
+    /// What begins the rest of a file; `None` at its end.
+    ///
+    /// # Errors
+    /// What is wrong with it, and that it has a dictionary which is not there.
+    fn of(file: &'a [u8]) -> Result<Option<Self>, String> {
+        const DICTIONARY: u32 = 4;
+        let truncated = || "it is truncated".to_string();
+        let &[number_type, ref rest @ ..] = file else {
+            return Err(truncated());
+        };
+        if number_type == 0 {
+            return Ok(None);
+        }
+        if number_type != T::NUMBER_TYPE_BYTE {
+            return Err(format!("it has numbers of type {number_type}"));
+        }
+        let (&[a, b, c], encoded) = rest.split_first_chunk::<3>().ok_or_else(truncated)?;
+        // Of the metadata: 4 bits for the mode, and, if that is a dictionary, 25 for its length.
+        let mode = encoded
+            .first_chunk()
+            .map(|bytes| u32::from_le_bytes(*bytes));
+        if let Some(mode) = mode
+            && mode & 15 == DICTIONARY
+        {
+            let entries = (mode >> 4) as usize & ((1 << 25) - 1);
+            if entries.saturating_mul(size_of::<T>()) > encoded.len() {
+                return Err(format!(
+                    "it says that {entries} numbers are in {} bytes",
+                    encoded.len()
+                ));
+            }
+        }
+        Ok(Some(Self {
+            number_type,
+            count: u32::from_le_bytes([a, b, c, 0]) as usize + 1,
+            encoded,
+            _numbers: std::marker::PhantomData,
+        }))
+    }
+}
+
+/// That an encoder of `count` numbers would have looked so far back.
+fn check_window(delta: &DeltaEncoding, count: usize) -> Result<(), String> {
+    /// The library's own windows are not larger, and may be for fewer numbers.
+    const USUAL: usize = 1 << 15;
+    let DeltaEncoding::Lookback { config, .. } = delta else {
+        return Ok(());
+    };
+    let most = count
+        .checked_next_power_of_two()
+        .unwrap_or(count)
+        .max(USUAL);
+    match 1_usize.checked_shl(config.window_n_log) {
+        Some(window) if window <= most => Ok(()),
+        _ => Err(format!(
+            "it looks back over 2 to the power of {} numbers",
+            config.window_n_log
+        )),
+    }
+}

@@ -1,0 +1,139 @@
+//! Our entry in zarrs' registry of codecs: which `sharding_indexed` codecs it makes.
+//!
+//! The entry itself is pushed once and stays: removing it takes the registry's lock for writing, which
+//! deadlocks with a thread that opens an array (it holds the lock for reading while nested codecs take
+//! it again).
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use zarrs::array::codec::ShardingCodec;
+use zarrs::metadata::v3::MetadataV3;
+use zarrs::plugin::{ExtensionAliasesV3, PluginCreateError};
+use zarrs_codec::{
+    CODEC_RUNTIME_REGISTRY_V3, Codec, CodecRuntimePluginV3, CodecTraitsV3, register_codec_v3,
+};
+
+use crate::{CudaShardingCodec, Error, Options};
+
+/// Whether the entry makes every `sharding_indexed`.
+static ENABLED: AtomicBool = AtomicBool::new(false);
+
+/// The options of the registration in force.
+static OPTIONS: RwLock<Option<Options>> = RwLock::new(None);
+
+/// The entry, once it is there. Locked while registering.
+static ENTRY: Mutex<Option<Arc<CodecRuntimePluginV3>>> = Mutex::new(None);
+
+/// The codecs that the entry makes without a registration.
+static CLAIMS: RwLock<Vec<Arc<MetadataV3>>> = RwLock::new(Vec::new());
+
+/// Make every `sharding_indexed` from now on, until [`disable`]. `also` is done under the same lock.
+///
+/// # Errors
+/// [`Error::AlreadyRegistered`] if that is so already, and [`Error::NameTaken`].
+pub(crate) fn enable(options: Options, also: impl FnOnce()) -> Result<(), Error> {
+    let mut entry = ENTRY.lock().unwrap_or_else(PoisonError::into_inner);
+    if is_enabled() {
+        return Err(Error::AlreadyRegistered);
+    }
+    push(&mut entry)?;
+    also();
+    *OPTIONS.write().unwrap_or_else(PoisonError::into_inner) = Some(options);
+    ENABLED.store(true, Ordering::Release);
+    Ok(())
+}
+
+/// Leave `sharding_indexed` to zarrs from now on.
+pub(crate) fn disable() {
+    let _entry = ENTRY.lock().unwrap_or_else(PoisonError::into_inner);
+    ENABLED.store(false, Ordering::Release);
+}
+
+pub(crate) fn is_enabled() -> bool {
+    ENABLED.load(Ordering::Acquire)
+}
+
+/// Keeps the codec of one metadata ours, also without a registration.
+#[derive(Debug)]
+pub(crate) struct Claim(Arc<MetadataV3>);
+
+/// Make each `sharding_indexed` of this `metadata` from now on, until the claim is dropped. Those of
+/// other metadata stay what they are.
+///
+/// # Errors
+/// [`Error::NameTaken`].
+pub(crate) fn claim(metadata: MetadataV3) -> Result<Claim, Error> {
+    push(&mut ENTRY.lock().unwrap_or_else(PoisonError::into_inner))?;
+    let metadata = Arc::new(metadata);
+    let mut claims = CLAIMS.write().unwrap_or_else(PoisonError::into_inner);
+    claims.push(metadata.clone());
+    Ok(Claim(metadata))
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut claims = CLAIMS.write().unwrap_or_else(PoisonError::into_inner);
+        claims.retain(|claimed| !Arc::ptr_eq(claimed, &self.0));
+    }
+}
+
+fn push(entry: &mut Option<Arc<CodecRuntimePluginV3>>) -> Result<(), Error> {
+    if !is_first(entry.as_ref()) {
+        return Err(Error::NameTaken);
+    }
+    if !entry.as_ref().is_some_and(is_in_registry) {
+        *entry = Some(register_codec_v3(CodecRuntimePluginV3::new(
+            matches, create,
+        )));
+        // Somebody may have been quicker between the two looks.
+        if !is_first(entry.as_ref()) {
+            return Err(Error::NameTaken);
+        }
+    }
+    Ok(())
+}
+
+fn matches(name: &str) -> bool {
+    let claims = || {
+        !CLAIMS
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_empty()
+    };
+    ShardingCodec::matches_name_v3(name) && (is_enabled() || claims())
+}
+
+fn create(metadata: &MetadataV3) -> Result<Codec, PluginCreateError> {
+    let options = if is_enabled() {
+        let options = OPTIONS.read().unwrap_or_else(PoisonError::into_inner);
+        options.clone().unwrap_or_default()
+    } else if is_claimed(metadata) {
+        Options::default()
+    } else {
+        return <ShardingCodec as CodecTraitsV3>::create(metadata);
+    };
+    let codec = CudaShardingCodec::from_metadata(metadata, options)?;
+    Ok(Codec::ArrayToBytes(Arc::new(codec)))
+}
+
+fn is_claimed(metadata: &MetadataV3) -> bool {
+    let claims = CLAIMS.read().unwrap_or_else(PoisonError::into_inner);
+    claims.iter().any(|claimed| **claimed == *metadata)
+}
+
+/// Whether no other entry for the name comes before ours, or before the place where ours would come.
+fn is_first(ours: Option<&Arc<CodecRuntimePluginV3>>) -> bool {
+    let name = ShardingCodec::aliases_v3().default_name.clone();
+    CODEC_RUNTIME_REGISTRY_V3.with_plugins(|entries| {
+        entries
+            .iter()
+            .take_while(|entry| !ours.is_some_and(|ours| Arc::ptr_eq(entry, ours)))
+            .all(|entry| !entry.match_name(&name))
+    })
+}
+
+fn is_in_registry(ours: &Arc<CodecRuntimePluginV3>) -> bool {
+    CODEC_RUNTIME_REGISTRY_V3
+        .with_plugins(|entries| entries.iter().any(|entry| Arc::ptr_eq(entry, ours)))
+}
