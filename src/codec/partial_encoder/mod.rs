@@ -3,9 +3,10 @@
 //! 1. Read the index.
 //! 2. Read the subchunks of which a part stays, in one request; decode them, patch them.
 //! 3. Encode what changes as one batch, on the engine that the plan names.
-//! 4. Read the index again, with the record before it, and the last byte: they say how large the shard
-//!    is. If the index has changed since step 1, refuse.
-//! 5. Write: usually once, twice where an index is rewritten where it is.
+//! 4. Take a turn among the encoders of this process (`turns`).
+//! 5. Read the index again, with the record before it, and the last byte: they say how large the shard
+//!    is. Read the patched subchunks again. If something changed since step 1, begin anew.
+//! 6. Write: usually once, twice where an index is rewritten where it is.
 //!
 //! What a codec can do to a stored value bounds all of this: read ranges of it, overwrite bytes,
 //! make it longer, and erase it. `docs/updates.md` has the protocol and its promises.
