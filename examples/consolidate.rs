@@ -109,10 +109,7 @@ fn open(path: &Path) -> Result<SparseShardStore<FilesystemStore>, Stop> {
     // Otherwise the store would make it.
     fs::read_dir(path).map_err(|error| cannot(&error))?;
     let store = Arc::new(FilesystemStore::new(path).map_err(|error| cannot(&error))?);
-    // A shard on a filesystem is replaced at once by renaming, and by nothing else.
-    SparseShardStore::open(store.clone(), "/")
-        .and_then(|sparse| sparse.atomic_rename(store))
-        .map_err(|error| cannot(&error))
+    SparseShardStore::on_filesystem(store, "/").map_err(|error| cannot(&error))
 }
 
 /// A line that changes, on a terminal.

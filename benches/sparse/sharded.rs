@@ -78,8 +78,7 @@ impl Sharded {
 
     /// The adapter, whose shards are renamed.
     pub(crate) fn sparse(&self) -> Result<SparseShardStore<FilesystemStore>> {
-        let store = self.store()?;
-        Ok(SparseShardStore::open(store.clone(), "/")?.atomic_rename(store)?)
+        Ok(SparseShardStore::on_filesystem(self.store()?, "/")?)
     }
 }
 

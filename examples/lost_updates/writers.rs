@@ -44,9 +44,7 @@ impl FromStr for Way {
 
 pub(crate) fn sparse(path: &Path) -> Result<SparseShardStore<FilesystemStore>> {
     let store = Arc::new(FilesystemStore::new(path).map_err(failed("open the array"))?);
-    SparseShardStore::open(store.clone(), "/")
-        .and_then(|sparse| sparse.atomic_rename(store))
-        .map_err(failed("open the array"))
+    SparseShardStore::on_filesystem(store, "/").map_err(failed("open the array"))
 }
 
 /// Writes as one of the processes: for each line that comes, the next of its subchunks, and then a line

@@ -10,6 +10,7 @@
 //! All are for stores that block and for those that are awaited.
 
 mod chunk_keys;
+mod files;
 mod json;
 mod listing;
 mod objects;

@@ -23,6 +23,7 @@ use zarrs_storage::{
     StoreKeysPrefixes, StorePrefix, WritableStorageTraits,
 };
 
+use super::files::Files;
 #[cfg(feature = "async")]
 use crate::codec::foreign::async_no_panic;
 use crate::codec::foreign::no_panic;
@@ -35,15 +36,28 @@ pub(super) trait Reads: Sync {
     /// All of a value; `None` if there is none.
     fn get(&self, key: &StoreKey) -> impl Future<Output = Result<Option<Bytes>>> + Send;
 
-    /// All of several values, in as many requests; several at once where that helps.
-    fn get_each(
+    /// All of a value of at most `most` bytes; `None` if there is none. Where the store shows it before it is
+    /// read, a longer value, and something that is no value, are not read, and as empty ones.
+    fn get_at_most(
+        &self,
+        key: &StoreKey,
+        most: u64,
+    ) -> impl Future<Output = Result<Option<Bytes>>> + Send {
+        let _ = most;
+        self.get(key)
+    }
+
+    /// [`get_at_most`](Self::get_at_most), of several values, in as many requests; several at once where that
+    /// helps.
+    fn get_each_at_most(
         &self,
         keys: &[StoreKey],
+        most: u64,
     ) -> impl Future<Output = Result<Vec<Option<Bytes>>>> + Send {
         async move {
             let mut values = Vec::with_capacity(keys.len());
             for key in keys {
-                values.push(self.get(key).await?);
+                values.push(self.get_at_most(key, most).await?);
             }
             Ok(values)
         }
@@ -93,6 +107,11 @@ pub(super) trait Lists: Sync {
         &self,
         prefix: &StorePrefix,
     ) -> impl Future<Output = Result<StoreKeysPrefixes>> + Send;
+
+    /// Whether a listing that fails is an error always. Some stores return an empty list instead.
+    fn returns_each_error(&self) -> bool {
+        false
+    }
 }
 
 /// What `request` returns for each of `keys`, on the threads of the machine: not those of rayon, since
@@ -116,15 +135,34 @@ fn each<T: Send + Sync>(
 
 /// A store whose calls return when they are done.
 #[derive(Debug)]
-pub(super) struct Blocking<'a, S: ?Sized>(pub(super) &'a S);
+pub(super) struct Blocking<'a, S: ?Sized> {
+    store: &'a S,
+    /// Where its values are files, if that is known.
+    files: Option<&'a Files>,
+}
+
+impl<'a, S: ?Sized> Blocking<'a, S> {
+    pub(super) fn new(store: &'a S) -> Self {
+        Self { store, files: None }
+    }
+
+    /// With `files`, the store is one of files, which are these.
+    pub(super) fn with_files(self, files: Option<&'a Files>) -> Self {
+        Self { files, ..self }
+    }
+}
 
 impl<S: ReadableStorageTraits + ?Sized> Reads for Blocking<'_, S> {
     async fn get(&self, key: &StoreKey) -> Result<Option<Bytes>> {
-        self.0.get(key)
+        self.store.get(key)
     }
 
-    async fn get_each(&self, keys: &[StoreKey]) -> Result<Vec<Option<Bytes>>> {
-        each(keys, |key| self.0.get(key))
+    async fn get_at_most(&self, key: &StoreKey, most: u64) -> Result<Option<Bytes>> {
+        self.get_file(key, most)
+    }
+
+    async fn get_each_at_most(&self, keys: &[StoreKey], most: u64) -> Result<Vec<Option<Bytes>>> {
+        each(keys, |key| self.get_file(key, most))
     }
 
     async fn get_ranges(
@@ -134,47 +172,73 @@ impl<S: ReadableStorageTraits + ?Sized> Reads for Blocking<'_, S> {
     ) -> Result<Option<Vec<Bytes>>> {
         // Some stores panic if a value is shorter than what is asked of its end.
         let read = no_panic(|| {
-            let values = self.0.get_partial_many(key, Box::new(ranges.into_iter()))?;
+            let values = self
+                .store
+                .get_partial_many(key, Box::new(ranges.into_iter()))?;
             Ok(values.map(Iterator::collect).transpose()?)
         });
         read.map_err(|error| of_storage(key, error))
     }
 
     async fn size(&self, key: &StoreKey) -> Result<Option<u64>> {
-        self.0.size_key(key)
+        self.store.size_key(key)
+    }
+}
+
+impl<S: ReadableStorageTraits + ?Sized> Blocking<'_, S> {
+    fn get_file(&self, key: &StoreKey, most: u64) -> Result<Option<Bytes>> {
+        let Some(files) = self.files else {
+            return self.store.get(key);
+        };
+        match files.is_file_of(key, most)? {
+            None => Ok(None),
+            Some(false) => Ok(Some(Bytes::new())),
+            Some(true) => self.store.get(key),
+        }
     }
 }
 
 impl<S: WritableStorageTraits + ?Sized> Writes for Blocking<'_, S> {
     async fn set(&self, key: &StoreKey, value: Bytes) -> Result<()> {
-        self.0.set(key, value)
+        self.store.set(key, value)
     }
 
     async fn set_ranges(&self, key: &StoreKey, values: Vec<(u64, Bytes)>) -> Result<()> {
-        self.0.set_partial_many(key, Box::new(values.into_iter()))
+        self.store
+            .set_partial_many(key, Box::new(values.into_iter()))
     }
 
     async fn erase(&self, key: &StoreKey) -> Result<()> {
-        self.0.erase(key)
+        self.store.erase(key)
     }
 
     async fn erase_each(&self, keys: &[StoreKey]) -> Result<()> {
-        each(keys, |key| self.0.erase(key)).map(drop)
+        each(keys, |key| self.store.erase(key)).map(drop)
     }
 
     async fn erase_prefix(&self, prefix: &StorePrefix) -> Result<()> {
-        self.0.erase_prefix(prefix)
+        self.store.erase_prefix(prefix)
     }
 }
 
 impl<S: ListableStorageTraits + ?Sized> Lists for Blocking<'_, S> {
     async fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys> {
-        self.0.list_prefix(prefix)
+        match self.files {
+            Some(files) => files.list_prefix(prefix),
+            None => self.store.list_prefix(prefix),
+        }
     }
 
     async fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes> {
+        if let Some(files) = self.files {
+            return files.list_dir(prefix);
+        }
         // zarrs' `FilesystemStore` panics if a name is not UTF-8.
-        no_panic(|| Ok(self.0.list_dir(prefix)?)).map_err(|error| not_listed(prefix, error))
+        no_panic(|| Ok(self.store.list_dir(prefix)?)).map_err(|error| not_listed(prefix, error))
+    }
+
+    fn returns_each_error(&self) -> bool {
+        self.files.is_some()
     }
 }
 
@@ -228,7 +292,7 @@ impl<S: AsyncReadableStorageTraits + ?Sized> Reads for Awaited<'_, S> {
         self.0.get(key).await
     }
 
-    async fn get_each(&self, keys: &[StoreKey]) -> Result<Vec<Option<Bytes>>> {
+    async fn get_each_at_most(&self, keys: &[StoreKey], _most: u64) -> Result<Vec<Option<Bytes>>> {
         let requests: Vec<_> = keys.iter().map(|key| self.0.get(key)).collect();
         stream::iter(requests).buffered(AT_ONCE).try_collect().await
     }
@@ -299,7 +363,7 @@ fn not_listed(prefix: &StorePrefix, error: CodecError) -> StorageError {
     match error {
         CodecError::StorageError(error) => error,
         _ => StorageError::Other(format!(
-            "cannot list {prefix}: the store panicked. See whether there are names that are not UTF-8"
+            "cannot list {prefix}: the store panicked. See whether there are names that are not UTF-8, and delete those; on a filesystem `SparseShardStore::on_filesystem` passes over them"
         )),
     }
 }

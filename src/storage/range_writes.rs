@@ -306,7 +306,7 @@ impl<S: ReadableStorageTraits + WritableStorageTraits + ?Sized> WritableStorageT
     for RangeWrites<S>
 {
     fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
-        now(self.set_in_turn(&Blocking(&*self.store), key, value))
+        now(self.set_in_turn(&Blocking::new(&*self.store), key, value))
     }
 
     fn set_partial_many(
@@ -317,15 +317,15 @@ impl<S: ReadableStorageTraits + WritableStorageTraits + ?Sized> WritableStorageT
         if self.store.supports_set_partial() {
             return self.store.set_partial_many(key, offset_values);
         }
-        now(self.set_ranges_in_turn(&Blocking(&*self.store), key, offset_values.collect()))
+        now(self.set_ranges_in_turn(&Blocking::new(&*self.store), key, offset_values.collect()))
     }
 
     fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
-        now(self.erase_in_turn(&Blocking(&*self.store), key))
+        now(self.erase_in_turn(&Blocking::new(&*self.store), key))
     }
 
     fn erase_prefix(&self, prefix: &StorePrefix) -> Result<(), StorageError> {
-        now(self.erase_prefix_in_turn(&Blocking(&*self.store), prefix))
+        now(self.erase_prefix_in_turn(&Blocking::new(&*self.store), prefix))
     }
 
     /// Always.

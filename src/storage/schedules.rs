@@ -50,6 +50,18 @@ pub(super) enum Listing {
     /// The names in one moment, and then, name by name, whether each is still there, as the walk of
     /// zarrs' filesystem store does.
     Checked,
+    /// Key by key, in an order that is the same each time and says nothing: that of hashes, as filesystems
+    /// keep their directories. Each seed is another order.
+    Hashed(u64),
+}
+
+/// How a listing comes back that fails, and does not say so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Silence {
+    /// Without any key.
+    Empty,
+    /// Without the last key.
+    Short,
 }
 
 /// What a store promises.
@@ -65,6 +77,9 @@ pub(super) struct Promises {
     /// For parts of a value its size is asked for first, and then what they are of a value of that size,
     /// as zarrs' object stores do.
     pub(super) sized: bool,
+    /// At most so many listings fail like this, whichever they are; `None` if a listing that fails is always an
+    /// error, as the store says.
+    pub(super) silent: Option<(Silence, usize)>,
 }
 
 /// What an actor did, as far as it matters to others.
@@ -114,6 +129,8 @@ struct World {
     log: Vec<Event>,
     places: Vec<Place>,
     turns: BTreeSet<TurnId>,
+    /// How many listings have failed silently.
+    silences: usize,
 }
 
 /// What is known of an actor.
@@ -127,6 +144,10 @@ struct Place {
     waits_for: Option<TurnId>,
     /// It is about to call the store. Otherwise it waits for something else, which wakes it.
     calls: bool,
+    /// Its next call is a listing.
+    lists: bool,
+    /// Its next call is a listing that fails silently.
+    is_silent: bool,
 }
 
 /// A store, for one actor.
@@ -285,6 +306,17 @@ impl World {
     fn next_key(&self, prefix: &StorePrefix, last: Option<&StoreKey>) -> Option<StoreKey> {
         let is_within = |key: &&StoreKey| key.has_prefix(prefix);
         let keys = self.objects.keys();
+        if let Listing::Hashed(seed) = self.promises.listing {
+            let place = |key: &StoreKey| {
+                let mut hasher = DefaultHasher::new();
+                (seed, key).hash(&mut hasher);
+                (hasher.finish(), key.clone())
+            };
+            let last = last.map(place);
+            let places = keys.filter(is_within).map(place);
+            let next = places.filter(|place| last.as_ref().is_none_or(|last| place > last));
+            return next.min().map(|(_, key)| key);
+        }
         let next = if self.promises.listing == Listing::Descending {
             keys.rev()
                 .filter(is_within)
@@ -339,7 +371,7 @@ impl Reads for Seat {
         Ok(self.call(|world| world.objects.get(key).cloned()).await)
     }
 
-    async fn get_each(&self, keys: &[StoreKey]) -> Result<Vec<Option<Bytes>>> {
+    async fn get_each_at_most(&self, keys: &[StoreKey], _: u64) -> Result<Vec<Option<Bytes>>> {
         let mut values = vec![None; keys.len()];
         for at in self.order(keys) {
             values[at] = self.get(&keys[at]).await?;
@@ -450,8 +482,24 @@ impl Writes for Seat {
 impl Lists for Seat {
     async fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys> {
         let listing = self.world().promises.listing;
-        if self.number.is_none() || listing == Listing::AtOnce {
+        let Some(number) = self.number else {
             return Ok(self.call(|world| world.keys(prefix)).await);
+        };
+        if listing == Listing::AtOnce {
+            self.world().places[number].lists = true;
+            let listed = self.call(|world| {
+                let mut keys = world.keys(prefix);
+                world.places[number].lists = false;
+                if mem::take(&mut world.places[number].is_silent) {
+                    match world.promises.silent {
+                        Some((Silence::Empty, _)) => keys.clear(),
+                        Some((Silence::Short, _)) => drop(keys.pop()),
+                        None => {}
+                    }
+                }
+                keys
+            });
+            return Ok(listed.await);
         }
         let mut keys = StoreKeys::new();
         if listing == Listing::Checked {
@@ -479,6 +527,10 @@ impl Lists for Seat {
         }
         prefixes.dedup();
         Ok(StoreKeysPrefixes::new(keys, prefixes))
+    }
+
+    fn returns_each_error(&self) -> bool {
+        self.world().promises.silent.is_none()
     }
 }
 
@@ -570,6 +622,8 @@ pub(super) struct Scenario<'a> {
 pub(super) enum Choice {
     /// The next call of this actor takes effect.
     Call(usize),
+    /// The same; it is a listing, which fails and does not say so.
+    Silent(usize),
     /// This actor does nothing any more.
     Crash(usize),
 }
@@ -759,6 +813,13 @@ impl<'s, 'a> Run<'s, 'a> {
     fn take(&mut self, choice: Choice) {
         match choice {
             Choice::Call(number) => self.proceed(number),
+            Choice::Silent(number) => {
+                let mut world = self.world();
+                world.silences += 1;
+                world.places[number].is_silent = true;
+                drop(world);
+                self.proceed(number);
+            }
             // Turns that it had are free again, as those of a thread that panics.
             Choice::Crash(number) => self.acting[number] = None,
         }
@@ -778,6 +839,10 @@ impl<'s, 'a> Run<'s, 'a> {
             if self.can_proceed(&world, number) {
                 choices.push(Choice::Call(number));
             }
+            let silent = world.promises.silent.map_or(0, |(_, most)| most);
+            if world.places[number].lists && world.silences < silent {
+                choices.push(Choice::Silent(number));
+            }
             if actor.may_crash {
                 choices.push(Choice::Crash(number));
             }
@@ -793,6 +858,7 @@ impl<'s, 'a> Run<'s, 'a> {
             half.hash(&mut hasher);
             world.objects.hash(&mut hasher);
             self.waiting.hash(&mut hasher);
+            world.silences.hash(&mut hasher);
             for (acting, place) in self.acting.iter().zip(&world.places) {
                 acting
                     .as_ref()

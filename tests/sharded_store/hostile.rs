@@ -343,3 +343,43 @@ fn writes_that_are_given_up() {
         assert!(!is_done || read == value);
     }
 }
+
+/// A temporary that a full disk, or a process that died, has left: zarrs' adapter puts nothing over it.
+#[test]
+fn a_temporary_that_was_left() {
+    use zarrs::storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
+
+    use crate::faulty::{Fault, Faulty, Operation};
+
+    let folder = tempfile::tempdir().unwrap();
+    let files = Arc::new(FilesystemStore::new(folder.path()).unwrap());
+    let faulty = Arc::new(Faulty::new(files.clone()));
+    let atomic = Arc::new(AtomicWriteStorageAdapter::new(faulty.clone()));
+    let chunks = ShardedStore::new(atomic, "/a", &[4], BinaryFormat::IndexedCrc32c).unwrap();
+    let (first, other) = (key("a/c/0"), key("a/c/1"));
+    for before in [None, Some(Bytes::from_static(b"first"))] {
+        if let Some(before) = &before {
+            chunks.set(&first, before.clone()).unwrap();
+        }
+        faulty.fail(|request| (request.operation == Operation::Set).then_some(Fault::Torn));
+        chunks.set(&other, b"other"[..].into()).unwrap_err();
+        faulty.work();
+        // The shard is as it was; each write says why it is refused, until the temporary is erased.
+        let read = |key| chunks.get(key).unwrap();
+        assert_eq!((read(&first), read(&other)), (before.clone(), None));
+        for _ in 0..2 {
+            let error = chunks
+                .set(&other, b"other"[..].into())
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains("a/c/0.tmp already exists"), "{error}");
+        }
+        files.erase(&key("a/c/0.tmp")).unwrap();
+        chunks.set(&other, b"other"[..].into()).unwrap();
+        assert_eq!(
+            (read(&first), read(&other)),
+            (before, Some(b"other"[..].into()))
+        );
+        chunks.erase(&other).unwrap();
+    }
+}

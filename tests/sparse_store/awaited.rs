@@ -1,6 +1,7 @@
 //! Consolidations in stores that are awaited.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use zarrs::storage::byte_range::ByteRangeIterator;
 use zarrs::storage::storage_adapter::sync_to_async::SyncToAsyncStorageAdapter;
@@ -14,13 +15,17 @@ use zarrs_cuda::storage::SparseShardStore;
 
 use super::stores::{Here, Layout};
 
-/// A store that fails to put the first shard, and takes its time to put the others.
-struct Slow(SyncToAsyncStorageAdapter<MemoryStore, Here>);
+/// A store that fails to put some shards, and takes its time to put the others.
+struct Slow {
+    store: SyncToAsyncStorageAdapter<MemoryStore, Here>,
+    fails: fn(&str) -> bool,
+    failed: AtomicUsize,
+}
 
 #[async_trait::async_trait]
 impl AsyncReadableStorageTraits for Slow {
     async fn get(&self, key: &StoreKey) -> Result<MaybeBytes, StorageError> {
-        self.0.get(key).await
+        self.store.get(key).await
     }
 
     async fn get_partial_many<'a>(
@@ -28,11 +33,11 @@ impl AsyncReadableStorageTraits for Slow {
         key: &StoreKey,
         byte_ranges: ByteRangeIterator<'a>,
     ) -> Result<AsyncMaybeBytesIterator<'a>, StorageError> {
-        self.0.get_partial_many(key, byte_ranges).await
+        self.store.get_partial_many(key, byte_ranges).await
     }
 
     async fn size_key(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
-        self.0.size_key(key).await
+        self.store.size_key(key).await
     }
 
     fn supports_get_partial(&self) -> bool {
@@ -43,32 +48,33 @@ impl AsyncReadableStorageTraits for Slow {
 #[async_trait::async_trait]
 impl AsyncListableStorageTraits for Slow {
     async fn list(&self) -> Result<StoreKeys, StorageError> {
-        self.0.list().await
+        self.store.list().await
     }
 
     async fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys, StorageError> {
-        self.0.list_prefix(prefix).await
+        self.store.list_prefix(prefix).await
     }
 
     async fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes, StorageError> {
-        self.0.list_dir(prefix).await
+        self.store.list_dir(prefix).await
     }
 
     async fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64, StorageError> {
-        self.0.size_prefix(prefix).await
+        self.store.size_prefix(prefix).await
     }
 }
 
 #[async_trait::async_trait]
 impl AsyncWritableStorageTraits for Slow {
     async fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
-        if key.as_str().ends_with("/c/0") {
+        if (self.fails)(key.as_str()) {
+            self.failed.fetch_add(1, Ordering::Relaxed);
             return Err(StorageError::Other("503 Slow Down".to_owned()));
         }
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }
-        self.0.set(key, value).await
+        self.store.set(key, value).await
     }
 
     async fn set_partial_many<'a>(
@@ -76,15 +82,15 @@ impl AsyncWritableStorageTraits for Slow {
         key: &StoreKey,
         offset_values: OffsetBytesIterator<'a>,
     ) -> Result<(), StorageError> {
-        self.0.set_partial_many(key, offset_values).await
+        self.store.set_partial_many(key, offset_values).await
     }
 
     async fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
-        self.0.erase(key).await
+        self.store.erase(key).await
     }
 
     async fn erase_prefix(&self, prefix: &StorePrefix) -> Result<(), StorageError> {
-        self.0.erase_prefix(prefix).await
+        self.store.erase_prefix(prefix).await
     }
 
     fn supports_set_partial(&self) -> bool {
@@ -92,10 +98,10 @@ impl AsyncWritableStorageTraits for Slow {
     }
 }
 
-/// No request is left to be done when it is too late.
-#[tokio::test]
-async fn what_was_begun_is_awaited_when_one_fails() {
-    const SHARDS: u64 = 40;
+const SHARDS: u64 = 40;
+
+/// Consolidate shards of which some fail: the error, those that are done, and how many failed.
+async fn consolidated(fails: fn(&str) -> bool) -> (String, Vec<u64>, usize) {
     let memory = Arc::new(MemoryStore::new());
     let layout = Layout::new(&[4 * SHARDS], &[4], &[2]);
     layout.create(&*memory);
@@ -104,16 +110,44 @@ async fn what_was_begun_is_awaited_when_one_fails() {
         let key = StoreKey::new(format!("group/array/c/{}", 2 * shard)).unwrap();
         sparse.set(&key, vec![1; 2].into()).unwrap();
     }
-    let slow = Arc::new(Slow(SyncToAsyncStorageAdapter::new(memory.clone(), Here)));
-    let awaited = SparseShardStore::async_open(slow, layout.path)
+    let slow = Arc::new(Slow {
+        store: SyncToAsyncStorageAdapter::new(memory.clone(), Here),
+        fails,
+        failed: AtomicUsize::new(0),
+    });
+    let awaited = SparseShardStore::async_open(slow.clone(), layout.path)
         .await
         .unwrap();
     let consolidated = awaited.async_consolidate_all(&|_| {}).await;
-    let error = consolidated.unwrap_err().to_string();
-    assert!(error.contains("c/0: 503"), "{error}");
     let pending = sparse.pending().unwrap();
     let done = (0..SHARDS).filter(|&shard| !pending.contains(&vec![shard]));
-    // Others were begun beside the first, and not all.
-    let done: Vec<_> = done.collect();
-    assert!((2..20).contains(&done.len()), "{done:?}");
+    let failed = slow.failed.load(Ordering::Relaxed);
+    (
+        consolidated.unwrap_err().to_string(),
+        done.collect(),
+        failed,
+    )
+}
+
+#[tokio::test]
+async fn one_that_fails_does_not_stop_the_others() {
+    let (error, done, failed) = consolidated(|key| key.ends_with("/c/0")).await;
+    assert!(
+        error.contains("c/0: 503") && !error.contains("others"),
+        "{error}"
+    );
+    assert_eq!((done, failed), ((1..SHARDS).collect(), 1));
+}
+
+/// And none is begun after it was seen that the store fails. No request is left to be done when it is too
+/// late: those that were begun are awaited.
+#[tokio::test]
+async fn a_store_that_fails_is_not_asked_for_ever() {
+    let (error, done, failed) = consolidated(|key| !key.contains(".frame/")).await;
+    assert!(error.contains("503") && error.contains("others"), "{error}");
+    assert!(done.is_empty(), "{done:?}");
+    // Eight are begun at once.
+    assert!((16..24).contains(&failed), "{failed}");
+    let (_, done, failed) = consolidated(|key| key.ends_with('5') || key.ends_with("/c/0")).await;
+    assert_eq!((done.len() + failed) as u64, SHARDS);
 }

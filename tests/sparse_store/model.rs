@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use proptest::prelude::*;
+use serde_json::json;
 use zarrs::storage::byte_range::ByteRange;
 use zarrs::storage::store::MemoryStore;
 use zarrs::storage::{
@@ -192,6 +193,11 @@ fn layouts() -> impl Strategy<Value = Layout> {
             encoding,
             separator,
             index_location,
+            // So that what is stored may be longer than a subchunk.
+            codecs: json!([
+                { "name": "bytes", "configuration": { "endian": "little" } },
+                { "name": "zstd", "configuration": { "level": 1, "checksum": false } },
+            ]),
             ..Layout::new(&shape, &shard, &subchunk)
         },
     )

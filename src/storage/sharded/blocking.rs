@@ -22,7 +22,7 @@ impl<S: ReadableStorageTraits + ?Sized> ShardedStore<S> {
     /// - [`Error::Storage`] if the store fails, or the metadata are not there or do not say it.
     /// - [`Error::Create`] if `path` is not one of a node, or it is sharded as no array can be.
     pub fn open(store: Arc<S>, path: &str) -> Result<Self, Error> {
-        let core = now(opened(&Blocking(&*store), path))?;
+        let core = now(opened(&Blocking::new(&*store), path))?;
         Ok(Self::with_core(store, Arc::new(core)))
     }
 
@@ -38,7 +38,7 @@ impl<S: ReadableStorageTraits + ?Sized> ShardedStore<S> {
         &self,
         ranges: &[(StoreKey, ByteRange)],
     ) -> Result<Vec<Option<Bytes>>, StorageError> {
-        let store = Blocking(&*self.store);
+        let store = Blocking::new(&*self.store);
         let mut found = vec![None; ranges.len()];
         for group in self.core.grouped(ranges)? {
             for (position, bytes) in now(self.core.get_group(&store, group))? {
@@ -64,14 +64,14 @@ impl<S: ReadableStorageTraits + WritableStorageTraits + ?Sized> ShardedStore<S> 
         values: impl IntoIterator<Item = (StoreKey, Bytes)>,
     ) -> Result<(), StorageError> {
         let values = values.into_iter().map(|(key, value)| (key, Some(value)));
-        let store = Blocking(&*self.store);
+        let store = Blocking::new(&*self.store);
         now(self.core.write_many(&store, values.collect()))
     }
 }
 
 impl<S: ReadableStorageTraits + ?Sized> ReadableStorageTraits for ShardedStore<S> {
     fn get(&self, key: &StoreKey) -> Result<MaybeBytes, StorageError> {
-        now(self.core.get(&Blocking(&*self.store), key))
+        now(self.core.get(&Blocking::new(&*self.store), key))
     }
 
     fn get_partial_many<'a>(
@@ -79,13 +79,13 @@ impl<S: ReadableStorageTraits + ?Sized> ReadableStorageTraits for ShardedStore<S
         key: &StoreKey,
         byte_ranges: ByteRangeIterator<'a>,
     ) -> Result<MaybeBytesIterator<'a>, StorageError> {
-        let store = Blocking(&*self.store);
+        let store = Blocking::new(&*self.store);
         let values = now(self.core.get_ranges(&store, key, byte_ranges.collect()))?;
         Ok(values.map(|values| Box::new(values.into_iter().map(Ok)) as Box<_>))
     }
 
     fn size_key(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
-        now(self.core.size(&Blocking(&*self.store), key))
+        now(self.core.size(&Blocking::new(&*self.store), key))
     }
 
     fn supports_get_partial(&self) -> bool {
@@ -106,7 +106,7 @@ where
         key: &StoreKey,
         offset_values: OffsetBytesIterator,
     ) -> Result<(), StorageError> {
-        let store = Blocking(&*self.store);
+        let store = Blocking::new(&*self.store);
         now(self.core.write_ranges(&store, key, offset_values.collect()))
     }
 
@@ -116,12 +116,12 @@ where
 
     fn erase_many(&self, keys: &[StoreKey]) -> Result<(), StorageError> {
         let erased = keys.iter().map(|key| (key.clone(), None));
-        let store = Blocking(&*self.store);
+        let store = Blocking::new(&*self.store);
         now(self.core.write_many(&store, erased.collect()))
     }
 
     fn erase_prefix(&self, prefix: &StorePrefix) -> Result<(), StorageError> {
-        now(self.core.erase_prefix(&Blocking(&*self.store), prefix))
+        now(self.core.erase_prefix(&Blocking::new(&*self.store), prefix))
     }
 
     /// Parts of chunks are written by reading and storing their shard.
@@ -139,19 +139,19 @@ where
     }
 
     fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys, StorageError> {
-        let store = &Blocking(&*self.store);
+        let store = &Blocking::new(&*self.store);
         let core = &*self.core;
         now(listing::list_prefix(&View { core, store }, store, prefix))
     }
 
     fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes, StorageError> {
-        let store = &Blocking(&*self.store);
+        let store = &Blocking::new(&*self.store);
         let core = &*self.core;
         now(listing::list_dir(&View { core, store }, store, prefix))
     }
 
     fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64, StorageError> {
-        let store = &Blocking(&*self.store);
+        let store = &Blocking::new(&*self.store);
         let core = &*self.core;
         now(listing::size_prefix(&View { core, store }, store, prefix))
     }

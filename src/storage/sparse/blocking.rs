@@ -9,6 +9,8 @@ use zarrs_storage::{
     WritableStorageTraits,
 };
 
+#[cfg(feature = "filesystem")]
+use super::Files;
 use super::{SparseArray, SparseShardStore, View, listing};
 use crate::Error;
 use crate::storage::objects::{Blocking, now};
@@ -21,8 +23,34 @@ impl<S: ReadableStorageTraits + ?Sized> SparseShardStore<S> {
     ///   reason.
     /// - [`Error::Storage`] if the store fails, or has no metadata there, or they are invalid.
     pub fn open(store: Arc<S>, path: &str) -> Result<Self, Error> {
-        let array = now(SparseArray::open(&Blocking(&*store), path))?;
+        let array = now(SparseArray::open(&Blocking::new(&*store), path))?;
         Ok(Self { array, store })
+    }
+}
+
+#[cfg(feature = "filesystem")]
+impl SparseShardStore<zarrs_filesystem::FilesystemStore> {
+    /// An adapter for the array at `path` of a filesystem. **Use it on every filesystem**, instead of
+    /// [`open`](Self::open).
+    ///
+    /// Shards, and the metadata of the array, are replaced by renaming, as with
+    /// [`atomic_rename`](Self::atomic_rename). Directories are read by the adapter, and each error of that is
+    /// returned: zarrs' `FilesystemStore` lists nothing where it cannot open a directory, for instance because the
+    /// process has too many open files, and an update could be lost that way, or a frame be passed over. Names that
+    /// are not UTF-8 are passed over and [counted](super::Consolidation::not_utf_8). In a frame only regular files are read, of at
+    /// most the size that a subchunk can have; all else with the name of a version is
+    /// [invalid](super::Consolidation::invalid).
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub fn on_filesystem(
+        store: Arc<zarrs_filesystem::FilesystemStore>,
+        path: &str,
+    ) -> Result<Self, Error> {
+        let root = store.prefix_to_fs_path(&StorePrefix::root());
+        let mut adapter = Self::open(store.clone(), path)?.atomic_rename(store)?;
+        adapter.array.files = Some(Files::new(root));
+        Ok(adapter)
     }
 }
 
@@ -31,7 +59,7 @@ where
     S: ReadableStorageTraits + ListableStorageTraits + ?Sized,
 {
     fn get(&self, key: &StoreKey) -> Result<MaybeBytes, StorageError> {
-        now(self.array.get(&Blocking(&*self.store), key))
+        now(self.array.get(&self.blocking(), key))
     }
 
     fn get_partial_many<'a>(
@@ -39,13 +67,13 @@ where
         key: &StoreKey,
         byte_ranges: ByteRangeIterator<'a>,
     ) -> Result<MaybeBytesIterator<'a>, StorageError> {
-        let store = Blocking(&*self.store);
+        let store = self.blocking();
         let values = now(self.array.get_ranges(&store, key, byte_ranges.collect()))?;
         Ok(values.map(|values| Box::new(values.into_iter()) as _))
     }
 
     fn size_key(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
-        now(self.array.size(&Blocking(&*self.store), key))
+        now(self.array.size(&self.blocking(), key))
     }
 
     /// No: of a subchunk everything is read.
@@ -63,17 +91,17 @@ where
     }
 
     fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys, StorageError> {
-        let (array, store) = (&self.array, &Blocking(&*self.store));
+        let (array, store) = (&self.array, &self.blocking());
         now(listing::list_prefix(&View { array, store }, store, prefix))
     }
 
     fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes, StorageError> {
-        let (array, store) = (&self.array, &Blocking(&*self.store));
+        let (array, store) = (&self.array, &self.blocking());
         now(listing::list_dir(&View { array, store }, store, prefix))
     }
 
     fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64, StorageError> {
-        let (array, store) = (&self.array, &Blocking(&*self.store));
+        let (array, store) = (&self.array, &self.blocking());
         now(listing::size_prefix(&View { array, store }, store, prefix))
     }
 }
@@ -83,7 +111,7 @@ where
     S: ReadableStorageTraits + WritableStorageTraits + ListableStorageTraits + ?Sized,
 {
     fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
-        now(self.array.set(&Blocking(&*self.store), key, value))
+        now(self.array.set(&self.blocking(), key, value))
     }
 
     fn set_partial_many(
@@ -91,16 +119,16 @@ where
         key: &StoreKey,
         offset_values: OffsetBytesIterator,
     ) -> Result<(), StorageError> {
-        let store = Blocking(&*self.store);
+        let store = self.blocking();
         now(self.array.set_ranges(&store, key, offset_values.collect()))
     }
 
     fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
-        now(self.array.erase(&Blocking(&*self.store), key))
+        now(self.array.erase(&self.blocking(), key))
     }
 
     fn erase_prefix(&self, prefix: &StorePrefix) -> Result<(), StorageError> {
-        now(self.array.erase_prefix(&Blocking(&*self.store), prefix))
+        now(self.array.erase_prefix(&self.blocking(), prefix))
     }
 
     /// No: to write a part of a subchunk, all of it is read and written.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use zarrs_storage::{
     Bytes, ListableStorageTraits, ReadableStorageTraits, StorageError, StoreKey, StorePrefix,
@@ -13,7 +13,7 @@ use super::protocol::ReplacesShards;
 use super::{SparseArray, SparseShardStore, frame};
 use crate::Error;
 use crate::storage::chunk_keys::ChunkKey;
-use crate::storage::objects::{Blocking, Lists, Reads, Writes, now};
+use crate::storage::objects::{Lists, Reads, Writes, now};
 use crate::storage::turns::TakesTurns;
 
 /// What was done to a shard.
@@ -26,6 +26,9 @@ pub struct Consolidation {
     pub versions: usize,
     /// How many objects were not whole, and stay: they are being written, or those who wrote them died.
     pub invalid: usize,
+    /// How many names in the frame are not UTF-8, and were passed over: no version has such a name. Which they
+    /// are is logged as a warning. They stay, and can be deleted.
+    pub not_utf_8: usize,
     /// The size of the shard before, in bytes; 0 if there was none.
     pub before: u64,
     /// Its size now; 0 if there is none, since all of it is empty.
@@ -55,6 +58,9 @@ impl fmt::Display for ConsolidationProgress {
         if sum.invalid > 0 {
             write!(f, ", {} objects that are not whole", sum.invalid)?;
         }
+        if sum.not_utf_8 > 0 {
+            write!(f, ", {} names that are not UTF-8", sum.not_utf_8)?;
+        }
         Ok(())
     }
 }
@@ -65,6 +71,7 @@ impl ConsolidationProgress {
         self.sum.subchunks += one.subchunks;
         self.sum.versions += one.versions;
         self.sum.invalid += one.invalid;
+        self.sum.not_utf_8 += one.not_utf_8;
         self.sum.before += one.before;
         self.sum.after += one.after;
     }
@@ -158,7 +165,7 @@ where
     /// # Errors
     /// [`Error::Storage`] if the store fails.
     pub fn pending(&self) -> Result<Vec<Vec<u64>>, Error> {
-        now(self.array.framed(&Blocking(&*self.store)))
+        now(self.array.framed(&self.blocking()))
     }
 
     /// Pack the shard with the indices `shard` and its frame into one shard, with its subchunks in C
@@ -177,39 +184,29 @@ where
     /// - [`Error::Storage`] if the store fails, if the shard is invalid, or if somebody else consolidates
     ///   it.
     pub fn consolidate(&self, shard: &[u64]) -> Result<Option<Consolidation>, Error> {
-        now(self.array.consolidate(&Blocking(&*self.store), shard))
+        now(self.array.consolidate(&self.blocking(), shard))
     }
 
     /// [`consolidate`](Self::consolidate) all shards that have a frame, several at once as
     /// [memory](Self::with_memory) allows. `on_progress` is called after each, by one thread at a time.
     ///
+    /// One shard that fails, because it or its frame is damaged for example, does not keep the others from being
+    /// packed. After 16 no more are begun, and those that were begun are completed.
+    ///
     /// # Errors
-    /// As for [`consolidate`](Self::consolidate): of the first shard that fails. Those that were begun
-    /// are completed, and no others are begun.
+    /// As for [`consolidate`](Self::consolidate): of the first shard that fails, with the names of the others.
     pub fn consolidate_all(
         &self,
         on_progress: &(dyn Fn(&ConsolidationProgress) + Sync),
     ) -> Result<ConsolidationProgress, Error> {
         let shards = self.pending()?;
-        let progress = Mutex::new(ConsolidationProgress {
-            shards: shards.len(),
-            ..ConsolidationProgress::default()
-        });
-        let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
-        let is_failed = || failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = All::new(shards.len(), on_progress);
+        let next = AtomicUsize::new(0);
         let work = || {
-            while let Some(shard) = shards.get(next.fetch_add(1, Ordering::Relaxed)) {
-                match self.consolidate(shard) {
-                    Ok(one) => {
-                        let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
-                        progress.add(one.unwrap_or_default());
-                        on_progress(&progress);
-                    }
-                    Err(error) => {
-                        is_failed().get_or_insert(error);
-                        next.store(shards.len(), Ordering::Relaxed);
-                    }
-                }
+            while all.goes_on()
+                && let Some(shard) = shards.get(next.fetch_add(1, Ordering::Relaxed))
+            {
+                all.add(self.consolidate(shard));
             }
         };
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -219,12 +216,70 @@ where
             }
             work();
         });
-        let error = is_failed().take();
-        match error {
-            Some(error) => Err(error),
-            None => Ok(progress
-                .into_inner()
-                .unwrap_or_else(PoisonError::into_inner)),
+        all.end()
+    }
+}
+
+/// After how many shards that failed no more are begun: then it is the store that fails.
+const FAILURES: usize = 16;
+
+/// A consolidation of all shards.
+struct All<'a> {
+    on_progress: &'a (dyn Fn(&ConsolidationProgress) + Sync),
+    state: Mutex<(ConsolidationProgress, Vec<Error>)>,
+}
+
+impl<'a> All<'a> {
+    fn new(shards: usize, on_progress: &'a (dyn Fn(&ConsolidationProgress) + Sync)) -> Self {
+        let progress = ConsolidationProgress {
+            shards,
+            ..ConsolidationProgress::default()
+        };
+        Self {
+            on_progress,
+            state: Mutex::new((progress, Vec::new())),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, (ConsolidationProgress, Vec<Error>)> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn goes_on(&self) -> bool {
+        self.state().1.len() < FAILURES
+    }
+
+    fn add(&self, one: Result<Option<Consolidation>, Error>) {
+        let (progress, failures) = &mut *self.state();
+        match one {
+            Ok(one) => {
+                progress.add(one.unwrap_or_default());
+                (self.on_progress)(progress);
+            }
+            Err(error) => failures.push(error),
+        }
+    }
+
+    fn end(self) -> Result<ConsolidationProgress, Error> {
+        let state = self.state.into_inner();
+        let (progress, failures) = state.unwrap_or_else(PoisonError::into_inner);
+        let mut failures = failures.into_iter();
+        let Some(first) = failures.next() else {
+            return Ok(progress);
+        };
+        let others: Vec<_> = failures.map(|error| error.to_string()).collect();
+        match first {
+            Error::Storage { doing, key, source } if !others.is_empty() => {
+                let (number, others) = (others.len(), others.join("; "));
+                Err(Error::Storage {
+                    doing,
+                    key,
+                    source: StorageError::Other(format!(
+                        "{source}. So do {number} others: {others}"
+                    )),
+                })
+            }
+            first => Err(first),
         }
     }
 }
@@ -235,7 +290,7 @@ mod asynchronous {
         AsyncListableStorageTraits, AsyncReadableStorageTraits, AsyncWritableStorageTraits,
     };
 
-    use super::{Consolidation, ConsolidationProgress, Error, SparseShardStore};
+    use super::{All, Consolidation, ConsolidationProgress, Error, SparseShardStore};
     use crate::storage::objects::{Awaited, all};
 
     /// How many shards are consolidated at once at most: requests wait for a server, not a processor.
@@ -282,18 +337,14 @@ mod asynchronous {
             on_progress: &(dyn Fn(&ConsolidationProgress) + Sync),
         ) -> Result<ConsolidationProgress, Error> {
             let shards = self.async_pending().await?;
-            let mut progress = ConsolidationProgress {
-                shards: shards.len(),
-                ..ConsolidationProgress::default()
-            };
-            let each = shards.into_iter();
-            let each = each.map(|shard| async move { self.async_consolidate(&shard).await });
-            all(each, self.array.at_once(AT_ONCE), |one: Option<_>| {
-                progress.add(one.unwrap_or_default());
-                on_progress(&progress);
-            })
-            .await?;
-            Ok(progress)
+            let all_shards = All::new(shards.len(), on_progress);
+            let each = shards.iter().take_while(|_| all_shards.goes_on());
+            let each = each.map(|shard| async {
+                all_shards.add(self.async_consolidate(shard).await);
+                Ok::<_, Error>(())
+            });
+            all(each, self.array.at_once(AT_ONCE), drop).await?;
+            all_shards.end()
         }
     }
 }

@@ -6,6 +6,7 @@
 //! is left is one shard.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use zarrs_storage::{Bytes, StorageError, StoreKey, StorePrefix};
 
@@ -16,8 +17,8 @@ use crate::storage::listing::list_prefix;
 use crate::storage::objects::{Writes, now};
 use crate::storage::packing::Packing;
 use crate::storage::schedules::{
-    Acting, Ending, Explored, Listing, Objects, Promises, Scenario, Seat, Value, Violation,
-    judge_chunk,
+    Acting, Ending, Explored, Listing, Objects, Promises, Scenario, Seat, Silence, Value,
+    Violation, judge_chunk,
 };
 
 const PATH: &str = "/a";
@@ -92,6 +93,11 @@ const WRITTEN_AND_TORN: Before = Before {
     torn: &[(0, 2, 9)],
     ..WRITTEN
 };
+/// Versions between were packed, and deleted.
+const WITH_A_GAP: Before = Before {
+    frame: &[(0, 1, Some(2)), (0, 5, Some(3))],
+    ..PACKED
+};
 const NOTHING: Before = Before {
     shard: None,
     ..PACKED
@@ -104,6 +110,8 @@ struct Subject {
     promises: Promises,
     packing: Packing,
     processes: Vec<SparseArray>,
+    /// How many names of versions each has given.
+    names: [Arc<AtomicU64>; 5],
 }
 
 impl Subject {
@@ -120,13 +128,15 @@ impl Subject {
                 "codecs": [{{"name": "bytes"}}{compressor}], "index_location": "end",
                 "index_codecs": [{{"name": "bytes", "configuration": {{"endian": "little"}}}}, {{"name": "crc32c"}}]}}}}]}}"#
         );
-        let process = |number| {
+        let names = [(); 5].map(|()| Arc::new(AtomicU64::new(0)));
+        let process = |(number, names): (usize, &Arc<AtomicU64>)| {
             let array = SparseArray::new(PATH, stored.as_bytes()).unwrap();
             let sharded = metadata::sharded(&array.metadata, &array.path, stored.as_bytes());
             let sharded = sharded.unwrap();
-            // A name that is the same in each run.
-            let writer = Box::new(move || format!("W{number}"));
-            let frames = Frames::new(sharded.packing, 2, sharded.bound, writer);
+            // Names that are the same in each run, which begins with the first.
+            let names = names.clone();
+            let writer = move || format!("W{number}{:04}", names.fetch_add(1, Ordering::Relaxed));
+            let frames = Frames::new(sharded.packing, 2, sharded.bound, Box::new(writer));
             let frames = Arc::new(frames);
             // Used to see that there is one.
             let rename: super::Rename = Arc::new(|_, _| unreachable!());
@@ -137,7 +147,7 @@ impl Subject {
                 ..array
             }
         };
-        let processes: Vec<_> = (0..5).map(process).collect();
+        let processes: Vec<_> = names.iter().enumerate().map(process).collect();
         let first = &processes[0];
         let sharded = metadata::sharded(&first.metadata, &first.path, stored.as_bytes());
         Self {
@@ -146,6 +156,7 @@ impl Subject {
             promises,
             packing: sharded.unwrap().packing,
             processes,
+            names,
         }
     }
 
@@ -226,6 +237,8 @@ impl Subject {
         move |seat| {
             Box::pin(async move {
                 let array = &self.processes[process];
+                // In each order what it does depends on nothing else.
+                self.names[process].store(0, Ordering::Relaxed);
                 for &value in values {
                     let value = self.value(chunk, value);
                     let write = async {
@@ -338,12 +351,16 @@ fn chunk_key(chunk: usize) -> StoreKey {
     StoreKey::new(format!("a/c/{chunk}")).unwrap()
 }
 
+/// Listings may fail silently, for all that the store says; but none does.
+const MAY_FAIL: Option<(Silence, usize)> = Some((Silence::Empty, 0));
+
 const WHOLE: Promises = Promises {
     listing: Listing::AtOnce,
     torn: None,
     backwards: false,
     apart: false,
     sized: false,
+    silent: MAY_FAIL,
 };
 
 /// What stores do and do not promise: object stores, file systems, and some that are worse.
@@ -358,6 +375,8 @@ fn stores() -> Vec<(Replacing, Promises)> {
             listing,
             torn: Some(torn),
             backwards,
+            // As `on_filesystem` has it. A second listing of each write, key by key, would be too many orders.
+            silent: MAY_FAIL.filter(|_| listing == Listing::AtOnce),
             ..WHOLE
         };
         (replacing, promises)
@@ -375,6 +394,7 @@ fn stores() -> Vec<(Replacing, Promises)> {
         torn(Listing::Checked, Replacing::Rename, true),
         torn(Listing::Ascending, Replacing::Set, true),
         torn(Listing::Descending, Replacing::Set, true),
+        torn(Listing::Hashed(1), Replacing::Rename, true),
     ]
 }
 
@@ -525,6 +545,7 @@ fn parts_of_subchunks() {
         let scenario = subject.scenario(WRITTEN);
         let scenario = scenario.actor(move |seat| async move {
             let (array, key) = (&subject.processes[0], chunk_key(0));
+            subject.names[0].store(0, Ordering::Relaxed);
             for at in 0..2 {
                 let mut value = subject.bytes(0, 2).to_vec();
                 value[..=at].fill(9);
@@ -558,6 +579,7 @@ fn one_adapter_takes_turns() {
             scenario = scenario.actor(move |seat| async move {
                 let parts = vec![(at, vec![9].into())];
                 subject.processes[0].frames.forget();
+                subject.names[0].store(0, Ordering::Relaxed);
                 subject.processes[0]
                     .set_ranges(&seat, &chunk_key(0), parts)
                     .await
@@ -567,6 +589,92 @@ fn one_adapter_takes_turns() {
         scenario.actor(subject.consolidator(1, 1)).who_may_crash()
     });
     at_least(&explored, 1_000);
+}
+
+/// A listing in any order may find a version, and miss one that was put before it.
+#[test]
+fn a_listing_in_any_order_misses_versions() {
+    let mut schedules = 0;
+    for seed in 0..24 {
+        let promises = Promises {
+            listing: Listing::Hashed(seed),
+            silent: MAY_FAIL.filter(|_| seed % 2 == 0),
+            ..WHOLE
+        };
+        for before in [PACKED, WRITTEN, WRITTEN_AND_TORN] {
+            let subject = Subject::new(Sizes::Equal, Replacing::Set, promises);
+            let scenario = subject.scenario(before);
+            let scenario = scenario.actor(subject.writer(0, 0, &[Some(3), Some(4)]));
+            let found = scenario.actor(subject.consolidator(1, 1)).explore();
+            let found = found.unwrap_or_else(|violation| panic!("{seed}, {before:?}: {violation}"));
+            schedules += found.schedules;
+        }
+    }
+    println!("{schedules} schedules");
+    assert!(schedules >= 1_000, "{schedules}");
+}
+
+/// A process asked for a version to be deleted, and died; the store does it later.
+#[test]
+fn a_deletion_that_comes_late() {
+    let explored = explore(|subject| {
+        let mut packed = subject.objects(&WRITTEN);
+        // It is packed already.
+        let chunks = [(0, 2), (1, 1)].map(|(chunk, value)| Some(subject.bytes(chunk, value)));
+        let shard = subject.packing.pack(&shard_key(), &chunks).unwrap();
+        packed.extend(shard.map(|shard| (shard_key(), shard)));
+        let version = packed.keys().find(|key| **key != shard_key()).cloned();
+        let scenario = Scenario::new(packed, move |ending| subject.judge(&WRITTEN, ending));
+        let scenario = scenario.promises(subject.promises);
+        let scenario = scenario.actor(move |seat| {
+            let version = version.clone().unwrap();
+            async move { seat.erase(&version).await.unwrap() }
+        });
+        let scenario = scenario.actor(subject.writer(0, 0, &[Some(3)]));
+        scenario.actor(move |seat| async move {
+            // It may find that another process deletes versions, and says so.
+            let _ = subject.consolidate(1, &seat).await;
+        })
+    });
+    at_least(&explored, 50);
+}
+
+/// What listings that fail, and do not say so, make of a writer, with a consolidation beside it or not.
+fn silent(
+    silence: (Silence, usize),
+    before: Before,
+    values: &'static [Option<u8>],
+    consolidates: bool,
+) -> Result<Explored, Box<Violation>> {
+    let promises = Promises {
+        silent: Some(silence),
+        ..WHOLE
+    };
+    let subject = Subject::new(Sizes::Equal, Replacing::Set, promises);
+    let scenario = subject.scenario(before);
+    let mut scenario = scenario.actor(subject.writer(0, 0, values));
+    if consolidates {
+        scenario = scenario.actor(subject.consolidator(1, 1)).who_may_crash();
+    }
+    scenario.explore()
+}
+
+#[test]
+fn listings_that_fail_silently() {
+    let mut schedules = 0;
+    for before in [NOTHING, PACKED, WRITTEN, WRITTEN_AND_TORN, WITH_A_GAP] {
+        for (values, consolidates) in [(&[Some(4), Some(5)][..], false), (&[Some(4)], true)] {
+            for silence in [(Silence::Empty, 3), (Silence::Short, 1)] {
+                let found = silent(silence, before, values, consolidates);
+                let found = found.unwrap_or_else(|violation| {
+                    panic!("{silence:?}, {before:?}, {consolidates}: {violation}")
+                });
+                schedules += found.schedules;
+            }
+        }
+    }
+    println!("{schedules} schedules");
+    assert!(schedules >= 1_000, "{schedules}");
 }
 
 /// Subchunks that are there all the time are listed all the time.
@@ -601,6 +709,28 @@ fn violated(what: &str, scenario: impl for<'a> Fn(&'a Subject) -> Scenario<'a>) 
     *found.expect_err(what)
 }
 
+/// If both listings of a write miss the newest version, and the second has the one that was put.
+#[test]
+fn two_short_listings_in_one_write() {
+    silent((Silence::Short, 2), WITH_A_GAP, &[Some(4)], false).expect_err("an update is lost");
+}
+
+/// If the only listing of an erasure fails: nothing is put that a second one could show.
+#[test]
+fn an_erasure_whose_listing_fails_silently() {
+    let promises = Promises {
+        silent: Some((Silence::Empty, 1)),
+        ..WHOLE
+    };
+    let subject = Subject::new(Sizes::Equal, Replacing::Set, promises);
+    let scenario = subject.scenario(Before {
+        shard: None,
+        ..WRITTEN
+    });
+    let scenario = scenario.actor(subject.writer(0, 0, &[None]));
+    scenario.explore().expect_err("the erasure is lost");
+}
+
 #[test]
 fn two_who_consolidate_at_once() {
     violated("an update is lost", |subject| {
@@ -613,12 +743,18 @@ fn two_who_consolidate_at_once() {
 
 #[test]
 fn two_who_write_one_subchunk_at_once() {
-    let violation = violated("one is lost", |subject| {
+    let found = |silent, what| {
+        let promises = Promises { silent, ..WHOLE };
+        let subject = Subject::new(Sizes::Different, Replacing::Set, promises);
         let scenario = subject.scenario(PACKED);
         let scenario = scenario.actor(subject.writer(0, 0, &[Some(4)]));
-        scenario.actor(subject.writer(1, 0, &[Some(5)]))
-    });
-    assert!(violation.what.contains("chunk 0 is read as"), "{violation}");
+        let scenario = scenario.actor(subject.writer(1, 0, &[Some(5)]));
+        let violation = scenario.explore().expect_err("one is lost");
+        assert!(violation.what.contains(what), "{violation}");
+    };
+    found(None, "chunk 0 is read as");
+    // Each puts above the other, until one gives up.
+    found(MAY_FAIL, "was put 16 times");
 }
 
 /// Nor if one reads a part, and another one writes it.
@@ -635,8 +771,10 @@ fn two_processes_that_write_parts_of_one_subchunk() {
             .ok_or(format!("{value:?}"))
     });
     for at in 0..2_u64 {
-        let process = &subject.processes[usize::from(at > 0)];
+        let number = usize::from(at > 0);
+        let (process, names) = (&subject.processes[number], &subject.names[number]);
         scenario = scenario.actor(move |seat| async move {
+            names.store(0, Ordering::Relaxed);
             let parts = vec![(at, vec![9].into())];
             process
                 .set_ranges(&seat, &chunk_key(0), parts)

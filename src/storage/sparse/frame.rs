@@ -26,11 +26,12 @@
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use zarrs_storage::{Bytes, StorageError, StoreKey, StorePrefix};
 
 use crate::storage::chunk_keys::ChunkKeys;
+use crate::storage::files::NOT_UTF_8;
 
 /// What the name of a directory of a frame has behind the key of its shard.
 const FRAME: &str = ".frame";
@@ -65,23 +66,36 @@ pub(super) fn shard_of<'a>(keys: &ChunkKeys, path: &'a str) -> Option<&'a str> {
 }
 
 /// The key of the shard in whose frame this object is, a version of one of `subchunks` subchunks by its
-/// name; `None` if it is none.
+/// name, or has a name that is not UTF-8; `None` if it is none.
 pub(super) fn shard_with<'a>(keys: &ChunkKeys, key: &'a str, subchunks: usize) -> Option<&'a str> {
     let shard = shard_of(keys, key)?;
     let name = key.strip_prefix(shard)?.strip_prefix(FRAME)?;
-    let (number, _) = parse(name.strip_prefix('/')?)?;
-    ((number as usize) < subchunks).then_some(shard)
+    let name = name.strip_prefix('/')?;
+    let is_version = || parse(name).is_some_and(|(number, _)| (number as usize) < subchunks);
+    (name.contains(NOT_UTF_8) || is_version()).then_some(shard)
 }
 
 /// Names of writers of which none is ever given twice: a random one, and a number that counts up.
 pub(super) fn writers() -> impl Fn() -> String + Send + Sync {
-    // Keys of the system's random numbers; other processes have others.
-    let [a, b] = [(); 2].map(|()| {
-        let now = std::time::SystemTime::now();
-        RandomState::new().hash_one((std::process::id(), now))
-    });
-    let (name, count) = (a ^ b.rotate_left(32), AtomicU64::new(0));
-    move || format!("{name:016X}{:08X}", count.fetch_add(1, Ordering::Relaxed))
+    // Keys of the system's random numbers; other processes have others, but for one that was forked.
+    let [a, b] = [(); 2].map(|()| RandomState::new());
+    let random = move || {
+        let told = (std::process::id(), std::time::SystemTime::now());
+        a.hash_one(told) ^ b.hash_one(told).rotate_left(32)
+    };
+    let (name, count) = (AtomicU64::new(random()), AtomicU64::new(0));
+    let process = AtomicU32::new(std::process::id());
+    move || {
+        // No lock: another thread of the parent could have held it.
+        if process.swap(std::process::id(), Ordering::Relaxed) != std::process::id() {
+            name.store(random(), Ordering::Relaxed);
+        }
+        let (name, count) = (
+            name.load(Ordering::Relaxed),
+            count.fetch_add(1, Ordering::Relaxed),
+        );
+        format!("{name:016X}{count:08X}")
+    }
 }
 
 /// A version of a subchunk.
@@ -135,11 +149,14 @@ fn parse(name: &str) -> Option<(u32, Version)> {
 
 /// The versions of each subchunk of a shard, as they were listed; the newest is the last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Listing(BTreeMap<u32, Vec<Version>>);
+pub(super) struct Listing {
+    versions: BTreeMap<u32, Vec<Version>>,
+    not_utf_8: usize,
+}
 
 impl Listing {
     /// What `keys` say, which are under `frame`. Those that are not names of objects of a frame, or of
-    /// subchunks that the shard does not have, are left out.
+    /// subchunks that the shard does not have, are left out; those that are not UTF-8 are counted.
     pub(super) fn of<'a>(
         frame: &StorePrefix,
         keys: impl IntoIterator<Item = &'a StoreKey>,
@@ -147,37 +164,60 @@ impl Listing {
     ) -> Self {
         let mut listing = Self::default();
         for key in keys {
-            let name = key.as_str().strip_prefix(frame.as_str());
-            if let Some((number, version)) = name.and_then(parse)
+            let Some(name) = key.as_str().strip_prefix(frame.as_str()) else {
+                continue;
+            };
+            if name.contains(NOT_UTF_8) {
+                listing.not_utf_8 += 1;
+                tracing::warn!("passed over {key}, whose name is not UTF-8");
+            }
+            if let Some((number, version)) = parse(name)
                 && (number as usize) < subchunks
             {
-                listing.0.entry(number).or_default().push(version);
+                listing.versions.entry(number).or_default().push(version);
             }
         }
-        for versions in listing.0.values_mut() {
+        for versions in listing.versions.values_mut() {
             versions.sort();
         }
         listing
     }
 
+    /// How many names are not UTF-8.
+    pub(super) fn not_utf_8(&self) -> usize {
+        self.not_utf_8
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.versions.is_empty()
+    }
+
     /// The versions of a subchunk, the newest last.
     pub(super) fn versions(&self, number: u32) -> &[Version] {
-        self.0.get(&number).map_or(&[], Vec::as_slice)
+        self.versions.get(&number).map_or(&[], Vec::as_slice)
     }
 
     /// The subchunks that have versions, and those.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &[Version])> {
-        self.0
-            .iter()
-            .map(|(number, versions)| (*number, versions.as_slice()))
+        let versions = self.versions.iter();
+        versions.map(|(number, versions)| (*number, versions.as_slice()))
     }
 
-    /// The number of the version that comes after all of a subchunk; `None` if there are no greater
-    /// numbers.
-    pub(super) fn next_version(&self, number: u32) -> Option<u64> {
-        match self.versions(number).last() {
-            None => Some(1),
-            Some(newest) => newest.version.checked_add(1),
+    /// The number of the newest version of a subchunk; 0 if it has none.
+    pub(super) fn newest(&self, number: u32) -> u64 {
+        let newest = self.versions(number).last();
+        newest.map_or(0, |newest| newest.version)
+    }
+
+    /// With those of `other` that are older than the newest version of the same subchunk.
+    pub(super) fn add_older(&mut self, mut other: Self) {
+        for (number, versions) in &mut self.versions {
+            let mut older = other.versions.remove(number).unwrap_or_default();
+            let newest = versions.last();
+            older.retain(|version| Some(version) < newest);
+            versions.append(&mut older);
+            versions.sort();
+            versions.dedup();
         }
     }
 }
@@ -270,6 +310,48 @@ mod tests {
         assert_eq!(BTreeSet::from_iter(&names).len(), 4);
     }
 
+    /// The child has all that the parent has, and counts on from there.
+    #[test]
+    #[cfg(target_os = "linux")]
+    #[allow(unsafe_code)]
+    fn a_forked_child_has_other_names() {
+        use std::fs::File;
+        use std::io::{Read, Write};
+        use std::os::fd::FromRawFd;
+
+        let names = writers();
+        names();
+        let mut ends = [0; 2];
+        // SAFETY: two numbers are written.
+        assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
+        // SAFETY: the ends are ours, and nothing else closes them.
+        let [mut reader, mut writer] = ends.map(|end| unsafe { File::from_raw_fd(end) });
+        // SAFETY: the child takes no lock but the allocator's, and ends without running what the parent has
+        // to run at its end.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let told = writer.write_all((names() + &names()).as_bytes());
+            // SAFETY: as above.
+            unsafe { libc::_exit(i32::from(told.is_err())) };
+        }
+        drop(writer);
+        let mut told = String::new();
+        reader.read_to_string(&mut told).unwrap();
+        let mut status = -1;
+        // SAFETY: a number is written.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!((status, told.len()), (0, 48));
+        let (first, second) = told.split_at(24);
+        let own = [names(), names()];
+        let all = BTreeSet::from([first, second, own[0].as_str(), own[1].as_str()]);
+        assert_eq!(all.len(), 4, "{all:?}");
+        // Each has one name.
+        assert_eq!(
+            (&own[0][..16], &first[..16]),
+            (&own[1][..16], &second[..16])
+        );
+    }
+
     #[test]
     fn other_names() {
         let good = "0000002E.0000000000000003.9F31.chunk";
@@ -346,10 +428,7 @@ mod tests {
             listing.iter().map(|(number, _)| number).collect::<Vec<_>>(),
             [0, 7]
         );
-        assert_eq!(listing.next_version(7), Some(11));
-        assert_eq!(listing.next_version(1), Some(1));
-        let last = [key_of(&frame, 7, &version(u64::MAX, "A")).unwrap()];
-        assert_eq!(Listing::of(&frame, &last, 8).next_version(7), None);
+        assert_eq!((listing.newest(7), listing.newest(1)), (10, 0));
     }
 
     #[test]

@@ -31,8 +31,9 @@ use metadata::Sharding;
 use protocol::Frames;
 
 use super::chunk_keys::{ChunkKey, ChunkKeys, Scope};
+use super::files::Files;
 use super::listing::{self, Present, Seen, ShardsSeenAsChunks};
-use super::objects::{Lists, Reads, Writes};
+use super::objects::{Blocking, Lists, Reads, Writes};
 use super::ranges::{slice, with_parts};
 use super::shard_grid::ShardGrid;
 use super::turns::TakesTurns;
@@ -78,7 +79,7 @@ const TEMPORARY: &str = ".tmp";
 ///   handle cache then (`file_handle_cache_size`; by default it has none): it would go on reading shards
 ///   that others have replaced, and consolidate them.
 /// - A shard is replaced at once. Object stores and databases do that by `set`. zarrs' `FilesystemStore`
-///   does not: give the adapter the store once more with [`atomic_rename`](Self::atomic_rename).
+///   does not, and its listings fail without an error: open the adapter with `on_filesystem`.
 /// - One writer at a time of each *subchunk*. To write a part of one it is read first, so elements of
 ///   one subchunk are for one writer. Those who write through the same adapter take turns, but zarrs
 ///   writes a part in two steps: it is not safe for threads either.
@@ -110,6 +111,8 @@ struct SparseArray {
     listings: Arc<Listings>,
     /// How an object is replaced at once, if not by `set`.
     rename: Option<Rename>,
+    /// Where the store's values are files, if that is known.
+    files: Option<Files>,
     /// For consolidations, in bytes.
     memory: usize,
 }
@@ -156,6 +159,7 @@ impl SparseArray {
             )),
             listings: Arc::default(),
             rename: None,
+            files: None,
             memory: Options::default().host_memory(),
             metadata: key,
             path,
@@ -461,13 +465,13 @@ impl<O: Reads + Lists> ShardsSeenAsChunks for View<'_, O> {
 
 impl<S: ?Sized> SparseShardStore<S> {
     /// Replace shards, and the metadata of the array, by renaming in `store`, which is the store of the
-    /// adapter, or the one that it looks upon. zarrs' `FilesystemStore` can rename.
+    /// adapter, or the one that it looks upon.
     ///
-    /// **Use it on every filesystem.** Without it a shard is replaced by one `set`, which on a filesystem
-    /// is not at once: whoever reads meanwhile may find part of a shard, and a process that dies leaves
-    /// that behind. It also makes reads of subchunks without versions cheaper: parts of an object that are
-    /// asked for by one call of the adapter's store have to come from one object, as those do that
-    /// `FilesystemStore` reads from one open file, and so an index that was read before tells where a
+    /// This is for stores of files that are not zarrs' `FilesystemStore`, for which there is `on_filesystem`. Without it
+    /// a shard is replaced by one `set`, which on a filesystem is not at once: a process that reads meanwhile may find
+    /// part of a shard, and a process that dies leaves that behind. It also makes reads of subchunks without versions
+    /// cheaper: parts of an object that are asked for by one call of the adapter's store have to come from one object,
+    /// as those do that `FilesystemStore` reads from one open file, and so an index that was read before tells where a
     /// subchunk is, if it is read with it, and still the same.
     ///
     /// A temporary is the key with `.tmp` behind it. What a process that died left there is replaced by
@@ -505,9 +509,11 @@ impl<S: ?Sized> SparseShardStore<S> {
             } else {
                 AtomicWriteStorageAdapter::<()>::temporary_key(key)?
             };
-            let Some(value) = value else {
-                // One who died may have left it.
+            if !is_shared {
+                // A process that died may have left it; or it is a link, which would be written through.
                 store.erase(&temporary)?;
+            }
+            let Some(value) = value else {
                 return store.erase(key);
             };
             let stored = store.set(&temporary, value);
@@ -543,6 +549,10 @@ impl<S: ?Sized> SparseShardStore<S> {
     pub fn with_memory(mut self, bytes: usize) -> Self {
         self.array.memory = bytes;
         self
+    }
+
+    fn blocking(&self) -> Blocking<'_, S> {
+        Blocking::new(&*self.store).with_files(self.array.files.as_ref())
     }
 
     /// The store of the shards and their frames.

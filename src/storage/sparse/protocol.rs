@@ -4,11 +4,13 @@
 //! write:        list the frame
 //!               version = highest that is listed for this subchunk, invalid ones included, + 1
 //!               put it
+//!               list the frame, unless a listing that fails is always an error: if the version is not
+//!                     listed, or one above it is, put it again, above every version seen so far
 //! read:         list the frame
 //!               the newest valid version: get it; start again if it is gone
 //!               none: the shard's index; the bytes that it points at and the index, by one
 //!                     request; the index again; start again if it changed
-//! consolidate:  list the frame
+//! consolidate:  list the frame; list it again, which adds versions below those of the first listing
 //!               get the newest valid version of each subchunk
 //!               read the shard
 //!               replace it at once, or erase it if all is empty
@@ -16,15 +18,29 @@
 //! ```
 //!
 //! Versions are never changed, and a version that was listed is deleted only after the shard has it or
-//! a newer one. So whoever finds no version of a subchunk finds the last one that was written in the
-//! shard, or a newer one; and whoever finds one finds the last one there. The newest is deleted last,
+//! a newer one. So a process that finds no version of a subchunk finds the last one that was written in the
+//! shard, or a newer one; and a process that finds one finds the last one there. The newest is deleted last,
 //! since a reader that lists in between would take an older one for the newest. A new version is higher
 //! than all that are listed, so that one whose writer died, or is not done yet, is never put over.
 //!
+//! Some stores return an empty list when a listing fails, and no error. A writer would then take the first
+//! version beside a higher one, and its update would be lost. The listing after the put shows that: the
+//! version that is there for certain is missing, or the higher one is there.
+//!
+//! A listing takes time, and goes through a directory in any order. It can find version 7 and miss 6, both put
+//! after it began. If 7 was packed and deleted, 6 would be the newest again. All versions below 7 were put before
+//! 7 was: a second listing has them. It comes before the versions are read: since 7 is there when it is
+//! read, all writers that listed meanwhile have seen it, and none took a version below it. After the shard was replaced
+//! this would not be certain: a deletion of 7 that another process began before it died may take effect late, and
+//! a writer that lists then begins at 1 again.
+//!
 //! It rests on these assumptions:
 //!
-//! - What was put is found by whoever reads or lists afterwards.
-//! - A shard is replaced at once: whoever reads it finds all of the one before or all of the new one,
+//! - What was put is found by all who read or list afterwards. If listings of a store fail silently, writes
+//!   are safe, but for erasures of subchunks without a listed version and unless both listings miss the newest
+//!   version and the second has the new one; reads and consolidations see the past, and with them a
+//!   write of a part of a subchunk, which reads first.
+//! - A shard is replaced at once: a process that reads it finds all of the one before or all of the new one,
 //!   also by a request for several parts. Objects of frames may be put in part, since they say whether
 //!   they are whole.
 //! - One writer at a time of each subchunk. Those of one adapter take turns.
@@ -34,10 +50,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use zarrs_storage::byte_range::ByteRange;
-use zarrs_storage::{Bytes, StorageError, StoreKey};
+use zarrs_storage::{Bytes, StorageError, StoreKey, StorePrefix};
 
 use super::consolidation::Consolidation;
-use super::frame::{self, Entry, Listing, Version};
+use super::frame::{self, Entry, Listing, TRAILER_LEN, Version};
 use crate::layout::Extent;
 use crate::storage::objects::{Lists, Reads, Writes};
 use crate::storage::packing::{Packing, UNCHECKED};
@@ -46,6 +62,8 @@ use crate::storage::turns::{TakesTurns, Turns, stripe};
 
 /// How often a read begins again: each time, somebody else has changed what it reads.
 const ATTEMPTS: usize = 1000;
+/// How often a version is put before its listing shows it as the newest.
+const PUTS: usize = 16;
 /// How often parts of a shard that cannot be read, or understood, are asked for before all of it is.
 const FAILURES: usize = 3;
 /// How many versions that are not the last of their subchunk are in memory at once.
@@ -134,10 +152,29 @@ impl Frames {
         Ok(Listing::of(&frame, listed.keys(), self.subchunks))
     }
 
-    /// Put a new version of a subchunk. Whoever calls this has the turn of the subchunk.
+    /// The most bytes of an encoded subchunk.
+    fn most(&self) -> u64 {
+        let index_len = self.packing.index_len() as u64;
+        let subchunks = (self.subchunks as u64).max(1);
+        self.bound.map_or(u64::MAX, |bound| {
+            bound.saturating_sub(index_len) / subchunks
+        })
+    }
+
+    /// What an object of a frame says; `None` if it is not whole, or has more data than a subchunk can have.
+    fn entry(&self, object: &Bytes) -> Option<Entry> {
+        let is_possible = object.len() as u64 <= self.most_of_object();
+        is_possible.then(|| Entry::decode(object)).flatten()
+    }
+
+    fn most_of_object(&self) -> u64 {
+        self.most().saturating_add(TRAILER_LEN as u64)
+    }
+
+    /// Write a new version of a subchunk. The caller has the turn of the subchunk.
     ///
     /// # Errors
-    /// The store's.
+    /// The store's; if the subchunk is longer than one can be.
     pub(super) async fn write<O: Writes + Lists>(
         &self,
         store: &O,
@@ -145,9 +182,34 @@ impl Frames {
         number: u32,
         entry: &Entry,
     ) -> Result<(), StorageError> {
+        let mut above = self.list(store, shard).await?.newest(number);
+        for _ in 0..PUTS {
+            let put = self.put(store, shard, number, entry, above).await?;
+            if put.is_newest() {
+                return Ok(());
+            }
+            above = put.newest();
+        }
+        Err(unlisted(shard, number))
+    }
+
+    /// Put a version of a subchunk that is above `above`.
+    async fn put<O: Writes + Lists>(
+        &self,
+        store: &O,
+        shard: &StoreKey,
+        number: u32,
+        entry: &Entry,
+        above: u64,
+    ) -> Result<Put, StorageError> {
         let object = entry.encode()?;
-        let listing = self.list(store, shard).await?;
-        let version = listing.next_version(number).ok_or_else(|| {
+        let (len, most) = (object.len() - TRAILER_LEN, self.most());
+        if len as u64 > most {
+            return Err(StorageError::Other(format!(
+                "cannot store {len} bytes as subchunk {number} of the shard {shard}: its codecs encode it to at most {most}. Encode it by the codecs of the array"
+            )));
+        }
+        let version = above.checked_add(1).ok_or_else(|| {
             StorageError::Other(format!(
                 "subchunk {number} of the shard {shard} has a version with the greatest number there is: something else wrote it; erase it"
             ))
@@ -157,7 +219,13 @@ impl Frames {
             writer: (self.writers)(),
         };
         let key = frame::key_of(&frame::prefix_of(shard)?, number, &version)?;
-        store.set(&key, object).await
+        store.set(&key, object).await?;
+        let listed = if store.returns_each_error() {
+            None
+        } else {
+            Some(self.list(store, shard).await?.versions(number).to_vec())
+        };
+        Ok(Put { version, listed })
     }
 
     /// A subchunk, encoded; `None` if it is empty.
@@ -182,7 +250,8 @@ impl Frames {
                 None => Arc::new(self.list(store, shard).await?),
             };
             let frame = frame::prefix_of(shard)?;
-            let read = match newest(store, &frame, number, listing.versions(number)).await? {
+            let versions = listing.versions(number);
+            let read = match self.newest(store, &frame, number, versions).await? {
                 Found::Valid(entry) => Some(entry.data()),
                 Found::Nothing => match self.read_packed(store, shard, number, snapshots).await {
                     Ok(read) => read,
@@ -318,6 +387,26 @@ impl Frames {
         }
     }
 
+    /// The newest valid one of `versions`, which are listed from the oldest on.
+    async fn newest<O: Reads>(
+        &self,
+        store: &O,
+        frame: &StorePrefix,
+        number: u32,
+        versions: &[Version],
+    ) -> Result<Found, StorageError> {
+        for version in versions.iter().rev() {
+            let key = frame::key_of(frame, number, version)?;
+            let Some(object) = store.get_at_most(&key, self.most_of_object()).await? else {
+                return Ok(Found::Gone);
+            };
+            if let Some(entry) = self.entry(&object) {
+                return Ok(Found::Valid(entry));
+            }
+        }
+        Ok(Found::Nothing)
+    }
+
     /// The index of a shard, encoded; `None` if there is no shard.
     async fn read_index<O: Reads>(
         &self,
@@ -401,7 +490,7 @@ impl Frames {
             let frame = frame::prefix_of(shard)?;
             let mut sizes = BTreeMap::new();
             for (number, versions) in listing.iter() {
-                match newest(store, &frame, number, versions).await? {
+                match self.newest(store, &frame, number, versions).await? {
                     Found::Valid(entry) => {
                         let size = entry.data().map(|data| data.len() as u64);
                         sizes.insert(number as usize, size);
@@ -467,11 +556,17 @@ impl Frames {
         R: ReplacesShards,
     {
         let _turn = store.turn(&self.consolidations, shard).await;
-        let listing = self.list(store, shard).await?;
-        let mut done = Consolidation::default();
+        let mut listing = self.list(store, shard).await?;
+        if !listing.is_empty() {
+            listing.add_older(self.list(store, shard).await?);
+        }
+        let mut done = Consolidation {
+            not_utf_8: listing.not_utf_8(),
+            ..Consolidation::default()
+        };
         let mut versions = self.versions(store, shard, &listing, &mut done).await?;
         if versions.newest.is_empty() {
-            if done.invalid == 0 {
+            if done.invalid == 0 && done.not_utf_8 == 0 {
                 return Ok(None);
             }
             // The shard stays as it is.
@@ -521,7 +616,7 @@ impl Frames {
         let mut versions = Versions::default();
         let mut add = |number, key: StoreKey, object: Option<Bytes>| {
             let object = object.ok_or_else(|| gone(&key))?;
-            match Entry::decode(&object) {
+            match self.entry(&object) {
                 None => done.invalid += 1,
                 Some(_) if versions.newest.contains_key(&number) => {
                     versions.older.entry(number).or_default().push(key);
@@ -545,7 +640,7 @@ impl Frames {
         let others = others.chunks(AT_ONCE);
         for some in std::iter::once(&last[..]).chain(others) {
             let keys: Vec<_> = some.iter().map(|(_, key)| key.clone()).collect();
-            let objects = store.get_each(&keys).await?;
+            let objects = store.get_each_at_most(&keys, self.most_of_object()).await?;
             for ((number, key), object) in std::iter::zip(some, objects) {
                 add(*number, key.clone(), object)?;
             }
@@ -646,6 +741,28 @@ impl Versions {
     }
 }
 
+/// A version that was put.
+struct Put {
+    version: Version,
+    /// What is listed of its subchunk since then; `None` if a listing would show nothing unexpected.
+    listed: Option<Vec<Version>>,
+}
+
+impl Put {
+    fn is_newest(&self) -> bool {
+        let listed = self.listed.as_ref();
+        listed.is_none_or(|listed| listed.last() == Some(&self.version))
+    }
+
+    /// The highest number that is known.
+    fn newest(&self) -> u64 {
+        let listed = self.listed.as_ref().and_then(|listed| listed.last());
+        listed
+            .map_or(0, |listed| listed.version)
+            .max(self.version.version)
+    }
+}
+
 /// What the versions of a subchunk that were listed come to.
 enum Found {
     Valid(Entry),
@@ -655,23 +772,10 @@ enum Found {
     Gone,
 }
 
-/// The newest valid one of `versions`, which are listed from the oldest on.
-async fn newest<O: Reads>(
-    store: &O,
-    frame: &zarrs_storage::StorePrefix,
-    number: u32,
-    versions: &[Version],
-) -> Result<Found, StorageError> {
-    for version in versions.iter().rev() {
-        let key = frame::key_of(frame, number, version)?;
-        let Some(object) = store.get(&key).await? else {
-            return Ok(Found::Gone);
-        };
-        if let Some(entry) = Entry::decode(&object) {
-            return Ok(Found::Valid(entry));
-        }
-    }
-    Ok(Found::Nothing)
+fn unlisted(shard: &StoreKey, number: u32) -> StorageError {
+    StorageError::Other(format!(
+        "subchunk {number} of the shard {shard} was put {PUTS} times, and each time its frame was listed without it, or with newer versions: see whether listings of the store fail, and whether another process writes the subchunk, and try again"
+    ))
 }
 
 fn starved(shard: &StoreKey) -> StorageError {

@@ -2,9 +2,13 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::TokioIo;
 use object_store::aws::{AmazonS3, AmazonS3Builder};
 use s3s::service::{S3Service, S3ServiceBuilder};
@@ -23,9 +27,13 @@ pub type Store = AsyncObjectStore<AmazonS3>;
 
 const BUCKET: &str = "arrays";
 
+/// What was asked, in order: the method, and `LIST` for one that lists.
+type Requests = Arc<Mutex<Vec<String>>>;
+
 /// A server with an empty bucket. It goes down, and its objects go with it, when this is dropped.
 pub struct Server {
     address: SocketAddr,
+    requests: Requests,
     directory: TempDir,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -42,13 +50,15 @@ impl Server {
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
+        let requests = Requests::default();
+        let asked = requests.clone();
         // A thread and a runtime of its own: it answers while a test blocks.
         let thread = std::thread::spawn(move || {
             let runtime = Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let listener = TcpListener::from_std(listener).unwrap();
                 tokio::select! {
-                    () = serve(listener, service) => {}
+                    () = serve(listener, service, asked) => {}
                     _ = stopped => {}
                 }
             });
@@ -56,6 +66,7 @@ impl Server {
         });
         Self {
             address,
+            requests,
             directory,
             stop: Some(stop),
             thread: Some(thread),
@@ -66,6 +77,12 @@ impl Server {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// What was asked since this was called last: `GET`, `HEAD`, `PUT`, `DELETE` or `LIST`, in order.
+    #[must_use]
+    pub fn requests(&self) -> Vec<String> {
+        std::mem::take(&mut *self.requests.lock().unwrap())
     }
 
     /// Where the objects are files, by their keys.
@@ -115,10 +132,23 @@ impl Drop for Server {
 }
 
 /// Answer whoever connects, for ever.
-async fn serve(listener: TcpListener, service: S3Service) {
+async fn serve(listener: TcpListener, service: S3Service, requests: Requests) {
     loop {
         let (stream, _) = listener.accept().await.unwrap();
-        let service = service.clone();
+        let (service, requests) = (service.clone(), requests.clone());
+        let service = service_fn(move |request: Request<Incoming>| {
+            let lists = request
+                .uri()
+                .query()
+                .is_some_and(|query| query.contains("list-type"));
+            let method = if lists {
+                "LIST"
+            } else {
+                request.method().as_str()
+            };
+            requests.lock().unwrap().push(method.to_owned());
+            service.call(request)
+        });
         tokio::spawn(async move {
             let stream = TokioIo::new(stream);
             // A client that hangs up is not an error of the server's.

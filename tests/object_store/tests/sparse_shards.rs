@@ -213,6 +213,32 @@ fn walk(folder: &std::path::Path) -> Vec<String> {
     files.collect()
 }
 
+/// What each call asks of the server.
+#[test]
+fn requests() {
+    let server = Server::start();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(create(&server.store()));
+    let store = Arc::new(server.blocking_store());
+    let sparse = Arc::new(SparseShardStore::open(store, "/volume").unwrap());
+    let array = Array::open(sparse.clone(), "/volume").unwrap();
+    let asked = |what: &str| {
+        let requests = server.requests().join(" ");
+        println!("{what}: {requests}");
+        requests
+    };
+    asked("open");
+    array.store_chunk(&[3], elements(3)).unwrap();
+    // The second listing is there because listings of some stores fail silently.
+    assert_eq!(asked("write"), "LIST PUT LIST");
+    array.retrieve_chunk::<Vec<u16>>(&[3]).unwrap();
+    assert_eq!(asked("read of a version"), "LIST GET");
+    sparse.consolidate(&[0]).unwrap().unwrap();
+    assert_eq!(asked("consolidation"), "LIST LIST GET HEAD PUT DELETE");
+    array.retrieve_chunk::<Vec<u16>>(&[3]).unwrap();
+    assert_eq!(asked("read of a shard"), "LIST HEAD GET HEAD GET HEAD GET");
+}
+
 #[test]
 fn for_those_who_block() {
     let server = Server::start();

@@ -1,0 +1,169 @@
+//! Directories, read without zarrs.
+//!
+//! Where zarrs' `FilesystemStore` cannot open a directory it lists nothing, and says so to nobody: a process with
+//! too many open files takes a full directory for an empty one. It panics at a name that is not UTF-8. It finds
+//! nothing under a link that leads nowhere, and waits for the other end of a pipe. Here each error is returned,
+//! and a file is looked at before it is read.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use zarrs_storage::{StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix};
+
+type Result<T> = std::result::Result<T, StorageError>;
+
+/// What a name has in place of each part that is not UTF-8.
+pub(super) const NOT_UTF_8: char = char::REPLACEMENT_CHARACTER;
+
+/// The directory of a store whose keys are paths.
+#[derive(Clone, Debug)]
+pub(super) struct Files {
+    root: PathBuf,
+}
+
+/// What a directory has.
+struct Entry {
+    /// With [`NOT_UTF_8`] where it is not UTF-8.
+    name: String,
+    is_directory: bool,
+    is_link: bool,
+}
+
+fn failed(doing: &str, path: &Path, error: &io::Error) -> StorageError {
+    // Its number alone says that there are too many open files.
+    let advice = if error.kind() == ErrorKind::PermissionDenied {
+        "see to it that this process may"
+    } else {
+        "see whether the process has too many open files (`ulimit -n`), and try again"
+    };
+    StorageError::Other(format!(
+        "cannot {doing} {}: {error}; {advice}",
+        path.display()
+    ))
+}
+
+impl Files {
+    /// Those in `root`.
+    #[cfg_attr(
+        not(feature = "filesystem"),
+        allow(dead_code, reason = "of a store that has them")
+    )]
+    pub(super) fn new(root: PathBuf) -> Self {
+        Self { root }
+    }
+
+    fn entries(&self, prefix: &str) -> Result<Vec<Entry>> {
+        let path = self.root.join(prefix);
+        let cannot = |error: &io::Error| failed("list the directory", &path, error);
+        let directory = match fs::read_dir(&path) {
+            Ok(directory) => directory,
+            // There is nothing below it.
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                return Ok(Vec::new());
+            }
+            Err(error) => return Err(cannot(&error)),
+        };
+        let mut entries = Vec::new();
+        for entry in directory {
+            let entry = entry.map_err(|error| cannot(&error))?;
+            let kind = match entry.file_type() {
+                Ok(kind) => kind,
+                // It was deleted meanwhile.
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                Err(error) => return Err(failed("look at", &entry.path(), &error)),
+            };
+            let is_directory = if kind.is_symlink() {
+                match fs::metadata(entry.path()) {
+                    Ok(metadata) => metadata.is_dir(),
+                    Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                        return Err(failed("follow the link", &entry.path(), &error));
+                    }
+                    // It leads nowhere, or to itself.
+                    Err(_) => false,
+                }
+            } else {
+                kind.is_dir()
+            };
+            entries.push(Entry {
+                name: entry.file_name().to_string_lossy().into_owned(),
+                is_directory,
+                is_link: kind.is_symlink(),
+            });
+        }
+        Ok(entries)
+    }
+
+    /// The keys and prefixes directly under `prefix`, in order.
+    ///
+    /// # Errors
+    /// If the directory cannot be read, unless there is none.
+    pub(super) fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes> {
+        let (mut keys, mut prefixes) = (Vec::new(), Vec::new());
+        for entry in self.entries(prefix.as_str())? {
+            let path = format!("{prefix}{}", entry.name);
+            if entry.is_directory {
+                prefixes.push(StorePrefix::new(path + "/")?);
+            } else {
+                keys.push(StoreKey::new(path)?);
+            }
+        }
+        keys.sort();
+        prefixes.sort();
+        Ok(StoreKeysPrefixes::new(keys, prefixes))
+    }
+
+    /// All keys under `prefix`, in order.
+    ///
+    /// # Errors
+    /// If a directory cannot be read, unless it is gone.
+    pub(super) fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys> {
+        let mut keys = Vec::new();
+        let mut left = vec![prefix.as_str().to_owned()];
+        while let Some(prefix) = left.pop() {
+            for entry in self.entries(&prefix)? {
+                let path = format!("{prefix}{}", entry.name);
+                if !entry.is_directory {
+                    keys.push(StoreKey::new(path)?);
+                } else if !entry.is_link || !self.leads_up(&prefix, &path)? {
+                    left.push(path + "/");
+                }
+            }
+        }
+        keys.sort();
+        Ok(keys)
+    }
+
+    /// Whether a link in a directory leads to that one, or to one that it is in: whoever follows it finds
+    /// what is found already, and the link again.
+    fn leads_up(&self, directory: &str, link: &str) -> Result<bool> {
+        let real = |path: PathBuf| {
+            fs::canonicalize(&path).map_err(|error| failed("follow the links in", &path, &error))
+        };
+        let (directory, target) = (
+            real(self.root.join(directory))?,
+            real(self.root.join(link))?,
+        );
+        Ok(directory.starts_with(target))
+    }
+
+    /// Whether a regular file of at most `most` bytes lies at `key`, and not something else, such as a link, a pipe or
+    /// a directory; `None` if there is nothing.
+    ///
+    /// # Errors
+    /// If it cannot be looked at.
+    pub(super) fn is_file_of(&self, key: &StoreKey, most: u64) -> Result<Option<bool>> {
+        let path = self.root.join(key.as_str());
+        match fs::symlink_metadata(&path) {
+            Ok(metadata) => Ok(Some(metadata.is_file() && metadata.len() <= most)),
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(failed("look at", &path, &error)),
+        }
+    }
+}
