@@ -85,6 +85,9 @@ enum Look {
     Alone,
 }
 
+/// How many names the subchunks of a shard share.
+const SUBCHUNK_NAMES: usize = 64;
+
 /// Whether to write once more, when it failed.
 struct Attempts {
     since: Instant,
@@ -144,7 +147,7 @@ impl<H: ?Sized> PartialEncoder<H> {
             // Of two encoders that patch one subchunk the second must read what the first wrote.
             let mut subchunks = BTreeMap::new();
             for (number, _) in &changes.subchunks {
-                let remainder = (number % 64) as u8;
+                let remainder = number % SUBCHUNK_NAMES;
                 if update.is_patched(*number) {
                     subchunks.insert(remainder, Mode::Alone);
                 } else {

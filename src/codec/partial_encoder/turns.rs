@@ -34,7 +34,7 @@ pub(super) enum Name {
     /// The key of the index that they read: equal indices have equal keys.
     Index(u64),
     /// A shard with that index, and the remainder of the numbers of some of its subchunks.
-    Subchunks(u64, u8),
+    Subchunks(u64, usize),
     /// There is no shard. The fingerprint is of everything that is equal for each open of an array.
     Absent(u64),
     /// Every encoder that writes to a shard of the array with this fingerprint has this name.

@@ -129,8 +129,9 @@ fn a_forked_child_has_a_line_of_its_own() {
     let child = unsafe { libc::fork() };
     if child == 0 {
         // The thread that forks has its turn in the child, too; another thread would not.
-        TURNS.set(0);
+        let turns = TURNS.replace(0);
         let taken = take(&alone(one), SHORT).map(drop);
+        TURNS.set(turns);
         drop(turn);
         // SAFETY: it ends this process.
         unsafe { libc::_exit(i32::from(taken.is_err())) }
