@@ -25,6 +25,8 @@ mod memory;
 mod outcome;
 mod partial_decode;
 mod partial_encode;
+#[cfg(test)]
+mod replay;
 mod sharded_index;
 mod sparse_frames;
 mod whole_shard;

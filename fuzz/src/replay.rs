@@ -1,12 +1,7 @@
 //! The targets, on the inputs of their corpora and on new ones.
 //!
 //! `ZARRS_CUDA_FUZZ_SECONDS` says how long new inputs are tried, per target; `ZARRS_CUDA_FUZZ_SEED`
-//! tries those of an earlier run.
-
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test fails by panicking, and says where"
-)]
+//! tries those of an earlier run. `ZARRS_CUDA_FUZZ_TARGETS` has the names of some targets, with commas.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +9,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use zarrs_cuda_fuzz::{TARGETS, Target, run};
+use crate::common::Rng;
+use crate::{TARGETS, Target, run};
 
 /// Bytes of an input, at most.
 const MOST_BYTES: usize = 1024;
@@ -26,7 +22,7 @@ fn main_folder() -> PathBuf {
 fn from_environment<T: std::str::FromStr>(name: &str) -> Option<T> {
     let value = std::env::var(name).ok()?;
     let parsed = value.parse().ok();
-    assert!(parsed.is_some(), "{name}={value} is not a number");
+    assert!(parsed.is_some(), "{name}={value} is not understood");
     parsed
 }
 
@@ -42,42 +38,28 @@ fn corpus(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
         .collect()
 }
 
-/// Numbers that look random (`SplitMix64`).
-struct Rng(u64);
+fn bytes(rng: &mut Rng, len: usize) -> Vec<u8> {
+    (0..len).map(|_| rng.byte()).collect()
+}
 
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
+fn below(rng: &mut Rng, n: usize) -> usize {
+    usize::try_from(rng.below(n as u64)).unwrap()
+}
+
+/// A new input: random bytes, or one of the corpus with some bytes changed.
+fn input(rng: &mut Rng, corpus: &[(PathBuf, Vec<u8>)]) -> Vec<u8> {
+    if corpus.is_empty() || rng.one_in(2) {
+        let len = below(rng, MOST_BYTES);
+        return bytes(rng, len);
     }
-
-    fn below(&mut self, n: usize) -> usize {
-        usize::try_from(self.next() % n as u64).unwrap()
-    }
-
-    fn bytes(&mut self, len: usize) -> Vec<u8> {
-        (0..len).map(|_| self.next().to_le_bytes()[0]).collect()
-    }
-
-    /// A new input: random bytes, or one of the corpus with some bytes changed.
-    fn input(&mut self, corpus: &[(PathBuf, Vec<u8>)]) -> Vec<u8> {
-        if corpus.is_empty() || self.next().is_multiple_of(2) {
-            let len = self.below(MOST_BYTES);
-            return self.bytes(len);
+    let mut input = corpus[below(rng, corpus.len())].1.clone();
+    for _ in 0..=below(rng, 8) {
+        if let Some(len) = input.len().checked_sub(1) {
+            let at = below(rng, len + 1);
+            input[at] = rng.byte();
         }
-        let mut input = corpus[self.below(corpus.len())].1.clone();
-        for _ in 0..=self.below(8) {
-            if input.is_empty() {
-                break;
-            }
-            let at = self.below(input.len());
-            input[at] = self.next().to_le_bytes()[0];
-        }
-        input
     }
+    input
 }
 
 /// All targets in one test: what they allocate is counted, and the last one changes what zarrs does.
@@ -87,13 +69,24 @@ fn targets_find_nothing() {
     let seed = from_environment("ZARRS_CUDA_FUZZ_SEED")
         .unwrap_or_else(|| RandomState::new().hash_one(std::process::id()));
     println!("ZARRS_CUDA_FUZZ_SEED={seed}");
-    for (name, target) in TARGETS {
+    let names: Option<String> = from_environment("ZARRS_CUDA_FUZZ_TARGETS");
+    let is_wanted = |name| {
+        names
+            .as_ref()
+            .is_none_or(|names| names.split(',').any(|n| n == name))
+    };
+    let wanted: Vec<_> = TARGETS
+        .iter()
+        .filter(|(name, _)| is_wanted(*name))
+        .collect();
+    assert!(!wanted.is_empty(), "no target is called {names:?}");
+    for (name, target) in wanted {
         let corpus = corpus(name);
         for (file, input) in &corpus {
             println!("{}", file.display());
-            run(target, input);
+            run(*target, input);
         }
-        let tries = try_new(target, &corpus, Rng(seed), Duration::from_secs(seconds));
+        let tries = try_new(*target, &corpus, Rng(seed), Duration::from_secs(seconds));
         println!("{name}: {} inputs, and {tries} new ones", corpus.len());
     }
 }
@@ -103,10 +96,10 @@ fn try_new(target: Target, corpus: &[(PathBuf, Vec<u8>)], mut rng: Rng, time: Du
     let mut tries = 0;
     while begin.elapsed() < time {
         let state = rng.0;
-        let input = rng.input(corpus);
+        let input = input(&mut rng, corpus);
         let tried = std::panic::catch_unwind(|| run(target, &input));
         if let Err(panic) = tried {
-            println!("ZARRS_CUDA_FUZZ_SEED={state} makes this input first: {input:?}");
+            println!("ZARRS_CUDA_FUZZ_SEED={state} makes this input first");
             std::panic::resume_unwind(panic);
         }
         tries += 1;
