@@ -82,19 +82,18 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
     let seed = u.arbitrary::<u16>()?;
     // zarrs panics on some metadata, which is not what is looked for.
     let array = catch_unwind(AssertUnwindSafe(|| Array::open(store.clone(), "/a")));
-    if let Ok(Ok(array)) = array {
-        use_array(&array, seed);
-    }
+    let is_array = matches!(array, Ok(Ok(_)));
+    let is_writable = matches!(array, Ok(Ok(array)) if use_array(&array, seed));
     let sparse = SparseShardStore::open(store.clone(), "/a");
     if let Ok(sparse) = sparse {
         let shown = sparse.get(&key).unwrap().unwrap();
         let sparse = Arc::new(sparse);
         let subchunks = catch_unwind(AssertUnwindSafe(|| Array::open(sparse.clone(), "/a")));
         let shown = || format!("{} of {document}", String::from_utf8_lossy(&shown));
-        if let Ok(subchunks) = subchunks {
-            let subchunks = subchunks.unwrap_or_else(|error| panic!("{error}: {}", shown()));
+        assert!(!is_array || matches!(subchunks, Ok(Ok(_))), "{}", shown());
+        if let Ok(Ok(subchunks)) = subchunks {
             round_trip(&subchunks, seed);
-            if is_small(&subchunks) {
+            if is_writable {
                 sparse.consolidate_all(&|_| {}).unwrap();
             }
         }
@@ -285,12 +284,13 @@ fn is_small<S: ?Sized>(array: &Array<S>) -> bool {
     product(array.shape()) && chunk.is_ok_and(|shape| product(&shape))
 }
 
-fn use_array(array: &Array<MemoryStore>, seed: u16) {
+/// Read and write the array. Whether it can be written.
+fn use_array(array: &Array<MemoryStore>, seed: u16) -> bool {
     // Of any size.
     if let Ok(explained) = explain(array) {
         assert!(!explained.to_string().is_empty());
     }
-    round_trip(array, seed);
+    let is_writable = round_trip(array, seed);
     if let Ok(shards) = Shards::of(array)
         && is_small(array)
         && let Ok(stored) = shards.stored()
@@ -300,18 +300,19 @@ fn use_array(array: &Array<MemoryStore>, seed: u16) {
             shards.compact(&shard).unwrap();
         }
     }
+    is_writable
 }
 
-/// What is written is read, whole and in part.
-fn round_trip<S>(array: &Array<S>, seed: u16)
+/// What is written is read, whole and in part. Whether the array can be written.
+fn round_trip<S>(array: &Array<S>, seed: u16) -> bool
 where
     S: zarrs::storage::ReadableWritableListableStorageTraits + 'static,
 {
     let Some(size) = array.data_type().fixed_size() else {
-        return;
+        return false;
     };
     if !is_small(array) || array.data_type().is_optional() || array.shape().contains(&0) {
-        return;
+        return false;
     }
     let whole = array.subset_all();
     let len = usize::try_from(whole.num_elements()).unwrap() * size;
@@ -328,10 +329,10 @@ where
     let metadata = || serde_json::to_string(array.metadata()).unwrap_or_default();
     // Codecs of zarrs panic on values or types that they do not like.
     let Ok(stored) = catch_unwind(AssertUnwindSafe(|| store(&whole, &written))) else {
-        return;
+        return false;
     };
     if stored.is_err() {
-        return;
+        return false;
     }
     let read = |subset: &ArraySubset| -> std::result::Result<Vec<u8>, String> {
         let bytes: ArrayBytes<'static> = array
@@ -339,7 +340,9 @@ where
             .map_err(|e| e.to_string())?;
         Ok(bytes.into_fixed().map_err(|e| e.to_string())?.into_owned())
     };
-    if is_lossless(&metadata()) {
+    // What zarrs' codecs make of it alone is not looked for.
+    let is_ours = explain(array).is_ok() && array.codecs().bytes_to_bytes_codecs().is_empty();
+    if is_ours && is_lossless(&metadata()) {
         let found = read(&whole);
         assert_eq!(found.as_ref(), Ok(&written), "{}", metadata());
         let first: Vec<_> = array.shape().iter().map(|_| 0..1).collect();
@@ -355,6 +358,7 @@ where
         expected[..size].copy_from_slice(&written[len - size..]);
         assert_eq!(read(&whole), Ok(expected), "{}", metadata());
     }
+    true
 }
 
 /// Whether no codec changes values.

@@ -45,8 +45,14 @@ enum Step {
     Forget,
 }
 
-/// Each chunk, or that it cannot be read.
-type Model = Vec<std::result::Result<Option<Vec<u8>>, ()>>;
+/// Each chunk, or that it is not in its shard.
+type Model = Vec<std::result::Result<Option<Vec<u8>>, Outside>>;
+
+/// Where a chunk is not: of no bytes, perhaps.
+#[derive(Clone, Debug)]
+struct Outside {
+    is_empty: bool,
+}
 
 fn judge(u: &mut Unstructured<'_>) -> Result<()> {
     let chunks = u.int_in_range(1..=6_u8)?;
@@ -98,7 +104,7 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
     let cache = if u.arbitrary()? { 1 << 16 } else { 0 };
     let adapter = adapter.with_index_cache(cache);
     let mut model: Model = match &entries {
-        None => vec![Err(()); chunks.into()],
+        None => vec![Err(Outside { is_empty: false }); chunks.into()],
         Some(entries) => entries.iter().map(|e| chunk_of(&object, *e)).collect(),
     };
     limited(16 * object.len() + (1 << 20), "reading a shard", || {
@@ -182,14 +188,17 @@ fn read_index(index: IndexLayout, shard: &[u8], chunks: usize) -> Option<Vec<[u6
 }
 
 /// The chunk of an entry.
-fn chunk_of(shard: &[u8], entry: [u64; 2]) -> std::result::Result<Option<Vec<u8>>, ()> {
+fn chunk_of(shard: &[u8], entry: [u64; 2]) -> std::result::Result<Option<Vec<u8>>, Outside> {
     if entry == EMPTY {
         return Ok(None);
     }
     let [start, size] = entry.map(|word| usize::try_from(word).ok());
     let bytes = start.and_then(|start| shard.get(start..));
     let bytes = bytes.and_then(|bytes| bytes.get(..size?));
-    bytes.map(|bytes| Some(bytes.to_vec())).ok_or(())
+    let outside = Outside {
+        is_empty: entry[1] == 0,
+    };
+    bytes.map(|bytes| Some(bytes.to_vec())).ok_or(outside)
 }
 
 fn check(adapter: &ShardedStore<MemoryStore>, model: &Model, has_index: bool) {
@@ -215,6 +224,10 @@ fn check(adapter: &ShardedStore<MemoryStore>, model: &Model, has_index: bool) {
                 if let Ok(read) = read {
                     assert_eq!(read.as_deref(), expected.as_deref(), "{key}");
                 }
+            }
+            // To read no bytes, nothing is asked for.
+            Err(outside) if outside.is_empty && has_index => {
+                assert!(read.is_err() || read.unwrap().is_some_and(|bytes| bytes.is_empty()));
             }
             _ => assert!(read.is_err(), "{key}: {read:?}, {model:?}"),
         }

@@ -111,6 +111,8 @@ fn look(name: &str, minutes: u32) -> Result<()> {
         .arg(format!("-rss_limit_mb={all}"))
         .arg(format!("-malloc_limit_mb={one}"))
         .arg(format!("-max_len={MOST_BYTES}"))
+        // Libraries in C have tables of the same names.
+        .env("ASAN_OPTIONS", "detect_odr_violation=0")
         // Threads of pools live as long as the process.
         .args(["-detect_leaks=0", "-print_final_stats=1"])
         .stderr(file)
