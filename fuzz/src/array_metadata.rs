@@ -158,7 +158,6 @@ impl Change {
         };
         let value = match &self.how {
             How::Of(which) => other(*which).unwrap_or_default(),
-            How::Null => Value::Null,
             How::Zero => json!(0),
             How::Number(number) => json!(number),
             How::Large(bit) => json!(u64::MAX >> (bit % 64)),
@@ -173,7 +172,7 @@ impl Change {
                 }
             }
             How::Wrap => json!([other(self.which)]),
-            How::Remove | How::Twice => Value::Null,
+            How::Null | How::Remove | How::Twice => Value::Null,
         };
         let mut at = usize::from(self.which) % count;
         change_place(document, &mut at, &self.how, value);

@@ -21,7 +21,7 @@ const MOST_ELEMENTS: u64 = 300;
 /// Bytes of a decoded shard, at most.
 const MOST_BYTES: u64 = 4096;
 
-/// What codecs outside of zarrs_cuda allocate is known, and not what is looked for, unless this
+/// What codecs outside of this repository allocate is known, and not what is looked for, unless this
 /// environment variable is set.
 const FOREIGN: &str = "ZARRS_CUDA_FUZZ_FOREIGN";
 
@@ -52,7 +52,7 @@ impl Case {
             data_type = types::named("uint16");
         }
         let mut chain = Chain::new();
-        chain.extend(u, &subchunk, &data_type, 0)?;
+        chain.extend(u, &subchunk, 0)?;
         let seed = u64::from(u.arbitrary::<u32>()?);
         let mut fill = vec![0; data_type.size()];
         if u.ratio(1, 2)? {
@@ -254,13 +254,7 @@ impl Chain {
     }
 
     /// Add codecs for subchunks of this shape, in so many shards.
-    fn extend(
-        &mut self,
-        u: &mut Unstructured<'_>,
-        subchunk: &[u64],
-        data_type: &Type,
-        depth: usize,
-    ) -> Result<()> {
+    fn extend(&mut self, u: &mut Unstructured<'_>, subchunk: &[u64], depth: usize) -> Result<()> {
         let mut shape = Some(subchunk.to_vec());
         match u.int_in_range(0..=9)? {
             0..=2 if !subchunk.is_empty() => {
@@ -292,7 +286,7 @@ impl Chain {
                     inner.push(*u.choose(&divisors)?);
                 }
                 let mut nested = Self::new();
-                nested.extend(u, &inner, data_type, depth + 1)?;
+                nested.extend(u, &inner, depth + 1)?;
                 self.is_known &= nested.is_known;
                 self.codecs.push(codecs::sharding(&inner, &nested.codecs));
                 is_nested = true;

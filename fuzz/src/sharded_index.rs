@@ -8,7 +8,7 @@ use zarrs::array::codec::ShardingIndexLocation;
 use zarrs::storage::byte_range::ByteRange;
 use zarrs::storage::store::MemoryStore;
 use zarrs::storage::{
-    Bytes, ListableStorageTraits, ReadableStorageTraits, StoreKey, StorePrefix,
+    Bytes, ListableStorageTraits, ReadableStorageTraits, StorageError, StoreKey, StorePrefix,
     WritableStorageTraits,
 };
 use zarrs_cuda::storage::{BinaryFormat, ShardedStore};
@@ -32,6 +32,25 @@ enum Entry {
     Shared,
     Words(u64, u64, u8),
     Top(u8, u8),
+}
+
+impl Entry {
+    /// The entry of a shard with so many bytes in front of its index.
+    fn words(self, len: u64) -> [u64; 2] {
+        match self {
+            Self::Empty => EMPTY,
+            Self::Within(start, size) => {
+                let start = u64::from(start) % (len + 1);
+                [start, u64::from(size) % (len - start + 1)]
+            }
+            Self::Shared => [0, len],
+            Self::Words(start, size, bits) => {
+                let mask = u64::MAX >> (bits % 64);
+                [start & mask, size & mask]
+            }
+            Self::Top(start, size) => [u64::MAX - u64::from(start), size.into()],
+        }
+    }
 }
 
 /// What is done through the adapter.
@@ -71,21 +90,8 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
     let mut has_index = true;
     if u.ratio(7, 8)? {
         let mut entries = Vec::new();
-        let len = object.len() as u64;
         for _ in 0..chunks {
-            entries.push(match u.arbitrary()? {
-                Entry::Empty => EMPTY,
-                Entry::Within(start, size) => {
-                    let start = u64::from(start) % (len + 1);
-                    [start, u64::from(size) % (len - start + 1)]
-                }
-                Entry::Shared => [0, len],
-                Entry::Words(start, size, bits) => {
-                    let mask = u64::MAX >> (bits % 64);
-                    [start & mask, size & mask]
-                }
-                Entry::Top(start, size) => [u64::MAX - u64::from(start), size.into()],
-            });
+            entries.push(Entry::arbitrary(u)?.words(object.len() as u64));
         }
         object.extend(index.encode(&entries));
         if u.ratio(1, 8)? {
@@ -115,45 +121,7 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
         let before = store.get(&key(SHARD)).unwrap();
         let shown = format!("{step:?}, {model:?}, {index:?}");
         let mut new = model.clone();
-        let done = match step {
-            Step::Set(number, value) => {
-                let number = number % chunks;
-                new[usize::from(number)] = Ok(Some(value.clone()));
-                adapter.set(&chunk(number), value.into())
-            }
-            Step::SetPart(number, offset, part) => {
-                let number = number % chunks;
-                let start = usize::from(offset);
-                if let Ok(value) = &mut new[usize::from(number)] {
-                    let value = value.get_or_insert_default();
-                    value.resize(value.len().max(start + part.len()), 0);
-                    value[start..start + part.len()].copy_from_slice(&part);
-                }
-                let parts = [(u64::from(offset), Bytes::from(part))];
-                adapter.set_partial_many(&chunk(number), Box::new(parts.into_iter()))
-            }
-            Step::SetMany(values) => {
-                let values: Vec<_> = values.into_iter().map(|(n, v)| (n % chunks, v)).collect();
-                for (number, value) in &values {
-                    new[usize::from(*number)] = Ok(Some(value.clone()));
-                }
-                let values = values.into_iter().map(|(n, v)| (chunk(n), Bytes::from(v)));
-                adapter.set_many(values)
-            }
-            Step::Erase(number) => {
-                let number = number % chunks;
-                new[usize::from(number)] = Ok(None);
-                adapter.erase(&chunk(number))
-            }
-            Step::ErasePrefix => {
-                new.fill(Ok(None));
-                adapter.erase_prefix(&StorePrefix::new("a/c/").unwrap())
-            }
-            Step::Forget => {
-                adapter.clear_index_cache();
-                Ok(())
-            }
-        };
+        let done = step.act(&adapter, &mut new);
         match done {
             Ok(()) => {
                 model = new;
@@ -170,6 +138,56 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
         check(&adapter, &model, has_index);
     }
     Ok(())
+}
+
+impl Step {
+    /// Do it, to the adapter and to the chunks as they should be afterwards.
+    fn act(
+        self,
+        adapter: &ShardedStore<MemoryStore>,
+        new: &mut Model,
+    ) -> std::result::Result<(), StorageError> {
+        let chunks = u8::try_from(new.len()).unwrap();
+        match self {
+            Self::Set(number, value) => {
+                let number = number % chunks;
+                new[usize::from(number)] = Ok(Some(value.clone()));
+                adapter.set(&chunk(number), value.into())
+            }
+            Self::SetPart(number, offset, part) => {
+                let number = number % chunks;
+                let start = usize::from(offset);
+                if let Ok(value) = &mut new[usize::from(number)] {
+                    let value = value.get_or_insert_default();
+                    value.resize(value.len().max(start + part.len()), 0);
+                    value[start..start + part.len()].copy_from_slice(&part);
+                }
+                let parts = [(u64::from(offset), Bytes::from(part))];
+                adapter.set_partial_many(&chunk(number), Box::new(parts.into_iter()))
+            }
+            Self::SetMany(values) => {
+                let values: Vec<_> = values.into_iter().map(|(n, v)| (n % chunks, v)).collect();
+                for (number, value) in &values {
+                    new[usize::from(*number)] = Ok(Some(value.clone()));
+                }
+                let values = values.into_iter().map(|(n, v)| (chunk(n), Bytes::from(v)));
+                adapter.set_many(values)
+            }
+            Self::Erase(number) => {
+                let number = number % chunks;
+                new[usize::from(number)] = Ok(None);
+                adapter.erase(&chunk(number))
+            }
+            Self::ErasePrefix => {
+                new.fill(Ok(None));
+                adapter.erase_prefix(&StorePrefix::new("a/c/").unwrap())
+            }
+            Self::Forget => {
+                adapter.clear_index_cache();
+                Ok(())
+            }
+        }
+    }
 }
 
 fn key(key: &str) -> StoreKey {

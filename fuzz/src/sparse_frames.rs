@@ -311,8 +311,14 @@ impl Value {
     }
 }
 
+/// What an object says of its subchunk.
+enum Said {
+    Data(Vec<u8>),
+    Empty,
+}
+
 /// What an object says, by the description of the format: nothing, if it is not whole.
-fn said(object: &[u8]) -> Option<Option<Vec<u8>>> {
+fn said(object: &[u8]) -> Option<Said> {
     let data = object.len().checked_sub(16)?;
     let (data, trailer) = object.split_at(data);
     let checked = crc32c::crc32c(&object[..object.len() - 4]);
@@ -320,8 +326,8 @@ fn said(object: &[u8]) -> Option<Option<Vec<u8>>> {
         && trailer[4..12] == (data.len() as u64).to_le_bytes()
         && trailer[12..] == checked.to_le_bytes();
     match trailer[3] {
-        b'D' if is_whole => Some(Some(data.to_vec())),
-        b'T' if is_whole && data.is_empty() => Some(None),
+        b'D' if is_whole => Some(Said::Data(data.to_vec())),
+        b'T' if is_whole && data.is_empty() => Some(Said::Empty),
         _ => None,
     }
 }
@@ -370,7 +376,10 @@ fn newest(objects: &BTreeMap<StoreKey, Vec<u8>>) -> Frame {
     // In order of versions, so that the newest is the last.
     let newest = versions
         .into_iter()
-        .map(|((number, ..), said)| (number, said))
+        .map(|((number, ..), said)| match said {
+            Said::Data(data) => (number, Some(data)),
+            Said::Empty => (number, None),
+        })
         .collect();
     Frame { newest, is_full }
 }

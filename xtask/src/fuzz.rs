@@ -68,7 +68,7 @@ fn targets() -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Compile the targets, with AddressSanitizer and what libFuzzer sees their paths by.
+/// Compile the targets, with `AddressSanitizer` and what libFuzzer sees their paths by.
 fn build() -> Result<()> {
     output(cargo().args(["fuzz", "--version"])).map_err(|error| {
         format!("cargo-fuzz is missing, `cargo install cargo-fuzz --locked` installs it: {error}")
@@ -115,6 +115,8 @@ fn look(name: &str, minutes: u32) -> Result<()> {
         .env("ASAN_OPTIONS", "detect_odr_violation=0")
         // Threads of pools live as long as the process.
         .args(["-detect_leaks=0", "-print_final_stats=1"])
+        // Short inputs end before they say what is in a shard.
+        .arg("-len_control=0")
         .stderr(file)
         .status()
         .map_err(|error| format!("{}: {error}", program.display()))?;
