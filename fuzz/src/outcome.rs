@@ -32,3 +32,10 @@ pub(crate) fn assert_agree(one: (&str, &Outcome), other: (&str, &Outcome)) {
         "{name}: {outcome:?}, but {other_name}: {other_outcome:?}"
     );
 }
+
+/// Whether a subchunk was refused for its length, which a read of all of a shard does not look at:
+/// no encoder makes so much of so little, and a store would have to be asked for it.
+pub(crate) fn is_too_long(outcome: &Outcome) -> bool {
+    let error = outcome.as_ref().err();
+    error.is_some_and(|error| error.contains("in the shard index, expected at most"))
+}
