@@ -23,7 +23,7 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
     let decoded = limited(case.most_memory(harmed.len()), "decode", || {
         case.decoded(&ours, &harmed)
     });
-    let shown = || format!("{}, {:?}", case.shards.json(), case.shards);
+    let shown = || format!("{harmed:?} as {}, {:?}", case.shards.json(), case.shards);
     if harmed == encoded {
         assert_eq!(decoded.as_ref(), Ok(&case.elements), "{}", shown());
     }
