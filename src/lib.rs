@@ -64,6 +64,9 @@ mod codec;
 pub mod conformance;
 mod engine;
 mod error;
+#[cfg(feature = "internals")]
+#[doc(hidden)]
+pub mod internals;
 mod layout;
 mod maintenance;
 mod memory_limit;

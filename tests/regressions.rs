@@ -81,6 +81,38 @@ fn a_checksum_covers_reads_of_a_part() {
     }
 }
 
+/// A Blosc frame with blocks larger than its content was decoded where there was room for more, as in
+/// front of another codec. zarrs refuses it.
+#[test]
+fn blocks_of_blosc_are_not_larger_than_the_content() {
+    let blosc = |cname: &str| {
+        json!({ "name": "blosc", "configuration": {
+            "cname": cname, "clevel": 5, "shuffle": "noshuffle", "typesize": 1, "blocksize": 0,
+        } })
+    };
+    let codecs = json!([little(), blosc("zstd"), blosc("lz4")]);
+    let codec = codec(&[1], &codecs, &json!([little()]));
+    let shape = shape(&[1]);
+    let whole = ArraySubset::new_with_ranges(&[0..1]);
+    let mut shard = codec
+        .encode(
+            ArrayBytes::new_flen(vec![214_u8]),
+            &shape,
+            &data_type::uint8(),
+            &FillValue::from(0_u8),
+            &CodecOptions::default(),
+        )
+        .unwrap()
+        .into_owned();
+    let read = partial_decode(codec.clone(), shard.clone(), &shape, &whole);
+    assert_eq!(read.unwrap(), [214]);
+    // The size of a block, in the header of the outer frame.
+    assert_eq!(shard[8..12], [17, 0, 0, 0]);
+    shard[8] = 142;
+    let read = partial_decode(codec, shard, &shape, &whole);
+    assert!(read.is_err(), "{read:?}");
+}
+
 /// Index entries that overlap made a small shard ask for gigabytes.
 #[test]
 fn overlapping_extents_do_not_multiply() {

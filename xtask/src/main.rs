@@ -3,6 +3,7 @@
 #![deny(unsafe_code)]
 
 mod bundle;
+mod fuzz;
 mod kernels;
 mod nvcomp;
 #[allow(unsafe_code)]
@@ -27,6 +28,8 @@ cargo xtask kernels             compile kernels/*.cu to kernels/ptx, and report 
 cargo xtask kernels --check     compile without writing; fail if kernels/ptx is not what comes out
 cargo xtask sanitize address    test the kernels with AddressSanitizer and UBSan
 cargo xtask sanitize thread     test the kernels with ThreadSanitizer
+cargo xtask fuzz [TARGET...]    let libFuzzer look for inputs that fail, with cargo-fuzz
+            --minutes N         so long for each target; 1 unless it is given
 cargo xtask nvcomp-check        compare what we assume of nvCOMP with its headers and libraries
 cargo xtask gpu-bundle          build target/gpu-bundle, a folder that runs the GPU suites and the
                                 benchmark on a machine with an NVIDIA driver and no Rust
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
             ["kernels"] => kernels::write(),
             ["kernels", "--check"] => kernels::check(),
             ["sanitize", sanitizer @ ("address" | "thread")] => sanitize::run_tests(sanitizer),
+            ["fuzz", ref arguments @ ..] => fuzz::fuzz(arguments),
             ["nvcomp-check"] => nvcomp::check(),
             ["gpu-bundle"] => bundle::build(true),
             ["gpu-bundle", "--without-nvcomp"] => bundle::build(false),

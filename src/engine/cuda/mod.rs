@@ -39,6 +39,8 @@ mod frame_parts;
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod gpu;
+#[cfg(feature = "internals")]
+pub(crate) mod internals;
 #[allow(unsafe_code)]
 mod kernels;
 #[allow(unsafe_code)]

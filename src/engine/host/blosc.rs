@@ -78,10 +78,10 @@ impl Blosc {
             return Ok(0);
         }
         // SAFETY: the frame's header was checked against the length of `from`, which is what the
-        // function reads by; it writes at most `to.len()` bytes to `to`.
-        let written = unsafe {
-            blosc_decompress_ctx(from.as_ptr().cast(), to.as_mut_ptr().cast(), to.len(), 1)
-        };
+        // function reads by; it writes at most `len` bytes to `to`, which has as many. It refuses
+        // blocks larger than that, so that what is valid does not depend on the room there is.
+        let written =
+            unsafe { blosc_decompress_ctx(from.as_ptr().cast(), to.as_mut_ptr().cast(), len, 1) };
         usize::try_from(written).map_err(|_| format!("C-Blosc returned {written}"))
     }
 }

@@ -1,0 +1,183 @@
+//! The parsers of zstd, gzip and Blosc frames in front of a device: streams that they accept, and that
+//! a device decodes without an error, are what the host decodes.
+
+use arbitrary::{Result, Unstructured};
+use serde_json::{Value, json};
+use zarrs_cuda::internals::{DeviceFrames, DeviceShuffle, device_frames as parse};
+
+use crate::case::Case;
+use crate::common::{codecs, types};
+use crate::harm::harmed;
+use crate::memory::limited;
+use crate::outcome::of_ours;
+
+/// Parse any bytes as frames of a shard.
+pub fn device_frames(input: &[u8]) {
+    let _too_short = judge(&mut Unstructured::new(input));
+}
+
+fn judge(u: &mut Unstructured<'_>) -> Result<()> {
+    let mut case = Case::new(u)?;
+    case.data_type = types::named("uint8");
+    case.shards.data_type = case.data_type.data_type.clone();
+    let last = case.shards.shape.len().checked_sub(1);
+    if let Some(last) = last {
+        // Larger subchunks, of several blocks.
+        let factor = u.int_in_range(1..=12)?;
+        case.shards.shape[last] *= factor;
+        case.shards.subchunk[last] *= factor;
+    }
+    case.shards.fill = vec![u.arbitrary()?];
+    let elements = case.shards.num_elements();
+    case.elements.resize(elements, 1);
+    case.is_known = true;
+    let (before, compressor, after) = chain(u)?;
+    let mut chain = vec![codecs::bytes("little")];
+    chain.resize(1 + before, codecs::crc32c());
+    chain.push(compressor);
+    chain.resize(2 + before + after, codecs::crc32c());
+    case.shards.codecs = chain;
+    let Some(ours) = case.ours() else {
+        return Ok(());
+    };
+    let Some(encoded) = case.encoded(&ours) else {
+        return Ok(());
+    };
+    let harmed = harmed(u, &case, &encoded)?;
+    let shards = &case.shards;
+    let parsed = limited(case.most_memory(harmed.len()), "parsing frames", || {
+        let (shape, fill_value) = (shards.chunk_shape(), shards.fill_value());
+        parse(&ours, &shape, &shards.data_type, &fill_value, &harmed)
+    });
+    let Ok(parsed) = parsed else {
+        return Ok(());
+    };
+    let extents = shards.index.subchunks(&harmed, shards.num_subchunks());
+    let Some(decoded) = decoded(&parsed, &extents, before) else {
+        // A device says that too, and the host has the last word.
+        return Ok(());
+    };
+    let shown = || format!("{}, {shards:?}, {parsed:?}", shards.json());
+    let by_host = of_ours(|| shards.decode(ours.as_ref(), &harmed, &case.options));
+    let Ok(by_host) = by_host else {
+        panic!(
+            "a device decodes what the host refuses, {by_host:?}: {}",
+            shown()
+        );
+    };
+    let mut subchunks = vec![Vec::new(); shards.num_subchunks()];
+    let indices = crate::common::all_indices(&shards.shape);
+    for (element, indices) in by_host.iter().zip(indices) {
+        subchunks[shards.subchunk_of(&indices)].push(*element);
+    }
+    for (number, (subchunk, decoded)) in subchunks.iter().zip(&decoded).enumerate() {
+        if let Some(decoded) = decoded {
+            let shown = shown();
+            assert!(subchunk == decoded, "subchunk {number} differs: {shown}");
+        }
+    }
+    Ok(())
+}
+
+/// A compressor, and how many checksums are before and behind it.
+fn chain(u: &mut Unstructured<'_>) -> Result<(usize, Value, usize)> {
+    let before = usize::from(u.ratio(1, 4)?) * u.int_in_range(1..=2)?;
+    let compressor = match u.int_in_range(0..=3)? {
+        0 => codecs::zstd(u.int_in_range(-5..=19)?, false),
+        1 => codecs::gzip(u.int_in_range(0..=9)?),
+        _ => json!({ "name": "blosc", "configuration": {
+            "cname": u.choose(&["lz4", "lz4hc", "zstd"])?,
+            "clevel": u.int_in_range(0..=9)?,
+            "shuffle": u.choose(&codecs::BLOSC_SHUFFLES)?,
+            "typesize": u.int_in_range(1..=20)?,
+            "blocksize": 256 * u.int_in_range(0..=3)?,
+        } }),
+    };
+    let after = usize::from(u.ratio(1, 4)?) * u.int_in_range(1..=2)?;
+    Ok((before, compressor, after))
+}
+
+/// The elements of each subchunk that is stored, if it is not shuffled by bits; `None` if a stream is
+/// not one, or a checksum is wrong.
+fn decoded(
+    parsed: &DeviceFrames,
+    encoded: &[Option<Vec<u8>>],
+    before: usize,
+) -> Option<Vec<Option<Vec<u8>>>> {
+    let mut decoded = Vec::new();
+    for (number, (encoded, streams)) in encoded.iter().zip(&parsed.subchunks).enumerate() {
+        let Some(encoded) = encoded else {
+            assert!(
+                streams.is_empty(),
+                "streams of a subchunk that is not stored"
+            );
+            decoded.push(None);
+            continue;
+        };
+        let mut content = Vec::new();
+        for (place, stream) in streams.iter().enumerate() {
+            let len = (parsed.bytes - place * parsed.block).min(parsed.block);
+            let stream_bytes = encoded.get(stream.start..stream.start + stream.len);
+            let bytes = stream_bytes.expect("a stream is within its subchunk");
+            let block = if stream.is_raw {
+                assert_eq!(bytes.len(), len, "what is raw is as long as its block");
+                bytes.to_vec()
+            } else {
+                decompressed(parsed.format, bytes, len)?
+            };
+            content.extend(unshuffled(parsed, block)?);
+        }
+        assert_eq!(
+            content.len(),
+            parsed.bytes,
+            "the streams are all of a subchunk"
+        );
+        if let Some(checksum) = parsed.checksums.get(number)
+            && libdeflater::crc32(&content) != *checksum
+        {
+            return None;
+        }
+        for _ in 0..before {
+            let (bytes, checksum) = content.split_last_chunk::<4>()?;
+            if crc32c::crc32c(bytes).to_le_bytes() != *checksum {
+                return None;
+            }
+            content.truncate(content.len() - 4);
+        }
+        decoded.push(Some(content));
+    }
+    if matches!(parsed.shuffle, Some((DeviceShuffle::Bits, _))) {
+        // Compared with C-Blosc by the tests of the kernel.
+        decoded.fill(None);
+    }
+    Some(decoded)
+}
+
+/// One stream, of exactly so many bytes.
+fn decompressed(format: &str, stream: &[u8], len: usize) -> Option<Vec<u8>> {
+    let mut block = vec![0; len];
+    let made = match format {
+        "zstd" => zstd_safe::decompress(&mut block[..], stream).ok()?,
+        "deflate" => {
+            let mut decompressor = libdeflater::Decompressor::new();
+            decompressor.deflate_decompress(stream, &mut block).ok()?
+        }
+        _ => lz4_flex::block::decompress_into(stream, &mut block).ok()?,
+    };
+    (made == len).then_some(block)
+}
+
+/// A block as it was before its bytes were shuffled.
+fn unshuffled(parsed: &DeviceFrames, block: Vec<u8>) -> Option<Vec<u8>> {
+    let Some((DeviceShuffle::Bytes, size)) = parsed.shuffle else {
+        return Some(block);
+    };
+    let elements = block.len() / size;
+    let mut plain = block.clone();
+    for element in 0..elements {
+        for byte in 0..size {
+            plain[element * size + byte] = *block.get(byte * elements + element)?;
+        }
+    }
+    Some(plain)
+}
