@@ -95,7 +95,7 @@ struct Shards {
 }
 
 impl Shards {
-    fn new(strategy: WriteStrategy, location: &str, inner: serde_json::Value) -> Self {
+    fn new(strategy: WriteStrategy, location: &str, inner: &serde_json::Value) -> Self {
         let configuration = json!({
             "chunk_shape": [LEN],
             "codecs": inner,
@@ -105,7 +105,7 @@ impl Shards {
         let configuration = serde_json::from_value(configuration).unwrap();
         let options = Options::default()
             .with_write_strategy(strategy)
-            .with_turn_limit(Duration::from_secs(3600));
+            .with_turn_limit(Duration::from_hours(1));
         let codec = CudaShardingCodec::new_with_configuration(&configuration, options);
         Self {
             codec: Arc::new(codec.unwrap()),
@@ -220,7 +220,7 @@ fn each_kind(parts: &[Part]) {
     for strategy in STRATEGIES {
         for location in ["start", "end"] {
             for inner in [json!([{ "name": "bytes" }]), zstd()] {
-                let shards = Shards::new(strategy, location, inner);
+                let shards = Shards::new(strategy, location, &inner);
                 let elements = [1, 2, 3, 4, 0, 0];
                 let stored = (shards.stored(&elements), elements);
                 for (before, elements) in [(Objects::new(), [0; 6]), stored] {
@@ -252,7 +252,7 @@ fn writers_of_one_subchunk() {
 fn three_writers_and_no_shard() {
     let parts: &[Part] = &[(0..2, &[7, 8]), (2..4, &[9, 10]), (4..6, &[11, 12])];
     for strategy in STRATEGIES {
-        let writers = vec![Shards::new(strategy, "end", zstd()); 3];
+        let writers = vec![Shards::new(strategy, "end", &zstd()); 3];
         let explored = scenario(&writers, Objects::new(), [0; 6], parts).explore();
         let explored = explored.unwrap_or_else(|violation| panic!("{violation}"));
         println!("{strategy:?}: {explored:?}");
@@ -266,7 +266,7 @@ fn without_turns_data_are_lost() {
     let parts: &[Part] = &[(0..2, &[7, 8]), (4..6, &[9, 10])];
     for strategy in STRATEGIES {
         for location in ["start", "end"] {
-            let one = Shards::new(strategy, location, zstd());
+            let one = Shards::new(strategy, location, &zstd());
             // What is stored does not say which elements are missing.
             let mut other = one.clone();
             other.fill_value = FillValue::from(1_u8);

@@ -147,7 +147,7 @@ async fn serve(listener: TcpListener, service: S3Service, requests: Requests) {
                 request.method().as_str()
             };
             requests.lock().unwrap().push(method.to_owned());
-            service.call(request)
+            Service::call(&service, request)
         });
         tokio::spawn(async move {
             let stream = TokioIo::new(stream);

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 
 use super::*;
 
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_mins(1);
 const SHORT: Duration = Duration::from_millis(20);
 
 fn alone(number: u64) -> [Claim; 1] {
