@@ -208,7 +208,7 @@ fn measure(store: &Store, work: Work, threads: u64, shards: u64) -> Result<Outco
 }
 
 fn main() -> Result<()> {
-    register(Options::default())?;
+    let _registration = register(Options::default())?;
     println!("store     work     threads  shards  seconds  refused  lost");
     for slow in [false, true] {
         for work in [Work::Shared, Work::Apart, Work::Whole] {
