@@ -1,6 +1,6 @@
 //! Threads that create one shard together: each stores its own part of a shard that does not exist.
 
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 
 use futures::executor::block_on;
@@ -21,8 +21,6 @@ use crate::{Location, rounds};
 const WRITERS: usize = 4;
 /// How many elements a subchunk has.
 const LEN: usize = 4;
-/// How often a thread tries to store its subchunk.
-const ATTEMPTS: usize = 1000;
 
 type AsyncMemory = SyncToAsyncStorageAdapter<MemoryStore, Inline>;
 
@@ -91,26 +89,17 @@ fn lost(case: &Case, strategies: [WriteStrategy; WRITERS], mode: Mode, trials: u
     let writers: Vec<_> = writers.collect();
     let seed = |trial: u64, subchunk: usize| 1 + trial * WRITERS as u64 + subchunk as u64;
     let barrier = Barrier::new(WRITERS + 1);
+    let errors = Mutex::new(Vec::new());
     let mut losses = Vec::new();
     thread::scope(|scope| {
         for (subchunk, writer) in writers.iter().enumerate() {
-            let barrier = &barrier;
+            let (barrier, errors) = (&barrier, &errors);
             scope.spawn(move || {
                 for trial in 0..trials {
                     barrier.wait();
                     let seed = seed(trial, subchunk);
-                    let mut last = String::new();
-                    let stored = (0..ATTEMPTS).any(|_| match writer.store(case, subchunk, seed) {
-                        Ok(()) => true,
-                        Err(error) => {
-                            last = error;
-                            false
-                        }
-                    });
-                    if !stored {
-                        eprintln!(
-                            "trial {trial}, subchunk {subchunk}: refused {ATTEMPTS} times: {last}"
-                        );
+                    if let Err(error) = writer.store(case, subchunk, seed) {
+                        errors.lock().unwrap().push(error);
                     }
                     barrier.wait();
                 }
@@ -137,6 +126,8 @@ fn lost(case: &Case, strategies: [WriteStrategy; WRITERS], mode: Mode, trials: u
             stock.erase_chunk(&[0]).unwrap();
         }
     });
+    let errors = errors.into_inner().unwrap();
+    assert!(errors.is_empty(), "no write is refused: {errors:?}");
     losses
 }
 
@@ -233,17 +224,9 @@ fn threads_that_create_a_shard() {
                     ..Case::new(chain_named("zstd"), location)
                 };
                 let losses = lost(&case, strategies, mode, trials);
-                println!(
-                    "{strategies:?}, {mode:?}, {location:?}: {} of {trials} lost {:?}",
-                    losses.len(),
-                    losses
-                );
-                if false {
-                    assert!(
-                        losses.is_empty(),
-                        "{strategies:?}, {mode:?}, {location:?}: {losses:?}"
-                    );
-                }
+                let what = format!("{strategies:?}, {mode:?}, {location:?}");
+                println!("{what}: {} of {trials} lost", losses.len());
+                assert!(losses.is_empty(), "{what}: {losses:?}");
             }
         }
     }
