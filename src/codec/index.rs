@@ -41,8 +41,7 @@ impl IndexCodecs {
     /// # Errors
     /// A message for the user if the size of an encoded index is not fixed.
     pub(super) fn new(chain: Arc<CodecChain>, dimensions: usize) -> Result<Self, String> {
-        let mut shape = vec![NonZeroU64::MIN; dimensions];
-        shape.push(NonZeroU64::MIN.saturating_add(1));
+        let shape = shape_of_one(dimensions);
         fixed_size(&chain, &shape).map_err(|error| format!("invalid index codecs: {error}"))?;
         let plain = Plain::of(&chain);
         Ok(Self {
@@ -106,17 +105,35 @@ impl Plain {
 fn notices_a_change(chain: &CodecChain, shape: &[NonZeroU64]) -> bool {
     let (data_type, fill_value) = (data_type::uint64(), FillValue::from(u64::MAX));
     let options = CodecOptions::default().with_validate_checksums(true);
-    let empty = ArrayBytes::from(vec![0xFF; ENTRY_LEN]);
-    let encoded = no_panic(|| chain.encode(empty, shape, &data_type, &fill_value, &options));
-    let Ok(encoded) = encoded else {
+    let Ok(mut changed) = encode_one(chain, shape) else {
         return false;
     };
-    let mut changed = encoded.into_owned();
     if let Some(byte) = changed.first_mut() {
         *byte ^= 1;
     }
     let changed = Cow::Owned(changed);
     no_panic(|| chain.decode(changed, shape, &data_type, &fill_value, &options)).is_err()
+}
+
+/// The shape of the index of a shard of one subchunk.
+fn shape_of_one(dimensions: usize) -> Vec<NonZeroU64> {
+    let mut shape = vec![NonZeroU64::MIN; dimensions];
+    shape.push(NonZeroU64::MIN.saturating_add(1));
+    shape
+}
+
+/// The encoded index of a shard of one subchunk, which is empty; `shape` is the shape of the index.
+fn encode_one(chain: &CodecChain, shape: &[NonZeroU64]) -> Result<Vec<u8>, CodecError> {
+    let encoded = no_panic(|| {
+        chain.encode(
+            ArrayBytes::from(vec![0xFF; ENTRY_LEN]),
+            shape,
+            &data_type::uint64(),
+            &FillValue::from(u64::MAX),
+            &CodecOptions::default(),
+        )
+    });
+    encoded.map(Cow::into_owned)
 }
 
 /// The size of an encoded index of `shape`.
@@ -185,6 +202,18 @@ impl ShardIndex {
 
     pub(crate) fn is_at_end(&self) -> bool {
         self.location == ShardingIndexLocation::End
+    }
+
+    /// # Errors
+    /// A [`CodecError`] if the index codecs encode nothing: `bytes` without `endian` does not.
+    pub(crate) fn check_codecs(&self) -> Result<(), CodecError> {
+        if self.is_plain() {
+            return Ok(());
+        }
+        let encoded = encode_one(&self.codecs.chain, &shape_of_one(self.shape.len() - 1));
+        encoded.map(drop).map_err(|error| {
+            CodecError::Other(format!("the index codecs cannot encode an index: {error}"))
+        })
     }
 
     /// Whether the index codecs notice when a bit of the index changes.

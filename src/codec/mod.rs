@@ -19,8 +19,9 @@ mod view;
 
 use std::any::Any;
 use std::borrow::Cow;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU64;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use zarrs::array::codec::{
     ShardingCodec, ShardingCodecConfiguration, ShardingIndexLocation, SubchunkWriteOrder,
@@ -112,6 +113,8 @@ pub struct CudaShardingCodec {
     stock: ShardingCodec,
     options: Options,
     engines: Engines,
+    /// Of the configuration, once a partial encoder has asked for it.
+    fingerprint: OnceLock<u64>,
 }
 
 impl CudaShardingCodec {
@@ -156,6 +159,7 @@ impl CudaShardingCodec {
             stock,
             options,
             engines: Engines::default(),
+            fingerprint: OnceLock::new(),
         })
     }
 
@@ -196,6 +200,16 @@ impl CudaShardingCodec {
     pub(crate) fn with_engines(mut self, engines: Engines) -> Self {
         self.engines = engines;
         self
+    }
+
+    /// Codecs of one configuration have the same.
+    fn fingerprint(&self) -> u64 {
+        *self.fingerprint.get_or_init(|| {
+            let metadata = self.configuration(ZarrVersion::V3, &CodecMetadataOptions::default());
+            let mut hasher = DefaultHasher::new();
+            format!("{metadata:?}").hash(&mut hasher);
+            hasher.finish()
+        })
     }
 
     /// The runtime options.

@@ -24,6 +24,8 @@
 //! A [`fingerprint`] is no CRC32C: that of bytes which end in their own CRC32C, as an index does, is
 //! the same whatever the bytes are.
 
+use twox_hash::XxHash3_64;
+
 /// The size of a record, in bytes.
 pub(crate) const RECORD_LEN: usize = 64;
 
@@ -47,22 +49,10 @@ pub(crate) struct Record {
     pub(crate) new_index: u64,
 }
 
-/// What tells one encoded index from another: 64-bit FNV-1a over little-endian words of eight bytes
-/// (the last one filled up with zeros), where after each word the upper half of the hash is added to
-/// the lower by exclusive or.
+/// What tells one encoded index from another: XXH3 of 64 bits, without a seed, as the
+/// [specification of xxHash](https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md) has it.
 pub(crate) fn fingerprint(index: &[u8]) -> u64 {
-    let (words, rest) = index.as_chunks::<8>();
-    let mut last = [0; 8];
-    last[..rest.len()].copy_from_slice(rest);
-    let words = words.iter().chain((!rest.is_empty()).then_some(&last));
-    // An index has millions of words, and each waits for the word before: so the word is added before
-    // the halves are, which takes a step less.
-    const BASIS: u64 = 0xCBF2_9CE4_8422_2325;
-    let product = words.fold(BASIS ^ (BASIS >> 32), |product, &word| {
-        let hash = (product ^ u64::from_le_bytes(word)) ^ (product >> 32);
-        hash.wrapping_mul(0x0000_0100_0000_01B3)
-    });
-    product ^ (product >> 32)
+    XxHash3_64::oneshot(index)
 }
 
 impl Record {
@@ -296,16 +286,9 @@ mod tests {
         // Why a record does not have the CRC32C of an index.
         assert_eq!(crc32c::crc32c(&one), crc32c::crc32c(&other));
         assert_ne!(fingerprint(&one), fingerprint(&other));
-        // Published values of FNV-1a.
-        assert_eq!(fingerprint(b""), 0xCBF2_9CE4_8422_2325);
-        // FNV-1a of "a", with seven zeros, and folded.
-        let a = (0xCBF2_9CE4_8422_2325_u64 ^ 0x61).wrapping_mul(0x0000_0100_0000_01B3);
-        assert_eq!(fingerprint(b"a"), a ^ (a >> 32));
-        // Bits that change at the top of two words do not cancel.
-        let mut words = [0_u8; 24];
-        let zeros = fingerprint(&words);
-        (words[7], words[15]) = (0x80, 0x80);
-        assert_ne!(fingerprint(&words), zeros);
+        // Published values of XXH3.
+        assert_eq!(fingerprint(b""), 0x2D06_8005_38D3_94C2);
+        assert_eq!(fingerprint(b"a"), 0xE6C6_32B6_1E96_4E1F);
     }
 
     #[test]

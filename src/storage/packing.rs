@@ -34,11 +34,13 @@ impl Packing {
     /// As in shards of `format`.
     ///
     /// # Errors
-    /// - [`Error::Codec`] if the shapes and codecs do not fit each other.
+    /// - [`Error::Codec`] if the shapes and codecs do not fit each other, or the index codecs cannot
+    ///   encode an index.
     /// - [`Error::NotShards`] if a shard has more than [`MAX_CHUNKS`].
     pub(super) fn of(format: ShardFormat) -> Result<Self, Error> {
         let stored = format.stored()?;
         let index = stored.index().clone();
+        index.check_codecs()?;
         let chunks = stored.grid().num_subchunks();
         if chunks > MAX_CHUNKS {
             return Err(Error::NotShards {

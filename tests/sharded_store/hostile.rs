@@ -173,6 +173,27 @@ fn extents_outside_of_the_shard() {
     }
 }
 
+#[test]
+fn a_chunk_without_bytes_is_within_its_shard_too() {
+    let shard = shard(BinaryFormat::Indexed);
+    let (index, size) = (shard.len() - 64, shard.len() as u64);
+    for subject in subjects(BinaryFormat::Indexed) {
+        for (offset, is_valid) in [(0, true), (size, true), (size + 1, false), (1 << 40, false)] {
+            let mut object = shard.clone();
+            object[index..index + 8].copy_from_slice(&u64::to_le_bytes(offset));
+            object[index + 8..index + 16].fill(0);
+            subject.inner.set(&key(SHARD), object.into()).unwrap();
+            let read = subject.store.get(&key("a/c/0"));
+            if is_valid {
+                assert_eq!(read.unwrap().unwrap(), b""[..], "{}", subject.name);
+            } else {
+                let error = read.unwrap_err().to_string();
+                assert!(error.contains(SHARD), "{} {offset}: {error}", subject.name);
+            }
+        }
+    }
+}
+
 /// Chunks that share bytes are read as what they are; together they are no more than the shard.
 #[test]
 fn chunks_that_share_bytes() {

@@ -271,6 +271,23 @@ fn arrays_of_zarr_v2_have_no_shards() {
     assert!(open().contains("Zarr V2"), "{}", open());
 }
 
+/// What is acknowledged in frames has to fit into a shard.
+#[test]
+fn an_index_that_cannot_be_encoded_is_refused() {
+    let store = Arc::new(MemoryStore::new());
+    let layout = Layout::new(&[8], &[8], &[2]);
+    let without_endian = json!([{ "name": "bytes" }]);
+    stored_anew(
+        &store,
+        &layout,
+        &[("/codecs/0/configuration/index_codecs", without_endian)],
+    );
+    let opened = SparseShardStore::open(store, layout.path);
+    let error = opened.unwrap_err().to_string();
+    assert!(error.contains("index codecs"), "{error}");
+    assert!(error.contains("endian"), "{error}");
+}
+
 /// Clones are as one adapter: those that write parts of a subchunk take turns.
 #[test]
 fn clones_take_turns() {

@@ -156,6 +156,8 @@ pub(super) fn decide(
             None => index.encode_changed(&index.empty(), moved, options)?,
         })
     };
+    // An update that leaves the index as it is writes no record.
+    let recorded = before.filter(|_| index.is_some());
     Ok(Outcome::Write(Placed {
         record: Record {
             offset: match placement.commit {
@@ -163,7 +165,7 @@ pub(super) fn decide(
                 Commit::DataOnly => 0,
             },
             old_end: size as u64,
-            old_index: before.map_or(0, StoredIndex::fingerprint),
+            old_index: recorded.map_or(0, StoredIndex::fingerprint),
             index_len: target.index.len() as u64,
             new_end: placement.size as u64,
             new_index: index.as_deref().map_or(0, fingerprint),

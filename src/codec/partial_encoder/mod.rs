@@ -33,7 +33,7 @@ use std::time::Instant;
 
 use zarrs::array::{ArrayBytes, ArrayBytesRaw, ArraySubset, DataType, FillValue};
 use zarrs::plugin::ZarrVersion;
-use zarrs_codec::{CodecError, CodecMetadataOptions, CodecOptions, CodecTraits};
+use zarrs_codec::{CodecError, CodecOptions};
 use zarrs_storage::byte_range::ByteRange;
 
 use super::CudaShardingCodec;
@@ -165,10 +165,7 @@ impl<H: ?Sized> PartialEncoder<H> {
 fn array_fingerprint(target: &Target) -> u64 {
     let mut hasher = DefaultHasher::new();
     let (codec, data_type) = (&target.codec, &target.data_type);
-    let configuration = codec.configuration(ZarrVersion::V3, &CodecMetadataOptions::default());
-    // Never absent. If it were, arrays would share turns that need not.
-    let configuration = configuration.map(|configuration| format!("{configuration:?}"));
-    configuration.hash(&mut hasher);
+    codec.fingerprint().hash(&mut hasher);
     target.shape.hash(&mut hasher);
     data_type.name(ZarrVersion::V3).hash(&mut hasher);
     format!("{:?}", data_type.configuration(ZarrVersion::V3)).hash(&mut hasher);

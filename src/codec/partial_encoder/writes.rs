@@ -125,6 +125,7 @@ fn with_index(update: &Update<'_>, mut first: Write, at: usize, index: Vec<u8>) 
     let again = (!update.target.index.is_at_end()).then(|| vec![(0, index.clone())]);
     match first.last_mut() {
         Some((start, before)) if follows(*start, before, at) && index.len() < LARGE => {
+            before.reserve_exact(index.len());
             before.extend_from_slice(&index);
         }
         _ => first.push((at as u64, index)),
@@ -155,15 +156,23 @@ fn is_one_run(extents: &[Extent], changes: &Changes, record: usize, index: usize
 }
 
 /// Pieces that follow one another, as one, unless they are large.
-fn joined(pieces: &[(usize, &[u8])]) -> Write {
-    let mut joined: Write = Vec::new();
-    for &(offset, bytes) in pieces {
-        match joined.last_mut() {
-            Some((start, before)) if follows(*start, before, offset) && bytes.len() < LARGE => {
-                before.extend_from_slice(bytes);
-            }
-            _ => joined.push((offset as u64, bytes.to_vec())),
+fn joined(mut pieces: &[(usize, &[u8])]) -> Write {
+    let mut joined = Write::new();
+    while let [(offset, first), rest @ ..] = pieces {
+        let mut len = first.len();
+        let follow = rest.iter().take_while(|(at, piece)| {
+            let follows = *at == offset + len && len < LARGE && piece.len() < LARGE;
+            len += if follows { piece.len() } else { 0 };
+            follows
+        });
+        let (run, others) = pieces.split_at(1 + follow.count());
+        // An index is as large as all the rest: a vector that grows would take it twice.
+        let mut bytes = Vec::with_capacity(len);
+        for (_, piece) in run {
+            bytes.extend_from_slice(piece);
         }
+        joined.push((*offset as u64, bytes));
+        pieces = others;
     }
     joined
 }

@@ -421,6 +421,13 @@ impl Core {
             ranges.push(of_chunk.transpose()?);
         }
         let merged = Merged::of(ranges.iter().flatten().flatten().cloned());
+        // A chunk without bytes is not read, so the store does not say whether it is in the shard.
+        let mut extents = wanted
+            .iter()
+            .filter_map(|(number, _)| index.extents.get(*number)?.as_ref());
+        if extents.any(Range::is_empty) && !self.is_within(store, shard, index).await? {
+            return Ok(None);
+        }
         let mut read = Vec::new();
         if !merged.is_empty() {
             if merged.total() > UNCHECKED && !self.is_within(store, shard, index).await? {
