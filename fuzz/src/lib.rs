@@ -93,15 +93,15 @@ pub fn reproduce(target: Target) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The program of a target: for libFuzzer if cargo-fuzz compiles it, one that reproduces what was
+/// The program of a target: for libFuzzer if `cargo xtask fuzz` compiles it, one that reproduces what was
 /// found otherwise.
 #[macro_export]
 macro_rules! fuzz_target {
     ($target:ident) => {
-        #[cfg(fuzzing)]
+        #[cfg(libfuzzer)]
         libfuzzer_sys::fuzz_target!(|input: &[u8]| $crate::run($crate::$target, input));
 
-        #[cfg(not(fuzzing))]
+        #[cfg(not(libfuzzer))]
         fn main() -> std::process::ExitCode {
             $crate::reproduce($crate::$target)
         }

@@ -6,12 +6,15 @@ use std::sync::Arc;
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 use serde_json::json;
+use zarrs::array::BytesRepresentation;
+use zarrs::array::codec::ZstdCodec;
 use zarrs::storage::byte_range::ByteRange;
 use zarrs::storage::store::MemoryStore;
 use zarrs::storage::{
     Bytes, ListableStorageTraits, ReadableStorageTraits, StoreKey, StorePrefix,
     WritableStorageTraits,
 };
+use zarrs_codec::BytesToBytesCodecTraits;
 use zarrs_cuda::storage::SparseShardStore;
 
 use crate::common::index::IndexLayout;
@@ -19,6 +22,8 @@ use crate::memory::limited;
 
 /// Subchunks of the shard.
 const SUBCHUNKS: u8 = 4;
+/// Elements of a subchunk, of one byte.
+const ELEMENTS: u8 = 100;
 const SHARD: &str = "a/c/0";
 
 /// Read any objects as those of a frame.
@@ -140,6 +145,10 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
                 if set.is_err() && frame.is_full[usize::from(number)] {
                     return Ok(());
                 }
+                if data.len() > most_bytes() {
+                    set.expect_err("longer than a subchunk can be");
+                    continue;
+                }
                 set.unwrap_or_else(|error| panic!("{error}: {shown}"));
                 model[usize::from(number)] = Some(data);
             }
@@ -191,15 +200,15 @@ fn metadata(location: &str) -> serde_json::Value {
     json!({
         "zarr_format": 3,
         "node_type": "array",
-        "shape": [400],
+        "shape": [u64::from(SUBCHUNKS) * u64::from(ELEMENTS)],
         "data_type": "uint8",
-        "chunk_grid": { "name": "regular", "configuration": { "chunk_shape": [400] } },
+        "chunk_grid": { "name": "regular", "configuration": { "chunk_shape": [u64::from(SUBCHUNKS) * u64::from(ELEMENTS)] } },
         "chunk_key_encoding": { "name": "default", "configuration": { "separator": "/" } },
         "fill_value": 0,
         "codecs": [{
             "name": "sharding_indexed",
             "configuration": {
-                "chunk_shape": [100],
+                "chunk_shape": [ELEMENTS],
                 "codecs": [bytes, zstd],
                 "index_codecs": [bytes, { "name": "crc32c" }],
                 "index_location": location,
@@ -223,7 +232,7 @@ fn shard(u: &mut Unstructured<'_>, location: &str, model: &mut Model) -> Result<
     for subchunk in model.iter_mut() {
         let data: Option<Vec<u8>> = u.arbitrary()?;
         let data = data.map(|mut data| {
-            data.truncate(100);
+            data.truncate(ELEMENTS.into());
             data
         });
         parts.push((usize::from(u.arbitrary::<u8>()? % 4), data.clone()));
@@ -317,7 +326,16 @@ enum Said {
     Empty,
 }
 
-/// What an object says, by the description of the format: nothing, if it is not whole.
+/// How many bytes the codecs can make of a subchunk, as zarrs has it.
+fn most_bytes() -> usize {
+    let zstd = ZstdCodec::new(1.into(), false);
+    let decoded = BytesRepresentation::FixedSize(ELEMENTS.into());
+    let encoded = zstd.encoded_representation(&decoded).size();
+    usize::try_from(encoded.unwrap()).unwrap()
+}
+
+/// What an object says, by the description of the format: nothing, if it is not whole, or longer than
+/// a subchunk can be.
 fn said(object: &[u8]) -> Option<Said> {
     let data = object.len().checked_sub(16)?;
     let (data, trailer) = object.split_at(data);
@@ -326,7 +344,7 @@ fn said(object: &[u8]) -> Option<Said> {
         && trailer[4..12] == (data.len() as u64).to_le_bytes()
         && trailer[12..] == checked.to_le_bytes();
     match trailer[3] {
-        b'D' if is_whole => Some(Said::Data(data.to_vec())),
+        b'D' if is_whole && data.len() <= most_bytes() => Some(Said::Data(data.to_vec())),
         b'T' if is_whole && data.is_empty() => Some(Said::Empty),
         _ => None,
     }
