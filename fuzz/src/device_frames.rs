@@ -30,7 +30,6 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
     case.shards.fill = vec![u.arbitrary()?];
     let elements = case.shards.num_elements();
     case.elements.resize(elements, 1);
-    case.is_known = true;
     let (before, compressor, after) = chain(u)?;
     let mut chain = vec![codecs::bytes("little")];
     chain.resize(1 + before, codecs::crc32c());
