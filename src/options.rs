@@ -434,7 +434,7 @@ impl Options {
     ///
     /// Writes that update one shard where it is stored take turns. So do writes that create shards of
     /// one array, because a codec cannot tell absent shards apart. A refused write has written
-    /// nothing, and may be tried again: zarrs returns a [`CodecError::IOError`] of the kind
+    /// nothing of its shard, and may be tried again: zarrs returns a [`CodecError::IOError`] of the kind
     /// [`ResourceBusy`](std::io::ErrorKind::ResourceBusy).
     ///
     /// [`CodecError::IOError`]: zarrs_codec::CodecError::IOError

@@ -13,8 +13,9 @@ use zarrs_storage::byte_range::ByteRange;
 use super::CudaShardingCodec;
 use super::foreign::no_panic;
 use super::recognise::recognise;
+use crate::Options;
 use crate::engine::Stage;
-use crate::layout::{ByteOrder, ENTRY_LEN, Entries, Extent, SubchunkGrid, encode_entries};
+use crate::layout::{ByteOrder, ENTRY_LEN, Entries, Extent, Space, SubchunkGrid, encode_entries};
 
 /// The size of a CRC32C, in bytes.
 const CHECKSUM_LEN: usize = 4;
@@ -278,6 +279,23 @@ impl ShardIndex {
         let checked = entries.check(limit);
         checked.map_err(|error| CodecError::Other(error.to_string()))?;
         Ok(entries)
+    }
+
+    /// That no two subchunks share bytes, where the data are not trusted. That is legal, but zarrs decodes
+    /// all subchunks of elements that have no fixed size at once: there is no limit to what they are together.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if two do.
+    pub(crate) fn check_overlaps(
+        entries: &Entries<'_>,
+        options: &Options,
+    ) -> Result<(), CodecError> {
+        if options.untrusted_data() && Space::of(entries.iter()).overlaps() {
+            return Err(CodecError::Other(
+                "two subchunks of the shard have bytes in common, so that a small shard could take any amount of memory, and the options say that the data are not to be trusted. Read it without `Options::with_untrusted_data`, if they are".to_string(),
+            ));
+        }
+        Ok(())
     }
 
     /// Decode the encoded index, wherever its entries lead.

@@ -289,7 +289,8 @@ pub(crate) fn check_index(
 ) -> Result<(), CodecError> {
     let (_, index) = index_geometry(codec, shape)?;
     let encoded = Cow::Borrowed(index.of(bytes)?);
-    index.decode(encoded, bytes.len() as u64, options).map(drop)
+    let entries = index.decode(encoded, bytes.len() as u64, options)?;
+    ShardIndex::check_overlaps(&entries, &codec.options)
 }
 
 /// The shard without bytes that no subchunk uses, with its subchunks in C order; `None` if there

@@ -43,6 +43,16 @@ fn failed(doing: &str, path: &Path, error: &io::Error) -> StorageError {
     ))
 }
 
+/// Whether a link leads to nothing, or to itself.
+fn leads_nowhere(error: &io::Error) -> bool {
+    // The kind of error that this is has no stable name.
+    #[cfg(target_os = "linux")]
+    let is_loop = error.raw_os_error() == Some(libc::ELOOP);
+    #[cfg(not(target_os = "linux"))]
+    let is_loop = false;
+    is_loop || matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+}
+
 impl Files {
     /// Those in `root`.
     #[cfg_attr(
@@ -78,11 +88,8 @@ impl Files {
             let is_directory = if kind.is_symlink() {
                 match fs::metadata(entry.path()) {
                     Ok(metadata) => metadata.is_dir(),
-                    Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-                        return Err(failed("follow the link", &entry.path(), &error));
-                    }
-                    // It leads nowhere, or to itself.
-                    Err(_) => false,
+                    Err(error) if leads_nowhere(&error) => false,
+                    Err(error) => return Err(failed("follow the link", &entry.path(), &error)),
                 }
             } else {
                 kind.is_dir()
@@ -136,17 +143,28 @@ impl Files {
         Ok(keys)
     }
 
-    /// Whether a link in a directory leads to that one, or to one that it is in: whoever follows it finds
-    /// what is found already, and the link again.
+    /// Whether a link in a directory leads to a directory on the way to it: its keys are found already, and
+    /// the link again. So does a link that is gone.
     fn leads_up(&self, directory: &str, link: &str) -> Result<bool> {
-        let real = |path: PathBuf| {
-            fs::canonicalize(&path).map_err(|error| failed("follow the links in", &path, &error))
+        let real = |path: &str| {
+            let path = self.root.join(path);
+            match fs::canonicalize(&path) {
+                Ok(real) => Ok(Some(real)),
+                Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+                Err(error) => Err(failed("follow the links in", &path, &error)),
+            }
         };
-        let (directory, target) = (
-            real(self.root.join(directory))?,
-            real(self.root.join(link))?,
-        );
-        Ok(directory.starts_with(target))
+        let Some(target) = real(link)? else {
+            return Ok(true);
+        };
+        // Directories that links lead to are in others than their keys say.
+        let ends = directory.match_indices('/').map(|(end, _)| end);
+        for end in std::iter::once(0).chain(ends) {
+            if real(&directory[..end])?.is_some_and(|above| above.starts_with(&target)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Whether a regular file of at most `most` bytes lies at `key`, and not something else, such as a link, a pipe or

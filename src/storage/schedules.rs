@@ -82,6 +82,17 @@ pub(super) struct Promises {
     pub(super) silent: Option<(Silence, usize)>,
 }
 
+impl Promises {
+    /// What a listing that fails silently leaves of `keys`.
+    fn fail(&self, keys: &mut StoreKeys) {
+        match self.silent {
+            Some((Silence::Empty, _)) => keys.clear(),
+            Some((Silence::Short, _)) => drop(keys.pop()),
+            None => {}
+        }
+    }
+}
+
 /// What an actor did, as far as it matters to others.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Event {
@@ -491,11 +502,7 @@ impl Lists for Seat {
                 let mut keys = world.keys(prefix);
                 world.places[number].lists = false;
                 if mem::take(&mut world.places[number].is_silent) {
-                    match world.promises.silent {
-                        Some((Silence::Empty, _)) => keys.clear(),
-                        Some((Silence::Short, _)) => drop(keys.pop()),
-                        None => {}
-                    }
+                    world.promises.fail(&mut keys);
                 }
                 keys
             });
@@ -510,10 +517,23 @@ impl Lists for Seat {
             }
             return Ok(keys);
         }
-        while let Some(key) = self.call(|world| world.next_key(prefix, keys.last())).await {
+        let mut is_silent = false;
+        self.world().places[number].lists = true;
+        while let Some(key) = self
+            .call(|world| {
+                let place = &mut world.places[number];
+                place.lists = false;
+                is_silent |= mem::take(&mut place.is_silent);
+                world.next_key(prefix, keys.last())
+            })
+            .await
+        {
             keys.push(key);
         }
         keys.sort();
+        if is_silent {
+            self.world().promises.fail(&mut keys);
+        }
         Ok(keys)
     }
 
@@ -595,6 +615,8 @@ pub(super) type Acting<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 struct Actor<'a> {
     act: Box<dyn Fn(Seat) -> Acting<'a> + 'a>,
     may_crash: bool,
+    /// None of its listings fails silently.
+    lists_well: bool,
     /// It begins when this one has ended or crashed.
     after: Option<usize>,
 }
@@ -686,6 +708,7 @@ impl<'a> Scenario<'a> {
         self.actors.push(Actor {
             act: Box::new(move |seat| Box::pin(act(seat))),
             may_crash: false,
+            lists_well: false,
             after: None,
         });
         self
@@ -694,6 +717,12 @@ impl<'a> Scenario<'a> {
     /// The actor that was added last may crash, at each call.
     pub(super) fn who_may_crash(mut self) -> Self {
         self.actors.last_mut().expect("an actor").may_crash = true;
+        self
+    }
+
+    /// No listing of the actor that was added last fails silently.
+    pub(super) fn who_lists_well(mut self) -> Self {
+        self.actors.last_mut().expect("an actor").lists_well = true;
         self
     }
 
@@ -840,7 +869,8 @@ impl<'s, 'a> Run<'s, 'a> {
                 choices.push(Choice::Call(number));
             }
             let silent = world.promises.silent.map_or(0, |(_, most)| most);
-            if world.places[number].lists && world.silences < silent {
+            let may_fail = world.places[number].lists && !actor.lists_well;
+            if may_fail && world.silences < silent {
                 choices.push(Choice::Silent(number));
             }
             if actor.may_crash {

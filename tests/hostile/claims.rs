@@ -594,3 +594,78 @@ fn untrusted_strings() {
         }
     }
 }
+
+/// Two megabytes of an index in which each subchunk is the same string ask for gigabytes.
+#[test]
+fn untrusted_strings_that_share_bytes() {
+    let _attacker = Attacker::new();
+    for depth in [0, 1] {
+        let vlen = json!({ "name": "vlen-utf8" });
+        let chain = match depth {
+            0 => vlen,
+            _ => codecs::sharding(&[1], &[vlen]),
+        };
+        let shards = Shards {
+            shape: vec![4],
+            subchunk: vec![2],
+            data_type: data_type::string(),
+            fill: vec![],
+            codecs: vec![chain],
+            index: IndexLayout::default(),
+        };
+        let decode = |encoded: Vec<u8>, untrusted| {
+            let options = zarrs_cuda::Options::default().with_untrusted_data(untrusted);
+            let codec = CudaShardingCodec::new_with_configuration(&shards.configuration(), options);
+            let codec = Arc::new(codec.unwrap());
+            let (shape, fill) = (shards.chunk_shape(), shards.fill_value());
+            let options = CodecOptions::default();
+            let whole = codec.decode(
+                encoded.clone().into(),
+                &shape,
+                &shards.data_type,
+                &fill,
+                &options,
+            );
+            let part = codec
+                .partial_decoder(
+                    Arc::new(encoded),
+                    &shape,
+                    &shards.data_type,
+                    &fill,
+                    &options,
+                )
+                .and_then(|decoder| {
+                    let all = ArraySubset::new_with_shape(vec![4]);
+                    Ok(decoder.partial_decode(&all, &options)?.into_owned())
+                });
+            [whole.map(ArrayBytes::into_owned), part].map(|read| read.map_err(|e| e.to_string()))
+        };
+        let stock = shards.stock();
+        let strings = ArrayBytes::new_vlen(
+            b"one two ".repeat(4),
+            vec![0, 8, 16, 24, 32].try_into().unwrap(),
+        );
+        let encoded = stock
+            .encode(
+                strings.unwrap(),
+                &shards.chunk_shape(),
+                &shards.data_type,
+                &shards.fill_value(),
+                &CodecOptions::default(),
+            )
+            .unwrap()
+            .into_owned();
+        for read in decode(encoded.clone(), true) {
+            read.unwrap();
+        }
+        let entries = shards.index.entries(&encoded, 2);
+        let shared = shards.index.replace(&encoded, &[entries[0], entries[0]]);
+        for read in decode(shared.clone(), false) {
+            read.unwrap();
+        }
+        for read in decode(shared, true) {
+            let error = read.unwrap_err();
+            assert!(error.contains("bytes in common"), "{error}");
+        }
+    }
+}

@@ -7,8 +7,14 @@ use std::time::Duration;
 use futures::executor::block_on;
 use zarrs::array::{Array, ArrayBytes};
 use zarrs::filesystem::FilesystemStore;
+use zarrs::storage::byte_range::ByteRangeIterator;
 use zarrs::storage::storage_adapter::sync_to_async::{
     SyncToAsyncSpawnBlocking, SyncToAsyncStorageAdapter,
+};
+use zarrs::storage::store::MemoryStore;
+use zarrs::storage::{
+    Bytes, MaybeBytesIterator, OffsetBytesIterator, ReadableStorageTraits, StorageError, StoreKey,
+    StorePrefix, WritableStorageTraits, store_set_partial_many,
 };
 use zarrs_codec::CodecOptions;
 use zarrs_cuda::{Options, WriteStrategy};
@@ -104,6 +110,89 @@ fn two_writers_of_one_subchunk() {
             assert_eq!(read[1..last], old[1..last], "{chain}");
             assert_eq!(read[last], written(&case, 20)[0], "{chain}");
         }
+    }
+}
+
+/// A store that writes a range by replacing the whole value.
+struct Whole(MemoryStore);
+
+impl ReadableStorageTraits for Whole {
+    fn get_partial_many<'a>(
+        &'a self,
+        key: &StoreKey,
+        ranges: ByteRangeIterator<'a>,
+    ) -> Result<MaybeBytesIterator<'a>, StorageError> {
+        self.0.get_partial_many(key, ranges)
+    }
+
+    fn size_key(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
+        self.0.size_key(key)
+    }
+
+    fn supports_get_partial(&self) -> bool {
+        true
+    }
+}
+
+impl WritableStorageTraits for Whole {
+    fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
+        // What others write meanwhile is lost.
+        thread::sleep(Duration::from_millis(100));
+        self.0.set(key, value)
+    }
+
+    fn set_partial_many(
+        &self,
+        key: &StoreKey,
+        ranges: OffsetBytesIterator,
+    ) -> Result<(), StorageError> {
+        store_set_partial_many(self, key, ranges)
+    }
+
+    fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
+        self.0.erase(key)
+    }
+
+    fn erase_prefix(&self, prefix: &StorePrefix) -> Result<(), StorageError> {
+        self.0.erase_prefix(prefix)
+    }
+
+    fn supports_set_partial(&self) -> bool {
+        false
+    }
+}
+
+/// Two encoders of different subchunks of one size, on a store that writes no ranges: zarrs asks for
+/// such an encoder only where the application does.
+#[test]
+fn two_encoders_on_a_store_that_writes_no_ranges() {
+    let case = Case {
+        shape: vec![32],
+        subchunk: vec![8],
+        ..Case::new(chain_named("none"), LOCATIONS[0])
+    };
+    let store = Arc::new(Whole(MemoryStore::new()));
+    let array = case.ours(&store, Options::default());
+    let elements = Values::Any(1).elements(&case, 32);
+    array.store_chunk(&[0], case.to_bytes(&elements)).unwrap();
+    thread::scope(|scope| {
+        for subchunk in [0, 2] {
+            let (array, case) = (&array, &case);
+            scope.spawn(move || {
+                let encoder = array.partial_encoder(&[0], &CodecOptions::default());
+                let bytes = case.to_bytes(&written(case, 10 + subchunk));
+                let part = subset(&[8 * subchunk..8 * subchunk + 8]);
+                let encoder = encoder.unwrap();
+                let encoded = encoder.partial_encode(&part, &bytes, &CodecOptions::default());
+                encoded.unwrap();
+            });
+        }
+    });
+    for (subchunk, seed) in [(0, 10), (2, 12)] {
+        let part = subset(&[8 * subchunk..8 * subchunk + 8]);
+        let read = array.retrieve_chunk_subset::<ArrayBytes>(&[0], &part);
+        let read = case.parse(read.unwrap());
+        assert_eq!(read, written(&case, seed), "subchunk {subchunk}");
     }
 }
 

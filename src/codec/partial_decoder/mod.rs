@@ -140,7 +140,10 @@ pub(super) fn check_index(
     shape: &[NonZeroU64],
     options: &CodecOptions,
 ) -> Result<(), CodecError> {
-    read_index(codec, input, shape, options).map(drop)
+    let entries = read_index(codec, input, shape, options)?;
+    entries.map_or(Ok(()), |entries| {
+        ShardIndex::check_overlaps(&entries, &codec.options)
+    })
 }
 
 fn read_index(
@@ -355,8 +358,10 @@ pub(super) async fn async_check_index(
     shape: &[NonZeroU64],
     options: &CodecOptions,
 ) -> Result<(), CodecError> {
-    let entries = async_read_index(codec, input, shape, options).await;
-    entries.map(drop)
+    let entries = async_read_index(codec, input, shape, options).await?;
+    entries.map_or(Ok(()), |entries| {
+        ShardIndex::check_overlaps(&entries, &codec.options)
+    })
 }
 
 #[cfg(feature = "async")]

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Instant;
 
 use zarrs::array::{ArrayBytes, ArrayBytesRaw, DataType, Indexer};
 use zarrs_codec::{
@@ -15,7 +16,7 @@ use super::commit::{Outcome, compacted, decide, likely_mode, reads_of_rest, rule
 use super::comparison::{Comparison, StoredIndex};
 use super::reads::Fetched;
 use super::refusal::{changed, no_turn};
-use super::turns::{Mode, Name, during, take_awaited};
+use super::turns::{Claim, Mode, Name, Turn, during, take_awaited};
 use super::update::{Changes, Update};
 use super::writes::{Write, writes};
 use super::{
@@ -90,24 +91,33 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
         }
     }
 
+    /// Take a turn, if it comes before the encoder has waited as long as it may.
+    async fn take(&self, claims: &[Claim], attempts: &mut Attempts) -> Result<Turn, Failed> {
+        let limit = self.target.codec.options.turn_limit();
+        let start = Instant::now();
+        let turn = take_awaited(claims, limit.saturating_sub(attempts.waited)).await;
+        attempts.waited += start.elapsed();
+        turn.map_err(|reason| Failed::Final(no_turn(reason, limit)))
+    }
+
     async fn write(
         &self,
         update: &Update<'_>,
-        before: Option<&StoredIndex>,
+        (before, rule): (Option<&StoredIndex>, Rule),
         mut changes: Changes,
         fetched: &Fetched<'_>,
         options: &CodecOptions,
+        attempts: &mut Attempts,
     ) -> Result<Written, Failed> {
-        let rule = rule(&self.target, self.handle.supports_partial_encode())?;
-        let limit = self.target.codec.options.turn_limit();
-        let mut mode = before.map_or(Mode::Alone, |before| likely_mode(rule, before, &changes));
+        let mut mode = before
+            .filter(|_| self.handle.supports_partial_encode())
+            .map_or(Mode::Alone, |before| likely_mode(rule, before, &changes));
         loop {
             let claims = self.claims(before, mode, update, &changes);
-            let turn = take_awaited(&claims, limit).await;
-            let turn = turn.map_err(|reason| Failed::Waiting(no_turn(reason)))?;
+            let turn = self.take(&claims, attempts).await?;
             let at = (before, rule, mode);
             let written = self.write_in_turn(update, at, &mut changes, fetched, options);
-            let written = during(&turn, written).await?;
+            let written = during(Some(&turn), written).await?;
             if let Some(written) = written {
                 return Ok(written);
             }
@@ -125,12 +135,13 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
         options: &CodecOptions,
     ) -> Result<Option<Written>, Failed> {
         let size = self.size_now(before, fetched, options).await?;
-        let outcome = decide(update, rule, before, size, changes, options)?;
+        let outcome = decide(update, rule, before, size, changes, options);
+        let outcome = outcome.map_err(Failed::Final)?;
         if mode == Mode::Shared && outcome.mode() == Mode::Alone {
             return Ok(None);
         }
         let written = self.carry_out(outcome, update, before, changes, fetched, options);
-        written.await.map(Some).map_err(Failed::Writing)
+        written.await.map(Some).map_err(Failed::Final)
     }
 
     async fn carry_out(
@@ -205,33 +216,34 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
         indexer: &dyn Indexer,
         bytes: &ArrayBytes<'_>,
         options: &CodecOptions,
-        look: Look,
+        attempts: &mut Attempts,
     ) -> Result<Option<Written>, Failed> {
-        let limit = self.target.codec.options.turn_limit();
+        let rule = rule(&self.target, self.handle.supports_partial_encode());
+        let rule = rule.map_err(Failed::Final)?;
         let alone = [(Name::Writers(self.array), Mode::Alone)];
-        let turn = match look {
+        let turn = match attempts.look {
             Look::AtOnce => None,
-            Look::Alone => {
-                let turn = take_awaited(&alone, limit).await;
-                Some(turn.map_err(|reason| Failed::Waiting(no_turn(reason)))?)
-            }
+            Look::Alone => Some(self.take(&alone, attempts).await?),
         };
-        let before = self.read_index(options).await?;
+        let before = during(turn.as_ref(), self.read_index(options)).await?;
         let entries = before.as_ref().map(|before| &before.entries);
         let update = Update::new(&self.target, entries, indexer, bytes)?;
         let (reads, is_bounded) = update.reads()?;
         let ranges = reads.byte_ranges();
         if !is_bounded {
-            async_check_long(&*self.handle, &ranges, options).await?;
+            let check = async_check_long(&*self.handle, &ranges, options);
+            during(turn.as_ref(), check).await?;
         }
-        let fetched = reads.answered(self.read(ranges, options).await?)?;
+        let read = during(turn.as_ref(), self.read(ranges, options)).await?;
+        let fetched = reads.answered(read)?;
         // Encoding uses rayon, whose threads may be waiting for this turn.
         drop(turn);
         let changes = update.encode(&fetched, options)?;
         if changes.subchunks.is_empty() {
             return Ok(None);
         }
-        let written = self.write(&update, before.as_ref(), changes, &fetched, options);
+        let before = (before.as_ref(), rule);
+        let written = self.write(&update, before, changes, &fetched, options, attempts);
         written.await.map(Some)
     }
 }
@@ -297,7 +309,7 @@ impl AsyncArrayPartialEncoderTraits for PartialEncoder<dyn AsyncBytesPartialEnco
         }
         let mut attempts = Attempts::new();
         loop {
-            match self.attempt(indexer, bytes, options, attempts.look).await {
+            match self.attempt(indexer, bytes, options, &mut attempts).await {
                 Ok(None) => return Ok(()),
                 Ok(Some((size, dead))) => {
                     self.written(size, dead);

@@ -29,7 +29,7 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU64;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use zarrs::array::{ArrayBytes, ArrayBytesRaw, ArraySubset, DataType, FillValue};
 use zarrs::plugin::ZarrVersion;
@@ -65,9 +65,8 @@ type Written = (usize, Option<usize>);
 enum Failed {
     /// The stored shard could not be read or understood, or it changed. Nothing was written.
     Reading(CodecError),
-    /// There was no turn. Nothing was written.
-    Waiting(CodecError),
-    Writing(CodecError),
+    /// Another attempt would not help.
+    Final(CodecError),
 }
 
 impl From<CodecError> for Failed {
@@ -92,6 +91,8 @@ const SUBCHUNK_NAMES: usize = 64;
 struct Attempts {
     since: Instant,
     look: Look,
+    /// How long the encoder has waited for turns.
+    waited: Duration,
 }
 
 impl Attempts {
@@ -99,6 +100,7 @@ impl Attempts {
         Self {
             since: Instant::now(),
             look: Look::AtOnce,
+            waited: Duration::ZERO,
         }
     }
 }
@@ -110,22 +112,19 @@ impl<H: ?Sized> PartialEncoder<H> {
     /// Why it failed, if another one would not help.
     fn again(&self, attempts: &mut Attempts, failed: Failed) -> Result<(), CodecError> {
         let error = match failed {
-            Failed::Waiting(error) | Failed::Writing(error) => return Err(error),
+            Failed::Final(error) => return Err(error),
             Failed::Reading(error) => error,
         };
-        let next = if is_refusal(&error) {
+        let limit = self.target.codec.options.turn_limit();
+        let is_late = attempts.since.elapsed() > limit;
+        attempts.look = match attempts.look {
             // Another encoder came first: its update is there now.
-            Look::AtOnce
-        } else if attempts.look == Look::AtOnce {
-            // Another encoder may have been writing.
-            Look::Alone
-        } else {
-            return Err(error);
+            _ if is_refusal(&error) && !is_late => Look::AtOnce,
+            // Another encoder may have been writing. That is for the turn to say, however late it is:
+            // the error could advise to recover a shard which somebody is creating.
+            Look::AtOnce if !is_refusal(&error) => Look::Alone,
+            _ => return Err(error),
         };
-        if attempts.since.elapsed() > self.target.codec.options.turn_limit() {
-            return Err(error);
-        }
-        attempts.look = next;
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 
 use std::io::{Error, ErrorKind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use zarrs_codec::CodecError;
 
@@ -21,11 +22,11 @@ pub(super) fn changed() -> CodecError {
     refusal("the shard changed while a partial write of it was prepared: its index, or a subchunk, is not the one that was read before. Nothing was written. Write to one shard from one place at a time, or try again".to_owned())
 }
 
-/// The encoder had no turn.
-pub(super) fn no_turn(reason: NoTurn) -> CodecError {
+/// The encoder had no turn, for which it may wait as long as `limit`.
+pub(super) fn no_turn(reason: NoTurn, limit: Duration) -> CodecError {
     refusal(match reason {
-        NoTurn::Late(limit) => format!(
-            "a partial write waited {limit:?} for other writers of this array in this process. Nothing was written. Try again, write whole shards, or allow more time with zarrs_cuda::Options::with_turn_limit"
+        NoTurn::Late => format!(
+            "a partial write may wait {limit:?} for other writers of this array in this process, and its turn did not come. Nothing was written. Try again, write whole shards, or allow more time with zarrs_cuda::Options::with_turn_limit"
         ),
         NoTurn::Nested => "a partial write was begun on a thread that is in the middle of another one, which it would have to wait for: the store runs other work of the application while it writes. Nothing was written. Try again".to_owned(),
     })

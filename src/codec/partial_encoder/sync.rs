@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Instant;
 
 use zarrs::array::{ArrayBytes, ArrayBytesRaw, DataType, Indexer};
 use zarrs_codec::{
@@ -16,7 +17,7 @@ use super::commit::{Outcome, compacted, decide, likely_mode, reads_of_rest, rule
 use super::comparison::{Comparison, StoredIndex};
 use super::reads::Fetched;
 use super::refusal::{changed, no_turn};
-use super::turns::{Mode, Name, take};
+use super::turns::{Blocking, Claim, Mode, Name, take};
 use super::update::{Changes, Update};
 use super::writes::{Write, writes};
 use super::{
@@ -91,21 +92,31 @@ impl PartialEncoder<dyn BytesPartialEncoderTraits> {
         }
     }
 
+    /// Take a turn, if it comes before the encoder has waited as long as it may.
+    fn take(&self, claims: &[Claim], attempts: &mut Attempts) -> Result<Blocking, Failed> {
+        let limit = self.target.codec.options.turn_limit();
+        let start = Instant::now();
+        let turn = take(claims, limit.saturating_sub(attempts.waited));
+        attempts.waited += start.elapsed();
+        turn.map_err(|reason| Failed::Final(no_turn(reason, limit)))
+    }
+
     fn write(
         &self,
         update: &Update<'_>,
-        before: Option<&StoredIndex>,
+        (before, rule): (Option<&StoredIndex>, Rule),
         mut changes: Changes,
         fetched: &Fetched<'_>,
         options: &CodecOptions,
+        attempts: &mut Attempts,
     ) -> Result<Written, Failed> {
-        let rule = rule(&self.target, self.handle.supports_partial_encode())?;
-        let limit = self.target.codec.options.turn_limit();
-        let mut mode = before.map_or(Mode::Alone, |before| likely_mode(rule, before, &changes));
+        // A handle that writes no ranges replaces the object, and with it what others write.
+        let mut mode = before
+            .filter(|_| self.handle.supports_partial_encode())
+            .map_or(Mode::Alone, |before| likely_mode(rule, before, &changes));
         loop {
             let claims = self.claims(before, mode, update, &changes);
-            let turn = take(&claims, limit);
-            let _turn = turn.map_err(|reason| Failed::Waiting(no_turn(reason)))?;
+            let _turn = self.take(&claims, attempts)?;
             let at = (before, rule, mode);
             let written = self.write_in_turn(update, at, &mut changes, fetched, options)?;
             if let Some(written) = written {
@@ -125,12 +136,13 @@ impl PartialEncoder<dyn BytesPartialEncoderTraits> {
         options: &CodecOptions,
     ) -> Result<Option<Written>, Failed> {
         let size = self.size_now(before, fetched, options)?;
-        let outcome = decide(update, rule, before, size, changes, options)?;
+        let outcome = decide(update, rule, before, size, changes, options);
+        let outcome = outcome.map_err(Failed::Final)?;
         if mode == Mode::Shared && outcome.mode() == Mode::Alone {
             return Ok(None);
         }
         let written = self.carry_out(outcome, update, before, changes, fetched, options);
-        written.map(Some).map_err(Failed::Writing)
+        written.map(Some).map_err(Failed::Final)
     }
 
     fn carry_out(
@@ -202,16 +214,14 @@ impl PartialEncoder<dyn BytesPartialEncoderTraits> {
         indexer: &dyn Indexer,
         bytes: &ArrayBytes<'_>,
         options: &CodecOptions,
-        look: Look,
+        attempts: &mut Attempts,
     ) -> Result<Option<Written>, Failed> {
-        let limit = self.target.codec.options.turn_limit();
+        let rule = rule(&self.target, self.handle.supports_partial_encode());
+        let rule = rule.map_err(Failed::Final)?;
         let alone = [(Name::Writers(self.array), Mode::Alone)];
-        let turn = match look {
+        let turn = match attempts.look {
             Look::AtOnce => None,
-            Look::Alone => {
-                let turn = take(&alone, limit);
-                Some(turn.map_err(|reason| Failed::Waiting(no_turn(reason)))?)
-            }
+            Look::Alone => Some(self.take(&alone, attempts)?),
         };
         let before = self.read_index(options)?;
         let entries = before.as_ref().map(|before| &before.entries);
@@ -228,7 +238,8 @@ impl PartialEncoder<dyn BytesPartialEncoderTraits> {
         if changes.subchunks.is_empty() {
             return Ok(None);
         }
-        let written = self.write(&update, before.as_ref(), changes, &fetched, options);
+        let before = (before.as_ref(), rule);
+        let written = self.write(&update, before, changes, &fetched, options, attempts);
         written.map(Some)
     }
 }
@@ -289,7 +300,7 @@ impl ArrayPartialEncoderTraits for PartialEncoder<dyn BytesPartialEncoderTraits>
         }
         let mut attempts = Attempts::new();
         loop {
-            match self.attempt(indexer, bytes, options, attempts.look) {
+            match self.attempt(indexer, bytes, options, &mut attempts) {
                 Ok(None) => return Ok(()),
                 Ok(Some((size, dead))) => {
                     self.written(size, dead);

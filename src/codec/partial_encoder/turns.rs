@@ -54,8 +54,8 @@ pub(super) type Claim = (Name, Mode);
 /// Why there was no turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoTurn {
-    /// It did not come within this time.
-    Late(Duration),
+    /// It did not come in time.
+    Late,
     /// The thread has another turn, or is in the middle of polling a future that has one.
     Nested,
 }
@@ -266,10 +266,16 @@ impl Taking {
     }
 
     fn poll(&mut self, waker: &Waker) -> Poll<Result<Turn, NoTurn>> {
-        let left = self.left();
+        if self.process.id != std::process::id() {
+            // A forked child waits in its own line.
+            self.process = Process::this();
+            self.ticket = None;
+        }
         // Wakers are dropped after the lock, too.
         let (_removed, _old, woken);
         let mut line = self.process.line();
+        // With the lock: the clock wakes just the waker that is there when the time has come.
+        let left = self.left();
         let turn = || Turn {
             process: self.process,
             claims: Arc::clone(&self.claims),
@@ -277,7 +283,7 @@ impl Taking {
         if let Some(ticket) = self.ticket {
             let place = line.waiting.iter().position(|one| one.ticket == ticket);
             let Some(place) = place else {
-                return Poll::Ready(Err(NoTurn::Late(self.limit)));
+                return Poll::Ready(Err(NoTurn::Late));
             };
             if line.waiting[place].has_turn {
                 _removed = line.waiting.remove(place);
@@ -291,7 +297,7 @@ impl Taking {
                 woken = line.serve();
                 drop(line);
                 woken.iter().for_each(Waker::wake_by_ref);
-                return Poll::Ready(Err(NoTurn::Late(self.limit)));
+                return Poll::Ready(Err(NoTurn::Late));
             }
             _old = std::mem::replace(&mut line.waiting[place].waker, waker.clone());
             return Poll::Pending;
@@ -304,12 +310,12 @@ impl Taking {
             return Poll::Ready(Err(NoTurn::Nested));
         }
         if left.is_zero() {
-            return Poll::Ready(Err(NoTurn::Late(self.limit)));
+            return Poll::Ready(Err(NoTurn::Late));
         }
         #[cfg(feature = "async")]
         if self.is_awaited && !clock::runs(self.process, &mut line) {
             // Without a clock the wait would have no end.
-            return Poll::Ready(Err(NoTurn::Late(Duration::ZERO)));
+            return Poll::Ready(Err(NoTurn::Late));
         }
         let ticket = line.next_ticket;
         line.next_ticket += 1;
@@ -396,9 +402,12 @@ pub(super) async fn take_awaited(claims: &[Claim], limit: Duration) -> Result<Tu
     std::future::poll_fn(|context| taking.poll(context.waker())).await
 }
 
-/// `work`, by an encoder that has a turn: the thread that polls it waits for no other.
+/// `work`, by an encoder that may have a turn: if so, the thread that polls it waits for no other.
 #[cfg(feature = "async")]
-pub(super) async fn during<T>(_turn: &Turn, work: impl Future<Output = T>) -> T {
+pub(super) async fn during<T>(turn: Option<&Turn>, work: impl Future<Output = T>) -> T {
+    if turn.is_none() {
+        return work.await;
+    }
     let mut work = pin!(work);
     std::future::poll_fn(|context| {
         let _busy = Busy::new();

@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::num::NonZeroU64;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde_json::json;
@@ -21,8 +22,16 @@ use crate::{CudaShardingCodec, Options, WriteStrategy};
 
 /// Elements of a subchunk.
 const LEN: u64 = 2;
-/// A shape that no other test uses: turns belong to all arrays of one kind.
+/// Of a shard.
 const SUBCHUNKS: u64 = 3;
+
+/// Tests run at the same time, and their shards have the same names for turns: an encoder must not wait
+/// for one of another exploration.
+static EXPLORING: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    EXPLORING.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn key() -> StoreKey {
     StoreKey::new("shard").unwrap()
@@ -240,16 +249,19 @@ fn each_kind(parts: &[Part]) {
 
 #[test]
 fn writers_of_different_subchunks() {
+    let _alone = alone();
     each_kind(&[(0..2, &[7, 8]), (4..6, &[9, 10])]);
 }
 
 #[test]
 fn writers_of_one_subchunk() {
+    let _alone = alone();
     each_kind(&[(2..3, &[7]), (3..4, &[8])]);
 }
 
 #[test]
 fn three_writers_and_no_shard() {
+    let _alone = alone();
     let parts: &[Part] = &[(0..2, &[7, 8]), (2..4, &[9, 10]), (4..6, &[11, 12])];
     for strategy in STRATEGIES {
         let writers = vec![Shards::new(strategy, "end", &zstd()); 3];
@@ -263,6 +275,7 @@ fn three_writers_and_no_shard() {
 /// exploration finds it.
 #[test]
 fn without_turns_data_are_lost() {
+    let _alone = alone();
     let parts: &[Part] = &[(0..2, &[7, 8]), (4..6, &[9, 10])];
     for strategy in STRATEGIES {
         for location in ["start", "end"] {
@@ -271,7 +284,8 @@ fn without_turns_data_are_lost() {
             let mut other = one.clone();
             other.fill_value = FillValue::from(1_u8);
             let explored = scenario(&[one, other], Objects::new(), [0; 6], parts).explore();
-            explored.expect_err("both find no shard, and then both create one");
+            let lost = explored.expect_err("both find no shard, and then both create one");
+            assert!(!lost.what.contains("wait for each other"), "{lost}");
         }
     }
 }

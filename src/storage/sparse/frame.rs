@@ -169,7 +169,6 @@ impl Listing {
             };
             if name.contains(NOT_UTF_8) {
                 listing.not_utf_8 += 1;
-                tracing::warn!("passed over {key}, whose name is not UTF-8");
             }
             if let Some((number, version)) = parse(name)
                 && (number as usize) < subchunks
@@ -207,6 +206,16 @@ impl Listing {
     pub(super) fn newest(&self, number: u32) -> u64 {
         let newest = self.versions(number).last();
         newest.map_or(0, |newest| newest.version)
+    }
+
+    /// A subchunk whose newest version in `first`, an earlier listing, is not in this one. Only a
+    /// consolidation deletes versions.
+    pub(super) fn misses_newest_of(&self, first: &Self) -> Option<u32> {
+        let mut newest = first
+            .iter()
+            .filter_map(|(n, versions)| Some((n, versions.last()?)));
+        let missed = newest.find(|(number, newest)| !self.versions(*number).contains(newest));
+        missed.map(|(number, _)| number)
     }
 
     /// With those of `other` that are older than the newest version of the same subchunk.

@@ -19,6 +19,7 @@ use super::super::chunk_keys::{ChunkKeys, Encoding};
 use super::super::json::Document;
 use super::super::packing::Packing;
 use crate::codec::registry::{self, Claim};
+use crate::codec::shard::SubchunkLen;
 use crate::maintenance::codec_of;
 use crate::{CudaShardingCodec, Error, ShardFormat};
 
@@ -30,6 +31,8 @@ pub(super) struct Sharded {
     pub(super) sharding: Sharding,
     /// The most bytes that a shard can have, where the codecs say so.
     pub(super) bound: Option<u64>,
+    /// How long an encoded subchunk may be.
+    pub(super) len: SubchunkLen,
 }
 
 /// What of the metadata of an array says which bytes are which elements, and where.
@@ -99,6 +102,7 @@ pub(super) fn sharded(key: &StoreKey, path: &NodePath, stored: &[u8]) -> Result<
     let shape = sharding.shape.clone();
     let (data_type, fill_value) = (array.data_type().clone(), array.fill_value().clone());
     let bound = codec.encoded_representation(&shape, &data_type, &fill_value)?;
+    let len = SubchunkLen::of(&codec, &data_type, &fill_value)?;
     let format = ShardFormat::new(codec, shape, data_type, fill_value)?;
     let counts = format.stored()?.grid().counts().to_vec();
     let subchunks = counts.into_iter().map(|count| count as u64).collect();
@@ -107,6 +111,7 @@ pub(super) fn sharded(key: &StoreKey, path: &NodePath, stored: &[u8]) -> Result<
         subchunks,
         sharding,
         bound: bound.size(),
+        len,
     })
 }
 

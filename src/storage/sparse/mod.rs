@@ -155,6 +155,7 @@ impl SparseArray {
                 sharded.packing,
                 grid.len(),
                 sharded.bound,
+                sharded.len,
                 Box::new(frame::writers()),
             )),
             listings: Arc::default(),

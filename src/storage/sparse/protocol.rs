@@ -54,6 +54,7 @@ use zarrs_storage::{Bytes, StorageError, StoreKey, StorePrefix};
 
 use super::consolidation::Consolidation;
 use super::frame::{self, Entry, Listing, TRAILER_LEN, Version};
+use crate::codec::shard::SubchunkLen;
 use crate::layout::Extent;
 use crate::storage::objects::{Lists, Reads, Writes};
 use crate::storage::packing::{Packing, UNCHECKED};
@@ -82,6 +83,8 @@ pub(super) struct Frames {
     subchunks: usize,
     /// The most bytes that a shard can have, where its codecs say so.
     bound: Option<u64>,
+    /// How long an encoded subchunk may be.
+    len: SubchunkLen,
     /// Names of the versions that are put here.
     writers: Writers,
     /// Of those who write.
@@ -115,12 +118,14 @@ impl Frames {
         packing: Packing,
         subchunks: usize,
         bound: Option<u64>,
+        len: SubchunkLen,
         writers: Writers,
     ) -> Self {
         Self {
             packing,
             subchunks,
             bound,
+            len,
             writers,
             turns: Turns::default(),
             consolidations: Turns::default(),
@@ -154,11 +159,7 @@ impl Frames {
 
     /// The most bytes of an encoded subchunk.
     fn most(&self) -> u64 {
-        let index_len = self.packing.index_len() as u64;
-        let subchunks = (self.subchunks as u64).max(1);
-        self.bound.map_or(u64::MAX, |bound| {
-            bound.saturating_sub(index_len) / subchunks
-        })
+        self.len.most().unwrap_or(u64::MAX)
     }
 
     /// What an object of a frame says; `None` if it is not whole, or has more data than a subchunk can have.
@@ -206,7 +207,7 @@ impl Frames {
         let (len, most) = (object.len() - TRAILER_LEN, self.most());
         if len as u64 > most {
             return Err(StorageError::Other(format!(
-                "cannot store {len} bytes as subchunk {number} of the shard {shard}: its codecs encode it to at most {most}. Encode it by the codecs of the array"
+                "cannot store {len} bytes as subchunk {number} of the shard {shard}: its codecs need at most {most}. Encode it by the codecs of the array"
             )));
         }
         let version = above.checked_add(1).ok_or_else(|| {
@@ -558,7 +559,13 @@ impl Frames {
         let _turn = store.turn(&self.consolidations, shard).await;
         let mut listing = self.list(store, shard).await?;
         if !listing.is_empty() {
-            listing.add_older(self.list(store, shard).await?);
+            let again = self.list(store, shard).await?;
+            if let Some(number) = again.misses_newest_of(&listing) {
+                return Err(StorageError::Other(format!(
+                    "a second listing of the frame of the shard {shard} has not the newest version of subchunk {number} that the first had: a listing failed and did not say so, or somebody else consolidates the shard. Nothing was changed. See to it that one consolidates at a time and that the process may open enough files (`ulimit -n`), and try again"
+                )));
+            }
+            listing.add_older(again);
         }
         let mut done = Consolidation {
             not_utf_8: listing.not_utf_8(),

@@ -1,7 +1,7 @@
 //! Wakes awaited encoders whose wait has come to its limit: there may be no runtime that has a clock.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
-use std::task::Waker;
 use std::thread;
 use std::time::Instant;
 
@@ -30,9 +30,11 @@ fn watch(process: &Process) {
                     late.push(one.waker.clone());
                 }
             }
-            // A waker is the application's code.
+            // A waker is the application's code: without the lock, and if it panics, the clock goes on.
             drop(line);
-            late.iter().for_each(Waker::wake_by_ref);
+            for waker in &late {
+                let _panic = catch_unwind(AssertUnwindSafe(|| waker.wake_by_ref()));
+            }
             line = process.line();
             continue;
         }
