@@ -330,7 +330,7 @@ enum Said {
 
 /// How many bytes a subchunk may have: twice what zarrs' encoder can make of it, and 4 KiB.
 fn most_bytes() -> usize {
-    let zstd = ZstdCodec::new(1.into(), false);
+    let zstd = ZstdCodec::new(1, false);
     let decoded = BytesRepresentation::FixedSize(ELEMENTS.into());
     let encoded = zstd.encoded_representation(&decoded).size();
     2 * usize::try_from(encoded.unwrap()).unwrap() + 4096

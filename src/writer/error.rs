@@ -89,7 +89,7 @@ pub enum WriterError {
         /// Why it failed.
         source: Arc<StorageError>,
     },
-    /// The writer cannot go on.
+    /// The writer cannot go on, or it is that of the process that this one was forked from.
     #[error(
         "the writer cannot go on: {reason}. Slices below {finished_slices} are stored, the others have to be appended again, to a new writer"
     )]

@@ -54,6 +54,8 @@ mod storing;
 #[cfg(test)]
 #[path = "../../tests/common/faulty.rs"]
 pub(crate) mod faulty;
+#[cfg(all(test, target_os = "linux"))]
+mod forked;
 #[cfg(test)]
 mod interrupted;
 
@@ -85,6 +87,9 @@ use shared::{Batch, Item, Shared};
 /// over finished shards alone. On a filesystem that takes
 /// [`atomic_rename`](ArrayWriterBuilder::atomic_rename).
 ///
+/// A writer belongs to the process that built it. In a forked child every append is an error, and dropping
+/// the writer does nothing.
+///
 /// Call [`finish`](Self::finish). A writer that is dropped without it says so in the log, and what was
 /// not stored until then is lost.
 #[derive(Debug)]
@@ -105,6 +110,8 @@ pub struct ArrayWriter {
     threads: Vec<JoinHandle<()>>,
     report: Option<WriterReport>,
     job: Arc<StreamJob>,
+    /// Where the threads are.
+    process: u32,
 }
 
 impl ArrayWriter {
@@ -142,7 +149,20 @@ impl ArrayWriter {
             threads,
             report: None,
             job,
+            process: std::process::id(),
         }
+    }
+
+    /// That the threads are in this process, and not in one that it was forked from.
+    fn check_process(&self) -> Result<(), WriterError> {
+        if self.process == std::process::id() {
+            return Ok(());
+        }
+        // Without a lock, which a thread of the parent may have held.
+        Err(WriterError::Broken {
+            reason: "its process was forked after it was built, and the writer is the parent's: build another one here, for another part of the array".to_string(),
+            finished_slices: self.shared.setup.start,
+        })
     }
 
     /// What the writer takes for buffers, at most.
@@ -279,6 +299,7 @@ impl ArrayWriter {
 
     /// That more can be appended.
     fn check(&self) -> Result<(), WriterError> {
+        self.check_process()?;
         let state = self.shared.lock();
         if let Some(end) = state.end {
             return Err(WriterError::Finished { end });
@@ -373,6 +394,7 @@ impl ArrayWriter {
     /// # Errors
     /// As for [`append`](Self::append).
     pub fn flush(&mut self) -> Result<(), WriterError> {
+        self.check_process()?;
         if self.report.is_some() {
             return Ok(());
         }
@@ -448,6 +470,7 @@ impl ArrayWriter {
     /// [`WriterError::IncompleteSlice`] if the last slice is not complete: nothing has ended. And as
     /// for [`append`](Self::append).
     pub fn finish(&mut self) -> Result<WriterReport, WriterError> {
+        self.check_process()?;
         if let Some(report) = &self.report {
             return Ok(report.clone());
         }
@@ -537,6 +560,7 @@ impl ArrayWriter {
     /// # Errors
     /// [`WriterError::Store`] if a temporary could not be erased.
     pub fn abort(mut self) -> Result<u64, WriterError> {
+        self.check_process()?;
         self.give_up()
     }
 
@@ -601,6 +625,11 @@ impl ArrayWriter {
 
 impl Drop for ArrayWriter {
     fn drop(&mut self) {
+        if self.check_process().is_err() {
+            // The parent goes on with all of it: with its temporaries, too.
+            std::mem::forget((std::mem::take(&mut self.threads), self.input.take()));
+            return;
+        }
         if self.threads.is_empty() {
             return;
         }
