@@ -334,16 +334,20 @@ impl Options {
         self.device_decode
     }
 
-    /// Whether arrays are refused of which a hostile shard could take more memory than the array's
-    /// metadata justify. Default: `false`: everything is decoded that can be.
+    /// Whether to refuse to decode arrays of which a hostile shard could take more memory than the
+    /// array's metadata justify. Default: `false`: everything is decoded that can be.
+    ///
+    /// Such an array can be opened, and whole shards of it can be written. It does not hold for the
+    /// chunks of a [`SparseShardStore`](crate::storage::SparseShardStore) or a
+    /// [`ShardedStore`](crate::storage::ShardedStore), which zarrs decodes.
     ///
     /// What is decoded with this option takes memory in proportion to the array's shards and to what
     /// the store has. Reading from any other array is an error, and so are partial writes of it, which
     /// read first. The error names the first inner codec that is not bounded:
     ///
     /// - codecs that neither this crate nor zarrs knows, unless they are checksums or filters; of zarrs'
-    ///   codecs `bz2`, `gdeflate`, `zfp` and `zfpy`, and `pcodec` without this crate's feature of that
-    ///   name;
+    ///   codecs `numcodecs.bz2`, `gdeflate`, `zfp` and `numcodecs.zfpy`, and `numcodecs.pcodec` without
+    ///   this crate's feature `pcodec`;
     /// - any compressor of elements of variable length: no metadata say how long they may be.
     ///
     /// The metadata themselves are trusted: an array of huge shards takes huge memory. Whoever opens

@@ -292,7 +292,7 @@ impl CudaShardingCodec {
     pub(crate) fn check_trusted(&self) -> Result<(), CodecError> {
         match &self.limits.unbounded {
             Some(codec) if self.options.untrusted_data() => Err(CodecError::Other(format!(
-                "the inner codec `{codec}` is not decoded: a hostile shard could make it take more memory than the array's metadata justify, and the options say that the data are not to be trusted. Decode without `Options::with_untrusted_data`, if they are; or store the array with other codecs"
+                "the inner codec `{codec}` is not decoded: a hostile shard could make it take more memory than the array's metadata justify, and the options say that the data are not to be trusted. If the data are to be trusted, decode without `Options::with_untrusted_data`; or store the array with other codecs"
             ))),
             _ => Ok(()),
         }

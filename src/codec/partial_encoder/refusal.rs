@@ -19,15 +19,15 @@ pub(super) fn is_refusal(error: &CodecError) -> bool {
 
 /// Another writer wrote to the shard since its index was read.
 pub(super) fn changed() -> CodecError {
-    refusal("the shard changed while a partial write of it was prepared: its index, or a subchunk, is not the one that was read before. Nothing was written. Write to one shard from one place at a time, or try again".to_owned())
+    refusal("the shard changed while a partial write of it was prepared: its index, or a subchunk, is not the one that was read before. Nothing of the shard was written. Write to one shard from one place at a time, or try again".to_owned())
 }
 
 /// The encoder had no turn, for which it may wait as long as `limit`.
 pub(super) fn no_turn(reason: NoTurn, limit: Duration) -> CodecError {
     refusal(match reason {
         NoTurn::Late => format!(
-            "a partial write may wait {limit:?} for other writers of this array in this process, and its turn did not come. Nothing was written. Try again, write whole shards, or allow more time with zarrs_cuda::Options::with_turn_limit"
+            "a partial write may wait {limit:?} for other writers of this array in this process, and its turn did not come. Nothing of the shard was written. Try again, write whole shards, or allow more time with zarrs_cuda::Options::with_turn_limit"
         ),
-        NoTurn::Nested => "a partial write was begun on a thread that is in the middle of another one, which it would have to wait for: the store runs other work of the application while it writes. Nothing was written. Try again".to_owned(),
+        NoTurn::Nested => "a partial write was begun on a thread that is in the middle of another one, which it would have to wait for: the store runs other work of the application while it writes. Nothing of the shard was written. Try again when that one has ended".to_owned(),
     })
 }
