@@ -193,16 +193,7 @@ fn a_compact_shard_is_not_stored_again() {
 
 /// The record of `docs/updates.md`.
 fn record(offset: usize, old: Option<(usize, &[u8])>, new_end: usize, new: &[u8]) -> Vec<u8> {
-    let print = |index: &[u8]| {
-        index
-            .chunks(8)
-            .fold(0xCBF2_9CE4_8422_2325_u64, |hash, chunk| {
-                let mut word = [0; 8];
-                word[..chunk.len()].copy_from_slice(chunk);
-                let hash = (hash ^ u64::from_le_bytes(word)).wrapping_mul(0x0100_0000_01B3);
-                hash ^ (hash >> 32)
-            })
-    };
+    let print = twox_hash::XxHash3_64::oneshot;
     let (old_end, old_index) = old.map_or((0, 0), |(end, index)| (end, print(index)));
     let mut record = b"\x89zcupd\r\n".to_vec();
     for number in [
