@@ -51,7 +51,7 @@ enum How {
     Name(u8),
     Empty(bool),
     Wrap,
-    /// That of another place.
+    /// The value of another place of the document.
     Of(u8),
 }
 

@@ -33,6 +33,9 @@ pub(crate) struct Case {
     pub(crate) strategy: WriteStrategy,
 }
 
+/// A case, our codec for it, and its encoded shard.
+pub(crate) type WithShard = (Case, Arc<CudaShardingCodec>, Vec<u8>);
+
 impl Case {
     pub(crate) fn new(u: &mut Unstructured<'_>) -> Result<Self> {
         let axes = axes(u)?;
@@ -76,6 +79,16 @@ impl Case {
             data_type,
             options,
         })
+    }
+
+    /// A case, our codec for it, and its shard; `None` if there is no such codec, or no such shard.
+    pub(crate) fn with_shard(u: &mut Unstructured<'_>) -> Result<Option<WithShard>> {
+        let case = Self::new(u)?;
+        let shard = case.ours().and_then(|ours| {
+            let encoded = case.encoded(&ours)?;
+            Some((ours, encoded))
+        });
+        Ok(shard.map(|(ours, encoded)| (case, ours, encoded)))
     }
 
     /// Our codec; `None` if there is no such codec, which zarrs has to agree to.

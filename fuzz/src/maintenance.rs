@@ -27,11 +27,7 @@ pub fn maintenance(input: &[u8]) {
 }
 
 fn judge(u: &mut Unstructured<'_>) -> Result<()> {
-    let case = Case::new(u)?;
-    let Some(ours) = case.ours() else {
-        return Ok(());
-    };
-    let Some(encoded) = case.encoded(&ours) else {
+    let Some((case, ours, encoded)) = Case::with_shard(u)? else {
         return Ok(());
     };
     if u.ratio(1, 2)? {
@@ -281,7 +277,7 @@ impl Torn {
         })
     }
 
-    /// What `updates.md` promises.
+    /// Check the promises of `docs/updates.md`.
     fn check(self, case: &Case, ours: &Arc<CudaShardingCodec>) {
         let shards = &case.shards;
         let shown = || format!("{:?}, {}, {shards:?}", self.strategy, shards.json());

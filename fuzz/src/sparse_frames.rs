@@ -336,8 +336,8 @@ fn most_bytes() -> usize {
     2 * usize::try_from(encoded.unwrap()).unwrap() + 4096
 }
 
-/// What an object says, by the description of the format: nothing, if it is not whole, or longer than
-/// a subchunk can be.
+/// The content of `object`, by the description of the format; `None` if the object is not whole, or
+/// longer than a subchunk can be.
 fn said(object: &[u8]) -> Option<Said> {
     let data = object.len().checked_sub(16)?;
     let (data, trailer) = object.split_at(data);

@@ -12,11 +12,7 @@ pub fn whole_shard(input: &[u8]) {
 }
 
 fn judge(u: &mut Unstructured<'_>) -> Result<()> {
-    let case = Case::new(u)?;
-    let Some(ours) = case.ours() else {
-        return Ok(());
-    };
-    let Some(encoded) = case.encoded(&ours) else {
+    let Some((case, ours, encoded)) = Case::with_shard(u)? else {
         return Ok(());
     };
     let harmed = harmed(u, &case, &encoded)?;

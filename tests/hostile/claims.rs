@@ -380,7 +380,7 @@ impl Target {
 }
 
 impl Attacker {
-    /// Read shards of four elements, in subchunks of two, of which the first is `subchunk`.
+    /// Read shards of four elements in two subchunks. The first encoded subchunk is `subchunk`.
     fn delegated(
         data_type: &zarrs::array::DataType,
         fill: Vec<u8>,

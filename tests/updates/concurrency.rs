@@ -136,7 +136,7 @@ impl ReadableStorageTraits for Whole {
 
 impl WritableStorageTraits for Whole {
     fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
-        // What others write meanwhile is lost.
+        // The value replaces all that other threads write during this pause.
         thread::sleep(Duration::from_millis(100));
         self.0.set(key, value)
     }

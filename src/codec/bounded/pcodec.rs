@@ -158,7 +158,7 @@ impl ArrayToBytesCodecTraits for BoundedPcodec {
     }
 }
 
-/// The numbers in the file `bytes`, of which there must be `count`.
+/// The `count` numbers of the file `bytes`.
 ///
 /// # Errors
 /// The reason: there are others, `bytes` is invalid, or memory cannot be had.

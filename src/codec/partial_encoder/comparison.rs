@@ -28,7 +28,7 @@ pub(super) struct StoredIndex {
     /// The encoded index, if the entries do not have its bytes.
     encoded: Option<Vec<u8>>,
     pub(super) space: Space,
-    /// What encoders of shards with this index take turns by.
+    /// The key of this index in the names of turns: equal indices have equal keys.
     pub(super) turn_key: u64,
     /// Computed when a record is at hand, or is to be written: of millions of entries it takes longer
     /// than all other checks.
