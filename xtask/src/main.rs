@@ -5,6 +5,7 @@
 mod bundle;
 mod fuzz;
 mod kernels;
+mod lines;
 mod nvcomp;
 #[allow(unsafe_code)]
 mod nvrtc;
@@ -30,6 +31,7 @@ cargo xtask sanitize address    test the kernels with AddressSanitizer and UBSan
 cargo xtask sanitize thread     test the kernels with ThreadSanitizer
 cargo xtask fuzz [TARGET...]    let libFuzzer look for inputs that fail, with cargo-fuzz
             --minutes N         so long for each target; 1 unless it is given
+cargo xtask lines               count the lines of code in src, by folder
 cargo xtask nvcomp-check        compare what we assume of nvCOMP with its headers and libraries
 cargo xtask gpu-bundle          build target/gpu-bundle, a folder that runs the GPU suites and the
                                 benchmark on a machine with an NVIDIA driver and no Rust
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
             ["kernels", "--check"] => kernels::check(),
             ["sanitize", sanitizer @ ("address" | "thread")] => sanitize::run_tests(sanitizer),
             ["fuzz", ref arguments @ ..] => fuzz::fuzz(arguments),
+            ["lines"] => lines::print(),
             ["nvcomp-check"] => nvcomp::check(),
             ["gpu-bundle"] => bundle::build(true),
             ["gpu-bundle", "--without-nvcomp"] => bundle::build(false),
