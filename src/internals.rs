@@ -8,7 +8,6 @@ use zarrs_codec::CodecOptions;
 
 pub use crate::engine::cuda::internals::{DeviceFrames, DeviceShuffle, DeviceStream};
 
-use crate::codec::shard::Shard;
 use crate::{CudaShardingCodec, engine};
 
 /// The compressed streams of the shard `encoded`, as a device would be given them.
@@ -23,8 +22,10 @@ pub fn device_frames(
     encoded: &[u8],
 ) -> Result<DeviceFrames, String> {
     let options = CodecOptions::default();
-    let shard = Shard::new(codec, shape, data_type, fill_value).map_err(|e| e.to_string())?;
-    let chain = shard.known.as_ref()?;
+    let shard = codec
+        .sharding(shape, data_type, fill_value)
+        .map_err(|e| e.to_string())?;
+    let chain = shard.known()?;
     let extents = shard
         .decode_index(encoded, &options)
         .map_err(|e| e.to_string())?;

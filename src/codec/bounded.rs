@@ -32,7 +32,7 @@ use zarrs_codec::{
 };
 
 use super::find;
-use super::shard::SubchunkLen;
+use super::subchunk_len::SubchunkLen;
 use crate::engine::host::Compression;
 use crate::{CudaShardingCodec, Options};
 
@@ -97,7 +97,7 @@ fn array_to_bytes(
                 options.clone(),
             )?),
         };
-        let limits = ours.limits.clone();
+        let limits = ours.limits().clone();
         return Ok((ours, limits));
     }
     if any.is::<OptionalCodec>()

@@ -1,10 +1,14 @@
-//! zarrs' own partial decoder, for the data types that zarrs' codec handles: what it panics on is
-//! an error.
+//! Shards whose elements zarrs' own codec handles: they have no fixed size, may be missing, or have no
+//! bytes. zarrs' codec panics on some hostile shards, which becomes an error here.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use zarrs::array::{ArrayBytes, ArrayBytesRaw, DataType, Indexer};
-use zarrs_codec::{ArrayPartialDecoderTraits, BytesPartialDecoderTraits, CodecError, CodecOptions};
+use zarrs_codec::{
+    ArrayBytesDecodeIntoTarget, ArrayPartialDecoderTraits, ArrayToBytesCodecTraits,
+    BytesPartialDecoderTraits, CodecError, CodecOptions,
+};
 #[cfg(feature = "async")]
 use zarrs_codec::{AsyncArrayPartialDecoderTraits, AsyncBytesPartialDecoderTraits};
 use zarrs_storage::StorageError;
@@ -13,14 +17,142 @@ use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator};
 #[cfg(feature = "async")]
 use super::foreign::async_no_panic;
 use super::foreign::no_panic;
+use super::index::ShardIndex;
 #[cfg(feature = "async")]
-use super::partial_decoder::async_check_long;
-use super::partial_decoder::check_long;
+use super::partial_decoder::{async_check_long, async_read_index};
+use super::partial_decoder::{check_long, read_index};
+use super::shard_codec::ShardCodec;
+use super::sharding::Sharding;
+use super::{other, partial_encoder};
+use crate::Error;
+use crate::layout::Entries;
+use crate::plan::{self, Engines, Explanation};
+
+/// zarrs' own codec.
+pub(super) struct Delegated;
+
+#[cfg_attr(feature = "async", async_trait::async_trait)]
+impl ShardCodec for Delegated {
+    fn check(&self, shards: &Sharding) -> Result<(), CodecError> {
+        let why = shards.delegated().unwrap_or_default();
+        Engines::check_delegated(&shards.codec.options, why).map_err(other)
+    }
+
+    fn encode<'a>(
+        &self,
+        shards: &Arc<Sharding>,
+        elements: ArrayBytes<'a>,
+        options: &CodecOptions,
+    ) -> Result<ArrayBytesRaw<'a>, CodecError> {
+        self.check(shards)?;
+        let data_type = &shards.data_type;
+        if data_type.is_optional() || data_type.fixed_size().is_some() {
+            let stock = &shards.codec.stock;
+            let (shape, fill_value) = (&shards.shape, &shards.fill_value);
+            return stock.encode(elements, shape, data_type, fill_value, options);
+        }
+        // zarrs' codec would leave out subchunks that only look like the fill value.
+        partial_encoder::encode_delegated(shards, &elements, options).map(Cow::Owned)
+    }
+
+    fn decode<'a>(
+        &self,
+        shards: &Sharding,
+        shard: ArrayBytesRaw<'a>,
+        options: &CodecOptions,
+    ) -> Result<ArrayBytes<'a>, CodecError> {
+        self.check(shards)?;
+        check_stored(shards, &shard, options)?;
+        no_panic(|| {
+            shards.codec.stock.decode(
+                shard,
+                &shards.shape,
+                &shards.data_type,
+                &shards.fill_value,
+                options,
+            )
+        })
+    }
+
+    fn decode_into(
+        &self,
+        shards: &Sharding,
+        shard: ArrayBytesRaw<'_>,
+        target: ArrayBytesDecodeIntoTarget<'_>,
+        options: &CodecOptions,
+    ) -> Result<(), CodecError> {
+        self.check(shards)?;
+        check_stored(shards, &shard, options)?;
+        no_panic(|| {
+            shards.codec.stock.decode_into(
+                shard,
+                &shards.shape,
+                &shards.data_type,
+                &shards.fill_value,
+                target,
+                options,
+            )
+        })
+    }
+
+    fn partial_decoder(
+        &self,
+        shards: Arc<Sharding>,
+        input: Arc<dyn BytesPartialDecoderTraits>,
+        options: &CodecOptions,
+    ) -> Result<Arc<dyn ArrayPartialDecoderTraits>, CodecError> {
+        check_entries(&shards, read_index(&shards, &*input, options)?)?;
+        let decoder = Arc::new(shards.codec.stock.clone()).partial_decoder(
+            Arc::new(Guarded(input)),
+            &shards.shape,
+            &shards.data_type,
+            &shards.fill_value,
+            options,
+        )?;
+        Ok(Arc::new(NoPanic(decoder)))
+    }
+
+    #[cfg(feature = "async")]
+    async fn async_partial_decoder(
+        &self,
+        shards: Arc<Sharding>,
+        input: Arc<dyn AsyncBytesPartialDecoderTraits>,
+        options: &CodecOptions,
+    ) -> Result<Arc<dyn AsyncArrayPartialDecoderTraits>, CodecError> {
+        check_entries(&shards, async_read_index(&shards, &*input, options).await?)?;
+        let decoder = Arc::new(shards.codec.stock.clone()).async_partial_decoder(
+            Arc::new(Guarded(input)),
+            &shards.shape,
+            &shards.data_type,
+            &shards.fill_value,
+            options,
+        );
+        Ok(Arc::new(NoPanic(decoder.await?)))
+    }
+
+    fn explain(&self, shards: &Sharding) -> Result<Explanation, Error> {
+        let why = shards.delegated().unwrap_or_default();
+        plan::explain_delegated(&shards.grid, why.to_string(), &shards.codec.options)
+    }
+}
+
+/// Check the index of the encoded shard `bytes`, which zarrs' codec believes.
+fn check_stored(shards: &Sharding, bytes: &[u8], options: &CodecOptions) -> Result<(), CodecError> {
+    let encoded = Cow::Borrowed(shards.index.of(bytes)?);
+    let entries = shards.index.decode(encoded, bytes.len() as u64, options)?;
+    check_entries(shards, Some(entries))
+}
+
+fn check_entries(shards: &Sharding, entries: Option<Entries<'_>>) -> Result<(), CodecError> {
+    entries.map_or(Ok(()), |entries| {
+        ShardIndex::check_overlaps(&entries, &shards.codec.options)
+    })
+}
 
 /// A partial decoder of zarrs that may be given hostile bytes.
-pub(super) struct Delegated<D: ?Sized>(pub(super) Arc<D>);
+struct NoPanic<D: ?Sized>(Arc<D>);
 
-impl ArrayPartialDecoderTraits for Delegated<dyn ArrayPartialDecoderTraits> {
+impl ArrayPartialDecoderTraits for NoPanic<dyn ArrayPartialDecoderTraits> {
     fn data_type(&self) -> &DataType {
         self.0.data_type()
     }
@@ -48,7 +180,7 @@ impl ArrayPartialDecoderTraits for Delegated<dyn ArrayPartialDecoderTraits> {
 
 #[cfg(feature = "async")]
 #[async_trait::async_trait]
-impl AsyncArrayPartialDecoderTraits for Delegated<dyn AsyncArrayPartialDecoderTraits> {
+impl AsyncArrayPartialDecoderTraits for NoPanic<dyn AsyncArrayPartialDecoderTraits> {
     fn data_type(&self) -> &DataType {
         self.0.data_type()
     }
@@ -76,7 +208,7 @@ impl AsyncArrayPartialDecoderTraits for Delegated<dyn AsyncArrayPartialDecoderTr
 
 /// Reads bytes for a decoder that believes the shard index: a long range is looked for before it is
 /// read, since stores allocate what they are asked for.
-pub(super) struct Guarded<I: ?Sized>(pub(super) Arc<I>);
+struct Guarded<I: ?Sized>(Arc<I>);
 
 impl BytesPartialDecoderTraits for Guarded<dyn BytesPartialDecoderTraits> {
     fn exists(&self) -> Result<bool, StorageError> {

@@ -3,13 +3,17 @@
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use zarrs::array::codec::{ShardingCodec, ShardingCodecConfiguration};
 use zarrs::array::{Array, ChunkShape, DataType, FillValue};
+use zarrs::metadata::ConfigurationSerialize;
 use zarrs::plugin::{ExtensionName, ZarrVersion};
-use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecSpecificOptions};
+use zarrs_codec::{
+    ArrayToBytesCodecTraits, CodecError, CodecMetadataOptions, CodecSpecificOptions, CodecTraits,
+};
 
 use super::CudaShardingCodec;
-use crate::Error;
 use crate::plan::Explanation;
+use crate::{Error, Options};
 
 /// An option that only our codec understands: it leaves itself here.
 #[derive(Default)]
@@ -32,6 +36,51 @@ pub(crate) fn ours(codec: &Arc<dyn ArrayToBytesCodecTraits>) -> Option<Arc<CudaS
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .take()
+}
+
+/// The sharding codec of `array`: ours, or ours of the configuration of zarrs' own.
+///
+/// # Errors
+/// [`Error::NotShards`] if it has none, or if the shards are encoded once more.
+pub(crate) fn of_array<TStorage: ?Sized>(
+    array: &Array<TStorage>,
+) -> Result<Arc<CudaShardingCodec>, Error> {
+    let codecs = array.codecs();
+    let codec = codecs.array_to_bytes_codec();
+    let ours = match ours(codec) {
+        Some(ours) => ours,
+        None => Arc::new(ours_of(codec)?),
+    };
+    let outer = codecs.bytes_to_bytes_codecs().iter();
+    let outer: Vec<_> = outer
+        .map(|codec| codec.name(ZarrVersion::V3).unwrap_or_default())
+        .collect();
+    if outer.is_empty() {
+        return Ok(ours);
+    }
+    Err(Error::NotShards {
+        reason: format!(
+            "they are shards that {} encoded once more. Nothing in them can be updated or looked at by itself: read and store whole chunks",
+            outer.join(" and ")
+        ),
+    })
+}
+
+/// Our codec of the configuration of zarrs' own.
+fn ours_of(codec: &Arc<dyn ArrayToBytesCodecTraits>) -> Result<CudaShardingCodec, Error> {
+    let configuration = codec
+        .as_any()
+        .downcast_ref::<ShardingCodec>()
+        .and_then(|stock| stock.configuration_v3(&CodecMetadataOptions::default()))
+        .and_then(|c| ShardingCodecConfiguration::try_from_configuration(c).ok())
+        .ok_or_else(|| Error::NotShards {
+            reason: format!(
+                "its array-to-bytes codec is `{}`",
+                codec.name(ZarrVersion::V3).unwrap_or_default()
+            ),
+        })?;
+    let codec = CudaShardingCodec::new_with_configuration(&configuration, Options::default())?;
+    Ok(codec)
 }
 
 /// Say what happens to the shards of `array`: each stage, where it runs, and why.

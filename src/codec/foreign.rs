@@ -1,55 +1,63 @@
 //! Chains that the engines do not know, through zarrs' own `CodecChain`. The decoders in it are bounded
 //! already, where they can be (`bounded.rs`).
 
-use std::borrow::Cow;
+use std::borrow::{Borrow, Cow};
 use std::fmt;
 #[cfg(feature = "async")]
 use std::future::poll_fn;
-use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 #[cfg(feature = "async")]
 use std::{pin::pin, task::Poll};
 
-use zarrs::array::{ArrayBytes, CodecChain, DataType, FillValue};
+use zarrs::array::ArrayBytes;
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
 
+use super::sharding::Sharding;
 use crate::engine::{EngineError, SubchunkCodec};
 
-/// A chain, and what it needs to know of the subchunks.
-pub(crate) struct ForeignChain<'a> {
-    pub(crate) chain: &'a CodecChain,
-    pub(crate) shape: &'a [NonZeroU64],
-    pub(crate) data_type: &'a DataType,
-    pub(crate) fill_value: &'a FillValue,
-    pub(crate) options: CodecOptions,
+/// The inner codecs of some shards, as an engine calls them. `S` is how it knows the shards.
+pub(crate) struct ForeignChain<S> {
+    shards: S,
+    options: CodecOptions,
 }
 
-impl fmt::Debug for ForeignChain<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.chain.fmt(f)
+impl<S: Borrow<Sharding>> ForeignChain<S> {
+    pub(super) fn new(shards: S, options: CodecOptions) -> Self {
+        Self { shards, options }
     }
 }
 
-impl SubchunkCodec for ForeignChain<'_> {
+impl<S: Borrow<Sharding>> fmt::Debug for ForeignChain<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.shards.borrow().codec.inner_codecs.fmt(f)
+    }
+}
+
+impl<S: Borrow<Sharding> + Send + Sync> SubchunkCodec for ForeignChain<S> {
     fn encode<'b>(&self, decoded: Cow<'b, [u8]>) -> Result<Cow<'b, [u8]>, EngineError> {
-        self.chain
+        let shards = self.shards.borrow();
+        let (codec, decoded) = (&shards.codec, ArrayBytes::new_flen(decoded));
+        codec
+            .inner_codecs
             .encode(
-                ArrayBytes::new_flen(decoded),
-                self.shape,
-                self.data_type,
-                self.fill_value,
+                decoded,
+                &codec.subchunk_shape,
+                &shards.data_type,
+                &shards.fill_value,
                 &self.options,
             )
             .map_err(|error| EngineError::Foreign(Box::new(error)))
     }
 
     fn decode<'b>(&self, encoded: Cow<'b, [u8]>) -> Result<Cow<'b, [u8]>, EngineError> {
+        let shards = self.shards.borrow();
+        let codec = &shards.codec;
         let decoded = no_panic(|| {
-            self.chain.decode(
+            codec.inner_codecs.decode(
                 encoded,
-                self.shape,
-                self.data_type,
-                self.fill_value,
+                &codec.subchunk_shape,
+                &shards.data_type,
+                &shards.fill_value,
                 &self.options,
             )
         });

@@ -10,7 +10,6 @@ use zarrs::array::{ArrayBytes, BytesRepresentation, CodecChain, FillValue, data_
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
 use zarrs_storage::byte_range::ByteRange;
 
-use super::CudaShardingCodec;
 use super::foreign::no_panic;
 use super::recognise::recognise;
 use crate::Options;
@@ -161,7 +160,11 @@ pub(crate) struct ShardIndex {
 impl ShardIndex {
     /// # Errors
     /// A [`CodecError`] if the index is larger than this machine can address.
-    pub(crate) fn new(codec: &CudaShardingCodec, grid: &SubchunkGrid) -> Result<Self, CodecError> {
+    pub(super) fn new(
+        codecs: &IndexCodecs,
+        location: ShardingIndexLocation,
+        grid: &SubchunkGrid,
+    ) -> Result<Self, CodecError> {
         let num_subchunks = grid.num_subchunks();
         let too_many = || {
             CodecError::Other(format!(
@@ -177,10 +180,10 @@ impl ShardIndex {
         let shape: Vec<_> = counts
             .filter_map(|count| NonZeroU64::new(u64::try_from(count).ok()?))
             .collect();
-        let len = fixed_size(&codec.index_codecs.chain, &shape)?;
+        let len = fixed_size(&codecs.chain, &shape)?;
         Ok(Self {
-            codecs: codec.index_codecs.clone(),
-            location: codec.index_location,
+            codecs: codecs.clone(),
+            location,
             shape,
             num_subchunks,
             len: usize::try_from(len).map_err(|_| too_many())?,

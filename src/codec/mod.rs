@@ -6,26 +6,28 @@ mod delegated;
 pub(crate) mod find;
 pub(crate) mod foreign;
 pub(crate) mod index;
+mod ours;
+mod packed;
 mod partial_decoder;
 mod partial_encoder;
+mod parts;
 mod recognise;
 pub(crate) mod registry;
 mod selection;
-pub(crate) mod shard;
+mod shard_codec;
+pub(crate) mod sharding;
 pub(crate) mod stored;
 pub(crate) mod stream;
+pub(crate) mod subchunk_len;
 #[allow(unsafe_code)]
 mod view;
 
 use std::any::Any;
 use std::borrow::Cow;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU64;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use zarrs::array::codec::{
-    ShardingCodec, ShardingCodecConfiguration, ShardingIndexLocation, SubchunkWriteOrder,
-};
+use zarrs::array::codec::{ShardingCodecConfiguration, ShardingIndexLocation};
 use zarrs::array::{
     ArrayBytes, ArrayBytesRaw, BytesRepresentation, ChunkShape, CodecChain, DataType, FillValue,
 };
@@ -36,8 +38,8 @@ use zarrs_codec::{
     ArrayBytesDecodeIntoTarget, ArrayCodecTraits, ArrayPartialDecoderTraits,
     ArrayPartialEncoderTraits, ArrayToBytesCodecTraits, BytesPartialDecoderTraits,
     BytesPartialEncoderTraits, CodecError, CodecMetadataOptions, CodecOptions,
-    CodecSpecificOptions, CodecTraits, InvalidNumberOfElementsError, PartialDecoderCapability,
-    PartialEncoderCapability, RecommendedConcurrency,
+    CodecSpecificOptions, CodecTraits, PartialDecoderCapability, PartialEncoderCapability,
+    RecommendedConcurrency,
 };
 #[cfg(feature = "async")]
 use zarrs_codec::{
@@ -48,17 +50,14 @@ use zarrs_codec::{
 pub use builder::CudaShardingCodecBuilder;
 pub use find::explain;
 
-use crate::plan::{self, Engines, Explanation};
+#[cfg(feature = "conformance")]
+use crate::plan::Engines;
+use crate::plan::Explanation;
 use crate::{Error, MemoryEstimate, Options};
-use bounded::{Bounded, Limits, bounded};
-use delegated::{Delegated, Guarded};
-use foreign::{codec_error, no_panic};
-use index::IndexCodecs;
-use partial_decoder::PartialDecoder;
+use bounded::Limits;
 use partial_encoder::PartialEncoder;
-use recognise::{RecognisedChain, recognise};
-use shard::Shard;
-use view::ViewOfShard;
+use parts::Parts;
+use sharding::{Sharding, Shardings};
 
 /// The `sharding_indexed` codec.
 ///
@@ -101,20 +100,9 @@ use view::ViewOfShard;
 /// ```
 #[derive(Clone, Debug)]
 pub struct CudaShardingCodec {
-    subchunk_shape: ChunkShape,
-    inner_codecs: Arc<CodecChain>,
-    index_codecs: IndexCodecs,
-    index_location: ShardingIndexLocation,
-    /// The inner codecs as data, or why they cannot be that.
-    recognised: Result<RecognisedChain, String>,
-    /// What bounds the memory that the inner codecs take.
-    limits: Limits,
-    /// zarrs' codec of the same configuration: for `as_any`, metadata, and variable-length types.
-    stock: ShardingCodec,
-    options: Options,
-    engines: Engines,
-    /// Of the configuration, once a partial encoder has asked for it.
-    fingerprint: OnceLock<u64>,
+    parts: Arc<Parts>,
+    /// What was prepared for the shards that were asked for last.
+    shardings: Arc<Shardings>,
 }
 
 impl CudaShardingCodec {
@@ -137,30 +125,21 @@ impl CudaShardingCodec {
         index_location: ShardingIndexLocation,
         options: Options,
     ) -> Result<Self, PluginCreateError> {
-        let index = IndexCodecs::new(index_codecs.clone(), subchunk_shape.len())
-            .map_err(PluginCreateError::Other)?;
-        let Bounded { chain, limits } = bounded(&inner_codecs, &options)?;
-        let inner_codecs = chain;
-        // Deterministic output, also where zarrs does the encoding.
-        let stock = ShardingCodec::new(
-            subchunk_shape.clone(),
-            inner_codecs.clone(),
+        let parts = Parts::new(
+            subchunk_shape,
+            &inner_codecs,
             index_codecs,
             index_location,
-        )
-        .with_subchunk_write_order(SubchunkWriteOrder::C);
-        Ok(Self {
-            recognised: recognise(&inner_codecs),
-            limits,
-            subchunk_shape,
-            inner_codecs,
-            index_codecs: index,
-            index_location,
-            stock,
             options,
-            engines: Engines::default(),
-            fingerprint: OnceLock::new(),
-        })
+        );
+        parts.map(Self::of)
+    }
+
+    fn of(parts: Parts) -> Self {
+        Self {
+            parts: Arc::new(parts),
+            shardings: Arc::default(),
+        }
     }
 
     /// Create a codec from its configuration.
@@ -197,35 +176,40 @@ impl CudaShardingCodec {
 
     /// The same codec with other engines.
     #[cfg(feature = "conformance")]
-    pub(crate) fn with_engines(mut self, engines: Engines) -> Self {
-        self.engines = engines;
-        self
-    }
-
-    /// Codecs of one configuration have the same.
-    fn fingerprint(&self) -> u64 {
-        *self.fingerprint.get_or_init(|| {
-            let metadata = self.configuration(ZarrVersion::V3, &CodecMetadataOptions::default());
-            let mut hasher = DefaultHasher::new();
-            format!("{metadata:?}").hash(&mut hasher);
-            hasher.finish()
-        })
+    pub(crate) fn with_engines(&self, engines: Engines) -> Self {
+        Self::of(self.parts.with_engines(engines))
     }
 
     /// The runtime options.
     #[must_use]
     pub fn options(&self) -> &Options {
-        &self.options
+        &self.parts.options
     }
 
     /// The same codec with other runtime options, for nested codecs of this crate, too.
     #[must_use]
-    pub fn with_options(mut self, options: Options) -> Self {
-        let for_nested = CodecSpecificOptions::default().with_option(options.clone());
-        let inner_codecs = (*self.inner_codecs).clone();
-        self.inner_codecs = Arc::new(inner_codecs.with_codec_specific_options(&for_nested));
-        self.options = options;
-        self
+    #[allow(clippy::needless_pass_by_value, reason = "a builder's method")]
+    pub fn with_options(self, options: Options) -> Self {
+        Self::of(self.parts.with_options(options))
+    }
+
+    /// The shards of this codec with `shape` (elements), `data_type` and `fill_value`.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if they do not fit each other.
+    pub(crate) fn sharding(
+        &self,
+        shape: &[NonZeroU64],
+        data_type: &DataType,
+        fill_value: &FillValue,
+    ) -> Result<Arc<Sharding>, CodecError> {
+        self.shardings
+            .get(&self.parts, shape, data_type, fill_value)
+    }
+
+    /// What bounds the memory that the inner codecs take.
+    fn limits(&self) -> &Limits {
+        &self.parts.limits
     }
 
     /// Say what happens to shards of `shard_shape` (elements), `data_type` and `fill_value`: each
@@ -240,35 +224,10 @@ impl CudaShardingCodec {
         data_type: &DataType,
         fill_value: &FillValue,
     ) -> Result<Explanation, Error> {
-        let mut explanation = self.explain_stages(shard_shape, data_type, fill_value)?;
-        explanation.partial_writes =
-            partial_encoder::explain(self, shard_shape, data_type, fill_value)?;
+        let shards = self.sharding(shard_shape, data_type, fill_value)?;
+        let mut explanation = shards.shard_codec().explain(&shards)?;
+        explanation.partial_writes = partial_encoder::explain(&shards)?;
         Ok(explanation)
-    }
-
-    fn explain_stages(
-        &self,
-        shard_shape: &[NonZeroU64],
-        data_type: &DataType,
-        fill_value: &FillValue,
-    ) -> Result<Explanation, Error> {
-        if Self::is_delegated(data_type) && !data_type.is_optional() {
-            let (grid, _) = shard::index_geometry(self, shard_shape)?;
-            let why = Self::why_delegated(data_type);
-            return plan::explain_delegated(&grid, why, &self.options);
-        }
-        let shard = Shard::new(self, shard_shape, data_type, fill_value)?;
-        let end = match self.index_location {
-            ShardingIndexLocation::Start => "start",
-            ShardingIndexLocation::End => "end",
-        };
-        let choice = shard.choose_engine()?;
-        Ok(plan::explain(
-            &shard.grid,
-            shard.known.as_ref().map_err(String::as_str),
-            format!("index of {} bytes at the {end}", shard.index.len()),
-            &choice,
-        ))
     }
 
     /// What one shard in flight takes for buffers on a device: shards of `shard_shape` (elements),
@@ -284,52 +243,18 @@ impl CudaShardingCodec {
     ) -> Result<Option<MemoryEstimate>, Error> {
         Ok(self.explain(shard_shape, data_type, fill_value)?.memory)
     }
-
-    /// That the options allow to decode with these codecs.
-    ///
-    /// # Errors
-    /// A [`CodecError`] if the data are not trusted, and a codec needs that.
-    pub(crate) fn check_trusted(&self) -> Result<(), CodecError> {
-        match &self.limits.unbounded {
-            Some(codec) if self.options.untrusted_data() => Err(CodecError::Other(format!(
-                "the inner codec `{codec}` is not decoded: a hostile shard could make it take more memory than the array's metadata justify, and the options say that the data are not to be trusted. If the data are to be trusted, decode without `Options::with_untrusted_data`; or store the array with other codecs"
-            ))),
-            _ => Ok(()),
-        }
-    }
-
-    /// That zarrs' codec may handle `data_type`.
-    fn check_delegated(&self, data_type: &DataType) -> Result<(), CodecError> {
-        Engines::check_delegated(&self.options, &Self::why_delegated(data_type)).map_err(other)
-    }
-
-    /// Why zarrs' codec handles `data_type`.
-    fn why_delegated(data_type: &DataType) -> String {
-        if data_type.is_optional() {
-            return format!("elements of {data_type} may be missing");
-        }
-        match data_type.fixed_size() {
-            Some(_) => format!("elements of {data_type} have no bytes"),
-            None => format!("elements of {data_type} have no fixed size"),
-        }
-    }
-
-    /// Whether zarrs' codec handles `data_type`: it is variable-length, optional, or empty.
-    fn is_delegated(data_type: &DataType) -> bool {
-        data_type.is_optional() || data_type.fixed_size().is_none_or(|size| size == 0)
-    }
 }
 
 impl ExtensionName for CudaShardingCodec {
     fn name(&self, version: ZarrVersion) -> Option<Cow<'static, str>> {
-        self.stock.name(version)
+        self.parts.stock.name(version)
     }
 }
 
 impl CodecTraits for CudaShardingCodec {
     /// zarrs' [`ShardingCodec`] of the same configuration: zarrs tests for that type.
     fn as_any(&self) -> &dyn Any {
-        &self.stock
+        &self.parts.stock
     }
 
     fn configuration(
@@ -337,7 +262,7 @@ impl CodecTraits for CudaShardingCodec {
         version: ZarrVersion,
         options: &CodecMetadataOptions,
     ) -> Option<Configuration> {
-        self.stock.configuration(version, options)
+        self.parts.stock.configuration(version, options)
     }
 
     fn partial_decoder_capability(&self) -> PartialDecoderCapability {
@@ -360,12 +285,12 @@ impl ArrayCodecTraits for CudaShardingCodec {
         shape: &[NonZeroU64],
         _data_type: &DataType,
     ) -> Result<RecommendedConcurrency, CodecError> {
-        let (grid, _) = shard::index_geometry(self, shape)?;
+        let grid = sharding::grid(&self.parts, shape, 1)?;
         Ok(RecommendedConcurrency::new_maximum(grid.num_subchunks()))
     }
 
     fn partial_decode_granularity(&self, _shape: &[NonZeroU64]) -> ChunkShape {
-        self.subchunk_shape.clone()
+        self.parts.subchunk_shape.clone()
     }
 }
 
@@ -396,40 +321,9 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         fill_value: &FillValue,
         options: &CodecOptions,
     ) -> Result<ArrayBytesRaw<'a>, CodecError> {
-        if Self::is_delegated(data_type) {
-            self.check_delegated(data_type)?;
-            if data_type.is_optional() || data_type.fixed_size().is_some() {
-                return self
-                    .stock
-                    .encode(bytes, shape, data_type, fill_value, options);
-            }
-            // zarrs' codec would leave out subchunks that only look like the fill value.
-            bytes.validate(shape.iter().map(|d| d.get()).product(), data_type)?;
-            let target = (shape, data_type, fill_value);
-            return partial_encoder::encode_delegated(self, target, &bytes, options)
-                .map(Cow::Owned);
-        }
-        let shard = Shard::new(self, shape, data_type, fill_value)?;
+        let shards = self.sharding(shape, data_type, fill_value)?;
         bytes.validate(shape.iter().map(|d| d.get()).product(), data_type)?;
-        let bytes = bytes.into_fixed()?;
-        if shard.known.is_err() {
-            // Whether the inner codecs accept the data type must not depend on the data.
-            self.inner_codecs.encoded_representation(
-                &self.subchunk_shape,
-                data_type,
-                fill_value,
-            )?;
-        }
-        let engine = shard.choose_engine().map_err(other)?.engine;
-        let (head, tail) = shard.index.room();
-        let encoded = shard
-            .with_job(options, |job| engine.encode(job, &bytes, head, tail))
-            .map_err(codec_error)?;
-        Ok(Cow::Owned(shard.with_index(
-            encoded.bytes,
-            &encoded.extents,
-            options,
-        )?))
+        shards.shard_codec().encode(&shards, bytes, options)
     }
 
     fn decode<'a>(
@@ -440,33 +334,21 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         fill_value: &FillValue,
         options: &CodecOptions,
     ) -> Result<ArrayBytes<'a>, CodecError> {
-        self.check_trusted()?;
-        if Self::is_delegated(data_type) {
-            self.check_delegated(data_type)?;
-            shard::check_index(self, &bytes, shape, options)?;
-            return no_panic(|| {
-                self.stock
-                    .decode(bytes, shape, data_type, fill_value, options)
-            });
-        }
-        let shard = Shard::new(self, shape, data_type, fill_value)?;
-        let extents = shard.decode_index(&bytes, options)?;
-        let engine = shard.choose_decoder().map_err(other)?.engine;
-        shard
-            .with_job(options, |job| engine.decode(job, &bytes, &extents))
-            .map(ArrayBytes::new_flen)
-            .map_err(codec_error)
+        self.parts.check_trusted()?;
+        let shards = self.sharding(shape, data_type, fill_value)?;
+        shards.shard_codec().decode(&shards, bytes, options)
     }
 
     fn compact<'a>(
         &self,
         bytes: ArrayBytesRaw<'a>,
         shape: &[NonZeroU64],
-        _data_type: &DataType,
-        _fill_value: &FillValue,
+        data_type: &DataType,
+        fill_value: &FillValue,
         options: &CodecOptions,
     ) -> Result<Option<ArrayBytesRaw<'a>>, CodecError> {
-        Ok(shard::compact(self, &bytes, shape, options)?.map(Cow::Owned))
+        let shards = self.sharding(shape, data_type, fill_value)?;
+        Ok(shards.compact(&bytes, options)?.map(Cow::Owned))
     }
 
     fn decode_into(
@@ -478,46 +360,10 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         output_target: ArrayBytesDecodeIntoTarget<'_>,
         options: &CodecOptions,
     ) -> Result<(), CodecError> {
-        self.check_trusted()?;
-        let view = match output_target {
-            ArrayBytesDecodeIntoTarget::Fixed(view) if !Self::is_delegated(data_type) => view,
-            target => {
-                self.check_delegated(data_type)?;
-                shard::check_index(self, &bytes, shape, options)?;
-                return no_panic(|| {
-                    self.stock
-                        .decode_into(bytes, shape, data_type, fill_value, target, options)
-                });
-            }
-        };
-        let shard = Shard::new(self, shape, data_type, fill_value)?;
-        let num_elements = shape.iter().map(|d| d.get()).product::<u64>();
-        if view.num_elements() != num_elements {
-            return Err(
-                InvalidNumberOfElementsError::new(view.num_elements(), num_elements).into(),
-            );
-        }
-        let engine = shard.choose_decoder().map_err(other)?.engine;
-        let extents = shard.decode_index(&bytes, options)?;
-        let (start, whole) = (vec![0; shape.len()], shard.grid.shard().to_vec());
-        let output = ViewOfShard::new(view, &shard.grid, start, whole)
-            .filter(|_| !engine.decodes_whole_shards());
-        let Some(output) = output else {
-            // The same number of elements in another shape, or all of them from a device: zarrs lays
-            // them out.
-            let decoded = shard
-                .with_job(options, |job| engine.decode(job, &bytes, &extents))
-                .map_err(codec_error)?;
-            return Ok(view.copy_from_slice(&decoded)?);
-        };
-        let subchunks = shard::encoded_subchunks(&bytes, &extents);
-        shard
-            .with_job(options, |job| {
-                engine.decode_each(job, &subchunks, &|_, subchunk, decoded| {
-                    output.write(subchunk.number, &decoded, job.fill_value)
-                })
-            })
-            .map_err(codec_error)
+        self.parts.check_trusted()?;
+        let shards = self.sharding(shape, data_type, fill_value)?;
+        let codec = shards.shard_codec();
+        codec.decode_into(&shards, bytes, output_target, options)
     }
 
     fn partial_decoder(
@@ -528,22 +374,10 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         fill_value: &FillValue,
         options: &CodecOptions,
     ) -> Result<Arc<dyn ArrayPartialDecoderTraits>, CodecError> {
-        self.check_trusted()?;
-        if Self::is_delegated(data_type) {
-            partial_decoder::check_index(&self, &*input_handle, shape, options)?;
-            let input = Arc::new(Guarded(input_handle));
-            let stock = Arc::new(self.stock.clone());
-            let decoder = stock.partial_decoder(input, shape, data_type, fill_value, options)?;
-            return Ok(Arc::new(Delegated(decoder)));
-        }
-        Ok(Arc::new(PartialDecoder::new(
-            self,
-            input_handle,
-            shape,
-            data_type,
-            fill_value,
-            options,
-        )?))
+        self.parts.check_trusted()?;
+        let shards = self.sharding(shape, data_type, fill_value)?;
+        let codec = shards.shard_codec();
+        codec.partial_decoder(shards, input_handle, options)
     }
 
     fn partial_encoder(
@@ -554,17 +388,10 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         fill_value: &FillValue,
         _options: &CodecOptions,
     ) -> Result<Arc<dyn ArrayPartialEncoderTraits>, CodecError> {
-        self.check_trusted()?;
-        if Self::is_delegated(data_type) {
-            self.check_delegated(data_type)?;
-        }
-        Ok(Arc::new(PartialEncoder::new(
-            self,
-            input_output_handle,
-            shape,
-            data_type,
-            fill_value,
-        )?))
+        self.parts.check_trusted()?;
+        let shards = self.sharding(shape, data_type, fill_value)?;
+        shards.shard_codec().check(&shards)?;
+        Ok(Arc::new(PartialEncoder::new(shards, input_output_handle)))
     }
 
     #[cfg(feature = "async")]
@@ -576,20 +403,12 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         fill_value: &FillValue,
         options: &CodecOptions,
     ) -> Result<Arc<dyn AsyncArrayPartialDecoderTraits>, CodecError> {
-        self.check_trusted()?;
-        if Self::is_delegated(data_type) {
-            partial_decoder::async_check_index(&self, &*input_handle, shape, options).await?;
-            let input = Arc::new(Guarded(input_handle));
-            let stock = Arc::new(self.stock.clone());
-            let decoder = stock
-                .async_partial_decoder(input, shape, data_type, fill_value, options)
-                .await?;
-            return Ok(Arc::new(Delegated(decoder)));
-        }
-        Ok(Arc::new(
-            PartialDecoder::new_async(self, input_handle, shape, data_type, fill_value, options)
-                .await?,
-        ))
+        self.parts.check_trusted()?;
+        let shards = self.sharding(shape, data_type, fill_value)?;
+        let codec = shards.shard_codec();
+        codec
+            .async_partial_decoder(shards, input_handle, options)
+            .await
     }
 
     #[cfg(feature = "async")]
@@ -601,17 +420,10 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         fill_value: &FillValue,
         _options: &CodecOptions,
     ) -> Result<Arc<dyn AsyncArrayPartialEncoderTraits>, CodecError> {
-        self.check_trusted()?;
-        if Self::is_delegated(data_type) {
-            self.check_delegated(data_type)?;
-        }
-        Ok(Arc::new(PartialEncoder::new(
-            self,
-            input_output_handle,
-            shape,
-            data_type,
-            fill_value,
-        )?))
+        self.parts.check_trusted()?;
+        let shards = self.sharding(shape, data_type, fill_value)?;
+        shards.shard_codec().check(&shards)?;
+        Ok(Arc::new(PartialEncoder::new(shards, input_output_handle)))
     }
 
     fn encoded_representation(
@@ -620,7 +432,8 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         data_type: &DataType,
         fill_value: &FillValue,
     ) -> Result<BytesRepresentation, CodecError> {
-        shard::encoded_representation(self, shape, data_type, fill_value)
+        self.sharding(shape, data_type, fill_value)?
+            .encoded_representation()
     }
 }
 

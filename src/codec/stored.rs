@@ -1,63 +1,25 @@
-//! What is asked of the codec about shards that are stored, of any data type.
+//! Shards as they are stored, of any data type: their entries, and which subchunks decode.
 
 use std::borrow::Cow;
-use std::num::NonZeroU64;
 
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
-use zarrs::array::{DataType, FillValue};
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
 
-use super::CudaShardingCodec;
 use super::foreign::{codec_error, no_panic};
-use super::index::ShardIndex;
-use super::shard::{self, Shard, index_geometry};
+use super::sharding::Sharding;
 use crate::engine::EncodedSubchunk;
-use crate::layout::{Entries, Extent, SubchunkGrid};
+use crate::layout::{Entries, Extent};
 use crate::plan::host_engine;
 
 /// Decodes the bytes of the subchunk of a number.
 type TryOne<'a> = dyn Fn(usize, &[u8]) -> Result<(), CodecError> + Sync + 'a;
 
-/// Shards of one codec, shape and data type.
-pub(crate) struct StoredShard<'a> {
-    codec: &'a CudaShardingCodec,
-    shape: &'a [NonZeroU64],
-    data_type: &'a DataType,
-    fill_value: &'a FillValue,
-    grid: SubchunkGrid,
-    index: ShardIndex,
-    options: CodecOptions,
+/// The options for shards that something may be wrong with.
+pub(crate) fn options() -> CodecOptions {
+    CodecOptions::default().with_validate_checksums(true)
 }
 
-impl<'a> StoredShard<'a> {
-    /// # Errors
-    /// A [`CodecError`] if the shapes and codecs do not fit each other.
-    pub(crate) fn new(
-        codec: &'a CudaShardingCodec,
-        shape: &'a [NonZeroU64],
-        data_type: &'a DataType,
-        fill_value: &'a FillValue,
-    ) -> Result<Self, CodecError> {
-        let (grid, index) = index_geometry(codec, shape)?;
-        Ok(Self {
-            codec,
-            shape,
-            data_type,
-            fill_value,
-            grid,
-            index,
-            options: CodecOptions::default().with_validate_checksums(true),
-        })
-    }
-
-    pub(crate) fn index(&self) -> &ShardIndex {
-        &self.index
-    }
-
-    pub(crate) fn grid(&self) -> &SubchunkGrid {
-        &self.grid
-    }
-
+impl Sharding {
     /// The size of a decoded subchunk, in bytes; `None` if subchunks differ in it.
     pub(crate) fn decoded_size(&self) -> Option<u64> {
         let element = self.data_type.fixed_size()?;
@@ -72,7 +34,7 @@ impl<'a> StoredShard<'a> {
     /// # Errors
     /// A [`CodecError`] if the index codecs fail.
     pub(crate) fn entries_unchecked<'b>(&self, index: &'b [u8]) -> Result<Entries<'b>, CodecError> {
-        let options = self.options.with_validate_checksums(false);
+        let options = options().with_validate_checksums(false);
         self.index.decode_unchecked(Cow::Borrowed(index), &options)
     }
 
@@ -85,38 +47,14 @@ impl<'a> StoredShard<'a> {
         index: &'b [u8],
         size: u64,
     ) -> Result<Entries<'b>, CodecError> {
-        self.index.decode(Cow::Borrowed(index), size, &self.options)
+        self.index.decode(Cow::Borrowed(index), size, &options())
     }
 
-    /// The shard without bytes that no subchunk uses; `None` if there are no such bytes.
+    /// Decode the subchunks of `object` that are not empty, each for itself: an error for each subchunk
+    /// that does not decode.
     ///
     /// # Errors
-    /// A [`CodecError`] if the index is invalid, or memory cannot be had.
-    pub(crate) fn compact(&self, object: &[u8]) -> Result<Option<Vec<u8>>, CodecError> {
-        shard::compact(self.codec, object, self.shape, &self.options)
-    }
-
-    /// A shard of the encoded `subchunks`, in C order, one after the other.
-    ///
-    /// # Errors
-    /// A [`CodecError`] if memory cannot be had, or the index codecs fail.
-    pub(crate) fn pack(&self, subchunks: &[Option<&[u8]>]) -> Result<Vec<u8>, CodecError> {
-        debug_assert_eq!(subchunks.len(), self.grid.num_subchunks());
-        shard::dense(
-            self.codec,
-            &self.index,
-            subchunks,
-            usize::MAX,
-            &self.options,
-        )
-    }
-
-    /// Decode the subchunks of `object` that are not empty, each for itself, and say which cannot
-    /// be decoded.
-    ///
-    /// # Errors
-    /// A [`CodecError`] if the shapes, data type and codecs do not fit each other, or the codecs are for
-    /// trusted data.
+    /// A [`CodecError`] if the codecs are for trusted data.
     pub(crate) fn try_subchunks(
         &self,
         object: &[u8],
@@ -139,12 +77,11 @@ impl<'a> StoredShard<'a> {
             });
             results.collect()
         };
-        if CudaShardingCodec::is_delegated(self.data_type) {
+        if self.delegated().is_some() {
             return Ok(each(&|_, bytes| self.decode_delegated(bytes)));
         }
-        let shard = Shard::new(self.codec, self.shape, self.data_type, self.fill_value)?;
-        let options = self.options.with_concurrent_target(1);
-        Ok(shard.with_job(&options, |job| {
+        let options = options().with_concurrent_target(1);
+        Ok(self.with_job(&options, |job| {
             each(&|number, bytes| {
                 let subchunk = EncodedSubchunk {
                     number,
@@ -157,19 +94,19 @@ impl<'a> StoredShard<'a> {
         }))
     }
 
-    /// Decode a subchunk whose elements have no fixed size.
+    /// Decode a subchunk whose elements zarrs' codec handles.
     fn decode_delegated(&self, bytes: &[u8]) -> Result<(), CodecError> {
         let shape = &self.codec.subchunk_shape;
         no_panic(|| {
             let decoded = self.codec.inner_codecs.decode(
                 Cow::Borrowed(bytes),
                 shape,
-                self.data_type,
-                self.fill_value,
-                &self.options,
+                &self.data_type,
+                &self.fill_value,
+                &options(),
             )?;
             let num_elements = shape.iter().map(|d| d.get()).product();
-            decoded.validate(num_elements, self.data_type)
+            decoded.validate(num_elements, &self.data_type)
         })
     }
 }

@@ -1,33 +1,36 @@
 //! The most that the host engine could reach on this machine.
 
 use std::num::NonZeroU64;
+use std::sync::Arc;
 
 use zarrs::array::{DataType, FillValue};
 use zarrs_codec::{CodecError, CodecOptions};
 
 use crate::CudaShardingCodec;
 use crate::codec::foreign::codec_error;
-use crate::codec::shard::Shard;
+use crate::codec::sharding::Sharding;
 use crate::engine::host;
 
 /// The same gather and the same library call per subchunk as the host engine's, into warm
 /// per-thread buffers, and nothing kept.
-pub struct Limit<'a> {
-    shard: Shard<'a>,
+#[derive(Debug)]
+pub struct Limit {
+    shards: Arc<Sharding>,
 }
 
-impl<'a> Limit<'a> {
+impl Limit {
     /// For shards of `shape` (elements).
     ///
     /// # Errors
     /// A [`CodecError`] if the shapes, data type and codecs do not fit each other.
     pub fn new(
-        codec: &'a CudaShardingCodec,
+        codec: &CudaShardingCodec,
         shape: &[NonZeroU64],
-        data_type: &'a DataType,
-        fill_value: &'a FillValue,
+        data_type: &DataType,
+        fill_value: &FillValue,
     ) -> Result<Self, CodecError> {
-        Shard::new(codec, shape, data_type, fill_value).map(|shard| Self { shard })
+        let shards = codec.sharding(shape, data_type, fill_value)?;
+        Ok(Self { shards })
     }
 
     /// Encode the subchunks of `decoded`.
@@ -35,7 +38,7 @@ impl<'a> Limit<'a> {
     /// # Errors
     /// A [`CodecError`] if a codec fails, or is not one that the engines know.
     pub fn encode(&self, decoded: &[u8], options: &CodecOptions) -> Result<(), CodecError> {
-        self.shard
+        self.shards
             .with_job(options, |job| host::limit::encode(job, decoded))
             .map_err(codec_error)
     }
@@ -45,8 +48,8 @@ impl<'a> Limit<'a> {
     /// # Errors
     /// A [`CodecError`] if a codec fails, or is not one that the engines know.
     pub fn decode(&self, encoded: &[u8], options: &CodecOptions) -> Result<(), CodecError> {
-        let extents = self.shard.decode_index(encoded, options)?;
-        self.shard
+        let extents = self.shards.decode_index(encoded, options)?;
+        self.shards
             .with_job(options, |job| host::limit::decode(job, encoded, &extents))
             .map_err(codec_error)
     }

@@ -12,7 +12,7 @@ use zarrs::array::{ArrayBytes, ArrayToBytesCodecTraits, CodecChain, CodecOptions
 use super::case::compressed_cases;
 use super::case::{Case, cases};
 use super::naive::Naive;
-use crate::codec::shard::Shard;
+use crate::codec::sharding::Sharding;
 use crate::engine::{Decoded, EncodedShard, EncodedSubchunk, Engine};
 use crate::layout::Extent;
 use crate::plan::Engines;
@@ -109,7 +109,8 @@ fn check_case(
         index_at_start: case.index_at_start,
         store_empty: case.store_empty,
     };
-    let shard = Shard::new(&codec, &shard_shape, &case.data_type, &case.fill_value)
+    let shard = codec
+        .sharding(&shard_shape, &case.data_type, &case.fill_value)
         .map_err(|error| fail(&error))?;
     let elements = case.elements();
     let options = CodecOptions::default()
@@ -146,7 +147,7 @@ struct Subject<'a> {
     engine: &'a dyn Engine,
     case: &'a Case,
     naive: &'a Naive<'a>,
-    shard: &'a Shard<'a>,
+    shard: &'a Sharding,
     elements: &'a [u8],
     options: &'a CodecOptions,
 }

@@ -7,6 +7,7 @@ use super::diagnosis::Diagnosis;
 use super::format::diagnosis_of;
 use super::io::{Change, apply, read};
 use crate::Error;
+use crate::codec::stored;
 use crate::write_strategy::counters;
 
 /// What compaction made of a shard.
@@ -61,8 +62,8 @@ pub(super) fn compacted(
     key: &StoreKey,
     format: &ShardFormat,
 ) -> Result<(Change, Compaction), Error> {
-    let stored = format.stored()?;
-    let pending = match diagnosis_of(&stored, object) {
+    let shards = format.shards();
+    let pending = match diagnosis_of(shards, object) {
         Diagnosis::Intact => None,
         Diagnosis::Undo(_) => Some("an update of it was torn, and has to be undone".to_string()),
         Diagnosis::Complete(_) => {
@@ -76,11 +77,11 @@ pub(super) fn compacted(
         return Err(Error::UpdatePending { key, reason });
     }
     let before = object.len() as u64;
-    let entries = stored.entries(stored.index().of(object)?, before)?;
+    let entries = shards.entries(shards.index.of(object)?, before)?;
     let (change, after) = if entries.iter().all(|extent| extent.is_none()) {
         (Change::Erase, 0)
     } else {
-        match stored.compact(object)? {
+        match shards.compact(object, &stored::options())? {
             None => (Change::Keep, before),
             Some(shard) => {
                 let after = shard.len() as u64;

@@ -3,25 +3,20 @@
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use zarrs::array::codec::{ShardingCodec, ShardingCodecConfiguration};
 use zarrs::array::{Array, ChunkShape, DataType, FillValue};
-use zarrs::metadata::ConfigurationSerialize;
-use zarrs::plugin::{ExtensionName, ZarrVersion};
-use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecMetadataOptions, CodecTraits};
+use zarrs_codec::CodecError;
 
 use super::diagnosis::{Diagnosis, Geometry, diagnose};
 use crate::codec::find;
-use crate::codec::stored::StoredShard;
-use crate::{CudaShardingCodec, Error, Options};
+use crate::codec::sharding::Sharding;
+use crate::{CudaShardingCodec, Error};
 
 /// What is needed to understand the bytes of a shard: its codec, its shape, and what its elements
 /// are.
 #[derive(Clone, Debug)]
 pub struct ShardFormat {
     codec: Arc<CudaShardingCodec>,
-    shape: ChunkShape,
-    data_type: DataType,
-    fill_value: FillValue,
+    shards: Arc<Sharding>,
 }
 
 impl ShardFormat {
@@ -29,20 +24,18 @@ impl ShardFormat {
     ///
     /// # Errors
     /// [`Error::Codec`] if the shapes and codecs do not fit each other.
+    #[allow(
+        clippy::needless_pass_by_value,
+        reason = "the parts of a format, which it keeps"
+    )]
     pub fn new(
         codec: Arc<CudaShardingCodec>,
         shape: ChunkShape,
         data_type: DataType,
         fill_value: FillValue,
     ) -> Result<Self, Error> {
-        let format = Self {
-            codec,
-            shape,
-            data_type,
-            fill_value,
-        };
-        format.stored()?;
-        Ok(format)
+        let shards = codec.sharding(&shape, &data_type, &fill_value)?;
+        Ok(Self { codec, shards })
     }
 
     /// The shard of `array` with the chunk indices `shard`. The array's codec may be this crate's
@@ -53,7 +46,7 @@ impl ShardFormat {
     ///   what bytes-to-bytes codecs made of them.
     /// - [`Error::Codec`] if `shard` is not in the array's chunk grid, or the codecs do not fit.
     pub fn of<TStorage: ?Sized>(array: &Array<TStorage>, shard: &[u64]) -> Result<Self, Error> {
-        Self::of_codec(codec_of(array)?, array, shard)
+        Self::of_codec(find::of_array(array)?, array, shard)
     }
 
     /// The same, where `codec` is that of `array`.
@@ -82,66 +75,21 @@ impl ShardFormat {
     /// The shape of a shard, in elements.
     #[must_use]
     pub fn shape(&self) -> &[NonZeroU64] {
-        &self.shape
+        &self.shards.shape
     }
 
-    pub(crate) fn stored(&self) -> Result<StoredShard<'_>, CodecError> {
-        StoredShard::new(&self.codec, &self.shape, &self.data_type, &self.fill_value)
+    pub(crate) fn shards(&self) -> &Arc<Sharding> {
+        &self.shards
     }
-}
-
-/// The sharding codec of `array`: ours, or ours of the configuration of zarrs' own.
-///
-/// # Errors
-/// [`Error::NotShards`] if it has none, or if the shards are encoded once more.
-pub(crate) fn codec_of<TStorage: ?Sized>(
-    array: &Array<TStorage>,
-) -> Result<Arc<CudaShardingCodec>, Error> {
-    let codecs = array.codecs();
-    let codec = codecs.array_to_bytes_codec();
-    let ours = match find::ours(codec) {
-        Some(ours) => ours,
-        None => Arc::new(ours_of(codec)?),
-    };
-    let outer = codecs.bytes_to_bytes_codecs().iter();
-    let outer: Vec<_> = outer
-        .map(|codec| codec.name(ZarrVersion::V3).unwrap_or_default())
-        .collect();
-    if outer.is_empty() {
-        return Ok(ours);
-    }
-    Err(Error::NotShards {
-        reason: format!(
-            "they are shards that {} encoded once more. Nothing in them can be updated or looked at by itself: read and store whole chunks",
-            outer.join(" and ")
-        ),
-    })
-}
-
-/// Our codec of the configuration of zarrs' own.
-fn ours_of(codec: &Arc<dyn ArrayToBytesCodecTraits>) -> Result<CudaShardingCodec, Error> {
-    let configuration = codec
-        .as_any()
-        .downcast_ref::<ShardingCodec>()
-        .and_then(|stock| stock.configuration_v3(&CodecMetadataOptions::default()))
-        .and_then(|c| ShardingCodecConfiguration::try_from_configuration(c).ok())
-        .ok_or_else(|| Error::NotShards {
-            reason: format!(
-                "its array-to-bytes codec is `{}`",
-                codec.name(ZarrVersion::V3).unwrap_or_default()
-            ),
-        })?;
-    let codec = CudaShardingCodec::new_with_configuration(&configuration, Options::default())?;
-    Ok(codec)
 }
 
 /// Say what is wrong with `object`.
-pub(super) fn diagnosis_of(stored: &StoredShard<'_>, object: &[u8]) -> Diagnosis {
-    let is_index = |index: &[u8], size| stored.entries(index, size).is_ok();
+pub(super) fn diagnosis_of(shards: &Sharding, object: &[u8]) -> Diagnosis {
+    let is_index = |index: &[u8], size| shards.entries(index, size).is_ok();
     let geometry = Geometry {
-        location: stored.index().location(),
-        index_len: stored.index().len(),
-        checksum: stored.index().has_checksum(),
+        location: shards.index.location(),
+        index_len: shards.index.len(),
+        checksum: shards.index.has_checksum(),
         is_index: &is_index,
     };
     diagnose(object, &geometry)

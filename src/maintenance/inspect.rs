@@ -13,7 +13,7 @@ use super::format::diagnosis_of;
 use super::io::read;
 use super::recover::RecoveryOutcome;
 use crate::Error;
-use crate::codec::stored::StoredShard;
+use crate::codec::sharding::Sharding;
 use crate::layout::{Entries, RECORD_LEN, Record};
 
 /// What is in a shard, and where. All sizes and offsets are in bytes.
@@ -104,17 +104,17 @@ pub fn inspect<S: ReadableStorageTraits + ?Sized>(
 
 impl Inspection {
     pub(super) fn of(object: &[u8], format: &ShardFormat) -> Result<Self, Error> {
-        let stored = format.stored()?;
+        let shards = format.shards();
         let size = object.len() as u64;
-        let recovery = match diagnosis_of(&stored, object) {
+        let recovery = match diagnosis_of(shards, object) {
             Diagnosis::Intact => RecoveryOutcome::Intact,
             Diagnosis::Undo(_) => RecoveryOutcome::Undone,
             Diagnosis::Complete(_) => RecoveryOutcome::Completed,
             Diagnosis::Erase => RecoveryOutcome::Erased,
             Diagnosis::Unrecoverable(reason) => RecoveryOutcome::Unrecoverable { reason },
         };
-        let (entries, index_problem) = entries(&stored, object);
-        let index = stored.index().range_in(object.len());
+        let (entries, index_problem) = entries(shards, object);
+        let index = shards.index.range_in(object.len());
         let index = index.map(|index| index.start as u64..index.end as u64);
         let mut subchunks = entries.map_or_else(Vec::new, |entries| {
             subchunks(&entries, size, index.as_ref())
@@ -131,7 +131,7 @@ impl Inspection {
             recovery,
             RecoveryOutcome::Undone | RecoveryOutcome::Completed | RecoveryOutcome::Erased
         );
-        let mut records: Vec<UpdateRecord> = Record::all(object, stored.index().len())
+        let mut records: Vec<UpdateRecord> = Record::all(object, shards.index.len())
             .enumerate()
             .map(|(age, record)| UpdateRecord {
                 offset: record.offset,
@@ -152,10 +152,10 @@ impl Inspection {
             .map(|r| r.offset..r.offset + RECORD_LEN as u64);
         Ok(Self {
             size,
-            index_location: stored.index().location(),
+            index_location: shards.index.location(),
             index_problem,
-            grid: stored.grid().counts().to_vec(),
-            decoded_size: stored.decoded_size(),
+            grid: shards.grid.counts().to_vec(),
+            decoded_size: shards.decoded_size(),
             live: live.len(),
             areas: [Areas::of(index.clone()), Areas::of(places), live],
             index,
@@ -272,18 +272,15 @@ fn push_number(text: &mut String, mut number: u64, width: usize) {
 }
 
 /// The entries of the index of `object`, if it decodes, and what is wrong with it.
-fn entries<'b>(
-    stored: &StoredShard<'_>,
-    object: &'b [u8],
-) -> (Option<Entries<'b>>, Option<String>) {
-    let index = match stored.index().of(object) {
+fn entries<'b>(shards: &Sharding, object: &'b [u8]) -> (Option<Entries<'b>>, Option<String>) {
+    let index = match shards.index.of(object) {
         Ok(index) => index,
         Err(error) => return (None, Some(error.to_string())),
     };
-    match stored.entries(index, object.len() as u64) {
+    match shards.entries(index, object.len() as u64) {
         Ok(entries) => (Some(entries), None),
         Err(error) => {
-            let entries = stored.entries_unchecked(index).ok();
+            let entries = shards.entries_unchecked(index).ok();
             (entries, Some(error.to_string()))
         }
     }

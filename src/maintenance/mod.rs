@@ -15,7 +15,6 @@ mod shards;
 pub use asynchronous::{async_compact, async_inspect, async_recover};
 pub use compact::{Compaction, compact};
 pub use format::ShardFormat;
-pub(crate) use format::codec_of;
 pub use inspect::{ExtentProblem, Inspection, StoredSubchunk, UpdateRecord, inspect};
 pub use recover::{Recovery, RecoveryOutcome, SubchunkState, recover};
 pub use shards::Shards;

@@ -143,7 +143,7 @@ impl Recovery {
 
 /// What is to be done to `object`, and what it is then.
 pub(super) fn recovered(object: &[u8], format: &ShardFormat) -> Result<(Change, Recovery), Error> {
-    let (change, outcome) = match diagnosis_of(&format.stored()?, object) {
+    let (change, outcome) = match diagnosis_of(format.shards(), object) {
         Diagnosis::Intact => (Change::Keep, RecoveryOutcome::Intact),
         Diagnosis::Undo(writes) => (Change::Write(writes), RecoveryOutcome::Undone),
         Diagnosis::Complete(writes) => (Change::Write(writes), RecoveryOutcome::Completed),
@@ -162,20 +162,20 @@ pub(super) fn recovered(object: &[u8], format: &ShardFormat) -> Result<(Change, 
 
 /// Whether each subchunk of `object` decodes.
 fn states(object: &[u8], format: &ShardFormat) -> Result<Vec<SubchunkState>, Error> {
-    let stored = format.stored()?;
-    let entries = stored
-        .index()
+    let shards = format.shards();
+    let entries = shards
+        .index
         .of(object)
-        .and_then(|index| stored.entries(index, object.len() as u64));
+        .and_then(|index| shards.entries(index, object.len() as u64));
     let entries = match entries {
         Ok(entries) => entries,
         Err(error) => {
             let reason: Arc<str> = format!("the index is invalid: {error}").into();
             let unreadable = SubchunkState::Unreadable { reason };
-            return Ok(vec![unreadable; stored.grid().num_subchunks()]);
+            return Ok(vec![unreadable; shards.grid.num_subchunks()]);
         }
     };
-    let tried = stored.try_subchunks(object, &entries)?;
+    let tried = shards.try_subchunks(object, &entries)?;
     let states = entries
         .iter()
         .zip(tried)

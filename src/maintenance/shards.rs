@@ -6,9 +6,9 @@ use zarrs::array::Array;
 use zarrs_storage::{ReadableWritableStorageTraits, StoreKey};
 
 use super::areas::Areas;
-use super::format::codec_of;
 use super::io::failed;
 use super::{Compaction, Inspection, Recovery, ShardFormat, compact, inspect, recover};
+use crate::codec::find;
 use crate::layout::RECORD_LEN;
 use crate::{CudaShardingCodec, Error, WriteStrategy};
 
@@ -43,7 +43,7 @@ impl<'a, S: ReadableWritableStorageTraits + ?Sized> Shards<'a, S> {
     /// [`Error::NotShards`] if the array is not sharded, or if what it stores are not shards, but
     /// what bytes-to-bytes codecs made of them.
     pub fn of(array: &'a Array<S>) -> Result<Self, Error> {
-        let codec = codec_of(array)?;
+        let codec = find::of_array(array)?;
         Ok(Self { array, codec })
     }
 
@@ -143,17 +143,17 @@ impl<'a, S: ReadableWritableStorageTraits + ?Sized> Shards<'a, S> {
     /// Whether a shard of `size` bytes should be compacted.
     fn is_pending(&self, shard: &[u64], size: u64) -> Result<bool, Error> {
         let (key, format) = self.find(shard)?;
-        let stored = format.stored()?;
+        let shards = format.shards();
         let range = usize::try_from(size).ok();
-        let Some(place) = range.and_then(|size| stored.index().range_in(size)) else {
+        let Some(place) = range.and_then(|size| shards.index.range_in(size)) else {
             return Ok(false);
         };
         let storage = self.array.storage();
-        let index = storage.get_partial(&key, stored.index().byte_range());
+        let index = storage.get_partial(&key, shards.index.byte_range());
         let Some(index) = index.map_err(failed("read the index of", &key))? else {
             return Ok(false);
         };
-        let Ok(entries) = stored.entries(&index, size) else {
+        let Ok(entries) = shards.entries(&index, size) else {
             return Ok(false);
         };
         let used = entries.iter().flatten().chain([place]);
@@ -161,7 +161,7 @@ impl<'a, S: ReadableWritableStorageTraits + ?Sized> Shards<'a, S> {
         let unused = size - Areas::of(used).len();
         #[allow(clippy::cast_precision_loss, reason = "a fraction")]
         let is_too_much = unused as f64 > self.codec.options().max_dead_fraction() * size as f64;
-        Ok(is_too_much && unused > (RECORD_LEN + stored.index().len()) as u64)
+        Ok(is_too_much && unused > (RECORD_LEN + shards.index.len()) as u64)
     }
 }
 

@@ -6,14 +6,15 @@ use std::sync::Arc;
 
 use serde_json::json;
 use zarrs::array::{FillValue, data_type};
-use zarrs_codec::{CodecError, CodecOptions};
+use zarrs_codec::CodecError;
 use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{Bytes, StorageError, StoreKey};
 
 use super::shard_grid::ShardGrid;
-use crate::codec::index::ShardIndex;
+use crate::codec::sharding::Sharding;
+use crate::codec::stored;
 use crate::layout::{Entries, Extent};
-use crate::{CudaShardingCodec, Error, Options, ShardFormat};
+use crate::{CudaShardingCodec, Error, Options};
 
 /// The most chunks of a shard: of an index of 256 MiB.
 pub(super) const MAX_CHUNKS: usize = 1 << 24;
@@ -26,22 +27,18 @@ pub(super) const UNCHECKED: u64 = 16 << 20;
 /// chunks hold.
 #[derive(Clone, Debug)]
 pub(super) struct Packing {
-    format: ShardFormat,
-    index: ShardIndex,
+    shards: Arc<Sharding>,
 }
 
 impl Packing {
-    /// As in shards of `format`.
+    /// As in `shards`.
     ///
     /// # Errors
-    /// - [`Error::Codec`] if the shapes and codecs do not fit each other, or the index codecs cannot
-    ///   encode an index.
+    /// - [`Error::Codec`] if the index codecs cannot encode an index.
     /// - [`Error::NotShards`] if a shard has more than [`MAX_CHUNKS`].
-    pub(super) fn of(format: ShardFormat) -> Result<Self, Error> {
-        let stored = format.stored()?;
-        let index = stored.index().clone();
-        index.check_codecs()?;
-        let chunks = stored.grid().num_subchunks();
+    pub(super) fn of(shards: Arc<Sharding>) -> Result<Self, Error> {
+        shards.index.check_codecs()?;
+        let chunks = shards.grid.num_subchunks();
         if chunks > MAX_CHUNKS {
             return Err(Error::NotShards {
                 reason: format!(
@@ -49,7 +46,7 @@ impl Packing {
                 ),
             });
         }
-        Ok(Self { format, index })
+        Ok(Self { shards })
     }
 
     /// The `indexed` binary format of the sharding storage transformer draft: an index of little-endian
@@ -79,23 +76,18 @@ impl Packing {
             .map(|&count| NonZeroU64::try_from(count as u64))
             .collect();
         let shape = shape.map_err(|error| CodecError::Other(error.to_string()))?;
-        let element = (data_type::uint8(), FillValue::from(0_u8));
-        Self::of(ShardFormat::new(
-            Arc::new(codec),
-            shape,
-            element.0,
-            element.1,
-        )?)
+        let fill_value = FillValue::from(0_u8);
+        Self::of(codec.sharding(&shape, &data_type::uint8(), &fill_value)?)
     }
 
     /// The size of an encoded index, in bytes.
     pub(super) fn index_len(&self) -> usize {
-        self.index.len()
+        self.shards.index.len()
     }
 
     /// Where the index of a shard is.
     pub(super) fn index_range(&self) -> ByteRange {
-        self.index.byte_range()
+        self.shards.index.byte_range()
     }
 
     /// Where the chunks of the shard at `key` lie, by its encoded index. The shard has at most `limit`
@@ -119,8 +111,11 @@ impl Packing {
         index: &'b [u8],
         limit: u64,
     ) -> Result<Entries<'b>, StorageError> {
-        let options = CodecOptions::default().with_validate_checksums(true);
-        let entries = self.index.decode(Cow::Borrowed(index), limit, &options);
+        let options = stored::options();
+        let entries = self
+            .shards
+            .index
+            .decode(Cow::Borrowed(index), limit, &options);
         entries.map_err(|error| {
             StorageError::Other(format!("the index of the shard {key} is invalid: {error}"))
         })
@@ -135,7 +130,7 @@ impl Packing {
         key: &StoreKey,
         object: &Bytes,
     ) -> Result<Vec<Option<Bytes>>, StorageError> {
-        let index = self.index.of(object).map_err(|error| {
+        let index = self.shards.index.of(object).map_err(|error| {
             StorageError::Other(format!("cannot find the index of the shard {key}: {error}"))
         })?;
         let entries = self.entries(key, index, object.len() as u64)?;
@@ -156,9 +151,8 @@ impl Packing {
         if chunks.iter().all(Option::is_none) {
             return Ok(None);
         }
-        let stored = self.format.stored();
         let chunks: Vec<Option<&[u8]>> = chunks.iter().map(Option::as_deref).collect();
-        let packed = stored.and_then(|stored| stored.pack(&chunks));
+        let packed = self.shards.pack(&chunks, usize::MAX, &stored::options());
         packed.map(|shard| Some(shard.into())).map_err(|error| {
             StorageError::Other(format!("cannot put together the shard {key}: {error}"))
         })

@@ -99,7 +99,7 @@ impl Assembler {
                 copies.extend(copies_of(behind, bytes, encoded).ok_or(LEAVES)?);
             }
         }
-        gather(copies, setup.encoding.threads()).map_err(|error| error.to_string())?;
+        gather(copies, setup.encoding.threads).map_err(|error| error.to_string())?;
         let mut work = Vec::with_capacity(shards.len());
         for (id, mut open, start, part, encoded) in shards {
             let mut of_shard = Vec::new();
@@ -128,8 +128,8 @@ impl Assembler {
     }
 
     fn begin(&self, setup: &Setup) -> Result<Open, String> {
-        let head = if setup.encoding.index_is_first() {
-            setup.encoding.index_len()
+        let head = if !setup.encoding.shards.index.is_at_end() {
+            setup.encoding.shards.index.len()
         } else {
             0
         };
@@ -138,7 +138,7 @@ impl Assembler {
             Some(buffers) => Some(buffers.wait().map_err(|error| error.to_string())?),
         };
         Ok(Open {
-            extents: vec![None; setup.encoding.grid().num_subchunks()],
+            extents: vec![None; setup.encoding.shards.grid.num_subchunks()],
             end: head,
             begun: false,
             buffer,
@@ -171,7 +171,7 @@ fn place(
     encoded: &EncodedPart,
     open: &mut Open,
 ) -> Result<(), String> {
-    let grid = setup.encoding.grid();
+    let grid = &setup.encoding.shards.grid;
     let begin = open.end;
     if encoded.sizes.len() != part.len() {
         return Err("an engine returned a wrong number of subchunks".to_string());
@@ -232,7 +232,7 @@ fn complete(setup: &Setup, open: Open) -> Result<Vec<Work>, String> {
         return Ok(vec![Work::Erase]);
     }
     let index = index_of(setup, &open.extents)?;
-    let first = setup.encoding.index_is_first();
+    let first = !setup.encoding.shards.index.is_at_end();
     if let Some(mut buffer) = open.buffer {
         let len = open.end + if first { 0 } else { index.len() };
         let at = if first { 0 } else { open.end };
@@ -254,12 +254,12 @@ fn whole_shards(
     encoded: EncodedBatch,
 ) -> Result<WorkOfShards, String> {
     let EncodedBatch { mut output, parts } = encoded;
-    let index_len = setup.encoding.index_len();
+    let index_len = setup.encoding.shards.index.len();
     let mut shards = Vec::with_capacity(parts.len());
     for (part, encoded) in std::iter::zip(batch.grid.parts(), &parts) {
-        let first = setup.encoding.index_is_first();
+        let first = !setup.encoding.shards.index.is_at_end();
         let mut open = Open {
-            extents: vec![None; setup.encoding.grid().num_subchunks()],
+            extents: vec![None; setup.encoding.shards.grid.num_subchunks()],
             end: if first { index_len } else { 0 },
             begun: false,
             buffer: None,

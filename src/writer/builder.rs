@@ -363,15 +363,11 @@ where
             .array
             .chunk_shape(&first)
             .map_err(|error| unsupported(error.to_string()))?;
-        let encoding = ShardEncoding::new(
-            codec,
-            &shape,
-            self.array.data_type(),
-            self.array.fill_value(),
-            &self.codec_options,
-        )
-        .map_err(|error| unsupported(error.to_string()))?;
-        let grid = StreamGrid::new(encoding.grid().clone(), inner)
+        let encoding = codec
+            .sharding(&shape, self.array.data_type(), self.array.fill_value())
+            .and_then(|shards| ShardEncoding::new(shards, &self.codec_options))
+            .map_err(|error| unsupported(error.to_string()))?;
+        let grid = StreamGrid::new(encoding.shards.grid.clone(), inner)
             .map_err(|error| unsupported(error.to_string()))?;
         Ok((encoding, grid))
     }

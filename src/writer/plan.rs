@@ -83,7 +83,7 @@ pub(super) fn plan(
     epochs: Option<usize>,
     host: Option<&str>,
 ) -> Result<Plan, WriterError> {
-    let options = encoding.options();
+    let options = &encoding.shards.codec.options;
     let refused = |(memory, needed, budget)| WriterError::Memory {
         memory,
         needed,
@@ -107,7 +107,7 @@ pub(super) fn plan(
         None => encoding.choose_engine(&job(&first))?,
         Some(why) => StreamChoice::host(why),
     };
-    let fixed = encoding.chain().is_fixed_size();
+    let fixed = encoding.chain.is_fixed_size();
     let mut least: Option<(&'static str, usize, usize)> = None;
     let mut reason = None;
     for size in sizes(grid, grows, fixed, choice.is_device(), epochs) {
@@ -166,13 +166,13 @@ fn candidates(
     choice: &StreamChoice,
     epochs: usize,
 ) -> [Candidate; 3] {
-    let in_place = encoding.chain().is_fixed_size() && !choice.is_device();
-    let packs = choice.packs(encoding.chain());
+    let in_place = encoding.chain.is_fixed_size() && !choice.is_device();
+    let packs = choice.packs(&encoding.chain);
     let shard_epochs = epochs / grid.epochs_per_shard();
     let whole_shards = epochs.is_multiple_of(grid.epochs_per_shard());
     let assembles = if whole_shards { !packs } else { !grows };
-    let index = encoding.index_len();
-    let room = match (whole_shards && packs, encoding.index_is_first()) {
+    let index = encoding.shards.index.len();
+    let room = match (whole_shards && packs, !encoding.shards.index.is_at_end()) {
         (false, _) => Room::default(),
         (true, true) => Room {
             head: index,
@@ -204,11 +204,11 @@ fn candidates(
 fn job(encoding: &ShardEncoding, grid: &StreamGrid, candidate: &Candidate) -> StreamJob {
     StreamJob {
         grid: grid.clone(),
-        chain: encoding.chain().clone(),
-        fill_value: encoding.fill_value().to_vec(),
-        store_empty: encoding.store_empty(),
-        threads: encoding.threads(),
-        huge_pages: encoding.options().huge_pages(),
+        chain: encoding.chain.clone(),
+        fill_value: encoding.shards.fill_value.as_ne_bytes().to_vec(),
+        store_empty: encoding.options.store_empty_chunks(),
+        threads: encoding.threads,
+        huge_pages: encoding.shards.codec.options.huge_pages(),
         epochs: candidate.epochs,
         room: candidate.room,
         inputs: candidate.inputs,
@@ -262,14 +262,19 @@ fn assembly(
     if candidate.assembled == 0 {
         return None;
     }
-    let bound = (encoding.chain()).encoded_bound(encoding.grid().subchunk_bytes());
+    let bound = encoding
+        .chain
+        .encoded_bound(encoding.shards.grid.subchunk_bytes());
     // An array may be smaller than its shards.
-    let most = std::iter::zip(encoding.grid().counts().iter().skip(1), grid.subchunks())
-        .map(|(of_shard, of_array)| of_array.min(*of_shard))
-        .try_fold(grid.epochs_per_shard(), usize::checked_mul);
+    let most = std::iter::zip(
+        encoding.shards.grid.counts().iter().skip(1),
+        grid.subchunks(),
+    )
+    .map(|(of_shard, of_array)| of_array.min(*of_shard))
+    .try_fold(grid.epochs_per_shard(), usize::checked_mul);
     let len = bound
         .and_then(|bound| bound.checked_mul(most?))
-        .and_then(|len| len.checked_add(encoding.index_len()));
+        .and_then(|len| len.checked_add(encoding.shards.index.len()));
     let count = grid.shards_per_epoch().checked_mul(candidate.assembled);
     Some((count.unwrap_or(usize::MAX), len.unwrap_or(usize::MAX)))
 }
@@ -278,7 +283,8 @@ fn assembly(
 fn indexes(encoding: &ShardEncoding, grid: &StreamGrid) -> Option<usize> {
     let of_subchunk = size_of::<crate::layout::Extent>() + 2 * size_of::<u64>();
     encoding
-        .grid()
+        .shards
+        .grid
         .num_subchunks()
         .checked_mul(of_subchunk)?
         .checked_mul(grid.shards_per_epoch())

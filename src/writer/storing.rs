@@ -197,7 +197,7 @@ fn store(
         Work::Write { pieces, first } => {
             for (at, part) in pieces {
                 // Where the index will be, there is nothing yet.
-                if at > 0 || !first || !shared.setup.encoding.index_is_first() {
+                if at > 0 || !first || shared.setup.encoding.shards.index.is_at_end() {
                     *stored += part.len() as u64;
                 }
                 // Nothing keeps a piece of a file.

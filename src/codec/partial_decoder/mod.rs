@@ -9,7 +9,6 @@ mod interval;
 mod request;
 
 use std::borrow::Cow;
-use std::num::NonZeroU64;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -17,7 +16,7 @@ use std::sync::Arc;
 use futures_util::future::try_join_all;
 use rayon::iter::ParallelIterator;
 use rayon::slice::ParallelSlice;
-use zarrs::array::{ArrayBytes, ArrayBytesRaw, ChunkShape, DataType, FillValue, Indexer};
+use zarrs::array::{ArrayBytes, ArrayBytesRaw, DataType, Indexer};
 use zarrs_codec::{
     ArrayBytesDecodeIntoTarget, ArrayPartialDecoderTraits, ArrayToBytesCodecTraits,
     BytesPartialDecoderTraits, CodecError, CodecOptions, InvalidNumberOfElementsError,
@@ -28,45 +27,36 @@ use zarrs_codec::{AsyncArrayPartialDecoderTraits, AsyncBytesPartialDecoderTraits
 use zarrs_storage::StorageError;
 use zarrs_storage::byte_range::ByteRange;
 
-use super::CudaShardingCodec;
 #[cfg(feature = "async")]
 use super::foreign::async_no_panic;
 use super::foreign::{codec_error, no_panic};
 use super::index::ShardIndex;
-use super::shard::{Shard, index_geometry};
+use super::sharding::Sharding;
 use crate::layout::{ENTRY_LEN, Entries};
 use interval::Interval;
 use request::{InnerReads, Output, Request, Touched};
 
 /// Decodes parts of one shard. `I` is how its bytes are read.
 pub(super) struct PartialDecoder<I: ?Sized> {
-    codec: Arc<CudaShardingCodec>,
+    shards: Arc<Sharding>,
     input: Arc<I>,
-    shape: ChunkShape,
-    data_type: DataType,
-    fill_value: FillValue,
     /// Where each subchunk lies; `None` if there is no shard.
     entries: Option<Entries<'static>>,
 }
 
 impl<I: ?Sized> PartialDecoder<I> {
-    fn shard(&self) -> Result<Shard<'_>, CodecError> {
-        Shard::new(&self.codec, &self.shape, &self.data_type, &self.fill_value)
-    }
-
     /// What `indexer` asks for, or the answer if there is nothing to read.
-    fn request<'a>(
-        &'a self,
-        shard: &'a Shard<'_>,
+    fn request(
+        &self,
         indexer: &dyn Indexer,
-    ) -> Result<Result<Request<'a>, ArrayBytes<'static>>, CodecError> {
-        let request = Request::new(&self.codec, shard, indexer)?;
+    ) -> Result<Result<Request<'_>, ArrayBytes<'static>>, CodecError> {
+        let request = Request::new(&self.shards, indexer)?;
         match &self.entries {
             Some(entries) if !indexer.is_empty() => Ok(Ok(request.in_shard(entries)?)),
             _ => Ok(Err(ArrayBytes::new_fill_value(
-                &self.data_type,
+                &self.shards.data_type,
                 indexer.len(),
-                &self.fill_value,
+                &self.shards.fill_value,
             )?)),
         }
     }
@@ -130,33 +120,20 @@ fn vanished() -> CodecError {
     CodecError::Other("the shard was erased while it was being read".to_string())
 }
 
-/// Check the index of a shard of any data type.
+/// Read the index of a shard of any data type; `None` if there is no shard.
 ///
 /// # Errors
-/// A [`CodecError`] if something is wrong with it.
-pub(super) fn check_index(
-    codec: &CudaShardingCodec,
+/// A [`CodecError`] if the store fails, or the index is invalid.
+pub(super) fn read_index(
+    shards: &Sharding,
     input: &dyn BytesPartialDecoderTraits,
-    shape: &[NonZeroU64],
-    options: &CodecOptions,
-) -> Result<(), CodecError> {
-    let entries = read_index(codec, input, shape, options)?;
-    entries.map_or(Ok(()), |entries| {
-        ShardIndex::check_overlaps(&entries, &codec.options)
-    })
-}
-
-fn read_index(
-    codec: &CudaShardingCodec,
-    input: &dyn BytesPartialDecoderTraits,
-    shape: &[NonZeroU64],
     options: &CodecOptions,
 ) -> Result<Option<Entries<'static>>, CodecError> {
-    let (_, index) = index_geometry(codec, shape)?;
+    let index = &shards.index;
     check_memory(index.len())?;
     let encoded = no_panic(|| input.partial_decode(index.byte_range(), options))?;
     encoded
-        .map(|encoded| entries_of(&index, Cow::Owned(encoded.into_owned()), options))
+        .map(|encoded| entries_of(index, Cow::Owned(encoded.into_owned()), options))
         .transpose()
 }
 
@@ -184,20 +161,14 @@ impl PartialDecoder<dyn BytesPartialDecoderTraits> {
     /// # Errors
     /// A [`CodecError`] if the shapes do not fit each other, or the index is invalid.
     pub(super) fn new(
-        codec: Arc<CudaShardingCodec>,
+        shards: Arc<Sharding>,
         input: Arc<dyn BytesPartialDecoderTraits>,
-        shape: &[NonZeroU64],
-        data_type: &DataType,
-        fill_value: &FillValue,
         options: &CodecOptions,
     ) -> Result<Self, CodecError> {
         Ok(Self {
-            entries: read_index(&codec, &*input, shape, options)?,
-            codec,
+            entries: read_index(&shards, &*input, options)?,
+            shards,
             input,
-            shape: shape.to_vec(),
-            data_type: data_type.clone(),
-            fill_value: fill_value.clone(),
         })
     }
 
@@ -255,14 +226,15 @@ impl PartialDecoder<dyn BytesPartialDecoderTraits> {
             .map(|InnerReads { extent, indexer }| {
                 let interval = Interval::new(self.input.clone(), extent);
                 no_panic(|| {
-                    self.codec
+                    self.shards
+                        .codec
                         .inner_codecs
                         .clone()
                         .partial_decoder(
                             Arc::new(interval),
-                            &self.codec.subchunk_shape,
-                            &self.data_type,
-                            &self.fill_value,
+                            &self.shards.codec.subchunk_shape,
+                            &self.shards.data_type,
+                            &self.shards.fill_value,
                             options,
                         )?
                         .partial_decode(&*indexer, options)?
@@ -280,7 +252,7 @@ impl PartialDecoder<dyn BytesPartialDecoderTraits> {
 
 impl ArrayPartialDecoderTraits for PartialDecoder<dyn BytesPartialDecoderTraits> {
     fn data_type(&self) -> &DataType {
-        &self.data_type
+        &self.shards.data_type
     }
 
     fn exists(&self) -> Result<bool, StorageError> {
@@ -296,11 +268,10 @@ impl ArrayPartialDecoderTraits for PartialDecoder<dyn BytesPartialDecoderTraits>
         indexer: &dyn Indexer,
         options: &CodecOptions,
     ) -> Result<ArrayBytes<'_>, CodecError> {
-        let shard = self.shard()?;
-        match self.request(&shard, indexer)? {
+        match self.request(indexer)? {
             Err(fill) => Ok(fill),
             Ok(request) => {
-                let output = request.output(self.codec.options.huge_pages())?;
+                let output = request.output()?;
                 self.read(&request, &output, options)?;
                 Ok(ArrayBytes::from(output.finish().map_err(codec_error)?))
             }
@@ -314,14 +285,13 @@ impl ArrayPartialDecoderTraits for PartialDecoder<dyn BytesPartialDecoderTraits>
         options: &CodecOptions,
     ) -> Result<(), CodecError> {
         check_target(indexer, &output_target)?;
-        let shard = self.shard()?;
-        match self.request(&shard, indexer)? {
+        match self.request(indexer)? {
             Err(fill) => decode_into_array_bytes_target(&fill, output_target),
             Ok(request) => {
                 if let Some(output) = request.output_into(&output_target) {
                     return self.read(&request, &output, options);
                 }
-                let output = request.output(self.codec.options.huge_pages())?;
+                let output = request.output()?;
                 self.read(&request, &output, options)?;
                 let elements = ArrayBytes::from(output.finish().map_err(codec_error)?);
                 decode_into_array_bytes_target(&elements, output_target)
@@ -347,35 +317,18 @@ fn check_target(
     }
 }
 
-/// Check the index of a shard of any data type.
-///
-/// # Errors
-/// A [`CodecError`] if something is wrong with it.
+/// [`read_index`], awaited.
 #[cfg(feature = "async")]
-pub(super) async fn async_check_index(
-    codec: &CudaShardingCodec,
+pub(super) async fn async_read_index(
+    shards: &Sharding,
     input: &dyn AsyncBytesPartialDecoderTraits,
-    shape: &[NonZeroU64],
-    options: &CodecOptions,
-) -> Result<(), CodecError> {
-    let entries = async_read_index(codec, input, shape, options).await?;
-    entries.map_or(Ok(()), |entries| {
-        ShardIndex::check_overlaps(&entries, &codec.options)
-    })
-}
-
-#[cfg(feature = "async")]
-async fn async_read_index(
-    codec: &CudaShardingCodec,
-    input: &dyn AsyncBytesPartialDecoderTraits,
-    shape: &[NonZeroU64],
     options: &CodecOptions,
 ) -> Result<Option<Entries<'static>>, CodecError> {
-    let (_, index) = index_geometry(codec, shape)?;
+    let index = &shards.index;
     check_memory(index.len())?;
     let encoded = async_no_panic(input.partial_decode(index.byte_range(), options)).await?;
     encoded
-        .map(|encoded| entries_of(&index, Cow::Owned(encoded.into_owned()), options))
+        .map(|encoded| entries_of(index, Cow::Owned(encoded.into_owned()), options))
         .transpose()
 }
 
@@ -407,20 +360,14 @@ impl PartialDecoder<dyn AsyncBytesPartialDecoderTraits> {
     /// # Errors
     /// A [`CodecError`] if the shapes do not fit each other, or the index is invalid.
     pub(super) async fn new_async(
-        codec: Arc<CudaShardingCodec>,
+        shards: Arc<Sharding>,
         input: Arc<dyn AsyncBytesPartialDecoderTraits>,
-        shape: &[NonZeroU64],
-        data_type: &DataType,
-        fill_value: &FillValue,
         options: &CodecOptions,
     ) -> Result<Self, CodecError> {
         Ok(Self {
-            entries: async_read_index(&codec, &*input, shape, options).await?,
-            codec,
+            entries: async_read_index(&shards, &*input, options).await?,
+            shards,
             input,
-            shape: shape.to_vec(),
-            data_type: data_type.clone(),
-            fill_value: fill_value.clone(),
         })
     }
 
@@ -466,14 +413,15 @@ impl PartialDecoder<dyn AsyncBytesPartialDecoderTraits> {
         let interval = Interval::new(self.input.clone(), extent);
         async_no_panic(async {
             let decoder = self
+                .shards
                 .codec
                 .inner_codecs
                 .clone()
                 .async_partial_decoder(
                     Arc::new(interval),
-                    &self.codec.subchunk_shape,
-                    &self.data_type,
-                    &self.fill_value,
+                    &self.shards.codec.subchunk_shape,
+                    &self.shards.data_type,
+                    &self.shards.fill_value,
                     options,
                 )
                 .await?;
@@ -488,7 +436,7 @@ impl PartialDecoder<dyn AsyncBytesPartialDecoderTraits> {
 #[async_trait::async_trait]
 impl AsyncArrayPartialDecoderTraits for PartialDecoder<dyn AsyncBytesPartialDecoderTraits> {
     fn data_type(&self) -> &DataType {
-        &self.data_type
+        &self.shards.data_type
     }
 
     async fn exists(&self) -> Result<bool, StorageError> {
@@ -504,11 +452,10 @@ impl AsyncArrayPartialDecoderTraits for PartialDecoder<dyn AsyncBytesPartialDeco
         indexer: &dyn Indexer,
         options: &CodecOptions,
     ) -> Result<ArrayBytes<'a>, CodecError> {
-        let shard = self.shard()?;
-        match self.request(&shard, indexer)? {
+        match self.request(indexer)? {
             Err(fill) => Ok(fill),
             Ok(request) => {
-                let output = request.output(self.codec.options.huge_pages())?;
+                let output = request.output()?;
                 self.read(&request, &output, options).await?;
                 Ok(ArrayBytes::from(output.finish().map_err(codec_error)?))
             }
@@ -522,14 +469,13 @@ impl AsyncArrayPartialDecoderTraits for PartialDecoder<dyn AsyncBytesPartialDeco
         options: &CodecOptions,
     ) -> Result<(), CodecError> {
         check_target(indexer, &output_target)?;
-        let shard = self.shard()?;
-        match self.request(&shard, indexer)? {
+        match self.request(indexer)? {
             Err(fill) => decode_into_array_bytes_target(&fill, output_target),
             Ok(request) => {
                 if let Some(output) = request.output_into(&output_target) {
                     return self.read(&request, &output, options).await;
                 }
-                let output = request.output(self.codec.options.huge_pages())?;
+                let output = request.output()?;
                 self.read(&request, &output, options).await?;
                 let elements = ArrayBytes::from(output.finish().map_err(codec_error)?);
                 decode_into_array_bytes_target(&elements, output_target)

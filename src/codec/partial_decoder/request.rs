@@ -7,10 +7,9 @@ use zarrs::array::{ArrayBytesRaw, Indexer};
 use zarrs_codec::{ArrayBytesDecodeIntoTarget, CodecError, CodecOptions, CodecTraits};
 use zarrs_storage::byte_range::ByteRange;
 
-use crate::codec::CudaShardingCodec;
 use crate::codec::foreign::codec_error;
 use crate::codec::selection::{Point, Selection};
-use crate::codec::shard::{Shard, SubchunkLen};
+use crate::codec::sharding::Sharding;
 use crate::codec::view::ViewOfShard;
 use crate::engine::host::Window;
 use crate::engine::{Decoded, EncodedSubchunk, EngineError};
@@ -36,8 +35,7 @@ pub(super) enum Output<'a, 'v> {
 
 /// A request for part of a shard.
 pub(super) struct Request<'a> {
-    codec: &'a CudaShardingCodec,
-    shard: &'a Shard<'a>,
+    shards: &'a Sharding,
     selection: Selection,
     /// In C order.
     touched: Vec<Touched>,
@@ -55,20 +53,15 @@ pub(super) struct InnerReads<'a> {
 impl<'a> Request<'a> {
     /// # Errors
     /// A [`CodecError`] if `indexer` has a wrong number of dimensions, or leaves the shard.
-    pub(super) fn new(
-        codec: &'a CudaShardingCodec,
-        shard: &'a Shard<'_>,
-        indexer: &dyn Indexer,
-    ) -> Result<Self, CodecError> {
-        let grid = &shard.grid;
+    pub(super) fn new(shards: &'a Sharding, indexer: &dyn Indexer) -> Result<Self, CodecError> {
+        let grid = &shards.grid;
         let selection = Selection::new(grid, indexer)?;
         let num_elements = usize::try_from(indexer.len())
             .ok()
             .filter(|n| n.checked_mul(grid.element_size()).is_some())
             .ok_or_else(|| CodecError::Other(format!("{} elements are too many", indexer.len())))?;
         Ok(Self {
-            codec,
-            shard,
+            shards,
             selection,
             touched: Vec::new(),
             is_bounded: false,
@@ -84,11 +77,11 @@ impl<'a> Request<'a> {
         // A compressed subchunk is decoded whole anyway; a short one costs less to read whole than
         // to read in pieces.
         const SHORT: usize = 64 << 10;
-        let inner_reads_parts = if let Ok(chain) = &self.shard.known {
+        let inner_reads_parts = if let Ok(chain) = self.shards.known() {
             // A checksum can only be verified over all that it covers.
             chain.stages.is_empty()
         } else {
-            let capability = self.codec.inner_codecs.partial_decoder_capability();
+            let capability = self.shards.codec.inner_codecs.partial_decoder_capability();
             capability.partial_read && capability.partial_decode
         };
         let touch = |number: usize, wanted: usize, covered: bool| {
@@ -102,7 +95,7 @@ impl<'a> Request<'a> {
                 cost: if whole { len } else { wanted + SHORT },
             }
         };
-        let grid = &self.shard.grid;
+        let grid = &self.shards.grid;
         self.touched = self
             .selection
             .touched(grid)
@@ -131,7 +124,7 @@ impl<'a> Request<'a> {
     /// Stores allocate what they are asked to read, and a decoder of part of a subchunk does not
     /// see how long it is: so lengths that the metadata does not justify are refused here.
     fn check_lengths(&self) -> Result<bool, CodecError> {
-        let limit = SubchunkLen::of(self.codec, self.shard.data_type, self.shard.fill_value)?;
+        let limit = self.shards.subchunk_len()?;
         for touched in &self.touched {
             if let Some(extent) = &touched.extent {
                 limit.check(touched.number, extent.len())?;
@@ -190,7 +183,7 @@ impl<'a> Request<'a> {
                     extent: touched.extent.as_ref()?,
                     indexer: self
                         .selection
-                        .within(&self.shard.grid, touched.number)
+                        .within(&self.shards.grid, touched.number)
                         .ok()?,
                 })
             })
@@ -200,16 +193,17 @@ impl<'a> Request<'a> {
     ///
     /// # Errors
     /// A [`CodecError`] if it cannot be had.
-    pub(super) fn output(&self, huge_pages: bool) -> Result<Output<'_, 'static>, CodecError> {
+    pub(super) fn output(&self) -> Result<Output<'_, 'static>, CodecError> {
+        let huge_pages = self.shards.codec.options.huge_pages();
         Ok(match &self.selection {
             Selection::Window { start, shape } => {
                 let (start, shape) = (start.clone(), shape.clone());
-                let window = Window::new(&self.shard.grid, start, shape, huge_pages);
+                let window = Window::new(&self.shards.grid, start, shape, huge_pages);
                 Output::Window(window.map_err(codec_error)?)
             }
             Selection::Points(_) => {
                 // Cannot overflow: checked when the request was made.
-                let len = self.num_elements * self.shard.grid.element_size();
+                let len = self.num_elements * self.shards.grid.element_size();
                 let mut elements = Vec::new();
                 elements.try_reserve_exact(len).map_err(|_| {
                     CodecError::Other(format!("out of memory: {len} bytes for elements"))
@@ -227,7 +221,7 @@ impl<'a> Request<'a> {
     ) -> Option<Output<'t, 't>> {
         match (&self.selection, target) {
             (Selection::Window { start, shape }, ArrayBytesDecodeIntoTarget::Fixed(view)) => {
-                ViewOfShard::new(view, &self.shard.grid, start.clone(), shape.clone())
+                ViewOfShard::new(view, &self.shards.grid, start.clone(), shape.clone())
                     .map(Output::View)
             }
             _ => None,
@@ -265,7 +259,7 @@ impl<'a> Request<'a> {
                 bytes,
             });
         }
-        self.shard.with_job(options, |job| {
+        self.shards.with_job(options, |job| {
             plan::host_engine().decode_each(job, &subchunks, &|_, subchunk, decoded| {
                 self.write_whole(subchunk.number, &decoded, job.fill_value, output)
             })
@@ -292,7 +286,7 @@ impl<'a> Request<'a> {
             },
             Output::View(view) => view.write(number, decoded, fill_value),
             Output::Points(wanted) => {
-                let size = self.shard.grid.element_size();
+                let size = self.shards.grid.element_size();
                 self.put(wanted, number, |_, point| match decoded {
                     Decoded::Bytes(elements) => elements.get(point.offset..point.offset + size),
                     Decoded::Fill => Some(fill_value),
@@ -312,7 +306,7 @@ impl<'a> Request<'a> {
             Output::Window(window) => window.write_part(number, elements),
             Output::View(view) => view.write_part(number, elements),
             Output::Points(wanted) => {
-                let size = self.shard.grid.element_size();
+                let size = self.shards.grid.element_size();
                 self.put(wanted, number, |i, _| {
                     elements.get(i * size..(i + 1) * size)
                 })
@@ -330,7 +324,7 @@ impl<'a> Request<'a> {
         let Selection::Points(points) = &self.selection else {
             return Err(EngineError::Internal("an output for another selection"));
         };
-        let size = self.shard.grid.element_size();
+        let size = self.shards.grid.element_size();
         let mut wanted = wanted.lock().unwrap_or_else(PoisonError::into_inner);
         for (i, point) in points.get(&number).into_iter().flatten().enumerate() {
             let element = element(i, point)

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use zarrs::array::{ArrayBytes, ArrayBytesRaw, DataType, Indexer};
 use zarrs_codec::{
-    ArrayToBytesCodecTraits, AsyncArrayPartialDecoderTraits, AsyncArrayPartialEncoderTraits,
-    AsyncBytesPartialEncoderTraits, CodecError, CodecOptions,
+    AsyncArrayPartialDecoderTraits, AsyncArrayPartialEncoderTraits, AsyncBytesPartialEncoderTraits,
+    CodecError, CodecOptions,
 };
 use zarrs_storage::StorageError;
 use zarrs_storage::byte_range::ByteRange;
@@ -267,18 +267,10 @@ impl AsyncArrayPartialDecoderTraits for PartialEncoder<dyn AsyncBytesPartialEnco
         indexer: &dyn Indexer,
         options: &CodecOptions,
     ) -> Result<ArrayBytes<'a>, CodecError> {
-        let target = &self.target;
-        let decoder = target
-            .codec
-            .clone()
-            .async_partial_decoder(
-                self.handle.clone().into_dyn_decoder(),
-                &target.shape,
-                &target.data_type,
-                &target.fill_value,
-                options,
-            )
-            .await?;
+        // The index is read again each time: it changes with every write.
+        let (target, handle) = (self.target.clone(), self.handle.clone().into_dyn_decoder());
+        let codec = target.shard_codec();
+        let decoder = codec.async_partial_decoder(target, handle, options).await?;
         Ok(decoder.partial_decode(indexer, options).await?.into_owned())
     }
 

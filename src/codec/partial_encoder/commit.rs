@@ -2,15 +2,14 @@
 //!
 //! The protocol, and what it promises, is in `docs/updates.md`.
 
-use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
+use zarrs_codec::{CodecError, CodecOptions};
 
 use super::comparison::StoredIndex;
 use super::reads::{Fetched, Reads};
-use super::target::Target;
 use super::turns::Mode;
 use super::update::{Changes, Update, not_read};
 use crate::WriteStrategy;
-use crate::codec::shard::dense;
+use crate::codec::sharding::Sharding;
 use crate::layout::placement::{self, Commit, Rule, Stored};
 use crate::layout::{Extent, RECORD_LEN, Record, Space, fingerprint};
 
@@ -53,14 +52,7 @@ impl Outcome {
 ///
 /// # Errors
 /// A [`CodecError`] for slots of a chain that names no bound.
-pub(super) fn rule(target: &Target, store_writes_ranges: bool) -> Result<Rule, CodecError> {
-    let encoded = || {
-        target.codec.inner_codecs.encoded_representation(
-            &target.codec.subchunk_shape,
-            &target.data_type,
-            &target.fill_value,
-        )
-    };
+pub(super) fn rule(target: &Sharding, store_writes_ranges: bool) -> Result<Rule, CodecError> {
     Ok(match target.codec.options.write_strategy() {
         WriteStrategy::Append => Rule::Append,
         WriteStrategy::InPlace => Rule::InPlace,
@@ -72,7 +64,7 @@ pub(super) fn rule(target: &Target, store_writes_ranges: bool) -> Result<Rule, C
             }
         }
         WriteStrategy::Slots => {
-            let size = encoded()?.size().ok_or_else(|| {
+            let size = target.subchunk_representation()?.size().ok_or_else(|| {
                 CodecError::Other(
                     "WriteStrategy::Slots needs inner codecs that say how large a subchunk can become, and these do not: use WriteStrategy::Auto or Append".to_string(),
                 )
@@ -185,7 +177,7 @@ pub(super) fn decide(
     reason = "a fraction that need not be exact"
 )]
 fn too_dead(
-    target: &Target,
+    target: &Sharding,
     stored: &Stored<'_>,
     after: &placement::Placement,
     used: usize,
@@ -236,7 +228,7 @@ pub(super) fn compacted(
     };
     let subchunks = changes.over(target.index.num_subchunks(), old)?;
     let most = size + changes.bytes.len() + target.index.len();
-    dense(&target.codec, &target.index, &subchunks, most, options)
+    target.pack(&subchunks, most, options)
 }
 
 fn too_large() -> CodecError {

@@ -17,9 +17,9 @@ use zarrs_codec::{CodecError, CodecOptions};
 use zarrs_storage::byte_range::ByteRange;
 
 use super::refusal::changed;
-use super::target::Target;
 use crate::codec::index::ShardIndex;
 use crate::codec::partial_decoder::entries_of;
+use crate::codec::sharding::Sharding;
 use crate::layout::{Entries, RECORD_LEN, Record, Space, fingerprint};
 
 /// The index of a shard as it was read.
@@ -85,7 +85,7 @@ impl StoredIndex {
 
 /// Reads the shard once more, a few bytes at a time.
 pub(super) struct Comparison<'a> {
-    target: &'a Target,
+    target: &'a Sharding,
     before: &'a StoredIndex,
     /// Where the bytes begin that are read as the tail: behind the last subchunk, or in a tiny shard
     /// behind the index at the start.
@@ -109,7 +109,7 @@ enum Next {
 }
 
 impl<'a> Comparison<'a> {
-    pub(super) fn new(target: &'a Target, before: &'a StoredIndex) -> Self {
+    pub(super) fn new(target: &'a Sharding, before: &'a StoredIndex) -> Self {
         // Stores fail, or panic, when they are asked for the end of less than that.
         let (first, _) = target.index.room();
         let is_long_enough = before.space.end() >= RECORD_LEN + first;

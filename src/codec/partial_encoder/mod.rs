@@ -19,40 +19,37 @@ mod delegated;
 mod nested;
 mod reads;
 mod refusal;
+mod subchunks;
 mod sync;
-mod target;
 mod turns;
 mod update;
 mod writes;
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use zarrs::array::{ArrayBytes, ArrayBytesRaw, ArraySubset, DataType, FillValue};
+use zarrs::array::{ArrayBytes, ArrayBytesRaw, ArraySubset};
 use zarrs::plugin::ZarrVersion;
 use zarrs_codec::{CodecError, CodecOptions};
 use zarrs_storage::byte_range::ByteRange;
 
-use super::CudaShardingCodec;
 use super::partial_decoder::check_memory;
-use super::shard::dense;
+use super::sharding::Sharding;
 use crate::layout::placement::Rule;
 use crate::write_strategy::{CompactionRequest, counters};
 use commit::rule;
 use comparison::StoredIndex;
 use reads::Fetched;
 use refusal::is_refusal;
-use target::Target;
 use turns::{Claim, Mode, Name};
 use update::{Changes, Update};
 use writes::Write;
 
 /// Encodes parts of one shard. `H` is how its bytes are read and written.
 pub(super) struct PartialEncoder<H: ?Sized> {
-    target: Target,
+    target: Arc<Sharding>,
     handle: Arc<H>,
     /// A fingerprint of everything that is equal for each open of an array.
     array: u64,
@@ -161,7 +158,7 @@ impl<H: ?Sized> PartialEncoder<H> {
 }
 
 /// A fingerprint of the codec, shape, data type and fill value of shards.
-fn array_fingerprint(target: &Target) -> u64 {
+fn array_fingerprint(target: &Sharding) -> u64 {
     let mut hasher = DefaultHasher::new();
     let (codec, data_type) = (&target.codec, &target.data_type);
     codec.fingerprint().hash(&mut hasher);
@@ -173,21 +170,12 @@ fn array_fingerprint(target: &Target) -> u64 {
 }
 
 impl<H: ?Sized> PartialEncoder<H> {
-    /// # Errors
-    /// A [`CodecError`] if the shapes do not fit each other.
-    pub(super) fn new(
-        codec: Arc<CudaShardingCodec>,
-        handle: Arc<H>,
-        shape: &[NonZeroU64],
-        data_type: &DataType,
-        fill_value: &FillValue,
-    ) -> Result<Self, CodecError> {
-        let target = Target::new(codec, shape, data_type, fill_value)?;
-        Ok(Self {
+    pub(super) fn new(target: Arc<Sharding>, handle: Arc<H>) -> Self {
+        Self {
             array: array_fingerprint(&target),
             target,
             handle,
-        })
+        }
     }
 
     /// The index that was read, if there is a shard.
@@ -231,35 +219,27 @@ impl<H: ?Sized> PartialEncoder<H> {
 /// # Errors
 /// A [`CodecError`] if a subchunk cannot be encoded.
 pub(super) fn encode_delegated(
-    codec: &CudaShardingCodec,
-    (shape, data_type, fill_value): (&[NonZeroU64], &DataType, &FillValue),
+    target: &Sharding,
     elements: &ArrayBytes<'_>,
     options: &CodecOptions,
 ) -> Result<Vec<u8>, CodecError> {
-    let target = Target::new(Arc::new(codec.clone()), shape, data_type, fill_value)?;
-    let all = ArraySubset::new_with_shape(shape.iter().map(|d| d.get()).collect());
-    let update = Update::new(&target, None, &all, elements)?;
+    let all = ArraySubset::new_with_shape(target.shape.iter().map(|d| d.get()).collect());
+    let update = Update::new(target, None, &all, elements)?;
     let changes = delegated::encode(&update, &Fetched::default(), options)?;
     let subchunks: Vec<Option<&[u8]>> = changes
         .subchunks
         .iter()
         .map(|(_, new)| new.as_ref().map(|new| changes.encoded(new)))
         .collect();
-    dense(codec, &target.index, &subchunks, usize::MAX, options)
+    target.pack(&subchunks, usize::MAX, options)
 }
 
 /// Say where a partial write of a shard puts what it changes, on a store that writes ranges.
 ///
 /// # Errors
 /// A [`CodecError`] if the shapes, data type and codecs do not fit each other.
-pub(super) fn explain(
-    codec: &CudaShardingCodec,
-    shape: &[NonZeroU64],
-    data_type: &DataType,
-    fill_value: &FillValue,
-) -> Result<String, CodecError> {
-    let target = Target::new(Arc::new(codec.clone()), shape, data_type, fill_value)?;
-    Ok(match rule(&target, true) {
+pub(super) fn explain(target: &Sharding) -> Result<String, CodecError> {
+    Ok(match rule(target, true) {
         Err(error) => error.to_string(),
         Ok(Rule::Append) => "behind everything that is there".to_string(),
         Ok(Rule::Reuse) => {

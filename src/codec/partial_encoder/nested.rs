@@ -1,53 +1,38 @@
 //! Subchunks that are shards: what changes in them is decoded, and nothing else.
 
 use std::borrow::Cow;
-use std::sync::Arc;
 
 use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIterator};
 use zarrs::array::{ArrayBytes, Indexer};
 use zarrs_codec::{CodecError, CodecOptions};
 
 use super::reads::Fetched;
-use super::target::Target;
 use super::update::{Changes, Touched, Update, not_read};
+use crate::codec::other;
 use crate::codec::selection::Selection;
-use crate::codec::shard::dense;
-use crate::codec::{CudaShardingCodec, other};
+use crate::codec::sharding::Sharding;
 use crate::layout::{Entries, Extent, Part, Space};
 
-/// Encode what `update` changes, whose subchunks are shards of `inner`.
+/// Encode what `update` changes, whose subchunks are the shards `target`.
 ///
 /// # Errors
 /// A [`CodecError`] if one cannot be decoded or encoded.
 pub(super) fn encode(
     update: &Update<'_>,
-    inner: &Arc<CudaShardingCodec>,
+    target: &Sharding,
     elements: &[u8],
     fetched: &Fetched<'_>,
     options: &CodecOptions,
 ) -> Result<Changes, CodecError> {
-    let outer = update.target;
-    let target = Target::new(
-        inner.clone(),
-        &outer.codec.subchunk_shape,
-        &outer.data_type,
-        &outer.fill_value,
-    )?;
     // A backend that cannot encode whole shards of these is refused for parts of them, too.
-    outer.shard()?.choose_engine().map_err(other)?;
+    update.target.choose_engine().map_err(other)?;
     let one = |touched: &Touched| {
         let old = match &touched.extent {
             Some(extent) if !touched.whole => Some(fetched.get(extent).ok_or_else(not_read)?),
             _ => None,
         };
         let (indexer, part) = share(update, touched.number, elements)?;
-        updated(
-            &target,
-            old,
-            &*indexer,
-            &ArrayBytes::new_flen(part),
-            options,
-        )
+        updated(target, old, &*indexer, &ArrayBytes::new_flen(part), options)
     };
     let encoded: Vec<Option<Inner>> = if options.concurrent_target() == 1 {
         update.touched.iter().map(one).collect::<Result<_, _>>()?
@@ -110,7 +95,7 @@ fn share(
 /// # Errors
 /// A [`CodecError`] if `old` is broken, or a subchunk cannot be decoded or encoded.
 fn updated(
-    target: &Target,
+    target: &Sharding,
     old: Option<&[u8]>,
     indexer: &dyn Indexer,
     elements: &ArrayBytes<'_>,
@@ -133,12 +118,12 @@ fn updated(
 /// The shard `old` with `changes`: where they are, if they fit; else all of it anew, densely. It is
 /// in memory, so nothing can be torn.
 fn splice(
-    target: &Target,
+    target: &Sharding,
     (old, entries): (&[u8], &Entries<'_>),
     changes: &Changes,
     options: &CodecOptions,
 ) -> Result<Option<Inner>, CodecError> {
-    let (codec, index) = (&*target.codec, &target.index);
+    let index = &target.index;
     let space = Space::of(entries.iter());
     let at = |number: usize| entries.get(number);
     if changes.erase(&space, at) {
@@ -164,7 +149,7 @@ fn splice(
         reason = "a fraction that need not be exact"
     )]
     let dead_fraction = old.len().saturating_sub(used) as f64 / old.len() as f64;
-    let fits = dead_fraction <= codec.options.max_dead_fraction();
+    let fits = dead_fraction <= target.codec.options.max_dead_fraction();
     if let (Some(place), Some(extents), true) = (place, extents, fits) {
         let mut shard = old.to_vec();
         for ((_, new), (_, extent)) in changes.subchunks.iter().zip(&extents) {
@@ -182,7 +167,7 @@ fn splice(
         Ok(at(number).and_then(|extent| old.get(extent)))
     })?;
     let most = old.len() + changes.bytes.len() + index.len();
-    let shard = dense(codec, index, &subchunks, most, options)?;
+    let shard = target.pack(&subchunks, most, options)?;
     // The subchunks lie elsewhere now.
     Ok(Some(Inner {
         shard,

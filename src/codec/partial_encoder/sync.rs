@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use zarrs::array::{ArrayBytes, ArrayBytesRaw, DataType, Indexer};
 use zarrs_codec::{
-    ArrayPartialDecoderTraits, ArrayPartialEncoderTraits, ArrayToBytesCodecTraits,
-    BytesPartialEncoderTraits, CodecError, CodecOptions,
+    ArrayPartialDecoderTraits, ArrayPartialEncoderTraits, BytesPartialEncoderTraits, CodecError,
+    CodecOptions,
 };
 use zarrs_storage::StorageError;
 use zarrs_storage::byte_range::ByteRange;
@@ -262,15 +262,10 @@ impl ArrayPartialDecoderTraits for PartialEncoder<dyn BytesPartialEncoderTraits>
         indexer: &dyn Indexer,
         options: &CodecOptions,
     ) -> Result<ArrayBytes<'_>, CodecError> {
-        let target = &self.target;
         // The index is read again each time: it changes with every write.
-        let decoder = target.codec.clone().partial_decoder(
-            self.handle.clone().into_dyn_decoder(),
-            &target.shape,
-            &target.data_type,
-            &target.fill_value,
-            options,
-        )?;
+        let (target, handle) = (self.target.clone(), self.handle.clone().into_dyn_decoder());
+        let codec = target.shard_codec();
+        let decoder = codec.partial_decoder(target, handle, options)?;
         Ok(decoder.partial_decode(indexer, options)?.into_owned())
     }
 

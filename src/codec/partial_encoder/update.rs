@@ -11,11 +11,10 @@ use zarrs_codec::{CodecError, CodecOptions};
 use super::delegated;
 use super::nested;
 use super::reads::{Fetched, Reads};
-use super::target::Target;
 use crate::codec::foreign::codec_error;
 use crate::codec::other;
 use crate::codec::selection::Selection;
-use crate::codec::shard::{Shard, SubchunkLen};
+use crate::codec::sharding::Sharding;
 use crate::engine::{Decoded, EncodedSubchunk, EngineError, Job};
 use crate::layout::{Entries, Extent, Part, RECORD_LEN, Space, SubchunkGrid};
 use crate::plan;
@@ -31,8 +30,8 @@ pub(super) struct Touched {
 
 /// A write to part of a shard.
 pub(super) struct Update<'a> {
-    pub(super) target: &'a Target,
-    pub(super) grid: SubchunkGrid,
+    pub(super) target: &'a Sharding,
+    pub(super) grid: &'a SubchunkGrid,
     pub(super) selection: Selection,
     /// The elements that are written, in the order of the indexer.
     pub(super) elements: &'a ArrayBytes<'a>,
@@ -57,21 +56,21 @@ impl<'a> Update<'a> {
     /// # Errors
     /// A [`CodecError`] if `indexer` does not fit the shard.
     pub(super) fn new(
-        target: &'a Target,
+        target: &'a Sharding,
         entries: Option<&Entries<'_>>,
         indexer: &dyn Indexer,
         elements: &'a ArrayBytes<'a>,
     ) -> Result<Self, CodecError> {
-        let grid = target.grid()?;
-        let selection = Selection::new(&grid, indexer)?;
+        let grid = &target.grid;
+        let selection = Selection::new(grid, indexer)?;
         let touched = selection
-            .touched(&grid)
+            .touched(grid)
             .into_iter()
             .map(|number| Touched {
                 number,
                 whole: match &selection {
                     Selection::Window { start, shape } => {
-                        Part::new(&grid, number, start, shape).is_whole()
+                        Part::new(grid, number, start, shape).is_whole()
                     }
                     Selection::Points(_) => false,
                 },
@@ -93,8 +92,7 @@ impl<'a> Update<'a> {
     /// # Errors
     /// A [`CodecError`] if one is not as long as its codecs make it.
     pub(super) fn reads(&self) -> Result<(Reads, bool), CodecError> {
-        let target = self.target;
-        let limit = SubchunkLen::of(&target.codec, &target.data_type, &target.fill_value)?;
+        let limit = self.target.subchunk_len()?;
         for touched in self.straddled() {
             if let Some(extent) = &touched.extent {
                 limit.check(touched.number, extent.len())?;
@@ -126,10 +124,10 @@ impl<'a> Update<'a> {
         options: &CodecOptions,
     ) -> Result<Changes, CodecError> {
         let mut changes = if let ArrayBytes::Fixed(elements) = self.elements
-            && !self.target.is_delegated()
+            && self.target.delegated().is_none()
         {
-            if let Some(inner) = &self.target.nested {
-                nested::encode(self, inner, elements, fetched, options)?
+            if let Some(inner) = self.target.nested()? {
+                nested::encode(self, &inner, elements, fetched, options)?
             } else {
                 self.encode_fixed(elements, fetched, options)?
             }
@@ -164,7 +162,6 @@ impl<'a> Update<'a> {
         fetched: &Fetched<'_>,
         options: &CodecOptions,
     ) -> Result<Changes, CodecError> {
-        let shard = self.target.shard()?;
         if let Selection::Window { shape, .. } = &self.selection
             && self.touched.iter().all(|touched| touched.whole)
         {
@@ -172,7 +169,7 @@ impl<'a> Update<'a> {
             let to_u64 = |shape: &[usize]| shape.iter().map(|&n| n as u64).collect::<Vec<_>>();
             let (window, subchunk) = (to_u64(shape), to_u64(self.grid.subchunk()));
             let batch = SubchunkGrid::new(&window, &subchunk, self.grid.element_size());
-            return self.encode_batch(&shard, &batch.map_err(too_large)?, elements, options);
+            return self.encode_batch(&batch.map_err(too_large)?, elements, options);
         }
         let batch = self.grid.stacked(self.touched.len()).map_err(too_large)?;
         let mut decoded = Vec::new();
@@ -184,14 +181,13 @@ impl<'a> Update<'a> {
             ))
         })?;
         decoded.resize(len, 0);
-        self.decode_and_patch(&shard, &mut decoded, elements, fetched, options)?;
-        self.encode_batch(&shard, &batch, &decoded, options)
+        self.decode_and_patch(&mut decoded, elements, fetched, options)?;
+        self.encode_batch(&batch, &decoded, options)
     }
 
     /// The touched subchunks as they will be, one after the other.
     fn decode_and_patch(
         &self,
-        shard: &Shard<'_>,
         decoded: &mut [u8],
         elements: &[u8],
         fetched: &Fetched<'_>,
@@ -218,7 +214,7 @@ impl<'a> Update<'a> {
                 bytes,
             });
         }
-        shard
+        self.target
             .with_job(options, |job| {
                 plan::host_engine().decode_each(job, &encoded, &|position, _, decoded| {
                     let mut subchunk = lock(straddled[position]);
@@ -268,13 +264,13 @@ impl<'a> Update<'a> {
     /// Encode the shard `decoded` of `grid`, whose subchunks are those that are touched.
     fn encode_batch(
         &self,
-        shard: &Shard<'_>,
         grid: &SubchunkGrid,
         decoded: &[u8],
         options: &CodecOptions,
     ) -> Result<Changes, CodecError> {
-        let engine = shard.choose_engine_for(grid).map_err(other)?.engine;
-        let encoded = shard
+        let engine = self.target.choose_engine_for(grid).map_err(other)?.engine;
+        let encoded = self
+            .target
             .with_job(options, |job| {
                 let job = Job { grid, ..*job };
                 engine.encode(&job, decoded, RECORD_LEN, 0)

@@ -104,7 +104,7 @@ impl SparseArray {
             });
         }
         let shard = ChunkKey {
-            encoding: self.sharding.encoding,
+            encoding: self.sharded.encoding,
             coordinates: shard.to_vec(),
         };
         let failed = |key: &StoreKey| {

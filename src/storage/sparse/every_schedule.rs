@@ -136,13 +136,7 @@ impl Subject {
             // Names that are the same in each run, which begins with the first.
             let names = names.clone();
             let writer = move || format!("W{number}{:04}", names.fetch_add(1, Ordering::Relaxed));
-            let frames = Frames::new(
-                sharded.packing,
-                2,
-                sharded.bound,
-                sharded.len,
-                Box::new(writer),
-            );
+            let frames = Frames::new(sharded.shards, Box::new(writer)).unwrap();
             let frames = Arc::new(frames);
             // Used to see that there is one.
             let rename: super::Rename = Arc::new(|_, _| unreachable!());
@@ -160,7 +154,7 @@ impl Subject {
             sizes,
             replacing,
             promises,
-            packing: sharded.unwrap().packing,
+            packing: Packing::of(sharded.unwrap().shards).unwrap(),
             processes,
             names,
         }

@@ -3,49 +3,32 @@
 //! Of the stored text the values of `chunk_grid` and `codecs` are others, and nothing else: the chunk
 //! shape is that of the subchunks, and the codecs are those within the sharding codec.
 
-use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use serde_json::value::RawValue;
 use zarrs::array::codec::ShardingCodec;
 use zarrs::array::{Array, ArrayMetadata, ArrayMetadataV3};
-use zarrs::metadata::v3::MetadataV3;
 use zarrs::node::NodePath;
 use zarrs::plugin::{ExtensionAliasesV3, ExtensionName, ZarrVersion};
-use zarrs_codec::{ArrayToBytesCodecTraits, CodecMetadataOptions};
+use zarrs_codec::CodecMetadataOptions;
 use zarrs_storage::{StorageError, StoreKey};
 
 use super::super::chunk_keys::{ChunkKeys, Encoding};
 use super::super::json::Document;
-use super::super::packing::Packing;
+use crate::Error;
+use crate::codec::find;
 use crate::codec::registry::{self, Claim};
-use crate::codec::shard::SubchunkLen;
-use crate::maintenance::codec_of;
-use crate::{CudaShardingCodec, Error, ShardFormat};
+use crate::codec::sharding::Sharding;
 
-/// What has to be known of a sharded array.
-pub(super) struct Sharded {
-    pub(super) packing: Packing,
-    /// How many subchunks a shard has along each axis.
-    pub(super) subchunks: Vec<u64>,
-    pub(super) sharding: Sharding,
-    /// The most bytes that a shard can have, where the codecs say so.
-    pub(super) bound: Option<u64>,
-    /// How long an encoded subchunk may be.
-    pub(super) len: SubchunkLen,
-}
-
-/// What of the metadata of an array says which bytes are which elements, and where.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Sharding {
-    /// Of a shard, in elements.
-    shape: Vec<NonZeroU64>,
-    codecs: Vec<MetadataV3>,
+/// How an array is sharded.
+#[derive(Clone, Debug)]
+pub(super) struct ShardedArray {
+    pub(super) shards: Arc<Sharding>,
     /// Of its chunk keys.
     pub(super) encoding: Encoding,
 }
 
-impl Sharding {
+impl ShardedArray {
     /// That the array at `path`, of which the metadata is `stored` at `key` now, still has it. What is
     /// done with the shards of another would be wrong.
     ///
@@ -58,19 +41,22 @@ impl Sharding {
         stored: &[u8],
     ) -> Result<(), StorageError> {
         let array = array_of(key, path, stored)?;
-        let what = match sharding_of(path, &array) {
+        let (before, after) = (&self.shards, sharded_array(path, &array));
+        let what = match after {
             Err(error) => error.to_string(),
-            Ok((_, now)) if now == *self => return Ok(()),
-            Ok((_, now)) if now.shape != self.shape => {
+            Ok(now) if now.shards.shape != before.shape => {
                 format!(
                     "its shards are of {:?} elements, and were of {:?}",
-                    now.shape, self.shape
+                    now.shards.shape, before.shape
                 )
             }
-            Ok((_, now)) if now.encoding != self.encoding => {
+            Ok(now) if now.encoding != self.encoding => {
                 "it has another chunk key encoding".to_owned()
             }
-            Ok(_) => "it has other codecs, or subchunks of another shape".to_owned(),
+            Ok(now) if now.shards.codec.configuration() != before.codec.configuration() => {
+                "it has other codecs, or subchunks of another shape".to_owned()
+            }
+            Ok(_) => return Ok(()),
         };
         Err(StorageError::Other(format!(
             "the array of {key} is sharded differently now: open the adapter anew ({what})"
@@ -87,43 +73,29 @@ fn array_of(key: &StoreKey, path: &NodePath, stored: &[u8]) -> Result<Array<()>,
         .map_err(|error| invalid(error.to_string()))
 }
 
-/// What has to be known of the array at `path`.
+/// How the array at `path` is sharded, of which the metadata is `stored` at `key`.
 ///
 /// # Errors
 /// - [`Error::NotShards`] if what it stores are not plain shards on a regular grid.
 /// - [`Error::Storage`] if its metadata is invalid.
-pub(super) fn sharded(key: &StoreKey, path: &NodePath, stored: &[u8]) -> Result<Sharded, Error> {
+pub(super) fn sharded(
+    key: &StoreKey,
+    path: &NodePath,
+    stored: &[u8],
+) -> Result<ShardedArray, Error> {
     let array = array_of(key, path, stored).map_err(|source| Error::Storage {
         doing: "understand",
         key: key.clone(),
         source,
     })?;
-    let (codec, sharding) = sharding_of(path, &array)?;
-    let shape = sharding.shape.clone();
-    let (data_type, fill_value) = (array.data_type().clone(), array.fill_value().clone());
-    let bound = codec.encoded_representation(&shape, &data_type, &fill_value)?;
-    let len = SubchunkLen::of(&codec, &data_type, &fill_value)?;
-    let format = ShardFormat::new(codec, shape, data_type, fill_value)?;
-    let counts = format.stored()?.grid().counts().to_vec();
-    let subchunks = counts.into_iter().map(|count| count as u64).collect();
-    Ok(Sharded {
-        packing: Packing::of(format)?,
-        subchunks,
-        sharding,
-        bound: bound.size(),
-        len,
-    })
+    sharded_array(path, &array)
 }
 
 fn not_shards(reason: String) -> Error {
     Error::NotShards { reason }
 }
 
-/// How the array at `path` is sharded, and by which codec.
-fn sharding_of(
-    path: &NodePath,
-    array: &Array<()>,
-) -> Result<(Arc<CudaShardingCodec>, Sharding), Error> {
+fn sharded_array(path: &NodePath, array: &Array<()>) -> Result<ShardedArray, Error> {
     let codecs = array.codecs();
     if let Some(outer) = codecs.array_to_array_codecs().first() {
         return Err(not_shards(format!(
@@ -131,7 +103,7 @@ fn sharding_of(
             outer.name(ZarrVersion::V3).unwrap_or_default()
         )));
     }
-    let codec = codec_of(array)?;
+    let codec = find::of_array(array)?;
     if !array.storage_transformers().create_metadatas().is_empty() {
         return Err(not_shards(
             "a storage transformer comes before the store".to_owned(),
@@ -154,12 +126,10 @@ fn sharding_of(
             "the key of its first chunk is {chunk}, which is neither of the chunk key encoding `default` nor of `v2`"
         ))
     })?;
-    let sharding = Sharding {
-        shape,
-        codecs: codecs.create_metadatas(&CodecMetadataOptions::default()),
+    Ok(ShardedArray {
+        shards: codec.sharding(&shape, array.data_type(), array.fill_value())?,
         encoding: encoding.encoding,
-    };
-    Ok((codec, sharding))
+    })
 }
 
 /// The JSON object `bytes`, which are those of `key`.
@@ -384,6 +354,6 @@ mod tests {
         assert!(matches!(plain, Error::NotShards { .. }), "{plain}");
         assert!(sharded(&key(), &path(), b"{}").is_err());
         let sharded = sharded(&key(), &path(), STORED.as_bytes()).unwrap();
-        assert_eq!(sharded.subchunks, [2, 5]);
+        assert_eq!(sharded.shards.grid.counts(), [2, 5]);
     }
 }

@@ -27,7 +27,7 @@ use zarrs_storage::{
 pub use consolidation::{Consolidation, ConsolidationProgress};
 use frame::{Entry, Listing};
 use listings::{Listings, Recent};
-use metadata::Sharding;
+use metadata::ShardedArray;
 use protocol::Frames;
 
 use super::chunk_keys::{ChunkKey, ChunkKeys, Scope};
@@ -102,7 +102,7 @@ struct SparseArray {
     path: NodePath,
     metadata: StoreKey,
     /// When the adapter was opened.
-    sharding: Sharding,
+    sharded: ShardedArray,
     keys: ChunkKeys,
     grid: ShardGrid,
     /// Makes subchunks that are shards ours.
@@ -146,18 +146,15 @@ impl SparseArray {
         let key = meta_key_v3(&path);
         let sharded = metadata::sharded(&key, &path, metadata)?;
         let nested = metadata::claim(&key, metadata).map_err(|error| unreadable(&key, error))?;
-        let grid = ShardGrid::new(&sharded.subchunks)?;
+        let counts = sharded.shards.grid.counts();
+        let counts: Vec<u64> = counts.iter().map(|&count| count as u64).collect();
+        let grid = ShardGrid::new(&counts)?;
+        let frames = Frames::new(sharded.shards.clone(), Box::new(frame::writers()))?;
         Ok(Self {
             keys: ChunkKeys::new(&path, grid.counts().len()),
-            sharding: sharded.sharding,
+            sharded,
             _nested: nested.map(Arc::new),
-            frames: Arc::new(Frames::new(
-                sharded.packing,
-                grid.len(),
-                sharded.bound,
-                sharded.len,
-                Box::new(frame::writers()),
-            )),
+            frames: Arc::new(frames),
             listings: Arc::default(),
             rename: None,
             files: None,
@@ -195,7 +192,7 @@ impl SparseArray {
         match store.get(&self.metadata).await? {
             None => Ok(None),
             Some(stored) => {
-                self.sharding.check(&self.metadata, &self.path, &stored)?;
+                self.sharded.check(&self.metadata, &self.path, &stored)?;
                 let presented = metadata::presented(&self.metadata, &stored)?;
                 Ok(Some(presented.into()))
             }
@@ -327,7 +324,7 @@ impl SparseArray {
                 "cannot store {key}: it was erased, and with it how subchunks lie in shards. Store the array anew"
             ))
         })?;
-        self.sharding.check(key, &self.path, &stored)?;
+        self.sharded.check(key, &self.path, &stored)?;
         let value = metadata::stored_for(key, &self.path, &stored, value)?;
         self.replace(store, key, Some(value.into())).await
     }

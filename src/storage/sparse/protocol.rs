@@ -54,7 +54,9 @@ use zarrs_storage::{Bytes, StorageError, StoreKey, StorePrefix};
 
 use super::consolidation::Consolidation;
 use super::frame::{self, Entry, Listing, TRAILER_LEN, Version};
-use crate::codec::shard::SubchunkLen;
+use crate::Error;
+use crate::codec::sharding::Sharding;
+use crate::codec::subchunk_len::SubchunkLen;
 use crate::layout::Extent;
 use crate::storage::objects::{Lists, Reads, Writes};
 use crate::storage::packing::{Packing, UNCHECKED};
@@ -113,24 +115,20 @@ pub(super) trait ReplacesShards: Sync {
 }
 
 impl Frames {
-    /// Of shards of `subchunks` subchunks.
-    pub(super) fn new(
-        packing: Packing,
-        subchunks: usize,
-        bound: Option<u64>,
-        len: SubchunkLen,
-        writers: Writers,
-    ) -> Self {
-        Self {
-            packing,
-            subchunks,
-            bound,
-            len,
+    /// # Errors
+    /// - [`Error::Codec`] if the codecs do not fit the data type, or cannot encode an index.
+    /// - [`Error::NotShards`] if a shard has more subchunks than an adapter packs.
+    pub(super) fn new(shards: Arc<Sharding>, writers: Writers) -> Result<Self, Error> {
+        Ok(Self {
+            subchunks: shards.grid.num_subchunks(),
+            bound: shards.encoded_representation()?.size(),
+            len: shards.subchunk_len()?,
+            packing: Packing::of(shards)?,
             writers,
             turns: Turns::default(),
             consolidations: Turns::default(),
             indices: [const { Mutex::new(None) }; INDICES],
-        }
+        })
     }
 
     /// The most bytes that a shard can have, where its codecs say so.

@@ -1,0 +1,170 @@
+//! Shards whose elements the engines encode and decode.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use zarrs::array::codec::ShardingIndexLocation;
+use zarrs::array::{ArrayBytes, ArrayBytesRaw};
+use zarrs_codec::{
+    ArrayBytesDecodeIntoTarget, ArrayPartialDecoderTraits, BytesPartialDecoderTraits, CodecError,
+    CodecOptions, InvalidNumberOfElementsError,
+};
+#[cfg(feature = "async")]
+use zarrs_codec::{AsyncArrayPartialDecoderTraits, AsyncBytesPartialDecoderTraits};
+
+use super::foreign::codec_error;
+use super::other;
+use super::partial_decoder::PartialDecoder;
+use super::shard_codec::ShardCodec;
+use super::sharding::Sharding;
+use super::view::ViewOfShard;
+use crate::Error;
+use crate::engine::{EncodedShard, EncodedSubchunk};
+use crate::layout::Extent;
+use crate::plan::{self, Explanation};
+
+/// This crate's engines.
+pub(super) struct Ours;
+
+#[cfg_attr(feature = "async", async_trait::async_trait)]
+impl ShardCodec for Ours {
+    fn check(&self, _shards: &Sharding) -> Result<(), CodecError> {
+        Ok(())
+    }
+
+    fn encode<'a>(
+        &self,
+        shards: &Arc<Sharding>,
+        elements: ArrayBytes<'a>,
+        options: &CodecOptions,
+    ) -> Result<ArrayBytesRaw<'a>, CodecError> {
+        let elements = elements.into_fixed()?;
+        if shards.known().is_err() {
+            // Whether the inner codecs accept the data type must not depend on the data.
+            shards.subchunk_representation()?;
+        }
+        let engine = shards.choose_engine().map_err(other)?.engine;
+        let (head, tail) = shards.index.room();
+        let encoded = shards
+            .with_job(options, |job| engine.encode(job, &elements, head, tail))
+            .map_err(codec_error)?;
+        with_index(shards, encoded, options).map(Cow::Owned)
+    }
+
+    fn decode<'a>(
+        &self,
+        shards: &Sharding,
+        shard: ArrayBytesRaw<'a>,
+        options: &CodecOptions,
+    ) -> Result<ArrayBytes<'a>, CodecError> {
+        let extents = shards.decode_index(&shard, options)?;
+        let engine = shards.choose_decoder().map_err(other)?.engine;
+        shards
+            .with_job(options, |job| engine.decode(job, &shard, &extents))
+            .map(ArrayBytes::new_flen)
+            .map_err(codec_error)
+    }
+
+    fn decode_into(
+        &self,
+        shards: &Sharding,
+        shard: ArrayBytesRaw<'_>,
+        target: ArrayBytesDecodeIntoTarget<'_>,
+        options: &CodecOptions,
+    ) -> Result<(), CodecError> {
+        let ArrayBytesDecodeIntoTarget::Fixed(view) = target else {
+            return Err(CodecError::Other(format!(
+                "elements of {} have a fixed size, and the output is for others",
+                shards.data_type
+            )));
+        };
+        let num_elements = shards.shape.iter().map(|d| d.get()).product::<u64>();
+        if view.num_elements() != num_elements {
+            return Err(
+                InvalidNumberOfElementsError::new(view.num_elements(), num_elements).into(),
+            );
+        }
+        let engine = shards.choose_decoder().map_err(other)?.engine;
+        let extents = shards.decode_index(&shard, options)?;
+        let (start, whole) = (vec![0; shards.shape.len()], shards.grid.shard().to_vec());
+        let output = ViewOfShard::new(view, &shards.grid, start, whole)
+            .filter(|_| !engine.decodes_whole_shards());
+        let Some(output) = output else {
+            // The same number of elements in another shape, or all of them from a device: zarrs lays
+            // them out.
+            let decoded = shards
+                .with_job(options, |job| engine.decode(job, &shard, &extents))
+                .map_err(codec_error)?;
+            return Ok(view.copy_from_slice(&decoded)?);
+        };
+        let subchunks = encoded_subchunks(&shard, &extents);
+        shards
+            .with_job(options, |job| {
+                engine.decode_each(job, &subchunks, &|_, subchunk, decoded| {
+                    output.write(subchunk.number, &decoded, job.fill_value)
+                })
+            })
+            .map_err(codec_error)
+    }
+
+    fn partial_decoder(
+        &self,
+        shards: Arc<Sharding>,
+        input: Arc<dyn BytesPartialDecoderTraits>,
+        options: &CodecOptions,
+    ) -> Result<Arc<dyn ArrayPartialDecoderTraits>, CodecError> {
+        Ok(Arc::new(PartialDecoder::new(shards, input, options)?))
+    }
+
+    #[cfg(feature = "async")]
+    async fn async_partial_decoder(
+        &self,
+        shards: Arc<Sharding>,
+        input: Arc<dyn AsyncBytesPartialDecoderTraits>,
+        options: &CodecOptions,
+    ) -> Result<Arc<dyn AsyncArrayPartialDecoderTraits>, CodecError> {
+        let decoder = PartialDecoder::new_async(shards, input, options);
+        Ok(Arc::new(decoder.await?))
+    }
+
+    fn explain(&self, shards: &Sharding) -> Result<Explanation, Error> {
+        let end = match shards.index.location() {
+            ShardingIndexLocation::Start => "start",
+            ShardingIndexLocation::End => "end",
+        };
+        let index = format!("index of {} bytes at the {end}", shards.index.len());
+        let choice = shards.choose_engine()?;
+        Ok(plan::explain(&shards.grid, shards.known(), index, &choice))
+    }
+}
+
+/// The shard `encoded`, with its index where the room for it was left.
+///
+/// # Errors
+/// A [`CodecError`] if the index codecs fail.
+pub(crate) fn with_index(
+    shards: &Sharding,
+    encoded: EncodedShard,
+    options: &CodecOptions,
+) -> Result<Vec<u8>, CodecError> {
+    let mut bytes = encoded.bytes;
+    let index = shards.index.encode(&encoded.extents, options)?;
+    if shards.index.is_at_end() {
+        bytes.extend_from_slice(&index);
+    } else {
+        bytes[..index.len()].copy_from_slice(&index);
+    }
+    Ok(bytes)
+}
+
+/// The subchunks of the encoded shard `bytes`, for an engine.
+fn encoded_subchunks<'b>(bytes: &'b [u8], extents: &[Extent]) -> Vec<EncodedSubchunk<'b>> {
+    extents
+        .iter()
+        .enumerate()
+        .map(|(number, extent)| EncodedSubchunk {
+            number,
+            bytes: extent.clone().and_then(|extent| bytes.get(extent)),
+        })
+        .collect()
+}

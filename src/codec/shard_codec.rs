@@ -1,0 +1,76 @@
+//! What encodes and decodes shards: this crate's engines, or zarrs' own codec. It is chosen once.
+
+use std::sync::Arc;
+
+use zarrs::array::{ArrayBytes, ArrayBytesRaw};
+use zarrs_codec::{
+    ArrayBytesDecodeIntoTarget, ArrayPartialDecoderTraits, BytesPartialDecoderTraits, CodecError,
+    CodecOptions,
+};
+#[cfg(feature = "async")]
+use zarrs_codec::{AsyncArrayPartialDecoderTraits, AsyncBytesPartialDecoderTraits};
+
+use super::delegated::Delegated;
+use super::ours::Ours;
+use super::sharding::Sharding;
+use crate::Error;
+use crate::plan::Explanation;
+
+/// Encodes and decodes shards.
+///
+/// Every method returns a [`CodecError`] if the shard is invalid, an inner codec fails, or the backend
+/// of the options cannot be used.
+#[cfg_attr(feature = "async", async_trait::async_trait)]
+pub(super) trait ShardCodec: Sync {
+    /// Check that the options allow this way of encoding.
+    fn check(&self, shards: &Sharding) -> Result<(), CodecError>;
+
+    fn encode<'a>(
+        &self,
+        shards: &Arc<Sharding>,
+        elements: ArrayBytes<'a>,
+        options: &CodecOptions,
+    ) -> Result<ArrayBytesRaw<'a>, CodecError>;
+
+    fn decode<'a>(
+        &self,
+        shards: &Sharding,
+        shard: ArrayBytesRaw<'a>,
+        options: &CodecOptions,
+    ) -> Result<ArrayBytes<'a>, CodecError>;
+
+    fn decode_into(
+        &self,
+        shards: &Sharding,
+        shard: ArrayBytesRaw<'_>,
+        target: ArrayBytesDecodeIntoTarget<'_>,
+        options: &CodecOptions,
+    ) -> Result<(), CodecError>;
+
+    fn partial_decoder(
+        &self,
+        shards: Arc<Sharding>,
+        input: Arc<dyn BytesPartialDecoderTraits>,
+        options: &CodecOptions,
+    ) -> Result<Arc<dyn ArrayPartialDecoderTraits>, CodecError>;
+
+    #[cfg(feature = "async")]
+    async fn async_partial_decoder(
+        &self,
+        shards: Arc<Sharding>,
+        input: Arc<dyn AsyncBytesPartialDecoderTraits>,
+        options: &CodecOptions,
+    ) -> Result<Arc<dyn AsyncArrayPartialDecoderTraits>, CodecError>;
+
+    fn explain(&self, shards: &Sharding) -> Result<Explanation, Error>;
+}
+
+impl Sharding {
+    /// What encodes and decodes these shards.
+    pub(super) fn shard_codec(&self) -> &'static dyn ShardCodec {
+        match self.delegated() {
+            None => &Ours,
+            Some(_) => &Delegated,
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! The shards of one codec, shape, data type and fill value: everything about them but their bytes.
+
+use std::borrow::Cow;
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::sync::{Arc, Mutex};
+
+use zarrs::array::concurrency::calc_concurrency_outer_inner;
+use zarrs::array::{BytesRepresentation, ChunkShape, DataType, FillValue};
+use zarrs_codec::{
+    ArrayCodecTraits, ArrayToBytesCodecTraits, CodecError, CodecOptions, RecommendedConcurrency,
+};
+
+use super::foreign::ForeignChain;
+use super::index::ShardIndex;
+use super::parts::Parts;
+use super::subchunk_len::SubchunkLen;
+use crate::Error;
+use crate::engine::{Job, KnownChain};
+use crate::layout::{Extent, SubchunkGrid};
+use crate::plan::{self, Choice};
+
+/// How the elements of a subchunk are encoded.
+#[derive(Clone, Debug)]
+enum Elements {
+    /// By the engines themselves.
+    Known(KnownChain),
+    /// By zarrs' inner codecs, within the engines: why the engines do not know the codecs.
+    Foreign(String),
+    /// By zarrs' own sharding codec: why the elements are not for the engines.
+    Delegated(String),
+}
+
+/// Shards of one codec, shape, data type and fill value.
+#[derive(Clone, Debug)]
+pub(crate) struct Sharding {
+    pub(crate) codec: Arc<Parts>,
+    pub(crate) shape: ChunkShape,
+    pub(crate) data_type: DataType,
+    pub(crate) fill_value: FillValue,
+    /// How a shard divides into subchunks. Elements that are delegated count as one byte.
+    pub(crate) grid: SubchunkGrid,
+    pub(crate) index: ShardIndex,
+    elements: Elements,
+}
+
+impl Sharding {
+    /// # Errors
+    /// A [`CodecError`] if the shapes do not fit each other, the shard is not addressable, or the
+    /// fill value is not one of the data type.
+    fn new(
+        codec: Arc<Parts>,
+        shape: &[NonZeroU64],
+        data_type: &DataType,
+        fill_value: &FillValue,
+    ) -> Result<Self, CodecError> {
+        let (element_size, elements) = match why_delegated(data_type) {
+            Some(why) => (1, Elements::Delegated(why)),
+            None => {
+                let element_size = data_type.fixed_size().unwrap_or(1);
+                let len = fill_value.as_ne_bytes().len();
+                if len != element_size {
+                    return Err(CodecError::Other(format!(
+                        "the fill value has {len} bytes, {data_type} needs {element_size}"
+                    )));
+                }
+                let known = codec.recognised.as_ref().map_err(Clone::clone);
+                let known = known.and_then(|chain| {
+                    let array_to_bytes = codec.inner_codecs.array_to_bytes_codec();
+                    chain.resolve(array_to_bytes.as_ref(), shape.len(), data_type, fill_value)
+                });
+                (
+                    element_size,
+                    known.map_or_else(Elements::Foreign, Elements::Known),
+                )
+            }
+        };
+        let grid = grid(&codec, shape, element_size)?;
+        Ok(Self {
+            index: ShardIndex::new(&codec.index_codecs, codec.index_location, &grid)?,
+            shape: shape.to_vec(),
+            data_type: data_type.clone(),
+            fill_value: fill_value.clone(),
+            codec,
+            grid,
+            elements,
+        })
+    }
+
+    /// The inner codecs as the engines know them, or why they do not.
+    pub(crate) fn known(&self) -> Result<&KnownChain, &str> {
+        match &self.elements {
+            Elements::Known(chain) => Ok(chain),
+            Elements::Foreign(why) | Elements::Delegated(why) => Err(why),
+        }
+    }
+
+    /// Why zarrs' own codec encodes these shards, if it does.
+    pub(crate) fn delegated(&self) -> Option<&str> {
+        match &self.elements {
+            Elements::Delegated(why) => Some(why),
+            Elements::Known(_) | Elements::Foreign(_) => None,
+        }
+    }
+
+    /// The shards that are the subchunks of these, if they are shards of this crate and nothing else.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if their shapes do not fit each other.
+    pub(super) fn nested(&self) -> Result<Option<Arc<Self>>, CodecError> {
+        let nested = self.codec.nested.as_ref().map(|codec| {
+            codec.sharding(
+                &self.codec.subchunk_shape,
+                &self.data_type,
+                &self.fill_value,
+            )
+        });
+        nested.transpose()
+    }
+
+    /// The engine that encodes a shard.
+    ///
+    /// # Errors
+    /// [`Error::BackendUnavailable`] if the options ask for a device, and it cannot be one.
+    pub(crate) fn choose_engine(&self) -> Result<Choice, Error> {
+        self.choose_engine_for(&self.grid)
+    }
+
+    /// The engine that encodes some subchunks, as a shard of `grid`.
+    ///
+    /// # Errors
+    /// As for [`choose_engine`](Self::choose_engine).
+    pub(crate) fn choose_engine_for(&self, grid: &SubchunkGrid) -> Result<Choice, Error> {
+        let codec = &self.codec;
+        codec.engines.choose(&codec.options, grid, self.known())
+    }
+
+    /// The engine that decodes a whole shard.
+    ///
+    /// # Errors
+    /// As for [`choose_engine`](Self::choose_engine).
+    pub(crate) fn choose_decoder(&self) -> Result<Choice, Error> {
+        let (codec, grid) = (&self.codec, &self.grid);
+        codec
+            .engines
+            .choose_decoder(&codec.options, grid, self.known())
+    }
+
+    /// Call `f` with the job that a shard is for an engine.
+    pub(crate) fn with_job<T>(&self, options: &CodecOptions, f: impl FnOnce(&Job<'_>) -> T) -> T {
+        let (outer, inner) = self.concurrency(options);
+        let foreign = ForeignChain::new(self, options.with_concurrent_target(inner));
+        f(&Job {
+            grid: &self.grid,
+            chain: plan::chain(self.known().ok(), &foreign),
+            fill_value: self.fill_value.as_ne_bytes(),
+            store_empty: options.store_empty_chunks(),
+            validate_checksums: options.validate_checksums(),
+            threads: outer,
+            huge_pages: self.codec.options.huge_pages(),
+        })
+    }
+
+    /// How many threads for subchunks, and how many inside each.
+    pub(super) fn concurrency(&self, options: &CodecOptions) -> (NonZeroUsize, usize) {
+        // zarrs: "concurrency is unconstrained if the concurrent target is set to zero".
+        let target = match options.concurrent_target() {
+            0 => rayon::current_num_threads(),
+            target => target,
+        };
+        let codec = &self.codec;
+        let inner = || {
+            codec
+                .inner_codecs
+                .recommended_concurrency(&codec.subchunk_shape, &self.data_type)
+        };
+        let (outer, inner) = match self.known().map_err(|_| inner()) {
+            Err(Ok(inner)) => calc_concurrency_outer_inner(
+                target,
+                &RecommendedConcurrency::new_maximum(self.grid.num_subchunks()),
+                &inner,
+            ),
+            _ => (target, 1),
+        };
+        (NonZeroUsize::new(outer).unwrap_or(NonZeroUsize::MIN), inner)
+    }
+
+    /// Check and decode the index of the encoded shard `bytes`.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the shard is too short, the index codecs fail, or an entry is invalid.
+    pub(crate) fn decode_index(
+        &self,
+        bytes: &[u8],
+        options: &CodecOptions,
+    ) -> Result<Vec<Extent>, CodecError> {
+        let encoded = Cow::Borrowed(self.index.of(bytes)?);
+        let entries = self.index.decode(encoded, bytes.len() as u64, options)?;
+        Ok(entries.iter().collect())
+    }
+
+    /// How long an encoded subchunk may be.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the inner codecs do not fit the data type.
+    pub(crate) fn subchunk_len(&self) -> Result<SubchunkLen, CodecError> {
+        Ok(self.subchunk_representation()?.into())
+    }
+
+    /// The size of an encoded subchunk, as the inner codecs say.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the inner codecs do not fit the data type.
+    pub(super) fn subchunk_representation(&self) -> Result<BytesRepresentation, CodecError> {
+        let codec = &self.codec;
+        codec.inner_codecs.encoded_representation(
+            &codec.subchunk_shape,
+            &self.data_type,
+            &self.fill_value,
+        )
+    }
+
+    /// The most bytes that a shard can encode to.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the inner codecs do not fit the data type, or 64 bits cannot count the
+    /// bytes.
+    pub(crate) fn encoded_representation(&self) -> Result<BytesRepresentation, CodecError> {
+        if self.delegated().is_some() {
+            // With the real size of an element: zarrs' codecs multiply by it without a check.
+            let element_size = self.data_type.fixed_size().unwrap_or(1);
+            grid(&self.codec, &self.shape, element_size)?;
+        }
+        let bound = self.subchunk_representation()?.size().map(|size| {
+            size.checked_mul(self.grid.num_subchunks() as u64)
+                .and_then(|len| len.checked_add(self.index.len() as u64))
+        });
+        match bound {
+            None => Ok(BytesRepresentation::UnboundedSize),
+            Some(Some(bound)) => Ok(BytesRepresentation::BoundedSize(bound)),
+            Some(None) => Err(CodecError::Other(format!(
+                "a shard of shape {:?} encodes to more bytes than 64 bits can count",
+                self.shape
+            ))),
+        }
+    }
+}
+
+/// Why zarrs' own codec encodes elements of `data_type`, if it does: they have no fixed size, may be
+/// missing, or have no bytes.
+fn why_delegated(data_type: &DataType) -> Option<String> {
+    if data_type.is_optional() {
+        return Some(format!("elements of {data_type} may be missing"));
+    }
+    match data_type.fixed_size() {
+        None => Some(format!("elements of {data_type} have no fixed size")),
+        Some(0) => Some(format!("elements of {data_type} have no bytes")),
+        Some(_) => None,
+    }
+}
+
+/// The grid of subchunks in a shard of `shape`.
+///
+/// # Errors
+/// A [`CodecError`] if the shapes do not fit each other, or the shard is not addressable.
+pub(super) fn grid(
+    codec: &Parts,
+    shape: &[NonZeroU64],
+    element_size: usize,
+) -> Result<SubchunkGrid, CodecError> {
+    let to_u64 = |shape: &[NonZeroU64]| shape.iter().map(|d| d.get()).collect::<Vec<_>>();
+    SubchunkGrid::new(&to_u64(shape), &to_u64(&codec.subchunk_shape), element_size)
+        .map_err(|error| CodecError::Other(error.to_string()))
+}
+
+/// What a codec has prepared for the shards that it was asked for last.
+#[derive(Debug, Default)]
+pub(super) struct Shardings(Mutex<Vec<Arc<Sharding>>>);
+
+impl Shardings {
+    /// An array has shards of one shape, and perhaps a few others at its edges.
+    const MOST: usize = 8;
+
+    /// The shards of `codec`, which is always the same one, with this shape, data type and fill value.
+    ///
+    /// # Errors
+    /// As for [`Sharding::new`].
+    pub(super) fn get(
+        &self,
+        codec: &Arc<Parts>,
+        shape: &[NonZeroU64],
+        data_type: &DataType,
+        fill_value: &FillValue,
+    ) -> Result<Arc<Sharding>, CodecError> {
+        // Nobody waits for the lock: in a forked child it may be held for ever.
+        if let Ok(mut known) = self.0.try_lock()
+            && let Some(place) = known.iter().position(|sharding| {
+                sharding.shape == shape
+                    && sharding.data_type == *data_type
+                    && sharding.fill_value == *fill_value
+            })
+        {
+            known[..=place].rotate_right(1);
+            return Ok(known[0].clone());
+        }
+        let sharding = Arc::new(Sharding::new(codec.clone(), shape, data_type, fill_value)?);
+        if let Ok(mut known) = self.0.try_lock() {
+            known.truncate(Self::MOST - 1);
+            known.insert(0, sharding.clone());
+        }
+        Ok(sharding)
+    }
+}

@@ -1,0 +1,57 @@
+//! How long an encoded subchunk may be.
+
+use zarrs::array::BytesRepresentation;
+use zarrs_codec::CodecError;
+
+/// How many bytes a subchunk may have, encoded or between two of its codecs, as far as the metadata say.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum SubchunkLen {
+    Exactly(u64),
+    AtMost(u64),
+    Anything,
+}
+
+impl SubchunkLen {
+    /// The most bytes, if the metadata bound them.
+    pub(crate) fn most(self) -> Option<u64> {
+        match self {
+            Self::Exactly(most) | Self::AtMost(most) => Some(most),
+            Self::Anything => None,
+        }
+    }
+
+    /// Whether the metadata bound the length.
+    pub(crate) fn is_bounded(self) -> bool {
+        self.most().is_some()
+    }
+
+    /// Check that subchunk `number` may have `len` bytes.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the subchunk may not be so long.
+    pub(crate) fn check(self, number: usize, len: usize) -> Result<(), CodecError> {
+        let len = len as u64;
+        let (expected, most) = match self {
+            Self::Exactly(size) if len != size => ("exactly", size),
+            Self::AtMost(most) if len > most => ("at most", most),
+            _ => return Ok(()),
+        };
+        Err(CodecError::Other(format!(
+            "subchunk {number} has {len} bytes in the shard index, expected {expected} {most}; the shard may be corrupted"
+        )))
+    }
+}
+
+impl From<BytesRepresentation> for SubchunkLen {
+    fn from(representation: BytesRepresentation) -> Self {
+        /// Beside twice what zarrs' own encoders need, since other encoders may need more.
+        const SLACK: u64 = 4096;
+        match representation {
+            BytesRepresentation::FixedSize(size) => Self::Exactly(size),
+            BytesRepresentation::BoundedSize(size) => {
+                Self::AtMost(size.saturating_mul(2).saturating_add(SLACK))
+            }
+            BytesRepresentation::UnboundedSize => Self::Anything,
+        }
+    }
+}
