@@ -46,7 +46,6 @@
 //! - `ndarray`: views of `ndarray` are appended to a [writer].
 //! - `dlpack`: tensors of other libraries, on the host or a device, are appended to a [writer]
 //!   through `DLPack`.
-//! - `indicatif`: a progress bar that follows a [writer].
 //! - `conformance`: the suite that every engine passes, and its naive oracle.
 #![deny(unsafe_code)]
 #![cfg_attr(

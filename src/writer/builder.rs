@@ -82,7 +82,7 @@ where
     /// shard there. Default: the end of the array, which is extended.
     ///
     /// What the array has from there on is replaced, shard by shard.
-    pub fn start(mut self, slice: u64) -> Self {
+    pub fn with_start(mut self, slice: u64) -> Self {
         self.start = Some(slice);
         self
     }
@@ -92,21 +92,21 @@ where
     /// threads, or a whole device, have work, as the budgets allow.
     ///
     /// The shards are the same for any number.
-    pub fn epochs_per_batch(mut self, epochs: usize) -> Self {
+    pub fn with_epochs_per_batch(mut self, epochs: usize) -> Self {
         self.epochs = Some(epochs.max(1));
         self
     }
 
     /// How many shards are stored at once, each by a thread of its own. Default: 8, since they mostly
     /// wait: for a disk that syncs, or for a server. A store that is far away wants more.
-    pub fn store_threads(mut self, threads: usize) -> Self {
+    pub fn with_store_threads(mut self, threads: usize) -> Self {
         self.store_threads = threads.max(1);
         self
     }
 
     /// zarrs' options for codecs: how many threads encode, and whether empty subchunks are stored.
     /// Default: those of zarrs' configuration; an array does not tell its own.
-    pub fn codec_options(mut self, options: CodecOptions) -> Self {
+    pub fn with_codec_options(mut self, options: CodecOptions) -> Self {
         self.codec_options = options;
         self
     }
@@ -123,7 +123,7 @@ where
     /// A temporary is the key with `.tmp` behind it, as of zarrs' `AtomicWriteStorageAdapter`. Those
     /// of a writer that was killed are erased by the next one that extends the array. So there must
     /// be one such writer at a time.
-    pub fn atomic_rename<S>(mut self, store: Arc<S>) -> Self
+    pub fn with_atomic_rename<S>(mut self, store: Arc<S>) -> Self
     where
         S: AtomicRenameStorageTraits
             + ReadableStorageTraits
@@ -153,14 +153,17 @@ where
 
     /// How often the shape in the array's metadata grows, at most. Default: once a second, and when
     /// the writer is flushed or finished. Zero: whenever shards are finished that it can cover.
-    pub fn metadata_interval(mut self, interval: Duration) -> Self {
+    pub fn with_metadata_interval(mut self, interval: Duration) -> Self {
         self.metadata_interval = interval;
         self
     }
 
     /// Call `callback` whenever a shard was stored, or the metadata was written, from a thread of the
     /// writer, which waits for it.
-    pub fn on_progress(mut self, callback: impl Fn(&Progress) + Send + Sync + 'static) -> Self {
+    pub fn with_progress_callback(
+        mut self,
+        callback: impl Fn(&Progress) + Send + Sync + 'static,
+    ) -> Self {
         self.on_progress = Some(ProgressCallback(Arc::new(callback)));
         self
     }
@@ -180,7 +183,7 @@ where
     ///
     /// # Errors
     /// - [`WriterError::Unsupported`] if the array cannot be written as a stream, the store lacks what
-    ///   it takes, or the array was extended since it was opened, and no [`start`](Self::start) is said.
+    ///   it takes, or the array was extended since it was opened, and no start is [given](Self::with_start).
     /// - [`WriterError::Start`] if the first slice is not at the border of a shard.
     /// - [`WriterError::Memory`] if the smallest buffers do not fit the budgets of the
     ///   [`Options`](crate::Options).

@@ -44,8 +44,6 @@ mod metadata;
 mod ndarray;
 mod part;
 mod plan;
-#[cfg(feature = "indicatif")]
-mod progress_bar;
 mod report;
 mod shared;
 mod sink;
@@ -85,7 +83,7 @@ use shared::{Batch, Item, Shared};
 ///
 /// A shard appears under its key when it is complete, and the shape in the array's metadata grows
 /// over finished shards alone. On a filesystem that takes
-/// [`atomic_rename`](ArrayWriterBuilder::atomic_rename).
+/// [`with_atomic_rename`](ArrayWriterBuilder::with_atomic_rename).
 ///
 /// A writer belongs to the process that built it. In a forked child every append is an error, and dropping
 /// the writer does nothing.
