@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// used on one shard, one after the other.
 ///
 /// What each promises to a process that dies in the middle of a write is in a table in
-/// [`docs/updates.md`](https://docs.rs/crate/zarrs_cuda/latest/source/docs/updates.md).
+/// [`docs/reference/updates.md`](https://docs.rs/crate/zarrs_cuda/latest/source/docs/reference/updates.md).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WriteStrategy {

@@ -105,7 +105,7 @@ impl fmt::Display for Recovery {
 /// Put right the shard at `key`, if its last update was torn, and say what its subchunks are now.
 ///
 /// The rules, and what is promised of each [`WriteStrategy`](crate::WriteStrategy), are in
-/// [`docs/updates.md`](https://docs.rs/crate/zarrs_cuda/latest/source/docs/updates.md). The shard is
+/// [`docs/reference/updates.md`](https://docs.rs/crate/zarrs_cuda/latest/source/docs/reference/updates.md). The shard is
 /// read whole, and each subchunk of it is decoded, on the host. What has to be written are an index
 /// and a few bytes, by one or two `set_partial`; a store without it gets the shard whole, by one `set`.
 /// Recovery may itself be interrupted and run again. Shards that no update of this crate has touched

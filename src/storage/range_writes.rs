@@ -78,7 +78,7 @@ const KEPT_OBJECTS: usize = 64;
 /// [compacted](crate::compact). [`WriteStrategy::InPlace`](crate::WriteStrategy) keeps them smaller.
 ///
 /// ### What is promised
-/// `docs/updates.md` says what is left of a shard by a process that dies between two calls, or inside
+/// `docs/reference/updates.md` says what is left of a shard by a process that dies between two calls, or inside
 /// one. That holds here, too, if the store's `set` is atomic, and what it stored is what is read next:
 /// the object is as before a call or as after it, in the order of the calls. So it is with S3 and its
 /// like. A store that truncates an object and then writes it, such as zarrs' filesystem store, must be

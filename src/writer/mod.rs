@@ -27,7 +27,7 @@
 //! # Ok::<_, Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! `docs/streaming.md` says what is promised of a run that is followed, or killed.
+//! `docs/reference/streaming.md` says what is promised of a run that is followed, or killed.
 
 mod assembler;
 mod builder;

@@ -90,7 +90,7 @@ const TEMPORARY: &str = ".tmp";
 ///   sharded when it was opened. It looks again only where its metadata is read or stored, which is an
 ///   error then; to consolidate, no metadata is read. The shape of the array may change.
 ///
-/// `docs/sparse_shards.md` has the protocol, and what was checked of it.
+/// `docs/reference/sparse_shards.md` has the protocol, and what was checked of it.
 pub struct SparseShardStore<S: ?Sized> {
     array: SparseArray,
     store: Arc<S>,
