@@ -62,12 +62,13 @@ use view::ViewOfShard;
 
 /// The `sharding_indexed` codec.
 ///
-/// Registered with [`register`](crate::register), or built with [`CudaShardingCodecBuilder`].
+/// Use it through [`register`](crate::register) for every array of the process, or through
+/// [`CudaShardingCodecBuilder`] for one array.
 ///
 /// ### Compatible Implementations
-/// This is zarrs' [`ShardingCodec`] in every respect but speed: it writes the same metadata, and
-/// shards that any implementation of the specification reads. Subchunks lie in C order, densely,
-/// whatever [`SubchunkWriteOrder`] is asked for, so that equal data give equal shards.
+/// It is compatible with zarrs' [`ShardingCodec`]: it writes the same metadata, and shards that any
+/// implementation of the specification reads. Subchunks lie densely in C order, whatever
+/// [`SubchunkWriteOrder`] is set, so that equal data give equal shards.
 ///
 /// `as_any` returns zarrs' own [`ShardingCodec`] of the same configuration, because zarrs tests for
 /// that type before it reads single subchunks. [`explain`](crate::explain) finds this codec in an
@@ -118,14 +119,14 @@ pub struct CudaShardingCodec {
 }
 
 impl CudaShardingCodec {
-    /// Create a codec from the parts of its configuration.
+    /// Creates a codec from the parts of its configuration.
     ///
-    /// A nested codec that is zarrs' own `sharding_indexed` is replaced by this one, and decompressors by
-    /// those of this crate's host engine, whose memory is bounded.
+    /// Nested `sharding_indexed` codecs of zarrs are replaced by this codec. Decompressors are
+    /// replaced by those of this crate's host engine, whose memory is bounded.
     ///
     /// # Errors
-    /// A [`PluginCreateError`] if the size of what `index_codecs` encode is not fixed: the index
-    /// could not be found in a shard.
+    /// A [`PluginCreateError`] if `index_codecs` do not encode to a fixed size: the index could not
+    /// be found in a shard.
     #[allow(
         clippy::needless_pass_by_value,
         reason = "the arguments are those of zarrs' codec"
@@ -163,7 +164,7 @@ impl CudaShardingCodec {
         })
     }
 
-    /// Create a codec from its configuration.
+    /// Creates a codec from its configuration.
     ///
     /// # Errors
     /// A [`PluginCreateError`] if a codec of the configuration cannot be created, or as for
@@ -186,7 +187,7 @@ impl CudaShardingCodec {
         )
     }
 
-    /// Create a codec from its metadata.
+    /// Creates a codec from its metadata.
     pub(crate) fn from_metadata(
         metadata: &MetadataV3,
         options: Options,
@@ -212,13 +213,14 @@ impl CudaShardingCodec {
         })
     }
 
-    /// The runtime options.
+    /// Returns the runtime options.
     #[must_use]
     pub fn options(&self) -> &Options {
         &self.options
     }
 
-    /// The same codec with other runtime options, for nested codecs of this crate, too.
+    /// Returns the same codec with other runtime options. They apply to nested codecs of this
+    /// crate, too.
     #[must_use]
     pub fn with_options(mut self, options: Options) -> Self {
         let for_nested = CodecSpecificOptions::default().with_option(options.clone());
@@ -228,8 +230,8 @@ impl CudaShardingCodec {
         self
     }
 
-    /// Say what happens to shards of `shard_shape` (elements), `data_type` and `fill_value`: each
-    /// stage, where it runs, and why.
+    /// Explains what happens to shards of `shard_shape` (elements), `data_type` and `fill_value`:
+    /// each stage, where it runs, and why.
     ///
     /// # Errors
     /// - [`Error::Codec`] if the shapes, data type and codecs do not fit each other.
@@ -271,8 +273,9 @@ impl CudaShardingCodec {
         ))
     }
 
-    /// What one shard in flight takes for buffers on a device: shards of `shard_shape` (elements),
-    /// `data_type` and `fill_value`. `None` if these shards do not go to a device.
+    /// Returns the memory that the buffers of one shard in flight take, for shards of `shard_shape`
+    /// (elements), `data_type` and `fill_value`. Returns `None` if these shards do not go to a
+    /// device.
     ///
     /// # Errors
     /// As for [`explain`](Self::explain).
@@ -285,10 +288,10 @@ impl CudaShardingCodec {
         Ok(self.explain(shard_shape, data_type, fill_value)?.memory)
     }
 
-    /// That the options allow to decode with these codecs.
+    /// Checks that the options allow to decode with these codecs.
     ///
     /// # Errors
-    /// A [`CodecError`] if the data are not trusted, and a codec needs that.
+    /// A [`CodecError`] if the data are not trusted, and a codec needs trust.
     pub(crate) fn check_trusted(&self) -> Result<(), CodecError> {
         match &self.limits.unbounded {
             Some(codec) if self.options.untrusted_data() => Err(CodecError::Other(format!(
@@ -298,7 +301,7 @@ impl CudaShardingCodec {
         }
     }
 
-    /// That zarrs' codec may handle `data_type`.
+    /// Checks that zarrs' codec may handle `data_type`.
     fn check_delegated(&self, data_type: &DataType) -> Result<(), CodecError> {
         Engines::check_delegated(&self.options, &Self::why_delegated(data_type)).map_err(other)
     }
