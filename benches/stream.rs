@@ -28,7 +28,7 @@ pub(crate) fn array<S: ?Sized>(
 }
 
 /// Append all frames to an empty `array`, one at a time: what it takes from before there is a writer to
-/// the end of `finish`. With `atomic_rename` shards grow in files.
+/// the end of `finish`. With `with_atomic_rename` shards grow in files.
 pub(crate) fn append<S: ReadableWritableStorageTraits + 'static>(
     array: &Array<S>,
     frames: &Frames,
@@ -38,7 +38,7 @@ pub(crate) fn append<S: ReadableWritableStorageTraits + 'static>(
     let clock = Clock::start();
     let mut builder = ArrayWriter::builder(array);
     if let Some(store) = atomic_rename {
-        builder = builder.atomic_rename(store);
+        builder = builder.with_atomic_rename(store);
     }
     let mut writer = builder.build()?;
     for frame in frames.iter() {

@@ -164,7 +164,7 @@ fn run(job: &Job) -> Result<(), Stop> {
     let array = new_array(job)?;
     let store = array.storage();
     let mut writer = ArrayWriter::builder(&array)
-        .atomic_rename(store.clone())
+        .with_atomic_rename(store.clone())
         .build()
         .map_err(|error| failed("encode frames on the GPU", error))?;
     array

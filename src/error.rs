@@ -1,4 +1,4 @@
-//! The errors of this crate's own functions. Encoding and decoding return zarrs' `CodecError`.
+//! Errors of this crate's own functions. Encoding and decoding return zarrs' `CodecError`.
 
 use zarrs::plugin::PluginCreateError;
 use zarrs_codec::CodecError;
@@ -6,7 +6,11 @@ use zarrs_storage::{StorageError, StoreKey};
 
 use crate::Backend;
 
-/// An error.
+/// An error of this crate's own functions.
+///
+/// Encoding and decoding through zarrs return zarrs' [`CodecError`]. An
+/// [`ArrayWriter`](crate::writer::ArrayWriter) returns a
+/// [`WriterError`](crate::writer::WriterError).
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -15,7 +19,7 @@ pub enum Error {
         "zarrs_cuda is registered already: drop the earlier `Registration` first, or give options to single arrays through `CodecSpecificOptions`"
     )]
     AlreadyRegistered,
-    /// Something else in this process has registered a codec that zarrs finds before this one.
+    /// A third party has registered a codec that zarrs finds before this one.
     #[error(
         "another codec is registered as `sharding_indexed` in this process, and zarrs would use that one: unregister it, or register zarrs_cuda before it"
     )]
@@ -23,9 +27,9 @@ pub enum Error {
     /// The requested backend cannot be used.
     #[error("the {backend} backend cannot be used: {reason}")]
     BackendUnavailable {
-        /// What was requested.
+        /// The requested backend.
         backend: Backend,
-        /// Why it cannot be had, and what to do.
+        /// Why it cannot be used, and what to do.
         reason: String,
     },
     /// The array's codec is not this crate's.
@@ -33,21 +37,21 @@ pub enum Error {
         "the array is not encoded by zarrs_cuda: its array-to-bytes codec is `{codec}`. Was the array opened before `register`, or built with `ArrayBuilder::subchunk_shape`?"
     )]
     ForeignCodec {
-        /// The name of the codec that the array has.
+        /// The name of the array's codec.
         codec: String,
     },
-    /// The objects that an array stores are not shards.
+    /// The array does not store plain shards.
     #[error("what the array stores are not shards: {reason}")]
     NotShards {
-        /// What they are.
+        /// What it stores instead.
         reason: String,
     },
-    /// A shard cannot be compacted, because an update of it was torn.
+    /// A shard cannot be compacted, because an update of it was interrupted.
     #[error(
         "cannot compact the shard {key}: {reason}. Put it right with `recover` first, or store it anew"
     )]
     UpdatePending {
-        /// Where the shard is stored.
+        /// The key of the shard.
         key: StoreKey,
         /// What is left to do.
         reason: String,
@@ -55,17 +59,17 @@ pub enum Error {
     /// A store failed.
     #[error("cannot {doing} {key}: {source}")]
     Storage {
-        /// What was being done.
+        /// The operation, such as "read".
         doing: &'static str,
-        /// To what.
+        /// The key of the operation.
         key: StoreKey,
-        /// Why it failed.
+        /// The store's error.
         source: StorageError,
     },
-    /// The codec cannot be created from its parts.
+    /// The codec, or the adapter, cannot be created from its parts.
     #[error(transparent)]
     Create(#[from] PluginCreateError),
-    /// The shapes, data type or codecs do not fit each other.
+    /// The shapes, data type or codecs do not fit each other, or a shard is invalid.
     #[error(transparent)]
     Codec(#[from] CodecError),
 }

@@ -1,7 +1,7 @@
-//! A `sharding_indexed` codec for [`zarrs`] that is built for throughput.
+//! A fast `sharding_indexed` codec for [`zarrs`], for applications that write sharded Zarr arrays.
 //!
-//! One line, and every sharded array that an application opens afterwards goes through it, in
-//! files that any Zarr reader opens:
+//! One line makes zarrs use it for every sharded array that the application opens afterwards. The
+//! files stay standard: any Zarr reader opens them.
 //!
 //! ```standalone_crate
 //! # use std::sync::Arc;
@@ -19,35 +19,34 @@
 //! # Ok::<_, Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! - [`register`] makes zarrs use the codec for every array; [`CudaShardingCodecBuilder`] makes it
-//!   for one.
-//! - [`Options`] are runtime only: they never reach array metadata, which is zarrs' own.
-//! - [`explain`] says what happens to the shards of an array, and why.
-//! - [`CudaShardingCodec`] is the page of the codec.
-//! - [`WriteStrategy`] is how parts of stored shards are updated, with zarrs'
-//!   `experimental_partial_encoding`; [`compact`], [`recover`] and [`inspect`] look after such shards,
-//!   and [`Shards`] does it for those of an array.
-//! - [`writer`] makes finished shards of slices as they come: an
-//!   [`ArrayWriter`](writer::ArrayWriter) appends them along the first axis, in bounded memory.
-//! - [`storage`] has adapters of stores that see shards as chunks: a
-//!   [`SparseShardStore`](storage::SparseShardStore) lets many processes write the same shards.
-//! - [`metrics`] is what the CUDA engine did, how many partial writes there were, and how long
-//!   appends waited.
+//! The [guide] shows how to use it, page by page, and has [reference pages](guide::reference) for
+//! promises and measurements.
 //!
-//! Shards are encoded on an NVIDIA GPU where one helps: [`Backend`] says when.
+//! | you want to | use |
+//! |---|---|
+//! | use the codec for every array of the process | [`register`] |
+//! | use it for one array | [`CudaShardingCodecBuilder`] |
+//! | see what happens to an array's shards, and why | [`explain`] |
+//! | change how it works | [`Options`], which never reach array metadata |
+//! | update parts of stored shards | zarrs' `experimental_partial_encoding`, with a [`WriteStrategy`] |
+//! | compact, repair or look into stored shards | [`compact`], [`recover`], [`inspect`]; [`Shards`] for an array |
+//! | append slices while they arrive, in bounded memory | [`writer::ArrayWriter`] |
+//! | let many processes write the same shards | [`storage::SparseShardStore`] |
+//! | count what the process did | [`metrics`] |
+//!
+//! [`CudaShardingCodec`] is the page of the codec. Shards are encoded on an NVIDIA GPU where one helps:
+//! [`Backend`] says when.
 //!
 //! ## Features
 //!
-//! - `async` (default): the asynchronous partial decoder and encoder. Keep it on where
-//!   `zarrs/async` is on: without it, asynchronous partial reads read whole shards.
-//! - `pcodec` (default): the codec `numcodecs.pcodec`, decoded in bounded memory. Keep it on where
-//!   `zarrs/pcodec` is on: without it, a hostile shard of that codec can take any amount of memory.
-//! - `filesystem`: zarrs' filesystem store, of a version that syncs every write.
-//! - `ndarray`: views of `ndarray` are appended to a [writer].
-//! - `dlpack`: tensors of other libraries, on the host or a device, are appended to a [writer]
-//!   through `DLPack`.
-//! - `indicatif`: a progress bar that follows a [writer].
-//! - `conformance`: the suite that every engine passes, and its naive oracle.
+//! - `async` (default): the asynchronous partial decoder and encoder. Keep it on if `zarrs/async` is
+//!   on. Without it, an asynchronous read of part of a shard reads the whole shard.
+//! - `pcodec` (default): decodes `numcodecs.pcodec` in bounded memory. Keep it on if `zarrs/pcodec` is
+//!   on. Without it, a hostile shard of that codec can take any amount of memory.
+//! - `filesystem`: zarrs' filesystem store, in a version that syncs every write.
+//! - `ndarray`: appends `ndarray` views to a [writer].
+//! - `dlpack`: appends tensors of other libraries to a [writer], on the host or a device, through
+//!   `DLPack`.
 #![deny(unsafe_code)]
 #![cfg_attr(
     test,
@@ -64,6 +63,7 @@ mod codec;
 pub mod conformance;
 mod engine;
 mod error;
+pub mod guide;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals;
@@ -91,9 +91,11 @@ pub use plan::{ExplainedStage, Explanation, Place};
 pub use registration::{Registration, register};
 pub use write_strategy::{CompactionRequest, WriteStrategy};
 
-/// What the CUDA engine of this process did until now (nothing, if no device was ever used, or if the
-/// process was forked after one was), how many partial writes there were, and how long appends to
-/// [writers](writer) waited.
+/// Returns the counters of this process: what the CUDA engine did, how many partial writes there were,
+/// and how long appends to [writers](writer) waited.
+///
+/// The counters of the CUDA engine are zero if no device was ever used, and in a process that was
+/// forked after one was used.
 #[must_use]
 pub fn metrics() -> Metrics {
     let [partial_writes, compaction_requests, compactions] = write_strategy::counters::snapshot();
@@ -108,11 +110,11 @@ pub fn metrics() -> Metrics {
     }
 }
 
-/// Give back the device and page-locked memory that the CUDA engine keeps for the next shard. Buffers
-/// that nothing used for ten seconds are given back without it. The driver's own memory stays: its
-/// context and the compiled kernels.
+/// Releases the device memory and page-locked memory that the CUDA engine keeps for the next shard.
 ///
-/// In a forked child this does nothing: the memory is the parent's.
+/// Buffers that are idle for ten seconds are released without this call. The driver's own memory
+/// stays: its context and the compiled kernels. In a forked child this does nothing, because the
+/// memory is the parent's.
 pub fn release_idle_memory() {
     engine::cuda::release_idle();
 }

@@ -1,4 +1,4 @@
-//! Runtime options: they never reach array metadata.
+//! Runtime options. They never reach array metadata.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -12,17 +12,22 @@ use crate::write_strategy::{CompactionCallback, CompactionRequest, WriteStrategy
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Backend {
-    /// Whatever is best for the shard at hand. Never fails for want of a GPU.
+    /// The best place for each shard. Never fails for want of a GPU.
+    ///
+    /// Shards with a compressor go to a device from 1 MiB and 16 subchunks on; all others stay on
+    /// the host. If a device fails, the host does the shard again.
     #[default]
     Auto,
     /// This machine's CPU.
     Host,
-    /// An NVIDIA GPU, or an error that names what is missing.
+    /// An NVIDIA GPU. Whatever a device cannot do is an error that names the reason.
     ///
-    /// It takes `bytes`, `transpose`, `crc32c` and, where NVIDIA's nvCOMP library is found, one of
-    /// `zstd`, `gzip` and `blosc` (with lz4 or zstd), at the levels of a [`LevelPolicy`]. The choice
-    /// governs writing, and reading of whole shards; those with a compressor only if
-    /// [`Options::with_device_decode`] says so. Others, and parts of shards, are read on the host.
+    /// A device takes `bytes`, `transpose`, `crc32c` and, if NVIDIA's nvCOMP library is found, one
+    /// of `zstd`, `gzip` and `blosc` (with lz4 or zstd), at the levels of a [`LevelPolicy`].
+    ///
+    /// The backend applies to writing, and to reading whole shards. Shards with a compressor are
+    /// read on the host unless [`Options::with_device_decode`] is set. Parts of shards are always
+    /// read on the host.
     Cuda,
 }
 
@@ -36,11 +41,11 @@ impl fmt::Display for Backend {
     }
 }
 
-/// Up to which level each compressor goes to a device.
+/// The highest level of each compressor that goes to a device.
 ///
 /// A device compresses with nvCOMP, which has no levels for zstd and for Blosc's compressors, and
-/// few for gzip: roughly the ratio of the lowest levels, at a speed that no CPU has. So who asked
-/// for a low level gets about what was asked for, and who asked for a high one would not.
+/// few for gzip. Its ratio is roughly that of the lowest levels. So on a device a low level gets
+/// about what it asks for; a high level would not.
 ///
 /// ```
 /// use zarrs_cuda::LevelPolicy;
@@ -69,50 +74,58 @@ impl Default for LevelPolicy {
 }
 
 impl LevelPolicy {
-    /// The highest level of the zstd codec that goes to a device. Default: 3.
+    /// Sets the highest level of the `zstd` codec that goes to a device. Default: 3.
     #[must_use]
     pub fn with_zstd(mut self, level: i32) -> Self {
         self.zstd = level;
         self
     }
 
-    /// The highest level of the zstd codec that goes to a device.
+    /// The highest level of the `zstd` codec that goes to a device.
     #[must_use]
     pub fn zstd(&self) -> i32 {
         self.zstd
     }
 
-    /// The highest level of the gzip codec that goes to a device. Default: 9, all of them; level 0,
-    /// which compresses nothing, never does.
+    /// Sets the highest level of the `gzip` codec that goes to a device. Default: 9, which is all
+    /// levels.
+    ///
+    /// Level 0, which compresses nothing, never goes to a device.
     #[must_use]
     pub fn with_gzip(mut self, level: u32) -> Self {
         self.gzip = level;
         self
     }
 
-    /// The highest level of the gzip codec that goes to a device.
+    /// The highest level of the `gzip` codec that goes to a device.
     #[must_use]
     pub fn gzip(&self) -> u32 {
         self.gzip
     }
 
-    /// The highest level of the blosc codec that goes to a device, with lz4 or zstd. Default: 5,
-    /// which is Blosc's own; level 0, which compresses nothing, never does.
+    /// Sets the highest level of the `blosc` codec, with lz4 or zstd, that goes to a device.
+    /// Default: 5, Blosc's own default.
+    ///
+    /// Level 0, which compresses nothing, never goes to a device.
     #[must_use]
     pub fn with_blosc(mut self, level: u8) -> Self {
         self.blosc = level;
         self
     }
 
-    /// The highest level of the blosc codec that goes to a device.
+    /// The highest level of the `blosc` codec that goes to a device.
     #[must_use]
     pub fn blosc(&self) -> u8 {
         self.blosc
     }
 }
 
-/// How the codec works: given to [`register`](crate::register) for every array, or to one array
-/// through zarrs' [`CodecSpecificOptions`](zarrs_codec::CodecSpecificOptions).
+/// Settings of the codec at run time.
+///
+/// Give them to [`register`](crate::register) for all arrays, to
+/// [`CudaShardingCodecBuilder::options`](crate::CudaShardingCodecBuilder::options) for one array,
+/// or to one array through zarrs' [`CodecSpecificOptions`](zarrs_codec::CodecSpecificOptions). The
+/// [guide](crate::guide::tuning) says when to change which.
 ///
 /// ```
 /// use zarrs_cuda::{Backend, Options};
@@ -144,10 +157,10 @@ pub struct Options {
     turn_limit: Duration,
 }
 
-/// The share of the machine's memory that a writer may take, unless the options say otherwise.
+/// A writer may take this fraction of the machine's memory by default: one over this number.
 const DEFAULT_SHARE: usize = 4;
 
-/// What there is where nobody says, in bytes.
+/// Memory to assume when the system does not report any, in bytes.
 const UNKNOWN_MEMORY: usize = 8 << 30;
 
 impl Default for Options {
@@ -173,7 +186,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Where shards are encoded and decoded. Default: [`Backend::Auto`].
+    /// Sets where shards are encoded and decoded. Default: [`Backend::Auto`].
     #[must_use]
     pub fn with_backend(mut self, backend: Backend) -> Self {
         self.backend = backend;
@@ -186,8 +199,10 @@ impl Options {
         self.backend
     }
 
-    /// Whether to ask the operating system for huge pages behind outputs of several MiB
-    /// (`madvise` on Linux; elsewhere this changes nothing). Default: `true`.
+    /// Sets whether to ask the operating system for huge pages for outputs of several MiB. Default:
+    /// `true`.
+    ///
+    /// This uses `madvise` on Linux, and changes nothing on other systems.
     #[must_use]
     pub fn with_huge_pages(mut self, huge_pages: bool) -> Self {
         self.huge_pages = huge_pages;
@@ -200,10 +215,10 @@ impl Options {
         self.huge_pages
     }
 
-    /// The CUDA devices to use, by the numbers that the driver gives them in this process
-    /// (`CUDA_VISIBLE_DEVICES` applies). Default: all that can be used.
+    /// Sets the CUDA devices to use, by the driver's numbers in this process
+    /// (`CUDA_VISIBLE_DEVICES` applies). Default: all usable devices.
     ///
-    /// A number that no device has, or whose device is too old, is an error under
+    /// A number without a device, or with a device that is too old, is an error under
     /// [`Backend::Cuda`], and a reason to use the host under [`Backend::Auto`].
     #[must_use]
     pub fn with_devices(mut self, devices: impl Into<Vec<usize>>) -> Self {
@@ -211,35 +226,37 @@ impl Options {
         self
     }
 
-    /// The CUDA devices to use; `None` for all of them.
+    /// The CUDA devices to use, by number; `None` for all.
     #[must_use]
     pub fn devices(&self) -> Option<&[usize]> {
         self.devices.as_deref()
     }
 
-    /// The most memory to take on each device for buffers, in bytes. Default: a quarter of what is
-    /// free when the device is first used. It is taken when it is needed, and given back when it is
-    /// idle.
+    /// Sets the most memory to take for buffers on each device, in bytes. Default: a quarter of the
+    /// memory that is free when the device is first used.
     ///
-    /// What the driver takes on a device for its context and for the compiled kernels comes on top,
-    /// and stays. All arrays of a process share the buffers: those that were taken under other
-    /// options count as well, so that an array of a small budget may wait for one of a large budget.
-    /// An [`ArrayWriter`](crate::writer::ArrayWriter) on a device takes at most as much for itself,
-    /// beside them.
+    /// Buffers are allocated when they are needed, and released when they are idle. The driver
+    /// takes memory beside them, for its context and the compiled kernels.
+    ///
+    /// All arrays of a process share the buffers. Buffers that were allocated under other options
+    /// count as well, so an array with a small budget may wait for an array with a large one. An
+    /// [`ArrayWriter`](crate::writer::ArrayWriter) on a device has a budget of this size to itself.
     #[must_use]
     pub fn with_device_memory(mut self, bytes: usize) -> Self {
         self.device_memory = Some(bytes);
         self
     }
 
-    /// The most memory to take on each device for buffers, in bytes; `None` for a quarter of what is free.
+    /// The most memory to take for buffers on each device, in bytes; `None` for a quarter of the
+    /// free memory.
     #[must_use]
     pub fn device_memory(&self) -> Option<usize> {
         self.device_memory
     }
 
-    /// The most page-locked host memory to take for each device, in bytes. Default: 1 GiB. It is
-    /// shared as [device memory](Self::with_device_memory) is.
+    /// Sets the most page-locked host memory to take for each device, in bytes. Default: 1 GiB.
+    ///
+    /// It is shared like [device memory](Self::with_device_memory).
     #[must_use]
     pub fn with_pinned_memory(mut self, bytes: usize) -> Self {
         self.pinned_memory = bytes;
@@ -252,137 +269,149 @@ impl Options {
         self.pinned_memory
     }
 
-    /// The most pageable host memory that an [`ArrayWriter`](crate::writer::ArrayWriter) takes for its
-    /// buffers, in bytes. Default: a quarter of what the machine has, or of what the control groups of
-    /// the process (a container, a job) allow; 2 GiB where nobody says. Each writer has a budget of its
-    /// own.
+    /// Sets the most pageable host memory that an [`ArrayWriter`](crate::writer::ArrayWriter) takes
+    /// for its buffers, in bytes. Each writer has a budget of its own.
+    ///
+    /// Default: a quarter of the machine's memory, or of the limit of the process's control groups
+    /// (a container, a job); 2 GiB if the system reports neither.
     #[must_use]
     pub fn with_host_memory(mut self, bytes: usize) -> Self {
         self.host_memory = Some(bytes);
         self
     }
 
-    /// The most pageable host memory that an [`ArrayWriter`](crate::writer::ArrayWriter) takes for its
-    /// buffers, in bytes.
+    /// The most pageable host memory that an [`ArrayWriter`](crate::writer::ArrayWriter) takes for
+    /// its buffers, in bytes.
     #[must_use]
     pub fn host_memory(&self) -> usize {
         self.host_memory
             .unwrap_or_else(|| memory_limit().unwrap_or(UNKNOWN_MEMORY) / DEFAULT_SHARE)
     }
 
-    /// Up to which level each compressor goes to a device. Default: [`LevelPolicy::default`].
+    /// Sets the highest level of each compressor that goes to a device. Default:
+    /// [`LevelPolicy::default`].
     #[must_use]
     pub fn with_device_levels(mut self, levels: LevelPolicy) -> Self {
         self.device_levels = levels;
         self
     }
 
-    /// Up to which level each compressor goes to a device.
+    /// The highest level of each compressor that goes to a device.
     #[must_use]
     pub fn device_levels(&self) -> LevelPolicy {
         self.device_levels
     }
 
-    /// The file of NVIDIA's nvCOMP library, version 5 or 6, which compresses on a device. Default:
-    /// the environment variable `ZARRS_CUDA_NVCOMP`, then `libnvcomp.so.6` and `libnvcomp.so.5` as
-    /// the loader finds them, then the package `nvidia-libnvcomp-cu12` of the Python environment.
+    /// Sets the file of NVIDIA's nvCOMP library, version 5 or 6, which compresses on a device.
+    ///
+    /// Default: the environment variable `ZARRS_CUDA_NVCOMP`; then `libnvcomp.so.6` and
+    /// `libnvcomp.so.5`, as the loader finds them; then the package `nvidia-libnvcomp-cu12` of the
+    /// Python environment.
     #[must_use]
     pub fn with_nvcomp(mut self, file: impl Into<PathBuf>) -> Self {
         self.nvcomp = Some(file.into());
         self
     }
 
-    /// The file of the nvCOMP library; `None` to look for one.
+    /// The file of the nvCOMP library; `None` to search for it.
     #[must_use]
     pub fn nvcomp(&self) -> Option<&Path> {
         self.nvcomp.as_deref()
     }
 
-    /// Whether whole shards of chains with a compressor (zstd, gzip, blosc with lz4 or zstd) are
-    /// decoded on a device, where [`backend`](Self::with_backend) takes one for them. Default:
-    /// `false`: the host decodes them.
+    /// Sets whether whole shards with a compressor (zstd, gzip, blosc with lz4 or zstd) are decoded
+    /// on a device, if the [backend](Self::with_backend) uses one for them. Default: `false`: the
+    /// host decodes them.
     ///
     /// **For trusted data only.** nvCOMP's decompressors are undefined on corrupt input: they may
-    /// hang, or fault, which costs this process the device. Before they run, the host checks the
-    /// headers, sizes and borders of frames, blocks and streams, and compares the checksums of
-    /// `crc32c` codecs behind the compressor, unless zarrs is told not to validate checksums. What is
-    /// within a compressed stream it does not check. A checksum finds accidental damage; it does not
-    /// make data safe that somebody made to do harm. So the data must be what an encoder wrote.
+    /// hang, or fault, which costs this process the device. The data must come from an encoder.
     ///
-    /// [`LevelPolicy`] and the limits of compressors apply to decoding, too: what this machine would
-    /// not compress on a device, it does not decompress there.
+    /// Before a decompressor runs, the host checks
+    ///
+    /// - the headers, sizes and borders of frames, blocks and streams, but not the content of a
+    ///   compressed stream;
+    /// - the checksums of `crc32c` codecs behind the compressor, unless zarrs is told not to
+    ///   validate checksums. A checksum finds accidental damage. It does not make maliciously
+    ///   crafted data safe.
     ///
     /// The checks run on the calling thread. They read each encoded byte once for every checksum
-    /// behind the compressor, and once for gzip, whose members do not say where they end; of other
-    /// formats only the headers.
+    /// behind the compressor, and once for gzip, whose members do not state where they end. For
+    /// other formats they read only the headers.
     ///
-    /// Some legal frames are not for a device: gzip of several members, zstd without its content
-    /// size, with a checksum or a dictionary, Blosc frames that are not compressed, whose blocks are
-    /// split into several streams (as C-Blosc does with lz4 and elements of 2 to 16 bytes), or that
-    /// have other compressors inside. The host decodes shards that have one, also under
-    /// [`Backend::Cuda`], and those that turn out to be corrupt: then its result, or its error, is
-    /// what is returned. [`Metrics::fallbacks`](crate::Metrics::fallbacks) counts them.
+    /// [`LevelPolicy`] and the limits of compressors apply to decoding too: a shard that would not
+    /// be compressed on a device is not decompressed there.
+    ///
+    /// Some legal frames cannot be decoded on a device:
+    ///
+    /// - gzip of several members;
+    /// - zstd without its content size, or with a checksum or a dictionary;
+    /// - Blosc frames that are not compressed, that have other compressors inside, or whose blocks
+    ///   are split into several streams (as C-Blosc does with lz4 and elements of 2 to 16 bytes).
+    ///
+    /// The host decodes shards with such a frame, even under [`Backend::Cuda`]. It also decodes
+    /// shards that turn out to be corrupt; the host's result, or its error, is returned.
+    /// [`Metrics::fallbacks`](crate::Metrics::fallbacks) counts both.
     #[must_use]
     pub fn with_device_decode(mut self, device_decode: bool) -> Self {
         self.device_decode = device_decode;
         self
     }
 
-    /// Whether whole shards of chains with a compressor are decoded on a device.
+    /// Whether whole shards with a compressor are decoded on a device.
     #[must_use]
     pub fn device_decode(&self) -> bool {
         self.device_decode
     }
 
-    /// Whether to refuse to decode arrays of which a hostile shard could take more memory than the
-    /// array's metadata justify. Default: `false`: everything is decoded that can be.
+    /// Sets whether to refuse to decode arrays whose hostile shards could take more memory than the
+    /// array's metadata justify. Default: `false`: everything that can be decoded is decoded.
     ///
-    /// Such an array can be opened, and whole shards of it can be written. It does not hold for the
-    /// chunks of a [`SparseShardStore`](crate::storage::SparseShardStore) or a
+    /// With this option, decoding takes memory in proportion to the array's shards and to the bytes
+    /// in the store. Other arrays can be opened, and whole shards of them can be written. Reads,
+    /// and partial writes, which read first, are errors that name the first inner codec without a
+    /// bound:
+    ///
+    /// - codecs that neither this crate nor zarrs knows, unless they are checksums or filters;
+    /// - of zarrs' codecs `numcodecs.bz2`, `gdeflate`, `zfp` and `numcodecs.zfpy`, and
+    ///   `numcodecs.pcodec` without this crate's feature `pcodec`;
+    /// - any compressor of elements of variable length, because no metadata state their length.
+    ///
+    /// The option does not apply to the chunks of a
+    /// [`SparseShardStore`](crate::storage::SparseShardStore) or a
     /// [`ShardedStore`](crate::storage::ShardedStore), which zarrs decodes.
     ///
-    /// What is decoded with this option takes memory in proportion to the array's shards and to what
-    /// the store has. Reading from any other array is an error, and so are partial writes of it, which
-    /// read first. The error names the first inner codec that is not bounded:
-    ///
-    /// - codecs that neither this crate nor zarrs knows, unless they are checksums or filters; of zarrs'
-    ///   codecs `numcodecs.bz2`, `gdeflate`, `zfp` and `numcodecs.zfpy`, and `numcodecs.pcodec` without
-    ///   this crate's feature `pcodec`;
-    /// - any compressor of elements of variable length: no metadata say how long they may be.
-    ///
-    /// The metadata themselves are trusted: an array of huge shards takes huge memory. Whoever opens
-    /// arrays of others looks at the shard shape first.
+    /// The metadata themselves are trusted: an array of huge shards takes huge memory. Check the
+    /// shard shape before you read an array of unknown origin.
     #[must_use]
     pub fn with_untrusted_data(mut self, untrusted_data: bool) -> Self {
         self.untrusted_data = untrusted_data;
         self
     }
 
-    /// Whether arrays are refused of which a hostile shard could take more memory than the array's
-    /// metadata justify.
+    /// Whether to refuse arrays whose hostile shards could take more memory than their metadata
+    /// justify.
     #[must_use]
     pub fn untrusted_data(&self) -> bool {
         self.untrusted_data
     }
 
-    /// Where partial writes put what they change. Default: [`WriteStrategy::Auto`].
+    /// Sets where partial writes put changed subchunks. Default: [`WriteStrategy::Auto`].
     #[must_use]
     pub fn with_write_strategy(mut self, write_strategy: WriteStrategy) -> Self {
         self.write_strategy = write_strategy;
         self
     }
 
-    /// Where partial writes put what they change.
+    /// Where partial writes put changed subchunks.
     #[must_use]
     pub fn write_strategy(&self) -> WriteStrategy {
         self.write_strategy
     }
 
-    /// How much of a shard may be bytes that nothing uses, before a partial write asks for
-    /// compaction: a fraction of its size, 0 to 1. Default: 0.25. Others are taken as the nearest of
-    /// these, and what is not a number as the default.
+    /// Sets how much of a shard may be unused before a partial write asks for compaction: a
+    /// fraction of its size. Default: 0.25. Clamped to 0–1; NaN selects the default.
     ///
-    /// A shard of [`WriteStrategy::Slots`] never asks: its unused bytes do not add up.
+    /// Shards of [`WriteStrategy::Slots`] never ask, because their unused bytes do not add up.
     #[must_use]
     pub fn with_max_dead_fraction(mut self, fraction: f64) -> Self {
         self.max_dead_fraction = if fraction.is_nan() {
@@ -393,7 +422,8 @@ impl Options {
         self
     }
 
-    /// How much of a shard may be bytes that nothing uses.
+    /// How much of a shard may be unused before a partial write asks for compaction: a fraction,
+    /// 0–1.
     #[must_use]
     pub fn max_dead_fraction(&self) -> f64 {
         self.max_dead_fraction
@@ -415,10 +445,12 @@ impl Options {
         self.allow_unsafe_compaction
     }
 
-    /// Call `callback` on the writing thread, after each partial write that leaves a shard with more
-    /// unused bytes than [`max_dead_fraction`](Self::with_max_dead_fraction). Default: nothing is
-    /// called. [`Metrics::compaction_requests`](crate::Metrics::compaction_requests) counts them in
-    /// any case.
+    /// Sets a function to call after each partial write that leaves more unused bytes in a shard
+    /// than [`max_dead_fraction`](Self::with_max_dead_fraction) allows. Default: none.
+    ///
+    /// It runs on the writing thread.
+    /// [`Metrics::compaction_requests`](crate::Metrics::compaction_requests) counts such writes
+    /// with and without a callback.
     #[must_use]
     pub fn with_compaction_callback(
         mut self,
@@ -428,18 +460,18 @@ impl Options {
         self
     }
 
-    /// What to call when a shard should be compacted.
+    /// The function to call when a shard should be compacted.
     pub(crate) fn compaction_callback(&self) -> Option<&CompactionCallback> {
         self.on_compaction_request.as_ref()
     }
 
-    /// The longest time that a partial write waits for other partial writes of this process, before
-    /// it is refused. Default: 10 seconds.
+    /// Sets how long a partial write waits for other partial writes of this process before it is
+    /// refused. Default: 10 seconds.
     ///
-    /// Writes that update one shard where it is stored take turns. So do writes that create shards of
-    /// one array, because a codec cannot tell absent shards apart. A refused write has written
-    /// nothing of its shard, and may be tried again: zarrs returns a [`CodecError::IOError`] of the kind
-    /// [`ResourceBusy`](std::io::ErrorKind::ResourceBusy).
+    /// Writes that update one shard where it is stored take turns. So do writes that create shards
+    /// of one array, because a codec cannot tell absent shards apart. A refused write has stored
+    /// nothing of its shard, and may be repeated. zarrs returns a [`CodecError::IOError`] of the
+    /// kind [`ResourceBusy`](std::io::ErrorKind::ResourceBusy).
     ///
     /// [`CodecError::IOError`]: zarrs_codec::CodecError::IOError
     #[must_use]
@@ -448,7 +480,7 @@ impl Options {
         self
     }
 
-    /// The longest time that a partial write waits for other partial writes of this process.
+    /// How long a partial write waits for other partial writes of this process.
     #[must_use]
     pub fn turn_limit(&self) -> Duration {
         self.turn_limit

@@ -1,4 +1,4 @@
-//! Every `sharding_indexed` array of the process, through this crate's codec.
+//! Registration of the codec for every `sharding_indexed` array of the process.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -16,14 +16,15 @@ use crate::{Error, Options};
 /// Our entry in zarrs' registry of storage transformers, once it is there. Locked while registering.
 static TRANSFORMER: Mutex<Option<StorageTransformerRuntimeRegistryHandle>> = Mutex::new(None);
 
-/// Use this crate's codec for every `sharding_indexed` array that is opened or created from
-/// metadata afterwards in this process, until the [`Registration`] is dropped.
+/// Makes zarrs use this crate's codec for every `sharding_indexed` array that the process opens or
+/// creates from metadata afterwards, until the [`Registration`] is dropped.
 ///
-/// Arrays with the storage transformer of [`ShardingTransformer`] are read through that as well.
+/// Arrays that are already open keep their codec. Arrays whose metadata have the sharding storage
+/// transformer are read through a [`ShardingTransformer`].
 ///
-/// Arrays that are open already keep the codec that they have. The first call takes the write lock
-/// of zarrs' registry. If somebody else has registered codecs at run time, make that call before
-/// other threads open arrays: zarrs takes the lock again while it creates nested codecs.
+/// Call it early. The first call takes the write lock of zarrs' registry. If a third party has
+/// registered codecs at run time, make the call before other threads open arrays: zarrs takes the
+/// lock again while it creates nested codecs, and could deadlock.
 ///
 /// [`ArrayBuilder::subchunk_shape`] makes zarrs' own codec without asking the registry. Build such
 /// an array from its metadata instead, which is one line:
@@ -46,7 +47,7 @@ static TRANSFORMER: Mutex<Option<StorageTransformerRuntimeRegistryHandle>> = Mut
 ///
 /// # Errors
 /// - [`Error::AlreadyRegistered`] while another registration is in force.
-/// - [`Error::NameTaken`] if zarrs would find somebody else's codec for the name.
+/// - [`Error::NameTaken`] if zarrs would find another codec for the name first.
 /// - [`Error::BackendUnavailable`] if the options ask for a backend that cannot be used.
 pub fn register(options: Options) -> Result<Registration, Error> {
     Engines::default().check(&options)?;
@@ -56,7 +57,7 @@ pub fn register(options: Options) -> Result<Registration, Error> {
     Ok(Registration { _private: () })
 }
 
-/// Keeps the codec registered. See [`register`].
+/// Keeps the codec registered until it is dropped. See [`register`].
 #[derive(Debug)]
 #[must_use = "dropping a registration switches it off; `leak()` keeps it for the life of the process"]
 pub struct Registration {
@@ -64,7 +65,7 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// Keep the codec registered for the life of the process.
+    /// Keeps the codec registered for the life of the process.
     pub fn leak(self) {
         std::mem::forget(self);
     }
@@ -76,7 +77,7 @@ impl Drop for Registration {
     }
 }
 
-/// The entry of the storage transformer is pushed once, like that of the codec.
+/// Pushes our storage transformer into zarrs' registry once, like the codec.
 fn push_transformer() {
     let mut entry = TRANSFORMER.lock().unwrap_or_else(PoisonError::into_inner);
     let is_there = entry.as_ref().is_some_and(|ours| {

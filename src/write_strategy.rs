@@ -1,35 +1,38 @@
-//! How part of a shard is updated, and who is told when that leaves unused bytes behind.
+//! Where partial writes put changed subchunks, and who is told about unused bytes.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// Where a partial write puts subchunks that it changes. Runtime only: the strategy never reaches
-/// array metadata, and every result is a shard that any reader opens. Different strategies may be
-/// used on one shard, one after the other.
+/// Where a partial write puts changed subchunks.
 ///
-/// What each promises to a process that dies in the middle of a write is in a table in
-/// [`docs/updates.md`](https://docs.rs/crate/zarrs_cuda/latest/source/docs/updates.md).
+/// A strategy belongs to each write. It never reaches array metadata, and different strategies may
+/// be used on one shard, one after the other. Every result is a shard that any reader opens.
+///
+/// The [guide](crate::guide::write#parts-of-shards) helps to choose one. The [reference
+/// page](crate::guide::reference::updates#what-is-promised) says what each promises if the process
+/// dies during a write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WriteStrategy {
-    /// [`InPlace`](Self::InPlace) where every subchunk has the same encoded size, or where the
-    /// store rewrites whole objects anyway. Otherwise as [`Append`](Self::Append), but changed
-    /// subchunks also go into bytes that nothing uses any more: as safe, and it grows slower.
+    /// [`InPlace`](Self::InPlace) if every subchunk has the same encoded size, or if the store
+    /// rewrites whole objects. Otherwise like [`Append`](Self::Append), except that changed
+    /// subchunks also go into unused bytes: as safe, and shards grow more slowly.
     #[default]
     Auto,
-    /// Changed subchunks go behind everything that is there, and an index behind them. The bytes of
-    /// earlier states stay, until [`compact`](crate::compact).
+    /// A changed subchunk goes to the end of the shard, and a new index behind it. The bytes of
+    /// earlier states stay until [`compact`](crate::compact).
     Append,
-    /// A changed subchunk goes where it was, if it fits there; otherwise into bytes that nothing uses,
-    /// or behind everything.
+    /// A changed subchunk stays in its place if it fits there. Otherwise it goes into unused bytes,
+    /// or to the end.
     InPlace,
-    /// Every subchunk has a slot of the size that it encodes to at worst, in C order. Nothing ever
-    /// moves, and unused bytes never add up. The *apparent* size of a shard is the worst case: file
-    /// systems store the gaps as holes, but stores in memory allocate them. An error for inner codecs
-    /// that name no bound.
+    /// Every subchunk has a slot of its worst-case encoded size, in C order. No subchunk ever
+    /// moves, and unused bytes never add up.
     ///
-    /// A shard that was not written so keeps its subchunks where they are until they are changed; one
-    /// whose slot is then taken by others gets room for its worst case behind everything.
+    /// The *apparent* size of a shard is the worst case. File systems store the gaps as holes;
+    /// stores in memory allocate them. It is an error if an inner codec states no bound.
+    ///
+    /// In a shard that another strategy wrote, subchunks keep their places until they are changed.
+    /// If other subchunks occupy a slot then, its subchunk gets room for its worst case at the end.
     Slots,
 }
 
@@ -47,18 +50,18 @@ impl fmt::Display for WriteStrategy {
 /// A partial write left more unused bytes in a shard than
 /// [`Options::max_dead_fraction`](crate::Options::max_dead_fraction) allows.
 ///
-/// A codec is not told which shard it writes: [`Shards::compact_pending`](crate::Shards::compact_pending)
-/// finds it.
+/// A codec is not told which shard it writes.
+/// [`Shards::compact_pending`](crate::Shards::compact_pending) finds the shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CompactionRequest {
     /// The size of the shard now, in bytes.
     pub size: u64,
-    /// How many of them nothing uses.
+    /// The number of unused bytes in it.
     pub dead: u64,
 }
 
-/// What is called with each [`CompactionRequest`]. Equal to itself and its clones alone.
+/// The function to call with each [`CompactionRequest`]. Equal only to itself and its clones.
 #[derive(Clone)]
 pub(crate) struct CompactionCallback(pub(crate) Arc<dyn Fn(&CompactionRequest) + Send + Sync>);
 
@@ -74,7 +77,7 @@ impl fmt::Debug for CompactionCallback {
     }
 }
 
-/// What partial writes of this process did.
+/// Counters of the partial writes of this process.
 pub(crate) mod counters {
     use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -191,7 +191,7 @@ fn a_compact_shard_is_not_stored_again() {
     assert_eq!(error, "cannot erase c/0/0: read only");
 }
 
-/// The record of `docs/updates.md`.
+/// The record of `docs/reference/updates.md`.
 fn record(offset: usize, old: Option<(usize, &[u8])>, new_end: usize, new: &[u8]) -> Vec<u8> {
     let print = twox_hash::XxHash3_64::oneshot;
     let (old_end, old_index) = old.map_or((0, 0), |(end, index)| (end, print(index)));

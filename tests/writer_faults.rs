@@ -44,10 +44,10 @@ impl Subject for FilesystemStore {
 
     fn writer(array: &Array<Faulty<Self>>, epochs: usize, threads: usize) -> Writer {
         ArrayWriter::builder(array)
-            .atomic_rename(array.storage())
-            .metadata_interval(Duration::ZERO)
-            .epochs_per_batch(epochs)
-            .store_threads(threads)
+            .with_atomic_rename(array.storage())
+            .with_metadata_interval(Duration::ZERO)
+            .with_epochs_per_batch(epochs)
+            .with_store_threads(threads)
             .build()
     }
 }
@@ -57,10 +57,10 @@ impl Subject for RenamingStore {
 
     fn writer(array: &Array<Faulty<Self>>, epochs: usize, threads: usize) -> Writer {
         ArrayWriter::builder(array)
-            .atomic_rename(array.storage())
-            .metadata_interval(Duration::ZERO)
-            .epochs_per_batch(epochs)
-            .store_threads(threads)
+            .with_atomic_rename(array.storage())
+            .with_metadata_interval(Duration::ZERO)
+            .with_epochs_per_batch(epochs)
+            .with_store_threads(threads)
             .build()
     }
 }
@@ -70,9 +70,9 @@ impl Subject for MemoryStore {
 
     fn writer(array: &Array<Faulty<Self>>, epochs: usize, threads: usize) -> Writer {
         ArrayWriter::builder(array)
-            .metadata_interval(Duration::ZERO)
-            .epochs_per_batch(epochs)
-            .store_threads(threads)
+            .with_metadata_interval(Duration::ZERO)
+            .with_epochs_per_batch(epochs)
+            .with_store_threads(threads)
             .build()
     }
 }

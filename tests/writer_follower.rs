@@ -84,10 +84,10 @@ fn create(frames: &Frames) -> (TempDir, Array<FilesystemStore>) {
 /// Write as a camera would, until there are `END` slices.
 fn write(frames: &Frames, array: &Array<FilesystemStore>, renames: bool) {
     let mut builder = ArrayWriter::builder(array)
-        .epochs_per_batch(1)
-        .metadata_interval(Duration::ZERO);
+        .with_epochs_per_batch(1)
+        .with_metadata_interval(Duration::ZERO);
     if renames {
-        builder = builder.atomic_rename(array.storage());
+        builder = builder.with_atomic_rename(array.storage());
     }
     let mut writer = builder.build().unwrap();
     for slice in 0..END {

@@ -147,11 +147,11 @@ fn writing_process() {
     let store = Arc::new(FilesystemStore::new(task[3]).unwrap());
     let array = Array::open(store.clone(), PATH).unwrap();
     let mut builder = ArrayWriter::builder(&array)
-        .atomic_rename(store.clone())
-        .metadata_interval(metadata_interval)
-        .store_threads(store_threads);
+        .with_atomic_rename(store.clone())
+        .with_metadata_interval(metadata_interval)
+        .with_store_threads(store_threads);
     if let Some(epochs) = epochs_per_batch {
-        builder = builder.epochs_per_batch(epochs);
+        builder = builder.with_epochs_per_batch(epochs);
     }
     let mut writer = builder.build().unwrap();
     let left = frames::temporaries(&*store);

@@ -322,7 +322,7 @@ where
     S: ?Sized + ReadableWritableStorageTraits + 'static,
 {
     let options = CodecOptions::default().with_concurrent_target(2);
-    ArrayWriter::builder(array).codec_options(options)
+    ArrayWriter::builder(array).with_codec_options(options)
 }
 
 fn to_nowhere(compressor: &[Value], len: usize, compressible: bool) -> (usize, usize) {
@@ -344,7 +344,11 @@ fn to_files(compressor: &[Value], len: usize) -> (usize, usize) {
     let files = Arc::new(FilesystemStore::new(directory.path()).unwrap());
     let store = Discarding::new(files);
     let array = array(&store, compressor);
-    let result = stream(&builder(&array).atomic_rename(store.clone()), len, false);
+    let result = stream(
+        &builder(&array).with_atomic_rename(store.clone()),
+        len,
+        false,
+    );
     assert_eq!(store.shards.load(Ordering::Relaxed), len / (32 * MIB));
     result
 }

@@ -26,7 +26,7 @@
 //!
 //! There are two sinks. `discarding` is a store that drops each value in its `set` (`discarding.rs`).
 //! `filesystem` is zarrs' `FilesystemStore`, which syncs every file, in a temporary folder in
-//! `target/tmp` or FOLDER; ours has `atomic_rename` there. In the round that does not count zarrs has
+//! `target/tmp` or FOLDER; ours has `with_atomic_rename` there. In the round that does not count zarrs has
 //! to read what ours wrote to files.
 
 #![allow(

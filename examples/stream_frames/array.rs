@@ -76,8 +76,8 @@ impl Recording {
     pub(crate) fn writer(&self) -> Result<ArrayWriter, Stop> {
         let start = self.frames() / self.shard[0] * self.shard[0];
         let mut writer = ArrayWriter::builder(&self.array)
-            .start(start)
-            .atomic_rename(self.store.clone())
+            .with_start(start)
+            .with_atomic_rename(self.store.clone())
             .build()?;
         for frame in start..self.frames() {
             let [height, width] = self.frame_shape();

@@ -151,7 +151,7 @@ impl Case {
 
     /// Bytes that reading a shard of so many bytes may allocate at once.
     pub(crate) fn most_memory(&self, encoded: usize) -> usize {
-        // A frame of bzip2 does not say how much it holds: `docs/correctness.md`.
+        // A frame of bzip2 does not say how much it holds: `docs/reference/correctness.md`.
         if self.shards.json().to_string().contains("numcodecs.bz2") {
             return usize::MAX;
         }

@@ -277,7 +277,7 @@ impl Torn {
         })
     }
 
-    /// Check the promises of `docs/updates.md`.
+    /// Check the promises of `docs/reference/updates.md`.
     fn check(self, case: &Case, ours: &Arc<CudaShardingCodec>) {
         let shards = &case.shards;
         let shown = || format!("{:?}, {}, {shards:?}", self.strategy, shards.json());

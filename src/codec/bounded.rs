@@ -6,7 +6,7 @@
 //! where the content is longer than the codecs before it make a subchunk. That holds wherever zarrs
 //! runs the chain: for whole subchunks, parts of them, and data types that zarrs' sharding handles.
 //!
-//! `docs/correctness.md` names the codecs that remain.
+//! `docs/reference/correctness.md` names the codecs that remain.
 
 #[cfg(feature = "pcodec")]
 mod pcodec;

@@ -1,4 +1,4 @@
-//! Building a codec from codecs.
+//! A builder of the codec.
 
 use std::sync::Arc;
 
@@ -11,12 +11,12 @@ use zarrs_codec::{ArrayToArrayCodecTraits, ArrayToBytesCodecTraits, BytesToBytes
 
 use crate::{CudaShardingCodec, Options};
 
-/// A [`CudaShardingCodec`] builder, for
+/// Builds a [`CudaShardingCodec`] for
 /// [`ArrayBuilder::array_to_bytes_codec`](zarrs::array::ArrayBuilder::array_to_bytes_codec).
 ///
 /// It mirrors zarrs' [`ShardingCodecBuilder`](zarrs::array::codec::ShardingCodecBuilder), with the
-/// same defaults: subchunks are encoded with the default codec for the data type, and the index
-/// with `bytes` and `crc32c`, at the end of the shard.
+/// same defaults. Subchunks are encoded with the default codec of the data type. The index is
+/// encoded with `bytes` and `crc32c`, at the end of the shard.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -52,7 +52,7 @@ pub struct CudaShardingCodecBuilder {
 }
 
 impl CudaShardingCodecBuilder {
-    /// Create a builder for subchunks of `subchunk_shape` (elements) and `data_type`.
+    /// Returns a builder for subchunks of `subchunk_shape` (elements) and `data_type`.
     #[must_use]
     pub fn new(subchunk_shape: ChunkShape, data_type: &DataType) -> Self {
         Self {
@@ -67,7 +67,7 @@ impl CudaShardingCodecBuilder {
         }
     }
 
-    /// Set the index array to bytes codec. Default: `bytes`, in native byte order.
+    /// Sets the array-to-bytes codec of the index. Default: `bytes`, in native byte order.
     pub fn index_array_to_bytes_codec(
         &mut self,
         codec: Arc<dyn ArrayToBytesCodecTraits>,
@@ -76,7 +76,7 @@ impl CudaShardingCodecBuilder {
         self
     }
 
-    /// Set the index bytes to bytes codecs. Default: `crc32c`.
+    /// Sets the bytes-to-bytes codecs of the index. Default: `crc32c`.
     pub fn index_bytes_to_bytes_codecs(
         &mut self,
         codecs: Vec<Arc<dyn BytesToBytesCodecTraits>>,
@@ -85,7 +85,7 @@ impl CudaShardingCodecBuilder {
         self
     }
 
-    /// Set the subchunk array to array codecs. Default: none.
+    /// Sets the array-to-array codecs of subchunks. Default: none.
     pub fn array_to_array_codecs(
         &mut self,
         codecs: Vec<Arc<dyn ArrayToArrayCodecTraits>>,
@@ -94,13 +94,13 @@ impl CudaShardingCodecBuilder {
         self
     }
 
-    /// Set the subchunk array to bytes codec. Default: zarrs' for the data type.
+    /// Sets the array-to-bytes codec of subchunks. Default: zarrs' codec for the data type.
     pub fn array_to_bytes_codec(&mut self, codec: Arc<dyn ArrayToBytesCodecTraits>) -> &mut Self {
         self.array_to_bytes_codec = codec;
         self
     }
 
-    /// Set the subchunk bytes to bytes codecs. Default: none.
+    /// Sets the bytes-to-bytes codecs of subchunks. Default: none.
     pub fn bytes_to_bytes_codecs(
         &mut self,
         codecs: Vec<Arc<dyn BytesToBytesCodecTraits>>,
@@ -109,19 +109,19 @@ impl CudaShardingCodecBuilder {
         self
     }
 
-    /// Set the index location. Default: the end of the shard.
+    /// Sets the location of the index. Default: the end of the shard.
     pub fn index_location(&mut self, index_location: ShardingIndexLocation) -> &mut Self {
         self.index_location = index_location;
         self
     }
 
-    /// Set the runtime options. Default: [`Options::default`].
+    /// Sets the runtime options. Default: [`Options::default`].
     pub fn options(&mut self, options: Options) -> &mut Self {
         self.options = options;
         self
     }
 
-    /// Build the codec.
+    /// Builds the codec.
     ///
     /// # Errors
     /// As for [`CudaShardingCodec::new`].
@@ -143,7 +143,7 @@ impl CudaShardingCodecBuilder {
         )
     }
 
-    /// Build the codec into an [`Arc`].
+    /// Builds the codec in an [`Arc`].
     ///
     /// # Errors
     /// As for [`CudaShardingCodec::new`].

@@ -1,4 +1,4 @@
-//! The way from zarrs' trait objects to our codec: `as_any` leads to zarrs' own.
+//! Finds our codec behind zarrs' trait objects, whose `as_any` leads to zarrs' own codec.
 
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,18 +15,18 @@ use super::CudaShardingCodec;
 use crate::plan::Explanation;
 use crate::{Error, Options};
 
-/// An option that only our codec understands: it leaves itself here.
+/// An option that only our codec understands: the codec puts itself here.
 #[derive(Default)]
 struct Finder(Mutex<Option<Arc<CudaShardingCodec>>>);
 
-/// Called by our codec with the options that it is given.
+/// Our codec calls this with the options that it is given.
 pub(super) fn answer(codec: &Arc<CudaShardingCodec>, options: &CodecSpecificOptions) {
     if let Some(finder) = options.get_option::<Finder>() {
         *finder.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(codec.clone());
     }
 }
 
-/// `codec`, if it is ours.
+/// Returns `codec` if it is ours.
 pub(crate) fn ours(codec: &Arc<dyn ArrayToBytesCodecTraits>) -> Option<Arc<CudaShardingCodec>> {
     let question = CodecSpecificOptions::default().with_option(Finder::default());
     let _unchanged = codec.clone().with_codec_specific_options(&question);
@@ -83,12 +83,13 @@ fn ours_of(codec: &Arc<dyn ArrayToBytesCodecTraits>) -> Result<CudaShardingCodec
     Ok(codec)
 }
 
-/// Say what happens to the shards of `array`: each stage, where it runs, and why.
+/// Explains what happens to the shards of `array`: each stage, where it runs, and why.
 ///
 /// # Errors
-/// - [`Error::ForeignCodec`] if the array's codec is not this crate's: it was opened before
-///   [`register`](crate::register), built with `ArrayBuilder::subchunk_shape`, or is not sharded.
-/// - As for [`CudaShardingCodec::explain`].
+/// - [`Error::ForeignCodec`] if the array's codec is not this crate's: the array was opened before
+///   [`register`](crate::register), was built with `ArrayBuilder::subchunk_shape`, or is not
+///   sharded.
+/// - Otherwise as for [`CudaShardingCodec::explain`].
 pub fn explain<TStorage: ?Sized>(array: &Array<TStorage>) -> Result<Explanation, Error> {
     let codecs = array.codecs();
     let codec = ours(codecs.array_to_bytes_codec()).ok_or_else(|| Error::ForeignCodec {
@@ -106,10 +107,10 @@ pub fn explain<TStorage: ?Sized>(array: &Array<TStorage>) -> Result<Explanation,
     codec.explain(&shape, &data_type, &fill_value)
 }
 
-/// What the array-to-bytes codec of `array` is given of a chunk of `shape` (elements).
+/// Returns what the array-to-bytes codec of `array` gets of a chunk of `shape` (elements).
 ///
 /// # Errors
-/// A [`CodecError`] if an array-to-array codec does not take it.
+/// A [`CodecError`] if an array-to-array codec does not accept it.
 pub(crate) fn representation<TStorage: ?Sized>(
     array: &Array<TStorage>,
     shape: ChunkShape,

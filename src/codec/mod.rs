@@ -61,12 +61,13 @@ use sharding::{Sharding, Shardings};
 
 /// The `sharding_indexed` codec.
 ///
-/// Registered with [`register`](crate::register), or built with [`CudaShardingCodecBuilder`].
+/// Use it through [`register`](crate::register) for every array of the process, or through
+/// [`CudaShardingCodecBuilder`] for one array.
 ///
 /// ### Compatible Implementations
-/// This is zarrs' [`ShardingCodec`] in every respect but speed: it writes the same metadata, and
-/// shards that any implementation of the specification reads. Subchunks lie in C order, densely,
-/// whatever [`SubchunkWriteOrder`] is asked for, so that equal data give equal shards.
+/// It is compatible with zarrs' [`ShardingCodec`]: it writes the same metadata, and shards that any
+/// implementation of the specification reads. Subchunks lie densely in C order, whatever
+/// [`SubchunkWriteOrder`] is set, so that equal data give equal shards.
 ///
 /// `as_any` returns zarrs' own [`ShardingCodec`] of the same configuration, because zarrs tests for
 /// that type before it reads single subchunks. [`explain`](crate::explain) finds this codec in an
@@ -98,6 +99,9 @@ use sharding::{Sharding, Shardings};
 /// # let options = zarrs_cuda::Options::default();
 /// # zarrs_cuda::CudaShardingCodec::new_with_configuration(&configuration, options).unwrap();
 /// ```
+///
+/// [`ShardingCodec`]: zarrs::array::codec::ShardingCodec
+/// [`SubchunkWriteOrder`]: zarrs::array::codec::SubchunkWriteOrder
 #[derive(Clone, Debug)]
 pub struct CudaShardingCodec {
     parts: Arc<Parts>,
@@ -106,14 +110,14 @@ pub struct CudaShardingCodec {
 }
 
 impl CudaShardingCodec {
-    /// Create a codec from the parts of its configuration.
+    /// Creates a codec from the parts of its configuration.
     ///
-    /// A nested codec that is zarrs' own `sharding_indexed` is replaced by this one, and decompressors by
-    /// those of this crate's host engine, whose memory is bounded.
+    /// Nested `sharding_indexed` codecs of zarrs are replaced by this codec. Decompressors are
+    /// replaced by those of this crate's host engine, whose memory is bounded.
     ///
     /// # Errors
-    /// A [`PluginCreateError`] if the size of what `index_codecs` encode is not fixed: the index
-    /// could not be found in a shard.
+    /// A [`PluginCreateError`] if `index_codecs` do not encode to a fixed size: the index could not
+    /// be found in a shard.
     #[allow(
         clippy::needless_pass_by_value,
         reason = "the arguments are those of zarrs' codec"
@@ -142,7 +146,7 @@ impl CudaShardingCodec {
         }
     }
 
-    /// Create a codec from its configuration.
+    /// Creates a codec from its configuration.
     ///
     /// # Errors
     /// A [`PluginCreateError`] if a codec of the configuration cannot be created, or as for
@@ -165,7 +169,7 @@ impl CudaShardingCodec {
         )
     }
 
-    /// Create a codec from its metadata.
+    /// Creates a codec from its metadata.
     pub(crate) fn from_metadata(
         metadata: &MetadataV3,
         options: Options,
@@ -180,13 +184,14 @@ impl CudaShardingCodec {
         Self::of(self.parts.with_engines(engines))
     }
 
-    /// The runtime options.
+    /// Returns the runtime options.
     #[must_use]
     pub fn options(&self) -> &Options {
         &self.parts.options
     }
 
-    /// The same codec with other runtime options, for nested codecs of this crate, too.
+    /// Returns the same codec with other runtime options. They apply to nested codecs of this
+    /// crate, too.
     #[must_use]
     #[allow(clippy::needless_pass_by_value, reason = "a builder's method")]
     pub fn with_options(self, options: Options) -> Self {
@@ -212,8 +217,8 @@ impl CudaShardingCodec {
         &self.parts.limits
     }
 
-    /// Say what happens to shards of `shard_shape` (elements), `data_type` and `fill_value`: each
-    /// stage, where it runs, and why.
+    /// Explains what happens to shards of `shard_shape` (elements), `data_type` and `fill_value`:
+    /// each stage, where it runs, and why.
     ///
     /// # Errors
     /// - [`Error::Codec`] if the shapes, data type and codecs do not fit each other.
@@ -230,8 +235,9 @@ impl CudaShardingCodec {
         Ok(explanation)
     }
 
-    /// What one shard in flight takes for buffers on a device: shards of `shard_shape` (elements),
-    /// `data_type` and `fill_value`. `None` if these shards do not go to a device.
+    /// Returns the memory that the buffers of one shard in flight take, for shards of `shard_shape`
+    /// (elements), `data_type` and `fill_value`. Returns `None` if these shards do not go to a
+    /// device.
     ///
     /// # Errors
     /// As for [`explain`](Self::explain).

@@ -1,6 +1,6 @@
 //! Where an update puts changed subchunks, its record and its index.
 //!
-//! The kinds of update, and why they are safe, are in `docs/updates.md`. In short: bytes that the
+//! The kinds of update, and why they are safe, are in `docs/reference/updates.md`. In short: bytes that the
 //! old index leads to are only overwritten where the rule says so, an index that is rewritten where
 //! it is has a copy first, and an object never gets shorter.
 

@@ -1,4 +1,4 @@
-//! The same, in asynchronous stores.
+//! Maintenance of shards in asynchronous stores.
 
 use zarrs_storage::{
     AsyncReadableStorageTraits, AsyncReadableWritableStorageTraits, Bytes, StoreKey,
@@ -10,7 +10,7 @@ use super::recover::recovered;
 use super::{Compaction, Inspection, Recovery, ShardFormat};
 use crate::Error;
 
-/// [`compact`](crate::compact()), in an asynchronous store.
+/// [`compact`](crate::compact()) for an asynchronous store.
 ///
 /// # Errors
 /// As for [`compact`](crate::compact()).
@@ -28,8 +28,8 @@ pub async fn async_compact<S: AsyncReadableWritableStorageTraits + ?Sized>(
     Ok(Some(compaction))
 }
 
-/// [`recover`](crate::recover()), in an asynchronous store. Subchunks are decoded on the thread that
-/// polls, and on zarrs' thread pool.
+/// [`recover`](crate::recover()) for an asynchronous store. Subchunks are decoded on the polling
+/// thread and on zarrs' thread pool.
 ///
 /// # Errors
 /// As for [`recover`](crate::recover()).
@@ -46,7 +46,7 @@ pub async fn async_recover<S: AsyncReadableWritableStorageTraits + ?Sized>(
     Ok(recovery)
 }
 
-/// [`inspect`](crate::inspect()), in an asynchronous store.
+/// [`inspect`](crate::inspect()) for an asynchronous store.
 ///
 /// # Errors
 /// As for [`inspect`](crate::inspect()).
@@ -68,7 +68,7 @@ async fn read<S: AsyncReadableStorageTraits + ?Sized>(
     store.get(key).await.map_err(failed("read", key))
 }
 
-/// Do `change` to an object that is `object` now.
+/// Applies `change` to the object at `key`, whose bytes are `object` now.
 async fn apply<S: AsyncReadableWritableStorageTraits + ?Sized>(
     store: &S,
     key: &StoreKey,

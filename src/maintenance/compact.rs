@@ -1,4 +1,4 @@
-//! A shard without the bytes that nothing uses.
+//! Compaction: a shard is stored again without its unused bytes.
 
 use zarrs_storage::{ReadableWritableStorageTraits, StoreKey};
 
@@ -10,30 +10,30 @@ use crate::Error;
 use crate::codec::stored;
 use crate::write_strategy::counters;
 
-/// What compaction made of a shard.
+/// The sizes of a shard before and after compaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Compaction {
     /// The size of the shard before, in bytes.
     pub before: u64,
-    /// Its size now, in bytes; 0 if it had no subchunks, and was erased.
+    /// The size of the shard now, in bytes; 0 if it had no subchunks and was erased.
     pub after: u64,
 }
 
-/// Replace the shard at `key` by one without the bytes that nothing uses, its subchunks in C order.
-/// `None` if there is no shard. Where there is nothing to gain, nothing is stored.
+/// Replaces the shard at `key` by one without unused bytes, with its subchunks in C order. Returns
+/// `None` if there is no shard. If there is nothing to gain, nothing is stored.
 ///
-/// Subchunks are copied as they are: nothing is decoded or encoded. The shard is read, held twice in
-/// memory, and stored by one `set`. That is atomic where the store's `set` is. zarrs'
-/// `FilesystemStore` is not: wrap it in `zarrs_storage`'s `AtomicWriteStorageAdapter`, or **the shard
+/// Subchunks are copied as they are: nothing is decoded or encoded. The shard is read, held twice
+/// in memory, and stored by one `set`, which is as atomic as the store's. zarrs' `FilesystemStore`
+/// is not atomic: wrap it in `zarrs_storage`'s `AtomicWriteStorageAdapter`. Otherwise **the shard
 /// is lost** if the process dies while it is stored.
 ///
-/// Nobody else may write the shard meanwhile: what they write would be lost.
+/// Nothing else may write the shard meanwhile: those writes would be lost.
 ///
 /// # Errors
-/// - [`Error::UpdatePending`] if an update of the shard was torn: [`recover`](crate::recover) it
-///   first.
-/// - [`Error::Codec`] if its index is invalid, or memory cannot be had.
+/// - [`Error::UpdatePending`] if an update of the shard was interrupted:
+///   [`recover`](crate::recover) it first.
+/// - [`Error::Codec`] if its index is invalid, or memory cannot be allocated.
 /// - [`Error::Storage`] if the store fails.
 pub fn compact<S: ReadableWritableStorageTraits + ?Sized>(
     store: &S,

@@ -1,4 +1,4 @@
-//! What is wrong with a stored shard, and which bytes put it right: the rules of `docs/updates.md`.
+//! What is wrong with a stored shard, and which bytes put it right: the rules of `docs/reference/updates.md`.
 //!
 //! Nothing here reads or writes a store. What is to be written is such that a write of it which is
 //! torn, at any byte, leaves a shard for which the same rules give the same end.

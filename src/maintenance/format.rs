@@ -1,4 +1,4 @@
-//! What is needed to understand the bytes of a shard.
+//! The format of a shard: all that its bytes do not say themselves.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use crate::codec::find;
 use crate::codec::sharding::Sharding;
 use crate::{CudaShardingCodec, Error};
 
-/// What is needed to understand the bytes of a shard: its codec, its shape, and what its elements
-/// are.
+/// The format of a shard: its codec, shape, data type and fill value. Needed to understand the
+/// bytes of a shard.
 #[derive(Clone, Debug)]
 pub struct ShardFormat {
     codec: Arc<CudaShardingCodec>,
@@ -20,7 +20,7 @@ pub struct ShardFormat {
 }
 
 impl ShardFormat {
-    /// Shards of `shape` (elements), as `codec` encodes them.
+    /// Returns the format of shards of `shape` (elements) that `codec` encodes.
     ///
     /// # Errors
     /// [`Error::Codec`] if the shapes and codecs do not fit each other.
@@ -38,12 +38,12 @@ impl ShardFormat {
         Ok(Self { codec, shards })
     }
 
-    /// The shard of `array` with the chunk indices `shard`. The array's codec may be this crate's
-    /// or zarrs' own `sharding_indexed`, whose shards are the same.
+    /// Returns the format of the shard of `array` with the chunk indices `shard`. The array's codec
+    /// may be this crate's or zarrs' own `sharding_indexed`, whose shards are the same.
     ///
     /// # Errors
-    /// - [`Error::NotShards`] if the array is not sharded, or if what it stores are not shards, but
-    ///   what bytes-to-bytes codecs made of them.
+    /// - [`Error::NotShards`] if the array is not sharded, or if bytes-to-bytes codecs encode its
+    ///   shards once more.
     /// - [`Error::Codec`] if `shard` is not in the array's chunk grid, or the codecs do not fit.
     pub fn of<TStorage: ?Sized>(array: &Array<TStorage>, shard: &[u64]) -> Result<Self, Error> {
         Self::of_codec(find::of_array(array)?, array, shard)
@@ -66,13 +66,13 @@ impl ShardFormat {
         Self::new(codec, shape, data_type, fill_value)
     }
 
-    /// The codec.
+    /// Returns the codec.
     #[must_use]
     pub fn codec(&self) -> &Arc<CudaShardingCodec> {
         &self.codec
     }
 
-    /// The shape of a shard, in elements.
+    /// Returns the shape of a shard, in elements.
     #[must_use]
     pub fn shape(&self) -> &[NonZeroU64] {
         &self.shards.shape

@@ -1,4 +1,4 @@
-//! What is in a shard, and where.
+//! Inspection: what a shard holds, and where.
 
 use std::fmt;
 use std::ops::Range;
@@ -16,57 +16,59 @@ use crate::Error;
 use crate::codec::sharding::Sharding;
 use crate::layout::{Entries, RECORD_LEN, Record};
 
-/// What is in a shard, and where. All sizes and offsets are in bytes.
+/// What a shard holds, and where. All sizes and offsets are in bytes.
 ///
-/// `Display` is for people: a summary, a picture, and a table of subchunks.
+/// `Display` prints a summary, a picture and a table of subchunks, for people.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Inspection {
     /// The size of the shard.
     pub size: u64,
-    /// Where the index is: at the start, or at the end.
+    /// The configured place of the index: the start or the end.
     pub index_location: ShardingIndexLocation,
-    /// Where that is in the shard; `None` if the shard is shorter than its index.
+    /// The range of the index; `None` if the shard is shorter than its index.
     pub index: Option<Range<u64>>,
-    /// What is wrong with the index: it does not decode, or an extent in it is outside the shard.
+    /// What is wrong with the index: it does not decode, or an extent in it lies outside the shard.
     pub index_problem: Option<String>,
-    /// How many subchunks a shard has along each axis.
+    /// The number of subchunks in a shard along each axis.
     pub grid: Vec<usize>,
-    /// The size of a decoded subchunk; `None` for data types of no fixed size.
+    /// The size of a decoded subchunk; `None` for data types of variable length.
     pub decoded_size: Option<u64>,
-    /// Each subchunk, in C order; `None` for an empty one. If the index does not decode, or to
-    /// nothing but nonsense, there is none at all; if only its checksum is wrong, this is what it says.
+    /// Each subchunk, in C order; `None` for an empty one.
+    ///
+    /// Empty if the index cannot be decoded, or if nothing in it makes sense. If only the checksum
+    /// of the index is wrong, these are its entries.
     pub subchunks: Vec<Option<StoredSubchunk>>,
     /// The records of updates, in the order in which they lie.
     pub records: Vec<UpdateRecord>,
     /// What [`recover`](crate::recover) would report.
     pub recovery: RecoveryOutcome,
-    /// How many bytes the index and subchunks use.
+    /// The number of bytes that the index and subchunks use.
     pub live: u64,
     areas: [Areas; 3],
 }
 
-/// Where the index says that a subchunk is.
+/// Where the index says that a subchunk lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoredSubchunk {
-    /// Where it begins.
+    /// Its first byte.
     pub offset: u64,
-    /// How large it is, encoded.
+    /// Its encoded size.
     pub size: u64,
-    /// What is odd about that.
+    /// What is wrong with its place.
     pub problem: Option<ExtentProblem>,
 }
 
-/// What is odd about where a subchunk is.
+/// What is wrong with the place of a subchunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ExtentProblem {
-    /// It is outside the shard, in part at least.
+    /// It lies outside the shard, at least in part.
     Outside,
-    /// It has bytes of the index.
+    /// It overlaps the index.
     OverIndex,
-    /// It has bytes of the subchunk of this number. That is legal.
+    /// It overlaps the subchunk with this number. That is legal.
     Over(usize),
 }
 
@@ -74,23 +76,23 @@ pub enum ExtentProblem {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UpdateRecord {
-    /// Where it is.
+    /// Its first byte.
     pub offset: u64,
-    /// Where the shard ended before; 0 if there was none.
+    /// The size of the shard before the update; 0 if there was none.
     pub old_end: u64,
-    /// Where it was to end.
+    /// The size of the shard after the update.
     pub new_end: u64,
-    /// Whether the update is not done, and waits for [`recover`](crate::recover).
+    /// Whether the update is not complete, and waits for [`recover`](crate::recover).
     pub is_pending: bool,
 }
 
-/// Say what is in the shard at `key`, and where. `None` if there is no shard.
+/// Describes the shard at `key`. Returns `None` if there is no shard.
 ///
-/// The shard is read whole. No subchunk is decoded, and nothing is changed. A shard whose index is
-/// broken is no error: it is described as far as that is possible.
+/// The shard is read as a whole. No subchunk is decoded, and nothing is changed. A shard with a
+/// broken index is no error: it is described as far as possible.
 ///
 /// # Errors
-/// - [`Error::Codec`] if the format is none.
+/// - [`Error::Codec`] if the format is invalid.
 /// - [`Error::Storage`] if the store fails.
 pub fn inspect<S: ReadableStorageTraits + ?Sized>(
     store: &S,
@@ -165,13 +167,13 @@ impl Inspection {
         })
     }
 
-    /// How many bytes of the shard nothing uses.
+    /// Returns the number of unused bytes of the shard.
     #[must_use]
     pub fn unused(&self) -> u64 {
         self.size - self.live
     }
 
-    /// How much of the shard nothing uses: 0 to 1.
+    /// Returns the unused fraction of the shard, 0 to 1.
     #[must_use]
     pub fn unused_fraction(&self) -> f64 {
         #[allow(clippy::cast_precision_loss, reason = "a fraction for people")]
@@ -179,19 +181,19 @@ impl Inspection {
         fraction
     }
 
-    /// How many subchunks are stored.
+    /// Returns the number of stored subchunks.
     #[must_use]
     pub fn num_stored(&self) -> usize {
         self.subchunks.iter().flatten().count()
     }
 
-    /// What `Display` shows, without the table of subchunks.
+    /// Returns what `Display` shows, without the table of subchunks.
     #[must_use]
     pub fn summary(&self) -> impl fmt::Display {
         Summary(self)
     }
 
-    /// How much larger a subchunk is decoded than encoded.
+    /// The decoded size of a subchunk over its encoded size.
     fn ratio(&self, subchunk: &StoredSubchunk) -> Option<f64> {
         #[allow(clippy::cast_precision_loss, reason = "a ratio for people")]
         let ratio = self.decoded_size? as f64 / subchunk.size.max(1) as f64;

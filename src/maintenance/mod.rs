@@ -1,4 +1,5 @@
-//! Shards as objects of a store: replaced by compact ones, recovered, and looked at.
+//! Stored shards: compacted, recovered after interrupted updates, and inspected. The
+//! [guide](crate::guide::maintain) shows how.
 
 mod areas;
 #[cfg(feature = "async")]

@@ -1,4 +1,4 @@
-//! A shard whose last update was torn, put right.
+//! Recovery of a shard whose last update was interrupted.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,32 +11,32 @@ use super::format::diagnosis_of;
 use super::io::{Change, apply, read};
 use crate::Error;
 
-/// What recovery found, and did.
+/// What recovery found and did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RecoveryOutcome {
     /// There is no shard.
     Absent,
-    /// There was nothing to do. An update that was torn before anyone could see it is nothing.
+    /// The shard was intact. An update interrupted before it became visible needs no recovery.
     Intact,
-    /// The last update was torn. The shard has the index that it had before.
+    /// The last update was interrupted, and was undone: the shard has its previous index.
     Undone,
-    /// The last update was torn, and has been completed.
+    /// The last update was interrupted, and was completed.
     Completed,
-    /// The shard was being created: it has been erased.
+    /// The shard was never complete, and was erased.
     Erased,
-    /// It is not known what the shard should be. Nothing was changed.
+    /// The right state of the shard is not known. Nothing was changed.
     Unrecoverable {
         /// Why.
         reason: String,
     },
 }
 
-/// A subchunk after recovery.
+/// The state of a subchunk after recovery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SubchunkState {
-    /// It is not stored: the fill value.
+    /// It is not stored, and reads as the fill value.
     Empty,
     /// It decodes.
     Readable,
@@ -47,13 +47,13 @@ pub enum SubchunkState {
     },
 }
 
-/// What recovery did, and what there is now.
+/// What recovery did, and the state of the shard now. `Display` prints both for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Recovery {
     /// What was found and done.
     pub outcome: RecoveryOutcome,
-    /// Each subchunk, in C order; none if there is no shard (any more).
+    /// The state of each subchunk, in C order. Empty if there is no shard now.
     pub subchunks: Vec<SubchunkState>,
 }
 
@@ -102,23 +102,24 @@ impl fmt::Display for Recovery {
     }
 }
 
-/// Put right the shard at `key`, if its last update was torn, and say what its subchunks are now.
+/// Repairs the shard at `key` if its last update was interrupted, and returns the state of its
+/// subchunks.
 ///
-/// The rules, and what is promised of each [`WriteStrategy`](crate::WriteStrategy), are in
-/// [`docs/updates.md`](https://docs.rs/crate/zarrs_cuda/latest/source/docs/updates.md). The shard is
-/// read whole, and each subchunk of it is decoded, on the host. What has to be written are an index
-/// and a few bytes, by one or two `set_partial`; a store without it gets the shard whole, by one `set`.
-/// Recovery may itself be interrupted and run again. Shards that no update of this crate has touched
-/// are only looked at.
+/// The shard is read as a whole, and each subchunk is decoded on the host. A repair writes an index
+/// and a few bytes, by one or two calls of `set_partial`. A store without `set_partial` gets the
+/// whole shard by one `set`. Recovery may itself be interrupted and run again. A shard that no
+/// update of this crate has touched is only read.
 ///
-/// Nobody else may write the shard meanwhile. The shard must be one that trusted software wrote:
-/// records of updates can be forged.
+/// Nothing else may write the shard meanwhile. The shard must come from trusted software, because
+/// records of updates can be forged. The [reference
+/// page](crate::guide::reference::updates#recovery) has the rules, and the promises of each
+/// [`WriteStrategy`](crate::WriteStrategy).
 ///
 /// # Errors
-/// - [`Error::Codec`] if the format is none, or memory cannot be had.
+/// - [`Error::Codec`] if the format is invalid, or memory cannot be allocated.
 /// - [`Error::Storage`] if the store fails.
 ///
-/// That nothing can be recovered is no error, but [`RecoveryOutcome::Unrecoverable`].
+/// A shard that cannot be repaired is no error, but [`RecoveryOutcome::Unrecoverable`].
 pub fn recover<S: ReadableWritableStorageTraits + ?Sized>(
     store: &S,
     key: &StoreKey,

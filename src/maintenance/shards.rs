@@ -1,4 +1,4 @@
-//! The shards of an array.
+//! Maintenance of the shards of an array.
 
 use std::sync::Arc;
 
@@ -37,17 +37,17 @@ pub struct Shards<'a, S: ?Sized> {
 }
 
 impl<'a, S: ReadableWritableStorageTraits + ?Sized> Shards<'a, S> {
-    /// The shards of `array`, which this crate's codec or zarrs' own encodes.
+    /// Returns the shards of `array`, which this crate's codec or zarrs' own encodes.
     ///
     /// # Errors
-    /// [`Error::NotShards`] if the array is not sharded, or if what it stores are not shards, but
-    /// what bytes-to-bytes codecs made of them.
+    /// [`Error::NotShards`] if the array is not sharded, or if bytes-to-bytes codecs encode its
+    /// shards once more.
     pub fn of(array: &'a Array<S>) -> Result<Self, Error> {
         let codec = find::of_array(array)?;
         Ok(Self { array, codec })
     }
 
-    /// [`compact`](compact()) a shard.
+    /// Compacts the shard with the chunk indices `shard`: see [`compact`](compact()).
     ///
     /// # Errors
     /// As for [`compact`](compact()) and [`ShardFormat::of`].
@@ -56,7 +56,7 @@ impl<'a, S: ReadableWritableStorageTraits + ?Sized> Shards<'a, S> {
         compact(&*self.array.storage(), &key, &format)
     }
 
-    /// [`recover`](recover()) a shard.
+    /// Recovers the shard with the chunk indices `shard`: see [`recover`](recover()).
     ///
     /// # Errors
     /// As for [`recover`](recover()) and [`ShardFormat::of`].
@@ -65,7 +65,7 @@ impl<'a, S: ReadableWritableStorageTraits + ?Sized> Shards<'a, S> {
         recover(&*self.array.storage(), &key, &format)
     }
 
-    /// [`inspect`](inspect()) a shard.
+    /// Inspects the shard with the chunk indices `shard`: see [`inspect`](inspect()).
     ///
     /// # Errors
     /// As for [`inspect`](inspect()) and [`ShardFormat::of`].
@@ -74,9 +74,9 @@ impl<'a, S: ReadableWritableStorageTraits + ?Sized> Shards<'a, S> {
         inspect(&*self.array.storage(), &key, &format)
     }
 
-    /// The shards that are stored, and the size of each in bytes.
+    /// Returns the chunk indices of the stored shards, and the size of each in bytes.
     ///
-    /// The store is asked for each shard of the grid, whether it is there: one request for each.
+    /// Sends one request for each shard of the grid.
     ///
     /// # Errors
     /// [`Error::Storage`] if the store fails.
@@ -84,12 +84,13 @@ impl<'a, S: ReadableWritableStorageTraits + ?Sized> Shards<'a, S> {
         self.each().collect()
     }
 
-    /// The shards that should be compacted: more of their bytes are unused than
-    /// [`Options::max_dead_fraction`](crate::Options::max_dead_fraction) allows, and more than one
-    /// update needs. None under [`WriteStrategy::Slots`]: unused bytes do not add up there.
+    /// Returns the chunk indices of the shards to compact: a larger part of them is unused than
+    /// [`Options::max_dead_fraction`](crate::Options::max_dead_fraction) allows, and more bytes
+    /// than one update needs. Under [`WriteStrategy::Slots`] there are none, because unused bytes
+    /// do not add up.
     ///
-    /// The store is asked for the size of each shard of the grid, and the index of each that there
-    /// is. Those whose index is invalid are left out: they are for [`recover`](Self::recover).
+    /// Asks the store for the size of each shard of the grid, and for the index of each stored
+    /// shard. Shards with an invalid index are left out: [`recover`](Self::recover) them.
     ///
     /// # Errors
     /// [`Error::Storage`] if the store fails.
@@ -108,11 +109,12 @@ impl<'a, S: ReadableWritableStorageTraits + ?Sized> Shards<'a, S> {
         self.each().filter_map(is_pending).collect()
     }
 
-    /// [`compact`](compact()) the [`pending`](Self::pending) shards.
+    /// Compacts the [pending](Self::pending) shards, and returns what that did to each: see
+    /// [`compact`](compact()).
     ///
     /// # Errors
-    /// As for [`pending`](Self::pending) and [`compact`](compact()). Shards that come before the one
-    /// that fails have been compacted.
+    /// As for [`pending`](Self::pending) and [`compact`](compact()). Shards before the one that
+    /// failed have been compacted.
     pub fn compact_pending(&self) -> Result<Vec<(Vec<u64>, Compaction)>, Error> {
         let mut compacted = Vec::new();
         for shard in self.pending()? {

@@ -1,4 +1,4 @@
-//! A plan, in words.
+//! A plan in words, for users.
 
 use std::fmt;
 
@@ -27,23 +27,23 @@ impl fmt::Display for Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExplainedStage {
-    /// What is done.
+    /// What the stage does.
     pub stage: String,
-    /// Where.
+    /// Where it runs.
     pub place: Place,
-    /// Why there, or why so.
+    /// Why it runs there, or in this way.
     pub reason: String,
 }
 
 /// What happens to a shard of an array: each stage, where it runs, and why.
 ///
-/// Its `Display` is for people, and may change in any release.
+/// `Display` is for people, and may change in any release.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Explanation {
     /// The engine that encodes whole shards.
     pub engine: &'static str,
-    /// Why that engine.
+    /// Why that engine was chosen.
     pub why: String,
     /// The shape of the shard, in elements.
     pub shard: Vec<usize>,
@@ -53,11 +53,12 @@ pub struct Explanation {
     pub num_subchunks: usize,
     /// The size of a decoded subchunk, in bytes; `None` for variable-length data types.
     pub subchunk_bytes: Option<usize>,
-    /// What one shard in flight takes for buffers on a device, if it goes to one.
+    /// The memory that the buffers of one shard in flight take on a device; `None` if shards do not
+    /// go to one.
     pub memory: Option<MemoryEstimate>,
     /// The stages, in the order of encoding.
     pub stages: Vec<ExplainedStage>,
-    /// Where a partial write puts what it changes, or why it cannot be had.
+    /// Where a partial write puts changed subchunks, or why partial writes are not possible.
     pub partial_writes: String,
 }
 

@@ -1,13 +1,14 @@
-//! Shards as chunks: adapters of stores.
+//! Adapters of stores that show shards as chunks, or write parts of objects.
 //!
-//! | | what it is for |
+//! | adapter | purpose |
 //! |---|---|
-//! | [`SparseShardStore`] | many processes write the subchunks of a `sharding_indexed` array at once, and none loses what another wrote; later they are packed into standard shards |
-//! | [`ShardedStore`] | an array of small chunks, whose store keeps many of them in one object: the sharding storage transformer draft |
-//! | [`ShardingTransformer`] | the same, to read it from any store |
-//! | [`RangeWrites`] | parts of shards are updated in stores that only replace whole objects, by one writer |
+//! | [`SparseShardStore`] | many processes write the subchunks of a `sharding_indexed` array at once, and no write is lost; later they are packed into standard shards |
+//! | [`ShardedStore`] | an array of small chunks, whose store keeps many chunks in one object: the sharding storage transformer draft |
+//! | [`ShardingTransformer`] | reads such arrays from any store |
+//! | [`RangeWrites`] | one writer updates parts of shards in stores that only replace whole objects |
 //!
-//! All are for stores that block and for those that are awaited.
+//! All of them work over blocking and over asynchronous stores. The [guide](crate::guide::share)
+//! shows how to share an array between writers.
 
 mod chunk_keys;
 mod files;

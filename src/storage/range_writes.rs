@@ -1,4 +1,4 @@
-//! Parts of objects, written to stores that only replace whole ones.
+//! Partial writes for stores that only replace whole objects.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -22,23 +22,24 @@ use super::objects::{Blocking, Reads, Writes, now};
 use super::ranges::with_parts;
 use super::turns::{TakesTurns, Turns};
 
-/// How long objects may become, in bytes, unless it is said otherwise: 5 GiB, the most that S3 stores
-/// with one request ("Uploading objects", Amazon S3 User Guide).
+/// The default limit of an object's length, in bytes: 5 GiB, the most that S3 stores by one request
+/// ("Uploading objects", Amazon S3 User Guide).
 const MAX_OBJECT_LEN: u64 = 5 << 30;
 
-/// How many bytes of objects are kept, unless it is said otherwise.
+/// The default number of bytes of objects to keep.
 const KEPT_BYTES: usize = 256 << 20;
 
-/// How many objects are kept, however small they are.
+/// The most objects to keep, however small they are.
 const KEPT_OBJECTS: usize = 64;
 
-/// Parts of objects (`set_partial`), written to stores that only replace whole ones, such as object
-/// stores.
+/// Adds partial writes (`set_partial`) to a store that only replaces whole objects, such as an
+/// object store.
 ///
-/// zarrs updates parts of shards where they are stored only if their store says that it writes parts.
-/// With this around it, any store does: an object is read, patched, and stored by one `set`. Shards
-/// are not decoded for that, and only what changes is encoded. Every other operation is the store's
-/// own. It blocks where the store blocks, and is asynchronous where the store is.
+/// zarrs updates parts of shards where they are stored only if their store supports partial writes.
+/// With this adapter any store does: it reads the object, patches it, and stores it by one `set`.
+/// The shard is not decoded, and only changed subchunks are encoded. Every other operation goes to
+/// the store unchanged. The adapter blocks if the store blocks, and is asynchronous if the store
+/// is.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -62,31 +63,37 @@ const KEPT_OBJECTS: usize = 64;
 /// ```
 ///
 /// ### One writer
-/// Between reading an object and storing it, nobody else may write it: of two processes that do, one
-/// loses what it wrote, and a shard that both update can become unreadable. Threads and tasks that write through the same `RangeWrites` take turns for
-/// each key, all of them through the blocking operations, or all of them through the asynchronous
-/// ones. A value that was stored by others is seen from the next read of its key on.
+/// Only one process may write an object between the adapter's read and its `set`. Otherwise one of
+/// two writers loses its data, and a shard that both update can become unreadable.
+///
+/// Threads and tasks that write through the same `RangeWrites` take turns for each key, if all of
+/// them use the blocking operations, or all of them the asynchronous ones. A value that another
+/// process stored is seen from the next read of its key on.
 ///
 /// ### What an update costs
-/// Each call of `set_partial` or `set_partial_many` stores the whole object again, and reads it first,
-/// unless the last one that asked for this key was such a call, too: then the object is still there
-/// ([`with_kept_bytes`](Self::with_kept_bytes)). The partial encoder of this crate writes a shard by
-/// one call, or by two where it rewrites an index in place, which read the shard once.
+/// Each call of `set_partial` or `set_partial_many` stores the whole object. It reads the object
+/// first, unless the last call for this key was a partial write too: then the object is [still
+/// there](Self::with_kept_bytes). The partial encoder of this crate writes a shard by one call, or
+/// by two if it rewrites an index in place; the two read the shard once.
 ///
-/// To zarrs this store is one that writes parts, so [`WriteStrategy::Auto`](crate::WriteStrategy)
-/// does not overwrite subchunks of different sizes where they are, and shards grow until they are
-/// [compacted](crate::compact). [`WriteStrategy::InPlace`](crate::WriteStrategy) keeps them smaller.
+/// To zarrs this store supports partial writes. So [`WriteStrategy::Auto`](crate::WriteStrategy)
+/// does not overwrite subchunks of different sizes in place, and shards grow until they are
+/// [compacted](crate::compact). [`WriteStrategy::InPlace`](crate::WriteStrategy) keeps them
+/// smaller.
 ///
 /// ### What is promised
-/// `docs/updates.md` says what is left of a shard by a process that dies between two calls, or inside
-/// one. That holds here, too, if the store's `set` is atomic, and what it stored is what is read next:
-/// the object is as before a call or as after it, in the order of the calls. So it is with S3 and its
-/// like. A store that truncates an object and then writes it, such as zarrs' filesystem store, must be
-/// inside an `AtomicWriteStorageAdapter`, or the whole shard can be lost. After an error, or when a
-/// future of these operations was dropped, a call may or may not have been done.
+/// [Updates](crate::guide::reference::updates#what-is-promised) says what is left of a shard if the
+/// process dies between two calls, or inside a call. The same holds here under two conditions: the
+/// store's `set` is atomic, and a stored value is what the next read returns. The object is then as
+/// before a call or as after it, in the order of the calls. S3 and its like meet both conditions.
 ///
-/// ### Stores that write parts themselves
-/// They are asked to: they write less, and promise what they promise.
+/// A store that truncates an object before it writes, such as zarrs' filesystem store, must be
+/// inside an `AtomicWriteStorageAdapter`. Otherwise the whole shard can be lost. After an error, or
+/// when a future of these operations was dropped, a call may or may not have been done.
+///
+/// ### Stores that support partial writes
+/// If the inner store supports partial writes, they are forwarded to it, and its own guarantees
+/// apply.
 pub struct RangeWrites<S: ?Sized> {
     turns: Turns,
     kept: Kept,
@@ -95,7 +102,7 @@ pub struct RangeWrites<S: ?Sized> {
 }
 
 impl<S: ?Sized> RangeWrites<S> {
-    /// Parts of the objects in `store`.
+    /// Returns an adapter of `store`.
     #[must_use]
     pub fn new(store: Arc<S>) -> Self {
         Self {
@@ -106,17 +113,18 @@ impl<S: ?Sized> RangeWrites<S> {
         }
     }
 
-    /// Refuse partial writes that would leave an object longer than this, in bytes: 5 GiB unless it is
-    /// said otherwise, which is the most that S3 stores with one request.
+    /// Sets the longest object that a partial write may leave, in bytes. A longer object is an
+    /// error. Default: 5 GiB, the most that S3 stores by one request.
     #[must_use]
     pub fn with_max_object_len(mut self, bytes: u64) -> Self {
         self.max_object_len = bytes;
         self
     }
 
-    /// Keep so many bytes of the objects that were written in part last: 256 MiB unless it is said
-    /// otherwise, of at most 64 objects. One is kept until its key is read, stored or erased through
-    /// this adapter, and the next partial write does not read it again.
+    /// Sets how many bytes of recently patched objects are kept, so that the next partial write
+    /// does not read them again. Default: 256 MiB, of at most 64 objects.
+    ///
+    /// An object is kept until its key is read, stored or erased through this adapter.
     #[must_use]
     pub fn with_kept_bytes(mut self, bytes: usize) -> Self {
         self.kept = Kept::new(bytes);
@@ -190,7 +198,7 @@ impl<S: ?Sized> fmt::Debug for RangeWrites<S> {
     }
 }
 
-/// That none of `values` ends beyond `max` bytes.
+/// Checks that none of `values` ends beyond `max` bytes.
 ///
 /// # Errors
 /// [`StorageError::Other`] if one does.
@@ -236,7 +244,7 @@ impl Kept {
         self.objects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An object, which is not kept any more.
+    /// Removes an object from those that are kept, and returns it.
     fn take(&self, key: &StoreKey) -> Option<Bytes> {
         let mut objects = self.objects();
         let at = objects.iter().position(|(kept, _)| kept == key)?;
@@ -267,7 +275,7 @@ impl Kept {
     }
 }
 
-/// Whoever reads an object wants to see what others stored, and so does who then writes to it.
+/// A read forgets the kept object, so that it, and the write that follows, see what others stored.
 impl<S: ReadableStorageTraits + ?Sized> ReadableStorageTraits for RangeWrites<S> {
     fn get(&self, key: &StoreKey) -> Result<MaybeBytes, StorageError> {
         self.kept.take(key);

@@ -1,4 +1,4 @@
-//! The sharding storage transformer of zarrs arrays.
+//! The sharding storage transformer, for zarrs arrays.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -29,24 +29,25 @@ use super::sharded::{Configuration, Core, NAME, Place, is_name};
 use super::{BinaryFormat, ShardedStore};
 use crate::Error;
 
-/// The [sharding storage transformer draft] as a storage transformer of zarrs: arrays whose metadata
-/// have it are read from any store.
+/// Reads arrays whose metadata have the [sharding storage transformer draft], from any store.
 ///
-/// It is the reading side of [`ShardedStore`]: zarrs gives a transformer nothing to read from when an
-/// array is only written, one chunk at a time, and nothing to list. So writing and erasing chunks
-/// through it, and listing them, are errors, which name [`ShardedStore`]; metadata are passed on, so
-/// that zarrs stores them.
+/// It is the reading side of [`ShardedStore`]. zarrs gives a transformer no readable store when an
+/// array writes one chunk at a time, and nothing to list. So writing, erasing and listing chunks
+/// through it are errors that name [`ShardedStore`]. Metadata are passed on, so zarrs can store
+/// them.
 ///
-/// [`register`](crate::register) makes zarrs use it for every array with the name
-/// `https://purl.org/zarr/spec/storage_transformers/sharding/1.0`, or the draft's other one,
-/// `http://purl.org/zarr/spec/storage-transformers/sharding/1.0`, and the configuration
-/// `{"type": "indexed", "chunks_per_shard": [4, 4]}`, or that with the type `"indexed_crc32c"`.
+/// [`register`](crate::register) makes zarrs use it for every array that names it:
 ///
-/// The chunk key encoding of the array has to be `default` or `v2`, which zarrs does not tell a
-/// transformer: with another one no chunks are found.
+/// | part of the metadata | accepted values |
+/// |---|---|
+/// | name | `https://purl.org/zarr/spec/storage_transformers/sharding/1.0`, or the draft's other name, `http://purl.org/zarr/spec/storage-transformers/sharding/1.0` |
+/// | configuration | `{"type": "indexed", "chunks_per_shard": [4, 4]}`, or the type `"indexed_crc32c"` |
 ///
-/// No indices are kept: zarrs makes a reader of the transformer for each request, and another process
-/// may write meanwhile. A read makes two requests.
+/// The chunk key encoding of the array must be `default` or `v2`. zarrs does not tell it to a
+/// transformer; with another encoding no chunks are found.
+///
+/// No indices are kept, because zarrs makes a reader of the transformer for each request, and
+/// another process may write meanwhile. A read sends two requests.
 ///
 /// [sharding storage transformer draft]: https://github.com/zarr-developers/zarr-specs/pull/134
 #[derive(Clone)]
@@ -66,7 +67,8 @@ impl fmt::Debug for ShardingTransformer {
 }
 
 impl ShardingTransformer {
-    /// That of the array at `path`, which has shards of `chunks_per_shard` chunks along each axis.
+    /// Returns the transformer of the array at `path`, whose shards have `chunks_per_shard` chunks
+    /// along each axis.
     ///
     /// # Errors
     /// As for [`ShardedStore::new`].
@@ -91,13 +93,13 @@ impl ShardingTransformer {
         })
     }
 
-    /// How many chunks a shard has along each axis.
+    /// Returns the number of chunks in a shard along each axis.
     #[must_use]
     pub fn chunks_per_shard(&self) -> &[u64] {
         &self.core.configuration().chunks_per_shard
     }
 
-    /// How chunks lie in their shards.
+    /// Returns how chunks lie in their shards.
     #[must_use]
     pub fn format(&self) -> BinaryFormat {
         self.core.configuration().format

@@ -1,4 +1,4 @@
-//! How a writer is made.
+//! The settings of a writer, and how it is built.
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,7 +27,8 @@ use crate::engine::pool::{Contents, Pool};
 use crate::engine::stream::{Returned, StreamEngine};
 use crate::layout::StreamGrid;
 
-/// Makes an [`ArrayWriter`]: see [`ArrayWriter::builder`].
+/// Builds an [`ArrayWriter`]: see [`ArrayWriter::builder`]. The
+/// [guide](crate::guide::tuning#writer-settings) says when to change which setting.
 #[must_use]
 pub struct ArrayWriterBuilder<TStorage: ?Sized> {
     array: Array<TStorage>,
@@ -43,8 +44,8 @@ pub struct ArrayWriterBuilder<TStorage: ?Sized> {
 /// Where shards go, and where the array's length is kept.
 type Stores = (Box<dyn ShardSink>, Box<dyn Length>);
 
-/// Those of a store that renames. If the array is extended, the index of the first shard epoch is
-/// given, from which on temporaries are leftovers.
+/// Makes the [`Stores`] of a store that renames. If the array is extended, the index of its first
+/// new shard epoch is given: temporaries from there on are leftovers.
 type Renamed<TStorage> =
     Arc<dyn Fn(&Array<TStorage>, Option<u64>) -> Result<Stores, WriterError> + Send + Sync>;
 
@@ -78,52 +79,55 @@ where
         }
     }
 
-    /// The first slice to write: an index along the first axis, and a multiple of the extent of a
-    /// shard there. Default: the end of the array, which is extended.
+    /// Sets the first slice to write: an index along the first axis, and a multiple of a shard's
+    /// extent there. Default: the end of the array, which is extended.
     ///
-    /// What the array has from there on is replaced, shard by shard.
-    pub fn start(mut self, slice: u64) -> Self {
+    /// The array's slices from there on are replaced, shard by shard.
+    pub fn with_start(mut self, slice: u64) -> Self {
         self.start = Some(slice);
         self
     }
 
-    /// How many epochs (of subchunks with one index along the first axis) are encoded together: at
-    /// most so many, and a divisor of the epochs of a shard, or a multiple. Default: enough that all
-    /// threads, or a whole device, have work, as the budgets allow.
+    /// Sets how many epochs are encoded together, at most. An epoch is all subchunks at one index
+    /// of the first axis. Default: enough that all threads, or a whole device, have work, as the
+    /// budgets allow.
     ///
-    /// The shards are the same for any number.
-    pub fn epochs_per_batch(mut self, epochs: usize) -> Self {
+    /// The number is rounded down to a divisor or a multiple of the epochs in a shard, and is at
+    /// least 1. The shards are the same for any number.
+    pub fn with_epochs_per_batch(mut self, epochs: usize) -> Self {
         self.epochs = Some(epochs.max(1));
         self
     }
 
-    /// How many shards are stored at once, each by a thread of its own. Default: 8, since they mostly
-    /// wait: for a disk that syncs, or for a server. A store that is far away wants more.
-    pub fn store_threads(mut self, threads: usize) -> Self {
+    /// Sets how many shards are stored at once, each by a thread of its own; at least 1. Default:
+    /// 8, because the threads mostly wait for a disk that syncs or for a server. Use more for a
+    /// store that is far away.
+    pub fn with_store_threads(mut self, threads: usize) -> Self {
         self.store_threads = threads.max(1);
         self
     }
 
-    /// zarrs' options for codecs: how many threads encode, and whether empty subchunks are stored.
-    /// Default: those of zarrs' configuration; an array does not tell its own.
-    pub fn codec_options(mut self, options: CodecOptions) -> Self {
+    /// Sets zarrs' options for codecs: how many threads encode, and whether empty subchunks are
+    /// stored. Default: zarrs' global configuration; an array does not tell its own.
+    pub fn with_codec_options(mut self, options: CodecOptions) -> Self {
         self.codec_options = options;
         self
     }
 
-    /// Write shards and metadata to temporaries in `store`, which is the store of the array, and
-    /// rename them when they are complete. An [`Array`] does not say whether its store can do that:
-    /// zarrs' `FilesystemStore` can.
+    /// Writes shards and metadata to temporaries in `store`, and renames them when they are
+    /// complete. `store` is the store of the array. An [`Array`] does not say whether its store can
+    /// rename; zarrs' `FilesystemStore` can.
     ///
     /// **Use it on every filesystem.** Without it a shard is stored by one `set`, which on a
-    /// filesystem is not atomic: whoever reads meanwhile, and whoever comes after a crash, may find
-    /// part of it. Nor does a shard need a buffer of its own until it is complete, since it is written as
-    /// it grows.
+    /// filesystem is not atomic: a reader, also one after a crash, may find part of a shard. It
+    /// also saves memory: a shard is written as it grows, and needs no buffer until it is complete.
     ///
-    /// A temporary is the key with `.tmp` behind it, as of zarrs' `AtomicWriteStorageAdapter`. Those
-    /// of a writer that was killed are erased by the next one that extends the array. So there must
-    /// be one such writer at a time.
-    pub fn atomic_rename<S>(mut self, store: Arc<S>) -> Self
+    /// A temporary is the key with `.tmp` behind it, as in zarrs' `AtomicWriteStorageAdapter`. The
+    /// next writer that extends the array erases the temporaries of a writer that was killed. So
+    /// only one such writer may run at a time.
+    ///
+    /// [`build`](Self::build) reports errors of `store`.
+    pub fn with_atomic_rename<S>(mut self, store: Arc<S>) -> Self
     where
         S: AtomicRenameStorageTraits
             + ReadableStorageTraits
@@ -151,41 +155,50 @@ where
         self
     }
 
-    /// How often the shape in the array's metadata grows, at most. Default: once a second, and when
-    /// the writer is flushed or finished. Zero: whenever shards are finished that it can cover.
-    pub fn metadata_interval(mut self, interval: Duration) -> Self {
+    /// Sets the shortest time between updates of the shape in the array's metadata. Default: one
+    /// second. Zero updates it whenever it can cover more finished shards.
+    ///
+    /// [`flush`](ArrayWriter::flush) and [`finish`](ArrayWriter::finish) update it in any case.
+    pub fn with_metadata_interval(mut self, interval: Duration) -> Self {
         self.metadata_interval = interval;
         self
     }
 
-    /// Call `callback` whenever a shard was stored, or the metadata was written, from a thread of the
-    /// writer, which waits for it.
-    pub fn on_progress(mut self, callback: impl Fn(&Progress) + Send + Sync + 'static) -> Self {
+    /// Sets a function to call whenever a shard was stored or the metadata was written. Default:
+    /// none.
+    ///
+    /// It runs on threads of the writer, one at a time, and they wait for it.
+    pub fn with_progress_callback(
+        mut self,
+        callback: impl Fn(&Progress) + Send + Sync + 'static,
+    ) -> Self {
         self.on_progress = Some(ProgressCallback(Arc::new(callback)));
         self
     }
 
-    /// What the writer would take for buffers, none of which is allocated. It may start CUDA.
+    /// Returns the most memory that the writer's buffers would take. Allocates none of them; it may
+    /// start CUDA.
     ///
     /// # Errors
-    /// As for [`build`](Self::build), but for what the store says.
+    /// As for [`build`](Self::build), without the errors of the store.
     pub fn memory_estimate(&self) -> Result<WriterMemory, WriterError> {
         let (encoding, grid) = self.stream()?;
         self.first_slice(&grid)?;
         Ok(self.plan(&encoding, &grid, self.epochs, None)?.memory)
     }
 
-    /// Make the writer. On the host its buffers are allocated as they are first needed, on a device
-    /// now.
+    /// Builds the writer. Buffers on the host are allocated when they are first needed, buffers on
+    /// a device now.
     ///
     /// # Errors
-    /// - [`WriterError::Unsupported`] if the array cannot be written as a stream, the store lacks what
-    ///   it takes, or the array was extended since it was opened, and no [`start`](Self::start) is said.
+    /// - [`WriterError::Unsupported`] if the array cannot be written as a stream, if the store
+    ///   lacks an operation, or if the array was extended since it was opened and no
+    ///   [start](Self::with_start) is given.
     /// - [`WriterError::Start`] if the first slice is not at the border of a shard.
     /// - [`WriterError::Memory`] if the smallest buffers do not fit the budgets of the
     ///   [`Options`](crate::Options).
-    /// - [`WriterError::Array`] if the array's codec is not this crate's, the backend cannot be used,
-    ///   or the store fails.
+    /// - [`WriterError::Array`] if the array's codec is not this crate's, the backend cannot be
+    ///   used, or the store fails.
     pub fn build(&self) -> Result<ArrayWriter, WriterError> {
         let (encoding, grid) = self.stream()?;
         let start = self.first_slice(&grid)?;
@@ -259,7 +272,7 @@ where
         }
     }
 
-    /// Shards and metadata by one `set` each.
+    /// Stores of shards and metadata by one `set` each.
     fn stores(&self, extends: bool) -> Result<Stores, WriterError> {
         let sink = WholeSink::of(&self.array).map_err(|error| refused(&self.array, error))?;
         let length = ArrayLength::of(&self.array).map_err(|error| refused(&self.array, error))?;
@@ -279,8 +292,8 @@ where
         plan::plan(encoding, grid, self.renamed.is_some(), epochs, host)
     }
 
-    /// An engine, with its buffers: if a device has less memory than its budget, with smaller batches,
-    /// and if it cannot have it at all, on the host, where that will do.
+    /// An engine with its buffers. If a device has less memory than its budget, batches become
+    /// smaller. If it has too little for any, the host encodes, where the options allow it.
     fn engine(
         &self,
         encoding: &ShardEncoding,
@@ -393,8 +406,8 @@ fn cannot(reason: String) -> WriterError {
     WriterError::Array(Error::Codec(CodecError::Other(reason)))
 }
 
-/// That nobody has extended the array since it was opened: the writer would start within what is there
-/// now.
+/// Checks that the array was not extended since it was opened: the writer would start within its
+/// new slices.
 fn check_length<TStorage: ?Sized>(
     array: &Array<TStorage>,
     length: &dyn Length,

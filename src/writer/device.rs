@@ -11,20 +11,20 @@ use crate::engine::stream::{DeviceBytes, Reusable};
 /// Elements on a CUDA device, in C order, each in the byte order of the device (little-endian).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceSlice {
-    /// The number that the driver gives the device in this process.
+    /// The number of the device, as the driver counts in this process.
     pub device: usize,
-    /// Where the first byte is: an address of the device, in its primary context (what
-    /// `cudaMalloc` returns, and `cuMemAlloc` there).
+    /// The address of the first byte, in the primary context of the device: what `cudaMalloc`
+    /// returns, and `cuMemAlloc` in that context.
     pub pointer: u64,
-    /// How many bytes there are.
+    /// The number of bytes.
     pub len: usize,
-    /// The stream that makes them (a `CUstream`, or a `cudaStream_t`; 0 for the default stream): what
-    /// is in it now is waited for, on the device.
+    /// The stream that produces the elements: a `CUstream` or `cudaStream_t`; 0 for the default
+    /// stream. The device waits for the work that is in the stream now.
     pub stream: u64,
 }
 
-/// Says when a [`DeviceSlice`] that was appended can be written again, or freed. It can be dropped
-/// before.
+/// Tells when the memory of an appended [`DeviceSlice`] may be reused or freed. The event itself
+/// may be dropped before.
 pub struct DeviceEvent(Option<Box<dyn Reusable>>);
 
 impl fmt::Debug for DeviceEvent {
@@ -34,7 +34,7 @@ impl fmt::Debug for DeviceEvent {
 }
 
 impl DeviceEvent {
-    /// Wait until it can be.
+    /// Blocks until the slice's memory may be reused or freed.
     ///
     /// # Errors
     /// [`WriterError::Device`] if the device failed.
@@ -43,7 +43,7 @@ impl DeviceEvent {
         event.map_or(Ok(()), |event| event.wait().map_err(failed))
     }
 
-    /// Whether it can be.
+    /// Returns whether the slice's memory may be reused or freed.
     ///
     /// # Errors
     /// [`WriterError::Device`] if the device failed.
@@ -52,8 +52,8 @@ impl DeviceEvent {
         event.map_or(Ok(true), |event| event.query().map_err(failed))
     }
 
-    /// The event (a `CUevent`) that a stream of the application can wait for, as long as this is not
-    /// dropped; 0 if there is nothing to wait for.
+    /// Returns the event (a `CUevent`) for a stream of the application to wait for, or 0 if there
+    /// is nothing to wait for. Keep this object alive until the stream's wait was enqueued.
     #[must_use]
     pub fn as_raw(&self) -> u64 {
         self.0.as_ref().map_or(0, |event| event.event())
@@ -70,24 +70,26 @@ fn failed(error: EngineError) -> WriterError {
 }
 
 impl ArrayWriter {
-    /// Append elements that are on the device that this writer encodes on: any number of bytes of
-    /// them. Nothing is copied to the host. Waits as [`append`](Self::append) does.
+    /// Appends elements that are on the device on which this writer encodes: any number of bytes,
+    /// not only whole elements. Nothing is copied to the host. Waits like [`append`](Self::append).
     ///
-    /// A batch that the device fails on is brought to the host if it still can be, and encoded there
-    /// under [`Backend::Auto`](crate::Backend::Auto). If the device is lost, so are the slices that
-    /// only it had: the writer goes on no more, and says which are stored.
+    /// If the device fails on a batch, the batch is copied to the host if that is still possible.
+    /// Under [`Backend::Auto`](crate::Backend::Auto) the host then encodes it. If the device is
+    /// lost, the slices that only the device had are lost; the writer stops, and its errors say
+    /// which slices are stored.
     ///
     /// # Errors
     /// - [`WriterError::Unsupported`] if this writer encodes on the host, or on another device.
-    /// - [`WriterError::Device`] if the device failed. [`progress`](Self::progress) says what was
-    ///   appended.
-    /// - As for [`append`](Self::append).
+    ///   Nothing was appended.
+    /// - [`WriterError::Device`] if the device failed. [`progress`](Self::progress) says how much
+    ///   was appended.
+    /// - Otherwise as for [`append`](Self::append).
     ///
     /// # Safety
-    /// - `slice` names memory of its device that can be read, and a stream of its primary context, or
-    ///   0.
-    /// - That memory is neither written nor freed before the event that is returned has happened, or,
-    ///   after [`WriterError::Device`], before the device has done all its work.
+    /// - `slice` names memory of its device that can be read, and a stream of its primary context,
+    ///   or 0.
+    /// - That memory is neither written nor freed before the returned event has happened or, after
+    ///   [`WriterError::Device`], before the device has done all its work.
     pub unsafe fn append_device(
         &mut self,
         slice: &DeviceSlice,
@@ -103,10 +105,10 @@ impl ArrayWriter {
         Ok(event)
     }
 
-    /// Append a slice batch by batch: `last` says when all that was appended has been read.
+    /// Appends a slice batch by batch. `last` tells when all that was appended has been read.
     ///
     /// # Safety
-    /// That of [`append_device`](Self::append_device).
+    /// As for [`append_device`](Self::append_device).
     unsafe fn append_parts(
         &mut self,
         slice: &DeviceSlice,

@@ -9,21 +9,21 @@ use super::error::WriterError;
 use super::{ArrayWriter, DeviceSlice};
 
 impl ArrayWriter {
-    /// Append the elements of `tensor`, which are in C order and of the array's data type: any number
-    /// of them. Those of a CUDA device are copied on it, and have been when this returns; those of the
-    /// host are [appended](Self::append_bytes).
+    /// Appends the elements of `tensor`: any number of them. The tensor must be contiguous in C
+    /// order and of the array's data type. All of it has been read when this returns.
     ///
-    /// `stream` is the one that makes the elements, if they are on a device: see
-    /// [`DeviceSlice::stream`].
+    /// Elements on a CUDA device are copied there, as by [`append_device`](Self::append_device).
+    /// Elements in host memory are copied as by [`append_bytes`](Self::append_bytes). `stream` is
+    /// the stream that produces elements on a device: see [`DeviceSlice::stream`].
     ///
     /// # Errors
-    /// [`WriterError::Unsupported`] if the tensor is of another data type, is not contiguous, or is
-    /// where this writer cannot read it: nothing was appended. And as for
-    /// [`append_device`](Self::append_device).
+    /// - [`WriterError::Unsupported`] if the tensor is of another data type, is not contiguous, or
+    ///   is in memory that this writer cannot read. Nothing was appended.
+    /// - Otherwise as for [`append_device`](Self::append_device).
     ///
     /// # Safety
-    /// `tensor` describes memory that can be read until this returns, and `stream` is a stream of the
-    /// device's primary context, or 0.
+    /// `tensor` describes memory that can be read until this returns, and `stream` is a stream of
+    /// the device's primary context, or 0.
     pub unsafe fn append_dlpack(
         &mut self,
         tensor: &impl TensorView,
@@ -107,7 +107,7 @@ fn is_contiguous(shape: &[i64], strides: Option<&[i64]>) -> bool {
         || shape.contains(&0)
 }
 
-/// What `DLPack` calls a data type; `None` if it has no name for it.
+/// What `DLPack` calls a data type; `None` if it has no name for the type.
 fn dlpack_type(data_type: &DataType) -> Option<(DataTypeCode, u8)> {
     use DataTypeCode::{Bfloat, Bool, Complex, Float, Int, UInt};
     let name = data_type.name(ZarrVersion::V3)?;

@@ -1,4 +1,4 @@
-//! What can go wrong with a writer.
+//! Errors of a writer.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::Error;
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum WriterError {
-    /// The array cannot be written as a stream of slices.
+    /// The array cannot be written as a stream of slices, or a call does not fit the writer.
     #[error("the array cannot be written as a stream of slices: {reason}")]
     Unsupported {
         /// Why, and what to do.
@@ -22,31 +22,31 @@ pub enum WriterError {
         "a writer starts at the border of a shard: slice {start} is not a multiple of {shard_slices}, the extent of a shard along the first axis. Start at slice {before}, and append what the array has from there on once more"
     )]
     Start {
-        /// The first slice.
+        /// The requested first slice.
         start: u64,
-        /// Slices of a shard.
+        /// The number of slices in a shard.
         shard_slices: u64,
-        /// The border of a shard before it.
+        /// The last border of a shard before `start`.
         before: u64,
     },
-    /// The buffers do not fit the budget.
+    /// The smallest buffers do not fit the budget.
     #[error(
         "the smallest buffers for this stream take {needed} bytes of {memory}, and the budget is {budget}: {advice}"
     )]
     Memory {
-        /// Which memory.
+        /// The kind of memory.
         memory: &'static str,
-        /// The fewest bytes that will do.
+        /// The fewest bytes that would do.
         needed: usize,
-        /// What [`Options`](crate::Options) allow, in bytes.
+        /// The budget of the [`Options`](crate::Options), in bytes.
         budget: usize,
-        /// What would make it fit.
+        /// What would make the buffers fit.
         advice: String,
     },
     /// The array, its codec or its backend cannot be used.
     #[error(transparent)]
     Array(#[from] Error),
-    /// What was appended are not elements of the array.
+    /// The appended elements are not of the array's data type.
     #[error("cannot append these elements: {0}")]
     Element(#[from] ElementError),
     /// The last slice is not complete.
@@ -54,11 +54,11 @@ pub enum WriterError {
         "slice {slice} has {got} of its {expected} bytes: append the rest, or call `discard_partial_slice`, and finish again"
     )]
     IncompleteSlice {
-        /// Its index along the first axis.
+        /// The index of the slice along the first axis.
         slice: u64,
-        /// What was appended of it, in bytes.
+        /// The bytes of the slice that were appended.
         got: usize,
-        /// What it takes, in bytes.
+        /// The bytes of a whole slice.
         expected: usize,
     },
     /// Slices could not be encoded.
@@ -66,30 +66,30 @@ pub enum WriterError {
         "cannot encode slices {first} to {last}: {reason}. Slices below {finished_slices} are stored; `flush` and `finish` try the others again"
     )]
     Encode {
-        /// The first of them.
+        /// The first of these slices.
         first: u64,
-        /// The last of them.
+        /// The last of these slices.
         last: u64,
         /// Why.
         reason: String,
         /// All slices below this one are stored.
         finished_slices: u64,
     },
-    /// A store failed. Nothing that was appended is lost yet.
+    /// A store failed. The writer still holds everything that was appended.
     #[error(
         "cannot {doing} {key}: {source}. Slices below {finished_slices} are stored; `flush` and `finish` try the others again"
     )]
     Store {
-        /// What was being done.
+        /// The operation, such as "store".
         doing: &'static str,
-        /// To what.
+        /// The key of the operation.
         key: StoreKey,
         /// All slices below this one are stored.
         finished_slices: u64,
-        /// Why it failed.
+        /// The store's error.
         source: Arc<StorageError>,
     },
-    /// The writer cannot go on, or it is that of the process that this one was forked from.
+    /// The writer cannot go on, or belongs to the process that this one was forked from.
     #[error(
         "the writer cannot go on: {reason}. Slices below {finished_slices} are stored, the others have to be appended again, to a new writer"
     )]
@@ -99,13 +99,13 @@ pub enum WriterError {
         /// All slices below this one are stored.
         finished_slices: u64,
     },
-    /// A device failed while it read what was appended there.
+    /// A device failed while it read appended elements.
     #[error("a device failed: {reason}")]
     Device {
-        /// What failed.
+        /// How it failed.
         reason: String,
     },
-    /// The writer was finished.
+    /// The writer was finished, and takes nothing more.
     #[error("the writer was finished at slice {end}, and takes nothing more")]
     Finished {
         /// The first slice that it did not write.

@@ -50,8 +50,8 @@ fn a_forked_child_leaves_the_stream_of_its_parent_alone() {
         .build(store.clone(), "/")
         .unwrap();
     array.store_metadata().unwrap();
-    let writer = ArrayWriter::builder(&array).epochs_per_batch(1);
-    let mut writer = writer.atomic_rename(store.clone()).build().unwrap();
+    let writer = ArrayWriter::builder(&array).with_epochs_per_batch(1);
+    let mut writer = writer.with_atomic_rename(store.clone()).build().unwrap();
     // A shard is in the middle of being written.
     writer.append_bytes(&slices(2)).unwrap();
     let temporary = directory.path().join("c/0/0/0.tmp");

@@ -1,7 +1,7 @@
-//! A stream of slices becomes finished shards, at the speed of the engine, in bounded memory.
+//! Appends slices to an array while they arrive, and stores finished shards, in bounded memory.
 //!
-//! An [`ArrayWriter`] takes what a camera, a simulation or a model makes, slice after slice along the
-//! first axis, and stores every shard as soon as it is complete:
+//! An [`ArrayWriter`] takes the frames of a camera, a simulation or a model, slice after slice
+//! along the first axis, and stores every shard as soon as it is complete:
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -27,7 +27,9 @@
 //! # Ok::<_, Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! `docs/streaming.md` says what is promised of a run that is followed, or killed.
+//! The [guide](crate::guide::stream) shows how to use it. The [reference
+//! page](crate::guide::reference::streaming) says what is promised to followers, after a crash, and
+//! after errors.
 
 mod assembler;
 mod builder;
@@ -44,8 +46,6 @@ mod metadata;
 mod ndarray;
 mod part;
 mod plan;
-#[cfg(feature = "indicatif")]
-mod progress_bar;
 mod report;
 mod shared;
 mod sink;
@@ -77,21 +77,21 @@ use crate::layout::BatchGrid;
 use plan::Plan;
 use shared::{Batch, Item, Shared};
 
-/// Writes slices along the first axis of an array, as they come.
+/// Appends slices along the first axis of an array.
 ///
-/// What is appended is copied into a batch; full batches are encoded, and shards stored, by threads of
-/// the writer. All its buffers are within the budgets of the [`Options`](crate::Options), so that an
-/// append waits while the store is behind: [`try_append`](Self::try_append) does not.
+/// Appended elements are copied into a batch. Threads of the writer encode full batches and store
+/// shards. All buffers are within the budgets of the [`Options`](crate::Options), so an append
+/// waits while the store is behind; [`try_append`](Self::try_append) does not wait.
 ///
 /// A shard appears under its key when it is complete, and the shape in the array's metadata grows
-/// over finished shards alone. On a filesystem that takes
-/// [`atomic_rename`](ArrayWriterBuilder::atomic_rename).
+/// over finished shards only. On a filesystem this takes
+/// [`with_atomic_rename`](ArrayWriterBuilder::with_atomic_rename).
 ///
-/// A writer belongs to the process that built it. In a forked child every append is an error, and dropping
-/// the writer does nothing.
+/// Call [`finish`](Self::finish) at the end. A writer that is dropped without it logs a warning,
+/// and loses what was not stored until then.
 ///
-/// Call [`finish`](Self::finish). A writer that is dropped without it says so in the log, and what was
-/// not stored until then is lost.
+/// A writer belongs to the process that built it. In a forked child every append is an error, and
+/// dropping the writer does nothing.
 #[derive(Debug)]
 pub struct ArrayWriter {
     shared: Arc<Shared>,
@@ -115,11 +115,11 @@ pub struct ArrayWriter {
 }
 
 impl ArrayWriter {
-    /// Write to `array`, whose codec is this crate's.
+    /// Returns a builder of a writer to `array`, whose codec must be this crate's.
     ///
-    /// The store is used by one thread or several at a time; an asynchronous one can be had by zarrs'
-    /// `AsyncToSyncStorageAdapter`. One that keeps the bytes that it is given, as those in memory do,
-    /// is welcome.
+    /// The writer uses the store from one or several threads at a time. For an asynchronous store
+    /// use zarrs' `AsyncToSyncStorageAdapter`. The store may keep the bytes that it is given, as a
+    /// store in memory does.
     pub fn builder<TStorage>(array: &Array<TStorage>) -> ArrayWriterBuilder<TStorage>
     where
         TStorage: ?Sized + ReadableWritableStorageTraits + 'static,
@@ -153,7 +153,7 @@ impl ArrayWriter {
         }
     }
 
-    /// That the threads are in this process, and not in one that it was forked from.
+    /// Checks that the threads are in this process, and not in the process that it was forked from.
     fn check_process(&self) -> Result<(), WriterError> {
         if self.process == std::process::id() {
             return Ok(());
@@ -165,28 +165,28 @@ impl ArrayWriter {
         })
     }
 
-    /// What the writer takes for buffers, at most.
+    /// Returns the most memory that the buffers take.
     #[must_use]
     pub fn memory_estimate(&self) -> WriterMemory {
         self.memory
     }
 
-    /// How far the writer is.
+    /// Returns how far the writer is.
     #[must_use]
     pub fn progress(&self) -> Progress {
         self.shared.progress()
     }
 
-    /// Append `elements`, in C order: any number of them, not only whole slices. Waits while the
+    /// Appends `elements`, in C order: any number of them, not only whole slices. Waits while the
     /// encoder or the store is behind.
     ///
     /// # Errors
-    /// - [`WriterError::Element`] if they are not of the array's data type, and
-    ///   [`WriterError::Unsupported`] if [`append_bytes`](Self::append_bytes) has cut the last one:
-    ///   nothing was appended.
-    /// - [`WriterError::Store`] and [`WriterError::Encode`] if earlier slices could not be stored:
-    ///   what this call appended before it saw that is kept, and
-    ///   [`progress`](Self::progress) says how much that is. [`flush`](Self::flush) tries again.
+    /// - [`WriterError::Element`] if the elements are not of the array's data type, and
+    ///   [`WriterError::Unsupported`] if [`append_bytes`](Self::append_bytes) has cut the last
+    ///   element. Nothing was appended.
+    /// - [`WriterError::Store`] and [`WriterError::Encode`] if earlier slices could not be stored.
+    ///   The elements that this call appended before are kept; [`progress`](Self::progress) says
+    ///   how many bytes were appended in all. [`flush`](Self::flush) tries again.
     /// - [`WriterError::Broken`] if the writer cannot go on, [`WriterError::Finished`] if it was
     ///   finished.
     pub fn append<T: Element>(&mut self, elements: &[T]) -> Result<(), WriterError> {
@@ -194,8 +194,8 @@ impl ArrayWriter {
         self.append_bytes(&bytes)
     }
 
-    /// Append the bytes of elements, in C order, each in the byte order of this machine: any number
-    /// of them, not only whole elements. Waits as [`append`](Self::append) does.
+    /// Appends the bytes of elements, in C order, each in the byte order of this machine: any
+    /// number of bytes, not only whole elements. Waits like [`append`](Self::append).
     ///
     /// # Errors
     /// As for [`append`](Self::append).
@@ -207,7 +207,7 @@ impl ArrayWriter {
         Ok(())
     }
 
-    /// Append as many of `elements` as there is room for, without waiting, and return the others.
+    /// Appends as many of `elements` as there is room for, without waiting, and returns the others.
     ///
     /// There is room again when a batch was encoded and stored.
     ///
@@ -224,7 +224,7 @@ impl ArrayWriter {
         Ok(&elements[elements.len() - rest / size..])
     }
 
-    /// Append as many of `bytes` as there is room for, without waiting, and return the others.
+    /// Appends as many of `bytes` as there is room for, without waiting, and returns the others.
     ///
     /// # Errors
     /// As for [`append`](Self::append).
@@ -256,7 +256,7 @@ impl ArrayWriter {
         }
     }
 
-    /// Append without waiting: how many bytes are left.
+    /// Appends without waiting, and returns how many bytes are left.
     fn try_take(&mut self, bytes: &[u8]) -> Result<usize, WriterError> {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -270,8 +270,8 @@ impl ArrayWriter {
         Ok(rest.len())
     }
 
-    /// Append the beginning of `bytes`, as much as the batch takes, and return the rest: all of it if
-    /// no batch is free, unless it may `wait` for one.
+    /// Appends the beginning of `bytes`, as much as the batch takes, and returns the rest. If no
+    /// batch is free, the rest is all of it, unless it may `wait`.
     fn take<'a>(&mut self, bytes: &'a [u8], wait: bool) -> Result<&'a [u8], WriterError> {
         self.check()?;
         self.first_append.get_or_insert_with(Instant::now);
@@ -288,7 +288,7 @@ impl ArrayWriter {
         Ok(rest)
     }
 
-    /// So many bytes were put into the batch.
+    /// Notes that `len` bytes were put into the batch.
     fn advance(&mut self, len: usize) {
         self.filled += len;
         self.shared.lock().progress.appended_bytes += len as u64;
@@ -297,7 +297,7 @@ impl ArrayWriter {
         }
     }
 
-    /// That more can be appended.
+    /// Checks that more can be appended.
     fn check(&self) -> Result<(), WriterError> {
         self.check_process()?;
         let state = self.shared.lock();
@@ -350,7 +350,7 @@ impl ArrayWriter {
         Ok(found)
     }
 
-    /// Give what was filled to the encoding thread, as a batch of `grid`.
+    /// Gives the filled input to the encoding thread, as a batch of `grid`.
     fn submit(&mut self, grid: Arc<BatchGrid>, epochs: usize) {
         let Some(input) = self.input.take() else {
             return;
@@ -368,7 +368,7 @@ impl ArrayWriter {
             .change(|state| state.batches.push_back(Item::Batch(batch, input)));
     }
 
-    /// The first slice of which not everything was appended.
+    /// The first slice that was not appended completely.
     fn end_slice(&self) -> u64 {
         self.shared.setup.start + self.progress().appended_slices
     }
@@ -378,7 +378,7 @@ impl ArrayWriter {
         self.filled % self.job.grid.slice_bytes()
     }
 
-    /// Forget what was appended of a slice that is not complete, and return how many bytes that was.
+    /// Forgets the appended part of an incomplete slice, and returns its size in bytes.
     pub fn discard_partial_slice(&mut self) -> usize {
         let partial = self.partial_slice();
         // What comes next is written over it.
@@ -387,9 +387,10 @@ impl ArrayWriter {
         partial
     }
 
-    /// Wait until every shard that is complete is stored, and the metadata of the array covers it.
-    /// What is not a complete shard stays in memory. After an error of the store it tries again, and
-    /// if that succeeds, more can be appended.
+    /// Waits until every complete shard is stored, and covered by the array's metadata.
+    ///
+    /// Incomplete shards stay in memory. After an error of the store, `flush` tries again; if it
+    /// succeeds, more can be appended.
     ///
     /// # Errors
     /// As for [`append`](Self::append).
@@ -403,8 +404,8 @@ impl ArrayWriter {
         self.stored()
     }
 
-    /// Do not wait for the rest of a batch that has complete shards: those that are not go on in the
-    /// next one.
+    /// Submits the complete shards of a batch without waiting for its rest, which moves to the next
+    /// batch.
     fn submit_complete_shards(&mut self) -> Result<(), WriterError> {
         /// About so many bytes move at once.
         const PIECE: usize = 1 << 20;
@@ -443,7 +444,7 @@ impl ArrayWriter {
         Ok(())
     }
 
-    /// Wait until everything that was given to the threads is stored, and covered.
+    /// Waits until everything that was given to the threads is stored and covered.
     fn stored(&self) -> Result<(), WriterError> {
         self.shared.change(|state| state.grow_now = true);
         let result = self.shared.wait(|state| {
@@ -460,15 +461,15 @@ impl ArrayWriter {
         result
     }
 
-    /// Store everything that was appended, the last shards even if they are short, let the metadata
-    /// of the array cover it, and say what was done. After that nothing can be appended; called again,
-    /// it returns the same.
+    /// Stores everything that was appended, including short last shards, lets the array's metadata
+    /// cover it, and returns a report.
     ///
-    /// After an error it can be called again: nothing that the writer holds is lost.
+    /// Nothing can be appended afterwards. A second call returns the same report. After an error
+    /// `finish` can be called again: the writer loses nothing that it holds.
     ///
     /// # Errors
-    /// [`WriterError::IncompleteSlice`] if the last slice is not complete: nothing has ended. And as
-    /// for [`append`](Self::append).
+    /// [`WriterError::IncompleteSlice`] if the last slice is not complete; the writer has not ended
+    /// then. Otherwise as for [`append`](Self::append).
     pub fn finish(&mut self) -> Result<WriterReport, WriterError> {
         self.check_process()?;
         if let Some(report) = &self.report {
@@ -510,7 +511,7 @@ impl ArrayWriter {
         Ok(report)
     }
 
-    /// Let the threads know that nothing more comes; once.
+    /// Tells the threads, once, that nothing more comes.
     fn end(&mut self) -> Result<(), WriterError> {
         if self.shared.lock().end.is_some() {
             return Ok(());
@@ -536,7 +537,7 @@ impl ArrayWriter {
         Ok(())
     }
 
-    /// Fill `missing` bytes behind what was appended.
+    /// Fills `missing` bytes behind the appended ones with the fill value.
     fn pad(&mut self, missing: usize) -> Result<(), WriterError> {
         /// About so many bytes at once.
         const PIECE: usize = 1 << 20;
@@ -554,8 +555,8 @@ impl ArrayWriter {
         Ok(())
     }
 
-    /// Give up: what is not stored is forgotten, and temporaries are erased. Returns the first slice
-    /// that is not stored.
+    /// Gives up: forgets what is not stored, and erases the writer's temporaries. Returns the first
+    /// slice that is not stored.
     ///
     /// # Errors
     /// [`WriterError::Store`] if a temporary could not be erased.

@@ -1,4 +1,4 @@
-//! Arrays of `ndarray`, and views of them.
+//! Arrays and views of `ndarray`.
 
 use ndarray::{ArrayBase, Data, Dimension};
 use zarrs::array::Element;
@@ -7,9 +7,11 @@ use super::ArrayWriter;
 use super::error::WriterError;
 
 impl ArrayWriter {
-    /// Append the elements of `array`, which may be a view, in its logical order, which is C order of
-    /// its axes: any number of them. What is in standard layout is appended as it lies; of others, rows
-    /// along the last axis are, copied if they are not contiguous.
+    /// Appends the elements of `array`, which may be a view, in C order of its axes: any number of
+    /// them.
+    ///
+    /// An array in standard layout is appended as it lies. Otherwise rows along the last axis are
+    /// appended one by one, and copied first if they are not contiguous.
     ///
     /// # Errors
     /// As for [`append`](Self::append).

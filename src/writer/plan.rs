@@ -337,13 +337,13 @@ fn advice(
     };
     let mut advice = format!("allow {needed} by `Options::{option}`");
     if epochs.is_some_and(|epochs| epochs > 1) {
-        advice.push_str(", or ask for fewer `epochs_per_batch`, or for none");
+        advice.push_str(", or ask for fewer `with_epochs_per_batch`, or for none");
     }
     if memory == "host memory" && !grows {
         let in_flight = grid.shards_per_epoch();
         let _ = write!(
             advice,
-            ", or use shards of a smaller extent along the first axis: all {in_flight} shards with one index along it are in memory until they are stored. On a filesystem they need not be, with `ArrayWriterBuilder::atomic_rename`"
+            ", or use shards of a smaller extent along the first axis: all {in_flight} shards with one index along it are in memory until they are stored. On a filesystem they need not be, with `ArrayWriterBuilder::with_atomic_rename`"
         );
     } else {
         advice.push_str(", or use subchunks of a smaller extent along the first axis");

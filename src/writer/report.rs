@@ -1,17 +1,17 @@
-//! What a writer has done.
+//! How far a writer is, and what it did.
 
 use std::fmt;
 use std::time::Duration;
 
-/// Memory that a writer takes for buffers, in bytes.
+/// The most memory that a writer's buffers take, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WriterMemory {
-    /// Of the host, pageable: at most [`Options::host_memory`](crate::Options::host_memory).
+    /// Pageable host memory: at most [`Options::host_memory`](crate::Options::host_memory).
     pub host: usize,
-    /// Of the host, page-locked: at most [`Options::pinned_memory`](crate::Options::pinned_memory).
+    /// Page-locked host memory: at most [`Options::pinned_memory`](crate::Options::pinned_memory).
     pub pinned: usize,
-    /// Of a device: at most [`Options::device_memory`](crate::Options::device_memory).
+    /// Device memory: at most [`Options::device_memory`](crate::Options::device_memory).
     pub device: usize,
 }
 
@@ -33,25 +33,25 @@ impl fmt::Display for WriterMemory {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Progress {
-    /// What was appended, in bytes.
+    /// Bytes that were appended.
     pub appended_bytes: u64,
-    /// Of that, whole slices.
+    /// Whole slices among them.
     pub appended_slices: u64,
-    /// What was encoded, in bytes before encoding.
+    /// Bytes that were encoded, counted before encoding.
     pub encoded_bytes: u64,
-    /// What that became, in bytes.
+    /// Bytes that they were encoded to.
     pub packed_bytes: u64,
     /// All slices of the array below this one are stored.
     pub finished_slices: u64,
-    /// All slices of the array below this one are covered by the shape in its metadata.
+    /// The shape in the array's metadata covers all slices below this one.
     pub covered_slices: u64,
     /// Shards that were stored.
     pub shards_stored: u64,
-    /// Shards that hold nothing but the fill value, which are not stored.
+    /// Shards of nothing but the fill value, which are not stored.
     pub shards_empty: u64,
-    /// What the store was given, in bytes.
+    /// Bytes that were given to the store.
     pub stored_bytes: u64,
-    /// Batches that are full and wait to be encoded.
+    /// Full batches that wait to be encoded.
     pub batches_waiting: usize,
     /// Batches that are being encoded.
     pub batches_encoding: usize,
@@ -59,18 +59,19 @@ pub struct Progress {
     pub shards_waiting: usize,
     /// How often an append waited.
     pub waits: u64,
-    /// How often an append was asked not to wait, and did not take everything.
+    /// How often `try_append` or `try_append_bytes` left something.
     pub refusals: u64,
-    /// How long appends waited.
+    /// How long appends waited, in all.
     pub waiting: Duration,
     /// Time of encoding.
     pub encoding: Duration,
-    /// Time of storing, of all threads that store.
+    /// Time of storing, summed over all threads that store.
     pub storing: Duration,
 }
 
 impl Progress {
-    /// How many bytes were encoded for each that they became; `None` before any became one.
+    /// The ratio of compression: encoded bytes over packed bytes; `None` before anything was
+    /// encoded.
     #[must_use]
     #[allow(
         clippy::cast_precision_loss,
@@ -81,7 +82,7 @@ impl Progress {
     }
 }
 
-/// What a writer did.
+/// What a writer did. `Display` prints a summary for people.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct WriterReport {
@@ -93,24 +94,24 @@ pub struct WriterReport {
     pub finished_slices: u64,
     /// Shards that were stored.
     pub shards: u64,
-    /// Shards that hold nothing but the fill value, which are not stored.
+    /// Shards of nothing but the fill value, which are not stored.
     pub shards_empty: u64,
-    /// What was appended, in bytes.
+    /// Bytes that were appended.
     pub raw_bytes: u64,
-    /// What the store was given, in bytes.
+    /// Bytes that were given to the store.
     pub stored_bytes: u64,
-    /// From the first append to the end.
+    /// Time from the first append to the end.
     pub elapsed: Duration,
-    /// How long appends waited for the encoder or the store.
+    /// How long appends waited for the encoder or the store, in all.
     pub waiting: Duration,
     /// Time of encoding.
     pub encoding: Duration,
-    /// Time of storing, of all threads that store.
+    /// Time of storing, summed over all threads that store.
     pub storing: Duration,
 }
 
 impl WriterReport {
-    /// How many bytes were appended for each that was stored.
+    /// Appended bytes over stored bytes.
     #[must_use]
     #[allow(
         clippy::cast_precision_loss,

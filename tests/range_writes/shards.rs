@@ -212,7 +212,7 @@ fn requests_of_an_update() {
 }
 
 /// An update that stops at any of its calls, each of which is done as a whole or not at all, leaves
-/// what `docs/updates.md` promises.
+/// what `docs/reference/updates.md` promises.
 #[test]
 fn interrupted_updates() {
     let mut stopped_between = 0;

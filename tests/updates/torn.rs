@@ -1,5 +1,5 @@
 //! Updates that stop in the middle: after every byte that is written, what is left is recovered, and
-//! the promises of `docs/updates.md` are checked by zarrs' own decoder.
+//! the promises of `docs/reference/updates.md` are checked by zarrs' own decoder.
 
 use std::collections::BTreeSet;
 

@@ -288,7 +288,7 @@ fn aborting_leaves_only_what_was_finished() {
         let store = Probe::new();
         let mut builder = builder(&array(&store));
         if renamed {
-            builder = builder.atomic_rename(store.clone());
+            builder = builder.with_atomic_rename(store.clone());
         }
         let mut writer = builder.build().unwrap();
         writer.append(&slices(0..5)).unwrap();
@@ -319,9 +319,9 @@ fn shards_that_are_empty_now_are_erased() {
         let store = Probe::new();
         let write = |elements: &[u16]| {
             let array = array(&store);
-            let mut builder = builder(&array).start(0);
+            let mut builder = builder(&array).with_start(0);
             if renamed {
-                builder = builder.atomic_rename(store.clone());
+                builder = builder.with_atomic_rename(store.clone());
             }
             let mut writer = builder.build().unwrap();
             writer.append(elements).unwrap();

@@ -42,9 +42,9 @@ fn a_failed_shard_is_told_and_tried_again() {
             if fails { Err(broken()) } else { Ok(()) }
         });
         let array = array(&store);
-        let mut build = builder(&array).metadata_interval(Duration::ZERO);
+        let mut build = builder(&array).with_metadata_interval(Duration::ZERO);
         if renamed {
-            build = build.atomic_rename(store.clone());
+            build = build.with_atomic_rename(store.clone());
         }
         let mut writer = build.build().unwrap();
         // The first row is stored before the second, which fails.
@@ -124,9 +124,9 @@ fn metadata_that_cannot_be_written_are_an_error() {
             if fails { Err(broken()) } else { Ok(()) }
         });
         let array = array(&store);
-        let mut build = builder(&array).metadata_interval(Duration::from_hours(1));
+        let mut build = builder(&array).with_metadata_interval(Duration::from_hours(1));
         if renamed {
-            build = build.atomic_rename(store.clone());
+            build = build.with_atomic_rename(store.clone());
         }
         let mut writer = build.build().unwrap();
         writer.append(&slices(0..6)).unwrap();
@@ -214,10 +214,10 @@ proptest! {
             }
         });
         let mut builder = builder(&array)
-            .store_threads(store_threads)
-            .metadata_interval(Duration::ZERO);
+            .with_store_threads(store_threads)
+            .with_metadata_interval(Duration::ZERO);
         if renamed {
-            builder = builder.atomic_rename(store.clone());
+            builder = builder.with_atomic_rename(store.clone());
         }
         let mut writer = builder.build().unwrap();
         let mut slice = 0;

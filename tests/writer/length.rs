@@ -80,10 +80,10 @@ fn the_shape_grows_only_past_shards_that_are_stored() {
             Ok(())
         });
         let mut builder = builder(&array)
-            .store_threads(4)
-            .metadata_interval(Duration::ZERO);
+            .with_store_threads(4)
+            .with_metadata_interval(Duration::ZERO);
         if renamed {
-            builder = builder.atomic_rename(store.clone());
+            builder = builder.with_atomic_rename(store.clone());
         }
         let mut writer = builder.build().unwrap();
         for first in (0..100).step_by(5) {
@@ -116,7 +116,7 @@ fn the_shape_grows_while_the_store_is_behind() {
         Ok(())
     });
     let mut writer = builder(&array)
-        .metadata_interval(Duration::from_millis(20))
+        .with_metadata_interval(Duration::from_millis(20))
         .build()
         .unwrap();
     // 200 shards take 400 ms at least, and wait for one another.
@@ -131,7 +131,7 @@ fn the_shape_grows_while_the_store_is_behind() {
 fn without_an_interval_every_shard_epoch_is_covered_at_once() {
     let store = Probe::new();
     let mut writer = builder(&array(&store))
-        .metadata_interval(Duration::ZERO)
+        .with_metadata_interval(Duration::ZERO)
         .build()
         .unwrap();
     for first in (0..20).step_by(4) {
@@ -148,7 +148,7 @@ fn without_an_interval_every_shard_epoch_is_covered_at_once() {
 fn a_long_interval_leaves_the_metadata_alone_until_the_end() {
     let store = Probe::new();
     let mut writer = builder(&array(&store))
-        .metadata_interval(Duration::from_hours(1))
+        .with_metadata_interval(Duration::from_hours(1))
         .build()
         .unwrap();
     writer.append(&slices(0..50)).unwrap();
@@ -166,7 +166,7 @@ fn the_metadata_is_written_no_more_often_than_asked() {
     let store = Probe::new();
     let interval = Duration::from_millis(60);
     let mut writer = builder(&array(&store))
-        .metadata_interval(interval)
+        .with_metadata_interval(interval)
         .build()
         .unwrap();
     let times = Arc::new(Mutex::new(Vec::new()));
@@ -197,11 +197,16 @@ fn the_metadata_is_written_no_more_often_than_asked() {
 fn a_start_behind_the_end_leaves_a_hole() {
     let store = Probe::new();
     let empty = array(&store);
-    builder(&empty).start(8).build().unwrap().abort().unwrap();
+    builder(&empty)
+        .with_start(8)
+        .build()
+        .unwrap()
+        .abort()
+        .unwrap();
     check(&store, 0);
     let mut writer = builder(&empty)
-        .start(8)
-        .metadata_interval(Duration::ZERO)
+        .with_start(8)
+        .with_metadata_interval(Duration::ZERO)
         .build()
         .unwrap();
     writer.append(&slices(8..9)).unwrap();
@@ -226,7 +231,7 @@ fn an_array_does_not_shrink() {
     writer.append(&slices(0..12)).unwrap();
     writer.finish().unwrap();
     let longer = array_at(&store, "/array", 12, zarrs_cuda::Options::default());
-    let mut writer = builder(&longer).start(4).build().unwrap();
+    let mut writer = builder(&longer).with_start(4).build().unwrap();
     writer.append(&slices(4..8)).unwrap();
     writer.finish().unwrap();
     check(&store, 12);
@@ -239,7 +244,7 @@ fn metadata_that_were_never_stored() {
     let array = array_at(&store, "/array", 12, zarrs_cuda::Options::default());
     zarrs::storage::WritableStorageTraits::erase(&*store, &"array/zarr.json".try_into().unwrap())
         .unwrap();
-    let mut writer = builder(&array).start(0).build().unwrap();
+    let mut writer = builder(&array).with_start(0).build().unwrap();
     writer.append(&slices(0..4)).unwrap();
     writer.finish().unwrap();
     let array = zarrs::array::Array::open(store.clone(), "/array").unwrap();
@@ -274,8 +279,8 @@ fn progress_is_told_after_each_shard() {
     let told: Arc<Mutex<Vec<Progress>>> = Arc::default();
     let noted = told.clone();
     let mut writer = builder(&array(&store))
-        .store_threads(3)
-        .on_progress(move |progress| noted.lock().unwrap().push(*progress))
+        .with_store_threads(3)
+        .with_progress_callback(move |progress| noted.lock().unwrap().push(*progress))
         .build()
         .unwrap();
     writer.append(&slices(0..42)).unwrap();

@@ -40,10 +40,10 @@ fn a_start_within_a_shard() {
     let six = array_at(&store, "/array", 6, Options::default());
     // The end of the array is not at the border of a shard, which has four slices.
     refused(|| ArrayWriter::builder(&six), &["6", "4"]);
-    refused(|| ArrayWriter::builder(&six).start(3), &["3", "4"]);
+    refused(|| ArrayWriter::builder(&six).with_start(3), &["3", "4"]);
     // What it advises.
-    assert!(ArrayWriter::builder(&six).start(4).build().is_ok());
-    assert!(ArrayWriter::builder(&six).start(0).build().is_ok());
+    assert!(ArrayWriter::builder(&six).with_start(4).build().is_ok());
+    assert!(ArrayWriter::builder(&six).with_start(0).build().is_ok());
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn more_epochs_than_the_budget_has_room_for() {
     let array = array_at(&store, "/array", 0, options);
     assert!(ArrayWriter::builder(&array).build().is_ok());
     let error = refused(
-        || ArrayWriter::builder(&array).epochs_per_batch(1 << 20),
+        || ArrayWriter::builder(&array).with_epochs_per_batch(1 << 20),
         &["1048576"],
     );
     assert!(matches!(error, WriterError::Memory { .. }), "{error:?}");
@@ -177,7 +177,10 @@ fn shards_of_different_sizes() {
         .array_to_bytes_codec(codec.build_arc().unwrap())
         .build(store, "/array")
         .unwrap();
-    refused(|| ArrayWriter::builder(&array).start(0), &["rectangular"]);
+    refused(
+        || ArrayWriter::builder(&array).with_start(0),
+        &["rectangular"],
+    );
 }
 
 #[test]
@@ -187,8 +190,8 @@ fn numbers_that_make_no_sense() {
     let array = array(&store);
     // None of anything is taken as one of it, or refused; it neither hangs nor panics.
     for builder in [
-        ArrayWriter::builder(&array).epochs_per_batch(0),
-        ArrayWriter::builder(&array).store_threads(0),
+        ArrayWriter::builder(&array).with_epochs_per_batch(0),
+        ArrayWriter::builder(&array).with_store_threads(0),
     ] {
         match builder.build() {
             Err(error) => assert!(error.to_string().contains('0'), "{error}"),
@@ -200,7 +203,7 @@ fn numbers_that_make_no_sense() {
         }
     }
     for epochs in [usize::MAX, usize::MAX / 2, 1 << 50, 1 << 40] {
-        let builder = ArrayWriter::builder(&array).epochs_per_batch(epochs);
+        let builder = ArrayWriter::builder(&array).with_epochs_per_batch(epochs);
         assert!(builder.memory_estimate().is_err());
         assert!(builder.build().is_err());
     }
@@ -211,7 +214,7 @@ fn numbers_that_make_no_sense() {
 fn a_start_at_the_end_of_all_numbers() {
     let store = store();
     let array = array(&store);
-    let builder = ArrayWriter::builder(&array).start(u64::MAX - 3);
+    let builder = ArrayWriter::builder(&array).with_start(u64::MAX - 3);
     // Nothing can be appended there, whoever says so.
     if let Ok(mut writer) = builder.build() {
         assert!(writer.append(&slices(0..8)).is_err() || writer.finish().is_err());

@@ -83,8 +83,8 @@ where
     S: ?Sized + ReadableWritableStorageTraits + 'static,
 {
     ArrayWriter::builder(array)
-        .epochs_per_batch(1)
-        .store_threads(1)
+        .with_epochs_per_batch(1)
+        .with_store_threads(1)
 }
 
 /// The elements of slices, which are all different nearby, and none the fill value.

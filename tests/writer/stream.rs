@@ -53,8 +53,8 @@ impl Stored {
     /// Let shards grow in temporaries, where the case says so.
     pub(crate) fn rename(&self, builder: Builder) -> Builder {
         match (&self.kept, &self.files) {
-            (Some(kept), _) => builder.atomic_rename(kept.clone()),
-            (_, Some(files)) => builder.atomic_rename(files.clone()),
+            (Some(kept), _) => builder.with_atomic_rename(kept.clone()),
+            (_, Some(files)) => builder.with_atomic_rename(files.clone()),
             _ => builder,
         }
     }
@@ -163,13 +163,13 @@ fn check(case: &Case) {
 
     let mut builder = stored
         .rename(ArrayWriter::builder(&ours))
-        .codec_options(case.options())
-        .store_threads(case.store_threads);
+        .with_codec_options(case.options())
+        .with_store_threads(case.store_threads);
     if let Some(start) = case.start {
-        builder = builder.start(start);
+        builder = builder.with_start(start);
     }
     if let Some(epochs) = case.epochs_per_batch {
-        builder = builder.epochs_per_batch(epochs);
+        builder = builder.with_epochs_per_batch(epochs);
     }
     let mut appending = Appending::new(case, &data.appended, builder.build().unwrap());
     appending.append_all();

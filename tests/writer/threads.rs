@@ -104,7 +104,7 @@ fn stores_that_stand_still_stop_nobody_else() {
         let path = format!("/array{number}");
         let array = array_of(&shards, &still, &path, 0, Options::default());
         // Of whole shards.
-        let builder = ArrayWriter::builder(&array).epochs_per_batch(2);
+        let builder = ArrayWriter::builder(&array).with_epochs_per_batch(2);
         let mut writer = builder.build().unwrap();
         let mut rest = &all[..];
         // Buffers for the shards of three batches, two each, and a batch that waits for one of them.
@@ -132,7 +132,7 @@ fn a_callback_may_use_rayon() {
     pool.install(|| {
         let array = array_at(&store, "/array", 0, Options::default());
         let mut writer = ArrayWriter::builder(&array)
-            .on_progress(|progress| {
+            .with_progress_callback(|progress| {
                 let sum: u64 = (0..100_u64).into_par_iter().sum();
                 assert!(sum == 4950 && progress.shards_stored > 0);
             })

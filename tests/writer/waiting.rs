@@ -154,7 +154,7 @@ fn flush_returns_when_everything_complete_is_stored_and_covered() {
     let gate = store.gate_shards();
     // The metadata would not grow by itself.
     let mut writer = builder(&array(&store))
-        .metadata_interval(Duration::from_hours(1))
+        .with_metadata_interval(Duration::from_hours(1))
         .build()
         .unwrap();
     let _open = gate.open_at_the_end();
@@ -205,7 +205,7 @@ fn a_small_budget_is_kept_and_gives_the_same_array() {
         let options = zarrs_cuda::Options::default().with_host_memory(budget);
         let array = array_at(&store, "/array", 0, options);
         let Ok(estimate) = zarrs_cuda::writer::ArrayWriter::builder(&array)
-            .store_threads(1)
+            .with_store_threads(1)
             .memory_estimate()
         else {
             break;
@@ -218,7 +218,7 @@ fn a_small_budget_is_kept_and_gives_the_same_array() {
     let options = zarrs_cuda::Options::default().with_host_memory(smallest);
     let array = array_at(&store, "/array", 0, options);
     let mut writer = zarrs_cuda::writer::ArrayWriter::builder(&array)
-        .store_threads(1)
+        .with_store_threads(1)
         .build()
         .unwrap();
     writer.append(&slices(0..101)).unwrap();
@@ -231,7 +231,7 @@ fn a_small_budget_is_kept_and_gives_the_same_array() {
 fn flush_stores_what_is_complete_in_a_batch_that_is_not_full() {
     let store = Probe::new();
     let mut writer = zarrs_cuda::writer::ArrayWriter::builder(&array(&store))
-        .epochs_per_batch(8)
+        .with_epochs_per_batch(8)
         .build()
         .unwrap();
     writer.append(&slices(0..6)).unwrap();
@@ -293,7 +293,7 @@ fn pieces_that_waited_are_written_together() {
     let store = Probe::new();
     let gate = store.gate_shards();
     let mut writer = builder(&array(&store))
-        .atomic_rename(store.clone())
+        .with_atomic_rename(store.clone())
         .build()
         .unwrap();
     let _open = gate.open_at_the_end();

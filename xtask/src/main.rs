@@ -6,6 +6,7 @@ mod bundle;
 mod fuzz;
 mod kernels;
 mod lines;
+mod links;
 mod nvcomp;
 #[allow(unsafe_code)]
 mod nvrtc;
@@ -32,6 +33,7 @@ cargo xtask sanitize thread     test the kernels with ThreadSanitizer
 cargo xtask fuzz [TARGET...]    let libFuzzer look for inputs that fail, with cargo-fuzz
             --minutes N         so long for each target; 1 unless it is given
 cargo xtask lines               count the lines of code in src, by folder
+cargo xtask links               check the links of the documentation, on GitHub and in target/doc
 cargo xtask nvcomp-check        compare what we assume of nvCOMP with its headers and libraries
 cargo xtask gpu-bundle          build target/gpu-bundle, a folder that runs the GPU suites and the
                                 benchmark on a machine with an NVIDIA driver and no Rust
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
             ["sanitize", sanitizer @ ("address" | "thread")] => sanitize::run_tests(sanitizer),
             ["fuzz", ref arguments @ ..] => fuzz::fuzz(arguments),
             ["lines"] => lines::print(),
+            ["links"] => links::check(),
             ["nvcomp-check"] => nvcomp::check(),
             ["gpu-bundle"] => bundle::build(true),
             ["gpu-bundle", "--without-nvcomp"] => bundle::build(false),

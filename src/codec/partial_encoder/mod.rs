@@ -9,7 +9,7 @@
 //! 6. Write: usually once, twice where an index is rewritten where it is.
 //!
 //! What a codec can do to a stored value bounds all of this: read ranges of it, overwrite bytes,
-//! make it longer, and erase it. `docs/updates.md` has the protocol and its promises.
+//! make it longer, and erase it. `docs/reference/updates.md` has the protocol and its promises.
 
 #[cfg(feature = "async")]
 mod asynchronous;

@@ -187,11 +187,13 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// What the CUDA engine of this process did until now. See [`metrics`](crate::metrics). A forked
-/// child uses no device, and counts nothing.
+/// What this process did until now: on devices, in partial writes, and in [writers](crate::writer).
+/// [`metrics`](crate::metrics) returns it. In a forked child the counts of devices are 0, because
+/// it uses none.
 ///
-/// Times of stages are the device's own, taken with events, and add up over lanes that run at the
-/// same time: they say where time goes, not how long a shard takes.
+/// Times of stages are the devices' own, taken with events. They add up over lanes that run at the
+/// same time: they show where time goes, not how long a shard takes. A *lane* is the set of buffers
+/// and streams of one shard in flight.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Metrics {
@@ -199,7 +201,7 @@ pub struct Metrics {
     pub shards_encoded: u64,
     /// Shards that were decoded on a device.
     pub shards_decoded: u64,
-    /// Batches of streams of slices that were encoded on a device.
+    /// Batches of streams that were encoded on a device.
     pub batches_encoded: u64,
     /// Bytes that were copied to devices.
     pub bytes_to_device: u64,
@@ -215,7 +217,7 @@ pub struct Metrics {
     pub shuffle: Duration,
     /// Time of compressors.
     pub compress: Duration,
-    /// Time of making frames of what compressors wrote.
+    /// Time of making frames of the compressors' output.
     pub frame: Duration,
     /// Time of decompressors, and of comparing gzip's checksums.
     pub decompress: Duration,
@@ -231,8 +233,8 @@ pub struct Metrics {
     pub lanes_created: u64,
     /// Lanes that are in use or wait for work.
     pub lanes_alive: u64,
-    /// Lanes that were given up, and some of their memory not given back: the device was broken, or
-    /// did not say that it was done with it.
+    /// Lanes that were given up with some of their memory not freed: the device was broken, or did
+    /// not confirm that it was done with the memory.
     pub lanes_leaked: u64,
     /// How often a shard waited for a lane.
     pub lane_waits: u64,
@@ -240,20 +242,21 @@ pub struct Metrics {
     pub lanes_waiting: u64,
     /// Time that shards waited for lanes.
     pub lane_wait: Duration,
-    /// How often a lane was made smaller, because the device had no memory for more.
+    /// How often a lane was made smaller because the device had too little memory.
     pub batches_halved: u64,
-    /// Subchunks that a device's compressor failed on, so that the host compressed them.
+    /// Subchunks that the host compressed because a device's compressor failed on them.
     pub subchunks_on_host: u64,
-    /// Shards, and batches of streams, that went to the host under
-    /// [`Backend::Auto`](crate::Backend::Auto) after a device had been chosen, and shards with a compressor that the host decoded although
-    /// [`device_decode`](crate::Options::device_decode) was set: how many, by reason.
+    /// Work that went to the host after a device had been chosen, counted by reason: shards and
+    /// batches of streams under [`Backend::Auto`](crate::Backend::Auto), and shards with a
+    /// compressor that the host decoded although [`device_decode`](crate::Options::device_decode)
+    /// was set.
     pub fallbacks: BTreeMap<String, u64>,
-    /// Partial writes that updated a stored shard where it is, on any engine.
+    /// Partial writes that updated a shard where it is stored, on any engine.
     pub partial_writes: u64,
     /// Partial writes that left more unused bytes than
-    /// [`max_dead_fraction`](crate::Options::max_dead_fraction).
+    /// [`max_dead_fraction`](crate::Options::max_dead_fraction) allows.
     pub compaction_requests: u64,
-    /// Shards that were compacted, by [`compact`](crate::compact) or by a partial write.
+    /// Shards that were compacted.
     pub compactions: u64,
     /// How often an append to a [writer](crate::writer) waited for the encoder or the store.
     pub writer_waits: u64,

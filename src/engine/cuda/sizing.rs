@@ -63,13 +63,13 @@ pub(super) struct Region {
     pub(super) len: usize,
 }
 
-/// Memory that a lane takes, in bytes.
+/// The most memory that the buffers of one shard in flight take, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryEstimate {
-    /// On the device.
+    /// Device memory.
     pub device: usize,
-    /// Page-locked, on the host.
+    /// Page-locked host memory.
     pub pinned: usize,
 }
 

@@ -1,4 +1,4 @@
-//! The adapter over stores whose calls are awaited.
+//! The adapter over asynchronous stores.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::storage::objects::Awaited;
 const AT_ONCE: usize = 16;
 
 impl<S: AsyncReadableStorageTraits + ?Sized> ShardedStore<S> {
-    /// [`open`](Self::open), in an asynchronous store.
+    /// [`open`](Self::open) for an asynchronous store.
     ///
     /// # Errors
     /// As for [`open`](Self::open).
@@ -29,7 +29,8 @@ impl<S: AsyncReadableStorageTraits + ?Sized> ShardedStore<S> {
         Ok(Self::with_core(store, Arc::new(core)))
     }
 
-    /// [`get_many`](Self::get_many), in an asynchronous store: of 16 shards or other keys at once.
+    /// [`get_many`](Self::get_many) for an asynchronous store, with requests for 16 shards or other
+    /// keys at once.
     ///
     /// # Errors
     /// As for [`get_many`](Self::get_many).
@@ -56,7 +57,7 @@ impl<S: AsyncReadableStorageTraits + ?Sized> ShardedStore<S> {
 }
 
 impl<S: AsyncReadableStorageTraits + AsyncWritableStorageTraits + ?Sized> ShardedStore<S> {
-    /// [`set_many`](Self::set_many), in an asynchronous store.
+    /// [`set_many`](Self::set_many) for an asynchronous store.
     ///
     /// # Errors
     /// As for [`set_many`](Self::set_many).
@@ -134,7 +135,7 @@ where
         self.core.erase_prefix(&store, prefix).await
     }
 
-    /// Parts of chunks are written by reading and storing their shard.
+    /// `false`: a write of part of a chunk reads and stores its shard.
     fn supports_set_partial(&self) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! The adapter over stores whose calls return when they are done.
+//! The adapter over blocking stores.
 
 use std::sync::Arc;
 
@@ -16,24 +16,28 @@ use crate::storage::listing;
 use crate::storage::objects::{Blocking, now};
 
 impl<S: ReadableStorageTraits + ?Sized> ShardedStore<S> {
-    /// The chunks of the array at `path` in `store`, whose metadata say how it is sharded.
+    /// Opens an adapter of `store` for the array at `path`, whose metadata say how it is sharded.
     ///
     /// # Errors
-    /// - [`Error::Storage`] if the store fails, or the metadata are not there or do not say it.
-    /// - [`Error::Create`] if `path` is not one of a node, or it is sharded as no array can be.
+    /// - [`Error::Storage`] if the store fails, or if the metadata are missing or describe no such
+    ///   sharding.
+    /// - [`Error::Create`] if `path` is not a node path, or the metadata describe an impossible
+    ///   sharding.
     pub fn open(store: Arc<S>, path: &str) -> Result<Self, Error> {
         let core = now(opened(&Blocking::new(&*store), path))?;
         Ok(Self::with_core(store, Arc::new(core)))
     }
 
-    /// The ranges of the values of several keys, in the same order; `None` for keys that there are not.
+    /// Reads ranges of the values of several keys. Returns them in the same order, with `None` for
+    /// absent keys.
     ///
-    /// Of each shard the index is requested, if it is not kept, and the bytes, whatever the number of
-    /// its chunks; of each other key that is asked for the ranges are one request.
+    /// Each shard takes a request for its index, unless the index is kept, and one for the bytes,
+    /// for any number of its chunks. Every other key takes one request for all its ranges.
     ///
     /// # Errors
-    /// The store's, those of invalid shards, and
-    /// [`InvalidByteRangeError`](StorageError::InvalidByteRangeError) if a range is not within its value.
+    /// The store's errors, errors of invalid shards, and
+    /// [`InvalidByteRangeError`](StorageError::InvalidByteRangeError) if a range is not within its
+    /// value.
     pub fn get_many(
         &self,
         ranges: &[(StoreKey, ByteRange)],
@@ -52,13 +56,14 @@ impl<S: ReadableStorageTraits + ?Sized> ShardedStore<S> {
 }
 
 impl<S: ReadableStorageTraits + WritableStorageTraits + ?Sized> ShardedStore<S> {
-    /// Store several values, each shard once. A shard of which all chunks are given is not read.
+    /// Stores several values, each shard once. A shard whose chunks are all given is not read.
     ///
-    /// Of a key that is given more than once, the last value is stored. Other keys than those of chunks
-    /// are stored first, one after the other.
+    /// If a key is given more than once, the last value is stored. Keys that are not chunk keys are
+    /// stored first, one after the other.
     ///
     /// # Errors
-    /// The store's, and those of invalid shards, which stay as they are. What came before is stored then.
+    /// The store's errors, and errors of invalid shards, which stay as they are. Values before the
+    /// error are stored.
     pub fn set_many(
         &self,
         values: impl IntoIterator<Item = (StoreKey, Bytes)>,
@@ -124,7 +129,7 @@ where
         now(self.core.erase_prefix(&Blocking::new(&*self.store), prefix))
     }
 
-    /// Parts of chunks are written by reading and storing their shard.
+    /// `false`: a write of part of a chunk reads and stores its shard.
     fn supports_set_partial(&self) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! A store of shards, as one of chunks.
+//! A store of shards, shown as a store of chunks.
 
 mod array_metadata;
 #[cfg(feature = "async")]
@@ -28,16 +28,16 @@ const DEFAULT_INDEX_CACHE: usize = 64 << 20;
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BinaryFormat {
-    /// `"indexed"`, that of the sharding storage transformer draft: the chunks, and an index of 16 bytes
-    /// for each.
+    /// `"indexed"`, the format of the sharding storage transformer draft: the chunks, then an index
+    /// of 16 bytes for each chunk.
     Indexed,
-    /// `"indexed_crc32c"`: the same, and the CRC32C of the index. These are the shards of the codec
-    /// `sharding_indexed` with its index at the end.
+    /// `"indexed_crc32c"`: the same, then the CRC32C of the index. These are the shards of the
+    /// codec `sharding_indexed` with its index at the end.
     IndexedCrc32c,
 }
 
 impl BinaryFormat {
-    /// As it is called in metadata.
+    /// Returns the name of the format in metadata.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -52,13 +52,12 @@ impl BinaryFormat {
     }
 }
 
-/// A store of shards, seen as one of chunks.
+/// Shows a store of shards as a store of chunks.
 ///
-/// Sharding keeps many chunks of an array in one object of a store. Here it is not a codec's work, but
-/// that of the store: the array has small chunks and knows nothing of shards, and each of its chunks is
-/// read and written by itself. It implements the [sharding storage transformer draft] operation by
-/// operation, for one array; the keys of everything else are passed on. For several arrays, put an
-/// adapter over an adapter.
+/// An array has small chunks and no sharding codec, and its store keeps many chunks in one object.
+/// Each chunk is read and written by itself. The adapter implements the [sharding storage
+/// transformer draft] operation by operation, for one array, and passes on the keys of everything
+/// else. For several arrays, put an adapter over an adapter.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -83,26 +82,27 @@ impl BinaryFormat {
 ///
 /// # Requests
 ///
-/// A read of a chunk, or of ranges of it, makes two requests: for the index of its shard, and for the
-/// bytes. Where the index is [kept](Self::with_index_cache) it makes one. [`get_many`](Self::get_many)
-/// makes two for each shard, however many chunks of it are read. Whoever reads more than 16 MiB of a
-/// shard at once asks for its size first, unless that was done with the same index.
+/// A read of a chunk, or of ranges of it, sends two requests: for the index of its shard, and for
+/// the bytes. If the index is [kept](Self::with_index_cache), it sends one.
+/// [`get_many`](Self::get_many) sends two for each shard, for any number of its chunks. A read of
+/// more than 16 MiB of a shard asks for the shard's size first, once for each index.
 ///
-/// A write of a chunk reads the shard and stores another: write many at once by
-/// [`set_many`](Self::set_many), which stores each shard once, and reads none of which all chunks are
-/// given.
+/// A write of a chunk reads the shard and stores it again. Write many chunks at once by
+/// [`set_many`](Self::set_many), which stores each shard once, and does not read a shard if all its
+/// chunks are given.
 ///
 /// # Several writers
 ///
-/// Writers of different chunks of a shard take turns, if they use the same adapter or clones of it, and
-/// none loses what another wrote. Readers see each chunk as it was before or after a write. **Nothing
-/// keeps other processes, or other adapters, from losing each other's chunks of the same shard.** Shards
-/// are replaced by one `set`: who reads the files while they are replaced, or after a process died there,
-/// sees what the store's `set` leaves.
+/// Writers of different chunks of a shard take turns if they use the same adapter or clones of it,
+/// and none loses what another wrote. Readers see each chunk as it was before or after a write.
+///
+/// **Other processes, and other adapters, are not kept from losing each other's chunks of the same
+/// shard.** Shards are replaced by one `set`. A process that reads the files meanwhile, or after a
+/// process died there, sees what the store's `set` leaves.
 ///
 /// # Metadata
 ///
-/// `zarr.json` is stored with the transformer in it,
+/// `zarr.json` is stored with the transformer in it, so that the files say what they are:
 ///
 /// ```json
 /// "storage_transformers": [{
@@ -111,9 +111,12 @@ impl BinaryFormat {
 /// }]
 /// ```
 ///
-/// so that files say what they are, and is shown without: zarrs would put a
-/// [`ShardingTransformer`](super::ShardingTransformer) over the adapter otherwise. Nothing else of it
-/// changes. It is an error if it describes other shards than the adapter's.
+/// Through the adapter `zarr.json` appears without the transformer. Otherwise zarrs would put a
+/// [`ShardingTransformer`](super::ShardingTransformer) over the adapter. Nothing else of the
+/// document changes. Metadata that describe other shards than the adapter's are an error.
+///
+/// The [reference page](crate::guide::reference::sharded_store) has every request, every promise,
+/// and the differences from the draft.
 ///
 /// [sharding storage transformer draft]: https://github.com/zarr-developers/zarr-specs/pull/134
 pub struct ShardedStore<S: ?Sized> {
@@ -130,7 +133,7 @@ impl<S: ?Sized> fmt::Debug for ShardedStore<S> {
     }
 }
 
-/// Both take turns with each other, and keep the same indices.
+/// A clone takes turns with the original, and shares its kept indices.
 impl<S: ?Sized> Clone for ShardedStore<S> {
     fn clone(&self) -> Self {
         Self {
@@ -141,12 +144,12 @@ impl<S: ?Sized> Clone for ShardedStore<S> {
 }
 
 impl<S: ?Sized> ShardedStore<S> {
-    /// The chunks of the array at `path` in `store`, which has shards of `chunks_per_shard` chunks along
-    /// each axis.
+    /// Returns an adapter of `store` for the array at `path`, whose shards have `chunks_per_shard`
+    /// chunks along each axis.
     ///
     /// # Errors
-    /// [`Error::Create`] if `path` is not one of a node, or `chunks_per_shard` has a zero or is of more
-    /// than 16 777 216 chunks.
+    /// [`Error::Create`] if `path` is not a node path, or if `chunks_per_shard` contains a zero or
+    /// makes more than 16 777 216 chunks.
     pub fn new(
         store: Arc<S>,
         path: &str,
@@ -165,35 +168,35 @@ impl<S: ?Sized> ShardedStore<S> {
         Self { core, store }
     }
 
-    /// Keep at most `bytes` bytes of indices; 64 MiB unless this is called, none if it is 0.
+    /// Sets how many bytes of indices are kept. Default: 64 MiB. Zero keeps none.
     ///
-    /// An index is 24 bytes for each chunk of its shard. What is written through this adapter or its
-    /// clones is always seen. What is written round them is not, as long as the index of its shard is
-    /// kept: see [`clear_index_cache`](Self::clear_index_cache).
+    /// An index takes 24 bytes for each chunk of its shard. Writes through this adapter or its
+    /// clones are always seen. Other writes are not seen while the index of their shard is kept:
+    /// see [`clear_index_cache`](Self::clear_index_cache).
     #[must_use]
     pub fn with_index_cache(self, bytes: usize) -> Self {
         self.core.indices.set_limit(bytes);
         self
     }
 
-    /// Forget the indices that are kept, so that what somebody else wrote is seen.
+    /// Forgets the kept indices, so that writes of other processes are seen.
     pub fn clear_index_cache(&self) {
         self.core.indices.clear();
     }
 
-    /// How many chunks a shard has along each axis.
+    /// Returns the number of chunks in a shard along each axis.
     #[must_use]
     pub fn chunks_per_shard(&self) -> &[u64] {
         &self.core.configuration().chunks_per_shard
     }
 
-    /// How chunks lie in their shards.
+    /// Returns how chunks lie in their shards.
     #[must_use]
     pub fn format(&self) -> BinaryFormat {
         self.core.configuration().format
     }
 
-    /// The store of the shards.
+    /// Returns the store of the shards.
     #[must_use]
     pub fn inner(&self) -> &Arc<S> {
         &self.store

@@ -15,7 +15,7 @@ use crate::Error;
 use crate::storage::objects::Awaited;
 
 impl<S: AsyncReadableStorageTraits + ?Sized> SparseShardStore<S> {
-    /// [`open`](Self::open), in an asynchronous store.
+    /// [`open`](Self::open) for an asynchronous store.
     ///
     /// # Errors
     /// As for [`open`](Self::open).
@@ -51,7 +51,7 @@ where
         self.array.size(&Awaited(&*self.store), key).await
     }
 
-    /// No: of a subchunk everything is read.
+    /// `false`: a subchunk is read as a whole.
     fn supports_get_partial(&self) -> bool {
         false
     }
@@ -115,7 +115,7 @@ where
             .await
     }
 
-    /// No: to write a part of a subchunk, all of it is read and written.
+    /// `false`: a write of part of a subchunk reads and stores all of it.
     fn supports_set_partial(&self) -> bool {
         false
     }

@@ -16,12 +16,12 @@ use crate::Error;
 use crate::storage::objects::{Blocking, now};
 
 impl<S: ReadableStorageTraits + ?Sized> SparseShardStore<S> {
-    /// An adapter of `store` for the array at `path`.
+    /// Opens an adapter of `store` for the array at `path`.
     ///
     /// # Errors
     /// - [`Error::NotShards`] if the array does not store plain shards on a regular grid, with the
     ///   reason.
-    /// - [`Error::Storage`] if the store fails, or has no metadata there, or they are invalid.
+    /// - [`Error::Storage`] if the store fails, or if the metadata are missing or invalid.
     pub fn open(store: Arc<S>, path: &str) -> Result<Self, Error> {
         let array = now(SparseArray::open(&Blocking::new(&*store), path))?;
         Ok(Self { array, store })
@@ -30,16 +30,17 @@ impl<S: ReadableStorageTraits + ?Sized> SparseShardStore<S> {
 
 #[cfg(feature = "filesystem")]
 impl SparseShardStore<zarrs_filesystem::FilesystemStore> {
-    /// An adapter for the array at `path` of a filesystem. **Use it on every filesystem**, instead of
-    /// [`open`](Self::open).
+    /// Opens an adapter for the array at `path` of a filesystem. **Use it on every filesystem**,
+    /// instead of [`open`](Self::open).
     ///
-    /// Shards, and the metadata of the array, are replaced by renaming, as with
-    /// [`atomic_rename`](Self::atomic_rename). Directories are read by the adapter, and each error of that is
-    /// returned: zarrs' `FilesystemStore` lists nothing where it cannot open a directory, for instance because the
-    /// process has too many open files, and an update could be lost that way, or a frame be passed over. Names that
-    /// are not UTF-8 are passed over and [counted](super::Consolidation::not_utf_8). In a frame only regular files are read, of at
-    /// most the size that a subchunk can have; all else with the name of a version is
-    /// [invalid](super::Consolidation::invalid).
+    /// - Shards, and the metadata of the array, are replaced by renaming, as with
+    ///   [`atomic_rename`](Self::atomic_rename).
+    /// - The adapter reads directories itself, and returns each error. zarrs' `FilesystemStore`
+    ///   returns an empty listing for a directory that it cannot open, for instance because the
+    ///   process has too many open files; an update could be lost that way, or a frame passed over.
+    /// - In a frame only regular files are read, of at most the size that a subchunk can have.
+    ///   Everything else with the name of a version is [invalid](super::Consolidation::invalid).
+    /// - Names that are not UTF-8 are passed over and [counted](super::Consolidation::not_utf_8).
     ///
     /// # Errors
     /// As for [`open`](Self::open).
@@ -76,7 +77,7 @@ where
         now(self.array.size(&self.blocking(), key))
     }
 
-    /// No: of a subchunk everything is read.
+    /// `false`: a subchunk is read as a whole.
     fn supports_get_partial(&self) -> bool {
         false
     }
@@ -131,7 +132,7 @@ where
         now(self.array.erase_prefix(&self.blocking(), prefix))
     }
 
-    /// No: to write a part of a subchunk, all of it is read and written.
+    /// `false`: a write of part of a subchunk reads and stores all of it.
     fn supports_set_partial(&self) -> bool {
         false
     }

@@ -16,34 +16,34 @@ use crate::storage::chunk_keys::ChunkKey;
 use crate::storage::objects::{Lists, Reads, Writes, now};
 use crate::storage::turns::TakesTurns;
 
-/// What was done to a shard.
+/// What a consolidation did to a shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Consolidation {
-    /// How many subchunks were written or erased since the shard was packed last.
+    /// Subchunks that were written or erased since the shard was packed last.
     pub subchunks: usize,
-    /// How many objects held them, which are deleted now.
+    /// Objects that held these subchunks. They are deleted.
     pub versions: usize,
-    /// How many objects were not whole, and stay: they are being written, or those who wrote them died.
+    /// Objects that are not whole: they are being written, or their writers died. They stay.
     pub invalid: usize,
-    /// How many names in the frame are not UTF-8, and were passed over: no version has such a name. Which they
-    /// are is logged as a warning. They stay, and can be deleted.
+    /// Names in the frame that are not UTF-8. No version has such a name, so they are passed over,
+    /// and logged as a warning. They stay, and may be deleted.
     pub not_utf_8: usize,
     /// The size of the shard before, in bytes; 0 if there was none.
     pub before: u64,
-    /// Its size now; 0 if there is none, since all of it is empty.
+    /// The size of the shard now, in bytes; 0 if it was erased because all of it is empty.
     pub after: u64,
 }
 
-/// How far a consolidation is, and what it did.
+/// How far a consolidation of many shards is, and what it did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConsolidationProgress {
-    /// How many shards had a frame.
+    /// Shards that had a frame.
     pub shards: usize,
-    /// How many of them are done.
+    /// Shards that are done.
     pub done: usize,
-    /// The sum over these.
+    /// The sum over the shards that are done.
     pub sum: Consolidation,
 }
 
@@ -158,9 +158,12 @@ impl<S> SparseShardStore<S>
 where
     S: ReadableStorageTraits + WritableStorageTraits + ListableStorageTraits + ?Sized,
 {
-    /// The indices of the shards that have subchunks in a frame, which are those to consolidate, in order.
-    /// Everything in the array is listed, and nothing is read: so a shard stays among them as long as there
-    /// is an object that is not whole ([`Consolidation::invalid`]), however often it is consolidated.
+    /// Returns the indices of the shards that have objects in a frame, in order: the shards to
+    /// consolidate.
+    ///
+    /// Everything in the array is listed, and nothing is read. So a shard stays pending while its
+    /// frame has an object that is not whole ([`Consolidation::invalid`]), however often it is
+    /// consolidated.
     ///
     /// # Errors
     /// [`Error::Storage`] if the store fails.
@@ -168,33 +171,36 @@ where
         now(self.array.framed(&self.blocking()))
     }
 
-    /// Pack the shard with the indices `shard` and its frame into one shard, with its subchunks in C
-    /// order. `None` if it has no frame.
+    /// Packs the shard with the indices `shard` and its frame into one shard, with its subchunks in
+    /// C order. Returns `None` if the shard has no frame.
     ///
-    /// Subchunks are copied as they are: nothing is decoded or encoded. The shard, the newest object of
-    /// each subchunk in its frame, of whatever size that is, and the new shard are in memory at once. Others
-    /// may read and write meanwhile; whatever they write is kept. If the process dies, at whichever moment,
-    /// nothing is lost, and another call completes it.
+    /// Subchunks are copied as they are: nothing is decoded or encoded. The old shard, the newest
+    /// object of each subchunk in its frame, and the new shard are in memory at once. Other
+    /// processes may read and write meanwhile, and their writes are kept. If the process dies at
+    /// any moment, nothing is lost, and another call completes the work.
     ///
-    /// If the store fails to put the shard, and may do so later nevertheless, see to it that it does not
-    /// before the shard is consolidated again: it would put an old shard in place of a newer one.
+    /// If the store fails to store the shard, but may complete the write later, wait until it has
+    /// before you consolidate the shard again. Otherwise an old shard would replace a newer one.
     ///
     /// # Errors
-    /// - [`Error::NotShards`] if there cannot be such a shard.
-    /// - [`Error::Storage`] if the store fails, if the shard is invalid, or if somebody else consolidates
-    ///   it.
+    /// - [`Error::NotShards`] if `shard` is not the index of a shard.
+    /// - [`Error::Storage`] if the store fails, if the shard is invalid, or if another process
+    ///   consolidates it.
     pub fn consolidate(&self, shard: &[u64]) -> Result<Option<Consolidation>, Error> {
         now(self.array.consolidate(&self.blocking(), shard))
     }
 
-    /// [`consolidate`](Self::consolidate) all shards that have a frame, several at once as
-    /// [memory](Self::with_memory) allows. `on_progress` is called after each, by one thread at a time.
+    /// [Consolidates](Self::consolidate) all shards that have a frame, several at once as
+    /// [memory](Self::with_memory) allows. `on_progress` is called after each shard, by one thread
+    /// at a time.
     ///
-    /// One shard that fails, because it or its frame is damaged for example, does not keep the others from being
-    /// packed. After 16 no more are begun, and those that were begun are completed.
+    /// A shard that fails, because it or its frame is damaged for example, does not keep the others
+    /// from being packed. After 16 failures no more shards are begun; those that were begun are
+    /// completed.
     ///
     /// # Errors
-    /// As for [`consolidate`](Self::consolidate): of the first shard that fails, with the names of the others.
+    /// As for [`consolidate`](Self::consolidate), of the first shard that failed, with the names of
+    /// the others.
     pub fn consolidate_all(
         &self,
         on_progress: &(dyn Fn(&ConsolidationProgress) + Sync),
@@ -303,7 +309,7 @@ mod asynchronous {
             + AsyncListableStorageTraits
             + ?Sized,
     {
-        /// [`pending`](Self::pending), in an asynchronous store.
+        /// [`pending`](Self::pending) for an asynchronous store.
         ///
         /// # Errors
         /// As for [`pending`](Self::pending).
@@ -311,11 +317,11 @@ mod asynchronous {
             self.array.framed(&Awaited(&*self.store)).await
         }
 
-        /// [`consolidate`](Self::consolidate), in an asynchronous store.
+        /// [`consolidate`](Self::consolidate) for an asynchronous store.
         ///
-        /// If the future is dropped, what was asked of the store last may yet be done, on stores that do
-        /// it on other threads for example. See to it that it is, before the shard is consolidated again:
-        /// an old shard could be put in place of a newer one.
+        /// If the future is dropped, the store may still complete its last operation, for example
+        /// on another thread. Wait until it has before you consolidate the shard again. Otherwise
+        /// an old shard would replace a newer one.
         ///
         /// # Errors
         /// As for [`consolidate`](Self::consolidate).
@@ -327,8 +333,8 @@ mod asynchronous {
             self.array.consolidate(&store, shard).await
         }
 
-        /// [`consolidate_all`](Self::consolidate_all), in an asynchronous store. A future that is dropped
-        /// leaves of each shard what [`async_consolidate`](Self::async_consolidate) leaves.
+        /// [`consolidate_all`](Self::consolidate_all) for an asynchronous store. A dropped future
+        /// leaves each shard as [`async_consolidate`](Self::async_consolidate) does.
         ///
         /// # Errors
         /// As for [`consolidate_all`](Self::consolidate_all).

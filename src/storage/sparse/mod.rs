@@ -1,4 +1,4 @@
-//! Shards that many may write: each subchunk an object of its own, until they are packed.
+//! Shards for many writers: each subchunk is an object of its own until it is packed.
 
 mod consolidation;
 mod frame;
@@ -40,21 +40,25 @@ use super::turns::TakesTurns;
 use crate::codec::registry::Claim;
 use crate::{Error, Options};
 
-/// What a temporary has behind its key.
+/// The suffix of a temporary's key.
 const TEMPORARY: &str = ".tmp";
 
-/// A sharded array as an unsharded one, whose chunks many may write.
+/// Shows a sharded array as an unsharded one, whose chunks many processes may write.
 ///
-/// The array at a path of `S` has the codec `sharding_indexed`, on a regular grid, and no codec around
-/// it. Here it has a chunk for each subchunk: its `zarr.json` shows the grid of subchunks and the inner
-/// codecs, its chunk keys are those of subchunks. Everything else of the store is as it is.
+/// The array at a path of `S` has the codec `sharding_indexed`, on a regular grid, and no codec
+/// around it. Through the adapter it has one chunk for each subchunk: its `zarr.json` shows the
+/// grid of subchunks and the inner codecs, and its chunk keys are those of subchunks. Everything
+/// else in the store looks as it is.
 ///
-/// What is written to a subchunk does not touch its shard. It is an object of its own, next to it, in the
-/// shard's *frame*: `<shard key>.frame/0000002E.0000000000000003.9F31C02E5B7A44D00000000A.chunk`. So writers of
-/// different subchunks never lose each other's data, whichever processes and machines they are on, and a
-/// write costs what the subchunk costs. Readers through an adapter see what was written at once; other
-/// readers do when the shard was [consolidated](Self::consolidate): frame and shard become one standard
-/// shard, which any Zarr reader opens.
+/// A write of a subchunk does not touch its shard. It stores an object of its own beside the shard,
+/// in the shard's *frame*. So
+///
+/// - writers of different subchunks never lose each other's data, in any number of processes and
+///   machines;
+/// - a write costs what the subchunk costs;
+/// - readers through an adapter see a write at once. Other readers see it after the shard was
+///   [consolidated](Self::consolidate): frame and shard become one standard shard, which any Zarr
+///   reader opens.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -74,23 +78,25 @@ const TEMPORARY: &str = ".tmp";
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// # What it rests on
-/// - What was stored is found by whoever reads or lists afterwards. zarrs' `FilesystemStore` has no file
-///   handle cache then (`file_handle_cache_size`; by default it has none): it would go on reading shards
-///   that others have replaced, and consolidate them.
-/// - A shard is replaced at once. Object stores and databases do that by `set`. zarrs' `FilesystemStore`
-///   does not, and its listings fail without an error: open the adapter with `on_filesystem`.
-/// - One writer at a time of each *subchunk*. To write a part of one it is read first, so elements of
-///   one subchunk are for one writer. Those who write through the same adapter take turns, but zarrs
-///   writes a part in two steps: it is not safe for threads either.
-/// - One consolidation at a time of each shard, and none that was paused goes on after another one:
-///   zarrs' stores have no conditional writes.
-/// - Nobody writes the shards themselves meanwhile, and nobody erases prefixes of the array.
-/// - Nobody shards the array differently: an adapter reads, writes and consolidates as the array was
-///   sharded when it was opened. It looks again only where its metadata is read or stored, which is an
-///   error then; to consolidate, no metadata is read. The shape of the array may change.
+/// # Rules
+/// - A stored object must be found at once by every process that reads or lists. zarrs'
+///   `FilesystemStore` must have no file handle cache (`file_handle_cache_size`; off by default):
+///   it would go on reading shards that others have replaced, and consolidate them.
+/// - A shard must be replaced at once. Object stores and databases do that by `set`. zarrs'
+///   `FilesystemStore` does not, and its listings fail without an error: use `on_filesystem` there.
+/// - One writer at a time for each *subchunk*. zarrs writes part of a subchunk by reading and
+///   storing it, so elements of one subchunk belong to one writer. Threads that write through the
+///   same adapter take turns for each call, but that does not make zarrs' two steps safe.
+/// - One consolidation at a time for each shard, and none that is paused and goes on after another
+///   one: zarrs' stores have no conditional writes.
+/// - No writes to the shards themselves meanwhile, and no erasing of prefixes of the array.
+/// - No change of the sharding. An adapter reads, writes and consolidates as the array was sharded
+///   when it was opened. It looks again only when its metadata is read or stored; a change is then
+///   an error. Consolidation reads no metadata. The array's shape may change.
 ///
-/// `docs/sparse_shards.md` has the protocol, and what was checked of it.
+/// The [guide](crate::guide::share) shows how to use it. The [reference
+/// page](crate::guide::reference::sparse_shards) has the promises, the protocol, and how both were
+/// checked.
 pub struct SparseShardStore<S: ?Sized> {
     array: SparseArray,
     store: Arc<S>,
@@ -462,22 +468,25 @@ impl<O: Reads + Lists> ShardsSeenAsChunks for View<'_, O> {
 }
 
 impl<S: ?Sized> SparseShardStore<S> {
-    /// Replace shards, and the metadata of the array, by renaming in `store`, which is the store of the
-    /// adapter, or the one that it looks upon.
+    /// Replaces shards, and the metadata of the array, by renaming in `store`. `store` is the
+    /// adapter's store, or the store that it wraps.
     ///
-    /// This is for stores of files that are not zarrs' `FilesystemStore`, for which there is `on_filesystem`. Without it
-    /// a shard is replaced by one `set`, which on a filesystem is not at once: a process that reads meanwhile may find
-    /// part of a shard, and a process that dies leaves that behind. It also makes reads of subchunks without versions
-    /// cheaper: parts of an object that are asked for by one call of the adapter's store have to come from one object,
-    /// as those do that `FilesystemStore` reads from one open file, and so an index that was read before tells where a
-    /// subchunk is, if it is read with it, and still the same.
+    /// Use this for stores of files other than zarrs' `FilesystemStore`, which has `on_filesystem`.
+    /// Without it a shard is replaced by one `set`. On a filesystem that is not atomic: a reader
+    /// may find part of a shard, and a process that dies leaves one behind.
     ///
-    /// A temporary is the key with `.tmp` behind it. What a process that died left there is replaced by
-    /// the next consolidation of the shard. Those of metadata have a name of the writer before `.tmp`,
-    /// since several may store them at once: `zarr.json.<writer>.tmp` of one that died can be erased.
+    /// It also makes reads of subchunks without versions cheaper. The parts of an object that one
+    /// call reads must then come from one object, as they do when `FilesystemStore` reads them from
+    /// one open file. So a kept index tells where a subchunk lies, if it is read again together
+    /// with the subchunk and has not changed.
+    ///
+    /// A temporary is the key with `.tmp` behind it. The next consolidation of a shard replaces a
+    /// temporary that a dead process left. Several processes may store metadata at once, so
+    /// temporaries of metadata are called `zarr.json.<writer>.tmp`; those of dead processes can be
+    /// erased.
     ///
     /// # Errors
-    /// - [`Error::NotShards`] if the array's metadata in `store` are others than those in the adapter's
+    /// - [`Error::NotShards`] if the array's metadata in `store` differ from those in the adapter's
     ///   store.
     /// - [`Error::Storage`] if a store fails.
     pub fn atomic_rename<R>(mut self, store: Arc<R>) -> Result<Self, Error>
@@ -525,24 +534,25 @@ impl<S: ?Sized> SparseShardStore<S> {
         Ok(self)
     }
 
-    /// Let reads know of a frame what was listed at most so long ago. Default: zero, and each read of a
-    /// subchunk lists its shard's frame.
+    /// Lets reads reuse a frame listing that is at most `age` old. Default: zero, and each read of
+    /// a subchunk lists its shard's frame.
     ///
-    /// With it, whoever reads many subchunks of a shard lists its frame once. What others wrote may be
-    /// seen so much later; never is anything seen that was not written.
+    /// With it, many reads of a shard list its frame once. Writes of others may be seen that much
+    /// later. A read never returns anything that was not written.
     ///
-    /// **Such an adapter is for those who only read.** Whatever is stored, erased or consolidated through
-    /// it is [`StorageError::Unsupported`]: zarrs writes a part of a subchunk by reading and storing it,
-    /// and what was read by a listing of the past would undo what others wrote since. Write through
-    /// another adapter, such as a clone from before.
+    /// **Such an adapter only reads.** Storing, erasing and consolidating through it is
+    /// [`StorageError::Unsupported`]. zarrs writes part of a subchunk by reading and storing it,
+    /// and a read by an old listing would undo what others wrote since. Write through another
+    /// adapter, such as a clone from before.
     #[must_use]
     pub fn with_listing_age(mut self, age: Duration) -> Self {
         self.array.listings = Arc::new(Listings::new(age));
         self
     }
 
-    /// The most memory that [`consolidate_all`](Self::consolidate_all) takes, in bytes, unless one shard
-    /// takes more. Default: that of `Options::default`, whatever was registered.
+    /// Sets the most memory that [`consolidate_all`](Self::consolidate_all) takes, in bytes, unless
+    /// one shard takes more. Default: [`Options::host_memory`](crate::Options::host_memory) of
+    /// `Options::default`, whatever was registered.
     #[must_use]
     pub fn with_memory(mut self, bytes: usize) -> Self {
         self.array.memory = bytes;
@@ -553,14 +563,14 @@ impl<S: ?Sized> SparseShardStore<S> {
         Blocking::new(&*self.store).with_files(self.array.files.as_ref())
     }
 
-    /// The store of the shards and their frames.
+    /// Returns the store of the shards and their frames.
     #[must_use]
     pub fn inner(&self) -> &Arc<S> {
         &self.store
     }
 }
 
-/// Both take turns with each other, as if they were one; what either is told afterwards is its own.
+/// A clone takes turns with the original. Later settings of one do not change the other.
 impl<S: ?Sized> Clone for SparseShardStore<S> {
     fn clone(&self) -> Self {
         Self {

@@ -62,21 +62,21 @@ where
     {
         if !store.supports_set_partial() {
             return Err(StorageError::Unsupported(
-                "shards cannot grow in a store that cannot write parts of a value: leave out `atomic_rename`, so that they are stored whole".to_owned(),
+                "shards cannot grow in a store that cannot write parts of a value: leave out `with_atomic_rename`, so that they are stored whole".to_owned(),
             ));
         }
         if let ArrayMetadata::V3(metadata) = array.metadata()
             && !metadata.storage_transformers.is_empty()
         {
             return Err(StorageError::Unsupported(format!(
-                "the array {} has storage transformers, which shards would bypass that grow in a store of their own: leave out `atomic_rename`",
+                "the array {} has storage transformers, which shards would bypass that grow in a store of their own: leave out `with_atomic_rename`",
                 array.path()
             )));
         }
         let key = meta_key_v3(array.path());
         if array.storage().get(&key)? != store.get(&key)? {
             return Err(StorageError::Unsupported(format!(
-                "{key} in the array's storage is not {key} in the store for `atomic_rename`: give it the store that the array is in, with the same root"
+                "{key} in the array's storage is not {key} in the store for `with_atomic_rename`: give it the store that the array is in, with the same root"
             )));
         }
         Ok(Self {

@@ -112,9 +112,10 @@ impl Case {
         mut tries: usize,
         begin: impl FnOnce(),
     ) -> Result<(), WriterError> {
-        let mut builder = ArrayWriter::builder(array).metadata_interval(std::time::Duration::ZERO);
+        let mut builder =
+            ArrayWriter::builder(array).with_metadata_interval(std::time::Duration::ZERO);
         if let Some(epochs) = self.epochs {
-            builder = builder.epochs_per_batch(epochs);
+            builder = builder.with_epochs_per_batch(epochs);
         }
         let mut writer = builder.build()?;
         begin();

@@ -1,4 +1,4 @@
-//! Shards and their updates, as `docs/updates.md` describes them, written by hand on bytes.
+//! Shards and their updates, as `docs/reference/updates.md` describes them, written by hand on bytes.
 
 use std::ops::Range;
 
@@ -148,7 +148,7 @@ pub(super) fn total(writes: &[Write]) -> usize {
     writes.iter().flatten().map(|(_, bytes)| bytes.len()).sum()
 }
 
-/// Which of the updates of `docs/updates.md` one is.
+/// Which of the updates of `docs/reference/updates.md` one is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Protocol {
     DataOnly,

@@ -1,0 +1,36 @@
+#![doc = include_str!("guide/links.md")]
+#![doc = include_str!("../docs/guide/README.md")]
+// The pages are the files in `docs`, which GitHub renders with relative links. Here `links.md` comes
+// first: of two definitions of a link the first one counts, so rustdoc links to modules and items.
+
+/// A page of the guide, with its examples as doctests.
+macro_rules! page {
+    ($name:ident, $file:literal) => {
+        #[doc = include_str!("guide/links.md")]
+        #[doc = include_str!($file)]
+        pub mod $name {}
+    };
+}
+
+page!(start, "../docs/guide/start.md");
+page!(write, "../docs/guide/write.md");
+page!(stream, "../docs/guide/stream.md");
+page!(share, "../docs/guide/share.md");
+page!(maintain, "../docs/guide/maintain.md");
+page!(gpu, "../docs/guide/gpu.md");
+page!(tuning, "../docs/guide/tuning.md");
+
+/// Promises, limits, protocols and measurements.
+pub mod reference {
+    page!(updates, "../docs/reference/updates.md");
+    page!(streaming, "../docs/reference/streaming.md");
+    page!(sparse_shards, "../docs/reference/sparse_shards.md");
+    page!(sharded_store, "../docs/reference/sharded_store.md");
+    page!(correctness, "../docs/reference/correctness.md");
+    page!(performance, "../docs/reference/performance.md");
+}
+
+/// The examples of the README are compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub mod readme {}
