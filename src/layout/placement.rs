@@ -98,9 +98,6 @@ impl Stored<'_> {
 }
 
 /// Find places for `changes` of the shard `stored`.
-///
-/// # Errors
-/// [`TooLarge`].
 pub(crate) fn place(
     stored: &Stored<'_>,
     changes: &[Change],

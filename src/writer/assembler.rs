@@ -33,11 +33,11 @@ pub(super) struct Assembler {
 #[derive(Debug)]
 struct Open {
     extents: Vec<Extent>,
-    /// How long it is until now.
+    /// Its length until now.
     end: usize,
     /// Whether pieces of it were given to the store.
     begun: bool,
-    /// What it is until now, if it is put together here.
+    /// Its bytes until now, if it is put together here.
     buffer: Option<Lease>,
 }
 
@@ -47,7 +47,7 @@ impl Open {
     }
 }
 
-/// What is to be done for shards.
+/// The work that shards need.
 pub(super) type WorkOfShards = Vec<(ShardId, Vec<Work>)>;
 
 const LEAVES: &str = "an encoded part leaves its buffer";
@@ -63,9 +63,6 @@ impl Assembler {
     }
 
     /// What `encoded`, which is `batch`, means for its shards.
-    ///
-    /// # Errors
-    /// Why the writer cannot go on.
     pub(super) fn add(
         &mut self,
         setup: &Setup,
@@ -116,10 +113,7 @@ impl Assembler {
         Ok(work)
     }
 
-    /// What is open is complete.
-    ///
-    /// # Errors
-    /// Why the writer cannot go on.
+    /// Completes the open shards.
     pub(super) fn end(&mut self, setup: &Setup) -> Result<WorkOfShards, String> {
         std::mem::take(&mut self.open)
             .into_iter()
@@ -190,7 +184,7 @@ fn place(
     Ok(())
 }
 
-/// What is to be copied of `output` to `to`, which is as long as the part; `None` if it leaves them.
+/// The copies from `output` to `to`, which is as long as the part; `None` if one leaves its buffer.
 fn copies_of<'a>(
     mut to: &'a mut [u8],
     output: &'a [u8],
@@ -226,7 +220,7 @@ fn write(
     Ok(Work::Write { pieces, first })
 }
 
-/// Everything of a shard is there.
+/// Completes a shard that has all its parts.
 fn complete(setup: &Setup, open: Open) -> Result<Vec<Work>, String> {
     if open.is_empty() {
         return Ok(vec![Work::Erase]);

@@ -9,7 +9,7 @@ use super::assembler::Assembler;
 use super::shared::{Batch, Failure, Item, Shared, State};
 use crate::engine::stream::{EncodedPart, Encoder, FailedBatch};
 
-/// What the thread does next.
+/// The next step of the thread.
 enum Step {
     Submit(Batch, Box<dyn crate::engine::stream::Input>),
     Complete,
@@ -17,7 +17,7 @@ enum Step {
     Leave,
 }
 
-/// What a thread does until there is nothing left to do.
+/// Runs the encoding thread until there is nothing left to do.
 pub(super) fn run(shared: &Arc<Shared>, encoder: Box<dyn Encoder>, assembler: Assembler) {
     let mut thread = Thread {
         shared,

@@ -1,4 +1,4 @@
-//! What is interrupted at any call of the store, and repeated, ends as if nothing had happened.
+//! Steps that are interrupted at any call of the store, and repeated, end as if nothing had happened.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

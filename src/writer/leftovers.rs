@@ -1,4 +1,4 @@
-//! What a killed writer left behind.
+//! Leftovers of a killed writer.
 
 use zarrs::array::Array;
 use zarrs::node::meta_key_v3;
@@ -9,13 +9,13 @@ use zarrs_storage::{
 
 use super::sink::temporary_key;
 
-/// Erase the temporaries of the metadata of `array`, and of its shards from index `first` on along the
-/// first axis. Say how many there were.
+/// Erases the temporaries of the metadata of `array`, and of its shards from index `first` on along the
+/// first axis. Returns how many there were.
 ///
-/// Nobody else may be writing there. Shards that are complete stay, wherever they are. Where chunk
-/// keys have a directory for each index along the first axis, as they usually do, none below `first`
-/// is listed. Of a chunk key encoding that does not spell out the indices in decimal digits, nothing
-/// is found: what is left of a shard is then cut off when it is written again.
+/// No other writer may be writing there. Complete shards stay. Chunk keys usually have a directory for
+/// each index along the first axis; then no directory below `first` is listed. If a chunk key encoding
+/// does not spell out the indices in decimal digits, nothing is found. The remains of a shard are then
+/// cut off when it is written again.
 ///
 /// # Errors
 /// The store's. What is left can be erased by another call.
@@ -38,7 +38,7 @@ where
     Ok(erased)
 }
 
-/// Keys among which are all those of shards from index `first` on, and of their temporaries.
+/// Lists keys, among them the keys of all shards from index `first` on and of their temporaries.
 fn candidates<T, S>(array: &Array<T>, store: &S, first: u64) -> Result<StoreKeys, StorageError>
 where
     T: ?Sized,
@@ -75,7 +75,7 @@ where
     store.list_prefix(&prefix(&parts(array.path().as_str()))?)
 }
 
-/// Whether `key` is that of the temporary of a shard of `array`, from index `first` on.
+/// Whether `key` is the temporary of a shard of `array`, from index `first` on.
 fn is_temporary<T: ?Sized>(array: &Array<T>, key: &StoreKey, first: u64) -> bool {
     let path = array.path().as_str().trim_start_matches('/');
     let Some(within) = key.as_str().strip_prefix(path) else {

@@ -19,19 +19,19 @@ use super::sink::{Length, temporary_key};
 
 /// The length of an array, in the `zarr.json` of its store.
 ///
-/// It is read anew whenever the array grows, and one number of it is changed: whatever else is there,
-/// or was added meanwhile, stays as it is.
+/// It is read again whenever the array grows, and one number in it is changed. Everything else in it,
+/// and everything added meanwhile, stays as it is.
 pub(super) struct ArrayLength {
     key: StoreKey,
-    /// Where it is until it is renamed, if it is.
+    /// The key of the temporary, if it is renamed.
     temporary: Option<StoreKey>,
-    /// As the array describes itself: what is stored if nothing is.
+    /// The array's own description, which is stored if there is no `zarr.json` yet.
     own: Bytes,
     /// The extents of the array but the first.
     inner: Vec<u64>,
     reader: ReadableStorage,
     writer: WritableStorage,
-    /// What was to be stored when the store failed: it may be there in part. Held while the metadata
+    /// What was being stored when the store failed: part of it may be there. Held while the metadata
     /// changes.
     attempted: Mutex<Option<Bytes>>,
 }
@@ -46,7 +46,7 @@ impl fmt::Debug for ArrayLength {
 }
 
 impl ArrayLength {
-    /// That of `array`, in its own storage: metadata is replaced by one `set`, as zarrs does it.
+    /// The length of `array` in its own storage: metadata are replaced by one `set`, as zarrs does.
     ///
     /// # Errors
     /// [`StorageError::Unsupported`] for an array of Zarr V2; that of a storage transformer.
@@ -62,7 +62,7 @@ impl ArrayLength {
         Self::new(array, array.storage().readable(), writer, None)
     }
 
-    /// That of `array`, in `store`: metadata is written to a temporary, which is renamed.
+    /// The length of `array` in `store`: metadata are written to a temporary, which is renamed.
     ///
     /// # Errors
     /// [`StorageError::Unsupported`] for an array of Zarr V2.
@@ -160,7 +160,7 @@ impl ArrayLength {
     }
 }
 
-/// What an attempt left is not left for others.
+/// Erases what a failed attempt left.
 impl Drop for ArrayLength {
     fn drop(&mut self) {
         let attempted = self.attempted.get_mut();
@@ -242,7 +242,7 @@ mod tests {
     const KEY: &str = "a/zarr.json";
     const TEMPORARY: &str = "a/zarr.json.tmp";
 
-    /// As nobody would write it, but somebody could.
+    /// Unusual, but legal.
     const METADATA: &str = r#" {"zarr_format" :3,"attributes":{"shape":[7],"n":123456789012345678901234567890,
         "x": 1.10, "e": 1E+2, "\u00e9": "\u00e9"},  "shape" : [ 6
         , 5 ], "later": {"must_understand": false, "shape": [6,5]} } "#;

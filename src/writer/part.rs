@@ -1,8 +1,8 @@
 //! Bytes for a store that own the buffer they lie in.
 //!
-//! A store may keep the [`Bytes`] that it is given, as those in memory do. A buffer of the host is
-//! then the store's, and another one takes its place. A page-locked one is too scarce for that: the
-//! store is given a copy instead, and from then on gets copies right away.
+//! A store may keep the [`Bytes`] that it is given, as a store in memory does. A buffer of the host then
+//! belongs to the store, and another buffer takes its place. Page-locked buffers are too scarce for that:
+//! the store is given a copy instead, and from then on gets copies at once.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::engine::stream::Output;
 #[derive(Debug)]
 pub(super) struct Part {
     bytes: Bytes,
-    /// Where they came from, unless they are nobody else's.
+    /// Where they came from, unless this part owns them alone.
     origin: Option<Origin>,
 }
 
@@ -60,7 +60,7 @@ impl Part {
         })
     }
 
-    /// Bytes that are nobody else's.
+    /// Bytes of its own.
     pub(super) fn owned(bytes: Vec<u8>) -> Self {
         Self {
             bytes: Bytes::from(bytes),
@@ -86,7 +86,7 @@ impl Part {
         self.bytes.len()
     }
 
-    /// What a store is given.
+    /// The bytes for a store.
     pub(super) fn bytes(&self) -> Bytes {
         self.bytes.clone()
     }

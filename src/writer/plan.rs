@@ -1,6 +1,6 @@
 //! How large batches are, and how many buffers there are, within the budgets.
 //!
-//! Wishes, from the best down; the first that fits is taken:
+//! The first of these configurations that fits the budgets is taken, from the best down:
 //!
 //! - as many epochs in a batch as the target says, or, where a shard is stored whole and every
 //!   subchunk encodes to the same size, a whole shard epoch: then the buffer that is filled is what
@@ -49,10 +49,10 @@ const DEVICE: Targets = Targets {
 /// The most subchunks of a batch, unless an epoch has more: each has its place in tables.
 const MOST_SUBCHUNKS: usize = 1 << 18;
 
-/// Bytes of indexes that nobody has memory for.
+/// More bytes of indexes than any machine has memory for.
 const MOST_INDEXES: usize = 1 << 40;
 
-/// What a writer is built with.
+/// The configuration of a writer.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) job: Arc<StreamJob>,
@@ -64,7 +64,7 @@ pub(super) struct Plan {
     pub(super) assembly: Option<(usize, usize)>,
 }
 
-/// One way to do it.
+/// One configuration.
 struct Candidate {
     epochs: usize,
     inputs: usize,
@@ -158,7 +158,7 @@ pub(super) fn plan(
     ))
 }
 
-/// The ways to do it with batches of `epochs`, from the best down.
+/// The configurations with batches of `epochs`, from the best down.
 fn candidates(
     encoding: &ShardEncoding,
     grid: &StreamGrid,
@@ -290,7 +290,7 @@ fn indexes(encoding: &ShardEncoding, grid: &StreamGrid) -> Option<usize> {
         .checked_mul(grid.shards_per_epoch())
 }
 
-/// What it takes; `None` if that is more than this machine can address.
+/// The memory that it takes; `None` if that is more than this machine can address.
 fn memory(
     encoding: &ShardEncoding,
     grid: &StreamGrid,
@@ -309,7 +309,7 @@ fn memory(
     })
 }
 
-/// What is more than the budget allows: which memory, how much, and what the budget is.
+/// The first kind of memory that exceeds its budget: its name, the bytes, and the budget.
 fn over_budget(memory: WriterMemory, options: &Options) -> Option<(&'static str, usize, usize)> {
     let host = options.host_memory();
     if memory.host > host {

@@ -6,9 +6,9 @@
 //! | encoding, one | `batches` | work on shards, to `shards` |
 //! | storing, some | work on shards | buffers back to the engine; the finished extent |
 //!
-//! All state is under one lock, which nobody holds while encoding, storing or copying. Whoever changes
-//! it, or gives a buffer back, notifies `signal`, and whoever waits looks again. What fails is put
-//! back where it came from, and nothing new is begun until the caller says to try again.
+//! All state is under one lock, which no thread holds while encoding, storing or copying. A thread that
+//! changes the state, or gives a buffer back, notifies `signal`, and waiting threads look again. Work
+//! that fails is put back, and nothing new is begun until the caller tries again.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,7 +25,7 @@ use crate::codec::stream::ShardEncoding;
 use crate::engine::stream::{Input, Returned};
 use crate::layout::{BatchGrid, StreamGrid, c_order};
 
-/// What does not change.
+/// The part that does not change.
 #[derive(Debug)]
 pub(super) struct Setup {
     pub(super) encoding: ShardEncoding,
@@ -43,7 +43,7 @@ pub(super) struct Setup {
     pub(super) on_progress: Option<ProgressCallback>,
 }
 
-/// What is called when a shard was stored.
+/// The function to call when a shard was stored.
 #[derive(Clone)]
 pub(super) struct ProgressCallback(pub(super) Arc<dyn Fn(&Progress) + Send + Sync>);
 
@@ -71,20 +71,20 @@ pub(super) struct Batch {
     pub(super) grid: Arc<BatchGrid>,
 }
 
-/// What the encoding thread is given.
+/// An item of work for the encoding thread.
 #[derive(Debug)]
 pub(super) enum Item {
     Batch(Batch, Box<dyn Input>),
-    /// No other batch comes: what is open is complete.
+    /// No other batch comes: open shards are complete.
     End,
 }
 
-/// What is to be done for a shard, in order.
+/// A step of storing a shard. The steps are done in order.
 #[derive(Debug)]
 pub(super) enum Work {
-    /// Let it be all of this.
+    /// Store all of it.
     Set(Part),
-    /// Let there be none: all of it is the fill value.
+    /// Erase it: all of it is the fill value.
     Erase,
     /// Write pieces of it, each at its offset; the first ones of it, maybe.
     Write {
@@ -147,7 +147,7 @@ pub(super) struct State {
     pub(super) failure: Option<Failure>,
     /// Why the writer cannot go on, ever.
     pub(super) broken: Option<String>,
-    /// Everything is to be dropped.
+    /// Everything is dropped.
     pub(super) aborted: bool,
     /// Threads leave when there is nothing left to do.
     pub(super) closed: bool,
@@ -212,7 +212,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Change the state, and let everybody know.
+    /// Changes the state, and notifies all threads.
     pub(super) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let result = change(&mut self.lock());
         self.signal.notify();
@@ -277,7 +277,7 @@ impl Shared {
         }
     }
 
-    /// What the caller is told of `state`, if something is wrong.
+    /// The error of `state` for the caller, if there is one.
     pub(super) fn error(state: &State) -> Option<WriterError> {
         let finished_slices = state.progress.finished_slices;
         if let Some(reason) = &state.broken {
@@ -306,7 +306,7 @@ impl Shared {
         })
     }
 
-    /// Forget a failure, and let everything be tried again.
+    /// Forgets a failure, so that everything is tried again.
     pub(super) fn try_again(&self) {
         self.change(|state| {
             state.failure = None;

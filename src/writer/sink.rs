@@ -14,24 +14,14 @@ pub(super) use whole::WholeSink;
 /// [`write`](Self::write) them, and [`complete`](Self::complete) it. Every call can be repeated after
 /// it has failed.
 pub(super) trait ShardSink: Send + Sync + std::fmt::Debug {
-    /// Let the shard `key` be `value`, all at once: whoever reads it sees what was there before or
-    /// all of `value`.
-    ///
-    /// # Errors
-    /// The store's.
+    /// Replaces the shard `key` by `value` at once: a reader sees the old shard or all of `value`.
     fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError>;
 
-    /// Let there be no shard `key`.
-    ///
-    /// # Errors
-    /// The store's.
+    /// Erases the shard `key`.
     fn erase(&self, key: &StoreKey) -> Result<(), StorageError>;
 
-    /// Write pieces of the shard `key`, each at its offset, where readers do not see it yet. With
-    /// `first`, whatever was begun of it before is forgotten.
-    ///
-    /// # Errors
-    /// The store's.
+    /// Writes pieces of the shard `key`, each at its offset, where readers do not see them yet. `first`
+    /// discards a shard that was begun before.
     fn write(
         &self,
         key: &StoreKey,
@@ -39,26 +29,17 @@ pub(super) trait ShardSink: Send + Sync + std::fmt::Debug {
         first: bool,
     ) -> Result<(), StorageError>;
 
-    /// All pieces of the shard `key` are written: let it appear.
-    ///
-    /// # Errors
-    /// The store's.
+    /// Makes the shard `key` visible. All its pieces are written.
     fn complete(&self, key: &StoreKey) -> Result<(), StorageError>;
 
-    /// Forget what was written of the shard `key`, which was not completed.
-    ///
-    /// # Errors
-    /// The store's.
+    /// Discards the pieces of the shard `key`, which was not completed.
     fn discard(&self, key: &StoreKey) -> Result<(), StorageError>;
 }
 
-/// How far the array reaches, for those who open it.
+/// The array's length, as readers see it.
 pub(super) trait Length: Send + Sync + std::fmt::Debug {
-    /// Let the array have at least `slices` slices along its first axis: whoever opens it sees the
-    /// number before or this one.
-    ///
-    /// # Errors
-    /// The store's.
+    /// Lets the array have at least `slices` slices along its first axis. A reader that opens it sees
+    /// the old number or this one.
     fn grow(&self, slices: u64) -> Result<(), StorageError>;
 
     /// How many slices the stored array has along its first axis; `None` if it has no metadata yet.

@@ -9,7 +9,7 @@ use zarrs_storage::{StorageError, StoreKey};
 use super::part::Part;
 use super::shared::{Failure, ShardId, Shared, State, Storing, Work};
 
-/// What a thread does next.
+/// The next step of a thread.
 enum Step {
     Shard(ShardId, StoreKey, Work),
     /// Let the array have so many slices.
@@ -19,7 +19,7 @@ enum Step {
     Leave,
 }
 
-/// What a thread does until there is nothing left to do.
+/// Runs a storing thread until there is nothing left to do.
 pub(super) fn run(shared: &Arc<Shared>) {
     // A page-locked buffer was kept by the store: it gets copies from now on.
     let mut store_keeps = false;
@@ -72,7 +72,7 @@ fn next(shared: &Shared, state: &mut State) -> Step {
     Step::Wait(None)
 }
 
-/// `work` with the pieces that come behind it: stores pay by the call.
+/// Joins `work` with the pieces behind it, because each call of a store has a cost.
 fn merged(mut work: Work, storing: &mut Storing) -> Work {
     if let Work::Write { pieces, .. } = &mut work {
         while let Some(Work::Write { pieces: more, .. }) = storing.work.front_mut() {
@@ -116,7 +116,7 @@ fn do_work(shared: &Arc<Shared>, id: ShardId, key: &StoreKey, work: Work, store_
                 }
                 !matches!(last, Last::No)
             }
-            // It keeps no buffer that others wait for.
+            // The metadata hold no buffer that other threads wait for.
             (Err(_), Some(_)) if state.aborted => false,
             (Err(source), Some(work)) => {
                 let doing = work.doing();
@@ -152,7 +152,7 @@ enum Last {
     Empty,
 }
 
-/// Do `work`, which is taken when it is done.
+/// Does `work`, and takes it when it is done.
 fn store(
     shared: &Shared,
     key: &StoreKey,
@@ -209,7 +209,7 @@ fn store(
     })
 }
 
-/// Give the store other bytes in place of those that it keeps.
+/// Gives the store a copy in place of the bytes that it keeps.
 fn replace(
     shared: &Shared,
     key: &StoreKey,

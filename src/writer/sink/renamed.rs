@@ -14,8 +14,8 @@ use zarrs_storage::{
 
 use super::ShardSink;
 
-/// Where the value of `key` is until it is renamed: as zarrs' adapter for atomic writes has it, so
-/// that whoever looks for what was left behind looks for one thing.
+/// The key of the temporary of `key`. It is that of zarrs' adapter for atomic writes, so that
+/// leftovers of both have the same names.
 ///
 /// # Errors
 /// If `key` is the root.
@@ -35,11 +35,11 @@ pub(in crate::writer) struct RenamedSink<S: ?Sized> {
 struct Begun {
     /// Where the last of them ends.
     len: u64,
-    /// The temporary was about to be renamed: perhaps it was.
+    /// Set when the temporary was about to be renamed. It may have been.
     renaming: Option<Renaming>,
 }
 
-/// What there was when the temporary was about to be renamed.
+/// The state before the temporary was renamed.
 #[derive(Clone, Copy, Debug)]
 struct Renaming {
     /// The size of the shard that was there, if there was one.
@@ -95,8 +95,8 @@ where
         })
     }
 
-    /// The temporary must be at least as long as what was written to it. Somebody who cleans up may have
-    /// taken it for a leftover, and what is written afterwards makes a shard with holes.
+    /// Checks that the temporary is at least as long as what was written to it. Another writer may have
+    /// erased it as a leftover, and later pieces would make a shard with holes.
     fn check(&self, key: &StoreKey, temporary: &StoreKey, len: u64) -> Result<(), StorageError> {
         let size = self.store.size_key(temporary)?;
         if size.is_some_and(|size| size >= len) {
@@ -108,8 +108,8 @@ where
         )))
     }
 
-    /// Whether the temporary of `key` became `key`, although the store did not say so. If the shard had
-    /// `before` as many bytes as now, nobody knows.
+    /// Whether the temporary of `key` became `key`, although the store reported an error. This cannot be
+    /// told if the shard had as many bytes `before` as now.
     fn was_renamed(
         &self,
         key: &StoreKey,
@@ -374,7 +374,7 @@ mod tests {
         put(&store, SHARD, "before");
         let sink = sink(&store);
         write(&sink, &[(0, "after!")], true).unwrap();
-        // Somebody takes the temporary away just before it is renamed.
+        // Another process removes the temporary just before it is renamed.
         store.work();
         let taken = store.inner().clone();
         store.fail(move |request| {

@@ -10,17 +10,14 @@ use zarrs_storage::{
 
 use super::ShardSink;
 
-/// Shards go into the array's own storage, through its storage transformers, each by one `set`:
-/// they appear as the store lets values appear.
+/// Stores shards in the array's own storage, through its storage transformers, each by one `set`.
+/// They appear as the store lets values appear.
 pub(in crate::writer) struct WholeSink {
     storage: WritableStorage,
 }
 
 impl WholeSink {
     /// For the shards of `array`.
-    ///
-    /// # Errors
-    /// That of a storage transformer.
     pub(in crate::writer) fn of<T>(array: &Array<T>) -> Result<Self, StorageError>
     where
         T: ?Sized + WritableStorageTraits + 'static,
