@@ -47,7 +47,6 @@
 //! - `dlpack`: tensors of other libraries, on the host or a device, are appended to a [writer]
 //!   through `DLPack`.
 //! - `indicatif`: a progress bar that follows a [writer].
-//! - `conformance`: the suite that every engine passes, and its naive oracle.
 #![deny(unsafe_code)]
 #![cfg_attr(
     test,
@@ -60,8 +59,8 @@
 )]
 
 mod codec;
-#[cfg(feature = "conformance")]
-pub mod conformance;
+#[cfg(test)]
+mod conformance;
 mod engine;
 mod error;
 #[cfg(feature = "internals")]

@@ -196,7 +196,7 @@ impl CudaShardingCodec {
     }
 
     /// The same codec with other engines.
-    #[cfg(feature = "conformance")]
+    #[cfg(test)]
     pub(crate) fn with_engines(mut self, engines: Engines) -> Self {
         self.engines = engines;
         self
