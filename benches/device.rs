@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use serde_json::Value;
-use zarrs_cuda::conformance::measure_device;
+use zarrs_cuda::internals::measure_device;
 
 fn output() -> PathBuf {
     env::var_os("ZARRS_CUDA_BENCH_OUT").map_or_else(

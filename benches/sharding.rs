@@ -19,7 +19,7 @@ use std::time::Instant;
 use serde_json::json;
 use zarrs::array::codec::ShardingCodec;
 use zarrs::array::{ArrayBytes, ArrayToBytesCodecTraits, CodecOptions, FillValue, data_type};
-use zarrs_cuda::conformance::Limit;
+use zarrs_cuda::internals::Limit;
 use zarrs_cuda::{CudaShardingCodec, Options};
 
 mod chains;

@@ -59,8 +59,8 @@
 )]
 
 mod codec;
-#[cfg(feature = "conformance")]
-pub mod conformance;
+#[cfg(test)]
+mod conformance;
 mod engine;
 mod error;
 pub mod guide;

@@ -15,7 +15,7 @@ use zarrs_cuda::storage::{ShardedStore, SparseShardStore};
 use zarrs_cuda::{Options, Shards, explain};
 
 use crate::case::Case;
-use crate::common::{Rng, xor};
+use zarrs_cuda_testing::{Rng, xor};
 
 /// Elements of an array and of its shards, at most, that are written and read.
 const MOST_ELEMENTS: u64 = 2000;

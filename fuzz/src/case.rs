@@ -10,10 +10,10 @@ use zarrs::array::{ArraySubset, Indexer};
 use zarrs_codec::CodecOptions;
 use zarrs_cuda::{CudaShardingCodec, Options, WriteStrategy};
 
-use crate::common::index::IndexLayout;
-use crate::common::types::{self, Type};
-use crate::common::{Rng, Shards, codecs};
 use crate::outcome::{assert_agree, of_ours, of_zarrs};
+use zarrs_cuda_testing::index::IndexLayout;
+use zarrs_cuda_testing::types::{self, Type};
+use zarrs_cuda_testing::{Rng, Shards, codecs};
 
 /// Elements of a shard, at most.
 const MOST_ELEMENTS: u64 = 300;
@@ -229,7 +229,7 @@ fn axes(u: &mut Unstructured<'_>) -> Result<Vec<(u64, u64)>> {
 fn elements_of(shards: &Shards, data_type: &Type, empty: u16, seed: u64) -> Vec<u8> {
     let mut rng = Rng(seed);
     let palette: Vec<_> = (0..3).map(|_| data_type.element(&mut rng)).collect();
-    let indices = crate::common::all_indices(&shards.shape);
+    let indices = zarrs_cuda_testing::all_indices(&shards.shape);
     indices
         .flat_map(|indices| {
             let subchunk = shards.subchunk_of(&indices);

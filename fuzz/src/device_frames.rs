@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 use zarrs_cuda::internals::{DeviceFrames, DeviceShuffle, device_frames as parse};
 
 use crate::case::Case;
-use crate::common::{codecs, types};
 use crate::harm::harmed;
 use crate::memory::limited;
 use crate::outcome::of_ours;
+use zarrs_cuda_testing::{codecs, types};
 
 /// Parse any bytes as frames of a shard.
 pub fn device_frames(input: &[u8]) {
@@ -65,7 +65,7 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
         );
     };
     let mut subchunks = vec![Vec::new(); shards.num_subchunks()];
-    let indices = crate::common::all_indices(&shards.shape);
+    let indices = zarrs_cuda_testing::all_indices(&shards.shape);
     for (element, indices) in by_host.iter().zip(indices) {
         subchunks[shards.subchunk_of(&indices)].push(*element);
     }

@@ -7,8 +7,8 @@ use zarrs::array::{ArrayBytes, CodecChain, FillValue, data_type};
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions};
 
 use crate::case::Case;
-use crate::common::index::{EMPTY, IndexLayout};
-use crate::common::{Shards, chunk_shape};
+use zarrs_cuda_testing::index::{EMPTY, IndexLayout};
+use zarrs_cuda_testing::{Shards, chunk_shape};
 
 /// One change of a shard.
 #[derive(Arbitrary, Clone, Debug)]
@@ -239,7 +239,7 @@ fn encoded_bytes(codecs: &[Value], len: i16) -> Option<Vec<u8>> {
     let to_bytes = ["bytes", "packbits", "sharding_indexed"];
     let is_to_bytes = |codec: &Value| to_bytes.iter().any(|name| codec["name"] == *name);
     let at = codecs.iter().position(is_to_bytes)?;
-    let chain = std::iter::once(crate::common::codecs::bytes("little"))
+    let chain = std::iter::once(zarrs_cuda_testing::codecs::bytes("little"))
         .chain(codecs[at + 1..].iter().cloned())
         .map(|codec| serde_json::from_value(codec).ok())
         .collect::<Option<Vec<_>>>()?;

@@ -15,12 +15,9 @@
 
 mod array_metadata;
 mod case;
-#[path = "../../tests/common/mod.rs"]
-mod common;
 mod device_frames;
 mod harm;
 mod maintenance;
-#[allow(unsafe_code)]
 mod memory;
 mod outcome;
 mod partial_decode;
@@ -63,7 +60,7 @@ pub const TARGETS: [(&str, Target); 8] = [
 
 /// Run `target` on `input`. A panic of this crate counts, also if it is caught on its way.
 pub fn run(target: Target, input: &[u8]) {
-    common::panics::watch();
+    zarrs_cuda_testing::panics::watch();
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| target(input))) {
         // Panics of other crates were not printed yet.
         let message = panic
@@ -73,7 +70,7 @@ pub fn run(target: Target, input: &[u8]) {
         eprintln!("the target panicked: {}", message.unwrap_or_default());
         resume_unwind(panic);
     }
-    common::panics::assert_none("the target ended");
+    zarrs_cuda_testing::panics::assert_none("the target ended");
 }
 
 /// Run `target` on the files that are the arguments of this program: what a program of a target

@@ -16,10 +16,10 @@ use zarrs_cuda::{
 };
 
 use crate::case::Case;
-use crate::common::Rng;
 use crate::harm::harmed;
 use crate::memory::limited;
 use crate::outcome::{Outcome, is_too_long, of_ours};
+use zarrs_cuda_testing::Rng;
 
 /// Look at any bytes as a shard, recover it, and compact it.
 pub fn maintenance(input: &[u8]) {
@@ -85,7 +85,7 @@ impl<'a> Subject<'a> {
     fn subchunks(&self) -> Vec<Outcome> {
         let shards = &self.case.shards;
         let stored = self.stored();
-        let corners = crate::common::all_indices(&shards.shape).filter(|indices| {
+        let corners = zarrs_cuda_testing::all_indices(&shards.shape).filter(|indices| {
             let axes = indices.iter().zip(&shards.subchunk);
             axes.into_iter().all(|(index, extent)| index % extent == 0)
         });
@@ -323,7 +323,7 @@ impl Subject<'_> {
         let shards = &case.shards;
         let mut subchunks = vec![Vec::new(); shards.num_subchunks()];
         let elements = elements.chunks(shards.element_size());
-        for (element, indices) in elements.zip(crate::common::all_indices(&shards.shape)) {
+        for (element, indices) in elements.zip(zarrs_cuda_testing::all_indices(&shards.shape)) {
             subchunks[shards.subchunk_of(&indices)].extend(element);
         }
         subchunks

@@ -14,9 +14,9 @@ use zarrs_codec::{
 use zarrs_cuda::{CudaShardingCodec, Options, RecoveryOutcome, ShardFormat};
 
 use crate::case::{Case, STRATEGIES};
-use crate::common::Rng;
 use crate::harm::harmed;
 use crate::outcome::is_too_long;
+use zarrs_cuda_testing::Rng;
 
 /// Write parts of shards of any chain.
 pub fn partial_encode(input: &[u8]) {

@@ -9,8 +9,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::common::Rng;
 use crate::{TARGETS, Target, run};
+use zarrs_cuda_testing::Rng;
 
 /// Bytes of an input, at most.
 const MOST_BYTES: usize = 1024;

@@ -13,8 +13,8 @@ use zarrs::storage::{
 };
 use zarrs_cuda::storage::{BinaryFormat, ShardedStore};
 
-use crate::common::index::{EMPTY, IndexLayout};
 use crate::memory::limited;
+use zarrs_cuda_testing::index::{EMPTY, IndexLayout};
 
 const SHARD: &str = "a/c/0";
 

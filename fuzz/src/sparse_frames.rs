@@ -17,8 +17,8 @@ use zarrs::storage::{
 use zarrs_codec::BytesToBytesCodecTraits;
 use zarrs_cuda::storage::SparseShardStore;
 
-use crate::common::index::IndexLayout;
 use crate::memory::limited;
+use zarrs_cuda_testing::index::IndexLayout;
 
 /// Subchunks of the shard.
 const SUBCHUNKS: u8 = 4;

@@ -50,7 +50,7 @@ use zarrs_codec::{
 pub use builder::CudaShardingCodecBuilder;
 pub use find::explain;
 
-#[cfg(feature = "conformance")]
+#[cfg(test)]
 use crate::plan::Engines;
 use crate::plan::Explanation;
 use crate::{Error, MemoryEstimate, Options};
@@ -179,7 +179,7 @@ impl CudaShardingCodec {
     }
 
     /// The same codec with other engines.
-    #[cfg(feature = "conformance")]
+    #[cfg(test)]
     pub(crate) fn with_engines(&self, engines: Engines) -> Self {
         Self::of(self.parts.with_engines(engines))
     }

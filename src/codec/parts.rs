@@ -87,7 +87,7 @@ impl Parts {
     }
 
     /// The same parts with other engines.
-    #[cfg(feature = "conformance")]
+    #[cfg(test)]
     pub(super) fn with_engines(&self, engines: Engines) -> Self {
         Self {
             engines,

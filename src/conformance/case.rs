@@ -174,7 +174,6 @@ fn codecs(subchunk: Vec<u64>, typesize: usize) -> impl Strategy<Value = Vec<Valu
 
 /// `transpose*`, `bytes`, and stages that a device runs: one compressor, and checksums in front of it
 /// and behind it.
-#[cfg(test)]
 fn codecs_of_devices(dimensions: usize) -> impl Strategy<Value = Vec<Value>> {
     let codec =
         |name: &str, configuration: Value| json!({ "name": name, "configuration": configuration });
@@ -234,7 +233,6 @@ pub(super) fn cases() -> impl Strategy<Value = Case> {
 }
 
 /// Every case with a compressor that a device has.
-#[cfg(test)]
 pub(super) fn compressed_cases() -> impl Strategy<Value = Case> {
     cases_with(|subchunk, _| codecs_of_devices(subchunk.len()))
 }

@@ -5,27 +5,17 @@ use std::num::NonZeroU64;
 use std::sync::Mutex;
 
 use proptest::strategy::Strategy;
-use proptest::test_runner::{Config, TestCaseError, TestRunner};
+use proptest::test_runner::TestCaseError;
 use zarrs::array::{ArrayBytes, ArrayToBytesCodecTraits, CodecChain, CodecOptions};
+use zarrs_cuda_testing::effort;
 
-#[cfg(test)]
-use super::case::compressed_cases;
-use super::case::{Case, cases};
+use super::case::{Case, cases, compressed_cases};
 use super::naive::Naive;
 use crate::codec::sharding::Sharding;
 use crate::engine::{Decoded, EncodedShard, EncodedSubchunk, Engine};
 use crate::layout::Extent;
 use crate::plan::Engines;
-use crate::{Backend, CudaShardingCodec, Options};
-
-/// Check the host engine, on this many random shards.
-///
-/// # Panics
-/// On the first shard for which the engine breaks its contract, made as small as possible.
-pub fn check_host(num_cases: u32) {
-    let options = Options::default().with_backend(Backend::Host);
-    check(&options, &Engines::default(), num_cases, &|| 0);
-}
+use crate::{CudaShardingCodec, Options};
 
 /// Check what `options` choose among `engines`, which have given up `fallbacks()` shards so far.
 pub(crate) fn check(
@@ -38,7 +28,6 @@ pub(crate) fn check(
 }
 
 /// As [`check`], with a compressor that a device has in every chain.
-#[cfg(test)]
 pub(crate) fn check_compressed(
     options: &Options,
     engines: &Engines,
@@ -55,14 +44,9 @@ fn check_all(
     num_cases: u32,
     fallbacks: &dyn Fn() -> u64,
 ) {
-    let config = Config {
-        cases: num_cases,
-        failure_persistence: None,
-        ..Config::default()
-    };
-    TestRunner::new(config)
-        .run(cases, |case| check_case(options, engines, &case, fallbacks))
-        .unwrap_or_else(|failure| panic!("{} backend: {failure}", options.backend()));
+    effort::property(num_cases, cases, |case| {
+        check_case(options, engines, &case, fallbacks)
+    });
 }
 
 /// Fail the case unless a condition holds.

@@ -160,7 +160,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(zarrs_cuda_testing::effort::config(128))]
 
         #[test]
         fn batches_are_the_subchunks_in_c_order(grid in grids(), most in 1_usize..200) {

@@ -242,7 +242,7 @@ pub(crate) mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(zarrs_cuda_testing::effort::config(128))]
 
         #[test]
         fn places_are_shard_major((subchunks, per_shard) in shapes()) {

@@ -384,7 +384,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(zarrs_cuda_testing::effort::config(128))]
 
         /// The places are those of the shard permutation, without the slots that nothing fills.
         #[test]

@@ -10,7 +10,7 @@ use zarrs_storage::{
     WritableStorageTraits,
 };
 
-use super::faulty::{Fault, Faulty};
+use zarrs_cuda_testing::stores::faulty::{Fault, Faulty};
 
 /// A filesystem that fails when it is told to.
 pub(super) type Files = Faulty<FilesystemStore>;

@@ -132,9 +132,9 @@ mod tests {
     use zarrs::filesystem::FilesystemStore;
     use zarrs::metadata::ChunkKeySeparator;
 
-    use super::super::faulty::Operation;
     use super::super::interrupted::{Files, files, interrupted, put, snapshot};
     use super::*;
+    use zarrs_cuda_testing::stores::faulty::Operation;
 
     /// Three shards along each axis but the first.
     fn array(

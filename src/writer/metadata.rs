@@ -235,9 +235,9 @@ mod tests {
     use serde_json::json;
     use zarrs::array::{ArrayBuilder, data_type};
 
-    use super::super::faulty::{Fault, Operation};
     use super::super::interrupted::{Files, files, interrupted, key, put, snapshot, value};
     use super::*;
+    use zarrs_cuda_testing::stores::faulty::{Fault, Operation};
 
     const KEY: &str = "a/zarr.json";
     const TEMPORARY: &str = "a/zarr.json.tmp";

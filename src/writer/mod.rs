@@ -51,9 +51,6 @@ mod shared;
 mod sink;
 mod storing;
 
-#[cfg(test)]
-#[path = "../../tests/common/faulty.rs"]
-pub(crate) mod faulty;
 #[cfg(all(test, target_os = "linux"))]
 mod forked;
 #[cfg(test)]

@@ -148,7 +148,7 @@ impl Copiers {
     ///
     /// # Safety
     /// Nobody reads what a copy should have written.
-    #[cfg(feature = "conformance")]
+    #[cfg(feature = "internals")]
     pub(super) unsafe fn that_copy_nothing() -> Self {
         Self {
             crew: Crew::of("zarrs_cuda copier", 0),

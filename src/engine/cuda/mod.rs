@@ -45,7 +45,7 @@ pub(crate) mod internals;
 mod kernels;
 #[allow(unsafe_code)]
 mod lane;
-#[cfg(feature = "conformance")]
+#[cfg(feature = "internals")]
 #[allow(unsafe_code)]
 pub(crate) mod measure;
 mod metrics;
@@ -57,7 +57,7 @@ mod session;
 mod sizing;
 #[allow(unsafe_code)]
 mod stream;
-#[cfg(all(test, feature = "conformance"))]
+#[cfg(test)]
 mod tests;
 mod transfers;
 

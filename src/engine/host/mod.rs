@@ -24,7 +24,7 @@ mod decode;
 mod disjoint;
 mod encode;
 mod gzip;
-#[cfg(feature = "conformance")]
+#[cfg(feature = "internals")]
 pub(crate) mod limit;
 #[allow(unsafe_code)]
 pub(in crate::engine) mod memory;

@@ -1,6 +1,8 @@
 //! Random updates of made-up shards: every subchunk keeps its bytes, and what an update may not touch
 //! it does not touch.
 
+use zarrs_cuda_testing::effort;
+
 use super::*;
 
 /// `SplitMix64`.
@@ -201,7 +203,7 @@ const SLOTS: Rule = Rule::Slots { size: WORST };
 
 #[test]
 fn every_subchunk_keeps_its_bytes() {
-    for seed in 0..600 {
+    for seed in effort::seeds(300) {
         let mut rng = Rng(seed);
         let subchunks = 1 + rng.below(12);
         let at_end = rng.below(2) == 0;
@@ -251,7 +253,7 @@ fn subchunks_of_one_size_stay_in_place() {
 
 #[test]
 fn slots_never_grow_after_the_first_write() {
-    for seed in 0..100 {
+    for seed in effort::seeds(50) {
         let mut rng = Rng(seed);
         let mut shard = Simulated::new(6, seed % 2 == 0);
         let mut size = 0;
@@ -270,7 +272,7 @@ fn slots_never_grow_after_the_first_write() {
 
 #[test]
 fn slots_of_a_dense_shard_settle() {
-    for seed in 0..50 {
+    for seed in effort::seeds(25) {
         let mut rng = Rng(seed);
         let mut shard = Simulated::dense(6, seed % 2 == 0, &mut rng);
         let mut sizes = Vec::new();

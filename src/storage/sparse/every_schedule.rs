@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use zarrs_cuda_testing::effort;
 use zarrs_storage::{Bytes, StorageError, StoreKey, StorePrefix};
 
 use super::frame::{self, Entry, Version};
@@ -599,7 +600,7 @@ fn one_adapter_takes_turns() {
 #[test]
 fn a_listing_in_any_order_misses_versions() {
     let mut schedules = 0;
-    for seed in 0..24 {
+    for seed in effort::seeds(12) {
         let promises = Promises {
             listing: Listing::Hashed(seed),
             silent: MAY_FAIL.filter(|_| seed % 2 == 0),
@@ -615,7 +616,7 @@ fn a_listing_in_any_order_misses_versions() {
         }
     }
     println!("{schedules} schedules");
-    assert!(schedules >= 1_000, "{schedules}");
+    assert!(schedules >= 500, "{schedules}");
 }
 
 /// The first listing misses a version that was put before one that it has, and the second fails: what
@@ -623,7 +624,7 @@ fn a_listing_in_any_order_misses_versions() {
 #[test]
 fn a_listing_in_any_order_and_one_that_fails_silently() {
     let mut schedules = 0;
-    for seed in 0..12 {
+    for seed in effort::seeds(6) {
         for silence in [Silence::Empty, Silence::Short] {
             let promises = Promises {
                 listing: Listing::Hashed(seed),
@@ -643,7 +644,7 @@ fn a_listing_in_any_order_and_one_that_fails_silently() {
         }
     }
     println!("{schedules} schedules");
-    assert!(schedules >= 1_000, "{schedules}");
+    assert!(schedules >= 500, "{schedules}");
 }
 
 /// A process asked for a version to be deleted, and died; the store does it later.
@@ -706,7 +707,7 @@ fn listings_that_fail_silently() {
         }
     }
     println!("{schedules} schedules");
-    assert!(schedules >= 1_000, "{schedules}");
+    assert!(schedules >= 500, "{schedules}");
 }
 
 /// Subchunks that are there all the time are listed all the time.

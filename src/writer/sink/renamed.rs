@@ -222,9 +222,9 @@ mod tests {
     use zarrs::array::{ArrayBuilder, data_type};
     use zarrs::filesystem::FilesystemStore;
 
-    use super::super::super::faulty::{Faulty, Operation};
     use super::super::super::interrupted::{Files, Step, files, interrupted, key, put, value};
     use super::*;
+    use zarrs_cuda_testing::stores::faulty::{Faulty, Operation};
 
     type Sink = RenamedSink<Files>;
 

@@ -345,6 +345,8 @@ unsafe fn gather_as(
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use zarrs_cuda_testing::effort;
+
     use super::super::spans::testing::*;
     use super::super::testing::run as on;
     use super::*;
@@ -596,7 +598,7 @@ pub(crate) mod tests {
     pub(crate) fn check_permute(driver: &dyn Driver, tries: u32) {
         let most = few_or(TUNING.permute_most);
         let strategy = (layout::shapes(), any::<(u64, (bool, bool))>(), most);
-        property(
+        effort::property(
             tries,
             &strategy,
             |((subchunks, per_shard), (seed, how), most)| {
@@ -613,7 +615,7 @@ pub(crate) mod tests {
     pub(crate) fn check_scan(driver: &dyn Driver, tries: u32) {
         let sizes = proptest::collection::vec(0u64..1 << 45, 0..10_000);
         let alone = proptest::sample::select(vec![0, TUNING.scan_alone]);
-        property(
+        effort::property(
             tries,
             &(sizes, any::<bool>(), alone),
             |(sizes, in_place, alone)| {
@@ -633,7 +635,7 @@ pub(crate) mod tests {
 
     pub(crate) fn check_gather(driver: &dyn Driver, tries: u32) {
         let most = few_or(TUNING.gather_most);
-        property(
+        effort::property(
             tries,
             &(runs(6000), 0..40usize, most),
             |(runs, room, most)| {
@@ -667,7 +669,7 @@ pub(crate) mod tests {
 
     pub(crate) fn check_passes(driver: &dyn Driver, tries: u32) {
         let strategy = (layout::shapes(), 0..3000usize, any::<u64>());
-        property(tries, &strategy, |((subchunks, per_shard), size, seed)| {
+        effort::property(tries, &strategy, |((subchunks, per_shard), size, seed)| {
             check_passes_case(driver, (&subchunks, &per_shard), size, seed);
             Ok(())
         });
@@ -677,22 +679,22 @@ pub(crate) mod tests {
 
     #[test]
     fn sizes_are_permuted() {
-        check_permute(&Simulation::eager(), 64);
+        check_permute(&Simulation::eager(), 32);
     }
 
     #[test]
     fn sizes_are_summed() {
-        check_scan(&Simulation::eager(), 16);
+        check_scan(&Simulation::eager(), 8);
     }
 
     #[test]
     fn runs_are_gathered() {
-        check_gather(&Simulation::eager(), 64);
+        check_gather(&Simulation::eager(), 32);
     }
 
     #[test]
     fn subchunks_become_dense_shards() {
-        check_passes(&Simulation::eager(), 64);
+        check_passes(&Simulation::eager(), 32);
     }
 
     /// The kernel's own arithmetic, over runs and slots that no memory could hold.
@@ -703,7 +705,7 @@ pub(crate) mod tests {
         let huge =
             proptest::sample::select(vec![0, 1, 15, four - 1, four, four + 17, 3 * four, 1 << 44]);
         let strategy = proptest::collection::vec((huge, any::<u64>(), 0..=u32::MAX), 1..80);
-        property(64, &strategy, |runs| {
+        effort::property(32, &strategy, |runs| {
             let sizes: Vec<u64> = runs.iter().map(|run| run.0).collect();
             let offsets = exclusive_sums(&sizes);
             let stride = 1u64 << 44;

@@ -186,6 +186,8 @@ pub(super) fn team(driver: &dyn Driver, slots: Slots) -> u32 {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use zarrs_cuda_testing::effort;
+
     use super::super::spans::testing::*;
     use super::super::testing::run as on;
     use super::*;
@@ -367,7 +369,7 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn check_append(driver: &dyn Driver, tries: u32) {
-        property(tries, &cases(40, 9000), |case| {
+        effort::property(tries, &cases(40, 9000), |case| {
             check_append_case(driver, &case);
             Ok(())
         });
@@ -375,7 +377,7 @@ pub(crate) mod tests {
 
     pub(crate) fn check_verify(driver: &dyn Driver, tries: u32) {
         let broken = proptest::collection::vec(0..100_000usize, 0..5);
-        property(tries, &(cases(40, 9000), broken), |(case, broken)| {
+        effort::property(tries, &(cases(40, 9000), broken), |(case, broken)| {
             check_verify_case(driver, &case, &broken);
             Ok(())
         });
@@ -413,12 +415,12 @@ pub(crate) mod tests {
 
     #[test]
     fn appends() {
-        check_append(&Simulation::eager(), 64);
+        check_append(&Simulation::eager(), 32);
     }
 
     #[test]
     fn verifies() {
-        check_verify(&Simulation::eager(), 64);
+        check_verify(&Simulation::eager(), 32);
     }
 
     #[test]

@@ -77,7 +77,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, cases: 10_000, ..ProptestConfig::default() })]
+        #![proptest_config(zarrs_cuda_testing::effort::config(5000))]
 
         #[test]
         fn any_number_by_any_divisor(n in 0..=LAST, divisor in 2..=LAST, shift in 0_u32..30) {

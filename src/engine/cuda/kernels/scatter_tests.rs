@@ -3,8 +3,9 @@
 
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
+use zarrs_cuda_testing::effort;
 
-use super::super::spans::testing::{counting, noise, property, to_u32s, u32s};
+use super::super::spans::testing::{counting, noise, to_u32s, u32s};
 use super::super::testing::run as on;
 use super::*;
 use crate::engine::cuda::driver::simulation::Simulation;
@@ -339,11 +340,11 @@ impl Case {
 }
 
 pub(crate) fn check_scatter(driver: &dyn Driver, tries: u32) {
-    property(tries, &cases(), |case| case.check_scatter(driver));
+    effort::property(tries, &cases(), |case| case.check_scatter(driver));
 }
 
 pub(crate) fn check_unscatter(driver: &dyn Driver, tries: u32) {
-    property(tries, &cases(), |case| case.check_unscatter(driver));
+    effort::property(tries, &cases(), |case| case.check_unscatter(driver));
 }
 
 /// Shapes that fill tiles and blocks, and leave parts of them.
@@ -384,12 +385,12 @@ pub(crate) fn check_shapes(driver: &dyn Driver) {
 
 #[test]
 fn slabs_go_into_slots() {
-    check_scatter(&Simulation::eager(), 400);
+    check_scatter(&Simulation::eager(), 200);
 }
 
 #[test]
 fn slots_go_into_slabs() {
-    check_unscatter(&Simulation::eager(), 400);
+    check_unscatter(&Simulation::eager(), 200);
 }
 
 #[test]

@@ -160,6 +160,8 @@ unsafe fn run(
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use zarrs_cuda_testing::effort;
+
     use super::super::spans::testing::*;
     use super::super::testing::run as on;
     use super::*;
@@ -328,12 +330,12 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn check_shuffle(driver: &dyn Driver, what: Shuffle, tries: u32) {
-        property(tries, &cases(3000), |case| {
+        effort::property(tries, &cases(3000), |case| {
             check_case(driver, what, &case);
             Ok(())
         });
         // More than one tile.
-        property(tries.div_ceil(8), &cases(100_000), |case| {
+        effort::property(tries.div_ceil(8), &cases(100_000), |case| {
             check_case(driver, what, &case);
             Ok(())
         });
@@ -373,7 +375,7 @@ pub(crate) mod tests {
     #[test]
     fn the_naive_shuffles_are_c_bloscs() {
         let strategy = (cases(3000), any::<bool>());
-        property(256, &strategy, |(case, bits)| {
+        effort::property(128, &strategy, |(case, bits)| {
             let what = if bits { Shuffle::Bits } else { Shuffle::Bytes };
             let (block, element) = (noise(case.seed, case.blocks.block), case.blocks.element);
             prop_assert_eq!(naive(what, &block, element), c_blosc(what, &block, element));
@@ -383,12 +385,12 @@ pub(crate) mod tests {
 
     #[test]
     fn bytes_are_shuffled_and_back() {
-        check_shuffle(&Simulation::eager(), Shuffle::Bytes, 128);
+        check_shuffle(&Simulation::eager(), Shuffle::Bytes, 64);
     }
 
     #[test]
     fn bits_are_shuffled_and_back() {
-        check_shuffle(&Simulation::eager(), Shuffle::Bits, 128);
+        check_shuffle(&Simulation::eager(), Shuffle::Bits, 64);
     }
 
     #[test]

@@ -141,7 +141,6 @@ pub(super) mod testing {
     use super::*;
     use crate::engine::cuda::driver::simulation::{AccessCount, Config, Simulation};
     use proptest::prelude::*;
-    use proptest::test_runner::{TestCaseError, TestRunner};
 
     pub(in crate::engine::cuda::kernels) fn u64s(numbers: &[u64]) -> Vec<u8> {
         numbers.iter().flat_map(|n| n.to_ne_bytes()).collect()
@@ -192,22 +191,6 @@ pub(super) mod testing {
     /// What a launch has otherwise, and so few blocks that they take several rounds.
     pub(in crate::engine::cuda::kernels) fn few_or(otherwise: Most) -> impl Strategy<Value = Most> {
         proptest::sample::select(vec![Most::InAll(1), Most::InAll(3), otherwise])
-    }
-
-    /// Try `cases` values of `strategy`.
-    pub(in crate::engine::cuda::kernels) fn property<S: Strategy>(
-        cases: u32,
-        strategy: &S,
-        test: impl Fn(S::Value) -> Result<(), TestCaseError>,
-    ) {
-        let config = ProptestConfig {
-            cases,
-            failure_persistence: None,
-            ..ProptestConfig::default()
-        };
-        TestRunner::new(config)
-            .run(strategy, test)
-            .unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// A simulation that counts sectors.

@@ -12,7 +12,7 @@ mod sys;
 pub(crate) mod tests;
 
 pub(crate) use batch::{CompressBatch, DecompressBatch};
-#[cfg(any(test, feature = "conformance"))]
+#[cfg(any(test, feature = "internals"))]
 pub(crate) use load::VARIABLE;
 pub(crate) use load::{Nvcomp, Search, Version};
 pub(crate) use process::of_process;

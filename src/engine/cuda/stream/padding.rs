@@ -269,7 +269,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(zarrs_cuda_testing::effort::config(128))]
 
         /// Byte by byte.
         #[test]

@@ -16,7 +16,7 @@ fn options(library: StandIn) -> Options {
 #[test]
 fn a_device_where_it_can_and_the_host_where_it_cannot() {
     for schedule in [Schedule::Eager, Schedule::Latest, Schedule::Priority(1)] {
-        for (tuning, cases) in [(TINY, 60), (Tuning::DEFAULT, 20)] {
+        for (tuning, cases) in [(TINY, 30), (Tuning::DEFAULT, 10)] {
             check(&simulation(schedule), tuning, cases);
         }
     }
@@ -25,7 +25,7 @@ fn a_device_where_it_can_and_the_host_where_it_cannot() {
 /// As many multiprocessors as a large device has: kernels choose other launches there.
 #[test]
 fn a_device_with_many_multiprocessors() {
-    for (tuning, cases) in [(TINY, 30), (Tuning::DEFAULT, 30)] {
+    for (tuning, cases) in [(TINY, 15), (Tuning::DEFAULT, 15)] {
         let simulation = Arc::new(Simulation::new(Config {
             multiprocessors: 132,
             ..Config::default()
@@ -43,12 +43,12 @@ fn check(simulation: &Arc<Simulation>, tuning: Tuning, cases: u32) {
 #[test]
 fn compressors() {
     for (backend, library, tuning, cases) in [
-        (Backend::Auto, StandIn::Six, TINY, 60),
-        (Backend::Auto, StandIn::Five, TINY, 30),
-        (Backend::Auto, StandIn::Failing, TINY, 40),
-        (Backend::Auto, StandIn::Six, Tuning::DEFAULT, 30),
-        (Backend::Cuda, StandIn::Six, TINY, 40),
-        (Backend::Cuda, StandIn::Failing, Tuning::DEFAULT, 20),
+        (Backend::Auto, StandIn::Six, TINY, 30),
+        (Backend::Auto, StandIn::Five, TINY, 15),
+        (Backend::Auto, StandIn::Failing, TINY, 20),
+        (Backend::Auto, StandIn::Six, Tuning::DEFAULT, 15),
+        (Backend::Cuda, StandIn::Six, TINY, 20),
+        (Backend::Cuda, StandIn::Failing, Tuning::DEFAULT, 10),
     ] {
         let simulation = simulation(Schedule::Latest);
         let options = options(library).with_backend(backend);

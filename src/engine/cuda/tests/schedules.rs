@@ -7,6 +7,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use zarrs_cuda_nvcomp_stand_in::StandIn;
 
 use super::compression::{blosc, compressors, engine_with};
+use zarrs_cuda_testing::effort;
+
 use super::*;
 use crate::engine::cuda::driver::Site;
 use crate::engine::{Cname, Shuffle};
@@ -71,7 +73,7 @@ fn every_schedule_gives_the_shard_of_the_host() {
             check(schedule, kind);
         }
     }
-    for seed in 0..2000 {
+    for seed in effort::seeds(1000) {
         check(Schedule::Priority(seed), seed as usize);
     }
 }
@@ -79,14 +81,15 @@ fn every_schedule_gives_the_shard_of_the_host() {
 #[test]
 fn every_schedule_compresses_the_shard() {
     let stages = compressors();
-    for seed in 0..400_u64 {
+    for seed in effort::seeds(200) {
         let kind = usize::try_from(seed).expect("small");
         let stage = stages[kind % stages.len()].clone();
         let shard = Shard::of_kind(kind).compressed(kind / 2 % 2, stage.clone(), kind % 3);
         let library = [StandIn::Six, StandIn::Failing, StandIn::Five][kind / 7 % 3];
-        let schedule = match seed {
-            0..40 => Schedule::Eager,
-            40..80 => Schedule::Latest,
+        // In turns of all kinds.
+        let schedule = match seed / 40 % 10 {
+            0 => Schedule::Eager,
+            1 => Schedule::Latest,
             _ => Schedule::Priority(seed),
         };
         let simulation = simulation(schedule);

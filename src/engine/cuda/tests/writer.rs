@@ -12,9 +12,9 @@ use crate::engine::cuda::driver::Fault as DeviceFault;
 use crate::engine::cuda::driver::simulation::Inject;
 use crate::engine::cuda::gpu::stream::Numbers;
 use crate::plan::{Engines, Rule};
-use crate::writer::faulty::{Fault, Faulty};
 use crate::writer::{ArrayWriter, WriterError};
 use crate::{Backend, CudaShardingCodec, Options};
+use zarrs_cuda_testing::stores::faulty::{Fault, Faulty};
 
 type Store = Arc<Faulty<MemoryStore>>;
 
@@ -247,12 +247,9 @@ fn check(seed: u64) {
     }
 }
 
-/// As many as take seconds; the variable asks for others.
 #[test]
 fn arrays_are_right_whatever_fails() {
-    let seeds = std::env::var("ZARRS_CUDA_WRITER_SEEDS");
-    let seeds = seeds.map_or(200, |seeds| seeds.parse().expect("a number"));
-    for seed in 0..seeds {
+    for seed in zarrs_cuda_testing::effort::seeds(100) {
         check(seed);
     }
 }

@@ -354,7 +354,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(zarrs_cuda_testing::effort::config(128))]
 
         #[test]
         fn slices_in_pieces_are_where_the_naive_way_puts_them(

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(zarrs_cuda_testing::effort::config(128))]
 
         /// As a set of single bytes.
         #[test]

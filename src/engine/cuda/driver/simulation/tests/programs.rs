@@ -325,10 +325,7 @@ fn schedules(seed: u64) -> impl Iterator<Item = Schedule> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig {
-        failure_persistence: None,
-        ..ProptestConfig::with_cases(400)
-    })]
+    #![proptest_config(zarrs_cuda_testing::effort::config(200))]
 
     /// The clocks refuse the step that the closure of all edges refuses, under every schedule.
     #[test]

@@ -1,0 +1,49 @@
+//! Private parts, for the fuzz targets and benchmarks of this repository. Nothing here is part of the crate's
+//! interface, and no promise of semantic versioning covers it.
+
+mod limit;
+
+use std::num::NonZeroU64;
+
+use zarrs::array::{DataType, FillValue};
+use zarrs_codec::CodecOptions;
+
+pub use limit::Limit;
+
+pub use crate::engine::cuda::internals::{DeviceFrames, DeviceShuffle, DeviceStream};
+
+use crate::{CudaShardingCodec, engine};
+
+/// The compressed streams of the shard `encoded`, as a device would be given them.
+///
+/// # Errors
+/// Why the host decodes the shard.
+pub fn device_frames(
+    codec: &CudaShardingCodec,
+    shape: &[NonZeroU64],
+    data_type: &DataType,
+    fill_value: &FillValue,
+    encoded: &[u8],
+) -> Result<DeviceFrames, String> {
+    let options = CodecOptions::default();
+    let shard = codec
+        .sharding(shape, data_type, fill_value)
+        .map_err(|e| e.to_string())?;
+    let chain = shard.known()?;
+    let extents = shard
+        .decode_index(encoded, &options)
+        .map_err(|e| e.to_string())?;
+    shard
+        .with_job(&options, |job| {
+            engine::cuda::internals::device_frames(job, chain, encoded, &extents)
+        })
+        .map_err(str::to_string)
+}
+
+/// Measure the first CUDA device. Replaced by `benches/device`.
+///
+/// # Errors
+/// There is no device that can be used: why.
+pub fn measure_device(say: impl Fn(&str)) -> Result<serde_json::Value, String> {
+    engine::cuda::measure::first_device(&say)
+}

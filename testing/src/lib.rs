@@ -1,0 +1,42 @@
+//! What the tests, fuzz targets and benchmarks of `zarrs_cuda` share.
+//!
+//! | module | what it has |
+//! |---|---|
+//! | [`effort`] | how many cases are tried, and with which seed |
+//! | [`processes`] | tests and examples in processes of their own |
+//! | [`allocations`] | the largest allocation of a process |
+//! | [`panics`] | panics of `zarrs_cuda`, also those that somebody catches |
+//! | [`stores`] | stores that fail, rename, or note what is asked of them |
+//! | [`codecs`], [`index`], [`types`] | codecs as metadata, the index of a shard by hand, data types |
+//! | [`xor`] | codecs that neither zarrs nor `zarrs_cuda` knows |
+//! | [`frames`] | arrays that are written as streams of frames |
+//!
+//! Unit tests of `zarrs_cuda` may use what does not name a type of `zarrs_cuda`: this crate is linked
+//! with the library, and a unit test is another compilation of it.
+
+#![deny(unsafe_code)]
+#![allow(
+    clippy::missing_errors_doc,
+    clippy::missing_panics_doc,
+    clippy::must_use_candidate,
+    clippy::unwrap_used,
+    missing_docs,
+    reason = "for tests, which fail by panicking"
+)]
+
+#[allow(unsafe_code)]
+pub mod allocations;
+pub mod codecs;
+pub mod effort;
+pub mod frames;
+pub mod index;
+pub mod panics;
+pub mod processes;
+mod rng;
+mod shards;
+pub mod stores;
+pub mod types;
+pub mod xor;
+
+pub use rng::Rng;
+pub use shards::{Shards, all_indices, chunk_shape};

@@ -1,0 +1,44 @@
+//! Tests and examples in processes of their own.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+/// A command that runs one test of this program in a process of its own: `test` in `module`, which is
+/// `module_path!()` there. Whether the test is `ignored` otherwise is said, too.
+pub fn again(module: &str, test: &str, ignored: bool) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let name = match module.split_once("::") {
+        Some((_, module)) => format!("{module}::{test}"),
+        None => test.to_owned(),
+    };
+    command.args(["--exact", &name, "--nocapture", "--test-threads=1"]);
+    if ignored {
+        command.arg("--ignored");
+    }
+    command
+}
+
+/// Fail unless the process has ended well, and one test has passed in it. Returns what it wrote.
+pub fn assert_passed(output: &Output) -> String {
+    let text = [&output.stdout[..], &output.stderr].concat();
+    let text = String::from_utf8_lossy(&text).into_owned();
+    assert!(output.status.success(), "{}\n{text}", output.status);
+    // It did run, and was not merely left out.
+    assert!(text.contains("1 passed"), "no test ran: {text}");
+    text
+}
+
+/// The program of an example. A test is TARGET/PROFILE/deps/NAME-HASH, and an example is in
+/// TARGET/PROFILE/examples.
+pub fn example(name: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let program = test.ancestors().nth(2).unwrap().join("examples").join(name);
+    let program = program.with_extension(std::env::consts::EXE_EXTENSION);
+    assert!(
+        program.exists(),
+        "{} is not built: `cargo test` does that, but with `--test` it takes `cargo build \
+         --example {name}` before",
+        program.display()
+    );
+    program
+}

@@ -1,0 +1,5 @@
+//! Doubles of stores.
+
+pub mod faulty;
+pub mod renaming;
+pub mod watched;

@@ -1,0 +1,277 @@
+//! A store that notes what is asked of it, and that can be stopped in the middle of a write.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use zarrs::storage::byte_range::ByteRangeIterator;
+use zarrs::storage::{
+    Bytes, ListableStorageTraits, MaybeBytes, MaybeBytesIterator, OffsetBytesIterator,
+    ReadableStorageTraits, ReadableWritableListableStorageTraits, StorageError, StoreKey,
+    StoreKeys, StoreKeysPrefixes, StorePrefix, WritableStorageTraits,
+};
+
+/// A call of a store that reads or changes a value.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Call {
+    /// Ranges of a value that were read.
+    Read(Vec<Range<u64>>),
+    /// Bytes that were written at offsets of a value.
+    Write(Vec<(u64, Bytes)>),
+    /// A value that was stored as a whole.
+    Set(Bytes),
+    Erase,
+}
+
+/// Without the bytes.
+impl fmt::Debug for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Read(ranges) => write!(f, "read {ranges:?}"),
+            Self::Write(ranges) => {
+                let end = |(start, bytes): &(u64, Bytes)| *start..start + bytes.len() as u64;
+                write!(f, "write {:?}", ranges.iter().map(end).collect::<Vec<_>>())
+            }
+            Self::Set(value) => write!(f, "set {} bytes", value.len()),
+            Self::Erase => write!(f, "erase"),
+        }
+    }
+}
+
+impl Call {
+    /// In how many steps the value changes: byte by byte where ranges are written, and otherwise
+    /// at once.
+    pub fn steps(&self) -> usize {
+        match self {
+            Self::Read(_) => 0,
+            Self::Write(ranges) => ranges.iter().map(|(_, bytes)| bytes.len()).sum(),
+            Self::Set(_) | Self::Erase => 1,
+        }
+    }
+
+    /// Do the first `steps` of this to a value.
+    pub fn apply(&self, value: &mut Option<Vec<u8>>, mut steps: usize) {
+        match self {
+            Self::Write(ranges) => {
+                for (offset, bytes) in ranges {
+                    let bytes = &bytes[..steps.min(bytes.len())];
+                    steps -= bytes.len();
+                    if bytes.is_empty() {
+                        continue;
+                    }
+                    let value = value.get_or_insert_default();
+                    let start = usize::try_from(*offset).unwrap();
+                    value.resize(value.len().max(start + bytes.len()), 0);
+                    value[start..start + bytes.len()].copy_from_slice(bytes);
+                }
+            }
+            Self::Set(bytes) if steps > 0 => *value = Some(bytes.to_vec()),
+            Self::Erase if steps > 0 => *value = None,
+            Self::Read(_) | Self::Set(_) | Self::Erase => {}
+        }
+    }
+}
+
+type Hook = Box<dyn FnOnce() + Send>;
+
+/// The store `inner`, watched.
+pub struct Watched {
+    inner: Arc<dyn ReadableWritableListableStorageTraits>,
+    calls: Mutex<Vec<(StoreKey, Call)>>,
+    /// How many steps of writing are left before nothing works any more.
+    left: Mutex<Option<usize>>,
+    /// Whether the store can still be read, and values erased, when no steps are left.
+    is_full: Mutex<bool>,
+    after_read: Mutex<Option<Hook>>,
+    before_write: Mutex<Option<Hook>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Watched {
+    pub fn new(inner: Arc<dyn ReadableWritableListableStorageTraits>) -> Self {
+        Self {
+            inner,
+            calls: Mutex::default(),
+            left: Mutex::default(),
+            is_full: Mutex::default(),
+            after_read: Mutex::default(),
+            before_write: Mutex::default(),
+        }
+    }
+
+    /// What was asked since this was last called, in order.
+    pub fn take_calls(&self) -> Vec<(StoreKey, Call)> {
+        std::mem::take(&mut lock(&self.calls))
+    }
+
+    /// Stop after so many more [steps](Call::steps) of writing: whatever is asked afterwards fails.
+    /// `None`: work again.
+    pub fn stop_after(&self, steps: Option<usize>) {
+        *lock(&self.left) = steps;
+        *lock(&self.is_full) = false;
+    }
+
+    /// Have room for so many more [steps](Call::steps) of writing. As on a full disk, a write stores as
+    /// much as there is room for, and values can be read and erased. `None`: have room for everything.
+    pub fn full_after(&self, steps: Option<usize>) {
+        *lock(&self.left) = steps;
+        *lock(&self.is_full) = true;
+    }
+
+    /// Call `hook` once, between the next read and its return.
+    pub fn after_next_read(&self, hook: impl FnOnce() + Send + 'static) {
+        *lock(&self.after_read) = Some(Box::new(hook));
+    }
+
+    /// Call `hook` once, before the next write is done.
+    pub fn before_next_write(&self, hook: impl FnOnce() + Send + 'static) {
+        *lock(&self.before_write) = Some(Box::new(hook));
+    }
+
+    fn read(&self, key: &StoreKey, ranges: Vec<Range<u64>>) {
+        lock(&self.calls).push((key.clone(), Call::Read(ranges)));
+        let hook = lock(&self.after_read).take();
+        if let Some(hook) = hook {
+            hook();
+        }
+    }
+
+    fn working(&self) -> Result<(), StorageError> {
+        match *lock(&self.left) {
+            Some(0) if !*lock(&self.is_full) => {
+                Err(StorageError::Other("the store has stopped".to_owned()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Do what is left of `call`.
+    fn write(&self, key: &StoreKey, call: Call) -> Result<(), StorageError> {
+        let hook = lock(&self.before_write).take();
+        if let Some(hook) = hook {
+            hook();
+        }
+        let mut left = lock(&self.left);
+        let steps = call.steps();
+        let is_erase = matches!(call, Call::Erase) && *lock(&self.is_full);
+        let steps = if is_erase { 0 } else { steps };
+        let short = left
+            .as_mut()
+            .filter(|left| **left < steps.max(1) && !is_erase);
+        if let Some(left) = short {
+            let mut value = self.inner.get(key)?.map(|value| value.to_vec());
+            call.apply(&mut value, *left);
+            if *lock(&self.is_full) {
+                // A file is created before anything is written to it.
+                value.get_or_insert_default();
+            }
+            *left = 0;
+            match value {
+                Some(value) => self.inner.set(key, value.into())?,
+                None => self.inner.erase(key)?,
+            }
+            return Err(StorageError::Other("the store has stopped".to_owned()));
+        }
+        if let Some(left) = left.as_mut() {
+            *left -= steps;
+        }
+        match &call {
+            Call::Write(ranges) => {
+                let ranges = ranges.clone().into_iter();
+                self.inner.set_partial_many(key, Box::new(ranges))
+            }
+            Call::Set(value) => self.inner.set(key, value.clone()),
+            Call::Erase => self.inner.erase(key),
+            Call::Read(_) => Ok(()),
+        }?;
+        lock(&self.calls).push((key.clone(), call));
+        Ok(())
+    }
+}
+
+impl ReadableStorageTraits for Watched {
+    fn get(&self, key: &StoreKey) -> Result<MaybeBytes, StorageError> {
+        self.working()?;
+        let value = self.inner.get(key)?;
+        let len = value.as_ref().map_or(0, |value| value.len() as u64);
+        self.read(key, vec![0..len]);
+        Ok(value)
+    }
+
+    fn get_partial_many<'a>(
+        &'a self,
+        key: &StoreKey,
+        byte_ranges: ByteRangeIterator<'a>,
+    ) -> Result<MaybeBytesIterator<'a>, StorageError> {
+        self.working()?;
+        let byte_ranges: Vec<_> = byte_ranges.collect();
+        let ranges = match self.inner.size_key(key)? {
+            Some(size) => byte_ranges.iter().map(|r| r.to_range(size)).collect(),
+            None => vec![],
+        };
+        // Read before the hook, so that the reader has what was there.
+        let bytes = self
+            .inner
+            .get_partial_many(key, Box::new(byte_ranges.into_iter()))?;
+        let bytes = bytes.map(Iterator::collect::<Vec<_>>);
+        self.read(key, ranges);
+        Ok(bytes.map(|bytes| Box::new(bytes.into_iter()) as Box<_>))
+    }
+
+    fn size_key(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
+        self.working()?;
+        self.inner.size_key(key)
+    }
+
+    fn supports_get_partial(&self) -> bool {
+        self.inner.supports_get_partial()
+    }
+}
+
+impl WritableStorageTraits for Watched {
+    fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
+        self.write(key, Call::Set(value))
+    }
+
+    fn set_partial_many(
+        &self,
+        key: &StoreKey,
+        offset_values: OffsetBytesIterator,
+    ) -> Result<(), StorageError> {
+        self.write(key, Call::Write(offset_values.collect()))
+    }
+
+    fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
+        self.write(key, Call::Erase)
+    }
+
+    fn erase_prefix(&self, prefix: &StorePrefix) -> Result<(), StorageError> {
+        self.working()?;
+        self.inner.erase_prefix(prefix)
+    }
+
+    fn supports_set_partial(&self) -> bool {
+        self.inner.supports_set_partial()
+    }
+}
+
+impl ListableStorageTraits for Watched {
+    fn list(&self) -> Result<StoreKeys, StorageError> {
+        self.inner.list()
+    }
+
+    fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys, StorageError> {
+        self.inner.list_prefix(prefix)
+    }
+
+    fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes, StorageError> {
+        self.inner.list_dir(prefix)
+    }
+
+    fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64, StorageError> {
+        self.inner.size_prefix(prefix)
+    }
+}

@@ -1,0 +1,322 @@
+//! Writers that are killed at random moments, and others that go on where they were.
+//!
+//! A process appends to an array on a filesystem until it gets a signal that it cannot catch. Then
+//! zarrs' own codec looks at everything that is there. Each process writes elements of its own, so that
+//! whatever an earlier one left is seen.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use tempfile::TempDir;
+use zarrs::array::Array;
+use zarrs::filesystem::FilesystemStore;
+use zarrs_cuda::writer::ArrayWriter;
+use zarrs_cuda::{Backend, Options};
+use zarrs_cuda_testing::frames::{self, Frames, Generations, PATH};
+use zarrs_cuda_testing::{Rng, effort, processes};
+
+const KILLS: u32 = 100;
+
+/// What a process writes, and how.
+struct Setup {
+    frames: Frames,
+    epochs_per_batch: Option<usize>,
+    metadata_interval: Duration,
+    store_threads: usize,
+    /// After how many slices it flushes.
+    flushes: Option<u64>,
+}
+
+impl Default for Setup {
+    /// Two batches in a shard.
+    fn default() -> Self {
+        Self {
+            frames: Frames::default(),
+            epochs_per_batch: Some(2),
+            metadata_interval: Duration::ZERO,
+            store_threads: 2,
+            flushes: None,
+        }
+    }
+}
+
+fn setups() -> Vec<Setup> {
+    let zstd = json!([{ "name": "zstd", "configuration": { "level": 1, "checksum": false } }]);
+    let gzip = json!([{ "name": "gzip", "configuration": { "level": 1 } }, { "name": "crc32c" }]);
+    let compressed = |compressors: &serde_json::Value| Frames {
+        compressors: compressors.clone(),
+        ..Frames::default()
+    };
+    let later = Duration::from_millis(15);
+    vec![
+        Setup::default(),
+        Setup {
+            frames: compressed(&zstd),
+            epochs_per_batch: Some(1),
+            ..Setup::default()
+        },
+        // Whole shards in each batch, several shard epochs.
+        Setup {
+            frames: compressed(&gzip),
+            epochs_per_batch: Some(12),
+            metadata_interval: later,
+            flushes: Some(13),
+            ..Setup::default()
+        },
+        // Each slice is an epoch, and the index is written last, at the start.
+        Setup {
+            frames: Frames {
+                subchunk: [1, 4, 8],
+                index_at_start: true,
+                ..Frames::default()
+            },
+            metadata_interval: later,
+            ..Setup::default()
+        },
+        // All keys in one directory.
+        Setup {
+            frames: Frames {
+                separator: '.',
+                ..compressed(&zstd)
+            },
+            epochs_per_batch: None,
+            store_threads: 5,
+            ..Setup::default()
+        },
+        // Each slice is a shard epoch, of many shards.
+        Setup {
+            frames: Frames {
+                shard: [1, 4, 4],
+                subchunk: [1, 2, 4],
+                ..Frames::default()
+            },
+            epochs_per_batch: Some(1),
+            metadata_interval: later,
+            store_threads: 3,
+            ..Setup::default()
+        },
+        // A long shard, by one thread.
+        Setup {
+            frames: Frames {
+                frame: [8, 8],
+                shard: [32, 8, 8],
+                ..Frames::default()
+            },
+            epochs_per_batch: Some(4),
+            store_threads: 1,
+            ..Setup::default()
+        },
+    ]
+}
+
+/// What the process is to do: setup, generation, the slice to finish at, and where.
+const TASK: &str = "ZARRS_CUDA_TEST_WRITER";
+
+/// A process that appends: it is started by the test below.
+#[test]
+#[ignore = "a process of another test"]
+fn writing_process() {
+    let Ok(task) = std::env::var(TASK) else {
+        return;
+    };
+    let task: Vec<&str> = task.splitn(4, ' ').collect();
+    let [setup, generation, end] = [0, 1, 2].map(|i| task[i].parse::<u64>().unwrap());
+    let Setup {
+        frames,
+        epochs_per_batch,
+        metadata_interval,
+        store_threads,
+        flushes,
+    } = setups().remove(usize::try_from(setup).unwrap());
+
+    let options = Options::default().with_backend(Backend::Host);
+    let _registration = zarrs_cuda::register(options).unwrap();
+    let store = Arc::new(FilesystemStore::new(task[3]).unwrap());
+    let array = Array::open(store.clone(), PATH).unwrap();
+    let mut builder = ArrayWriter::builder(&array)
+        .with_atomic_rename(store.clone())
+        .with_metadata_interval(metadata_interval)
+        .with_store_threads(store_threads);
+    if let Some(epochs) = epochs_per_batch {
+        builder = builder.with_epochs_per_batch(epochs);
+    }
+    let mut writer = builder.build().unwrap();
+    let left = frames::temporaries(&*store);
+    assert!(left.is_empty(), "not cleaned: {left:?}");
+    println!("begun");
+    std::io::stdout().flush().unwrap();
+
+    for slice in array.shape()[0]..end {
+        let elements = frames.slice(generation, slice);
+        let (some, others) = elements.split_at(elements.len() / 3);
+        writer.append(some).unwrap();
+        writer.append(others).unwrap();
+        if flushes.is_some_and(|flushes| slice.is_multiple_of(flushes)) {
+            writer.flush().unwrap();
+        }
+    }
+    assert_eq!(writer.finish().unwrap().finished_slices, end);
+}
+
+fn start(setup: usize, generation: u64, end: u64, directory: &Path) -> Command {
+    let mut command = processes::again(module_path!(), "writing_process", true);
+    let directory = directory.to_str().unwrap();
+    command.env(TASK, format!("{setup} {generation} {end} {directory}"));
+    command
+}
+
+/// An array that is written by one process after the other.
+struct Subject {
+    setup: Setup,
+    directory: TempDir,
+    generations: Generations,
+    /// How far it reaches.
+    slices: u64,
+}
+
+/// What the killed writers left.
+#[derive(Debug, Default)]
+struct Left {
+    /// How many had not begun to append.
+    early: u64,
+    temporaries: u64,
+    metadata_temporaries: u64,
+    /// Shards that the metadata does not cover.
+    uncovered: u64,
+    slices: u64,
+}
+
+impl Subject {
+    fn new(setup: Setup) -> Self {
+        let directory = TempDir::new().unwrap();
+        let store = Arc::new(FilesystemStore::new(directory.path()).unwrap());
+        setup.frames.stock(store, 0).store_metadata().unwrap();
+        Self {
+            setup,
+            directory,
+            generations: Generations::default(),
+            slices: 0,
+        }
+    }
+
+    fn store(&self) -> Arc<FilesystemStore> {
+        Arc::new(FilesystemStore::new(self.directory.path()).unwrap())
+    }
+
+    /// Let a process write, kill it after `time`, and look at what is there.
+    fn kill(
+        &mut self,
+        number: usize,
+        generation: u64,
+        time: Duration,
+        early: bool,
+        left: &mut Left,
+    ) {
+        let case = format!("setup {number}, generation {generation}, {time:?}, early: {early}");
+        self.generations.begin(self.slices, generation);
+        let mut child = start(number, generation, u64::MAX, self.directory.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut lines = String::new();
+        while !early && !lines.ends_with("begun\n") && output.read_line(&mut lines).unwrap() > 0 {}
+        std::thread::sleep(time);
+        child.kill().unwrap();
+        let status = child.wait().unwrap();
+        output.read_to_string(&mut lines).unwrap();
+        let mut errors = String::new();
+        child
+            .stderr
+            .take()
+            .unwrap()
+            .read_to_string(&mut errors)
+            .unwrap();
+        assert_eq!(
+            status.signal(),
+            Some(9),
+            "{case}: {status}\n{lines}\n{errors}"
+        );
+        left.early += u64::from(!lines.contains("begun"));
+        self.check(left)
+            .unwrap_or_else(|error| panic!("{case}: {error}"));
+    }
+
+    /// The metadata covers what is finished, and what is under the keys of shards are shards.
+    fn check(&mut self, left: &mut Left) -> Result<(), String> {
+        let frames = &self.setup.frames;
+        let array = Array::open(self.store(), PATH).map_err(|error| error.to_string())?;
+        let (before, slices) = (self.slices, array.shape()[0]);
+        if slices < before || !slices.is_multiple_of(frames.shard[0]) {
+            return Err(format!("it has {slices} slices, after {before}"));
+        }
+        frames.check_slices(&array, &self.generations, before..slices)?;
+        let first = before / frames.shard[0];
+        let (temporaries, shards) =
+            frames.check_shards(&self.store(), &self.generations, first, u64::MAX)?;
+        let covered = slices / frames.shard[0];
+        left.uncovered += shards.iter().filter(|s| s[0] >= covered).count() as u64;
+        left.temporaries += temporaries.len() as u64;
+        let of_metadata = |temporary: &&String| temporary.contains("zarr.json");
+        left.metadata_temporaries += temporaries.iter().filter(of_metadata).count() as u64;
+        left.slices += slices - before;
+        self.slices = slices;
+        Ok(())
+    }
+
+    /// Let a process write to the end, which is in the middle of a shard, and compare everything.
+    fn finish(mut self, number: usize, generation: u64) {
+        let frames = self.setup.frames.clone();
+        self.generations.begin(self.slices, generation);
+        let end = self.slices + 3 * frames.shard[0] + frames.shard[0] / 2 + 1;
+        let output = start(number, generation, end, self.directory.path())
+            .output()
+            .unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "setup {number}: {errors}");
+        let array = Array::open(self.store(), PATH).unwrap();
+        assert_eq!(array.shape(), [end, frames.frame[0], frames.frame[1]]);
+        assert_eq!(array.attributes()["a"], "test");
+        frames
+            .check_slices(&array, &self.generations, 0..end)
+            .unwrap();
+        let left = frames::temporaries(&*self.store());
+        assert!(left.is_empty(), "setup {number}: {left:?}");
+    }
+}
+
+#[test]
+fn killed_at_any_moment() {
+    let _alone = crate::alone();
+    let kills = u64::from(effort::times(KILLS));
+    let mut random = Rng(effort::seed());
+    let begin = Instant::now();
+    let mut subjects: Vec<Subject> = setups().into_iter().map(Subject::new).collect();
+    let count = subjects.len();
+    let mut left = Left::default();
+    for kill in 0..kills {
+        let number = usize::try_from(kill).unwrap() % count;
+        let early = random.below(5) == 0;
+        let time = Duration::from_micros(random.below(40_000));
+        subjects[number].kill(number, kill, time, early, &mut left);
+    }
+    println!("{kills} kills in {:?}: {left:?}", begin.elapsed());
+    for (number, subject) in subjects.into_iter().enumerate() {
+        subject.finish(number, kills);
+    }
+    // They were killed in the middle of something.
+    assert!(
+        left.temporaries > kills / 4 && left.uncovered > kills / 8,
+        "{left:?}"
+    );
+    assert!(
+        left.slices > kills / 2 && left.early < kills / 2,
+        "{left:?}"
+    );
+}

@@ -1,0 +1,8 @@
+//! `SparseShardStore`.
+
+#[cfg(target_os = "linux")]
+mod files;
+#[cfg(unix)]
+mod kill;
+mod nested;
+mod view;

@@ -1,0 +1,151 @@
+//! What is asked of the store.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use zarrs::array::Array;
+use zarrs::storage::store::MemoryStore;
+use zarrs::storage::{ReadableStorageTraits, WritableStorageTraits};
+use zarrs_cuda::storage::SparseShardStore;
+
+use super::stores::{Layout, files};
+use zarrs_cuda_testing::stores::faulty::{Fault, Faulty, Operation};
+
+type Files = Faulty<zarrs_filesystem::FilesystemStore>;
+
+fn watched() -> (tempfile::TempDir, Arc<Files>, Layout) {
+    let (folder, store) = files();
+    let layout = Layout::new(&[8, 8], &[8, 8], &[2, 2]);
+    layout.create(&*store);
+    (folder, Arc::new(Faulty::new(store)), layout)
+}
+
+fn operations(store: &Files) -> Vec<Operation> {
+    let requests = store.requests();
+    store.work();
+    requests.iter().map(|request| request.operation).collect()
+}
+
+#[test]
+fn a_write_is_a_put_between_two_lists() {
+    let (_folder, store, layout) = watched();
+    let sparse = layout.open(&store);
+    let key = "group/array/c/1/3".try_into().unwrap();
+    store.work();
+    for _ in 0..2 {
+        sparse.set(&key, vec![1, 2, 3, 4].into()).unwrap();
+        let expected = [Operation::List, Operation::Set, Operation::List];
+        assert_eq!(operations(&store), expected);
+    }
+    // In the frame: one object.
+    sparse.get(&key).unwrap().unwrap();
+    assert_eq!(operations(&store), [Operation::List, Operation::Get]);
+    // What is empty is not made empty once more.
+    sparse
+        .erase(&"group/array/c/0/0".try_into().unwrap())
+        .unwrap();
+    assert!(!operations(&store).contains(&Operation::Set));
+    sparse.consolidate(&[0, 0]).unwrap().unwrap();
+    operations(&store);
+    // In the shard: the index; then the subchunk and the index, by one request.
+    sparse.get(&key).unwrap().unwrap();
+    assert_eq!(
+        operations(&store),
+        [
+            Operation::List,
+            Operation::Get,
+            Operation::Get,
+            Operation::Get
+        ]
+    );
+}
+
+#[test]
+fn one_listing_for_many_reads() {
+    let (_folder, store, layout) = watched();
+    let other = layout.open(&store);
+    let all = |adapter: &Arc<SparseShardStore<Files>>| {
+        let array = Array::open(adapter.clone(), layout.path).unwrap();
+        store.work();
+        let read = array
+            .retrieve_array_subset::<Vec<u8>>(&array.subset_all())
+            .unwrap();
+        let listings = operations(&store)
+            .into_iter()
+            .filter(|o| *o == Operation::List)
+            .count();
+        (read, listings)
+    };
+    let sparse = SparseShardStore::open(store.clone(), layout.path).unwrap();
+    let sparse = Arc::new(sparse.with_listing_age(Duration::from_hours(1)));
+    assert_eq!(all(&other).1, 16);
+    // Threads that begin together may each list.
+    assert!(all(&sparse).1 <= 4);
+    assert_eq!(all(&sparse), (vec![0; 64], 0));
+    // Nothing new is seen.
+    let key = |text: &str| text.try_into().unwrap();
+    for chunk in ["group/array/c/0/0", "group/array/c/3/3"] {
+        other.set(&key(chunk), vec![1; 4].into()).unwrap();
+    }
+    assert_eq!(all(&sparse), (vec![0; 64], 0));
+    let reader = || SparseShardStore::open(store.clone(), layout.path).unwrap();
+    let later = Arc::new(reader().with_listing_age(Duration::from_hours(1)));
+    let (read, _) = all(&later);
+    assert_eq!((read[0], read[63]), (1, 1));
+    // What was listed is gone.
+    other.consolidate(&[0, 0]).unwrap().unwrap();
+    let (read, listings) = all(&later);
+    assert_eq!((read[0], read[63], listings), (1, 1, 2));
+}
+
+/// Whatever fails, a failed write is not a completed one, and a repeated one is.
+#[test]
+fn stores_that_fail() {
+    for fault in Fault::ALL {
+        for number in 0..12 {
+            let (_folder, store, layout) = watched();
+            let sparse = SparseShardStore::open(store.clone(), layout.path).unwrap();
+            let sparse = sparse.atomic_rename(store.clone()).unwrap();
+            let keys =
+                ["group/array/c/0/0", "group/array/c/3/1"].map(|key| key.try_into().unwrap());
+            sparse.set(&keys[0], vec![1; 4].into()).unwrap();
+            sparse.set(&keys[1], vec![1; 4].into()).unwrap();
+            sparse.consolidate(&[0, 0]).unwrap();
+            sparse.set(&keys[0], vec![2; 4].into()).unwrap();
+            store.work();
+            store.fail(move |request| (request.number == number).then_some(fault));
+            let written = sparse.set(&keys[1], vec![3; 4].into());
+            let consolidated = sparse.consolidate(&[0, 0]);
+            let read = sparse.get(&keys[0]);
+            store.work();
+            assert!(read.is_err() || read.unwrap().unwrap() == vec![2; 4]);
+            let get = |key| sparse.get(key).unwrap().unwrap().to_vec();
+            assert_eq!(get(&keys[0]), [2; 4], "{fault:?} {number} {consolidated:?}");
+            let now = get(&keys[1]);
+            assert!(
+                now == [3; 4] || written.is_err() && now == [1; 4],
+                "{fault:?} {number}"
+            );
+            sparse.set(&keys[1], vec![4; 4].into()).unwrap();
+            sparse.consolidate(&[0, 0]).unwrap();
+            assert_eq!((get(&keys[0]), get(&keys[1])), (vec![2; 4], vec![4; 4]));
+            let shards = Array::open(store.inner().clone(), layout.path).unwrap();
+            let shard: Vec<u8> = shards.retrieve_chunk(&[0, 0]).unwrap();
+            assert_eq!((shard[0], shard[63 - 8 - 5]), (2, 4), "{fault:?} {number}");
+        }
+    }
+}
+
+#[test]
+fn another_store_cannot_rename() {
+    let (_folder, store) = files();
+    let layout = Layout::new(&[8], &[4], &[2]);
+    layout.create(&*store);
+    let (_other_folder, other) = files();
+    let sparse = || SparseShardStore::open(store.clone(), layout.path).unwrap();
+    let error = sparse().atomic_rename(other).unwrap_err().to_string();
+    assert!(error.contains("group/array/zarr.json"), "{error}");
+    assert!(sparse().atomic_rename(store.clone()).is_ok());
+    assert!(SparseShardStore::open(Arc::new(MemoryStore::new()), "/none").is_err());
+    assert!(SparseShardStore::open(store, "not a path").is_err());
+}
