@@ -62,6 +62,8 @@
 mod codec;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+#[allow(unsafe_code)]
+mod crew;
 mod engine;
 mod error;
 #[cfg(feature = "internals")]
@@ -74,6 +76,7 @@ mod options;
 mod plan;
 mod registration;
 pub mod storage;
+mod store;
 mod write_strategy;
 pub mod writer;
 

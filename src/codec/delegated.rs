@@ -10,12 +10,10 @@ use zarrs_codec::{AsyncArrayPartialDecoderTraits, AsyncBytesPartialDecoderTraits
 use zarrs_storage::StorageError;
 use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator};
 
-#[cfg(feature = "async")]
-use super::foreign::async_no_panic;
-use super::foreign::no_panic;
-#[cfg(feature = "async")]
-use super::partial_decoder::async_check_long;
 use super::partial_decoder::check_long;
+#[cfg(feature = "async")]
+use crate::store::{AwaitedHandle, async_no_panic};
+use crate::store::{BlockingHandle, no_panic, now};
 
 /// A partial decoder of zarrs that may be given hostile bytes.
 pub(super) struct Delegated<D: ?Sized>(pub(super) Arc<D>);
@@ -93,7 +91,7 @@ impl BytesPartialDecoderTraits for Guarded<dyn BytesPartialDecoderTraits> {
         options: &CodecOptions,
     ) -> Result<Option<Vec<ArrayBytesRaw<'_>>>, CodecError> {
         let ranges: Vec<ByteRange> = ranges.collect();
-        check_long(&*self.0, &ranges, options)?;
+        now(check_long::<BlockingHandle>(&*self.0, &ranges, options))?;
         self.0
             .partial_decode_many(Box::new(ranges.into_iter()), options)
     }
@@ -120,7 +118,7 @@ impl AsyncBytesPartialDecoderTraits for Guarded<dyn AsyncBytesPartialDecoderTrai
         options: &CodecOptions,
     ) -> Result<Option<Vec<ArrayBytesRaw<'a>>>, CodecError> {
         let ranges: Vec<ByteRange> = ranges.collect();
-        async_check_long(&*self.0, &ranges, options).await?;
+        check_long::<AwaitedHandle>(&*self.0, &ranges, options).await?;
         self.0
             .partial_decode_many(Box::new(ranges.into_iter()), options)
             .await

@@ -49,10 +49,13 @@ pub use builder::CudaShardingCodecBuilder;
 pub use find::explain;
 
 use crate::plan::{self, Engines, Explanation};
+#[cfg(feature = "async")]
+use crate::store::AwaitedHandle;
+use crate::store::{BlockingHandle, no_panic, now};
 use crate::{Error, MemoryEstimate, Options};
 use bounded::{Bounded, Limits, bounded};
 use delegated::{Delegated, Guarded};
-use foreign::{codec_error, no_panic};
+use foreign::codec_error;
 use index::IndexCodecs;
 use partial_decoder::PartialDecoder;
 use partial_encoder::PartialEncoder;
@@ -530,20 +533,26 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
     ) -> Result<Arc<dyn ArrayPartialDecoderTraits>, CodecError> {
         self.check_trusted()?;
         if Self::is_delegated(data_type) {
-            partial_decoder::check_index(&self, &*input_handle, shape, options)?;
+            now(partial_decoder::check_index::<BlockingHandle>(
+                &self,
+                &*input_handle,
+                shape,
+                options,
+            ))?;
             let input = Arc::new(Guarded(input_handle));
             let stock = Arc::new(self.stock.clone());
             let decoder = stock.partial_decoder(input, shape, data_type, fill_value, options)?;
             return Ok(Arc::new(Delegated(decoder)));
         }
-        Ok(Arc::new(PartialDecoder::new(
+        let decoder = PartialDecoder::<BlockingHandle>::new(
             self,
             input_handle,
             shape,
             data_type,
             fill_value,
             options,
-        )?))
+        );
+        Ok(Arc::new(now(decoder)?))
     }
 
     fn partial_encoder(
@@ -558,7 +567,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         if Self::is_delegated(data_type) {
             self.check_delegated(data_type)?;
         }
-        Ok(Arc::new(PartialEncoder::new(
+        Ok(Arc::new(PartialEncoder::<BlockingHandle>::new(
             self,
             input_output_handle,
             shape,
@@ -578,7 +587,8 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
     ) -> Result<Arc<dyn AsyncArrayPartialDecoderTraits>, CodecError> {
         self.check_trusted()?;
         if Self::is_delegated(data_type) {
-            partial_decoder::async_check_index(&self, &*input_handle, shape, options).await?;
+            partial_decoder::check_index::<AwaitedHandle>(&self, &*input_handle, shape, options)
+                .await?;
             let input = Arc::new(Guarded(input_handle));
             let stock = Arc::new(self.stock.clone());
             let decoder = stock
@@ -586,10 +596,15 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
                 .await?;
             return Ok(Arc::new(Delegated(decoder)));
         }
-        Ok(Arc::new(
-            PartialDecoder::new_async(self, input_handle, shape, data_type, fill_value, options)
-                .await?,
-        ))
+        let decoder = PartialDecoder::<AwaitedHandle>::new(
+            self,
+            input_handle,
+            shape,
+            data_type,
+            fill_value,
+            options,
+        );
+        Ok(Arc::new(decoder.await?))
     }
 
     #[cfg(feature = "async")]
@@ -605,7 +620,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         if Self::is_delegated(data_type) {
             self.check_delegated(data_type)?;
         }
-        Ok(Arc::new(PartialEncoder::new(
+        Ok(Arc::new(PartialEncoder::<AwaitedHandle>::new(
             self,
             input_output_handle,
             shape,

@@ -8,12 +8,13 @@ use zarrs::array::{DataType, FillValue};
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
 
 use super::CudaShardingCodec;
-use super::foreign::{codec_error, no_panic};
+use super::foreign::codec_error;
 use super::index::ShardIndex;
 use super::shard::{self, Shard, index_geometry};
 use crate::engine::EncodedSubchunk;
 use crate::layout::{Entries, Extent, SubchunkGrid};
 use crate::plan::host_engine;
+use crate::store::no_panic;
 
 /// Decodes the bytes of the subchunk of a number.
 type TryOne<'a> = dyn Fn(usize, &[u8]) -> Result<(), CodecError> + Sync + 'a;

@@ -10,20 +10,16 @@
 //! All are for stores that block and for those that are awaited.
 
 mod chunk_keys;
-mod files;
 mod json;
 mod listing;
-mod objects;
 mod packing;
 mod range_writes;
-mod ranges;
 #[cfg(test)]
 mod schedules;
 mod shard_grid;
 mod sharded;
 mod sparse;
 mod transformer;
-mod turns;
 
 pub use range_writes::RangeWrites;
 pub use sharded::{BinaryFormat, ShardedStore};

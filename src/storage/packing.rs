@@ -13,7 +13,8 @@ use zarrs_storage::{Bytes, StorageError, StoreKey};
 use super::shard_grid::ShardGrid;
 use crate::codec::index::ShardIndex;
 use crate::layout::{Entries, Extent};
-use crate::{CudaShardingCodec, Error, Options, ShardFormat};
+use crate::maintenance::ShardFormat;
+use crate::{CudaShardingCodec, Error, Options};
 
 /// The most chunks of a shard: of an index of 256 MiB.
 pub(super) const MAX_CHUNKS: usize = 1 << 24;

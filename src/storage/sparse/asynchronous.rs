@@ -12,7 +12,7 @@ use zarrs_storage::{
 
 use super::{SparseArray, SparseShardStore, View, listing};
 use crate::Error;
-use crate::storage::objects::Awaited;
+use crate::store::Awaited;
 
 impl<S: AsyncReadableStorageTraits + ?Sized> SparseShardStore<S> {
     /// [`open`](Self::open), in an asynchronous store.

@@ -13,7 +13,7 @@ use zarrs_storage::{
 use super::Files;
 use super::{SparseArray, SparseShardStore, View, listing};
 use crate::Error;
-use crate::storage::objects::{Blocking, now};
+use crate::store::{Blocking, now};
 
 impl<S: ReadableStorageTraits + ?Sized> SparseShardStore<S> {
     /// An adapter of `store` for the array at `path`.

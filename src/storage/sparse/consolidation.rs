@@ -13,8 +13,8 @@ use super::protocol::ReplacesShards;
 use super::{SparseArray, SparseShardStore, frame};
 use crate::Error;
 use crate::storage::chunk_keys::ChunkKey;
-use crate::storage::objects::{Lists, Reads, Writes, now};
-use crate::storage::turns::TakesTurns;
+use crate::store::turns::TakesTurns;
+use crate::store::{Lists, Reads, Writes, now};
 
 /// What was done to a shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -291,7 +291,7 @@ mod asynchronous {
     };
 
     use super::{All, Consolidation, ConsolidationProgress, Error, SparseShardStore};
-    use crate::storage::objects::{Awaited, all};
+    use crate::store::{Awaited, all};
 
     /// How many shards are consolidated at once at most: requests wait for a server, not a processor.
     const AT_ONCE: usize = 8;

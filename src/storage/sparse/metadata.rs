@@ -20,8 +20,8 @@ use super::super::json::Document;
 use super::super::packing::Packing;
 use crate::codec::registry::{self, Claim};
 use crate::codec::shard::SubchunkLen;
-use crate::maintenance::codec_of;
-use crate::{CudaShardingCodec, Error, ShardFormat};
+use crate::maintenance::{ShardFormat, codec_of};
+use crate::{CudaShardingCodec, Error};
 
 /// What has to be known of a sharded array.
 pub(super) struct Sharded {

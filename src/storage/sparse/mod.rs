@@ -31,13 +31,13 @@ use metadata::Sharding;
 use protocol::Frames;
 
 use super::chunk_keys::{ChunkKey, ChunkKeys, Scope};
-use super::files::Files;
 use super::listing::{self, Present, Seen, ShardsSeenAsChunks};
-use super::objects::{Blocking, Lists, Reads, Writes};
-use super::ranges::{slice, with_parts};
 use super::shard_grid::ShardGrid;
-use super::turns::TakesTurns;
 use crate::codec::registry::Claim;
+use crate::store::files::Files;
+use crate::store::ranges::{slice, with_parts};
+use crate::store::turns::TakesTurns;
+use crate::store::{Blocking, Lists, Reads, Writes};
 use crate::{Error, Options};
 
 /// What a temporary has behind its key.

@@ -56,10 +56,10 @@ use super::consolidation::Consolidation;
 use super::frame::{self, Entry, Listing, TRAILER_LEN, Version};
 use crate::codec::shard::SubchunkLen;
 use crate::layout::Extent;
-use crate::storage::objects::{Lists, Reads, Writes};
 use crate::storage::packing::{Packing, UNCHECKED};
-use crate::storage::ranges::Merged;
-use crate::storage::turns::{TakesTurns, Turns, stripe};
+use crate::store::ranges::Merged;
+use crate::store::turns::{TakesTurns, Turns, stripe};
+use crate::store::{Lists, Reads, Writes};
 
 /// How often a read begins again: each time, somebody else has changed what it reads.
 const ATTEMPTS: usize = 1000;

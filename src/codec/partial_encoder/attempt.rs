@@ -1,38 +1,36 @@
-//! The steps of an update, for stores that are not waited for. `sync` is the same for those that are.
+//! The steps of an update, in a store that blocks or is awaited.
 
-use std::borrow::Cow;
-use std::sync::Arc;
 use std::time::Instant;
 
-use zarrs::array::{ArrayBytes, ArrayBytesRaw, DataType, Indexer};
-use zarrs_codec::{
-    ArrayToBytesCodecTraits, AsyncArrayPartialDecoderTraits, AsyncArrayPartialEncoderTraits,
-    AsyncBytesPartialEncoderTraits, CodecError, CodecOptions,
-};
-use zarrs_storage::StorageError;
+use zarrs::array::{ArrayBytes, ArrayBytesRaw, Indexer};
+use zarrs_codec::{CodecError, CodecOptions};
 use zarrs_storage::byte_range::ByteRange;
 
-use super::commit::{Outcome, compacted, decide, likely_mode, reads_of_rest, rule};
+use super::commit::{Outcome, decide, likely_mode, rule};
 use super::comparison::{Comparison, StoredIndex};
+use super::encode::encode;
 use super::reads::Fetched;
 use super::refusal::{changed, no_turn};
-use super::turns::{Claim, Mode, Name, Turn, during, take_awaited};
 use super::update::{Changes, Update};
 use super::writes::{Write, writes};
 use super::{
     Attempts, Failed, Look, PartialEncoder, Written, index_error, is_rest, not_created,
     range_of_rest, write_error,
 };
-use crate::codec::foreign::async_no_panic;
-use crate::codec::partial_decoder::async_check_long;
+use crate::codec::partial_decoder::check_long;
 use crate::layout::placement::Rule;
-use crate::write_strategy::counters;
+use crate::store::Handle;
+use crate::store::claims::{Claim, Mode, Name, during};
 
-impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
+impl<H: Handle> PartialEncoder<H> {
+    fn reader(&self) -> &H::Reader {
+        H::reader(&*self.handle)
+    }
+
     async fn read_index(&self, options: &CodecOptions) -> Result<Option<StoredIndex>, CodecError> {
         let range = self.index_range()?;
-        async_no_panic(self.handle.partial_decode(range, options))
-            .await
+        let encoded = H::read_one(self.reader(), range, options).await;
+        encoded
             .and_then(|encoded| self.index(encoded, options))
             .map_err(|error| index_error(&error))
     }
@@ -46,8 +44,7 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
         if ranges.is_empty() {
             return Ok(None);
         }
-        let ranges = Box::new(ranges.into_iter());
-        async_no_panic(self.handle.partial_decode_many(ranges, options)).await
+        H::read(self.reader(), ranges, options).await
     }
 
     /// The size of the shard, if its index is still `before`, and `fetched` is what it has.
@@ -92,10 +89,10 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
     }
 
     /// Take a turn, if it comes before the encoder has waited as long as it may.
-    async fn take(&self, claims: &[Claim], attempts: &mut Attempts) -> Result<Turn, Failed> {
+    async fn take(&self, claims: &[Claim], attempts: &mut Attempts) -> Result<H::Turn, Failed> {
         let limit = self.target.codec.options.turn_limit();
         let start = Instant::now();
-        let turn = take_awaited(claims, limit.saturating_sub(attempts.waited)).await;
+        let turn = H::take(claims, limit.saturating_sub(attempts.waited)).await;
         attempts.waited += start.elapsed();
         turn.map_err(|reason| Failed::Final(no_turn(reason, limit)))
     }
@@ -109,8 +106,9 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
         options: &CodecOptions,
         attempts: &mut Attempts,
     ) -> Result<Written, Failed> {
+        // A handle that writes no ranges replaces the object, and with it what others write.
         let mut mode = before
-            .filter(|_| self.handle.supports_partial_encode())
+            .filter(|_| H::writes_ranges(&*self.handle))
             .map_or(Mode::Alone, |before| likely_mode(rule, before, &changes));
         loop {
             let claims = self.claims(before, mode, update, &changes);
@@ -156,7 +154,7 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
         match outcome {
             Outcome::Erase => {
                 if before.is_some() {
-                    self.handle.erase().await?;
+                    H::erase(&*self.handle).await?;
                 }
                 Ok((0, None))
             }
@@ -165,8 +163,7 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
                 let writes = writes(update, placed, changes, fetched).into_iter();
                 for (number, write) in writes.enumerate() {
                     let creates = (before.is_none() && number == 0).then(|| write.clone());
-                    let pieces = write.into_iter().map(|(at, bytes)| (at, Cow::Owned(bytes)));
-                    let written = self.handle.partial_encode_many(Box::new(pieces), options);
+                    let written = H::write(&*self.handle, write, options);
                     let Err(error) = written.await else { continue };
                     return Err(match creates {
                         Some(write) if self.erase_rest(&write, options).await => {
@@ -176,20 +173,6 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
                     });
                 }
                 Ok((size, dead))
-            }
-            Outcome::Compact { size } => {
-                let reads = reads_of_rest(before, changes);
-                let rest = self.read(reads.byte_ranges(), options).await?;
-                let rest = reads.answered(rest)?;
-                let shard = compacted(update, (before, size), changes, &rest, options)?;
-                let size = shard.len();
-                self.handle.erase().await?;
-                self.handle
-                    .partial_encode(0, Cow::Owned(shard), options)
-                    .await
-                    .map_err(|error| write_error(&error))?;
-                counters::compaction();
-                Ok((size, None))
             }
         }
     }
@@ -204,7 +187,7 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
             Ok(None) => true,
             Ok(Some(object)) => {
                 matches!(&object[..], [object] if is_rest(object, write))
-                    && self.handle.erase().await.is_ok()
+                    && H::erase(&*self.handle).await.is_ok()
             }
             Err(_) => false,
         }
@@ -218,7 +201,7 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
         options: &CodecOptions,
         attempts: &mut Attempts,
     ) -> Result<Option<Written>, Failed> {
-        let rule = rule(&self.target, self.handle.supports_partial_encode());
+        let rule = rule(&self.target, H::writes_ranges(&*self.handle));
         let rule = rule.map_err(Failed::Final)?;
         let alone = [(Name::Writers(self.array), Mode::Alone)];
         let turn = match attempts.look {
@@ -231,14 +214,14 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
         let (reads, is_bounded) = update.reads()?;
         let ranges = reads.byte_ranges();
         if !is_bounded {
-            let check = async_check_long(&*self.handle, &ranges, options);
+            let check = check_long::<H>(self.reader(), &ranges, options);
             during(turn.as_ref(), check).await?;
         }
         let read = during(turn.as_ref(), self.read(ranges, options)).await?;
         let fetched = reads.answered(read)?;
         // Encoding uses rayon, whose threads may be waiting for this turn.
         drop(turn);
-        let changes = update.encode(&fetched, options)?;
+        let changes = encode(&update, &fetched, options)?;
         if changes.subchunks.is_empty() {
             return Ok(None);
         }
@@ -246,58 +229,12 @@ impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
         let written = self.write(&update, before, changes, &fetched, options, attempts);
         written.await.map(Some)
     }
-}
 
-#[async_trait::async_trait]
-impl AsyncArrayPartialDecoderTraits for PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
-    fn data_type(&self) -> &DataType {
-        &self.target.data_type
-    }
-
-    async fn exists(&self) -> Result<bool, StorageError> {
-        self.handle.exists().await
-    }
-
-    fn size_held(&self) -> usize {
-        self.handle.size_held()
-    }
-
-    async fn partial_decode<'a>(
-        &'a self,
-        indexer: &dyn Indexer,
-        options: &CodecOptions,
-    ) -> Result<ArrayBytes<'a>, CodecError> {
-        let target = &self.target;
-        let decoder = target
-            .codec
-            .clone()
-            .async_partial_decoder(
-                self.handle.clone().into_dyn_decoder(),
-                &target.shape,
-                &target.data_type,
-                &target.fill_value,
-                options,
-            )
-            .await?;
-        Ok(decoder.partial_decode(indexer, options).await?.into_owned())
-    }
-
-    fn supports_partial_decode(&self) -> bool {
-        self.handle.supports_partial_decode()
-    }
-}
-
-#[async_trait::async_trait]
-impl AsyncArrayPartialEncoderTraits for PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
-    fn into_dyn_decoder(self: Arc<Self>) -> Arc<dyn AsyncArrayPartialDecoderTraits> {
-        self
-    }
-
-    async fn erase(&self) -> Result<(), CodecError> {
-        self.handle.erase().await
-    }
-
-    async fn partial_encode(
+    /// Write `bytes` to the elements that `indexer` names.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the shard cannot be read, understood or written, or if there is no turn.
+    pub(super) async fn store(
         &self,
         indexer: &dyn Indexer,
         bytes: &ArrayBytes<'_>,
@@ -318,9 +255,5 @@ impl AsyncArrayPartialEncoderTraits for PartialEncoder<dyn AsyncBytesPartialEnco
                 Err(failed) => self.again(&mut attempts, failed)?,
             }
         }
-    }
-
-    fn supports_partial_encode(&self) -> bool {
-        true
     }
 }

@@ -9,7 +9,7 @@ use zarrs_storage::{Bytes, StorageError, StoreKey};
 ///
 /// # Errors
 /// [`StorageError::InvalidByteRangeError`] if it begins or ends outside of the value.
-pub(super) fn within(range: ByteRange, len: u64) -> Result<Range<u64>, StorageError> {
+pub(crate) fn within(range: ByteRange, len: u64) -> Result<Range<u64>, StorageError> {
     let bytes = match range {
         ByteRange::FromStart(start, None) => Some(start..len),
         ByteRange::FromStart(start, Some(count)) => match start.checked_add(count) {
@@ -29,11 +29,11 @@ pub(super) fn within(range: ByteRange, len: u64) -> Result<Range<u64>, StorageEr
 
 /// Disjoint ranges in ascending order, none of them empty, which do not touch.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Merged(Vec<Range<u64>>);
+pub(crate) struct Merged(Vec<Range<u64>>);
 
 impl Merged {
     /// The bytes that are in one of `ranges` at least.
-    pub(super) fn of(ranges: impl Iterator<Item = Range<u64>>) -> Self {
+    pub(crate) fn of(ranges: impl Iterator<Item = Range<u64>>) -> Self {
         let mut sorted: Vec<_> = ranges.filter(|range| !range.is_empty()).collect();
         sorted.sort_by_key(|range| range.start);
         let mut merged: Vec<Range<u64>> = Vec::new();
@@ -46,17 +46,17 @@ impl Merged {
         Self(merged)
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// How many bytes they are; [`u64::MAX`] if there are more.
-    pub(super) fn total(&self) -> u64 {
+    pub(crate) fn total(&self) -> u64 {
         let lens = self.0.iter().map(|range| range.end - range.start);
         lens.fold(0, u64::saturating_add)
     }
 
-    pub(super) fn byte_ranges(&self) -> Vec<ByteRange> {
+    pub(crate) fn byte_ranges(&self) -> Vec<ByteRange> {
         let ranges = self.0.iter();
         ranges
             .map(|range| ByteRange::FromStart(range.start, Some(range.end - range.start)))
@@ -64,14 +64,14 @@ impl Merged {
     }
 
     /// Whether `read` are the bytes of these ranges, by their numbers.
-    pub(super) fn fits(&self, read: &[Bytes]) -> bool {
+    pub(crate) fn fits(&self, read: &[Bytes]) -> bool {
         let ranges = self.0.iter();
         let lens = ranges.map(|range| range.end - range.start);
         lens.eq(read.iter().map(|bytes| bytes.len() as u64))
     }
 
     /// The bytes of `range`, which was merged, of those that were `read`.
-    pub(super) fn slice(&self, read: &[Bytes], range: &Range<u64>) -> Option<Bytes> {
+    pub(crate) fn slice(&self, read: &[Bytes], range: &Range<u64>) -> Option<Bytes> {
         if range.is_empty() {
             return Some(Bytes::new());
         }
@@ -88,7 +88,7 @@ impl Merged {
 ///
 /// # Errors
 /// As for [`within`].
-pub(super) fn slice(value: &Bytes, range: ByteRange) -> Result<Bytes, StorageError> {
+pub(crate) fn slice(value: &Bytes, range: ByteRange) -> Result<Bytes, StorageError> {
     let range = within(range, value.len() as u64)?;
     match [range.start, range.end].map(usize::try_from) {
         // It ends within the value.
@@ -102,7 +102,7 @@ pub(super) fn slice(value: &Bytes, range: ByteRange) -> Result<Bytes, StorageErr
 ///
 /// # Errors
 /// [`StorageError::Other`] if memory cannot be had.
-pub(super) fn with_parts(
+pub(crate) fn with_parts(
     key: &StoreKey,
     value: Bytes,
     parts: &[(u64, Bytes)],
