@@ -155,9 +155,7 @@ fn step(
     } else {
         *u.choose(&STRATEGIES)?
     };
-    let options = Options::default()
-        .with_write_strategy(strategy)
-        .with_allow_unsafe_compaction(u.ratio(1, 8)?);
+    let options = Options::default().with_write_strategy(strategy);
     let ours = Arc::new((**ours).clone().with_options(options));
     let storage: ReadableWritableStorage = store;
     let encoder = ours.partial_encoder(
