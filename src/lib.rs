@@ -26,7 +26,8 @@
 //! - [`CudaShardingCodec`] is the page of the codec.
 //! - [`WriteStrategy`] is how parts of stored shards are updated, with zarrs'
 //!   `experimental_partial_encoding`; [`compact`], [`recover`] and [`inspect`] look after such shards,
-//!   and [`Shards`] does it for those of an array.
+//!   and [`maintenance`] has the rest of that kind: [`Shards`](maintenance::Shards) does it for the shards of
+//!   an array.
 //! - [`writer`] makes finished shards of slices as they come: an
 //!   [`ArrayWriter`](writer::ArrayWriter) appends them along the first axis, in bounded memory.
 //! - [`storage`] has adapters of stores that see shards as chunks: a
@@ -70,7 +71,7 @@ mod error;
 #[doc(hidden)]
 pub mod internals;
 mod layout;
-mod maintenance;
+pub mod maintenance;
 mod memory_limit;
 mod options;
 mod plan;
@@ -83,12 +84,7 @@ pub mod writer;
 pub use codec::{CudaShardingCodec, CudaShardingCodecBuilder, explain};
 pub use engine::cuda::{MemoryEstimate, Metrics};
 pub use error::Error;
-pub use maintenance::{
-    Compaction, ExtentProblem, Inspection, Recovery, RecoveryOutcome, ShardFormat, Shards,
-    StoredSubchunk, SubchunkState, UpdateRecord, compact, inspect, recover,
-};
-#[cfg(feature = "async")]
-pub use maintenance::{async_compact, async_inspect, async_recover};
+pub use maintenance::{compact, inspect, recover};
 pub use options::{Backend, LevelPolicy, Options};
 pub use plan::{ExplainedStage, Explanation, Place};
 pub use registration::{Registration, register};

@@ -47,7 +47,7 @@ impl fmt::Display for WriteStrategy {
 /// A partial write left more unused bytes in a shard than
 /// [`Options::max_dead_fraction`](crate::Options::max_dead_fraction) allows.
 ///
-/// A codec is not told which shard it writes: [`Shards::compact_pending`](crate::Shards::compact_pending)
+/// A codec is not told which shard it writes: [`Shards::compact_pending`](crate::maintenance::Shards::compact_pending)
 /// finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -11,7 +11,8 @@ use zarrs::storage::{
 use zarrs_codec::{
     ArrayPartialEncoderTraits, ArrayToBytesCodecTraits, CodecError, StoragePartialEncoder,
 };
-use zarrs_cuda::{CudaShardingCodec, Options, RecoveryOutcome, ShardFormat};
+use zarrs_cuda::maintenance::{RecoveryOutcome, ShardFormat};
+use zarrs_cuda::{CudaShardingCodec, Options};
 
 use crate::case::{Case, STRATEGIES};
 use crate::common::Rng;

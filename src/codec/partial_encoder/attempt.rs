@@ -218,7 +218,7 @@ impl<H: Handle> PartialEncoder<H> {
             during(turn.as_ref(), check).await?;
         }
         let read = during(turn.as_ref(), self.read(ranges, options)).await?;
-        let fetched = reads.answered(read)?;
+        let fetched = Fetched::answered(reads, read)?;
         // Encoding uses rayon, whose threads may be waiting for this turn.
         drop(turn);
         let changes = encode(&update, &fetched, options)?;

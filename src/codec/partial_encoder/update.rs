@@ -5,13 +5,14 @@ use std::ops::Range;
 use zarrs::array::{ArrayBytes, Indexer};
 use zarrs_codec::CodecError;
 
-use super::reads::Reads;
+use super::reads::reads;
 use super::target::Target;
 use crate::codec::foreign::codec_error;
 use crate::codec::selection::Selection;
 use crate::codec::shard::SubchunkLen;
 use crate::engine::EngineError;
 use crate::layout::{Entries, Extent, Part, RECORD_LEN, Space, SubchunkGrid};
+use crate::store::ranges::Merged;
 
 /// A subchunk that a write touches.
 pub(super) struct Touched {
@@ -85,7 +86,7 @@ impl<'a> Update<'a> {
     ///
     /// # Errors
     /// A [`CodecError`] if one is not as long as its codecs make it.
-    pub(super) fn reads(&self) -> Result<(Reads, bool), CodecError> {
+    pub(super) fn reads(&self) -> Result<(Merged, bool), CodecError> {
         let target = self.target;
         let limit = SubchunkLen::of(&target.codec, &target.data_type, &target.fill_value)?;
         for touched in self.straddled() {
@@ -94,7 +95,7 @@ impl<'a> Update<'a> {
             }
         }
         let extents = self.straddled().filter_map(|t| t.extent.as_ref());
-        Ok((Reads::of(extents.cloned()), limit.is_bounded()))
+        Ok((reads(extents.cloned()), limit.is_bounded()))
     }
 
     /// Whether some elements of a subchunk stay as they are.
