@@ -5,9 +5,10 @@ mod frame;
 mod listings;
 mod metadata;
 mod protocol;
+mod report;
 
 #[cfg(feature = "async")]
-mod asynchronous;
+mod awaited;
 mod blocking;
 #[cfg(test)]
 mod every_schedule;
@@ -24,11 +25,11 @@ use zarrs_storage::{
     WritableStorageTraits,
 };
 
-pub use consolidation::{Consolidation, ConsolidationProgress};
 use frame::{Entry, Listing};
 use listings::{Listings, Recent};
 use metadata::Sharding;
 use protocol::Frames;
+pub use report::{Consolidation, ConsolidationProgress};
 
 use super::chunk_keys::{ChunkKey, ChunkKeys, Scope};
 use super::listing::{self, Present, Seen, ShardsSeenAsChunks};

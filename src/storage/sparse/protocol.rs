@@ -52,8 +52,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{Bytes, StorageError, StoreKey, StorePrefix};
 
-use super::consolidation::Consolidation;
 use super::frame::{self, Entry, Listing, TRAILER_LEN, Version};
+use super::report::Consolidation;
 use crate::codec::shard::SubchunkLen;
 use crate::layout::Extent;
 use crate::storage::packing::{Packing, UNCHECKED};
