@@ -15,7 +15,8 @@ use std::sync::Arc;
 use lexopt::ValueExt;
 use zarrs::array::Array;
 use zarrs::filesystem::FilesystemStore;
-use zarrs_cuda::{Error, Shards};
+use zarrs_cuda::Error;
+use zarrs_cuda::maintenance::Shards;
 
 const USAGE: &str = "\
 Shows what is in the shards of an array on disk, and where. Nothing is changed.

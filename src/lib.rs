@@ -61,6 +61,8 @@
 mod codec;
 #[cfg(test)]
 mod conformance;
+#[allow(unsafe_code)]
+mod crew;
 mod engine;
 mod error;
 pub mod guide;
@@ -68,24 +70,20 @@ pub mod guide;
 #[doc(hidden)]
 pub mod internals;
 mod layout;
-mod maintenance;
+pub mod maintenance;
 mod memory_limit;
 mod options;
 mod plan;
 mod registration;
 pub mod storage;
+mod store;
 mod write_strategy;
 pub mod writer;
 
 pub use codec::{CudaShardingCodec, CudaShardingCodecBuilder, explain};
 pub use engine::cuda::{MemoryEstimate, Metrics};
 pub use error::Error;
-pub use maintenance::{
-    Compaction, ExtentProblem, Inspection, Recovery, RecoveryOutcome, ShardFormat, Shards,
-    StoredSubchunk, SubchunkState, UpdateRecord, compact, inspect, recover,
-};
-#[cfg(feature = "async")]
-pub use maintenance::{async_compact, async_inspect, async_recover};
+pub use maintenance::{compact, inspect, recover};
 pub use options::{Backend, LevelPolicy, Options};
 pub use plan::{ExplainedStage, Explanation, Place};
 pub use registration::{Registration, register};

@@ -152,7 +152,6 @@ pub struct Options {
     untrusted_data: bool,
     write_strategy: WriteStrategy,
     max_dead_fraction: f64,
-    allow_unsafe_compaction: bool,
     on_compaction_request: Option<CompactionCallback>,
     turn_limit: Duration,
 }
@@ -178,7 +177,6 @@ impl Default for Options {
             untrusted_data: false,
             write_strategy: WriteStrategy::default(),
             max_dead_fraction: 0.25,
-            allow_unsafe_compaction: false,
             on_compaction_request: None,
             turn_limit: Duration::from_secs(10),
         }
@@ -427,22 +425,6 @@ impl Options {
     #[must_use]
     pub fn max_dead_fraction(&self) -> f64 {
         self.max_dead_fraction
-    }
-
-    /// Whether a partial write may compact the shard itself, which needs to **erase it first**: all
-    /// that a codec can do to a stored value is to overwrite bytes of it, and to erase it. If the
-    /// process dies in between, **the shard is lost**. Default: `false`;
-    /// [`compact`](crate::compact) replaces the shard as a whole.
-    #[must_use]
-    pub fn with_allow_unsafe_compaction(mut self, allow: bool) -> Self {
-        self.allow_unsafe_compaction = allow;
-        self
-    }
-
-    /// Whether a partial write may erase a shard and write it anew.
-    #[must_use]
-    pub fn allow_unsafe_compaction(&self) -> bool {
-        self.allow_unsafe_compaction
     }
 
     /// Sets a function to call after each partial write that leaves more unused bytes in a shard

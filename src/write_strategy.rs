@@ -51,7 +51,7 @@ impl fmt::Display for WriteStrategy {
 /// [`Options::max_dead_fraction`](crate::Options::max_dead_fraction) allows.
 ///
 /// A codec is not told which shard it writes.
-/// [`Shards::compact_pending`](crate::Shards::compact_pending) finds the shard.
+/// [`Shards::compact_pending`](crate::maintenance::Shards::compact_pending) finds the shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CompactionRequest {

@@ -15,7 +15,8 @@ use zarrs::array::{
     Array, ArrayBuilder, ArrayBytes, ArrayToBytesCodecTraits, CodecOptions, data_type,
 };
 use zarrs::filesystem::FilesystemStore;
-use zarrs_cuda::{CudaShardingCodec, Options, ShardFormat, WriteStrategy, compact};
+use zarrs_cuda::maintenance::ShardFormat;
+use zarrs_cuda::{CudaShardingCodec, Options, WriteStrategy, compact};
 
 use crate::Result;
 use crate::cases::{SHARD, SUBCHUNK, Update};

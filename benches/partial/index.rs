@@ -24,7 +24,8 @@ use zarrs::array::{
 use zarrs::filesystem::FilesystemStore;
 use zarrs::storage::byte_range::ByteRange;
 use zarrs::storage::{OffsetBytesIterator, ReadableStorageTraits, StoreKey, WritableStorageTraits};
-use zarrs_cuda::{CudaShardingCodec, Options, ShardFormat, WriteStrategy, inspect};
+use zarrs_cuda::maintenance::ShardFormat;
+use zarrs_cuda::{CudaShardingCodec, Options, WriteStrategy, inspect};
 
 use crate::Result;
 use crate::chains;

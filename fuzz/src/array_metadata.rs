@@ -11,8 +11,9 @@ use zarrs::storage::{
     ListableStorageTraits, ReadableStorageTraits, StoreKey, WritableStorageTraits,
 };
 use zarrs_codec::CodecOptions;
+use zarrs_cuda::maintenance::Shards;
 use zarrs_cuda::storage::{ShardedStore, SparseShardStore};
-use zarrs_cuda::{Options, Shards, explain};
+use zarrs_cuda::{Options, explain};
 
 use crate::case::Case;
 use zarrs_cuda_testing::{Rng, xor};

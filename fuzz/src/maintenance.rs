@@ -11,9 +11,8 @@ use zarrs::storage::{
     StorageError, StoreKey, StorePrefix, WritableStorageTraits,
 };
 use zarrs_codec::{ArrayPartialEncoderTraits, ArrayToBytesCodecTraits, StoragePartialEncoder};
-use zarrs_cuda::{
-    CudaShardingCodec, Error, Options, RecoveryOutcome, ShardFormat, SubchunkState, WriteStrategy,
-};
+use zarrs_cuda::maintenance::{RecoveryOutcome, ShardFormat, SubchunkState};
+use zarrs_cuda::{CudaShardingCodec, Error, Options, WriteStrategy};
 
 use crate::case::Case;
 use crate::harm::harmed;
@@ -107,7 +106,7 @@ impl<'a> Subject<'a> {
             .collect()
     }
 
-    fn recover(&self) -> zarrs_cuda::Recovery {
+    fn recover(&self) -> zarrs_cuda::maintenance::Recovery {
         let before = self.stored();
         let inspected = zarrs_cuda::inspect(&self.store, &self.key, &self.format).unwrap();
         assert_eq!(self.stored(), before, "inspect changes nothing");

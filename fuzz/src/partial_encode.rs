@@ -11,7 +11,8 @@ use zarrs::storage::{
 use zarrs_codec::{
     ArrayPartialEncoderTraits, ArrayToBytesCodecTraits, CodecError, StoragePartialEncoder,
 };
-use zarrs_cuda::{CudaShardingCodec, Options, RecoveryOutcome, ShardFormat};
+use zarrs_cuda::maintenance::{RecoveryOutcome, ShardFormat};
+use zarrs_cuda::{CudaShardingCodec, Options};
 
 use crate::case::{Case, STRATEGIES};
 use crate::harm::harmed;
@@ -155,9 +156,7 @@ fn step(
     } else {
         *u.choose(&STRATEGIES)?
     };
-    let options = Options::default()
-        .with_write_strategy(strategy)
-        .with_allow_unsafe_compaction(u.ratio(1, 8)?);
+    let options = Options::default().with_write_strategy(strategy);
     let ours = Arc::new((**ours).clone().with_options(options));
     let storage: ReadableWritableStorage = store;
     let encoder = ours.partial_encoder(

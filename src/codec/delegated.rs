@@ -14,12 +14,7 @@ use zarrs_codec::{AsyncArrayPartialDecoderTraits, AsyncBytesPartialDecoderTraits
 use zarrs_storage::StorageError;
 use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator};
 
-#[cfg(feature = "async")]
-use super::foreign::async_no_panic;
-use super::foreign::no_panic;
 use super::index::ShardIndex;
-#[cfg(feature = "async")]
-use super::partial_decoder::{async_check_long, async_read_index};
 use super::partial_decoder::{check_long, read_index};
 use super::shard_codec::ShardCodec;
 use super::sharding::Sharding;
@@ -27,6 +22,9 @@ use super::{other, partial_encoder};
 use crate::Error;
 use crate::layout::Entries;
 use crate::plan::{self, Engines, Explanation};
+#[cfg(feature = "async")]
+use crate::store::{AwaitedHandle, async_no_panic};
+use crate::store::{BlockingHandle, no_panic, now};
 
 /// zarrs' own codec.
 pub(super) struct Delegated;
@@ -101,7 +99,8 @@ impl ShardCodec for Delegated {
         input: Arc<dyn BytesPartialDecoderTraits>,
         options: &CodecOptions,
     ) -> Result<Arc<dyn ArrayPartialDecoderTraits>, CodecError> {
-        check_entries(&shards, read_index(&shards, &*input, options)?)?;
+        let entries = now(read_index::<BlockingHandle>(&shards, &*input, options));
+        check_entries(&shards, entries?)?;
         let decoder = Arc::new(shards.codec.stock.clone()).partial_decoder(
             Arc::new(Guarded(input)),
             &shards.shape,
@@ -119,7 +118,8 @@ impl ShardCodec for Delegated {
         input: Arc<dyn AsyncBytesPartialDecoderTraits>,
         options: &CodecOptions,
     ) -> Result<Arc<dyn AsyncArrayPartialDecoderTraits>, CodecError> {
-        check_entries(&shards, async_read_index(&shards, &*input, options).await?)?;
+        let entries = read_index::<AwaitedHandle>(&shards, &*input, options);
+        check_entries(&shards, entries.await?)?;
         let decoder = Arc::new(shards.codec.stock.clone()).async_partial_decoder(
             Arc::new(Guarded(input)),
             &shards.shape,
@@ -225,7 +225,7 @@ impl BytesPartialDecoderTraits for Guarded<dyn BytesPartialDecoderTraits> {
         options: &CodecOptions,
     ) -> Result<Option<Vec<ArrayBytesRaw<'_>>>, CodecError> {
         let ranges: Vec<ByteRange> = ranges.collect();
-        check_long(&*self.0, &ranges, options)?;
+        now(check_long::<BlockingHandle>(&*self.0, &ranges, options))?;
         self.0
             .partial_decode_many(Box::new(ranges.into_iter()), options)
     }
@@ -252,7 +252,7 @@ impl AsyncBytesPartialDecoderTraits for Guarded<dyn AsyncBytesPartialDecoderTrai
         options: &CodecOptions,
     ) -> Result<Option<Vec<ArrayBytesRaw<'a>>>, CodecError> {
         let ranges: Vec<ByteRange> = ranges.collect();
-        async_check_long(&*self.0, &ranges, options).await?;
+        check_long::<AwaitedHandle>(&*self.0, &ranges, options).await?;
         self.0
             .partial_decode_many(Box::new(ranges.into_iter()), options)
             .await

@@ -3,17 +3,13 @@
 
 use std::borrow::{Borrow, Cow};
 use std::fmt;
-#[cfg(feature = "async")]
-use std::future::poll_fn;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-#[cfg(feature = "async")]
-use std::{pin::pin, task::Poll};
 
 use zarrs::array::ArrayBytes;
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
 
 use super::sharding::Sharding;
 use crate::engine::{EngineError, SubchunkCodec};
+use crate::store::no_panic;
 
 /// The inner codecs of some shards, as an engine calls them. `S` is how it knows the shards.
 pub(crate) struct ForeignChain<S> {
@@ -65,40 +61,6 @@ impl<S: Borrow<Sharding> + Send + Sync> SubchunkCodec for ForeignChain<S> {
             .and_then(|bytes| Ok(bytes.into_fixed()?))
             .map_err(|error| EngineError::Foreign(Box::new(error)))
     }
-}
-
-/// Run a decoder that is not ours on bytes that may be hostile. Some of zarrs' codecs panic on
-/// them, and some of its stores if a value ends too soon: that becomes an error here, since
-/// corrupted data must not bring an application down.
-///
-/// # Errors
-/// What `decode` returned, or that it panicked.
-pub(crate) fn no_panic<T>(decode: impl FnOnce() -> Result<T, CodecError>) -> Result<T, CodecError> {
-    // A decoder that panicked halfway leaves nothing behind that is used again.
-    catch_unwind(AssertUnwindSafe(decode)).unwrap_or_else(|_| Err(panicked()))
-}
-
-/// The same, asynchronously.
-///
-/// # Errors
-/// What `decode` returned, or that it panicked.
-#[cfg(feature = "async")]
-pub(crate) async fn async_no_panic<T>(
-    decode: impl Future<Output = Result<T, CodecError>>,
-) -> Result<T, CodecError> {
-    let mut decode = pin!(decode);
-    poll_fn(|context| {
-        // A future that panicked is not polled again.
-        catch_unwind(AssertUnwindSafe(|| decode.as_mut().poll(context)))
-            .unwrap_or_else(|_| Poll::Ready(Err(panicked())))
-    })
-    .await
-}
-
-fn panicked() -> CodecError {
-    CodecError::Other(
-        "a codec or store panicked while decoding: the shard may be corrupted".to_string(),
-    )
 }
 
 /// An engine's error, as zarrs' callers expect it.

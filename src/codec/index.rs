@@ -10,11 +10,11 @@ use zarrs::array::{ArrayBytes, BytesRepresentation, CodecChain, FillValue, data_
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
 use zarrs_storage::byte_range::ByteRange;
 
-use super::foreign::no_panic;
 use super::recognise::recognise;
 use crate::Options;
 use crate::engine::Stage;
 use crate::layout::{ByteOrder, ENTRY_LEN, Entries, Extent, Space, SubchunkGrid, encode_entries};
+use crate::store::no_panic;
 
 /// The size of a CRC32C, in bytes.
 const CHECKSUM_LEN: usize = 4;

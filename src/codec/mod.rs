@@ -53,6 +53,9 @@ pub use find::explain;
 #[cfg(test)]
 use crate::plan::Engines;
 use crate::plan::Explanation;
+#[cfg(feature = "async")]
+use crate::store::AwaitedHandle;
+use crate::store::BlockingHandle;
 use crate::{Error, MemoryEstimate, Options};
 use bounded::Limits;
 use partial_encoder::PartialEncoder;
@@ -397,7 +400,10 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         self.parts.check_trusted()?;
         let shards = self.sharding(shape, data_type, fill_value)?;
         shards.shard_codec().check(&shards)?;
-        Ok(Arc::new(PartialEncoder::new(shards, input_output_handle)))
+        Ok(Arc::new(PartialEncoder::<BlockingHandle>::new(
+            shards,
+            input_output_handle,
+        )))
     }
 
     #[cfg(feature = "async")]
@@ -429,7 +435,10 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         self.parts.check_trusted()?;
         let shards = self.sharding(shape, data_type, fill_value)?;
         shards.shard_codec().check(&shards)?;
-        Ok(Arc::new(PartialEncoder::new(shards, input_output_handle)))
+        Ok(Arc::new(PartialEncoder::<AwaitedHandle>::new(
+            shards,
+            input_output_handle,
+        )))
     }
 
     fn encoded_representation(

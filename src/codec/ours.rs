@@ -22,6 +22,9 @@ use crate::Error;
 use crate::engine::{EncodedShard, EncodedSubchunk};
 use crate::layout::Extent;
 use crate::plan::{self, Explanation};
+#[cfg(feature = "async")]
+use crate::store::AwaitedHandle;
+use crate::store::{BlockingHandle, now};
 
 /// This crate's engines.
 pub(super) struct Ours;
@@ -113,7 +116,8 @@ impl ShardCodec for Ours {
         input: Arc<dyn BytesPartialDecoderTraits>,
         options: &CodecOptions,
     ) -> Result<Arc<dyn ArrayPartialDecoderTraits>, CodecError> {
-        Ok(Arc::new(PartialDecoder::new(shards, input, options)?))
+        let decoder = PartialDecoder::<BlockingHandle>::new(shards, input, options);
+        Ok(Arc::new(now(decoder)?))
     }
 
     #[cfg(feature = "async")]
@@ -123,7 +127,7 @@ impl ShardCodec for Ours {
         input: Arc<dyn AsyncBytesPartialDecoderTraits>,
         options: &CodecOptions,
     ) -> Result<Arc<dyn AsyncArrayPartialDecoderTraits>, CodecError> {
-        let decoder = PartialDecoder::new_async(shards, input, options);
+        let decoder = PartialDecoder::<AwaitedHandle>::new(shards, input, options);
         Ok(Arc::new(decoder.await?))
     }
 

@@ -5,11 +5,12 @@ use std::borrow::Cow;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
 
-use super::foreign::{codec_error, no_panic};
+use super::foreign::codec_error;
 use super::sharding::Sharding;
 use crate::engine::EncodedSubchunk;
 use crate::layout::{Entries, Extent};
 use crate::plan::host_engine;
+use crate::store::no_panic;
 
 /// Decodes the bytes of the subchunk of a number.
 type TryOne<'a> = dyn Fn(usize, &[u8]) -> Result<(), CodecError> + Sync + 'a;

@@ -11,8 +11,6 @@
 //! 4. Any bytes may be given to decode. They give the data, or an [`EngineError`].
 
 mod chain;
-#[allow(unsafe_code)]
-pub(crate) mod crew;
 pub(crate) mod cuda;
 mod error;
 pub(crate) mod host;

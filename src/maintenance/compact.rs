@@ -1,5 +1,7 @@
-//! Compaction: a shard is stored again without its unused bytes.
+//! A shard without the bytes that nothing uses.
 
+#[cfg(feature = "async")]
+use zarrs_storage::AsyncReadableWritableStorageTraits;
 use zarrs_storage::{ReadableWritableStorageTraits, StoreKey};
 
 use super::ShardFormat;
@@ -8,6 +10,9 @@ use super::format::diagnosis_of;
 use super::io::{Change, apply, read};
 use crate::Error;
 use crate::codec::stored;
+#[cfg(feature = "async")]
+use crate::store::Awaited;
+use crate::store::{Blocking, Reads, Writes, now};
 use crate::write_strategy::counters;
 
 /// The sizes of a shard before and after compaction.
@@ -40,24 +45,40 @@ pub fn compact<S: ReadableWritableStorageTraits + ?Sized>(
     key: &StoreKey,
     format: &ShardFormat,
 ) -> Result<Option<Compaction>, Error> {
-    let Some(object) = read(store, key)? else {
+    now(compact_in(&Blocking::new(store), key, format))
+}
+
+/// [`compact`](compact()), in an asynchronous store.
+///
+/// # Errors
+/// As for [`compact`](compact()).
+#[cfg(feature = "async")]
+pub async fn async_compact<S: AsyncReadableWritableStorageTraits + ?Sized>(
+    store: &S,
+    key: &StoreKey,
+    format: &ShardFormat,
+) -> Result<Option<Compaction>, Error> {
+    compact_in(&Awaited(store), key, format).await
+}
+
+pub(super) async fn compact_in<O: Reads + Writes>(
+    store: &O,
+    key: &StoreKey,
+    format: &ShardFormat,
+) -> Result<Option<Compaction>, Error> {
+    let Some(object) = read(store, key).await? else {
         return Ok(None);
     };
     let (change, compaction) = compacted(&object, key, format)?;
-    apply(store, key, &object, change)?;
-    count(compaction);
-    Ok(Some(compaction))
-}
-
-/// Tell the metrics.
-pub(super) fn count(compaction: Compaction) {
+    apply(store, key, change).await?;
     if compaction.after < compaction.before {
         counters::compaction();
     }
+    Ok(Some(compaction))
 }
 
 /// What is to be stored instead of `object`.
-pub(super) fn compacted(
+fn compacted(
     object: &[u8],
     key: &StoreKey,
     format: &ShardFormat,
@@ -85,7 +106,7 @@ pub(super) fn compacted(
             None => (Change::Keep, before),
             Some(shard) => {
                 let after = shard.len() as u64;
-                (Change::Replace(shard), after)
+                (Change::Replace(shard.into()), after)
             }
         }
     };

@@ -1,20 +1,26 @@
-//! Inspection: what a shard holds, and where.
+//! What is in a shard, and where.
 
 use std::fmt;
 use std::ops::Range;
 
 use zarrs::array::codec::ShardingIndexLocation;
+#[cfg(feature = "async")]
+use zarrs_storage::AsyncReadableStorageTraits;
 use zarrs_storage::{ReadableStorageTraits, StoreKey};
 
 use super::ShardFormat;
-use super::areas::{Areas, Picture};
 use super::diagnosis::Diagnosis;
 use super::format::diagnosis_of;
 use super::io::read;
+use super::picture::Picture;
 use super::recover::RecoveryOutcome;
 use crate::Error;
 use crate::codec::sharding::Sharding;
 use crate::layout::{Entries, RECORD_LEN, Record};
+#[cfg(feature = "async")]
+use crate::store::Awaited;
+use crate::store::ranges::Merged;
+use crate::store::{Blocking, Reads, now};
 
 /// What a shard holds, and where. All sizes and offsets are in bytes.
 ///
@@ -45,7 +51,7 @@ pub struct Inspection {
     pub recovery: RecoveryOutcome,
     /// The number of bytes that the index and subchunks use.
     pub live: u64,
-    areas: [Areas; 3],
+    areas: [Merged; 3],
 }
 
 /// Where the index says that a subchunk lies.
@@ -99,13 +105,35 @@ pub fn inspect<S: ReadableStorageTraits + ?Sized>(
     key: &StoreKey,
     format: &ShardFormat,
 ) -> Result<Option<Inspection>, Error> {
-    read(store, key)?
+    now(inspect_in(&Blocking::new(store), key, format))
+}
+
+/// [`inspect`](inspect()), in an asynchronous store.
+///
+/// # Errors
+/// As for [`inspect`](inspect()).
+#[cfg(feature = "async")]
+pub async fn async_inspect<S: AsyncReadableStorageTraits + ?Sized>(
+    store: &S,
+    key: &StoreKey,
+    format: &ShardFormat,
+) -> Result<Option<Inspection>, Error> {
+    inspect_in(&Awaited(store), key, format).await
+}
+
+pub(super) async fn inspect_in<O: Reads>(
+    store: &O,
+    key: &StoreKey,
+    format: &ShardFormat,
+) -> Result<Option<Inspection>, Error> {
+    let object = read(store, key).await?;
+    object
         .map(|object| Inspection::of(&object, format))
         .transpose()
 }
 
 impl Inspection {
-    pub(super) fn of(object: &[u8], format: &ShardFormat) -> Result<Self, Error> {
+    fn of(object: &[u8], format: &ShardFormat) -> Result<Self, Error> {
         let shards = format.shards();
         let size = object.len() as u64;
         let recovery = match diagnosis_of(shards, object) {
@@ -148,7 +176,7 @@ impl Inspection {
             .flatten()
             .filter(|subchunk| subchunk.problem != Some(ExtentProblem::Outside))
             .map(|subchunk| subchunk.offset..subchunk.offset + subchunk.size);
-        let live = Areas::of(extents.chain(index.clone()));
+        let live = Merged::of(extents.chain(index.clone()));
         let places = records
             .iter()
             .map(|r| r.offset..r.offset + RECORD_LEN as u64);
@@ -158,8 +186,8 @@ impl Inspection {
             index_problem,
             grid: shards.grid.counts().to_vec(),
             decoded_size: shards.decoded_size(),
-            live: live.len(),
-            areas: [Areas::of(index.clone()), Areas::of(places), live],
+            live: live.total(),
+            areas: [Merged::of(index.clone()), Merged::of(places), live],
             index,
             subchunks,
             records,

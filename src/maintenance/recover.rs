@@ -1,15 +1,22 @@
-//! Recovery of a shard whose last update was interrupted.
+//! A shard whose last update was torn, put right.
 
 use std::fmt;
 use std::sync::Arc;
 
-use zarrs_storage::{ReadableWritableStorageTraits, StoreKey};
+use zarrs_codec::CodecError;
+#[cfg(feature = "async")]
+use zarrs_storage::AsyncReadableWritableStorageTraits;
+use zarrs_storage::{Bytes, ReadableWritableStorageTraits, StoreKey};
 
 use super::ShardFormat;
 use super::diagnosis::Diagnosis;
 use super::format::diagnosis_of;
 use super::io::{Change, apply, read};
 use crate::Error;
+#[cfg(feature = "async")]
+use crate::store::Awaited;
+use crate::store::ranges::with_parts;
+use crate::store::{Blocking, Reads, Writes, now};
 
 /// What recovery found and did.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,29 +132,55 @@ pub fn recover<S: ReadableWritableStorageTraits + ?Sized>(
     key: &StoreKey,
     format: &ShardFormat,
 ) -> Result<Recovery, Error> {
-    let Some(object) = read(store, key)? else {
-        return Ok(Recovery::absent());
+    now(recover_in(&Blocking::new(store), key, format))
+}
+
+/// [`recover`](recover()), in an asynchronous store. Subchunks are decoded on the thread that polls, and on
+/// zarrs' thread pool.
+///
+/// # Errors
+/// As for [`recover`](recover()).
+#[cfg(feature = "async")]
+pub async fn async_recover<S: AsyncReadableWritableStorageTraits + ?Sized>(
+    store: &S,
+    key: &StoreKey,
+    format: &ShardFormat,
+) -> Result<Recovery, Error> {
+    recover_in(&Awaited(store), key, format).await
+}
+
+pub(super) async fn recover_in<O: Reads + Writes>(
+    store: &O,
+    key: &StoreKey,
+    format: &ShardFormat,
+) -> Result<Recovery, Error> {
+    let Some(object) = read(store, key).await? else {
+        return Ok(Recovery {
+            outcome: RecoveryOutcome::Absent,
+            subchunks: Vec::new(),
+        });
     };
-    let (change, recovery) = recovered(&object, format)?;
-    apply(store, key, &object, change)?;
+    let (change, recovery) = recovered(&object, key, format)?;
+    apply(store, key, change).await?;
     Ok(recovery)
 }
 
-impl Recovery {
-    pub(super) fn absent() -> Self {
-        Self {
-            outcome: RecoveryOutcome::Absent,
-            subchunks: Vec::new(),
-        }
-    }
-}
-
 /// What is to be done to `object`, and what it is then.
-pub(super) fn recovered(object: &[u8], format: &ShardFormat) -> Result<(Change, Recovery), Error> {
+fn recovered(
+    object: &Bytes,
+    key: &StoreKey,
+    format: &ShardFormat,
+) -> Result<(Change, Recovery), Error> {
+    let write = |parts: Vec<(u64, Vec<u8>)>| {
+        let parts = parts.into_iter().map(|(at, bytes)| (at, bytes.into()));
+        let parts: Vec<(u64, Bytes)> = parts.collect();
+        let whole = with_parts(key, object.clone(), &parts).map_err(CodecError::from)?;
+        Ok::<_, Error>(Change::Write { parts, whole })
+    };
     let (change, outcome) = match diagnosis_of(format.shards(), object) {
         Diagnosis::Intact => (Change::Keep, RecoveryOutcome::Intact),
-        Diagnosis::Undo(writes) => (Change::Write(writes), RecoveryOutcome::Undone),
-        Diagnosis::Complete(writes) => (Change::Write(writes), RecoveryOutcome::Completed),
+        Diagnosis::Undo(parts) => (write(parts)?, RecoveryOutcome::Undone),
+        Diagnosis::Complete(parts) => (write(parts)?, RecoveryOutcome::Completed),
         Diagnosis::Erase => (Change::Erase, RecoveryOutcome::Erased),
         Diagnosis::Unrecoverable(reason) => {
             (Change::Keep, RecoveryOutcome::Unrecoverable { reason })
@@ -155,7 +188,7 @@ pub(super) fn recovered(object: &[u8], format: &ShardFormat) -> Result<(Change, 
     };
     let subchunks = match &change {
         Change::Erase => Vec::new(),
-        Change::Write(_) => states(&change.written_to(object)?, format)?,
+        Change::Write { whole, .. } => states(whole, format)?,
         Change::Keep | Change::Replace(_) => states(object, format)?,
     };
     Ok((change, Recovery { outcome, subchunks }))

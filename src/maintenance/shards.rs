@@ -1,15 +1,29 @@
-//! Maintenance of the shards of an array.
+//! The shards of an array.
 
 use std::sync::Arc;
 
 use zarrs::array::Array;
+#[cfg(feature = "async")]
+use zarrs_storage::AsyncReadableWritableStorageTraits;
 use zarrs_storage::{ReadableWritableStorageTraits, StoreKey};
 
-use super::areas::Areas;
+#[cfg(feature = "async")]
+use super::compact::async_compact;
+use super::compact::{Compaction, compact, compact_in};
+use super::format::ShardFormat;
+#[cfg(feature = "async")]
+use super::inspect::async_inspect;
+use super::inspect::{Inspection, inspect};
 use super::io::failed;
-use super::{Compaction, Inspection, Recovery, ShardFormat, compact, inspect, recover};
+#[cfg(feature = "async")]
+use super::recover::async_recover;
+use super::recover::{Recovery, recover};
 use crate::codec::find;
 use crate::layout::RECORD_LEN;
+#[cfg(feature = "async")]
+use crate::store::Awaited;
+use crate::store::ranges::Merged;
+use crate::store::{Blocking, Reads, Writes, now};
 use crate::{CudaShardingCodec, Error, WriteStrategy};
 
 /// The shards of an array, each named by its chunk indices, in the array's own storage.
@@ -22,7 +36,7 @@ use crate::{CudaShardingCodec, Error, WriteStrategy};
 /// # builder.subchunk_shape(vec![8, 8]);
 /// # let array = builder.build(store, "/volume")?;
 /// array.store_chunk(&[0, 1], vec![1_u16; 32 * 32])?;
-/// let shards = zarrs_cuda::Shards::of(&array)?;
+/// let shards = zarrs_cuda::maintenance::Shards::of(&array)?;
 /// println!("{}", shards.recover(&[0, 1])?);
 /// for (shard, compaction) in shards.compact_pending()? {
 ///     println!("{shard:?}: {} -> {} bytes", compaction.before, compaction.after);
@@ -36,17 +50,100 @@ pub struct Shards<'a, S: ?Sized> {
     codec: Arc<CudaShardingCodec>,
 }
 
-impl<'a, S: ReadableWritableStorageTraits + ?Sized> Shards<'a, S> {
-    /// Returns the shards of `array`, which this crate's codec or zarrs' own encodes.
+impl<'a, S: ?Sized> Shards<'a, S> {
+    /// The shards of `array`, which this crate's codec or zarrs' own encodes.
     ///
     /// # Errors
-    /// [`Error::NotShards`] if the array is not sharded, or if bytes-to-bytes codecs encode its
-    /// shards once more.
+    /// [`Error::NotShards`] if the array is not sharded, or if its shards are encoded once more, by
+    /// bytes-to-bytes codecs.
     pub fn of(array: &'a Array<S>) -> Result<Self, Error> {
         let codec = find::of_array(array)?;
         Ok(Self { array, codec })
     }
 
+    fn find(&self, shard: &[u64]) -> Result<(StoreKey, ShardFormat), Error> {
+        let format = ShardFormat::of_codec(self.codec.clone(), self.array, shard)?;
+        Ok((self.array.chunk_key(shard), format))
+    }
+
+    async fn stored_in<O: Reads>(&self, store: &O) -> Result<Vec<(Vec<u64>, u64)>, Error> {
+        let mut stored = Vec::new();
+        for shard in every_index(self.array.chunk_grid_shape()) {
+            if let Some(size) = self.size_in(store, &shard).await? {
+                stored.push((shard, size));
+            }
+        }
+        Ok(stored)
+    }
+
+    async fn pending_in<O: Reads>(&self, store: &O) -> Result<Vec<Vec<u64>>, Error> {
+        let mut pending = Vec::new();
+        if self.codec.options().write_strategy() == WriteStrategy::Slots {
+            return Ok(pending);
+        }
+        for shard in every_index(self.array.chunk_grid_shape()) {
+            if let Some(size) = self.size_in(store, &shard).await?
+                && self.is_pending(store, &shard, size).await?
+            {
+                pending.push(shard);
+            }
+        }
+        Ok(pending)
+    }
+
+    async fn compact_pending_in<O: Reads + Writes>(
+        &self,
+        store: &O,
+    ) -> Result<Vec<(Vec<u64>, Compaction)>, Error> {
+        let mut compacted = Vec::new();
+        for shard in self.pending_in(store).await? {
+            let (key, format) = self.find(&shard)?;
+            if let Some(compaction) = compact_in(store, &key, &format).await? {
+                compacted.push((shard, compaction));
+            }
+        }
+        Ok(compacted)
+    }
+
+    /// The size of a shard in bytes, if it is stored.
+    async fn size_in<O: Reads>(&self, store: &O, shard: &[u64]) -> Result<Option<u64>, Error> {
+        let key = self.array.chunk_key(shard);
+        let size = store.size(&key).await;
+        size.map_err(failed("find the size of", &key))
+    }
+
+    /// Whether a shard of `size` bytes should be compacted.
+    async fn is_pending<O: Reads>(
+        &self,
+        store: &O,
+        shard: &[u64],
+        size: u64,
+    ) -> Result<bool, Error> {
+        let (key, format) = self.find(shard)?;
+        let shards = format.shards();
+        let range = usize::try_from(size).ok();
+        let Some(place) = range.and_then(|size| shards.index.range_in(size)) else {
+            return Ok(false);
+        };
+        let ranges = vec![shards.index.byte_range()];
+        let index = store.get_ranges(&key, ranges).await;
+        let index = index.map_err(failed("read the index of", &key))?;
+        let Some(index) = index.and_then(|mut index| index.pop()) else {
+            return Ok(false);
+        };
+        let Ok(entries) = shards.entries(&index, size) else {
+            return Ok(false);
+        };
+        let used = entries.iter().flatten().chain([place]);
+        let used = used.map(|range| range.start as u64..range.end as u64);
+        let unused = size - Merged::of(used).total();
+        #[allow(clippy::cast_precision_loss, reason = "a fraction")]
+        let is_too_much = unused as f64 > self.codec.options().max_dead_fraction() * size as f64;
+        Ok(is_too_much && unused > (RECORD_LEN + shards.index.len()) as u64)
+    }
+}
+
+impl<S: ReadableWritableStorageTraits + ?Sized> Shards<'_, S> {
     /// Compacts the shard with the chunk indices `shard`: see [`compact`](compact()).
     ///
     /// # Errors
@@ -74,96 +171,94 @@ impl<'a, S: ReadableWritableStorageTraits + ?Sized> Shards<'a, S> {
         inspect(&*self.array.storage(), &key, &format)
     }
 
-    /// Returns the chunk indices of the stored shards, and the size of each in bytes.
+    /// List the shards that are stored, and the size of each in bytes.
     ///
-    /// Sends one request for each shard of the grid.
+    /// This makes one request for each shard of the grid, for its size.
     ///
     /// # Errors
     /// [`Error::Storage`] if the store fails.
     pub fn stored(&self) -> Result<Vec<(Vec<u64>, u64)>, Error> {
-        self.each().collect()
+        now(self.stored_in(&Blocking::new(&*self.array.storage())))
     }
 
-    /// Returns the chunk indices of the shards to compact: a larger part of them is unused than
-    /// [`Options::max_dead_fraction`](crate::Options::max_dead_fraction) allows, and more bytes
-    /// than one update needs. Under [`WriteStrategy::Slots`] there are none, because unused bytes
-    /// do not add up.
+    /// List the shards that should be compacted: more of their bytes are unused than
+    /// [`Options::max_dead_fraction`](crate::Options::max_dead_fraction) allows, and more than one
+    /// update needs. None under [`WriteStrategy::Slots`]: unused bytes do not add up there.
     ///
-    /// Asks the store for the size of each shard of the grid, and for the index of each stored
-    /// shard. Shards with an invalid index are left out: [`recover`](Self::recover) them.
+    /// This makes one request for each shard of the grid, for its size, and another for the index of each shard
+    /// that is stored. Shards whose index is invalid are left out: [`recover`](Self::recover) is for them.
     ///
     /// # Errors
     /// [`Error::Storage`] if the store fails.
     pub fn pending(&self) -> Result<Vec<Vec<u64>>, Error> {
-        if self.codec.options().write_strategy() == WriteStrategy::Slots {
-            return Ok(Vec::new());
-        }
-        let is_pending = |stored: Result<(Vec<u64>, u64), Error>| match stored {
-            Ok((shard, size)) => match self.is_pending(&shard, size) {
-                Ok(true) => Some(Ok(shard)),
-                Ok(false) => None,
-                Err(error) => Some(Err(error)),
-            },
-            Err(error) => Some(Err(error)),
-        };
-        self.each().filter_map(is_pending).collect()
+        now(self.pending_in(&Blocking::new(&*self.array.storage())))
     }
 
-    /// Compacts the [pending](Self::pending) shards, and returns what that did to each: see
-    /// [`compact`](compact()).
+    /// [`compact`](compact()) the [`pending`](Self::pending) shards.
     ///
     /// # Errors
-    /// As for [`pending`](Self::pending) and [`compact`](compact()). Shards before the one that
-    /// failed have been compacted.
+    /// As for [`pending`](Self::pending) and [`compact`](compact()). Shards that come before the shard
+    /// that fails have been compacted.
     pub fn compact_pending(&self) -> Result<Vec<(Vec<u64>, Compaction)>, Error> {
-        let mut compacted = Vec::new();
-        for shard in self.pending()? {
-            if let Some(compaction) = self.compact(&shard)? {
-                compacted.push((shard, compaction));
-            }
-        }
-        Ok(compacted)
+        now(self.compact_pending_in(&Blocking::new(&*self.array.storage())))
     }
+}
 
-    fn find(&self, shard: &[u64]) -> Result<(StoreKey, ShardFormat), Error> {
-        let format = ShardFormat::of_codec(self.codec.clone(), self.array, shard)?;
-        Ok((self.array.chunk_key(shard), format))
-    }
-
-    /// The stored shards of the grid, in C order.
-    fn each(&self) -> impl Iterator<Item = Result<(Vec<u64>, u64), Error>> {
-        let storage = self.array.storage();
-        every_index(self.array.chunk_grid_shape()).filter_map(move |shard| {
-            let key = self.array.chunk_key(&shard);
-            match storage.size_key(&key) {
-                Ok(size) => size.map(|size| Ok((shard, size))),
-                Err(error) => Some(Err(failed("find the size of", &key)(error))),
-            }
-        })
-    }
-
-    /// Whether a shard of `size` bytes should be compacted.
-    fn is_pending(&self, shard: &[u64], size: u64) -> Result<bool, Error> {
+/// The same, in an asynchronous store.
+#[cfg(feature = "async")]
+impl<S: AsyncReadableWritableStorageTraits + ?Sized> Shards<'_, S> {
+    /// [`compact`](compact()) a shard.
+    ///
+    /// # Errors
+    /// As for [`compact`](Self::compact).
+    pub async fn async_compact(&self, shard: &[u64]) -> Result<Option<Compaction>, Error> {
         let (key, format) = self.find(shard)?;
-        let shards = format.shards();
-        let range = usize::try_from(size).ok();
-        let Some(place) = range.and_then(|size| shards.index.range_in(size)) else {
-            return Ok(false);
-        };
+        async_compact(&*self.array.storage(), &key, &format).await
+    }
+
+    /// [`recover`](recover()) a shard.
+    ///
+    /// # Errors
+    /// As for [`recover`](Self::recover).
+    pub async fn async_recover(&self, shard: &[u64]) -> Result<Recovery, Error> {
+        let (key, format) = self.find(shard)?;
+        async_recover(&*self.array.storage(), &key, &format).await
+    }
+
+    /// [`inspect`](inspect()) a shard.
+    ///
+    /// # Errors
+    /// As for [`inspect`](Self::inspect).
+    pub async fn async_inspect(&self, shard: &[u64]) -> Result<Option<Inspection>, Error> {
+        let (key, format) = self.find(shard)?;
+        async_inspect(&*self.array.storage(), &key, &format).await
+    }
+
+    /// List the shards that are stored, and the size of each in bytes, as [`stored`](Self::stored) does. The
+    /// requests are made one after the other.
+    ///
+    /// # Errors
+    /// As for [`stored`](Self::stored).
+    pub async fn async_stored(&self) -> Result<Vec<(Vec<u64>, u64)>, Error> {
+        self.stored_in(&Awaited(&*self.array.storage())).await
+    }
+
+    /// List the shards that should be compacted, as [`pending`](Self::pending) does. The requests are made one
+    /// after the other.
+    ///
+    /// # Errors
+    /// As for [`pending`](Self::pending).
+    pub async fn async_pending(&self) -> Result<Vec<Vec<u64>>, Error> {
+        self.pending_in(&Awaited(&*self.array.storage())).await
+    }
+
+    /// [`compact`](compact()) the [`pending`](Self::async_pending) shards, one after the other.
+    ///
+    /// # Errors
+    /// As for [`compact_pending`](Self::compact_pending).
+    pub async fn async_compact_pending(&self) -> Result<Vec<(Vec<u64>, Compaction)>, Error> {
         let storage = self.array.storage();
-        let index = storage.get_partial(&key, shards.index.byte_range());
-        let Some(index) = index.map_err(failed("read the index of", &key))? else {
-            return Ok(false);
-        };
-        let Ok(entries) = shards.entries(&index, size) else {
-            return Ok(false);
-        };
-        let used = entries.iter().flatten().chain([place]);
-        let used = used.map(|range| range.start as u64..range.end as u64);
-        let unused = size - Areas::of(used).len();
-        #[allow(clippy::cast_precision_loss, reason = "a fraction")]
-        let is_too_much = unused as f64 > self.codec.options().max_dead_fraction() * size as f64;
-        Ok(is_too_much && unused > (RECORD_LEN + shards.index.len()) as u64)
+        self.compact_pending_in(&Awaited(&*storage)).await
     }
 }
 

@@ -10,8 +10,8 @@ use std::future::Future;
 use zarrs_storage::{StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix};
 
 use super::chunk_keys::{ChunkKey, ChunkKeys, Scope};
-use super::objects::Lists;
 use super::shard_grid::ShardGrid;
+use crate::store::Lists;
 
 /// A chunk that there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,10 +17,10 @@ use zarrs_storage::{
 };
 
 #[cfg(feature = "async")]
-use super::objects::Awaited;
-use super::objects::{Blocking, Reads, Writes, now};
-use super::ranges::with_parts;
-use super::turns::{TakesTurns, Turns};
+use crate::store::Awaited;
+use crate::store::ranges::with_parts;
+use crate::store::turns::{TakesTurns, Turns};
+use crate::store::{Blocking, Reads, Writes, now};
 
 /// The default limit of an object's length, in bytes: 5 GiB, the most that S3 stores by one request
 /// ("Uploading objects", Amazon S3 User Guide).

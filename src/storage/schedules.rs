@@ -25,9 +25,9 @@ use zarrs_storage::{
     Bytes, StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix, StorePrefixes,
 };
 
-use super::objects::{Lists, Reads, Writes};
-use super::ranges::within;
-use super::turns::{TakesTurns, Turns};
+use crate::store::ranges::within;
+use crate::store::turns::{TakesTurns, Turns};
+use crate::store::{Lists, Reads, Writes};
 
 type Result<T> = std::result::Result<T, StorageError>;
 
@@ -452,6 +452,10 @@ impl Writes for Seat {
         })
         .await;
         Ok(())
+    }
+
+    fn writes_ranges(&self) -> bool {
+        true
     }
 
     async fn set_ranges(&self, key: &StoreKey, values: Vec<(u64, Bytes)>) -> Result<()> {

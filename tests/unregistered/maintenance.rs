@@ -15,9 +15,12 @@ use zarrs::storage::{
     StoreKey, StorePrefix, WritableStorageTraits,
 };
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions};
+use zarrs_cuda::maintenance::{
+    ExtentProblem, RecoveryOutcome, ShardFormat, SubchunkState, async_compact, async_inspect,
+    async_recover,
+};
 use zarrs_cuda::{
-    CudaShardingCodec, Error, ExtentProblem, Options, RecoveryOutcome, ShardFormat, SubchunkState,
-    WriteStrategy, async_compact, async_inspect, async_recover, compact, inspect, recover,
+    CudaShardingCodec, Error, Options, WriteStrategy, compact, inspect, maintenance, recover,
 };
 
 use zarrs_cuda_testing::index::{EMPTY, IndexLayout};
@@ -475,7 +478,7 @@ fn an_inspection() {
         let shards = shards(vec![codecs::bytes("little")], location, true);
         let store: Arc<Store> = Arc::new(MemoryStore::new());
         let array = array(store.clone(), &shards, &[]);
-        let all = zarrs_cuda::Shards::of(&array).unwrap();
+        let all = maintenance::Shards::of(&array).unwrap();
         assert_eq!(all.inspect(&[0, 0]).unwrap(), None);
         let shard = with_holes(&shards, &mut Rng(6));
         let key = array.chunk_key(&[0, 0]);
@@ -529,7 +532,7 @@ fn an_inspection_of_what_is_broken() {
         let shards = shards(vec![codecs::bytes("little")], location, true);
         let store: Arc<Store> = Arc::new(MemoryStore::new());
         let array = array(store.clone(), &shards, &[]);
-        let all = zarrs_cuda::Shards::of(&array).unwrap();
+        let all = maintenance::Shards::of(&array).unwrap();
         let shard = with_holes(&shards, &mut Rng(6));
         let key = array.chunk_key(&[0, 0]);
 
@@ -610,7 +613,7 @@ fn shards_with_many_unused_bytes_are_pending() {
         let shards = shards(vec![codecs::bytes("little")], location, false);
         let store: Arc<Store> = Arc::new(MemoryStore::new());
         let array = array(store.clone(), &shards, &[]);
-        let all = zarrs_cuda::Shards::of(&array).unwrap();
+        let all = maintenance::Shards::of(&array).unwrap();
         // 96 bytes of index, 48 of data: 160 unused bytes are what an update needs, and 48 a quarter.
         let with_gap = |gap| {
             let subchunks = (0..6).map(|n| (if n == 5 { gap } else { 0 }, Some(vec![n; 8])));
@@ -657,7 +660,7 @@ fn shards_with_many_unused_bytes_are_pending() {
                 .array_to_bytes_codec(Arc::new(codec.unwrap()))
                 .build(store.clone(), "/")
                 .unwrap();
-            let all = zarrs_cuda::Shards::of(&array).unwrap();
+            let all = maintenance::Shards::of(&array).unwrap();
             assert_eq!(all.pending().unwrap().len(), pending);
         }
     }
@@ -703,6 +706,71 @@ async fn asynchronously() {
         shards.index.subchunks(&object, 6),
         shards.index.subchunks(&shard, 6)
     );
+}
+
+/// The shards of an array in an asynchronous store are what they are in one that blocks.
+#[tokio::test]
+async fn the_shards_of_an_array_asynchronously() {
+    for location in [Start, End] {
+        let shards = shards(vec![codecs::bytes("little")], location, true);
+        let blocking: Arc<Store> = Arc::new(MemoryStore::new());
+        let awaited = Arc::new(AsyncMemoryStore::new());
+        let codec = shards.ours();
+        let array_in = || {
+            let mut builder =
+                ArrayBuilder::new(vec![8, 12], vec![4, 6], data_type::uint16(), 0_u16);
+            builder.array_to_bytes_codec(codec.clone());
+            builder
+        };
+        let array = array_in().build(blocking.clone(), "/").unwrap();
+        let expected = maintenance::Shards::of(&array).unwrap();
+        let array = array_in().build(awaited.clone(), "/").unwrap();
+        let all = maintenance::Shards::of(&array).unwrap();
+
+        let intact = with_holes(&shards, &mut Rng(8));
+        let index = index_of(&shards, &intact);
+        let (size, new_end) = (intact.len(), intact.len() + 1000);
+        let record = record(size, Some((size, &index)), new_end, &index);
+        let torn = [&intact[..], &record, &[1, 2, 3]].concat();
+        let subchunks = (0..6).map(|n| (if n == 5 { 400 } else { 0 }, Some(vec![n; 8])));
+        let unused = shards.index.shard(&subchunks.collect::<Vec<_>>());
+        for (shard, object) in [([0, 0], unused), ([0, 1], torn), ([1, 1], intact)] {
+            let key = array.chunk_key(&shard);
+            blocking.set(&key, object.clone().into()).unwrap();
+            awaited.set(&key, object.into()).await.unwrap();
+        }
+        assert_eq!(
+            all.async_stored().await.unwrap(),
+            expected.stored().unwrap()
+        );
+        assert_eq!(all.async_stored().await.unwrap().len(), 3);
+        // An index at the start was not touched by the update.
+        if location == End {
+            let error = all.async_compact(&[0, 1]).await.unwrap_err();
+            assert!(matches!(error, Error::UpdatePending { .. }), "{error}");
+        }
+        for shard in [[0, 0], [0, 1], [1, 0], [1, 1]] {
+            let recovery = all.async_recover(&shard).await.unwrap();
+            assert_eq!(recovery, expected.recover(&shard).unwrap());
+            let inspection = all.async_inspect(&shard).await.unwrap();
+            assert_eq!(inspection, expected.inspect(&shard).unwrap());
+        }
+        let pending = all.async_pending().await.unwrap();
+        assert_eq!(pending, expected.pending().unwrap());
+        assert!(pending.contains(&vec![0, 0]), "{pending:?}");
+        let compacted = all.async_compact_pending().await.unwrap();
+        assert_eq!(compacted, expected.compact_pending().unwrap());
+        assert_eq!(all.async_pending().await.unwrap(), Vec::<Vec<u64>>::new());
+        for shard in [[0, 0], [0, 1], [1, 0], [1, 1]] {
+            let compaction = all.async_compact(&shard).await.unwrap();
+            assert_eq!(compaction, expected.compact(&shard).unwrap());
+            let key = array.chunk_key(&shard);
+            let object = awaited.get(&key).await.unwrap();
+            assert_eq!(object, blocking.get(&key).unwrap());
+        }
+        let error = all.async_inspect(&[2, 0]).await.unwrap_err();
+        assert!(matches!(error, Error::Codec(_)), "{error}");
+    }
 }
 
 /// Whatever is stored: no panic, and nothing that is not small is added.

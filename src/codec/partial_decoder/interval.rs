@@ -13,6 +13,8 @@ use zarrs_codec::{BytesPartialDecoderTraits, CodecError, CodecOptions};
 use zarrs_storage::StorageError;
 use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator, InvalidByteRangeError};
 
+use crate::store::ranges::bytes_of;
+
 /// The bytes of `input` from `start`, `len` of them.
 pub(super) struct Interval<I: ?Sized> {
     input: Arc<I>,
@@ -33,19 +35,10 @@ impl<I: ?Sized> Interval<I> {
     fn resolve(&self, ranges: ByteRangeIterator<'_>) -> Result<Vec<ByteRange>, CodecError> {
         ranges
             .map(|range| {
-                let within = match range {
-                    ByteRange::FromStart(offset, None) => {
-                        self.len.checked_sub(offset).map(|len| (offset, len))
-                    }
-                    ByteRange::FromStart(offset, Some(len)) => offset
-                        .checked_add(len)
-                        .filter(|&end| end <= self.len)
-                        .map(|_| (offset, len)),
-                    ByteRange::Suffix(len) => self.len.checked_sub(len).map(|offset| (offset, len)),
-                };
-                within
-                    .map(|(offset, len)| ByteRange::FromStart(self.start + offset, Some(len)))
-                    .ok_or_else(|| InvalidByteRangeError::new(range, self.len).into())
+                let bytes = bytes_of(range, self.len)
+                    .ok_or_else(|| InvalidByteRangeError::new(range, self.len))?;
+                let len = bytes.end - bytes.start;
+                Ok(ByteRange::FromStart(self.start + bytes.start, Some(len)))
             })
             .collect()
     }

@@ -5,46 +5,54 @@
 //! codecs can read part of it (uncompressed, or nested sharding): then zarrs' own partial decoder
 //! of the inner codecs reads just that.
 
+#[cfg(feature = "async")]
+mod awaited;
+mod blocking;
 mod interval;
 mod request;
 
 use std::borrow::Cow;
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-#[cfg(feature = "async")]
-use futures_util::future::try_join_all;
-use rayon::iter::ParallelIterator;
-use rayon::slice::ParallelSlice;
-use zarrs::array::{ArrayBytes, ArrayBytesRaw, DataType, Indexer};
+use zarrs::array::{ArrayBytes, ArrayBytesRaw, Indexer};
 use zarrs_codec::{
-    ArrayBytesDecodeIntoTarget, ArrayPartialDecoderTraits, ArrayToBytesCodecTraits,
-    BytesPartialDecoderTraits, CodecError, CodecOptions, InvalidNumberOfElementsError,
+    ArrayBytesDecodeIntoTarget, CodecError, CodecOptions, InvalidNumberOfElementsError,
     decode_into_array_bytes_target,
 };
-#[cfg(feature = "async")]
-use zarrs_codec::{AsyncArrayPartialDecoderTraits, AsyncBytesPartialDecoderTraits};
-use zarrs_storage::StorageError;
 use zarrs_storage::byte_range::ByteRange;
 
-#[cfg(feature = "async")]
-use super::foreign::async_no_panic;
-use super::foreign::{codec_error, no_panic};
+use super::foreign::codec_error;
 use super::index::ShardIndex;
 use super::sharding::Sharding;
 use crate::layout::{ENTRY_LEN, Entries};
-use interval::Interval;
+use crate::store::Handle;
 use request::{InnerReads, Output, Request, Touched};
 
-/// Decodes parts of one shard. `I` is how its bytes are read.
-pub(super) struct PartialDecoder<I: ?Sized> {
+/// Decodes parts of one shard, whose bytes a handle of the kind `H` reads.
+pub(super) struct PartialDecoder<H: Handle> {
     shards: Arc<Sharding>,
-    input: Arc<I>,
+    input: Arc<H::Reader>,
     /// Where each subchunk lies; `None` if there is no shard.
     entries: Option<Entries<'static>>,
 }
 
-impl<I: ?Sized> PartialDecoder<I> {
+impl<H: Handle> PartialDecoder<H> {
+    /// Read the index of the shard behind `input`.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the store fails, or the index is invalid.
+    pub(super) async fn new(
+        shards: Arc<Sharding>,
+        input: Arc<H::Reader>,
+        options: &CodecOptions,
+    ) -> Result<Self, CodecError> {
+        Ok(Self {
+            entries: read_index::<H>(&shards, &*input, options).await?,
+            shards,
+            input,
+        })
+    }
+
     /// What `indexer` asks for, or the answer if there is nothing to read.
     fn request(
         &self,
@@ -124,14 +132,14 @@ fn vanished() -> CodecError {
 ///
 /// # Errors
 /// A [`CodecError`] if the store fails, or the index is invalid.
-pub(super) fn read_index(
+pub(super) async fn read_index<H: Handle>(
     shards: &Sharding,
-    input: &dyn BytesPartialDecoderTraits,
+    input: &H::Reader,
     options: &CodecOptions,
 ) -> Result<Option<Entries<'static>>, CodecError> {
     let index = &shards.index;
     check_memory(index.len())?;
-    let encoded = no_panic(|| input.partial_decode(index.byte_range(), options))?;
+    let encoded = H::read_one(input, index.byte_range(), options).await?;
     encoded
         .map(|encoded| entries_of(index, Cow::Owned(encoded.into_owned()), options))
         .transpose()
@@ -141,8 +149,8 @@ pub(super) fn read_index(
 ///
 /// # Errors
 /// A [`CodecError`] if one is not there.
-pub(super) fn check_long(
-    input: &dyn BytesPartialDecoderTraits,
+pub(super) async fn check_long<H: Handle>(
+    input: &H::Reader,
     ranges: &[ByteRange],
     options: &CodecOptions,
 ) -> Result<(), CodecError> {
@@ -151,60 +159,29 @@ pub(super) fn check_long(
         return Ok(());
     }
     let wanted = ranges.len();
-    let read = input.partial_decode_many(Box::new(ranges.into_iter()), options)?;
-    check_last_bytes(wanted, read)
+    check_last_bytes(wanted, H::read(input, ranges, options).await?)
 }
 
-impl PartialDecoder<dyn BytesPartialDecoderTraits> {
-    /// Read the index of the shard behind `input`.
-    ///
-    /// # Errors
-    /// A [`CodecError`] if the shapes do not fit each other, or the index is invalid.
-    pub(super) fn new(
-        shards: Arc<Sharding>,
-        input: Arc<dyn BytesPartialDecoderTraits>,
-        options: &CodecOptions,
-    ) -> Result<Self, CodecError> {
-        Ok(Self {
-            entries: read_index(&shards, &*input, options)?,
-            shards,
-            input,
-        })
-    }
-
-    /// Read what `request` wants into `output`: groups of subchunks, in parallel.
-    fn read(
-        &self,
+/// How several parts of a shard are read: that differs between stores that block and stores that are awaited.
+pub(super) trait ReadsParts: Handle + Sized {
+    /// Read what `request` wants into `output`, group by group.
+    fn read_groups(
+        decoder: &PartialDecoder<Self>,
         request: &Request<'_>,
         output: &Output<'_, '_>,
         options: &CodecOptions,
-    ) -> Result<(), CodecError> {
-        /// A group is worth a request of its own, and little enough that one per thread fits.
-        const GROUP: RangeInclusive<usize> = (256 << 10)..=(16 << 20);
-        const GROUPS_PER_THREAD: usize = 4;
+    ) -> impl Future<Output = Result<(), CodecError>> + Send;
 
-        let threads = match options.concurrent_target() {
-            0 => rayon::current_num_threads(),
-            target => target,
-        };
-        let cost = request.cost() / (threads * GROUPS_PER_THREAD);
-        let groups = request.groups(cost.clamp(*GROUP.start(), *GROUP.end()));
-        if groups.len() < 2 || threads < 2 {
-            return groups
-                .into_iter()
-                .try_for_each(|group| self.read_group(request, group, output, options));
-        }
-        let options = options.with_concurrent_target(1);
-        groups
-            .par_chunks(groups.len().div_ceil(threads))
-            .try_for_each(|groups| {
-                groups
-                    .iter()
-                    .try_for_each(|group| self.read_group(request, group, output, &options))
-            })
-    }
+    /// The elements of each of `reads`, by the inner codecs' own partial decoder.
+    fn read_inner(
+        decoder: &PartialDecoder<Self>,
+        reads: Vec<InnerReads<'_>>,
+        options: &CodecOptions,
+    ) -> impl Future<Output = Result<Vec<ArrayBytesRaw<'static>>, CodecError>> + Send;
+}
 
-    fn read_group(
+impl<H: ReadsParts> PartialDecoder<H> {
+    async fn read_group(
         &self,
         request: &Request<'_>,
         group: &[Touched],
@@ -213,277 +190,63 @@ impl PartialDecoder<dyn BytesPartialDecoderTraits> {
     ) -> Result<(), CodecError> {
         let ranges = Request::byte_ranges(group);
         if !request.is_bounded() {
-            check_long(&*self.input, &ranges, options)?;
+            check_long::<H>(&*self.input, &ranges, options).await?;
         }
         let fetched = if ranges.is_empty() {
             Vec::new()
         } else {
-            let ranges = Box::new(ranges.into_iter());
-            no_panic(|| self.input.partial_decode_many(ranges, options))?.ok_or_else(vanished)?
+            let fetched = H::read(&*self.input, ranges, options).await?;
+            fetched.ok_or_else(vanished)?
         };
-        let inner = request
-            .inner_reads(group)
-            .map(|InnerReads { extent, indexer }| {
-                let interval = Interval::new(self.input.clone(), extent);
-                no_panic(|| {
-                    self.shards
-                        .codec
-                        .inner_codecs
-                        .clone()
-                        .partial_decoder(
-                            Arc::new(interval),
-                            &self.shards.codec.subchunk_shape,
-                            &self.shards.data_type,
-                            &self.shards.fill_value,
-                            options,
-                        )?
-                        .partial_decode(&*indexer, options)?
-                        .into_owned()
-                        .into_fixed()
-                        .map_err(CodecError::from)
-                })
-            })
-            .collect::<Result<Vec<_>, _>>()?;
+        let inner = request.inner_reads(group).collect();
+        let inner = H::read_inner(self, inner, options).await?;
         request
             .write(group, &fetched, &inner, output, options)
             .map_err(codec_error)
     }
-}
 
-impl ArrayPartialDecoderTraits for PartialDecoder<dyn BytesPartialDecoderTraits> {
-    fn data_type(&self) -> &DataType {
-        &self.shards.data_type
-    }
-
-    fn exists(&self) -> Result<bool, StorageError> {
-        self.input.exists()
-    }
-
-    fn size_held(&self) -> usize {
-        self.input.size_held() + self.size_of_index()
-    }
-
-    fn partial_decode(
+    /// The elements that `indexer` names.
+    async fn decode(
         &self,
         indexer: &dyn Indexer,
         options: &CodecOptions,
-    ) -> Result<ArrayBytes<'_>, CodecError> {
+    ) -> Result<ArrayBytes<'static>, CodecError> {
         match self.request(indexer)? {
             Err(fill) => Ok(fill),
-            Ok(request) => {
-                let output = request.output()?;
-                self.read(&request, &output, options)?;
-                Ok(ArrayBytes::from(output.finish().map_err(codec_error)?))
-            }
+            Ok(request) => self.decode_request(&request, options).await,
         }
     }
 
-    fn partial_decode_into(
+    /// Decode the elements that `indexer` names into `target`.
+    async fn decode_into(
         &self,
         indexer: &dyn Indexer,
-        output_target: ArrayBytesDecodeIntoTarget<'_>,
+        target: ArrayBytesDecodeIntoTarget<'_>,
         options: &CodecOptions,
     ) -> Result<(), CodecError> {
-        check_target(indexer, &output_target)?;
-        match self.request(indexer)? {
-            Err(fill) => decode_into_array_bytes_target(&fill, output_target),
-            Ok(request) => {
-                if let Some(output) = request.output_into(&output_target) {
-                    return self.read(&request, &output, options);
-                }
-                let output = request.output()?;
-                self.read(&request, &output, options)?;
-                let elements = ArrayBytes::from(output.finish().map_err(codec_error)?);
-                decode_into_array_bytes_target(&elements, output_target)
-            }
+        if indexer.len() != target.num_elements() {
+            let error = InvalidNumberOfElementsError::new(indexer.len(), target.num_elements());
+            return Err(error.into());
         }
+        let elements = match self.request(indexer)? {
+            Err(fill) => fill,
+            Ok(request) => {
+                if let Some(output) = request.output_into(&target) {
+                    return H::read_groups(self, &request, &output, options).await;
+                }
+                self.decode_request(&request, options).await?
+            }
+        };
+        decode_into_array_bytes_target(&elements, target)
     }
 
-    fn supports_partial_decode(&self) -> bool {
-        self.input.supports_partial_decode()
-    }
-}
-
-/// # Errors
-/// If the target does not have as many elements as are asked for.
-fn check_target(
-    indexer: &dyn Indexer,
-    target: &ArrayBytesDecodeIntoTarget<'_>,
-) -> Result<(), CodecError> {
-    if indexer.len() == target.num_elements() {
-        Ok(())
-    } else {
-        Err(InvalidNumberOfElementsError::new(indexer.len(), target.num_elements()).into())
-    }
-}
-
-/// [`read_index`], awaited.
-#[cfg(feature = "async")]
-pub(super) async fn async_read_index(
-    shards: &Sharding,
-    input: &dyn AsyncBytesPartialDecoderTraits,
-    options: &CodecOptions,
-) -> Result<Option<Entries<'static>>, CodecError> {
-    let index = &shards.index;
-    check_memory(index.len())?;
-    let encoded = async_no_panic(input.partial_decode(index.byte_range(), options)).await?;
-    encoded
-        .map(|encoded| entries_of(index, Cow::Owned(encoded.into_owned()), options))
-        .transpose()
-}
-
-/// Look for the last byte of each long range of `ranges`.
-///
-/// # Errors
-/// A [`CodecError`] if one is not there.
-#[cfg(feature = "async")]
-pub(super) async fn async_check_long(
-    input: &dyn AsyncBytesPartialDecoderTraits,
-    ranges: &[ByteRange],
-    options: &CodecOptions,
-) -> Result<(), CodecError> {
-    let ranges = last_bytes(ranges);
-    if ranges.is_empty() {
-        return Ok(());
-    }
-    let wanted = ranges.len();
-    let read = input
-        .partial_decode_many(Box::new(ranges.into_iter()), options)
-        .await?;
-    check_last_bytes(wanted, read)
-}
-
-#[cfg(feature = "async")]
-impl PartialDecoder<dyn AsyncBytesPartialDecoderTraits> {
-    /// Read the index of the shard behind `input`.
-    ///
-    /// # Errors
-    /// A [`CodecError`] if the shapes do not fit each other, or the index is invalid.
-    pub(super) async fn new_async(
-        shards: Arc<Sharding>,
-        input: Arc<dyn AsyncBytesPartialDecoderTraits>,
-        options: &CodecOptions,
-    ) -> Result<Self, CodecError> {
-        Ok(Self {
-            entries: async_read_index(&shards, &*input, options).await?,
-            shards,
-            input,
-        })
-    }
-
-    /// Read what `request` wants into `output`: groups of subchunks, one after the other, and the
-    /// subchunks of a group at once.
-    async fn read(
+    async fn decode_request(
         &self,
         request: &Request<'_>,
-        output: &Output<'_, '_>,
         options: &CodecOptions,
-    ) -> Result<(), CodecError> {
-        /// Much at once, because a request takes long; but not everything.
-        const GROUP: usize = 64 << 20;
-        for group in request.groups(GROUP) {
-            let ranges = Request::byte_ranges(group);
-            if !request.is_bounded() {
-                async_check_long(&*self.input, &ranges, options).await?;
-            }
-            let fetched = if ranges.is_empty() {
-                Vec::new()
-            } else {
-                let ranges = Box::new(ranges.into_iter());
-                async_no_panic(self.input.partial_decode_many(ranges, options))
-                    .await?
-                    .ok_or_else(vanished)?
-            };
-            let inner = request
-                .inner_reads(group)
-                .map(|read| self.read_inner(read, options));
-            let inner = try_join_all(inner).await?;
-            request
-                .write(group, &fetched, &inner, output, options)
-                .map_err(codec_error)?;
-        }
-        Ok(())
-    }
-
-    async fn read_inner(
-        &self,
-        InnerReads { extent, indexer }: InnerReads<'_>,
-        options: &CodecOptions,
-    ) -> Result<ArrayBytesRaw<'static>, CodecError> {
-        let interval = Interval::new(self.input.clone(), extent);
-        async_no_panic(async {
-            let decoder = self
-                .shards
-                .codec
-                .inner_codecs
-                .clone()
-                .async_partial_decoder(
-                    Arc::new(interval),
-                    &self.shards.codec.subchunk_shape,
-                    &self.shards.data_type,
-                    &self.shards.fill_value,
-                    options,
-                )
-                .await?;
-            let elements = decoder.partial_decode(&*indexer, options).await?;
-            Ok(elements.into_owned().into_fixed()?)
-        })
-        .await
-    }
-}
-
-#[cfg(feature = "async")]
-#[async_trait::async_trait]
-impl AsyncArrayPartialDecoderTraits for PartialDecoder<dyn AsyncBytesPartialDecoderTraits> {
-    fn data_type(&self) -> &DataType {
-        &self.shards.data_type
-    }
-
-    async fn exists(&self) -> Result<bool, StorageError> {
-        self.input.exists().await
-    }
-
-    fn size_held(&self) -> usize {
-        self.input.size_held() + self.size_of_index()
-    }
-
-    async fn partial_decode<'a>(
-        &'a self,
-        indexer: &dyn Indexer,
-        options: &CodecOptions,
-    ) -> Result<ArrayBytes<'a>, CodecError> {
-        match self.request(indexer)? {
-            Err(fill) => Ok(fill),
-            Ok(request) => {
-                let output = request.output()?;
-                self.read(&request, &output, options).await?;
-                Ok(ArrayBytes::from(output.finish().map_err(codec_error)?))
-            }
-        }
-    }
-
-    async fn partial_decode_into(
-        &self,
-        indexer: &dyn Indexer,
-        output_target: ArrayBytesDecodeIntoTarget<'_>,
-        options: &CodecOptions,
-    ) -> Result<(), CodecError> {
-        check_target(indexer, &output_target)?;
-        match self.request(indexer)? {
-            Err(fill) => decode_into_array_bytes_target(&fill, output_target),
-            Ok(request) => {
-                if let Some(output) = request.output_into(&output_target) {
-                    return self.read(&request, &output, options).await;
-                }
-                let output = request.output()?;
-                self.read(&request, &output, options).await?;
-                let elements = ArrayBytes::from(output.finish().map_err(codec_error)?);
-                decode_into_array_bytes_target(&elements, output_target)
-            }
-        }
-    }
-
-    fn supports_partial_decode(&self) -> bool {
-        self.input.supports_partial_decode()
+    ) -> Result<ArrayBytes<'static>, CodecError> {
+        let output = request.output()?;
+        H::read_groups(self, request, &output, options).await?;
+        Ok(ArrayBytes::from(output.finish().map_err(codec_error)?))
     }
 }

@@ -17,7 +17,7 @@ use crate::layout::{Entries, Extent, Part};
 use crate::plan;
 
 /// How a touched subchunk is read.
-pub(super) struct Touched {
+pub(in crate::codec) struct Touched {
     number: usize,
     extent: Extent,
     /// Read and decode all of it, rather than leave it to the inner codecs' partial decoder.
@@ -27,14 +27,14 @@ pub(super) struct Touched {
 }
 
 /// Where the wanted elements go: from many threads, in any order of subchunks.
-pub(super) enum Output<'a, 'v> {
+pub(in crate::codec) enum Output<'a, 'v> {
     Window(Window<'a>),
     View(ViewOfShard<'a, 'v>),
     Points(Mutex<Vec<u8>>),
 }
 
 /// A request for part of a shard.
-pub(super) struct Request<'a> {
+pub(in crate::codec) struct Request<'a> {
     shards: &'a Sharding,
     selection: Selection,
     /// In C order.
@@ -45,7 +45,7 @@ pub(super) struct Request<'a> {
 }
 
 /// What the inner codecs' partial decoder is asked for one subchunk.
-pub(super) struct InnerReads<'a> {
+pub(in crate::codec) struct InnerReads<'a> {
     pub(super) extent: &'a Range<usize>,
     pub(super) indexer: Box<dyn Indexer>,
 }

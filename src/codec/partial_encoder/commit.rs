@@ -1,17 +1,16 @@
-//! What becomes of the stored shard: it is erased, written to, or written anew.
+//! What becomes of the stored shard: it is erased, or written to.
 //!
-//! The protocol, and what it promises, is in `docs/reference/updates.md`.
+//! The protocol, and what it promises, is in `docs/updates.md`.
 
 use zarrs_codec::{CodecError, CodecOptions};
 
 use super::comparison::StoredIndex;
-use super::reads::{Fetched, Reads};
-use super::turns::Mode;
-use super::update::{Changes, Update, not_read};
+use super::update::{Changes, Update};
 use crate::WriteStrategy;
 use crate::codec::sharding::Sharding;
 use crate::layout::placement::{self, Commit, Rule, Stored};
 use crate::layout::{Extent, RECORD_LEN, Record, Space, fingerprint};
+use crate::store::claims::Mode;
 
 /// What becomes of the stored shard.
 pub(super) enum Outcome {
@@ -19,8 +18,6 @@ pub(super) enum Outcome {
     Erase,
     /// It is written to.
     Write(Placed),
-    /// It is erased and written anew, since too much of it would be unused.
-    Compact { size: usize },
 }
 
 /// Where the changes go.
@@ -134,9 +131,6 @@ pub(super) fn decide(
             changes.used_after(space.used(), old),
         ),
     };
-    if dead.is_some() && target.codec.options.allow_unsafe_compaction() {
-        return Ok(Outcome::Compact { size });
-    }
     let index = if placement.commit == Commit::DataOnly {
         None
     } else {
@@ -191,44 +185,6 @@ fn too_dead(
     let reserve = 2 * RECORD_LEN + target.index.len();
     let most = target.codec.options.max_dead_fraction() * after.size as f64;
     (dead > reserve && dead as f64 > most).then_some(dead)
-}
-
-/// The other subchunks of a shard that is written anew.
-pub(super) fn reads_of_rest(before: Option<&StoredIndex>, changes: &Changes) -> Reads {
-    let Some(before) = before else {
-        return Reads::default();
-    };
-    let changed = |number: usize| {
-        let by_number = |(changed, _): &(usize, Extent)| *changed;
-        changes
-            .subchunks
-            .binary_search_by_key(&number, by_number)
-            .is_ok()
-    };
-    let entries = before.entries.iter().enumerate();
-    let rest = entries.filter(|(number, _)| !changed(*number));
-    Reads::of(rest.filter_map(|(_, extent)| extent))
-}
-
-/// The shard `before`, an object of `size` bytes, with `changes`, densely.
-///
-/// # Errors
-/// A [`CodecError`] if the index cannot be encoded, or `rest` is not what was asked for.
-pub(super) fn compacted(
-    update: &Update<'_>,
-    (before, size): (Option<&StoredIndex>, usize),
-    changes: &Changes,
-    rest: &Fetched<'_>,
-    options: &CodecOptions,
-) -> Result<Vec<u8>, CodecError> {
-    let target = update.target;
-    let old = |number: usize| match before.and_then(|before| before.entries.get(number)) {
-        Some(old) => rest.get(&old).map(Some).ok_or_else(not_read),
-        None => Ok(None),
-    };
-    let subchunks = changes.over(target.index.num_subchunks(), old)?;
-    let most = size + changes.bytes.len() + target.index.len();
-    target.pack(&subchunks, most, options)
 }
 
 fn too_large() -> CodecError {

@@ -9,9 +9,9 @@ use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
 
 use super::reads::Fetched;
 use super::update::{Changes, Touched, Update, not_read};
-use crate::codec::foreign::no_panic;
 use crate::codec::selection::Selection;
 use crate::layout::Part;
+use crate::store::no_panic;
 
 /// Encode what `update` changes.
 ///

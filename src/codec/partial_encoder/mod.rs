@@ -3,25 +3,27 @@
 //! 1. Read the index.
 //! 2. Read the subchunks of which a part stays, in one request; decode them, patch them.
 //! 3. Encode what changes as one batch, on the engine that the plan names.
-//! 4. Take a turn among the encoders of this process (`turns`).
+//! 4. Take a turn among the encoders of this process (`crate::store::claims`).
 //! 5. Read the index again, with the record before it, and the last byte: they say how large the shard
 //!    is. Read the patched subchunks again. If something changed since step 1, begin anew.
 //! 6. Write: usually once, twice where an index is rewritten where it is.
 //!
 //! What a codec can do to a stored value bounds all of this: read ranges of it, overwrite bytes,
-//! make it longer, and erase it. `docs/reference/updates.md` has the protocol and its promises.
+//! make it longer, and erase it. `docs/updates.md` has the protocol and its promises.
 
+mod attempt;
 #[cfg(feature = "async")]
-mod asynchronous;
+mod awaited;
+mod batch;
+mod blocking;
 mod commit;
 mod comparison;
 mod delegated;
+mod encode;
 mod nested;
 mod reads;
 mod refusal;
 mod subchunks;
-mod sync;
-mod turns;
 mod update;
 mod writes;
 
@@ -38,19 +40,20 @@ use zarrs_storage::byte_range::ByteRange;
 use super::partial_decoder::check_memory;
 use super::sharding::Sharding;
 use crate::layout::placement::Rule;
+use crate::store::Handle;
+use crate::store::claims::{Claim, Mode, Name};
 use crate::write_strategy::{CompactionRequest, counters};
 use commit::rule;
 use comparison::StoredIndex;
 use reads::Fetched;
 use refusal::is_refusal;
-use turns::{Claim, Mode, Name};
 use update::{Changes, Update};
 use writes::Write;
 
-/// Encodes parts of one shard. `H` is how its bytes are read and written.
-pub(super) struct PartialEncoder<H: ?Sized> {
+/// Encodes parts of one shard, whose bytes a handle of the kind `H` reads and writes.
+pub(super) struct PartialEncoder<H: Handle> {
     target: Arc<Sharding>,
-    handle: Arc<H>,
+    handle: Arc<H::Writer>,
     /// A fingerprint of everything that is equal for each open of an array.
     array: u64,
 }
@@ -102,7 +105,7 @@ impl Attempts {
     }
 }
 
-impl<H: ?Sized> PartialEncoder<H> {
+impl<H: Handle> PartialEncoder<H> {
     /// Prepare for another attempt after one that failed.
     ///
     /// # Errors
@@ -169,8 +172,8 @@ fn array_fingerprint(target: &Sharding) -> u64 {
     hasher.finish()
 }
 
-impl<H: ?Sized> PartialEncoder<H> {
-    pub(super) fn new(target: Arc<Sharding>, handle: Arc<H>) -> Self {
+impl<H: Handle> PartialEncoder<H> {
+    pub(super) fn new(target: Arc<Sharding>, handle: Arc<H::Writer>) -> Self {
         Self {
             array: array_fingerprint(&target),
             target,

@@ -1,71 +1,23 @@
-//! Subchunks that are shards: what changes in them is decoded, and nothing else.
+//! Subchunks that are shards, with some of their own subchunks changed. They are in memory, so that nothing
+//! can be torn.
 
-use std::borrow::Cow;
-
-use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIterator};
-use zarrs::array::{ArrayBytes, Indexer};
+use zarrs::array::Indexer;
 use zarrs_codec::{CodecError, CodecOptions};
 
-use super::reads::Fetched;
-use super::update::{Changes, Touched, Update, not_read};
-use crate::codec::other;
+use super::update::{Changes, Update};
 use crate::codec::selection::Selection;
 use crate::codec::sharding::Sharding;
 use crate::layout::{Entries, Extent, Part, Space};
 
-/// Encode what `update` changes, whose subchunks are the shards `target`.
-///
-/// # Errors
-/// A [`CodecError`] if one cannot be decoded or encoded.
-pub(super) fn encode(
-    update: &Update<'_>,
-    target: &Sharding,
-    elements: &[u8],
-    fetched: &Fetched<'_>,
-    options: &CodecOptions,
-) -> Result<Changes, CodecError> {
-    // A backend that cannot encode whole shards of these is refused for parts of them, too.
-    update.target.choose_engine().map_err(other)?;
-    let one = |touched: &Touched| {
-        let old = match &touched.extent {
-            Some(extent) if !touched.whole => Some(fetched.get(extent).ok_or_else(not_read)?),
-            _ => None,
-        };
-        let (indexer, part) = share(update, touched.number, elements)?;
-        updated(target, old, &*indexer, &ArrayBytes::new_flen(part), options)
-    };
-    let encoded: Vec<Option<Inner>> = if options.concurrent_target() == 1 {
-        update.touched.iter().map(one).collect::<Result<_, _>>()?
-    } else {
-        update
-            .touched
-            .par_iter()
-            .with_max_len(1)
-            .map(one)
-            .collect::<Result<_, _>>()?
-    };
-    let mut changes = Changes::new();
-    for (touched, encoded) in update.touched.iter().zip(&encoded) {
-        changes.push(
-            touched.number,
-            encoded.as_ref().map(|inner| inner.shard.as_slice()),
-        );
-        if !touched.whole && encoded.as_ref().is_some_and(|inner| inner.fragile) {
-            changes.fragile.push(touched.number);
-        }
-    }
-    Ok(changes)
-}
-
 /// An inner shard as it will be.
-struct Inner {
-    shard: Vec<u8>,
+pub(super) struct Inner {
+    pub(super) shard: Vec<u8>,
     /// Whether overwriting the old one could lose more than what is written.
-    fragile: bool,
+    pub(super) fragile: bool,
 }
 
 /// What is written to subchunk `number`: where in it, and the elements.
-fn share(
+pub(super) fn share(
     update: &Update<'_>,
     number: usize,
     elements: &[u8],
@@ -90,34 +42,11 @@ fn share(
     Ok((update.selection.within(&update.grid, number)?, share))
 }
 
-/// The shard `old` with `elements` written to `indexer`; `None` if it is empty then.
+/// The shard `old` with `changes`: where they are, if they fit; else all of it anew, densely.
 ///
 /// # Errors
-/// A [`CodecError`] if `old` is broken, or a subchunk cannot be decoded or encoded.
-fn updated(
-    target: &Sharding,
-    old: Option<&[u8]>,
-    indexer: &dyn Indexer,
-    elements: &ArrayBytes<'_>,
-    options: &CodecOptions,
-) -> Result<Option<Inner>, CodecError> {
-    let index = &target.index;
-    let (old, entries) = match old {
-        None => (&[][..], index.empty()),
-        Some(bytes) => {
-            let encoded = Cow::Borrowed(index.of(bytes)?);
-            (bytes, index.decode(encoded, bytes.len() as u64, options)?)
-        }
-    };
-    let update = Update::new(target, Some(&entries), indexer, elements)?;
-    update.reads()?;
-    let changes = update.encode(&Fetched::all(old), options)?;
-    splice(target, (old, &entries), &changes, options)
-}
-
-/// The shard `old` with `changes`: where they are, if they fit; else all of it anew, densely. It is
-/// in memory, so nothing can be torn.
-fn splice(
+/// A [`CodecError`] if the index cannot be encoded.
+pub(super) fn splice(
     target: &Sharding,
     (old, entries): (&[u8], &Entries<'_>),
     changes: &Changes,

@@ -8,71 +8,24 @@ use zarrs_codec::CodecError;
 use zarrs_storage::byte_range::ByteRange;
 
 use super::refusal::changed;
+use crate::store::ranges::Merged;
 
 /// Ranges that lie closer together than this are read as one.
-const NEAR: usize = 4 << 10;
+const NEAR: u64 = 4 << 10;
 
-/// What to read: one range for subchunks that are neighbours.
-#[derive(Debug, Default)]
-pub(super) struct Reads {
-    ranges: Vec<Range<usize>>,
+/// What to read of a shard: one range for subchunks that are neighbours.
+pub(super) fn reads(extents: impl IntoIterator<Item = Range<usize>>) -> Merged {
+    Merged::near(NEAR, extents.into_iter().map(range))
 }
 
-impl Reads {
-    pub(super) fn of(extents: impl IntoIterator<Item = Range<usize>>) -> Self {
-        let mut wanted: Vec<_> = extents
-            .into_iter()
-            .filter(|extent| !extent.is_empty())
-            .collect();
-        wanted.sort_unstable_by_key(|extent| extent.start);
-        let mut ranges: Vec<Range<usize>> = Vec::new();
-        for extent in wanted {
-            match ranges.last_mut() {
-                Some(last) if extent.start <= last.end.saturating_add(NEAR) => {
-                    last.end = last.end.max(extent.end);
-                }
-                _ => ranges.push(extent),
-            }
-        }
-        Self { ranges }
-    }
-
-    pub(super) fn byte_ranges(&self) -> Vec<ByteRange> {
-        byte_ranges(&self.ranges)
-    }
-
-    /// With what a store answered.
-    ///
-    /// # Errors
-    /// A [`CodecError`] if that is not what was asked for.
-    pub(super) fn answered(
-        self,
-        bytes: Option<Vec<ArrayBytesRaw<'_>>>,
-    ) -> Result<Fetched<'_>, CodecError> {
-        let bytes = bytes.unwrap_or_default();
-        let lens = bytes.iter().map(|bytes| bytes.len());
-        if lens.eq(self.ranges.iter().map(Range::len)) {
-            let ranges = self.ranges;
-            return Ok(Fetched { ranges, bytes });
-        }
-        Err(CodecError::Other(format!(
-            "a partial write asked for {} ranges of its shard, and the store returned others: the shard was replaced meanwhile, or is truncated",
-            self.ranges.len()
-        )))
-    }
-}
-
-fn byte_ranges(ranges: &[Range<usize>]) -> Vec<ByteRange> {
-    ranges
-        .iter()
-        .map(|range| ByteRange::FromStart(range.start as u64, Some(range.len() as u64)))
-        .collect()
+fn range(extent: Range<usize>) -> Range<u64> {
+    extent.start as u64..extent.end as u64
 }
 
 /// What was read.
 #[derive(Debug, Default)]
 pub(super) struct Fetched<'a> {
-    ranges: Vec<Range<usize>>,
+    ranges: Merged,
     bytes: Vec<Cow<'a, [u8]>>,
 }
 
@@ -80,14 +33,32 @@ impl<'a> Fetched<'a> {
     /// All of a shard that is in memory.
     pub(super) fn all(shard: &'a [u8]) -> Self {
         Self {
-            ranges: vec![0..shard.len()],
+            ranges: Merged::of([range(0..shard.len())]),
             bytes: vec![Cow::Borrowed(shard)],
         }
     }
 
+    /// The `bytes` that a store returned for `ranges`.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if these are other bytes.
+    pub(super) fn answered(
+        ranges: Merged,
+        bytes: Option<Vec<ArrayBytesRaw<'a>>>,
+    ) -> Result<Self, CodecError> {
+        let bytes = bytes.unwrap_or_default();
+        if ranges.fits(&bytes) {
+            return Ok(Self { ranges, bytes });
+        }
+        Err(CodecError::Other(format!(
+            "a partial write asked for {} ranges of its shard, and the store returned others: the shard was replaced meanwhile, or is truncated",
+            ranges.iter().len()
+        )))
+    }
+
     /// What was read.
     pub(super) fn byte_ranges(&self) -> Vec<ByteRange> {
-        byte_ranges(&self.ranges)
+        self.ranges.byte_ranges()
     }
 
     /// That `again` are the same bytes, read once more.
@@ -107,12 +78,8 @@ impl<'a> Fetched<'a> {
         if extent.is_empty() {
             return Some(&[]);
         }
-        let at = self
-            .ranges
-            .partition_point(|range| range.start <= extent.start)
-            .checked_sub(1)?;
-        let start = extent.start - self.ranges[at].start;
-        self.bytes[at].get(start..start + extent.len())
+        let (at, place) = self.ranges.place(&self.bytes, &range(extent.clone()))?;
+        self.bytes[at].get(place)
     }
 }
 
@@ -123,15 +90,14 @@ mod tests {
     #[test]
     fn neighbours_are_read_together() {
         let extents = [20_000..20_010, 0..10, 10..30, 50..50, 4_000..4_010, 5..25];
-        let reads = Reads::of(extents.clone());
-        assert_eq!(reads.ranges, [0..4_010, 20_000..20_010]);
+        let reads = reads(extents.clone());
+        assert!(reads.iter().eq([&(0..4_010), &(20_000..20_010)]));
         let shard: Vec<u8> = (0..30_000_u32).map(|i| (i % 251) as u8).collect();
         let answer = reads
-            .ranges
             .iter()
-            .map(|r| Cow::Borrowed(&shard[r.clone()]));
+            .map(|r| Cow::Borrowed(&shard[r.start as usize..r.end as usize]));
         let answer = Some(answer.collect());
-        let fetched = reads.answered(answer).expect("as asked");
+        let fetched = Fetched::answered(reads, answer).expect("as asked");
         for extent in extents {
             assert_eq!(fetched.get(&extent), Some(&shard[extent]));
         }
@@ -141,13 +107,10 @@ mod tests {
 
     #[test]
     fn another_answer_is_an_error() {
-        let reads = || Reads::of([0..10]);
-        assert!(reads().answered(None).is_err());
-        assert!(
-            reads()
-                .answered(Some(vec![Cow::Borrowed(&[0; 9])]))
-                .is_err()
-        );
-        assert!(Reads::default().answered(None).is_ok());
+        let ten = || reads([0..10]);
+        assert!(Fetched::answered(ten(), None).is_err());
+        let nine = vec![Cow::Borrowed(&[0; 9][..])];
+        assert!(Fetched::answered(ten(), Some(nine)).is_err());
+        assert!(Fetched::answered(Merged::default(), None).is_ok());
     }
 }

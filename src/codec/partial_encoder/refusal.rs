@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use zarrs_codec::CodecError;
 
-use super::turns::NoTurn;
+use crate::store::claims::NoTurn;
 
 fn refusal(what: String) -> CodecError {
     CodecError::IOError(Arc::new(Error::new(ErrorKind::ResourceBusy, what)))

@@ -4,7 +4,7 @@
 use std::marker::PhantomData;
 use std::num::NonZeroUsize;
 
-use crate::engine::crew::Crew;
+use crate::crew::Crew;
 
 /// A thread takes about this many bytes at once.
 const SHARE: usize = 256 << 10;

@@ -5,9 +5,9 @@
 
 use zarrs_storage::{Bytes, StoreKey, StorePrefix};
 
-use super::super::objects::{Lists, Reads, Writes, now};
-use super::super::turns::{TakesTurns, Turns};
 use super::*;
+use crate::store::turns::{TakesTurns, Turns};
+use crate::store::{Lists, Reads, Writes, now};
 
 fn key(key: &str) -> StoreKey {
     StoreKey::new(key).unwrap()

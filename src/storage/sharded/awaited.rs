@@ -14,7 +14,7 @@ use super::view::View;
 use super::{ShardedStore, opened};
 use crate::Error;
 use crate::storage::listing;
-use crate::storage::objects::Awaited;
+use crate::store::Awaited;
 
 /// How many shards are read at once by one call.
 const AT_ONCE: usize = 16;

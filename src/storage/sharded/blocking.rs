@@ -13,7 +13,7 @@ use super::view::View;
 use super::{ShardedStore, opened};
 use crate::Error;
 use crate::storage::listing;
-use crate::storage::objects::{Blocking, now};
+use crate::store::{Blocking, now};
 
 impl<S: ReadableStorageTraits + ?Sized> ShardedStore<S> {
     /// Opens an adapter of `store` for the array at `path`, whose metadata say how it is sharded.

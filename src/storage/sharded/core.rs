@@ -14,11 +14,11 @@ use super::array_metadata::{self, Configuration};
 use super::indices::{Index, Indices, Stamp};
 use crate::Error;
 use crate::storage::chunk_keys::{ChunkKey, ChunkKeys};
-use crate::storage::objects::Reads;
 use crate::storage::packing::{MAX_CHUNKS, Packing, UNCHECKED};
-use crate::storage::ranges::{Merged, slice, within};
 use crate::storage::shard_grid::ShardGrid;
-use crate::storage::turns::{TakesTurns, Turns};
+use crate::store::Reads;
+use crate::store::ranges::{Merged, slice, within};
+use crate::store::turns::{TakesTurns, Turns};
 
 type Result<T> = std::result::Result<T, StorageError>;
 

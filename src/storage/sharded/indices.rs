@@ -12,7 +12,7 @@ use lru::LruCache;
 use zarrs_storage::StoreKey;
 
 use crate::layout::Extent;
-use crate::storage::turns::{STRIPES, stripe};
+use crate::store::turns::{STRIPES, stripe};
 
 /// Where the chunks of a shard lie.
 #[derive(Debug)]

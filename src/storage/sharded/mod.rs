@@ -18,8 +18,8 @@ use zarrs_storage::StorageError;
 
 pub(super) use self::array_metadata::{Configuration, NAME, is_name};
 pub(super) use self::core::{Core, Place};
-use super::objects::Reads;
 use crate::Error;
+use crate::store::Reads;
 
 /// The size of the indices that an adapter keeps, in bytes, unless it is told otherwise.
 const DEFAULT_INDEX_CACHE: usize = 64 << 20;

@@ -5,9 +5,9 @@ use zarrs_storage::{StorageError, StoreKey};
 use super::core::{Core, Place};
 use crate::storage::chunk_keys::{ChunkKey, ChunkKeys};
 use crate::storage::listing::{Present, Seen, ShardsSeenAsChunks};
-use crate::storage::objects::Reads;
 use crate::storage::shard_grid::ShardGrid;
-use crate::storage::turns::TakesTurns;
+use crate::store::Reads;
+use crate::store::turns::TakesTurns;
 
 /// The chunks of the shards of a store.
 #[derive(Debug)]

@@ -6,9 +6,9 @@ use zarrs_storage::{Bytes, StorageError, StoreKey, StorePrefix};
 
 use super::core::{Core, Place};
 use crate::storage::chunk_keys::{ChunkKey, Scope};
-use crate::storage::objects::{Lists, Reads, Writes};
-use crate::storage::ranges::with_parts;
-use crate::storage::turns::TakesTurns;
+use crate::store::ranges::with_parts;
+use crate::store::turns::TakesTurns;
+use crate::store::{Lists, Reads, Writes};
 
 type Result<T> = std::result::Result<T, StorageError>;
 

@@ -1,6 +1,7 @@
 //! The adapter of a store that blocks.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use zarrs_storage::byte_range::ByteRangeIterator;
 use zarrs_storage::{
@@ -11,9 +12,10 @@ use zarrs_storage::{
 
 #[cfg(feature = "filesystem")]
 use super::Files;
-use super::{SparseArray, SparseShardStore, View, listing};
+use super::consolidation::All;
+use super::{Consolidation, ConsolidationProgress, SparseArray, SparseShardStore, View, listing};
 use crate::Error;
-use crate::storage::objects::{Blocking, now};
+use crate::store::{Blocking, now};
 
 impl<S: ReadableStorageTraits + ?Sized> SparseShardStore<S> {
     /// Opens an adapter of `store` for the array at `path`.
@@ -25,6 +27,78 @@ impl<S: ReadableStorageTraits + ?Sized> SparseShardStore<S> {
     pub fn open(store: Arc<S>, path: &str) -> Result<Self, Error> {
         let array = now(SparseArray::open(&Blocking::new(&*store), path))?;
         Ok(Self { array, store })
+    }
+}
+
+impl<S> SparseShardStore<S>
+where
+    S: ReadableStorageTraits + WritableStorageTraits + ListableStorageTraits + ?Sized,
+{
+    /// Returns the indices of the shards that have objects in a frame, in order: the shards to
+    /// consolidate.
+    ///
+    /// Everything in the array is listed, and nothing is read. So a shard stays pending while its
+    /// frame has an object that is not whole ([`Consolidation::invalid`]), however often it is
+    /// consolidated.
+    ///
+    /// # Errors
+    /// [`Error::Storage`] if the store fails.
+    pub fn pending(&self) -> Result<Vec<Vec<u64>>, Error> {
+        now(self.array.framed(&self.blocking()))
+    }
+
+    /// Packs the shard with the indices `shard` and its frame into one shard, with its subchunks in
+    /// C order. Returns `None` if the shard has no frame.
+    ///
+    /// Subchunks are copied as they are: nothing is decoded or encoded. The old shard, the newest
+    /// object of each subchunk in its frame, and the new shard are in memory at once. Other
+    /// processes may read and write meanwhile, and their writes are kept. If the process dies at
+    /// any moment, nothing is lost, and another call completes the work.
+    ///
+    /// If the store fails to store the shard, but may complete the write later, wait until it has
+    /// before you consolidate the shard again. Otherwise an old shard would replace a newer one.
+    ///
+    /// # Errors
+    /// - [`Error::NotShards`] if `shard` is not the index of a shard.
+    /// - [`Error::Storage`] if the store fails, if the shard is invalid, or if another process
+    ///   consolidates it.
+    pub fn consolidate(&self, shard: &[u64]) -> Result<Option<Consolidation>, Error> {
+        now(self.array.consolidate(&self.blocking(), shard))
+    }
+
+    /// [Consolidates](Self::consolidate) all shards that have a frame, several at once as
+    /// [memory](Self::with_memory) allows. `on_progress` is called after each shard, by one thread
+    /// at a time.
+    ///
+    /// A shard that fails, because it or its frame is damaged for example, does not keep the others
+    /// from being packed. After 16 failures no more shards are begun; those that were begun are
+    /// completed.
+    ///
+    /// # Errors
+    /// As for [`consolidate`](Self::consolidate), of the first shard that failed, with the names of
+    /// the others.
+    pub fn consolidate_all(
+        &self,
+        on_progress: &(dyn Fn(&ConsolidationProgress) + Sync),
+    ) -> Result<ConsolidationProgress, Error> {
+        let shards = self.pending()?;
+        let all = All::new(shards.len(), on_progress);
+        let next = AtomicUsize::new(0);
+        let work = || {
+            while all.goes_on()
+                && let Some(shard) = shards.get(next.fetch_add(1, Ordering::Relaxed))
+            {
+                all.add(self.consolidate(shard));
+            }
+        };
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        std::thread::scope(|scope| {
+            for _ in 1..self.array.at_once(threads).min(shards.len()) {
+                scope.spawn(work);
+            }
+            work();
+        });
+        all.end()
     }
 }
 

@@ -1,81 +1,16 @@
 //! Frames, packed into their shards.
 
-use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use zarrs_storage::{
-    Bytes, ListableStorageTraits, ReadableStorageTraits, StorageError, StoreKey, StorePrefix,
-    WritableStorageTraits,
-};
+use zarrs_storage::{Bytes, StorageError, StoreKey, StorePrefix};
 
 use super::protocol::ReplacesShards;
-use super::{SparseArray, SparseShardStore, frame};
+use super::report::{Consolidation, ConsolidationProgress};
+use super::{SparseArray, frame};
 use crate::Error;
 use crate::storage::chunk_keys::ChunkKey;
-use crate::storage::objects::{Lists, Reads, Writes, now};
-use crate::storage::turns::TakesTurns;
-
-/// What a consolidation did to a shard.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Consolidation {
-    /// Subchunks that were written or erased since the shard was packed last.
-    pub subchunks: usize,
-    /// Objects that held these subchunks. They are deleted.
-    pub versions: usize,
-    /// Objects that are not whole: they are being written, or their writers died. They stay.
-    pub invalid: usize,
-    /// Names in the frame that are not UTF-8. No version has such a name, so they are passed over,
-    /// and logged as a warning. They stay, and may be deleted.
-    pub not_utf_8: usize,
-    /// The size of the shard before, in bytes; 0 if there was none.
-    pub before: u64,
-    /// The size of the shard now, in bytes; 0 if it was erased because all of it is empty.
-    pub after: u64,
-}
-
-/// How far a consolidation of many shards is, and what it did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ConsolidationProgress {
-    /// Shards that had a frame.
-    pub shards: usize,
-    /// Shards that are done.
-    pub done: usize,
-    /// The sum over the shards that are done.
-    pub sum: Consolidation,
-}
-
-impl fmt::Display for ConsolidationProgress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { shards, done, sum } = self;
-        write!(
-            f,
-            "{done} of {shards} shards, {} subchunks, {} -> {} bytes",
-            sum.subchunks, sum.before, sum.after
-        )?;
-        if sum.invalid > 0 {
-            write!(f, ", {} objects that are not whole", sum.invalid)?;
-        }
-        if sum.not_utf_8 > 0 {
-            write!(f, ", {} names that are not UTF-8", sum.not_utf_8)?;
-        }
-        Ok(())
-    }
-}
-
-impl ConsolidationProgress {
-    fn add(&mut self, one: Consolidation) {
-        self.done += 1;
-        self.sum.subchunks += one.subchunks;
-        self.sum.versions += one.versions;
-        self.sum.invalid += one.invalid;
-        self.sum.not_utf_8 += one.not_utf_8;
-        self.sum.before += one.before;
-        self.sum.after += one.after;
-    }
-}
+use crate::store::turns::TakesTurns;
+use crate::store::{Lists, Reads, Writes};
 
 /// Shards are replaced as the adapter was told to.
 struct Replaced<'a, O> {
@@ -154,89 +89,20 @@ impl SparseArray {
     }
 }
 
-impl<S> SparseShardStore<S>
-where
-    S: ReadableStorageTraits + WritableStorageTraits + ListableStorageTraits + ?Sized,
-{
-    /// Returns the indices of the shards that have objects in a frame, in order: the shards to
-    /// consolidate.
-    ///
-    /// Everything in the array is listed, and nothing is read. So a shard stays pending while its
-    /// frame has an object that is not whole ([`Consolidation::invalid`]), however often it is
-    /// consolidated.
-    ///
-    /// # Errors
-    /// [`Error::Storage`] if the store fails.
-    pub fn pending(&self) -> Result<Vec<Vec<u64>>, Error> {
-        now(self.array.framed(&self.blocking()))
-    }
-
-    /// Packs the shard with the indices `shard` and its frame into one shard, with its subchunks in
-    /// C order. Returns `None` if the shard has no frame.
-    ///
-    /// Subchunks are copied as they are: nothing is decoded or encoded. The old shard, the newest
-    /// object of each subchunk in its frame, and the new shard are in memory at once. Other
-    /// processes may read and write meanwhile, and their writes are kept. If the process dies at
-    /// any moment, nothing is lost, and another call completes the work.
-    ///
-    /// If the store fails to store the shard, but may complete the write later, wait until it has
-    /// before you consolidate the shard again. Otherwise an old shard would replace a newer one.
-    ///
-    /// # Errors
-    /// - [`Error::NotShards`] if `shard` is not the index of a shard.
-    /// - [`Error::Storage`] if the store fails, if the shard is invalid, or if another process
-    ///   consolidates it.
-    pub fn consolidate(&self, shard: &[u64]) -> Result<Option<Consolidation>, Error> {
-        now(self.array.consolidate(&self.blocking(), shard))
-    }
-
-    /// [Consolidates](Self::consolidate) all shards that have a frame, several at once as
-    /// [memory](Self::with_memory) allows. `on_progress` is called after each shard, by one thread
-    /// at a time.
-    ///
-    /// A shard that fails, because it or its frame is damaged for example, does not keep the others
-    /// from being packed. After 16 failures no more shards are begun; those that were begun are
-    /// completed.
-    ///
-    /// # Errors
-    /// As for [`consolidate`](Self::consolidate), of the first shard that failed, with the names of
-    /// the others.
-    pub fn consolidate_all(
-        &self,
-        on_progress: &(dyn Fn(&ConsolidationProgress) + Sync),
-    ) -> Result<ConsolidationProgress, Error> {
-        let shards = self.pending()?;
-        let all = All::new(shards.len(), on_progress);
-        let next = AtomicUsize::new(0);
-        let work = || {
-            while all.goes_on()
-                && let Some(shard) = shards.get(next.fetch_add(1, Ordering::Relaxed))
-            {
-                all.add(self.consolidate(shard));
-            }
-        };
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        std::thread::scope(|scope| {
-            for _ in 1..self.array.at_once(threads).min(shards.len()) {
-                scope.spawn(work);
-            }
-            work();
-        });
-        all.end()
-    }
-}
-
 /// After how many shards that failed no more are begun: then it is the store that fails.
 const FAILURES: usize = 16;
 
 /// A consolidation of all shards.
-struct All<'a> {
+pub(super) struct All<'a> {
     on_progress: &'a (dyn Fn(&ConsolidationProgress) + Sync),
     state: Mutex<(ConsolidationProgress, Vec<Error>)>,
 }
 
 impl<'a> All<'a> {
-    fn new(shards: usize, on_progress: &'a (dyn Fn(&ConsolidationProgress) + Sync)) -> Self {
+    pub(super) fn new(
+        shards: usize,
+        on_progress: &'a (dyn Fn(&ConsolidationProgress) + Sync),
+    ) -> Self {
         let progress = ConsolidationProgress {
             shards,
             ..ConsolidationProgress::default()
@@ -251,11 +117,11 @@ impl<'a> All<'a> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn goes_on(&self) -> bool {
+    pub(super) fn goes_on(&self) -> bool {
         self.state().1.len() < FAILURES
     }
 
-    fn add(&self, one: Result<Option<Consolidation>, Error>) {
+    pub(super) fn add(&self, one: Result<Option<Consolidation>, Error>) {
         let (progress, failures) = &mut *self.state();
         match one {
             Ok(one) => {
@@ -266,7 +132,7 @@ impl<'a> All<'a> {
         }
     }
 
-    fn end(self) -> Result<ConsolidationProgress, Error> {
+    pub(super) fn end(self) -> Result<ConsolidationProgress, Error> {
         let state = self.state.into_inner();
         let (progress, failures) = state.unwrap_or_else(PoisonError::into_inner);
         let mut failures = failures.into_iter();
@@ -286,71 +152,6 @@ impl<'a> All<'a> {
                 })
             }
             first => Err(first),
-        }
-    }
-}
-
-#[cfg(feature = "async")]
-mod asynchronous {
-    use zarrs_storage::{
-        AsyncListableStorageTraits, AsyncReadableStorageTraits, AsyncWritableStorageTraits,
-    };
-
-    use super::{All, Consolidation, ConsolidationProgress, Error, SparseShardStore};
-    use crate::storage::objects::{Awaited, all};
-
-    /// How many shards are consolidated at once at most: requests wait for a server, not a processor.
-    const AT_ONCE: usize = 8;
-
-    impl<S> SparseShardStore<S>
-    where
-        S: AsyncReadableStorageTraits
-            + AsyncWritableStorageTraits
-            + AsyncListableStorageTraits
-            + ?Sized,
-    {
-        /// [`pending`](Self::pending) for an asynchronous store.
-        ///
-        /// # Errors
-        /// As for [`pending`](Self::pending).
-        pub async fn async_pending(&self) -> Result<Vec<Vec<u64>>, Error> {
-            self.array.framed(&Awaited(&*self.store)).await
-        }
-
-        /// [`consolidate`](Self::consolidate) for an asynchronous store.
-        ///
-        /// If the future is dropped, the store may still complete its last operation, for example
-        /// on another thread. Wait until it has before you consolidate the shard again. Otherwise
-        /// an old shard would replace a newer one.
-        ///
-        /// # Errors
-        /// As for [`consolidate`](Self::consolidate).
-        pub async fn async_consolidate(
-            &self,
-            shard: &[u64],
-        ) -> Result<Option<Consolidation>, Error> {
-            let store = Awaited(&*self.store);
-            self.array.consolidate(&store, shard).await
-        }
-
-        /// [`consolidate_all`](Self::consolidate_all) for an asynchronous store. A dropped future
-        /// leaves each shard as [`async_consolidate`](Self::async_consolidate) does.
-        ///
-        /// # Errors
-        /// As for [`consolidate_all`](Self::consolidate_all).
-        pub async fn async_consolidate_all(
-            &self,
-            on_progress: &(dyn Fn(&ConsolidationProgress) + Sync),
-        ) -> Result<ConsolidationProgress, Error> {
-            let shards = self.async_pending().await?;
-            let all_shards = All::new(shards.len(), on_progress);
-            let each = shards.iter().take_while(|_| all_shards.goes_on());
-            let each = each.map(|shard| async {
-                all_shards.add(self.async_consolidate(shard).await);
-                Ok::<_, Error>(())
-            });
-            all(each, self.array.at_once(AT_ONCE), drop).await?;
-            all_shards.end()
         }
     }
 }

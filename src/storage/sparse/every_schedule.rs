@@ -15,12 +15,12 @@ use super::frame::{self, Entry, Version};
 use super::protocol::{Frames, ReplacesShards};
 use super::{SparseArray, metadata};
 use crate::storage::listing::list_prefix;
-use crate::storage::objects::{Writes, now};
 use crate::storage::packing::Packing;
 use crate::storage::schedules::{
     Acting, Ending, Explored, Listing, Objects, Promises, Scenario, Seat, Silence, Value,
     Violation, judge_chunk,
 };
+use crate::store::{Writes, now};
 
 const PATH: &str = "/a";
 

@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use zarrs_storage::{Bytes, StorageError, StoreKey, StorePrefix};
 
 use crate::storage::chunk_keys::ChunkKeys;
-use crate::storage::files::NOT_UTF_8;
+use crate::store::files::NOT_UTF_8;
 
 /// What the name of a directory of a frame has behind the key of its shard.
 const FRAME: &str = ".frame";

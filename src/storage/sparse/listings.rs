@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use zarrs_storage::StoreKey;
 
 use super::frame::Listing;
-use crate::storage::turns::{STRIPES, stripe};
+use crate::store::turns::{STRIPES, stripe};
 
 /// Listings that may be used for some time, by those who only read.
 #[derive(Debug)]

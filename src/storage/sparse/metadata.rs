@@ -250,7 +250,7 @@ pub(super) fn stored_for(
 mod tests {
     use super::*;
 
-    /// As nobody would write it, but somebody could.
+    /// Unusual, but legal.
     const STORED: &str = r#" {"zarr_format":3, "node_type": "array","shape" : [6, 5],
         "codecs": [ {"configuration": {"index_codecs": [{"name":"bytes","configuration":{"endian":"little"}},{"name":"crc32c"}],
           "chunk_shape": [2 ,1], "index_location": "start",

@@ -5,9 +5,10 @@ mod frame;
 mod listings;
 mod metadata;
 mod protocol;
+mod report;
 
 #[cfg(feature = "async")]
-mod asynchronous;
+mod awaited;
 mod blocking;
 #[cfg(test)]
 mod every_schedule;
@@ -24,20 +25,20 @@ use zarrs_storage::{
     WritableStorageTraits,
 };
 
-pub use consolidation::{Consolidation, ConsolidationProgress};
 use frame::{Entry, Listing};
 use listings::{Listings, Recent};
 use metadata::ShardedArray;
 use protocol::Frames;
+pub use report::{Consolidation, ConsolidationProgress};
 
 use super::chunk_keys::{ChunkKey, ChunkKeys, Scope};
-use super::files::Files;
 use super::listing::{self, Present, Seen, ShardsSeenAsChunks};
-use super::objects::{Blocking, Lists, Reads, Writes};
-use super::ranges::{slice, with_parts};
 use super::shard_grid::ShardGrid;
-use super::turns::TakesTurns;
 use crate::codec::registry::Claim;
+use crate::store::files::Files;
+use crate::store::ranges::{slice, with_parts};
+use crate::store::turns::TakesTurns;
+use crate::store::{Blocking, Lists, Reads, Writes};
 use crate::{Error, Options};
 
 /// The suffix of a temporary's key.

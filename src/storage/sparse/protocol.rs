@@ -52,16 +52,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{Bytes, StorageError, StoreKey, StorePrefix};
 
-use super::consolidation::Consolidation;
 use super::frame::{self, Entry, Listing, TRAILER_LEN, Version};
+use super::report::Consolidation;
 use crate::Error;
 use crate::codec::sharding::Sharding;
 use crate::codec::subchunk_len::SubchunkLen;
 use crate::layout::Extent;
-use crate::storage::objects::{Lists, Reads, Writes};
 use crate::storage::packing::{Packing, UNCHECKED};
-use crate::storage::ranges::Merged;
-use crate::storage::turns::{TakesTurns, Turns, stripe};
+use crate::store::ranges::Merged;
+use crate::store::turns::{TakesTurns, Turns, stripe};
+use crate::store::{Lists, Reads, Writes};
 
 /// How often a read begins again: each time, somebody else has changed what it reads.
 const ATTEMPTS: usize = 1000;

@@ -436,14 +436,18 @@ impl Attacker {
         });
         assert!(part.is_err(), "{what}: a part is decoded");
         // Recovery tries each subchunk, also of types that zarrs' sharding refuses.
-        let format = zarrs_cuda::ShardFormat::new(ours, shape, data_type.clone(), fill_value);
+        let format =
+            zarrs_cuda::maintenance::ShardFormat::new(ours, shape, data_type.clone(), fill_value);
         let store = MemoryStore::new();
         let key = StoreKey::new("shard").unwrap();
         store.set(&key, hostile.clone().into()).unwrap();
         let recovery = zarrs_cuda::recover(&store, &key, &format.unwrap()).unwrap();
         let first = &recovery.subchunks[0];
         assert!(
-            matches!(first, zarrs_cuda::SubchunkState::Unreadable { .. }),
+            matches!(
+                first,
+                zarrs_cuda::maintenance::SubchunkState::Unreadable { .. }
+            ),
             "{what}: {first:?}"
         );
         let largest = allocations::largest();

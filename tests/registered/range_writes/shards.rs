@@ -10,8 +10,9 @@ use zarrs::array::{Array, ArrayBytes, ArraySubset, Indexer};
 use zarrs::storage::store::MemoryStore;
 use zarrs::storage::{ReadableStorageTraits, StoreKey};
 use zarrs_codec::CodecOptions;
+use zarrs_cuda::maintenance::{RecoveryOutcome, ShardFormat};
 use zarrs_cuda::storage::RangeWrites;
-use zarrs_cuda::{Options, RecoveryOutcome, ShardFormat, WriteStrategy, recover};
+use zarrs_cuda::{Options, WriteStrategy, recover};
 
 use super::waiting::{Waiting, Yields};
 use crate::updates::case::{

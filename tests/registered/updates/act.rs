@@ -3,7 +3,8 @@
 use futures::executor::block_on;
 use zarrs::array::{ArrayBytes, Indexer};
 use zarrs::storage::WritableStorageTraits;
-use zarrs_cuda::{ShardFormat, compact};
+use zarrs_cuda::compact;
+use zarrs_cuda::maintenance::ShardFormat;
 
 use super::case::{Outer, Values};
 use super::step::{By, Step, What, subset};

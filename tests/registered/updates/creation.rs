@@ -9,7 +9,8 @@ use zarrs::storage::WritableStorageTraits;
 use zarrs::storage::storage_adapter::sync_to_async::SyncToAsyncStorageAdapter;
 use zarrs::storage::store::MemoryStore;
 use zarrs_codec::CodecOptions;
-use zarrs_cuda::{Options, ShardFormat, WriteStrategy, recover};
+use zarrs_cuda::maintenance::ShardFormat;
+use zarrs_cuda::{Options, WriteStrategy, recover};
 
 use zarrs_cuda_testing::effort;
 

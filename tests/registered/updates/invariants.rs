@@ -103,10 +103,6 @@ pub(crate) fn check(
         let empty = model.iter().all(|element| *element == case.fill());
         ensure!(empty, "the object is gone");
     }
-    if setting.unsafe_compaction {
-        *slots = None;
-        return Ok(());
-    }
     let old = change.old.as_ref().map(|object| Layout::new(case, object));
     requests(case, step, change, new.as_ref())?;
     reads(old.as_ref(), &touched, &change.calls)?;

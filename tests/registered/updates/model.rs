@@ -45,7 +45,6 @@ fn case(chain: Chain, location: Location, rng: &mut Rng) -> (Case, Setting) {
     let setting = Setting {
         filesystem: rng.one_in(6),
         store_empty_chunks: rng.one_in(6),
-        unsafe_compaction: rng.one_in(6),
     };
     (case, setting)
 }

@@ -38,7 +38,6 @@ pub(crate) type AsyncWatched = SyncToAsyncStorageAdapter<Watched, Inline>;
 pub(crate) struct Setting {
     pub(crate) filesystem: bool,
     pub(crate) store_empty_chunks: bool,
-    pub(crate) unsafe_compaction: bool,
 }
 
 /// An array under each strategy, and by zarrs.
@@ -97,7 +96,7 @@ impl Subject {
         let store = Arc::new(store);
         let requests = Arc::default();
         Self {
-            arrays: open(case, setting, &store, &requests),
+            arrays: open(case, &store, &requests),
             case: case.clone(),
             setting,
             store,
@@ -126,7 +125,7 @@ impl Subject {
 
     /// Forget everything that is not in the store.
     pub(crate) fn reopen(&mut self) {
-        self.arrays = open(&self.case, self.setting, &self.store, &self.requests);
+        self.arrays = open(&self.case, &self.store, &self.requests);
     }
 
     /// zarrs' options for writing.
@@ -300,7 +299,6 @@ impl Subject {
 /// Open an array with everybody.
 fn open(
     case: &Case,
-    setting: Setting,
     store: &Arc<Watched>,
     requests: &Arc<Mutex<Vec<CompactionRequest>>>,
 ) -> Arrays {
@@ -308,7 +306,6 @@ fn open(
         let requests = requests.clone();
         Options::default()
             .with_write_strategy(strategy)
-            .with_allow_unsafe_compaction(setting.unsafe_compaction)
             .with_compaction_callback(move |request| requests.lock().unwrap().push(*request))
     };
     let adapter = Arc::new(SyncToAsyncStorageAdapter::new(store.clone(), Inline));

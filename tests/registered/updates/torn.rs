@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 
 use zarrs::array::codec::ShardingIndexLocation;
 use zarrs::array::{Array, ArraySubset};
-use zarrs_cuda::{RecoveryOutcome, WriteStrategy};
+use zarrs_cuda::WriteStrategy;
+use zarrs_cuda::maintenance::RecoveryOutcome;
 
 use super::Location;
 use zarrs_cuda_testing::effort;

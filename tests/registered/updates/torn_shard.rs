@@ -5,7 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use zarrs::array::{ArrayBytes, ArraySubset, Indexer};
 use zarrs::storage::WritableStorageTraits;
-use zarrs_cuda::{Recovery, RecoveryOutcome, ShardFormat, SubchunkState, WriteStrategy};
+use zarrs_cuda::WriteStrategy;
+use zarrs_cuda::maintenance::{Recovery, RecoveryOutcome, ShardFormat, SubchunkState};
 
 use super::case::{Case, STRATEGIES, Values};
 use super::step::{By, Step, What, ranges};

@@ -14,8 +14,8 @@
 use std::num::NonZeroUsize;
 
 use super::copy::{copy_rows, gather_row};
+use crate::crew::Crew;
 use crate::engine::EngineError;
-use crate::engine::crew::Crew;
 use crate::layout::{BatchGrid, Digit, StreamGrid};
 
 /// Pieces side by side add up to about this many bytes.

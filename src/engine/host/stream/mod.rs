@@ -23,8 +23,8 @@ use std::sync::{Arc, OnceLock};
 
 use super::crc32c;
 use super::disjoint::Slices;
+use crate::crew::Crew;
 use crate::engine::EngineError;
-use crate::engine::crew::Crew;
 use crate::engine::pool::{Contents, Lease, Pool};
 use crate::engine::stream::{
     EncodedBatch, Encoder, FailedBatch, Input, Returned, Room, StreamChain, StreamEngine,

@@ -1,7 +1,7 @@
-//! Turns: encoders of this process that write to one shard do so one after the other.
+//! Turns of codecs: encoders of this process that write to one shard do so one after the other.
 //!
-//! A codec is not told which shard it writes. So a turn belongs to [names](Name) that all encoders
-//! of one shard share: the index that they read, or, where there is no shard yet, the array's codec,
+//! A codec is not told the key of the shard that it writes. So a turn *claims* [names](Name) that all
+//! encoders of one shard share: the index that they read, or, where there is no shard yet, the array's codec,
 //! shard shape, data type and fill value. Encoders of different shards that share a name wait for
 //! each other, too. That costs time and nothing else.
 //!
@@ -10,13 +10,16 @@
 //! 2. Blocking and awaited encoders wait in one line, the first come first.
 //! 3. No encoder waits longer than its limit. A thread that has a turn already does not wait at all:
 //!    its store may run other work of the application while it writes, and a turn that such work
-//!    waited for might be the thread's own. Both end in a [refusal](super::refusal).
+//!    waited for might be the thread's own. Both end in a refusal ([`NoTurn`]).
 //! 4. A forked child has a line of its own: the threads that had turns are not there.
+//!
+//! The turns of adapters (`turns.rs`) are locks, and could not be built of this line: their writers know the key,
+//! wait without a limit, and may wait for one store while they have a turn of another.
 
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
+use std::future::Future;
 use std::marker::PhantomData;
-#[cfg(feature = "async")]
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Poll, Wake, Waker};
@@ -30,7 +33,7 @@ mod tests;
 
 /// What encoders of one shard have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Name {
+pub(crate) enum Name {
     /// The key of the index that they read: equal indices have equal keys.
     Index(u64),
     /// A shard with that index, and the remainder of the numbers of some of its subchunks.
@@ -43,17 +46,17 @@ pub(super) enum Name {
 
 /// Whether others may have the same name at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mode {
+pub(crate) enum Mode {
     Shared,
     Alone,
 }
 
 /// A name to take, and how.
-pub(super) type Claim = (Name, Mode);
+pub(crate) type Claim = (Name, Mode);
 
 /// Why there was no turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NoTurn {
+pub(crate) enum NoTurn {
     /// It did not come in time.
     Late,
     /// The thread has another turn, or is in the middle of polling a future that has one.
@@ -223,7 +226,7 @@ impl Drop for Busy {
 }
 
 /// A turn, until it is dropped.
-pub(super) struct Turn {
+pub(crate) struct Turn {
     process: &'static Process,
     claims: Arc<[Claim]>,
 }
@@ -367,8 +370,8 @@ impl Wake for Unpark {
     }
 }
 
-/// A turn of a thread that blocks meanwhile.
-pub(super) struct Blocking {
+/// A turn of a thread that blocks while it has the turn.
+pub(crate) struct BlockingTurn {
     _turn: Turn,
     _busy: Busy,
 }
@@ -377,12 +380,12 @@ pub(super) struct Blocking {
 ///
 /// # Errors
 /// [`NoTurn`] if they cannot be.
-pub(super) fn take(claims: &[Claim], limit: Duration) -> Result<Blocking, NoTurn> {
+pub(super) fn take_blocking(claims: &[Claim], limit: Duration) -> Result<BlockingTurn, NoTurn> {
     let mut taking = Taking::new(claims, limit, false);
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     loop {
         if let Poll::Ready(turn) = taking.poll(&waker) {
-            return turn.map(|turn| Blocking {
+            return turn.map(|turn| BlockingTurn {
                 _turn: turn,
                 _busy: Busy::new(),
             });
@@ -391,8 +394,8 @@ pub(super) fn take(claims: &[Claim], limit: Duration) -> Result<Blocking, NoTurn
     }
 }
 
-/// Wait until `claims` are taken, for at most `limit`. Whatever the encoder awaits while it has the turn
-/// goes through [`during`].
+/// Wait until `claims` are taken, for at most `limit`. Everything that the encoder awaits while it has the
+/// turn goes through [`during`].
 ///
 /// # Errors
 /// [`NoTurn`] if they cannot be.
@@ -402,9 +405,9 @@ pub(super) async fn take_awaited(claims: &[Claim], limit: Duration) -> Result<Tu
     std::future::poll_fn(|context| taking.poll(context.waker())).await
 }
 
-/// `work`, by an encoder that may have a turn: if so, the thread that polls it waits for no other.
-#[cfg(feature = "async")]
-pub(super) async fn during<T>(turn: Option<&Turn>, work: impl Future<Output = T>) -> T {
+/// Do `work` for an encoder that may have a turn. If it has one, the thread that polls the work takes no other
+/// turn that it would have to wait for.
+pub(crate) async fn during<R, T>(turn: Option<&R>, work: impl Future<Output = T>) -> T {
     if turn.is_none() {
         return work.await;
     }

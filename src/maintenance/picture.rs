@@ -1,70 +1,15 @@
-//! What lies where in a shard: the bytes that something uses, and a picture of them.
+//! A picture of a shard: which bytes something uses.
 
 use std::fmt;
-use std::ops::Range;
 
-/// Sorted ranges that neither touch nor overlap.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Areas(Vec<Range<u64>>);
-
-impl Areas {
-    pub(super) fn of(ranges: impl IntoIterator<Item = Range<u64>>) -> Self {
-        let mut areas: Vec<Range<u64>> = Vec::new();
-        let mut is_sorted = true;
-        for range in ranges.into_iter().filter(|range| !range.is_empty()) {
-            match areas.last_mut() {
-                // Most subchunks follow the one before.
-                Some(last) if last.end == range.start => last.end = range.end,
-                last => {
-                    is_sorted &= last.is_none_or(|last| last.end < range.start);
-                    areas.push(range);
-                }
-            }
-        }
-        if !is_sorted {
-            areas.sort_by_key(|area| area.start);
-            areas.dedup_by(|next, area| {
-                let merges = next.start <= area.end;
-                if merges {
-                    area.end = area.end.max(next.end);
-                }
-                merges
-            });
-        }
-        Self(areas)
-    }
-
-    /// How many bytes they have.
-    pub(super) fn len(&self) -> u64 {
-        self.0.iter().map(|range| range.end - range.start).sum()
-    }
-
-    /// How many of their bytes are in each of the cells of `cell` bytes.
-    fn in_cells(&self, cells: usize, cell: u64) -> Vec<u64> {
-        let mut counts = vec![0; cells];
-        for range in &self.0 {
-            for (number, count) in (range.start / cell..).zip(
-                counts
-                    .iter_mut()
-                    .skip(usize::try_from(range.start / cell).unwrap_or(usize::MAX)),
-            ) {
-                let (start, end) = (number * cell, (number + 1).saturating_mul(cell));
-                if range.end <= start {
-                    break;
-                }
-                *count += range.end.min(end) - range.start.max(start);
-            }
-        }
-        counts
-    }
-}
+use crate::store::ranges::Merged;
 
 /// A shard of `size` bytes as rows of characters.
 pub(super) struct Picture<'a> {
     pub(super) size: u64,
-    pub(super) index: &'a Areas,
-    pub(super) records: &'a Areas,
-    pub(super) live: &'a Areas,
+    pub(super) index: &'a Merged,
+    pub(super) records: &'a Merged,
+    pub(super) live: &'a Merged,
 }
 
 impl Picture<'_> {
@@ -80,7 +25,7 @@ impl fmt::Display for Picture<'_> {
         let cell = self.size.div_ceil(Self::COLUMNS as u64 * Self::ROWS);
         let cells = usize::try_from(self.size.div_ceil(cell)).unwrap_or(0);
         let [index, records, live] =
-            [self.index, self.records, self.live].map(|areas| areas.in_cells(cells, cell));
+            [self.index, self.records, self.live].map(|areas| in_cells(areas, cells, cell));
         let row_bytes = cell * Self::COLUMNS as u64;
         for first in (0..cells).step_by(Self::COLUMNS) {
             write!(
@@ -110,39 +55,51 @@ impl fmt::Display for Picture<'_> {
     }
 }
 
+/// How many bytes of `areas` are in each of the cells of `cell` bytes.
+fn in_cells(areas: &Merged, cells: usize, cell: u64) -> Vec<u64> {
+    let mut counts = vec![0; cells];
+    for range in areas.iter() {
+        for (number, count) in (range.start / cell..).zip(
+            counts
+                .iter_mut()
+                .skip(usize::try_from(range.start / cell).unwrap_or(usize::MAX)),
+        ) {
+            let (start, end) = (number * cell, (number + 1).saturating_mul(cell));
+            if range.end <= start {
+                break;
+            }
+            *count += range.end.min(end) - range.start.max(start);
+        }
+    }
+    counts
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn ranges_that_overlap_or_touch_are_one() {
-        let areas = Areas::of([5..7, 0..2, 2..3, 6..6, 1..2, 9..9, 6..10]);
-        assert_eq!(areas.0, [0..3, 5..10]);
-        assert_eq!(areas.len(), 8);
-    }
-
-    #[test]
     fn bytes_in_cells() {
-        let areas = Areas::of([1..3, 7..17, 19..20]);
+        let areas = Merged::of([1..3, 7..17, 19..20]);
         for cell in 1..=25 {
             let cells = 20_usize.div_ceil(cell);
             let expected: Vec<u64> = (0..cells)
                 .map(|number| {
                     let bytes = number * cell..20.min((number + 1) * cell);
                     bytes
-                        .filter(|&at| areas.0.iter().any(|r| r.contains(&(at as u64))))
+                        .filter(|&at| areas.iter().any(|r| r.contains(&(at as u64))))
                         .count() as u64
                 })
                 .collect();
-            assert_eq!(areas.in_cells(cells, cell as u64), expected, "{cell}");
+            assert_eq!(in_cells(&areas, cells, cell as u64), expected, "{cell}");
         }
     }
 
     #[test]
     fn a_picture() {
         let picture = |size, index, records, live: &[Range<u64>]| {
-            let [index, records] = [index, records].map(|range| Areas::of([range]));
-            let live = Areas::of(live.iter().cloned());
+            let [index, records] = [index, records].map(|range| Merged::of([range]));
+            let live = Merged::of(live.iter().cloned());
             let picture = Picture {
                 size,
                 index: &index,

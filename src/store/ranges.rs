@@ -9,54 +9,83 @@ use zarrs_storage::{Bytes, StorageError, StoreKey};
 ///
 /// # Errors
 /// [`StorageError::InvalidByteRangeError`] if it begins or ends outside of the value.
-pub(super) fn within(range: ByteRange, len: u64) -> Result<Range<u64>, StorageError> {
+pub(crate) fn within(range: ByteRange, len: u64) -> Result<Range<u64>, StorageError> {
+    bytes_of(range, len).ok_or_else(|| match range {
+        // The error for invalid ranges adds the numbers up when it is shown.
+        ByteRange::FromStart(start, Some(count)) if start.checked_add(count).is_none() => {
+            StorageError::Other(format!(
+                "invalid byte range of {count} bytes from {start} on for bytes of length {len}"
+            ))
+        }
+        _ => InvalidByteRangeError::new(range, len).into(),
+    })
+}
+
+/// The bytes that `range` means of a value of `len` bytes, if all of them are in the value.
+pub(crate) fn bytes_of(range: ByteRange, len: u64) -> Option<Range<u64>> {
     let bytes = match range {
-        ByteRange::FromStart(start, None) => Some(start..len),
-        ByteRange::FromStart(start, Some(count)) => match start.checked_add(count) {
-            Some(end) => Some(start..end),
-            // The error for invalid ranges adds them up when it is shown.
-            None => {
-                return Err(StorageError::Other(format!(
-                    "invalid byte range of {count} bytes from {start} on for bytes of length {len}"
-                )));
-            }
-        },
-        ByteRange::Suffix(count) => len.checked_sub(count).map(|start| start..len),
+        ByteRange::FromStart(start, None) => start..len,
+        ByteRange::FromStart(start, Some(count)) => start..start.checked_add(count)?,
+        ByteRange::Suffix(count) => len.checked_sub(count)?..len,
     };
-    let bytes = bytes.filter(|bytes| bytes.start <= bytes.end && bytes.end <= len);
-    bytes.ok_or_else(|| InvalidByteRangeError::new(range, len).into())
+    (bytes.start <= bytes.end && bytes.end <= len).then_some(bytes)
 }
 
 /// Disjoint ranges in ascending order, none of them empty, which do not touch.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Merged(Vec<Range<u64>>);
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Merged(Vec<Range<u64>>);
 
 impl Merged {
     /// The bytes that are in one of `ranges` at least.
-    pub(super) fn of(ranges: impl Iterator<Item = Range<u64>>) -> Self {
-        let mut sorted: Vec<_> = ranges.filter(|range| !range.is_empty()).collect();
-        sorted.sort_by_key(|range| range.start);
+    pub(crate) fn of(ranges: impl IntoIterator<Item = Range<u64>>) -> Self {
+        Self::near(0, ranges)
+    }
+
+    /// The bytes that are in one of `ranges`, or between two of them that are at most `gap` bytes apart.
+    pub(crate) fn near(gap: u64, ranges: impl IntoIterator<Item = Range<u64>>) -> Self {
+        let joins = |last: &Range<u64>, next: &Range<u64>| {
+            last.start <= next.start && next.start <= last.end.saturating_add(gap)
+        };
         let mut merged: Vec<Range<u64>> = Vec::new();
-        for range in sorted {
+        let mut is_sorted = true;
+        for range in ranges.into_iter().filter(|range| !range.is_empty()) {
             match merged.last_mut() {
-                Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
-                _ => merged.push(range),
+                // Most ranges follow the one before.
+                Some(last) if joins(last, &range) => last.end = last.end.max(range.end),
+                last => {
+                    is_sorted &= last.is_none_or(|last| last.start < range.start);
+                    merged.push(range);
+                }
             }
+        }
+        if !is_sorted {
+            merged.sort_by_key(|range| range.start);
+            merged.dedup_by(|next, last| {
+                let joins = joins(last, next);
+                if joins {
+                    last.end = last.end.max(next.end);
+                }
+                joins
+            });
         }
         Self(merged)
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
+    pub(crate) fn iter(&self) -> std::slice::Iter<'_, Range<u64>> {
+        self.0.iter()
+    }
+
     /// How many bytes they are; [`u64::MAX`] if there are more.
-    pub(super) fn total(&self) -> u64 {
+    pub(crate) fn total(&self) -> u64 {
         let lens = self.0.iter().map(|range| range.end - range.start);
         lens.fold(0, u64::saturating_add)
     }
 
-    pub(super) fn byte_ranges(&self) -> Vec<ByteRange> {
+    pub(crate) fn byte_ranges(&self) -> Vec<ByteRange> {
         let ranges = self.0.iter();
         ranges
             .map(|range| ByteRange::FromStart(range.start, Some(range.end - range.start)))
@@ -64,23 +93,34 @@ impl Merged {
     }
 
     /// Whether `read` are the bytes of these ranges, by their numbers.
-    pub(super) fn fits(&self, read: &[Bytes]) -> bool {
+    pub(crate) fn fits(&self, read: &[impl AsRef<[u8]>]) -> bool {
         let ranges = self.0.iter();
         let lens = ranges.map(|range| range.end - range.start);
-        lens.eq(read.iter().map(|bytes| bytes.len() as u64))
+        lens.eq(read.iter().map(|bytes| bytes.as_ref().len() as u64))
     }
 
-    /// The bytes of `range`, which was merged, of those that were `read`.
-    pub(super) fn slice(&self, read: &[Bytes], range: &Range<u64>) -> Option<Bytes> {
-        if range.is_empty() {
-            return Some(Bytes::new());
-        }
+    /// Where the bytes of `range`, which was merged and is not empty, lie in the bytes that were `read`: in
+    /// which of them, and where in that.
+    pub(crate) fn place(
+        &self,
+        read: &[impl AsRef<[u8]>],
+        range: &Range<u64>,
+    ) -> Option<(usize, Range<usize>)> {
         let after = self.0.partition_point(|merged| merged.start <= range.start);
         let at = after.checked_sub(1)?;
         let (merged, read) = (self.0.get(at)?, read.get(at)?);
         let start = usize::try_from(range.start.checked_sub(merged.start)?).ok()?;
         let end = start.checked_add(usize::try_from(range.end - range.start).ok()?)?;
-        (end <= read.len()).then(|| read.slice(start..end))
+        (end <= read.as_ref().len()).then_some((at, start..end))
+    }
+
+    /// The bytes of `range`, which was merged, of those that were `read`.
+    pub(crate) fn slice(&self, read: &[Bytes], range: &Range<u64>) -> Option<Bytes> {
+        if range.is_empty() {
+            return Some(Bytes::new());
+        }
+        let (at, place) = self.place(read, range)?;
+        Some(read[at].slice(place))
     }
 }
 
@@ -88,7 +128,7 @@ impl Merged {
 ///
 /// # Errors
 /// As for [`within`].
-pub(super) fn slice(value: &Bytes, range: ByteRange) -> Result<Bytes, StorageError> {
+pub(crate) fn slice(value: &Bytes, range: ByteRange) -> Result<Bytes, StorageError> {
     let range = within(range, value.len() as u64)?;
     match [range.start, range.end].map(usize::try_from) {
         // It ends within the value.
@@ -102,7 +142,7 @@ pub(super) fn slice(value: &Bytes, range: ByteRange) -> Result<Bytes, StorageErr
 ///
 /// # Errors
 /// [`StorageError::Other`] if memory cannot be had.
-pub(super) fn with_parts(
+pub(crate) fn with_parts(
     key: &StoreKey,
     value: Bytes,
     parts: &[(u64, Bytes)],
@@ -183,6 +223,16 @@ mod tests {
         assert!(!merged.fits(&read[..2]));
         assert_eq!(merged.slice(&read[..2], &(20..21)), None);
         assert_eq!(merged.slice(&read, &(4..7)), None);
+    }
+
+    #[test]
+    fn ranges_in_any_order_are_sorted() {
+        let merged = Merged::of([5..7, 0..2, 2..3, 6..6, 1..2, 9..9, 6..10]);
+        assert_eq!(merged.0, [0..3, 5..10]);
+        assert_eq!(merged.total(), 8);
+        let merged = Merged::near(3, [20..22, 10..12, 0..4, 7..8, 16..17]);
+        assert_eq!(merged.0, [0..12, 16..22]);
+        assert!(Merged::near(3, [4..4]).is_empty());
     }
 
     #[test]

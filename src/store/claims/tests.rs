@@ -25,7 +25,7 @@ fn number() -> u64 {
 /// What another thread gets, which has no turn.
 fn elsewhere(claims: &[Claim], limit: Duration) -> Result<(), NoTurn> {
     thread::scope(|scope| {
-        let taken = scope.spawn(|| take(claims, limit).map(drop));
+        let taken = scope.spawn(|| take_blocking(claims, limit).map(drop));
         taken.join().unwrap()
     })
 }
@@ -33,12 +33,12 @@ fn elsewhere(claims: &[Claim], limit: Duration) -> Result<(), NoTurn> {
 #[test]
 fn turns_exclude_each_other_or_are_shared() {
     let one = number();
-    let turn = take(&alone(one), LONG).unwrap();
+    let turn = take_blocking(&alone(one), LONG).unwrap();
     assert_eq!(elsewhere(&alone(one), SHORT), Err(NoTurn::Late));
     assert_eq!(elsewhere(&shared(one), SHORT), Err(NoTurn::Late));
     assert_eq!(elsewhere(&alone(number()), SHORT), Ok(()));
     drop(turn);
-    let turn = take(&shared(one), LONG).unwrap();
+    let turn = take_blocking(&shared(one), LONG).unwrap();
     assert_eq!(elsewhere(&alone(one), SHORT), Err(NoTurn::Late));
     assert_eq!(elsewhere(&shared(one), SHORT), Ok(()));
     drop(turn);
@@ -50,11 +50,11 @@ fn turns_exclude_each_other_or_are_shared() {
 fn claims_are_taken_at_once() {
     let (one, two) = (number(), number());
     let both = [alone(one)[0], alone(two)[0]];
-    let turn = take(&alone(two), LONG).unwrap();
+    let turn = take_blocking(&alone(two), LONG).unwrap();
     thread::scope(|scope| {
         let (sender, late) = mpsc::channel();
         scope.spawn(move || {
-            let taken = take(&both, SHORT);
+            let taken = take_blocking(&both, SHORT);
             sender.send(taken.map(drop)).unwrap();
         });
         assert_eq!(late.recv().unwrap(), Err(NoTurn::Late));
@@ -72,15 +72,24 @@ fn a_thread_with_a_turn_does_not_wait() {
     let (go_on, may_go_on) = mpsc::channel::<()>();
     thread::scope(|scope| {
         scope.spawn(move || {
-            let _turn = take(&alone(two), LONG).unwrap();
+            let _turn = take_blocking(&alone(two), LONG).unwrap();
             taken.send(()).unwrap();
             let _ = may_go_on.recv();
         });
         is_taken.recv().unwrap();
-        let _turn = take(&alone(one), LONG).unwrap();
-        assert_eq!(take(&alone(one), LONG).map(drop), Err(NoTurn::Nested));
-        assert_eq!(take(&alone(two), LONG).map(drop), Err(NoTurn::Nested));
-        assert!(take(&alone(number()), LONG).is_ok(), "it need not wait");
+        let _turn = take_blocking(&alone(one), LONG).unwrap();
+        assert_eq!(
+            take_blocking(&alone(one), LONG).map(drop),
+            Err(NoTurn::Nested)
+        );
+        assert_eq!(
+            take_blocking(&alone(two), LONG).map(drop),
+            Err(NoTurn::Nested)
+        );
+        assert!(
+            take_blocking(&alone(number()), LONG).is_ok(),
+            "it need not wait"
+        );
         drop(go_on);
     });
 }
@@ -89,7 +98,7 @@ fn a_thread_with_a_turn_does_not_wait() {
 #[test]
 fn encoders_that_share_do_not_get_ahead() {
     let index = number();
-    let first = take(&shared(index), LONG).unwrap();
+    let first = take_blocking(&shared(index), LONG).unwrap();
     let order = Mutex::new(Vec::new());
     thread::scope(|scope| {
         let waits = |claims: [Claim; 1], name: &'static str| {
@@ -101,7 +110,7 @@ fn encoders_that_share_do_not_get_ahead() {
             };
             let before = waiting();
             scope.spawn(move || {
-                let _turn = take(&claims, LONG).unwrap();
+                let _turn = take_blocking(&claims, LONG).unwrap();
                 order.lock().unwrap().push(name);
             });
             while waiting() == before {
@@ -122,7 +131,7 @@ fn encoders_that_share_do_not_get_ahead() {
 #[allow(unsafe_code, reason = "fork")]
 fn a_forked_child_has_a_line_of_its_own() {
     let one = number();
-    let turn = take(&alone(one), LONG).unwrap();
+    let turn = take_blocking(&alone(one), LONG).unwrap();
     // What another thread may be doing when this one forks.
     let locked = Process::this().line();
     // SAFETY: the child calls nothing that needs other threads, and ends without returning.
@@ -130,7 +139,7 @@ fn a_forked_child_has_a_line_of_its_own() {
     if child == 0 {
         // The thread that forks has its turn in the child, too; another thread would not.
         let turns = TURNS.replace(0);
-        let taken = take(&alone(one), SHORT).map(drop);
+        let taken = take_blocking(&alone(one), SHORT).map(drop);
         TURNS.set(turns);
         drop(turn);
         // SAFETY: it ends this process.
@@ -160,7 +169,7 @@ mod awaited {
         let turn = block_on(take_awaited(&alone(one), LONG)).unwrap();
         assert_eq!(elsewhere(&alone(one), SHORT), Err(NoTurn::Late));
         drop(turn);
-        let turn = take(&alone(one), LONG).unwrap();
+        let turn = take_blocking(&alone(one), LONG).unwrap();
         // Not this thread, which has a turn.
         thread::scope(|scope| {
             let late = scope.spawn(|| block_on(take_awaited(&alone(one), SHORT)).map(drop));
@@ -201,14 +210,17 @@ mod awaited {
         let one = number();
         let turn = block_on(take_awaited(&alone(one), LONG)).unwrap();
         let nested = block_on(during(Some(&turn), async {
-            take(&alone(one), LONG).map(drop)
+            take_blocking(&alone(one), LONG).map(drop)
         }));
         assert_eq!(nested, Err(NoTurn::Nested));
         let nested = during(Some(&turn), async {
             take_awaited(&alone(one), LONG).await.map(drop)
         });
         assert_eq!(block_on(nested), Err(NoTurn::Nested));
-        assert_eq!(take(&alone(one), SHORT).map(drop), Err(NoTurn::Late));
+        assert_eq!(
+            take_blocking(&alone(one), SHORT).map(drop),
+            Err(NoTurn::Late)
+        );
     }
 
     /// The clock ends with the last alarm, and begins again.

@@ -11,16 +11,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use zarrs_storage::StoreKey;
 
 #[cfg(feature = "async")]
-use super::objects::Awaited;
-use super::objects::Blocking;
+use super::Awaited;
+use super::Blocking;
 
 /// Shards that share a turn wait for each other without need, which costs time alone.
-pub(super) const STRIPES: usize = 64;
+pub(crate) const STRIPES: usize = 64;
 
 /// The turns of an adapter. Its store is either one that blocks or one that is awaited, and each kind
 /// has turns of its own.
 #[derive(Debug)]
-pub(super) struct Turns {
+pub(crate) struct Turns {
     blocking: [Mutex<()>; STRIPES],
     #[cfg(feature = "async")]
     awaited: [futures_util::lock::Mutex<()>; STRIPES],
@@ -37,7 +37,7 @@ impl Default for Turns {
 }
 
 /// Which turn is that of who writes `shard`.
-pub(super) fn stripe(shard: &StoreKey) -> usize {
+pub(crate) fn stripe(shard: &StoreKey) -> usize {
     let mut hasher = DefaultHasher::new();
     shard.hash(&mut hasher);
     // The remainder is less than 64.
@@ -45,7 +45,7 @@ pub(super) fn stripe(shard: &StoreKey) -> usize {
 }
 
 /// Waits for a turn as its store waits for everything else.
-pub(super) trait TakesTurns {
+pub(crate) trait TakesTurns {
     /// A turn, until it is dropped.
     type Turn<'a>;
 

@@ -14,11 +14,11 @@ use zarrs_storage::{StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StoreP
 type Result<T> = std::result::Result<T, StorageError>;
 
 /// What a name has in place of each part that is not UTF-8.
-pub(super) const NOT_UTF_8: char = char::REPLACEMENT_CHARACTER;
+pub(crate) const NOT_UTF_8: char = char::REPLACEMENT_CHARACTER;
 
 /// The directory of a store whose keys are paths.
 #[derive(Clone, Debug)]
-pub(super) struct Files {
+pub(crate) struct Files {
     root: PathBuf,
 }
 
@@ -59,7 +59,7 @@ impl Files {
         not(feature = "filesystem"),
         allow(dead_code, reason = "of a store that has them")
     )]
-    pub(super) fn new(root: PathBuf) -> Self {
+    pub(crate) fn new(root: PathBuf) -> Self {
         Self { root }
     }
 
@@ -107,7 +107,7 @@ impl Files {
     ///
     /// # Errors
     /// If the directory cannot be read, unless there is none.
-    pub(super) fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes> {
+    pub(crate) fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes> {
         let (mut keys, mut prefixes) = (Vec::new(), Vec::new());
         for entry in self.entries(prefix.as_str())? {
             let path = format!("{prefix}{}", entry.name);
@@ -126,7 +126,7 @@ impl Files {
     ///
     /// # Errors
     /// If a directory cannot be read, unless it is gone.
-    pub(super) fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys> {
+    pub(crate) fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys> {
         let mut keys = Vec::new();
         let mut left = vec![prefix.as_str().to_owned()];
         while let Some(prefix) = left.pop() {
@@ -172,7 +172,7 @@ impl Files {
     ///
     /// # Errors
     /// If it cannot be looked at.
-    pub(super) fn is_file_of(&self, key: &StoreKey, most: u64) -> Result<Option<bool>> {
+    pub(crate) fn is_file_of(&self, key: &StoreKey, most: u64) -> Result<Option<bool>> {
         let path = self.root.join(key.as_str());
         match fs::symlink_metadata(&path) {
             Ok(metadata) => Ok(Some(metadata.is_file() && metadata.len() <= most)),

@@ -1,0 +1,167 @@
+//! Elements of one size: the engines decode and encode the subchunks that an update touches, as one batch.
+
+use std::sync::{Mutex, PoisonError};
+
+use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIterator};
+use zarrs_codec::{CodecError, CodecOptions};
+
+use super::reads::Fetched;
+use super::update::{Changes, Touched, Update, not_read};
+use crate::codec::foreign::codec_error;
+use crate::codec::other;
+use crate::codec::selection::Selection;
+use crate::engine::{Decoded, EncodedSubchunk, EngineError, Job};
+use crate::layout::{Part, RECORD_LEN, SubchunkGrid};
+use crate::plan;
+
+/// Elements of one size, whose subchunks the engines encode.
+pub(super) fn encode(
+    update: &Update<'_>,
+    elements: &[u8],
+    fetched: &Fetched<'_>,
+    options: &CodecOptions,
+) -> Result<Changes, CodecError> {
+    if let Selection::Window { shape, .. } = &update.selection
+        && update.touched.iter().all(|touched| touched.whole)
+    {
+        // The elements are a smaller shard already.
+        let to_u64 = |shape: &[usize]| shape.iter().map(|&n| n as u64).collect::<Vec<_>>();
+        let (window, subchunk) = (to_u64(shape), to_u64(update.grid.subchunk()));
+        let batch = SubchunkGrid::new(&window, &subchunk, update.grid.element_size());
+        return encode_batch(update, &batch.map_err(too_large)?, elements, options);
+    }
+    let batch = update
+        .grid
+        .stacked(update.touched.len())
+        .map_err(too_large)?;
+    let mut decoded = Vec::new();
+    let len = batch.shard_bytes();
+    decoded.try_reserve_exact(len).map_err(|_| {
+        CodecError::Other(format!(
+            "out of memory: {len} bytes for the {} subchunks that a partial write touches",
+            update.touched.len()
+        ))
+    })?;
+    decoded.resize(len, 0);
+    decode_and_patch(update, &mut decoded, elements, fetched, options)?;
+    encode_batch(update, &batch, &decoded, options)
+}
+
+/// The touched subchunks as they will be, one after the other.
+fn decode_and_patch(
+    update: &Update<'_>,
+    decoded: &mut [u8],
+    elements: &[u8],
+    fetched: &Fetched<'_>,
+    options: &CodecOptions,
+) -> Result<(), CodecError> {
+    let subchunks: Vec<Mutex<&mut [u8]>> = decoded
+        .chunks_exact_mut(update.grid.subchunk_bytes())
+        .map(Mutex::new)
+        .collect();
+    // By position in the list of what is decoded.
+    let mut straddled = Vec::new();
+    let mut encoded = Vec::new();
+    for (subchunk, touched) in subchunks.iter().zip(&update.touched) {
+        if touched.whole {
+            continue;
+        }
+        let bytes = match &touched.extent {
+            None => None,
+            Some(extent) => Some(fetched.get(extent).ok_or_else(not_read)?),
+        };
+        straddled.push(subchunk);
+        encoded.push(EncodedSubchunk {
+            number: touched.number,
+            bytes,
+        });
+    }
+    update
+        .target
+        .with_job(options, |job| {
+            plan::host_engine().decode_each(job, &encoded, &|position, _, decoded| {
+                let mut subchunk = lock(straddled[position]);
+                match decoded {
+                    Decoded::Bytes(bytes) => subchunk.copy_from_slice(bytes),
+                    Decoded::Fill => fill(&mut subchunk, job.fill_value),
+                }
+                Ok(())
+            })
+        })
+        .map_err(codec_error)?;
+    let patch = |(subchunk, touched): (&Mutex<&mut [u8]>, &Touched)| {
+        patch(update, touched.number, &mut lock(subchunk), elements);
+    };
+    // Copying little is done before another thread has begun.
+    const WORTH_A_THREAD: usize = 1 << 20;
+    if options.concurrent_target() == 1 || elements.len() < WORTH_A_THREAD {
+        subchunks.iter().zip(&update.touched).for_each(patch);
+    } else {
+        subchunks.par_iter().zip(&update.touched).for_each(patch);
+    }
+    Ok(())
+}
+
+/// Write the share of subchunk `number` of `elements` to its decoded bytes.
+fn patch(update: &Update<'_>, number: usize, subchunk: &mut [u8], elements: &[u8]) {
+    match &update.selection {
+        Selection::Window { start, shape } => {
+            let part = Part::new(update.grid, number, start, shape);
+            let len = part.row_len();
+            for (to, from) in part.rows(shape) {
+                subchunk[to..to + len].copy_from_slice(&elements[from..from + len]);
+            }
+        }
+        Selection::Points(points) => {
+            let size = update.grid.element_size();
+            // In the order of the indexer: of those that name one element, the last one counts.
+            for point in points.get(&number).into_iter().flatten() {
+                let from = point.position * size;
+                subchunk[point.offset..point.offset + size]
+                    .copy_from_slice(&elements[from..from + size]);
+            }
+        }
+    }
+}
+
+/// Encode the shard `decoded` of `grid`, whose subchunks are those that are touched.
+fn encode_batch(
+    update: &Update<'_>,
+    grid: &SubchunkGrid,
+    decoded: &[u8],
+    options: &CodecOptions,
+) -> Result<Changes, CodecError> {
+    let engine = update.target.choose_engine_for(grid).map_err(other)?.engine;
+    let encoded = update
+        .target
+        .with_job(options, |job| {
+            let job = Job { grid, ..*job };
+            engine.encode(&job, decoded, RECORD_LEN, 0)
+        })
+        .map_err(codec_error)?;
+    if encoded.extents.len() != update.touched.len() {
+        return Err(codec_error(EngineError::Internal(
+            "a batch of other subchunks",
+        )));
+    }
+    let numbers = update.touched.iter().map(|touched| touched.number);
+    Ok(Changes {
+        subchunks: numbers.zip(encoded.extents).collect(),
+        bytes: encoded.bytes,
+        fragile: Vec::new(),
+    })
+}
+
+fn lock<'m, 's>(subchunk: &'m Mutex<&'s mut [u8]>) -> std::sync::MutexGuard<'m, &'s mut [u8]> {
+    subchunk.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn fill(bytes: &mut [u8], value: &[u8]) {
+    for element in bytes.chunks_exact_mut(value.len()) {
+        element.copy_from_slice(value);
+    }
+}
+
+fn too_large(error: impl std::fmt::Display) -> CodecError {
+    CodecError::Other(format!("the subchunks of a partial write: {error}"))
+}

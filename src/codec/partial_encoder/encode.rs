@@ -1,0 +1,123 @@
+//! What an update changes, encoded: by the engines (`batch.rs`), by zarrs' codecs (`delegated.rs`), or, where
+//! the subchunks are shards, by an update of each of them (`nested.rs`), in which nothing else is decoded.
+
+use std::borrow::Cow;
+
+use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIterator};
+use zarrs::array::{ArrayBytes, Indexer};
+use zarrs_codec::{CodecError, CodecOptions};
+
+use super::nested::{Inner, share, splice};
+use super::reads::Fetched;
+use super::update::{Changes, Touched, Update, not_read};
+use super::{batch, delegated};
+use crate::codec::other;
+use crate::codec::sharding::Sharding;
+
+/// Encode what changes. What was read and is written as it was is left out.
+///
+/// # Errors
+/// A [`CodecError`] if a subchunk cannot be decoded or encoded.
+pub(super) fn encode(
+    update: &Update<'_>,
+    fetched: &Fetched<'_>,
+    options: &CodecOptions,
+) -> Result<Changes, CodecError> {
+    let mut changes = if let ArrayBytes::Fixed(elements) = update.elements
+        && update.target.delegated().is_none()
+    {
+        if let Some(inner) = update.target.nested()? {
+            encode_shards(update, &inner, elements, fetched, options)?
+        } else {
+            batch::encode(update, elements, fetched, options)?
+        }
+    } else {
+        delegated::encode(update, fetched, options)?
+    };
+    if update.target.has_closed_shards() {
+        let straddled = update.straddled().map(|touched| touched.number);
+        changes.fragile = straddled.collect();
+    }
+    let bytes = &changes.bytes;
+    let mut touched = update.touched.iter();
+    changes.subchunks.retain(|(_, new)| {
+        let Some(touched) = touched.next() else {
+            return true;
+        };
+        match (&touched.extent, new) {
+            (None, None) => false,
+            (Some(old), Some(new)) if !touched.whole => fetched.get(old) != bytes.get(new.clone()),
+            _ => true,
+        }
+    });
+    Ok(changes)
+}
+
+/// Encode what `update` changes, whose subchunks are the shards `target`.
+///
+/// # Errors
+/// A [`CodecError`] if one cannot be decoded or encoded.
+fn encode_shards(
+    update: &Update<'_>,
+    target: &Sharding,
+    elements: &[u8],
+    fetched: &Fetched<'_>,
+    options: &CodecOptions,
+) -> Result<Changes, CodecError> {
+    // A backend that cannot encode whole shards of these is refused for parts of them, too.
+    update.target.choose_engine().map_err(other)?;
+    let one = |touched: &Touched| {
+        let old = match &touched.extent {
+            Some(extent) if !touched.whole => Some(fetched.get(extent).ok_or_else(not_read)?),
+            _ => None,
+        };
+        let (indexer, part) = share(update, touched.number, elements)?;
+        updated(target, old, &*indexer, &ArrayBytes::new_flen(part), options)
+    };
+    let encoded: Vec<Option<Inner>> = if options.concurrent_target() == 1 {
+        update.touched.iter().map(one).collect::<Result<_, _>>()?
+    } else {
+        update
+            .touched
+            .par_iter()
+            .with_max_len(1)
+            .map(one)
+            .collect::<Result<_, _>>()?
+    };
+    let mut changes = Changes::new();
+    for (touched, encoded) in update.touched.iter().zip(&encoded) {
+        changes.push(
+            touched.number,
+            encoded.as_ref().map(|inner| inner.shard.as_slice()),
+        );
+        if !touched.whole && encoded.as_ref().is_some_and(|inner| inner.fragile) {
+            changes.fragile.push(touched.number);
+        }
+    }
+    Ok(changes)
+}
+
+/// The shard `old` with `elements` written to `indexer`; `None` if it is empty then.
+///
+/// # Errors
+/// A [`CodecError`] if `old` is broken, or a subchunk cannot be decoded or encoded.
+fn updated(
+    target: &Sharding,
+    old: Option<&[u8]>,
+    indexer: &dyn Indexer,
+    elements: &ArrayBytes<'_>,
+    options: &CodecOptions,
+) -> Result<Option<Inner>, CodecError> {
+    let index = &target.index;
+    let (old, entries) = match old {
+        None => (&[][..], index.empty()),
+        Some(bytes) => {
+            let encoded = Cow::Borrowed(index.of(bytes)?);
+            (bytes, index.decode(encoded, bytes.len() as u64, options)?)
+        }
+    };
+    let update = Update::new(target, Some(&entries), indexer, elements)?;
+    update.reads()?;
+    let changes = encode(&update, &Fetched::all(old), options)?;
+    splice(target, (old, &entries), &changes, options)
+}

@@ -1,0 +1,64 @@
+//! What consolidations did.
+
+use std::fmt;
+
+/// What a consolidation did to a shard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Consolidation {
+    /// Subchunks that were written or erased since the shard was packed last.
+    pub subchunks: usize,
+    /// Objects that held these subchunks. They are deleted.
+    pub versions: usize,
+    /// Objects that are not whole: they are being written, or their writers died. They stay.
+    pub invalid: usize,
+    /// Names in the frame that are not UTF-8. No version has such a name, so they are passed over,
+    /// and logged as a warning. They stay, and may be deleted.
+    pub not_utf_8: usize,
+    /// The size of the shard before, in bytes; 0 if there was none.
+    pub before: u64,
+    /// The size of the shard now, in bytes; 0 if it was erased because all of it is empty.
+    pub after: u64,
+}
+
+/// How far a consolidation of many shards is, and what it did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ConsolidationProgress {
+    /// Shards that had a frame.
+    pub shards: usize,
+    /// Shards that are done.
+    pub done: usize,
+    /// The sum over the shards that are done.
+    pub sum: Consolidation,
+}
+
+impl fmt::Display for ConsolidationProgress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { shards, done, sum } = self;
+        write!(
+            f,
+            "{done} of {shards} shards, {} subchunks, {} -> {} bytes",
+            sum.subchunks, sum.before, sum.after
+        )?;
+        if sum.invalid > 0 {
+            write!(f, ", {} objects that are not whole", sum.invalid)?;
+        }
+        if sum.not_utf_8 > 0 {
+            write!(f, ", {} names that are not UTF-8", sum.not_utf_8)?;
+        }
+        Ok(())
+    }
+}
+
+impl ConsolidationProgress {
+    pub(super) fn add(&mut self, one: Consolidation) {
+        self.done += 1;
+        self.sum.subchunks += one.subchunks;
+        self.sum.versions += one.versions;
+        self.sum.invalid += one.invalid;
+        self.sum.not_utf_8 += one.not_utf_8;
+        self.sum.before += one.before;
+        self.sum.after += one.after;
+    }
+}

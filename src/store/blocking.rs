@@ -1,0 +1,162 @@
+//! Stores whose calls return when they are done.
+
+use std::num::NonZeroUsize;
+use std::pin::pin;
+use std::sync::{LazyLock, OnceLock};
+use std::task::{Context, Poll, Waker};
+
+use zarrs_storage::byte_range::ByteRange;
+use zarrs_storage::{
+    Bytes, ListableStorageTraits, ReadableStorageTraits, StorageError, StoreKey, StoreKeys,
+    StoreKeysPrefixes, StorePrefix, WritableStorageTraits,
+};
+
+use super::files::Files;
+use super::no_panic::{no_panic, not_listed, not_read};
+use super::{Lists, Reads, Result, Writes};
+use crate::crew::Crew;
+
+/// A store that blocks.
+#[derive(Debug)]
+pub(crate) struct Blocking<'a, S: ?Sized> {
+    store: &'a S,
+    /// The files that are the values, where that is known.
+    files: Option<&'a Files>,
+}
+
+impl<'a, S: ?Sized> Blocking<'a, S> {
+    pub(crate) fn new(store: &'a S) -> Self {
+        Self { store, files: None }
+    }
+
+    /// List and look at `files` directly, if they are the values of the store.
+    pub(crate) fn with_files(self, files: Option<&'a Files>) -> Self {
+        Self { files, ..self }
+    }
+}
+
+impl<S: ReadableStorageTraits + ?Sized> Reads for Blocking<'_, S> {
+    async fn get(&self, key: &StoreKey) -> Result<Option<Bytes>> {
+        self.store.get(key)
+    }
+
+    async fn get_at_most(&self, key: &StoreKey, most: u64) -> Result<Option<Bytes>> {
+        self.get_file(key, most)
+    }
+
+    async fn get_each_at_most(&self, keys: &[StoreKey], most: u64) -> Result<Vec<Option<Bytes>>> {
+        each(keys, |key| self.get_file(key, most))
+    }
+
+    async fn get_ranges(
+        &self,
+        key: &StoreKey,
+        ranges: Vec<ByteRange>,
+    ) -> Result<Option<Vec<Bytes>>> {
+        // Some stores panic if a value is shorter than what is asked of its end.
+        let read = no_panic(|| {
+            let values = self
+                .store
+                .get_partial_many(key, Box::new(ranges.into_iter()))?;
+            Ok(values.map(Iterator::collect).transpose()?)
+        });
+        read.map_err(|error| not_read(key, error))
+    }
+
+    async fn size(&self, key: &StoreKey) -> Result<Option<u64>> {
+        self.store.size_key(key)
+    }
+}
+
+impl<S: ReadableStorageTraits + ?Sized> Blocking<'_, S> {
+    fn get_file(&self, key: &StoreKey, most: u64) -> Result<Option<Bytes>> {
+        let Some(files) = self.files else {
+            return self.store.get(key);
+        };
+        match files.is_file_of(key, most)? {
+            None => Ok(None),
+            Some(false) => Ok(Some(Bytes::new())),
+            Some(true) => self.store.get(key),
+        }
+    }
+}
+
+impl<S: WritableStorageTraits + ?Sized> Writes for Blocking<'_, S> {
+    async fn set(&self, key: &StoreKey, value: Bytes) -> Result<()> {
+        self.store.set(key, value)
+    }
+
+    async fn set_ranges(&self, key: &StoreKey, values: Vec<(u64, Bytes)>) -> Result<()> {
+        self.store
+            .set_partial_many(key, Box::new(values.into_iter()))
+    }
+
+    fn writes_ranges(&self) -> bool {
+        self.store.supports_set_partial()
+    }
+
+    async fn erase(&self, key: &StoreKey) -> Result<()> {
+        self.store.erase(key)
+    }
+
+    async fn erase_each(&self, keys: &[StoreKey]) -> Result<()> {
+        each(keys, |key| self.store.erase(key)).map(drop)
+    }
+
+    async fn erase_prefix(&self, prefix: &StorePrefix) -> Result<()> {
+        self.store.erase_prefix(prefix)
+    }
+}
+
+impl<S: ListableStorageTraits + ?Sized> Lists for Blocking<'_, S> {
+    async fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys> {
+        match self.files {
+            Some(files) => files.list_prefix(prefix),
+            None => self.store.list_prefix(prefix),
+        }
+    }
+
+    async fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes> {
+        if let Some(files) = self.files {
+            return files.list_dir(prefix);
+        }
+        // zarrs' `FilesystemStore` panics if a name is not UTF-8.
+        no_panic(|| Ok(self.store.list_dir(prefix)?)).map_err(|error| not_listed(prefix, error))
+    }
+
+    fn returns_each_error(&self) -> bool {
+        self.files.is_some()
+    }
+}
+
+/// The results of `request` for `keys`, made by several threads at once. These are not rayon's threads: the
+/// caller may hold a turn, and rayon could run other work of the application here that waits for this turn.
+fn each<T: Send + Sync>(
+    keys: &[StoreKey],
+    request: impl Fn(&StoreKey) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    static CREW: LazyLock<Crew> = LazyLock::new(|| Crew::new("zarrs_cuda requests"));
+    let results: Vec<OnceLock<Result<T>>> = keys.iter().map(|_| OnceLock::new()).collect();
+    CREW.run(keys.len(), NonZeroUsize::MAX, &|number| {
+        // Each number is given once.
+        let _ = results[number].set(request(&keys[number]));
+    });
+    let missing = || StorageError::Other("a request was not made".to_owned());
+    let results = results.into_iter();
+    results
+        .map(|result| result.into_inner().unwrap_or_else(|| Err(missing())))
+        .collect()
+}
+
+/// Run an operation on a [`Blocking`] store, or on a blocking handle, to its end.
+pub(crate) fn now<T>(future: impl Future<Output = T>) -> T {
+    let mut future = pin!(future);
+    let mut context = Context::from_waker(Waker::noop());
+    loop {
+        // The first poll is the last: every call of such a store is done when it returns.
+        if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
+            return value;
+        }
+        std::thread::yield_now();
+    }
+}

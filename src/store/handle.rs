@@ -1,0 +1,178 @@
+//! The bytes of one value of a store, as zarrs hands them to a codec, which does not know the key.
+
+use std::borrow::Cow;
+use std::future::Future;
+use std::time::Duration;
+
+use zarrs_codec::{
+    ArrayBytesRaw, BytesPartialDecoderTraits, BytesPartialEncoderTraits, CodecError, CodecOptions,
+};
+#[cfg(feature = "async")]
+use zarrs_codec::{AsyncBytesPartialDecoderTraits, AsyncBytesPartialEncoderTraits};
+use zarrs_storage::byte_range::ByteRange;
+
+use super::claims::{BlockingTurn, Claim, NoTurn, take_blocking};
+#[cfg(feature = "async")]
+use super::claims::{Turn, take_awaited};
+#[cfg(feature = "async")]
+use super::no_panic::async_no_panic;
+use super::no_panic::no_panic;
+
+type Result<T> = std::result::Result<T, CodecError>;
+
+/// What a codec does with the bytes of a value, through the handles of one kind.
+pub(crate) trait Handle {
+    /// zarrs' handle to read the bytes.
+    type Reader: ?Sized + Send + Sync + 'static;
+    /// zarrs' handle to read and write the bytes.
+    type Writer: ?Sized + Send + Sync + 'static;
+    /// A turn among the writers of this process, until it is dropped.
+    type Turn;
+
+    /// The reading side of a handle.
+    fn reader(writer: &Self::Writer) -> &Self::Reader;
+
+    /// Read the bytes at `ranges`, by one request; `None` if there is no value.
+    ///
+    /// # Errors
+    /// The store's. A panic of the store is an error, too: some stores panic where a range leaves the value.
+    fn read<'a>(
+        reader: &'a Self::Reader,
+        ranges: Vec<ByteRange>,
+        options: &CodecOptions,
+    ) -> impl Future<Output = Result<Option<Vec<ArrayBytesRaw<'a>>>>> + Send;
+
+    /// Read the bytes of one range; `None` if there is no value.
+    ///
+    /// # Errors
+    /// As for [`read`](Self::read), and if the store returns no range.
+    fn read_one<'a>(
+        reader: &'a Self::Reader,
+        range: ByteRange,
+        options: &CodecOptions,
+    ) -> impl Future<Output = Result<Option<ArrayBytesRaw<'a>>>> + Send {
+        async move {
+            let read = Self::read(reader, vec![range], options).await?;
+            let one = read.map(|mut read| {
+                read.pop().ok_or_else(|| {
+                    let what = "a store was asked for one range of a value, and returned none";
+                    CodecError::Other(what.to_owned())
+                })
+            });
+            one.transpose()
+        }
+    }
+
+    /// Take a turn, after waiting for `limit` at most.
+    ///
+    /// # Errors
+    /// [`NoTurn`] if the turn does not come in time, or if this thread has another one.
+    fn take(
+        claims: &[Claim],
+        limit: Duration,
+    ) -> impl Future<Output = std::result::Result<Self::Turn, NoTurn>> + Send;
+
+    /// Write bytes at their offsets, by one request.
+    fn write(
+        writer: &Self::Writer,
+        pieces: Vec<(u64, Vec<u8>)>,
+        options: &CodecOptions,
+    ) -> impl Future<Output = Result<()>> + Send;
+
+    /// Whether bytes are written without replacing the value.
+    fn writes_ranges(writer: &Self::Writer) -> bool;
+
+    /// Erase the value.
+    fn erase(writer: &Self::Writer) -> impl Future<Output = Result<()>> + Send;
+}
+
+/// Handles whose calls return when they are done. Every future is ready when it is first polled.
+#[derive(Debug)]
+pub(crate) enum BlockingHandle {}
+
+impl Handle for BlockingHandle {
+    type Reader = dyn BytesPartialDecoderTraits;
+    type Writer = dyn BytesPartialEncoderTraits;
+    type Turn = BlockingTurn;
+
+    fn reader(writer: &Self::Writer) -> &Self::Reader {
+        writer
+    }
+
+    async fn read<'a>(
+        reader: &'a Self::Reader,
+        ranges: Vec<ByteRange>,
+        options: &CodecOptions,
+    ) -> Result<Option<Vec<ArrayBytesRaw<'a>>>> {
+        no_panic(|| reader.partial_decode_many(Box::new(ranges.into_iter()), options))
+    }
+
+    async fn take(claims: &[Claim], limit: Duration) -> std::result::Result<Self::Turn, NoTurn> {
+        take_blocking(claims, limit)
+    }
+
+    async fn write(
+        writer: &Self::Writer,
+        pieces: Vec<(u64, Vec<u8>)>,
+        options: &CodecOptions,
+    ) -> Result<()> {
+        let pieces = pieces.into_iter();
+        let pieces = pieces.map(|(at, bytes)| (at, Cow::Owned(bytes)));
+        writer.partial_encode_many(Box::new(pieces), options)
+    }
+
+    fn writes_ranges(writer: &Self::Writer) -> bool {
+        writer.supports_partial_encode()
+    }
+
+    async fn erase(writer: &Self::Writer) -> Result<()> {
+        writer.erase()
+    }
+}
+
+/// Handles whose calls are awaited.
+#[cfg(feature = "async")]
+#[derive(Debug)]
+pub(crate) enum AwaitedHandle {}
+
+#[cfg(feature = "async")]
+impl Handle for AwaitedHandle {
+    type Reader = dyn AsyncBytesPartialDecoderTraits;
+    type Writer = dyn AsyncBytesPartialEncoderTraits;
+    type Turn = Turn;
+
+    fn reader(writer: &Self::Writer) -> &Self::Reader {
+        writer
+    }
+
+    async fn read<'a>(
+        reader: &'a Self::Reader,
+        ranges: Vec<ByteRange>,
+        options: &CodecOptions,
+    ) -> Result<Option<Vec<ArrayBytesRaw<'a>>>> {
+        let ranges = Box::new(ranges.into_iter());
+        async_no_panic(reader.partial_decode_many(ranges, options)).await
+    }
+
+    async fn take(claims: &[Claim], limit: Duration) -> std::result::Result<Self::Turn, NoTurn> {
+        take_awaited(claims, limit).await
+    }
+
+    async fn write(
+        writer: &Self::Writer,
+        pieces: Vec<(u64, Vec<u8>)>,
+        options: &CodecOptions,
+    ) -> Result<()> {
+        let pieces = pieces.into_iter();
+        let pieces = pieces.map(|(at, bytes)| (at, Cow::Owned(bytes)));
+        writer.partial_encode_many(Box::new(pieces), options).await
+    }
+
+    fn writes_ranges(writer: &Self::Writer) -> bool {
+        writer.supports_partial_encode()
+    }
+
+    async fn erase(writer: &Self::Writer) -> Result<()> {
+        writer.erase().await
+    }
+}

@@ -1,0 +1,131 @@
+//! Stores, for everything above the plan: each operation is written once, whether a store blocks or is
+//! awaited.
+//!
+//! An operation on a store is an `async fn` over [`Reads`], [`Writes`] and [`Lists`]; one on the bytes of a
+//! value that zarrs hands to a codec is an `async fn` over a kind of [`Handle`]. There are two kinds of both:
+//!
+//! - **Blocking** ([`Blocking`], [`BlockingHandle`]): each call is done when it returns. Its futures are ready when
+//!   they are first polled, so [`now`] runs an operation to its end on the thread of the caller. So an
+//!   operation may wait for its store and its turns alone.
+//! - **Awaited** ([`Awaited`], [`AwaitedHandle`]): the caller polls, on a runtime of its own.
+//!
+//! Beside them are what operations need of a store: ranges of bytes (`ranges.rs`), directories of a
+//! filesystem (`files.rs`), panics of foreign code (`no_panic.rs`), and turns of writers of one process:
+//! for writers that know the key they write ([`Turns`](turns::Turns)), and for codecs, which do not
+//! (`claims.rs`).
+
+#[cfg(feature = "async")]
+mod awaited;
+mod blocking;
+pub(crate) mod claims;
+pub(crate) mod files;
+mod handle;
+mod no_panic;
+pub(crate) mod ranges;
+pub(crate) mod turns;
+
+use std::future::Future;
+
+use zarrs_storage::byte_range::ByteRange;
+use zarrs_storage::{Bytes, StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix};
+
+#[cfg(feature = "async")]
+pub(crate) use awaited::{Awaited, all};
+pub(crate) use blocking::{Blocking, now};
+#[cfg(feature = "async")]
+pub(crate) use handle::AwaitedHandle;
+pub(crate) use handle::{BlockingHandle, Handle};
+#[cfg(feature = "async")]
+pub(crate) use no_panic::async_no_panic;
+pub(crate) use no_panic::no_panic;
+
+type Result<T> = std::result::Result<T, StorageError>;
+
+/// Values are read.
+pub(crate) trait Reads: Sync {
+    /// Read a value; `None` if there is none.
+    fn get(&self, key: &StoreKey) -> impl Future<Output = Result<Option<Bytes>>> + Send;
+
+    /// Read a value of at most `most` bytes; `None` if there is none.
+    ///
+    /// A store that can look at a value first does not read a longer one, or one that is not a regular file:
+    /// it returns an empty value instead.
+    fn get_at_most(
+        &self,
+        key: &StoreKey,
+        most: u64,
+    ) -> impl Future<Output = Result<Option<Bytes>>> + Send {
+        let _ = most;
+        self.get(key)
+    }
+
+    /// Read several values as [`get_at_most`](Self::get_at_most) does, each by one request; several at
+    /// once where that helps.
+    fn get_each_at_most(
+        &self,
+        keys: &[StoreKey],
+        most: u64,
+    ) -> impl Future<Output = Result<Vec<Option<Bytes>>>> + Send {
+        async move {
+            let mut values = Vec::with_capacity(keys.len());
+            for key in keys {
+                values.push(self.get_at_most(key, most).await?);
+            }
+            Ok(values)
+        }
+    }
+
+    /// Read parts of a value, by one request; `None` if there is no value.
+    fn get_ranges(
+        &self,
+        key: &StoreKey,
+        ranges: Vec<ByteRange>,
+    ) -> impl Future<Output = Result<Option<Vec<Bytes>>>> + Send;
+
+    /// Find the size of a value, in bytes; `None` if there is no value.
+    fn size(&self, key: &StoreKey) -> impl Future<Output = Result<Option<u64>>> + Send;
+}
+
+/// Values are written.
+pub(crate) trait Writes: Sync {
+    fn set(&self, key: &StoreKey, value: Bytes) -> impl Future<Output = Result<()>> + Send;
+
+    /// Write parts of a value, each at its offset, by one request.
+    fn set_ranges(
+        &self,
+        key: &StoreKey,
+        values: Vec<(u64, Bytes)>,
+    ) -> impl Future<Output = Result<()>> + Send;
+
+    /// Whether the store writes parts of a value without replacing the value.
+    fn writes_ranges(&self) -> bool;
+
+    fn erase(&self, key: &StoreKey) -> impl Future<Output = Result<()>> + Send;
+
+    /// Erase several keys, in any order; several at once where that helps.
+    fn erase_each(&self, keys: &[StoreKey]) -> impl Future<Output = Result<()>> + Send {
+        async move {
+            for key in keys {
+                self.erase(key).await?;
+            }
+            Ok(())
+        }
+    }
+
+    fn erase_prefix(&self, prefix: &StorePrefix) -> impl Future<Output = Result<()>> + Send;
+}
+
+/// Keys are listed.
+pub(crate) trait Lists: Sync {
+    fn list_prefix(&self, prefix: &StorePrefix) -> impl Future<Output = Result<StoreKeys>> + Send;
+
+    fn list_dir(
+        &self,
+        prefix: &StorePrefix,
+    ) -> impl Future<Output = Result<StoreKeysPrefixes>> + Send;
+
+    /// Whether a listing that fails is always an error. Some stores return an empty list instead.
+    fn returns_each_error(&self) -> bool {
+        false
+    }
+}
