@@ -76,6 +76,8 @@ fn in_cells(areas: &Merged, cells: usize, cell: u64) -> Vec<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use super::*;
 
     #[test]
