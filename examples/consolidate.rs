@@ -1,4 +1,4 @@
-//! Packs what was written through `SparseShardStore` into the shards of an array on disk.
+//! Packs subchunks that were written through `SparseShardStore` into the shards of an array on disk.
 //!
 //! ```text
 //! cargo run --release --example consolidate -- ARRAY [--pending]
@@ -29,7 +29,7 @@ Usage: consolidate ARRAY [--pending]
 
 Exit codes: 0 done, 1 failed, 2 wrong usage.";
 
-/// Why it was not done.
+/// Why the program stops.
 enum Stop {
     Usage(String),
     Failed(String),
@@ -41,7 +41,7 @@ impl Stop {
     }
 }
 
-/// What to do.
+/// The command line.
 struct Job {
     array: PathBuf,
     only_pending: bool,
@@ -106,13 +106,13 @@ impl Job {
 fn open(path: &Path) -> Result<SparseShardStore<FilesystemStore>, Stop> {
     let cannot =
         |error: &dyn fmt::Display| Stop::Failed(format!("cannot open {}: {error}", path.display()));
-    // Otherwise the store would make it.
+    // Otherwise the store would create the directory.
     fs::read_dir(path).map_err(|error| cannot(&error))?;
     let store = Arc::new(FilesystemStore::new(path).map_err(|error| cannot(&error))?);
     SparseShardStore::on_filesystem(store, "/").map_err(|error| cannot(&error))
 }
 
-/// A line that changes, on a terminal.
+/// A line that is rewritten, on a terminal.
 struct Line {
     is_shown: bool,
 }
@@ -126,7 +126,7 @@ impl Line {
 
     fn show(&self, progress: &ConsolidationProgress) {
         if self.is_shown {
-            // That it cannot be shown is no reason to stop.
+            // An error of the terminal is no reason to stop.
             let _ = write!(io::stderr(), "\r\x1b[K{progress}");
         }
     }

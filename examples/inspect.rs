@@ -1,4 +1,4 @@
-//! Shows what is in the shards of an array on disk, and where.
+//! Shows what the shards of an array on disk hold, and where.
 //!
 //! ```text
 //! cargo run --example inspect -- ARRAY [SHARD] [--summary]
@@ -43,7 +43,7 @@ impl From<Error> for Stop {
     }
 }
 
-/// What to do.
+/// The command line.
 struct Job {
     array: PathBuf,
     shard: Option<Vec<u64>>,
@@ -125,7 +125,7 @@ fn open(path: &Path) -> Result<Array<FilesystemStore>, Stop> {
             error.trim_end()
         ))
     };
-    // Otherwise the store would make it.
+    // Otherwise the store would create the directory.
     fs::read_dir(path).map_err(|error| cannot(&error))?;
     let store = FilesystemStore::new(path).map_err(|error| cannot(&error))?;
     Array::open(Arc::new(store), "/").map_err(|error| cannot(&error))

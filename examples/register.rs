@@ -1,4 +1,4 @@
-//! One line at the start of an application, and its sharded arrays go through this crate.
+//! One line at the start of an application makes its sharded arrays use this crate.
 //!
 //! `cargo run --release --example register`
 
@@ -19,8 +19,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .subchunk_shape(vec![32, 32, 32])
         .bytes_to_bytes_codecs(vec![Arc::new(ZstdCodec::new(3, false))]);
 
-    // Not `builder.build(…)`: with a subchunk shape that makes zarrs' own codec, whatever is
-    // registered. Going through the metadata, or `Array::open`, makes ours.
+    // Not `builder.build(…)`: with a subchunk shape it always makes zarrs' own codec. An array that is
+    // made from metadata, or opened, has ours.
     let store = Arc::new(MemoryStore::new());
     let array = Array::new_with_metadata(store, "/volume", builder.build_metadata()?.into())?;
     array.store_metadata()?;

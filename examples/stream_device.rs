@@ -4,11 +4,11 @@
 //! cargo run --release --example stream_device -- OUT [OPTIONS]
 //! ```
 //!
-//! A kernel writes frames into two buffers on the device in turn. Each is appended to the array in
-//! OUT by `append_device`, and written again when the event of that append says so. In the end one
-//! frame is read back, and compared with what the kernel should have made. `--help` lists the options.
+//! A kernel writes frames into two buffers on the device in turn. `append_device` appends each buffer
+//! to the array in OUT. When its event has happened, the buffer is written again. At the end one frame
+//! is read back, and compared with what the kernel should have made. `--help` lists the options.
 //!
-//! It takes an NVIDIA GPU and, for a compressor, NVIDIA's nvCOMP.
+//! It needs an NVIDIA GPU and, for a compressor, NVIDIA's nvCOMP.
 
 use std::ffi::{CStr, c_void};
 use std::num::NonZeroU64;
@@ -100,13 +100,13 @@ done:
 }
 ";
 
-/// Blocks, and threads of each: enough for any GPU.
+/// Blocks, and threads of a block: enough for any GPU.
 const GRID: (u32, u32) = (1024, 256);
 
 /// So that the kernel can count them, and one grid more, in 32 bits.
 const MOST_ELEMENTS: u32 = 1 << 31;
 
-/// What the kernel makes of element `(y, x)` of frame `number`.
+/// The value that the kernel writes to element `(y, x)` of frame `number`.
 #[allow(clippy::cast_possible_truncation, reason = "modulo 65536")]
 fn expected(number: u64, y: u64, x: u64) -> u16 {
     (x + y + 8 * number) as u16
@@ -213,7 +213,7 @@ fn run(job: &Job) -> Result<(), Stop> {
     Ok(())
 }
 
-/// An array without frames, which a GPU encodes. Nothing of it is stored yet.
+/// An array without frames, which a GPU encodes. It is not stored yet.
 fn new_array(job: &Job) -> Result<Array<FilesystemStore>, Stop> {
     let cannot = |error: &dyn std::fmt::Display| failed("make the array", error);
     let options = Options::default()
@@ -273,7 +273,7 @@ impl Gpu {
     /// The device, with its primary context: the one that the writer uses, and that the runtime API of
     /// CUDA uses.
     fn open() -> Result<Self, Stop> {
-        // First of all: without the library everything else panics.
+        // This comes first: without the library every other call panics.
         // SAFETY: it loads the driver's library.
         if !unsafe { sys::is_culib_present() } {
             let why = "no CUDA driver was found (libcuda)";
@@ -310,7 +310,7 @@ impl Gpu {
         Ok(memory)
     }
 
-    /// Let the device make frame `number`; it may not have begun when this returns.
+    /// Lets the device make frame `number`. The work may not have begun when this returns.
     fn make_frame(
         &self,
         mut frame: sys::CUdeviceptr,
@@ -344,7 +344,7 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // Whatever went wrong, nothing reads or writes the memory any more.
+        // Even after an error, nothing reads or writes the memory any more.
         if let Err(error) = result::ctx::synchronize() {
             eprintln!("the device did not finish its work: {error}");
             return;
@@ -358,7 +358,7 @@ impl Drop for Gpu {
     }
 }
 
-/// What to do: the command line.
+/// The command line.
 struct Job {
     output: PathBuf,
     frames: u64,

@@ -1,5 +1,9 @@
 #![doc = include_str!("guide/links.md")]
 #![doc = include_str!("../docs/guide/README.md")]
+#![allow(
+    clippy::doc_markdown,
+    reason = "prose, which spells names of other projects as they do"
+)]
 // The pages are the files in `docs`, which GitHub renders with relative links. Here `links.md` comes
 // first: of two definitions of a link the first one counts, so rustdoc links to modules and items.
 

@@ -6,7 +6,7 @@
 #[cfg(any(target_os = "linux", test))]
 use std::path::Path;
 
-/// In bytes; `None` if nobody says.
+/// In bytes; `None` if the system does not report it.
 #[cfg(target_os = "linux")]
 pub(crate) fn memory_limit() -> Option<usize> {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
@@ -15,7 +15,7 @@ pub(crate) fn memory_limit() -> Option<usize> {
     machine.into_iter().chain(limits(&groups, read)).min()
 }
 
-/// In bytes; `None` if nobody says.
+/// In bytes; `None` if the system does not report it.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn memory_limit() -> Option<usize> {
     None

@@ -1,4 +1,4 @@
-//! The array that is updated, and what is in it when no update is lost.
+//! The array that is updated, and its content if no update is lost.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use zarrs::storage::ReadableStorageTraits;
 
 use crate::{Result, failed};
 
-/// Along each axis.
+/// Extents along each axis.
 const SHAPE: [u64; 2] = [192, 128];
 const SHARD: [u64; 2] = [64, 128];
 const SUBCHUNK: [u64; 2] = [8, 8];
@@ -19,11 +19,11 @@ pub(crate) const SHARDS: u64 = SHAPE[0] / SHARD[0] * (SHAPE[1] / SHARD[1]);
 pub(crate) const SUBCHUNKS_PER_SHARD: u64 = SHARD[0] / SUBCHUNK[0] * (SHARD[1] / SUBCHUNK[1]);
 pub(crate) const SUBCHUNKS: u64 = SHARDS * SUBCHUNKS_PER_SHARD;
 
-/// What every element is before.
+/// The value of every element before the updates.
 const OLD: u16 = u16::MAX;
 
-/// An array of full shards. Not compressed, so that each shard has the same size always: one that is
-/// put together from two writes is one that can be read.
+/// An array of full shards, not compressed. So each shard always has the same size, and a shard that is
+/// mixed from two writes can be read.
 pub(crate) fn create(path: &Path) -> Result<()> {
     let metadata = json!({
         "zarr_format": 3,
@@ -78,14 +78,14 @@ pub(crate) fn subset(subchunk: u64) -> ArraySubset {
     ArraySubset::new_with_ranges(&ranges)
 }
 
-/// What its one update writes into a subchunk.
+/// The value that its one update writes into a subchunk.
 pub(crate) fn elements(subchunk: u64) -> Vec<u16> {
     // There are fewer than 65 535.
     let value = u16::try_from(subchunk).unwrap_or(OLD);
     vec![value; 64]
 }
 
-/// How many subchunks do not have what was written into them.
+/// How many subchunks do not hold their update.
 pub(crate) fn lost<S: ReadableStorageTraits + ?Sized + 'static>(array: &Array<S>) -> u64 {
     let is_lost = |subchunk: &u64| {
         let read = array.retrieve_array_subset::<Vec<u16>>(&subset(*subchunk));

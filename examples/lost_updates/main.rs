@@ -4,8 +4,8 @@
 //! cargo run --release --example lost_updates -- DIRECTORY
 //! ```
 //!
-//! First through zarrs alone, where whoever writes a subchunk reads all of its shard and writes all of
-//! it; then through `SparseShardStore`, while somebody packs the shards again and again.
+//! First through zarrs alone, where a writer of a subchunk reads and writes all of its shard. Then
+//! through `SparseShardStore`, while another process packs the shards again and again.
 
 mod array;
 mod writers;
@@ -34,7 +34,7 @@ Usage: lost_updates DIRECTORY
 
 Exit codes: 0 done, 1 failed, 2 wrong usage.";
 
-/// Why it was not done.
+/// Why the program stops.
 enum Stop {
     Usage(String),
     Failed(String),

@@ -1,4 +1,4 @@
-//! The processes that write, all of them at once.
+//! The writing processes.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::{Result, Stop, failed};
 
 pub(crate) const PROCESSES: u64 = 8;
 
-/// What is written through.
+/// The store that a process writes through.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Way {
     Ordinary,
@@ -47,8 +47,8 @@ pub(crate) fn sparse(path: &Path) -> Result<SparseShardStore<FilesystemStore>> {
     SparseShardStore::on_filesystem(store, "/").map_err(failed("open the array"))
 }
 
-/// Writes as one of the processes: for each line that comes, the next of its subchunks, and then a line
-/// that says whether it could.
+/// Writes as one of the processes. For each line of input it writes the next of its subchunks, and then
+/// prints a line that says whether it succeeded.
 pub(crate) fn write(process: u64, way: Way, path: &Path) -> Result<()> {
     type Store = Box<dyn FnMut(u64) -> std::result::Result<(), String>>;
     let mut store: Store = match way {
@@ -87,14 +87,14 @@ pub(crate) fn write(process: u64, way: Way, path: &Path) -> Result<()> {
     }
 }
 
-/// A process that writes.
+/// A writing process.
 struct Writer {
     process: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
 }
 
-/// Processes that write.
+/// The writing processes.
 pub(crate) struct Writers {
     writers: Vec<Writer>,
     refused: u64,
@@ -127,7 +127,7 @@ impl Writers {
         })
     }
 
-    /// Lets each of them write one subchunk, all at once. Whether there was one.
+    /// Lets each process write one subchunk, all at once. Returns whether there was one to write.
     pub(crate) fn round(&mut self) -> Result<bool> {
         for writer in &mut self.writers {
             writer
@@ -155,7 +155,7 @@ impl Writers {
         Ok(is_written)
     }
 
-    /// Waits for them. How many writes failed.
+    /// Waits for the processes, and returns how many writes failed.
     pub(crate) fn finish(self) -> Result<u64> {
         for writer in self.writers {
             let Writer {

@@ -67,7 +67,7 @@ pub(crate) fn is_array(path: &Path) -> bool {
     metadata["node_type"] == "array" || path.join(".zarray").is_file()
 }
 
-/// The output, of which nothing is on disk yet.
+/// The output. Nothing is on disk yet.
 pub(crate) fn describe(job: &Job, input: &Input, shapes: &Shapes) -> Result<Output, String> {
     let cannot = |error: &dyn fmt::Display| {
         format!(

@@ -1,4 +1,4 @@
-//! The work itself.
+//! Copies and verifies the array.
 
 use std::fmt;
 use std::path::Path;
@@ -124,7 +124,7 @@ pub(crate) fn verify(job: &Job, shapes: &Shapes, output: &Output) -> Result<(), 
     Ok(())
 }
 
-/// What was done, for the closing line.
+/// The summary for the last line.
 pub(crate) struct Copied {
     bytes_decoded: u64,
     time: Duration,

@@ -9,12 +9,12 @@ use zarrs::storage::{StoreKey, WritableStorageTraits};
 use crate::arrays::{Output, is_array, metadata_json};
 use crate::job::Job;
 
-/// What `zarr.json` is called until the array is complete.
+/// The name of `zarr.json` until the array is complete.
 const INCOMPLETE: &str = "zarr.json.incomplete";
-/// How a value is called until it is renamed to what it is.
+/// The suffix of a value's file until it is renamed.
 const TEMPORARY: &str = ".tmp";
 
-/// Makes sure that nothing but what belongs to this run is in the output directory.
+/// Checks that the output directory has only files of this run.
 pub(crate) fn prepare(job: &Job, output: &Output) -> Result<(), String> {
     let path = &job.output;
     let shown = path.display();
@@ -120,7 +120,7 @@ fn delete_array(path: &Path) -> Result<(), String> {
             path.display()
         ));
     }
-    // Half deleted it must not look complete, and it must be known as ours.
+    // A half-deleted array must not look complete, and must be recognised as ours.
     let marker = path.join(INCOMPLETE);
     fs::write(&marker, "").map_err(cannot)?;
     files.retain(|file| *file != marker);
@@ -137,8 +137,8 @@ fn delete_array(path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Deletes what a killed run, or a full disk, leaves behind: with it there, the store would refuse
-/// to write the shard for ever.
+/// Deletes the remains of a killed run, or of a full disk. While they are there, the store refuses to
+/// write the shard.
 pub(crate) fn remove_temporaries(path: &Path) -> Result<(), String> {
     let cannot = |error: io::Error| format!("cannot tidy {}: {error}", path.display());
     for file in files(path).map_err(cannot)?.0 {
@@ -149,7 +149,7 @@ pub(crate) fn remove_temporaries(path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Makes the array one that readers open.
+/// Makes the array visible to readers.
 pub(crate) fn publish(job: &Job) -> Result<(), String> {
     fs::rename(job.output.join(INCOMPLETE), job.output.join("zarr.json"))
         .map_err(|error| format!("cannot finish {}: {error}", job.output.display()))

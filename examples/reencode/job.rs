@@ -1,4 +1,4 @@
-//! What to do: the command line.
+//! The command line.
 
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ Options:
 
 Exit codes: 0 done, 1 failed or not equal, 2 wrong usage, 130 interrupted.";
 
-/// What to do.
+/// The job that the command line asks for.
 #[allow(clippy::struct_excessive_bools)] // they are switches of the command line
 pub(crate) struct Job {
     pub(crate) input: PathBuf,

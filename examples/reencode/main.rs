@@ -8,14 +8,14 @@
 //! `target/reencode`, and verifies the result. `--help` lists the options.
 //!
 //! The array is read and written shard by shard, so it may be larger than memory: at most two
-//! shards are held decoded at a time (one is read while the other is written; one at the edge of the
-//! array is held twice), one of them also encoded, and per thread one chunk of the input. Every
-//! value, the data type, the fill value, the attributes and the dimension names are carried over bit
-//! for bit.
+//! shards are held decoded at a time, one of them also encoded, and one chunk of the input for each
+//! thread. (One shard is read while the other is written; a shard at the edge of the array is held
+//! twice.) Every value, the data type, the fill value, the attributes and the dimension names are
+//! carried over bit for bit.
 //!
 //! An output never looks more complete than it is. A shard is written to a temporary file and then
-//! renamed, and `zarr.json`, without which no reader opens the array, comes last: until then it is
-//! called `zarr.json.incomplete`. `--resume` goes on with what an interrupted run has left.
+//! renamed. `zarr.json`, without which no reader opens the array, comes last: until then it is called
+//! `zarr.json.incomplete`. `--resume` continues an interrupted run.
 
 mod arrays;
 mod codec;
@@ -71,7 +71,7 @@ fn run() -> Result<(), Stop> {
     };
     stop_on_ctrl_c()?;
 
-    // From here on every sharded array, the input too if it is one, goes through our codec.
+    // From here on every sharded array goes through our codec, a sharded input too.
     let options = Options::default().with_backend(job.backend);
     let registration = zarrs_cuda::register(options).map_err(|error| error.to_string())?;
 

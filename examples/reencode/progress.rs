@@ -1,4 +1,4 @@
-//! How far it has come.
+//! Shows the progress of the copy.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use zarrs::array::{Array, ArraySubset};
 use crate::Stop;
 use crate::shapes::volume;
 
-/// A bar on a terminal, and elsewhere a line for each tenth.
+/// A bar on a terminal; elsewhere a line for each tenth.
 pub(crate) struct Progress {
     what: &'static str,
     bar: ProgressBar,
@@ -57,7 +57,7 @@ impl Progress {
         self.tenths = tenths;
     }
 
-    /// Says how far it has come if that is not the end.
+    /// Prints the progress, unless everything is done.
     pub(crate) fn finish(self) -> Result<(), Stop> {
         self.bar.finish_and_clear();
         if self.shards_done == self.shards {

@@ -13,7 +13,7 @@ pub(crate) struct Shapes {
     pub(crate) array: Vec<u64>,
     pub(crate) shard: Vec<NonZeroU64>,
     pub(crate) subchunk: Vec<NonZeroU64>,
-    /// What the input is read in: its chunks, or subchunks if it is sharded.
+    /// The unit in which the input is read: its chunks, or subchunks if it is sharded.
     input_chunk: Vec<u64>,
 }
 
@@ -113,7 +113,7 @@ impl fmt::Display for Shapes {
     }
 }
 
-/// Near-cubic in the last three dimensions: the ones before tend to be time and channels. What
+/// Near-cubic in the last three dimensions: earlier ones tend to be time and channels. The room that
 /// a short dimension cannot use goes to the others.
 fn default_subchunk(array: &[u64], mut elements: u64) -> Vec<u64> {
     let mut subchunk = vec![1; array.len()];
@@ -129,7 +129,7 @@ fn default_subchunk(array: &[u64], mut elements: u64) -> Vec<u64> {
     subchunk
 }
 
-/// Whole chunks of the input where that is possible, and then as cubic as it can be.
+/// Whole chunks of the input if possible, and then as cubic as possible.
 fn default_shard(array: &[u64], subchunk: &[u64], chunk: &[u64], elements: u64) -> Vec<u64> {
     let limits: Vec<_> = array
         .iter()

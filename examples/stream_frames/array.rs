@@ -1,4 +1,4 @@
-//! The array that the frames go to: a new one, or one that is there.
+//! The array that the frames go to: new or existing.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -68,11 +68,11 @@ impl Recording {
         [self.array.shape()[1], self.array.shape()[2]]
     }
 
-    /// A writer that goes on behind the last frame.
+    /// A writer that continues behind the last frame.
     ///
-    /// A writer starts where a layer of shards does. If the last one is short, because the camera was
-    /// stopped within it, its frames are appended once more: the old shards stay where they are until
-    /// the new ones, with more frames, replace them.
+    /// A writer starts at the border of a layer of shards. If the last layer is short, because the camera
+    /// was stopped within it, its frames are appended once more. The old shards stay until the new ones,
+    /// with more frames, replace them.
     pub(crate) fn writer(&self) -> Result<ArrayWriter, Stop> {
         let start = self.frames() / self.shard[0] * self.shard[0];
         let mut writer = ArrayWriter::builder(&self.array)

@@ -1,4 +1,4 @@
-//! A camera that there is not.
+//! A simulated camera.
 
 use zarrs_cuda::writer::{ArrayWriter, WriterError};
 
@@ -8,12 +8,12 @@ const PICTURES: usize = 8;
 const STAMP: usize = 4;
 
 /// Frames of uint16: a smooth field that moves, noise in the lowest bits, and the number of the frame
-/// in the first elements. They are made beforehand, so that the camera is never what is slow.
+/// in the first elements. They are made beforehand, so that the camera is never the bottleneck.
 pub(crate) struct Camera {
     pictures: Vec<Vec<u16>>,
     /// The number of the next frame: how many exposures there were before.
     number: u64,
-    /// Which picture was taken in part by a writer, and where the rest of it begins.
+    /// The picture that a writer took in part, and where its rest begins.
     rest: Option<(usize, usize)>,
 }
 
@@ -69,7 +69,7 @@ impl Camera {
     pub(crate) fn offer_frame(&mut self, writer: &mut ArrayWriter) -> Result<bool, WriterError> {
         self.offer_rest(writer)?;
         if self.rest.is_some() {
-            // There is no room for what was exposed before, so none for this one.
+            // There is no room for the rest of the last frame, so none for this one.
             self.number += 1;
             return Ok(false);
         }

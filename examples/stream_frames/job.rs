@@ -1,4 +1,4 @@
-//! What to do: the command line.
+//! The command line.
 
 use std::num::NonZeroU64;
 use std::path::PathBuf;
@@ -34,12 +34,12 @@ array. Ctrl-C stops the camera and finishes the array.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage.";
 
-/// What to do.
+/// The job that the command line asks for.
 pub(crate) struct Job {
     pub(crate) output: PathBuf,
-    /// None for as many as there are until it is stopped.
+    /// `None` runs until the program is stopped.
     pub(crate) frames: Option<u64>,
-    /// Frames per second; none for as many as are taken.
+    /// Frames per second; `None` for as many as the writer takes.
     pub(crate) rate: Option<f64>,
     pub(crate) wait: bool,
     pub(crate) frame: [NonZeroU64; 2],

@@ -4,13 +4,12 @@
 //! cargo run --release --example stream_frames -- OUT [OPTIONS]
 //! ```
 //!
-//! Without `--rate` the camera waits for the disk; with it, and without `--wait`, it does not: a frame
-//! that there is no room for is dropped, and counted. Every frame begins with its number, as frames
-//! of scientific cameras do, so that a dropped one can be told from the array. Ctrl-C stops the
-//! camera and finishes the array. The same command goes on where an array ends. `--help` lists the
-//! options.
+//! Without `--rate` the camera waits for the disk. With `--rate`, and without `--wait`, it does not: a
+//! frame is dropped, and counted, if there is no room. Every frame begins with its number, as frames of
+//! scientific cameras do, so the array shows which frames were dropped. Ctrl-C stops the camera and
+//! finishes the array. The same command continues an array at its end. `--help` lists the options.
 //!
-//! Meanwhile others can open the array, and see as many frames as are finished.
+//! Other programs can open the array meanwhile, and see the finished frames.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -87,7 +86,7 @@ fn run() -> Result<(), Stop> {
     let mut status = Status::new(&job);
     let outcome = record(&job, &mut camera, &mut writer, &mut status);
     status.clear();
-    // Whatever happened, what was taken can be kept.
+    // Even after an error, the frames that were taken are kept.
     let report = match outcome {
         Ok(()) => writer.finish()?,
         Err(error) => {
@@ -103,7 +102,7 @@ fn run() -> Result<(), Stop> {
     Ok(())
 }
 
-/// Let the camera run, for as many frames as are asked for, or until Ctrl-C.
+/// Runs the camera, for the requested number of frames or until Ctrl-C.
 fn record(
     job: &Job,
     camera: &mut Camera,
@@ -126,7 +125,7 @@ fn record(
             if is_stopped() {
                 return camera.deliver_rest(writer);
             }
-            // What did not fit of the frame before, as room is made.
+            // Appends the rest of the last frame when there is room.
             camera.offer_rest(writer)?;
             thread::sleep(rest.min(Duration::from_millis(1)));
             status.show(writer);

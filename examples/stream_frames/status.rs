@@ -1,4 +1,4 @@
-//! What a person sees while the camera runs, and afterwards.
+//! The output for people, while the camera runs and afterwards.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
@@ -8,7 +8,7 @@ use zarrs_cuda::writer::{ArrayWriter, WriterReport};
 
 use crate::job::Job;
 
-/// A line that is rewritten on a terminal; elsewhere a new one now and then.
+/// A line that is rewritten on a terminal; elsewhere a new line now and then.
 pub(crate) struct Status {
     start: Instant,
     last: Instant,
@@ -41,7 +41,7 @@ impl Status {
         self.dropped += 1;
     }
 
-    /// Say how it goes, if it is a while since that was said.
+    /// Prints the progress, if it was not printed for a while.
     pub(crate) fn show(&mut self, writer: &ArrayWriter) {
         let every = if self.is_terminal {
             Duration::from_millis(200)
@@ -82,14 +82,14 @@ impl Status {
         self.last = Instant::now();
     }
 
-    /// Make room for other lines.
+    /// Makes room for other lines.
     pub(crate) fn clear(&self) {
         if self.is_terminal {
             eprint!("\r\x1b[K");
         }
     }
 
-    /// What came of it. The array is finished.
+    /// Prints the result. The array is finished.
     pub(crate) fn summary(&self, report: &WriterReport) -> String {
         let seconds = self.start.elapsed().as_secs_f64();
         format!(

@@ -158,7 +158,7 @@ fn array_to_bytes(
     Ok(as_it_is(codec))
 }
 
-/// `codec`, and what is known of it.
+/// `codec`, and its limits.
 fn as_it_is(
     codec: &Arc<dyn ArrayToBytesCodecTraits>,
 ) -> (Arc<dyn ArrayToBytesCodecTraits>, Limits) {
@@ -196,7 +196,7 @@ fn name_of<C: CodecTraits + ?Sized>(codec: &C) -> String {
     name.into_owned()
 }
 
-/// Whether `codec` is a checksum or filter: what it decodes to is not longer than what it is given.
+/// Whether `codec` is a checksum or filter, whose decoded bytes are not longer than the encoded ones.
 fn is_fixed_size(codec: &dyn BytesToBytesCodecTraits) -> bool {
     let encoded = codec.encoded_representation(&BytesRepresentation::FixedSize(1 << 10));
     matches!(encoded, BytesRepresentation::FixedSize(_))

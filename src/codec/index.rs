@@ -19,7 +19,7 @@ use crate::store::no_panic;
 /// The size of a CRC32C, in bytes.
 const CHECKSUM_LEN: usize = 4;
 
-/// The codecs of an index, and what is known of them.
+/// The codecs of an index, and their properties.
 #[derive(Clone, Debug)]
 pub(crate) struct IndexCodecs {
     chain: Arc<CodecChain>,

@@ -86,7 +86,7 @@ fn push(entry: &mut Option<Arc<CodecRuntimePluginV3>>) -> Result<(), Error> {
         *entry = Some(register_codec_v3(CodecRuntimePluginV3::new(
             matches, create,
         )));
-        // Somebody may have been quicker between the two looks.
+        // Another thread may have been quicker between the two looks.
         if !is_first(entry.as_ref()) {
             return Err(Error::NameTaken);
         }

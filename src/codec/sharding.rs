@@ -291,7 +291,7 @@ impl Shardings {
         data_type: &DataType,
         fill_value: &FillValue,
     ) -> Result<Arc<Sharding>, CodecError> {
-        // Nobody waits for the lock: in a forked child it may be held for ever.
+        // No thread waits for the lock: in a forked child it may be held for ever.
         if let Ok(mut known) = self.0.try_lock()
             && let Some(place) = known.iter().position(|sharding| {
                 sharding.shape == shape

@@ -95,7 +95,7 @@ impl<'a, 'v> ViewOfShard<'a, 'v> {
         let subset = ArraySubset::new_with_start_shape(start, shape)
             .map_err(|error| EngineError::Foreign(Box::new(CodecError::from(error))))?;
         // SAFETY: the shares of different subchunks do not overlap, and the share of this one was
-        // claimed above, which nobody can do again.
+        // claimed above, which cannot be done again.
         let subdivided = unsafe { self.view.subdivide(subset) };
         subdivided
             .map_err(CodecError::from)

@@ -15,7 +15,7 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// What subchunk `number` and the window from `start` of shape `shape` share.
+    /// The elements that subchunk `number` and the window from `start` of shape `shape` share.
     pub(crate) fn new(
         grid: &SubchunkGrid,
         number: usize,

@@ -1,8 +1,8 @@
 //! Where an update puts changed subchunks, its record and its index.
 //!
 //! The kinds of update, and why they are safe, are in `docs/reference/updates.md`. In short: bytes that the
-//! old index leads to are only overwritten where the rule says so, an index that is rewritten where
-//! it is has a copy first, and an object never gets shorter.
+//! old index leads to are only overwritten where the rule says so; an index that is rewritten in place
+//! is copied first; an object never gets shorter.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -43,8 +43,8 @@ pub(crate) struct Change {
     pub(crate) old: Extent,
     /// Its new encoded size, unless it is empty.
     pub(crate) len: Option<usize>,
-    /// Whether it may be written over its old bytes, where the rule would do that. What is in a slot
-    /// has no other place.
+    /// Whether it may overwrite its old bytes, if the rule would do that. A subchunk in a slot has no
+    /// other place.
     pub(crate) may_overwrite: bool,
 }
 
@@ -329,11 +329,11 @@ impl Placing<'_> {
 /// What an update may use.
 struct Free {
     gaps: Gaps,
-    /// Where what is not a slot must end.
+    /// The end of the room for everything but slots.
     limit: usize,
-    /// Where slots must end.
+    /// The end of the room for slots.
     slots_limit: usize,
-    /// What is in use by this update: start and end.
+    /// The bytes that this update uses: start and end.
     taken: BTreeMap<usize, usize>,
 }
 

@@ -15,14 +15,14 @@
 //! | 56–60 | zero |
 //! | 60–64 | the CRC32C of the bytes before |
 //!
-//! What is known before the update comes first, so that even a record that is torn itself can be told
-//! from other bytes.
+//! The fields that are known before the update come first, so that even a torn record can be told from
+//! other bytes.
 //!
 //! The last `index_len` bytes of an updated object are the new index: the index itself if it is at the
 //! end, and a copy of it if it is at the start.
 //!
-//! A [`fingerprint`] is no CRC32C: that of bytes which end in their own CRC32C, as an index does, is
-//! the same whatever the bytes are.
+//! A [`fingerprint`] is no CRC32C: all bytes that end in their own CRC32C, as an index does, have the
+//! same CRC32C.
 
 use twox_hash::XxHash3_64;
 
@@ -32,7 +32,7 @@ pub(crate) const RECORD_LEN: usize = 64;
 /// The first bytes of a record. No text, and no common format, begins so.
 const MAGIC: [u8; 8] = *b"\x89zcupd\r\n";
 
-/// What an update was going to do.
+/// The intention of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     /// Where the record lies.
@@ -49,7 +49,7 @@ pub(crate) struct Record {
     pub(crate) new_index: u64,
 }
 
-/// What tells one encoded index from another: XXH3 of 64 bits, without a seed, as the
+/// Identifies an encoded index: XXH3 of 64 bits, without a seed, as the
 /// [specification of xxHash](https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md) has it.
 pub(crate) fn fingerprint(index: &[u8]) -> u64 {
     XxHash3_64::oneshot(index)

@@ -86,8 +86,8 @@ impl Space {
         self.areas.last().map_or(0, |area| area.end)
     }
 
-    /// Whether nothing in `range` is used but the bytes of one subchunk, which lies at `own`. Nothing
-    /// may overlap.
+    /// Whether `range` has no used bytes except those of one subchunk, which lies at `own`. Nothing may
+    /// overlap.
     pub(crate) fn is_free(&self, range: &Range<usize>, own: Option<&Range<usize>>) -> bool {
         let common = |other: &Range<usize>| {
             let (start, end) = (range.start.max(other.start), range.end.min(other.end));
@@ -138,8 +138,8 @@ impl Gaps {
 
     /// Take `len` bytes from the end of the last gap, or else from the smallest gap that has them.
     ///
-    /// The end of the last gap is near to what else an update writes, so that a disk is busy in one
-    /// place.
+    /// The end of the last gap is near to the other bytes that an update writes, so that a disk is busy in
+    /// one place.
     pub(crate) fn take(&mut self, len: usize) -> Option<usize> {
         let last = self.by_start.last_key_value();
         let last = last.filter(|&(_, &gap)| gap >= len);

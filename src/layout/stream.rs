@@ -221,7 +221,7 @@ pub(crate) struct BatchGrid {
     subchunks: usize,
 }
 
-/// What a batch has of one shard: a box of subchunks, in C order.
+/// The part of a batch in one shard: a box of subchunks, in C order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ShardPart {
     /// The shard, along each axis; along the first one, counted from the first shard of the batch.
@@ -283,7 +283,7 @@ impl BatchGrid {
         self.epochs
     }
 
-    /// What it has of each shard, in C order of the shards.
+    /// Its part of each shard, in C order of the shards.
     pub(crate) fn parts(&self) -> &[ShardPart] {
         &self.parts
     }

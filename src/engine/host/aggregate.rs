@@ -1,7 +1,7 @@
 //! Encoded subchunks into their places: C order, dense, whichever thread finishes first.
 //!
-//! The place of a subchunk is known when the sizes of all before it are. So whoever finishes a
-//! batch first leaves it here, and whoever completes a run of batches copies the whole run:
+//! The place of a subchunk is known when the sizes of all subchunks before it are. So a thread leaves
+//! its finished batch here, and the thread that completes a run of batches copies the whole run:
 //!
 //! ```text
 //! push(batch b, bytes):
@@ -12,8 +12,8 @@
 //!     copy what was taken into its places, and give the buffers back
 //! ```
 //!
-//! Nobody waits for anybody, so this cannot hang, whatever rayon does with the threads. Batches
-//! that wait are as many bytes as they encode to, but for the room for more in the first few.
+//! No thread waits for another, so this cannot hang, whatever rayon does with the threads. Waiting
+//! batches take their encoded size; the first few have room for more.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -10,7 +10,7 @@ pub(super) fn checksum(bytes: &[u8]) -> [u8; LEN] {
     crc32c::crc32c(bytes).to_le_bytes()
 }
 
-/// What is wrong with the end of an encoded subchunk.
+/// The end of an encoded subchunk is invalid: why.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Invalid {
     /// There is no room for a checksum.

@@ -90,7 +90,7 @@ fn encode_fixed_size(
     let output = output(job, head, stored.len().checked_mul(len), tail)?;
 
     let schedule = Schedule::new(stored.len(), len, COPY_BATCH, job.threads);
-    // Reserved here, in order: then it does not matter who fills which one.
+    // Reserved here, in order: then it does not matter which thread fills which one.
     let segments = schedule
         .batches()
         .map(|items| Ok(Mutex::new(Some(output.reserve(items.len() * len)?))))

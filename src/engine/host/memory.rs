@@ -30,8 +30,8 @@ pub(in crate::engine) fn with_capacity(
     Ok(vec)
 }
 
-/// A vector of `bytes` zeros, which are the system's where it gives zeroed pages: whoever writes to a page
-/// first makes it, so that several threads share what that costs, and nothing is zeroed twice.
+/// A vector of `bytes` zeros. If the system gives zeroed pages, a page is made when it is first written
+/// to. So several threads share that cost, and nothing is zeroed twice.
 ///
 /// # Errors
 /// [`EngineError::OutOfMemory`], where allocating would abort the process.

@@ -6,7 +6,7 @@
 //! | `zstd`, `gzip`, `blosc`, `crc32c` | one stage each, over whole buffers |
 //! | `bounded` | one compressed value, decompressed into bounded memory |
 //! | `stages` | those stages one after the other, in the buffers of one thread |
-//! | `aggregate` | encoded subchunks into their places: C order, dense, whoever finishes first |
+//! | `aggregate` | encoded subchunks into their places: C order, dense, in whatever order threads finish |
 //! | `encode`, `decode` | a whole shard |
 //! | `stream` | batches of a stream of slices |
 //! | `workers` | how many threads, and how they share a list of subchunks |

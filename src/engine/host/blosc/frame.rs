@@ -43,7 +43,7 @@ pub(super) struct Frame {
 
 impl Frame {
     /// Compress `from` into `to`, and return the frame's size; `None` if that is for C-Blosc: other
-    /// compressors, bit shuffle, and whatever is not compressed at all.
+    /// compressors, bit shuffle, and frames that are not compressed.
     pub(super) fn compress(
         &mut self,
         parameters: &BloscStage,

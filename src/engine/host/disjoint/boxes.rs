@@ -55,7 +55,7 @@ impl<'a> Boxes<'a> {
         })
     }
 
-    /// The first byte of the box of subchunk `number`, which nobody else can get any more.
+    /// The first byte of the box of subchunk `number`, which no other caller can get any more.
     fn claim(&self, number: usize) -> Result<*mut u8, EngineError> {
         self.claims.claim(number)?;
         let offset = self.boxed.offset(number);

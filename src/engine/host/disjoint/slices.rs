@@ -46,7 +46,7 @@ pub(in crate::engine::host) struct Slices {
 #[derive(Clone, Copy)]
 struct Start(*mut u8);
 
-// SAFETY: whoever uses it writes to places that no other thread uses: see `Slices::write`.
+// SAFETY: each user writes to places that no other thread uses: see `Slices::write`.
 unsafe impl Send for Start {}
 // SAFETY: as above.
 unsafe impl Sync for Start {}
@@ -204,7 +204,7 @@ impl Slices {
         Ok(())
     }
 
-    /// Copy the slices' bytes from byte `at` of the batch on back to `bytes`. Nobody does it often.
+    /// Copies the slices' bytes from byte `at` of the batch on back to `bytes`. This is rare.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if they leave the batch, or the buffer is too short.

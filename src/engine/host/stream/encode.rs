@@ -82,7 +82,7 @@ fn take<'a>(piece: &Mutex<Option<&'a mut [u8]>>) -> Result<&'a mut [u8], EngineE
 
 const LEAVES: EngineError = EngineError::Internal("a slot leaves its buffer");
 
-/// Chains without a compressor: each slot becomes what is stored of it.
+/// Chains without a compressor: each slot becomes its encoded subchunk.
 fn encode_in_place(
     stream: &HostStream,
     chain: &KnownChain,
@@ -161,8 +161,8 @@ fn encode_in_place(
     Ok(parts)
 }
 
-/// Chains with a compressor: groups of subchunks at the bounds of what they encode to. They stay there:
-/// whoever puts parts together copies them anyway.
+/// Chains with a compressor: groups of subchunks at the bounds of their encoded sizes. They stay there,
+/// because the assembler copies them anyway.
 fn compress(
     stream: &HostStream,
     chain: &KnownChain,

@@ -7,7 +7,7 @@
 //!     gaps of empty subchunks closed             the encoder's thread
 //! with one, into a buffer of its own:
 //!     slots -> compressed, at their bounds       the encoder's thread and its rayon pool
-//! pieces -> where a shard is put together        whoever does it, and the crew
+//! pieces -> where a shard is put together        the assembling thread, and the crew
 //! ```
 //!
 //! So without a compressor a byte is copied once, and the buffer that was filled is what the store is
@@ -116,7 +116,7 @@ fn sizes(job: &StreamJob) -> Option<(usize, Option<usize>, usize)> {
     let tables = subchunks.checked_mul(of_subchunk)?;
     let mut tables = tables.checked_add(parts.checked_mul(of_part)?)?;
     if let StreamChain::Foreign(_) = &job.chain {
-        // What it makes of a batch is collected before it is copied.
+        // The encoded batch is collected before it is copied.
         tables = tables.checked_add(subchunks.checked_mul(subchunk)?)?;
     }
     Some((input, output, tables))
@@ -287,7 +287,7 @@ impl Encoder for HostEncoder {
         let Ok(mut input) = input.into_any().downcast::<HostInput>() else {
             return None;
         };
-        // Before any of the threads is taken, which other streams need, whatever this one waits for.
+        // Before a thread is taken: other streams need the threads, whatever this one waits for.
         let output = self.stream.outputs.as_ref().map(Pool::wait);
         let encoded = output.transpose().and_then(|output| {
             let threads = encoding_threads()?;
