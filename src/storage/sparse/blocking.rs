@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use zarrs_storage::byte_range::ByteRangeIterator;
 use zarrs_storage::{
-    Bytes, ListableStorageTraits, MaybeBytes, MaybeBytesIterator, OffsetBytesIterator,
-    ReadableStorageTraits, StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix,
-    WritableStorageTraits,
+    AtomicRenameStorageTraits, Bytes, ListableStorageTraits, MaybeBytes, MaybeBytesIterator,
+    OffsetBytesIterator, ReadableStorageTraits, StorageError, StoreKey, StoreKeys,
+    StoreKeysPrefixes, StorePrefix, WritableStorageTraits,
 };
 
 #[cfg(feature = "filesystem")]
@@ -27,6 +27,48 @@ impl<S: ReadableStorageTraits + ?Sized> SparseShardStore<S> {
     pub fn open(store: Arc<S>, path: &str) -> Result<Self, Error> {
         let array = now(SparseArray::open(&Blocking::new(&*store), path))?;
         Ok(Self { array, store })
+    }
+
+    /// Opens an adapter of `store` that replaces shards, and the metadata of the array, by renaming in
+    /// `renaming`: the same store, or the store that it wraps.
+    ///
+    /// Use this for stores of files other than zarrs' `FilesystemStore`, which has `on_filesystem`.
+    /// [`open`](Self::open) replaces a shard by one `set`. On a filesystem that is not atomic: a reader
+    /// may find part of a shard, and a process that dies leaves one behind.
+    ///
+    /// It also makes reads of subchunks without versions cheaper. The parts of an object that one
+    /// call reads must then come from one object, as they do when `FilesystemStore` reads them from
+    /// one open file. So a kept index tells where a subchunk lies, if it is read again together
+    /// with the subchunk and has not changed.
+    ///
+    /// A temporary is the key with `.tmp` behind it. The next consolidation of a shard replaces a
+    /// temporary that a dead process left. Several processes may store metadata at once, so
+    /// temporaries of metadata are called `zarr.json.<writer>.tmp`; those of dead processes can be
+    /// erased.
+    ///
+    /// # Errors
+    /// - As for [`open`](Self::open).
+    /// - [`Error::NotShards`] if the array's metadata in `renaming` differ from those in `store`.
+    pub fn open_renaming<R>(store: Arc<S>, path: &str, renaming: Arc<R>) -> Result<Self, Error>
+    where
+        R: AtomicRenameStorageTraits
+            + ReadableStorageTraits
+            + WritableStorageTraits
+            + ?Sized
+            + 'static,
+    {
+        let mut adapter = Self::open(store, path)?;
+        let key = adapter.array.metadata.clone();
+        let failed = |error| super::unreadable(&key, error);
+        if adapter.store.get(&key).map_err(failed)? != renaming.get(&key).map_err(failed)? {
+            return Err(Error::NotShards {
+                reason: format!(
+                    "{key} in the store that renames is not that of the array: give the store that the array is in, with the same root"
+                ),
+            });
+        }
+        adapter.array.rename = Some(super::renaming(renaming, key));
+        Ok(adapter)
     }
 }
 
@@ -108,7 +150,7 @@ impl SparseShardStore<zarrs_filesystem::FilesystemStore> {
     /// instead of [`open`](Self::open).
     ///
     /// - Shards, and the metadata of the array, are replaced by renaming, as with
-    ///   [`atomic_rename`](Self::atomic_rename).
+    ///   [`open_renaming`](Self::open_renaming).
     /// - The adapter reads directories itself, and returns each error. zarrs' `FilesystemStore`
     ///   returns an empty listing for a directory that it cannot open, for instance because the
     ///   process has too many open files; an update could be lost that way, or a frame passed over.
@@ -123,7 +165,7 @@ impl SparseShardStore<zarrs_filesystem::FilesystemStore> {
         path: &str,
     ) -> Result<Self, Error> {
         let root = store.prefix_to_fs_path(&StorePrefix::root());
-        let mut adapter = Self::open(store.clone(), path)?.atomic_rename(store)?;
+        let mut adapter = Self::open_renaming(store.clone(), path, store)?;
         adapter.array.files = Some(Files::new(root));
         Ok(adapter)
     }

@@ -21,8 +21,7 @@ use zarrs::node::{NodePath, meta_key_v2_array, meta_key_v3};
 use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
 use zarrs_storage::{
-    AtomicRenameStorageTraits, Bytes, ReadableStorageTraits, StorageError, StoreKey, StorePrefix,
-    WritableStorageTraits,
+    AtomicRenameStorageTraits, Bytes, StorageError, StoreKey, StorePrefix, WritableStorageTraits,
 };
 
 use frame::{Entry, Listing};
@@ -408,6 +407,38 @@ impl SparseArray {
     }
 }
 
+/// Replaces values by renaming in `store`. Everybody may store the `metadata`; one process at a time
+/// replaces any other value.
+pub(super) fn renaming<R>(store: Arc<R>, metadata: StoreKey) -> Rename
+where
+    R: AtomicRenameStorageTraits + WritableStorageTraits + ?Sized + 'static,
+{
+    let writers = frame::writers();
+    Arc::new(move |key, value| {
+        // One at a time consolidates a shard, but anybody stores metadata.
+        let is_shared = *key == metadata;
+        let temporary = if is_shared {
+            StoreKey::new(format!("{key}.{}{TEMPORARY}", writers()))?
+        } else {
+            AtomicWriteStorageAdapter::<()>::temporary_key(key)?
+        };
+        if !is_shared {
+            // A process that died may have left it; or it is a link, which would be written through.
+            store.erase(&temporary)?;
+        }
+        let Some(value) = value else {
+            return store.erase(key);
+        };
+        let stored = store.set(&temporary, value);
+        let stored = stored.and_then(|()| store.rename(&temporary, key));
+        if stored.is_err() && is_shared {
+            // Nobody uses its name again. What failed is more important than if this does.
+            let _ = store.erase(&temporary);
+        }
+        stored
+    })
+}
+
 fn unreadable(key: &StoreKey, source: StorageError) -> Error {
     Error::Storage {
         doing: "read",
@@ -469,72 +500,6 @@ impl<O: Reads + Lists> ShardsSeenAsChunks for View<'_, O> {
 }
 
 impl<S: ?Sized> SparseShardStore<S> {
-    /// Replaces shards, and the metadata of the array, by renaming in `store`. `store` is the
-    /// adapter's store, or the store that it wraps.
-    ///
-    /// Use this for stores of files other than zarrs' `FilesystemStore`, which has `on_filesystem`.
-    /// Without it a shard is replaced by one `set`. On a filesystem that is not atomic: a reader
-    /// may find part of a shard, and a process that dies leaves one behind.
-    ///
-    /// It also makes reads of subchunks without versions cheaper. The parts of an object that one
-    /// call reads must then come from one object, as they do when `FilesystemStore` reads them from
-    /// one open file. So a kept index tells where a subchunk lies, if it is read again together
-    /// with the subchunk and has not changed.
-    ///
-    /// A temporary is the key with `.tmp` behind it. The next consolidation of a shard replaces a
-    /// temporary that a dead process left. Several processes may store metadata at once, so
-    /// temporaries of metadata are called `zarr.json.<writer>.tmp`; those of dead processes can be
-    /// erased.
-    ///
-    /// # Errors
-    /// - [`Error::NotShards`] if the array's metadata in `store` differ from those in the adapter's
-    ///   store.
-    /// - [`Error::Storage`] if a store fails.
-    pub fn atomic_rename<R>(mut self, store: Arc<R>) -> Result<Self, Error>
-    where
-        S: ReadableStorageTraits,
-        R: AtomicRenameStorageTraits
-            + ReadableStorageTraits
-            + WritableStorageTraits
-            + ?Sized
-            + 'static,
-    {
-        let key = &self.array.metadata;
-        let failed = |error| unreadable(key, error);
-        if self.store.get(key).map_err(failed)? != store.get(key).map_err(failed)? {
-            return Err(Error::NotShards {
-                reason: format!(
-                    "{key} in the store for `atomic_rename` is not that of the array: give it the store that the array is in, with the same root"
-                ),
-            });
-        }
-        let (metadata, writers) = (key.clone(), frame::writers());
-        self.array.rename = Some(Arc::new(move |key, value| {
-            // One at a time consolidates a shard, but anybody stores metadata.
-            let is_shared = *key == metadata;
-            let temporary = if is_shared {
-                StoreKey::new(format!("{key}.{}{TEMPORARY}", writers()))?
-            } else {
-                AtomicWriteStorageAdapter::<()>::temporary_key(key)?
-            };
-            if !is_shared {
-                // A process that died may have left it; or it is a link, which would be written through.
-                store.erase(&temporary)?;
-            }
-            let Some(value) = value else {
-                return store.erase(key);
-            };
-            let stored = store.set(&temporary, value);
-            let stored = stored.and_then(|()| store.rename(&temporary, key));
-            if stored.is_err() && is_shared {
-                // Nobody uses its name again. What failed is more important than if this does.
-                let _ = store.erase(&temporary);
-            }
-            stored
-        }));
-        Ok(self)
-    }
-
     /// Lets reads reuse a frame listing that is at most `age` old. Default: zero, and each read of
     /// a subchunk lists its shard's frame.
     ///

@@ -156,8 +156,8 @@ where
         + zarrs::storage::AtomicRenameStorageTraits
         + 'static,
 {
-    let sparse = SparseShardStore::open(store.clone(), PATH).unwrap();
-    sparse.atomic_rename(store).unwrap().with_memory(1)
+    let sparse = SparseShardStore::open_renaming(store.clone(), PATH, store);
+    sparse.unwrap().with_memory(1)
 }
 
 /// Where to consolidate, the number of the call to die at, and whether half of it is done.

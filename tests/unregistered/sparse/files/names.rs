@@ -58,8 +58,8 @@ fn elsewhere_one_frame_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     prepare(folder.path());
     let store = files(folder.path());
-    let adapter = SparseShardStore::open(store.clone(), PATH).unwrap();
-    let adapter = Arc::new(adapter.atomic_rename(store).unwrap());
+    let adapter = SparseShardStore::open_renaming(store.clone(), PATH, store);
+    let adapter = Arc::new(adapter.unwrap());
     for _ in 0..2 {
         let error = adapter.consolidate_all(&|_| {}).unwrap_err().to_string();
         assert!(

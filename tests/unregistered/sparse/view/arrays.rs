@@ -54,8 +54,8 @@ fn written_as_subchunks_and_read_as_shards() {
     let (folder, store) = files();
     let layout = layout();
     layout.create(&*store);
-    let sparse = SparseShardStore::open(store.clone(), layout.path).unwrap();
-    let sparse = Arc::new(sparse.atomic_rename(store.clone()).unwrap());
+    let sparse = SparseShardStore::open_renaming(store.clone(), layout.path, store.clone());
+    let sparse = Arc::new(sparse.unwrap());
     let array = Array::open(sparse.clone(), layout.path).unwrap();
     assert_eq!(array.chunk_grid_shape(), [5, 3]);
     for (subset, elements) in subsets() {

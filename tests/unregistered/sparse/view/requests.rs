@@ -104,8 +104,8 @@ fn stores_that_fail() {
     for fault in Fault::ALL {
         for number in 0..12 {
             let (_folder, store, layout) = watched();
-            let sparse = SparseShardStore::open(store.clone(), layout.path).unwrap();
-            let sparse = sparse.atomic_rename(store.clone()).unwrap();
+            let sparse = SparseShardStore::open_renaming(store.clone(), layout.path, store.clone());
+            let sparse = sparse.unwrap();
             let keys =
                 ["group/array/c/0/0", "group/array/c/3/1"].map(|key| key.try_into().unwrap());
             sparse.set(&keys[0], vec![1; 4].into()).unwrap();
@@ -142,10 +142,10 @@ fn another_store_cannot_rename() {
     let layout = Layout::new(&[8], &[4], &[2]);
     layout.create(&*store);
     let (_other_folder, other) = files();
-    let sparse = || SparseShardStore::open(store.clone(), layout.path).unwrap();
-    let error = sparse().atomic_rename(other).unwrap_err().to_string();
+    let sparse = |renaming| SparseShardStore::open_renaming(store.clone(), layout.path, renaming);
+    let error = sparse(other).unwrap_err().to_string();
     assert!(error.contains("group/array/zarr.json"), "{error}");
-    assert!(sparse().atomic_rename(store.clone()).is_ok());
+    assert!(sparse(store.clone()).is_ok());
     assert!(SparseShardStore::open(Arc::new(MemoryStore::new()), "/none").is_err());
     assert!(SparseShardStore::open(store, "not a path").is_err());
 }

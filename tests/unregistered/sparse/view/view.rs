@@ -153,8 +153,8 @@ fn half_a_document_is_not_put_in_place() {
     layout.create(&*store);
     let open = || {
         let faulty = Arc::new(Faulty::new(store.clone()));
-        let sparse = SparseShardStore::open(faulty.clone(), layout.path).unwrap();
-        (sparse.atomic_rename(faulty.clone()).unwrap(), faulty)
+        let sparse = SparseShardStore::open_renaming(faulty.clone(), layout.path, faulty.clone());
+        (sparse.unwrap(), faulty)
     };
     let (one, of_one) = open();
     let (other, of_other) = open();
