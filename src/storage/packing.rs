@@ -4,10 +4,11 @@ use std::borrow::Cow;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use serde_json::json;
 use zarrs::array::{FillValue, data_type};
 use zarrs_storage::byte_range::ByteRange;
-use zarrs_storage::{Bytes, StorageError, StoreKey};
+use zarrs_storage::{StorageError, StoreKey};
 
 use super::shard_grid::ShardGrid;
 use crate::codec::error::sourced;
