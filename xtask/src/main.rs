@@ -2,6 +2,7 @@
 
 #![deny(unsafe_code)]
 
+mod arrows;
 mod bundle;
 mod fuzz;
 mod kernels;
@@ -14,6 +15,7 @@ mod ptx;
 mod ptxas;
 mod pypi;
 mod sanitize;
+mod sources;
 
 use std::{
     env,
@@ -31,6 +33,7 @@ cargo xtask sanitize address    test the kernels with AddressSanitizer and UBSan
 cargo xtask sanitize thread     test the kernels with ThreadSanitizer
 cargo xtask fuzz [TARGET...]    let libFuzzer look for inputs that fail, with cargo-fuzz
             --minutes N         so long for each target; 1 unless it is given
+cargo xtask arrows              compare what uses what in src with the rooms of docs/architecture.md
 cargo xtask lines               count the lines of code in src, by folder
 cargo xtask nvcomp-check        compare what we assume of nvCOMP with its headers and libraries
 cargo xtask gpu-bundle          build target/gpu-bundle, a folder that runs the GPU suites and the
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
             ["kernels", "--check"] => kernels::check(),
             ["sanitize", sanitizer @ ("address" | "thread")] => sanitize::run_tests(sanitizer),
             ["fuzz", ref arguments @ ..] => fuzz::fuzz(arguments),
+            ["arrows"] => arrows::print(),
             ["lines"] => lines::print(),
             ["nvcomp-check"] => nvcomp::check(),
             ["gpu-bundle"] => bundle::build(true),
