@@ -48,6 +48,8 @@
 //!   through `DLPack`.
 //! - `indicatif`: a progress bar that follows a [writer].
 #![deny(unsafe_code)]
+// With that feature, what programs of this repository reach is public.
+#![cfg_attr(not(feature = "internals"), allow(unreachable_pub))]
 #![cfg_attr(
     test,
     allow(
@@ -58,14 +60,40 @@
     )
 )]
 
+// The benchmark of devices names its own crate, and is tested on a simulated device here.
+#[cfg(test)]
+extern crate self as zarrs_cuda;
+
 mod codec;
 #[cfg(test)]
 mod conformance;
+#[cfg_attr(
+    feature = "internals",
+    allow(
+        missing_docs,
+        clippy::missing_errors_doc,
+        clippy::missing_panics_doc,
+        clippy::must_use_candidate,
+        clippy::new_without_default,
+        reason = "public for programs of this repository alone"
+    )
+)]
 mod engine;
 mod error;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals;
+#[cfg_attr(
+    feature = "internals",
+    allow(
+        missing_docs,
+        clippy::missing_errors_doc,
+        clippy::missing_panics_doc,
+        clippy::must_use_candidate,
+        clippy::new_without_default,
+        reason = "public for programs of this repository alone"
+    )
+)]
 mod layout;
 mod maintenance;
 mod memory_limit;
