@@ -48,6 +48,8 @@
 //! - `dlpack`: appends tensors of other libraries to a [writer], on the host or a device, through
 //!   `DLPack`.
 #![deny(unsafe_code)]
+// With that feature, what programs of this repository reach is public.
+#![cfg_attr(not(feature = "internals"), allow(unreachable_pub))]
 #![cfg_attr(
     test,
     allow(
@@ -58,11 +60,26 @@
     )
 )]
 
+// The benchmark of devices names its own crate, and is tested on a simulated device here.
+#[cfg(test)]
+extern crate self as zarrs_cuda;
+
 mod codec;
 #[cfg(test)]
 mod conformance;
 #[allow(unsafe_code)]
 mod crew;
+#[cfg_attr(
+    feature = "internals",
+    allow(
+        missing_docs,
+        clippy::missing_errors_doc,
+        clippy::missing_panics_doc,
+        clippy::must_use_candidate,
+        clippy::new_without_default,
+        reason = "public for programs of this repository alone"
+    )
+)]
 mod engine;
 mod error;
 pub mod guide;
@@ -70,6 +87,17 @@ pub mod guide;
 #[doc(hidden)]
 pub mod internals;
 mod json;
+#[cfg_attr(
+    feature = "internals",
+    allow(
+        missing_docs,
+        clippy::missing_errors_doc,
+        clippy::missing_panics_doc,
+        clippy::must_use_candidate,
+        clippy::new_without_default,
+        reason = "public for programs of this repository alone"
+    )
+)]
 mod layout;
 pub mod maintenance;
 mod memory_limit;

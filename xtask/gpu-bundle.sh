@@ -186,7 +186,7 @@ without() {
 
 # Whether the loader takes a program; if not, that is how the part ends.
 starts() {
-    run 30 "$1" --list ::gpu::
+    run 30 "$1" --list ::on_gpu::
     if [ "$code" -ne 0 ]; then
         result='cannot start'
         end
@@ -198,7 +198,7 @@ suites() {
     begin suites
     starts "$tests" || return
     # What tests print is a result where they only look.
-    run "${limit[suites]}" "$tests" ::gpu:: --show-output
+    run "${limit[suites]}" "$tests" ::on_gpu:: --show-output
     end
 }
 
@@ -217,15 +217,15 @@ else
 fi
 
 # A test that only needs a context, to see whether a tool works on this machine.
-probe=::gpu::kernels::the_driver_compiles_every_kernel
+probe=::on_gpu::kernels::the_driver_compiles_every_kernel
 
 tool() {
     local name=$1 seconds=$((limit[$1] < 60 ? limit[$1] : 60)) reason
     # Not the driver's suite: it asks for what is refused, which memcheck reports.
-    local filters=(::gpu::kernels ::gpu::engine)
+    local filters=(::on_gpu::kernels ::on_gpu::engine)
     if [ "$name" = initcheck ]; then
         # The kernels' own tests upload all that their kernels may read.
-        filters=(::gpu::engine)
+        filters=(::on_gpu::engine)
     fi
     if ! [ -f "$sanitizer" ] || ! [ -x "$sanitizer" ]; then
         without "$name" absent "compute-sanitizer is not installed"

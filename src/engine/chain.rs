@@ -7,7 +7,7 @@ use super::EngineError;
 
 /// A subchunk's codecs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Chain<'a> {
+pub enum Chain<'a> {
     /// Codecs that the engines implement themselves.
     Known(&'a KnownChain),
     /// Codecs that only the layer above knows, one subchunk at a time.
@@ -16,18 +16,18 @@ pub(crate) enum Chain<'a> {
 
 /// `transpose*`, then `bytes`, then any of the [`Stage`]s.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct KnownChain {
+pub struct KnownChain {
     /// The encoded axis `k` is the decoded axis `order[k]`.
-    pub(crate) order: Vec<usize>,
+    pub order: Vec<usize>,
     /// Reverse every group of this many bytes; 1 leaves them as they are.
-    pub(crate) swap: usize,
+    pub swap: usize,
     /// What is done to the bytes, in the order of encoding.
-    pub(crate) stages: Vec<Stage>,
+    pub stages: Vec<Stage>,
 }
 
 /// A bytes-to-bytes codec.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub enum Stage {
     /// A Zstandard frame.
     Zstd { level: i32, checksum: bool },
     /// A gzip member; level 0 to 9.
@@ -40,20 +40,20 @@ pub(crate) enum Stage {
 
 /// The parameters of a Blosc 1 frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct BloscStage {
-    pub(crate) cname: Cname,
+pub struct BloscStage {
+    pub cname: Cname,
     /// 0 to 9.
-    pub(crate) level: u8,
-    pub(crate) shuffle: Shuffle,
+    pub level: u8,
+    pub shuffle: Shuffle,
     /// The unit of the shuffle, in bytes; at least 1.
-    pub(crate) typesize: usize,
+    pub typesize: usize,
     /// In bytes; 0 lets Blosc choose.
-    pub(crate) blocksize: usize,
+    pub blocksize: usize,
 }
 
 /// A compressor inside Blosc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cname {
+pub enum Cname {
     BloscLz,
     Lz4,
     Lz4Hc,
@@ -64,7 +64,7 @@ pub(crate) enum Cname {
 
 /// The filter before Blosc's compressor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Shuffle {
+pub enum Shuffle {
     None,
     Byte,
     Bit,
@@ -118,7 +118,7 @@ impl fmt::Display for Stage {
 
 impl Cname {
     /// The name in Blosc's metadata.
-    pub(crate) fn as_str(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::BloscLz => "blosclz",
             Self::Lz4 => "lz4",
@@ -138,7 +138,7 @@ impl KnownChain {
 }
 
 /// Encodes and decodes one subchunk with codecs that the engines do not know.
-pub(crate) trait SubchunkCodec: fmt::Debug + Send + Sync {
+pub trait SubchunkCodec: fmt::Debug + Send + Sync {
     /// Encode the elements of a subchunk, given in C order.
     ///
     /// # Errors

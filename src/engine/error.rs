@@ -7,7 +7,7 @@ use super::cuda::DriverError;
 
 /// An error from an engine.
 #[derive(Debug)]
-pub(crate) enum EngineError {
+pub enum EngineError {
     /// The input is not as long as the shapes say.
     InputLength { got: usize, expected: usize },
     /// An extent that the caller gave is outside the shard.

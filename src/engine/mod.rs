@@ -20,42 +20,43 @@ pub(crate) mod stream;
 use std::fmt;
 use std::num::NonZeroUsize;
 
-pub(crate) use chain::{BloscStage, Chain, Cname, KnownChain, Shuffle, Stage, SubchunkCodec};
-pub(crate) use error::EngineError;
+pub(crate) use chain::SubchunkCodec;
+pub use chain::{BloscStage, Chain, Cname, KnownChain, Shuffle, Stage};
+pub use error::EngineError;
 
 use crate::layout::{Extent, SubchunkGrid};
 
 /// What is to be encoded or decoded: everything about a shard but its bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Job<'a> {
+pub struct Job<'a> {
     /// How the shard divides into subchunks.
-    pub(crate) grid: &'a SubchunkGrid,
+    pub grid: &'a SubchunkGrid,
     /// How one subchunk is encoded.
-    pub(crate) chain: Chain<'a>,
+    pub chain: Chain<'a>,
     /// The bytes of one element of an empty subchunk; as long as an element.
-    pub(crate) fill_value: &'a [u8],
+    pub fill_value: &'a [u8],
     /// Whether to store subchunks that are equal to the fill value.
-    pub(crate) store_empty: bool,
+    pub store_empty: bool,
     /// Whether to verify CRC32C checksums when decoding.
-    pub(crate) validate_checksums: bool,
+    pub validate_checksums: bool,
     /// The most threads to use.
-    pub(crate) threads: NonZeroUsize,
+    pub threads: NonZeroUsize,
     /// Whether to ask the operating system for huge pages behind large outputs.
-    pub(crate) huge_pages: bool,
+    pub huge_pages: bool,
 }
 
 /// An encoded shard without its index.
 #[derive(Debug)]
-pub(crate) struct EncodedShard {
+pub struct EncodedShard {
     /// `head` zeros, then the encoded subchunks; with spare capacity for `tail` bytes.
-    pub(crate) bytes: Vec<u8>,
+    pub bytes: Vec<u8>,
     /// Where each subchunk lies in `bytes`.
-    pub(crate) extents: Vec<Extent>,
+    pub extents: Vec<Extent>,
 }
 
 /// What a subchunk decodes to.
 #[derive(Debug)]
-pub(crate) enum Decoded<'a> {
+pub enum Decoded<'a> {
     /// Its elements, in C order.
     Bytes(&'a [u8]),
     /// The fill value in every element.
@@ -64,7 +65,7 @@ pub(crate) enum Decoded<'a> {
 
 /// One subchunk to decode: its number in the grid, and its encoded bytes unless it is empty.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct EncodedSubchunk<'a> {
+pub struct EncodedSubchunk<'a> {
     pub(crate) number: usize,
     pub(crate) bytes: Option<&'a [u8]>,
 }
@@ -75,7 +76,7 @@ pub(crate) type Sink<'a> =
     dyn Fn(usize, EncodedSubchunk<'_>, Decoded<'_>) -> Result<(), EngineError> + Sync + 'a;
 
 /// Encodes and decodes shards.
-pub(crate) trait Engine: fmt::Debug + Send + Sync {
+pub trait Engine: fmt::Debug + Send + Sync {
     /// The name of the engine, as `explain` shows it.
     fn name(&self) -> &'static str;
 

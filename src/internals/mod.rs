@@ -10,9 +10,29 @@ use zarrs_codec::CodecOptions;
 
 pub use limit::Limit;
 
-pub use crate::engine::cuda::internals::{DeviceFrames, DeviceShuffle, DeviceStream};
+pub use crate::engine::cuda::internals as cuda;
+pub use crate::engine::cuda::internals::frames::{DeviceFrames, DeviceShuffle, DeviceStream};
 
-use crate::{CudaShardingCodec, engine};
+/// The contract of engines.
+pub mod engine {
+    pub use crate::engine::{
+        BloscStage, Chain, Cname, EncodedShard, Engine, EngineError, Job, KnownChain, Shuffle,
+        Stage,
+    };
+}
+
+/// The host engine.
+pub mod host {
+    pub use crate::engine::host::HostEngine;
+    pub use crate::engine::host::memory;
+}
+
+/// Geometry.
+pub mod layout {
+    pub use crate::layout::{Lift, LiftBatch, LiftSlab, SubchunkGrid};
+}
+
+use crate::CudaShardingCodec;
 
 /// The compressed streams of the shard `encoded`, as a device would be given them.
 ///
@@ -35,15 +55,7 @@ pub fn device_frames(
         .map_err(|e| e.to_string())?;
     shard
         .with_job(&options, |job| {
-            engine::cuda::internals::device_frames(job, chain, encoded, &extents)
+            cuda::frames::device_frames(job, chain, encoded, &extents)
         })
         .map_err(str::to_string)
-}
-
-/// Measure the first CUDA device. Replaced by `benches/device`.
-///
-/// # Errors
-/// There is no device that can be used: why.
-pub fn measure_device(say: impl Fn(&str)) -> Result<serde_json::Value, String> {
-    engine::cuda::measure::first_device(&say)
 }

@@ -6,7 +6,7 @@ use super::c_order;
 
 /// Why a shard cannot be divided into subchunks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum GridError {
+pub enum GridError {
     /// The shapes differ in their number of dimensions.
     Dimensionality { shard: usize, subchunk: usize },
     /// A subchunk extent does not divide the shard extent.
@@ -49,7 +49,7 @@ impl std::error::Error for GridError {}
 /// All products (elements, bytes, subchunks) are checked once, when the grid is made, so that
 /// later arithmetic on them cannot overflow.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SubchunkGrid {
+pub struct SubchunkGrid {
     shard: Vec<usize>,
     subchunk: Vec<usize>,
     counts: Vec<usize>,
@@ -65,11 +65,7 @@ impl SubchunkGrid {
     ///
     /// # Errors
     /// A [`GridError`] if the shapes do not fit each other, or if the shard is not addressable.
-    pub(crate) fn new(
-        shard: &[u64],
-        subchunk: &[u64],
-        element_size: usize,
-    ) -> Result<Self, GridError> {
+    pub fn new(shard: &[u64], subchunk: &[u64], element_size: usize) -> Result<Self, GridError> {
         if shard.len() != subchunk.len() {
             return Err(GridError::Dimensionality {
                 shard: shard.len(),
@@ -149,17 +145,17 @@ impl SubchunkGrid {
     }
 
     /// The shard's extents, in elements.
-    pub(crate) fn shard(&self) -> &[usize] {
+    pub fn shard(&self) -> &[usize] {
         &self.shard
     }
 
     /// A subchunk's extents, in elements.
-    pub(crate) fn subchunk(&self) -> &[usize] {
+    pub fn subchunk(&self) -> &[usize] {
         &self.subchunk
     }
 
     /// The number of subchunks along each axis.
-    pub(crate) fn counts(&self) -> &[usize] {
+    pub fn counts(&self) -> &[usize] {
         &self.counts
     }
 
@@ -169,17 +165,17 @@ impl SubchunkGrid {
     }
 
     /// The number of subchunks in the shard.
-    pub(crate) fn num_subchunks(&self) -> usize {
+    pub fn num_subchunks(&self) -> usize {
         self.num_subchunks
     }
 
     /// The size of a decoded subchunk, in bytes.
-    pub(crate) fn subchunk_bytes(&self) -> usize {
+    pub fn subchunk_bytes(&self) -> usize {
         self.subchunk_bytes
     }
 
     /// The size of the decoded shard, in bytes.
-    pub(crate) fn shard_bytes(&self) -> usize {
+    pub fn shard_bytes(&self) -> usize {
         self.shard_bytes
     }
 

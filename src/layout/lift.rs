@@ -10,24 +10,24 @@ use std::fmt;
 
 /// A box of subchunks, and how the slots hold them.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct LiftBatch<'a> {
+pub struct LiftBatch<'a> {
     /// Subchunks along each axis.
-    pub(crate) counts: &'a [usize],
+    pub counts: &'a [usize],
     /// Elements of a subchunk along each axis.
-    pub(crate) subchunk: &'a [usize],
+    pub subchunk: &'a [usize],
     /// In bytes.
-    pub(crate) element_size: usize,
+    pub element_size: usize,
     /// The axes as a slot holds them: `order[0]` is the slowest, `order[n - 1]` the fastest.
-    pub(crate) order: &'a [usize],
+    pub order: &'a [usize],
     /// Bytes from one slot to the next.
-    pub(crate) slot_stride: usize,
+    pub slot_stride: usize,
 }
 
 /// A box of elements, relative to the first element of the batch.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct LiftSlab<'a> {
-    pub(crate) start: &'a [usize],
-    pub(crate) shape: &'a [usize],
+pub struct LiftSlab<'a> {
+    pub start: &'a [usize],
+    pub shape: &'a [usize],
 }
 
 /// One digit of the counter over the slab.
@@ -44,7 +44,7 @@ pub(crate) struct LiftDigit {
 /// The pieces of a slab: `digits` counts them in C order, slowest first, and each is `run`
 /// contiguous bytes of the slab and of a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Lift {
+pub struct Lift {
     digits: Vec<LiftDigit>,
     run: usize,
     first_slot: usize,
@@ -58,7 +58,7 @@ pub(crate) struct Lift {
 
 /// Why a slab cannot be lifted. All of them are the caller's mistakes, but for `TooLarge`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LiftError {
+pub enum LiftError {
     /// The shapes have different ranks.
     Rank,
     /// The order is no permutation of the axes.
@@ -98,7 +98,7 @@ impl std::error::Error for LiftError {}
 
 impl Lift {
     /// Lift `slab` into the slots of `batch`.
-    pub(crate) fn new(batch: &LiftBatch<'_>, slab: &LiftSlab<'_>) -> Result<Self, LiftError> {
+    pub fn new(batch: &LiftBatch<'_>, slab: &LiftSlab<'_>) -> Result<Self, LiftError> {
         let rank = batch.counts.len();
         let lengths = [
             batch.subchunk.len(),

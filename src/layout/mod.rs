@@ -17,9 +17,10 @@ mod stream;
 mod strided;
 
 pub(crate) use batch::{Batch, Slab, batches, slabs};
-pub(crate) use grid::SubchunkGrid;
+pub use grid::SubchunkGrid;
 pub(crate) use index::{ByteOrder, ENTRY_LEN, Entries, Extent, encode_entries};
-pub(crate) use lift::{Lift, LiftBatch, LiftDigit, LiftSlab};
+pub(crate) use lift::LiftDigit;
+pub use lift::{Lift, LiftBatch, LiftSlab};
 pub(crate) use part::Part;
 pub(crate) use permutation::ShardPermutation;
 pub(crate) use record::{RECORD_LEN, Record, fingerprint};

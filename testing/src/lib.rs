@@ -10,6 +10,7 @@
 //! | [`codecs`], [`index`], [`types`] | codecs as metadata, the index of a shard by hand, data types |
 //! | [`xor`] | codecs that neither zarrs nor `zarrs_cuda` knows |
 //! | [`frames`] | arrays that are written as streams of frames |
+//! | [`tensors`] | tensors of other libraries |
 //!
 //! Unit tests of `zarrs_cuda` may use what does not name a type of `zarrs_cuda`: this crate is linked
 //! with the library, and a unit test is another compilation of it.
@@ -35,6 +36,7 @@ pub mod processes;
 mod rng;
 mod shards;
 pub mod stores;
+pub mod tensors;
 pub mod types;
 pub mod xor;
 

@@ -2,6 +2,7 @@
 
 #![deny(unsafe_code)]
 
+mod arrows;
 mod bundle;
 mod fuzz;
 mod kernels;
@@ -15,6 +16,7 @@ mod ptx;
 mod ptxas;
 mod pypi;
 mod sanitize;
+mod sources;
 
 use std::{
     env,
@@ -32,6 +34,7 @@ cargo xtask sanitize address    test the kernels with AddressSanitizer and UBSan
 cargo xtask sanitize thread     test the kernels with ThreadSanitizer
 cargo xtask fuzz [TARGET...]    let libFuzzer look for inputs that fail, with cargo-fuzz
             --minutes N         so long for each target; 1 unless it is given
+cargo xtask arrows              compare what uses what in src with the rooms of docs/architecture.md
 cargo xtask lines               count the lines of code in src, by folder
 cargo xtask links               check the links of the documentation, on GitHub and in target/doc
 cargo xtask nvcomp-check        compare what we assume of nvCOMP with its headers and libraries
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
             ["kernels", "--check"] => kernels::check(),
             ["sanitize", sanitizer @ ("address" | "thread")] => sanitize::run_tests(sanitizer),
             ["fuzz", ref arguments @ ..] => fuzz::fuzz(arguments),
+            ["arrows"] => arrows::print(),
             ["lines"] => lines::print(),
             ["links"] => links::check(),
             ["nvcomp-check"] => nvcomp::check(),

@@ -51,13 +51,13 @@ enum Frame {
 
 /// The compressor of a chain, for subchunks of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Compression {
+pub struct Compression {
     /// CRC32C stages in front of it, and behind it.
     pub(super) before: usize,
     pub(super) after: usize,
     format: Format,
     frame: Frame,
-    pub(super) chunking: Chunking,
+    pub chunking: Chunking,
 }
 
 impl Compression {
@@ -133,7 +133,7 @@ impl Compression {
     }
 
     /// How Blosc shuffles, if it does.
-    pub(super) fn shuffled(&self) -> Option<(Shuffle, BloscBlocks)> {
+    pub fn shuffled(&self) -> Option<(Shuffle, BloscBlocks)> {
         match self.frame {
             Frame::Blosc(BloscFormat {
                 shuffle: Some(shuffle),
@@ -252,9 +252,9 @@ fn blosc(
 
 /// A compressor, and what it asks for.
 #[derive(Clone, Debug)]
-pub(super) struct Prepared {
-    pub(super) compression: Compression,
-    pub(super) compressor: Compressor,
+pub struct Prepared {
+    pub compression: Compression,
+    pub compressor: Compressor,
     requirements: BatchRequirements,
 }
 
@@ -294,7 +294,7 @@ impl Prepared {
     ///
     /// # Errors
     /// The library was not asked about as many.
-    pub(super) fn requirements(&self, count: usize) -> Result<&Requirements, String> {
+    pub fn requirements(&self, count: usize) -> Result<&Requirements, String> {
         self.requirements.of_batch(count)
     }
 

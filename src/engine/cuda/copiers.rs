@@ -20,7 +20,7 @@ struct Axis {
 
 /// Rows of bytes to copy.
 #[derive(Clone, Debug)]
-pub(super) struct Copy<'a> {
+pub struct Copy<'a> {
     from: *const u8,
     to: *mut u8,
     row: usize,
@@ -41,7 +41,7 @@ impl Copy<'_> {
     /// # Safety
     /// For `'a`, the bytes at `from` can be read, those at `to` are written by nobody else, and the
     /// two do not overlap.
-    pub(super) unsafe fn bytes(from: *const u8, to: *mut u8, len: usize) -> Self {
+    pub unsafe fn bytes(from: *const u8, to: *mut u8, len: usize) -> Self {
         Self {
             from,
             to,
@@ -128,7 +128,7 @@ impl Copy<'_> {
 
 /// The threads.
 #[derive(Debug)]
-pub(super) struct Copiers {
+pub struct Copiers {
     crew: Crew,
     /// Whether anything is copied at all.
     copies: bool,
@@ -149,7 +149,7 @@ impl Copiers {
     /// # Safety
     /// Nobody reads what a copy should have written.
     #[cfg(feature = "internals")]
-    pub(super) unsafe fn that_copy_nothing() -> Self {
+    pub unsafe fn that_copy_nothing() -> Self {
         Self {
             crew: Crew::of("zarrs_cuda copier", 0),
             copies: false,
@@ -158,7 +158,7 @@ impl Copiers {
 
     /// Do all of `copies`, on at most `threads` threads, this one among them. Returns when they are
     /// done.
-    pub(super) fn run(&self, copies: &[Copy<'_>], threads: NonZeroUsize) {
+    pub fn run(&self, copies: &[Copy<'_>], threads: NonZeroUsize) {
         if !self.copies {
             return;
         }

@@ -142,7 +142,7 @@ struct Encoder<'a, 'l> {
 }
 
 /// Encode `decoded`, whose length was checked, in the lane of `session`.
-pub(super) fn encode(
+pub fn encode(
     session: &Session<'_>,
     job: &Job<'_>,
     kind: &ShardKind<'_>,

@@ -286,7 +286,7 @@ fn lock(events: &Mutex<Vec<EventId>>) -> MutexGuard<'_, Vec<EventId>> {
 
 /// A lane in use, on a thread that has entered its device.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Running<'a> {
+pub struct Running<'a> {
     pub(super) driver: &'a dyn Driver,
     /// The stream of copies to the device.
     pub(super) up: StreamId,

@@ -28,7 +28,7 @@ pub(super) enum TimedStage {
 
 /// Counters, in whole numbers and nanoseconds.
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
+pub struct Counters {
     shards_encoded: AtomicU64,
     shards_decoded: AtomicU64,
     batches_encoded: AtomicU64,
@@ -127,7 +127,7 @@ impl Counters {
     }
 
     /// What was counted until now; nothing, in a forked child.
-    pub(crate) fn snapshot(&self) -> Metrics {
+    pub fn snapshot(&self) -> Metrics {
         if self.process.forked() {
             return Metrics::default();
         }

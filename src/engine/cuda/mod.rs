@@ -18,14 +18,13 @@
 //! | `stream` | slices in, batches of encoded subchunks out, in a lane of its own |
 //! | `fallback` | a device where it can, the host where it cannot |
 //! | `metrics` | what was done, for applications to read |
-//! | `measure` | how fast it is, for the benchmark |
 //!
 //! While a lane is held, nothing runs on rayon: see `copiers`.
 
 #[allow(unsafe_code)]
-mod compression;
+pub mod compression;
 #[allow(unsafe_code)]
-mod copiers;
+pub mod copiers;
 #[allow(unsafe_code)]
 mod decode;
 #[allow(unsafe_code)]
@@ -33,28 +32,22 @@ mod decompression;
 mod device;
 mod driver;
 #[allow(unsafe_code)]
-mod encode;
+pub mod encode;
 mod fallback;
 mod frame_parts;
-#[cfg(test)]
-#[allow(unsafe_code)]
-mod gpu;
 #[cfg(feature = "internals")]
-pub(crate) mod internals;
+pub mod internals;
 #[allow(unsafe_code)]
 mod kernels;
 #[allow(unsafe_code)]
 mod lane;
-#[cfg(feature = "internals")]
-#[allow(unsafe_code)]
-pub(crate) mod measure;
 mod metrics;
 #[allow(unsafe_code)]
-mod nvcomp;
+pub mod nvcomp;
 mod pool;
 #[allow(unsafe_code)]
-mod session;
-mod sizing;
+pub mod session;
+pub mod sizing;
 #[allow(unsafe_code)]
 mod stream;
 #[cfg(test)]
@@ -68,9 +61,9 @@ use std::sync::{Arc, OnceLock};
 pub(crate) use driver::DriverError;
 pub(crate) use fallback::WithFallback;
 pub use metrics::Metrics;
-pub(crate) use pool::{Devices, Limits};
+pub use pool::{Devices, Limits};
 pub use sizing::MemoryEstimate;
-pub(crate) use sizing::Tuning;
+pub use sizing::Tuning;
 
 use super::host::HostEngine;
 use super::{EncodedShard, EncodedSubchunk, Engine, EngineError, Job, KnownChain, Sink};
@@ -85,10 +78,10 @@ use sizing::{ShardKind, Sizing};
 
 /// Encodes and decodes whole shards on a device, or fails.
 #[derive(Clone, Debug)]
-pub(crate) struct CudaEngine {
-    devices: Arc<Devices>,
-    limits: Limits,
-    tuning: Tuning,
+pub struct CudaEngine {
+    pub devices: Arc<Devices>,
+    pub limits: Limits,
+    pub tuning: Tuning,
     compressors: Compressors,
     /// Whether it decodes the shards that it is for.
     decodes: bool,
@@ -96,16 +89,16 @@ pub(crate) struct CudaEngine {
 
 /// Which compressors run on devices, and where their library is.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Compressors {
-    pub(crate) levels: LevelPolicy,
+pub struct Compressors {
+    pub levels: LevelPolicy,
     /// The file of nvCOMP; `None` to look for one.
-    pub(crate) nvcomp: Option<PathBuf>,
+    pub nvcomp: Option<PathBuf>,
     /// Whether they also decompress.
-    pub(crate) decode: bool,
+    pub decode: bool,
 }
 
 impl CudaEngine {
-    pub(crate) fn new(devices: Arc<Devices>, limits: Limits, tuning: Tuning) -> Self {
+    pub fn new(devices: Arc<Devices>, limits: Limits, tuning: Tuning) -> Self {
         Self {
             devices,
             limits,
@@ -117,7 +110,7 @@ impl CudaEngine {
 
     /// The engine for shards of `chain`. Those with a compressor it decodes only if it is told to:
     /// decompressors on a device are undefined on corrupt data.
-    pub(crate) fn for_chain(mut self, chain: &KnownChain, compressors: Compressors) -> Self {
+    pub fn for_chain(mut self, chain: &KnownChain, compressors: Compressors) -> Self {
         self.decodes =
             chain.is_fixed_size() || compressors.decode && frame_parts::suits(chain).is_ok();
         self.compressors = compressors;
@@ -128,7 +121,7 @@ impl CudaEngine {
     ///
     /// # Errors
     /// A device cannot do them, or no device can be used: why.
-    fn kind<'a>(
+    pub fn kind<'a>(
         &self,
         grid: &'a SubchunkGrid,
         chain: &'a KnownChain,
@@ -174,7 +167,7 @@ impl CudaEngine {
     ///
     /// # Errors
     /// No device can be used, or none can have such a lane: why.
-    pub(crate) fn memory_estimate(
+    pub fn memory_estimate(
         &self,
         grid: &SubchunkGrid,
         chain: &KnownChain,
@@ -212,7 +205,7 @@ impl CudaEngine {
     }
 
     /// Where the CUDA engine counts.
-    pub(crate) fn counters(&self) -> &metrics::Counters {
+    pub fn counters(&self) -> &metrics::Counters {
         &self.devices.counters
     }
 
@@ -270,7 +263,7 @@ impl CudaEngine {
     }
 
     /// Run `work` in a lane. With no memory for the lane that was planned, its batches are smaller.
-    fn in_lane<T>(
+    pub fn in_lane<T>(
         &self,
         kind: &ShardKind<'_>,
         work: impl Fn(&Session<'_>) -> Result<T, EngineError>,

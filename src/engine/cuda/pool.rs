@@ -25,23 +25,23 @@ const DEFAULT_SHARE: usize = 4;
 
 /// What one set of options allows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Limits {
+pub struct Limits {
     /// The ordinals of the devices; `None` for all.
-    pub(crate) devices: Option<Vec<usize>>,
+    pub devices: Option<Vec<usize>>,
     /// Bytes per device; `None` for a quarter of what is free when the first lane is made.
-    pub(crate) device_memory: Option<usize>,
+    pub device_memory: Option<usize>,
     /// Bytes for each device.
-    pub(crate) pinned_memory: usize,
+    pub pinned_memory: usize,
 }
 
 /// The devices of this process and their lanes.
 #[derive(Debug)]
-pub(crate) struct Devices {
+pub struct Devices {
     devices: Vec<Arc<Device>>,
     state: Mutex<Vec<State>>,
     /// A lane was returned, or given up, or a device was quarantined.
     changed: Condvar,
-    pub(super) copiers: Copiers,
+    pub copiers: Copiers,
     pub(crate) counters: Counters,
     pub(super) asked: Asked,
     /// Whether a thread waits to give up idle lanes. Changes under the lock of the state.
@@ -217,7 +217,7 @@ impl Request<'_> {
 }
 
 impl Devices {
-    pub(crate) fn new(drivers: Vec<Arc<dyn Driver>>) -> Arc<Self> {
+    pub fn new(drivers: Vec<Arc<dyn Driver>>) -> Arc<Self> {
         let devices: Vec<_> = drivers
             .into_iter()
             .map(|driver| Arc::new(Device::new(driver)))
@@ -280,7 +280,7 @@ impl Devices {
     ///
     /// # Errors
     /// There is no such device: why the last one is none.
-    pub(super) fn first<T>(
+    pub fn first<T>(
         &self,
         limits: &Limits,
         plan: impl Fn(MemoryEstimate) -> Result<T, String>,
@@ -606,7 +606,7 @@ impl Devices {
     }
 
     /// Give the memory of all idle lanes back. Lanes in use stay.
-    pub(crate) fn release_idle(&self) {
+    pub fn release_idle(&self) {
         if self.process.forked() {
             return;
         }

@@ -28,13 +28,13 @@ pub(super) struct Timed {
 
 /// The events of a lane that stand for nothing at present.
 #[derive(Debug)]
-pub(super) struct FreeEvents<'l> {
+pub struct FreeEvents<'l> {
     lane: Running<'l>,
     free: RefCell<Vec<EventId>>,
 }
 
 impl<'l> FreeEvents<'l> {
-    pub(super) fn new(lane: Running<'l>) -> Self {
+    pub fn new(lane: Running<'l>) -> Self {
         Self::of(lane, lane.events())
     }
 
@@ -67,12 +67,12 @@ impl<'l> FreeEvents<'l> {
 
 /// One shard in one lane; or a stream in its own, which is divided by another `S`.
 #[derive(Debug)]
-pub(super) struct Session<'l, S = Sizing> {
-    pub(super) lane: Running<'l>,
-    pub(super) sizing: &'l S,
-    pub(super) events: FreeEvents<'l>,
-    pub(super) copiers: &'l Copiers,
-    pub(super) counters: &'l Counters,
+pub struct Session<'l, S = Sizing> {
+    pub lane: Running<'l>,
+    pub sizing: &'l S,
+    pub events: FreeEvents<'l>,
+    pub copiers: &'l Copiers,
+    pub counters: &'l Counters,
 }
 
 impl Session<'_> {

@@ -13,24 +13,24 @@ use crate::options::LevelPolicy;
 
 /// The numbers that were tuned, together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Tuning {
+pub struct Tuning {
     /// Bytes that are staged and scattered at once: long enough that a copy is worth its start,
     /// short enough that a ring of them stays in the cache of the processor.
-    pub(crate) slab: usize,
+    pub slab: usize,
     /// Slabs on their way at once, in each direction.
-    pub(crate) ring: usize,
+    pub ring: usize,
     /// Decoded bytes of the subchunks that are aggregated at once: a few slabs, so that the way
     /// back begins early.
-    pub(crate) batch: usize,
+    pub batch: usize,
     /// The same for chains with a compressor: enough subchunks at once to fill a GPU.
-    pub(crate) compressed_batch: usize,
+    pub compressed_batch: usize,
     /// Batches on their way at once: one goes up and one comes back, and the bus need not wait for
     /// the kernels of the one between.
-    pub(crate) batches: usize,
+    pub batches: usize,
 }
 
 impl Tuning {
-    pub(crate) const DEFAULT: Self = Self {
+    pub const DEFAULT: Self = Self {
         slab: 2 << 20,
         ring: 4,
         batch: 8 << 20,
@@ -47,7 +47,7 @@ const LEAST_RING: usize = 2;
 const ALIGNMENT: usize = 256;
 
 /// Alignment of slots, in bytes: the widest load.
-pub(super) const SLOT_ALIGNMENT: usize = 16;
+pub const SLOT_ALIGNMENT: usize = 16;
 
 /// Slots of this many bytes and more begin with a line of the cache.
 pub(super) const LONG_SLOT: usize = 4096;
@@ -117,10 +117,10 @@ pub(super) struct BatchRegions {
 
 /// A lane's buffers, for shards of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Sizing {
+pub struct Sizing {
     tuning: Tuning,
     /// The most subchunks in a batch.
-    pub(super) batch: usize,
+    pub batch: usize,
     /// The most elements in a slab.
     pub(super) slab: usize,
     /// Bytes of an encoded subchunk; at most, if there is a compressor.
@@ -130,7 +130,7 @@ pub(super) struct Sizing {
     /// What a decompressor takes.
     pub(super) decompression: Option<decompression::Buffers>,
     /// Bytes from one slot to the next.
-    pub(super) slot_stride: usize,
+    pub slot_stride: usize,
     /// Device: slabs on their way.
     pub(super) slabs: Vec<Region>,
     /// Pinned, to the device.
@@ -174,11 +174,11 @@ impl Arena {
 
 /// Shards of one kind: what a lane's size depends on.
 #[derive(Clone, Debug)]
-pub(super) struct ShardKind<'a> {
+pub struct ShardKind<'a> {
     pub(super) grid: &'a SubchunkGrid,
     pub(super) chain: &'a KnownChain,
     /// When encoding: the chain's compressor.
-    pub(super) compressor: Option<Prepared>,
+    pub compressor: Option<Prepared>,
     /// When decoding: its decompressor.
     pub(super) decompressor: Option<decompression::Prepared>,
 }
@@ -403,7 +403,7 @@ impl Sizing {
     ///
     /// # Errors
     /// As for [`new`](Self::new), or that the smallest lane takes more than `most`.
-    pub(super) fn within(
+    pub fn within(
         kind: &ShardKind<'_>,
         most: MemoryEstimate,
         tuning: Tuning,

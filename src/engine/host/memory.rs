@@ -16,7 +16,7 @@ const HUGE_PAGE: usize = 2 << 20;
 ///
 /// # Errors
 /// [`EngineError::OutOfMemory`], where allocating would abort the process.
-pub(in crate::engine) fn with_capacity(
+pub fn with_capacity(
     bytes: usize,
     what: &'static str,
     huge_pages: bool,
@@ -70,7 +70,7 @@ pub(in crate::engine) fn zeroed(
 ///
 /// # Safety
 /// The first `len` bytes of the allocation are initialised, and `len` is within the capacity.
-pub(in crate::engine) unsafe fn assume_filled(mut vec: Vec<u8>, len: usize) -> Vec<u8> {
+pub unsafe fn assume_filled(mut vec: Vec<u8>, len: usize) -> Vec<u8> {
     debug_assert!(len <= vec.capacity());
     // SAFETY: the caller's contract is that of `set_len`.
     unsafe { vec.set_len(len) };

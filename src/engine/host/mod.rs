@@ -27,7 +27,7 @@ mod gzip;
 #[cfg(feature = "internals")]
 pub(crate) mod limit;
 #[allow(unsafe_code)]
-pub(in crate::engine) mod memory;
+pub mod memory;
 mod pack;
 mod scatter;
 mod scratch;
@@ -48,7 +48,7 @@ use crate::layout::Extent;
 
 /// Encodes and decodes on the threads of the current rayon pool.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct HostEngine;
+pub struct HostEngine;
 
 impl Engine for HostEngine {
     fn name(&self) -> &'static str {

@@ -4,6 +4,7 @@
 mod appending;
 mod case;
 mod content;
+mod dlpack;
 mod ending;
 mod failing;
 mod faults;

@@ -224,13 +224,13 @@ fn everything_passes() {
             .map(|call| call.split_once("--test-threads=1 ").unwrap().1)
             .collect()
     };
-    let probe = "::gpu::kernels::the_driver_compiles_every_kernel";
+    let probe = "::on_gpu::kernels::the_driver_compiles_every_kernel";
     for name in ["memcheck", "racecheck", "synccheck"] {
-        assert_eq!(tool(name), [probe, "::gpu::kernels ::gpu::engine"]);
+        assert_eq!(tool(name), [probe, "::on_gpu::kernels ::on_gpu::engine"]);
     }
-    assert_eq!(tool("initcheck"), [probe, "::gpu::engine"]);
+    assert_eq!(tool("initcheck"), [probe, "::on_gpu::engine"]);
     assert!(
-        calls.contains("zarrs_cuda-tests ::gpu:: --show-output\n"),
+        calls.contains("zarrs_cuda-tests ::on_gpu:: --show-output\n"),
         "{calls}"
     );
 }
@@ -567,9 +567,9 @@ fn nvcomp_is_unpacked_for_the_programs_and_not_left_behind() {
 fn the_tests_that_the_script_names_exist() {
     let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
     let script = fs::read_to_string(xtask.join("gpu-bundle.sh")).unwrap();
-    let folder = xtask.join("../src/engine/cuda/gpu");
+    let folder = xtask.join("../src/engine/cuda/tests/on_gpu");
     let mut named = 0;
-    for path in script.split("::gpu::").skip(1) {
+    for path in script.split("::on_gpu::").skip(1) {
         let end = path.find(|c: char| !c.is_alphanumeric() && c != '_' && c != ':');
         let path = &path[..end.unwrap_or(path.len())];
         if path.is_empty() {

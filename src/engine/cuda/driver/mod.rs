@@ -23,33 +23,33 @@ use std::time::Duration;
 
 /// A device, as its driver describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct DeviceInfo {
+pub struct DeviceInfo {
     /// The number of the device among those that the process sees.
-    pub(crate) ordinal: usize,
-    pub(crate) name: String,
+    pub ordinal: usize,
+    pub name: String,
     /// Major and minor.
-    pub(crate) compute_capability: (u32, u32),
+    pub compute_capability: (u32, u32),
     /// In bytes.
-    pub(crate) total_memory: usize,
+    pub total_memory: usize,
     /// Streaming multiprocessors.
-    pub(crate) multiprocessors: u32,
+    pub multiprocessors: u32,
 }
 
 /// A stream of operations that run in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct StreamId(pub(crate) u64);
+pub struct StreamId(pub(crate) u64);
 
 /// A point in a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct EventId(pub(crate) u64);
+pub struct EventId(pub(crate) u64);
 
 /// An allocation of device memory: the address of its first byte, aligned to 256 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct DeviceMemory(pub(crate) u64);
+pub struct DeviceMemory(pub(crate) u64);
 
 /// An allocation of pinned host memory: its first byte, aligned to 4096 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct PinnedMemory(pub(crate) NonNull<u8>);
+pub struct PinnedMemory(pub NonNull<u8>);
 
 // SAFETY: a handle. What is done with the memory is ordered by the rules of the module.
 #[allow(unsafe_code)]
@@ -60,30 +60,30 @@ unsafe impl Sync for PinnedMemory {}
 
 /// Bytes of an allocation of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct DeviceSpan {
-    pub(crate) memory: DeviceMemory,
-    pub(crate) offset: usize,
-    pub(crate) len: usize,
+pub struct DeviceSpan {
+    pub memory: DeviceMemory,
+    pub offset: usize,
+    pub len: usize,
 }
 
 /// Bytes of an allocation of pinned memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PinnedSpan {
-    pub(crate) memory: PinnedMemory,
-    pub(crate) offset: usize,
-    pub(crate) len: usize,
+pub struct PinnedSpan {
+    pub memory: PinnedMemory,
+    pub offset: usize,
+    pub len: usize,
 }
 
 /// Bytes that an operation can name. Pageable memory is not among them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Span {
+pub enum Span {
     Device(DeviceSpan),
     Pinned(PinnedSpan),
 }
 
 /// What an operation does to a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Access {
+pub enum Access {
     /// Reads it; all of it must have been written.
     Read,
     /// Writes any part of it, and does not read it. Counts as written afterwards.
@@ -94,7 +94,7 @@ pub(crate) enum Access {
 
 /// Who writes pinned memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PinnedUse {
+pub enum PinnedUse {
     /// The host writes, the device reads: may be write-combined, which is slow to read.
     ToDevice,
     /// The device writes, the host reads.
@@ -103,11 +103,11 @@ pub(crate) enum PinnedUse {
 
 /// The name of a wait, a record or a synchronisation: unique in the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Site(pub(crate) &'static str);
+pub struct Site(pub &'static str);
 
 /// How many threads run a kernel: one-dimensional, as all our kernels are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Dims {
+pub struct Dims {
     /// Blocks; at least 1 and below 2³¹.
     pub(crate) grid: u32,
     /// Threads per block; a multiple of 32.
@@ -116,7 +116,7 @@ pub(crate) struct Dims {
 
 /// An argument of a kernel.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Arg<'a> {
+pub enum Arg<'a> {
     /// A pointer to the first byte of the span, and what the kernel does to it.
     #[allow(
         dead_code,
@@ -151,7 +151,7 @@ pub(crate) enum Fault {
 
 /// An operation of a driver failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct DriverError {
+pub struct DriverError {
     /// What was being done, to what, with which numbers.
     pub(crate) operation: String,
     /// The ordinal of the device, where one was chosen.
@@ -186,7 +186,7 @@ impl std::error::Error for DriverError {}
 /// Every method returns a [`DriverError`] if the operation, or an earlier one on the same device,
 /// failed.
 #[allow(unsafe_code)]
-pub(crate) trait Driver: fmt::Debug + Send + Sync {
+pub trait Driver: fmt::Debug + Send + Sync {
     /// The device.
     fn device(&self) -> &DeviceInfo;
 

@@ -8,7 +8,7 @@ use crate::layout::ShardPermutation;
 const BLOCK: u32 = 256;
 
 /// How the launches are cut.
-struct Tuning {
+pub struct Tuning {
     /// Sizes that a block scans at a time, as in the kernels.
     scan_tile: usize,
     /// Sizes up to which one block scans all of them: one launch instead of three.
@@ -289,7 +289,7 @@ unsafe fn scan_as(
 /// # Safety
 /// The rules of the driver. The offsets begin at zero and do not decrease, no run is longer than a
 /// slot, and the source of each run that is not empty is a slot.
-pub(crate) unsafe fn gather(
+pub unsafe fn gather(
     driver: &dyn Driver,
     stream: StreamId,
     slots: Slots,

@@ -10,7 +10,7 @@ const MOST: Most = Most::PerMultiprocessor(16);
 
 /// How the bytes of a subchunk divide into chunks, which the compressor takes one at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Chunking {
+pub struct Chunking {
     /// A subchunk, in bytes.
     pub(crate) bytes: usize,
     /// A chunk, in bytes; the last one may be shorter.
@@ -19,20 +19,20 @@ pub(crate) struct Chunking {
 
 impl Chunking {
     /// The chunks of a subchunk.
-    pub(crate) fn blocks(self) -> usize {
+    pub fn blocks(self) -> usize {
         self.bytes.div_ceil(self.block.max(1))
     }
 }
 
 /// What a batched compressor reads: a `u64` for each chunk in each of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Tables {
+pub struct Tables {
     /// The addresses of the chunks.
-    pub(crate) input_pointers: DeviceSpan,
+    pub input_pointers: DeviceSpan,
     /// Their sizes in bytes.
-    pub(crate) input_sizes: DeviceSpan,
+    pub input_sizes: DeviceSpan,
     /// The addresses that their streams go to.
-    pub(crate) output_pointers: DeviceSpan,
+    pub output_pointers: DeviceSpan,
 }
 
 /// Write the `tables` for subchunks in the slots of `inputs`, whose chunks have a slot each in
@@ -47,7 +47,7 @@ pub(crate) struct Tables {
 ///
 /// # Safety
 /// The rules of the driver.
-pub(crate) unsafe fn chunks(
+pub unsafe fn chunks(
     driver: &dyn Driver,
     stream: StreamId,
     inputs: Slots,

@@ -8,10 +8,10 @@ const BLOCK: u32 = 256;
 /// Warps per block.
 const WARPS: usize = BLOCK as usize / 32;
 /// The bytes of a checksum.
-pub(crate) const CHECKSUM: usize = 4;
+pub const CHECKSUM: usize = 4;
 
 /// How the launch is cut.
-struct Tuning {
+pub struct Tuning {
     /// Each block fills 16 KiB of tables first.
     most: Most,
     /// Warps per multiprocessor below which several share a subchunk.
@@ -38,7 +38,7 @@ const TUNING: Tuning = Tuning {
 ///
 /// # Safety
 /// The rules of the driver. Each of [`Lengths::Each`] is at most the stride less 4.
-pub(crate) unsafe fn append(
+pub unsafe fn append(
     driver: &dyn Driver,
     stream: StreamId,
     slots: Slots,

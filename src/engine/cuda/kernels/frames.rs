@@ -21,7 +21,7 @@ const BLOCK: u32 = 256;
 const WARPS: usize = BLOCK as usize / 32;
 
 /// How the launches are cut.
-struct Tuning {
+pub(crate) struct Tuning {
     /// Bytes of a stream that a warp copies at a time, as in the kernels.
     piece: usize,
     most: Most,

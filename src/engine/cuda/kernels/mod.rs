@@ -1,15 +1,15 @@
 //! The kernels, each with the launch that it wants.
 
-pub(crate) mod aggregate;
-pub(crate) mod chunks;
+pub mod aggregate;
+pub mod chunks;
 pub(crate) mod crc32;
-pub(crate) mod crc32c;
+pub mod crc32c;
 mod fast_division;
 pub(crate) mod frames;
 pub(crate) mod ptx;
-pub(crate) mod scatter;
-pub(crate) mod shuffle;
-pub(crate) mod spans;
-pub(crate) mod split;
+pub mod scatter;
+pub mod shuffle;
+pub mod spans;
+pub mod split;
 #[cfg(test)]
 mod testing;

@@ -135,7 +135,7 @@ enum Kernels {
 
 /// How one slab goes into its slots, and out of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Scatter {
+pub struct Scatter {
     kernels: Kernels,
     /// In bytes.
     unit: usize,
@@ -152,7 +152,7 @@ pub(crate) struct Scatter {
 
 /// Why a slab cannot be scattered on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ScatterError {
+pub enum ScatterError {
     /// The fill value is not an element.
     FillValue { got: usize, expected: usize },
     /// Groups that no unit holds whole.
@@ -185,7 +185,7 @@ impl std::error::Error for ScatterError {}
 impl Scatter {
     /// The slab of `lift`, with every group of `swap` bytes reversed between slab and slots (1
     /// leaves them as they are), and `fill_value` as it is in the slab.
-    pub(crate) fn new(lift: &Lift, swap: usize, fill_value: &[u8]) -> Result<Self, ScatterError> {
+    pub fn new(lift: &Lift, swap: usize, fill_value: &[u8]) -> Result<Self, ScatterError> {
         let element_size = lift.element_size();
         if fill_value.len() != element_size {
             return Err(ScatterError::FillValue {
@@ -232,7 +232,7 @@ impl Scatter {
 
     /// The fill value as kernels read it: repeated to a multiple of the widest unit. It serves all
     /// slabs of elements with this fill value, and is at most 16 times as long.
-    pub(crate) fn fill_pattern(fill_value: &[u8]) -> Vec<u8> {
+    pub fn fill_pattern(fill_value: &[u8]) -> Vec<u8> {
         fill_value.repeat(WIDEST / gcd(fill_value.len(), WIDEST))
     }
 
@@ -248,7 +248,7 @@ impl Scatter {
     ///
     /// # Safety
     /// The rules of the driver.
-    pub(crate) unsafe fn enqueue_scatter(
+    pub unsafe fn enqueue_scatter(
         &self,
         driver: &dyn Driver,
         stream: StreamId,
@@ -272,7 +272,7 @@ impl Scatter {
     ///
     /// # Safety
     /// The rules of the driver.
-    pub(crate) unsafe fn enqueue_unscatter(
+    pub unsafe fn enqueue_unscatter(
         &self,
         driver: &dyn Driver,
         stream: StreamId,

@@ -7,7 +7,7 @@ use crate::engine::cuda::driver::{Access, Arg, Driver, DriverError, StreamId};
 const BLOCK: u32 = 256;
 
 /// How the launches are cut.
-struct Tuning {
+pub struct Tuning {
     /// The most bytes that a block of threads moves at a time, as in the kernels.
     tile: usize,
     most: Most,
@@ -20,7 +20,7 @@ const TUNING: Tuning = Tuning {
 
 /// What is shuffled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Shuffle {
+pub enum Shuffle {
     /// The bytes of elements.
     Bytes,
     /// The bits of elements.
@@ -33,7 +33,7 @@ const BACK: [&str; 2] = ["unshuffle", "bit_unshuffle"];
 
 /// How what a slot holds divides into Blosc blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BloscBlocks {
+pub struct BloscBlocks {
     /// What a slot holds, in bytes.
     pub(crate) bytes: usize,
     /// A block, in bytes; the last one may be shorter.
@@ -50,7 +50,7 @@ pub(crate) struct BloscBlocks {
 ///
 /// # Safety
 /// The rules of the driver.
-pub(crate) unsafe fn shuffle(
+pub unsafe fn shuffle(
     driver: &dyn Driver,
     stream: StreamId,
     what: Shuffle,

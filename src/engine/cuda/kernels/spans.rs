@@ -4,11 +4,11 @@ use crate::engine::cuda::driver::{Arg, DeviceSpan, Dims, Driver, DriverError, Fa
 
 /// Subchunk slots: `count` of them, one every `stride` bytes from the begin of `span` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Slots {
-    pub(crate) span: DeviceSpan,
+pub struct Slots {
+    pub span: DeviceSpan,
     /// A multiple of 16.
-    pub(crate) stride: usize,
-    pub(crate) count: usize,
+    pub stride: usize,
+    pub count: usize,
 }
 
 impl Slots {
@@ -23,7 +23,7 @@ impl Slots {
 
 /// How many bytes each slot holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lengths {
+pub enum Lengths {
     /// A `u64` for each slot.
     Each(DeviceSpan),
     /// The same for all.

@@ -7,7 +7,7 @@ use crate::engine::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, 
 const BLOCK: u32 = 256;
 
 /// How the launch is cut.
-struct Tuning {
+pub struct Tuning {
     /// Bytes of a slot that a warp writes at a time, as in the kernel.
     piece: usize,
     most: Most,
@@ -28,7 +28,7 @@ const TUNING: Tuning = Tuning {
 ///
 /// # Safety
 /// The rules of the driver.
-pub(crate) unsafe fn split(
+pub unsafe fn split(
     driver: &dyn Driver,
     stream: StreamId,
     shards: DeviceSpan,

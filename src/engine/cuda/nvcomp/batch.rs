@@ -9,30 +9,30 @@ use std::ptr;
 
 /// Chunks to compress. Everything is in device memory; tables have an element per chunk.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct CompressBatch<'a> {
+pub struct CompressBatch<'a> {
     /// Of such a batch, or of a larger one.
-    pub(crate) requirements: &'a Requirements,
-    pub(crate) chunks: usize,
+    pub requirements: &'a Requirements,
+    pub chunks: usize,
     /// `u64`: the address of each chunk.
-    pub(crate) input_pointers: DeviceSpan,
+    pub input_pointers: DeviceSpan,
     /// `u64`: how many bytes each chunk has, at least 1.
-    pub(crate) input_sizes: DeviceSpan,
+    pub input_sizes: DeviceSpan,
     /// `u64`: the address of each output slot, which has [`Requirements::max_output`] bytes.
-    pub(crate) output_pointers: DeviceSpan,
+    pub output_pointers: DeviceSpan,
     /// Where the chunks are.
-    pub(crate) inputs: &'a [DeviceSpan],
+    pub inputs: &'a [DeviceSpan],
     /// Where the output slots are.
-    pub(crate) outputs: &'a [DeviceSpan],
-    pub(crate) temp: DeviceSpan,
+    pub outputs: &'a [DeviceSpan],
+    pub temp: DeviceSpan,
     /// `u64`, written: how many bytes each chunk was compressed to; anything if it was not.
-    pub(crate) output_sizes: DeviceSpan,
+    pub output_sizes: DeviceSpan,
     /// `i32`, written: 0 for each chunk that was compressed.
-    pub(crate) statuses: DeviceSpan,
+    pub statuses: DeviceSpan,
 }
 
 /// Chunks to decompress. Everything is in device memory; tables have an element per chunk.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct DecompressBatch<'a> {
+pub struct DecompressBatch<'a> {
     /// Of such a batch, or of a larger one.
     pub(crate) requirements: &'a Requirements,
     pub(crate) chunks: usize,
@@ -66,7 +66,7 @@ impl Compressor {
     /// The rules of the driver, and, when the stream reaches the call: the tables are as the batch
     /// says; chunks and output slots are within `inputs` and `outputs` and at multiples of the
     /// alignments; no two output slots overlap; the chunks keep to the requirements.
-    pub(crate) unsafe fn compress(
+    pub unsafe fn compress(
         &self,
         driver: &dyn Driver,
         stream: StreamId,

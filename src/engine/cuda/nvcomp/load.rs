@@ -12,7 +12,7 @@ use std::{
 };
 
 /// The environment variable that names the file of the library.
-pub(crate) const VARIABLE: &str = "ZARRS_CUDA_NVCOMP";
+pub const VARIABLE: &str = "ZARRS_CUDA_NVCOMP";
 
 /// The versions whose functions are known, the preferred one first.
 const MAJORS: [u32; 2] = [6, 5];
@@ -130,7 +130,7 @@ fn site_packages(root: &Path) -> Vec<PathBuf> {
 
 /// A version of nvCOMP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Version {
+pub struct Version {
     pub(crate) major: u32,
     pub(crate) minor: u32,
     pub(crate) patch: u32,
@@ -154,7 +154,7 @@ impl fmt::Display for Version {
 
 /// The library, loaded. It stays loaded for the life of the process.
 #[derive(Debug)]
-pub(crate) struct Nvcomp {
+pub struct Nvcomp {
     pub(super) path: PathBuf,
     pub(super) version: Version,
     pub(super) status_string: Option<sys::GetStatusString>,
@@ -249,7 +249,7 @@ impl Nvcomp {
         &self.path
     }
 
-    pub(crate) fn version(&self) -> Version {
+    pub fn version(&self) -> Version {
         self.version
     }
 }

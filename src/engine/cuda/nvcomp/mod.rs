@@ -11,11 +11,11 @@ mod sys;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub(crate) use batch::{CompressBatch, DecompressBatch};
+pub use batch::{CompressBatch, DecompressBatch};
 #[cfg(any(test, feature = "internals"))]
-pub(crate) use load::VARIABLE;
+pub use load::VARIABLE;
 pub(crate) use load::{Nvcomp, Search, Version};
-pub(crate) use process::of_process;
+pub use process::of_process;
 #[cfg(test)]
 pub(crate) use process::while_locked;
 
@@ -78,11 +78,11 @@ impl Format {
 
 /// What addresses must be multiples of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Alignments {
+pub struct Alignments {
     /// Of each chunk that is read.
     pub(crate) input: usize,
     /// Of each chunk that is written.
-    pub(crate) output: usize,
+    pub output: usize,
     /// Of the temporary memory.
     pub(crate) temp: usize,
 }
@@ -92,18 +92,18 @@ const LARGEST_ALIGNMENT: usize = 256;
 
 /// What a batch takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Requirements {
+pub struct Requirements {
     /// The most chunks.
     pub(crate) chunks: usize,
     /// Bytes of the largest chunk, uncompressed.
     pub(crate) max_chunk_bytes: usize,
     /// Bytes of all chunks, uncompressed.
     pub(crate) total_bytes: usize,
-    pub(crate) alignments: Alignments,
+    pub alignments: Alignments,
     /// Bytes that each output slot has to have. Not always a multiple of the alignment.
-    pub(crate) max_output: usize,
+    pub max_output: usize,
     /// Bytes of temporary memory.
-    pub(crate) temp: usize,
+    pub temp: usize,
 }
 
 impl Nvcomp {
@@ -290,7 +290,7 @@ impl OneDirection {
 
 /// Compresses batches of chunks of a format.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Compressor {
+pub struct Compressor {
     library: OneDirection,
     functions: Compress,
     alignments: Alignments,

@@ -16,7 +16,7 @@ static LOADED: Mutex<Option<HashMap<Option<PathBuf>, Loaded>>> = Mutex::new(None
 ///
 /// # Errors
 /// As of [`Search::load`]. It is not looked for again.
-pub(crate) fn of_process(file: Option<&Path>) -> Loaded {
+pub fn of_process(file: Option<&Path>) -> Loaded {
     let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
     let loaded = loaded.get_or_insert_default();
     if let Some(known) = loaded.get(&file.map(Path::to_path_buf)) {

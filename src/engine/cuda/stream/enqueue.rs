@@ -92,7 +92,7 @@ pub(super) fn answer_of(
 }
 
 /// Move a batch to the device and scatter it, one slab after the other.
-fn scatter(
+pub(super) fn scatter(
     session: &StreamSession<'_>,
     shared: &Shared,
     input: &CudaInput,
@@ -177,7 +177,7 @@ fn plan_scatter(
 }
 
 /// Everything behind the scatter of a batch, up to its dense bytes.
-fn aggregate(
+pub(super) fn aggregate(
     session: &StreamSession<'_>,
     shared: &Shared,
     flight: &Flight,

@@ -93,7 +93,7 @@ pub(in crate::engine::host) fn gather(
 ///
 /// # Errors
 /// [`EngineError::Internal`] if the box is not as long as both.
-pub(in crate::engine::host) fn scatter(
+pub(crate) fn scatter(
     buffer: &[u8],
     boxed: &StridedBox,
     array: &mut [u8],

@@ -15,7 +15,7 @@ mod open;
 
 #[cfg(test)]
 pub(crate) use open::gpu_or_skip;
-pub(crate) use open::open_all;
+pub use open::open_all;
 
 use super::{
     Access, Arg, DeviceInfo, DeviceMemory, DeviceSpan, Dims, Driver, DriverError, EventId, Fault,

@@ -26,7 +26,7 @@ const COMPUTE_CAPABILITY: (u32, u32) = (7, 0);
 ///
 /// # Errors
 /// There is none. Where there are some, why the first of them cannot be used.
-pub(crate) fn open_all() -> Result<Vec<Arc<dyn Driver>>, DriverError> {
+pub fn open_all() -> Result<Vec<Arc<dyn Driver>>, DriverError> {
     let (mut drivers, mut first_error) = (Vec::<Arc<dyn Driver>>::new(), None);
     for ordinal in 0..CudaDriver::count()? {
         match CudaDriver::open(ordinal) {

@@ -19,16 +19,18 @@ use super::samples::{Samples, race};
 use super::whole::{Rings, Stages, together};
 use super::workbench::Workbench;
 use super::{ELEMENT, FILL_VALUE, Kind, Sizes, Tuning, cores};
-use crate::engine::cuda::compression::Prepared;
-use crate::engine::cuda::driver::{DeviceSpan, Driver};
-use crate::engine::cuda::kernels::chunks::{Tables, chunks};
-use crate::engine::cuda::kernels::shuffle::shuffle;
-use crate::engine::cuda::kernels::spans::Slots;
-use crate::engine::cuda::nvcomp::{self, CompressBatch, Compressor, Requirements, VARIABLE};
-use crate::engine::cuda::sizing::{SLOT_ALIGNMENT, Sizing};
-use crate::engine::cuda::{Compressors, CudaEngine, Limits};
-use crate::engine::host::HostEngine;
-use crate::engine::{BloscStage, Cname, Engine, EngineError, Shuffle, Stage};
+use zarrs_cuda::internals::cuda::compression::Prepared;
+use zarrs_cuda::internals::cuda::driver::{DeviceSpan, Driver};
+use zarrs_cuda::internals::cuda::kernels::chunks::{Tables, chunks};
+use zarrs_cuda::internals::cuda::kernels::shuffle::shuffle;
+use zarrs_cuda::internals::cuda::kernels::spans::Slots;
+use zarrs_cuda::internals::cuda::nvcomp::{
+    self, CompressBatch, Compressor, Requirements, VARIABLE,
+};
+use zarrs_cuda::internals::cuda::sizing::{SLOT_ALIGNMENT, Sizing};
+use zarrs_cuda::internals::cuda::{Compressors, CudaEngine, Limits};
+use zarrs_cuda::internals::engine::{BloscStage, Cname, Engine, EngineError, Shuffle, Stage};
+use zarrs_cuda::internals::host::HostEngine;
 
 /// Of the slowest of what the engine cannot avoid.
 const GOAL: f64 = 0.8;
@@ -91,7 +93,7 @@ fn codecs() -> [Codec; 4] {
     clippy::cast_sign_loss,
     reason = "made-up data"
 )]
-pub(super) fn microscopy(edge: usize, cubes: usize) -> Vec<u8> {
+pub(crate) fn microscopy(edge: usize, cubes: usize) -> Vec<u8> {
     let axis = |len: usize, wave: &dyn Fn(f64) -> f64| -> Vec<f64> {
         (0..len).map(|i| wave(i as f64)).collect()
     };
@@ -145,7 +147,7 @@ impl Data {
     }
 }
 
-pub(super) fn measure(
+pub(crate) fn measure(
     engine: &CudaEngine,
     bus: &Bus<'_, '_>,
     sizes: &Sizes,

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use super::failure::{Result, require};
-use crate::engine::cuda::driver::{
+use zarrs_cuda::internals::cuda::driver::{
     Access, DeviceMemory, DeviceSpan, Driver, DriverError, EventId, PinnedMemory, PinnedSpan,
     PinnedUse, Site, Span, StreamId,
 };
@@ -16,8 +16,8 @@ const MOVED: Site = Site("synchronise: bytes that are not measured were moved");
 const GIVE_BACK: Site = Site("give a workbench back: its streams are empty");
 
 /// Memory, streams and a clock on a device that this thread has entered.
-pub(super) struct Workbench<'d> {
-    pub(super) driver: &'d dyn Driver,
+pub(crate) struct Workbench<'d> {
+    pub(crate) driver: &'d dyn Driver,
     memory: RefCell<Vec<DeviceMemory>>,
     pinned: RefCell<Vec<PinnedMemory>>,
     streams: Vec<StreamId>,
@@ -27,7 +27,7 @@ pub(super) struct Workbench<'d> {
 
 impl<'d> Workbench<'d> {
     /// A workbench that moves `staging` bytes at once where time does not matter.
-    pub(super) fn new(driver: &'d dyn Driver, staging: usize) -> Result<Self> {
+    pub(crate) fn new(driver: &'d dyn Driver, staging: usize) -> Result<Self> {
         driver.enter()?;
         let mut this = Self {
             driver,
@@ -51,7 +51,7 @@ impl<'d> Workbench<'d> {
     }
 
     /// Device memory, until the workbench is given back.
-    pub(super) fn device(&self, len: usize) -> Result<DeviceSpan> {
+    pub(crate) fn device(&self, len: usize) -> Result<DeviceSpan> {
         let memory = self.driver.allocate(len)?;
         self.memory.borrow_mut().push(memory);
         Ok(DeviceSpan {
@@ -62,7 +62,7 @@ impl<'d> Workbench<'d> {
     }
 
     /// Pinned memory, until the workbench is given back.
-    pub(super) fn pinned(&self, len: usize, kind: PinnedUse) -> Result<PinnedSpan> {
+    pub(crate) fn pinned(&self, len: usize, kind: PinnedUse) -> Result<PinnedSpan> {
         let memory = self.driver.allocate_pinned(len, kind)?;
         self.pinned.borrow_mut().push(memory);
         Ok(PinnedSpan {
@@ -73,14 +73,14 @@ impl<'d> Workbench<'d> {
     }
 
     /// The address of pinned memory of this workbench that the host will write.
-    pub(super) fn write(&self, span: PinnedSpan) -> Result<*mut u8> {
+    pub(crate) fn write(&self, span: PinnedSpan) -> Result<*mut u8> {
         self.driver.host_access(span, Access::Write)?;
         // SAFETY: the span lies within its allocation, which the workbench made.
         Ok(unsafe { span.memory.0.as_ptr().add(span.offset) })
     }
 
     /// Bytes of pinned memory of this workbench, which nothing writes while they are borrowed.
-    pub(super) fn read(&self, span: PinnedSpan) -> Result<&[u8]> {
+    pub(crate) fn read(&self, span: PinnedSpan) -> Result<&[u8]> {
         self.driver.host_access(span, Access::Read)?;
         // SAFETY: the span lies within its allocation, and was written: `fill_pinned` or a copy that
         // was waited for.
@@ -92,7 +92,7 @@ impl<'d> Workbench<'d> {
     }
 
     /// Write `bytes` to pinned memory, over and over until it is full.
-    pub(super) fn fill_pinned(&self, span: PinnedSpan, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn fill_pinned(&self, span: PinnedSpan, bytes: &[u8]) -> Result<()> {
         let to = self.write(span)?;
         let mut at = 0;
         while at < span.len && !bytes.is_empty() {
@@ -105,7 +105,7 @@ impl<'d> Workbench<'d> {
     }
 
     /// The seconds on the device of what `enqueue` puts into the stream that it is given.
-    pub(super) fn time(
+    pub(crate) fn time(
         &self,
         enqueue: impl FnOnce(StreamId) -> std::result::Result<(), DriverError>,
     ) -> Result<f64> {
@@ -118,7 +118,7 @@ impl<'d> Workbench<'d> {
     }
 
     /// The seconds from the begin of both to the end of both, in a stream each.
-    pub(super) fn time_both(
+    pub(crate) fn time_both(
         &self,
         enqueue: [&dyn Fn(StreamId) -> std::result::Result<(), DriverError>; 2],
     ) -> Result<f64> {
@@ -140,7 +140,7 @@ impl<'d> Workbench<'d> {
     }
 
     /// Run what `enqueue` puts into the stream that it is given, whatever time it takes.
-    pub(super) fn run(
+    pub(crate) fn run(
         &self,
         enqueue: impl FnOnce(StreamId) -> std::result::Result<(), DriverError>,
     ) -> Result<()> {
@@ -150,13 +150,13 @@ impl<'d> Workbench<'d> {
     }
 
     /// Set every byte of `span`.
-    pub(super) fn fill(&self, span: DeviceSpan, byte: u8) -> Result<()> {
+    pub(crate) fn fill(&self, span: DeviceSpan, byte: u8) -> Result<()> {
         // SAFETY: the workbench's memory, and waited for.
         self.run(|stream| unsafe { self.driver.fill(stream, span, byte) })
     }
 
     /// Copy `bytes` to the begin of `to`.
-    pub(super) fn upload(&self, to: DeviceSpan, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn upload(&self, to: DeviceSpan, bytes: &[u8]) -> Result<()> {
         require(bytes.len() <= to.len, || {
             format!("{} bytes have no room in {}", bytes.len(), to.len)
         })?;
@@ -182,7 +182,7 @@ impl<'d> Workbench<'d> {
     }
 
     /// An error unless `span` holds each of `pieces` at its offset. They come in order.
-    pub(super) fn check<'a>(
+    pub(crate) fn check<'a>(
         &self,
         what: &str,
         span: DeviceSpan,

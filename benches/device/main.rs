@@ -4,6 +4,8 @@
 //! that `ZARRS_CUDA_BENCH_OUT` names. Without a GPU it says why it measures nothing, and that is a
 //! failure only with `ZARRS_CUDA_REQUIRE_GPU=1`. With `--list` it prints its name and measures nothing.
 
+mod measure;
+
 use std::env;
 use std::error::Error;
 use std::fs;
@@ -11,7 +13,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use serde_json::Value;
-use zarrs_cuda::internals::measure_device;
 
 fn output() -> PathBuf {
     env::var_os("ZARRS_CUDA_BENCH_OUT").map_or_else(
@@ -36,7 +37,7 @@ fn main() -> ExitCode {
         println!("device: benchmark");
         return ExitCode::SUCCESS;
     }
-    let document = match measure_device(|line| println!("{line}")) {
+    let document = match measure::first_device(&|line| println!("{line}")) {
         Ok(document) => document,
         Err(reason) if env::var("ZARRS_CUDA_REQUIRE_GPU").is_ok_and(|v| v == "1") => {
             eprintln!("device needs a GPU, and ZARRS_CUDA_REQUIRE_GPU is 1: {reason}");

@@ -8,13 +8,13 @@ use super::report::{Report, Row};
 use super::samples::{Contestant, Samples, race};
 use super::workbench::Workbench;
 use super::{ELEMENT, FILL_VALUE, Kind, Sizes};
-use crate::engine::Stage;
-use crate::engine::cuda::driver::{DeviceSpan, Driver, DriverError, Span, StreamId};
-use crate::engine::cuda::kernels::crc32c::{self, CHECKSUM};
-use crate::engine::cuda::kernels::scatter::Scatter;
-use crate::engine::cuda::kernels::spans::{Lengths, Slots};
-use crate::engine::cuda::kernels::{aggregate, split};
-use crate::layout::{Lift, LiftBatch, LiftSlab};
+use zarrs_cuda::internals::cuda::driver::{DeviceSpan, Driver, DriverError, Span, StreamId};
+use zarrs_cuda::internals::cuda::kernels::crc32c::{self, CHECKSUM};
+use zarrs_cuda::internals::cuda::kernels::scatter::Scatter;
+use zarrs_cuda::internals::cuda::kernels::spans::{Lengths, Slots};
+use zarrs_cuda::internals::cuda::kernels::{aggregate, split};
+use zarrs_cuda::internals::engine::Stage;
+use zarrs_cuda::internals::layout::{Lift, LiftBatch, LiftSlab};
 
 /// Of the bandwidth of a copy within the device.
 const GOAL: f64 = 0.7;
@@ -52,7 +52,7 @@ struct Kernels<'a, 'd> {
     operations: Vec<Operation<'a>>,
 }
 
-pub(super) fn measure(
+pub(crate) fn measure(
     driver: &dyn Driver,
     sizes: &Sizes,
     data: &[u8],
@@ -371,7 +371,7 @@ impl<'a, 'd: 'a> Kernels<'a, 'd> {
     clippy::cast_possible_truncation,
     reason = "there are fewer runs than a u32 counts"
 )]
-pub(super) fn mixed(count: usize) -> Vec<u32> {
+pub(crate) fn mixed(count: usize) -> Vec<u32> {
     let mut step = count * 5 / 8 + 1;
     while gcd(step, count) != 1 {
         step += 1;

@@ -5,11 +5,13 @@ use super::failure::{Result, require};
 use super::report::{Report, Row};
 use super::samples::race;
 use super::workbench::Workbench;
-use crate::engine::cuda::driver::{DeviceSpan, DriverError, PinnedSpan, PinnedUse, Span, StreamId};
+use zarrs_cuda::internals::cuda::driver::{
+    DeviceSpan, DriverError, PinnedSpan, PinnedUse, Span, StreamId,
+};
 
 /// Buffers for one copy in each direction.
-pub(super) struct Bus<'b, 'd> {
-    pub(super) workbench: &'b Workbench<'d>,
+pub(crate) struct Bus<'b, 'd> {
+    pub(crate) workbench: &'b Workbench<'d>,
     pinned_in: PinnedSpan,
     pinned_out: PinnedSpan,
     device_in: DeviceSpan,
@@ -18,7 +20,7 @@ pub(super) struct Bus<'b, 'd> {
 
 impl<'b, 'd> Bus<'b, 'd> {
     /// Allocate the buffers, and see that a round trip gives the same bytes.
-    pub(super) fn new(workbench: &'b Workbench<'d>, sizes: &Sizes, data: &[u8]) -> Result<Self> {
+    pub(crate) fn new(workbench: &'b Workbench<'d>, sizes: &Sizes, data: &[u8]) -> Result<Self> {
         let this = Self {
             workbench,
             pinned_in: workbench.pinned(sizes.copy, PinnedUse::ToDevice)?,
@@ -58,17 +60,17 @@ impl<'b, 'd> Bus<'b, 'd> {
     }
 
     /// Seconds of a copy to the device.
-    pub(super) fn seconds_to_device(&self) -> Result<f64> {
+    pub(crate) fn seconds_to_device(&self) -> Result<f64> {
         self.workbench.time(|stream| self.copy(stream, self.up()))
     }
 
     /// Seconds of a copy from the device.
-    pub(super) fn seconds_from_device(&self) -> Result<f64> {
+    pub(crate) fn seconds_from_device(&self) -> Result<f64> {
         self.workbench.time(|stream| self.copy(stream, self.down()))
     }
 
     /// Seconds of both at once.
-    pub(super) fn seconds_of_both(&self) -> Result<f64> {
+    pub(crate) fn seconds_of_both(&self) -> Result<f64> {
         self.workbench
             .time_both([&|stream| self.copy(stream, self.up()), &|stream| {
                 self.copy(stream, self.down())
@@ -76,11 +78,11 @@ impl<'b, 'd> Bus<'b, 'd> {
     }
 
     /// Bytes of each copy.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.pinned_in.len
     }
 
-    pub(super) fn measure(&self, sizes: &Sizes, report: &mut Report<'_>) -> Result<()> {
+    pub(crate) fn measure(&self, sizes: &Sizes, report: &mut Report<'_>) -> Result<()> {
         report.section(
             "bus",
             "copies of pinned memory; both: GB/s in each direction",

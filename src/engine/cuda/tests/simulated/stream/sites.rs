@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::*;
 use crate::engine::cuda::driver::Site;
 use crate::engine::cuda::driver::simulation::Inject;
-use crate::engine::cuda::gpu::application::OWN;
+use crate::engine::cuda::tests::on_gpu::application::OWN;
 
 /// A subject, what compresses it, and a fault to fall back from.
 struct Case {

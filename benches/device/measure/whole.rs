@@ -15,11 +15,11 @@ use super::failure::{Failure, Result, require};
 use super::report::{Report, Row};
 use super::samples::{race, rate};
 use super::{Kind, Sizes, cores};
-use crate::engine::cuda::copiers::Copy;
-use crate::engine::cuda::driver::{PinnedSpan, PinnedUse};
-use crate::engine::cuda::{CudaEngine, Metrics};
-use crate::engine::host::{HostEngine, memory};
-use crate::engine::{EncodedShard, Engine, EngineError, Job, Stage};
+use zarrs_cuda::internals::cuda::copiers::Copy;
+use zarrs_cuda::internals::cuda::driver::{PinnedSpan, PinnedUse};
+use zarrs_cuda::internals::cuda::{CudaEngine, Metrics};
+use zarrs_cuda::internals::engine::{EncodedShard, Engine, EngineError, Job, Stage};
+use zarrs_cuda::internals::host::{HostEngine, memory};
 
 /// Of the slowest of what the engine cannot avoid.
 const GOAL: f64 = 0.8;
@@ -29,7 +29,7 @@ const OUTPUT: &str = "a benchmark's output";
 
 /// The seconds from the first of `calls` concurrent calls of `f` to the last, and what they give.
 /// It is dropped after the clock has stopped.
-pub(super) fn together<T: Send>(
+pub(crate) fn together<T: Send>(
     calls: usize,
     f: impl Fn(usize) -> std::result::Result<T, EngineError> + Sync,
 ) -> Result<(f64, Vec<T>)> {
@@ -66,7 +66,7 @@ pub(super) fn together<T: Send>(
 }
 
 /// The time on the device of each stage of some shards.
-pub(super) struct Stages {
+pub(crate) struct Stages {
     before: Metrics,
     after: Metrics,
     shard: usize,
@@ -74,7 +74,7 @@ pub(super) struct Stages {
 
 impl Stages {
     /// Of shards of `shard` decoded bytes since `before`.
-    pub(super) fn since(before: &Metrics, engine: &CudaEngine, shard: usize) -> Self {
+    pub(crate) fn since(before: &Metrics, engine: &CudaEngine, shard: usize) -> Self {
         Self {
             before: before.clone(),
             after: engine.counters().snapshot(),
@@ -83,7 +83,7 @@ impl Stages {
     }
 
     /// GB/s of each stage that took any time: of the bytes of copies, and of decoded bytes.
-    pub(super) fn rates(&self) -> Value {
+    pub(crate) fn rates(&self) -> Value {
         let (before, after) = (&self.before, &self.after);
         let up = after.bytes_to_device - before.bytes_to_device;
         let down = after.bytes_from_device - before.bytes_from_device;
@@ -149,7 +149,7 @@ impl Stages {
 }
 
 /// Rings of pinned memory, as large as a lane's.
-pub(super) struct Rings<'a> {
+pub(crate) struct Rings<'a> {
     engine: &'a CudaEngine,
     bus: &'a Bus<'a, 'a>,
     slab: usize,
@@ -160,7 +160,7 @@ pub(super) struct Rings<'a> {
 }
 
 impl<'a> Rings<'a> {
-    pub(super) fn new(engine: &'a CudaEngine, bus: &'a Bus<'a, 'a>, data: &[u8]) -> Result<Self> {
+    pub(crate) fn new(engine: &'a CudaEngine, bus: &'a Bus<'a, 'a>, data: &[u8]) -> Result<Self> {
         let len = engine.tuning.slab * engine.tuning.ring;
         let this = Self {
             engine,
@@ -176,7 +176,7 @@ impl<'a> Rings<'a> {
 
     /// The number of the next of `count` shards: every shard has its turn before one comes again,
     /// whoever takes them.
-    pub(super) fn take(&self, count: usize) -> usize {
+    pub(crate) fn take(&self, count: usize) -> usize {
         self.taken.replace(self.taken.get() + count)
     }
 
@@ -186,7 +186,7 @@ impl<'a> Rings<'a> {
     }
 
     /// Seconds of copying all of `decoded` to the ring, slab by slab.
-    pub(super) fn fill(&self, decoded: &[u8]) -> Result<f64> {
+    pub(crate) fn fill(&self, decoded: &[u8]) -> Result<f64> {
         let to = self.bus.workbench.write(self.to_device)?;
         let begin = Instant::now();
         for (i, slab) in decoded.chunks(self.slab).enumerate() {
@@ -198,7 +198,7 @@ impl<'a> Rings<'a> {
     }
 
     /// Seconds of filling a fresh `Vec` of `len` bytes from the ring, slab by slab.
-    pub(super) fn empty(&self, len: usize) -> Result<f64> {
+    pub(crate) fn empty(&self, len: usize) -> Result<f64> {
         let from = self.bus.workbench.read(self.from_device)?;
         let begin = Instant::now();
         let mut output = memory::with_capacity(len, OUTPUT, true)?;
@@ -220,7 +220,7 @@ impl<'a> Rings<'a> {
     }
 }
 
-pub(super) fn measure(
+pub(crate) fn measure(
     engine: &CudaEngine,
     bus: &Bus<'_, '_>,
     sizes: &Sizes,
@@ -276,7 +276,7 @@ fn verified(engine: &CudaEngine, kind: &Kind, shards: &[&[u8]]) -> Result<Vec<En
 
 /// One round of `calls` at the same time, untimed: an error unless each encodes and decodes as the
 /// host does.
-pub(super) fn verified_together(
+pub(crate) fn verified_together(
     engine: &CudaEngine,
     job: &Job<'_>,
     shards: &[&[u8]],

@@ -9,10 +9,10 @@ use serde_json::{Map, Value, json};
 use super::failure::Result;
 use super::samples::{Ratio, Samples};
 use super::{Sizes, cores};
-use crate::engine::cuda::driver::DeviceInfo;
+use zarrs_cuda::internals::cuda::driver::DeviceInfo;
 
 /// One thing that was measured.
-pub(super) struct Row {
+pub(crate) struct Row {
     name: String,
     rate: f64,
     values: Map<String, Value>,
@@ -23,7 +23,7 @@ pub(super) struct Row {
 
 impl Row {
     /// `bytes` were moved in each of `samples`.
-    pub(super) fn new(name: impl Into<String>, samples: &Samples, bytes: usize) -> Self {
+    pub(crate) fn new(name: impl Into<String>, samples: &Samples, bytes: usize) -> Self {
         let name = name.into();
         let mut values = Map::new();
         values.insert("name".into(), json!(name));
@@ -39,26 +39,26 @@ impl Row {
         }
     }
 
-    pub(super) fn with(mut self, key: &str, value: impl Into<Value>) -> Self {
+    pub(crate) fn with(mut self, key: &str, value: impl Into<Value>) -> Self {
         self.values.insert(key.into(), value.into());
         self
     }
 
     /// A ratio to `what`, and the least that it should be, at the medians.
-    pub(super) fn ratio(mut self, what: &str, ratio: Ratio, goal: Option<f64>) -> Self {
+    pub(crate) fn ratio(mut self, what: &str, ratio: Ratio, goal: Option<f64>) -> Self {
         self.ratios.push((what.to_string(), ratio, goal));
         self
     }
 
     /// Nobody looked at the result.
-    pub(super) fn unverified(mut self) -> Self {
+    pub(crate) fn unverified(mut self) -> Self {
         self.verified = false;
         self
     }
 }
 
 /// Everything that was measured.
-pub(super) struct Report<'s> {
+pub(crate) struct Report<'s> {
     say: &'s dyn Fn(&str),
     document: Map<String, Value>,
     section: String,
@@ -68,7 +68,7 @@ pub(super) struct Report<'s> {
 }
 
 impl<'s> Report<'s> {
-    pub(super) fn new(device: &DeviceInfo, sizes: &Sizes, say: &'s dyn Fn(&str)) -> Self {
+    pub(crate) fn new(device: &DeviceInfo, sizes: &Sizes, say: &'s dyn Fn(&str)) -> Self {
         let mut document = Map::new();
         let driver = driver_version();
         let (major, minor) = device.compute_capability;
@@ -122,7 +122,7 @@ impl<'s> Report<'s> {
     }
 
     /// What comes next belongs to section `name`.
-    pub(super) fn section(&mut self, name: &str, title: &str) {
+    pub(crate) fn section(&mut self, name: &str, title: &str) {
         if self.section == name {
             return;
         }
@@ -134,18 +134,18 @@ impl<'s> Report<'s> {
     }
 
     /// Say something about the section in the document.
-    pub(super) fn note(&mut self, key: &str, value: impl Into<Value>) {
+    pub(crate) fn note(&mut self, key: &str, value: impl Into<Value>) {
         if let Some(section) = self.document.get_mut(&self.section) {
             section[key] = value.into();
         }
     }
 
-    pub(super) fn row(&mut self, row: Row) {
+    pub(crate) fn row(&mut self, row: Row) {
         self.row_if(true, row);
     }
 
     /// Keep a row, and show it if `shown`.
-    pub(super) fn row_if(&mut self, shown: bool, row: Row) {
+    pub(crate) fn row_if(&mut self, shown: bool, row: Row) {
         let mut line = format!("  {:44} {:9.2} GB/s", row.name, row.rate);
         let mut ratios = Map::new();
         for (what, ratio, goal) in &row.ratios {
@@ -186,12 +186,12 @@ impl<'s> Report<'s> {
         }
     }
 
-    pub(super) fn say(&self, line: &str) {
+    pub(crate) fn say(&self, line: &str) {
         (self.say)(line);
     }
 
     /// Keep why `what` was not measured, if it was not.
-    pub(super) fn failed(&mut self, what: &str, result: Result<()>) {
+    pub(crate) fn failed(&mut self, what: &str, result: Result<()>) {
         if let Err(failure) = result {
             self.say(&format!("  FAILED: {what}: {failure:?}"));
             let error = json!({ "what": what, "reason": failure.0 });
@@ -199,7 +199,7 @@ impl<'s> Report<'s> {
         }
     }
 
-    pub(super) fn finish(mut self) -> Value {
+    pub(crate) fn finish(mut self) -> Value {
         let count = |met: bool| self.goals.iter().filter(|goal| goal["met"] == met).count();
         let seconds = self.begin.elapsed().as_secs();
         self.document.insert("seconds".into(), json!(seconds));
@@ -263,6 +263,10 @@ fn date_of(days: u64) -> String {
 }
 
 #[cfg(test)]
+#[allow(
+    unused_imports,
+    reason = "the benchmark itself has no harness, and leaves out its tests"
+)]
 mod tests {
     use super::*;
 

@@ -14,19 +14,17 @@
 //! with the plain bytes where nothing but their places changes; what was compressed, the host
 //! decompressed to what it was. The one exception is `pinned`.
 
-mod bus;
-mod compressed;
-mod failure;
-mod on_device;
-mod pinned;
-mod report;
-mod samples;
-mod staging;
-mod sweep;
-#[cfg(test)]
-mod tests;
-mod whole;
-mod workbench;
+pub(crate) mod bus;
+pub(crate) mod compressed;
+pub(crate) mod failure;
+pub(crate) mod on_device;
+pub(crate) mod pinned;
+pub(crate) mod report;
+pub(crate) mod samples;
+pub(crate) mod staging;
+pub(crate) mod sweep;
+pub(crate) mod whole;
+pub(crate) mod workbench;
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -35,67 +33,67 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::driver::{self, Driver};
-use super::{CudaEngine, Devices, Limits, Tuning};
-use crate::engine::host::HostEngine;
-use crate::engine::{Chain, EncodedShard, Engine, Job, KnownChain, Stage};
-use crate::layout::SubchunkGrid;
 use bus::Bus;
 use failure::Result;
 use report::Report;
 use workbench::Workbench;
+use zarrs_cuda::internals::cuda::driver::{self, Driver};
+use zarrs_cuda::internals::cuda::{CudaEngine, Devices, Limits, Tuning};
+use zarrs_cuda::internals::engine::{Chain, EncodedShard, Engine, Job, KnownChain, Stage};
+use zarrs_cuda::internals::host::HostEngine;
+use zarrs_cuda::internals::layout::SubchunkGrid;
 
 /// Bytes of an element: uint16.
-const ELEMENT: usize = 2;
+pub(crate) const ELEMENT: usize = 2;
 
 /// No subchunk is full of it: neither of the data, nor of pinned memory that was never written, which
 /// a system may have zeroed.
-const FILL_VALUE: [u8; ELEMENT] = [0xd6, 0x2b];
+pub(crate) const FILL_VALUE: [u8; ELEMENT] = [0xd6, 0x2b];
 
 /// How much is measured.
 #[derive(Clone, Debug)]
-struct Sizes {
+pub(crate) struct Sizes {
     /// Elements along each of the three axes of the box that lies on the device.
-    edge: usize,
+    pub(crate) edge: usize,
     /// And of its subchunks.
-    subchunk: usize,
+    pub(crate) subchunk: usize,
     /// Bytes of the runs that are gathered, in turn.
-    runs: Vec<usize>,
+    pub(crate) runs: Vec<usize>,
     /// The shortest run whose gathering has a goal.
-    shortest_run: usize,
+    pub(crate) shortest_run: usize,
     /// Bytes of a copy over the bus.
-    copy: usize,
+    pub(crate) copy: usize,
     /// Bytes that are moved at once where time does not matter.
-    staging: usize,
+    pub(crate) staging: usize,
     /// Edges of shards, the one that is tuned for last.
-    shards: Vec<usize>,
+    pub(crate) shards: Vec<usize>,
     /// Calls at the same time.
-    calls: Vec<usize>,
+    pub(crate) calls: Vec<usize>,
     /// Bytes of distinct shards that calls work through, if there is that much.
-    distinct: usize,
+    pub(crate) distinct: usize,
     /// How long everything runs at least before it is timed: clocks rise, and memory is faulted in.
-    warm_up: Duration,
+    pub(crate) warm_up: Duration,
     /// How often everything is timed.
-    rounds: usize,
-    tuning: Tuning,
-    limits: Limits,
-    slabs: Vec<usize>,
-    rings: Vec<usize>,
-    batches: Vec<usize>,
+    pub(crate) rounds: usize,
+    pub(crate) tuning: Tuning,
+    pub(crate) limits: Limits,
+    pub(crate) slabs: Vec<usize>,
+    pub(crate) rings: Vec<usize>,
+    pub(crate) batches: Vec<usize>,
     /// Batches on their way at once.
-    in_flight: Vec<usize>,
-    threads: Vec<usize>,
-    sweep_rounds: usize,
+    pub(crate) in_flight: Vec<usize>,
+    pub(crate) threads: Vec<usize>,
+    pub(crate) sweep_rounds: usize,
     /// How long the sweep may take.
-    sweep_time: Duration,
+    pub(crate) sweep_time: Duration,
     /// The file of nvCOMP; `None` to look for one.
-    nvcomp: Option<PathBuf>,
+    pub(crate) nvcomp: Option<PathBuf>,
     /// Calls at the same time, with a compressor, and how often they are timed.
-    compressed_calls: Vec<usize>,
-    compressed_rounds: usize,
+    pub(crate) compressed_calls: Vec<usize>,
+    pub(crate) compressed_rounds: usize,
     /// Of the engine with a compressor; `None` for what it takes unless told.
-    compressed_memory: Option<usize>,
-    compressed_batches: Vec<usize>,
+    pub(crate) compressed_memory: Option<usize>,
+    pub(crate) compressed_batches: Vec<usize>,
 }
 
 impl Sizes {
@@ -135,12 +133,12 @@ impl Sizes {
     }
 
     /// Bytes of the box.
-    fn box_len(&self) -> usize {
+    pub(crate) fn box_len(&self) -> usize {
         self.edge.pow(3) * ELEMENT
     }
 
     /// Bytes of made-up data: the box, and some more for runs that do not lie densely.
-    fn data_len(&self) -> usize {
+    pub(crate) fn data_len(&self) -> usize {
         self.box_len() + self.box_len() / 16
     }
 }
@@ -193,12 +191,12 @@ impl Kind {
     }
 }
 
-fn cores() -> NonZeroUsize {
+pub(crate) fn cores() -> NonZeroUsize {
     std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
 }
 
 /// Bytes of which no subchunk is empty, and no two alike.
-fn made_up(len: usize) -> Vec<u8> {
+pub(crate) fn made_up(len: usize) -> Vec<u8> {
     let mut data = vec![0; len];
     let part = len.div_ceil(cores().get()).next_multiple_of(8).max(8);
     std::thread::scope(|scope| {
@@ -222,7 +220,7 @@ fn made_up(len: usize) -> Vec<u8> {
 /// # Errors
 /// There is no device that can be used: why.
 pub(crate) fn first_device(say: &dyn Fn(&str)) -> std::result::Result<Value, String> {
-    let drivers = driver::cuda::open_all().map_err(|error| error.to_string())?;
+    let drivers = driver::open_all().map_err(|error| error.to_string())?;
     let Some(driver) = drivers.into_iter().next() else {
         return Err("there is no CUDA device".to_string());
     };
@@ -230,7 +228,7 @@ pub(crate) fn first_device(say: &dyn Fn(&str)) -> std::result::Result<Value, Str
 }
 
 /// Measure everything. What failed is among the `errors`, and the rest is measured all the same.
-fn measure(driver: &Arc<dyn Driver>, sizes: &Sizes, say: &dyn Fn(&str)) -> Value {
+pub(crate) fn measure(driver: &Arc<dyn Driver>, sizes: &Sizes, say: &dyn Fn(&str)) -> Value {
     let mut report = Report::new(driver.device(), sizes, say);
     let data = made_up(sizes.data_len());
     let kernels = on_device::measure(&**driver, sizes, &data, &mut report);
@@ -241,7 +239,7 @@ fn measure(driver: &Arc<dyn Driver>, sizes: &Sizes, say: &dyn Fn(&str)) -> Value
 }
 
 /// Everything but the kernels alone.
-fn of_engine(
+pub(crate) fn of_engine(
     driver: &Arc<dyn Driver>,
     sizes: &Sizes,
     data: &[u8],

@@ -4,14 +4,27 @@
 #![allow(clippy::unwrap_used)] // a test's way to fail
 
 use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use zarrs_cuda_nvcomp_stand_in::StandIn;
 
-use super::*;
+#[path = "../../../../../benches/device/measure/mod.rs"]
+#[allow(dead_code, reason = "nothing is measured on hardware here")]
+mod measure;
+
+use measure::bus::Bus;
+use measure::failure::Result;
+use measure::report::Report;
+use measure::workbench::Workbench;
+use measure::{ELEMENT, FILL_VALUE, Sizes, compressed, made_up, measure};
+
+use crate::engine::cuda::driver::Driver;
 use crate::engine::cuda::driver::simulation::{
     Config, Inject, Kind as Memory, Live, Schedule, Simulation,
 };
+use crate::engine::cuda::{CudaEngine, Devices, Limits, Tuning};
 
 fn tiny() -> Sizes {
     Sizes {

@@ -10,7 +10,7 @@ use zarrs_cuda_nvcomp_stand_in::StandIn;
 use super::*;
 use crate::engine::cuda::driver::Fault as DeviceFault;
 use crate::engine::cuda::driver::simulation::Inject;
-use crate::engine::cuda::gpu::stream::Numbers;
+use crate::engine::cuda::tests::on_gpu::stream::Numbers;
 use crate::plan::{Engines, Rule};
 use crate::writer::{ArrayWriter, WriterError};
 use crate::{Backend, CudaShardingCodec, Options};
@@ -252,4 +252,109 @@ fn arrays_are_right_whatever_fails() {
     for seed in zarrs_cuda_testing::effort::seeds(100) {
         check(seed);
     }
+}
+
+/// Tensors that lie on the device are copied there, and have been when the call returns.
+#[cfg(feature = "dlpack")]
+#[test]
+fn tensors_on_the_device() {
+    use crate::engine::cuda::driver::{Access, DeviceSpan, PinnedSpan, PinnedUse, Site, Span};
+    use zarrs_cuda_testing::tensors::{DeviceType, Tensor};
+
+    const MADE: Site = Site("application: its tensor is made");
+    const OFFSET: usize = 24;
+    let case = Case {
+        shape: [8, 6, 8],
+        shard: vec![4, 3, 8],
+        subchunk: vec![2, 3, 4],
+        codecs: json!([{ "name": "bytes", "configuration": { "endian": "little" } }]),
+        compresses: false,
+        index_location: "end",
+        epochs: Some(1),
+        backend: Backend::Cuda,
+        elements: (1..=8 * 6 * 8).collect(),
+    };
+    let bytes: Vec<u8> = case.elements.iter().flat_map(|n| n.to_ne_bytes()).collect();
+    let simulation = simulation(Schedule::Latest);
+    let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
+    let engines = Engines::of_devices(devices.clone(), Rule::ALL, TINY);
+    let store: Store = Arc::new(Faulty::new(Arc::new(MemoryStore::new())));
+    let array = case.array(&store, 0, case.backend, engines);
+    array.store_metadata().expect("stored");
+    let mut writer = ArrayWriter::builder(&array)
+        .with_epochs_per_batch(1)
+        .build()
+        .expect("a device");
+
+    let driver: &dyn Driver = &*simulation;
+    driver.enter().expect("a device");
+    let stream = driver.create_stream().expect("a stream");
+    let pinned = driver
+        .allocate_pinned(bytes.len(), PinnedUse::ToDevice)
+        .expect("memory");
+    let memory = driver.allocate(OFFSET + bytes.len()).expect("memory");
+    driver.leave().expect("a device");
+    let mut tensor = Tensor::of_uint16(&[3, 6, 8], usize::try_from(memory.0).expect("small"));
+    tensor.device = (DeviceType::Cuda, 0);
+    tensor.byte_offset = OFFSET as u64;
+    // In parts, through the same memory: what was appended has been read.
+    for (part, slices) in bytes.chunks(3 * 96).zip([3, 3, 2]) {
+        driver.enter().expect("a device");
+        let staging = PinnedSpan {
+            memory: pinned,
+            offset: 0,
+            len: part.len(),
+        };
+        driver
+            .host_access(staging, Access::Write)
+            .expect("accessible");
+        let to = DeviceSpan {
+            memory,
+            offset: OFFSET,
+            len: part.len(),
+        };
+        // SAFETY: the pinned memory is as long, and both memories live.
+        unsafe {
+            pinned
+                .0
+                .as_ptr()
+                .copy_from_nonoverlapping(part.as_ptr(), part.len());
+            driver
+                .copy(stream, Span::Pinned(staging), Span::Device(to))
+                .expect("copied");
+        }
+        driver.leave().expect("a device");
+        tensor.shape = vec![slices, 6, 8];
+        // SAFETY: the memory lives until it is freed below, and the stream makes its elements.
+        let appended = unsafe { writer.append_dlpack(&tensor.view(), stream.0) };
+        appended.expect("appended");
+        driver.enter().expect("a device");
+        driver.synchronize_stream(stream, MADE).expect("made");
+        driver.leave().expect("a device");
+    }
+    // On another device there is nothing that this writer can read.
+    tensor.device = (DeviceType::Cuda, 1);
+    // SAFETY: as above.
+    let elsewhere = unsafe { writer.append_dlpack(&tensor.view(), stream.0) };
+    assert!(
+        matches!(elsewhere, Err(WriterError::Unsupported { .. })),
+        "{elsewhere:?}"
+    );
+    assert_eq!(
+        writer.finish().expect("stored").finished_slices,
+        case.shape[0]
+    );
+    assert_eq!(case.check(&store), case.shape[0]);
+    case.check_bytes(&store);
+
+    driver.enter().expect("a device");
+    driver.destroy_stream(stream).expect("empty");
+    // SAFETY: all of it has been read.
+    unsafe {
+        driver.free_pinned(pinned).expect("freed");
+        driver.free(memory).expect("freed");
+    }
+    driver.leave().expect("a device");
+    drop((writer, array, devices));
+    assert_clean(&simulation);
 }

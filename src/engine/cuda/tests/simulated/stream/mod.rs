@@ -10,8 +10,8 @@ use zarrs_cuda_nvcomp_stand_in::StandIn;
 use super::compression::{blosc, compressors, with};
 use super::*;
 use crate::engine::cuda::WithFallback;
-use crate::engine::cuda::gpu::application::Application;
-use crate::engine::cuda::gpu::stream::{self, Run, Subject, returned};
+use crate::engine::cuda::tests::on_gpu::application::Application;
+use crate::engine::cuda::tests::on_gpu::stream::{self, Run, Subject, returned};
 use crate::engine::stream::StreamEngine;
 use crate::engine::{Cname, Shuffle};
 

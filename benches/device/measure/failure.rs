@@ -4,9 +4,9 @@ use std::error::Error;
 use std::fmt;
 
 /// Why something was not measured.
-pub(super) struct Failure(pub(super) String);
+pub(crate) struct Failure(pub(crate) String);
 
-pub(super) type Result<T> = std::result::Result<T, Failure>;
+pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
 impl<E: Error> From<E> for Failure {
     fn from(error: E) -> Self {
@@ -21,7 +21,7 @@ impl fmt::Debug for Failure {
 }
 
 /// An error unless `condition` holds.
-pub(super) fn require(condition: bool, otherwise: impl FnOnce() -> String) -> Result<()> {
+pub(crate) fn require(condition: bool, otherwise: impl FnOnce() -> String) -> Result<()> {
     if condition {
         Ok(())
     } else {

@@ -10,15 +10,15 @@ use super::report::{Report, Row};
 use super::samples::race;
 use super::whole::{Stages, together, verified_together};
 use super::{Kind, Sizes};
-use crate::engine::cuda::copiers::Copiers;
-use crate::engine::cuda::session::{FreeEvents, Session};
-use crate::engine::cuda::{CudaEngine, encode};
-use crate::engine::{EngineError, Stage};
+use zarrs_cuda::internals::cuda::copiers::Copiers;
+use zarrs_cuda::internals::cuda::session::{FreeEvents, Session};
+use zarrs_cuda::internals::cuda::{CudaEngine, encode};
+use zarrs_cuda::internals::engine::{EngineError, Stage};
 
 /// Of copies in both directions at once.
 const GOAL: f64 = 0.85;
 
-pub(super) fn measure(
+pub(crate) fn measure(
     engine: &CudaEngine,
     bus: &Bus<'_, '_>,
     sizes: &Sizes,

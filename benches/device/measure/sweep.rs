@@ -9,7 +9,7 @@ use super::report::Report;
 use super::samples::{Samples, race};
 use super::whole::together;
 use super::{CudaEngine, Kind, Sizes, Tuning, cores};
-use crate::engine::Engine;
+use zarrs_cuda::internals::engine::Engine;
 
 /// A choice of numbers.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +47,7 @@ fn points(sizes: &Sizes) -> Vec<Point> {
     mixed.into_iter().map(|i| points[i as usize]).collect()
 }
 
-pub(super) fn measure(
+pub(crate) fn measure(
     engine: &CudaEngine,
     sizes: &Sizes,
     data: &[u8],

@@ -8,15 +8,15 @@ use super::failure::Result;
 
 /// Seconds, shortest first.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Samples(Vec<f64>);
+pub(crate) struct Samples(Vec<f64>);
 
 impl Samples {
-    pub(super) fn new(mut seconds: Vec<f64>) -> Self {
+    pub(crate) fn new(mut seconds: Vec<f64>) -> Self {
         seconds.sort_by(f64::total_cmp);
         Self(seconds)
     }
 
-    pub(super) fn median(&self) -> f64 {
+    pub(crate) fn median(&self) -> f64 {
         self.at(self.0.len() / 2)
     }
 
@@ -26,12 +26,12 @@ impl Samples {
     }
 
     /// Of `bytes` each time, in GB/s, at the median.
-    pub(super) fn rate(&self, bytes: usize) -> f64 {
+    pub(crate) fn rate(&self, bytes: usize) -> f64 {
         rate(bytes, self.median())
     }
 
     /// The rate, of `bytes` each time, by that of `other`, of `bytes_of_other` each time.
-    pub(super) fn by(&self, bytes: usize, other: &Self, bytes_of_other: usize) -> Ratio {
+    pub(crate) fn by(&self, bytes: usize, other: &Self, bytes_of_other: usize) -> Ratio {
         let best = |samples: &Self, bytes| rate(bytes, samples.at(0));
         Ratio {
             median: self.rate(bytes) / other.rate(bytes_of_other),
@@ -39,7 +39,7 @@ impl Samples {
         }
     }
 
-    pub(super) fn seconds(&self) -> Value {
+    pub(crate) fn seconds(&self) -> Value {
         json!({
             "median": self.median(),
             "min": self.at(0),
@@ -49,7 +49,7 @@ impl Samples {
     }
 
     /// GB/s.
-    pub(super) fn rates(&self, bytes: usize) -> Value {
+    pub(crate) fn rates(&self, bytes: usize) -> Value {
         json!({
             "median": self.rate(bytes),
             "min": rate(bytes, self.at(self.0.len().saturating_sub(1))),
@@ -60,26 +60,26 @@ impl Samples {
 
 /// One rate by another.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Ratio {
+pub(crate) struct Ratio {
     /// Of the medians: what goals are about.
-    pub(super) median: f64,
+    pub(crate) median: f64,
     /// Of the shortest times.
-    pub(super) best: f64,
+    pub(crate) best: f64,
 }
 
 /// GB/s.
 #[allow(clippy::cast_precision_loss, reason = "for people")]
-pub(super) fn rate(bytes: usize, seconds: f64) -> f64 {
+pub(crate) fn rate(bytes: usize, seconds: f64) -> f64 {
     bytes as f64 / seconds / 1e9
 }
 
 /// Something to time: given the number of the round, how many seconds it took. Rounds 0 do not
 /// count.
-pub(super) type Contestant<'a> = &'a mut dyn FnMut(usize) -> Result<f64>;
+pub(crate) type Contestant<'a> = &'a mut dyn FnMut(usize) -> Result<f64>;
 
 /// Time each of `contestants` in turns, `rounds` times after rounds that do not count: one, and more
 /// until `warm_up` is over, in which clocks rise.
-pub(super) fn race<const N: usize>(
+pub(crate) fn race<const N: usize>(
     warm_up: Duration,
     rounds: usize,
     mut contestants: [Contestant<'_>; N],
@@ -103,6 +103,10 @@ pub(super) fn race<const N: usize>(
 }
 
 #[cfg(test)]
+#[allow(
+    unused_imports,
+    reason = "the benchmark itself has no harness, and leaves out its tests"
+)]
 mod tests {
     use super::*;
 

@@ -5,9 +5,7 @@ use crate::engine::cuda::driver::{
     cuda::{CudaDriver, gpu_or_skip},
 };
 use std::{
-    env,
-    process::Command,
-    slice,
+    env, slice,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -157,12 +155,7 @@ fn four_processes_share_a_device() {
     let until = (now() + SHARED).as_millis().to_string();
     let mut children: Vec<_> = (0..4)
         .map(|_| {
-            Command::new(env::current_exe().unwrap())
-                .args([
-                    "--ignored",
-                    "--exact",
-                    "engine::cuda::gpu::driver::one_process_of_four",
-                ])
+            zarrs_cuda_testing::processes::again(module_path!(), "one_process_of_four", true)
                 .env(UNTIL, &until)
                 .spawn()
                 .unwrap()

@@ -3,7 +3,7 @@
 use zarrs_cuda_nvcomp_stand_in::StandIn;
 
 use super::*;
-use crate::engine::cuda::gpu::bodies::{compressed_conformance, conformance_with};
+use crate::engine::cuda::tests::on_gpu::bodies::{compressed_conformance, conformance_with};
 use crate::{Backend, Options};
 
 fn options(library: StandIn) -> Options {

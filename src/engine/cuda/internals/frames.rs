@@ -1,8 +1,8 @@
-//! [`frame_parts`](super::frame_parts) in plain numbers, for a fuzz target.
+//! `frame_parts` in plain numbers, for a fuzz target.
 
-use super::frame_parts;
-use super::kernels::shuffle::Shuffle;
-use super::nvcomp::Format;
+use crate::engine::cuda::frame_parts;
+use crate::engine::cuda::kernels::shuffle::Shuffle;
+use crate::engine::cuda::nvcomp::Format;
 use crate::engine::{Job, KnownChain};
 use crate::layout::Extent;
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::*;
 use crate::engine::cuda::Compressors;
-use crate::engine::cuda::gpu::bodies;
-use crate::engine::cuda::gpu::compressed::{self, Scale, Setup};
+use crate::engine::cuda::tests::on_gpu::bodies;
+use crate::engine::cuda::tests::on_gpu::compressed::{self, Scale, Setup};
 use zarrs::array::{Array, ArrayBytes};
 use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda_nvcomp_stand_in::StandIn;

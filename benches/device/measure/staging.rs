@@ -8,8 +8,8 @@ use super::failure::Result;
 use super::report::{Report, Row};
 use super::samples::race;
 use super::{CudaEngine, Sizes, cores};
-use crate::engine::cuda::copiers::Copy;
-use crate::engine::cuda::driver::{DeviceSpan, PinnedSpan, PinnedUse, Span};
+use zarrs_cuda::internals::cuda::copiers::Copy;
+use zarrs_cuda::internals::cuda::driver::{DeviceSpan, PinnedSpan, PinnedUse, Span};
 
 /// A ring of pinned memory, as large as a lane's, and a slab on the device.
 struct Ring<'a> {
@@ -51,7 +51,7 @@ impl Ring<'_> {
     }
 }
 
-pub(super) fn measure(
+pub(crate) fn measure(
     engine: &CudaEngine,
     bus: &Bus<'_, '_>,
     sizes: &Sizes,

@@ -1,0 +1,27 @@
+//! Private parts, for `benches/device` and the fuzz targets.
+
+pub mod frames;
+
+pub use super::compression;
+pub use super::copiers;
+pub use super::encode;
+pub use super::nvcomp;
+pub use super::session;
+pub use super::sizing;
+pub use super::{Compressors, CudaEngine, Devices, Limits, Metrics, Tuning};
+
+/// The seam below the engine.
+pub mod driver {
+    pub use crate::engine::cuda::driver::cuda::open_all;
+    pub use crate::engine::cuda::driver::{
+        Access, DeviceInfo, DeviceMemory, DeviceSpan, Driver, DriverError, EventId, PinnedMemory,
+        PinnedSpan, PinnedUse, Site, Span, StreamId,
+    };
+}
+
+/// Each kernel with the launch that it wants.
+pub mod kernels {
+    pub use crate::engine::cuda::kernels::{
+        aggregate, chunks, crc32c, scatter, shuffle, spans, split,
+    };
+}

@@ -1,0 +1,192 @@
+//! The engine on simulated devices, with emulated kernels.
+
+#[cfg(feature = "internals")]
+mod benchmark;
+mod bodies;
+mod compression;
+mod conformance;
+mod decompression;
+mod faults;
+mod lanes;
+mod partial_writes;
+mod schedules;
+mod stream;
+mod writer;
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use crate::engine::cuda::driver::Driver;
+use crate::engine::cuda::driver::simulation::{Config, Live, Schedule, Simulation};
+use crate::engine::cuda::sizing::ShardKind;
+use crate::engine::cuda::{CudaEngine, Devices, Limits, Tuning};
+use crate::engine::host::HostEngine;
+use crate::engine::{Chain, Engine, EngineError, Job, KnownChain, Stage};
+use crate::layout::SubchunkGrid;
+
+/// So small that a shard of a few KiB is many batches of many slabs, and every ring goes round.
+const TINY: Tuning = Tuning {
+    slab: 384,
+    ring: 2,
+    batch: 1200,
+    compressed_batch: 2000,
+    batches: 2,
+};
+
+fn limits() -> Limits {
+    Limits {
+        devices: None,
+        device_memory: Some(1 << 24),
+        pinned_memory: 1 << 24,
+    }
+}
+
+/// A shard, its chain, and elements that leave some subchunks empty.
+struct Shard {
+    grid: SubchunkGrid,
+    chain: KnownChain,
+    elements: Vec<u8>,
+    fill_value: Vec<u8>,
+    store_empty: bool,
+}
+
+/// Which subchunks of a [`Shard`] are empty.
+#[derive(Clone, Copy, Debug)]
+enum Empty {
+    EachThird,
+    /// Those below the number: the batches that they fill have nothing to give back.
+    First(usize),
+    /// Those from the one number to below the other.
+    Within(usize, usize),
+    All,
+}
+
+/// The subchunks of a [`Shard`].
+const SUBCHUNKS: usize = 36;
+
+impl Shard {
+    /// Each third subchunk is empty.
+    fn new(stages: usize) -> Self {
+        Self::with(stages, Empty::EachThird, false)
+    }
+
+    /// 3 × 4 × 3 subchunks of 2 × 5 × 6 elements of 2 bytes.
+    fn with(stages: usize, empty: Empty, store_empty: bool) -> Self {
+        let grid = SubchunkGrid::new(&[6, 20, 18], &[2, 5, 6], 2).expect("divides");
+        let chain = KnownChain {
+            order: vec![0, 2, 1],
+            swap: 2,
+            stages: vec![Stage::Crc32c; stages],
+        };
+        let fill_value = vec![7, 0x80];
+        let elements = (0..6 * 20 * 18)
+            .flat_map(|i: usize| {
+                let (z, y, x) = (i / 360, i / 18 % 20, i % 18);
+                let subchunk = (z / 2 * 4 + y / 5) * 3 + x / 6;
+                let empty = match empty {
+                    Empty::EachThird => subchunk % 3 == 1,
+                    Empty::First(end) => subchunk < end,
+                    Empty::Within(start, end) => (start..end).contains(&subchunk),
+                    Empty::All => true,
+                };
+                if empty {
+                    [7, 0x80]
+                } else {
+                    [(i * 7) as u8, (i >> 3) as u8]
+                }
+            })
+            .collect();
+        Self {
+            grid,
+            chain,
+            elements,
+            fill_value,
+            store_empty,
+        }
+    }
+
+    /// Shards of several kinds, by number.
+    fn of_kind(kind: usize) -> Self {
+        let stages = [1, 0, 2][kind % 3];
+        let empty = [
+            Empty::EachThird,
+            Empty::First(9),
+            Empty::First(20),
+            Empty::Within(9, 27),
+            Empty::Within(18, SUBCHUNKS),
+            Empty::All,
+            Empty::First(0),
+        ][kind % 7];
+        Self::with(stages, empty, kind % 5 == 4)
+    }
+
+    /// What the shard is to a device, without a compressor.
+    fn kind(&self) -> ShardKind<'_> {
+        ShardKind {
+            grid: &self.grid,
+            chain: &self.chain,
+            compressor: None,
+            decompressor: None,
+        }
+    }
+
+    fn job(&self) -> Job<'_> {
+        Job {
+            grid: &self.grid,
+            chain: Chain::Known(&self.chain),
+            fill_value: &self.fill_value,
+            store_empty: self.store_empty,
+            validate_checksums: true,
+            threads: NonZeroUsize::MIN,
+            huge_pages: false,
+        }
+    }
+
+    /// Encode it and decode that on `engine`; and compare with the host.
+    fn round_trip(&self, engine: &dyn Engine) -> Result<(), EngineError> {
+        let job = self.job();
+        let host = HostEngine.encode(&job, &self.elements, 3, 5)?;
+        let encoded = engine.encode(&job, &self.elements, 3, 5)?;
+        assert_eq!(encoded.extents, host.extents);
+        assert_eq!(encoded.bytes, host.bytes);
+        let decoded = engine.decode(&job, &encoded.bytes, &encoded.extents)?;
+        assert!(decoded == self.elements, "decodes to something else");
+        Ok(())
+    }
+
+    /// Encode and decode it on `engine`, whatever its chain.
+    fn run(&self, engine: &dyn Engine) -> Result<(), EngineError> {
+        if self.chain.is_fixed_size() {
+            self.round_trip(engine)
+        } else {
+            self.there_and_back(engine).map(|_| ())
+        }
+    }
+}
+
+/// An engine on one simulated device.
+fn engine_on(simulation: &Arc<Simulation>) -> CudaEngine {
+    engine_on_all(std::slice::from_ref(simulation))
+}
+
+fn engine_on_all(simulations: &[Arc<Simulation>]) -> CudaEngine {
+    let drivers = simulations
+        .iter()
+        .map(|simulation| simulation.clone() as Arc<dyn Driver>)
+        .collect();
+    CudaEngine::new(Devices::new(drivers), limits(), TINY)
+}
+
+fn simulation(schedule: Schedule) -> Arc<Simulation> {
+    Arc::new(Simulation::new(Config {
+        schedule,
+        ..Config::default()
+    }))
+}
+
+/// Nothing was done wrong, and when the engine is gone nothing is left.
+fn assert_clean(simulation: &Simulation) {
+    let violations = simulation.violations();
+    assert!(violations.is_empty(), "{violations:#?}");
+    assert_eq!(simulation.live(), Live::default());
+}

@@ -1,0 +1,229 @@
+//! Which part of the library uses which, held against the picture in `docs/architecture.md`.
+//!
+//! Every path that begins with `crate`, `super` or `self`, or with a module that a file declares or
+//! imports, is followed to the file that defines what it names, through re-exports. Each file is in a
+//! room. The table of rooms in `docs/architecture.md` says which rooms a room may use.
+
+mod paths;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+
+use crate::{Result, sources};
+
+/// Where the table is.
+const PICTURE: &str = "docs/architecture.md";
+/// The heading above the table.
+const HEADING: &str = "## Rooms";
+
+/// Arrows outside of the picture that are still there: a file, and the room that it uses. Only ever
+/// fewer: one that is gone has to go from here, too.
+const STILL_THERE: &[(&str, &str)] = &include!("arrows/still_there.in");
+
+/// Files that use each other in a circle, and are still to be taken apart. Only ever fewer.
+const STILL_CIRCLES: &[&[&str]] = &include!("arrows/still_circles.in");
+
+/// A file, without `src/`, and each file that it uses.
+pub(crate) type Arrows = BTreeMap<String, BTreeSet<String>>;
+
+/// A room: its name, the files and folders that are in it, and the rooms that it may use.
+#[derive(Debug)]
+struct Room {
+    name: String,
+    places: Vec<String>,
+    uses: Vec<String>,
+}
+
+impl Room {
+    /// How much of `file` a place of this room names, in bytes; `None` if the file is elsewhere.
+    fn has(&self, file: &str) -> Option<usize> {
+        let names = |place: &&String| match place.strip_suffix('/') {
+            Some(_) => file.starts_with(place.as_str()),
+            None => file == place.as_str(),
+        };
+        self.places.iter().filter(names).map(String::len).max()
+    }
+}
+
+/// What is wrong.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Found {
+    /// Files that no room has.
+    homeless: BTreeSet<String>,
+    /// The file that uses, the room that it is in, the room that it uses, and the file there.
+    arrows: BTreeSet<(String, String, String, String)>,
+    circles: BTreeSet<Vec<String>>,
+}
+
+/// Print everything outside of the picture. An error if anything is, that is not known yet.
+pub(crate) fn print() -> Result<()> {
+    let found = look()?;
+    for (file, room, used, of) in &found.arrows {
+        println!("{file} ({room}) uses {of} ({used})");
+    }
+    for circle in &found.circles {
+        println!("a circle: {}", circle.join(", "));
+    }
+    let wrong = complaints(&found);
+    if wrong.is_empty() {
+        Ok(())
+    } else {
+        Err(wrong.join("\n"))
+    }
+}
+
+fn look() -> Result<Found> {
+    let text = fs::read_to_string(PICTURE).map_err(|e| format!("{PICTURE}: {e}"))?;
+    let arrows = paths::arrows(&sources::all()?);
+    Ok(judge(&rooms(&text)?, &arrows))
+}
+
+/// The rooms of the table below the heading.
+fn rooms(text: &str) -> Result<Vec<Room>> {
+    let missing = || format!("{PICTURE} has no table of rooms below \"{HEADING}\"");
+    let (_, section) = text.split_once(HEADING).ok_or_else(missing)?;
+    let names = |cell: &str| -> Vec<String> {
+        let names = cell.split('`').skip(1).step_by(2);
+        names.map(str::to_owned).collect()
+    };
+    let rows = section.lines().skip_while(|line| !line.starts_with('|'));
+    let rows = rows.take_while(|line| line.starts_with('|')).skip(2);
+    let rooms: Vec<Room> = rows
+        .filter_map(|row| {
+            let mut cells = row.trim_matches('|').split('|');
+            Some(Room {
+                name: names(cells.next()?).pop()?,
+                places: names(cells.next()?),
+                uses: names(cells.next()?),
+            })
+        })
+        .collect();
+    if rooms.is_empty() {
+        return Err(missing());
+    }
+    for room in &rooms {
+        for used in &room.uses {
+            if !rooms.iter().any(|room| room.name == *used) {
+                return Err(format!(
+                    "{PICTURE}: {} uses {used}, which is no room",
+                    room.name
+                ));
+            }
+        }
+    }
+    Ok(rooms)
+}
+
+fn judge(rooms: &[Room], arrows: &Arrows) -> Found {
+    let mut found = Found::default();
+    // The place that names most of a file has it.
+    let room_of = |file: &str| {
+        let places = rooms
+            .iter()
+            .filter_map(|room| Some((room.has(file)?, room)));
+        places.max_by_key(|(len, _)| *len).map(|(_, room)| room)
+    };
+    for (file, used) in arrows {
+        let Some(room) = room_of(file) else {
+            found.homeless.insert(file.clone());
+            continue;
+        };
+        for other in used {
+            let Some(of) = room_of(other) else { continue };
+            if of.name != room.name && !room.uses.contains(&of.name) {
+                let names = (
+                    file.clone(),
+                    room.name.clone(),
+                    of.name.clone(),
+                    other.clone(),
+                );
+                found.arrows.insert(names);
+            }
+        }
+    }
+    found.circles = circles(arrows);
+    found
+}
+
+/// Whether `file` is a part of the module whose own file is `module`.
+fn is_part(file: &str, module: &str) -> bool {
+    let folder = module.strip_suffix("mod.rs").map(str::to_owned);
+    let folder = folder.or_else(|| Some(format!("{}/", module.strip_suffix(".rs")?)));
+    module == "lib.rs" || folder.is_some_and(|folder| file.starts_with(&folder))
+}
+
+/// Files of which each is reached from each other one. That a part uses the module that it is a part of
+/// makes no circle.
+fn circles(arrows: &Arrows) -> BTreeSet<Vec<String>> {
+    let reached: BTreeMap<&str, BTreeSet<&str>> = arrows
+        .keys()
+        .map(|from| {
+            let mut reached = BTreeSet::new();
+            let mut left = vec![from.as_str()];
+            while let Some(file) = left.pop() {
+                for used in arrows.get(file).into_iter().flatten() {
+                    if !is_part(file, used) && reached.insert(used.as_str()) {
+                        left.push(used);
+                    }
+                }
+            }
+            (from.as_str(), reached)
+        })
+        .collect();
+    let reaches = |a: &str, b: &str| reached.get(a).is_some_and(|reached| reached.contains(b));
+    arrows
+        .keys()
+        .filter(|file| reaches(file, file))
+        .map(|file| {
+            let others = arrows.keys();
+            others
+                .filter(|other| reaches(file, other) && reaches(other, file))
+                .cloned()
+                .collect()
+        })
+        .collect()
+}
+
+/// What is wrong and not known, and what is known and no longer wrong.
+fn complaints(found: &Found) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for file in &found.homeless {
+        wrong.push(format!("no room of {PICTURE} has src/{file}"));
+    }
+    let known = |file: &str, used: &str| STILL_THERE.contains(&(file, used));
+    for (file, room, used, of) in &found.arrows {
+        if !known(file, used) {
+            wrong.push(format!(
+                "src/{file} uses src/{of}: {PICTURE} has no arrow from {room} to {used}"
+            ));
+        }
+    }
+    for (file, used) in STILL_THERE {
+        let arrows = &found.arrows;
+        if !arrows.iter().any(|(f, _, u, _)| f == file && u == used) {
+            wrong.push(format!(
+                "src/{file} no longer uses {used}: take it out of arrows/still_there.in"
+            ));
+        }
+    }
+    let known: BTreeSet<Vec<String>> = STILL_CIRCLES
+        .iter()
+        .map(|circle| circle.iter().map(ToString::to_string).collect())
+        .collect();
+    for circle in found.circles.difference(&known) {
+        wrong.push(format!(
+            "these files use each other in a circle that arrows/still_circles.in does not have: {}",
+            circle.join(", ")
+        ));
+    }
+    for circle in known.difference(&found.circles) {
+        wrong.push(format!(
+            "this circle is gone, or another one now: take it out of arrows/still_circles.in: {}",
+            circle.join(", ")
+        ));
+    }
+    wrong
+}
+
+#[cfg(test)]
+mod tests;
