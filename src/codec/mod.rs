@@ -7,6 +7,7 @@ pub(crate) mod error;
 pub(crate) mod find;
 pub(crate) mod foreign;
 pub(crate) mod index;
+mod jobs;
 mod ours;
 mod packed;
 mod partial_decoder;
@@ -59,8 +60,11 @@ use crate::store::AwaitedHandle;
 use crate::store::BlockingHandle;
 use crate::{Error, MemoryEstimate, Options};
 use bounded::Limits;
+use delegated::Delegated;
+use ours::Ours;
 use partial_encoder::PartialEncoder;
 use parts::Parts;
+use shard_codec::ShardCodec;
 use sharding::{Sharding, Shardings};
 
 /// The `sharding_indexed` codec.
@@ -450,5 +454,15 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
     ) -> Result<BytesRepresentation, CodecError> {
         self.sharding(shape, data_type, fill_value)?
             .encoded_representation()
+    }
+}
+
+impl Sharding {
+    /// What encodes and decodes these shards.
+    fn shard_codec(&self) -> &'static dyn ShardCodec {
+        match self.delegated() {
+            None => &Ours,
+            Some(_) => &Delegated,
+        }
     }
 }

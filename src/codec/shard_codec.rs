@@ -10,8 +10,6 @@ use zarrs_codec::{
 #[cfg(feature = "async")]
 use zarrs_codec::{AsyncArrayPartialDecoderTraits, AsyncBytesPartialDecoderTraits};
 
-use super::delegated::Delegated;
-use super::ours::Ours;
 use super::sharding::Sharding;
 use crate::Error;
 use crate::plan::Explanation;
@@ -63,14 +61,4 @@ pub(super) trait ShardCodec: Sync {
     ) -> Result<Arc<dyn AsyncArrayPartialDecoderTraits>, CodecError>;
 
     fn explain(&self, shards: &Sharding) -> Result<Explanation, Error>;
-}
-
-impl Sharding {
-    /// What encodes and decodes these shards.
-    pub(super) fn shard_codec(&self) -> &'static dyn ShardCodec {
-        match self.delegated() {
-            None => &Ours,
-            Some(_) => &Delegated,
-        }
-    }
 }

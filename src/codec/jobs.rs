@@ -1,0 +1,82 @@
+//! What a shard is to an engine: which engine, how many threads, and which job.
+
+use std::num::NonZeroUsize;
+
+use zarrs::array::concurrency::calc_concurrency_outer_inner;
+use zarrs_codec::{ArrayCodecTraits, CodecOptions, RecommendedConcurrency};
+
+use super::foreign::ForeignChain;
+use super::sharding::Sharding;
+use crate::Error;
+use crate::engine::Job;
+use crate::layout::SubchunkGrid;
+use crate::plan::{self, Choice};
+
+impl Sharding {
+    /// The engine that encodes a shard.
+    ///
+    /// # Errors
+    /// [`Error::BackendUnavailable`] if the options ask for a device, and it cannot be one.
+    pub(crate) fn choose_engine(&self) -> Result<Choice, Error> {
+        self.choose_engine_for(&self.grid)
+    }
+
+    /// The engine that encodes some subchunks, as a shard of `grid`.
+    ///
+    /// # Errors
+    /// As for [`choose_engine`](Self::choose_engine).
+    pub(crate) fn choose_engine_for(&self, grid: &SubchunkGrid) -> Result<Choice, Error> {
+        let codec = &self.codec;
+        codec.engines.choose(&codec.options, grid, self.known())
+    }
+
+    /// The engine that decodes a whole shard.
+    ///
+    /// # Errors
+    /// As for [`choose_engine`](Self::choose_engine).
+    pub(crate) fn choose_decoder(&self) -> Result<Choice, Error> {
+        let (codec, grid) = (&self.codec, &self.grid);
+        codec
+            .engines
+            .choose_decoder(&codec.options, grid, self.known())
+    }
+
+    /// Call `f` with the job that a shard is for an engine.
+    pub(crate) fn with_job<T>(&self, options: &CodecOptions, f: impl FnOnce(&Job<'_>) -> T) -> T {
+        let (outer, inner) = self.concurrency(options);
+        let foreign = ForeignChain::new(self, options.with_concurrent_target(inner));
+        f(&Job {
+            grid: &self.grid,
+            chain: plan::chain(self.known().ok(), &foreign),
+            fill_value: self.fill_value.as_ne_bytes(),
+            store_empty: options.store_empty_chunks(),
+            validate_checksums: options.validate_checksums(),
+            threads: outer,
+            huge_pages: self.codec.options.huge_pages(),
+        })
+    }
+
+    /// How many threads for subchunks, and how many inside each.
+    pub(super) fn concurrency(&self, options: &CodecOptions) -> (NonZeroUsize, usize) {
+        // zarrs: "concurrency is unconstrained if the concurrent target is set to zero".
+        let target = match options.concurrent_target() {
+            0 => rayon::current_num_threads(),
+            target => target,
+        };
+        let codec = &self.codec;
+        let inner = || {
+            codec
+                .inner_codecs
+                .recommended_concurrency(&codec.subchunk_shape, &self.data_type)
+        };
+        let (outer, inner) = match self.known().map_err(|_| inner()) {
+            Err(Ok(inner)) => calc_concurrency_outer_inner(
+                target,
+                &RecommendedConcurrency::new_maximum(self.grid.num_subchunks()),
+                &inner,
+            ),
+            _ => (target, 1),
+        };
+        (NonZeroUsize::new(outer).unwrap_or(NonZeroUsize::MIN), inner)
+    }
+}
