@@ -1,4 +1,4 @@
-//! A shard without the bytes that nothing uses.
+//! Compaction: a shard is stored again without its unused bytes.
 
 #[cfg(feature = "async")]
 use zarrs_storage::AsyncReadableWritableStorageTraits;
@@ -48,10 +48,10 @@ pub fn compact<S: ReadableWritableStorageTraits + ?Sized>(
     now(compact_in(&Blocking::new(store), key, format))
 }
 
-/// [`compact`](compact()), in an asynchronous store.
+/// [`compact`](crate::compact()) for an asynchronous store.
 ///
 /// # Errors
-/// As for [`compact`](compact()).
+/// As for [`compact`](crate::compact()).
 #[cfg(feature = "async")]
 pub async fn async_compact<S: AsyncReadableWritableStorageTraits + ?Sized>(
     store: &S,
