@@ -14,11 +14,12 @@ use zarrs_codec::{AsyncArrayPartialDecoderTraits, AsyncBytesPartialDecoderTraits
 use zarrs_storage::StorageError;
 use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator};
 
+use super::error::other;
 use super::index::ShardIndex;
 use super::partial_decoder::{check_long, read_index};
+use super::partial_encoder;
 use super::shard_codec::ShardCodec;
 use super::sharding::Sharding;
-use super::{other, partial_encoder};
 use crate::Error;
 use crate::layout::Entries;
 use crate::plan::{self, Engines, Explanation};

@@ -12,6 +12,7 @@ use zarrs_codec::{
 };
 
 use super::CudaShardingCodec;
+use super::error::sourced;
 use crate::plan::Explanation;
 use crate::{Error, Options};
 
@@ -100,9 +101,7 @@ pub fn explain<TStorage: ?Sized>(array: &Array<TStorage>) -> Result<Explanation,
             .into_owned(),
     })?;
     let first = vec![0; array.dimensionality()];
-    let shape: Vec<NonZeroU64> = array
-        .chunk_shape(&first)
-        .map_err(|error| CodecError::Other(error.to_string()))?;
+    let shape: Vec<NonZeroU64> = array.chunk_shape(&first).map_err(sourced)?;
     let (shape, data_type, fill_value) = representation(array, shape)?;
     codec.explain(&shape, &data_type, &fill_value)
 }

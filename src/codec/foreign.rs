@@ -5,7 +5,7 @@ use std::borrow::{Borrow, Cow};
 use std::fmt;
 
 use zarrs::array::ArrayBytes;
-use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
+use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions};
 
 use super::sharding::Sharding;
 use crate::engine::{EngineError, SubchunkCodec};
@@ -60,17 +60,5 @@ impl<S: Borrow<Sharding> + Send + Sync> SubchunkCodec for ForeignChain<S> {
         decoded
             .and_then(|bytes| Ok(bytes.into_fixed()?))
             .map_err(|error| EngineError::Foreign(Box::new(error)))
-    }
-}
-
-/// An engine's error, as zarrs' callers expect it.
-pub(crate) fn codec_error(error: EngineError) -> CodecError {
-    match error {
-        EngineError::Checksum { .. } => CodecError::InvalidChecksum,
-        EngineError::Foreign(error) => match error.downcast::<CodecError>() {
-            Ok(error) => *error,
-            Err(error) => CodecError::Other(error.to_string()),
-        },
-        error => CodecError::Other(error.to_string()),
     }
 }

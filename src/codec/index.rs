@@ -10,6 +10,7 @@ use zarrs::array::{ArrayBytes, BytesRepresentation, CodecChain, FillValue, data_
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
 use zarrs_storage::byte_range::ByteRange;
 
+use super::error::{caused, sourced};
 use super::recognise::recognise;
 use crate::Options;
 use crate::engine::Stage;
@@ -216,7 +217,8 @@ impl ShardIndex {
         }
         let encoded = encode_one(&self.codecs.chain, &shape_of_one(self.shape.len() - 1));
         encoded.map(drop).map_err(|error| {
-            CodecError::Other(format!("the index codecs cannot encode an index: {error}"))
+            let message = format!("the index codecs cannot encode an index: {error}");
+            caused(message, &error)
         })
     }
 
@@ -280,7 +282,7 @@ impl ShardIndex {
     ) -> Result<Entries<'b>, CodecError> {
         let entries = self.decode_unchecked(encoded, options)?;
         let checked = entries.check(limit);
-        checked.map_err(|error| CodecError::Other(error.to_string()))?;
+        checked.map_err(sourced)?;
         Ok(entries)
     }
 

@@ -3,6 +3,7 @@
 mod bounded;
 mod builder;
 mod delegated;
+pub(crate) mod error;
 pub(crate) mod find;
 pub(crate) mod foreign;
 pub(crate) mod index;
@@ -450,13 +451,5 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
     ) -> Result<BytesRepresentation, CodecError> {
         self.sharding(shape, data_type, fill_value)?
             .encoded_representation()
-    }
-}
-
-/// One of this crate's errors, where zarrs wants its own.
-fn other(error: Error) -> CodecError {
-    match error {
-        Error::Codec(error) => error,
-        error => CodecError::Other(error.to_string()),
     }
 }

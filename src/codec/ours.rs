@@ -12,8 +12,8 @@ use zarrs_codec::{
 #[cfg(feature = "async")]
 use zarrs_codec::{AsyncArrayPartialDecoderTraits, AsyncBytesPartialDecoderTraits};
 
-use super::foreign::codec_error;
-use super::other;
+use super::error::codec_error;
+use super::error::other;
 use super::partial_decoder::PartialDecoder;
 use super::shard_codec::ShardCodec;
 use super::sharding::Sharding;

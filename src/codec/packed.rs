@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 
 use zarrs_codec::{CodecError, CodecOptions};
 
-use super::foreign::codec_error;
+use super::error::codec_error;
 use super::sharding::Sharding;
 use crate::engine::{EngineError, host};
 

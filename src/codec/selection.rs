@@ -59,8 +59,7 @@ impl Selection {
                 let part = Part::new(grid, number, start, shape);
                 let to_u64 = |v: &[usize]| v.iter().map(|&n| n as u64).collect::<Vec<_>>();
                 let (start, shape) = (to_u64(part.start_in_subchunk()), to_u64(part.shape()));
-                let subset = ArraySubset::new_with_start_shape(start, shape)
-                    .map_err(|error| CodecError::Other(error.to_string()))?;
+                let subset = ArraySubset::new_with_start_shape(start, shape)?;
                 Ok(Box::new(subset))
             }
             Self::Points(points) => {

@@ -10,6 +10,7 @@ use zarrs_codec::{
     ArrayCodecTraits, ArrayToBytesCodecTraits, CodecError, CodecOptions, RecommendedConcurrency,
 };
 
+use super::error::sourced;
 use super::foreign::ForeignChain;
 use super::index::ShardIndex;
 use super::parts::Parts;
@@ -268,8 +269,7 @@ pub(super) fn grid(
     element_size: usize,
 ) -> Result<SubchunkGrid, CodecError> {
     let to_u64 = |shape: &[NonZeroU64]| shape.iter().map(|d| d.get()).collect::<Vec<_>>();
-    SubchunkGrid::new(&to_u64(shape), &to_u64(&codec.subchunk_shape), element_size)
-        .map_err(|error| CodecError::Other(error.to_string()))
+    SubchunkGrid::new(&to_u64(shape), &to_u64(&codec.subchunk_shape), element_size).map_err(sourced)
 }
 
 /// What a codec has prepared for the shards that it was asked for last.

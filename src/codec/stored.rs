@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
 
-use super::foreign::codec_error;
+use super::error::codec_error;
 use super::sharding::Sharding;
 use crate::engine::EncodedSubchunk;
 use crate::layout::{Entries, Extent};

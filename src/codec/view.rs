@@ -6,6 +6,7 @@
 use zarrs::array::ArraySubset;
 use zarrs_codec::{ArrayBytesFixedDisjointView, CodecError};
 
+use super::error::sourced;
 use crate::engine::host::{Claims, Window};
 use crate::engine::{Decoded, EngineError};
 use crate::layout::{Part, SubchunkGrid};
@@ -65,9 +66,7 @@ impl<'a, 'v> ViewOfShard<'a, 'v> {
                 if part.is_whole() {
                     return Ok(share.copy_from_slice(elements)?);
                 }
-                let dense = part
-                    .cut(self.grid, elements)
-                    .map_err(|error| CodecError::Other(error.to_string()))?;
+                let dense = part.cut(self.grid, elements).map_err(sourced)?;
                 Ok(share.copy_from_slice(&dense)?)
             }),
         }

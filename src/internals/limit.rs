@@ -7,7 +7,7 @@ use zarrs::array::{DataType, FillValue};
 use zarrs_codec::{CodecError, CodecOptions};
 
 use crate::CudaShardingCodec;
-use crate::codec::foreign::codec_error;
+use crate::codec::error::codec_error;
 use crate::codec::sharding::Sharding;
 use crate::engine::host;
 

@@ -1,6 +1,7 @@
 //! The few operations of a store that maintenance needs, with errors that say what failed.
 
-use zarrs_storage::{Bytes, StorageError, StoreKey};
+use bytes::Bytes;
+use zarrs_storage::{StorageError, StoreKey};
 
 use crate::Error;
 use crate::store::{Reads, Writes};

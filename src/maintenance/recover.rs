@@ -3,10 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use zarrs_codec::CodecError;
 #[cfg(feature = "async")]
 use zarrs_storage::AsyncReadableWritableStorageTraits;
-use zarrs_storage::{Bytes, ReadableWritableStorageTraits, StoreKey};
+use zarrs_storage::{ReadableWritableStorageTraits, StoreKey};
 
 use super::ShardFormat;
 use super::diagnosis::Diagnosis;

@@ -4,13 +4,14 @@ use std::borrow::Cow;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use serde_json::json;
 use zarrs::array::{FillValue, data_type};
-use zarrs_codec::CodecError;
 use zarrs_storage::byte_range::ByteRange;
-use zarrs_storage::{Bytes, StorageError, StoreKey};
+use zarrs_storage::{StorageError, StoreKey};
 
 use super::shard_grid::ShardGrid;
+use crate::codec::error::sourced;
 use crate::codec::sharding::Sharding;
 use crate::codec::stored;
 use crate::layout::{Entries, Extent};
@@ -68,14 +69,13 @@ impl Packing {
             "index_codecs": index_codecs,
             "index_location": "end",
         });
-        let configuration = serde_json::from_value(configuration)
-            .map_err(|error| CodecError::Other(error.to_string()))?;
+        let configuration = serde_json::from_value(configuration).map_err(sourced)?;
         let codec = CudaShardingCodec::new_with_configuration(&configuration, Options::default())?;
         let shape = grid.counts().iter();
         let shape: Result<Vec<NonZeroU64>, _> = shape
             .map(|&count| NonZeroU64::try_from(count as u64))
             .collect();
-        let shape = shape.map_err(|error| CodecError::Other(error.to_string()))?;
+        let shape = shape.map_err(sourced)?;
         let fill_value = FillValue::from(0_u8);
         Self::of(codec.sharding(&shape, &data_type::uint8(), &fill_value)?)
     }

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use zarrs::array::StorageTransformerTraits;
 use zarrs::array::storage_transformer::StorageTransformer;
 use zarrs::metadata::Configuration as ConfigurationMap;
@@ -18,10 +19,9 @@ use zarrs_storage::{
     AsyncWritableStorage, AsyncWritableStorageTraits,
 };
 use zarrs_storage::{
-    Bytes, ListableStorage, ListableStorageTraits, MaybeBytes, MaybeBytesIterator,
-    OffsetBytesIterator, ReadableStorage, ReadableStorageTraits, ReadableWritableStorage,
-    StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix, WritableStorage,
-    WritableStorageTraits,
+    ListableStorage, ListableStorageTraits, MaybeBytes, MaybeBytesIterator, OffsetBytesIterator,
+    ReadableStorage, ReadableStorageTraits, ReadableWritableStorage, StorageError, StoreKey,
+    StoreKeys, StoreKeysPrefixes, StorePrefix, WritableStorage, WritableStorageTraits,
 };
 
 use super::chunk_keys::Scope;

@@ -2,11 +2,12 @@
 
 use std::future::Future;
 
+use bytes::Bytes;
 use futures_util::stream::{self, FuturesUnordered, StreamExt, TryStreamExt};
 use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{
-    AsyncListableStorageTraits, AsyncReadableStorageTraits, AsyncWritableStorageTraits, Bytes,
-    StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix,
+    AsyncListableStorageTraits, AsyncReadableStorageTraits, AsyncWritableStorageTraits, StoreKey,
+    StoreKeys, StoreKeysPrefixes, StorePrefix,
 };
 
 use super::no_panic::{async_no_panic, not_listed, not_read};

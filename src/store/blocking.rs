@@ -5,9 +5,10 @@ use std::pin::pin;
 use std::sync::{LazyLock, OnceLock};
 use std::task::{Context, Poll, Waker};
 
+use bytes::Bytes;
 use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{
-    Bytes, ListableStorageTraits, ReadableStorageTraits, StorageError, StoreKey, StoreKeys,
+    ListableStorageTraits, ReadableStorageTraits, StorageError, StoreKey, StoreKeys,
     StoreKeysPrefixes, StorePrefix, WritableStorageTraits,
 };
 

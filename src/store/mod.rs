@@ -26,8 +26,9 @@ pub(crate) mod turns;
 
 use std::future::Future;
 
+use bytes::Bytes;
 use zarrs_storage::byte_range::ByteRange;
-use zarrs_storage::{Bytes, StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix};
+use zarrs_storage::{StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix};
 
 #[cfg(feature = "async")]
 pub(crate) use awaited::{Awaited, all};

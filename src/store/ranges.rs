@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use bytes::Bytes;
 use zarrs_storage::byte_range::{ByteRange, InvalidByteRangeError};
-use zarrs_storage::{Bytes, StorageError, StoreKey};
+use zarrs_storage::{StorageError, StoreKey};
 
 /// The bytes that `range` means of a value of `len` bytes.
 ///

@@ -21,8 +21,10 @@ use super::shared::{ProgressCallback, Setup, Shared};
 use super::sink::{Length, RenamedSink, ShardSink, WholeSink};
 use super::{ArrayWriter, encoding, leftovers, storing};
 use crate::Error;
+use crate::codec::error::codec_error;
 use crate::codec::find;
 use crate::codec::stream::ShardEncoding;
+use crate::engine::EngineError;
 use crate::engine::pool::{Contents, Pool};
 use crate::engine::stream::{Returned, StreamEngine};
 use crate::layout::StreamGrid;
@@ -204,9 +206,7 @@ where
         let start = self.first_slice(&grid)?;
         let signal = Arc::new(Returned::default());
         let (plan, engine) = self.engine(&encoding, &grid, &signal)?;
-        let encoder = engine
-            .encoder()
-            .map_err(|error| cannot(error.to_string()))?;
+        let encoder = engine.encoder().map_err(cannot)?;
         let batch = grid.batch(plan.job.epochs);
         let batch = batch.map_err(|error| unsupported(error.to_string()))?;
         let first = start / grid.shard_slices() as u64;
@@ -249,7 +249,10 @@ where
             match thread {
                 Ok(thread) => threads.push(thread),
                 Err(error) => {
-                    return Err(cannot(format!("no thread to {name}: {error}")));
+                    let reason = format!("no thread to {name}: {error}");
+                    return Err(WriterError::Array(
+                        CodecError::from(std::io::Error::new(error.kind(), reason)).into(),
+                    ));
                 }
             }
             Ok(())
@@ -314,7 +317,7 @@ where
                 tracing::warn!(%error, "no stream on a device: the host encodes it");
                 (epochs, host) = (self.epochs, Some(error.to_string()));
             } else {
-                return Err(cannot(error.to_string()));
+                return Err(cannot(error));
             }
         }
     }
@@ -402,8 +405,8 @@ fn unsupported(reason: String) -> WriterError {
     WriterError::Unsupported { reason }
 }
 
-fn cannot(reason: String) -> WriterError {
-    WriterError::Array(Error::Codec(CodecError::Other(reason)))
+fn cannot(error: EngineError) -> WriterError {
+    WriterError::Array(Error::Codec(codec_error(error)))
 }
 
 /// Checks that the array was not extended since it was opened: the writer would start within its

@@ -64,7 +64,7 @@ fn failed(error: EngineError) -> WriterError {
     match error {
         EngineError::Unsuitable(reason) => WriterError::Unsupported { reason },
         error => WriterError::Device {
-            reason: error.to_string(),
+            source: Box::new(error),
         },
     }
 }

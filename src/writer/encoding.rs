@@ -103,7 +103,7 @@ impl Thread<'_> {
                     state.failure.get_or_insert(Failure::Encode {
                         first,
                         last,
-                        reason: error.to_string(),
+                        source: Arc::new(error),
                     });
                 });
             }

@@ -1,11 +1,10 @@
 //! Errors of a writer.
 
+use std::error::Error;
 use std::sync::Arc;
 
 use zarrs::array::ElementError;
 use zarrs_storage::{StorageError, StoreKey};
-
-use crate::Error;
 
 /// An error of an [`ArrayWriter`](super::ArrayWriter).
 #[non_exhaustive]
@@ -45,7 +44,7 @@ pub enum WriterError {
     },
     /// The array, its codec or its backend cannot be used.
     #[error(transparent)]
-    Array(#[from] Error),
+    Array(#[from] crate::Error),
     /// The appended elements are not of the array's data type.
     #[error("cannot append these elements: {0}")]
     Element(#[from] ElementError),
@@ -63,17 +62,17 @@ pub enum WriterError {
     },
     /// Slices could not be encoded.
     #[error(
-        "cannot encode slices {first} to {last}: {reason}. Slices below {finished_slices} are stored; `flush` and `finish` try the others again"
+        "cannot encode slices {first} to {last}: {source}. Slices below {finished_slices} are stored; `flush` and `finish` try the others again"
     )]
     Encode {
         /// The first of these slices.
         first: u64,
         /// The last of these slices.
         last: u64,
-        /// Why.
-        reason: String,
         /// All slices below this one are stored.
         finished_slices: u64,
+        /// The engine's error.
+        source: Arc<dyn Error + Send + Sync>,
     },
     /// A store failed. The writer still holds everything that was appended.
     #[error(
@@ -100,10 +99,10 @@ pub enum WriterError {
         finished_slices: u64,
     },
     /// A device failed while it read appended elements.
-    #[error("a device failed: {reason}")]
+    #[error("a device failed: {source}")]
     Device {
-        /// How it failed.
-        reason: String,
+        /// The engine's error.
+        source: Box<dyn Error + Send + Sync>,
     },
     /// The writer was finished, and takes nothing more.
     #[error("the writer was finished at slice {end}, and takes nothing more")]

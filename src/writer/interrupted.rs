@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use tempfile::TempDir;
 use zarrs::filesystem::FilesystemStore;
 use zarrs_storage::{
-    Bytes, ListableStorageTraits, ReadableStorageTraits, StorageError, StoreKey,
-    WritableStorageTraits,
+    ListableStorageTraits, ReadableStorageTraits, StorageError, StoreKey, WritableStorageTraits,
 };
 
 use zarrs_cuda_testing::stores::faulty::{Fault, Faulty};

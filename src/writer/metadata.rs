@@ -4,13 +4,14 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use bytes::Bytes;
 use serde_json::value::RawValue;
 use zarrs::array::{Array, ArrayMetadata};
 use zarrs::node::meta_key_v3;
 use zarrs::storage::store::MemoryStore;
 use zarrs_storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
 use zarrs_storage::{
-    AtomicRenameStorageTraits, Bytes, ReadableStorage, ReadableStorageTraits,
+    AtomicRenameStorageTraits, ReadableStorage, ReadableStorageTraits,
     ReadableWritableStorageTraits, StorageError, StorageHandle, StoreKey, WritableStorage,
     WritableStorageTraits,
 };

@@ -429,7 +429,7 @@ impl ArrayWriter {
                     .and_then(|()| next.write(moved, piece));
                 // What was filled is still there.
                 copied.map_err(|error| WriterError::Device {
-                    reason: error.to_string(),
+                    source: Box::new(error),
                 })?;
                 at += piece.len();
                 moved += piece.len();

@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use zarrs_storage::Bytes;
+use bytes::Bytes;
 
 use crate::engine::stream::Output;
 

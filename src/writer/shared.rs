@@ -11,6 +11,7 @@
 //! that fails is put back, and nothing new is begun until the caller tries again.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::error::Error;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -129,7 +130,7 @@ pub(super) enum Failure {
     Encode {
         first: u64,
         last: u64,
-        reason: String,
+        source: Arc<dyn Error + Send + Sync>,
     },
 }
 
@@ -296,12 +297,12 @@ impl Shared {
             Failure::Encode {
                 first,
                 last,
-                reason,
+                source,
             } => WriterError::Encode {
                 first,
                 last,
-                reason,
                 finished_slices,
+                source,
             },
         })
     }

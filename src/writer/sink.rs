@@ -3,7 +3,8 @@
 mod renamed;
 mod whole;
 
-use zarrs_storage::{Bytes, StorageError, StoreKey};
+use bytes::Bytes;
+use zarrs_storage::{StorageError, StoreKey};
 
 pub(super) use renamed::{RenamedSink, temporary_key};
 pub(super) use whole::WholeSink;

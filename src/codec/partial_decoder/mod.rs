@@ -21,7 +21,7 @@ use zarrs_codec::{
 };
 use zarrs_storage::byte_range::ByteRange;
 
-use super::foreign::codec_error;
+use super::error::codec_error;
 use super::index::ShardIndex;
 use super::sharding::Sharding;
 use crate::layout::{ENTRY_LEN, Entries};

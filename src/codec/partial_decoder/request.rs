@@ -7,7 +7,7 @@ use zarrs::array::{ArrayBytesRaw, Indexer};
 use zarrs_codec::{ArrayBytesDecodeIntoTarget, CodecError, CodecOptions, CodecTraits};
 use zarrs_storage::byte_range::ByteRange;
 
-use crate::codec::foreign::codec_error;
+use crate::codec::error::codec_error;
 use crate::codec::selection::{Point, Selection};
 use crate::codec::sharding::Sharding;
 use crate::codec::view::ViewOfShard;

@@ -7,8 +7,8 @@ use zarrs_codec::{CodecError, CodecOptions};
 
 use super::reads::Fetched;
 use super::update::{Changes, Touched, Update, not_read};
-use crate::codec::foreign::codec_error;
-use crate::codec::other;
+use crate::codec::error::other;
+use crate::codec::error::{caused, codec_error, sourced};
 use crate::codec::selection::Selection;
 use crate::engine::{Decoded, EncodedSubchunk, EngineError, Job};
 use crate::layout::{Part, RECORD_LEN, SubchunkGrid};
@@ -162,6 +162,7 @@ fn fill(bytes: &mut [u8], value: &[u8]) {
     }
 }
 
-fn too_large(error: impl std::fmt::Display) -> CodecError {
-    CodecError::Other(format!("the subchunks of a partial write: {error}"))
+fn too_large(error: impl std::error::Error + Send + Sync + 'static) -> CodecError {
+    let message = format!("the subchunks of a partial write: {error}");
+    caused(message, &sourced(error))
 }

@@ -79,8 +79,7 @@ fn share<'u>(
     let data_type = &update.target.data_type;
     let to_u64 = |v: &[usize]| v.iter().map(|&n| n as u64).collect::<Vec<_>>();
     let subset = |start: &[usize], shape: &[usize]| {
-        ArraySubset::new_with_start_shape(to_u64(start), to_u64(shape))
-            .map_err(|error| CodecError::Other(error.to_string()))
+        ArraySubset::new_with_start_shape(to_u64(start), to_u64(shape)).map_err(CodecError::from)
     };
     match &update.selection {
         Selection::Window { start, shape } => {

@@ -11,7 +11,7 @@ use super::nested::{Inner, share, splice};
 use super::reads::Fetched;
 use super::update::{Changes, Touched, Update, not_read};
 use super::{batch, delegated};
-use crate::codec::other;
+use crate::codec::error::other;
 use crate::codec::sharding::Sharding;
 
 /// Encode what changes. What was read and is written as it was is left out.

@@ -39,6 +39,7 @@ use zarrs_storage::byte_range::ByteRange;
 
 use super::partial_decoder::check_memory;
 use super::sharding::Sharding;
+use crate::codec::error::caused;
 use crate::layout::placement::Rule;
 use crate::store::Handle;
 use crate::store::claims::{Claim, Mode, Name};
@@ -257,9 +258,12 @@ pub(super) fn explain(target: &Sharding) -> Result<String, CodecError> {
 
 /// With what to do about an index that cannot be read.
 fn index_error(error: &CodecError) -> CodecError {
-    CodecError::Other(format!(
-        "the index of a shard that is to be updated cannot be read: {error}. If an earlier update was interrupted, zarrs_cuda::recover restores it"
-    ))
+    caused(
+        format!(
+            "the index of a shard that is to be updated cannot be read: {error}. If an earlier update was interrupted, zarrs_cuda::recover restores it"
+        ),
+        error,
+    )
 }
 
 /// The bytes between what one write stores that are read to see what is left of it.
@@ -294,14 +298,20 @@ fn is_rest(object: &[u8], write: &Write) -> bool {
 
 /// Why a shard was not created, and that nothing is left of the attempt.
 fn not_created(error: &CodecError) -> CodecError {
-    CodecError::Other(format!(
-        "a partial write that was to create a shard failed: {error}. What it had stored was erased, and there is no shard, as before. Try again when the store can be written to"
-    ))
+    caused(
+        format!(
+            "a partial write that was to create a shard failed: {error}. What it had stored was erased, and there is no shard, as before. Try again when the store can be written to"
+        ),
+        error,
+    )
 }
 
 /// With what to do about a shard that was left in the middle of a write.
 fn write_error(error: &CodecError) -> CodecError {
-    CodecError::Other(format!(
-        "a partial write of a shard failed, and may have stopped in the middle: {error}. Call zarrs_cuda::recover for the shard before reading or writing it"
-    ))
+    caused(
+        format!(
+            "a partial write of a shard failed, and may have stopped in the middle: {error}. Call zarrs_cuda::recover for the shard before reading or writing it"
+        ),
+        error,
+    )
 }

@@ -6,7 +6,7 @@ use zarrs::array::{ArrayBytes, Indexer};
 use zarrs_codec::CodecError;
 
 use super::reads::reads;
-use crate::codec::foreign::codec_error;
+use crate::codec::error::codec_error;
 use crate::codec::selection::Selection;
 use crate::codec::sharding::Sharding;
 use crate::engine::EngineError;

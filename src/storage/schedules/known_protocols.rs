@@ -3,7 +3,8 @@
 //! Most are those of frames of subchunks, in small: a shard is one byte for each of two chunks, a
 //! frame holds `frame/CHUNK.VERSION.WRITER` with one byte each.
 
-use zarrs_storage::{Bytes, StoreKey, StorePrefix};
+use bytes::Bytes;
+use zarrs_storage::{StoreKey, StorePrefix};
 
 use super::*;
 use crate::store::turns::{TakesTurns, Turns};

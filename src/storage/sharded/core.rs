@@ -5,9 +5,10 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use bytes::Bytes;
 use zarrs::node::{NodePath, meta_key_v3};
 use zarrs_storage::byte_range::ByteRange;
-use zarrs_storage::{Bytes, StorageError, StoreKey};
+use zarrs_storage::{StorageError, StoreKey};
 
 use super::BinaryFormat;
 use super::array_metadata::{self, Configuration};

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use zarrs_storage::{Bytes, StorageError, StoreKey, StorePrefix};
+use bytes::Bytes;
+use zarrs_storage::{StorageError, StoreKey, StorePrefix};
 
 use super::core::{Core, Place};
 use crate::storage::chunk_keys::{ChunkKey, Scope};

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use bytes::Bytes;
 use zarrs_storage::byte_range::ByteRangeIterator;
 use zarrs_storage::{
-    AtomicRenameStorageTraits, Bytes, ListableStorageTraits, MaybeBytes, MaybeBytesIterator,
+    AtomicRenameStorageTraits, ListableStorageTraits, MaybeBytes, MaybeBytesIterator,
     OffsetBytesIterator, ReadableStorageTraits, StorageError, StoreKey, StoreKeys,
     StoreKeysPrefixes, StorePrefix, WritableStorageTraits,
 };

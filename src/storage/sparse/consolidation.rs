@@ -2,7 +2,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use zarrs_storage::{Bytes, StorageError, StoreKey, StorePrefix};
+use bytes::Bytes;
+use zarrs_storage::{StorageError, StoreKey, StorePrefix};
 
 use super::protocol::ReplacesShards;
 use super::report::{Consolidation, ConsolidationProgress};

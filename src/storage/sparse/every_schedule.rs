@@ -8,8 +8,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use bytes::Bytes;
 use zarrs_cuda_testing::effort;
-use zarrs_storage::{Bytes, StorageError, StoreKey, StorePrefix};
+use zarrs_storage::{StorageError, StoreKey, StorePrefix};
 
 use super::frame::{self, Entry, Version};
 use super::protocol::{Frames, ReplacesShards};

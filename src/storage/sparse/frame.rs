@@ -28,7 +28,8 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use zarrs_storage::{Bytes, StorageError, StoreKey, StorePrefix};
+use bytes::Bytes;
+use zarrs_storage::{StorageError, StoreKey, StorePrefix};
 
 use crate::storage::chunk_keys::ChunkKeys;
 use crate::store::files::NOT_UTF_8;

@@ -17,11 +17,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use zarrs::node::{NodePath, meta_key_v2_array, meta_key_v3};
 use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
 use zarrs_storage::{
-    AtomicRenameStorageTraits, Bytes, StorageError, StoreKey, StorePrefix, WritableStorageTraits,
+    AtomicRenameStorageTraits, StorageError, StoreKey, StorePrefix, WritableStorageTraits,
 };
 
 use frame::{Entry, Listing};

@@ -49,8 +49,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bytes::Bytes;
 use zarrs_storage::byte_range::ByteRange;
-use zarrs_storage::{Bytes, StorageError, StoreKey, StorePrefix};
+use zarrs_storage::{StorageError, StoreKey, StorePrefix};
 
 use super::frame::{self, Entry, Listing, TRAILER_LEN, Version};
 use super::report::Consolidation;

@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bytes::Bytes;
 use zarrs::array::{Array, ArrayMetadata};
 use zarrs::node::meta_key_v3;
 use zarrs_storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
 use zarrs_storage::{
-    AtomicRenameStorageTraits, Bytes, ReadableStorageTraits, StorageError, StoreKey,
-    WritableStorageTraits,
+    AtomicRenameStorageTraits, ReadableStorageTraits, StorageError, StoreKey, WritableStorageTraits,
 };
 
 use super::ShardSink;

@@ -3,9 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use zarrs::array::Array;
 use zarrs_storage::{
-    Bytes, StorageError, StorageHandle, StoreKey, WritableStorage, WritableStorageTraits,
+    StorageError, StorageHandle, StoreKey, WritableStorage, WritableStorageTraits,
 };
 
 use super::ShardSink;
