@@ -127,18 +127,12 @@ impl Sharding {
     }
 
     /// The engine that encodes some subchunks, as a shard of `grid`.
-    ///
-    /// # Errors
-    /// As for [`choose_engine`](Self::choose_engine).
     pub(crate) fn choose_engine_for(&self, grid: &SubchunkGrid) -> Result<Choice, Error> {
         let codec = &self.codec;
         codec.engines.choose(&codec.options, grid, self.known())
     }
 
     /// The engine that decodes a whole shard.
-    ///
-    /// # Errors
-    /// As for [`choose_engine`](Self::choose_engine).
     pub(crate) fn choose_decoder(&self) -> Result<Choice, Error> {
         let (codec, grid) = (&self.codec, &self.grid);
         codec
@@ -281,9 +275,6 @@ impl Shardings {
     const MOST: usize = 8;
 
     /// The shards of `codec`, which is always the same one, with this shape, data type and fill value.
-    ///
-    /// # Errors
-    /// As for [`Sharding::new`].
     pub(super) fn get(
         &self,
         codec: &Arc<Parts>,

@@ -88,9 +88,6 @@ async fn sized<V: ShardsSeenAsChunks, L: Lists>(
 }
 
 /// All keys with `prefix`, in order.
-///
-/// # Errors
-/// The store's, and those of invalid shards.
 pub(super) async fn list_prefix<V: ShardsSeenAsChunks, L: Lists>(
     view: &V,
     store: &L,
@@ -101,9 +98,6 @@ pub(super) async fn list_prefix<V: ShardsSeenAsChunks, L: Lists>(
 }
 
 /// The size of all values with `prefix`, in bytes.
-///
-/// # Errors
-/// The store's, and those of invalid shards.
 pub(super) async fn size_prefix<V: ShardsSeenAsChunks, L: Lists>(
     view: &V,
     store: &L,
@@ -121,9 +115,6 @@ pub(super) async fn size_prefix<V: ShardsSeenAsChunks, L: Lists>(
 }
 
 /// What is directly under `prefix`, in order.
-///
-/// # Errors
-/// The store's, and those of invalid shards.
 pub(super) async fn list_dir<V: ShardsSeenAsChunks, L: Lists>(
     view: &V,
     store: &L,

@@ -219,9 +219,6 @@ impl<H: Handle> PartialEncoder<H> {
 }
 
 /// Encode a whole shard of elements that have no fixed size.
-///
-/// # Errors
-/// A [`CodecError`] if a subchunk cannot be encoded.
 pub(super) fn encode_delegated(
     target: &Sharding,
     elements: &ArrayBytes<'_>,
@@ -239,9 +236,6 @@ pub(super) fn encode_delegated(
 }
 
 /// Say where a partial write of a shard puts what it changes, on a store that writes ranges.
-///
-/// # Errors
-/// A [`CodecError`] if the shapes, data type and codecs do not fit each other.
 pub(super) fn explain(target: &Sharding) -> Result<String, CodecError> {
     Ok(match rule(target, true) {
         Err(error) => error.to_string(),

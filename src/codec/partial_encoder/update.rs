@@ -131,9 +131,6 @@ impl Changes {
 
     /// All subchunks of a shard with these changes, encoded: the others are as `old` has them, by
     /// number.
-    ///
-    /// # Errors
-    /// Whatever `old` returns.
     pub(super) fn over<'c>(
         &'c self,
         num_subchunks: usize,

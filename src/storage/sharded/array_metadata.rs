@@ -45,8 +45,6 @@ impl fmt::Display for Configuration {
 }
 
 impl Configuration {
-    /// # Errors
-    /// What of it is not understood.
     pub(in crate::storage) fn parse(configuration: &Map<String, Value>) -> Result<Self, String> {
         let mut format = None;
         let mut chunks_per_shard = None;
@@ -94,9 +92,6 @@ impl Configuration {
 
 /// The transformer that some metadata describe; `None` if they are not those of an array, or of one
 /// without it.
-///
-/// # Errors
-/// What of it is not understood.
 pub(super) fn configuration(stored: &[u8]) -> Result<Option<Configuration>, String> {
     ArrayDocument::parse(stored).map_or(Ok(None), |document| document.configuration())
 }

@@ -143,9 +143,6 @@ impl Frames {
     }
 
     /// What is in the frame of `shard`.
-    ///
-    /// # Errors
-    /// The store's.
     pub(super) async fn list<O: Lists>(
         &self,
         store: &O,
