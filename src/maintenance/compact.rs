@@ -77,7 +77,7 @@ pub(super) async fn compact_in<O: Reads + Writes>(
     Ok(Some(compaction))
 }
 
-/// What is to be stored instead of `object`.
+/// The change that compacts `object`.
 fn compacted(
     object: &[u8],
     key: &StoreKey,

@@ -166,7 +166,7 @@ pub(super) async fn recover_in<O: Reads + Writes>(
     Ok(recovery)
 }
 
-/// What is to be done to `object`, and what it is then.
+/// The change that repairs `object`, and its state afterwards.
 fn recovered(
     object: &Bytes,
     key: &StoreKey,

@@ -1,4 +1,4 @@
-//! What a partial write changes: the subchunks that it touches, before and after they are encoded.
+//! The change of a partial write: the subchunks that it touches, before and after they are encoded.
 
 use std::ops::Range;
 
