@@ -69,6 +69,7 @@ pub mod guide;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals;
+mod json;
 mod layout;
 pub mod maintenance;
 mod memory_limit;

@@ -11,7 +11,6 @@
 //! shows how to share an array between writers.
 
 mod chunk_keys;
-mod json;
 mod listing;
 mod packing;
 mod range_writes;

@@ -1,11 +1,9 @@
 //! The length of an array in its stored metadata.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use serde_json::value::RawValue;
 use zarrs::array::{Array, ArrayMetadata};
 use zarrs::node::meta_key_v3;
 use zarrs::storage::store::MemoryStore;
@@ -17,6 +15,7 @@ use zarrs_storage::{
 };
 
 use super::sink::{Length, temporary_key};
+use crate::json::Document;
 
 /// The length of an array, in the `zarr.json` of its store.
 ///
@@ -131,33 +130,25 @@ impl ArrayLength {
 
     /// `metadata` with at least `slices` as the first extent of its shape; `None` if that is so
     /// already.
-    fn grown(&self, metadata: &str, slices: u64) -> Result<Option<String>, StorageError> {
-        let invalid = |reason: String| Err(StorageError::InvalidMetadata(self.key.clone(), reason));
-        let shape = match shape_of(metadata) {
-            Ok(shape) => shape,
-            Err(error) => return invalid(format!("it has no shape: {error}")),
-        };
-        let extents = shape.iter().map(|extent| extent.get().parse().ok());
+    fn grown(&self, metadata: &[u8], slices: u64) -> Result<Option<String>, StorageError> {
+        let invalid = |reason: String| StorageError::InvalidMetadata(self.key.clone(), reason);
+        let document = Document::parse(metadata).map_err(invalid)?;
+        let shape = document.elements("shape").map_err(invalid)?;
+        let extents = shape.iter().map(|extent| extent.parse().ok());
         let Some(extents) = extents.collect::<Option<Vec<u64>>>() else {
-            return invalid("its shape is not one of whole numbers".to_owned());
+            return Err(invalid("its shape is not one of whole numbers".to_owned()));
         };
         let ([first, ..], [extent, inner @ ..]) = (&shape[..], &extents[..]) else {
-            return invalid("its shape has no axes".to_owned());
+            return Err(invalid("its shape has no axes".to_owned()));
         };
         if inner != self.inner {
-            return invalid(format!(
+            return Err(invalid(format!(
                 "its shape is {extents:?}, and slices of {:?} are being appended: another array was stored in its place",
                 self.inner
-            ));
+            )));
         }
-        if *extent >= slices {
-            return Ok(None);
-        }
-        // `first` is a part of `metadata`.
-        let start = first.get().as_ptr().addr() - metadata.as_ptr().addr();
-        let end = start + first.get().len();
-        let (before, after) = (&metadata[..start], &metadata[end..]);
-        Ok(Some(format!("{before}{slices}{after}")))
+        let grown = (*extent < slices).then(|| document.with_part(first, &slices.to_string()));
+        Ok(grown.flatten())
     }
 }
 
@@ -179,9 +170,9 @@ impl Length for ArrayLength {
             return Ok(None);
         };
         let invalid = |reason| StorageError::InvalidMetadata(self.key.clone(), reason);
-        let shape = shape_of(text(&self.key, &stored)?)
-            .map_err(|error| invalid(format!("it has no shape: {error}")))?;
-        let first = shape.first().and_then(|extent| extent.get().parse().ok());
+        let document = Document::parse(&stored).map_err(invalid)?;
+        let shape = document.elements("shape").map_err(invalid)?;
+        let first = shape.first().and_then(|extent| extent.parse().ok());
         let first =
             first.ok_or_else(|| invalid("its shape does not begin with a whole number".to_owned()));
         first.map(Some)
@@ -202,7 +193,7 @@ impl Length for ArrayLength {
             (_, Some(stored)) => (stored, true),
             (None, None) => (&self.own, false),
         };
-        let grown = self.grown(text(&self.key, base)?, slices)?;
+        let grown = self.grown(base, slices)?;
         let grown = grown.map(Bytes::from);
         let grown = grown.or_else(|| (!is_stored).then(|| base.clone()));
         if let Some(before) = &*attempted {
@@ -218,17 +209,6 @@ impl Length for ArrayLength {
         *attempted = None;
         Ok(())
     }
-}
-
-/// The extents in the `shape` of some metadata, as parts of its text.
-fn shape_of(metadata: &str) -> Result<Vec<&RawValue>, serde_json::Error> {
-    let fields: HashMap<String, &RawValue> = serde_json::from_str(metadata)?;
-    serde_json::from_str(fields.get("shape").map_or("", |shape| shape.get()))
-}
-
-fn text<'a>(key: &StoreKey, metadata: &'a [u8]) -> Result<&'a str, StorageError> {
-    str::from_utf8(metadata)
-        .map_err(|error| StorageError::InvalidMetadata(key.clone(), error.to_string()))
 }
 
 #[cfg(test)]

@@ -7,13 +7,13 @@ use serde_json::value::RawValue;
 
 /// A JSON object: its text, and where its members are in it.
 #[derive(Debug)]
-pub(super) struct Document<'a> {
+pub(crate) struct Document<'a> {
     text: &'a str,
     members: HashMap<String, &'a RawValue>,
 }
 
 /// Where `part`, which is a part of `text`, lies in it.
-pub(super) fn span(text: &str, part: &str) -> Option<Range<usize>> {
+pub(crate) fn span(text: &str, part: &str) -> Option<Range<usize>> {
     let start = part.as_ptr().addr().checked_sub(text.as_ptr().addr())?;
     let end = start.checked_add(part.len())?;
     (end <= text.len()).then_some(start..end)
@@ -22,19 +22,39 @@ pub(super) fn span(text: &str, part: &str) -> Option<Range<usize>> {
 impl<'a> Document<'a> {
     /// # Errors
     /// Why `bytes` are not a JSON object.
-    pub(super) fn parse(bytes: &'a [u8]) -> Result<Self, String> {
+    pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, String> {
         let text = str::from_utf8(bytes).map_err(|error| error.to_string())?;
         let members = serde_json::from_str(text).map_err(|error| error.to_string())?;
         Ok(Self { text, members })
     }
 
     /// The text of the value of a member.
-    pub(super) fn member(&self, name: &str) -> Option<&'a str> {
+    pub(crate) fn member(&self, name: &str) -> Option<&'a str> {
         self.members.get(name).map(|value| value.get())
     }
 
+    /// The texts of the elements of a member that is an array.
+    ///
+    /// # Errors
+    /// Why the member is not there, or is no array.
+    pub(crate) fn elements(&self, name: &str) -> Result<Vec<&'a str>, String> {
+        let array = self
+            .member(name)
+            .ok_or_else(|| format!("it has no {name}"))?;
+        let elements: Vec<&RawValue> = serde_json::from_str(array)
+            .map_err(|error| format!("its {name} is no array: {error}"))?;
+        Ok(elements.into_iter().map(RawValue::get).collect())
+    }
+
+    /// The text with `new` in place of `part`, which is a part of it.
+    pub(crate) fn with_part(&self, part: &str, new: &str) -> Option<String> {
+        let place = span(self.text, part)?;
+        let (before, after) = (&self.text[..place.start], &self.text[place.end..]);
+        Some([before, new, after].concat())
+    }
+
     /// The text with other values of some members, those of which there are.
-    pub(super) fn with(&self, values: &[(&str, &str)]) -> String {
+    pub(crate) fn with(&self, values: &[(&str, &str)]) -> String {
         let mut places: Vec<_> = values
             .iter()
             .filter_map(|(name, value)| Some((span(self.text, self.member(name)?)?, *value)))
@@ -52,7 +72,7 @@ impl<'a> Document<'a> {
     }
 
     /// The text with one more member, as the last. [`without`](Self::without) is the inverse.
-    pub(super) fn with_last(&self, name: &str, value: &str) -> Option<String> {
+    pub(crate) fn with_last(&self, name: &str, value: &str) -> Option<String> {
         let object = self.text.trim_end().strip_suffix('}')?.trim_end();
         let behind = self.text.get(object.len()..)?;
         let (line, space) = if object.contains('\n') {
@@ -67,7 +87,7 @@ impl<'a> Document<'a> {
     }
 
     /// The text without a member, whose name has no quotation mark in it.
-    pub(super) fn without(&self, name: &str) -> Option<String> {
+    pub(crate) fn without(&self, name: &str) -> Option<String> {
         let value = span(self.text, self.member(name)?)?;
         let key = self.text.get(..value.start)?.trim_end().strip_suffix(':')?;
         let key = key.trim_end().strip_suffix('"')?;
