@@ -1,9 +1,9 @@
 //! Threads that help a caller with work that it has cut into shares.
 //!
-//! They are the engines' own. Where something is held that others wait for (a lane, a batch), nothing
-//! may run on rayon, whose threads could pick up other work of the application and wait for what
-//! their own stack holds. The thread that asks for help takes part, so work completes even where no
-//! thread could be started.
+//! The threads are not rayon's. While a caller holds something that others wait for (a lane, a batch),
+//! nothing may run on rayon: its threads could pick up other work of the application, and wait for
+//! something that their own stack holds. The thread that asks for help takes part, so work completes
+//! even if no thread could be started.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -13,18 +13,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-/// The most threads that work at the same time for one caller, itself among them. All callers share
-/// those that help: what is enough for one alone is too few.
+/// The most threads that work at the same time for one caller, including itself. All callers share the
+/// helping threads, so there are more of them than one caller needs.
 const MOST_THREADS: usize = 16;
 
-/// How many threads a caller wakes itself: each takes some microseconds, in which it does nothing
-/// else. Whoever was woken wakes the next.
+/// How many threads a caller wakes itself. Waking a thread takes some microseconds, in which the caller
+/// does nothing else. A woken thread wakes the next.
 const WOKEN_BY_CALLER: usize = 2;
 
 /// How long a thread waits for work before it ends.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What is done for each share. The lifetime is that of the call that made it: see [`Crew::run`].
+/// The work for each share. Its lifetime is that of the call that made it: see [`Crew::run`].
 #[derive(Clone, Copy)]
 struct Share(*const (dyn Fn(usize) + Sync));
 
@@ -35,10 +35,10 @@ unsafe impl Sync for Share {}
 
 /// Work that was asked for, in shares that threads take one after the other.
 ///
-/// What orders the memory that is worked on: whoever helps found the work in the queue, under its
-/// lock, where the caller put it after it had written what the shares read; and the caller returns
-/// after it saw, under the lock of `done`, that every share was added there by the thread that did
-/// it. So `next` and `seats` only deal out numbers and order nothing: they are relaxed.
+/// Two locks order the memory that is worked on. A helping thread finds the work in the queue, under its
+/// lock; the caller put it there after it had written what the shares read. And the caller returns after
+/// it saw, under the lock of `done`, that every share was added there by the thread that did it. So
+/// `next` and `seats` only deal out numbers and order nothing: they are relaxed.
 struct Work {
     share: Share,
     total: usize,
@@ -218,7 +218,7 @@ impl Crew {
     }
 }
 
-/// What a thread does until there is no more work.
+/// Runs a thread until there is no more work.
 fn serve(shared: &Weak<Shared>) {
     while let Some(shared) = shared.upgrade() {
         let Some(work) = next_work(&shared) else {
@@ -230,9 +230,9 @@ fn serve(shared: &Weak<Shared>) {
 
 /// Wait for work; `None` if there was none for a while, and the thread is not counted any more.
 ///
-/// Work that could be joined is not forgotten by those that sleep: whoever puts it into the queue
-/// wakes one of them, and whoever leaves here with work while more could join wakes one more. Nobody
-/// sleeps before it looked at the queue, and if all are busy they look when they are not.
+/// Sleeping threads do not miss work that they could join. A caller that queues work wakes one of them.
+/// A thread that leaves here with work while more could join wakes one more. No thread sleeps before it
+/// looked at the queue, and busy threads look when they are done.
 fn next_work(shared: &Shared) -> Option<Arc<Work>> {
     let mut queue = lock(&shared.queue);
     loop {

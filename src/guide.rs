@@ -6,6 +6,7 @@
 )]
 // The pages are the files in `docs`, which GitHub renders with relative links. Here `links.md` comes
 // first: of two definitions of a link the first one counts, so rustdoc links to modules and items.
+// Rustdoc names that file when an example fails, and counts its lines before those of the page.
 
 /// A page of the guide, with its examples as doctests.
 macro_rules! page {

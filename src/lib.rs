@@ -29,7 +29,7 @@
 //! | see what happens to an array's shards, and why | [`explain`] |
 //! | change how it works | [`Options`], which never reach array metadata |
 //! | update parts of stored shards | zarrs' `experimental_partial_encoding`, with a [`WriteStrategy`] |
-//! | compact, repair or look into stored shards | [`compact`], [`recover`], [`inspect`]; [`Shards`] for an array |
+//! | compact, repair or look into stored shards | [`compact`], [`recover`], [`inspect`]; [`maintenance::Shards`] for an array |
 //! | append slices while they arrive, in bounded memory | [`writer::ArrayWriter`] |
 //! | let many processes write the same shards | [`storage::SparseShardStore`] |
 //! | count what the process did | [`metrics`] |

@@ -288,9 +288,6 @@ impl ShardIndex {
 
     /// That no two subchunks share bytes, where the data are not trusted. That is legal, but zarrs decodes
     /// all subchunks of elements that have no fixed size at once: there is no limit to what they are together.
-    ///
-    /// # Errors
-    /// A [`CodecError`] if two do.
     pub(crate) fn check_overlaps(
         entries: &Entries<'_>,
         options: &Options,
@@ -304,9 +301,6 @@ impl ShardIndex {
     }
 
     /// Decode the encoded index, wherever its entries lead.
-    ///
-    /// # Errors
-    /// A [`CodecError`] if the index codecs fail.
     pub(crate) fn decode_unchecked<'b>(
         &self,
         encoded: Cow<'b, [u8]>,
@@ -374,9 +368,6 @@ impl ShardIndex {
     }
 
     /// Encode the index of a shard whose subchunks lie at `extents`.
-    ///
-    /// # Errors
-    /// A [`CodecError`] if the index codecs fail.
     pub(crate) fn encode(
         &self,
         extents: &[Extent],
@@ -388,9 +379,6 @@ impl ShardIndex {
 
     /// Encode the index `old`, which this type has decoded, with `changes`: subchunks by number, and
     /// where each lies.
-    ///
-    /// # Errors
-    /// A [`CodecError`] if the index codecs fail.
     pub(crate) fn encode_changed(
         &self,
         old: &Entries<'_>,

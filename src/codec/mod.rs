@@ -266,7 +266,8 @@ impl ExtensionName for CudaShardingCodec {
 }
 
 impl CodecTraits for CudaShardingCodec {
-    /// zarrs' [`ShardingCodec`] of the same configuration: zarrs tests for that type.
+    /// zarrs' [`ShardingCodec`](zarrs::array::codec::ShardingCodec) of the same configuration: zarrs
+    /// tests for that type.
     fn as_any(&self) -> &dyn Any {
         &self.parts.stock
     }

@@ -143,9 +143,6 @@ impl ShardCodec for Ours {
 }
 
 /// The shard `encoded`, with its index where the room for it was left.
-///
-/// # Errors
-/// A [`CodecError`] if the index codecs fail.
 pub(crate) fn with_index(
     shards: &Sharding,
     encoded: EncodedShard,

@@ -39,8 +39,6 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// # Errors
-    /// As for [`CudaShardingCodec::new`].
     pub(super) fn new(
         subchunk_shape: ChunkShape,
         inner_codecs: &CodecChain,

@@ -60,9 +60,6 @@ pub(crate) struct Claim(Arc<MetadataV3>);
 
 /// Make each `sharding_indexed` of this `metadata` from now on, until the claim is dropped. Those of
 /// other metadata stay what they are.
-///
-/// # Errors
-/// [`Error::NameTaken`].
 pub(crate) fn claim(metadata: MetadataV3) -> Result<Claim, Error> {
     push(&mut ENTRY.lock().unwrap_or_else(PoisonError::into_inner))?;
     let metadata = Arc::new(metadata);

@@ -208,9 +208,6 @@ impl Shardings {
     const MOST: usize = 8;
 
     /// The shards of `codec`, which is always the same one, with this shape, data type and fill value.
-    ///
-    /// # Errors
-    /// As for [`Sharding::new`].
     pub(super) fn get(
         &self,
         codec: &Arc<Parts>,

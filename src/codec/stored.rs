@@ -31,9 +31,6 @@ impl Sharding {
     }
 
     /// The entries of an encoded index, whatever its checksum says, and wherever they lead.
-    ///
-    /// # Errors
-    /// A [`CodecError`] if the index codecs fail.
     pub(crate) fn entries_unchecked<'b>(&self, index: &'b [u8]) -> Result<Entries<'b>, CodecError> {
         let options = options().with_validate_checksums(false);
         self.index.decode_unchecked(Cow::Borrowed(index), &options)

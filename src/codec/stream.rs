@@ -47,9 +47,6 @@ impl ShardEncoding {
     }
 
     /// The index of a shard whose subchunks lie at `extents`, encoded.
-    ///
-    /// # Errors
-    /// A [`CodecError`] if the index codecs fail.
     pub(crate) fn encode_index(&self, extents: &[Extent]) -> Result<Vec<u8>, CodecError> {
         self.shards.index.encode(extents, &self.options)
     }

@@ -73,9 +73,6 @@ impl<'a, 'v> ViewOfShard<'a, 'v> {
     }
 
     /// Write the share of subchunk `number`: just its elements, in C order.
-    ///
-    /// # Errors
-    /// As for [`write`](Self::write).
     pub(super) fn write_part(&self, number: usize, elements: &[u8]) -> Result<(), EngineError> {
         self.with_share(number, |share, _| Ok(share.copy_from_slice(elements)?))
     }

@@ -1,4 +1,4 @@
-//! A shard without the bytes that nothing uses.
+//! Compaction: a shard is stored again without its unused bytes.
 
 #[cfg(feature = "async")]
 use zarrs_storage::AsyncReadableWritableStorageTraits;
@@ -48,10 +48,10 @@ pub fn compact<S: ReadableWritableStorageTraits + ?Sized>(
     now(compact_in(&Blocking::new(store), key, format))
 }
 
-/// [`compact`](compact()), in an asynchronous store.
+/// [`compact`](crate::compact()) for an asynchronous store.
 ///
 /// # Errors
-/// As for [`compact`](compact()).
+/// As for [`compact`](crate::compact()).
 #[cfg(feature = "async")]
 pub async fn async_compact<S: AsyncReadableWritableStorageTraits + ?Sized>(
     store: &S,
@@ -77,7 +77,7 @@ pub(super) async fn compact_in<O: Reads + Writes>(
     Ok(Some(compaction))
 }
 
-/// What is to be stored instead of `object`.
+/// The change that compacts `object`.
 fn compacted(
     object: &[u8],
     key: &StoreKey,

@@ -1,4 +1,4 @@
-//! What is wrong with a stored shard, and which bytes put it right: the rules of `docs/reference/updates.md`.
+//! Diagnosis of a stored shard, and the bytes that repair it: the rules of `docs/reference/updates.md`.
 //!
 //! Nothing here reads or writes a store. What is to be written is such that a write of it which is
 //! torn, at any byte, leaves a shard for which the same rules give the same end.
@@ -21,7 +21,7 @@ pub(crate) struct Geometry<'a> {
     pub(crate) is_index: &'a dyn Fn(&[u8], u64) -> bool,
 }
 
-/// What is to be done with an object.
+/// The diagnosis of an object, with its repair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Diagnosis {
     /// Nothing: every update of it is done, or is not to be seen.
@@ -32,11 +32,11 @@ pub(crate) enum Diagnosis {
     Complete(Vec<(u64, Vec<u8>)>),
     /// It was being created: erase it.
     Erase,
-    /// Nothing, since it is not known what is right.
+    /// Nothing, since the right state is not known.
     Unrecoverable(String),
 }
 
-/// Say what is wrong with `object`.
+/// Returns the diagnosis of `object`.
 pub(crate) fn diagnose(object: &[u8], geometry: &Geometry<'_>) -> Diagnosis {
     let last = Record::all(object, geometry.index_len).next();
     match geometry.location {

@@ -83,7 +83,7 @@ impl ShardFormat {
     }
 }
 
-/// Say what is wrong with `object`.
+/// Returns the diagnosis of `object`.
 pub(super) fn diagnosis_of(shards: &Sharding, object: &[u8]) -> Diagnosis {
     let is_index = |index: &[u8], size| shards.entries(index, size).is_ok();
     let geometry = Geometry {

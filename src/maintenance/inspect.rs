@@ -1,4 +1,4 @@
-//! What is in a shard, and where.
+//! Inspection: what a shard holds, and where.
 
 use std::fmt;
 use std::ops::Range;
@@ -108,10 +108,10 @@ pub fn inspect<S: ReadableStorageTraits + ?Sized>(
     now(inspect_in(&Blocking::new(store), key, format))
 }
 
-/// [`inspect`](inspect()), in an asynchronous store.
+/// [`inspect`](crate::inspect()) for an asynchronous store.
 ///
 /// # Errors
-/// As for [`inspect`](inspect()).
+/// As for [`inspect`](crate::inspect()).
 #[cfg(feature = "async")]
 pub async fn async_inspect<S: AsyncReadableStorageTraits + ?Sized>(
     store: &S,

@@ -6,7 +6,7 @@ use zarrs_storage::{StorageError, StoreKey};
 use crate::Error;
 use crate::store::{Reads, Writes};
 
-/// What is to be done to an object.
+/// A change of an object.
 pub(super) enum Change {
     Keep,
     Erase,

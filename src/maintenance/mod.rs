@@ -1,14 +1,15 @@
-//! Shards as objects of a store: made smaller, put right after an interrupted update, and looked at.
+//! Maintenance of stored shards: compaction, recovery after an interrupted update, inspection.
 //!
-//! | | what it is for |
+//! | item | purpose |
 //! |---|---|
 //! | [`compact`](compact()) | replaces a shard by one without unused bytes |
-//! | [`recover`](recover()) | puts a shard right whose last update was interrupted |
-//! | [`inspect`](inspect()) | says what is in a shard, and where |
+//! | [`recover`](recover()) | repairs a shard whose last update was interrupted |
+//! | [`inspect`](inspect()) | describes a shard: what it holds, and where |
 //! | [`Shards`] | does all of this for the shards of an array, and finds the shards to compact |
-//! | [`ShardFormat`] | says how to understand a shard: its codec, shape, data type and fill value |
+//! | [`ShardFormat`] | the format of a shard: its codec, shape, data type and fill value |
 //!
-//! Each function has an `async_` form for asynchronous stores.
+//! Each function has an `async_` form for asynchronous stores. The [guide](crate::guide::maintain)
+//! shows how to use them.
 
 mod compact;
 mod diagnosis;

@@ -1,4 +1,4 @@
-//! A shard whose last update was torn, put right.
+//! Recovery of a shard whose last update was interrupted.
 
 use std::fmt;
 use std::sync::Arc;
@@ -136,11 +136,11 @@ pub fn recover<S: ReadableWritableStorageTraits + ?Sized>(
     now(recover_in(&Blocking::new(store), key, format))
 }
 
-/// [`recover`](recover()), in an asynchronous store. Subchunks are decoded on the thread that polls, and on
-/// zarrs' thread pool.
+/// [`recover`](crate::recover()) for an asynchronous store. Subchunks are decoded on the polling
+/// thread and on zarrs' thread pool.
 ///
 /// # Errors
-/// As for [`recover`](recover()).
+/// As for [`recover`](crate::recover()).
 #[cfg(feature = "async")]
 pub async fn async_recover<S: AsyncReadableWritableStorageTraits + ?Sized>(
     store: &S,
@@ -166,7 +166,7 @@ pub(super) async fn recover_in<O: Reads + Writes>(
     Ok(recovery)
 }
 
-/// What is to be done to `object`, and what it is then.
+/// The change that repairs `object`, and its state afterwards.
 fn recovered(
     object: &Bytes,
     key: &StoreKey,

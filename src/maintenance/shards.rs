@@ -1,4 +1,4 @@
-//! The shards of an array.
+//! Maintenance of the shards of an array.
 
 use std::sync::Arc;
 
@@ -51,11 +51,11 @@ pub struct Shards<'a, S: ?Sized> {
 }
 
 impl<'a, S: ?Sized> Shards<'a, S> {
-    /// The shards of `array`, which this crate's codec or zarrs' own encodes.
+    /// Returns the shards of `array`, which this crate's codec or zarrs' own encodes.
     ///
     /// # Errors
-    /// [`Error::NotShards`] if the array is not sharded, or if its shards are encoded once more, by
-    /// bytes-to-bytes codecs.
+    /// [`Error::NotShards`] if the array is not sharded, or if bytes-to-bytes codecs encode its
+    /// shards once more.
     pub fn of(array: &'a Array<S>) -> Result<Self, Error> {
         let codec = find::of_array(array)?;
         Ok(Self { array, codec })
@@ -171,9 +171,9 @@ impl<S: ReadableWritableStorageTraits + ?Sized> Shards<'_, S> {
         inspect(&*self.array.storage(), &key, &format)
     }
 
-    /// List the shards that are stored, and the size of each in bytes.
+    /// Returns the chunk indices of the stored shards, and the size of each in bytes.
     ///
-    /// This makes one request for each shard of the grid, for its size.
+    /// Sends one request for each shard of the grid.
     ///
     /// # Errors
     /// [`Error::Storage`] if the store fails.
@@ -181,12 +181,13 @@ impl<S: ReadableWritableStorageTraits + ?Sized> Shards<'_, S> {
         now(self.stored_in(&Blocking::new(&*self.array.storage())))
     }
 
-    /// List the shards that should be compacted: more of their bytes are unused than
-    /// [`Options::max_dead_fraction`](crate::Options::max_dead_fraction) allows, and more than one
-    /// update needs. None under [`WriteStrategy::Slots`]: unused bytes do not add up there.
+    /// Returns the chunk indices of the shards to compact: a larger part of them is unused than
+    /// [`Options::max_dead_fraction`](crate::Options::max_dead_fraction) allows, and more bytes
+    /// than one update needs. Under [`WriteStrategy::Slots`] there are none, because unused bytes
+    /// do not add up.
     ///
-    /// This makes one request for each shard of the grid, for its size, and another for the index of each shard
-    /// that is stored. Shards whose index is invalid are left out: [`recover`](Self::recover) is for them.
+    /// Asks the store for the size of each shard of the grid, and for the index of each stored
+    /// shard. Shards with an invalid index are left out: [`recover`](Self::recover) them.
     ///
     /// # Errors
     /// [`Error::Storage`] if the store fails.
@@ -194,11 +195,12 @@ impl<S: ReadableWritableStorageTraits + ?Sized> Shards<'_, S> {
         now(self.pending_in(&Blocking::new(&*self.array.storage())))
     }
 
-    /// [`compact`](compact()) the [`pending`](Self::pending) shards.
+    /// Compacts the [pending](Self::pending) shards, and returns what that did to each: see
+    /// [`compact`](compact()).
     ///
     /// # Errors
-    /// As for [`pending`](Self::pending) and [`compact`](compact()). Shards that come before the shard
-    /// that fails have been compacted.
+    /// As for [`pending`](Self::pending) and [`compact`](compact()). Shards before the one that
+    /// failed have been compacted.
     pub fn compact_pending(&self) -> Result<Vec<(Vec<u64>, Compaction)>, Error> {
         now(self.compact_pending_in(&Blocking::new(&*self.array.storage())))
     }
@@ -207,7 +209,7 @@ impl<S: ReadableWritableStorageTraits + ?Sized> Shards<'_, S> {
 /// The same, in an asynchronous store.
 #[cfg(feature = "async")]
 impl<S: AsyncReadableWritableStorageTraits + ?Sized> Shards<'_, S> {
-    /// [`compact`](compact()) a shard.
+    /// [`compact`](Self::compact) for an asynchronous store.
     ///
     /// # Errors
     /// As for [`compact`](Self::compact).
@@ -216,7 +218,7 @@ impl<S: AsyncReadableWritableStorageTraits + ?Sized> Shards<'_, S> {
         async_compact(&*self.array.storage(), &key, &format).await
     }
 
-    /// [`recover`](recover()) a shard.
+    /// [`recover`](Self::recover) for an asynchronous store.
     ///
     /// # Errors
     /// As for [`recover`](Self::recover).
@@ -225,7 +227,7 @@ impl<S: AsyncReadableWritableStorageTraits + ?Sized> Shards<'_, S> {
         async_recover(&*self.array.storage(), &key, &format).await
     }
 
-    /// [`inspect`](inspect()) a shard.
+    /// [`inspect`](Self::inspect) for an asynchronous store.
     ///
     /// # Errors
     /// As for [`inspect`](Self::inspect).
@@ -234,8 +236,7 @@ impl<S: AsyncReadableWritableStorageTraits + ?Sized> Shards<'_, S> {
         async_inspect(&*self.array.storage(), &key, &format).await
     }
 
-    /// List the shards that are stored, and the size of each in bytes, as [`stored`](Self::stored) does. The
-    /// requests are made one after the other.
+    /// [`stored`](Self::stored) for an asynchronous store, with one request after the other.
     ///
     /// # Errors
     /// As for [`stored`](Self::stored).
@@ -243,8 +244,7 @@ impl<S: AsyncReadableWritableStorageTraits + ?Sized> Shards<'_, S> {
         self.stored_in(&Awaited(&*self.array.storage())).await
     }
 
-    /// List the shards that should be compacted, as [`pending`](Self::pending) does. The requests are made one
-    /// after the other.
+    /// [`pending`](Self::pending) for an asynchronous store, with one request after the other.
     ///
     /// # Errors
     /// As for [`pending`](Self::pending).
@@ -252,7 +252,7 @@ impl<S: AsyncReadableWritableStorageTraits + ?Sized> Shards<'_, S> {
         self.pending_in(&Awaited(&*self.array.storage())).await
     }
 
-    /// [`compact`](compact()) the [`pending`](Self::async_pending) shards, one after the other.
+    /// [`compact_pending`](Self::compact_pending) for an asynchronous store, one shard after the other.
     ///
     /// # Errors
     /// As for [`compact_pending`](Self::compact_pending).

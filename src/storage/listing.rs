@@ -1,4 +1,4 @@
-//! The keys of a store of shards, as those of the chunks in them.
+//! Lists the keys of a store of shards as keys of the chunks in them.
 //!
 //! The sharding storage transformer draft, on `list_dir`: "For all *retrieved prefixes* (not full
 //! keys) with partial shard keys, the corresponding original prefixes covering all possible chunks in
@@ -13,7 +13,7 @@ use super::chunk_keys::{ChunkKey, ChunkKeys, Scope};
 use super::shard_grid::ShardGrid;
 use crate::store::Lists;
 
-/// A chunk that there is.
+/// A stored chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Present {
     /// In its shard, in C order.
@@ -22,7 +22,7 @@ pub(super) struct Present {
     pub(super) len: u64,
 }
 
-/// An underlying key, for who sees chunks.
+/// How an underlying key is shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Seen {
     /// As it is.
@@ -33,15 +33,15 @@ pub(super) enum Seen {
     Shard(ChunkKey),
 }
 
-/// A store of shards that is seen as one of chunks.
+/// A store of shards that is shown as a store of chunks.
 pub(super) trait ShardsSeenAsChunks: Sync {
     fn keys(&self) -> &ChunkKeys;
     fn grid(&self) -> &ShardGrid;
 
-    /// What an underlying key is seen as.
+    /// How an underlying key is shown.
     fn seen(&self, key: &StoreKey) -> Seen;
 
-    /// What an underlying prefix is seen as, which [`list_dir`] found.
+    /// How an underlying prefix that [`list_dir`] found is shown.
     fn seen_prefix(&self, prefix: &StorePrefix) -> Seen {
         let _ = prefix;
         Seen::Itself
@@ -51,11 +51,11 @@ pub(super) trait ShardsSeenAsChunks: Sync {
     fn present(&self, shard: &ChunkKey)
     -> impl Future<Output = Result<Vec<Present>, StorageError>>;
 
-    /// The size of the value of a key that is seen as itself.
+    /// The size of the value of a key that is shown as it is.
     fn size_of(&self, key: &StoreKey) -> impl Future<Output = Result<Option<u64>, StorageError>>;
 }
 
-/// The keys with `prefix`, in order, and the sizes of those of chunks.
+/// The keys with `prefix`, in order, and the sizes of chunks among them.
 async fn sized<V: ShardsSeenAsChunks, L: Lists>(
     view: &V,
     store: &L,
@@ -72,7 +72,7 @@ async fn sized<V: ShardsSeenAsChunks, L: Lists>(
     let mut listed = Vec::new();
     for key in store.list_prefix(&underlying).await? {
         match view.seen(&key) {
-            // What is beside shards is not beside each of their chunks.
+            // An entry beside a shard is not beside each of its chunks.
             Seen::Itself if key.has_prefix(prefix) => listed.push((key, None)),
             Seen::Shard(shard) if has_chunks => shards.push(shard),
             Seen::Itself | Seen::Hidden | Seen::Shard(_) => {}
@@ -88,9 +88,6 @@ async fn sized<V: ShardsSeenAsChunks, L: Lists>(
 }
 
 /// All keys with `prefix`, in order.
-///
-/// # Errors
-/// The store's, and those of invalid shards.
 pub(super) async fn list_prefix<V: ShardsSeenAsChunks, L: Lists>(
     view: &V,
     store: &L,
@@ -101,9 +98,6 @@ pub(super) async fn list_prefix<V: ShardsSeenAsChunks, L: Lists>(
 }
 
 /// The size of all values with `prefix`, in bytes.
-///
-/// # Errors
-/// The store's, and those of invalid shards.
 pub(super) async fn size_prefix<V: ShardsSeenAsChunks, L: Lists>(
     view: &V,
     store: &L,
@@ -120,10 +114,7 @@ pub(super) async fn size_prefix<V: ShardsSeenAsChunks, L: Lists>(
     Ok(sum)
 }
 
-/// What is directly under `prefix`, in order.
-///
-/// # Errors
-/// The store's, and those of invalid shards.
+/// The entries directly under `prefix`, in order.
 pub(super) async fn list_dir<V: ShardsSeenAsChunks, L: Lists>(
     view: &V,
     store: &L,
@@ -161,7 +152,7 @@ pub(super) async fn list_dir<V: ShardsSeenAsChunks, L: Lists>(
                 }
             }
             _ if below.as_str().starts_with(prefix.as_str()) => prefixes.push(below.clone()),
-            // What is beside shards is not beside each of their chunks.
+            // An entry beside a shard is not beside each of its chunks.
             _ => {}
         }
     }
@@ -192,7 +183,7 @@ fn shards_of<V: ShardsSeenAsChunks>(
     view.keys().prefix_of(&shards)
 }
 
-/// The chunks of `shard` whose coordinates begin with those of `only`, and their sizes.
+/// The chunks of `shard` whose coordinates begin with the coordinates of `only`, and their sizes.
 async fn chunks_of<V: ShardsSeenAsChunks>(
     view: &V,
     shard: &ChunkKey,

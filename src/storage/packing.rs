@@ -20,8 +20,8 @@ use crate::{CudaShardingCodec, Error, Options};
 /// The most chunks of a shard: of an index of 256 MiB.
 pub(super) const MAX_CHUNKS: usize = 1 << 24;
 
-/// Whoever reads more bytes than this at once asks for the size of the shard first: an index may lie,
-/// and stores set aside what they are asked for.
+/// A read of more bytes than this asks for the size of the shard first: an index may be false, and stores
+/// allocate what they are asked for.
 pub(super) const UNCHECKED: u64 = 16 << 20;
 
 /// How encoded chunks lie in the bytes of a shard: what the codec of the shard says, but for what the

@@ -200,9 +200,6 @@ impl<S: ?Sized> fmt::Debug for RangeWrites<S> {
 }
 
 /// Checks that none of `values` ends beyond `max` bytes.
-///
-/// # Errors
-/// [`StorageError::Other`] if one does.
 fn check_end(key: &StoreKey, values: &[(u64, Bytes)], max: u64) -> Result<(), StorageError> {
     let mut end = 0;
     for (offset, value) in values {

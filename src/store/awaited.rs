@@ -97,9 +97,6 @@ const AT_ONCE: usize = 16;
 ///
 /// When one fails, no others are begun, and those that were begun are awaited: if they were dropped, a
 /// store might do them later, after what is asked of it next.
-///
-/// # Errors
-/// The first of `requests` that fails.
 pub(crate) async fn all<F, T, E>(
     mut requests: impl Iterator<Item = F>,
     at_once: usize,

@@ -377,9 +377,6 @@ pub(crate) struct BlockingTurn {
 }
 
 /// Block until `claims` are taken, for at most `limit`.
-///
-/// # Errors
-/// [`NoTurn`] if they cannot be.
 pub(super) fn take_blocking(claims: &[Claim], limit: Duration) -> Result<BlockingTurn, NoTurn> {
     let mut taking = Taking::new(claims, limit, false);
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
@@ -396,9 +393,6 @@ pub(super) fn take_blocking(claims: &[Claim], limit: Duration) -> Result<Blockin
 
 /// Wait until `claims` are taken, for at most `limit`. Everything that the encoder awaits while it has the
 /// turn goes through [`during`].
-///
-/// # Errors
-/// [`NoTurn`] if they cannot be.
 #[cfg(feature = "async")]
 pub(super) async fn take_awaited(claims: &[Claim], limit: Duration) -> Result<Turn, NoTurn> {
     let mut taking = Taking::new(claims, limit, true);

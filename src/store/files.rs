@@ -1,6 +1,6 @@
 //! Directories, read without zarrs.
 //!
-//! Where zarrs' `FilesystemStore` cannot open a directory it lists nothing, and says so to nobody: a process with
+//! zarrs' `FilesystemStore` lists nothing, without an error, if it cannot open a directory: a process with
 //! too many open files takes a full directory for an empty one. It panics at a name that is not UTF-8. It finds
 //! nothing under a link that leads nowhere, and waits for the other end of a pipe. Here each error is returned,
 //! and a file is looked at before it is read.
@@ -13,7 +13,7 @@ use zarrs_storage::{StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StoreP
 
 type Result<T> = std::result::Result<T, StorageError>;
 
-/// What a name has in place of each part that is not UTF-8.
+/// Replaces each part of a name that is not UTF-8.
 pub(crate) const NOT_UTF_8: char = char::REPLACEMENT_CHARACTER;
 
 /// The directory of a store whose keys are paths.
@@ -22,7 +22,7 @@ pub(crate) struct Files {
     root: PathBuf,
 }
 
-/// What a directory has.
+/// An entry of a directory.
 struct Entry {
     /// With [`NOT_UTF_8`] where it is not UTF-8.
     name: String,

@@ -43,9 +43,6 @@ pub(crate) trait Handle {
     ) -> impl Future<Output = Result<Option<Vec<ArrayBytesRaw<'a>>>>> + Send;
 
     /// Read the bytes of one range; `None` if there is no value.
-    ///
-    /// # Errors
-    /// As for [`read`](Self::read), and if the store returns no range.
     fn read_one<'a>(
         reader: &'a Self::Reader,
         range: ByteRange,

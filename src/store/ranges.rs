@@ -167,7 +167,7 @@ pub(crate) fn with_parts(
         places.push(place);
     }
     let mut written = if value.is_unique() {
-        // Nobody else has these bytes: they need not be copied.
+        // No other reference to these bytes exists: they need not be copied.
         Vec::from(value)
     } else {
         let mut copy = Vec::new();

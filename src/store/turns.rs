@@ -1,4 +1,4 @@
-//! One after the other, for those who write the same shard in this process.
+//! Turns: writers of the same shard in this process write one after the other.
 //!
 //! A turn is held while the store is read and written. A store that hands its work to the threads of
 //! rayon must not wait for it there: rayon could give the waiting thread another write of the same
@@ -14,7 +14,7 @@ use zarrs_storage::StoreKey;
 use super::Awaited;
 use super::Blocking;
 
-/// Shards that share a turn wait for each other without need, which costs time alone.
+/// Shards that share a turn wait for each other without need, which only costs time.
 pub(crate) const STRIPES: usize = 64;
 
 /// The turns of an adapter. Its store is either one that blocks or one that is awaited, and each kind
@@ -36,7 +36,7 @@ impl Default for Turns {
     }
 }
 
-/// Which turn is that of who writes `shard`.
+/// The number of the turn of `shard`.
 pub(crate) fn stripe(shard: &StoreKey) -> usize {
     let mut hasher = DefaultHasher::new();
     shard.hash(&mut hasher);
@@ -49,10 +49,10 @@ pub(crate) trait TakesTurns {
     /// A turn, until it is dropped.
     type Turn<'a>;
 
-    /// Wait for the turn of who writes `shard`.
+    /// Waits for the turn of `shard`.
     fn turn<'a>(&self, turns: &'a Turns, shard: &StoreKey) -> impl Future<Output = Self::Turn<'a>>;
 
-    /// Wait for all turns: those of who writes any shard.
+    /// Waits for the turns of all shards.
     fn all_turns<'a>(&self, turns: &'a Turns) -> impl Future<Output = Vec<Self::Turn<'a>>>;
 }
 
@@ -65,7 +65,7 @@ impl<S: ?Sized + Sync> TakesTurns for Blocking<'_, S> {
     }
 
     async fn all_turns<'a>(&self, turns: &'a Turns) -> Vec<Self::Turn<'a>> {
-        // In one order, and who holds one of them waits for no other.
+        // In one order. A writer that holds one turn waits for no other.
         let turns = turns.blocking.iter().map(Mutex::lock);
         turns
             .map(|turn| turn.unwrap_or_else(PoisonError::into_inner))

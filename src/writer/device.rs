@@ -53,7 +53,7 @@ impl DeviceEvent {
     }
 
     /// Returns the event (a `CUevent`) for a stream of the application to wait for, or 0 if there
-    /// is nothing to wait for. Keep this object alive until the stream's wait was enqueued.
+    /// is nothing to wait for. It is valid until this object is dropped.
     #[must_use]
     pub fn as_raw(&self) -> u64 {
         self.0.as_ref().map_or(0, |event| event.event())

@@ -146,9 +146,6 @@ pub(super) async fn read_index<H: Handle>(
 }
 
 /// Look for the last byte of each long range of `ranges`.
-///
-/// # Errors
-/// A [`CodecError`] if one is not there.
 pub(super) async fn check_long<H: Handle>(
     input: &H::Reader,
     ranges: &[ByteRange],

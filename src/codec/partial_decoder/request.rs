@@ -190,9 +190,6 @@ impl<'a> Request<'a> {
     }
 
     /// New memory for the wanted elements.
-    ///
-    /// # Errors
-    /// A [`CodecError`] if it cannot be had.
     pub(super) fn output(&self) -> Result<Output<'_, 'static>, CodecError> {
         let huge_pages = self.shards.codec.options.huge_pages();
         Ok(match &self.selection {
@@ -231,9 +228,6 @@ impl<'a> Request<'a> {
     /// Write the wanted elements of `group` to `output`: `fetched` are the bytes for
     /// [`byte_ranges`](Self::byte_ranges), and `inner` the elements for
     /// [`inner_reads`](Self::inner_reads).
-    ///
-    /// # Errors
-    /// An [`EngineError`] if a subchunk cannot be decoded.
     pub(super) fn write(
         &self,
         group: &[Touched],

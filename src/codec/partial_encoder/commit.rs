@@ -1,6 +1,6 @@
 //! What becomes of the stored shard: it is erased, or written to.
 //!
-//! The protocol, and what it promises, is in `docs/updates.md`.
+//! The protocol, and what it promises, is in `docs/reference/updates.md`.
 
 use zarrs_codec::{CodecError, CodecOptions};
 

@@ -1,4 +1,4 @@
-//! Whether a shard is still what it was, and how large it is.
+//! Compares a shard with its earlier state, and finds its size.
 //!
 //! A codec cannot ask for the size of a stored value, and reading the end of one does not say where it
 //! is. But the last update of a shard left a record directly before the last index (or its copy),

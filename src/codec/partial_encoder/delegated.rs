@@ -14,9 +14,6 @@ use crate::layout::Part;
 use crate::store::no_panic;
 
 /// Encode what `update` changes.
-///
-/// # Errors
-/// A [`CodecError`] if a subchunk cannot be decoded or encoded.
 pub(super) fn encode(
     update: &Update<'_>,
     fetched: &Fetched<'_>,

@@ -15,9 +15,6 @@ use crate::codec::error::other;
 use crate::codec::sharding::Sharding;
 
 /// Encode what changes. What was read and is written as it was is left out.
-///
-/// # Errors
-/// A [`CodecError`] if a subchunk cannot be decoded or encoded.
 pub(super) fn encode(
     update: &Update<'_>,
     fetched: &Fetched<'_>,
@@ -54,9 +51,6 @@ pub(super) fn encode(
 }
 
 /// Encode what `update` changes, whose subchunks are the shards `target`.
-///
-/// # Errors
-/// A [`CodecError`] if one cannot be decoded or encoded.
 fn encode_shards(
     update: &Update<'_>,
     target: &Sharding,

@@ -5,11 +5,11 @@
 //! 3. Encode what changes as one batch, on the engine that the plan names.
 //! 4. Take a turn among the encoders of this process (`crate::store::claims`).
 //! 5. Read the index again, with the record before it, and the last byte: they say how large the shard
-//!    is. Read the patched subchunks again. If something changed since step 1, begin anew.
+//!    is. Read the patched subchunks again. If something changed since step 1, begin again.
 //! 6. Write: usually once, twice where an index is rewritten where it is.
 //!
 //! What a codec can do to a stored value bounds all of this: read ranges of it, overwrite bytes,
-//! make it longer, and erase it. `docs/updates.md` has the protocol and its promises.
+//! make it longer, and erase it. `docs/reference/updates.md` has the protocol and its promises.
 
 mod attempt;
 #[cfg(feature = "async")]
@@ -122,7 +122,7 @@ impl<H: Handle> PartialEncoder<H> {
             // Another encoder came first: its update is there now.
             _ if is_refusal(&error) && !is_late => Look::AtOnce,
             // Another encoder may have been writing. That is for the turn to say, however late it is:
-            // the error could advise to recover a shard which somebody is creating.
+            // the error could advise to recover a shard that another writer is creating.
             Look::AtOnce if !is_refusal(&error) => Look::Alone,
             _ => return Err(error),
         };
@@ -202,7 +202,7 @@ impl<H: Handle> PartialEncoder<H> {
         Ok(self.target.index.byte_range())
     }
 
-    /// Tell the metrics, and who wants to know, that a write happened.
+    /// Tells the metrics, and the application's callback, that a write happened.
     fn written(&self, size: usize, dead: Option<usize>) {
         counters::partial_write();
         let Some(dead) = dead else { return };
@@ -219,9 +219,6 @@ impl<H: Handle> PartialEncoder<H> {
 }
 
 /// Encode a whole shard of elements that have no fixed size.
-///
-/// # Errors
-/// A [`CodecError`] if a subchunk cannot be encoded.
 pub(super) fn encode_delegated(
     target: &Sharding,
     elements: &ArrayBytes<'_>,
@@ -238,10 +235,7 @@ pub(super) fn encode_delegated(
     target.pack(&subchunks, usize::MAX, options)
 }
 
-/// Say where a partial write of a shard puts what it changes, on a store that writes ranges.
-///
-/// # Errors
-/// A [`CodecError`] if the shapes, data type and codecs do not fit each other.
+/// Explains where a partial write of a shard puts changed subchunks, on a store that writes ranges.
 pub(super) fn explain(target: &Sharding) -> Result<String, CodecError> {
     Ok(match rule(target, true) {
         Err(error) => error.to_string(),

@@ -1,4 +1,4 @@
-//! What a partial write needs to know of the subchunks of a shard.
+//! Properties of the subchunks of a shard that a partial write needs.
 
 use zarrs::array::BytesRepresentation;
 use zarrs::array::codec::ShardingCodec;

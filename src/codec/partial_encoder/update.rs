@@ -1,4 +1,4 @@
-//! What a partial write changes: the subchunks that it touches, before and after they are encoded.
+//! The change of a partial write: the subchunks that it touches, before and after they are encoded.
 
 use std::ops::Range;
 
@@ -131,9 +131,6 @@ impl Changes {
 
     /// All subchunks of a shard with these changes, encoded: the others are as `old` has them, by
     /// number.
-    ///
-    /// # Errors
-    /// Whatever `old` returns.
     pub(super) fn over<'c>(
         &'c self,
         num_subchunks: usize,

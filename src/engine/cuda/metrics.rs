@@ -256,7 +256,7 @@ pub struct Metrics {
     /// Partial writes that left more unused bytes than
     /// [`max_dead_fraction`](crate::Options::max_dead_fraction) allows.
     pub compaction_requests: u64,
-    /// Shards that [`compact`](crate::compact) made shorter.
+    /// Shards that were compacted.
     pub compactions: u64,
     /// How often an append to a [writer](crate::writer) waited for the encoder or the store.
     pub writer_waits: u64,

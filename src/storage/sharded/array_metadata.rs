@@ -1,7 +1,7 @@
-//! The sharding transformer in the stored metadata of an array: hidden from who reads it through the
-//! adapter, and there for who reads the files.
+//! The sharding transformer in the stored metadata of an array. Readers of the files see it; readers
+//! through the adapter do not.
 //!
-//! Whatever else is in the document stays as it is, byte for byte.
+//! Everything else in the document stays as it is, byte for byte.
 
 use std::fmt;
 
@@ -45,8 +45,6 @@ impl fmt::Display for Configuration {
 }
 
 impl Configuration {
-    /// # Errors
-    /// What of it is not understood.
     pub(in crate::storage) fn parse(configuration: &Map<String, Value>) -> Result<Self, String> {
         let mut format = None;
         let mut chunks_per_shard = None;
@@ -94,9 +92,6 @@ impl Configuration {
 
 /// The transformer that some metadata describe; `None` if they are not those of an array, or of one
 /// without it.
-///
-/// # Errors
-/// What of it is not understood.
 pub(super) fn configuration(stored: &[u8]) -> Result<Option<Configuration>, String> {
     ArrayDocument::parse(stored).map_or(Ok(None), |document| document.configuration())
 }
@@ -163,7 +158,7 @@ const MALFORMED: &str = "it is not the JSON that it seemed to be";
 struct ArrayDocument<'a>(Document<'a>);
 
 impl<'a> ArrayDocument<'a> {
-    /// `None` if `metadata` are not those of an array of Zarr V3: whoever reads them will say so.
+    /// `None` if `metadata` are not those of an array of Zarr V3: the reader of these metadata reports that.
     fn parse(metadata: &'a [u8]) -> Option<Self> {
         let document = Self(Document::parse(metadata).ok()?);
         let is_array = document.field("node_type")? == "array";
@@ -191,7 +186,7 @@ impl<'a> ArrayDocument<'a> {
         let encoding = self.field("chunk_key_encoding").unwrap_or_default();
         let name = encoding.get("name").unwrap_or(&encoding);
         match name.as_str() {
-            // Without one, whoever reads it will say so.
+            // Without one, the reader of the document reports that.
             None | Some("default" | "v2") => Ok(()),
             Some(name) => Err(format!(
                 "the chunk key encoding is {name:?}, by which no key is known as that of a chunk here, so that none would be in a shard: it has to be `default` or `v2`"

@@ -1,4 +1,4 @@
-//! What the adapter does, whatever its store is: reads.
+//! The reads of the adapter, for both kinds of stores.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -32,7 +32,7 @@ const ATTEMPTS: usize = 3;
 /// What some ranges of bytes of a chunk are wanted of: its number in its shard, and the ranges.
 pub(super) type Wanted = (usize, Vec<ByteRange>);
 
-/// What a key is.
+/// The meaning of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::storage) enum Place {
     /// That of a chunk: its shard, and its number in it, in C order.
@@ -326,7 +326,7 @@ impl Core {
         if let Some(kept) = kept {
             match self.read_with(store, shard, wanted, &kept).await {
                 Ok(Some(read)) => return Ok(read),
-                // Somebody may have written the shard round the adapter.
+                // Another process may have written the shard.
                 Ok(None) | Err(_) => self.indices.forget(shard),
             }
         }

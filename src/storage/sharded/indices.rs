@@ -1,4 +1,4 @@
-//! The indices of shards, kept while nobody writes the shards.
+//! The indices of shards, kept until the shards are written.
 //!
 //! A read takes the stamp of its shard first and looks at it again last. Each write changes the stamp
 //! before it begins and after its end, so that a stamp that stayed the same means that all that was read
@@ -23,7 +23,7 @@ pub(super) struct Index {
 }
 
 impl Index {
-    /// Roughly what it takes, in bytes.
+    /// Roughly its size in memory, in bytes.
     fn cost(&self, shard: &StoreKey) -> usize {
         let extents = self.extents.capacity().saturating_mul(size_of::<Extent>());
         // The key is there twice in the worst case, and each entry has some links.
@@ -37,7 +37,7 @@ impl Index {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp(u64);
 
-/// What is known of the shards that share a stamp.
+/// The state of the shards that share a stamp.
 #[derive(Debug, Default)]
 struct Stripe {
     stamp: AtomicU64,
@@ -96,7 +96,7 @@ impl Indices {
         (stripe.writes.load(Ordering::SeqCst) == 0).then_some(Stamp(stamp))
     }
 
-    /// Whether nobody has written the shard since it had this stamp.
+    /// Whether the shard was not written since it had this stamp.
     pub(super) fn is_current(&self, shard: &StoreKey, stamp: Stamp) -> bool {
         self.stripe(shard).stamp.load(Ordering::SeqCst) == stamp.0
     }
@@ -132,7 +132,7 @@ impl Indices {
         cache.used = 0;
     }
 
-    /// `shard` is about to be written, by whoever has its turn.
+    /// Notes that `shard` is about to be written. The caller has its turn.
     pub(super) fn write(&self, shard: &StoreKey) -> Write<'_> {
         let stripe = stripe(shard);
         let write = Write::begin(self, stripe..stripe + 1);
@@ -140,7 +140,7 @@ impl Indices {
         write
     }
 
-    /// Any shard may be about to be written, by whoever has all turns.
+    /// Notes that any shard may be about to be written. The caller has all turns.
     pub(super) fn write_all(&self) -> Write<'_> {
         let write = Write::begin(self, 0..STRIPES);
         let mut cache = self.cache();

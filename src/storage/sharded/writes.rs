@@ -1,4 +1,4 @@
-//! What the adapter does, whatever its store is: writes.
+//! The writes of the adapter, for both kinds of stores.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ type Result<T> = std::result::Result<T, StorageError>;
 /// The chunks of a shard, in C order.
 type Chunks = Vec<Option<Bytes>>;
 
-/// What is there before chunks are written.
+/// The shard before chunks are written.
 struct Before {
     chunks: Chunks,
     /// Whether all chunks that there are will be replaced, so that the shard was not read.
@@ -198,7 +198,7 @@ impl Core {
         }
     }
 
-    /// Store a shard of `chunks`, or none if there are none, by whoever has its turn.
+    /// Stores a shard of `chunks`, or erases it if there are none. The caller has its turn.
     async fn replace<W: Writes>(
         &self,
         store: &W,

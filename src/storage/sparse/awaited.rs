@@ -47,9 +47,9 @@ where
 
     /// [`consolidate`](Self::consolidate) for an asynchronous store.
     ///
-    /// If the future is dropped, the store may still complete its last operation, for example
-    /// on another thread. Wait until it has before you consolidate the shard again. Otherwise
-    /// an old shard would replace a newer one.
+    /// If the future is dropped, the store may still complete its last operation, for example on
+    /// another thread. Wait until it has before you consolidate the shard again. Otherwise an old
+    /// shard would replace a newer one.
     ///
     /// # Errors
     /// As for [`consolidate`](Self::consolidate).

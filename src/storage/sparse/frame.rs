@@ -1,4 +1,4 @@
-//! The objects of a frame: what they are called, and how it is known that they are whole.
+//! The objects of a frame: their names, and how a whole object is recognised.
 //!
 //! A frame is what is under `<shard key>.frame/`. Its objects are versions of subchunks, each stored
 //! once and never changed:

@@ -1,4 +1,4 @@
-//! What was listed of frames lately.
+//! Recent listings of frames.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use zarrs_storage::StoreKey;
 use super::frame::Listing;
 use crate::store::turns::{STRIPES, stripe};
 
-/// Listings that may be used for some time, by those who only read.
+/// Listings that readers may use for some time.
 #[derive(Debug)]
 pub(super) struct Listings {
     age: Duration,
@@ -24,7 +24,7 @@ struct Kept {
     listing: Arc<Listing>,
 }
 
-/// What is known of a frame.
+/// What is known about a frame.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Recent {
     /// Nothing is ever kept.

@@ -178,9 +178,6 @@ pub(super) fn presented(key: &StoreKey, stored: &[u8]) -> Result<String, Storage
 /// What keeps subchunks ours that are shards themselves, of the array that is `stored` at `key`, also
 /// where nothing is registered: zarrs' own codec panics on some corrupted shards. `None` if they are no
 /// shards, or are left to a codec that somebody else registered.
-///
-/// # Errors
-/// As for [`presented`].
 pub(super) fn claim(key: &StoreKey, stored: &[u8]) -> Result<Option<Claim>, StorageError> {
     let invalid =
         |error: serde_json::Error| StorageError::InvalidMetadata(key.clone(), error.to_string());

@@ -181,11 +181,11 @@ impl SparseArray {
         Ok((self.keys.key(&shard)?, number))
     }
 
-    /// Zarrs writes a part of a subchunk by reading and storing it. What was read by a listing of the past
-    /// would undo what others wrote since.
+    /// zarrs writes part of a subchunk by reading and storing it. A read by an old listing would undo what
+    /// others wrote since.
     ///
     /// # Errors
-    /// [`StorageError::Unsupported`] if listings of the past are used.
+    /// [`StorageError::Unsupported`] if old listings are used.
     fn check_writable(&self, what: &str) -> Result<(), StorageError> {
         if self.listings.is_off() {
             return Ok(());
@@ -240,7 +240,7 @@ impl SparseArray {
         self.read(store, &shard, number, listing).await
     }
 
-    /// Who calls this has the turn of the chunk.
+    /// The caller has the turn of the chunk.
     async fn write_chunk<O: Reads + Writes + Lists>(
         &self,
         store: &O,
@@ -248,7 +248,7 @@ impl SparseArray {
         entry: Entry,
     ) -> Result<(), StorageError> {
         let (shard, number) = self.place(chunk)?;
-        // What is empty is not made empty once more: frames would be full of that.
+        // An empty chunk is not erased again: frames would fill with such objects.
         if entry == Entry::Tombstone && self.read(store, &shard, number, None).await?.is_none() {
             return Ok(());
         }
@@ -393,7 +393,7 @@ impl SparseArray {
         }
     }
 
-    /// Let the value of `key` be another one at once, or let there be none.
+    /// Replaces the value of `key` at once, or erases it.
     async fn replace<O: Writes>(
         &self,
         store: &O,
@@ -408,15 +408,15 @@ impl SparseArray {
     }
 }
 
-/// Replaces values by renaming in `store`. Everybody may store the `metadata`; one process at a time
-/// replaces any other value.
+/// Replaces values by renaming in `store`. Any process may store the `metadata` at any time; any other
+/// value is replaced by one process at a time.
 pub(super) fn renaming<R>(store: Arc<R>, metadata: StoreKey) -> Rename
 where
     R: AtomicRenameStorageTraits + WritableStorageTraits + ?Sized + 'static,
 {
     let writers = frame::writers();
     Arc::new(move |key, value| {
-        // One at a time consolidates a shard, but anybody stores metadata.
+        // One process at a time consolidates a shard, but any process stores metadata.
         let is_shared = *key == metadata;
         let temporary = if is_shared {
             StoreKey::new(format!("{key}.{}{TEMPORARY}", writers()))?
@@ -433,7 +433,7 @@ where
         let stored = store.set(&temporary, value);
         let stored = stored.and_then(|()| store.rename(&temporary, key));
         if stored.is_err() && is_shared {
-            // Nobody uses its name again. What failed is more important than if this does.
+            // Its name is not used again. The first error is more important than an error of this.
             let _ = store.erase(&temporary);
         }
         stored

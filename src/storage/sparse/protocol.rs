@@ -64,7 +64,7 @@ use crate::store::ranges::Merged;
 use crate::store::turns::{TakesTurns, Turns, stripe};
 use crate::store::{Lists, Reads, Writes};
 
-/// How often a read begins again: each time, somebody else has changed what it reads.
+/// How often a read begins again, because another process has changed what it reads.
 const ATTEMPTS: usize = 1000;
 /// How often a version is put before its listing shows it as the newest.
 const PUTS: usize = 16;
@@ -75,7 +75,7 @@ const AT_ONCE: usize = 64;
 /// How many decoded indices are kept.
 const INDICES: usize = 16;
 
-/// Says who a version is of, a different name each time: then deleting one version, however late it takes
+/// Names the writer of a version, differently each time. So deleting one version, however late that takes
 /// effect, never deletes another.
 pub(super) type Writers = Box<dyn Fn() -> String + Send + Sync>;
 
@@ -90,9 +90,9 @@ pub(super) struct Frames {
     len: SubchunkLen,
     /// Names of the versions that are put here.
     writers: Writers,
-    /// Of those who write.
+    /// The turns of writers.
     turns: Turns,
-    /// Of those who consolidate.
+    /// The turns of consolidations.
     consolidations: Turns,
     /// Indices that were decoded last: most reads of a shard find the same bytes.
     indices: [Mutex<Option<(StoreKey, Decoded)>>; INDICES],
@@ -137,15 +137,12 @@ impl Frames {
         self.bound
     }
 
-    /// The turns of those who write.
+    /// The turns of writers.
     pub(super) fn turns(&self) -> &Turns {
         &self.turns
     }
 
-    /// What is in the frame of `shard`.
-    ///
-    /// # Errors
-    /// The store's.
+    /// The content of the frame of `shard`.
     pub(super) async fn list<O: Lists>(
         &self,
         store: &O,
@@ -544,7 +541,7 @@ impl Frames {
     /// Pack the frame of a shard into it, which `shards` replaces. `None` if there is no frame.
     ///
     /// # Errors
-    /// The store's; if the shard is invalid; if somebody else consolidates it.
+    /// The store's; if the shard is invalid; if another process consolidates it.
     pub(super) async fn consolidate<O, R>(
         &self,
         store: &O,
