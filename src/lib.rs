@@ -69,7 +69,9 @@ mod error;
 pub mod internals;
 mod layout;
 mod maintenance;
+mod memory_estimate;
 mod memory_limit;
+mod metrics;
 mod options;
 mod plan;
 mod registration;
@@ -78,7 +80,6 @@ mod write_strategy;
 pub mod writer;
 
 pub use codec::{CudaShardingCodec, CudaShardingCodecBuilder, explain};
-pub use engine::cuda::{MemoryEstimate, Metrics};
 pub use error::Error;
 pub use maintenance::{
     Compaction, ExtentProblem, Inspection, Recovery, RecoveryOutcome, ShardFormat, Shards,
@@ -86,6 +87,8 @@ pub use maintenance::{
 };
 #[cfg(feature = "async")]
 pub use maintenance::{async_compact, async_inspect, async_recover};
+pub use memory_estimate::MemoryEstimate;
+pub use metrics::Metrics;
 pub use options::{Backend, LevelPolicy, Options};
 pub use plan::{ExplainedStage, Explanation, Place};
 pub use registration::{Registration, register};
@@ -96,16 +99,7 @@ pub use write_strategy::{CompactionRequest, WriteStrategy};
 /// [writers](writer) waited.
 #[must_use]
 pub fn metrics() -> Metrics {
-    let [partial_writes, compaction_requests, compactions] = write_strategy::counters::snapshot();
-    let (writer_waits, writer_wait) = writer::counters::snapshot();
-    Metrics {
-        partial_writes,
-        compaction_requests,
-        compactions,
-        writer_waits,
-        writer_wait,
-        ..engine::cuda::metrics()
-    }
+    metrics::counters::add_to(engine::cuda::metrics())
 }
 
 /// Give back the device and page-locked memory that the CUDA engine keeps for the next shard. Buffers

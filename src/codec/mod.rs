@@ -513,7 +513,7 @@ impl ArrayToBytesCodecTraits for CudaShardingCodec {
         let subchunks = shard::encoded_subchunks(&bytes, &extents);
         shard
             .with_job(options, |job| {
-                engine.decode_each(job, &subchunks, &|_, subchunk, decoded| {
+                plan::host_engine().decode_each(job, &subchunks, &|_, subchunk, decoded| {
                     output.write(subchunk.number, &decoded, job.fill_value)
                 })
             })

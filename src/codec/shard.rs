@@ -13,7 +13,7 @@ use super::index::ShardIndex;
 use crate::Error;
 use crate::engine::{EncodedSubchunk, EngineError, Job, KnownChain, host};
 use crate::layout::{Extent, SubchunkGrid};
-use crate::plan::{self, Choice};
+use crate::plan::{self, ShardPlan};
 
 /// A shard of one codec, shape and data type.
 pub(crate) struct Shard<'a> {
@@ -67,7 +67,7 @@ impl<'a> Shard<'a> {
     ///
     /// # Errors
     /// [`Error::BackendUnavailable`] if the options ask for a device, and it cannot be one.
-    pub(crate) fn choose_engine(&self) -> Result<Choice, Error> {
+    pub(crate) fn choose_engine(&self) -> Result<ShardPlan, Error> {
         self.choose_engine_for(&self.grid)
     }
 
@@ -75,7 +75,7 @@ impl<'a> Shard<'a> {
     ///
     /// # Errors
     /// As for [`choose_engine`](Self::choose_engine).
-    pub(crate) fn choose_engine_for(&self, grid: &SubchunkGrid) -> Result<Choice, Error> {
+    pub(crate) fn choose_engine_for(&self, grid: &SubchunkGrid) -> Result<ShardPlan, Error> {
         let known = self.known.as_ref().map_err(String::as_str);
         let engines = &self.codec.engines;
         engines.choose(&self.codec.options, grid, known)
@@ -85,7 +85,7 @@ impl<'a> Shard<'a> {
     ///
     /// # Errors
     /// As for [`choose_engine`](Self::choose_engine).
-    pub(crate) fn choose_decoder(&self) -> Result<Choice, Error> {
+    pub(crate) fn choose_decoder(&self) -> Result<ShardPlan, Error> {
         let known = self.known.as_ref().map_err(String::as_str);
         let engines = &self.codec.engines;
         engines.choose_decoder(&self.codec.options, &self.grid, known)

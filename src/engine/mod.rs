@@ -10,13 +10,13 @@
 //! 3. The same job gives the same bytes, whatever the number of threads.
 //! 4. Any bytes may be given to decode. They give the data, or an [`EngineError`].
 
+pub(crate) mod buffers;
 mod chain;
 #[allow(unsafe_code)]
 pub(crate) mod crew;
 pub(crate) mod cuda;
-mod error;
+pub(crate) mod error;
 pub(crate) mod host;
-pub(crate) mod pool;
 pub(crate) mod stream;
 
 use std::fmt;
@@ -107,20 +107,11 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
         extents: &[Extent],
     ) -> Result<Vec<u8>, EngineError>;
 
-    /// Whether [`decode`](Self::decode) does more than [`decode_each`](Self::decode_each) of all
-    /// subchunks would.
+    /// Whether it can decode whole shards, so that it makes sense to ask it to.
     fn decodes_whole_shards(&self) -> bool {
         false
     }
 
-    /// Decode some subchunks, and hand each to `sink`.
-    ///
-    /// # Errors
-    /// An [`EngineError`] from a codec, or the first that `sink` returns.
-    fn decode_each(
-        &self,
-        job: &Job<'_>,
-        subchunks: &[EncodedSubchunk<'_>],
-        sink: &Sink<'_>,
-    ) -> Result<(), EngineError>;
+    /// Count that another engine does what this one was to do, and why.
+    fn fell_back(&self, _reason: &str) {}
 }

@@ -7,7 +7,7 @@ use super::diagnosis::Diagnosis;
 use super::format::diagnosis_of;
 use super::io::{Change, apply, read};
 use crate::Error;
-use crate::write_strategy::counters;
+use crate::metrics::counters;
 
 /// What compaction made of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

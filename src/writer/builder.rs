@@ -16,16 +16,16 @@ use super::assembler::Assembler;
 use super::error::WriterError;
 use super::metadata::ArrayLength;
 use super::plan::{self, Plan};
-use super::report::{Progress, WriterMemory};
+use super::report::Progress;
 use super::shared::{ProgressCallback, Setup, Shared};
 use super::sink::{Length, RenamedSink, ShardSink, WholeSink};
 use super::{ArrayWriter, encoding, leftovers, storing};
-use crate::Error;
 use crate::codec::find;
 use crate::codec::stream::ShardEncoding;
-use crate::engine::pool::{Contents, Pool};
+use crate::engine::buffers::{Contents, Pool};
 use crate::engine::stream::{Returned, StreamEngine};
 use crate::layout::StreamGrid;
+use crate::{Error, MemoryEstimate};
 
 /// Makes an [`ArrayWriter`]: see [`ArrayWriter::builder`].
 #[must_use]
@@ -169,7 +169,7 @@ where
     ///
     /// # Errors
     /// As for [`build`](Self::build), but for what the store says.
-    pub fn memory_estimate(&self) -> Result<WriterMemory, WriterError> {
+    pub fn memory_estimate(&self) -> Result<MemoryEstimate, WriterError> {
         let (encoding, grid) = self.stream()?;
         self.first_slice(&grid)?;
         Ok(self.plan(&encoding, &grid, self.epochs, None)?.memory)

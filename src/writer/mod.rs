@@ -69,11 +69,13 @@ use zarrs_storage::ReadableWritableStorageTraits;
 pub use builder::ArrayWriterBuilder;
 pub use device::{DeviceEvent, DeviceSlice};
 pub use error::WriterError;
-pub use report::{Progress, WriterMemory, WriterReport};
+pub use report::{Progress, WriterReport};
 
-use crate::engine::pool::Patience;
+use crate::MemoryEstimate;
+use crate::engine::buffers::Patience;
 use crate::engine::stream::{Input, StreamEngine, StreamJob};
 use crate::layout::BatchGrid;
+use crate::metrics::counters;
 use plan::Plan;
 use shared::{Batch, Item, Shared};
 
@@ -96,7 +98,7 @@ use shared::{Batch, Item, Shared};
 pub struct ArrayWriter {
     shared: Arc<Shared>,
     engine: Arc<dyn StreamEngine>,
-    memory: WriterMemory,
+    memory: MemoryEstimate,
     /// A full batch.
     grid: Arc<BatchGrid>,
     batch_bytes: usize,
@@ -167,7 +169,7 @@ impl ArrayWriter {
 
     /// What the writer takes for buffers, at most.
     #[must_use]
-    pub fn memory_estimate(&self) -> WriterMemory {
+    pub fn memory_estimate(&self) -> MemoryEstimate {
         self.memory
     }
 
@@ -341,7 +343,7 @@ impl ArrayWriter {
         };
         if let Some(since) = since {
             let waited = since.elapsed();
-            counters::waited(waited);
+            counters::append_waited(waited);
             self.shared.change(|state| {
                 state.progress.waits += 1;
                 state.progress.waiting += waited;
@@ -648,26 +650,5 @@ impl Drop for ArrayWriter {
         if let Err(error) = result {
             tracing::warn!(%error, "dropping a writer");
         }
-    }
-}
-
-/// What the writers of this process waited.
-pub(crate) mod counters {
-    use std::sync::atomic::{AtomicU64, Ordering};
-    use std::time::Duration;
-
-    static WAITS: AtomicU64 = AtomicU64::new(0);
-    static NANOSECONDS: AtomicU64 = AtomicU64::new(0);
-
-    pub(super) fn waited(time: Duration) {
-        WAITS.fetch_add(1, Ordering::Relaxed);
-        let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        NANOSECONDS.fetch_add(time, Ordering::Relaxed);
-    }
-
-    /// How often appends waited, and how long.
-    pub(crate) fn snapshot() -> (u64, Duration) {
-        let time = Duration::from_nanos(NANOSECONDS.load(Ordering::Relaxed));
-        (WAITS.load(Ordering::Relaxed), time)
     }
 }

@@ -26,7 +26,7 @@ use super::{
 use crate::codec::foreign::async_no_panic;
 use crate::codec::partial_decoder::async_check_long;
 use crate::layout::placement::Rule;
-use crate::write_strategy::counters;
+use crate::metrics::counters;
 
 impl PartialEncoder<dyn AsyncBytesPartialEncoderTraits> {
     async fn read_index(&self, options: &CodecOptions) -> Result<Option<StoredIndex>, CodecError> {

@@ -27,7 +27,7 @@ use super::{
 use crate::codec::foreign::no_panic;
 use crate::codec::partial_decoder::check_long;
 use crate::layout::placement::Rule;
-use crate::write_strategy::counters;
+use crate::metrics::counters;
 
 impl PartialEncoder<dyn BytesPartialEncoderTraits> {
     fn read_index(&self, options: &CodecOptions) -> Result<Option<StoredIndex>, CodecError> {

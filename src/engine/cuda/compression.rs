@@ -13,10 +13,7 @@
 //! nothing in between: subchunks that are not stored are compressed as chunks of one byte, whose
 //! streams nobody wants. A subchunk that nvCOMP fails on has no frame, and a flag that says so.
 
-use std::collections::VecDeque;
-use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
-
+use super::counters::TimedStage;
 use super::driver::{DeviceSpan, DriverError};
 use super::frame_parts::{Layout, beside_streams, most_encoded};
 use super::kernels::chunks::{Chunking, Tables, chunks};
@@ -27,7 +24,6 @@ use super::kernels::frames::{
 };
 use super::kernels::shuffle::{BloscBlocks, Shuffle, shuffle};
 use super::kernels::spans::{Lengths, Slots};
-use super::metrics::TimedStage;
 use super::nvcomp::{CompressBatch, Compressor, Format, Nvcomp, Requirements};
 use super::session::{Session, Timed};
 use super::sizing::{Arena, CHECKSUM, Region, SLOT_ALIGNMENT};
@@ -369,43 +365,6 @@ fn ask(chunking: Chunking, count: usize, query: Query<'_>) -> Result<Requirement
     let chunks = count.checked_mul(chunking.blocks()).ok_or_else(too_large)?;
     let total = count.checked_mul(bytes).ok_or_else(too_large)?;
     query(chunks, block, total)
-}
-
-/// What nvCOMP was asked before: it may take its time to answer, and every shard asks.
-#[derive(Debug, Default)]
-pub(super) struct Asked(Mutex<VecDeque<(Question, Prepared)>>);
-
-/// The library's file, the devices that may be used, the compressor, and the most subchunks at once.
-type Question = (Option<PathBuf>, Option<Vec<usize>>, Compression, usize);
-
-impl Asked {
-    /// How many answers are kept.
-    const MOST: usize = 32;
-
-    /// The answer that is known, or else that `ask` gives.
-    ///
-    /// # Errors
-    /// As of `ask`; that is asked again.
-    pub(super) fn or_ask(
-        &self,
-        question: Question,
-        ask: impl FnOnce() -> Result<Prepared, String>,
-    ) -> Result<Prepared, String> {
-        let known = |known: &VecDeque<(Question, Prepared)>| {
-            let found = known.iter().find(|(other, _)| *other == question);
-            found.map(|(_, prepared)| prepared.clone())
-        };
-        if let Some(prepared) = known(&self.0.lock().unwrap_or_else(PoisonError::into_inner)) {
-            return Ok(prepared);
-        }
-        let prepared = ask()?;
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.len() == Self::MOST {
-            all.pop_front();
-        }
-        all.push_back((question, prepared.clone()));
-        Ok(prepared)
-    }
 }
 
 /// The buffers of a compressor. All of them are the device's.

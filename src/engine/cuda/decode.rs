@@ -31,12 +31,12 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::copiers::Copy;
+use super::counters::TimedStage;
 use super::decompression::{Decompression, Subchunks};
 use super::driver::{DriverError, Site, Span};
 use super::kernels::scatter::Scatter;
 use super::kernels::spans::{Lengths, Slots};
 use super::kernels::{crc32c, split};
-use super::metrics::TimedStage;
 use super::session::{Session, Timed, copy_to_slab};
 use super::sizing::Region;
 use super::transfers::{Download, Downloads, Uploads};

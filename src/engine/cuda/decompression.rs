@@ -13,6 +13,7 @@
 //! be decompressed, or is not what its frame says, the host decodes the shard.
 
 use super::compression::{BatchRequirements, NO_ANSWER};
+use super::counters::TimedStage;
 use super::driver::{DeviceSpan, DriverError, Span};
 use super::frame_parts::{Layout, Part, Parts, chunk_len};
 use super::kernels::chunks::Chunking;
@@ -20,7 +21,6 @@ use super::kernels::crc32::crc32;
 use super::kernels::shuffle::unshuffle;
 use super::kernels::spans::{Lengths, Slots};
 use super::kernels::split;
-use super::metrics::TimedStage;
 use super::nvcomp::{DecompressBatch, Decompressor, Nvcomp, Requirements};
 use super::session::{Session, Timed};
 use super::sizing::{Arena, LINE, LONG_SLOT, Region, SLOT_ALIGNMENT};

@@ -32,11 +32,11 @@ use std::ops::Range;
 
 use super::compression::{Prepared, compress};
 use super::copiers::Copy;
+use super::counters::TimedStage;
 use super::driver::{DeviceSpan, DriverError, EventId, Site, Span};
 use super::kernels::crc32c;
 use super::kernels::scatter::Scatter;
 use super::kernels::spans::{Lengths, Slots};
-use super::metrics::TimedStage;
 use super::session::{Aggregation, Session, Timed, copy_of_slab};
 use super::sizing::{Region, ShardKind};
 use super::transfers::{Download, Downloads, Uploads};
@@ -145,12 +145,12 @@ struct Encoder<'a, 'l> {
 pub(super) fn encode(
     session: &Session<'_>,
     job: &Job<'_>,
-    kind: &ShardKind<'_>,
+    kind: &ShardKind,
     decoded: &[u8],
     (head, tail): (usize, usize),
 ) -> Result<EncodedShard, EngineError> {
     // What the host compresses may be longer.
-    let encoded = encoded_bound(kind.chain, job.grid.subchunk_bytes());
+    let encoded = encoded_bound(&kind.chain, job.grid.subchunk_bytes());
     let bound = encoded
         .map(|on_host| on_host.max(session.sizing.encoded))
         .and_then(|encoded| encoded.checked_mul(job.grid.num_subchunks()))
@@ -164,7 +164,7 @@ pub(super) fn encode(
     let mut encoder = Encoder {
         session,
         job,
-        chain: kind.chain,
+        chain: &kind.chain,
         compressor: kind.compressor.as_ref(),
         decoded,
         output,

@@ -8,7 +8,8 @@ use super::driver::{
     Access, DeviceMemory, DeviceSpan, Driver, DriverError, EventId, Fault, PinnedMemory,
     PinnedSpan, PinnedUse, Site, Span, StreamId,
 };
-use super::sizing::{MemoryEstimate, Region, Sizing};
+use super::sizing::{Region, Sizing};
+use crate::MemoryEstimate;
 
 /// A lane is given up: everything in its streams completes first.
 const GIVE_UP: Site = Site("give up a lane: its streams are empty before its memory is freed");
@@ -38,6 +39,7 @@ impl Capacity {
         MemoryEstimate {
             device: self.device,
             pinned: self.pinned(),
+            ..MemoryEstimate::default()
         }
     }
 
@@ -194,6 +196,7 @@ impl Lane {
             device: self.memory.map_or(0, |_| self.capacity.device),
             pinned: pinned(self.pinned_in, self.capacity.pinned_in)
                 + pinned(self.pinned_out, self.capacity.pinned_out),
+            ..MemoryEstimate::default()
         }
     }
 

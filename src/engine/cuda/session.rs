@@ -4,12 +4,12 @@ use std::cell::RefCell;
 use std::fmt::Display;
 
 use super::copiers::{Copiers, Copy};
+use super::counters::{Counters, TimedStage};
 use super::driver::{DeviceSpan, DriverError, EventId, Fault, Site, Span, StreamId};
 use super::kernels::scatter::Scatter;
 use super::kernels::spans::{Lengths, Slots};
 use super::kernels::{aggregate, crc32c};
 use super::lane::Running;
-use super::metrics::{Counters, TimedStage};
 use super::sizing::{BatchRegions, Region, Sizing};
 use crate::engine::Job;
 use crate::layout::{Batch, Lift, LiftBatch, LiftSlab, ShardPermutation, Slab};

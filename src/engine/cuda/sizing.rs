@@ -1,12 +1,17 @@
 //! What a lane takes. The same numbers estimate it, allocate it and divide it into buffers.
 
-use std::fmt;
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use super::compression::{Buffers, Compression, Prepared};
 use super::decompression;
+use super::frame_parts::Layout;
+use super::kept::Kept;
 use super::kernels::aggregate;
 pub(super) use super::kernels::crc32c::CHECKSUM;
 use super::nvcomp::Requirements;
+use crate::MemoryEstimate;
 use crate::engine::{Chain, KnownChain};
 use crate::layout::SubchunkGrid;
 use crate::options::LevelPolicy;
@@ -61,26 +66,6 @@ const MOST_ELEMENT_SIZE: usize = 64 << 10;
 pub(super) struct Region {
     pub(super) offset: usize,
     pub(super) len: usize,
-}
-
-/// Memory that a lane takes, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct MemoryEstimate {
-    /// On the device.
-    pub device: usize,
-    /// Page-locked, on the host.
-    pub pinned: usize,
-}
-
-impl fmt::Display for MemoryEstimate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} bytes on the device, {} bytes page-locked",
-            self.device, self.pinned
-        )
-    }
 }
 
 /// The buffers of one batch.
@@ -172,18 +157,88 @@ impl Arena {
     }
 }
 
+/// Which compressors run on devices, and where their library is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Compressors {
+    pub(crate) levels: LevelPolicy,
+    /// The file of nvCOMP; `None` to look for one.
+    pub(crate) nvcomp: Option<PathBuf>,
+    /// Whether they also decompress.
+    pub(crate) decode: bool,
+}
+
+/// What was asked of devices and of nvCOMP when shards of a kind were prepared.
+#[derive(Debug)]
+pub(super) struct KindQuestion {
+    /// The devices that may be asked.
+    pub(super) devices: Option<Vec<usize>>,
+    pub(super) compressors: Compressors,
+    pub(super) grid: SubchunkGrid,
+    pub(super) chain: KnownChain,
+    /// The most subchunks at once.
+    pub(super) most: usize,
+    /// When decoding: how the frames lie, which the chain does not say.
+    pub(super) layout: Option<Layout>,
+}
+
 /// Shards of one kind: what a lane's size depends on.
-#[derive(Clone, Debug)]
-pub(super) struct ShardKind<'a> {
-    pub(super) grid: &'a SubchunkGrid,
-    pub(super) chain: &'a KnownChain,
+#[derive(Debug)]
+pub(super) struct ShardKind {
+    pub(super) grid: SubchunkGrid,
+    pub(super) chain: KnownChain,
     /// When encoding: the chain's compressor.
     pub(super) compressor: Option<Prepared>,
     /// When decoding: its decompressor.
     pub(super) decompressor: Option<decompression::Prepared>,
+    /// The largest lanes within the budgets that were asked about.
+    sizings: Kept<(MemoryEstimate, Tuning), Result<Arc<Sizing>, String>>,
 }
 
-impl ShardKind<'_> {
+impl ShardKind {
+    /// Without a compressor, and without a decompressor.
+    pub(super) fn new(grid: SubchunkGrid, chain: KnownChain) -> Self {
+        Self {
+            grid,
+            chain,
+            compressor: None,
+            decompressor: None,
+            sizings: Kept::default(),
+        }
+    }
+
+    /// As [`Sizing::within`], but what was found before is kept.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn sizing(
+        &self,
+        most: MemoryEstimate,
+        tuning: Tuning,
+    ) -> Result<Arc<Sizing>, String> {
+        let asked = (most, tuning);
+        let found = self.sizings.get_or::<Infallible>(
+            |known| *known == asked,
+            || Ok((asked, Sizing::within(self, most, tuning).map(Arc::new))),
+        );
+        match found {
+            Ok(sizing) => sizing,
+        }
+    }
+
+    /// Whether what nvCOMP was asked for is enough on the device whose context is current now.
+    ///
+    /// # Errors
+    /// It is not: the numbers.
+    pub(super) fn check(&self, sizing: &Sizing) -> Result<(), String> {
+        if let (Some(prepared), Some(buffers)) = (&self.compressor, &sizing.compression) {
+            prepared.check(buffers)?;
+        }
+        if let (Some(prepared), Some(buffers)) = (&self.decompressor, &sizing.decompression) {
+            prepared.check(buffers)?;
+        }
+        Ok(())
+    }
+
     /// Whether there is a compressor or a decompressor.
     fn compresses(&self) -> bool {
         self.compressor.is_some() || self.decompressor.is_some()
@@ -267,7 +322,7 @@ impl Sizing {
     /// # Errors
     /// The shard is too large for any device, or the compressor's library cannot take the batch: the
     /// reason.
-    pub(super) fn new(kind: &ShardKind<'_>, batch: usize, tuning: Tuning) -> Result<Self, String> {
+    pub(super) fn new(kind: &ShardKind, batch: usize, tuning: Tuning) -> Result<Self, String> {
         let batch = batch.clamp(1, kind.grid.num_subchunks().max(1));
         let compressor = match &kind.compressor {
             Some(prepared) => Some((&prepared.compression, *prepared.requirements(batch)?)),
@@ -286,13 +341,13 @@ impl Sizing {
     }
 
     fn divide(
-        kind: &ShardKind<'_>,
+        kind: &ShardKind,
         batch: usize,
         tuning: Tuning,
         compressor: Option<(&Compression, Requirements)>,
         decompressor: Option<(&decompression::Prepared, Requirements)>,
     ) -> Option<Self> {
-        let (grid, chain) = (kind.grid, kind.chain);
+        let (grid, chain) = (&kind.grid, &kind.chain);
         let element = grid.element_size();
         let (in_slot, slot_stride) = kind.slot()?;
         let batch_bytes = grid.subchunk_bytes().checked_mul(batch)?;
@@ -404,11 +459,11 @@ impl Sizing {
     /// # Errors
     /// As for [`new`](Self::new), or that the smallest lane takes more than `most`.
     pub(super) fn within(
-        kind: &ShardKind<'_>,
+        kind: &ShardKind,
         most: MemoryEstimate,
         tuning: Tuning,
     ) -> Result<Self, String> {
-        let batch = Self::tuned_batch(kind.grid, kind.compresses(), tuning);
+        let batch = Self::tuned_batch(&kind.grid, kind.compresses(), tuning);
         let mut sizing = Self::new(kind, batch, tuning)?;
         loop {
             let takes = sizing.estimate();
@@ -430,7 +485,7 @@ impl Sizing {
     ///
     /// # Errors
     /// As for [`new`](Self::new).
-    pub(super) fn smaller(&self, kind: &ShardKind<'_>) -> Result<Option<Self>, String> {
+    pub(super) fn smaller(&self, kind: &ShardKind) -> Result<Option<Self>, String> {
         let (mut batch, mut tuning) = (self.batch, self.tuning);
         if batch > 1 {
             batch /= 2;
@@ -451,6 +506,7 @@ impl Sizing {
         MemoryEstimate {
             device: self.device,
             pinned: self.pinned_in + self.pinned_out,
+            ..MemoryEstimate::default()
         }
     }
 }
@@ -468,15 +524,11 @@ mod tests {
             swap: 1,
             stages: vec![],
         };
-        let kind = ShardKind {
-            grid: &grid,
-            chain: &chain,
-            compressor: None,
-            decompressor: None,
-        };
+        let kind = ShardKind::new(grid, chain);
         let all = MemoryEstimate {
             device: usize::MAX,
             pinned: usize::MAX,
+            host: 0,
         };
         let mut sizing = Sizing::within(&kind, all, Tuning::DEFAULT).expect("fits");
         let mut lanes = vec![sizing.estimate()];

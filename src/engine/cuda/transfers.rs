@@ -7,8 +7,8 @@
 
 use std::collections::VecDeque;
 
+use super::counters::TimedStage;
 use super::driver::{DeviceSpan, DriverError, EventId, PinnedSpan, Site, Span};
-use super::metrics::TimedStage;
 use super::session::Session;
 use super::sizing::Region;
 

@@ -519,7 +519,10 @@ fn sweep(engine: &CudaEngine, sizes: &Sizes, data: &Data, report: &mut Report<'_
             ..sizes.tuning
         };
         let tuned = engine_for(engine, &kind, sizes, tuning);
-        let lane = tuned.memory_estimate(&kind.grid, &kind.chain)?;
+        let lane = tuned
+            .clone()
+            .shards(&kind.grid, &kind.chain)?
+            .memory_estimate()?;
         verified(&tuned, &kind, shards[0])?;
         for &calls in &sizes.compressed_calls {
             let job = kind.job(calls);

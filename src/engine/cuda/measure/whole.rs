@@ -15,9 +15,10 @@ use super::failure::{Failure, Result, require};
 use super::report::{Report, Row};
 use super::samples::{race, rate};
 use super::{Kind, Sizes, cores};
+use crate::Metrics;
+use crate::engine::cuda::CudaEngine;
 use crate::engine::cuda::copiers::Copy;
 use crate::engine::cuda::driver::{PinnedSpan, PinnedUse};
-use crate::engine::cuda::{CudaEngine, Metrics};
 use crate::engine::host::{HostEngine, memory};
 use crate::engine::{EncodedShard, Engine, EngineError, Job, Stage};
 

@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use super::encoder::StreamSession;
 use super::shared::Shared;
-use super::sizing;
 use crate::engine::cuda::driver::DriverError;
 use crate::engine::cuda::encode::is_possible;
 use crate::engine::stream::EncodedPart;
@@ -47,8 +46,8 @@ impl Answer {
         on_host: &dyn Fn(usize) -> usize,
     ) -> Result<Layout, DriverError> {
         let job = &shared.job;
-        let per_shard = sizing::per_shard(&job.grid, batch.epochs());
-        let counts = sizing::counts(&job.grid, batch.epochs());
+        let per_shard = job.grid.batch_subchunks_per_shard(batch.epochs());
+        let counts = job.grid.batch_subchunks(batch.epochs());
         let places: usize = per_shard.iter().product();
         let mut layout = Layout {
             parts: Vec::with_capacity(batch.parts().len()),

@@ -39,12 +39,10 @@ use std::sync::Arc;
 use super::buffers::{CudaInput, CudaOutput};
 use super::enqueue::enqueue;
 use super::fetch::fetch;
-use super::on_host;
 use super::shared::Shared;
 use super::sizing::StreamSizing;
 use crate::engine::EngineError;
 use crate::engine::cuda::driver::{DriverError, EventId, Fault};
-use crate::engine::cuda::fallback::reason;
 use crate::engine::cuda::session::{FreeEvents, Session, Timed};
 use crate::engine::stream::{EncodedBatch, Encoder, FailedBatch, Input};
 use crate::layout::BatchGrid;
@@ -94,8 +92,6 @@ pub(super) struct CudaEncoder {
     flights: Vec<usize>,
     /// Events that stand for nothing.
     free: Vec<EventId>,
-    /// Whether it was told that the host encodes all the rest.
-    told: bool,
 }
 
 impl CudaEncoder {
@@ -104,7 +100,6 @@ impl CudaEncoder {
             under_way: VecDeque::new(),
             flights: (0..shared.sizing.flights.len()).rev().collect(),
             free: Vec::new(),
-            told: false,
             shared,
         }
     }
@@ -181,20 +176,22 @@ impl CudaEncoder {
     }
 
     /// What comes of a batch that a device has failed on, and that nothing is under way of.
-    fn on_host(
+    fn fall_back(
         &mut self,
         error: EngineError,
         mut input: Box<CudaInput>,
         batch: &BatchGrid,
         output: Result<CudaOutput, EngineError>,
     ) -> Result<EncodedBatch, FailedBatch> {
-        if !self.shared.falls_back {
+        let Some(fallback) = self.shared.fallback.clone() else {
             return Err(FailedBatch { error, input });
-        }
-        self.tell(&error);
+        };
+        fallback.tell(&error, self.shared.lost().is_some());
         let encoded = output.and_then(|mut output| {
             self.bring_back(&mut input, &error)?;
-            let parts = on_host::encode(&input, batch, &mut output)?;
+            let padded = input.bytes(batch.epochs());
+            let (parts, len) = fallback.encode(batch, padded, output.as_mut())?;
+            output.truncate(len);
             Ok((output, parts))
         });
         match encoded {
@@ -203,16 +200,6 @@ impl CudaEncoder {
                 parts,
             }),
             Err(error) => Err(FailedBatch { error, input }),
-        }
-    }
-
-    /// Count and tell why a batch goes to the host.
-    fn tell(&mut self, error: &EngineError) {
-        self.shared.devices.counters.fell_back(&reason(error));
-        if std::mem::replace(&mut self.told, self.shared.lost().is_some()) {
-            tracing::debug!(%error, "another batch of a stream goes to the host");
-        } else {
-            tracing::warn!(%error, "a CUDA device failed; a batch of a stream goes to the host");
         }
     }
 
@@ -328,7 +315,7 @@ impl CudaEncoder {
                 let error = fetched
                     .err()
                     .unwrap_or(EngineError::Internal("a batch without an output"));
-                self.on_host(error, input, &batch, output)
+                self.fall_back(error, input, &batch, output)
             }
         }
     }

@@ -4,16 +4,15 @@ use std::ops::Range;
 
 use super::buffers::CudaInput;
 use super::encoder::{Enqueued, StreamSession};
-use super::on_host::TOO_LONG;
 use super::shared::Shared;
-use super::sizing::{self, Flight};
+use super::sizing::Flight;
 use crate::engine::EngineError;
 use crate::engine::cuda::compression::compress;
+use crate::engine::cuda::counters::TimedStage;
 use crate::engine::cuda::driver::{DeviceSpan, DriverError, Site, Span};
 use crate::engine::cuda::kernels::crc32c;
 use crate::engine::cuda::kernels::scatter::Scatter;
 use crate::engine::cuda::kernels::spans::{Lengths, Slots};
-use crate::engine::cuda::metrics::TimedStage;
 use crate::engine::cuda::session::Timed;
 use crate::engine::cuda::sizing::Region;
 use crate::layout::{self, Batch, BatchGrid, Lift, LiftBatch, LiftSlab, ShardPermutation, Slab};
@@ -37,11 +36,11 @@ pub(super) fn enqueue(
 ) -> Result<Enqueued, EngineError> {
     let (lane, sizing, job) = (session.lane, session.sizing, &shared.job);
     let flight = &sizing.flights[number];
-    let permutation = sizing::permutation(&job.grid, batch.epochs())
+    let permutation = (job.grid.batch_permutation(batch.epochs()))
         .map_err(|error| session.refused("planning an aggregation", &error))?;
     let count = batch.subchunks();
     if batch.epochs() > job.epochs || permutation.padded_slots() * 8 >= flight.offsets.len {
-        return Err(TOO_LONG);
+        return Err(EngineError::Internal("a batch that is too long"));
     }
     let stored = sizing.stored.part(0..count * 4);
     if !job.store_empty {
@@ -63,7 +62,7 @@ pub(super) fn enqueue(
         flags,
         &mut enqueued.timed,
     )?;
-    let (offsets, failed) = answer_of(flight, &permutation, shared.prepared.is_some());
+    let (offsets, failed) = answer_of(flight, &permutation, shared.kind.compressor.is_some());
     let (answer, answer_failed) = flight.answer.split_at(offsets.len);
     for (from, to) in [(offsets, answer), (failed, answer_failed)] {
         let to = lane.pinned_out(to.part(0..from.len));
@@ -103,7 +102,7 @@ fn scatter(
     let grid = job.grid.shard();
     let whole = Batch {
         first: 0,
-        counts: sizing::counts(&job.grid, batch.epochs()),
+        counts: job.grid.batch_subchunks(batch.epochs()),
         origin: vec![0; grid.counts().len()],
     };
     let (pinned, raw) = input.regions();
@@ -163,7 +162,7 @@ fn plan_scatter(
         counts: &whole.counts,
         subchunk: grid.subchunk(),
         element_size: grid.element_size(),
-        order: &shared.chain.order,
+        order: &shared.kind.chain.order,
         slot_stride: session.sizing.slot_stride,
     };
     let slab = LiftSlab {
@@ -172,7 +171,7 @@ fn plan_scatter(
     };
     let lift = Lift::new(&batch, &slab)
         .map_err(|error| session.refused("lifting a slab of a stream", &error))?;
-    Scatter::new(&lift, shared.chain.swap, &shared.job.fill_value)
+    Scatter::new(&lift, shared.kind.chain.swap, &shared.job.fill_value)
         .map_err(|error| session.refused("planning a scatter", &error))
 }
 
@@ -196,15 +195,15 @@ fn aggregate(
         stride: sizing.slot_stride,
         count,
     };
-    let before = match &shared.prepared {
+    let before = match &shared.kind.compressor {
         Some(prepared) => prepared.compression.before,
-        None => shared.chain.stages.len(),
+        None => shared.kind.chain.stages.len(),
     };
     let bytes = shared.job.grid.shard().subchunk_bytes();
     let lengths = |stage| Lengths::All(bytes + stage * crc32c::CHECKSUM);
     session.checksums(before, slots(0, count), lengths, stored, timed)?;
     let (mut encoded, mut lengths) = (slots(0, count), Lengths::All(sizing.encoded));
-    if let (Some(prepared), Some(compressing)) = (&shared.prepared, &sizing.compressing) {
+    if let (Some(prepared), Some(compressing)) = (&shared.kind.compressor, &sizing.compressing) {
         for first in (0..count).step_by(compressing.most) {
             let some = compressing.most.min(count - first);
             let flags = first * 4..(first + some) * 4;

@@ -4,12 +4,11 @@ use super::answer::{Answer, Layout};
 use super::buffers::{CudaInput, CudaOutput};
 use super::encoder::{Enqueued, StreamSession};
 use super::enqueue::answer_of;
-use super::on_host::Whole;
 use super::shared::Shared;
-use super::sizing::{self, Flight};
+use super::sizing::Flight;
 use crate::engine::EngineError;
+use crate::engine::cuda::counters::TimedStage;
 use crate::engine::cuda::driver::{Access, DriverError, Site, Span};
-use crate::engine::cuda::metrics::TimedStage;
 use crate::engine::cuda::sizing::Region;
 use crate::engine::host::encode_subchunk;
 use crate::layout::BatchGrid;
@@ -73,10 +72,10 @@ fn read_answer(
 ) -> Result<Answer, EngineError> {
     let lane = session.lane;
     let flight = &session.sizing.flights[enqueued.flight];
-    let permutation = sizing::permutation(&shared.job.grid, batch.epochs())
+    let permutation = (shared.job.grid.batch_permutation(batch.epochs()))
         .map_err(|error| session.refused("planning an aggregation", &error))?;
     lane.driver.synchronize(enqueued.answered, ANSWERED_HOST)?;
-    let (offsets, failed) = answer_of(flight, &permutation, shared.prepared.is_some());
+    let (offsets, failed) = answer_of(flight, &permutation, shared.kind.compressor.is_some());
     let (answer, answer_failed) = flight.answer.split_at(offsets.len);
     let offsets = lane.read(lane.pinned_out(answer.part(0..offsets.len)))?;
     let failed = lane.read(lane.pinned_out(answer_failed.part(0..failed.len)))?;
@@ -108,8 +107,9 @@ fn encode_failed(
         return Ok(Vec::new());
     }
     input.bring_back(session.lane)?;
-    let whole = Whole::new(&shared.job, batch)?;
-    let job = whole.job(&shared.job, &shared.chain);
+    let grid = (shared.job.grid.padded_batch(batch.epochs()))
+        .map_err(|_| EngineError::Internal("a batch that is no box"))?;
+    let job = shared.job.as_shard(&grid, &shared.kind.chain);
     let decoded = input.bytes(batch.epochs());
     let encoded: Vec<_> = answer
         .failed()
@@ -117,7 +117,7 @@ fn encode_failed(
             session.counters.subchunk_on_host();
             Ok((
                 number,
-                encode_subchunk(&job, &shared.chain, decoded, number)?,
+                encode_subchunk(&job, &shared.kind.chain, decoded, number)?,
             ))
         })
         .collect::<Result<_, EngineError>>()?;

@@ -4,17 +4,17 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::sizing::StreamSizing;
-use crate::engine::cuda::compression::Prepared;
+use crate::MemoryEstimate;
+use crate::engine::EngineError;
 use crate::engine::cuda::device::{Device, Entered};
 use crate::engine::cuda::driver::{
     DriverError, EventId, Fault, PinnedMemory, PinnedUse, Site, Span, StreamId,
 };
 use crate::engine::cuda::kernels::scatter::Scatter;
 use crate::engine::cuda::lane::{Lane, Running};
-use crate::engine::cuda::pool::Devices;
-use crate::engine::cuda::sizing::{MemoryEstimate, Region};
-use crate::engine::stream::{Returned, StreamJob};
-use crate::engine::{EngineError, KnownChain};
+use crate::engine::cuda::lanes::Devices;
+use crate::engine::cuda::sizing::{Region, ShardKind};
+use crate::engine::stream::{BatchFallback, Returned, StreamJob};
 
 /// Nothing of what was put into the lane is under way any more, after something failed.
 const DRAINED: Site = Site("synchronise: a stream is empty after a batch has failed");
@@ -27,11 +27,10 @@ const OUTPUT: &str = "an encoded batch";
 pub(super) struct Shared {
     pub(super) devices: Arc<Devices>,
     pub(super) job: Arc<StreamJob>,
-    pub(super) chain: KnownChain,
-    pub(super) prepared: Option<Prepared>,
+    pub(super) kind: Arc<ShardKind>,
     pub(super) sizing: StreamSizing,
-    /// Whether the host encodes what a device cannot.
-    pub(super) falls_back: bool,
+    /// What encodes a batch that the device has failed on.
+    pub(super) fallback: Option<Arc<dyn BatchFallback>>,
     lane: Lane,
     pinned: [PinnedMemory; 2],
     /// Why the lane is not used any more, beside what the device says.
@@ -102,10 +101,9 @@ impl Drop for Shared {
 pub(super) struct Plan {
     pub(super) devices: Arc<Devices>,
     pub(super) job: Arc<StreamJob>,
-    pub(super) chain: KnownChain,
-    pub(super) prepared: Option<Prepared>,
+    pub(super) kind: Arc<ShardKind>,
     pub(super) sizing: StreamSizing,
-    pub(super) falls_back: bool,
+    pub(super) fallback: Option<Arc<dyn BatchFallback>>,
     pub(super) returned: Arc<Returned>,
 }
 
@@ -116,7 +114,9 @@ impl Shared {
     /// The device's, and [`EngineError::Unsuitable`] if the compressor asks for more than was planned.
     pub(super) fn open(device: &Arc<Device>, plan: &Plan) -> Result<Arc<Self>, EngineError> {
         let entered = device.enter()?;
-        if let (Some(prepared), Some(compressing)) = (&plan.prepared, &plan.sizing.compressing) {
+        if let (Some(prepared), Some(compressing)) =
+            (&plan.kind.compressor, &plan.sizing.compressing)
+        {
             prepared
                 .check(&compressing.buffers)
                 .map_err(EngineError::Unsuitable)?;
@@ -150,9 +150,8 @@ impl Shared {
         Ok(Self {
             devices: plan.devices.clone(),
             job: plan.job.clone(),
-            chain: plan.chain.clone(),
-            prepared: plan.prepared.clone(),
-            falls_back: plan.falls_back,
+            kind: plan.kind.clone(),
+            fallback: plan.fallback.clone(),
             returned: plan.returned.clone(),
             lane,
             pinned,

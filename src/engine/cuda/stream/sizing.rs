@@ -1,17 +1,14 @@
 //! What a stream takes. The same numbers estimate it, allocate it and divide it into buffers.
 
 use super::padding::Padding;
+use crate::MemoryEstimate;
 use crate::engine::cuda::compression::Buffers;
 use crate::engine::cuda::kernels::aggregate;
 use crate::engine::cuda::lane::Capacity;
 use crate::engine::cuda::session::Aggregation;
-use crate::engine::cuda::sizing::{
-    Arena, MemoryEstimate, Region, SLOT_ALIGNMENT, ShardKind, Tuning,
-};
+use crate::engine::cuda::sizing::{Arena, Region, SLOT_ALIGNMENT, ShardKind, Tuning};
 use crate::engine::host::encoded_bound;
-use crate::engine::stream::{StreamJob, StreamMemory};
-use crate::layout::permutation::PermutationError;
-use crate::layout::{ShardPermutation, StreamGrid};
+use crate::engine::stream::StreamJob;
 
 /// The most batches under way at once: one goes up, one is in the kernels and one comes back.
 const DEPTH: usize = 3;
@@ -102,12 +99,8 @@ impl StreamSizing {
     ///
     /// # Errors
     /// A batch is too large for any device, or the compressor's library cannot take it: the reason.
-    pub(super) fn new(
-        kind: &ShardKind<'_>,
-        job: &StreamJob,
-        tuning: Tuning,
-    ) -> Result<Self, String> {
-        let permutation = permutation(&job.grid, job.epochs).map_err(|e| e.to_string())?;
+    pub(super) fn new(kind: &ShardKind, job: &StreamJob, tuning: Tuning) -> Result<Self, String> {
+        let permutation = (job.grid.batch_permutation(job.epochs)).map_err(|e| e.to_string())?;
         Self::divide(kind, job, tuning, permutation.padded_slots())?.ok_or_else(|| {
             format!(
                 "batches of {} epochs, with {} subchunks of {} bytes each, are too large for a device: use fewer",
@@ -128,7 +121,7 @@ impl StreamSizing {
 
     /// `None` if they are more than this machine can address.
     fn divide(
-        kind: &ShardKind<'_>,
+        kind: &ShardKind,
         job: &StreamJob,
         tuning: Tuning,
         places: usize,
@@ -141,7 +134,7 @@ impl StreamSizing {
             None => None,
         };
         Ok((|| {
-            let grid = kind.grid;
+            let grid = &kind.grid;
             let (count, parts) = job.grid.batch_counts(job.epochs)?;
             let element = grid.element_size();
             let padded = grid.subchunk_bytes().checked_mul(count)?;
@@ -183,7 +176,7 @@ impl StreamSizing {
                 .collect::<Option<_>>()?;
             // What the host encodes instead may be longer.
             let room = job.room.head.checked_add(job.room.tail)?;
-            let output = encoded_bound(kind.chain, grid.subchunk_bytes())?
+            let output = encoded_bound(&kind.chain, grid.subchunk_bytes())?
                 .max(encoded)
                 .checked_mul(count)?
                 .checked_add(room.checked_mul(parts)?)?;
@@ -236,12 +229,8 @@ impl StreamSizing {
     }
 
     /// What the stream takes.
-    pub(super) fn estimate(&self) -> StreamMemory {
-        StreamMemory {
-            host: 0,
-            pinned: self.capacity.pinned(),
-            device: self.capacity.device,
-        }
+    pub(super) fn estimate(&self) -> MemoryEstimate {
+        self.capacity.takes()
     }
 
     /// Whether a budget is enough.
@@ -258,30 +247,4 @@ impl StreamSizing {
             job.epochs
         ))
     }
-}
-
-/// The places of a batch's subchunks: of the slots that its shards have in it.
-///
-/// # Errors
-/// There are too many.
-pub(super) fn permutation(
-    grid: &StreamGrid,
-    epochs: usize,
-) -> Result<ShardPermutation, PermutationError> {
-    ShardPermutation::new(&counts(grid, epochs), &per_shard(grid, epochs))
-}
-
-/// Subchunks of a batch along each axis.
-pub(super) fn counts(grid: &StreamGrid, epochs: usize) -> Vec<usize> {
-    let mut counts = vec![epochs];
-    counts.extend(grid.subchunks());
-    counts
-}
-
-/// Subchunks that a shard has in a batch along each axis. A batch that is shorter than a shard has no
-/// places for the epochs that are in others.
-pub(super) fn per_shard(grid: &StreamGrid, epochs: usize) -> Vec<usize> {
-    let mut per_shard = grid.shard().counts().to_vec();
-    per_shard[0] = per_shard[0].min(epochs);
-    per_shard
 }

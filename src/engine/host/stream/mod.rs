@@ -15,20 +15,22 @@
 
 mod encode;
 mod gather;
+mod padded;
 
 pub(crate) use gather::gather;
+pub(crate) use padded::encode_padded;
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, OnceLock};
 
 use super::crc32c;
 use super::disjoint::Slices;
+use crate::MemoryEstimate;
 use crate::engine::EngineError;
+use crate::engine::buffers::{Contents, Lease, Pool};
 use crate::engine::crew::Crew;
-use crate::engine::pool::{Contents, Lease, Pool};
 use crate::engine::stream::{
-    EncodedBatch, Encoder, FailedBatch, Input, Returned, Room, StreamChain, StreamEngine,
-    StreamJob, StreamMemory,
+    EncodedBatch, Encoder, FailedBatch, Input, Returned, Room, StreamChain, StreamEngine, StreamJob,
 };
 use crate::layout::BatchGrid;
 
@@ -109,7 +111,7 @@ fn sizes(job: &StreamJob) -> Option<(usize, Option<usize>, usize)> {
     let (input, output) = if job.chain.is_fixed_size() {
         (slots.checked_add(rooms)?, None)
     } else {
-        let bound = job.chain.encoded_bound(subchunk)?;
+        let bound = encoded_bound(&job.chain, subchunk)?;
         (slots, Some(bound.checked_mul(subchunks)?))
     };
     let (of_subchunk, of_part) = TABLES;
@@ -122,20 +124,29 @@ fn sizes(job: &StreamJob) -> Option<(usize, Option<usize>, usize)> {
     Some((input, output, tables))
 }
 
+/// The bytes to have room for where a subchunk of `len` bytes is encoded; `None` if no machine has
+/// that many. A foreign chain does not say: it may need more than its subchunk has.
+pub(crate) fn encoded_bound(chain: &StreamChain, len: usize) -> Option<usize> {
+    match chain {
+        StreamChain::Known(chain) => super::encoded_bound(chain, len),
+        StreamChain::Foreign(_) => Some(len),
+    }
+}
+
 /// What the buffers of a stream take on the host.
 ///
 /// # Errors
 /// [`EngineError::OutOfMemory`] if they are more than this machine can address.
-pub(crate) fn stream_memory(job: &StreamJob) -> Result<StreamMemory, EngineError> {
+pub(crate) fn stream_memory(job: &StreamJob) -> Result<MemoryEstimate, EngineError> {
     let host = || {
         let (input, output, tables) = sizes(job)?;
         let outputs = output.unwrap_or(0).checked_mul(job.outputs)?;
         let host = input.checked_mul(job.inputs)?.checked_add(outputs)?;
         host.checked_add(tables)
     };
-    Ok(StreamMemory {
+    Ok(MemoryEstimate {
         host: host().ok_or_else(too_large)?,
-        ..StreamMemory::default()
+        ..MemoryEstimate::default()
     })
 }
 

@@ -4,13 +4,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use super::compression::Asked;
 use super::copiers::Copiers;
+use super::counters::Counters;
 use super::device::{Device, Process};
 use super::driver::{Driver, DriverError, Fault};
+use super::kept::Kept;
 use super::lane::{Capacity, Lane};
-use super::metrics::Counters;
-use super::sizing::{MemoryEstimate, Sizing};
+use super::sizing::{KindQuestion, ShardKind, Sizing};
+use crate::MemoryEstimate;
 use crate::engine::EngineError;
 
 /// A lane that nobody used for this long is given up.
@@ -43,7 +44,8 @@ pub(crate) struct Devices {
     changed: Condvar,
     pub(super) copiers: Copiers,
     pub(crate) counters: Counters,
-    pub(super) asked: Asked,
+    /// What shards of some kinds are to these devices.
+    pub(super) kinds: Kept<KindQuestion, Arc<ShardKind>>,
     /// Whether a thread waits to give up idle lanes. Changes under the lock of the state.
     janitor: AtomicBool,
     gone: Arc<Gone>,
@@ -105,6 +107,7 @@ impl State {
         MemoryEstimate {
             device: budget.device.saturating_sub(self.leaked.device),
             pinned: budget.pinned.saturating_sub(self.leaked.pinned),
+            ..budget
         }
     }
 
@@ -168,13 +171,13 @@ fn subtract(sum: &mut MemoryEstimate, less: MemoryEstimate) {
 }
 
 /// What the lane for a shard has to be, if it may take so much; or why that is too little.
-pub(super) type Plan<'a> = &'a dyn Fn(MemoryEstimate) -> Result<Sizing, String>;
+pub(super) type Plan<'a> = &'a dyn Fn(MemoryEstimate) -> Result<Arc<Sizing>, String>;
 
 /// What is to be done about a lane on one device.
 enum Step {
-    Use(Lane, Sizing),
+    Use(Lane, Arc<Sizing>),
     /// When the lanes are freed.
-    Allocate(Sizing, Vec<Lane>),
+    Allocate(Arc<Sizing>, Vec<Lane>),
     Wait,
     /// The device cannot have such a lane: why.
     Never(String),
@@ -232,7 +235,7 @@ impl Devices {
             changed: Condvar::new(),
             copiers: Copiers::default(),
             counters: Counters::default(),
-            asked: Asked::default(),
+            kinds: Kept::default(),
         })
     }
 
@@ -273,6 +276,14 @@ impl Devices {
             return Err(unavailable(reason));
         }
         Ok(usable)
+    }
+
+    /// That there is a device to ask. Takes no lock.
+    ///
+    /// # Errors
+    /// There is none: why.
+    pub(super) fn check_usable(&self, limits: &Limits) -> Result<(), DriverError> {
+        self.usable(limits).map(|_| ())
     }
 
     /// What `plan` makes of the budget of the first device for which it makes something. No other
@@ -362,6 +373,7 @@ impl Devices {
                 Ok(MemoryEstimate {
                     device: *device,
                     pinned: limits.pinned_memory,
+                    ..MemoryEstimate::default()
                 })
             }
             Err(error) => {
@@ -380,7 +392,7 @@ impl Devices {
         &self,
         plan: Plan<'_>,
         limits: &Limits,
-    ) -> Result<(Acquired<'_>, Sizing), EngineError> {
+    ) -> Result<(Acquired<'_>, Arc<Sizing>), EngineError> {
         let open = Tried {
             most: usize::MAX,
             outcome: Outcome::Open,
@@ -402,7 +414,7 @@ impl Devices {
     fn acquire_or_wait(
         &self,
         request: &mut Request<'_>,
-    ) -> Result<(Acquired<'_>, Sizing), EngineError> {
+    ) -> Result<(Acquired<'_>, Arc<Sizing>), EngineError> {
         'again: loop {
             let usable = match self.usable(request.limits) {
                 Ok(usable) => usable,
@@ -669,6 +681,7 @@ fn known_budget(of_device: &State, limits: &Limits) -> Option<MemoryEstimate> {
     Some(MemoryEstimate {
         device,
         pinned: limits.pinned_memory,
+        ..MemoryEstimate::default()
     })
 }
 
