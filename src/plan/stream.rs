@@ -114,9 +114,10 @@ impl Engines {
                 strict,
             } => StreamChoice {
                 device: Some(OnDevice { engine, strict }),
-                why: match strict {
-                    true => "CUDA was asked for".to_string(),
-                    false => "a device can encode it".to_string(),
+                why: if strict {
+                    "CUDA was asked for".to_string()
+                } else {
+                    "a device can encode it".to_string()
                 },
             },
         })

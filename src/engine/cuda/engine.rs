@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
+use super::arena::Tuning;
 use super::compression::Prepared;
 use super::counters::Counters;
-use super::decompression::{self, Decompression};
+use super::decompress::Decompression;
+use super::decompression;
 use super::frame_parts::{self, Layout};
 use super::lanes::{Devices, Limits};
 use super::session::{FreeEvents, Session};
-use super::sizing::{self, Compressors, KindQuestion, ShardKind, Sizing, Tuning};
+use super::sizing::{self, Compressors, KindQuestion, ShardKind, Sizing};
 use super::{decode, encode, nvcomp};
 use crate::MemoryEstimate;
 use crate::engine::{EncodedShard, Engine, EngineError, Job, KnownChain};
@@ -222,7 +224,7 @@ impl CudaEngine {
             .and_then(|running| {
                 let session = Session {
                     lane: running,
-                    sizing: &*sizing,
+                    sizing: &sizing,
                     events: FreeEvents::new(running),
                     copiers: &self.devices.copiers,
                     counters: &self.devices.counters,

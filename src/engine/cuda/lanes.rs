@@ -4,12 +4,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use super::arena::Capacity;
 use super::copiers::Copiers;
 use super::counters::Counters;
 use super::device::{Device, Process};
 use super::driver::{Driver, DriverError, Fault};
 use super::kept::Kept;
-use super::lane::{Capacity, Lane};
+use super::lane::Lane;
 use super::sizing::{KindQuestion, ShardKind, Sizing};
 use crate::MemoryEstimate;
 use crate::engine::EngineError;
@@ -451,7 +452,7 @@ impl Devices {
                         return Ok((self.acquired(index, lane), sizing));
                     }
                     Step::Allocate(sizing, in_the_way) => {
-                        let need = Capacity::of(&sizing);
+                        let need = sizing.capacity;
                         of_device.active += 1;
                         add(&mut of_device.used, need.takes());
                         drop(state);
@@ -535,7 +536,7 @@ impl Devices {
                 let budget = of_device.left(budget);
                 let device = most.min(budget.device);
                 let sizing = plan(MemoryEstimate { device, ..budget }).ok()?;
-                Some((most, Capacity::of(&sizing)))
+                Some((most, sizing.capacity))
             });
             let one_will_do = smaller.is_some_and(|(_, capacity)| {
                 let mut idle = of_device.idle.iter();
@@ -715,12 +716,12 @@ fn next_step(
         Ok(sizing) => sizing,
         Err(reason) => return Step::Never(reason),
     };
-    if let Some(lane) = of_device.take_idle(Capacity::of(&full)) {
+    if let Some(lane) = of_device.take_idle(full.capacity) {
         return Step::Use(lane, full);
     }
     // As large as there was memory for; if there is nothing so small, it is tried all the same.
     let sizing = within(tried.most.min(of_device.lowered(now))).unwrap_or(full);
-    let need = Capacity::of(&sizing);
+    let need = sizing.capacity;
     if let Some(lane) = of_device.take_idle(need) {
         return Step::Use(lane, sizing);
     }

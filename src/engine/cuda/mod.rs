@@ -5,25 +5,28 @@
 //! | `driver` | the seam: allocate, copy, launch, record, wait; the CUDA driver, and a simulation |
 //! | `kernels` | each kernel with the launch that it wants |
 //! | `device` | a device of this process, and whether it can still be used |
-//! | `sizing` | what a lane takes: estimated, allocated and divided by the same numbers |
-//! | `lane` | streams, events, pinned and device memory of one shard in flight |
-//! | `lanes` | the lanes of all devices, under their budgets |
-//! | `copiers` | threads that copy between the caller's memory and pinned memory |
-//! | `session` | one shard in one lane: what encoding and decoding share |
-//! | `transfers` | the rings of pinned memory, to the device and back |
+//! | `arena` | the memory of a lane, divided into regions; alignments, and the numbers that were tuned |
 //! | `nvcomp` | NVIDIA's compressors: loaded, asked and called |
-//! | `compression` | a chain's compressor: chunks in, frames out |
-//! | `frame_parts`, `decompression` | the same, back: where the streams are, and chunks out of them |
+//! | `compression`, `frame_parts`, `decompression` | what a chain's compressor is there, and what it takes; where the streams of its frames are; the same, back |
+//! | `sizing` | what shards of one kind are, and what a lane takes: estimated, allocated and divided by the same numbers |
+//! | `lane`, `lanes` | streams, events, pinned and device memory; those of all devices, under their budgets |
+//! | `copiers` | threads that copy between the caller's memory and pinned memory |
+//! | `session` | a lane in use: free events, times of stages |
+//! | `transfers` | the rings of pinned memory, to the device and back |
+//! | `enqueue`, `compress`, `decompress` | batches of subchunks through the kernels |
+//! | `answer` | where the subchunks of a batch are, as the device says |
 //! | `encode`, `decode` | a whole shard |
-//! | `stream` | slices in, batches of encoded subchunks out, in a lane of its own |
 //! | `engine` | the engine: shards of one kind, prepared once and kept |
-//! | `kept` | a few answers, for who asks again |
-//! | `counters` | counts what was done |
+//! | `stream` | slices in, batches of encoded subchunks out, in a lane of its own |
+//! | `counters`, `kept` | what was done; answers for when the same is asked again |
 //! | `measure` | how fast it is, for the benchmark |
 //!
 //! While a lane is held, nothing runs on rayon: see `copiers`.
 
+mod answer;
+mod arena;
 #[allow(unsafe_code)]
+mod compress;
 mod compression;
 #[allow(unsafe_code)]
 mod copiers;
@@ -31,12 +34,15 @@ mod counters;
 #[allow(unsafe_code)]
 mod decode;
 #[allow(unsafe_code)]
+mod decompress;
 mod decompression;
 mod device;
 mod driver;
 #[allow(unsafe_code)]
 mod encode;
 mod engine;
+#[allow(unsafe_code)]
+mod enqueue;
 mod frame_parts;
 #[cfg(test)]
 #[allow(unsafe_code)]
@@ -66,9 +72,10 @@ mod transfers;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
+pub(crate) use arena::Tuning;
 pub(crate) use engine::{CudaEngine, check_chain};
 pub(crate) use lanes::{Devices, Limits};
-pub(crate) use sizing::{Compressors, Tuning};
+pub(crate) use sizing::Compressors;
 
 use crate::Metrics;
 use crate::engine::error::{DriverError, Fault};

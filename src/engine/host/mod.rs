@@ -55,6 +55,7 @@ impl HostEngine {
     ///
     /// # Errors
     /// An [`EngineError`] from a codec, or the first that `sink` returns.
+    #[allow(clippy::unused_self, reason = "as the methods of the contract")]
     pub(crate) fn decode_each(
         self,
         job: &Job<'_>,

@@ -9,10 +9,10 @@ use super::from_device::read_from_device;
 use super::ranges::Ranges;
 use super::shared::{InputMemory, OutputMemory, Shared};
 use crate::engine::EngineError;
+use crate::engine::cuda::arena::Region;
 use crate::engine::cuda::copiers::Copy;
 use crate::engine::cuda::driver::{Access, DriverError, PinnedUse, Site, Span};
 use crate::engine::cuda::lane::Running;
-use crate::engine::cuda::sizing::Region;
 use crate::engine::stream::{DeviceBytes, Input, Output, Reusable};
 
 /// The fill value was copied to the device, and pinned memory can be written again.

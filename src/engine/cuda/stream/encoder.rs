@@ -28,30 +28,26 @@
 //! | `TAKEN` | copy of its bytes (`up`) | the application | the same |
 //!
 //! A batch has its buffers until it is complete, so that nothing else of two batches needs an edge:
-//! what only kernels use is in one stream. The first four are in `enqueue` and `fetch`, `MADE` and
-//! `TAKEN` in `from_device`. Beside that the
-//! host waits for whole streams: `PADDED` and `BROUGHT_BACK` of an input (`buffers`), and after
+//! what only kernels use is in one stream. `AGGREGATED` and `ANSWERED` are those of shards, in
+//! `cuda/enqueue.rs`; `UPLOADED` is in `enqueue`, `FETCHED` in `fetch`, `MADE` and `TAKEN` in
+//! `from_device`. Beside that the host waits for whole streams: `PADDED` and `BROUGHT_BACK` of an input (`buffers`), and after
 //! something failed `DRAINED` (`shared`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::buffers::{CudaInput, CudaOutput};
-use super::enqueue::enqueue;
+use super::enqueue::{Enqueued, enqueue};
 use super::fetch::fetch;
 use super::shared::Shared;
-use super::sizing::StreamSizing;
 use crate::engine::EngineError;
 use crate::engine::cuda::driver::{DriverError, EventId, Fault};
-use crate::engine::cuda::session::{FreeEvents, Session, Timed};
+use crate::engine::cuda::session::{FreeEvents, Session};
 use crate::engine::stream::{EncodedBatch, Encoder, FailedBatch, Input};
 use crate::layout::BatchGrid;
 
 /// What is wrong with an input, in errors.
 const ANOTHER: &str = "an input of another stream";
-
-/// A call of an encoder, in the stream's lane.
-pub(super) type StreamSession<'l> = Session<'l, StreamSizing>;
 
 /// A batch that was submitted.
 #[derive(Debug)]
@@ -62,25 +58,6 @@ struct UnderWay {
     enqueued: Result<Enqueued, EngineError>,
     /// Whether it comes again, behind one before it that has failed.
     handed_back: bool,
-}
-
-/// What was put into the streams for it.
-#[derive(Debug)]
-pub(super) struct Enqueued {
-    /// The number of its buffers.
-    pub(super) flight: usize,
-    pub(super) answered: EventId,
-    /// Begin and end of each copy to the device.
-    pub(super) uploads: Vec<[EventId; 2]>,
-    pub(super) timed: Vec<Timed>,
-}
-
-impl Enqueued {
-    pub(super) fn events(&self) -> impl Iterator<Item = EventId> {
-        let uploads = self.uploads.iter().flatten().copied();
-        let timed = self.timed.iter().flat_map(|timed| [timed.begin, timed.end]);
-        uploads.chain(timed).chain([self.answered])
-    }
 }
 
 /// The encoder of a stream.
@@ -98,7 +75,7 @@ impl CudaEncoder {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         Self {
             under_way: VecDeque::new(),
-            flights: (0..shared.sizing.flights.len()).rev().collect(),
+            flights: (0..shared.sizing.lane.batches.len()).rev().collect(),
             free: Vec::new(),
             shared,
         }
@@ -107,13 +84,13 @@ impl CudaEncoder {
     /// Do `work` in the lane.
     fn in_lane<T>(
         &mut self,
-        work: impl FnOnce(&StreamSession<'_>) -> Result<T, EngineError>,
+        work: impl FnOnce(&Session<'_>) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
         let shared = self.shared.clone();
         let (entered, lane) = shared.enter()?;
         let session = Session {
             lane,
-            sizing: &shared.sizing,
+            sizing: &shared.sizing.lane,
             events: FreeEvents::of(lane, std::mem::take(&mut self.free)),
             copiers: &shared.devices.copiers,
             counters: &shared.devices.counters,
@@ -229,7 +206,7 @@ impl CudaEncoder {
 
 impl Encoder for CudaEncoder {
     fn depth(&self) -> usize {
-        self.shared.sizing.flights.len()
+        self.shared.sizing.lane.batches.len()
     }
 
     fn submit(&mut self, input: Box<dyn Input>, batch: Arc<BatchGrid>) {

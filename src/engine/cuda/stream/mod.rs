@@ -12,14 +12,14 @@
 //! | `from_device`, `ranges` | bytes that an application has on the device |
 //! | `encoder` | batches: begins with the order of everything, and with every edge |
 //! | `enqueue`, `fetch` | one of them into the streams of the lane, and from there |
-//! | `answer` | where the subchunks of a batch are, as the device says |
+//! | `layout` | where the subchunks of a batch go |
 
-mod answer;
 mod buffers;
 mod encoder;
 mod enqueue;
 mod fetch;
 mod from_device;
+mod layout;
 mod padding;
 mod ranges;
 mod shared;

@@ -290,10 +290,15 @@ fn idle_lanes_are_not_freed_in_vain() {
         move |most| Sizing::within(&shard.kind(), most, tuning).map(Arc::new)
     };
     let plan = plan_of(TINIER);
-    let small = devices.first(&limits(), plan).expect("fits").device;
+    let small = devices
+        .first(&limits(), plan)
+        .expect("fits")
+        .capacity
+        .device;
     let large = devices
         .first(&limits(), plan_of(TINY))
         .expect("fits")
+        .capacity
         .device;
     assert!(small < large && large <= 3 * small);
     let limits = Limits {

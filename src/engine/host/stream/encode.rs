@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use super::{HostInput, HostStream, too_large};
+use super::slots::{HostInput, HostStream, too_large};
 use crate::engine::buffers::Lease;
 use crate::engine::host::scatter::Scatter;
 use crate::engine::host::workers::Schedule;
