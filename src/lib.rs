@@ -100,7 +100,9 @@ mod json;
 )]
 mod layout;
 pub mod maintenance;
+mod memory_estimate;
 mod memory_limit;
+mod metrics;
 mod options;
 mod plan;
 mod registration;
@@ -110,9 +112,10 @@ mod write_strategy;
 pub mod writer;
 
 pub use codec::{CudaShardingCodec, CudaShardingCodecBuilder, explain};
-pub use engine::cuda::{MemoryEstimate, Metrics};
 pub use error::Error;
 pub use maintenance::{compact, inspect, recover};
+pub use memory_estimate::MemoryEstimate;
+pub use metrics::Metrics;
 pub use options::{Backend, LevelPolicy, Options};
 pub use plan::{ExplainedStage, Explanation, Place};
 pub use registration::{Registration, register};
@@ -125,16 +128,7 @@ pub use write_strategy::{CompactionRequest, WriteStrategy};
 /// forked after one was used.
 #[must_use]
 pub fn metrics() -> Metrics {
-    let [partial_writes, compaction_requests, compactions] = write_strategy::counters::snapshot();
-    let (writer_waits, writer_wait) = writer::counters::snapshot();
-    Metrics {
-        partial_writes,
-        compaction_requests,
-        compactions,
-        writer_waits,
-        writer_wait,
-        ..engine::cuda::metrics()
-    }
+    metrics::counters::add_to(engine::cuda::metrics())
 }
 
 /// Releases the device memory and page-locked memory that the CUDA engine keeps for the next shard.

@@ -76,29 +76,3 @@ impl fmt::Debug for CompactionCallback {
         f.write_str("CompactionCallback")
     }
 }
-
-/// Counters of the partial writes of this process.
-pub(crate) mod counters {
-    use std::sync::atomic::{AtomicU64, Ordering};
-
-    static PARTIAL_WRITES: AtomicU64 = AtomicU64::new(0);
-    static COMPACTION_REQUESTS: AtomicU64 = AtomicU64::new(0);
-    static COMPACTIONS: AtomicU64 = AtomicU64::new(0);
-
-    pub(crate) fn partial_write() {
-        PARTIAL_WRITES.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn compaction_request() {
-        COMPACTION_REQUESTS.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn compaction() {
-        COMPACTIONS.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Partial writes, requests of compaction, and compactions.
-    pub(crate) fn snapshot() -> [u64; 3] {
-        [&PARTIAL_WRITES, &COMPACTION_REQUESTS, &COMPACTIONS].map(|n| n.load(Ordering::Relaxed))
-    }
-}

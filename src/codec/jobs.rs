@@ -10,14 +10,14 @@ use super::sharding::Sharding;
 use crate::Error;
 use crate::engine::Job;
 use crate::layout::SubchunkGrid;
-use crate::plan::{self, Choice};
+use crate::plan::{self, ShardPlan};
 
 impl Sharding {
     /// The engine that encodes a shard.
     ///
     /// # Errors
     /// [`Error::BackendUnavailable`] if the options ask for a device, and it cannot be one.
-    pub(crate) fn choose_engine(&self) -> Result<Choice, Error> {
+    pub(crate) fn choose_engine(&self) -> Result<ShardPlan, Error> {
         self.choose_engine_for(&self.grid)
     }
 
@@ -25,7 +25,7 @@ impl Sharding {
     ///
     /// # Errors
     /// As for [`choose_engine`](Self::choose_engine).
-    pub(crate) fn choose_engine_for(&self, grid: &SubchunkGrid) -> Result<Choice, Error> {
+    pub(crate) fn choose_engine_for(&self, grid: &SubchunkGrid) -> Result<ShardPlan, Error> {
         let codec = &self.codec;
         codec.engines.choose(&codec.options, grid, self.known())
     }
@@ -34,7 +34,7 @@ impl Sharding {
     ///
     /// # Errors
     /// As for [`choose_engine`](Self::choose_engine).
-    pub(crate) fn choose_decoder(&self) -> Result<Choice, Error> {
+    pub(crate) fn choose_decoder(&self) -> Result<ShardPlan, Error> {
         let (codec, grid) = (&self.codec, &self.grid);
         codec
             .engines

@@ -103,7 +103,7 @@ impl ShardCodec for Ours {
         let subchunks = encoded_subchunks(&shard, &extents);
         shards
             .with_job(options, |job| {
-                engine.decode_each(job, &subchunks, &|_, subchunk, decoded| {
+                plan::host_engine().decode_each(job, &subchunks, &|_, subchunk, decoded| {
                     output.write(subchunk.number, &decoded, job.fill_value)
                 })
             })

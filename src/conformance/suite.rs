@@ -14,7 +14,7 @@ use super::naive::Naive;
 use crate::codec::sharding::Sharding;
 use crate::engine::{Decoded, EncodedShard, EncodedSubchunk, Engine};
 use crate::layout::Extent;
-use crate::plan::Engines;
+use crate::plan::{self, Engines};
 use crate::{CudaShardingCodec, Options};
 
 /// Check what `options` choose among `engines`, which have given up `fallbacks()` shards so far.
@@ -255,17 +255,16 @@ impl Subject<'_> {
         let seen = Mutex::new(vec![None; wanted.len()]);
         self.shard
             .with_job(self.options, |job| {
-                self.engine
-                    .decode_each(job, &wanted, &|position, _, decoded| {
-                        let elements = match decoded {
-                            Decoded::Bytes(elements) => elements.to_vec(),
-                            Decoded::Fill => job
-                                .fill_value
-                                .repeat(job.grid.subchunk_bytes() / job.grid.element_size()),
-                        };
-                        seen.lock().expect("no panic")[position] = Some(elements);
-                        Ok(())
-                    })
+                plan::host_engine().decode_each(job, &wanted, &|position, _, decoded| {
+                    let elements = match decoded {
+                        Decoded::Bytes(elements) => elements.to_vec(),
+                        Decoded::Fill => job
+                            .fill_value
+                            .repeat(job.grid.subchunk_bytes() / job.grid.element_size()),
+                    };
+                    seen.lock().expect("no panic")[position] = Some(elements);
+                    Ok(())
+                })
             })
             .map_err(|error| TestCaseError::fail(error.to_string()))?;
         let seen = seen.into_inner().expect("no panic");

@@ -140,14 +140,8 @@ impl KnownChain {
 /// Encodes and decodes one subchunk with codecs that the engines do not know.
 pub trait SubchunkCodec: fmt::Debug + Send + Sync {
     /// Encode the elements of a subchunk, given in C order.
-    ///
-    /// # Errors
-    /// [`EngineError::Foreign`] if a codec fails.
     fn encode<'b>(&self, decoded: Cow<'b, [u8]>) -> Result<Cow<'b, [u8]>, EngineError>;
 
     /// Decode a subchunk to its elements, in C order.
-    ///
-    /// # Errors
-    /// [`EngineError::Foreign`] if a codec fails.
     fn decode<'b>(&self, encoded: Cow<'b, [u8]>) -> Result<Cow<'b, [u8]>, EngineError>;
 }

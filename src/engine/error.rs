@@ -3,8 +3,6 @@
 use std::error::Error;
 use std::fmt;
 
-use super::cuda::DriverError;
-
 /// An error from an engine.
 #[derive(Debug)]
 pub enum EngineError {
@@ -122,3 +120,48 @@ impl Error for EngineError {
         }
     }
 }
+
+/// How bad the failure of an operation on a device is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// There is no driver, no device, or not one that can be used.
+    Unavailable,
+    /// No memory now. Later there may be.
+    OutOfMemory,
+    /// The operation was refused; the device is as it was.
+    Refused,
+    /// The context is broken for the rest of the process, or the device is gone. Nothing may be
+    /// called any more, not even to free memory.
+    Sticky,
+}
+
+/// An operation of a device, or of its driver, failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DriverError {
+    /// What was being done, to what, with which numbers.
+    pub(crate) operation: String,
+    /// The ordinal of the device, where one was chosen.
+    pub(crate) device: Option<usize>,
+    pub(crate) fault: Fault,
+    /// What the driver says.
+    pub(crate) reason: String,
+}
+
+impl DriverError {
+    /// Whether there is no memory now.
+    pub(crate) fn is_out_of_memory(&self) -> bool {
+        self.fault == Fault::OutOfMemory
+    }
+}
+
+impl fmt::Display for DriverError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.operation)?;
+        if let Some(device) = self.device {
+            write!(f, " on CUDA device {device}")?;
+        }
+        write!(f, ": {}", self.reason)
+    }
+}
+
+impl Error for DriverError {}

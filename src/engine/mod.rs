@@ -10,11 +10,11 @@
 //! 3. The same job gives the same bytes, whatever the number of threads.
 //! 4. Any bytes may be given to decode. They give the data, or an [`EngineError`].
 
+pub(crate) mod buffers;
 mod chain;
 pub(crate) mod cuda;
-mod error;
+pub(crate) mod error;
 pub(crate) mod host;
-pub(crate) mod pool;
 pub(crate) mod stream;
 
 use std::fmt;
@@ -56,7 +56,7 @@ pub struct EncodedShard {
 
 /// What a subchunk decodes to.
 #[derive(Debug)]
-pub enum Decoded<'a> {
+pub(crate) enum Decoded<'a> {
     /// Its elements, in C order.
     Bytes(&'a [u8]),
     /// The fill value in every element.
@@ -65,7 +65,7 @@ pub enum Decoded<'a> {
 
 /// One subchunk to decode: its number in the grid, and its encoded bytes unless it is empty.
 #[derive(Clone, Copy, Debug)]
-pub struct EncodedSubchunk<'a> {
+pub(crate) struct EncodedSubchunk<'a> {
     pub(crate) number: usize,
     pub(crate) bytes: Option<&'a [u8]>,
 }
@@ -106,20 +106,11 @@ pub trait Engine: fmt::Debug + Send + Sync {
         extents: &[Extent],
     ) -> Result<Vec<u8>, EngineError>;
 
-    /// Whether [`decode`](Self::decode) does more than [`decode_each`](Self::decode_each) of all
-    /// subchunks would.
+    /// Whether it can decode whole shards, so that it makes sense to ask it to.
     fn decodes_whole_shards(&self) -> bool {
         false
     }
 
-    /// Decode some subchunks, and hand each to `sink`.
-    ///
-    /// # Errors
-    /// An [`EngineError`] from a codec, or the first that `sink` returns.
-    fn decode_each(
-        &self,
-        job: &Job<'_>,
-        subchunks: &[EncodedSubchunk<'_>],
-        sink: &Sink<'_>,
-    ) -> Result<(), EngineError>;
+    /// Count that another engine does what this one was to do, and why.
+    fn fell_back(&self, _reason: &str) {}
 }

@@ -25,9 +25,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::host::encoded_bound;
-use super::{EngineError, KnownChain, SubchunkCodec};
-use crate::layout::{BatchGrid, StreamGrid};
+use super::{Chain, EngineError, Job, KnownChain, SubchunkCodec};
+use crate::layout::{BatchGrid, StreamGrid, SubchunkGrid};
 
 /// A stream: everything about it but its bytes.
 #[derive(Clone, Debug)]
@@ -44,13 +43,31 @@ pub(crate) struct StreamJob {
     pub(crate) huge_pages: bool,
     /// Epochs of a batch, as [`StreamGrid::whole_batch`] has them.
     pub(crate) epochs: usize,
-    /// Bytes that are left around each part. Only engines for which a part is one piece leave any
-    /// ([`StreamChoice::packs`](crate::plan::StreamChoice::packs)).
+    /// Bytes that are left around each part. Only engines for which a part is one piece leave any.
     pub(crate) room: Room,
     /// How many batches can be filled, wait, or be encoded at once.
     pub(crate) inputs: usize,
     /// How many encoded batches there can be at once.
     pub(crate) outputs: usize,
+}
+
+impl StreamJob {
+    /// What a batch, padded to the whole subchunks of `padded`, is as one shard of `chain`.
+    pub(crate) fn as_shard<'a>(
+        &'a self,
+        padded: &'a SubchunkGrid,
+        chain: &'a KnownChain,
+    ) -> Job<'a> {
+        Job {
+            grid: padded,
+            chain: Chain::Known(chain),
+            fill_value: &self.fill_value,
+            store_empty: self.store_empty,
+            validate_checksums: true,
+            threads: self.threads,
+            huge_pages: self.huge_pages,
+        }
+    }
 }
 
 /// How one subchunk is encoded.
@@ -65,15 +82,6 @@ impl StreamChain {
     pub(crate) fn is_fixed_size(&self) -> bool {
         matches!(self, Self::Known(chain) if chain.is_fixed_size())
     }
-
-    /// The bytes to have room for where a subchunk of `len` bytes is encoded; `None` if no machine
-    /// has that many. A foreign chain does not say: it may need more than its subchunk has.
-    pub(crate) fn encoded_bound(&self, len: usize) -> Option<usize> {
-        match self {
-            Self::Known(chain) => encoded_bound(chain, len),
-            Self::Foreign(_) => Some(len),
-        }
-    }
 }
 
 /// Bytes that are left before and after each part of an encoded batch.
@@ -81,17 +89,6 @@ impl StreamChain {
 pub(crate) struct Room {
     pub(crate) head: usize,
     pub(crate) tail: usize,
-}
-
-/// Memory that the buffers of a stream take, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct StreamMemory {
-    /// Of the host, pageable.
-    pub(crate) host: usize,
-    /// Of the host, page-locked.
-    pub(crate) pinned: usize,
-    /// Of a device.
-    pub(crate) device: usize,
 }
 
 /// A buffer for the slices of one batch.
@@ -150,15 +147,9 @@ pub(crate) struct DeviceBytes {
 /// Says when the bytes of an application were read. It can be dropped before.
 pub(crate) trait Reusable: Send + Sync + fmt::Debug {
     /// Wait until they were.
-    ///
-    /// # Errors
-    /// The device's.
     fn wait(&self) -> Result<(), EngineError>;
 
     /// Whether they were.
-    ///
-    /// # Errors
-    /// The device's.
     fn query(&self) -> Result<bool, EngineError>;
 
     /// The driver's handle of an event that says so, for a stream of the application to wait for. It
@@ -211,6 +202,25 @@ pub(crate) struct FailedBatch {
     pub(crate) input: Box<dyn Input>,
 }
 
+/// Encodes the batches that an engine has failed on. An engine that has none hands them back.
+pub(crate) trait BatchFallback: Send + Sync + fmt::Debug {
+    /// Tell that a batch comes here, because of `error`. Nothing more will succeed there if the
+    /// engine is `lost`.
+    fn tell(&self, error: &EngineError, lost: bool);
+
+    /// Encode `batch`, whose slices are `padded` to whole subchunks, into `output`. Returns its
+    /// parts, and the bytes that they take, with the room around them.
+    ///
+    /// # Errors
+    /// What stops it, too.
+    fn encode(
+        &self,
+        batch: &BatchGrid,
+        padded: &[u8],
+        output: &mut [u8],
+    ) -> Result<(Vec<EncodedPart>, usize), EngineError>;
+}
+
 /// Encodes batches, in the order in which they are submitted. Used by one thread.
 pub(crate) trait Encoder: Send + fmt::Debug {
     /// How many batches can be under way at once.
@@ -239,9 +249,6 @@ pub(crate) trait StreamEngine: Send + Sync + fmt::Debug {
     fn input(&self, new: bool) -> Result<Option<Box<dyn Input>>, EngineError>;
 
     /// What encodes them; made once.
-    ///
-    /// # Errors
-    /// What stops it.
     fn encoder(&self) -> Result<Box<dyn Encoder>, EngineError>;
 }
 

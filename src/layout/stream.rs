@@ -18,7 +18,9 @@
 
 use std::fmt;
 
-use super::{SubchunkGrid, c_order};
+use super::grid::GridError;
+use super::permutation::PermutationError;
+use super::{ShardPermutation, SubchunkGrid, c_order};
 
 /// An array that grows along its first axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -209,6 +211,46 @@ impl StreamGrid {
     /// [`StreamGridError::TooLarge`] if they are not addressable.
     pub(crate) fn batch(&self, epochs: usize) -> Result<BatchGrid, StreamGridError> {
         BatchGrid::new(self, epochs)
+    }
+
+    /// Subchunks of a batch of `epochs` along each axis.
+    pub(crate) fn batch_subchunks(&self, epochs: usize) -> Vec<usize> {
+        let mut counts = vec![epochs];
+        counts.extend(self.subchunks());
+        counts
+    }
+
+    /// Subchunks that a shard has in such a batch along each axis. A batch that is shorter than a
+    /// shard has no places for the epochs that are in others.
+    pub(crate) fn batch_subchunks_per_shard(&self, epochs: usize) -> Vec<usize> {
+        let mut per_shard = self.shard.counts().to_vec();
+        per_shard[0] = per_shard[0].min(epochs);
+        per_shard
+    }
+
+    /// The places of such a batch's subchunks: of the slots that its shards have in it.
+    ///
+    /// # Errors
+    /// There are too many.
+    pub(crate) fn batch_permutation(
+        &self,
+        epochs: usize,
+    ) -> Result<ShardPermutation, PermutationError> {
+        let counts = self.batch_subchunks(epochs);
+        ShardPermutation::new(&counts, &self.batch_subchunks_per_shard(epochs))
+    }
+
+    /// Such a batch as if it were one shard: its slices, padded to whole subchunks.
+    ///
+    /// # Errors
+    /// It is more than this machine can address.
+    pub(crate) fn padded_batch(&self, epochs: usize) -> Result<SubchunkGrid, GridError> {
+        let subchunk = self.shard.subchunk().iter().map(|&extent| extent as u64);
+        let subchunk: Vec<u64> = subchunk.collect();
+        let shape: Vec<u64> = std::iter::zip(self.batch_subchunks(epochs), &subchunk)
+            .map(|(count, extent)| count as u64 * extent)
+            .collect();
+        SubchunkGrid::new(&shape, &subchunk, self.shard.element_size())
     }
 }
 

@@ -10,10 +10,10 @@ use super::format::diagnosis_of;
 use super::io::{Change, apply, read};
 use crate::Error;
 use crate::codec::stored;
+use crate::metrics::counters;
 #[cfg(feature = "async")]
 use crate::store::Awaited;
 use crate::store::{Blocking, Reads, Writes, now};
-use crate::write_strategy::counters;
 
 /// The sizes of a shard before and after compaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

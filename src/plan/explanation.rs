@@ -1,8 +1,11 @@
 //! A plan in words, for users.
 
-use std::fmt;
+use std::fmt::{self, Write};
 
-use crate::engine::cuda::MemoryEstimate;
+use super::{Engines, ShardPlan};
+use crate::engine::KnownChain;
+use crate::layout::SubchunkGrid;
+use crate::{Error, MemoryEstimate, Options};
 
 /// Where a stage runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,4 +92,151 @@ impl fmt::Display for Explanation {
         }
         write!(f, "\npartial writes: {}", self.partial_writes)
     }
+}
+
+/// Say what `plan` means for the shards of `grid`.
+pub(crate) fn explain(
+    grid: &SubchunkGrid,
+    chain: Result<&KnownChain, &str>,
+    index: String,
+    plan: &ShardPlan,
+) -> Explanation {
+    let on_host = |stage: String, reason: String| ExplainedStage {
+        stage,
+        place: Place::Host,
+        reason,
+    };
+    let mut stages = match (chain, plan.place()) {
+        (Ok(chain), Place::Host) => host_stages(chain),
+        (Ok(chain), Place::Cuda) => cuda_stages(chain),
+        (Err(unknown), _) => vec![
+            on_host(
+                "scatter".to_string(),
+                "into a buffer of the thread".to_string(),
+            ),
+            on_host(
+                "the inner codecs, by zarrs".to_string(),
+                format!("no fast path: {unknown}"),
+            ),
+            aggregate_on_host(),
+        ],
+    };
+    stages.push(on_host(index, "always on the host".to_string()));
+    Explanation {
+        engine: plan.engine.name(),
+        why: plan.why.clone(),
+        shard: grid.shard().to_vec(),
+        subchunk: grid.subchunk().to_vec(),
+        num_subchunks: grid.num_subchunks(),
+        subchunk_bytes: Some(grid.subchunk_bytes()),
+        memory: plan.memory,
+        stages,
+        partial_writes: String::new(),
+    }
+}
+
+/// How a chain begins: what scattering does on the way.
+fn scatter(chain: &KnownChain) -> String {
+    let axes_in_order = chain.order.iter().copied().eq(0..chain.order.len());
+    let mut scatter = "scatter".to_string();
+    if !axes_in_order {
+        let _ = write!(scatter, ", axes in order {:?}", chain.order);
+    }
+    if chain.swap > 1 {
+        let _ = write!(scatter, ", bytes reversed in groups of {}", chain.swap);
+    }
+    scatter
+}
+
+fn aggregate_on_host() -> ExplainedStage {
+    ExplainedStage {
+        stage: "aggregate".to_string(),
+        place: Place::Host,
+        reason: "sizes are known only after encoding: C order, dense".to_string(),
+    }
+}
+
+fn host_stages(chain: &KnownChain) -> Vec<ExplainedStage> {
+    let on_host = |stage: String, reason: &str| ExplainedStage {
+        stage,
+        place: Place::Host,
+        reason: reason.to_string(),
+    };
+    let reason = if chain.is_fixed_size() {
+        "straight into the shard: every subchunk has the same size"
+    } else {
+        "into a buffer of the thread"
+    };
+    let mut stages = vec![on_host(scatter(chain), reason)];
+    for stage in &chain.stages {
+        stages.push(on_host(
+            stage.to_string(),
+            "a known codec: contexts and buffers are reused",
+        ));
+    }
+    if !chain.is_fixed_size() {
+        stages.push(aggregate_on_host());
+    }
+    stages
+}
+
+fn cuda_stages(chain: &KnownChain) -> Vec<ExplainedStage> {
+    let stage = |stage: String, place, reason: &str| ExplainedStage {
+        stage,
+        place,
+        reason: reason.to_string(),
+    };
+    let mut stages = vec![
+        stage(
+            "stage".to_string(),
+            Place::Host,
+            "into page-locked memory, from which a device copies by itself",
+        ),
+        stage(
+            scatter(chain),
+            Place::Cuda,
+            "one kernel, with the fill-value test",
+        ),
+    ];
+    for codec in &chain.stages {
+        let reason = if codec.is_fixed_size() {
+            "all subchunks of a batch at once"
+        } else {
+            "nvCOMP, all subchunks of a batch at once; what it fails on, the host compresses"
+        };
+        stages.push(stage(codec.to_string(), Place::Cuda, reason));
+    }
+    stages.push(stage(
+        "aggregate".to_string(),
+        Place::Cuda,
+        "C order, dense, without empty subchunks",
+    ));
+    stages
+}
+
+/// Say that zarrs' own codec handles the shards of `grid`, and why.
+///
+/// # Errors
+/// [`Error::BackendUnavailable`] if the backend is a device's, and nothing else will do.
+pub(crate) fn explain_delegated(
+    grid: &SubchunkGrid,
+    why: String,
+    options: &Options,
+) -> Result<Explanation, Error> {
+    Engines::check_delegated(options, &why)?;
+    Ok(Explanation {
+        engine: "zarrs",
+        why: why.clone(),
+        shard: grid.shard().to_vec(),
+        subchunk: grid.subchunk().to_vec(),
+        num_subchunks: grid.num_subchunks(),
+        subchunk_bytes: None,
+        memory: None,
+        stages: vec![ExplainedStage {
+            stage: "zarrs' codecs, subchunk by subchunk".to_string(),
+            place: Place::Host,
+            reason: why,
+        }],
+        partial_writes: String::new(),
+    })
 }

@@ -1,81 +1,31 @@
 //! Which stages a shard goes through, on which engine, and why.
+//!
+//! What is chosen is prepared once: the engines keep what they found out about shards of a kind. What
+//! depends on the present state of devices is asked each time: whether one can be used, and what a
+//! lane takes of its budget.
 
 mod explanation;
+mod fallback;
+mod rule;
 mod stream;
 
-use std::fmt::Write;
 use std::path::Path;
 use std::sync::Arc;
 
 pub use explanation::{ExplainedStage, Explanation, Place};
+pub(crate) use explanation::{explain, explain_delegated};
+#[cfg(test)]
+pub(crate) use fallback::{HostBatches, WithFallback, reason};
+pub(crate) use rule::Rule;
 pub(crate) use stream::StreamChoice;
 
-use crate::engine::cuda::{
-    self, Compressors, CudaEngine, Devices, Limits, MemoryEstimate, Tuning, WithFallback,
-};
+use crate::engine::cuda::{self, Compressors, CudaEngine, Devices, Limits, Tuning};
 use crate::engine::host::HostEngine;
 use crate::engine::{Chain, Engine, KnownChain};
 use crate::layout::SubchunkGrid;
-use crate::{Backend, Error, Options};
-
-/// When [`Backend::Auto`] takes a device. A matter of the plan alone and never of load, so that
-/// equal data give equal shards.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Rule {
-    /// Whether chains without a compressor go to a device.
-    pub(crate) uncompressed: bool,
-    /// The fewest bytes of a decoded shard with a compressor that are worth the trip.
-    pub(crate) least_bytes: usize,
-    /// The fewest subchunks of such a shard: a device compresses each with a few of its threads.
-    pub(crate) least_subchunks: usize,
-}
-
-impl Default for Rule {
-    fn default() -> Self {
-        Self {
-            uncompressed: false,
-            least_bytes: 1 << 20,
-            least_subchunks: 16,
-        }
-    }
-}
-
-impl Rule {
-    /// Everything that a device can do goes there.
-    #[cfg(test)]
-    pub(crate) const ALL: Self = Self {
-        uncompressed: true,
-        least_bytes: 0,
-        least_subchunks: 0,
-    };
-
-    /// Why a shard stays on the host, if it does.
-    fn on_host(&self, grid: &SubchunkGrid, chain: &KnownChain) -> Option<String> {
-        self.host_is_better(chain, grid.shard_bytes(), grid.num_subchunks())
-    }
-
-    /// Why `subchunks` subchunks that are encoded together, of `bytes` in all, stay on the host, if
-    /// they do.
-    fn host_is_better(&self, chain: &KnownChain, bytes: usize, subchunks: usize) -> Option<String> {
-        if chain.is_fixed_size() {
-            return (!self.uncompressed).then(|| {
-                "without a compressor the host copies each byte once, and a device would add a trip over its bus in each direction".to_string()
-            });
-        }
-        if bytes < self.least_bytes {
-            return Some(format!(
-                "a shard of {bytes} bytes is compressed here before a device has begun: from {} on it would go there",
-                self.least_bytes
-            ));
-        }
-        (subchunks < self.least_subchunks).then(|| {
-            format!(
-                "{subchunks} subchunks leave a device idle: from {} on it would compress them",
-                self.least_subchunks
-            )
-        })
-    }
-}
+use crate::{Backend, Error, MemoryEstimate, Options};
+#[cfg(not(test))]
+use fallback::WithFallback;
 
 /// The engines that shards are encoded and decoded by.
 #[derive(Clone, Debug)]
@@ -96,25 +46,39 @@ impl Default for Engines {
     }
 }
 
-/// The engine of a shard, and why that one.
-pub(crate) struct Choice {
+/// The engine of shards of one kind, prepared for them, and why that one.
+#[derive(Debug)]
+pub(crate) struct ShardPlan {
     pub(crate) engine: Box<dyn Engine>,
     why: String,
-    /// Where its stages run.
-    place: Place,
-    /// What it takes on a device.
+    /// What a shard takes on a device, if it goes to one.
     memory: Option<MemoryEstimate>,
 }
 
-impl Choice {
+impl ShardPlan {
     fn host(why: impl Into<String>) -> Self {
         Self {
             engine: Box::new(HostEngine),
             why: why.into(),
-            place: Place::Host,
             memory: None,
         }
     }
+
+    /// Where its stages run.
+    fn place(&self) -> Place {
+        match self.memory {
+            Some(_) => Place::Cuda,
+            None => Place::Host,
+        }
+    }
+}
+
+/// Where something is done.
+enum Chosen<T> {
+    /// On the host: why.
+    Host(String),
+    /// On a device, by what was prepared; the host does what fails there, unless it is `strict`.
+    Device { prepared: T, strict: bool },
 }
 
 impl Engines {
@@ -129,9 +93,6 @@ impl Engines {
     }
 
     /// Whether shards can ever be encoded on the backend of `options`.
-    ///
-    /// # Errors
-    /// [`Error::BackendUnavailable`], with the reason.
     pub(crate) fn check(&self, options: &Options) -> Result<(), Error> {
         match options.backend() {
             Backend::Auto | Backend::Host => Ok(()),
@@ -158,6 +119,30 @@ impl Engines {
         }
     }
 
+    /// Where something is done that `rule` may leave to the host, with the reason why, and that
+    /// `prepare` prepares for a device.
+    ///
+    /// # Errors
+    /// [`Error::BackendUnavailable`] if `options` ask for a device and it cannot be one: the reason.
+    fn choose_place<T>(
+        options: &Options,
+        rule: impl FnOnce() -> Option<String>,
+        prepare: impl FnOnce() -> Result<T, String>,
+    ) -> Result<Chosen<T>, Error> {
+        let backend = options.backend();
+        let strict = backend == Backend::Cuda;
+        let on_host = match backend {
+            Backend::Host => Some("the host was asked for".to_string()),
+            Backend::Auto => rule(),
+            Backend::Cuda => None,
+        };
+        match on_host.map_or_else(prepare, Err) {
+            Ok(prepared) => Ok(Chosen::Device { prepared, strict }),
+            Err(reason) if strict => Err(Error::BackendUnavailable { backend, reason }),
+            Err(why) => Ok(Chosen::Host(why)),
+        }
+    }
+
     /// The engine that encodes and decodes whole shards of `grid`, and why.
     ///
     /// `chain` is the inner codecs, or why they are not ones that the engines know.
@@ -169,89 +154,78 @@ impl Engines {
         options: &Options,
         grid: &SubchunkGrid,
         chain: Result<&KnownChain, &str>,
-    ) -> Result<Choice, Error> {
-        match options.backend() {
-            Backend::Host => Ok(Choice::host("the host was asked for")),
-            Backend::Auto => Ok(self.automatic(options, grid, chain)),
-            backend @ Backend::Cuda => {
-                let (cuda, memory) = self
-                    .suitable(options, grid, chain)
-                    .map_err(|reason| Error::BackendUnavailable { backend, reason })?;
-                Ok(Choice {
-                    why: format!(
-                        "CUDA was asked for, and runs {}; a lane takes {memory}",
-                        what_of(&cuda)
-                    ),
-                    engine: Box::new(cuda),
-                    place: Place::Cuda,
+    ) -> Result<ShardPlan, Error> {
+        let rule = || self.rule.on_host(grid, chain.ok()?);
+        let prepare = || {
+            let chain = chain.map_err(|unknown| {
+                format!("the CUDA engine does not know the inner codecs: {unknown}")
+            })?;
+            let device = self.device(options, grid, chain, options.device_decode())?;
+            let shards = device.shards(grid, chain).map_err(|e| e.to_string())?;
+            let memory = shards.memory_estimate().map_err(|e| e.to_string())?;
+            Ok((shards, memory))
+        };
+        Ok(match Self::choose_place(options, rule, prepare)? {
+            Chosen::Host(why) => ShardPlan::host(why),
+            Chosen::Device {
+                prepared: (shards, memory),
+                strict,
+            } => {
+                let stages = if shards.decodes_whole_shards() {
+                    "all of it"
+                } else {
+                    "all of the encoding, and the host decodes"
+                };
+                let (why, engine) = if strict {
+                    ("CUDA was asked for, and runs", WithFallback::strict(shards))
+                } else {
+                    ("a device can run", WithFallback::new(shards))
+                };
+                ShardPlan {
+                    why: format!("{why} {stages}; a lane takes {memory}"),
+                    engine: Box::new(engine),
                     memory: Some(memory),
-                })
+                }
             }
-        }
+        })
     }
 
     /// The engine that decodes whole shards of `grid`, and why. It asks for no device where none
     /// would decode them.
-    ///
-    /// # Errors
-    /// As for [`choose`](Self::choose).
     pub(crate) fn choose_decoder(
         &self,
         options: &Options,
         grid: &SubchunkGrid,
         chain: Result<&KnownChain, &str>,
-    ) -> Result<Choice, Error> {
+    ) -> Result<ShardPlan, Error> {
         match chain {
-            Ok(chain) if !chain.is_fixed_size() && !options.device_decode() => Ok(Choice::host(
+            Ok(chain) if !chain.is_fixed_size() && !options.device_decode() => Ok(ShardPlan::host(
                 "a compressor's frames are decoded on the host, unless `Options::with_device_decode` says otherwise",
             )),
             _ => self.choose(options, grid, chain),
         }
     }
 
-    fn automatic(
+    /// The devices that `options` allow, for shards of `grid` and `chain`, which they `decode` if
+    /// there is a compressor.
+    ///
+    /// # Errors
+    /// There is none, or none can run the chain: why.
+    fn device(
         &self,
         options: &Options,
         grid: &SubchunkGrid,
-        chain: Result<&KnownChain, &str>,
-    ) -> Choice {
-        if let Ok(chain) = chain
-            && let Some(why) = self.rule.on_host(grid, chain)
-        {
-            return Choice::host(why);
-        }
-        match self.suitable(options, grid, chain) {
-            Ok((cuda, memory)) => Choice {
-                why: format!("a device can run {}; a lane takes {memory}", what_of(&cuda)),
-                engine: Box::new(WithFallback(cuda)),
-                place: Place::Cuda,
-                memory: Some(memory),
-            },
-            Err(why) => Choice::host(why),
-        }
-    }
-
-    /// The engine on a device, and what a lane takes there, if a device can do it.
-    fn suitable(
-        &self,
-        options: &Options,
-        grid: &SubchunkGrid,
-        chain: Result<&KnownChain, &str>,
-    ) -> Result<(CudaEngine, MemoryEstimate), String> {
-        let chain = chain.map_err(|unknown| {
-            format!("the CUDA engine does not know the inner codecs: {unknown}")
-        })?;
+        chain: &KnownChain,
+        decode: bool,
+    ) -> Result<CudaEngine, String> {
+        // Devices are not looked for in vain.
         cuda::check_chain(grid, chain, options.device_levels())?;
         let compressors = Compressors {
             levels: options.device_levels(),
             nvcomp: options.nvcomp().map(Path::to_path_buf),
-            decode: options.device_decode(),
+            decode,
         };
-        let cuda = self.cuda(options)?.for_chain(chain, compressors);
-        let memory = cuda
-            .memory_estimate(grid, chain)
-            .map_err(|error| error.to_string())?;
-        Ok((cuda, memory))
+        Ok(self.cuda(options)?.for_chain(chain, compressors))
     }
 
     fn cuda(&self, options: &Options) -> Result<CudaEngine, String> {
@@ -268,165 +242,9 @@ impl Engines {
     }
 }
 
-/// What of encoding and decoding a device does.
-fn what_of(cuda: &CudaEngine) -> &'static str {
-    if cuda.decodes_whole_shards() {
-        "all of it"
-    } else {
-        "all of the encoding, and the host decodes"
-    }
-}
-
 /// The engine that decodes parts of shards.
-pub(crate) fn host_engine() -> &'static dyn Engine {
-    &HostEngine
-}
-
-/// Say what `choice` means for the shards of `grid`.
-pub(crate) fn explain(
-    grid: &SubchunkGrid,
-    chain: Result<&KnownChain, &str>,
-    index: String,
-    choice: &Choice,
-) -> Explanation {
-    let on_host = |stage: String, reason: String| ExplainedStage {
-        stage,
-        place: Place::Host,
-        reason,
-    };
-    let mut stages = match (chain, choice.place) {
-        (Ok(chain), Place::Host) => host_stages(chain),
-        (Ok(chain), Place::Cuda) => cuda_stages(chain),
-        (Err(unknown), _) => vec![
-            on_host(
-                "scatter".to_string(),
-                "into a buffer of the thread".to_string(),
-            ),
-            on_host(
-                "the inner codecs, by zarrs".to_string(),
-                format!("no fast path: {unknown}"),
-            ),
-            aggregate_on_host(),
-        ],
-    };
-    stages.push(on_host(index, "always on the host".to_string()));
-    Explanation {
-        engine: choice.engine.name(),
-        why: choice.why.clone(),
-        shard: grid.shard().to_vec(),
-        subchunk: grid.subchunk().to_vec(),
-        num_subchunks: grid.num_subchunks(),
-        subchunk_bytes: Some(grid.subchunk_bytes()),
-        memory: choice.memory,
-        stages,
-        partial_writes: String::new(),
-    }
-}
-
-/// How a chain begins: what scattering does on the way.
-fn scatter(chain: &KnownChain) -> String {
-    let axes_in_order = chain.order.iter().copied().eq(0..chain.order.len());
-    let mut scatter = "scatter".to_string();
-    if !axes_in_order {
-        let _ = write!(scatter, ", axes in order {:?}", chain.order);
-    }
-    if chain.swap > 1 {
-        let _ = write!(scatter, ", bytes reversed in groups of {}", chain.swap);
-    }
-    scatter
-}
-
-fn aggregate_on_host() -> ExplainedStage {
-    ExplainedStage {
-        stage: "aggregate".to_string(),
-        place: Place::Host,
-        reason: "sizes are known only after encoding: C order, dense".to_string(),
-    }
-}
-
-fn host_stages(chain: &KnownChain) -> Vec<ExplainedStage> {
-    let on_host = |stage: String, reason: &str| ExplainedStage {
-        stage,
-        place: Place::Host,
-        reason: reason.to_string(),
-    };
-    let reason = if chain.is_fixed_size() {
-        "straight into the shard: every subchunk has the same size"
-    } else {
-        "into a buffer of the thread"
-    };
-    let mut stages = vec![on_host(scatter(chain), reason)];
-    for stage in &chain.stages {
-        stages.push(on_host(
-            stage.to_string(),
-            "a known codec: contexts and buffers are reused",
-        ));
-    }
-    if !chain.is_fixed_size() {
-        stages.push(aggregate_on_host());
-    }
-    stages
-}
-
-fn cuda_stages(chain: &KnownChain) -> Vec<ExplainedStage> {
-    let stage = |stage: String, place, reason: &str| ExplainedStage {
-        stage,
-        place,
-        reason: reason.to_string(),
-    };
-    let mut stages = vec![
-        stage(
-            "stage".to_string(),
-            Place::Host,
-            "into page-locked memory, from which a device copies by itself",
-        ),
-        stage(
-            scatter(chain),
-            Place::Cuda,
-            "one kernel, with the fill-value test",
-        ),
-    ];
-    for codec in &chain.stages {
-        let reason = if codec.is_fixed_size() {
-            "all subchunks of a batch at once"
-        } else {
-            "nvCOMP, all subchunks of a batch at once; what it fails on, the host compresses"
-        };
-        stages.push(stage(codec.to_string(), Place::Cuda, reason));
-    }
-    stages.push(stage(
-        "aggregate".to_string(),
-        Place::Cuda,
-        "C order, dense, without empty subchunks",
-    ));
-    stages
-}
-
-/// Say that zarrs' own codec handles the shards of `grid`, and why.
-///
-/// # Errors
-/// [`Error::BackendUnavailable`] if the backend is a device's, and nothing else will do.
-pub(crate) fn explain_delegated(
-    grid: &SubchunkGrid,
-    why: String,
-    options: &Options,
-) -> Result<Explanation, Error> {
-    Engines::check_delegated(options, &why)?;
-    Ok(Explanation {
-        engine: "zarrs",
-        why: why.clone(),
-        shard: grid.shard().to_vec(),
-        subchunk: grid.subchunk().to_vec(),
-        num_subchunks: grid.num_subchunks(),
-        subchunk_bytes: None,
-        memory: None,
-        stages: vec![ExplainedStage {
-            stage: "zarrs' codecs, subchunk by subchunk".to_string(),
-            place: Place::Host,
-            reason: why,
-        }],
-        partial_writes: String::new(),
-    })
+pub(crate) fn host_engine() -> HostEngine {
+    HostEngine
 }
 
 /// The chain as an engine takes it.

@@ -1,48 +1,47 @@
 //! Which engine a stream is encoded by, and why.
 
-use std::path::Path;
 use std::sync::Arc;
 
-use super::{Engines, Rule};
+use super::fallback::HostBatches;
+use super::{Chosen, Engines};
 use crate::engine::EngineError;
-use crate::engine::cuda::{self, Compressors, CudaEngine, WithFallback};
-use crate::engine::host::stream::{HostStream, stream_memory};
-use crate::engine::stream::{Returned, StreamChain, StreamEngine, StreamJob, StreamMemory};
-use crate::{Backend, Error, Options};
+use crate::engine::cuda::CudaEngine;
+use crate::engine::host::stream::{HostStream, encoded_bound, stream_memory};
+use crate::engine::stream::{BatchFallback, Returned, StreamChain, StreamEngine, StreamJob};
+use crate::{Error, MemoryEstimate, Options};
 
 /// The engine of a stream, and why that one.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamChoice {
-    place: StreamPlace,
+    device: Option<OnDevice>,
     /// For a person.
     pub(crate) why: String,
 }
 
 #[derive(Clone, Debug)]
-enum StreamPlace {
-    Host,
-    Device(CudaEngine),
-    /// What fails there is encoded by the host.
-    DeviceOrHost(WithFallback),
+struct OnDevice {
+    engine: CudaEngine,
+    /// Whether what fails there is handed back: if not, the host encodes it.
+    strict: bool,
 }
 
 impl StreamChoice {
     /// The host, and why.
     pub(crate) fn host(why: impl Into<String>) -> Self {
         Self {
-            place: StreamPlace::Host,
+            device: None,
             why: why.into(),
         }
     }
 
     /// Whether a device encodes it.
     pub(crate) fn is_device(&self) -> bool {
-        !matches!(self.place, StreamPlace::Host)
+        self.device.is_some()
     }
 
     /// Whether the host would do as well.
     pub(crate) fn can_fall_back(&self) -> bool {
-        matches!(self.place, StreamPlace::DeviceOrHost(_))
+        self.device.as_ref().is_some_and(|device| !device.strict)
     }
 
     /// Whether each part of a batch of `chain` is one piece, around which there can be room.
@@ -50,15 +49,20 @@ impl StreamChoice {
         self.is_device() || chain.is_fixed_size()
     }
 
+    /// The bytes to have room for where a subchunk of `len` bytes is encoded; `None` if no machine
+    /// has that many.
+    pub(crate) fn encoded_bound(chain: &StreamChain, len: usize) -> Option<usize> {
+        encoded_bound(chain, len)
+    }
+
     /// What the buffers for `job` take.
     ///
     /// # Errors
     /// They cannot be had: why.
-    pub(crate) fn memory(&self, job: &StreamJob) -> Result<StreamMemory, EngineError> {
-        match &self.place {
-            StreamPlace::Host => stream_memory(job),
-            StreamPlace::Device(cuda) => cuda.stream_estimate(job),
-            StreamPlace::DeviceOrHost(cuda) => cuda.stream_estimate(job),
+    pub(crate) fn memory(&self, job: &StreamJob) -> Result<MemoryEstimate, EngineError> {
+        match &self.device {
+            None => stream_memory(job),
+            Some(device) => device.engine.stream_estimate(job),
         }
     }
 
@@ -71,11 +75,14 @@ impl StreamChoice {
         job: Arc<StreamJob>,
         returned: Arc<Returned>,
     ) -> Result<Arc<dyn StreamEngine>, EngineError> {
-        match &self.place {
-            StreamPlace::Host => Ok(Arc::new(HostStream::new(job, &returned)?)),
-            StreamPlace::Device(cuda) => cuda.stream(job, returned),
-            StreamPlace::DeviceOrHost(cuda) => cuda.stream(job, returned),
-        }
+        let Some(OnDevice { engine, strict }) = &self.device else {
+            return Ok(Arc::new(HostStream::new(job, &returned)?));
+        };
+        let fallback = (!strict).then(|| {
+            let host = HostBatches::new(engine.clone(), job.clone());
+            Arc::new(host) as Arc<dyn BatchFallback>
+        });
+        engine.stream(job, returned, fallback)
     }
 }
 
@@ -90,64 +97,29 @@ impl Engines {
         options: &Options,
         job: &StreamJob,
     ) -> Result<StreamChoice, Error> {
-        match options.backend() {
-            Backend::Host => Ok(StreamChoice::host("the host was asked for")),
-            Backend::Auto => {
-                if let Some(why) = self.rule.stream_on_host(job) {
-                    return Ok(StreamChoice::host(why));
-                }
-                Ok(match self.device_for(options, job) {
-                    Ok(cuda) => StreamChoice {
-                        place: StreamPlace::DeviceOrHost(WithFallback(cuda)),
-                        why: "a device can encode it".to_string(),
-                    },
-                    Err(why) => StreamChoice::host(why),
-                })
-            }
-            backend @ Backend::Cuda => {
-                let cuda = self.device_for(options, job);
-                let cuda = cuda.map_err(|reason| Error::BackendUnavailable { backend, reason })?;
-                Ok(StreamChoice {
-                    place: StreamPlace::Device(cuda),
-                    why: "CUDA was asked for".to_string(),
-                })
-            }
-        }
-    }
-
-    /// The engine on a device, if a device can encode the stream.
-    fn device_for(&self, options: &Options, job: &StreamJob) -> Result<CudaEngine, String> {
-        let StreamChain::Known(chain) = &job.chain else {
-            return Err("the CUDA engine does not know the inner codecs".to_string());
+        let rule = || self.rule.stream_on_host(job);
+        let prepare = || {
+            let StreamChain::Known(chain) = &job.chain else {
+                return Err("the CUDA engine does not know the inner codecs".to_string());
+            };
+            let device = self.device(options, job.grid.shard(), chain, false)?;
+            let estimate = device.stream_estimate(job);
+            estimate.map_err(|error| error.to_string())?;
+            Ok(device)
         };
-        cuda::check_chain(job.grid.shard(), chain, options.device_levels())?;
-        let compressors = Compressors {
-            levels: options.device_levels(),
-            nvcomp: options.nvcomp().map(Path::to_path_buf),
-            decode: false,
-        };
-        let cuda = self.cuda(options)?.for_chain(chain, compressors);
-        let estimate = cuda.stream_estimate(job);
-        estimate.map_err(|error| error.to_string())?;
-        Ok(cuda)
-    }
-}
-
-impl Rule {
-    /// Why a stream stays on the host, if it does: for the reasons that a shard would, but that all
-    /// shards of a shard epoch are encoded together.
-    fn stream_on_host(&self, job: &StreamJob) -> Option<String> {
-        let StreamChain::Known(chain) = &job.chain else {
-            return Some("the CUDA engine does not know the inner codecs".to_string());
-        };
-        let grid = &job.grid;
-        let all = grid
-            .subchunks_per_epoch()
-            .saturating_mul(grid.epochs_per_shard());
-        self.host_is_better(
-            chain,
-            all.saturating_mul(grid.shard().subchunk_bytes()),
-            all,
-        )
+        Ok(match Self::choose_place(options, rule, prepare)? {
+            Chosen::Host(why) => StreamChoice::host(why),
+            Chosen::Device {
+                prepared: engine,
+                strict,
+            } => StreamChoice {
+                device: Some(OnDevice { engine, strict }),
+                why: if strict {
+                    "CUDA was asked for".to_string()
+                } else {
+                    "a device can encode it".to_string()
+                },
+            },
+        })
     }
 }

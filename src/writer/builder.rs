@@ -16,18 +16,18 @@ use super::assembler::Assembler;
 use super::error::WriterError;
 use super::metadata::ArrayLength;
 use super::plan::{self, Plan};
-use super::report::{Progress, WriterMemory};
+use super::report::Progress;
 use super::shared::{ProgressCallback, Setup, Shared};
 use super::sink::{Length, RenamedSink, ShardSink, WholeSink};
 use super::{ArrayWriter, encoding, leftovers, storing};
-use crate::Error;
 use crate::codec::error::codec_error;
 use crate::codec::find;
 use crate::codec::stream::ShardEncoding;
 use crate::engine::EngineError;
-use crate::engine::pool::{Contents, Pool};
+use crate::engine::buffers::{Contents, Pool};
 use crate::engine::stream::{Returned, StreamEngine};
 use crate::layout::StreamGrid;
+use crate::{Error, MemoryEstimate};
 
 /// Builds an [`ArrayWriter`]: see [`ArrayWriter::builder`]. The
 /// [guide](crate::guide::tuning#writer-settings) says when to change which setting.
@@ -183,7 +183,7 @@ where
     ///
     /// # Errors
     /// As for [`build`](Self::build), without the errors of the store.
-    pub fn memory_estimate(&self) -> Result<WriterMemory, WriterError> {
+    pub fn memory_estimate(&self) -> Result<MemoryEstimate, WriterError> {
         let (encoding, grid) = self.stream()?;
         self.first_slice(&grid)?;
         Ok(self.plan(&encoding, &grid, self.epochs, None)?.memory)

@@ -66,11 +66,13 @@ use zarrs_storage::ReadableWritableStorageTraits;
 pub use builder::ArrayWriterBuilder;
 pub use device::{DeviceEvent, DeviceSlice};
 pub use error::WriterError;
-pub use report::{Progress, WriterMemory, WriterReport};
+pub use report::{Progress, WriterReport};
 
-use crate::engine::pool::Patience;
+use crate::MemoryEstimate;
+use crate::engine::buffers::Patience;
 use crate::engine::stream::{Input, StreamEngine, StreamJob};
 use crate::layout::BatchGrid;
+use crate::metrics::counters;
 use plan::Plan;
 use shared::{Batch, Item, Shared};
 
@@ -93,7 +95,7 @@ use shared::{Batch, Item, Shared};
 pub struct ArrayWriter {
     shared: Arc<Shared>,
     engine: Arc<dyn StreamEngine>,
-    memory: WriterMemory,
+    memory: MemoryEstimate,
     /// A full batch.
     grid: Arc<BatchGrid>,
     batch_bytes: usize,
@@ -164,7 +166,7 @@ impl ArrayWriter {
 
     /// Returns the most memory that the buffers take.
     #[must_use]
-    pub fn memory_estimate(&self) -> WriterMemory {
+    pub fn memory_estimate(&self) -> MemoryEstimate {
         self.memory
     }
 
@@ -338,7 +340,7 @@ impl ArrayWriter {
         };
         if let Some(since) = since {
             let waited = since.elapsed();
-            counters::waited(waited);
+            counters::append_waited(waited);
             self.shared.change(|state| {
                 state.progress.waits += 1;
                 state.progress.waiting += waited;
@@ -646,26 +648,5 @@ impl Drop for ArrayWriter {
         if let Err(error) = result {
             tracing::warn!(%error, "dropping a writer");
         }
-    }
-}
-
-/// What the writers of this process waited.
-pub(crate) mod counters {
-    use std::sync::atomic::{AtomicU64, Ordering};
-    use std::time::Duration;
-
-    static WAITS: AtomicU64 = AtomicU64::new(0);
-    static NANOSECONDS: AtomicU64 = AtomicU64::new(0);
-
-    pub(super) fn waited(time: Duration) {
-        WAITS.fetch_add(1, Ordering::Relaxed);
-        let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        NANOSECONDS.fetch_add(time, Ordering::Relaxed);
-    }
-
-    /// How often appends waited, and how long.
-    pub(crate) fn snapshot() -> (u64, Duration) {
-        let time = Duration::from_nanos(NANOSECONDS.load(Ordering::Relaxed));
-        (WAITS.load(Ordering::Relaxed), time)
     }
 }

@@ -111,7 +111,7 @@ impl Part {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::pool::{Contents, Pool};
+    use crate::engine::buffers::{Contents, Pool};
 
     #[test]
     fn a_buffer_that_is_kept_is_replaced() {

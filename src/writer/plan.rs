@@ -15,12 +15,11 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use super::error::WriterError;
-use super::report::WriterMemory;
-use crate::Options;
 use crate::codec::stream::ShardEncoding;
-use crate::engine::stream::{Room, StreamJob, StreamMemory};
+use crate::engine::stream::{Room, StreamJob};
 use crate::layout::StreamGrid;
 use crate::plan::StreamChoice;
+use crate::{MemoryEstimate, Options};
 
 /// The numbers that were tuned, together.
 struct Targets {
@@ -57,7 +56,7 @@ const MOST_INDEXES: usize = 1 << 40;
 pub(super) struct Plan {
     pub(super) job: Arc<StreamJob>,
     pub(super) choice: StreamChoice,
-    pub(super) memory: WriterMemory,
+    pub(super) memory: MemoryEstimate,
     /// Whether every batch has whole shards.
     pub(super) whole_shards: bool,
     /// Buffers for shards that are put together: how many, and how long.
@@ -262,9 +261,7 @@ fn assembly(
     if candidate.assembled == 0 {
         return None;
     }
-    let bound = encoding
-        .chain
-        .encoded_bound(encoding.shards.grid.subchunk_bytes());
+    let bound = StreamChoice::encoded_bound(&encoding.chain, encoding.shards.grid.subchunk_bytes());
     // An array may be smaller than its shards.
     let most = std::iter::zip(
         encoding.shards.grid.counts().iter().skip(1),
@@ -294,12 +291,12 @@ fn indexes(encoding: &ShardEncoding, grid: &StreamGrid) -> Option<usize> {
 fn memory(
     encoding: &ShardEncoding,
     grid: &StreamGrid,
-    buffers: StreamMemory,
+    buffers: MemoryEstimate,
     assembly: Option<(usize, usize)>,
-) -> Option<WriterMemory> {
+) -> Option<MemoryEstimate> {
     let (count, len) = assembly.unwrap_or((0, 0));
     let indexes = indexes(encoding, grid)?;
-    Some(WriterMemory {
+    Some(MemoryEstimate {
         host: buffers
             .host
             .checked_add(count.checked_mul(len)?)?
@@ -310,7 +307,7 @@ fn memory(
 }
 
 /// The first kind of memory that exceeds its budget: its name, the bytes, and the budget.
-fn over_budget(memory: WriterMemory, options: &Options) -> Option<(&'static str, usize, usize)> {
+fn over_budget(memory: MemoryEstimate, options: &Options) -> Option<(&'static str, usize, usize)> {
     let host = options.host_memory();
     if memory.host > host {
         return Some(("host memory", memory.host, host));

@@ -3,32 +3,6 @@
 use std::fmt;
 use std::time::Duration;
 
-/// The most memory that a writer's buffers take, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct WriterMemory {
-    /// Pageable host memory: at most [`Options::host_memory`](crate::Options::host_memory).
-    pub host: usize,
-    /// Page-locked host memory: at most [`Options::pinned_memory`](crate::Options::pinned_memory).
-    pub pinned: usize,
-    /// Device memory: at most [`Options::device_memory`](crate::Options::device_memory).
-    pub device: usize,
-}
-
-impl fmt::Display for WriterMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes", self.host)?;
-        if self.pinned > 0 || self.device > 0 {
-            write!(
-                f,
-                ", {} bytes page-locked, {} bytes on the device",
-                self.pinned, self.device
-            )?;
-        }
-        Ok(())
-    }
-}
-
 /// How far a writer is.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]

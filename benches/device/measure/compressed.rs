@@ -19,6 +19,7 @@ use super::samples::{Samples, race};
 use super::whole::{Rings, Stages, together};
 use super::workbench::Workbench;
 use super::{ELEMENT, FILL_VALUE, Kind, Sizes, Tuning, cores};
+use zarrs_cuda::internals::cuda::arena::SLOT_ALIGNMENT;
 use zarrs_cuda::internals::cuda::compression::Prepared;
 use zarrs_cuda::internals::cuda::driver::{DeviceSpan, Driver};
 use zarrs_cuda::internals::cuda::kernels::chunks::{Tables, chunks};
@@ -27,7 +28,7 @@ use zarrs_cuda::internals::cuda::kernels::spans::Slots;
 use zarrs_cuda::internals::cuda::nvcomp::{
     self, CompressBatch, Compressor, Requirements, VARIABLE,
 };
-use zarrs_cuda::internals::cuda::sizing::{SLOT_ALIGNMENT, Sizing};
+use zarrs_cuda::internals::cuda::sizing::Sizing;
 use zarrs_cuda::internals::cuda::{Compressors, CudaEngine, Limits};
 use zarrs_cuda::internals::engine::{BloscStage, Cname, Engine, EngineError, Shuffle, Stage};
 use zarrs_cuda::internals::host::HostEngine;
@@ -521,7 +522,10 @@ fn sweep(engine: &CudaEngine, sizes: &Sizes, data: &Data, report: &mut Report<'_
             ..sizes.tuning
         };
         let tuned = engine_for(engine, &kind, sizes, tuning);
-        let lane = tuned.memory_estimate(&kind.grid, &kind.chain)?;
+        let lane = tuned
+            .clone()
+            .shards(&kind.grid, &kind.chain)?
+            .memory_estimate()?;
         verified(&tuned, &kind, shards[0])?;
         for &calls in &sizes.compressed_calls {
             let job = kind.job(calls);

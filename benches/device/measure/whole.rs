@@ -15,9 +15,10 @@ use super::failure::{Failure, Result, require};
 use super::report::{Report, Row};
 use super::samples::{race, rate};
 use super::{Kind, Sizes, cores};
+use zarrs_cuda::Metrics;
+use zarrs_cuda::internals::cuda::CudaEngine;
 use zarrs_cuda::internals::cuda::copiers::Copy;
 use zarrs_cuda::internals::cuda::driver::{PinnedSpan, PinnedUse};
-use zarrs_cuda::internals::cuda::{CudaEngine, Metrics};
 use zarrs_cuda::internals::engine::{EncodedShard, Engine, EngineError, Job, Stage};
 use zarrs_cuda::internals::host::{HostEngine, memory};
 

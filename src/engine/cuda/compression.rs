@@ -1,49 +1,26 @@
-//! A chain's compressor on a device: which of nvCOMP's formats, in which frames, and what lies
-//! between the slots and the frames.
-//!
-//! ```text
-//! slots -> shuffled slots                              shuffle, where Blosc does
-//! slots -> tables of chunks                            chunks
-//! chunks -> streams, their sizes and statuses          nvCOMP
-//! slots -> CRC-32                                      crc32, for gzip
-//! streams -> frames, their sizes, and which failed     frames
-//! ```
-//!
-//! All of it is in the stream `compute`, in buffers that one batch uses at a time. The host waits for
-//! nothing in between: subchunks that are not stored are compressed as chunks of one byte, whose
-//! streams nobody wants. A subchunk that nvCOMP fails on has no frame, and a flag that says so.
+//! A chain's compressor on a device: which of nvCOMP's formats, in which frames, and what it takes.
 
-use std::collections::VecDeque;
-use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::ops::Range;
 
-use super::driver::{DeviceSpan, DriverError};
+use super::arena::{Arena, Region, SLOT_ALIGNMENT};
 use super::frame_parts::{Layout, beside_streams, most_encoded};
-use super::kernels::chunks::{Chunking, Tables, chunks};
-use super::kernels::crc32::crc32;
+use super::kernels::chunks::Chunking;
+use super::kernels::crc32c::CHECKSUM;
 use super::kernels::frames::{
-    BloscFormat, Frames, GZIP_OVERHEAD, StreamFormat, Streams, ZSTD_OVERHEAD, blosc_bound,
-    frame_blosc, frame_gzip, frame_zstd,
+    BloscFormat, GZIP_OVERHEAD, StreamFormat, ZSTD_OVERHEAD, blosc_bound,
 };
-use super::kernels::shuffle::{BloscBlocks, Shuffle, shuffle};
-use super::kernels::spans::{Lengths, Slots};
-use super::metrics::TimedStage;
-use super::nvcomp::{CompressBatch, Compressor, Format, Nvcomp, Requirements};
-use super::session::{Session, Timed};
-use super::sizing::{Arena, CHECKSUM, Region, SLOT_ALIGNMENT};
+use super::kernels::shuffle::{BloscBlocks, Shuffle};
+use super::nvcomp::{Compressor, Format, Nvcomp, Requirements};
 use crate::engine::{BloscStage, Cname, KnownChain, Shuffle as Filter, Stage};
 use crate::layout::SubchunkGrid;
 use crate::options::LevelPolicy;
-
-/// What fills sizes and statuses that are yet to be written: no size, and no success.
-pub(super) const NO_ANSWER: u8 = 0xff;
 
 /// Bytes of a Blosc block, where the chain leaves the choice: what nvCOMP is fastest with.
 const BLOSC_BLOCK: usize = 64 << 10;
 
 /// What streams become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Frame {
+pub(super) enum Frame {
     Zstd,
     Gzip,
     Blosc(BloscFormat),
@@ -53,10 +30,10 @@ enum Frame {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Compression {
     /// CRC32C stages in front of it, and behind it.
-    pub(super) before: usize,
-    pub(super) after: usize,
+    pub before: usize,
+    pub after: usize,
     format: Format,
-    frame: Frame,
+    pub(super) frame: Frame,
     pub chunking: Chunking,
 }
 
@@ -260,9 +237,6 @@ pub struct Prepared {
 
 impl Prepared {
     /// For batches of up to `most` subchunks. With the context of a device current.
-    ///
-    /// # Errors
-    /// Why the library cannot do it.
     pub(super) fn new(
         compression: Compression,
         nvcomp: &Nvcomp,
@@ -371,79 +345,44 @@ fn ask(chunking: Chunking, count: usize, query: Query<'_>) -> Result<Requirement
     query(chunks, block, total)
 }
 
-/// What nvCOMP was asked before: it may take its time to answer, and every shard asks.
-#[derive(Debug, Default)]
-pub(super) struct Asked(Mutex<VecDeque<(Question, Prepared)>>);
-
-/// The library's file, the devices that may be used, the compressor, and the most subchunks at once.
-type Question = (Option<PathBuf>, Option<Vec<usize>>, Compression, usize);
-
-impl Asked {
-    /// How many answers are kept.
-    const MOST: usize = 32;
-
-    /// The answer that is known, or else that `ask` gives.
-    ///
-    /// # Errors
-    /// As of `ask`; that is asked again.
-    pub(super) fn or_ask(
-        &self,
-        question: Question,
-        ask: impl FnOnce() -> Result<Prepared, String>,
-    ) -> Result<Prepared, String> {
-        let known = |known: &VecDeque<(Question, Prepared)>| {
-            let found = known.iter().find(|(other, _)| *other == question);
-            found.map(|(_, prepared)| prepared.clone())
-        };
-        if let Some(prepared) = known(&self.0.lock().unwrap_or_else(PoisonError::into_inner)) {
-            return Ok(prepared);
-        }
-        let prepared = ask()?;
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.len() == Self::MOST {
-            all.pop_front();
-        }
-        all.push_back((question, prepared.clone()));
-        Ok(prepared)
-    }
-}
-
 /// The buffers of a compressor. All of them are the device's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Buffers {
-    requirements: Requirements,
+    pub(super) requirements: Requirements,
     /// As the slots, if the chain shuffles.
-    shuffled: Region,
+    pub(super) shuffled: Region,
     /// `u64` per chunk: addresses and sizes of chunks, addresses and sizes of streams.
-    input_pointers: Region,
-    input_sizes: Region,
-    output_pointers: Region,
-    output_sizes: Region,
+    pub(super) input_pointers: Region,
+    pub(super) input_sizes: Region,
+    pub(super) output_pointers: Region,
+    pub(super) output_sizes: Region,
     /// `i32` per chunk.
-    statuses: Region,
-    streams: Region,
-    stream_stride: usize,
+    pub(super) statuses: Region,
+    pub(super) streams: Region,
+    pub(super) stream_stride: usize,
     /// `u32` per subchunk, for gzip.
-    checksums: Region,
-    temp: Region,
-    frames: Region,
+    pub(super) checksums: Region,
+    pub(super) temp: Region,
+    pub(super) frames: Region,
     pub(super) frame_stride: usize,
     /// `u64` per subchunk: bytes of its frame.
-    sizes: Region,
+    pub(super) sizes: Region,
     /// `u32` per subchunk: whether there is one.
-    framed: Region,
+    pub(super) framed: Region,
+    /// How many subchunks are compressed at once: the other buffers are for so many.
+    pub(super) at_once: usize,
     /// Bytes of an encoded subchunk at most, with the checksums behind the frame.
     pub(super) encoded: usize,
 }
 
 impl Buffers {
-    /// The buffers for batches of `count` subchunks in slots of `slot_stride` bytes; `None` if they
-    /// are more than this machine can address.
+    /// The buffers for batches of `count` subchunks in slots of `slot_stride` bytes, of which `at_once`
+    /// are compressed at once; `None` if they are more than this machine can address.
     pub(super) fn new(
         arena: &mut Arena,
         compression: &Compression,
         requirements: Requirements,
-        count: usize,
+        (at_once, count): (usize, usize),
         slot_stride: usize,
     ) -> Option<Self> {
         let chunks = requirements.chunks;
@@ -457,11 +396,11 @@ impl Buffers {
         let frame_stride = encoded.checked_next_multiple_of(SLOT_ALIGNMENT)?;
         let u64s = chunks.checked_mul(8)?;
         let shuffled = match compression.shuffled() {
-            Some(_) => slot_stride.checked_mul(count)?,
+            Some(_) => slot_stride.checked_mul(at_once)?,
             None => 0,
         };
         let checksums = match compression.frame {
-            Frame::Gzip => count.checked_mul(4)?,
+            Frame::Gzip => at_once.checked_mul(4)?,
             _ => 0,
         };
         Some(Self {
@@ -480,122 +419,19 @@ impl Buffers {
             frame_stride,
             sizes: arena.region(count.checked_mul(8)?)?,
             framed: arena.region(count.checked_mul(4)?)?,
+            at_once,
             encoded,
         })
     }
 
-    /// The same, with frames, their sizes and whether there are any elsewhere.
-    pub(super) fn with_frames(self, frames: Region, sizes: Region, framed: Region) -> Self {
+    /// The same, with room for the frames of the subchunks `range` alone.
+    pub(super) fn part(&self, range: &Range<usize>) -> Self {
+        let of = |region: Region, size: usize| region.part(range.start * size..range.end * size);
         Self {
-            frames,
-            sizes,
-            framed,
-            ..self
+            frames: of(self.frames, self.frame_stride),
+            sizes: of(self.sizes, 8),
+            framed: of(self.framed, 4),
+            ..*self
         }
     }
-}
-
-/// Enqueue the compression of what is in `slots`, and add its stages to `timed`. `failed` has a `u32`
-/// for each subchunk, which becomes 1 if the host has to compress it.
-///
-/// # Errors
-/// As the driver's.
-pub(super) fn compress<S>(
-    session: &Session<'_, S>,
-    prepared: &Prepared,
-    buffers: &Buffers,
-    slots: Slots,
-    stored: Option<DeviceSpan>,
-    failed: DeviceSpan,
-    timed: &mut Vec<Timed>,
-) -> Result<Frames, DriverError> {
-    let lane = session.lane;
-    let (driver, stream) = (lane.driver, lane.compute);
-    let compression = &prepared.compression;
-    let chunking = compression.chunking;
-    let mut run =
-        |stage, work: &dyn Fn() -> Result<(), DriverError>| session.run(stage, timed, work);
-
-    let mut inputs = slots;
-    if let Some((shuffle_of, blocks)) = compression.shuffled() {
-        inputs.span = lane.device(buffers.shuffled);
-        // SAFETY: the lane's regions, in one stream.
-        run(TimedStage::Shuffle, &|| unsafe {
-            shuffle(driver, stream, shuffle_of, slots, inputs, blocks)
-        })?;
-    }
-
-    let streams = Streams {
-        slots: Slots {
-            span: lane.device(buffers.streams),
-            stride: buffers.stream_stride,
-            count: slots.count * chunking.blocks(),
-        },
-        most: buffers.requirements.max_output,
-        sizes: lane.device(buffers.output_sizes),
-        statuses: lane.device(buffers.statuses),
-    };
-    let tables = Tables {
-        input_pointers: lane.device(buffers.input_pointers),
-        input_sizes: lane.device(buffers.input_sizes),
-        output_pointers: lane.device(buffers.output_pointers),
-    };
-    let batch = CompressBatch {
-        requirements: &buffers.requirements,
-        chunks: streams.slots.count,
-        input_pointers: tables.input_pointers,
-        input_sizes: tables.input_sizes,
-        output_pointers: tables.output_pointers,
-        inputs: &[inputs.filled()],
-        outputs: &[streams.slots.filled()],
-        temp: lane.device(buffers.temp),
-        output_sizes: streams.sizes,
-        statuses: streams.statuses,
-    };
-    // A chunk that nvCOMP says nothing about has failed: what an earlier batch left is no answer.
-    lane.set(stream, buffers.output_sizes, NO_ANSWER)?;
-    lane.set(stream, buffers.statuses, NO_ANSWER)?;
-    // SAFETY: the lane's regions, in one stream. The tables are what `chunks` writes: chunks of the
-    // slots and slots for streams, at multiples of the alignments, by which `Buffers` and `Sizing`
-    // chose the strides and `Prepared` checked the blocks.
-    run(TimedStage::Compress, &|| unsafe {
-        chunks(
-            driver,
-            stream,
-            inputs,
-            chunking,
-            stored,
-            streams.slots,
-            tables,
-        )?;
-        prepared.compressor.compress(driver, stream, &batch)
-    })?;
-
-    let frames = Frames {
-        slots: Slots {
-            span: lane.device(buffers.frames),
-            stride: buffers.frame_stride,
-            count: slots.count,
-        },
-        sizes: lane.device(buffers.sizes),
-        framed: lane.device(buffers.framed),
-        failed,
-    };
-    // SAFETY: the lane's regions, in one stream.
-    run(TimedStage::Frame, &|| unsafe {
-        match compression.frame {
-            Frame::Zstd => frame_zstd(driver, stream, streams, chunking.bytes, stored, frames),
-            Frame::Gzip => {
-                let checksums = lane.device(buffers.checksums);
-                let lengths = Lengths::All(chunking.bytes);
-                crc32(driver, stream, slots, lengths, stored, checksums)?;
-                let content = (chunking.bytes, checksums);
-                frame_gzip(driver, stream, streams, content, stored, frames)
-            }
-            Frame::Blosc(format) => {
-                frame_blosc(driver, stream, format, inputs, streams, stored, frames)
-            }
-        }
-    })?;
-    Ok(frames)
 }

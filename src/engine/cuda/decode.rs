@@ -30,15 +30,16 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use super::arena::Region;
 use super::copiers::Copy;
-use super::decompression::{Decompression, Subchunks};
+use super::counters::TimedStage;
+use super::decompress::{Decompression, Subchunks};
 use super::driver::{DriverError, Site, Span};
+use super::enqueue::prepare;
 use super::kernels::scatter::Scatter;
 use super::kernels::spans::{Lengths, Slots};
 use super::kernels::{crc32c, split};
-use super::metrics::TimedStage;
 use super::session::{Session, Timed, copy_to_slab};
-use super::sizing::Region;
 use super::transfers::{Download, Downloads, Uploads};
 use crate::engine::host::memory;
 use crate::engine::{EngineError, Job, KnownChain};
@@ -88,9 +89,6 @@ struct Decoder<'a, 'l> {
 }
 
 /// Check that every subchunk lies in the shard and has the size that the chain gives it.
-///
-/// # Errors
-/// As the host engine's.
 pub(super) fn check(
     job: &Job<'_>,
     chain: &KnownChain,
@@ -150,7 +148,13 @@ pub(super) fn decode(
 impl Decoder<'_, '_> {
     fn run(&mut self) -> Result<(), EngineError> {
         let session = self.session;
-        session.prepare(self.job)?;
+        let (grid, fill_value) = (self.job.grid, self.job.fill_value);
+        prepare(
+            session.lane,
+            session.sizing,
+            grid.subchunk_bytes(),
+            fill_value,
+        )?;
         if let Some(decompression) = &self.decompression {
             decompression.prepare(session)?;
         }
@@ -308,34 +312,33 @@ impl Decoder<'_, '_> {
             self.verify(number, slots, &mut timed)?;
         }
 
-        let unscatter = session.timed(TimedStage::Unscatter)?;
-        session.begin(lane.compute, unscatter.begin)?;
         let element = self.job.grid.element_size();
-        let mut end = 0;
-        for slab in layout::slabs(self.job.grid, &batch, UNSCATTERED_AT_ONCE / element) {
-            let scatter = Scatter::new(
-                &session.lift(self.job, &self.chain.order, &batch, &slab)?,
-                self.chain.swap,
-                self.job.fill_value,
-            )
-            .map_err(|error| session.refused("planning an unscatter", &error))?;
-            let start = end;
-            end += slab.len() * element;
-            // SAFETY: the lane's regions, in one stream: the encoded bytes were split, so that their
-            // memory can take the elements.
-            unsafe {
-                scatter.enqueue_unscatter(
-                    lane.driver,
-                    lane.compute,
-                    lane.device(session.sizing.slots),
-                    lane.device(regions.dense.part(start..end)),
-                    Some(lane.device(regions.stored)),
-                    lane.device(session.sizing.fill),
-                )?;
+        let unscatter = session.run_until(UNSCATTERED, TimedStage::Unscatter, || {
+            let mut end = 0;
+            for slab in layout::slabs(self.job.grid, &batch, UNSCATTERED_AT_ONCE / element) {
+                let scatter = Scatter::new(
+                    &session.lift(self.job.grid, &self.chain.order, &batch, &slab)?,
+                    self.chain.swap,
+                    self.job.fill_value,
+                )
+                .map_err(|error| session.refused("planning an unscatter", &error))?;
+                let start = end;
+                end += slab.len() * element;
+                // SAFETY: the lane's regions, in one stream: the encoded bytes were split, so that
+                // their memory can take the elements.
+                unsafe {
+                    scatter.enqueue_unscatter(
+                        lane.driver,
+                        lane.compute,
+                        lane.device(session.sizing.slots),
+                        lane.device(regions.dense.part(start..end)),
+                        Some(lane.device(regions.stored)),
+                        lane.device(session.sizing.fill),
+                    )?;
+                }
             }
-        }
-        lane.driver
-            .record(unscatter.end, lane.compute, UNSCATTERED)?;
+            Ok(())
+        })?;
         lane.driver
             .wait(lane.down, unscatter.end, UNSCATTERED_WAIT)?;
         timed.push(unscatter);

@@ -22,26 +22,21 @@
 //! |---|---|---|---|
 //! | [`STAGED_WAIT`] | copy of a slab (`up`) | scatter (`compute`) | the slab on the device |
 //! | [`SCATTERED`] | scatter (`compute`) | copy of a later slab (`up`) | the slab on the device |
-//! | [`AGGREGATED`] | gather (`compute`) | copies (`down`) | offsets and dense bytes |
-//! | [`ANSWERED`] | copy of the offsets (`down`) | this thread | the offsets in pinned memory |
 //!
-//! Those of pinned memory are in `transfers`.
+//! Those of a batch are in `enqueue`, those of pinned memory in `transfers`.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::compression::{Prepared, compress};
+use super::answer::{Answer, wrong_answer};
 use super::copiers::Copy;
-use super::driver::{DeviceSpan, DriverError, EventId, Site, Span};
-use super::kernels::crc32c;
-use super::kernels::scatter::Scatter;
-use super::kernels::spans::{Lengths, Slots};
-use super::metrics::TimedStage;
-use super::session::{Aggregation, Session, Timed, copy_of_slab};
-use super::sizing::{Region, ShardKind};
+use super::driver::{DriverError, EventId, Site};
+use super::enqueue::{self, Encoding};
+use super::session::{Session, Timed, copy_of_slab};
+use super::sizing::ShardKind;
 use super::transfers::{Download, Downloads, Uploads};
 use crate::engine::host::{encode_subchunk, encoded_bound, memory};
-use crate::engine::{EncodedShard, EngineError, Job, KnownChain};
+use crate::engine::{EncodedShard, EngineError, Job};
 use crate::layout::{self, Batch, Extent, ShardPermutation, Slab};
 
 /// A slab is on the device: recorded where it was copied.
@@ -50,11 +45,6 @@ const STAGED_WAIT: Site = Site("wait: scatter for its slab");
 const SCATTERED: Site = Site("record: a slab was scattered");
 const SCATTERED_WAIT: Site =
     Site("wait: copy of a slab for the scatter that reads the same memory");
-/// Offsets and dense bytes of a batch are complete.
-const AGGREGATED: Site = Site("record: a batch was aggregated");
-const AGGREGATED_WAIT: Site = Site("wait: copies from the device for their batch");
-/// The offsets of a batch are in pinned memory.
-const ANSWERED: Site = Site("record: the offsets of a batch were copied from the device");
 const ANSWERED_HOST: Site = Site("synchronise: the offsets of a batch before they are read");
 /// What the memory is for, in errors.
 const OUTPUT: &str = "an encoded shard";
@@ -73,14 +63,14 @@ struct Aggregated {
     answered: EventId,
     timed: Vec<Timed>,
     /// What lies where, once the offsets were read.
-    answer: Option<Answer>,
+    places: Option<Places>,
     /// How many of the dense bytes are on their way, or have come back.
     issued: usize,
     returned: usize,
 }
 
 /// Where the dense bytes of a batch go.
-struct Answer {
+struct Places {
     /// How many there are.
     total: usize,
     /// Ascending and without gaps: where a part of them begins, and where it goes in the shard; to
@@ -88,9 +78,9 @@ struct Answer {
     parts: Vec<(usize, Option<usize>)>,
 }
 
-impl Answer {
+impl Places {
     /// The parts of some of the bytes, as ranges within them, and where they go.
-    fn places(&self, bytes: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> {
+    fn of(&self, bytes: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> {
         let first = self
             .parts
             .partition_point(|(start, _)| *start <= bytes.start)
@@ -125,8 +115,7 @@ struct Piece {
 struct Encoder<'a, 'l> {
     session: &'a Session<'l>,
     job: &'a Job<'a>,
-    chain: &'a KnownChain,
-    compressor: Option<&'a Prepared>,
+    encoding: Encoding<'a>,
     decoded: &'a [u8],
     output: Vec<u8>,
     extents: Vec<Extent>,
@@ -145,12 +134,12 @@ struct Encoder<'a, 'l> {
 pub fn encode(
     session: &Session<'_>,
     job: &Job<'_>,
-    kind: &ShardKind<'_>,
+    kind: &ShardKind,
     decoded: &[u8],
     (head, tail): (usize, usize),
 ) -> Result<EncodedShard, EngineError> {
     // What the host compresses may be longer.
-    let encoded = encoded_bound(kind.chain, job.grid.subchunk_bytes());
+    let encoded = encoded_bound(&kind.chain, job.grid.subchunk_bytes());
     let bound = encoded
         .map(|on_host| on_host.max(session.sizing.encoded))
         .and_then(|encoded| encoded.checked_mul(job.grid.num_subchunks()))
@@ -164,8 +153,11 @@ pub fn encode(
     let mut encoder = Encoder {
         session,
         job,
-        chain: kind.chain,
-        compressor: kind.compressor.as_ref(),
+        encoding: Encoding {
+            kind,
+            fill_value: job.fill_value,
+            store_empty: job.store_empty,
+        },
         decoded,
         output,
         extents: vec![None; job.grid.num_subchunks()],
@@ -204,16 +196,19 @@ pub fn encode(
 impl Encoder<'_, '_> {
     fn run(&mut self) -> Result<(), EngineError> {
         let session = self.session;
-        session.prepare(self.job)?;
+        let (grid, fill_value) = (self.job.grid, self.job.fill_value);
+        enqueue::prepare(
+            session.lane,
+            session.sizing,
+            grid.subchunk_bytes(),
+            fill_value,
+        )?;
         for (number, batch) in layout::batches(self.job.grid, session.sizing.batch)
             .into_iter()
             .enumerate()
         {
-            let regions = session.batch(number);
-            if !self.job.store_empty {
-                let flags = regions.stored.part(0..batch.len() * 4);
-                session.lane.zero(session.lane.compute, flags)?;
-            }
+            self.encoding
+                .begin(session, session.batch(number), batch.len())?;
             let mut timed = Vec::new();
             for slab in layout::slabs(self.job.grid, &batch, session.sizing.slab) {
                 timed.push(self.stage(number, &batch, &slab)?);
@@ -258,28 +253,10 @@ impl Encoder<'_, '_> {
         let done = self.uploads.start(session, staging, on_device)?;
 
         lane.driver.wait(lane.compute, done, STAGED_WAIT)?;
-        let regions = session.batch(number);
-        let scatter = Scatter::new(
-            &session.lift(self.job, &self.chain.order, batch, slab)?,
-            self.chain.swap,
-            self.job.fill_value,
-        )
-        .map_err(|error| session.refused("planning a scatter", &error))?;
-        let timed = session.timed(TimedStage::Scatter)?;
-        session.begin(lane.compute, timed.begin)?;
-        let flags = (!self.job.store_empty).then(|| lane.device(regions.stored));
-        // SAFETY: the lane's regions, ordered by the edges above.
-        unsafe {
-            scatter.enqueue_scatter(
-                lane.driver,
-                lane.compute,
-                on_device,
-                lane.device(session.sizing.slots),
-                flags,
-                lane.device(session.sizing.fill),
-            )?;
-        }
-        lane.driver.record(timed.end, lane.compute, SCATTERED)?;
+        let (regions, slab) = (session.batch(number), (batch, slab));
+        let timed = self
+            .encoding
+            .scatter(session, regions, slab, on_device, SCATTERED)?;
         self.staged.push_back(Staged {
             batch: number,
             scattered: Some(timed.end),
@@ -296,71 +273,17 @@ impl Encoder<'_, '_> {
     ) -> Result<(), DriverError> {
         let _span = tracing::trace_span!("aggregate").entered();
         let session = self.session;
-        let lane = session.lane;
+        let permutation = in_order(session, &batch)?;
         let regions = session.batch(number);
-        let count = batch.len();
-        let slots = Slots {
-            span: lane.device(session.sizing.slots),
-            stride: session.sizing.slot_stride,
-            count,
-        };
-        let mut stored = (!self.job.store_empty).then(|| lane.device(regions.stored));
-        let before = match self.compressor {
-            Some(prepared) => prepared.compression.before,
-            None => self.chain.stages.len(),
-        };
-        let bytes = self.job.grid.subchunk_bytes();
-        let lengths = |stage| Lengths::All(bytes + stage * crc32c::CHECKSUM);
-        session.checksums(before, slots, lengths, stored, &mut timed)?;
-        let (mut encoded, mut lengths) = (slots, Lengths::All(session.sizing.encoded));
-        let mut failed = None;
-        if let (Some(prepared), Some(buffers)) = (self.compressor, &session.sizing.compression) {
-            let flags = lane.device(regions.failed.part(0..count * 4));
-            let frames = compress(session, prepared, buffers, slots, stored, flags, &mut timed)?;
-            let after = prepared.compression.after;
-            let framed = Some(frames.framed);
-            let sizes = Lengths::Each(frames.sizes);
-            session.checksums(after, frames.slots, |_| sizes, framed, &mut timed)?;
-            (encoded, lengths, stored) = (frames.slots, sizes, framed);
-            failed = Some(flags);
-        }
-        let aggregate = session.timed(TimedStage::Aggregate)?;
-        session.begin(lane.compute, aggregate.begin)?;
-        // One shard: its subchunks are in C order already.
-        let permutation = ShardPermutation::new(&[count], &[count])
-            .map_err(|error| session.refused("planning an aggregation", &error))?;
-        let offsets = regions.offsets.part(0..(count + 1) * 8);
-        let to = Aggregation {
-            sizes: regions.sizes,
-            source: regions.source,
-            offsets,
-            scratch: regions.scratch,
-            dense: regions.dense.part(0..session.sizing.encoded * count),
-        };
-        session.aggregate(&permutation, encoded, lengths, stored, to)?;
-        lane.driver
-            .record(aggregate.end, lane.compute, AGGREGATED)?;
-        lane.driver
-            .wait(lane.down, aggregate.end, AGGREGATED_WAIT)?;
-        let (answer, answer_failed) = regions.answer.split_at(offsets.len);
-        let download = |from: DeviceSpan, to: Region| -> Result<(), DriverError> {
-            let to = lane.pinned_out(to.part(0..from.len));
-            session.counters.add_from_device(from.len);
-            lane.copy(lane.down, Span::Device(from), Span::Pinned(to))
-        };
-        download(lane.device(offsets), answer)?;
-        if let Some(failed) = failed {
-            download(failed, answer_failed)?;
-        }
-        let answered = session.events.take()?;
-        lane.driver.record(answered, lane.down, ANSWERED)?;
-        timed.push(aggregate);
+        let answered = self
+            .encoding
+            .encode(session, regions, &permutation, &mut timed)?;
         self.batches.push_back(Aggregated {
             number,
             batch,
             answered,
             timed,
-            answer: None,
+            places: None,
             issued: 0,
             returned: 0,
         });
@@ -394,7 +317,7 @@ impl Encoder<'_, '_> {
         let session = self.session;
         let lane = session.lane;
         for at in 0..self.batches.len() {
-            if self.batches[at].answer.is_none() {
+            if self.batches[at].places.is_none() {
                 let answered = self.batches[at].answered;
                 let wait = wait && self.pieces.is_empty();
                 if !wait && !lane.driver.query_event(answered)? {
@@ -403,7 +326,7 @@ impl Encoder<'_, '_> {
                 self.answer(at)?;
             }
             let batch = &mut self.batches[at];
-            let total = batch.answer.as_ref().map_or(0, |answer| answer.total);
+            let total = batch.places.as_ref().map_or(0, |places| places.total);
             while batch.issued < total {
                 if self.pieces.is_full(session) {
                     return Ok(());
@@ -443,38 +366,22 @@ impl Encoder<'_, '_> {
         for timed in batch.timed.drain(..) {
             session.events.give([timed.begin, timed.end]);
         }
-        let count = batch.batch.len();
-        let first = batch.batch.first;
-        let answer = session.batch(batch.number).answer;
-        let (offsets, failed) = answer.split_at((count + 1) * 8);
-        let offsets = session.lane.read(session.lane.pinned_out(offsets))?;
-        let offsets = offsets.as_chunks::<8>().0.iter();
-        let offsets: Vec<u64> = offsets.map(|bytes| u64::from_le_bytes(*bytes)).collect();
-        let failed = match self.compressor {
-            Some(_) => {
-                let failed = session.lane.pinned_out(failed.part(0..count * 4));
-                session.lane.read(failed)?.as_chunks::<4>().0.to_vec()
-            }
-            None => Vec::new(),
-        };
-        let mut answer = Answer {
+        let (first, count) = (batch.batch.first, batch.batch.len());
+        let permutation = in_order(session, &batch.batch)?;
+        let answer = Answer::read(session, session.batch(batch.number), &permutation)?;
+        let mut places = Places {
             total: 0,
             parts: Vec::new(),
         };
-        for (i, pair) in offsets.windows(2).enumerate() {
+        for i in 0..count {
             let subchunk = first + i;
-            let len = pair[1].checked_sub(pair[0]).map(usize::try_from);
-            let (true, Some(Ok(len))) = (pair[0] == answer.total as u64, len) else {
-                let (from, to, end) = (pair[0], pair[1], answer.total);
-                let what = format!(
-                    "subchunk {subchunk} is at {from} to {to}, and the one before it ends at {end}"
-                );
-                return Err(session.wrong_answer(&what).into());
-            };
-            let has_failed = failed.get(i).is_some_and(|flag| *flag != [0; 4]);
-            self.check_size(subchunk, len, has_failed)?;
-            let (to, encoded) = if has_failed {
-                let on_host = encode_subchunk(self.job, self.chain, self.decoded, subchunk)?;
+            let start = places.total;
+            places.total = answer.end_of(session, i, start)?;
+            let len = places.total - start;
+            answer.check_size(session, i, len, self.job.store_empty)?;
+            let (to, encoded) = if answer.has_failed(i) == Some(true) {
+                let chain = &self.encoding.kind.chain;
+                let on_host = encode_subchunk(self.job, chain, self.decoded, subchunk)?;
                 session.counters.subchunk_on_host();
                 self.on_host += 1;
                 self.write(self.end, &on_host)?;
@@ -485,29 +392,16 @@ impl Encoder<'_, '_> {
             if encoded > 0 {
                 self.extents[subchunk] = Some(self.end..self.end + encoded);
             }
-            let continues = answer.parts.last().is_some_and(|(start, last_to)| {
-                last_to.map(|last_to| last_to + (answer.total - start)) == to && to.is_some()
+            let continues = places.parts.last().is_some_and(|(first, first_to)| {
+                first_to.map(|first_to| first_to + (start - first)) == to && to.is_some()
             });
             if len > 0 && !continues {
-                answer.parts.push((answer.total, to));
+                places.parts.push((start, to));
             }
-            answer.total += len;
             self.end += encoded;
         }
-        self.batches[at].answer = Some(answer);
+        self.batches[at].places = Some(places);
         Ok(())
-    }
-
-    /// Whether a subchunk can have been encoded to `len` bytes.
-    fn check_size(&self, subchunk: usize, len: usize, failed: bool) -> Result<(), DriverError> {
-        let most = self.session.sizing.encoded;
-        let (compressed, store_empty) = (self.compressor.is_some(), self.job.store_empty);
-        if is_possible(len, most, compressed.then_some(failed), store_empty) {
-            return Ok(());
-        }
-        Err(self.session.wrong_answer(&format!(
-            "subchunk {subchunk} has {len} bytes, where an encoded one has {most}"
-        )))
     }
 
     /// Copy `bytes` to `start` of the shard.
@@ -527,9 +421,10 @@ impl Encoder<'_, '_> {
         let most = self.output.capacity();
         match start.checked_add(len) {
             Some(end) if end <= most => Ok(()),
-            _ => Err(self.session.wrong_answer(&format!(
-                "{len} bytes at {start} of a shard of at most {most}"
-            ))),
+            _ => Err(wrong_answer(
+                self.session,
+                &format!("{len} bytes at {start} of a shard of at most {most}"),
+            )),
         }
     }
 
@@ -548,11 +443,11 @@ impl Encoder<'_, '_> {
             len = from.len();
             // Not always of the first batch: one without encoded bytes has no pieces.
             let mut batches = self.batches.iter();
-            let answer = batches
+            let places = batches
                 .find(|batch| batch.number == piece.to.batch)
-                .and_then(|batch| batch.answer.as_ref())
+                .and_then(|batch| batch.places.as_ref())
                 .ok_or(EngineError::Internal("a piece of no batch"))?;
-            for (part, to) in answer.places(piece.to.start..piece.to.start + len) {
+            for (part, to) in places.of(piece.to.start..piece.to.start + len) {
                 self.check_place(to, part.len())?;
                 // SAFETY: within the capacity, by the check above, and behind the head; every byte
                 // is in one piece, and nothing else goes there.
@@ -571,8 +466,8 @@ impl Encoder<'_, '_> {
             }
         }
         while let Some(batch) = self.batches.front()
-            && let Some(answer) = &batch.answer
-            && answer.total == batch.returned
+            && let Some(places) = &batch.places
+            && places.total == batch.returned
         {
             session.events.give([batch.answered]);
             self.batches.pop_front();
@@ -581,17 +476,8 @@ impl Encoder<'_, '_> {
     }
 }
 
-/// Whether a subchunk can have `len` bytes, where an encoded one has `most`. If there is a compressor,
-/// these are the most, and it is known whether it failed on this one.
-pub(super) fn is_possible(
-    len: usize,
-    most: usize,
-    failed: Option<bool>,
-    store_empty: bool,
-) -> bool {
-    let elided = len == 0 && !store_empty;
-    match failed {
-        None => len == most || elided,
-        Some(failed) => len <= most && (len > 0) != failed || elided,
-    }
+/// The places of a batch's subchunks: of one shard, they are in C order already.
+fn in_order(session: &Session<'_>, batch: &Batch) -> Result<ShardPermutation, DriverError> {
+    ShardPermutation::new(&[batch.len()], &[batch.len()])
+        .map_err(|error| session.refused("planning an aggregation", &error))
 }

@@ -11,10 +11,11 @@
 //!
 //! Sources: RFC 8878 (zstd), RFC 1952 and RFC 1951 (gzip), C-Blosc 1.21 `blosc.c`.
 
+use super::arena::SLOT_ALIGNMENT;
 use super::kernels::chunks::Chunking;
+use super::kernels::crc32c::CHECKSUM;
 use super::kernels::shuffle::{BloscBlocks, Shuffle};
 use super::nvcomp::Format;
-use super::sizing::{CHECKSUM, SLOT_ALIGNMENT};
 use crate::engine::host::{encoded_bound, strip_checksum};
 use crate::engine::{Cname, EngineError, Job, KnownChain, Stage};
 use crate::layout::{Extent, SubchunkGrid};
@@ -151,9 +152,6 @@ pub(super) fn most_encoded(grid: &SubchunkGrid, chain: &KnownChain) -> Option<us
 }
 
 /// Find the streams of the shard `encoded`.
-///
-/// # Errors
-/// Why the host decodes it.
 pub(super) fn parse(
     job: &Job<'_>,
     chain: &KnownChain,

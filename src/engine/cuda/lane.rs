@@ -1,58 +1,22 @@
 //! A lane: everything that one shard in flight needs on a device.
 
-use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::arena::{Capacity, Region};
 use super::device::Device;
 use super::driver::{
     Access, DeviceMemory, DeviceSpan, Driver, DriverError, EventId, Fault, PinnedMemory,
     PinnedSpan, PinnedUse, Site, Span, StreamId,
 };
-use super::sizing::{MemoryEstimate, Region, Sizing};
+use crate::MemoryEstimate;
 
 /// A lane is given up: everything in its streams completes first.
 const GIVE_UP: Site = Site("give up a lane: its streams are empty before its memory is freed");
 
-/// What a lane's allocations hold, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Capacity {
-    pub(super) device: usize,
-    pub(super) pinned_in: usize,
-    pub(super) pinned_out: usize,
-}
-
-impl Capacity {
-    pub(super) fn of(sizing: &Sizing) -> Self {
-        Self {
-            device: sizing.device,
-            pinned_in: sizing.pinned_in,
-            pinned_out: sizing.pinned_out,
-        }
-    }
-
-    pub(super) fn pinned(&self) -> usize {
-        self.pinned_in + self.pinned_out
-    }
-
-    pub(super) fn takes(&self) -> MemoryEstimate {
-        MemoryEstimate {
-            device: self.device,
-            pinned: self.pinned(),
-        }
-    }
-
-    /// Whether a lane of this capacity has room for one of `other`.
-    pub(super) fn holds(&self, other: &Self) -> bool {
-        self.device >= other.device
-            && self.pinned_in >= other.pinned_in
-            && self.pinned_out >= other.pinned_out
-    }
-}
-
 /// Streams, events, pinned and device memory of one shard in flight.
 ///
 /// Three streams, so that copies in both directions and kernels overlap. Memory is one allocation
-/// of each kind; [`Sizing`] divides it. Dropping a lane empties its streams and frees everything.
+/// of each kind; `sizing` divides it. Dropping a lane empties its streams and frees everything.
 /// What a device may still use is leaked on purpose: all of it if the device is quarantined, and
 /// the memory if a stream does not say that it is empty.
 #[derive(Debug)]
@@ -118,9 +82,6 @@ impl Lane {
     }
 
     /// The lane as whoever has entered the device uses it, with memory that holds nothing.
-    ///
-    /// # Errors
-    /// The driver's.
     pub(super) fn start(&self) -> Result<Running<'_>, DriverError> {
         let running = self.running()?;
         let driver = running.driver;
@@ -194,6 +155,7 @@ impl Lane {
             device: self.memory.map_or(0, |_| self.capacity.device),
             pinned: pinned(self.pinned_in, self.capacity.pinned_in)
                 + pinned(self.pinned_out, self.capacity.pinned_out),
+            ..MemoryEstimate::default()
         }
     }
 
@@ -396,21 +358,5 @@ impl Running<'_> {
                 std::slice::from_raw_parts(span.memory.0.as_ptr().add(span.offset), span.len)
             },
         )
-    }
-}
-
-impl Region {
-    /// The first `len` bytes, and what is behind them.
-    pub(super) fn split_at(self, len: usize) -> (Self, Self) {
-        (self.part(0..len), self.part(len..self.len))
-    }
-
-    /// A part of the region; the part of it that exists, if it ends beyond.
-    pub(super) fn part(self, range: Range<usize>) -> Self {
-        let start = range.start.min(self.len);
-        Self {
-            offset: self.offset + start,
-            len: range.end.clamp(start, self.len) - start,
-        }
     }
 }

@@ -1,22 +1,22 @@
-//! One shard in one lane: what encoding and decoding share.
+//! One shard in one lane, or a stream in its own: what all that is enqueued there shares.
 
 use std::cell::RefCell;
 use std::fmt::Display;
 
 use super::copiers::{Copiers, Copy};
-use super::driver::{DeviceSpan, DriverError, EventId, Fault, Site, Span, StreamId};
-use super::kernels::scatter::Scatter;
-use super::kernels::spans::{Lengths, Slots};
-use super::kernels::{aggregate, crc32c};
+use super::counters::{Counters, TimedStage};
+use super::driver::{DriverError, EventId, Fault, Site, StreamId};
 use super::lane::Running;
-use super::metrics::{Counters, TimedStage};
-use super::sizing::{BatchRegions, Region, Sizing};
+use super::sizing::{BatchRegions, Sizing};
 use crate::engine::Job;
-use crate::layout::{Batch, Lift, LiftBatch, LiftSlab, ShardPermutation, Slab};
+use crate::layout::{Batch, Lift, LiftBatch, LiftSlab, Slab, SubchunkGrid};
+
+/// What fills sizes and statuses that are yet to be written: no size, and no success.
+pub(super) const NO_ANSWER: u8 = 0xff;
 
 /// The begin and the end of a stage, for the metrics alone.
 const STAGE_BEGIN: Site = Site("record: a stage begins, for the metrics");
-const STAGE_END: Site = Site("record: a stage ends, for the metrics");
+pub(super) const STAGE_END: Site = Site("record: a stage ends, for the metrics");
 
 /// A stage whose time is taken.
 #[derive(Clone, Copy, Debug)]
@@ -65,11 +65,11 @@ impl<'l> FreeEvents<'l> {
     }
 }
 
-/// One shard in one lane; or a stream in its own, which is divided by another `S`.
+/// A lane, its buffers, and the events that are free.
 #[derive(Debug)]
-pub struct Session<'l, S = Sizing> {
+pub struct Session<'l> {
     pub lane: Running<'l>,
-    pub sizing: &'l S,
+    pub sizing: &'l Sizing,
     pub events: FreeEvents<'l>,
     pub copiers: &'l Copiers,
     pub counters: &'l Counters,
@@ -81,29 +81,10 @@ impl Session<'_> {
         &self.sizing.batches[number % self.sizing.batches.len()]
     }
 
-    /// What comes before the first batch: the fill value goes to the device, ahead of everything in
-    /// that stream; and what a slot has behind its elements is written once, since kernels read
-    /// slots by whole words. So is all of it before decompressing, which leaves the slots of empty
-    /// subchunks alone.
-    pub(super) fn prepare(&self, job: &Job<'_>) -> Result<(), DriverError> {
-        let behind = self.sizing.slot_stride > job.grid.subchunk_bytes();
-        if behind || self.sizing.decompression.is_some() {
-            self.lane.zero(self.lane.compute, self.sizing.slots)?;
-        }
-        let pattern = Scatter::fill_pattern(job.fill_value);
-        let staging = self.lane.pinned_in(self.sizing.fill_staging);
-        let staging = self
-            .lane
-            .write_values(staging, pattern.iter().map(|byte| [*byte]))?;
-        let to = self.lane.device(self.sizing.fill.part(0..staging.len));
-        self.lane
-            .copy(self.lane.up, Span::Pinned(staging), Span::Device(to))
-    }
-
     /// The digits of a slab.
     pub(super) fn lift(
         &self,
-        job: &Job<'_>,
+        grid: &SubchunkGrid,
         order: &[usize],
         batch: &Batch,
         slab: &Slab,
@@ -111,8 +92,8 @@ impl Session<'_> {
         Lift::new(
             &LiftBatch {
                 counts: &batch.counts,
-                subchunk: job.grid.subchunk(),
-                element_size: job.grid.element_size(),
+                subchunk: grid.subchunk(),
+                element_size: grid.element_size(),
                 order,
                 slot_stride: self.sizing.slot_stride,
             },
@@ -123,11 +104,9 @@ impl Session<'_> {
         )
         .map_err(|error| self.refused("lifting a slab", &error))
     }
-}
 
-impl<S> Session<'_, S> {
     /// Two events for a stage.
-    pub(super) fn timed(&self, stage: TimedStage) -> Result<Timed, DriverError> {
+    fn timed(&self, stage: TimedStage) -> Result<Timed, DriverError> {
         Ok(Timed {
             stage,
             begin: self.events.take()?,
@@ -140,11 +119,6 @@ impl<S> Session<'_, S> {
         self.lane.driver.record(event, stream, STAGE_BEGIN)
     }
 
-    /// A stage ends in `stream`, and nothing else is told by that.
-    pub(super) fn end(&self, stream: StreamId, event: EventId) -> Result<(), DriverError> {
-        self.lane.driver.record(event, stream, STAGE_END)
-    }
-
     /// Enqueue `work`, a stage of its own, in the stream of kernels, and take its time: one of
     /// `timed`.
     pub(super) fn run(
@@ -153,12 +127,22 @@ impl<S> Session<'_, S> {
         timed: &mut Vec<Timed>,
         work: impl FnOnce() -> Result<(), DriverError>,
     ) -> Result<(), DriverError> {
+        timed.push(self.run_until(STAGE_END, stage, work)?);
+        Ok(())
+    }
+
+    /// As [`run`](Self::run), where the end of the stage is also what `end` stands for.
+    pub(super) fn run_until(
+        &self,
+        end: Site,
+        stage: TimedStage,
+        work: impl FnOnce() -> Result<(), DriverError>,
+    ) -> Result<Timed, DriverError> {
         let times = self.timed(stage)?;
         self.begin(self.lane.compute, times.begin)?;
         work()?;
-        self.end(self.lane.compute, times.end)?;
-        timed.push(times);
-        Ok(())
+        self.lane.driver.record(times.end, self.lane.compute, end)?;
+        Ok(times)
     }
 
     /// Add up the time between two events that have happened. It is for the metrics alone: what is
@@ -191,92 +175,6 @@ impl<S> Session<'_, S> {
             reason: reason.to_string(),
         }
     }
-
-    /// A lane's answer that cannot be: what it was asked for is done elsewhere.
-    pub(super) fn wrong_answer(&self, what: &str) -> DriverError {
-        let reason = format!("the device returned an impossible table of offsets: {what}");
-        self.refused("aggregating subchunks", &reason)
-    }
-
-    /// Append `number` checksums to what slots hold, which is `lengths` of the one at hand.
-    pub(super) fn checksums(
-        &self,
-        number: usize,
-        slots: Slots,
-        lengths: impl Fn(usize) -> Lengths,
-        stored: Option<DeviceSpan>,
-        timed: &mut Vec<Timed>,
-    ) -> Result<(), DriverError> {
-        if number == 0 {
-            return Ok(());
-        }
-        let lane = self.lane;
-        self.run(TimedStage::Crc32c, timed, || {
-            for stage in 0..number {
-                // SAFETY: the lane's regions, in one stream; whoever sized the slots left room for
-                // the checksums.
-                unsafe {
-                    crc32c::append(lane.driver, lane.compute, slots, lengths(stage), stored)?;
-                }
-            }
-            Ok(())
-        })
-    }
-
-    /// Gather what `slots` hold, `lengths` of it, without what is not `stored`, in the order of
-    /// `permutation`. The caller takes the time, and tells who waits.
-    pub(super) fn aggregate(
-        &self,
-        permutation: &ShardPermutation,
-        slots: Slots,
-        lengths: Lengths,
-        stored: Option<DeviceSpan>,
-        to: Aggregation,
-    ) -> Result<(), DriverError> {
-        let lane = self.lane;
-        let places = permutation.padded_slots();
-        let (sizes, source) = (lane.device(to.sizes), lane.device(to.source));
-        let offsets = lane.device(to.offsets);
-        // SAFETY: the lane's regions, in one stream; the sizes are at most a slot's.
-        unsafe {
-            aggregate::permute_sizes(
-                lane.driver,
-                lane.compute,
-                permutation,
-                lengths,
-                stored,
-                sizes,
-                source,
-            )?;
-            aggregate::scan(
-                lane.driver,
-                lane.compute,
-                sizes,
-                offsets,
-                lane.device(to.scratch),
-                places,
-            )?;
-            aggregate::gather(
-                lane.driver,
-                lane.compute,
-                slots,
-                source,
-                offsets,
-                places,
-                lane.device(to.dense),
-            )
-        }
-    }
-}
-
-/// Where subchunks are aggregated. The regions are those of the same names of a batch.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Aggregation {
-    pub(super) sizes: Region,
-    pub(super) source: Region,
-    pub(super) offsets: Region,
-    pub(super) scratch: Region,
-    pub(super) dense: Region,
 }
 
 /// Copies a slab from its place in the decoded shard at `shard` to its dense form at `to`.

@@ -1,90 +1,31 @@
 //! What a lane takes. The same numbers estimate it, allocate it and divide it into buffers.
 
-use std::fmt;
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::sync::Arc;
 
+use super::arena::{Arena, Arenas, Capacity, LINE, LONG_SLOT, Region, SLOT_ALIGNMENT, Tuning};
 use super::compression::{Buffers, Compression, Prepared};
 use super::decompression;
+use super::frame_parts::Layout;
+use super::kept::Kept;
 use super::kernels::aggregate;
-pub(super) use super::kernels::crc32c::CHECKSUM;
+use super::kernels::crc32c::CHECKSUM;
 use super::nvcomp::Requirements;
+use crate::MemoryEstimate;
 use crate::engine::{Chain, KnownChain};
 use crate::layout::SubchunkGrid;
 use crate::options::LevelPolicy;
-
-/// The numbers that were tuned, together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tuning {
-    /// Bytes that are staged and scattered at once: long enough that a copy is worth its start,
-    /// short enough that a ring of them stays in the cache of the processor.
-    pub slab: usize,
-    /// Slabs on their way at once, in each direction.
-    pub ring: usize,
-    /// Decoded bytes of the subchunks that are aggregated at once: a few slabs, so that the way
-    /// back begins early.
-    pub batch: usize,
-    /// The same for chains with a compressor: enough subchunks at once to fill a GPU.
-    pub compressed_batch: usize,
-    /// Batches on their way at once: one goes up and one comes back, and the bus need not wait for
-    /// the kernels of the one between.
-    pub batches: usize,
-}
-
-impl Tuning {
-    pub const DEFAULT: Self = Self {
-        slab: 2 << 20,
-        ring: 4,
-        batch: 8 << 20,
-        compressed_batch: 128 << 20,
-        batches: 3,
-    };
-}
 
 /// The fewest bytes and slabs that a ring is made smaller to, where the budget asks for it.
 const LEAST_SLAB: usize = 64 << 10;
 const LEAST_RING: usize = 2;
 
-/// Alignment of every buffer of a lane, in bytes.
-const ALIGNMENT: usize = 256;
-
-/// Alignment of slots, in bytes: the widest load.
-pub const SLOT_ALIGNMENT: usize = 16;
-
-/// Slots of this many bytes and more begin with a line of the cache.
-pub(super) const LONG_SLOT: usize = 4096;
-pub(super) const LINE: usize = 128;
-
 /// The most bytes that an element may have: its fill value is repeated to the widest load.
 const MOST_ELEMENT_SIZE: usize = 64 << 10;
 
-/// Some bytes of one of a lane's allocations.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Region {
-    pub(super) offset: usize,
-    pub(super) len: usize,
-}
-
-/// The most memory that the buffers of one shard in flight take, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct MemoryEstimate {
-    /// Device memory.
-    pub device: usize,
-    /// Page-locked host memory.
-    pub pinned: usize,
-}
-
-impl fmt::Display for MemoryEstimate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} bytes on the device, {} bytes page-locked",
-            self.device, self.pinned
-        )
-    }
-}
-
 /// The buffers of one batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct BatchRegions {
     /// Device: `u32` per slot: whether it is stored.
     pub(super) stored: Region,
@@ -115,7 +56,28 @@ pub(super) struct BatchRegions {
     pub(super) answer_of_chunks: Region,
 }
 
-/// A lane's buffers, for shards of one kind.
+/// What the kernels of a batch use while they run, in one stream: batches may share it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KernelRegions {
+    stored: Region,
+    sizes: Region,
+    source: Region,
+    scratch: Region,
+}
+
+impl KernelRegions {
+    /// For batches of so many subchunks and places.
+    pub(super) fn new(subchunks: usize, places: usize, device: &mut Arena) -> Option<Self> {
+        Some(Self {
+            stored: device.region(subchunks.checked_mul(4)?)?,
+            sizes: device.region(places.checked_mul(8)?)?,
+            source: device.region(places.checked_mul(4)?)?,
+            scratch: device.region(aggregate::scan_scratch_bytes(places))?,
+        })
+    }
+}
+
+/// A lane's buffers, for shards of one kind, or for the batches of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sizing {
     tuning: Tuning,
@@ -146,44 +108,88 @@ pub struct Sizing {
     pub(super) fill_staging: Region,
     pub(super) batches: Vec<BatchRegions>,
     /// Bytes of each allocation.
-    pub(super) device: usize,
-    pub(super) pinned_in: usize,
-    pub(super) pinned_out: usize,
+    pub(super) capacity: Capacity,
 }
 
-/// Divides one allocation.
-#[derive(Debug, Default)]
-pub(super) struct Arena(usize);
+/// Which compressors run on devices, and where their library is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Compressors {
+    pub levels: LevelPolicy,
+    /// The file of nvCOMP; `None` to look for one.
+    pub nvcomp: Option<PathBuf>,
+    /// Whether they also decompress.
+    pub decode: bool,
+}
 
-impl Arena {
-    /// Bytes that were divided.
-    pub(super) fn len(&self) -> usize {
-        self.0
-    }
-
-    /// The next `len` bytes; `None` if they are more than this machine can address.
-    pub(super) fn region(&mut self, len: usize) -> Option<Region> {
-        let offset = self.0;
-        self.0 = offset
-            .checked_add(len)?
-            .checked_next_multiple_of(ALIGNMENT)
-            .filter(|&end| isize::try_from(end).is_ok())?;
-        Some(Region { offset, len })
-    }
+/// What was asked of devices and of nvCOMP when shards of a kind were prepared.
+#[derive(Debug)]
+pub(super) struct KindQuestion {
+    /// The devices that may be asked.
+    pub(super) devices: Option<Vec<usize>>,
+    pub(super) compressors: Compressors,
+    pub(super) grid: SubchunkGrid,
+    pub(super) chain: KnownChain,
+    /// The most subchunks at once.
+    pub(super) most: usize,
+    /// When decoding: how the frames lie, which the chain does not say.
+    pub(super) layout: Option<Layout>,
 }
 
 /// Shards of one kind: what a lane's size depends on.
-#[derive(Clone, Debug)]
-pub struct ShardKind<'a> {
-    pub(super) grid: &'a SubchunkGrid,
-    pub(super) chain: &'a KnownChain,
+#[derive(Debug)]
+pub struct ShardKind {
+    pub(super) grid: SubchunkGrid,
+    pub(super) chain: KnownChain,
     /// When encoding: the chain's compressor.
     pub compressor: Option<Prepared>,
     /// When decoding: its decompressor.
     pub(super) decompressor: Option<decompression::Prepared>,
+    /// The largest lanes within the budgets that were asked about.
+    sizings: Kept<(MemoryEstimate, Tuning), Result<Arc<Sizing>, String>>,
 }
 
-impl ShardKind<'_> {
+impl ShardKind {
+    /// Without a compressor, and without a decompressor.
+    pub(super) fn new(grid: SubchunkGrid, chain: KnownChain) -> Self {
+        Self {
+            grid,
+            chain,
+            compressor: None,
+            decompressor: None,
+            sizings: Kept::default(),
+        }
+    }
+
+    /// As [`Sizing::within`], but what was found before is kept.
+    pub(super) fn sizing(
+        &self,
+        most: MemoryEstimate,
+        tuning: Tuning,
+    ) -> Result<Arc<Sizing>, String> {
+        let asked = (most, tuning);
+        let found = self.sizings.get_or::<Infallible>(
+            |known| *known == asked,
+            || Ok((asked, Sizing::within(self, most, tuning).map(Arc::new))),
+        );
+        match found {
+            Ok(sizing) => sizing,
+        }
+    }
+
+    /// Whether what nvCOMP was asked for is enough on the device whose context is current now.
+    ///
+    /// # Errors
+    /// It is not: the numbers.
+    pub(super) fn check(&self, sizing: &Sizing) -> Result<(), String> {
+        if let (Some(prepared), Some(buffers)) = (&self.compressor, &sizing.compression) {
+            prepared.check(buffers)?;
+        }
+        if let (Some(prepared), Some(buffers)) = (&self.decompressor, &sizing.decompression) {
+            prepared.check(buffers)?;
+        }
+        Ok(())
+    }
+
     /// Whether there is a compressor or a decompressor.
     fn compresses(&self) -> bool {
         self.compressor.is_some() || self.decompressor.is_some()
@@ -267,7 +273,7 @@ impl Sizing {
     /// # Errors
     /// The shard is too large for any device, or the compressor's library cannot take the batch: the
     /// reason.
-    pub(super) fn new(kind: &ShardKind<'_>, batch: usize, tuning: Tuning) -> Result<Self, String> {
+    pub(super) fn new(kind: &ShardKind, batch: usize, tuning: Tuning) -> Result<Self, String> {
         let batch = batch.clamp(1, kind.grid.num_subchunks().max(1));
         let compressor = match &kind.compressor {
             Some(prepared) => Some((&prepared.compression, *prepared.requirements(batch)?)),
@@ -286,106 +292,135 @@ impl Sizing {
     }
 
     fn divide(
-        kind: &ShardKind<'_>,
+        kind: &ShardKind,
         batch: usize,
         tuning: Tuning,
         compressor: Option<(&Compression, Requirements)>,
         decompressor: Option<(&decompression::Prepared, Requirements)>,
     ) -> Option<Self> {
-        let (grid, chain) = (kind.grid, kind.chain);
-        let element = grid.element_size();
-        let (in_slot, slot_stride) = kind.slot()?;
+        let (grid, chain) = (&kind.grid, &kind.chain);
         let batch_bytes = grid.subchunk_bytes().checked_mul(batch)?;
-        let slab = (tuning.slab.min(batch_bytes) / element).max(1);
-        let slab_bytes = slab * element;
-
-        let (mut device, mut pinned_in, mut pinned_out) =
-            (Arena::default(), Arena::default(), Arena::default());
+        let mut arenas = Arenas::default();
+        let slab = (tuning.slab.min(batch_bytes) / grid.element_size()).max(1);
+        let compressor = compressor.map(|(compression, asked)| (compression, asked, batch));
+        let mut sizing = Self::of_kernels(kind, batch, slab, compressor, &mut arenas)?;
+        sizing.tuning = tuning;
+        let slab_bytes = slab * grid.element_size();
         let ring = |arena: &mut Arena| -> Option<Vec<Region>> {
             (0..tuning.ring).map(|_| arena.region(slab_bytes)).collect()
         };
-        let slabs = ring(&mut device)?;
-        let staging_in = ring(&mut pinned_in)?;
-        let staging_out = ring(&mut pinned_out)?;
-        let slots = device.region(slot_stride.checked_mul(batch)?)?;
-        let compression = match compressor {
-            Some((compression, requirements)) => Some(Buffers::new(
-                &mut device,
-                compression,
-                requirements,
-                batch,
-                slot_stride,
-            )?),
-            None => None,
-        };
-        let decompression = match decompressor {
-            Some((prepared, requirements)) => Some(decompression::Buffers::new(
-                &mut device,
+        sizing.slabs = ring(&mut arenas.device)?;
+        sizing.staging_in = ring(&mut arenas.pinned_in)?;
+        sizing.staging_out = ring(&mut arenas.pinned_out)?;
+        if let Some((prepared, requirements)) = decompressor {
+            sizing.encoded = prepared.layout.encoded;
+            sizing.decompression = Some(decompression::Buffers::new(
+                &mut arenas.device,
                 prepared.layout,
                 requirements,
                 batch,
-                slot_stride,
-            )?),
-            None => None,
-        };
-        let encoded = match (&compression, &kind.decompressor) {
-            (Some(buffers), _) => buffers.encoded,
-            (None, Some(prepared)) => prepared.layout.encoded,
-            (None, None) => in_slot,
-        };
-        let (tables, results) = decompression
+                sizing.slot_stride,
+            )?);
+        }
+        let (tables, results) = sizing
+            .decompression
             .as_ref()
             .map_or((0, 0), |buffers| (buffers.tables, buffers.results));
-        let fill = device.region(element * SLOT_ALIGNMENT)?;
-        let fill_staging = pinned_in.region(fill.len)?;
         let in_flight = tuning
             .batches
             .clamp(1, 8)
             .min(grid.num_subchunks().div_ceil(batch));
-        let u32s = batch.checked_mul(4)?;
         let u64s = batch.checked_mul(8)?;
-        let failed = compression.as_ref().map_or(0, |_| u32s);
-        let batches = (0..in_flight)
-            .map(|_| {
-                let offsets = device.region(u64s.checked_add(8)?)?;
-                Some(BatchRegions {
-                    stored: device.region(u32s)?,
-                    failed: device.region(failed)?,
-                    bad: device.region(u32s.checked_mul(chain.stages.len())?)?,
-                    sizes: device.region(u64s)?,
-                    source: device.region(u32s)?,
-                    offsets,
-                    scratch: device.region(aggregate::scan_scratch_bytes(batch))?,
-                    dense: device.region(encoded.max(grid.subchunk_bytes()).checked_mul(batch)?)?,
-                    table: pinned_in.region(u64s.checked_mul(3)?)?,
-                    answer: pinned_out.region(
-                        (offsets.len + failed).max(u32s.checked_mul(chain.stages.len())?),
-                    )?,
-                    tables: device.region(tables)?,
-                    results: device.region(results)?,
-                    table_of_chunks: pinned_in.region(tables)?,
-                    answer_of_chunks: pinned_out.region(results)?,
-                })
-            })
-            .collect::<Option<Vec<_>>>()?;
+        let bad = batch.checked_mul(4)?.checked_mul(chain.stages.len())?;
+        for _ in 0..in_flight {
+            let regions = KernelRegions::new(batch, batch, &mut arenas.device)?;
+            let regions = sizing.batch_regions(kind, regions, (batch, batch), bad, &mut arenas)?;
+            sizing.batches.push(BatchRegions {
+                bad: arenas.device.region(bad)?,
+                table: arenas.pinned_in.region(u64s.checked_mul(3)?)?,
+                tables: arenas.device.region(tables)?,
+                results: arenas.device.region(results)?,
+                table_of_chunks: arenas.pinned_in.region(tables)?,
+                answer_of_chunks: arenas.pinned_out.region(results)?,
+                ..regions
+            });
+        }
+        sizing.capacity = arenas.capacity();
+        Some(sizing)
+    }
+
+    /// What kernels use of a lane that encodes batches of `batch` subchunks, scattered in slabs of
+    /// `slab` elements, of which the compressor takes some at a time. There are no buffers of batches
+    /// yet, and no rings. `None` if they are more than this machine can address.
+    pub(super) fn of_kernels(
+        kind: &ShardKind,
+        batch: usize,
+        slab: usize,
+        compressor: Option<(&Compression, Requirements, usize)>,
+        arenas: &mut Arenas,
+    ) -> Option<Self> {
+        let (in_slot, slot_stride) = kind.slot()?;
+        let slots = arenas.device.region(slot_stride.checked_mul(batch)?)?;
+        let compression = match compressor {
+            Some((compression, requirements, at_once)) => Some(Buffers::new(
+                &mut arenas.device,
+                compression,
+                requirements,
+                (at_once, batch),
+                slot_stride,
+            )?),
+            None => None,
+        };
+        let fill = kind.grid.element_size().checked_mul(SLOT_ALIGNMENT)?;
+        let fill = arenas.device.region(fill)?;
         Some(Self {
-            tuning,
+            tuning: Tuning::DEFAULT,
             batch,
             slab,
-            encoded,
+            encoded: compression.map_or(in_slot, |buffers| buffers.encoded),
             compression,
-            decompression,
+            decompression: None,
             slot_stride,
-            slabs,
+            slabs: Vec::new(),
+            staging_in: Vec::new(),
+            staging_out: Vec::new(),
             slots,
-            staging_in,
-            staging_out,
             fill,
-            fill_staging,
-            batches,
-            device: device.0,
-            pinned_in: pinned_in.0,
-            pinned_out: pinned_out.0,
+            fill_staging: arenas.pinned_in.region(fill.len)?,
+            batches: Vec::new(),
+            capacity: Capacity::default(),
+        })
+    }
+
+    /// The buffers of one batch of so many subchunks and places, whose kernels use `regions`; with room
+    /// for an answer of `answer` bytes at least.
+    pub(super) fn batch_regions(
+        &self,
+        kind: &ShardKind,
+        regions: KernelRegions,
+        (subchunks, places): (usize, usize),
+        answer: usize,
+        arenas: &mut Arenas,
+    ) -> Option<BatchRegions> {
+        let failed = match self.compression {
+            Some(_) => subchunks.checked_mul(4)?,
+            None => 0,
+        };
+        let offsets = places.checked_add(1)?.checked_mul(8)?;
+        // When decoding, these bytes take the elements.
+        let subchunk = self.encoded.max(kind.grid.subchunk_bytes());
+        Some(BatchRegions {
+            stored: regions.stored,
+            sizes: regions.sizes,
+            source: regions.source,
+            scratch: regions.scratch,
+            failed: arenas.device.region(failed)?,
+            offsets: arenas.device.region(offsets)?,
+            dense: arenas.device.region(subchunk.checked_mul(subchunks)?)?,
+            answer: arenas
+                .pinned_out
+                .region(offsets.checked_add(failed)?.max(answer))?,
+            ..BatchRegions::default()
         })
     }
 
@@ -403,12 +438,8 @@ impl Sizing {
     ///
     /// # Errors
     /// As for [`new`](Self::new), or that the smallest lane takes more than `most`.
-    pub fn within(
-        kind: &ShardKind<'_>,
-        most: MemoryEstimate,
-        tuning: Tuning,
-    ) -> Result<Self, String> {
-        let batch = Self::tuned_batch(kind.grid, kind.compresses(), tuning);
+    pub fn within(kind: &ShardKind, most: MemoryEstimate, tuning: Tuning) -> Result<Self, String> {
+        let batch = Self::tuned_batch(&kind.grid, kind.compresses(), tuning);
         let mut sizing = Self::new(kind, batch, tuning)?;
         loop {
             let takes = sizing.estimate();
@@ -427,10 +458,7 @@ impl Sizing {
     /// A lane that takes less, for shards of the same kind: half the batch, or when that is one
     /// subchunk, one batch at a time, then half the slabs and half the ring. `None` if this is the
     /// smallest.
-    ///
-    /// # Errors
-    /// As for [`new`](Self::new).
-    pub(super) fn smaller(&self, kind: &ShardKind<'_>) -> Result<Option<Self>, String> {
+    pub(super) fn smaller(&self, kind: &ShardKind) -> Result<Option<Self>, String> {
         let (mut batch, mut tuning) = (self.batch, self.tuning);
         if batch > 1 {
             batch /= 2;
@@ -448,10 +476,7 @@ impl Sizing {
 
     /// What the lane takes.
     pub(super) fn estimate(&self) -> MemoryEstimate {
-        MemoryEstimate {
-            device: self.device,
-            pinned: self.pinned_in + self.pinned_out,
-        }
+        self.capacity.takes()
     }
 }
 
@@ -468,15 +493,11 @@ mod tests {
             swap: 1,
             stages: vec![],
         };
-        let kind = ShardKind {
-            grid: &grid,
-            chain: &chain,
-            compressor: None,
-            decompressor: None,
-        };
+        let kind = ShardKind::new(grid, chain);
         let all = MemoryEstimate {
             device: usize::MAX,
             pinned: usize::MAX,
+            host: 0,
         };
         let mut sizing = Sizing::within(&kind, all, Tuning::DEFAULT).expect("fits");
         let mut lanes = vec![sizing.estimate()];
@@ -491,7 +512,7 @@ mod tests {
         assert!(least.device < (8 << 20) + (512 << 10), "{least}");
         for most in lanes {
             let fits = Sizing::within(&kind, most, Tuning::DEFAULT).expect("fits");
-            assert!(fits.device <= most.device && fits.estimate().pinned <= most.pinned);
+            assert!(fits.capacity.device <= most.device && fits.estimate().pinned <= most.pinned);
         }
         let less = MemoryEstimate {
             pinned: least.pinned - 1,

@@ -7,10 +7,10 @@
 
 use std::collections::VecDeque;
 
+use super::arena::Region;
+use super::counters::TimedStage;
 use super::driver::{DeviceSpan, DriverError, EventId, PinnedSpan, Site, Span};
-use super::metrics::TimedStage;
 use super::session::Session;
-use super::sizing::Region;
 
 /// A place of the ring is on the device, and can be written again.
 const UPLOADED: Site = Site("record: bytes were copied to the device");

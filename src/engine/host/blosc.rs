@@ -31,9 +31,6 @@ pub(super) fn bound(len: usize) -> usize {
 }
 
 /// The number of bytes that the frame `from` has as content, by its header.
-///
-/// # Errors
-/// That it is not a frame.
 pub(super) fn content_len(from: &[u8]) -> Result<usize, String> {
     let mut len = 0;
     // SAFETY: the pointer and length are those of `from`, and the function writes one integer.
@@ -47,9 +44,6 @@ pub(super) fn content_len(from: &[u8]) -> Result<usize, String> {
 
 impl Blosc {
     /// Compress `from` into `to`, as one frame. Returns the frame's size.
-    ///
-    /// # Errors
-    /// The reason.
     pub(super) fn compress(
         &mut self,
         parameters: &BloscStage,

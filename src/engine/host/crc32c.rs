@@ -20,9 +20,6 @@ pub(super) enum Invalid {
 }
 
 /// The bytes before the checksum, which is compared if `validate`.
-///
-/// # Errors
-/// [`Invalid`].
 pub(super) fn strip(encoded: &[u8], validate: bool) -> Result<&[u8], Invalid> {
     let (bytes, stored) = encoded
         .split_last_chunk::<LEN>()

@@ -24,9 +24,6 @@ impl Gzip {
     /// Compress `from` into `to`, as one member. Returns the member's size.
     ///
     /// Level 0 to 9. libdeflate's levels mean what zlib's do, a little smaller and much faster.
-    ///
-    /// # Errors
-    /// The reason.
     pub(super) fn compress(
         &mut self,
         level: u32,

@@ -8,9 +8,6 @@ use crate::engine::{Chain, EngineError, Job};
 use crate::layout::{Extent, StridedBox};
 
 /// Gather and encode every subchunk of `decoded`.
-///
-/// # Errors
-/// As for encoding; [`EngineError::Internal`] for a chain that the engine does not know.
 pub(crate) fn encode(job: &Job<'_>, decoded: &[u8]) -> Result<(), EngineError> {
     let Chain::Known(chain) = job.chain else {
         return Err(EngineError::Internal("a limit is for known chains"));
@@ -41,9 +38,6 @@ pub(crate) fn encode(job: &Job<'_>, decoded: &[u8]) -> Result<(), EngineError> {
 }
 
 /// Decode every subchunk of `encoded`, and copy it in pieces as long as those in the shard.
-///
-/// # Errors
-/// As for decoding; [`EngineError::Internal`] for a chain that the engine does not know.
 pub(crate) fn decode(job: &Job<'_>, encoded: &[u8], extents: &[Extent]) -> Result<(), EngineError> {
     let Chain::Known(chain) = job.chain else {
         return Err(EngineError::Internal("a limit is for known chains"));

@@ -38,7 +38,7 @@ mod zstd;
 
 pub(crate) use bounded::Compression;
 pub(crate) use disjoint::{Claims, Window};
-pub(in crate::engine) use encode::{encode_stored_subchunk, encode_subchunk};
+pub(in crate::engine) use encode::encode_subchunk;
 pub(crate) use pack::pack;
 pub(crate) use stages::encoded_bound;
 pub(in crate::engine) use stages::{decode_fixed_size, strip as strip_checksum};
@@ -49,6 +49,22 @@ use crate::layout::Extent;
 /// Encodes and decodes on the threads of the current rayon pool.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HostEngine;
+
+impl HostEngine {
+    /// Decode some subchunks, and hand each to `sink`.
+    ///
+    /// # Errors
+    /// An [`EngineError`] from a codec, or the first that `sink` returns.
+    #[allow(clippy::unused_self, reason = "as the methods of the contract")]
+    pub(crate) fn decode_each(
+        self,
+        job: &Job<'_>,
+        subchunks: &[EncodedSubchunk<'_>],
+        sink: &Sink<'_>,
+    ) -> Result<(), EngineError> {
+        decode::decode_each(job, subchunks, sink)
+    }
+}
 
 impl Engine for HostEngine {
     fn name(&self) -> &'static str {
@@ -72,14 +88,5 @@ impl Engine for HostEngine {
         extents: &[Extent],
     ) -> Result<Vec<u8>, EngineError> {
         decode::decode(job, encoded, extents)
-    }
-
-    fn decode_each(
-        &self,
-        job: &Job<'_>,
-        subchunks: &[EncodedSubchunk<'_>],
-        sink: &Sink<'_>,
-    ) -> Result<(), EngineError> {
-        decode::decode_each(job, subchunks, sink)
     }
 }

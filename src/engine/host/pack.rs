@@ -11,9 +11,6 @@ use crate::layout::Extent;
 const ALONE: usize = 4 << 20;
 
 /// The bytes of `subchunks`, in order, behind `head` zeros and before `tail`, and where each is.
-///
-/// # Errors
-/// [`EngineError::OutOfMemory`].
 pub(crate) fn pack(
     subchunks: &[Option<&[u8]>],
     (head, tail): (usize, usize),

@@ -41,9 +41,6 @@ struct Turns<'a> {
 
 impl<'a> Turns<'a> {
     /// The current bytes, and the buffer that is free with room for `len`.
-    ///
-    /// # Errors
-    /// [`EngineError::OutOfMemory`].
     fn next(&mut self, len: usize) -> Result<(&[u8], &mut [u8]), EngineError> {
         let [first, second] = &mut *self.buffers;
         Ok(match self.at {
@@ -237,9 +234,6 @@ pub(super) fn decode(
 }
 
 /// As [`decode`], for a fixed-size chain: its stored elements lie in the encoded subchunk.
-///
-/// # Errors
-/// As for [`decode`].
 pub(in crate::engine) fn decode_fixed_size<'b>(
     chain: &KnownChain,
     subchunk: usize,

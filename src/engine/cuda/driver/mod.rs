@@ -21,6 +21,9 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::time::Duration;
 
+pub use crate::engine::error::DriverError;
+pub(crate) use crate::engine::error::Fault;
+
 /// A device, as its driver describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
@@ -134,51 +137,6 @@ pub enum Arg<'a> {
 /// A call of a library's asynchronous function, given the driver's own handle of a stream. An error
 /// is what the library says.
 pub(crate) type LibraryCall = Box<dyn FnOnce(*mut c_void) -> Result<(), String> + Send>;
-
-/// How bad it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
-    /// There is no driver, no device, or not one that can be used.
-    Unavailable,
-    /// No memory now. Later there may be.
-    OutOfMemory,
-    /// The operation was refused; the device is as it was.
-    Refused,
-    /// The context is broken for the rest of the process, or the device is gone. Nothing may be
-    /// called any more, not even to free memory.
-    Sticky,
-}
-
-/// An operation of a driver failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DriverError {
-    /// What was being done, to what, with which numbers.
-    pub(crate) operation: String,
-    /// The ordinal of the device, where one was chosen.
-    pub(crate) device: Option<usize>,
-    pub(crate) fault: Fault,
-    /// What the driver says.
-    pub(crate) reason: String,
-}
-
-impl DriverError {
-    /// Whether there is no memory now.
-    pub(crate) fn is_out_of_memory(&self) -> bool {
-        self.fault == Fault::OutOfMemory
-    }
-}
-
-impl fmt::Display for DriverError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.operation)?;
-        if let Some(device) = self.device {
-            write!(f, " on CUDA device {device}")?;
-        }
-        write!(f, ": {}", self.reason)
-    }
-}
-
-impl std::error::Error for DriverError {}
 
 /// Allocates, copies, launches, records and waits, on one device.
 ///

@@ -2,13 +2,14 @@
 
 pub mod frames;
 
+pub use super::arena;
 pub use super::compression;
 pub use super::copiers;
 pub use super::encode;
 pub use super::nvcomp;
 pub use super::session;
 pub use super::sizing;
-pub use super::{Compressors, CudaEngine, Devices, Limits, Metrics, Tuning};
+pub use super::{Compressors, CudaEngine, Devices, Limits, Tuning};
 
 /// The seam below the engine.
 pub mod driver {

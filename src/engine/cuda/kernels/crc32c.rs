@@ -69,9 +69,6 @@ pub unsafe fn append(
 /// `lengths` counts the bytes before the checksum. `bad`, a `u32` each, becomes 1 where they differ
 /// and else 0, also for slots whose flag in `present` is zero.
 ///
-/// # Errors
-/// As for [`append`].
-///
 /// # Safety
 /// As for [`append`].
 pub(crate) unsafe fn verify(

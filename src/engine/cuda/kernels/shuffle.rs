@@ -69,9 +69,6 @@ pub unsafe fn shuffle(
 
 /// Undo [`shuffle`].
 ///
-/// # Errors
-/// As for [`shuffle`].
-///
 /// # Safety
 /// The rules of the driver.
 pub(crate) unsafe fn unshuffle(

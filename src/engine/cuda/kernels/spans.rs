@@ -1,5 +1,7 @@
 //! What every launch checks before it runs: spans are long enough, and aligned.
 
+use std::ops::Range;
+
 use crate::engine::cuda::driver::{Arg, DeviceSpan, Dims, Driver, DriverError, Fault, StreamId};
 
 /// Subchunk slots: `count` of them, one every `stride` bytes from the begin of `span` on.
@@ -12,12 +14,33 @@ pub struct Slots {
 }
 
 impl Slots {
+    /// Some of the slots.
+    pub(crate) fn part(self, range: &Range<usize>) -> Self {
+        Self {
+            span: sub_span(
+                self.span,
+                range.start * self.stride..range.end * self.stride,
+            ),
+            count: range.len(),
+            ..self
+        }
+    }
+
     /// The bytes of the slots, where the span may be longer.
     pub(crate) fn filled(self) -> DeviceSpan {
         DeviceSpan {
             len: self.stride * self.count,
             ..self.span
         }
+    }
+}
+
+/// Some bytes of a span, which has them.
+pub(crate) fn sub_span(span: DeviceSpan, range: Range<usize>) -> DeviceSpan {
+    DeviceSpan {
+        offset: span.offset + range.start,
+        len: range.len(),
+        ..span
     }
 }
 

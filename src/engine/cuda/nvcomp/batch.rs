@@ -135,9 +135,6 @@ impl Compressor {
 impl Decompressor {
     /// Put the decompression of a batch into `stream`. The device's context is current.
     ///
-    /// # Errors
-    /// As for [`Compressor::compress`].
-    ///
     /// # Safety
     /// As for [`Compressor::compress`], and: the chunks are what a compressor of the format wrote.
     pub(crate) unsafe fn decompress(

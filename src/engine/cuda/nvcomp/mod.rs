@@ -127,9 +127,6 @@ impl Nvcomp {
     }
 
     /// The decompressor of a format. The algorithm of deflate makes no difference.
-    ///
-    /// # Errors
-    /// As for [`compressor`](Self::compressor).
     pub(crate) fn decompressor(&self, format: Format) -> Result<Decompressor, String> {
         let functions = *self
             .functions(format)
@@ -368,9 +365,6 @@ impl Decompressor {
 
     /// As [`Compressor::requirements`]; sizes are of what is decompressed, and each output slot is
     /// of `max_chunk_bytes` bytes at most.
-    ///
-    /// # Errors
-    /// As there.
     pub(crate) fn requirements(
         &self,
         chunks: usize,

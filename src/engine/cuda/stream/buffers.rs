@@ -9,10 +9,10 @@ use super::from_device::read_from_device;
 use super::ranges::Ranges;
 use super::shared::{InputMemory, OutputMemory, Shared};
 use crate::engine::EngineError;
+use crate::engine::cuda::arena::Region;
 use crate::engine::cuda::copiers::Copy;
 use crate::engine::cuda::driver::{Access, DriverError, PinnedUse, Site, Span};
 use crate::engine::cuda::lane::Running;
-use crate::engine::cuda::sizing::Region;
 use crate::engine::stream::{DeviceBytes, Input, Output, Reusable};
 
 /// The fill value was copied to the device, and pinned memory can be written again.
@@ -316,9 +316,6 @@ impl CudaOutput {
     }
 
     /// Other memory, where a broken device may still be writing.
-    ///
-    /// # Errors
-    /// [`EngineError::OutOfMemory`].
     pub(super) fn replace(&mut self) -> Result<(), EngineError> {
         if let Some(memory) = self.memory.take() {
             self.memory = Some(self.shared.replace_output(memory)?);

@@ -28,32 +28,26 @@
 //! | `TAKEN` | copy of its bytes (`up`) | the application | the same |
 //!
 //! A batch has its buffers until it is complete, so that nothing else of two batches needs an edge:
-//! what only kernels use is in one stream. The first four are in `enqueue` and `fetch`, `MADE` and
-//! `TAKEN` in `from_device`. Beside that the
-//! host waits for whole streams: `PADDED` and `BROUGHT_BACK` of an input (`buffers`), and after
+//! what only kernels use is in one stream. `AGGREGATED` and `ANSWERED` are those of shards, in
+//! `cuda/enqueue.rs`; `UPLOADED` is in `enqueue`, `FETCHED` in `fetch`, `MADE` and `TAKEN` in
+//! `from_device`. Beside that the host waits for whole streams: `PADDED` and `BROUGHT_BACK` of an input (`buffers`), and after
 //! something failed `DRAINED` (`shared`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::buffers::{CudaInput, CudaOutput};
-use super::enqueue::enqueue;
+use super::enqueue::{Enqueued, enqueue};
 use super::fetch::fetch;
-use super::on_host;
 use super::shared::Shared;
-use super::sizing::StreamSizing;
 use crate::engine::EngineError;
 use crate::engine::cuda::driver::{DriverError, EventId, Fault};
-use crate::engine::cuda::fallback::reason;
-use crate::engine::cuda::session::{FreeEvents, Session, Timed};
+use crate::engine::cuda::session::{FreeEvents, Session};
 use crate::engine::stream::{EncodedBatch, Encoder, FailedBatch, Input};
 use crate::layout::BatchGrid;
 
 /// What is wrong with an input, in errors.
 const ANOTHER: &str = "an input of another stream";
-
-/// A call of an encoder, in the stream's lane.
-pub(super) type StreamSession<'l> = Session<'l, StreamSizing>;
 
 /// A batch that was submitted.
 #[derive(Debug)]
@@ -66,25 +60,6 @@ struct UnderWay {
     handed_back: bool,
 }
 
-/// What was put into the streams for it.
-#[derive(Debug)]
-pub(super) struct Enqueued {
-    /// The number of its buffers.
-    pub(super) flight: usize,
-    pub(super) answered: EventId,
-    /// Begin and end of each copy to the device.
-    pub(super) uploads: Vec<[EventId; 2]>,
-    pub(super) timed: Vec<Timed>,
-}
-
-impl Enqueued {
-    pub(super) fn events(&self) -> impl Iterator<Item = EventId> {
-        let uploads = self.uploads.iter().flatten().copied();
-        let timed = self.timed.iter().flat_map(|timed| [timed.begin, timed.end]);
-        uploads.chain(timed).chain([self.answered])
-    }
-}
-
 /// The encoder of a stream.
 #[derive(Debug)]
 pub(super) struct CudaEncoder {
@@ -94,17 +69,14 @@ pub(super) struct CudaEncoder {
     flights: Vec<usize>,
     /// Events that stand for nothing.
     free: Vec<EventId>,
-    /// Whether it was told that the host encodes all the rest.
-    told: bool,
 }
 
 impl CudaEncoder {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         Self {
             under_way: VecDeque::new(),
-            flights: (0..shared.sizing.flights.len()).rev().collect(),
+            flights: (0..shared.sizing.lane.batches.len()).rev().collect(),
             free: Vec::new(),
-            told: false,
             shared,
         }
     }
@@ -112,13 +84,13 @@ impl CudaEncoder {
     /// Do `work` in the lane.
     fn in_lane<T>(
         &mut self,
-        work: impl FnOnce(&StreamSession<'_>) -> Result<T, EngineError>,
+        work: impl FnOnce(&Session<'_>) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
         let shared = self.shared.clone();
         let (entered, lane) = shared.enter()?;
         let session = Session {
             lane,
-            sizing: &shared.sizing,
+            sizing: &shared.sizing.lane,
             events: FreeEvents::of(lane, std::mem::take(&mut self.free)),
             copiers: &shared.devices.copiers,
             counters: &shared.devices.counters,
@@ -181,20 +153,22 @@ impl CudaEncoder {
     }
 
     /// What comes of a batch that a device has failed on, and that nothing is under way of.
-    fn on_host(
+    fn fall_back(
         &mut self,
         error: EngineError,
         mut input: Box<CudaInput>,
         batch: &BatchGrid,
         output: Result<CudaOutput, EngineError>,
     ) -> Result<EncodedBatch, FailedBatch> {
-        if !self.shared.falls_back {
+        let Some(fallback) = self.shared.fallback.clone() else {
             return Err(FailedBatch { error, input });
-        }
-        self.tell(&error);
+        };
+        fallback.tell(&error, self.shared.lost().is_some());
         let encoded = output.and_then(|mut output| {
             self.bring_back(&mut input, &error)?;
-            let parts = on_host::encode(&input, batch, &mut output)?;
+            let padded = input.bytes(batch.epochs());
+            let (parts, len) = fallback.encode(batch, padded, output.as_mut())?;
+            output.truncate(len);
             Ok((output, parts))
         });
         match encoded {
@@ -203,16 +177,6 @@ impl CudaEncoder {
                 parts,
             }),
             Err(error) => Err(FailedBatch { error, input }),
-        }
-    }
-
-    /// Count and tell why a batch goes to the host.
-    fn tell(&mut self, error: &EngineError) {
-        self.shared.devices.counters.fell_back(&reason(error));
-        if std::mem::replace(&mut self.told, self.shared.lost().is_some()) {
-            tracing::debug!(%error, "another batch of a stream goes to the host");
-        } else {
-            tracing::warn!(%error, "a CUDA device failed; a batch of a stream goes to the host");
         }
     }
 
@@ -242,7 +206,7 @@ impl CudaEncoder {
 
 impl Encoder for CudaEncoder {
     fn depth(&self) -> usize {
-        self.shared.sizing.flights.len()
+        self.shared.sizing.lane.batches.len()
     }
 
     fn submit(&mut self, input: Box<dyn Input>, batch: Arc<BatchGrid>) {
@@ -328,7 +292,7 @@ impl CudaEncoder {
                 let error = fetched
                     .err()
                     .unwrap_or(EngineError::Internal("a batch without an output"));
-                self.on_host(error, input, &batch, output)
+                self.fall_back(error, input, &batch, output)
             }
         }
     }

@@ -1,16 +1,16 @@
 //! A batch from its lane: what `encoder` says of completing it.
 
-use super::answer::{Answer, Layout};
 use super::buffers::{CudaInput, CudaOutput};
-use super::encoder::{Enqueued, StreamSession};
-use super::enqueue::answer_of;
-use super::on_host::Whole;
+use super::enqueue::Enqueued;
+use super::layout::Layout;
 use super::shared::Shared;
-use super::sizing::{self, Flight};
 use crate::engine::EngineError;
+use crate::engine::cuda::answer::{Answer, wrong_answer};
+use crate::engine::cuda::arena::Region;
+use crate::engine::cuda::counters::TimedStage;
 use crate::engine::cuda::driver::{Access, DriverError, Site, Span};
-use crate::engine::cuda::metrics::TimedStage;
-use crate::engine::cuda::sizing::Region;
+use crate::engine::cuda::session::Session;
+use crate::engine::cuda::sizing::BatchRegions;
 use crate::engine::host::encode_subchunk;
 use crate::layout::BatchGrid;
 
@@ -22,15 +22,19 @@ const FETCHED_HOST: Site = Site("synchronise: a batch of a stream before it is r
 
 /// Bring a batch to its output.
 pub(super) fn fetch(
-    session: &StreamSession<'_>,
+    session: &Session<'_>,
     shared: &Shared,
     enqueued: Enqueued,
     input: &mut CudaInput,
     batch: &BatchGrid,
     output: &mut CudaOutput,
 ) -> Result<Layout, EngineError> {
-    let flight = &session.sizing.flights[enqueued.flight];
-    let answer = read_answer(session, shared, &enqueued, batch)?;
+    let regions = &session.sizing.batches[enqueued.flight];
+    let permutation = (shared.job.grid.batch_permutation(batch.epochs()))
+        .map_err(|error| session.refused("planning an aggregation", &error))?;
+    let driver = session.lane.driver;
+    driver.synchronize(enqueued.answered, ANSWERED_HOST)?;
+    let answer = Answer::read(session, regions, &permutation)?;
     for timed in &enqueued.timed {
         session.finish_timed(timed)?;
     }
@@ -43,14 +47,16 @@ pub(super) fn fetch(
     let on_host = encode_failed(session, shared, input, batch, &answer)?;
     let find = |number: usize| on_host.binary_search_by_key(&number, |(n, _)| *n).ok();
     let bytes_of = |number| find(number).map_or(&[][..], |at| &on_host[at].1[..]);
-    let layout = answer.layout(session, shared, batch, &|number| bytes_of(number).len())?;
+    let layout = Layout::new(session, shared, batch, &answer, &|number| {
+        bytes_of(number).len()
+    })?;
     if layout.len > output.len() {
         let (len, most) = (layout.len, output.len());
         let what = format!("{len} bytes of a batch of at most {most}");
-        return Err(session.wrong_answer(&what).into());
+        return Err(wrong_answer(session, &what).into());
     }
     match output.region() {
-        Some(region) => copy_to(session, flight, &layout, region)?,
+        Some(region) => copy_to(session, regions, &layout, region)?,
         None => {
             return Err(EngineError::Internal(
                 "an output that a device does not know",
@@ -64,41 +70,9 @@ pub(super) fn fetch(
     Ok(layout)
 }
 
-/// Wait for what the device says about a batch.
-fn read_answer(
-    session: &StreamSession<'_>,
-    shared: &Shared,
-    enqueued: &Enqueued,
-    batch: &BatchGrid,
-) -> Result<Answer, EngineError> {
-    let lane = session.lane;
-    let flight = &session.sizing.flights[enqueued.flight];
-    let permutation = sizing::permutation(&shared.job.grid, batch.epochs())
-        .map_err(|error| session.refused("planning an aggregation", &error))?;
-    lane.driver.synchronize(enqueued.answered, ANSWERED_HOST)?;
-    let (offsets, failed) = answer_of(flight, &permutation, shared.prepared.is_some());
-    let (answer, answer_failed) = flight.answer.split_at(offsets.len);
-    let offsets = lane.read(lane.pinned_out(answer.part(0..offsets.len)))?;
-    let failed = lane.read(lane.pinned_out(answer_failed.part(0..failed.len)))?;
-    Ok(Answer {
-        offsets: offsets
-            .as_chunks::<8>()
-            .0
-            .iter()
-            .map(|bytes| u64::from_le_bytes(*bytes))
-            .collect(),
-        failed: failed
-            .as_chunks::<4>()
-            .0
-            .iter()
-            .map(|flag| *flag != [0; 4])
-            .collect(),
-    })
-}
-
 /// The subchunks that the compressor failed on, encoded by the host: ascending.
 fn encode_failed(
-    session: &StreamSession<'_>,
+    session: &Session<'_>,
     shared: &Shared,
     input: &mut CudaInput,
     batch: &BatchGrid,
@@ -108,8 +82,9 @@ fn encode_failed(
         return Ok(Vec::new());
     }
     input.bring_back(session.lane)?;
-    let whole = Whole::new(&shared.job, batch)?;
-    let job = whole.job(&shared.job, &shared.chain);
+    let grid = (shared.job.grid.padded_batch(batch.epochs()))
+        .map_err(|_| EngineError::Internal("a batch that is no box"))?;
+    let job = shared.job.as_shard(&grid, &shared.kind.chain);
     let decoded = input.bytes(batch.epochs());
     let encoded: Vec<_> = answer
         .failed()
@@ -117,7 +92,7 @@ fn encode_failed(
             session.counters.subchunk_on_host();
             Ok((
                 number,
-                encode_subchunk(&job, &shared.chain, decoded, number)?,
+                encode_subchunk(&job, &shared.kind.chain, decoded, number)?,
             ))
         })
         .collect::<Result<_, EngineError>>()?;
@@ -131,8 +106,8 @@ fn encode_failed(
 
 /// Copy a batch to its output, and wait for it.
 fn copy_to(
-    session: &StreamSession<'_>,
-    flight: &Flight,
+    session: &Session<'_>,
+    regions: &BatchRegions,
     layout: &Layout,
     output: Region,
 ) -> Result<(), DriverError> {
@@ -146,7 +121,7 @@ fn copy_to(
     session.begin(lane.down, begin)?;
     for (from, to) in &layout.copies {
         let place = lane.pinned_out(output.part(*to..to + from.len()));
-        let from = lane.device(flight.dense.part(from.clone()));
+        let from = lane.device(regions.dense.part(from.clone()));
         lane.copy(lane.down, Span::Device(from), Span::Pinned(place))?;
         session.counters.add_from_device(from.len);
     }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::shared::Shared;
 use crate::engine::EngineError;
+use crate::engine::cuda::arena::Region;
 use crate::engine::cuda::driver::{DeviceSpan, DriverError, EventId, Site, Span};
 use crate::engine::cuda::lane::Running;
-use crate::engine::cuda::sizing::Region;
 use crate::engine::stream::{DeviceBytes, Reusable};
 
 /// What the application has put into its stream until now is complete.

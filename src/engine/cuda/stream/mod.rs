@@ -12,16 +12,14 @@
 //! | `from_device`, `ranges` | bytes that an application has on the device |
 //! | `encoder` | batches: begins with the order of everything, and with every edge |
 //! | `enqueue`, `fetch` | one of them into the streams of the lane, and from there |
-//! | `answer` | where the subchunks of a batch are, as the device says |
-//! | `on_host` | what a device failed on |
+//! | `layout` | where the subchunks of a batch go |
 
-mod answer;
 mod buffers;
 mod encoder;
 mod enqueue;
 mod fetch;
 mod from_device;
-mod on_host;
+mod layout;
 mod padding;
 mod ranges;
 mod shared;
@@ -31,10 +29,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::driver::Fault;
-use super::{CudaEngine, WithFallback};
+use super::engine::CudaEngine;
+use super::sizing::ShardKind;
+use crate::MemoryEstimate;
 use crate::engine::EngineError;
 use crate::engine::stream::{
-    Encoder, Input, Returned, StreamChain, StreamEngine, StreamJob, StreamMemory,
+    BatchFallback, Encoder, Input, Returned, StreamChain, StreamEngine, StreamJob,
 };
 use buffers::CudaInput;
 use encoder::CudaEncoder;
@@ -53,40 +53,27 @@ impl CudaEngine {
     ///
     /// # Errors
     /// A device cannot do it, or not in its budget: why, and what would help. Fewer epochs take less.
-    pub(crate) fn stream_estimate(&self, job: &StreamJob) -> Result<StreamMemory, EngineError> {
+    pub(crate) fn stream_estimate(&self, job: &StreamJob) -> Result<MemoryEstimate, EngineError> {
         let (_, sizing) = self.plan_stream(job)?;
         self.devices
             .first(&self.limits, |budget| sizing.check(job, budget))?;
         Ok(sizing.estimate())
     }
 
-    /// A stream, with everything that it takes. What fails there is handed back. `returned` is told of
-    /// buffers that come back.
-    ///
-    /// # Errors
-    /// As for [`stream_estimate`](Self::stream_estimate), and the device's: [`Fault::OutOfMemory`] if
-    /// it has less than its budget, and fewer epochs may do.
+    /// A stream, with everything that it takes. What fails there is for `fallback`, or is handed
+    /// back. `returned` is told of buffers that come back.
     pub(crate) fn stream(
         &self,
         job: Arc<StreamJob>,
         returned: Arc<Returned>,
+        fallback: Option<Arc<dyn BatchFallback>>,
     ) -> Result<Arc<dyn StreamEngine>, EngineError> {
-        Ok(Arc::new(self.open_stream(job, returned, false)?))
-    }
-
-    fn open_stream(
-        &self,
-        job: Arc<StreamJob>,
-        returned: Arc<Returned>,
-        falls_back: bool,
-    ) -> Result<CudaStream, EngineError> {
-        let (prepared, sizing) = self.plan_stream(&job)?;
+        let (kind, sizing) = self.plan_stream(&job)?;
         let plan = Plan {
             devices: self.devices.clone(),
-            chain: known(&job)?.clone(),
-            prepared,
+            kind,
             sizing,
-            falls_back,
+            fallback,
             returned,
             job,
         };
@@ -108,42 +95,17 @@ impl CudaEngine {
             memory = ?plan.sizing.estimate(),
             "a stream on a CUDA device"
         );
-        Ok(CudaStream {
+        Ok(Arc::new(CudaStream {
             shared,
             has_encoder: AtomicBool::new(false),
-        })
+        }))
     }
 
-    fn plan_stream(
-        &self,
-        job: &StreamJob,
-    ) -> Result<(Option<super::Prepared>, StreamSizing), EngineError> {
+    fn plan_stream(&self, job: &StreamJob) -> Result<(Arc<ShardKind>, StreamSizing), EngineError> {
         let at_once = StreamSizing::compressed_at_once(job, self.tuning);
         let kind = self.kind_of_batches(job.grid.shard(), known(job)?, at_once)?;
         let sizing = StreamSizing::new(&kind, job, self.tuning).map_err(EngineError::Unsuitable)?;
-        Ok((kind.compressor, sizing))
-    }
-}
-
-impl WithFallback {
-    /// As [`CudaEngine::stream_estimate`].
-    ///
-    /// # Errors
-    /// As there.
-    pub(crate) fn stream_estimate(&self, job: &StreamJob) -> Result<StreamMemory, EngineError> {
-        self.0.stream_estimate(job)
-    }
-
-    /// As [`CudaEngine::stream`], but what fails there is encoded by the host.
-    ///
-    /// # Errors
-    /// As there.
-    pub(crate) fn stream(
-        &self,
-        job: Arc<StreamJob>,
-        returned: Arc<Returned>,
-    ) -> Result<Arc<dyn StreamEngine>, EngineError> {
-        Ok(Arc::new(self.0.open_stream(job, returned, true)?))
+        Ok((kind, sizing))
     }
 }
 

@@ -4,17 +4,18 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::sizing::StreamSizing;
-use crate::engine::cuda::compression::Prepared;
+use crate::MemoryEstimate;
+use crate::engine::EngineError;
+use crate::engine::cuda::arena::Region;
 use crate::engine::cuda::device::{Device, Entered};
 use crate::engine::cuda::driver::{
-    DriverError, EventId, Fault, PinnedMemory, PinnedUse, Site, Span, StreamId,
+    DriverError, EventId, Fault, PinnedMemory, PinnedUse, Site, StreamId,
 };
-use crate::engine::cuda::kernels::scatter::Scatter;
+use crate::engine::cuda::enqueue::{Encoding, prepare};
 use crate::engine::cuda::lane::{Lane, Running};
-use crate::engine::cuda::pool::Devices;
-use crate::engine::cuda::sizing::{MemoryEstimate, Region};
-use crate::engine::stream::{Returned, StreamJob};
-use crate::engine::{EngineError, KnownChain};
+use crate::engine::cuda::lanes::Devices;
+use crate::engine::cuda::sizing::ShardKind;
+use crate::engine::stream::{BatchFallback, Returned, StreamJob};
 
 /// Nothing of what was put into the lane is under way any more, after something failed.
 const DRAINED: Site = Site("synchronise: a stream is empty after a batch has failed");
@@ -27,11 +28,10 @@ const OUTPUT: &str = "an encoded batch";
 pub(super) struct Shared {
     pub(super) devices: Arc<Devices>,
     pub(super) job: Arc<StreamJob>,
-    pub(super) chain: KnownChain,
-    pub(super) prepared: Option<Prepared>,
+    pub(super) kind: Arc<ShardKind>,
     pub(super) sizing: StreamSizing,
-    /// Whether the host encodes what a device cannot.
-    pub(super) falls_back: bool,
+    /// What encodes a batch that the device has failed on.
+    pub(super) fallback: Option<Arc<dyn BatchFallback>>,
     lane: Lane,
     pinned: [PinnedMemory; 2],
     /// Why the lane is not used any more, beside what the device says.
@@ -102,10 +102,9 @@ impl Drop for Shared {
 pub(super) struct Plan {
     pub(super) devices: Arc<Devices>,
     pub(super) job: Arc<StreamJob>,
-    pub(super) chain: KnownChain,
-    pub(super) prepared: Option<Prepared>,
+    pub(super) kind: Arc<ShardKind>,
     pub(super) sizing: StreamSizing,
-    pub(super) falls_back: bool,
+    pub(super) fallback: Option<Arc<dyn BatchFallback>>,
     pub(super) returned: Arc<Returned>,
 }
 
@@ -116,13 +115,9 @@ impl Shared {
     /// The device's, and [`EngineError::Unsuitable`] if the compressor asks for more than was planned.
     pub(super) fn open(device: &Arc<Device>, plan: &Plan) -> Result<Arc<Self>, EngineError> {
         let entered = device.enter()?;
-        if let (Some(prepared), Some(compressing)) = (&plan.prepared, &plan.sizing.compressing) {
-            prepared
-                .check(&compressing.buffers)
-                .map_err(EngineError::Unsuitable)?;
-        }
+        (plan.kind.check(&plan.sizing.lane)).map_err(EngineError::Unsuitable)?;
         let counters = &plan.devices.counters;
-        let lane = Lane::new(device, plan.sizing.capacity).map_err(|(error, leaked)| {
+        let lane = Lane::new(device, plan.sizing.lane.capacity).map_err(|(error, leaked)| {
             if leaked != MemoryEstimate::default() {
                 counters.lane_leaked();
             }
@@ -130,7 +125,10 @@ impl Shared {
         })?;
         counters.lane_created();
         let shared = Self::with_lane(lane, plan)?;
-        device.watch(shared.prepare())?;
+        let (sizing, job) = (&shared.sizing.lane, &shared.job);
+        let subchunk = job.grid.shard().subchunk_bytes();
+        let started = shared.lane.start();
+        device.watch(started.and_then(|lane| prepare(lane, sizing, subchunk, &job.fill_value)))?;
         drop(entered);
         Ok(Arc::new(shared))
     }
@@ -150,9 +148,8 @@ impl Shared {
         Ok(Self {
             devices: plan.devices.clone(),
             job: plan.job.clone(),
-            chain: plan.chain.clone(),
-            prepared: plan.prepared.clone(),
-            falls_back: plan.falls_back,
+            kind: plan.kind.clone(),
+            fallback: plan.fallback.clone(),
             returned: plan.returned.clone(),
             lane,
             pinned,
@@ -167,18 +164,13 @@ impl Shared {
         })
     }
 
-    /// What comes before the first batch: the fill value goes to the device; and what a slot has
-    /// behind its elements is written once, since kernels read slots by whole words.
-    fn prepare(&self) -> Result<(), DriverError> {
-        let lane = self.lane.start()?;
-        if self.sizing.slot_stride > self.job.grid.shard().subchunk_bytes() {
-            lane.zero(lane.compute, self.sizing.slots)?;
+    /// How its subchunks are encoded.
+    pub(super) fn encoding(&self) -> Encoding<'_> {
+        Encoding {
+            kind: &self.kind,
+            fill_value: &self.job.fill_value,
+            store_empty: self.job.store_empty,
         }
-        let pattern = Scatter::fill_pattern(&self.job.fill_value);
-        let staging = lane.pinned_in(self.sizing.fill_staging);
-        let staging = lane.write_values(staging, pattern.iter().map(|byte| [*byte]))?;
-        let to = lane.device(self.sizing.fill.part(0..staging.len));
-        lane.copy(lane.up, Span::Pinned(staging), Span::Device(to))
     }
 
     pub(super) fn device(&self) -> &Arc<Device> {
@@ -242,9 +234,6 @@ impl Shared {
     }
 
     /// An event that an application will wait for.
-    ///
-    /// # Errors
-    /// The driver's.
     pub(super) fn take_reusable(&self, lane: Running<'_>) -> Result<EventId, DriverError> {
         let mut reusables = lock(&self.reusables);
         if let Some(event) = reusables.free.pop() {
@@ -309,9 +298,6 @@ impl Shared {
 
     /// Other memory instead of pinned memory that a device may still write to, which is never used
     /// again.
-    ///
-    /// # Errors
-    /// [`EngineError::OutOfMemory`].
     pub(super) fn replace_output(&self, memory: OutputMemory) -> Result<OutputMemory, EngineError> {
         let OutputMemory::Pinned { region, .. } = memory else {
             return Ok(memory);

@@ -1,17 +1,11 @@
 //! What a stream takes. The same numbers estimate it, allocate it and divide it into buffers.
 
 use super::padding::Padding;
-use crate::engine::cuda::compression::Buffers;
-use crate::engine::cuda::kernels::aggregate;
-use crate::engine::cuda::lane::Capacity;
-use crate::engine::cuda::session::Aggregation;
-use crate::engine::cuda::sizing::{
-    Arena, MemoryEstimate, Region, SLOT_ALIGNMENT, ShardKind, Tuning,
-};
+use crate::MemoryEstimate;
+use crate::engine::cuda::arena::{Arena, Arenas, Region, Tuning};
+use crate::engine::cuda::sizing::{KernelRegions, ShardKind, Sizing};
 use crate::engine::host::encoded_bound;
-use crate::engine::stream::{StreamJob, StreamMemory};
-use crate::layout::permutation::PermutationError;
-use crate::layout::{ShardPermutation, StreamGrid};
+use crate::engine::stream::StreamJob;
 
 /// The most batches under way at once: one goes up, one is in the kernels and one comes back.
 const DEPTH: usize = 3;
@@ -20,81 +14,18 @@ const DEPTH: usize = 3;
 /// won by small ones but an early begin.
 const SLABS: usize = 8;
 
-/// The buffers of a batch under way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Flight {
-    /// Device: `u32` per subchunk: whether the compressor failed on it.
-    pub(super) failed: Region,
-    /// Device: `u64` per place and one more: where encoded subchunks start.
-    pub(super) offsets: Region,
-    /// Device: encoded subchunks, one after the other.
-    pub(super) dense: Region,
-    /// Pinned, from the device: `offsets` and `failed`.
-    pub(super) answer: Region,
-}
-
-/// What compresses, and where frames of a whole batch lie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Compressing {
-    /// For `most` subchunks at once.
-    pub(super) buffers: Buffers,
-    pub(super) most: usize,
-    frames: Region,
-    sizes: Region,
-    framed: Region,
-}
-
-impl Compressing {
-    /// The buffers, with room for frames of the subchunks from `first` on.
-    pub(super) fn part(&self, first: usize, count: usize) -> Buffers {
-        let end = first + count;
-        let stride = self.buffers.frame_stride;
-        self.buffers.with_frames(
-            self.frames.part(first * stride..end * stride),
-            self.sizes.part(first * 8..end * 8),
-            self.framed.part(first * 4..end * 4),
-        )
-    }
-
-    /// The frames of all subchunks, their sizes, and whether there are any.
-    pub(super) fn all(&self) -> [Region; 3] {
-        [self.frames, self.sizes, self.framed]
-    }
-}
-
 /// A stream's buffers.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) struct StreamSizing {
+    /// What kernels use, and the buffers of each batch under way.
+    pub(super) lane: Sizing,
     pub(super) padding: Padding,
-    /// The most elements in a slab.
-    pub(super) slab: usize,
-    /// Bytes of an encoded subchunk; at most, if there is a compressor.
-    pub(super) encoded: usize,
-    pub(super) compressing: Option<Compressing>,
-    /// Bytes from one slot to the next.
-    pub(super) slot_stride: usize,
     /// Pinned, to the device: the slices of a batch, padded.
     pub(super) inputs: Vec<Region>,
     /// Device: the same, for each input.
     pub(super) raws: Vec<Region>,
-    /// Device: a slot per subchunk of a batch. One batch at a time, as all that only kernels use,
-    /// in one stream.
-    pub(super) slots: Region,
-    /// Device: `u32` per subchunk: whether it is stored.
-    pub(super) stored: Region,
-    /// Device: `u64` per place: encoded bytes.
-    sizes: Region,
-    /// Device: `u32` per place: which subchunk lies there.
-    source: Region,
-    /// Device: what the scan needs.
-    scratch: Region,
-    /// Device: the fill value, repeated; and pinned, to the device.
-    pub(super) fill: Region,
-    pub(super) fill_staging: Region,
-    pub(super) flights: Vec<Flight>,
     /// Pinned, from the device: encoded batches.
     pub(super) outputs: Vec<Region>,
-    pub(super) capacity: Capacity,
 }
 
 impl StreamSizing {
@@ -102,12 +33,8 @@ impl StreamSizing {
     ///
     /// # Errors
     /// A batch is too large for any device, or the compressor's library cannot take it: the reason.
-    pub(super) fn new(
-        kind: &ShardKind<'_>,
-        job: &StreamJob,
-        tuning: Tuning,
-    ) -> Result<Self, String> {
-        let permutation = permutation(&job.grid, job.epochs).map_err(|e| e.to_string())?;
+    pub(super) fn new(kind: &ShardKind, job: &StreamJob, tuning: Tuning) -> Result<Self, String> {
+        let permutation = (job.grid.batch_permutation(job.epochs)).map_err(|e| e.to_string())?;
         Self::divide(kind, job, tuning, permutation.padded_slots())?.ok_or_else(|| {
             format!(
                 "batches of {} epochs, with {} subchunks of {} bytes each, are too large for a device: use fewer",
@@ -128,7 +55,7 @@ impl StreamSizing {
 
     /// `None` if they are more than this machine can address.
     fn divide(
-        kind: &ShardKind<'_>,
+        kind: &ShardKind,
         job: &StreamJob,
         tuning: Tuning,
         places: usize,
@@ -141,107 +68,44 @@ impl StreamSizing {
             None => None,
         };
         Ok((|| {
-            let grid = kind.grid;
+            let grid = &kind.grid;
             let (count, parts) = job.grid.batch_counts(job.epochs)?;
-            let element = grid.element_size();
             let padded = grid.subchunk_bytes().checked_mul(count)?;
-            let (in_slot, slot_stride) = kind.slot()?;
-            let slab = (tuning.slab.checked_mul(SLABS)?.min(padded) / element).max(1);
-            let (mut device, mut pinned_in, mut pinned_out) =
-                (Arena::default(), Arena::default(), Arena::default());
-            let u32s = count.checked_mul(4)?;
-            let slots = device.region(slot_stride.checked_mul(count)?)?;
-            let compressing = match compressor {
-                Some((compression, requirements, most)) => {
-                    let buffers =
-                        Buffers::new(&mut device, compression, requirements, most, slot_stride)?;
-                    Some(Compressing {
-                        buffers,
-                        most,
-                        frames: device.region(buffers.frame_stride.checked_mul(count)?)?,
-                        sizes: device.region(count.checked_mul(8)?)?,
-                        framed: device.region(u32s)?,
-                    })
-                }
-                None => None,
-            };
-            let encoded = compressing.map_or(in_slot, |compressing| compressing.buffers.encoded);
-            let fill = device.region(element * SLOT_ALIGNMENT)?;
-            let fill_staging = pinned_in.region(fill.len)?;
-            let failed = compressing.map_or(0, |_| u32s);
+            let slab = tuning.slab.checked_mul(SLABS)?.min(padded) / grid.element_size();
+            let mut arenas = Arenas::default();
+            let mut lane = Sizing::of_kernels(kind, count, slab.max(1), compressor, &mut arenas)?;
             let inputs = job.inputs.max(1);
-            let flights = (0..inputs.min(DEPTH))
-                .map(|_| {
-                    let offsets = device.region(places.checked_add(1)?.checked_mul(8)?)?;
-                    Some(Flight {
-                        failed: device.region(failed)?,
-                        offsets,
-                        dense: device.region(encoded.checked_mul(count)?)?,
-                        answer: pinned_out.region(offsets.len.checked_add(failed)?)?,
-                    })
-                })
-                .collect::<Option<_>>()?;
+            let kernels = KernelRegions::new(count, places, &mut arenas.device)?;
+            for _ in 0..inputs.min(DEPTH) {
+                let regions = lane.batch_regions(kind, kernels, (count, places), 0, &mut arenas)?;
+                lane.batches.push(regions);
+            }
             // What the host encodes instead may be longer.
             let room = job.room.head.checked_add(job.room.tail)?;
-            let output = encoded_bound(kind.chain, grid.subchunk_bytes())?
-                .max(encoded)
+            let output = encoded_bound(&kind.chain, grid.subchunk_bytes())?
+                .max(lane.encoded)
                 .checked_mul(count)?
                 .checked_add(room.checked_mul(parts)?)?;
+            let regions = |arena: &mut Arena, number: usize, len| -> Option<Vec<Region>> {
+                (0..number).map(|_| arena.region(len)).collect()
+            };
+            let inputs = regions(&mut arenas.pinned_in, inputs, padded)?;
+            let raws = regions(&mut arenas.device, inputs.len(), padded)?;
+            let outputs = regions(&mut arenas.pinned_out, job.outputs.max(1), output)?;
+            lane.capacity = arenas.capacity();
             Some(Self {
+                lane,
                 padding: Padding::new(&job.grid),
-                slab,
-                encoded,
-                compressing,
-                slot_stride,
-                inputs: (0..inputs)
-                    .map(|_| pinned_in.region(padded))
-                    .collect::<Option<_>>()?,
-                raws: (0..inputs)
-                    .map(|_| device.region(padded))
-                    .collect::<Option<_>>()?,
-                slots,
-                stored: device.region(u32s)?,
-                sizes: device.region(places.checked_mul(8)?)?,
-                source: device.region(places.checked_mul(4)?)?,
-                scratch: device.region(aggregate::scan_scratch_bytes(places))?,
-                fill,
-                fill_staging,
-                flights,
-                outputs: (0..job.outputs.max(1))
-                    .map(|_| pinned_out.region(output))
-                    .collect::<Option<_>>()?,
-                capacity: Capacity {
-                    device: device.len(),
-                    pinned_in: pinned_in.len(),
-                    pinned_out: pinned_out.len(),
-                },
+                inputs,
+                raws,
+                outputs,
             })
         })())
     }
 
-    /// Where a batch of `subchunks` in `places` is aggregated.
-    pub(super) fn aggregation(
-        &self,
-        flight: &Flight,
-        subchunks: usize,
-        places: usize,
-    ) -> Aggregation {
-        Aggregation {
-            sizes: self.sizes,
-            source: self.source,
-            offsets: flight.offsets.part(0..(places + 1) * 8),
-            scratch: self.scratch,
-            dense: flight.dense.part(0..self.encoded * subchunks),
-        }
-    }
-
     /// What the stream takes.
-    pub(super) fn estimate(&self) -> StreamMemory {
-        StreamMemory {
-            host: 0,
-            pinned: self.capacity.pinned(),
-            device: self.capacity.device,
-        }
+    pub(super) fn estimate(&self) -> MemoryEstimate {
+        self.lane.capacity.takes()
     }
 
     /// Whether a budget is enough.
@@ -249,7 +113,7 @@ impl StreamSizing {
     /// # Errors
     /// It is not: the numbers, and what would help.
     pub(super) fn check(&self, job: &StreamJob, budget: MemoryEstimate) -> Result<(), String> {
-        let takes = self.capacity.takes();
+        let takes = self.estimate();
         if takes.device <= budget.device && takes.pinned <= budget.pinned {
             return Ok(());
         }
@@ -258,30 +122,4 @@ impl StreamSizing {
             job.epochs
         ))
     }
-}
-
-/// The places of a batch's subchunks: of the slots that its shards have in it.
-///
-/// # Errors
-/// There are too many.
-pub(super) fn permutation(
-    grid: &StreamGrid,
-    epochs: usize,
-) -> Result<ShardPermutation, PermutationError> {
-    ShardPermutation::new(&counts(grid, epochs), &per_shard(grid, epochs))
-}
-
-/// Subchunks of a batch along each axis.
-pub(super) fn counts(grid: &StreamGrid, epochs: usize) -> Vec<usize> {
-    let mut counts = vec![epochs];
-    counts.extend(grid.subchunks());
-    counts
-}
-
-/// Subchunks that a shard has in a batch along each axis. A batch that is shorter than a shard has no
-/// places for the epochs that are in others.
-pub(super) fn per_shard(grid: &StreamGrid, epochs: usize) -> Vec<usize> {
-    let mut per_shard = grid.shard().counts().to_vec();
-    per_shard[0] = per_shard[0].min(epochs);
-    per_shard
 }

@@ -4,11 +4,11 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use super::{HostInput, HostStream, too_large};
+use super::slots::{HostInput, HostStream, too_large};
+use crate::engine::buffers::Lease;
 use crate::engine::host::scatter::Scatter;
 use crate::engine::host::workers::Schedule;
 use crate::engine::host::{crc32c, encode as shards, stages};
-use crate::engine::pool::Lease;
 use crate::engine::stream::{EncodedPart, StreamChain};
 use crate::engine::{EngineError, KnownChain, SubchunkCodec};
 use crate::layout::BatchGrid;

@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::sync::{Mutex, PoisonError};
 
-use super::crew;
+use super::slots::crew;
 use crate::engine::EngineError;
 
 /// A thread takes at most this many bytes at once.

@@ -15,181 +15,21 @@
 
 mod encode;
 mod gather;
+mod padded;
+mod slots;
 
 pub(crate) use gather::gather;
+pub(crate) use padded::encode_padded;
+pub(crate) use slots::{HostStream, encoded_bound, stream_memory};
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, OnceLock};
 
-use super::crc32c;
-use super::disjoint::Slices;
-use crate::crew::Crew;
 use crate::engine::EngineError;
-use crate::engine::pool::{Contents, Lease, Pool};
-use crate::engine::stream::{
-    EncodedBatch, Encoder, FailedBatch, Input, Returned, Room, StreamChain, StreamEngine,
-    StreamJob, StreamMemory,
-};
+use crate::engine::buffers::Pool;
+use crate::engine::stream::{EncodedBatch, Encoder, FailedBatch, Input, StreamEngine};
 use crate::layout::BatchGrid;
-
-/// A stream that is encoded on the host.
-#[derive(Debug)]
-pub(crate) struct HostStream {
-    job: Arc<StreamJob>,
-    /// A batch of all its epochs. Shorter ones use the first slots of each part.
-    batch: BatchGrid,
-    slots: SlotLayout,
-    slices: Slices,
-    inputs: Arc<Pool>,
-    /// `None` if inputs become outputs.
-    outputs: Option<Arc<Pool>>,
-}
-
-/// Where the slots of a batch are in an input.
-#[derive(Debug)]
-struct SlotLayout {
-    /// Bytes from one slot of a part to the next.
-    stride: usize,
-    /// Where the first slot of each part begins.
-    starts: Vec<usize>,
-    len: usize,
-}
-
-impl SlotLayout {
-    /// `None` if it is more than this machine can address.
-    fn new(job: &StreamJob, batch: &BatchGrid) -> Option<Self> {
-        let stride = slot_stride(job)?;
-        let Room { head, tail } = job.room;
-        let mut len = 0_usize;
-        let mut starts = Vec::with_capacity(batch.parts().len());
-        for part in batch.parts() {
-            let start = len.checked_add(head)?;
-            starts.push(start);
-            len = start
-                .checked_add(part.len().checked_mul(stride)?)?
-                .checked_add(tail)?;
-        }
-        Some(Self {
-            stride,
-            starts,
-            len,
-        })
-    }
-}
-
-/// Bytes from one slot of a part to the next: a subchunk, and its checksums if it is encoded in place.
-fn slot_stride(job: &StreamJob) -> Option<usize> {
-    let subchunk = job.grid.shard().subchunk_bytes();
-    match &job.chain {
-        StreamChain::Known(chain) if chain.is_fixed_size() => {
-            subchunk.checked_add(chain.stages.len() * crc32c::LEN)
-        }
-        _ => Some(subchunk),
-    }
-}
-
-fn too_large() -> EngineError {
-    EngineError::OutOfMemory {
-        what: "a batch of a stream",
-        bytes: usize::MAX,
-    }
-}
-
-/// Tables that are kept, or made while a batch is encoded, in bytes: for each subchunk, and for each
-/// part of a shard. About.
-const TABLES: (usize, usize) = (160, 320);
-
-/// Bytes of an input, of an output (`None` if inputs become outputs), and of tables, for batches of all
-/// epochs.
-fn sizes(job: &StreamJob) -> Option<(usize, Option<usize>, usize)> {
-    let (subchunks, parts) = job.grid.batch_counts(job.epochs)?;
-    let slots = subchunks.checked_mul(slot_stride(job)?)?;
-    let rooms = parts.checked_mul(job.room.head.checked_add(job.room.tail)?)?;
-    let subchunk = job.grid.shard().subchunk_bytes();
-    let (input, output) = if job.chain.is_fixed_size() {
-        (slots.checked_add(rooms)?, None)
-    } else {
-        let bound = job.chain.encoded_bound(subchunk)?;
-        (slots, Some(bound.checked_mul(subchunks)?))
-    };
-    let (of_subchunk, of_part) = TABLES;
-    let tables = subchunks.checked_mul(of_subchunk)?;
-    let mut tables = tables.checked_add(parts.checked_mul(of_part)?)?;
-    if let StreamChain::Foreign(_) = &job.chain {
-        // The encoded batch is collected before it is copied.
-        tables = tables.checked_add(subchunks.checked_mul(subchunk)?)?;
-    }
-    Some((input, output, tables))
-}
-
-/// What the buffers of a stream take on the host.
-///
-/// # Errors
-/// [`EngineError::OutOfMemory`] if they are more than this machine can address.
-pub(crate) fn stream_memory(job: &StreamJob) -> Result<StreamMemory, EngineError> {
-    let host = || {
-        let (input, output, tables) = sizes(job)?;
-        let outputs = output.unwrap_or(0).checked_mul(job.outputs)?;
-        let host = input.checked_mul(job.inputs)?.checked_add(outputs)?;
-        host.checked_add(tables)
-    };
-    Ok(StreamMemory {
-        host: host().ok_or_else(too_large)?,
-        ..StreamMemory::default()
-    })
-}
-
-impl HostStream {
-    /// Set up for a stream. Nothing is allocated yet.
-    ///
-    /// # Errors
-    /// [`EngineError::OutOfMemory`] if the buffers are more than this machine can address.
-    pub(crate) fn new(
-        job: Arc<StreamJob>,
-        returned: &Arc<Returned>,
-    ) -> Result<Arc<Self>, EngineError> {
-        if !job.chain.is_fixed_size() && job.room != Room::default() {
-            return Err(EngineError::Internal("room around parts in pieces"));
-        }
-        let batch = job.grid.batch(job.epochs).map_err(|_| too_large())?;
-        let slots = SlotLayout::new(&job, &batch).ok_or_else(too_large)?;
-        let slices = Slices::new(&job.grid, &batch, |place, part| {
-            slots.starts[part] + (place - batch.parts()[part].first) * slots.stride
-        });
-        let pool =
-            |len, contents, most| Pool::new(len, contents, most, job.huge_pages, returned.clone());
-        let contents = match &job.chain {
-            StreamChain::Known(_) => Contents::Zeros,
-            StreamChain::Foreign(_) => Contents::Nothing,
-        };
-        let (_, output, _) = sizes(&job).ok_or_else(too_large)?;
-        let outputs = output.map(|len| pool(len, contents, job.outputs));
-        Ok(Arc::new(Self {
-            inputs: pool(slots.len, Contents::Zeros, job.inputs),
-            outputs,
-            batch,
-            slots,
-            slices,
-            job,
-        }))
-    }
-
-    /// Fill what the edge of the array leaves of slots.
-    fn fill_edges(&self, buffer: &mut [u8]) {
-        let len = self.job.grid.shard().subchunk_bytes();
-        for start in self.slices.cut_slots() {
-            for element in buffer[start..start + len].chunks_exact_mut(self.job.fill_value.len()) {
-                element.copy_from_slice(&self.job.fill_value);
-            }
-        }
-    }
-}
-
-/// Shared by all streams of the process.
-fn crew() -> &'static Crew {
-    static CREW: OnceLock<Crew> = OnceLock::new();
-    CREW.get_or_init(|| Crew::new("zarrs_cuda slices"))
-}
+use slots::HostInput;
 
 /// The threads that encode streams. They are not rayon's global ones: all of those may be waiting for
 /// a stream to take what they append.
@@ -236,33 +76,6 @@ impl StreamEngine for Arc<HostStream> {
             stream: self.clone(),
             submitted: None,
         }))
-    }
-}
-
-/// Slots that are being filled.
-#[derive(Debug)]
-struct HostInput {
-    stream: Arc<HostStream>,
-    lease: Lease,
-    /// Which slots were encoded in place, by an attempt that failed for others; empty before the
-    /// first.
-    in_place: Vec<bool>,
-}
-
-impl Input for HostInput {
-    fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), EngineError> {
-        let stream = &self.stream;
-        stream
-            .slices
-            .write(self.lease.bytes(), at, bytes, crew(), stream.job.threads)
-    }
-
-    fn read(&mut self, at: usize, bytes: &mut [u8]) -> Result<(), EngineError> {
-        self.stream.slices.read(self.lease.as_ref(), at, bytes)
-    }
-
-    fn into_any(self: Box<Self>) -> Box<dyn std::any::Any + Send> {
-        self
     }
 }
 

@@ -1,5 +1,7 @@
 //! What the driver made for us, by number.
 
+use crate::engine::cuda::driver::DriverError;
+use cudarc::driver::sys::{CUfunc_st, CUmod_st};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -22,6 +24,17 @@ impl<T> Copy for Handle<T> {}
 unsafe impl<T> Send for Handle<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Handle<T> {}
+
+/// The kernels of a device that were asked for.
+#[derive(Debug, Default)]
+pub(super) struct Kernels(pub(super) Mutex<Loaded>);
+
+/// With the errors, because what does not compile now never will, and trying takes long.
+#[derive(Debug, Default)]
+pub(super) struct Loaded {
+    pub(super) modules: HashMap<&'static str, Result<Handle<CUmod_st>, DriverError>>,
+    pub(super) kernels: HashMap<&'static str, Handle<CUfunc_st>>,
+}
 
 /// Streams or events. A number is never given twice, so that none can stand for what is gone.
 #[derive(Debug)]

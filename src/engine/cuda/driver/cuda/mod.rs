@@ -6,6 +6,7 @@
 //! could destroy it under memory that was leaked on purpose, would throw the compiled kernels
 //! away, and at exit may come after the driver has shut down.
 
+mod arguments;
 mod capture;
 mod codes;
 mod functions;
@@ -21,14 +22,14 @@ use super::{
     Access, Arg, DeviceInfo, DeviceMemory, DeviceSpan, Dims, Driver, DriverError, EventId, Fault,
     LibraryCall, PinnedMemory, PinnedSpan, PinnedUse, Site, Span, StreamId,
 };
+use arguments::{Arguments, address};
 use codes::{NOT_READY, SUCCESS};
 use cudarc::driver::sys::{
-    CU_MEMHOSTALLOC_WRITECOMBINED, CUctx_st, CUdevice, CUdeviceptr, CUevent, CUevent_flags,
-    CUevent_st, CUstream, CUstream_flags, CUstream_st,
+    CU_MEMHOSTALLOC_WRITECOMBINED, CUctx_st, CUdevice, CUevent, CUevent_flags, CUevent_st,
+    CUstream, CUstream_flags, CUstream_st,
 };
 use functions::{Code, Functions};
-use handles::{Handle, Handles};
-use kernels::{Arguments, Kernels};
+use handles::{Handle, Handles, Kernels};
 use std::{
     ffi::c_void,
     fmt, process, ptr,
@@ -183,12 +184,7 @@ impl CudaDriver {
     }
 }
 
-/// The address of the first byte.
-fn address(span: DeviceSpan) -> CUdeviceptr {
-    span.memory.0.wrapping_add(span.offset as u64)
-}
-
-/// As above. Only what lies within the allocation may be accessed through it.
+/// The address of the first byte. Only what lies within the allocation may be accessed through it.
 fn pinned_address(span: PinnedSpan) -> *mut c_void {
     span.memory.0.as_ptr().wrapping_add(span.offset).cast()
 }

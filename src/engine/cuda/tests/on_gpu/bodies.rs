@@ -12,11 +12,11 @@ use rayon::prelude::*;
 
 use crate::conformance::{check, check_compressed};
 use crate::engine::cuda::driver::Driver;
-use crate::engine::cuda::{CudaEngine, Devices, Limits, Tuning, fallback};
+use crate::engine::cuda::{CudaEngine, Devices, Limits, Tuning};
 use crate::engine::host::HostEngine;
 use crate::engine::{Chain, EncodedShard, Engine, EngineError, Job, KnownChain, Stage};
 use crate::layout::{SubchunkGrid, batches};
-use crate::plan::{Engines, Rule};
+use crate::plan::{self, Engines, Rule};
 use crate::{Backend, Options};
 
 /// Shards of the conformance suite, with budgets of `memory` bytes, or those that nobody chose.
@@ -62,7 +62,7 @@ pub(in crate::engine::cuda) fn conformance_with(
             expected: 1,
         },
     ];
-    let corrupted = corrupted.each_ref().map(fallback::reason);
+    let corrupted = corrupted.each_ref().map(plan::reason);
     let fallbacks = fallbacks();
     let others: Vec<_> = fallbacks
         .keys()

@@ -18,6 +18,7 @@ use crate::engine::{
 };
 use crate::layout::SubchunkGrid;
 use crate::options::LevelPolicy;
+use crate::plan::WithFallback;
 
 /// How large shards are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -380,6 +381,7 @@ pub(in crate::engine::cuda) fn decompressed(setup: &Setup) -> ([u64; 2], BTreeMa
             let engine = setup.engine(&subject.chain);
             let encoder: &dyn Engine = if by_host { &HostEngine } else { &engine };
             let EncodedShard { bytes, extents } = subject.encode(encoder).unwrap();
+            let engine = WithFallback::strict(engine);
             let decoded = engine.decode(&subject.job(), &bytes, &extents).unwrap();
             let stages = &subject.chain.stages;
             assert!(decoded == subject.elements, "{stages:?}: other elements");

@@ -34,7 +34,7 @@ fn engine(driver: &Arc<dyn Driver>, subject: &Subject, tuning: Tuning) -> CudaEn
 fn run(driver: &Arc<dyn Driver>, subject: &Subject, tuning: Tuning, seed: u64) {
     let engine = engine(driver, subject, tuning);
     let job = Arc::new(subject.job.clone());
-    let stream = engine.stream(job, returned()).unwrap();
+    let stream = engine.stream(job, returned(), None).unwrap();
     encode(subject, stream, seed).unwrap();
     assert!(engine.counters().snapshot().batches_encoded > 0);
 }
@@ -132,7 +132,7 @@ fn streams_of_what_is_on_the_device() {
         for (seed, subject) in any.chain(large(&[Stage::Crc32c])).enumerate() {
             let engine = engine(&driver, &subject, Tuning::DEFAULT);
             let job = Arc::new(subject.job.clone());
-            let stream = engine.stream(job, returned()).unwrap();
+            let stream = engine.stream(job, returned(), None).unwrap();
             let seed = seed as u64;
             let mut application =
                 Application::new(driver.clone(), false, subject.bytes.len(), seed).unwrap();

@@ -9,11 +9,11 @@ use super::compression::{compressors, with};
 use super::*;
 use crate::engine::cuda::driver::Site;
 use crate::engine::cuda::driver::simulation::Inject;
-use crate::engine::cuda::{Compressors, Metrics, WithFallback, frame_parts};
+use crate::engine::cuda::{Compressors, frame_parts};
 use crate::engine::{BloscStage, Cname, EncodedShard, Shuffle};
 use crate::layout::Extent;
 use crate::plan::{self, Engines, Rule};
-use crate::{Backend, Options};
+use crate::{Backend, Metrics, Options};
 
 fn decoding(library: StandIn) -> Compressors {
     Compressors {
@@ -142,7 +142,7 @@ impl Shard {
     /// Decode `shard` on `engine`: the right elements, and why that was on the host, if it was.
     fn decode(&self, engine: &CudaEngine, shard: &EncodedShard) -> Option<String> {
         let before = engine.counters().snapshot();
-        let decoded = engine
+        let decoded = strict(engine)
             .decode(&self.job(), &shard.bytes, &shard.extents)
             .unwrap_or_else(|error| panic!("{:?}: {error}", self.chain.stages));
         assert!(decoded == self.elements, "{:?}", self.chain.stages);
@@ -295,7 +295,7 @@ fn run(simulation: &Arc<Simulation>, shard: &Shard) -> Result<(), String> {
     let encoded = shard.encoded_on_host();
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         let engine = decoder(simulation, StandIn::Six, &shard.chain);
-        let decoded = engine.decode(&shard.job(), &encoded.bytes, &encoded.extents);
+        let decoded = strict(&engine).decode(&shard.job(), &encoded.bytes, &encoded.extents);
         let counts = engine.counters().snapshot();
         drop(engine);
         let decoded = decoded.map_err(|error| error.to_string())?;
@@ -363,7 +363,7 @@ fn it_has_to_be_asked_for() {
     let engine = engine_on(&simulation).for_chain(&shard.chain, with(StandIn::Six));
     assert!(!engine.decodes_whole_shards());
     let encoded = shard.encoded_on_host();
-    let decoded = engine.decode(&shard.job(), &encoded.bytes, &encoded.extents);
+    let decoded = strict(&engine).decode(&shard.job(), &encoded.bytes, &encoded.extents);
     assert!(decoded.expect("decodes") == shard.elements);
     assert_eq!(engine.counters().snapshot(), Metrics::default());
 
@@ -459,7 +459,7 @@ fn a_fault_of_the_device_is_no_reason_for_the_host() {
     };
     let first = refusing();
     let engine = decoder(&first, StandIn::Six, &shard.chain);
-    let refused = engine.decode(&shard.job(), &encoded.bytes, &encoded.extents);
+    let refused = strict(&engine).decode(&shard.job(), &encoded.bytes, &encoded.extents);
     assert!(
         matches!(refused, Err(EngineError::Device(_))),
         "{refused:?}"
@@ -469,7 +469,7 @@ fn a_fault_of_the_device_is_no_reason_for_the_host() {
     assert_clean(&first);
 
     let second = refusing();
-    let engine = WithFallback(decoder(&second, StandIn::Six, &shard.chain));
+    let engine = WithFallback::new(decoder(&second, StandIn::Six, &shard.chain));
     let decoded = engine.decode(&shard.job(), &encoded.bytes, &encoded.extents);
     assert!(decoded.expect("the host has it") == shard.elements);
     drop(engine);
@@ -628,7 +628,7 @@ fn blosc_blocks_in_any_order() {
 fn check_as_host(engine: &CudaEngine, shard: &Shard, bytes: &[u8], extents: &[Extent], what: &str) {
     let job = shard.job();
     let host = HostEngine.decode(&job, bytes, extents);
-    let device = engine.decode(&job, bytes, extents);
+    let device = strict(engine).decode(&job, bytes, extents);
     match (host, device) {
         (Ok(host), Ok(device)) => assert!(host == device, "{what}: other elements"),
         (Err(host), Err(device)) => assert_eq!(host.to_string(), device.to_string(), "{what}"),
@@ -774,11 +774,11 @@ fn checksums_that_are_not_validated() {
     let simulation = simulation(Schedule::Latest);
     let engine = decoder(&simulation, StandIn::Six, &shard.chain);
     let mut job = shard.job();
-    let invalid = engine.decode(&job, &encoded.bytes, &encoded.extents);
+    let invalid = strict(&engine).decode(&job, &encoded.bytes, &encoded.extents);
     assert!(matches!(invalid, Err(EngineError::Checksum { .. })));
     assert_eq!(engine.counters().snapshot().shards_decoded, 0);
     job.validate_checksums = false;
-    let decoded = engine.decode(&job, &encoded.bytes, &encoded.extents);
+    let decoded = strict(&engine).decode(&job, &encoded.bytes, &encoded.extents);
     assert!(decoded.expect("not validated") == shard.elements);
     assert_eq!(engine.counters().snapshot().shards_decoded, 1);
 }
@@ -800,7 +800,7 @@ fn a_wrong_checksum_in_front_of_the_compressor() {
         &encoded.extents,
         "as it is",
     );
-    let invalid = engine.decode(&shard.job(), &encoded.bytes, &encoded.extents);
+    let invalid = strict(&engine).decode(&shard.job(), &encoded.bytes, &encoded.extents);
     assert!(matches!(
         invalid,
         Err(EngineError::Checksum { subchunk: 6 })

@@ -5,7 +5,6 @@ use zarrs_cuda_nvcomp_stand_in::StandIn;
 
 use super::compression::{blosc, with};
 use super::*;
-use crate::engine::cuda::WithFallback;
 use crate::engine::cuda::driver::Fault;
 use crate::engine::cuda::driver::simulation::{Counts, Inject};
 use crate::engine::{Cname, Shuffle};
@@ -54,7 +53,7 @@ impl Subject {
         CudaEngine::new(devices, limits(), tuning).for_chain(&self.shard.chain, with(self.library))
     }
 
-    fn run(&self, engine: &dyn Engine) -> Result<(), EngineError> {
+    fn run(&self, engine: &(impl Engine + Clone)) -> Result<(), EngineError> {
         self.shard.run(engine)
     }
 
@@ -103,7 +102,7 @@ fn check_transient(subject: &Subject, inject: Inject, fault: Fault) {
     assert_clean(&simulation);
 
     let simulation = device_with(inject);
-    let engine = WithFallback(subject.engine_on(&simulation));
+    let engine = WithFallback::new(subject.engine_on(&simulation));
     subject.run(&engine).expect("the host has it");
     drop(engine);
     assert_clean(&simulation);
@@ -129,9 +128,9 @@ fn check_sticky(subject: &Subject, inject: Inject) {
     assert_left(&simulation, inject);
 
     let simulation = device_with(inject);
-    let engine = WithFallback(subject.engine_on(&simulation));
+    let engine = WithFallback::new(subject.engine_on(&simulation));
     subject.run(&engine).expect("the host has it");
-    let fallbacks = engine.0.counters().snapshot().fallbacks;
+    let fallbacks = engine.device.counters().snapshot().fallbacks;
     assert!(!fallbacks.is_empty(), "{inject:?}");
     drop(engine);
     assert_left(&simulation, inject);
@@ -205,7 +204,7 @@ fn check_refused(subject: &Subject, operation: usize) {
     assert_left_over(&simulation, &leftovers(&failed[0]), &failed[0]);
 
     let simulation = device_with(inject);
-    let engine = WithFallback(subject.engine_on(&simulation));
+    let engine = WithFallback::new(subject.engine_on(&simulation));
     subject.run(&engine).expect("the host has it");
     drop(engine);
     let failed = simulation.failed();

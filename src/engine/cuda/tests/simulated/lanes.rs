@@ -10,9 +10,11 @@ use zarrs_cuda_nvcomp_stand_in::StandIn;
 
 use super::compression::{blosc, compressors, engine_with, with};
 use super::*;
+use crate::Metrics;
 use crate::engine::cuda::driver::Fault;
 use crate::engine::cuda::driver::simulation::{Inject, Kind};
-use crate::engine::cuda::{Metrics, Sizing, WithFallback, nvcomp};
+use crate::engine::cuda::nvcomp;
+use crate::engine::cuda::sizing::Sizing;
 use crate::engine::{Cname, Shuffle};
 
 /// As [`TINY`], with half the batches.
@@ -285,13 +287,18 @@ fn idle_lanes_are_not_freed_in_vain() {
     let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
     let plan_of = |tuning| {
         let shard = &shard;
-        move |most| Sizing::within(&shard.kind(), most, tuning)
+        move |most| Sizing::within(&shard.kind(), most, tuning).map(Arc::new)
     };
     let plan = plan_of(TINIER);
-    let small = devices.first(&limits(), plan).expect("fits").device;
+    let small = devices
+        .first(&limits(), plan)
+        .expect("fits")
+        .capacity
+        .device;
     let large = devices
         .first(&limits(), plan_of(TINY))
         .expect("fits")
+        .capacity
         .device;
     assert!(small < large && large <= 3 * small);
     let limits = Limits {
@@ -365,7 +372,7 @@ fn lanes_come_and_go() {
     };
     let engines = [TINY, TINIER].map(|tuning| {
         let devices = large.devices.clone();
-        WithFallback(CudaEngine::new(devices, limits.clone(), tuning))
+        WithFallback::new(CudaEngine::new(devices, limits.clone(), tuning))
     });
     let finished = AtomicUsize::new(0);
     std::thread::scope(|scope| {

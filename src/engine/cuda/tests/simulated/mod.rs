@@ -23,6 +23,7 @@ use crate::engine::cuda::{CudaEngine, Devices, Limits, Tuning};
 use crate::engine::host::HostEngine;
 use crate::engine::{Chain, Engine, EngineError, Job, KnownChain, Stage};
 use crate::layout::SubchunkGrid;
+use crate::plan::WithFallback;
 
 /// So small that a shard of a few KiB is many batches of many slabs, and every ring goes round.
 const TINY: Tuning = Tuning {
@@ -121,13 +122,8 @@ impl Shard {
     }
 
     /// What the shard is to a device, without a compressor.
-    fn kind(&self) -> ShardKind<'_> {
-        ShardKind {
-            grid: &self.grid,
-            chain: &self.chain,
-            compressor: None,
-            decompressor: None,
-        }
+    fn kind(&self) -> ShardKind {
+        ShardKind::new(self.grid.clone(), self.chain.clone())
     }
 
     fn job(&self) -> Job<'_> {
@@ -155,13 +151,18 @@ impl Shard {
     }
 
     /// Encode and decode it on `engine`, whatever its chain.
-    fn run(&self, engine: &dyn Engine) -> Result<(), EngineError> {
+    fn run(&self, engine: &(impl Engine + Clone)) -> Result<(), EngineError> {
         if self.chain.is_fixed_size() {
             self.round_trip(engine)
         } else {
             self.there_and_back(engine).map(|_| ())
         }
     }
+}
+
+/// `engine`, with the host for the shards that are not for a device to decode.
+fn strict<E: Engine + Clone>(engine: &E) -> WithFallback<E> {
+    WithFallback::strict(engine.clone())
 }
 
 /// An engine on one simulated device.

@@ -9,11 +9,11 @@ use zarrs_cuda_nvcomp_stand_in::StandIn;
 
 use super::compression::{blosc, compressors, with};
 use super::*;
-use crate::engine::cuda::WithFallback;
 use crate::engine::cuda::tests::on_gpu::application::Application;
 use crate::engine::cuda::tests::on_gpu::stream::{self, Run, Subject, returned};
 use crate::engine::stream::StreamEngine;
 use crate::engine::{Cname, Shuffle};
+use crate::plan::HostBatches;
 
 /// Compressors take temporary memory.
 fn stream_limits() -> Limits {
@@ -37,9 +37,10 @@ fn open(
 ) -> Result<Arc<dyn StreamEngine>, EngineError> {
     let job = Arc::new(subject.job.clone());
     if falls_back {
-        WithFallback(engine.clone()).stream(job, returned())
+        let host = HostBatches::new(engine.clone(), job.clone());
+        engine.stream(job, returned(), Some(Arc::new(host)))
     } else {
-        engine.stream(job, returned())
+        engine.stream(job, returned(), None)
     }
 }
 

@@ -4,13 +4,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use super::compression::Asked;
+use super::arena::Capacity;
 use super::copiers::Copiers;
+use super::counters::Counters;
 use super::device::{Device, Process};
 use super::driver::{Driver, DriverError, Fault};
-use super::lane::{Capacity, Lane};
-use super::metrics::Counters;
-use super::sizing::{MemoryEstimate, Sizing};
+use super::kept::Kept;
+use super::lane::Lane;
+use super::sizing::{KindQuestion, ShardKind, Sizing};
+use crate::MemoryEstimate;
 use crate::engine::EngineError;
 
 /// A lane that nobody used for this long is given up.
@@ -43,7 +45,8 @@ pub struct Devices {
     changed: Condvar,
     pub copiers: Copiers,
     pub(crate) counters: Counters,
-    pub(super) asked: Asked,
+    /// What shards of some kinds are to these devices.
+    pub(super) kinds: Kept<KindQuestion, Arc<ShardKind>>,
     /// Whether a thread waits to give up idle lanes. Changes under the lock of the state.
     janitor: AtomicBool,
     gone: Arc<Gone>,
@@ -105,6 +108,7 @@ impl State {
         MemoryEstimate {
             device: budget.device.saturating_sub(self.leaked.device),
             pinned: budget.pinned.saturating_sub(self.leaked.pinned),
+            ..budget
         }
     }
 
@@ -168,13 +172,13 @@ fn subtract(sum: &mut MemoryEstimate, less: MemoryEstimate) {
 }
 
 /// What the lane for a shard has to be, if it may take so much; or why that is too little.
-pub(super) type Plan<'a> = &'a dyn Fn(MemoryEstimate) -> Result<Sizing, String>;
+pub(super) type Plan<'a> = &'a dyn Fn(MemoryEstimate) -> Result<Arc<Sizing>, String>;
 
 /// What is to be done about a lane on one device.
 enum Step {
-    Use(Lane, Sizing),
+    Use(Lane, Arc<Sizing>),
     /// When the lanes are freed.
-    Allocate(Sizing, Vec<Lane>),
+    Allocate(Arc<Sizing>, Vec<Lane>),
     Wait,
     /// The device cannot have such a lane: why.
     Never(String),
@@ -232,7 +236,7 @@ impl Devices {
             changed: Condvar::new(),
             copiers: Copiers::default(),
             counters: Counters::default(),
-            asked: Asked::default(),
+            kinds: Kept::default(),
         })
     }
 
@@ -273,6 +277,14 @@ impl Devices {
             return Err(unavailable(reason));
         }
         Ok(usable)
+    }
+
+    /// That there is a device to ask. Takes no lock.
+    ///
+    /// # Errors
+    /// There is none: why.
+    pub(super) fn check_usable(&self, limits: &Limits) -> Result<(), DriverError> {
+        self.usable(limits).map(|_| ())
     }
 
     /// What `plan` makes of the budget of the first device for which it makes something. No other
@@ -362,6 +374,7 @@ impl Devices {
                 Ok(MemoryEstimate {
                     device: *device,
                     pinned: limits.pinned_memory,
+                    ..MemoryEstimate::default()
                 })
             }
             Err(error) => {
@@ -380,7 +393,7 @@ impl Devices {
         &self,
         plan: Plan<'_>,
         limits: &Limits,
-    ) -> Result<(Acquired<'_>, Sizing), EngineError> {
+    ) -> Result<(Acquired<'_>, Arc<Sizing>), EngineError> {
         let open = Tried {
             most: usize::MAX,
             outcome: Outcome::Open,
@@ -402,7 +415,7 @@ impl Devices {
     fn acquire_or_wait(
         &self,
         request: &mut Request<'_>,
-    ) -> Result<(Acquired<'_>, Sizing), EngineError> {
+    ) -> Result<(Acquired<'_>, Arc<Sizing>), EngineError> {
         'again: loop {
             let usable = match self.usable(request.limits) {
                 Ok(usable) => usable,
@@ -439,7 +452,7 @@ impl Devices {
                         return Ok((self.acquired(index, lane), sizing));
                     }
                     Step::Allocate(sizing, in_the_way) => {
-                        let need = Capacity::of(&sizing);
+                        let need = sizing.capacity;
                         of_device.active += 1;
                         add(&mut of_device.used, need.takes());
                         drop(state);
@@ -523,7 +536,7 @@ impl Devices {
                 let budget = of_device.left(budget);
                 let device = most.min(budget.device);
                 let sizing = plan(MemoryEstimate { device, ..budget }).ok()?;
-                Some((most, Capacity::of(&sizing)))
+                Some((most, sizing.capacity))
             });
             let one_will_do = smaller.is_some_and(|(_, capacity)| {
                 let mut idle = of_device.idle.iter();
@@ -669,6 +682,7 @@ fn known_budget(of_device: &State, limits: &Limits) -> Option<MemoryEstimate> {
     Some(MemoryEstimate {
         device,
         pinned: limits.pinned_memory,
+        ..MemoryEstimate::default()
     })
 }
 
@@ -702,12 +716,12 @@ fn next_step(
         Ok(sizing) => sizing,
         Err(reason) => return Step::Never(reason),
     };
-    if let Some(lane) = of_device.take_idle(Capacity::of(&full)) {
+    if let Some(lane) = of_device.take_idle(full.capacity) {
         return Step::Use(lane, full);
     }
     // As large as there was memory for; if there is nothing so small, it is tried all the same.
     let sizing = within(tried.most.min(of_device.lowered(now))).unwrap_or(full);
-    let need = Capacity::of(&sizing);
+    let need = sizing.capacity;
     if let Some(lane) = of_device.take_idle(need) {
         return Step::Use(lane, sizing);
     }

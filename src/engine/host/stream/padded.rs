@@ -1,93 +1,59 @@
-//! A batch that a device has failed on, encoded by the host.
+//! A batch of a stream in memory that is padded to whole subchunks, as another engine holds it.
 //!
 //! It is not for speed, and it is not on rayon: the threads are its own, and end with the batch.
 
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
-use super::buffers::{CudaInput, CudaOutput};
-use super::sizing;
-use crate::engine::host::encode_stored_subchunk;
-use crate::engine::stream::{EncodedPart, StreamJob};
-use crate::engine::{Chain, EngineError, Job, KnownChain};
-use crate::layout::{BatchGrid, SubchunkGrid};
+use crate::engine::host::encode::encode_stored_subchunk;
+use crate::engine::stream::{EncodedPart, StreamChain, StreamJob};
+use crate::engine::{EngineError, Job, KnownChain};
+use crate::layout::BatchGrid;
 
 /// Decoded bytes that are encoded before they are put into their places: what they take beside the
 /// stream's own buffers is about that.
 const TOGETHER: usize = 4 << 20;
 
-/// A batch has more epochs than the job says.
-pub(super) const TOO_LONG: EngineError = EngineError::Internal("a batch that is too long");
-
-/// The job of a batch as if it were one shard: its padded slices are a box of whole subchunks.
-pub(super) struct Whole {
-    grid: SubchunkGrid,
-}
-
-impl Whole {
-    /// # Errors
-    /// [`EngineError::Internal`] if the batch is not one of the stream.
-    pub(super) fn new(job: &StreamJob, batch: &BatchGrid) -> Result<Self, EngineError> {
-        if batch.epochs() > job.epochs {
-            return Err(TOO_LONG);
-        }
-        let counts = sizing::counts(&job.grid, batch.epochs());
-        let subchunk = job.grid.shard().subchunk();
-        let shape: Vec<u64> = std::iter::zip(&counts, subchunk)
-            .map(|(count, extent)| (count * extent) as u64)
-            .collect();
-        let subchunk: Vec<u64> = subchunk.iter().map(|&extent| extent as u64).collect();
-        let grid = SubchunkGrid::new(&shape, &subchunk, job.grid.shard().element_size());
-        let grid = grid.map_err(|_| EngineError::Internal("a batch that is no box"))?;
-        Ok(Self { grid })
-    }
-
-    pub(super) fn job<'a>(&'a self, job: &'a StreamJob, chain: &'a KnownChain) -> Job<'a> {
-        Job {
-            grid: &self.grid,
-            chain: Chain::Known(chain),
-            fill_value: &job.fill_value,
-            store_empty: job.store_empty,
-            validate_checksums: true,
-            threads: job.threads,
-            huge_pages: job.huge_pages,
-        }
-    }
-}
-
-/// Encode a batch, all of which is in pinned memory.
+/// Encode `batch`, which is `padded` to a box of whole subchunks, to the begin of `output`. Returns
+/// its parts, one piece each, and the bytes that they take, with the room around them.
 ///
 /// # Errors
-/// The host's.
-pub(super) fn encode(
-    input: &CudaInput,
+/// [`EngineError::Internal`] if the job's chain or the batch is not one for this, or `output` is too
+/// short, and those of a codec.
+pub(crate) fn encode_padded(
+    job: &StreamJob,
     batch: &BatchGrid,
-    output: &mut CudaOutput,
-) -> Result<Vec<EncodedPart>, EngineError> {
-    let shared = input.shared.clone();
-    let whole = Whole::new(&shared.job, batch)?;
-    let job = whole.job(&shared.job, &shared.chain);
-    let decoded = input.bytes(batch.epochs());
-    let places = batch.places(&shared.job.grid);
+    padded: &[u8],
+    output: &mut [u8],
+) -> Result<(Vec<EncodedPart>, usize), EngineError> {
+    const NO_ROOM: EngineError = EngineError::Internal("an output without room");
+    let StreamChain::Known(chain) = &job.chain else {
+        return Err(EngineError::Internal("a padded batch of a foreign chain"));
+    };
+    let grid = (job.grid.padded_batch(batch.epochs()))
+        .map_err(|_| EngineError::Internal("a batch that is no box"))?;
+    if padded.len() != grid.shard_bytes() {
+        return Err(EngineError::Internal("a batch of another length"));
+    }
+    let shard = job.as_shard(&grid, chain);
+    let places = batch.places(&job.grid);
     let mut order = vec![0; places.len()];
     for (number, (place, _)) in places.iter().enumerate() {
         order[*place] = number;
     }
-    let together = (TOGETHER / job.grid.subchunk_bytes().max(1)).max(job.threads.get());
-    let room = shared.job.room;
-    let to = output.as_mut();
+    let together = (TOGETHER / grid.subchunk_bytes().max(1)).max(job.threads.get());
     let mut parts: Vec<EncodedPart> = Vec::with_capacity(batch.parts().len());
     let mut at = 0;
     for part in batch.parts() {
-        let first = at + room.head;
+        let first = at + job.room.head;
         at = first;
         let mut sizes = Vec::with_capacity(part.len());
         for numbers in order[part.first..part.first + part.len()].chunks(together) {
-            for encoded in encode_all(&job, &shared.chain, decoded, numbers)? {
+            for encoded in encode_all(&shard, chain, padded, numbers)? {
                 if let Some(encoded) = &encoded {
-                    to.get_mut(at..at + encoded.len())
-                        .ok_or(EngineError::Internal("an output without room"))?
+                    output
+                        .get_mut(at..at + encoded.len())
+                        .ok_or(NO_ROOM)?
                         .copy_from_slice(encoded);
                     at += encoded.len();
                 }
@@ -98,13 +64,12 @@ pub(super) fn encode(
             pieces: vec![first..at],
             sizes,
         });
-        at += room.tail;
+        at += job.room.tail;
     }
-    if at > to.len() {
-        return Err(EngineError::Internal("an output without room"));
+    if at > output.len() {
+        return Err(NO_ROOM);
     }
-    output.truncate(at);
-    Ok(parts)
+    Ok((parts, at))
 }
 
 /// What a subchunk is encoded to, if it is stored.

@@ -1,4 +1,4 @@
-//! What the CUDA engine did, for applications to read.
+//! Counts what the CUDA engine does.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::device::Process;
+use crate::metrics::Metrics;
 
 /// How many different reasons of fallbacks are kept apart.
 const MOST_REASONS: usize = 32;
@@ -163,12 +164,8 @@ impl Counters {
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .clone(),
-            // Not of this engine.
-            partial_writes: 0,
-            compaction_requests: 0,
-            compactions: 0,
-            writer_waits: 0,
-            writer_wait: Duration::ZERO,
+            // The other parts of the crate count the rest.
+            ..Metrics::default()
         }
     }
 }
@@ -185,81 +182,4 @@ impl Counters {
 
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// What this process did until now: on devices, in partial writes, and in [writers](crate::writer).
-/// [`metrics`](crate::metrics) returns it. In a forked child the counts of devices are 0, because
-/// it uses none.
-///
-/// Times of stages are the devices' own, taken with events. They add up over lanes that run at the
-/// same time: they show where time goes, not how long a shard takes. A *lane* is the set of buffers
-/// and streams of one shard in flight.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Metrics {
-    /// Shards that were encoded on a device.
-    pub shards_encoded: u64,
-    /// Shards that were decoded on a device.
-    pub shards_decoded: u64,
-    /// Batches of streams that were encoded on a device.
-    pub batches_encoded: u64,
-    /// Bytes that were copied to devices.
-    pub bytes_to_device: u64,
-    /// Bytes that were copied from devices.
-    pub bytes_from_device: u64,
-    /// Time of copies to devices.
-    pub to_device: Duration,
-    /// Time of scattering elements into subchunks.
-    pub scatter: Duration,
-    /// Time of CRC32C checksums.
-    pub crc32c: Duration,
-    /// Time of Blosc's shuffles.
-    pub shuffle: Duration,
-    /// Time of compressors.
-    pub compress: Duration,
-    /// Time of making frames of the compressors' output.
-    pub frame: Duration,
-    /// Time of decompressors, and of comparing gzip's checksums.
-    pub decompress: Duration,
-    /// Time of aggregating encoded subchunks.
-    pub aggregate: Duration,
-    /// Time of splitting shards into subchunks.
-    pub split: Duration,
-    /// Time of copying the elements of subchunks back into boxes.
-    pub unscatter: Duration,
-    /// Time of copies from devices.
-    pub from_device: Duration,
-    /// Lanes that were made.
-    pub lanes_created: u64,
-    /// Lanes that are in use or wait for work.
-    pub lanes_alive: u64,
-    /// Lanes that were given up with some of their memory not freed: the device was broken, or did
-    /// not confirm that it was done with the memory.
-    pub lanes_leaked: u64,
-    /// How often a shard waited for a lane.
-    pub lane_waits: u64,
-    /// Shards that wait for a lane now.
-    pub lanes_waiting: u64,
-    /// Time that shards waited for lanes.
-    pub lane_wait: Duration,
-    /// How often a lane was made smaller because the device had too little memory.
-    pub batches_halved: u64,
-    /// Subchunks that the host compressed because a device's compressor failed on them.
-    pub subchunks_on_host: u64,
-    /// Work that went to the host after a device had been chosen, counted by reason: shards and
-    /// batches of streams under [`Backend::Auto`](crate::Backend::Auto), and shards with a
-    /// compressor that the host decoded although [`device_decode`](crate::Options::device_decode)
-    /// was set.
-    pub fallbacks: BTreeMap<String, u64>,
-    /// Partial writes that updated a shard where it is stored, on any engine.
-    pub partial_writes: u64,
-    /// Partial writes that left more unused bytes than
-    /// [`max_dead_fraction`](crate::Options::max_dead_fraction) allows.
-    pub compaction_requests: u64,
-    /// Shards that were compacted.
-    pub compactions: u64,
-    /// How often an append to a [writer](crate::writer) waited for the encoder or the store.
-    pub writer_waits: u64,
-    /// Time that such appends waited.
-    pub writer_wait: Duration,
 }

@@ -1,21 +1,13 @@
-//! What a device says about a batch: where its encoded subchunks are, and which ones it has not.
+//! Where the subchunks of a batch go, by what the device says about them.
 
 use std::ops::Range;
 
-use super::encoder::StreamSession;
 use super::shared::Shared;
-use super::sizing;
+use crate::engine::cuda::answer::{Answer, wrong_answer};
 use crate::engine::cuda::driver::DriverError;
-use crate::engine::cuda::encode::is_possible;
+use crate::engine::cuda::session::Session;
 use crate::engine::stream::EncodedPart;
 use crate::layout::BatchGrid;
-
-/// The offsets of all places, and of each subchunk whether the compressor failed on it; of none, if
-/// there is no compressor.
-pub(super) struct Answer {
-    pub(super) offsets: Vec<u64>,
-    pub(super) failed: Vec<bool>,
-}
 
 /// Where a batch goes.
 pub(super) struct Layout {
@@ -28,29 +20,23 @@ pub(super) struct Layout {
     pub(super) len: usize,
 }
 
-impl Answer {
-    /// The subchunks that the host has to encode, in the order of their places.
-    pub(super) fn failed(&self) -> impl Iterator<Item = usize> {
-        let failed = self.failed.iter().enumerate();
-        failed.filter_map(|(number, failed)| failed.then_some(number))
-    }
-
+impl Layout {
     /// Where everything goes, if `on_host` has the bytes of each subchunk that the host has encoded.
     ///
     /// # Errors
     /// The answer is an impossible one.
-    pub(super) fn layout(
-        &self,
-        session: &StreamSession<'_>,
+    pub(super) fn new(
+        session: &Session<'_>,
         shared: &Shared,
         batch: &BatchGrid,
+        answer: &Answer,
         on_host: &dyn Fn(usize) -> usize,
-    ) -> Result<Layout, DriverError> {
+    ) -> Result<Self, DriverError> {
         let job = &shared.job;
-        let per_shard = sizing::per_shard(&job.grid, batch.epochs());
-        let counts = sizing::counts(&job.grid, batch.epochs());
+        let per_shard = job.grid.batch_subchunks_per_shard(batch.epochs());
+        let counts = job.grid.batch_subchunks(batch.epochs());
         let places: usize = per_shard.iter().product();
-        let mut layout = Layout {
+        let mut layout = Self {
             parts: Vec::with_capacity(batch.parts().len()),
             copies: Vec::new(),
             on_host: Vec::new(),
@@ -65,23 +51,17 @@ impl Answer {
                 let number = subchunk(place, &per_shard, &part.shard, &part.counts, &counts);
                 let place = part_number * places + place;
                 let start = end;
-                end = self.end_of(session, place, start)?;
+                end = answer.end_of(session, place, start)?;
                 let len = end - start;
                 let Some(number) = number else {
                     if len > 0 {
                         let what = format!("place {place}, of no subchunk, has {len} bytes");
-                        return Err(session.wrong_answer(&what));
+                        return Err(wrong_answer(session, &what));
                     }
                     continue;
                 };
-                let most = session.sizing.encoded;
-                let failed = self.failed.get(number).copied();
-                if !is_possible(len, most, failed, job.store_empty) {
-                    return Err(session.wrong_answer(&format!(
-                        "subchunk {number} has {len} bytes, where an encoded one has {most}"
-                    )));
-                }
-                let encoded = if failed == Some(true) {
+                answer.check_size(session, number, len, job.store_empty)?;
+                let encoded = if answer.has_failed(number) == Some(true) {
                     layout.on_host.push((number, at));
                     on_host(number)
                 } else {
@@ -104,26 +84,6 @@ impl Answer {
             layout.len = at + job.room.tail;
         }
         Ok(layout)
-    }
-
-    /// The end of what is in `place`, which has to begin at `start`.
-    fn end_of(
-        &self,
-        session: &StreamSession<'_>,
-        place: usize,
-        start: usize,
-    ) -> Result<usize, DriverError> {
-        let offsets = (self.offsets.get(place), self.offsets.get(place + 1));
-        if let (Some(&from), Some(&to)) = offsets
-            && from == start as u64
-            && to >= from
-            && let Ok(end) = usize::try_from(to)
-        {
-            return Ok(end);
-        }
-        let what =
-            format!("place {place} is at {offsets:?}, and the one before it ends at {start}");
-        Err(session.wrong_answer(&what))
     }
 }
 

@@ -72,9 +72,6 @@ impl Pool {
 
     /// A buffer; `None` if all are in use. Unless `new`, none is allocated while another one is in use
     /// that will probably come back.
-    ///
-    /// # Errors
-    /// [`EngineError::OutOfMemory`].
     pub(crate) fn take(self: &Arc<Self>, new: bool) -> Result<Option<Lease>, EngineError> {
         let free = {
             let mut state = self.state();

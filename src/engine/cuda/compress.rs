@@ -1,0 +1,162 @@
+//! Slots into frames: what of compression runs on a device.
+//!
+//! ```text
+//! slots -> shuffled slots                              shuffle, where Blosc does
+//! slots -> tables of chunks                            chunks
+//! chunks -> streams, their sizes and statuses          nvCOMP
+//! slots -> CRC-32                                      crc32, for gzip
+//! streams -> frames, their sizes, and which failed     frames
+//! ```
+//!
+//! All of it is in the stream `compute`, in buffers that one batch uses at a time. The host waits for
+//! nothing in between: subchunks that are not stored are compressed as chunks of one byte, whose
+//! streams nobody wants. A subchunk that nvCOMP fails on has no frame, and a flag that says so.
+
+use super::compression::{Buffers, Frame, Prepared};
+use super::counters::TimedStage;
+use super::driver::{DeviceSpan, DriverError};
+use super::kernels::chunks::{Tables, chunks};
+use super::kernels::crc32::crc32;
+use super::kernels::frames::{Frames, Streams, frame_blosc, frame_gzip, frame_zstd};
+use super::kernels::shuffle::shuffle;
+use super::kernels::spans::{Lengths, Slots, sub_span};
+use super::nvcomp::CompressBatch;
+use super::session::{NO_ANSWER, Session, Timed};
+
+/// Enqueue the compression of what is in `slots`, some at a time, and add its stages to `timed`.
+/// `failed` has a `u32` for each subchunk, which becomes 1 if the host has to compress it.
+pub(super) fn compress(
+    session: &Session<'_>,
+    prepared: &Prepared,
+    buffers: &Buffers,
+    slots: Slots,
+    stored: Option<DeviceSpan>,
+    failed: DeviceSpan,
+    timed: &mut Vec<Timed>,
+) -> Result<Frames, DriverError> {
+    for first in (0..slots.count).step_by(buffers.at_once) {
+        let some = first..slots.count.min(first + buffers.at_once);
+        let flags = |span| sub_span(span, some.start * 4..some.end * 4);
+        compress_some(
+            session,
+            prepared,
+            &buffers.part(&some),
+            slots.part(&some),
+            stored.map(flags),
+            flags(failed),
+            timed,
+        )?;
+    }
+    Ok(frames(
+        session,
+        &buffers.part(&(0..slots.count)),
+        slots.count,
+        failed,
+    ))
+}
+
+/// The frames of `count` subchunks.
+fn frames(session: &Session<'_>, buffers: &Buffers, count: usize, failed: DeviceSpan) -> Frames {
+    let lane = session.lane;
+    Frames {
+        slots: Slots {
+            span: lane.device(buffers.frames),
+            stride: buffers.frame_stride,
+            count,
+        },
+        sizes: lane.device(buffers.sizes),
+        framed: lane.device(buffers.framed),
+        failed,
+    }
+}
+
+/// As [`compress`], of subchunks that are compressed at once.
+fn compress_some(
+    session: &Session<'_>,
+    prepared: &Prepared,
+    buffers: &Buffers,
+    slots: Slots,
+    stored: Option<DeviceSpan>,
+    failed: DeviceSpan,
+    timed: &mut Vec<Timed>,
+) -> Result<(), DriverError> {
+    let lane = session.lane;
+    let (driver, stream) = (lane.driver, lane.compute);
+    let compression = &prepared.compression;
+    let chunking = compression.chunking;
+    let mut run =
+        |stage, work: &dyn Fn() -> Result<(), DriverError>| session.run(stage, timed, work);
+
+    let mut inputs = slots;
+    if let Some((shuffle_of, blocks)) = compression.shuffled() {
+        inputs.span = lane.device(buffers.shuffled);
+        // SAFETY: the lane's regions, in one stream.
+        run(TimedStage::Shuffle, &|| unsafe {
+            shuffle(driver, stream, shuffle_of, slots, inputs, blocks)
+        })?;
+    }
+
+    let streams = Streams {
+        slots: Slots {
+            span: lane.device(buffers.streams),
+            stride: buffers.stream_stride,
+            count: slots.count * chunking.blocks(),
+        },
+        most: buffers.requirements.max_output,
+        sizes: lane.device(buffers.output_sizes),
+        statuses: lane.device(buffers.statuses),
+    };
+    let tables = Tables {
+        input_pointers: lane.device(buffers.input_pointers),
+        input_sizes: lane.device(buffers.input_sizes),
+        output_pointers: lane.device(buffers.output_pointers),
+    };
+    let batch = CompressBatch {
+        requirements: &buffers.requirements,
+        chunks: streams.slots.count,
+        input_pointers: tables.input_pointers,
+        input_sizes: tables.input_sizes,
+        output_pointers: tables.output_pointers,
+        inputs: &[inputs.filled()],
+        outputs: &[streams.slots.filled()],
+        temp: lane.device(buffers.temp),
+        output_sizes: streams.sizes,
+        statuses: streams.statuses,
+    };
+    // A chunk that nvCOMP says nothing about has failed: what an earlier batch left is no answer.
+    lane.set(stream, buffers.output_sizes, NO_ANSWER)?;
+    lane.set(stream, buffers.statuses, NO_ANSWER)?;
+    // SAFETY: the lane's regions, in one stream. The tables are what `chunks` writes: chunks of the
+    // slots and slots for streams, at multiples of the alignments, by which `Buffers` and `Sizing`
+    // chose the strides and `Prepared` checked the blocks.
+    run(TimedStage::Compress, &|| unsafe {
+        chunks(
+            driver,
+            stream,
+            inputs,
+            chunking,
+            stored,
+            streams.slots,
+            tables,
+        )?;
+        prepared.compressor.compress(driver, stream, &batch)
+    })?;
+
+    let frames = frames(session, buffers, slots.count, failed);
+    // SAFETY: the lane's regions, in one stream.
+    run(TimedStage::Frame, &|| unsafe {
+        match compression.frame {
+            Frame::Zstd => frame_zstd(driver, stream, streams, chunking.bytes, stored, frames),
+            Frame::Gzip => {
+                let checksums = lane.device(buffers.checksums);
+                let lengths = Lengths::All(chunking.bytes);
+                crc32(driver, stream, slots, lengths, stored, checksums)?;
+                let content = (chunking.bytes, checksums);
+                frame_gzip(driver, stream, streams, content, stored, frames)
+            }
+            Frame::Blosc(format) => {
+                frame_blosc(driver, stream, format, inputs, streams, stored, frames)
+            }
+        }
+    })
+}

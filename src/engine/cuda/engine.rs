@@ -1,0 +1,431 @@
+//! The engine: what shards of one kind are to devices, found out once and kept, and run in lanes.
+
+use std::sync::Arc;
+
+use super::arena::Tuning;
+use super::compression::Prepared;
+use super::counters::Counters;
+use super::decompress::Decompression;
+use super::decompression;
+use super::frame_parts::{self, Layout};
+use super::lanes::{Devices, Limits};
+use super::session::{FreeEvents, Session};
+use super::sizing::{self, Compressors, KindQuestion, ShardKind, Sizing};
+use super::{decode, encode, nvcomp};
+use crate::MemoryEstimate;
+use crate::engine::{EncodedShard, Engine, EngineError, Job, KnownChain};
+use crate::layout::{Extent, SubchunkGrid};
+use crate::options::LevelPolicy;
+
+/// Devices, as one set of options allows.
+#[derive(Clone, Debug)]
+pub struct CudaEngine {
+    pub devices: Arc<Devices>,
+    pub limits: Limits,
+    pub tuning: Tuning,
+    compressors: Compressors,
+    /// Whether it decodes the shards that it is for.
+    decodes: bool,
+}
+
+/// Encodes and decodes whole shards of one shape and chain on a device, or fails.
+#[derive(Clone, Debug)]
+pub struct CudaShards {
+    engine: CudaEngine,
+    kind: Arc<ShardKind>,
+}
+
+impl CudaEngine {
+    pub fn new(devices: Arc<Devices>, limits: Limits, tuning: Tuning) -> Self {
+        Self {
+            devices,
+            limits,
+            tuning,
+            compressors: Compressors::default(),
+            decodes: true,
+        }
+    }
+
+    /// The engine for shards of `chain`. Those with a compressor it decodes only if it is told to:
+    /// decompressors on a device are undefined on corrupt data.
+    pub fn for_chain(mut self, chain: &KnownChain, compressors: Compressors) -> Self {
+        self.decodes =
+            chain.is_fixed_size() || compressors.decode && frame_parts::suits(chain).is_ok();
+        self.compressors = compressors;
+        self
+    }
+
+    /// Shards of `grid` and `chain`, prepared. What was found out about them is kept.
+    ///
+    /// # Errors
+    /// A device cannot do them, or no device can be used now: why.
+    pub fn shards(
+        self,
+        grid: &SubchunkGrid,
+        chain: &KnownChain,
+    ) -> Result<CudaShards, EngineError> {
+        Ok(CudaShards {
+            kind: self.kind(grid, chain)?,
+            engine: self,
+        })
+    }
+
+    /// What shards of `grid` and `chain` are to a device.
+    ///
+    /// # Errors
+    /// A device cannot do them, or no device can be used now: why.
+    pub fn kind(
+        &self,
+        grid: &SubchunkGrid,
+        chain: &KnownChain,
+    ) -> Result<Arc<ShardKind>, EngineError> {
+        let most = Sizing::tuned_batch(grid, true, self.tuning);
+        self.kind_of_batches(grid, chain, most)
+    }
+
+    /// As above, where at most `most` subchunks are compressed at once.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn kind_of_batches(
+        &self,
+        grid: &SubchunkGrid,
+        chain: &KnownChain,
+        most: usize,
+    ) -> Result<Arc<ShardKind>, EngineError> {
+        self.kept_kind(grid, chain, most, None, || {
+            let compression = sizing::chain_on_device(grid, chain, self.compressors.levels)
+                .map_err(EngineError::Unsuitable)?;
+            let mut kind = ShardKind::new(grid.clone(), chain.clone());
+            if let Some(compression) = compression {
+                kind.compressor =
+                    Some(self.ask(|nvcomp| Prepared::new(compression, nvcomp, most))?);
+            }
+            Ok(kind)
+        })
+    }
+
+    /// What shards of `grid` and `chain`, with frames of such a layout, are to a device that decodes
+    /// them.
+    fn decoding_kind(
+        &self,
+        grid: &SubchunkGrid,
+        chain: &KnownChain,
+        layout: Layout,
+    ) -> Result<Arc<ShardKind>, EngineError> {
+        let most = Sizing::tuned_batch(grid, true, self.tuning);
+        self.kept_kind(grid, chain, most, Some(layout), || {
+            sizing::check_elements(grid, chain).map_err(EngineError::Unsuitable)?;
+            let mut kind = ShardKind::new(grid.clone(), chain.clone());
+            kind.decompressor =
+                Some(self.ask(|nvcomp| decompression::Prepared::new(layout, nvcomp, most))?);
+            Ok(kind)
+        })
+    }
+
+    fn kept_kind(
+        &self,
+        grid: &SubchunkGrid,
+        chain: &KnownChain,
+        most: usize,
+        layout: Option<Layout>,
+        prepare: impl FnOnce() -> Result<ShardKind, EngineError>,
+    ) -> Result<Arc<ShardKind>, EngineError> {
+        // In a forked child there is no device, and no lock is asked for.
+        self.devices.check_usable(&self.limits)?;
+        self.devices.kinds.get_or(
+            |known: &KindQuestion| {
+                known.layout == layout
+                    && known.most == most
+                    && known.grid == *grid
+                    && known.chain == *chain
+                    && known.compressors == self.compressors
+                    && known.devices == self.limits.devices
+            },
+            || {
+                let question = KindQuestion {
+                    devices: self.limits.devices.clone(),
+                    compressors: self.compressors.clone(),
+                    grid: grid.clone(),
+                    chain: chain.clone(),
+                    most,
+                    layout,
+                };
+                Ok((question, Arc::new(prepare()?)))
+            },
+        )
+    }
+
+    /// What nvCOMP says, with the context of a device current.
+    ///
+    /// # Errors
+    /// There is no device, or no library, or it cannot do this: why.
+    fn ask<T>(
+        &self,
+        question: impl FnOnce(&nvcomp::Nvcomp) -> Result<T, String>,
+    ) -> Result<T, EngineError> {
+        let answer = self.devices.with_context(&self.limits, || {
+            let nvcomp = nvcomp::of_process(self.compressors.nvcomp.as_deref())?;
+            question(&nvcomp)
+        })?;
+        answer.map_err(EngineError::Unsuitable)
+    }
+
+    /// What a lane for shards of `grid` and `chain` takes: the numbers that it is allocated by.
+    ///
+    /// # Errors
+    /// No device can be used, or none can have such a lane: why.
+    #[cfg(test)]
+    pub fn memory_estimate(
+        &self,
+        grid: &SubchunkGrid,
+        chain: &KnownChain,
+    ) -> Result<MemoryEstimate, EngineError> {
+        self.clone().shards(grid, chain)?.memory_estimate()
+    }
+
+    /// Whether there is a device.
+    ///
+    /// # Errors
+    /// Why there is none that can be used.
+    pub fn check(&self) -> Result<(), String> {
+        let found = self.devices.first(&self.limits, |_| Ok(()));
+        found.map_err(|error| error.to_string())
+    }
+
+    /// Where the CUDA engine counts.
+    pub fn counters(&self) -> &Counters {
+        &self.devices.counters
+    }
+
+    /// Run `work` in a lane. With no memory for the lane that was planned, its batches are smaller.
+    pub fn in_lane<T>(
+        &self,
+        kind: &ShardKind,
+        work: impl Fn(&Session<'_>) -> Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
+        let plan = |most| kind.sizing(most, self.tuning);
+        let (mut acquired, sizing) = self.devices.acquire(&plan, &self.limits)?;
+        let lane = acquired.lane().map_err(EngineError::Device)?;
+        let device = lane.device().clone();
+        let entered = device.enter().map_err(EngineError::Device)?;
+        if let Err(reason) = kind.check(&sizing) {
+            // Nothing was enqueued.
+            drop(entered);
+            acquired.reusable();
+            return Err(EngineError::Unsuitable(reason));
+        }
+        let result = device
+            .watch(lane.start())
+            .map_err(EngineError::Device)
+            .and_then(|running| {
+                let session = Session {
+                    lane: running,
+                    sizing: &sizing,
+                    events: FreeEvents::new(running),
+                    copiers: &self.devices.copiers,
+                    counters: &self.devices.counters,
+                };
+                work(&session)
+            });
+        if let Err(EngineError::Device(error)) = &result {
+            // It may be the device that is broken, and not just this operation.
+            let _ = device.watch::<()>(Err(error.clone()));
+        }
+        drop(entered);
+        if result.is_ok() {
+            acquired.reusable();
+        }
+        result
+    }
+}
+
+impl CudaShards {
+    /// What a lane takes now: the numbers that it is allocated by.
+    ///
+    /// # Errors
+    /// No device can be used, or none can have such a lane: why.
+    pub fn memory_estimate(&self) -> Result<MemoryEstimate, EngineError> {
+        let engine = &self.engine;
+        let estimate = |kind: &ShardKind| {
+            let sizing = engine
+                .devices
+                .first(&engine.limits, |budget| kind.sizing(budget, engine.tuning))?;
+            Ok(sizing.estimate())
+        };
+        let encoding = estimate(&self.kind)?;
+        // Of frames as they are encoded here. Where these are not decoded here, either, it is as
+        // without.
+        let decoding = match &self.kind.compressor {
+            Some(prepared) if engine.decodes => {
+                let (grid, chain) = (&self.kind.grid, &self.kind.chain);
+                let layout = prepared.compression.as_layout(grid, chain);
+                let kind = engine.decoding_kind(grid, chain, layout);
+                kind.and_then(|kind| estimate(&kind)).unwrap_or(encoding)
+            }
+            _ => encoding,
+        };
+        Ok(MemoryEstimate {
+            device: encoding.device.max(decoding.device),
+            pinned: encoding.pinned.max(decoding.pinned),
+            ..MemoryEstimate::default()
+        })
+    }
+
+    /// That `job` is for shards of this kind.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] if not, and [`EngineError::Unsuitable`] if no device knows its chain.
+    fn check_job(&self, job: &Job<'_>) -> Result<(), EngineError> {
+        let chain = sizing::known(&job.chain).map_err(EngineError::Unsuitable)?;
+        if *job.grid == self.kind.grid && *chain == self.kind.chain {
+            return Ok(());
+        }
+        Err(EngineError::Internal(
+            "a shard of another kind than planned",
+        ))
+    }
+
+    /// Decode a shard with a compressor.
+    ///
+    /// # Errors
+    /// [`EngineError::Unsuitable`] if this is for the host, and what a device says.
+    fn decompress(
+        &self,
+        job: &Job<'_>,
+        encoded: &[u8],
+        extents: &[Extent],
+    ) -> Result<Vec<u8>, EngineError> {
+        let chain = &self.kind.chain;
+        let parts = frame_parts::parse(job, chain, encoded, extents)
+            .map_err(|reason| EngineError::Unsuitable(reason.to_string()))?;
+        let kind = self.engine.decoding_kind(job.grid, chain, parts.layout)?;
+        self.engine.in_lane(&kind, |session| {
+            let prepared = kind.decompressor.as_ref();
+            let buffers = session.sizing.decompression.as_ref();
+            let (Some(prepared), Some(buffers)) = (prepared, buffers) else {
+                return Err(EngineError::Internal("a lane without a decompressor"));
+            };
+            let decompression = Decompression {
+                prepared,
+                buffers,
+                parts: &parts,
+            };
+            decode::decode(session, job, chain, encoded, extents, Some(decompression))
+        })
+    }
+}
+
+impl Engine for CudaShards {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn encode(
+        &self,
+        job: &Job<'_>,
+        decoded: &[u8],
+        head: usize,
+        tail: usize,
+    ) -> Result<EncodedShard, EngineError> {
+        self.check_job(job)?;
+        let expected = job.grid.shard_bytes();
+        if decoded.len() != expected {
+            return Err(EngineError::InputLength {
+                got: decoded.len(),
+                expected,
+            });
+        }
+        let _span = tracing::debug_span!("encode", engine = "cuda", bytes = expected).entered();
+        let encoded = self.engine.in_lane(&self.kind, |session| {
+            encode::encode(session, job, &self.kind, decoded, (head, tail))
+        })?;
+        self.engine.devices.counters.shard_encoded();
+        Ok(encoded)
+    }
+
+    /// Decode a whole shard. One with a compressor only if the options ask for that.
+    fn decode(
+        &self,
+        job: &Job<'_>,
+        encoded: &[u8],
+        extents: &[Extent],
+    ) -> Result<Vec<u8>, EngineError> {
+        self.check_job(job)?;
+        let chain = &self.kind.chain;
+        let span = tracing::debug_span!("decode", engine = "cuda", bytes = encoded.len());
+        let decoded = if chain.is_fixed_size() {
+            decode::check(job, chain, encoded, extents)?;
+            let _span = span.entered();
+            self.engine.in_lane(&self.kind, |session| {
+                decode::decode(session, job, chain, encoded, extents, None)
+            })?
+        } else if self.engine.decodes {
+            span.in_scope(|| self.decompress(job, encoded, extents))?
+        } else {
+            return Err(EngineError::Unsuitable(
+                "the options ask for no decompressors on a device".to_string(),
+            ));
+        };
+        self.engine.devices.counters.shard_decoded();
+        Ok(decoded)
+    }
+
+    fn decodes_whole_shards(&self) -> bool {
+        self.engine.decodes
+    }
+
+    fn fell_back(&self, reason: &str) {
+        self.engine.fell_back(reason);
+    }
+}
+
+/// Shards of whatever kind: each is prepared when it comes, unless its kind is known.
+impl Engine for CudaEngine {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn encode(
+        &self,
+        job: &Job<'_>,
+        decoded: &[u8],
+        head: usize,
+        tail: usize,
+    ) -> Result<EncodedShard, EngineError> {
+        let chain = sizing::known(&job.chain).map_err(EngineError::Unsuitable)?;
+        let shards = self.clone().shards(job.grid, chain)?;
+        shards.encode(job, decoded, head, tail)
+    }
+
+    fn decode(
+        &self,
+        job: &Job<'_>,
+        encoded: &[u8],
+        extents: &[Extent],
+    ) -> Result<Vec<u8>, EngineError> {
+        let chain = sizing::known(&job.chain).map_err(EngineError::Unsuitable)?;
+        let shards = self.clone().shards(job.grid, chain)?;
+        shards.decode(job, encoded, extents)
+    }
+
+    fn decodes_whole_shards(&self) -> bool {
+        self.decodes
+    }
+
+    fn fell_back(&self, reason: &str) {
+        self.counters().fell_back(reason);
+    }
+}
+
+/// Whether a device could run `chain`.
+///
+/// # Errors
+/// Why it cannot, or by `levels` should not.
+pub(crate) fn check_chain(
+    grid: &SubchunkGrid,
+    chain: &KnownChain,
+    levels: LevelPolicy,
+) -> Result<(), String> {
+    sizing::chain_on_device(grid, chain, levels).map(|_| ())
+}

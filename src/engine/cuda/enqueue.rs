@@ -1,0 +1,206 @@
+//! A batch of subchunks through the kernels, for shards and for streams.
+//!
+//! ```text
+//! slab -> slots, stored?              scatter
+//! slots -> slots with checksums       crc32c
+//! slots -> frames                     compression
+//! frames -> frames with checksums     crc32c
+//! slots or frames -> offsets, dense bytes      permute, scan, gather
+//! offsets, failed? -> pinned          stream `down`
+//! ```
+//!
+//! All but the last is in the stream `compute`.
+//!
+//! | edge | producer | consumer | guards |
+//! |---|---|---|---|
+//! | [`AGGREGATED`] | gather (`compute`) | copies (`down`) | offsets and dense bytes |
+//! | [`ANSWERED`] | copy of the offsets (`down`) | the host | the offsets in pinned memory |
+
+use super::compress::compress;
+use super::counters::TimedStage;
+use super::driver::{DeviceSpan, DriverError, EventId, Site, Span};
+use super::kernels::scatter::Scatter;
+use super::kernels::spans::{Lengths, Slots};
+use super::kernels::{aggregate, crc32c};
+use super::lane::Running;
+use super::session::{Session, Timed};
+use super::sizing::{BatchRegions, ShardKind, Sizing};
+use crate::layout::{Batch, ShardPermutation, Slab};
+
+/// Offsets and dense bytes of a batch are complete.
+const AGGREGATED: Site = Site("record: a batch was aggregated");
+const AGGREGATED_WAIT: Site = Site("wait: copies from the device for their batch");
+/// The offsets of a batch are in pinned memory.
+const ANSWERED: Site = Site("record: the offsets of a batch were copied from the device");
+
+/// What comes before the first batch: the fill value goes to the device, ahead of everything in that
+/// stream; and what a slot has behind its elements is written once, since kernels read slots by whole
+/// words. So is all of it before decompressing, which leaves the slots of empty subchunks alone.
+pub(super) fn prepare(
+    lane: Running<'_>,
+    sizing: &Sizing,
+    subchunk_bytes: usize,
+    fill_value: &[u8],
+) -> Result<(), DriverError> {
+    if sizing.slot_stride > subchunk_bytes || sizing.decompression.is_some() {
+        lane.zero(lane.compute, sizing.slots)?;
+    }
+    let pattern = Scatter::fill_pattern(fill_value);
+    let staging = lane.pinned_in(sizing.fill_staging);
+    let staging = lane.write_values(staging, pattern.iter().map(|byte| [*byte]))?;
+    let to = lane.device(sizing.fill.part(0..staging.len));
+    lane.copy(lane.up, Span::Pinned(staging), Span::Device(to))
+}
+
+/// How the subchunks of a shard, or of a stream, are encoded.
+#[derive(Clone, Copy)]
+pub(super) struct Encoding<'a> {
+    pub(super) kind: &'a ShardKind,
+    pub(super) fill_value: &'a [u8],
+    pub(super) store_empty: bool,
+}
+
+impl Encoding<'_> {
+    /// Which subchunks are stored, if not all are.
+    fn stored(&self, session: &Session<'_>, regions: &BatchRegions) -> Option<DeviceSpan> {
+        (!self.store_empty).then(|| session.lane.device(regions.stored))
+    }
+
+    /// Begin a batch of `count` subchunks: none is stored yet.
+    pub(super) fn begin(
+        &self,
+        session: &Session<'_>,
+        regions: &BatchRegions,
+        count: usize,
+    ) -> Result<(), DriverError> {
+        if self.store_empty {
+            return Ok(());
+        }
+        let lane = session.lane;
+        lane.zero(lane.compute, regions.stored.part(0..count * 4))
+    }
+
+    /// Scatter `slab` of `batch`, which is at `from`, to the slots; `end` stands for the end of that.
+    pub(super) fn scatter(
+        &self,
+        session: &Session<'_>,
+        regions: &BatchRegions,
+        (batch, slab): (&Batch, &Slab),
+        from: DeviceSpan,
+        end: Site,
+    ) -> Result<Timed, DriverError> {
+        let (lane, sizing, chain) = (session.lane, session.sizing, &self.kind.chain);
+        let lift = session.lift(&self.kind.grid, &chain.order, batch, slab)?;
+        let scatter = Scatter::new(&lift, chain.swap, self.fill_value)
+            .map_err(|error| session.refused("planning a scatter", &error))?;
+        session.run_until(end, TimedStage::Scatter, || {
+            // SAFETY: the lane's regions, ordered by the edges of the caller.
+            unsafe {
+                scatter.enqueue_scatter(
+                    lane.driver,
+                    lane.compute,
+                    from,
+                    lane.device(sizing.slots),
+                    self.stored(session, regions),
+                    lane.device(sizing.fill),
+                )
+            }
+        })
+    }
+
+    /// Enqueue everything behind the scatter of the subchunks of `permutation`, up to the copy of
+    /// their offsets: what is returned stands for the end of that.
+    pub(super) fn encode(
+        &self,
+        session: &Session<'_>,
+        regions: &BatchRegions,
+        permutation: &ShardPermutation,
+        timed: &mut Vec<Timed>,
+    ) -> Result<EventId, DriverError> {
+        let (lane, sizing, kind) = (session.lane, session.sizing, self.kind);
+        let (count, places) = (permutation.subchunks(), permutation.padded_slots());
+        let mut stored = self.stored(session, regions);
+        let mut encoded = Slots {
+            span: lane.device(sizing.slots),
+            stride: sizing.slot_stride,
+            count,
+        };
+        let before = match &kind.compressor {
+            Some(prepared) => prepared.compression.before,
+            None => kind.chain.stages.len(),
+        };
+        let bytes = kind.grid.subchunk_bytes();
+        let lengths = |stage| Lengths::All(bytes + stage * crc32c::CHECKSUM);
+        checksums(session, before, encoded, lengths, stored, timed)?;
+        let mut lengths = Lengths::All(sizing.encoded);
+        let failed = regions.failed.part(0..count * 4);
+        if let (Some(prepared), Some(buffers)) = (&kind.compressor, &sizing.compression) {
+            let failed = lane.device(failed);
+            let frames = compress(session, prepared, buffers, encoded, stored, failed, timed)?;
+            (encoded, stored) = (frames.slots, Some(frames.framed));
+            lengths = Lengths::Each(frames.sizes);
+            let after = prepared.compression.after;
+            checksums(session, after, encoded, |_| lengths, stored, timed)?;
+        }
+        let offsets = regions.offsets.part(0..(places + 1) * 8);
+        let times = session.run_until(AGGREGATED, TimedStage::Aggregate, || {
+            let (sizes, source) = (lane.device(regions.sizes), lane.device(regions.source));
+            let (offsets, scratch) = (lane.device(offsets), lane.device(regions.scratch));
+            let dense = lane.device(regions.dense.part(0..sizing.encoded * count));
+            let (driver, stream) = (lane.driver, lane.compute);
+            // SAFETY: the lane's regions, in one stream; the sizes are at most a slot's.
+            unsafe {
+                aggregate::permute_sizes(
+                    driver,
+                    stream,
+                    permutation,
+                    lengths,
+                    stored,
+                    sizes,
+                    source,
+                )?;
+                aggregate::scan(driver, stream, sizes, offsets, scratch, places)?;
+                aggregate::gather(driver, stream, encoded, source, offsets, places, dense)
+            }
+        })?;
+        lane.driver.wait(lane.down, times.end, AGGREGATED_WAIT)?;
+        timed.push(times);
+        let (answer, answer_failed) = regions.answer.split_at(offsets.len);
+        for (from, to) in [(offsets, answer), (failed, answer_failed)] {
+            if from.len == 0 {
+                continue;
+            }
+            let to = lane.pinned_out(to.part(0..from.len));
+            session.counters.add_from_device(from.len);
+            lane.copy(lane.down, Span::Device(lane.device(from)), Span::Pinned(to))?;
+        }
+        let answered = session.events.take()?;
+        lane.driver.record(answered, lane.down, ANSWERED)?;
+        Ok(answered)
+    }
+}
+
+/// Append `number` checksums to what slots hold, which is `lengths` of the one at hand.
+fn checksums(
+    session: &Session<'_>,
+    number: usize,
+    slots: Slots,
+    lengths: impl Fn(usize) -> Lengths,
+    stored: Option<DeviceSpan>,
+    timed: &mut Vec<Timed>,
+) -> Result<(), DriverError> {
+    if number == 0 {
+        return Ok(());
+    }
+    let lane = session.lane;
+    session.run(TimedStage::Crc32c, timed, || {
+        for stage in 0..number {
+            // SAFETY: the lane's regions, in one stream; whoever sized the slots left room for the
+            // checksums.
+            unsafe {
+                crc32c::append(lane.driver, lane.compute, slots, lengths(stage), stored)?;
+            }
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,84 @@
+//! A few answers, kept for when the same is asked again.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The answers to the questions that were asked last.
+#[derive(Debug)]
+pub(super) struct Kept<Q, A>(Mutex<VecDeque<(Q, A)>>);
+
+impl<Q, A> Default for Kept<Q, A> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<Q, A: Clone> Kept<Q, A> {
+    /// How many answers are kept.
+    const MOST: usize = 32;
+
+    /// The answer to a question that `is_it`, or else the one that `find` finds. No lock is held
+    /// while it looks.
+    pub(super) fn get_or<E>(
+        &self,
+        is_it: impl Fn(&Q) -> bool,
+        find: impl FnOnce() -> Result<(Q, A), E>,
+    ) -> Result<A, E> {
+        let mut kept = self.lock();
+        if let Some(position) = kept.iter().rposition(|(question, _)| is_it(question))
+            && let Some(found) = kept.remove(position)
+        {
+            let answer = found.1.clone();
+            kept.push_back(found);
+            return Ok(answer);
+        }
+        drop(kept);
+        let (question, answer) = find()?;
+        let mut kept = self.lock();
+        if kept.len() == Self::MOST {
+            kept.pop_front();
+        }
+        kept.push_back((question, answer.clone()));
+        Ok(answer)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<(Q, A)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_asked_last_is_kept() {
+        let kept = Kept::default();
+        let most = Kept::<usize, usize>::MOST;
+        let ask = |question: usize| {
+            let mut asked = false;
+            let answer: Result<_, ()> = kept.get_or(
+                |other| *other == question,
+                || {
+                    asked = true;
+                    Ok((question, 2 * question))
+                },
+            );
+            assert_eq!(answer, Ok(2 * question));
+            asked
+        };
+        assert!((0..most).all(ask));
+        assert!(!ask(0));
+        assert!(ask(most));
+        assert!(!ask(0), "it was asked lately");
+        assert!(ask(1), "it was asked the longest ago");
+    }
+
+    #[test]
+    fn errors_are_not_kept() {
+        let kept = Kept::default();
+        let refused: Result<u8, _> = kept.get_or(|()| true, || Err("not now"));
+        assert_eq!(refused, Err("not now"));
+        assert_eq!(kept.get_or(|()| true, || Ok::<_, &str>(((), 1))), Ok(1));
+    }
+}

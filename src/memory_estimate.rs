@@ -1,0 +1,53 @@
+//! Memory for buffers.
+
+use std::fmt;
+
+/// Memory that buffers take, in bytes: those of a lane for one shard in flight, or those of a
+/// [writer](crate::writer).
+///
+/// Its `Display` leaves out kinds of memory of which nothing is taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryEstimate {
+    /// Pageable memory of the host. Of a writer, at most
+    /// [`Options::host_memory`](crate::Options::host_memory).
+    pub host: usize,
+    /// Page-locked memory of the host. At most
+    /// [`Options::pinned_memory`](crate::Options::pinned_memory).
+    pub pinned: usize,
+    /// Memory of a device. At most
+    /// [`Options::device_memory`](crate::Options::device_memory), if that is set.
+    pub device: usize,
+}
+
+impl fmt::Display for MemoryEstimate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kinds = [
+            (self.device, "on the device"),
+            (self.pinned, "page-locked"),
+            (self.host, "on the host"),
+        ];
+        let mut taken = kinds.iter().filter(|(bytes, _)| *bytes > 0);
+        let Some((bytes, kind)) = taken.next() else {
+            return f.write_str("0 bytes");
+        };
+        write!(f, "{bytes} bytes {kind}")?;
+        taken.try_for_each(|(bytes, kind)| write!(f, ", {bytes} bytes {kind}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_taken_is_not_named() {
+        let mut memory = MemoryEstimate::default();
+        assert_eq!(memory.to_string(), "0 bytes");
+        memory.host = 1;
+        assert_eq!(memory.to_string(), "1 bytes on the host");
+        (memory.device, memory.pinned) = (3, 2);
+        let all = "3 bytes on the device, 2 bytes page-locked, 1 bytes on the host";
+        assert_eq!(memory.to_string(), all);
+    }
+}

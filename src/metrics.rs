@@ -1,0 +1,201 @@
+//! What this process did, for applications to read.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+/// What this process did until now, on devices, in partial writes and in writers. See
+/// [`metrics`](crate::metrics). In a forked child the counts of devices are 0: it uses none.
+///
+/// Times of stages are the device's own, taken with events, and add up over lanes that run at the
+/// same time: they say where time goes, not how long a shard takes.
+///
+/// Its `Display` is for people, and may change in any release: one line for each count that is not
+/// 0.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Metrics {
+    /// Shards that were encoded on a device.
+    pub shards_encoded: u64,
+    /// Shards that were decoded on a device.
+    pub shards_decoded: u64,
+    /// Batches of streams that were encoded on a device.
+    pub batches_encoded: u64,
+    /// Bytes that were copied to devices.
+    pub bytes_to_device: u64,
+    /// Bytes that were copied from devices.
+    pub bytes_from_device: u64,
+    /// Time of copies to devices.
+    pub to_device: Duration,
+    /// Time of scattering elements into subchunks.
+    pub scatter: Duration,
+    /// Time of CRC32C checksums.
+    pub crc32c: Duration,
+    /// Time of Blosc's shuffles.
+    pub shuffle: Duration,
+    /// Time of compressors.
+    pub compress: Duration,
+    /// Time of making frames of the compressors' output.
+    pub frame: Duration,
+    /// Time of decompressors, and of comparing gzip's checksums.
+    pub decompress: Duration,
+    /// Time of aggregating encoded subchunks.
+    pub aggregate: Duration,
+    /// Time of splitting shards into subchunks.
+    pub split: Duration,
+    /// Time of copying the elements of subchunks back into boxes.
+    pub unscatter: Duration,
+    /// Time of copies from devices.
+    pub from_device: Duration,
+    /// Lanes that were made.
+    pub lanes_created: u64,
+    /// Lanes that are in use or wait for work.
+    pub lanes_alive: u64,
+    /// Lanes that were given up with some of their memory not freed: the device was broken, or did
+    /// not confirm that it was done with the memory.
+    pub lanes_leaked: u64,
+    /// How often a shard waited for a lane.
+    pub lane_waits: u64,
+    /// Shards that wait for a lane now.
+    pub lanes_waiting: u64,
+    /// Time that shards waited for lanes.
+    pub lane_wait: Duration,
+    /// How often a lane was made smaller because the device had too little memory.
+    pub batches_halved: u64,
+    /// Subchunks that the host compressed because a device's compressor failed on them.
+    pub subchunks_on_host: u64,
+    /// Work that went to the host after a device had been chosen, counted by reason: shards and
+    /// batches of streams under [`Backend::Auto`](crate::Backend::Auto), and shards with a
+    /// compressor that the host decoded although [`device_decode`](crate::Options::device_decode)
+    /// was set.
+    pub fallbacks: BTreeMap<String, u64>,
+    /// Partial writes that updated a shard where it is stored, on any engine.
+    pub partial_writes: u64,
+    /// Partial writes that left more unused bytes than
+    /// [`max_dead_fraction`](crate::Options::max_dead_fraction) allows.
+    pub compaction_requests: u64,
+    /// Shards that were compacted.
+    pub compactions: u64,
+    /// How often an append to a [writer](crate::writer) waited for the encoder or the store.
+    pub writer_waits: u64,
+    /// Time that such appends waited.
+    pub writer_wait: Duration,
+}
+
+impl fmt::Display for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counts = [
+            ("shards encoded on a device", self.shards_encoded),
+            ("shards decoded on a device", self.shards_decoded),
+            (
+                "batches of streams encoded on a device",
+                self.batches_encoded,
+            ),
+            ("bytes copied to devices", self.bytes_to_device),
+            ("bytes copied from devices", self.bytes_from_device),
+            ("lanes created", self.lanes_created),
+            ("lanes alive", self.lanes_alive),
+            ("lanes leaked", self.lanes_leaked),
+            ("waits for a lane", self.lane_waits),
+            ("shards waiting for a lane", self.lanes_waiting),
+            ("batches halved for want of memory", self.batches_halved),
+            (
+                "subchunks compressed by the host instead",
+                self.subchunks_on_host,
+            ),
+            ("partial writes", self.partial_writes),
+            ("compaction requests", self.compaction_requests),
+            ("compactions", self.compactions),
+            ("waits of appends", self.writer_waits),
+        ];
+        let times = [
+            ("copies to devices", self.to_device),
+            ("scatter", self.scatter),
+            ("crc32c", self.crc32c),
+            ("shuffle", self.shuffle),
+            ("compress", self.compress),
+            ("frame", self.frame),
+            ("decompress", self.decompress),
+            ("aggregate", self.aggregate),
+            ("split", self.split),
+            ("unscatter", self.unscatter),
+            ("copies from devices", self.from_device),
+            ("waiting for lanes", self.lane_wait),
+            ("waiting of appends", self.writer_wait),
+        ];
+        let counts = counts.iter().filter(|(_, count)| *count > 0);
+        let times = times.iter().filter(|(_, time)| !time.is_zero());
+        let fallbacks = self.fallbacks.iter();
+        let mut lines: Vec<String> = counts
+            .map(|(name, count)| format!("{name}: {count}"))
+            .chain(times.map(|(name, time)| format!("{name}: {time:.3?}")))
+            .chain(fallbacks.map(|(reason, count)| format!("to the host: {count} ({reason})")))
+            .collect();
+        if lines.is_empty() {
+            lines.push("nothing was counted".to_string());
+        }
+        f.write_str(&lines.join("\n"))
+    }
+}
+
+/// What parts of the crate count that need no device.
+pub(crate) mod counters {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
+
+    use super::Metrics;
+
+    static PARTIAL_WRITES: AtomicU64 = AtomicU64::new(0);
+    static COMPACTION_REQUESTS: AtomicU64 = AtomicU64::new(0);
+    static COMPACTIONS: AtomicU64 = AtomicU64::new(0);
+    static WRITER_WAITS: AtomicU64 = AtomicU64::new(0);
+    static WRITER_WAIT_NANOSECONDS: AtomicU64 = AtomicU64::new(0);
+
+    pub(crate) fn partial_write() {
+        PARTIAL_WRITES.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn compaction_request() {
+        COMPACTION_REQUESTS.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn compaction() {
+        COMPACTIONS.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// An append waited for so long.
+    pub(crate) fn append_waited(time: Duration) {
+        WRITER_WAITS.fetch_add(1, Ordering::Relaxed);
+        let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        WRITER_WAIT_NANOSECONDS.fetch_add(time, Ordering::Relaxed);
+    }
+
+    /// `devices`, with what was counted here until now.
+    pub(crate) fn add_to(devices: Metrics) -> Metrics {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Metrics {
+            partial_writes: count(&PARTIAL_WRITES),
+            compaction_requests: count(&COMPACTION_REQUESTS),
+            compactions: count(&COMPACTIONS),
+            writer_waits: count(&WRITER_WAITS),
+            writer_wait: Duration::from_nanos(count(&WRITER_WAIT_NANOSECONDS)),
+            ..devices
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_counted_is_not_shown() {
+        let mut metrics = Metrics::default();
+        assert_eq!(metrics.to_string(), "nothing was counted");
+        metrics.compactions = 2;
+        metrics.scatter = Duration::from_millis(3);
+        metrics.fallbacks.insert("no memory".to_string(), 1);
+        let shown = "compactions: 2\nscatter: 3.000ms\nto the host: 1 (no memory)";
+        assert_eq!(metrics.to_string(), shown);
+    }
+}

@@ -1,0 +1,169 @@
+//! The host behind a device: nothing is lost for want of a GPU. No other part of the crate falls
+//! back.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::engine::cuda::CudaEngine;
+use crate::engine::host::HostEngine;
+use crate::engine::host::stream::encode_padded;
+use crate::engine::stream::{BatchFallback, EncodedPart, StreamJob};
+use crate::engine::{Chain, EncodedShard, Engine, EngineError, Job};
+use crate::layout::{BatchGrid, Extent};
+
+/// The engine of a device, with the host behind it. What the host does, it does from the start; so
+/// errors about the data are the host's.
+#[derive(Clone, Debug)]
+pub(crate) struct WithFallback<E> {
+    pub(crate) device: E,
+    /// Whether a failure of the device is one for the caller.
+    strict: bool,
+}
+
+impl<E: Engine> WithFallback<E> {
+    /// The host does whatever fails on the device: [`Backend::Auto`](crate::Backend::Auto).
+    pub(crate) fn new(device: E) -> Self {
+        Self {
+            device,
+            strict: false,
+        }
+    }
+
+    /// A failure of the device is an error: [`Backend::Cuda`](crate::Backend::Cuda). The host only
+    /// decodes shards whose frames are not for a device.
+    pub(crate) fn strict(device: E) -> Self {
+        Self {
+            device,
+            strict: true,
+        }
+    }
+
+    /// Count and tell why a shard goes to the host. What may be the data's fault is told quietly, for
+    /// the host has the last word on them.
+    fn tell(&self, doing: &'static str, error: &EngineError) {
+        match error {
+            EngineError::Unsuitable(reason) => {
+                tracing::debug!(doing, reason, "a shard goes to the host");
+            }
+            EngineError::Device(error) => {
+                tracing::warn!(doing, %error, "a CUDA device failed; the shard goes to the host");
+            }
+            EngineError::Internal(_) | EngineError::OutOfMemory { .. } => {
+                tracing::warn!(doing, %error, "the CUDA engine failed; the shard goes to the host");
+            }
+            error => {
+                tracing::debug!(doing, %error, "the host has the last word on this shard");
+            }
+        }
+        self.device.fell_back(&reason(error));
+    }
+}
+
+impl<E: Engine> Engine for WithFallback<E> {
+    fn name(&self) -> &'static str {
+        self.device.name()
+    }
+
+    fn encode(
+        &self,
+        job: &Job<'_>,
+        decoded: &[u8],
+        head: usize,
+        tail: usize,
+    ) -> Result<EncodedShard, EngineError> {
+        let encoded = self.device.encode(job, decoded, head, tail);
+        if self.strict {
+            return encoded;
+        }
+        encoded.or_else(|error| {
+            self.tell("encode", &error);
+            HostEngine.encode(job, decoded, head, tail)
+        })
+    }
+
+    fn decode(
+        &self,
+        job: &Job<'_>,
+        encoded: &[u8],
+        extents: &[Extent],
+    ) -> Result<Vec<u8>, EngineError> {
+        if !self.device.decodes_whole_shards() {
+            // That was known before: no device fails.
+            return HostEngine.decode(job, encoded, extents);
+        }
+        let compressed = matches!(job.chain, Chain::Known(chain) if !chain.is_fixed_size());
+        self.device.decode(job, encoded, extents).or_else(|error| {
+            // Frames that are not for a device are no failure of the device.
+            let is_for_host = compressed && matches!(error, EngineError::Unsuitable(_));
+            if self.strict && !is_for_host {
+                return Err(error);
+            }
+            self.tell("decode", &error);
+            HostEngine.decode(job, encoded, extents)
+        })
+    }
+
+    fn decodes_whole_shards(&self) -> bool {
+        self.device.decodes_whole_shards()
+    }
+}
+
+/// The host behind a stream on a device.
+#[derive(Debug)]
+pub(crate) struct HostBatches {
+    device: CudaEngine,
+    job: Arc<StreamJob>,
+    /// Whether it was told that the host encodes all the rest.
+    told: AtomicBool,
+}
+
+impl HostBatches {
+    /// For the stream of `job` on `device`.
+    pub(crate) fn new(device: CudaEngine, job: Arc<StreamJob>) -> Self {
+        Self {
+            device,
+            job,
+            told: AtomicBool::new(false),
+        }
+    }
+}
+
+impl BatchFallback for HostBatches {
+    fn tell(&self, error: &EngineError, lost: bool) {
+        self.device.fell_back(&reason(error));
+        if self.told.swap(lost, Ordering::Relaxed) {
+            tracing::debug!(%error, "another batch of a stream goes to the host");
+        } else {
+            tracing::warn!(%error, "a CUDA device failed; a batch of a stream goes to the host");
+        }
+    }
+
+    fn encode(
+        &self,
+        batch: &BatchGrid,
+        padded: &[u8],
+        output: &mut [u8],
+    ) -> Result<(Vec<EncodedPart>, usize), EngineError> {
+        encode_padded(&self.job, batch, padded, output)
+    }
+}
+
+/// What a fallback is counted under: of equal failures, not every number makes a reason of its own.
+pub(crate) fn reason(error: &EngineError) -> Cow<'_, str> {
+    match error {
+        EngineError::Unsuitable(reason) => reason.into(),
+        EngineError::Device(error) => (&error.reason).into(),
+        EngineError::Internal(what) => format!("internal error: {what}").into(),
+        EngineError::OutOfMemory { what, .. } => {
+            format!("the host has no memory for {what}").into()
+        }
+        EngineError::InputLength { .. } => "the input is not as long as its shape needs".into(),
+        EngineError::Extent { .. } => "a subchunk ends outside its shard".into(),
+        EngineError::Encode { stage, .. } => format!("{stage} could not encode a subchunk").into(),
+        EngineError::Decode { stage, .. } => format!("{stage} could not decode a subchunk").into(),
+        EngineError::DecodedLength { .. } => "a subchunk has not the length it should have".into(),
+        EngineError::Checksum { .. } => "a checksum is invalid".into(),
+        EngineError::Foreign(_) => "a codec of another crate failed".into(),
+    }
+}

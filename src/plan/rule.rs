@@ -1,0 +1,81 @@
+//! Which shards are better off on a device.
+
+use crate::engine::KnownChain;
+use crate::engine::stream::{StreamChain, StreamJob};
+use crate::layout::SubchunkGrid;
+
+/// When [`Backend::Auto`] takes a device. A matter of the plan alone and never of load, so that
+/// equal data give equal shards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rule {
+    /// Whether chains without a compressor go to a device.
+    pub(crate) uncompressed: bool,
+    /// The fewest bytes of a decoded shard with a compressor that are worth the trip.
+    pub(crate) least_bytes: usize,
+    /// The fewest subchunks of such a shard: a device compresses each with a few of its threads.
+    pub(crate) least_subchunks: usize,
+}
+
+impl Default for Rule {
+    fn default() -> Self {
+        Self {
+            uncompressed: false,
+            least_bytes: 1 << 20,
+            least_subchunks: 16,
+        }
+    }
+}
+
+impl Rule {
+    /// Everything that a device can do goes there.
+    #[cfg(test)]
+    pub(crate) const ALL: Self = Self {
+        uncompressed: true,
+        least_bytes: 0,
+        least_subchunks: 0,
+    };
+
+    /// Why a shard stays on the host, if it does.
+    pub(super) fn on_host(&self, grid: &SubchunkGrid, chain: &KnownChain) -> Option<String> {
+        self.host_is_better(chain, grid.shard_bytes(), grid.num_subchunks())
+    }
+
+    /// Why `subchunks` subchunks that are encoded together, of `bytes` in all, stay on the host, if
+    /// they do.
+    fn host_is_better(&self, chain: &KnownChain, bytes: usize, subchunks: usize) -> Option<String> {
+        if chain.is_fixed_size() {
+            return (!self.uncompressed).then(|| {
+                "without a compressor the host copies each byte once, and a device would add a trip over its bus in each direction".to_string()
+            });
+        }
+        if bytes < self.least_bytes {
+            return Some(format!(
+                "a shard of {bytes} bytes is compressed here before a device has begun: from {} on it would go there",
+                self.least_bytes
+            ));
+        }
+        (subchunks < self.least_subchunks).then(|| {
+            format!(
+                "{subchunks} subchunks leave a device idle: from {} on it would compress them",
+                self.least_subchunks
+            )
+        })
+    }
+
+    /// Why a stream stays on the host, if it does: for the reasons that a shard would, but that all
+    /// shards of a shard epoch are encoded together.
+    pub(super) fn stream_on_host(&self, job: &StreamJob) -> Option<String> {
+        let StreamChain::Known(chain) = &job.chain else {
+            return Some("the CUDA engine does not know the inner codecs".to_string());
+        };
+        let grid = &job.grid;
+        let all = grid
+            .subchunks_per_epoch()
+            .saturating_mul(grid.epochs_per_shard());
+        self.host_is_better(
+            chain,
+            all.saturating_mul(grid.shard().subchunk_bytes()),
+            all,
+        )
+    }
+}
