@@ -2,21 +2,20 @@
 
 use std::fmt;
 
-/// Memory that buffers take, in bytes: those of a lane for one shard in flight, or those of a
+/// The most memory that buffers take, in bytes: of a shard in flight on a device, or of a
 /// [writer](crate::writer).
 ///
-/// Its `Display` leaves out kinds of memory of which nothing is taken.
+/// `Display` leaves out kinds of memory that are not used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryEstimate {
-    /// Pageable memory of the host. Of a writer, at most
+    /// Pageable host memory. For a writer, at most
     /// [`Options::host_memory`](crate::Options::host_memory).
     pub host: usize,
-    /// Page-locked memory of the host. At most
-    /// [`Options::pinned_memory`](crate::Options::pinned_memory).
+    /// Page-locked host memory: at most [`Options::pinned_memory`](crate::Options::pinned_memory).
     pub pinned: usize,
-    /// Memory of a device. At most
-    /// [`Options::device_memory`](crate::Options::device_memory), if that is set.
+    /// Device memory: at most [`Options::device_memory`](crate::Options::device_memory), if it is
+    /// set.
     pub device: usize,
 }
 

@@ -4,14 +4,17 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-/// What this process did until now, on devices, in partial writes and in writers. See
-/// [`metrics`](crate::metrics). In a forked child the counts of devices are 0: it uses none.
+/// What this process did until now: on devices, in partial writes, and in [writers](crate::writer).
+/// [`metrics`](crate::metrics) returns it. In a forked child the counts of devices are 0, because
+/// it uses none.
 ///
-/// Times of stages are the device's own, taken with events, and add up over lanes that run at the
-/// same time: they say where time goes, not how long a shard takes.
+/// Times of stages are the devices' own, taken with events. They add up over lanes that run at the
+/// same time: they show where time goes, not how long a shard takes. A *lane* is the set of buffers
+/// and streams of one shard in flight.
 ///
-/// Its `Display` is for people, and may change in any release: one line for each count that is not
-/// 0.
+///
+/// `Display` is for people, and may change in any release. It prints a line for each count that is
+/// not 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Metrics {
