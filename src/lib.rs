@@ -75,6 +75,7 @@ mod conformance;
         clippy::missing_panics_doc,
         clippy::must_use_candidate,
         clippy::new_without_default,
+        clippy::return_self_not_must_use,
         reason = "public for programs of this repository alone"
     )
 )]
@@ -91,6 +92,7 @@ pub mod internals;
         clippy::missing_panics_doc,
         clippy::must_use_candidate,
         clippy::new_without_default,
+        clippy::return_self_not_must_use,
         reason = "public for programs of this repository alone"
     )
 )]
