@@ -77,6 +77,7 @@ mod crew;
         clippy::missing_panics_doc,
         clippy::must_use_candidate,
         clippy::new_without_default,
+        clippy::return_self_not_must_use,
         reason = "public for programs of this repository alone"
     )
 )]
@@ -95,6 +96,7 @@ mod json;
         clippy::missing_panics_doc,
         clippy::must_use_candidate,
         clippy::new_without_default,
+        clippy::return_self_not_must_use,
         reason = "public for programs of this repository alone"
     )
 )]

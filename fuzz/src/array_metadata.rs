@@ -16,7 +16,7 @@ use zarrs_cuda::storage::{ShardedStore, SparseShardStore};
 use zarrs_cuda::{Options, explain};
 
 use crate::case::Case;
-use zarrs_cuda_testing::{Rng, xor};
+use zarrs_cuda_testing::Rng;
 
 /// Elements of an array and of its shards, at most, that are written and read.
 const MOST_ELEMENTS: u64 = 2000;
@@ -24,7 +24,6 @@ const MOST_ELEMENTS: u64 = 2000;
 /// Open an array of any metadata.
 pub fn array_metadata(input: &[u8]) {
     static REGISTERED: LazyLock<()> = LazyLock::new(|| {
-        xor::register();
         zarrs_cuda::register(Options::default()).unwrap().leak();
     });
     let () = *REGISTERED;

@@ -20,6 +20,8 @@
     clippy::missing_errors_doc,
     clippy::missing_panics_doc,
     clippy::must_use_candidate,
+    clippy::return_self_not_must_use,
+    clippy::should_implement_trait,
     clippy::unwrap_used,
     missing_docs,
     reason = "for tests, which fail by panicking"

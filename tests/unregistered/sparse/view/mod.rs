@@ -2,9 +2,9 @@
 
 mod arrays;
 mod awaited;
+mod changed_meanwhile;
 mod hostile;
 mod model;
 mod replaced;
 mod requests;
 mod stores;
-mod view;
