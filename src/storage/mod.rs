@@ -20,6 +20,7 @@ mod shard_grid;
 mod sharded;
 mod sparse;
 mod transformer;
+mod zarrs_traits;
 
 pub use range_writes::RangeWrites;
 pub use sharded::{BinaryFormat, ShardedStore};

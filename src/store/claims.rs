@@ -248,6 +248,10 @@ struct Taking {
     limit: Duration,
     since: Instant,
     ticket: Option<u64>,
+    #[cfg_attr(
+        not(feature = "async"),
+        allow(dead_code, reason = "no wait is awaited")
+    )]
     is_awaited: bool,
 }
 

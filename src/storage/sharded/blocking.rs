@@ -1,19 +1,19 @@
-//! The adapter over stores whose calls return when they are done.
+//! The adapter over a store that blocks.
 
 use std::sync::Arc;
 
-use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator};
-use zarrs_storage::{
-    Bytes, ListableStorageTraits, MaybeBytes, MaybeBytesIterator, OffsetBytesIterator,
-    ReadableStorageTraits, StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix,
-    WritableStorageTraits,
-};
+use zarrs_storage::byte_range::ByteRange;
+use zarrs_storage::{Bytes, ReadableStorageTraits, StorageError, StoreKey, WritableStorageTraits};
 
-use super::view::View;
 use super::{ShardedStore, opened};
 use crate::Error;
-use crate::storage::listing;
 use crate::store::{Blocking, now};
+
+impl<S: ?Sized> ShardedStore<S> {
+    pub(super) fn blocking(&self) -> Blocking<'_, S> {
+        Blocking::new(&*self.store)
+    }
+}
 
 impl<S: ReadableStorageTraits + ?Sized> ShardedStore<S> {
     /// The chunks of the array at `path` in `store`, whose metadata say how it is sharded.
@@ -38,10 +38,9 @@ impl<S: ReadableStorageTraits + ?Sized> ShardedStore<S> {
         &self,
         ranges: &[(StoreKey, ByteRange)],
     ) -> Result<Vec<Option<Bytes>>, StorageError> {
-        let store = Blocking::new(&*self.store);
         let mut found = vec![None; ranges.len()];
         for group in self.core.grouped(ranges)? {
-            for (position, bytes) in now(self.core.get_group(&store, group))? {
+            for (position, bytes) in now(self.core.get_group(&self.blocking(), group))? {
                 if let Some(found) = found.get_mut(position) {
                     *found = bytes;
                 }
@@ -64,95 +63,6 @@ impl<S: ReadableStorageTraits + WritableStorageTraits + ?Sized> ShardedStore<S> 
         values: impl IntoIterator<Item = (StoreKey, Bytes)>,
     ) -> Result<(), StorageError> {
         let values = values.into_iter().map(|(key, value)| (key, Some(value)));
-        let store = Blocking::new(&*self.store);
-        now(self.core.write_many(&store, values.collect()))
-    }
-}
-
-impl<S: ReadableStorageTraits + ?Sized> ReadableStorageTraits for ShardedStore<S> {
-    fn get(&self, key: &StoreKey) -> Result<MaybeBytes, StorageError> {
-        now(self.core.get(&Blocking::new(&*self.store), key))
-    }
-
-    fn get_partial_many<'a>(
-        &'a self,
-        key: &StoreKey,
-        byte_ranges: ByteRangeIterator<'a>,
-    ) -> Result<MaybeBytesIterator<'a>, StorageError> {
-        let store = Blocking::new(&*self.store);
-        let values = now(self.core.get_ranges(&store, key, byte_ranges.collect()))?;
-        Ok(values.map(|values| Box::new(values.into_iter().map(Ok)) as Box<_>))
-    }
-
-    fn size_key(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
-        now(self.core.size(&Blocking::new(&*self.store), key))
-    }
-
-    fn supports_get_partial(&self) -> bool {
-        self.store.supports_get_partial()
-    }
-}
-
-impl<S> WritableStorageTraits for ShardedStore<S>
-where
-    S: ReadableStorageTraits + WritableStorageTraits + ListableStorageTraits + ?Sized,
-{
-    fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
-        self.set_many([(key.clone(), value)])
-    }
-
-    fn set_partial_many(
-        &self,
-        key: &StoreKey,
-        offset_values: OffsetBytesIterator,
-    ) -> Result<(), StorageError> {
-        let store = Blocking::new(&*self.store);
-        now(self.core.write_ranges(&store, key, offset_values.collect()))
-    }
-
-    fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
-        self.erase_many(std::slice::from_ref(key))
-    }
-
-    fn erase_many(&self, keys: &[StoreKey]) -> Result<(), StorageError> {
-        let erased = keys.iter().map(|key| (key.clone(), None));
-        let store = Blocking::new(&*self.store);
-        now(self.core.write_many(&store, erased.collect()))
-    }
-
-    fn erase_prefix(&self, prefix: &StorePrefix) -> Result<(), StorageError> {
-        now(self.core.erase_prefix(&Blocking::new(&*self.store), prefix))
-    }
-
-    /// Parts of chunks are written by reading and storing their shard.
-    fn supports_set_partial(&self) -> bool {
-        false
-    }
-}
-
-impl<S> ListableStorageTraits for ShardedStore<S>
-where
-    S: ReadableStorageTraits + ListableStorageTraits + ?Sized,
-{
-    fn list(&self) -> Result<StoreKeys, StorageError> {
-        self.list_prefix(&StorePrefix::root())
-    }
-
-    fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys, StorageError> {
-        let store = &Blocking::new(&*self.store);
-        let core = &*self.core;
-        now(listing::list_prefix(&View { core, store }, store, prefix))
-    }
-
-    fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes, StorageError> {
-        let store = &Blocking::new(&*self.store);
-        let core = &*self.core;
-        now(listing::list_dir(&View { core, store }, store, prefix))
-    }
-
-    fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64, StorageError> {
-        let store = &Blocking::new(&*self.store);
-        let core = &*self.core;
-        now(listing::size_prefix(&View { core, store }, store, prefix))
+        now(self.core.write_many(&self.blocking(), values.collect()))
     }
 }

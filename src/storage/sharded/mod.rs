@@ -18,6 +18,7 @@ use zarrs_storage::StorageError;
 
 pub(super) use self::array_metadata::{Configuration, NAME, is_name};
 pub(super) use self::core::{Core, Place};
+use super::zarrs_traits::zarrs_traits;
 use crate::Error;
 use crate::store::Reads;
 
@@ -198,6 +199,12 @@ impl<S: ?Sized> ShardedStore<S> {
     pub fn inner(&self) -> &Arc<S> {
         &self.store
     }
+}
+
+zarrs_traits! {
+    ShardedStore.core,
+    reads: [ReadableStorageTraits], [AsyncReadableStorageTraits],
+    gets_parts: true,
 }
 
 fn node(path: &str) -> Result<NodePath, Error> {

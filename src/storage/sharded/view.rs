@@ -12,8 +12,14 @@ use crate::store::turns::TakesTurns;
 /// The chunks of the shards of a store.
 #[derive(Debug)]
 pub(super) struct View<'a, R> {
-    pub(super) core: &'a Core,
-    pub(super) store: &'a R,
+    core: &'a Core,
+    store: &'a R,
+}
+
+impl Core {
+    pub(super) fn view<'a, R>(&'a self, store: &'a R) -> View<'a, R> {
+        View { core: self, store }
+    }
 }
 
 impl<R: Reads + TakesTurns> ShardsSeenAsChunks for View<'_, R> {

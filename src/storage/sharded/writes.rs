@@ -23,6 +23,25 @@ struct Before {
 }
 
 impl Core {
+    pub(super) async fn set<W: Reads + Writes + TakesTurns>(
+        &self,
+        store: &W,
+        key: &StoreKey,
+        value: Bytes,
+    ) -> Result<()> {
+        let entries = vec![(key.clone(), Some(value))];
+        self.write_many(store, entries).await
+    }
+
+    pub(super) async fn erase_each<W: Reads + Writes + TakesTurns>(
+        &self,
+        store: &W,
+        keys: &[StoreKey],
+    ) -> Result<()> {
+        let entries = keys.iter().map(|key| (key.clone(), None));
+        self.write_many(store, entries.collect()).await
+    }
+
     /// Store the values, or erase those that are `None`: each shard once. Of the entries of one key the
     /// last one counts.
     pub(super) async fn write_many<W: Reads + Writes + TakesTurns>(
@@ -78,7 +97,7 @@ impl Core {
     }
 
     /// Write parts of a value.
-    pub(super) async fn write_ranges<W: Reads + Writes + TakesTurns>(
+    pub(super) async fn set_ranges<W: Reads + Writes + TakesTurns>(
         &self,
         store: &W,
         key: &StoreKey,

@@ -1,22 +1,24 @@
-//! The adapter of a store that is awaited.
+//! The adapter over a store that is awaited.
 
 use std::sync::Arc;
 
-use futures_util::stream;
-use zarrs_storage::byte_range::ByteRangeIterator;
 use zarrs_storage::{
-    AsyncListableStorageTraits, AsyncMaybeBytesIterator, AsyncReadableStorageTraits,
-    AsyncWritableStorageTraits, Bytes, MaybeBytes, OffsetBytesIterator, StorageError, StoreKey,
-    StoreKeys, StoreKeysPrefixes, StorePrefix,
+    AsyncListableStorageTraits, AsyncReadableStorageTraits, AsyncWritableStorageTraits,
 };
 
 use super::consolidation::All;
-use super::{Consolidation, ConsolidationProgress, SparseArray, SparseShardStore, View, listing};
+use super::{Consolidation, ConsolidationProgress, SparseArray, SparseShardStore};
 use crate::Error;
 use crate::store::{Awaited, all};
 
 /// How many shards are consolidated at once at most: requests wait for a server, not a processor.
 const AT_ONCE: usize = 8;
+
+impl<S: ?Sized> SparseShardStore<S> {
+    pub(super) fn awaited(&self) -> Awaited<'_, S> {
+        Awaited(&*self.store)
+    }
+}
 
 impl<S: AsyncReadableStorageTraits + ?Sized> SparseShardStore<S> {
     /// [`open`](Self::open), in an asynchronous store.
@@ -41,7 +43,7 @@ where
     /// # Errors
     /// As for [`pending`](Self::pending).
     pub async fn async_pending(&self) -> Result<Vec<Vec<u64>>, Error> {
-        self.array.framed(&Awaited(&*self.store)).await
+        self.array.framed(&self.awaited()).await
     }
 
     /// [`consolidate`](Self::consolidate), in an asynchronous store.
@@ -53,8 +55,7 @@ where
     /// # Errors
     /// As for [`consolidate`](Self::consolidate).
     pub async fn async_consolidate(&self, shard: &[u64]) -> Result<Option<Consolidation>, Error> {
-        let store = Awaited(&*self.store);
-        self.array.consolidate(&store, shard).await
+        self.array.consolidate(&self.awaited(), shard).await
     }
 
     /// [`consolidate_all`](Self::consolidate_all), in an asynchronous store. A future that is dropped
@@ -75,101 +76,5 @@ where
         });
         all(each, self.array.at_once(AT_ONCE), drop).await?;
         all_shards.end()
-    }
-}
-
-#[async_trait::async_trait]
-impl<S> AsyncReadableStorageTraits for SparseShardStore<S>
-where
-    S: AsyncReadableStorageTraits + AsyncListableStorageTraits + ?Sized,
-{
-    async fn get(&self, key: &StoreKey) -> Result<MaybeBytes, StorageError> {
-        self.array.get(&Awaited(&*self.store), key).await
-    }
-
-    async fn get_partial_many<'a>(
-        &'a self,
-        key: &StoreKey,
-        byte_ranges: ByteRangeIterator<'a>,
-    ) -> Result<AsyncMaybeBytesIterator<'a>, StorageError> {
-        let store = Awaited(&*self.store);
-        let values = self
-            .array
-            .get_ranges(&store, key, byte_ranges.collect())
-            .await?;
-        Ok(values.map(|values| Box::pin(stream::iter(values)) as _))
-    }
-
-    async fn size_key(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
-        self.array.size(&Awaited(&*self.store), key).await
-    }
-
-    /// No: of a subchunk everything is read.
-    fn supports_get_partial(&self) -> bool {
-        false
-    }
-}
-
-#[async_trait::async_trait]
-impl<S> AsyncListableStorageTraits for SparseShardStore<S>
-where
-    S: AsyncReadableStorageTraits + AsyncListableStorageTraits + ?Sized,
-{
-    async fn list(&self) -> Result<StoreKeys, StorageError> {
-        self.list_prefix(&StorePrefix::root()).await
-    }
-
-    async fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys, StorageError> {
-        let (array, store) = (&self.array, &Awaited(&*self.store));
-        listing::list_prefix(&View { array, store }, store, prefix).await
-    }
-
-    async fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes, StorageError> {
-        let (array, store) = (&self.array, &Awaited(&*self.store));
-        listing::list_dir(&View { array, store }, store, prefix).await
-    }
-
-    async fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64, StorageError> {
-        let (array, store) = (&self.array, &Awaited(&*self.store));
-        listing::size_prefix(&View { array, store }, store, prefix).await
-    }
-}
-
-#[async_trait::async_trait]
-impl<S> AsyncWritableStorageTraits for SparseShardStore<S>
-where
-    S: AsyncReadableStorageTraits
-        + AsyncWritableStorageTraits
-        + AsyncListableStorageTraits
-        + ?Sized,
-{
-    async fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
-        self.array.set(&Awaited(&*self.store), key, value).await
-    }
-
-    async fn set_partial_many<'a>(
-        &'a self,
-        key: &StoreKey,
-        offset_values: OffsetBytesIterator<'a>,
-    ) -> Result<(), StorageError> {
-        let store = Awaited(&*self.store);
-        self.array
-            .set_ranges(&store, key, offset_values.collect())
-            .await
-    }
-
-    async fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
-        self.array.erase(&Awaited(&*self.store), key).await
-    }
-
-    async fn erase_prefix(&self, prefix: &StorePrefix) -> Result<(), StorageError> {
-        self.array
-            .erase_prefix(&Awaited(&*self.store), prefix)
-            .await
-    }
-
-    /// No: to write a part of a subchunk, all of it is read and written.
-    fn supports_set_partial(&self) -> bool {
-        false
     }
 }

@@ -1,21 +1,24 @@
-//! The adapter of a store that blocks.
+//! The adapter over a store that blocks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use zarrs_storage::byte_range::ByteRangeIterator;
-use zarrs_storage::{
-    Bytes, ListableStorageTraits, MaybeBytes, MaybeBytesIterator, OffsetBytesIterator,
-    ReadableStorageTraits, StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix,
-    WritableStorageTraits,
-};
+#[cfg(feature = "filesystem")]
+use zarrs_storage::StorePrefix;
+use zarrs_storage::{ListableStorageTraits, ReadableStorageTraits, WritableStorageTraits};
 
 #[cfg(feature = "filesystem")]
 use super::Files;
 use super::consolidation::All;
-use super::{Consolidation, ConsolidationProgress, SparseArray, SparseShardStore, View, listing};
+use super::{Consolidation, ConsolidationProgress, SparseArray, SparseShardStore};
 use crate::Error;
 use crate::store::{Blocking, now};
+
+impl<S: ?Sized> SparseShardStore<S> {
+    pub(super) fn blocking(&self) -> Blocking<'_, S> {
+        Blocking::new(&*self.store).with_files(self.array.files.as_ref())
+    }
+}
 
 impl<S: ReadableStorageTraits + ?Sized> SparseShardStore<S> {
     /// An adapter of `store` for the array at `path`.
@@ -119,88 +122,5 @@ impl SparseShardStore<zarrs_filesystem::FilesystemStore> {
         let mut adapter = Self::open(store.clone(), path)?.atomic_rename(store)?;
         adapter.array.files = Some(Files::new(root));
         Ok(adapter)
-    }
-}
-
-impl<S> ReadableStorageTraits for SparseShardStore<S>
-where
-    S: ReadableStorageTraits + ListableStorageTraits + ?Sized,
-{
-    fn get(&self, key: &StoreKey) -> Result<MaybeBytes, StorageError> {
-        now(self.array.get(&self.blocking(), key))
-    }
-
-    fn get_partial_many<'a>(
-        &'a self,
-        key: &StoreKey,
-        byte_ranges: ByteRangeIterator<'a>,
-    ) -> Result<MaybeBytesIterator<'a>, StorageError> {
-        let store = self.blocking();
-        let values = now(self.array.get_ranges(&store, key, byte_ranges.collect()))?;
-        Ok(values.map(|values| Box::new(values.into_iter()) as _))
-    }
-
-    fn size_key(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
-        now(self.array.size(&self.blocking(), key))
-    }
-
-    /// No: of a subchunk everything is read.
-    fn supports_get_partial(&self) -> bool {
-        false
-    }
-}
-
-impl<S> ListableStorageTraits for SparseShardStore<S>
-where
-    S: ReadableStorageTraits + ListableStorageTraits + ?Sized,
-{
-    fn list(&self) -> Result<StoreKeys, StorageError> {
-        self.list_prefix(&StorePrefix::root())
-    }
-
-    fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys, StorageError> {
-        let (array, store) = (&self.array, &self.blocking());
-        now(listing::list_prefix(&View { array, store }, store, prefix))
-    }
-
-    fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes, StorageError> {
-        let (array, store) = (&self.array, &self.blocking());
-        now(listing::list_dir(&View { array, store }, store, prefix))
-    }
-
-    fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64, StorageError> {
-        let (array, store) = (&self.array, &self.blocking());
-        now(listing::size_prefix(&View { array, store }, store, prefix))
-    }
-}
-
-impl<S> WritableStorageTraits for SparseShardStore<S>
-where
-    S: ReadableStorageTraits + WritableStorageTraits + ListableStorageTraits + ?Sized,
-{
-    fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
-        now(self.array.set(&self.blocking(), key, value))
-    }
-
-    fn set_partial_many(
-        &self,
-        key: &StoreKey,
-        offset_values: OffsetBytesIterator,
-    ) -> Result<(), StorageError> {
-        let store = self.blocking();
-        now(self.array.set_ranges(&store, key, offset_values.collect()))
-    }
-
-    fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
-        now(self.array.erase(&self.blocking(), key))
-    }
-
-    fn erase_prefix(&self, prefix: &StorePrefix) -> Result<(), StorageError> {
-        now(self.array.erase_prefix(&self.blocking(), prefix))
-    }
-
-    /// No: to write a part of a subchunk, all of it is read and written.
-    fn supports_set_partial(&self) -> bool {
-        false
     }
 }

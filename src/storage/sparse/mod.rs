@@ -34,11 +34,12 @@ pub use report::{Consolidation, ConsolidationProgress};
 use super::chunk_keys::{ChunkKey, ChunkKeys, Scope};
 use super::listing::{self, Present, Seen, ShardsSeenAsChunks};
 use super::shard_grid::ShardGrid;
+use super::zarrs_traits::zarrs_traits;
 use crate::codec::registry::Claim;
 use crate::store::files::Files;
 use crate::store::ranges::{slice, with_parts};
 use crate::store::turns::TakesTurns;
-use crate::store::{Blocking, Lists, Reads, Writes};
+use crate::store::{Lists, Reads, Writes};
 use crate::{Error, Options};
 
 /// What a temporary has behind its key.
@@ -275,16 +276,15 @@ impl SparseArray {
         store: &O,
         key: &StoreKey,
         ranges: Vec<ByteRange>,
-    ) -> Result<Option<Vec<Result<Bytes, StorageError>>>, StorageError> {
-        if self.is_own(key) {
-            let value = self.get(store, key).await?;
-            return Ok(value.map(|value| {
-                let parts = ranges.into_iter().map(|range| slice(&value, range));
-                parts.collect()
-            }));
+    ) -> Result<Option<Vec<Bytes>>, StorageError> {
+        if !self.is_own(key) {
+            return store.get_ranges(key, ranges).await;
         }
-        let read = store.get_ranges(key, ranges).await?;
-        Ok(read.map(|values| values.into_iter().map(Ok).collect()))
+        let Some(value) = self.get(store, key).await? else {
+            return Ok(None);
+        };
+        let parts = ranges.into_iter().map(|range| slice(&value, range));
+        parts.collect::<Result<_, _>>().map(Some)
     }
 
     async fn size<O: Reads + Lists>(
@@ -369,6 +369,17 @@ impl SparseArray {
         self.write_chunk(store, &chunk, Entry::Tombstone).await
     }
 
+    async fn erase_each<O: Reads + Writes + Lists + TakesTurns>(
+        &self,
+        store: &O,
+        keys: &[StoreKey],
+    ) -> Result<(), StorageError> {
+        for key in keys {
+            self.erase(store, key).await?;
+        }
+        Ok(())
+    }
+
     async fn erase_prefix<O: Reads + Writes + Lists + TakesTurns>(
         &self,
         store: &O,
@@ -377,11 +388,8 @@ impl SparseArray {
         self.check_writable(prefix.as_str())?;
         match self.keys.scope(prefix) {
             Scope::Chunks(chunks) if !chunks.coordinates.is_empty() => {
-                let view = View { array: self, store };
-                for key in listing::list_prefix(&view, store, prefix).await? {
-                    self.erase(store, &key).await?;
-                }
-                Ok(())
+                let keys = listing::list_prefix(&self.view(store), store, prefix).await?;
+                self.erase_each(store, &keys).await
             }
             // In a frame nothing is seen that could be erased.
             Scope::Elsewhere if frame::shard_of(&self.keys, prefix.as_str()).is_some() => Ok(()),
@@ -418,10 +426,23 @@ fn node_path(path: &str) -> Result<NodePath, Error> {
         .map_err(|error| Error::Create(zarrs::plugin::PluginCreateError::Other(error.to_string())))
 }
 
+zarrs_traits! {
+    SparseShardStore.array,
+    reads: [ReadableStorageTraits ListableStorageTraits],
+        [AsyncReadableStorageTraits AsyncListableStorageTraits],
+    gets_parts: false, // of a subchunk everything is read
+}
+
 /// An adapter with its store, as [`listing`] sees it.
 struct View<'a, O> {
     array: &'a SparseArray,
     store: &'a O,
+}
+
+impl SparseArray {
+    fn view<'a, O>(&'a self, store: &'a O) -> View<'a, O> {
+        View { array: self, store }
+    }
 }
 
 impl<O: Reads + Lists> ShardsSeenAsChunks for View<'_, O> {
@@ -551,10 +572,6 @@ impl<S: ?Sized> SparseShardStore<S> {
     pub fn with_memory(mut self, bytes: usize) -> Self {
         self.array.memory = bytes;
         self
-    }
-
-    fn blocking(&self) -> Blocking<'_, S> {
-        Blocking::new(&*self.store).with_files(self.array.files.as_ref())
     }
 
     /// The store of the shards and their frames.
