@@ -7,7 +7,8 @@ use zarrs_codec::{CodecError, CodecOptions};
 
 use super::error::codec_error;
 use super::sharding::Sharding;
-use crate::engine::{EngineError, host};
+use crate::engine::EngineError;
+use crate::engine::pack::pack;
 
 impl Sharding {
     /// A shard of the encoded `subchunks`, in C order, one after the other. It should have at most
@@ -37,7 +38,7 @@ impl Sharding {
         let threads = threads.unwrap_or(NonZeroUsize::MAX);
         let huge_pages = self.codec.options.huge_pages();
         let (mut shard, extents) =
-            host::pack(subchunks, index.room(), threads, huge_pages).map_err(codec_error)?;
+            pack(subchunks, index.room(), threads, huge_pages).map_err(codec_error)?;
         let encoded = index.encode(&extents, options)?;
         let room = index.range_in(shard.len());
         let room =

@@ -1,13 +1,13 @@
 //! zarrs' view of an output array, written subchunk by subchunk from many threads.
 //!
-//! One more helper for disjoint writes, beside those of `engine::host::disjoint`: here the memory is
+//! One more helper for disjoint writes, beside those of `engine::disjoint`: here the memory is
 //! zarrs', and so is the function that must be called.
 
 use zarrs::array::ArraySubset;
 use zarrs_codec::{ArrayBytesFixedDisjointView, CodecError};
 
 use super::error::sourced;
-use crate::engine::host::{Claims, Window};
+use crate::engine::disjoint::{Claims, Window};
 use crate::engine::{Decoded, EngineError};
 use crate::layout::{Part, SubchunkGrid};
 

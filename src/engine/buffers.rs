@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::EngineError;
-use super::host::memory;
+use super::memory;
 use super::stream::{Output, Returned};
 
 /// Buffers of one size, allocated when they are first needed, and kept.

@@ -13,8 +13,14 @@
 pub(crate) mod buffers;
 mod chain;
 pub(crate) mod cuda;
+#[allow(unsafe_code)]
+pub(crate) mod disjoint;
 pub(crate) mod error;
+pub(crate) mod gather;
 pub(crate) mod host;
+#[allow(unsafe_code)]
+pub mod memory;
+pub(crate) mod pack;
 pub(crate) mod stream;
 
 use std::fmt;

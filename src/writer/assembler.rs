@@ -17,7 +17,7 @@ use std::sync::Arc;
 use super::part::Part;
 use super::shared::{Batch, Setup, ShardId, Work};
 use crate::engine::buffers::{Lease, Pool};
-use crate::engine::host::stream::gather;
+use crate::engine::gather::gather;
 use crate::engine::stream::{EncodedBatch, EncodedPart, Output};
 use crate::layout::{Extent, ShardPart, c_order};
 

@@ -11,7 +11,7 @@ use crate::codec::error::codec_error;
 use crate::codec::selection::{Point, Selection};
 use crate::codec::sharding::Sharding;
 use crate::codec::view::ViewOfShard;
-use crate::engine::host::Window;
+use crate::engine::disjoint::Window;
 use crate::engine::{Decoded, EncodedSubchunk, EngineError};
 use crate::layout::{Entries, Extent, Part};
 use crate::plan;

@@ -41,7 +41,7 @@ use super::kernels::spans::{Lengths, Slots};
 use super::kernels::{crc32c, split};
 use super::session::{Session, Timed, copy_to_slab};
 use super::transfers::{Download, Downloads, Uploads};
-use crate::engine::host::memory;
+use crate::engine::memory;
 use crate::engine::{EngineError, Job, KnownChain};
 use crate::layout::{self, Batch, Extent, Slab};
 

@@ -19,8 +19,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use super::disjoint::{Segment, Segments};
 use crate::engine::EngineError;
+use crate::engine::disjoint::{Segment, Segments};
 use crate::layout::Extent;
 
 /// A batch of consecutive subchunks, encoded one after the other.

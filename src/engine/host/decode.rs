@@ -2,12 +2,13 @@
 
 use std::borrow::Cow;
 
-use super::disjoint::{self, Boxes, Row};
 use super::encode::{compress_schedule, copy_schedule, most_in_cache};
 use super::scatter::{at_least, swap_bytes};
 use super::scratch::Buffers;
+use super::stages;
 use super::workers::Schedule;
-use super::{memory, stages};
+use crate::engine::disjoint::{self, Boxes, Row};
+use crate::engine::memory;
 use crate::engine::{
     Chain, Decoded, EncodedSubchunk, EngineError, Job, KnownChain, Sink, SubchunkCodec,
 };

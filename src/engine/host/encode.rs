@@ -4,11 +4,12 @@ use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
 
 use super::aggregate::{Aggregate, Batch};
-use super::disjoint::{Row, Segment, Segments};
 use super::scatter::Scatter;
 use super::scratch::Scratch;
 use super::workers::Schedule;
-use super::{crc32c, memory, stages};
+use super::{crc32c, stages};
+use crate::engine::disjoint::{Row, Segment, Segments};
+use crate::engine::memory;
 use crate::engine::{Chain, EncodedShard, EngineError, Job, KnownChain, SubchunkCodec};
 use crate::layout::Extent;
 

@@ -11,8 +11,6 @@
 //! | `stream` | batches of a stream of slices |
 //! | `workers` | how many threads, and how they share a list of subchunks |
 //! | `scratch` | per-thread buffers and contexts, kept between calls |
-//! | `memory` | uninitialised output, and huge pages |
-//! | `disjoint` | many writers of one buffer |
 
 mod aggregate;
 #[allow(unsafe_code)]
@@ -20,15 +18,10 @@ mod blosc;
 mod bounded;
 mod crc32c;
 mod decode;
-#[allow(unsafe_code)]
-mod disjoint;
 mod encode;
 mod gzip;
 #[cfg(feature = "internals")]
 pub(crate) mod limit;
-#[allow(unsafe_code)]
-pub mod memory;
-mod pack;
 mod scatter;
 mod scratch;
 mod stages;
@@ -37,9 +30,7 @@ mod workers;
 mod zstd;
 
 pub(crate) use bounded::Compression;
-pub(crate) use disjoint::{Claims, Window};
 pub(in crate::engine) use encode::encode_subchunk;
-pub(crate) use pack::pack;
 pub(crate) use stages::encoded_bound;
 pub(in crate::engine) use stages::{decode_fixed_size, strip as strip_checksum};
 

@@ -1,6 +1,6 @@
 //! Subchunks out of a shard: gather in any order of axes, byte order, and the fill-value test.
 
-use super::disjoint::{self, Row, Segment};
+use crate::engine::disjoint::{self, Row, Segment};
 use crate::engine::{EngineError, KnownChain};
 use crate::layout::{StridedBox, SubchunkGrid};
 

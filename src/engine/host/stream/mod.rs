@@ -7,18 +7,16 @@
 //!     gaps of empty subchunks closed             the encoder's thread
 //! with one, into a buffer of its own:
 //!     slots -> compressed, at their bounds       the encoder's thread and its rayon pool
-//! pieces -> where a shard is put together        the assembling thread, and the crew
+//! pieces -> where a shard is put together        the assembling thread, and the crew (`engine/gather.rs`)
 //! ```
 //!
 //! So without a compressor a byte is copied once, and the buffer that was filled is what the store is
 //! given.
 
 mod encode;
-mod gather;
 mod padded;
 mod slots;
 
-pub(crate) use gather::gather;
 pub(crate) use padded::encode_padded;
 pub(crate) use slots::{HostStream, encoded_bound, stream_memory};
 

@@ -1,13 +1,13 @@
 //! What a stream has on the host: the slots of a batch, which slices are copied to.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use crate::MemoryEstimate;
-use crate::crew::Crew;
 use crate::engine::EngineError;
 use crate::engine::buffers::{Contents, Lease, Pool};
+use crate::engine::disjoint::Slices;
+use crate::engine::gather::crew;
 use crate::engine::host::crc32c;
-use crate::engine::host::disjoint::Slices;
 use crate::engine::stream::{Input, Returned, Room, StreamChain, StreamJob};
 use crate::layout::BatchGrid;
 
@@ -171,12 +171,6 @@ impl HostStream {
             }
         }
     }
-}
-
-/// Shared by all streams of the process.
-pub(super) fn crew() -> &'static Crew {
-    static CREW: OnceLock<Crew> = OnceLock::new();
-    CREW.get_or_init(|| Crew::new("zarrs_cuda slices"))
 }
 
 /// Slots that are being filled.

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::copy::{Row, gather_pieces};
 use crate::engine::EngineError;
-use crate::engine::host::memory;
+use crate::engine::memory;
 
 /// A buffer that is handed out in segments, front to back.
 #[derive(Debug)]
-pub(in crate::engine::host) struct Segments {
+pub(in crate::engine) struct Segments {
     vec: Vec<u8>,
     start: *mut u8,
     reserved: AtomicUsize,
@@ -23,7 +23,7 @@ unsafe impl Sync for Segments {}
 
 impl Segments {
     /// Hand out the capacity of `vec`, which is empty.
-    pub(in crate::engine::host) fn new(mut vec: Vec<u8>) -> Self {
+    pub(in crate::engine) fn new(mut vec: Vec<u8>) -> Self {
         vec.clear();
         Self {
             start: vec.as_mut_ptr(),
@@ -37,7 +37,7 @@ impl Segments {
     ///
     /// # Errors
     /// [`EngineError::Internal`] if the capacity does not have them.
-    pub(in crate::engine::host) fn reserve(&self, len: usize) -> Result<Segment<'_>, EngineError> {
+    pub(in crate::engine) fn reserve(&self, len: usize) -> Result<Segment<'_>, EngineError> {
         let offset = self
             .reserved
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |reserved| {
@@ -61,7 +61,7 @@ impl Segments {
     ///
     /// # Errors
     /// [`EngineError::Internal`] if a segment was not filled.
-    pub(in crate::engine::host) fn finish(self) -> Result<Vec<u8>, EngineError> {
+    pub(in crate::engine) fn finish(self) -> Result<Vec<u8>, EngineError> {
         let reserved = self.reserved.into_inner();
         if self.written.into_inner() != reserved {
             return Err(EngineError::Internal(
@@ -75,7 +75,7 @@ impl Segments {
 
 /// Some bytes of a [`Segments`], filled from front to back.
 #[derive(Debug)]
-pub(in crate::engine::host) struct Segment<'a> {
+pub(in crate::engine) struct Segment<'a> {
     start: *mut u8,
     offset: usize,
     len: usize,
@@ -89,7 +89,7 @@ unsafe impl Send for Segment<'_> {}
 
 impl Segment<'_> {
     /// Where the segment starts in the buffer.
-    pub(in crate::engine::host) fn offset(&self) -> usize {
+    pub(in crate::engine) fn offset(&self) -> usize {
         self.offset
     }
 
@@ -97,7 +97,7 @@ impl Segment<'_> {
     ///
     /// # Errors
     /// [`EngineError::Internal`] if they do not fit.
-    pub(in crate::engine::host) fn append(&mut self, bytes: &[u8]) -> Result<(), EngineError> {
+    pub(in crate::engine) fn append(&mut self, bytes: &[u8]) -> Result<(), EngineError> {
         let to = self.advance(bytes.len())?;
         // SAFETY: `advance` checked the length; the segment is the only way to these bytes.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
@@ -109,7 +109,7 @@ impl Segment<'_> {
     ///
     /// # Errors
     /// [`EngineError::Internal`] if a box leaves the array, or they do not fit.
-    pub(in crate::engine::host) fn append_row(
+    pub(in crate::engine) fn append_row(
         &mut self,
         array: &[u8],
         row: Row<'_>,

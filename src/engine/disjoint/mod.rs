@@ -17,9 +17,9 @@ mod segments;
 mod slices;
 mod window;
 
-pub(super) use boxes::Boxes;
+pub(in crate::engine) use boxes::Boxes;
 pub(crate) use claims::Claims;
-pub(super) use copy::{Row, gather, scatter};
-pub(super) use segments::{Segment, Segments};
-pub(super) use slices::Slices;
+pub(in crate::engine) use copy::{Row, gather, scatter};
+pub(in crate::engine) use segments::{Segment, Segments};
+pub(in crate::engine) use slices::Slices;
 pub(crate) use window::Window;

@@ -2,8 +2,8 @@
 
 use std::num::NonZeroUsize;
 
+use super::gather::gather;
 use super::memory;
-use super::stream::gather;
 use crate::engine::EngineError;
 use crate::layout::Extent;
 

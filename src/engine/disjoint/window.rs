@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::Claims;
 use super::copy::{TwoStrides, copy_digits};
 use crate::engine::EngineError;
-use crate::engine::host::memory;
+use crate::engine::memory;
 use crate::layout::{Part, SubchunkGrid};
 
 /// A C-order array that is the part of a shard from `start`, of shape `shape`, both in elements.

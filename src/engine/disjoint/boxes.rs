@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::Claims;
 use super::copy::{Row, scatter_pieces};
 use crate::engine::EngineError;
-use crate::engine::host::memory;
+use crate::engine::memory;
 use crate::layout::{StridedBox, SubchunkGrid};
 
 /// A C-order array that is written subchunk by subchunk.
 #[derive(Debug)]
-pub(in crate::engine::host) struct Boxes<'a> {
+pub(in crate::engine) struct Boxes<'a> {
     vec: Vec<u8>,
     start: *mut u8,
     grid: &'a SubchunkGrid,
@@ -29,7 +29,7 @@ impl<'a> Boxes<'a> {
     ///
     /// # Errors
     /// [`EngineError::Internal`] if the capacity is too small, or `order` is no permutation.
-    pub(in crate::engine::host) fn new(
+    pub(in crate::engine) fn new(
         mut vec: Vec<u8>,
         grid: &'a SubchunkGrid,
         order: &[usize],
@@ -72,7 +72,7 @@ impl<'a> Boxes<'a> {
     /// # Errors
     /// [`EngineError::Internal`] if one was written before, they are not neighbours, or a source
     /// has another length.
-    pub(in crate::engine::host) fn write_row(
+    pub(in crate::engine) fn write_row(
         &self,
         first: usize,
         sources: &[&[u8]],
@@ -103,7 +103,7 @@ impl<'a> Boxes<'a> {
     }
 
     /// How many subchunks from `first` on, at most `count`, can be written in one row.
-    pub(in crate::engine::host) fn row_len(&self, first: usize, count: usize) -> usize {
+    pub(in crate::engine) fn row_len(&self, first: usize, count: usize) -> usize {
         Row::len(self.grid, &self.boxed, first, count)
     }
 
@@ -111,11 +111,7 @@ impl<'a> Boxes<'a> {
     ///
     /// # Errors
     /// [`EngineError::Internal`] if it was written before, or `element` has a wrong length.
-    pub(in crate::engine::host) fn fill(
-        &self,
-        number: usize,
-        element: &[u8],
-    ) -> Result<(), EngineError> {
+    pub(in crate::engine) fn fill(&self, number: usize, element: &[u8]) -> Result<(), EngineError> {
         let run = self.boxed.run();
         if element.len() != self.grid.element_size() || element.is_empty() {
             return Err(EngineError::Internal("the fill value has a wrong length"));
@@ -147,7 +143,7 @@ impl<'a> Boxes<'a> {
     ///
     /// # Errors
     /// [`EngineError::Internal`] if a subchunk was not written.
-    pub(in crate::engine::host) fn finish(self) -> Result<Vec<u8>, EngineError> {
+    pub(in crate::engine) fn finish(self) -> Result<Vec<u8>, EngineError> {
         if self.written.into_inner() != self.grid.num_subchunks() {
             return Err(EngineError::Internal("a subchunk was not decoded"));
         }

@@ -1,9 +1,9 @@
 //! Pieces of encoded batches, to where they are put together.
 
 use std::num::NonZeroUsize;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-use super::slots::crew;
+use crate::crew::Crew;
 use crate::engine::EngineError;
 
 /// A thread takes at most this many bytes at once.
@@ -33,6 +33,12 @@ pub(crate) fn gather(
         to.copy_from_slice(from);
     });
     Ok(())
+}
+
+/// The threads that copy slices and pieces, shared by all streams of the process.
+pub(in crate::engine) fn crew() -> &'static Crew {
+    static CREW: OnceLock<Crew> = OnceLock::new();
+    CREW.get_or_init(|| Crew::new("zarrs_cuda slices"))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use crate::layout::{Digit, StridedBox, SubchunkGrid};
 /// the next piece of each. Short pieces of one subchunk lie far apart in the array, and the
 /// processor is slow to fetch them; the pieces of neighbours are one long one.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::engine::host) struct Row<'a> {
+pub(in crate::engine) struct Row<'a> {
     pub(super) boxed: &'a StridedBox,
     /// The offset in the array of the first box.
     start: usize,
@@ -18,13 +18,13 @@ pub(in crate::engine::host) struct Row<'a> {
 
 impl<'a> Row<'a> {
     /// The most neighbours in a row.
-    pub(in crate::engine::host) const MOST: usize = 16;
+    pub(in crate::engine) const MOST: usize = 16;
 
     /// Pieces side by side add up to about this many bytes.
     const BYTES: usize = 1024;
 
     /// How many subchunks from `first` on, at most `count`, are worth copying side by side.
-    pub(in crate::engine::host) fn len(
+    pub(in crate::engine) fn len(
         grid: &SubchunkGrid,
         boxed: &StridedBox,
         first: usize,
@@ -38,7 +38,7 @@ impl<'a> Row<'a> {
     }
 
     /// The boxes of `count` subchunks from `first` on; `None` if they are not neighbours.
-    pub(in crate::engine::host) fn new(
+    pub(in crate::engine) fn new(
         grid: &SubchunkGrid,
         boxed: &'a StridedBox,
         first: usize,
@@ -67,7 +67,7 @@ impl<'a> Row<'a> {
 ///
 /// # Errors
 /// [`EngineError::Internal`] if a box leaves the array, or `buffer` has another length.
-pub(in crate::engine::host) fn gather(
+pub(in crate::engine) fn gather(
     array: &[u8],
     row: Row<'_>,
     buffer: &mut [u8],

@@ -29,7 +29,7 @@ const SHARE: usize = 256 << 10;
 
 /// Where the bytes of a batch's slices go.
 #[derive(Debug)]
-pub(in crate::engine::host) struct Slices {
+pub(in crate::engine) struct Slices {
     /// Elements along each axis.
     shape: Vec<usize>,
     subchunk: Vec<usize>,
@@ -54,7 +54,7 @@ unsafe impl Sync for Start {}
 impl Slices {
     /// Slots that begin at `slot(place)` for each place of `batch`; a slot has the bytes of a
     /// subchunk, and no two overlap.
-    pub(in crate::engine::host) fn new(
+    pub(in crate::engine) fn new(
         grid: &StreamGrid,
         batch: &BatchGrid,
         slot: impl Fn(usize, usize) -> usize,
@@ -83,7 +83,7 @@ impl Slices {
     }
 
     /// The slots of subchunks that the edge of the array cuts.
-    pub(in crate::engine::host) fn cut_slots(&self) -> impl Iterator<Item = usize> {
+    pub(in crate::engine) fn cut_slots(&self) -> impl Iterator<Item = usize> {
         (0..self.slots.len()).filter_map(|number| {
             let mut rest = number;
             let cut = (0..self.counts.len()).rev().any(|axis| {
@@ -164,7 +164,7 @@ impl Slices {
     ///
     /// # Errors
     /// [`EngineError::Internal`] if they leave the batch, or the buffer is too short.
-    pub(in crate::engine::host) fn write(
+    pub(in crate::engine) fn write(
         &self,
         buffer: &mut [u8],
         at: usize,
@@ -208,7 +208,7 @@ impl Slices {
     ///
     /// # Errors
     /// [`EngineError::Internal`] if they leave the batch, or the buffer is too short.
-    pub(in crate::engine::host) fn read(
+    pub(in crate::engine) fn read(
         &self,
         buffer: &[u8],
         at: usize,
