@@ -48,26 +48,25 @@ impl Sharding {
         data_type: &DataType,
         fill_value: &FillValue,
     ) -> Result<Self, CodecError> {
-        let (element_size, elements) = match why_delegated(data_type) {
-            Some(why) => (1, Elements::Delegated(why)),
-            None => {
-                let element_size = data_type.fixed_size().unwrap_or(1);
-                let len = fill_value.as_ne_bytes().len();
-                if len != element_size {
-                    return Err(CodecError::Other(format!(
-                        "the fill value has {len} bytes, {data_type} needs {element_size}"
-                    )));
-                }
-                let known = codec.recognised.as_ref().map_err(Clone::clone);
-                let known = known.and_then(|chain| {
-                    let array_to_bytes = codec.inner_codecs.array_to_bytes_codec();
-                    chain.resolve(array_to_bytes.as_ref(), shape.len(), data_type, fill_value)
-                });
-                (
-                    element_size,
-                    known.map_or_else(Elements::Foreign, Elements::Known),
-                )
+        let (element_size, elements) = if let Some(why) = why_delegated(data_type) {
+            (1, Elements::Delegated(why))
+        } else {
+            let element_size = data_type.fixed_size().unwrap_or(1);
+            let len = fill_value.as_ne_bytes().len();
+            if len != element_size {
+                return Err(CodecError::Other(format!(
+                    "the fill value has {len} bytes, {data_type} needs {element_size}"
+                )));
             }
+            let known = codec.recognised.as_ref().map_err(Clone::clone);
+            let known = known.and_then(|chain| {
+                let array_to_bytes = codec.inner_codecs.array_to_bytes_codec();
+                chain.resolve(array_to_bytes.as_ref(), shape.len(), data_type, fill_value)
+            });
+            (
+                element_size,
+                known.map_or_else(Elements::Foreign, Elements::Known),
+            )
         };
         let grid = grid(&codec, shape, element_size)?;
         Ok(Self {

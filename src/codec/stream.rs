@@ -31,12 +31,11 @@ impl ShardEncoding {
             return Err(CodecError::Other(why.to_string()));
         }
         let (threads, inner) = shards.concurrency(options);
-        let chain = match shards.known() {
-            Ok(known) => StreamChain::Known(known.clone()),
-            Err(_) => {
-                let options = options.with_concurrent_target(inner);
-                StreamChain::Foreign(Arc::new(ForeignChain::new(shards.clone(), options)))
-            }
+        let chain = if let Ok(known) = shards.known() {
+            StreamChain::Known(known.clone())
+        } else {
+            let options = options.with_concurrent_target(inner);
+            StreamChain::Foreign(Arc::new(ForeignChain::new(shards.clone(), options)))
         };
         Ok(Self {
             shards,

@@ -127,13 +127,11 @@ pub(super) async fn inspect_in<O: Reads>(
     format: &ShardFormat,
 ) -> Result<Option<Inspection>, Error> {
     let object = read(store, key).await?;
-    object
-        .map(|object| Inspection::of(&object, format))
-        .transpose()
+    Ok(object.map(|object| Inspection::of(&object, format)))
 }
 
 impl Inspection {
-    fn of(object: &[u8], format: &ShardFormat) -> Result<Self, Error> {
+    fn of(object: &[u8], format: &ShardFormat) -> Self {
         let shards = format.shards();
         let size = object.len() as u64;
         let recovery = match diagnosis_of(shards, object) {
@@ -180,7 +178,7 @@ impl Inspection {
         let places = records
             .iter()
             .map(|r| r.offset..r.offset + RECORD_LEN as u64);
-        Ok(Self {
+        Self {
             size,
             index_location: shards.index.location(),
             index_problem,
@@ -192,7 +190,7 @@ impl Inspection {
             subchunks,
             records,
             recovery,
-        })
+        }
     }
 
     /// Returns the number of unused bytes of the shard.

@@ -122,11 +122,7 @@ impl Assembler {
     }
 
     fn begin(&self, setup: &Setup) -> Result<Open, String> {
-        let head = if !setup.encoding.shards.index.is_at_end() {
-            setup.encoding.shards.index.len()
-        } else {
-            0
-        };
+        let (head, _) = setup.encoding.shards.index.room();
         let buffer = match &self.buffers {
             None => None,
             Some(buffers) => Some(buffers.wait().map_err(|error| error.to_string())?),

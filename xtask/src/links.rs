@@ -316,7 +316,7 @@ fn without_code(line: &str) -> String {
     for (n, part) in line.split('`').enumerate() {
         let is_label = text.ends_with("][") && n % 2 == 1;
         if is_label {
-            text.push_str(&format!("`{part}`"));
+            text.extend(["`", part, "`"]);
         } else if n % 2 == 1 {
             text.push('x');
         } else {

@@ -80,7 +80,7 @@ fn share<'u>(
     };
     match &update.selection {
         Selection::Window { start, shape } => {
-            let part = Part::new(&update.grid, number, start, shape);
+            let part = Part::new(update.grid, number, start, shape);
             let from = subset(part.start_in_window(), part.shape())?;
             let share = update
                 .elements

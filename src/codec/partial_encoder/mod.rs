@@ -237,8 +237,8 @@ pub(super) fn encode_delegated(
 }
 
 /// Explains where a partial write of a shard puts changed subchunks, on a store that writes ranges.
-pub(super) fn explain(target: &Sharding) -> Result<String, CodecError> {
-    Ok(match rule(target, true) {
+pub(super) fn explain(target: &Sharding) -> String {
+    match rule(target, true) {
         Err(error) => error.to_string(),
         Ok(Rule::Append) => "behind everything that is there".to_string(),
         Ok(Rule::Reuse) => {
@@ -248,7 +248,7 @@ pub(super) fn explain(target: &Sharding) -> Result<String, CodecError> {
             "where the subchunk was, if it fits; else into bytes that nothing uses, or behind everything".to_string()
         }
         Ok(Rule::Slots { size }) => format!("each subchunk into its own slot of {size} bytes"),
-    })
+    }
 }
 
 /// With what to do about an index that cannot be read.

@@ -25,7 +25,7 @@ pub(super) fn share(
     let mut share = Vec::new();
     match &update.selection {
         Selection::Window { start, shape } => {
-            let part = Part::new(&update.grid, number, start, shape);
+            let part = Part::new(update.grid, number, start, shape);
             share.reserve_exact(part.len());
             for (_, from) in part.rows(shape) {
                 share.extend_from_slice(&elements[from..from + part.row_len()]);
@@ -39,7 +39,7 @@ pub(super) fn share(
             }
         }
     }
-    Ok((update.selection.within(&update.grid, number)?, share))
+    Ok((update.selection.within(update.grid, number)?, share))
 }
 
 /// The shard `old` with `changes`: where they are, if they fit; else all of it anew, densely.
