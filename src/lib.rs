@@ -50,6 +50,7 @@
 #![deny(unsafe_code)]
 // With that feature, what programs of this repository reach is public.
 #![cfg_attr(not(feature = "internals"), allow(unreachable_pub))]
+#![cfg_attr(feature = "internals", allow(rustdoc::private_intra_doc_links))]
 #![cfg_attr(
     test,
     allow(
