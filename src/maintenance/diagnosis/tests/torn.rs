@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use zarrs::array::codec::ShardingIndexLocation::{End, Start};
 
 use super::super::Diagnosis;
@@ -187,8 +188,10 @@ fn all_kinds(effort: &Effort) {
     let mut seen = [0; 4];
     let mut seeds = zarrs_cuda_testing::effort::seeds(effort.seeds);
     for _ in 0..32 {
-        for kind in kinds() {
-            for (seen, more) in seen.iter_mut().zip(histories(kind, effort, seeds.clone())) {
+        let kinds = kinds().into_par_iter();
+        let each = kinds.map(|kind| histories(kind, effort, seeds.clone()));
+        for more in each.collect::<Vec<_>>() {
+            for (seen, more) in seen.iter_mut().zip(more) {
                 *seen += more;
             }
         }
