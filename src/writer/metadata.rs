@@ -31,8 +31,8 @@ pub(super) struct ArrayLength {
     inner: Vec<u64>,
     reader: ReadableStorage,
     writer: WritableStorage,
-    /// What was being stored when the store failed: part of it may be there. Held while the metadata
-    /// changes.
+    /// The metadata that the store failed to store: part of them may be there. The lock is held while
+    /// the metadata change.
     attempted: Mutex<Option<Bytes>>,
 }
 
@@ -104,15 +104,25 @@ impl ArrayLength {
         })
     }
 
-    /// Erase what a failed attempt of ours left under the temporary key, and nothing else: `attempted`
-    /// is what it wrote.
-    fn erase_own(&self, attempted: &[u8]) -> Result<(), StorageError> {
-        if let Some(temporary) = &self.temporary
+    /// Erase the temporary that a failed attempt left, if its value is `attempted` or a part of it.
+    fn erase_own(&self, attempted: &mut Option<Bytes>) -> Result<(), StorageError> {
+        if let (Some(temporary), Some(attempted)) = (&self.temporary, &*attempted)
             && let Some(found) = self.reader.get(temporary)?
             && attempted.starts_with(&found)
         {
             self.writer.erase(temporary)?;
         }
+        *attempted = None;
+        Ok(())
+    }
+
+    /// Store `metadata`, and keep them in `attempted` unless the store has stored them.
+    fn store(&self, attempted: &mut Option<Bytes>, metadata: Bytes) -> Result<(), StorageError> {
+        self.erase_own(attempted)?;
+        self.is_free()?;
+        *attempted = Some(metadata.clone());
+        self.writer.set(&self.key, metadata)?;
+        *attempted = None;
         Ok(())
     }
 
@@ -156,9 +166,8 @@ impl ArrayLength {
 impl Drop for ArrayLength {
     fn drop(&mut self) {
         let attempted = self.attempted.get_mut();
-        if let Some(attempted) = attempted.unwrap_or_else(PoisonError::into_inner).take()
-            && let Err(error) = self.erase_own(&attempted)
-        {
+        let mut attempted = attempted.unwrap_or_else(PoisonError::into_inner).take();
+        if let Err(error) = self.erase_own(&mut attempted) {
             tracing::warn!(key = %self.key, %error, "the temporary of metadata was left behind");
         }
     }
@@ -184,30 +193,22 @@ impl Length for ArrayLength {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let stored = self.reader.get(&self.key)?;
-        // After a failure, what is there may be a part of what was to be stored, or all of it.
-        let (base, is_stored) = match (&*attempted, &stored) {
-            (Some(attempted), None) => (attempted, false),
-            (Some(attempted), Some(stored)) if attempted.starts_with(stored) => {
-                (attempted, attempted.len() == stored.len())
+        let (base, is_stored) = match (&*attempted, stored) {
+            // A torn value is made whole first, so that it is never a part of some older attempt.
+            (Some(whole), Some(torn)) if torn.len() < whole.len() && whole.starts_with(&torn) => {
+                let whole = whole.clone();
+                self.store(&mut attempted, whole.clone())?;
+                (whole, true)
             }
             (_, Some(stored)) => (stored, true),
-            (None, None) => (&self.own, false),
+            (Some(attempted), None) => (attempted.clone(), false),
+            (None, None) => (self.own.clone(), false),
         };
-        let grown = self.grown(base, slices)?;
-        let grown = grown.map(Bytes::from);
-        let grown = grown.or_else(|| (!is_stored).then(|| base.clone()));
-        if let Some(before) = &*attempted {
-            self.erase_own(before)?;
+        match self.grown(&base, slices)? {
+            Some(grown) => self.store(&mut attempted, grown.into()),
+            None if !is_stored => self.store(&mut attempted, base),
+            None => self.erase_own(&mut attempted),
         }
-        let Some(grown) = grown else {
-            *attempted = None;
-            return Ok(());
-        };
-        self.is_free()?;
-        *attempted = Some(grown.clone());
-        self.writer.set(&self.key, grown)?;
-        *attempted = None;
-        Ok(())
     }
 }
 
@@ -350,25 +351,33 @@ mod tests {
         }
     }
 
-    /// A step that failed is not repeated, but another taken.
+    /// Steps that failed are not repeated: the array grows further each time.
     #[test]
-    fn interrupted_and_then_grown_further() {
+    fn interrupted_twice_and_then_grown_further() {
+        let faults = || {
+            let numbers = |fault| (0..8).map(move |number| (fault, number));
+            Fault::ALL.into_iter().flat_map(numbers)
+        };
+        let pairs = || faults().flat_map(|first| faults().map(move |second| (first, second)));
+        // A torn value has the shape, and is not JSON.
+        let padded =
+            |slices| with_shape(slices).replace(r#""later""#, &format!(r#"{:600}"later""#, ""));
         for make in BOTH {
-            for fault in Fault::ALL {
-                for number in 0..8 {
-                    let (_directory, store) = files();
-                    put(&store, KEY, METADATA);
-                    let length = make(&store);
-                    store.fail_at(number, fault);
-                    let _ = length.grow(1000);
-                    store.work();
-                    length.grow(20).unwrap();
-                    let grown = stored(&store);
-                    assert!([1000, 20].map(with_shape).contains(&grown), "{grown}");
-                    length.grow(2000).unwrap();
-                    assert_eq!(stored(&store), with_shape(2000));
-                    assert_eq!(snapshot(&store).len(), 1, "{number} {fault:?}");
-                }
+            for (first, second) in pairs() {
+                let (_directory, store) = files();
+                put(&store, KEY, padded(6));
+                let length = make(&store);
+                store.fail_at(first.1, first.0);
+                let _ = length.grow(1000);
+                store.fail_at(second.1, second.0);
+                let _ = length.grow(20_000);
+                store.work();
+                length.grow(20).unwrap();
+                let grown = stored(&store);
+                assert!([20, 1000, 20_000].map(padded).contains(&grown), "{grown}");
+                length.grow(30_000).unwrap();
+                assert_eq!(stored(&store), padded(30_000));
+                assert_eq!(snapshot(&store).len(), 1, "{first:?} {second:?}");
             }
         }
     }
