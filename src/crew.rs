@@ -24,7 +24,7 @@ const WOKEN_BY_CALLER: usize = 2;
 /// How long a thread waits for work before it ends.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The work for each share. Its lifetime is that of the call that made it: see [`Crew::run`].
+/// The work for each share. It lives as long as the call that made it: see [`Crew::run`].
 #[derive(Clone, Copy)]
 struct Share(*const (dyn Fn(usize) + Sync));
 

@@ -1,10 +1,10 @@
-//! What this process did, for applications to read.
+//! Counters of this process, for applications to read.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-/// What this process did until now: on devices, in partial writes, and in [writers](crate::writer).
+/// Counts of the work of this process until now: on devices, in partial writes, and in [writers](crate::writer).
 /// [`metrics`](crate::metrics) returns it. In a forked child the counts of devices are 0, because
 /// it uses none.
 ///

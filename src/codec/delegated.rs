@@ -139,9 +139,7 @@ impl ShardCodec for Delegated {
 
 /// Check the index of the encoded shard `bytes`, which zarrs' codec believes.
 fn check_stored(shards: &Sharding, bytes: &[u8], options: &CodecOptions) -> Result<(), CodecError> {
-    let encoded = Cow::Borrowed(shards.index.of(bytes)?);
-    let entries = shards.index.decode(encoded, bytes.len() as u64, options)?;
-    check_entries(shards, Some(entries))
+    check_entries(shards, Some(shards.index.decode_in(bytes, options)?))
 }
 
 fn check_entries(shards: &Sharding, entries: Option<Entries<'_>>) -> Result<(), CodecError> {

@@ -268,6 +268,19 @@ impl ShardIndex {
         })
     }
 
+    /// Find, decode and check the index of the shard `object`.
+    ///
+    /// # Errors
+    /// As for [`of`](Self::of) and [`decode`](Self::decode).
+    pub(crate) fn decode_in<'b>(
+        &self,
+        object: &'b [u8],
+        options: &CodecOptions,
+    ) -> Result<Entries<'b>, CodecError> {
+        let encoded = Cow::Borrowed(self.of(object)?);
+        self.decode(encoded, object.len() as u64, options)
+    }
+
     /// Decode the encoded index, and check it against a shard of `limit` bytes.
     ///
     /// Where the size of the shard is not known, `limit` is the largest that it could be.

@@ -113,7 +113,7 @@ use sharding::{Sharding, Shardings};
 #[derive(Clone, Debug)]
 pub struct CudaShardingCodec {
     parts: Arc<Parts>,
-    /// What was prepared for the shards that were asked for last.
+    /// The shards that were prepared last.
     shardings: Arc<Shardings>,
 }
 

@@ -12,8 +12,7 @@ use zarrs_codec::{
 #[cfg(feature = "async")]
 use zarrs_codec::{AsyncArrayPartialDecoderTraits, AsyncBytesPartialDecoderTraits};
 
-use super::error::codec_error;
-use super::error::other;
+use super::error::{codec_error, other};
 use super::partial_decoder::PartialDecoder;
 use super::shard_codec::ShardCodec;
 use super::sharding::Sharding;
@@ -143,7 +142,7 @@ impl ShardCodec for Ours {
 }
 
 /// The shard `encoded`, with its index where the room for it was left.
-pub(crate) fn with_index(
+fn with_index(
     shards: &Sharding,
     encoded: EncodedShard,
     options: &CodecOptions,

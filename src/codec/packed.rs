@@ -1,6 +1,5 @@
 //! Shards that are put together from encoded subchunks, in C order and densely.
 
-use std::borrow::Cow;
 use std::num::NonZeroUsize;
 
 use zarrs_codec::{CodecError, CodecOptions};
@@ -57,8 +56,7 @@ impl Sharding {
         options: &CodecOptions,
     ) -> Result<Option<Vec<u8>>, CodecError> {
         let index = &self.index;
-        let encoded = Cow::Borrowed(index.of(bytes)?);
-        let entries = index.decode(encoded, bytes.len() as u64, options)?;
+        let entries = index.decode_in(bytes, options)?;
         let used = entries
             .iter()
             .flatten()

@@ -1,7 +1,6 @@
 //! What a codec is made of, before it knows a shard: its configuration, and how it runs here.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use zarrs::array::codec::{ShardingCodec, ShardingIndexLocation, SubchunkWriteOrder};
 use zarrs::array::{ChunkShape, CodecChain};
@@ -34,8 +33,6 @@ pub(crate) struct Parts {
     pub(super) stock: ShardingCodec,
     pub(crate) options: Options,
     pub(super) engines: Engines,
-    /// Of the configuration, once a partial encoder has asked for it.
-    fingerprint: OnceLock<u64>,
 }
 
 impl Parts {
@@ -67,7 +64,6 @@ impl Parts {
             stock: stock.with_subchunk_write_order(SubchunkWriteOrder::C),
             options,
             engines: Engines::default(),
-            fingerprint: OnceLock::new(),
         })
     }
 
@@ -97,15 +93,6 @@ impl Parts {
     pub(crate) fn configuration(&self) -> Option<Configuration> {
         let options = CodecMetadataOptions::default();
         self.stock.configuration(ZarrVersion::V3, &options)
-    }
-
-    /// A number that is equal for codecs of one configuration.
-    pub(super) fn fingerprint(&self) -> u64 {
-        *self.fingerprint.get_or_init(|| {
-            let mut hasher = DefaultHasher::new();
-            format!("{:?}", self.configuration()).hash(&mut hasher);
-            hasher.finish()
-        })
     }
 
     /// Check that the options allow decoding with these codecs.

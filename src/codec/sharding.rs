@@ -1,10 +1,11 @@
 //! The shards of one codec, shape, data type and fill value: everything about them but their bytes.
 
-use std::borrow::Cow;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU64;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, OnceLock, RwLock};
 
 use zarrs::array::{BytesRepresentation, ChunkShape, DataType, FillValue};
+use zarrs::plugin::ZarrVersion;
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
 
 use super::error::sourced;
@@ -36,6 +37,7 @@ pub(crate) struct Sharding {
     pub(crate) grid: SubchunkGrid,
     pub(crate) index: ShardIndex,
     elements: Elements,
+    fingerprint: OnceLock<u64>,
 }
 
 impl Sharding {
@@ -77,6 +79,7 @@ impl Sharding {
             codec,
             grid,
             elements,
+            fingerprint: OnceLock::new(),
         })
     }
 
@@ -94,6 +97,20 @@ impl Sharding {
             Elements::Delegated(why) => Some(why),
             Elements::Known(_) | Elements::Foreign(_) => None,
         }
+    }
+
+    /// A number that is equal for shards of one configuration, shape, data type and fill value.
+    pub(super) fn fingerprint(&self) -> u64 {
+        *self.fingerprint.get_or_init(|| {
+            let mut hasher = DefaultHasher::new();
+            format!("{:?}", self.codec.configuration()).hash(&mut hasher);
+            self.shape.hash(&mut hasher);
+            self.data_type.name(ZarrVersion::V3).hash(&mut hasher);
+            let data_type = self.data_type.configuration(ZarrVersion::V3);
+            format!("{data_type:?}").hash(&mut hasher);
+            self.fill_value.as_ne_bytes().hash(&mut hasher);
+            hasher.finish()
+        })
     }
 
     /// The shards that are the subchunks of these, if they are shards of this crate and nothing else.
@@ -120,9 +137,7 @@ impl Sharding {
         bytes: &[u8],
         options: &CodecOptions,
     ) -> Result<Vec<Extent>, CodecError> {
-        let encoded = Cow::Borrowed(self.index.of(bytes)?);
-        let entries = self.index.decode(encoded, bytes.len() as u64, options)?;
-        Ok(entries.iter().collect())
+        Ok(self.index.decode_in(bytes, options)?.iter().collect())
     }
 
     /// How long an encoded subchunk may be.
@@ -198,9 +213,9 @@ pub(super) fn grid(
     SubchunkGrid::new(&to_u64(shape), &to_u64(&codec.subchunk_shape), element_size).map_err(sourced)
 }
 
-/// What a codec has prepared for the shards that it was asked for last.
+/// The shards that a codec prepared last.
 #[derive(Debug, Default)]
-pub(super) struct Shardings(Mutex<Vec<Arc<Sharding>>>);
+pub(super) struct Shardings(RwLock<Vec<Arc<Sharding>>>);
 
 impl Shardings {
     /// An array has shards of one shape, and perhaps a few others at its edges.
@@ -215,18 +230,17 @@ impl Shardings {
         fill_value: &FillValue,
     ) -> Result<Arc<Sharding>, CodecError> {
         // No thread waits for the lock: in a forked child it may be held for ever.
-        if let Ok(mut known) = self.0.try_lock()
-            && let Some(place) = known.iter().position(|sharding| {
+        if let Ok(known) = self.0.try_read()
+            && let Some(sharding) = known.iter().find(|sharding| {
                 sharding.shape == shape
                     && sharding.data_type == *data_type
                     && sharding.fill_value == *fill_value
             })
         {
-            known[..=place].rotate_right(1);
-            return Ok(known[0].clone());
+            return Ok(sharding.clone());
         }
         let sharding = Arc::new(Sharding::new(codec.clone(), shape, data_type, fill_value)?);
-        if let Ok(mut known) = self.0.try_lock() {
+        if let Ok(mut known) = self.0.try_write() {
             known.truncate(Self::MOST - 1);
             known.insert(0, sharding.clone());
         }

@@ -98,7 +98,7 @@ fn compacted(
         return Err(Error::UpdatePending { key, reason });
     }
     let before = object.len() as u64;
-    let entries = shards.entries(shards.index.of(object)?, before)?;
+    let entries = shards.index.decode_in(object, &stored::options())?;
     let (change, after) = if entries.iter().all(|extent| extent.is_none()) {
         (Change::Erase, 0)
     } else {

@@ -14,6 +14,7 @@ use super::diagnosis::Diagnosis;
 use super::format::diagnosis_of;
 use super::io::{Change, apply, read};
 use crate::Error;
+use crate::codec::stored;
 #[cfg(feature = "async")]
 use crate::store::Awaited;
 use crate::store::ranges::with_parts;
@@ -198,11 +199,7 @@ fn recovered(
 /// Whether each subchunk of `object` decodes.
 fn states(object: &[u8], format: &ShardFormat) -> Result<Vec<SubchunkState>, Error> {
     let shards = format.shards();
-    let entries = shards
-        .index
-        .of(object)
-        .and_then(|index| shards.entries(index, object.len() as u64));
-    let entries = match entries {
+    let entries = match shards.index.decode_in(object, &stored::options()) {
         Ok(entries) => entries,
         Err(error) => {
             let reason: Arc<str> = format!("the index is invalid: {error}").into();

@@ -131,7 +131,7 @@ impl HostBatches {
 
 impl BatchFallback for HostBatches {
     fn tell(&self, error: &EngineError, lost: bool) {
-        self.device.fell_back(&reason(error));
+        self.device.counters().fell_back(&reason(error));
         if self.told.swap(lost, Ordering::Relaxed) {
             tracing::debug!(%error, "another batch of a stream goes to the host");
         } else {

@@ -203,7 +203,7 @@ impl<H: Handle> PartialEncoder<H> {
     ) -> Result<Option<Written>, Failed> {
         let rule = rule(&self.target, H::writes_ranges(&*self.handle));
         let rule = rule.map_err(Failed::Final)?;
-        let alone = [(Name::Writers(self.array), Mode::Alone)];
+        let alone = [(Name::Writers(self.target.fingerprint()), Mode::Alone)];
         let turn = match attempts.look {
             Look::AtOnce => None,
             Look::Alone => Some(self.take(&alone, attempts).await?),

@@ -1,8 +1,6 @@
 //! What an update changes, encoded: by the engines (`batch.rs`), by zarrs' codecs (`delegated.rs`), or, where
 //! the subchunks are shards, by an update of each of them (`nested.rs`), in which nothing else is decoded.
 
-use std::borrow::Cow;
-
 use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIterator};
 use zarrs::array::{ArrayBytes, Indexer};
 use zarrs_codec::{CodecError, CodecOptions};
@@ -105,10 +103,7 @@ fn updated(
     let index = &target.index;
     let (old, entries) = match old {
         None => (&[][..], index.empty()),
-        Some(bytes) => {
-            let encoded = Cow::Borrowed(index.of(bytes)?);
-            (bytes, index.decode(encoded, bytes.len() as u64, options)?)
-        }
+        Some(bytes) => (bytes, index.decode_in(bytes, options)?),
     };
     let update = Update::new(target, Some(&entries), indexer, elements)?;
     update.reads()?;

@@ -28,12 +28,10 @@ mod update;
 mod writes;
 
 use std::collections::BTreeMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use zarrs::array::{ArrayBytes, ArrayBytesRaw, ArraySubset};
-use zarrs::plugin::ZarrVersion;
 use zarrs_codec::{CodecError, CodecOptions};
 use zarrs_storage::byte_range::ByteRange;
 
@@ -56,8 +54,6 @@ use writes::Write;
 pub(super) struct PartialEncoder<H: Handle> {
     target: Arc<Sharding>,
     handle: Arc<H::Writer>,
-    /// A fingerprint of everything that is equal for each open of an array.
-    array: u64,
 }
 
 /// What a write came to: the size of the shard, and how many bytes nothing uses if they are too many.
@@ -138,9 +134,9 @@ impl<H: Handle> PartialEncoder<H> {
         update: &Update<'_>,
         changes: &Changes,
     ) -> Vec<Claim> {
-        let mut claims = vec![(Name::Writers(self.array), Mode::Shared)];
+        let mut claims = vec![(Name::Writers(self.target.fingerprint()), Mode::Shared)];
         let Some(before) = before else {
-            claims.push((Name::Absent(self.array), Mode::Alone));
+            claims.push((Name::Absent(self.target.fingerprint()), Mode::Alone));
             return claims;
         };
         claims.push((Name::Index(before.turn_key), mode));
@@ -162,25 +158,9 @@ impl<H: Handle> PartialEncoder<H> {
     }
 }
 
-/// A fingerprint of the codec, shape, data type and fill value of shards.
-fn array_fingerprint(target: &Sharding) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    let (codec, data_type) = (&target.codec, &target.data_type);
-    codec.fingerprint().hash(&mut hasher);
-    target.shape.hash(&mut hasher);
-    data_type.name(ZarrVersion::V3).hash(&mut hasher);
-    format!("{:?}", data_type.configuration(ZarrVersion::V3)).hash(&mut hasher);
-    target.fill_value.as_ne_bytes().hash(&mut hasher);
-    hasher.finish()
-}
-
 impl<H: Handle> PartialEncoder<H> {
     pub(super) fn new(target: Arc<Sharding>, handle: Arc<H::Writer>) -> Self {
-        Self {
-            array: array_fingerprint(&target),
-            target,
-            handle,
-        }
+        Self { target, handle }
     }
 
     /// The index that was read, if there is a shard.

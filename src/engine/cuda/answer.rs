@@ -1,4 +1,5 @@
-//! What a device says about a batch: where its encoded subchunks are, and which ones it has not.
+//! The answer of a device about a batch: where the encoded subchunks lie, and on which subchunks the
+//! compressor failed.
 
 use super::driver::DriverError;
 use super::session::Session;

@@ -376,11 +376,13 @@ impl Engine for CudaShards {
     }
 
     fn fell_back(&self, reason: &str) {
-        self.engine.fell_back(reason);
+        self.engine.counters().fell_back(reason);
     }
 }
 
-/// Shards of whatever kind: each is prepared when it comes, unless its kind is known.
+/// Shards of any kind, for tests and benchmarks: each shard is prepared when it comes, unless its kind is
+/// known.
+#[cfg(any(test, feature = "internals"))]
 impl Engine for CudaEngine {
     fn name(&self) -> &'static str {
         "cuda"

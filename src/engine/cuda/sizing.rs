@@ -349,9 +349,9 @@ impl Sizing {
         Some(sizing)
     }
 
-    /// What kernels use of a lane that encodes batches of `batch` subchunks, scattered in slabs of
-    /// `slab` elements, of which the compressor takes some at a time. There are no buffers of batches
-    /// yet, and no rings. `None` if they are more than this machine can address.
+    /// The regions that kernels use, in a lane that encodes batches of `batch` subchunks, scattered in
+    /// slabs of `slab` elements. The compressor takes some subchunks at a time. Buffers of batches and
+    /// rings are left out. `None` if this machine cannot address the regions.
     pub(super) fn of_kernels(
         kind: &ShardKind,
         batch: usize,

@@ -18,8 +18,9 @@ const TOGETHER: usize = 4 << 20;
 /// its parts, one piece each, and the bytes that they take, with the room around them.
 ///
 /// # Errors
-/// [`EngineError::Internal`] if the job's chain or the batch is not one for this, or `output` is too
-/// short, and those of a codec.
+/// - [`EngineError::Internal`] if the engines do not know the job's chain, the batch is not one of the
+///   stream, or `output` is too short.
+/// - The errors of a codec.
 pub(crate) fn encode_padded(
     job: &StreamJob,
     batch: &BatchGrid,

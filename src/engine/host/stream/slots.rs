@@ -95,7 +95,7 @@ fn sizes(job: &StreamJob) -> Option<(usize, Option<usize>, usize)> {
     let tables = subchunks.checked_mul(of_subchunk)?;
     let mut tables = tables.checked_add(parts.checked_mul(of_part)?)?;
     if let StreamChain::Foreign(_) = &job.chain {
-        // What it makes of a batch is collected before it is copied.
+        // The encoded subchunks of a foreign chain are collected before they are copied.
         tables = tables.checked_add(subchunks.checked_mul(subchunk)?)?;
     }
     Some((input, output, tables))
