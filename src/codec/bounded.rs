@@ -33,7 +33,7 @@ use zarrs_codec::{
 
 use super::find;
 use super::subchunk_len::SubchunkLen;
-use crate::engine::host::Compression;
+use crate::engine::subchunk::Compression;
 use crate::{CudaShardingCodec, Options};
 
 /// A chain whose decoders take no more memory than they may, as far as that is possible.

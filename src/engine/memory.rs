@@ -30,6 +30,26 @@ pub fn with_capacity(
     Ok(vec)
 }
 
+/// The first `len` bytes of `buffer`, which grows if it is shorter.
+///
+/// # Errors
+/// [`EngineError::OutOfMemory`], where growing would abort the process.
+pub(in crate::engine) fn at_least(
+    buffer: &mut Vec<u8>,
+    len: usize,
+) -> Result<&mut [u8], EngineError> {
+    if let Some(more) = len.checked_sub(buffer.len()) {
+        buffer
+            .try_reserve_exact(more)
+            .map_err(|_| EngineError::OutOfMemory {
+                what: "a buffer for a subchunk",
+                bytes: len,
+            })?;
+        buffer.resize(len, 0);
+    }
+    Ok(&mut buffer[..len])
+}
+
 /// A vector of `bytes` zeros. If the system gives zeroed pages, a page is made when it is first written
 /// to. So several threads share that cost, and nothing is zeroed twice.
 ///

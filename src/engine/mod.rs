@@ -22,6 +22,7 @@ pub(crate) mod host;
 pub mod memory;
 pub(crate) mod pack;
 pub(crate) mod stream;
+pub(crate) mod subchunk;
 
 use std::fmt;
 use std::num::NonZeroUsize;

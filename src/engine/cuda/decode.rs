@@ -106,7 +106,7 @@ pub(super) fn check(
                 shard: encoded.len(),
             })?;
             let expected = job.grid.subchunk_bytes();
-            crate::engine::host::decode_fixed_size(chain, subchunk, bytes, expected, false)?;
+            crate::engine::subchunk::decode_fixed_size(chain, subchunk, bytes, expected, false)?;
         }
     }
     Ok(())

@@ -35,8 +35,8 @@ use super::enqueue::{self, Encoding};
 use super::session::{Session, Timed, copy_of_slab};
 use super::sizing::ShardKind;
 use super::transfers::{Download, Downloads, Uploads};
-use crate::engine::host::{encode_subchunk, encoded_bound};
 use crate::engine::memory;
+use crate::engine::subchunk::{encode_subchunk, encoded_bound};
 use crate::engine::{EncodedShard, EngineError, Job};
 use crate::layout::{self, Batch, Extent, ShardPermutation, Slab};
 

@@ -16,7 +16,7 @@ use super::kernels::chunks::Chunking;
 use super::kernels::crc32c::CHECKSUM;
 use super::kernels::shuffle::{BloscBlocks, Shuffle};
 use super::nvcomp::Format;
-use crate::engine::host::{encoded_bound, strip_checksum};
+use crate::engine::subchunk::{encoded_bound, strip_checksum};
 use crate::engine::{Cname, EngineError, Job, KnownChain, Stage};
 use crate::layout::{Extent, SubchunkGrid};
 

@@ -3,12 +3,12 @@
 use std::borrow::Cow;
 
 use super::encode::{compress_schedule, copy_schedule, most_in_cache};
-use super::scatter::{at_least, swap_bytes};
-use super::scratch::Buffers;
-use super::stages;
 use super::workers::Schedule;
 use crate::engine::disjoint::{self, Boxes, Row};
 use crate::engine::memory;
+use crate::engine::subchunk::scatter::swap_bytes;
+use crate::engine::subchunk::scratch::Buffers;
+use crate::engine::subchunk::stages;
 use crate::engine::{
     Chain, Decoded, EncodedSubchunk, EngineError, Job, KnownChain, Sink, SubchunkCodec,
 };
@@ -167,7 +167,7 @@ impl Reorder {
     }
 
     fn apply<'b>(&self, stored: &[u8], to: &'b mut Vec<u8>) -> Result<&'b [u8], EngineError> {
-        let to = at_least(to, stored.len())?;
+        let to = memory::at_least(to, stored.len())?;
         disjoint::scatter(stored, &self.boxed, to)?;
         Ok(to)
     }
@@ -183,7 +183,7 @@ fn decode_known<'b>(
     buffers: &'b mut Buffers,
 ) -> Result<&'b [u8], EngineError> {
     let len = job.grid.subchunk_bytes();
-    let stored = at_least(&mut buffers.subchunk, len * bytes.len())?;
+    let stored = memory::at_least(&mut buffers.subchunk, len * bytes.len())?;
     for ((number, encoded), stored) in (first..).zip(bytes).zip(stored.chunks_exact_mut(len)) {
         stages::decode(
             chain,

@@ -4,12 +4,11 @@ use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
 
 use super::aggregate::{Aggregate, Batch};
-use super::scatter::Scatter;
-use super::scratch::Scratch;
 use super::workers::Schedule;
-use super::{crc32c, stages};
 use crate::engine::disjoint::{Row, Segment, Segments};
 use crate::engine::memory;
+use crate::engine::subchunk::scatter::Scatter;
+use crate::engine::subchunk::{crc32c, stages};
 use crate::engine::{Chain, EncodedShard, EngineError, Job, KnownChain, SubchunkCodec};
 use crate::layout::Extent;
 
@@ -215,49 +214,6 @@ fn encode_known(
     // The bound is most of the decoded size. Keep the pages that are used, and room for the tail.
     bytes.shrink_to(bytes.len().saturating_add(tail));
     Ok(EncodedShard { bytes, extents })
-}
-
-/// One subchunk of the decoded shard `decoded`, encoded on this thread alone, whether or not it is
-/// empty.
-pub(in crate::engine) fn encode_subchunk(
-    job: &Job<'_>,
-    chain: &KnownChain,
-    decoded: &[u8],
-    subchunk: usize,
-) -> Result<Vec<u8>, EngineError> {
-    let scatter = Scatter::of_chain(job.grid, chain, job.fill_value);
-    let bound = stages::encoded_bound(chain, job.grid.subchunk_bytes()).ok_or_else(too_large)?;
-    let mut scratch = Scratch::take();
-    let buffers = &mut *scratch;
-    let elements = scatter.gather(decoded, subchunk, 1, &mut buffers.subchunk)?;
-    let mut encoded = memory::with_capacity(bound, OUTPUT, false)?;
-    encoded.resize(bound, 0);
-    let (stage_buffers, contexts) = (&mut buffers.stages, &mut buffers.contexts);
-    let len = stages::encode(
-        chain,
-        subchunk,
-        elements,
-        &mut encoded,
-        stage_buffers,
-        contexts,
-    )?;
-    encoded.truncate(len);
-    Ok(encoded)
-}
-
-/// As above; `None` if it is empty, and the job does not store those.
-pub(in crate::engine) fn encode_stored_subchunk(
-    job: &Job<'_>,
-    chain: &KnownChain,
-    decoded: &[u8],
-    subchunk: usize,
-) -> Result<Option<Vec<u8>>, EngineError> {
-    if !job.store_empty
-        && Scatter::of_chain(job.grid, chain, job.fill_value).is_empty(decoded, subchunk)
-    {
-        return Ok(None);
-    }
-    encode_subchunk(job, chain, decoded, subchunk).map(Some)
 }
 
 /// Chains of the layer above, which do not say how large their output is: collect, then copy.

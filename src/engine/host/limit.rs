@@ -2,8 +2,9 @@
 //! warm buffers of each thread, and nothing kept. The benchmark's yardstick.
 
 use super::encode::{compress_schedule, copy_schedule};
-use super::scatter::{Scatter, at_least};
-use super::{crc32c, stages};
+use crate::engine::memory::at_least;
+use crate::engine::subchunk::scatter::Scatter;
+use crate::engine::subchunk::{crc32c, stages};
 use crate::engine::{Chain, EngineError, Job};
 use crate::layout::{Extent, StridedBox};
 

@@ -1,38 +1,19 @@
-//! The host engine: stages in order of use, one file each.
+//! The host engine: whole shards, and batches of streams, by the threads of a rayon pool.
 //!
-//! | file | what it does |
+//! | file | purpose |
 //! |---|---|
-//! | `scatter` | a subchunk out of the shard and back: gather, byte order, transpose, fill-value test |
-//! | `zstd`, `gzip`, `blosc`, `crc32c` | one stage each, over whole buffers |
-//! | `bounded` | one compressed value, decompressed into bounded memory |
-//! | `stages` | those stages one after the other, in the buffers of one thread |
-//! | `aggregate` | encoded subchunks into their places: C order, dense, in whatever order threads finish |
 //! | `encode`, `decode` | a whole shard |
+//! | `aggregate` | encoded subchunks into their places: C order, dense, in any order of threads |
 //! | `stream` | batches of a stream of slices |
 //! | `workers` | how many threads, and how they share a list of subchunks |
-//! | `scratch` | per-thread buffers and contexts, kept between calls |
 
 mod aggregate;
-#[allow(unsafe_code)]
-mod blosc;
-mod bounded;
-mod crc32c;
 mod decode;
 mod encode;
-mod gzip;
 #[cfg(feature = "internals")]
 pub(crate) mod limit;
-mod scatter;
-mod scratch;
-mod stages;
 pub(crate) mod stream;
 mod workers;
-mod zstd;
-
-pub(crate) use bounded::Compression;
-pub(in crate::engine) use encode::encode_subchunk;
-pub(crate) use stages::encoded_bound;
-pub(in crate::engine) use stages::{decode_fixed_size, strip as strip_checksum};
 
 use super::{EncodedShard, EncodedSubchunk, Engine, EngineError, Job, Sink};
 use crate::layout::Extent;

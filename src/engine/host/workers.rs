@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 
-use super::scratch::Scratch;
 use crate::engine::EngineError;
+use crate::engine::subchunk::scratch::Scratch;
 
 /// A list of `items` cut into consecutive batches, and the number of threads for it.
 #[derive(Clone, Copy, Debug)]

@@ -4,8 +4,8 @@ use super::padding::Padding;
 use crate::MemoryEstimate;
 use crate::engine::cuda::arena::{Arena, Arenas, Region, Tuning};
 use crate::engine::cuda::sizing::{KernelRegions, ShardKind, Sizing};
-use crate::engine::host::encoded_bound;
 use crate::engine::stream::StreamJob;
+use crate::engine::subchunk::encoded_bound;
 
 /// The most batches under way at once: one goes up, one is in the kernels and one comes back.
 const DEPTH: usize = 3;

@@ -6,10 +6,11 @@ use std::sync::{Mutex, PoisonError};
 
 use super::slots::{HostInput, HostStream, too_large};
 use crate::engine::buffers::Lease;
-use crate::engine::host::scatter::Scatter;
+use crate::engine::host::encode as shards;
 use crate::engine::host::workers::Schedule;
-use crate::engine::host::{crc32c, encode as shards, stages};
 use crate::engine::stream::{EncodedPart, StreamChain};
+use crate::engine::subchunk::scatter::Scatter;
+use crate::engine::subchunk::{crc32c, stages};
 use crate::engine::{EngineError, KnownChain, SubchunkCodec};
 use crate::layout::BatchGrid;
 

@@ -5,8 +5,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::engine::host::encode::encode_stored_subchunk;
 use crate::engine::stream::{EncodedPart, StreamChain, StreamJob};
+use crate::engine::subchunk::encode::encode_stored_subchunk;
 use crate::engine::{EngineError, Job, KnownChain};
 use crate::layout::BatchGrid;
 

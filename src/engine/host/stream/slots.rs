@@ -7,8 +7,8 @@ use crate::engine::EngineError;
 use crate::engine::buffers::{Contents, Lease, Pool};
 use crate::engine::disjoint::Slices;
 use crate::engine::gather::crew;
-use crate::engine::host::crc32c;
 use crate::engine::stream::{Input, Returned, Room, StreamChain, StreamJob};
+use crate::engine::subchunk::crc32c;
 use crate::layout::BatchGrid;
 
 /// A stream that is encoded on the host.
@@ -105,7 +105,7 @@ fn sizes(job: &StreamJob) -> Option<(usize, Option<usize>, usize)> {
 /// that many. A foreign chain does not say: it may need more than its subchunk has.
 pub(crate) fn encoded_bound(chain: &StreamChain, len: usize) -> Option<usize> {
     match chain {
-        StreamChain::Known(chain) => crate::engine::host::encoded_bound(chain, len),
+        StreamChain::Known(chain) => crate::engine::subchunk::encoded_bound(chain, len),
         StreamChain::Foreign(_) => Some(len),
     }
 }

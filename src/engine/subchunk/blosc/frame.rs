@@ -15,8 +15,8 @@
 //! Source: C-Blosc 1.21, `README_HEADER.rst` and `blosc.c` (block sizes, streams, levels).
 
 use super::{lz4, shuffle};
-use crate::engine::host::scatter::at_least;
-use crate::engine::host::zstd::Zstd;
+use crate::engine::memory::at_least;
+use crate::engine::subchunk::zstd::Zstd;
 use crate::engine::{BloscStage, Cname, Shuffle};
 
 const HEADER: usize = 16;
@@ -193,7 +193,7 @@ fn block_size(parameters: &BloscStage, typesize: usize, len: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::host::blosc;
+    use crate::engine::subchunk::blosc;
 
     /// Frames must be what C-Blosc writes, bit for bit: then every reader of those reads these.
     #[test]

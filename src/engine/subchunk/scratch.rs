@@ -9,17 +9,17 @@ use super::zstd::Zstd;
 
 /// What a thread needs to encode or decode subchunks.
 #[derive(Default)]
-pub(super) struct Buffers {
+pub(in crate::engine) struct Buffers {
     /// A subchunk as it is stored, before any compression.
-    pub(super) subchunk: Vec<u8>,
+    pub(in crate::engine) subchunk: Vec<u8>,
     /// What the stages work in; two, because they take turns.
-    pub(super) stages: [Vec<u8>; 2],
-    pub(super) contexts: Contexts,
+    pub(in crate::engine) stages: [Vec<u8>; 2],
+    pub(in crate::engine) contexts: Contexts,
 }
 
 /// The compressors' own state.
 #[derive(Default)]
-pub(super) struct Contexts {
+pub(in crate::engine) struct Contexts {
     pub(super) zstd: Zstd,
     pub(super) gzip: Gzip,
     pub(super) blosc: Blosc,
@@ -44,11 +44,11 @@ thread_local! {
 }
 
 /// The buffers of this thread, as long as they are in use.
-pub(super) struct Scratch(Buffers);
+pub(in crate::engine) struct Scratch(Buffers);
 
 impl Scratch {
     /// This thread's buffers if they are idle, else new ones.
-    pub(super) fn take() -> Self {
+    pub(in crate::engine) fn take() -> Self {
         let idle = IDLE.with_borrow_mut(Vec::pop);
         Self(idle.unwrap_or_default())
     }

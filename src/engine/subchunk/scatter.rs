@@ -1,12 +1,13 @@
 //! Subchunks out of a shard: gather in any order of axes, byte order, and the fill-value test.
 
 use crate::engine::disjoint::{self, Row, Segment};
+use crate::engine::memory::at_least;
 use crate::engine::{EngineError, KnownChain};
 use crate::layout::{StridedBox, SubchunkGrid};
 
 /// How the subchunks of one shard are cut out of it, and put back.
 #[derive(Debug)]
-pub(super) struct Scatter<'a> {
+pub(in crate::engine) struct Scatter<'a> {
     grid: &'a SubchunkGrid,
     boxed: StridedBox,
     swap: usize,
@@ -15,7 +16,7 @@ pub(super) struct Scatter<'a> {
 
 impl<'a> Scatter<'a> {
     /// Subchunks as `chain` stores them: axes in its order, bytes in its byte order.
-    pub(super) fn of_chain(
+    pub(in crate::engine) fn of_chain(
         grid: &'a SubchunkGrid,
         chain: &KnownChain,
         fill_value: &'a [u8],
@@ -30,7 +31,7 @@ impl<'a> Scatter<'a> {
     }
 
     /// Subchunks as they are in memory, in C order.
-    pub(super) fn in_c_order(grid: &'a SubchunkGrid, fill_value: &'a [u8]) -> Self {
+    pub(in crate::engine) fn in_c_order(grid: &'a SubchunkGrid, fill_value: &'a [u8]) -> Self {
         let boxed = StridedBox::in_c_order(grid);
         Self {
             grid,
@@ -41,7 +42,7 @@ impl<'a> Scatter<'a> {
     }
 
     /// Whether subchunk `number` of `shard` is bitwise equal to the fill value.
-    pub(super) fn is_empty(&self, shard: &[u8], number: usize) -> bool {
+    pub(in crate::engine) fn is_empty(&self, shard: &[u8], number: usize) -> bool {
         let start = self.boxed.offset(number);
         self.boxed.all_pieces(|offset| {
             shard
@@ -51,12 +52,12 @@ impl<'a> Scatter<'a> {
     }
 
     /// Whether subchunks are stored as they are in memory.
-    pub(super) fn is_identity(&self) -> bool {
+    pub(in crate::engine) fn is_identity(&self) -> bool {
         self.boxed.is_contiguous() && self.swap == 1
     }
 
     /// How many subchunks from `first` on, at most `count`, are worth gathering together.
-    pub(super) fn row_len(&self, first: usize, count: usize) -> usize {
+    pub(in crate::engine) fn row_len(&self, first: usize, count: usize) -> usize {
         Row::len(self.grid, &self.boxed, first, count)
     }
 
@@ -71,7 +72,7 @@ impl<'a> Scatter<'a> {
     /// # Errors
     /// [`EngineError::Internal`] if a subchunk is not in the shard, and
     /// [`EngineError::OutOfMemory`].
-    pub(super) fn gather<'b>(
+    pub(in crate::engine) fn gather<'b>(
         &self,
         shard: &'b [u8],
         first: usize,
@@ -96,7 +97,7 @@ impl<'a> Scatter<'a> {
     ///
     /// # Errors
     /// [`EngineError::Internal`] if a subchunk is not in the shard, or does not fit.
-    pub(super) fn append(
+    pub(in crate::engine) fn append(
         &self,
         shard: &[u8],
         (first, count): (usize, usize),
@@ -112,25 +113,8 @@ impl<'a> Scatter<'a> {
     }
 }
 
-/// The first `len` bytes of `buffer`, which grows if it is shorter.
-///
-/// # Errors
-/// [`EngineError::OutOfMemory`], where growing would abort the process.
-pub(super) fn at_least(buffer: &mut Vec<u8>, len: usize) -> Result<&mut [u8], EngineError> {
-    if let Some(more) = len.checked_sub(buffer.len()) {
-        buffer
-            .try_reserve_exact(more)
-            .map_err(|_| EngineError::OutOfMemory {
-                what: "a buffer for a subchunk",
-                bytes: len,
-            })?;
-        buffer.resize(len, 0);
-    }
-    Ok(&mut buffer[..len])
-}
-
 /// Reverse every `unit` bytes.
-pub(super) fn swap_bytes(bytes: &mut [u8], unit: usize) {
+pub(in crate::engine) fn swap_bytes(bytes: &mut [u8], unit: usize) {
     fn swap<const N: usize>(bytes: &mut [u8]) {
         for unit in bytes.as_chunks_mut::<N>().0 {
             unit.reverse();

@@ -1,9 +1,9 @@
 //! The bytes-to-bytes stages of a chain, one after the other, in the buffers of one thread.
 
 use super::blosc::{self, Blosc};
-use super::scatter::at_least;
 use super::scratch::Contexts;
 use super::{crc32c, gzip, zstd};
+use crate::engine::memory::at_least;
 use crate::engine::{EngineError, KnownChain, Stage};
 
 /// The most bytes that `stage` makes of `len` bytes; `None` if no machine has that many.
@@ -90,7 +90,7 @@ impl<'a> Turns<'a> {
 ///
 /// # Errors
 /// [`EngineError::Encode`] if a stage fails.
-pub(super) fn encode(
+pub(in crate::engine) fn encode(
     chain: &KnownChain,
     subchunk: usize,
     input: &[u8],
@@ -175,7 +175,7 @@ fn run(
 /// # Errors
 /// [`EngineError::Decode`], [`EngineError::DecodedLength`] or [`EngineError::Checksum`] if the
 /// bytes are not what the stages wrote.
-pub(super) fn decode(
+pub(in crate::engine) fn decode(
     chain: &KnownChain,
     subchunk: usize,
     encoded: &[u8],

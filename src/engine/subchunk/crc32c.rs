@@ -3,16 +3,16 @@
 //! Source: the Zarr v3 `crc32c` codec, version 1.0; the polynomial of RFC 3720.
 
 /// The size of the checksum, in bytes.
-pub(super) const LEN: usize = 4;
+pub(in crate::engine) const LEN: usize = 4;
 
 /// The checksum of `bytes`, as it is stored.
-pub(super) fn checksum(bytes: &[u8]) -> [u8; LEN] {
+pub(in crate::engine) fn checksum(bytes: &[u8]) -> [u8; LEN] {
     crc32c::crc32c(bytes).to_le_bytes()
 }
 
 /// The end of an encoded subchunk is invalid: why.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Invalid {
+pub(in crate::engine) enum Invalid {
     /// There is no room for a checksum.
     Truncated,
     /// The checksum is another.
@@ -20,7 +20,7 @@ pub(super) enum Invalid {
 }
 
 /// The bytes before the checksum, which is compared if `validate`.
-pub(super) fn strip(encoded: &[u8], validate: bool) -> Result<&[u8], Invalid> {
+pub(in crate::engine) fn strip(encoded: &[u8], validate: bool) -> Result<&[u8], Invalid> {
     let (bytes, stored) = encoded
         .split_last_chunk::<LEN>()
         .ok_or(Invalid::Truncated)?;

@@ -1,9 +1,9 @@
 //! One compressed value, decompressed into no more memory than it may have.
 
 use super::blosc::{self, Blosc};
-use super::scatter::at_least;
 use super::scratch::Scratch;
 use super::zstd;
+use crate::engine::memory::at_least;
 
 /// A format that this engine decompresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,26 @@
+//! One subchunk on one thread of the host. Both engines use it: a device leaves to it the subchunks
+//! that its compressor cannot encode.
+//!
+//! | file | purpose |
+//! |---|---|
+//! | `scatter` | a subchunk out of the shard and back: gather, byte order, transpose, fill-value test |
+//! | `zstd`, `gzip`, `blosc`, `crc32c` | one stage each, over whole buffers |
+//! | `bounded` | one compressed value, decompressed into bounded memory |
+//! | `stages` | those stages one after the other, in the buffers of one thread |
+//! | `encode` | all of that, for one subchunk of a shard |
+//! | `scratch` | per-thread buffers and contexts, kept between calls |
+
+#[allow(unsafe_code)]
+mod blosc;
+mod bounded;
+pub(super) mod crc32c;
+pub(super) mod encode;
+mod gzip;
+pub(super) mod scatter;
+pub(super) mod scratch;
+pub(super) mod stages;
+mod zstd;
+
+pub(crate) use bounded::Compression;
+pub(super) use encode::encode_subchunk;
+pub(super) use stages::{decode_fixed_size, encoded_bound, strip as strip_checksum};
