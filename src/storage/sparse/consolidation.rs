@@ -1,4 +1,4 @@
-//! Frames, packed into their shards.
+//! Consolidations as callers see them. `protocol.rs` merges the frames of one shard.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
