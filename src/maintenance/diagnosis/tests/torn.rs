@@ -1,5 +1,6 @@
 //! The promises, for updates and recoveries that are torn anywhere.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
@@ -81,8 +82,14 @@ fn repair(kind: Kind, object: &[u8]) -> Result<Option<Write>, String> {
     }
 }
 
-/// Recover, and check; then the same where the recovery itself is torn, `depth` times.
-fn recover(promise: &Promise<'_>, object: &[u8], depth: usize) -> Option<Vec<u8>> {
+/// Recover, and check; then the same where the recovery itself is torn, `depth` times. Torn recoveries
+/// leave the same few objects again and again: `tried` has each, and the depth to which it was tried.
+fn recover(
+    promise: &Promise<'_>,
+    object: &[u8],
+    depth: usize,
+    tried: &mut HashMap<Vec<u8>, usize>,
+) -> Option<Vec<u8>> {
     let kind = promise.kind;
     let write = match repair(kind, object) {
         Ok(Some(write)) => [write],
@@ -116,7 +123,10 @@ fn recover(promise: &Promise<'_>, object: &[u8], depth: usize) -> Option<Vec<u8>
         for torn in 1..len {
             let mut object = object.to_vec();
             tear(&mut object, &write, torn);
-            recover(promise, &object, depth - 1);
+            if tried.get(&object).is_none_or(|&before| before < depth) {
+                tried.insert(object.clone(), depth);
+                recover(promise, &object, depth - 1, tried);
+            }
         }
     }
     Some(recovered)
@@ -167,7 +177,7 @@ fn histories(kind: Kind, effort: &Effort, seeds: Range<u64>) -> [usize; 4] {
                     written,
                 };
                 let recovered = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                    recover(&promise, &torn, effort.depth)
+                    recover(&promise, &torn, effort.depth, &mut HashMap::new())
                 }));
                 let recovered = recovered.unwrap_or_else(|_| panic!("{context}"));
                 if written == all {
