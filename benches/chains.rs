@@ -5,7 +5,7 @@ use std::error::Error;
 use serde_json::{Value, json};
 use zarrs::array::codec::ShardingCodecConfiguration;
 
-/// The bytes-to-bytes codecs of `chain`, as metadata has them.
+/// The metadata of the bytes-to-bytes codecs of `chain`.
 pub(crate) fn codecs(chain: &str) -> Result<Value, Box<dyn Error>> {
     let zstd = |level: i32| json!([{ "name": "zstd", "configuration": { "level": level, "checksum": false } }]);
     let blosc = |cname: &str| {
@@ -25,8 +25,8 @@ pub(crate) fn codecs(chain: &str) -> Result<Value, Box<dyn Error>> {
     })
 }
 
-/// Shards of uint16 in cubic subchunks of `edge` elements along each axis, behind `bytes` encoded by
-/// `bytes_to_bytes`. The index is at the end.
+/// Shards of uint16 in cubic subchunks of `edge` elements along each axis. The codecs
+/// `bytes_to_bytes` follow `bytes`. The index is at the end.
 pub(crate) fn configuration(
     bytes_to_bytes: &Value,
     edge: u64,

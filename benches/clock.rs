@@ -1,17 +1,18 @@
-//! What something took: time, and time of processors, which a busy machine disturbs less.
+//! Measures elapsed time and CPU time. Other work on the machine disturbs CPU time less.
 
 use std::fs;
 use std::time::Instant;
 
-/// What something took.
+/// The time that an operation took.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cost {
     pub(crate) seconds: f64,
-    /// Of all threads of this process, in user and kernel mode; Linux says so, in steps of 10 ms.
+    /// The CPU time of all threads of this process, in user and kernel mode. Only Linux reports it,
+    /// in steps of 10 ms.
     pub(crate) cpu_seconds: Option<f64>,
 }
 
-/// Runs from when it is made.
+/// A clock that starts when it is created.
 pub(crate) struct Clock {
     start: Instant,
     cpu_start: Option<f64>,
@@ -38,8 +39,8 @@ impl Clock {
 
 fn cpu_seconds() -> Option<f64> {
     let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    // Behind the name of the program, which may have anything in it. User and system time are fields
-    // 14 and 15 of all, in hundredths of a second for every program.
+    // The fields follow the program's name, which may contain any character. User and system time
+    // are the fields 14 and 15 of the line, always in hundredths of a second.
     let (_, fields) = stat.rsplit_once(')')?;
     let fields: Vec<&str> = fields.split_whitespace().collect();
     let ticks = |field: usize| fields.get(field - 3)?.parse::<f64>().ok();

@@ -1,15 +1,16 @@
-//! Threads that fill an array whose shards do not exist yet, part by part.
+//! Threads fill an array part by part. Its shards do not exist yet.
 //!
-//! `cargo bench --bench creating` prints a table. Absent shards cannot be told apart, so threads that
-//! create different shards of one array wait for each other: this is what it costs.
+//! `cargo bench --bench creating` prints a table. Absent shards cannot be told apart, so threads
+//! that create different shards of one array wait for each other. This benchmark measures that
+//! cost.
 //!
 //! - `shared`: each of N threads stores its own part of each of M shards.
 //! - `apart`: each thread fills M / N shards of its own, part by part.
-//! - `whole`: the same, each shard by one call, which takes no turns.
+//! - `whole`: as `apart`, but each shard is one call, which does not wait for other threads.
 //!
-//! A part is a quarter of a shard of 1 MiB, in 16 subchunks of zstd. Shards are files, or objects of a
-//! store in memory that takes 30 ms for each call, below `RangeWrites`. A write that is refused is tried
-//! again. `lost` are parts that were stored and are not there afterwards.
+//! A part is a quarter of a shard of 1 MiB, in 16 subchunks of zstd. Shards are files, or objects
+//! below `RangeWrites` in a store in memory that takes 30 ms for each call. A refused write is
+//! retried. `lost` counts parts that were stored and are missing afterwards.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -36,7 +37,7 @@ const PARTS: u64 = 4;
 const PART: u64 = 128 << 10;
 const SHARD: u64 = PARTS * PART;
 
-/// Takes its time.
+/// A store in memory that takes 30 ms for each call.
 struct Slow(MemoryStore);
 
 impl Slow {

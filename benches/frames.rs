@@ -1,4 +1,4 @@
-//! A stream of frames, as a camera makes them, and the same elements as shards.
+//! A stream of frames, as from a camera, and the same elements as shards.
 
 use std::error::Error;
 
@@ -8,21 +8,23 @@ use crate::microscopy::Microscopy;
 pub(crate) const FRAME: u64 = 1024;
 /// uint16 elements of a shard along each axis.
 pub(crate) const SHARD: u64 = 256;
-/// How large the stream is, in MiB: a multiple of 512, which is as many frames as shards are deep.
+/// The environment variable for the size of the stream, in MiB: a multiple of 512, the size of a
+/// shard epoch.
 pub(crate) const SIZE_VARIABLE: &str = "ZARRS_CUDA_BENCH_MIB";
 
 const FRAME_BYTES: usize = (FRAME * FRAME * 2) as usize;
 const EPOCH_MIB: u64 = (FRAME * FRAME * 2 * SHARD) >> 20;
 
-/// Frames that are made before the clock starts: those of one shard epoch, over and over.
+/// Frames that are generated before the clock starts. The frames of one shard epoch repeat.
 pub(crate) struct Frames {
-    /// Little-endian, frame after frame.
+    /// The frames of one epoch, little-endian, one after the other.
     pool: Vec<u8>,
     epochs: u64,
 }
 
 impl Frames {
-    /// As many as the environment says, or else `default` MiB of them.
+    /// Generates the frames. The environment sets the size of the stream, else it has `default`
+    /// MiB.
     pub(crate) fn new(default: u64) -> Result<Self, Box<dyn Error>> {
         let mib = match std::env::var(SIZE_VARIABLE) {
             Ok(mib) => mib.parse()?,
@@ -41,12 +43,12 @@ impl Frames {
         })
     }
 
-    /// Elements of the array along each axis.
+    /// The shape of the array, in elements.
     pub(crate) fn shape(&self) -> [u64; 3] {
         [self.epochs * SHARD, FRAME, FRAME]
     }
 
-    /// Bytes of the array.
+    /// The size of the array, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.epochs * self.pool.len() as u64
     }
@@ -61,7 +63,7 @@ impl Frames {
         (0..self.epochs).flat_map(|_| self.pool.chunks_exact(FRAME_BYTES))
     }
 
-    /// The shards of a shard epoch in C order: where each is in the grid, and its elements.
+    /// The shards of a shard epoch in C order: the position in the grid, and the elements.
     pub(crate) fn shards(&self) -> Vec<([u64; 2], Vec<u8>)> {
         let across = FRAME / SHARD;
         let row = (SHARD * 2) as usize;

@@ -1,6 +1,6 @@
-//! What is meant to be reached, held against what was measured.
+//! Compares measurements with goals.
 
-/// Goals, as they are checked.
+/// The goals that were checked.
 #[derive(Default)]
 pub(crate) struct Goals {
     missed: usize,
@@ -20,7 +20,7 @@ impl Goals {
     fn add(&mut self, what: &str, measured: f64, relation: &str, goal: f64, met: bool) {
         let verdict = if met { "met" } else { "MISSED" };
         self.missed += usize::from(!met);
-        // No more digits than it takes.
+        // Without trailing zeros.
         let goal = format!("{goal:.4}");
         let goal = goal.trim_end_matches('0').trim_end_matches('.');
         self.lines.push(format!(
@@ -28,7 +28,7 @@ impl Goals {
         ));
     }
 
-    /// Print all of them, which are goals of `whom`.
+    /// Prints all goals, which are goals of `whom`.
     pub(crate) fn print(&self, whom: &str) {
         if self.lines.is_empty() {
             return;

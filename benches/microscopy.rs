@@ -1,10 +1,10 @@
-//! Data as a microscope makes them: a smooth field, and noise in the lowest bits.
+//! Microscopy-like data: a smooth field with noise in the lowest bits.
 
-/// A source of volumes, and of the random numbers in them.
+/// A source of volumes and of their random numbers.
 pub(crate) struct Microscopy(u64);
 
 impl Microscopy {
-    /// The same volumes every time.
+    /// A source that returns the same volumes in every run.
     pub(crate) fn new() -> Self {
         Self(0x9E37_79B9_7F4A_7C15)
     }
@@ -17,8 +17,8 @@ impl Microscopy {
         self.0
     }
 
-    /// The little-endian uint16 elements of a box of `shape` that starts at `start` of the field, in
-    /// C order, with `noise` random bits in each.
+    /// Returns the little-endian uint16 elements of a box of `shape` that starts at `start` of the
+    /// field. They are in C order, with `noise` random bits in each.
     pub(crate) fn volume(&mut self, start: [u64; 3], shape: [u64; 3], noise: u32) -> Vec<u8> {
         let along = |axis: usize, wave: fn(f64) -> f64, length: f64| -> Vec<f64> {
             (start[axis]..start[axis] + shape[axis])

@@ -1,4 +1,4 @@
-//! Where benchmarks leave what they measured.
+//! Stores the results of benchmarks.
 
 use std::error::Error;
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-/// Write `rows` to `target/bench/NAME`, and return the path.
+/// Writes `rows` to `target/bench/NAME`, and returns the path.
 pub(crate) fn write(name: &str, rows: &[Value]) -> Result<PathBuf, Box<dyn Error>> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../bench");
     fs::create_dir_all(&folder)?;

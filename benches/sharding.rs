@@ -1,7 +1,7 @@
-//! Ours and zarrs' codec in one process, alternating: whole shards, encoded and decoded.
+//! Our codec and zarrs' encode and decode whole shards in turns, in one process.
 //!
 //! `cargo bench --bench sharding [-- FILTER…]` prints a table and writes
-//! `target/bench/sharding.json`. A filter is a part of `encode/zstd-1/32` and the like.
+//! `target/bench/sharding.json`. A filter is a part of a name like `encode/zstd-1/32`.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -27,14 +27,14 @@ mod microscopy;
 mod results;
 use microscopy::Microscopy;
 
-/// uint16 elements.
+/// The shape of a shard, in uint16 elements.
 const SHAPE: [u64; 3] = [256, 256, 512];
 const ROUNDS: usize = 7;
 const SUBCHUNKS: [u64; 3] = [16, 32, 64];
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// As `chains.rs` has them.
+/// Names from `chains.rs`.
 const CHAINS: [&str; 7] = [
     "none",
     "crc32c",
@@ -50,7 +50,7 @@ fn median(mut seconds: Vec<f64>) -> f64 {
     seconds[seconds.len() / 2]
 }
 
-/// Seconds for one call. What it returns is dropped outside of the measurement.
+/// Times one call, in seconds. The result is dropped after the clock has stopped.
 fn time<T>(f: impl FnOnce() -> Result<T>) -> Result<f64> {
     let start = Instant::now();
     let result = f()?;
@@ -59,7 +59,7 @@ fn time<T>(f: impl FnOnce() -> Result<T>) -> Result<f64> {
     Ok(elapsed)
 }
 
-/// Median seconds of each of three, called in turns after one round that does not count.
+/// The median seconds of three functions, called in turns after one round that does not count.
 fn race(
     mut ours: impl FnMut() -> Result<f64>,
     mut zarrs: impl FnMut() -> Result<f64>,

@@ -1,4 +1,4 @@
-//! The array that a stream of frames becomes, and our writer at work on it.
+//! The array of a stream of frames, and our writer for it.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::frames::{Frames, SHARD};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// An array of `slices` frames whose shards `codec` encodes.
+/// An array of `slices` frames whose shards are encoded by `codec`.
 pub(crate) fn array<S: ?Sized>(
     store: Arc<S>,
     frames: &Frames,
@@ -27,8 +27,8 @@ pub(crate) fn array<S: ?Sized>(
     Ok(builder.build(store, "/")?)
 }
 
-/// Append all frames to an empty `array`, one at a time: what it takes from before there is a writer to
-/// the end of `finish`. With `with_atomic_rename` shards grow in files.
+/// Appends all frames to an empty `array`, one at a time. Returns the cost from before the writer
+/// is built to the end of `finish`. With `with_atomic_rename` shards grow in files.
 pub(crate) fn append<S: ReadableWritableStorageTraits + 'static>(
     array: &Array<S>,
     frames: &Frames,
@@ -57,13 +57,14 @@ pub(crate) fn append<S: ReadableWritableStorageTraits + 'static>(
     Ok((cost, report))
 }
 
-/// Check that the array in `store` has the frames, whose `shards` these are, as zarrs alone reads it.
+/// Checks, with zarrs alone, that the array in `store` has the frames. `shards` holds the same
+/// elements.
 pub(crate) fn verify<S: ReadableStorageTraits + 'static>(
     store: Arc<S>,
     frames: &Frames,
     shards: &[([u64; 2], Vec<u8>)],
 ) -> Result<()> {
-    // Nothing is registered, so this is zarrs' own codec.
+    // No codec is registered, so this is zarrs' own.
     let array = Array::open(store, "/")?;
     if array.shape() != frames.shape() {
         return Err(format!("zarrs reads an array of {:?}", array.shape()).into());

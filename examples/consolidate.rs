@@ -29,7 +29,7 @@ Usage: consolidate ARRAY [--pending]
 
 Exit codes: 0 done, 1 failed, 2 wrong usage.";
 
-/// Why the program stops.
+/// The reasons to stop.
 enum Stop {
     Usage(String),
     Failed(String),
@@ -82,7 +82,7 @@ fn run() -> Result<(), Stop> {
 }
 
 impl Job {
-    /// `None` if help is wanted.
+    /// Returns `None` if help is requested.
     fn from_arguments() -> Result<Option<Self>, Stop> {
         let usage = |error: lexopt::Error| Stop::Usage(error.to_string());
         let (mut array, mut only_pending) = (None, false);
@@ -106,13 +106,13 @@ impl Job {
 fn open(path: &Path) -> Result<SparseShardStore<FilesystemStore>, Stop> {
     let cannot =
         |error: &dyn fmt::Display| Stop::Failed(format!("cannot open {}: {error}", path.display()));
-    // Otherwise the store would create the directory.
+    // The store would create the directory otherwise.
     fs::read_dir(path).map_err(|error| cannot(&error))?;
     let store = Arc::new(FilesystemStore::new(path).map_err(|error| cannot(&error))?);
     SparseShardStore::on_filesystem(store, "/").map_err(|error| cannot(&error))
 }
 
-/// A line that is rewritten, on a terminal.
+/// A line that is rewritten, on a terminal only.
 struct Line {
     is_shown: bool,
 }
@@ -126,7 +126,7 @@ impl Line {
 
     fn show(&self, progress: &ConsolidationProgress) {
         if self.is_shown {
-            // An error of the terminal is no reason to stop.
+            // Errors of the terminal are ignored.
             let _ = write!(io::stderr(), "\r\x1b[K{progress}");
         }
     }

@@ -1,4 +1,4 @@
-//! Shows what the shards of an array on disk hold, and where.
+//! Shows the content and layout of the shards of an array on disk.
 //!
 //! ```text
 //! cargo run --example inspect -- ARRAY [SHARD] [--summary]
@@ -31,7 +31,7 @@ Usage: inspect ARRAY            a line for each stored shard, and what they add 
 
 Exit codes: 0 done, 1 failed, 2 wrong usage.";
 
-/// Why nothing was shown.
+/// The reasons to stop.
 enum Stop {
     Usage(String),
     Failed(String),
@@ -74,7 +74,7 @@ fn run() -> Result<(), Stop> {
 }
 
 impl Job {
-    /// `None` if help is wanted.
+    /// Returns `None` if help is requested.
     fn from_arguments() -> Result<Option<Self>, Stop> {
         let usage = |error: lexopt::Error| Stop::Usage(error.to_string());
         let (mut array, mut shard, mut summary) = (None, None, false);
@@ -99,7 +99,7 @@ impl Job {
     }
 }
 
-/// `0,1,0` or `0/1/0`.
+/// Parses `0,1,0` or `0/1/0`.
 fn shard_indices(text: &str) -> Result<Vec<u64>, Stop> {
     let wrong = || {
         Stop::Usage(format!(
@@ -125,7 +125,7 @@ fn open(path: &Path) -> Result<Array<FilesystemStore>, Stop> {
             error.trim_end()
         ))
     };
-    // Otherwise the store would create the directory.
+    // The store would create the directory otherwise.
     fs::read_dir(path).map_err(|error| cannot(&error))?;
     let store = FilesystemStore::new(path).map_err(|error| cannot(&error))?;
     Array::open(Arc::new(store), "/").map_err(|error| cannot(&error))

@@ -9,18 +9,18 @@ use zarrs::array::{Array, ArrayBuilder, ArraySubset, data_type};
 use zarrs::storage::store::MemoryStore;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // Before other threads open arrays. Dropping a registration would switch it off again.
+    // Register before other threads open arrays. Dropping the registration would end it.
     zarrs_cuda::register(zarrs_cuda::Options::default())?.leak();
 
-    // From here on everything is zarrs' own interface.
+    // The rest is zarrs' own interface.
     let (shape, shard) = (vec![512, 512, 512], vec![256, 256, 256]);
     let mut builder = ArrayBuilder::new(shape, shard, data_type::uint16(), 0_u16);
     builder
         .subchunk_shape(vec![32, 32, 32])
         .bytes_to_bytes_codecs(vec![Arc::new(ZstdCodec::new(3, false))]);
 
-    // Not `builder.build(…)`: with a subchunk shape it always makes zarrs' own codec. An array that is
-    // made from metadata, or opened, has ours.
+    // `builder.build(…)` would create zarrs' own codec, because a subchunk shape is set. An array
+    // that is created from metadata, or opened, uses ours.
     let store = Arc::new(MemoryStore::new());
     let array = Array::new_with_metadata(store, "/volume", builder.build_metadata()?.into())?;
     array.store_metadata()?;

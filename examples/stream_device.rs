@@ -1,12 +1,12 @@
-//! Frames that are made on a GPU, and compressed there: no element of them passes through the host.
+//! Frames that a GPU generates and compresses: their elements do not pass through the host.
 //!
 //! ```text
 //! cargo run --release --example stream_device -- OUT [OPTIONS]
 //! ```
 //!
-//! A kernel writes frames into two buffers on the device in turn. `append_device` appends each buffer
-//! to the array in OUT. When its event has happened, the buffer is written again. At the end one frame
-//! is read back, and compared with what the kernel should have made. `--help` lists the options.
+//! A kernel writes frames to two buffers on the device in turn. `append_device` appends each buffer
+//! to the array in OUT. After its event has completed, the buffer is reused. At the end one frame
+//! is read back, and compared with the expected elements. `--help` lists the options.
 //!
 //! It needs an NVIDIA GPU and, for a compressor, NVIDIA's nvCOMP.
 
@@ -45,10 +45,10 @@ OUT must not hold an array yet.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, or no GPU.";
 
-/// The device, by the number that the driver gives it in this process.
+/// The ordinal of the device in this process.
 const DEVICE: usize = 0;
 
-/// Writes one frame: `(x + y + 8 * number) mod 65536`, in a loop that any grid walks through.
+/// Writes one frame: `(x + y + 8 * number) mod 65536`. A grid-stride loop supports any grid.
 const KERNEL: &CStr = c"
 .version 8.0
 .target sm_70
@@ -100,10 +100,10 @@ done:
 }
 ";
 
-/// Blocks, and threads of a block: enough for any GPU.
+/// Blocks per grid, and threads per block: enough for any GPU.
 const GRID: (u32, u32) = (1024, 256);
 
-/// So that the kernel can count them, and one grid more, in 32 bits.
+/// Limits a frame so that the kernel's index plus the grid's threads fits in 32 bits.
 const MOST_ELEMENTS: u32 = 1 << 31;
 
 /// The value that the kernel writes to element `(y, x)` of frame `number`.
@@ -159,7 +159,7 @@ fn run(job: &Job) -> Result<(), Stop> {
         let wrong = format!("--shape: a frame has at most {MOST_ELEMENTS} elements");
         return Err(Stop::Usage(wrong));
     };
-    // Before the writer, so that its memory is freed after the writer has ended.
+    // Declared before the writer, so that its memory is freed after the writer has ended.
     let mut gpu = Gpu::open()?;
     let array = new_array(job)?;
     let store = array.storage();
@@ -185,7 +185,7 @@ fn run(job: &Job) -> Result<(), Stop> {
     let mut last_read: [Option<DeviceEvent>; 2] = [None, None];
     for number in 0..job.frames {
         let turn = usize::from(number % 2 == 1);
-        // The frame before the last one was in this buffer.
+        // The frame before the last one used this buffer.
         if let Some(event) = last_read[turn].take() {
             event
                 .wait()
@@ -198,8 +198,8 @@ fn run(job: &Job) -> Result<(), Stop> {
             len,
             stream: gpu.stream.addr() as u64,
         };
-        // SAFETY: the buffer and the stream are those of the device's primary context. The buffer is
-        // written again after its event, and freed after the device has done everything.
+        // SAFETY: the buffer and the stream belong to the device's primary context. The buffer is
+        // reused only after its event, and freed after the device has finished all work.
         let read = unsafe { writer.append_device(&slice) };
         last_read[turn] = Some(read.map_err(|error| failed("append a frame", error))?);
     }
@@ -213,7 +213,7 @@ fn run(job: &Job) -> Result<(), Stop> {
     Ok(())
 }
 
-/// An array without frames, which a GPU encodes. It is not stored yet.
+/// An array without frames that a GPU encodes. It is not stored yet.
 fn new_array(job: &Job) -> Result<Array<FilesystemStore>, Stop> {
     let cannot = |error: &dyn std::fmt::Display| failed("make the array", error);
     let options = Options::default()
@@ -239,7 +239,7 @@ fn new_array(job: &Job) -> Result<Array<FilesystemStore>, Stop> {
         .map_err(|error| cannot(&error))
 }
 
-/// Read frame `number` with zarrs, on the host, and compare it with what it should be.
+/// Reads frame `number` with zarrs, on the host, and compares it with the expected elements.
 fn compare(store: Arc<FilesystemStore>, number: u64) -> Result<(), Stop> {
     let cannot = |error: &dyn std::fmt::Display| failed("read a frame back", error);
     let array = Array::open(store, "/").map_err(|error| cannot(&error))?;
@@ -261,7 +261,7 @@ fn compare(store: Arc<FilesystemStore>, number: u64) -> Result<(), Stop> {
     Ok(())
 }
 
-/// A device, a stream, and the kernel. What is made here is freed when this is dropped.
+/// A device, a stream, and the kernel. Dropping it frees the resources.
 struct Gpu {
     name: String,
     kernel: sys::CUfunction,
@@ -270,8 +270,7 @@ struct Gpu {
 }
 
 impl Gpu {
-    /// The device, with its primary context: the one that the writer uses, and that the runtime API of
-    /// CUDA uses.
+    /// Opens the device with its primary context, which the writer and CUDA's runtime API also use.
     fn open() -> Result<Self, Stop> {
         // This comes first: without the library every other call panics.
         // SAFETY: it loads the driver's library.
@@ -286,7 +285,7 @@ impl Gpu {
         }
         let open = || -> Result<Self, DriverError> {
             let device = result::device::get(0)?;
-            // SAFETY: the device is there, and its primary context is kept for as long as the process
+            // SAFETY: the device exists, and its primary context is kept for as long as the process
             // runs; the kernel is PTX that ends with a zero.
             unsafe {
                 result::ctx::set_current(result::primary_ctx::retain(device)?)?;
@@ -303,14 +302,14 @@ impl Gpu {
     }
 
     fn allocate(&mut self, len: usize) -> Result<sys::CUdeviceptr, Stop> {
-        // SAFETY: a context is current, and nothing is read before it is written.
+        // SAFETY: a context is current, and nothing reads the memory before it is written.
         let memory = unsafe { result::malloc_sync(len) };
         let memory = memory.map_err(|error| failed("allocate a frame on the device", error))?;
         self.memory.push(memory);
         Ok(memory)
     }
 
-    /// Lets the device make frame `number`. The work may not have begun when this returns.
+    /// Enqueues frame `number`. The kernel may not have started when this returns.
     fn make_frame(
         &self,
         mut frame: sys::CUdeviceptr,
@@ -318,7 +317,7 @@ impl Gpu {
         mut elements: u32,
         number: u64,
     ) -> Result<(), Stop> {
-        // The kernel counts modulo 65536 in the end.
+        // The kernel computes modulo 65536.
         let mut number = u32::try_from(number % (1 << 16)).unwrap_or(0);
         let mut arguments: [*mut c_void; 4] = [
             (&raw mut frame).cast(),
@@ -327,7 +326,7 @@ impl Gpu {
             (&raw mut number).cast(),
         ];
         let (blocks, threads) = GRID;
-        // SAFETY: the arguments are those of the kernel, which writes `elements` elements to `frame`.
+        // SAFETY: the arguments match the kernel, which writes `elements` elements to `frame`.
         let launched = unsafe {
             result::launch_kernel(
                 self.kernel,
@@ -344,13 +343,13 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // Even after an error, nothing reads or writes the memory any more.
+        // After this nothing uses the memory, even if there was an error.
         if let Err(error) = result::ctx::synchronize() {
             eprintln!("the device did not finish its work: {error}");
             return;
         }
         for memory in self.memory.drain(..) {
-            // SAFETY: it was allocated here, and freed nowhere else.
+            // SAFETY: the memory was allocated here, and is freed nowhere else.
             if let Err(error) = unsafe { result::free_sync(memory) } {
                 eprintln!("a frame on the device could not be freed: {error}");
             }
@@ -365,13 +364,13 @@ struct Job {
     frame: [NonZeroU64; 2],
     subchunk: [NonZeroU64; 3],
     shard: [NonZeroU64; 3],
-    /// As `bytes_to_bytes_codecs` has it.
+    /// The codec in the form of `bytes_to_bytes_codecs`.
     codec: &'static str,
     if_present: bool,
 }
 
 impl Job {
-    /// `None` if help is wanted.
+    /// Returns `None` if help is requested.
     fn from_arguments() -> Result<Option<Self>, lexopt::Error> {
         use lexopt::prelude::{Long, Short, Value};
 
@@ -413,7 +412,7 @@ impl Job {
     }
 }
 
-/// `A,B,…`, with as many extents as are wanted.
+/// Parses `A,B,…` with `N` extents.
 fn shape<const N: usize>(text: &str) -> Result<[NonZeroU64; N], String> {
     let extents: Result<Vec<NonZeroU64>, _> = text.split(',').map(str::parse).collect();
     extents

@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     array.store_metadata()?;
     array.store_array_subset(&array.subset_all(), &volume)?;
 
-    // Any reader opens it. One that has `register`ed reads it through this crate.
+    // Any reader can open it. A process that called `register` reads it through this crate.
     let _registration = zarrs_cuda::register(Options::default())?;
     let array = Array::open(store, "/")?;
     let slice = ArraySubset::new_with_ranges(&[50..51, 0..256, 0..256]);

@@ -1,8 +1,8 @@
 //! The CUDA engine on the first GPU of this machine, with nvCOMP if there is one.
 //!
 //! `cargo bench --bench device` prints a table and writes `target/bench/device.json`, or the file
-//! that `ZARRS_CUDA_BENCH_OUT` names. Without a GPU it says why it measures nothing, and that is a
-//! failure only with `ZARRS_CUDA_REQUIRE_GPU=1`. With `--list` it prints its name and measures nothing.
+//! that `ZARRS_CUDA_BENCH_OUT` names. Without a GPU it explains why it measures nothing, and fails
+//! only with `ZARRS_CUDA_REQUIRE_GPU=1`. With `--list` it prints its name and measures nothing.
 
 mod measure;
 
@@ -32,7 +32,7 @@ fn write(document: &Value) -> Result<(), Box<dyn Error>> {
 }
 
 fn main() -> ExitCode {
-    // What a runner of tests asks for; it also shows that this program can start.
+    // Test runners pass this argument. It also shows that this program can start.
     if env::args().any(|argument| argument == "--list") {
         println!("device: benchmark");
         return ExitCode::SUCCESS;

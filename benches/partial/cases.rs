@@ -1,4 +1,4 @@
-//! What is updated: a shard, and random writes to part of it.
+//! The updates: random writes to a part of a shard.
 
 use std::ops::Range;
 
@@ -12,11 +12,11 @@ pub(crate) const SUBCHUNK: u64 = 32;
 /// A kind of update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Case {
-    /// One subchunk, all of it.
+    /// One whole subchunk.
     OneSubchunk,
-    /// A slice across z, one element thick: part of each of the 64 subchunks that it goes through.
+    /// A slice across z, one element thick: a part of each of the 64 subchunks that it crosses.
     Slice,
-    /// A quarter of the shard along z: 128 subchunks, all of each.
+    /// A quarter of the shard along z: 128 whole subchunks.
     Quarter,
 }
 
@@ -38,10 +38,9 @@ impl Case {
             Self::Slice => [1, SHARD, SHARD],
             Self::Quarter => [SHARD / 4, SHARD, SHARD],
         };
-        // Any multiple of the shape that lies in the shard.
+        // A random multiple of the shape within the shard.
         let start = shape.map(|size| source.random() % (SHARD / size) * size);
-        // Another moment: the field has moved, and the exposure was another one, so that encoded
-        // sizes differ.
+        // The field has moved, and the noise differs, so that encoded sizes differ.
         let moved = start.map(|position| position + source.random() % 1000);
         let noise = 4 + (source.random() % 3) as u32;
         Update {
@@ -52,11 +51,11 @@ impl Case {
     }
 }
 
-/// A box of a shard, and what becomes of it.
+/// A box of a shard, and its new elements.
 pub(crate) struct Update {
     start: [u64; 3],
     shape: [u64; 3],
-    /// Elements in C order.
+    /// The elements in C order.
     pub(crate) data: Vec<u8>,
 }
 
@@ -66,12 +65,12 @@ impl Update {
         Self { start, shape, data }
     }
 
-    /// The elements that are written, along each axis.
+    /// The range of the written elements along each axis.
     pub(crate) fn ranges(&self) -> [Range<u64>; 3] {
         std::array::from_fn(|axis| self.start[axis]..self.start[axis] + self.shape[axis])
     }
 
-    /// The numbers of the subchunks that are written, all or part of each.
+    /// The numbers of the subchunks that are written in whole or in part.
     pub(crate) fn subchunks(&self) -> Vec<usize> {
         let [z, y, x] = self
             .ranges()
@@ -86,7 +85,7 @@ impl Update {
         subchunks
     }
 
-    /// Change the decoded `shard` alike.
+    /// Applies the update to the decoded `shard`.
     pub(crate) fn apply(&self, shard: &mut [u8]) {
         let [z, y, x] = self.ranges();
         let row = (self.shape[2] * 2) as usize;

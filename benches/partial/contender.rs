@@ -1,4 +1,4 @@
-//! Who updates: a codec, an array of one shard, and a file of its own.
+//! The contenders: each has a codec, an array of one shard, and a file of its own.
 
 use std::borrow::Cow;
 use std::fs::{self, File};
@@ -28,7 +28,7 @@ const CHUNK: [u64; 3] = [0; 3];
 const SUBCHUNKS: usize = (SHARD / SUBCHUNK).pow(3) as usize;
 /// Two numbers for each subchunk, and a checksum.
 const INDEX_LEN: usize = SUBCHUNKS * 16 + 4;
-/// Before each update.
+/// The pause before each update.
 const REST: Duration = Duration::from_millis(2);
 
 /// How a shard is updated.
@@ -77,7 +77,7 @@ pub(crate) struct Contender {
     index: Vec<u8>,
 }
 
-/// What one update cost.
+/// The cost of one update.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cost {
     pub(crate) seconds: f64,
@@ -86,7 +86,7 @@ pub(crate) struct Cost {
     pub(crate) changed: u64,
 }
 
-/// What a compaction cost.
+/// The cost of a compaction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Compaction {
     pub(crate) seconds: f64,
@@ -94,7 +94,7 @@ pub(crate) struct Compaction {
 }
 
 impl Contender {
-    /// With a shard that holds `data`, in `folder`.
+    /// Creates a contender in `folder` whose shard holds `data`.
     pub(crate) fn new(method: Method, codecs: &Value, folder: &Path, data: &[u8]) -> Result<Self> {
         let configuration = configuration(codecs, SUBCHUNK)?;
         let asked = Arc::new(AtomicBool::new(false));
@@ -137,14 +137,15 @@ impl Contender {
         Ok(contender)
     }
 
-    /// Write the shard: whole, and so compact, unless that is not how the strategy lays it out.
+    /// Writes the whole shard at once, so that it is compact. A strategy with slots needs two
+    /// updates instead.
     fn fill(&self, data: &[u8]) -> Result<()> {
         if self.method != Method::Ours(WriteStrategy::Slots) {
             let elements = ArrayBytes::new_flen(Cow::Borrowed(data));
             self.array.store_chunk(&CHUNK, elements)?;
             return Ok(());
         }
-        // Whole shards are encoded without slots; two halves are two updates.
+        // A whole shard is encoded without slots. Two halves are two updates.
         for (start, half) in [0, SHARD / 2].into_iter().zip(data.chunks(data.len() / 2)) {
             let shape = [SHARD / 2, SHARD, SHARD];
             self.store(&Update::new([start, 0, 0], shape, half.to_vec()))?;
@@ -159,10 +160,10 @@ impl Contender {
         Ok(())
     }
 
-    /// Make `update`, and say what it cost. Only the update itself is timed and counted.
+    /// Makes `update` and returns its cost. Only the update itself is timed and counted.
     pub(crate) fn update(&mut self, update: &Update) -> Result<Cost> {
-        // From rest: threads that still spin after the update before this one, or a share of a busy
-        // processor that was used up by making data, are not what is measured.
+        // Waits until the process is idle. Threads may still spin after the previous update, and
+        // generating data may have used up this process's share of a busy CPU.
         thread::sleep(REST);
         self.store.take();
         let start = Instant::now();
@@ -182,7 +183,7 @@ impl Contender {
         })
     }
 
-    /// Compact the shard if the codec asked for it since this was last called.
+    /// Compacts the shard if the codec asked for it since the last call.
     pub(crate) fn compact_if_asked(&mut self) -> Result<Option<Compaction>> {
         if !self.asked.swap(false, Ordering::Relaxed) {
             return Ok(None);
@@ -199,7 +200,7 @@ impl Contender {
         }))
     }
 
-    /// The size of the shard, as a multiple of its size without unused bytes.
+    /// The size of the shard, relative to its size without unused bytes.
     pub(crate) fn growth(&self) -> Result<f64> {
         let compact = sizes(&self.index).iter().sum::<u64>() + INDEX_LEN as u64;
         Ok(fs::metadata(&self.file)?.len() as f64 / compact as f64)

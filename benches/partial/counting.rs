@@ -1,4 +1,4 @@
-//! How many bytes went through a store.
+//! Counts the bytes that a store reads and writes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,7 +8,7 @@ use zarrs::storage::{
     StorePrefix, WritableStorageTraits,
 };
 
-/// A store that counts. Every call goes on as it came.
+/// A store that counts bytes. Every call is passed on unchanged.
 pub(crate) struct Counting<S> {
     store: S,
     read: AtomicU64,
@@ -24,7 +24,7 @@ impl<S> Counting<S> {
         }
     }
 
-    /// The bytes that were read and written since this was last asked.
+    /// Returns the bytes that were read and written since the last call.
     pub(crate) fn take(&self) -> Traffic {
         Traffic {
             read: self.read.swap(0, Ordering::Relaxed),
@@ -33,7 +33,7 @@ impl<S> Counting<S> {
     }
 }
 
-/// Bytes that went through a store.
+/// The bytes that a store read and wrote.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Traffic {
     pub(crate) read: u64,

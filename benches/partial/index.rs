@@ -1,13 +1,14 @@
-//! One element of a shard that has many subchunks: what the index costs.
+//! Updates of one element in shards with many subchunks: the cost of the index.
 //!
-//! A shard has a thousand to a million subchunks of 16 elements. Ours and zarrs' partial encoder each
-//! read and write one random element at a time, in turns, each in a file of its own that began as the
-//! same bytes.
+//! A shard has a thousand to a million subchunks of 16 elements. Our partial encoder and zarrs'
+//! each read and write one random element at a time, in turns. Each has a file of its own; both
+//! files start with the same bytes.
 //!
-//! Ours compares the index with the stored one before it writes, which zarrs does not. The time that
-//! this takes is measured in the same rounds: the end of the file is read through the same store, as
-//! the encoder does, and compared with what it was. Where ours rewrites the index in place, it also
-//! writes the index once more than zarrs: writing the index over itself is measured, too.
+//! Our encoder compares the index with the stored one before it writes, and zarrs' does not. The
+//! time for this is measured in the same rounds. The benchmark reads the end of the file through
+//! the same store, as the encoder does, and compares it with the earlier bytes. If ours rewrites
+//! the index in place, it also writes the index once more than zarrs. Therefore writing the index
+//! over itself is measured, too.
 
 use std::fs;
 use std::hint::black_box;
@@ -36,7 +37,7 @@ use crate::microscopy::Microscopy;
 
 /// Elements of a subchunk.
 const SUBCHUNK: u64 = 16;
-/// What an update leaves before the index.
+/// The length of the record that an update leaves before the index.
 const RECORD_LEN: usize = 64;
 const CHUNK: [u64; 1] = [0];
 
@@ -47,7 +48,7 @@ const CASES: [(&str, WriteStrategy, &str); 3] = [
     ("zstd-1", WriteStrategy::InPlace, "in_place"),
 ];
 
-/// Measure shards of each size, and return the rows. `wanted` says which, by name.
+/// Measures shards of each size, and returns the rows. `wanted` selects cases by name.
 pub(crate) fn run(
     quick: bool,
     wanted: impl Fn(&str) -> bool,
@@ -76,7 +77,7 @@ pub(crate) fn run(
     Ok(rows)
 }
 
-/// One array of one shard.
+/// An array of one shard.
 struct Contender {
     array: Array<Counting<FilesystemStore>>,
     store: Arc<Counting<FilesystemStore>>,
@@ -132,11 +133,11 @@ struct Measured {
     index_len: usize,
     ours: Side,
     zarrs: Side,
-    /// Reading the index again, and comparing it.
+    /// The times of reading the index again, and comparing it.
     compare: Vec<f64>,
-    /// Writing the index over itself.
+    /// The times of writing the index over itself.
     rewrite: Vec<f64>,
-    /// How many bytes ours wrote in a round.
+    /// The bytes that our encoder wrote in each round.
     written: Vec<f64>,
     inspect: f64,
     display: f64,
@@ -166,8 +167,8 @@ fn measure(
     let ours = Contender::new(Arc::new(ours), subchunks, &folder.path().join("ours"))?;
     let zarrs = Contender::new(Arc::new(zarrs), subchunks, &folder.path().join("zarrs"))?;
 
-    // Each subchunk has one value, so that a compressed subchunk becomes larger when an element of it
-    // changes, and another size when the next one does.
+    // The elements of a subchunk are equal. So a compressed subchunk grows when one element
+    // changes, and its size changes again with the next element.
     let mut source = Microscopy::new();
     let elements: Vec<u8> = (0..subchunks * SUBCHUNK)
         .flat_map(|element| (1 + (element / SUBCHUNK) as u16 % 1000).to_le_bytes())
@@ -221,7 +222,8 @@ fn measure(
             measured.rewrite.push(rewrite);
         }
     }
-    // Both are read by zarrs' codec, which takes minutes for a million subchunks: then by ours.
+    // zarrs' codec checks both files. It takes minutes for a million subchunks: then our codec
+    // does.
     let judge: Arc<dyn ArrayToBytesCodecTraits> = if subchunks <= 100_000 {
         Arc::new(ShardingCodec::new_with_configuration(&configuration)?)
     } else {
@@ -249,7 +251,7 @@ fn measure(
     Ok(measured)
 }
 
-/// The time to read the index and what is before it once more, and compare it; and the time to write
+/// Returns two times: for reading and comparing the index and the bytes before it, and for writing
 /// the index over itself.
 fn extra(ours: &Contender, index_len: usize) -> Result<(f64, f64)> {
     let end = ByteRange::Suffix((index_len + RECORD_LEN) as u64);

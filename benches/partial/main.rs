@@ -1,22 +1,23 @@
-//! Updates of part of a shard: ours by each strategy, zarrs' partial encoder, and zarrs without it,
-//! alternating, each on a file of its own in the same file system.
+//! Partial updates of a shard: ours with each strategy, zarrs' partial encoder, and zarrs without
+//! it. They take turns, each on a file of its own in the same file system.
 //!
 //! `cargo bench --bench partial [-- [--quick] [--in=FOLDER] FILTER…]` prints a table, checks the
-//! goals, and writes `target/bench/partial.json`. A filter is a part of `one_subchunk/zstd-1/auto` and
-//! the like. With `--quick` there are only a few updates, to see that it runs, and the file is
-//! `target/bench/partial-quick.json`. The shards are in a temporary folder in `target/tmp`, or in
-//! FOLDER, if another file system is to be measured.
+//! goals, and writes `target/bench/partial.json`. A filter is a part of a name like
+//! `one_subchunk/zstd-1/auto`. `--quick` makes only a few updates, as a test of the benchmark, and
+//! writes `target/bench/partial-quick.json`. The shards are in a temporary folder in `target/tmp`,
+//! or in FOLDER, to measure another file system.
 //!
-//! - `ours_ms`, `zarrs_partial_ms` and `zarrs_rewrite_ms` are medians, `…_quartile_ms` lower quartiles,
-//!   which noise of the machine disturbs less. Before each update all rest for 2 ms. What rewrites whole shards has
-//!   its own, shorter series, in turns with the others, which do not count there: discarding the old
-//!   file keeps the disk busy for whoever comes next.
+//! - `ours_ms`, `zarrs_partial_ms` and `zarrs_rewrite_ms` are medians. `…_quartile_ms` are lower
+//!   quartiles, which other work on the machine disturbs less. Before each update there is a pause
+//!   of 2 ms. Methods that rewrite whole shards have a shorter series of their own. The other
+//!   methods take turns with them there, but do not count: the deletion of the old file slows down
+//!   the next disk access.
 //! - `bytes_read`, `bytes_written` and `bytes_changed` are means over the updates of the case.
-//!   Changed are the encodings of the subchunks that an update touches, and the index if it is another
-//!   one afterwards. Compaction, where a codec asks for it, is not among them, and not in the medians.
-//! - `…_1000` are of 1 000 updates of one subchunk, with compaction: `amplification` is what was
-//!   written, over what changed; `growth` is the size of the shard at the end over its size without
-//!   unused bytes, `largest` the same at its worst, `ms` the mean time with that of compaction,
+//!   `bytes_changed` counts the encodings of the touched subchunks, and the index if it changed.
+//!   These means and the medians exclude compaction.
+//! - `…_1000` describe 1 000 updates of one subchunk, with compaction. `amplification` is written
+//!   bytes over changed bytes. `growth` is the final size of the shard over its size without unused
+//!   bytes, and `largest` is the worst such ratio. `ms` is the mean time with compaction,
 //!   `median_ms` the median without it.
 //!
 //! After them come shards of many subchunks (`index.rs`), whose filters are like
@@ -59,7 +60,7 @@ use report::Report;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Inner codecs behind `bytes`.
+/// The inner codecs after `bytes`.
 struct Chain {
     name: &'static str,
     codecs: Value,
@@ -84,7 +85,7 @@ fn chains() -> Result<[Chain; 3]> {
 
 struct Arguments {
     quick: bool,
-    /// Where the shards are.
+    /// The folder for the shards.
     folder: PathBuf,
     filters: Vec<String>,
 }
@@ -104,7 +105,8 @@ impl Arguments {
         }
     }
 
-    /// The methods that take part: zarrs', and ours as far as the filters go. None, if none of ours.
+    /// The methods that take part: zarrs', and those of ours that the filters select. Empty if the
+    /// filters select none of ours.
     fn methods(&self, case: Case, chain: &Chain) -> Vec<Method> {
         let mut methods = Method::ALL.to_vec();
         methods.retain(|&method| {
@@ -120,7 +122,7 @@ impl Arguments {
         }
     }
 
-    /// How many updates of a case, and how many with what rewrites whole shards.
+    /// The number of updates of a case, and the number in the series with whole rewrites.
     fn rounds(&self, case: Case) -> (usize, usize) {
         match case {
             _ if self.quick => (3, 1),
@@ -130,7 +132,7 @@ impl Arguments {
         }
     }
 
-    /// How many updates of one subchunk, to see how the shard grows.
+    /// The number of updates of one subchunk in the test of the shard's growth.
     fn many(&self) -> usize {
         if self.quick { 30 } else { 1000 }
     }

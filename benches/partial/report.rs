@@ -1,4 +1,4 @@
-//! What is printed and written of one case and one chain.
+//! The report of one case and one chain.
 
 use serde_json::{Value, json};
 use zarrs_cuda::WriteStrategy;
@@ -9,16 +9,16 @@ use crate::goals::Goals;
 use crate::series::Outcome;
 use crate::{Chain, Result};
 
-/// What every method did with the same random updates of one case.
+/// The results of every method for the same random updates of one case.
 pub(crate) struct Report<'a> {
     pub(crate) case: Case,
     pub(crate) chain: &'a Chain,
-    /// With what rewrites whole shards.
+    /// The series with methods that rewrite whole shards.
     pub(crate) rewriting: Vec<Outcome>,
-    /// Without it, and how many updates.
+    /// The number of updates in the series without these methods, and its results.
     pub(crate) updates: usize,
     pub(crate) outcomes: Vec<Outcome>,
-    /// How many updates of one subchunk were made to see how the shard grows, and what they did.
+    /// The number of updates of one subchunk in the test of the shard's growth, and its results.
     pub(crate) many_updates: usize,
     pub(crate) many: Vec<Outcome>,
 }
@@ -43,7 +43,7 @@ pub(crate) fn print_head() {
 }
 
 impl Report<'_> {
-    /// Print what our strategies did, and return the rows of it.
+    /// Prints the results of our strategies, and returns their rows.
     pub(crate) fn print(&self) -> Result<Vec<Value>> {
         let zarrs = find(&self.outcomes, Method::ZarrsPartial)?;
         let zarrs_partial_ms = zarrs.median_ms();
@@ -108,7 +108,7 @@ impl Report<'_> {
         Ok(rows)
     }
 
-    /// Hold what `Auto` did against what it is meant to reach.
+    /// Compares the results of `Auto` with the goals.
     pub(crate) fn check(&self, goals: &mut Goals) -> Result<()> {
         let Ok(auto) = find(&self.outcomes, Method::Ours(WriteStrategy::Auto)) else {
             return Ok(());

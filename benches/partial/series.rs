@@ -1,4 +1,4 @@
-//! Several contenders, and the same updates to each.
+//! Applies the same updates to several contenders.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::contender::{Contender, Cost, Method};
 use crate::microscopy::Microscopy;
 use crate::{Chain, Result};
 
-/// What one contender did in a series.
+/// The results of one contender in a series.
 pub(crate) struct Outcome {
     pub(crate) method: Method,
     costs: Vec<Cost>,
@@ -18,9 +18,9 @@ pub(crate) struct Outcome {
     pub(crate) compactions: usize,
     compacted: u64,
     compaction_seconds: f64,
-    /// The size of the shard at the end, as a multiple of its size without unused bytes.
+    /// The final size of the shard, relative to its size without unused bytes.
     pub(crate) growth: f64,
-    /// The same when it was largest, before compaction.
+    /// The largest such ratio before a compaction.
     pub(crate) largest: f64,
 }
 
@@ -29,7 +29,7 @@ impl Outcome {
         self.quantile_ms(0.5)
     }
 
-    /// The lower quartile: what noise leaves alone on a machine that has other things to do.
+    /// The lower quartile, which other work on the machine disturbs less.
     pub(crate) fn quartile_ms(&self) -> f64 {
         self.quantile_ms(0.25)
     }
@@ -40,28 +40,28 @@ impl Outcome {
         all[(all.len() as f64 * quantile) as usize]
     }
 
-    /// With the time that compaction took.
+    /// The mean time of an update, including compaction.
     pub(crate) fn mean_ms(&self) -> f64 {
         let updates: f64 = self.costs.iter().map(|cost| cost.seconds).sum();
         (updates + self.compaction_seconds) * 1e3 / self.costs.len() as f64
     }
 
-    /// The mean of what an update read, without compaction.
+    /// The mean of the bytes that an update read, without compaction.
     pub(crate) fn read(&self) -> f64 {
         self.mean(|cost| cost.traffic.read)
     }
 
-    /// The mean of what an update wrote, without compaction.
+    /// The mean of the bytes that an update wrote, without compaction.
     pub(crate) fn written(&self) -> f64 {
         self.mean(|cost| cost.traffic.written)
     }
 
-    /// The mean of what an update changed.
+    /// The mean of the bytes that an update changed.
     pub(crate) fn changed(&self) -> f64 {
         self.mean(|cost| cost.changed)
     }
 
-    /// What was written, with compaction, as a multiple of what changed.
+    /// The written bytes, including compaction, relative to the changed bytes.
     pub(crate) fn amplification(&self) -> f64 {
         let compacted = self.compacted as f64 / self.costs.len() as f64;
         (self.written() + compacted) / self.changed()
@@ -72,8 +72,8 @@ impl Outcome {
     }
 }
 
-/// Give each of `methods` the same `updates` random updates, one after the other, after one that does
-/// not count. Whoever asks for compaction gets it, after the update.
+/// Applies the same `updates` random updates to each of `methods`, after one that does not count. A
+/// contender that asks for compaction gets it after the update.
 pub(crate) fn run(
     case: Case,
     chain: &Chain,
@@ -91,7 +91,8 @@ pub(crate) fn run(
     for round in 0..=updates {
         let update = case.update(&mut source);
         update.apply(&mut shard);
-        // In another order each time: whoever comes after a large write may have to wait for the disk.
+        // Shuffles the order each time: the contender after a large write may have to wait for the
+        // disk.
         for left in (2..=contenders.len()).rev() {
             contenders.swap(left - 1, (source.random() % left as u64) as usize);
         }

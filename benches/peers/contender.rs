@@ -1,4 +1,4 @@
-//! Who writes the array: our writer in this process, or a peer in its own.
+//! The contenders that write the array: our writer in this process, or a peer in its own process.
 
 use std::fs::File;
 use std::path::Path;
@@ -18,13 +18,13 @@ use crate::keeping::Keeping;
 use crate::stream::{append, array, verify};
 use crate::worker::{Way, Worker};
 
-/// What is written, and where to.
+/// The data to write, and the destination.
 pub(crate) struct Case<'a> {
     pub(crate) frames: &'a Frames,
-    /// The shards of a shard epoch, to compare with.
+    /// The shards of a shard epoch, for the comparison.
     pub(crate) shards: &'a [([u64; 2], Vec<u8>)],
     pub(crate) configuration: ShardingCodecConfiguration,
-    /// Where folders for files are made; none for memory.
+    /// The parent of the folders for files; `None` writes to memory.
     pub(crate) folder: Option<&'a Path>,
 }
 
@@ -43,7 +43,8 @@ impl Case<'_> {
         Ok(serde_json::to_value(array.metadata_opt(&options))?)
     }
 
-    /// A new folder if files are written. Nothing that was deleted before keeps the disk busy.
+    /// Creates a new folder if files are written. Syncs first, so that earlier deletions do not
+    /// disturb the disk.
     fn new_folder(&self) -> Result<Option<TempDir>> {
         let Some(folder) = self.folder else {
             return Ok(None);
@@ -53,15 +54,15 @@ impl Case<'_> {
     }
 }
 
-/// One who writes.
+/// A contender.
 pub(crate) enum Contender {
     Ours,
-    /// A peer, and the ways to try with it.
+    /// A peer, and the ways to try it.
     Peer(Worker, &'static [Way]),
 }
 
 impl Contender {
-    /// In how many ways it writes.
+    /// The number of ways in which the contender writes.
     pub(crate) fn ways(&self) -> usize {
         match self {
             Self::Ours => 1,
@@ -69,7 +70,7 @@ impl Contender {
         }
     }
 
-    /// The name of one of them.
+    /// The name of a way.
     pub(crate) fn way(&self, number: usize) -> Option<&'static str> {
         match self {
             Self::Ours => None,
@@ -77,8 +78,8 @@ impl Contender {
         }
     }
 
-    /// What it takes to write the array. With `check` it is read afterwards, and what
-    /// differs is an error.
+    /// Writes the array, and returns the cost. With `check` the array is read afterwards, and a
+    /// difference is an error.
     pub(crate) fn write(&mut self, case: &Case<'_>, way: usize, check: bool) -> Result<Cost> {
         let folder = case.new_folder()?;
         let path = folder.as_ref().map(TempDir::path);

@@ -1,4 +1,4 @@
-//! The Python environment of the peers, installed from its registry into `target/peers`.
+//! The Python environment of the peers, installed from `PyPI` into `target/peers`.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -7,30 +7,30 @@ use std::process::Command;
 
 use crate::Result;
 
-/// What to have installed when a step fails.
+/// The remedy when a step fails.
 const PYTHON: &str = "Install Python 3.11 or newer (Debian, Ubuntu: apt-get install python3).";
 const VENV: &str =
     "Install Python's venv and ensurepip (Debian, Ubuntu: apt-get install python3-venv).";
 const PIP: &str =
     "pip needs to reach PyPI, or an index of its configuration that has these versions.";
 
-/// Where the scripts are.
+/// The folder of the scripts.
 pub(crate) fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/peers")
 }
 
-/// `target/peers`.
+/// Returns `target/peers`, and creates it if needed.
 pub(crate) fn root() -> Result<PathBuf> {
     let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../peers");
     fs::create_dir_all(&root)?;
     Ok(root.canonicalize()?)
 }
 
-/// The Python of the environment that an earlier run made from the same requirements, or of a new
-/// one.
+/// Returns the Python of an environment with these requirements. Creates the environment unless an
+/// earlier run did.
 pub(crate) fn python() -> Result<PathBuf> {
     let root = root()?;
-    // Held to the end of this function: other processes wait for it.
+    // The lock is held to the end of this function: other processes wait for it.
     let lock = File::create(root.join("lock"))?;
     lock.lock()?;
 
@@ -84,7 +84,7 @@ fn find_python() -> Result<OsString> {
         .ok_or_else(|| format!("none of {} is new enough. {PYTHON}", names.join(", ")).into())
 }
 
-/// A command that sees nothing of another Python environment and leaves nothing in the tree.
+/// A command that ignores other Python environments and writes nothing to the source tree.
 pub(crate) fn clean(program: impl Into<OsString>) -> Command {
     let mut command = Command::new(program.into());
     command
@@ -94,7 +94,7 @@ pub(crate) fn clean(program: impl Into<OsString>) -> Command {
     command
 }
 
-/// Runs one step of the installation; `remedy` says what it needs.
+/// Runs one step of the installation; `remedy` is part of the error.
 fn step(command: &mut Command, remedy: &str) -> Result<()> {
     let reason = match command.output() {
         Ok(output) if output.status.success() => return Ok(()),

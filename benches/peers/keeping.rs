@@ -9,8 +9,9 @@ use zarrs::storage::{
     StorePrefix, WritableStorageTraits,
 };
 
-/// A store that keeps the very bytes that it is given, as tensorstore's and zarr-python's do. zarrs'
-/// `MemoryStore` makes a copy of each value, one at a time, which would be measured with the writer.
+/// A store that keeps the given bytes without a copy, like the stores of tensorstore and
+/// zarr-python. zarrs' `MemoryStore` copies each value, one at a time, which would distort the
+/// measurement.
 #[derive(Debug, Default)]
 pub(crate) struct Keeping {
     values: Mutex<BTreeMap<StoreKey, Bytes>>,

@@ -1,31 +1,31 @@
-//! `ArrayWriter`, tensorstore and zarr-python, which write the same array in turns, to memory and to
+//! `ArrayWriter`, tensorstore and zarr-python write the same array in turns, to memory and to
 //! files.
 //!
-//! `cargo bench --bench peers [-- [--quick] [--in=FOLDER] FILTER…]` prints a table, checks the goals,
-//! and writes `target/bench/peers.json`. A filter is a part of `none/32/memory` and the like. With
-//! `--quick` there are 512 MiB and one round, to see that it runs, and the file is
-//! `peers-quick.json`. The environment variable `ZARRS_CUDA_BENCH_MIB` makes the array of 1 GiB
-//! smaller or larger. The first run installs the peers in `target/peers`, which takes Python 3.11,
-//! its `venv` and `PyPI`.
+//! `cargo bench --bench peers [-- [--quick] [--in=FOLDER] FILTER…]` prints a table, checks the
+//! goals, and writes `target/bench/peers.json`. A filter is a part of a name like `none/32/memory`.
+//! `--quick` writes 512 MiB in one round, as a test of the benchmark, and the file is
+//! `peers-quick.json`. The environment variable `ZARRS_CUDA_BENCH_MIB` changes the size of the
+//! array, which is 1 GiB. The first run installs the peers in `target/peers`. That needs Python
+//! 3.11, its `venv` and `PyPI`.
 //!
-//! The array is uint16, frames of 1024 × 1024 in shards of 256³, with one `zarr.json` for all who
-//! write it. Everyone has the elements in memory before the clock starts, ours as frames that are
-//! appended one by one, the others as one `NumPy` array; Python's start and making the array are not
-//! measured. Before each clock starts as much memory as will be needed is touched and freed
-//! (`warm.rs`), and the peers have given back what they kept of the array before (`malloc_trim`). Rates
-//! are of uncompressed bytes, and each is the median of the rounds, after one that does not count.
+//! The array is uint16: frames of 1024 × 1024 in shards of 256³, with one `zarr.json` for all
+//! contenders. Each has the elements in memory before the clock starts: ours as frames that are
+//! appended one by one, the peers as one `NumPy` array. Starting Python and creating the array are
+//! not measured. Before each clock starts, as much memory as will be needed is touched and freed
+//! (`warm.rs`). The peers have freed the memory of the previous array by then (`malloc_trim`).
+//! Rates count uncompressed bytes. Each is the median of the rounds, after one that does not count.
 //!
 //! - `ours`: from before the writer is built to the end of `finish`.
-//! - `tensorstore`: from the first write until the last is committed, the better of two ways: a layer
-//!   of shards after the other (`epochs`), or the array in one write (`whole`).
-//! - `zarr-python`: a layer of shards after the other.
+//! - `tensorstore`: from the first write until the last is committed, the better of two ways: one
+//!   write for each layer of shards (`epochs`), or one write for the array (`whole`).
+//! - `zarr-python`: one layer of shards after the other.
 //!
-//! `…_cpu_s` is the time of processors, of all threads in user and kernel mode.
+//! `…_cpu_s` is the CPU time of all threads in user and kernel mode.
 //!
-//! In memory everyone keeps the encoded shards, and nobody copies them into the store
-//! (`keeping.rs`). Files are in a temporary folder in `target/tmp` or FOLDER. Ours and tensorstore
-//! sync each file and rename it; zarr-python does not sync. In the round that does not count
-//! everyone's array is read again and compared, files by zarrs.
+//! In memory, each contender's store keeps the encoded shards without copying them (`keeping.rs`).
+//! Files are in a temporary folder in `target/tmp` or FOLDER. Ours and tensorstore sync each file
+//! and rename it; zarr-python does not sync. In the round that does not count, each array is read
+//! again and compared. zarrs reads the files.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -77,7 +77,7 @@ const ROUNDS: usize = 5;
 
 struct Arguments {
     quick: bool,
-    /// Where files are written.
+    /// The folder for files.
     folder: PathBuf,
     filters: Vec<String>,
 }
@@ -184,17 +184,17 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The elements of the array, for the peers to read.
+/// Writes the elements of the array to a file for the peers.
 fn write_elements(path: &Path, frames: &Frames) -> Result<()> {
     let mut file = File::create(path)?;
     for frame in frames.iter() {
         file.write_all(frame)?;
     }
-    // Not while somebody else is measured.
+    // Syncs now, so that the disk is idle during the measurements.
     Ok(file.sync_all()?)
 }
 
-/// Medians of one way to write.
+/// The medians of one way to write.
 #[derive(Clone, Copy)]
 struct Best {
     seconds: f64,
@@ -208,7 +208,7 @@ fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     values.get(values.len() / 2).copied()
 }
 
-/// What each takes, by the better of its ways. They write in turns.
+/// Measures each contender by the better of its ways. They take turns.
 fn race<const N: usize>(
     case: &Case<'_>,
     contenders: &mut [Contender; N],

@@ -1,4 +1,4 @@
-//! A peer: a Python process that writes arrays when it is asked to.
+//! A peer: a Python process that writes arrays on request.
 
 use std::io::{BufRead, BufReader, Write as _};
 use std::path::Path;
@@ -10,10 +10,10 @@ use crate::Result;
 use crate::clock::Cost;
 use crate::environment::{clean, scripts};
 
-/// How a peer is given the elements.
+/// How a peer writes the elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// A write for each layer of shards along the first axis, one after the other.
+    /// One write for each layer of shards along the first axis, in order.
     Epochs,
     /// One write of the whole array.
     Whole,
@@ -28,7 +28,7 @@ impl Way {
     }
 }
 
-/// A process that runs one of the scripts beside this file; `peer.py` says what is exchanged.
+/// A process that runs one of the scripts beside this file. `peer.py` documents the messages.
 pub(crate) struct Worker {
     name: &'static str,
     process: Child,
@@ -37,7 +37,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Start `script`, which reads the elements of the array from `data`.
+    /// Starts `script`, which reads the elements of the array from `data`.
     pub(crate) fn start(
         name: &'static str,
         python: &Path,
@@ -63,8 +63,8 @@ impl Worker {
         })
     }
 
-    /// What it takes to write an array with this `metadata` to `folder`, or to memory.
-    /// With `verify` it reads the array afterwards, and what differs is an error.
+    /// Writes an array with this `metadata` to `folder`, or to memory, and returns the cost. With
+    /// `verify` the peer reads the array afterwards, and a difference is an error.
     pub(crate) fn write(
         &mut self,
         metadata: &Value,
@@ -94,7 +94,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // It has nothing to lose; if it has ended already, that is as well.
+        // The process has no data to lose. It may already have ended.
         drop(self.process.kill());
         drop(self.process.wait());
     }

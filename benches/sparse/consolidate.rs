@@ -1,4 +1,4 @@
-//! A shard and its frame, packed into a shard.
+//! Packs a shard and its frame into a new shard.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -7,7 +7,7 @@ use std::time::Instant;
 use crate::sharded::{SHARD, SUBCHUNK, Sharded, open};
 use crate::{Result, Row, median, warm};
 
-/// Consolidation is to be so many times as fast as a copy of the shard.
+/// The goal: the rate of consolidation relative to a copy of the shard.
 const GOAL: f64 = 0.6;
 
 pub(crate) fn run(sharded: &Sharded, rounds: usize) -> Result<Vec<Row>> {

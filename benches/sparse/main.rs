@@ -1,23 +1,25 @@
-//! Shards that are worked on as subchunks (`SparseShardStore`): updates, reads, and packing them.
+//! Shards with access by subchunk (`SparseShardStore`): updates, reads, and consolidation.
 //!
-//! `cargo bench --bench sparse [-- [--quick] [--in=FOLDER] FILTER…]` prints a table, checks the goals,
-//! and writes `target/bench/sparse.json`. A filter is a part of `update/none` and the like. With `--quick`
-//! there are only a few rounds, to see that it runs, and the file is `sparse-quick.json`. Arrays are in a
-//! temporary folder in `target/tmp` or FOLDER, in zarrs' `FilesystemStore`, which syncs what it writes.
+//! `cargo bench --bench sparse [-- [--quick] [--in=FOLDER] FILTER…]` prints a table, checks the
+//! goals, and writes `target/bench/sparse.json`. A filter is a part of a name like `update/none`.
+//! `--quick` has only a few rounds, as a test of the benchmark, and the file is
+//! `sparse-quick.json`. Arrays are in a temporary folder in `target/tmp` or FOLDER, in zarrs'
+//! `FilesystemStore`, which syncs its files.
 //!
-//! The arrays are uint16 in shards of 256³ with subchunks of 32³. Whoever is compared takes turns, and
-//! each number is the median of the rounds, after one that does not count.
+//! The arrays are uint16 in shards of 256³ with subchunks of 32³. The contenders take turns. Each
+//! number is the median of the rounds, after one that does not count.
 //!
-//! - `update`: random subchunks stored per second through `Array::store_chunk` of the sparse array, which
-//!   adds to the frame, against `store_array_subset` of the same box of the sharded array: without a
-//!   partial encoder (`rewrite`: all of the shard is read and stored), with zarrs' (`zarrs partial`), and
-//!   with this crate's (`partial`).
-//! - `read`: four shards by one `retrieve_array_subset` of the sparse array, in GB/s of elements, against
-//!   the same of the sharded array through this crate's codec (`shards`) and zarrs' (`zarrs`): with `no` frames, and with
-//!   frames that hold `half` of the subchunks. With `listed once`, a listing is used for a second; without
-//!   it each read of a subchunk lists.
-//! - `consolidate`: a shard with half of its subchunks in its frame, in GB/s of the shard that it becomes,
-//!   against a plain copy of that shard: read, written to a temporary, synced, renamed.
+//! - `update`: random subchunks stored per second through `Array::store_chunk` of the sparse array,
+//!   which adds to the frame. The reference is `store_array_subset` of the same box of the sharded
+//!   array: without a partial encoder (`rewrite`: the whole shard is read and stored), with zarrs'
+//!   (`zarrs partial`), and with this crate's (`partial`).
+//! - `read`: four shards by one `retrieve_array_subset` of the sparse array, in GB/s of elements.
+//!   The reference is the same read of the sharded array through this crate's codec (`shards`) and
+//!   zarrs' (`zarrs`). There are `no` frames, or frames that hold `half` of the subchunks. With
+//!   `listed once` a listing is reused for a second; otherwise each read of a subchunk lists.
+//! - `consolidate`: a shard with half of its subchunks in its frame, in GB/s of the resulting
+//!   shard. The reference is a plain copy of that shard: read, written to a temporary, synced,
+//!   renamed.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -53,7 +55,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const CHAINS: [&str; 3] = ["none", "zstd-1", "blosc-lz4"];
 
-/// A rate of ours, and one of somebody else, of one unit.
+/// Our rate and a reference, in the same unit.
 struct Row {
     case: String,
     chain: &'static str,
@@ -61,7 +63,7 @@ struct Row {
     ours: f64,
     reference: f64,
     reference_name: &'static str,
-    /// At which ratio the goal is met.
+    /// The ratio that meets the goal.
     goal: Option<f64>,
 }
 

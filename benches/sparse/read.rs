@@ -1,4 +1,4 @@
-//! All of an array, read at once.
+//! Reads a whole array at once.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use zarrs::storage::ReadableStorageTraits;
 use crate::sharded::{Encoder, SHAPE, SHARD, SUBCHUNK, Sharded, open};
 use crate::{Result, Row, median, warm};
 
-/// Reads of an array without frames are to be so many times those of the shards.
+/// The goal: the rate of reading an array without frames relative to reading the shards.
 const GOAL: f64 = 0.95;
 
 pub(crate) fn run(sharded: &Sharded, rounds: usize) -> Result<Vec<Row>> {

@@ -24,7 +24,7 @@ pub(crate) const SHAPE: [u64; 3] = [SHARD, 2 * SHARD, 2 * SHARD];
 
 pub(crate) type Sparse = Arc<SparseShardStore<FilesystemStore>>;
 
-/// An array in a folder of its own, all of it stored as shards.
+/// An array in a folder of its own, stored entirely as shards.
 pub(crate) struct Sharded {
     pub(crate) chain: &'static str,
     configuration: ShardingCodecConfiguration,
@@ -61,7 +61,7 @@ impl Sharded {
         self.folder.path().join(format!("c/{z}/{y}/{x}"))
     }
 
-    /// The array, as an application has it that knows of no frames.
+    /// The array for an application that does not know about frames.
     pub(crate) fn array(&self, encoder: Encoder) -> Result<Array<FilesystemStore>> {
         let codec: Arc<dyn ArrayToBytesCodecTraits> = match encoder {
             Encoder::Zarrs => Arc::new(ShardingCodec::new_with_configuration(&self.configuration)?),
@@ -76,25 +76,25 @@ impl Sharded {
         Ok(builder.build(self.store()?, "/")?)
     }
 
-    /// The adapter, whose shards are renamed.
+    /// The adapter. It replaces shards by renaming.
     pub(crate) fn sparse(&self) -> Result<SparseShardStore<FilesystemStore>> {
         Ok(SparseShardStore::on_filesystem(self.store()?, "/")?)
     }
 }
 
-/// Whose codec.
+/// The codec to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Encoder {
     Zarrs,
     Ours,
 }
 
-/// zarrs' options, with partial encoding or without.
+/// zarrs' options with or without partial encoding.
 pub(crate) fn options(partial: bool) -> CodecOptions {
     CodecOptions::default().with_experimental_partial_encoding(partial)
 }
 
-/// The array of subchunks.
+/// Opens the array of subchunks.
 pub(crate) fn open(
     sparse: SparseShardStore<FilesystemStore>,
 ) -> Result<(Sparse, Array<SparseShardStore<FilesystemStore>>)> {

@@ -1,4 +1,4 @@
-//! Random subchunks of one shard, stored one after the other.
+//! Stores random subchunks of one shard, one after the other.
 
 use std::time::Instant;
 
@@ -10,9 +10,9 @@ use crate::{Result, Row, median};
 
 /// Subchunks of a shard along each axis.
 const ACROSS: u64 = SHARD / SUBCHUNK;
-/// How many updates of each, but for those that rewrite the shard, one is a round.
+/// The updates of each contender in a round. The one that rewrites the shard makes only one.
 const UPDATES: usize = 16;
-/// Updates a second are to be so many times those that rewrite the shard.
+/// The goal: the rate of updates relative to rewriting the shard.
 const GOAL: f64 = 50.0;
 
 pub(crate) fn run(sharded: &Sharded, rounds: usize) -> Result<Vec<Row>> {
@@ -22,7 +22,7 @@ pub(crate) fn run(sharded: &Sharded, rounds: usize) -> Result<Vec<Row>> {
     let mut microscopy = Microscopy::new();
     let mut seconds = [const { Vec::new() }; 4];
     for round in 0..=rounds {
-        // All on one array: what the sharded ones store is not read here.
+        // All contenders use one array, since the elements are not read here.
         for (who, seconds) in seconds.iter_mut().enumerate() {
             let updates = if who == 1 { 1 } else { UPDATES };
             for _ in 0..updates {

@@ -1,4 +1,5 @@
-//! Who writes: ours as a stream of frames, zarrs shard by shard, and what writes bytes that are ready.
+//! The contenders: our writer with a stream of frames, zarrs shard by shard, and plain writes of
+//! prepared bytes.
 
 use std::borrow::Cow;
 use std::fs::{self, File};
@@ -22,7 +23,7 @@ use crate::discarding::Discarding;
 use crate::frames::{Frames, SHARD};
 use crate::stream::{append, array, verify};
 
-/// Where shards go.
+/// The destination of shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sink {
     Discarding,
@@ -40,10 +41,10 @@ impl Sink {
     }
 }
 
-/// What is written, how, and where to.
+/// The data, the method and the destination.
 pub(crate) struct Case<'a> {
     pub(crate) frames: &'a Frames,
-    /// The shards of a shard epoch, as zarrs takes them.
+    /// The shards of a shard epoch, in the form that zarrs needs.
     pub(crate) shards: &'a [([u64; 2], Vec<u8>)],
     pub(crate) chain: &'static str,
     pub(crate) codecs: &'a Value,
@@ -51,15 +52,15 @@ pub(crate) struct Case<'a> {
     pub(crate) subchunk: u64,
     pub(crate) sink: Sink,
     pub(crate) backend: Backend,
-    /// Where folders for files are made.
+    /// The parent of the folders for files.
     pub(crate) folder: &'a Path,
 }
 
-/// Files of shards: where they are in a folder, and what is in them.
+/// The files of shards: their paths in a folder, and their content.
 pub(crate) type Files = Vec<(PathBuf, Vec<u8>)>;
 
 impl Case<'_> {
-    /// How many there are: bytes that are ready are written to files only.
+    /// The number of contenders: plain writes take part only with files.
     pub(crate) fn contenders(&self) -> usize {
         match self.sink {
             Sink::Discarding => 2,
@@ -67,14 +68,15 @@ impl Case<'_> {
         }
     }
 
-    /// A new folder. Nothing that was written or deleted before keeps the disk busy.
+    /// Creates a new folder. Syncs first, so that earlier writes and deletions do not disturb the
+    /// disk.
     fn folder(&self) -> Result<TempDir> {
         File::open(self.folder)?.sync_all()?;
         Ok(TempDir::new_in(self.folder)?)
     }
 
-    /// Append frame by frame: what it takes from before there is a writer to the end of `finish`. What
-    /// was written to a folder is given to `look` before it is deleted.
+    /// Appends frame by frame. Returns the cost from before the writer is built to the end of
+    /// `finish`. `look` gets the folder with the files, if any, before it is deleted.
     pub(crate) fn ours(
         &self,
         look: impl FnOnce(&Path) -> Result<()>,
@@ -103,8 +105,8 @@ impl Case<'_> {
         }
     }
 
-    /// Store shard by shard with zarrs' own codec, each as one subset whose elements are ready: what
-    /// it takes.
+    /// Stores shard by shard with zarrs' own codec, each as one subset whose elements are prepared.
+    /// Returns the cost.
     pub(crate) fn zarrs(&self) -> Result<Cost> {
         let configuration = configuration(self.codecs, self.subchunk)?;
         let codec = Arc::new(ShardingCodec::new_with_configuration(&configuration)?);
@@ -136,8 +138,8 @@ impl Case<'_> {
         Ok(clock.stop())
     }
 
-    /// Write `files` as often as there are shard epochs, and sync each, as zarrs' filesystem store
-    /// does: what it takes.
+    /// Writes `files` once for each shard epoch, and syncs each, as zarrs' filesystem store does.
+    /// Returns the cost.
     pub(crate) fn plain(&self, files: &Files) -> Result<Cost> {
         let folder = self.folder()?;
         let clock = Clock::start();
@@ -155,7 +157,7 @@ impl Case<'_> {
         Ok(clock.stop())
     }
 
-    /// Check what is in `folder`, and return the files of the first shard epoch.
+    /// Checks the content of `folder`, and returns the files of the first shard epoch.
     pub(crate) fn verify(&self, folder: &Path) -> Result<Files> {
         let store = Arc::new(FilesystemStore::new(folder)?);
         verify(store, self.frames, self.shards)?;

@@ -8,15 +8,15 @@ use zarrs::storage::{
     StorePrefix, WritableStorageTraits,
 };
 
-/// A store that has nothing, and in [`set`](WritableStorageTraits::set) counts the bytes of a value
-/// and drops it there and then: on the thread that stores, before `set` returns.
+/// An empty store. [`set`](WritableStorageTraits::set) counts the bytes of a value and drops it at
+/// once: on the calling thread, before `set` returns.
 #[derive(Debug, Default)]
 pub(crate) struct Discarding {
     bytes: AtomicU64,
 }
 
 impl Discarding {
-    /// How many bytes it was given.
+    /// The number of bytes that were stored.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }

@@ -1,33 +1,33 @@
-//! A stream of frames through `ArrayWriter`, against zarrs' own codec and against plain writes, in
-//! one process and in turns.
+//! A stream of frames through `ArrayWriter`, compared with zarrs' own codec and with plain writes.
+//! They take turns in one process.
 //!
 //! `cargo bench --bench writer [-- [--quick] [--in=FOLDER] [--backend=BACKEND] FILTER…]` prints a
-//! table, checks the goals, and writes `target/bench/writer.json`. A filter is a part of
-//! `none/32/discarding` and the like. The backend is `host` (the default), `cuda` or `auto`. With
-//! `--quick` there are 512 MiB and one round, to see that it runs, and the file is
-//! `writer-quick.json`. The environment variable `ZARRS_CUDA_BENCH_MIB` makes the stream of 2 GiB
-//! shorter or longer.
+//! table, checks the goals, and writes `target/bench/writer.json`. A filter is a part of a name
+//! like `none/32/discarding`. The backend is `host` (the default), `cuda` or `auto`. `--quick`
+//! writes 512 MiB in one round, as a test of the benchmark, and the file is `writer-quick.json`.
+//! The environment variable `ZARRS_CUDA_BENCH_MIB` changes the length of the stream, which is 2
+//! GiB.
 //!
-//! The array is uint16: frames of 1024 × 1024, in shards of 256³. Frames are made before the clock
-//! starts, 512 MiB of them that are written over and over. Before each clock starts as much memory as
-//! will be needed is touched and freed (`warm.rs`). Rates are of uncompressed bytes, and each is the
+//! The array is uint16: frames of 1024 × 1024, in shards of 256³. 512 MiB of frames are generated
+//! before the clock starts, and written repeatedly. Before each clock starts, as much memory as
+//! will be needed is touched and freed (`warm.rs`). Rates count uncompressed bytes. Each is the
 //! median of the rounds, after one that does not count.
 //!
 //! - `ours`: appended frame by frame. The clock starts before the writer is built, and stops when
 //!   `finish` returns.
-//! - `zarrs`: `store_array_subset` shard by shard, with a box of elements that is ready: what it would
-//!   take to collect the frames of a shard is not counted.
-//! - `plain`: the bytes of ours, written to as many files by `write_all` and `sync_all`, one file after
-//!   the other.
+//! - `zarrs`: `store_array_subset` shard by shard, with a prepared box of elements. The time to
+//!   collect the frames of a shard is not counted.
+//! - `plain`: the bytes of our files, written to as many files by `write_all` and `sync_all`, one
+//!   file after the other.
 //!
-//! `cpu s` and `zarrs` beside it are the seconds of processors that ours and zarrs took, of all threads
-//! in user and kernel mode; `waited` is how long appends of ours waited, `encoding` and `storing` the
-//! time of its threads for that, all in the last round.
+//! `cpu s` and the `zarrs` beside it are the CPU seconds of ours and of zarrs, of all threads in
+//! user and kernel mode. `waited` is how long our appends waited. `encoding` and `storing` are the
+//! times of our threads for these tasks. The last three are from the last round.
 //!
-//! There are two sinks. `discarding` is a store that drops each value in its `set` (`discarding.rs`).
-//! `filesystem` is zarrs' `FilesystemStore`, which syncs every file, in a temporary folder in
-//! `target/tmp` or FOLDER; ours has `with_atomic_rename` there. In the round that does not count zarrs has
-//! to read what ours wrote to files.
+//! There are two sinks. `discarding` is a store that drops each value in its `set`
+//! (`discarding.rs`). `filesystem` is zarrs' `FilesystemStore`, which syncs every file, in a
+//! temporary folder in `target/tmp` or FOLDER; our writer uses `with_atomic_rename` there. In the
+//! round that does not count, zarrs must read our files.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -76,7 +76,7 @@ const ROUNDS: usize = 5;
 struct Arguments {
     quick: bool,
     backend: Backend,
-    /// Where files are written.
+    /// The folder for files.
     folder: PathBuf,
     filters: Vec<String>,
 }
@@ -149,7 +149,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// All who write, in turns. What the first round takes does not count.
+/// Runs all contenders in turns. The times of the first round do not count.
 fn run(case: &Case<'_>, rounds: usize, goals: &mut Goals) -> Result<Option<Value>> {
     let mut files = Vec::new();
     let (_, mut report) = case.ours(|folder| {
@@ -159,7 +159,7 @@ fn run(case: &Case<'_>, rounds: usize, goals: &mut Goals) -> Result<Option<Value
     case.zarrs()?;
     let mut measured = Measured::default();
     for round in 0..rounds {
-        // Each comes first as often as the others.
+        // Each contender is first equally often.
         for turn in 0..case.contenders() {
             warm::warm(case.frames.bytes())?;
             match (round + turn) % case.contenders() {

@@ -1,4 +1,4 @@
-//! What is printed and written of one case.
+//! The report of one case.
 
 use serde_json::{Value, json};
 use zarrs_cuda::writer::WriterReport;
@@ -7,12 +7,12 @@ use crate::clock::Cost;
 use crate::contender::{Case, Sink};
 use crate::goals::Goals;
 
-/// What is measured of one case: each round.
+/// The measurements of one case, by round.
 #[derive(Default)]
 pub(crate) struct Measured {
     pub(crate) ours: Vec<Cost>,
     pub(crate) zarrs: Vec<Cost>,
-    /// None where there are no files.
+    /// Empty if there are no files.
     pub(crate) plain: Vec<Cost>,
 }
 
@@ -43,7 +43,8 @@ fn median(seconds: impl Iterator<Item = f64>) -> Option<f64> {
     seconds.get(seconds.len() / 2).copied()
 }
 
-/// Print a row of medians, hold it against the goals, and return it. `report` is of the last round.
+/// Prints a row of medians, compares it with the goals, and returns it. `report` is from the last
+/// round.
 pub(crate) fn row(
     case: &Case<'_>,
     measured: &Measured,

@@ -1,4 +1,4 @@
-//! The array that is updated, and its content if no update is lost.
+//! The array to update, and its content if no update is lost.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,8 +22,8 @@ pub(crate) const SUBCHUNKS: u64 = SHARDS * SUBCHUNKS_PER_SHARD;
 /// The value of every element before the updates.
 const OLD: u16 = u16::MAX;
 
-/// An array of full shards, not compressed. So each shard always has the same size, and a shard that is
-/// mixed from two writes can be read.
+/// An array of uncompressed, full shards. Each shard always has the same size, so a mixture of two
+/// writes is readable.
 pub(crate) fn create(path: &Path) -> Result<()> {
     let metadata = json!({
         "zarr_format": 3,
@@ -60,13 +60,14 @@ pub(crate) fn open(path: &Path) -> Result<Array<FilesystemStore>> {
     Array::open(store, "/").map_err(failed("open the array"))
 }
 
-/// The indices of a subchunk in the grid of subchunks: those of a shard come one after the other.
+/// The indices of a subchunk in the grid of subchunks. The subchunks of a shard have consecutive
+/// numbers.
 pub(crate) fn indices(subchunk: u64) -> [u64; 2] {
     let per_row = SHAPE[1] / SUBCHUNK[1];
     [subchunk / per_row, subchunk % per_row]
 }
 
-/// The elements of a subchunk.
+/// The region of a subchunk.
 pub(crate) fn subset(subchunk: u64) -> ArraySubset {
     let [row, column] = indices(subchunk);
     let start = vec![row * SUBCHUNK[0], column * SUBCHUNK[1]];
@@ -78,14 +79,14 @@ pub(crate) fn subset(subchunk: u64) -> ArraySubset {
     ArraySubset::new_with_ranges(&ranges)
 }
 
-/// The value that its one update writes into a subchunk.
+/// The elements that a subchunk's only update writes.
 pub(crate) fn elements(subchunk: u64) -> Vec<u16> {
-    // There are fewer than 65 535.
+    // There are fewer than 65 535 subchunks.
     let value = u16::try_from(subchunk).unwrap_or(OLD);
     vec![value; 64]
 }
 
-/// How many subchunks do not hold their update.
+/// The number of subchunks without their update.
 pub(crate) fn lost<S: ReadableStorageTraits + ?Sized + 'static>(array: &Array<S>) -> u64 {
     let is_lost = |subchunk: &u64| {
         let read = array.retrieve_array_subset::<Vec<u16>>(&subset(*subchunk));

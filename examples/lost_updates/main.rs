@@ -4,8 +4,8 @@
 //! cargo run --release --example lost_updates -- DIRECTORY
 //! ```
 //!
-//! First through zarrs alone, where a writer of a subchunk reads and writes all of its shard. Then
-//! through `SparseShardStore`, while another process packs the shards again and again.
+//! The first way is zarrs alone: to write a subchunk, it reads and writes the whole shard. The
+//! second way is `SparseShardStore`, while another process packs the shards repeatedly.
 
 mod array;
 mod writers;
@@ -34,7 +34,7 @@ Usage: lost_updates DIRECTORY
 
 Exit codes: 0 done, 1 failed, 2 wrong usage.";
 
-/// Why the program stops.
+/// The reasons to stop.
 enum Stop {
     Usage(String),
     Failed(String),
@@ -49,7 +49,7 @@ fn failed<E: ToString>(doing: &str) -> impl Fn(E) -> Stop {
 enum Job {
     Help,
     Demonstrate(PathBuf),
-    /// One of the processes that write.
+    /// Run as one of the writing processes.
     Write {
         process: u64,
         way: Way,
@@ -89,7 +89,7 @@ impl Job {
         while let Some(argument) = parser.next().map_err(usage)? {
             match argument {
                 lexopt::Arg::Long("help") | lexopt::Arg::Short('h') => return Ok(Self::Help),
-                // As this program starts itself.
+                // This program starts itself with this argument.
                 lexopt::Arg::Long("writer") => {
                     let process = parser.value().and_then(|value| value.parse());
                     let way = parser.value().and_then(|value| value.parse());
@@ -123,7 +123,7 @@ fn demonstrate(directory: &Path) -> Result<()> {
     sparse(&directory.join("sparse.zarr"))
 }
 
-/// Through zarrs alone.
+/// Runs the writers with zarrs alone.
 fn ordinary(path: &Path) -> Result<()> {
     array::create(path)?;
     let mut writers = Writers::start(Way::Ordinary, path)?;
@@ -137,7 +137,7 @@ fn ordinary(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Through the adapter, while this process packs.
+/// Runs the writers with the adapter, while this process packs.
 fn sparse(path: &Path) -> Result<()> {
     array::create(path)?;
     let mut writers = Writers::start(Way::Sparse, path)?;

@@ -47,7 +47,7 @@ pub(crate) fn sparse(path: &Path) -> Result<SparseShardStore<FilesystemStore>> {
     SparseShardStore::on_filesystem(store, "/").map_err(failed("open the array"))
 }
 
-/// Writes as one of the processes. For each line of input it writes the next of its subchunks, and then
+/// Runs one of the writing processes. For each line of input it writes its next subchunk, and
 /// prints a line that says whether it succeeded.
 pub(crate) fn write(process: u64, way: Way, path: &Path) -> Result<()> {
     type Store = Box<dyn FnMut(u64) -> std::result::Result<(), String>>;
@@ -127,7 +127,8 @@ impl Writers {
         })
     }
 
-    /// Lets each process write one subchunk, all at once. Returns whether there was one to write.
+    /// Lets each process write one subchunk, all at the same time. Returns whether there were any
+    /// left.
     pub(crate) fn round(&mut self) -> Result<bool> {
         for writer in &mut self.writers {
             writer
@@ -155,7 +156,7 @@ impl Writers {
         Ok(is_written)
     }
 
-    /// Waits for the processes, and returns how many writes failed.
+    /// Waits for the processes. Returns the number of failed writes.
     pub(crate) fn finish(self) -> Result<u64> {
         for writer in self.writers {
             let Writer {

@@ -18,7 +18,7 @@ use crate::job::Job;
 use crate::shapes::Shapes;
 
 pub(crate) type Input = Array<FilesystemStore>;
-/// Each value that it stores goes to a temporary file first, which is then renamed.
+/// The output array. Each value is stored in a temporary file first, which is then renamed.
 pub(crate) type Output = Array<AtomicWriteStorageAdapter<FilesystemStore>>;
 
 pub(crate) fn open(path: &Path) -> Result<Input, String> {
@@ -35,7 +35,7 @@ pub(crate) fn open(path: &Path) -> Result<Input, String> {
         let hint = if !within.is_empty() {
             format!(". There are arrays in it, though: {}", within.join(", "))
         } else if error.contains("codec") && error.contains("not supported") {
-            // zlib and bz2, for example.
+            // For example zlib and bz2.
             ". If zarrs has a feature for the codec, enable it in Cargo.toml".to_string()
         } else {
             String::new()
@@ -67,7 +67,7 @@ pub(crate) fn is_array(path: &Path) -> bool {
     metadata["node_type"] == "array" || path.join(".zarray").is_file()
 }
 
-/// The output. Nothing is on disk yet.
+/// Describes the output. Nothing is written to disk yet.
 pub(crate) fn describe(job: &Job, input: &Input, shapes: &Shapes) -> Result<Output, String> {
     let cannot = |error: &dyn fmt::Display| {
         format!(
@@ -102,7 +102,7 @@ pub(crate) fn describe(job: &Job, input: &Input, shapes: &Shapes) -> Result<Outp
                 .dimension_names(input.dimension_names().clone())
                 .additional_fields(metadata.additional_fields.clone());
         }
-        // xarray's convention for v2, whose metadata has no place for names.
+        // xarray's convention for v2, whose metadata cannot hold dimension names.
         ArrayMetadata::V2(metadata) => {
             let names = metadata.attributes.get("_ARRAY_DIMENSIONS");
             let names: Option<Vec<String>> =
@@ -113,12 +113,14 @@ pub(crate) fn describe(job: &Job, input: &Input, shapes: &Shapes) -> Result<Outp
 
     let store = FilesystemStore::new(&job.output).map_err(|error| cannot(&error))?;
     let store = Arc::new(AtomicWriteStorageAdapter::new(Arc::new(store)));
-    // Through the metadata, as any application would: the registry finds our codec for it.
+    // The array is created from metadata, so that the registry chooses our codec, as in any
+    // application.
     let metadata = builder.build_metadata().map_err(|error| cannot(&error))?;
     Array::new_with_metadata(store, "/", metadata.into()).map_err(|error| cannot(&error))
 }
 
-/// The output's `zarr.json`: no note of who wrote it, so the attributes are the input's.
+/// The output's `zarr.json`. zarrs' own attribute is left out, so that the attributes are the
+/// input's.
 pub(crate) fn metadata_json(output: &Output) -> Result<Vec<u8>, String> {
     let options = ArrayMetadataOptions::default().with_include_zarrs_metadata(false);
     serde_json::to_vec_pretty(&output.metadata_opt(&options))

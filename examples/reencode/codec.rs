@@ -8,7 +8,7 @@ use zarrs::array::DataType;
 use zarrs::metadata::v3::MetadataV3;
 use zarrs_codec::{BytesToBytesCodecTraits, Codec};
 
-/// The codecs that `--codec` means. zarrs checks the names and levels.
+/// The codecs for the option `--codec`. zarrs checks the names and levels.
 pub(crate) fn bytes_to_bytes_codecs(
     codec: &str,
     data_type: &DataType,

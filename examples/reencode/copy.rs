@@ -16,7 +16,7 @@ use crate::progress::Progress;
 use crate::shapes::{Shapes, volume};
 use crate::{Stop, is_stopped};
 
-/// The shards of the output: for each its indices, and its region within the array.
+/// The shards of the output: the indices of each, and its region within the array.
 fn shards(shapes: &Shapes) -> impl Iterator<Item = (Vec<u64>, ArraySubset)> {
     let edges = || shapes.array.iter().zip(&shapes.shard);
     let grid = edges().map(|(array, &shard)| array.div_ceil(shard.get()));
@@ -60,7 +60,7 @@ pub(crate) fn copy(
         job.resume && matches!(size, Ok(Some(_)))
     };
     thread::scope(|scope| {
-        // With no room in the channel, one shard is read while another is written.
+        // The channel has no buffer: one shard is read while another is written.
         let (sender, receiver) = mpsc::sync_channel(0);
         scope.spawn(move || {
             for (indices, region) in shards(shapes).take_while(|_| !is_stopped()) {
@@ -80,7 +80,7 @@ pub(crate) fn copy(
             }
             if let Some(bytes) = bytes? {
                 bytes_decoded += bytes.size() as u64;
-                // At the end of the array this fills the shard up with the fill value.
+                // At the end of the array this fills the shard with the fill value.
                 output.store_array_subset(&region, bytes).map_err(|error| {
                     format!(
                         "cannot write the shard {} of {}: {error}",
@@ -101,7 +101,7 @@ pub(crate) fn copy(
 
 /// Reads every shard's region from both arrays with zarrs' own codecs, and compares the bits.
 ///
-/// Our codec is not registered any more, so that it does not check itself.
+/// Our codec is no longer registered, so that it does not check itself.
 pub(crate) fn verify(job: &Job, shapes: &Shapes, output: &Output) -> Result<(), Stop> {
     let input = open(&job.input)?;
     let output = Array::new_with_metadata(output.storage(), "/", output.metadata().clone())
@@ -147,7 +147,7 @@ impl Copied {
         let rate = self.bytes_decoded as f64 / self.time.as_secs_f64().max(1e-9);
         let size = match input.data_type().fixed_size() {
             Some(size) => volume(input.shape()).saturating_mul(size as u64),
-            None if job.resume => 0, // only a part of it went through here
+            None if job.resume => 0, // only a part of the array was copied in this run
             None => self.bytes_decoded,
         };
         let values = if size == 0 {

@@ -14,7 +14,7 @@ const INCOMPLETE: &str = "zarr.json.incomplete";
 /// The suffix of a value's file until it is renamed.
 const TEMPORARY: &str = ".tmp";
 
-/// Checks that the output directory has only files of this run.
+/// Checks that the output directory only has files of this run.
 pub(crate) fn prepare(job: &Job, output: &Output) -> Result<(), String> {
     let path = &job.output;
     let shown = path.display();
@@ -78,7 +78,7 @@ fn canonical(path: &Path) -> PathBuf {
     }
 }
 
-/// The files in `path` that belong to an array, and the first thing there that does not.
+/// The files in `path` that belong to an array, and the first path that does not.
 fn files(path: &Path) -> io::Result<(Vec<PathBuf>, Option<PathBuf>)> {
     const METADATA: [&str; 5] = ["zarr.json", ".zarray", ".zattrs", ".zmetadata", INCOMPLETE];
     let (mut files, mut foreign) = (Vec::new(), None);
@@ -103,13 +103,13 @@ fn files(path: &Path) -> io::Result<(Vec<PathBuf>, Option<PathBuf>)> {
     Ok((files, foreign))
 }
 
-/// `c`, `0`, `0.1.2`, `c.0.1`.
+/// For example `c`, `0`, `0.1.2`, `c.0.1`.
 fn is_part_of_chunk_key(name: &str) -> bool {
     let digits = name.strip_prefix('c').unwrap_or(name);
     !name.is_empty() && digits.bytes().all(|b| b == b'.' || b.is_ascii_digit())
 }
 
-/// Deletes the array in `path`, or nothing if there is anything else.
+/// Deletes the array in `path`. Deletes nothing if there are other files.
 fn delete_array(path: &Path) -> Result<(), String> {
     let cannot = |error: io::Error| format!("cannot empty {}: {error}", path.display());
     let (mut files, foreign) = files(path).map_err(cannot)?;
@@ -120,7 +120,7 @@ fn delete_array(path: &Path) -> Result<(), String> {
             path.display()
         ));
     }
-    // A half-deleted array must not look complete, and must be recognised as ours.
+    // A half-deleted array must not look complete. It must be recognised as an incomplete output.
     let marker = path.join(INCOMPLETE);
     fs::write(&marker, "").map_err(cannot)?;
     files.retain(|file| *file != marker);
@@ -137,8 +137,8 @@ fn delete_array(path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Deletes the remains of a killed run, or of a full disk. While they are there, the store refuses to
-/// write the shard.
+/// Deletes the temporaries of a killed run, or of a full disk. The store would refuse to write
+/// these shards otherwise.
 pub(crate) fn remove_temporaries(path: &Path) -> Result<(), String> {
     let cannot = |error: io::Error| format!("cannot tidy {}: {error}", path.display());
     for file in files(path).map_err(cannot)?.0 {

@@ -40,7 +40,7 @@ pub(crate) struct Job {
     pub(crate) output: PathBuf,
     pub(crate) shard: Option<Vec<NonZeroU64>>,
     pub(crate) subchunk: Option<Vec<NonZeroU64>>,
-    /// The size to aim at where `shard` and `subchunk` are not given.
+    /// The target size if `shard` or `subchunk` is not given.
     pub(crate) shard_bytes: u64,
     pub(crate) subchunk_bytes: u64,
     pub(crate) codec: String,
@@ -53,7 +53,7 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// `None` if help is wanted.
+    /// Returns `None` if help is requested.
     pub(crate) fn from_arguments() -> Result<Option<Self>, Stop> {
         if std::env::args_os().len() == 1 {
             return Self::demonstration().map(Some);
@@ -95,14 +95,14 @@ impl Job {
         }
     }
 
-    /// The array in `examples/data`, with everything scaled down to it.
+    /// Re-encodes the array in `examples/data`, with sizes that suit it.
     fn demonstration() -> Result<Self, Stop> {
         let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/data");
         let input = arrays_in(&data)
             .into_iter()
             .next()
             .ok_or_else(|| format!("there is no Zarr array in {}", data.display()))?;
-        // This program is TARGET/PROFILE/examples/reencode.
+        // The program is TARGET/PROFILE/examples/reencode.
         let program = std::env::current_exe().unwrap_or_default();
         let target = match program.ancestors().nth(3) {
             Some(target) if target.join("CACHEDIR.TAG").exists() => target.to_path_buf(),
@@ -121,7 +121,7 @@ impl Job {
         })
     }
 
-    /// `false` if help is wanted.
+    /// Returns `false` if help is requested.
     fn parse(&mut self, paths: &mut Vec<PathBuf>) -> Result<bool, lexopt::Error> {
         use lexopt::prelude::{Long, Short, Value};
 
@@ -159,7 +159,7 @@ impl Job {
     }
 }
 
-/// `64,64,64`. Nothing at all is the shape of an array without dimensions.
+/// Parses `64,64,64`. An empty value is the shape of an array without dimensions.
 fn parse_shape(value: &str) -> Result<Vec<NonZeroU64>, String> {
     if value.is_empty() {
         return Ok(Vec::new());

@@ -36,7 +36,7 @@ use crate::directory::{prepare, publish, remove_temporaries};
 use crate::job::{Job, USAGE};
 use crate::shapes::Shapes;
 
-/// Why there is no complete output.
+/// The reasons for a missing or incomplete output.
 enum Stop {
     Usage(String),
     Failed(String),
@@ -71,7 +71,7 @@ fn run() -> Result<(), Stop> {
     };
     stop_on_ctrl_c()?;
 
-    // From here on every sharded array goes through our codec, a sharded input too.
+    // From here on, all sharded arrays use our codec, also a sharded input.
     let options = Options::default().with_backend(job.backend);
     let registration = zarrs_cuda::register(options).map_err(|error| error.to_string())?;
 

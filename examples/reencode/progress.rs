@@ -8,7 +8,7 @@ use zarrs::array::{Array, ArraySubset};
 use crate::Stop;
 use crate::shapes::volume;
 
-/// A bar on a terminal; elsewhere a line for each tenth.
+/// A bar on a terminal; otherwise a line for each tenth.
 pub(crate) struct Progress {
     what: &'static str,
     bar: ProgressBar,
@@ -44,7 +44,7 @@ impl Progress {
         }
     }
 
-    /// A shard is done.
+    /// Counts a finished shard.
     pub(crate) fn add(&mut self, region: &ArraySubset) {
         self.bar
             .inc(region.num_elements().saturating_mul(self.element));
@@ -57,7 +57,7 @@ impl Progress {
         self.tenths = tenths;
     }
 
-    /// Prints the progress, unless everything is done.
+    /// Removes the bar. Returns an error that tells the progress, unless every shard is done.
     pub(crate) fn finish(self) -> Result<(), Stop> {
         self.bar.finish_and_clear();
         if self.shards_done == self.shards {

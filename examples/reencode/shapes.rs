@@ -82,11 +82,12 @@ impl Shapes {
         })
     }
 
-    /// A note if chunks of the input lie across the borders of shards, and so are read repeatedly.
+    /// Returns a note if chunks of the input cross the borders of shards, and so are read
+    /// repeatedly.
     pub(crate) fn reading_twice(&self) -> Option<String> {
         let mut times = 1.0;
         for ((&array, shard), &chunk) in self.array.iter().zip(&self.shard).zip(&self.input_chunk) {
-            // Each border of a shard that is not one of a chunk too divides a chunk.
+            // A border of a shard divides a chunk unless it is also a border of a chunk.
             let last = array.saturating_sub(1);
             let divided = last / shard.get() - last / least_common_multiple(shard.get(), chunk);
             #[allow(clippy::cast_precision_loss)] // it is printed with one decimal
@@ -113,8 +114,8 @@ impl fmt::Display for Shapes {
     }
 }
 
-/// Near-cubic in the last three dimensions: earlier ones tend to be time and channels. The room that
-/// a short dimension cannot use goes to the others.
+/// A shape that is nearly cubic in the last three dimensions: earlier ones tend to be time and
+/// channels. Space that a short dimension cannot use goes to the others.
 fn default_subchunk(array: &[u64], mut elements: u64) -> Vec<u64> {
     let mut subchunk = vec![1; array.len()];
     let (outer, mut inner): (Vec<_>, Vec<_>) = (0..array.len()).partition(|d| d + 3 < array.len());
@@ -129,7 +130,7 @@ fn default_subchunk(array: &[u64], mut elements: u64) -> Vec<u64> {
     subchunk
 }
 
-/// Whole chunks of the input if possible, and then as cubic as possible.
+/// Consists of whole chunks of the input if possible, and is then as cubic as possible.
 fn default_shard(array: &[u64], subchunk: &[u64], chunk: &[u64], elements: u64) -> Vec<u64> {
     let limits: Vec<_> = array
         .iter()
@@ -161,7 +162,7 @@ fn default_shard(array: &[u64], subchunk: &[u64], chunk: &[u64], elements: u64) 
     }
 }
 
-/// The divisor of `number` whose ratio to `wish` is the smallest.
+/// The divisor of `number` that is closest to `wish` by ratio.
 fn nearest_divisor(number: u64, wish: u64) -> u64 {
     let ratio = |divisor: u64| divisor.max(wish).saturating_mul(1000) / divisor.min(wish);
     (1..=number.min(wish * 64))

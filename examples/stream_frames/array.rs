@@ -1,4 +1,4 @@
-//! The array that the frames go to: new or existing.
+//! The array for the frames: new or existing.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,17 +13,17 @@ use crate::Stop;
 use crate::codec::bytes_to_bytes_codecs;
 use crate::job::Job;
 
-/// An array in a directory, and how many frames it has.
+/// An array in a directory, and the number of its frames.
 pub(crate) struct Recording {
     array: Array<FilesystemStore>,
     store: Arc<FilesystemStore>,
     path: PathBuf,
-    /// Extents of a shard.
+    /// The shape of a shard.
     shard: Vec<u64>,
 }
 
 impl Recording {
-    /// The array in the job's directory; a new one, if there is none.
+    /// Opens the array in the job's directory. Creates one if there is none.
     pub(crate) fn open_or_create(job: &Job) -> Result<Self, Stop> {
         let shown = job.output.display();
         let cannot = |doing: &str, error: &dyn fmt::Display| {
@@ -58,21 +58,21 @@ impl Recording {
         })
     }
 
-    /// How many frames there are.
+    /// The number of frames.
     pub(crate) fn frames(&self) -> u64 {
         self.array.shape()[0]
     }
 
-    /// Elements of a frame along y and x.
+    /// The elements of a frame along y and x.
     pub(crate) fn frame_shape(&self) -> [u64; 2] {
         [self.array.shape()[1], self.array.shape()[2]]
     }
 
-    /// A writer that continues behind the last frame.
+    /// Returns a writer that continues after the last frame.
     ///
-    /// A writer starts at the border of a layer of shards. If the last layer is short, because the camera
-    /// was stopped within it, its frames are appended once more. The old shards stay until the new ones,
-    /// with more frames, replace them.
+    /// A writer starts at the border of a layer of shards. The last layer is short if the camera
+    /// was stopped within it. Its frames are then appended once more. The old shards stay until the
+    /// new ones, with more frames, replace them.
     pub(crate) fn writer(&self) -> Result<ArrayWriter, Stop> {
         let start = self.frames() / self.shard[0] * self.shard[0];
         let mut writer = ArrayWriter::builder(&self.array)
@@ -118,7 +118,7 @@ impl fmt::Display for Recording {
     }
 }
 
-/// A new array without frames, of which nothing is on disk yet.
+/// A new array without frames. Nothing is written to disk yet.
 fn describe(job: &Job, store: Arc<FilesystemStore>) -> Result<Array<FilesystemStore>, String> {
     let data_type = data_type::uint16();
     let codec = CudaShardingCodecBuilder::new(job.subchunk.to_vec(), &data_type)
@@ -131,7 +131,8 @@ fn describe(job: &Job, store: Arc<FilesystemStore>) -> Result<Array<FilesystemSt
     builder
         .array_to_bytes_codec(codec)
         .dimension_names(Some(["t", "y", "x"]));
-    // Through the metadata, as any application would: the registry finds our codec for it.
+    // The array is created from metadata, so that the registry chooses our codec, as in any
+    // application.
     let metadata = builder
         .build_metadata()
         .map_err(|error| error.to_string())?;

@@ -2,23 +2,25 @@
 
 use zarrs_cuda::writer::{ArrayWriter, WriterError};
 
-/// How many different pictures it takes before it begins again.
+/// The number of different pictures, after which the camera repeats.
 const PICTURES: usize = 8;
-/// Elements at the start of each frame that are its number, least significant first.
+/// The number of elements at the start of each frame that hold its number, least significant first.
 const STAMP: usize = 4;
 
-/// Frames of uint16: a smooth field that moves, noise in the lowest bits, and the number of the frame
-/// in the first elements. They are made beforehand, so that the camera is never the bottleneck.
+/// Frames of uint16: a smooth field that moves, noise in the lowest bits, and the number of the
+/// frame in the first elements. They are generated beforehand, so that the camera is never the
+/// bottleneck.
 pub(crate) struct Camera {
     pictures: Vec<Vec<u16>>,
-    /// The number of the next frame: how many exposures there were before.
+    /// The number of the next frame, which is the number of earlier exposures.
     number: u64,
-    /// The picture that a writer took in part, and where its rest begins.
+    /// The picture that the writer accepted in part, and the start of the rest.
     rest: Option<(usize, usize)>,
 }
 
 impl Camera {
-    /// A camera whose frames have `shape` elements along y and x, and whose first has this `number`.
+    /// A camera whose frames have `shape` elements along y and x. `number` is the number of the
+    /// first frame.
     pub(crate) fn new([height, width]: [u64; 2], number: u64) -> Self {
         let mut state = 0x9E37_79B9_7F4A_7C15_u64;
         let mut noise = || {
@@ -48,7 +50,7 @@ impl Camera {
         }
     }
 
-    /// Which picture the next frame is, with the number of the frame in it.
+    /// Writes the number of the next frame into its picture, and returns which picture that is.
     fn expose(&mut self) -> usize {
         let picture = (self.number % PICTURES as u64) as usize;
         for (part, element) in self.pictures[picture].iter_mut().take(STAMP).enumerate() {
@@ -58,18 +60,19 @@ impl Camera {
         picture
     }
 
-    /// The next frame.
+    /// Returns the next frame.
     pub(crate) fn frame(&mut self) -> &[u16] {
         let picture = self.expose();
         &self.pictures[picture]
     }
 
-    /// Expose a frame and offer it to `writer`, which may take none of it, all, or a part: then the
-    /// rest has to follow. Returns whether it was taken; otherwise it is dropped.
+    /// Exposes a frame, and offers it to `writer`. The writer may accept none of it, all, or a
+    /// part. After a part the rest must follow. Returns whether the frame was accepted; otherwise
+    /// it is dropped.
     pub(crate) fn offer_frame(&mut self, writer: &mut ArrayWriter) -> Result<bool, WriterError> {
         self.offer_rest(writer)?;
         if self.rest.is_some() {
-            // There is no room for the rest of the last frame, so none for this one.
+            // The rest of the last frame still has no space, so this frame has none either.
             self.number += 1;
             return Ok(false);
         }
@@ -80,7 +83,7 @@ impl Camera {
         Ok(left < frame.len())
     }
 
-    /// Offer what is left of a frame that was taken in part.
+    /// Offers the rest of a frame that was accepted in part.
     pub(crate) fn offer_rest(&mut self, writer: &mut ArrayWriter) -> Result<(), WriterError> {
         if let Some((picture, at)) = self.rest {
             let frame = &self.pictures[picture];
@@ -90,7 +93,7 @@ impl Camera {
         Ok(())
     }
 
-    /// Append what is left of a frame that was taken in part, and wait for room if there is none.
+    /// Appends the rest of a frame that was accepted in part, and waits for space.
     pub(crate) fn deliver_rest(&mut self, writer: &mut ArrayWriter) -> Result<(), WriterError> {
         if let Some((picture, at)) = self.rest {
             writer.append(&self.pictures[picture][at..])?;

@@ -39,7 +39,7 @@ pub(crate) struct Job {
     pub(crate) output: PathBuf,
     /// `None` runs until the program is stopped.
     pub(crate) frames: Option<u64>,
-    /// Frames per second; `None` for as many as the writer takes.
+    /// Frames per second; `None` runs as fast as the writer accepts frames.
     pub(crate) rate: Option<f64>,
     pub(crate) wait: bool,
     pub(crate) frame: [NonZeroU64; 2],
@@ -47,12 +47,12 @@ pub(crate) struct Job {
     pub(crate) shard: [NonZeroU64; 3],
     pub(crate) codec: String,
     pub(crate) backend: Backend,
-    /// In bytes.
+    /// The memory budget, in bytes.
     pub(crate) memory: Option<usize>,
 }
 
 impl Job {
-    /// `None` if help is wanted.
+    /// Returns `None` if help is requested.
     pub(crate) fn from_arguments() -> Result<Option<Self>, Stop> {
         let usage = |error: lexopt::Error| Stop::Usage(error.to_string());
         let extent = |extent| NonZeroU64::new(extent).unwrap_or(NonZeroU64::MIN);
@@ -77,7 +77,7 @@ impl Job {
         Ok(Some(job))
     }
 
-    /// `false` if help is wanted.
+    /// Returns `false` if help is requested.
     fn parse(&mut self) -> Result<bool, lexopt::Error> {
         use lexopt::prelude::{Long, Short, Value};
 
@@ -124,7 +124,7 @@ impl Job {
     }
 }
 
-/// `A,B,…`, with as many extents as are wanted.
+/// Parses `A,B,…` with `N` extents.
 fn shape<const N: usize>(text: &str) -> Result<[NonZeroU64; N], String> {
     let extents: Result<Vec<NonZeroU64>, _> = text.split(',').map(str::parse).collect();
     extents

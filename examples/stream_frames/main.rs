@@ -1,13 +1,14 @@
-//! A simulated camera, whose frames become a sharded array in a directory while it runs.
+//! A simulated camera. Its frames become a sharded array in a directory while it runs.
 //!
 //! ```text
 //! cargo run --release --example stream_frames -- OUT [OPTIONS]
 //! ```
 //!
-//! Without `--rate` the camera waits for the disk. With `--rate`, and without `--wait`, it does not: a
-//! frame is dropped, and counted, if there is no room. Every frame begins with its number, as frames of
-//! scientific cameras do, so the array shows which frames were dropped. Ctrl-C stops the camera and
-//! finishes the array. The same command continues an array at its end. `--help` lists the options.
+//! Without `--rate` the camera waits for the disk. With `--rate`, and without `--wait`, it does
+//! not: if there is no space, a frame is dropped and counted. Every frame starts with its number,
+//! like the frames of scientific cameras, so the array shows which frames were dropped. Ctrl-C
+//! stops the camera and finishes the array. The same command continues an array at its end.
+//! `--help` lists the options.
 //!
 //! Other programs can open the array meanwhile, and see the finished frames.
 
@@ -38,7 +39,7 @@ use crate::camera::Camera;
 use crate::job::{Job, USAGE};
 use crate::status::Status;
 
-/// Why there is no report.
+/// The reasons for a missing report.
 enum Stop {
     Usage(String),
     Failed(String),
@@ -72,7 +73,7 @@ fn run() -> Result<(), Stop> {
         return Ok(());
     };
     stop_on_ctrl_c()?;
-    // From here on every sharded array goes through our codec.
+    // From here on, all sharded arrays use our codec.
     let mut options = Options::default().with_backend(job.backend);
     if let Some(memory) = job.memory {
         options = options.with_host_memory(memory);
@@ -86,7 +87,7 @@ fn run() -> Result<(), Stop> {
     let mut status = Status::new(&job);
     let outcome = record(&job, &mut camera, &mut writer, &mut status);
     status.clear();
-    // Even after an error, the frames that were taken are kept.
+    // Even after an error, the accepted frames are kept.
     let report = match outcome {
         Ok(()) => writer.finish()?,
         Err(error) => {
@@ -119,13 +120,13 @@ fn record(
             status.show(writer);
             continue;
         };
-        // The camera exposes whether there is room or not.
+        // The camera exposes even if there is no space.
         let due = start + Duration::from_secs_f64(number as f64 / rate);
         while let Some(rest) = due.checked_duration_since(Instant::now()) {
             if is_stopped() {
                 return camera.deliver_rest(writer);
             }
-            // Appends the rest of the last frame when there is room.
+            // Appends the rest of the last frame when there is space.
             camera.offer_rest(writer)?;
             thread::sleep(rest.min(Duration::from_millis(1)));
             status.show(writer);

@@ -8,7 +8,7 @@ use zarrs_cuda::writer::{ArrayWriter, WriterReport};
 
 use crate::job::Job;
 
-/// A line that is rewritten on a terminal; elsewhere a new line now and then.
+/// A line that is rewritten on a terminal; otherwise a new line now and then.
 pub(crate) struct Status {
     start: Instant,
     last: Instant,
@@ -41,7 +41,7 @@ impl Status {
         self.dropped += 1;
     }
 
-    /// Prints the progress, if it was not printed for a while.
+    /// Prints the progress if some time has passed.
     pub(crate) fn show(&mut self, writer: &ArrayWriter) {
         let every = if self.is_terminal {
             Duration::from_millis(200)
@@ -73,7 +73,7 @@ impl Status {
         };
         if self.is_terminal {
             eprint!("\r\x1b[K{line}");
-            // A line that cannot be shown is not worth an error.
+            // Errors of the terminal are ignored.
             let _ = std::io::stderr().flush();
         } else {
             eprintln!("{line}");
@@ -82,14 +82,14 @@ impl Status {
         self.last = Instant::now();
     }
 
-    /// Makes room for other lines.
+    /// Clears the line for other output.
     pub(crate) fn clear(&self) {
         if self.is_terminal {
             eprint!("\r\x1b[K");
         }
     }
 
-    /// Prints the result. The array is finished.
+    /// Returns the summary of the finished array.
     pub(crate) fn summary(&self, report: &WriterReport) -> String {
         let seconds = self.start.elapsed().as_secs_f64();
         format!(

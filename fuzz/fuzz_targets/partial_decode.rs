@@ -1,4 +1,4 @@
-//! `zarrs_cuda_fuzz::partial_decode`, as a program.
+//! The program for `zarrs_cuda_fuzz::partial_decode`.
 #![cfg_attr(libfuzzer, no_main)]
 
 zarrs_cuda_fuzz::fuzz_target!(partial_decode);

@@ -1,4 +1,4 @@
-//! Arrays of any metadata: registered, opened, written and read.
+//! Arrays with random metadata: opened with our codec registered, written and read.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, LazyLock};
@@ -18,10 +18,10 @@ use zarrs_cuda::{Options, explain};
 use crate::case::Case;
 use zarrs_cuda_testing::Rng;
 
-/// Elements of an array and of its shards, at most, that are written and read.
+/// The largest number of elements in arrays that are written and read, and in their shards.
 const MOST_ELEMENTS: u64 = 2000;
 
-/// Open an array of any metadata.
+/// Opens an array with metadata from `input`.
 pub fn array_metadata(input: &[u8]) {
     static REGISTERED: LazyLock<()> = LazyLock::new(|| {
         zarrs_cuda::register(Options::default()).unwrap().leak();
@@ -33,7 +33,7 @@ pub fn array_metadata(input: &[u8]) {
 /// A change of a document.
 #[derive(Arbitrary, Clone, Debug)]
 struct Change {
-    /// Which of its values.
+    /// The number of the changed value.
     which: u8,
     how: How,
 }
@@ -51,7 +51,7 @@ enum How {
     Name(u8),
     Empty(bool),
     Wrap,
-    /// The value of another place of the document.
+    /// A copy of another value in the document.
     Of(u8),
 }
 
@@ -80,11 +80,11 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
     let key = StoreKey::new("a/zarr.json").unwrap();
     store.set(&key, document.clone().into()).unwrap();
     let seed = u.arbitrary::<u16>()?;
-    // zarrs panics on some metadata, which is not what is looked for.
+    // zarrs panics on some metadata. That is not a finding.
     let array = catch_unwind(AssertUnwindSafe(|| Array::open(store.clone(), "/a")));
     let is_array = matches!(array, Ok(Ok(_)));
     let is_writable = matches!(array, Ok(Ok(array)) if use_array(&array, seed));
-    // A codec that panics when it is made does so here, too.
+    // Codecs that panic when they are created do so here, too.
     let sparse = catch_unwind(AssertUnwindSafe(|| {
         SparseShardStore::open(store.clone(), "/a")
     }));
@@ -182,7 +182,7 @@ impl Change {
     }
 }
 
-/// How many values there are in `document`.
+/// The number of values in `document`.
 fn count(document: &Value) -> usize {
     1 + match document {
         Value::Array(values) => values.iter().map(count).sum(),
@@ -204,7 +204,7 @@ fn at_place<'a>(document: &'a Value, at: &mut usize) -> Option<&'a Value> {
     }
 }
 
-/// Change the value with this number. Whether it was found.
+/// Changes the value with this number. Returns whether there is one.
 fn change_place(document: &mut Value, at: &mut usize, how: &How, value: Value) -> bool {
     if *at == 0 {
         *document = value;
@@ -234,7 +234,7 @@ fn change_place(document: &mut Value, at: &mut usize, how: &How, value: Value) -
 }
 
 fn change_inside(document: &mut Value, at: &mut usize, how: &How, value: &Value) -> bool {
-    // What is at 0 is `document` itself, which was looked at.
+    // Number 0 is `document` itself, which the caller handles.
     match document {
         Value::Array(_) | Value::Object(_) => {
             let inner = count(document) - 1;
@@ -272,7 +272,7 @@ fn change_object(
     false
 }
 
-/// Whether the array can be written and read whole.
+/// Whether the array is small enough to be written and read as a whole.
 fn is_small<S: ?Sized>(array: &Array<S>) -> bool {
     let size = array.data_type().fixed_size().unwrap_or(1).max(1) as u64;
     let product = |shape: &[u64]| {
@@ -286,9 +286,9 @@ fn is_small<S: ?Sized>(array: &Array<S>) -> bool {
     product(array.shape()) && chunk.is_ok_and(|shape| product(&shape))
 }
 
-/// Read and write the array. Whether it can be written.
+/// Reads and writes the array. Returns whether it can be written.
 fn use_array(array: &Array<MemoryStore>, seed: u16) -> bool {
-    // Of any size.
+    // Explanations work for arrays of any size.
     if let Ok(explained) = explain(array) {
         assert!(!explained.to_string().is_empty());
     }
@@ -305,7 +305,8 @@ fn use_array(array: &Array<MemoryStore>, seed: u16) -> bool {
     is_writable
 }
 
-/// What is written is read, whole and in part. Whether the array can be written.
+/// Checks that written values are read, whole and in part. Returns whether the array can be
+/// written.
 fn round_trip<S>(array: &Array<S>, seed: u16) -> bool
 where
     S: zarrs::storage::ReadableWritableListableStorageTraits + 'static,
@@ -319,7 +320,7 @@ where
     let whole = array.subset_all();
     let len = usize::try_from(whole.num_elements()).unwrap() * size;
     let mut rng = Rng(seed.into());
-    // Values of every type.
+    // Bytes 0 and 1 form valid values of every type.
     let written: Vec<u8> = (0..len).map(|_| rng.byte() & 1).collect();
     let options = CodecOptions::default()
         .with_experimental_partial_encoding(seed.is_multiple_of(2))
@@ -329,7 +330,7 @@ where
         array.store_array_subset_opt(subset, bytes, &options)
     };
     let metadata = || serde_json::to_string(array.metadata()).unwrap_or_default();
-    // Codecs of zarrs panic on values or types that they do not like.
+    // Some of zarrs' codecs panic on values or types that they do not support.
     let Ok(stored) = catch_unwind(AssertUnwindSafe(|| store(&whole, &written))) else {
         return false;
     };
@@ -342,7 +343,7 @@ where
             .map_err(|e| e.to_string())?;
         Ok(bytes.into_fixed().map_err(|e| e.to_string())?.into_owned())
     };
-    // What zarrs' codecs make of it alone is not looked for.
+    // The behaviour of zarrs' codecs alone is not tested.
     let is_ours = explain(array).is_ok() && array.codecs().bytes_to_bytes_codecs().is_empty();
     if is_ours && is_lossless(&metadata()) {
         let found = read(&whole);
@@ -363,7 +364,7 @@ where
     true
 }
 
-/// Whether no codec changes values.
+/// Whether all codecs keep the values.
 fn is_lossless(metadata: &str) -> bool {
     !["scale", "bitround", "cast", "zfp", "quantize"]
         .iter()

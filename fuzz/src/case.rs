@@ -1,5 +1,5 @@
-//! A shape, a data type, a chain of codecs, and elements: what a target makes of the first bytes of
-//! its input.
+//! A shape, a data type, a chain of codecs, and elements, which a target makes from the first bytes
+//! of its input.
 
 use std::sync::{Arc, LazyLock};
 
@@ -15,15 +15,15 @@ use zarrs_cuda_testing::index::IndexLayout;
 use zarrs_cuda_testing::types::{self, Type};
 use zarrs_cuda_testing::{Rng, Shards, codecs};
 
-/// Elements of a shard, at most.
+/// The largest number of elements in a shard.
 const MOST_ELEMENTS: u64 = 300;
 
-/// Bytes of a decoded shard, at most.
+/// The largest number of bytes in a decoded shard.
 const MOST_BYTES: u64 = 4096;
 
 static TYPES: LazyLock<Vec<Type>> = LazyLock::new(types::fixed);
 
-/// A shard to encode, and how.
+/// A shard to encode, and its codecs.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) shards: Shards,
@@ -81,7 +81,7 @@ impl Case {
         })
     }
 
-    /// A case, our codec for it, and its shard; `None` if there is no such codec, or no such shard.
+    /// A case, our codec for it, and its shard; `None` if the codec or the shard cannot be made.
     pub(crate) fn with_shard(u: &mut Unstructured<'_>) -> Result<Option<WithShard>> {
         let case = Self::new(u)?;
         let shard = case.ours().and_then(|ours| {
@@ -91,7 +91,7 @@ impl Case {
         Ok(shard.map(|(ours, encoded)| (case, ours, encoded)))
     }
 
-    /// Our codec; `None` if there is no such codec, which zarrs has to agree to.
+    /// Returns our codec; `None` if it cannot be made. zarrs' must agree.
     pub(crate) fn ours(&self) -> Option<Arc<CudaShardingCodec>> {
         let ours = self.shards.try_ours();
         let stock = self.shards.try_stock();
@@ -109,8 +109,8 @@ impl Case {
         self.shards.stock()
     }
 
-    /// The shard; `None` if its codecs do not encode elements of this type, which zarrs has to agree
-    /// to.
+    /// Returns the shard; `None` if its codecs cannot encode elements of this type. zarrs must
+    /// agree.
     pub(crate) fn encoded(&self, ours: &CudaShardingCodec) -> Option<Vec<u8>> {
         let encoded = of_ours(|| self.shards.encode(ours, &self.elements, &self.options));
         let stock = self.stock();
@@ -118,7 +118,8 @@ impl Case {
             self.shards
                 .encode(stock.as_ref(), &self.elements, &self.options)
         });
-        // What is compressed is not as long by zarrs.
+        // zarrs' compressed bytes have other lengths than ours, so a codec may reject only one of
+        // them.
         let same = encoded.is_ok() == by_zarrs.is_ok() || self.may_refuse_lengths();
         assert!(
             same,
@@ -130,13 +131,13 @@ impl Case {
         encoded.ok()
     }
 
-    /// What zarrs decodes.
+    /// Decodes with zarrs.
     pub(crate) fn decoded_by_zarrs(&self, encoded: &[u8]) -> Result<Vec<u8>, String> {
         let stock = self.stock();
         of_zarrs(|| self.shards.decode(stock.as_ref(), encoded, &self.options))
     }
 
-    /// What our codec decodes, in one way and in another.
+    /// Decodes with our codec in two ways, which must agree.
     pub(crate) fn decoded(
         &self,
         ours: &Arc<CudaShardingCodec>,
@@ -149,32 +150,32 @@ impl Case {
         decoded
     }
 
-    /// Bytes that reading a shard of so many bytes may allocate at once.
+    /// The largest single allocation that reading a shard of this length may make, in bytes.
     pub(crate) fn most_memory(&self, encoded: usize) -> usize {
-        // A frame of bzip2 does not say how much it holds: `docs/reference/correctness.md`.
+        // A bzip2 frame does not state its decoded length: see `docs/reference/correctness.md`.
         if self.shards.json().to_string().contains("numcodecs.bz2") {
             return usize::MAX;
         }
         16 * (self.elements.len() + encoded) + (1 << 20)
     }
 
-    /// Whether a codec refuses to encode bytes of some lengths.
+    /// Whether a codec rejects some lengths of its input.
     pub(crate) fn may_refuse_lengths(&self) -> bool {
         self.shards.json().to_string().contains("numcodecs.shuffle")
     }
 
-    /// Whether checksums are compared.
+    /// Whether checksums are validated.
     pub(crate) fn validates(&self) -> bool {
         self.options.validate_checksums()
     }
 
-    /// Whether zarrs allocates what encoded bytes say that they decode to.
+    /// Whether zarrs allocates any length that encoded bytes claim.
     pub(crate) fn is_dangerous_for_zarrs(&self) -> bool {
         let chain = self.shards.json().to_string();
         chain.contains(r#""name":"blosc""#) || chain.contains("numcodecs.pcodec")
     }
 
-    /// Elements of the shard: a box, or some points, one of them more than once perhaps.
+    /// Elements of the shard: a box, or some points, possibly repeated.
     pub(crate) fn indexer(&self, u: &mut Unstructured<'_>) -> Result<Box<dyn Indexer>> {
         let shape = &self.shards.shape;
         if u.ratio(1, 3)? {
@@ -210,7 +211,7 @@ pub(crate) const STRATEGIES: [WriteStrategy; 4] = [
     WriteStrategy::Slots,
 ];
 
-/// How many subchunks along each axis, and how many elements in each.
+/// For each axis: the number of subchunks, and the elements of each.
 fn axes(u: &mut Unstructured<'_>) -> Result<Vec<(u64, u64)>> {
     let mut axes = Vec::new();
     let mut elements = 1;
@@ -225,7 +226,7 @@ fn axes(u: &mut Unstructured<'_>) -> Result<Vec<(u64, u64)>> {
     Ok(axes)
 }
 
-/// Elements of which some subchunks have none but the fill value, and which compress.
+/// Compressible elements. Some subchunks only hold the fill value.
 fn elements_of(shards: &Shards, data_type: &Type, empty: u16, seed: u64) -> Vec<u8> {
     let mut rng = Rng(seed);
     let palette: Vec<_> = (0..3).map(|_| data_type.element(&mut rng)).collect();
@@ -244,7 +245,7 @@ fn elements_of(shards: &Shards, data_type: &Type, empty: u16, seed: u64) -> Vec<
         .collect()
 }
 
-/// Codecs for subchunks of this shape, in so many shards.
+/// Codecs for subchunks of this shape. `depth` is the number of enclosing shards.
 fn chain(u: &mut Unstructured<'_>, subchunk: &[u64], depth: usize) -> Result<Vec<Value>> {
     let mut chain = Vec::new();
     let mut shape = Some(subchunk.to_vec());
@@ -268,7 +269,7 @@ fn chain(u: &mut Unstructured<'_>, subchunk: &[u64], depth: usize) -> Result<Vec
         (0..=3, _) => codecs::bytes("little"),
         (4 | 5, _) => codecs::bytes("big"),
         (6, _) => codecs::packbits(),
-        // It encodes numbers.
+        // This codec encodes numbers to bytes.
         (7, _) => codecs::pcodec(),
         (_, Some(shape)) if depth < 2 => {
             let mut inner = Vec::new();

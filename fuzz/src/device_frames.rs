@@ -1,5 +1,5 @@
-//! The parsers of zstd, gzip and Blosc frames in front of a device: streams that they accept, and that
-//! a device decodes without an error, are what the host decodes.
+//! The parsers of zstd, gzip and Blosc frames for devices. If a parser accepts the streams and a
+//! device decodes them without an error, the host decodes the same elements.
 
 use arbitrary::{Result, Unstructured};
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use crate::memory::limited;
 use crate::outcome::of_ours;
 use zarrs_cuda_testing::{codecs, types};
 
-/// Parse any bytes as frames of a shard.
+/// Parses any bytes as frames of a shard.
 pub fn device_frames(input: &[u8]) {
     let _too_short = judge(&mut Unstructured::new(input));
 }
@@ -22,7 +22,7 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
     case.shards.data_type = case.data_type.data_type.clone();
     let last = case.shards.shape.len().checked_sub(1);
     if let Some(last) = last {
-        // Larger subchunks, of several blocks.
+        // Larger subchunks with several blocks.
         let factor = u.int_in_range(1..=12)?;
         case.shards.shape[last] *= factor;
         case.shards.subchunk[last] *= factor;
@@ -53,7 +53,7 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
     };
     let extents = shards.index.subchunks(&harmed, shards.num_subchunks());
     let Some(decoded) = decoded(&parsed, &extents, before) else {
-        // A device says that too, and the host has the last word.
+        // A device reports the same, and the host decodes instead.
         return Ok(());
     };
     let shown = || format!("{}, {shards:?}, {parsed:?}", shards.json());
@@ -78,7 +78,7 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A compressor, and how many checksums are before and behind it.
+/// A compressor, with the numbers of checksums before and after it.
 fn chain(u: &mut Unstructured<'_>) -> Result<(usize, Value, usize)> {
     let before = usize::from(u.ratio(1, 4)?) * u.int_in_range(1..=2)?;
     let compressor = match u.int_in_range(0..=3)? {
@@ -96,8 +96,8 @@ fn chain(u: &mut Unstructured<'_>) -> Result<(usize, Value, usize)> {
     Ok((before, compressor, after))
 }
 
-/// The elements of each subchunk that is stored, if it is not shuffled by bits; `None` if a stream is
-/// not one, or a checksum is wrong.
+/// The elements of each stored subchunk, unless it is shuffled by bits. `None` if a stream is
+/// invalid or a checksum is wrong.
 fn decoded(
     parsed: &DeviceFrames,
     encoded: &[Option<Vec<u8>>],
@@ -146,13 +146,13 @@ fn decoded(
         decoded.push(Some(content));
     }
     if matches!(parsed.shuffle, Some((DeviceShuffle::Bits, _))) {
-        // Compared with C-Blosc by the tests of the kernel.
+        // The kernel's tests compare this shuffle with C-Blosc.
         decoded.fill(None);
     }
     Some(decoded)
 }
 
-/// One stream, of exactly so many bytes.
+/// Decompresses one stream to exactly `len` bytes.
 fn decompressed(format: &str, stream: &[u8], len: usize) -> Option<Vec<u8>> {
     let mut block = vec![0; len];
     let made = match format {
@@ -166,7 +166,7 @@ fn decompressed(format: &str, stream: &[u8], len: usize) -> Option<Vec<u8>> {
     (made == len).then_some(block)
 }
 
-/// A block as it was before its bytes were shuffled.
+/// Reverses the shuffle of a block's bytes.
 fn unshuffled(parsed: &DeviceFrames, block: Vec<u8>) -> Option<Vec<u8>> {
     let Some((DeviceShuffle::Bytes, size)) = parsed.shuffle else {
         return Some(block);

@@ -1,4 +1,4 @@
-//! What somebody may do to the bytes of a shard.
+//! Changes of a shard's bytes, as by corruption or an attacker.
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 use serde_json::Value;
@@ -13,22 +13,22 @@ use zarrs_cuda_testing::{Shards, chunk_shape};
 /// One change of a shard.
 #[derive(Arbitrary, Clone, Debug)]
 enum Harm {
-    /// Another entry in the index, whose checksum is right again.
+    /// Replaces an entry of the index, and updates the index's checksum.
     Entry { which: u8, entry: Entry },
-    /// Another encoded subchunk.
+    /// Changes an encoded subchunk.
     Subchunk {
         which: u8,
         edit: Edit,
-        /// Whether a CRC32C at its end is right again.
+        /// Whether the CRC32C at its end is updated.
         fix: bool,
     },
-    /// Bits flipped, wherever.
+    /// Flips bits of any byte.
     Byte { at: u16, xor: u8 },
-    /// The end is missing.
+    /// Removes the end.
     CutEnd(u8),
-    /// The begin is missing.
+    /// Removes the start.
     CutStart(u8),
-    /// There is more.
+    /// Appends bytes.
     Extend(u8, u8),
 }
 
@@ -36,17 +36,17 @@ enum Harm {
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Entry {
     Empty,
-    /// That of another subchunk.
+    /// The entry of another subchunk.
     Of(u8),
-    /// A little to one side, and larger or smaller.
+    /// A slightly different offset and size.
     Shifted(i8, i8),
-    /// Reaching to the end, from there.
+    /// From this offset to the end.
     From(u16),
     /// The whole shard.
     All,
-    /// At most so many bits.
+    /// Two random words, limited to a number of bits.
     Words(u64, u64, u8),
-    /// Two words whose sum overflows, or nearly.
+    /// Two words whose sum overflows, or nearly does.
     Top(u8, u8),
 }
 
@@ -54,21 +54,21 @@ enum Entry {
 #[derive(Arbitrary, Clone, Debug)]
 enum Edit {
     Byte(u16, u8),
-    /// Four bytes.
+    /// Replaces four bytes.
     Word(u16, Word),
     Truncate(u8),
     Insert(u16, u8),
     Append(u8, u8),
     Repeat,
-    /// Other content, well encoded: so many bytes more or less.
+    /// Replaces the content by valid content with this many bytes more or less.
     Length(i16),
-    /// A little-endian index with a CRC32C at the end, of shards in shards, with another entry.
+    /// Replaces an entry in a nested shard's index: little-endian, with a CRC32C, and at the end.
     Nested(u8, Entry),
-    /// Anything.
+    /// Replaces everything by random bytes.
     Bytes(Vec<u8>),
 }
 
-/// Numbers that are too large, or nearly so.
+/// Numbers at the limits, or near them.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Word {
     Zero,
@@ -80,13 +80,13 @@ enum Word {
     Any(u32),
 }
 
-/// Change `encoded`, a shard of `case`, as the next bytes say.
+/// Changes `encoded`, a shard of `case`, in ways that the next bytes of the input determine.
 pub(crate) fn harmed(u: &mut Unstructured<'_>, case: &Case, encoded: &[u8]) -> Result<Vec<u8>> {
     let (index, subchunks) = (case.shards.index, case.shards.num_subchunks());
     match u.int_in_range(0..=15)? {
         0 => return Ok(encoded.to_vec()),
         1 => {
-            // Bytes that only have an index of the right size.
+            // Random bytes in place of a shard.
             let bytes: &[u8] = u.arbitrary()?;
             return Ok(bytes.to_vec());
         }
@@ -95,7 +95,7 @@ pub(crate) fn harmed(u: &mut Unstructured<'_>, case: &Case, encoded: &[u8]) -> R
     let mut shard = encoded.to_vec();
     for _ in 0..=u.int_in_range(0..=3)? {
         let harm = Harm::arbitrary(u)?;
-        // Changes of what is in an index need one.
+        // Changes of index entries need a shard that is long enough for an index.
         let has_index = shard.len() >= index.size(subchunks);
         match harm {
             Harm::Entry { which, entry } if has_index => {
@@ -142,7 +142,7 @@ pub(crate) fn harmed(u: &mut Unstructured<'_>, case: &Case, encoded: &[u8]) -> R
     Ok(shard)
 }
 
-/// The encoded subchunks, if all of them are there.
+/// The encoded subchunks, if all of them lie within the shard.
 fn parts(index: IndexLayout, shard: &[u8], subchunks: usize) -> Option<Vec<Option<Vec<u8>>>> {
     let entries = index.entries(shard, subchunks).into_iter();
     entries
@@ -234,7 +234,7 @@ impl Edit {
     }
 }
 
-/// Zeros, as the bytes-to-bytes codecs of `codecs` encode them.
+/// Encodes zeros with the bytes-to-bytes codecs of `codecs`.
 fn encoded_bytes(codecs: &[Value], len: i16) -> Option<Vec<u8>> {
     let to_bytes = ["bytes", "packbits", "sharding_indexed"];
     let is_to_bytes = |codec: &Value| to_bytes.iter().any(|name| codec["name"] == *name);
@@ -255,7 +255,7 @@ fn encoded_bytes(codecs: &[Value], len: i16) -> Option<Vec<u8>> {
     Some(encoded.ok()?.into_owned())
 }
 
-/// Change an entry in the index of a shard that is a subchunk.
+/// Changes an entry in the index of a subchunk that is a shard.
 fn nested(bytes: &mut Vec<u8>, shards: &Shards, which: u8, entry: Entry) {
     let Some(codec) = shards.codecs.last() else {
         return;

@@ -1,11 +1,11 @@
 //! Fuzz targets: functions of bytes that fail by panicking.
 //!
-//! Most bytes become a shape, a chain of codecs, a valid shard, and then changes of that shard, so
-//! that they get past the first checks. A target is more than a search for panics: it compares ways
-//! to read with each other and with zarrs, and looks at the largest allocation.
+//! Most inputs become a shape, a chain of codecs, a valid shard, and changes of that shard. So they
+//! pass the first checks. A target searches for more than panics: it compares ways of reading with
+//! each other and with zarrs, and limits the largest allocation.
 //!
-//! `cargo test --package zarrs_cuda_fuzz` tries the inputs in `corpus/` and some new ones;
-//! `cargo xtask fuzz` lets libFuzzer look for more.
+//! `cargo test --package zarrs_cuda_fuzz` tries the inputs in `corpus/` and some new ones; `cargo
+//! xtask fuzz` lets libFuzzer search for more.
 
 #![allow(
     clippy::missing_panics_doc,
@@ -45,8 +45,8 @@ pub type Target = fn(&[u8]);
 
 /// All targets, by their names.
 ///
-/// The last one registers the codec with zarrs: in a process that ran it, zarrs' own codec is no
-/// longer a judge of nested sharding.
+/// The last one registers the codec with zarrs. In a process that ran it, zarrs' own codec can no
+/// longer be the reference for nested sharding.
 pub const TARGETS: [(&str, Target); 8] = [
     ("whole_shard", whole_shard),
     ("partial_decode", partial_decode),
@@ -58,11 +58,11 @@ pub const TARGETS: [(&str, Target); 8] = [
     ("array_metadata", array_metadata),
 ];
 
-/// Run `target` on `input`. A panic of this crate counts, also if it is caught on its way.
+/// Runs `target` on `input`. Panics of this crate count even if they are caught.
 pub fn run(target: Target, input: &[u8]) {
     zarrs_cuda_testing::panics::watch();
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| target(input))) {
-        // Panics of other crates were not printed yet.
+        // Panics of other crates are not printed otherwise.
         let message = panic
             .downcast_ref::<String>()
             .cloned()
@@ -73,8 +73,8 @@ pub fn run(target: Target, input: &[u8]) {
     zarrs_cuda_testing::panics::assert_none("the target ended");
 }
 
-/// Run `target` on the files that are the arguments of this program: what a program of a target
-/// does that is not compiled for libFuzzer.
+/// Runs `target` on the files in this program's arguments. Programs of targets do this unless they
+/// are compiled for libFuzzer.
 #[must_use]
 pub fn reproduce(target: Target) -> ExitCode {
     for file in std::env::args_os().skip(1) {
@@ -90,8 +90,8 @@ pub fn reproduce(target: Target) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The program of a target: for libFuzzer if `cargo xtask fuzz` compiles it, one that reproduces what was
-/// found otherwise.
+/// Defines the program of a target. `cargo xtask fuzz` compiles it for libFuzzer; otherwise it
+/// reproduces findings.
 #[macro_export]
 macro_rules! fuzz_target {
     ($target:ident) => {

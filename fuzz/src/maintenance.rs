@@ -1,4 +1,4 @@
-//! `inspect`, `recover` and `compact` of any bytes, and of shards whose updates were torn.
+//! `inspect`, `recover` and `compact` on any bytes, and on shards with torn updates.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -20,7 +20,7 @@ use crate::memory::limited;
 use crate::outcome::{Outcome, is_too_long, of_ours};
 use zarrs_cuda_testing::Rng;
 
-/// Look at any bytes as a shard, recover it, and compact it.
+/// Inspects any bytes as a shard, recovers it, and compacts it.
 pub fn maintenance(input: &[u8]) {
     let _too_short = judge(&mut Unstructured::new(input));
 }
@@ -36,7 +36,7 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
     }
     let torn = Torn::new(u, &case, &ours, &encoded)?;
     if u.ratio(1, 4)? {
-        // Torn, and harmed as well.
+        // The torn shard is changed further.
         let stored = torn.stored.unwrap_or_default();
         let harmed = harmed(u, &case, &stored)?;
         check(&case, &ours, &harmed);
@@ -46,7 +46,7 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The shard with these bytes, and what is done to it.
+/// The shard with these bytes, and the operations on it.
 struct Subject<'a> {
     case: &'a Case,
     ours: &'a Arc<CudaShardingCodec>,
@@ -80,7 +80,7 @@ impl<'a> Subject<'a> {
         self.store.get(&self.key).unwrap()
     }
 
-    /// Each subchunk by itself.
+    /// Reads each subchunk separately.
     fn subchunks(&self) -> Vec<Outcome> {
         let shards = &self.case.shards;
         let stored = self.stored();
@@ -130,7 +130,8 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// Check that nothing is changed by accident, and nothing changes twice.
+/// Checks that recovery and compaction change nothing by mistake, and that a second recovery
+/// changes nothing.
 fn check(case: &Case, ours: &Arc<CudaShardingCodec>, bytes: &[u8]) {
     let subject = Subject::new(case, ours, bytes);
     let shown = || format!("{}, {:?}", case.shards.json(), case.shards);
@@ -145,7 +146,7 @@ fn check(case: &Case, ours: &Arc<CudaShardingCodec>, bytes: &[u8]) {
     match &recovery.outcome {
         RecoveryOutcome::Erased => assert_eq!(again.outcome, RecoveryOutcome::Absent),
         RecoveryOutcome::Unrecoverable { .. } => assert_eq!(again.outcome, recovery.outcome),
-        // Bytes that somebody made may be a record that is only seen once another one is gone.
+        // The bytes may form another record, which shows only after the first one is gone.
         RecoveryOutcome::Undone | RecoveryOutcome::Completed => {}
         _ => assert_eq!(again.outcome, RecoveryOutcome::Intact, "{}", shown()),
     }
@@ -153,12 +154,12 @@ fn check(case: &Case, ours: &Arc<CudaShardingCodec>, bytes: &[u8]) {
         assert_eq!(subject.stored(), recovered);
     }
 
-    // What recovery says of subchunks is what is read.
+    // The report of recovery agrees with reads.
     let now = subject.subchunks();
     if !again.subchunks.is_empty() {
         for (number, (state, read)) in again.subchunks.iter().zip(&now).enumerate() {
             let agree = match state {
-                // A part is read without a look at the rest of the index.
+                // Partial reads do not check the other entries of the index.
                 SubchunkState::Unreadable { reason } => {
                     let is_for_all = reason.contains("the index is invalid");
                     read.is_err() || is_for_all || !case.validates()
@@ -173,7 +174,7 @@ fn check(case: &Case, ours: &Arc<CudaShardingCodec>, bytes: &[u8]) {
         }
     }
 
-    // Compaction keeps what can be read.
+    // Compaction keeps readable subchunks.
     let size = subject.stored().map_or(0, |stored| stored.len());
     let compaction = limited(limit, "compacting a shard", || {
         zarrs_cuda::compact(&subject.store, &subject.key, &subject.format)
@@ -196,7 +197,7 @@ fn check(case: &Case, ours: &Arc<CudaShardingCodec>, bytes: &[u8]) {
             let is_intact = again.outcome == RecoveryOutcome::Intact;
             let pending = matches!(error, Error::UpdatePending { .. });
             assert_eq!(pending, !is_intact, "{error}: {}", shown());
-            // An index that is right does not keep a shard from being compacted.
+            // If the shard is intact and all subchunks are readable, compaction does not fail.
             assert!(
                 !is_intact || now.iter().any(Result::is_err),
                 "{error}: {}",
@@ -207,17 +208,17 @@ fn check(case: &Case, ours: &Arc<CudaShardingCodec>, bytes: &[u8]) {
     }
 }
 
-/// A shard of which some updates were made, the last of them not to its end.
+/// A shard after some updates, the last of which was interrupted.
 struct Torn {
     strategy: WriteStrategy,
-    /// Where the last update was torn.
+    /// The stored bytes after the last update was torn.
     stored: Option<Bytes>,
-    /// All elements before the last update, and behind it.
+    /// All elements before the last update, and after it.
     before: Vec<u8>,
     after: Vec<u8>,
-    /// Whether there was a shard before the last update.
+    /// Whether the shard existed before the last update.
     existed: bool,
-    /// Whether subchunks are shards, whose parts are written.
+    /// Whether subchunks are shards that can be written in part.
     is_nested: bool,
 }
 
@@ -258,7 +259,7 @@ impl Torn {
         }
         let before = elements.clone();
         let existed = store.inner.get(&key).unwrap().is_some();
-        // The update that is torn, after so many bytes and calls.
+        // The update stops after a random number of bytes and calls.
         let budget = u.int_in_range(0..=1200)?;
         *store.budget() = Some(budget);
         let _torn = write(u, case, &*encoder, &mut elements)?;
@@ -276,7 +277,7 @@ impl Torn {
         })
     }
 
-    /// Check the promises of `docs/reference/updates.md`.
+    /// Checks the promises of `docs/reference/updates.md`.
     fn check(self, case: &Case, ours: &Arc<CudaShardingCodec>) {
         let shards = &case.shards;
         let shown = || format!("{:?}, {}, {shards:?}", self.strategy, shards.json());
@@ -305,7 +306,8 @@ impl Torn {
         }
         for (number, now) in now.iter().enumerate() {
             let untouched = before[number] == after[number];
-            // A subchunk that was written to may be lost, in place; a new shard altogether.
+            // Written subchunks may be lost if they are updated in place, and a new shard may be
+            // lost entirely.
             let right = if untouched && self.existed && !self.is_nested {
                 *now == before[number]
             } else {
@@ -329,7 +331,7 @@ impl Subject<'_> {
     }
 }
 
-/// Write a part, to the shard and to `elements`.
+/// Writes a part, to the shard and to `elements`.
 fn write(
     u: &mut Unstructured<'_>,
     case: &Case,
@@ -357,7 +359,7 @@ fn write(
     Ok(encoder.partial_encode(&subset, &values, &case.options))
 }
 
-/// A store in which the process dies after so many bytes. Each call counts as one.
+/// A store in which the process dies after a number of bytes. Each call counts as one byte.
 #[derive(Debug, Default)]
 struct Counting {
     inner: MemoryStore,
@@ -369,7 +371,7 @@ impl Counting {
         self.budget.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many of `len` bytes are written.
+    /// How many of `len` bytes are still written.
     fn spend(&self, len: usize) -> usize {
         match &mut *self.budget() {
             None => len,

@@ -1,12 +1,12 @@
-//! How much memory is asked for at once.
+//! Limits how much memory is allocated at once.
 
 use zarrs_cuda_testing::allocations::{self, Watching};
 
 #[global_allocator]
 static ALLOCATOR: Watching = Watching;
 
-/// Do something, and fail if it allocates more than `limit` bytes at once. Targets run one at a time
-/// in a process: allocations of all threads count.
+/// Runs `act`, and fails if it allocates more than `limit` bytes at once. Allocations of all
+/// threads count, so only one target may run at a time in a process.
 pub(crate) fn limited<T>(limit: usize, what: &str, act: impl FnOnce() -> T) -> T {
     allocations::reset();
     let result = act();

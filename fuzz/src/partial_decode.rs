@@ -1,4 +1,4 @@
-//! Parts of shards, read in every way: each way gives the part of what the whole shard is.
+//! Parts of shards, read in every way. Each result must be the same part of the whole shard.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::harm::harmed;
 use crate::memory::limited;
 use crate::outcome::{Outcome, assert_agree, is_too_long, of_ours};
 
-/// Read parts of any bytes as a shard of any chain.
+/// Reads parts of any bytes as a shard of any chain.
 pub fn partial_decode(input: &[u8]) {
     let _too_short = judge(&mut Unstructured::new(input));
 }
@@ -27,7 +27,7 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
     let shards = &case.shards;
     let decoded = case.decoded(&ours, &harmed);
 
-    // All of it is read if, and only if, it can be decoded.
+    // The whole shard is readable in parts if, and only if, it can be decoded.
     let whole = ArraySubset::new_with_shape(shards.shape.clone());
     let read = limited(case.most_memory(harmed.len()), "a partial decoder", || {
         read_as_part(&case, &ours, &harmed, &whole)
@@ -42,7 +42,7 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
         let read = limited(case.most_memory(harmed.len()), "a partial decoder", || {
             read_as_part(&case, &ours, &harmed, part.as_ref())
         });
-        // A part may be readable where the whole is not.
+        // A part may be readable even if the whole shard is not.
         if let Ok(decoded) = &decoded {
             let expected = Ok(shards.slice(decoded, part.as_ref()));
             assert_agree(("a part of the whole", &expected), ("the part", &read));
@@ -51,7 +51,7 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Read a part from bytes, from a store, and from a store that is awaited, which all agree.
+/// Reads a part from bytes, from a blocking store, and from an asynchronous one. All must agree.
 fn read_as_part(
     case: &Case,
     ours: &Arc<CudaShardingCodec>,

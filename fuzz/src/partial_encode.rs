@@ -1,4 +1,4 @@
-//! Parts of shards, written: zarrs then reads all of the shard as it should be.
+//! Partial writes of shards. Afterwards zarrs must read the expected elements.
 
 use std::sync::Arc;
 
@@ -19,12 +19,12 @@ use crate::harm::harmed;
 use crate::outcome::is_too_long;
 use zarrs_cuda_testing::Rng;
 
-/// Write parts of shards of any chain.
+/// Writes parts of shards of any chain.
 pub fn partial_encode(input: &[u8]) {
     let _too_short = judge(&mut Unstructured::new(input));
 }
 
-/// What a write begins with.
+/// The object before the writes.
 #[derive(arbitrary::Arbitrary, Clone, Copy, Debug, PartialEq)]
 enum Start {
     Absent,
@@ -64,10 +64,10 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
                 assert_eq!(before, after, "{error}: {}", shown());
                 return Ok(());
             }
-            // Where the shard was not one of ours, a write may have to refuse.
+            // Only a harmed shard may make a write fail.
             assert_eq!(start, Start::Harmed, "{error}: {}", shown());
             let error = error.to_string();
-            // An update compares the checksums of an index, also where a read does not.
+            // An update validates the checksums of an index even if reads do not.
             let may_refuse = model.is_err()
                 || !case.validates()
                 || error.contains("reaches into")
@@ -84,7 +84,7 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
         match (&model, &decoded) {
             (Ok(model), Ok(decoded)) => assert_eq!(model, decoded, "{}", shown()),
             (Ok(_), Err(error)) => panic!("{error} after {}", shown()),
-            // Perhaps the broken subchunk was replaced, and then the rest is known.
+            // The write may have replaced the broken subchunk. The elements are then known again.
             (Err(_), _) => model = decoded,
         }
         let Ok(model) = &model else {
@@ -101,7 +101,7 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A shard that only valid writes made is in order, and keeps its elements where it is compacted.
+/// Checks that a shard made by valid writes is intact, and keeps its elements if it is compacted.
 fn check_stored(case: &Case, ours: &Arc<CudaShardingCodec>, stored: &Bytes, model: &[u8]) {
     let shards = &case.shards;
     let format = ShardFormat::new(
@@ -125,10 +125,10 @@ fn check_stored(case: &Case, ours: &Arc<CudaShardingCodec>, stored: &Bytes, mode
     assert_eq!(decoded.as_deref(), Ok(model), "compacted: {inspected}");
 }
 
-/// A write, by an encoder of its own.
+/// A write with its own encoder.
 struct Step {
     encoder: Arc<dyn ArrayPartialEncoderTraits>,
-    /// What, and which values; erased otherwise.
+    /// The place and the values; `None` to erase.
     write: Option<(Box<dyn Indexer>, Vec<u8>)>,
     case: Case,
 }
@@ -170,7 +170,7 @@ fn step(
         None
     } else {
         let subset: Box<dyn Indexer> = if u.ratio(1, 4)? {
-            // No point twice: which value stays is not said.
+            // No point occurs twice: the result would be undefined.
             let mut points = Vec::new();
             for _ in 0..u.int_in_range(1..=6)? {
                 let point = shards.shape.iter().map(|d| u.int_in_range(0..=d - 1));

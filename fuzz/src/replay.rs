@@ -1,7 +1,8 @@
-//! The targets, on the inputs of their corpora and on new ones.
+//! Runs the targets on the inputs of their corpora, and on new ones.
 //!
-//! `ZARRS_CUDA_FUZZ_SECONDS` says how long new inputs are tried, per target; `ZARRS_CUDA_FUZZ_SEED`
-//! tries those of an earlier run. `ZARRS_CUDA_FUZZ_TARGETS` has the names of some targets, with commas.
+//! `ZARRS_CUDA_FUZZ_SECONDS` sets how long each target gets new inputs. `ZARRS_CUDA_FUZZ_SEED`
+//! repeats the inputs of an earlier run. `ZARRS_CUDA_FUZZ_TARGETS` selects targets, by names with
+//! commas.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::{TARGETS, Target, run};
 use zarrs_cuda_testing::Rng;
 
-/// Bytes of an input, at most.
+/// The largest length of an input, in bytes.
 const MOST_BYTES: usize = 1024;
 
 fn main_folder() -> PathBuf {
@@ -62,7 +63,8 @@ fn input(rng: &mut Rng, corpus: &[(PathBuf, Vec<u8>)]) -> Vec<u8> {
     input
 }
 
-/// All targets in one test: what they allocate is counted, and the last one changes what zarrs does.
+/// All targets in one test: their allocations are measured for the whole process, and the last
+/// target registers a codec with zarrs.
 #[test]
 fn targets_find_nothing() {
     let seconds = from_environment("ZARRS_CUDA_FUZZ_SECONDS").unwrap_or(2);
@@ -107,7 +109,7 @@ fn try_new(target: Target, corpus: &[(PathBuf, Vec<u8>)], mut rng: Rng, time: Du
     tries
 }
 
-/// A corpus is small, and each target has one.
+/// Each target has a corpus, and each corpus is small.
 #[test]
 fn corpora_are_small() {
     let folders = fs::read_dir(main_folder()).unwrap();

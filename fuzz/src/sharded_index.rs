@@ -1,5 +1,5 @@
-//! `ShardedStore` over shards of any bytes: what it reads is what the index says, and what it writes
-//! leaves the rest as it was.
+//! `ShardedStore` over shards of any bytes. Reads must follow the index, and writes must not change
+//! other chunks.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use zarrs_cuda_testing::index::{EMPTY, IndexLayout};
 
 const SHARD: &str = "a/c/0";
 
-/// Read and write chunks of any bytes as a shard.
+/// Reads and writes chunks of any bytes as a shard.
 pub fn sharded_index(input: &[u8]) {
     let _too_short = judge(&mut Unstructured::new(input));
 }
@@ -27,7 +27,7 @@ pub fn sharded_index(input: &[u8]) {
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Entry {
     Empty,
-    /// Within the shard, if it is long enough.
+    /// An extent within the shard.
     Within(u8, u8),
     Shared,
     Words(u64, u64, u8),
@@ -35,7 +35,7 @@ enum Entry {
 }
 
 impl Entry {
-    /// The entry of a shard with so many bytes in front of its index.
+    /// The entry in a shard with this many bytes before its index.
     fn words(self, len: u64) -> [u64; 2] {
         match self {
             Self::Empty => EMPTY,
@@ -53,7 +53,7 @@ impl Entry {
     }
 }
 
-/// What is done through the adapter.
+/// An operation of the adapter.
 #[derive(Arbitrary, Clone, Debug)]
 enum Step {
     Set(u8, Vec<u8>),
@@ -64,10 +64,10 @@ enum Step {
     Forget,
 }
 
-/// Each chunk, or that it is not in its shard.
+/// Each chunk, or an error if it lies outside of its shard.
 type Model = Vec<std::result::Result<Option<Vec<u8>>, Outside>>;
 
-/// Where a chunk is not: of no bytes, perhaps.
+/// An extent outside of the shard; it may be empty.
 #[derive(Clone, Debug)]
 struct Outside {
     is_empty: bool,
@@ -125,7 +125,7 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
         match done {
             Ok(()) => {
                 model = new;
-                // Something was stored, by an index that is right.
+                // A completed write has stored a valid index.
                 has_index |= model.iter().all(Result::is_ok);
             }
             Err(error) => {
@@ -141,7 +141,7 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
 }
 
 impl Step {
-    /// Do it, to the adapter and to the chunks as they should be afterwards.
+    /// Applies the step to the adapter, and to the expected chunks.
     fn act(
         self,
         adapter: &ShardedStore<MemoryStore>,
@@ -205,7 +205,7 @@ fn read_index(index: IndexLayout, shard: &[u8], chunks: usize) -> Option<Vec<[u6
     (index.encode(&entries) == shard[start..]).then_some(entries)
 }
 
-/// The chunk of an entry.
+/// The chunk at an entry.
 fn chunk_of(shard: &[u8], entry: [u64; 2]) -> std::result::Result<Option<Vec<u8>>, Outside> {
     if entry == EMPTY {
         return Ok(None);
@@ -237,13 +237,13 @@ fn check(adapter: &ShardedStore<MemoryStore>, model: &Model, has_index: bool) {
                     Some(Some(last)) => assert_eq!(part.unwrap().unwrap(), [*last][..], "{key}"),
                 }
             }
-            // An index may be refused as a whole for one of its entries.
+            // One invalid entry may invalidate the whole index.
             Ok(expected) if has_index => {
                 if let Ok(read) = read {
                     assert_eq!(read.as_deref(), expected.as_deref(), "{key}");
                 }
             }
-            // To read no bytes, nothing is asked for.
+            // Reading no bytes makes no request, so it may succeed.
             Err(outside) if outside.is_empty && has_index => {
                 assert!(read.is_err() || read.unwrap().is_some_and(|bytes| bytes.is_empty()));
             }

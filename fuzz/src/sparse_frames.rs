@@ -1,5 +1,5 @@
-//! The objects of a frame, their names, and the shard beside them: what an adapter reads is what the
-//! format says, and packing changes nothing of it.
+//! The objects of a frame, their names, and the shard beside them. Reads through an adapter must
+//! follow the format, and packing must not change their results.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,13 +20,13 @@ use zarrs_cuda::storage::SparseShardStore;
 use crate::memory::limited;
 use zarrs_cuda_testing::index::IndexLayout;
 
-/// Subchunks of the shard.
+/// The number of subchunks in the shard.
 const SUBCHUNKS: u8 = 4;
-/// Elements of a subchunk, of one byte.
+/// The number of elements in a subchunk, of one byte each.
 const ELEMENTS: u8 = 100;
 const SHARD: &str = "a/c/0";
 
-/// Read any objects as those of a frame.
+/// Reads any objects as the versions in a frame.
 pub fn sparse_frames(input: &[u8]) {
     let _too_short = judge(&mut Unstructured::new(input));
 }
@@ -49,7 +49,7 @@ enum Number {
     Any(u64),
 }
 
-/// How the name is written.
+/// The way in which the name is written.
 #[derive(Arbitrary, Clone, Debug)]
 enum Name {
     Right,
@@ -62,14 +62,14 @@ enum Name {
     Any(String),
 }
 
-/// What is stored under the name.
+/// The content of the object.
 #[derive(Arbitrary, Clone, Debug)]
 enum Value {
     Data(Vec<u8>),
     Tombstone,
     /// A tombstone with data.
     TombstoneOf(Vec<u8>),
-    /// Right but for this byte.
+    /// Valid except for this byte.
     Flipped(Vec<u8>, u8, u8),
     Cut(Vec<u8>, u8),
     OtherLength(Vec<u8>, i8),
@@ -77,7 +77,7 @@ enum Value {
     Bytes(Vec<u8>),
 }
 
-/// What is done through the adapter.
+/// An operation of the adapter.
 #[derive(Arbitrary, Clone, Debug)]
 enum Step {
     Set(u8, Vec<u8>),
@@ -87,7 +87,7 @@ enum Step {
     Reopen,
 }
 
-/// The subchunks as they should be.
+/// The expected subchunks.
 type Model = [Option<Vec<u8>>; SUBCHUNKS as usize];
 
 fn judge(u: &mut Unstructured<'_>) -> Result<()> {
@@ -119,7 +119,7 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
 
     let mut sparse = Arc::new(SparseShardStore::open(store.clone(), "/a").unwrap());
     let bytes: usize = objects.values().map(Vec::len).sum();
-    // Subchunks that are not in the frame are read from the shard.
+    // Subchunks outside of the frame are read from the shard.
     let in_frame: Vec<bool> = (0..SUBCHUNKS)
         .map(|number| frame.newest.contains_key(&number))
         .collect();
@@ -130,7 +130,7 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
         let before = all(&store);
         let consolidated = sparse.consolidate(&[0]);
         if consolidated.is_err() {
-            // What is not a shard is not replaced.
+            // An invalid shard is not replaced.
             assert_eq!(all(&store), before);
         } else {
             check(&sparse, &model, false, &in_frame);
@@ -197,7 +197,7 @@ fn all(store: &MemoryStore) -> BTreeMap<StoreKey, Option<Bytes>> {
 
 fn metadata(location: &str) -> serde_json::Value {
     let bytes = json!({ "name": "bytes", "configuration": { "endian": "little" } });
-    // Encoded subchunks of any size.
+    // The encoded sizes of subchunks vary.
     let zstd = json!({ "name": "zstd", "configuration": { "level": 1, "checksum": false } });
     json!({
         "zarr_format": 3,
@@ -228,7 +228,7 @@ fn index(location: &str) -> IndexLayout {
     }
 }
 
-/// A shard, and whether all of it is valid.
+/// A shard, and whether it is entirely valid.
 fn shard(u: &mut Unstructured<'_>, location: &str, model: &mut Model) -> Result<(Vec<u8>, bool)> {
     let mut parts = Vec::new();
     for subchunk in model.iter_mut() {
@@ -246,7 +246,7 @@ fn shard(u: &mut Unstructured<'_>, location: &str, model: &mut Model) -> Result<
         return Ok((shard, true));
     }
     if u.arbitrary()? {
-        // The index is one, and says something else.
+        // The index is well-formed, but has another entry.
         let mut entries = index.entries(&shard, SUBCHUNKS.into());
         let which = usize::from(u.arbitrary::<u8>()? % SUBCHUNKS);
         entries[which] = u.arbitrary()?;
@@ -264,7 +264,7 @@ impl Object {
         let Self {
             number, version, ..
         } = self;
-        // Some are of subchunks that there are not.
+        // Some numbers have no subchunk.
         let number = number % (SUBCHUNKS + 1);
         let version = match version {
             Number::Small(version) => u64::from(*version),
@@ -322,13 +322,13 @@ impl Value {
     }
 }
 
-/// What an object says of its subchunk.
+/// The content of a version.
 enum Said {
     Data(Vec<u8>),
     Empty,
 }
 
-/// How many bytes a subchunk may have: twice what zarrs' encoder can make of it, and 4 KiB.
+/// The limit on a subchunk's length: twice the bound of zarrs' encoder, plus 4 KiB.
 fn most_bytes() -> usize {
     let zstd = ZstdCodec::new(1, false);
     let decoded = BytesRepresentation::FixedSize(ELEMENTS.into());
@@ -336,7 +336,7 @@ fn most_bytes() -> usize {
     2 * usize::try_from(encoded.unwrap()).unwrap() + 4096
 }
 
-/// The content of `object`, by the description of the format; `None` if the object is not whole, or
+/// The content of `object`, as the format describes it. `None` if the object is incomplete, or
 /// longer than a subchunk can be.
 fn said(object: &[u8]) -> Option<Said> {
     let data = object.len().checked_sub(16)?;
@@ -352,11 +352,11 @@ fn said(object: &[u8]) -> Option<Said> {
     }
 }
 
-/// What a frame says, all in all.
+/// The combined content of a frame.
 struct Frame {
-    /// Of each subchunk that has a valid version.
+    /// The newest content of each subchunk that has a valid version.
     newest: BTreeMap<u8, Option<Vec<u8>>>,
-    /// Whether versions of a subchunk cannot be counted up any more, or soon.
+    /// Whether the version numbers of a subchunk are exhausted, or nearly.
     is_full: [bool; SUBCHUNKS as usize],
 }
 
@@ -387,13 +387,13 @@ fn newest(objects: &BTreeMap<StoreKey, Vec<u8>>) -> Frame {
         let Some((number, version, writer)) = parsed(name) else {
             continue;
         };
-        // As many as there are steps.
+        // The margin covers all steps of a case.
         is_full[usize::from(number)] |= version > u64::MAX - 8;
         if let Some(said) = said(object) {
             versions.insert((number, version, writer), said);
         }
     }
-    // In order of versions, so that the newest is the last.
+    // In the order of versions, so that the newest is last.
     let newest = versions
         .into_iter()
         .map(|((number, ..), said)| match said {
@@ -404,7 +404,8 @@ fn newest(objects: &BTreeMap<StoreKey, Vec<u8>>) -> Frame {
     Frame { newest, is_full }
 }
 
-/// Every way to read, of the subchunks that can be: all of them, or those that are in the frame.
+/// Checks every way of reading, for subchunks with known content: all if the shard is valid,
+/// otherwise those in the frame.
 fn check(
     sparse: &Arc<SparseShardStore<MemoryStore>>,
     model: &Model,
@@ -417,7 +418,7 @@ fn check(
         let size = sparse.size_key(&key);
         let part = sparse.get_partial(&key, ByteRange::FromStart(0, Some(1)));
         if !shard_is_valid && !in_frame[number] {
-            // Any bytes, or an error.
+            // The result is an error or any bytes.
             continue;
         }
         assert_eq!(read.unwrap().as_deref(), expected.as_deref(), "{key}");
@@ -430,7 +431,7 @@ fn check(
         }
     }
     let listed = sparse.list_prefix(&StorePrefix::new("a/c/").unwrap());
-    // A list looks at the shard, whatever is in the frame.
+    // Listing reads the shard, whatever the frame holds.
     if shard_is_valid {
         let expected = (0..SUBCHUNKS).filter(|number| model[usize::from(*number)].is_some());
         let expected: Vec<StoreKey> = expected.map(chunk).collect();
@@ -438,7 +439,8 @@ fn check(
     }
 }
 
-/// The shard has all subchunks, and of the frame only what is not a version is left.
+/// Checks that the shard has all subchunks, and that only objects that are no versions are left in
+/// the frame.
 fn check_packed(
     store: &MemoryStore,
     location: &str,

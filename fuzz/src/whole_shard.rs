@@ -1,4 +1,4 @@
-//! Whole shards: decoded at once, decoded into a part of something larger, and decoded by zarrs.
+//! Whole shards: decoded at once, decoded to a part of a larger output, and decoded by zarrs.
 
 use arbitrary::{Result, Unstructured};
 
@@ -6,7 +6,7 @@ use crate::case::Case;
 use crate::harm::harmed;
 use crate::memory::limited;
 
-/// Decode any bytes as a shard of any chain.
+/// Decodes any bytes as a shard of any chain.
 pub fn whole_shard(input: &[u8]) {
     let _too_short = judge(&mut Unstructured::new(input));
 }

@@ -1,4 +1,4 @@
-//! Codecs, as metadata.
+//! Metadata of codecs.
 
 use serde_json::{Value, json};
 
@@ -67,17 +67,17 @@ pub fn shuffle(elementsize: usize) -> Value {
     json!({ "name": "numcodecs.shuffle", "configuration": { "elementsize": elementsize } })
 }
 
-/// The codec of [`xor`](crate::xor), which is nobody's.
+/// The codec of [`xor`](crate::xor), which neither zarrs nor `zarrs_cuda` knows.
 pub fn xor() -> Value {
     json!({ "name": crate::xor::NAME, "configuration": {} })
 }
 
-/// The codec there that does not say how large its output is.
+/// The codec of the same module that does not say how large its output is.
 pub fn padding() -> Value {
     json!({ "name": crate::xor::PADDING, "configuration": {} })
 }
 
-/// Nested sharding, in any subchunk that `chunk_shape` divides.
+/// A sharding codec for any subchunk that `chunk_shape` divides.
 pub fn sharding(chunk_shape: &[u64], codecs: &[Value]) -> Value {
     json!({ "name": "sharding_indexed", "configuration": {
         "chunk_shape": chunk_shape,

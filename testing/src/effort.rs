@@ -1,9 +1,10 @@
-//! How much is tried, and from which seed.
+//! The number of test cases, and their seeds.
 //!
-//! The environment variable `ZARRS_CUDA_TEST_EFFORT` multiplies the number of cases of every property:
-//! 1 unless it is set, to land a change; 10 or 100 to search by hand; a fraction where every case is
-//! slow. `ZARRS_CUDA_TEST_SEED` repeats the cases of an earlier run. Without it each run has a new
-//! seed, which a test prints, and the test harness shows if the test fails.
+//! The environment variable `ZARRS_CUDA_TEST_EFFORT` multiplies the number of cases of every
+//! property. Its default is 1, for checking a change. 10 or 100 are for longer searches, and
+//! fractions for tests whose cases are slow. `ZARRS_CUDA_TEST_SEED` repeats the cases of an earlier
+//! run. Without it each run has a new seed. Tests print it, and the test harness shows it if the
+//! test fails.
 
 use std::fmt::Debug;
 use std::hash::{BuildHasher, RandomState};
@@ -25,7 +26,7 @@ fn from_environment<T: FromStr>(name: &str) -> Option<T> {
     parsed
 }
 
-/// How many cases are tried where `usual` are usual: one at least.
+/// The number of cases to try if `usual` is the usual number: at least one.
 pub fn times(usual: u32) -> u32 {
     static FACTOR: OnceLock<f64> = OnceLock::new();
     let factor = *FACTOR.get_or_init(|| from_environment(EFFORT).unwrap_or(1.0));
@@ -38,7 +39,7 @@ pub fn times(usual: u32) -> u32 {
     cases.max(1)
 }
 
-/// The seed of this run. Printed, for the report of a test that fails.
+/// Returns the seed of this run, and prints it for the report of a failed test.
 pub fn seed() -> u64 {
     static RUN: OnceLock<u64> = OnceLock::new();
     let fresh = || RandomState::new().hash_one(std::process::id());
@@ -47,14 +48,14 @@ pub fn seed() -> u64 {
     seed
 }
 
-/// [`times`] `usual` seeds, which follow from the [`seed`] of this run. They follow each other, so that
-/// remainders of them come equally often.
+/// Returns [`times`] `usual` seeds that derive from this run's [`seed`]. They are consecutive, so
+/// that all remainders occur equally often.
 pub fn seeds(usual: u32) -> Range<u64> {
     let first = seed() >> 16;
     first..first + u64::from(times(usual))
 }
 
-/// For `proptest!`: [`times`] `usual` cases from the [`seed`] of this run.
+/// A configuration for `proptest!`: [`times`] `usual` cases from this run's [`seed`].
 pub fn config(usual: u32) -> ProptestConfig {
     ProptestConfig {
         cases: times(usual),
@@ -64,7 +65,7 @@ pub fn config(usual: u32) -> ProptestConfig {
     }
 }
 
-/// Try [`times`] `usual` values of `strategy`. The first that fails is made as small as possible.
+/// Tries [`times`] `usual` values of `strategy`. Shrinks the first that fails.
 pub fn property<S>(usual: u32, strategy: &S, test: impl Fn(S::Value) -> Result<(), TestCaseError>)
 where
     S: Strategy<Value: Debug>,

@@ -1,4 +1,4 @@
-//! Arrays that are written as streams of frames, of which it is known what is in them.
+//! Arrays that are written as streams of frames, with known content.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use zarrs::array::{Array, ArrayMetadata, ArraySubset};
 use zarrs::storage::{ListableStorageTraits, ReadableStorageTraits};
 use zarrs_cuda::{Backend, CudaShardingCodec, Options};
 
-/// Where the array is.
+/// The path of the array.
 pub const PATH: &str = "/a";
 
 /// A kind of array of frames of `uint16`, in three dimensions.
@@ -26,7 +26,8 @@ pub struct Frames {
 }
 
 impl Default for Frames {
-    /// Frames of 9 × 13 in 2 × 2 shards, those at the edges not full; four epochs in a shard.
+    /// Frames of 9 × 13 in 2 × 2 shards, which the frames do not fill at the edges; four epochs in
+    /// a shard.
     fn default() -> Self {
         Self {
             frame: [9, 13],
@@ -39,30 +40,30 @@ impl Default for Frames {
     }
 }
 
-/// What the writers of an array wrote: each from a slice on, over those before it.
+/// The history of an array's writers. Each writes from a start slice on, over the earlier ones.
 #[derive(Clone, Debug, Default)]
 pub struct Generations(Vec<(u64, u64)>);
 
 impl Generations {
-    /// One writer, from the first slice on.
+    /// One writer, which starts at slice 0.
     pub fn one() -> Self {
         let mut one = Self::default();
         one.begin(0, 0);
         one
     }
 
-    /// Another writer writes `generation` from slice `start` on.
+    /// Adds a writer that writes `generation` from slice `start` on.
     pub fn begin(&mut self, start: u64, generation: u64) {
         self.0.push((start, generation));
     }
 
-    /// What is in `slice`, if all wrote as far as that.
+    /// The generation of `slice`, if every writer got that far.
     fn of(&self, slice: u64) -> u64 {
         let mut newest_first = self.0.iter().rev();
         newest_first.find(|(start, _)| *start <= slice).unwrap().1
     }
 
-    /// All that may be there, the newest first.
+    /// All generations that may be stored, the newest first.
     fn all(&self) -> impl Iterator<Item = u64> {
         self.0.iter().rev().map(|(_, generation)| *generation)
     }
@@ -80,7 +81,7 @@ impl Frames {
         usize::try_from(self.frame.iter().product::<u64>()).unwrap()
     }
 
-    /// An element of a generation. Some shards are empty, some shard epochs, and some subchunks.
+    /// Returns an element of a generation. Some shards, shard epochs and subchunks are empty.
     fn element(&self, generation: u64, [slice, y, x]: [u64; 3]) -> u16 {
         let at = |slice: u64, y: u64, x: u64| mix(mix(generation) ^ (slice << 32) ^ (y << 16) ^ x);
         let [shard, subchunk] = [self.shard, self.subchunk]
@@ -132,12 +133,12 @@ impl Frames {
         .unwrap()
     }
 
-    /// With zarrs' codec, as long as ours is not registered.
+    /// The array with zarrs' codec, unless ours is registered.
     pub fn stock<S: ?Sized>(&self, store: Arc<S>, slices: u64) -> Array<S> {
         Array::new_with_metadata(store, PATH, self.metadata(slices)).unwrap()
     }
 
-    /// With our codec, on the host.
+    /// The array with our codec, on the host.
     pub fn ours<S: ?Sized>(&self, store: Arc<S>, slices: u64) -> Array<S> {
         let configuration: ShardingCodecConfiguration =
             serde_json::from_value(self.configuration()).unwrap();
@@ -148,7 +149,7 @@ impl Frames {
         builder.build(store, PATH).unwrap()
     }
 
-    /// Read a subset of `array`, and compare it with what was written.
+    /// Reads a subset of `array`, and checks it against the written data.
     pub fn check_subset<S: ?Sized + ReadableStorageTraits + 'static>(
         &self,
         array: &Array<S>,
@@ -179,7 +180,7 @@ impl Frames {
         Ok(())
     }
 
-    /// Read `slices` of `array`, and compare them with what was written.
+    /// Reads `slices` of `array`, and checks them against the written data.
     pub fn check_slices<S: ?Sized + ReadableStorageTraits + 'static>(
         &self,
         array: &Array<S>,
@@ -200,9 +201,10 @@ impl Frames {
         indices?.try_into().ok()
     }
 
-    /// That everything in `store` is something known: the metadata, temporaries (which are returned),
-    /// and from index `first` on along the first axis whole shards, of any generation, whose indices
-    /// are returned. Nothing was written from slice `end` on.
+    /// Checks that `store` holds nothing unknown: only the metadata, temporaries and shards. From
+    /// index `first` on along the first axis, shards must be whole, of any generation. Nothing may
+    /// be written from slice `end` on. Returns the temporaries, and the indices of the checked
+    /// shards.
     pub fn check_shards<S>(
         &self,
         store: &Arc<S>,
@@ -241,7 +243,8 @@ impl Frames {
         Ok((temporaries, shards))
     }
 
-    /// All elements of a shard; outside of the frames, and from slice `end` on, they are fill values.
+    /// Returns all elements of a shard. Outside of the frames, and from slice `end` on, they are
+    /// the fill value.
     fn whole_shard(&self, generation: u64, shard: [u64; 3], end: u64) -> Vec<u16> {
         let [slices, ys, xs] = [0, 1, 2].map(|d| {
             let start: u64 = shard[d] * self.shard[d];
@@ -263,7 +266,7 @@ impl Frames {
     }
 }
 
-/// Everything that is stored.
+/// Returns everything that the store holds.
 pub fn snapshot<S>(store: &S) -> BTreeMap<String, Vec<u8>>
 where
     S: ?Sized + ReadableStorageTraits + ListableStorageTraits,
@@ -277,7 +280,7 @@ where
         .collect()
 }
 
-/// The keys of the temporaries that are stored.
+/// Returns the keys of the stored temporaries.
 pub fn temporaries<S: ?Sized + ListableStorageTraits>(store: &S) -> Vec<String> {
     let keys = store.list().unwrap();
     let keys = keys.iter().map(|key| key.as_str().to_owned());

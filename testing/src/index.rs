@@ -1,4 +1,4 @@
-//! The index of a shard, written and read by hand.
+//! Reads and writes the index of a shard without a codec.
 
 use serde_json::{Value, json};
 use zarrs::array::codec::ShardingIndexLocation;
@@ -6,7 +6,7 @@ use zarrs::array::codec::ShardingIndexLocation;
 /// The entry of a subchunk that is not stored.
 pub const EMPTY: [u64; 2] = [u64::MAX; 2];
 
-/// Where the index is, and how its words are stored.
+/// The location of the index, and the encoding of its words.
 #[derive(Clone, Copy, Debug)]
 pub struct IndexLayout {
     pub location: ShardingIndexLocation,
@@ -25,7 +25,7 @@ impl Default for IndexLayout {
 }
 
 impl IndexLayout {
-    /// The index codecs, as metadata.
+    /// The index codecs' metadata.
     pub fn codecs(self) -> Vec<Value> {
         let endian = if self.big_endian { "big" } else { "little" };
         let mut codecs = vec![json!({ "name": "bytes", "configuration": { "endian": endian } })];
@@ -40,7 +40,7 @@ impl IndexLayout {
         16 * num_subchunks + if self.checksum { 4 } else { 0 }
     }
 
-    /// An index as it is stored.
+    /// Encodes an index.
     pub fn encode(self, entries: &[[u64; 2]]) -> Vec<u8> {
         let to_bytes = if self.big_endian {
             u64::to_be_bytes
@@ -55,7 +55,7 @@ impl IndexLayout {
         index
     }
 
-    /// The entries of the index of `shard`: offset and size of each subchunk.
+    /// The entries of the index of `shard`: the offset and size of each subchunk.
     pub fn entries(self, shard: &[u8], num_subchunks: usize) -> Vec<[u64; 2]> {
         let from_bytes = if self.big_endian {
             u64::from_be_bytes
@@ -84,7 +84,8 @@ impl IndexLayout {
         shard
     }
 
-    /// A shard of `subchunks`, which lie in this order, each after a gap of so many bytes.
+    /// A shard of `subchunks`, which lie in this order. Each has a gap before it, of this many
+    /// bytes.
     pub fn shard(self, subchunks: &[(usize, Option<Vec<u8>>)]) -> Vec<u8> {
         let head = match self.location {
             ShardingIndexLocation::Start => self.size(subchunks.len()),

@@ -1,19 +1,19 @@
-//! What the tests, fuzz targets and benchmarks of `zarrs_cuda` share.
+//! Utilities that the tests, fuzz targets and benchmarks of `zarrs_cuda` share.
 //!
-//! | module | what it has |
+//! | module | content |
 //! |---|---|
-//! | [`effort`] | how many cases are tried, and with which seed |
+//! | [`effort`] | the number of test cases, and their seeds |
 //! | [`processes`] | tests and examples in processes of their own |
 //! | [`allocations`] | the largest allocation of a process |
-//! | [`panics`] | panics of `zarrs_cuda`, also those that somebody catches |
-//! | [`stores`] | stores that fail, rename, or note what is asked of them |
-//! | [`codecs`], [`index`], [`types`] | codecs as metadata, the index of a shard by hand, data types |
+//! | [`panics`] | panics of `zarrs_cuda`, also caught ones |
+//! | [`stores`] | stores that fail, rename, or record requests |
+//! | [`codecs`], [`index`], [`types`] | metadata of codecs, the index of a shard, data types |
 //! | [`xor`] | codecs that neither zarrs nor `zarrs_cuda` knows |
 //! | [`frames`] | arrays that are written as streams of frames |
 //! | [`tensors`] | tensors of other libraries |
 //!
-//! Unit tests of `zarrs_cuda` may use what does not name a type of `zarrs_cuda`: this crate is linked
-//! with the library, and a unit test is another compilation of it.
+//! Unit tests of `zarrs_cuda` may use only items that do not name a type of `zarrs_cuda`. This
+//! crate is linked with the library, and a unit test is a separate compilation of it.
 
 #![deny(unsafe_code)]
 #![allow(

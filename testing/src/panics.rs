@@ -1,13 +1,13 @@
-//! Panics, also those that somebody catches.
+//! Panics, also caught ones.
 
 use std::path::Path;
 use std::sync::{Mutex, Once, PoisonError};
 
-/// Where this crate's own code has panicked.
+/// The locations where this crate's own code has panicked.
 static OURS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// Note panics of this crate from now on, and print those of others no more: zarrs' code panics on
-/// some inputs, which is made an error or expected.
+/// Records panics of this crate from now on, and silences panics of other code. zarrs' code panics
+/// on some inputs; these panics become errors or are expected.
 pub fn watch() {
     static WATCHING: Once = Once::new();
     WATCHING.call_once(|| {
@@ -26,7 +26,8 @@ pub fn watch() {
     });
 }
 
-/// Fail if this crate has panicked since [`watch`] was called, whether or not it was caught.
+/// Fails if this crate has panicked since [`watch`] was called, whether or not the panic was
+/// caught.
 pub fn assert_none(what: &str) {
     let ours = OURS.lock().unwrap_or_else(PoisonError::into_inner).clone();
     assert!(ours.is_empty(), "{what}: {ours:?}");

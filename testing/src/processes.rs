@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// A command that runs one test of this program in a process of its own: `test` in `module`, which is
-/// `module_path!()` there. Whether the test is `ignored` otherwise is said, too.
+/// Returns a command that runs one test of this program in a process of its own. `module` is the
+/// `module_path!()` of `test`. `ignored` says whether the test has `#[ignore]`.
 pub fn again(module: &str, test: &str, ignored: bool) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let name = match module.split_once("::") {
@@ -18,17 +18,17 @@ pub fn again(module: &str, test: &str, ignored: bool) -> Command {
     command
 }
 
-/// Fail unless the process has ended well, and one test has passed in it. Returns what it wrote.
+/// Fails unless the process succeeded and one test passed in it. Returns its output.
 pub fn assert_passed(output: &Output) -> String {
     let text = [&output.stdout[..], &output.stderr].concat();
     let text = String::from_utf8_lossy(&text).into_owned();
     assert!(output.status.success(), "{}\n{text}", output.status);
-    // It did run, and was not merely left out.
+    // The test did run: the filter did not leave it out.
     assert!(text.contains("1 passed"), "no test ran: {text}");
     text
 }
 
-/// The program of an example. A test is TARGET/PROFILE/deps/NAME-HASH, and an example is in
+/// The path of an example's program. A test is TARGET/PROFILE/deps/NAME-HASH, and an example is in
 /// TARGET/PROFILE/examples.
 pub fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();

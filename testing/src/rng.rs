@@ -1,8 +1,8 @@
-//! Numbers that look random.
+//! Pseudorandom numbers.
 
 use std::ops::Range;
 
-/// Numbers that look random, and are the same in every run (`SplitMix64`).
+/// Pseudorandom numbers, the same in every run (`SplitMix64`).
 #[derive(Clone, Debug)]
 pub struct Rng(pub u64);
 
@@ -15,12 +15,12 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number below `n`, which is not zero.
+    /// A number below `n`, which must not be zero.
     pub fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
 
-    /// Some of `0..n`, which is not zero: not nothing.
+    /// A nonempty range within `0..n`. `n` must not be zero.
     pub fn range(&mut self, n: u64) -> Range<u64> {
         let start = self.below(n);
         start..start + 1 + self.below(n - start)
@@ -35,7 +35,7 @@ impl Rng {
         self.next().to_le_bytes()[0]
     }
 
-    /// The numbers below `n` in some order.
+    /// The numbers below `n` in random order.
     pub fn permutation(&mut self, n: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..n).collect();
         for last in (1..n).rev() {

@@ -1,4 +1,4 @@
-//! Shards described as data: our codec, and zarrs' beside it.
+//! Shards described as data, for our codec and for zarrs'.
 
 use std::borrow::Cow;
 use std::num::NonZeroU64;
@@ -16,7 +16,7 @@ use zarrs_cuda::{CudaShardingCodec, Options};
 
 use crate::index::{self, IndexLayout};
 
-/// A shape without zeros, as zarrs has it.
+/// Converts a shape without zeros to zarrs' type.
 pub fn chunk_shape(shape: &[u64]) -> ChunkShape {
     shape.iter().map(|&d| NonZeroU64::new(d).unwrap()).collect()
 }
@@ -62,7 +62,7 @@ impl Shards {
             .map(Arc::new)
     }
 
-    /// zarrs' codec. Subchunks lie in C order, as ours always do.
+    /// zarrs' codec. Subchunks lie in C order, as in our shards.
     pub fn stock(&self) -> Arc<ShardingCodec> {
         self.try_stock().unwrap()
     }
@@ -95,7 +95,7 @@ impl Shards {
         usize::try_from(counts.product::<u64>()).unwrap()
     }
 
-    /// The number of the subchunk that has the element at `indices`.
+    /// The number of the subchunk with the element at `indices`.
     pub fn subchunk_of(&self, indices: &[u64]) -> usize {
         let number = indices
             .iter()
@@ -137,10 +137,10 @@ impl Shards {
         Ok(decoded.into_fixed()?.into_owned())
     }
 
-    /// `decode_into` a part of a larger array: the output is not contiguous, and what is around it
-    /// must stay as it is.
+    /// Decodes with `decode_into` to a part of a larger array. The output is not contiguous, and
+    /// the elements around it must not change.
     ///
-    /// A view of an output cannot be made outside zarrs, so this puts the shard into a shard of
+    /// Only zarrs can create a view of an output. Therefore the shard becomes part of a shard of
     /// shards, which zarrs' own codec decodes through `decode_into`.
     pub fn decode_into(
         &self,
@@ -148,7 +148,7 @@ impl Shards {
         encoded: &[u8],
         options: &CodecOptions,
     ) -> Result<Vec<u8>, CodecError> {
-        // Twice as large along the first axes: more would take long in many dimensions.
+        // Twice as large along the first axes only: more axes would be slow in many dimensions.
         let doubled = self.shape.len().min(2);
         let factors = std::iter::repeat_n(2, doubled).chain(std::iter::repeat(1));
         let around = Self {
@@ -170,7 +170,7 @@ impl Shards {
             )),
             ShardingIndexLocation::End,
         );
-        // Our shard is the last of them; the others are empty.
+        // Our shard is the last subchunk; the others are empty.
         let mut entries = vec![index::EMPTY; around.num_subchunks()];
         *entries.last_mut().unwrap() = [0, encoded.len() as u64];
         let mut shard = encoded.to_vec();
@@ -190,7 +190,7 @@ impl Shards {
         Ok(inside)
     }
 
-    /// The elements of a decoded shard that `indexer` asks for, by arithmetic of its own.
+    /// The elements of a decoded shard that `indexer` selects, computed independently of the codec.
     pub fn slice(&self, elements: &[u8], indexer: &dyn Indexer) -> Vec<u8> {
         let size = self.element_size();
         indexer
@@ -207,7 +207,7 @@ impl Shards {
             .collect()
     }
 
-    /// Decode what `indexer` asks for, with a partial decoder over `encoded`.
+    /// Decodes the elements that `indexer` selects, with a partial decoder over `encoded`.
     pub fn partial_decode(
         &self,
         codec: Arc<dyn ArrayToBytesCodecTraits>,

@@ -1,4 +1,4 @@
-//! Tensors as other libraries describe them, through `DLPack`.
+//! Tensors as other libraries describe them through `DLPack`.
 
 use std::ffi::c_void;
 
@@ -6,16 +6,16 @@ use dlpark::ffi;
 pub use dlpark::ffi::{DataTypeCode, DeviceType};
 use dlpark::traits::TensorView;
 
-/// A tensor whose every field a test chooses. It borrows nothing: its memory is the test's.
+/// A tensor whose fields a test can all choose. It borrows nothing: the test owns its memory.
 #[derive(Clone, Debug)]
 pub struct Tensor {
     pub shape: Vec<i64>,
-    /// In elements; `None` where the library says nothing, which is C order.
+    /// In elements. `None` means C order, as for libraries that omit the strides.
     pub strides: Option<Vec<i64>>,
     /// The code, the bits, and the lanes of an element.
     pub data_type: (DataTypeCode, u8, u16),
     pub device: (DeviceType, i32),
-    /// The address of the memory, from which elements begin `byte_offset` bytes on.
+    /// The address of the memory. The elements begin `byte_offset` bytes after it.
     pub address: usize,
     pub byte_offset: u64,
 }
@@ -33,7 +33,7 @@ impl Tensor {
         }
     }
 
-    /// The tensor, as long as this lives.
+    /// A view of the tensor, valid while `self` lives.
     pub fn view(&self) -> View<'_> {
         View {
             raw: ffi::Tensor {
@@ -53,7 +53,7 @@ impl Tensor {
     }
 }
 
-/// What `DLPack` passes on.
+/// The description that `DLPack` passes on.
 #[derive(Debug)]
 pub struct View<'a> {
     raw: ffi::Tensor,

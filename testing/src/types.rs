@@ -8,13 +8,13 @@ use zarrs::plugin::ExtensionName;
 
 use crate::Rng;
 
-/// A data type, and which bytes are values of it.
+/// A data type, and which bytes are valid values of it.
 #[derive(Clone, Debug)]
 pub struct Type {
     pub data_type: DataType,
-    /// How many of the bits of each byte are used.
+    /// How many bits of each byte are used.
     bits: u32,
-    /// Whether the last of these is a sign, which fills the unused bits.
+    /// Whether the highest used bit is a sign that fills the unused bits.
     signed: bool,
 }
 
@@ -38,11 +38,11 @@ impl Type {
         }
     }
 
-    /// The one of `data_type`.
+    /// The type of `data_type`.
     pub fn of(data_type: &DataType) -> Self {
         fixed()
             .into_iter()
-            // Raw types of all sizes are equal.
+            // The sizes must be compared, too: raw types of all sizes are equal.
             .find(|t| t.data_type == *data_type && Some(t.size()) == data_type.fixed_size())
             .unwrap()
     }
@@ -51,7 +51,7 @@ impl Type {
         self.data_type.fixed_size().unwrap()
     }
 
-    /// `bytes`, made values of this type.
+    /// Turns `bytes` into valid values of this type.
     pub fn normalise(&self, bytes: &mut [u8]) {
         if self.bits == 8 {
             return;
@@ -65,14 +65,14 @@ impl Type {
         }
     }
 
-    /// Some value.
+    /// A random value.
     pub fn element(&self, rng: &mut Rng) -> Vec<u8> {
         let mut bytes: Vec<u8> = (0..self.size()).map(|_| rng.byte()).collect();
         self.normalise(&mut bytes);
         bytes
     }
 
-    /// The element type of `fixedscaleoffset`, if it has this type.
+    /// The name of this type for `fixedscaleoffset`, if that codec supports it.
     pub fn numpy(&self) -> Option<&'static str> {
         let name = self.data_type.name_v3()?;
         let names = [
@@ -91,7 +91,7 @@ impl Type {
     }
 }
 
-/// All of them.
+/// All data types of a fixed size.
 pub fn fixed() -> Vec<Type> {
     let unit = NonZeroU32::MIN.saturating_add(9);
     let mut types = vec![
@@ -154,7 +154,7 @@ pub fn fixed() -> Vec<Type> {
     types
 }
 
-/// The one with this name in metadata.
+/// The data type with this name in metadata.
 pub fn named(name: &str) -> Type {
     fixed()
         .into_iter()

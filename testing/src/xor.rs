@@ -1,5 +1,5 @@
-//! Bytes-to-bytes codecs that neither zarrs nor this crate has heard of: one flips bits, and one also
-//! appends bytes, and does not say how many at most.
+//! Bytes-to-bytes codecs that neither zarrs nor this crate knows. One flips bits. The other also
+//! appends bytes, and does not bound how many.
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -20,7 +20,8 @@ pub const NAME: &str = "test.xor";
 /// The name of the codec that appends bytes.
 pub const PADDING: &str = "test.padding";
 
-// zarrs finds them as it finds its own: before `main`, with no lock that another thread may need.
+// zarrs finds these codecs like its own: they are registered before `main`, without a lock that
+// another thread may need.
 inventory::submit! {
     CodecPluginV3::new::<Flips>()
 }
@@ -50,7 +51,7 @@ impl CodecTraitsV3 for Pads {
 
 #[derive(Debug)]
 struct Xor {
-    /// Whether bytes are appended, and how many of them, which depends on the others.
+    /// Whether bytes are appended. Their number depends on the content.
     padding: bool,
 }
 

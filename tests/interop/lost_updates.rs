@@ -1,8 +1,9 @@
-//! The `lost_updates` example, run as a user runs it: eight processes that update subchunks of the same
-//! shards lose updates through zarrs alone, which shows that they can, and none through
-//! `SparseShardStore`. What is consolidated in the end is read by zarrs, zarr-python and tensorstore.
+//! The `lost_updates` example, run like a user's program. Eight processes update subchunks of the
+//! same shards. With zarrs alone they lose updates, which shows that the test can detect losses.
+//! With `SparseShardStore` they lose none. zarrs, zarr-python and tensorstore read the consolidated
+//! shards.
 //!
-//! The two Pythons come as `main.rs` says.
+//! `main.rs` describes the installation of the Python implementations.
 
 use std::fs;
 use std::io::{self, Write};
@@ -24,7 +25,7 @@ fn program() -> PathBuf {
     processes::example("lost_updates")
 }
 
-/// Runs the example, and returns what it printed.
+/// Runs the example, and returns its output.
 fn demonstrate(directory: &Path) -> String {
     let output = Command::new(program()).arg(directory).output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -33,7 +34,7 @@ fn demonstrate(directory: &Path) -> String {
     text
 }
 
-/// The number behind `before`.
+/// The number that follows `before`.
 fn number(text: &str, before: &str) -> u64 {
     let at = text
         .find(before)
@@ -45,7 +46,7 @@ fn number(text: &str, before: &str) -> u64 {
         .unwrap_or_else(|_| panic!("no number after `{before}` in\n{text}"))
 }
 
-/// The elements of the array, when no update is lost: 16 subchunks of 8 × 8 in a row.
+/// The expected elements of the array: 16 subchunks of 8 × 8 in a row.
 fn expected() -> Vec<u16> {
     let element = |at: u64| {
         let (row, column) = (at / 128, at % 128);
@@ -54,7 +55,7 @@ fn expected() -> Vec<u16> {
     (0..192 * 128).map(element).collect()
 }
 
-/// What is lost of an array that zarrs alone opens.
+/// The number of lost updates in an array, as zarrs alone reads it.
 fn lost(path: &Path) -> u64 {
     let store = Arc::new(FilesystemStore::new(path).unwrap());
     let array = Array::open(store, "/").unwrap();
@@ -77,7 +78,7 @@ fn eight_processes() {
     say(&text);
 
     let is_lost = lost(&arrays.join("ordinary.zarr"));
-    // A tenth would be a lot; usually it is most.
+    // At least a tenth is lost; usually most updates are.
     assert!(is_lost > SUBCHUNKS / 10, "{is_lost}:\n{text}");
     assert_eq!(number(&text, "zarrs alone: "), is_lost, "{text}");
 
@@ -89,12 +90,12 @@ fn eight_processes() {
         "{text}"
     );
     assert_eq!(number(&text, "zarrs alone, then: "), 0, "{text}");
-    // The rest was packed in the end.
+    // The other subchunks were packed at the end.
     let (_, consolidated) = text.split_once("consolidated: ").unwrap();
     let packed = number(&text, "failed, ") + number(consolidated, "shards, ");
     assert!(packed >= SUBCHUNKS, "{packed}:\n{text}");
 
-    // As tests/interop/interop.py wants it.
+    // The input for tests/interop/interop.py.
     let metadata = fs::read(arrays.join("sparse.zarr/zarr.json")).unwrap();
     let metadata: Value = serde_json::from_slice(&metadata).unwrap();
     let cases = Value::Object(Map::from_iter([("sparse.zarr".to_owned(), metadata)]));

@@ -1,13 +1,13 @@
-//! Other people's readers and writers: zarr-python, tensorstore and zarrita.js read what this crate
-//! writes, and this crate reads what they write, bit for bit.
+//! Other readers and writers: zarr-python, tensorstore and zarrita.js read this crate's arrays, and
+//! this crate reads theirs, bit for bit.
 //!
-//! The arrays are in `cases.rs`. The implementations come from `PyPI` and npm, in the
-//! versions that `requirements.txt` and `package-lock.json` name, and are
-//! installed under `target/interop` by the first test that needs them: that takes Python 3.11,
-//! its `venv` and a network. Without those the tests fail and say what to install.
+//! The arrays are in `cases.rs`. The implementations come from `PyPI` and npm, in the versions of
+//! `requirements.txt` and `package-lock.json`. The first test that needs them installs them under
+//! `target/interop`. That needs Python 3.11, its `venv` and a network. Without those the tests fail
+//! and say what to install.
 //!
-//! What an implementation cannot do is listed in its script with the reason. A case that is
-//! listed has to fail with the error that is listed, and one that is not has to work.
+//! Each script lists the cases that its implementation does not support, with the reason. A listed
+//! case must fail with the listed error, and every other case must work.
 //!
 //! zarrita.js cannot write shards: it answers "Unsupported: set on sharded arrays".
 //! [`zarrita_writes`] makes sure that this is still so.
@@ -66,8 +66,8 @@ fn zarrita_writes() {
     assert_eq!(writes(Tool::Zarrita), 0);
 }
 
-/// Arrays that another machine wrote, such as one with a GPU: the folder that this variable names
-/// has them as [`cases::hand_over`] and [`write`] would leave them.
+/// The environment variable for arrays from another machine, such as one with a GPU. It names a
+/// folder with the output of [`cases::hand_over`] and [`write`].
 const ARRAYS: &str = "ZARRS_CUDA_INTEROP_ARRAYS";
 
 #[test]
@@ -100,13 +100,13 @@ fn arrays_from_another_machine_are_read() {
     }
 }
 
-/// Lets a tool read and compare our arrays.
+/// Lets a tool read our arrays and compare their values.
 fn reads(tool: Tool) {
     let arrays = our_arrays();
     judge(tool, "read", arrays.path());
 }
 
-/// Lets a tool write arrays, and reads and compares them. Returns how many there were.
+/// Lets a tool write arrays. Reads and compares them, and returns their number.
 fn writes(tool: Tool) -> usize {
     register();
     let directory = temporary_directory();
@@ -118,8 +118,8 @@ fn writes(tool: Tool) -> usize {
     written.len()
 }
 
-/// Runs a tool's script over all cases. A case that is not listed as unsupported has to work, and
-/// one that is has to fail with the listed error. Returns the cases that worked.
+/// Runs a tool's script for all cases. A case that is listed as unsupported must fail with the
+/// listed error, and every other case must work. Returns the working cases.
 fn judge(tool: Tool, operation: &str, directory: &Path) -> Vec<&'static Case> {
     let output = tool.run(operation, directory);
     let mut reports: HashMap<String, Value> = String::from_utf8_lossy(&output.stdout)
@@ -167,7 +167,7 @@ fn judge(tool: Tool, operation: &str, directory: &Path) -> Vec<&'static Case> {
     worked
 }
 
-/// All cases, written by this crate: once for all tests that run at the same time.
+/// All cases, written by this crate. Concurrent tests share them.
 fn our_arrays() -> Arc<TempDir> {
     static ARRAYS: Mutex<Weak<TempDir>> = Mutex::new(Weak::new());
     let mut shared = ARRAYS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -192,7 +192,7 @@ fn write(case: &Case, path: &Path) {
     zarrs_cuda::explain(&array).expect(name);
     array.store_metadata().unwrap();
 
-    // Two parts, cut inside a shard, so that the second part updates it.
+    // Writes two parts. The border lies within a shard, so that the second part updates it.
     let shape = case.shape;
     let cut = shape[0] * 5 / 8;
     let row = case.values.len() / usize::try_from(shape[0]).unwrap();
@@ -212,7 +212,7 @@ fn write(case: &Case, path: &Path) {
     }
 }
 
-/// Compares the whole array and a grid of boxes that overlap one another.
+/// Compares the whole array, and a grid of overlapping boxes.
 fn read_and_compare(case: &Case, path: &Path) {
     let name = &case.name;
     let store = Arc::new(FilesystemStore::new(path).unwrap());

@@ -1,11 +1,12 @@
-//! Tests that register this crate's codec while they open an array, and open others with zarrs' own. A
-//! registration is for the whole process, so who opens an array has [`registry`].
+//! Tests that register this crate's codec while they open an array, and open other arrays with
+//! zarrs' own. A registration affects the whole process, so a test that opens an array holds
+//! [`registry`].
 //!
-//! | module | what is tested |
+//! | module | subject |
 //! |---|---|
-//! | `range_writes` | `RangeWrites`: parts of objects in stores that only replace whole ones |
+//! | `range_writes` | `RangeWrites`: partial writes for stores that only replace whole objects |
 //! | `sharded_store` | `ShardedStore` and `ShardingTransformer` |
-//! | `updates` | partial writes of shards: what is read afterwards, torn, or at the same time |
+//! | `updates` | partial writes of shards: later reads, torn writes, and concurrent writes |
 
 #![allow(
     clippy::unwrap_used,
@@ -18,7 +19,8 @@ mod updates;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Nobody else registers, or opens an array with sharding in sharding.
+/// A lock: no other test registers a codec, or opens an array with nested sharding, while it is
+/// held.
 fn registry() -> MutexGuard<'static, ()> {
     static REGISTRY: Mutex<()> = Mutex::new(());
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)

@@ -1,10 +1,10 @@
-//! Tests in a process that never registers this crate's codec, so that zarrs' codec is zarrs all the way
-//! down, also where sharding is nested: it is the oracle.
+//! Tests in a process that never registers this crate's codec. So zarrs' codec is zarrs' code
+//! entirely, also in nested sharding, and can be the oracle.
 //!
-//! | module | what is tested |
+//! | module | subject |
 //! |---|---|
-//! | `codec` | the codec against zarrs' own, data types without a fixed size, what went wrong once |
-//! | `examples` | the example programs, run as a user runs them |
+//! | `codec` | the codec compared with zarrs', data types without a fixed size, regressions |
+//! | `examples` | the example programs, run like a user's programs |
 //! | `maintenance` | shards that are compacted, recovered and inspected |
 //! | `sparse` | `SparseShardStore`: as a view, on files, killed, over nested shards |
 //! | `writer` | `ArrayWriter` |

@@ -1,4 +1,4 @@
-//! Shards in stores: compacted and recovered, and read by zarrs' own codec before and after.
+//! Shards in stores are compacted and recovered. zarrs' own codec reads them before and after.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ use zarrs_cuda_testing::{Rng, Shards, chunk_shape, codecs, effort, processes};
 
 type Store = dyn ReadableWritableStorageTraits;
 
-/// Shards of 4 × 6 elements of two bytes, of six subchunks.
+/// Shards of 4 × 6 elements of two bytes, with six subchunks.
 fn shards(codecs: Vec<Value>, location: ShardingIndexLocation, checksum: bool) -> Shards {
     Shards {
         shape: vec![4, 6],
@@ -57,7 +57,7 @@ fn kinds() -> Vec<Shards> {
     kinds
 }
 
-/// A store of each kind, and what keeps it.
+/// A store of each kind, with its temporary folder if there is one.
 fn stores() -> Vec<(Arc<Store>, Option<tempfile::TempDir>)> {
     let directory = || tempfile::tempdir().unwrap();
     let (plain, atomic) = (directory(), directory());
@@ -72,7 +72,7 @@ fn stores() -> Vec<(Arc<Store>, Option<tempfile::TempDir>)> {
     ]
 }
 
-/// An array of 2 × 2 such shards, as zarrs opens it by itself.
+/// An array of 2 × 2 such shards, opened with zarrs' codec.
 fn array(store: Arc<Store>, shards: &Shards, outer: &[Value]) -> Array<Store> {
     let sharding = json!({ "name": "sharding_indexed", "configuration": shards.json() });
     array_of(store, shards, &[&[sharding], outer].concat())
@@ -94,12 +94,12 @@ fn array_of(store: Arc<Store>, shards: &Shards, codecs: &[Value]) -> Array<Store
     Array::new_with_metadata(store, "/", metadata).unwrap()
 }
 
-/// What zarrs' own codec reads.
+/// Reads a shard with zarrs' own codec.
 fn read(array: &Array<Store>, shard: &[u64]) -> Vec<u16> {
     array.retrieve_chunk(shard).unwrap()
 }
 
-/// A shard with unused bytes between its subchunks, of which two are empty.
+/// A shard with unused bytes between its subchunks. Two subchunks are empty.
 fn with_holes(shards: &Shards, rng: &mut Rng) -> Vec<u8> {
     let element = |_| rng.next().to_le_bytes();
     let data: Vec<u8> = (0..shards.num_elements())
@@ -130,7 +130,7 @@ fn compaction_keeps_what_readers_read() {
             let before = read(&array, &[1, 0]);
             assert!(before.iter().any(|&element| element != 0));
             let compaction = compact(&*store, &key, &format).unwrap().unwrap();
-            // Subchunks 0, 2, 3 and 5 are stored, after so many unused bytes.
+            // Subchunks 0, 2, 3 and 5 are stored, each after a gap.
             assert_eq!(compaction.before, shard.len() as u64);
             assert_eq!(
                 compaction.after,
@@ -161,7 +161,7 @@ fn a_shard_of_empty_subchunks_is_erased() {
     }
 }
 
-/// Where nothing is to be gained nothing is stored: this store would not.
+/// A shard that cannot become smaller is not stored: this store would reject it.
 #[test]
 fn a_compact_shard_is_not_stored_again() {
     let shards = &kinds()[0];
@@ -187,7 +187,7 @@ fn a_compact_shard_is_not_stored_again() {
     assert_eq!(error, "cannot erase c/0/0: read only");
 }
 
-/// The record of `docs/reference/updates.md`.
+/// The record that `docs/reference/updates.md` describes.
 fn record(offset: usize, old: Option<(usize, &[u8])>, new_end: usize, new: &[u8]) -> Vec<u8> {
     let print = twox_hash::XxHash3_64::oneshot;
     let (old_end, old_index) = old.map_or((0, 0), |(end, index)| (end, print(index)));
@@ -228,7 +228,7 @@ fn a_torn_update_is_undone_or_completed() {
                 RecoveryOutcome::Absent
             );
 
-            // The subchunk 1, which was empty, becomes as 0 is, behind everything.
+            // Subchunk 1 was empty. The update appends a copy of subchunk 0 for it.
             let shard = with_holes(&shards, &mut Rng(2));
             let old_index = index_of(&shards, &shard);
             let mut entries = shards.index.entries(&shard, 6);
@@ -260,7 +260,7 @@ fn a_torn_update_is_undone_or_completed() {
                 let recovery = recover(&*store, &key, &format).unwrap();
                 let (outcome, now) = match shards.index.location {
                     Start if len < new_end => (RecoveryOutcome::Intact, &before),
-                    // The new index at the start was not written: the old one is valid.
+                    // The new index at the start was not written, so the old one is valid.
                     Start => (RecoveryOutcome::Intact, &before),
                     End if len < new_end => (RecoveryOutcome::Undone, &before),
                     End => (RecoveryOutcome::Intact, &after),
@@ -278,7 +278,7 @@ fn a_torn_update_is_undone_or_completed() {
             }
             if shards.index.location == Start {
                 let mut torn = grown;
-                // Half of the entry that changes.
+                // Half of the changed entry.
                 torn[..24].copy_from_slice(&new_index[..24]);
                 store.set(&key, torn.into()).unwrap();
                 let error = compact(&*store, &key, &format).unwrap_err().to_string();
@@ -290,7 +290,7 @@ fn a_torn_update_is_undone_or_completed() {
                 assert_eq!(recovery.outcome, RecoveryOutcome::Completed);
                 assert_eq!(read(&array, &[0, 1]), after);
             }
-            // What the update left behind is unused bytes.
+            // The remains of the update are unused bytes.
             compact(&*store, &key, &format).unwrap();
             let again = recover(&*store, &key, &format).unwrap();
             assert_eq!(again.outcome, RecoveryOutcome::Intact);
@@ -345,7 +345,7 @@ fn what_cannot_be_recovered_is_reported_and_kept() {
         assert!(matches!(error, Error::UpdatePending { .. }), "{error}");
     }
 
-    // A subchunk whose checksum is wrong: the others are readable.
+    // One subchunk has a wrong checksum. The others are readable.
     let mut broken = whole.clone();
     let [offset, _] = shards.index.entries(&whole, 6)[2];
     broken[usize::try_from(offset).unwrap()] ^= 1;
@@ -397,7 +397,7 @@ fn arrays_that_do_not_store_shards_are_refused() {
     );
 }
 
-/// Array-to-array codecs before the sharding codec change what a shard is.
+/// Array-to-array codecs before the sharding codec change the shape of the shard.
 #[test]
 fn the_shard_of_a_transposed_array() {
     let shards = Shards {
@@ -427,7 +427,7 @@ fn the_shard_of_a_transposed_array() {
     assert_eq!(read(&array, &[0, 0]), before);
 }
 
-/// Elements of any size: zarrs' codec decodes them.
+/// Elements of variable size, which zarrs' codec decodes.
 #[test]
 fn strings() {
     let shards = Shards {
@@ -536,7 +536,7 @@ fn an_inspection_of_what_is_broken() {
         let shard = with_holes(&shards, &mut Rng(6));
         let key = array.chunk_key(&[0, 0]);
 
-        // A record of an update that is not done.
+        // The record of an unfinished update.
         let mut entries = shards.index.entries(&shard, 6);
         let index = shards.index.encode(&entries);
         let record = record(
@@ -555,7 +555,7 @@ fn an_inspection_of_what_is_broken() {
         assert_eq!(found.index_problem.is_some(), location == End);
         assert_eq!(found.to_string().contains("PENDING"), location == End);
 
-        // Entries that overlap, lie over the index, or outside.
+        // Entries that overlap each other, overlap the index, or lie outside.
         entries[1] = [entries[0][0] + 2, 8];
         entries[2] = [u64::MAX - 2, 8];
         let in_index = match location {
@@ -594,7 +594,7 @@ fn an_inspection_of_what_is_broken() {
             "{text}"
         );
 
-        // No index at all.
+        // The shard is too short for an index.
         store.set(&key, shard[..7].to_vec().into()).unwrap();
         let found = all.inspect(&[0, 0]).unwrap().unwrap();
         assert_eq!(
@@ -614,7 +614,8 @@ fn shards_with_many_unused_bytes_are_pending() {
         let store: Arc<Store> = Arc::new(MemoryStore::new());
         let array = array(store.clone(), &shards, &[]);
         let all = maintenance::Shards::of(&array).unwrap();
-        // 96 bytes of index, 48 of data: 160 unused bytes are what an update needs, and 48 a quarter.
+        // 96 bytes of index, and 48 of data. An update needs 160 unused bytes, and 48 are a
+        // quarter.
         let with_gap = |gap| {
             let subchunks = (0..6).map(|n| (if n == 5 { gap } else { 0 }, Some(vec![n; 8])));
             shards.index.shard(&subchunks.collect::<Vec<_>>())
@@ -634,7 +635,7 @@ fn shards_with_many_unused_bytes_are_pending() {
         assert_eq!(all.pending().unwrap(), Vec::<Vec<u64>>::new());
         assert_eq!(read(&array, &[0, 1]), before);
 
-        // An index that is broken: for recovery, not for compaction.
+        // A broken index needs recovery, not compaction.
         let mut broken = with_gap(1000);
         let [at, _] = [broken.len() - 96, 0];
         let at = if location == Start { 0 } else { at };
@@ -642,7 +643,7 @@ fn shards_with_many_unused_bytes_are_pending() {
         store.set(&array.chunk_key(&[1, 0]), broken.into()).unwrap();
         assert_eq!(all.pending().unwrap(), Vec::<Vec<u64>>::new());
 
-        // What is allowed is a matter of the codec's options.
+        // The codec's options determine how many unused bytes are allowed.
         store
             .set(&array.chunk_key(&[1, 1]), with_gap(200).into())
             .unwrap();
@@ -708,7 +709,7 @@ async fn asynchronously() {
     );
 }
 
-/// The shards of an array in an asynchronous store are what they are in one that blocks.
+/// The shards of an array are the same in an asynchronous store as in a blocking one.
 #[tokio::test]
 async fn the_shards_of_an_array_asynchronously() {
     for location in [Start, End] {
@@ -744,7 +745,7 @@ async fn the_shards_of_an_array_asynchronously() {
             expected.stored().unwrap()
         );
         assert_eq!(all.async_stored().await.unwrap().len(), 3);
-        // An index at the start was not touched by the update.
+        // The update did not touch an index at the start.
         if location == End {
             let error = all.async_compact(&[0, 1]).await.unwrap_err();
             assert!(matches!(error, Error::UpdatePending { .. }), "{error}");
@@ -773,7 +774,7 @@ async fn the_shards_of_an_array_asynchronously() {
     }
 }
 
-/// Whatever is stored: no panic, and nothing that is not small is added.
+/// Random objects cause no panic. Maintenance adds only few bytes.
 #[test]
 fn hostile_objects() {
     let mut all = kinds();
@@ -919,7 +920,7 @@ fn the_example_shows_shards() {
     assert!(!path.join("nothing").exists());
 }
 
-/// A store that changes nothing.
+/// A store that rejects changes.
 struct ReadOnly(Arc<MemoryStore>);
 
 impl ReadableStorageTraits for ReadOnly {

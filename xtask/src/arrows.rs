@@ -1,8 +1,8 @@
-//! Which part of the library uses which, held against the picture in `docs/architecture.md`.
+//! Compares the dependencies within the library with the picture in `docs/architecture.md`.
 //!
-//! Every path that begins with `crate`, `super` or `self`, or with a module that a file declares or
-//! imports, is followed to the file that defines what it names, through re-exports. Each file is in a
-//! room. The table of rooms in `docs/architecture.md` says which rooms a room may use.
+//! Paths that start with `crate`, `super` or `self`, or with a module that a file declares or
+//! imports, are followed to the file that defines the named item, through re-exports. Each file
+//! belongs to a room. The table of rooms in `docs/architecture.md` says which rooms a room may use.
 
 mod paths;
 
@@ -11,22 +11,22 @@ use std::fs;
 
 use crate::{Result, sources};
 
-/// Where the table is.
+/// The file with the table.
 const PICTURE: &str = "docs/architecture.md";
 /// The heading above the table.
 const HEADING: &str = "## Rooms";
 
-/// Arrows outside of the picture that are still there: a file, and the room that it uses. Only ever
-/// fewer: one that is gone has to go from here, too.
+/// Known arrows outside of the picture: a file, and the room that it uses. The list may only
+/// shrink: an arrow that is gone must be removed from it.
 const STILL_THERE: &[(&str, &str)] = &include!("arrows/still_there.in");
 
-/// Files that use each other in a circle, and are still to be taken apart. Only ever fewer.
+/// Known circles of files that use each other. The list may only shrink.
 const STILL_CIRCLES: &[&[&str]] = &include!("arrows/still_circles.in");
 
-/// A file, without `src/`, and each file that it uses.
+/// For each file, without `src/`: the files that it uses.
 pub(crate) type Arrows = BTreeMap<String, BTreeSet<String>>;
 
-/// A room: its name, the files and folders that are in it, and the rooms that it may use.
+/// A room: its name, its files and folders, and the rooms that it may use.
 #[derive(Debug)]
 struct Room {
     name: String,
@@ -35,7 +35,8 @@ struct Room {
 }
 
 impl Room {
-    /// How much of `file` a place of this room names, in bytes; `None` if the file is elsewhere.
+    /// The length of the longest place of this room that contains `file`, in bytes; `None` if no
+    /// place does.
     fn has(&self, file: &str) -> Option<usize> {
         let names = |place: &&String| match place.strip_suffix('/') {
             Some(_) => file.starts_with(place.as_str()),
@@ -45,17 +46,17 @@ impl Room {
     }
 }
 
-/// What is wrong.
+/// The problems.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Found {
-    /// Files that no room has.
+    /// Files outside of every room.
     homeless: BTreeSet<String>,
-    /// The file that uses, the room that it is in, the room that it uses, and the file there.
+    /// The using file, its room, the used room, and the used file.
     arrows: BTreeSet<(String, String, String, String)>,
     circles: BTreeSet<Vec<String>>,
 }
 
-/// Print everything outside of the picture. An error if anything is, that is not known yet.
+/// Prints everything outside of the picture. Fails if any of it is not known yet.
 pub(crate) fn print() -> Result<()> {
     let found = look()?;
     for (file, room, used, of) in &found.arrows {
@@ -78,7 +79,7 @@ fn look() -> Result<Found> {
     Ok(judge(&rooms(&text)?, &arrows))
 }
 
-/// The rooms of the table below the heading.
+/// Parses the table of rooms below the heading.
 fn rooms(text: &str) -> Result<Vec<Room>> {
     let missing = || format!("{PICTURE} has no table of rooms below \"{HEADING}\"");
     let (_, section) = text.split_once(HEADING).ok_or_else(missing)?;
@@ -116,7 +117,7 @@ fn rooms(text: &str) -> Result<Vec<Room>> {
 
 fn judge(rooms: &[Room], arrows: &Arrows) -> Found {
     let mut found = Found::default();
-    // The place that names most of a file has it.
+    // A file belongs to the room with the longest matching place.
     let room_of = |file: &str| {
         let places = rooms
             .iter()
@@ -152,8 +153,7 @@ fn is_part(file: &str, module: &str) -> bool {
     module == "lib.rs" || folder.is_some_and(|folder| file.starts_with(&folder))
 }
 
-/// Files of which each is reached from each other one. That a part uses the module that it is a part of
-/// makes no circle.
+/// Groups of files that all reach each other. The use of a module by its own part is ignored.
 fn circles(arrows: &Arrows) -> BTreeSet<Vec<String>> {
     let reached: BTreeMap<&str, BTreeSet<&str>> = arrows
         .keys()
@@ -184,7 +184,7 @@ fn circles(arrows: &Arrows) -> BTreeSet<Vec<String>> {
         .collect()
 }
 
-/// What is wrong and not known, and what is known and no longer wrong.
+/// Problems that are not known, and known problems that are gone.
 fn complaints(found: &Found) -> Vec<String> {
     let mut wrong = Vec::new();
     for file in &found.homeless {

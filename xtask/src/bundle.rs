@@ -1,4 +1,5 @@
-//! `target/gpu-bundle`: what runs on a machine with an NVIDIA driver, no Rust and no network.
+//! Builds `target/gpu-bundle`, which runs on a machine with an NVIDIA driver but without Rust or a
+//! network.
 
 use crate::{Result, cargo, output, pypi, target};
 use serde_json::Value;
@@ -8,10 +9,10 @@ use std::{
     process::Command,
 };
 
-/// Bytes that the folder may have.
+/// The largest size of the folder, in bytes.
 const LIMIT: u64 = 60_000_000;
 
-/// Build the folder; with the library of nvCOMP if `nvcomp`.
+/// Builds the folder, with the nvCOMP library if `nvcomp`.
 pub(crate) fn build(nvcomp: bool) -> Result<()> {
     let folder = target().join("gpu-bundle");
     if folder.exists() {
@@ -19,7 +20,7 @@ pub(crate) fn build(nvcomp: bool) -> Result<()> {
     }
     create(&folder)?;
 
-    // As the tests run everywhere else: with overflow checks and debug assertions.
+    // The same profile as elsewhere: with overflow checks and debug assertions.
     let tests = executable(&["--profile", "test", "--lib"])?;
     let tests = binary(&tests, &folder.join("zarrs_cuda-tests"))?;
     let bench = executable(&["--profile", "bench", "--bench", "device"])?;
@@ -46,8 +47,9 @@ pub(crate) fn build(nvcomp: bool) -> Result<()> {
     Ok(())
 }
 
-/// Build the target that `arguments` of `cargo rustc` name, with the C++ runtime in it, which the
-/// emulator and the compressors need: the other machine's may be older. Returns the executable.
+/// Builds the target that `arguments` of `cargo rustc` name. Links the C++ runtime statically,
+/// which the emulator and the compressors need: the other machine's may be older. Returns the
+/// executable.
 fn executable(arguments: &[&str]) -> Result<PathBuf> {
     let runtime = static_runtime()?;
     let mut command = cargo();
@@ -78,7 +80,7 @@ fn executable(arguments: &[&str]) -> Result<PathBuf> {
     }
 }
 
-/// Put a copy without symbols of the debugger at `to`.
+/// Copies a binary to `to` without debug symbols.
 fn binary(from: &Path, to: &Path) -> Result<PathBuf> {
     output(
         Command::new("strip")
@@ -90,9 +92,11 @@ fn binary(from: &Path, to: &Path) -> Result<PathBuf> {
     Ok(to.to_owned())
 }
 
-/// A folder with `libstdc++.a` alone: a linker that looks there first takes it for `-lstdc++`.
+/// Returns a folder that only holds `libstdc++.a`. A linker that searches it first uses the file
+/// for `-lstdc++`.
 ///
-/// Not `libgcc_s`, which every machine has: the static one of GCC 12 asks for a newer glibc.
+/// `libgcc_s` stays dynamic, because every machine has it: the static one of GCC 12 needs a newer
+/// glibc.
 fn static_runtime() -> Result<PathBuf> {
     let name = "libstdc++.a";
     let compiler = env::var_os("CXX").unwrap_or_else(|| "c++".into());
@@ -103,8 +107,8 @@ fn static_runtime() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// The newest version of glibc that one of `programs` asks for. It is an error if one asks for the
-/// C++ runtime.
+/// The newest version of glibc that one of `programs` needs. Fails if one needs the dynamic C++
+/// runtime.
 fn needed_glibc(programs: &[&Path]) -> Result<String> {
     let mut newest = Vec::new();
     for program in programs {
@@ -119,25 +123,25 @@ fn needed_glibc(programs: &[&Path]) -> Result<String> {
     Ok(newest.join("."))
 }
 
-/// The newest of the `GLIBC_` versions in what `objdump -p` prints.
+/// The newest of the `GLIBC_` versions in the output of `objdump -p`.
 fn newest_glibc(headers: &str) -> Vec<u32> {
     let versions = headers
         .split_whitespace()
         .filter_map(|word| word.strip_prefix("GLIBC_"));
-    // Not GLIBC_PRIVATE and its like.
+    // Skips GLIBC_PRIVATE and the like.
     let numbers =
         versions.filter_map(|version| version.split('.').map(|n| n.parse().ok()).collect());
     numbers.max().unwrap_or_default()
 }
 
-/// nvCOMP's library, compressed, with its licence.
+/// Adds nvCOMP's library, compressed, and its licence.
 fn add_nvcomp(folder: &Path) -> Result<()> {
     let package = pypi::install("nvcomp.txt")?.join("nvidia/libnvcomp");
     let library = package.join("lib64/libnvcomp.so.6");
     let compressed = library.with_extension("6.xz");
     if !compressed.exists() {
         eprintln!("compressing {}", library.display());
-        // Renamed when it is complete.
+        // The file is renamed when it is complete.
         let script = "import lzma, os, sys\n\
             data = open(sys.argv[1], 'rb').read()\n\
             open(sys.argv[2] + '~', 'wb').write(lzma.compress(data, preset=9))\n\
@@ -168,7 +172,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
         .map_err(|e| format!("{} to {}: {e}", from.display(), to.display()))
 }
 
-/// The bytes of all files in `folder`.
+/// The size of all files in `folder`, in bytes.
 fn size(folder: &Path) -> Result<u64> {
     let error = |e: std::io::Error| format!("{}: {e}", folder.display());
     let mut bytes = 0;

@@ -1,4 +1,4 @@
-//! The fuzz targets, with libFuzzer.
+//! Runs the fuzz targets with libFuzzer.
 
 use std::env;
 use std::fs::{self, File};
@@ -7,20 +7,21 @@ use std::process::Command;
 
 use crate::{Result, cargo, output, run, target};
 
-/// Memory of the process, and of one allocation, in MiB. What an input may allocate is much less, and
-/// the targets look at that themselves.
+/// The memory limits of the process and of one allocation, in MiB. Inputs may allocate much less,
+/// which the targets check themselves.
 const MEMORY: (u32, u32) = (2048, 1024);
-/// Seconds for one input.
+/// The time limit for one input, in seconds.
 const TIMEOUT: u32 = 10;
-/// Bytes of an input.
+/// The largest length of an input, in bytes.
 const MOST_BYTES: u32 = 4096;
 
-/// Where the results of libFuzzer are, of all targets.
+/// The folder with libFuzzer's results for all targets.
 fn folder() -> PathBuf {
     target().join("fuzz")
 }
 
-/// `[TARGET...] [--minutes N]`: let libFuzzer look for inputs that fail, some minutes per target.
+/// `[TARGET...] [--minutes N]`: lets libFuzzer search for failing inputs, for some minutes per
+/// target.
 pub(crate) fn fuzz(arguments: &[&str]) -> Result<()> {
     let mut minutes = 1;
     let mut names = Vec::new();
@@ -68,23 +69,23 @@ fn targets() -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Compile the targets, with `AddressSanitizer` and what libFuzzer sees their paths by.
+/// Compiles the targets with `AddressSanitizer` and libFuzzer's instrumentation.
 fn build() -> Result<()> {
     output(cargo().args(["fuzz", "--version"])).map_err(|error| {
         format!("cargo-fuzz is missing, `cargo install cargo-fuzz --locked` installs it: {error}")
     })?;
-    // Sanitizers are options that only nightly compilers have, unless they are told to.
+    // Sanitizer options need a nightly compiler, or this variable.
     run(cargo()
-        // Libraries leave out checks where `fuzzing` is set: miniz_oxide does not compare checksums.
+        // With `--cfg fuzzing`, libraries leave out checks: miniz_oxide does not compare checksums.
         .args(["fuzz", "build", "--debug-assertions", "--no-cfg-fuzzing"])
         .env("RUSTFLAGS", "--cfg libfuzzer")
         .env("RUSTC_BOOTSTRAP", "1")
-        // Libraries in C are instrumented as well. GCC keeps constants of a scope in static memory,
-        // and LLVM's runtime takes a second look at them for one after their scope.
+        // C libraries are instrumented, too. GCC keeps constants of a scope in static memory, and
+        // LLVM's runtime mistakes a second access to them for one after the end of the scope.
         .env("CFLAGS", "-fno-sanitize-address-use-after-scope"))
 }
 
-/// The folder of the programs, which cargo-fuzz compiles for the host by its name.
+/// The folder of the programs. cargo-fuzz names it after the host's target.
 fn programs() -> Result<PathBuf> {
     let version = output(Command::new(rustc()).arg("-vV"))?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: "));
@@ -96,7 +97,7 @@ fn rustc() -> std::ffi::OsString {
     env::var_os("RUSTC").unwrap_or_else(|| "rustc".into())
 }
 
-/// Run one target, and print what came of it.
+/// Runs one target, and prints the result.
 fn look(name: &str, minutes: u32) -> Result<()> {
     let corpus = folder().join("corpus").join(name);
     let findings = folder().join("findings").join(name);
@@ -116,11 +117,11 @@ fn look(name: &str, minutes: u32) -> Result<()> {
         .arg(format!("-rss_limit_mb={all}"))
         .arg(format!("-malloc_limit_mb={one}"))
         .arg(format!("-max_len={MOST_BYTES}"))
-        // Libraries in C have tables of the same names.
+        // C libraries have tables with the same names.
         .env("ASAN_OPTIONS", "detect_odr_violation=0")
-        // Threads of pools live as long as the process.
+        // The threads of pools live as long as the process.
         .args(["-detect_leaks=0", "-print_final_stats=1"])
-        // Short inputs end before they say what is in a shard.
+        // Short inputs are useless: they end before they describe the content of a shard.
         .arg("-len_control=0")
         .stderr(file)
         .status()
@@ -142,11 +143,11 @@ fn look(name: &str, minutes: u32) -> Result<()> {
     ))
 }
 
-/// What libFuzzer prints about a run.
+/// libFuzzer's statistics of a run.
 #[derive(Debug, PartialEq, Eq)]
 struct Summary {
     executions: Option<u64>,
-    /// Edges of the program that were passed.
+    /// The number of reached edges of the program.
     coverage: Option<u64>,
     inputs: Option<String>,
 }

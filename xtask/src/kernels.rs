@@ -1,4 +1,5 @@
-//! `kernels/*.cu` to `kernels/ptx/*.ptx`, and the table of kernels that the crate embeds.
+//! Compiles `kernels/*.cu` to `kernels/ptx/*.ptx`, and writes the table of kernels that the crate
+//! embeds.
 
 use crate::{
     Result,
@@ -24,15 +25,15 @@ const OPTIONS: [&str; 4] = [
     "--gpu-architecture=compute_70",
     "--std=c++17",
     "--include-path=kernels",
-    // Without this, every module gets the constants of <nv/target>, which nobody uses.
+    // Without this, every module gets the constants of <nv/target>, which no kernel uses.
     "--define-macro=__NV_TARGET_H",
 ];
 
-/// On these a kernel may neither spill nor have a stack frame: the oldest that the PTX runs on,
-/// and every generation since that is built for data centres or workstations.
+/// Architectures on which no kernel may spill or have a stack frame. They are the oldest that the
+/// PTX supports, and every later generation for data centres or workstations.
 const NO_SPILLS: [u32; 5] = [70, 80, 90, 100, 120];
 
-/// Compile all kernels, report, and write what changed.
+/// Compiles all kernels, reports their resources, and writes changed files.
 pub(crate) fn write() -> Result<()> {
     let toolchain = pypi::install("kernels-toolchain.txt")?;
     let modules = compile(&toolchain)?;
@@ -53,7 +54,7 @@ pub(crate) fn write() -> Result<()> {
     Ok(())
 }
 
-/// Compile all kernels, report, and fail if what is checked in is not what comes out.
+/// Compiles all kernels, reports their resources, and fails if the checked-in files differ.
 pub(crate) fn check() -> Result<()> {
     let toolchain = pypi::install("kernels-toolchain.txt")?;
     let modules = compile(&toolchain)?;
@@ -102,7 +103,7 @@ fn compile(toolchain: &Path) -> Result<Vec<Module>> {
     Ok(modules)
 }
 
-/// The files with this extension, in order.
+/// The files with this extension, sorted.
 fn files(folder: &str, extension: &str) -> Result<BTreeSet<PathBuf>> {
     let error = |e: std::io::Error| format!("{folder}: {e}");
     let mut files = BTreeSet::new();
@@ -115,7 +116,7 @@ fn files(folder: &str, extension: &str) -> Result<BTreeSet<PathBuf>> {
     Ok(files)
 }
 
-/// Every file that is checked in, with its text.
+/// Every generated file that is checked in, with its text.
 fn outputs(modules: &[Module]) -> BTreeMap<PathBuf, String> {
     let file = |module: &Module| Path::new(MODULES).join(&module.name).with_extension("ptx");
     let mut outputs: BTreeMap<_, _> = modules
@@ -126,7 +127,7 @@ fn outputs(modules: &[Module]) -> BTreeMap<PathBuf, String> {
     outputs
 }
 
-/// Modules whose kernels are gone.
+/// Checked-in modules whose kernels are gone.
 fn stale(outputs: &BTreeMap<PathBuf, String>) -> Result<Vec<PathBuf>> {
     if !Path::new(MODULES).exists() {
         return Ok(Vec::new());
@@ -174,10 +175,10 @@ pub(crate) struct Module {
     text
 }
 
-/// Print what each kernel takes; fail if one spills.
+/// Prints the resources of each kernel. Fails if one spills.
 fn report(toolchain: &Path, modules: &[Module]) -> Result<()> {
     let assembler = toolchain.join("nvidia/cuda_nvcc/bin/ptxas");
-    // For the assembler, which reads files.
+    // Files for the assembler, which reads no other input.
     let folder = target().join("kernels-toolchain/ptx");
     fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
 

@@ -1,14 +1,14 @@
-//! How many lines of code the library has.
+//! Counts the library's lines of code.
 //!
-//! A line counts if it is neither blank nor a comment, and is part of what users compile. What is behind
-//! `cfg(test)` or a feature for this repository's own programs is counted apart.
+//! A line counts if it is neither blank nor a comment, and users compile it. Lines behind
+//! `cfg(test)` or a feature for this repository's own programs are counted separately.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::{Result, sources};
 
-/// Print the lines of each folder of `src`, and of all: for users, and for this repository.
+/// Prints the lines of each folder of `src`, and of all: for users, and for this repository.
 pub(crate) fn print() -> Result<()> {
     let mut folders = BTreeMap::new();
     let mut all = [0, 0];

@@ -1,8 +1,8 @@
-//! Whether the links of the documentation lead somewhere, as GitHub and as rustdoc render it.
+//! Checks the links in the documentation, as GitHub and rustdoc render it.
 //!
-//! Markdown is read as this repository writes it: inline links, links by reference and their
-//! definitions. Of rustdoc's pages those count that can be reached from the crate's first page, because
-//! `target/doc` may have older ones. Other sites are not asked.
+//! The check supports the Markdown of this repository: inline links, links by reference and their
+//! definitions. Only rustdoc pages that can be reached from the crate's first page count, because
+//! `target/doc` may have older ones. Links to other sites are not checked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,13 +13,13 @@ use crate::Result;
 /// Items of this crate on docs.rs, which are checked in rustdoc's pages.
 const ITEMS: &str = "https://docs.rs/zarrs_cuda/latest/";
 
-/// Files of this crate on docs.rs, which have to be in the package.
+/// Files of this crate on docs.rs, which must be in the package.
 const FILES: &str = "https://docs.rs/crate/zarrs_cuda/latest/source/";
 
-/// Folders without documentation of this repository.
+/// Folders without this repository's documentation.
 const PASSED_OVER: [&str; 3] = ["target", "node_modules", "corpus"];
 
-/// Check every link. rustdoc's pages have to be there.
+/// Checks every link. rustdoc's pages must exist.
 pub(crate) fn check() -> Result<()> {
     let doc = crate::target().join("doc");
     let first = doc.join("zarrs_cuda/index.html");
@@ -63,7 +63,7 @@ fn find_markdown(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
         let path = entry.map_err(|e| e.to_string())?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let hidden = name.starts_with('.');
-        // The definitions for rustdoc alone: every page that it makes has them.
+        // Definitions for rustdoc alone, which adds them to every page.
         let of_rustdoc = path.ends_with("src/guide/links.md");
         if hidden || of_rustdoc || PASSED_OVER.contains(&&*name) {
             continue;
@@ -78,13 +78,13 @@ fn find_markdown(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// What users get with the package.
+/// The files in the package.
 struct Packaged {
     excluded: Vec<String>,
 }
 
 impl Packaged {
-    /// By the line `exclude = [...]` of the manifest.
+    /// Reads the line `exclude = [...]` of the manifest.
     fn read() -> Result<Self> {
         let manifest = read(Path::new("Cargo.toml"))?;
         let list = manifest
@@ -111,7 +111,7 @@ impl Packaged {
 struct Site {
     packaged: Packaged,
     doc: PathBuf,
-    /// Of each file that a link leads to.
+    /// The anchors of each file that a link leads to.
     anchors: BTreeMap<PathBuf, BTreeSet<String>>,
     broken: BTreeSet<String>,
 }
@@ -133,14 +133,14 @@ impl Site {
         Ok(page.links.len())
     }
 
-    /// Check the pages of the crate from `first` on, and return how many there are.
+    /// Checks the pages of the crate, starting at `first`. Returns their number.
     fn check_pages(&mut self, first: &Path, links: &mut usize) -> Result<usize> {
         let mut waiting = vec![normal(first)];
         let mut seen = BTreeSet::from([normal(first)]);
         let of_crate = normal(&self.doc.join("zarrs_cuda"));
         while let Some(page) = waiting.pop() {
             let html = read(&page)?;
-            // Behind that are the documentation, and the links, of other crates.
+            // Documentation and links of other crates follow this heading.
             let own = html.split("id=\"blanket-implementations\"").next();
             for link in attributes(own.unwrap_or(&html), "href") {
                 *links += 1;
@@ -160,7 +160,7 @@ impl Site {
         Ok(seen.len())
     }
 
-    /// Note whether a link of `file` is broken.
+    /// Checks a link of `file`, and records it if it is broken.
     fn check_link(&mut self, file: &Path, link: &str) -> Result<()> {
         let broken = if let Some(item) = link.strip_prefix(ITEMS) {
             let page = self.doc.join("index.html");
@@ -187,7 +187,7 @@ impl Site {
         let Some((_, anchor)) = link.split_once('#') else {
             return Ok(false);
         };
-        // Lines of a source file, which a script of rustdoc understands.
+        // Line anchors of a source file, which a script of rustdoc handles.
         if anchor.is_empty() || target.components().any(|part| part.as_os_str() == "src") {
             return Ok(false);
         }
@@ -207,8 +207,8 @@ impl Site {
     }
 }
 
-/// The file that a link of `file` leads to; `None` for other sites. Rustdoc leaves paths as they are of
-/// items whose crates it does not document, and does not accept wrong ones.
+/// The file that a link of `file` leads to; `None` for other sites. rustdoc leaves paths of items
+/// unchanged if it does not document their crates, and it checks those paths itself.
 fn local(file: &Path, link: &str) -> Option<PathBuf> {
     if link.contains("::")
         || link.contains("://")
@@ -237,7 +237,7 @@ fn normal(path: &Path) -> PathBuf {
     normal
 }
 
-/// The values of an attribute in a page of rustdoc, which quotes all of them.
+/// The values of an attribute in a rustdoc page, where all values are quoted.
 fn attributes<'a>(html: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
     let start = format!(" {name}=\"");
     html.match_indices(&start)
@@ -290,7 +290,7 @@ impl Markdown {
         page
     }
 
-    /// The links of a line, in which code has been blotted out.
+    /// Reads the links of a line whose code is masked.
     fn read_line(&mut self, line: &str, used: &mut BTreeSet<String>) {
         for (at, _) in line.match_indices("](") {
             let link = line[at + 2..].split(')').next().unwrap_or_default();
@@ -304,13 +304,13 @@ impl Markdown {
     }
 }
 
-/// A label and where it leads.
+/// A label and its destination.
 fn definition(line: &str) -> Option<(&str, &str)> {
     let (label, link) = line.strip_prefix('[')?.split_once("]: ")?;
     (!label.contains('[')).then_some((label, link))
 }
 
-/// A line with `x` for everything in backticks, but for labels of links, which may be code.
+/// Replaces everything in backticks by `x`, except for labels of links, which may be code.
 fn without_code(line: &str) -> String {
     let mut text = String::new();
     for (n, part) in line.split('`').enumerate() {
@@ -326,7 +326,7 @@ fn without_code(line: &str) -> String {
     text
 }
 
-/// What GitHub and rustdoc call a heading.
+/// The anchor that GitHub and rustdoc give to a heading.
 fn slug(heading: &str) -> String {
     heading
         .trim()

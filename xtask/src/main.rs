@@ -24,7 +24,7 @@ use std::{
     process::{Command, ExitCode},
 };
 
-/// The errors of a task are read by people only.
+/// The error of a task, as text for people.
 type Result<T> = std::result::Result<T, String>;
 
 const USAGE: &str = "\
@@ -45,7 +45,7 @@ cargo xtask gpu-bundle          build target/gpu-bundle, a folder that runs the 
 fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    // Compilers see relative paths, wherever the repository is.
+    // Compilers see relative paths, so that the repository's place does not matter.
     let run = || {
         env::set_current_dir(root()).map_err(|e| format!("{}: {e}", root().display()))?;
         match arguments[..] {
@@ -88,7 +88,7 @@ fn cargo() -> Command {
     Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// Run `command` for people to watch.
+/// Runs `command` with visible output.
 fn run(command: &mut Command) -> Result<()> {
     match command.status() {
         Ok(status) if status.success() => Ok(()),
@@ -97,7 +97,7 @@ fn run(command: &mut Command) -> Result<()> {
     }
 }
 
-/// Run `command` and return what it prints.
+/// Runs `command`, and returns its output.
 fn output(command: &mut Command) -> Result<String> {
     let output = command
         .output()

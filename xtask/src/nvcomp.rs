@@ -1,4 +1,5 @@
-//! Compares what we assume of nvCOMP with what NVIDIA publishes, as far as no GPU is needed.
+//! Compares our assumptions about nvCOMP with NVIDIA's files, as far as this is possible without a
+//! GPU.
 
 use crate::{Result, cargo, output, pypi, run};
 use std::{env, fs, path::Path, process::Command};
@@ -8,8 +9,8 @@ const REQUIREMENTS: [&str; 2] = ["nvcomp.txt", "nvcomp5.txt"];
 
 const STAND_IN: &str = "kernels/nvcomp-stand-in/stand_in.c";
 
-/// Compile the functions of the stand-in against the headers of each version, and run the tests
-/// over the libraries.
+/// Compiles the stand-in's functions against the headers of each version, and runs the tests that
+/// use the libraries.
 pub(crate) fn check() -> Result<()> {
     for requirements in REQUIREMENTS {
         let package = pypi::install(requirements)?.join("nvidia/libnvcomp");
@@ -33,7 +34,7 @@ pub(crate) fn check() -> Result<()> {
         .env("ZARRS_CUDA_REQUIRE_NVCOMP", "1"))
 }
 
-/// The version that a file of requirements names, as the headers have it: 1.2.3 is 1203.
+/// The version in a file of requirements, as the headers write it: 1.2.3 is 1203.
 fn version(requirements: &str) -> Result<u32> {
     let file = Path::new("xtask").join(requirements);
     let text = fs::read_to_string(&file).map_err(|e| format!("{}: {e}", file.display()))?;

@@ -1,4 +1,4 @@
-//! NVRTC: CUDA C++ to PTX.
+//! NVRTC compiles CUDA C++ to PTX.
 
 use crate::Result;
 use libloading::Library;
@@ -22,7 +22,7 @@ type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
 type Text = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 type Destroy = unsafe extern "C" fn(*mut Program) -> c_int;
 
-/// The library, with the functions that are used here.
+/// The library, with the functions that this program uses.
 pub(crate) struct Nvrtc {
     create: Create,
     compile: Compile,
@@ -31,14 +31,14 @@ pub(crate) struct Nvrtc {
     ptx_size: Size,
     ptx: Text,
     destroy: Destroy,
-    /// Last, because the functions are in it.
+    /// The last field, so that it is dropped after the functions, which are in it.
     _library: Library,
 }
 
 impl Nvrtc {
     pub(crate) fn load(path: &Path) -> Result<Self> {
         let error = |e: libloading::Error| format!("{}: {e}", path.display());
-        // SAFETY: the file is of a package that is pinned by its hash. Loading it runs no code but
+        // SAFETY: the file comes from a package that is pinned by its hash. Loading it only runs
         // its own initialisers, and its header declares the functions with these types.
         unsafe {
             let library = Library::new(path).map_err(error)?;
@@ -55,7 +55,7 @@ impl Nvrtc {
         }
     }
 
-    /// Compile `source`, which is called `name` in messages, to PTX. A warning is an error.
+    /// Compiles `source` to PTX. Messages call it `name`. Warnings are errors.
     pub(crate) fn compile(&self, name: &str, source: &str, options: &[&str]) -> Result<String> {
         let c_string = |text: &str| CString::new(text).map_err(|e| format!("{name}: {e}"));
         let (source, name_) = (c_string(source)?, c_string(name)?);
@@ -70,7 +70,7 @@ impl Nvrtc {
         if code != 0 {
             return Err(format!("{name}: nvrtcCreateProgram failed with {code}"));
         }
-        // SAFETY: the program was created above, and `count` options are NUL-terminated and live.
+        // SAFETY: the program was created above; the `count` options are NUL-terminated and live.
         let code = unsafe { (self.compile)(program, count, options.as_ptr()) };
         let log = text(program, self.log_size, self.log);
         let ptx = text(program, self.ptx_size, self.ptx);
@@ -85,17 +85,17 @@ impl Nvrtc {
     }
 }
 
-/// What `get` writes for the program, `size` bytes with a NUL at the end.
+/// Returns the text that `get` writes for the program: `size` bytes with a NUL at the end.
 fn text(program: Program, size: Size, get: Text) -> std::result::Result<String, c_int> {
     let mut len = 0;
-    // SAFETY: only called with a program that was created and not destroyed, and two functions
-    // that belong together.
+    // SAFETY: the callers pass a program that was created and not destroyed, and two functions that
+    // belong together.
     let code = unsafe { size(program, &raw mut len) };
     if code != 0 {
         return Err(code);
     }
     let mut text = vec![0_u8; len];
-    // SAFETY: as above; `text` has the room that was asked for.
+    // SAFETY: as above; `text` is as long as `size` requires.
     let code = unsafe { get(program, text.as_mut_ptr().cast()) };
     if code != 0 {
         return Err(code);

@@ -1,9 +1,9 @@
-//! How many warps of a kernel fit on a multiprocessor, of those that it can hold.
+//! The occupancy of kernels: how many of a multiprocessor's warps can be resident.
 
 use crate::ptxas::Resources;
 
-/// What a multiprocessor has. The numbers are from "Technical Specifications per Compute
-/// Capability" in the CUDA C++ Programming Guide; those that are the same for all architectures
+/// The resources of a multiprocessor. The numbers are from "Technical Specifications per Compute
+/// Capability" in the CUDA C++ Programming Guide. Numbers that are the same for all architectures
 /// here are constants below.
 pub(crate) struct Architecture {
     pub(crate) sm: u32,
@@ -11,7 +11,7 @@ pub(crate) struct Architecture {
     shared: u32,
 }
 
-/// Those that the report has columns for.
+/// The architectures that have columns in the report.
 pub(crate) const ARCHITECTURES: [Architecture; 3] = [
     Architecture {
         sm: 80,
@@ -30,13 +30,13 @@ pub(crate) const ARCHITECTURES: [Architecture; 3] = [
 const WARPS: u32 = 64;
 const BLOCKS: u32 = 32;
 const REGISTERS: u32 = 64 << 10;
-/// Registers are given out to warps by this many,
+/// Registers are allocated to warps in multiples of this,
 const REGISTER_UNIT: u32 = 256;
-/// from files that are as many as the warps' schedulers.
+/// from as many register files as there are warp schedulers.
 const SCHEDULERS: u32 = 4;
-/// Shared memory is given out to blocks by this many bytes,
+/// Shared memory is allocated to blocks in multiples of this many bytes,
 const SHARED_UNIT: u32 = 128;
-/// on top of what the system keeps of each block's.
+/// plus this many bytes that the system reserves for each block.
 const SHARED_RESERVED: u32 = 1 << 10;
 
 /// The fraction of a multiprocessor's warps that can be resident, in percent.
@@ -59,7 +59,7 @@ pub(crate) fn percent(architecture: &Architecture, block: u32, resources: &Resou
 mod tests {
     use super::*;
 
-    // Expected: NVIDIA's occupancy calculator.
+    // The expected values are from NVIDIA's occupancy calculator.
     #[test]
     fn each_limit_limits() {
         let [sm_80, sm_90, _] = ARCHITECTURES;

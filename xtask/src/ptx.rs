@@ -1,4 +1,4 @@
-//! What a module of PTX says about itself.
+//! The properties of a PTX module.
 
 use crate::Result;
 
@@ -14,12 +14,12 @@ pub(crate) struct Module {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) name: String,
-    /// Threads per block, at most.
+    /// The largest number of threads per block.
     pub(crate) block: u32,
 }
 
 impl Module {
-    /// Read `text`, and hold it against what every driver that we support takes.
+    /// Parses `text`, and checks that every supported driver accepts it.
     pub(crate) fn parse(name: &str, text: String) -> Result<Self> {
         for line in [".version 8.0", ".target sm_70", ".address_size 64"] {
             if !text.lines().any(|l| l == line) {

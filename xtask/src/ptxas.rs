@@ -1,20 +1,20 @@
-//! ptxas: PTX to machine code, of which only the report is wanted.
+//! Runs ptxas, which assembles PTX to machine code. Only its report is used.
 
 use crate::{Result, output};
 use std::{path::Path, process::Command};
 
-/// What a kernel takes on an architecture.
+/// The resources of a kernel on an architecture.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Resources {
-    /// Per thread.
+    /// Registers per thread.
     pub(crate) registers: u32,
-    /// Bytes per block.
+    /// Shared memory per block, in bytes.
     pub(crate) shared: u32,
-    /// Bytes per thread: the stack frame, and what is spilled to memory.
+    /// Local memory per thread, in bytes: the stack frame, and spilled registers.
     pub(crate) local: u32,
 }
 
-/// Assemble `ptx` for `sm`, and return what each function in it takes.
+/// Assembles `ptx` for `sm`. Returns the resources of each function.
 pub(crate) fn resources(ptxas: &Path, ptx: &Path, sm: u32) -> Result<Vec<(String, Resources)>> {
     let mut command = Command::new(ptxas);
     command
@@ -24,8 +24,8 @@ pub(crate) fn resources(ptxas: &Path, ptx: &Path, sm: u32) -> Result<Vec<(String
     parse(&output(&mut command)?).map_err(|line| format!("{command:?} says what is new: {line}"))
 }
 
-/// ptxas names a function, then says what it takes, in two lines of one or more numbers with what
-/// they count.
+/// Parses the report. For each function ptxas prints its name, and then two lines with numbers and
+/// their units.
 fn parse(report: &str) -> std::result::Result<Vec<(String, Resources)>, String> {
     let mut functions: Vec<(String, Resources)> = Vec::new();
     for line in report.lines() {
@@ -52,7 +52,7 @@ fn parse(report: &str) -> std::result::Result<Vec<(String, Resources)>, String> 
             *counted += number.parse::<u32>().map_err(|_| line.to_owned())?;
         }
     }
-    // A report that is worded differently must not pass for one without spills.
+    // If the wording of the report changes, that must not look like a report without spills.
     match functions.iter().find(|(_, r)| r.registers == 0) {
         Some((name, _)) => Err(format!("nothing about the registers of {name}")),
         None => Ok(functions),

@@ -10,8 +10,8 @@ use std::{
 const REMEDY: &str = "Needed: Python 3 with venv (Debian, Ubuntu: apt-get install python3-venv), \
                       and a pip that reaches PyPI or an index that has these versions.";
 
-/// Install what the file `requirements` lists, unless an earlier run did, and return the folder
-/// that its packages are in.
+/// Installs the packages in the file `requirements`, unless an earlier run did. Returns the folder
+/// with the packages.
 pub(crate) fn install(requirements: &str) -> Result<PathBuf> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         return Err(format!(
@@ -26,7 +26,7 @@ pub(crate) fn install(requirements: &str) -> Result<PathBuf> {
     let stamp = root.join("stamp");
 
     fs::create_dir_all(&root).map_err(|e| format!("{}: {e}", root.display()))?;
-    // Held to the end of this function: other processes wait for it.
+    // The lock is held to the end of this function: other processes wait for it.
     let lock = File::create(root.join("lock")).map_err(|e| format!("{}: {e}", root.display()))?;
     lock.lock()
         .map_err(|e| format!("{}: {e}", root.display()))?;

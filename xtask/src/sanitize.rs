@@ -1,13 +1,14 @@
-//! The kernels on the emulator, compiled with a sanitizer: the emulator's tests, which show that it
-//! sees what it should, and those of the kernels or, where that is quick, of the whole engine.
+//! Runs the kernels on the emulator, compiled with a sanitizer. The emulator's tests show that it
+//! detects errors. The kernels' tests follow or, if that is quick enough, the tests of the whole
+//! engine.
 
 use crate::{Result, cargo, run};
 
-/// What the sanitizer finds ends the tests' process.
+/// A finding of the sanitizer ends the tests' process.
 pub(crate) fn run_tests(sanitizer: &str) -> Result<()> {
     let engine = ["--package", "zarrs_cuda", "--lib", "engine::cuda"];
     let kernels = ["--package", "zarrs_cuda", "--lib", "engine::cuda::kernels"];
-    // The tests of the simulation break the rules that the sanitizer watches.
+    // The simulation's tests break the rules on purpose that the sanitizer checks.
     let but = ["--", "--skip", "driver::simulation::tests"];
     let tests = if sanitizer == "thread" {
         kernels.to_vec()

@@ -1,4 +1,4 @@
-//! The source files of the library, without what users do not compile.
+//! The library's source files, without code that users do not compile.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,15 +12,15 @@ const NOT_FOR_USERS: [&str; 2] = ["test", "feature = \"internals\""];
 #[derive(Debug)]
 pub(crate) struct Source {
     pub(crate) file: PathBuf,
-    /// The modules above it, and its own: none for `lib.rs`.
+    /// The path of the module; empty for `lib.rs`.
     pub(crate) module: Vec<String>,
     /// Lines of code that users compile: neither blank nor a comment.
     pub(crate) library: Vec<String>,
-    /// How many lines of code users do not compile.
+    /// The number of lines of code that users do not compile.
     pub(crate) apart: usize,
 }
 
-/// All files of the library, from its root on.
+/// All files of the library, starting at its root.
 pub(crate) fn all() -> Result<Vec<Source>> {
     let mut sources = Vec::new();
     let src = Path::new("src");
@@ -28,8 +28,8 @@ pub(crate) fn all() -> Result<Vec<Source>> {
     Ok(sources)
 }
 
-/// Read a file and its modules, whose files are in `children` or folders of their names. A file that is
-/// `apart` has all its modules apart.
+/// Reads a file and its modules. Their files are in `children`, or in folders with their names. If
+/// the file is `apart`, so are all of its modules.
 fn read(
     file: &Path,
     children: &Path,
@@ -45,7 +45,7 @@ fn read(
         library: Vec::new(),
         apart: 0,
     };
-    // What the attributes before an item say, and where an item that is apart ends.
+    // The attributes before an item, and the end of an item that is apart.
     let mut attributes = Attributes::default();
     let mut until: Option<String> = None;
     for line in text.lines() {
@@ -76,7 +76,7 @@ fn read(
             read(&next, &its_children, &module, apart || this, sources)?;
         } else if this && !code.ends_with(';') && !code.ends_with('}') && !code.ends_with(',') {
             let indent = &line[..line.len() - line.trim_start().len()];
-            // rustfmt closes an item where it began.
+            // rustfmt indents the closing brace like the start of the item.
             until = Some(format!("{indent}}}"));
         }
     }
@@ -99,9 +99,9 @@ impl Attributes {
     }
 }
 
-/// Whether users do not compile what has this attribute.
+/// Whether the attribute keeps its item from users.
 fn is_apart(attribute: &str) -> bool {
-    // `any(target_os = "linux", test)` is compiled by some users.
+    // Some users compile `any(target_os = "linux", test)`.
     let condition = attribute
         .trim_start_matches("#[cfg(")
         .trim_end_matches(")]");
@@ -130,7 +130,7 @@ fn declared(code: &str) -> Option<&str> {
     (visible && is_name).then_some(name)
 }
 
-/// The file of a module, and the folder of its own modules.
+/// The file of a module, and the folder of its child modules.
 fn files(children: &Path, folder: &Path, module: &str, path: Option<&str>) -> (PathBuf, PathBuf) {
     if let Some(path) = path {
         let file = folder.join(path);

@@ -19,7 +19,7 @@ pub(crate) struct Bus<'b, 'd> {
 }
 
 impl<'b, 'd> Bus<'b, 'd> {
-    /// Allocate the buffers, and see that a round trip gives the same bytes.
+    /// Allocates the buffers, and checks that a round trip returns the same bytes.
     pub(crate) fn new(workbench: &'b Workbench<'d>, sizes: &Sizes, data: &[u8]) -> Result<Self> {
         let this = Self {
             workbench,
@@ -33,7 +33,8 @@ impl<'b, 'd> Bus<'b, 'd> {
         workbench.fill(this.device_out, 0)?;
         this.seconds_to_device()?;
         workbench.check("a copy to the device", this.device_in, [(0, data)])?;
-        // From the device: what was copied there, and not what is copied at the same time later.
+        // Checks a copy from `device_in`. The timed copies from the device use another buffer, so
+        // that they can run at the same time as uploads.
         let back = (Span::Device(this.device_in), Span::Pinned(this.pinned_out));
         workbench.run(|stream| this.copy(stream, back))?;
         let same = workbench.read(this.pinned_out)?.starts_with(data);
@@ -46,8 +47,8 @@ impl<'b, 'd> Bus<'b, 'd> {
         stream: StreamId,
         (from, to): (Span, Span),
     ) -> std::result::Result<(), DriverError> {
-        // SAFETY: buffers of the workbench, which waits for its streams before it frees them; every
-        // caller waits for the copy.
+        // SAFETY: the buffers belong to the workbench, which synchronises its streams before it
+        // frees them. Every caller waits for the copy.
         unsafe { self.workbench.driver.copy(stream, from, to) }
     }
 
@@ -59,17 +60,17 @@ impl<'b, 'd> Bus<'b, 'd> {
         (Span::Device(self.device_out), Span::Pinned(self.pinned_out))
     }
 
-    /// Seconds of a copy to the device.
+    /// Times a copy to the device, in seconds.
     pub(crate) fn seconds_to_device(&self) -> Result<f64> {
         self.workbench.time(|stream| self.copy(stream, self.up()))
     }
 
-    /// Seconds of a copy from the device.
+    /// Times a copy from the device, in seconds.
     pub(crate) fn seconds_from_device(&self) -> Result<f64> {
         self.workbench.time(|stream| self.copy(stream, self.down()))
     }
 
-    /// Seconds of both at once.
+    /// Times both copies at once, in seconds.
     pub(crate) fn seconds_of_both(&self) -> Result<f64> {
         self.workbench
             .time_both([&|stream| self.copy(stream, self.up()), &|stream| {
@@ -77,7 +78,7 @@ impl<'b, 'd> Bus<'b, 'd> {
             }])
     }
 
-    /// Bytes of each copy.
+    /// The length of each copy, in bytes.
     pub(crate) fn len(&self) -> usize {
         self.pinned_in.len
     }

@@ -1,9 +1,9 @@
-//! The engine with a compressor, as it is called: from an ordinary `Vec` to the bytes of a shard.
+//! The whole engine with a compressor: from an ordinary `Vec` to the bytes of a shard.
 //!
-//! It cannot be faster than the slowest of nvCOMP alone, on the same batches and with the data on
-//! the device, a copy to the device, and the copies on the host, of which the one back is as long
-//! as what was compressed. Each is timed in turns with the engine, and so are the host engine and
-//! zarrs' own codec on all cores.
+//! The engine cannot be faster than the slowest of three: nvCOMP alone on the same batches with the
+//! data on the device, a copy to the device, and the copies on the host. The copy back to the host
+//! is only as long as the compressed bytes. Each of these is timed in turns with the engine. So are
+//! the host engine and zarrs' own codec on all cores.
 
 use std::borrow::Cow;
 use std::num::NonZeroU64;
@@ -33,18 +33,18 @@ use zarrs_cuda::internals::cuda::{Compressors, CudaEngine, Limits};
 use zarrs_cuda::internals::engine::{BloscStage, Cname, Engine, EngineError, Shuffle, Stage};
 use zarrs_cuda::internals::host::HostEngine;
 
-/// Of the slowest of what the engine cannot avoid.
+/// The goal, as a part of the slowest step that the engine cannot avoid.
 const GOAL: f64 = 0.8;
 
-/// Of zarrs' codec.
+/// The goal, as a multiple of zarrs' codec.
 const GOAL_OF_ZARRS: f64 = 3.0;
 
-/// A compressor, as the engines and as zarrs know it.
+/// A compressor, with its descriptions for the engines and for zarrs.
 struct Codec {
     name: &'static str,
     stage: Stage,
     configuration: Value,
-    /// Of the slowest thing, and of zarrs.
+    /// The goals relative to the slowest step, and to zarrs.
     goals: [Option<f64>; 2],
 }
 
@@ -87,7 +87,7 @@ fn codecs() -> [Codec; 4] {
     ]
 }
 
-/// Microscopy-like: a smooth field, and 5 bits of noise, in so many cubes one behind the other.
+/// Microscopy-like data: a smooth field with 5 bits of noise, as consecutive cubes.
 #[allow(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
@@ -130,7 +130,7 @@ pub(crate) fn microscopy(edge: usize, cubes: usize) -> Vec<u8> {
     data
 }
 
-/// Shards of one size, so many that none is in a cache when its turn comes again.
+/// Shards of one size. They are so many that no shard is still in a cache when it is used again.
 struct Data {
     edge: usize,
     bytes: Vec<u8>,
@@ -160,7 +160,7 @@ pub(crate) fn measure(
     );
     let library = match nvcomp::of_process(sizes.nvcomp.as_deref()) {
         Ok(library) => library,
-        // Whoever names one wants it measured.
+        // A user who names a library wants it measured, so its absence is an error then.
         Err(reason) if sizes.nvcomp.is_none() && std::env::var_os(VARIABLE).is_none() => {
             report.say(&format!("  not measured: {reason}"));
             report.note("not_measured", reason);
@@ -201,7 +201,7 @@ fn engine_for(engine: &CudaEngine, kind: &Kind, sizes: &Sizes, tuning: Tuning) -
     CudaEngine::new(engine.devices.clone(), limits, tuning).for_chain(&kind.chain, compressors)
 }
 
-/// Bytes of `shard` encoded on `engine`, if the host reads them.
+/// Encodes `shard` on `engine`. Returns the encoded size if the host decodes the right elements.
 fn verified(engine: &CudaEngine, kind: &Kind, shard: &[u8]) -> Result<usize> {
     let job = kind.job(1);
     let encoded = engine.encode(&job, shard, 0, 0)?;
@@ -236,7 +236,7 @@ impl Zarrs {
         })
     }
 
-    /// Encode on so many threads of the pool.
+    /// Encodes on this many threads of the pool.
     fn encode(&self, shard: &[u8], threads: usize) -> std::result::Result<Vec<u8>, EngineError> {
         let encoded = self.codec.encode(
             ArrayBytes::new_flen(Cow::Borrowed(shard)),
@@ -250,7 +250,8 @@ impl Zarrs {
     }
 }
 
-/// nvCOMP alone, with the first batch of a shard in the memory that the engine would give it.
+/// nvCOMP alone. Its input is the first batch of a shard, and its memory is as large as in the
+/// engine.
 struct Alone<'d> {
     workbench: Workbench<'d>,
     compressor: Compressor,
@@ -261,7 +262,7 @@ struct Alone<'d> {
     temp: DeviceSpan,
     output_sizes: DeviceSpan,
     statuses: DeviceSpan,
-    /// What is compressed.
+    /// The length of the input, in bytes.
     bytes: usize,
 }
 
@@ -303,7 +304,7 @@ impl<'d> Alone<'d> {
             let shuffled = slots(count, stride)?;
             workbench.upload(shuffled.span, &bytes)?;
             let enqueue = |stream| {
-                // SAFETY: the workbench's memory, and waited for.
+                // SAFETY: the memory belongs to the workbench, and the stream is synchronised.
                 unsafe { shuffle(driver, stream, what, inputs, shuffled, blocks) }
             };
             workbench.run(enqueue)?;
@@ -316,7 +317,7 @@ impl<'d> Alone<'d> {
             input_sizes: workbench.device(chunks_of_all * 8)?,
             output_pointers: workbench.device(chunks_of_all * 8)?,
         };
-        // SAFETY: the workbench's memory, and waited for.
+        // SAFETY: the memory belongs to the workbench, and the stream is synchronised.
         workbench.run(|stream| unsafe {
             let chunking = compression.chunking;
             chunks(driver, stream, inputs, chunking, None, outputs, tables)
@@ -355,8 +356,8 @@ impl<'d> Alone<'d> {
         };
         let driver = self.workbench.driver;
         let enqueue = |stream| {
-            // SAFETY: the workbench's memory, and waited for; the tables are as `chunks` wrote
-            // them, for slots whose strides are multiples of the alignments.
+            // SAFETY: the memory belongs to the workbench, and the stream is synchronised. `chunks`
+            // wrote the tables for slots whose strides are multiples of the alignments.
             unsafe { self.compressor.compress(driver, stream, &batch) }
         };
         self.workbench.time(enqueue)
@@ -374,7 +375,7 @@ struct Subject<'a> {
     shards: Vec<&'a [u8]>,
     alone: Alone<'a>,
     zarrs: Zarrs,
-    /// Bytes of the first shard, encoded.
+    /// The encoded size of the first shard, in bytes.
     encoded: usize,
     encoded_on_host: usize,
 }
@@ -420,7 +421,7 @@ impl<'a> Subject<'a> {
         })
     }
 
-    /// Time so many concurrent calls.
+    /// Times this many concurrent calls.
     fn time(&self, rings: &Rings<'_>, calls: usize, report: &mut Report<'_>) -> Result<()> {
         let (shards, len) = (&self.shards, self.kind.grid.shard_bytes());
         let job = self.kind.job(calls);
@@ -505,7 +506,7 @@ fn compression_ratio(decoded: usize, encoded: usize) -> f64 {
     decoded as f64 / encoded as f64
 }
 
-/// [`Tuning::compressed_batch`], by the rate of encoding with zstd.
+/// Varies [`Tuning::compressed_batch`], and measures the rate of encoding with zstd.
 fn sweep(engine: &CudaEngine, sizes: &Sizes, data: &Data, report: &mut Report<'_>) -> Result<()> {
     report.section(
         "compressed_sweep",

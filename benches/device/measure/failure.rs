@@ -1,9 +1,9 @@
-//! Why something was not measured.
+//! The reason why a measurement failed.
 
 use std::error::Error;
 use std::fmt;
 
-/// Why something was not measured.
+/// The reason why a measurement failed.
 pub(crate) struct Failure(pub(crate) String);
 
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
@@ -20,7 +20,7 @@ impl fmt::Debug for Failure {
     }
 }
 
-/// An error unless `condition` holds.
+/// Returns an error unless `condition` holds.
 pub(crate) fn require(condition: bool, otherwise: impl FnOnce() -> String) -> Result<()> {
     if condition {
         Ok(())

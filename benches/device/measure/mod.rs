@@ -1,18 +1,19 @@
-//! How fast a device is, and the engine on it: ratios of what is measured in turns, in one process.
+//! Measures a device and the engine on it. Ratios compare measurements that took turns in one
+//! process.
 //!
-//! | file | what it measures |
+//! | file | measurement |
 //! |---|---|
-//! | `on_device` | kernels, against a copy within the device |
+//! | `on_device` | kernels, relative to a copy within the device |
 //! | `bus` | copies in either direction, and in both at once |
-//! | `pinned` | the engine without its copies on the host, against `bus` |
-//! | `staging` | kinds of pinned memory for the way to the device |
-//! | `whole` | the engine as it is called, against the slowest thing that it cannot avoid, and the host |
-//! | `compressed` | the same with compressors, nvCOMP alone and zarrs among what it is compared with |
-//! | `sweep` | the numbers of [`Tuning`] |
+//! | `pinned` | the engine without its copies on the host, relative to `bus` |
+//! | `staging` | kinds of pinned memory for uploads |
+//! | `whole` | the whole engine, relative to its slowest inevitable step, and to the host |
+//! | `compressed` | the same with compressors, also relative to nvCOMP alone and to zarrs |
+//! | `sweep` | the parameters of [`Tuning`] |
 //!
-//! Whatever is timed was run before, and what it gave was compared with the host engine, or
-//! with the plain bytes where nothing but their places changes; what was compressed, the host
-//! decompressed to what it was. The one exception is `pinned`.
+//! Every operation is run before it is timed, and its result is checked. The reference is the host
+//! engine, or the plain bytes if the operation only moves them. The host decompresses compressed
+//! bytes. The only exception is `pinned`.
 
 pub(crate) mod bus;
 pub(crate) mod compressed;
@@ -43,61 +44,63 @@ use zarrs_cuda::internals::engine::{Chain, EncodedShard, Engine, Job, KnownChain
 use zarrs_cuda::internals::host::HostEngine;
 use zarrs_cuda::internals::layout::SubchunkGrid;
 
-/// Bytes of an element: uint16.
+/// The size of an element, in bytes: uint16.
 pub(crate) const ELEMENT: usize = 2;
 
-/// No subchunk is full of it: neither of the data, nor of pinned memory that was never written, which
-/// a system may have zeroed.
+/// The fill value. No subchunk is full of it, neither in the data nor in pinned memory that was
+/// never written, which a system may have zeroed.
 pub(crate) const FILL_VALUE: [u8; ELEMENT] = [0xd6, 0x2b];
 
-/// How much is measured.
+/// The sizes and numbers of the measurements.
 #[derive(Clone, Debug)]
 pub(crate) struct Sizes {
-    /// Elements along each of the three axes of the box that lies on the device.
+    /// Elements along each of the three axes of the box on the device.
     pub(crate) edge: usize,
-    /// And of its subchunks.
+    /// Elements along each axis of the box's subchunks.
     pub(crate) subchunk: usize,
-    /// Bytes of the runs that are gathered, in turn.
+    /// The lengths of gathered runs to measure, in bytes.
     pub(crate) runs: Vec<usize>,
     /// The shortest run whose gathering has a goal.
     pub(crate) shortest_run: usize,
-    /// Bytes of a copy over the bus.
+    /// The length of a copy over the bus, in bytes.
     pub(crate) copy: usize,
-    /// Bytes that are moved at once where time does not matter.
+    /// The length of copies that are not timed, in bytes.
     pub(crate) staging: usize,
-    /// Edges of shards, the one that is tuned for last.
+    /// The edges of shards. The last one is used for tuning.
     pub(crate) shards: Vec<usize>,
-    /// Calls at the same time.
+    /// The numbers of concurrent calls.
     pub(crate) calls: Vec<usize>,
-    /// Bytes of distinct shards that calls work through, if there is that much.
+    /// The total length of the distinct shards that calls cycle through, in bytes, if the data
+    /// suffice.
     pub(crate) distinct: usize,
-    /// How long everything runs at least before it is timed: clocks rise, and memory is faulted in.
+    /// The least time that each operation runs before it is timed: clocks rise, and memory is
+    /// faulted in.
     pub(crate) warm_up: Duration,
-    /// How often everything is timed.
+    /// How often each operation is timed.
     pub(crate) rounds: usize,
     pub(crate) tuning: Tuning,
     pub(crate) limits: Limits,
     pub(crate) slabs: Vec<usize>,
     pub(crate) rings: Vec<usize>,
     pub(crate) batches: Vec<usize>,
-    /// Batches on their way at once.
+    /// The numbers of batches in flight.
     pub(crate) in_flight: Vec<usize>,
     pub(crate) threads: Vec<usize>,
     pub(crate) sweep_rounds: usize,
-    /// How long the sweep may take.
+    /// The time limit of the sweep.
     pub(crate) sweep_time: Duration,
-    /// The file of nvCOMP; `None` to look for one.
+    /// The file of nvCOMP; `None` searches for one.
     pub(crate) nvcomp: Option<PathBuf>,
-    /// Calls at the same time, with a compressor, and how often they are timed.
+    /// The numbers of concurrent calls with a compressor, and how often they are timed.
     pub(crate) compressed_calls: Vec<usize>,
     pub(crate) compressed_rounds: usize,
-    /// Of the engine with a compressor; `None` for what it takes unless told.
+    /// The memory of the engine with a compressor; `None` selects the default.
     pub(crate) compressed_memory: Option<usize>,
     pub(crate) compressed_batches: Vec<usize>,
 }
 
 impl Sizes {
-    /// For a device with 8 GiB of memory or more.
+    /// The sizes for a device with 8 GiB of memory or more.
     fn of_hardware() -> Self {
         Self {
             edge: 1024,
@@ -132,12 +135,12 @@ impl Sizes {
         }
     }
 
-    /// Bytes of the box.
+    /// The size of the box, in bytes.
     pub(crate) fn box_len(&self) -> usize {
         self.edge.pow(3) * ELEMENT
     }
 
-    /// Bytes of made-up data: the box, and some more for runs that do not lie densely.
+    /// The size of the generated data, in bytes: the box, and more for runs with gaps.
     pub(crate) fn data_len(&self) -> usize {
         self.box_len() + self.box_len() / 16
     }
@@ -163,7 +166,7 @@ impl Kind {
         })
     }
 
-    /// The job of one of `calls` at the same time.
+    /// The job of one of `calls` concurrent calls.
     fn job(&self, calls: usize) -> Job<'_> {
         self.job_of_threads(cores().get() / calls.max(1))
     }
@@ -180,12 +183,12 @@ impl Kind {
         }
     }
 
-    /// What the host engine makes of `decoded`.
+    /// Encodes `decoded` on the host engine.
     fn encode_on_host(&self, decoded: &[u8]) -> Result<EncodedShard> {
         Ok(HostEngine.encode(&self.job(1), decoded, 0, 0)?)
     }
 
-    /// The parts of `data` that are shards.
+    /// Splits `data` into shards.
     fn shards_of<'a>(&self, data: &'a [u8]) -> Vec<&'a [u8]> {
         data.chunks_exact(self.grid.shard_bytes()).collect()
     }
@@ -195,7 +198,7 @@ pub(crate) fn cores() -> NonZeroUsize {
     std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
 }
 
-/// Bytes of which no subchunk is empty, and no two alike.
+/// Generates bytes in which no subchunk is empty, and no two subchunks are alike.
 pub(crate) fn made_up(len: usize) -> Vec<u8> {
     let mut data = vec![0; len];
     let part = len.div_ceil(cores().get()).next_multiple_of(8).max(8);
@@ -215,10 +218,10 @@ pub(crate) fn made_up(len: usize) -> Vec<u8> {
     data
 }
 
-/// Measure the first device of this machine, and show each result to `say` when it is there.
+/// Measures the first device of this machine. Passes each result to `say` as soon as it is known.
 ///
 /// # Errors
-/// There is no device that can be used: why.
+/// No device can be used. The error says why.
 pub(crate) fn first_device(say: &dyn Fn(&str)) -> std::result::Result<Value, String> {
     let drivers = driver::open_all().map_err(|error| error.to_string())?;
     let Some(driver) = drivers.into_iter().next() else {
@@ -227,7 +230,7 @@ pub(crate) fn first_device(say: &dyn Fn(&str)) -> std::result::Result<Value, Str
     Ok(measure(&driver, &Sizes::of_hardware(), say))
 }
 
-/// Measure everything. What failed is among the `errors`, and the rest is measured all the same.
+/// Measures everything. Failures are listed in `errors`, and do not stop the other measurements.
 pub(crate) fn measure(driver: &Arc<dyn Driver>, sizes: &Sizes, say: &dyn Fn(&str)) -> Value {
     let mut report = Report::new(driver.device(), sizes, say);
     let data = made_up(sizes.data_len());
@@ -238,7 +241,7 @@ pub(crate) fn measure(driver: &Arc<dyn Driver>, sizes: &Sizes, say: &dyn Fn(&str
     report.finish()
 }
 
-/// Everything but the kernels alone.
+/// Measures everything except the kernels alone.
 pub(crate) fn of_engine(
     driver: &Arc<dyn Driver>,
     sizes: &Sizes,

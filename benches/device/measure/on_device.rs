@@ -1,7 +1,7 @@
-//! Kernels, against a copy of the same box within the device.
+//! Kernels, relative to a copy of the same box within the device.
 //!
-//! Rates count bytes read plus bytes written, but for CRC32C, which reads. All of it is more than
-//! any cache holds, and one launch: 2 GiB in units of 2 bytes are 2³⁰, which a launch can count.
+//! Rates count bytes read plus bytes written; for CRC32C only bytes read. The box is larger than
+//! any cache, and needs one launch: 2 GiB in units of 2 bytes are 2³⁰, which a launch can count.
 
 use super::failure::{Result, require};
 use super::report::{Report, Row};
@@ -16,10 +16,10 @@ use zarrs_cuda::internals::cuda::kernels::{aggregate, split};
 use zarrs_cuda::internals::engine::Stage;
 use zarrs_cuda::internals::layout::{Lift, LiftBatch, LiftSlab};
 
-/// Of the bandwidth of a copy within the device.
+/// The goal, as a part of the bandwidth of a copy within the device.
 const GOAL: f64 = 0.7;
 
-/// What a byte is before a kernel should write it.
+/// The value of each output byte before a kernel runs.
 const POISON: u8 = 0xa5;
 
 const C_ORDER: [usize; 3] = [0, 1, 2];
@@ -27,25 +27,25 @@ const REVERSED: [usize; 3] = [2, 1, 0];
 
 type Enqueue<'a> = Box<dyn Fn(StreamId) -> std::result::Result<(), DriverError> + 'a>;
 
-/// Something to time, whose result was found to be right.
+/// An operation to time. Its result was checked.
 struct Operation<'a> {
     name: String,
-    /// Read and written.
+    /// Bytes read plus bytes written.
     bytes: usize,
     goal: Option<f64>,
-    /// Flags to clear before.
+    /// Flags to clear before the operation.
     clear: Option<DeviceSpan>,
     enqueue: Enqueue<'a>,
 }
 
-/// Two large buffers, and what is done with them.
+/// Two large buffers, and the operations on them.
 struct Kernels<'a, 'd> {
     workbench: &'a Workbench<'d>,
     sizes: &'a Sizes,
     data: &'a [u8],
-    /// Boxes, and dense bytes.
+    /// Holds boxes and dense bytes.
     dense: DeviceSpan,
-    /// Subchunks.
+    /// Holds subchunks in slots.
     slots: DeviceSpan,
     flags: DeviceSpan,
     fill: DeviceSpan,
@@ -83,7 +83,7 @@ pub(crate) fn measure(
     kernels.checksums()?;
     for &run in &sizes.runs {
         kernels.gather(run, run)?;
-        // As runs with a checksum lie: no two of them alike to the widest load.
+        // The layout of runs with a checksum: the widest load sees them at varying alignments.
         kernels.gather(run + CHECKSUM, slot_stride(run + CHECKSUM))?;
     }
     let subchunk = sizes.subchunk.pow(3) * ELEMENT;
@@ -92,7 +92,7 @@ pub(crate) fn measure(
     kernels.time(report)
 }
 
-/// Slots of so many bytes begin at multiples of 16.
+/// The distance of slots of `len` bytes: slots start at multiples of 16.
 fn slot_stride(len: usize) -> usize {
     len.next_multiple_of(16)
 }
@@ -106,7 +106,7 @@ fn first(span: DeviceSpan, len: usize) -> DeviceSpan {
 }
 
 impl<'a, 'd: 'a> Kernels<'a, 'd> {
-    /// Run `operation` once, and keep it if `to` holds `pieces` then, and nothing did before.
+    /// Fills `to` with [`POISON`], runs `operation` once, and keeps it if `to` then holds `pieces`.
     fn add<'p>(
         &mut self,
         operation: Operation<'a>,
@@ -117,7 +117,7 @@ impl<'a, 'd: 'a> Kernels<'a, 'd> {
         self.add_in_place(operation, to, pieces)
     }
 
-    /// As [`add`](Self::add), of bytes that are read first.
+    /// As [`add`](Self::add), for operations that first read the bytes of `to`.
     fn add_in_place<'p>(
         &mut self,
         operation: Operation<'a>,
@@ -133,7 +133,7 @@ impl<'a, 'd: 'a> Kernels<'a, 'd> {
         Ok(())
     }
 
-    /// What everything else is compared with.
+    /// Adds the copy to which all other operations are compared.
     fn copy(&mut self) -> Result<()> {
         let (workbench, len) = (self.workbench, self.sizes.box_len());
         let (from, to) = (first(self.dense, len), first(self.slots, len));
@@ -143,7 +143,8 @@ impl<'a, 'd: 'a> Kernels<'a, 'd> {
             bytes: 2 * len,
             goal: None,
             clear: None,
-            // SAFETY: the workbench's memory; whoever enqueues it waits for it.
+            // SAFETY: the memory belongs to the workbench; every caller that enqueues this waits
+            // for it.
             enqueue: Box::new(move |stream| unsafe {
                 workbench
                     .driver
@@ -153,7 +154,7 @@ impl<'a, 'd: 'a> Kernels<'a, 'd> {
         self.add(operation, self.slots, [(0, &self.data[..len])])
     }
 
-    /// The whole box, there and back.
+    /// Scatters the whole box, and unscatters it.
     fn scatters(&mut self, order: [usize; 3], suffix: &str) -> Result<()> {
         let (workbench, dense, slots, fill) = (self.workbench, self.dense, self.slots, self.fill);
         let kind = Kind::new(self.sizes.edge, self.sizes.subchunk, &order, &[])?;
@@ -163,7 +164,7 @@ impl<'a, 'd: 'a> Kernels<'a, 'd> {
             format!("the host encodes {len} bytes to {}", encoded.bytes.len())
         })?;
         let scatter = scatter(&kind, kind.grid.subchunk_bytes())?;
-        // Of other orders the spread of addresses decides: what they reach is reported.
+        // Other orders depend on the spread of addresses. Their rates are reported without a goal.
         let goal = (order == C_ORDER).then_some(GOAL);
         workbench.upload(dense, self.data)?;
         let with_flags = [Some(self.flags), None];
@@ -203,7 +204,7 @@ impl<'a, 'd: 'a> Kernels<'a, 'd> {
         self.add(operation, dense, [(0, &self.data[..len])])
     }
 
-    /// Append checksums to subchunks.
+    /// Appends checksums to subchunks.
     fn checksums(&mut self) -> Result<()> {
         let workbench = self.workbench;
         let stages = [Stage::Crc32c];
@@ -242,7 +243,8 @@ impl<'a, 'd: 'a> Kernels<'a, 'd> {
         self.add_in_place(operation, self.slots, pieces)
     }
 
-    /// The number of runs of `len` that are at least a box, if they are in the data at `stride`.
+    /// The least number of runs of `len` bytes that are as large as the box. Fails if the data do
+    /// not have as many at this `stride`.
     fn runs(&self, len: usize, stride: usize) -> Result<usize> {
         let count = self.sizes.box_len().div_ceil(len);
         require(count * stride <= self.data.len(), || {
@@ -251,7 +253,7 @@ impl<'a, 'd: 'a> Kernels<'a, 'd> {
         Ok(count)
     }
 
-    /// Put runs of `len` bytes one after the other, from slots far apart.
+    /// Gathers runs of `len` bytes from slots that are far apart.
     fn gather(&mut self, len: usize, stride: usize) -> Result<()> {
         let workbench = self.workbench;
         let count = self.runs(len, stride)?;
@@ -278,8 +280,8 @@ impl<'a, 'd: 'a> Kernels<'a, 'd> {
             bytes: 2 * dense.len,
             goal: (len >= self.sizes.shortest_run).then_some(GOAL),
             clear: None,
-            // SAFETY: as in `copy`; every run is a slot's begin, and the offsets are its length
-            // apart.
+            // SAFETY: as in `copy`. Every run lies at the start of a slot, and the offsets are
+            // multiples of its length.
             enqueue: Box::new(move |stream| unsafe {
                 aggregate::gather(
                     workbench.driver,
@@ -300,7 +302,7 @@ impl<'a, 'd: 'a> Kernels<'a, 'd> {
         self.add(operation, self.dense, pieces)
     }
 
-    /// Put runs of `len` bytes that lie one after the other into slots.
+    /// Copies consecutive runs of `len` bytes to slots.
     fn split(&mut self, len: usize) -> Result<()> {
         let workbench = self.workbench;
         let stride = slot_stride(len);
@@ -338,7 +340,7 @@ impl<'a, 'd: 'a> Kernels<'a, 'd> {
         self.add(operation, self.slots, pieces)
     }
 
-    /// Time every operation in turns with the copy.
+    /// Times every operation in turns with the copy.
     fn time(&self, report: &mut Report<'_>) -> Result<()> {
         let time = |operation: &Operation<'_>| -> Result<f64> {
             if let Some(flags) = operation.clear {
@@ -366,7 +368,7 @@ impl<'a, 'd: 'a> Kernels<'a, 'd> {
     }
 }
 
-/// The numbers below `count`, neighbours far apart.
+/// The numbers below `count` in an order in which neighbours are far apart.
 #[allow(
     clippy::cast_possible_truncation,
     reason = "there are fewer runs than a u32 counts"
@@ -383,7 +385,7 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// The whole shard, scattered into slots `stride` bytes apart.
+/// Scatters the whole shard to slots `stride` bytes apart.
 fn scatter(kind: &Kind, stride: usize) -> Result<Scatter> {
     let batch = LiftBatch {
         counts: kind.grid.counts(),

@@ -1,8 +1,8 @@
 //! The engine without its copies on the host: from pinned memory to pinned memory.
 //!
-//! It is the encoder that everybody calls, in a lane of the pool, with threads that leave every copy
-//! out: what goes up is what the staging memory still holds of an earlier shard, and nobody reads
-//! the result. That all of it came back is checked, its bytes cannot be.
+//! This is the ordinary encoder in a lane of the pool, with threads that skip every copy. It
+//! uploads the bytes that the staging memory still holds from an earlier shard, and its result is
+//! never read. The number of bytes that came back is checked; their values cannot be.
 
 use super::bus::Bus;
 use super::failure::{Result, require};
@@ -15,7 +15,7 @@ use zarrs_cuda::internals::cuda::session::{FreeEvents, Session};
 use zarrs_cuda::internals::cuda::{CudaEngine, encode};
 use zarrs_cuda::internals::engine::{EngineError, Stage};
 
-/// Of copies in both directions at once.
+/// The goal, as a part of copies in both directions at once.
 const GOAL: f64 = 0.85;
 
 pub(crate) fn measure(
@@ -32,7 +32,7 @@ pub(crate) fn measure(
     let Some(&edge) = sizes.shards.last() else {
         return Ok(());
     };
-    // SAFETY: what is encoded below is dropped unread.
+    // SAFETY: the results of the encodings below are dropped unread.
     let none = unsafe { Copiers::that_copy_nothing() };
     for (name, stages) in [("none", vec![]), ("crc32c", vec![Stage::Crc32c])] {
         let kind = Kind::new(edge, sizes.subchunk, &[0, 1, 2], &stages)?;
@@ -46,7 +46,7 @@ pub(crate) fn measure(
             .collect::<Result<_>>()?;
         for &calls in &sizes.calls {
             let job = kind.job(calls);
-            // Lanes for all calls, with shards in their pinned memory.
+            // Creates lanes for all calls, and fills their pinned memory with shards.
             verified_together(engine, &job, &shards[..on_host.len()], &on_host, calls)?;
             let before = engine.counters().snapshot();
             let of_device = engine.kind(&kind.grid, &kind.chain)?;

@@ -1,4 +1,4 @@
-//! What was measured: a line for people when it is there, and one document in the end.
+//! Reports results: a line of text for each at once, and one document at the end.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -11,18 +11,18 @@ use super::samples::{Ratio, Samples};
 use super::{Sizes, cores};
 use zarrs_cuda::internals::cuda::driver::DeviceInfo;
 
-/// One thing that was measured.
+/// One result.
 pub(crate) struct Row {
     name: String,
     rate: f64,
     values: Map<String, Value>,
-    /// Of what, how much, and how much it should be.
+    /// Ratios: the name of the reference, the ratio, and its goal.
     ratios: Vec<(String, Ratio, Option<f64>)>,
     verified: bool,
 }
 
 impl Row {
-    /// `bytes` were moved in each of `samples`.
+    /// A row whose `samples` each moved `bytes`.
     pub(crate) fn new(name: impl Into<String>, samples: &Samples, bytes: usize) -> Self {
         let name = name.into();
         let mut values = Map::new();
@@ -44,20 +44,20 @@ impl Row {
         self
     }
 
-    /// A ratio to `what`, and the least that it should be, at the medians.
+    /// Adds a ratio to `what`. The goal is the least median ratio.
     pub(crate) fn ratio(mut self, what: &str, ratio: Ratio, goal: Option<f64>) -> Self {
         self.ratios.push((what.to_string(), ratio, goal));
         self
     }
 
-    /// Nobody looked at the result.
+    /// Marks the result as unchecked.
     pub(crate) fn unverified(mut self) -> Self {
         self.verified = false;
         self
     }
 }
 
-/// Everything that was measured.
+/// All results.
 pub(crate) struct Report<'s> {
     say: &'s dyn Fn(&str),
     document: Map<String, Value>,
@@ -121,7 +121,7 @@ impl<'s> Report<'s> {
         }
     }
 
-    /// What comes next belongs to section `name`.
+    /// Starts the section `name`. The following rows belong to it.
     pub(crate) fn section(&mut self, name: &str, title: &str) {
         if self.section == name {
             return;
@@ -133,7 +133,7 @@ impl<'s> Report<'s> {
         self.say(&format!("\n{name}: {title}"));
     }
 
-    /// Say something about the section in the document.
+    /// Adds a remark about the section to the document.
     pub(crate) fn note(&mut self, key: &str, value: impl Into<Value>) {
         if let Some(section) = self.document.get_mut(&self.section) {
             section[key] = value.into();
@@ -144,7 +144,7 @@ impl<'s> Report<'s> {
         self.row_if(true, row);
     }
 
-    /// Keep a row, and show it if `shown`.
+    /// Keeps a row, and prints it if `shown`.
     pub(crate) fn row_if(&mut self, shown: bool, row: Row) {
         let mut line = format!("  {:44} {:9.2} GB/s", row.name, row.rate);
         let mut ratios = Map::new();
@@ -190,7 +190,7 @@ impl<'s> Report<'s> {
         (self.say)(line);
     }
 
-    /// Keep why `what` was not measured, if it was not.
+    /// Records why `what` was not measured, if it failed.
     pub(crate) fn failed(&mut self, what: &str, result: Result<()>) {
         if let Err(failure) = result {
             self.say(&format!("  FAILED: {what}: {failure:?}"));
@@ -222,7 +222,7 @@ fn driver_version() -> Option<String> {
     version_in(&text)
 }
 
-/// The first word that is numbers with dots.
+/// The first word that consists of numbers and dots.
 fn version_in(text: &str) -> Option<String> {
     text.split_whitespace()
         .find(|word| {
@@ -245,9 +245,9 @@ fn today() -> Option<String> {
     Some(date_of(since.as_secs() / 86_400))
 }
 
-/// The Gregorian date so many days after 1970-01-01.
+/// The Gregorian date this many days after 1970-01-01.
 fn date_of(days: u64) -> String {
-    // Count from 0000-03-01, so that a leap day is the last of its year.
+    // Counts from 0000-03-01, so that a leap day is the last day of its year.
     let days = days + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

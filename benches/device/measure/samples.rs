@@ -1,4 +1,4 @@
-//! How long something took, several times.
+//! Repeated measurements of a duration.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::failure::Result;
 
-/// Seconds, shortest first.
+/// Durations in seconds, the shortest first.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Samples(Vec<f64>);
 
@@ -21,16 +21,16 @@ impl Samples {
     }
 
     fn at(&self, place: usize) -> f64 {
-        // No clock is finer.
+        // Avoids division by zero; no clock has a finer resolution.
         self.0.get(place).copied().unwrap_or(f64::NAN).max(1e-9)
     }
 
-    /// Of `bytes` each time, in GB/s, at the median.
+    /// The median rate in GB/s if each sample moved `bytes`.
     pub(crate) fn rate(&self, bytes: usize) -> f64 {
         rate(bytes, self.median())
     }
 
-    /// The rate, of `bytes` each time, by that of `other`, of `bytes_of_other` each time.
+    /// The ratio of this rate to the rate of `other`, whose samples each moved `bytes_of_other`.
     pub(crate) fn by(&self, bytes: usize, other: &Self, bytes_of_other: usize) -> Ratio {
         let best = |samples: &Self, bytes| rate(bytes, samples.at(0));
         Ratio {
@@ -48,7 +48,7 @@ impl Samples {
         })
     }
 
-    /// GB/s.
+    /// The rates in GB/s.
     pub(crate) fn rates(&self, bytes: usize) -> Value {
         json!({
             "median": self.rate(bytes),
@@ -58,27 +58,27 @@ impl Samples {
     }
 }
 
-/// One rate by another.
+/// The ratio of two rates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Ratio {
-    /// Of the medians: what goals are about.
+    /// The ratio of the medians, to which goals apply.
     pub(crate) median: f64,
-    /// Of the shortest times.
+    /// The ratio of the shortest times.
     pub(crate) best: f64,
 }
 
-/// GB/s.
+/// The rate in GB/s.
 #[allow(clippy::cast_precision_loss, reason = "for people")]
 pub(crate) fn rate(bytes: usize, seconds: f64) -> f64 {
     bytes as f64 / seconds / 1e9
 }
 
-/// Something to time: given the number of the round, how many seconds it took. Rounds 0 do not
-/// count.
+/// An operation to time. It gets the number of the round, and returns its duration in seconds.
+/// Rounds with the number 0 do not count.
 pub(crate) type Contestant<'a> = &'a mut dyn FnMut(usize) -> Result<f64>;
 
-/// Time each of `contestants` in turns, `rounds` times after rounds that do not count: one, and more
-/// until `warm_up` is over, in which clocks rise.
+/// Times `contestants` in turns, `rounds` times. At least one round before them does not count, and
+/// more until `warm_up` has passed, so that clocks rise.
 pub(crate) fn race<const N: usize>(
     warm_up: Duration,
     rounds: usize,

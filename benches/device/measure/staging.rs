@@ -1,5 +1,5 @@
-//! Which pinned memory the way to the device should have: write-combined, which the host writes past
-//! its caches, or ordinary.
+//! Compares kinds of pinned memory for uploads: write-combined memory, which bypasses the host's
+//! caches, and ordinary memory.
 
 use std::time::Instant;
 
@@ -20,8 +20,8 @@ struct Ring<'a> {
 }
 
 impl Ring<'_> {
-    /// Seconds in which the threads of the engine write all of `decoded` to the ring, slab by slab;
-    /// and if `copied` each is copied to the device before the next is written.
+    /// The seconds in which the engine's threads write all of `decoded` to the ring, slab by slab.
+    /// If `copied`, each slab is copied to the device before the next is written.
     fn seconds(&self, decoded: &[u8], copied: bool) -> Result<f64> {
         let (workbench, tuning) = (self.bus.workbench, self.engine.tuning);
         let begin = Instant::now();
@@ -32,7 +32,7 @@ impl Ring<'_> {
                 ..self.pinned
             };
             let to = workbench.write(place)?;
-            // SAFETY: within the ring, which the host may write now.
+            // SAFETY: the slab lies within the ring, which the host may write now.
             let copy = unsafe { Copy::bytes(slab.as_ptr(), to, slab.len()) };
             self.engine.devices.copiers.run(&[copy], cores());
             if copied {
@@ -40,7 +40,7 @@ impl Ring<'_> {
                     len: slab.len(),
                     ..self.device
                 };
-                // SAFETY: the workbench's memory, and waited for.
+                // SAFETY: the memory belongs to the workbench, and the stream is synchronised.
                 workbench.run(|stream| unsafe {
                     let (from, to) = (Span::Pinned(place), Span::Device(to));
                     workbench.driver.copy(stream, from, to)
@@ -63,7 +63,7 @@ pub(crate) fn measure(
         "a Vec through a ring of pinned memory, slab by slab, nothing at the same time",
     );
     let (workbench, tuning) = (bus.workbench, engine.tuning);
-    // More than caches hold.
+    // More data than caches hold.
     let data = &data[..data.len().min(sizes.distinct)];
     let ring = |kind| -> Result<Ring<'_>> {
         let ring = Ring {
@@ -77,7 +77,7 @@ pub(crate) fn measure(
         workbench.check("a Vec through pinned memory", ring.device, [(0, last)])?;
         Ok(ring)
     };
-    // What the device writes is never write-combined: the host would read it slowly.
+    // Memory that the device writes is never write-combined, since the host would read it slowly.
     let (combined, ordinary) = (ring(PinnedUse::ToDevice)?, ring(PinnedUse::FromDevice)?);
     let len = data.len();
     let [write, write_ordinary, both, both_ordinary] = race(

@@ -1,4 +1,4 @@
-//! The numbers of [`Tuning`], by the rate of encoding one shard.
+//! Varies the parameters of [`Tuning`], and measures the rate of encoding one shard.
 
 use std::time::{Duration, Instant};
 
@@ -11,19 +11,20 @@ use super::whole::together;
 use super::{CudaEngine, Kind, Sizes, Tuning, cores};
 use zarrs_cuda::internals::engine::Engine;
 
-/// A choice of numbers.
+/// One choice of parameters.
 #[derive(Clone, Copy, Debug)]
 struct Point {
     tuning: Tuning,
     threads: usize,
 }
 
-/// Every choice, neighbours far apart: where time runs out, what is left out is spread.
+/// All choices, in an order in which neighbours are far apart. If time runs out, the remaining ones
+/// are spread.
 fn points(sizes: &Sizes) -> Vec<Point> {
     let mut points = Vec::new();
     for &slab in &sizes.slabs {
         for &ring in &sizes.rings {
-            // A slab is no longer than a batch.
+            // A slab must not be longer than a batch.
             for &batch in sizes.batches.iter().filter(|&&batch| batch >= slab) {
                 for &batches in &sizes.in_flight {
                     let tuning = Tuning {
@@ -109,7 +110,7 @@ pub(crate) fn measure(
             .with("batch", batch)
             .with("batches", batches)
             .with("threads", point.threads);
-        // All are in the document.
+        // Prints only the best; the document has all.
         report.row_if(place < 8, row);
     }
     let left_out = points.len() - measured.len();

@@ -1,8 +1,8 @@
-//! The engine as it is called: from an ordinary `Vec` to a fresh one.
+//! The whole engine: from an ordinary `Vec` to a new one.
 //!
-//! It cannot be faster than the slowest of a copy to the device, copies of a `Vec` to a ring of
-//! pinned memory, and copies of such a ring to a fresh `Vec`, the last two by the engine's own
-//! threads. Each is timed alone, in turns with the engine, and so is the host engine.
+//! The engine cannot be faster than the slowest of three: a copy to the device, copies from a `Vec`
+//! to a ring of pinned memory, and copies from such a ring to a new `Vec`. The last two use the
+//! engine's own threads. Each is timed alone, in turns with the engine, and so is the host engine.
 
 use std::cell::Cell;
 use std::sync::Barrier;
@@ -22,14 +22,14 @@ use zarrs_cuda::internals::cuda::driver::{PinnedSpan, PinnedUse};
 use zarrs_cuda::internals::engine::{EncodedShard, Engine, EngineError, Job, Stage};
 use zarrs_cuda::internals::host::{HostEngine, memory};
 
-/// Of the slowest of what the engine cannot avoid.
+/// The goal, as a part of the slowest step that the engine cannot avoid.
 const GOAL: f64 = 0.8;
 
-/// What the memory is for, in errors.
+/// The purpose of the memory, for error messages.
 const OUTPUT: &str = "a benchmark's output";
 
-/// The seconds from the first of `calls` concurrent calls of `f` to the last, and what they give.
-/// It is dropped after the clock has stopped.
+/// Runs `calls` concurrent calls of `f`. Returns the seconds from the start of the first to the end
+/// of the last, and the results, which are dropped after the clock has stopped.
 pub(crate) fn together<T: Send>(
     calls: usize,
     f: impl Fn(usize) -> std::result::Result<T, EngineError> + Sync,
@@ -66,7 +66,7 @@ pub(crate) fn together<T: Send>(
     Ok((seconds, values))
 }
 
-/// The time on the device of each stage of some shards.
+/// The time on the device for each stage of some shards.
 pub(crate) struct Stages {
     before: Metrics,
     after: Metrics,
@@ -74,7 +74,7 @@ pub(crate) struct Stages {
 }
 
 impl Stages {
-    /// Of shards of `shard` decoded bytes since `before`.
+    /// Shards with `shard` decoded bytes that were processed since `before`.
     pub(crate) fn since(before: &Metrics, engine: &CudaEngine, shard: usize) -> Self {
         Self {
             before: before.clone(),
@@ -83,7 +83,8 @@ impl Stages {
         }
     }
 
-    /// GB/s of each stage that took any time: of the bytes of copies, and of decoded bytes.
+    /// The rate of each stage that took time, in GB/s. Copies count copied bytes, other stages
+    /// decoded bytes.
     pub(crate) fn rates(&self) -> Value {
         let (before, after) = (&self.before, &self.after);
         let up = after.bytes_to_device - before.bytes_to_device;
@@ -91,7 +92,8 @@ impl Stages {
         let shards = after.shards_encoded + after.shards_decoded
             - before.shards_encoded
             - before.shards_decoded;
-        // Calls that are not counted are those without copies on the host: they move as much.
+        // Shards of calls without copies on the host are not counted. Such calls move as many
+        // bytes.
         let decoded = match usize::try_from(shards) {
             Ok(shards) if shards > 0 => shards * self.shard,
             _ => usize::try_from(up).unwrap_or(0),
@@ -156,7 +158,7 @@ pub(crate) struct Rings<'a> {
     slab: usize,
     to_device: PinnedSpan,
     from_device: PinnedSpan,
-    /// Shards that were taken.
+    /// The number of shards that were taken.
     taken: Cell<usize>,
 }
 
@@ -175,37 +177,37 @@ impl<'a> Rings<'a> {
         Ok(this)
     }
 
-    /// The number of the next of `count` shards: every shard has its turn before one comes again,
-    /// whoever takes them.
+    /// Takes the next `count` shards, and returns the number of the first. Callers share the
+    /// sequence, so every shard is used before one is used again.
     pub(crate) fn take(&self, count: usize) -> usize {
         self.taken.replace(self.taken.get() + count)
     }
 
-    /// Where slab `number` is in a ring.
+    /// The offset of slab `number` in a ring.
     fn place(&self, number: usize) -> usize {
         number % self.engine.tuning.ring * self.slab
     }
 
-    /// Seconds of copying all of `decoded` to the ring, slab by slab.
+    /// Times copying all of `decoded` to the ring, slab by slab, in seconds.
     pub(crate) fn fill(&self, decoded: &[u8]) -> Result<f64> {
         let to = self.bus.workbench.write(self.to_device)?;
         let begin = Instant::now();
         for (i, slab) in decoded.chunks(self.slab).enumerate() {
-            // SAFETY: within the ring, which the host may write now.
+            // SAFETY: the slab lies within the ring, which the host may write now.
             let copy = unsafe { Copy::bytes(slab.as_ptr(), to.add(self.place(i)), slab.len()) };
             self.engine.devices.copiers.run(&[copy], cores());
         }
         Ok(begin.elapsed().as_secs_f64())
     }
 
-    /// Seconds of filling a fresh `Vec` of `len` bytes from the ring, slab by slab.
+    /// Times filling a new `Vec` of `len` bytes from the ring, slab by slab, in seconds.
     pub(crate) fn empty(&self, len: usize) -> Result<f64> {
         let from = self.bus.workbench.read(self.from_device)?;
         let begin = Instant::now();
         let mut output = memory::with_capacity(len, OUTPUT, true)?;
         for (i, at) in (0..len).step_by(self.slab).enumerate() {
             let from = &from[self.place(i)..][..self.slab.min(len - at)];
-            // SAFETY: within the capacity, and nobody else has it.
+            // SAFETY: the range lies within the capacity, and only this function has the `Vec`.
             let copy = unsafe {
                 let to = output.as_mut_ptr().add(at);
                 Copy::bytes(from.as_ptr(), to, from.len())
@@ -213,7 +215,7 @@ impl<'a> Rings<'a> {
             self.engine.devices.copiers.run(&[copy], cores());
         }
         let seconds = begin.elapsed().as_secs_f64();
-        // SAFETY: every slab of it was copied.
+        // SAFETY: every slab of the `Vec` was copied.
         let output = unsafe { memory::assume_filled(output, len) };
         let same = output.chunks(from.len()).all(|part| from.starts_with(part));
         require(same, || "copies to a fresh Vec: wrong bytes".to_string())?;
@@ -234,7 +236,8 @@ pub(crate) fn measure(
             let kind = Kind::new(edge, sizes.subchunk, &[0, 1, 2], &stages)?;
             let most = sizes.calls.iter().copied().max().unwrap_or(1);
             let mut shards = kind.shards_of(data);
-            // One for each call; and so many that none is in a cache when its turn comes again.
+            // One for each call, and so many that no shard is still in a cache when it is used
+            // again.
             shards.truncate(most.max(sizes.distinct.div_ceil(kind.grid.shard_bytes())));
             let encoded = verified(engine, &kind, &shards)?;
             verified_together(engine, &kind.job(most), &shards, &encoded, most)?;
@@ -256,7 +259,7 @@ pub(crate) fn measure(
     Ok(())
 }
 
-/// What the host engine makes of `shards`, if the device makes the same, and reads it.
+/// Encodes `shards` on the host. Fails unless the device encodes the same bytes, and decodes them.
 fn verified(engine: &CudaEngine, kind: &Kind, shards: &[&[u8]]) -> Result<Vec<EncodedShard>> {
     let job = kind.job(1);
     let encode = |shard: &&[u8]| {
@@ -275,7 +278,7 @@ fn verified(engine: &CudaEngine, kind: &Kind, shards: &[&[u8]]) -> Result<Vec<En
     shards.iter().map(encode).collect()
 }
 
-/// One round of `calls` at the same time, untimed: an error unless each encodes and decodes as the
+/// Runs one untimed round of `calls` concurrent calls. Fails unless each encodes and decodes as the
 /// host does.
 pub(crate) fn verified_together(
     engine: &CudaEngine,
@@ -297,7 +300,7 @@ pub(crate) fn verified_together(
     })
 }
 
-/// So many concurrent calls for shards of a kind.
+/// This many concurrent calls for shards of a kind.
 struct Subject<'a> {
     rings: &'a Rings<'a>,
     kind: &'a Kind,

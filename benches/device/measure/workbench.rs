@@ -1,4 +1,4 @@
-//! Memory, streams and a clock on a device, given back together.
+//! Memory, streams and a clock on a device, freed together.
 
 use std::cell::RefCell;
 
@@ -26,7 +26,7 @@ pub(crate) struct Workbench<'d> {
 }
 
 impl<'d> Workbench<'d> {
-    /// A workbench that moves `staging` bytes at once where time does not matter.
+    /// A workbench that moves `staging` bytes at once in copies that are not timed.
     pub(crate) fn new(driver: &'d dyn Driver, staging: usize) -> Result<Self> {
         driver.enter()?;
         let mut this = Self {
@@ -50,7 +50,7 @@ impl<'d> Workbench<'d> {
         Ok(this)
     }
 
-    /// Device memory, until the workbench is given back.
+    /// Allocates device memory, which is freed with the workbench.
     pub(crate) fn device(&self, len: usize) -> Result<DeviceSpan> {
         let memory = self.driver.allocate(len)?;
         self.memory.borrow_mut().push(memory);
@@ -61,7 +61,7 @@ impl<'d> Workbench<'d> {
         })
     }
 
-    /// Pinned memory, until the workbench is given back.
+    /// Allocates pinned memory, which is freed with the workbench.
     pub(crate) fn pinned(&self, len: usize, kind: PinnedUse) -> Result<PinnedSpan> {
         let memory = self.driver.allocate_pinned(len, kind)?;
         self.pinned.borrow_mut().push(memory);
@@ -72,18 +72,19 @@ impl<'d> Workbench<'d> {
         })
     }
 
-    /// The address of pinned memory of this workbench that the host will write.
+    /// Returns the address of pinned memory of this workbench, for the host to write.
     pub(crate) fn write(&self, span: PinnedSpan) -> Result<*mut u8> {
         self.driver.host_access(span, Access::Write)?;
-        // SAFETY: the span lies within its allocation, which the workbench made.
+        // SAFETY: the span lies within its allocation, which belongs to the workbench.
         Ok(unsafe { span.memory.0.as_ptr().add(span.offset) })
     }
 
-    /// Bytes of pinned memory of this workbench, which nothing writes while they are borrowed.
+    /// Returns bytes of pinned memory of this workbench. Nothing writes them while they are
+    /// borrowed.
     pub(crate) fn read(&self, span: PinnedSpan) -> Result<&[u8]> {
         self.driver.host_access(span, Access::Read)?;
-        // SAFETY: the span lies within its allocation, and was written: `fill_pinned` or a copy that
-        // was waited for.
+        // SAFETY: the span lies within its allocation. It was written by `fill_pinned` or by a copy
+        // that has completed.
         Ok(
             unsafe {
                 std::slice::from_raw_parts(span.memory.0.as_ptr().add(span.offset), span.len)
@@ -91,20 +92,20 @@ impl<'d> Workbench<'d> {
         )
     }
 
-    /// Write `bytes` to pinned memory, over and over until it is full.
+    /// Fills pinned memory with repetitions of `bytes`.
     pub(crate) fn fill_pinned(&self, span: PinnedSpan, bytes: &[u8]) -> Result<()> {
         let to = self.write(span)?;
         let mut at = 0;
         while at < span.len && !bytes.is_empty() {
             let len = bytes.len().min(span.len - at);
-            // SAFETY: within the span, which the host may write now.
+            // SAFETY: the range lies within the span, which the host may write now.
             unsafe { to.add(at).copy_from_nonoverlapping(bytes.as_ptr(), len) };
             at += len;
         }
         Ok(())
     }
 
-    /// The seconds on the device of what `enqueue` puts into the stream that it is given.
+    /// Times the work that `enqueue` adds to the given stream, in seconds on the device.
     pub(crate) fn time(
         &self,
         enqueue: impl FnOnce(StreamId) -> std::result::Result<(), DriverError>,
@@ -117,7 +118,8 @@ impl<'d> Workbench<'d> {
         Ok(self.driver.elapsed(begin, end)?.as_secs_f64())
     }
 
-    /// The seconds from the begin of both to the end of both, in a stream each.
+    /// Times two pieces of work, each in its own stream, from the start of both to the end of both,
+    /// in seconds.
     pub(crate) fn time_both(
         &self,
         enqueue: [&dyn Fn(StreamId) -> std::result::Result<(), DriverError>; 2],
@@ -139,7 +141,7 @@ impl<'d> Workbench<'d> {
         Ok(longest)
     }
 
-    /// Run what `enqueue` puts into the stream that it is given, whatever time it takes.
+    /// Runs the work that `enqueue` adds to the given stream, without timing it.
     pub(crate) fn run(
         &self,
         enqueue: impl FnOnce(StreamId) -> std::result::Result<(), DriverError>,
@@ -149,13 +151,13 @@ impl<'d> Workbench<'d> {
         Ok(())
     }
 
-    /// Set every byte of `span`.
+    /// Sets every byte of `span` to `byte`.
     pub(crate) fn fill(&self, span: DeviceSpan, byte: u8) -> Result<()> {
-        // SAFETY: the workbench's memory, and waited for.
+        // SAFETY: the memory belongs to the workbench, and the stream is synchronised.
         self.run(|stream| unsafe { self.driver.fill(stream, span, byte) })
     }
 
-    /// Copy `bytes` to the begin of `to`.
+    /// Copies `bytes` to the start of `to`.
     pub(crate) fn upload(&self, to: DeviceSpan, bytes: &[u8]) -> Result<()> {
         require(bytes.len() <= to.len, || {
             format!("{} bytes have no room in {}", bytes.len(), to.len)
@@ -172,7 +174,7 @@ impl<'d> Workbench<'d> {
                 len: bytes.len(),
                 ..to
             };
-            // SAFETY: the workbench's memory, and waited for.
+            // SAFETY: the memory belongs to the workbench, and the stream is synchronised.
             self.run(|stream| unsafe {
                 self.driver
                     .copy(stream, Span::Pinned(from), Span::Device(to))
@@ -181,7 +183,8 @@ impl<'d> Workbench<'d> {
         Ok(())
     }
 
-    /// An error unless `span` holds each of `pieces` at its offset. They come in order.
+    /// Returns an error unless `span` holds each of `pieces` at its offset. The pieces are in
+    /// order.
     pub(crate) fn check<'a>(
         &self,
         what: &str,
@@ -201,7 +204,7 @@ impl<'d> Workbench<'d> {
                 len: to.len,
                 ..span
             };
-            // SAFETY: the workbench's memory, and waited for.
+            // SAFETY: the memory belongs to the workbench, and the stream is synchronised.
             self.run(|stream| unsafe {
                 self.driver
                     .copy(stream, Span::Device(from), Span::Pinned(to))
@@ -242,7 +245,7 @@ impl<'d> Workbench<'d> {
             driver.destroy_event(event)?;
         }
         for memory in self.memory.take() {
-            // SAFETY: the streams were waited for.
+            // SAFETY: the streams were synchronised.
             unsafe { driver.free(memory)? };
         }
         for pinned in self.pinned.take() {
@@ -255,7 +258,7 @@ impl<'d> Workbench<'d> {
 
 impl Drop for Workbench<'_> {
     fn drop(&mut self) {
-        // A broken device takes no more calls: the rest is leaked.
+        // A broken device rejects all calls: the remaining resources are leaked.
         if let Err(error) = self.give_back() {
             tracing::warn!(%error, "giving a workbench back");
         }

@@ -1,4 +1,4 @@
-//! A store that fails when it is told to.
+//! A store that fails on demand.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,24 +21,24 @@ pub enum Operation {
     Rename,
 }
 
-/// What is asked of the store.
+/// A request to the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// How many there were before it, since the store was last told to fail.
+    /// The number of earlier requests since the store was last configured.
     pub number: usize,
     pub operation: Operation,
-    /// The key or prefix; of a rename, the destination.
+    /// The key or prefix. For a rename: the destination.
     pub key: String,
 }
 
 /// How a request fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing is done.
+    /// Nothing is done, and an error is returned.
     Refused,
-    /// Half of the bytes are written.
+    /// Half of the bytes are written, then an error is returned.
     Torn,
-    /// All of it is done, and nevertheless an error returned.
+    /// The request is carried out, but an error is returned.
     Denied,
 }
 
@@ -48,7 +48,7 @@ impl Fault {
 
 type Judge = Box<dyn FnMut(&Request) -> Option<Fault> + Send>;
 
-/// The store `inner`, which fails when it is told to.
+/// Wraps the store `inner`, and fails on demand.
 pub struct Faulty<S> {
     inner: Arc<S>,
     has_parts: bool,
@@ -77,7 +77,7 @@ impl<S> Faulty<S> {
         }
     }
 
-    /// The same, unable to write parts of values.
+    /// The same store without partial writes.
     pub fn without_parts(self) -> Self {
         Self {
             has_parts: false,
@@ -85,7 +85,7 @@ impl<S> Faulty<S> {
         }
     }
 
-    /// The store that does not fail.
+    /// The wrapped store, which does not fail.
     pub fn inner(&self) -> &Arc<S> {
         &self.inner
     }
@@ -94,7 +94,7 @@ impl<S> Faulty<S> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Fail from now on as `judge` says. Requests are counted from 0 again.
+    /// Fails requests from now on as `judge` says. Restarts the numbers of requests at 0.
     pub fn fail(&self, judge: impl FnMut(&Request) -> Option<Fault> + Send + 'static) {
         *self.state() = State {
             judge: Some(Box::new(judge)),
@@ -102,17 +102,18 @@ impl<S> Faulty<S> {
         };
     }
 
-    /// Fail once, at the request with this number from now on.
+    /// Fails only the request with this number, counted from now.
     pub fn fail_at(&self, number: usize, fault: Fault) {
         self.fail(move |request| (request.number == number).then_some(fault));
     }
 
-    /// Do not fail any more. Requests are counted from 0 again.
+    /// Stops failing. Restarts the numbers of requests at 0.
     pub fn work(&self) {
         *self.state() = State::default();
     }
 
-    /// What was asked since the store was told to fail, or to work, in order.
+    /// Returns the requests since [`fail`](Self::fail) or [`work`](Self::work) was last called, in
+    /// order.
     pub fn requests(&self) -> Vec<Request> {
         self.state().requests.clone()
     }

@@ -1,4 +1,4 @@
-//! A store in memory that can rename, for tests of many runs: nothing of it waits for a disk.
+//! A store in memory that can rename. It suits tests of many runs: no call waits for a disk.
 
 use zarrs::storage::byte_range::ByteRangeIterator;
 use zarrs::storage::store::MemoryStore;

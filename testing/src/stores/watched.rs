@@ -1,4 +1,4 @@
-//! A store that notes what is asked of it, and that can be stopped in the middle of a write.
+//! A store that records its calls, and that can be stopped in the middle of a write.
 
 use std::fmt;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use zarrs::storage::{
     StoreKeys, StoreKeysPrefixes, StorePrefix, WritableStorageTraits,
 };
 
-/// A call of a store that reads or changes a value.
+/// A call to the store that reads or changes a value.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Call {
     /// Ranges of a value that were read.
@@ -23,7 +23,7 @@ pub enum Call {
     Erase,
 }
 
-/// Without the bytes.
+/// Omits the bytes.
 impl fmt::Debug for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -39,8 +39,8 @@ impl fmt::Debug for Call {
 }
 
 impl Call {
-    /// In how many steps the value changes: byte by byte where ranges are written, and otherwise
-    /// at once.
+    /// The number of steps in which the value changes: one per byte if ranges are written,
+    /// otherwise one.
     pub fn steps(&self) -> usize {
         match self {
             Self::Read(_) => 0,
@@ -49,7 +49,7 @@ impl Call {
         }
     }
 
-    /// Do the first `steps` of this to a value.
+    /// Applies the first `steps` steps of this call to a value.
     pub fn apply(&self, value: &mut Option<Vec<u8>>, mut steps: usize) {
         match self {
             Self::Write(ranges) => {
@@ -74,13 +74,13 @@ impl Call {
 
 type Hook = Box<dyn FnOnce() + Send>;
 
-/// The store `inner`, watched.
+/// Wraps the store `inner`, and records its calls.
 pub struct Watched {
     inner: Arc<dyn ReadableWritableListableStorageTraits>,
     calls: Mutex<Vec<(StoreKey, Call)>>,
-    /// How many steps of writing are left before nothing works any more.
+    /// How many steps of writing are left before every call fails.
     left: Mutex<Option<usize>>,
-    /// Whether the store can still be read, and values erased, when no steps are left.
+    /// Whether reading and erasing still work when no steps are left.
     is_full: Mutex<bool>,
     after_read: Mutex<Option<Hook>>,
     before_write: Mutex<Option<Hook>>,
@@ -102,31 +102,31 @@ impl Watched {
         }
     }
 
-    /// What was asked since this was last called, in order.
+    /// Returns the calls since this method was last called, in order.
     pub fn take_calls(&self) -> Vec<(StoreKey, Call)> {
         std::mem::take(&mut lock(&self.calls))
     }
 
-    /// Stop after so many more [steps](Call::steps) of writing: whatever is asked afterwards fails.
-    /// `None`: work again.
+    /// Stops after so many more [steps](Call::steps) of writing: every later call fails. `None`
+    /// restores the store.
     pub fn stop_after(&self, steps: Option<usize>) {
         *lock(&self.left) = steps;
         *lock(&self.is_full) = false;
     }
 
-    /// Have room for so many more [steps](Call::steps) of writing. As on a full disk, a write stores as
-    /// much as there is room for, and values can be read and erased. `None`: have room for everything.
+    /// Leaves room for so many more [steps](Call::steps) of writing. As on a full disk, a write
+    /// stores as much as fits, and reading and erasing still work. `None` removes the limit.
     pub fn full_after(&self, steps: Option<usize>) {
         *lock(&self.left) = steps;
         *lock(&self.is_full) = true;
     }
 
-    /// Call `hook` once, between the next read and its return.
+    /// Calls `hook` once, between the next read and its return.
     pub fn after_next_read(&self, hook: impl FnOnce() + Send + 'static) {
         *lock(&self.after_read) = Some(Box::new(hook));
     }
 
-    /// Call `hook` once, before the next write is done.
+    /// Calls `hook` once, before the next write is done.
     pub fn before_next_write(&self, hook: impl FnOnce() + Send + 'static) {
         *lock(&self.before_write) = Some(Box::new(hook));
     }
@@ -148,7 +148,7 @@ impl Watched {
         }
     }
 
-    /// Do what is left of `call`.
+    /// Applies the part of `call` that the remaining steps allow.
     fn write(&self, key: &StoreKey, call: Call) -> Result<(), StorageError> {
         let hook = lock(&self.before_write).take();
         if let Some(hook) = hook {
@@ -212,7 +212,7 @@ impl ReadableStorageTraits for Watched {
             Some(size) => byte_ranges.iter().map(|r| r.to_range(size)).collect(),
             None => vec![],
         };
-        // Read before the hook, so that the reader has what was there.
+        // Reads before the hook, so that the caller gets the old value.
         let bytes = self
             .inner
             .get_partial_many(key, Box::new(byte_ranges.into_iter()))?;

@@ -1,17 +1,17 @@
-//! Frames that claim more than the array's metadata justifies, and frames that keep such a claim, in
-//! chains that the engines do not run as a whole.
+//! Frames that claim more than the array's metadata justify, and frames that keep such a claim. The
+//! chains are those that the engines do not run as a whole.
 
 use serde_json::Value;
 
 use super::*;
 
-/// What a claim is about: far more than the tests allow, and less than what address space has.
+/// A claimed length: far more than the tests allow, but less than the address space.
 const CLAIM: u32 = 0x7000_0000;
 
-/// What a bomb decodes to.
+/// The decoded length of a bomb.
 const BOMB: usize = 64 << 20;
 
-/// `bytes` as `codecs` encode them.
+/// Encodes `bytes` with `codecs`.
 fn encoded(codecs: &[Value], bytes: &[u8]) -> Vec<u8> {
     let metadata: Vec<_> = codecs
         .iter()
@@ -28,12 +28,12 @@ fn encoded(codecs: &[Value], bytes: &[u8]) -> Vec<u8> {
     encoded.unwrap().into_owned()
 }
 
-/// Bytes as `codec` encodes them.
+/// Encodes bytes with `codec`.
 fn compressed(codec: &Value, bytes: &[u8]) -> Vec<u8> {
     encoded(&[codecs::bytes("little"), codec.clone()], bytes)
 }
 
-/// A zstd frame of one block of eight zeros, which claims to have `len` bytes.
+/// A zstd frame of one block of eight zeros that claims to have `len` bytes.
 fn zstd_claim(len: u64) -> Vec<u8> {
     let mut frame = vec![0x28, 0xB5, 0x2F, 0xFD, 0xE0];
     frame.extend(len.to_le_bytes());
@@ -41,7 +41,7 @@ fn zstd_claim(len: u64) -> Vec<u8> {
     frame
 }
 
-/// Frames of `codec` that claim too much, and that hold too much.
+/// Frames of `codec` that claim too much, or hold too much.
 fn hostile_frames(codec: &Value) -> Vec<(String, Vec<u8>)> {
     let mut frames = vec![("a bomb", compressed(codec, &vec![0; BOMB]))];
     match codec["name"].as_str().unwrap() {
@@ -57,7 +57,7 @@ fn hostile_frames(codec: &Value) -> Vec<(String, Vec<u8>)> {
             frames.push(("a content size", claim.clone()));
             frames.push(("a second frame", [&small[..], &claim].concat()));
             frames.push(("after a skippable frame", [&skippable[..], &claim].concat()));
-            // A window of 128 MiB, and no end.
+            // A window of 128 MiB, and no content size.
             frames.push((
                 "a window",
                 vec![0x28, 0xB5, 0x2F, 0xFD, 0x00, 17 << 3, 8, 0],
@@ -71,7 +71,7 @@ fn hostile_frames(codec: &Value) -> Vec<(String, Vec<u8>)> {
         .collect()
 }
 
-/// Compressors of which the codec itself, or its frames, says how much comes out.
+/// Compressors whose codec or frames tell the decoded length.
 fn compressors() -> Vec<Value> {
     vec![
         codecs::blosc("lz4", 5, "shuffle", 2),
@@ -82,7 +82,7 @@ fn compressors() -> Vec<Value> {
     ]
 }
 
-/// `subchunk` as the third of the four of `target`.
+/// Replaces the third of the four subchunks of `target`.
 fn with_subchunk(target: &Target, subchunk: Vec<u8>) -> Vec<u8> {
     let index = target.shards.index;
     let mut subchunks = index.subchunks(&target.encoded, 4);
@@ -97,7 +97,7 @@ fn of_compressors() {
     let little = || codecs::bytes("little");
     let index = IndexLayout::default();
     for compressor in compressors() {
-        // What comes before the compressor, and behind it.
+        // The codecs before and after the compressor.
         for (name, before, behind) in [
             (
                 "sharding",
@@ -139,14 +139,15 @@ fn of_compressors() {
 /// A file of pcodec, in parts.
 struct Pcodec {
     magic: Vec<u8>,
-    /// The version of the format of chunks.
+    /// The version of the chunk format.
     version: Vec<u8>,
-    /// The only chunk: the type of its numbers, their count in three bytes, its metadata, the numbers.
+    /// The only chunk: the type of its numbers, their count in three bytes, its metadata, and the
+    /// numbers.
     chunk: Vec<u8>,
 }
 
 impl Pcodec {
-    /// How many numbers the file says that it has, where the library's own encoder says it.
+    /// The number of numbers in the file, encoded as the library does.
     fn hint(count: u32) -> Vec<u8> {
         let word: u64 = 31 | u64::from(count) << 6;
         word.to_le_bytes()[..5].to_vec()
@@ -190,7 +191,7 @@ fn of_pcodec() {
         attacker.attack(&target, &target.encoded, Effort::Thorough, "unharmed");
         assert_eq!(attacker.errors, 0, "{chain:?}");
 
-        // Of the four numbers of a subchunk, and of many.
+        // Chunks of the four numbers of a subchunk, and of many numbers.
         let file = |count: u64| {
             let codec =
                 CodecChain::from_metadata(&[serde_json::from_value(chain[0].clone()).unwrap()]);
@@ -222,7 +223,7 @@ fn of_pcodec() {
             ("a second chunk", small.file(4, &[&small.chunk, &many])),
             ("a dictionary", small.file(4, &[&dictionary])),
         ];
-        // It looks back over as many numbers as the format can say, and has no bins.
+        // The largest window that the format allows, and no bins.
         let back = [&small.chunk[..4], &[0x20, 0x1F], &[0; 60]].concat();
         files.push(("a window", small.file(4, &[&back])));
         for (what, file) in files {
@@ -233,7 +234,7 @@ fn of_pcodec() {
         }
         attacker.errors = 0;
 
-        // A hint is no more than that.
+        // The hint itself does not matter.
         let hinted = Pcodec::of(&{
             let subchunks = index.subchunks(&target.encoded, 4);
             let plain = CodecChain::from_metadata(
@@ -261,7 +262,7 @@ fn of_pcodec() {
     }
 }
 
-/// Frames as other encoders write them, which zarrs' codecs read as well.
+/// Valid frames of other encoders, which zarrs' codecs can read as well.
 #[test]
 fn legal_frames() {
     let mut attacker = Attacker::new();
@@ -302,7 +303,7 @@ fn legal_frames() {
             }
             _ => {}
         }
-        // Where the subchunk lies does not matter to the elements, and nothing covers that.
+        // The place of the subchunk does not change the elements, and no checksum covers it.
         target.covered = true;
         for (what, frame) in frames {
             let stock = target.shards.stock();
@@ -317,8 +318,8 @@ fn legal_frames() {
     }
 }
 
-/// Elements without a fixed size, which zarrs' sharding decodes: what a frame claims is held against
-/// what its bytes can be.
+/// Elements without a fixed size, which zarrs' sharding decodes. The claim of a frame is limited by
+/// the length of its bytes.
 #[test]
 fn of_elements_without_a_fixed_size() {
     let _attacker = Attacker::new();
@@ -336,7 +337,7 @@ fn of_elements_without_a_fixed_size() {
             let strings = vec![json!({ "name": "vlen-utf8" }), compressor.clone()];
             Attacker::delegated(&data_type::string(), vec![], strings, &frame, &what, false);
 
-            // The offsets of two elements, of which the second is as long as the claim.
+            // The offsets of two elements. The second is as long as the claim.
             let vlen = json!({ "name": "zarrs.vlen", "configuration": {
                 "index_codecs": [little()],
                 "data_codecs": [little(), compressor.clone()],
@@ -368,7 +369,7 @@ fn of_elements_without_a_fixed_size() {
 }
 
 impl Target {
-    /// The elements of subchunk `number` of the four.
+    /// The elements of subchunk `number` of four.
     fn elements_of(&self, number: usize) -> Vec<u8> {
         let size = self.shards.element_size();
         zarrs_cuda_testing::all_indices(&self.shards.shape)
@@ -380,7 +381,7 @@ impl Target {
 }
 
 impl Attacker {
-    /// Read shards of four elements in two subchunks. The first encoded subchunk is `subchunk`.
+    /// Reads shards of four elements in two subchunks. `subchunk` is the first encoded subchunk.
     fn delegated(
         data_type: &zarrs::array::DataType,
         fill: Vec<u8>,
@@ -435,7 +436,7 @@ impl Attacker {
             })
         });
         assert!(part.is_err(), "{what}: a part is decoded");
-        // Recovery tries each subchunk, also of types that zarrs' sharding refuses.
+        // Recovery tries each subchunk, even for types that zarrs' sharding rejects.
         let format =
             zarrs_cuda::maintenance::ShardFormat::new(ours, shape, data_type.clone(), fill_value);
         let store = MemoryStore::new();
@@ -451,14 +452,14 @@ impl Attacker {
             "{what}: {first:?}"
         );
         let largest = allocations::largest();
-        // The most that bytes of these formats can be: 128 KiB of each block, with a header of 3.
+        // The largest expansion of these formats: 128 KiB for each block, whose header has 3 bytes.
         let format = if is_bounded { 0 } else { (128 << 10) / 3 };
         let limit = (16 + format) * hostile.len() + (1 << 20);
         assert!(largest <= limit, "{what}: an allocation of {largest} bytes");
     }
 }
 
-/// Which chains are refused of data that is not trusted, and which codec is blamed.
+/// Which chains are rejected for untrusted data, and which codec the error names.
 #[test]
 fn untrusted_data() {
     let _attacker = Attacker::new();
@@ -550,14 +551,14 @@ fn untrusted_data() {
                     }
                 }
             }
-            // What is written is one's own.
+            // Writing is allowed: the data are the application's own.
             let encoded = shards.encode(codec.as_ref(), &target.elements, &options);
             assert_eq!(encoded.unwrap(), target.encoded, "{name}");
         }
     }
 }
 
-/// The same of elements without a fixed size, by shards in which nothing is stored.
+/// The same for elements without a fixed size, in shards where nothing is stored.
 #[test]
 fn untrusted_strings() {
     let _attacker = Attacker::new();
@@ -599,7 +600,7 @@ fn untrusted_strings() {
     }
 }
 
-/// Two megabytes of an index in which each subchunk is the same string ask for gigabytes.
+/// All subchunks share the same string. Two megabytes of such an index would ask for gigabytes.
 #[test]
 fn untrusted_strings_that_share_bytes() {
     let _attacker = Attacker::new();

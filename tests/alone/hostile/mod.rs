@@ -1,7 +1,7 @@
-//! Shards that are truncated, corrupted or made up: every way of reading one gives an error or the
-//! data, never a panic, and never takes memory that the array's own metadata does not justify.
+//! Shards that are truncated, corrupted or made up. Every way of reading one returns an error or
+//! data. None panics, or allocates memory that the array's own metadata do not justify.
 //!
-//! Where checksums cover the index and the subchunks, data that comes out is right.
+//! If checksums cover the index and the subchunks, returned data are right.
 
 mod claims;
 
@@ -34,7 +34,7 @@ use zarrs_cuda_testing::{Rng, Shards, chunk_shape, codecs, panics};
 #[global_allocator]
 static ALLOCATOR: Watching = Watching;
 
-/// Runs spawned work at once.
+/// Runs blocking work on the calling thread.
 struct Inline;
 
 impl SyncToAsyncSpawnBlocking for Inline {
@@ -47,10 +47,10 @@ impl SyncToAsyncSpawnBlocking for Inline {
     }
 }
 
-/// What came out of a shard: its elements, or an error.
+/// The result of reading a shard: its elements, or an error.
 type Outcome = Result<Vec<u8>, String>;
 
-/// Run one way of reading. A panic that gets here is a failure, whosever it is.
+/// Reads in one way. A panic that arrives here is a failure, whichever code it came from.
 fn outcome(what: &str, read: impl FnOnce() -> Result<Vec<u8>, CodecError>) -> Outcome {
     match catch_unwind(AssertUnwindSafe(read)) {
         Ok(result) => result.map_err(|error| error.to_string()),
@@ -64,7 +64,7 @@ fn outcome(what: &str, read: impl FnOnce() -> Result<Vec<u8>, CodecError>) -> Ou
     }
 }
 
-/// A valid shard, and what is known about it.
+/// A valid shard, and its known properties.
 #[derive(Clone)]
 struct Target {
     name: String,
@@ -72,12 +72,12 @@ struct Target {
     ours: Arc<CudaShardingCodec>,
     elements: Vec<u8>,
     encoded: Vec<u8>,
-    /// Every byte of it is covered by a checksum.
+    /// Checksums cover every byte.
     covered: bool,
 }
 
 impl Target {
-    /// The same, where subchunks may be in each other's place: no checksum covers that.
+    /// The same target for attacks that exchange subchunks, which no checksum detects.
     fn shuffled(&self) -> Self {
         Self {
             covered: false,
@@ -86,7 +86,7 @@ impl Target {
     }
 }
 
-/// A small array in two rows of subchunks, one of them empty.
+/// A small array of subchunks in two rows. One subchunk is empty.
 fn target(name: &str, codecs: Vec<Value>, checked: bool, index: IndexLayout) -> Target {
     let bits = name == "packbits";
     let shards = Shards {
@@ -219,7 +219,7 @@ fn chains() -> Vec<(String, Vec<Value>, bool)> {
     chains
 }
 
-/// The index at both ends, with and without a checksum.
+/// The index at the end with and without a checksum, and at the start without one.
 fn layouts() -> [IndexLayout; 3] {
     let end = IndexLayout::default();
     [
@@ -247,17 +247,18 @@ fn targets() -> impl Iterator<Item = Target> {
 /// Which ways of reading to try.
 #[derive(Clone, Copy, PartialEq)]
 enum Effort {
-    /// Those that differ in what they do with the bytes.
+    /// The ways that treat the bytes differently.
     Usual,
-    /// All of them, also over files.
+    /// All ways, also over files.
     Thorough,
 }
 
-/// Attacks shards. There is one at a time: the largest allocation is the largest of the process.
+/// Attacks shards. Only one may exist, since the largest allocation is measured for the whole
+/// process.
 struct Attacker {
     _alone: MutexGuard<'static, ()>,
     directory: TempDir,
-    /// How many attacks ended with an error, and how many with data.
+    /// The number of attacks that ended with an error, and the number that ended with data.
     errors: usize,
     data: usize,
 }
@@ -273,12 +274,13 @@ impl Attacker {
         }
     }
 
-    /// Read `hostile` as if it were `target`'s shard, in every way.
+    /// Reads `hostile` in place of `target`'s shard, in every way.
     fn attack(&mut self, target: &Target, hostile: &[u8], effort: Effort, what: &str) {
         allocations::reset();
         let what = format!("{} ({what})", target.name);
 
-        // A new file each time, and not through the store: both would wait for the disk.
+        // Writes a new file each time, without a store: otherwise each attack would wait for the
+        // disk.
         let file = self.directory.path().join("shard");
         if effort == Effort::Thorough {
             std::fs::write(&file, hostile).unwrap();
@@ -324,7 +326,8 @@ impl Attacker {
             agree(&way, &partial);
         }
 
-        // Parts may be readable where the whole is not, and are right if it is.
+        // Parts may be readable even if the whole is not. If the whole is readable, they must
+        // match.
         let parts = parts(&shards.shape);
         for part in &parts {
             let partial = self.partial(target, hostile, part.as_ref(), effort, what);
@@ -354,7 +357,7 @@ impl Attacker {
         decoded
     }
 
-    /// Partial decoders over stores of all kinds.
+    /// Reads through partial decoders over stores of all kinds.
     fn partial(
         &self,
         target: &Target,
@@ -371,7 +374,7 @@ impl Attacker {
         let sync = outcome(what, || partial(target, memory.clone(), &key, indexer));
         outcomes.push(("partial_decode".to_string(), sync));
         if effort == Effort::Thorough {
-            // This store panics if more is asked for than there is.
+            // This store panics on reads beyond the end.
             let memory = Arc::new(SyncToAsyncStorageAdapter::new(memory, Inline));
             let asynchronous = outcome(what, || {
                 futures::executor::block_on(async_partial(target, memory, &key, indexer))
@@ -414,7 +417,7 @@ impl Attacker {
         outcomes
     }
 
-    /// What is compacted decodes to what it was compacted from.
+    /// Compacts a shard, and checks that it decodes to the same elements.
     fn compact(target: &Target, hostile: &[u8], decoded: &Outcome, what: &str) {
         let Target { shards, ours, .. } = target;
         let options = CodecOptions::default();
@@ -437,8 +440,8 @@ impl Attacker {
         }
     }
 
-    /// An update writes what it should, if only the subchunk that it touches can be decoded; or it is
-    /// refused, and leaves the shard as it is.
+    /// Updates a shard. The update succeeds if the subchunk that it touches can be decoded.
+    /// Otherwise it is refused, and the shard is unchanged.
     fn update(target: &Target, hostile: &[u8], decoded: &Outcome, what: &str) {
         let Target { shards, ours, .. } = target;
         let options = CodecOptions::default();
@@ -457,11 +460,11 @@ impl Attacker {
             encoder.partial_encode(&subset, &ArrayBytes::from(element.clone()), &options)?;
             Ok(vec![])
         });
-        // Poisoned, where reading what is not there panicked.
+        // The lock is poisoned if a read beyond the end panicked.
         let value = value.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Err(error) = &updated {
-            // Reading may not mind a subchunk that shares bytes with the index. Nor may this value,
-            // but once it was asked for what it does not have it is poisoned.
+            // A subchunk that overlaps the index may be readable, but is not updated. Nor does an
+            // update work after a read beyond the end has poisoned this value.
             let reaches = [
                 "reaches into the shard's index",
                 "a codec or store panicked",
@@ -482,14 +485,14 @@ impl Attacker {
             expected[last..].copy_from_slice(&element);
             assert_eq!(shard.unwrap(), expected, "{what}: updated");
         } else if let Ok(shard) = shard {
-            // The only broken subchunk was erased.
+            // The update erased the only broken subchunk.
             let last = shard.len() - element.len();
             assert_eq!(shard[last..], element, "{what}: updated");
         }
     }
 }
 
-/// Parts of a shard: a box in its middle, one at its start, and a few elements.
+/// Parts of a shard: a box in its middle, a box at its start, and a few elements.
 fn parts(shape: &[u64]) -> [Box<dyn Indexer>; 3] {
     let middle: Vec<_> = shape.iter().map(|d| d / 2 - 1..d / 2 + 1).collect();
     let start: Vec<_> = shape.iter().map(|d| 0..d / 2).collect();
@@ -502,7 +505,7 @@ fn parts(shape: &[u64]) -> [Box<dyn Indexer>; 3] {
     ]
 }
 
-/// What `indexer` asks of the shard under `key`.
+/// Reads the elements that `indexer` selects from the shard under `key`.
 fn partial(
     target: &Target,
     storage: ReadableStorage,
@@ -547,7 +550,7 @@ async fn async_partial(
     Ok(decoded.into_fixed()?.into_owned())
 }
 
-/// The valid shards themselves are read.
+/// The valid shards themselves.
 #[test]
 fn unharmed() {
     let mut attacker = Attacker::new();
@@ -558,7 +561,7 @@ fn unharmed() {
     assert_eq!(attacker.errors, 0);
 }
 
-/// Cut off at every length, from either side.
+/// Shards cut at every length, from either side.
 #[test]
 fn truncated() {
     let mut attacker = Attacker::new();
@@ -581,11 +584,12 @@ fn truncated() {
     assert!(attacker.errors > 0);
 }
 
-/// Every single bit flipped.
+/// Shards with every single bit flipped.
 #[test]
 fn flipped() {
     let mut attacker = Attacker::new();
-    // What follows the index is the same for every index, so one will do for most chains.
+    // Decoding after the index is the same for every layout, so one layout is enough for most
+    // chains.
     let few = ["none", "crc32c", "zstd", "sharding"];
     let end = layouts()[0];
     let most = chains().into_iter().map(|chain| (chain, end));
@@ -606,7 +610,7 @@ fn flipped() {
     assert!(attacker.errors > 0 && attacker.data > 0);
 }
 
-/// Bytes that nobody asked for, before and behind the shard.
+/// Additional bytes before and after the shard.
 #[test]
 fn extended() {
     let mut attacker = Attacker::new();
@@ -621,7 +625,7 @@ fn extended() {
     }
 }
 
-/// Bytes that never were a shard.
+/// Random bytes.
 #[test]
 fn noise() {
     let mut attacker = Attacker::new();
@@ -638,8 +642,8 @@ fn noise() {
     }
 }
 
-/// Index entries that overflow, overlap, point past the end or into the index, or have one word of
-/// the pair that means "empty", all with a valid checksum.
+/// Index entries that overflow, overlap, point beyond the end or into the index, or have one word
+/// of the "empty" pair. All have a valid checksum.
 #[test]
 fn index_entries() {
     let mut attacker = Attacker::new();
@@ -715,7 +719,7 @@ fn index_entries() {
     assert!(attacker.errors > 0 && attacker.data > 0);
 }
 
-/// A frame of zeros, `len` bytes when decoded, as `codecs` would encode it.
+/// A frame of `len` zeros, as `codecs` would encode it.
 fn frame(codecs: &[Value], len: usize) -> Vec<u8> {
     let metadata: Vec<_> = codecs
         .iter()
@@ -732,8 +736,7 @@ fn frame(codecs: &[Value], len: usize) -> Vec<u8> {
     encoded.unwrap().into_owned()
 }
 
-/// Subchunks that are valid in themselves, and decode to the wrong length: also to far more than
-/// there is room for.
+/// Valid subchunks of the wrong decoded length, up to far more than fits.
 #[test]
 fn wrong_lengths() {
     let mut attacker = Attacker::new();
@@ -769,7 +772,8 @@ fn wrong_lengths() {
     }
 }
 
-/// Subchunks of more than 64 KiB, of which less than all is read, unless a checksum covers all.
+/// Subchunks of more than 64 KiB. They are read in part, unless a checksum covers the whole
+/// subchunk.
 #[test]
 fn large_subchunks() {
     let mut attacker = Attacker::new();
@@ -843,7 +847,7 @@ fn large_subchunks() {
                 &format!("{cut} bytes cut"),
             );
         }
-        // The index of a nested shard is at its end.
+        // Positions near the end, where the index of a nested shard is.
         for position in (0..12).map(|k| usize::try_from(offset + size).unwrap() - 1 - 11 * k) {
             let mut hostile = encoded.clone();
             hostile[position] ^= 0x10;
@@ -907,8 +911,8 @@ fn no_dimensions() {
     }
 }
 
-/// Shapes whose products overflow, or are more than any machine has memory for. Nothing is
-/// allocated for them, and what little can be asked of them is answered.
+/// Shapes whose products overflow, or exceed any machine's memory. Nothing is allocated for them,
+/// and the few possible operations work.
 #[test]
 fn huge_shapes() {
     let _attacker = Attacker::new();
@@ -999,7 +1003,7 @@ fn read_huge(shards: &Shards) {
     });
 }
 
-/// Variable-length elements are zarrs' to decode; what it panics on is an error all the same.
+/// zarrs decodes variable-length elements. Its panics become errors.
 #[test]
 fn strings() {
     let _attacker = Attacker::new();

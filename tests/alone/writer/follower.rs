@@ -1,4 +1,4 @@
-//! Readers that follow a writer: whenever they open the array, they see whole slices, and no error.
+//! Readers that follow a writer. Whenever they open the array, they see whole slices and no error.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -15,21 +15,21 @@ use zarrs_cuda::{Backend, Options};
 use zarrs_cuda_testing::frames::{Frames, Generations, PATH};
 use zarrs_cuda_testing::{Rng, processes};
 
-/// What a follower saw.
+/// The observations of a follower.
 #[derive(Debug, Default)]
 struct Seen {
     opened: usize,
     lengths: BTreeSet<u64>,
 }
 
-/// Open the array and read it, again and again, until it has `end` slices.
+/// Opens the array and reads it, repeatedly, until it has `end` slices.
 fn follow(frames: &Frames, directory: &Path, end: u64) -> Result<Seen, String> {
     let generations = Generations::one();
     let mut random = Rng(end);
     let mut seen = Seen::default();
     let begin = Instant::now();
     loop {
-        // As another process would: nothing is shared with the writer.
+        // Nothing is shared with the writer, as in another process.
         let store = Arc::new(FilesystemStore::new(directory).unwrap());
         let array = Array::open(store, PATH).map_err(|error| format!("cannot open: {error}"))?;
         let slices = array.shape()[0];
@@ -62,7 +62,7 @@ fn frames() -> Frames {
     }
 }
 
-/// In the middle of a shard.
+/// The final number of slices: in the middle of a shard.
 const END: u64 = 8 * 60 + 3;
 
 /// An array without slices.
@@ -74,7 +74,7 @@ fn create(frames: &Frames) -> (TempDir, Array<FilesystemStore>) {
     (directory, array)
 }
 
-/// Write as a camera would, until there are `END` slices.
+/// Writes like a camera until there are `END` slices.
 fn write(frames: &Frames, array: &Array<FilesystemStore>, renames: bool) {
     let mut builder = ArrayWriter::builder(array)
         .with_epochs_per_batch(1)
@@ -92,7 +92,7 @@ fn write(frames: &Frames, array: &Array<FilesystemStore>, renames: bool) {
 
 const DIRECTORY: &str = "ZARRS_CUDA_TEST_FOLLOWED";
 
-/// A process that follows, with our codec: it is started by the test below.
+/// A follower with our codec in another process, which the test below starts.
 #[test]
 #[ignore = "a process of another test"]
 fn following_process() {
@@ -116,7 +116,7 @@ fn followers_see_whole_slices() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // With zarrs' codec.
+    // A follower with zarrs' codec.
     let seen = std::thread::scope(|scope| {
         let follower = scope.spawn(|| follow(&frames, directory.path(), END));
         write(&frames, &array, true);
@@ -133,7 +133,7 @@ fn followers_see_whole_slices() {
         seen.lengths.len(),
         seen.opened
     );
-    // They did follow.
+    // The follower read the array many times while it grew.
     assert!(seen.lengths.len() > 20, "{seen:?}");
     let lengths = out
         .split("saw ")
@@ -148,7 +148,7 @@ fn followers_see_whole_slices() {
     );
 }
 
-/// What the test above would see if metadata were not renamed.
+/// Without renaming of the metadata, followers see errors. So the test above can detect them.
 #[test]
 fn followers_of_a_plain_store_see_errors() {
     let _alone = crate::alone();

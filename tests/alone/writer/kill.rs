@@ -1,8 +1,8 @@
-//! Writers that are killed at random moments, and others that go on where they were.
+//! Writers that are killed at random moments, and others that continue.
 //!
 //! A process appends to an array on a filesystem until it gets a signal that it cannot catch. Then
-//! zarrs' own codec looks at everything that is there. Each process writes elements of its own, so that
-//! whatever an earlier one left is seen.
+//! zarrs' own codec checks everything that is stored. Each process writes elements of its own, so
+//! that the remains of earlier processes are detected.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -22,18 +22,18 @@ use zarrs_cuda_testing::{Rng, effort, processes};
 
 const KILLS: u32 = 100;
 
-/// What a process writes, and how.
+/// The array that a process writes, and the options of the writer.
 struct Setup {
     frames: Frames,
     epochs_per_batch: Option<usize>,
     metadata_interval: Duration,
     store_threads: usize,
-    /// After how many slices it flushes.
+    /// After how many slices the process flushes.
     flushes: Option<u64>,
 }
 
 impl Default for Setup {
-    /// Two batches in a shard.
+    /// Two batches in each shard.
     fn default() -> Self {
         Self {
             frames: Frames::default(),
@@ -60,7 +60,7 @@ fn setups() -> Vec<Setup> {
             epochs_per_batch: Some(1),
             ..Setup::default()
         },
-        // Whole shards in each batch, several shard epochs.
+        // Each batch has whole shards, of several shard epochs.
         Setup {
             frames: compressed(&gzip),
             epochs_per_batch: Some(12),
@@ -68,7 +68,7 @@ fn setups() -> Vec<Setup> {
             flushes: Some(13),
             ..Setup::default()
         },
-        // Each slice is an epoch, and the index is written last, at the start.
+        // Each slice is an epoch. The index is at the start, and is written last.
         Setup {
             frames: Frames {
                 subchunk: [1, 4, 8],
@@ -78,7 +78,7 @@ fn setups() -> Vec<Setup> {
             metadata_interval: later,
             ..Setup::default()
         },
-        // All keys in one directory.
+        // All keys are in one directory.
         Setup {
             frames: Frames {
                 separator: '.',
@@ -88,7 +88,7 @@ fn setups() -> Vec<Setup> {
             store_threads: 5,
             ..Setup::default()
         },
-        // Each slice is a shard epoch, of many shards.
+        // Each slice is a shard epoch of many shards.
         Setup {
             frames: Frames {
                 shard: [1, 4, 4],
@@ -100,7 +100,7 @@ fn setups() -> Vec<Setup> {
             store_threads: 3,
             ..Setup::default()
         },
-        // A long shard, by one thread.
+        // A long shard, written by one thread.
         Setup {
             frames: Frames {
                 frame: [8, 8],
@@ -114,10 +114,10 @@ fn setups() -> Vec<Setup> {
     ]
 }
 
-/// What the process is to do: setup, generation, the slice to finish at, and where.
+/// The task of the process: setup, generation, the slice to finish at, and the folder.
 const TASK: &str = "ZARRS_CUDA_TEST_WRITER";
 
-/// A process that appends: it is started by the test below.
+/// A process that appends. The test below starts it.
 #[test]
 #[ignore = "a process of another test"]
 fn writing_process() {
@@ -170,23 +170,23 @@ fn start(setup: usize, generation: u64, end: u64, directory: &Path) -> Command {
     command
 }
 
-/// An array that is written by one process after the other.
+/// An array that several processes write, one after the other.
 struct Subject {
     setup: Setup,
     directory: TempDir,
     generations: Generations,
-    /// How far it reaches.
+    /// The number of slices.
     slices: u64,
 }
 
-/// What the killed writers left.
+/// The remains of the killed writers.
 #[derive(Debug, Default)]
 struct Left {
-    /// How many had not begun to append.
+    /// The number of writers that were killed before they began to append.
     early: u64,
     temporaries: u64,
     metadata_temporaries: u64,
-    /// Shards that the metadata does not cover.
+    /// The number of shards that the metadata do not cover.
     uncovered: u64,
     slices: u64,
 }
@@ -208,7 +208,7 @@ impl Subject {
         Arc::new(FilesystemStore::new(self.directory.path()).unwrap())
     }
 
-    /// Let a process write, kill it after `time`, and look at what is there.
+    /// Starts a process that writes, kills it after `time`, and checks the remains.
     fn kill(
         &mut self,
         number: usize,
@@ -248,7 +248,8 @@ impl Subject {
             .unwrap_or_else(|error| panic!("{case}: {error}"));
     }
 
-    /// The metadata covers what is finished, and what is under the keys of shards are shards.
+    /// Checks that the metadata cover only finished slices, and that the keys of shards hold whole
+    /// shards.
     fn check(&mut self, left: &mut Left) -> Result<(), String> {
         let frames = &self.setup.frames;
         let array = Array::open(self.store(), PATH).map_err(|error| error.to_string())?;
@@ -270,7 +271,7 @@ impl Subject {
         Ok(())
     }
 
-    /// Let a process write to the end, which is in the middle of a shard, and compare everything.
+    /// Runs a process to the end, which is in the middle of a shard, and compares everything.
     fn finish(mut self, number: usize, generation: u64) {
         let frames = self.setup.frames.clone();
         self.generations.begin(self.slices, generation);
@@ -310,7 +311,7 @@ fn killed_at_any_moment() {
     for (number, subject) in subjects.into_iter().enumerate() {
         subject.finish(number, kills);
     }
-    // They were killed in the middle of something.
+    // The processes were killed in the middle of their work.
     assert!(
         left.temporaries > kills / 4 && left.uncovered > kills / 8,
         "{left:?}"

@@ -1,5 +1,5 @@
-//! Peak memory of a stream of 4 GiB, against what the writer says beforehand: within 10 %, to stores
-//! that fall behind, so that all buffers come into use.
+//! The peak memory of a stream of 4 GiB, compared with the writer's estimate: within 10 %. The
+//! stores fall behind, so that all buffers are used.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,18 +27,18 @@ use crate::in_its_own_process;
 use crate::memory::status;
 
 const MIB: usize = 1 << 20;
-/// What is appended.
+/// The length of the stream.
 const STREAM: usize = 4096 * MIB;
-/// What is enough to come to the same peak.
+/// A length that is enough for the same peak.
 const SHORT: usize = STREAM / 4;
 /// A slice has 1024 × 1024 elements of two bytes.
 const SLICE: usize = 2 * MIB;
-/// Slices that are made, and appended again and again: an epoch.
+/// The number of generated slices, which are appended repeatedly: an epoch.
 const SLICES: usize = 16;
-/// What the writer may take.
+/// The memory budget of the writer.
 const BUDGET: usize = 640 * MIB;
 
-/// A store that throws shards away once they are complete, and pauses now and then.
+/// A store that discards complete shards, and pauses now and then.
 struct Discarding<S> {
     inner: Arc<S>,
     calls: Mutex<u64>,
@@ -54,8 +54,8 @@ impl<S> Discarding<S> {
         })
     }
 
-    /// Wait until whoever appends has filled all that there is, in the beginning and later. All calls
-    /// wait.
+    /// Waits until the appending thread has filled all buffers, at the beginning and once later.
+    /// Other calls to the store wait, too.
     fn pause(&self) {
         let mut calls = self.calls.lock().unwrap();
         *calls += 1;
@@ -77,16 +77,16 @@ impl<S> Discarding<S> {
     }
 }
 
-/// Where the kernel says what the appending thread does.
+/// The file with the state of the appending thread.
 static APPENDER: OnceLock<PathBuf> = OnceLock::new();
 
 fn appender_sleeps() -> bool {
     let stat = fs::read_to_string(APPENDER.get().unwrap()).unwrap();
-    // The state comes behind the name, which is in parentheses.
+    // The state follows the name, which is in parentheses.
     stat.rsplit(") ").next().unwrap().starts_with('S')
 }
 
-/// What was appended until now, in bytes.
+/// The number of appended bytes.
 static APPENDED: AtomicUsize = AtomicUsize::new(0);
 
 fn is_shard(key: &StoreKey) -> bool {
@@ -181,7 +181,7 @@ impl<S: ListableStorageTraits> ListableStorageTraits for Discarding<S> {
     }
 }
 
-/// The array, whose shard epochs have 128 MiB.
+/// An array whose shard epochs have 128 MiB.
 fn array<S>(store: &Arc<S>, compressor: &[Value]) -> Array<S>
 where
     S: ?Sized + ReadableWritableStorageTraits + 'static,
@@ -208,7 +208,7 @@ where
     array
 }
 
-/// An epoch of slices that no compressor makes smaller, or that any does.
+/// An epoch of slices that are either incompressible, or compressible by any compressor.
 fn frames(compressible: bool) -> Vec<u8> {
     let mut rng = Rng(7);
     let mut frames = Vec::with_capacity(SLICES * SLICE);
@@ -223,7 +223,7 @@ fn frames(compressible: bool) -> Vec<u8> {
     frames
 }
 
-/// Append `len` bytes, and return the estimate and what was taken at most.
+/// Appends `len` bytes. Returns the estimate and the peak memory.
 fn stream<S>(builder: &ArrayWriterBuilder<S>, len: usize, compressible: bool) -> (usize, usize)
 where
     S: ?Sized + ReadableWritableStorageTraits + 'static,
@@ -249,7 +249,7 @@ where
     let report = writer.finish().unwrap();
     let peak = status("VmHWM:").saturating_sub(before);
     assert_eq!(report.raw_bytes, len as u64);
-    // Four shards of 32 MiB each at once.
+    // A shard epoch is four shards of 32 MiB.
     assert_eq!(report.shards, len as u64 / (32 * MIB as u64));
     println!(
         "{} MiB of {} MiB, in {:?}, {:?} of it waiting",
@@ -295,7 +295,7 @@ fn to_nowhere(compressor: &[Value], len: usize, compressible: bool) -> (usize, u
 }
 
 fn to_files(compressor: &[Value], len: usize) -> (usize, usize) {
-    // In memory if that can be had, whose pages are not this process's.
+    // In memory if possible: those pages do not belong to this process.
     let shared = Path::new("/dev/shm");
     let directory = if shared.is_dir() {
         TempDir::new_in(shared).unwrap()
@@ -362,7 +362,7 @@ fn zstd_of_compressible_data_stays_below() {
     );
 }
 
-/// Another codec's output is collected before it is put together, which counts, too.
+/// The output of an unknown codec is collected before it is assembled. That memory counts, too.
 #[test]
 fn an_unknown_codec_is_counted() {
     in_its_own_process(module_path!(), "an_unknown_codec_is_counted", || {

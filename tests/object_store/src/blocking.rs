@@ -1,4 +1,4 @@
-//! A store that blocks, over one that is awaited.
+//! A blocking store over an asynchronous one.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use zarrs_storage::storage_adapter::async_to_sync::{
 
 use crate::Store;
 
-/// Not for use within a runtime: it panics there.
+/// Panics if used within a runtime.
 pub type BlockingStore = AsyncToSyncStorageAdapter<Store, TokioBlockOn>;
 
-/// Waits on a runtime of its own, which any thread may do.
+/// Waits on its own runtime, from any thread.
 pub struct TokioBlockOn(Runtime);
 
 impl TokioBlockOn {

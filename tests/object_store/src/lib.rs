@@ -1,4 +1,4 @@
-//! An S3-compatible server for tests, and zarrs stores in it.
+//! An S3-compatible server for tests, and zarrs stores that use it.
 //!
 //! ```no_run
 //! let server = zarrs_cuda_object_store_tests::Server::start();

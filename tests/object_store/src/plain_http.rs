@@ -1,5 +1,5 @@
-//! The client's HTTP, without TLS: each request has a connection of its own, so that a store belongs
-//! to no runtime.
+//! The client's HTTP, without TLS. Each request has its own connection, so that a store is not
+//! bound to a runtime.
 
 use std::error::Error;
 
@@ -39,7 +39,7 @@ impl HttpService for PlainHttp {
         let stream = stream.map_err(failed(HttpErrorKind::Connect))?;
         let connection = http1::handshake(TokioIo::new(stream)).await;
         let (mut sender, connection) = connection.map_err(failed(HttpErrorKind::Connect))?;
-        // It ends with the response; its errors are those of the request.
+        // The connection ends with the response; its errors appear in the request's result.
         tokio::spawn(connection);
         let response = sender.send_request(request).await;
         let response = response.map_err(failed(HttpErrorKind::Request))?;

@@ -1,4 +1,4 @@
-//! The server: S3 as `s3s` speaks it, over a directory, on a port of this machine that was free.
+//! The server: S3 by `s3s` over a directory, on a free port of this machine.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -27,10 +27,10 @@ pub type Store = AsyncObjectStore<AmazonS3>;
 
 const BUCKET: &str = "arrays";
 
-/// What was asked, in order: the method, and `LIST` for one that lists.
+/// The requests in order: the method, or `LIST` for a listing.
 type Requests = Arc<Mutex<Vec<String>>>;
 
-/// A server with an empty bucket. It goes down, and its objects go with it, when this is dropped.
+/// A server with an empty bucket. Dropping it stops the server and deletes the objects.
 pub struct Server {
     address: SocketAddr,
     requests: Requests,
@@ -40,7 +40,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Start one, which is up when this returns.
+    /// Starts a server, which is ready when this returns.
     #[must_use]
     pub fn start() -> Self {
         let directory = TempDir::new().unwrap();
@@ -52,7 +52,7 @@ impl Server {
         let (stop, stopped) = oneshot::channel();
         let requests = Requests::default();
         let asked = requests.clone();
-        // A thread and a runtime of its own: it answers while a test blocks.
+        // The server has its own thread and runtime, so that it answers while a test blocks.
         let thread = std::thread::spawn(move || {
             let runtime = Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
@@ -62,7 +62,7 @@ impl Server {
                     _ = stopped => {}
                 }
             });
-            // With the runtime end all connections.
+            // The end of the runtime closes all connections.
         });
         Self {
             address,
@@ -73,25 +73,26 @@ impl Server {
         }
     }
 
-    /// Where it listens.
+    /// The address on which the server listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What was asked since this was called last: `GET`, `HEAD`, `PUT`, `DELETE` or `LIST`, in order.
+    /// Returns the requests since the last call, in order: `GET`, `HEAD`, `PUT`, `DELETE` or
+    /// `LIST`.
     #[must_use]
     pub fn requests(&self) -> Vec<String> {
         std::mem::take(&mut *self.requests.lock().unwrap())
     }
 
-    /// Where the objects are files, by their keys.
+    /// The folder with the objects as files, named by their keys.
     #[must_use]
     pub fn bucket(&self) -> std::path::PathBuf {
         self.directory.path().join(Path::new(BUCKET))
     }
 
-    /// The bucket, for those who await it in a runtime of tokio.
+    /// An asynchronous store on the bucket, for use in a tokio runtime.
     #[must_use]
     pub fn store(&self) -> Store {
         let s3 = AmazonS3Builder::new()
@@ -101,14 +102,14 @@ impl Server {
             .with_region("us-east-1")
             .with_bucket_name(BUCKET)
             .with_skip_signature(true)
-            // Deleting many at once is signed nevertheless, with a library that nothing else needs.
+            // Bulk deletion would be signed all the same, with another library that only it needs.
             .with_disable_bulk_delete(true)
             .with_http_connector(PlainHttp)
             .build();
         AsyncObjectStore::new(s3.unwrap())
     }
 
-    /// The bucket, for threads that block.
+    /// A blocking store on the bucket.
     #[must_use]
     pub fn blocking_store(&self) -> BlockingStore {
         blocking(self.store())
@@ -118,7 +119,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if let Some(stop) = self.stop.take() {
-            // It has stopped already if nobody listens.
+            // An error means that the server has already stopped.
             let _ = stop.send(());
         }
         if let Some(thread) = self.thread.take() {
@@ -131,7 +132,7 @@ impl Drop for Server {
     }
 }
 
-/// Answer whoever connects, for ever.
+/// Answers all connections, for ever.
 async fn serve(listener: TcpListener, service: S3Service, requests: Requests) {
     loop {
         let (stream, _) = listener.accept().await.unwrap();
@@ -151,7 +152,7 @@ async fn serve(listener: TcpListener, service: S3Service, requests: Requests) {
         });
         tokio::spawn(async move {
             let stream = TokioIo::new(stream);
-            // A client that hangs up is not an error of the server's.
+            // A client that hangs up is not a server error.
             let _ = http1::Builder::new()
                 .serve_connection(stream, service)
                 .await;

@@ -1,5 +1,5 @@
-//! Shards in an object store, updated in part through `RangeWrites`. zarrs' own codec reads what was
-//! written, straight from the object store.
+//! Shards in an object store, partially updated through `RangeWrites`. zarrs' own codec reads the
+//! results directly from the object store.
 
 #![allow(
     clippy::unwrap_used,
@@ -20,7 +20,7 @@ use zarrs_storage::store_test;
 
 const EXTENT: u64 = 32;
 
-/// Four shards of 16 × 16 elements, each of sixteen subchunks.
+/// Four shards of 16 × 16 elements, with sixteen subchunks each.
 fn metadata(codecs: &Value, index_location: &str) -> Value {
     json!({
         "zarr_format": 3,
@@ -56,9 +56,9 @@ fn zstd() -> Value {
     ])
 }
 
-/// The array in `store`, opened by us, or by zarrs alone.
+/// Opens the array in `store` with our codec, or with zarrs alone.
 fn open<S: ?Sized>(store: &Arc<S>, metadata: &Value, ours: Option<WriteStrategy>) -> Array<S> {
-    // Registration is for the whole process.
+    // A registration affects the whole process.
     static REGISTRY: Mutex<()> = Mutex::new(());
     let _alone = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner);
     let options = |strategy| Options::default().with_write_strategy(strategy);
@@ -73,7 +73,7 @@ fn options() -> CodecOptions {
     CodecOptions::default().with_experimental_partial_encoding(true)
 }
 
-/// Boxes and their elements, the same in every run.
+/// Random boxes with elements, the same in every run.
 struct Updates(u64);
 
 impl Updates {
@@ -97,7 +97,7 @@ impl Updates {
     }
 }
 
-/// The elements that there should be.
+/// The expected elements.
 struct Model(Vec<u16>);
 
 impl Model {
@@ -187,8 +187,7 @@ fn arrays_are_updated_by_those_who_block() {
     }
 }
 
-/// An update of a subchunk is one object that is stored, and nothing else of the array is read than
-/// that shard.
+/// An update of a subchunk stores one object, and only reads the shard of that subchunk.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_update_stores_one_object() {
     let server = Server::start();
@@ -213,14 +212,14 @@ async fn an_update_stores_one_object() {
         .unwrap()
         .len();
     assert_eq!(counted.bytes_written() as u64, new_size);
-    // The index twice, with a record; a subchunk; and the object.
+    // Reads: the index twice, once with a record; a subchunk; and the object.
     assert!((size + 1..3 * size).contains(&(counted.bytes_read() as u64)));
     let stock = open(&Arc::new(server.store()), &metadata, None);
     let read: Vec<u16> = stock.async_retrieve_array_subset(&subset).await.unwrap();
     assert_eq!(read, [1, 2, 3, 4]);
 }
 
-/// Tasks that update subchunks of the same shards, each its own, lose nothing.
+/// Tasks that update different subchunks of the same shards lose nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn tasks_take_turns() {
     let server = Server::start();

@@ -1,4 +1,4 @@
-//! The server itself: it is a store as zarrs wants one, and it goes down.
+//! Tests of the server: it is a valid store for zarrs, and it stops.
 
 #![allow(
     clippy::unwrap_used,

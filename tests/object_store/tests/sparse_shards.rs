@@ -1,4 +1,4 @@
-//! Many writers of the same shards in an object store: what they lose, and what they do not lose through
+//! Many writers of the same shards in an object store lose updates with zarrs, but not with
 //! `SparseShardStore`.
 
 #![allow(
@@ -19,7 +19,7 @@ use zarrs_storage::{
 };
 
 const WRITERS: u64 = 8;
-/// Subchunks of the array, which has two shards.
+/// The number of subchunks in the array, which has two shards.
 const SUBCHUNKS: u64 = 32;
 
 async fn create(store: &Store) {
@@ -59,7 +59,7 @@ fn elements(subchunk: u64) -> Vec<u16> {
     (first..first + 4).collect()
 }
 
-/// Each of the writers has every eighth subchunk; all begin at once.
+/// Each writer writes every eighth subchunk; all start at the same time.
 async fn write<S>(arrays: &[Array<S>])
 where
     S: AsyncReadableWritableListableStorageTraits + 'static,
@@ -77,7 +77,7 @@ where
     join_all(writers).await;
 }
 
-/// How many subchunks are not what was written.
+/// The number of subchunks whose updates are missing.
 async fn lost<S>(array: &Array<S>) -> usize
 where
     S: AsyncReadableWritableListableStorageTraits + 'static,
@@ -100,7 +100,7 @@ async fn many_writers() {
     create(&store).await;
     let open = || async { Array::async_open(store.clone(), "/volume").await.unwrap() };
 
-    // Through zarrs' ordinary path: a test that finds nothing lost here could not find it below.
+    // First with zarrs alone: if no update were lost here, the test below would prove nothing.
     let arrays = join_all((0..WRITERS).map(|_| open())).await;
     write(&arrays).await;
     assert!(lost(&open().await).await > 0);
@@ -130,7 +130,7 @@ async fn many_writers() {
     write(&arrays).await;
     assert_eq!(lost(&arrays[0]).await, 0);
 
-    // Nobody is in the way of a consolidation.
+    // Writers and a consolidation work at the same time.
     let (done, ()) = futures::join!(
         adapters[0].async_consolidate_all(&|_| {}),
         write(&arrays[1..])
@@ -146,7 +146,7 @@ async fn many_writers() {
     assert_eq!(frames.collect::<Vec<_>>(), Vec::<String>::new());
 }
 
-/// Shards become shorter and longer while somebody reads what stays in them.
+/// Shards become shorter and longer while subchunks that stay in them are read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_of_shards_that_are_replaced() {
     let server = Server::start();
@@ -213,7 +213,7 @@ fn walk(folder: &std::path::Path) -> Vec<String> {
     files.collect()
 }
 
-/// What each call asks of the server.
+/// The requests of each call to the server.
 #[test]
 fn requests() {
     let server = Server::start();
@@ -229,10 +229,10 @@ fn requests() {
     };
     asked("open");
     array.store_chunk(&[3], elements(3)).unwrap();
-    // The second listing is there because listings of some stores fail silently.
+    // A second listing is made because listings of some stores fail silently.
     assert_eq!(asked("write"), "LIST PUT LIST");
     array.retrieve_chunk::<Vec<u16>>(&[3]).unwrap();
-    // zarrs' blocking adapter asks for the size of each object that it gets.
+    // zarrs' blocking adapter requests the size of each object that it reads.
     assert_eq!(asked("read of a version"), "LIST HEAD GET");
 }
 

@@ -1,5 +1,5 @@
-//! `RangeWrites`: parts of objects in stores that only replace whole ones, against a store that
-//! writes parts itself, and with zarrs' partial encoding over it.
+//! `RangeWrites`: partial writes for stores that only replace whole objects. The tests compare it
+//! with a store that writes parts itself, and use zarrs' partial encoding over it.
 
 mod objects;
 mod shards;

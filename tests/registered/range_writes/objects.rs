@@ -1,4 +1,4 @@
-//! What is in the store afterwards, and what it was asked.
+//! The content of the store after partial writes, and the requests to the store.
 
 use std::sync::Arc;
 
@@ -38,19 +38,19 @@ fn value(bytes: &'static [u8]) -> Bytes {
     Bytes::from_static(bytes)
 }
 
-/// What the store was asked, since it was last told to work.
+/// The operations of the store since `work` was last called.
 fn operations(store: &Whole) -> Vec<Operation> {
     let requests = store.requests().into_iter();
     requests.map(|request| request.operation).collect()
 }
 
-/// Something that is done to a store.
+/// An operation on a store.
 #[derive(Clone, Debug)]
 enum Step {
     SetPartial(StoreKey, u64, Vec<u8>),
     SetPartialMany(StoreKey, Vec<(u64, Vec<u8>)>),
     Set(StoreKey, Vec<u8>),
-    /// By somebody else, and then it is read.
+    /// Another program sets the object; then it is read through the store under test.
     SetElsewhere(StoreKey, Vec<u8>),
     Get(StoreKey),
     GetPart(StoreKey),
@@ -87,7 +87,7 @@ fn parts(parts: &[(u64, Vec<u8>)]) -> Vec<(u64, Bytes)> {
     parts.map(|(at, bytes)| (at, bytes.into())).collect()
 }
 
-/// Do it, and return what was read.
+/// Performs the step, and returns the bytes that it read.
 fn act(
     step: &Step,
     store: &dyn ReadableWritableListableStorageTraits,
@@ -146,8 +146,8 @@ async fn act_async(
 proptest! {
     #![proptest_config(zarrs_cuda_testing::effort::config(128))]
 
-    /// A store that writes parts itself is the oracle. What is stored is compared behind the back of
-    /// the adapter: it forgets what it keeps when it is read through.
+    /// The oracle is a store that writes parts itself. The objects are compared in the inner store,
+    /// since a read through the adapter drops the objects that it keeps.
     #[test]
     fn the_store_has_what_one_that_writes_parts_has(
         steps in steps(),
@@ -210,13 +210,13 @@ fn calls_in_a_row_read_an_object_once() {
         ours.set_partial(&a, at, value(b"x")).unwrap();
     }
     assert_eq!(asked(), [Get, Set, Set, Set]);
-    // Who reads wants to know what there is, and so does who then writes.
+    // A read through the adapter drops the kept object. The next write therefore reads it again.
     ours.get_partial(&a, ByteRange::Suffix(1)).unwrap();
     store.inner().set(&a, value(b"others")).unwrap();
     ours.set_partial(&a, 0, value(b"O")).unwrap();
     assert_eq!(asked(), [Get, Get, Set]);
     assert_eq!(store.inner().get(&a).unwrap().unwrap(), "Others");
-    // What was stored or erased through it is not overlooked.
+    // Objects that were stored or erased through the adapter are not kept either.
     ours.set(&a, value(b"new")).unwrap();
     ours.set_partial(&a, 0, value(b"N")).unwrap();
     assert_eq!(asked(), [Set, Get, Set]);
@@ -224,7 +224,7 @@ fn calls_in_a_row_read_an_object_once() {
     ours.set_partial(&a, 1, value(b"N")).unwrap();
     assert_eq!(asked(), [Erase, Get, Set]);
     assert_eq!(store.inner().get(&a).unwrap().unwrap(), "\0N");
-    // Nothing is written by writing nothing.
+    // An empty write does not reach the store.
     ours.set_partial_many(&a, Box::new(std::iter::empty()))
         .unwrap();
     assert_eq!(asked(), []);
@@ -246,7 +246,7 @@ fn few_objects_are_kept() {
     assert_eq!(asked(20, &["a", "b", "a", "b"]), 2);
     assert_eq!(asked(19, &["a", "b", "a", "b"]), 4);
     assert_eq!(asked(9, &["a", "a"]), 2);
-    // However small they are.
+    // The number of kept objects is limited, too, however small they are.
     let names: Vec<String> = (0..65).map(|number| number.to_string()).collect();
     let names: Vec<&str> = names
         .iter()
@@ -284,7 +284,7 @@ fn a_dropped_future_keeps_nothing() {
     let ours = RangeWrites::new(awaited(&store));
     block_on(ours.set_partial(&a, 0, value(b"before"))).unwrap();
     store.work();
-    // Each call of the store waits twice, and it is dropped at every place.
+    // Each call of the store is pending twice. The future is dropped at each of these points.
     let mut dropped = 0;
     for polls in 0.. {
         let mut writing = ours.set_partial(&a, 0, value(b"B"));
@@ -314,7 +314,7 @@ fn parts_of_one_object_by_many_threads() {
                 for number in 0..LEN {
                     let at = u64::from(number) * u64::from(THREADS) + u64::from(thread);
                     ours.set_partial(a, at, vec![number + 1].into()).unwrap();
-                    // Then the next one has to read it.
+                    // The read drops the kept object, so that the next write has to read it.
                     if number % 3 == thread % 3 {
                         ours.get(a).unwrap();
                     }
@@ -348,8 +348,8 @@ fn parts_of_one_object_by_many_tasks() {
     assert_eq!(stored, (1..=100).collect::<Vec<u8>>());
 }
 
-/// A whole object that is stored, or erased, is not brought back by a part that is written at the same
-/// time.
+/// A concurrent partial write does not restore the old content of an object that is stored as a
+/// whole or erased.
 #[test]
 fn whole_objects_and_parts_take_turns() {
     let a = key("d/a");
@@ -371,7 +371,7 @@ fn whole_objects_and_parts_take_turns() {
             }
         };
         block_on(async { futures::join!(part, whole) });
-        // The part came first.
+        // The partial write came first.
         let stored = store.inner().get(&a).unwrap();
         let expected = (other == Operation::Set).then_some(&b"new"[..]);
         assert_eq!(stored.as_deref(), expected, "{other:?}");
@@ -397,15 +397,15 @@ fn hostile_offsets_are_errors() {
         assert!(error.contains(message), "{error}");
         assert!(error.contains(" a"), "{error}");
     }
-    // The store was not asked anything.
+    // The store got no request.
     assert_eq!(operations(&store), []);
     ours.set_partial(&a, 9, value(b"x")).unwrap();
-    // All or nothing.
+    // Many parts are written all or none.
     let many = [(0, value(b"y")), (10, value(b"y"))];
     ours.set_partial_many(&a, Box::new(many.into_iter()))
         .unwrap_err();
     assert_eq!(store.inner().get(&a).unwrap().unwrap(), "012345678x");
-    // Nor is memory for it allocated where any length is allowed.
+    // Without a limit on the length, no memory is allocated for the impossible object.
     let ours = RangeWrites::new(store.clone()).with_max_object_len(u64::MAX);
     for at in [1 << 60, u64::MAX - 1] {
         let error = ours
@@ -414,7 +414,7 @@ fn hostile_offsets_are_errors() {
             .to_string();
         assert!(error.contains("no memory"), "{error}");
     }
-    // An object that somebody else made longer.
+    // Another program made the object longer than the limit.
     store.inner().set(&a, value(b"01234567890")).unwrap();
     let ours = RangeWrites::new(store.clone()).with_max_object_len(10);
     let error = ours
@@ -425,7 +425,7 @@ fn hostile_offsets_are_errors() {
     assert_eq!(store.inner().get(&a).unwrap().unwrap(), "01234567890");
 }
 
-/// A store that writes parts is asked to.
+/// A store that can write parts gets the partial writes itself.
 #[test]
 fn stores_that_write_parts_do_so_themselves() {
     let store = Arc::new(Faulty::new(Arc::new(MemoryStore::new())));

@@ -1,5 +1,5 @@
-//! Arrays whose shards are updated in part, in a store that only replaces whole objects. zarrs' own
-//! codec reads what was written, straight from the store.
+//! Arrays with partial updates of shards, in a store that only replaces whole objects. zarrs' own
+//! codec reads the results directly from the store.
 
 use std::sync::Arc;
 
@@ -31,12 +31,12 @@ fn key(shard: usize) -> StoreKey {
     StoreKey::new(format!("array/c/{shard}/0")).unwrap()
 }
 
-/// Whether subchunks encoded by `chain` have slots.
+/// Whether the strategy is possible: slots need a chain with a bounded encoded size.
 fn is_possible(chain: Chain, strategy: WriteStrategy) -> bool {
     chain.bounded || strategy != WriteStrategy::Slots
 }
 
-/// A box within a shard.
+/// A random box within a shard.
 fn part(case: &Case, rng: &mut Rng) -> ArraySubset {
     let ranges: Vec<_> = case
         .shape
@@ -49,20 +49,20 @@ fn part(case: &Case, rng: &mut Rng) -> ArraySubset {
     ArraySubset::new_with_ranges(&ranges)
 }
 
-/// Put `elements` where they belong, in the order of `part`.
+/// Copies `elements`, which are in the order of `part`, to their places in `model`.
 fn patch(case: &Case, model: &mut [Element], part: &ArraySubset, elements: &[Element]) {
     for (indices, element) in part.iter_indices().zip(elements) {
         model[case.number(&indices)].clone_from(element);
     }
 }
 
-/// What the store was asked: what was read of an object and what was written to it, with sizes.
+/// The calls to the store since this was last called, without their keys.
 fn calls(store: &Watched) -> Vec<Call> {
     let calls = store.take_calls().into_iter();
     calls.map(|(_, call)| call).collect()
 }
 
-/// Random parts of random shards, one after the other, and everything is read again.
+/// Updates random parts of random shards, one after the other, and reads everything after each.
 fn updates(case: &Case, strategy: WriteStrategy, asynchronous: bool, seed: u64) {
     let whole = Faulty::new(Arc::new(MemoryStore::new())).without_parts();
     let store = Arc::new(Watched::new(Arc::new(whole)));
@@ -107,7 +107,8 @@ fn updates(case: &Case, strategy: WriteStrategy, asynchronous: bool, seed: u64) 
         if part.num_elements_usize() < case.num_elements() && sets > 0 {
             parts_written += 1;
             if existed {
-                // Of the reads, the last one is of the whole object; between two sets there is none.
+                // The first set directly follows the last read, which is of the whole object. No
+                // read is between two sets.
                 let last = calls.iter().rposition(|call| matches!(call, Call::Read(_)));
                 let first = calls.iter().position(|call| matches!(call, Call::Set(_)));
                 assert_eq!(last.map(|last| last + 1), first, "{calls:?}; {what}");
@@ -162,23 +163,23 @@ fn arrays_read_back_after_updates() {
     }
 }
 
-/// Half of the first subchunk of a shard, and all of the second.
+/// Half of the first subchunk of a shard, and the whole second one.
 fn some_subchunks() -> ArraySubset {
     ArraySubset::new_with_ranges(&[0..4, 2..8])
 }
 
-/// What one update asks the store. Reads are ranges of the object; a set is its new size.
+/// The requests of one update. Reads are ranges of the object; a set is its new size.
 #[test]
 fn requests_of_an_update() {
     for (chain, strategy, location, sets) in [
-        // In place: the data alone.
+        // In place: only the data are written.
         ("none", WriteStrategy::Auto, Location::End, 1),
         ("none", WriteStrategy::Auto, Location::Start, 1),
-        // Behind everything, with the index.
+        // The data are appended after everything else, with the index.
         ("zstd", WriteStrategy::Auto, Location::End, 1),
         ("zstd", WriteStrategy::Append, Location::End, 1),
         ("none", WriteStrategy::Append, Location::End, 1),
-        // And then the index is rewritten.
+        // The data are appended, and then the index is rewritten.
         ("zstd", WriteStrategy::Auto, Location::Start, 2),
         ("zstd", WriteStrategy::Append, Location::Start, 2),
     ] {
@@ -205,7 +206,8 @@ fn requests_of_an_update() {
             "{what}"
         );
         assert_eq!(writes.len(), sets, "{what}");
-        // The index; the subchunk of which a part stays; the index and what is around it; the object.
+        // Reads: the index; the subchunk that is partly kept; the index and the bytes around it;
+        // the object.
         assert!((4..=5).contains(&reads.len()), "{what}");
         assert!(
             matches!(&reads[reads.len() - 1], Call::Read(all) if *all == [0..size]),
@@ -214,8 +216,8 @@ fn requests_of_an_update() {
     }
 }
 
-/// An update that stops at any of its calls, each of which is done as a whole or not at all, leaves
-/// what `docs/reference/updates.md` promises.
+/// An update that stops at any of its calls keeps the promises of `docs/reference/updates.md`. Each
+/// call is done as a whole or not at all.
 #[test]
 fn interrupted_updates() {
     let mut stopped_between = 0;
@@ -236,7 +238,8 @@ fn interrupted_updates() {
     assert!(stopped_between > 0, "no update had two calls");
 }
 
-/// Update a shard, and stop at the set with some number, if any. Returns how many sets there were.
+/// Updates a shard, and stops at the set with the number in `stop`, if any. Returns the number of
+/// sets.
 fn interrupt(case: &Case, strategy: WriteStrategy, stop: Option<(usize, Fault)>) -> usize {
     let what = format!("{stop:?}, {strategy:?}, {case:?}");
     let store = Arc::new(Faulty::new(Arc::new(MemoryStore::new())).without_parts());
@@ -244,7 +247,7 @@ fn interrupt(case: &Case, strategy: WriteStrategy, stop: Option<(usize, Fault)>)
     let array = case.ours(&ranges, Options::default().with_write_strategy(strategy));
     let old = Values::Few(1).elements(case, case.num_elements());
     array.store_chunk(&[0, 0], case.to_bytes(&old)).unwrap();
-    // Of another size: so an index changes where one can.
+    // The new elements compress to another size, so that the index changes if it can.
     let part = some_subchunks();
     let mut new = old.clone();
     let elements = Values::Any(2).elements(case, part.num_elements_usize());
@@ -266,7 +269,7 @@ fn interrupt(case: &Case, strategy: WriteStrategy, stop: Option<(usize, Fault)>)
         .count();
     store.work();
     let format = ShardFormat::of(&array, &[0, 0]).unwrap();
-    // By either store.
+    // Recovers through either store.
     let recovery = if sets.is_multiple_of(2) {
         recover(&*ranges, &key(0), &format).unwrap()
     } else {
@@ -282,7 +285,7 @@ fn interrupt(case: &Case, strategy: WriteStrategy, stop: Option<(usize, Fault)>)
     sets
 }
 
-/// Every subchunk is as it was, or as written, or lost if the strategy may lose it.
+/// Checks that every subchunk is old or new, or lost if the strategy may lose it.
 fn check(
     case: &Case,
     strategy: WriteStrategy,
@@ -322,7 +325,7 @@ fn check(
     );
 }
 
-/// Updates of different subchunks that leave the index as it is may be under way at the same time.
+/// Concurrent updates of different subchunks work if they do not change the index.
 #[test]
 fn subchunks_of_one_shard_by_many_threads_and_tasks() {
     let case = Case::new(chain_named("none"), Location::End);

@@ -1,4 +1,4 @@
-//! A store that is awaited, and lets others go first before and after each of its calls.
+//! An asynchronous store that yields to other tasks before and after each of its calls.
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -7,12 +7,12 @@ use zarrs::storage::storage_adapter::sync_to_async::{
     SyncToAsyncSpawnBlocking, SyncToAsyncStorageAdapter,
 };
 
-/// Of the store `S`, which blocks.
+/// Wraps the blocking store `S`.
 pub(crate) type Waiting<S> = SyncToAsyncStorageAdapter<S, Yields>;
 
 pub(crate) struct Yields;
 
-/// Pending once.
+/// Is pending once, so that other tasks run.
 async fn others_first() {
     let mut waited = false;
     poll_fn(|context| {

@@ -1,4 +1,4 @@
-//! Arrays of zarrs in stores of shards.
+//! zarrs' arrays in stores of shards.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ fn whole() -> ArraySubset {
     ArraySubset::new_with_shape(SHAPE.to_vec())
 }
 
-/// A part of all elements.
+/// Returns a part of `all`.
 fn part(all: &[u16], rows: std::ops::Range<u64>, columns: std::ops::Range<u64>) -> Vec<u16> {
     let at = |row: u64, column: u64| usize::try_from(row * SHAPE[1] + column).unwrap();
     rows.flat_map(|row| columns.clone().map(move |column| at(row, column)))
@@ -59,7 +59,7 @@ fn sharded(format: BinaryFormat) -> Sharded {
     }
 }
 
-/// The configurations that these tests go through.
+/// The configurations of these tests.
 fn cases() -> Vec<(BinaryFormat, &'static str, char, Vec<Value>)> {
     let mut cases = Vec::new();
     for format in [BinaryFormat::Indexed, BinaryFormat::IndexedCrc32c] {
@@ -76,8 +76,8 @@ fn cases() -> Vec<(BinaryFormat, &'static str, char, Vec<Value>)> {
     cases
 }
 
-/// What is stored through the adapter is read through it, and through the registered transformer, which
-/// writes nothing.
+/// Data stored through the adapter can be read through it and through the registered transformer,
+/// which cannot write.
 #[test]
 fn stored_through_the_adapter_and_read_with_the_transformer() {
     let _alone = crate::registry();
@@ -93,7 +93,7 @@ fn stored_through_the_adapter_and_read_with_the_transformer() {
         array.store_array_subset(&whole(), all.clone()).unwrap();
         // 3 × 2 shards, and the metadata.
         assert_eq!(files.list().unwrap().len(), 7);
-        // Parts of chunks, of several shards.
+        // Parts of chunks in several shards.
         let subset = ArraySubset::new_with_ranges(&[3..13, 4..21]);
         array.store_array_subset(&subset, vec![0_u16; 170]).unwrap();
         for row in 3..13 {
@@ -134,7 +134,7 @@ fn stored_through_the_adapter_and_read_with_the_transformer() {
             );
         }
         assert_eq!(files.get(&plain.chunk_key(&[0, 0])).unwrap(), before);
-        // The metadata that it stores has the transformer still.
+        // The stored metadata still have the transformer.
         plain.store_metadata().unwrap();
         assert_eq!(Array::open(opened, "/a").unwrap().attributes()["a"], 1);
         assert_eq!(
@@ -147,7 +147,7 @@ fn stored_through_the_adapter_and_read_with_the_transformer() {
     }
 }
 
-/// Nobody opens the array without the transformer, unless through the adapter.
+/// Without the registered transformer, the array opens only through the adapter.
 #[test]
 fn arrays_with_a_transformer_that_is_not_registered() {
     let _alone = crate::registry();
@@ -197,8 +197,8 @@ fn asynchronous_arrays() {
     }
 }
 
-/// Shards with a checksum are those of the codec `sharding_indexed`, byte for byte, and an array with
-/// that codec reads them.
+/// Shards with a checksum are byte for byte those of the codec `sharding_indexed`, and an array
+/// with that codec reads them.
 #[test]
 fn shards_of_the_sharding_codec() {
     let _alone = crate::registry();
@@ -255,7 +255,7 @@ fn shards_of_the_sharding_codec() {
         assert_eq!(stored, encoded, "{row} {column}");
     }
 
-    // The other way: what the codec stores is seen as chunks.
+    // The reverse: chunks that the codec stored are visible through the adapter.
     let other = Arc::new(MemoryStore::new());
     let codec = codecs::sharding(&CHUNK, &little);
     let as_codec = Array::new_with_metadata(

@@ -1,5 +1,6 @@
-//! What any store can do, done with the keys of chunks: over stores of every kind, in both encodings
-//! with both separators, with 0 to 3 axes. And zarrs' own tests of stores, whose keys pass through.
+//! Store operations with the keys of chunks. They run over stores of every kind, in both encodings,
+//! with both separators, and with 0 to 3 axes. zarrs' own tests of stores run too, with keys that
+//! pass through.
 
 use std::sync::Arc;
 
@@ -85,7 +86,7 @@ fn suite(subject: &Subject, keys: Keys, rank: usize) {
             .cloned()
             .collect();
         assert_eq!(store.list_dir(&parent).unwrap().keys(), &siblings);
-        // As many objects as there are shards.
+        // One object for each shard.
         assert_eq!(subject.inner.list().unwrap().len(), 2);
         store
             .erase_many(&[second.clone(), at(&[50, 50, 50])])
@@ -116,7 +117,7 @@ fn keys_of_chunks_are_keys() {
     }
 }
 
-/// Adapters over an adapter: each sees the chunks of its array, in the shards of its array.
+/// An adapter over an adapter: each sees the chunks of its array in the shards of its array.
 #[test]
 fn adapters_over_adapters() {
     let inner = Arc::new(MemoryStore::new());
@@ -138,12 +139,12 @@ fn adapters_over_adapters() {
     assert_eq!(both.list().unwrap(), chunks[2..]);
 }
 
-/// Those of `zarrs_storage`, none of whose keys is that of a chunk of the array.
+/// The store tests of `zarrs_storage`. None of their keys is the key of a chunk.
 #[test]
 fn other_keys_pass_zarrs_own_tests() {
     for subject in Sharded::new("/x/y", &[2, 2]).subjects() {
         let store = &*subject.store;
-        // A file system has no root to erase before something was stored there.
+        // On a file system, the root to erase exists only after the first object was stored.
         store
             .set(&StoreKey::new("b").unwrap(), b""[..].into())
             .unwrap();

@@ -1,7 +1,7 @@
-//! The draft, sentence by sentence.
+//! The draft of the sharding storage transformer, sentence by sentence.
 //!
-//! Its keys begin with `data/root`, which Zarr V3 has not had since: what is said of those is held to
-//! be said of the keys of the chunks of the array.
+//! The draft's keys begin with `data/root`, which Zarr V3 no longer has. The tests apply its
+//! statements to the keys of the array's chunks.
 
 use zarrs::storage::byte_range::ByteRange;
 use zarrs::storage::{Bytes, ListableStorageTraits, ReadableStorageTraits, WritableStorageTraits};
@@ -243,7 +243,7 @@ fn erase_values() {
     );
     let rewritten = [b"abc".to_vec(), words(&[0, 3, EMPTY, EMPTY])].concat();
     assert_eq!(adapter.object("a/c/1").unwrap(), rewritten);
-    // The last one of a shard.
+    // The last chunk of a shard.
     adapter.chunks.erase(&key("a/c/2")).unwrap();
     assert_eq!(adapter.stored(), ["a/c/2"]);
 }
@@ -278,7 +278,7 @@ fn erase_prefix() {
             let expected = (i != 4).then(|| at(i, j).into_bytes());
             assert_eq!(adapter.get(&at(i, j)), expected, "{counts:?}");
         }
-        // Another row of the same shards, after which some have no chunks.
+        // Another row of the same shards. Afterwards some shards have no chunks.
         for row in [3, 5] {
             adapter
                 .chunks
@@ -303,9 +303,10 @@ fn erase_prefix() {
     }
 }
 
-/// "For affected shards where all contained chunks are erased the prefix is rewritten to the corresponding
-/// shard key and the operation is relayed", which erases what is beside the chunks as well. So it is
-/// where only some chunks are erased: whatever is listed with a prefix is erased with it.
+/// "For affected shards where all contained chunks are erased the prefix is rewritten to the
+/// corresponding shard key and the operation is relayed". This also erases objects beside the
+/// chunks. The same holds if only some chunks are erased: every key that is listed with a prefix is
+/// erased with it.
 #[test]
 fn what_is_listed_is_erased() {
     for counts in [[2, 2], [1, 3]] {
@@ -402,7 +403,7 @@ fn list_dir() {
         (keys, prefixes),
         (vec!["a/zarr.json".to_owned()], vec!["a/c/".to_owned()])
     );
-    // 1 and 7 have no chunks, and could have.
+    // The prefixes 1 and 7 have no chunks, but could have.
     let (keys, prefixes, operations) = list("a/c/");
     assert_eq!((keys, operations), (none.clone(), vec![List]));
     assert_eq!(prefixes, ["a/c/0/", "a/c/1/", "a/c/6/", "a/c/7/"]);
@@ -417,8 +418,8 @@ fn list_dir() {
     assert_eq!(list("a/c/7/"), (none.clone(), none, vec![List, Get]));
 }
 
-/// "In this version, the only binary format is the `indexed` format." The other one here is that of the
-/// codec `sharding_indexed`, whose index is followed by its CRC32C.
+/// "In this version, the only binary format is the `indexed` format." The other format here is the
+/// one of the codec `sharding_indexed`, whose index is followed by its CRC32C.
 #[test]
 fn the_format_with_a_checksum() {
     let adapter = Adapter::of(&Sharded {

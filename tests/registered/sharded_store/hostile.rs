@@ -1,5 +1,5 @@
-//! Shards that are not what they should be are errors: never panics, never more memory than they have
-//! bytes, and never replaced by what somebody guessed.
+//! Invalid shards are errors. They cause no panic and no allocation larger than the shard, and are
+//! never replaced by a guess.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use zarrs_cuda_testing::Rng;
 
 const SHARD: &str = "a/c/0";
 
-/// A shard of four chunks, of which the third is empty.
+/// A shard of four chunks; the third is empty.
 fn shard(format: BinaryFormat) -> Vec<u8> {
     let sharded = Sharded {
         format,
@@ -32,7 +32,7 @@ fn shard(format: BinaryFormat) -> Vec<u8> {
     inner.get(&key(SHARD)).unwrap().unwrap().to_vec()
 }
 
-/// Every way to look at the shard, or to change a part of it.
+/// Every operation that reads the shard or changes a part of it.
 fn all_operations(subject: &Subject) -> Vec<(&'static str, Result<(), StorageError>)> {
     let store = &*subject.store;
     let first = key("a/c/0");
@@ -56,7 +56,7 @@ fn all_operations(subject: &Subject) -> Vec<(&'static str, Result<(), StorageErr
 }
 
 fn subjects(format: BinaryFormat) -> Vec<Subject> {
-    // Shards are replaced round the adapters.
+    // Other programs replace the shards, so the adapters must not keep indices.
     let sharded = Sharded {
         format,
         index_cache: 0,
@@ -121,7 +121,7 @@ fn flipped_bits_of_an_index_with_a_checksum() {
     }
 }
 
-/// Extents beyond the end, which a store would set memory aside for.
+/// Extents beyond the end of the shard, for which a store would allocate memory.
 #[test]
 fn extents_outside_of_the_shard() {
     let shard = shard(BinaryFormat::Indexed);
@@ -149,9 +149,9 @@ fn extents_outside_of_the_shard() {
                 .checked_add(nbytes)
                 .is_none_or(|end| end > i64::MAX.cast_unsigned());
             for (operation, result) in all_operations(&subject) {
-                // Where only the lengths are asked for, nobody looks how long the shard is.
+                // Operations that only need lengths do not check the length of the shard.
                 let is_length = ["size_key", "list_prefix", "list_dir", "size_prefix"];
-                // Of a few bytes that are there.
+                // Reads of a few bytes that exist.
                 let is_there = operation.starts_with("get_") && offset == 0 && !is_impossible;
                 if (is_length.contains(&operation) && !is_impossible) || is_there {
                     result.unwrap();
@@ -162,7 +162,7 @@ fn extents_outside_of_the_shard() {
                 assert!(error.contains(SHARD), "{shown}");
             }
             assert_eq!(subject.inner.get(&key(SHARD)).unwrap().unwrap(), object);
-            // All of it can be replaced, without a look at it.
+            // The whole shard can be replaced without reading it.
             let all = (0..4).map(|at| (key(&format!("a/c/{at}")), Bytes::from_static(b"new")));
             subject.many.set_many(all.collect()).unwrap();
             assert_eq!(
@@ -194,7 +194,7 @@ fn a_chunk_without_bytes_is_within_its_shard_too() {
     }
 }
 
-/// Chunks that share bytes are read as what they are; together they are no more than the shard.
+/// Chunks that share bytes can be read. Each is as long as the shard at most.
 #[test]
 fn chunks_that_share_bytes() {
     for subject in subjects(BinaryFormat::Indexed) {
@@ -230,7 +230,7 @@ fn random_bytes() {
             }
             subject.inner.set(&key(SHARD), object.into()).unwrap();
             for (_, result) in all_operations(&subject) {
-                // An error or not, and nothing worse.
+                // Any result is fine, but no panic.
                 if let Err(error) = result {
                     assert!(!error.to_string().is_empty());
                 }
@@ -239,7 +239,7 @@ fn random_bytes() {
     }
 }
 
-/// Metadata can say that a shard has any number of chunks.
+/// Metadata can claim any number of chunks in a shard.
 #[test]
 fn shards_of_too_many_chunks() {
     let directory = tempfile::tempdir().unwrap();
@@ -267,7 +267,7 @@ fn shards_of_too_many_chunks() {
             .to_string();
         assert!(error.contains("chunks_per_shard"), "{error}");
     }
-    // The largest that there can be: its index is asked for only where there are as many bytes.
+    // The largest allowed number: the index is read only if the object is long enough.
     for format in [BinaryFormat::Indexed, BinaryFormat::IndexedCrc32c] {
         let chunks = ShardedStore::new(files.clone(), "/b", &[1 << 24], format).unwrap();
         files.set(&key("b/c/0"), b"short"[..].into()).unwrap();
@@ -277,7 +277,7 @@ fn shards_of_too_many_chunks() {
     }
 }
 
-/// What is asked of an offset that nobody has memory for.
+/// Writes at offsets that no memory can hold.
 #[test]
 fn offsets_that_are_too_large() {
     for subject in subjects(BinaryFormat::Indexed) {
@@ -300,7 +300,7 @@ fn offsets_that_are_too_large() {
     }
 }
 
-/// A store that fails: what it says is passed on, and nothing is lost.
+/// A failing store: its error is passed on, and nothing is lost.
 #[test]
 fn failing_stores() {
     use zarrs_cuda_testing::stores::faulty::Fault;
@@ -320,7 +320,7 @@ fn failing_stores() {
         assert_eq!(adapter.get("a/c/0").unwrap(), b"abc");
         assert_eq!(adapter.get("a/c/1"), None);
     }
-    // Whether it was done or not: what is read is what is there.
+    // The write may have been done or not: reads return the stored value.
     adapter.inner.fail_at(1, Fault::Denied);
     adapter
         .chunks
@@ -331,7 +331,7 @@ fn failing_stores() {
     assert_eq!(adapter.get("a/c/0").unwrap(), b"abc");
 }
 
-/// A write that is given up halfway leaves no index that is not that of the shard.
+/// A write that is abandoned halfway leaves no outdated index in the cache.
 #[test]
 fn writes_that_are_given_up() {
     use std::task::{Context, Waker};
@@ -356,7 +356,7 @@ fn writes_that_are_given_up() {
         }
         drop(write);
         let _ = get("a/c/0").unwrap();
-        // The store does what it was asked, though nobody waits for it.
+        // The store completes its requests even though the caller dropped the future.
         inner.settle();
         let read = get("a/c/0").unwrap().unwrap();
         let stored = inner.inner.get(&key(SHARD)).unwrap().unwrap();
@@ -365,7 +365,7 @@ fn writes_that_are_given_up() {
     }
 }
 
-/// A temporary that a full disk, or a process that died, has left: zarrs' adapter puts nothing over it.
+/// A temporary that remained after a full disk or a crash: zarrs' adapter does not overwrite it.
 #[test]
 fn a_temporary_that_was_left() {
     use zarrs::storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
@@ -385,7 +385,8 @@ fn a_temporary_that_was_left() {
         faulty.fail(|request| (request.operation == Operation::Set).then_some(Fault::Torn));
         chunks.set(&other, b"other"[..].into()).unwrap_err();
         faulty.work();
-        // The shard is as it was; each write says why it is refused, until the temporary is erased.
+        // The shard is unchanged. Each write is refused with the reason until the temporary is
+        // erased.
         let read = |key| chunks.get(key).unwrap();
         assert_eq!((read(&first), read(&other)), (before.clone(), None));
         for _ in 0..2 {

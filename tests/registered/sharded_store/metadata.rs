@@ -1,4 +1,4 @@
-//! The metadata of the array: stored with the transformer, shown without.
+//! The metadata of the array: stored with the transformer, shown without it.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ const KEY: &str = "a/zarr.json";
 const NAME: &str = "https://purl.org/zarr/spec/storage_transformers/sharding/1.0";
 const OTHER_NAME: &str = "http://purl.org/zarr/spec/storage-transformers/sharding/1.0";
 
-/// As nobody would write it, but somebody could; `{}` is where there may be more.
+/// Unusual but valid JSON. `{}` is a placeholder for more members.
 const METADATA: &str = r#" {"zarr_format" :3,"node_type":"array","shape":[ 9 , 123456789012345678901234567890 ],
     "x": 1.10, "e": 1E+2, "\u00e9": "\u00e9", "attributes": {"storage_transformers": ["}"]}{} } "#;
 
@@ -53,7 +53,7 @@ impl Case {
         String::from_utf8(stored.to_vec()).unwrap()
     }
 
-    /// As it is shown, by every operation that shows it.
+    /// The shown metadata, checked to be the same for every operation that returns them.
     fn shown(&self) -> String {
         let shown = self.chunks.get(&key(KEY)).unwrap().unwrap();
         let size = self.chunks.size_key(&key(KEY)).unwrap().unwrap();
@@ -96,7 +96,7 @@ fn what_is_set_is_shown_and_stored_with_the_transformer() {
             ours["configuration"]["chunks_per_shard"],
             serde_json::json!([2, 3])
         );
-        // What describes the shards is stored as it is.
+        // Metadata that already describe the shards are stored unchanged.
         let described = case.stored();
         case.chunks
             .set(&key(KEY), described.clone().into())
@@ -106,7 +106,7 @@ fn what_is_set_is_shown_and_stored_with_the_transformer() {
         assert_eq!(opened.chunks_per_shard(), [2, 3]);
         assert_eq!(opened.format(), BinaryFormat::Indexed);
     }
-    // An empty list says no more than none.
+    // An empty list means the same as none.
     case.chunks
         .set(&key(KEY), metadata(r#","storage_transformers":[ ]"#).into())
         .unwrap();
@@ -138,7 +138,8 @@ fn the_transformer_is_hidden_wherever_it_is() {
             ),
         ] {
             case.put(&metadata(&more));
-            // Nothing but the comma before it, and what is around that, goes with it.
+            // Only the comma before the member, and the white space around that comma, are removed
+            // with it.
             let expected = metadata(&shown);
             assert_eq!(case.shown().replace(' ', ""), expected.replace(' ', ""));
             ShardedStore::open(case.inner.clone(), "/a").unwrap();
@@ -150,7 +151,7 @@ fn the_transformer_is_hidden_wherever_it_is() {
     }
 }
 
-/// What has no transformer comes through byte for byte, and what is not an array's.
+/// Metadata without the transformer, and metadata of other nodes, are returned byte for byte.
 #[test]
 fn other_documents() {
     let case = Case::new();
@@ -179,7 +180,7 @@ fn other_documents() {
         case.chunks.get(&key(KEY)).unwrap().unwrap(),
         [0xff, 0xfe][..]
     );
-    // Of other nodes nothing is looked at.
+    // Metadata of other nodes are not parsed.
     let others = metadata(&format!(r#","storage_transformers":[{}]"#, ours(NAME)));
     for at in ["zarr.json", "b/zarr.json", "a/a/zarr.json"] {
         case.chunks.set(&key(at), others.clone().into()).unwrap();
@@ -253,7 +254,7 @@ fn shards_of_another_kind() {
         }
         assert_eq!(case.stored(), document);
     }
-    // As many axes as the adapter has.
+    // The metadata must have as many axes as the adapter.
     let error = case
         .chunks
         .set(&key(KEY), metadata("").replace("[ 9 ,", "[ 9 , 9,").into());
@@ -264,8 +265,8 @@ fn shards_of_another_kind() {
     );
 }
 
-/// Whose keys are those of chunks is known of two encodings. With another one chunks would be stored one
-/// by one, in an array of which the metadata say that it has shards.
+/// Chunk keys are known for two encodings. With another encoding, chunks would be stored one by one
+/// in an array whose metadata say that it has shards.
 #[test]
 fn keys_of_chunks_that_are_none() {
     let case = Case::new();
@@ -355,8 +356,9 @@ fn asynchronous_metadata() {
     });
 }
 
-/// "All available chunks" of a shard at the edge are those in the array: with them the shard is built
-/// from what is given. Nothing is lost if the array was larger than it was known to be.
+/// "All available chunks" of a shard at the edge are the chunks within the array. If all of them
+/// are set, the shard is built from them alone. Nothing is lost if another program enlarged the
+/// array meanwhile.
 #[test]
 fn shards_at_the_edge_of_the_array() {
     use zarrs::storage::Bytes;
@@ -380,25 +382,25 @@ fn shards_at_the_edge_of_the_array() {
     let metadata = |text: String| adapter.chunks.set(&key(KEY), text.into()).unwrap();
     operations(&[Get, Set]);
     metadata(shape("[30,50]"));
-    // The index is looked at, the chunks are not.
+    // The index is read, the chunks are not.
     adapter.set("a/c/2/3", &vec![1; 1000]);
     let inner = adapter.inner.inner();
     let mut object = inner.get(&key("a/c/1/1")).unwrap().unwrap().to_vec();
     operations(&[Get, Set]);
     assert_eq!(adapter.get("a/c/2/4").unwrap(), b"x");
-    // An extent that would be an error, if chunks were read.
+    // An extent that would be an error if chunks were read.
     let index = object.len() - 96;
     object[index + 8..index + 16].copy_from_slice(&u64::to_le_bytes(1 << 30));
     inner.set(&key("a/c/1/1"), object.into()).unwrap();
     operations(&[Get, Set]);
-    // Somebody has enlarged the array, and written there.
+    // Another program has enlarged the array, and written the new chunk.
     let others = Sharded::new("/a", &[2, 3]).over(inner.clone());
     others.set(&key("a/c/3/5"), b"others"[..].into()).unwrap();
     operations(&[Get, Get, Set]);
     assert_eq!(adapter.get("a/c/3/5").unwrap(), b"others");
     metadata(shape("[40,50]"));
     operations(&[Get, Set]);
-    // Nothing is known of other grids.
+    // The available chunks of other grids are unknown.
     adapter.chunks.erase(&key("a/c/3/5")).unwrap();
     metadata(shape("[30,50]").replace("regular", "rectilinear"));
     operations(&[Get, Set]);

@@ -1,5 +1,6 @@
-//! Stores of shards that are seen as stores of chunks: `ShardedStore` and `ShardingTransformer`, held
-//! against the text of the sharding storage transformer draft, a plain map of chunks, and zarrs.
+//! Stores of shards that look like stores of chunks: `ShardedStore` and `ShardingTransformer`. They
+//! are compared with the text of the sharding storage transformer draft, with a plain map of
+//! chunks, and with zarrs.
 
 mod arrays;
 mod chunk_keys;

@@ -1,4 +1,4 @@
-//! Random operations, on adapters and on a plain map of chunks.
+//! Random operations on adapters and on a plain map of chunks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use zarrs_cuda::storage::BinaryFormat;
 use super::subject::{Sharded, Subject, key, prefix};
 use zarrs_cuda_testing::{Rng, effort};
 
-/// How chunk keys are written.
+/// The encoding of chunk keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Keys {
     Default(char),
@@ -33,7 +33,7 @@ impl Keys {
         }
     }
 
-    /// The key of a chunk of the array whose keys begin with `array`.
+    /// The key of a chunk of the array whose keys start with `array`.
     pub(crate) fn key(self, array: &str, chunk: &[u64]) -> StoreKey {
         let numbers: Vec<String> = chunk.iter().map(u64::to_string).collect();
         let separator = self.separator().to_string();
@@ -47,7 +47,7 @@ impl Keys {
     }
 }
 
-/// A plain map, and what is known of the keys in it.
+/// A plain map of chunks, and the layout of its keys.
 struct Model {
     values: BTreeMap<StoreKey, Vec<u8>>,
     array: String,
@@ -66,7 +66,7 @@ impl Model {
         values.map(|(_, value)| value.len() as u64).sum()
     }
 
-    /// What is directly under `prefix`.
+    /// The keys and prefixes directly under `prefix`.
     fn dir(&self, prefix: &StorePrefix) -> (Vec<StoreKey>, BTreeSet<String>) {
         let (mut keys, mut prefixes) = (Vec::new(), BTreeSet::new());
         for key in self.listed(prefix) {
@@ -122,7 +122,7 @@ impl Model {
     }
 }
 
-/// Something to read of a value of `len` bytes; sometimes too much.
+/// A random range for a value of `len` bytes. Sometimes the range exceeds the value.
 fn range(rng: &mut Rng, len: u64) -> ByteRange {
     match rng.below(8) {
         0 => ByteRange::FromStart(0, None),
@@ -137,7 +137,7 @@ fn range(rng: &mut Rng, len: u64) -> ByteRange {
     }
 }
 
-/// The bytes of `range`; `None` if they are not in the value.
+/// The bytes of `range`; `None` if the value does not have them all.
 fn bytes_of(value: &[u8], range: ByteRange) -> Option<Vec<u8>> {
     let len = value.len() as u64;
     let (start, end) = match range {
@@ -164,7 +164,7 @@ impl Run<'_> {
         self.model.keys.key(&self.model.array, &chunk)
     }
 
-    /// Mostly that of a chunk.
+    /// A random key, mostly of a chunk.
     fn any_key(&mut self) -> StoreKey {
         if self.rng.one_in(6) {
             let others = ["x", "aside/c/1/1", "aside/1", "notes.txt"];
@@ -182,7 +182,7 @@ impl Run<'_> {
         (0..self.rng.below(20)).map(|_| self.rng.byte()).collect()
     }
 
-    /// The beginning of some key, or of no key at all.
+    /// A random prefix of a key, or of no key.
     fn any_prefix(&mut self) -> StorePrefix {
         if self.rng.one_in(12) {
             return prefix("nothing/");
@@ -275,7 +275,7 @@ impl Run<'_> {
             let parts = ranges.iter().map(|range| bytes_of(value, *range));
             parts.collect::<Option<Vec<_>>>()
         });
-        // Other keys are the store's, which panics on some of them.
+        // Other keys go to the inner store, which panics on some of them.
         let is_chunk =
             key.as_str().starts_with(&self.model.array) && !key.as_str().ends_with("txt");
         let is_aside = key.as_str().starts_with("aside") || key.as_str() == "x";
@@ -325,7 +325,7 @@ impl Run<'_> {
         let prefix = self.any_prefix();
         let model = &self.model;
         let listed = store.list_prefix(&prefix);
-        // A file system has no directory that nothing was ever stored in.
+        // A file system has no directory before the first object is stored in it.
         let listed = if self.subject.has_files() {
             listed.unwrap_or_default()
         } else {
@@ -352,7 +352,7 @@ impl Run<'_> {
             .map(|p| p.as_str().to_owned())
             .collect();
         if self.subject.has_files() {
-            // It keeps empty directories.
+            // A file system keeps empty directories.
             assert!(
                 prefixes.is_subset(&listed),
                 "{prefix}: {prefixes:?} {listed:?}"

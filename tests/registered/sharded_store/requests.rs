@@ -1,4 +1,4 @@
-//! Adapters over a store in memory that says what it was asked.
+//! Adapters over a store in memory that records requests.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub(crate) struct Adapter {
 }
 
 impl Adapter {
-    /// That of `/a`, which keeps no indices.
+    /// The adapter of `/a`, which caches no indices.
     pub(crate) fn new(counts: &[u64]) -> Self {
         Self::of(&Sharded {
             index_cache: 0,
@@ -42,7 +42,7 @@ impl Adapter {
         value.map(|value| value.to_vec())
     }
 
-    /// What `run` asks the store.
+    /// Returns the result of `run`, and its requests to the store.
     pub(crate) fn asked<T>(
         &self,
         run: impl FnOnce(&ShardedStore<Asked>) -> T,
@@ -81,7 +81,7 @@ fn asked(operations: &[(Operation, &str)]) -> Vec<(Operation, String)> {
         .collect()
 }
 
-/// The table of the documentation, without indices that are kept.
+/// The table of the documentation, without cached indices.
 #[test]
 fn each_operation_and_its_requests() {
     let adapter = Adapter::new(&[2, 2]);
@@ -139,7 +139,7 @@ fn each_operation_and_its_requests() {
     assert_eq!(adapter.stored(), [""; 0]);
 }
 
-/// Chunks of several shards and other keys, each object with two requests at most.
+/// Several chunks, shards and other keys in one call: at most two requests for each object.
 #[test]
 fn many_at_once() {
     let adapter = Adapter::new(&[2]);
@@ -199,7 +199,8 @@ fn indices_that_are_kept_are_not_requested() {
         (Some(b"f".to_vec()), asked(&[(Get, "a/c/0")]))
     );
 
-    // Somebody else replaces the shard: that is seen where it cannot be overlooked, or when asked.
+    // Another program replaces the shard. The adapter sees the new shard after its index cache is
+    // cleared. It sees at the next read if the shard is gone.
     let others = Adapter::new(&[4]);
     others.set("a/c/0", b"123");
     let shard = others.object("a/c/0").unwrap();
@@ -219,7 +220,7 @@ fn indices_that_are_kept_are_not_requested() {
     assert_eq!(get("a/c/0").1, asked(&[(Get, "a/c/0")]));
 }
 
-/// What is read of one shard is one request, of as few ranges as there can be.
+/// All reads of one shard form one request with as few ranges as possible.
 #[test]
 fn touching_ranges_are_merged() {
     let inner = Arc::new(zarrs_cuda_testing::stores::watched::Watched::new(Arc::new(
@@ -252,7 +253,7 @@ fn touching_ranges_are_merged() {
     );
 }
 
-/// A large read asks for the size first, once for each index.
+/// A large read first asks for the size, once for each index.
 #[test]
 fn large_reads_are_checked_first() {
     let adapter = Adapter::of(&Sharded::new("/a", &[2]));

@@ -1,4 +1,4 @@
-//! Adapters over stores of every kind, all of them asked as one that blocks.
+//! Adapters over stores of every kind, all behind a blocking interface.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub(crate) fn prefix(prefix: &str) -> StorePrefix {
     StorePrefix::new(prefix).unwrap()
 }
 
-/// Runs blocking work where it is.
+/// Runs blocking work on the calling thread.
 pub(crate) struct Inline;
 
 impl SyncToAsyncSpawnBlocking for Inline {
@@ -50,7 +50,7 @@ impl AsyncToSyncBlockOn for BlockOn {
     }
 }
 
-/// What an adapter can do that a store cannot.
+/// The operations that an adapter has in addition to those of a store.
 pub(crate) trait Many: Send + Sync {
     fn get_many(
         &self,
@@ -87,13 +87,13 @@ impl Many for ShardedStore<AnyAsyncStore> {
     }
 }
 
-/// How an array is sharded.
+/// The sharding of an array.
 #[derive(Clone, Debug)]
 pub(crate) struct Sharded {
     pub(crate) path: &'static str,
     pub(crate) counts: Vec<u64>,
     pub(crate) format: BinaryFormat,
-    /// Of the indices that are kept, in bytes.
+    /// The capacity of the index cache, in bytes.
     pub(crate) index_cache: usize,
 }
 
@@ -112,7 +112,7 @@ impl Sharded {
         store.with_index_cache(self.index_cache)
     }
 
-    /// Adapters over an empty store of every kind.
+    /// Creates adapters over an empty store of every kind.
     pub(crate) fn subjects(&self) -> Vec<Subject> {
         let mut subjects = Vec::new();
         for name in ["memory", "files"] {

@@ -1,4 +1,5 @@
-//! Many at once: writers of one shard lose nothing of each other, and readers see whole chunks.
+//! Concurrent access: writers of one shard do not lose each other's chunks, and readers see whole
+//! chunks.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -20,8 +21,8 @@ use zarrs::storage::{
 use super::subject::{Inline, Sharded, key, prefix};
 use zarrs_cuda_testing::Rng;
 
-/// A store in memory whose calls take several polls, and whose writes are done some time, whether
-/// somebody waits for them or not.
+/// A store in memory whose calls take several polls. Writes complete some time later, even if their
+/// futures are dropped.
 #[derive(Default)]
 pub(crate) struct Slow {
     pub(crate) inner: MemoryStore,
@@ -29,7 +30,7 @@ pub(crate) struct Slow {
 }
 
 impl Slow {
-    /// Do what was asked.
+    /// Completes the pending writes.
     pub(crate) fn settle(&self) {
         while let Some((key, value)) = self.pending.lock().unwrap().pop_front() {
             self.inner.set(&key, value).unwrap();
@@ -131,14 +132,14 @@ impl AsyncListableStorageTraits for Slow {
     }
 }
 
-/// A value of chunk `at` that says itself whether it is whole: its length and all of its bytes follow
-/// from the first.
+/// A value of chunk `at` that shows whether it is whole: its first byte determines its length and
+/// all of its bytes.
 fn value(at: u64, round: u64) -> Bytes {
     let first = u8::try_from((at * 31 + round) % 251).unwrap();
     Bytes::from(vec![first; 50 + usize::from(first)])
 }
 
-/// Whether `read` is a value of chunk `at`, of any round.
+/// Checks that `read` is a value of chunk `at`, of any round.
 fn check(at: u64, rounds: u64, read: &[u8]) {
     let values = (0..rounds).map(|round| value(at, round));
     let mut values = values.filter(|value| value[0] == read[0]);
@@ -156,7 +157,8 @@ fn chunk(at: u64) -> StoreKey {
     key(&format!("a/c/{at}"))
 }
 
-/// Writers of different chunks of the same two shards; readers of all of them, and one who lists.
+/// Writers of different chunks of the same two shards, readers of all chunks, and a thread that
+/// lists.
 fn writers_and_readers(index_cache: usize) {
     let sharded = Sharded {
         index_cache,
@@ -165,7 +167,7 @@ fn writers_and_readers(index_cache: usize) {
     for subject in sharded.subjects() {
         let adapter = &*subject.store;
         let many = &*subject.many;
-        // Files are synced.
+        // Fewer rounds for files, which are synced.
         let rounds = if subject.has_files() { 25 } else { 400 };
         let is_over = AtomicBool::new(false);
         let reads = AtomicUsize::new(0);
@@ -203,7 +205,7 @@ fn writers_and_readers(index_cache: usize) {
                         if let Some(size) = adapter.size_key(&chunk(at)).unwrap() {
                             assert!((50..=300).contains(&size));
                         }
-                        // Directories come and go in a file system.
+                        // Errors are ignored: directories come and go in a file system.
                         let _ = adapter.list_prefix(&prefix("a/c/"));
                         reads.fetch_add(1, Ordering::Relaxed);
                     }
@@ -234,7 +236,8 @@ fn nothing_is_lost_and_nothing_torn_without_indices_that_are_kept() {
     writers_and_readers(0);
 }
 
-/// What is erased by its prefix stays away, whoever writes other chunks of the same shards.
+/// Chunks that are erased by prefix stay erased, while other threads write other chunks of the same
+/// shards.
 #[test]
 fn erased_prefixes_and_writers() {
     let inner = Arc::new(MemoryStore::new());
@@ -259,7 +262,7 @@ fn erased_prefixes_and_writers() {
     }
 }
 
-/// A prefix that is erased while a writer has read the shard, and has not stored it yet.
+/// A prefix is erased after a writer has read the shard, and before it stores the new one.
 #[test]
 fn a_prefix_is_erased_within_a_write() {
     let watched = Arc::new(zarrs_cuda_testing::stores::watched::Watched::new(Arc::new(
@@ -271,7 +274,7 @@ fn a_prefix_is_erased_within_a_write() {
     let erasing = adapter.clone();
     watched.after_next_read(move || {
         let eraser = thread::spawn(move || erasing.erase_prefix(&prefix("a/c/")));
-        // It waits for the writer's turn. If it did not, it would be done by then.
+        // The eraser waits for its turn. Otherwise it would be done after this pause.
         thread::sleep(std::time::Duration::from_millis(100));
         started.send(eraser).unwrap();
     });
@@ -280,7 +283,7 @@ fn a_prefix_is_erased_within_a_write() {
     assert_eq!(adapter.list().unwrap(), []);
 }
 
-/// A read of two requests, between which the shard is replaced, begins again.
+/// A read has two requests. If the shard is replaced between them, the read starts again.
 #[test]
 fn a_write_between_two_requests() {
     for index_cache in [0, 1 << 20] {
@@ -303,7 +306,7 @@ fn a_write_between_two_requests() {
     }
 }
 
-/// The same on one thread, where all of them wait for each other.
+/// The same with tasks of one thread that wait for each other.
 #[test]
 fn tasks_of_one_thread() {
     for index_cache in [0, 1 << 20] {
@@ -348,7 +351,7 @@ fn tasks_of_one_thread() {
     }
 }
 
-/// Futures of an adapter go from thread to thread.
+/// The futures of an adapter can move between threads.
 #[test]
 fn tasks_of_many_threads() {
     let runtime = tokio::runtime::Builder::new_multi_thread()

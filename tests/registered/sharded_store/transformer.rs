@@ -1,4 +1,4 @@
-//! The storage transformer, as zarrs uses it.
+//! The storage transformer as zarrs uses it.
 
 use std::sync::Arc;
 
@@ -203,7 +203,7 @@ fn asynchronous_chunks_are_read_and_everything_else_is_passed_on() {
     });
 }
 
-/// An array that is built with it.
+/// An array that is built with the transformer.
 #[test]
 fn an_array_that_is_built_with_it() {
     let _alone = crate::registry();

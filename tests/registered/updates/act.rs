@@ -1,4 +1,4 @@
-//! How each step is done to an array.
+//! Applies each step to an array.
 
 use futures::executor::block_on;
 use zarrs::array::{ArrayBytes, Indexer};
@@ -16,7 +16,7 @@ fn text<E: std::fmt::Display>(error: E) -> String {
 }
 
 impl Subject {
-    /// Do `step` to the array.
+    /// Applies `step` to the array.
     pub(crate) fn act(&mut self, step: &Step) -> Result<(), String> {
         match &step.what {
             What::ArraySubset(..) | What::ChunkSubset(..) => self.store_part(step),
@@ -36,7 +36,7 @@ impl Subject {
         self.case.to_bytes(&values.elements(&self.case, len))
     }
 
-    /// With zarrs' methods of an array.
+    /// Writes with the methods of zarrs' `Array`.
     fn store_part(&mut self, step: &Step) -> Result<(), String> {
         self.encoder = None;
         let options = self.options();
@@ -68,7 +68,7 @@ impl Subject {
         .map_err(text)
     }
 
-    /// With a partial encoder, which then has to read what was written.
+    /// Writes with a partial encoder, and checks that the encoder reads the written elements.
     fn encode(
         &mut self,
         step: &Step,
@@ -78,10 +78,10 @@ impl Subject {
     ) -> Result<(), String> {
         let (chunk, options) = (self.chunk(shard), self.options());
         let bytes = self.bytes(values, indexer.len());
-        // zarrs' decoder of strings cannot find single elements in empty subchunks.
+        // zarrs' string decoder cannot find single elements in empty subchunks.
         let points = matches!(step.what, What::Points(..));
         let readable = !(points && self.case.is_strings());
-        // An encoder is for who has the shard for itself.
+        // A kept encoder is valid only if nothing else writes to the shard.
         let kept = self.encoder.take();
         if step.asynchronous {
             let array = self.asynchronous(step.strategy);
@@ -114,7 +114,7 @@ impl Subject {
         Ok(())
     }
 
-    /// What is done to a shard as a whole, or to all of them.
+    /// Applies steps that affect a whole shard, or all shards.
     fn act_on_shard(&mut self, step: &Step, what: &What) -> Result<(), String> {
         let options = self.options();
         let array = self.ours(step.strategy);

@@ -1,4 +1,4 @@
-//! Arrays to update, as data: what their shards look like, and who opens them.
+//! Arrays to update, described as data: the format of their shards, and the codec that opens them.
 
 use std::sync::Arc;
 
@@ -23,18 +23,18 @@ pub(crate) const STRATEGIES: [WriteStrategy; 4] = [
 pub(crate) const LOCATIONS: [ShardingIndexLocation; 2] =
     [ShardingIndexLocation::Start, ShardingIndexLocation::End];
 
-/// How many shards each array has.
+/// The number of shards of each array.
 pub(crate) const NUM_SHARDS: usize = 2;
 
-/// How subchunks are encoded.
+/// The encoding of subchunks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Chain {
     pub(crate) name: &'static str,
-    /// All subchunks that are not empty are encoded to the same size.
+    /// All nonempty subchunks have the same encoded size.
     pub(crate) fixed: bool,
-    /// That holds for what they consist of, at least: then `Auto` updates them in place.
+    /// At least the parts of subchunks have a fixed encoded size, so `Auto` updates them in place.
     pub(crate) in_place: bool,
-    /// There is a size that no encoded subchunk exceeds.
+    /// The encoded size of subchunks has an upper bound.
     pub(crate) bounded: bool,
 }
 
@@ -73,13 +73,13 @@ pub(crate) fn chain_named(name: &str) -> Chain {
     CHAINS.into_iter().find(|c| c.name == name).unwrap()
 }
 
-/// What is around the sharding codec.
+/// The codecs around the sharding codec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outer {
     Nothing,
-    /// The axes of an array in reverse.
+    /// Reverses the axes.
     Transpose,
-    /// Then zarrs calls no partial encoder by itself.
+    /// With this, zarrs does not use a partial encoder by itself.
     Compressor,
 }
 
@@ -87,7 +87,7 @@ pub(crate) enum Outer {
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) chain: Chain,
-    /// As the array has them, before what is around the sharding codec.
+    /// In the array's order of axes, before the outer codecs.
     pub(crate) shape: Vec<u64>,
     pub(crate) subchunk: Vec<u64>,
     pub(crate) index: IndexLayout,
@@ -137,14 +137,14 @@ impl Case {
         }
     }
 
-    /// The shape of the parts of a nested shard: halves.
+    /// The shape of a nested shard's subchunks: halves.
     pub(crate) fn inner(&self) -> Vec<u64> {
         let mut shape = self.subchunk.clone();
         shape[0] = shape[0].div_ceil(2);
         shape
     }
 
-    /// A shape of the array, as the sharding codec sees it.
+    /// Converts a shape of the array to the sharding codec's order of axes.
     pub(crate) fn sharded(&self, shape: &[u64]) -> Vec<u64> {
         let mut shape = shape.to_vec();
         if self.outer == Outer::Transpose {
@@ -153,7 +153,7 @@ impl Case {
         shape
     }
 
-    /// The shards, as the sharding codec sees them.
+    /// The shards in the sharding codec's order of axes.
     pub(crate) fn shards(&self) -> Shards {
         Shards {
             shape: self.sharded(&self.shape),
@@ -173,7 +173,7 @@ impl Case {
         }
     }
 
-    /// The shape of the array: the second shard ends outside of it.
+    /// The shape of the array. The second shard extends beyond it.
     pub(crate) fn array_shape(&self) -> Vec<u64> {
         let mut shape = self.shape.clone();
         shape[0] = NUM_SHARDS as u64 * shape[0] - 1;
@@ -184,18 +184,18 @@ impl Case {
         self.shards().num_elements()
     }
 
-    /// The number of the element of a shard at `indices`, in the array's order.
+    /// The number of the element at `indices` of a shard, in the array's order.
     pub(crate) fn number(&self, indices: &[u64]) -> usize {
         let number = indices.iter().zip(&self.shape);
         usize::try_from(number.fold(0, |number, (i, d)| number * d + i)).unwrap()
     }
 
-    /// The subchunk that has the element at `indices`.
+    /// The number of the subchunk with the element at `indices`.
     pub(crate) fn subchunk_of(&self, indices: &[u64]) -> usize {
         self.shards().subchunk_of(&self.sharded(indices))
     }
 
-    /// Whether there may be anything behind a shard.
+    /// Whether a shard may be followed by other bytes.
     pub(crate) fn takes_junk(&self) -> bool {
         self.outer != Outer::Compressor && self.index.location == ShardingIndexLocation::Start
     }
@@ -225,7 +225,7 @@ impl Case {
         serde_json::from_value(metadata).unwrap()
     }
 
-    /// The array, opened by zarrs alone, or by us.
+    /// Opens the array with zarrs' codecs, or with ours if there are options for it.
     fn open<S: ?Sized>(&self, store: &Arc<S>, ours: Option<Options>) -> Array<S> {
         let _alone = crate::registry();
         let registration = ours.map(|options| register(options).unwrap());
@@ -234,12 +234,12 @@ impl Case {
         array
     }
 
-    /// The array with zarrs' own codecs.
+    /// Opens the array with zarrs' own codecs.
     pub(crate) fn stock<S: ?Sized>(&self, store: &Arc<S>) -> Array<S> {
         self.open(store, None)
     }
 
-    /// The array with our codec; nested sharding is ours, too.
+    /// Opens the array with our codec, also for nested sharding.
     pub(crate) fn ours<S: ?Sized>(&self, store: &Arc<S>, options: Options) -> Array<S> {
         self.open(store, Some(options))
     }
@@ -253,14 +253,15 @@ impl Case {
         }
     }
 
-    /// Some element; `variety` is about how many there are.
+    /// A random element out of `variety` different ones.
     fn element(&self, rng: &mut Rng, variety: u64) -> Element {
         let number = rng.below(variety);
         if self.is_strings() {
             if number % 10 == 9 {
                 return self.fill();
             }
-            // None is empty: zarrs does not tell it from nothing where all others are the fill value.
+            // No string is empty. If all other elements are the fill value, zarrs cannot tell an
+            // empty string from a missing one.
             let len = usize::try_from(number % 17).unwrap();
             format!("{number:017}").into_bytes()[16 - len..].to_vec()
         } else {
@@ -271,7 +272,7 @@ impl Case {
         }
     }
 
-    /// Elements for zarrs.
+    /// Converts elements to zarrs' form.
     pub(crate) fn to_bytes(&self, elements: &[Element]) -> ArrayBytes<'static> {
         if self.is_strings() {
             Vec::<u8>::into_array_bytes(&data_type::bytes(), elements.to_vec()).unwrap()
@@ -280,7 +281,7 @@ impl Case {
         }
     }
 
-    /// Elements from zarrs.
+    /// Converts elements from zarrs' form.
     pub(crate) fn parse(&self, bytes: ArrayBytes<'_>) -> Vec<Element> {
         if self.is_strings() {
             let (bytes, offsets) = bytes.into_variable().unwrap().into_parts();
@@ -299,11 +300,11 @@ impl Case {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Values {
     Fill,
-    /// One value everywhere.
+    /// One value for all elements.
     Constant(u64),
-    /// Few values, the fill value among them.
+    /// Few different values, among them the fill value.
     Few(u64),
-    /// Values that no compressor makes small.
+    /// Incompressible values.
     Any(u64),
 }
 

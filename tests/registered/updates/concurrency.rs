@@ -1,4 +1,5 @@
-//! Encoders of one process on one shard: they take turns, and look again where the shard changed.
+//! Encoders of one process on one shard. They take turns, and read the index again if the shard
+//! changed.
 
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -30,7 +31,7 @@ fn partially() -> CodecOptions {
     CodecOptions::default().with_experimental_partial_encoding(true)
 }
 
-/// Write a subchunk of 8 elements.
+/// Writes a subchunk of 8 elements.
 fn write<S>(array: &Array<S>, case: &Case, subchunk: u64, seed: u64) -> Result<(), String>
 where
     S: zarrs::storage::ReadableWritableStorageTraits + ?Sized + 'static,
@@ -52,7 +53,7 @@ fn written(case: &Case, seed: u64) -> Vec<Element> {
     Values::Any(seed).elements(case, 8)
 }
 
-/// A shard of one chain with four subchunks of `len` elements, the last of them empty.
+/// A shard of one chain with four subchunks of `len` elements. The last is empty.
 fn four_subchunks(chain: &str, len: usize) -> (Case, Subject) {
     let case = Case {
         shape: vec![4 * len as u64],
@@ -68,11 +69,11 @@ fn four_subchunks(chain: &str, len: usize) -> (Case, Subject) {
     (case, subject)
 }
 
-/// Two threads write different elements of one subchunk that stays where it is: the second waits for
-/// the first, and patches the subchunk that the first wrote.
+/// Two threads write different elements of one subchunk that is updated in place. The second waits
+/// for the first, and patches the subchunk that the first wrote.
 #[test]
 fn two_writers_of_one_subchunk() {
-    // The first and the last element are not written as one, and then they are.
+    // In large subchunks the first and last element are written separately, in small ones together.
     for elements in [8192, 8] {
         for chain in ["none", "crc32c", "nested", "zstd"] {
             let len = elements as u64;
@@ -92,7 +93,7 @@ fn two_writers_of_one_subchunk() {
                     another.store_chunk_subset_opt(&[0], &subset, bytes, &partially())
                 });
                 *spawned.lock().unwrap() = Some(writing);
-                // The other one would be done by now, if it did not have to wait.
+                // The other thread waits. Otherwise it would be done after this pause.
                 thread::sleep(Duration::from_millis(100));
             });
             let (at, bytes) = element(&case, len, 10);
@@ -136,7 +137,7 @@ impl ReadableStorageTraits for Whole {
 
 impl WritableStorageTraits for Whole {
     fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
-        // The value replaces all that other threads write during this pause.
+        // The new value overwrites all writes of other threads during this pause.
         thread::sleep(Duration::from_millis(100));
         self.0.set(key, value)
     }
@@ -162,8 +163,8 @@ impl WritableStorageTraits for Whole {
     }
 }
 
-/// Two encoders of different subchunks of one size, on a store that writes no ranges: zarrs asks for
-/// such an encoder only where the application does.
+/// Two encoders of different subchunks of one size, on a store that cannot write ranges. zarrs
+/// creates such an encoder only on the application's request.
 #[test]
 fn two_encoders_on_a_store_that_writes_no_ranges() {
     let case = Case {
@@ -196,7 +197,7 @@ fn two_encoders_on_a_store_that_writes_no_ranges() {
     }
 }
 
-/// Who leaves the index as it is keeps others from moving subchunks meanwhile.
+/// An update in place keeps other updates from moving subchunks meanwhile.
 #[test]
 fn nothing_moves_into_what_is_being_written() {
     let (case, subject) = four_subchunks("none", 8);
@@ -206,7 +207,7 @@ fn nothing_moves_into_what_is_being_written() {
     let (hooked, spawned) = (case.clone(), others.clone());
     subject.store.before_next_write(move || {
         let writing = thread::spawn(move || {
-            // Subchunk 2 becomes empty, and another one takes its bytes.
+            // Subchunk 2 becomes empty, and subchunk 3 takes its place.
             let fill = hooked.to_bytes(&vec![hooked.fill(); 8]);
             let two = subset(&[16..24]);
             another
@@ -215,7 +216,7 @@ fn nothing_moves_into_what_is_being_written() {
             write(&another, &hooked, 3, 30).unwrap();
         });
         *spawned.lock().unwrap() = Some(writing);
-        // They would be done by now, if they did not have to wait.
+        // The other updates wait. Otherwise they would be done after this pause.
         thread::sleep(Duration::from_millis(300));
     });
     write(subject.ours(WriteStrategy::InPlace), &case, 2, 10).unwrap();
@@ -227,8 +228,8 @@ fn nothing_moves_into_what_is_being_written() {
     assert_eq!(read(stock, &case, 0), written(&case, 1));
 }
 
-/// Between the first look of one at the index and its write, another updates the shard: the first looks
-/// again.
+/// One update reads the index; another updates the shard; then the first wants to write. The first
+/// starts again with the new index.
 #[test]
 fn interleaved_updates() {
     for chain in ["none", "zstd", "nested"] {
@@ -258,7 +259,7 @@ fn interleave(case: &Case, [first, second]: [WriteStrategy; 2], exists: bool, as
     let subject = Subject::new(case, Setting::default());
     let mut before = vec![vec![case.fill(); 8]; 4];
     if exists {
-        // All but the last, which is empty.
+        // All subchunks but the last, which is empty.
         let elements = before[..3].iter_mut().zip(5..);
         elements.for_each(|(elements, seed)| *elements = written(case, seed));
         let bytes = case.to_bytes(&before.concat());
@@ -293,8 +294,8 @@ fn interleave(case: &Case, [first, second]: [WriteStrategy; 2], exists: bool, as
     assert_eq!(read(stock, case, 0), written(case, 10), "{what}");
 }
 
-/// A subchunk that was moved away and back is where it was, with other elements: whoever patched the old
-/// ones must not store them.
+/// A subchunk is moved away and back, and has new elements at its old place. An update that patched
+/// the old elements must not store them.
 #[test]
 fn an_index_that_is_as_it_was() {
     for location in LOCATIONS {
@@ -307,7 +308,7 @@ fn an_index_that_is_as_it_was() {
                 };
                 let subject = Subject::new(&case, Setting::default());
                 let ours = subject.ours(strategy);
-                // The first update moves the subchunk behind everything, the second back.
+                // The first update moves the subchunk to the end, and the second moves it back.
                 for seed in [1, 2, 3] {
                     write(ours, &case, 0, seed).unwrap();
                     write(ours, &case, 1, seed).unwrap();
@@ -339,7 +340,8 @@ fn an_index_that_is_as_it_was() {
     }
 }
 
-/// Call `hook` between the second read from now on and its return: that of a subchunk.
+/// Calls `hook` between the second read from now on, which is the read of a subchunk, and its
+/// return.
 fn after_second_read(subject: &Subject, hook: impl FnOnce() + Send + 'static) {
     let store = subject.store.clone();
     subject
@@ -347,14 +349,14 @@ fn after_second_read(subject: &Subject, hook: impl FnOnce() + Send + 'static) {
         .after_next_read(move || store.after_next_read(hook));
 }
 
-/// A store that runs other work of the application while it writes: a write of the same shard that
-/// comes along does not wait for the one that waits for it.
+/// A store runs the application's other work while it writes. If that work writes to the same
+/// shard, it gives up instead of waiting for the outer write.
 #[test]
 fn a_store_that_calls_rayon() {
     for strategy in STRATEGIES {
         for on_one_thread in [true, false] {
             let case = Case {
-                // No other test has turns of such an array.
+                // A shape of its own, so that no other test shares this array's turns.
                 shape: vec![40],
                 subchunk: vec![8],
                 ..Case::new(chain_named("zstd"), Location::End)
@@ -394,7 +396,7 @@ fn a_store_that_calls_rayon() {
     }
 }
 
-/// Each call of the store is done when its future is polled for the second time.
+/// Each call to the store completes when its future is polled the second time.
 struct Later;
 
 impl SyncToAsyncSpawnBlocking for Later {
@@ -408,8 +410,8 @@ impl SyncToAsyncSpawnBlocking for Later {
     }
 }
 
-/// On a runtime of one thread, a task that awaits its store has the turn, and another one blocks the
-/// thread: it gives up in the end, and then both go on.
+/// A runtime of one thread: one task has the turn and awaits its store, while another blocks the
+/// thread. The other gives up in the end, and then both can write.
 #[test]
 fn a_blocking_write_on_a_runtime_of_one_thread() {
     let runtime = tokio::runtime::Builder::new_current_thread();
@@ -418,7 +420,7 @@ fn a_blocking_write_on_a_runtime_of_one_thread() {
     for exists in [false, true] {
         for later in 0..8 {
             let case = Case {
-                // No other test has turns of such an array.
+                // A shape of its own, so that no other test shares this array's turns.
                 shape: vec![48],
                 subchunk: vec![8],
                 ..Case::new(chain_named("zstd"), Location::End)
@@ -454,13 +456,13 @@ fn a_blocking_write_on_a_runtime_of_one_thread() {
     assert!(refused > 0, "none of them met");
 }
 
-/// A future that is dropped while it waits, or while it has the turn, keeps no other from writing.
+/// A future that is dropped while it waits, or while it has the turn, does not block other writes.
 #[test]
 fn a_write_that_is_dropped() {
     for exists in [false, true] {
         for polls in 0..12 {
             let case = Case {
-                // No other test has turns of such an array.
+                // A shape of its own, so that no other test shares this array's turns.
                 shape: vec![56],
                 subchunk: vec![8],
                 ..Case::new(chain_named("zstd"), Location::End)
@@ -484,7 +486,7 @@ fn a_write_that_is_dropped() {
             };
             let runtime = tokio::runtime::Builder::new_current_thread();
             { runtime }.build().unwrap().block_on(async {
-                // Two, so that one may be waiting for the other.
+                // Two futures, so that one may wait for the other.
                 let (mut first, mut second) = (Box::pin(storing(0)), Box::pin(storing(1)));
                 for _ in 0..polls {
                     if futures::poll!(&mut first).is_ready() {
@@ -501,8 +503,8 @@ fn a_write_that_is_dropped() {
     }
 }
 
-/// Updates of 64 different subchunks by one thread for each of `arrays`, and how many of them are not
-/// there in the end; and how many were refused, and tried again.
+/// Updates 64 different subchunks from one thread for each of `strategies`. Returns how many
+/// updates were lost, and how many were refused and retried.
 fn lost(strategies: &[Option<WriteStrategy>]) -> (usize, usize) {
     let case = Case {
         shape: vec![8 * 64],
@@ -529,7 +531,7 @@ fn lost(strategies: &[Option<WriteStrategy>]) -> (usize, usize) {
             for _attempt in 0..1000 {
                 match write(array, &case, subchunk, 100 + subchunk) {
                     Err(error) if error.contains("changed") => refusals += 1,
-                    // Anything else is that the shard is broken by now: a loss.
+                    // Any other error means that the shard is broken by now: the update is lost.
                     Ok(()) | Err(_) => break,
                 }
             }
@@ -553,8 +555,8 @@ fn lost(strategies: &[Option<WriteStrategy>]) -> (usize, usize) {
     (64 - (0..64).filter(there).count(), refusals)
 }
 
-/// What is lost when threads of one process update one shard at once: much by zarrs, and nothing by
-/// us, where those who are refused try again.
+/// Counts lost updates when threads of one process update one shard at the same time. zarrs loses
+/// many. Ours loses none if refused updates are retried.
 #[test]
 fn updates_that_are_lost() {
     panics::watch();
@@ -574,7 +576,7 @@ fn updates_that_are_lost() {
     panics::assert_none("updates at once");
 }
 
-/// Who has read the index before an append sees what was there then, until a compaction.
+/// A reader that read the index before an append sees the old elements, until a compaction.
 #[test]
 fn readers_beside_an_append() {
     for chain in ["none", "zstd"] {

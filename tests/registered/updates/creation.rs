@@ -1,4 +1,4 @@
-//! Threads that create one shard together: each stores its own part of a shard that does not exist.
+//! Threads that create one shard together. Each stores its own part of a shard that does not exist.
 
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
@@ -20,9 +20,9 @@ use super::step::subset;
 use super::subject::{Inline, Setting, Subject, key};
 use zarrs_cuda_testing::panics;
 
-/// The threads, and the subchunks of a shard: each thread stores one.
+/// The number of threads, and of subchunks in a shard: each thread stores one.
 const WRITERS: usize = 4;
-/// How many elements a subchunk has.
+/// The number of elements in a subchunk.
 const LEN: usize = 4;
 
 type AsyncMemory = SyncToAsyncStorageAdapter<MemoryStore, Inline>;
@@ -49,7 +49,7 @@ impl Writer {
     }
 }
 
-/// Which threads await their store.
+/// Which threads use asynchronous stores.
 #[derive(Clone, Copy, Debug)]
 enum Mode {
     Blocking,
@@ -67,7 +67,7 @@ impl Mode {
     }
 }
 
-/// A subchunk that was stored, and is not there afterwards.
+/// A subchunk that was stored, and is missing afterwards.
 #[derive(Debug)]
 #[expect(dead_code, reason = "printed")]
 struct Loss {
@@ -76,7 +76,8 @@ struct Loss {
     read: String,
 }
 
-/// Let threads create a shard `trials` times, and return every acknowledged subchunk that was lost.
+/// Lets threads create a shard `trials` times. Returns every lost subchunk whose write had
+/// succeeded.
 fn lost(case: &Case, strategies: [WriteStrategy; WRITERS], mode: Mode, trials: u64) -> Vec<Loss> {
     let store = Arc::new(MemoryStore::new());
     let awaited = Arc::new(SyncToAsyncStorageAdapter::new(store.clone(), Inline));
@@ -134,7 +135,8 @@ fn lost(case: &Case, strategies: [WriteStrategy; WRITERS], mode: Mode, trials: u
     losses
 }
 
-/// A store without room for all of a new shard is left without a shard, and the write can be tried again.
+/// A store without room for a whole new shard has no shard afterwards, and the write can be
+/// retried.
 #[test]
 fn a_full_store() {
     for chain in ["none", "zstd"] {
@@ -154,7 +156,7 @@ fn a_full_store() {
     }
 }
 
-/// Create a shard in stores of more and more room. Returns how much was enough.
+/// Creates a shard in stores with more and more room. Returns how much was enough.
 fn create_with_little_room(case: &Case, strategy: WriteStrategy, awaited: bool) -> usize {
     let bytes = || case.to_bytes(&Values::Any(7).elements(case, 16));
     for room in 0.. {
@@ -179,7 +181,7 @@ fn create_with_little_room(case: &Case, strategy: WriteStrategy, awaited: bool) 
         }
         let error = created.unwrap_err().to_string();
         if subject.object(0).is_some() {
-            // The first write is whole, and the second is that of an index at the start.
+            // The first write is complete; the second, of the index at the start, failed.
             assert!(case.index.location == Location::Start, "{what}");
             assert!(error.contains("zarrs_cuda::recover"), "{error}; {what}");
             let format = ShardFormat::of(subject.ours(strategy), &[0]).unwrap();
@@ -195,7 +197,7 @@ fn create_with_little_room(case: &Case, strategy: WriteStrategy, awaited: bool) 
     unreachable!("a store with room for everything")
 }
 
-/// An empty object that another process left stays: it may be a shard that is being replaced.
+/// An empty object of another process stays: it may be a shard that is being replaced.
 #[test]
 fn an_empty_object_is_not_ours_to_erase() {
     for location in LOCATIONS {
@@ -212,7 +214,7 @@ fn an_empty_object_is_not_ours_to_erase() {
     }
 }
 
-/// Nothing that was acknowledged is lost, whoever creates the shard.
+/// No acknowledged write is lost, in any combination of writers.
 #[test]
 fn threads_that_create_a_shard() {
     panics::watch();

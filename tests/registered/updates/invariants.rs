@@ -1,4 +1,5 @@
-//! What must be so of a partial write beside the data: where bytes go, and what it asks of the store.
+//! The invariants of a partial write beside the data: the places of bytes, and the requests to the
+//! store.
 
 use std::ops::Range;
 
@@ -19,7 +20,7 @@ macro_rules! ensure {
     };
 }
 
-/// An object, taken apart by hand.
+/// The layout of an object, parsed without a codec.
 struct Layout<'a> {
     object: &'a [u8],
     index: Range<usize>,
@@ -49,7 +50,7 @@ impl<'a> Layout<'a> {
         })
     }
 
-    /// Where the bytes begin that no subchunk uses.
+    /// The offset of the unused bytes after the last subchunk.
     fn tail(&self) -> usize {
         let first = if self.index.start == 0 {
             self.index.end
@@ -61,17 +62,17 @@ impl<'a> Layout<'a> {
             .fold(first, usize::max)
     }
 
-    /// The bytes that something uses.
+    /// The number of used bytes.
     fn live(&self) -> usize {
         self.index.len() + self.extents().map(|extent| extent.len()).sum::<usize>()
     }
 }
 
-/// The sizes of shards that were created with slots, and then updated so only.
+/// The sizes of shards that were created with slots, and since then only updated with slots.
 #[derive(Debug, Default)]
 pub(crate) struct Slots([Option<usize>; NUM_SHARDS]);
 
-/// What must be so after `step`, which made `change`.
+/// Checks the invariants after `step`, which made `change`.
 pub(crate) fn check(
     case: &Case,
     setting: Setting,
@@ -138,7 +139,7 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// Extents are in the object, and neither overlap nor touch the index.
+/// Checks that extents lie in the object, do not overlap, and do not touch the index.
 fn tidy(new: &Layout) -> Result<(), String> {
     let mut extents: Vec<_> = new.extents().chain([new.index.clone()]).collect();
     extents.sort_by_key(|extent| (extent.start, extent.end));
@@ -153,11 +154,12 @@ fn tidy(new: &Layout) -> Result<(), String> {
     Ok(())
 }
 
-/// Which elements of each subchunk were written.
+/// The elements of each subchunk that were written.
 struct Touched {
-    /// How many elements of a subchunk were written, and how many it has.
+    /// For each subchunk: the number of written elements, and of all elements.
     counts: Vec<(usize, usize)>,
-    /// They were named one by one: nobody counts whether they are all.
+    /// The elements were named one by one, so the codec does not check whether they are all of
+    /// them.
     points: bool,
 }
 
@@ -183,7 +185,8 @@ impl Touched {
     }
 }
 
-/// Subchunks that were written are stored if there is something in them.
+/// Checks that nonempty subchunks are stored, and that written subchunks are not stored if they are
+/// empty.
 fn elided(
     new: &Layout,
     touched: &Touched,
@@ -210,11 +213,12 @@ fn elided(
     Ok(())
 }
 
-/// Compaction is asked for when a quarter of the object is unused, and more than an update needs.
+/// Checks that compaction is requested if a quarter of the object is unused, and more than an
+/// update needs.
 fn requests(case: &Case, step: &Step, change: &Change, new: Option<&Layout>) -> Result<(), String> {
     let Some(new) = new else { return Ok(()) };
     if matches!(step.what, What::ArraySubset(..)) {
-        return Ok(()); // of two shards, perhaps
+        return Ok(()); // the step may affect two shards
     }
     let (size, dead) = (new.object.len(), new.object.len() - new.live());
     let requests = change.requests.iter();
@@ -232,11 +236,11 @@ fn requests(case: &Case, step: &Step, change: &Change, new: Option<&Layout>) -> 
     Ok(())
 }
 
-/// Beside the index, the record and index at the end, and what is behind the last subchunk, only
-/// straddled subchunks are read, in one request. Where unused bytes could hide a torn update, all of
-/// the shard may be.
+/// Reads are limited. The index, the record and index at the end, and the bytes after the last
+/// subchunk may be read. Apart from these only straddled subchunks are read, in one request. If
+/// unused bytes could hide a torn update, the whole shard may be read.
 fn reads(old: Option<&Layout>, touched: &Touched, calls: &[Call]) -> Result<(), String> {
-    // What is read after the last write is a check of ours.
+    // Later reads are checks of this test.
     let last = calls.iter().rposition(|call| call.steps() > 0).unwrap_or(0);
     let reads = calls[..last].iter().filter_map(|call| match call {
         Call::Read(ranges) => Some(ranges),
@@ -260,8 +264,8 @@ fn reads(old: Option<&Layout>, touched: &Touched, calls: &[Call]) -> Result<(), 
         ranges.cloned().collect::<Vec<_>>()
     });
     let data: Vec<_> = data.filter(|ranges| !ranges.is_empty()).collect();
-    // Once more together with the index, to see that they have not changed; and again where the store
-    // could not read as much of the end of the shard as was asked for.
+    // The subchunks are read again with the index, to see that they have not changed. They are read
+    // once more if the store could not read as much of the shard's end as requested.
     let again = data.len() <= 3 && data.iter().all(|ranges| *ranges == data[0]);
     ensure!(data.len() <= 1 || again, "several reads: {data:?}");
     let Some(old) = old else {
@@ -273,7 +277,7 @@ fn reads(old: Option<&Layout>, touched: &Touched, calls: &[Call]) -> Result<(), 
         .filter(|(subchunk, entry)| **entry != EMPTY && touched.is_straddled(*subchunk))
         .map(|(_, [offset, size])| *offset..offset + size)
         .collect();
-    // Those that are near each other are read as one.
+    // Neighbouring subchunks are read as one.
     for range in data.into_iter().flatten() {
         let begins = straddled.iter().any(|extent| extent.start == range.start);
         let ends = straddled.iter().any(|extent| extent.end == range.end);
@@ -285,7 +289,8 @@ fn reads(old: Option<&Layout>, touched: &Touched, calls: &[Call]) -> Result<(), 
     Ok(())
 }
 
-/// One write if the index stays or moves with the end of the object, and at most two.
+/// Checks the number of writes: one if the index stays or moves with the end of the object,
+/// otherwise at most two.
 fn writes(
     case: &Case,
     change: &Change,
@@ -317,7 +322,7 @@ fn writes(
     Ok(())
 }
 
-/// What a strategy promises not to overwrite.
+/// Checks the bytes that a strategy promises not to overwrite.
 fn kept(case: &Case, strategy: WriteStrategy, old: &Layout, new: &Layout) -> Result<(), String> {
     let at_end = case.index.location == ShardingIndexLocation::End;
     let unchanged = |range: Range<usize>| old.object[range.clone()] == new.object[range];

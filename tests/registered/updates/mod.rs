@@ -1,6 +1,6 @@
-//! Partial writes of shards: what is read afterwards, what a torn one leaves, and what two of them do
-//! to each other. Our codec is registered only while an array of ours is opened: zarrs' own reads
-//! everything that is written here.
+//! Partial writes of shards: later reads, the remains of torn writes, and concurrent writes. Our
+//! codec is registered only while an array is opened with it, so that zarrs' own codec can read
+//! every result.
 
 mod act;
 pub(crate) mod case;

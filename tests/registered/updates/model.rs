@@ -1,4 +1,4 @@
-//! Random sequences of updates, against a list of elements.
+//! Random sequences of updates, compared with a list of elements.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -14,10 +14,10 @@ use super::subject::{Setting, Subject};
 use zarrs_cuda_testing::Rng;
 use zarrs_cuda_testing::index::IndexLayout;
 
-/// How many steps a sequence has.
+/// The number of steps in a sequence.
 const STEPS: usize = 30;
 
-/// A case with everything that is not given chosen at random.
+/// A case with this chain and location; the rest is random.
 fn case(chain: Chain, location: Location, rng: &mut Rng) -> (Case, Setting) {
     let geometries: [(&[u64], &[u64]); 4] = [
         (&[8, 12], &[4, 4]),
@@ -25,7 +25,7 @@ fn case(chain: Chain, location: Location, rng: &mut Rng) -> (Case, Setting) {
         (&[4, 6, 4], &[2, 3, 2]),
         (&[4, 8], &[4, 8]),
     ];
-    // The first of them half of the time.
+    // Half of the time the first one.
     let geometry = geometries[usize::try_from(rng.below(7).saturating_sub(3)).unwrap()];
     let case = Case {
         chain,
@@ -49,7 +49,7 @@ fn case(chain: Chain, location: Location, rng: &mut Rng) -> (Case, Setting) {
     (case, setting)
 }
 
-/// Do the steps, and check everything after each. An error says what was wrong.
+/// Applies the steps, and checks everything after each. Returns the first error.
 fn run(case: &Case, setting: Setting, steps: &[Step]) -> Result<(), String> {
     let mut subject = Subject::new(case, setting);
     let mut slots = Slots::default();
@@ -74,7 +74,7 @@ fn do_step(subject: &mut Subject, step: &Step, slots: &mut Slots) -> Result<(), 
             }
         }
         Err(error) => {
-            // Slots have a size, which some chains do not name.
+            // Slots need a size, which some chains do not have.
             let no_slots = step.strategy == WriteStrategy::Slots && !subject.case.chain.bounded;
             if !(no_slots && error.contains("WriteStrategy::Slots needs")) {
                 return Err(error);
@@ -88,7 +88,7 @@ fn do_step(subject: &mut Subject, step: &Step, slots: &mut Slots) -> Result<(), 
     subject.check(step)
 }
 
-/// Leave out steps as long as it fails without them.
+/// Removes steps as long as the sequence still fails.
 fn shrink(case: &Case, setting: Setting, mut steps: Vec<Step>) -> Vec<Step> {
     let mut at = steps.len();
     while at > 0 {
@@ -102,7 +102,7 @@ fn shrink(case: &Case, setting: Setting, mut steps: Vec<Step>) -> Vec<Step> {
     steps
 }
 
-/// Sequences of every chain and index location, with one strategy or with all of them by turns.
+/// Sequences for every chain and index location, with one strategy or with all of them in turn.
 fn sequences(strategy: Option<WriteStrategy>) {
     zarrs_cuda_testing::panics::watch();
     let mut number = effort::seed() >> 16;
@@ -115,7 +115,7 @@ fn sequences(strategy: Option<WriteStrategy>) {
                 let (case, setting) = case(chain, location, &mut rng);
                 let mut steps = Vec::new();
                 if rng.one_in(2) {
-                    // What zarrs left.
+                    // A shard that zarrs wrote.
                     steps.push(Step {
                         strategy: WriteStrategy::Auto,
                         asynchronous: false,
@@ -124,7 +124,7 @@ fn sequences(strategy: Option<WriteStrategy>) {
                 }
                 while steps.len() < STEPS {
                     let step = Step::random(&case, strategy, &mut rng);
-                    // Half of which might be refused.
+                    // Skipped, since one of the two shards might be refused and the other written.
                     let unsure = !chain.bounded && step.strategy == WriteStrategy::Slots;
                     if !(unsure && matches!(step.what, What::ArraySubset(..))) {
                         steps.push(step);

@@ -1,4 +1,4 @@
-//! Sequences that went wrong elsewhere.
+//! Sequences of updates that failed elsewhere.
 
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ use super::step::subset;
 use super::subject::{Setting, Subject};
 use zarrs_cuda_testing::stores::watched::Watched;
 
-/// Write subchunks 0, 1 and 2, fill 1 and 2 with the fill value, and write 3: a partial encoder that
-/// then writes less than the object has leaves the old index as its end.
+/// Writes subchunks 0, 1 and 2, fills 1 and 2 with the fill value, and writes 3. A partial encoder
+/// that then writes less than the object holds leaves the old index at its end.
 fn write_fill_write(
     subject: &Subject,
     array: &Array<Watched>,
@@ -57,7 +57,7 @@ fn case(location: Location) -> Case {
 
 #[test]
 fn the_sequence_that_corrupts_shards_of_zarrs() {
-    // So that it is known that this finds it.
+    // Shows that the test detects the corruption.
     let subject = Subject::new(&case(Location::End), Setting::default());
     let error = write_fill_write(&subject, subject.stock()).unwrap_err();
     assert!(error.contains("checksum is invalid"), "{error}");
@@ -71,7 +71,7 @@ fn the_sequence_that_corrupts_shards_of_zarrs() {
     }
 }
 
-/// zarrs' partial encoder refuses indexers that are not subsets.
+/// zarrs' partial encoder rejects indexers that are not subsets.
 #[test]
 fn points_that_repeat() {
     let options = zarrs_codec::CodecOptions::default();
@@ -94,7 +94,7 @@ fn points_that_repeat() {
     }
 }
 
-/// A write of nothing, of too much and of what lies outside changes nothing.
+/// Empty writes, writes with too many elements, and writes outside of the shard change nothing.
 #[test]
 fn writes_of_nothing_and_outside() {
     let options = zarrs_codec::CodecOptions::default();
@@ -124,7 +124,7 @@ fn writes_of_nothing_and_outside() {
     }
 }
 
-/// The strategy that needs a bound is refused where there is none, in words that say so.
+/// The strategy that needs a bound is refused without one, with an error that says so.
 #[test]
 fn slots_without_a_bound() {
     let case = Case::new(chain_named("no bound"), Location::End);
@@ -144,8 +144,8 @@ fn slots_without_a_bound() {
     assert_eq!(subject.object(0), None);
 }
 
-/// zarrs' sharding writes optional types, and does not read them: so what is stored is compared with
-/// what zarrs would have stored.
+/// zarrs' sharding codec writes optional types, but cannot read them. So the stored bytes are
+/// compared with the bytes that zarrs would store.
 #[test]
 fn optional_types() {
     let options = zarrs_codec::CodecOptions::default();
@@ -180,7 +180,7 @@ fn optional_types() {
     let row = [Some(1), None, Some(3), Some(4), None, Some(6)];
     let writes: [(Box<dyn Indexer>, &[usize]); 3] = [
         (Box::new(subset(&[2..3, 2..8])), &[26, 27, 28, 29, 30, 31]),
-        // A whole subchunk of nothing, and single elements, of which one comes twice.
+        // A whole subchunk of missing values, and single elements, one of which occurs twice.
         (Box::new(subset(&[4..8, 4..8])), &[]),
         (
             Box::new(vec![vec![7, 11], vec![0, 0], vec![7, 11], vec![3, 3]]),
@@ -212,8 +212,8 @@ fn optional(elements: &[Option<u8>]) -> ArrayBytes<'static> {
     ArrayBytes::from(values).with_optional_mask(mask)
 }
 
-/// zarrs takes a subchunk for empty if the bytes of all its strings together are the fill value
-/// several times.
+/// zarrs takes a subchunk for empty if the bytes of its strings, concatenated, are repetitions of
+/// the fill value.
 #[test]
 fn strings_that_add_up_to_the_fill_value() {
     let case = Case::new(chain_named("strings"), Location::End);
@@ -235,8 +235,8 @@ fn strings_that_add_up_to_the_fill_value() {
     }
 }
 
-/// zarrs' shards grow by what is written, for ever. Ours use what is unused again where that is safe,
-/// and grow by no more than a record and an index.
+/// zarrs' shards grow with every write. Ours reuse unused bytes where that is safe. An update then
+/// grows the shard by a record and an index at most.
 #[test]
 fn unused_bytes_are_used_again() {
     const UPDATES: usize = 40;
@@ -262,7 +262,7 @@ fn unused_bytes_are_used_again() {
             }
             subject.object(0).unwrap().len() - before
         };
-        // Values that do not compress: 256 bytes, and a frame around them.
+        // The values are incompressible: 256 bytes, and a frame around them.
         let data = 256;
         assert!(grown(WriteStrategy::Append) >= UPDATES * (64 + index + data));
         let auto = grown(WriteStrategy::Auto);

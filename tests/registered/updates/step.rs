@@ -1,4 +1,4 @@
-//! What can be done to an array, as data.
+//! The operations on an array, as data.
 
 use std::ops::Range;
 
@@ -8,11 +8,11 @@ use zarrs_cuda::WriteStrategy;
 use super::case::{Case, NUM_SHARDS, STRATEGIES, Values};
 use zarrs_cuda_testing::Rng;
 
-/// Something that is done to an array.
+/// An operation on an array.
 #[derive(Clone, Debug)]
 pub(crate) struct Step {
     pub(crate) strategy: WriteStrategy,
-    /// Through zarrs' asynchronous methods.
+    /// Whether zarrs' asynchronous methods are used.
     pub(crate) asynchronous: bool,
     pub(crate) what: What,
 }
@@ -23,21 +23,21 @@ pub(crate) enum What {
     ArraySubset(Vec<Range<u64>>, Values),
     /// `Array::store_chunk_subset`.
     ChunkSubset(usize, Vec<Range<u64>>, Values),
-    /// A partial encoder and a subset of the shard.
+    /// A partial encoder with a subset of the shard.
     Encode(usize, Vec<Range<u64>>, Values),
-    /// A partial encoder and elements of the shard, which may repeat.
+    /// A partial encoder with single elements of the shard, which may repeat.
     Points(usize, Vec<Vec<u64>>, Values),
-    /// `Array::store_chunk`, by zarrs or by us.
+    /// `Array::store_chunk`, with zarrs' codec or ours.
     Store(usize, Values, By),
     /// `Array::erase_chunk`.
     Erase(usize),
-    /// The same with a partial encoder.
+    /// Erases with a partial encoder.
     EncodeErase(usize),
-    /// `zarrs_cuda::compact`; or, for a step that is asynchronous, `Array::compact_chunk`.
+    /// `zarrs_cuda::compact`, or `Array::compact_chunk` in an asynchronous step.
     Compact(usize),
-    /// Bytes that mean nothing, behind a shard with its index at the start.
+    /// Appends meaningless bytes to a shard with its index at the start.
     Junk(usize, u64),
-    /// Everything is forgotten that is not in the store.
+    /// Drops all state that is not in the store.
     Reopen,
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn subset(ranges: &[Range<u64>]) -> ArraySubset {
     ArraySubset::new_with_ranges(ranges)
 }
 
-/// Ranges in `shape`, often aligned to `subchunk`.
+/// Random ranges in `shape`, often aligned to `subchunk`.
 pub(crate) fn ranges(shape: &[u64], subchunk: &[u64], rng: &mut Rng) -> Vec<Range<u64>> {
     let aligned = rng.one_in(2);
     let small = rng.one_in(2);
@@ -68,7 +68,7 @@ pub(crate) fn ranges(shape: &[u64], subchunk: &[u64], rng: &mut Rng) -> Vec<Rang
 }
 
 impl Step {
-    /// Some step, with `strategy` if it is one.
+    /// A random step, with `strategy` if there is one.
     pub(crate) fn random(case: &Case, strategy: Option<WriteStrategy>, rng: &mut Rng) -> Self {
         let shape = &case.shape;
         let shard = usize::try_from(rng.below(NUM_SHARDS as u64)).unwrap();

@@ -1,5 +1,5 @@
-//! An array, what is done to it, and what must be in it: the oracle is a list of elements for each
-//! shard.
+//! An array, the steps applied to it, and its expected content. The oracle is a list of elements
+//! for each shard.
 
 use std::sync::{Arc, Mutex};
 
@@ -18,7 +18,7 @@ use super::case::{Case, Element, NUM_SHARDS, STRATEGIES, Values};
 use super::step::{Step, What, subset};
 use zarrs_cuda_testing::stores::watched::{Call, Watched};
 
-/// Runs what is asked of it at once: there is no runtime.
+/// Runs blocking work on the calling thread: there is no runtime.
 pub(crate) struct Inline;
 
 impl SyncToAsyncSpawnBlocking for Inline {
@@ -33,21 +33,21 @@ impl SyncToAsyncSpawnBlocking for Inline {
 
 pub(crate) type AsyncWatched = SyncToAsyncStorageAdapter<Watched, Inline>;
 
-/// What is so for all steps.
+/// The settings of all steps.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Setting {
     pub(crate) filesystem: bool,
     pub(crate) store_empty_chunks: bool,
 }
 
-/// An array under each strategy, and by zarrs.
+/// The same array opened under each strategy, and by zarrs.
 struct Arrays {
     ours: Vec<Array<Watched>>,
     asynchronous: Vec<Array<AsyncWatched>>,
     stock: Array<Watched>,
 }
 
-/// A partial encoder that is kept, of this shard and with this strategy.
+/// A partial encoder that is kept, with its shard and its strategy.
 pub(crate) type Kept = (usize, WriteStrategy, Arc<dyn ArrayPartialEncoderTraits>);
 
 pub(crate) struct Subject {
@@ -56,22 +56,22 @@ pub(crate) struct Subject {
     pub(crate) store: Arc<Watched>,
     arrays: Arrays,
     pub(crate) encoder: Option<Kept>,
-    /// What is in each shard.
+    /// The expected elements of each shard.
     pub(crate) model: Vec<Vec<Element>>,
     requests: Arc<Mutex<Vec<CompactionRequest>>>,
     _directory: Option<TempDir>,
 }
 
-/// What a step did to one shard.
+/// The effects of a step on one shard.
 pub(crate) struct Change {
     pub(crate) shard: usize,
-    /// The elements before, and the object.
+    /// The elements and the object before the step.
     pub(crate) elements: Vec<Element>,
     pub(crate) old: Option<Vec<u8>>,
     pub(crate) new: Option<Vec<u8>>,
     pub(crate) calls: Vec<Call>,
     pub(crate) requests: Vec<CompactionRequest>,
-    /// The step was a partial write, of the elements with these numbers.
+    /// The numbers of the written elements, if the step was a partial write.
     pub(crate) written: Option<Vec<usize>>,
 }
 
@@ -123,7 +123,7 @@ impl Subject {
         &self.arrays.asynchronous[position(strategy)]
     }
 
-    /// Forget everything that is not in the store.
+    /// Drops all state that is not in the store.
     pub(crate) fn reopen(&mut self) {
         self.arrays = open(&self.case, &self.store, &self.requests);
     }
@@ -148,7 +148,7 @@ impl Subject {
         indices
     }
 
-    /// Put elements into the model, in the order of `indexer`, and return their numbers.
+    /// Copies elements to the model, in the order of `indexer`, and returns their numbers.
     fn note(&mut self, shard: usize, indexer: &dyn Indexer, values: Values) -> Vec<usize> {
         let len = usize::try_from(indexer.len()).unwrap();
         let elements = values.elements(&self.case, len);
@@ -160,7 +160,7 @@ impl Subject {
         numbers
     }
 
-    /// What `step` is to write: for each shard, the elements. The model changes.
+    /// Applies `step` to the model. Returns the numbers of the written elements of each shard.
     fn expect(&mut self, step: &Step) -> Vec<(usize, Vec<usize>)> {
         let len = self.case.num_elements();
         match &step.what {
@@ -198,8 +198,8 @@ impl Subject {
         }
     }
 
-    /// Do `step` to the array and to the model. An error is the array's; then the model is as
-    /// before.
+    /// Applies `step` to the array and to the model. An error comes from the array; the model is
+    /// then unchanged.
     pub(crate) fn apply(&mut self, step: &Step) -> Result<Vec<Change>, String> {
         let before = self.model.clone();
         let old: Vec<_> = (0..NUM_SHARDS).map(|shard| self.object(shard)).collect();
@@ -230,7 +230,7 @@ impl Subject {
                 .map(|(_, call)| call.clone())
                 .collect(),
             requests: requests.clone(),
-            // zarrs stores a chunk that is covered.
+            // A chunk that is covered entirely is stored by zarrs.
             written: (partial && (direct || !whole(&numbers))).then_some(numbers),
         });
         let changes = changes.collect();
@@ -244,7 +244,7 @@ impl Subject {
         codecs.partial_encoder_capability().partial_encode
     }
 
-    /// What an encoder reads after it wrote is what was written.
+    /// Checks that an encoder reads the elements that it wrote.
     pub(crate) fn check_part(
         &self,
         shard: usize,
@@ -264,7 +264,7 @@ impl Subject {
         }
     }
 
-    /// Everybody reads what the model has.
+    /// Checks that all arrays read the elements of the model.
     pub(crate) fn check(&self, step: &Step) -> Result<(), String> {
         let (stock, ours) = (self.stock(), self.ours(step.strategy));
         for (shard, model) in self.model.iter().enumerate() {
@@ -282,7 +282,7 @@ impl Subject {
                     ));
                 }
             }
-            // A part of it, too.
+            // Reads a part of the shard, too.
             let shape = &self.case.shape;
             let middle: Vec<_> = shape.iter().map(|&d| d / 3..d - d / 4).collect();
             let middle: ArraySubset = subset(&middle);
@@ -296,7 +296,7 @@ impl Subject {
     }
 }
 
-/// Open an array with everybody.
+/// Opens an array with each codec and strategy.
 fn open(
     case: &Case,
     store: &Arc<Watched>,

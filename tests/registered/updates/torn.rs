@@ -1,5 +1,5 @@
-//! Updates that stop in the middle: after every byte that is written, what is left is recovered, and
-//! the promises of `docs/reference/updates.md` are checked by zarrs' own decoder.
+//! Updates that stop in the middle, after every written byte. The remains are recovered, and zarrs'
+//! own decoder checks the promises of `docs/reference/updates.md`.
 
 use std::collections::BTreeSet;
 
@@ -18,13 +18,13 @@ use super::update::{Kind, Reads, Update, below, torn};
 use zarrs_cuda_testing::Rng;
 use zarrs_cuda_testing::stores::watched::{Call, Watched};
 
-/// Tear `update` everywhere, and check everything.
+/// Tears `update` at many steps, and checks everything.
 fn tear_everywhere(shard: &TornShard, update: &Update, rng: &mut Rng, what: &str) {
     let stops = update.stops(rng);
     tear_at(shard, update, stops, rng, what);
 }
 
-/// Tear `update` after so many steps, and check everything.
+/// Tears `update` after each of these numbers of steps, and checks everything.
 fn tear_at(
     shard: &TornShard,
     update: &Update,
@@ -54,7 +54,7 @@ fn tear_at(
             assert!(!wrong, "{all:?}; {what}");
             assert!(recovery.is_empty(), "{recovery:?}; {what}");
         }
-        // Once more changes nothing.
+        // A second recovery changes nothing.
         shard.recover();
         assert_eq!(
             shard.subject.object(SHARD),
@@ -62,7 +62,7 @@ fn tear_at(
             "recovered twice; {what}"
         );
 
-        // Recovery may be torn as well.
+        // Recovery may be torn, too.
         let once: usize = recovery.iter().map(Call::steps).sum();
         if once > 0 && (steps.is_multiple_of(7) || steps + 70 > total) {
             for stop in 0..once {
@@ -73,7 +73,7 @@ fn tear_at(
             }
         }
 
-        // And the shard can be updated.
+        // The recovered shard can be updated.
         if steps.is_multiple_of(11) {
             for strategy in STRATEGIES {
                 if strategy == WriteStrategy::Slots && !shard.subject.case.chain.bounded {
@@ -97,7 +97,7 @@ const HISTORIES: [History; 8] = [
     History::Junk,
 ];
 
-/// A shard of two subchunks, so that inner shards of nested sharding have as many.
+/// A shard of two subchunks. Nested shards have two inner subchunks as well.
 fn case(chain: &str, location: Location, checksum: bool) -> Case {
     let mut case = Case::new(chain_named(chain), location);
     case.index.checksum = checksum;
@@ -107,10 +107,11 @@ fn case(chain: &str, location: Location, checksum: bool) -> Case {
     case
 }
 
-/// Updates with one strategy, of shards of each kind.
+/// Updates with one strategy, of shards of every kind.
 fn tear(strategy: WriteStrategy) {
     zarrs_cuda_testing::panics::watch();
-    // On one thread: the shards are so small that waking others takes longer than the work.
+    // Uses one thread: the shards are so small that waking other threads takes longer than the
+    // work.
     let alone = rayon::ThreadPoolBuilder::new().num_threads(1).build();
     alone.unwrap().install(|| tear_all(strategy));
     zarrs_cuda_testing::panics::assert_none("torn updates");
@@ -146,7 +147,7 @@ fn tear_all(strategy: WriteStrategy) {
             }
         }
     }
-    // Every kind of update was met that this strategy makes.
+    // Every kind of update that this strategy makes has occurred.
     for at_end in [false, true] {
         let mut expected = vec![Kind::Creates, Kind::Grows];
         if strategy != WriteStrategy::Append {
@@ -158,8 +159,8 @@ fn tear_all(strategy: WriteStrategy) {
     }
 }
 
-/// An inner shard of which one half is written: what is lost is not the other half, even if the
-/// inner index changes.
+/// Half of an inner shard is written. A torn write never loses the other half, even if the inner
+/// index changes.
 #[test]
 fn halves_of_inner_shards() {
     zarrs_cuda_testing::panics::watch();
@@ -191,8 +192,8 @@ fn halves_of_inner_shards() {
     zarrs_cuda_testing::panics::assert_none("halves of inner shards");
 }
 
-/// Who writes to a torn shard before it is recovered is refused, or does no harm: even where part of
-/// an inner shard looks like the index, and where half an index is written over another one.
+/// A write to a torn shard before its recovery is refused or harmless. This holds even if a part of
+/// an inner shard looks like the index, or half of a new index overwrites an old one.
 #[test]
 fn writing_to_a_torn_shard() {
     zarrs_cuda_testing::panics::watch();
@@ -215,13 +216,13 @@ fn writing_to_a_torn_shard() {
     zarrs_cuda_testing::panics::assert_none("writing to torn shards");
 }
 
-/// Write to a shard after every byte of a torn update; how often it was seen that one is torn, though
-/// its index could be read.
+/// Writes to a shard after every byte of a torn update. Returns how often the write was refused
+/// because of the torn update although the index was readable.
 fn write_to_torn(case: &Case, strategy: WriteStrategy, seed: u64) -> usize {
     let mut shard = TornShard::new(case, strategy);
     let history = match strategy {
         WriteStrategy::Append => History::Zarrs,
-        // So that the index is rewritten where it is.
+        // With this history the index is rewritten in place.
         _ => History::Updates(2),
     };
     let mut rng = Rng(seed);
@@ -249,7 +250,7 @@ fn write_to_torn(case: &Case, strategy: WriteStrategy, seed: u64) -> usize {
         }
         shard.recover();
         let outcome = shard.outcome(&update).into_iter().zip(&update.touched);
-        // The first subchunk is not looked at.
+        // The first subchunk, which was written, is not checked.
         let mut others = outcome.skip(shard.units_of(&part).len());
         let kept = others.all(|(reads, touched)| *touched || reads == Reads::Same);
         assert!(kept, "{what}");
@@ -277,8 +278,8 @@ fn slots() {
     tear(WriteStrategy::Slots);
 }
 
-/// A power failure may leave any of the pages that one call wrote, and zeros for others that are new.
-/// Then it may not be known what is right; but nothing is made worse.
+/// A power failure may lose any of the pages that one call wrote, and leave zeros in new ones.
+/// Recovery may then not know the right content, but it does no damage.
 #[test]
 fn pages_in_any_order() {
     zarrs_cuda_testing::panics::watch();
@@ -291,12 +292,12 @@ fn pages_in_any_order() {
         let mut shard = TornShard::new(&case, strategy);
         let update = shard.update(strategy, History::Updates(2), &mut rng);
         let (Some(old), Call::Write(ranges)) = (&update.old, &update.calls[0]) else {
-            continue; // it is created or erased
+            continue; // the shard is created or erased
         };
         for _ in 0..10 {
             let what = format!("{:?}; {case:?}, seed {seed}", update.calls);
             let mut object = old.clone();
-            // A file may also have grown to its new size.
+            // The file may have grown to its new size without its content.
             let grown = rng.one_in(2);
             for (at, bytes) in ranges {
                 let mut at = usize::try_from(*at).unwrap();
@@ -334,7 +335,7 @@ fn pages_in_any_order() {
     zarrs_cuda_testing::panics::assert_none("pages in any order");
 }
 
-/// What is put together above is what a store is left with that stops.
+/// Checks that `torn` computes the object that a store has after it stops.
 #[test]
 fn stores_that_stop() {
     for strategy in STRATEGIES {
@@ -375,7 +376,7 @@ fn stores_that_stop() {
     }
 }
 
-/// Without a record there is nothing to go by: whatever it is, it stays.
+/// Without a record nothing can be recovered: the object stays as it is.
 #[test]
 fn shards_without_a_record() {
     for chain in ["none", "zstd", "nested"] {

@@ -1,4 +1,4 @@
-//! A shard to tear updates of: what an update does, what is left of it, and what is promised.
+//! A shard whose updates are torn: the effects of an update, the remains, and the promises.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,22 +18,23 @@ use zarrs_cuda_testing::{Rng, all_indices};
 /// The shard that is updated.
 pub(crate) const SHARD: usize = 0;
 
-/// What there was before an update.
+/// The state of the shard before an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum History {
     /// No shard.
     Nothing,
     /// A shard that zarrs wrote.
     Zarrs,
-    /// The same, after so many updates.
+    /// A shard that zarrs wrote, after this many updates.
     Updates(usize),
-    /// The same, after updates that were torn.
+    /// A shard that zarrs wrote, after torn updates.
     Torn { recovered: bool },
-    /// The same, and behind it what looks like an index; for those that have theirs at the start.
+    /// A shard with its index at the start that zarrs wrote. Bytes that look like an index follow
+    /// it.
     Junk,
 }
 
-/// The boxes of one shape in a larger one.
+/// The boxes of shape `unit` in `shape`.
 fn boxes(shape: &[u64], unit: &[u64]) -> Vec<ArraySubset> {
     let counts: Vec<u64> = shape.iter().zip(unit).map(|(d, c)| d / c).collect();
     let boxes = all_indices(&counts).map(|indices| {
@@ -44,7 +45,7 @@ fn boxes(shape: &[u64], unit: &[u64]) -> Vec<ArraySubset> {
     boxes.collect()
 }
 
-/// A shard of one case, into which torn objects are put.
+/// A shard of one case. Torn objects are put in its place.
 pub(crate) struct TornShard {
     pub(crate) subject: Subject,
     format: ShardFormat,
@@ -85,7 +86,7 @@ impl TornShard {
         store.take_calls();
     }
 
-    /// Recover the shard, and return what that did to the store, and its report.
+    /// Recovers the shard. Returns the calls to the store, and the report.
     pub(crate) fn recover(&self) -> (Vec<Call>, Recovery) {
         let (store, key) = (&self.subject.store, key(SHARD, &self.subject.case));
         store.take_calls();
@@ -94,8 +95,8 @@ impl TornShard {
         (calls.filter(|call| call.steps() > 0).collect(), recovery)
     }
 
-    /// A report says what was done, and what can be read. (zarrs reads some subchunks that are broken:
-    /// it does not look at the checksum when it reads a part of a shard.)
+    /// Checks that the report says what was done, and which subchunks our codec can read. (zarrs
+    /// also reads some broken subchunks: it ignores the checksum when it reads a part of a shard.)
     pub(crate) fn check_report(&self, calls: &[Call], recovery: &Recovery, what: &str) {
         let wrote = match recovery.outcome {
             RecoveryOutcome::Absent
@@ -125,7 +126,7 @@ impl TornShard {
         numbers.collect()
     }
 
-    /// The units of a decoded shard.
+    /// Splits a decoded shard into units.
     fn divide(&self, shard: &[u8]) -> Vec<Unit> {
         let mut units = vec![Vec::new(); self.units.len()];
         for (number, element) in self.numbers.iter().zip(shard.chunks(2)) {
@@ -134,7 +135,7 @@ impl TornShard {
         units
     }
 
-    /// What zarrs reads; `None` for units that it cannot read.
+    /// The units as zarrs reads them; `None` for unreadable ones.
     fn read(&self) -> Vec<Option<Unit>> {
         let (array, chunk) = (self.subject.stock(), self.subject.chunk(SHARD));
         let whole = reading(|| array.retrieve_chunk::<ArrayBytes>(&chunk).ok());
@@ -146,7 +147,7 @@ impl TornShard {
         self.units.iter().map(part).collect()
     }
 
-    /// What the units are after `update` was torn and recovered.
+    /// The state of the units after `update` was torn and recovered.
     pub(crate) fn outcome(&self, update: &Update) -> Vec<Reads> {
         let units = update.before.iter().zip(&update.after);
         let reads = self.read().into_iter().zip(units);
@@ -160,7 +161,7 @@ impl TornShard {
             .collect()
     }
 
-    /// The table of promises, row by row.
+    /// Checks the table of promises, row by row.
     pub(crate) fn check(&self, update: &Update, what: &str) -> Vec<Reads> {
         let outcome = self.outcome(update);
         let units = outcome.iter().zip(&update.touched);
@@ -175,7 +176,7 @@ impl TornShard {
             let both = outcome.contains(&Reads::Old) && outcome.contains(&Reads::New);
             assert!(!both, "old and new: {outcome:?}; {what}");
         }
-        // A loss is noticed where there is a checksum, by who looks at it.
+        // A reader that verifies checksums notices a loss.
         if self.subject.case.chain.name.contains("crc32c") {
             let (ours, chunk) = (
                 self.subject.ours(WriteStrategy::Auto),
@@ -192,7 +193,7 @@ impl TornShard {
         outcome
     }
 
-    /// Bring about some state, and make an update of it.
+    /// Creates a shard with this history, and makes an update.
     pub(crate) fn update(
         &mut self,
         strategy: WriteStrategy,
@@ -238,7 +239,7 @@ impl TornShard {
                     if recovered {
                         self.recover();
                     }
-                    // What zarrs reads then is as good as anything to begin with.
+                    // The content that zarrs reads becomes the expected content.
                     if self.adopt() {
                         tears += 1;
                     } else {
@@ -263,7 +264,7 @@ impl TornShard {
         }
     }
 
-    /// What `step` does; nothing if there is nothing to tear.
+    /// Applies `step`. Returns `None` if it wrote nothing, so that nothing can be torn.
     pub(crate) fn update_by(&mut self, step: &Step) -> Option<Update> {
         let change = self.encode(step);
         let calls = change.calls.into_iter().filter(|call| call.steps() > 0);
@@ -285,7 +286,7 @@ impl TornShard {
         })
     }
 
-    /// Make an update; if it is refused because one was torn before, recover first.
+    /// Makes an update. If it is refused because of an earlier torn update, recovers first.
     fn encode(&mut self, step: &Step) -> Change {
         let mut changes = self.subject.apply(step).unwrap_or_else(|error| {
             assert!(error.contains("recover"), "{error}");
@@ -296,7 +297,7 @@ impl TornShard {
         changes.remove(0)
     }
 
-    /// Take what zarrs reads for what must be there, if it reads everything.
+    /// Makes the content that zarrs reads the expected content, if zarrs can read the whole shard.
     fn adopt(&mut self) -> bool {
         let case = &self.subject.case;
         let chunk = self.subject.chunk(SHARD);
@@ -308,14 +309,14 @@ impl TornShard {
         true
     }
 
-    /// No shard.
+    /// Removes the shard.
     fn reset(&mut self) {
         self.put(None);
         let case = &self.subject.case;
         self.subject.model[SHARD] = vec![case.fill(); case.num_elements()];
     }
 
-    /// Overwrite all subchunks that `update` touched, and some others, and read everything.
+    /// Overwrites all subchunks that `update` touched, and some others, and reads everything.
     pub(crate) fn update_again(
         &self,
         update: &Update,
@@ -349,7 +350,8 @@ impl TornShard {
     }
 }
 
-/// What `read` reads; nothing if it panics, as zarrs does on some broken shards.
+/// Returns the bytes that `read` reads; `None` on an error or a panic, which zarrs has on some
+/// broken shards.
 fn reading<'a>(read: impl FnOnce() -> Option<ArrayBytes<'a>>) -> Option<Vec<u8>> {
     let read = catch_unwind(AssertUnwindSafe(read)).ok().flatten()?;
     Some(read.into_fixed().unwrap().into_owned())

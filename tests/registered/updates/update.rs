@@ -1,4 +1,4 @@
-//! An update of a shard, as what it does to the store: up to some byte of it, perhaps.
+//! An update of a shard as a list of calls to the store, which can be cut at any byte.
 
 use std::collections::BTreeSet;
 
@@ -9,44 +9,44 @@ use super::case::{Case, Chain};
 use zarrs_cuda_testing::Rng;
 use zarrs_cuda_testing::stores::watched::Call;
 
-/// Up to how many bytes an update may be stopped after every one of them.
+/// The largest number of bytes at which an update may be stopped after every single byte.
 const EVERY: usize = 600;
 
-/// The elements of a unit: what is lost or kept as one. That is a subchunk, and a subchunk of an inner
-/// shard if that is updated in place.
+/// The elements of a unit, which is lost or kept as one. A unit is a subchunk, or a subchunk of an
+/// inner shard if inner shards are updated in place.
 pub(crate) type Unit = Vec<u8>;
 
-/// An update of a shard, and what it does to the store.
+/// An update of a shard, and its calls to the store.
 pub(crate) struct Update {
     pub(crate) strategy: WriteStrategy,
-    /// The object before it.
+    /// The object before the update.
     pub(crate) old: Option<Vec<u8>>,
     pub(crate) calls: Vec<Call>,
-    /// Each unit before and after it, and whether it is to change it.
+    /// For each unit: its old elements, its new elements, and whether the update writes it.
     pub(crate) before: Vec<Unit>,
     pub(crate) after: Vec<Unit>,
     pub(crate) touched: Vec<bool>,
 }
 
-/// What a unit reads as.
+/// The state of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reads {
-    /// As it was, and as it is to be: that is the same.
+    /// The old and new elements, which are equal.
     Same,
     Old,
     New,
-    /// Neither, or not at all.
+    /// Other elements, or unreadable.
     Lost,
 }
 
-/// How an update changes a shard; every kind has to be met.
+/// How an update changes a shard. Every kind must occur.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Creates,
-    /// Subchunks alone.
+    /// Writes only subchunks.
     DataOnly,
     Grows,
-    /// The index is rewritten where it is.
+    /// Rewrites the index in place.
     Rewrites,
 }
 
@@ -55,7 +55,7 @@ impl Update {
         self.calls.iter().map(Call::steps).sum()
     }
 
-    /// The object after so many steps of the update.
+    /// The object after this many steps of the update.
     pub(crate) fn torn(&self, steps: usize) -> Option<Vec<u8>> {
         torn(self.old.clone(), &self.calls, steps)
     }
@@ -79,8 +79,8 @@ impl Update {
         }
     }
 
-    /// After how many steps to stop: each number for some updates, and for others those near the
-    /// borders of what is written and a few more.
+    /// The numbers of steps after which to stop. For some small updates these are all numbers. For
+    /// others they are a few numbers, and those near the borders of written ranges.
     pub(crate) fn stops(&self, rng: &mut Rng) -> BTreeSet<usize> {
         let total = self.steps();
         if total <= EVERY && rng.one_in(4) {
@@ -101,7 +101,7 @@ impl Update {
                 continue;
             };
             for (_, bytes) in ranges {
-                // Ranges may hold several things: a record begins or ends 64 bytes from a border.
+                // Ranges may hold several parts: a record starts or ends 64 bytes from a border.
                 near(border);
                 near((border + 64).min(total));
                 border += bytes.len();
@@ -112,7 +112,7 @@ impl Update {
         stops
     }
 
-    /// Whether what was touched must be as it was, or as it was to be.
+    /// Whether touched units must be either all old or all new.
     pub(crate) fn is_safe(&self, chain: Chain) -> bool {
         match self.strategy {
             WriteStrategy::Append => true,
@@ -126,7 +126,7 @@ pub(crate) fn below(rng: &mut Rng, n: usize) -> usize {
     usize::try_from(rng.below(n as u64)).unwrap()
 }
 
-/// An object after so many steps of `calls`.
+/// The object after this many steps of `calls`.
 pub(crate) fn torn(
     mut object: Option<Vec<u8>>,
     calls: &[Call],

@@ -1,5 +1,5 @@
-//! Data types whose elements have no fixed size: zarrs' own codec encodes and decodes them, inside
-//! ours. Strings and bytes go through it both ways, and optional types are refused in its words.
+//! Data types whose elements have no fixed size. zarrs' own codec, inside ours, encodes and decodes
+//! them. Strings and bytes can be written and read. Optional types are rejected with zarrs' error.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ fn shards(data_type: DataType, codecs: Vec<Value>, index: IndexLayout) -> Shards
     }
 }
 
-/// Shards of strings and of bytes, with and without a compressor, and with the index at both ends.
+/// Shards of strings and of bytes, with and without a compressor, and with the index at either end.
 fn variable() -> Vec<Shards> {
     let start = IndexLayout {
         location: ShardingIndexLocation::Start,
@@ -53,7 +53,7 @@ fn variable() -> Vec<Shards> {
     all
 }
 
-/// Elements of some lengths, empty ones among them. The second and the last subchunk are empty.
+/// Elements of several lengths, some of them empty. The second and the last subchunk are empty.
 fn elements() -> Vec<Vec<u8>> {
     zarrs_cuda_testing::all_indices(&[4, 6])
         .map(|i| match (i[0] / 2, i[1] / 3) {
@@ -160,7 +160,8 @@ fn slice(indexer: &dyn Indexer) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Ours writes what zarrs writes, byte for byte, and each reads the other's, whole and in parts.
+/// Our codec writes the same bytes as zarrs', and each reads the other's shards, whole and in
+/// parts.
 #[test]
 fn strings_and_bytes() {
     for shards in variable() {
@@ -182,7 +183,7 @@ fn strings_and_bytes() {
             Box::new(ArraySubset::new_with_ranges(&[0..4, 0..6])),
             Box::new(ArraySubset::new_with_ranges(&[1..3, 1..5])),
             Box::new(ArraySubset::new_with_ranges(&[0..2, 4..6])),
-            // Of subchunks that are not empty: zarrs cannot find single elements in those.
+            // Only in nonempty subchunks: zarrs cannot find single elements in empty ones.
             Box::new(vec![vec![3, 1], vec![0, 0], vec![1, 2], vec![3, 1]]),
         ];
         for indexer in &indexers {
@@ -196,7 +197,7 @@ fn strings_and_bytes() {
     }
 }
 
-/// A shard with gaps is compacted as zarrs compacts it.
+/// A shard with gaps is compacted to the same bytes as by zarrs.
 #[test]
 fn compacting() {
     let options = CodecOptions::default();
@@ -244,7 +245,7 @@ fn partial_encoder(
         .unwrap()
 }
 
-/// Partial writes, of elements that are longer and shorter than those before.
+/// Partial writes of elements that are longer or shorter than the old ones.
 #[test]
 fn partial_encoding() {
     let options = CodecOptions::default();
@@ -278,8 +279,8 @@ fn partial_encoding() {
     }
 }
 
-/// The strings "aa" and "" have the bytes of twice "a", and are not that. zarrs' codec takes them for
-/// the fill value; ours does not, whole or in part.
+/// The strings "aa" and "" have the same bytes as "a" twice, but are different elements. zarrs'
+/// codec takes them for the fill value; ours does not, whole or in part.
 #[test]
 fn strings_that_add_up_to_fill_values() {
     let options = CodecOptions::default();
@@ -312,7 +313,7 @@ fn strings_that_add_up_to_fill_values() {
     );
 }
 
-/// Arrays of strings, both ways.
+/// Arrays of strings, written and read with both codecs.
 #[test]
 fn arrays_of_strings() {
     for shards in variable() {
@@ -357,7 +358,7 @@ fn arrays_of_strings() {
     }
 }
 
-/// An explanation says who does the work.
+/// The explanation says that zarrs does the work.
 #[test]
 fn explained() {
     for shards in variable() {
@@ -373,7 +374,7 @@ fn explained() {
     }
 }
 
-/// These types go through zarrs' own codec: a device cannot have them, and says so.
+/// zarrs' own codec handles these types. A request for a device fails with an error that says so.
 #[test]
 fn a_device_is_no_place_for_them() {
     for shards in variable() {
@@ -396,7 +397,7 @@ fn a_device_is_no_place_for_them() {
     }
 }
 
-/// zarrs cannot read shards of optional types, and so neither can we: the errors are the same.
+/// Neither zarrs nor our codec can read shards of optional types. The errors are the same.
 #[test]
 fn optional_types() {
     for (data_type, data) in [
@@ -444,8 +445,7 @@ fn optional_types() {
     }
 }
 
-/// zarrs' options for sharding reach the codec that does the work, which writes in C order all the
-/// same.
+/// zarrs' sharding options reach the codec that does the work. It still writes in C order.
 #[test]
 fn zarrs_options_for_sharding() {
     for shards in variable() {
@@ -461,7 +461,7 @@ fn zarrs_options_for_sharding() {
     }
 }
 
-/// A shard that is not there is full of the fill value.
+/// A missing shard reads as the fill value.
 #[test]
 fn a_missing_shard() {
     let options = CodecOptions::default();

@@ -1,4 +1,4 @@
-//! The codec, called as zarrs calls it.
+//! The codec, called in the way of zarrs.
 
 mod delegated_types;
 mod regressions;

@@ -1,4 +1,4 @@
-//! What went wrong once.
+//! Tests of errors that occurred once.
 use std::borrow::Cow;
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ fn partial_decode(
         .and_then(|bytes| Ok(bytes.into_fixed()?.into_owned()))
 }
 
-/// Part of a large subchunk was read without the checksum that covers all of it.
+/// A part of a large subchunk was read without the checksum that covers the whole subchunk.
 #[test]
 fn a_checksum_covers_reads_of_a_part() {
     let codec = codec(
@@ -79,8 +79,8 @@ fn a_checksum_covers_reads_of_a_part() {
     }
 }
 
-/// A Blosc frame with blocks larger than its content was decoded where there was room for more, as in
-/// front of another codec. zarrs refuses it.
+/// A Blosc frame with blocks larger than its content was decoded if the buffer was large enough, as
+/// before another codec. zarrs rejects it.
 #[test]
 fn blocks_of_blosc_are_not_larger_than_the_content() {
     let blosc = |cname: &str| {
@@ -104,7 +104,7 @@ fn blocks_of_blosc_are_not_larger_than_the_content() {
         .into_owned();
     let read = partial_decode(codec.clone(), shard.clone(), &shape, &whole);
     assert_eq!(read.unwrap(), [214]);
-    // The size of a block, in the header of the outer frame.
+    // The size of a block in the header of the outer frame.
     assert_eq!(shard[8..12], [17, 0, 0, 0]);
     shard[8] = 142;
     let read = partial_decode(codec, shard, &shape, &whole);
@@ -130,7 +130,7 @@ fn overlapping_extents_do_not_multiply() {
     assert!(read.unwrap_err().to_string().contains("expected at most"));
 }
 
-/// Index codecs were tried on a shape of their own, which a transpose does not fit.
+/// Index codecs were tested with a shape that a transpose does not fit.
 #[test]
 fn index_codecs_may_transpose() {
     let order = json!({ "name": "transpose", "configuration": { "order": [2, 0, 1] } });
@@ -149,7 +149,7 @@ fn index_codecs_may_transpose() {
     assert_eq!(*decoded.into_fixed().unwrap(), *elements);
 }
 
-/// A variable-size index codec is refused when the codec is made.
+/// A variable-size index codec is rejected when the codec is created.
 #[test]
 fn index_codecs_may_not_compress() {
     let gzip = json!({ "name": "gzip", "configuration": { "level": 1 } });
@@ -162,7 +162,7 @@ fn index_codecs_may_not_compress() {
     assert!(error.contains("variable size"), "{error}");
 }
 
-/// Products of huge extents overflowed in what zarrs asks a codec before it decodes.
+/// Products of huge extents overflowed in functions that zarrs calls before it decodes.
 #[test]
 fn huge_shapes_are_errors() {
     for (shard, subchunk) in [
@@ -188,12 +188,12 @@ fn huge_shapes_are_errors() {
             &options,
         );
         assert!(decoded.is_err());
-        // A number or an error, but no panic.
+        // The result is a number or an error, but no panic.
         let _either = codec.recommended_concurrency(&shape, &data_type);
     }
 }
 
-/// A partial decoder held 24 bytes for a subchunk, and zarrs' holds 16.
+/// A partial decoder needed 24 bytes for a subchunk; zarrs' needs 16.
 #[test]
 fn a_partial_decoder_holds_as_much_as_that_of_zarrs() {
     let big = json!({ "name": "bytes", "configuration": { "endian": "big" } });
@@ -226,7 +226,7 @@ fn a_partial_decoder_holds_as_much_as_that_of_zarrs() {
     }
 }
 
-/// The index of so many subchunks is a piece of its own in a write.
+/// With this many subchunks, the index is a separate piece of a write.
 #[test]
 fn shards_of_many_subchunks_are_updated() {
     const SUBCHUNKS: u64 = 20_000;
@@ -257,7 +257,8 @@ fn shards_of_many_subchunks_are_updated() {
             let mut expected: Vec<u8> = (0..len).map(|i| 1 + (i / 8 % 100) as u8).collect();
             array.store_chunk(&[0], &expected).unwrap();
             let partially = CodecOptions::default().with_experimental_partial_encoding(true);
-            // Of one subchunk twice, of two at once, and of all of one, which becomes empty.
+            // Two updates of one subchunk, one of two subchunks, and one that makes a whole
+            // subchunk empty.
             for (start, values) in [
                 (80_000, vec![200_u8]),
                 (80_003, vec![201, 202]),

@@ -1,8 +1,8 @@
-//! Against zarrs' own codec, both ways: what one writes the other reads, and where nothing
-//! compresses they write the same bytes.
+//! Comparisons with zarrs' own codec. Each codec reads the other's output. Without a compressor
+//! both write the same bytes.
 //!
-//! Nothing in this process ever registers our codec, so that zarrs' codec is zarrs all the way
-//! down, also where sharding is nested.
+//! This process never registers our codec, so that zarrs' codec is zarrs' code entirely, also in
+//! nested sharding.
 
 use std::sync::Arc;
 
@@ -28,13 +28,13 @@ use zarrs_cuda_testing::index::{EMPTY, IndexLayout};
 use zarrs_cuda_testing::types::{self, Type};
 use zarrs_cuda_testing::{Rng, Shards, all_indices, chunk_shape, codecs, effort};
 
-/// Which subchunks of a shard have nothing but the fill value.
+/// Which subchunks of a shard hold only the fill value.
 #[derive(Clone, Copy, Debug)]
 enum Empty {
     All,
     Some,
     None,
-    /// None of them, but it takes a look at every element to find out.
+    /// None, but only a look at every element shows it.
     Almost,
 }
 
@@ -77,20 +77,20 @@ enum After {
     Xor,
 }
 
-/// A shard to encode, and how.
+/// A shard to encode, and its codecs.
 #[derive(Clone, Debug)]
 struct Case {
     shards: Shards,
     elements: Vec<u8>,
-    /// The codecs lose nothing.
+    /// Whether the codecs are lossless.
     lossless: bool,
-    /// The same elements have one encoding, whoever encodes.
+    /// Whether equal elements always have the same encoding, with either codec.
     canonical: bool,
     store_empty: bool,
     seed: u64,
 }
 
-/// How many subchunks along an axis, and how many elements in each.
+/// For each axis: the number of subchunks, and the elements of each.
 fn axes() -> impl Strategy<Value = Vec<(u64, u64)>> {
     (0..=6_usize).prop_flat_map(|dimensions| {
         let most = [9, 9, 4, 3, 2, 2, 2_u64][dimensions];
@@ -225,10 +225,10 @@ impl Chain {
             lossless: true,
             canonical: true,
         };
-        // The shape of the subchunk as it is encoded, where that has as many dimensions.
+        // The shape of the encoded subchunk, if it has as many dimensions.
         let mut shape = Some(subchunk.to_vec());
         let transposes = match before {
-            // An order of no axes is invalid.
+            // A transpose of no axes is invalid.
             _ if subchunk.is_empty() => 0,
             Before::Transpose => 1,
             Before::TwoTransposes => 2,
@@ -278,7 +278,7 @@ impl Chain {
         });
         for codec in after {
             if matches!(codec, After::Shuffle(_)) && !chain.canonical {
-                // It fails or not with the size of what it is given.
+                // Whether a shuffle fails depends on the size of its input, which varies here.
                 continue;
             }
             chain.canonical &= matches!(codec, After::Crc32c | After::Shuffle(_) | After::Xor);
@@ -303,7 +303,7 @@ impl Chain {
     }
 }
 
-/// One of the divisors of `n`.
+/// A random divisor of `n`.
 fn divisor(n: u64, rng: &mut Rng) -> u64 {
     let divisors: Vec<u64> = (1..=n).filter(|d| n.is_multiple_of(*d)).collect();
     divisors[usize::try_from(rng.below(divisors.len() as u64)).unwrap()]
@@ -336,7 +336,7 @@ fn elements(shards: &Shards, data_type: &Type, empty: Empty, rng: &mut Rng) -> V
             Empty::None | Empty::Almost => true,
         })
         .collect();
-    // Few values, so that there is something to compress, and zeros of both signs.
+    // Few different values, so that they compress, and zeros of both signs.
     let mut values: Vec<Vec<u8>> = (0..6).map(|_| data_type.element(rng)).collect();
     values.push(fill_bytes(data_type, Fill::Zero, rng));
     values.push(fill_bytes(data_type, Fill::SignBit, rng));
@@ -352,7 +352,7 @@ fn elements(shards: &Shards, data_type: &Type, empty: Empty, rng: &mut Rng) -> V
         .collect()
 }
 
-/// Some boxes of an array.
+/// Random boxes of an array.
 fn subsets(shape: &[u64], number: usize, rng: &mut Rng) -> Vec<ArraySubset> {
     (0..number)
         .map(|_| {
@@ -360,7 +360,7 @@ fn subsets(shape: &[u64], number: usize, rng: &mut Rng) -> Vec<ArraySubset> {
                 .iter()
                 .map(|&d| {
                     let start = rng.below(d + 1);
-                    // Empty boxes now and then.
+                    // Sometimes the box is empty.
                     let least = u64::from(start < d && !rng.one_in(20));
                     start..start + least + rng.below(d - start + 1 - least)
                 })
@@ -370,14 +370,14 @@ fn subsets(shape: &[u64], number: usize, rng: &mut Rng) -> Vec<ArraySubset> {
         .collect()
 }
 
-/// Some elements of an array, in no order, some of them twice.
+/// Random elements of an array, in random order and with repetitions.
 fn points(shape: &[u64], number: u64, rng: &mut Rng) -> Vec<Vec<u64>> {
     (0..=rng.below(number))
         .map(|_| shape.iter().map(|&d| rng.below(d)).collect())
         .collect()
 }
 
-/// Ways to ask for parts of an array.
+/// Indexers for parts of an array.
 fn indexers(shape: &[u64], rng: &mut Rng) -> Vec<Box<dyn Indexer>> {
     let mut indexers: Vec<Box<dyn Indexer>> = vec![
         Box::new(ArraySubset::new_with_shape(shape.to_vec())),
@@ -391,7 +391,8 @@ fn indexers(shape: &[u64], rng: &mut Rng) -> Vec<Box<dyn Indexer>> {
     indexers
 }
 
-/// zarrs reserves too little memory for the subchunks of some codecs.
+/// Whether the error is a known bug: zarrs allocates too little memory for the subchunks of some
+/// codecs.
 fn is_stock_bug(error: &CodecError) -> bool {
     error
         .to_string()
@@ -421,8 +422,8 @@ fn check(case: &Case) {
         (Ok(by_ours), Ok(by_stock)) => (by_ours, Some(by_stock)),
         (Ok(by_ours), Err(error)) if is_stock_bug(&error) => (by_ours, None),
         (by_ours, by_stock) => {
-            // A chain that cannot encode this type: nobody's can. zarrs does not try where it has
-            // nothing to store.
+            // If a chain cannot encode this type, neither codec can. zarrs does not notice if it
+            // has nothing to store.
             let agreed = by_ours.is_err() && (by_stock.is_err() || case.store_empty);
             assert!(agreed, "{by_ours:?}\n{by_stock:?}");
             return;
@@ -441,7 +442,7 @@ fn check(case: &Case) {
     }
     for encoded in [Some(by_ours), by_stock].into_iter().flatten() {
         let decoded = shards.decode(stock.as_ref(), &encoded, &options).unwrap();
-        // Lossy codecs change the fill value, too, where it is stored, which zarrs never does.
+        // Lossy codecs also change stored fill values, and zarrs never stores these.
         if case.lossless || !case.store_empty {
             assert_eq!(decoded, read, "what the other one wrote");
         }
@@ -450,7 +451,7 @@ fn check(case: &Case) {
     }
 }
 
-/// Subchunks lie in C order, densely; those that are empty are not stored, unless asked for.
+/// Checks that subchunks lie densely in C order, and that empty ones are stored only on request.
 fn check_layout(case: &Case, encoded: &[u8]) {
     let Case { shards, .. } = case;
     let entries = shards.index.entries(encoded, shards.num_subchunks());
@@ -475,7 +476,7 @@ fn check_layout(case: &Case, encoded: &[u8]) {
     assert_eq!(next + tail, encoded.len() as u64);
 }
 
-/// The same bytes for any number of threads.
+/// Checks that the bytes are the same for any number of threads.
 fn check_deterministic(case: &Case, ours: &CudaShardingCodec, encoded: &[u8]) {
     for target in [2, 7, 0] {
         let options = options(case).with_concurrent_target(target);
@@ -484,7 +485,7 @@ fn check_deterministic(case: &Case, ours: &CudaShardingCodec, encoded: &[u8]) {
     }
 }
 
-/// What zarrs asks before it encodes.
+/// Checks the methods that zarrs calls before it encodes.
 fn check_sizes(case: &Case, ours: &CudaShardingCodec, stock: &ShardingCodec, encoded: &[u8]) {
     let Case { shards, .. } = case;
     let (shape, fill_value) = (shards.chunk_shape(), shards.fill_value());
@@ -510,7 +511,7 @@ fn check_sizes(case: &Case, ours: &CudaShardingCodec, stock: &ShardingCodec, enc
     );
 }
 
-/// Every way of decoding gives `decoded`, or a part of it.
+/// Checks that every way of decoding returns `decoded`, or a part of it.
 fn check_decode(case: &Case, ours: &Arc<CudaShardingCodec>, encoded: &[u8], decoded: &[u8]) {
     let Case { shards, .. } = case;
     let options = options(case);
@@ -538,7 +539,8 @@ fn check_decode(case: &Case, ours: &Arc<CudaShardingCodec>, encoded: &[u8], deco
     }
 }
 
-/// A dense shard is compact. One with gaps, in any order, is compacted to what zarrs makes of it.
+/// Checks that a dense shard needs no compaction. One with gaps is compacted to the same bytes as
+/// by zarrs.
 fn check_compact(
     case: &Case,
     ours: &Arc<CudaShardingCodec>,
@@ -593,14 +595,14 @@ fn config(cases: u32) -> ProptestConfig {
 proptest! {
     #![proptest_config(config(750))]
 
-    /// Any chain, shape, type, fill value and index: ours and zarrs' agree on everything.
+    /// Our codec and zarrs' agree for random chains, shapes, types, fill values and indices.
     #[test]
     fn ours_and_stock_agree(case in case()) {
         check(&case);
     }
 }
 
-/// A small shard of a type, with some empty subchunks and some of both zeros.
+/// A small shard of a type. Some subchunks are empty, and some have zeros of both signs.
 fn small(data_type: &Type, codecs: Vec<Value>, seed: u64) -> Case {
     let mut rng = Rng(seed);
     let shards = Shards {
@@ -642,7 +644,7 @@ fn every_data_type() {
     }
 }
 
-/// `packbits` of the types that it is for.
+/// `packbits` with the types that it supports.
 #[test]
 fn packbits() {
     for name in ["bool", "int2", "uint4", "int16", "float32", "complex64"] {
@@ -676,7 +678,7 @@ fn every_blosc() {
     }
 }
 
-/// Subchunks of more than 64 KiB, of which zarrs' partial decoders read less than all.
+/// Subchunks of more than 64 KiB, which zarrs' partial decoders read in part.
 #[test]
 fn large_subchunks() {
     let data_type = types::named("uint32");
@@ -715,7 +717,7 @@ fn large_subchunks() {
     }
 }
 
-/// A shard that is not there is full of the fill value.
+/// A missing shard reads as the fill value.
 #[test]
 fn a_missing_shard() {
     let Case { shards, .. } = small(&types::named("int16"), vec![codecs::bytes("little")], 1);
@@ -780,8 +782,8 @@ fn requests_outside_of_the_shard() {
 proptest! {
     #![proptest_config(config(30))]
 
-    /// Arrays of several shards, where zarrs decodes into parts of its own output: any box of an
-    /// array reads the same, whoever wrote it and whoever reads it.
+    /// Arrays of several shards, where zarrs decodes into parts of its own output. Any box of an
+    /// array reads the same with either writer and either reader.
     #[test]
     fn arrays_of_several_shards(
         axes in proptest::collection::vec((1..=3_u64, 1..=3_u64, 1..=20_u64), 1..=3),
@@ -791,7 +793,7 @@ proptest! {
         let mut rng = Rng(seed);
         let subchunk: Vec<u64> = axes.iter().map(|(_, extent, _)| *extent).collect();
         let shard: Vec<u64> = axes.iter().map(|(count, extent, _)| count * extent).collect();
-        // The array need not end where a shard ends.
+        // The array may end within a shard.
         let shape: Vec<u64> = axes.iter().map(|(_, _, extent)| *extent).collect();
         let b2b: Vec<Arc<dyn zarrs_codec::BytesToBytesCodecTraits>> = if compress {
             vec![Arc::new(zarrs::array::codec::ZstdCodec::new(1, false))]
@@ -840,12 +842,12 @@ proptest! {
 /// A change to a shard.
 #[derive(Clone, Debug)]
 enum Change {
-    /// Write a box of new values, or of the fill value.
+    /// Writes a box of new values, or of the fill value.
     Subset {
         fill: bool,
         seed: u64,
     },
-    /// Write single elements.
+    /// Writes single elements.
     Points {
         seed: u64,
     },
@@ -861,7 +863,7 @@ fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
-/// The shard that the changes are made to.
+/// The shard to change.
 fn changed_shards(codec: u8, index: IndexLayout) -> (Shards, Type) {
     let data_type = types::named("float32");
     let little = codecs::bytes("little");
@@ -882,7 +884,7 @@ fn changed_shards(codec: u8, index: IndexLayout) -> (Shards, Type) {
 }
 
 impl Change {
-    /// What to write, and where; `None` to erase.
+    /// The place and the values to write; `None` to erase.
     fn writes(&self, shards: &Shards, data_type: &Type) -> Option<(Box<dyn Indexer>, Vec<u8>)> {
         let (indexer, mut rng, fill): (Box<dyn Indexer>, _, _) = match *self {
             Self::Subset { fill, seed } => {
@@ -911,7 +913,7 @@ impl Change {
     }
 }
 
-/// Do to `model` what a partial encoder is told to do.
+/// Applies a write to `model`.
 fn apply(shards: &Shards, model: &mut [u8], indexer: &dyn Indexer, values: &[u8]) {
     let size = shards.element_size();
     for (indices, value) in indexer.iter_indices().zip(values.chunks(size)) {
@@ -924,7 +926,7 @@ fn apply(shards: &Shards, model: &mut [u8], indexer: &dyn Indexer, values: &[u8]
     }
 }
 
-/// What a store has under a key is `model`, for every reader.
+/// Checks that every reader reads `model` from the stored shard.
 fn check_stored(
     shards: &Shards,
     stored: Option<&[u8]>,
@@ -978,8 +980,8 @@ fn partial_encoder(
 proptest! {
     #![proptest_config(config(30))]
 
-    /// Any sequence of partial writes leaves a shard that everybody reads, whether it grows,
-    /// shrinks, becomes empty or is erased.
+    /// After any sequence of partial writes both codecs can read the shard. It may grow, shrink,
+    /// become empty or be erased.
     #[test]
     fn partial_encoding(
         changes in proptest::collection::vec(change(), 1..8),
@@ -1006,7 +1008,7 @@ proptest! {
             let stored = store.get(&key).unwrap();
             prop_assert_eq!(encoder.exists().unwrap(), stored.is_some());
             check_stored(&shards, stored.as_deref(), &model, store_empty, seed);
-            // The encoder reads what it wrote.
+            // The encoder reads the written elements.
             for indexer in indexers(&shards.shape, &mut Rng(seed)) {
                 let decoded = encoder.partial_decode(indexer.as_ref(), &options).unwrap();
                 prop_assert_eq!(
@@ -1068,8 +1070,8 @@ proptest! {
     }
 }
 
-/// zarrs' own partial encoder leaves a shard that nobody can read: it ends before the old end of
-/// the value, where an index at the end is looked for. Ours must not.
+/// zarrs' own partial encoder leaves an unreadable shard: the new shard ends before the old end of
+/// the value, where readers look for the index. Ours must not.
 #[test]
 fn a_shard_that_shrinks_keeps_its_index_at_the_end() {
     let shards = Shards {
@@ -1130,7 +1132,7 @@ fn partial_writes_that_do_not_fit() {
     assert_eq!(store.get(&key).unwrap(), before);
 }
 
-/// zarrs reads a fill value of the wrong size as an error; ours says so too.
+/// A fill value of the wrong size is an error on reading, with zarrs' codec and with ours.
 #[test]
 fn a_fill_value_of_another_type() {
     let Case {
@@ -1146,7 +1148,7 @@ fn a_fill_value_of_another_type() {
     assert!(encoded.unwrap_err().to_string().contains("fill value"));
 }
 
-/// zstd frames as others write them.
+/// zstd frames in the style of other encoders.
 fn zstd_frames(content: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
     use zstd_safe::{CCtx, CParameter, compress_bound};
     let compress = |content: &[u8], parameters: &[CParameter]| {
@@ -1191,7 +1193,7 @@ fn zstd_frames(content: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// gzip members as others write them.
+/// gzip members in the style of other encoders.
 fn gzip_members(content: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
     let member = |content: &[u8], flags: u8, fields: &[u8]| {
         let level = libdeflater::CompressionLvl::new(6).unwrap();
@@ -1217,7 +1219,7 @@ fn gzip_members(content: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Blosc frames as others write them: of another compressor, filter and type.
+/// Blosc frames in the style of other encoders: with another compressor, filter and type.
 fn blosc_frames(content: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
     let mut frames = Vec::new();
     for cname in codecs::BLOSC_COMPRESSORS {
@@ -1243,8 +1245,8 @@ fn blosc_frames(content: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
     frames
 }
 
-/// The codecs' parameters in the metadata are for writing: what others wrote with other parameters,
-/// or with optional parts of the format that neither zarrs nor we write, is read.
+/// The codecs' parameters in the metadata only affect writing. Frames with other parameters are
+/// readable, and frames with optional parts of the format that neither zarrs nor we write.
 #[test]
 fn frames_of_other_writers() {
     let content: Vec<u8> = (0..600_u32)

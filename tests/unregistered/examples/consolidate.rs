@@ -1,4 +1,4 @@
-//! The `consolidate` example, run as a user runs it.
+//! The `consolidate` example, run like a user's program.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -30,7 +30,7 @@ fn store(path: &Path) -> Arc<FilesystemStore> {
     Arc::new(FilesystemStore::new(path).unwrap())
 }
 
-/// An array of 2 × 2 shards of 2 × 2 subchunks of one element, none of which is stored.
+/// An array of 2 × 2 shards of 2 × 2 subchunks of one element. No shard is stored.
 fn array(path: &Path) {
     let mut builder = ArrayBuilder::new(vec![4, 4], vec![2, 2], data_type::uint8(), 0u8);
     builder.subchunk_shape(vec![1, 1]);
@@ -72,7 +72,7 @@ fn an_array_is_consolidated() {
             line.lines().count() == 1 && line.ends_with(" s\n"),
             "{line}"
         );
-        // It is no terminal.
+        // Without a terminal no progress is shown.
         assert_eq!(text(&done.stderr), "");
         assert_eq!(read(), [2, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0]);
     }
@@ -112,7 +112,7 @@ fn what_cannot_be_consolidated() {
     case("damaged", &[], 1, "c/0/0");
     case("damaged", &["more"], 2, "unexpected argument");
     case("damaged", &["--fast"], 2, "--fast");
-    // What is not consolidated is still there.
+    // The remaining frames are still readable.
     assert_eq!(subchunks.retrieve_chunk::<Vec<u8>>(&[0, 0]).unwrap(), [1]);
 
     let none = Command::new(program()).output().unwrap();

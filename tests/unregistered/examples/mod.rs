@@ -1,4 +1,4 @@
-//! The example programs, run as a user runs them.
+//! The example programs, run like a user's programs.
 
 mod consolidate;
 mod reencode;

@@ -1,4 +1,4 @@
-//! The `reencode` example, run as a user runs it. What it writes is read by zarrs' own codecs.
+//! The `reencode` example, run like a user's program. zarrs' own codecs read its output.
 
 use std::borrow::Cow;
 use std::fs;
@@ -20,7 +20,7 @@ fn program() -> PathBuf {
     processes::example("reencode")
 }
 
-/// A directory with room for an input and an output.
+/// A directory for an input and an output.
 struct Case {
     directory: TempDir,
 }
@@ -44,7 +44,7 @@ impl Case {
         Arc::new(FilesystemStore::new(self.input()).unwrap())
     }
 
-    /// A v3 array of `shape`, whose elements are bytes in no order.
+    /// A v3 array of `shape` with random bytes as elements.
     fn with_bytes(shape: &[u64], chunk: &[u64]) -> Self {
         let case = Self::new();
         let (shape, chunk) = (shape.to_vec(), chunk.to_vec());
@@ -69,7 +69,7 @@ impl Case {
         run(&self.input(), &self.output(), options, code)
     }
 
-    /// The output's metadata, after a check that both arrays have the same elements.
+    /// Checks that both arrays have the same elements. Returns the output's metadata.
     fn check_equal(&self) -> Value {
         let (input, output) = (open(&self.input()), open(&self.output()));
         assert_eq!(input.shape(), output.shape());
@@ -83,7 +83,7 @@ impl Case {
         json_of(&self.output().join("zarr.json"))
     }
 
-    /// How many files have `extension` in the output.
+    /// The number of files with this `extension` in the output.
     fn output_files(&self, extension: &str) -> usize {
         files(&self.output())
             .iter()
@@ -105,7 +105,7 @@ fn command(input: &Path, output: &Path, options: &str) -> Command {
     command
 }
 
-/// Runs it, and checks the exit code. Returns what it says, stdout first.
+/// Runs the example, and checks the exit code. Returns its output, stdout first.
 fn run(input: &Path, output: &Path, options: &str, code: i32) -> String {
     let ended = command(input, output, options).output().unwrap();
     said_with_code(&ended, code)
@@ -126,7 +126,7 @@ fn json_of(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
-/// The files in `path`, if there is such a directory.
+/// The files in the directory `path`; none if it does not exist.
 fn files(path: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(path).into_iter().flatten() {
@@ -156,7 +156,7 @@ fn v2_in_fortran_order() {
     let attributes = json!({ "_ARRAY_DIMENSIONS": ["y", "x"], "unit": "mm" });
     write(".zattrs", attributes.clone());
 
-    // Element (y, x) is 10 y + x. All chunks but the last, written by hand.
+    // Element (y, x) is 10 y + x. All chunks except the last are written without zarrs.
     let gzip = GzipCodec::new(1).unwrap();
     for (name, y0, x0) in [("0.0", 0, 0), ("0.1", 0, 4), ("1.0", 3, 0)] {
         let columns = (x0..x0 + 4).flat_map(|x| (y0..y0 + 3).map(move |y| 10 * y + x));
@@ -222,7 +222,7 @@ fn every_codec() {
     ] {
         let said = case.run(&format!("{shapes} --codec {codec}"), 1);
         assert!(said.contains(&format!("--codec {codec}: ")), "{said}");
-        case.check_equal(); // the array that was there is untouched
+        case.check_equal(); // the existing array is unchanged
     }
 }
 
@@ -294,7 +294,7 @@ fn strings() {
     assert!(said.contains("noshuffle"), "{said}");
 }
 
-/// NaNs of which only one is the fill value, and both zeros.
+/// NaNs, only one of which is the fill value, and zeros of both signs.
 #[test]
 fn every_bit_of_floats() {
     const FILL: u32 = 0x7fc0_0001;
@@ -347,7 +347,7 @@ fn what_is_there_is_not_lost() {
     let said = case.run("", 1);
     assert!(said.contains("--overwrite"), "{said}");
 
-    // An array with something of somebody's in it.
+    // An array with a file of the user's.
     let note = case.output().join("c/0/note.txt");
     fs::write(&note, "mine").unwrap();
     let said = case.run("--overwrite", 1);
@@ -355,7 +355,7 @@ fn what_is_there_is_not_lost() {
     fs::remove_file(&note).unwrap();
     case.check_equal();
 
-    // A group whose arrays have names like chunks.
+    // A group whose arrays have the names of chunks.
     let group = json!({ "zarr_format": 3, "node_type": "group" });
     fs::rename(case.output(), case.directory.path().join("0")).unwrap();
     fs::create_dir(case.output()).unwrap();
@@ -407,7 +407,7 @@ fn unreadable_input() {
     );
     assert!(!case.output().join("zarr.json").exists());
 
-    // As a killed run leaves it.
+    // The remains of a killed run.
     fs::create_dir_all(case.output().join("c/3")).unwrap();
     fs::write(case.output().join("c/3/3.tmp"), "half").unwrap();
     fs::write(&chunk, encoded).unwrap();
@@ -416,7 +416,7 @@ fn unreadable_input() {
     let said = case.run("--resume --shard 10,10 --subchunk 2,2", 1);
     assert!(said.contains("another command"), "{said}");
 
-    // A shard that is whole, but another one.
+    // A complete shard with other elements.
     let [first, second] = ["c/0/0", "c/0/1"].map(|shard| case.output().join(shard));
     let right = fs::read(&first).unwrap();
     fs::copy(second, &first).unwrap();
@@ -482,7 +482,7 @@ fn ctrl_c_leaves_whole_shards() {
         "it looks complete"
     );
 
-    // Every shard that is there is whole.
+    // Every stored shard is complete.
     let metadata = fs::read(case.output().join("zarr.json.incomplete")).unwrap();
     let metadata = serde_json::from_slice(&metadata).unwrap();
     let output = Array::new_with_metadata(store, "/", metadata).unwrap();

@@ -1,4 +1,4 @@
-//! The `stream_frames` example, run as a user runs it. What it writes is read by zarrs' own codecs.
+//! The `stream_frames` example, run like a user's program. zarrs' own codecs read its output.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,9 +10,9 @@ use zarrs::array::Array;
 use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda_testing::processes;
 
-/// Pictures that the camera takes before it begins again.
+/// The number of pictures after which the camera repeats.
 const PICTURES: usize = 8;
-/// Elements at the start of each frame that are its number.
+/// The number of elements at the start of each frame that hold its number.
 const STAMP: usize = 4;
 /// Frames of 40 × 24, in shards of 12 × 24 × 16 with subchunks of 4 × 8 × 8.
 const SHAPES: &str = "--shape 40,24 --subchunk 4,8,8 --shard 12,24,16";
@@ -27,7 +27,7 @@ fn command(folder: &Path, options: &str) -> Command {
     command
 }
 
-/// Run it, check the exit code, and return what it says, stdout first.
+/// Runs the example, checks the exit code, and returns its output, stdout first.
 fn run(folder: &Path, options: &str, code: i32) -> String {
     said(&command(folder, options).output().unwrap(), code)
 }
@@ -59,26 +59,26 @@ fn number(frame: &[u16]) -> u64 {
     })
 }
 
-/// Check that each frame is whole, and return their numbers.
+/// Checks that each frame is whole, and returns the numbers of the frames.
 fn numbers(folder: &Path) -> Vec<u64> {
     let frames = frames(folder);
     let mut pictures = vec![None; PICTURES];
     for frame in &frames {
         let pixels = &frame[STAMP..];
         let picture = usize::try_from(number(frame)).unwrap() % PICTURES;
-        // The same picture is the same pixels, and another one is not.
+        // Frames of the same picture have the same pixels.
         assert_eq!(*pictures[picture].get_or_insert(pixels), pixels);
     }
     let pictures: Vec<_> = pictures.into_iter().flatten().collect();
     for (picture, pixels) in pictures.iter().enumerate() {
         assert!(!pictures[..picture].contains(pixels));
     }
-    // Nothing is left but the array.
+    // Only the array is left.
     assert!(leftovers(folder).is_empty(), "{:?}", leftovers(folder));
     frames.iter().map(|frame| number(frame)).collect()
 }
 
-/// Files that belong to no array.
+/// Files that do not belong to an array.
 fn leftovers(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -100,7 +100,7 @@ fn all_frames_in_order() {
         let options = format!("{SHAPES} --frames 50 --codec {codec} --backend host");
         let said = run(folder.path(), &options, 0);
         assert!(said.contains("50 frames taken, 0 dropped"), "{said}");
-        // 5 layers of 2 × 2 shards, the last of 2 frames.
+        // 5 layers of 2 × 2 shards; the last layer has 2 frames.
         assert!(said.contains("20 shards stored"), "{said}");
         assert_eq!(numbers(folder.path()), (0..50).collect::<Vec<_>>());
     }
@@ -110,11 +110,11 @@ fn all_frames_in_order() {
 fn goes_on_where_an_array_ends() {
     let folder = TempDir::new().unwrap();
     let run = |frames| run(folder.path(), &format!("{SHAPES} --frames {frames}"), 0);
-    run(24); // whole layers of shards
-    let said = run(7); // part of one
+    run(24); // complete layers of shards
+    let said = run(7); // a part of a layer
     assert!(said.contains("behind the 24 that are there"), "{said}");
     run(1); // within the same layer
-    run(16); // and beyond it
+    run(16); // beyond the layer
     assert_eq!(numbers(folder.path()), (0..48).collect::<Vec<_>>());
 }
 
@@ -127,14 +127,14 @@ fn a_rate_is_kept() {
         &format!("{SHAPES} --frames 31 --rate 100 --wait"),
         0,
     );
-    // The last is exposed 30 hundredths of a second after the first.
+    // The last frame is exposed 0.3 s after the first.
     assert!(start.elapsed().as_millis() >= 300, "{said}");
     assert_eq!(numbers(folder.path()), (0..31).collect::<Vec<_>>());
 }
 
 #[test]
 fn what_is_dropped_is_counted() {
-    // 128 MiB of frames at once, with room for 8 MiB, at what zstd takes seconds for.
+    // 128 MiB of frames at once, with a buffer of 8 MiB. zstd takes seconds for them.
     let folder = TempDir::new().unwrap();
     let options = "--shape 256,256 --subchunk 4,64,64 --shard 4,256,256 --codec zstd:19 \
                    --frames 1000 --rate 1000000 --backend host --memory 8";
@@ -156,7 +156,7 @@ fn ctrl_c_finishes_the_array() {
         .stderr(std::process::Stdio::piped())
         .spawn()
         .unwrap();
-    // When there is an array, the program runs, and listens.
+    // Once the array exists, the program runs and accepts commands.
     while !folder.path().join("zarr.json").exists() {
         assert!(process.try_wait().unwrap().is_none());
         std::thread::sleep(std::time::Duration::from_millis(5));

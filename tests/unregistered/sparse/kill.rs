@@ -1,9 +1,9 @@
-//! Consolidations that are killed at each of their calls of the store, on a filesystem.
+//! Consolidations on a filesystem that are killed at each of their calls to the store.
 //!
-//! A process consolidates an array and dies at one call: before anything of it is done, or when half of
-//! a value is written. Whoever comes then reads everything, through the adapter and, but for what was
-//! not packed yet, with zarrs alone; and consolidates again, so that the same files are left as if
-//! nobody had died.
+//! A process consolidates an array and dies at one call: before the call does anything, or when
+//! half of a value is written. Afterwards everything is read, through the adapter and with zarrs
+//! alone; zarrs cannot see subchunks that are not packed yet. Another consolidation must then leave
+//! the same files as one that was not killed.
 
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
@@ -23,10 +23,10 @@ use zarrs_cuda_testing::stores::faulty::{Fault, Faulty, Operation, Request};
 
 const PATH: &str = "/volume";
 
-/// An array of 6 shards of 4 subchunks, of which 20 are within the array.
+/// An array of 6 shards of 4 subchunks. 20 subchunks are within the array.
 #[derive(Clone, Copy, Debug)]
 struct Case {
-    /// The index of a shard does not say what is in it.
+    /// With compression the index of a shard does not determine its content.
     compressed: bool,
     index_at_start: bool,
     separator: &'static str,
@@ -76,12 +76,12 @@ impl Case {
         serde_json::from_value(metadata).unwrap()
     }
 
-    /// An array that is worked on, in `directory`, and its elements.
+    /// Creates an array with frames in `directory`, and returns its elements.
     fn prepare(self, directory: &Path) -> Vec<u16> {
         let store = Arc::new(FilesystemStore::new(directory).unwrap());
         let plain = Array::new_with_metadata(store.clone(), PATH, self.metadata()).unwrap();
         plain.store_metadata().unwrap();
-        // Three shards that are packed.
+        // Three packed shards.
         for (shard, value) in [([0, 0], 100), ([0, 1], 200), ([1, 0], 300)] {
             plain.store_chunk(&shard, elements(value, 48)).unwrap();
         }
@@ -92,21 +92,20 @@ impl Case {
             let elements = elements(value, 12);
             subchunks.store_chunk(&subchunk, elements).unwrap();
         };
-        // Of (0, 0): one twice, one erased, one as it was.
+        // In (0, 0): one subchunk is written twice, one is erased, one is written without a change.
         write([0, 0], 1000);
         write([0, 0], 1100);
         write([0, 1], 1200);
         subchunks.erase_chunk(&[1, 0]).unwrap();
-        // All of (0, 1) is erased, one of it after it was written.
+        // In (0, 1): all subchunks are erased, one of them after a write.
         write([1, 3], 1300);
         for subchunk in [[0, 2], [0, 3], [1, 2], [1, 3]] {
             subchunks.erase_chunk(&subchunk).unwrap();
         }
-        // (1, 1) is new, at the end of the array.
+        // (1, 1) is a new shard, at the end of the array.
         write([2, 2], 1400);
         write([3, 3], 1500);
-        // Somebody died in the middle of one of (1, 0), of which nothing else was written, and
-        // in the middle of one of (0, 0).
+        // Torn versions: in (1, 0), which has no other updates, and in (0, 0).
         let separator = self.separator;
         for (shard, number) in [([1, 0], 2), ([0, 0], 1)] {
             let [a, b] = shard;
@@ -120,7 +119,7 @@ impl Case {
     }
 }
 
-/// Some that are not the fill value.
+/// Elements that differ from the fill value.
 fn elements(value: u16, len: u16) -> Vec<u16> {
     (value..value + len).collect()
 }
@@ -130,7 +129,7 @@ fn read<S: ReadableStorageTraits + ?Sized + 'static>(array: &Array<S>) -> Result
     read.map_err(|error| error.to_string())
 }
 
-/// What is in a directory.
+/// The content of a directory.
 fn files(directory: &Path) -> BTreeMap<String, Vec<u8>> {
     let store = FilesystemStore::new(directory).unwrap();
     let keys = store.list().unwrap().into_iter();
@@ -148,7 +147,7 @@ fn copy(files: &BTreeMap<String, Vec<u8>>, directory: &Path) {
 
 type Killed = Faulty<FilesystemStore>;
 
-/// One shard after the other, so that calls come in the same order each time.
+/// Works on one shard at a time, so that the calls always have the same order.
 fn adapter<S>(store: Arc<S>) -> SparseShardStore<S>
 where
     S: ReadableStorageTraits
@@ -160,10 +159,10 @@ where
     sparse.unwrap().with_memory(1)
 }
 
-/// Where to consolidate, the number of the call to die at, and whether half of it is done.
+/// The task: the number of the call at which to die, whether half of it is done, and the directory.
 const TASK: &str = "ZARRS_CUDA_TEST_CONSOLIDATION";
 
-/// A process that consolidates until it dies: it is started by the test below.
+/// A process that consolidates until it dies. The test below starts it.
 #[test]
 #[ignore = "a process of another test"]
 fn consolidating_process() {
@@ -186,12 +185,12 @@ fn consolidating_process() {
         None
     });
     let done = sparse.consolidate_all(&|_| {});
-    // It was told that its last value could not be written, and asked for nothing more.
+    // The process got an error for its last value, and made no further request.
     assert!(torn && done.is_err(), "{done:?}");
     std::process::abort();
 }
 
-/// Let a process consolidate, and die.
+/// Runs a process that consolidates, and dies.
 fn kill(directory: &Path, last: usize, torn: bool) {
     let output = processes::again(module_path!(), "consolidating_process", true)
         .env(TASK, format!("{last} {torn} {}", directory.display()))
@@ -202,7 +201,7 @@ fn kill(directory: &Path, last: usize, torn: bool) {
     assert_eq!(signal, Some(6), "call {last}: {}\n{errors}", output.status);
 }
 
-/// What a consolidation asks of the store, and what it leaves.
+/// Returns the requests of an undisturbed consolidation, and the files that it leaves.
 fn undisturbed(before: &BTreeMap<String, Vec<u8>>) -> (Vec<Request>, BTreeMap<String, Vec<u8>>) {
     let directory = TempDir::new().unwrap();
     copy(before, directory.path());
@@ -220,7 +219,7 @@ fn undisturbed(before: &BTreeMap<String, Vec<u8>>) -> (Vec<Request>, BTreeMap<St
     (store.requests(), files(directory.path()))
 }
 
-/// Everything is read, by whoever comes.
+/// Checks that both readers can read everything.
 fn check(directory: &Path, expected: &[u16], is_packed: bool) -> Result<(), String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let store = Arc::new(FilesystemStore::new(directory).unwrap());
@@ -229,7 +228,7 @@ fn check(directory: &Path, expected: &[u16], is_packed: bool) -> Result<(), Stri
     if read(&subchunks)? != expected {
         return Err("other elements are read".to_owned());
     }
-    // What was left behind is not seen.
+    // Temporaries and torn versions are not listed.
     for key in sparse.list().map_err(|error| text(&error))? {
         let name = key.as_str().strip_prefix("volume/").unwrap_or_default();
         let is_chunk = name
@@ -239,7 +238,7 @@ fn check(directory: &Path, expected: &[u16], is_packed: bool) -> Result<(), Stri
             return Err(format!("{key} is listed"));
         }
     }
-    // Other readers find whole shards, old ones or new ones.
+    // Other readers find whole shards, old or new.
     let plain = Array::open(store, PATH).map_err(|error| text(&error))?;
     let packed = read(&plain)?;
     if is_packed && packed != expected {
@@ -256,7 +255,7 @@ fn killed_at_each_call() {
         let before = files(directory.path());
         let (requests, after) = undisturbed(&before);
         check(directory.path(), &expected, false).unwrap();
-        // Shards, frames with what is not whole, and nothing else.
+        // The metadata, the shards, and frames with torn versions.
         let left = after.keys().filter(|key| key.contains(".frame/")).count();
         assert_eq!((left, after.len()), (2, 6), "{after:?}");
 
@@ -298,7 +297,7 @@ fn killed_at_each_call() {
         let erased = requests.iter().filter(|r| r.operation == Operation::Erase);
         assert!(erased.count() >= 12, "{requests:?}");
         assert_eq!(kills.len() - requests.len(), 2, "{requests:?}");
-        // Half of one, and all of one, of each shard that is replaced.
+        // For each replaced shard: a half and a whole temporary.
         assert_eq!(temporaries, 4);
     }
 }

@@ -1,5 +1,5 @@
-//! Subchunks that are shards themselves, seen through a sparse view, in a process that registers
-//! nothing: this crate's codec reads them, and no other array's.
+//! Subchunks that are shards themselves, seen through a sparse view. The process registers nothing:
+//! this crate's codec reads these subchunks, but no other array.
 
 use std::sync::Arc;
 
@@ -53,7 +53,7 @@ fn hostile_nested_shards_are_errors() {
     assert!(zarrs_cuda::explain(&array).is_ok(), "the codec is not ours");
     assert_eq!(array.retrieve_chunk::<Vec<u16>>(&[1]).unwrap(), [1; 4]);
 
-    // An index entry of which offset and size overflow, with a checksum that fits.
+    // An index entry whose offset plus size overflows, with a valid checksum.
     let words = [u64::MAX - 1, 4, 0, 4].map(u64::to_le_bytes).concat();
     let checksum = crc32c::crc32c(&words).to_le_bytes();
     let hostile = [&[1; 8][..], &words, &checksum].concat();
@@ -63,7 +63,7 @@ fn hostile_nested_shards_are_errors() {
     let part = ArraySubset::new_with_ranges(&[0..1]);
     assert!(array.retrieve_array_subset::<Vec<u16>>(&part).is_err());
 
-    // Other arrays stay what they are, and after the view those of the same codecs as well.
+    // Other arrays keep zarrs' codec, even if they have the same codecs as the view.
     let is_ours = |codec: &Value| {
         let array = Array::new_with_metadata(store.clone(), "/b", metadata(&json!([codec])));
         zarrs_cuda::explain(&array.unwrap()).is_ok()

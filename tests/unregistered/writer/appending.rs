@@ -1,4 +1,4 @@
-//! Appends data in the pieces of a case, and holds what the writer says of itself against it.
+//! Appends data in the pieces of a case, and checks the writer's progress and report.
 
 use std::time::Duration;
 
@@ -6,17 +6,17 @@ use zarrs_cuda::writer::{ArrayWriter, Progress};
 
 use super::case::{Case, Piece};
 
-/// A writer, and what it was given.
+/// A writer, and the appended data.
 pub(crate) struct Appending<'a> {
     case: &'a Case,
     data: &'a [u8],
     writer: ArrayWriter,
-    /// How many bytes were appended.
+    /// The number of appended bytes.
     taken: usize,
     last: Option<Progress>,
 }
 
-/// Elements of a type that zarrs has, from their bytes.
+/// Converts bytes to elements of one of zarrs' types.
 fn parse<const N: usize, T>(bytes: &[u8], from: impl Fn([u8; N]) -> T) -> Vec<T> {
     let elements = bytes.chunks(N);
     elements
@@ -24,7 +24,7 @@ fn parse<const N: usize, T>(bytes: &[u8], from: impl Fn([u8; N]) -> T) -> Vec<T>
         .collect()
 }
 
-/// `$body` with `$elements` as elements of the case's type, or `$otherwise`.
+/// Evaluates `$body` with `$elements` of the case's type, or `$otherwise` for other types.
 macro_rules! with_elements {
     ($size:expr, $name:expr, $bytes:expr, |$elements:ident| $body:expr, $otherwise:expr) => {
         match $name {
@@ -72,7 +72,7 @@ impl<'a> Appending<'a> {
         self.case.shards.fill.len()
     }
 
-    /// The next `len` bytes, or what is left.
+    /// The next `len` bytes, or the remaining ones.
     fn next(&self, len: usize) -> &'a [u8] {
         let rest = &self.data[self.taken..];
         &rest[..len.min(rest.len())]
@@ -86,7 +86,7 @@ impl<'a> Appending<'a> {
             }
             if matches!(piece, Piece::Flush) {
                 flushes += 1;
-                // Nothing but flushing would never end.
+                // A sequence of flushes alone would not end.
                 if flushes > 8 {
                     self.append(Piece::Slices(3));
                     continue;
@@ -108,7 +108,7 @@ impl<'a> Appending<'a> {
             Piece::View(slices) => {
                 let within = self.taken % slice;
                 if within > 0 {
-                    // To the end of a slice first.
+                    // The slice must be completed first.
                     self.append_bytes(slice - within)
                 } else {
                     self.append_view(slices * slice)
@@ -169,7 +169,7 @@ impl<'a> Appending<'a> {
     fn try_append_bytes(&mut self, len: usize) -> usize {
         let bytes = self.next(len);
         let rest = self.writer.try_append_bytes(bytes).unwrap();
-        // What was not taken is the end of what was given.
+        // The rest is the end of the given slice, not a copy.
         assert!(std::ptr::eq(
             rest,
             &raw const bytes[bytes.len() - rest.len()..]
@@ -215,7 +215,7 @@ impl<'a> Appending<'a> {
         assert_eq!(progress.batches_waiting, 0);
     }
 
-    /// What the writer says is so.
+    /// Checks the writer's progress.
     fn check(&mut self) {
         let progress = self.writer.progress();
         let (slice, shard) = (self.case.slice_bytes(), self.case.shards.shape[0]);
@@ -237,7 +237,7 @@ impl<'a> Appending<'a> {
         }
     }
 
-    /// Finish, and hold the report against what there was.
+    /// Finishes the writer, and checks its report.
     pub(crate) fn finish(mut self, length: u64) {
         let report = self.writer.finish().unwrap();
         let shards = &self.case.shards;
@@ -253,7 +253,7 @@ impl<'a> Appending<'a> {
         let progress = self.writer.progress();
         assert_eq!(progress.covered_slices, length);
         assert_eq!(progress.finished_slices, end);
-        // Again, and nothing changes.
+        // A second call changes nothing.
         let again = self.writer.finish().unwrap();
         assert_eq!(again.shards, report.shards);
         assert_eq!(again.stored_bytes, report.stored_bytes);

@@ -1,4 +1,4 @@
-//! Streams to append, as data: arrays, what is in them, and in which pieces it comes.
+//! Streams to append, as data: the array, its content, and the pieces.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use zarrs_cuda_testing::index::IndexLayout;
 use zarrs_cuda_testing::types::Type;
 use zarrs_cuda_testing::{Rng, Shards, codecs, types};
 
-/// How a subchunk is encoded: what it is called, and whether zarrs' codec writes the same bytes.
+/// The name of each chain, and whether zarrs' codec encodes it to the same bytes.
 pub(crate) const CHAINS: [(&str, bool); 16] = [
     ("none", true),
     ("big-endian", true),
@@ -47,34 +47,34 @@ const DATA_TYPES: [&str; 8] = [
     "r24",
 ];
 
-/// Where it goes.
+/// The destination of the shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Memory,
-    /// A store that keeps the `Bytes` it is given.
+    /// A store that keeps the given `Bytes`.
     Kept,
-    /// The same, and shards grow in temporaries.
+    /// The same store; shards grow in temporaries.
     KeptAndRenamed,
     Files,
-    /// Files, and shards grow in temporaries.
+    /// Files; shards grow in temporaries.
     FilesRenamed,
 }
 
-/// The next piece that is appended.
+/// The next piece to append.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Piece {
-    /// Bytes, wherever they end.
+    /// This many bytes, ending anywhere.
     Bytes(usize),
-    /// So many elements, as elements if the last piece did not end in the middle of one.
+    /// This many elements. They are appended as elements unless the last piece ended within one.
     Elements(usize),
     Slices(usize),
     Epochs(usize),
     /// Slices, as an `ndarray` view.
     View(usize),
-    /// What is left, but at most so many bytes, without waiting.
+    /// The remaining bytes, but at most this many, without waiting.
     TryBytes(usize),
     TryElements(usize),
-    /// Nothing; everything that is complete is stored.
+    /// No data: stores everything that is complete.
     Flush,
 }
 
@@ -82,13 +82,13 @@ pub(crate) enum Piece {
 pub(crate) struct Case {
     pub(crate) shards: Shards,
     pub(crate) chain: usize,
-    /// Elements along each axis but the first.
+    /// The extents of all axes but the first, in elements.
     pub(crate) inner: Vec<u64>,
-    /// Slices of the array before.
+    /// The number of slices that the array has before.
     pub(crate) existing: u64,
-    /// The first slice; `None` if the writer is to find out.
+    /// The first slice; `None` lets the writer choose.
     pub(crate) start: Option<u64>,
-    /// How many slices are appended.
+    /// The number of slices to append.
     pub(crate) slices: u64,
     pub(crate) density: Density,
     pub(crate) seed: u64,
@@ -97,7 +97,7 @@ pub(crate) struct Case {
     pub(crate) epochs_per_batch: Option<usize>,
     pub(crate) store_threads: usize,
     pub(crate) threads: usize,
-    /// Repeated until everything is appended.
+    /// The pieces, which repeat until everything is appended.
     pub(crate) pieces: Vec<Piece>,
     pub(crate) place: Place,
 }
@@ -113,7 +113,7 @@ impl Case {
             .with_store_empty_chunks(self.store_empty)
     }
 
-    /// The shape of an array of so many slices.
+    /// The shape of an array with this many slices.
     pub(crate) fn shape(&self, slices: u64) -> Vec<u64> {
         std::iter::once(slices).chain(self.inner.clone()).collect()
     }
@@ -132,23 +132,23 @@ impl Case {
         self.slice_elements() * self.shards.fill.len()
     }
 
-    /// The name of the data type, as metadata have it.
+    /// The name of the data type in metadata.
     pub(crate) fn type_name(&self) -> String {
         let name = self.shards.data_type.name_v3();
         name.unwrap().into_owned()
     }
 
-    /// Where the first slice goes.
+    /// The index of the first slice to write.
     pub(crate) fn first(&self) -> u64 {
         self.start.unwrap_or(self.existing)
     }
 
-    /// The array of so many slices, with zarrs' codec.
+    /// The array with this many slices, with zarrs' codec.
     pub(crate) fn stock<S: ?Sized>(&self, store: &Arc<S>, slices: u64) -> Array<S> {
         self.array(store, slices, self.shards.stock())
     }
 
-    /// The array of so many slices, with our codec.
+    /// The array with this many slices, with our codec.
     pub(crate) fn ours<S: ?Sized>(&self, store: &Arc<S>, slices: u64) -> Array<S> {
         let options = Options::default().with_backend(Backend::Host);
         let codec =
@@ -182,12 +182,12 @@ impl Case {
     }
 }
 
-/// The codecs of a chain.
+/// The codecs of a chain, as metadata.
 fn chain(name: &str, subchunk: &[u64], element_size: usize) -> Vec<Value> {
     let little = codecs::bytes("little");
     let zstd = codecs::zstd(1, false);
     let reverse: Vec<usize> = (0..subchunk.len()).rev().collect();
-    // Halves, where they are.
+    // Halves if the extent is even.
     let half = |d: &u64| if d.is_multiple_of(2) { d / 2 } else { *d };
     let half: Vec<u64> = subchunk.iter().map(half).collect();
     match name {
@@ -215,7 +215,8 @@ fn chain(name: &str, subchunk: &[u64], element_size: usize) -> Vec<Value> {
     }
 }
 
-/// Along each axis: extent, subchunk, subchunks per shard. The first extent is what is appended.
+/// For each axis: extent, subchunk, subchunks per shard. The first extent is the number of slices
+/// to append.
 fn axes() -> impl Strategy<Value = Vec<(u64, u64, u64)>> {
     let first = (0..=26_u64, 1..=4_u64, prop_oneof![1..=4_u64, 5..=12_u64]);
     let other = prop_oneof![
@@ -223,7 +224,7 @@ fn axes() -> impl Strategy<Value = Vec<(u64, u64, u64)>> {
         1 => (Just(1_u64), 1..=5_u64, 1..=3_u64),
     ];
     (first, proptest::collection::vec(other, 0..=3)).prop_map(|(first, mut inner)| {
-        // Few elements in all, of shards, too.
+        // Limits the numbers of elements in the array and in a shard.
         let (mut elements, mut shard) = (1, 1);
         for (extent, subchunk, per_shard) in &mut inner {
             if elements * *extent > 130 {
@@ -300,7 +301,7 @@ pub(crate) fn case() -> impl Strategy<Value = Case> {
         any::<[bool; 4]>(),
         proptest::bool::weighted(0.15),
     );
-    // In slices, and in shard epochs: what there is before, and where to begin.
+    // In slices and in shard epochs: the existing slices, and the first slice to write.
     let before = prop_oneof![
         3 => Just((0_u64, 0_u64)),
         3 => (0..=20_u64, 0..=3_u64),

@@ -1,26 +1,26 @@
-//! Elements to append: whole shards and subchunks of nothing but the fill value among them.
+//! Elements to append. Some whole shards and subchunks hold only the fill value.
 
 use std::collections::BTreeMap;
 
 use zarrs_cuda_testing::types::Type;
 use zarrs_cuda_testing::{Rng, Shards, all_indices};
 
-/// What there is of the fill value, as data.
+/// How much of the content is the fill value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Density {
-    /// There is nothing else.
+    /// All of it.
     Empty,
-    /// It fills some shards and some subchunks.
+    /// Some whole shards and subchunks.
     Holes,
-    /// It fills no subchunk but by accident, and is nearly all there is of some.
+    /// No whole subchunk, except by chance, but most of some subchunks.
     Full,
 }
 
-/// Bytes of an array of `shape`, whose first slice is a shard's first one.
+/// The bytes of an array of `shape` whose first slice is the first of a shard.
 pub(crate) fn bytes(shards: &Shards, shape: &[u64], density: Density, seed: u64) -> Vec<u8> {
     let mut rng = Rng(seed);
     let data_type = Type::of(&shards.data_type);
-    // Few values, so that there is something to compress, and zeros of both signs.
+    // Few different values, so that they compress, and zeros of both signs.
     let mut values: Vec<Vec<u8>> = (0..5).map(|_| data_type.element(&mut rng)).collect();
     values.push(shards.fill.clone());
     let mut negative_zero = vec![0; data_type.size()];
@@ -42,7 +42,7 @@ pub(crate) fn bytes(shards: &Shards, shape: &[u64], density: Density, seed: u64)
         let shard_is_empty = *whole
             .entry(within(&shards.shape))
             .or_insert_with(|| rng.one_in(4));
-        // Empty, sparse, or neither.
+        // Empty, sparse, or full.
         let kind = *parts
             .entry(within(&shards.subchunk))
             .or_insert_with(|| rng.below(3));

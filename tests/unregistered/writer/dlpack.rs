@@ -1,5 +1,5 @@
-//! `append_dlpack` on the host: tensors are appended as their bytes are, and what cannot be read is
-//! refused before anything is appended.
+//! `append_dlpack` on the host. A tensor is appended like its bytes. An unreadable one is rejected
+//! before anything is appended.
 
 use std::sync::Arc;
 
@@ -11,11 +11,12 @@ use super::simple::{SLICE, array, builder, check, slices};
 
 #[allow(unsafe_code)]
 fn append(writer: &mut ArrayWriter, tensor: &Tensor) -> Result<(), WriterError> {
-    // SAFETY: each test describes memory of its own, which lives until it is over; no stream is used.
+    // SAFETY: each test describes its own memory, which lives until the test ends; no stream is
+    // used.
     unsafe { writer.append_dlpack(&tensor.view(), 0) }
 }
 
-/// `elements`, as a tensor of slices.
+/// A tensor of slices that holds `elements`.
 fn tensor(elements: &[u16]) -> Tensor {
     let slices = i64::try_from(elements.len() / SLICE).unwrap();
     Tensor::of_uint16(&[slices, 6, 8], elements.as_ptr().expose_provenance())
@@ -29,20 +30,20 @@ fn tensors_of_the_host() {
     let (three, others) = elements.split_at(3 * SLICE);
     append(&mut writer, &tensor(three)).unwrap();
 
-    // The same with strides, of which those of an axis with one index do not matter.
+    // The same with strides. The stride of an axis with one index does not matter.
     let (one, others) = others.split_at(SLICE);
     let mut strided = tensor(one);
     strided.strides = Some(vec![777, 8, 1]);
     append(&mut writer, &strided).unwrap();
 
-    // Behind other memory, which is page-locked.
+    // At an offset into the memory, which is page-locked.
     let mut behind = tensor(&others[..2 * SLICE]);
     behind.address -= 2 * SLICE;
     behind.byte_offset = 2 * SLICE as u64;
     behind.device = (DeviceType::CudaHost, 0);
     append(&mut writer, &behind).unwrap();
 
-    // Parts of slices, in any number of dimensions; a scalar is one element.
+    // Parts of slices with any number of dimensions; a scalar is one element.
     let (part, others) = others[2 * SLICE..].split_at(5);
     let mut row = tensor(part);
     row.shape = vec![5];
@@ -55,7 +56,7 @@ fn tensors_of_the_host() {
     rest.shape = vec![i64::try_from(others.len()).unwrap() / 2, 1, 2];
     append(&mut writer, &rest).unwrap();
 
-    // There are no elements to read where it points to.
+    // The address is invalid, but there are no elements to read.
     let mut empty = tensor(&[]);
     (empty.shape, empty.address) = (vec![3, 0, 8], 0);
     append(&mut writer, &empty).unwrap();
@@ -118,7 +119,7 @@ fn tensors_that_are_refused() {
         );
         assert_eq!(writer.progress().appended_bytes, 0);
     }
-    // It goes on as if it had not been asked.
+    // The writer continues as if the call had not happened.
     append(&mut writer, &good).unwrap();
     assert_eq!(writer.finish().unwrap().finished_slices, 2);
     check(&store, 2);

@@ -1,4 +1,4 @@
-//! How a writer ends: finished, aborted, or dropped.
+//! The end of a writer: finished, aborted, or dropped.
 
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
@@ -36,7 +36,7 @@ fn finishing_twice_is_finishing_once() {
 fn the_report_counts_what_is_in_the_store() {
     let store = Probe::new();
     let mut writer = builder(&array(&store)).build().unwrap();
-    // A shard epoch of nothing but the fill value between two others.
+    // A shard epoch that holds only the fill value, between two others.
     writer.append(&slices(0..4)).unwrap();
     writer.append(&vec![0_u16; 4 * SLICE]).unwrap();
     writer.append(&slices(8..11)).unwrap();
@@ -102,11 +102,11 @@ fn half_a_slice_cannot_be_finished_but_completed() {
     let taken = 5 * 96 + 21;
     writer.append_bytes(&bytes[..taken]).unwrap();
     let error = writer.finish().unwrap_err().to_string();
-    // What there is of it, or what is missing: of 96 bytes.
+    // The error names the bytes of the incomplete slice: 21 of 96.
     for number in ["21", "96"] {
         assert!(error.contains(number), "{error}");
     }
-    // It is still what it was.
+    // The failed call changed nothing.
     assert_eq!(writer.progress().appended_bytes, taken as u64);
     let error = writer.finish().unwrap_err().to_string();
     assert!(error.contains("21"), "{error}");
@@ -140,7 +140,7 @@ fn views_of_any_layout_are_appended_in_c_order() {
     let store = Probe::new();
     let mut writer = builder(&array(&store)).build().unwrap();
     let all = ndarray::Array3::from_shape_vec((9, 6, 8), slices(0..9)).unwrap();
-    // As it is, transposed in memory, every other of a wider one, and backwards.
+    // Contiguous, transposed in memory, every other column of a wider array, and backwards.
     writer
         .append_ndarray(&all.slice(ndarray::s![0..3, .., ..]))
         .unwrap();
@@ -163,7 +163,7 @@ fn views_of_any_layout_are_appended_in_c_order() {
     check(&store, 9);
 }
 
-/// A subscriber that keeps what is said from warnings on.
+/// A subscriber that keeps warnings and errors.
 #[derive(Clone, Debug, Default)]
 struct Warnings(Arc<Mutex<Vec<String>>>);
 
@@ -218,12 +218,12 @@ fn dropping_an_unfinished_writer_is_loud() {
     let [warning] = &said[..] else {
         panic!("{said:?}")
     };
-    // The array, and what of it is not there: from slice 4 on.
+    // The array and the lost slices: from slice 4 on.
     assert!(warning.contains("/array"), "{warning}");
     for number in ['4', '6'] {
         assert!(warning.contains(number), "{warning}");
     }
-    // What was finished stays; nothing else appears.
+    // Finished shards stay; nothing else appears.
     check(&store, SHARD);
     let keys: Vec<String> = store.values().into_keys().collect();
     assert_eq!(keys, ["array/c/0/0/0", "array/c/0/1/0", "array/zarr.json"]);
@@ -241,13 +241,13 @@ fn dropping_a_finished_writer_or_aborting_one_is_not() {
         writer.append(&slices(0..5)).unwrap();
         writer.flush().unwrap();
         assert_eq!(writer.abort().unwrap(), SHARD);
-        // Nothing was appended.
+        // Nothing was appended, so nothing is lost.
         drop(builder(&array(&store)).build().unwrap());
     });
     assert_eq!(said, Vec::<String>::new());
 }
 
-/// All of it is stored: nothing is lost, and nothing is said to be.
+/// Everything is stored: nothing is lost, and no loss is reported.
 #[test]
 fn dropping_a_writer_that_was_flushed_does_not_speak_of_losses() {
     let store = Probe::new();
@@ -293,10 +293,10 @@ fn aborting_leaves_only_what_was_finished() {
         let mut writer = builder.build().unwrap();
         writer.append(&slices(0..5)).unwrap();
         writer.flush().unwrap();
-        // An epoch and a half of the next shard epoch.
+        // A complete epoch, and a part of another one, in the next shard epoch.
         writer.append(&slices(5..7)).unwrap();
         writer.append(&slices(7..8)[..1]).unwrap();
-        // Let what can be written be written.
+        // Time for the writer's threads to write.
         std::thread::sleep(std::time::Duration::from_millis(50));
         let began = store.changes().iter().any(
             |change| matches!(change, Change::Write(key, _) | Change::Set(key, _) if key.as_str().contains("c/1/")),
@@ -328,7 +328,8 @@ fn shards_that_are_empty_now_are_erased() {
             writer.finish().unwrap()
         };
         assert_eq!(write(&slices(0..8)).shards, 4);
-        // The second shard of the first shard epoch, and the whole second, become empty.
+        // The second shard of the first shard epoch becomes empty, and so does the whole second
+        // one.
         let mut elements = slices(0..8);
         for (number, element) in elements.iter_mut().enumerate() {
             if number >= 4 * SLICE || number % SLICE >= SLICE / 2 {

@@ -1,5 +1,5 @@
-//! A store that fails: the writer says so, takes nothing more, and can be finished when the store
-//! works again, with nothing lost.
+//! A failing store: the writer returns the error and accepts no more data. It can be finished when
+//! the store works again, and nothing is lost.
 
 use std::error::Error as _;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ fn broken() -> StorageError {
     StorageError::Other("the disk is full".to_owned())
 }
 
-/// Append slices, from the first on that is not appended yet, until that fails.
+/// Appends slices, starting at the first that is not appended yet, until an append fails.
 fn append_until_refused(writer: &mut ArrayWriter, length: u64) -> (u64, WriterError) {
     for slice in writer.progress().appended_slices..length {
         if let Err(error) = writer.append(&slices(slice..slice + 1)) {
@@ -37,7 +37,7 @@ fn a_failed_shard_is_told_and_tried_again() {
         let fails = Arc::new(AtomicBool::new(true));
         let failing = fails.clone();
         store.before_changes(move |change| {
-            // The second row of shards.
+            // The second shard along the first axis fails.
             let fails = change.key().contains("/c/1/0/") && failing.load(Ordering::SeqCst);
             if fails { Err(broken()) } else { Ok(()) }
         });
@@ -47,7 +47,7 @@ fn a_failed_shard_is_told_and_tried_again() {
             build = build.with_atomic_rename(store.clone());
         }
         let mut writer = build.build().unwrap();
-        // The first row is stored before the second, which fails.
+        // The first row is stored before the second row fails.
         writer.append(&slices(0..SHARD)).unwrap();
         writer.flush().unwrap();
         let (taken, error) = append_until_refused(&mut writer, 10_000);
@@ -67,13 +67,13 @@ fn a_failed_shard_is_told_and_tried_again() {
             text.contains("disk is full") || error.source().is_some(),
             "{text}"
         );
-        // Whoever opens the array finds what was finished.
+        // A new reader sees the finished slices.
         eventually("covered", || {
             let array = zarrs::array::Array::open(store.clone(), "/array").unwrap();
             array.shape()[0] == SHARD
         });
         check(&store, SHARD);
-        // Still refused, and nothing of it was taken.
+        // The writer still refuses data, and accepted none of it.
         for _ in 0..2 {
             assert!(writer.append(&slices(taken..taken + 1)).is_err());
             assert!(writer.try_append(&slices(taken..taken + 1)).is_err());
@@ -92,7 +92,7 @@ fn a_failed_shard_is_told_and_tried_again() {
     }
 }
 
-/// A flush that works again lets the writer go on.
+/// The writer accepts data again after a successful flush.
 #[test]
 fn appending_goes_on_after_a_flush_that_works() {
     let _watchdog = within(60, "a store that works again");
@@ -142,7 +142,7 @@ fn metadata_that_cannot_be_written_are_an_error() {
     }
 }
 
-/// A store error is not lost where nothing is appended afterwards.
+/// A store error is reported even if nothing is appended afterwards.
 #[test]
 fn an_error_is_told_at_the_end() {
     let store = Probe::new();
@@ -162,7 +162,7 @@ fn an_error_is_told_at_the_end() {
     check(&store, 0);
 }
 
-/// A store that panics is an error, too, or a panic of the caller; nothing hangs.
+/// A store that panics causes an error, or a panic of the caller; nothing hangs.
 #[test]
 fn a_store_that_panics_does_not_hang_the_writer() {
     let _watchdog = within(30, "a store that panics");
@@ -186,8 +186,8 @@ fn a_store_that_panics_does_not_hang_the_writer() {
 proptest! {
     #![proptest_config(zarrs_cuda_testing::effort::config(30))]
 
-    /// However often a store fails, with a writer that tries again: the array is whole, and its
-    /// shape was never past what is stored.
+    /// The store fails at random, and the writer is retried. The array is complete in the end, and
+    /// its shape never exceeded the stored slices.
     #[test]
     fn a_store_that_fails_now_and_then(
         seed in any::<u64>(),

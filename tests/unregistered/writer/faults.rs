@@ -1,4 +1,5 @@
-//! Stores that fail: a writer says so, nothing wrong is seen, and what it holds is stored in the end.
+//! Failing stores: a writer returns the error, readers see nothing wrong, and in the end everything
+//! is stored.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,9 +19,9 @@ use zarrs_cuda_testing::frames::{Frames, Generations, PATH, snapshot, temporarie
 use zarrs_cuda_testing::stores::faulty::{Fault, Faulty, Operation, Request};
 use zarrs_cuda_testing::stores::renaming::RenamingStore;
 
-/// A store that shards are written to, and how.
+/// A store for shards, and the way of writing to it.
 trait Subject: ReadableStorageTraits + WritableStorageTraits + ListableStorageTraits + Sized {
-    /// Whether values appear at once.
+    /// Whether values appear complete, by renaming.
     const RENAMES: bool;
 
     fn writer(array: &Array<Faulty<Self>>, epochs: usize, threads: usize) -> Writer;
@@ -76,12 +77,12 @@ fn frames() -> Frames {
 /// The last shard epoch is short, and so is its last epoch.
 const END: u64 = 3 * 8 + 5;
 
-/// One run, and what it has seen.
+/// A run of a writer, and its results.
 struct Run<S> {
     frames: Frames,
     store: Arc<Faulty<S>>,
     array: Array<Faulty<S>>,
-    /// Whether a value may be there in part.
+    /// Whether a value may be stored in part.
     torn: bool,
     errors: usize,
     finished: u64,
@@ -103,7 +104,7 @@ impl<S: Subject + 'static> Run<S> {
         }
     }
 
-    /// Whatever is seen now is right.
+    /// Checks everything that readers can see now.
     fn check(&self) {
         let (store, all) = (self.store.inner(), Generations::one());
         if self.torn && !S::RENAMES {
@@ -114,14 +115,14 @@ impl<S: Subject + 'static> Run<S> {
         assert!(slices <= END, "{slices}");
         self.frames.check_slices(&array, &all, 0..slices).unwrap();
         self.frames.check_shards(store, &all, 0, END).unwrap();
-        // What is said to be finished is there, covered or not.
+        // Finished slices are stored, even if the metadata do not cover them.
         let array = self.frames.stock(store.clone(), END);
         self.frames
             .check_slices(&array, &all, 0..self.finished)
             .unwrap();
     }
 
-    /// An error of the store, and nothing else.
+    /// Checks that the error comes from the store.
     fn failed(&mut self, error: &WriterError) {
         let WriterError::Store {
             finished_slices, ..
@@ -136,7 +137,7 @@ impl<S: Subject + 'static> Run<S> {
         self.check();
     }
 
-    /// Append everything, and go on after every error, as the documentation says.
+    /// Appends everything, and continues after every error as the documentation describes.
     fn append_all(&mut self, writer: &mut ArrayWriter) {
         let elements: Vec<u16> = (0..END).flat_map(|s| self.frames.slice(0, s)).collect();
         loop {
@@ -145,11 +146,11 @@ impl<S: Subject + 'static> Run<S> {
             if rest.is_empty() {
                 return;
             }
-            // Across the borders of slices.
+            // Pieces that cross the borders of slices.
             let some = &rest[..rest.len().min(50)];
             if let Err(error) = writer.append(some) {
                 self.failed(&error);
-                // It takes nothing more until it is told to try again.
+                // The writer accepts no data until it is flushed.
                 let before = writer.progress().appended_bytes;
                 assert!(writer.append(&elements[..1]).is_err());
                 assert!(writer.try_append(&elements[..1]).is_err());
@@ -187,7 +188,7 @@ impl<S: Subject + 'static> Run<S> {
         }
     }
 
-    /// All of it.
+    /// Runs a writer from the start to the end.
     fn run(&mut self, epochs: usize, threads: usize) -> BTreeMap<String, Vec<u8>> {
         let mut writer = self.build(epochs, threads);
         self.append_all(&mut writer);
@@ -202,7 +203,8 @@ fn files() -> (TempDir, FilesystemStore) {
     (directory, store)
 }
 
-/// Kinds of shards, and how many epochs are in a batch: shards of several batches, and whole ones.
+/// Kinds of shards, and the number of epochs in a batch: several batches in a shard, and whole
+/// shards.
 fn kinds() -> Vec<(Frames, usize)> {
     let at_start = Frames {
         index_at_start: true,
@@ -222,7 +224,7 @@ fn each_request<S: Subject + 'static, G>(
     make: impl Fn() -> (G, S),
 ) {
     for (frames, epochs) in kinds {
-        // Two shards in a shard epoch: enough, and each request is a run of its own.
+        // Two shards in a shard epoch are enough: each request needs a run of its own.
         let frames = Frames {
             frame: [9, 8],
             ..frames
@@ -247,7 +249,7 @@ fn each_request<S: Subject + 'static, G>(
                 assert_eq!(end, expected, "{fault:?} {request:?}");
                 hits += run.errors;
             }
-            // What was done and denied may have been noticed.
+            // A denied request was carried out, and the writer may notice that instead of failing.
             let least = if fault == Fault::Denied {
                 1
             } else {
@@ -273,7 +275,7 @@ fn each_request_of_a_plain_store_fails_once() {
     each_request(kinds(), || ((), MemoryStore::new()));
 }
 
-/// Any number of requests fail, as they come, with several threads.
+/// Any number of requests fail at random, with several threads.
 fn random_requests<S: Subject + 'static, G>(seeds: u64, make: impl Fn() -> (G, S)) {
     let kinds = kinds();
     let expected: Vec<_> = kinds
@@ -320,8 +322,8 @@ fn requests_of_a_plain_store_fail_at_random() {
 
 type Which = fn(&Request) -> bool;
 
-/// Something fails until further notice: the writer takes no more than its buffers hold, says how far
-/// the finished slices reach, and stores everything once the store works again.
+/// Some requests fail for a while. The writer accepts no more than its buffers hold, and tells how
+/// far the finished slices reach. It stores everything when the store works again.
 #[test]
 fn a_store_fails_for_some_time() {
     const FAULTS: [(&str, Which); 6] = [
@@ -330,7 +332,7 @@ fn a_store_fails_for_some_time() {
         ("set_partial", |r| r.operation == Operation::SetPartial),
         ("rename", |r| r.operation == Operation::Rename),
         ("metadata", |r| r.key.contains("zarr.json")),
-        // A shard that is not the first, and not the last of its epoch.
+        // Neither the first nor the last shard of its shard epoch.
         ("one shard", |r| r.key.contains("c/1/0/1")),
     ];
     for (frames, epochs) in kinds() {
@@ -351,7 +353,7 @@ fn a_store_fails_for_some_time() {
                 };
                 Some(finished_slices)
             };
-            // More than there is, if need be: it must stop.
+            // The appends must stop with an error at some slice.
             let mut refused = None;
             for slice in 0..END {
                 refused = first(writer.append(&frames.slice(0, slice)));
@@ -369,7 +371,7 @@ fn a_store_fails_for_some_time() {
                 run.finished = refused.unwrap_or_else(|| panic!("{name}: no error"));
                 run.check();
             }
-            // Only what is behind the first shard epoch failed, or metadata, or everything.
+            // The fault hit the second shard epoch, the metadata, or everything.
             match name {
                 "metadata" => {
                     let array = Array::open(run.store.inner().clone(), PATH).unwrap();
@@ -391,7 +393,7 @@ fn a_store_fails_for_some_time() {
     }
 }
 
-/// What is given up after an error leaves finished shards, and nothing else.
+/// A writer that is given up after an error leaves only finished shards.
 #[test]
 fn giving_up_after_an_error() {
     for (frames, epochs) in kinds() {
@@ -410,7 +412,7 @@ fn giving_up_after_an_error() {
         run.check();
         assert_eq!(temporaries(&**run.store.inner()), [""; 0]);
 
-        // Another one goes on from there.
+        // Another writer continues from there.
         let slices = Array::open(run.store.inner().clone(), PATH)
             .unwrap()
             .shape()[0];
@@ -426,7 +428,7 @@ fn giving_up_after_an_error() {
     }
 }
 
-/// A writer cannot be made: the store fails, and then it can.
+/// A writer cannot be built while the store fails, and can afterwards.
 #[test]
 fn building_fails() {
     let (_guard, store) = files();

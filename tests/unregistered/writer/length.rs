@@ -1,5 +1,5 @@
-//! The array's shape grows only past shards that are stored, as often as it was asked for, and
-//! readers never see anything half done.
+//! The shape of the array only grows to cover stored shards, as often as requested. Readers never
+//! see incomplete shards.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -18,12 +18,13 @@ fn length(metadata: &Bytes) -> u64 {
     metadata["shape"][0].as_u64().unwrap()
 }
 
-/// The lengths that the metadata had, one after the other; at each, all shards below it are there.
+/// Returns the lengths in the metadata, in order. Checks that at each of them all covered shards
+/// are stored.
 fn check_order(store: &Probe, renamed: bool) -> Vec<u64> {
     let mut lengths = Vec::new();
     let mut shards = BTreeSet::new();
     let mut temporaries = std::collections::BTreeMap::new();
-    // The first is the test's own.
+    // The test itself made the first change.
     for change in &store.changes()[1..] {
         let key = change.key();
         match change {
@@ -70,7 +71,7 @@ fn the_shape_grows_only_past_shards_that_are_stored() {
     for (seed, renamed) in [(1, false), (2, true), (3, false), (4, true)] {
         let store = Probe::new();
         let array = array(&store);
-        // Shards take their time, one more than the other.
+        // Shards take random times.
         let rng = Mutex::new(Rng(seed));
         store.before_changes(move |change| {
             if change.is_shard() {
@@ -94,7 +95,7 @@ fn the_shape_grows_only_past_shards_that_are_stored() {
         check(&store, 101);
         let lengths = check_order(&store, renamed);
         assert_eq!(*lengths.last().unwrap(), 101);
-        // Shard epochs that finish while the metadata is written are covered by the next.
+        // Shard epochs that finish while the metadata are written are covered by the next update.
         assert!(lengths.len() > 5, "{lengths:?}");
         assert!(
             lengths[..lengths.len() - 1]
@@ -104,7 +105,8 @@ fn the_shape_grows_only_past_shards_that_are_stored() {
     }
 }
 
-/// A store that is never done with its shards still has its metadata written, for those who follow.
+/// The metadata are updated even if the store is always busy with shards, so that readers can
+/// follow.
 #[test]
 fn the_shape_grows_while_the_store_is_behind() {
     let store = Probe::new();
@@ -119,7 +121,7 @@ fn the_shape_grows_while_the_store_is_behind() {
         .with_metadata_interval(Duration::from_millis(20))
         .build()
         .unwrap();
-    // 200 shards take 400 ms at least, and wait for one another.
+    // 200 shards take at least 400 ms, one after the other.
     writer.append(&slices(0..400)).unwrap();
     writer.finish().unwrap();
     check(&store, 400);
@@ -192,7 +194,7 @@ fn the_metadata_is_written_no_more_often_than_asked() {
     check(&store, 160);
 }
 
-/// A writer that begins behind the end leaves a hole, once it has stored something.
+/// A writer that starts after the end leaves a gap, as soon as it has stored a shard.
 #[test]
 fn a_start_behind_the_end_leaves_a_hole() {
     let store = Probe::new();
@@ -223,7 +225,7 @@ fn a_start_behind_the_end_leaves_a_hole() {
     assert_eq!(read[8 * SLICE..], slices(8..13));
 }
 
-/// What is left over of a longer array stays, and its shape does not shrink.
+/// The remaining slices of a longer array stay, and its shape does not shrink.
 #[test]
 fn an_array_does_not_shrink() {
     let store = Probe::new();
@@ -237,7 +239,7 @@ fn an_array_does_not_shrink() {
     check(&store, 12);
 }
 
-/// An array whose metadata were never stored gets them, with the shape that it has.
+/// The metadata of an array are stored if they were not yet, with the current shape.
 #[test]
 fn metadata_that_were_never_stored() {
     let store = Probe::new();
@@ -253,7 +255,7 @@ fn metadata_that_were_never_stored() {
     assert_eq!(read.unwrap()[..4 * SLICE], slices(0..4));
 }
 
-/// Attributes and whatever else was in the metadata stay.
+/// Attributes and other members of the metadata stay.
 #[test]
 fn metadata_keeps_what_else_is_in_it() {
     let store = Probe::new();
@@ -284,7 +286,7 @@ fn progress_is_told_after_each_shard() {
         .build()
         .unwrap();
     writer.append(&slices(0..42)).unwrap();
-    // Nothing but the fill value: no shard is stored, and it still is progress.
+    // Only the fill value: no shard is stored, but this counts as progress.
     writer.append(&vec![0_u16; 6 * SLICE]).unwrap();
     writer.finish().unwrap();
     let told = told.lock().unwrap();
@@ -300,7 +302,7 @@ fn progress_is_told_after_each_shard() {
     let last = told.last().unwrap();
     assert_eq!(last.shards_stored + last.shards_empty, 12 * SHARDS);
     assert_eq!(writer.progress().encoded_bytes, 2 * 48 * SLICE as u64);
-    // All that was encoded was appended before.
+    // Encoded bytes were appended before.
     for one in told.iter() {
         assert!(one.encoded_bytes <= one.appended_bytes, "{one:?}");
         assert_eq!(one.appended_slices, one.appended_bytes / SLICE_BYTES);

@@ -1,5 +1,5 @@
-//! `ArrayWriter`, held against zarrs: slices that are appended in any pieces are the same shards as
-//! one `store_array_subset` by zarrs' own codec, and what a writer says and promises meanwhile.
+//! `ArrayWriter` compared with zarrs. Slices appended in any pieces become the same shards as one
+//! `store_array_subset` by zarrs' own codec. The writer's reports and promises are checked, too.
 
 mod appending;
 mod case;

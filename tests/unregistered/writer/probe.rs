@@ -1,5 +1,5 @@
-//! A store that keeps the very `Bytes` it is given, notes every change in order, and can be made to
-//! wait, or to fail, before any of them.
+//! A store that keeps the given `Bytes` and records every change in order. Tests can make it wait
+//! or fail before a change.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,7 +14,7 @@ use zarrs::storage::{
 
 use super::watchdog;
 
-/// Something that changes a store.
+/// A change of a store.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Change {
     Set(StoreKey, Bytes),
@@ -25,7 +25,7 @@ pub(crate) enum Change {
 }
 
 impl Change {
-    /// The key that changes.
+    /// The changed key.
     pub(crate) fn key(&self) -> &str {
         match self {
             Self::Set(key, _) | Self::Write(key, _) | Self::Erase(key) | Self::Rename(_, key) => {
@@ -34,13 +34,13 @@ impl Change {
         }
     }
 
-    /// Whether it concerns a shard, or what becomes one.
+    /// Whether the change affects a shard or its temporary.
     pub(crate) fn is_shard(&self) -> bool {
         self.key().contains("/c/")
     }
 }
 
-/// Without the bytes.
+/// Omits the bytes.
 impl fmt::Debug for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -55,7 +55,7 @@ impl fmt::Debug for Change {
     }
 }
 
-/// Whether `key` is that of something that is renamed when it is complete.
+/// Whether `key` is the key of a temporary.
 pub(crate) fn is_temporary(key: &str) -> bool {
     std::path::Path::new(key).extension() == Some("tmp".as_ref())
 }
@@ -79,7 +79,7 @@ impl Probe {
         Arc::default()
     }
 
-    /// Call `hook` before every change from now on. If it fails, nothing is changed.
+    /// Calls `hook` before every change from now on. If it fails, nothing is changed.
     pub(crate) fn before_changes(
         &self,
         hook: impl Fn(&Change) -> Result<(), StorageError> + Send + Sync + 'static,
@@ -87,7 +87,7 @@ impl Probe {
         *lock(&self.hook) = Some(Arc::new(hook));
     }
 
-    /// Shards wait at this gate before they are stored.
+    /// Makes shards wait at a gate before they are stored.
     pub(crate) fn gate_shards(&self) -> Arc<Gate> {
         let gate = Arc::new(Gate::default());
         let passing = gate.clone();
@@ -100,12 +100,12 @@ impl Probe {
         gate
     }
 
-    /// Every change until now, in order.
+    /// Returns every change until now, in order.
     pub(crate) fn changes(&self) -> Vec<Change> {
         lock(&self.changes).clone()
     }
 
-    /// What is stored.
+    /// Returns the stored values.
     pub(crate) fn values(&self) -> BTreeMap<String, Bytes> {
         let values = lock(&self.values);
         let values = values.iter();
@@ -145,7 +145,7 @@ impl Probe {
                 values.insert(to.clone(), value);
             }
         }
-        // Within the lock of the values: in the order in which they changed.
+        // The values are still locked, so that the changes are recorded in order.
         lock(&self.changes).push(change);
         Ok(())
     }
@@ -248,7 +248,7 @@ impl ListableStorageTraits for Probe {
     }
 }
 
-/// Closed, until it is opened.
+/// A gate that is closed at first.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     state: Mutex<GateState>,
@@ -257,14 +257,14 @@ pub(crate) struct Gate {
 
 #[derive(Debug, Default)]
 struct GateState {
-    /// How many more may pass; `None` for all.
+    /// How many more threads may pass; `None` before any was admitted.
     tickets: Option<usize>,
     open: bool,
     waiting: usize,
 }
 
 impl Gate {
-    /// Wait until it is open, or for a ticket.
+    /// Waits until the gate is open, or for a ticket.
     pub(crate) fn pass(&self) {
         let mut state = lock(&self.state);
         state.waiting += 1;
@@ -278,26 +278,26 @@ impl Gate {
         state.tickets = state.tickets.map(|tickets| tickets.saturating_sub(1));
     }
 
-    /// Let everybody pass.
+    /// Lets every thread pass.
     pub(crate) fn open(&self) {
         lock(&self.state).open = true;
         self.changed.notify_all();
     }
 
-    /// Open it at the end, even of a test that failed: a writer that is dropped waits for its store.
-    /// To be called when the writer is there.
+    /// Opens the gate when the result is dropped, even if the test fails: a dropped writer waits
+    /// for its store. Call it when the writer exists.
     pub(crate) fn open_at_the_end(self: &Arc<Self>) -> OpenAtTheEnd {
         OpenAtTheEnd(self.clone())
     }
 
-    /// Let so many pass.
+    /// Lets this many threads pass.
     pub(crate) fn admit(&self, tickets: usize) {
         let mut state = lock(&self.state);
         state.tickets = Some(state.tickets.unwrap_or(0) + tickets);
         self.changed.notify_all();
     }
 
-    /// How many wait at it.
+    /// The number of waiting threads.
     pub(crate) fn waiting(&self) -> usize {
         lock(&self.state).waiting
     }

@@ -1,4 +1,5 @@
-//! What a writer cannot do, it says when it is built, with numbers and with what to do instead.
+//! Impossible requests are errors when the writer is built. The errors have numbers, and say what
+//! to do instead.
 
 use std::sync::Arc;
 
@@ -19,7 +20,8 @@ fn store() -> Store {
     Arc::new(MemoryStore::new())
 }
 
-/// The error says all of `words`, whether it is built or estimated; and nothing was stored.
+/// Checks that the errors of building and of estimating contain all of `words`, and that nothing
+/// was stored.
 #[track_caller]
 fn refused(builder: impl Fn() -> ArrayWriterBuilder<MemoryStore>, words: &[&str]) -> WriterError {
     let estimated = builder().memory_estimate().unwrap_err().to_string();
@@ -38,10 +40,10 @@ fn refused(builder: impl Fn() -> ArrayWriterBuilder<MemoryStore>, words: &[&str]
 fn a_start_within_a_shard() {
     let store = store();
     let six = array_at(&store, "/array", 6, Options::default());
-    // The end of the array is not at the border of a shard, which has four slices.
+    // The array does not end at the border of a shard, which has four slices.
     refused(|| ArrayWriter::builder(&six), &["6", "4"]);
     refused(|| ArrayWriter::builder(&six).with_start(3), &["3", "4"]);
-    // What it advises.
+    // The starts that the error suggests.
     assert!(ArrayWriter::builder(&six).with_start(4).build().is_ok());
     assert!(ArrayWriter::builder(&six).with_start(0).build().is_ok());
 }
@@ -58,7 +60,7 @@ fn a_budget_that_is_too_small() {
     assert!(matches!(error, WriterError::Memory { .. }), "{error:?}");
     let text = error.to_string();
     assert!(text.contains("with_host_memory"), "{text}");
-    // What it takes is among the numbers: a budget of that much is enough, and one byte less is not.
+    // One of the numbers is the required budget: it is enough, and one byte less is not.
     let numbers: Vec<usize> = text
         .split(|c: char| !c.is_ascii_digit())
         .filter_map(|number| number.parse().ok())
@@ -138,7 +140,7 @@ fn codecs_around_the_shards() {
     refused(|| ArrayWriter::builder(&gzip), &["gzip"]);
     let order = zarrs::metadata_ext::codec::transpose::TransposeOrder::new(&[1, 0]).unwrap();
     let transpose = zarrs::array::codec::TransposeCodec::new(order);
-    // As the codec sees them, shards have their axes the other way round.
+    // The codec sees the shards with their axes reversed.
     let transposed = ours(&store, vec![0, 8], &[4, 8], &[4, 2], |builder| {
         builder.array_to_array_codecs(vec![Arc::new(transpose.clone())]);
     });
@@ -188,7 +190,7 @@ fn numbers_that_make_no_sense() {
     let _watchdog = within(20, "planning a writer");
     let store = store();
     let array = array(&store);
-    // None of anything is taken as one of it, or refused; it neither hangs nor panics.
+    // Zeros are taken as one or rejected. The writer neither hangs nor panics.
     for builder in [
         ArrayWriter::builder(&array).with_epochs_per_batch(0),
         ArrayWriter::builder(&array).with_store_threads(0),
@@ -209,20 +211,20 @@ fn numbers_that_make_no_sense() {
     }
 }
 
-/// There is no room for a shard behind the last index.
+/// No shard fits after the last index.
 #[test]
 fn a_start_at_the_end_of_all_numbers() {
     let store = store();
     let array = array(&store);
     let builder = ArrayWriter::builder(&array).with_start(u64::MAX - 3);
-    // Nothing can be appended there, whoever says so.
+    // Nothing can be appended there: building, appending or finishing fails.
     if let Ok(mut writer) = builder.build() {
         assert!(writer.append(&slices(0..8)).is_err() || writer.finish().is_err());
     }
     check(&store, 0);
 }
 
-/// Small slices do not make large tables: neither in the estimate, nor beside it.
+/// Small slices do not need large tables, neither in the estimate nor outside of it.
 #[test]
 fn small_slices_take_little() {
     let _watchdog = within(20, "a writer of small slices");
@@ -241,7 +243,7 @@ fn small_slices_take_little() {
     assert_eq!(read.unwrap(), [7; 10]);
 }
 
-/// Slices so large that no machine has room for an epoch of them.
+/// Slices so large that no machine can hold an epoch.
 #[test]
 fn slices_that_cannot_be_addressed() {
     let _watchdog = within(20, "planning a writer");
@@ -254,7 +256,7 @@ fn slices_that_cannot_be_addressed() {
     }
 }
 
-/// The estimate is what the writer then says, and what it says does not depend on the store.
+/// The estimate equals the writer's own statement, and does not depend on the store.
 #[test]
 fn the_estimate_is_known_before() {
     let store = store();
@@ -272,7 +274,7 @@ fn the_estimate_is_known_before() {
     writer.abort().unwrap();
 }
 
-/// Fill values of any bytes: the builder takes them as they are.
+/// Fill values of any bytes, which the builder keeps unchanged.
 #[test]
 fn a_fill_value_of_any_bytes() {
     let store = store();

@@ -1,4 +1,4 @@
-//! A small array whose elements say where they are, for tests of what a writer does and says.
+//! A small array whose elements encode their positions, for tests of the writer's behaviour.
 
 use std::sync::Arc;
 
@@ -11,14 +11,14 @@ use zarrs_cuda::{Backend, CudaShardingCodec, Options};
 use zarrs_cuda_testing::index::IndexLayout;
 use zarrs_cuda_testing::{Shards, codecs};
 
-/// Slices of a shard epoch, and of an epoch.
+/// Slices in a shard epoch, and in an epoch.
 pub(crate) const SHARD: u64 = 4;
 pub(crate) const EPOCH: u64 = 2;
-/// Elements of a slice, which is 6 × 8.
+/// Elements in a slice, which is 6 × 8.
 pub(crate) const SLICE: usize = 48;
-/// Shards of a shard epoch.
+/// Shards in a shard epoch.
 pub(crate) const SHARDS: u64 = 2;
-/// Bytes of a slice.
+/// Bytes in a slice.
 pub(crate) const SLICE_BYTES: u64 = 2 * SLICE as u64;
 
 pub(crate) fn shards(codecs: Vec<Value>) -> Shards {
@@ -32,7 +32,7 @@ pub(crate) fn shards(codecs: Vec<Value>) -> Shards {
     }
 }
 
-/// The array at `path`, with so many slices, and its metadata stored.
+/// Creates the array at `path` with this many slices, and stores its metadata.
 pub(crate) fn array_at<S>(store: &Arc<S>, path: &str, slices: u64, options: Options) -> Array<S>
 where
     S: ?Sized + ReadableWritableStorageTraits + 'static,
@@ -46,7 +46,7 @@ where
     )
 }
 
-/// The same, with shards of one's own.
+/// The same with other shards.
 pub(crate) fn array_of<S>(
     shards: &Shards,
     store: &Arc<S>,
@@ -69,7 +69,7 @@ where
     array
 }
 
-/// An empty array of this kind.
+/// Creates an empty array of this kind.
 pub(crate) fn array<S>(store: &Arc<S>) -> Array<S>
 where
     S: ?Sized + ReadableWritableStorageTraits + 'static,
@@ -77,7 +77,7 @@ where
     array_at(store, "/array", 0, Options::default())
 }
 
-/// A writer of an empty array, with batches of one epoch and one thread that stores.
+/// A writer of an empty array, with batches of one epoch and one storing thread.
 pub(crate) fn builder<S>(array: &Array<S>) -> ArrayWriterBuilder<S>
 where
     S: ?Sized + ReadableWritableStorageTraits + 'static,
@@ -87,7 +87,7 @@ where
         .with_store_threads(1)
 }
 
-/// The elements of slices, which are all different nearby, and none the fill value.
+/// The elements of slices. Nearby elements differ, and none is the fill value.
 pub(crate) fn slices(slices: std::ops::Range<u64>) -> Vec<u16> {
     let elements = slices.start * SLICE as u64..slices.end * SLICE as u64;
     elements
@@ -95,7 +95,7 @@ pub(crate) fn slices(slices: std::ops::Range<u64>) -> Vec<u16> {
         .collect()
 }
 
-/// zarrs finds exactly so many slices at `path`, and what is in them.
+/// Checks that zarrs reads exactly this many slices at `path`, with the expected elements.
 #[track_caller]
 pub(crate) fn check_at<S>(store: &Arc<S>, path: &str, length: u64)
 where

@@ -1,4 +1,4 @@
-//! Any stream, in any pieces, is what one `store_array_subset` would have stored.
+//! A stream in any pieces is stored like one `store_array_subset`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::probe::Probe;
 use super::watchdog::within;
 use zarrs_cuda_testing::index::EMPTY;
 
-/// Of an array in any store.
+/// A builder for an array in any store.
 type Builder = ArrayWriterBuilder<dyn ReadableWritableListableStorageTraits>;
 
 /// The store of a case.
@@ -50,7 +50,7 @@ impl Stored {
         }
     }
 
-    /// Let shards grow in temporaries, where the case says so.
+    /// Makes shards grow in temporaries if the case says so.
     pub(crate) fn rename(&self, builder: Builder) -> Builder {
         match (&self.kept, &self.files) {
             (Some(kept), _) => builder.with_atomic_rename(kept.clone()),
@@ -60,7 +60,7 @@ impl Stored {
     }
 }
 
-/// Everything in a store.
+/// Returns everything in a store.
 pub(crate) fn values(
     store: &dyn ReadableWritableListableStorageTraits,
 ) -> BTreeMap<String, Vec<u8>> {
@@ -82,11 +82,11 @@ where
     bytes.into_fixed().unwrap().into_owned()
 }
 
-/// What the array has before, and what is appended.
+/// The existing content of the array, and the appended bytes.
 struct Data {
     existing: Vec<u8>,
     appended: Vec<u8>,
-    /// The length afterwards.
+    /// The final length.
     slices: u64,
 }
 
@@ -102,7 +102,7 @@ impl Data {
         }
     }
 
-    /// What must be in the array afterwards: shards that are written have nothing of before.
+    /// The expected content of the array. Written shards keep nothing of the existing content.
     fn all(&self, case: &Case) -> Vec<u8> {
         let slice_bytes = case.slice_bytes();
         let at = |slice: u64| usize::try_from(slice).unwrap() * slice_bytes;
@@ -118,7 +118,7 @@ impl Data {
         all
     }
 
-    /// Store what must be there, with one call.
+    /// Stores the expected content with one call.
     fn store(&self, case: &Case, open: impl Fn(u64) -> Array<MemoryStore>) {
         let options = case.options().with_concurrent_target(1);
         let before = open(case.existing);
@@ -176,7 +176,7 @@ fn check(case: &Case) {
     appending.finish(data.slices);
 
     let found = values(stored.store.as_ref());
-    // Elements, by zarrs.
+    // zarrs reads the elements.
     let array = Array::open(stored.store.clone(), "/array").unwrap();
     assert_eq!(array.shape(), case.shape(data.slices));
     assert_eq!(
@@ -185,7 +185,7 @@ fn check(case: &Case) {
         "elements"
     );
 
-    // Which shards there are, and their bytes; metadata, too; and nothing else.
+    // The keys, the bytes of shards, and the metadata are the same, and nothing else is stored.
     let oracle = Arc::new(MemoryStore::new());
     data.store(case, |slices| case.stock(&oracle, slices));
     let oracle = values(oracle.as_ref());
@@ -196,7 +196,7 @@ fn check(case: &Case) {
     };
     assert_eq!(metadata(&found), metadata(&oracle));
     if case.store_empty {
-        // zarrs does not store empty subchunks.
+        // zarrs never stores empty subchunks, so its bytes cannot be compared.
         check_stored(case, &data, &found);
         return;
     }
@@ -220,7 +220,7 @@ fn check(case: &Case) {
     }
 }
 
-/// The indices of a shard with this key, if the writer has written it.
+/// The indices of the shard with this key, if the writer wrote it.
 fn written(case: &Case, _data: &Data, key: &str) -> Option<Vec<u64>> {
     let indices = key.strip_prefix("array/c")?[1..].split(['/', '.']);
     let indices: Vec<u64> = indices.map(|index| index.parse().unwrap()).collect();
@@ -230,7 +230,7 @@ fn written(case: &Case, _data: &Data, key: &str) -> Option<Vec<u64>> {
         .then_some(indices)
 }
 
-/// Where empty subchunks are stored, all that have elements of the array are.
+/// If empty subchunks are stored, all subchunks with elements of the array are.
 fn check_stored(case: &Case, data: &Data, found: &BTreeMap<String, Vec<u8>>) {
     let Case { shards, .. } = case;
     let shape = case.shape(case.first() + case.slices);
@@ -258,7 +258,7 @@ proptest! {
         ..zarrs_cuda_testing::effort::config(300)
     })]
 
-    /// Any stream, by any writer, in any pieces, to any store.
+    /// Any stream, writer, pieces and store.
     #[test]
     fn a_stream_is_what_store_array_subset_stores(case in case()) {
         check(&case);

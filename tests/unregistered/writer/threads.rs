@@ -1,4 +1,4 @@
-//! Writers beside each other, and inside of rayon's pools.
+//! Several writers at the same time, and writers inside of rayon's pools.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::simple::{array_at, array_of, check_at, shards, slices};
 use super::watchdog::within;
 use zarrs_cuda_testing::codecs;
 
-/// Write so many slices to the array at `path`, in pieces.
+/// Writes this many slices to the array at `path`, in pieces.
 fn write(store: &Arc<MemoryStore>, path: &str, length: u64, chain: Option<&str>) {
     let array = match chain {
         None => array_at(store, path, 0, Options::default()),
@@ -50,7 +50,7 @@ fn several_writers_at_once() {
     });
 }
 
-/// Every thread of the pool waits in `append`: nothing that the writers need may run there.
+/// The only thread of the pool waits in `append`, so the writers must not need the pool.
 #[test]
 fn a_pool_of_one_thread_is_enough() {
     let _watchdog = within(60, "writers in a pool of one thread");
@@ -70,7 +70,7 @@ fn a_pool_of_one_thread_is_enough() {
     });
 }
 
-/// The same in the pool of all, whose threads all write.
+/// The same in the global pool: all of its threads write.
 #[test]
 fn all_threads_of_the_global_pool_write() {
     let _watchdog = within(60, "writers on all of rayon's threads");
@@ -86,7 +86,8 @@ fn all_threads_of_the_global_pool_write() {
     });
 }
 
-/// A writer that waits for its store keeps no thread that another one encodes with.
+/// A writer that waits for its store does not occupy threads that another writer needs for
+/// encoding.
 #[test]
 fn stores_that_stand_still_stop_nobody_else() {
     let _watchdog = within(60, "a writer beside others whose stores stand still");
@@ -100,11 +101,11 @@ fn stores_that_stand_still_stop_nobody_else() {
     for number in 0..=threads {
         let path = format!("/array{number}");
         let array = array_of(&shards, &still, &path, 0, Options::default());
-        // Of whole shards.
+        // Batches of whole shards.
         let builder = ArrayWriter::builder(&array).with_epochs_per_batch(2);
         let mut writer = builder.build().unwrap();
         let mut rest = &all[..];
-        // Buffers for the shards of three batches, two each, and a batch that waits for one of them.
+        // The buffers hold the shards of three batches, two each. Another batch waits for a buffer.
         let is_full = |now: Progress| now.batches_encoding > 0 && now.shards_waiting == 6;
         while !is_full(writer.progress()) {
             rest = writer.try_append(rest).unwrap();

@@ -1,5 +1,5 @@
-//! A store that falls behind: `append` waits for it, `try_append` does not, and `flush` until it has
-//! caught up.
+//! A slow store: `append` waits for it, `try_append` does not, and `flush` waits until everything
+//! complete is stored.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ fn try_append_never_waits_and_hands_back_what_it_did_not_take() {
     let all = slices(0..4001);
     let mut rest = &all[..];
     let mut refusals = 0_u64;
-    // Pieces that end in the middle of slices.
+    // Pieces that end within slices.
     while refusals < 10 {
         let piece = &rest[..rest.len().min(SLICE * 5 + 7)];
         let start = Instant::now();
@@ -33,8 +33,8 @@ fn try_append_never_waits_and_hands_back_what_it_did_not_take() {
         if left.is_empty() {
             refusals = 0;
         } else {
-            // Nothing moves while the store does not: what is left stays left. Other tests may keep
-            // the cores from what still does move.
+            // While the store stands still, no data are accepted. Encoding may still be under way
+            // if other tests use the cores.
             refusals += 1;
             std::thread::sleep(Duration::from_millis(100));
         }
@@ -114,7 +114,7 @@ fn append_waits_for_the_store_and_says_so() {
         gate.open();
         Instant::now()
     });
-    // More than a writer holds of this array, whose shards are 192 bytes.
+    // More slices than a writer can hold; the shards have 192 bytes.
     writer.append(&slices(0..4000)).unwrap();
     assert!(
         opened.join().unwrap() <= Instant::now(),
@@ -153,7 +153,7 @@ fn flush_returns_when_everything_complete_is_stored_and_covered() {
     let _watchdog = within(60, "flush");
     let store = Probe::new();
     let gate = store.gate_shards();
-    // The metadata would not grow by itself.
+    // The metadata would not be updated without a flush.
     let mut writer = builder(&array(&store))
         .with_metadata_interval(Duration::from_hours(1))
         .build()
@@ -174,7 +174,7 @@ fn flush_returns_when_everything_complete_is_stored_and_covered() {
         gate.open();
         flushing.join().unwrap().unwrap();
     });
-    // One shard epoch is complete; nothing of the second is visible.
+    // One shard epoch is complete; nothing of the second one is visible.
     check(&store, SHARD);
     assert_eq!(store.values().len() as u64, 1 + SHARDS);
     let progress = writer.progress();
@@ -183,7 +183,7 @@ fn flush_returns_when_everything_complete_is_stored_and_covered() {
     assert_eq!(progress.appended_bytes, 6 * SLICE_BYTES + SLICE_BYTES / 2);
     assert_eq!(progress.shards_stored, SHARDS);
 
-    // Flushing changes nothing of what is to come.
+    // A flush does not affect later writes.
     let changes = store.changes().len();
     writer.flush().unwrap();
     assert_eq!(store.changes().len(), changes);
@@ -200,7 +200,7 @@ fn a_small_budget_is_kept_and_gives_the_same_array() {
     let store = Probe::new();
     let generous = builder(&array(&store)).memory_estimate().unwrap();
     let mut budget = generous.host;
-    // The least that is accepted.
+    // The smallest accepted budget.
     let mut smallest = None;
     while budget > 0 {
         let options = zarrs_cuda::Options::default().with_host_memory(budget);
@@ -227,7 +227,7 @@ fn a_small_budget_is_kept_and_gives_the_same_array() {
     check(&store, 101);
 }
 
-/// A batch of several shard epochs does not keep those that are complete.
+/// A batch that spans several shard epochs does not delay the complete ones.
 #[test]
 fn flush_stores_what_is_complete_in_a_batch_that_is_not_full() {
     let store = Probe::new();
@@ -246,7 +246,7 @@ fn flush_stores_what_is_complete_in_a_batch_that_is_not_full() {
     check(&store, 30);
 }
 
-/// Not even for the rest of an element, where bytes have cut one.
+/// Not even for the rest of an element that was split.
 #[test]
 fn try_append_does_not_wait_in_the_middle_of_an_element() {
     let _watchdog = within(60, "try_append");
@@ -269,7 +269,7 @@ fn try_append_does_not_wait_in_the_middle_of_an_element() {
         opening.open();
         false
     });
-    // It may refuse to, but it does not wait.
+    // `try_append` may accept nothing, but it does not wait.
     let all = slices(0..400);
     let mut rest = &all[..];
     for _ in 0..400 {
@@ -287,7 +287,7 @@ fn try_append_does_not_wait_in_the_middle_of_an_element() {
     writer.abort().unwrap();
 }
 
-/// Stores pay by the call: pieces of a shard that waited are written together.
+/// Stores charge by the call: waiting pieces of a shard are written together.
 #[test]
 fn pieces_that_waited_are_written_together() {
     let _watchdog = within(60, "pieces that wait");
@@ -298,7 +298,7 @@ fn pieces_that_waited_are_written_together() {
         .build()
         .unwrap();
     let _open = gate.open_at_the_end();
-    // Two epochs of two shards. The first piece of one shard is held at the gate.
+    // Two epochs of two shards. The first piece of one shard waits at the gate.
     writer.append(&slices(0..SHARD)).unwrap();
     eventually("encoded", || {
         writer.progress().encoded_bytes == SHARD * SLICE_BYTES && gate.waiting() > 0

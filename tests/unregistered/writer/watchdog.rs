@@ -1,4 +1,4 @@
-//! A test that hangs ends the process.
+//! Ends the process if a test hangs.
 
 use std::sync::Once;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -10,13 +10,13 @@ pub(crate) struct Watchdog {
     _done: Sender<()>,
 }
 
-/// All tests of this process are over within minutes, also those without a watchdog of their own.
+/// Ends the process after minutes. This covers tests without a watchdog of their own.
 pub(crate) fn of_the_process() {
     static WATCHING: Once = Once::new();
     WATCHING.call_once(|| std::mem::forget(within(300, "the process")));
 }
 
-/// `what` is over within so many seconds.
+/// Ends the process unless `what` is done within this many seconds.
 pub(crate) fn within(seconds: u64, what: &str) -> Watchdog {
     let (done, waiting) = channel::<()>();
     let what = what.to_owned();
@@ -29,7 +29,7 @@ pub(crate) fn within(seconds: u64, what: &str) -> Watchdog {
     Watchdog { _done: done }
 }
 
-/// Wait until `condition` holds, which it does soon.
+/// Waits until `condition` holds. Fails if that takes long.
 #[track_caller]
 pub(crate) fn eventually(what: &str, condition: impl Fn() -> bool) {
     let start = std::time::Instant::now();

@@ -1,35 +1,35 @@
-//! The paths in source files, followed to what they name.
+//! Follows the paths in source files to the items that they name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Arrows;
 use crate::sources::Source;
 
-/// A module, from the root of the crate on.
+/// The path of a module, from the root of the crate.
 type Path = Vec<String>;
 
-/// What there is in a module.
+/// The content of a module.
 #[derive(Default)]
 struct Module {
-    /// Its file, without `src/`.
+    /// The module's file, without `src/`.
     file: String,
     defined: BTreeSet<String>,
-    /// Names that are imported or re-exported, and what they stand for.
+    /// Imported or re-exported names, and their paths.
     imported: BTreeMap<String, Path>,
-    /// Modules whose names are all imported.
+    /// Modules that are imported with a glob.
     globs: Vec<Path>,
 }
 
-/// A path as it is written, in the module that it is written in.
+/// A path as written, and the module that contains it.
 struct Written {
     module: Path,
     path: Path,
-    /// The name that an import gives it.
+    /// The name that an import gives to the path.
     name: Option<String>,
     is_import: bool,
 }
 
-/// Which files use which.
+/// Returns which files use which.
 pub(super) fn arrows(sources: &[Source]) -> Arrows {
     let mut modules: BTreeMap<Path, Module> = BTreeMap::new();
     let mut written = Vec::new();
@@ -45,7 +45,7 @@ pub(super) fn arrows(sources: &[Source]) -> Arrows {
         );
     }
     let known: BTreeSet<Path> = modules.keys().cloned().collect();
-    // Imports first: other paths may begin with what they import.
+    // Imports are resolved first: other paths may start with imported names.
     for import in written.iter().filter(|written| written.is_import) {
         let Some(path) = absolute(import, &modules, &known) else {
             continue;
@@ -79,7 +79,7 @@ pub(super) fn arrows(sources: &[Source]) -> Arrows {
     arrows
 }
 
-/// The path from the root of the crate on; `None` if it is of another crate, or of an item's own.
+/// The path from the root of the crate; `None` for paths to other crates, or within an item.
 fn absolute(
     written: &Written,
     modules: &BTreeMap<Path, Module>,
@@ -97,7 +97,7 @@ fn absolute(
             } else if written.is_import {
                 return None;
             } else {
-                // What was imported, if that is a module or has names of its own.
+                // An imported name, if it is a module or has associated names.
                 modules.get(&written.module)?.imported.get(name)?.clone()
             }
         }
@@ -112,7 +112,7 @@ fn absolute(
     Some(path)
 }
 
-/// The file that defines what `path` names.
+/// The file that defines the item at `path`.
 fn defines(path: &[String], modules: &BTreeMap<Path, Module>, depth: usize) -> Option<String> {
     let mut len = 0;
     while len < path.len() && modules.contains_key(&path[..=len]) {
@@ -138,11 +138,11 @@ fn defines(path: &[String], modules: &BTreeMap<Path, Module>, depth: usize) -> O
             return defines(&to, modules, depth + 1);
         }
     }
-    // A module that is declared there says nothing of who defines what it names.
+    // The module does not show which file defines the name.
     None
 }
 
-/// Read the lines of a file: its modules, and its paths.
+/// Reads the modules and paths from the lines of a file.
 fn read(
     module: &[String],
     file: &str,
@@ -152,7 +152,7 @@ fn read(
 ) {
     let tokens = tokens(lines);
     let is = |at: usize, text: &str| tokens.get(at).is_some_and(|token| token == text);
-    // The modules that are open, and how many braces were open before each.
+    // The open modules, and the number of open braces before each.
     let mut open = vec![(module.to_vec(), 0)];
     let mut braces = 0;
     let new = || Module {
@@ -185,7 +185,7 @@ fn read(
                     module.defined.insert(name.clone());
                 }
             }
-            // Not what a type captures.
+            // Skips `use<…>` in types.
             "use" if !is(at + 1, "<") => {
                 let mut trees = Vec::new();
                 at = tree(&tokens, at + 1, &mut vec![], &mut trees);
@@ -222,7 +222,7 @@ fn read(
     }
 }
 
-/// The paths of an import, and the names that it gives them. Returns where it ends.
+/// Reads the paths of an import, and their names. Returns the position after the import.
 fn tree(
     tokens: &[String],
     mut at: usize,
@@ -269,7 +269,8 @@ fn is_name(token: &str) -> bool {
     token.starts_with(|c: char| c.is_alphabetic() || c == '_' || c == '*')
 }
 
-/// Names, `::`, and single characters, without comments, strings and characters.
+/// Splits lines into names, `::`, and single characters. Skips comments, strings and character
+/// literals.
 fn tokens(lines: &[String]) -> Vec<String> {
     let text = lines.join("\n");
     let mut tokens = Vec::new();
@@ -306,7 +307,7 @@ fn tokens(lines: &[String]) -> Vec<String> {
         } else if first == '"' {
             quoted(rest, '"')
         } else if first == '\'' {
-            // A character, or the name of a lifetime.
+            // A character literal or a lifetime.
             let mut chars = rest.chars().skip(1);
             match (chars.next(), chars.next()) {
                 (Some('\\'), _) => quoted(rest, '\''),
@@ -324,7 +325,7 @@ fn tokens(lines: &[String]) -> Vec<String> {
     tokens
 }
 
-/// The bytes of a literal that `quote` begins and ends.
+/// The length of a literal between two `quote`s, in bytes.
 fn quoted(text: &str, quote: char) -> usize {
     let mut escaped = false;
     for (at, c) in text.char_indices().skip(1) {

@@ -1,4 +1,4 @@
-//! That the arrows are those of the picture; and that this is seen.
+//! Tests that the arrows match the picture, and that deviations are detected.
 
 #![allow(clippy::unwrap_used)] // a test that panics has failed
 
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use super::*;
 use crate::sources::Source;
 
-/// Files of made-up modules: paths of modules, and their texts.
+/// The arrows of made-up modules, given by their paths and texts.
 fn made_up(files: &[(&str, &str)]) -> Arrows {
     let sources: Vec<Source> = files
         .iter()

@@ -1,4 +1,4 @@
-//! The script of the bundle, over bundles of scripts that behave as the programs may.
+//! Tests of the bundle's script. Scripts that imitate the bundle's programs take their place.
 
 #![allow(clippy::unwrap_used)] // a test that panics has failed
 
@@ -14,27 +14,28 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// All commands that the script may use, so that a machine's own nvidia-smi or sanitizer is not found.
+/// All commands that the script may use. The machine's own nvidia-smi or sanitizer must not be
+/// found.
 const COMMANDS: &[&str] = &[
     "awk", "bash", "cat", "date", "dirname", "env", "grep", "head", "mkdir", "mktemp", "mv", "rm",
     "sed", "sleep", "tail", "tee", "timeout", "tr", "wc",
 ];
 
-/// What the tests do where all is well.
+/// The behaviour of the tests when all is well.
 const PASSING: &str = "[ \"$ZARRS_CUDA_REQUIRE_GPU\" = 1 ] || exit 101
 echo 'running 2 tests'
 echo 'test result: ok. 2 passed; 0 failed'";
 
-/// What the script writes.
+/// The files that the script writes.
 const FILES: [&str; 2] = ["zarrs_cuda-gpu.json", "zarrs_cuda-gpu.log"];
 
-/// A bundle in a temporary folder, and the machine that it runs on.
+/// A bundle in a temporary folder, and a simulated machine for it.
 struct Bundle {
     root: PathBuf,
 }
 
 impl Bundle {
-    /// Tests pass, the benchmark writes its file, there is neither nvidia-smi nor a sanitizer.
+    /// The tests pass, the benchmark writes its file, and there is no nvidia-smi and no sanitizer.
     fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!(
@@ -64,7 +65,7 @@ impl Bundle {
         bundle
     }
 
-    /// A program of bash at `path`. What it was called with is added to the file `calls`.
+    /// Creates a bash program at `path`. It appends its arguments to the file `calls`.
     fn program(&self, path: &str, body: &str) {
         let file = self.root.join(path);
         let calls = self.root.join("calls");
@@ -79,7 +80,7 @@ impl Bundle {
         fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// The tests of the bundle do `body`, unless they are to be listed.
+    /// Makes the bundle's tests run `body`, except for listing.
     fn tests(&self, body: &str) {
         self.listed("bundle/zarrs_cuda-tests", body);
     }
@@ -93,7 +94,7 @@ impl Bundle {
         self.program(path, &format!("{list}\n{body}"));
     }
 
-    /// A sanitizer that does `body` before it runs the tests.
+    /// Adds a sanitizer that runs `body` before the tests.
     fn sanitizer(&self, body: &str) {
         let run = "while [[ $1 == --* ]]; do shift 2; done; \"$@\"";
         self.program("bin/compute-sanitizer", &format!("{body}\n{run}"));
@@ -115,7 +116,7 @@ impl Bundle {
         command
     }
 
-    /// Run it to its end, which must leave two files and nothing else.
+    /// Runs the script to its end, which must leave exactly two files.
     fn run(&self, arguments: &[&str], variables: &[(&str, &str)]) -> (Output, Value) {
         let mut command = self.command(arguments);
         let output = command.envs(variables.iter().copied()).output().unwrap();
@@ -134,7 +135,7 @@ impl Bundle {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// What the programs were called with, a line for each call.
+    /// The arguments of the programs, one line for each call.
     fn calls(&self) -> String {
         fs::read_to_string(self.root.join("calls")).unwrap_or_default()
     }
@@ -155,7 +156,7 @@ impl Drop for Bundle {
     }
 }
 
-/// The result of each part, in order.
+/// The results of the parts, in order.
 fn results(json: &Value) -> Vec<(&str, &str)> {
     let parts = json["parts"].as_array().unwrap().iter();
     parts
@@ -216,7 +217,7 @@ fn everything_passes() {
     assert_eq!(log.matches("cases=4").count(), 4 * 2);
 
     let calls = bundle.calls();
-    // The tests that each run of a tool was to run.
+    // The tests that each run of a tool should run.
     let tool = |name: &str| -> Vec<&str> {
         let begin = format!("compute-sanitizer --tool {name} --error-exitcode 9 ");
         let calls = calls.lines().filter(|call| call.starts_with(&begin));
@@ -372,7 +373,7 @@ fn after_suites_that_hang_the_rest_is_skipped() {
     );
 }
 
-/// A script that runs the benchmark, which does `body`, after the suites.
+/// Starts a script that runs the suites, and then the benchmark, which runs `body`.
 fn in_the_benchmark(bundle: &Bundle, body: &str) -> Child {
     bundle.bench(body);
     let mut command = bundle.command(&["suites", "benchmark"]);
@@ -385,7 +386,7 @@ fn in_the_benchmark(bundle: &Bundle, body: &str) -> Child {
     script
 }
 
-/// Wait for `condition`, but not for ever.
+/// Waits for `condition`, with a time limit.
 fn until(mut condition: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !condition() {
@@ -397,7 +398,7 @@ fn until(mut condition: impl FnMut() -> bool) {
 #[test]
 fn a_script_that_is_killed_keeps_the_parts_before() {
     let bundle = Bundle::new();
-    // Ends by itself: a kill of the script alone does not reach it.
+    // The benchmark ends by itself, since killing the script alone does not reach it.
     let mut script = in_the_benchmark(&bundle, "exec sleep 3");
     script.kill().unwrap();
     script.wait().unwrap();
@@ -429,7 +430,7 @@ fn a_script_that_is_told_to_end_takes_all_with_it() {
 #[test]
 fn parts_that_are_yet_to_come_are_waiting() {
     let bundle = Bundle::new();
-    // The document as it is while the suites run.
+    // A copy of the document from the time of the suites.
     let text = bundle.root.join("text");
     bundle.tests(&format!(
         "cat \"$OUT\"/zarrs_cuda-gpu.json >'{}'\n{PASSING}",
@@ -473,7 +474,7 @@ fn without_nvidia_smi_the_gpu_is_unknown() {
     assert_eq!(json["gpu"], Value::Null);
     assert_eq!(json["compute_capability"], Value::Null);
 
-    // Nor is what it says when it fails the name of a GPU.
+    // The error output of nvidia-smi is not taken for a GPU's name.
     bundle.program("bin/nvidia-smi", "echo NVIDIA-SMI has failed; exit 9");
     let (_, json) = bundle.run(&["suites"], &[]);
     assert_eq!(json["gpu"], Value::Null);
@@ -534,12 +535,12 @@ fn nvcomp_is_unpacked_for_the_programs_and_not_left_behind() {
     ));
     fs::create_dir(bundle.root.join("bundle/nvcomp")).unwrap();
     fs::write(bundle.root.join("bundle/nvcomp/libnvcomp.so.6.xz"), "").unwrap();
-    // Neither xz nor python3.
+    // Neither xz nor python3 exists.
     let (output, json) = bundle.run(&["suites"], &[]);
     assert!(output.status.success(), "{json:#}");
     assert_eq!(results(&json), [("nvcomp", "absent"), ("suites", "passed")]);
 
-    // They run as on any machine, whatever the programs of the bundle need.
+    // The tools run with the machine's own libraries, not with those for the bundle's programs.
     let driver = bundle.root.join("nvidia");
     fs::create_dir(&driver).unwrap();
     fs::write(driver.join("libcuda.so.1"), "").unwrap();
@@ -562,7 +563,7 @@ fn nvcomp_is_unpacked_for_the_programs_and_not_left_behind() {
     }
 }
 
-/// The script names tests, which it cannot look up.
+/// The script names tests, but cannot check that they exist.
 #[test]
 fn the_tests_that_the_script_names_exist() {
     let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -1,11 +1,11 @@
-//! The engine as a whole.
+//! Tests of the whole engine.
 //!
-//! | folder | on which devices |
+//! | folder | devices |
 //! |---|---|
-//! | `on_gpu` | the first GPU of this machine, skipped where there is none |
-//! | `simulated` | simulations, with emulated kernels |
+//! | `on_gpu` | the first GPU of this machine; the tests are skipped if there is none |
+//! | `simulated` | simulated devices with emulated kernels |
 //!
-//! What both try is in `on_gpu`: `application`, `bodies`, `compressed` and `stream`.
+//! The bodies that both share are in `on_gpu`: `application`, `bodies`, `compressed` and `stream`.
 
 #[allow(unsafe_code)]
 mod on_gpu;

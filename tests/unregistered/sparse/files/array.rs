@@ -10,9 +10,9 @@ use zarrs_cuda::storage::SparseShardStore;
 
 pub(crate) const PATH: &str = "/volume";
 pub(crate) const SHARDS: u64 = 4;
-/// Of a shard.
+/// The subchunks of a shard.
 pub(crate) const SUBCHUNKS: u64 = 8;
-/// Of a subchunk.
+/// The elements of a subchunk.
 pub(crate) const ELEMENTS: usize = 16;
 
 pub(crate) type Sparse = SparseShardStore<FilesystemStore>;
@@ -21,7 +21,7 @@ pub(crate) fn files(folder: &Path) -> Arc<FilesystemStore> {
     Arc::new(FilesystemStore::new(folder).unwrap())
 }
 
-/// Store the metadata of an array.
+/// Stores the metadata of an array.
 pub(crate) fn create(folder: &Path) {
     let metadata = json!({
         "zarr_format": 3,
@@ -44,7 +44,7 @@ pub(crate) fn create(folder: &Path) {
     array.store_metadata().unwrap();
 }
 
-/// An adapter of its own, as another process has one.
+/// Opens a new adapter, as another process would.
 pub(crate) fn open(folder: &Path) -> Arc<Sparse> {
     Arc::new(SparseShardStore::on_filesystem(files(folder), PATH).unwrap())
 }
@@ -58,7 +58,7 @@ pub(crate) fn write(array: &Array<Sparse>, subchunk: u64, value: u32) -> Result<
     written.map_err(|error| error.to_string())
 }
 
-/// The value of a subchunk, all of whose elements have to be the same.
+/// Returns the value of a subchunk. All of its elements must be equal.
 pub(crate) fn read(array: &Array<Sparse>, subchunk: u64) -> Result<u32, String> {
     let read = array.retrieve_chunk::<Vec<u32>>(&[subchunk]);
     let read = read.map_err(|error| error.to_string())?;
@@ -66,7 +66,7 @@ pub(crate) fn read(array: &Array<Sparse>, subchunk: u64) -> Result<u32, String> 
     Ok(read[0])
 }
 
-/// What zarrs alone reads.
+/// Returns the values that zarrs alone reads.
 pub(crate) fn packed(folder: &Path) -> Vec<u32> {
     let array = Array::open(files(folder), PATH).unwrap();
     let read = array.retrieve_array_subset::<Vec<u32>>(&array.subset_all());

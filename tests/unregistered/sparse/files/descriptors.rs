@@ -1,4 +1,4 @@
-//! Too few descriptors: each call is right or an error, and nothing that was acknowledged is lost.
+//! Too few file descriptors: each call is right or an error, and no acknowledged write is lost.
 
 use std::fs::File;
 use std::sync::Mutex;
@@ -10,7 +10,7 @@ use super::process::{descriptors, folder, limit, run, run_with};
 
 const ALL: u64 = SHARDS * SUBCHUNKS;
 
-/// All descriptors that can be had.
+/// Opens files until no descriptor is left.
 fn hoard() -> Vec<File> {
     std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
 }
@@ -55,7 +55,7 @@ fn without_descriptors() {
     assert_eq!(packed(&folder), vec![1; ALL as usize]);
 }
 
-/// Of one subchunk: the last value that was acknowledged, and the last that was tried.
+/// For one subchunk: the last acknowledged value, and the last value that was tried.
 type Value = Mutex<(u32, u32)>;
 
 #[derive(Default)]
@@ -140,7 +140,7 @@ fn with_few_descriptors() {
         }
         over.store(true, Ordering::Relaxed);
     });
-    // Each is read, by another process, and packed.
+    // Another process reads and packs each subchunk.
     let array = subchunks(&open(&folder));
     let is_right = |read: u32, subchunk: u64| {
         let (least, most) = *values[subchunk as usize].lock().unwrap();
@@ -171,7 +171,7 @@ fn with_few_descriptors() {
     }
     assert_eq!((count(&reads.stale), count(&writes.lost)), (0, 0));
     assert_eq!(packed(&folder), in_frames);
-    // It was as scarce as it should be, and not all was refused.
+    // Descriptors were scarce: some calls were refused, and some succeeded.
     for counts in [&writes, &reads, &consolidations] {
         assert!(count(&counts.right) > 0 && count(&counts.refused) > 0);
     }

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use super::array::{create, frame, open, packed, read, shard, subchunks, write};
 use super::process::{folder, limit, run};
 
-/// A file can have this many bytes: a version of a subchunk has 80, a shard more.
+/// The largest size of a file. A version of a subchunk has 80 bytes, and a shard more.
 const FULL: u64 = 40;
 
 #[test]
@@ -20,7 +20,7 @@ fn full() {
     write(&array, 1, 1).unwrap();
     adapter.consolidate(&[0]).unwrap().unwrap();
     write(&array, 0, 2).unwrap();
-    // SAFETY: a signal is ignored, so that a write returns an error.
+    // SAFETY: ignoring the signal only makes writes return an error.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     limit(libc::RLIMIT_FSIZE, FULL);
     for (subchunk, value) in [(0, 2), (1, 1), (9, 0)] {
@@ -29,7 +29,7 @@ fn full() {
     }
     adapter.consolidate(&[0]).unwrap_err();
     assert_eq!(packed(&folder)[..2], [1, 1]);
-    // What could be written of the temporary.
+    // The temporary has only the bytes that could be written.
     assert!(
         shard(&folder, 0)
             .with_extension("tmp")
@@ -39,7 +39,7 @@ fn full() {
             <= FULL
     );
     assert_eq!(read(&array, 0), Ok(2));
-    // Nothing but parts of versions lies in the frame of a shard that there is not.
+    // The frame of the missing shard holds only incomplete versions.
     assert_eq!(frame(&folder, 1).read_dir().unwrap().count(), 1);
     let listed = adapter.consolidate(&[1]).unwrap().unwrap();
     assert_eq!((listed.subchunks, listed.invalid, listed.after), (0, 1, 0));
@@ -57,9 +57,9 @@ fn a_full_disk() {
     run(module_path!(), "full", tempfile::tempdir().unwrap().path());
 }
 
-/// The superuser may do everything.
+/// Drops the privileges of the superuser, who is allowed everything.
 fn be_nobody() {
-    // SAFETY: numbers are passed.
+    // SAFETY: the functions take numbers only.
     unsafe {
         if libc::geteuid() == 0 {
             assert_eq!(libc::setgid(65534), 0);
@@ -75,12 +75,12 @@ fn forbidden() {
     be_nobody();
     let adapter = open(&folder);
     let array = subchunks(&adapter);
-    // All may be read, and nothing written.
+    // Everything can be read, and nothing written.
     assert_eq!((read(&array, 0), read(&array, 1)), (Ok(2), Ok(1)));
     write(&array, 0, 3).unwrap_err();
     array.erase_chunk(&[0]).unwrap_err();
     adapter.consolidate_all(&|_| {}).unwrap_err();
-    // A frame that cannot be listed is not an empty one.
+    // A frame that cannot be listed is not taken for an empty one.
     for error in [
         read(&array, 8).unwrap_err(),
         write(&array, 8, 3).unwrap_err(),

@@ -1,5 +1,5 @@
-//! Sparse shards in the files of a machine that has too little of something, or where other things lie
-//! than there should be.
+//! Sparse shards in files: on a machine that lacks some resource, or with unexpected files in their
+//! place.
 
 mod array;
 mod descriptors;

@@ -1,4 +1,4 @@
-//! Names that are not UTF-8.
+//! File names that are not UTF-8.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -11,7 +11,7 @@ use zarrs_cuda::storage::SparseShardStore;
 
 use super::array::{PATH, create, files, frame, open, packed, read, subchunks, write};
 
-/// Each shard has an update, and the frame of shard 1 a name that is not UTF-8.
+/// Updates each shard, and adds a name that is not UTF-8 to the frame of shard 1.
 fn prepare(folder: &Path) {
     create(folder);
     let array = subchunks(&open(folder));
@@ -46,13 +46,13 @@ fn they_are_passed_over_and_counted() {
         "{done}"
     );
     assert_eq!(first_of_each(folder.path()), [10, 21, 12, 13]);
-    // It stays, and is reported each time.
+    // The name stays, and is reported each time.
     assert_eq!(adapter.pending().unwrap(), [[1]]);
     let done = adapter.consolidate_all(&|_| {}).unwrap();
     assert_eq!((done.done, done.sum.not_utf_8), (1, 1));
 }
 
-/// zarrs' store panics when it lists that one frame.
+/// zarrs' store panics when it lists that frame.
 #[test]
 fn elsewhere_one_frame_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
@@ -72,7 +72,7 @@ fn elsewhere_one_frame_is_an_error() {
     }
 }
 
-/// Shards that are damaged are named, and the others are packed.
+/// Damaged shards are named in the error, and the others are packed.
 #[test]
 fn all_that_fail_are_named() {
     let folder = tempfile::tempdir().unwrap();
@@ -91,7 +91,7 @@ fn all_that_fail_are_named() {
         "{error}"
     );
     assert_eq!(adapter.pending().unwrap(), [[1], [3]]);
-    // What is in a frame is read, and an empty file is no shard.
+    // A subchunk in the frame can be read. An empty file is not a shard.
     assert_eq!(read(&array, 8), Ok(10));
     read(&array, 9).unwrap_err();
     for subchunk in 8..16 {

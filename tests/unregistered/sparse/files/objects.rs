@@ -1,4 +1,4 @@
-//! What lies in a frame under the name of a version, and is none.
+//! Objects in a frame that have the name of a version, but are none.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -11,10 +11,10 @@ use zarrs::storage::{ListableStorageTraits, StorePrefix};
 
 use super::array::{create, files, frame, open, packed, read, shard, subchunks, write};
 
-/// As no version is called that the tests write.
+/// A name that the tests' own versions never have.
 const NAME: &str = "00000002.0000000000000009.HOSTILE.chunk";
 
-/// What the process had in memory at most, in MiB.
+/// The peak memory of the process, in MiB.
 fn most_memory() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status
@@ -53,7 +53,7 @@ const OBJECTS: [(&str, Put, usize); 7] = [
         |at, version| symlink(version, at).unwrap(),
         1,
     ),
-    // It is a prefix, and not the key of an object.
+    // A directory is a prefix, not the key of an object.
     ("a directory", |at, _| fs::create_dir(at).unwrap(), 0),
     ("nothing at all", |_, _| {}, 0),
 ];
@@ -65,7 +65,7 @@ fn only_regular_files_are_versions() {
         let path = folder.path().to_owned();
         create(&path);
         let array = subchunks(&open(&path));
-        // A version of another subchunk, which would be a valid one of this.
+        // A version of another subchunk. Under the right name it would be valid.
         write(&array, 5, 50).unwrap();
         write(&array, 2, 20).unwrap();
         let other = fs::read_dir(frame(&path, 0))
@@ -107,7 +107,7 @@ fn only_regular_files_are_versions() {
     }
 }
 
-/// A temporary that somebody left, or put there.
+/// An existing temporary, from a crash or from another program.
 #[test]
 fn temporaries_are_made_anew() {
     type Put = fn(&Path, &Path);
@@ -151,7 +151,7 @@ fn temporaries_are_made_anew() {
     }
 }
 
-/// Shards on another disk, for example.
+/// For example, if the shards are on another disk.
 #[test]
 fn links_to_directories_are_followed() {
     let folder = tempfile::tempdir().unwrap();
@@ -159,7 +159,7 @@ fn links_to_directories_are_followed() {
     let path = folder.path();
     create(path);
     symlink(elsewhere.path(), path.join("volume/c")).unwrap();
-    // And one that leads back.
+    // A second link leads back to the folder.
     symlink(path, elsewhere.path().join("back")).unwrap();
     let adapter = open(path);
     let array = subchunks(&adapter);
@@ -170,7 +170,7 @@ fn links_to_directories_are_followed() {
     assert!(elsewhere.path().join("1").is_file());
 }
 
-/// What is stored as a subchunk has at most as many bytes as its codecs make.
+/// A stored subchunk cannot be longer than its codecs' output.
 #[test]
 fn more_than_a_subchunk_is_refused() {
     use zarrs::storage::{ReadableStorageTraits, StoreKey, WritableStorageTraits};

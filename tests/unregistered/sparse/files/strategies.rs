@@ -1,4 +1,5 @@
-//! Shards that were updated in part, with each strategy, before they are worked on and between.
+//! Shards that are partially updated with each strategy, before frames exist and between
+//! consolidations.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -62,7 +63,7 @@ fn shards_of_every_strategy() {
         let mut expected = vec![0_u16; ALL as usize];
         let update =
             |expected: &mut Vec<u16>, at, values: &[u16]| update(&array, expected, at, values);
-        // The first is created in part, the second is never there.
+        // The first shard is created by a partial update. The second is never stored.
         update(&mut expected, 3, &[1, 2, 3]);
         update(&mut expected, 20, &[7; 12]);
         update(&mut expected, 5, &[9, 300, 1]);
@@ -92,7 +93,7 @@ fn shards_of_every_strategy() {
             check(&expected);
             let read = plain.retrieve_array_subset::<Vec<u16>>(&plain.subset_all());
             assert_eq!(read.unwrap(), expected, "{strategy:?}");
-            // While there is no frame it is updated in part again.
+            // Without a frame the shard is partially updated again.
             update(&mut expected, 6, &[round, 17 * round, 1000 + round]);
             update(&mut expected, 90, &[round; 20]);
             check(&expected);

@@ -1,4 +1,4 @@
-//! Arrays of zarrs over the adapter, and over the store itself.
+//! zarrs' arrays over the adapter, and directly over the store.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ fn layout() -> Layout {
     layout
 }
 
-/// Subsets that are no subchunks, and their elements, which are not the fill value.
+/// Subsets that are not aligned to subchunks, with elements other than the fill value.
 fn subsets() -> Vec<(ArraySubset, Vec<u8>)> {
     let of = |rows: std::ops::Range<u64>, columns: std::ops::Range<u64>, first: u8| {
         let subset = ArraySubset::new_with_ranges(&[rows, columns]);
@@ -86,12 +86,13 @@ fn written_as_subchunks_and_read_as_shards() {
     );
     assert_eq!(plain(), expected());
     assert_eq!(read(&array), expected());
-    // Nothing is left but the shards.
+    // Only the metadata and the shards are left.
     let keys = store.list().unwrap();
     assert_eq!(keys.len(), 7, "{keys:?}");
     assert_eq!(sparse.consolidate_all(&|_| {}).unwrap().shards, 0);
 
-    // A subchunk that holds nothing but the fill value is erased, and with it its shard.
+    // A subchunk that only holds the fill value is erased. If it was the last one, its shard is
+    // erased, too.
     let first = ArraySubset::new_with_ranges(&[0..4, 0..6]);
     array.store_array_subset(&first, vec![0_u8; 24]).unwrap();
     assert!(
@@ -184,7 +185,7 @@ async fn asynchronously() {
     );
 }
 
-/// Threads of one process, and processes, which write different subchunks of one shard.
+/// Threads of several processes write different subchunks of one shard.
 #[test]
 fn many_writers_at_once() {
     let layout = Layout::new(&[64], &[64], &[1]);

@@ -1,4 +1,4 @@
-//! Consolidations in stores that are awaited.
+//! Consolidations in asynchronous stores.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ use zarrs_cuda::storage::SparseShardStore;
 
 use super::stores::{Here, Layout};
 
-/// A store that fails to put some shards, and takes its time to put the others.
+/// A store that fails to store some shards, and takes time for the others.
 struct Slow {
     store: SyncToAsyncStorageAdapter<MemoryStore, Here>,
     fails: fn(&str) -> bool,
@@ -100,7 +100,8 @@ impl AsyncWritableStorageTraits for Slow {
 
 const SHARDS: u64 = 40;
 
-/// Consolidate shards of which some fail: the error, those that are done, and how many failed.
+/// Consolidates shards, some of which fail. Returns the error, the finished shards, and the number
+/// of failures.
 async fn consolidated(fails: fn(&str) -> bool) -> (String, Vec<u64>, usize) {
     let memory = Arc::new(MemoryStore::new());
     let layout = Layout::new(&[4 * SHARDS], &[4], &[2]);
@@ -139,14 +140,14 @@ async fn one_that_fails_does_not_stop_the_others() {
     assert_eq!((done, failed), ((1..SHARDS).collect(), 1));
 }
 
-/// And none is begun after it was seen that the store fails. No request is left to be done when it is too
-/// late: those that were begun are awaited.
+/// No shard is begun after the store's failure was seen. Shards that were begun are awaited, so
+/// that no request is left.
 #[tokio::test]
 async fn a_store_that_fails_is_not_asked_for_ever() {
     let (error, done, failed) = consolidated(|key| !key.contains(".frame/")).await;
     assert!(error.contains("503") && error.contains("others"), "{error}");
     assert!(done.is_empty(), "{done:?}");
-    // Eight are begun at once.
+    // Eight shards are begun at the same time.
     assert!((16..24).contains(&failed), "{failed}");
     let (_, done, failed) = consolidated(|key| key.ends_with('5') || key.ends_with("/c/0")).await;
     assert_eq!((done.len() + failed) as u64, SHARDS);

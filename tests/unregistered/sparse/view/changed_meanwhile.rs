@@ -1,4 +1,4 @@
-//! What is seen through an adapter, and what is refused, while the store is changed by others.
+//! Reads and refused writes of an adapter while other programs change the store.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -24,8 +24,8 @@ fn prefix(prefix: &str) -> StorePrefix {
     StorePrefix::new(prefix).unwrap()
 }
 
-/// A part of a subchunk is written as zarrs does it: read, and stored. With a listing of the past that
-/// is what others replaced since.
+/// zarrs writes a part of a subchunk by reading and storing it. With an old listing it would
+/// restore elements that another program has replaced since.
 #[test]
 fn who_reads_by_old_listings_does_not_write() {
     let store = Arc::new(MemoryStore::new());
@@ -71,7 +71,7 @@ fn who_reads_by_old_listings_does_not_write() {
     assert_eq!(a.retrieve_chunk::<Vec<u8>>(&[0]).unwrap(), *b"xx");
 }
 
-/// The metadata of `layout`, with another value at `pointer`.
+/// Stores the metadata of `layout` with other values at some pointers.
 fn stored_anew(store: &MemoryStore, layout: &Layout, changes: &[(&str, Value)]) {
     let mut metadata = layout.metadata();
     for (pointer, value) in changes {
@@ -129,7 +129,7 @@ fn another_sharding_is_noticed() {
             Array::open(Arc::new(anew), layout.path).unwrap();
         }
     }
-    // The same sharding in other words, and what else there is to change.
+    // The same sharding with another description, and other members that may change.
     for changes in [
         &[][..],
         &[("/shape", json!([80]))],
@@ -145,7 +145,7 @@ fn another_sharding_is_noticed() {
     }
 }
 
-/// Two store the metadata at once; one of them dies in the middle.
+/// Two adapters store the metadata at the same time. One of them dies in the middle.
 #[test]
 fn half_a_document_is_not_put_in_place() {
     let (_folder, store) = files();
@@ -164,7 +164,7 @@ fn half_a_document_is_not_put_in_place() {
     let stored = Bytes::from(serde_json::to_vec(&stored).unwrap());
     let (key, dies) = (layout.key(), stored.clone());
     of_other.fail(|request| (request.operation != Operation::Get).then_some(Fault::Torn));
-    // It has written, and does not rename yet.
+    // The adapter has written, and has not renamed yet.
     of_one.fail(move |request| {
         if request.operation == Operation::Rename {
             other.set(&key, dies.clone()).unwrap_err();
@@ -176,7 +176,7 @@ fn half_a_document_is_not_put_in_place() {
     let is_rename = |request: &Request| request.operation == Operation::Rename;
     assert!(of_one.requests().iter().any(is_rename));
 
-    // One that fails, and goes on, leaves nothing behind.
+    // An adapter that fails and lives on removes its temporary.
     let before = store.list().unwrap();
     of_one.fail(|request| (request.operation == Operation::Set).then_some(Fault::Torn));
     one.set(&layout.key(), metadata).unwrap_err();
@@ -184,7 +184,7 @@ fn half_a_document_is_not_put_in_place() {
     assert_eq!(one.get(&layout.key()).unwrap().unwrap(), stored);
 }
 
-/// A store with a shard of which one subchunk is in the frame, and one is packed.
+/// A store with a shard. One of its subchunks is in the frame, and one is packed.
 fn framed() -> (Arc<MemoryStore>, Arc<SparseShardStore<MemoryStore>>) {
     let store = Arc::new(MemoryStore::new());
     let layout = Layout::new(&[8, 8], &[4, 4], &[2, 2]);
@@ -224,7 +224,7 @@ fn there_is_nothing_in_frames() {
     );
 }
 
-/// Whoever goes from directory to directory finds what is listed at once.
+/// A walk through all directories finds the same keys as one listing.
 #[test]
 fn what_is_beside_shards_is_found_in_directories() {
     let (_, sparse) = framed();
@@ -271,7 +271,7 @@ fn arrays_of_zarr_v2_have_no_shards() {
     assert!(open().contains("Zarr V2"), "{}", open());
 }
 
-/// What is acknowledged in frames has to fit into a shard.
+/// A write to a frame is only acknowledged if the shard can hold it.
 #[test]
 fn an_index_that_cannot_be_encoded_is_refused() {
     let store = Arc::new(MemoryStore::new());
@@ -288,7 +288,7 @@ fn an_index_that_cannot_be_encoded_is_refused() {
     assert!(error.contains("endian"), "{error}");
 }
 
-/// Clones are as one adapter: those that write parts of a subchunk take turns.
+/// Clones act as one adapter: threads that write parts of a subchunk take turns.
 #[test]
 fn clones_take_turns() {
     const THREADS: u64 = 4;
@@ -314,7 +314,7 @@ fn clones_take_turns() {
     let written = sparse.get(&chunk).unwrap().unwrap();
     let lost = written.iter().filter(|&&byte| byte != b'x').count();
     assert_eq!((written.len() as u64, lost), (THREADS * PARTS, 0));
-    // What is asked of one is not asked of the others.
+    // The option of one clone does not affect the others.
     reader.set(&chunk, b"reader"[..].into()).unwrap_err();
     assert_eq!(reader.get(&chunk).unwrap().unwrap(), written);
     sparse.consolidate(&[0]).unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! Frames and shards that somebody else wrote, or part of them.
+//! Frames and shards that other programs wrote entirely or in part.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ fn chunk(at: u8) -> StoreKey {
     key(&format!("group/array/c/{at}"))
 }
 
-/// A shard of four subchunks, of which the last is in the frame.
+/// A shard of four subchunks. The last one is in the frame.
 fn prepare(store: &Arc<dyn ReadableWritableListableStorageTraits>) -> Layout {
     let layout = Layout::new(&[8], &[8], &[2]);
     layout.create(&**store);
@@ -68,7 +68,7 @@ fn objects_that_are_not_whole_are_absent() {
                 3
             );
         }
-        // It is not touched, and not put over.
+        // The torn version is neither deleted nor packed.
         let done = sparse.consolidate(&[0]).unwrap().unwrap();
         assert_eq!((done.subchunks, done.invalid), (0, 1));
         sparse.set(&last, vec![5; 2].into()).unwrap();
@@ -78,7 +78,7 @@ fn objects_that_are_not_whole_are_absent() {
         assert_eq!((done.subchunks, done.versions, done.invalid), (1, 1, 1));
         assert_eq!(frame(&*store), std::slice::from_ref(object));
         assert_eq!(sparse.get(&last).unwrap().unwrap(), vec![5; 2]);
-        // Its writer was slow, and is done now.
+        // Its slow writer completes it.
         store.set(object, whole).unwrap();
         assert_eq!(sparse.get(&last).unwrap().unwrap(), vec![4; 2]);
     }
@@ -113,7 +113,7 @@ fn names_that_are_none() {
     }
 }
 
-/// zarrs' store panics when it lists them.
+/// zarrs' store panics when it lists such names.
 #[cfg(target_os = "linux")]
 #[test]
 fn names_that_are_not_utf_8_are_errors() {
@@ -139,7 +139,7 @@ fn corrupted_shards_are_errors() {
         let sparse = layout.open(&store);
         let check = |object: Bytes, what: &str| {
             store.set(&key(SHARD), object.clone()).unwrap();
-            // What is in the frame can be read.
+            // The subchunk in the frame is readable.
             assert_eq!(sparse.get(&chunk(3)).unwrap().unwrap(), vec![4; 2]);
             let read = sparse.get(&chunk(0));
             assert!(read.is_err(), "{what}");
@@ -158,7 +158,7 @@ fn corrupted_shards_are_errors() {
             flipped[at] ^= 1;
             check(flipped.into(), &format!("byte {at}"));
         }
-        // Valid checksums, and extents that are not in the shard.
+        // Valid checksums, but extents outside of the shard.
         for [offset, len] in [[u64::MAX - 1, 4], [0, 1 << 60], [0, 1 << 30], [5, u64::MAX]] {
             let mut object = whole.to_vec();
             let index = object.len() - 68;
@@ -168,7 +168,7 @@ fn corrupted_shards_are_errors() {
             object[index + 64..].copy_from_slice(&checksum.to_le_bytes());
             check(object.into(), &format!("{offset} {len}"));
         }
-        // Extents that share all bytes of a shard.
+        // Extents that all cover the whole shard.
         let mut object = [&vec![7; 1000], &whole[whole.len() - 68..]].concat();
         for entry in 0..4 {
             let at = 1000 + 16 * entry;

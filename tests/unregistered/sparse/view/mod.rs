@@ -1,4 +1,5 @@
-//! `SparseShardStore`: a sharded array as an unsharded one, against a map of chunks, and through zarrs.
+//! `SparseShardStore`: a sharded array as an unsharded one, compared with a map of chunks, and used
+//! through zarrs.
 
 mod arrays;
 mod awaited;

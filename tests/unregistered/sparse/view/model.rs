@@ -1,4 +1,4 @@
-//! Everything that can be asked of the adapter, at random, against a map of keys to values.
+//! Random operations on the adapter, compared with a map of keys to values.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,13 +22,13 @@ enum Step {
     Set(usize, Vec<u8>),
     SetPartial(usize, u64, Vec<u8>),
     Erase(usize),
-    /// Of which the first coordinate is this.
+    /// The prefix of the chunks with this first coordinate.
     ErasePrefix(u64),
     Consolidate(Vec<u64>),
     ConsolidateAll,
 }
 
-/// Chunks of a shape, in C order.
+/// All chunks of a grid, in C order.
 fn all(counts: &[u64]) -> Vec<Vec<u64>> {
     counts.iter().fold(vec![vec![]], |all, &count| {
         let longer = |first: Vec<u64>| (0..count).map(move |at| [&first[..], &[at]].concat());
@@ -98,7 +98,7 @@ impl Model {
                 sparse.erase(&key(chunk)).unwrap();
                 self.chunks.remove(&key(chunk));
             }
-            // With fewer axes there are no prefixes of chunks.
+            // With fewer axes, chunks have no prefixes.
             Step::ErasePrefix(_) if self.layout.shape.len() < 2 => {}
             Step::ErasePrefix(first) => {
                 let prefix = self.prefix(*first);
@@ -134,7 +134,7 @@ impl Model {
             let part = sparse.get_partial(key, range).unwrap();
             assert_eq!(part.as_deref(), value.map(|value| &value[half..]));
         }
-        // Lists, of every prefix that anything has.
+        // Lists every prefix of every key.
         let mut keys: BTreeSet<StoreKey> = self.chunks.keys().cloned().collect();
         keys.insert(self.layout.key());
         let mut prefixes: BTreeSet<StorePrefix> = keys.iter().map(StoreKey::parent).collect();
@@ -193,7 +193,7 @@ fn layouts() -> impl Strategy<Value = Layout> {
             encoding,
             separator,
             index_location,
-            // So that what is stored may be longer than a subchunk.
+            // With a compressor, a stored value may be longer than a subchunk.
             codecs: json!([
                 { "name": "bytes", "configuration": { "endian": "little" } },
                 { "name": "zstd", "configuration": { "level": 1, "checksum": false } },
@@ -217,7 +217,7 @@ fn steps() -> impl Strategy<Value = Vec<(bool, Step)>> {
     prop::collection::vec((any::<bool>(), step), 1..20)
 }
 
-/// Two adapters, as of two processes, take turns.
+/// Two adapters, as in two processes, take turns.
 fn run(store: &Store, layout: Layout, steps: &[(bool, Step)]) {
     layout.create(&**store);
     let adapters = [layout.open(store), layout.open(store)];

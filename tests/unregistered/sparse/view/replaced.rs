@@ -1,5 +1,6 @@
-//! Stores that make several requests of one: parts of a value are those of a value of the size that they
-//! asked for before, as zarrs' object stores have it. And what they say fails, or is not so.
+//! Stores that read a value in several requests. Like zarrs' object stores, they ask for the size
+//! first, and read parts of a value that may be another one by then. Some of their answers are
+//! errors or wrong.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +20,7 @@ const SHARD: &str = "group/array/c/0";
 
 type Hook = Box<dyn FnMut() -> Result<(), StorageError> + Send>;
 
-/// What is asked of a shard.
+/// The kinds of requests for a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
     All,
@@ -27,12 +28,12 @@ enum Asked {
     Size,
 }
 
-/// A store of several requests.
+/// A store that reads in several requests.
 struct Steps {
     inner: Arc<MemoryStore>,
-    /// Called between the size of the shard and the parts.
+    /// Called between the requests for the shard's size and for its parts.
     between: Mutex<Hook>,
-    /// The store says that the shard has no size.
+    /// Whether the store reports no size for the shard.
     is_vague: AtomicBool,
     asked: Mutex<Vec<Asked>>,
 }
@@ -51,7 +52,7 @@ impl Steps {
         })
     }
 
-    /// Between the size of the shard and parts of it, each time.
+    /// Sets the hook that is called between each request for the shard's size and its parts.
     fn between(&self, hook: impl FnMut() -> Result<(), StorageError> + Send + 'static) {
         *lock(&self.between) = Box::new(hook);
         lock(&self.asked).clear();
@@ -163,8 +164,8 @@ fn chunk(at: usize) -> StoreKey {
     key(&format!("group/array/c/{at}"))
 }
 
-/// A store with an array of one shard of four subchunks, its adapter, and the shard with the subchunk 1
-/// alone, with the first two, and with all four.
+/// Returns a store with an array of one shard of four subchunks, its adapter, and three shards:
+/// with subchunk 1 alone, with the first two, and with all four.
 fn subject() -> (Arc<Steps>, Arc<SparseShardStore<Steps>>, [Bytes; 3]) {
     let store = Steps::new();
     let layout = Layout::new(&[32], &[32], &[8]);
@@ -227,7 +228,7 @@ fn a_shard_that_is_replaced_between_its_size_and_its_bytes() {
     }
 }
 
-/// However often that is: one request for all of it finds one shard.
+/// A shard that is replaced between any two requests is read by one request for the whole object.
 #[test]
 fn a_shard_that_is_always_replaced() {
     let (store, sparse, [short, _, long]) = subject();
@@ -243,7 +244,7 @@ fn a_shard_that_is_always_replaced() {
     replaced();
     assert!([1, 4].contains(&listed(&sparse).unwrap()));
     assert_eq!(store.count(Asked::All), 1);
-    // Nor is it asked for all of one that is damaged, or that cannot be a shard.
+    // A damaged or invalid shard is not read as a whole.
     let mut damaged = long.to_vec();
     *damaged.last_mut().unwrap() ^= 1;
     store.inner.set(&key(SHARD), damaged.into()).unwrap();
@@ -279,7 +280,7 @@ fn a_request_that_fails_is_not_one_for_all_of_the_shard() {
     assert_eq!(listed(&sparse).unwrap(), 4);
 }
 
-/// A shard that is there, and of which the store has no size, is not one that is not there.
+/// A shard that exists, but whose size the store does not report, is not taken for a missing one.
 #[test]
 fn a_store_that_has_no_size() {
     let (store, sparse, [.., long]) = subject();
@@ -297,7 +298,7 @@ fn a_store_that_has_no_size() {
     }
 }
 
-/// All of its subchunks are written: then nothing of a damaged shard is needed.
+/// If the frame holds all subchunks, the damaged shard is not needed.
 #[test]
 fn a_damaged_shard_is_replaced_by_its_frame() {
     let (store, sparse, [.., long]) = subject();
@@ -322,7 +323,7 @@ fn a_damaged_shard_is_replaced_by_its_frame() {
     }
 }
 
-/// What is not whole is not packed, and its shard stays as it is.
+/// Torn versions are not packed, and the shard is unchanged.
 #[test]
 fn a_frame_of_what_cannot_be_packed() {
     let (store, sparse, [.., long]) = subject();
@@ -335,7 +336,7 @@ fn a_frame_of_what_cannot_be_packed() {
     }
     assert_eq!(sparse.pending().unwrap(), [[0]; 0]);
     assert_eq!(sparse.consolidate(&[0]).unwrap(), None);
-    // Whether it is whole is known when it was read.
+    // Only reading a version shows whether it is whole.
     let torn = frame("00000003.0000000000000001.A.chunk");
     store.inner.set(&torn, b"x".to_vec().into()).unwrap();
     assert_eq!(sparse.pending().unwrap(), [[0]]);
@@ -347,7 +348,7 @@ fn a_frame_of_what_cannot_be_packed() {
     assert_eq!(sparse.pending().unwrap(), [[0]; 0]);
 }
 
-/// An index of more than 16 MiB is not asked for before it is known that the shard has as many.
+/// An index of more than 16 MiB is only read if the shard is long enough.
 #[test]
 fn a_short_shard_of_many_subchunks() {
     let store = Steps::new();
@@ -363,7 +364,7 @@ fn a_short_shard_of_many_subchunks() {
     let error = sparse.consolidate(&[0]).unwrap_err().to_string();
     assert!(error.contains("10 bytes"), "{error}");
 
-    // More are refused.
+    // More subchunks are refused.
     let layout = Layout::new(&[1 << 25], &[1 << 25], &[1]);
     layout.create(&*store.inner);
     let error = SparseShardStore::open(store, layout.path).unwrap_err();

@@ -1,4 +1,4 @@
-//! What is asked of the store.
+//! The requests to the store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,17 +37,17 @@ fn a_write_is_a_put_between_two_lists() {
         let expected = [Operation::List, Operation::Set, Operation::List];
         assert_eq!(operations(&store), expected);
     }
-    // In the frame: one object.
+    // A subchunk in the frame: one object.
     sparse.get(&key).unwrap().unwrap();
     assert_eq!(operations(&store), [Operation::List, Operation::Get]);
-    // What is empty is not made empty once more.
+    // Erasing an absent subchunk does not write another version.
     sparse
         .erase(&"group/array/c/0/0".try_into().unwrap())
         .unwrap();
     assert!(!operations(&store).contains(&Operation::Set));
     sparse.consolidate(&[0, 0]).unwrap().unwrap();
     operations(&store);
-    // In the shard: the index; then the subchunk and the index, by one request.
+    // A subchunk in the shard: the index, then the subchunk and the index in one request.
     sparse.get(&key).unwrap().unwrap();
     assert_eq!(
         operations(&store),
@@ -79,10 +79,10 @@ fn one_listing_for_many_reads() {
     let sparse = SparseShardStore::open(store.clone(), layout.path).unwrap();
     let sparse = Arc::new(sparse.with_listing_age(Duration::from_hours(1)));
     assert_eq!(all(&other).1, 16);
-    // Threads that begin together may each list.
+    // Threads that start at the same time may each list.
     assert!(all(&sparse).1 <= 4);
     assert_eq!(all(&sparse), (vec![0; 64], 0));
-    // Nothing new is seen.
+    // New subchunks are not seen.
     let key = |text: &str| text.try_into().unwrap();
     for chunk in ["group/array/c/0/0", "group/array/c/3/3"] {
         other.set(&key(chunk), vec![1; 4].into()).unwrap();
@@ -92,13 +92,13 @@ fn one_listing_for_many_reads() {
     let later = Arc::new(reader().with_listing_age(Duration::from_hours(1)));
     let (read, _) = all(&later);
     assert_eq!((read[0], read[63]), (1, 1));
-    // What was listed is gone.
+    // The listed version was deleted.
     other.consolidate(&[0, 0]).unwrap().unwrap();
     let (read, listings) = all(&later);
     assert_eq!((read[0], read[63], listings), (1, 1, 2));
 }
 
-/// Whatever fails, a failed write is not a completed one, and a repeated one is.
+/// A failed write is not taken for a completed one, whichever request failed, and can be repeated.
 #[test]
 fn stores_that_fail() {
     for fault in Fault::ALL {

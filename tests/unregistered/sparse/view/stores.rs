@@ -15,7 +15,7 @@ use zarrs_cuda::storage::SparseShardStore;
 use zarrs_filesystem::FilesystemStore;
 use zarrs_storage::store_test;
 
-/// How a sharded array is stored.
+/// The layout of a sharded array.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     pub(crate) path: &'static str,
@@ -75,13 +75,13 @@ impl Layout {
         })
     }
 
-    /// Store the metadata.
+    /// Stores the metadata.
     pub(crate) fn create<S: WritableStorageTraits + ?Sized>(&self, store: &S) {
         let metadata = serde_json::to_vec(&self.metadata()).unwrap();
         store.set(&self.key(), Bytes::from(metadata)).unwrap();
     }
 
-    /// An adapter of `store`.
+    /// Opens an adapter over `store`.
     pub(crate) fn open<S>(&self, store: &Arc<S>) -> Arc<SparseShardStore<S>>
     where
         S: ReadableWritableListableStorageTraits + ?Sized,
@@ -90,7 +90,7 @@ impl Layout {
     }
 }
 
-/// A folder that goes with its store.
+/// A store on a temporary folder.
 pub(crate) fn files() -> (tempfile::TempDir, Arc<FilesystemStore>) {
     let folder = tempfile::tempdir().unwrap();
     let store = FilesystemStore::new(folder.path()).unwrap().sorted();
@@ -114,7 +114,7 @@ fn passes_the_tests_of_stores() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Runs what blocks where it is.
+/// Runs blocking work on the calling thread.
 pub(crate) struct Here;
 
 impl SyncToAsyncSpawnBlocking for Here {

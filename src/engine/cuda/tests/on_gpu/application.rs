@@ -1,4 +1,4 @@
-//! An application that has its data on the device.
+//! An application whose data lie on the device.
 
 use std::sync::Arc;
 
@@ -10,19 +10,19 @@ use crate::engine::cuda::driver::{
 };
 use crate::engine::stream::{DeviceBytes, Input, Reusable};
 
-/// How the names of its own waits begin.
+/// The prefix of the names of the application's own sites.
 pub(in crate::engine::cuda) const OWN: &str = "application";
 const STREAM: Site = Site("application: its stream is empty");
 const READ: Site = Site("application: its bytes were read");
 
-/// Where its bytes begin: not where its memory does.
+/// The offset of the application's data in its buffer: not 0, so that both addresses differ.
 const OFFSET: usize = 24;
 
-/// It makes them in one buffer, again and again.
+/// The application writes all of its data to one buffer, which it reuses.
 #[derive(Debug)]
 pub(in crate::engine::cuda) struct Application {
     driver: Arc<dyn Driver>,
-    /// Whether numbers of streams and events are the handles of an application: in the simulation.
+    /// Whether the numbers of streams and events are valid handles: only in the simulation.
     simulated: bool,
     stream: StreamId,
     staging: PinnedMemory,
@@ -30,11 +30,11 @@ pub(in crate::engine::cuda) struct Application {
     len: usize,
     numbers: Numbers,
     reusable: Option<Box<dyn Reusable>>,
-    /// How often the engine took bytes from the device.
+    /// How often the engine copied bytes from the device.
     pub(in crate::engine::cuda) taken: usize,
 }
 
-/// What passes does not stop an application.
+/// Retries once after a transient fault.
 fn again<T>(work: impl Fn() -> Result<T, DriverError>) -> Result<T, DriverError> {
     work().or_else(|error| match error.fault {
         Fault::Sticky => Err(error),
@@ -74,8 +74,8 @@ impl Application {
         })
     }
 
-    /// Put bytes into an input: some from the host, some from the device. What a device does not
-    /// take, the host has.
+    /// Writes `bytes` to an input, from the host or from the device by chance. Falls back to the
+    /// host if the write from the device fails.
     pub(in crate::engine::cuda) fn write(
         &mut self,
         input: &mut dyn Input,
@@ -89,7 +89,7 @@ impl Application {
                 len: bytes.len(),
                 stream: if self.simulated { self.stream.0 } else { 0 },
             };
-            // SAFETY: the bytes are there until they were taken: `make` waits for that.
+            // SAFETY: the bytes stay until they were copied: `make` waits for that.
             if let Ok(reusable) = unsafe { input.write_from_device(at, &from) } {
                 self.reusable = Some(reusable);
                 self.taken += 1;
@@ -99,7 +99,7 @@ impl Application {
         input.write(at, bytes)
     }
 
-    /// Let the buffer hold `bytes`, once it can be written.
+    /// Fills the buffer with `bytes` when the engine no longer reads its previous content.
     fn make(&mut self, bytes: &[u8]) -> Result<(), EngineError> {
         let driver = self.driver.clone();
         again(|| driver.enter())?;
@@ -130,7 +130,7 @@ impl Application {
         };
         driver.host_access(staging, Access::Write)?;
         assert!(offset + len <= self.len);
-        // SAFETY: the staging memory is as long, and nothing reads it any more.
+        // SAFETY: the staging memory is at least as long, and nothing reads it any more.
         unsafe {
             let to = self.staging.0.as_ptr();
             to.copy_from_nonoverlapping(bytes.as_ptr(), len);
@@ -140,7 +140,7 @@ impl Application {
             offset,
             len,
         };
-        // SAFETY: both are the application's, and live.
+        // SAFETY: the application owns both, and they are live.
         again(|| unsafe { driver.copy(self.stream, Span::Pinned(staging), Span::Device(to)) })?;
         if !self.simulated {
             // The default stream does not wait for this one.
@@ -149,7 +149,7 @@ impl Application {
         Ok(())
     }
 
-    /// Give everything back. Where the device is broken, nothing can be.
+    /// Frees all resources. On a broken device this fails.
     pub(in crate::engine::cuda) fn end(mut self) -> Result<(), EngineError> {
         if let Some(reusable) = self.reusable.take() {
             reusable.wait().or_else(|_| reusable.wait())?;
@@ -159,7 +159,7 @@ impl Application {
         let freed = || {
             again(|| driver.synchronize_stream(self.stream, STREAM))?;
             again(|| driver.destroy_stream(self.stream))?;
-            // SAFETY: nothing uses them: the bytes were taken, and the stream is empty.
+            // SAFETY: nothing uses the memory: the bytes were copied, and the stream is empty.
             unsafe {
                 again(|| driver.free_pinned(self.staging))?;
                 again(|| driver.free(self.memory))

@@ -1,5 +1,5 @@
-//! Bodies of tests that a GPU runs at full size, and the simulation small: whether they are right
-//! can be seen without a GPU.
+//! Bodies of tests that run at full size on a GPU, and small on the simulation: their correctness
+//! can be checked without a GPU.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::layout::{SubchunkGrid, batches};
 use crate::plan::{self, Engines, Rule};
 use crate::{Backend, Options};
 
-/// Shards of the conformance suite, with budgets of `memory` bytes, or those that nobody chose.
+/// Runs the conformance suite with budgets of `memory` bytes, or with the default budgets.
 pub(in crate::engine::cuda) fn conformance(
     driver: Arc<dyn Driver>,
     memory: Option<usize>,
@@ -33,7 +33,7 @@ pub(in crate::engine::cuda) fn conformance(
     conformance_with(&options, driver, tuning, cases);
 }
 
-/// As [`conformance`], with budgets and a library of compressors from `options`.
+/// As [`conformance`], with budgets and a compressor library from `options`.
 pub(in crate::engine::cuda) fn conformance_with(
     options: &Options,
     driver: Arc<dyn Driver>,
@@ -47,7 +47,7 @@ pub(in crate::engine::cuda) fn conformance_with(
     check(&options, &engines, cases, &|| fallbacks().values().sum());
     let metrics = devices.counters.snapshot();
     assert!(metrics.shards_encoded > 0 && metrics.shards_decoded > 0);
-    // Corrupted shards have their last word from the host; nothing else goes there.
+    // Corrupted shards fall back to the host, whose result counts. No other shard falls back.
     let corrupted = [
         EngineError::Checksum { subchunk: 0 },
         EngineError::Extent {
@@ -71,8 +71,8 @@ pub(in crate::engine::cuda) fn conformance_with(
     assert!(others.is_empty(), "{others:?}");
 }
 
-/// Shards of the conformance suite that a device compresses, with the backend of `options`. Returns how many
-/// subchunks of them the host had to compress.
+/// Runs the conformance suite on shards that a device compresses, with the backend of `options`.
+/// Returns how many of their subchunks the host had to compress.
 pub(in crate::engine::cuda) fn compressed_conformance(
     options: &Options,
     driver: Arc<dyn Driver>,
@@ -89,7 +89,7 @@ pub(in crate::engine::cuda) fn compressed_conformance(
     metrics.subchunks_on_host
 }
 
-/// A shard, and what the host engine makes of it.
+/// A shard and its encoding by the host engine.
 pub(in crate::engine::cuda) struct Subject {
     grid: SubchunkGrid,
     chain: KnownChain,
@@ -109,8 +109,8 @@ type Kind = (
     Range<usize>,
 );
 
-/// Subchunk, subchunks along each axis, bytes of an element, order of axes, bytes that are reversed,
-/// checksums, and the quarters that are empty. From 4 to 64 MiB.
+/// Subchunk, subchunks along each axis, bytes of an element, order of axes, reversed bytes,
+/// checksums, and the empty quarters. The shards have from 4 to 64 MiB.
 const LARGE: &[Kind] = &[
     ([32; 3], [4, 4, 4], 2, [0, 1, 2], 1, 0, 0..0),
     ([32; 3], [8, 8, 8], 2, [0, 1, 2], 2, 1, 0..0),
@@ -123,7 +123,7 @@ const LARGE: &[Kind] = &[
     ([32; 3], [6, 5, 4], 2, [0, 1, 2], 2, 0, 0..4),
 ];
 
-/// The same in a few KiB, and one whose subchunks are long.
+/// The same kinds in a few KiB, and one with long subchunks.
 const SMALL: &[Kind] = &[
     ([4; 3], [2, 2, 2], 2, [0, 1, 2], 1, 0, 0..0),
     ([4; 3], [4, 3, 3], 2, [0, 1, 2], 2, 1, 0..0),
@@ -149,7 +149,7 @@ impl Subject {
         let shard: Vec<u64> = iter::zip(subchunk, counts).map(|(s, c)| s * c).collect();
         let grid = SubchunkGrid::new(&shard, subchunk, *element).unwrap();
         let fill_value: Vec<u8> = (0..*element).map(|byte| 0xC0 | byte as u8).collect();
-        // Long enough that no two subchunks are alike, and a prime.
+        // The length is a prime, and long enough that no two subchunks are alike.
         let mut state = 0x9E37_79B9_7F4A_7C15_u64;
         let noise: Vec<u8> = iter::repeat_with(|| {
             state ^= state << 13;
@@ -163,7 +163,7 @@ impl Subject {
         for part in elements.chunks_mut(noise.len()) {
             part.copy_from_slice(&noise[..part.len()]);
         }
-        // Rows of subchunks, which batches follow.
+        // Batches follow rows of subchunks.
         let rows = counts[0] as usize;
         let row = elements.len() / rows;
         let empty = rows * empty.start / 4 * row..rows * empty.end / 4 * row;
@@ -202,7 +202,7 @@ impl Subject {
         }
     }
 
-    /// Encode and decode on `engine`, and compare with the host.
+    /// Encodes and decodes on `engine`, and compares the results with the host's.
     pub(in crate::engine::cuda) fn round_trip(
         &self,
         engine: &dyn Engine,
@@ -221,8 +221,8 @@ impl Subject {
         self.elements.len()
     }
 
-    /// How many batches of at most `bytes` are empty from the first subchunk to the last; and how
-    /// many there are.
+    /// Splits the shard into batches of at most `bytes`. Returns how many of them are empty, and
+    /// how many there are.
     pub(in crate::engine::cuda) fn empty_batches(&self, bytes: usize) -> (usize, usize) {
         let batches = batches(&self.grid, bytes / self.grid.subchunk_bytes());
         let is_empty = |first: usize, len: usize| {
@@ -243,8 +243,8 @@ fn limits(memory: Option<usize>) -> Limits {
     }
 }
 
-/// `threads` threads encode and decode all of `subjects` in turns, each with one of `tunings`, for
-/// `time` and until each was tried. How many round trips there were.
+/// Encodes and decodes all `subjects` on `threads` threads, each with one of `tunings`. Runs for at
+/// least `time`, until each subject was tried. Returns the number of round trips.
 pub(in crate::engine::cuda) fn under_load(
     devices: &Arc<Devices>,
     subjects: &[Subject],
@@ -286,8 +286,8 @@ pub(in crate::engine::cuda) fn under_load(
     trips
 }
 
-/// With one lane, parallel iterators inside parallel iterators: whoever holds the lane must not
-/// meet, on its own thread, another shard that waits for it.
+/// Nests parallel iterators while there is only one lane. The thread that holds the lane must not
+/// run another shard's work, which would wait for that lane.
 pub(in crate::engine::cuda) fn one_lane_and_nested_rayon(
     driver: Arc<dyn Driver>,
     subject: Subject,
@@ -316,7 +316,7 @@ pub(in crate::engine::cuda) fn one_lane_and_nested_rayon(
     });
     let begin = Instant::now();
     while !worker.is_finished() {
-        // A test that hangs says nothing.
+        // A deadlock must fail the test, not hang it.
         assert!(begin.elapsed() < patience, "deadlock");
         thread::sleep(Duration::from_millis(10));
     }
@@ -326,7 +326,8 @@ pub(in crate::engine::cuda) fn one_lane_and_nested_rayon(
     assert_eq!((metrics.lanes_created, metrics.lanes_waiting), (1, 0));
 }
 
-/// Idle lanes are given up when that is asked for, and in time by themselves; and made again.
+/// Idle lanes are freed on request and, after a while, by themselves. Afterwards lanes are created
+/// again.
 pub(in crate::engine::cuda) fn idle_lanes(
     driver: Arc<dyn Driver>,
     subject: &Subject,
@@ -350,7 +351,7 @@ pub(in crate::engine::cuda) fn idle_lanes(
     assert_eq!(devices.counters.snapshot().lanes_created, 3);
 }
 
-/// With less and less memory there are smaller and smaller batches, and in the end a reason.
+/// Less memory makes smaller batches; too little memory makes an error that says why.
 pub(in crate::engine::cuda) fn budgets(driver: Arc<dyn Driver>, subject: &Subject, tuning: Tuning) {
     let devices = Devices::new(vec![driver]);
     let mut memory = None;
@@ -372,15 +373,15 @@ pub(in crate::engine::cuda) fn budgets(driver: Arc<dyn Driver>, subject: &Subjec
             }
         }
         subject.round_trip(&engine, 2).unwrap();
-        // Not the lane of a larger budget.
+        // The lane of the larger budget must not be reused.
         devices.release_idle();
         engines += 1;
     }
     assert!(engines > 2, "{engines} different batches");
 }
 
-/// A forked child encodes and decodes on the host, or is told why the device is none of its own;
-/// and the parent's device is as it was.
+/// A forked child encodes and decodes on the host, or gets an error that it cannot use the parent's
+/// device. The parent's device keeps working.
 #[cfg(target_os = "linux")]
 pub(in crate::engine::cuda) fn forked_child(
     driver: Arc<dyn Driver>,
@@ -424,12 +425,12 @@ pub(in crate::engine::cuda) fn forked_child(
     assert_eq!(encoded(), 2);
 }
 
-/// Run `checks` in a forked child; each comes with what is wrong if it does not hold.
+/// Runs `checks` in a forked child. Each has a message for its failure.
 #[cfg(target_os = "linux")]
 fn in_child(checks: &[(&str, &dyn Fn() -> bool)]) {
-    // SAFETY: the child takes no lock that another thread may hold but the allocator's, which glibc
-    // hands over well; no unwinding leaves it, and it ends without running what the parent has to
-    // run at its end.
+    // SAFETY: the only lock of another thread that the child may take is the allocator's, which
+    // glibc keeps usable across `fork`. The child does not unwind, and exits without the parent's
+    // exit handlers.
     let child = unsafe {
         let child = libc::fork();
         if child == 0 {
@@ -444,7 +445,7 @@ fn in_child(checks: &[(&str, &dyn Fn() -> bool)]) {
     };
     assert!(child > 0, "no child");
     let (begin, mut status) = (Instant::now(), 0);
-    // SAFETY: the child is this thread's own, and waited for once.
+    // SAFETY: the child belongs to this thread, and is waited for once.
     while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == 0 {
         if begin.elapsed() > Duration::from_mins(1) {
             // SAFETY: as above; it has not been waited for.

@@ -1,5 +1,5 @@
-//! Shards that a device compresses, and the host's libraries read: as in `bodies`, at full size on
-//! a GPU and small on the simulation.
+//! Shards that a device compresses and the host's libraries read. As in `bodies`, they have full
+//! size on a GPU and are small on the simulation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
@@ -20,7 +20,7 @@ use crate::layout::SubchunkGrid;
 use crate::options::LevelPolicy;
 use crate::plan::WithFallback;
 
-/// How large shards are.
+/// The size of the shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine::cuda) enum Scale {
     /// A few MiB.
@@ -31,7 +31,7 @@ pub(in crate::engine::cuda) enum Scale {
     Small,
 }
 
-/// A device, its library, and the numbers of its engine.
+/// A device, its compressor library, and the parameters of its engine.
 #[derive(Clone, Debug)]
 pub(in crate::engine::cuda) struct Setup {
     pub(in crate::engine::cuda) devices: Arc<Devices>,
@@ -65,7 +65,8 @@ impl Setup {
             .for_chain(chain, self.compressors.clone())
     }
 
-    /// Nothing that was counted went to the host: what was read is what the device wrote.
+    /// Asserts that `shards` shards were encoded on the device, and none of their subchunks on the
+    /// host.
     fn assert_all_on_the_device(&self, shards: usize) {
         let metrics = self.devices.counters.snapshot();
         assert_eq!(metrics.shards_encoded, shards as u64);
@@ -73,12 +74,12 @@ impl Setup {
     }
 }
 
-/// Bytes of a subchunk that elements of any size divide.
+/// The content of a subchunk. It suits elements of any size.
 #[derive(Clone, Copy, Debug)]
 enum Content {
-    /// A smooth field of 16 bits with noise in its lowest.
+    /// A smooth field of 16-bit values with noise in the lowest bits.
     Field,
-    /// Nothing that could be compressed.
+    /// Incompressible bytes.
     Noise,
     Constant,
     /// The fill value.
@@ -100,7 +101,7 @@ const CONTENTS: [Content; 7] = [
 ];
 
 impl Content {
-    /// `len` bytes of it, not the same for every `seed`.
+    /// Returns `len` bytes of this content, which depend on `seed`.
     fn bytes(self, len: usize, seed: usize, fill_value: &[u8]) -> Vec<u8> {
         let mut state = 0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(seed as u64 + 1);
         let mut noise = move || {
@@ -129,19 +130,20 @@ impl Content {
     }
 }
 
-/// A shard, its chain, and what its subchunks hold.
+/// A shard, its chain, and the content of its subchunks.
 #[derive(Debug)]
 struct Subject {
     grid: SubchunkGrid,
     chain: KnownChain,
     fill_value: Vec<u8>,
     elements: Vec<u8>,
-    /// The subchunks that are nothing but the fill value.
+    /// The subchunks that hold only the fill value.
     empty: BTreeSet<usize>,
 }
 
 impl Subject {
-    /// `counts` subchunks of `subchunk` elements of `element` bytes, with `contents` in turn.
+    /// `counts` subchunks of `subchunk` elements with `element` bytes each. They have the
+    /// `contents` in turn.
     fn new(
         (subchunk, counts, element): (&[u64], &[u64], usize),
         chain: KnownChain,
@@ -149,7 +151,7 @@ impl Subject {
     ) -> Self {
         let shard: Vec<u64> = iter::zip(subchunk, counts).map(|(s, c)| s * c).collect();
         let grid = SubchunkGrid::new(&shard, subchunk, element).unwrap();
-        // What JSON of every language can tell: below 2⁵³.
+        // Below 2⁵³, so that every language's JSON numbers can represent the fill value.
         let fill_value: Vec<u8> = [0xC0, 0xC1, 0xC2, 0xC3, 0xC4, 0xC5, 0, 0][..element].to_vec();
         let mut this = Self {
             chain,
@@ -169,7 +171,7 @@ impl Subject {
         this
     }
 
-    /// Put the elements of a subchunk, in C order, where they are in the shard.
+    /// Copies the elements of a subchunk, in C order, to their places in the shard.
     fn place(&mut self, number: usize, bytes: &[u8]) {
         let (shard, subchunk) = (self.grid.shard(), self.grid.subchunk());
         let element = self.grid.element_size();
@@ -186,7 +188,7 @@ impl Subject {
         }
     }
 
-    /// In a row of subchunks with as many bytes.
+    /// A row of subchunks with `bytes` bytes each.
     fn row_of(bytes: usize, chain: KnownChain, contents: &[Content]) -> Self {
         let (subchunk, counts) = ([bytes as u64], [contents.len() as u64]);
         Self::new((&subchunk, &counts, 1), chain, contents)
@@ -208,8 +210,8 @@ impl Subject {
         engine.encode(&self.job(), &self.elements, 3, 5)
     }
 
-    /// `encoded` is laid out as it should be, every frame is what its format asks for, and the
-    /// host's libraries read what was encoded.
+    /// Checks the layout of `encoded` and the format of every frame, and that the host's libraries
+    /// decode the right elements.
     fn check(&self, encoded: &EncodedShard) {
         let stages = &self.chain.stages;
         let mut end = 3;
@@ -227,7 +229,8 @@ impl Subject {
         assert!(decoded == self.elements, "{stages:?}: other elements");
     }
 
-    /// What decoding does not show: sizes in the frame, and that nothing is behind it.
+    /// Checks what decoding does not show: the sizes in the frame, and that no bytes follow its
+    /// end.
     fn check_frame(&self, encoded: &[u8]) {
         let stages = &self.chain.stages;
         let place = stages.iter().position(|stage| !stage.is_fixed_size());
@@ -246,14 +249,15 @@ impl Subject {
                 let mut decompressor = libdeflater::Decompressor::new();
                 let len = decompressor.gzip_decompress(frame, &mut decoded).unwrap();
                 assert_eq!(len, content, "{stages:?}");
-                // It stops where the member ends; its last bytes are those of the frame.
+                // The decoder stops at the end of the member, whose last bytes must end the frame.
                 let crc = libdeflater::crc32(&decoded).to_le_bytes();
                 let trailer = [crc, u32::try_from(content).unwrap().to_le_bytes()].concat();
                 assert!(frame.ends_with(&trailer), "{stages:?}");
             }
             Stage::Blosc(blosc) => {
                 let mut len = 0;
-                // SAFETY: the pointer and length are those of `frame`; it writes one integer.
+                // SAFETY: the pointer and the length describe `frame`; the function writes one
+                // integer.
                 let invalid = unsafe {
                     blosc_cbuffer_validate(frame.as_ptr().cast(), frame.len(), &raw mut len)
                 };
@@ -264,7 +268,7 @@ impl Subject {
                     Cname::Lz4 => 1,
                     _ => 4,
                 };
-                // But for frames that are plain copies.
+                // Except in frames that are plain copies.
                 assert!(frame[2] & 2 != 0 || frame[2] >> 5 == compressor);
             }
             Stage::Crc32c => unreachable!("a checksum is no compressor"),
@@ -297,7 +301,7 @@ fn blosc(cname: Cname, shuffle: Shuffle, typesize: usize, blocksize: usize) -> S
     })
 }
 
-/// Every compressor with every choice that it has; in Blosc, blocks that a subchunk has many of.
+/// Every compressor with every choice that it has. Blosc has several blocks in a subchunk.
 fn compressors(scale: Scale) -> Vec<Stage> {
     let groups = match scale {
         Scale::Large => 100,
@@ -318,14 +322,14 @@ fn compressors(scale: Scale) -> Vec<Stage> {
     stages
 }
 
-/// Checksums before and behind, axes in other orders, and bytes reversed, in turn with everything
-/// else that a chain can have.
+/// Every compressor combined in turn with other features of a chain: checksums before and after,
+/// other orders of axes, and reversed bytes.
 fn subjects(scale: Scale) -> Vec<Subject> {
     let stages = compressors(scale).into_iter().enumerate();
     stages
         .map(|(number, stage)| {
             let element = [2, 4, 1, 8][number % 4];
-            // Within what gzip takes, or longer than a block of Blosc's.
+            // Short enough for gzip's limit, or longer than a Blosc block.
             let (rows, columns, bytes) = match (scale, number % 5) {
                 (Scale::Small, 4) => (2, 5, 64),
                 (Scale::Small, _) => (2, 3, 16),
@@ -370,8 +374,8 @@ pub(in crate::engine::cuda) fn every_chain(setup: &Setup) {
     setup.assert_all_on_the_device(subjects.len());
 }
 
-/// What was compressed on the device, and then what the host compressed, comes back there: how many
-/// shards of each did, and why the host decoded the others of both.
+/// Decodes on the device the shards that the device compressed, and then those that the host
+/// compressed. Returns how many of each the device decoded, and why the host decoded the others.
 pub(in crate::engine::cuda) fn decompressed(setup: &Setup) -> ([u64; 2], BTreeMap<String, u64>) {
     let mut setup = setup.clone();
     setup.compressors.decode = true;
@@ -421,7 +425,7 @@ pub(in crate::engine::cuda) fn short_subchunks(setup: &Setup) {
     setup.assert_all_on_the_device(shards);
 }
 
-/// The longest chunks that nvCOMP takes, and one byte more: bytes, stages, and whether they fit.
+/// The longest chunks that nvCOMP accepts, and one byte more: bytes, stages, and whether they fit.
 fn limits(scale: Scale) -> Vec<(usize, Vec<Stage>, bool)> {
     let gzip = || vec![Stage::Gzip { level: 1 }];
     let after_crc32c = || vec![Stage::Crc32c, Stage::Gzip { level: 9 }];
@@ -445,7 +449,7 @@ fn limits(scale: Scale) -> Vec<(usize, Vec<Stage>, bool)> {
     limits
 }
 
-/// Chunks as long as nvCOMP takes; with longer ones the host is left.
+/// Encodes chunks of the longest length that nvCOMP accepts. Longer chunks stay on the host.
 pub(in crate::engine::cuda) fn longest_chunks(setup: &Setup) {
     let mut shards = 0;
     for (bytes, stages, fits) in limits(setup.scale) {
@@ -466,7 +470,8 @@ pub(in crate::engine::cuda) fn longest_chunks(setup: &Setup) {
     setup.assert_all_on_the_device(shards);
 }
 
-/// What only a GPU is given: a device would take it, and the host's frames pass the same checks.
+/// Checks the large subjects without a GPU: a device would accept them, and the host's frames pass
+/// the same checks.
 pub(in crate::engine::cuda) fn check_large_on_the_host() {
     let subjects = subjects(Scale::Large);
     let on_device = |subject: &Subject| {
@@ -484,8 +489,8 @@ pub(in crate::engine::cuda) fn check_large_on_the_host() {
     }
 }
 
-/// `threads` threads encode all of `subjects`, each `rounds` times and in another order: the
-/// numbers of the subjects, and what became of them.
+/// Encodes all of `subjects` on `threads` threads, each `rounds` times and in another order.
+/// Returns the numbers of the subjects with their encoded shards.
 fn together(
     setup: &Setup,
     subjects: &[Subject],
@@ -528,7 +533,8 @@ pub(in crate::engine::cuda) fn several_lanes(setup: &Setup, threads: usize, roun
     setup.assert_all_on_the_device(encoded.len());
 }
 
-/// The chains whose shards are not the same bytes every time: alone, alone again, and among others.
+/// Returns the chains whose encoded bytes differ between runs: alone, alone again, and among
+/// others.
 pub(in crate::engine::cuda) fn that_differ(setup: &Setup, threads: usize) -> BTreeSet<String> {
     let subjects = formats(setup.scale);
     let alone = together(setup, &subjects, 1, 1);
@@ -547,7 +553,7 @@ pub(in crate::engine::cuda) fn that_differ(setup: &Setup, threads: usize) -> BTr
         .collect()
 }
 
-/// The chains whose shards are other bytes in batches of another size.
+/// Returns the chains whose encoded bytes depend on the size of batches.
 pub(in crate::engine::cuda) fn that_depend_on_batches(
     setup: &Setup,
     compressed_batch: usize,
@@ -578,9 +584,9 @@ fn describe(subject: &Subject) -> String {
     stages.join(", ")
 }
 
-/// Write an array of one shard for every chain to `folder`, for other implementations to read:
-/// `NAME/zarr.json`, `NAME/c.0.0.0`, its values in `NAME.raw`, little-endian and in C order, and
-/// all metadata in `cases.json`.
+/// Writes an array of one shard for every chain to `folder`, for other implementations to read:
+/// `NAME/zarr.json`, `NAME/c.0.0.0`, the values in `NAME.raw` (little-endian, C order), and all
+/// metadata in `cases.json`.
 pub(in crate::engine::cuda) fn export(setup: &Setup, folder: &Path) -> Vec<String> {
     let scale = match setup.scale {
         Scale::Large => Scale::Medium,
@@ -604,7 +610,7 @@ pub(in crate::engine::cuda) fn export(setup: &Setup, folder: &Path) -> Vec<Strin
 }
 
 impl Subject {
-    /// A shard with its index at the end.
+    /// Returns the encoded shard with its index at the end.
     fn with_index(&self, engine: &dyn Engine) -> Vec<u8> {
         let encoded = engine.encode(&self.job(), &self.elements, 0, 0).unwrap();
         let mut index = Vec::new();
@@ -618,7 +624,7 @@ impl Subject {
         [&encoded.bytes[..], &index, &checksum].concat()
     }
 
-    /// Of an array that is this shard.
+    /// The metadata of an array whose only shard is this one.
     fn metadata(&self) -> Value {
         let element = self.grid.element_size();
         let mut fill_value = [0; 8];
@@ -674,7 +680,7 @@ fn configuration(stage: &Stage) -> Value {
     json!({ "name": stage.name(), "configuration": configuration })
 }
 
-/// What the checks of frames are for: not all of these keep a library from decoding them.
+/// Checks that broken frames are detected. Libraries decode some of them all the same.
 #[test]
 fn frames_that_are_not_as_they_should_be_are_seen() {
     use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -5,14 +5,14 @@ use crate::engine::cuda::{Compressors, Tuning, driver::cuda::gpu_or_skip};
 use compressed::{Scale, Setup};
 use std::{env, path::Path};
 
-/// A setup; `None` where there is no GPU or no library, as `nvcomp` says.
+/// Returns a setup, or `None` without a GPU or, as `nvcomp` reports, without a library.
 fn setup(test: &str) -> Option<Setup> {
     let driver = gpu_or_skip(test)?;
     nvcomp::library(test)?;
     let (scale, tuning) = if is_watched() {
         (Scale::Small, engine::TINY)
     } else {
-        // Long shards have several batches.
+        // Large shards take several batches.
         let compressed_batch = 1 << 20;
         let tuning = Tuning {
             compressed_batch,
@@ -23,8 +23,8 @@ fn setup(test: &str) -> Option<Setup> {
     Some(Setup::new(driver, Compressors::default(), tuning, scale))
 }
 
-/// Names the folder for arrays of every chain. Elsewhere the interoperability tests let other
-/// implementations read them, where `ZARRS_CUDA_INTEROP_ARRAYS` names it.
+/// The environment variable that names a folder for arrays of every chain. The interoperability
+/// tests let other implementations read them, where `ZARRS_CUDA_INTEROP_ARRAYS` names that folder.
 const EXPORT: &str = "ZARRS_CUDA_EXPORT";
 
 #[test]
@@ -45,7 +45,7 @@ fn every_chain_with_a_compressor() {
     }
 }
 
-/// Of trusted data: each shard was encoded just before.
+/// The data are trusted: each shard was encoded just before.
 #[test]
 fn every_chain_comes_back() {
     if let Some(setup) = setup("every_chain_comes_back") {
@@ -88,7 +88,7 @@ fn compressed_shards_are_the_same_bytes_every_time() {
     }
 }
 
-/// No promise, so it is printed.
+/// Printed only: the bytes may depend on the size of batches.
 #[test]
 fn whether_the_size_of_batches_shows() {
     if let Some(setup) = setup("whether_the_size_of_batches_shows") {

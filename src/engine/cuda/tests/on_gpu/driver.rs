@@ -1,4 +1,4 @@
-//! The driver does what its trait says, refuses what it should, and is shared.
+//! The driver does what its trait says, rejects invalid calls, and can be shared.
 
 use crate::engine::cuda::driver::{
     Access, Arg, DeviceSpan, Dims, Driver, DriverError, Fault, PinnedSpan, PinnedUse, Site, Span,
@@ -14,7 +14,7 @@ use crate::engine::cuda;
 
 const SITE: Site = Site("GPU test");
 
-/// Bytes of the round trip: not a multiple of anything.
+/// The length of the round trip, in bytes: no round number.
 const LEN: usize = (3 << 20) + 13;
 
 #[test]
@@ -24,7 +24,8 @@ fn what_is_copied_and_filled_comes_back() {
     }
 }
 
-/// Host to device, in one stream, and within the device and back, in another that waits for it.
+/// Copies from the host to the device in one stream. Copies within the device and back in another
+/// stream that waits for the first.
 fn round_trip(driver: &dyn Driver, seed: u8) -> Result<(), DriverError> {
     driver.enter()?;
     let streams = [driver.create_stream()?, driver.create_stream()?];
@@ -56,13 +57,13 @@ fn round_trip(driver: &dyn Driver, seed: u8) -> Result<(), DriverError> {
 
     let mut expected: Vec<u8> = (0..LEN).map(|i| (i % 251) as u8 ^ seed).collect();
     driver.host_access(to_device, Access::Write)?;
-    // SAFETY: `LEN` bytes that nothing else uses now.
+    // SAFETY: `LEN` bytes that nothing else uses at this time.
     unsafe { slice::from_raw_parts_mut(to_device.memory.0.as_ptr(), LEN) }
         .copy_from_slice(&expected);
     expected[100..1101].fill(seed);
 
     driver.record(events[0], streams[0], SITE)?;
-    // SAFETY: all spans live until the streams were waited for, below.
+    // SAFETY: all spans live until the streams are synchronised below.
     unsafe { driver.copy(streams[0], Span::Pinned(to_device), Span::Device(device))? };
     driver.record(events[1], streams[0], SITE)?;
     driver.wait(streams[1], events[1], SITE)?;
@@ -75,7 +76,7 @@ fn round_trip(driver: &dyn Driver, seed: u8) -> Result<(), DriverError> {
     driver.synchronize_stream(streams[1], SITE)?;
     driver.synchronize(events[1], SITE)?;
     assert!(driver.query_event(events[1])?);
-    // At terabytes per second 3 MiB would take this long.
+    // A lower bound: copying 3 MiB takes this long at terabytes per second.
     let time = driver.elapsed(events[0], events[1])?;
     assert!(
         time > Duration::from_micros(1) && time < Duration::from_secs(1),
@@ -137,10 +138,10 @@ fn what_is_refused_is_named_and_breaks_nothing() {
     round_trip(driver, 2).unwrap();
 }
 
-/// Tells a child until when it works, in milliseconds since 1970.
+/// The environment variable that tells a child when to stop, in milliseconds since 1970.
 const UNTIL: &str = "ZARRS_CUDA_TEST_UNTIL";
 
-/// How long children share the device, from when they are started, which takes some of it.
+/// How long the children share the device. Starting them takes some of this time.
 const SHARED: Duration = Duration::from_secs(15);
 
 fn now() -> Duration {
@@ -171,7 +172,7 @@ fn four_processes_share_a_device() {
 fn one_process_of_four() {
     let until = Duration::from_millis(env::var(UNTIL).unwrap().parse().unwrap());
     let (subjects, tunings) = subjects();
-    // The devices of the process and their own budget, as an application has them.
+    // The devices of the process with their own budget, as an application uses them.
     let devices = cuda::devices().unwrap();
     let left = until.saturating_sub(now());
     assert!(!left.is_zero(), "it came too late to share the device");
@@ -193,8 +194,8 @@ fn a_forked_child_is_told_that_it_cannot_use_the_device() {
     let Some(driver) = gpu_or_skip("a_forked_child_is_told_that_it_cannot_use_the_device") else {
         return;
     };
-    // SAFETY: the child takes no lock that another thread may hold but the allocator's, which
-    // glibc hands over well; it ends without running what the parent has to run at its end.
+    // SAFETY: the only lock of another thread that the child may take is the allocator's, which
+    // glibc keeps usable across `fork`. The child exits without the parent's exit handlers.
     unsafe {
         let child = libc::fork();
         if child == 0 {

@@ -1,5 +1,5 @@
-//! The engine on the device: the conformance suite, as the host engine and the simulation pass it,
-//! and large shards, from many threads, with little memory.
+//! The engine on the device. It passes the conformance suite like the host engine and the
+//! simulation. It also encodes large shards, from many threads and with little memory.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::{bodies, cases, is_watched};
 use crate::engine::cuda::{Devices, Tuning, driver::cuda::gpu_or_skip};
 use crate::{Backend, Options};
 
-/// So small that a shard of a few KiB is many batches of many slabs, and every ring goes round.
+/// So small that a shard of a few KiB has many batches of many slabs, and every ring wraps around.
 pub(super) const TINY: Tuning = Tuning {
     slab: 384,
     ring: 2,
@@ -17,7 +17,7 @@ pub(super) const TINY: Tuning = Tuning {
     batches: 2,
 };
 
-/// Batches that a shard of a few MiB has several of.
+/// Batches so small that a shard of a few MiB has several of them.
 pub(super) const MEDIUM: Tuning = Tuning {
     compressed_batch: 4 << 20,
     slab: 256 << 10,
@@ -26,7 +26,7 @@ pub(super) const MEDIUM: Tuning = Tuning {
     batches: 3,
 };
 
-/// Subjects, and numbers that fit them.
+/// Subjects, and tunings that suit them.
 pub(super) fn subjects() -> (Vec<bodies::Subject>, [Tuning; 2]) {
     if is_watched() {
         (bodies::small(), [TINY, Tuning::DEFAULT])
@@ -44,7 +44,7 @@ fn shards_of_the_conformance_suite() {
     }
 }
 
-/// With NVIDIA's own compressors. What it writes, zarrs decodes.
+/// Uses NVIDIA's own compressors. zarrs decodes their output.
 #[test]
 fn compressed_shards_of_the_conformance_suite() {
     let name = "compressed_shards_of_the_conformance_suite";

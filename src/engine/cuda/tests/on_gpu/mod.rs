@@ -1,5 +1,5 @@
-//! What only a GPU can show. Each test is skipped where there is none, and says so; with
-//! `ZARRS_CUDA_REQUIRE_GPU=1` that is a failure.
+//! Tests that need a GPU. Without one each test is skipped with a message; with
+//! `ZARRS_CUDA_REQUIRE_GPU=1` it fails.
 
 #![allow(clippy::unwrap_used)] // a test that panics has failed
 
@@ -16,13 +16,13 @@ mod streams;
 
 const CASES: u32 = 256;
 
-/// How many cases a property is tried with: `ZARRS_CUDA_GPU_CASES`, which tools that watch every
-/// access need to be few.
+/// How many cases of a property are tried. `ZARRS_CUDA_GPU_CASES` lowers the number for tools that
+/// watch every access, which are slow.
 fn cases() -> u32 {
     std::env::var("ZARRS_CUDA_GPU_CASES").map_or(CASES, |cases| cases.parse().unwrap())
 }
 
-/// Whether a tool watches every access, as far as that can be told: shards are small then.
+/// Whether a tool seems to watch every access. Shards are small then.
 fn is_watched() -> bool {
     cases() < CASES
 }

@@ -9,8 +9,8 @@ use crate::engine::cuda::{
 };
 use std::env;
 
-/// The library; `None` where there is none. Where its variable names a file, as the bundle's script
-/// does for a bundle that has one, and with `ZARRS_CUDA_REQUIRE_NVCOMP=1`, that is a failure.
+/// Returns the library, or `None` if there is none. It must exist if its variable names a file, as
+/// the bundle's script does for a bundle with one, or with `ZARRS_CUDA_REQUIRE_NVCOMP=1`.
 pub(super) fn library(test: &str) -> Option<Nvcomp> {
     match Search::new(None).load() {
         Ok(nvcomp) => Some(nvcomp),
@@ -50,7 +50,7 @@ fn nvcomp_is_deterministic() {
     });
 }
 
-/// What depends on the device, or is said nowhere, is printed.
+/// Prints the properties that depend on the device or are not documented.
 #[test]
 fn what_nvcomp_takes_and_writes() {
     run("what_nvcomp_takes_and_writes", |driver, nvcomp| {
@@ -78,7 +78,7 @@ fn what_nvcomp_takes_and_writes() {
             }
         }
         driver.leave().unwrap();
-        // The engine gives a short batch the memory of a long one.
+        // The engine gives a short batch the same temporary memory as a long one.
         assert!(
             shrinking.is_empty(),
             "nvCOMP asks for more temporary memory for fewer chunks than for {shrinking:?}"

@@ -1,4 +1,4 @@
-//! Streams, and what they have to come to: one subchunk at a time, on the host.
+//! Streams, and their expected result: the host encodes one subchunk at a time.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroUsize;
@@ -12,7 +12,7 @@ use crate::engine::stream::{
 use crate::engine::{Chain, Engine, EngineError, Job, KnownChain, Stage};
 use crate::layout::{BatchGrid, StreamGrid, SubchunkGrid};
 
-/// Numbers that look random (`xorshift64`).
+/// Pseudorandom numbers (`xorshift64`).
 #[derive(Clone, Debug)]
 pub(in crate::engine::cuda) struct Numbers(u64);
 
@@ -21,7 +21,7 @@ impl Numbers {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
-    /// One that is below `end`.
+    /// Returns a number below `end`.
     pub(in crate::engine::cuda) fn below(&mut self, end: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -34,16 +34,16 @@ impl Numbers {
 #[derive(Clone, Debug)]
 pub(in crate::engine::cuda) struct Subject {
     pub(in crate::engine::cuda) job: StreamJob,
-    /// How many there are.
+    /// The number of epochs.
     pub(in crate::engine::cuda) epochs: usize,
     pub(in crate::engine::cuda) bytes: Vec<u8>,
 }
 
-/// An axis: how many elements, of how many a subchunk, and how many of those a shard.
+/// An axis: its elements, the elements of a subchunk, and the subchunks of a shard.
 pub(in crate::engine::cuda) type Axis = (u64, u64, u64);
 
 impl Subject {
-    /// `axes` without the extent of the first.
+    /// A stream with these `axes`. The extent of the first axis is left out.
     pub(in crate::engine::cuda) fn new(
         axes: &[Axis],
         element: usize,
@@ -76,7 +76,7 @@ impl Subject {
         this
     }
 
-    /// Of `empty` subchunks one is empty.
+    /// Fills in the elements. One in `empty` subchunks is empty.
     pub(in crate::engine::cuda) fn fill(&mut self, empty: usize) {
         let grid = &self.job.grid;
         let element = grid.shard().element_size();
@@ -102,7 +102,7 @@ impl Subject {
         }
     }
 
-    /// Any stream.
+    /// A random stream.
     pub(in crate::engine::cuda) fn any(seed: u64, stages: Vec<Stage>) -> Self {
         let mut numbers = Numbers::new(seed);
         let rank = 1 + numbers.below(4);
@@ -149,7 +149,7 @@ impl Subject {
         }
     }
 
-    /// Elements along each axis.
+    /// The elements along each axis.
     fn shape(&self) -> Vec<usize> {
         let grid = &self.job.grid;
         let mut shape = vec![self.epochs * grid.epoch_slices()];
@@ -157,7 +157,7 @@ impl Subject {
         shape
     }
 
-    /// The elements of a subchunk, in C order.
+    /// Returns the elements of a subchunk, in C order.
     fn elements(&self, at: &[usize]) -> Vec<u8> {
         let grid = self.job.grid.shard();
         let (shape, subchunk) = (self.shape(), grid.subchunk());
@@ -183,7 +183,7 @@ impl Subject {
         elements
     }
 
-    /// That every subchunk is there, and what it should be.
+    /// Checks that every subchunk is there and has the expected content.
     pub(in crate::engine::cuda) fn check(&self, encoded: &Subchunks) {
         let grid = self.job.grid.shard().one_subchunk();
         let job = Job {
@@ -212,7 +212,7 @@ impl Subject {
         }
     }
 
-    /// The batches: their first epochs, and what they are.
+    /// Returns the batches: the first epoch and the grid of each.
     pub(in crate::engine::cuda) fn batches(&self) -> Vec<(usize, Arc<BatchGrid>)> {
         (0..self.epochs)
             .step_by(self.job.epochs)
@@ -224,14 +224,14 @@ impl Subject {
     }
 }
 
-/// What each subchunk was encoded to, if it is stored, by its coordinates.
+/// The encoded bytes of each subchunk by its coordinates; `None` if the subchunk is not stored.
 pub(in crate::engine::cuda) type Subchunks = BTreeMap<Vec<usize>, Option<Vec<u8>>>;
 
-/// Puts bytes into an input.
+/// A function that writes bytes to an input.
 pub(in crate::engine::cuda) type Write<'a> =
     &'a mut dyn FnMut(&mut dyn Input, usize, &[u8]) -> Result<(), EngineError>;
 
-/// From the host.
+/// Writes from the host.
 pub(in crate::engine::cuda) fn from_host(
     input: &mut dyn Input,
     at: usize,
@@ -247,10 +247,10 @@ pub(in crate::engine::cuda) struct Run<'a> {
     engine: Arc<dyn StreamEngine>,
     encoder: Box<dyn Encoder>,
     numbers: Numbers,
-    /// How often a batch that failed is tried again.
+    /// How often a failed batch is retried.
     pub(in crate::engine::cuda) tries: usize,
     under_way: VecDeque<(usize, Arc<BatchGrid>)>,
-    /// As a store would.
+    /// The outputs that are held for a while, as a store holds them.
     held: VecDeque<Box<dyn Output>>,
     encoded: Subchunks,
 }
@@ -273,7 +273,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Encode everything.
+    /// Encodes all batches.
     pub(in crate::engine::cuda) fn all(
         mut self,
         write: Write<'_>,
@@ -309,7 +309,7 @@ impl<'a> Run<'a> {
         Ok(self.encoded)
     }
 
-    /// In pieces; now and then something else was there first.
+    /// Writes in pieces. Sometimes other bytes are written first, and then overwritten.
     fn write(
         &mut self,
         input: &mut dyn Input,
@@ -347,7 +347,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// A batch failed, and those behind it: try all of them again.
+    /// Retries a failed batch and all batches after it.
     fn again(
         &mut self,
         first: usize,
@@ -392,7 +392,7 @@ impl<'a> Run<'a> {
             let piece = encoded.pieces[0].clone();
             assert_eq!(piece.start, end + room.head);
             end = piece.end + room.tail;
-            // An index would be written there.
+            // The writer puts an index there.
             let bytes = (*output).as_mut();
             bytes[piece.start - room.head..piece.start].fill(0xEE);
             bytes[piece.end..end].fill(0xEE);
@@ -421,13 +421,13 @@ impl<'a> Run<'a> {
         if self.numbers.below(2) == 0 {
             self.held.push_back(output);
         } else {
-            // As a store does, on a thread of its own.
+            // Drops the output on another thread, as a store does.
             std::thread::spawn(move || drop(output)).join().unwrap();
         }
     }
 }
 
-/// Encode a subject from the host, and check it.
+/// Encodes a subject from the host, and checks the result.
 pub(in crate::engine::cuda) fn encode(
     subject: &Subject,
     engine: Arc<dyn StreamEngine>,
@@ -438,7 +438,7 @@ pub(in crate::engine::cuda) fn encode(
     Ok(())
 }
 
-/// What streams are told with.
+/// The notification of returned buffers that a stream needs.
 pub(in crate::engine::cuda) fn returned() -> Arc<Returned> {
     Arc::default()
 }

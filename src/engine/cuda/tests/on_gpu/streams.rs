@@ -1,4 +1,4 @@
-//! Streams on the device, as the simulation passes them; and large ones.
+//! Streams on the device: the streams that the simulation passes, and large ones.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ fn run(driver: &Arc<dyn Driver>, subject: &Subject, tuning: Tuning, seed: u64) {
     assert!(engine.counters().snapshot().batches_encoded > 0);
 }
 
-/// 8 to 32 MiB, with edges and without.
+/// Subjects of 8 to 32 MiB, with edges and without.
 fn large(stages: &[Stage]) -> Vec<Subject> {
     let chain = |order: &[usize], swap| KnownChain {
         order: order.to_vec(),

@@ -1,7 +1,7 @@
-//! Everything is measured on a simulated device, which has no clock to speak of: that all of it
-//! runs, is compared with what it should be, and breaks no rule.
+//! All measurements on a simulated device, which has no meaningful clock. Each runs, compares its
+//! result with the expected one, and breaks no rule.
 
-#![allow(clippy::unwrap_used)] // a test's way to fail
+#![allow(clippy::unwrap_used)] // a test that panics has failed
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -89,14 +89,14 @@ fn everything_is_measured_and_compared() {
         assert!(violations.is_empty(), "{violations:#?}");
         assert_eq!(simulation.live(), Live::default());
         for (section, count, verified) in [
-            // A copy; scatter twice and unscatter, in two orders; CRC32C; gather; split.
+            // A copy; two scatters and an unscatter, in two orders; CRC32C; gather; split.
             ("on_device", 1 + 6 + 1 + 4 + 2, true),
             ("bus", 3, true),
             ("pinned_to_pinned", 4, false),
             ("staging", 4, true),
             ("encode", 8, true),
             ("decode", 8, true),
-            // Two sizes of shards, four compressors, one call and two.
+            // Two sizes of shards, four compressors, one call and two calls.
             ("compressed", 16, true),
             ("compressed_sweep", 4, true),
             ("sweep", 6, true),
@@ -113,8 +113,8 @@ fn everything_is_measured_and_compared() {
                 }
             }
         }
-        // Scatter twice, two runs that are long enough; four of the engine alone, eight encodes;
-        // with all compressors but gzip, and two of them against zarrs.
+        // Two scatters, two runs that are long enough; four with the engine alone, eight encodes;
+        // all compressors but gzip, and two of them against zarrs.
         let goals = 4 + 4 + 8 + 12 + 8;
         assert_eq!(document["goals"].as_array().unwrap().len(), goals);
         assert_eq!(document["sweep"]["left_out_for_time"], 0);
@@ -214,7 +214,7 @@ fn wrong_bytes_are_found_wherever_they_are() {
             format!("wrong: byte {wrong} is wrong")
         );
     }
-    // Pieces that there is no room for, and none at all.
+    // Pieces that do not fit, and no pieces at all.
     let more = [right, &right[..1]].concat();
     workbench.check("more", span, [(0, &more[..])]).unwrap_err();
     workbench.check("none", span, []).unwrap_err();
@@ -243,7 +243,7 @@ fn microscopy_is_a_field_and_noise() {
         .map(|&bytes| u16::from_le_bytes(bytes))
         .collect();
     assert!(values.iter().all(|value| (600..5400).contains(value)));
-    // All of the noise's values, and a field that hardly changes from one element to the next.
+    // All values of the noise occur, and the field hardly changes from one element to the next.
     let noise: std::collections::BTreeSet<u16> = values.iter().map(|value| value & 31).collect();
     assert_eq!(noise.len(), 32);
     let smooth = |row: &[u16]| {
@@ -253,7 +253,7 @@ fn microscopy_is_a_field_and_noise() {
     assert!(values.chunks(32).all(smooth));
 }
 
-/// Whoever names a library wants it measured; the rest is, all the same.
+/// A user who names a library wants it measured, so its failure is an error. The rest is measured.
 #[test]
 fn a_library_that_does_not_load_is_an_error() {
     let simulation = Arc::new(Simulation::eager());

@@ -1,4 +1,4 @@
-//! What a GPU is tested with, small, on simulated devices.
+//! The bodies of the GPU tests, small, on simulated devices.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use zarrs::array::{Array, ArrayBytes};
 use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda_nvcomp_stand_in::StandIn;
 
-/// As many multiprocessors as a large device has: several warps share the checksum of a long
-/// subchunk there.
+/// A device with as many multiprocessors as a large one: there several warps share the checksum of
+/// a long subchunk.
 fn large_device(schedule: Schedule) -> Arc<Simulation> {
     Arc::new(Simulation::new(Config {
         schedule,
@@ -20,7 +20,7 @@ fn large_device(schedule: Schedule) -> Arc<Simulation> {
     }))
 }
 
-/// What only a GPU is given, as far as it can be seen without one.
+/// Checks the subjects of GPU tests as far as possible without a GPU.
 #[test]
 fn large_shards_are_what_they_should_be() {
     let subjects = bodies::large();
@@ -32,7 +32,7 @@ fn large_shards_are_what_they_should_be() {
             let (empty, all) = subject.empty_batches(batch);
             0 < empty && empty < all
         });
-        // In front, in the middle and at the end.
+        // Empty batches at the start, in the middle and at the end.
         assert!(partly_empty.count() >= 3, "batches of {batch} bytes");
     }
     for subject in &subjects {
@@ -84,7 +84,7 @@ fn a_forked_child_uses_the_host() {
     assert_clean(&simulation);
 }
 
-/// On a device with the stand-in: a body, and nothing left of it.
+/// Runs `body` on a device with the stand-in library, and checks that nothing is left.
 fn compressed_small(schedule: Schedule, body: impl FnOnce(&Setup)) {
     let simulation = large_device(schedule);
     let compressors = Compressors {
@@ -105,8 +105,8 @@ fn every_chain_with_a_compressor() {
 #[test]
 fn every_chain_comes_back() {
     compressed_small(Schedule::Latest, |setup| {
-        // Of 65. Some of the stand-in's frames are not for a device, and C-Blosc does not compress
-        // what is as short as this.
+        // Of 65 subjects. Some of the stand-in's frames are not for a device, and C-Blosc does not
+        // compress subchunks as short as these.
         let ([ours, of_host], others) = compressed::decompressed(setup);
         assert!(ours > 40 && of_host > 0, "{ours}, {of_host}: {others:?}");
     });
@@ -153,7 +153,7 @@ fn compressed_shards_are_the_same_bytes_every_time() {
     });
 }
 
-/// The stand-in's frames depend on nothing but their chunks.
+/// The stand-in's frames depend only on their chunks.
 #[test]
 fn the_size_of_batches_does_not_show() {
     compressed_small(Schedule::Eager, |setup| {
@@ -162,11 +162,11 @@ fn the_size_of_batches_does_not_show() {
     });
 }
 
-/// Names a folder where the arrays stay, for other implementations to read: see
-/// `ZARRS_CUDA_INTEROP_ARRAYS` of the interoperability tests.
+/// The environment variable that names a folder where the arrays stay, for other implementations to
+/// read: see `ZARRS_CUDA_INTEROP_ARRAYS` of the interoperability tests.
 const SIMULATED_ARRAYS: &str = "ZARRS_CUDA_SIMULATED_ARRAYS";
 
-/// zarrs' own codec reads what is there for others to read.
+/// zarrs' own codec reads the arrays that are exported for other implementations.
 #[test]
 fn arrays_for_other_implementations() {
     let temporary = tempfile::tempdir().expect("a folder");

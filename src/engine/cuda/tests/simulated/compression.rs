@@ -1,4 +1,5 @@
-//! Shards with a compressor: encoded on a device with a stand-in for nvCOMP, decoded by the host.
+//! Shards with a compressor: a device with a stand-in for nvCOMP encodes them, the host decodes
+//! them.
 
 use zarrs_cuda_nvcomp_stand_in::{FAILS, FAILURES, SILENT, StandIn};
 
@@ -45,14 +46,14 @@ pub(super) fn compressors() -> Vec<Stage> {
 }
 
 impl Shard {
-    /// The same elements, compressed, with checksums before that and behind it.
+    /// The same elements with a compressor, and with `before` and `after` checksums around it.
     pub(super) fn compressed(mut self, before: usize, stage: Stage, after: usize) -> Self {
         let crc32c = |number| std::iter::repeat_n(Stage::Crc32c, number);
         self.chain.stages = crc32c(before).chain([stage]).chain(crc32c(after)).collect();
         self
     }
 
-    /// Encode on `engine`, and decode that on the host and on `engine`.
+    /// Encodes on `engine`, and decodes the result on the host and on `engine`.
     pub(super) fn there_and_back(
         &self,
         engine: &(impl Engine + Clone),
@@ -110,7 +111,7 @@ impl Shard {
         }
     }
 
-    /// A shard without empty subchunks, whose elements are in memory as they are compressed.
+    /// A shard without empty subchunks whose elements lie in memory in the order of compression.
     fn markable(before: usize, stage: Stage, after: usize) -> Self {
         let mut shard = Self::with(0, Empty::First(0), false).compressed(before, stage, after);
         shard.chain.order = vec![0, 1, 2];
@@ -118,7 +119,7 @@ impl Shard {
         shard
     }
 
-    /// Let the compression of a subchunk fail in one of the [`FAILURES`] ways.
+    /// Makes the compression of a subchunk fail in one of the [`FAILURES`] ways.
     fn mark(&mut self, subchunk: usize, way: u8) {
         let marker = format!("{FAILS}{way}");
         let origin = self.grid.origin(subchunk);
@@ -132,7 +133,7 @@ impl Shard {
     }
 }
 
-/// What is in a shard.
+/// The content of a shard.
 #[derive(Clone, Copy, Debug)]
 enum Content {
     Noise,
@@ -176,8 +177,8 @@ fn every_compressor() {
     }
 }
 
-/// Some subchunks of a batch cannot be compressed there: the host compresses them, and they are in
-/// their places.
+/// The device fails to compress some subchunks of a batch. The host compresses them, and they are
+/// in their places.
 #[test]
 fn what_the_device_fails_on_the_host_compresses() {
     for (number, stage) in compressors().into_iter().enumerate() {
@@ -195,7 +196,7 @@ fn what_the_device_fails_on_the_host_compresses() {
     }
 }
 
-/// Each of the ways in which a chunk can fail, alone in its shard, at its begin, within, at its end.
+/// Each way in which a chunk can fail, alone in its shard: at its start, inside, and at its end.
 #[test]
 fn each_way_to_fail() {
     for way in 0..=SILENT {
@@ -210,8 +211,8 @@ fn each_way_to_fail() {
     }
 }
 
-/// All of a shard, or of a batch, which then has nothing to give back; the first and the last of
-/// batches; all but one. They are as the host engine has them, in their places.
+/// All subchunks of a shard fail, or all of a batch, which then has nothing to copy back; the first
+/// and the last of batches; all but one. The result is the host engine's.
 #[test]
 fn wherever_chunks_fail() {
     let stages = [
@@ -268,8 +269,8 @@ fn wherever_chunks_fail() {
     }
 }
 
-/// Of one byte, at the sizes where headers and launches change; what does not compress, nor fit
-/// where its frame would be if it did; and with subchunks that the host compresses among them.
+/// Subchunks from one byte on, at the sizes where headers and launches change. Some contents are
+/// incompressible or overflow the space for their frame, and the host compresses some subchunks.
 #[test]
 fn subchunks_of_any_size_and_content() {
     let stages = [
@@ -306,7 +307,7 @@ fn subchunks_of_any_size_and_content() {
     }
 }
 
-/// nvCOMP's limit for deflate is small enough to be reached; with checksums in front they count.
+/// nvCOMP's limit for deflate is small enough to test. Checksums before the compressor count too.
 #[test]
 fn the_largest_subchunks_of_deflate() {
     for (before, bytes, fits) in [
@@ -334,7 +335,7 @@ fn the_largest_subchunks_of_deflate() {
     }
 }
 
-/// What nvCOMP's headers allow, and not a byte more; and what Blosc has frames for.
+/// The largest chunks that nvCOMP's headers allow, and one byte more; and Blosc's limits.
 #[test]
 fn the_largest_chunks_of_a_plan() {
     let blosc = |cname, blocksize| blosc(cname, Shuffle::None, 1, blocksize);
@@ -359,7 +360,7 @@ fn the_largest_chunks_of_a_plan() {
             gib,
             Some("at most 16777216"),
         ),
-        // Blocks are no larger than what there is.
+        // Blocks are no larger than the content.
         (blosc(Cname::Lz4, (1 << 24) + 16), 0, 1 << 24, None),
         (blosc(Cname::Lz4, gib), 0, (1 << 24) + 1, Some("at most")),
         (blosc(Cname::Zstd, 16_000_000), 0, gib, None),
@@ -389,7 +390,7 @@ fn the_largest_chunks_of_a_plan() {
     }
 }
 
-/// A library that asks for the coarsest alignments there can be, with slots of any length.
+/// A library that requires the coarsest alignments, with slots of any length.
 #[test]
 fn the_alignments_that_a_library_asks_for() {
     let stages = [
@@ -420,7 +421,7 @@ fn the_alignments_that_a_library_asks_for() {
     assert!(error.contains("multiples of 256"), "{error}");
 }
 
-/// The same bytes again, from another lane, with other threads, and in any order of the device.
+/// Encodes the same bytes again: from another lane, with other threads, in any order of the device.
 #[test]
 fn the_same_shard_again() {
     for (number, stage) in compressors().into_iter().enumerate() {
@@ -504,8 +505,8 @@ fn why_a_chain_stays_on_the_host() {
     assert!(reason.is_err_and(|reason| reason.contains("one compressor")));
 }
 
-/// A lane has what was estimated, also of what a compressor asks for; with less of it there are more
-/// batches, and then a reason.
+/// A lane allocates as much as was estimated, including the compressor's requirements. Less memory
+/// makes more batches, and too little makes an error.
 #[test]
 fn a_smaller_budget_makes_smaller_batches_and_then_a_reason() {
     for stage in [
@@ -557,7 +558,7 @@ fn a_smaller_budget_makes_smaller_batches_and_then_a_reason() {
     }
 }
 
-/// Shards with a compressor are decoded by the host: if it cannot, no device has failed.
+/// The host decodes shards with a compressor. If it cannot, that is not a fault of the device.
 #[test]
 fn corrupt_shards_are_no_fallbacks() {
     let shard = Shard::new(0).compressed(0, zstd(), 0);
@@ -574,9 +575,9 @@ fn corrupt_shards_are_no_fallbacks() {
     assert!(fallbacks.is_empty(), "{fallbacks:?}");
 }
 
-/// The library returns an error from the call itself, for which no chunk is to blame. A library says
-/// so at once, as the simulation does if it calls it at once; if not, a stream is not known to be
-/// empty, and its memory is left alone.
+/// The library's call itself fails, so no chunk is to blame. A library that reports this at once,
+/// as in the eager simulation, leaves nothing behind. Otherwise its stream is not known to be
+/// empty, and the stream's memory is leaked.
 #[test]
 fn a_library_that_refuses_a_batch() {
     let shard = Shard::new(0).compressed(0, blosc(Cname::Lz4, Shuffle::Byte, 2, 32), 1);

@@ -1,4 +1,4 @@
-//! The engine conformance suite, as the host engine passes it, on a simulated device.
+//! The engine conformance suite on a simulated device. The host engine passes it, too.
 
 use zarrs_cuda_nvcomp_stand_in::StandIn;
 
@@ -22,7 +22,7 @@ fn a_device_where_it_can_and_the_host_where_it_cannot() {
     }
 }
 
-/// As many multiprocessors as a large device has: kernels choose other launches there.
+/// As many multiprocessors as a large device: kernels choose other launches there.
 #[test]
 fn a_device_with_many_multiprocessors() {
     for (tuning, cases) in [(TINY, 15), (Tuning::DEFAULT, 15)] {
@@ -39,7 +39,7 @@ fn check(simulation: &Arc<Simulation>, tuning: Tuning, cases: u32) {
     assert_clean(simulation);
 }
 
-/// Every compressor that a device has, with every shuffle and many type sizes.
+/// Every compressor that a device supports, with every shuffle and many type sizes.
 #[test]
 fn compressors() {
     for (backend, library, tuning, cases) in [

@@ -1,5 +1,5 @@
-//! Shards with a compressor: decoded on a device with a stand-in for nvCOMP, which ends the process
-//! if anything corrupt gets to it.
+//! Shards with a compressor: decoded on a device with a stand-in for nvCOMP. The stand-in aborts
+//! the process if it gets corrupt data.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -43,8 +43,9 @@ fn blosc(cname: Cname, shuffle: Shuffle, typesize: usize, blocksize: usize) -> S
 }
 
 impl Shard {
-    /// 2 × 2 × 4 subchunks of 4 × 8 × 8 elements of 2 bytes: more than C-Blosc stores as they are.
-    /// Some are empty, all of the first batch among them, and of two the first half does not compress.
+    /// 2 × 2 × 4 subchunks of 4 × 8 × 8 elements of 2 bytes: large enough that C-Blosc compresses
+    /// them. Some are empty, among them all of the first batch. The first half of two others is
+    /// incompressible.
     fn larger() -> Self {
         let grid = SubchunkGrid::new(&[8, 16, 32], &[4, 8, 8], 2).expect("divides");
         let mut noise = 1_u32;
@@ -68,7 +69,7 @@ impl Shard {
         }
     }
 
-    /// The stored elements of each subchunk that is stored, without any stage.
+    /// Returns the elements of each stored subchunk as they are before the first stage.
     fn stored(&self) -> Vec<Option<Vec<u8>>> {
         let chain = KnownChain {
             stages: Vec::new(),
@@ -85,7 +86,7 @@ impl Shard {
         shard.extents.iter().map(bytes).collect()
     }
 
-    /// A shard of subchunks that `encode` makes of the stored elements.
+    /// A shard whose subchunks `encode` makes from the stored elements.
     fn encoded_by(&self, encode: impl Fn(usize, &[u8]) -> Vec<u8>) -> EncodedShard {
         let mut shard = EncodedShard {
             bytes: b"index".to_vec(),
@@ -101,7 +102,7 @@ impl Shard {
         shard
     }
 
-    /// The shard without the content checksums of its zstd frames, which are for the host.
+    /// The shard without the content checksums of its zstd frames, which a device does not accept.
     fn without_zstd_checksums(&self, shard: &EncodedShard) -> EncodedShard {
         let mut stages = self.chain.stages.iter();
         let stage = stages
@@ -139,7 +140,8 @@ impl Shard {
             .expect("encodes")
     }
 
-    /// Decode `shard` on `engine`: the right elements, and why that was on the host, if it was.
+    /// Decodes `shard` on `engine`, and checks the elements. Returns why the host decoded it, if it
+    /// did.
     fn decode(&self, engine: &CudaEngine, shard: &EncodedShard) -> Option<String> {
         let before = engine.counters().snapshot();
         let decoded = strict(engine)
@@ -158,7 +160,7 @@ impl Shard {
     }
 }
 
-/// Drop the content checksum from a zstd frame, if it has one.
+/// Removes the content checksum from a zstd frame, if it has one.
 fn without_zstd_checksum(frame: &[u8]) -> Vec<u8> {
     let mut frame = frame.to_vec();
     if frame[4] & 4 != 0 {
@@ -168,7 +170,7 @@ fn without_zstd_checksum(frame: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// The same for each stream of a Blosc frame with blocks of `block` bytes.
+/// The same for each stream of a Blosc frame whose blocks have `block` bytes.
 fn without_zstd_checksums_within(frame: &[u8]) -> Vec<u8> {
     let integer = |at: usize| {
         let bytes = frame[at..].first_chunk().expect("there");
@@ -193,8 +195,9 @@ fn without_zstd_checksums_within(frame: &[u8]) -> Vec<u8> {
     without
 }
 
-/// Decode what the host and what a device wrote, and say why if that was not on the device. Content
-/// checksums, which the stand-in gives to some zstd frames, and nvCOMP to none, are dropped first.
+/// Decodes the host's shard and the device's, and returns why each was decoded on the host, if it
+/// was. The stand-in gives some zstd frames a content checksum, which nvCOMP never does: these are
+/// removed.
 fn decode_all(
     shard: &Shard,
     schedule: Schedule,
@@ -217,7 +220,7 @@ fn decode_all(
     (by_host, by_device)
 }
 
-/// Whether a device has to decode a shard that the host wrote.
+/// Whether a device must be able to decode a shard that the host wrote.
 fn is_for_device(stage: &Stage, library: StandIn) -> bool {
     match stage {
         Stage::Blosc(blosc) => {
@@ -290,7 +293,7 @@ fn in_any_order() {
     }
 }
 
-/// Everything that can go wrong when `shard`, which the host encoded, is decoded on `simulation`.
+/// Decodes `shard`, which the host encoded, on `simulation`. Returns the first failure of any kind.
 fn run(simulation: &Arc<Simulation>, shard: &Shard) -> Result<(), String> {
     let encoded = shard.encoded_on_host();
     let outcome = catch_unwind(AssertUnwindSafe(|| {
@@ -311,7 +314,7 @@ fn run(simulation: &Arc<Simulation>, shard: &Shard) -> Result<(), String> {
     outcome.unwrap_or_else(|_| Err("it panics".to_string()))
 }
 
-/// A launch is refused in the middle of a shard, whose streams are full.
+/// A launch is rejected in the middle of a shard, while its streams are full.
 fn run_into_fault(simulation: &Arc<Simulation>, shard: &Shard) -> Result<(), String> {
     simulation.inject(Inject::Refused { launch: 12 });
     let outcome = run(simulation, shard);
@@ -324,7 +327,7 @@ fn run_into_fault(simulation: &Arc<Simulation>, shard: &Shard) -> Result<(), Str
     }
 }
 
-/// Without any one of them it fails, on its first run.
+/// Removes each wait, record and synchronisation in turn. Every removal fails the first run.
 #[test]
 fn without_any_one_wait_record_or_synchronisation_the_first_run_fails() {
     let with_removed = |removed: Option<Site>| {
@@ -381,7 +384,7 @@ fn it_has_to_be_asked_for() {
     }
 }
 
-/// From the options to the engine, and to the words about it.
+/// The option reaches the engine and the plan's explanation.
 #[test]
 fn the_plan_knows() {
     let shard = Shard::larger().compressed(0, ZSTD, 0);
@@ -413,7 +416,7 @@ fn the_plan_knows() {
     }
 }
 
-/// What nvCOMP cannot decompress, or says that it cannot, the host decodes.
+/// The host decodes chunks that nvCOMP cannot decompress, or says that it cannot.
 #[test]
 fn where_a_chunk_fails_the_host_decodes_the_shard() {
     let small = || Shard::with(0, Empty::EachThird, false);
@@ -436,7 +439,7 @@ fn where_a_chunk_fails_the_host_decodes_the_shard() {
     }
 }
 
-/// A library that cannot decompress a format is a reason for the host, too.
+/// If the library cannot decompress a format, the host decodes it.
 #[test]
 fn without_a_decompressor_the_host_decodes() {
     let shard = Shard::new(0).compressed(0, GZIP, 0);
@@ -447,7 +450,7 @@ fn without_a_decompressor_the_host_decodes() {
     assert!(reason.contains("Deflate"), "{reason}");
 }
 
-/// A device that fails is an error, but for who falls back.
+/// A device fault is an error, except for engines that fall back.
 #[test]
 fn a_fault_of_the_device_is_no_reason_for_the_host() {
     let shard = Shard::larger().compressed(0, ZSTD, 1);
@@ -499,7 +502,7 @@ fn compress_gzip(content: &[u8]) -> Vec<u8> {
     member
 }
 
-/// A member with all of the fields that it can have.
+/// A gzip member with all of its optional fields.
 fn with_all_fields(member: &[u8]) -> Vec<u8> {
     let mut with = member[..10].to_vec();
     with[3] = 0b1_1111;
@@ -511,7 +514,7 @@ fn with_all_fields(member: &[u8]) -> Vec<u8> {
     with
 }
 
-/// Frames that are as legal as ours, and what becomes of them.
+/// Valid frames of other encoders, and whether the device decodes them.
 #[test]
 fn other_encoders_frames() {
     use zstd_safe::CParameter::{ChecksumFlag, ContentSizeFlag};
@@ -552,7 +555,7 @@ fn other_encoders_frames() {
             None,
         ),
         (
-            // The host takes the first member, whatever is behind it.
+            // The host decodes the first member and ignores the bytes after it.
             gzip(&|stored| [compress_gzip(stored), compress_gzip(stored)].concat()),
             Some("several members"),
         ),
@@ -582,7 +585,7 @@ fn other_encoders_frames() {
         (blosc(Cname::Zlib, Shuffle::Byte, 2, 0), "compressor"),
         (blosc(Cname::Lz4, Shuffle::Byte, 2, 0), "is not compressed"),
     ] {
-        // As another encoder's configuration would have it, for the chain itself says.
+        // Encodes with the other encoder's configuration. The chain under test is another one.
         let mut shard = Shard::larger().compressed(0, stage, 0);
         if expected.contains("not compressed") {
             shard = Shard {
@@ -599,7 +602,7 @@ fn other_encoders_frames() {
     }
 }
 
-/// As C-Blosc's threads may write them: the last block first.
+/// C-Blosc's threads may write blocks in any order: here the last block is first.
 #[test]
 fn blosc_blocks_in_any_order() {
     let shard = Shard::larger().compressed(0, blosc(Cname::Zstd, Shuffle::Byte, 2, 128), 0);
@@ -624,7 +627,7 @@ fn blosc_blocks_in_any_order() {
     assert_eq!(shard.decode(&engine, &reversed), None);
 }
 
-/// Whether the device says what the host says of `bytes`.
+/// Checks that the device returns the host's result for `bytes`.
 fn check_as_host(engine: &CudaEngine, shard: &Shard, bytes: &[u8], extents: &[Extent], what: &str) {
     let job = shard.job();
     let host = HostEngine.decode(&job, bytes, extents);
@@ -640,8 +643,8 @@ fn check_as_host(engine: &CudaEngine, shard: &Shard, bytes: &[u8], extents: &[Ex
     }
 }
 
-/// Small shards of all formats, encoded by the device, and by the host but for Blosc, which compresses
-/// none so small.
+/// Small shards of all formats, encoded by the device and by the host. The host's are without
+/// Blosc, which does not compress subchunks this small.
 fn small_shards(after: usize) -> Vec<(Shard, EncodedShard)> {
     let mut shards = Vec::new();
     for stage in [
@@ -670,7 +673,7 @@ fn small_shards(after: usize) -> Vec<(Shard, EncodedShard)> {
     shards
 }
 
-/// Neither a shard nor one of its subchunks that ends too early gets to the device.
+/// A truncated shard or subchunk never reaches the device.
 #[test]
 fn every_truncation_is_for_the_host() {
     for after in [0, 1] {
@@ -705,7 +708,8 @@ fn every_truncation_is_for_the_host() {
     }
 }
 
-/// Whether a bit of this byte can be wrong and all compressed streams are what they were.
+/// Whether this byte lies outside of the compressed streams, which a wrong bit here does not
+/// change.
 fn is_beside_streams(stage: &Stage, at: usize, len: usize) -> bool {
     match stage {
         Stage::Gzip { .. } => at < 10 || at >= len - 8,
@@ -714,9 +718,9 @@ fn is_beside_streams(stage: &Stage, at: usize, len: usize) -> bool {
     }
 }
 
-/// One wrong bit. If there is a checksum behind the compressor, it never gets to the device;
-/// otherwise it does where no structure is broken, and then streams are for the caller to trust:
-/// those are left out here.
+/// Flips each bit. If a checksum follows the compressor, the flip never reaches the device.
+/// Otherwise it does where it breaks no structure. Flips inside of streams are skipped then: the
+/// caller trusts those.
 #[test]
 fn every_wrong_bit_is_for_the_host_or_harmless() {
     for after in [0, 1] {
@@ -764,7 +768,7 @@ fn every_wrong_bit_is_for_the_host_or_harmless() {
     }
 }
 
-/// Without validation checksums are dropped, and nothing else changes.
+/// Without validation checksums are dropped; the elements are the same.
 #[test]
 fn checksums_that_are_not_validated() {
     let shard = Shard::new(0).compressed(1, ZSTD, 1);
@@ -783,7 +787,7 @@ fn checksums_that_are_not_validated() {
     assert_eq!(engine.counters().snapshot().shards_decoded, 1);
 }
 
-/// A checksum in front of the compressor is compared on the device, and told by the host.
+/// The device compares a checksum that precedes the compressor. The host reports the error.
 #[test]
 fn a_wrong_checksum_in_front_of_the_compressor() {
     let shard = Shard::larger().compressed(1, ZSTD, 0);
@@ -811,7 +815,7 @@ fn a_wrong_checksum_in_front_of_the_compressor() {
     assert_clean(&simulation);
 }
 
-/// What is estimated for both directions is enough for both.
+/// The estimate for both directions is enough for both.
 #[test]
 fn a_lane_takes_what_was_estimated() {
     for stage in [ZSTD, GZIP, blosc(Cname::Zstd, Shuffle::Byte, 2, 128)] {
@@ -850,7 +854,7 @@ fn a_lane_takes_what_was_estimated() {
     }
 }
 
-/// A lane has what it takes, however small, and what does not fit the host decodes.
+/// A lane never exceeds its budget, however small. The host decodes shards that do not fit.
 #[test]
 fn a_smaller_budget_makes_smaller_batches() {
     let shard = Shard::larger().compressed(0, blosc(Cname::Zstd, Shuffle::Byte, 2, 128), 0);

@@ -1,5 +1,5 @@
-//! Every fault at every operation: `Auto` has the right bytes from the host, `Cuda` an error, and
-//! nothing leaks.
+//! Every fault at every operation: `Auto` returns the right bytes from the host, `Cuda` an error,
+//! and nothing leaks.
 
 use zarrs_cuda_nvcomp_stand_in::StandIn;
 
@@ -9,10 +9,10 @@ use crate::engine::cuda::driver::Fault;
 use crate::engine::cuda::driver::simulation::{Counts, Inject};
 use crate::engine::{Cname, Shuffle};
 
-/// A slab is half a batch: every operation there is, and as few as can be of each.
+/// A slab is half a batch: every kind of operation occurs, as rarely as possible.
 const COMPRESSED: Tuning = Tuning { slab: 720, ..TINY };
 
-/// What is encoded and decoded when the fault comes.
+/// The shard that is encoded and decoded when the fault occurs.
 struct Subject {
     shard: Shard,
     library: StandIn,
@@ -26,7 +26,8 @@ impl Subject {
         }
     }
 
-    /// Without a compressor; with every kernel that one needs; and with chunks that it fails on.
+    /// Shards without a compressor, with every kernel that one needs, and with chunks that it fails
+    /// on.
     fn all() -> [Self; 3] {
         let shuffled = blosc(Cname::Zstd, Shuffle::Bit, 2, 32);
         let gzip = Stage::Gzip { level: 4 };
@@ -57,7 +58,7 @@ impl Subject {
         self.shard.run(engine)
     }
 
-    /// What one encoding and one decoding ask of a device, and giving up the lane.
+    /// The device operations of one encoding, one decoding, and freeing the lane.
     fn counts(&self) -> Counts {
         let simulation = simulation(Schedule::Latest);
         let engine = self.engine_on(&simulation);
@@ -66,7 +67,7 @@ impl Subject {
         simulation.counts()
     }
 
-    /// The same without giving up the lane.
+    /// The same without freeing the lane.
     fn counts_until_then(&self) -> Counts {
         let simulation = simulation(Schedule::Latest);
         let engine = self.engine_on(&simulation);
@@ -81,8 +82,7 @@ fn device_with(fault: Inject) -> Arc<Simulation> {
     simulation
 }
 
-/// A fault that passes: an error under `Cuda`, after which the same engine works; under `Auto`
-/// nobody notices.
+/// A transient fault: an error under `Cuda`, after which the same engine works. `Auto` hides it.
 fn check_transient(subject: &Subject, inject: Inject, fault: Fault) {
     let simulation = device_with(inject);
     let engine = subject.engine_on(&simulation);
@@ -91,7 +91,7 @@ fn check_transient(subject: &Subject, inject: Inject, fault: Fault) {
             assert_eq!(error.fault, fault, "{inject:?}: {error}");
             assert_eq!(error.device, Some(0), "{inject:?}: {error}");
         }
-        // Without memory for one lane there may be some for a smaller one.
+        // If the memory is too little for one lane, a smaller lane may still fit.
         Ok(()) => assert_eq!(fault, Fault::OutOfMemory, "{inject:?} has no effect"),
         Err(other) => panic!("{inject:?}: {other}"),
     }
@@ -108,7 +108,7 @@ fn check_transient(subject: &Subject, inject: Inject, fault: Fault) {
     assert_clean(&simulation);
 }
 
-/// A fault that stays: the device is not touched again.
+/// A sticky fault: the device is not used again.
 fn check_sticky(subject: &Subject, inject: Inject) {
     let simulation = device_with(inject);
     let engine = subject.engine_on(&simulation);
@@ -136,15 +136,15 @@ fn check_sticky(subject: &Subject, inject: Inject) {
     assert_left(&simulation, inject);
 }
 
-/// No thread has the context current any more, and nothing was called on it.
+/// Asserts that no thread has the context current, and that no rule was broken.
 fn assert_left(simulation: &Simulation, inject: Inject) {
     let violations = simulation.violations();
     assert!(violations.is_empty(), "{inject:?}: {violations:#?}");
     assert_eq!(simulation.live().entered, 0, "{inject:?}");
 }
 
-/// What there is when an operation was refused: what it should have freed; and if it should have
-/// said that the device is done with the memory, that.
+/// The resources that remain when an operation was refused: those that it should have freed. If a
+/// stream could not be synchronised, the memory that the device may still use.
 fn leftovers(operation: &str) -> Live {
     let mut live = Live::default();
     if operation.starts_with("synchronise with stream") {
@@ -172,8 +172,8 @@ fn assert_left_over(simulation: &Simulation, expected: &Live, what: &str) {
     assert_eq!(live, *expected, "{what}");
 }
 
-/// An operation that is refused once: as [`check_transient`], but operations that give something
-/// up, and those that take the time, do not fail the shard.
+/// An operation that is refused once. As [`check_transient`], but operations that free resources or
+/// measure time do not fail the shard.
 fn check_refused(subject: &Subject, operation: usize) {
     let inject = Inject::Failed {
         operation,
@@ -233,7 +233,8 @@ fn a_context_that_cannot_be_made_current() {
     }
 }
 
-/// A lane is given up after a fault, and the device does not say whether it is done with it.
+/// A lane is given up after a fault, and the device does not confirm that it is done with the
+/// memory.
 #[test]
 fn memory_that_a_stream_may_still_use_is_left_alone() {
     Subject::all().iter().for_each(check_left_alone);
@@ -293,7 +294,7 @@ fn a_refusal_of_any_launch() {
 #[test]
 fn a_broken_context_or_a_lost_device_at_any_operation() {
     for subject in Subject::all() {
-        // What is freed behind it comes after.
+        // Operations that free the lane come after these.
         for operation in 0..subject.counts_until_then().operations {
             check_sticky(&subject, Inject::Sticky { operation });
             check_sticky(&subject, Inject::Lost { operation });
@@ -318,7 +319,8 @@ fn without_memory_for_a_large_batch_a_small_one_does() {
     }
 }
 
-/// The device has less than the options allow: that is found out once, and not by every shard.
+/// The device has less memory than the options allow. That is found out once, and not by every
+/// shard.
 #[test]
 fn what_fitted_is_remembered() {
     let shard = Shard::new(1);
@@ -363,7 +365,7 @@ fn without_memory_on_one_device_another_takes_over() {
     }
 }
 
-/// As where it is in use by a process that does not share it.
+/// The device has no context, for example because another process uses it exclusively.
 #[test]
 fn a_device_without_a_context_leaves_the_others() {
     let shard = Shard::new(1);

@@ -1,4 +1,4 @@
-//! Lanes: their budget, their estimate, and rayon.
+//! Lanes: their budget, their estimate, and their use under rayon.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, mpsc};
@@ -17,13 +17,13 @@ use crate::engine::cuda::nvcomp;
 use crate::engine::cuda::sizing::Sizing;
 use crate::engine::{Cname, Shuffle};
 
-/// As [`TINY`], with half the batches.
+/// As [`TINY`], with half the batch size.
 const TINIER: Tuning = Tuning {
     batch: TINY.batch / 2,
     ..TINY
 };
 
-/// An engine whose budget is one lane for `shard`, whose compressor fails on some chunks.
+/// An engine whose budget is one lane for `shard`. Its compressor fails on some chunks.
 fn engine_of_one_lane(simulation: &Arc<Simulation>, shard: &Shard) -> CudaEngine {
     let one = engine_with(simulation, StandIn::Failing, &shard.chain)
         .memory_estimate(&shard.grid, &shard.chain)
@@ -42,16 +42,16 @@ fn one_lane_and_nested_rayon() {
     check_one_lane_and_nested_rayon(Shard::new(1));
 }
 
-/// The thread that holds the lane compresses what the device fails on, which is not rayon's work
-/// either.
+/// The thread that holds the lane compresses the chunks that the device fails on. It must not do so
+/// through rayon.
 #[test]
 fn one_lane_and_nested_rayon_and_a_compressor() {
     let stage = blosc(Cname::Zstd, Shuffle::Byte, 2, 32);
     check_one_lane_and_nested_rayon(Shard::new(0).compressed(0, stage, 1));
 }
 
-/// Every thread of the pool encodes, inside a parallel iterator inside another: if a thread that
-/// holds the lane ever ran rayon's work, it would meet an `encode` that waits for that lane.
+/// Every thread of the pool encodes inside nested parallel iterators. If a thread that holds the
+/// lane ever ran rayon's work, that work might be an `encode` that waits for the same lane.
 fn check_one_lane_and_nested_rayon(shard: Shard) {
     let simulation = simulation(Schedule::Eager);
     let engine = engine_of_one_lane(&simulation, &shard);
@@ -75,7 +75,7 @@ fn check_one_lane_and_nested_rayon(shard: Shard) {
         assert_eq!(metrics.lanes_waiting, 0);
         drop(engine);
     });
-    // A deadlock is a failure, not a test that hangs.
+    // A deadlock must fail the test, not hang it.
     for _ in 0..1200 {
         if worker.is_finished() {
             worker.join().expect("no panic");
@@ -103,7 +103,7 @@ fn a_lane_takes_what_was_estimated() {
             .memory_estimate(&shard.grid, &shard.chain)
             .expect("fits");
         shard.run(&engine).expect("fits");
-        // The device rounds to its alignment, the host to pages, once per allocation.
+        // The device rounds each allocation up to its alignment, and the host to pages.
         let device = simulation.peak(Kind::Device);
         assert!((estimate.device..estimate.device + 256).contains(&device));
         let pinned = simulation.peak(Kind::Pinned);
@@ -189,7 +189,7 @@ fn idle_lanes_are_released() {
     assert_clean(&simulation);
 }
 
-/// Who asks what a lane takes wants no context on every device of the machine.
+/// Asking for a lane's memory must not create a context on every device of the machine.
 #[test]
 fn a_device_is_asked_when_it_is_used() {
     let shard = Shard::new(1);
@@ -233,7 +233,7 @@ fn a_device_that_does_not_exist_is_named() {
     assert!(error.to_string().contains("name CUDA device 7"), "{error}");
 }
 
-/// What could not be given back is still taken.
+/// Memory that could not be freed still counts as used.
 #[test]
 fn leaked_memory_counts() {
     let simulation = simulation(Schedule::Eager);
@@ -251,7 +251,7 @@ fn leaked_memory_counts() {
     assert!(simulation.violations().is_empty());
 }
 
-/// Other threads could take it while it is not free yet.
+/// Otherwise other threads could claim the memory before it is free.
 #[test]
 fn memory_counts_until_it_is_freed() {
     let simulation = simulation(Schedule::Eager);
@@ -327,7 +327,7 @@ fn idle_lanes_are_not_freed_in_vain() {
     assert_clean(&simulation);
 }
 
-/// Where there is no memory for a large lane, a smaller one that is idle does.
+/// If there is no memory for a large lane, an idle smaller one is used.
 #[test]
 fn an_idle_smaller_lane_is_used() {
     let simulation = simulation(Schedule::Eager);
@@ -345,8 +345,8 @@ fn an_idle_smaller_lane_is_used() {
     assert_clean(&simulation);
 }
 
-/// Threads, devices that lose and regain memory, refused launches, and few lanes: nobody waits for
-/// ever, and what is taken is what is there.
+/// Threads, devices that lose and regain memory, refused launches, and few lanes: no thread waits
+/// for ever, and the accounted memory is the allocated memory.
 #[test]
 fn lanes_come_and_go() {
     let shard = Shard::new(1);
@@ -416,7 +416,7 @@ fn lanes_come_and_go() {
     }
 }
 
-/// A lock that a thread of the parent held is held for ever in a forked child.
+/// A lock that another thread of the parent held stays locked for ever in a forked child.
 #[test]
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
@@ -444,8 +444,8 @@ fn a_forked_child_waits_for_no_lock() {
             });
         });
         locked.recv().unwrap();
-        // SAFETY: the child takes no lock that another thread may hold but the allocator's, which
-        // glibc hands over well; it ends without running what the parent has to run at its end.
+        // SAFETY: the only lock of another thread that the child may take is the allocator's, which
+        // glibc keeps usable across `fork`. The child exits without the parent's exit handlers.
         let child = unsafe { libc::fork() };
         if child == 0 {
             devices.release_idle();
@@ -463,7 +463,7 @@ fn a_forked_child_waits_for_no_lock() {
         let mut status = -1;
         let mut ended = 0;
         for _ in 0..1000 {
-            // SAFETY: writes a number.
+            // SAFETY: the function writes one number.
             ended = unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) };
             if ended != 0 {
                 break;
@@ -471,7 +471,7 @@ fn a_forked_child_waits_for_no_lock() {
             std::thread::sleep(Duration::from_millis(10));
         }
         if ended == 0 {
-            // SAFETY: the child is ours, and was not waited for.
+            // SAFETY: the child is this process's own, and was not waited for yet.
             unsafe { libc::kill(child, libc::SIGKILL) };
         }
         drop(tell_done);

@@ -25,7 +25,7 @@ use crate::engine::{Chain, Engine, EngineError, Job, KnownChain, Stage};
 use crate::layout::SubchunkGrid;
 use crate::plan::WithFallback;
 
-/// So small that a shard of a few KiB is many batches of many slabs, and every ring goes round.
+/// So small that a shard of a few KiB has many batches of many slabs, and every ring wraps around.
 const TINY: Tuning = Tuning {
     slab: 384,
     ring: 2,
@@ -55,18 +55,18 @@ struct Shard {
 #[derive(Clone, Copy, Debug)]
 enum Empty {
     EachThird,
-    /// Those below the number: the batches that they fill have nothing to give back.
+    /// The subchunks below this number: the batches that they fill have nothing to copy back.
     First(usize),
-    /// Those from the one number to below the other.
+    /// The subchunks from the first number to before the second.
     Within(usize, usize),
     All,
 }
 
-/// The subchunks of a [`Shard`].
+/// The number of subchunks of a [`Shard`].
 const SUBCHUNKS: usize = 36;
 
 impl Shard {
-    /// Each third subchunk is empty.
+    /// A shard whose every third subchunk is empty.
     fn new(stages: usize) -> Self {
         Self::with(stages, Empty::EachThird, false)
     }
@@ -121,7 +121,7 @@ impl Shard {
         Self::with(stages, empty, kind % 5 == 4)
     }
 
-    /// What the shard is to a device, without a compressor.
+    /// The device's view of the shard, without a compressor.
     fn kind(&self) -> ShardKind {
         ShardKind::new(self.grid.clone(), self.chain.clone())
     }
@@ -138,7 +138,7 @@ impl Shard {
         }
     }
 
-    /// Encode it and decode that on `engine`; and compare with the host.
+    /// Encodes the shard and decodes it again on `engine`, and compares both with the host.
     fn round_trip(&self, engine: &dyn Engine) -> Result<(), EngineError> {
         let job = self.job();
         let host = HostEngine.encode(&job, &self.elements, 3, 5)?;
@@ -150,7 +150,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Encode and decode it on `engine`, whatever its chain.
+    /// Encodes and decodes the shard on `engine`. Its chain may be any.
     fn run(&self, engine: &(impl Engine + Clone)) -> Result<(), EngineError> {
         if self.chain.is_fixed_size() {
             self.round_trip(engine)
@@ -160,7 +160,7 @@ impl Shard {
     }
 }
 
-/// `engine`, with the host for the shards that are not for a device to decode.
+/// `engine`, with the host for shards that a device does not decode.
 fn strict<E: Engine + Clone>(engine: &E) -> WithFallback<E> {
     WithFallback::strict(engine.clone())
 }
@@ -185,7 +185,7 @@ fn simulation(schedule: Schedule) -> Arc<Simulation> {
     }))
 }
 
-/// Nothing was done wrong, and when the engine is gone nothing is left.
+/// Asserts that no rule was broken, and that nothing is left after the engine is gone.
 fn assert_clean(simulation: &Simulation) {
     let violations = simulation.violations();
     assert!(violations.is_empty(), "{violations:#?}");

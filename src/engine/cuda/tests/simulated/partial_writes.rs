@@ -1,4 +1,4 @@
-//! Partial writes of arrays, whose changed subchunks are encoded as one batch on the device.
+//! Partial writes of arrays: the device encodes the changed subchunks as one batch.
 
 use serde_json::json;
 use zarrs::array::{Array, ArrayBuilder, data_type};

@@ -1,5 +1,5 @@
-//! In whatever order a device runs what it is given, the shard is the same; and there is no wait,
-//! record or synchronisation that the engine could do without.
+//! In every order in which a device may run its work, the shard is the same. Every wait, record and
+//! synchronisation of the engine is needed.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,12 +13,12 @@ use super::*;
 use crate::engine::cuda::driver::Site;
 use crate::engine::{Cname, Shuffle};
 
-/// Everything that can go wrong when the engine runs on `simulation`.
+/// Runs the engine on `simulation`. Returns the first failure of any kind.
 fn run(simulation: &Arc<Simulation>, shard: &Shard) -> Result<(), String> {
     run_with(simulation, shard, StandIn::Six)
 }
 
-/// As above, with a library of compressors.
+/// As above, with a compressor library.
 fn run_with(simulation: &Arc<Simulation>, shard: &Shard, library: StandIn) -> Result<(), String> {
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         let engine = engine_with(simulation, library, &shard.chain);
@@ -36,7 +36,7 @@ fn run_with(simulation: &Arc<Simulation>, shard: &Shard, library: StandIn) -> Re
     }
 }
 
-/// A fault in the middle of a shard, so that a lane is given up with its streams full.
+/// Injects a fault in the middle of a shard, so that a lane is given up while its streams are full.
 fn run_into_fault(simulation: &Arc<Simulation>, shard: &Shard) -> Result<(), String> {
     use crate::engine::cuda::driver::simulation::Inject;
     simulation.inject(Inject::Refused { launch: 12 });
@@ -86,7 +86,7 @@ fn every_schedule_compresses_the_shard() {
         let stage = stages[kind % stages.len()].clone();
         let shard = Shard::of_kind(kind).compressed(kind / 2 % 2, stage.clone(), kind % 3);
         let library = [StandIn::Six, StandIn::Failing, StandIn::Five][kind / 7 % 3];
-        // In turns of all kinds.
+        // Each schedule runs with all kinds of shards.
         let schedule = match seed / 40 % 10 {
             0 => Schedule::Eager,
             1 => Schedule::Latest,
@@ -99,15 +99,15 @@ fn every_schedule_compresses_the_shard() {
     }
 }
 
-/// The suite has teeth: without any one of them it fails, on its first run. Of shards with a
-/// compressor that is so by themselves.
+/// The tests themselves are tested: each removed operation fails the first run. Shards with a
+/// compressor detect their removed operations without help from the others.
 #[test]
 fn without_any_one_wait_record_or_synchronisation_the_first_run_fails() {
     let stage = blosc(Cname::Zstd, Shuffle::Byte, 2, 32);
     let compressed = |empty| Shard::with(0, empty, false).compressed(1, stage.clone(), 1);
     let subjects = [
         vec![Shard::new(1)],
-        // Of the second one, batches have nothing to give back.
+        // Some batches of the second shard have nothing to copy back.
         vec![
             compressed(Empty::EachThird),
             compressed(Empty::Within(12, SUBCHUNKS)),
@@ -129,7 +129,7 @@ fn without_any_one_wait_record_or_synchronisation_the_first_run_fails() {
     });
     assert!(plain.len() >= 16, "{plain:?}");
     assert!(compressed.len() >= 12, "{compressed:?}");
-    // What a compressor adds is in one stream: it needs no edge of its own.
+    // A compressor's work is in one stream, so it needs no synchronisation of its own.
     assert!(compressed.is_subset(&plain), "{compressed:?}");
     for (shards, sites) in std::iter::zip(&subjects, [plain, compressed]) {
         for site in sites {

@@ -1,5 +1,5 @@
-//! Whole writers on simulated devices, with a device and a store that fail: the array is right, or an
-//! error says why not, and what is finished is right all the same.
+//! Whole writers on simulated devices, with failing devices and stores. The array is right, or an
+//! error explains the failure. The finished part is right in either case.
 
 use serde_json::{Value, json};
 use zarrs::array::{Array, ArrayBuilder, data_type};
@@ -51,7 +51,7 @@ impl Case {
         let mut value = 0_u16;
         let elements = (0..shape.iter().product::<u64>())
             .map(|_| {
-                // Some subchunks hold nothing but the fill value.
+                // Some subchunks hold only the fill value.
                 if between(0, 30) == 0 {
                     value = between(0, 3) as u16;
                 }
@@ -104,7 +104,7 @@ impl Case {
             .expect("valid")
     }
 
-    /// Append everything, and try again what fails, so many times.
+    /// Appends everything. Retries failures at most `tries` times.
     fn write(
         &self,
         array: &Array<Faulty<MemoryStore>>,
@@ -148,7 +148,7 @@ impl Case {
         }
     }
 
-    /// What the metadata covers is right; its number of slices.
+    /// Checks the slices that the metadata covers. Returns their number.
     fn check(&self, store: &Store) -> u64 {
         let read = Array::open(store.inner().clone(), "/array").expect("metadata");
         let slices = read.shape()[0];
@@ -160,7 +160,7 @@ impl Case {
         slices
     }
 
-    /// The shards are those that the host stores, byte for byte.
+    /// Checks that the shards are byte for byte those of the host.
     fn check_bytes(&self, store: &Store) {
         let host = Arc::new(MemoryStore::new());
         let array = self.array(&host, self.shape[0], Backend::Host, Engines::default());
@@ -187,7 +187,7 @@ fn schedule_of(seed: u64) -> Schedule {
     }
 }
 
-/// One writer. What fails may be: nothing, an operation of the device, the device, or the store.
+/// Runs one writer. Nothing fails, or one operation of the device, the whole device, or the store.
 fn check(seed: u64) {
     let mut numbers = Numbers::new(seed);
     let case = Case::any(&mut numbers);
@@ -215,7 +215,7 @@ fn check(seed: u64) {
     array.store_metadata().expect("stored");
     let first = numbers.below(8);
     let fault = [Fault::Refused, Fault::Denied][numbers.below(2)];
-    // Not before the writer is there.
+    // The store fails only after the writer was built.
     let begin = || {
         if seed % 5 == 4 {
             let fails = first..first + 2;
@@ -232,7 +232,7 @@ fn check(seed: u64) {
                 case.check_bytes(&store);
             }
         }
-        // Only a device can be the reason, and only where nothing else will do.
+        // Only a device fault may be the reason, and only if the backend has no fallback.
         Err(error) => assert!(
             case.backend == Backend::Cuda && (1..4).contains(&(seed % 5)),
             "seed {seed}: {error}"
@@ -254,7 +254,7 @@ fn arrays_are_right_whatever_fails() {
     }
 }
 
-/// Tensors that lie on the device are copied there, and have been when the call returns.
+/// Tensors on the device are copied there. The copy is complete when the call returns.
 #[cfg(feature = "dlpack")]
 #[test]
 fn tensors_on_the_device() {
@@ -297,7 +297,7 @@ fn tensors_on_the_device() {
     let mut tensor = Tensor::of_uint16(&[3, 6, 8], usize::try_from(memory.0).expect("small"));
     tensor.device = (DeviceType::Cuda, 0);
     tensor.byte_offset = OFFSET as u64;
-    // In parts, through the same memory: what was appended has been read.
+    // The tensors reuse one buffer: each is read before `append_dlpack` returns.
     for (part, slices) in bytes.chunks(3 * 96).zip([3, 3, 2]) {
         driver.enter().expect("a device");
         let staging = PinnedSpan {
@@ -313,7 +313,7 @@ fn tensors_on_the_device() {
             offset: OFFSET,
             len: part.len(),
         };
-        // SAFETY: the pinned memory is as long, and both memories live.
+        // SAFETY: the pinned memory is as long, and both memories are live.
         unsafe {
             pinned
                 .0
@@ -325,14 +325,15 @@ fn tensors_on_the_device() {
         }
         driver.leave().expect("a device");
         tensor.shape = vec![slices, 6, 8];
-        // SAFETY: the memory lives until it is freed below, and the stream makes its elements.
+        // SAFETY: the memory lives until it is freed below, and `stream` is the stream that writes
+        // the elements.
         let appended = unsafe { writer.append_dlpack(&tensor.view(), stream.0) };
         appended.expect("appended");
         driver.enter().expect("a device");
         driver.synchronize_stream(stream, MADE).expect("made");
         driver.leave().expect("a device");
     }
-    // On another device there is nothing that this writer can read.
+    // The writer cannot read a tensor on another device.
     tensor.device = (DeviceType::Cuda, 1);
     // SAFETY: as above.
     let elsewhere = unsafe { writer.append_dlpack(&tensor.view(), stream.0) };

@@ -1,4 +1,4 @@
-//! Any stream comes to what the host makes of its subchunks, in whatever order a device runs.
+//! The encoding of any stream equals the host's, in every order in which a device may run its work.
 
 use zarrs_cuda_testing::effort;
 
@@ -55,7 +55,7 @@ fn any_stream_with_a_compressor() {
     }
 }
 
-/// There is something to see in these.
+/// Checks that the random streams cover all kinds.
 #[test]
 fn any_stream_is_all_kinds_of_streams() {
     let subjects: Vec<Subject> = effort::seeds(1000)

@@ -1,5 +1,5 @@
-//! Every fault at every operation of a stream: the host has the right bytes, or an error says why
-//! not, and nothing leaks.
+//! Every fault at every operation of a stream: the host writes the right bytes, or an error
+//! explains the failure, and nothing leaks.
 
 use super::*;
 use crate::engine::cuda::driver::Fault;
@@ -8,7 +8,7 @@ use crate::engine::cuda::driver::simulation::{Counts, Inject};
 struct Case {
     subject: Subject,
     library: StandIn,
-    /// Whether an application has some of it on the device.
+    /// Whether an application has some of the data on the device.
     on_device: bool,
 }
 
@@ -17,7 +17,7 @@ fn cases() -> Vec<Case> {
     let gzip = Stage::Gzip { level: 4 };
     let case = |stages, library, on_device| {
         let mut subject = padded(stages);
-        // As few operations as there can be of each.
+        // As few operations of each kind as possible.
         subject.epochs = 4;
         subject.fill(3);
         Case {
@@ -34,10 +34,10 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// Where an attempt got.
+/// How far an attempt came.
 #[derive(Debug)]
 enum Outcome {
-    /// There was no stream to begin with: another engine would be asked.
+    /// The stream could not be opened: the caller would use another engine.
     NotOpened(EngineError),
     Done(Result<(), EngineError>),
 }
@@ -68,8 +68,8 @@ impl Case {
         simulation.counts()
     }
 
-    /// A fault that passes is nothing to a stream that falls back, and nothing that is not over when
-    /// the batch is tried again.
+    /// A stream that falls back hides a transient fault. Other streams succeed when the batch is
+    /// retried.
     fn check_transient(&self, inject: Inject) {
         for falls_back in [true, false] {
             let simulation = simulation(Schedule::Latest);
@@ -86,13 +86,13 @@ impl Case {
                 "{inject:?}, {failed:?}: {violations:#?}"
             );
             let live = simulation.live();
-            // What was to be freed, or is not known to be done with.
+            // The memory that was not freed, or that the device may still use.
             let left = failed.iter().any(|what| {
                 ["synchronise with stream", "free", "destroy"]
                     .iter()
                     .any(|start| what.starts_with(start))
             });
-            // A lane that is given up without a context is left as it is.
+            // A lane that is given up without a context is leaked.
             let left = left || is_at_the_end(inject, simulation.counts()) && live.streams == 3;
             assert!(
                 left || live == Live::default(),
@@ -102,7 +102,7 @@ impl Case {
         }
     }
 
-    /// A device that breaks: the host goes on, and without it there is an error.
+    /// A broken device: the host continues, or without fallback there is an error.
     fn check_sticky(&self, inject: Inject) {
         for falls_back in [true, false] {
             let simulation = simulation(Schedule::Latest);
@@ -123,7 +123,7 @@ impl Case {
         }
     }
 
-    /// Whether the stream was complete by then.
+    /// Whether the fault comes after the stream is complete.
     fn is_late(&self, inject: Inject) -> bool {
         let (Inject::Sticky { operation } | Inject::Lost { operation }) = inject else {
             return false;
@@ -132,7 +132,7 @@ impl Case {
     }
 }
 
-/// Whether nothing is entered any more behind the fault but to give something up.
+/// Whether the fault comes when the context is only entered to free resources.
 fn is_at_the_end(inject: Inject, counts: Counts) -> bool {
     matches!(inject, Inject::NotEntered { enter, .. } if enter + 4 >= counts.enters)
 }
@@ -181,8 +181,8 @@ fn a_broken_context_or_a_lost_device_at_any_operation() {
     }
 }
 
-/// The device does not say whether it is done with a batch that has failed. Then nothing of the lane
-/// is used any more, and the host goes on.
+/// The device does not confirm that it is done with a failed batch. The lane is then never used
+/// again, and the host continues.
 #[test]
 fn a_lane_that_cannot_be_drained_is_lost() {
     let case = &cases()[0];
@@ -214,7 +214,7 @@ fn a_lane_that_cannot_be_drained_is_lost() {
     assert!(lost >= 1, "{lost}");
 }
 
-/// Everything behind a fault is the host's, and is counted as such.
+/// The host encodes everything after a fault, and counters record that.
 #[test]
 fn what_falls_back_is_counted() {
     let subject = padded(vec![Stage::Crc32c]);

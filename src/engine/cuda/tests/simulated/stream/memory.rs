@@ -1,4 +1,4 @@
-//! What streams take, and what they do with what comes back.
+//! The memory of streams, and the reuse of returned buffers.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -95,7 +95,7 @@ fn a_device_without_the_memory_is_an_error_to_react_to() {
     assert_clean(&simulation);
 }
 
-/// Idle lanes of shards make room.
+/// Idle lanes of shards are freed to make room for a stream.
 #[test]
 fn lanes_that_nobody_uses_are_freed_for_a_stream() {
     let (shard, subject) = (Shard::new(1), padded(vec![]));
@@ -144,7 +144,7 @@ fn buffers_are_as_many_as_the_job_says_and_come_back() {
     let first = encoder.complete().expect("under way").expect("no fault");
     let bytes = (*first.output).as_ref().to_vec();
     assert!(first.output.is_scarce());
-    // The next waits for this one's memory.
+    // The next batch waits for this output's memory.
     let (sender, receiver) = mpsc::channel();
     let thread = std::thread::spawn(move || {
         let second = encoder.complete().expect("under way").expect("no fault");
@@ -157,7 +157,7 @@ fn buffers_are_as_many_as_the_job_says_and_come_back() {
     drop(first);
     let same = receiver.recv().expect("now it has one");
     assert!(same.len() == bytes.len());
-    // Whatever is dropped last, and wherever.
+    // The order and the thread of the drops do not matter.
     let (encoder, second) = thread.join().expect("no panic");
     drop(encoder);
     drop(stream);
@@ -190,19 +190,19 @@ fn mistakes_are_errors() {
         stream: 0,
     };
     #[allow(unsafe_code)]
-    // SAFETY: they are on another device, and not looked at.
+    // SAFETY: the bytes are on another device, and are not read.
     let put = unsafe { input.write_from_device(0, &elsewhere) };
     let error = put.expect_err("another device");
     assert!(error.to_string().contains("device 7"), "{error}");
     let mut encoder = stream.encoder().expect("the first");
     assert!(encoder.complete().is_none(), "nothing is under way");
-    // An input of another stream is not this one's.
+    // An input of another stream is rejected.
     let other = open(&engine, &subject, true).expect("fits");
     let batch = Arc::new(subject.job.grid.batch(2).expect("fits"));
     let stranger = other.input(true).expect("no fault").expect("not in use");
     encoder.submit(stranger, batch.clone());
     assert!(encoder.complete().expect("under way").is_err());
-    // Nor is a batch of more epochs than it was made for.
+    // A batch with more epochs than the stream was made for is rejected.
     let long = Arc::new(subject.job.grid.batch(4).expect("fits"));
     encoder.submit(input, long);
     assert!(encoder.complete().expect("under way").is_err());

@@ -15,7 +15,7 @@ use crate::engine::stream::StreamEngine;
 use crate::engine::{Cname, Shuffle};
 use crate::plan::HostBatches;
 
-/// Compressors take temporary memory.
+/// Larger limits: compressors need temporary memory.
 fn stream_limits() -> Limits {
     Limits {
         device_memory: Some(1 << 27),
@@ -29,7 +29,7 @@ fn stream_engine(simulation: &Arc<Simulation>, library: StandIn, subject: &Subje
     CudaEngine::new(devices, stream_limits(), TINY).for_chain(subject.chain(), with(library))
 }
 
-/// A stream that fails where the device does, or falls back.
+/// Opens a stream that falls back, or fails when the device does.
 fn open(
     engine: &CudaEngine,
     subject: &Subject,
@@ -44,7 +44,7 @@ fn open(
     }
 }
 
-/// Encode a subject, some of which an application has on the device, and check it.
+/// Encodes a subject, partly from an application's memory on the device, and checks the result.
 fn encode_with(
     simulation: &Arc<Simulation>,
     subject: &Subject,
@@ -55,19 +55,19 @@ fn encode_with(
     let mut run = Run::new(subject, stream, seed)?;
     run.tries = tries;
     let Ok(mut application) = Application::new(driver, true, subject.bytes.len(), seed) else {
-        // On a broken device there is none.
+        // A broken device does not allow an application.
         subject.check(&run.all(&mut stream::from_host)?);
         return Ok(());
     };
     let encoded = run.all(&mut |input, at, bytes| application.write(input, at, bytes));
-    // A broken device does not get anything back.
+    // On a broken device nothing can be freed.
     let ended = application.end();
     subject.check(&encoded?);
     ended.or(Ok(()))
 }
 
-/// Three shards of 3 × 2 subchunks along the second axis, at whose edge there is padding, in batches
-/// of a part of a shard.
+/// Three shards of 3 × 2 subchunks, with padding at the edge of the second axis. A batch is a part
+/// of a shard.
 fn padded(stages: Vec<Stage>) -> Subject {
     let chain = KnownChain {
         order: vec![0, 2, 1],

@@ -1,4 +1,4 @@
-//! There is no wait, record or synchronisation that streams could do without.
+//! Streams need every wait, record and synchronisation.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,7 +8,7 @@ use crate::engine::cuda::driver::Site;
 use crate::engine::cuda::driver::simulation::Inject;
 use crate::engine::cuda::tests::on_gpu::application::OWN;
 
-/// A subject, what compresses it, and a fault to fall back from.
+/// A subject, its compressor library, and a fault to fall back from.
 struct Case {
     subject: Subject,
     library: StandIn,
@@ -27,7 +27,7 @@ fn cases() -> Vec<Case> {
     };
     vec![
         plain(None),
-        // In the kernels of the first batch, whose input is used again.
+        // The fault is in the kernels of the first batch, whose input is reused.
         plain(Some(Inject::Refused { launch: 2 })),
         Case {
             subject: padded(vec![zstd]),
@@ -37,7 +37,7 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// Leave a stream with a batch under way: the lane is given up with its streams full.
+/// Abandons a stream with a batch under way: the lane is given up while its streams are full.
 fn abandon(subject: &Subject, stream: &dyn StreamEngine) -> Result<(), EngineError> {
     let mut encoder = stream.encoder()?;
     let mut input = stream.input(true)?.expect("none is in use");
@@ -48,7 +48,7 @@ fn abandon(subject: &Subject, stream: &dyn StreamEngine) -> Result<(), EngineErr
     Ok(())
 }
 
-/// Everything that can go wrong, for some seeds: an application makes other bytes in each.
+/// Runs a case with some seeds, each with other data. Returns the first failure of any kind.
 fn run(case: &Case, removed: Option<Site>) -> Result<BTreeSet<Site>, String> {
     let mut sites = BTreeSet::new();
     for seed in 0..4 {
