@@ -1,9 +1,9 @@
 //! Threads that help a caller with work that it has cut into shares.
 //!
-//! The threads are not rayon's. While a caller holds something that others wait for (a lane, a batch),
-//! nothing may run on rayon: its threads could pick up other work of the application, and wait for
-//! something that their own stack holds. The thread that asks for help takes part, so work completes
-//! even if no thread could be started.
+//! The threads are not rayon's. While a caller holds something that others wait for (a lane, a
+//! batch), nothing may run on rayon: its threads could pick up other work of the application, and
+//! wait for something that their own stack holds. The thread that asks for help takes part, so work
+//! completes even if no thread could be started.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-/// The most threads that work at the same time for one caller, including itself. All callers share the
-/// helping threads, so there are more of them than one caller needs.
+/// The most threads that work at the same time for one caller, including itself. All callers share
+/// the helping threads, so there are more of them than one caller needs.
 const MOST_THREADS: usize = 16;
 
-/// How many threads a caller wakes itself. Waking a thread takes some microseconds, in which the caller
-/// does nothing else. A woken thread wakes the next.
+/// How many threads a caller wakes itself. Waking a thread takes some microseconds, in which the
+/// caller does nothing else. A woken thread wakes the next.
 const WOKEN_BY_CALLER: usize = 2;
 
 /// How long a thread waits for work before it ends.
@@ -35,10 +35,11 @@ unsafe impl Sync for Share {}
 
 /// Work that was asked for, in shares that threads take one after the other.
 ///
-/// Two locks order the memory that is worked on. A helping thread finds the work in the queue, under its
-/// lock; the caller put it there after it had written what the shares read. And the caller returns after
-/// it saw, under the lock of `done`, that every share was added there by the thread that did it. So
-/// `next` and `seats` only deal out numbers and order nothing: they are relaxed.
+/// Two locks order the accesses to the memory that is worked on. A helping thread finds the work in
+/// the queue, under its lock; the caller put it there after it had written what the shares read.
+/// And the caller returns after it saw, under the lock of `done`, that every share was added there
+/// by the thread that did it. So `next` and `seats` only deal out numbers and order nothing: they
+/// are relaxed.
 struct Work {
     share: Share,
     total: usize,
@@ -192,7 +193,8 @@ impl Crew {
         }
     }
 
-    /// Let up to `helpers` threads know of `work`.
+    /// Queues `work` for up to `helpers` threads. Starts missing threads, and wakes a few idle
+    /// ones.
     fn call(&self, work: &Arc<Work>, helpers: usize) {
         let mut queue = lock(&self.shared.queue);
         queue.work.push_back(work.clone());
@@ -228,11 +230,12 @@ fn serve(shared: &Weak<Shared>) {
     }
 }
 
-/// Wait for work; `None` if there was none for a while, and the thread is not counted any more.
+/// Blocks until there is work. `None` if there was none for a while, and the thread is not counted
+/// any more.
 ///
-/// Sleeping threads do not miss work that they could join. A caller that queues work wakes one of them.
-/// A thread that leaves here with work while more could join wakes one more. No thread sleeps before it
-/// looked at the queue, and busy threads look when they are done.
+/// Sleeping threads do not miss work that they could join. A caller that queues work wakes one of
+/// them. A thread that leaves here with work while more could join wakes one more. No thread sleeps
+/// before it looked at the queue, and busy threads look when they are done.
 fn next_work(shared: &Shared) -> Option<Arc<Work>> {
     let mut queue = lock(&shared.queue);
     loop {
@@ -315,7 +318,7 @@ mod tests {
         assert!(queue.threads <= 5, "{} threads", queue.threads);
     }
 
-    /// The threads end with what owns them, whatever they do at that time.
+    /// The threads end when the crew is dropped, whatever they do at that time.
     #[test]
     fn threads_end_when_there_will_be_no_more_work() {
         for round in 0..200 {

@@ -1,4 +1,4 @@
-//! Buffers of one size, of the host, that come back.
+//! Pools of host buffers of one size, which come back after use.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,7 @@ pub(crate) struct Pool {
     /// In bytes.
     len: usize,
     contents: Contents,
-    /// How many there can be.
+    /// The most buffers that can be in use at once.
     most: usize,
     huge_pages: bool,
     state: Mutex<State>,
@@ -25,26 +25,27 @@ pub(crate) struct Pool {
 struct State {
     free: Vec<Vec<u8>>,
     in_use: usize,
-    /// Whether the last one that was done with was kept: then there is no use in waiting for the next.
+    /// Whether a store kept the last buffer that was done with. Then waiting for the next one is
+    /// probably in vain.
     kept: bool,
 }
 
 /// What a new buffer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Contents {
-    /// As many bytes as it has room for. A used one holds what it held.
+    /// Zeros, as many as it has room for. A used buffer keeps its contents.
     Zeros,
-    /// Nothing, and so does a used one. It may grow beyond its room.
+    /// Nothing; a used buffer is emptied. It may grow beyond its room.
     Nothing,
 }
 
-/// A buffer in use. It goes back when this is dropped.
+/// A buffer in use. It goes back to the pool on drop.
 #[derive(Debug)]
 pub(crate) struct Lease {
     buffer: Vec<u8>,
     pool: Arc<Pool>,
     is_new: bool,
-    /// Whether it does not go back.
+    /// Whether the buffer does not go back to the pool.
     forgotten: AtomicBool,
 }
 
@@ -70,8 +71,8 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A buffer; `None` if all are in use. Unless `new`, none is allocated while another one is in use
-    /// that will probably come back.
+    /// Takes a buffer; `None` if all are in use. Unless `new`, no buffer is allocated while another
+    /// one is in use that will probably come back; the result is `None` then, too.
     pub(crate) fn take(self: &Arc<Self>, new: bool) -> Result<Option<Lease>, EngineError> {
         let free = {
             let mut state = self.state();
@@ -104,8 +105,9 @@ impl Pool {
         Ok(Some(lease))
     }
 
-    /// A buffer, once there is one. None is waited for while there can be another one: those in use are
-    /// the caller's own, or a store has them, and nobody knows how long it takes.
+    /// Takes a buffer; blocks until there is one. A new buffer is allocated rather than waiting, if
+    /// the pool may have one more. The buffers in use belong to the caller or to a store, which may
+    /// keep them for any time.
     ///
     /// # Errors
     /// [`EngineError::OutOfMemory`], and [`EngineError::Unsuitable`] if the stream was given up.
@@ -121,8 +123,8 @@ impl Pool {
     }
 }
 
-/// How long a buffer that was used is waited for, before another one is allocated: about as long as
-/// that takes, since the system makes every page of it when it is first written.
+/// How long to wait for a used buffer before another one is allocated. This is about as long as a
+/// new buffer takes, since the system makes each of its pages when it is first written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
     begin: Instant,
@@ -132,7 +134,7 @@ pub(crate) struct Patience {
 impl Patience {
     /// For a buffer of `bytes`.
     pub(crate) fn for_bytes(bytes: usize) -> Self {
-        /// Bytes of fresh memory in a microsecond.
+        /// Bytes of fresh memory that the system makes in a microsecond.
         const RATE: usize = 4000;
         Self {
             begin: Instant::now(),
@@ -140,19 +142,19 @@ impl Patience {
         }
     }
 
-    /// What is left of it.
+    /// The time that is left.
     pub(crate) fn left(&self) -> Duration {
         self.time.saturating_sub(self.begin.elapsed())
     }
 
-    /// Whether nothing is left.
+    /// Whether no time is left.
     pub(crate) fn is_over(&self) -> bool {
         self.left().is_zero()
     }
 }
 
 impl Lease {
-    /// Whether nobody had it before.
+    /// Whether the buffer was newly allocated.
     pub(crate) fn is_new(&self) -> bool {
         self.is_new
     }
@@ -161,7 +163,7 @@ impl Lease {
         &mut self.buffer
     }
 
-    /// It does not come back: there can be another one now.
+    /// Marks the buffer as kept: it does not come back, and the pool may allocate another one.
     pub(crate) fn forget(&self) {
         if !self.forgotten.swap(true, Ordering::Relaxed) {
             let mut state = self.pool.state();
@@ -181,7 +183,7 @@ impl Drop for Lease {
         let mut state = self.pool.state();
         state.in_use -= 1;
         state.kept = false;
-        // One that could not be allocated is none.
+        // A buffer that could not be allocated does not go back.
         if self.buffer.capacity() >= self.pool.len && self.pool.len > 0 {
             state.free.push(std::mem::take(&mut self.buffer));
         }
@@ -229,7 +231,7 @@ mod tests {
         let first = pool.take(true).expect("memory").expect("free");
         assert!(!first.is_new());
         assert_eq!(first.as_ref()[..2], [1, 0]);
-        // Whoever keeps it, another one takes its place.
+        // Another buffer takes the place of one that is kept.
         second.forget();
         second.forget();
         let third = pool.take(true).expect("memory").expect("free");

@@ -1,4 +1,5 @@
-//! How one subchunk is encoded, as data: the chains that engines know, and a door for the others.
+//! How one subchunk is encoded, as data: the chains that engines know, and an interface for all
+//! others.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -14,7 +14,7 @@ pub enum EngineError {
         end: usize,
         shard: usize,
     },
-    /// Memory could not be had.
+    /// Memory could not be allocated.
     OutOfMemory { what: &'static str, bytes: usize },
     /// A stage could not encode a subchunk.
     Encode {
@@ -48,7 +48,7 @@ pub enum EngineError {
 }
 
 impl EngineError {
-    /// Whether less of the same may succeed: there is no memory on a device.
+    /// Whether a smaller job may succeed: a device did not have enough memory.
     pub(crate) fn wants_less(&self) -> bool {
         matches!(self, Self::Device(error) if error.is_out_of_memory())
     }
@@ -126,7 +126,7 @@ impl Error for EngineError {
 pub(crate) enum Fault {
     /// There is no driver, no device, or not one that can be used.
     Unavailable,
-    /// No memory now. Later there may be.
+    /// There is no memory now. There may be some later.
     OutOfMemory,
     /// The operation was refused; the device is as it was.
     Refused,
@@ -143,7 +143,7 @@ pub struct DriverError {
     /// The ordinal of the device, where one was chosen.
     pub(crate) device: Option<usize>,
     pub(crate) fault: Fault,
-    /// What the driver says.
+    /// The driver's explanation.
     pub(crate) reason: String,
 }
 

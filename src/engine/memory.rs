@@ -15,7 +15,7 @@ const HUGE_PAGE: usize = 2 << 20;
 /// An empty vector with room for `bytes`.
 ///
 /// # Errors
-/// [`EngineError::OutOfMemory`], where allocating would abort the process.
+/// [`EngineError::OutOfMemory`] if the allocation fails.
 pub fn with_capacity(
     bytes: usize,
     what: &'static str,
@@ -33,7 +33,7 @@ pub fn with_capacity(
 /// The first `len` bytes of `buffer`, which grows if it is shorter.
 ///
 /// # Errors
-/// [`EngineError::OutOfMemory`], where growing would abort the process.
+/// [`EngineError::OutOfMemory`] if the buffer cannot grow.
 pub(in crate::engine) fn at_least(
     buffer: &mut Vec<u8>,
     len: usize,
@@ -50,11 +50,11 @@ pub(in crate::engine) fn at_least(
     Ok(&mut buffer[..len])
 }
 
-/// A vector of `bytes` zeros. If the system gives zeroed pages, a page is made when it is first written
-/// to. So several threads share that cost, and nothing is zeroed twice.
+/// A vector of `bytes` zeros. If the system gives zeroed pages, a page is made when it is first
+/// written to. So several threads share that cost, and nothing is zeroed twice.
 ///
 /// # Errors
-/// [`EngineError::OutOfMemory`], where allocating would abort the process.
+/// [`EngineError::OutOfMemory`] if the allocation fails.
 pub(in crate::engine) fn zeroed(
     bytes: usize,
     what: &'static str,
@@ -73,11 +73,12 @@ pub(in crate::engine) fn zeroed(
         return Err(out_of_memory);
     }
     let slice = std::ptr::slice_from_raw_parts_mut(start, bytes);
-    // SAFETY: the global allocator allocated these bytes for this layout, all of them are zeros, and
-    // nobody else has them.
+    // SAFETY: the global allocator allocated these bytes for this layout, all of them are zeros,
+    // and nothing else uses them.
     let mut vec = unsafe { Box::from_raw(slice) }.into_vec();
     if huge_pages && bytes >= 2 * HUGE_PAGE {
-        // SAFETY: bytes that may be uninitialised, as which these are not written to.
+        // SAFETY: the vector's bytes, which are not used otherwise meanwhile. Nothing writes
+        // uninitialised bytes to them through this slice.
         let memory = unsafe {
             std::slice::from_raw_parts_mut(vec.as_mut_ptr().cast::<MaybeUninit<u8>>(), bytes)
         };

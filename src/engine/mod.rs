@@ -16,11 +16,11 @@ pub(crate) mod cuda;
 #[allow(unsafe_code)]
 pub(crate) mod disjoint;
 pub(crate) mod error;
-pub(crate) mod gather;
 pub(crate) mod host;
 #[allow(unsafe_code)]
 pub mod memory;
 pub(crate) mod pack;
+pub(crate) mod pieces;
 pub(crate) mod stream;
 pub(crate) mod subchunk;
 
@@ -33,7 +33,7 @@ pub use error::EngineError;
 
 use crate::layout::{Extent, SubchunkGrid};
 
-/// What is to be encoded or decoded: everything about a shard but its bytes.
+/// A job: everything about a shard that is to be encoded or decoded, but its bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
     /// How the shard divides into subchunks.
@@ -61,7 +61,7 @@ pub struct EncodedShard {
     pub extents: Vec<Extent>,
 }
 
-/// What a subchunk decodes to.
+/// The decoded contents of a subchunk.
 #[derive(Debug)]
 pub(crate) enum Decoded<'a> {
     /// Its elements, in C order.
@@ -91,8 +91,8 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// subchunks and for `tail` bytes after them.
     ///
     /// # Errors
-    /// An [`EngineError`] if `decoded` is not as long as the shard, memory cannot be had, or a
-    /// codec fails.
+    /// An [`EngineError`] if `decoded` is not as long as the shard, memory cannot be allocated, or
+    /// a codec fails.
     fn encode(
         &self,
         job: &Job<'_>,
@@ -104,7 +104,7 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// Decode a whole shard into new memory. `extents` has one entry per subchunk.
     ///
     /// # Errors
-    /// An [`EngineError`] if an extent is outside `encoded`, memory cannot be had, or a codec
+    /// An [`EngineError`] if an extent is outside `encoded`, memory cannot be allocated, or a codec
     /// fails.
     fn decode(
         &self,
@@ -113,11 +113,12 @@ pub trait Engine: fmt::Debug + Send + Sync {
         extents: &[Extent],
     ) -> Result<Vec<u8>, EngineError>;
 
-    /// Whether it can decode whole shards, so that it makes sense to ask it to.
+    /// Whether the engine can decode whole shards. If not, [`decode`](Self::decode) need not be
+    /// tried.
     fn decodes_whole_shards(&self) -> bool {
         false
     }
 
-    /// Count that another engine does what this one was to do, and why.
+    /// Counts a fallback: another engine does a job of this engine, for the given reason.
     fn fell_back(&self, _reason: &str) {}
 }

@@ -1,16 +1,17 @@
-//! Encoded subchunks that are at hand, one after the other: aggregation without encoding.
+//! Packs encoded subchunks one after the other: aggregation without encoding.
 
 use std::num::NonZeroUsize;
 
-use super::gather::gather;
 use super::memory;
+use super::pieces;
 use crate::engine::EngineError;
 use crate::layout::Extent;
 
-/// Fewer bytes are not worth another thread.
+/// Fewer bytes than this are copied by one thread.
 const ALONE: usize = 4 << 20;
 
-/// The bytes of `subchunks`, in order, behind `head` zeros and before `tail`, and where each is.
+/// Returns the bytes of `subchunks` in order, after `head` zeros and before `tail` zeros, and where
+/// each subchunk is.
 pub(crate) fn pack(
     subchunks: &[Option<&[u8]>],
     (head, tail): (usize, usize),
@@ -51,7 +52,7 @@ pub(crate) fn pack(
     } else {
         threads
     };
-    gather(pieces, threads)?;
+    pieces::copy(pieces, threads)?;
     Ok((shard, extents))
 }
 

@@ -1,4 +1,4 @@
-//! Pieces of encoded batches, to where they are put together.
+//! Copies the pieces of encoded batches to where they are put together.
 
 use std::num::NonZeroUsize;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -9,11 +9,12 @@ use crate::engine::EngineError;
 /// A thread takes at most this many bytes at once.
 const SHARE: usize = 512 << 10;
 
-/// Copy each piece to its place, which is as long, on at most `threads` threads, this one among them.
+/// Copies each piece to its place, which is as long, on at most `threads` threads, including the
+/// calling thread.
 ///
 /// # Errors
 /// [`EngineError::Internal`] if a place is not as long as its piece; nothing was copied then.
-pub(crate) fn gather(
+pub(crate) fn copy(
     pieces: Vec<(&mut [u8], &[u8])>,
     threads: NonZeroUsize,
 ) -> Result<(), EngineError> {
@@ -58,7 +59,7 @@ mod tests {
                 pieces.push((place, &from[from.len() - at..][..len]));
                 rest = behind;
             }
-            gather(pieces, NonZeroUsize::new(threads).expect("some")).expect("as long");
+            copy(pieces, NonZeroUsize::new(threads).expect("some")).expect("as long");
             let mut expected = Vec::new();
             let mut at = 0;
             for len in [1, 0, 700, 2 * SHARE + 1, SHARE - 702] {
@@ -68,7 +69,7 @@ mod tests {
             assert!(to == expected);
         }
         let (mut place, one) = ([0; 2], NonZeroUsize::MIN);
-        assert!(gather(vec![(&mut place[..], &from[..3])], one).is_err());
+        assert!(copy(vec![(&mut place[..], &from[..3])], one).is_err());
         assert_eq!(place, [0; 2]);
     }
 }

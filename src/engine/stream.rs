@@ -1,21 +1,22 @@
 //! The contract of engines for streams: slices in, encoded parts of shards out.
 //!
-//! A stream's bytes are those of its slices, one after the other. They are put into an [`Input`], a
-//! buffer for one batch of epochs, which an [`Encoder`] makes an [`EncodedBatch`] of. Encoders run on
-//! a thread of their own; inputs are filled on the caller's. Neither holds a lock of the other, and
-//! neither runs on rayon's global pool, whose threads the caller may all be using.
+//! A stream's bytes are the bytes of its slices, one after the other. They are written to an
+//! [`Input`], a buffer for one batch of epochs. An [`Encoder`] makes an [`EncodedBatch`] of it.
+//! Encoders run on a thread of their own; inputs are filled on the caller's thread. Neither holds a
+//! lock of the other. Neither runs on rayon's global pool, whose threads the caller may all be
+//! using.
 //!
 //! The contract, which every engine keeps:
 //!
 //! 1. The parts of an encoded batch are in C order of their shards, each with its subchunks in C
-//!    order. They lie in pieces, densely, unless there is [room](StreamJob::room) for an index around
-//!    each part, which is one piece then.
+//!    order. They lie in pieces, densely. If there is [room](StreamJob::room) for an index around
+//!    each part, each part is one piece.
 //! 2. A subchunk that is bitwise equal to the fill value is not stored, unless `store_empty`. What
 //!    lies beyond the edge of the array counts as the fill value.
-//! 3. The same slices give the same parts, whatever the number of threads, and however they were cut
-//!    into batches.
-//! 4. All buffers are those that the job counts: an engine has `inputs` inputs and, unless an input
-//!    becomes the output, `outputs` outputs. One that is in use comes back when it is dropped.
+//! 3. The same slices give the same parts, whatever the number of threads, and however they were
+//!    cut into batches.
+//! 4. An engine has only the buffers that the job counts: `inputs` inputs and, unless an input
+//!    becomes the output, `outputs` outputs. A buffer that is in use comes back when it is dropped.
 //! 5. A batch that fails is handed back with its input, so that it can be tried again.
 
 use std::fmt;
@@ -52,7 +53,8 @@ pub(crate) struct StreamJob {
 }
 
 impl StreamJob {
-    /// What a batch, padded to the whole subchunks of `padded`, is as one shard of `chain`.
+    /// The job of a batch as one shard of `chain`. The batch is padded to the whole subchunks of
+    /// `padded`.
     pub(crate) fn as_shard<'a>(
         &'a self,
         padded: &'a SubchunkGrid,
@@ -93,28 +95,28 @@ pub(crate) struct Room {
 
 /// A buffer for the slices of one batch.
 pub(crate) trait Input: Send + fmt::Debug {
-    /// Put `bytes` at `at` of the batch's bytes, which are those of its slices one after the other.
-    /// Parts come in any order, and may replace what was there. Everything up to the end of the last
-    /// epoch that is encoded has been put when the batch is [submitted](Encoder::submit).
+    /// Writes `bytes` at byte `at` of the batch, whose bytes are its slices one after the other.
+    /// Writes come in any order, and may replace earlier ones. When the batch is
+    /// [submitted](Encoder::submit), everything up to the end of its last epoch was written.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if they leave the batch.
+    /// [`EngineError::Internal`] if the bytes leave the batch.
     fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), EngineError>;
 
-    /// Copy what was put at `at` to `bytes`.
+    /// Copies the bytes of the batch from byte `at` on to `bytes`.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if that leaves the batch, and the device's.
+    /// [`EngineError::Internal`] if the bytes leave the batch, and the device's errors.
     fn read(&mut self, at: usize, bytes: &mut [u8]) -> Result<(), EngineError>;
 
-    /// Put bytes there that are on the device. What is returned says when they were read.
+    /// Writes bytes that are on a device. The result says when the bytes were read.
     ///
     /// # Errors
-    /// [`EngineError::Unsuitable`] if this engine runs elsewhere, and the device's: nothing was put
-    /// there, and the bytes are not read any more.
+    /// [`EngineError::Unsuitable`] if this engine runs elsewhere, and the device's errors. Nothing
+    /// was written then, and the bytes are not read any more.
     ///
     /// # Safety
-    /// That of [`DeviceBytes`].
+    /// The requirements of [`DeviceBytes`].
     #[allow(unsafe_code)]
     unsafe fn write_from_device(
         &mut self,
@@ -126,16 +128,16 @@ pub(crate) trait Input: Send + fmt::Debug {
         ))
     }
 
-    /// The engine's own buffer.
+    /// The input as `Any`, from which the engine gets its own type back.
     fn into_any(self: Box<Self>) -> Box<dyn std::any::Any + Send>;
 }
 
 /// Bytes of a device that an application owns.
 ///
-/// The pointer is an address of the device `device`; what is in `stream` (the driver's handle, of a
-/// stream of the primary context; 0 for the default stream) when the bytes are handed over is waited
-/// for before they are read. The application must not write or free them before the [`Reusable`] that
-/// it gets for them says so.
+/// `pointer` is an address of the device `device`. `stream` is the driver's handle of a stream of
+/// the primary context, or 0 for the default stream. The bytes are read after everything that is in
+/// this stream when they are handed over. The application must not write or free them before the
+/// [`Reusable`] that it gets for them says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceBytes {
     pub(crate) device: usize,
@@ -144,16 +146,17 @@ pub(crate) struct DeviceBytes {
     pub(crate) stream: u64,
 }
 
-/// Says when the bytes of an application were read. It can be dropped before.
+/// Says when the bytes of an application were read. It may be dropped earlier.
 pub(crate) trait Reusable: Send + Sync + fmt::Debug {
-    /// Wait until they were.
+    /// Blocks until the bytes were read.
     fn wait(&self) -> Result<(), EngineError>;
 
-    /// Whether they were.
+    /// Whether the bytes were read.
     fn query(&self) -> Result<bool, EngineError>;
 
-    /// The driver's handle of an event that says so, for a stream of the application to wait for. It
-    /// is the engine's, and stands for something else when this is dropped.
+    /// The driver's handle of an event that happens when the bytes were read. A stream of the
+    /// application may wait for it. The event is the engine's, which uses it for other bytes after
+    /// this is dropped.
     fn event(&self) -> u64;
 }
 
@@ -164,8 +167,8 @@ pub(crate) trait Output: AsRef<[u8]> + AsMut<[u8]> + Send + Sync + fmt::Debug {
         false
     }
 
-    /// A store keeps it, and it does not come back for now: another one may take its place. A scarce
-    /// one is never kept.
+    /// Called when a store keeps the buffer. It does not come back for now, and another one may
+    /// take its place. A scarce buffer is never kept.
     fn keep(&self) {}
 }
 
@@ -177,11 +180,11 @@ pub(crate) struct EncodedBatch {
     pub(crate) parts: Vec<EncodedPart>,
 }
 
-/// What a batch has of one shard, encoded.
+/// The encoded subchunks of a batch that belong to one shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct EncodedPart {
-    /// Where its subchunks are in the output, in their order: any number of pieces; one, even if it is
-    /// empty, if there is room around it.
+    /// Where the subchunks are in the output, in order: any number of pieces. If there is room
+    /// around the part, it is one piece, even if empty.
     pub(crate) pieces: Vec<Range<usize>>,
     /// For each subchunk, in C order: how many bytes it takes; `None` if it is not stored.
     pub(crate) sizes: Vec<Option<usize>>,
@@ -198,21 +201,21 @@ impl EncodedPart {
 #[derive(Debug)]
 pub(crate) struct FailedBatch {
     pub(crate) error: EngineError,
-    /// To try again with.
+    /// The input of the batch, to try again.
     pub(crate) input: Box<dyn Input>,
 }
 
-/// Encodes the batches that an engine has failed on. An engine that has none hands them back.
+/// Encodes the batches on which an engine has failed. An engine without a fallback hands them back.
 pub(crate) trait BatchFallback: Send + Sync + fmt::Debug {
-    /// Tell that a batch comes here, because of `error`. Nothing more will succeed there if the
-    /// engine is `lost`.
+    /// Reports that a batch comes here because of `error`. If the engine is `lost`, no later batch
+    /// will succeed there.
     fn tell(&self, error: &EngineError, lost: bool);
 
     /// Encode `batch`, whose slices are `padded` to whole subchunks, into `output`. Returns its
     /// parts, and the bytes that they take, with the room around them.
     ///
     /// # Errors
-    /// What stops it, too.
+    /// The fallback fails, too.
     fn encode(
         &self,
         batch: &BatchGrid,
@@ -226,33 +229,33 @@ pub(crate) trait Encoder: Send + fmt::Debug {
     /// How many batches can be under way at once.
     fn depth(&self) -> usize;
 
-    /// Begin to encode `input`, as `batch` of this job's stream. Fewer than [`depth`](Self::depth)
-    /// are under way. What fails is said by [`complete`](Self::complete).
+    /// Begins to encode `input`, as `batch` of this job's stream. Fewer than [`depth`](Self::depth)
+    /// batches are under way. [`complete`](Self::complete) returns the errors.
     fn submit(&mut self, input: Box<dyn Input>, batch: Arc<BatchGrid>);
 
-    /// Wait for the batch that was submitted first; `None` if none is under way. Those behind one
-    /// that failed are still under way.
+    /// Blocks until the batch that was submitted first is complete; `None` if none is under way.
+    /// The batches after one that failed are still under way.
     fn complete(&mut self) -> Option<Result<EncodedBatch, FailedBatch>>;
 }
 
-/// An engine, set up for one stream: its buffers are allocated as they are first needed.
+/// An engine, set up for one stream.
 pub(crate) trait StreamEngine: Send + Sync + fmt::Debug {
     /// The name of the engine, as `explain` shows it.
     fn name(&self) -> &'static str;
 
-    /// A buffer for the next batch; `None` if all are in use: [`Returned`] tells when one is not. Unless
-    /// `new`, none is allocated while another one is in use.
-    /// A buffer that was used before holds what it held.
+    /// Takes a buffer for the next batch; `None` if all are in use. [`Returned`] tells when one
+    /// comes back. Unless `new`, none is allocated while another one is in use that will probably
+    /// come back. A buffer that was used before keeps its contents.
     ///
     /// # Errors
-    /// [`EngineError::OutOfMemory`], and the device's.
+    /// [`EngineError::OutOfMemory`], and the device's errors.
     fn input(&self, new: bool) -> Result<Option<Box<dyn Input>>, EngineError>;
 
-    /// What encodes them; made once.
+    /// The encoder of the stream; made once.
     fn encoder(&self) -> Result<Box<dyn Encoder>, EngineError>;
 }
 
-/// Tells those who wait that a buffer came back. Whoever waits looks for one again.
+/// Tells waiting threads that a buffer came back. They then try to take one again.
 #[derive(Debug, Default)]
 pub(crate) struct Returned {
     count: Mutex<u64>,
@@ -261,18 +264,19 @@ pub(crate) struct Returned {
 }
 
 impl Returned {
-    /// How often a buffer came back until now. Ask before looking for one.
+    /// How often a buffer came back until now. Read this before trying to take a buffer.
     pub(crate) fn count(&self) -> u64 {
         *self.count.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nobody is to wait for a buffer any more: a store may keep those that were thrown away.
+    /// Gives the stream up: waiting for a buffer becomes an error. A store may keep buffers that
+    /// were thrown away, so they may never come back.
     pub(crate) fn give_up(&self) {
         self.given_up.store(true, Ordering::Release);
         self.notify();
     }
 
-    /// That it makes sense to wait for a buffer.
+    /// Checks that it makes sense to wait for a buffer.
     ///
     /// # Errors
     /// [`EngineError::Unsuitable`] if the stream was [given up](Self::give_up).
@@ -285,13 +289,13 @@ impl Returned {
         Ok(())
     }
 
-    /// A buffer came back, or something else happened that those who wait should see.
+    /// Wakes waiting threads, when a buffer came back or something else changed for them.
     pub(crate) fn notify(&self) {
         *self.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         self.changed.notify_all();
     }
 
-    /// Wait until one has come back since `seen`, for at most `time`.
+    /// Blocks until a buffer has come back since the count `seen`, for at most `time`.
     pub(crate) fn wait_for(&self, seen: u64, time: Duration) {
         let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
         drop(
@@ -301,7 +305,7 @@ impl Returned {
         );
     }
 
-    /// Wait until one has come back since `seen`.
+    /// Blocks until a buffer has come back since the count `seen`.
     pub(crate) fn wait(&self, seen: u64) {
         let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
         drop(

@@ -94,7 +94,7 @@ impl fmt::Display for Explanation {
     }
 }
 
-/// Say what `plan` means for the shards of `grid`.
+/// Explains `plan` for the shards of `grid`.
 pub(crate) fn explain(
     grid: &SubchunkGrid,
     chain: Result<&KnownChain, &str>,
@@ -135,7 +135,7 @@ pub(crate) fn explain(
     }
 }
 
-/// How a chain begins: what scattering does on the way.
+/// The first stage of a chain: scattering, which also transposes and reverses bytes.
 fn scatter(chain: &KnownChain) -> String {
     let axes_in_order = chain.order.iter().copied().eq(0..chain.order.len());
     let mut scatter = "scatter".to_string();
@@ -214,10 +214,10 @@ fn cuda_stages(chain: &KnownChain) -> Vec<ExplainedStage> {
     stages
 }
 
-/// Say that zarrs' own codec handles the shards of `grid`, and why.
+/// Explains that zarrs' own codec handles the shards of `grid`, and why.
 ///
 /// # Errors
-/// [`Error::BackendUnavailable`] if the backend is a device's, and nothing else will do.
+/// [`Error::BackendUnavailable`] if `options` ask for a device.
 pub(crate) fn explain_delegated(
     grid: &SubchunkGrid,
     why: String,

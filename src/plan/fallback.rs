@@ -1,5 +1,5 @@
-//! The host behind a device: nothing is lost for want of a GPU. No other part of the crate falls
-//! back.
+//! The fallback from a device to the host, so that nothing fails for want of a GPU. No other part
+//! of the crate falls back.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use crate::engine::stream::{BatchFallback, EncodedPart, StreamJob};
 use crate::engine::{Chain, EncodedShard, Engine, EngineError, Job};
 use crate::layout::{BatchGrid, Extent};
 
-/// The engine of a device, with the host behind it. What the host does, it does from the start; so
-/// errors about the data are the host's.
+/// The engine of a device, with the host as fallback. The host does a job from the start, so errors
+/// about the data come from the host.
 #[derive(Clone, Debug)]
 pub(crate) struct WithFallback<E> {
     pub(crate) device: E,
-    /// Whether a failure of the device is one for the caller.
+    /// Whether the caller gets failures of the device as errors, instead of a fallback.
     strict: bool,
 }
 
 impl<E: Engine> WithFallback<E> {
-    /// The host does whatever fails on the device: [`Backend::Auto`](crate::Backend::Auto).
+    /// The host does every job that fails on the device: [`Backend::Auto`](crate::Backend::Auto).
     pub(crate) fn new(device: E) -> Self {
         Self {
             device,
@@ -31,7 +31,7 @@ impl<E: Engine> WithFallback<E> {
     }
 
     /// A failure of the device is an error: [`Backend::Cuda`](crate::Backend::Cuda). The host only
-    /// decodes shards whose frames are not for a device.
+    /// decodes shards whose frames a device cannot take.
     pub(crate) fn strict(device: E) -> Self {
         Self {
             device,
@@ -39,8 +39,8 @@ impl<E: Engine> WithFallback<E> {
         }
     }
 
-    /// Count and tell why a shard goes to the host. What may be the data's fault is told quietly, for
-    /// the host has the last word on them.
+    /// Counts and logs why a shard goes to the host. Errors that the data may have caused are only
+    /// logged at the debug level, since the host has the last word on the data.
     fn tell(&self, doing: &'static str, error: &EngineError) {
         match error {
             EngineError::Unsuitable(reason) => {
@@ -89,12 +89,12 @@ impl<E: Engine> Engine for WithFallback<E> {
         extents: &[Extent],
     ) -> Result<Vec<u8>, EngineError> {
         if !self.device.decodes_whole_shards() {
-            // That was known before: no device fails.
+            // This was known before, so it is no failure of a device.
             return HostEngine.decode(job, encoded, extents);
         }
         let compressed = matches!(job.chain, Chain::Known(chain) if !chain.is_fixed_size());
         self.device.decode(job, encoded, extents).or_else(|error| {
-            // Frames that are not for a device are no failure of the device.
+            // Frames that a device cannot take are no failure of the device.
             let is_for_host = compressed && matches!(error, EngineError::Unsuitable(_));
             if self.strict && !is_for_host {
                 return Err(error);
@@ -109,17 +109,17 @@ impl<E: Engine> Engine for WithFallback<E> {
     }
 }
 
-/// The host behind a stream on a device.
+/// The host as fallback of a stream on a device.
 #[derive(Debug)]
 pub(crate) struct HostBatches {
     device: CudaEngine,
     job: Arc<StreamJob>,
-    /// Whether it was told that the host encodes all the rest.
+    /// Whether it was logged that the device is lost, so that the host encodes all the rest.
     told: AtomicBool,
 }
 
 impl HostBatches {
-    /// For the stream of `job` on `device`.
+    /// The fallback for the stream of `job` on `device`.
     pub(crate) fn new(device: CudaEngine, job: Arc<StreamJob>) -> Self {
         Self {
             device,
@@ -149,7 +149,8 @@ impl BatchFallback for HostBatches {
     }
 }
 
-/// What a fallback is counted under: of equal failures, not every number makes a reason of its own.
+/// The reason under which a fallback is counted. Numbers that differ between equal failures are
+/// left out.
 pub(crate) fn reason(error: &EngineError) -> Cow<'_, str> {
     match error {
         EngineError::Unsuitable(reason) => reason.into(),

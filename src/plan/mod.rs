@@ -1,8 +1,8 @@
 //! Which stages a shard goes through, on which engine, and why.
 //!
-//! What is chosen is prepared once: the engines keep what they found out about shards of a kind. What
-//! depends on the present state of devices is asked each time: whether one can be used, and what a
-//! lane takes of its budget.
+//! The chosen engine is prepared once: engines cache the kinds of shards that they have prepared.
+//! The present state of devices is asked each time: whether a device is usable, and how much of its
+//! budget a lane takes.
 
 mod explanation;
 mod fallback;
@@ -30,7 +30,7 @@ use fallback::WithFallback;
 /// The engines that shards are encoded and decoded by.
 #[derive(Clone, Debug)]
 pub(crate) struct Engines {
-    /// `None` for those of the process, which are looked for when they are needed.
+    /// `None` for the devices of the process, which are looked for when they are needed.
     devices: Option<Arc<Devices>>,
     rule: Rule,
     tuning: Tuning,
@@ -51,7 +51,7 @@ impl Default for Engines {
 pub(crate) struct ShardPlan {
     pub(crate) engine: Box<dyn Engine>,
     why: String,
-    /// What a shard takes on a device, if it goes to one.
+    /// The memory of a shard on a device, if it goes to one.
     memory: Option<MemoryEstimate>,
 }
 
@@ -64,7 +64,7 @@ impl ShardPlan {
         }
     }
 
-    /// Where its stages run.
+    /// Where the stages of a shard run.
     fn place(&self) -> Place {
         match self.memory {
             Some(_) => Place::Cuda,
@@ -73,11 +73,11 @@ impl ShardPlan {
     }
 }
 
-/// Where something is done.
+/// Where a job is done.
 enum Chosen<T> {
-    /// On the host: why.
+    /// On the host, for this reason.
     Host(String),
-    /// On a device, by what was prepared; the host does what fails there, unless it is `strict`.
+    /// On a device, by the prepared engine. The host does jobs that fail there, unless `strict`.
     Device { prepared: T, strict: bool },
 }
 
@@ -92,7 +92,7 @@ impl Engines {
         }
     }
 
-    /// Whether shards can ever be encoded on the backend of `options`.
+    /// Checks that shards can be encoded on the backend of `options`.
     pub(crate) fn check(&self, options: &Options) -> Result<(), Error> {
         match options.backend() {
             Backend::Auto | Backend::Host => Ok(()),
@@ -103,10 +103,11 @@ impl Engines {
         }
     }
 
-    /// That zarrs' own codec, on the host, may handle a shard.
+    /// Checks that zarrs' own codec, on the host, may handle a shard. `why` is the reason why zarrs
+    /// handles it.
     ///
     /// # Errors
-    /// [`Error::BackendUnavailable`] if only a device will do; `why` is why zarrs handles it.
+    /// [`Error::BackendUnavailable`] if `options` ask for a device.
     pub(crate) fn check_delegated(options: &Options, why: &str) -> Result<(), Error> {
         match options.backend() {
             Backend::Auto | Backend::Host => Ok(()),
@@ -119,11 +120,12 @@ impl Engines {
         }
     }
 
-    /// Where something is done that `rule` may leave to the host, with the reason why, and that
-    /// `prepare` prepares for a device.
+    /// Chooses where a job is done. `rule` returns a reason to leave the job to the host, if there
+    /// is one. `prepare` prepares the job for a device.
     ///
     /// # Errors
-    /// [`Error::BackendUnavailable`] if `options` ask for a device and it cannot be one: the reason.
+    /// [`Error::BackendUnavailable`] if `options` ask for a device and none can do the job; the
+    /// reason.
     fn choose_place<T>(
         options: &Options,
         rule: impl FnOnce() -> Option<String>,
@@ -145,10 +147,11 @@ impl Engines {
 
     /// The engine that encodes and decodes whole shards of `grid`, and why.
     ///
-    /// `chain` is the inner codecs, or why they are not ones that the engines know.
+    /// `chain` is the inner codecs, or the reason why the engines do not know them.
     ///
     /// # Errors
-    /// [`Error::BackendUnavailable`] if `options` ask for a device and it cannot be one: the reason.
+    /// [`Error::BackendUnavailable`] if `options` ask for a device and none can do the job; the
+    /// reason.
     pub(crate) fn choose(
         &self,
         options: &Options,
@@ -190,7 +193,7 @@ impl Engines {
         })
     }
 
-    /// The engine that decodes whole shards of `grid`, and why. It asks for no device where none
+    /// The engine that decodes whole shards of `grid`, and why. Asks for no device if no device
     /// would decode them.
     pub(crate) fn choose_decoder(
         &self,
@@ -206,11 +209,11 @@ impl Engines {
         }
     }
 
-    /// The devices that `options` allow, for shards of `grid` and `chain`, which they `decode` if
-    /// there is a compressor.
+    /// The engine of the devices that `options` allow, for shards of `grid` and `chain`. `decode`
+    /// says whether devices also decode shards with a compressor.
     ///
     /// # Errors
-    /// There is none, or none can run the chain: why.
+    /// No device is usable, or none can run the chain; the reason.
     fn device(
         &self,
         options: &Options,
@@ -218,7 +221,7 @@ impl Engines {
         chain: &KnownChain,
         decode: bool,
     ) -> Result<CudaEngine, String> {
-        // Devices are not looked for in vain.
+        // Check the chain first, so that devices are not looked for in vain.
         cuda::check_chain(grid, chain, options.device_levels())?;
         let compressors = Compressors {
             levels: options.device_levels(),

@@ -4,7 +4,7 @@ use crate::engine::KnownChain;
 use crate::engine::stream::{StreamChain, StreamJob};
 use crate::layout::SubchunkGrid;
 
-/// When [`Backend::Auto`] takes a device. A matter of the plan alone and never of load, so that
+/// When [`Backend::Auto`] chooses a device. It depends on the plan alone and never on load, so that
 /// equal data give equal shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rule {
@@ -62,8 +62,8 @@ impl Rule {
         })
     }
 
-    /// Why a stream stays on the host, if it does: for the reasons that a shard would, but that all
-    /// shards of a shard epoch are encoded together.
+    /// Why a stream stays on the host, if it does. The reasons are the same as for a shard, except
+    /// that all shards of a shard epoch are encoded together.
     pub(super) fn stream_on_host(&self, job: &StreamJob) -> Option<String> {
         let StreamChain::Known(chain) = &job.chain else {
             return Some("the CUDA engine does not know the inner codecs".to_string());

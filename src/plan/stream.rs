@@ -14,14 +14,14 @@ use crate::{Error, MemoryEstimate, Options};
 #[derive(Clone, Debug)]
 pub(crate) struct StreamChoice {
     device: Option<OnDevice>,
-    /// For a person.
+    /// The reason for the choice, for users.
     pub(crate) why: String,
 }
 
 #[derive(Clone, Debug)]
 struct OnDevice {
     engine: CudaEngine,
-    /// Whether what fails there is handed back: if not, the host encodes it.
+    /// Whether batches that fail there are handed back. If not, the host encodes them.
     strict: bool,
 }
 
@@ -39,7 +39,7 @@ impl StreamChoice {
         self.device.is_some()
     }
 
-    /// Whether the host would do as well.
+    /// Whether the host encodes batches that fail on the device.
     pub(crate) fn can_fall_back(&self) -> bool {
         self.device.as_ref().is_some_and(|device| !device.strict)
     }
@@ -49,16 +49,16 @@ impl StreamChoice {
         self.is_device() || chain.is_fixed_size()
     }
 
-    /// The bytes to have room for where a subchunk of `len` bytes is encoded; `None` if no machine
-    /// has that many.
+    /// The bytes of room that an encoded subchunk of `len` bytes needs; `None` if they are more
+    /// than a machine can address.
     pub(crate) fn encoded_bound(chain: &StreamChain, len: usize) -> Option<usize> {
         encoded_bound(chain, len)
     }
 
-    /// What the buffers for `job` take.
+    /// The memory of the buffers for `job`.
     ///
     /// # Errors
-    /// They cannot be had: why.
+    /// The buffers cannot be allocated; the reason.
     pub(crate) fn memory(&self, job: &StreamJob) -> Result<MemoryEstimate, EngineError> {
         match &self.device {
             None => stream_memory(job),
@@ -69,7 +69,7 @@ impl StreamChoice {
     /// The engine, set up for `job`.
     ///
     /// # Errors
-    /// What stops it; [`EngineError::wants_less`] if a job of fewer epochs may do.
+    /// The engine's; [`EngineError::wants_less`] says whether a job of fewer epochs may succeed.
     pub(crate) fn engine(
         &self,
         job: Arc<StreamJob>,
@@ -91,7 +91,8 @@ impl Engines {
     /// epochs.
     ///
     /// # Errors
-    /// [`Error::BackendUnavailable`] if `options` ask for a device and it cannot be one: the reason.
+    /// [`Error::BackendUnavailable`] if `options` ask for a device and none can do the job; the
+    /// reason.
     pub(crate) fn choose_stream(
         &self,
         options: &Options,

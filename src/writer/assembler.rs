@@ -17,7 +17,7 @@ use std::sync::Arc;
 use super::part::Part;
 use super::shared::{Batch, Setup, ShardId, Work};
 use crate::engine::buffers::{Lease, Pool};
-use crate::engine::gather::gather;
+use crate::engine::pieces;
 use crate::engine::stream::{EncodedBatch, EncodedPart, Output};
 use crate::layout::{Extent, ShardPart, c_order};
 
@@ -96,7 +96,7 @@ impl Assembler {
                 copies.extend(copies_of(behind, bytes, encoded).ok_or(LEAVES)?);
             }
         }
-        gather(copies, setup.encoding.threads).map_err(|error| error.to_string())?;
+        pieces::copy(copies, setup.encoding.threads).map_err(|error| error.to_string())?;
         let mut work = Vec::with_capacity(shards.len());
         for (id, mut open, start, part, encoded) in shards {
             let mut of_shard = Vec::new();

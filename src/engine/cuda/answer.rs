@@ -1,4 +1,4 @@
-//! The answer of a device about a batch: where the encoded subchunks lie, and on which subchunks the
+//! A device's answer about a batch: where the encoded subchunks lie, and on which subchunks the
 //! compressor failed.
 
 use super::driver::DriverError;
@@ -6,15 +6,16 @@ use super::session::Session;
 use super::sizing::BatchRegions;
 use crate::layout::ShardPermutation;
 
-/// The offsets of all places, and of each subchunk whether the compressor failed on it; of none, if
-/// there is no compressor.
+/// The offsets of all places, and for each subchunk whether the compressor failed on it. `failed`
+/// is empty if there is no compressor.
 pub(super) struct Answer {
     offsets: Vec<u64>,
     failed: Vec<bool>,
 }
 
 impl Answer {
-    /// Read what the device says of the batch in `regions`. The caller has synchronised with that.
+    /// Reads the device's answer about the batch in `regions`. The caller has synchronised with the
+    /// copy of that answer.
     pub(super) fn read(
         session: &Session<'_>,
         regions: &BatchRegions,
@@ -36,21 +37,21 @@ impl Answer {
         })
     }
 
-    /// Whether the compressor failed on a subchunk, if there is one.
+    /// Whether the compressor failed on a subchunk; `None` if there is no compressor.
     pub(super) fn has_failed(&self, subchunk: usize) -> Option<bool> {
         self.failed.get(subchunk).copied()
     }
 
-    /// The subchunks that the host has to encode, in their order.
+    /// The subchunks that the host has to encode, in ascending order.
     pub(super) fn failed(&self) -> impl Iterator<Item = usize> {
         let failed = self.failed.iter().enumerate();
         failed.filter_map(|(number, failed)| failed.then_some(number))
     }
 
-    /// The end of what is in `place`, which has to begin at `start`.
+    /// Returns where the bytes of `place` end. They have to begin at `start`.
     ///
     /// # Errors
-    /// It does not: the answer is an impossible one.
+    /// The offsets are impossible: the bytes do not begin at `start`, or end before it.
     pub(super) fn end_of(
         &self,
         session: &Session<'_>,
@@ -70,11 +71,12 @@ impl Answer {
         Err(wrong_answer(session, &what))
     }
 
-    /// Whether `subchunk` can have `len` bytes: all of an encoded one, or, if there is a compressor,
-    /// at most as many, and none where it has failed.
+    /// Checks that `subchunk` can have `len` bytes. Without a compressor, it has the full encoded
+    /// size. With one, it has at most that, and 0 where the compressor failed. A subchunk that is
+    /// not stored has 0.
     ///
     /// # Errors
-    /// It cannot.
+    /// The length is impossible.
     pub(super) fn check_size(
         &self,
         session: &Session<'_>,
@@ -98,7 +100,7 @@ impl Answer {
     }
 }
 
-/// A lane's answer that cannot be: what it was asked for is done elsewhere.
+/// The error of an impossible answer from the device.
 pub(super) fn wrong_answer(session: &Session<'_>, what: &str) -> DriverError {
     let reason = format!("the device returned an impossible table of offsets: {what}");
     session.refused("aggregating subchunks", &reason)

@@ -1,25 +1,25 @@
-//! The memory of a lane: three allocations, each divided into regions. Below everything else that
-//! knows what a lane takes.
+//! The memory of a lane: three allocations, each divided into regions. All other modules that size
+//! a lane build on this one.
 
 use std::ops::Range;
 
 use crate::MemoryEstimate;
 
-/// The numbers that were tuned, together.
+/// The tuned parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
-    /// Bytes that are staged and scattered at once: long enough that a copy is worth its start,
-    /// short enough that a ring of them stays in the cache of the processor.
+    /// Bytes that are staged and scattered at once: enough to be worth the start of a copy, and few
+    /// enough that a ring of slabs stays in the CPU's cache.
     pub slab: usize,
-    /// Slabs on their way at once, in each direction.
+    /// Slabs in flight at once, in each direction.
     pub ring: usize,
-    /// Decoded bytes of the subchunks that are aggregated at once: a few slabs, so that the way
-    /// back begins early.
+    /// Decoded bytes of a batch, the subchunks that are aggregated at once: a few slabs, so that
+    /// copies back to the host begin early.
     pub batch: usize,
     /// The same for chains with a compressor: enough subchunks at once to fill a GPU.
     pub compressed_batch: usize,
-    /// Batches on their way at once: one goes up and one comes back, and the bus need not wait for
-    /// the kernels of the one between.
+    /// Batches in flight at once. One is copied to the device and one is copied back, while the
+    /// kernels process the batch in between.
     pub batches: usize,
 }
 
@@ -39,11 +39,11 @@ const ALIGNMENT: usize = 256;
 /// Alignment of slots, in bytes: the widest load.
 pub const SLOT_ALIGNMENT: usize = 16;
 
-/// Slots of this many bytes and more begin with a line of the cache.
+/// Slots of at least this many bytes are aligned to cache lines.
 pub(super) const LONG_SLOT: usize = 4096;
 pub(super) const LINE: usize = 128;
 
-/// Some bytes of one of a lane's allocations.
+/// A range of bytes in one of a lane's allocations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Region {
     pub(super) offset: usize,
@@ -51,12 +51,12 @@ pub(super) struct Region {
 }
 
 impl Region {
-    /// The first `len` bytes, and what is behind them.
+    /// Splits the region into its first `len` bytes and the rest.
     pub(super) fn split_at(self, len: usize) -> (Self, Self) {
         (self.part(0..len), self.part(len..self.len))
     }
 
-    /// A part of the region; the part of it that exists, if it ends beyond.
+    /// Returns a part of the region, cut off at the region's end.
     pub(super) fn part(self, range: Range<usize>) -> Self {
         let start = range.start.min(self.len);
         Self {
@@ -79,7 +79,7 @@ pub(super) struct Arenas {
 }
 
 impl Arenas {
-    /// What was divided.
+    /// The number of bytes that were divided so far.
     pub(super) fn capacity(&self) -> Capacity {
         Capacity {
             device: self.device.0,
@@ -101,7 +101,7 @@ impl Arena {
     }
 }
 
-/// What a lane's allocations hold, in bytes.
+/// The sizes of a lane's allocations, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Capacity {
     pub(super) device: usize,
@@ -115,7 +115,7 @@ impl Capacity {
         self.pinned_in + self.pinned_out
     }
 
-    /// What a lane of this capacity takes.
+    /// The memory of a lane of this capacity.
     pub(super) fn takes(&self) -> MemoryEstimate {
         MemoryEstimate {
             device: self.device,

@@ -1,4 +1,4 @@
-//! Slots into frames: what of compression runs on a device.
+//! Slots into frames: the part of compression that runs on a device.
 //!
 //! ```text
 //! slots -> shuffled slots                              shuffle, where Blosc does
@@ -8,9 +8,10 @@
 //! streams -> frames, their sizes, and which failed     frames
 //! ```
 //!
-//! All of it is in the stream `compute`, in buffers that one batch uses at a time. The host waits for
-//! nothing in between: subchunks that are not stored are compressed as chunks of one byte, whose
-//! streams nobody wants. A subchunk that nvCOMP fails on has no frame, and a flag that says so.
+//! All of it runs in the stream `compute`, in buffers that one batch uses at a time. The host does
+//! not wait in between. So subchunks that are not stored are compressed, too, as chunks of one
+//! byte, and their streams are not used. A subchunk on which nvCOMP fails gets no frame, and its
+//! flag in `failed` is set.
 
 use super::compression::{Buffers, Frame, Prepared};
 use super::counters::TimedStage;
@@ -23,8 +24,9 @@ use super::kernels::spans::{Lengths, Slots, sub_span};
 use super::nvcomp::CompressBatch;
 use super::session::{NO_ANSWER, Session, Timed};
 
-/// Enqueue the compression of what is in `slots`, some at a time, and add its stages to `timed`.
-/// `failed` has a `u32` for each subchunk, which becomes 1 if the host has to compress it.
+/// Enqueues the compression of `slots`, some subchunks at a time, and adds its stages to `timed`.
+/// `failed` has a `u32` for each subchunk, which becomes 1 if the host has to compress the
+/// subchunk.
 pub(super) fn compress(
     session: &Session<'_>,
     prepared: &Prepared,
@@ -70,7 +72,7 @@ fn frames(session: &Session<'_>, buffers: &Buffers, count: usize, failed: Device
     }
 }
 
-/// As [`compress`], of subchunks that are compressed at once.
+/// As [`compress`], for subchunks that are compressed at once.
 fn compress_some(
     session: &Session<'_>,
     prepared: &Prepared,
@@ -123,12 +125,13 @@ fn compress_some(
         output_sizes: streams.sizes,
         statuses: streams.statuses,
     };
-    // A chunk that nvCOMP says nothing about has failed: what an earlier batch left is no answer.
+    // Chunks without a result from nvCOMP count as failed. This overwrites the results of an
+    // earlier batch.
     lane.set(stream, buffers.output_sizes, NO_ANSWER)?;
     lane.set(stream, buffers.statuses, NO_ANSWER)?;
-    // SAFETY: the lane's regions, in one stream. The tables are what `chunks` writes: chunks of the
-    // slots and slots for streams, at multiples of the alignments, by which `Buffers` and `Sizing`
-    // chose the strides and `Prepared` checked the blocks.
+    // SAFETY: the lane's regions, in one stream. `chunks` writes the tables: chunks of the slots,
+    // and slots for streams, at multiples of the alignments. By these, `Buffers` and `Sizing` chose
+    // the strides, and `Prepared` checked the blocks.
     run(TimedStage::Compress, &|| unsafe {
         chunks(
             driver,

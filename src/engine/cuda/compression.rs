@@ -1,4 +1,4 @@
-//! A chain's compressor on a device: which of nvCOMP's formats, in which frames, and what it takes.
+//! A chain's compressor on a device: its nvCOMP format, its frames, and its buffers.
 
 use std::ops::Range;
 
@@ -15,10 +15,10 @@ use crate::engine::{BloscStage, Cname, KnownChain, Shuffle as Filter, Stage};
 use crate::layout::SubchunkGrid;
 use crate::options::LevelPolicy;
 
-/// Bytes of a Blosc block, where the chain leaves the choice: what nvCOMP is fastest with.
+/// Bytes of a Blosc block if the chain does not choose: nvCOMP is fastest with this size.
 const BLOSC_BLOCK: usize = 64 << 10;
 
-/// What streams become.
+/// The format of the frames around compressed streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Frame {
     Zstd,
@@ -29,7 +29,7 @@ pub(super) enum Frame {
 /// The compressor of a chain, for subchunks of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Compression {
-    /// CRC32C stages in front of it, and behind it.
+    /// CRC32C stages before the compressor, and after it.
     pub before: usize,
     pub after: usize,
     format: Format,
@@ -41,7 +41,7 @@ impl Compression {
     /// The compressor of `chain`, if it has one.
     ///
     /// # Errors
-    /// Why it stays on the host.
+    /// The reason why the compressor runs on the host.
     pub(super) fn of_chain(
         grid: &SubchunkGrid,
         chain: &KnownChain,
@@ -90,7 +90,7 @@ impl Compression {
         }))
     }
 
-    /// How the frames that it makes are decompressed.
+    /// The layout of the frames that this compressor makes, for decompression.
     pub(super) fn as_layout(&self, grid: &SubchunkGrid, chain: &KnownChain) -> Layout {
         let raw = matches!(self.frame, Frame::Blosc(_));
         let beside = if raw {
@@ -121,7 +121,7 @@ impl Compression {
         }
     }
 
-    /// The most bytes of a frame, of streams of at most `stream` bytes.
+    /// The most bytes of a frame whose streams have at most `stream` bytes.
     fn frame_bound(&self, stream: usize) -> Option<usize> {
         match self.frame {
             Frame::Zstd => stream.checked_add(ZSTD_OVERHEAD),
@@ -131,7 +131,7 @@ impl Compression {
     }
 }
 
-/// Whether the device takes this.
+/// Checks that a device can run zstd with these parameters.
 fn zstd(level: i32, checksum: bool, levels: LevelPolicy) -> Result<(), String> {
     if checksum {
         return Err(
@@ -147,8 +147,8 @@ fn zstd(level: i32, checksum: bool, levels: LevelPolicy) -> Result<(), String> {
     Ok(())
 }
 
-/// nvCOMP's algorithm for a level of gzip. From its documentation: 2 is smaller than zlib's level 1,
-/// and 4 than its level 6; 5 is the smallest.
+/// Returns nvCOMP's algorithm for a level of gzip. By its documentation, algorithm 2 compresses
+/// better than zlib's level 1, and 4 better than level 6; 5 compresses best.
 fn gzip(level: u32, levels: LevelPolicy) -> Result<Format, String> {
     let highest = levels.gzip();
     if level > highest {
@@ -189,7 +189,7 @@ fn blosc(
             "blosc level {level} runs on the host: nvCOMP has one level, and `Options::with_device_levels` sends levels up to {highest} to it"
         ));
     }
-    // C-Blosc takes larger elements for single bytes.
+    // C-Blosc treats larger elements as single bytes.
     let element = match stage.typesize {
         size @ 1..=255 => size,
         _ => 1,
@@ -200,7 +200,7 @@ fn blosc(
         Filter::Byte => Some(Shuffle::Bytes),
         Filter::Bit => Some(Shuffle::Bits),
     };
-    // Blocks of whole groups of eight elements, which begin where any load may.
+    // Blocks hold whole groups of eight elements, and begin at multiples of the widest load.
     let group = element * SLOT_ALIGNMENT;
     let block = match stage.blocksize {
         0 => (BLOSC_BLOCK / group).max(1) * group,
@@ -227,7 +227,7 @@ fn blosc(
     Ok((format, format_of))
 }
 
-/// A compressor, and what it asks for.
+/// A compressor, and nvCOMP's requirements for it.
 #[derive(Clone, Debug)]
 pub struct Prepared {
     pub compression: Compression,
@@ -236,7 +236,8 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// For batches of up to `most` subchunks. With the context of a device current.
+    /// Prepares the compressor for batches of up to `most` subchunks. The context of a device is
+    /// current.
     pub(super) fn new(
         compression: Compression,
         nvcomp: &Nvcomp,
@@ -259,23 +260,23 @@ impl Prepared {
         })
     }
 
-    /// What slots have to be aligned to.
+    /// The alignment of slots, in bytes.
     pub(super) fn slot_alignment(&self) -> usize {
         self.compressor.alignments().input.max(SLOT_ALIGNMENT)
     }
 
-    /// What `count` subchunks at once take.
+    /// The requirements for `count` subchunks at once.
     ///
     /// # Errors
-    /// The library was not asked about as many.
+    /// nvCOMP was not asked about so many subchunks.
     pub fn requirements(&self, count: usize) -> Result<&Requirements, String> {
         self.requirements.of_batch(count)
     }
 
-    /// Whether what was asked for is enough on the device whose context is current now.
+    /// Checks that the requirements suffice on the device whose context is current now.
     ///
     /// # Errors
-    /// It is not: the numbers.
+    /// They do not suffice; the reason has the numbers.
     pub(super) fn check(&self, buffers: &Buffers) -> Result<(), String> {
         self.requirements
             .check(&buffers.requirements, &|chunks, block, total| {
@@ -284,22 +285,23 @@ impl Prepared {
     }
 }
 
-/// What a library says of batches, by chunks, bytes of the largest chunk, and bytes of all.
+/// Asks nvCOMP for the requirements of a batch. The arguments are the number of chunks, the bytes
+/// of the largest chunk, and the bytes of all chunks.
 pub(super) type Query<'a> = &'a dyn Fn(usize, usize, usize) -> Result<Requirements, String>;
 
-/// What batches of subchunks take of a library, in either direction.
+/// nvCOMP's requirements for batches of subchunks, in either direction.
 #[derive(Clone, Debug)]
 pub(super) struct BatchRequirements {
     chunking: Chunking,
-    /// For ever smaller batches.
+    /// The requirements of ever smaller batches, each half as large as the one before.
     all: Vec<Requirements>,
 }
 
 impl BatchRequirements {
-    /// Of batches of up to `most` subchunks.
+    /// Asks for the requirements of batches of up to `most` subchunks.
     ///
     /// # Errors
-    /// The library does not say, or there are too many bytes.
+    /// nvCOMP does not answer, or a batch has more bytes than a machine can address.
     pub(super) fn new(chunking: Chunking, most: usize, query: Query<'_>) -> Result<Self, String> {
         let halves = |count: &usize| (*count > 1).then_some(count / 2);
         let all = std::iter::successors(Some(most.max(1)), halves)
@@ -308,10 +310,10 @@ impl BatchRequirements {
         Ok(Self { chunking, all })
     }
 
-    /// The least that are enough for `count` subchunks at once.
+    /// Returns the smallest of the requirements that suffice for `count` subchunks at once.
     ///
     /// # Errors
-    /// The library was not asked about as many.
+    /// nvCOMP was not asked about so many subchunks.
     pub(super) fn of_batch(&self, count: usize) -> Result<&Requirements, String> {
         let chunks = count.saturating_mul(self.chunking.blocks());
         self.all
@@ -320,10 +322,11 @@ impl BatchRequirements {
             .ok_or_else(|| format!("nvCOMP was not asked about {chunks} chunks at once"))
     }
 
-    /// Whether `known`, of these, is enough where `query` is answered now.
+    /// Checks that `known`, one of these requirements, suffices on the device that `query` asks
+    /// now.
     ///
     /// # Errors
-    /// It is not: the numbers.
+    /// They do not suffice; the reason has the numbers.
     pub(super) fn check(&self, known: &Requirements, query: Query<'_>) -> Result<(), String> {
         let needed = ask(self.chunking, known.chunks / self.chunking.blocks(), query)?;
         if needed.temp <= known.temp && needed.max_output <= known.max_output {
@@ -336,7 +339,7 @@ impl BatchRequirements {
     }
 }
 
-/// What `count` subchunks at once take.
+/// Asks for the requirements of `count` subchunks at once.
 fn ask(chunking: Chunking, count: usize, query: Query<'_>) -> Result<Requirements, String> {
     let Chunking { bytes, block } = chunking;
     let too_large = || format!("{count} subchunks of {bytes} bytes are too many at once");
@@ -345,11 +348,11 @@ fn ask(chunking: Chunking, count: usize, query: Query<'_>) -> Result<Requirement
     query(chunks, block, total)
 }
 
-/// The buffers of a compressor. All of them are the device's.
+/// The buffers of a compressor, all in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Buffers {
     pub(super) requirements: Requirements,
-    /// As the slots, if the chain shuffles.
+    /// The shuffled slots; empty if the chain does not shuffle.
     pub(super) shuffled: Region,
     /// `u64` per chunk: addresses and sizes of chunks, addresses and sizes of streams.
     pub(super) input_pointers: Region,
@@ -367,17 +370,18 @@ pub(super) struct Buffers {
     pub(super) frame_stride: usize,
     /// `u64` per subchunk: bytes of its frame.
     pub(super) sizes: Region,
-    /// `u32` per subchunk: whether there is one.
+    /// `u32` per subchunk: whether it has a frame.
     pub(super) framed: Region,
-    /// How many subchunks are compressed at once: the other buffers are for so many.
+    /// How many subchunks are compressed at once. All buffers but `frames`, `sizes` and `framed`
+    /// are for this many subchunks.
     pub(super) at_once: usize,
-    /// Bytes of an encoded subchunk at most, with the checksums behind the frame.
+    /// The most bytes of an encoded subchunk, with the checksums after the frame.
     pub(super) encoded: usize,
 }
 
 impl Buffers {
-    /// The buffers for batches of `count` subchunks in slots of `slot_stride` bytes, of which `at_once`
-    /// are compressed at once; `None` if they are more than this machine can address.
+    /// The buffers for batches of `count` subchunks in slots of `slot_stride` bytes, of which
+    /// `at_once` are compressed at once; `None` if they are more than this machine can address.
     pub(super) fn new(
         arena: &mut Arena,
         compression: &Compression,
@@ -424,7 +428,7 @@ impl Buffers {
         })
     }
 
-    /// The same, with room for the frames of the subchunks `range` alone.
+    /// The same buffers, with `frames`, `sizes` and `framed` for the subchunks `range` alone.
     pub(super) fn part(&self, range: &Range<usize>) -> Self {
         let of = |region: Region, size: usize| region.part(range.start * size..range.end * size);
         Self {

@@ -1,5 +1,5 @@
-//! Threads that copy between the caller's memory and pinned memory: a crew of the engine's own, since
-//! while a lane is held nothing may run on rayon.
+//! Threads that copy between the caller's memory and pinned memory. They are a crew of the engine's
+//! own, since nothing may run on rayon while a lane is held.
 
 use std::marker::PhantomData;
 use std::num::NonZeroUsize;
@@ -13,7 +13,7 @@ const SHARE: usize = 256 << 10;
 #[derive(Clone, Copy, Debug)]
 struct Axis {
     extent: usize,
-    /// Bytes from one to the next.
+    /// Bytes from one row to the next, in the source and in the destination.
     from: usize,
     to: usize,
 }
@@ -29,8 +29,8 @@ pub struct Copy<'a> {
     memory: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: whoever made the copy promised that both sides can be used until it is done, by any
-// thread, and by nobody else.
+// SAFETY: the code that made the copy promised that, until it is done, any thread may use both
+// sides and nothing else does.
 unsafe impl Send for Copy<'_> {}
 // SAFETY: as above. Threads that share a copy take different rows.
 unsafe impl Sync for Copy<'_> {}
@@ -39,7 +39,7 @@ impl Copy<'_> {
     /// Copy `len` bytes.
     ///
     /// # Safety
-    /// For `'a`, the bytes at `from` can be read, those at `to` are written by nobody else, and the
+    /// During `'a`, the bytes at `from` can be read, nothing else writes the bytes at `to`, and the
     /// two do not overlap.
     pub unsafe fn bytes(from: *const u8, to: *mut u8, len: usize) -> Self {
         Self {
@@ -51,8 +51,9 @@ impl Copy<'_> {
         }
     }
 
-    /// Copy a box of `shape`, in elements of `element_size` bytes, between C-order arrays: whose
-    /// strides are `from_strides` and `to_strides`, in bytes, with contiguous rows on both sides.
+    /// Copies a box of `shape`, in elements of `element_size` bytes, between C-order arrays.
+    /// `from_strides` and `to_strides` are the strides of the arrays in bytes. Rows are contiguous
+    /// on both sides.
     ///
     /// # Safety
     /// As for [`bytes`](Self::bytes), for every row of the box.
@@ -117,8 +118,8 @@ impl Copy<'_> {
                 row /= axis.extent;
             }
             let len = bytes.min(self.row.saturating_sub(at));
-            // SAFETY: within a row of the box, which whoever made the copy promised; no two pieces
-            // overlap, and each is copied by the one thread that took its share.
+            // SAFETY: within a row of the box, for which the code that made the copy vouches; no
+            // two pieces overlap, and each is copied by the one thread that took its share.
             unsafe {
                 std::ptr::copy_nonoverlapping(self.from.add(from), self.to.add(to), len);
             }
@@ -126,11 +127,11 @@ impl Copy<'_> {
     }
 }
 
-/// The threads.
+/// The copying threads.
 #[derive(Debug)]
 pub struct Copiers {
     crew: Crew,
-    /// Whether anything is copied at all.
+    /// Whether bytes are copied at all: not in some measurements.
     copies: bool,
 }
 
@@ -144,10 +145,10 @@ impl Default for Copiers {
 }
 
 impl Copiers {
-    /// For measuring everything but the copies: all are left out.
+    /// Copiers that leave out all copies, to measure everything else.
     ///
     /// # Safety
-    /// Nobody reads what a copy should have written.
+    /// Nothing reads the bytes that a copy should have written.
     #[cfg(feature = "internals")]
     pub unsafe fn that_copy_nothing() -> Self {
         Self {
@@ -156,8 +157,8 @@ impl Copiers {
         }
     }
 
-    /// Do all of `copies`, on at most `threads` threads, this one among them. Returns when they are
-    /// done.
+    /// Performs all of `copies`, on at most `threads` threads, including the calling thread. Blocks
+    /// until they are done.
     pub fn run(&self, copies: &[Copy<'_>], threads: NonZeroUsize) {
         if !self.copies {
             return;
@@ -208,13 +209,14 @@ mod tests {
                     let mut from = vec![0; 5 * SHARE / 2];
                     let mut to = vec![0; from.len()];
                     for round in 0..rounds {
-                        // Other bytes each time: what an earlier round left does not do.
+                        // Other bytes each time, so that the bytes of an earlier round are not
+                        // enough.
                         let tag = (round * CALLERS + caller) as u8;
                         let len = [1, 13, SHARE + 1, from.len()][(round + caller) % 4];
                         from[..len].fill(tag);
                         from[len / 2] = !tag;
                         let (first, second) = to[..len].split_at_mut(len / 3);
-                        // SAFETY: both sides lie in this thread's vectors, which nobody touches
+                        // SAFETY: both sides lie in this thread's vectors, which nothing else uses
                         // before `run` returns.
                         let copies = unsafe {
                             [

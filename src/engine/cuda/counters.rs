@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::device::Process;
 use crate::metrics::Metrics;
 
-/// How many different reasons of fallbacks are kept apart.
+/// The most reasons of fallbacks that are counted separately.
 const MOST_REASONS: usize = 32;
 
 /// A stage whose time on the device is measured.
@@ -45,7 +45,8 @@ pub struct Counters {
     batches_halved: AtomicU64,
     subchunks_on_host: AtomicU64,
     fallbacks: Mutex<BTreeMap<String, u64>>,
-    /// Where is counted: a forked child could find the lock taken for ever.
+    /// The process that counts. A forked child must not take the lock, which may stay locked for
+    /// ever.
     process: Process,
 }
 
@@ -121,13 +122,13 @@ impl Counters {
         *fallbacks.entry(reason.to_string()).or_default() += 1;
     }
 
-    /// Shards that were encoded, in a forked child too.
+    /// The number of encoded shards. Works in a forked child, too.
     #[cfg(test)]
     pub(super) fn encoded(&self) -> u64 {
         self.shards_encoded.load(Ordering::Relaxed)
     }
 
-    /// What was counted until now; nothing, in a forked child.
+    /// Returns the metrics so far; empty in a forked child.
     pub fn snapshot(&self) -> Metrics {
         if self.process.forked() {
             return Metrics::default();

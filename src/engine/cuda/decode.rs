@@ -14,18 +14,18 @@
 //!         device -> pinned -> caller's memory             stream `down`, copiers
 //! ```
 //!
-//! The slabs of one batch come back while the pieces of the next go up; one thread sees to both.
-//! Every place and size is checked on the host before the device sees it. Of a chain with a
-//! compressor only the checksums in front of that are compared here, the others before anything is
-//! launched; whatever is wrong with such a shard, the host decodes it.
+//! The slabs of one batch come back while the pieces of the next go up; one thread drives both. The
+//! host checks every offset and size before the device uses it. With a compressor, only the
+//! checksums before it are compared on the device. The host compares the checksums after it before
+//! anything is launched. If anything is wrong with such a shard, the host decodes it.
 //!
 //! | edge | producer | consumer | guards |
 //! |---|---|---|---|
 //! | [`UPLOADED`] | copies of a batch (`up`) | split (`compute`) | the encoded bytes and the tables |
-//! | [`UNSCATTERED`] | unscatter (`compute`) | copies (`down`) | the batch's elements, and what became of its checksums and chunks |
+//! | [`UNSCATTERED`] | unscatter (`compute`) | copies (`down`) | the elements, and the results |
 //!
-//! Those of pinned memory are in `transfers`. The buffers of a batch are used again after its last slab has come back, which the host has
-//! waited for: no edge guards that.
+//! The edges of pinned memory are in `transfers`. The buffers of a batch are used again after its
+//! last slab has come back. The host has waited for that slab, so this needs no edge.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -45,7 +45,7 @@ use crate::engine::memory;
 use crate::engine::{EngineError, Job, KnownChain};
 use crate::layout::{self, Batch, Extent, Slab};
 
-/// Everything of a batch is on the device.
+/// The encoded bytes and the tables of a batch are on the device.
 const UPLOADED: Site = Site("record: a batch of encoded subchunks was copied to the device");
 const UPLOADED_WAIT: Site = Site("wait: split for its batch");
 /// The elements of a batch are complete, and its checksums were compared.
@@ -54,7 +54,7 @@ const UNSCATTERED_WAIT: Site = Site("wait: copies of elements from the device fo
 /// Bytes that one launch unscatters at most: a kernel counts units, of 1 byte at least, below 2³¹.
 const UNSCATTERED_AT_ONCE: usize = 1 << 30;
 
-/// What the memory is for, in errors.
+/// The name of the output's memory, in errors.
 const OUTPUT: &str = "a decoded shard";
 
 /// A batch whose kernels were enqueued.
@@ -63,14 +63,14 @@ struct Decoded {
     batch: Batch,
     slabs: Vec<Slab>,
     timed: Vec<Timed>,
-    /// How many slabs are on their way, or have come back.
+    /// The number of slabs whose copies were started, and of slabs that have come back.
     issued: usize,
     returned: usize,
-    /// Where the next slab begins in the batch's elements, in bytes.
+    /// Where the next slab to copy begins in the batch's elements, in bytes.
     offset: usize,
 }
 
-/// A slab of the first batch that is not complete: they come back in order.
+/// The next slab of the first incomplete batch. Slabs come back in order, so this needs no fields.
 struct NextSlab;
 
 struct Decoder<'a, 'l> {
@@ -112,8 +112,8 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Decode the shard `encoded`, which was [checked](check), or whose frames were parsed for the
-/// `decompression`, in the lane of `session`.
+/// Decodes the shard `encoded` in the lane of `session`. The shard was [checked](check), or its
+/// frames were parsed for the `decompression`.
 pub(super) fn decode(
     session: &Session<'_>,
     job: &Job<'_>,
@@ -171,12 +171,13 @@ impl Decoder<'_, '_> {
         while !self.batches.is_empty() {
             self.take_back(true, &[])?;
         }
-        // Batches that have come back waited for all of their pieces.
+        // All batches have come back, so all of their uploads are complete.
         self.uploads.finish(session)?;
         Ok(())
     }
 
-    /// Copy the subchunks of a batch to the device, one after the other, and say where they are.
+    /// Copies the encoded subchunks of a batch to the device, one after the other, and the tables
+    /// that say where they are.
     fn upload(&mut self, number: usize, batch: &Batch) -> Result<(), EngineError> {
         let _span = tracing::trace_span!("upload").entered();
         let session = self.session;
@@ -230,8 +231,8 @@ impl Decoder<'_, '_> {
         Ok(())
     }
 
-    /// Move the next piece of `sources` to the begin of `to`, and return how long it is; meanwhile,
-    /// take back a slab of an earlier batch.
+    /// Copies the next piece of `sources` to the begin of `to`, and returns its length. Meanwhile,
+    /// takes back a slab of an earlier batch.
     fn stage(
         &mut self,
         sources: &mut std::iter::Peekable<impl Iterator<Item = Range<usize>>>,
@@ -250,8 +251,8 @@ impl Decoder<'_, '_> {
             let Some(from) = self.encoded.get(source.start..source.start + part) else {
                 return Err(EngineError::Internal("a subchunk outside its shard"));
             };
-            // SAFETY: `filled + part` is at most the length of the region, which the copy that read
-            // it was synchronised with above.
+            // SAFETY: `filled + part` is at most the length of the region. The earlier copy that
+            // read the region was synchronised with above.
             copies.push(unsafe { Copy::bytes(from.as_ptr(), staging_start.add(filled), part) });
             filled += part;
             source.start += part;
@@ -295,7 +296,7 @@ impl Decoder<'_, '_> {
             let subchunks = subchunks(number, &batch);
             decompression.decompress(session, subchunks, encoded, slots, &mut timed)?;
         } else {
-            // SAFETY: the lane's regions, in one stream, after what was copied to them.
+            // SAFETY: the lane's regions, in one stream, after the copies to them.
             session.run(TimedStage::Split, &mut timed, || unsafe {
                 split::split(
                     lane.driver,
@@ -324,8 +325,8 @@ impl Decoder<'_, '_> {
                 .map_err(|error| session.refused("planning an unscatter", &error))?;
                 let start = end;
                 end += slab.len() * element;
-                // SAFETY: the lane's regions, in one stream: the encoded bytes were split, so that
-                // their memory can take the elements.
+                // SAFETY: the lane's regions, in one stream: the encoded bytes were split before,
+                // so the elements may overwrite them.
                 unsafe {
                     scatter.enqueue_unscatter(
                         lane.driver,
@@ -418,15 +419,16 @@ impl Decoder<'_, '_> {
         self.job.validate_checksums && self.checksums() > 0
     }
 
-    /// The results of comparing the checksums of `count` subchunks: on the device, and pinned.
+    /// Where the results of comparing the checksums of `count` subchunks are: on the device, and in
+    /// pinned memory.
     fn bad_flags(&self, number: usize, count: usize) -> (Region, Region) {
         let regions = self.session.batch(number);
         let len = self.checksums() * count * 4;
         (regions.bad.part(0..len), regions.answer.part(0..len))
     }
 
-    /// Do `copies`, and take back a slab that has come from the device meanwhile, or the next one
-    /// if `wait`.
+    /// Performs `copies`, and takes back a slab that has come from the device meanwhile. If `wait`,
+    /// blocks until the next slab has come.
     fn take_back(&mut self, wait: bool, copies: &[Copy<'_>]) -> Result<(), EngineError> {
         self.issue()?;
         let slab = self.slabs.next(self.session, wait)?;
@@ -455,7 +457,7 @@ impl Decoder<'_, '_> {
         Ok(())
     }
 
-    /// Copy `returned` to its place, and do `copies`.
+    /// Copies `returned` to its place in the output, and performs `copies`.
     fn finish(
         &mut self,
         returned: Option<Download<NextSlab>>,
@@ -478,8 +480,8 @@ impl Decoder<'_, '_> {
             let slab = &batch.slabs[batch.returned];
             let from = returned.bytes(session)?;
             len = from.len();
-            // SAFETY: the slab lies within the shard, for which the output has room; its dense form
-            // is what came; every element is in one slab, and is copied once.
+            // SAFETY: the slab lies within the shard, for which the output has room; the bytes that
+            // came are its dense form; every element is in one slab, and is copied once.
             copies.push(unsafe {
                 let to = self.output.as_mut_ptr();
                 copy_to_slab(self.job, from.as_ptr(), &batch.batch, slab, to)
@@ -503,10 +505,10 @@ impl Decoder<'_, '_> {
         Ok(())
     }
 
-    /// The first slab of a batch is here, and so is what became of its checksums.
+    /// Reads the results of a batch's checksums, which came with its first slab.
     ///
     /// # Errors
-    /// One is wrong; with a compressor the host has the last word on that.
+    /// A checksum is wrong. With a compressor, the host has the last word on that.
     fn check_checksums(&self, batch: &Decoded) -> Result<(), EngineError> {
         if !self.validates() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Frames into slots: what of decompression runs on a device.
+//! Frames into slots: the part of decompression that runs on a device.
 //!
 //! ```text
 //! encoded bytes -> streams, each where nvCOMP may read it      split
@@ -8,9 +8,9 @@
 //! slots -> CRC-32                                              crc32, for gzip
 //! ```
 //!
-//! The host has found the streams (`frame_parts`), and writes the tables that nvCOMP reads: it knows
-//! all addresses. What became of the chunks goes back to the host with the batch. If one could not
-//! be decompressed, or is not what its frame says, the host decodes the shard.
+//! The host has found the streams (`frame_parts`), and writes the tables that nvCOMP reads: it
+//! knows all addresses. The results of the chunks go back to the host with the batch. If a chunk
+//! could not be decompressed, or does not match its frame, the host decodes the shard.
 
 use super::arena::Region;
 use super::counters::TimedStage;
@@ -26,7 +26,7 @@ use super::nvcomp::DecompressBatch;
 use super::session::{NO_ANSWER, Session, Timed};
 use crate::engine::EngineError;
 
-/// Takes the begin of what is left of a region.
+/// Takes the first `len` bytes from the rest of a region.
 fn take(rest: &mut Region, len: usize) -> Region {
     let (part, behind) = rest.split_at(len);
     *rest = behind;
@@ -35,14 +35,15 @@ fn take(rest: &mut Region, len: usize) -> Region {
 
 /// Where the tables of a batch are.
 struct Tables {
-    /// For each stream: where it begins in the encoded bytes, its length, where it is to lie, where
-    /// its chunk goes, and how long that is.
+    /// For each stream: its offset in the encoded bytes, its length, its address for nvCOMP, the
+    /// address of its chunk, and the length of its chunk.
     offsets: Region,
     sizes: Region,
     inputs: Region,
     outputs: Region,
     capacities: Region,
-    /// For each chunk: where it begins in the encoded bytes, and its length there; 0 for a stream.
+    /// For each chunk that is stored as it is: its offset in the encoded bytes, and its length.
+    /// Both are 0 for other chunks.
     raw_offsets: Region,
     raw_sizes: Region,
 }
@@ -93,7 +94,7 @@ pub(super) struct Decompression<'a> {
     pub(super) parts: &'a Parts,
 }
 
-/// Some subchunks of the shard, whose encoded bytes are on the device, or on their way.
+/// Some subchunks of the shard, whose encoded bytes are on the device or in flight to it.
 #[derive(Clone, Copy)]
 pub(super) struct Subchunks {
     /// The number of the batch.
@@ -107,8 +108,8 @@ impl Decompression<'_> {
         self.parts.layout.chunking
     }
 
-    /// The chunks of `subchunks` that are stored: the number of the subchunk and of the chunk among
-    /// them.
+    /// The chunks of those `subchunks` that are stored, each with the number of its subchunk and
+    /// its own number. Both count from the first of `subchunks`.
     fn chunks(&self, subchunks: Subchunks) -> impl Iterator<Item = (usize, usize, Part)> {
         let blocks = self.chunking().blocks();
         (0..subchunks.count).flat_map(move |subchunk| {
@@ -146,7 +147,8 @@ impl Decompression<'_> {
         Results::new(region, self.num_streams(subchunks), checksums)
     }
 
-    /// Where the chunks of `slots` are decompressed to: one after the other, as slots.
+    /// The destinations of the decompressed chunks of `slots`, as slots that lie one after the
+    /// other.
     fn chunk_slots(&self, session: &Session<'_>, slots: Slots) -> Slots {
         let span = match self.parts.layout.shuffle {
             Some(_) => session.lane.device(self.buffers.shuffled),
@@ -160,13 +162,14 @@ impl Decompression<'_> {
         }
     }
 
-    /// What comes before the first batch: shuffled slots are read by whole words, as slots are.
+    /// Zeroes the shuffled slots before the first batch, since kernels read them by whole words.
     pub(super) fn prepare(&self, session: &Session<'_>) -> Result<(), DriverError> {
         let lane = session.lane;
         lane.zero(lane.compute, self.buffers.shuffled)
     }
 
-    /// Copy the tables to the device. The encoded subchunks are at `offsets` of `slots`' batch.
+    /// Copies the tables to the device. `offsets` are the offsets of the encoded subchunks in their
+    /// batch.
     pub(super) fn upload(
         &self,
         session: &Session<'_>,
@@ -214,7 +217,7 @@ impl Decompression<'_> {
         Ok(())
     }
 
-    /// Enqueue the way from the encoded bytes in `dense` to `slots`.
+    /// Enqueues all steps from the encoded bytes in `dense` to `slots`.
     pub(super) fn decompress(
         &self,
         session: &Session<'_>,
@@ -237,7 +240,7 @@ impl Decompression<'_> {
         let mut run =
             |stage, work: &dyn Fn() -> Result<(), DriverError>| session.run(stage, timed, work);
 
-        // SAFETY: the lane's regions, in one stream, after what was copied to them.
+        // SAFETY: the lane's regions, in one stream, after the copies to them.
         run(TimedStage::Split, &|| unsafe {
             let (offsets, sizes) = (lane.device(tables.offsets), lane.device(tables.sizes));
             split::split(driver, stream, dense, offsets, sizes, streams)?;
@@ -262,14 +265,14 @@ impl Decompression<'_> {
             output_sizes: lane.device(results.sizes),
             statuses: lane.device(results.statuses),
         };
-        // A chunk that nvCOMP says nothing about has failed.
+        // Chunks without a result from nvCOMP count as failed.
         lane.set(stream, results.sizes, NO_ANSWER)?;
         lane.set(stream, results.statuses, NO_ANSWER)?;
-        // SAFETY: the lane's regions, in one stream. The tables are what `upload` wrote: streams in
-        // slots of their own, and chunks within the slots, no two of them at the same place, at
-        // multiples of the alignments, by which `Buffers` and `Prepared` chose the strides. That a
-        // compressor wrote the streams is what `Options::with_device_decode` asks of its caller;
-        // what can be known without decompressing them was checked.
+        // SAFETY: the lane's regions, in one stream. `upload` wrote the tables: streams in slots of
+        // their own, and chunks within the slots, no two of them at the same place. They are at
+        // multiples of the alignments, by which `Buffers` and `Prepared` chose the strides.
+        // `Options::with_device_decode` asks its caller that a compressor wrote the streams;
+        // everything that can be known without decompressing them was checked.
         run(TimedStage::Decompress, &|| unsafe {
             self.prepared
                 .decompressor
@@ -298,7 +301,7 @@ impl Decompression<'_> {
         Ok(())
     }
 
-    /// Enqueue the copy of what became of the chunks to the begin of pinned memory.
+    /// Enqueues the copy of the chunks' results to pinned memory.
     pub(super) fn download(
         &self,
         session: &Session<'_>,
@@ -316,10 +319,11 @@ impl Decompression<'_> {
         )
     }
 
-    /// Read what became of the chunks, which is there.
+    /// Reads the results of the chunks, which are in pinned memory.
     ///
     /// # Errors
-    /// [`EngineError::Unsuitable`] if one could not be decompressed, or is not what its frame says.
+    /// [`EngineError::Unsuitable`] if a chunk could not be decompressed, or does not match its
+    /// frame.
     pub(super) fn check(
         &self,
         session: &Session<'_>,

@@ -1,4 +1,4 @@
-//! A chain's decompressor on a device: what nvCOMP's asks for, and what it takes.
+//! A chain's decompressor on a device: nvCOMP's requirements, and its buffers.
 
 use super::arena::{Arena, LINE, LONG_SLOT, Region, SLOT_ALIGNMENT};
 use super::compression::BatchRequirements;
@@ -8,14 +8,14 @@ use super::nvcomp::{Decompressor, Nvcomp, Requirements};
 
 /// Numbers that each stream has in the tables.
 pub(super) const PER_STREAM: usize = 5;
-/// Numbers that each chunk has there, if chunks can be stored as they are.
+/// Numbers that each chunk has in the tables, if chunks can be stored as they are.
 pub(super) const PER_CHUNK: usize = 2;
 /// Bytes of a number, of a status and of a checksum.
 pub(super) const NUMBER: usize = 8;
 pub(super) const STATUS: usize = 4;
 pub(super) const CRC32: usize = 4;
 
-/// A decompressor, and what it asks for.
+/// A decompressor, and nvCOMP's requirements for it.
 #[derive(Clone, Debug)]
 pub(super) struct Prepared {
     pub(super) layout: Layout,
@@ -24,7 +24,8 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    /// For batches of up to `most` subchunks. With the context of a device current.
+    /// Prepares the decompressor for batches of up to `most` subchunks. The context of a device is
+    /// current.
     pub(super) fn new(layout: Layout, nvcomp: &Nvcomp, most: usize) -> Result<Self, String> {
         let decompressor = nvcomp.decompressor(layout.format)?;
         let Chunking { bytes, block } = layout.chunking;
@@ -42,8 +43,8 @@ impl Prepared {
         })
     }
 
-    /// Bytes from one slot to the next: of several chunks, one begins where the last one has room
-    /// to end.
+    /// Bytes from one slot to the next. In a slot of several chunks, each has room for a whole
+    /// block.
     pub(super) fn slot_stride(&self) -> Option<usize> {
         let Chunking { bytes, block } = self.layout.chunking;
         let alignment = self.decompressor.alignments().output.max(SLOT_ALIGNMENT);
@@ -54,18 +55,18 @@ impl Prepared {
         }
     }
 
-    /// What `count` subchunks at once take.
+    /// The requirements for `count` subchunks at once.
     ///
     /// # Errors
-    /// The library was not asked about as many.
+    /// nvCOMP was not asked about so many subchunks.
     pub(super) fn requirements(&self, count: usize) -> Result<&Requirements, String> {
         self.requirements.of_batch(count)
     }
 
-    /// Whether what was asked for is enough on the device whose context is current now.
+    /// Checks that the requirements suffice on the device whose context is current now.
     ///
     /// # Errors
-    /// It is not: the numbers.
+    /// They do not suffice; the reason has the numbers.
     pub(super) fn check(&self, buffers: &Buffers) -> Result<(), String> {
         self.requirements
             .check(&buffers.requirements, &|chunks, block, total| {
@@ -74,16 +75,16 @@ impl Prepared {
     }
 }
 
-/// The buffers of a decompressor. All of them are the device's.
+/// The buffers of a decompressor, all in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Buffers {
     pub(super) requirements: Requirements,
     pub(super) streams: Region,
     pub(super) stream_stride: usize,
-    /// As the slots, if the chain shuffles.
+    /// The shuffled slots; empty if the chain does not shuffle.
     pub(super) shuffled: Region,
     pub(super) temp: Region,
-    /// Bytes that the tables of a batch have, and its results.
+    /// Bytes of a batch's tables, and of its results.
     pub(super) tables: usize,
     pub(super) results: usize,
 }
@@ -100,7 +101,7 @@ impl Buffers {
     ) -> Option<Self> {
         let chunks = requirements.chunks;
         let alignment = requirements.alignments.input.max(SLOT_ALIGNMENT);
-        // A stream that is as long as its chunk is not one.
+        // If chunks may be stored as they are, a stream is shorter than its chunk.
         let longest = if layout.raw {
             layout.chunking.block
         } else {

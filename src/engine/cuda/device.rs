@@ -5,20 +5,20 @@ use std::sync::{Arc, OnceLock};
 
 use super::driver::{DeviceInfo, Driver, DriverError, Fault};
 
-/// The process that something belongs to. A forked child has a copy, and may not use it: neither
-/// the handles of a device, nor a lock that a thread held which the child does not have.
+/// The process that owns something. A forked child has a copy and must not use it. The handles of a
+/// device are invalid there, and a lock may be held by a thread that the child does not have.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Process(u32);
 
 impl Process {
-    /// Whether a child was forked since, and this is it.
+    /// Whether this process is a forked child of the owner.
     pub(super) fn forked(self) -> bool {
         self.0 != std::process::id()
     }
 }
 
 impl Default for Process {
-    /// This one.
+    /// The current process.
     fn default() -> Self {
         Self(std::process::id())
     }
@@ -27,9 +27,9 @@ impl Default for Process {
 /// A device of this process.
 pub(super) struct Device {
     driver: Arc<dyn Driver>,
-    /// Why nothing on the device may be touched any more.
+    /// The reason of the quarantine: nothing on the device may be used any more.
     quarantine: OnceLock<String>,
-    /// The one that opened the device.
+    /// The process that opened the device.
     process: Process,
 }
 
@@ -51,7 +51,7 @@ impl Device {
         }
     }
 
-    /// The driver, for whoever has [entered](Self::enter).
+    /// Returns the driver. The caller has [entered](Self::enter) the device.
     pub(super) fn driver(&self) -> &dyn Driver {
         &*self.driver
     }
@@ -85,7 +85,7 @@ impl Device {
         Ok(Entered { device: self })
     }
 
-    /// Pass `result` on, and quarantine the device if it says that the device is broken.
+    /// Returns `result`, and quarantines the device if the error says that the device is broken.
     pub(super) fn watch<T>(&self, result: Result<T, DriverError>) -> Result<T, DriverError> {
         if let Err(error) = &result
             && error.fault == Fault::Sticky
@@ -95,8 +95,8 @@ impl Device {
         result
     }
 
-    /// Never use the device again. What is allocated there is leaked on purpose: a broken context
-    /// takes no calls, not even to free memory.
+    /// Quarantines the device: it is never used again. Its allocations are leaked on purpose: a
+    /// broken context takes no calls, not even to free memory.
     fn quarantine(&self, error: &DriverError) {
         let ordinal = self.info().ordinal;
         let reason = format!(
@@ -108,7 +108,7 @@ impl Device {
     }
 }
 
-/// The device is current on this thread.
+/// A guard: while it lives, the device is current on this thread.
 #[derive(Debug)]
 pub(super) struct Entered<'a> {
     device: &'a Device,
@@ -116,8 +116,8 @@ pub(super) struct Entered<'a> {
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        // Also a broken one: it would stay current for whatever this thread does next. In a forked
-        // child nothing of CUDA may be called.
+        // Leave a broken device, too: its context would stay current on this thread. But a forked
+        // child must not call CUDA at all.
         if !self.device.process.forked()
             && let Err(error) = self.device.watch(self.device.driver.leave())
         {

@@ -16,14 +16,14 @@
 //!         pinned -> caller's memory           copiers
 //! ```
 //!
-//! The pieces of one batch come back while the slabs of the next go up; one thread sees to both.
+//! The pieces of one batch come back while the slabs of the next go up; one thread drives both.
 //!
 //! | edge | producer | consumer | guards |
 //! |---|---|---|---|
 //! | [`STAGED_WAIT`] | copy of a slab (`up`) | scatter (`compute`) | the slab on the device |
 //! | [`SCATTERED`] | scatter (`compute`) | copy of a later slab (`up`) | the slab on the device |
 //!
-//! Those of a batch are in `enqueue`, those of pinned memory in `transfers`.
+//! The edges of a batch are in `enqueue`, the edges of pinned memory in `transfers`.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -40,20 +40,21 @@ use crate::engine::subchunk::{encode_subchunk, encoded_bound};
 use crate::engine::{EncodedShard, EngineError, Job};
 use crate::layout::{self, Batch, Extent, ShardPermutation, Slab};
 
-/// A slab is on the device: recorded where it was copied.
+/// A slab is on the device. Its event is recorded in `transfers`.
 const STAGED_WAIT: Site = Site("wait: scatter for its slab");
-/// The device's memory of a slab can be written again.
+/// The device memory of a slab may be written again.
 const SCATTERED: Site = Site("record: a slab was scattered");
 const SCATTERED_WAIT: Site =
     Site("wait: copy of a slab for the scatter that reads the same memory");
 const ANSWERED_HOST: Site = Site("synchronise: the offsets of a batch before they are read");
-/// What the memory is for, in errors.
+/// The name of the output's memory, in errors.
 const OUTPUT: &str = "an encoded shard";
 
 /// A slab that was enqueued for scattering.
 struct Staged {
     batch: usize,
-    /// Until the host knows that the scatter is complete.
+    /// The event at the end of the scatter; `None` once the host knows that the scatter is
+    /// complete.
     scattered: Option<EventId>,
 }
 
@@ -63,24 +64,24 @@ struct Aggregated {
     batch: Batch,
     answered: EventId,
     timed: Vec<Timed>,
-    /// What lies where, once the offsets were read.
+    /// Where the dense bytes go, once the offsets were read.
     places: Option<Places>,
-    /// How many of the dense bytes are on their way, or have come back.
+    /// The number of dense bytes whose copies were started, and of bytes that have come back.
     issued: usize,
     returned: usize,
 }
 
 /// Where the dense bytes of a batch go.
 struct Places {
-    /// How many there are.
+    /// The number of dense bytes.
     total: usize,
-    /// Ascending and without gaps: where a part of them begins, and where it goes in the shard; to
-    /// nowhere, if the host has encoded that subchunk.
+    /// Parts of the dense bytes, ascending and without gaps: where each begins, and where it goes
+    /// in the shard. A part goes nowhere if the host has encoded its subchunk.
     parts: Vec<(usize, Option<usize>)>,
 }
 
 impl Places {
-    /// The parts of some of the bytes, as ranges within them, and where they go.
+    /// The parts of the range `bytes`, as ranges within it, and where they go in the shard.
     fn of(&self, bytes: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> {
         let first = self
             .parts
@@ -104,7 +105,7 @@ impl Places {
     }
 }
 
-/// Where a piece of a batch goes.
+/// A piece of a batch's dense bytes.
 struct Piece {
     /// The number of its batch.
     batch: usize,
@@ -120,14 +121,14 @@ struct Encoder<'a, 'l> {
     decoded: &'a [u8],
     output: Vec<u8>,
     extents: Vec<Extent>,
-    /// The end of what batches that have answered take in the shard.
+    /// The end of the bytes in the shard that belong to batches whose offsets were read.
     end: usize,
     uploads: Uploads,
-    /// What lies in the ring of slabs on the device.
+    /// The slabs in the ring on the device.
     staged: VecDeque<Staged>,
     batches: VecDeque<Aggregated>,
     pieces: Downloads<Piece>,
-    /// Subchunks that the compressor failed on.
+    /// The number of subchunks on which the compressor failed.
     on_host: usize,
 }
 
@@ -139,7 +140,7 @@ pub fn encode(
     decoded: &[u8],
     (head, tail): (usize, usize),
 ) -> Result<EncodedShard, EngineError> {
-    // What the host compresses may be longer.
+    // A subchunk that the host compresses may be longer.
     let encoded = encoded_bound(&kind.chain, job.grid.subchunk_bytes());
     let bound = encoded
         .map(|on_host| on_host.max(session.sizing.encoded))
@@ -184,8 +185,8 @@ pub fn encode(
         end,
         ..
     } = encoder;
-    // SAFETY: the head was written above, and `run` returns when the copiers have written all bytes
-    // from there to `end`, which `returns` keeps below the capacity.
+    // SAFETY: the head was written above. `run` returns when the copiers have written all bytes
+    // from there to `end`, which `check_place` keeps within the capacity.
     let mut bytes = unsafe { memory::assume_filled(output, end) };
     if bytes.capacity() - bytes.len() > tail.saturating_add(bytes.len()) {
         // Mostly empty subchunks: do not keep room for all of them.
@@ -214,9 +215,9 @@ impl Encoder<'_, '_> {
             for slab in layout::slabs(self.job.grid, &batch, session.sizing.slab) {
                 timed.push(self.stage(number, &batch, &slab)?);
             }
-            // What was used until here is free once the kernels of the batch before it in the same
-            // buffers are through, and those ran in the same stream. What comes now is free once
-            // that batch has come back.
+            // Up to here, only kernels use the buffers, in the same stream as the kernels of the
+            // batch before in these buffers. From here on, the host reads the buffers, too, so that
+            // batch must have come back.
             while self.batches.len() >= session.sizing.batches.len() {
                 self.take_back()?;
             }
@@ -225,12 +226,13 @@ impl Encoder<'_, '_> {
         while !self.batches.is_empty() {
             self.take_back()?;
         }
-        // Batches that have answered waited for all of their slabs.
+        // All batches have come back, so all of their uploads are complete.
         self.uploads.finish(session)?;
         Ok(())
     }
 
-    /// Move a slab to the device and scatter it; meanwhile, take back a piece of an earlier batch.
+    /// Copies a slab to the device and scatters it. Meanwhile, takes back a piece of an earlier
+    /// batch.
     fn stage(&mut self, number: usize, batch: &Batch, slab: &Slab) -> Result<Timed, EngineError> {
         let _span = tracing::trace_span!("stage").entered();
         let session = self.session;
@@ -239,7 +241,7 @@ impl Encoder<'_, '_> {
         let len = slab.len() * self.job.grid.element_size();
         let (staging, to) = self.uploads.next(session, len)?;
         // SAFETY: the slab lies within the shard, whose length was checked, and its dense form
-        // within the region, which `Sizing` made for it. The copy that read the region was
+        // within the region, which `Sizing` made for it. The earlier copy that read the region was
         // synchronised with.
         let copy = unsafe { copy_of_slab(self.job, self.decoded.as_ptr(), batch, slab, to) };
         self.take_back_while(&[copy])?;
@@ -265,7 +267,7 @@ impl Encoder<'_, '_> {
         Ok(timed)
     }
 
-    /// Enqueue everything behind the scatter of a batch, up to the copy of its offsets.
+    /// Enqueues everything after the scatter of a batch, up to the copy of its offsets.
     fn aggregate(
         &mut self,
         number: usize,
@@ -291,14 +293,14 @@ impl Encoder<'_, '_> {
         Ok(())
     }
 
-    /// Do `copies`, and take back what has come from the device meanwhile.
+    /// Performs `copies`, and takes back a piece that has come from the device meanwhile.
     fn take_back_while(&mut self, copies: &[Copy<'_>]) -> Result<(), EngineError> {
         self.issue(false)?;
         let piece = self.pieces.next(self.session, false)?;
         self.finish(piece, copies)
     }
 
-    /// Wait for a piece, or for a batch that has none, and take it back.
+    /// Blocks until a piece has come, or a batch without pieces is complete, and takes it back.
     fn take_back(&mut self) -> Result<(), EngineError> {
         let batches = self.batches.len();
         self.issue(true)?;
@@ -312,8 +314,8 @@ impl Encoder<'_, '_> {
         Err(self.session.refused("waiting for a device", &reason).into())
     }
 
-    /// Start copies from the device: of batches whose offsets are known, as many as there is room
-    /// for. Wait for the offsets of the first batch if `wait` and nothing else is on its way.
+    /// Starts copies from the device for batches whose offsets are known, while the ring has room.
+    /// Waits for the offsets of a batch if `wait` and no copy is in flight.
     fn issue(&mut self, wait: bool) -> Result<(), EngineError> {
         let session = self.session;
         let lane = session.lane;
@@ -346,7 +348,7 @@ impl Encoder<'_, '_> {
         Ok(())
     }
 
-    /// Read the offsets of the batch in place `at`.
+    /// Reads the offsets of the batch at position `at` of `batches`, and plans where its bytes go.
     fn answer(&mut self, at: usize) -> Result<(), EngineError> {
         let _span = tracing::trace_span!("offsets").entered();
         let session = self.session;
@@ -358,7 +360,7 @@ impl Encoder<'_, '_> {
         for timed in &batch.timed {
             session.finish_timed(timed)?;
         }
-        // The host knows that these scatters are complete: nothing need wait for them any more.
+        // The host knows that these scatters are complete: nothing needs to wait for them any more.
         for staged in &mut self.staged {
             if staged.batch <= batch.number {
                 staged.scattered = None;
@@ -408,8 +410,8 @@ impl Encoder<'_, '_> {
     /// Copy `bytes` to `start` of the shard.
     fn write(&mut self, start: usize, bytes: &[u8]) -> Result<(), DriverError> {
         self.check_place(start, bytes.len())?;
-        // SAFETY: within the capacity, by the check, and behind the head; these are no bytes that
-        // come from the device.
+        // SAFETY: within the capacity, by the check, and behind the head; no bytes from the device
+        // go there.
         unsafe {
             let to = self.output.as_mut_ptr().add(start);
             to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
@@ -417,7 +419,7 @@ impl Encoder<'_, '_> {
         Ok(())
     }
 
-    /// Whether the shard has room for `len` bytes at `start`.
+    /// Checks that the shard has room for `len` bytes at `start`.
     fn check_place(&self, start: usize, len: usize) -> Result<(), DriverError> {
         let most = self.output.capacity();
         match start.checked_add(len) {
@@ -429,7 +431,7 @@ impl Encoder<'_, '_> {
         }
     }
 
-    /// Copy `piece` to the shard, and do `copies`.
+    /// Copies `piece` to the shard, and performs `copies`.
     fn finish(
         &mut self,
         piece: Option<Download<Piece>>,
@@ -442,7 +444,7 @@ impl Encoder<'_, '_> {
         if let Some(piece) = &piece {
             let from = piece.bytes(session)?;
             len = from.len();
-            // Not always of the first batch: one without encoded bytes has no pieces.
+            // Not always a piece of the first batch: a batch without encoded bytes has no pieces.
             let mut batches = self.batches.iter();
             let places = batches
                 .find(|batch| batch.number == piece.to.batch)
@@ -477,7 +479,7 @@ impl Encoder<'_, '_> {
     }
 }
 
-/// The places of a batch's subchunks: of one shard, they are in C order already.
+/// The order of a batch's subchunks in the output: within one shard, they are in C order already.
 fn in_order(session: &Session<'_>, batch: &Batch) -> Result<ShardPermutation, DriverError> {
     ShardPermutation::new(&[batch.len()], &[batch.len()])
         .map_err(|error| session.refused("planning an aggregation", &error))

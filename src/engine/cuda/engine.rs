@@ -1,4 +1,4 @@
-//! The engine: what shards of one kind are to devices, found out once and kept, and run in lanes.
+//! The engine: prepares each kind of shards once, caches the result, and runs shards in lanes.
 
 use std::sync::Arc;
 
@@ -17,14 +17,14 @@ use crate::engine::{EncodedShard, Engine, EngineError, Job, KnownChain};
 use crate::layout::{Extent, SubchunkGrid};
 use crate::options::LevelPolicy;
 
-/// Devices, as one set of options allows.
+/// The devices that one set of options allows.
 #[derive(Clone, Debug)]
 pub struct CudaEngine {
     pub devices: Arc<Devices>,
     pub limits: Limits,
     pub tuning: Tuning,
     compressors: Compressors,
-    /// Whether it decodes the shards that it is for.
+    /// Whether the engine also decodes its shards.
     decodes: bool,
 }
 
@@ -46,8 +46,8 @@ impl CudaEngine {
         }
     }
 
-    /// The engine for shards of `chain`. Those with a compressor it decodes only if it is told to:
-    /// decompressors on a device are undefined on corrupt data.
+    /// The engine for shards of `chain`. It decodes shards with a compressor only if `compressors`
+    /// says so: decompressors on a device have undefined behaviour on corrupt data.
     pub fn for_chain(mut self, chain: &KnownChain, compressors: Compressors) -> Self {
         self.decodes =
             chain.is_fixed_size() || compressors.decode && frame_parts::suits(chain).is_ok();
@@ -55,10 +55,10 @@ impl CudaEngine {
         self
     }
 
-    /// Shards of `grid` and `chain`, prepared. What was found out about them is kept.
+    /// Prepares for shards of `grid` and `chain`. The result is cached.
     ///
     /// # Errors
-    /// A device cannot do them, or no device can be used now: why.
+    /// No device is usable now, or none can do these shards; the reason.
     pub fn shards(
         self,
         grid: &SubchunkGrid,
@@ -70,10 +70,10 @@ impl CudaEngine {
         })
     }
 
-    /// What shards of `grid` and `chain` are to a device.
+    /// Returns the prepared kind for encoding shards of `grid` and `chain`.
     ///
     /// # Errors
-    /// A device cannot do them, or no device can be used now: why.
+    /// No device is usable now, or none can do these shards; the reason.
     pub fn kind(
         &self,
         grid: &SubchunkGrid,
@@ -83,10 +83,10 @@ impl CudaEngine {
         self.kind_of_batches(grid, chain, most)
     }
 
-    /// As above, where at most `most` subchunks are compressed at once.
+    /// As [`kind`](Self::kind), where at most `most` subchunks are compressed at once.
     ///
     /// # Errors
-    /// As above.
+    /// As for [`kind`](Self::kind).
     pub fn kind_of_batches(
         &self,
         grid: &SubchunkGrid,
@@ -105,8 +105,8 @@ impl CudaEngine {
         })
     }
 
-    /// What shards of `grid` and `chain`, with frames of such a layout, are to a device that decodes
-    /// them.
+    /// Returns the prepared kind for decoding shards of `grid` and `chain` whose frames have this
+    /// layout.
     fn decoding_kind(
         &self,
         grid: &SubchunkGrid,
@@ -131,7 +131,7 @@ impl CudaEngine {
         layout: Option<Layout>,
         prepare: impl FnOnce() -> Result<ShardKind, EngineError>,
     ) -> Result<Arc<ShardKind>, EngineError> {
-        // In a forked child there is no device, and no lock is asked for.
+        // A forked child fails here, before it takes a lock.
         self.devices.check_usable(&self.limits)?;
         self.devices.kinds.get_or(
             |known: &KindQuestion| {
@@ -156,10 +156,10 @@ impl CudaEngine {
         )
     }
 
-    /// What nvCOMP says, with the context of a device current.
+    /// Asks nvCOMP a question, with the context of a device current.
     ///
     /// # Errors
-    /// There is no device, or no library, or it cannot do this: why.
+    /// No device is usable, there is no nvCOMP, or it cannot do this; the reason.
     fn ask<T>(
         &self,
         question: impl FnOnce(&nvcomp::Nvcomp) -> Result<T, String>,
@@ -171,10 +171,10 @@ impl CudaEngine {
         answer.map_err(EngineError::Unsuitable)
     }
 
-    /// What a lane for shards of `grid` and `chain` takes: the numbers that it is allocated by.
+    /// The memory of a lane for shards of `grid` and `chain`: the numbers by which it is allocated.
     ///
     /// # Errors
-    /// No device can be used, or none can have such a lane: why.
+    /// No device is usable, or none can hold such a lane; the reason.
     #[cfg(test)]
     pub fn memory_estimate(
         &self,
@@ -184,21 +184,22 @@ impl CudaEngine {
         self.clone().shards(grid, chain)?.memory_estimate()
     }
 
-    /// Whether there is a device.
+    /// Checks that a device is usable.
     ///
     /// # Errors
-    /// Why there is none that can be used.
+    /// The reason why no device is usable.
     pub fn check(&self) -> Result<(), String> {
         let found = self.devices.first(&self.limits, |_| Ok(()));
         found.map_err(|error| error.to_string())
     }
 
-    /// Where the CUDA engine counts.
+    /// The counters of the CUDA engine.
     pub fn counters(&self) -> &Counters {
         &self.devices.counters
     }
 
-    /// Run `work` in a lane. With no memory for the lane that was planned, its batches are smaller.
+    /// Runs `work` in a lane. If there is no memory for the planned lane, a lane with smaller
+    /// batches is used.
     pub fn in_lane<T>(
         &self,
         kind: &ShardKind,
@@ -229,7 +230,7 @@ impl CudaEngine {
                 work(&session)
             });
         if let Err(EngineError::Device(error)) = &result {
-            // It may be the device that is broken, and not just this operation.
+            // If the error means that the device is broken, `watch` quarantines it.
             let _ = device.watch::<()>(Err(error.clone()));
         }
         drop(entered);
@@ -241,10 +242,10 @@ impl CudaEngine {
 }
 
 impl CudaShards {
-    /// What a lane takes now: the numbers that it is allocated by.
+    /// The memory that a lane takes now: the numbers by which it is allocated.
     ///
     /// # Errors
-    /// No device can be used, or none can have such a lane: why.
+    /// No device is usable, or none can hold such a lane; the reason.
     pub fn memory_estimate(&self) -> Result<MemoryEstimate, EngineError> {
         let engine = &self.engine;
         let estimate = |kind: &ShardKind| {
@@ -254,8 +255,8 @@ impl CudaShards {
             Ok(sizing.estimate())
         };
         let encoding = estimate(&self.kind)?;
-        // Of frames as they are encoded here. Where these are not decoded here, either, it is as
-        // without.
+        // The estimate is for frames as this engine encodes them. If it cannot decode these, the
+        // estimate for encoding is used.
         let decoding = match &self.kind.compressor {
             Some(prepared) if engine.decodes => {
                 let (grid, chain) = (&self.kind.grid, &self.kind.chain);
@@ -272,10 +273,11 @@ impl CudaShards {
         })
     }
 
-    /// That `job` is for shards of this kind.
+    /// Checks that `job` is for shards of this kind.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if not, and [`EngineError::Unsuitable`] if no device knows its chain.
+    /// [`EngineError::Internal`] if not, and [`EngineError::Unsuitable`] if no device knows its
+    /// chain.
     fn check_job(&self, job: &Job<'_>) -> Result<(), EngineError> {
         let chain = sizing::known(&job.chain).map_err(EngineError::Unsuitable)?;
         if *job.grid == self.kind.grid && *chain == self.kind.chain {
@@ -286,10 +288,10 @@ impl CudaShards {
         ))
     }
 
-    /// Decode a shard with a compressor.
+    /// Decodes a shard whose chain has a compressor.
     ///
     /// # Errors
-    /// [`EngineError::Unsuitable`] if this is for the host, and what a device says.
+    /// [`EngineError::Unsuitable`] if the host has to decode the shard, and errors of the device.
     fn decompress(
         &self,
         job: &Job<'_>,
@@ -344,7 +346,8 @@ impl Engine for CudaShards {
         Ok(encoded)
     }
 
-    /// Decode a whole shard. One with a compressor only if the options ask for that.
+    /// Decodes a whole shard. A shard with a compressor is decoded only if the options ask for
+    /// that.
     fn decode(
         &self,
         job: &Job<'_>,
@@ -380,8 +383,8 @@ impl Engine for CudaShards {
     }
 }
 
-/// Shards of any kind, for tests and benchmarks: each shard is prepared when it comes, unless its kind is
-/// known.
+/// Encodes and decodes shards of any kind, for tests and benchmarks: a shard is prepared when it
+/// comes, unless its kind is cached.
 #[cfg(any(test, feature = "internals"))]
 impl Engine for CudaEngine {
     fn name(&self) -> &'static str {
@@ -420,10 +423,10 @@ impl Engine for CudaEngine {
     }
 }
 
-/// Whether a device could run `chain`.
+/// Checks that a device could run `chain`.
 ///
 /// # Errors
-/// Why it cannot, or by `levels` should not.
+/// The reason why a device cannot run the chain, or should not by `levels`.
 pub(crate) fn check_chain(
     grid: &SubchunkGrid,
     chain: &KnownChain,

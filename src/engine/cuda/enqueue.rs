@@ -9,7 +9,7 @@
 //! offsets, failed? -> pinned          stream `down`
 //! ```
 //!
-//! All but the last is in the stream `compute`.
+//! All steps but the last run in the stream `compute`.
 //!
 //! | edge | producer | consumer | guards |
 //! |---|---|---|---|
@@ -33,9 +33,10 @@ const AGGREGATED_WAIT: Site = Site("wait: copies from the device for their batch
 /// The offsets of a batch are in pinned memory.
 const ANSWERED: Site = Site("record: the offsets of a batch were copied from the device");
 
-/// What comes before the first batch: the fill value goes to the device, ahead of everything in that
-/// stream; and what a slot has behind its elements is written once, since kernels read slots by whole
-/// words. So is all of it before decompressing, which leaves the slots of empty subchunks alone.
+/// Enqueues the operations before the first batch. The fill value goes to the device, ahead of
+/// every other copy in its stream. If slots are longer than their elements, or the lane
+/// decompresses, the slots are zeroed once: kernels read slots by whole words, and decompression
+/// does not write the slots of empty subchunks.
 pub(super) fn prepare(
     lane: Running<'_>,
     sizing: &Sizing,
@@ -61,12 +62,12 @@ pub(super) struct Encoding<'a> {
 }
 
 impl Encoding<'_> {
-    /// Which subchunks are stored, if not all are.
+    /// The flags that say which subchunks are stored; `None` if all are.
     fn stored(&self, session: &Session<'_>, regions: &BatchRegions) -> Option<DeviceSpan> {
         (!self.store_empty).then(|| session.lane.device(regions.stored))
     }
 
-    /// Begin a batch of `count` subchunks: none is stored yet.
+    /// Begins a batch of `count` subchunks: clears the flags that say which are stored.
     pub(super) fn begin(
         &self,
         session: &Session<'_>,
@@ -80,7 +81,8 @@ impl Encoding<'_> {
         lane.zero(lane.compute, regions.stored.part(0..count * 4))
     }
 
-    /// Scatter `slab` of `batch`, which is at `from`, to the slots; `end` stands for the end of that.
+    /// Enqueues the scatter of `slab` of `batch`, whose bytes are at `from`, to the slots. `end`
+    /// names the record of the event at its end.
     pub(super) fn scatter(
         &self,
         session: &Session<'_>,
@@ -108,8 +110,8 @@ impl Encoding<'_> {
         })
     }
 
-    /// Enqueue everything behind the scatter of the subchunks of `permutation`, up to the copy of
-    /// their offsets: what is returned stands for the end of that.
+    /// Enqueues everything after the scatter of the subchunks of `permutation`, up to the copy of
+    /// their offsets. Returns the event at the end of that copy.
     pub(super) fn encode(
         &self,
         session: &Session<'_>,
@@ -180,7 +182,8 @@ impl Encoding<'_> {
     }
 }
 
-/// Append `number` checksums to what slots hold, which is `lengths` of the one at hand.
+/// Enqueues the kernels that append `number` checksums to the slots. `lengths` gives the bytes in
+/// the slots before each of them.
 fn checksums(
     session: &Session<'_>,
     number: usize,
@@ -195,7 +198,7 @@ fn checksums(
     let lane = session.lane;
     session.run(TimedStage::Crc32c, timed, || {
         for stage in 0..number {
-            // SAFETY: the lane's regions, in one stream; whoever sized the slots left room for the
+            // SAFETY: the lane's regions, in one stream; the slots were sized with room for the
             // checksums.
             unsafe {
                 crc32c::append(lane.driver, lane.compute, slots, lengths(stage), stored)?;

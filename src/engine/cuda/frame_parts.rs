@@ -1,13 +1,13 @@
 //! The compressed streams in the frames of a shard: where a device finds them.
 //!
-//! nvCOMP's decompressors hang, fault, or write anything within their outputs on corrupt input. So
-//! the structure is checked here, on the host, before anything is launched: the headers, and that
-//! what they count is where they say and no more. What is within a compressed stream is not looked
-//! at, which is why this is for trusted data; checksums behind the compressor are compared first, and
-//! with those no accidental damage gets to the device.
+//! On corrupt input, nvCOMP's decompressors hang, fault, or write anything within their outputs. So
+//! the host checks the structure of the frames before anything is launched: the headers, and that
+//! all sizes and offsets in them match the frame. The contents of the compressed streams are not
+//! checked, so this is for trusted data. Checksums after the compressor are compared first. With
+//! these, no accidental damage reaches the device.
 //!
-//! Frames that are not for a device are a reason to let the host decode the shard, whether they are
-//! legal or not: it has the last word on the data.
+//! If a device cannot take a frame, the host decodes the shard, whether the frame is legal or not:
+//! the host has the last word on the data.
 //!
 //! Sources: RFC 8878 (zstd), RFC 1952 and RFC 1951 (gzip), C-Blosc 1.21 `blosc.c`.
 
@@ -23,23 +23,23 @@ use crate::layout::{Extent, SubchunkGrid};
 /// Why the host decodes a shard. Counted by reason, so without numbers.
 pub(super) type Reason = &'static str;
 
-/// Bytes of a chunk, encoded.
+/// Where the encoded bytes of a chunk are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Part {
-    /// From the begin of the encoded subchunk on.
+    /// The offset from the begin of the encoded subchunk, in bytes.
     pub(super) start: usize,
     pub(super) len: usize,
-    /// Whether these are the chunk itself.
+    /// Whether the chunk is stored as it is.
     pub(super) raw: bool,
 }
 
-/// What the frames of a shard have in common.
+/// The properties that all frames of a shard share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     /// CRC32C stages in front of the compressor.
     pub(super) before: usize,
     pub(super) format: Format,
-    /// What is decompressed at once.
+    /// The chunks of a subchunk, each of which is decompressed separately.
     pub(super) chunking: Chunking,
     pub(super) shuffle: Option<(Shuffle, BloscBlocks)>,
     /// Whether chunks may be stored as they are.
@@ -49,8 +49,8 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// The layout of `frame`, which `stage` wrote of `bytes` bytes; `most` are those of an encoded
-    /// subchunk, but for what Blosc has beside its streams.
+    /// The layout of `frame`, which `stage` wrote from `bytes` bytes. `most` is the most bytes of
+    /// an encoded subchunk, without the bytes that Blosc has [beside its streams](beside_streams).
     fn of_frame(
         stage: &Stage,
         frame: &[u8],
@@ -92,19 +92,19 @@ impl Layout {
     }
 }
 
-/// Bytes of a Blosc frame beside its streams, but for the header.
+/// Bytes of a Blosc frame other than its streams and its header.
 pub(super) fn beside_streams(chunking: Chunking) -> usize {
     chunking.blocks().saturating_mul(8)
 }
 
-/// What is in the frames of a shard.
+/// The chunks in the frames of a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Parts {
     pub(super) layout: Layout,
-    /// For each subchunk, where its chunks begin, if it is stored.
+    /// For each subchunk, the index of its first chunk in `chunks`, if the subchunk is stored.
     starts: Vec<Option<usize>>,
     chunks: Vec<Part>,
-    /// For each subchunk, the CRC-32 of what is decompressed; empty without gzip.
+    /// For each subchunk, the CRC-32 of its decompressed bytes; empty without gzip.
     pub(super) checksums: Vec<u32>,
 }
 
@@ -119,8 +119,8 @@ impl Parts {
     }
 }
 
-/// The compressor of `chain`, and how many stages are before it; or why a device decodes none of its
-/// shards.
+/// The compressor of `chain`, and how many stages are before it; or the reason why a device decodes
+/// none of its shards.
 fn compressor(chain: &KnownChain) -> Result<(&Stage, usize), Reason> {
     let stages = chain.stages.iter().enumerate();
     let mut compressors = stages.filter(|(_, stage)| !stage.is_fixed_size());
@@ -141,11 +141,11 @@ pub(super) fn suits(chain: &KnownChain) -> Result<(), Reason> {
     compressor(chain).map(|_| ())
 }
 
-/// Bytes of an encoded subchunk, at most, but for what Blosc has beside its streams; `None` if no
-/// machine has that many.
+/// The most bytes of an encoded subchunk, without the bytes that Blosc has [beside its
+/// streams](beside_streams). `None` if they are more than a machine can address.
 ///
-/// Other encoders than the host's, ours on a device among them, make longer frames of what does not
-/// compress, but not so much longer.
+/// Encoders other than the host's, including ours on a device, make longer frames of data that do
+/// not compress. The margin has room for these.
 pub(super) fn most_encoded(grid: &SubchunkGrid, chain: &KnownChain) -> Option<usize> {
     let bound = encoded_bound(chain, grid.subchunk_bytes())?;
     bound.checked_add(bound / 4 + 256)
@@ -234,13 +234,13 @@ pub(super) fn parse(
 const ZSTD_CHECKSUM: Reason =
     "a zstd frame has a content checksum, which a device does not compare";
 
-/// Check that `frame` is one zstd frame of `expected` bytes of content; if it `tells`, it has to say
-/// so itself.
+/// Checks that `frame` is one zstd frame of `expected` bytes of content. If `tells`, its header has
+/// to contain the size of the content.
 fn zstd(frame: &[u8], expected: usize, tells: bool) -> Result<(), Reason> {
     const BROKEN: Reason = "the header of a zstd frame is not one that a device takes";
     const BLOCKS: Reason = "the blocks of a zstd frame are not what a device takes";
     const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
-    /// What every decoder has to support.
+    /// The largest window that every decoder has to support.
     const MOST_WINDOW: u64 = 8 << 20;
     const MOST_BLOCK: u64 = 128 << 10;
     let rest = frame.strip_prefix(&MAGIC).ok_or(BROKEN)?;
@@ -282,7 +282,7 @@ fn zstd(frame: &[u8], expected: usize, tells: bool) -> Result<(), Reason> {
         return Err("the window of a zstd frame is larger than a device takes");
     }
     let most_block = window.min(MOST_BLOCK);
-    // The least and the most that the blocks can make.
+    // The least and the most bytes that the blocks can decompress to.
     let (mut least, mut most) = (0_u64, 0_u64);
     loop {
         let (header, behind) = rest.split_at_checked(3).ok_or(BLOCKS)?;
@@ -317,8 +317,9 @@ fn zstd(frame: &[u8], expected: usize, tells: bool) -> Result<(), Reason> {
     Ok(())
 }
 
-/// The stream and the CRC-32 of a gzip member of `expected` bytes of content. Where it ends can only
-/// be known by decompressing it; so whatever looks like the border to another member is taken for one.
+/// Returns the stream and the CRC-32 of a gzip member of `expected` bytes of content. Only
+/// decompression can tell where the member ends. So anything that looks like the border to another
+/// member is taken for one.
 fn gzip(member: &[u8], expected: usize) -> Result<(Part, u32), Reason> {
     const BROKEN: Reason = "the header of a gzip member is not one that a device takes";
     const TRAILER: usize = 8;
@@ -363,11 +364,12 @@ fn gzip(member: &[u8], expected: usize) -> Result<(Part, u32), Reason> {
     Ok((part, u32::from_le_bytes(*checksum)))
 }
 
-/// Whether something in `stream` looks like the size of a member of at most `most` bytes, and the
-/// header of the next. In a stream of 64 KiB that happens by chance about once in 10⁸ times.
+/// Whether `stream` has bytes that look like the size of a member of at most `most` bytes, followed
+/// by the header of the next member. In a stream of 64 KiB, this happens by chance about once in
+/// 10⁸ times.
 fn has_border(stream: &[u8], most: usize) -> bool {
     const FIRST: u8 = 0x1f;
-    /// Bytes that are searched for the first one together.
+    /// Bytes that are searched for `FIRST` at once.
     const AT_ONCE: usize = 64;
     let is_border = |at: usize| {
         let header = stream.get(at..at + 4);
@@ -382,11 +384,11 @@ fn has_border(stream: &[u8], most: usize) -> bool {
     })
 }
 
-/// Check what can be seen of a deflate stream: the blocks at its begin that are not compressed, and
-/// what the first other one says that it is.
+/// Checks the parts of a deflate stream that can be read without decompression: the blocks at its
+/// begin that are not compressed, and the type of the first other block.
 fn deflate(mut stream: &[u8]) -> Result<(), Reason> {
     const BROKEN: Reason = "the blocks of a gzip member are not what a device takes";
-    /// A block with fixed codes and nothing in it, which is the last.
+    /// An empty last block, with fixed codes.
     const EMPTY: [u8; 2] = [3, 0];
     loop {
         let (&first, rest) = stream.split_first().ok_or(BROKEN)?;
@@ -439,7 +441,8 @@ impl Blosc {
 
 /// The header of a Blosc frame of `expected` bytes of content.
 fn blosc(frame: &[u8], expected: usize) -> Result<Blosc, Reason> {
-    /// C-Blosc splits blocks of elements of up to so many bytes, if streams have so many.
+    /// C-Blosc splits blocks if elements have at most this many bytes, and streams have at least
+    /// `LEAST_STREAM` bytes.
     const MOST_SPLIT: usize = 16;
     const LEAST_STREAM: usize = 128;
     let (shuffle, memcpyed, future, bit_shuffle, dont_split) = (1, 2, 8, 4, 0x10);
@@ -457,7 +460,7 @@ fn blosc(frame: &[u8], expected: usize) -> Result<Blosc, Reason> {
     if block == 0 || block > bytes {
         return Err(BLOSC_BROKEN);
     }
-    // This also keeps the number of blocks, and what is remembered of them, in proportion.
+    // This also limits the number of blocks, and the memory that is used for each of them.
     if block < bytes && !block.is_multiple_of(SLOT_ALIGNMENT) {
         return Err("the blocks of a Blosc frame do not begin where a device can write them");
     }
@@ -474,7 +477,7 @@ fn blosc(frame: &[u8], expected: usize) -> Result<Blosc, Reason> {
     if flags & dont_split == 0 && split {
         return Err("the blocks of a Blosc frame are several streams each");
     }
-    // Each block has at least its begin and its size.
+    // Each block has at least its start and its size, of 4 bytes each.
     let starts = bytes.div_ceil(block).checked_mul(8);
     if starts.is_none_or(|starts| starts > frame.len() - BLOSC_HEADER) {
         return Err(BLOSC_STREAMS);
@@ -494,8 +497,8 @@ fn blosc(frame: &[u8], expected: usize) -> Result<Blosc, Reason> {
     })
 }
 
-/// The stream of block `number` of a Blosc frame with this layout. Blocks may be in any order, for
-/// C-Blosc writes them as its threads complete them.
+/// The stream of block `number` of a Blosc frame with this layout. Blocks may be in any order,
+/// since C-Blosc writes them as its threads complete them.
 fn blosc_stream(frame: &[u8], layout: &Layout, number: usize) -> Result<Part, Reason> {
     let chunking = layout.chunking;
     let start = integer(frame, BLOSC_HEADER + 4 * number).ok_or(BLOSC_STREAMS)?;

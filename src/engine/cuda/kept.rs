@@ -1,9 +1,9 @@
-//! A few answers, kept for when the same is asked again.
+//! A cache of a few answers, for when the same question is asked again.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The answers to the questions that were asked last.
+/// A cache of the answers to the questions that were asked last.
 #[derive(Debug)]
 pub(super) struct Kept<Q, A>(Mutex<VecDeque<(Q, A)>>);
 
@@ -17,8 +17,8 @@ impl<Q, A: Clone> Kept<Q, A> {
     /// How many answers are kept.
     const MOST: usize = 32;
 
-    /// The answer to a question that `is_it`, or else the one that `find` finds. No lock is held
-    /// while it looks.
+    /// Returns the cached answer to the question for which `is_it` is true. Otherwise calls `find`,
+    /// and caches its question and answer. No lock is held during `find`.
     pub(super) fn get_or<E>(
         &self,
         is_it: impl Fn(&Q) -> bool,

@@ -10,15 +10,15 @@ use super::driver::{
 };
 use crate::MemoryEstimate;
 
-/// A lane is given up: everything in its streams completes first.
+/// A lane is freed: its streams are drained first.
 const GIVE_UP: Site = Site("give up a lane: its streams are empty before its memory is freed");
 
 /// Streams, events, pinned and device memory of one shard in flight.
 ///
 /// Three streams, so that copies in both directions and kernels overlap. Memory is one allocation
-/// of each kind; `sizing` divides it. Dropping a lane empties its streams and frees everything.
-/// What a device may still use is leaked on purpose: all of it if the device is quarantined, and
-/// the memory if a stream does not say that it is empty.
+/// of each kind; `sizing` divides it. Dropping a lane drains its streams and frees everything.
+/// Memory that the device may still use is leaked on purpose: everything if the device is
+/// quarantined, and the memory if a stream cannot be drained.
 #[derive(Debug)]
 pub(super) struct Lane {
     device: Arc<Device>,
@@ -26,11 +26,11 @@ pub(super) struct Lane {
     memory: Option<DeviceMemory>,
     pinned_in: Option<PinnedMemory>,
     pinned_out: Option<PinnedMemory>,
-    /// To the device, on it, and from it.
+    /// The streams of copies to the device, of kernels, and of copies from the device.
     streams: Vec<StreamId>,
-    /// All of them, whatever they stand for.
+    /// All events of the lane, in use or free.
     events: Mutex<Vec<EventId>>,
-    /// Whether it was given up.
+    /// Whether `give_up` was called.
     closed: bool,
 }
 
@@ -38,7 +38,8 @@ impl Lane {
     /// Allocate a lane. The caller has entered the device.
     ///
     /// # Errors
-    /// The driver's, and what is leaked: what was allocated is freed.
+    /// The driver's error, and the memory that was leaked. Everything else that was allocated is
+    /// freed.
     pub(super) fn new(
         device: &Arc<Device>,
         capacity: Capacity,
@@ -81,7 +82,7 @@ impl Lane {
         self.capacity
     }
 
-    /// The lane as whoever has entered the device uses it, with memory that holds nothing.
+    /// Returns the lane for use, with undefined memory contents. The caller has entered the device.
     pub(super) fn start(&self) -> Result<Running<'_>, DriverError> {
         let running = self.running()?;
         let driver = running.driver;
@@ -97,10 +98,10 @@ impl Lane {
         Ok(running)
     }
 
-    /// The lane as whoever has entered the device uses it, with what its memory holds.
+    /// Returns the lane for use, and keeps its memory contents. The caller has entered the device.
     ///
     /// # Errors
-    /// It was not allocated.
+    /// The lane was not allocated completely.
     pub(super) fn running(&self) -> Result<Running<'_>, DriverError> {
         let driver = self.device.driver();
         let &[up, compute, down] = &self.streams[..] else {
@@ -132,15 +133,15 @@ impl Lane {
         }
     }
 
-    /// Give the lane up, and return what is leaked.
+    /// Frees the lane, and returns the memory that was leaked.
     pub(super) fn close(mut self) -> MemoryEstimate {
         self.give_up()
     }
 
-    /// Where its pinned memory begins: to the device, and from it.
+    /// Returns the two pinned allocations: to the device, and from the device.
     ///
     /// # Errors
-    /// It was not allocated.
+    /// The lane was not allocated completely.
     pub(super) fn pinned(&self) -> Result<[PinnedMemory; 2], DriverError> {
         match (self.pinned_in, self.pinned_out) {
             (Some(pinned_in), Some(pinned_out)) => Ok([pinned_in, pinned_out]),
@@ -148,7 +149,7 @@ impl Lane {
         }
     }
 
-    /// What is allocated.
+    /// The memory that is allocated at present.
     fn held(&self) -> MemoryEstimate {
         let pinned = |memory: Option<PinnedMemory>, len| memory.map_or(0, |_| len);
         MemoryEstimate {
@@ -159,9 +160,10 @@ impl Lane {
         }
     }
 
-    /// Free what can be freed; once. Returns what is leaked.
+    /// Frees everything that can be freed, on the first call only. Returns the memory that was
+    /// leaked.
     pub(super) fn give_up(&mut self) -> MemoryEstimate {
-        // Where the device is quarantined, that was told.
+        // If the device is quarantined, that was logged before.
         if !std::mem::replace(&mut self.closed, true) && self.device.unusable().is_none() {
             self.give_up_usable();
         }
@@ -180,8 +182,8 @@ impl Lane {
         }
     }
 
-    /// Free everything, but not memory that a stream may still use; the first error, after all was
-    /// tried.
+    /// Frees everything except memory that a stream may still use. Returns the first error, after
+    /// trying everything.
     fn free(&mut self) -> Result<(), DriverError> {
         let device = self.device.clone();
         let driver = device.driver();
@@ -219,7 +221,7 @@ impl Lane {
                 return first;
             }
             // SAFETY: nothing is in flight: every stream was synchronised with, successfully. The
-            // lane owns the memory, and nobody has borrowed the lane.
+            // lane owns the memory, and nothing borrows the lane.
             if keep(unsafe { driver.free_pinned(memory) }) {
                 *pinned = None;
             }
@@ -268,7 +270,7 @@ impl Running<'_> {
         lock(self.events).clone()
     }
 
-    /// One more event.
+    /// Creates one more event.
     pub(super) fn new_event(&self) -> Result<EventId, DriverError> {
         let event = self.driver.create_event()?;
         lock(self.events).push(event);
@@ -305,7 +307,7 @@ impl Running<'_> {
     /// Copy between device and pinned memory of this lane.
     pub(super) fn copy(&self, stream: StreamId, from: Span, to: Span) -> Result<(), DriverError> {
         // SAFETY: the spans are the lane's, which synchronises its streams before it frees them.
-        // That the host keeps off them meanwhile is what `write` and `read` are for.
+        // `write` and `read` keep the host off them meanwhile.
         unsafe { self.driver.copy(stream, from, to) }
     }
 
@@ -325,7 +327,7 @@ impl Running<'_> {
         unsafe { self.driver.fill(stream, self.device(region), byte) }
     }
 
-    /// The address of pinned memory that the host will write.
+    /// Returns the address of pinned memory that the host is about to write.
     pub(super) fn write(&self, span: PinnedSpan) -> Result<*mut u8, DriverError> {
         self.driver.host_access(span, Access::Write)?;
         // SAFETY: the span is a region of the lane's allocation.
@@ -350,9 +352,9 @@ impl Running<'_> {
     /// The bytes of pinned memory that the device has written.
     pub(super) fn read(&self, span: PinnedSpan) -> Result<&[u8], DriverError> {
         self.driver.host_access(span, Access::Read)?;
-        // SAFETY: the span is a region of the lane's allocation; what the device wrote was
-        // synchronised with, which the simulation checks here, and it does not write again before
-        // it is told to, which takes another call after this borrow.
+        // SAFETY: the span is a region of the lane's allocation. The device's writes were
+        // synchronised with, which the simulation checks here. The device does not write again
+        // before it is told to, which takes another call after this borrow.
         Ok(
             unsafe {
                 std::slice::from_raw_parts(span.memory.0.as_ptr().add(span.offset), span.len)

@@ -15,24 +15,25 @@ use super::sizing::{KindQuestion, ShardKind, Sizing};
 use crate::MemoryEstimate;
 use crate::engine::EngineError;
 
-/// A lane that nobody used for this long is given up.
+/// An idle lane is freed after this time.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// How long a device is believed to have no more memory than it had, and one that failed before a
-/// lane was made is the last to be tried.
+/// How long the setbacks of a device are remembered. After it ran out of memory, new lanes there
+/// are kept smaller. After any other failure, it is tried last.
 const SETBACK: Duration = Duration::from_secs(10);
 
-/// The share of the free memory of a device that lanes take, unless the options say otherwise.
+/// The default budget of a device is its free memory divided by this.
 const DEFAULT_SHARE: usize = 4;
 
-/// What one set of options allows.
+/// The devices and the memory that one set of options allows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// The ordinals of the devices; `None` for all.
     pub devices: Option<Vec<usize>>,
-    /// Bytes per device; `None` for a quarter of what is free when the first lane is made.
+    /// Bytes per device; `None` for a quarter of the memory that is free when the budget is first
+    /// needed.
     pub device_memory: Option<usize>,
-    /// Bytes for each device.
+    /// Bytes of pinned memory per device.
     pub pinned_memory: usize,
 }
 
@@ -41,20 +42,20 @@ pub struct Limits {
 pub struct Devices {
     devices: Vec<Arc<Device>>,
     state: Mutex<Vec<State>>,
-    /// A lane was returned, or given up, or a device was quarantined.
+    /// Notified when a lane is returned or freed, or could not be allocated.
     changed: Condvar,
     pub copiers: Copiers,
     pub(crate) counters: Counters,
-    /// What shards of some kinds are to these devices.
+    /// A cache of the prepared kinds of shards.
     pub(super) kinds: Kept<KindQuestion, Arc<ShardKind>>,
-    /// Whether a thread waits to give up idle lanes. Changes under the lock of the state.
+    /// Whether the thread that frees idle lanes is running. Changes only under the lock of `state`.
     janitor: AtomicBool,
     gone: Arc<Gone>,
     process: Process,
     this: Weak<Self>,
 }
 
-/// Tells the janitor that there is nothing left to give up.
+/// Tells the janitor that the [`Devices`] were dropped.
 #[derive(Debug, Default)]
 struct Gone {
     gone: Mutex<bool>,
@@ -62,7 +63,7 @@ struct Gone {
 }
 
 impl Gone {
-    /// Wait for `time`, or until it is so.
+    /// Blocks for `time`, or until the [`Devices`] are dropped.
     fn wait(&self, time: Duration) {
         let gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.changed.wait_timeout_while(gone, time, |gone| !*gone));
@@ -86,24 +87,25 @@ impl Drop for Devices {
 /// The lanes of one device.
 #[derive(Debug, Default)]
 struct State {
-    /// Lanes that wait for work, and since when.
+    /// Idle lanes and the times of their return, the longest idle first.
     idle: Vec<(Instant, Lane)>,
-    /// Lanes in use, and being allocated.
+    /// The number of lanes that are in use or being allocated.
     active: usize,
-    /// Taken by all lanes, until they are freed: idle ones among them, and what is leaked.
+    /// The memory of all lanes until they are freed, including idle lanes and leaked memory.
     used: MemoryEstimate,
-    /// Of that, what will never be free again.
+    /// The part of `used` that was leaked and is never freed.
     leaked: MemoryEstimate,
-    /// What the device would give by default, once it was asked.
+    /// The default budget of device memory, in bytes; `None` before the device was asked.
     default_budget: Option<usize>,
-    /// A new lane takes no more than this, since when: there was no memory for a larger one.
+    /// When an allocation last ran out of memory, and the most device memory of a new lane since
+    /// then.
     lowered: Option<(Instant, usize)>,
-    /// When the device last failed before a lane was made, other than for want of memory.
+    /// When the device last failed, other than by a lack of memory, before a lane was allocated.
     failed: Option<Instant>,
 }
 
 impl State {
-    /// What one lane may take, of a budget.
+    /// The most that one lane may take: the budget without the leaked memory.
     fn left(&self, budget: MemoryEstimate) -> MemoryEstimate {
         MemoryEstimate {
             device: budget.device.saturating_sub(self.leaked.device),
@@ -112,7 +114,7 @@ impl State {
         }
     }
 
-    /// Whether one more lane stays within the budget, if `freed` is given back first.
+    /// Whether one more lane of capacity `need` stays within the budget once `freed` is freed.
     fn fits(&self, need: Capacity, budget: MemoryEstimate, freed: MemoryEstimate) -> bool {
         let within = |used: usize, freed: usize, need, budget| {
             let sum = used.saturating_sub(freed).checked_add(need);
@@ -123,7 +125,7 @@ impl State {
             && within(self.used.pinned, freed.pinned, need.pinned, budget.pinned)
     }
 
-    /// The smallest idle lane that has room for `need`.
+    /// Takes the idle lane with the least device memory that has room for `need`.
     fn take_idle(&mut self, need: Capacity) -> Option<Lane> {
         let (position, _) = self
             .idle
@@ -134,8 +136,8 @@ impl State {
         Some(self.idle.remove(position).1)
     }
 
-    /// How many idle lanes must be freed so that one more stays within the budget: those that
-    /// have waited longest, which are first. `None` if all of them would not do.
+    /// Returns how many idle lanes, the longest idle first, must be freed so that one more lane
+    /// stays within the budget. `None` if freeing all of them is not enough.
     fn in_the_way(&self, need: Capacity, budget: MemoryEstimate) -> Option<usize> {
         let mut freed = MemoryEstimate::default();
         for (count, (_, lane)) in self.idle.iter().enumerate() {
@@ -147,7 +149,7 @@ impl State {
         self.fits(need, budget, freed).then_some(self.idle.len())
     }
 
-    /// The most that a new lane may take, if that is less than the budget.
+    /// The most device memory of a new lane if memory ran out lately; `usize::MAX` otherwise.
     fn lowered(&self, now: Instant) -> usize {
         match self.lowered {
             Some((since, most)) if now.saturating_duration_since(since) < SETBACK => most,
@@ -171,45 +173,45 @@ fn subtract(sum: &mut MemoryEstimate, less: MemoryEstimate) {
     sum.pinned -= less.pinned;
 }
 
-/// What the lane for a shard has to be, if it may take so much; or why that is too little.
+/// Sizes a lane for a memory budget, or says why the budget is too small.
 pub(super) type Plan<'a> = &'a dyn Fn(MemoryEstimate) -> Result<Arc<Sizing>, String>;
 
-/// What is to be done about a lane on one device.
+/// The next step to get a lane on one device.
 enum Step {
     Use(Lane, Arc<Sizing>),
-    /// When the lanes are freed.
+    /// Allocate a new lane, after freeing these idle lanes.
     Allocate(Arc<Sizing>, Vec<Lane>),
     Wait,
-    /// The device cannot have such a lane: why.
+    /// The device cannot hold such a lane; the reason.
     Never(String),
 }
 
-/// A lane that is looked for.
+/// A request for a lane, and its progress.
 struct Request<'a> {
     plan: Plan<'a>,
     limits: &'a Limits,
-    /// For each device.
+    /// The progress on each device.
     tried: Vec<Tried>,
-    /// Why the device that was tried last cannot have it.
+    /// The error of the device that was tried last.
     last: Option<EngineError>,
     waiting: Option<Instant>,
 }
 
-/// What came of a device so far.
+/// The progress of a request on one device.
 #[derive(Clone, Copy, Debug)]
 struct Tried {
-    /// What the lane may take: less than what there was no memory for.
+    /// The most device memory to allocate, in bytes: less than an attempt that ran out of memory.
     most: usize,
     outcome: Outcome,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// None yet.
+    /// Not tried yet, or to be tried again with a smaller lane.
     Open,
     /// There was no memory, but there may be for a smaller lane.
     OutOfMemory,
-    /// Nothing more to try.
+    /// The device is not tried again.
     Failed,
 }
 
@@ -240,11 +242,11 @@ impl Devices {
         })
     }
 
-    /// The devices that `limits` names and that can be used. Takes no lock: this is where a forked
-    /// child is turned away.
+    /// Returns the devices that `limits` allows and that are usable. Takes no lock, so that a
+    /// forked child gets an error here instead of a deadlock.
     ///
     /// # Errors
-    /// There is none, or one that is named does not exist: why.
+    /// No device is usable, or `limits` names a device that does not exist.
     fn usable(&self, limits: &Limits) -> Result<Vec<usize>, DriverError> {
         let unavailable = |reason| DriverError {
             operation: "choosing a CUDA device".to_string(),
@@ -279,19 +281,16 @@ impl Devices {
         Ok(usable)
     }
 
-    /// That there is a device to ask. Takes no lock.
-    ///
-    /// # Errors
-    /// There is none: why.
+    /// Checks that a device is usable. Takes no lock.
     pub(super) fn check_usable(&self, limits: &Limits) -> Result<(), DriverError> {
         self.usable(limits).map(|_| ())
     }
 
-    /// What `plan` makes of the budget of the first device for which it makes something. No other
-    /// device is asked for its budget, which takes a context there.
+    /// Returns the result of `plan` for the budget of the first device for which `plan` succeeds.
+    /// No other device is asked for its budget, since that needs a CUDA context there.
     ///
     /// # Errors
-    /// There is no such device: why the last one is none.
+    /// No device is usable, or `plan` fails for all; the error of the last one.
     pub fn first<T>(
         &self,
         limits: &Limits,
@@ -302,11 +301,11 @@ impl Devices {
         })
     }
 
-    /// What `make` makes on the first device where it can, within its budget. No other device is
-    /// asked for its budget, which takes a context there.
+    /// Returns the result of `make` for the first device, with its budget, for which `make`
+    /// succeeds. No other device is asked for its budget, since that needs a CUDA context there.
     ///
     /// # Errors
-    /// There is no such device: why the last one is none.
+    /// No device is usable, or `make` fails for all; the error of the last one.
     pub(super) fn on_first<T>(
         &self,
         limits: &Limits,
@@ -325,10 +324,10 @@ impl Devices {
         Err(last.unwrap_or_else(|| EngineError::Unsuitable("there is no CUDA device".to_string())))
     }
 
-    /// What `work` returns, with the context of the first device current that has one.
+    /// Runs `work` with the CUDA context of the first device that can be entered.
     ///
     /// # Errors
-    /// There is no such device: why the last one is none.
+    /// No device can be entered; the error of the last one.
     pub(super) fn with_context<T>(
         &self,
         limits: &Limits,
@@ -355,7 +354,8 @@ impl Devices {
         }))
     }
 
-    /// What `limits` allow on a device, which is asked if need be.
+    /// Returns the budget of a device under `limits`. Asks the device for its free memory if the
+    /// budget is not known yet.
     fn budget(&self, index: usize, limits: &Limits) -> Result<MemoryEstimate, DriverError> {
         if let Some(budget) = known_budget(&self.lock()[index], limits) {
             return Ok(budget);
@@ -384,11 +384,11 @@ impl Devices {
         }
     }
 
-    /// A lane for what `plan` makes of the budget of its device, when there is one. The caller
-    /// holds no other lane.
+    /// Acquires a lane that `plan` has sized for the budget of its device. Blocks until there is
+    /// one. The caller holds no other lane.
     ///
     /// # Errors
-    /// No device that `limits` names can be used, or has the memory.
+    /// No device that `limits` allows is usable or has enough memory.
     pub(super) fn acquire(
         &self,
         plan: Plan<'_>,
@@ -420,7 +420,7 @@ impl Devices {
             let usable = match self.usable(request.limits) {
                 Ok(usable) => usable,
                 Err(error) => {
-                    // What broke the last of them says more.
+                    // The error that broke the last of the devices says more.
                     return Err(request.last.take().unwrap_or(EngineError::Device(error)));
                 }
             };
@@ -473,7 +473,7 @@ impl Devices {
                     request.waiting = Some(Instant::now());
                     self.counters.waiting_for_lane();
                 }
-                // Somebody has a lane, or frees one, and does not wait for anything of ours.
+                // Another thread uses or frees a lane, and does not wait for this thread.
                 drop(
                     self.changed
                         .wait(state)
@@ -482,7 +482,7 @@ impl Devices {
                 continue;
             }
             drop(state);
-            // Every device was tried. Now with less, where there was no memory.
+            // Every device was tried. Try smaller lanes where memory ran out.
             let mut smaller = false;
             for tried in &mut request.tried {
                 if tried.outcome == Outcome::OutOfMemory {
@@ -509,9 +509,10 @@ impl Devices {
         }
     }
 
-    /// Allocate a lane that is accounted for already. When the device has no memory, idle lanes
-    /// are given up for it, unless one of them will do for the smaller lane that is tried next.
-    /// `None` if there is no lane; `request` then knows why.
+    /// Allocates a lane whose memory is counted already. If the device is out of memory, its idle
+    /// lanes are freed and the allocation is tried again. They are kept if one of them is large
+    /// enough for the smaller lane that is tried next. Returns `None` on failure; `request` then
+    /// has the error.
     fn allocate(&self, index: usize, need: Capacity, request: &mut Request<'_>) -> Option<Lane> {
         let device = &self.devices[index];
         let plan = request.plan;
@@ -577,7 +578,8 @@ impl Devices {
         }
     }
 
-    /// See to it that idle lanes are given up in time. Called under the lock.
+    /// Starts the thread that frees idle lanes, unless it runs already. Called under the lock of
+    /// `state`.
     fn call_janitor(&self) {
         if self.janitor.swap(true, Ordering::Relaxed) {
             return;
@@ -599,14 +601,14 @@ impl Devices {
                 }
             });
         if let Err(error) = janitor {
-            // They are given up when a lane is next asked for.
+            // Idle lanes are freed at the next request for a lane instead.
             tracing::debug!(%error, "no thread to give up idle lanes");
             self.janitor.store(false, Ordering::Relaxed);
         }
     }
 
-    /// Give up the lanes that nobody used for a while. The time until the next is to be given up;
-    /// `None` if no other is idle: the janitor leaves.
+    /// Frees the lanes that were idle for too long. Returns the time until the next idle lane is
+    /// due. `None` if no other lane is idle; the janitor then ends.
     fn give_up_long_idle(&self) -> Option<Duration> {
         let mut state = self.lock();
         let long_idle = take_long_idle(&mut state);
@@ -618,7 +620,7 @@ impl Devices {
         oldest.map(|since| IDLE.saturating_sub(since.elapsed()))
     }
 
-    /// Give the memory of all idle lanes back. Lanes in use stay.
+    /// Frees all idle lanes. Lanes in use stay.
     pub fn release_idle(&self) {
         if self.process.forked() {
             return;
@@ -630,8 +632,8 @@ impl Devices {
         self.free(idle);
     }
 
-    /// Free lanes that are out of the pool already. Each counts until it is freed, and what is
-    /// leaked of it counts for ever.
+    /// Frees lanes that were taken out of the pool. Each counts as used until it is freed. Memory
+    /// that is leaked stays counted for ever.
     fn free(&self, lanes: Vec<(usize, Lane)>) {
         if lanes.is_empty() {
             return;
@@ -666,7 +668,7 @@ impl Devices {
         drop(state);
     }
 
-    /// What is taken on all devices.
+    /// The memory that is used on all devices.
     pub(super) fn used(&self) -> MemoryEstimate {
         let mut used = MemoryEstimate::default();
         for of_device in self.lock().iter() {
@@ -676,7 +678,7 @@ impl Devices {
     }
 }
 
-/// What `limits` allow on a device, if it need not be asked.
+/// Returns the budget of a device under `limits`, if it is known without asking the device.
 fn known_budget(of_device: &State, limits: &Limits) -> Option<MemoryEstimate> {
     let device = limits.device_memory.or(of_device.default_budget)?;
     Some(MemoryEstimate {
@@ -686,8 +688,8 @@ fn known_budget(of_device: &State, limits: &Limits) -> Option<MemoryEstimate> {
     })
 }
 
-/// In which order devices are tried: by `load`, then whether there was memory, then by number; those
-/// that failed lately last.
+/// Returns the order in which to try devices. Devices that failed lately come last. The others are
+/// ordered by `load`, then whether they lately ran out of memory, then by number.
 fn in_order(state: &[State], usable: &[usize], load: impl Fn(&State) -> usize) -> Vec<usize> {
     let now = Instant::now();
     let mut order = usable.to_vec();
@@ -699,7 +701,8 @@ fn in_order(state: &[State], usable: &[usize], load: impl Fn(&State) -> usize) -
     order
 }
 
-/// What a device can do for a request.
+/// Returns the next step for a request on one device. Takes the idle lanes of that step out of the
+/// pool.
 fn next_step(
     of_device: &mut State,
     plan: Plan<'_>,
@@ -719,7 +722,8 @@ fn next_step(
     if let Some(lane) = of_device.take_idle(full.capacity) {
         return Step::Use(lane, full);
     }
-    // As large as there was memory for; if there is nothing so small, it is tried all the same.
+    // Limit the lane to the size for which there was memory. If no lane is so small, try the full
+    // size.
     let sizing = within(tried.most.min(of_device.lowered(now))).unwrap_or(full);
     let need = sizing.capacity;
     if let Some(lane) = of_device.take_idle(need) {
@@ -734,7 +738,7 @@ fn next_step(
     }
 }
 
-/// Take the lanes that nobody used for a while out of the pool.
+/// Takes the lanes that were idle for too long out of the pool.
 fn take_long_idle(state: &mut [State]) -> Vec<(usize, Lane)> {
     let now = Instant::now();
     let mut taken = Vec::new();
@@ -751,8 +755,8 @@ fn take_long_idle(state: &mut [State]) -> Vec<(usize, Lane)> {
     taken
 }
 
-/// A lane that is in use until this is dropped. It goes back to the pool if it is
-/// [reusable](Self::reusable), and is freed otherwise.
+/// A lane in use. On drop, the lane goes back to the pool if it is [reusable](Self::reusable), and
+/// is freed otherwise.
 #[derive(Debug)]
 pub(super) struct Acquired<'a> {
     devices: &'a Devices,
@@ -771,7 +775,7 @@ impl Acquired<'_> {
         })
     }
 
-    /// Everything that was put into the lane has completed.
+    /// Marks the lane as reusable: every operation in it has completed.
     pub(super) fn reusable(&mut self) {
         self.reusable = true;
     }

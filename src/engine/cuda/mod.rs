@@ -5,20 +5,23 @@
 //! | `driver` | the seam: allocate, copy, launch, record, wait; the CUDA driver, and a simulation |
 //! | `kernels` | each kernel with the launch that it wants |
 //! | `device` | a device of this process, and whether it can still be used |
-//! | `arena` | the memory of a lane, divided into regions; alignments, and the numbers that were tuned |
+//! | `arena` | the memory of a lane, divided into regions; alignments; tuned parameters |
 //! | `nvcomp` | NVIDIA's compressors: loaded, asked and called |
-//! | `compression`, `frame_parts`, `decompression` | what a chain's compressor is there, and what it takes; where the streams of its frames are; the same, back |
-//! | `sizing` | what shards of one kind are, and what a lane takes: estimated, allocated and divided by the same numbers |
-//! | `lane`, `lanes` | streams, events, pinned and device memory; those of all devices, under their budgets |
+//! | `compression` | a chain's compressor on a device, and its buffers |
+//! | `frame_parts` | where the compressed streams of a shard's frames are |
+//! | `decompression` | a chain's decompressor on a device, and its buffers |
+//! | `sizing` | kinds of shards, and the memory of a lane: estimated, allocated and divided |
+//! | `lane` | a lane: streams, events, pinned and device memory |
+//! | `lanes` | the lanes of all devices, under their budgets |
 //! | `copiers` | threads that copy between the caller's memory and pinned memory |
 //! | `session` | a lane in use: free events, times of stages |
 //! | `transfers` | the rings of pinned memory, to the device and back |
 //! | `enqueue`, `compress`, `decompress` | batches of subchunks through the kernels |
-//! | `answer` | where the subchunks of a batch are, as the device says |
+//! | `answer` | where the encoded subchunks of a batch lie, as the device says |
 //! | `encode`, `decode` | a whole shard |
-//! | `engine` | the engine: shards of one kind, prepared once and kept |
+//! | `engine` | the engine: kinds of shards, prepared once and cached |
 //! | `stream` | slices in, batches of encoded subchunks out, in a lane of its own |
-//! | `counters`, `kept` | what was done; answers for when the same is asked again |
+//! | `counters`, `kept` | the metrics; a cache of recent answers |
 //! | `measure` | how fast it is, for the benchmark |
 //!
 //! While a lane is held, nothing runs on rayon: see `copiers`.
@@ -80,7 +83,7 @@ static DEVICES: OnceLock<Result<Arc<Devices>, DriverError>> = OnceLock::new();
 /// The process that first looked for devices; 0 is none.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// What was done on the devices of this process.
+/// Returns the metrics of the devices of this process.
 pub(crate) fn metrics() -> Metrics {
     match DEVICES.get() {
         Some(Ok(devices)) => devices.counters.snapshot(),
@@ -88,22 +91,23 @@ pub(crate) fn metrics() -> Metrics {
     }
 }
 
-/// Give back the memory of lanes that nobody uses now.
+/// Frees the idle lanes of this process.
 pub(crate) fn release_idle() {
     if let Some(Ok(devices)) = DEVICES.get() {
         devices.release_idle();
     }
 }
 
-/// The devices of this process, found when they are first asked for.
+/// Returns the devices of this process. The first call looks for them.
 ///
 /// # Errors
-/// There is none that can be used: why, and what to do.
+/// No device is usable; the reason, and the remedy.
 pub(crate) fn devices() -> Result<Arc<Devices>, DriverError> {
     let this = std::process::id();
     let first = PROCESS.compare_exchange(0, this, Ordering::Relaxed, Ordering::Relaxed);
     if first.is_err_and(|process| process != this) {
-        // Another thread of the parent may have been looking, and would never be done.
+        // A thread of the parent may have been inside `get_or_init` when the process forked. The
+        // child would wait for that thread for ever.
         return Err(DriverError {
             operation: "look for CUDA devices".to_string(),
             device: None,

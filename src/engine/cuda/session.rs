@@ -1,4 +1,4 @@
-//! One shard in one lane, or a stream in its own: what all that is enqueued there shares.
+//! A session: a lane in use, for one shard or one stream, with its buffers and its free events.
 
 use std::cell::RefCell;
 use std::fmt::Display;
@@ -11,14 +11,14 @@ use super::sizing::{BatchRegions, Sizing};
 use crate::engine::Job;
 use crate::layout::{Batch, Lift, LiftBatch, LiftSlab, Slab, SubchunkGrid};
 
-/// What fills sizes and statuses that are yet to be written: no size, and no success.
+/// The byte that fills sizes and statuses before they are written: no valid size, and no success.
 pub(super) const NO_ANSWER: u8 = 0xff;
 
 /// The begin and the end of a stage, for the metrics alone.
 const STAGE_BEGIN: Site = Site("record: a stage begins, for the metrics");
 pub(super) const STAGE_END: Site = Site("record: a stage ends, for the metrics");
 
-/// A stage whose time is taken.
+/// A stage whose time is measured.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timed {
     stage: TimedStage,
@@ -26,7 +26,7 @@ pub(super) struct Timed {
     pub(super) end: EventId,
 }
 
-/// The events of a lane that stand for nothing at present.
+/// The events of a lane that are free at present.
 #[derive(Debug)]
 pub struct FreeEvents<'l> {
     lane: Running<'l>,
@@ -38,7 +38,7 @@ impl<'l> FreeEvents<'l> {
         Self::of(lane, lane.events())
     }
 
-    /// These events of the lane, where others stand for something.
+    /// Only the events `free` of the lane; its other events are in use.
     pub(super) fn of(lane: Running<'l>, free: Vec<EventId>) -> Self {
         Self {
             lane,
@@ -46,12 +46,12 @@ impl<'l> FreeEvents<'l> {
         }
     }
 
-    /// Those that stand for nothing now.
+    /// Returns the events that are free now.
     pub(super) fn into_free(self) -> Vec<EventId> {
         self.free.into_inner()
     }
 
-    /// An event that nobody else uses.
+    /// Takes a free event, or creates one.
     pub(super) fn take(&self) -> Result<EventId, DriverError> {
         match self.free.borrow_mut().pop() {
             Some(event) => Ok(event),
@@ -59,7 +59,7 @@ impl<'l> FreeEvents<'l> {
         }
     }
 
-    /// Give events back that nothing will wait for any more.
+    /// Gives back events for which nothing will wait any more.
     pub(super) fn give(&self, events: impl IntoIterator<Item = EventId>) {
         self.free.borrow_mut().extend(events);
     }
@@ -81,7 +81,7 @@ impl Session<'_> {
         &self.sizing.batches[number % self.sizing.batches.len()]
     }
 
-    /// The digits of a slab.
+    /// Returns the digits of a slab: where its elements lie in the slots.
     pub(super) fn lift(
         &self,
         grid: &SubchunkGrid,
@@ -114,12 +114,12 @@ impl Session<'_> {
         })
     }
 
-    /// A stage begins in `stream`.
+    /// Records the begin of a stage in `stream`.
     pub(super) fn begin(&self, stream: StreamId, event: EventId) -> Result<(), DriverError> {
         self.lane.driver.record(event, stream, STAGE_BEGIN)
     }
 
-    /// Enqueue `work`, a stage of its own, in the stream of kernels, and take its time: one of
+    /// Enqueues `work` in the stream of kernels, as a stage of its own, and adds the stage to
     /// `timed`.
     pub(super) fn run(
         &self,
@@ -131,7 +131,8 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// As [`run`](Self::run), where the end of the stage is also what `end` stands for.
+    /// As [`run`](Self::run), but records the end of the stage under the name `end`, and returns
+    /// the stage.
     pub(super) fn run_until(
         &self,
         end: Site,
@@ -145,8 +146,8 @@ impl Session<'_> {
         Ok(times)
     }
 
-    /// Add up the time between two events that have happened. It is for the metrics alone: what is
-    /// not told is left out.
+    /// Adds the time between two events that have happened to the metrics. If the driver does not
+    /// tell the time, it is left out.
     pub(super) fn time(
         &self,
         stage: TimedStage,
@@ -161,12 +162,12 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Add up the time of a stage that has ended.
+    /// Adds the time of a stage that has ended to the metrics.
     pub(super) fn finish_timed(&self, timed: &Timed) -> Result<(), DriverError> {
         self.time(timed.stage, timed.begin, timed.end)
     }
 
-    /// An operation that was not even tried.
+    /// The error of an operation that was not even tried.
     pub(super) fn refused(&self, operation: &str, reason: &dyn Display) -> DriverError {
         DriverError {
             operation: operation.to_string(),
@@ -180,8 +181,7 @@ impl Session<'_> {
 /// Copies a slab from its place in the decoded shard at `shard` to its dense form at `to`.
 ///
 /// # Safety
-/// For as long as the copy is used, the slab can be read, and its dense form is written by
-/// nobody else.
+/// For as long as the copy is used, the slab can be read, and nothing else writes its dense form.
 pub(super) unsafe fn copy_of_slab<'c>(
     job: &Job<'_>,
     shard: *const u8,
@@ -191,7 +191,7 @@ pub(super) unsafe fn copy_of_slab<'c>(
 ) -> Copy<'c> {
     let (strides, offset) = place_of_slab(job, batch, slab);
     let dense = c_order(&slab.shape, job.grid.element_size());
-    // SAFETY: what the caller promises.
+    // SAFETY: the caller's contract.
     unsafe {
         Copy::strided(
             (shard.add(offset), &strides),
@@ -205,8 +205,7 @@ pub(super) unsafe fn copy_of_slab<'c>(
 /// Copies a slab from its dense form at `from` to its place in the decoded shard at `shard`.
 ///
 /// # Safety
-/// For as long as the copy is used, the dense form can be read, and the slab is written by
-/// nobody else.
+/// For as long as the copy is used, the dense form can be read, and nothing else writes the slab.
 pub(super) unsafe fn copy_to_slab<'c>(
     job: &Job<'_>,
     from: *const u8,
@@ -216,7 +215,7 @@ pub(super) unsafe fn copy_to_slab<'c>(
 ) -> Copy<'c> {
     let (strides, offset) = place_of_slab(job, batch, slab);
     let dense = c_order(&slab.shape, job.grid.element_size());
-    // SAFETY: what the caller promises.
+    // SAFETY: the caller's contract.
     unsafe {
         Copy::strided(
             (from, &dense),

@@ -1,4 +1,4 @@
-//! What a lane takes. The same numbers estimate it, allocate it and divide it into buffers.
+//! The memory of a lane. The same numbers estimate it, allocate it and divide it into buffers.
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -17,11 +17,12 @@ use crate::engine::{Chain, KnownChain};
 use crate::layout::SubchunkGrid;
 use crate::options::LevelPolicy;
 
-/// The fewest bytes and slabs that a ring is made smaller to, where the budget asks for it.
+/// The smallest slabs, in bytes, and the smallest ring, in slabs, to which a lane shrinks to fit
+/// its budget.
 const LEAST_SLAB: usize = 64 << 10;
 const LEAST_RING: usize = 2;
 
-/// The most bytes that an element may have: its fill value is repeated to the widest load.
+/// The most bytes of an element: its fill value is stored repeated, for the widest load.
 const MOST_ELEMENT_SIZE: usize = 64 << 10;
 
 /// The buffers of one batch.
@@ -39,7 +40,7 @@ pub(super) struct BatchRegions {
     pub(super) source: Region,
     /// Device: `u64` per slot and one more: where encoded subchunks start.
     pub(super) offsets: Region,
-    /// Device: what the scan needs.
+    /// Device: the scratch memory of the scan.
     pub(super) scratch: Region,
     /// Device: encoded subchunks, one after the other.
     pub(super) dense: Region,
@@ -47,7 +48,7 @@ pub(super) struct BatchRegions {
     pub(super) table: Region,
     /// Pinned, from the device: `offsets` and `failed` when encoding, `bad` when decoding.
     pub(super) answer: Region,
-    /// Device: what a decompressor reads about its chunks, and what it says about them.
+    /// Device: the tables that a decompressor reads, and its results.
     pub(super) tables: Region,
     pub(super) results: Region,
     /// Pinned, to the device: `tables`.
@@ -56,7 +57,8 @@ pub(super) struct BatchRegions {
     pub(super) answer_of_chunks: Region,
 }
 
-/// What the kernels of a batch use while they run, in one stream: batches may share it.
+/// The regions that only the kernels of a batch use. Kernels run in one stream, so batches may
+/// share these regions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KernelRegions {
     stored: Region,
@@ -66,7 +68,7 @@ pub(super) struct KernelRegions {
 }
 
 impl KernelRegions {
-    /// For batches of so many subchunks and places.
+    /// The regions for batches of `subchunks` subchunks and `places` places.
     pub(super) fn new(subchunks: usize, places: usize, device: &mut Arena) -> Option<Self> {
         Some(Self {
             stored: device.region(subchunks.checked_mul(4)?)?,
@@ -85,26 +87,26 @@ pub struct Sizing {
     pub batch: usize,
     /// The most elements in a slab.
     pub(super) slab: usize,
-    /// Bytes of an encoded subchunk; at most, if there is a compressor.
+    /// Bytes of an encoded subchunk; an upper bound if there is a compressor.
     pub(super) encoded: usize,
-    /// What a compressor takes.
+    /// The buffers of the compressor.
     pub(super) compression: Option<Buffers>,
-    /// What a decompressor takes.
+    /// The buffers of the decompressor.
     pub(super) decompression: Option<decompression::Buffers>,
     /// Bytes from one slot to the next.
     pub slot_stride: usize,
-    /// Device: slabs on their way.
+    /// Device: the ring of slabs.
     pub(super) slabs: Vec<Region>,
     /// Pinned, to the device.
     pub(super) staging_in: Vec<Region>,
     /// Pinned, from the device.
     pub(super) staging_out: Vec<Region>,
-    /// Device: a slot per subchunk of a batch. One batch at a time: only kernels use it, in one
-    /// stream.
+    /// Device: a slot per subchunk of a batch. All batches share the slots: only kernels use them,
+    /// in one stream.
     pub(super) slots: Region,
     /// Device: the fill value, repeated.
     pub(super) fill: Region,
-    /// Pinned, to the device: the same.
+    /// Pinned, to the device: the repeated fill value.
     pub(super) fill_staging: Region,
     pub(super) batches: Vec<BatchRegions>,
     /// Bytes of each allocation.
@@ -121,7 +123,7 @@ pub struct Compressors {
     pub decode: bool,
 }
 
-/// What was asked of devices and of nvCOMP when shards of a kind were prepared.
+/// The inputs of preparing a kind of shards: the key of the cache.
 #[derive(Debug)]
 pub(super) struct KindQuestion {
     /// The devices that may be asked.
@@ -131,25 +133,25 @@ pub(super) struct KindQuestion {
     pub(super) chain: KnownChain,
     /// The most subchunks at once.
     pub(super) most: usize,
-    /// When decoding: how the frames lie, which the chain does not say.
+    /// When decoding: the layout of the frames, which the chain does not determine.
     pub(super) layout: Option<Layout>,
 }
 
-/// Shards of one kind: what a lane's size depends on.
+/// A kind of shards: everything on which the size of a lane depends.
 #[derive(Debug)]
 pub struct ShardKind {
     pub(super) grid: SubchunkGrid,
     pub(super) chain: KnownChain,
     /// When encoding: the chain's compressor.
     pub compressor: Option<Prepared>,
-    /// When decoding: its decompressor.
+    /// When decoding: the chain's decompressor.
     pub(super) decompressor: Option<decompression::Prepared>,
-    /// The largest lanes within the budgets that were asked about.
+    /// A cache of the largest lanes within given budgets.
     sizings: Kept<(MemoryEstimate, Tuning), Result<Arc<Sizing>, String>>,
 }
 
 impl ShardKind {
-    /// Without a compressor, and without a decompressor.
+    /// A kind without a compressor and without a decompressor.
     pub(super) fn new(grid: SubchunkGrid, chain: KnownChain) -> Self {
         Self {
             grid,
@@ -160,7 +162,7 @@ impl ShardKind {
         }
     }
 
-    /// As [`Sizing::within`], but what was found before is kept.
+    /// As [`Sizing::within`], but with cached results.
     pub(super) fn sizing(
         &self,
         most: MemoryEstimate,
@@ -176,10 +178,10 @@ impl ShardKind {
         }
     }
 
-    /// Whether what nvCOMP was asked for is enough on the device whose context is current now.
+    /// Checks that nvCOMP's requirements suffice on the device whose context is current now.
     ///
     /// # Errors
-    /// It is not: the numbers.
+    /// They do not suffice; the reason has the numbers.
     pub(super) fn check(&self, sizing: &Sizing) -> Result<(), String> {
         if let (Some(prepared), Some(buffers)) = (&self.compressor, &sizing.compression) {
             prepared.check(buffers)?;
@@ -224,7 +226,7 @@ impl ShardKind {
     }
 }
 
-/// The chain of a job, or why a device cannot run it.
+/// The chain of a job, or the reason why a device cannot run it.
 pub(super) fn known<'a>(chain: &Chain<'a>) -> Result<&'a KnownChain, String> {
     match *chain {
         Chain::Known(chain) => Ok(chain),
@@ -237,7 +239,7 @@ pub(super) fn known<'a>(chain: &Chain<'a>) -> Result<&'a KnownChain, String> {
 /// The compressor of `chain`, if it has one.
 ///
 /// # Errors
-/// Why a device cannot, or by `levels` should not, run the chain.
+/// The reason why a device cannot run the chain, or should not by `levels`.
 pub(super) fn chain_on_device(
     grid: &SubchunkGrid,
     chain: &KnownChain,
@@ -247,10 +249,10 @@ pub(super) fn chain_on_device(
     Compression::of_chain(grid, chain, levels)
 }
 
-/// Whether a device can scatter such elements.
+/// Checks that a device can scatter the elements of `grid`.
 ///
 /// # Errors
-/// Why it cannot.
+/// The reason why it cannot.
 pub(super) fn check_elements(grid: &SubchunkGrid, chain: &KnownChain) -> Result<(), String> {
     if !matches!(chain.swap, 0 | 1 | 2 | 4 | 8 | 16) {
         return Err(format!(
@@ -271,8 +273,7 @@ impl Sizing {
     /// The buffers for shards of a kind, with batches of at most `batch` subchunks.
     ///
     /// # Errors
-    /// The shard is too large for any device, or the compressor's library cannot take the batch: the
-    /// reason.
+    /// The shard is too large for any device, or nvCOMP cannot take the batch; the reason.
     pub(super) fn new(kind: &ShardKind, batch: usize, tuning: Tuning) -> Result<Self, String> {
         let batch = batch.clamp(1, kind.grid.num_subchunks().max(1));
         let compressor = match &kind.compressor {
@@ -349,9 +350,9 @@ impl Sizing {
         Some(sizing)
     }
 
-    /// The regions that kernels use, in a lane that encodes batches of `batch` subchunks, scattered in
-    /// slabs of `slab` elements. The compressor takes some subchunks at a time. Buffers of batches and
-    /// rings are left out. `None` if this machine cannot address the regions.
+    /// The regions that kernels use, in a lane that encodes batches of `batch` subchunks, scattered
+    /// in slabs of `slab` elements. The compressor takes some subchunks at a time. Buffers of
+    /// batches and rings are left out. `None` if this machine cannot address the regions.
     pub(super) fn of_kernels(
         kind: &ShardKind,
         batch: usize,
@@ -392,8 +393,8 @@ impl Sizing {
         })
     }
 
-    /// The buffers of one batch of so many subchunks and places, whose kernels use `regions`; with room
-    /// for an answer of `answer` bytes at least.
+    /// The buffers of one batch of `subchunks` subchunks and `places` places, whose kernels use
+    /// `regions`. The answer has room for at least `answer` bytes.
     pub(super) fn batch_regions(
         &self,
         kind: &ShardKind,
@@ -407,7 +408,7 @@ impl Sizing {
             None => 0,
         };
         let offsets = places.checked_add(1)?.checked_mul(8)?;
-        // When decoding, these bytes take the elements.
+        // When decoding, `dense` also takes the decoded elements.
         let subchunk = self.encoded.max(kind.grid.subchunk_bytes());
         Some(BatchRegions {
             stored: regions.stored,
@@ -424,7 +425,7 @@ impl Sizing {
         })
     }
 
-    /// The subchunks in a batch that `tuning` asks for.
+    /// The number of subchunks in a batch that `tuning` asks for.
     pub(super) fn tuned_batch(grid: &SubchunkGrid, compresses: bool, tuning: Tuning) -> usize {
         let bytes = if compresses {
             tuning.compressed_batch
@@ -434,7 +435,8 @@ impl Sizing {
         (bytes / grid.subchunk_bytes().max(1)).clamp(1, grid.num_subchunks().max(1))
     }
 
-    /// The largest batches and slabs, from what `tuning` asks for down, whose lane is within `most`.
+    /// The buffers with the largest batches and slabs, up to the ones that `tuning` asks for, whose
+    /// lane is within `most`.
     ///
     /// # Errors
     /// As for [`new`](Self::new), or that the smallest lane takes more than `most`.
@@ -455,9 +457,9 @@ impl Sizing {
         }
     }
 
-    /// A lane that takes less, for shards of the same kind: half the batch, or when that is one
-    /// subchunk, one batch at a time, then half the slabs and half the ring. `None` if this is the
-    /// smallest.
+    /// A smaller lane for shards of the same kind. It has half the batch, or, at one subchunk, one
+    /// batch at a time, then half the slabs, then a smaller ring. `None` if this is the smallest
+    /// lane.
     pub(super) fn smaller(&self, kind: &ShardKind) -> Result<Option<Self>, String> {
         let (mut batch, mut tuning) = (self.batch, self.tuning);
         if batch > 1 {
@@ -474,7 +476,7 @@ impl Sizing {
         Self::new(kind, batch, tuning).map(Some)
     }
 
-    /// What the lane takes.
+    /// The memory that the lane takes.
     pub(super) fn estimate(&self) -> MemoryEstimate {
         self.capacity.takes()
     }

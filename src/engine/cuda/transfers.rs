@@ -12,14 +12,14 @@ use super::counters::TimedStage;
 use super::driver::{DeviceSpan, DriverError, EventId, PinnedSpan, Site, Span};
 use super::session::Session;
 
-/// A place of the ring is on the device, and can be written again.
+/// The bytes in a place of the ring are on the device, and the place may be written again.
 const UPLOADED: Site = Site("record: bytes were copied to the device");
 const UPLOADED_HOST: Site = Site("synchronise: pinned memory before it is written again");
 /// Bytes from the device are in a place of the ring.
 const DOWNLOADED: Site = Site("record: bytes were copied from the device");
 const DOWNLOADED_HOST: Site = Site("synchronise: bytes from the device before they are read");
 
-/// A copy on its way.
+/// A copy in flight.
 #[derive(Clone, Copy, Debug)]
 struct Copying {
     begin: EventId,
@@ -34,7 +34,7 @@ impl Copying {
         })
     }
 
-    /// The copy is complete.
+    /// Adds the time of the complete copy to the metrics, and gives its events back.
     fn finish(self, session: &Session<'_>, stage: TimedStage) -> Result<(), DriverError> {
         session.time(stage, self.begin, self.done)?;
         session.events.give([self.begin, self.done]);
@@ -42,7 +42,7 @@ impl Copying {
     }
 }
 
-/// The ring to the device.
+/// The ring of copies to the device.
 #[derive(Debug, Default)]
 pub(super) struct Uploads {
     copying: VecDeque<Copying>,
@@ -50,13 +50,13 @@ pub(super) struct Uploads {
 }
 
 impl Uploads {
-    /// Which place of the ring is next.
+    /// The number of the next place of the ring.
     pub(super) fn place(&self, session: &Session<'_>) -> usize {
         self.started % session.sizing.staging_in.len()
     }
 
-    /// The next place, or as much of it as `len`, once it can be written: its span, and where it
-    /// begins.
+    /// Blocks until the next place may be written. Returns the span of its first `len` bytes, and
+    /// their address.
     pub(super) fn next(
         &self,
         session: &Session<'_>,
@@ -75,8 +75,8 @@ impl Uploads {
         Ok((span, session.lane.write(span)?))
     }
 
-    /// Copy what was written to the [`next`](Self::next) place. The event happens when the copy is
-    /// complete, and stands for that until the ring has gone round.
+    /// Enqueues the copy of the [`next`](Self::next) place to the device. Returns the event at the
+    /// end of the copy, which stays valid until the ring has gone round.
     pub(super) fn start(
         &mut self,
         session: &Session<'_>,
@@ -99,7 +99,7 @@ impl Uploads {
         Ok(copying.done)
     }
 
-    /// Take the time of copies that are known to be complete: all of them.
+    /// Adds the times of all copies to the metrics: all are known to be complete.
     pub(super) fn finish(&mut self, session: &Session<'_>) -> Result<(), DriverError> {
         self.copying
             .drain(..)
@@ -111,14 +111,14 @@ impl Uploads {
     }
 }
 
-/// The ring from the device; `T` says where bytes go.
+/// The ring of copies from the device; `T` says where bytes go.
 #[derive(Debug)]
 pub(super) struct Downloads<T> {
     copying: VecDeque<Download<T>>,
     started: usize,
 }
 
-/// Bytes that came from the device, or are on their way.
+/// A copy from the device, in flight or complete.
 #[derive(Debug)]
 pub(super) struct Download<T> {
     copying: Copying,
@@ -136,7 +136,7 @@ impl<T> Default for Downloads<T> {
 }
 
 impl<T> Downloads<T> {
-    /// Whether none is on its way.
+    /// Whether no copy is in flight.
     pub(super) fn is_empty(&self) -> bool {
         self.copying.is_empty()
     }
@@ -146,12 +146,13 @@ impl<T> Downloads<T> {
         self.copying.len() == session.sizing.staging_out.len()
     }
 
-    /// Bytes of a place.
+    /// The bytes of one place.
     pub(super) fn most(session: &Session<'_>) -> usize {
         session.sizing.staging_out[0].len
     }
 
-    /// Copy `from`, at most [`most`](Self::most) bytes of device memory, to a place that is free.
+    /// Enqueues the copy of `from`, at most [`most`](Self::most) bytes of device memory, to a free
+    /// place.
     pub(super) fn start(
         &mut self,
         session: &Session<'_>,
@@ -172,8 +173,8 @@ impl<T> Downloads<T> {
         Ok(())
     }
 
-    /// The oldest, if it has come; or when it has come, if `wait` or if no place is free, so that
-    /// nothing else can come before.
+    /// Returns the oldest copy if it is complete, and `None` otherwise. If `wait`, or if no place
+    /// is free, blocks until the oldest copy is complete.
     pub(super) fn next(
         &mut self,
         session: &Session<'_>,
@@ -193,12 +194,12 @@ impl<T> Downloads<T> {
 }
 
 impl<T> Download<T> {
-    /// What came.
+    /// The bytes that came from the device.
     pub(super) fn bytes<'s>(&self, session: &'s Session<'_>) -> Result<&'s [u8], DriverError> {
         session.lane.read(session.lane.pinned_out(self.place))
     }
 
-    /// The bytes were copied to where they go.
+    /// Ends the copy after its bytes were copied to where they go.
     pub(super) fn finish(self, session: &Session<'_>) -> Result<T, DriverError> {
         self.copying.finish(session, TimedStage::FromDevice)?;
         Ok(self.to)

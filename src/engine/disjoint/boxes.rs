@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::Claims;
-use super::copy::{Row, scatter_pieces};
+use super::copy::{Row, unscatter_pieces};
 use crate::engine::EngineError;
 use crate::engine::memory;
 use crate::layout::{StridedBox, SubchunkGrid};
@@ -38,7 +38,7 @@ impl<'a> Boxes<'a> {
         if vec.capacity() < grid.shard_bytes() {
             return Err(EngineError::Internal("the output does not fit the shard"));
         }
-        // What makes the boxes of different subchunks disjoint.
+        // A permutation makes the boxes of different subchunks disjoint.
         let mut axes = order.to_vec();
         axes.sort_unstable();
         if !axes.iter().copied().eq(0..grid.shard().len()) {
@@ -55,7 +55,7 @@ impl<'a> Boxes<'a> {
         })
     }
 
-    /// The first byte of the box of subchunk `number`, which no other caller can get any more.
+    /// Claims the box of subchunk `number` for this caller alone, and returns its first byte.
     fn claim(&self, number: usize) -> Result<*mut u8, EngineError> {
         self.claims.claim(number)?;
         let offset = self.boxed.offset(number);
@@ -96,8 +96,8 @@ impl<'a> Boxes<'a> {
             *buffer = source.as_ptr();
         }
         // SAFETY: every source has the length of the box, and `claim` gave the boxes to this call
-        // alone; that of neighbour `i` starts `i` steps after the first.
-        unsafe { scatter_pieces(&row, &buffers[..sources.len()], to) };
+        // alone; the box of neighbour `i` starts `i` steps after the first.
+        unsafe { unscatter_pieces(&row, &buffers[..sources.len()], to) };
         self.written.fetch_add(sources.len(), Ordering::Release);
         Ok(())
     }
@@ -139,7 +139,7 @@ impl<'a> Boxes<'a> {
         Ok(())
     }
 
-    /// The array.
+    /// Returns the complete array.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if a subchunk was not written.

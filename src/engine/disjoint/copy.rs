@@ -1,11 +1,11 @@
-//! Boxes of an array to contiguous bytes and back.
+//! Copies boxes of an array to contiguous bytes and back.
 
 use crate::engine::EngineError;
 use crate::layout::{Digit, StridedBox, SubchunkGrid};
 
 /// Subchunks that are neighbours along the last axis, copied side by side: a piece of each, then
 /// the next piece of each. Short pieces of one subchunk lie far apart in the array, and the
-/// processor is slow to fetch them; the pieces of neighbours are one long one.
+/// processor is slow to fetch them. The pieces of neighbours lie together, like one long piece.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) struct Row<'a> {
     pub(super) boxed: &'a StridedBox,
@@ -67,7 +67,7 @@ impl<'a> Row<'a> {
 ///
 /// # Errors
 /// [`EngineError::Internal`] if a box leaves the array, or `buffer` has another length.
-pub(in crate::engine) fn gather(
+pub(in crate::engine) fn scatter(
     array: &[u8],
     row: Row<'_>,
     buffer: &mut [u8],
@@ -75,7 +75,7 @@ pub(in crate::engine) fn gather(
     let from = row.start_in(array)?;
     let len = row.boxed.len();
     if buffer.len() != len * row.count {
-        return Err(EngineError::Internal("a gather buffer has a wrong length"));
+        return Err(EngineError::Internal("a scatter buffer has a wrong length"));
     }
     let mut buffers = [std::ptr::null_mut(); Row::MOST];
     if len > 0 {
@@ -84,7 +84,7 @@ pub(in crate::engine) fn gather(
         }
         // SAFETY: `start_in` checked the sources; the destinations are chunks of `buffer`, as long
         // as a box.
-        unsafe { gather_pieces(&row, from, &buffers[..row.count]) };
+        unsafe { scatter_pieces(&row, from, &buffers[..row.count]) };
     }
     Ok(())
 }
@@ -93,14 +93,16 @@ pub(in crate::engine) fn gather(
 ///
 /// # Errors
 /// [`EngineError::Internal`] if the box is not as long as both.
-pub(crate) fn scatter(
+pub(crate) fn unscatter(
     buffer: &[u8],
     boxed: &StridedBox,
     array: &mut [u8],
 ) -> Result<(), EngineError> {
     box_in(array, 0, boxed)?;
     if buffer.len() != boxed.len() {
-        return Err(EngineError::Internal("a scatter buffer has a wrong length"));
+        return Err(EngineError::Internal(
+            "an unscatter buffer has a wrong length",
+        ));
     }
     let row = Row {
         boxed,
@@ -109,7 +111,7 @@ pub(crate) fn scatter(
         count: 1,
     };
     // SAFETY: `box_in` checked the destination, and the length of the source was checked here.
-    unsafe { scatter_pieces(&row, &[buffer.as_ptr()], array.as_mut_ptr()) };
+    unsafe { unscatter_pieces(&row, &[buffer.as_ptr()], array.as_mut_ptr()) };
     Ok(())
 }
 
@@ -123,19 +125,19 @@ fn box_in(array: &[u8], offset: usize, boxed: &StridedBox) -> Result<*const u8, 
 }
 
 /// # Safety
-/// The boxes of `row`, the first at `array`, are readable, and as many bytes as a box has are
-/// writable at each of `buffers`, one per box, elsewhere.
-pub(super) unsafe fn gather_pieces(row: &Row<'_>, array: *const u8, buffers: &[*mut u8]) {
+/// The boxes of `row`, the first at `array`, are readable. As many bytes as a box has are writable
+/// at each of `buffers`, one per box. None of them overlaps the boxes.
+pub(super) unsafe fn scatter_pieces(row: &Row<'_>, array: *const u8, buffers: &[*mut u8]) {
     let run = row.boxed.run();
     rows(row.boxed, |offset, at, digit| {
         // SAFETY: `rows` gives offsets inside the box, and inside a buffer of its length.
         unsafe {
             match run {
-                16 => gather_row::<16>(array.add(offset), row.step, buffers, at, digit),
-                32 => gather_row::<32>(array.add(offset), row.step, buffers, at, digit),
-                64 => gather_row::<64>(array.add(offset), row.step, buffers, at, digit),
-                128 => gather_row::<128>(array.add(offset), row.step, buffers, at, digit),
-                256 => gather_row::<256>(array.add(offset), row.step, buffers, at, digit),
+                16 => scatter_row::<16>(array.add(offset), row.step, buffers, at, digit),
+                32 => scatter_row::<32>(array.add(offset), row.step, buffers, at, digit),
+                64 => scatter_row::<64>(array.add(offset), row.step, buffers, at, digit),
+                128 => scatter_row::<128>(array.add(offset), row.step, buffers, at, digit),
+                256 => scatter_row::<256>(array.add(offset), row.step, buffers, at, digit),
                 _ => {
                     for (i, buffer) in buffers.iter().enumerate() {
                         let from = (array.add(offset + i * row.step), digit.stride);
@@ -147,12 +149,13 @@ pub(super) unsafe fn gather_pieces(row: &Row<'_>, array: *const u8, buffers: &[*
     });
 }
 
-/// Copy a row of pieces of `N` bytes of each of some neighbours, `step` bytes apart in the array, to the
-/// buffer of each, from `at` on.
+/// Copies a row of pieces of `N` bytes of each neighbour to its buffer, from `at` on. Neighbours
+/// are `step` bytes apart in the array.
 ///
 /// # Safety
-/// Every piece is readable in the array, and writable in its buffer, elsewhere.
-pub(super) unsafe fn gather_row<const N: usize>(
+/// Every piece is readable in the array, and writable in its buffer, which does not overlap the
+/// array.
+pub(super) unsafe fn scatter_row<const N: usize>(
     array: *const u8,
     step: usize,
     buffers: &[*mut u8],
@@ -169,12 +172,14 @@ pub(super) unsafe fn gather_row<const N: usize>(
     }
 }
 
-/// How many pieces ahead the processor is told of the next one: pieces are too far apart for it to
-/// guess. Copying slices of 2 KiB to slots became 1.2 times as fast with pieces of 128 bytes, and 1.4
-/// times with 64, where this was measured; with 2 or 8 about as fast.
+/// How many pieces ahead to prefetch: the pieces are too far apart for the processor to guess the
+/// next one. Copying slices of 2 KiB to slots became 1.2 times as fast with pieces of 128 bytes,
+/// and 1.4 times with 64, where this was measured. Prefetching 2 or 8 pieces ahead was about as
+/// fast.
 const AHEAD: usize = 4;
 
-/// Tell the processor that the `N` bytes at `address`, which may lie anywhere, are probably read soon.
+/// Tells the processor that the `N` bytes at `address` are probably read soon. The address may be
+/// invalid.
 #[inline]
 fn prefetch<const N: usize>(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -189,18 +194,18 @@ fn prefetch<const N: usize>(address: *const u8) {
 
 /// # Safety
 /// As many bytes as a box has are readable at each of `buffers`, and the boxes of `row`, the first
-/// at `array`, are writable, elsewhere.
-pub(super) unsafe fn scatter_pieces(row: &Row<'_>, buffers: &[*const u8], array: *mut u8) {
+/// at `array`, are writable. They do not overlap.
+pub(super) unsafe fn unscatter_pieces(row: &Row<'_>, buffers: &[*const u8], array: *mut u8) {
     let run = row.boxed.run();
     rows(row.boxed, |offset, at, digit| {
         // SAFETY: `rows` gives offsets inside the box, and inside a buffer of its length.
         unsafe {
             match run {
-                16 => scatter_row::<16>(buffers, at, array.add(offset), row.step, digit),
-                32 => scatter_row::<32>(buffers, at, array.add(offset), row.step, digit),
-                64 => scatter_row::<64>(buffers, at, array.add(offset), row.step, digit),
-                128 => scatter_row::<128>(buffers, at, array.add(offset), row.step, digit),
-                256 => scatter_row::<256>(buffers, at, array.add(offset), row.step, digit),
+                16 => unscatter_row::<16>(buffers, at, array.add(offset), row.step, digit),
+                32 => unscatter_row::<32>(buffers, at, array.add(offset), row.step, digit),
+                64 => unscatter_row::<64>(buffers, at, array.add(offset), row.step, digit),
+                128 => unscatter_row::<128>(buffers, at, array.add(offset), row.step, digit),
+                256 => unscatter_row::<256>(buffers, at, array.add(offset), row.step, digit),
                 _ => {
                     for (i, buffer) in buffers.iter().enumerate() {
                         let to = (array.add(offset + i * row.step), digit.stride);
@@ -213,8 +218,8 @@ pub(super) unsafe fn scatter_pieces(row: &Row<'_>, buffers: &[*const u8], array:
 }
 
 /// # Safety
-/// As [`scatter_pieces`], for one row of pieces of `N` bytes.
-unsafe fn scatter_row<const N: usize>(
+/// As [`unscatter_pieces`], for one row of pieces of `N` bytes.
+unsafe fn unscatter_row<const N: usize>(
     buffers: &[*const u8],
     at: usize,
     array: *mut u8,
@@ -285,7 +290,7 @@ pub(super) unsafe fn copy_rows(
     count: usize,
     len: usize,
 ) {
-    // A length known to the compiler is a few moves instead of a call.
+    // A length that the compiler knows becomes a few moves instead of a call.
     // SAFETY: the caller's contract, with `len` as the constant.
     unsafe {
         match len {
@@ -373,7 +378,7 @@ impl TwoStrides {
 /// No extent is zero, `span_from` bytes at `from` are readable, `span_to` bytes at `to` are
 /// writable, and they do not overlap.
 pub(super) unsafe fn copy_digits(digits: &TwoStrides, from: *const u8, to: *mut u8) {
-    // SAFETY: every offset below is at most that of the last run, which ends at the spans.
+    // SAFETY: every offset below is at most the offset of the last run, which ends at the spans.
     unsafe {
         match digits.digits.as_slice() {
             [] => copy_rows((from, 0), (to, 0), 1, digits.run),
@@ -416,16 +421,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gather_and_scatter_are_inverse_in_every_order() {
+    fn scatter_and_unscatter_are_inverse_in_every_order() {
         let shard: Vec<u8> = (0..2 * 3 * 5 * 4).collect();
         let grid = SubchunkGrid::new(&[2, 3, 5, 1], &[2, 3, 5, 1], 4).expect("divides");
         for order in [[0, 1, 2, 3], [3, 2, 1, 0], [1, 2, 0, 3], [2, 0, 3, 1]] {
             let boxed = StridedBox::new(&grid, &order);
             let mut buffer = vec![0; boxed.len()];
             let row = Row::new(&grid, &boxed, 0, 1).expect("one");
-            gather(&shard, row, &mut buffer).expect("fits");
+            scatter(&shard, row, &mut buffer).expect("fits");
             let mut back = vec![0; shard.len()];
-            scatter(&buffer, &boxed, &mut back).expect("fits");
+            unscatter(&buffer, &boxed, &mut back).expect("fits");
             assert_eq!(shard, back, "{order:?}");
         }
     }
@@ -441,12 +446,12 @@ mod tests {
             for number in 0..7 {
                 let mut buffer = vec![0; boxed.len()];
                 let row = Row::new(&grid, &boxed, number, 1).expect("one");
-                gather(&shard, row, &mut buffer).expect("fits");
+                scatter(&shard, row, &mut buffer).expect("fits");
                 one_by_one.extend(buffer);
             }
             let mut side_by_side = vec![0; boxed.len() * 7];
             let row = Row::new(&grid, &boxed, 0, 7).expect("neighbours");
-            gather(&shard, row, &mut side_by_side).expect("fits");
+            scatter(&shard, row, &mut side_by_side).expect("fits");
             assert_eq!(one_by_one, side_by_side, "{run}");
 
             let boxes =

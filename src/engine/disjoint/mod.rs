@@ -1,14 +1,14 @@
-//! Many threads that write into one buffer, each into bytes that no other writes.
+//! Many threads write into one buffer, each into bytes that no other thread writes.
 //!
-//! Three shapes of "no other", each with a safe interface that checks it:
+//! Three ways to keep the bytes disjoint, each with a safe interface that checks it:
 //!
 //! - [`Segments`]: the buffer is handed out from front to back, so segments cannot overlap;
 //! - [`Boxes`]: each subchunk's box of a C-order array can be claimed once, and the boxes of
 //!   different subchunks do not overlap, because lifting an element gives exactly one subchunk;
 //! - [`Window`]: the same for a part of the array.
 //!
-//! The buffers start uninitialised. All count what was written, and give up their vector only when
-//! that is everything.
+//! The buffers start uninitialised. All types count what was written, and return their vector only
+//! when it is complete.
 
 mod boxes;
 mod claims;
@@ -19,7 +19,7 @@ mod window;
 
 pub(in crate::engine) use boxes::Boxes;
 pub(crate) use claims::Claims;
-pub(in crate::engine) use copy::{Row, gather, scatter};
+pub(in crate::engine) use copy::{Row, scatter, unscatter};
 pub(in crate::engine) use segments::{Segment, Segments};
 pub(in crate::engine) use slices::Slices;
 pub(crate) use window::Window;

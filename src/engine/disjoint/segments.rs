@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::copy::{Row, gather_pieces};
+use super::copy::{Row, scatter_pieces};
 use crate::engine::EngineError;
 use crate::engine::memory;
 
@@ -57,7 +57,7 @@ impl Segments {
         })
     }
 
-    /// The buffer, as long as what was reserved.
+    /// Returns the buffer, with the reserved bytes as its length.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if a segment was not filled.
@@ -104,8 +104,8 @@ impl Segment<'_> {
         Ok(())
     }
 
-    /// Append `row`, boxes of `array`, each followed by `trailer` zeros; then let `finish` change
-    /// each of them, with its trailer.
+    /// Appends the boxes of `row` in `array`, each followed by `trailer` zeros. Then calls `finish`
+    /// on each box with its trailer, to change it.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if a box leaves the array, or they do not fit.
@@ -126,7 +126,7 @@ impl Segment<'_> {
         }
         // SAFETY: `start_in` checked the source, `advance` the destinations, which lie in another
         // allocation and do not overlap.
-        unsafe { gather_pieces(&row, from, &buffers[..row.count]) };
+        unsafe { scatter_pieces(&row, from, &buffers[..row.count]) };
         for buffer in &buffers[..row.count] {
             // SAFETY: within the row, by `advance`. All of it is initialised before anything else
             // runs, since it counts as filled.

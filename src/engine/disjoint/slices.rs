@@ -1,4 +1,4 @@
-//! Slices of an array into the slots of their subchunks, as they come.
+//! Copies slices of an array into the slots of their subchunks, as the slices come.
 //!
 //! ```text
 //! for each row of the bytes that came (along the last axis)
@@ -7,13 +7,13 @@
 //!         copy a piece to the same place in the subchunk's slot
 //! ```
 //!
-//! Rows that cross the same subchunks are taken together (a *run*), some neighbours side by side, so
-//! that short pieces are read as long ones. Runs are shared among threads: their bytes go to different
-//! places, since lifting an element gives exactly one place.
+//! Rows that cross the same subchunks are copied together (a *run*). Some neighbours are copied
+//! side by side, so that short pieces are read as long ones. Threads share the runs. The bytes of
+//! different runs go to different places, since lifting an element gives exactly one place.
 
 use std::num::NonZeroUsize;
 
-use super::copy::{copy_rows, gather_row};
+use super::copy::{copy_rows, scatter_row};
 use crate::crew::Crew;
 use crate::engine::EngineError;
 use crate::layout::{BatchGrid, Digit, StreamGrid};
@@ -38,11 +38,11 @@ pub(in crate::engine) struct Slices {
     element: usize,
     /// Where the slot of each subchunk begins, in bytes, in C order of the subchunks.
     slots: Vec<usize>,
-    /// The fewest bytes that a buffer has.
+    /// The least length of a buffer, in bytes.
     end: usize,
 }
 
-/// The start of a buffer that threads write to, each elsewhere.
+/// The start of a buffer to which threads write, each to other places.
 #[derive(Clone, Copy)]
 struct Start(*mut u8);
 
@@ -52,8 +52,8 @@ unsafe impl Send for Start {}
 unsafe impl Sync for Start {}
 
 impl Slices {
-    /// Slots that begin at `slot(place)` for each place of `batch`; a slot has the bytes of a
-    /// subchunk, and no two overlap.
+    /// The slots of `batch` begin at `slot(place, part)`. A slot has the bytes of a subchunk, and
+    /// no two slots overlap.
     pub(in crate::engine) fn new(
         grid: &StreamGrid,
         batch: &BatchGrid,
@@ -109,7 +109,7 @@ impl Slices {
         self.subchunk[self.last()] * self.element
     }
 
-    /// The first subchunk that a row crosses, and where it is in it, in bytes.
+    /// The first subchunk that a row crosses, and where the row is in that subchunk, in bytes.
     fn lift(&self, mut row: usize) -> (usize, usize) {
         let (mut number, mut within) = (0, 0);
         let (mut number_stride, mut within_stride) = (self.counts[self.last()], self.piece());
@@ -124,8 +124,8 @@ impl Slices {
         (number, within)
     }
 
-    /// The pieces of `len` bytes from `at` on, all of one row: where each begins, in the bytes and in
-    /// the buffer, and its length.
+    /// The pieces of `len` bytes from `at` on, all of one row: where each begins, in the bytes and
+    /// in the buffer, and its length.
     fn pieces(&self, at: usize, len: usize) -> impl Iterator<Item = (usize, usize, usize)> {
         let (row, mut in_row) = (at / self.row(), at % self.row());
         let (number, within) = self.lift(row);
@@ -152,15 +152,15 @@ impl Slices {
         }
     }
 
-    /// The rows among `len` bytes from `at` on: bytes before the first whole row, and how many whole
-    /// rows there are.
+    /// The rows among `len` bytes from `at` on: bytes before the first whole row, and how many
+    /// whole rows there are.
     fn rows(&self, at: usize, len: usize) -> (usize, usize) {
         let row = self.row();
         let before = (at.next_multiple_of(row) - at).min(len);
         (before, (len - before) / row)
     }
 
-    /// Copy `bytes` of the slices, from byte `at` of the batch on, to where they go in `buffer`.
+    /// Copies `bytes` of the slices, from byte `at` of the batch on, to their places in `buffer`.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if they leave the batch, or the buffer is too short.
@@ -196,8 +196,8 @@ impl Slices {
                 let of_run = of_run.start.max(first)..of_run.end.min(first + rows);
                 let bytes = &bytes[(of_run.start - first) * self.row()..];
                 let bytes = &bytes[..of_run.len() * self.row()];
-                // SAFETY: `check` saw that the slots lie in the buffer, which is borrowed for as long
-                // as the crew works. Runs have different rows, whose places differ.
+                // SAFETY: `check` ensured that the slots lie in the buffer, which is borrowed for
+                // as long as the crew works. Runs have different rows, whose places differ.
                 unsafe { self.write_run(start, of_run.start, bytes) };
             }
         });
@@ -254,8 +254,8 @@ impl Slices {
     /// Copy `bytes`, whole rows of one run from `row` on.
     ///
     /// # Safety
-    /// `start` is that of a buffer of at least `end` bytes, and nobody else uses the places of these
-    /// rows.
+    /// `start` is the start of a buffer of at least `end` bytes, and nothing else uses the places
+    /// of these rows.
     unsafe fn write_run(&self, start: Start, row: usize, bytes: &[u8]) {
         let (number, within) = self.lift(row);
         let (row, piece) = (self.row(), self.piece());
@@ -277,8 +277,8 @@ impl Slices {
             for (i, to) in to[..count].iter_mut().enumerate() {
                 *to = slot(first + i);
             }
-            // SAFETY: `first + count` pieces lie in a row, and `rows` rows in `bytes`; each slot has
-            // the rows of the run one after the other.
+            // SAFETY: `first + count` pieces lie in a row, and `rows` rows in `bytes`; each slot
+            // has the rows of the run one after the other.
             unsafe {
                 let from = bytes.as_ptr().add(first * piece);
                 let digit = Digit {
@@ -286,11 +286,11 @@ impl Slices {
                     stride: row,
                 };
                 match piece {
-                    16 => gather_row::<16>(from, piece, &to[..count], 0, digit),
-                    32 => gather_row::<32>(from, piece, &to[..count], 0, digit),
-                    64 => gather_row::<64>(from, piece, &to[..count], 0, digit),
-                    128 => gather_row::<128>(from, piece, &to[..count], 0, digit),
-                    256 => gather_row::<256>(from, piece, &to[..count], 0, digit),
+                    16 => scatter_row::<16>(from, piece, &to[..count], 0, digit),
+                    32 => scatter_row::<32>(from, piece, &to[..count], 0, digit),
+                    64 => scatter_row::<64>(from, piece, &to[..count], 0, digit),
+                    128 => scatter_row::<128>(from, piece, &to[..count], 0, digit),
+                    256 => scatter_row::<256>(from, piece, &to[..count], 0, digit),
                     _ => {
                         for (i, to) in to[..count].iter().enumerate() {
                             copy_rows((from.add(i * piece), row), (*to, piece), rows, piece);
@@ -390,7 +390,7 @@ mod tests {
                     .expect("fits");
             }
             prop_assert_eq!(&buffer, &naive(&grid, &batch, slot, &bytes, 0xEE));
-            // What the edge does not cut is filled.
+            // Every slot that the edge does not cut is full.
             let cut: Vec<usize> = slices.cut_slots().collect();
             let other = naive(&grid, &batch, slot, &bytes, 0x11);
             for start in (0..batch.subchunks()).map(|place| place * slot) {

@@ -136,7 +136,7 @@ impl<'a> Window<'a> {
         Ok(())
     }
 
-    /// The array.
+    /// Returns the complete array.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if a share was not written.

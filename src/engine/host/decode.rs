@@ -168,7 +168,7 @@ impl Reorder {
 
     fn apply<'b>(&self, stored: &[u8], to: &'b mut Vec<u8>) -> Result<&'b [u8], EngineError> {
         let to = memory::at_least(to, stored.len())?;
-        disjoint::scatter(stored, &self.boxed, to)?;
+        disjoint::unscatter(stored, &self.boxed, to)?;
         Ok(to)
     }
 }

@@ -170,7 +170,7 @@ fn stored_subchunks(
         .collect())
 }
 
-/// Chains with a compressor: gather, compress, and take turns for a place.
+/// Chains with a compressor: scatter, compress, and take turns for a place.
 fn encode_known(
     job: &Job<'_>,
     chain: &KnownChain,
@@ -198,8 +198,8 @@ fn encode_known(
         batch.extents.resize(subchunks.len(), None);
         let row_len = |first, count| scatter.row_len(first, count).min(most_together);
         for (first, count) in runs(&stored, row_len) {
-            let gathered = scatter.gather(decoded, first, count, &mut buffers.subchunk)?;
-            for (subchunk, stored) in (first..).zip(gathered.chunks_exact(len)) {
+            let scattered = scatter.subchunks(decoded, first, count, &mut buffers.subchunk)?;
+            for (subchunk, stored) in (first..).zip(scattered.chunks_exact(len)) {
                 let extent = batch.append_with(bound, |to| {
                     let (buffers, contexts) = (&mut buffers.stages, &mut buffers.contexts);
                     stages::encode(chain, subchunk, stored, to, buffers, contexts)
@@ -234,7 +234,7 @@ fn encode_foreign(
                 batch.extents.push(None);
                 continue;
             }
-            let elements = scatter.gather(decoded, subchunk, 1, &mut scratch.subchunk)?;
+            let elements = scatter.subchunks(decoded, subchunk, 1, &mut scratch.subchunk)?;
             let encoded = codec.encode(Cow::Borrowed(elements))?;
             let extent = batch.append(&encoded);
             batch.extents.push(Some(extent));

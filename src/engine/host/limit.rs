@@ -1,4 +1,4 @@
-//! What the machine allows: the same gather and the same library calls for every subchunk, into
+//! What the machine allows: the same scatter and the same library calls for every subchunk, into
 //! warm buffers of each thread, and nothing kept. The benchmark's yardstick.
 
 use super::encode::{compress_schedule, copy_schedule};
@@ -22,7 +22,7 @@ pub(crate) fn encode(job: &Job<'_>, decoded: &[u8]) -> Result<(), EngineError> {
         let mut output = std::mem::take(&mut buffers.stages[1]);
         at_least(&mut output, bound)?;
         for subchunk in subchunks {
-            let stored = scatter.gather(decoded, subchunk, 1, &mut buffers.subchunk)?;
+            let stored = scatter.subchunks(decoded, subchunk, 1, &mut buffers.subchunk)?;
             if chain.is_fixed_size() {
                 for _ in &chain.stages {
                     std::hint::black_box(crc32c::checksum(stored));

@@ -22,7 +22,7 @@ pub(in crate::engine) fn encode_subchunk(
     encoded.resize(bound, 0);
     let mut scratch = Scratch::take();
     let buffers = &mut *scratch;
-    let elements = scatter.gather(decoded, subchunk, 1, &mut buffers.subchunk)?;
+    let elements = scatter.subchunks(decoded, subchunk, 1, &mut buffers.subchunk)?;
     let (buffers, contexts) = (&mut buffers.stages, &mut buffers.contexts);
     let len = stages::encode(chain, subchunk, elements, &mut encoded, buffers, contexts)?;
     encoded.truncate(len);

@@ -3,7 +3,7 @@
 //!
 //! | file | purpose |
 //! |---|---|
-//! | `scatter` | a subchunk out of the shard and back: gather, byte order, transpose, fill-value test |
+//! | `scatter` | a subchunk out of the shard and back: copy, byte order, transpose, fill-value test |
 //! | `zstd`, `gzip`, `blosc`, `crc32c` | one stage each, over whole buffers |
 //! | `bounded` | one compressed value, decompressed into bounded memory |
 //! | `stages` | those stages one after the other, in the buffers of one thread |

@@ -1,4 +1,4 @@
-//! Subchunks out of a shard: gather in any order of axes, byte order, and the fill-value test.
+//! Subchunks out of a shard: copied in any order of axes, byte order, and the fill-value test.
 
 use crate::engine::disjoint::{self, Row, Segment};
 use crate::engine::memory::at_least;
@@ -56,7 +56,7 @@ impl<'a> Scatter<'a> {
         self.boxed.is_contiguous() && self.swap == 1
     }
 
-    /// How many subchunks from `first` on, at most `count`, are worth gathering together.
+    /// How many subchunks from `first` on, at most `count`, are worth copying together.
     pub(in crate::engine) fn row_len(&self, first: usize, count: usize) -> usize {
         Row::len(self.grid, &self.boxed, first, count)
     }
@@ -67,12 +67,12 @@ impl<'a> Scatter<'a> {
     }
 
     /// Subchunks `first..first + count` of `shard`, which are neighbours: borrowed if they lie there
-    /// as they are stored, else gathered into `buffer`, which is made long enough.
+    /// as they are stored, else copied to `buffer`, which is made long enough.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if a subchunk is not in the shard, and
     /// [`EngineError::OutOfMemory`].
-    pub(in crate::engine) fn gather<'b>(
+    pub(in crate::engine) fn subchunks<'b>(
         &self,
         shard: &'b [u8],
         first: usize,
@@ -87,7 +87,7 @@ impl<'a> Scatter<'a> {
                 .ok_or(EngineError::Internal("a subchunk leaves the shard"));
         }
         let buffer = at_least(buffer, len * count)?;
-        disjoint::gather(shard, self.row(first, count)?, buffer)?;
+        disjoint::scatter(shard, self.row(first, count)?, buffer)?;
         swap_bytes(buffer, self.swap);
         Ok(buffer)
     }

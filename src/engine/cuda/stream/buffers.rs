@@ -17,13 +17,14 @@ use crate::engine::stream::{DeviceBytes, Input, Output, Reusable};
 
 /// The fill value was copied to the device, and pinned memory can be written again.
 const PADDED: Site = Site("synchronise: an input is on the device before it is written again");
-/// What only the device had is in pinned memory.
+/// The bytes that only the device had are in pinned memory.
 const BROUGHT_BACK: Site = Site("synchronise: bytes of an input before the host encodes them");
 
-/// The slices of a batch, in pinned memory, and those that an application had on the device there.
+/// The slices of a batch: in pinned memory, or on the device if an application handed them over
+/// there.
 pub(super) struct CudaInput {
     pub(super) shared: Arc<Shared>,
-    /// Until it is dropped.
+    /// The memory of this input, until this is dropped.
     memory: Option<InputMemory>,
     region: Region,
     raw: Region,
@@ -49,7 +50,7 @@ impl Drop for CudaInput {
 }
 
 impl CudaInput {
-    /// An input that is not in use, if there is one.
+    /// Takes a free input, if there is one.
     pub(super) fn take(shared: &Arc<Shared>) -> Option<Self> {
         let mut memory = shared.take_input()?;
         let number = memory.number;
@@ -63,7 +64,7 @@ impl CudaInput {
         if !memory.filled {
             input.declare(input.region, Access::Write);
             let fill_value = &shared.job.fill_value;
-            // SAFETY: the region, which nobody else has: it was not in use.
+            // SAFETY: the region, which nothing else uses: the input was free.
             let bytes =
                 unsafe { std::slice::from_raw_parts_mut(input.address(), input.region.len) };
             for element in bytes.chunks_exact_mut(fill_value.len().max(1)) {
@@ -79,15 +80,15 @@ impl CudaInput {
         self.shared.pinned(PinnedUse::ToDevice, self.region)
     }
 
-    /// Where it is in the lane: in pinned memory, and on the device.
+    /// The regions of the input in the lane: in pinned memory, and on the device.
     pub(super) fn regions(&self) -> (Region, Region) {
         (self.region, self.raw)
     }
 
-    /// Tell the driver that the host is about to touch a region. Where the lane cannot be used, there
-    /// is nothing to tell it: pinned memory is the host's all the same.
+    /// Tells the driver that the host is about to use a region. If the lane is unusable, this is
+    /// left out: the host may use pinned memory all the same.
     fn declare(&self, region: Region, access: Access) {
-        // Once more: what hinders it may pass.
+        // Try a second time: the first failure may be transient.
         if let Ok((_entered, lane)) = self.shared.enter().or_else(|_| self.shared.enter())
             && let Err(error) = lane.driver.host_access(lane.pinned_in(region), access)
         {
@@ -95,7 +96,7 @@ impl CudaInput {
         }
     }
 
-    /// The padded bytes of the host's, of the first `epochs` epochs.
+    /// The ranges of the padded bytes that come from the host, in the first `epochs` epochs.
     pub(super) fn host_ranges(&self, epochs: usize) -> Vec<Range<usize>> {
         let (grid, padding) = (&self.shared.job.grid, &self.shared.sizing.padding);
         if self.on_device.is_empty() {
@@ -110,10 +111,10 @@ impl CudaInput {
         !self.on_device.is_empty()
     }
 
-    /// Copy what only the device has to pinned memory.
+    /// Copies the bytes that only the device has to pinned memory.
     ///
     /// # Errors
-    /// The driver's: they still are only there.
+    /// The driver's; the bytes then are still only on the device.
     pub(super) fn bring_back(&mut self, lane: Running<'_>) -> Result<(), DriverError> {
         if self.on_device.is_empty() {
             return Ok(());
@@ -130,16 +131,16 @@ impl CudaInput {
         Ok(())
     }
 
-    /// The padded slices of the first `epochs` epochs. Not while anything writes them: the device
-    /// does so in [`bring_back`](Self::bring_back) alone.
+    /// The padded slices of the first `epochs` epochs. Nothing writes them meanwhile: the device
+    /// writes them in [`bring_back`](Self::bring_back) alone.
     pub(super) fn bytes(&self, epochs: usize) -> &[u8] {
         let len = epochs
             * self.shared.job.grid.epoch_slices()
             * self.shared.sizing.padding.padded_slice();
         let region = self.region.part(0..len);
         self.declare(region, Access::Read);
-        // SAFETY: a part of the region, all of which was written when it was first taken; it is
-        // written by whoever has it alone, which `&self` excludes.
+        // SAFETY: a part of the region, all of which was written when it was first taken. Only the
+        // owner of the input writes it, by `&mut self`, which `&self` excludes.
         unsafe { std::slice::from_raw_parts(self.address(), region.len) }
     }
 
@@ -152,7 +153,7 @@ impl CudaInput {
         }
     }
 
-    /// See to it that the device has the fill value around what comes from elsewhere.
+    /// Ensures that the device has the fill value in the padding.
     fn pad_on_device(&mut self, lane: Running<'_>) -> Result<(), DriverError> {
         let padded = self.memory.as_ref().is_none_or(|m| m.padded_on_device);
         if padded || !self.shared.sizing.padding.exists() {
@@ -184,7 +185,7 @@ impl Input for CudaInput {
             .iter()
             .map(|piece| {
                 // SAFETY: the rows are in `bytes`, and their places in the region, by the check
-                // above; whoever has the input has its memory alone.
+                // above; this input alone has its memory.
                 unsafe {
                     Copy::strided(
                         (bytes.as_ptr().add(piece.from), &piece.from_strides),
@@ -216,8 +217,8 @@ impl Input for CudaInput {
         let from = self.address().cast_const();
         for piece in padding.pieces(at, bytes.len()) {
             for (to, from_row, len) in piece.rows() {
-                // SAFETY: the rows are in the region, by the check above, and all of it was written;
-                // whoever has the input has its memory alone.
+                // SAFETY: the rows are in the region, by the check above, and all of it was
+                // written; this input alone has its memory.
                 let row = unsafe { std::slice::from_raw_parts(from.add(from_row), len) };
                 bytes[to..to + len].copy_from_slice(row);
             }
@@ -241,13 +242,13 @@ impl Input for CudaInput {
         let shared = self.shared.clone();
         let (entered, lane) = shared.enter()?;
         let put = self.pad_on_device(lane).and_then(|()| {
-            // SAFETY: what the caller promises.
+            // SAFETY: the caller's contract.
             unsafe { read_from_device(&shared, lane, self.raw, at, bytes) }
         });
         let put = shared.device().watch(put);
         drop(entered);
         if put.is_err() {
-            // Some of it may be under way.
+            // Some of the copies may be in flight.
             shared.drain();
         }
         let reusable = put?;
@@ -263,7 +264,7 @@ impl Input for CudaInput {
 /// An encoded batch, in memory of the stream.
 pub(super) struct CudaOutput {
     shared: Arc<Shared>,
-    /// Until it is dropped.
+    /// The memory of this output, until this is dropped.
     memory: Option<OutputMemory>,
     len: usize,
 }
@@ -277,17 +278,17 @@ impl fmt::Debug for CudaOutput {
 }
 
 impl CudaOutput {
-    /// Memory for an encoded batch, when there is some. All of it can be read.
+    /// Takes memory for an encoded batch. Blocks until some is free. All of it is initialised.
     ///
     /// # Errors
-    /// There never will be.
+    /// No memory will ever be free, or the stream was given up.
     pub(super) fn take(shared: &Arc<Shared>) -> Result<Self, EngineError> {
         let mut memory = shared.take_output()?;
         if let OutputMemory::Pinned { region, written } = &mut memory
             && !std::mem::replace(written, true)
         {
             let to = shared.pinned(PinnedUse::FromDevice, *region);
-            // SAFETY: the region, which nobody else has, and which no device was told to write.
+            // SAFETY: the region, which nothing else uses, and which no device was told to write.
             unsafe { to.write_bytes(0, region.len) };
         }
         Ok(Self {
@@ -297,7 +298,7 @@ impl CudaOutput {
         })
     }
 
-    /// Where it is in the lane, if it is pinned.
+    /// The region of the output in the lane, if it is pinned.
     pub(super) fn region(&self) -> Option<Region> {
         match self.memory {
             Some(OutputMemory::Pinned { region, .. }) => Some(region),
@@ -305,17 +306,17 @@ impl CudaOutput {
         }
     }
 
-    /// The first `len` bytes of it are the batch.
+    /// Limits the output to its first `len` bytes, which are the batch.
     pub(super) fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
-    /// Bytes that it has room for.
+    /// Bytes of the output: all that it has room for, until it is [truncated](Self::truncate).
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// Other memory, where a broken device may still be writing.
+    /// Replaces pinned memory that a broken device may still be writing.
     pub(super) fn replace(&mut self) -> Result<(), EngineError> {
         if let Some(memory) = self.memory.take() {
             self.memory = Some(self.shared.replace_output(memory)?);
@@ -338,9 +339,9 @@ impl AsRef<[u8]> for CudaOutput {
         match &self.memory {
             None => &[],
             Some(OutputMemory::Pageable(bytes)) => &bytes[..self.len],
-            // SAFETY: the first bytes of the region, all of which was written at some time. Nobody
-            // else has it, and the device has written to it what it was told to: that was
-            // synchronised with before the batch was given out.
+            // SAFETY: the first bytes of the region, all of which was written at some time. Nothing
+            // else uses it. All writes of the device were synchronised with before the batch was
+            // given out.
             Some(OutputMemory::Pinned { .. }) => unsafe {
                 std::slice::from_raw_parts(self.address(), self.len)
             },
@@ -371,7 +372,8 @@ impl Drop for CudaOutput {
 }
 
 impl Output for CudaOutput {
-    /// All of them: what takes the place of pinned memory, where a device is lost, is counted like it.
+    /// All outputs are scarce. Memory that replaces pinned memory after a device was lost is
+    /// counted like it.
     fn is_scarce(&self) -> bool {
         true
     }

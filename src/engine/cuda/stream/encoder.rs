@@ -15,8 +15,9 @@
 //!         dense bytes -> pinned, with room around each part     stream `down`
 //! ```
 //!
-//! Up to three batches are between the two at once. What an application has on the device is copied
-//! into the padded slices when it is handed over, by its own thread.
+//! Up to three batches are between `submit` and `complete` at once. Bytes that an application has
+//! on the device are copied into the padded slices when they are handed over, by the application's
+//! thread.
 //!
 //! | edge | producer | consumer | guards |
 //! |---|---|---|---|
@@ -27,11 +28,11 @@
 //! | `MADE` | the application's stream | copy of its bytes (`up`) | the application's memory |
 //! | `TAKEN` | copy of its bytes (`up`) | the application | the same |
 //!
-//! A batch has its buffers until it is complete, so that nothing else of two batches needs an edge:
-//! what only kernels use is in one stream. `AGGREGATED` and `ANSWERED` are those of shards, in
-//! `cuda/enqueue.rs`; `UPLOADED` is in `enqueue`, `FETCHED` in `fetch`, `MADE` and `TAKEN` in
-//! `from_device`. Beside that the host waits for whole streams: `PADDED` and `BROUGHT_BACK` of an input (`buffers`), and after
-//! something failed `DRAINED` (`shared`).
+//! A batch has its buffers until it is complete, so two batches need no other edges. Buffers that
+//! only kernels use are ordered by their one stream. `AGGREGATED` and `ANSWERED` are in
+//! `cuda/enqueue.rs`, shared with the encoding of shards; `UPLOADED` is in `enqueue`, `FETCHED` in
+//! `fetch`, `MADE` and `TAKEN` in `from_device`. Besides, the host waits for whole streams:
+//! `PADDED` and `BROUGHT_BACK` of an input (`buffers`), and `DRAINED` after a failure (`shared`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -46,17 +47,17 @@ use crate::engine::cuda::session::{FreeEvents, Session};
 use crate::engine::stream::{EncodedBatch, Encoder, FailedBatch, Input};
 use crate::layout::BatchGrid;
 
-/// What is wrong with an input, in errors.
+/// The error of an input that is not of this stream.
 const ANOTHER: &str = "an input of another stream";
 
 /// A batch that was submitted.
 #[derive(Debug)]
 struct UnderWay {
-    /// `None` if it is another engine's.
+    /// `None` if the input is not of this stream.
     input: Option<Box<CudaInput>>,
     batch: Arc<BatchGrid>,
     enqueued: Result<Enqueued, EngineError>,
-    /// Whether it comes again, behind one before it that has failed.
+    /// Whether the batch is handed back, to be submitted again, since an earlier batch has failed.
     handed_back: bool,
 }
 
@@ -65,9 +66,9 @@ struct UnderWay {
 pub(super) struct CudaEncoder {
     shared: Arc<Shared>,
     under_way: VecDeque<UnderWay>,
-    /// Buffers that no batch has.
+    /// The numbers of the buffers that no batch has.
     flights: Vec<usize>,
-    /// Events that stand for nothing.
+    /// The free events.
     free: Vec<EventId>,
 }
 
@@ -81,7 +82,7 @@ impl CudaEncoder {
         }
     }
 
-    /// Do `work` in the lane.
+    /// Runs `work` in the lane.
     fn in_lane<T>(
         &mut self,
         work: impl FnOnce(&Session<'_>) -> Result<T, EngineError>,
@@ -98,7 +99,7 @@ impl CudaEncoder {
         let result = work(&session);
         self.free = session.events.into_free();
         if let Err(EngineError::Device(error)) = &result {
-            // It may be the device that is broken, and not just this operation.
+            // If the error means that the device is broken, `watch` quarantines it.
             let _ = shared.device().watch::<()>(Err(error.clone()));
         }
         drop(entered);
@@ -117,7 +118,8 @@ impl CudaEncoder {
         enqueued
     }
 
-    /// Something failed: let nothing be under way that nobody knows of.
+    /// Drains the lane after a failure, and gives back the buffers `flight`. Events that no
+    /// submitted batch uses become free.
     fn after_fault(&mut self, flight: Option<usize>) {
         self.shared.drain();
         self.flights.extend(flight);
@@ -130,8 +132,8 @@ impl CudaEncoder {
         self.free.retain(|event| !known.contains(event));
     }
 
-    /// A batch failed, and comes again: let those behind it come again, too, so that all are encoded in
-    /// their order, and none has an output that an earlier one waits for.
+    /// Marks all later batches to be handed back after a batch that has failed. So all batches are
+    /// encoded in order, and none has an output for which an earlier one waits.
     fn hand_back(&mut self, error: &EngineError) {
         let mut flights = Vec::new();
         for behind in &mut self.under_way {
@@ -152,7 +154,8 @@ impl CudaEncoder {
         }
     }
 
-    /// What comes of a batch that a device has failed on, and that nothing is under way of.
+    /// Encodes a batch on the host after the device has failed on it, if there is a fallback. No
+    /// operation of the batch is in flight.
     fn fall_back(
         &mut self,
         error: EngineError,
@@ -180,7 +183,7 @@ impl CudaEncoder {
         }
     }
 
-    /// See to it that the host has all of the input. After `error`, it may not be possible.
+    /// Ensures that the host has all bytes of the input. After `error`, this may be impossible.
     fn bring_back(
         &mut self,
         input: &mut CudaInput,
@@ -298,7 +301,7 @@ impl CudaEncoder {
     }
 }
 
-/// What there is to hand back where there is no input.
+/// The input to hand back with the error if the submitted input is not of this stream.
 #[derive(Debug)]
 struct NoInput;
 

@@ -1,4 +1,4 @@
-//! A batch into the streams of its lane: what `encoder` says of submitting it.
+//! Enqueues a batch in the streams of its lane: the part of `encoder` that submits.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use crate::layout::{self, Batch, BatchGrid};
 const UPLOADED: Site = Site("record: a slab of a stream was copied to the device");
 const UPLOADED_WAIT: Site = Site("wait: scatter for its slab of a stream");
 
-/// What was put into the streams for a batch.
+/// A batch that was enqueued in the streams.
 #[derive(Debug)]
 pub(super) struct Enqueued {
     /// The number of its buffers.
@@ -33,7 +33,7 @@ impl Enqueued {
     }
 }
 
-/// Put a batch into the streams, up to the copy of its offsets.
+/// Enqueues a batch, up to the copy of its offsets.
 pub(super) fn enqueue(
     session: &Session<'_>,
     shared: &Shared,
@@ -59,8 +59,8 @@ pub(super) fn enqueue(
     })
 }
 
-/// Move a batch to the device and scatter it, one slab after the other. Returns begin and end of each
-/// copy, and the stages.
+/// Copies a batch to the device and scatters it, one slab after the other. Returns the events at
+/// the begin and the end of each copy, and the stages.
 fn scatter(
     session: &Session<'_>,
     shared: &Shared,
@@ -80,7 +80,7 @@ fn scatter(
     let (mut uploads, mut timed) = (Vec::new(), Vec::new());
     let mut end = 0;
     for slab in layout::slabs(grid, &whole, session.sizing.slab) {
-        // They follow one another in C order.
+        // Slabs follow one another in C order.
         let bytes = end..end + slab.len() * grid.element_size();
         end = bytes.end;
         let [begin, done] = [session.events.take()?, session.events.take()?];

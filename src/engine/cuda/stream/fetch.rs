@@ -1,4 +1,4 @@
-//! A batch from its lane: what `encoder` says of completing it.
+//! Fetches a batch from its lane: the part of `encoder` that completes.
 
 use super::buffers::{CudaInput, CudaOutput};
 use super::enqueue::Enqueued;
@@ -14,13 +14,13 @@ use crate::engine::cuda::sizing::BatchRegions;
 use crate::engine::subchunk::encode_subchunk;
 use crate::layout::BatchGrid;
 
-/// What the device says about a batch is in pinned memory.
+/// The device's answer about a batch is in pinned memory.
 const ANSWERED_HOST: Site = Site("synchronise: the offsets of a stream's batch");
 /// The batch is in its output.
 const FETCHED: Site = Site("record: a batch of a stream was copied from the device");
 const FETCHED_HOST: Site = Site("synchronise: a batch of a stream before it is read");
 
-/// Bring a batch to its output.
+/// Copies an encoded batch to its output.
 pub(super) fn fetch(
     session: &Session<'_>,
     shared: &Shared,
@@ -70,7 +70,8 @@ pub(super) fn fetch(
     Ok(layout)
 }
 
-/// The subchunks that the compressor failed on, encoded by the host: ascending.
+/// Encodes on the host the subchunks on which the compressor failed. Returns them in ascending
+/// order.
 fn encode_failed(
     session: &Session<'_>,
     shared: &Shared,

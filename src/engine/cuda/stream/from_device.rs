@@ -9,7 +9,7 @@ use crate::engine::cuda::driver::{DeviceSpan, DriverError, EventId, Site, Span};
 use crate::engine::cuda::lane::Running;
 use crate::engine::stream::{DeviceBytes, Reusable};
 
-/// What the application has put into its stream until now is complete.
+/// Everything that the application has enqueued in its stream so far is complete.
 const MADE: Site = Site("record: the application has made its bytes");
 const MADE_WAIT: Site = Site("wait: copy of an application's bytes for these");
 /// The application's bytes were read.
@@ -19,10 +19,10 @@ const TAKEN_HOST: Site = Site("synchronise: an application's bytes before it wri
 /// Copy an application's bytes to `at` of the batch whose padded slices are in `raw`.
 ///
 /// # Safety
-/// That of [`DeviceBytes`].
+/// The requirements of [`DeviceBytes`].
 ///
 /// # Errors
-/// The driver's: some of them may be on their way.
+/// The driver's; some of the copies may then be in flight.
 pub(super) unsafe fn read_from_device(
     shared: &Arc<Shared>,
     lane: Running<'_>,
@@ -38,7 +38,7 @@ pub(super) unsafe fn read_from_device(
     };
     let event = reusable.event;
     reusable.handle = lane.driver.event_handle(event)?;
-    // SAFETY: what the caller promises.
+    // SAFETY: the caller's contract.
     unsafe { lane.driver.record_in(event, bytes.stream, MADE)? };
     lane.driver.wait(lane.up, event, MADE_WAIT)?;
     for piece in shared.sizing.padding.pieces(at, bytes.len) {
@@ -61,12 +61,12 @@ pub(super) unsafe fn read_from_device(
     Ok(reusable)
 }
 
-/// An event of the stream's that an application waits for.
+/// An event for which an application waits.
 #[derive(Debug)]
 pub(super) struct CudaReusable {
     shared: Arc<Shared>,
     event: EventId,
-    /// The driver's.
+    /// The driver's handle of the event.
     handle: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Where the subchunks of a batch go, by what the device says about them.
+//! Where the subchunks of a batch go, by the device's answer.
 
 use std::ops::Range;
 
@@ -12,19 +12,21 @@ use crate::layout::BatchGrid;
 /// Where a batch goes.
 pub(super) struct Layout {
     pub(super) parts: Vec<EncodedPart>,
-    /// What to copy: from where in the dense bytes, and to where in the output.
+    /// The copies to make: a range of the dense bytes, and where it goes in the output.
     pub(super) copies: Vec<(Range<usize>, usize)>,
-    /// Of the subchunks that the host has encoded: which of them, and where it goes.
+    /// The subchunks that the host has encoded: the number of each, and where it goes in the
+    /// output.
     pub(super) on_host: Vec<(usize, usize)>,
     /// Bytes of the output.
     pub(super) len: usize,
 }
 
 impl Layout {
-    /// Where everything goes, if `on_host` has the bytes of each subchunk that the host has encoded.
+    /// Computes where everything goes. `on_host` returns the length of a subchunk that the host has
+    /// encoded.
     ///
     /// # Errors
-    /// The answer is an impossible one.
+    /// The answer is impossible.
     pub(super) fn new(
         session: &Session<'_>,
         shared: &Shared,
@@ -87,8 +89,8 @@ impl Layout {
     }
 }
 
-/// The number of the subchunk in a place of a shard, in C order of the batch. `None` if the shard has
-/// none there.
+/// The number of the subchunk in a place of a shard, in C order of the batch. `None` if the shard
+/// has no subchunk in that place.
 fn subchunk(
     mut place: usize,
     per_shard: &[usize],

@@ -1,17 +1,18 @@
 //! Streams of slices, encoded on a device, in batches of epochs.
 //!
-//! A stream has a lane of its own, for as long as anything of it is in use: it may go on for hours,
-//! and a lane of the pool would be missing there. All of it is allocated when the stream is made.
+//! A stream has a lane of its own, for as long as anything of the stream is in use. It may run for
+//! hours, and would take a lane from the pool for that time. The lane is allocated when the stream
+//! is made.
 //!
 //! | file | what it does |
 //! |---|---|
 //! | `padding` | the slices of a batch as a box of whole subchunks |
-//! | `sizing` | what a stream takes: estimated, allocated and divided by the same numbers |
-//! | `shared` | the lane, and the buffers that are not in use |
+//! | `sizing` | the memory of a stream: estimated, allocated and divided by the same numbers |
+//! | `shared` | the lane, and the free buffers |
 //! | `buffers` | inputs and outputs, in pinned memory |
 //! | `from_device`, `ranges` | bytes that an application has on the device |
-//! | `encoder` | batches: begins with the order of everything, and with every edge |
-//! | `enqueue`, `fetch` | one of them into the streams of the lane, and from there |
+//! | `encoder` | batches; begins with the order of all operations, and with all edges |
+//! | `enqueue`, `fetch` | a batch, enqueued in the streams of the lane, and fetched from there |
 //! | `layout` | where the subchunks of a batch go |
 
 mod buffers;
@@ -49,10 +50,11 @@ pub(crate) struct CudaStream {
 }
 
 impl CudaEngine {
-    /// What a stream takes: the numbers that it is allocated by.
+    /// The memory that a stream takes: the numbers by which it is allocated.
     ///
     /// # Errors
-    /// A device cannot do it, or not in its budget: why, and what would help. Fewer epochs take less.
+    /// No device can run the stream, or none within its budget; the reason, and what would help.
+    /// Fewer epochs take less memory.
     pub(crate) fn stream_estimate(&self, job: &StreamJob) -> Result<MemoryEstimate, EngineError> {
         let (_, sizing) = self.plan_stream(job)?;
         self.devices
@@ -60,8 +62,8 @@ impl CudaEngine {
         Ok(sizing.estimate())
     }
 
-    /// A stream, with everything that it takes. What fails there is for `fallback`, or is handed
-    /// back. `returned` is told of buffers that come back.
+    /// Makes a stream, with all of its memory. A batch that fails on the device goes to `fallback`,
+    /// or is handed back if there is none. `returned` is told of buffers that come back.
     pub(crate) fn stream(
         &self,
         job: Arc<StreamJob>,
@@ -82,7 +84,7 @@ impl CudaEngine {
             check.map_err(EngineError::Unsuitable)?;
             match Shared::open(device, &plan) {
                 Err(EngineError::Device(error)) if error.fault == Fault::OutOfMemory => {
-                    // Lanes that nobody uses now may have what is missing.
+                    // Idle lanes may have the missing memory.
                     self.devices.release_idle();
                     Shared::open(device, &plan)
                 }
@@ -109,7 +111,7 @@ impl CudaEngine {
     }
 }
 
-/// The chain of a job, if a device may know it.
+/// The chain of a job, if the CUDA engine knows it.
 fn known(job: &StreamJob) -> Result<&crate::engine::KnownChain, EngineError> {
     match &job.chain {
         StreamChain::Known(chain) => Ok(chain),
@@ -124,7 +126,7 @@ impl StreamEngine for CudaStream {
         "cuda"
     }
 
-    /// All of them were allocated with the stream.
+    /// Takes a free input. All inputs were allocated with the stream.
     fn input(&self, _new: bool) -> Result<Option<Box<dyn Input>>, EngineError> {
         Ok(CudaInput::take(&self.shared).map(|input| Box::new(input) as Box<dyn Input>))
     }

@@ -1,9 +1,9 @@
 //! The slices of a batch, rounded up to whole subchunks.
 //!
-//! On its way to the device a batch is one box of whole subchunks in C order, whatever the edges of
-//! the array: behind the elements along each axis but the first are as many of the fill value as the
-//! last subchunk there needs. So one dense slab after the other is scattered from it. What an
-//! application gives has no padding, and is the same bytes if the array needs none.
+//! On its way to the device, a batch is one box of whole subchunks in C order, also at the edges of
+//! the array. Along each axis but the first, fill values follow the elements, up to the end of the
+//! last subchunk. So the box is scattered in one dense slab after the other. An application's
+//! slices have no padding. If the array needs no padding, both forms have the same bytes.
 
 use std::ops::Range;
 
@@ -12,9 +12,10 @@ use crate::layout::StreamGrid;
 /// Where the bytes of slices lie among padded ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Padding {
-    /// Bytes that lie together in either form; of all slices, if there is no padding.
+    /// Bytes that are contiguous in both forms. If there is no padding, all slices are contiguous.
     row: usize,
-    /// The axes over which rows repeat, slowest first: the first one has no end.
+    /// The axes over which rows repeat, slowest first; the first has no limit. Empty if there is no
+    /// padding.
     axes: Vec<Axis>,
     /// Bytes of a slice with its padding.
     padded_slice: usize,
@@ -24,21 +25,21 @@ pub(super) struct Padding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Axis {
     extent: usize,
-    /// Padded bytes from one to the next.
+    /// Padded bytes from one step along the axis to the next.
     padded: usize,
-    /// Rows from one to the next.
+    /// Rows from one step along the axis to the next.
     rows: usize,
 }
 
 /// A box of rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
-    /// Where it begins in the bytes that were given, and in the padded ones.
+    /// Where it begins in the given bytes, and in the padded bytes.
     pub(super) from: usize,
     pub(super) to: usize,
-    /// How many along each axis; the last one is bytes.
+    /// The extent along each axis; the last axis counts bytes.
     pub(super) shape: Vec<usize>,
-    /// Bytes from one to the next, along each axis.
+    /// The strides along each axis, in bytes.
     pub(super) from_strides: Vec<usize>,
     pub(super) to_strides: Vec<usize>,
 }
@@ -87,7 +88,7 @@ impl Padding {
         }
     }
 
-    /// Whether there is any.
+    /// Whether there is any padding.
     pub(super) fn exists(&self) -> bool {
         !self.axes.is_empty()
     }
@@ -97,7 +98,7 @@ impl Padding {
         self.padded_slice
     }
 
-    /// Where the byte `at` is among the padded ones.
+    /// The place of the byte `at` among the padded bytes.
     pub(super) fn padded(&self, at: usize) -> usize {
         if !self.exists() {
             return at;
@@ -119,7 +120,7 @@ impl Padding {
         self.padded(bytes.start)..self.padded(bytes.end - 1) + 1
     }
 
-    /// The bytes `at..at + len`, as boxes of rows: few, however many rows there are.
+    /// Divides the bytes `at..at + len` into boxes of rows: few boxes, however many rows there are.
     pub(super) fn pieces(&self, at: usize, len: usize) -> Vec<Piece> {
         let mut pieces = Vec::new();
         if len == 0 {
@@ -147,8 +148,8 @@ impl Padding {
         pieces
     }
 
-    /// Rows of the first of `axes` and the faster ones, as boxes: the first is `from` bytes into what
-    /// was given, and row 0 of `axes` lies at `to`.
+    /// Divides `rows` into boxes over `axes`. The first row is `from` bytes into the given bytes,
+    /// and row 0 of `axes` lies at `to`.
     fn boxes(
         &self,
         axes: &[Axis],
@@ -164,7 +165,7 @@ impl Padding {
         }
         let step = axis.rows;
         let (whole, whole_end) = (rows.start.div_ceil(step), rows.end / step);
-        // The rows of one step, as the faster axes count them.
+        // `of_step` are the rows within one step, as the faster axes count them.
         let mut part = |number: usize, of_step: Range<usize>| {
             let at = from + (number * step + of_step.start - rows.start) * self.row;
             self.boxes(faster, (at, to + number * axis.padded), of_step, pieces);
@@ -214,7 +215,8 @@ impl Piece {
         }
     }
 
-    /// Its rows, as offsets in what was given and among the padded bytes, and bytes.
+    /// The rows of the piece: the offset of each in the given bytes and in the padded bytes, and
+    /// its length.
     pub(super) fn rows(&self) -> impl Iterator<Item = (usize, usize, usize)> {
         let (row, outer) = self
             .shape

@@ -1,4 +1,4 @@
-//! What the parts of a stream share: its lane, and the buffers that are not in use.
+//! The state that the parts of a stream share: its lane, and its free buffers.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -17,24 +17,24 @@ use crate::engine::cuda::lanes::Devices;
 use crate::engine::cuda::sizing::ShardKind;
 use crate::engine::stream::{BatchFallback, Returned, StreamJob};
 
-/// Nothing of what was put into the lane is under way any more, after something failed.
+/// Nothing is in flight in the lane any more, after a failure.
 const DRAINED: Site = Site("synchronise: a stream is empty after a batch has failed");
 
-/// What the memory is for, in errors.
+/// The name of the output's memory, in errors.
 const OUTPUT: &str = "an encoded batch";
 
-/// A stream's lane and buffers. Everything that has a buffer has this, too: so the lane is given up
-/// when the last of them is dropped, on whatever thread.
+/// A stream's lane and buffers. Every owner of a buffer also has this, so the lane is freed when
+/// the last owner is dropped, on any thread.
 pub(super) struct Shared {
     pub(super) devices: Arc<Devices>,
     pub(super) job: Arc<StreamJob>,
     pub(super) kind: Arc<ShardKind>,
     pub(super) sizing: StreamSizing,
-    /// What encodes a batch that the device has failed on.
+    /// Encodes the batches on which the device has failed.
     pub(super) fallback: Option<Arc<dyn BatchFallback>>,
     lane: Lane,
     pinned: [PinnedMemory; 2],
-    /// Why the lane is not used any more, beside what the device says.
+    /// The reason why the lane is not used any more, other than a broken device.
     lost: OnceLock<DriverError>,
     inputs: Mutex<Vec<InputMemory>>,
     outputs: Mutex<Outputs>,
@@ -46,8 +46,8 @@ pub(super) struct Shared {
 #[derive(Debug)]
 pub(super) struct InputMemory {
     pub(super) number: usize,
-    /// Whether it holds the fill value where nothing else was written: in pinned memory, and on the
-    /// device.
+    /// Whether the memory holds the fill value where nothing else was written: in pinned memory,
+    /// and on the device.
     pub(super) filled: bool,
     pub(super) padded_on_device: bool,
 }
@@ -60,18 +60,18 @@ pub(super) enum OutputMemory {
         /// Whether every byte was written at some time.
         written: bool,
     },
-    /// Instead of pinned memory that a broken device may have been writing to.
+    /// Replaces pinned memory that a broken device may still be writing.
     Pageable(Vec<u8>),
 }
 
-/// Those that are not in use, and how many there are in all.
+/// The free outputs, and the number of all outputs.
 #[derive(Debug)]
 struct Outputs {
     free: Vec<OutputMemory>,
     all: usize,
 }
 
-/// Events that applications wait for.
+/// The events for which applications wait.
 #[derive(Debug, Default)]
 struct Reusables {
     free: Vec<EventId>,
@@ -97,7 +97,7 @@ impl Drop for Shared {
     }
 }
 
-/// What a stream is, but for its device.
+/// Everything about a stream but its device.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) devices: Arc<Devices>,
@@ -112,7 +112,8 @@ impl Shared {
     /// Allocate the lane of a stream on `device`.
     ///
     /// # Errors
-    /// The device's, and [`EngineError::Unsuitable`] if the compressor asks for more than was planned.
+    /// The device's errors, and [`EngineError::Unsuitable`] if the compressor asks for more than
+    /// was planned.
     pub(super) fn open(device: &Arc<Device>, plan: &Plan) -> Result<Arc<Self>, EngineError> {
         let entered = device.enter()?;
         (plan.kind.check(&plan.sizing.lane)).map_err(EngineError::Unsuitable)?;
@@ -164,7 +165,7 @@ impl Shared {
         })
     }
 
-    /// How its subchunks are encoded.
+    /// How the stream's subchunks are encoded.
     pub(super) fn encoding(&self) -> Encoding<'_> {
         Encoding {
             kind: &self.kind,
@@ -177,7 +178,7 @@ impl Shared {
         self.lane.device()
     }
 
-    /// Why nothing of the lane can be used any more, if that is so.
+    /// The reason why the lane cannot be used any more, if that is so.
     pub(super) fn lost(&self) -> Option<DriverError> {
         if let Some(error) = self.lost.get() {
             return Some(error.clone());
@@ -190,10 +191,10 @@ impl Shared {
         })
     }
 
-    /// The lane, until the guard is dropped.
+    /// Enters the device, and returns the lane for use until the guard is dropped.
     ///
     /// # Errors
-    /// It cannot be used now, or not any more.
+    /// The lane cannot be used now, or not any more.
     pub(super) fn enter(&self) -> Result<(Entered<'_>, Running<'_>), DriverError> {
         if let Some(error) = self.lost() {
             return Err(error);
@@ -202,10 +203,10 @@ impl Shared {
         Ok((entered, self.lane.running()?))
     }
 
-    /// Wait until nothing is under way in the lane. Where that cannot be had, the lane is lost: its
-    /// memory may be in use for ever.
+    /// Blocks until nothing is in flight in the lane. If that fails, the lane is lost: its memory
+    /// may be in use for ever.
     pub(super) fn drain(&self) {
-        // Once more, since whatever passes may have hit this, too.
+        // Try a second time, since a transient fault may have hit this call, too.
         let Err(error) = self.try_drain().or_else(|_| self.try_drain()) else {
             return;
         };
@@ -225,7 +226,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The events of the lane that nobody waits for but whoever has taken them.
+    /// The events of the lane, without the events for which applications wait.
     pub(super) fn events(&self) -> Vec<EventId> {
         let reusables = lock(&self.reusables);
         let mut events = self.lane.running().map_or(Vec::new(), |lane| lane.events());
@@ -233,7 +234,7 @@ impl Shared {
         events
     }
 
-    /// An event that an application will wait for.
+    /// Takes an event for which an application will wait.
     pub(super) fn take_reusable(&self, lane: Running<'_>) -> Result<EventId, DriverError> {
         let mut reusables = lock(&self.reusables);
         if let Some(event) = reusables.free.pop() {
@@ -267,10 +268,11 @@ impl Shared {
         self.returned.notify();
     }
 
-    /// Memory for an encoded batch, when there is some.
+    /// Takes memory for an encoded batch. Blocks until some is free.
     ///
     /// # Errors
-    /// [`EngineError::OutOfMemory`] if there never will be.
+    /// [`EngineError::OutOfMemory`] if none will ever be free, and [`EngineError::Unsuitable`] if
+    /// the stream was given up.
     pub(super) fn take_output(&self) -> Result<OutputMemory, EngineError> {
         loop {
             let seen = self.returned.count();
@@ -296,8 +298,8 @@ impl Shared {
         self.returned.notify();
     }
 
-    /// Other memory instead of pinned memory that a device may still write to, which is never used
-    /// again.
+    /// Returns pageable memory instead of pinned memory that a device may still write. That pinned
+    /// memory is never used again.
     pub(super) fn replace_output(&self, memory: OutputMemory) -> Result<OutputMemory, EngineError> {
         let OutputMemory::Pinned { region, .. } = memory else {
             return Ok(memory);

@@ -1,4 +1,4 @@
-//! What a stream takes. The same numbers estimate it, allocate it and divide it into buffers.
+//! The memory of a stream. The same numbers estimate it, allocate it and divide it into buffers.
 
 use super::padding::Padding;
 use crate::MemoryEstimate;
@@ -7,22 +7,22 @@ use crate::engine::cuda::sizing::{KernelRegions, ShardKind, Sizing};
 use crate::engine::stream::StreamJob;
 use crate::engine::subchunk::encoded_bound;
 
-/// The most batches under way at once: one goes up, one is in the kernels and one comes back.
+/// The most batches in flight at once: one goes up, one is in the kernels and one comes back.
 const DEPTH: usize = 3;
 
-/// A slab of a stream is this many of a shard's: it is in pinned memory already, so that nothing is
-/// won by small ones but an early begin.
+/// A slab of a stream is this many times as long as a slab of a shard. Its bytes are in pinned
+/// memory already, so smaller slabs would only let the kernels begin earlier.
 const SLABS: usize = 8;
 
 /// A stream's buffers.
 #[derive(Clone, Debug)]
 pub(super) struct StreamSizing {
-    /// What kernels use, and the buffers of each batch under way.
+    /// The buffers that kernels use, and the buffers of each batch in flight.
     pub(super) lane: Sizing,
     pub(super) padding: Padding,
     /// Pinned, to the device: the slices of a batch, padded.
     pub(super) inputs: Vec<Region>,
-    /// Device: the same, for each input.
+    /// Device: the padded slices of each input.
     pub(super) raws: Vec<Region>,
     /// Pinned, from the device: encoded batches.
     pub(super) outputs: Vec<Region>,
@@ -32,7 +32,7 @@ impl StreamSizing {
     /// The buffers for `job`, whose chain and subchunks are those of `kind`.
     ///
     /// # Errors
-    /// A batch is too large for any device, or the compressor's library cannot take it: the reason.
+    /// A batch is too large for any device, or nvCOMP cannot take it; the reason.
     pub(super) fn new(kind: &ShardKind, job: &StreamJob, tuning: Tuning) -> Result<Self, String> {
         let permutation = (job.grid.batch_permutation(job.epochs)).map_err(|e| e.to_string())?;
         Self::divide(kind, job, tuning, permutation.padded_slots())?.ok_or_else(|| {
@@ -53,7 +53,8 @@ impl StreamSizing {
         all.div_ceil(rounds).max(1)
     }
 
-    /// `None` if they are more than this machine can address.
+    /// As [`new`](Self::new), for batches of `places` places. `None` if the buffers are more than
+    /// this machine can address.
     fn divide(
         kind: &ShardKind,
         job: &StreamJob,
@@ -80,7 +81,7 @@ impl StreamSizing {
                 let regions = lane.batch_regions(kind, kernels, (count, places), 0, &mut arenas)?;
                 lane.batches.push(regions);
             }
-            // What the host encodes instead may be longer.
+            // A subchunk that the host encodes instead may be longer.
             let room = job.room.head.checked_add(job.room.tail)?;
             let output = encoded_bound(&kind.chain, grid.subchunk_bytes())?
                 .max(lane.encoded)
@@ -103,15 +104,15 @@ impl StreamSizing {
         })())
     }
 
-    /// What the stream takes.
+    /// The memory that the stream takes.
     pub(super) fn estimate(&self) -> MemoryEstimate {
         self.lane.capacity.takes()
     }
 
-    /// Whether a budget is enough.
+    /// Checks that a budget is enough.
     ///
     /// # Errors
-    /// It is not: the numbers, and what would help.
+    /// The budget is too small; the reason has the numbers, and what would help.
     pub(super) fn check(&self, job: &StreamJob, budget: MemoryEstimate) -> Result<(), String> {
         let takes = self.estimate();
         if takes.device <= budget.device && takes.pinned <= budget.pinned {

@@ -121,7 +121,7 @@ fn encode_in_place(
             }
             if !scatter.is_identity() {
                 // Never borrowed, since the elements do not lie there as they are stored.
-                scatter.gather(&slot[..len], 0, 1, &mut scratch.subchunk)?;
+                scatter.subchunks(&slot[..len], 0, 1, &mut scratch.subchunk)?;
                 slot[..len].copy_from_slice(&scratch.subchunk[..len]);
             }
             for at in (len..stride).step_by(crc32c::LEN) {
@@ -193,7 +193,7 @@ fn compress(
                 of_group.push(None);
                 continue;
             }
-            let elements = scatter.gather(slot, 0, 1, &mut buffers.subchunk)?;
+            let elements = scatter.subchunks(slot, 0, 1, &mut buffers.subchunk)?;
             let (stage_buffers, contexts) = (&mut buffers.stages, &mut buffers.contexts);
             let size = stages::encode(
                 chain,

@@ -7,7 +7,7 @@
 //!     gaps of empty subchunks closed             the encoder's thread
 //! with one, into a buffer of its own:
 //!     slots -> compressed, at their bounds       the encoder's thread and its rayon pool
-//! pieces -> where a shard is put together        the assembling thread, and the crew (`engine/gather.rs`)
+//! pieces -> where a shard is put together        the assembling thread, and the crew (`engine/pieces.rs`)
 //! ```
 //!
 //! So without a compressor a byte is copied once, and the buffer that was filled is what the store is

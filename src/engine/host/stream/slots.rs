@@ -6,7 +6,7 @@ use crate::MemoryEstimate;
 use crate::engine::EngineError;
 use crate::engine::buffers::{Contents, Lease, Pool};
 use crate::engine::disjoint::Slices;
-use crate::engine::gather::crew;
+use crate::engine::pieces::crew;
 use crate::engine::stream::{Input, Returned, Room, StreamChain, StreamJob};
 use crate::engine::subchunk::crc32c;
 use crate::layout::BatchGrid;
