@@ -1,25 +1,25 @@
-// Subchunks to dense shards, in three passes.
+// Packs subchunks into dense shards, in three passes.
 //
 // permute_sizes: for each subchunk i of `count`, permuted[P(i)] = its size and source[P(i)] = i, where
 // P is the shard permutation (layout/permutation.rs). The size is sizes[i], or `size` if sizes is null,
-// or 0 if present[i] == 0 (present may be null). What P does not reach was zeroed before. A thread
-// owns a subchunk; about 24 bytes are moved for each. Launch: blocks of 256 threads, any grid.
+// or 0 if present[i] == 0 (present may be null). Places that P does not reach were zeroed before.
+// A thread owns a subchunk, and moves about 24 bytes. Launch: blocks of 256 threads, any grid.
 //
-// scan_whole, scan_sums, scan_add: offsets[k] = the sum of the first k of `count` sizes, for k from 0 to
-// count. In place if offsets is sizes. Either scan_whole alone, as one block, which loops over tiles of
-// 2048 sizes with a carry, and moves 16 bytes for each size; or scan_sums with a block for each tile,
-// which sums it, scan_whole over the sums, and scan_add with a block for each tile (at least one), which
-// moves 24 bytes for each size in all. Blocks of 256 threads; a warp owns 256 consecutive sizes.
+// scan_whole, scan_sums, scan_add: offsets[k] = sum of the first k of `count` sizes, 0 <= k <=
+// count. offsets may be sizes. Either scan_whole, as one block, loops over tiles of 2048 sizes, and
+// moves 16 bytes for each size. Or scan_sums sums each tile with one block, scan_whole scans these
+// sums, and scan_add adds them with one block for each tile (at least one); 24 bytes are moved for
+// each size. Blocks have 256 threads. A warp owns 256 consecutive sizes.
 //
-// gather: run j is the bytes of `dense` from offsets[j] to offsets[j + 1], and comes from the begin of
-// slot source[j], at slots + source[j] * slot_stride. slots and dense are 16-aligned. As many bytes are
-// copied as offsets[runs] says, but no more than `capacity`. A warp owns one stretch of dense, as long
-// as the others, of at least 4 KiB: it finds the first run by search, and goes on from run to run. Each
-// byte is read once and written once, in granules of 16 aligned bytes, all but the last of dense; where
-// runs meet and are not aligned alike, granules are loaded twice. Beside that, a warp reads about 32
-// offsets for each round of its search, of which there are log32(runs), and 34 offsets and a source for
-// each run that it goes on to, and where runs meet two offsets and a source for each granule: all of
-// these are near those that others read, in caches. Launch: blocks of 256 threads, any grid.
+// gather: run j is the bytes of `dense` from offsets[j] to offsets[j + 1], and is copied from the
+// beginning of slot source[j], at slots + source[j] * slot_stride. slots and dense are 16-aligned.
+// offsets[runs] bytes are copied, but at most `capacity`. Warps own stretches of dense of the same
+// length, at least 4 KiB. A warp finds its first run by search, and goes on from run to run. Each
+// byte is read once and written once, in aligned granules of 16 bytes but for the last one. Where
+// runs meet that are aligned differently, granules are loaded twice. A warp also reads about 32
+// offsets for each of the log32(runs) rounds of its search, 34 offsets and a source for each
+// further run, and where runs meet two offsets and a source for each granule, mostly from caches.
+// Launch: blocks of 256 threads, any grid.
 #include "copy_bytes.h"
 
 constexpr uint32_t THREADS = 256;
@@ -72,8 +72,8 @@ DEVICE uint64_t last_lane(uint64_t value) {
 // The first size of the tile that this thread owns; the next ones are 32 apart.
 DEVICE uint32_t first_of_tile() { return thread_index() / 32 * (32 * SCAN_ROWS) + lane_index(); }
 
-// Sums of the sizes of the tile that begins at `tile`: before this thread's first row of the warp's
-// rows, in row[], and before the tile's end, returned. All threads of the block call it.
+// Sums the sizes of the tile that begins at `tile`. row[r] becomes the sum before this thread's
+// size in row r. Returns the sum of the tile. All threads of the block call this.
 DEVICE uint64_t scan_tile(const uint64_t* sizes, uint64_t count, uint64_t tile, uint64_t (&row)[SCAN_ROWS],
                           uint64_t* warps) {
     const uint64_t first = tile + first_of_tile();
@@ -162,8 +162,8 @@ DEVICE Run run_at(const uint32_t* source, const uint64_t* offsets, uint64_t slot
     return Run{load(offsets + number + 1), load(source + number) * slot_stride - load(offsets + number)};
 }
 
-// The run of byte `at`, which is not in a run before `low`, nor in `high` or behind it. A run with
-// other runs at its begin, which are empty, is the last of them.
+// Returns the number of the run of byte `at`, which is at least `low` and below `high`. If several
+// runs begin at the same byte, the result is the last of them: the others are empty.
 DEVICE uint64_t run_of(const uint64_t* offsets, uint64_t low, uint64_t high, uint64_t at) {
     while (high - low > 1) {
         const uint64_t middle = low + (high - low) / 2;
@@ -175,7 +175,7 @@ DEVICE uint64_t run_of(const uint64_t* offsets, uint64_t low, uint64_t high, uin
     return low;
 }
 
-// The same, by all lanes of a warp together: 32 guesses in one load.
+// The same, by all lanes of a warp together, with 32 guesses in one load.
 DEVICE uint64_t run_of_by_warp(const uint64_t* offsets, uint64_t low, uint64_t high, uint64_t at) {
     while (high - low > 1) {
         const uint64_t apart = (high - low + 31) / 32;
@@ -189,7 +189,7 @@ DEVICE uint64_t run_of_by_warp(const uint64_t* offsets, uint64_t low, uint64_t h
     return low;
 }
 
-// The same, for a run that is likely to be one of the next.
+// The same, for a run that is likely to be among the next 32.
 DEVICE uint64_t next_run_of_by_warp(const uint64_t* offsets, uint64_t low, uint64_t high, uint64_t at) {
     const uint64_t guess = low + 1 + lane_index();
     const bool behind = guess >= high || load(offsets + guess) > at;
@@ -200,8 +200,8 @@ DEVICE uint64_t next_run_of_by_warp(const uint64_t* offsets, uint64_t low, uint6
 
 constexpr uint32_t MEETING_STEPS = 2; // granules of a lane, all in flight; four would take too many registers
 
-// The warp gathers MEETING_STEPS * STEP bytes, or those up to `total`, from `at` on. Their runs are
-// from `first` to `last`. Each lane finds the runs of its granules, loads them all, and stores them.
+// The warp gathers MEETING_STEPS * STEP bytes from `at` on, but none behind `total`. Their runs are
+// `first` to `last`. Each lane finds the runs of its granules, loads all granules, and stores them.
 DEVICE void gather_meeting(const uint8_t* slots, uint64_t slot_stride, const uint32_t* source, const uint64_t* offsets,
                            uint8_t* dense, uint64_t first, uint64_t last, uint64_t at, uint64_t total) {
     at += lane_index() * 16;
@@ -256,7 +256,7 @@ DEVICE void gather_meeting(const uint8_t* slots, uint64_t slot_stride, const uin
     }
 }
 
-// What a warp gathers.
+// Returns the number of bytes that a warp gathers.
 DEVICE uint64_t stretch_of(uint64_t total, uint64_t warps) {
     const uint64_t even = (total + warps - 1) / warps;
     return even <= SHORTEST_STRETCH ? SHORTEST_STRETCH : (even + WINDOW - 1) / WINDOW * WINDOW;
@@ -282,7 +282,7 @@ KERNEL_RESIDENT(gather, 256, 4)
             copy_window(dense + at, slots + (run.origin + at));
             continue;
         }
-        // Runs meet here, or all ends; the next window goes on in the last of them, or behind it.
+        // Runs meet here, or dense ends. The next window goes on in the last run, or behind it.
         const uint64_t window_end = at + WINDOW < total ? at + WINDOW : total;
         const uint64_t last = next_run_of_by_warp(offsets, number, runs, window_end - 1);
         ROLLED
@@ -294,8 +294,8 @@ KERNEL_RESIDENT(gather, 256, 4)
 }
 
 #ifndef __CUDACC__
-// For tests: what gather computes for byte at[i], and no byte is touched. Offsets may be as large as
-// 64 bits allow. One warp.
+// For tests: computes gather's source of byte at[i], and touches no such byte. Offsets may be as
+// large as 64 bits allow. Launch: one warp.
 KERNEL(gather_arithmetic, 32)
 (uint64_t slot_stride, const uint32_t* source, const uint64_t* offsets, uint64_t runs, const uint64_t* at,
  uint64_t count, uint64_t* from) {

@@ -1,15 +1,15 @@
-// The tables that a batched compressor reads: where each chunk is, how long it is, and where what
-// becomes of it goes.
+// Writes the tables that a batched compressor reads: the address and the size of each chunk, and
+// the address of the chunk's output.
 //
-// A chunk is what the compressor takes at once. Subchunk i of `count` has `bytes` bytes at
+// A chunk is the compressor's unit of work. Subchunk i of `count` has `bytes` bytes at
 // inputs + i * in_stride: `blocks` chunks of `block` bytes, the last of which may be shorter. Chunk j of
 // it has the number c = i * blocks + j.
 // chunks: input_pointers[c] = inputs + i * in_stride + j * block, input_sizes[c] = the chunk's bytes, and
 // output_pointers[c] = outputs + c * out_stride. If stored[i] == 0 (stored may be null) the size is 1:
-// nobody wants the result, and a compressor need not take empty chunks.
+// the result is not used, but a compressor may not accept empty chunks.
 //
-// A thread owns a chunk. Bytes moved: 24 are written for each chunk, and 4 read. What the addresses
-// point to is not touched.
+// A thread owns a chunk. Bytes moved: 24 are written for each chunk, and 4 read. The memory at the
+// addresses is not touched.
 // Launch: blocks of 256 threads, any grid.
 #include "device.h"
 

@@ -7,15 +7,15 @@ constexpr uint32_t WINDOW_STEPS = 4;
 constexpr uint32_t STEP = 32 * 16;
 constexpr uint32_t WINDOW = WINDOW_STEPS * STEP;
 
-// How far behind an aligned address this one is.
+// Returns how many bytes this address is behind a multiple of 16.
 DEVICE uint32_t misalignment(const uint8_t* address) {
     return static_cast<uint32_t>(reinterpret_cast<uint64_t>(address)) & 15;
 }
 
-// The 16 bytes from byte `shift` on of the 32 that are low's and high's. shift < 16
+// Returns 16 bytes, from byte `shift` on, of the 32 bytes of `low` and then `high`. shift < 16
 DEVICE Bytes16 join16(const Bytes16& low, const Bytes16& high, uint32_t shift) {
     uint32_t a = low.word[0], b = low.word[1], c = low.word[2], d = low.word[3], e = high.word[0];
-    // Whole words by selection: an index that is not a constant would put the words into memory.
+    // Selects whole words: an index that is not a constant would put the words into memory.
     if (shift & 8) {
         a = c;
         b = d;
@@ -41,7 +41,7 @@ DEVICE Bytes16 join16(const Bytes16& low, const Bytes16& high, uint32_t shift) {
                     funnel_shift_right(d, e, bits)}};
 }
 
-// 16 bytes from any address. Reads the aligned granules that hold one of them, and no other.
+// Loads 16 bytes from any address. Reads only the aligned granules that hold any of these bytes.
 DEVICE Bytes16 load16_any(const uint8_t* from) {
     const uint32_t shift = misalignment(from);
     const uint8_t* aligned = from - shift;
@@ -50,9 +50,9 @@ DEVICE Bytes16 load16_any(const uint8_t* from) {
     return join16(low, load16(aligned + 16), shift);
 }
 
-// The aligned granules that hold bytes `begin` to `end` of the 16 from `slots` + `from` on, for join16;
-// zeros for one that holds none. Nothing else is read, nor need it be there: `from` counts modulo 2^64.
-// `slots` is aligned. end <= 16
+// Loads, for join16, the aligned granules that hold bytes `begin` to `end` of the 16 bytes from
+// `slots` + `from` on. A granule without such bytes is not read, need not exist, and counts as
+// zeros. `from` counts modulo 2^64. `slots` is aligned. end <= 16
 DEVICE void load_part(const uint8_t* slots, uint64_t from, uint32_t begin, uint32_t end, Bytes16& low, Bytes16& high) {
     const uint32_t shift = static_cast<uint32_t>(from) & 15;
     low = high = Bytes16{{0, 0, 0, 0}};
@@ -60,7 +60,7 @@ DEVICE void load_part(const uint8_t* slots, uint64_t from, uint32_t begin, uint3
     if (end > 16 - shift) high = load16(slots + (from - shift + 16));
 }
 
-// The first `count` bytes of `first`, and the others of `rest`. count < 16
+// Returns the first `count` bytes of `first`, and the other bytes of `rest`. count < 16
 DEVICE Bytes16 splice16(const Bytes16& first, const Bytes16& rest, uint32_t count) {
     Bytes16 all;
     UNROLL
@@ -71,7 +71,7 @@ DEVICE Bytes16 splice16(const Bytes16& first, const Bytes16& rest, uint32_t coun
     return all;
 }
 
-// The first `count` bytes, to any address. count <= 16
+// Stores the first `count` bytes at any address. count <= 16
 DEVICE void store_bytes(uint8_t* to, Bytes16 bytes, uint32_t count) {
     ROLLED
     for (uint32_t i = 0; i < count; i++) {
@@ -102,8 +102,8 @@ DEVICE void copy_window(uint8_t* to, const uint8_t* from) {
     if (lane == 0) granule[WINDOW_STEPS] = load16(aligned + WINDOW);
     UNROLL
     for (uint32_t k = 0; k < WINDOW_STEPS; k++) {
-        // The granule behind this lane's is the next lane's, and behind the last lane's the first
-        // lane's of the next step.
+        // The next granule is the next lane's. For the last lane, it is the granule of the first
+        // lane in the next step.
         Bytes16 next;
         UNROLL
         for (uint32_t w = 0; w < 4; w++)

@@ -1,5 +1,5 @@
-// CRCs of 32 bits, reflected, of messages in global memory. Whoever includes this has defined
-// POLYNOMIAL, the CRC's P without x^32, in the reflected form.
+// CRCs of 32 bits, reflected, of messages in global memory. A file that includes this one first
+// defines POLYNOMIAL, the CRC's P without x^32, in the reflected form.
 //
 // The blocks have 256 threads. `team` warps of a block (a power of two, at most 8) share a message,
 // each with a part of it, the parts lying one after the other. Within a part, lane l owns the granules
@@ -9,7 +9,7 @@
 // x^0: the reflected form. The CRC of a message M with register 0 is M·x^32. Each lane keeps a sum r
 // that is to be added to the first word of its next granule, 512 bytes on. With the granule's words
 // that is r' = (r + w0)·x^4096 + w1·x^4064 + w2·x^4032 + w3·x^4000, and a product by a constant is
-// four look-ups, one for each byte of the word. Since x has an inverse modulo P, whatever is behind a
+// four look-ups, one for each byte of the word. Since x has an inverse modulo P, the bytes behind a
 // message can count as zeros and be divided out. So granules stay aligned, and the initial register
 // of ones is added to the first word even where the message has fewer than 4 bytes.
 #pragma once
@@ -24,7 +24,7 @@ constexpr uint32_t ONE = 0x80000000u; // x^0
 struct Constants {
     // basis[4 * j + b][i]: bit i of byte b of word j, times x^(4096 - 32 j).
     uint32_t basis[16][8];
-    // lane[k]: x^(128 (k - 32) - 3968), which takes r to the end of the granule k - 32 ones on.
+    // lane[k]: x^(128 (k - 32) - 3968), which takes r to the end of the granule k - 32 granules on.
     uint32_t lane[64];
     // undo[k]: x^(-8 k).
     uint32_t undo[16];
@@ -127,7 +127,7 @@ DEVICE uint32_t checksum_part(const uint8_t* from, uint64_t bytes, uint32_t init
         sum = step(tables, sum, load16(own));
         own += STRIDE;
     }
-    // What is left, and zeros behind it.
+    // The remaining bytes, followed by zeros.
     const uint32_t left = static_cast<uint32_t>(bytes % STRIDE);
     uint32_t padding = 0;
     if (left != 0 || whole == 0) {
@@ -146,7 +146,7 @@ DEVICE uint32_t checksum_part(const uint8_t* from, uint64_t bytes, uint32_t init
     return multiply(constants.undo[padding % 16], crc);
 }
 
-// CRC `crc`, with `bytes` bytes behind its message that count as zeros.
+// Returns `crc` for its message followed by `bytes` bytes that count as zeros.
 DEVICE uint32_t followed_by(uint32_t crc, uint64_t bytes) {
     ROLLED
     for (uint32_t k = 0; bytes != 0; k++, bytes >>= 1)
@@ -154,8 +154,8 @@ DEVICE uint32_t followed_by(uint32_t crc, uint64_t bytes) {
     return crc;
 }
 
-// The checksum of the first `bytes` bytes of `slot`, by the warp of number `rank` in its team, and
-// all the others of the block. In every lane of the team's first warp.
+// Returns the checksum of the first `bytes` bytes of `slot` in every lane of the team's first warp.
+// All warps of the block call this.
 DEVICE uint32_t checksum(const uint8_t* slot, uint64_t bytes, uint32_t team, const uint32_t* tables,
                          uint32_t* parts) {
     const uint32_t warp = thread_index() / 32;
@@ -163,7 +163,7 @@ DEVICE uint32_t checksum(const uint8_t* slot, uint64_t bytes, uint32_t team, con
     const uint64_t part = (bytes / team + STRIDE - 1) / STRIDE * STRIDE;
     uint64_t begin = part * rank;
     if (begin > bytes) begin = bytes;
-    // The last one takes what rounding up left, or less.
+    // The last warp takes the remaining bytes, which may be fewer or a few more than a part.
     uint64_t end = rank + 1 == team ? bytes : begin + part;
     if (end > bytes) end = bytes;
     uint32_t crc = 0;

@@ -1,9 +1,9 @@
 // The language of the kernels: CUDA C++ for NVRTC, and host C++ for the emulator in simt/.
 //
-// Blocks are one-dimensional. Global memory is touched only through load, store and the atomics,
-// so that the emulator can count the sectors that each warp access moves. Not used, because no
-// emulator would catch their misuse or no older driver would take them: inline PTX, cooperative
-// groups, cp.async, TMA, CUB, blocks that wait for one another, extern __shared__.
+// Blocks are one-dimensional. Global memory is touched only through load, store and the atomics, so
+// that the emulator can count the sectors that each warp access moves. The following are not used,
+// because no emulator would catch their misuse, or older drivers reject them: inline PTX,
+// cooperative groups, cp.async, TMA, CUB, blocks that wait for one another, extern __shared__.
 #pragma once
 
 #ifdef __CUDACC__
@@ -16,7 +16,7 @@ typedef long long int64_t;
 
 // KERNEL(name, threads)(parameters) { ... }: a kernel that is launched with blocks of `threads`.
 #define KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads) name
-// The same, and the compiler may use the registers that `blocks` blocks on a multiprocessor leave it.
+// The same. The compiler limits the registers so that `blocks` blocks fit on a multiprocessor.
 #define KERNEL_RESIDENT(name, threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks) name
 // Before a loop with a constant number of rounds, whose arrays have to stay in registers.
 #define UNROLL _Pragma("unroll")
@@ -35,9 +35,9 @@ DEVICE uint32_t block_size() { return blockDim.x; }
 DEVICE uint32_t block_count() { return gridDim.x; }
 DEVICE uint32_t lane_index() { return threadIdx.x & 31; }
 
-// Every thread of the block arrives, and sees what the others wrote before.
+// Waits until every thread of the block arrives. Then each sees the others' earlier writes.
 DEVICE void block_barrier() { __syncthreads(); }
-// Every lane of the warp arrives, and sees what the others wrote before.
+// Waits until every lane of the warp arrives. Then each sees the others' earlier writes.
 DEVICE void warp_barrier() { __syncwarp(); }
 
 // All 32 lanes call these.

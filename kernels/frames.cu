@@ -1,14 +1,14 @@
-// What a batched compressor wrote, to frames that every reader of a format accepts.
+// Turns the output of a batched compressor into frames that every reader of a format accepts.
 //
-// Stream c, at streams + c * stream_stride (16-aligned), has stream_sizes[c] bytes. It counts as failed
-// if statuses[c] != 0, or its size is 0 or more than stream_most. The frame of subchunk i of `count` goes
-// to frames + i * frame_stride (16-aligned). sizes[i] becomes its bytes, framed[i] 1 and failed[i] 0. Or
-// there is no frame, and sizes[i] and framed[i] become 0: because stored[i] == 0 (stored may be null), or
-// because a stream failed or the frame has no room, and then failed[i] becomes 1.
+// Stream c, at streams + c * stream_stride (16-aligned), has stream_sizes[c] bytes. It has failed
+// if statuses[c] != 0, or its size is 0 or more than stream_most. The frame of subchunk i of
+// `count` goes to frames + i * frame_stride (16-aligned). sizes[i] becomes the frame's bytes,
+// framed[i] 1 and failed[i] 0. Without a frame, sizes[i] and framed[i] become 0, and failed[i] 0 if
+// stored[i] == 0 (stored may be null), else 1: a stream failed, or the frame's slot is too small.
 //
-// frame_zstd: stream i is a Zstandard frame (RFC 8878) of `bytes` bytes. It is copied; if its header does
-// not have the content size, then with a header that does. It counts as failed if this is not one frame
-// whose blocks end where the stream does, or it needs a dictionary, or has another content size.
+// frame_zstd: copies stream i, a Zstandard frame (RFC 8878) of `bytes` bytes of content, to a frame
+// whose header has the content size. The stream has failed if it is not one frame
+// whose blocks end where the stream does, needs a dictionary, or has another content size.
 //
 // frame_gzip: stream i is a deflate stream of `bytes` bytes whose CRC-32 is checksums[i]. It becomes a
 // gzip member (RFC 1952) without name and time.
@@ -20,12 +20,12 @@
 //     4   bytes of content                             ..  for each block: bytes of the stream, the stream
 //     8   bytes of a block                             Integers have 32 bits and are little-endian.
 //     12  bytes of the frame
-// A stream that is not shorter than its block is the block itself. The first kernel writes what is in
-// front of the streams, the sizes and the flags; the second one, what is behind.
+// If a stream is not shorter than its block, the frame has the block instead. The first kernel
+// writes the header, the starts, sizes[i] and the flags. The second one writes the streams.
 //
-// A warp owns a piece of a stream, or in frame_blosc_layout a subchunk. Bytes moved: each byte of a stream
-// is read once and written once, in aligned stores of 16 bytes but for up to 15 at either end; in front of
-// and behind streams bytes are written one by one, 16 at most. Nothing is written behind a frame.
+// A warp owns a piece of a stream, or in frame_blosc_layout a subchunk. Each byte of a stream is
+// read once and written once, in aligned stores of 16 bytes but for up to 15 bytes at either end.
+// Bytes next to a stream are written one by one, 16 at most. Nothing is written behind a frame.
 // Launch: blocks of 256 threads, any grid.
 #include "copy_bytes.h"
 
@@ -41,7 +41,7 @@ DEVICE uint64_t first_warp() { return uint64_t{block_index()} * WARPS + thread_i
 DEVICE uint64_t warps() { return uint64_t{block_count()} * WARPS; }
 
 // The warp copies one of the pieces of `bytes` bytes between any addresses; all lanes have the same
-// arguments. The first piece is longer by what is in front of the first aligned address to write.
+// arguments. The first piece also has the bytes in front of the first aligned address to write.
 DEVICE void copy_piece(uint8_t* to, const uint8_t* from, uint64_t bytes, uint64_t piece) {
     const uint32_t lane = lane_index();
     uint32_t head = (16 - misalignment(to)) & 15;
@@ -60,7 +60,7 @@ DEVICE void copy_piece(uint8_t* to, const uint8_t* from, uint64_t bytes, uint64_
     if (lane < tail) store(to + at, load(from + at));
 }
 
-// The warp writes up to 16 bytes: low's, then high's.
+// The warp writes up to 16 bytes: the bytes of `low`, then the bytes of `high`.
 DEVICE void store_bytes(uint8_t* to, uint32_t bytes, uint64_t low, uint64_t high) {
     const uint32_t lane = lane_index();
     if (lane < bytes) store(to + lane, static_cast<uint8_t>((lane < 8 ? low : high) >> (lane % 8 * 8)));
@@ -75,7 +75,7 @@ DEVICE uint64_t stream_bytes(const uint64_t* sizes, const uint32_t* statuses, ui
     return status != 0 || size > most ? 0 : size;
 }
 
-// The warp says what became of a subchunk.
+// The warp stores the results for a subchunk.
 DEVICE void store_result(uint64_t* sizes, uint32_t* framed, uint32_t* failed, uint64_t i, uint64_t size,
                          bool elided) {
     if (lane_index() != 0) return;
@@ -88,20 +88,20 @@ constexpr uint32_t ZSTD_MAGIC = 0xfd2fb528u;
 constexpr uint32_t ZSTD_BLOCK_HEADER = 3;
 
 struct ZstdHeader {
-    uint32_t bytes; // as it is; 0 if it is not one that can be used
+    uint32_t bytes; // of the stream's own header; 0 if that header cannot be used
     bool checksum;  // behind the blocks
-    // What takes the place of the first `replaced` bytes.
+    // The new bytes in place of the first `replaced` bytes.
     uint32_t replaced;
     uint32_t new_bytes;
     uint64_t low;
     uint64_t high;
 };
 
-// The header at the begin of a frame, whose content has `content` bytes.
+// Reads the header at the beginning of a frame, whose content has `content` bytes.
 //
-// A header without content size has a window descriptor, which stays. Without it (as a single segment) the
-// content's size would be the window's, and so the limit for blocks; but a compressed block may be longer
-// than a small content. So the field has 2 bytes or more, of which 2 count from 256 on.
+// A header without content size has a window descriptor, which stays. Without it (a single segment)
+// the content's size would be the window's size and so limit blocks. But a compressed block may be
+// longer than a small content. The new field has at least 2 bytes; a field of 2 counts from 256.
 DEVICE ZstdHeader zstd_header(const Bytes16& begin, uint64_t content) {
     ZstdHeader header = {};
     const uint32_t descriptor = begin.word[1] & 255;
@@ -279,8 +279,8 @@ KERNEL(frame_blosc_streams, 256)
 }
 
 #ifndef __CUDACC__
-// For tests: what frame_zstd does with header i, 16 bytes each, for a content of contents[i] bytes, as 5
-// numbers.
+// For tests: the 5 numbers that frame_zstd computes from header i, 16 bytes each, for a content of
+// contents[i] bytes.
 KERNEL(zstd_header_arithmetic, 32)
 (const uint8_t* headers, const uint64_t* contents, uint64_t count, uint64_t* to) {
     for (uint64_t i = lane_index(); i < count; i += 32) {

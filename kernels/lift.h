@@ -1,15 +1,15 @@
-// What scatter and unscatter share: one walk over the elements of a slab, in either direction.
+// The code that scatter and unscatter share: a walk over a slab's elements, in either direction.
 //
-// A slab is a box of elements, dense in C order. Its elements belong to subchunks, each of which has
-// a slot of slot_stride bytes. Everything is counted in units of V bytes, which V = sizeof(Unit) is
-// aligned to on both sides. Mixed-radix digits, made on the host, turn the number of a unit of the
-// slab into a slot and a unit within it.
+// A slab is a box of elements, dense in C order. Its elements belong to subchunks, each of which
+// has a slot of slot_stride bytes. Everything is counted in units of V = sizeof(Unit) bytes, and
+// aligned to V bytes on both sides. Mixed-radix digits, made on the host, turn the number of a unit
+// of the slab into a slot and a unit within the slot.
 #pragma once
 
 #include "device.h"
 
-// One digit: `extent` values, and the steps that one more makes. Dividing by the extent is the
-// upper half of a product with `magic`, shifted by `shift`.
+// One digit: it has `extent` values, and steps from one value to the next. The quotient by the
+// extent is the upper half of a product with `magic`, shifted right by `shift`.
 struct LiftDigit {
     uint32_t extent;
     uint32_t magic;
@@ -41,7 +41,7 @@ struct TileDigit {
     uint32_t step; // in the slab, or within a slot
     uint32_t slot;
     uint32_t shared; // in the tile's memory
-    uint32_t split;  // 1, 2: tiles divide the digit, and the last one may be smaller; 0: they do not
+    uint32_t split;  // 1, 2: the last tile has fewer values, Tile::limit[split - 1]; 0: it has not
 };
 static_assert(sizeof(TileDigit) == 28, "as on the host");
 
@@ -66,7 +66,7 @@ struct TileParameters {
     uint32_t slab_digit_count; // at least 1, as are the others
     uint32_t slot_digit_count;
     uint32_t grid_digit_count;
-    // The digit that a thread's next unit, LIFT_THREADS on, differs in, and by how much; 0: in others, too.
+    // The only digit in which a thread's next unit differs, and by how much; 0: others differ, too.
     uint32_t slab_leap_digit;
     uint32_t slab_leap;
     uint32_t slot_leap_digit;
@@ -122,12 +122,12 @@ DEVICE uint32_t fill_phase(const LiftParameters& p, uint32_t number) {
     return number - fast_divide(number, p.period_magic, p.period_shift) * p.period;
 }
 
-// Scatter, or unscatter if `inverse`, the units of one block: LIFT_UNITS rounds of as many
-// consecutive units of the slab as there are threads, one a thread. Threads that have no unit take
-// the last one, and store nothing.
+// Scatters, or unscatters if `inverse`, the units of one block. In each of LIFT_UNITS rounds, the
+// threads take consecutive units of the slab, one for each thread. Threads without a unit take the
+// last unit, and store nothing.
 //
-// Flags, where there are any, are raised for slots that differ from the fill pattern; for unscatter
-// they say which slots there are, and the others yield the fill pattern.
+// Scatter raises the flags, if there are any, of slots that differ from the fill pattern. For
+// unscatter, flags tell which subchunks are present. The others yield the fill pattern.
 template <typename Unit, bool inverse>
 DEVICE void lift_units_of_block(const LiftParameters& p, Unit* slab, uint8_t* slots, uint32_t* flags,
                                 const Unit* fill) {
@@ -183,7 +183,7 @@ DEVICE void lift_units_of_block(const LiftParameters& p, Unit* slab, uint8_t* sl
         }
     } else {
         if (flags != nullptr) {
-            // Nothing here waits for the units, nor for the flags, before all are on their way.
+            // All loads of units and flags are issued before any of them is waited for.
             bool raised[LIFT_UNITS];
             UNROLL
             for (uint32_t k = 0; k < LIFT_UNITS; k++) raised[k] = is_raised(flags + slot[k]);
@@ -209,7 +209,7 @@ struct Tile {
     uint32_t slab; // its first unit
     uint32_t within;
     uint32_t slot;
-    uint32_t limit[2]; // how many values split digits take in it
+    uint32_t limit[2]; // how many values the split digits have in this tile
 };
 
 DEVICE Tile find_tile(const TileParameters& p, uint32_t number) {
@@ -234,7 +234,7 @@ DEVICE Tile find_tile(const TileParameters& p, uint32_t number) {
     return tile;
 }
 
-// Where units of a tile are, on one side.
+// The places of a thread's units of a tile, on one side.
 struct Places {
     uint32_t step[LIFT_UNITS];
     uint32_t slot[LIFT_UNITS];
@@ -242,12 +242,12 @@ struct Places {
     bool inside[LIFT_UNITS];
 };
 
-// The values of a digit that are in the tile.
+// Returns how many values of a digit are in the tile.
 DEVICE uint32_t limit_of(const TileDigit& digit, const Tile& tile) {
     return digit.split == 0 ? 0xffffffffu : digit.split == 1 ? tile.limit[0] : tile.limit[1];
 }
 
-// Of the units from `first` on that are LIFT_THREADS apart.
+// Returns the places of the units from `first` on that are LIFT_THREADS apart.
 DEVICE Places find_places(const TileDigit* digits, uint32_t count, uint32_t leap_digit, uint32_t leap,
                           const Tile& tile, uint32_t units, uint32_t first) {
     Places place;
@@ -291,7 +291,7 @@ DEVICE Places find_places(const TileDigit* digits, uint32_t count, uint32_t leap
         const uint32_t limit = limit_of(digit, tile);
         UNROLL
         for (uint32_t k = 0; k < LIFT_UNITS; k++) {
-            // The first digit takes what is left: it is not divided, and its magic is not used.
+            // The first digit takes the rest: nothing is divided, and its magic is not used.
             const uint32_t quotient = i == 0 ? 0 : fast_divide(rest[k], digit.magic, digit.shift);
             const uint32_t index = rest[k] - quotient * digit.extent;
             rest[k] = quotient;
@@ -304,12 +304,12 @@ DEVICE Places find_places(const TileDigit* digits, uint32_t count, uint32_t leap
     return place;
 }
 
-// Units of a tile that its memory has room for: the most that the host puts in one, and padding.
+// Units for which a tile's memory has room: the most that the host puts in a tile, and padding.
 template <typename Unit>
 constexpr uint32_t TILE_ROOM = sizeof(Unit) <= 2 ? 5120 : sizeof(Unit) <= 8 ? 1152 : 320;
 
-// Scatter, or unscatter if `inverse`, one tile: into shared memory in the order in which one side
-// lies in memory, and out of it in the order of the other.
+// Scatters, or unscatters if `inverse`, one tile: into shared memory in the order of one side, and
+// out of it in the order of the other side.
 template <typename Unit, bool inverse>
 DEVICE void lift_tile_of_block(const TileParameters& p, Unit* slab, uint8_t* slots, uint32_t* flags, const Unit* fill,
                                Unit* memory) {
@@ -374,7 +374,7 @@ DEVICE void lift_tile_of_block(const TileParameters& p, Unit* slab, uint8_t* slo
                 if (p.swap != 1) value[k] = swapped(value[k], p.swap);
                 store(in_slot[k], value[k]);
             }
-            // Behind the stores, which need not wait for flags.
+            // This follows the stores, so that they need not wait for flags.
             UNROLL
             for (uint32_t k = 0; k < LIFT_UNITS; k++) {
                 if (!different[k] || slot[k] == raised) continue;

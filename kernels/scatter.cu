@@ -6,8 +6,8 @@
 // its bytes are swapped); null flags: no test. `fill` is the fill value, repeated to a multiple of
 // the unit. Bytes of slots that the box has no element for are left as they are.
 //
-// Bytes moved: the box once in and once out; with flags, a look at one for each unit (in tiles: for
-// the first unit of a thread that differs in a slot), and the fill value once for each thread.
+// Bytes moved: the box is read and written once. With flags: one flag for each unit (in tiles, for
+// a thread's first unit that differs in a slot), and the fill value once for each thread.
 //
 // scatter_V moves units of V bytes, which divide the runs that are contiguous on both sides. Blocks
 // of 256 threads own 1024 consecutive units of the slab: ceil(units / 1024) blocks, below 2^31

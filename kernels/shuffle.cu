@@ -9,21 +9,21 @@
 // Bytes behind the last whole element are copied to where they were.
 //
 // A block of threads owns a tile, which is at most 16 KiB of whole elements of a Blosc block, and
-// moves it through shared memory: what lies in memory one behind the other is read and written in
-// aligned granules of 16 bytes, whether it is elements or a row of their bytes or bits. Granules at
-// the ends of a row are shared with other tiles, and written byte by byte. Each byte is read once and
-// written once; rows are at least 1 KiB long for types of up to 16 bytes, and rows of bits 128 bytes.
+// moves it through shared memory. Consecutive elements, or a row of their bytes or bits, are read
+// and written in aligned granules of 16 bytes. Granules at the ends of a row are shared with other
+// tiles, and written byte by byte. Each byte is read once and written once. For types of up to 16
+// bytes, rows of bytes are at least 1 KiB long, and rows of bits at least 128 bytes.
 // Launch: blocks of 256 threads, any grid. 16.5 KiB of shared memory, 33 KiB for bits.
 #include "copy_bytes.h"
 
 constexpr uint32_t THREADS = 256;
 constexpr uint32_t TILE = 16 * 1024;
 
-// Where byte `at` of a tile is in shared memory: a word behind every 128 bytes lets lanes that are a
-// power of two apart use different banks.
+// The place of byte `at` of a tile in shared memory. A word of padding behind every 128 bytes lets
+// lanes that are a power of two apart use different banks.
 DEVICE constexpr uint32_t padded(uint32_t at) { return at + (at / 128) * 4; }
 
-// A tile, and what its first and last granule have beside it.
+// Room for a tile, and for the other bytes of its first and last granule.
 constexpr uint32_t TILE_WORDS = (padded(TILE + 32) + 3) / 4;
 
 // Reads bytes of a tile, each `step` behind the one before.
@@ -39,7 +39,7 @@ DEVICE uint32_t next(Strided& read) {
     return byte;
 }
 
-// Reads one byte of each of `rows` rows, and then the next of each.
+// Reads one byte of each of `rows` rows, and then the next byte of each row.
 struct Woven {
     const uint8_t* tile;
     uint32_t row_bytes;
@@ -88,7 +88,7 @@ DEVICE void load_rows(uint8_t* tile, const uint8_t* from, uint64_t stride, uint3
         const uint32_t head = misalignment(begin);
         if (at >= head + bytes) continue;
         const Bytes16 granule = load16(begin - head + at);
-        const uint32_t first = row * bytes + at - head; // wraps for what is in front of the tile
+        const uint32_t first = row * bytes + at - head; // wraps for bytes in front of the tile
         if (at >= head && at + 16 <= head + bytes && first % 4 == 0) {
             UNROLL
             for (uint32_t w = 0; w < 4; w++)
@@ -154,7 +154,7 @@ DEVICE uint64_t transpose_bits(uint64_t x) {
     return x ^ t ^ (t << 28);
 }
 
-// Part of a Blosc block: whole elements, and for the last one what is behind them.
+// Part of a Blosc block: whole elements, and in the last tile also the bytes behind them.
 struct Tile {
     const uint8_t* from; // the block's first byte
     uint8_t* to;

@@ -1,4 +1,4 @@
-// Shard bytes to subchunk slots: what gather does, the other way.
+// Copies subchunks from shards to slots: the inverse of gather.
 //
 // For each slot i of `count`, sizes[i] bytes from shards + offsets[i] on are copied to
 // slots + i * slot_stride; shards and slots are 16-aligned. A size of zero means that there is nothing
@@ -26,7 +26,7 @@ DEVICE void split_granule(const uint8_t* shards, uint64_t shard_bytes, uint64_t 
     for (; at < end; at++) store(slot + at, load(shards + offset + at));
 }
 
-// What a warp writes at a time: part of slot i, from byte `begin` of it on.
+// The piece that a warp writes at a time: part of slot i, from the slot's byte `begin` on.
 struct Piece {
     uint64_t i;
     uint64_t begin;
@@ -66,7 +66,7 @@ KERNEL(split, 256)
 }
 
 #ifndef __CUDACC__
-// For tests: where in the slots the pieces with these numbers begin, and no byte is touched.
+// For tests: computes where the pieces with these numbers begin, and touches no slot.
 KERNEL(split_arithmetic, 32)(uint64_t slot_stride, const uint64_t* numbers, uint64_t count, uint64_t* to) {
     for (uint64_t i = lane_index(); i < count; i += 32) {
         const Piece piece = piece_of(load(numbers + i), pieces_in(slot_stride));

@@ -2,13 +2,13 @@
 // bytes of the elements swapped, and the fill value where there is no subchunk.
 //
 // `slab` gets the box densely, from subchunk i of the batch at slots + i * slot_stride. Where
-// `flags` are given, subchunks whose flag is zero are not there: their elements are `fill`, the fill
+// `flags` are given, subchunks whose flag is zero are absent: their elements are `fill`, the fill
 // value as it is in the slab, repeated to a multiple of the unit. Their slots are not read.
 //
-// Bytes moved: the box once in and once out; a flag for each unit.
+// Bytes moved: the box is read and written once, and a flag is read for each unit.
 //
-// unscatter_V and unscatter_tile_V own what scatter_V and scatter_tile_V own, and want their
-// launches. Here writes of unscatter_V are coalesced, and reads are as long as the runs.
+// unscatter_V and unscatter_tile_V divide their work as scatter_V and scatter_tile_V do, and need
+// the same launches. Here writes of unscatter_V are coalesced, and reads are as long as the runs.
 #include "lift.h"
 
 #define UNSCATTER(kernel, Unit)                                                                    \

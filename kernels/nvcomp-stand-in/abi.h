@@ -1,7 +1,7 @@
-// What the stand-in has of nvCOMP's C interface: names, types and numbers.
+// The part of nvCOMP's C interface that the stand-in has: names, types and numbers.
 //
 // With NVCOMP_HEADERS they come from NVIDIA's headers instead, and the compiler compares the
-// stand-in's functions with them (`cargo xtask nvcomp-check`).
+// stand-in's functions with these headers (`cargo xtask nvcomp-check`).
 #pragma once
 
 #include <assert.h>
@@ -90,7 +90,7 @@ typedef struct {
 
 #endif
 
-// What zarrs_cuda takes these for, whoever declared them.
+// The values and layouts that zarrs_cuda assumes, with or without NVIDIA's headers.
 
 static_assert(nvcompSuccess == 0 && nvcompErrorCudaError == 1000, "statuses");
 static_assert(nvcompErrorInvalidValue == 10 && nvcompErrorNotSupported == 11, "statuses");

@@ -5,10 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Macros, and what they stand for.
+/// Macros and their values.
 type Defines = &'static [(&'static str, &'static str)];
 
-/// Folder, major version, and what makes it what it is.
+/// The folder of each library, its major version, and the macros that define its variant.
 const LIBRARIES: [(&str, u32, Defines); 10] = [
     ("six", 6, &[]),
     (
@@ -37,7 +37,7 @@ const LIBRARIES: [(&str, u32, Defines); 10] = [
     (
         "incomplete",
         6,
-        // Under other names they are not found.
+        // Functions with other names are not found.
         &[
             (
                 "nvcompBatchedLZ4CompressGetMaxOutputChunkSize",
@@ -54,8 +54,9 @@ const LIBRARIES: [(&str, u32, Defines); 10] = [
     ),
 ];
 
-/// Where the kernels are compiled with `AddressSanitizer`, so are the stand-ins: then it sees what
-/// they read and write of what they were not given. Its runtime is the kernels'.
+/// If this variable is `address`, the kernels and the stand-ins are compiled with
+/// `AddressSanitizer`. Then it finds the stand-ins' accesses to memory that is not theirs. The
+/// kernels bring its runtime.
 const SANITIZE: &str = "ZARRS_CUDA_SIMT_SANITIZE";
 
 const CODECS: [&str; 3] = ["deflate.c", "lz4.c", "zstd.c"];
@@ -101,7 +102,7 @@ fn compiler(zstd: &Path) -> cc::Build {
         .debug(true)
         .pic(true)
         .include(zstd.join("include"))
-        // Nothing of libzstd is seen from outside, or taken from there.
+        // The symbols of libzstd are neither exported nor taken from another library.
         .flag("-fvisibility=hidden");
     if env::var(SANITIZE).is_ok_and(|sanitizer| sanitizer == "address") {
         build.flag("-fsanitize=address");

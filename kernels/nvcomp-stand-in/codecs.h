@@ -1,4 +1,4 @@
-// Encoders whose output is legal and unlike that of the host's libraries, and decoders.
+// Decoders, and encoders whose output is legal but differs from the output of the host's libraries.
 #pragma once
 
 #include <stddef.h>
@@ -6,12 +6,12 @@
 
 enum decoded {
     DECODED,
-    /// There is more than the output has room for.
+    /// The content is larger than the room for it.
     TOO_LARGE,
     CORRUPT,
 };
 
-/// Each writes at most `bound(len)` bytes, and returns how many. `len` is at least 1.
+/// Each encoder writes at most `bound(len)` bytes, and returns how many. `len` is at least 1.
 size_t zstd_bound(size_t len);
 size_t zstd_encode(const uint8_t* from, size_t len, uint8_t* to);
 size_t deflate_bound(size_t len);
@@ -19,7 +19,7 @@ size_t deflate_encode(const uint8_t* from, size_t len, uint8_t* to);
 size_t lz4_bound(size_t len);
 size_t lz4_encode(const uint8_t* from, size_t len, uint8_t* to);
 
-/// Each writes at most `room` bytes, and tells how many.
+/// Each decoder writes at most `room` bytes, and stores how many in `written`.
 enum decoded zstd_decode(const uint8_t* from, size_t len, uint8_t* to, size_t room,
                          size_t* written);
 enum decoded deflate_decode(const uint8_t* from, size_t len, uint8_t* to, size_t room,

@@ -29,7 +29,7 @@ struct writer {
     unsigned count;
 };
 
-/// Low bits first.
+/// Writes bits, low bits first.
 static void put(struct writer* out, uint32_t bits, unsigned count) {
     out->bits |= (uint64_t)bits << out->count;
     out->count += count;
@@ -44,7 +44,7 @@ static void align(struct writer* out) {
     if (out->count > 0) put(out, 0, 8 - out->count);
 }
 
-/// A code of Huffman's: high bits first.
+/// Writes a Huffman code, high bits first.
 static void code(struct writer* out, uint32_t bits, unsigned count) {
     uint32_t reversed = 0;
     for (unsigned i = 0; i < count; i++) reversed |= (bits >> i & 1) << (count - 1 - i);
@@ -75,8 +75,8 @@ static void match(struct writer* out, size_t length, size_t distance) {
 }
 
 size_t deflate_bound(size_t len) {
-    // Nine bits a literal; three for the header of a block and seven for its end, or five bytes and
-    // the bits to fill one.
+    // A literal has at most nine bits. A block has three bits for its header and seven for its end,
+    // or if it is stored, five bytes and the bits to fill one.
     return len + len / 8 + (len / PIECE + 1) * 6 + 8;
 }
 
@@ -155,7 +155,8 @@ struct code {
     uint16_t symbols[288];
 };
 
-/// How many codes of the longest length are left over; negative if there are too many.
+/// Builds a code. Returns how many codes of the longest length are unused; negative if there are
+/// too many codes.
 static int build(struct code* code, const uint8_t* lengths, unsigned symbols) {
     uint16_t offsets[16] = {0};
     memset(code->count, 0, sizeof code->count);

@@ -8,9 +8,9 @@ enum {
     TABLE = 1 << 10,
     WINDOW = (1 << 16) - 1,
     SHORTEST = 4,
-    /// The last bytes are literals.
+    /// So many last bytes are literals.
     TAIL = 5,
-    /// The last match begins so many bytes before the end.
+    /// The last match begins at least so many bytes before the end.
     MARGIN = 12,
 };
 

@@ -1,16 +1,16 @@
-// A library with the C interface of nvCOMP, for tests without a GPU: its addresses are the host's,
-// and it does its work when it is called. It is strict where nvCOMP is undefined: what is not
-// aligned, too small or too large makes the call fail, and corrupt input to a decompressor ends the
-// process. It writes all that nvCOMP may write: the whole temporary memory, and every output slot to
-// its end.
+// A library with the C interface of nvCOMP, for tests without a GPU. Its addresses are the host's,
+// and it does its work when it is called. It is strict where nvCOMP is undefined: misaligned, too
+// small or too large arguments make the call fail, and corrupt input to a decompressor ends the
+// process. It writes all memory that nvCOMP may write: the whole temporary memory, and every output
+// slot to its end.
 //
-// How it is compiled says what it is:
-// STAND_IN_VERSION      what it says that it is, and which functions it has
-// STAND_IN_FAIL_EVERY   the last chunk of so many fails
-// STAND_IN_INPUT, STAND_IN_OUTPUT, STAND_IN_TEMP   the alignments that it asks for
-// STAND_IN_NO_DEVICE    it cannot say how much memory zstd takes, as nvCOMP cannot without a device
+// Macros select the variant:
+// STAND_IN_VERSION      the version that it reports, and whose functions it has
+// STAND_IN_FAIL_EVERY   the last of so many chunks fails
+// STAND_IN_INPUT, STAND_IN_OUTPUT, STAND_IN_TEMP   the alignments that it requires
+// STAND_IN_NO_DEVICE    it cannot tell zstd's temporary memory, as nvCOMP cannot without a device
 // STAND_IN_REFUSES      it compresses no batch
-// What is not said is 6.0, and as below.
+// The default is version 6.0, with the values below.
 
 #include <stdint.h>
 #include <stdio.h>
@@ -34,7 +34,7 @@
 
 struct format {
     const char* name;
-    /// Of a chunk.
+    /// The largest size of a chunk, in bytes.
     size_t limit;
     size_t (*bound)(size_t len);
     size_t (*encode)(const uint8_t* from, size_t len, uint8_t* to);
@@ -50,7 +50,7 @@ static const struct format formats_LZ4 = {"lz4", 1 << 24, lz4_bound, lz4_encode,
 /// A chunk that begins with this, and one of the digits 0 to 4, fails.
 static const char magic[] = "stand-in fails ";
 
-/// The first number of options; the others must be 0.
+/// Checks the first number of options. The other numbers must be 0.
 static nvcompStatus_t first_option(const void* options, int least, int most) {
     int32_t numbers[16];
     memcpy(numbers, options, sizeof numbers);
@@ -84,7 +84,7 @@ static nvcompStatus_t alignments(nvcompStatus_t options, nvcompAlignmentRequirem
     return nvcompSuccess;
 }
 
-/// Odd on purpose.
+/// Returns a size that is deliberately irregular.
 static size_t temp_of(size_t chunks, size_t most, size_t total) {
     return chunks == 0 ? 0 : chunks * (most / 4 + 99) + total / 8 + 13;
 }
@@ -112,7 +112,7 @@ static int aligned(const void* pointer, size_t to) {
     return ((uintptr_t)pointer & (to - 1)) == 0;
 }
 
-/// What both directions ask of their arguments.
+/// Checks the arguments that both directions have.
 static nvcompStatus_t check(const void* const* inputs, const size_t* sizes, size_t chunks,
                             const void* temp, size_t temp_bytes, size_t needed,
                             void* const* outputs, const size_t* results,
@@ -130,10 +130,10 @@ static nvcompStatus_t check(const void* const* inputs, const size_t* sizes, size
     return nvcompSuccess;
 }
 
-/// Nothing is said of a chunk that fails like this, and nothing is written for it.
+/// The kind of failure for which nothing is written, not even a status or a size.
 enum { silent = 4 };
 
-/// How a chunk fails: 0 to 3, or `silent`, or -1 if it does not.
+/// Returns how a chunk fails: 0 to 3, or `silent`, or -1 if it does not.
 static int failure(size_t number, const void* chunk, size_t len) {
     const size_t every = STAND_IN_FAIL_EVERY;
     if (number % every == every - 1) return (int)(number / every % 4);
@@ -145,7 +145,7 @@ static int failure(size_t number, const void* chunk, size_t len) {
     return -1;
 }
 
-/// What is told of a chunk that failed; it can look like one that did not.
+/// Writes the status and the size of a failed chunk. One of them can look like success.
 static void fail(int kind, size_t slot, nvcompStatus_t reason, size_t* size,
                  nvcompStatus_t* status) {
     static const size_t garbage = 0xfffffffffffffff3;
@@ -186,7 +186,7 @@ static nvcompStatus_t compress(const struct format* format, nvcompStatus_t optio
             statuses[i] = nvcompSuccess;
         }
     }
-    // After all of them, so that slots that overlap lose what they hold.
+    // This follows all chunks, so that slots that overlap lose their contents.
     for (size_t i = 0; i < chunks; i++) {
         int kind = failure(i, inputs[i], sizes[i]);
         if (kind == silent) continue;
@@ -283,7 +283,7 @@ NVCOMP_EXPORT const char* nvcompGetStatusString(nvcompStatus_t status) {
         return temp_size(&formats_##X, options_status, chunks, most, total, bytes);              \
     }
 #else
-// The name of 6 with the arguments of 4: nobody who knows the version calls it.
+// The name of version 6 with the arguments of version 4: no caller that checks the version uses it.
 #define TEMP_SIZE(X, Direction, options_status)                                                   \
     NVCOMP_EXPORT nvcompStatus_t nvcompBatched##X##Direction##GetTempSize(                       \
         size_t chunks, size_t most, nvcompBatched##X##Direction##Opts_t options, size_t* bytes) { \

@@ -27,7 +27,7 @@ size_t zstd_bound(size_t len) {
            rest * BLOCK_HEADER + CHECKSUM;
 }
 
-/// libzstd's frame, which is for the caller to free.
+/// Returns libzstd's frame, which the caller frees.
 static uint8_t* compress(const uint8_t* from, size_t len, int checksum, size_t* size) {
     size_t room = ZSTD_compressBound(len) + HEADER + CHECKSUM;
     uint8_t* frame = malloc(room);
@@ -42,7 +42,7 @@ static uint8_t* compress(const uint8_t* from, size_t len, int checksum, size_t* 
     return frame;
 }
 
-/// By content and length alone: the same chunk gives the same frame.
+/// Writes a header that depends only on content and length: the same chunk gives the same frame.
 static size_t header(const uint8_t* from, size_t len, uint8_t* to, int* checksum) {
     little_endian(to, 0xfd2fb528, 4);
     unsigned kind = (from[0] + from[len / 2] + (unsigned)len) % 4;
@@ -85,10 +85,11 @@ size_t zstd_encode(const uint8_t* from, size_t len, uint8_t* to) {
     size_t done = 0;
     if (len > 1 && !constant(from, len < FIRST ? len : FIRST)) {
         done = len < FIRST ? len : FIRST;
-        // Only the first piece refers back: the offsets that a frame begins with are right for it.
+        // Only the first piece has matches: the repeated offsets that a frame begins with are right
+        // for it.
         size_t size;
         uint8_t* frame = compress(from, done, 0, &size);
-        if (frame[4] != 0) abort(); // then its header has six bytes
+        if (frame[4] != 0) abort(); // if it is 0, the header has six bytes
         const uint8_t* next = frame + 6;
         for (int more = 1; more;) {
             uint32_t word = next[0] | next[1] << 8 | (uint32_t)next[2] << 16;

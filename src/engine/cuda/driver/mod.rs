@@ -1,13 +1,13 @@
-//! The seam below the CUDA engine: allocate, copy, launch, record, wait.
+//! The interface below the CUDA engine: allocate, copy, launch, record, wait.
 //!
-//! Two implementations: [`cuda`] calls the CUDA driver, [`simulation`] needs no GPU and checks what
-//! hardware hides. Everything above the seam is written once, and is ordered by what it says here:
-//! every operation declares the bytes that it reads and writes, and every wait, record and
-//! synchronisation has a [`Site`], a name under which the simulation can take it out.
+//! There are two implementations. [`cuda`] calls the CUDA driver. [`simulation`] needs no GPU, and
+//! detects errors that hardware hides. The code above this interface is the same for both. Every
+//! operation declares the bytes that it reads and writes. Every wait, record and synchronisation
+//! has a [`Site`], a name by which the simulation can leave it out.
 //!
-//! Rules for whoever calls a driver:
+//! Rules for the callers of a driver:
 //! - Calls happen between [`enter`](Driver::enter) and [`leave`](Driver::leave) on the same thread.
-//! - What an operation reads and writes stays allocated until the operation has completed.
+//! - Memory that an operation reads or writes stays allocated until the operation has completed.
 //! - The host touches pinned memory only after [`host_access`](Driver::host_access) for it.
 
 #[allow(unsafe_code)]
@@ -27,14 +27,14 @@ pub(crate) use crate::engine::error::Fault;
 /// A device, as its driver describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// The number of the device among those that the process sees.
+    /// The number of the device among the devices that the process sees.
     pub ordinal: usize,
     pub name: String,
-    /// Major and minor.
+    /// The major and the minor version.
     pub compute_capability: (u32, u32),
     /// In bytes.
     pub total_memory: usize,
-    /// Streaming multiprocessors.
+    /// The number of streaming multiprocessors.
     pub multiprocessors: u32,
 }
 
@@ -54,7 +54,7 @@ pub struct DeviceMemory(pub(crate) u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PinnedMemory(pub NonNull<u8>);
 
-// SAFETY: a handle. What is done with the memory is ordered by the rules of the module.
+// SAFETY: this is only a handle. The rules of the module order all accesses to the memory.
 #[allow(unsafe_code)]
 unsafe impl Send for PinnedMemory {}
 // SAFETY: as above.
@@ -77,28 +77,29 @@ pub struct PinnedSpan {
     pub len: usize,
 }
 
-/// Bytes that an operation can name. Pageable memory is not among them.
+/// Bytes that an operation reads or writes. Operations cannot access pageable memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Span {
     Device(DeviceSpan),
     Pinned(PinnedSpan),
 }
 
-/// What an operation does to a span.
+/// How an operation accesses a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Reads it; all of it must have been written.
+    /// Reads the span, all of which must have been written before.
     Read,
-    /// Writes any part of it, and does not read it. Counts as written afterwards.
+    /// Writes any part of the span, and reads nothing. The span counts as written afterwards.
     Write,
-    /// Reads and writes it; all of it must have been written.
+    /// Reads and writes the span, all of which must have been written before.
     Update,
 }
 
-/// Who writes pinned memory.
+/// Which side writes pinned memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PinnedUse {
-    /// The host writes, the device reads: may be write-combined, which is slow to read.
+    /// The host writes, the device reads. The memory may be write-combined, which makes reads by
+    /// the host slow.
     ToDevice,
     /// The device writes, the host reads.
     FromDevice,
@@ -108,7 +109,7 @@ pub enum PinnedUse {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Site(pub &'static str);
 
-/// How many threads run a kernel: one-dimensional, as all our kernels are.
+/// The dimensions of a launch. All kernels of this crate are one-dimensional.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dims {
     /// Blocks; at least 1 and below 2³¹.
@@ -120,7 +121,7 @@ pub struct Dims {
 /// An argument of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub enum Arg<'a> {
-    /// A pointer to the first byte of the span, and what the kernel does to it.
+    /// A pointer to the first byte of the span, and how the kernel accesses the span.
     #[allow(
         dead_code,
         reason = "the simulation checks the access, hardware does not ask"
@@ -130,115 +131,116 @@ pub enum Arg<'a> {
     Null,
     U32(u32),
     U64(u64),
-    /// A structure, by value: its bytes. Aligned to 8.
+    /// The bytes of a structure that is passed by value, aligned to 8 bytes.
     Struct(&'a [u8]),
 }
 
-/// A call of a library's asynchronous function, given the driver's own handle of a stream. An error
-/// is what the library says.
+/// A call of a library's asynchronous function. The argument is the driver's own handle of a
+/// stream. The error is the library's message.
 pub(crate) type LibraryCall = Box<dyn FnOnce(*mut c_void) -> Result<(), String> + Send>;
 
 /// Allocates, copies, launches, records and waits, on one device.
 ///
-/// Spans of length 0 are legal everywhere, and so are copies and fills of them, which do nothing.
-/// Every method returns a [`DriverError`] if the operation, or an earlier one on the same device,
-/// failed.
+/// Spans of length 0 are legal everywhere. Copies and fills of such spans do nothing. A method
+/// returns a [`DriverError`] if its operation or an earlier one on the same device failed.
 #[allow(unsafe_code)]
 pub trait Driver: fmt::Debug + Send + Sync {
     /// The device.
     fn device(&self) -> &DeviceInfo;
 
-    /// Make the device's context current on this thread, until [`leave`](Self::leave). Nests.
+    /// Makes the device's context current on this thread, until [`leave`](Self::leave). Calls nest.
     fn enter(&self) -> Result<(), DriverError>;
 
-    /// Undo the last [`enter`](Self::enter) of this thread.
+    /// Undoes the last [`enter`](Self::enter) of this thread.
     fn leave(&self) -> Result<(), DriverError>;
 
-    /// The free device memory, in bytes.
+    /// Returns the free device memory, in bytes.
     fn free_memory(&self) -> Result<usize, DriverError>;
 
-    /// Allocate `len` bytes of device memory; `len` is at least 1. Its content is undefined.
+    /// Allocates `len` bytes of device memory, at least 1. The memory's content is undefined.
     fn allocate(&self, len: usize) -> Result<DeviceMemory, DriverError>;
 
-    /// Free device memory.
+    /// Frees device memory.
     ///
     /// # Safety
-    /// Nothing uses it any more.
+    /// Nothing uses the memory any more.
     unsafe fn free(&self, memory: DeviceMemory) -> Result<(), DriverError>;
 
-    /// Allocate `len` bytes of pinned memory; `len` is at least 1.
+    /// Allocates `len` bytes of pinned memory, at least 1.
     ///
     /// # Errors
-    /// Also [`Fault::OutOfMemory`] if the host has none.
+    /// Also [`Fault::OutOfMemory`] if the host has no memory left.
     fn allocate_pinned(&self, len: usize, pinned: PinnedUse) -> Result<PinnedMemory, DriverError>;
 
-    /// Free pinned memory.
+    /// Frees pinned memory.
     ///
     /// # Safety
-    /// Nothing uses it any more.
+    /// Nothing uses the memory any more.
     unsafe fn free_pinned(&self, memory: PinnedMemory) -> Result<(), DriverError>;
 
-    /// Create a stream that does not synchronise with the default stream.
+    /// Creates a stream that does not synchronise with the default stream.
     fn create_stream(&self) -> Result<StreamId, DriverError>;
 
-    /// Destroy a stream. What is in it still runs.
+    /// Destroys a stream. Operations that are already in the stream still run.
     fn destroy_stream(&self, stream: StreamId) -> Result<(), DriverError>;
 
-    /// Create an event that takes the time, and puts threads that synchronise with it to sleep.
+    /// Creates an event that takes the time. Threads that synchronise with the event sleep.
     fn create_event(&self) -> Result<EventId, DriverError>;
 
-    /// Destroy an event.
+    /// Destroys an event.
     fn destroy_event(&self, event: EventId) -> Result<(), DriverError>;
 
-    /// Let `event` stand for what is in `stream` now.
+    /// Records `event` in `stream`: the event happens when all operations that are now in the
+    /// stream have completed.
     fn record(&self, event: EventId, stream: StreamId, site: Site) -> Result<(), DriverError>;
 
-    /// Let `event` stand for what is now in a stream that is not the driver's own: `stream` is its
-    /// handle, as the CUDA driver has it.
+    /// Records `event` in a stream that this driver did not create. `stream` is the CUDA driver's
+    /// handle of the stream.
     ///
     /// # Safety
-    /// It is a stream of the device's primary context, and is not destroyed meanwhile.
+    /// The stream belongs to the device's primary context, and is not destroyed during the call.
     unsafe fn record_in(&self, event: EventId, stream: u64, site: Site) -> Result<(), DriverError>;
 
-    /// The handle of `event`, as the CUDA driver has it.
+    /// Returns the CUDA driver's handle of `event`.
     fn event_handle(&self, event: EventId) -> Result<u64, DriverError>;
 
-    /// Device memory that is not the driver's own: `len` bytes from the address `pointer` on. It is
-    /// told where it is used whether there is such memory.
+    /// Returns a span of `len` bytes from the address `pointer` on, in device memory that this
+    /// driver did not allocate. A wrong address may be reported only when the span is used.
     fn adopt(&self, pointer: u64, len: usize) -> Result<DeviceSpan, DriverError>;
 
-    /// Let what is put into `stream` from now on wait for `event`, as it was last recorded.
+    /// Makes operations that are enqueued in `stream` from now on wait for the last record of
+    /// `event`.
     fn wait(&self, stream: StreamId, event: EventId, site: Site) -> Result<(), DriverError>;
 
-    /// Whether `event` has happened.
+    /// Returns whether `event` has happened.
     fn query_event(&self, event: EventId) -> Result<bool, DriverError>;
 
-    /// Let this thread wait for `event`, as it was last recorded.
+    /// Blocks this thread until the last record of `event` has happened.
     fn synchronize(&self, event: EventId, site: Site) -> Result<(), DriverError>;
 
-    /// Let this thread wait for everything in `stream`.
+    /// Blocks this thread until all operations in `stream` have completed.
     fn synchronize_stream(&self, stream: StreamId, site: Site) -> Result<(), DriverError>;
 
-    /// The time on the device between two events that have both happened.
+    /// Returns the time on the device between two events that have both happened.
     fn elapsed(&self, begin: EventId, end: EventId) -> Result<Duration, DriverError>;
 
-    /// Copy `from` to `to`, which have the same length, in `stream`.
+    /// Enqueues a copy of `from` to `to` in `stream`. Both spans have the same length.
     ///
     /// # Safety
-    /// The rules of the module.
+    /// The caller keeps the rules of the module.
     unsafe fn copy(&self, stream: StreamId, from: Span, to: Span) -> Result<(), DriverError>;
 
-    /// Set every byte of `span`, in `stream`.
+    /// Enqueues a fill of `span` with `byte` in `stream`.
     ///
     /// # Safety
-    /// The rules of the module.
+    /// The caller keeps the rules of the module.
     unsafe fn fill(&self, stream: StreamId, span: DeviceSpan, byte: u8) -> Result<(), DriverError>;
 
-    /// Run the kernel `name` in `stream`.
+    /// Enqueues the kernel `name` in `stream`.
     ///
     /// # Safety
-    /// The rules of the module, and: `args` are what the kernel takes, and it keeps within the
-    /// spans.
+    /// The caller keeps the rules of the module. `args` match the kernel's parameters, and the
+    /// kernel stays within the spans.
     unsafe fn launch(
         &self,
         stream: StreamId,
@@ -247,10 +249,12 @@ pub trait Driver: fmt::Debug + Send + Sync {
         args: &[Arg<'_>],
     ) -> Result<(), DriverError>;
 
-    /// Call a library that puts its work into `stream`, which reads and writes `accesses`.
+    /// Calls a library function that enqueues work in `stream`. The work accesses only the spans in
+    /// `accesses`.
     ///
     /// # Safety
-    /// The rules of the module, and: `function` keeps within the spans, and only enqueues.
+    /// The caller keeps the rules of the module. `function` stays within the spans, and only
+    /// enqueues work.
     unsafe fn call(
         &self,
         stream: StreamId,
@@ -259,9 +263,10 @@ pub trait Driver: fmt::Debug + Send + Sync {
         function: LibraryCall,
     ) -> Result<(), DriverError>;
 
-    /// Declare that the host reads or writes `span` now, before anything else is enqueued.
+    /// Declares that the host reads or writes `span` now, before anything else is enqueued.
     fn host_access(&self, span: PinnedSpan, access: Access) -> Result<(), DriverError>;
 
-    /// Declare that nobody reads what `span` holds now: it will be written first.
+    /// Declares that the current content of `span` is not needed: the span will be written before
+    /// it is read.
     fn discard(&self, span: Span) -> Result<(), DriverError>;
 }

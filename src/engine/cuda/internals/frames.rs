@@ -1,4 +1,4 @@
-//! `frame_parts` in plain numbers, for a fuzz target.
+//! The results of `frame_parts` in plain numbers, for a fuzz target.
 
 use crate::engine::cuda::frame_parts;
 use crate::engine::cuda::kernels::shuffle::Shuffle;
@@ -6,40 +6,40 @@ use crate::engine::cuda::nvcomp::Format;
 use crate::engine::{Job, KnownChain};
 use crate::layout::Extent;
 
-/// The compressed streams of a shard, as a device would be given them.
+/// The compressed streams of a shard, as a device would get them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFrames {
-    /// What decodes the streams: `zstd`, `deflate` or `lz4`.
+    /// The format of the streams: `zstd`, `deflate` or `lz4`.
     pub format: &'static str,
-    /// Bytes of a decoded subchunk, with the checksums in front of the compressor.
+    /// Bytes of a decoded subchunk, with the checksums that precede the compressor in the chain.
     pub bytes: usize,
-    /// Bytes of each decoded stream but the last of a subchunk.
+    /// Bytes of each decoded stream. The last stream of a subchunk may be shorter.
     pub block: usize,
     /// Whether bits or bytes are shuffled in each block, and the size of an element.
     pub shuffle: Option<(DeviceShuffle, usize)>,
-    /// The streams of each subchunk; none of one that is not stored.
+    /// The streams of each subchunk. A subchunk that is not stored has none.
     pub subchunks: Vec<Vec<DeviceStream>>,
-    /// The CRC-32 of each decoded subchunk, with gzip.
+    /// For gzip, the CRC-32 of each decoded subchunk.
     pub checksums: Vec<u32>,
 }
 
-/// Which filter is undone after decompression.
+/// The filter that is undone after decompression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceShuffle {
-    /// That of bytes.
+    /// The byte shuffle.
     Bytes,
-    /// That of bits.
+    /// The bit shuffle.
     Bits,
 }
 
 /// One stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceStream {
-    /// Where it begins in the encoded subchunk.
+    /// The offset of the stream in the encoded subchunk, in bytes.
     pub start: usize,
-    /// How many bytes it has.
+    /// The length of the stream, in bytes.
     pub len: usize,
-    /// Whether it is stored as it is.
+    /// Whether the stream is stored uncompressed.
     pub is_raw: bool,
 }
 

@@ -11,7 +11,7 @@ pub use super::session;
 pub use super::sizing;
 pub use super::{Compressors, CudaEngine, Devices, Limits, Tuning};
 
-/// The seam below the engine.
+/// The driver interface below the engine.
 pub mod driver {
     pub use crate::engine::cuda::driver::cuda::open_all;
     pub use crate::engine::cuda::driver::{
@@ -20,7 +20,7 @@ pub mod driver {
     };
 }
 
-/// Each kernel with the launch that it wants.
+/// The kernels, each with the function that launches it.
 pub mod kernels {
     pub use crate::engine::cuda::kernels::{
         aggregate, chunks, crc32c, scatter, shuffle, spans, split,

@@ -1,4 +1,4 @@
-//! Subchunks to dense shards, in three passes: `aggregate.cu`.
+//! Packs subchunks into dense shards, in three passes: `aggregate.cu`.
 
 use super::spans::{Launch, Lengths, Most, Slots};
 use crate::engine::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, StreamId};
@@ -7,7 +7,7 @@ use crate::layout::ShardPermutation;
 /// Threads per block, as in the kernels.
 const BLOCK: u32 = 256;
 
-/// How the launches are cut.
+/// How launches divide their work.
 pub struct Tuning {
     /// Sizes that a block scans at a time, as in the kernels.
     scan_tile: usize,
@@ -37,7 +37,7 @@ struct LiftingDigit {
     within_stride: u64,
 }
 
-/// The permutation, as the kernel takes it.
+/// The permutation, in the format of the kernel's argument.
 #[repr(C)]
 struct Lifting {
     digit_count: u64,
@@ -75,15 +75,15 @@ impl Lifting {
     }
 }
 
-/// Pass 1: for each subchunk `i`, write its size to `permuted[P(i)]` (`u64`s) and `i` to
-/// `source[P(i)]` (`u32`s). Subchunks whose flag in `present`, a `u32` each, is zero are elided: of
-/// size zero. So are the padded slots that no subchunk has.
+/// Pass 1: for each subchunk `i`, writes its size to `permuted[P(i)]` (`u64`s) and `i` to
+/// `source[P(i)]` (`u32`s), where P is the permutation. A subchunk whose flag in `present` (a `u32`
+/// each) is zero is elided: its size is zero. Padded slots without a subchunk have size zero, too.
 ///
 /// # Errors
-/// A span that is too short or misaligned, and whatever the driver says.
+/// A span is too short or misaligned, or the driver fails.
 ///
 /// # Safety
-/// The rules of the driver.
+/// The caller keeps the rules of the driver.
 pub(crate) unsafe fn permute_sizes(
     driver: &dyn Driver,
     stream: StreamId,
@@ -99,11 +99,11 @@ pub(crate) unsafe fn permute_sizes(
         kernel: "permute_sizes",
     };
     let most = TUNING.permute_most;
-    // SAFETY: what the caller promises.
+    // SAFETY: the caller promises the same.
     unsafe { permute_sizes_as(launch, permutation, sizes, present, permuted, source, most) }
 }
 
-/// [`permute_sizes`], with so many blocks.
+/// [`permute_sizes`], with at most `most` blocks.
 ///
 /// # Safety
 /// As for [`permute_sizes`].
@@ -137,7 +137,7 @@ unsafe fn permute_sizes_as(
         return Ok(());
     }
     if padded_slots > subchunks {
-        // SAFETY: what the caller promises.
+        // SAFETY: the caller promises the same.
         unsafe {
             launch.driver.fill(launch.stream, permuted, 0)?;
             launch.driver.fill(launch.stream, source, 0)?;
@@ -154,25 +154,27 @@ unsafe fn permute_sizes_as(
         Arg::Span(source, Access::Write),
     ];
     let grid = launch.grid(subchunks, BLOCK as usize, most);
-    // SAFETY: there is an element for each subchunk in what is read, and the places of the
-    // permutation are below the padded slots, for each of which there is one in what is written.
+    // SAFETY: the spans that are read have an element for each subchunk. The places of the
+    // permutation are below the number of padded slots. The spans that are written have an element
+    // for each padded slot.
     unsafe { launch.run(grid, BLOCK, &args) }
 }
 
-/// The bytes of scratch that [`scan`] takes for `count` sizes.
+/// Returns the bytes of scratch that [`scan`] needs for `count` sizes.
 pub(crate) fn scan_scratch_bytes(count: usize) -> usize {
     (count.div_ceil(TUNING.scan_tile) + 1) * 8
 }
 
 /// Pass 2: `offsets[k]` becomes the sum of the first `k` of `count` `sizes`, for `k` from 0 to
-/// `count`: one more than there are sizes. All are `u64`s. `offsets` may begin where `sizes` does.
+/// `count`. So there is one more offset than sizes. All are `u64`s. `offsets` may begin where
+/// `sizes` does.
 ///
 /// # Errors
-/// A span that is too short or misaligned, `offsets` that overlap `sizes` otherwise, and whatever
-/// the driver says.
+/// A span is too short or misaligned, `offsets` overlap `sizes` in any other way, or the driver
+/// fails.
 ///
 /// # Safety
-/// The rules of the driver.
+/// The caller keeps the rules of the driver.
 pub(crate) unsafe fn scan(
     driver: &dyn Driver,
     stream: StreamId,
@@ -181,7 +183,7 @@ pub(crate) unsafe fn scan(
     scratch: DeviceSpan,
     count: usize,
 ) -> Result<(), DriverError> {
-    // SAFETY: what the caller promises.
+    // SAFETY: the caller promises the same.
     unsafe {
         scan_as(
             driver,
@@ -278,17 +280,16 @@ unsafe fn scan_as(
     }
 }
 
-/// Pass 3: copy run `j` from the begin of slot `source[j]` to `dense`, from `offsets[j]` up to
-/// `offsets[j + 1]`. There are `runs` `u32` sources and one more `u64` offset. Nothing is written
-/// behind the last offset.
+/// Pass 3: copies run `j` from the beginning of slot `source[j]` to `dense`, from `offsets[j]` up
+/// to `offsets[j + 1]`. There are `runs` sources (`u32`s) and `runs + 1` offsets (`u64`s). Nothing
+/// is written behind the last offset.
 ///
 /// # Errors
-/// A span that is too short or misaligned (`dense` begins at a multiple of 16), and whatever the
-/// driver says.
+/// A span is too short or misaligned (`dense` begins at a multiple of 16), or the driver fails.
 ///
 /// # Safety
-/// The rules of the driver. The offsets begin at zero and do not decrease, no run is longer than a
-/// slot, and the source of each run that is not empty is a slot.
+/// The caller keeps the rules of the driver. The offsets begin at zero and do not decrease, no run
+/// is longer than a slot, and the source of each run that is not empty is a slot.
 pub unsafe fn gather(
     driver: &dyn Driver,
     stream: StreamId,
@@ -304,11 +305,11 @@ pub unsafe fn gather(
         kernel: "gather",
     };
     let most = TUNING.gather_most;
-    // SAFETY: what the caller promises.
+    // SAFETY: the caller promises the same.
     unsafe { gather_as(launch, slots, source, offsets, runs, dense, most) }
 }
 
-/// [`gather`], with so many blocks.
+/// [`gather`], with at most `most` blocks.
 ///
 /// # Safety
 /// As for [`gather`].
@@ -338,8 +339,8 @@ unsafe fn gather_as(
         Arg::U64(dense.len as u64),
     ];
     let grid = launch.grid(dense.len, TUNING.gather_bytes, most);
-    // SAFETY: the kernel writes up to the end of `dense` at most, and reads what the caller promises
-    // to be in slots.
+    // SAFETY: the kernel writes at most up to the end of `dense`. It reads only bytes that the
+    // caller promises to be in slots.
     unsafe { launch.run(grid, BLOCK, &args) }
 }
 
@@ -402,7 +403,7 @@ pub(crate) mod tests {
                 Lengths::All(all)
             };
             let present = elide.then_some(spans[1]);
-            // SAFETY: the spans are those of the buffers.
+            // SAFETY: the spans cover the buffers.
             unsafe {
                 let launch = Launch {
                     driver,
@@ -438,7 +439,7 @@ pub(crate) mod tests {
             &mut [&mut input, &mut output, &mut scratch],
             |stream, spans| {
                 let from = if in_place { spans[1] } else { spans[0] };
-                // SAFETY: the spans are those of the buffers.
+                // SAFETY: the spans cover the buffers.
                 unsafe { scan_as(driver, stream, from, spans[1], spans[2], count, alone) }
             },
         )
@@ -449,7 +450,7 @@ pub(crate) mod tests {
         );
     }
 
-    /// Runs that are to be gathered: their sizes and slots, and the stride of these.
+    /// Runs to gather: their sizes, their slots, and the stride of slots.
     #[derive(Clone, Debug)]
     struct Runs {
         sizes: Vec<usize>,
@@ -486,7 +487,7 @@ pub(crate) mod tests {
             })
     }
 
-    /// Gather, into `room` bytes more than that takes.
+    /// Checks a gather of `runs` into `room` bytes more than they need.
     fn check_gather_case(driver: &dyn Driver, runs: &Runs, room: usize, most: Most) {
         let count = runs.sizes.len();
         let mut bytes = noise(runs.seed, count * runs.stride);
@@ -503,7 +504,7 @@ pub(crate) mod tests {
         on(driver, buffers, |stream, spans| {
             let slots = slots(spans[0], runs.stride, count);
             // SAFETY: the offsets are sums of sizes, which are at most the stride, and every source
-            // is below their number.
+            // is below the number of slots.
             unsafe {
                 let launch = Launch {
                     driver,
@@ -518,7 +519,7 @@ pub(crate) mod tests {
         assert_eq!(wrong, None, "in {runs:?}");
     }
 
-    /// All three passes, for subchunks of `size` bytes at most, some of them elided.
+    /// Checks all three passes, for subchunks of at most `size` bytes, some of them elided.
     fn check_passes_case(
         driver: &dyn Driver,
         (subchunks, per_shard): (&[usize], &[usize]),
@@ -643,7 +644,7 @@ pub(crate) mod tests {
                 Ok(())
             },
         );
-        // A warp goes on over several windows, and from run to run.
+        // A warp copies several windows, and goes on from run to run.
         let stretches = Runs {
             sizes: (0..80).map(|n| n * 997 % 6000).collect(),
             source: (0..80).rev().collect(),
@@ -697,7 +698,7 @@ pub(crate) mod tests {
         check_passes(&Simulation::eager(), 32);
     }
 
-    /// The kernel's own arithmetic, over runs and slots that no memory could hold.
+    /// Checks the kernel's own arithmetic for runs and slots that no memory could hold.
     #[test]
     fn runs_may_be_longer_than_four_gibibytes() {
         let driver = Simulation::eager();
@@ -709,7 +710,7 @@ pub(crate) mod tests {
             let sizes: Vec<u64> = runs.iter().map(|run| run.0).collect();
             let offsets = exclusive_sums(&sizes);
             let stride = 1u64 << 44;
-            // Sources up to the largest whose last byte 64 bits still reach.
+            // Sources up to the largest one whose last byte still has a 64-bit offset.
             let source: Vec<u32> = runs.iter().map(|run| run.2 >> 12).collect();
             let (mut at, mut expected) = (Vec::new(), Vec::new());
             for (j, &(size, dice, _)) in runs.iter().enumerate() {
@@ -738,7 +739,7 @@ pub(crate) mod tests {
                     Arg::U64(count as u64),
                     Arg::Span(spans[3], Access::Write),
                 ];
-                // SAFETY: there is an element in each span for each that the kernel is told of.
+                // SAFETY: each span has as many elements as the kernel is told of.
                 unsafe { launch.run(1, 32, &args) }
             })
             .expect("launches");
@@ -817,8 +818,8 @@ pub(crate) mod tests {
     #[test]
     fn sizes_are_moved_once_when_they_are_permuted() {
         let driver = counting();
-        // Sizes and flags in, sizes and sources out; eight neighbours stay neighbours, which are a
-        // sector of sources.
+        // The kernel reads sizes and flags, and writes sizes and sources. Eight neighbours stay
+        // neighbours, and their sources fill a sector.
         let most = TUNING.permute_most;
         let moved = |elide| {
             check_permute_case(&driver, (&[64, 64], &[8, 8]), 1, (true, elide), most);
@@ -864,15 +865,16 @@ pub(crate) mod tests {
         };
         let (read, write) = (Access::Read, Access::Write);
         let once = (count * 8 / 32) as u64;
-        // In and out, and the last offset.
+        // Each size is read, each offset is written, and then the last offset.
         let whole = moved("scan_whole", 1, &[(0, read), (1, write)]);
         assert_eq!(whole, 2 * once + 1);
         let tiles = tiles as u64;
         let grid = u32::try_from(tiles).expect("few");
-        // In, and a sum for each block.
+        // Each size is read, and a sum is written for each block.
         let sums = moved("scan_sums", grid, &[(0, read), (2, write)]);
         assert_eq!(sums, once + tiles);
-        // In and out, what comes before for each warp, and the last offset.
+        // Each size is read, each offset is written. Each warp reads the sum of the tiles before.
+        // Then there is the last offset.
         let add = moved("scan_add", grid, &[(0, read), (2, read), (1, write)]);
         assert_eq!(add, 2 * once + 8 * tiles + 2);
     }
@@ -880,8 +882,9 @@ pub(crate) mod tests {
     #[test]
     fn long_runs_are_moved_once() {
         let driver = counting();
-        // Aligned to 16 and not; each about 16 KiB. What is more is the search for runs, in a few
-        // offsets that stay in caches, and windows where runs meet, which are loaded twice.
+        // Runs of about 16 KiB, aligned to 16 and not. Further sectors are due to the search for
+        // runs, in a few offsets that stay in caches, and to windows where runs meet, which are
+        // loaded twice.
         for (size, most) in [(16_384, 108), (16_389, 120)] {
             let runs = Runs {
                 sizes: vec![size; 64],
@@ -903,7 +906,7 @@ pub(crate) mod tests {
     #[test]
     fn the_search_for_runs_costs_little() {
         let driver = counting();
-        // Each offset and source once, and what else is read of them: a few in a hundred.
+        // Each offset and source is read once. Further reads of them are a few percent.
         for (size, most) in [(4096, 106), (2000, 124)] {
             let count = (8 << 20) / size;
             let runs = Runs {

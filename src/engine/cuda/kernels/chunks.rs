@@ -11,42 +11,41 @@ const MOST: Most = Most::PerMultiprocessor(16);
 /// How the bytes of a subchunk divide into chunks, which the compressor takes one at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunking {
-    /// A subchunk, in bytes.
+    /// The size of a subchunk, in bytes.
     pub(crate) bytes: usize,
-    /// A chunk, in bytes; the last one may be shorter.
+    /// The size of a chunk, in bytes. The last chunk may be shorter.
     pub(crate) block: usize,
 }
 
 impl Chunking {
-    /// The chunks of a subchunk.
+    /// Returns the number of chunks of a subchunk.
     pub fn blocks(self) -> usize {
         self.bytes.div_ceil(self.block.max(1))
     }
 }
 
-/// What a batched compressor reads: a `u64` for each chunk in each of them.
+/// The tables that a batched compressor reads. Each has a `u64` for each chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tables {
     /// The addresses of the chunks.
     pub input_pointers: DeviceSpan,
-    /// Their sizes in bytes.
+    /// The sizes of the chunks in bytes.
     pub input_sizes: DeviceSpan,
-    /// The addresses that their streams go to.
+    /// The addresses of the slots for the chunks' streams.
     pub output_pointers: DeviceSpan,
 }
 
-/// Write the `tables` for subchunks in the slots of `inputs`, whose chunks have a slot each in
-/// `outputs`. The chunks of a subchunk whose flag in `stored`, a `u32` each, is zero have one byte:
-/// nobody wants their streams.
+/// Enqueues a kernel that writes the `tables` for the subchunks in the slots of `inputs`. Each of
+/// their chunks has a slot in `outputs`. If a subchunk's flag in `stored` (a `u32` each) is zero,
+/// its chunks get a size of one byte, because their streams are not used.
 ///
 /// The addresses of chunks are aligned as [`Chunking::block`] is, but not to more than the slots.
 ///
 /// # Errors
-/// A span that is too short or misaligned, slots that do not hold what they should, and whatever
-/// the driver says.
+/// A span is too short or misaligned, slots do not match the chunks, or the driver fails.
 ///
 /// # Safety
-/// The rules of the driver.
+/// The caller keeps the rules of the driver.
 pub unsafe fn chunks(
     driver: &dyn Driver,
     stream: StreamId,
@@ -94,7 +93,7 @@ pub unsafe fn chunks(
         return Ok(());
     }
     let args = [
-        // Addresses are all that the kernel wants: it touches neither subchunks nor streams.
+        // The kernel only needs the addresses: it touches neither subchunks nor streams.
         Arg::U64(address(input_span)),
         Arg::U64(inputs.stride as u64),
         Arg::U64(bytes as u64),
@@ -113,7 +112,7 @@ pub unsafe fn chunks(
     unsafe { launch.run(grid, BLOCK, &args) }
 }
 
-/// The address of the first byte.
+/// Returns the address of the first byte.
 fn address(span: DeviceSpan) -> u64 {
     span.memory.0 + span.offset as u64
 }
@@ -133,7 +132,7 @@ pub(crate) mod tests {
     struct Case {
         count: usize,
         chunking: Chunking,
-        /// Of the subchunks, and of the streams.
+        /// The strides of the subchunks, and of the streams.
         strides: (usize, usize),
         /// A flag for each subchunk, where there are flags.
         stored: Option<Vec<bool>>,
@@ -186,7 +185,7 @@ pub(crate) mod tests {
                 input_sizes: spans[4],
                 output_pointers: spans[5],
             };
-            // SAFETY: the spans are those of the buffers.
+            // SAFETY: the spans cover the buffers.
             unsafe {
                 chunks(
                     driver,
@@ -276,7 +275,7 @@ pub(crate) mod tests {
                 let inputs = slots(part(0, 64), stride, 2);
                 let outputs = slots(part(64, 96), 16, streams);
                 let stored = Some(part(448, flags));
-                // SAFETY: as far as it goes, which is what is tested.
+                // SAFETY: spans that do not fit are refused, which is what is tested.
                 unsafe { chunks(&driver, stream, inputs, chunking, stored, outputs, tables) }
             });
             let all = (stride, bytes, block, streams, tables_len, at, flags);

@@ -1,18 +1,17 @@
-//! CRC-32 of every subchunk, as gzip has it: `crc32.cu`.
+//! CRC-32 of every subchunk, as in gzip: `crc32.cu`.
 
 use super::crc32c;
 use super::spans::{Launch, Lengths, Slots};
 use crate::engine::cuda::driver::{DeviceSpan, Driver, DriverError, StreamId};
 
-/// Write the CRC-32 of what each slot holds to `checksums`, a `u32` each; 0 for slots whose flag in
-/// `stored`, a `u32` each, is zero.
+/// Enqueues a kernel that writes the CRC-32 of each slot's content to `checksums` (a `u32` each).
+/// For slots whose flag in `stored` (a `u32` each) is zero, it writes 0.
 ///
 /// # Errors
-/// A span that is too short or misaligned, [`Lengths::All`] longer than a slot, and whatever the
-/// driver says.
+/// A span is too short or misaligned, [`Lengths::All`] is longer than a slot, or the driver fails.
 ///
 /// # Safety
-/// The rules of the driver. Each of [`Lengths::Each`] is at most the stride.
+/// The caller keeps the rules of the driver. Each of [`Lengths::Each`] is at most the stride.
 pub(crate) unsafe fn crc32(
     driver: &dyn Driver,
     stream: StreamId,
@@ -22,7 +21,7 @@ pub(crate) unsafe fn crc32(
     checksums: DeviceSpan,
 ) -> Result<(), DriverError> {
     let team = crc32c::team(driver, slots);
-    // SAFETY: what the caller promises.
+    // SAFETY: the caller promises the same.
     unsafe { by_team(driver, stream, slots, lengths, stored, checksums, team) }
 }
 
@@ -44,7 +43,7 @@ unsafe fn by_team(
         stream,
         kernel: "crc32",
     };
-    // SAFETY: the kernel touches nothing behind what a slot holds; the caller promises the rest.
+    // SAFETY: the kernel touches nothing behind a slot's content. The caller promises the rest.
     unsafe {
         crc32c::run(
             launch,
@@ -68,7 +67,7 @@ pub(crate) mod tests {
     use crate::engine::cuda::driver::simulation::Simulation;
     use proptest::prelude::*;
 
-    /// What slots hold, which of them are stored, and how many bytes more they have room for.
+    /// The lengths of the slots' contents, which slots are stored, and the further room of slots.
     #[derive(Clone, Debug)]
     struct Case {
         lengths: Vec<usize>,
@@ -78,7 +77,7 @@ pub(crate) mod tests {
     }
 
     impl Case {
-        /// All of them stored, and of one length.
+        /// Returns slots of one length, all of which are stored.
         fn equal(count: usize, length: usize) -> Self {
             Self {
                 lengths: vec![length; count],
@@ -126,7 +125,7 @@ pub(crate) mod tests {
         })
     }
 
-    /// Each slot with a length and a flag of its own.
+    /// Checks slots that have a length and a flag of their own.
     fn check_each(driver: &dyn Driver, case: &Case, team: u32) {
         let mut bytes = case.slots();
         let expected = case.expected(&bytes);
@@ -145,7 +144,7 @@ pub(crate) mod tests {
         assert_eq!(to_u32s(&checksums), expected, "{case:?}");
     }
 
-    /// All slots with the same length: through the front door.
+    /// Checks slots that have the same length, by the public function.
     fn check_all(driver: &dyn Driver, count: usize, length: usize) {
         let case = Case::equal(count, length);
         let mut bytes = case.slots();
@@ -239,7 +238,7 @@ pub(crate) mod tests {
                 };
                 let slots = slots(part(0, 64), stride, count);
                 let lengths = Lengths::All(length);
-                // SAFETY: as far as it goes, which is what is tested.
+                // SAFETY: spans that do not fit are refused, which is what is tested.
                 unsafe { crc32(&driver, stream, slots, lengths, None, part(at, len)) }
             });
             let all = (stride, count, length, at, len);
@@ -254,7 +253,7 @@ pub(crate) mod tests {
         check_all(&driver, count, length);
         let (moved, _) = sectors(&driver);
         let data = (count * length / 32) as u64;
-        // The checksums, and nothing else.
+        // Besides, only the checksums are written.
         assert!(
             (data..=data + count as u64).contains(&moved),
             "{moved} sectors for {data}"

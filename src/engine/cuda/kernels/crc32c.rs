@@ -1,4 +1,4 @@
-//! CRC-32C of every subchunk: `crc32c.cu`. What all CRCs share is here, too: `crc.h`.
+//! CRC-32C of every subchunk: `crc32c.cu`. The launch that all CRCs share is here, too: `crc.h`.
 
 use super::spans::{Launch, Lengths, Most, Slots};
 use crate::engine::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, StreamId};
@@ -10,17 +10,17 @@ const WARPS: usize = BLOCK as usize / 32;
 /// The bytes of a checksum.
 pub const CHECKSUM: usize = 4;
 
-/// How the launch is cut.
+/// How the launch divides its work.
 pub struct Tuning {
-    /// Each block fills 16 KiB of tables first.
+    /// The most blocks. Each block fills 16 KiB of tables before it starts.
     most: Most,
-    /// Warps per multiprocessor below which several share a subchunk.
+    /// The number of warps per multiprocessor below which several warps share a subchunk.
     warps: usize,
-    /// Bytes per warp below which no further warp helps.
+    /// The fewest bytes per warp with which a further warp helps.
     bytes: usize,
 }
 
-/// Blocks of a launch.
+/// The most blocks of a launch.
 pub(super) const MOST: Most = Most::PerMultiprocessor(8);
 
 const TUNING: Tuning = Tuning {
@@ -29,15 +29,17 @@ const TUNING: Tuning = Tuning {
     bytes: 4096,
 };
 
-/// Append its CRC-32C, little-endian, to what each slot holds, and add 4 to each of `lengths`.
-/// Slots whose flag in `present`, a `u32` each, is zero are left alone, and so are their lengths.
+/// Enqueues a kernel that appends its CRC-32C, little-endian, to each slot's content, and adds 4 to
+/// each of `lengths`. Slots whose flag in `present` (a `u32` each) is zero are unchanged, and so
+/// are their lengths.
 ///
 /// # Errors
-/// A span that is too short or misaligned, no room behind [`Lengths::All`], and whatever the driver
-/// says.
+/// A span is too short or misaligned, a slot has no room behind [`Lengths::All`], or the driver
+/// fails.
 ///
 /// # Safety
-/// The rules of the driver. Each of [`Lengths::Each`] is at most the stride less 4.
+/// The caller keeps the rules of the driver. Each of [`Lengths::Each`] leaves room for a checksum
+/// within the stride.
 pub unsafe fn append(
     driver: &dyn Driver,
     stream: StreamId,
@@ -51,7 +53,7 @@ pub unsafe fn append(
         kernel: "crc32c_append",
     };
     let team = team(driver, slots);
-    // SAFETY: what the caller promises.
+    // SAFETY: the caller promises the same.
     unsafe {
         run(
             launch,
@@ -65,9 +67,9 @@ pub unsafe fn append(
     }
 }
 
-/// Compare the CRC-32C of what each slot holds, without its last 4 bytes of checksum, with these:
-/// `lengths` counts the bytes before the checksum. `bad`, a `u32` each, becomes 1 where they differ
-/// and else 0, also for slots whose flag in `present` is zero.
+/// Enqueues a kernel that compares the CRC-32C of each slot's content with the checksum of 4 bytes
+/// behind the content. `lengths` counts the bytes before the checksum. `bad` (a `u32` each) becomes
+/// 1 if they differ, else 0. It also becomes 0 for slots whose flag in `present` is zero.
 ///
 /// # Safety
 /// As for [`append`].
@@ -85,7 +87,7 @@ pub(crate) unsafe fn verify(
         kernel: "crc32c_verify",
     };
     let team = team(driver, slots);
-    // SAFETY: what the caller promises.
+    // SAFETY: the caller promises the same.
     unsafe {
         run(
             launch,
@@ -99,12 +101,14 @@ pub(crate) unsafe fn verify(
     }
 }
 
-/// Launch a kernel that computes CRCs, with `team` warps for each slot: a power of two, at most
-/// [`WARPS`]; and with so many blocks. It touches `behind` bytes behind what a slot holds. It writes
-/// to `results`, a `u32` for each slot, or without these to the slots and their lengths.
+/// Launches a kernel that computes CRCs, with `team` warps for each slot and at most `most` blocks.
+/// `team` is a power of two and at most [`WARPS`]. The kernel touches `behind` bytes behind a
+/// slot's content. It writes to `results` (a `u32` for each slot), or without `results` to the
+/// slots and their lengths.
 ///
 /// # Safety
-/// The rules of the driver. Each of [`Lengths::Each`] is at most the stride less `behind`.
+/// The caller keeps the rules of the driver. Each of [`Lengths::Each`] is at most the stride less
+/// `behind`.
 pub(super) unsafe fn run(
     launch: Launch<'_>,
     slots: Slots,
@@ -163,12 +167,13 @@ pub(super) unsafe fn run(
     ];
     args.extend(results);
     let grid = launch.grid(slots.count, WARPS / team as usize, most);
-    // SAFETY: every slot with what is behind it lies within the span: the stride has room for all
-    // lengths, or the caller promises it. There is an element for each slot in all the others.
+    // SAFETY: each slot's content and the bytes behind the content lie within the span: the stride
+    // has room for all lengths, or the caller promises so. All other spans have an element for each
+    // slot.
     unsafe { launch.run(grid, BLOCK, &args) }
 }
 
-/// How many warps share a subchunk: a power of two, at most [`WARPS`].
+/// Returns how many warps share a subchunk: a power of two, at most [`WARPS`].
 pub(super) fn team(driver: &dyn Driver, slots: Slots) -> u32 {
     let wanted = driver.device().multiprocessors as usize * TUNING.warps;
     let mut team = 1;
@@ -191,8 +196,8 @@ pub(crate) mod tests {
     use crate::engine::cuda::driver::simulation::Simulation;
     use proptest::prelude::*;
 
-    /// What slots hold, which of them are present, how many bytes more than that and a checksum they
-    /// have room for, and how many warps share one.
+    /// The lengths of the slots' contents, which slots are present, the room of slots beyond
+    /// content and checksum, and how many warps share a slot.
     #[derive(Clone, Debug)]
     struct Case {
         lengths: Vec<usize>,
@@ -209,7 +214,7 @@ pub(crate) mod tests {
             (longest + CHECKSUM + self.room).next_multiple_of(16)
         }
 
-        /// The slots, before and after their checksums were appended.
+        /// Returns the slots before and after their checksums were appended.
         fn slots(&self) -> (Vec<u8>, Vec<u8>) {
             let stride = self.stride();
             let before = noise(self.seed, self.lengths.len() * stride);
@@ -252,7 +257,7 @@ pub(crate) mod tests {
             })
     }
 
-    /// Append the checksums of `case`, with a length and a flag for each slot.
+    /// Appends the checksums of `case`, with a length and a flag for each slot.
     fn check_append_case(driver: &dyn Driver, case: &Case) {
         let (mut bytes, expected) = case.slots();
         let count = case.lengths.len();
@@ -292,7 +297,7 @@ pub(crate) mod tests {
         assert_eq!(to_u64s(&sizes), grown);
     }
 
-    /// Verify the checksums of `case`, of which those with a number in `broken` had a bit flipped.
+    /// Verifies the checksums of `case`. Slots whose number is in `broken` have a bit flipped.
     fn check_verify_case(driver: &dyn Driver, case: &Case, broken: &[usize]) {
         let (_, mut bytes) = case.slots();
         let count = case.lengths.len();
@@ -339,14 +344,14 @@ pub(crate) mod tests {
         assert_eq!(to_u64s(&sizes), lengths);
     }
 
-    /// Slots that all hold `length` bytes, and are all present: through the front door.
+    /// Checks slots that all hold `length` bytes and are present, by the public functions.
     fn check_equal_lengths(driver: &dyn Driver, count: usize, length: usize) {
         let case = Case {
             lengths: vec![length; count],
             present: vec![true; count],
             seed: length as u64,
             room: 0,
-            team: 0, // left to the launch
+            team: 0, // unused: the launch chooses it
             most: TUNING.most,
         };
         let (mut bytes, expected) = case.slots();
@@ -452,7 +457,7 @@ pub(crate) mod tests {
                     len: 64 - offset,
                     ..spans[0]
                 };
-                // SAFETY: as far as it goes, which is what is tested.
+                // SAFETY: spans that do not fit are refused, which is what is tested.
                 unsafe {
                     let length = Lengths::All(length);
                     append(&driver, stream, slots(span, stride, count), length, None)
@@ -485,7 +490,7 @@ pub(crate) mod tests {
         .expect("launches");
         let (moved, _) = sectors(&driver);
         let data = (count * length / 32) as u64;
-        // The checksums, and nothing else.
+        // Besides, only the checksums are written.
         assert!(
             (data..data + 16).contains(&moved),
             "{moved} sectors for {data}"
@@ -497,7 +502,7 @@ pub(crate) mod tests {
             unsafe { verify(&driver, stream, slots, length, None, spans[1]) }
         })
         .expect("launches");
-        // The checksums and the results.
+        // Besides, the checksums are read and the results are written.
         let (moved, _) = sectors(&driver);
         assert_eq!(moved, data + 2 * count as u64);
     }

@@ -1,7 +1,7 @@
 //! Division by a number that is known before a launch: a multiplication and a shift.
 
-/// What divides any number below 2³¹ by a divisor: the upper half of the product with `magic`,
-/// shifted right by `shift`.
+/// The constants that divide any number below 2³¹ by a divisor. The quotient is the upper half of
+/// the product with `magic`, shifted right by `shift`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FastDivision {
     pub(super) magic: u32,
@@ -9,7 +9,7 @@ pub(super) struct FastDivision {
 }
 
 impl FastDivision {
-    /// For a divisor of 2 to 2³¹ − 1. `None` for all others: a division by 1 is none.
+    /// Returns the constants for a divisor of 2 to 2³¹ − 1, and `None` for all others.
     ///
     /// With s the number of bits of `divisor − 1`, so that 2ˢ⁻¹ < divisor ≤ 2ˢ, `magic` is
     /// 2³¹⁺ˢ / divisor, rounded up by less than 1. For n below 2³¹ that adds less than
@@ -34,7 +34,7 @@ mod tests {
 
     use super::*;
 
-    /// As the kernels do it.
+    /// Divides as the kernels do.
     fn divide(n: u32, by: FastDivision) -> u32 {
         let product = u64::from(n) * u64::from(by.magic);
         u32::try_from(product >> 32).expect("32 bits") >> by.shift

@@ -1,8 +1,7 @@
-//! What a batched compressor wrote, to frames that every reader accepts: `frames.cu`.
+//! Turns the output of a batched compressor into frames that every reader accepts: `frames.cu`.
 //!
-//! A stream that failed, by its status or by a size that cannot be, makes its subchunk fail: that one
-//! has no frame, and a flag that says so, for the host to compress it. So sizes and statuses may be
-//! anything.
+//! A stream fails by its status or by an impossible size. Then its subchunk fails: it gets no
+//! frame, and a flag tells the host to compress it. So sizes and statuses may have any values.
 
 mod blosc;
 mod gzip;
@@ -20,7 +19,7 @@ const BLOCK: u32 = 256;
 /// Warps per block.
 const WARPS: usize = BLOCK as usize / 32;
 
-/// How the launches are cut.
+/// How launches divide their work.
 pub(crate) struct Tuning {
     /// Bytes of a stream that a warp copies at a time, as in the kernels.
     piece: usize,
@@ -32,34 +31,34 @@ const TUNING: Tuning = Tuning {
     most: Most::PerMultiprocessor(32),
 };
 
-/// What a batched compressor wrote: a stream for each chunk.
+/// The output of a batched compressor: a stream for each chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Streams {
     /// A slot for each stream.
     pub(crate) slots: Slots,
-    /// Bytes of a stream at most: one that has more has failed. At most the stride.
+    /// The largest size of a stream in bytes, at most the stride. A larger stream has failed.
     pub(crate) most: usize,
-    /// Their sizes in bytes, a `u64` each.
+    /// The sizes of the streams in bytes, a `u64` each.
     pub(crate) sizes: DeviceSpan,
-    /// An `i32` each: not zero if the compressor failed.
+    /// The statuses of the streams, an `i32` each: not zero if the compressor failed.
     pub(crate) statuses: DeviceSpan,
 }
 
-/// What the streams become: a frame for each subchunk.
+/// The frames that the streams become, one for each subchunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Frames {
     /// A slot for each frame.
     pub(crate) slots: Slots,
-    /// Their sizes in bytes, a `u64` each; 0 if there is no frame.
+    /// The sizes of the frames in bytes, a `u64` each; 0 if there is no frame.
     pub(crate) sizes: DeviceSpan,
-    /// A `u32` each: 1 if there is a frame, else 0. What comes behind takes these for flags of what is
-    /// stored: a checksum of no frame is none.
+    /// A `u32` each: 1 if there is a frame, else 0. Later kernels use these as flags of stored
+    /// subchunks, so that a missing frame gets no checksum.
     pub(crate) framed: DeviceSpan,
     /// A `u32` each: 1 if there is no frame because a stream failed or a slot has no room, else 0.
     pub(crate) failed: DeviceSpan,
 }
 
-/// The arguments that all of the kernels take, checked.
+/// The arguments that all of these kernels have in common, checked.
 struct Args {
     streams: DeviceSpan,
     stream_sizes: DeviceSpan,
@@ -72,7 +71,7 @@ struct Args {
 }
 
 impl Args {
-    /// The spans of subchunks with `blocks` streams each.
+    /// Checks the spans for subchunks with `blocks` streams each.
     fn new(
         launch: &Launch<'_>,
         streams: Streams,
@@ -108,7 +107,7 @@ impl Args {
         Ok(all)
     }
 
-    /// An error if `other` overlaps the frames.
+    /// Returns an error if `other` overlaps the frames.
     fn apart(&self, launch: &Launch<'_>, what: &str, other: DeviceSpan) -> Result<(), DriverError> {
         let apart = self.frames.memory != other.memory
             || self.frames.offset + self.frames.len <= other.offset
@@ -117,7 +116,7 @@ impl Args {
     }
 }
 
-/// How many warps a launch has work for, if each of `count` streams has up to `bytes` bytes.
+/// Returns how many warps have work, if each of `count` streams has up to `bytes` bytes.
 fn pieces(count: usize, bytes: usize) -> usize {
     count.saturating_mul(bytes.div_ceil(TUNING.piece).max(1))
 }

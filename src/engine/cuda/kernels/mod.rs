@@ -1,4 +1,4 @@
-//! The kernels, each with the launch that it wants.
+//! The kernels, each with a function that checks its arguments and launches it.
 
 pub mod aggregate;
 pub mod chunks;

@@ -1,4 +1,4 @@
-//! Slabs into subchunk slots and back: `scatter.cu`, `unscatter.cu`.
+//! Copies slabs into subchunk slots and back: `scatter.cu`, `unscatter.cu`.
 
 use std::fmt;
 
@@ -13,15 +13,16 @@ const BLOCK: u32 = 256;
 const UNITS_PER_BLOCK: usize = 1024;
 /// The widest unit, in bytes.
 const WIDEST: usize = 16;
-/// What global memory is moved in, in bytes.
+/// The granularity of transfers from and to global memory, in bytes.
 const SECTOR: usize = 32;
 
-/// Digits of at least 2 whose product is below 2³¹, or at most the units of a tile, are fewer.
+/// The largest numbers of digits. A digit has at least 2 values. The product of the digits is below
+/// 2³¹, or at most the number of units of a tile.
 const MAX_DIGITS: usize = 32;
 const MAX_TILE_DIGITS: usize = 12;
 const MAX_GRID_DIGITS: usize = 32;
 
-/// Scatter and unscatter, by the exponent of the unit.
+/// The names of the kernels: scatter and unscatter, by the exponent of the unit.
 const PLAIN: [[&str; 2]; 5] = [
     ["scatter_1", "unscatter_1"],
     ["scatter_2", "unscatter_2"],
@@ -37,8 +38,9 @@ const TILED: [[&str; 2]; 5] = [
     ["scatter_tile_16", "unscatter_tile_16"],
 ];
 
-/// Tiles of the tiled kernels, by the exponent of the unit: units that are consecutive in a slot, at
-/// best; units in all; and what the tile's memory has room for, as in the kernels.
+/// The limits of tiles, by the exponent of the unit: the desired number of units that are
+/// consecutive in a slot, the most units of a tile, and the units for which the tile's shared
+/// memory has room, as in the kernels.
 const TILES: [(usize, usize, usize); 5] = [
     (64, 4096, 5120),
     (64, 4096, 5120),
@@ -124,16 +126,16 @@ const _: () = assert!(
         && align_of::<TileParameters>() == 8
 );
 
-/// Which kernels, with their parameters.
+/// The kernels to launch, with their parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Kernels {
-    /// Runs of several units, or of units that no tile can turn.
+    /// For runs of several units, or of single units that tiles cannot transpose.
     Plain(Box<LiftParameters>),
-    /// Runs of one unit, whose neighbours in the slot lie elsewhere in the slab.
+    /// For runs of one unit whose neighbours in the slot lie elsewhere in the slab.
     Tiled(Box<TileParameters>),
 }
 
-/// How one slab goes into its slots, and out of them.
+/// A plan to scatter one slab into its slots, and to gather the slab from them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scatter {
     kernels: Kernels,
@@ -146,16 +148,16 @@ pub struct Scatter {
     first_slot: usize,
     last_slot: usize,
     slot_stride: usize,
-    /// In a slot, the end of the last byte that is touched.
+    /// The end of the last byte that is touched in a slot.
     end: usize,
 }
 
 /// Why a slab cannot be scattered on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScatterError {
-    /// The fill value is not an element.
+    /// The fill value does not have the size of an element.
     FillValue { got: usize, expected: usize },
-    /// Groups that no unit holds whole.
+    /// A unit does not hold whole groups of bytes to swap.
     Swap { swap: usize, unit: usize },
     /// The slab, or a subchunk, has more units than the kernels can count.
     TooLarge { bytes: usize, unit: usize },
@@ -183,8 +185,8 @@ impl fmt::Display for ScatterError {
 impl std::error::Error for ScatterError {}
 
 impl Scatter {
-    /// The slab of `lift`, with every group of `swap` bytes reversed between slab and slots (1
-    /// leaves them as they are), and `fill_value` as it is in the slab.
+    /// Plans the scatter of the slab of `lift`. Every group of `swap` bytes is reversed between
+    /// slab and slots; 1 reverses nothing. `fill_value` has the byte order of the slab.
     pub fn new(lift: &Lift, swap: usize, fill_value: &[u8]) -> Result<Self, ScatterError> {
         let element_size = lift.element_size();
         if fill_value.len() != element_size {
@@ -199,8 +201,8 @@ impl Scatter {
         }
         let slots = lift.last_slot() - lift.first_slot();
         let too_large = |bytes| ScatterError::TooLarge { bytes, unit };
-        // Below 2³¹ units, all numbers of the slab's side can be divided fast. The largest u32 is no
-        // slot.
+        // Fast division needs numbers of units below 2³¹ on the slab's side. The kernels use the
+        // largest `u32` for no slot.
         if lift.slab_len() / unit >= 1 << 31 {
             return Err(too_large(lift.slab_len()));
         }
@@ -230,24 +232,25 @@ impl Scatter {
         })
     }
 
-    /// The fill value as kernels read it: repeated to a multiple of the widest unit. It serves all
-    /// slabs of elements with this fill value, and is at most 16 times as long.
+    /// Returns the fill value as kernels read it: repeated to a multiple of the widest unit. The
+    /// result serves all slabs with this fill value, and is at most 16 times as long as the value.
     pub fn fill_pattern(fill_value: &[u8]) -> Vec<u8> {
         fill_value.repeat(WIDEST / gcd(fill_value.len(), WIDEST))
     }
 
-    /// Scatter `slab` into `slots`, which begins with slot 0 of the batch. `flags`, if any, begins
-    /// with the `u32` of slot 0, and `fill` with the [pattern](Self::fill_pattern): flags of slots
-    /// that get an element that is not the fill value are set to 1, the others stay as they are.
+    /// Enqueues a scatter of `slab` into `slots`, which begins with slot 0 of the batch. `flags`,
+    /// if any, begins with the `u32` of slot 0. `fill` begins with the
+    /// [pattern](Self::fill_pattern). If a slot gets an element that is not the fill value, the
+    /// slot's flag is set to 1. Other flags are unchanged.
     ///
-    /// Reads `slab` and `fill`, updates the flags of the slots that the slab touches, and writes
-    /// those slots; the bytes that are not the slab's stay as they are.
+    /// Reads `slab` and `fill`. Updates the flags of the slots that the slab touches, and writes
+    /// those slots. Bytes of the slots for which the slab has no element are unchanged.
     ///
     /// # Errors
-    /// A span that is too short or misaligned, and whatever the driver says.
+    /// A span is too short or misaligned, or the driver fails.
     ///
     /// # Safety
-    /// The rules of the driver.
+    /// The caller keeps the rules of the driver.
     pub unsafe fn enqueue_scatter(
         &self,
         driver: &dyn Driver,
@@ -258,12 +261,12 @@ impl Scatter {
         fill: DeviceSpan,
     ) -> Result<(), DriverError> {
         let access = [Access::Read, Access::Write, Access::Update];
-        // SAFETY: what the caller promises.
+        // SAFETY: the caller promises the same.
         unsafe { self.launch(0, driver, stream, (slab, slots, flags, fill), access) }
     }
 
-    /// The inverse: gather `slab` from `slots`. Where `present` is given, subchunks whose flag is 0
-    /// yield the fill value.
+    /// Enqueues the inverse: gathers `slab` from `slots`. If `present` is given, subchunks whose
+    /// flag is 0 yield the fill value.
     ///
     /// Reads the slots that the slab touches, their flags and `fill`, and writes `slab`.
     ///
@@ -271,7 +274,7 @@ impl Scatter {
     /// As [`enqueue_scatter`](Self::enqueue_scatter).
     ///
     /// # Safety
-    /// The rules of the driver.
+    /// The caller keeps the rules of the driver.
     pub unsafe fn enqueue_unscatter(
         &self,
         driver: &dyn Driver,
@@ -282,12 +285,12 @@ impl Scatter {
         fill: DeviceSpan,
     ) -> Result<(), DriverError> {
         let access = [Access::Write, Access::Read, Access::Read];
-        // SAFETY: what the caller promises.
+        // SAFETY: the caller promises the same.
         unsafe { self.launch(1, driver, stream, (slab, slots, present, fill), access) }
     }
 
     /// # Safety
-    /// The rules of the driver.
+    /// The caller keeps the rules of the driver.
     unsafe fn launch(
         &self,
         direction: usize,
@@ -307,7 +310,7 @@ impl Scatter {
             kernel: names[exponent][direction],
         };
         let slab = launch.elements("the slab", slab, self.slab_len, 1, self.unit)?;
-        // `Lift` vouches for these products: they are within the batch.
+        // `Lift` guarantees that these products do not overflow: they are within the batch.
         let begin = self.first_slot * self.slot_stride;
         let end = self.last_slot * self.slot_stride + self.end;
         let slots = launch.elements("the slots", slots, end, 1, self.unit)?;
@@ -330,10 +333,10 @@ impl Scatter {
             fill,
         ];
         // SAFETY: the caller keeps the rules of the driver. The digits count each unit of the slab
-        // once, and `slab` has as many; their steps add up to at most the last slot and the end of
-        // the slab in it, up to which `slots` reaches; there is a flag for each slot up to that one,
-        // and `fill` holds a period of units. All of it is aligned to the unit: the steps are
-        // multiples of it, and so are the spans' offsets.
+        // once, and `slab` has as many units. The digits' steps add up to at most the last slot,
+        // and to the end of the slab in that slot. `slots` reaches up to there. There is a flag for
+        // each slot up to the last one, and `fill` holds a period of units. All addresses are
+        // aligned to the unit: the steps and the spans' offsets are multiples of the unit.
         unsafe { launch.run(self.blocks, BLOCK, &args) }
     }
 }
@@ -348,8 +351,8 @@ fn after(span: DeviceSpan, bytes: usize) -> DeviceSpan {
 
 fn bytes_of_lift(parameters: &LiftParameters) -> &[u8] {
     let len = size_of::<LiftParameters>();
-    // SAFETY: one `u64`, then `u32`s throughout: 40 bytes, and 20 for each digit, which is the whole
-    // structure, as is asserted above, so that there is no padding.
+    // SAFETY: the structure is one `u64` and then `u32`s throughout: 40 bytes, and 20 for each
+    // digit. As asserted above, these are all of its bytes, so that there is no padding.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(parameters).cast(), len) }
 }
 
@@ -359,7 +362,7 @@ fn bytes_of_tile(parameters: &TileParameters) -> &[u8] {
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(parameters).cast(), len) }
 }
 
-/// The widest unit that everything is a multiple of.
+/// Returns the widest unit that divides the run, all strides and the offset.
 fn widest_unit(lift: &Lift) -> usize {
     let steps = lift.digits().iter().map(|digit| digit.stride);
     let all = steps.fold(lift.run() | lift.slot_stride() | lift.offset(), |a, b| {
@@ -375,22 +378,22 @@ fn gcd(mut a: usize, mut b: usize) -> usize {
     a
 }
 
-/// The units after which a pattern of elements repeats.
+/// Returns the number of units after which a pattern of elements repeats.
 fn period(element_size: usize, unit: usize) -> usize {
     element_size / gcd(element_size, unit)
 }
 
-/// A number as the kernels take it: below 2³¹ where it is the slab's.
+/// Converts a number for the kernels. Numbers of units of the slab are below 2³¹.
 fn number(n: usize) -> Option<u32> {
     u32::try_from(n).ok()
 }
 
-/// Magic and shift for a digit. The kernels do not divide by 1.
+/// Returns magic and shift for a digit. The kernels do not divide by 1.
 fn division(extent: usize) -> (u32, u32) {
     FastDivision::new(extent).map_or((0, 0), |by| (by.magic, by.shift))
 }
 
-/// The digits for the plain kernels.
+/// Returns the parameters of the plain kernels.
 fn plain(lift: &Lift, unit: usize, swap: usize) -> Result<LiftParameters, ScatterError> {
     let too_large = |bytes| ScatterError::TooLarge { bytes, unit };
     let of_run = LiftDigit {
@@ -400,7 +403,7 @@ fn plain(lift: &Lift, unit: usize, swap: usize) -> Result<LiftParameters, Scatte
     };
     let mut digits = [UnitDigit::default(); MAX_DIGITS];
     let mut count = 0;
-    // A single unit is a digit, too: the kernels have at least one.
+    // The kernels need at least one digit, even for a single unit.
     let of_run = (of_run.extent > 1 || lift.digits().is_empty()).then_some(&of_run);
     for digit in lift.digits().iter().chain(of_run) {
         let to = digits.get_mut(count).ok_or(too_large(lift.slab_len()))?;
@@ -435,19 +438,20 @@ fn plain(lift: &Lift, unit: usize, swap: usize) -> Result<LiftParameters, Scatte
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     extent: usize,
-    /// Units of the slab between two neighbours.
+    /// Units of the slab from one value to the next.
     slab: usize,
-    /// Units within a slot.
+    /// Units within a slot from one value to the next.
     within: usize,
     slot: usize,
     /// Values in a tile.
     tile: usize,
-    /// Units of the tile's memory.
+    /// Units of the tile's shared memory from one value to the next.
     shared: usize,
 }
 
-/// The digits for the tiled kernels and the number of tiles, if they apply: where a run is one unit,
-/// and the next unit in the slot is another one of the slab.
+/// Returns the parameters of the tiled kernels and the number of tiles, or `None` if these kernels
+/// do not apply. They need a run of one unit, and the next unit in the slot must be the slab's,
+/// too.
 fn tiled(lift: &Lift, unit: usize, swap: usize) -> Option<(TileParameters, u32)> {
     let turns = |digit: &LiftDigit| digit.slot_step == 0 && digit.stride == unit;
     if lift.run() != unit || !lift.digits().iter().any(turns) {
@@ -471,8 +475,8 @@ fn tiled(lift: &Lift, unit: usize, swap: usize) -> Option<(TileParameters, u32)>
     tile_parameters(lift, &cuts, unit, units, swap)
 }
 
-/// Choose the tile: as long as is useful in the order of a slot, and from there on as long as can
-/// be in the order of the slab. Returns its units.
+/// Chooses the tile: first as long as is useful in the order of a slot, then as long as possible in
+/// the order of the slab. Returns the tile's number of units.
 ///
 /// At most one digit from each side is cut in the middle.
 fn cut(cuts: &mut [Cut], unit: usize) -> usize {
@@ -491,7 +495,7 @@ fn cut(cuts: &mut [Cut], unit: usize) -> usize {
     let mut first_of_row = cuts.len();
     while first_of_row > 0 {
         let cut = &mut cuts[first_of_row - 1];
-        // Without it, so that a digit that is cut already can grow.
+        // `total` excludes this digit, so that a digit that is cut already can grow.
         total /= cut.tile;
         cut.tile = part(cut.extent, most / total, row * unit).max(cut.tile);
         total *= cut.tile;
@@ -501,9 +505,9 @@ fn cut(cuts: &mut [Cut], unit: usize) -> usize {
             break;
         }
     }
-    // Threads that follow one another in a slot step through the tile's memory by an odd number of
-    // words, so that they meet different banks. So do rows of the slab, unless they are so short that
-    // a warp takes several.
+    // Neighbouring units of a slot are an odd number of words apart in the tile's shared memory. So
+    // their threads use different banks. Rows of the slab are also an odd number of words apart,
+    // unless they are so short that a warp takes several.
     let word = unit.max(4);
     let odd = |units: usize| {
         (units..units + 2 * word)
@@ -526,8 +530,8 @@ fn cut(cuts: &mut [Cut], unit: usize) -> usize {
     total
 }
 
-/// At most `most` of `extent` values that are `bytes` each and follow one another: all of them, or
-/// whole sectors if possible.
+/// Returns how many of `extent` consecutive values of `bytes` bytes to take: all of them, or at
+/// most `most`, in whole sectors if possible.
 fn part(extent: usize, most: usize, bytes: usize) -> usize {
     if extent <= most {
         return extent;
@@ -631,12 +635,12 @@ fn tile_parameters(
     if let Some((digit, by)) = leap(&parameters.slot_digits[..digits]) {
         (parameters.slot_leap_digit, parameters.slot_leap) = (number(digit)?, by);
     }
-    // Tiles are at most as many as units.
+    // There are at most as many tiles as units.
     Some((parameters, number(tiles)?))
 }
 
-/// The digit, if there is one, that alone differs between the units of a thread, which are
-/// [`BLOCK`] apart in its turn, and by how much it does from one to the next.
+/// Returns the number of the only digit in which the units of a thread differ, if there is one, and
+/// the difference from one unit to the next. The units of a thread are [`BLOCK`] apart in a turn.
 fn leap(digits: &[TileDigit]) -> Option<(usize, u32)> {
     let units = u32::try_from(UNITS_PER_BLOCK).ok()?;
     let mut faster = 1; // values of the digits that are faster

@@ -1,5 +1,5 @@
-//! Scatter and unscatter against one element after the other, on any driver; and the sectors that
-//! they move, on the simulated one.
+//! Compares scatter and unscatter with copies of one element after the other, on any driver. Counts
+//! the sectors that they move, on the simulated driver.
 
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
@@ -24,7 +24,7 @@ struct Geometry {
 }
 
 impl Geometry {
-    /// The whole batch, its slots as short as can be.
+    /// Returns a slab that is the whole batch, with slots as short as possible.
     fn whole(counts: &[usize], subchunk: &[usize], element_size: usize, order: &[usize]) -> Self {
         let len = subchunk.iter().product::<usize>() * element_size;
         Self {
@@ -63,7 +63,7 @@ impl Geometry {
         self.shape.iter().product()
     }
 
-    /// Slot and offset in it of each element of the slab.
+    /// Returns the slot of each element of the slab, and the offset in the slot.
     fn places(&self) -> Vec<(usize, usize)> {
         let mut index = self.start.clone();
         let mut places = Vec::with_capacity(self.elements());
@@ -137,14 +137,14 @@ fn geometries() -> impl Strategy<Value = Geometry> {
         })
 }
 
-/// What a slab holds, as far as the fill value is concerned.
+/// The content of a slab, in relation to the fill value.
 #[derive(Clone, Copy, Debug)]
 enum Content {
     Noise,
     Fill,
-    /// The fill value but for one bit.
+    /// The fill value, but for one bit.
     Almost(u64),
-    /// Slots of the fill value alone among others.
+    /// Some slots hold only the fill value.
     Some(u64),
 }
 
@@ -180,7 +180,7 @@ fn cases() -> impl Strategy<Value = Case> {
             }
             _ => noise(seed ^ 1, size),
         };
-        // Groups that divide an element and the distance of slots.
+        // Groups of bytes that divide an element and the stride of slots.
         let whole = (size | geometry.slot_stride).trailing_zeros().min(4);
         Case {
             geometry,
@@ -201,7 +201,7 @@ fn swapped(bytes: &[u8], group: usize) -> Vec<u8> {
         .collect()
 }
 
-/// `offset` bytes of something else, and then `bytes`.
+/// Returns `offset` bytes of noise, and then `bytes`.
 fn behind(offset: usize, bytes: &[u8]) -> Vec<u8> {
     let mut all = noise(offset as u64, offset);
     all.extend_from_slice(bytes);
@@ -283,7 +283,7 @@ impl Case {
         let [a, b, c, d] = &mut buffers;
         on(driver, &mut [a, b, c, d], |stream, spans| {
             let [slab, slots, flags, fill] = [0, 1, 2, 3].map(|i| part(spans[i], offset));
-            // SAFETY: the spans are those of the buffers.
+            // SAFETY: the spans cover the buffers.
             unsafe {
                 let flags = self.flags.then_some(flags);
                 self.scatter()
@@ -301,7 +301,7 @@ impl Case {
         let size = geometry.element_size;
         let places = geometry.places();
         let slots = noise(self.seed, geometry.slots() * geometry.slot_stride);
-        // Any number but 0 says that a subchunk is there.
+        // Any number but 0 means that a subchunk is present.
         let present: Vec<u32> = noise(!self.seed, geometry.slots())
             .iter()
             .map(|&dice| u32::from(dice & 1) << (dice % 31))
@@ -315,7 +315,7 @@ impl Case {
                 expected.extend(swapped(&slots[from..from + size], self.swap));
             }
         }
-        // Something behind the slab, which stays.
+        // Bytes behind the slab, which must not change.
         expected.extend_from_slice(&[0xcc; 32]);
         let mut buffers = [
             behind(offset, &vec![0xcc; expected.len()]),
@@ -326,7 +326,7 @@ impl Case {
         let [a, b, c, d] = &mut buffers;
         on(driver, &mut [a, b, c, d], |stream, spans| {
             let [slab, slots, present, fill] = [0, 1, 2, 3].map(|i| part(spans[i], offset));
-            // SAFETY: the spans are those of the buffers.
+            // SAFETY: the spans cover the buffers.
             unsafe {
                 let present = self.flags.then_some(present);
                 self.scatter()
@@ -347,7 +347,7 @@ pub(crate) fn check_unscatter(driver: &dyn Driver, tries: u32) {
     effort::property(tries, &cases(), |case| case.check_unscatter(driver));
 }
 
-/// Shapes that fill tiles and blocks, and leave parts of them.
+/// Checks shapes that fill tiles and blocks completely or partly.
 pub(crate) fn check_shapes(driver: &dyn Driver) {
     let shapes: [(&[usize], &[usize], &[usize]); 12] = [
         (&[1, 1], &[100, 100], &[1, 0]),
@@ -403,7 +403,7 @@ fn plan(geometry: &Geometry) -> Scatter {
     Scatter::new(&geometry.lift(), 1, &fill).expect("within the limits")
 }
 
-/// Whether a slab is turned in tiles, and in which units.
+/// Returns whether a slab is transposed in tiles, and in which units.
 fn chosen(geometry: &Geometry) -> (bool, usize) {
     let scatter = plan(geometry);
     (matches!(scatter.kernels, Kernels::Tiled(_)), scatter.unit)
@@ -429,7 +429,7 @@ fn which_kernel() {
         (4, true, 4),
         (8, true, 8),
         (16, true, 16),
-        // A run of one element, which is no unit.
+        // A run of one element, whose size is not that of a unit.
         (3, false, 1),
         (6, false, 2),
         (12, false, 4),
@@ -438,15 +438,15 @@ fn which_kernel() {
     ] {
         assert_eq!(chosen(&cube(size, &[2, 1, 0])), (tiled, unit), "{size}");
     }
-    // Rows stay rows.
+    // The order leaves rows contiguous.
     assert_eq!(chosen(&cube(2, &[1, 0, 2])), (false, 16));
-    // Rows of a subchunk that are too short for wide units.
+    // Rows of a subchunk that are so short that they limit the unit.
     let narrow = |last| Geometry::whole(&[4, 64], &[32, last], 2, &[0, 1]);
     assert_eq!(chosen(&narrow(1)), (true, 2));
     assert_eq!(chosen(&narrow(2)), (true, 4));
     assert_eq!(chosen(&narrow(8)), (true, 16));
     assert_eq!(chosen(&narrow(3)), (false, 2));
-    // The distance of slots counts, too.
+    // The stride of slots limits the unit, too.
     let mut odd = narrow(16);
     odd.slot_stride += 2;
     assert_eq!(chosen(&odd), (false, 2));
@@ -455,8 +455,8 @@ fn which_kernel() {
     assert_eq!(chosen(&Geometry::whole(&[9], &[1], 8, &[0])), (false, 8));
 }
 
-/// How many threads of a warp meet one bank of shared memory with different words, at worst, when
-/// a full tile goes through it in the order of the slots.
+/// Returns the worst number of threads of a warp that access different words of one bank of shared
+/// memory, when a full tile is processed in the order of the slots.
 fn bank_conflicts(scatter: &Scatter) -> usize {
     let Kernels::Tiled(parameters) = &scatter.kernels else {
         panic!("not tiled");
@@ -470,7 +470,7 @@ fn bank_conflicts(scatter: &Scatter) -> usize {
         }
         at * scatter.unit
     };
-    // Wider units go in several turns, of 128 bytes each.
+    // A warp accesses wider units in several turns, of 128 bytes each.
     let lanes = 128 / scatter.unit.max(4);
     let mut worst = 0;
     for first in (0..parameters.units as usize).step_by(lanes) {
@@ -524,12 +524,12 @@ fn units_of_a_thread_differ_in_one_digit() {
             }
         }
     }
-    // 35 rows of 33: not a whole number of rows from one unit of a thread to the next.
+    // 35 rows of 33 units: a thread's units are not a whole number of rows apart.
     let odd = Geometry::whole(&[1, 1], &[33, 35], 2, &[1, 0]);
     assert_eq!(leaps(&odd), [false; 2]);
 }
 
-/// Sectors that a launch moves and the fewest that would do: reads, and writes of the slots.
+/// Returns the sectors that each access of a launch moves, and the fewest possible.
 fn moved(geometry: &Geometry, inverse: bool) -> Vec<(u64, u64)> {
     let driver = counting();
     let scatter = plan(geometry);
@@ -537,7 +537,7 @@ fn moved(geometry: &Geometry, inverse: bool) -> Vec<(u64, u64)> {
     let mut slots = noise(2, geometry.slots() * geometry.slot_stride);
     on(&driver, &mut [&mut slab, &mut slots], |stream, spans| {
         let (slab, slots) = (spans[0], spans[1]);
-        // SAFETY: the spans are those of the buffers.
+        // SAFETY: the spans cover the buffers.
         unsafe {
             if inverse {
                 scatter.enqueue_unscatter(&driver, stream, slots, slab, None, slab)
@@ -554,7 +554,7 @@ fn moved(geometry: &Geometry, inverse: bool) -> Vec<(u64, u64)> {
         .collect()
 }
 
-/// The same sectors on both sides, and in both directions: `percent` of the ideal at most.
+/// Checks that loads and stores each move at most `percent` of the ideal, in both directions.
 fn check_moved(geometry: &Geometry, percent: u64) {
     let ideal = (geometry.elements() * geometry.element_size / SECTOR) as u64;
     for inverse in [false, true] {
@@ -596,8 +596,8 @@ fn sectors_of_a_transposing_order() {
     );
 }
 
-/// Sectors that a launch with flags moves, in percent of the box once in and once out. All flags
-/// are `flag` before.
+/// Returns the sectors that a launch with flags moves, in percent of reading and writing the box
+/// once. All flags are `flag` before.
 fn percent_with_flags(geometry: &Geometry, inverse: bool, flag: u32) -> u64 {
     let driver = counting();
     let scatter = plan(geometry);
@@ -610,7 +610,7 @@ fn percent_with_flags(geometry: &Geometry, inverse: bool, flag: u32) -> u64 {
         let &[slab, slots, flags, fill] = spans else {
             panic!("{} spans", spans.len());
         };
-        // SAFETY: the spans are those of the buffers.
+        // SAFETY: the spans cover the buffers.
         unsafe {
             if inverse {
                 scatter.enqueue_unscatter(&driver, stream, slots, slab, Some(flags), fill)
@@ -627,16 +627,16 @@ fn percent_with_flags(geometry: &Geometry, inverse: bool, flag: u32) -> u64 {
 #[test]
 fn sectors_with_flags() {
     let plain = Geometry::whole(&[1, 2, 4], &[32; 3], 2, &[0, 1, 2]);
-    // A sector of flags for every 16 that a warp loads, and one of the fill value for every 64.
+    // A warp loads a sector of flags for every 16 of the slab, and of the fill value for every 64.
     for flag in [0, 1] {
         let percent = percent_with_flags(&plain, false, flag);
         assert!((103..=104).contains(&percent), "{percent} %");
     }
     assert_eq!(percent_with_flags(&plain, true, 1), 103);
-    // Slots that are not there are not read; the fill value is, a sector for every 16 stored.
+    // Slots of absent subchunks are not read. The fill value is: a sector for every 16 stored.
     assert_eq!(percent_with_flags(&plain, true, 0), 56);
-    // A warp turns 64 bytes at a time. Scatter looks where a thread first meets a slot, unscatter at
-    // each unit.
+    // A warp transposes 64 bytes at a time. Scatter reads a flag when a thread first meets a slot,
+    // unscatter reads one for each unit.
     let tiled = Geometry::whole(&[1, 2, 4], &[32; 3], 2, &[2, 1, 0]);
     for (inverse, flag, most) in [
         (false, 0, 105),
@@ -671,7 +671,7 @@ fn wrong_geometry_is_an_error() {
         "{error}"
     );
 
-    // As many digits as there can be: none steps like the next.
+    // As many digits as there can be: none can be merged with the next.
     let order: Vec<usize> = (0..15).collect();
     let deep = Geometry::whole(&[2; 15], &[2; 15], 1, &order);
     let parameters = plain(&deep.lift(), 1, 1).expect("within the limits");
@@ -691,7 +691,7 @@ fn wrong_geometry_is_an_error() {
             }
             change(&mut spans);
             let [slab, slots, flags, fill] = spans;
-            // SAFETY: the spans are those of the buffers.
+            // SAFETY: the spans cover the buffers.
             result = unsafe {
                 scatter
                     .enqueue_scatter(&driver, stream, slab, slots, Some(flags), fill)

@@ -6,7 +6,7 @@ use crate::engine::cuda::driver::{Access, Arg, Driver, DriverError, StreamId};
 /// Threads per block, as in the kernels.
 const BLOCK: u32 = 256;
 
-/// How the launches are cut.
+/// How launches divide their work.
 pub struct Tuning {
     /// The most bytes that a block of threads moves at a time, as in the kernels.
     tile: usize,
@@ -18,7 +18,7 @@ const TUNING: Tuning = Tuning {
     most: Most::PerMultiprocessor(32),
 };
 
-/// What is shuffled.
+/// The kind of a shuffle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shuffle {
     /// The bytes of elements.
@@ -31,25 +31,26 @@ pub enum Shuffle {
 const FORWARD: [&str; 2] = ["shuffle", "bit_shuffle"];
 const BACK: [&str; 2] = ["unshuffle", "bit_unshuffle"];
 
-/// How what a slot holds divides into Blosc blocks.
+/// How the content of a slot divides into Blosc blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BloscBlocks {
-    /// What a slot holds, in bytes.
+    /// The size of a slot's content, in bytes.
     pub(crate) bytes: usize,
-    /// A block, in bytes; the last one may be shorter.
+    /// The size of a block, in bytes. The last block may be shorter.
     pub(crate) block: usize,
-    /// An element, in bytes; 1 to 255.
+    /// The size of an element, in bytes: 1 to 255.
     pub(crate) element: usize,
 }
 
-/// Shuffle every Blosc block of each slot of `from` into the same place of the same slot of `to`.
+/// Enqueues a kernel that shuffles every Blosc block of each slot of `from` into the same place of
+/// the same slot of `to`.
 ///
 /// # Errors
-/// A span that is too short or misaligned, slots that overlap or differ in number, blocks that Blosc
-/// does not have, and whatever the driver says.
+/// A span is too short or misaligned, slots overlap or differ in number, Blosc has no such blocks,
+/// or the driver fails.
 ///
 /// # Safety
-/// The rules of the driver.
+/// The caller keeps the rules of the driver.
 pub unsafe fn shuffle(
     driver: &dyn Driver,
     stream: StreamId,
@@ -63,14 +64,14 @@ pub unsafe fn shuffle(
         stream,
         kernel: FORWARD[what as usize],
     };
-    // SAFETY: what the caller promises.
+    // SAFETY: the caller promises the same.
     unsafe { run(launch, from, to, blocks, TUNING.most) }
 }
 
-/// Undo [`shuffle`].
+/// Enqueues the inverse of [`shuffle`].
 ///
 /// # Safety
-/// The rules of the driver.
+/// The caller keeps the rules of the driver.
 pub(crate) unsafe fn unshuffle(
     driver: &dyn Driver,
     stream: StreamId,
@@ -84,12 +85,12 @@ pub(crate) unsafe fn unshuffle(
         stream,
         kernel: BACK[what as usize],
     };
-    // SAFETY: what the caller promises.
+    // SAFETY: the caller promises the same.
     unsafe { run(launch, from, to, blocks, TUNING.most) }
 }
 
 /// # Safety
-/// The rules of the driver.
+/// The caller keeps the rules of the driver.
 unsafe fn run(
     launch: Launch<'_>,
     from: Slots,
@@ -117,7 +118,7 @@ unsafe fn run(
     launch.require(apart, || {
         "the slots to read and to write overlap".to_owned()
     })?;
-    // As many as Blosc's own header can say.
+    // The limits of the numbers in Blosc's own header.
     let block = u32::try_from(blocks.block)
         .ok()
         .filter(|&n| n > 0 && n < 1 << 31);
@@ -151,7 +152,7 @@ unsafe fn run(
         .div_ceil(block)
         .saturating_mul(block.div_ceil(TUNING.tile));
     let grid = launch.grid(from.count.saturating_mul(tiles), 1, most);
-    // SAFETY: what the slots hold lies within them, and these within the spans.
+    // SAFETY: the contents lie within the slots, and the slots within the spans.
     unsafe { launch.run(grid, BLOCK, &args) }
 }
 
@@ -166,7 +167,7 @@ pub(crate) mod tests {
     use proptest::prelude::*;
     use std::ffi::c_int;
 
-    /// A block shuffled, as the kernels define it.
+    /// Returns a shuffled block, as the kernels define it.
     fn naive(what: Shuffle, block: &[u8], element: usize) -> Vec<u8> {
         let n = block.len() / element;
         let mut shuffled = block.to_vec();
@@ -194,7 +195,7 @@ pub(crate) mod tests {
         shuffled
     }
 
-    // What C-Blosc's compressor and decompressor call for each block.
+    // The functions that C-Blosc calls for each block.
     unsafe extern "C" {
         fn blosc_internal_shuffle(element: usize, block: usize, from: *const u8, to: *mut u8);
         fn blosc_internal_bitshuffle(
@@ -301,7 +302,7 @@ pub(crate) mod tests {
                     slots(spans[1], other, count),
                     slots(spans[2], stride, count),
                 ];
-                // SAFETY: the spans are those of the buffers.
+                // SAFETY: the spans cover the buffers.
                 unsafe {
                     let launch = |kernel| Launch {
                         driver,
@@ -418,7 +419,7 @@ pub(crate) mod tests {
                     block,
                     element,
                 };
-                // SAFETY: as far as it goes, which is what is tested.
+                // SAFETY: spans that do not fit are refused, which is what is tested.
                 unsafe { shuffle(&driver, stream, Shuffle::Bytes, from, to, blocks) }
             });
             let all = (from, to, at, bytes, block, element);
@@ -447,7 +448,7 @@ pub(crate) mod tests {
                             kernel: kernels[what as usize],
                         };
                         let [from, to] = [0, 1].map(|i| slots(spans[i], stride, count));
-                        // SAFETY: the spans are those of the buffers.
+                        // SAFETY: the spans cover the buffers.
                         unsafe { run(launch, from, to, blocks, TUNING.most) }
                     })
                     .expect("launches");

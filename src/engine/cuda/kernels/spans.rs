@@ -1,10 +1,10 @@
-//! What every launch checks before it runs: spans are long enough, and aligned.
+//! The checks before every launch: spans are long enough, and aligned.
 
 use std::ops::Range;
 
 use crate::engine::cuda::driver::{Arg, DeviceSpan, Dims, Driver, DriverError, Fault, StreamId};
 
-/// Subchunk slots: `count` of them, one every `stride` bytes from the begin of `span` on.
+/// Subchunk slots: `count` slots, one every `stride` bytes from the beginning of `span`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slots {
     pub span: DeviceSpan,
@@ -14,7 +14,7 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// Some of the slots.
+    /// Returns some of the slots.
     pub(crate) fn part(self, range: &Range<usize>) -> Self {
         Self {
             span: sub_span(
@@ -26,7 +26,7 @@ impl Slots {
         }
     }
 
-    /// The bytes of the slots, where the span may be longer.
+    /// Returns the bytes of the slots. The span may be longer.
     pub(crate) fn filled(self) -> DeviceSpan {
         DeviceSpan {
             len: self.stride * self.count,
@@ -35,7 +35,7 @@ impl Slots {
     }
 }
 
-/// Some bytes of a span, which has them.
+/// Returns some bytes of a span. The range must lie within the span.
 pub(crate) fn sub_span(span: DeviceSpan, range: Range<usize>) -> DeviceSpan {
     DeviceSpan {
         offset: span.offset + range.start,
@@ -49,20 +49,20 @@ pub(crate) fn sub_span(span: DeviceSpan, range: Range<usize>) -> DeviceSpan {
 pub enum Lengths {
     /// A `u64` for each slot.
     Each(DeviceSpan),
-    /// The same for all.
+    /// The same length for all slots.
     All(usize),
 }
 
-/// The most blocks that a launch has.
+/// The largest number of blocks of a launch.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Most {
     PerMultiprocessor(u32),
-    /// In all, so that little work takes several rounds on every device.
+    /// A total number, so that even little work takes several rounds on any device.
     #[cfg(test)]
     InAll(u32),
 }
 
-/// A launch of `kernel` that is being put together.
+/// A launch of `kernel`, whose arguments are being checked.
 #[derive(Clone, Copy)]
 pub(super) struct Launch<'a> {
     pub(super) driver: &'a dyn Driver,
@@ -71,7 +71,7 @@ pub(super) struct Launch<'a> {
 }
 
 impl Launch<'_> {
-    /// An error unless `condition` holds.
+    /// Returns an error unless `condition` holds.
     pub(super) fn require(
         &self,
         condition: bool,
@@ -88,8 +88,8 @@ impl Launch<'_> {
         })
     }
 
-    /// The first `count` elements of `size` bytes of `span`, which begins at a multiple of `align`.
-    /// (Allocations begin at multiples of 256.)
+    /// Returns the first `count` elements of `size` bytes of `span`. Checks that the span has them,
+    /// and begins at a multiple of `align`. Allocations begin at multiples of 256.
     pub(super) fn elements(
         &self,
         what: &str,
@@ -115,7 +115,7 @@ impl Launch<'_> {
         Ok(DeviceSpan { len, ..span })
     }
 
-    /// The bytes of `slots`.
+    /// Checks `slots`, and returns their bytes.
     pub(super) fn slots(&self, what: &str, slots: Slots) -> Result<DeviceSpan, DriverError> {
         self.require(slots.stride.is_multiple_of(16), || {
             format!(
@@ -126,8 +126,8 @@ impl Launch<'_> {
         self.elements(what, slots.span, slots.count, slots.stride, 16)
     }
 
-    /// Enough blocks for `units`, of which a block does `per_block` at a time, and no more than
-    /// `most`. The kernel does what is left in further rounds.
+    /// Returns enough blocks for `units`, of which a block processes `per_block` at a time, but at
+    /// most `most`. The kernel processes the remaining units in further rounds.
     pub(super) fn grid(&self, units: usize, per_block: usize, most: Most) -> u32 {
         let most = match most {
             Most::PerMultiprocessor(blocks) => {
@@ -139,7 +139,7 @@ impl Launch<'_> {
         u32::try_from(units.div_ceil(per_block)).map_or(most, |blocks| blocks.clamp(1, most))
     }
 
-    /// Run it.
+    /// Launches the kernel.
     ///
     /// # Safety
     /// As for [`Driver::launch`].
@@ -149,7 +149,7 @@ impl Launch<'_> {
         block: u32,
         args: &[Arg<'_>],
     ) -> Result<(), DriverError> {
-        // SAFETY: what the caller promises.
+        // SAFETY: the caller promises the same.
         unsafe {
             self.driver
                 .launch(self.stream, self.kernel, Dims { grid, block }, args)
@@ -159,7 +159,7 @@ impl Launch<'_> {
 
 #[cfg(test)]
 pub(super) mod testing {
-    //! What the kernels' tests share.
+    //! Helpers for the kernels' tests.
 
     use super::*;
     use crate::engine::cuda::driver::simulation::{AccessCount, Config, Simulation};
@@ -187,7 +187,7 @@ pub(super) mod testing {
         words.iter().map(|&word| u32::from_ne_bytes(word)).collect()
     }
 
-    /// Bytes of which no two near each other follow the same pattern.
+    /// Returns pseudo-random bytes.
     pub(in crate::engine::cuda::kernels) fn noise(seed: u64, len: usize) -> Vec<u8> {
         let mut state = seed;
         let mut byte = || {
@@ -211,12 +211,12 @@ pub(super) mod testing {
         }
     }
 
-    /// What a launch has otherwise, and so few blocks that they take several rounds.
+    /// Either `otherwise`, or so few blocks that they take several rounds.
     pub(in crate::engine::cuda::kernels) fn few_or(otherwise: Most) -> impl Strategy<Value = Most> {
         proptest::sample::select(vec![Most::InAll(1), Most::InAll(3), otherwise])
     }
 
-    /// A simulation that counts sectors.
+    /// Returns a simulation that counts sectors.
     pub(in crate::engine::cuda::kernels) fn counting() -> Simulation {
         Simulation::new(Config {
             sectors: true,
@@ -224,7 +224,7 @@ pub(super) mod testing {
         })
     }
 
-    /// The sectors that the last kernel moved, and the fewest that would do.
+    /// Returns the sectors that the last kernel moved, and the fewest possible.
     pub(in crate::engine::cuda::kernels) fn sectors(simulation: &Simulation) -> (u64, u64) {
         let counts: Vec<AccessCount> = simulation.sectors();
         assert!(!counts.is_empty(), "nothing was counted");

@@ -1,4 +1,4 @@
-//! Shard bytes to subchunk slots: `split.cu`.
+//! Copies subchunks from shards to slots: `split.cu`.
 
 use super::spans::{Launch, Most, Slots};
 use crate::engine::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, StreamId};
@@ -6,7 +6,7 @@ use crate::engine::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, 
 /// Threads per block, as in the kernel.
 const BLOCK: u32 = 256;
 
-/// How the launch is cut.
+/// How the launch divides its work.
 pub struct Tuning {
     /// Bytes of a slot that a warp writes at a time, as in the kernel.
     piece: usize,
@@ -18,16 +18,15 @@ const TUNING: Tuning = Tuning {
     most: Most::PerMultiprocessor(32),
 };
 
-/// Copy `sizes[i]` bytes from `offsets[i]` of `shards` on to the begin of slot `i`. Both are `u64`s,
-/// one for each slot. A size of zero means that there is nothing to copy, and what has no room in
-/// `shards` or in a slot is not copied, either; the rest of the slot is left alone.
+/// Enqueues a kernel that copies `sizes[i]` bytes from `offsets[i]` of `shards` on to the beginning
+/// of slot `i`. Sizes and offsets are `u64`s, one for each slot. A size of zero copies nothing. An
+/// extent that exceeds `shards` or a slot is not copied, either. The rest of a slot is unchanged.
 ///
 /// # Errors
-/// A span that is too short or misaligned (`shards` begins at a multiple of 16), and whatever the
-/// driver says.
+/// A span is too short or misaligned (`shards` begins at a multiple of 16), or the driver fails.
 ///
 /// # Safety
-/// The rules of the driver.
+/// The caller keeps the rules of the driver.
 pub unsafe fn split(
     driver: &dyn Driver,
     stream: StreamId,
@@ -41,11 +40,11 @@ pub unsafe fn split(
         stream,
         kernel: "split",
     };
-    // SAFETY: what the caller promises.
+    // SAFETY: the caller promises the same.
     unsafe { split_as(launch, shards, offsets, sizes, slots, TUNING.most) }
 }
 
-/// [`split`], with so many blocks.
+/// [`split`], with at most `most` blocks.
 ///
 /// # Safety
 /// As for [`split`].
@@ -91,7 +90,7 @@ pub(crate) mod tests {
     use crate::engine::cuda::driver::simulation::Simulation;
     use proptest::prelude::*;
 
-    /// Split `shards`, noise of so many bytes, into slots.
+    /// Checks a split of a shard of noise into slots.
     fn check_case(
         driver: &dyn Driver,
         shard_bytes: usize,
@@ -118,7 +117,7 @@ pub(crate) mod tests {
         let buffers = &mut [&mut shards, &mut offsets, &mut sizes, &mut slot_bytes];
         on(driver, buffers, |stream, spans| {
             let slots = slots(spans[3], stride, extents.len());
-            // SAFETY: the spans are those of the buffers.
+            // SAFETY: the spans cover the buffers.
             unsafe {
                 let launch = Launch {
                     driver,
@@ -140,7 +139,7 @@ pub(crate) mod tests {
         let shard = prop_oneof![0..100usize, 0..20_000usize];
         let strategy = shard.prop_flat_map(|bytes| {
             let end = bytes as u64 + 1;
-            // What fits, mostly; what reaches the end, exactly; and what a file could say.
+            // Mostly extents that fit, some up to the exact end, and some as in a corrupt file.
             let extent = prop_oneof![
                 6 => (0..end, any::<u64>()).prop_map(move |(at, n)| (at, n % (end - at))),
                 2 => (0..end).prop_map(move |at| (at, end - 1 - at)),
@@ -169,14 +168,14 @@ pub(crate) mod tests {
         check_split(&Simulation::eager(), 64);
     }
 
-    /// The kernel's own arithmetic, over slots that no memory could hold.
+    /// Checks the kernel's own arithmetic for slots that no memory could hold.
     #[test]
     fn slots_may_be_longer_than_four_gibibytes() {
         let driver = Simulation::eager();
         let strides = proptest::sample::select(vec![16u64, 4096, 4112, 1 << 32, (1 << 36) + 16]);
         let strategy = (strides, proptest::collection::vec(0u64..1 << 52, 1..50));
         effort::property(32, &strategy, |(stride, at)| {
-            // Bytes of the slots as pieces have them: the first of each piece.
+            // The slot of a byte, and the beginning of the byte's piece within the slot.
             let piece = TUNING.piece as u64;
             let pieces_per_slot = stride.div_ceil(piece);
             let begin = |at: u64| (at / stride, at % stride / piece * piece);
@@ -199,7 +198,7 @@ pub(crate) mod tests {
                     Arg::U64(at.len() as u64),
                     Arg::Span(spans[1], Access::Write),
                 ];
-                // SAFETY: there is an element in each span for each that the kernel is told of.
+                // SAFETY: each span has as many elements as the kernel is told of.
                 unsafe { launch.run(1, 32, &args) }
             })
             .expect("launches");

@@ -1,4 +1,4 @@
-//! Kernels on byte vectors, on whatever driver the tests run.
+//! Runs kernels on byte vectors, with any driver.
 
 use crate::engine::cuda::driver::{
     Access, DeviceSpan, Driver, DriverError, PinnedSpan, PinnedUse, Site, Span, StreamId,
@@ -6,7 +6,7 @@ use crate::engine::cuda::driver::{
 
 const SITE: Site = Site("kernel test");
 
-/// Copy each of `buffers` to device memory of its own, call `launch` with them, and copy them back.
+/// Copies each of `buffers` to device memory of its own, calls `launch`, and copies them back.
 pub(crate) fn run(
     driver: &dyn Driver,
     buffers: &mut [&mut Vec<u8>],
@@ -36,7 +36,7 @@ pub(crate) fn run(
         unsafe { std::ptr::copy_nonoverlapping(buffer.as_ptr(), memory.0.as_ptr(), len) };
     }
     for (pinned, device) in pinned.iter().zip(&device) {
-        // SAFETY: both live until the stream was synchronised below.
+        // SAFETY: both spans live until the stream is synchronised below.
         unsafe { driver.copy(stream, Span::Pinned(*pinned), Span::Device(*device))? };
     }
     launch(stream, &device)?;

@@ -1,4 +1,4 @@
-//! The calls, with the bytes that they read and write.
+//! The calls of nvCOMP, which declare the bytes that they read and write.
 
 use super::{
     Compressor, Decompressor, Format, OneDirection, Requirements, describe,
@@ -10,7 +10,7 @@ use std::ptr;
 /// Chunks to compress. Everything is in device memory; tables have an element per chunk.
 #[derive(Clone, Copy, Debug)]
 pub struct CompressBatch<'a> {
-    /// Of such a batch, or of a larger one.
+    /// The requirements of such a batch, or of a larger one.
     pub requirements: &'a Requirements,
     pub chunks: usize,
     /// `u64`: the address of each chunk.
@@ -19,12 +19,12 @@ pub struct CompressBatch<'a> {
     pub input_sizes: DeviceSpan,
     /// `u64`: the address of each output slot, which has [`Requirements::max_output`] bytes.
     pub output_pointers: DeviceSpan,
-    /// Where the chunks are.
+    /// The spans that hold the chunks.
     pub inputs: &'a [DeviceSpan],
-    /// Where the output slots are.
+    /// The spans that hold the output slots.
     pub outputs: &'a [DeviceSpan],
     pub temp: DeviceSpan,
-    /// `u64`, written: how many bytes each chunk was compressed to; anything if it was not.
+    /// `u64`, written: how many bytes each compressed chunk has; undefined for a failed chunk.
     pub output_sizes: DeviceSpan,
     /// `i32`, written: 0 for each chunk that was compressed.
     pub statuses: DeviceSpan,
@@ -33,7 +33,7 @@ pub struct CompressBatch<'a> {
 /// Chunks to decompress. Everything is in device memory; tables have an element per chunk.
 #[derive(Clone, Copy, Debug)]
 pub struct DecompressBatch<'a> {
-    /// Of such a batch, or of a larger one.
+    /// The requirements of such a batch, or of a larger one.
     pub(crate) requirements: &'a Requirements,
     pub(crate) chunks: usize,
     /// `u64`: the address of each compressed chunk.
@@ -44,28 +44,29 @@ pub struct DecompressBatch<'a> {
     pub(crate) output_pointers: DeviceSpan,
     /// `u64`: how many bytes each output slot has, [`Requirements::max_chunk_bytes`] at most.
     pub(crate) output_capacities: DeviceSpan,
-    /// Where the compressed chunks are.
+    /// The spans that hold the compressed chunks.
     pub(crate) inputs: &'a [DeviceSpan],
-    /// Where the output slots are.
+    /// The spans that hold the output slots.
     pub(crate) outputs: &'a [DeviceSpan],
     pub(crate) temp: DeviceSpan,
-    /// `u64`, written: how many bytes each chunk has, decompressed; anything if it was not.
+    /// `u64`, written: how many bytes each decompressed chunk has; undefined for a failed chunk.
     pub(crate) output_sizes: DeviceSpan,
     /// `i32`, written: 0 for each chunk that was decompressed.
     pub(crate) statuses: DeviceSpan,
 }
 
 impl Compressor {
-    /// Put the compression of a batch into `stream`. The device's context is current.
+    /// Enqueues the compression of a batch in `stream`. The device's context must be current.
     ///
     /// # Errors
-    /// What is short or not aligned, or what nvCOMP says. That a chunk could not be compressed is
-    /// no error: see [`CompressBatch::statuses`].
+    /// A span is too short or misaligned, or nvCOMP reports an error. A chunk that cannot be
+    /// compressed is no error: see [`CompressBatch::statuses`].
     ///
     /// # Safety
-    /// The rules of the driver, and, when the stream reaches the call: the tables are as the batch
-    /// says; chunks and output slots are within `inputs` and `outputs` and at multiples of the
-    /// alignments; no two output slots overlap; the chunks keep to the requirements.
+    /// The caller keeps the rules of the driver. When the stream reaches the call, the tables hold
+    /// the values that the batch's fields describe. Chunks and output slots are within `inputs` and
+    /// `outputs`, at multiples of the alignments. No two output slots overlap. The chunks keep to
+    /// the requirements.
     pub unsafe fn compress(
         &self,
         driver: &dyn Driver,
@@ -102,8 +103,8 @@ impl Compressor {
         let function = Box::new(move |stream| {
             let [inputs, input_sizes, outputs] = tables;
             let [sizes, statuses] = results;
-            // SAFETY: the arguments are of the types and lengths that it takes, and in the order of
-            // this version's declaration; what they point to is for the caller to promise.
+            // SAFETY: the arguments have the types, the lengths and the order of this version's
+            // declaration. The caller promises that the memory behind the pointers is valid.
             let status = unsafe {
                 run(
                     address(inputs),
@@ -127,16 +128,16 @@ impl Compressor {
             Format::Lz4 => "nvCOMP compresses lz4",
         };
         // SAFETY: nvCOMP enqueues kernels, which write its results, its temporary memory and the
-        // output slots, and read the chunks and the tables. The rest is for the caller to promise.
+        // output slots, and read the chunks and the tables. The caller promises the rest.
         unsafe { driver.call(stream, name, &accesses, function) }
     }
 }
 
 impl Decompressor {
-    /// Put the decompression of a batch into `stream`. The device's context is current.
+    /// Enqueues the decompression of a batch in `stream`. The device's context must be current.
     ///
     /// # Safety
-    /// As for [`Compressor::compress`], and: the chunks are what a compressor of the format wrote.
+    /// As for [`Compressor::compress`]. Also, a compressor of the format wrote the chunks.
     pub(crate) unsafe fn decompress(
         &self,
         driver: &dyn Driver,
@@ -204,17 +205,17 @@ fn accesses<'a>(
     reads.map(read).chain(writes.map(written)).collect()
 }
 
-/// What a library is given for a span: nothing for an empty one.
+/// Returns the pointer that a library gets for a span: null for an empty span.
 fn address<T>(span: DeviceSpan) -> *mut T {
     if span.len == 0 {
         return ptr::null_mut();
     }
-    // The same width, or the library would not have been loaded.
+    // `usize` has 64 bits, or the library would not have been loaded.
     #[allow(clippy::cast_possible_truncation)]
     ptr::with_exposed_provenance_mut(span.memory.0 as usize + span.offset)
 }
 
-/// A call that is being put together.
+/// A call that is being checked.
 struct Call<'a> {
     library: &'a OneDirection,
     driver: &'a dyn Driver,
@@ -237,7 +238,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// What is being done, in words.
+    /// Returns a description of the call, for errors.
     fn operation(&self) -> String {
         let Requirements {
             max_chunk_bytes,
@@ -257,7 +258,7 @@ impl<'a> Call<'a> {
         )
     }
 
-    /// An error unless `condition` holds.
+    /// Returns an error unless `condition` holds.
     fn require(&self, condition: bool, reason: impl FnOnce() -> String) -> Result<(), DriverError> {
         if condition {
             return Ok(());
@@ -270,7 +271,7 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// The elements of the batch, in a table of `size` bytes each.
+    /// Checks a table with elements of `size` bytes, and returns the part that the batch uses.
     fn table(&self, what: &str, span: DeviceSpan, size: usize) -> Result<DeviceSpan, DriverError> {
         let most = self.requirements.chunks;
         self.require(self.chunks <= most, || {
@@ -304,7 +305,7 @@ impl<'a> Call<'a> {
         Ok(DeviceSpan { len: *temp, ..span })
     }
 
-    /// Turns nvCOMP's answer into an error.
+    /// Returns a function that turns nvCOMP's status into a result.
     fn failed(&self) -> impl FnOnce(Status) -> Result<(), String> + Send + use<> {
         let (operation, strings) = (self.operation(), self.library.status_string);
         move |status| match status {

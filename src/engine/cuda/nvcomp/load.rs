@@ -1,4 +1,4 @@
-//! Finds the library, asks for its version, and resolves what is called of it.
+//! Finds the library, queries its version, and looks up its functions.
 
 use super::sys;
 use libloading::Library;
@@ -14,10 +14,10 @@ use std::{
 /// The environment variable that names the file of the library.
 pub const VARIABLE: &str = "ZARRS_CUDA_NVCOMP";
 
-/// The versions whose functions are known, the preferred one first.
+/// The major versions whose functions are known, the preferred one first.
 const MAJORS: [u32; 2] = [6, 5];
 
-/// The library's name, and the folder that the package of `PyPI` has it in.
+/// Returns the library's file name, and its folder in the package on `PyPI`.
 #[cfg(not(windows))]
 fn file_name(major: u32) -> (String, &'static str) {
     (format!("libnvcomp.so.{major}"), "nvidia/libnvcomp/lib64")
@@ -28,24 +28,24 @@ fn file_name(major: u32) -> (String, &'static str) {
     (format!("nvcomp64_{major}.dll"), "nvidia/libnvcomp/bin")
 }
 
-/// Where the library is looked for.
+/// The places that are searched for the library.
 #[derive(Debug)]
 pub(crate) struct Search {
-    /// A file, and who named it: then nowhere else.
+    /// A file, and the setting that names it. If there is one, no other place is searched.
     pub(super) named: Option<(PathBuf, &'static str)>,
-    /// Names that the loader looks up.
+    /// File names that the dynamic loader looks up.
     pub(super) names: Vec<PathBuf>,
-    /// Folders of Python's packages.
+    /// Folders with Python packages.
     pub(super) packages: Vec<PathBuf>,
 }
 
 impl Search {
-    /// In this process's environment.
+    /// Returns a search that uses this process's environment variables.
     pub(crate) fn new(option: Option<&Path>) -> Self {
         Self::with(option, |name| env::var_os(name))
     }
 
-    /// In an environment.
+    /// Returns a search that uses the environment variables that `variable` returns.
     pub(super) fn with(option: Option<&Path>, variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
         let named = match option {
@@ -69,10 +69,10 @@ impl Search {
         }
     }
 
-    /// Load what is found first.
+    /// Loads the first usable library.
     ///
     /// # Errors
-    /// What was looked for, where, and why none of it could be used.
+    /// There is no usable library. The error names the files and the reasons.
     pub(crate) fn load(&self) -> Result<Nvcomp, String> {
         if let Some((path, who)) = &self.named {
             return Nvcomp::open(path)
@@ -112,7 +112,7 @@ impl Search {
     }
 }
 
-/// The folders of packages of a Python environment, in order.
+/// Returns the package folders of a Python environment, sorted.
 fn site_packages(root: &Path) -> Vec<PathBuf> {
     if cfg!(windows) {
         return vec![root.join("Lib").join("site-packages")];
@@ -152,7 +152,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// The library, loaded. It stays loaded for the life of the process.
+/// The loaded library. It stays loaded for the life of the process.
 #[derive(Debug)]
 pub struct Nvcomp {
     pub(super) path: PathBuf,
@@ -163,7 +163,7 @@ pub struct Nvcomp {
     pub(super) lz4: Functions,
 }
 
-/// The functions for a format, or which of them is absent.
+/// The functions for a format. An error names a missing function.
 #[derive(Debug)]
 pub(super) struct Functions {
     pub(super) compress: Result<Compress, String>,
@@ -193,26 +193,26 @@ pub(super) enum TempSize {
 }
 
 impl Nvcomp {
-    /// Load a file, or what the loader finds by that name.
+    /// Loads a file, or the library that the dynamic loader finds by that name.
     pub(super) fn open(path: &Path) -> Result<Self, String> {
-        // The sizes and addresses in its tables are.
+        // The sizes and addresses in nvCOMP's tables have 64 bits.
         if usize::BITS != 64 {
             return Err("nvCOMP is for 64-bit processes".into());
         }
-        // SAFETY: what runs when it is loaded is nvCOMP's own, if it is nvCOMP; whoever could put
-        // something else there could also replace this program.
+        // SAFETY: if the file is nvCOMP, loading it runs only nvCOMP's own code. An attacker who
+        // can put another file in this place can also replace this program.
         let library = unsafe { Library::new(path) };
         let library = library.map_err(|error| format!("{}: {}", path.display(), cause(&error)))?;
-        // Kernels of it may be running whenever this process ends.
+        // The library is never unloaded: its kernels may run until this process ends.
         let library = ManuallyDrop::new(library);
         let symbols = Symbols { library: &library };
 
-        // SAFETY: the type of this function, which has been the same since it exists.
+        // SAFETY: this is the function's type, which has never changed.
         let properties = unsafe { symbols.get::<sys::GetProperties>("nvcompGetProperties") };
         let get = properties
             .map_err(|symbol| format!("{} is not nvCOMP: it has no {symbol}", path.display()))?;
         let mut properties = sys::Properties::default();
-        // SAFETY: it writes the properties.
+        // SAFETY: the function writes the properties.
         let status = unsafe { get(&raw mut properties) };
         if status != sys::SUCCESS {
             return Err(format!(
@@ -227,7 +227,8 @@ impl Nvcomp {
                 path.display()
             ));
         }
-        // SAFETY: as above. Only for messages: the oldest releases of 5 need not have it.
+        // SAFETY: as above. The function is only for messages: the oldest releases of version 5 may
+        // lack it.
         let status_string =
             unsafe { symbols.get::<sys::GetStatusString>("nvcompGetStatusString") }.ok();
         let functions = |name| Functions {
@@ -244,7 +245,7 @@ impl Nvcomp {
         })
     }
 
-    /// The file, as it was looked for.
+    /// Returns the path by which the library was loaded.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -269,20 +270,20 @@ struct Symbols<'a> {
 }
 
 impl Symbols<'_> {
-    /// A function; an error is its name.
+    /// Returns a function. The error is the function's name.
     ///
     /// # Safety
-    /// `T` is its type.
+    /// `T` is the function's type.
     unsafe fn get<T: Copy>(&self, name: &str) -> Result<T, String> {
-        // SAFETY: what the caller promises.
+        // SAFETY: the caller promises that the type is right.
         let symbol = unsafe { self.library.get::<T>(name) };
         // The library stays loaded, so that the function may outlive this reference.
         symbol.map(|symbol| *symbol).map_err(|_| name.to_owned())
     }
 
     fn temp_size(&self, prefix: &str, version: Version) -> Result<TempSize, String> {
-        // SAFETY: the types of these functions in these versions, which the header check compares
-        // with NVIDIA's.
+        // SAFETY: these are the functions' types in these versions. `cargo xtask nvcomp-check`
+        // compares them with NVIDIA's headers.
         unsafe {
             if version.major >= 6 {
                 let name = format!("{prefix}GetTempSize");
@@ -320,13 +321,13 @@ impl Symbols<'_> {
     }
 }
 
-/// What nvCOMP means by a status.
+/// Returns a description of a status, with nvCOMP's own text if there is one.
 pub(super) fn describe(strings: Option<sys::GetStatusString>, status: sys::Status) -> String {
     if let Some(strings) = strings {
-        // SAFETY: it takes any number.
+        // SAFETY: the function accepts any number.
         let text = unsafe { strings(status) };
         if !text.is_null() {
-            // SAFETY: a text of the library's, which ends with a zero and stays.
+            // SAFETY: the text is the library's own, NUL-terminated, and never freed.
             let text = unsafe { CStr::from_ptr(text) };
             return format!("status {status}: {}", text.to_string_lossy());
         }

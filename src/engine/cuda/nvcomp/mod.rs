@@ -1,8 +1,9 @@
 //! nvCOMP, NVIDIA's library of compressors: loaded at run time, never linked, never required.
 //!
-//! What it asks for (alignments, the largest output, temporary memory) is asked of the library that
-//! was loaded; what its documentation forbids is refused here, before anything is enqueued. Whether
-//! a chunk could be compressed is told on the device, per chunk: see [`CompressBatch::statuses`].
+//! Requirements (alignments, the largest output, temporary memory) are queried from the library
+//! that was loaded. Batches that its documentation forbids are refused here, before anything is
+//! enqueued. The device reports for each chunk whether it was compressed: see
+//! [`CompressBatch::statuses`].
 
 mod batch;
 mod load;
@@ -22,17 +23,17 @@ pub(crate) use process::while_locked;
 use load::{Compress, Decompress, Functions, TempSize, describe};
 use std::{fmt, ptr};
 
-/// What a chunk is compressed to.
+/// The format of a compressed chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
-    /// Frames. nvCOMP has no levels for them.
+    /// Zstandard frames. nvCOMP has no compression levels for them.
     Zstd,
-    /// Raw streams.
+    /// Raw deflate streams.
     Deflate {
-        /// 0 to 5: the larger, the slower and smaller.
+        /// 0 to 5: a larger number is slower, and gives smaller streams.
         algorithm: i32,
     },
-    /// Blocks, without a frame.
+    /// LZ4 blocks, without a frame.
     Lz4,
 }
 
@@ -47,10 +48,10 @@ impl fmt::Display for Format {
 }
 
 impl Format {
-    /// The largest chunk that may be compressed, in bytes.
+    /// Returns the size of the largest chunk that may be compressed, in bytes.
     ///
-    /// For zstd and deflate nvCOMP's headers have two numbers, one where the chunks of a call are
-    /// described and a larger one by itself. To exceed the former is undefined there, so it counts.
+    /// For zstd and deflate nvCOMP's headers have two limits: one in the description of a call's
+    /// chunks, and a separate larger one. Exceeding the former is undefined, so the former applies.
     pub(crate) fn largest_chunk(self) -> usize {
         match self {
             Self::Zstd => 16_000_000, // "16 MB"
@@ -59,7 +60,8 @@ impl Format {
         }
     }
 
-    /// The largest chunk that may be decompressed, in bytes; also of its compressed form.
+    /// Returns the size of the largest chunk that may be decompressed, in bytes. The limit also
+    /// applies to the compressed chunk.
     pub(crate) fn largest_decompressed(self) -> usize {
         match self {
             Self::Zstd => (1 << 31) - 1,
@@ -76,41 +78,41 @@ impl Format {
     }
 }
 
-/// What addresses must be multiples of.
+/// The alignments of addresses, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Alignments {
-    /// Of each chunk that is read.
+    /// The alignment of each chunk that is read.
     pub(crate) input: usize,
-    /// Of each chunk that is written.
+    /// The alignment of each chunk that is written.
     pub output: usize,
-    /// Of the temporary memory.
+    /// The alignment of the temporary memory.
     pub(crate) temp: usize,
 }
 
-/// What device memory is aligned to: more cannot be had.
+/// The alignment of device memory, in bytes. A larger alignment is not available.
 const LARGEST_ALIGNMENT: usize = 256;
 
-/// What a batch takes.
+/// The limits of a batch, and the memory that it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Requirements {
-    /// The most chunks.
+    /// The largest number of chunks.
     pub(crate) chunks: usize,
     /// Bytes of the largest chunk, uncompressed.
     pub(crate) max_chunk_bytes: usize,
     /// Bytes of all chunks, uncompressed.
     pub(crate) total_bytes: usize,
     pub alignments: Alignments,
-    /// Bytes that each output slot has to have. Not always a multiple of the alignment.
+    /// Bytes that each output slot must have. Not always a multiple of the alignment.
     pub max_output: usize,
     /// Bytes of temporary memory.
     pub temp: usize,
 }
 
 impl Nvcomp {
-    /// The compressor of a format.
+    /// Returns the compressor of a format.
     ///
     /// # Errors
-    /// Why this library has none.
+    /// This library has no usable compressor of the format. The error is the reason.
     pub(crate) fn compressor(&self, format: Format) -> Result<Compressor, String> {
         let functions = *self
             .functions(format)
@@ -126,7 +128,7 @@ impl Nvcomp {
         })
     }
 
-    /// The decompressor of a format. The algorithm of deflate makes no difference.
+    /// Returns the decompressor of a format. The algorithm of deflate makes no difference.
     pub(crate) fn decompressor(&self, format: Format) -> Result<Decompressor, String> {
         let functions = *self
             .functions(format)
@@ -162,7 +164,7 @@ impl Nvcomp {
     }
 }
 
-/// What both directions of a format have.
+/// The common part of the compressor and the decompressor of a format.
 #[derive(Clone, Copy, Debug)]
 struct OneDirection {
     version: Version,
@@ -173,7 +175,7 @@ struct OneDirection {
 }
 
 impl OneDirection {
-    /// An error of a query.
+    /// Returns the error of a failed query.
     fn refused(&self, what: &str, status: sys::Status) -> String {
         let Self {
             version,
@@ -189,7 +191,7 @@ impl OneDirection {
 
     fn alignments(&self, query: sys::GetRequiredAlignments) -> Result<Alignments, String> {
         let mut to = sys::AlignmentRequirements::default();
-        // SAFETY: the options are of this format and direction, and it writes the requirements.
+        // SAFETY: the options are of this format and direction. The query writes the requirements.
         let status = unsafe { query(self.options, &raw mut to) };
         if status != sys::SUCCESS {
             return Err(self.refused("the alignments that it needs", status));
@@ -214,7 +216,7 @@ impl OneDirection {
         })
     }
 
-    /// Whether there can be such a batch.
+    /// Checks that nvCOMP accepts chunks of this size, and that the sizes are consistent.
     fn check(
         &self,
         chunks: usize,
@@ -253,8 +255,8 @@ impl OneDirection {
         }
         let (options, mut bytes) = (self.options, 0);
         let result = &raw mut bytes;
-        // SAFETY: the options are of this format and direction, and it writes the bytes. No work is
-        // put into the stream, which is the default one.
+        // SAFETY: the options are of this format and direction. The query writes the bytes. It
+        // enqueues no work in the stream, which is the default one.
         let status = unsafe {
             match query {
                 TempSize::Five(query) => {
@@ -298,8 +300,8 @@ impl Compressor {
         self.alignments
     }
 
-    /// Bytes that an output slot has to have for a chunk of up to `max_chunk_bytes`. No device is
-    /// needed.
+    /// Returns the bytes that an output slot must have for a chunk of up to `max_chunk_bytes`. No
+    /// device is needed.
     ///
     /// # Errors
     /// Chunks of this size cannot be compressed.
@@ -307,7 +309,7 @@ impl Compressor {
         let largest = self.library.format.largest_chunk();
         self.library.check(0, max_chunk_bytes, 0, largest)?;
         let mut bytes = 0;
-        // SAFETY: the options are of this format and direction, and it writes the bytes.
+        // SAFETY: the options are of this format and direction. The query writes the bytes.
         let status = unsafe {
             (self.functions.max_output)(max_chunk_bytes, self.library.options, &raw mut bytes)
         };
@@ -318,12 +320,12 @@ impl Compressor {
         Ok(bytes)
     }
 
-    /// What a batch of up to `chunks` chunks takes, of which none has more than `max_chunk_bytes`
-    /// bytes and all together have up to `total_bytes`. With the device's context current: the
-    /// temporary memory depends on the device.
+    /// Returns the requirements of a batch of up to `chunks` chunks. Each chunk has at most
+    /// `max_chunk_bytes` bytes, and all chunks together have at most `total_bytes`. The device's
+    /// context must be current, because the temporary memory depends on the device.
     ///
     /// # Errors
-    /// There can be no such batch; or nvCOMP does not say, as for zstd where there is no device.
+    /// No such batch is possible, or nvCOMP does not tell. For zstd it does not without a device.
     pub(crate) fn requirements(
         &self,
         chunks: usize,
@@ -349,8 +351,8 @@ impl Compressor {
     }
 }
 
-/// Decompresses batches of chunks of a format. For trusted data only: on corrupt input nvCOMP's
-/// decompressors hang, fault, or write anything within the outputs.
+/// Decompresses batches of chunks of a format. Only for trusted data: on corrupt input nvCOMP's
+/// decompressors hang, fault, or write arbitrary bytes within the outputs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Decompressor {
     library: OneDirection,
@@ -363,8 +365,8 @@ impl Decompressor {
         self.alignments
     }
 
-    /// As [`Compressor::requirements`]; sizes are of what is decompressed, and each output slot is
-    /// of `max_chunk_bytes` bytes at most.
+    /// As [`Compressor::requirements`]. The sizes are those after decompression. Each output slot
+    /// has at most `max_chunk_bytes` bytes.
     pub(crate) fn requirements(
         &self,
         chunks: usize,

@@ -1,4 +1,4 @@
-//! The libraries of this process: each is loaded once, when it is first asked for.
+//! The nvCOMP libraries of this process. Each is loaded once, at the first request for it.
 
 use super::{Nvcomp, Search};
 use std::{
@@ -9,13 +9,13 @@ use std::{
 
 type Loaded = Result<Arc<Nvcomp>, String>;
 
-/// By the file that the options name.
+/// The results of loading, by the file that the options name.
 static LOADED: Mutex<Option<HashMap<Option<PathBuf>, Loaded>>> = Mutex::new(None);
 
-/// The library that is `file`, or that is [found](Search::new).
+/// Returns the library `file`, or without a file the library that a [search](Search::new) finds.
 ///
 /// # Errors
-/// As of [`Search::load`]. It is not looked for again.
+/// The error of [`Search::load`]. It is kept, and later calls do not search again.
 pub fn of_process(file: Option<&Path>) -> Loaded {
     let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
     let loaded = loaded.get_or_insert_default();
@@ -33,7 +33,7 @@ pub fn of_process(file: Option<&Path>) -> Loaded {
     found
 }
 
-/// Hold the lock while `work` runs.
+/// Holds the lock while `work` runs.
 #[cfg(test)]
 pub(crate) fn while_locked(work: impl FnOnce()) {
     let loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,7 @@
-//! What is called of nvCOMP's C interface, as versions 5 and 6 have it.
+//! The part of nvCOMP's C interface that this crate uses, as of versions 5 and 6.
 //!
-//! The stand-in for tests (`kernels/nvcomp-stand-in`) has the same functions in C, and
-//! `cargo xtask nvcomp-check` compares those with NVIDIA's headers.
+//! The stand-in for tests (`kernels/nvcomp-stand-in`) has the same functions in C.
+//! `cargo xtask nvcomp-check` compares the stand-in's functions with NVIDIA's headers.
 
 use std::ffi::{c_char, c_void};
 
@@ -10,15 +10,16 @@ pub(super) type Status = i32;
 
 pub(super) const SUCCESS: Status = 0;
 
-/// The CUDA runtime failed; also where there is no device.
+/// The CUDA runtime failed, for example because there is no device.
 pub(super) const CUDA_ERROR: Status = 1000;
 
-/// A stream, as the CUDA driver and its runtime have it.
+/// A handle of a stream, which is the same for the CUDA driver and the CUDA runtime.
 pub(super) type Stream = *mut c_void;
 
-/// The options of any format and direction. Each has a type of its own in C, of 64 bytes and with
-/// an `int` first where there is anything; what is not set is zero. They are passed by value: at
-/// this size in memory, where the alignment of the C type (1 or 4) makes no difference.
+/// The options of any format and direction. In C, each has a type of its own, of 64 bytes. If a
+/// type has any options, the first one is an `int`. Unset options are zero. The options are passed
+/// by value. At this size that is in memory, where the alignment of the C type (1 or 4) makes no
+/// difference.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(super) struct Options([i32; 16]);
@@ -33,14 +34,14 @@ impl Options {
     }
 }
 
-/// The first option of every decompressor: kernels, and no decompression engine. The engine needs
-/// memory that is allocated for it, and reports no errors.
+/// The first option of every decompressor: decompress with kernels, not with the hardware's
+/// decompression engine. The engine needs memory that is allocated for it, and reports no errors.
 pub(super) const BACKEND_CUDA: i32 = 2;
 
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Properties {
-    /// Thousands are major, hundreds minor.
+    /// 1000 × major + 100 × minor + patch.
     pub(super) version: u32,
     pub(super) cudart_version: u32,
 }
@@ -64,11 +65,12 @@ pub(super) type GetStatusString = unsafe extern "C" fn(Status) -> *const c_char;
 pub(super) type GetRequiredAlignments =
     unsafe extern "C" fn(Options, *mut AlignmentRequirements) -> Status;
 
-/// Chunks, bytes of the largest, options, result, bytes of all.
+/// The arguments: number of chunks, bytes of the largest chunk, options, result, bytes of all
+/// chunks.
 pub(super) type GetTempSize5 =
     unsafe extern "C" fn(usize, usize, Options, *mut usize, usize) -> Status;
 
-/// As before, and a stream.
+/// As [`GetTempSize5`], with a stream as the last argument.
 pub(super) type GetTempSize6 =
     unsafe extern "C" fn(usize, usize, Options, *mut usize, usize, Stream) -> Status;
 

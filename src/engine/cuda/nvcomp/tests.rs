@@ -1,6 +1,6 @@
-//! The library that is loaded, what it is asked, and the batches that it is given.
+//! Tests of the search for the library, of its queries, and of batches.
 //!
-//! Most tests are over the stand-ins, `library` is over NVIDIA's own.
+//! Most tests use the stand-ins, `library` uses NVIDIA's own library.
 
 #![allow(clippy::unwrap_used)] // a test that panics has failed
 

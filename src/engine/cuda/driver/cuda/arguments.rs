@@ -1,18 +1,18 @@
-//! What a launch is given.
+//! The arguments of a launch.
 
 use crate::engine::cuda::driver::{Arg, DeviceSpan};
 use cudarc::driver::sys::CUdeviceptr;
 use std::ffi::c_void;
 
-/// The address of the first byte.
+/// Returns the address of the first byte.
 pub(super) fn address(span: DeviceSpan) -> CUdeviceptr {
     span.memory.0.wrapping_add(span.offset as u64)
 }
 
-/// The arguments of a launch, each where the driver may read it with its alignment.
+/// The arguments of a launch. Each is stored at an address with the alignment that it needs.
 pub(super) struct Arguments {
     words: Vec<u64>,
-    /// The first word of each.
+    /// The index of the first word of each argument.
     starts: Vec<usize>,
 }
 
@@ -24,7 +24,7 @@ impl Arguments {
             match *arg {
                 Arg::Span(span, _) => words.push(address(span)),
                 Arg::Null => words.push(0),
-                // The driver reads four bytes of it: the first, in native order.
+                // The driver reads the first four bytes of the word, in native order.
                 Arg::U32(value) => words.push(first_bytes(&value.to_ne_bytes())),
                 Arg::U64(value) => words.push(value),
                 Arg::Struct(bytes) => words.extend(bytes.chunks(8).map(first_bytes)),
@@ -33,7 +33,7 @@ impl Arguments {
         Self { words, starts }
     }
 
-    /// A pointer to each. They hold until `self` is used again.
+    /// Returns a pointer to each argument. The pointers are valid until `self` is used again.
     pub(super) fn pointers(&mut self) -> Vec<*mut c_void> {
         let words = self.words.as_mut_ptr();
         let pointers = self
@@ -44,7 +44,7 @@ impl Arguments {
     }
 }
 
-/// At most 8 bytes, in native order, and zeros.
+/// Returns a word of at most 8 bytes, in native order, followed by zeros.
 fn first_bytes(bytes: &[u8]) -> u64 {
     let mut word = [0; 8];
     word[..bytes.len()].copy_from_slice(bytes);

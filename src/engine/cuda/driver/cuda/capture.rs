@@ -1,9 +1,9 @@
-//! Stream captures of the application.
+//! Coexistence with stream captures of the application.
 //!
-//! While any thread captures a stream in the driver's default mode, what could end up in a graph by
-//! mistake is refused on every thread, and invalidates the capture: allocations and queries of
-//! events, ours among them. None of our streams is ever captured, so between `enter` and `leave` a
-//! thread says that it knows what it does.
+//! While any thread captures a stream in the driver's default mode, the driver refuses potentially
+//! unsafe calls on every thread: allocations and queries of events, for example. Such a call also
+//! invalidates the capture. This crate's streams are never captured. So between `enter` and `leave`
+//! a thread is in the relaxed mode, in which such calls are legal.
 
 use std::cell::Cell;
 
@@ -12,39 +12,39 @@ use cudarc::driver::sys::CUstreamCaptureMode;
 use super::codes::SUCCESS;
 use super::functions::{Code, Functions};
 
-/// A `CUstreamCaptureMode`; as a number, since a newer driver may know others.
+/// A `CUstreamCaptureMode` as a number, since a newer driver may have further modes.
 type Mode = u32;
 
 const _: () = assert!(size_of::<CUstreamCaptureMode>() == size_of::<Mode>());
 
 const RELAXED: Mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as Mode;
 
-/// How often this thread has entered, and the mode that it had before the first time; `None` if the
-/// driver did not tell.
+/// The number of this thread's nested `enter` calls, and the thread's mode before the first one.
+/// The mode is `None` if the driver did not report it.
 type Entered = (usize, Option<Mode>);
 
 thread_local! {
     static ENTERED: Cell<Entered> = const { Cell::new((0, None)) };
 }
 
-/// Nothing of ours is part of a capture, on this thread, until [`restore`].
+/// Switches this thread to the relaxed mode until [`restore`].
 pub(super) fn relax(functions: &Functions) {
     let exchange = |mode| exchange(functions, mode);
     ENTERED.set(entered(ENTERED.get(), exchange));
 }
 
-/// Undo the last [`relax`] of this thread.
+/// Undoes the last [`relax`] of this thread.
 pub(super) fn restore(functions: &Functions) {
     let exchange = |mode| exchange(functions, mode);
     ENTERED.set(left(ENTERED.get(), exchange));
 }
 
-/// Set the mode, and return what it was. What fails is not worth an error: it matters only while
-/// the application captures.
+/// Sets the thread's mode, and returns the mode before. A failure is no error, because it matters
+/// only while the application captures a stream.
 fn exchange(functions: &Functions, mut mode: Mode) -> Option<Mode> {
     let pointer = (&raw mut mode).cast();
-    // SAFETY: reads a mode that the driver knows, or gave, and writes another: a number of the same
-    // size, and no value of the enumeration before it is looked at.
+    // SAFETY: the function reads a mode that the driver knows or has returned, and writes another
+    // one. Both are numbers of the enumeration's size, and are never used as the enumeration.
     let code: Code = unsafe { (functions.cuThreadExchangeStreamCaptureMode)(pointer) };
     (code == SUCCESS).then_some(mode)
 }

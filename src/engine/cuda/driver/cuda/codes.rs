@@ -1,4 +1,4 @@
-//! What the codes of the CUDA driver mean.
+//! The result codes of the CUDA driver, and the faults that they stand for.
 
 use super::functions::{Code, Functions};
 use crate::engine::cuda::driver::Fault;
@@ -14,8 +14,9 @@ pub(super) const NOT_READY: Code = CUresult::CUDA_ERROR_NOT_READY as Code;
 
 const OUT_OF_MEMORY: Code = CUresult::CUDA_ERROR_OUT_OF_MEMORY as Code;
 
-/// After these nothing works any more in this process: the driver says so of each ("the context
-/// is in an inconsistent state", "must be terminated and relaunched"), or there is no context.
+/// Codes after which CUDA does not work any more in this process. Either the driver's documentation
+/// says so ("the context is in an inconsistent state", "must be terminated and relaunched"), or
+/// there is no context.
 const STICKY: &[Code] = &[
     CUresult::CUDA_ERROR_NOT_INITIALIZED as Code,
     CUresult::CUDA_ERROR_DEINITIALIZED as Code,
@@ -45,7 +46,7 @@ const STICKY: &[Code] = &[
     CUresult::CUDA_ERROR_UNKNOWN as Code,
 ];
 
-/// How bad a code is that is not [`SUCCESS`], of a function that was given a context.
+/// Returns the fault of a code that is not [`SUCCESS`], from a function that ran in a context.
 pub(super) fn fault(code: Code) -> Fault {
     if code == OUT_OF_MEMORY {
         Fault::OutOfMemory
@@ -56,8 +57,9 @@ pub(super) fn fault(code: Code) -> Fault {
     }
 }
 
-/// How bad it is if there is no context yet: nothing is broken, and later there may be one. A device
-/// may be busy with a process that does not share it, or its daemon may not have started.
+/// Returns the fault of a code if there is no context yet. Then nothing is broken, and a later
+/// attempt may succeed. For example, another process may use the device exclusively, or the
+/// device's daemon may not have started.
 pub(super) fn fault_without_context(code: Code) -> Fault {
     match fault(code) {
         Fault::OutOfMemory => Fault::OutOfMemory,
@@ -65,11 +67,11 @@ pub(super) fn fault_without_context(code: Code) -> Fault {
     }
 }
 
-/// The name of a code, its number, and what the driver has to say about it.
+/// Returns the name of a code, its number, and the driver's description.
 pub(super) fn describe(functions: &Functions, code: Code) -> String {
     let text = |get: unsafe extern "C" fn(Code, *mut *const c_char) -> Code| {
         let mut text = ptr::null();
-        // SAFETY: takes any number, and writes one pointer: to a static string, or null.
+        // SAFETY: `get` accepts any number, and writes one pointer: to a static string, or null.
         let result = unsafe { get(code, &raw mut text) };
         // SAFETY: as above.
         (result == SUCCESS && !text.is_null()).then(|| unsafe { CStr::from_ptr(text) })

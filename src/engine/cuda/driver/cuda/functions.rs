@@ -1,10 +1,10 @@
 //! The functions of the CUDA driver's library.
 //!
-//! They are looked up once, here and not in cudarc, for two reasons. cudarc panics where the
-//! library lacks one; and it returns codes as an enumeration of those that its version of CUDA
-//! knows, which a newer driver's code would make undefined behaviour. Here a code is a number.
-//! cudarc finds and loads the library, and its bindings, generated from NVIDIA's header, check the
-//! types below.
+//! They are looked up once, here and not in cudarc, for two reasons. First, cudarc panics if the
+//! library lacks a function. Second, cudarc returns codes as an enumeration of the codes that its
+//! version of CUDA knows. A further code of a newer driver would be undefined behaviour. Here a
+//! code is a number. cudarc finds and loads the library. cudarc's bindings, generated from NVIDIA's
+//! header, check the types below.
 
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUjit_option,
@@ -12,7 +12,7 @@ use cudarc::driver::sys::{
 };
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
 
-/// What a function returns: 0, or why it failed.
+/// The result code of a function: 0, or the reason for a failure.
 pub(super) type Code = u32;
 
 macro_rules! functions {
@@ -27,7 +27,7 @@ macro_rules! functions {
         }
 
         impl Functions {
-            /// The functions of the library, or the name of one that it lacks.
+            /// Looks up the functions of the library. The error is the name of a missing function.
             ///
             /// # Safety
             /// The library is present.
@@ -36,8 +36,8 @@ macro_rules! functions {
                 let library = unsafe { sys::culib() };
                 macro_rules! symbol {
                     ($symbol:ident) => {
-                        // SAFETY: the type is that of the header, as the constants below check; a
-                        // `CUresult` is 32 bits. The library is never unloaded.
+                        // SAFETY: the constants below check the type against the header's. A
+                        // `CUresult` has 32 bits. The library is never unloaded.
                         *unsafe { library.get(concat!(stringify!($symbol), "\0").as_bytes()) }
                             .map_err(|_| stringify!($symbol))?
                     };
@@ -56,7 +56,7 @@ macro_rules! functions {
 
 const _: () = assert!(size_of::<CUresult>() == size_of::<Code>());
 
-// All of them are older than CUDA 12.0, which is the oldest that is taken.
+// All of these are older than CUDA 12.0, which is the oldest supported version.
 functions! {
     {
         cuCtxPopCurrent_v2(*mut CUcontext);
@@ -103,18 +103,18 @@ functions! {
 }
 
 impl Functions {
-    /// Load the library, where there is one that has every function.
+    /// Loads the library, and looks up its functions.
     pub(super) fn load() -> Result<Self, String> {
-        // SAFETY: loads the library and unloads it, which runs no code but its initialisers. They
-        // are made to run in any process.
+        // SAFETY: this loads the library and unloads it, which runs no code but its initialisers.
+        // They may run in any process.
         if !unsafe { sys::is_culib_present() } {
             return Err("no CUDA driver is installed: its library was not found".into());
         }
-        // SAFETY: it is present.
+        // SAFETY: the library is present.
         unsafe { Self::look_up() }
             .map_err(|name| format!("the CUDA driver's library has no {name}: {UPDATE}"))
     }
 }
 
-/// What to do about a driver that is too old.
+/// The advice to users whose driver is too old.
 pub(super) const UPDATE: &str = "install an NVIDIA driver of version 525 or newer";

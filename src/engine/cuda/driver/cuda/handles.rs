@@ -1,4 +1,4 @@
-//! What the driver made for us, by number.
+//! Handles of objects that the driver created, and tables that find the objects by number.
 
 use crate::engine::cuda::driver::DriverError;
 use cudarc::driver::sys::{CUfunc_st, CUmod_st};
@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// A pointer that the driver made up, and that only the driver looks behind.
+/// An opaque pointer from the driver. Only the driver dereferences it.
 #[derive(Debug)]
 pub(super) struct Handle<T>(pub(super) *mut T);
 
@@ -19,24 +19,26 @@ impl<T> Clone for Handle<T> {
 
 impl<T> Copy for Handle<T> {}
 
-// SAFETY: nothing is accessed through it here, and the driver's functions may be called with it
-// from any thread: "the CUDA driver API is thread-safe".
+// SAFETY: this crate accesses nothing through the pointer. Any thread may pass the pointer to the
+// driver's functions: "the CUDA driver API is thread-safe".
 unsafe impl<T> Send for Handle<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Handle<T> {}
 
-/// The kernels of a device that were asked for.
+/// The kernels of a device that were requested so far.
 #[derive(Debug, Default)]
 pub(super) struct Kernels(pub(super) Mutex<Loaded>);
 
-/// With the errors, because what does not compile now never will, and trying takes long.
+/// The loaded modules and kernels. Errors of modules are kept, too: a module that does not compile
+/// now never will, and each attempt takes long.
 #[derive(Debug, Default)]
 pub(super) struct Loaded {
     pub(super) modules: HashMap<&'static str, Result<Handle<CUmod_st>, DriverError>>,
     pub(super) kernels: HashMap<&'static str, Handle<CUfunc_st>>,
 }
 
-/// Streams or events. A number is never given twice, so that none can stand for what is gone.
+/// A table of streams or events. Numbers are never reused, so that the number of a destroyed object
+/// cannot denote another one.
 #[derive(Debug)]
 pub(super) struct Handles<T> {
     table: Mutex<Table<T>>,
@@ -63,12 +65,13 @@ impl<T> Handles<T> {
         number
     }
 
-    /// It cannot be destroyed before what is returned is dropped.
+    /// Returns an object. It cannot be destroyed before the result is dropped.
     pub(super) fn get(&self, number: u64) -> Option<Arc<T>> {
         lock(&self.table).live.get(&number).cloned()
     }
 
-    /// Take it out, to be destroyed. `None` if it is not there, or another thread is using it.
+    /// Removes an object, for the caller to destroy. Returns `None` if there is no such object, or
+    /// if another thread is using it.
     pub(super) fn remove(&self, number: u64) -> Option<T> {
         let mut table = lock(&self.table);
         match Arc::try_unwrap(table.live.remove(&number)?) {
@@ -81,7 +84,7 @@ impl<T> Handles<T> {
     }
 }
 
-/// Nothing here is left half-done by a panic.
+/// Locks a mutex. Poisoning is ignored, because no panic leaves the data here half-changed.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,5 +1,5 @@
-//! The kernels of a device: compiled by its driver, once, at the first launch of any in their
-//! module.
+//! The kernels of a device. The driver compiles a module once, at the first launch of any of the
+//! module's kernels.
 
 use super::handles::{Handle, lock};
 use super::{CudaDriver, DriverError, Fault};
@@ -11,9 +11,9 @@ use std::{
 };
 
 impl CudaDriver {
-    /// The kernel of this name.
+    /// Returns the kernel `name`. Compiles its module if necessary.
     pub(super) fn kernel(&self, name: &'static str) -> Result<Handle<CUfunc_st>, DriverError> {
-        // Held while the driver compiles: the others wait for the same.
+        // The lock is held while the driver compiles, so that other threads wait for the result.
         let mut loaded = lock(&self.kernels.0);
         if let Some(kernel) = loaded.kernels.get(name) {
             return Ok(*kernel);
@@ -26,7 +26,7 @@ impl CudaDriver {
             module.clone()?
         } else {
             let new = self.load(name, module);
-            // Memory may be there later.
+            // An error is kept unless memory ran out: there may be enough memory later.
             if !new
                 .as_ref()
                 .is_err_and(|error| error.fault == Fault::OutOfMemory)
@@ -47,7 +47,7 @@ impl CudaDriver {
         Ok(kernel)
     }
 
-    /// Compile what the kernel `name` is in, and find it there.
+    /// Compiles the module of the kernel `name`, and finds the kernel in the module.
     #[cfg(test)]
     pub(crate) fn check_kernel(&self, name: &'static str) -> Result<(), DriverError> {
         use crate::engine::cuda::driver::Driver;
@@ -57,7 +57,7 @@ impl CudaDriver {
         kernel.map(drop)
     }
 
-    /// Let the driver compile a module, for the kernel `name`.
+    /// Compiles a module, for the kernel `name`.
     fn load(&self, name: &str, module: &Module) -> Result<Handle<CUmod_st>, DriverError> {
         let operation = || format!("compile the module {} for the kernel {name}", module.name);
         let text = c_string(module.text).map_err(|reason| self.refused(operation(), &reason))?;
@@ -66,15 +66,15 @@ impl CudaDriver {
             CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
             CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
         ];
-        // An option's value is as large as a pointer, or is one. One byte stays a NUL.
+        // An option's value is a pointer, or a number of that size. The log's last byte stays NUL.
         let mut values: [*mut c_void; 2] = [
             log.as_mut_ptr().cast(),
             ptr::without_provenance_mut(log.len() - 1),
         ];
         let mut handle = ptr::null_mut();
         let result = self.run(operation, |functions| {
-            // SAFETY: the text is NUL-terminated. There are two options and two values, and they
-            // and the buffer, of the size that is given, live until the function returns.
+            // SAFETY: the text is NUL-terminated. There are two options and two values. These and
+            // the log, whose size is as given, live until the function returns.
             unsafe {
                 (functions.cuModuleLoadDataEx)(
                     &raw mut handle,

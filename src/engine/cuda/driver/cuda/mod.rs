@@ -1,10 +1,11 @@
 //! The CUDA driver.
 //!
-//! One [`CudaDriver`] a device, for the life of the process: its primary context is the one that
-//! CUDA's runtime and every library on it use. It is retained when it is first entered, because it
-//! takes memory of a device that may not be used after all, and never released. A release
-//! could destroy it under memory that was leaked on purpose, would throw the compiled kernels
-//! away, and at exit may come after the driver has shut down.
+//! Each device has one [`CudaDriver`] for the life of the process. It uses the device's primary
+//! context, as do CUDA's runtime and every library on top of the runtime. The context takes device
+//! memory, and the device may never be used. So the context is retained only at the first
+//! [`enter`](Driver::enter). It is never released. A release could destroy the context while memory
+//! that was leaked on purpose is in use, and would discard the compiled kernels. At exit, a release
+//! may come after the driver has shut down.
 
 mod arguments;
 mod capture;
@@ -44,9 +45,9 @@ pub(crate) struct CudaDriver {
     info: DeviceInfo,
     device: CUdevice,
     context: OnceLock<Handle<CUctx_st>>,
-    /// The process that opened it. In a forked child nothing of CUDA works.
+    /// The process that opened the device. CUDA does not work in a forked child.
     process: u32,
-    /// The first sticky error: nothing is called after it.
+    /// The first sticky error. Every later operation but `leave` fails with it, without a call.
     broken: OnceLock<DriverError>,
     streams: Handles<Stream>,
     events: Handles<Handle<CUevent_st>>,
@@ -55,7 +56,8 @@ pub(crate) struct CudaDriver {
 
 struct Stream {
     handle: Handle<CUstream_st>,
-    /// To sleep on until the stream is done: synchronising with the stream itself spins.
+    /// An event on which threads sleep until the stream is drained. Synchronising with the stream
+    /// itself would spin.
     done: Handle<CUevent_st>,
 }
 
@@ -68,7 +70,7 @@ impl fmt::Debug for CudaDriver {
 }
 
 impl CudaDriver {
-    /// Call a function, unless the device is broken.
+    /// Calls a driver function, unless the device is broken.
     fn run(
         &self,
         operation: impl Fn() -> String,
@@ -80,7 +82,7 @@ impl CudaDriver {
         }
     }
 
-    /// Call a function, unless the device is broken, and return what it returns.
+    /// Calls a driver function, unless the device is broken, and returns the function's code.
     fn code(
         &self,
         operation: &impl Fn() -> String,
@@ -96,17 +98,17 @@ impl CudaDriver {
         }
     }
 
-    /// The error of a code that is not [`SUCCESS`].
+    /// Returns the error of a code that is not [`SUCCESS`]. A sticky error breaks the device.
     fn error(&self, code: Code, operation: String) -> DriverError {
         let error = self.told(code, operation, codes::fault(code));
         if error.fault == Fault::Sticky {
-            // Another thread's may have been first. Either will do.
+            // Another thread may have set its error first. Either error will do.
             let _ = self.broken.set(error.clone());
         }
         error
     }
 
-    /// What the driver says about a code.
+    /// Returns the error of a code, with the driver's description as the reason.
     fn told(&self, code: Code, operation: String, fault: Fault) -> DriverError {
         DriverError {
             operation,
@@ -116,7 +118,7 @@ impl CudaDriver {
         }
     }
 
-    /// What is refused before the driver is asked.
+    /// Returns the error of an operation that is refused without calling the driver.
     fn refused(&self, operation: String, reason: &str) -> DriverError {
         DriverError {
             operation,
@@ -126,7 +128,7 @@ impl CudaDriver {
         }
     }
 
-    /// The primary context.
+    /// Returns the primary context. The first call retains it.
     fn context(&self) -> Result<Handle<CUctx_st>, DriverError> {
         if let Some(context) = self.context.get() {
             return Ok(*context);
@@ -140,7 +142,7 @@ impl CudaDriver {
         if code != SUCCESS {
             return Err(self.told(code, operation(), codes::fault_without_context(code)));
         }
-        // If another thread was faster, it got the same.
+        // If another thread was faster, it got the same context.
         Ok(*self.context.get_or_init(|| Handle(context)))
     }
 
@@ -178,13 +180,13 @@ impl CudaDriver {
         operation: impl Fn() -> String,
     ) -> Result<(), DriverError> {
         self.run(operation, |functions| {
-            // SAFETY: `new_event` made it, and nobody else has it: it is not in the table.
+            // SAFETY: `new_event` made the event. No other thread has it: it is not in the table.
             unsafe { (functions.cuEventDestroy_v2)(event.0) }
         })
     }
 }
 
-/// The address of the first byte. Only what lies within the allocation may be accessed through it.
+/// Returns the address of the first byte. Accesses through it must stay within the allocation.
 fn pinned_address(span: PinnedSpan) -> *mut c_void {
     span.memory.0.as_ptr().wrapping_add(span.offset).cast()
 }
@@ -215,7 +217,7 @@ impl Driver for CudaDriver {
     }
 
     fn leave(&self) -> Result<(), DriverError> {
-        // Also on a broken device: the thread's other contexts may be well.
+        // This also runs on a broken device: the thread's other contexts may still work.
         capture::restore(self.functions);
         let operation = || "restore the thread's context".to_owned();
         let mut context = ptr::null_mut();
@@ -223,7 +225,7 @@ impl Driver for CudaDriver {
         match unsafe { (self.functions.cuCtxPopCurrent_v2)(&raw mut context) } {
             SUCCESS if self.context.get().is_some_and(|own| own.0 == context) => Ok(()),
             SUCCESS => {
-                // SAFETY: it was current until just now.
+                // SAFETY: the context was current until just now.
                 unsafe { (self.functions.cuCtxPushCurrent_v2)(context) };
                 Err(self.refused(operation(), "another context is current"))
             }
@@ -254,8 +256,8 @@ impl Driver for CudaDriver {
     unsafe fn free(&self, memory: DeviceMemory) -> Result<(), DriverError> {
         let operation = || format!("free the device memory at {:#x}", memory.0);
         self.run(operation, |functions| {
-            // SAFETY: the caller promises that nothing uses it. An address that is not of an
-            // allocation is refused.
+            // SAFETY: the caller promises that nothing uses the memory. The driver refuses an
+            // address that belongs to no allocation.
             unsafe { (functions.cuMemFree_v2)(memory.0) }
         })
     }
@@ -279,8 +281,8 @@ impl Driver for CudaDriver {
     unsafe fn free_pinned(&self, memory: PinnedMemory) -> Result<(), DriverError> {
         let operation = || format!("free the pinned memory at {:p}", memory.0);
         self.run(operation, |functions| {
-            // SAFETY: the caller promises that nothing uses it. An address that is not of an
-            // allocation is refused.
+            // SAFETY: the caller promises that nothing uses the memory. The driver refuses an
+            // address that belongs to no allocation.
             unsafe { (functions.cuMemFreeHost)(memory.0.as_ptr().cast()) }
         })
     }
@@ -309,7 +311,8 @@ impl Driver for CudaDriver {
             return Err(self.refused(operation(), "it does not exist, or is being used"));
         };
         let destroyed = self.run(operation, |functions| {
-            // SAFETY: `create_stream` made it, and nobody else has it: it is not in the table.
+            // SAFETY: `create_stream` made the stream. No other thread has it: it is not in the
+            // table.
             unsafe { (functions.cuStreamDestroy_v2)(handle.0) }
         });
         destroyed.and(self.delete_event(done, operation))
@@ -396,7 +399,7 @@ impl Driver for CudaDriver {
         let operation = || format!("query event {}", event.0);
         let event = self.event(event, operation)?;
         let code = self.code(&operation, |functions| {
-            // SAFETY: it lives while it is held here.
+            // SAFETY: the event lives while it is held here.
             unsafe { (functions.cuEventQuery)(event.0) }
         })?;
         match code {
@@ -410,7 +413,7 @@ impl Driver for CudaDriver {
         let operation = || format!("wait for event {} ({})", event.0, site.0);
         let event = self.event(event, operation)?;
         self.run(operation, |functions| {
-            // SAFETY: it lives while it is held here.
+            // SAFETY: the event lives while it is held here.
             unsafe { (functions.cuEventSynchronize)(event.0) }
         })
     }
@@ -423,7 +426,7 @@ impl Driver for CudaDriver {
             unsafe { (functions.cuEventRecord)(stream.done.0, stream.handle.0) }
         })?;
         self.run(operation, |functions| {
-            // SAFETY: as above. If another thread has recorded it since, this waits for longer.
+            // SAFETY: as above. If another thread has recorded the event since, this waits longer.
             unsafe { (functions.cuEventSynchronize)(stream.done.0) }
         })
     }
@@ -437,7 +440,7 @@ impl Driver for CudaDriver {
             // SAFETY: both live while they are held here; writes a number.
             unsafe { (functions.cuEventElapsedTime)(&raw mut milliseconds, begin.0, end.0) }
         })?;
-        // Its resolution is half a microsecond: a difference may come out below zero.
+        // The driver's resolution is half a microsecond, so a difference may be negative.
         Ok(Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3).unwrap_or_default())
     }
 
@@ -452,9 +455,9 @@ impl Driver for CudaDriver {
         }
         let stream = self.stream(stream, operation)?;
         let stream = stream.handle.0;
-        // SAFETY, of all three: the caller promises that the spans are allocated until the copy has
-        // completed, and that nothing conflicting happens to them. A span that is in no allocation
-        // of the device is refused.
+        // SAFETY, of all three calls: the caller promises that the spans stay allocated until the
+        // copy has completed, and that no conflicting access happens meanwhile. The driver refuses
+        // a span that is in no allocation of the device.
         match (from, to) {
             (Span::Pinned(from), Span::Device(to)) => self.run(operation, |functions| {
                 let (from, to) = (pinned_address(from), address(to));
@@ -485,8 +488,8 @@ impl Driver for CudaDriver {
         let stream = self.stream(stream, operation)?;
         self.run(operation, |functions| {
             let to = address(span);
-            // SAFETY: the caller promises that the span is allocated until this has completed, and
-            // that nothing else happens to it.
+            // SAFETY: the caller promises that the span stays allocated until the fill has
+            // completed, and that nothing else accesses the span meanwhile.
             unsafe { (functions.cuMemsetD8Async)(to, byte, span.len, stream.handle.0) }
         })
     }
@@ -506,9 +509,10 @@ impl Driver for CudaDriver {
         let mut pointers = arguments.pointers();
         self.run(operation, |functions| {
             let (arguments, extra) = (pointers.as_mut_ptr(), ptr::null_mut());
-            // SAFETY: the caller promises that the arguments are what the kernel takes, and that it
-            // keeps within spans that stay allocated until it has completed. The driver copies the
-            // arguments before it returns.
+            // SAFETY: the caller promises that the arguments match the kernel's parameters. The
+            // caller also promises that the kernel stays within the spans, and that these stay
+            // allocated until the kernel has completed. The driver copies the arguments before it
+            // returns.
             unsafe {
                 (functions.cuLaunchKernel)(
                     kernel.0,
@@ -547,9 +551,9 @@ impl Driver for CudaDriver {
         let Err(reason) = result else {
             return Ok(());
         };
-        // The library's error may be that of the context.
+        // The library may have failed because of an error of the context. The query tells.
         let query = self.code(&operation, |functions| {
-            // SAFETY: it lives while it is held here.
+            // SAFETY: the stream lives while it is held here.
             unsafe { (functions.cuStreamQuery)(stream.handle.0) }
         })?;
         match query {

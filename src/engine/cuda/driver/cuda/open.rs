@@ -1,4 +1,4 @@
-//! Whether there is a driver and a device that can be used. Asking never panics.
+//! The search for a usable driver and usable devices. It never panics.
 
 use super::{
     Code, CudaDriver, DeviceInfo, Driver, DriverError, Fault, Functions, Handles, Kernels, codes,
@@ -16,16 +16,16 @@ use std::{
     },
 };
 
-/// The kernels are PTX of ISA 8.0, which drivers for this version of CUDA compile.
+/// The oldest version of CUDA whose drivers compile the kernels, which are PTX of ISA 8.0.
 const VERSION: i32 = 12_000;
 
-/// And they are for this architecture, or newer.
+/// The oldest architecture that the kernels run on.
 const COMPUTE_CAPABILITY: (u32, u32) = (7, 0);
 
-/// The devices of this process that can be used.
+/// Opens the devices of this process that are usable.
 ///
 /// # Errors
-/// There is none. Where there are some, why the first of them cannot be used.
+/// No device is usable. The error says why the first device is not, or that there is no device.
 pub fn open_all() -> Result<Vec<Arc<dyn Driver>>, DriverError> {
     let (mut drivers, mut first_error) = (Vec::<Arc<dyn Driver>>::new(), None);
     for ordinal in 0..CudaDriver::count()? {
@@ -45,7 +45,7 @@ pub fn open_all() -> Result<Vec<Arc<dyn Driver>>, DriverError> {
 }
 
 impl CudaDriver {
-    /// How many devices this process sees.
+    /// Returns the number of devices that this process sees.
     pub(crate) fn count() -> Result<usize, DriverError> {
         let functions = initialized()?;
         let mut count = 0;
@@ -55,10 +55,10 @@ impl CudaDriver {
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
-    /// The driver of a device: always the same one.
+    /// Returns the driver of a device, which is the same for every call.
     pub(crate) fn open(ordinal: usize) -> Result<Arc<Self>, DriverError> {
         static DEVICES: Mutex<BTreeMap<usize, Arc<CudaDriver>>> = Mutex::new(BTreeMap::new());
-        // First, because a forked child could find the lock taken for ever.
+        // This call comes first, because in a forked child the lock may be taken for ever.
         let functions = initialized()?;
         let mut devices = lock(&DEVICES);
         if let Some(device) = devices.get(&ordinal) {
@@ -73,7 +73,7 @@ impl CudaDriver {
         let check = |code, what: &str| succeed(functions, code, what, Some(ordinal));
 
         let mut device: CUdevice = 0;
-        // What is out of the driver's range is refused by the driver.
+        // The driver refuses a number that is out of range.
         let number = i32::try_from(ordinal).unwrap_or(i32::MAX);
         // SAFETY: writes the device.
         let code = unsafe { (functions.cuDeviceGet)(&raw mut device, number) };
@@ -141,17 +141,19 @@ impl CudaDriver {
     }
 }
 
-/// The driver's functions, after `cuInit`. What is wrong is found once, and said every time.
+/// Returns the driver's functions, after `cuInit`. The first call's result is kept, and later calls
+/// return the same error, if any.
 fn initialized() -> Result<&'static Functions, DriverError> {
     static FUNCTIONS: OnceLock<Result<Functions, String>> = OnceLock::new();
-    /// The process that came here first; 0 is none.
+    /// The first process that called this function; 0 if there is none.
     static PROCESS: AtomicU32 = AtomicU32::new(0);
 
     let what = "initialize CUDA";
     let this = process::id();
     let first = PROCESS.compare_exchange(0, this, Ordering::Relaxed, Ordering::Relaxed);
     if first.is_err_and(|process| process != this) {
-        // CUDA does not work there, and another thread of the parent may have been in here.
+        // CUDA does not work in a forked child. Also, `FUNCTIONS` may be locked for ever, if
+        // another thread of the parent was initializing it.
         let reason = "the process was forked after it looked for CUDA devices".into();
         return Err(unavailable(what, None, reason));
     }
@@ -178,7 +180,7 @@ fn initialize() -> Result<Functions, String> {
     }
 }
 
-/// `version` is 1000 × major + 10 × minor.
+/// Checks that the driver is new enough. `version` is 1000 × major + 10 × minor.
 fn check_version(version: i32) -> Result<(), String> {
     if version >= VERSION {
         return Ok(());
@@ -200,7 +202,7 @@ fn succeed(
 ) -> Result<(), DriverError> {
     match code {
         codes::SUCCESS => Ok(()),
-        // Whatever it is: without a context nothing is broken, and nothing can be used.
+        // All other codes mean the same: without a context nothing is broken or usable.
         code => Err(unavailable(
             operation,
             device,
@@ -218,8 +220,8 @@ fn unavailable(operation: &str, device: Option<usize>, reason: String) -> Driver
     }
 }
 
-/// The first device, for a test that needs one. Where there is none, says so, and panics if
-/// `ZARRS_CUDA_REQUIRE_GPU` is 1.
+/// Returns the first device, for a test that needs one. Without a device, prints that the test is
+/// skipped, or panics if `ZARRS_CUDA_REQUIRE_GPU` is 1.
 #[cfg(test)]
 pub(crate) fn gpu_or_skip(test: &str) -> Option<Arc<CudaDriver>> {
     match CudaDriver::open(0) {

@@ -1,4 +1,4 @@
-//! Blosc 1 frames, of a stream for each block.
+//! Blosc 1 frames, with a stream for each block.
 
 use super::{Args, BLOCK, Frames, Streams, TUNING, WARPS, pieces};
 use crate::engine::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, StreamId};
@@ -8,20 +8,20 @@ use crate::engine::cuda::kernels::spans::{Launch, Slots};
 const HEADER: usize = 16;
 const INTEGER: usize = 4;
 
-/// The format of frames, and of the streams of each compressor.
+/// The versions of the frame format, and of each compressor's stream format.
 const FORMAT: u8 = 2;
 const STREAM_VERSION: u8 = 1;
 
 const FLAG_SHUFFLE: u8 = 0x01;
 const FLAG_BIT_SHUFFLE: u8 = 0x04;
-/// A block is one stream, not one for each byte of an element.
+/// A block has one stream, not one for each byte of an element.
 const FLAG_DONT_SPLIT: u8 = 0x10;
 
-/// C-Blosc's limits. It counts in 32 bits with a sign, the bytes of a frame, too.
+/// C-Blosc's limits. It counts in signed 32-bit integers, also the bytes of a frame.
 const MAX_BUFFER: usize = i32::MAX as usize - HEADER;
 const MAX_BLOCK: usize = (i32::MAX as usize - 255 * 4) / 3;
 
-/// What the streams are.
+/// The format of the streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamFormat {
     /// LZ4 blocks.
@@ -30,17 +30,17 @@ pub(crate) enum StreamFormat {
     Zstd,
 }
 
-/// What is in a frame.
+/// The format of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BloscFormat {
     pub(crate) streams: StreamFormat,
-    /// What was done to the blocks before they were compressed.
+    /// The shuffle of the blocks before they were compressed.
     pub(crate) shuffle: Option<Shuffle>,
     pub(crate) blocks: BloscBlocks,
 }
 
 impl BloscFormat {
-    /// The first word of a frame: versions, flags and type size.
+    /// Returns the first word of a frame: versions, flags and type size.
     fn word(self) -> Option<u32> {
         let compressor = match self.streams {
             StreamFormat::Lz4 => 1 << 5,
@@ -58,7 +58,8 @@ impl BloscFormat {
     }
 }
 
-/// The bytes that a frame has at most: with all blocks as they are. `None` if Blosc has no such frame.
+/// Returns the largest size of a frame in bytes, which is the size with all blocks uncompressed.
+/// Returns `None` if Blosc has no such frame.
 pub(crate) fn blosc_bound(blocks: BloscBlocks) -> Option<usize> {
     let BloscBlocks {
         bytes,
@@ -73,19 +74,19 @@ pub(crate) fn blosc_bound(blocks: BloscBlocks) -> Option<usize> {
     i32::try_from(bound).is_ok().then_some(bound)
 }
 
-/// Make a Blosc frame of the streams of each subchunk, one for each block. Streams that are not
-/// shorter than their blocks are ignored: the block itself is stored, from the subchunk's slot in
-/// `inputs`, where it is as the compressor took it. The streams of subchunks whose flag in `stored`, a
-/// `u32` each, is zero are ignored, and have no frame.
+/// Enqueues kernels that make a Blosc frame for each subchunk, with one stream for each block. A
+/// stream that is not shorter than its block is ignored: the frame stores the block itself. The
+/// block comes from the subchunk's slot in `inputs`, which holds the compressor's input. A subchunk
+/// whose flag in `stored` (a `u32` each) is zero gets no frame, and its streams are ignored.
 ///
-/// What is within the streams is not looked at.
+/// The contents of the streams are not checked.
 ///
 /// # Errors
-/// A span that is too short or misaligned, slots that overlap or do not match, slots of frames with
-/// fewer bytes than [`blosc_bound`], what Blosc has no frames for, and whatever the driver says.
+/// A span is too short or misaligned, slots overlap or do not match, or slots of frames have fewer
+/// bytes than [`blosc_bound`]. Blosc has no such frames, or the driver fails.
 ///
 /// # Safety
-/// The rules of the driver.
+/// The caller keeps the rules of the driver.
 pub(crate) unsafe fn frame_blosc(
     driver: &dyn Driver,
     stream: StreamId,
@@ -139,8 +140,8 @@ pub(crate) unsafe fn frame_blosc(
         Arg::Span(spans.failed, Access::Write),
     ];
     let grid = layout.grid(count, WARPS, TUNING.most);
-    // SAFETY: what is in front of the streams has room in a slot. There is an element for each stream
-    // or subchunk in all the others.
+    // SAFETY: the part of a frame in front of the streams has room in a slot. All other spans have
+    // an element for each stream or subchunk.
     unsafe { layout.run(grid, BLOCK, &args)? };
     let args = [
         Arg::Span(input_span, Access::Read),
@@ -157,6 +158,7 @@ pub(crate) unsafe fn frame_blosc(
     ];
     let grid = copy.grid(pieces(streams.slots.count, block), WARPS, TUNING.most);
     // SAFETY: where there is a frame, each stream lies within its slot, or is not shorter than its
-    // block, which lies within the subchunk's; and the starts that the layout wrote leave room for all.
+    // block, which lies within the subchunk's slot. The starts that the layout kernel wrote leave
+    // room for all streams and blocks.
     unsafe { copy.run(grid, BLOCK, &args) }
 }

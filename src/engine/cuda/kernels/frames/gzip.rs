@@ -4,21 +4,21 @@ use super::{Args, BLOCK, Frames, Streams, TUNING, WARPS, pieces};
 use crate::engine::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, StreamId};
 use crate::engine::cuda::kernels::spans::Launch;
 
-/// How many bytes longer than its stream a member is.
+/// The number of bytes by which a member is longer than its stream.
 pub(crate) const GZIP_OVERHEAD: usize = 18;
 
-/// Make a gzip member of each of the streams, which are raw deflate streams of `bytes` bytes of
-/// content whose CRC-32, a `u32` each, is in `checksums`. There is a stream for each frame. Those of
-/// subchunks whose flag in `stored`, a `u32` each, is zero are ignored, and have no frame.
+/// Enqueues a kernel that makes a gzip member of each stream. A stream is a raw deflate stream of
+/// `bytes` bytes of content. The content's CRC-32 (a `u32` each) is in `checksums`. There is one
+/// stream for each frame. A subchunk whose flag in `stored` (a `u32` each) is zero gets no frame,
+/// and its stream is ignored.
 ///
-/// What is within the streams is not looked at.
+/// The contents of the streams are not checked.
 ///
 /// # Errors
-/// A span that is too short or misaligned, slots that overlap or do not match, and whatever the
-/// driver says.
+/// A span is too short or misaligned, slots overlap or do not match, or the driver fails.
 ///
 /// # Safety
-/// The rules of the driver.
+/// The caller keeps the rules of the driver.
 pub(crate) unsafe fn frame_gzip(
     driver: &dyn Driver,
     stream: StreamId,
@@ -55,7 +55,7 @@ pub(crate) unsafe fn frame_gzip(
         Arg::Span(spans.failed, Access::Write),
     ];
     let grid = launch.grid(pieces(count, streams.most), WARPS, TUNING.most);
-    // SAFETY: the kernel takes no stream that is longer than its slot, and writes no member that is.
-    // There is an element for each of them in all the others.
+    // SAFETY: the kernel reads no stream that is longer than its slot, and writes no member that
+    // is. All other spans have an element for each stream or member.
     unsafe { launch.run(grid, BLOCK, &args) }
 }

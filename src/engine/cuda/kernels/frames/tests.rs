@@ -1,5 +1,5 @@
-//! What the tests of all formats share: streams from the libraries that the host uses, in a batch with
-//! others that failed.
+//! Helpers for the tests of all formats: batches of streams from the host's libraries and of failed
+//! streams.
 
 mod blosc;
 mod gzip;
@@ -15,18 +15,18 @@ use crate::engine::cuda::kernels::spans::testing::*;
 use crate::engine::cuda::kernels::testing::run as on;
 use proptest::prelude::*;
 
-/// What a stand-in for the compressor says about a stream.
+/// The claim of a stand-in for the compressor about a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Claim {
-    /// It is there.
+    /// The stream is complete.
     Done,
-    /// An error.
+    /// An error status.
     Status(i32),
-    /// No bytes.
+    /// A size of zero.
     Nothing,
-    /// So many bytes more than a stream has at most.
+    /// A size that exceeds the largest allowed one by this many bytes.
     Above(u64),
-    /// As many bytes as there are numbers.
+    /// The largest size that the number can hold.
     Everything,
 }
 
@@ -41,18 +41,18 @@ fn claims() -> impl Strategy<Value = Claim> {
     ]
 }
 
-/// What the compressor left behind.
+/// The compressor's output.
 #[derive(Clone, Debug, Default)]
 struct Batch {
-    /// For each subchunk, its streams and what is said about them.
+    /// For each subchunk, its streams and the claims about them.
     streams: Vec<Vec<(Vec<u8>, Claim)>>,
     /// A flag for each subchunk, where there are flags.
     stored: Option<Vec<bool>>,
-    /// Bytes that slots have more than the longest stream or frame, before they are rounded up.
+    /// Bytes by which slots exceed the longest stream or frame, before the slots are rounded up.
     room: (usize, usize),
 }
 
-/// What became of a subchunk.
+/// The result of framing a subchunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Outcome {
     Frame(Vec<u8>),
@@ -79,7 +79,7 @@ impl Batch {
             .all(|(stream, claim)| *claim == Claim::Done && !stream.is_empty())
     }
 
-    /// What becomes of a subchunk whose frame is this unless something failed.
+    /// Returns the expected outcome of a subchunk. `frame` is its frame if nothing failed.
     fn outcome(&self, i: usize, frame: Option<Vec<u8>>) -> Outcome {
         match frame {
             _ if !self.is_stored(i) => Outcome::Elided,
@@ -88,9 +88,9 @@ impl Batch {
         }
     }
 
-    /// Let `launch` make frames, which are at most `bound` bytes long, and also read `extra`.
+    /// Lets `launch` make frames of at most `bound` bytes. It may also read `extra`.
     ///
-    /// Slots of frames keep what was behind the frame.
+    /// Checks that the bytes behind a frame are unchanged.
     fn frame(
         &self,
         driver: &dyn Driver,
@@ -184,7 +184,7 @@ impl Batch {
     }
 }
 
-/// Bytes of a subchunk: noise, what compresses well, or the same byte again and again.
+/// Returns the content of a subchunk: noise, compressible bytes, or one repeated byte.
 fn content(seed: u64, bytes: usize) -> Vec<u8> {
     let mut content = noise(seed, bytes);
     for (i, byte) in content.iter_mut().enumerate() {
@@ -198,10 +198,11 @@ fn content(seed: u64, bytes: usize) -> Vec<u8> {
     content
 }
 
-/// Sectors that the last kernel moved, in percent of those that `bytes` read and written need. What is
-/// more where streams are not aligned as frames are: a sector for each row of 512 bytes, which begins
-/// within one; the rest of a stream behind its whole windows, which is read twice; and for each piece,
-/// what is known of the stream.
+/// Returns the sectors that the last kernel moved, in percent of the sectors for `bytes` bytes read
+/// and written once. The kernel moves more where streams and frames are aligned differently:
+/// - one more sector for each row of 512 bytes, which begins within a sector,
+/// - the end of a stream behind its whole windows, which is read twice,
+/// - the stream's size and status, which are read for each piece.
 fn percent_moved(
     simulation: &crate::engine::cuda::driver::simulation::Simulation,
     bytes: usize,

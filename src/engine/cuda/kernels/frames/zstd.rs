@@ -4,22 +4,22 @@ use super::{Args, BLOCK, Frames, Streams, TUNING, WARPS, pieces};
 use crate::engine::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, StreamId};
 use crate::engine::cuda::kernels::spans::Launch;
 
-/// How many bytes longer than its stream a frame may be: the content size of 8 bytes.
+/// The most bytes by which a frame may be longer than its stream: a content size of 8 bytes.
 pub(crate) const ZSTD_OVERHEAD: usize = 8;
 
-/// Copy each of the streams, which are Zstandard frames of `bytes` bytes of content, with a header
-/// that has the content size. There is a stream for each frame. Those of subchunks whose flag in
-/// `stored`, a `u32` each, is zero are ignored, and have no frame.
+/// Enqueues a kernel that copies each stream, with a header that has the content size. A stream is
+/// a Zstandard frame of `bytes` bytes of content. There is one stream for each frame. A subchunk
+/// whose flag in `stored` (a `u32` each) is zero gets no frame, and its stream is ignored.
 ///
-/// A stream that is not exactly one frame, that needs a dictionary or has another content size, counts
-/// as failed. What is within its blocks is not looked at.
+/// A stream counts as failed if it is not exactly one frame, needs a dictionary, or has another
+/// content size. The contents of its blocks are not checked.
 ///
 /// # Errors
-/// A span that is too short or misaligned, slots that overlap or do not match, no content, and
-/// whatever the driver says.
+/// A span is too short or misaligned, slots overlap or do not match, there is no content, or the
+/// driver fails.
 ///
 /// # Safety
-/// The rules of the driver.
+/// The caller keeps the rules of the driver.
 pub(crate) unsafe fn frame_zstd(
     driver: &dyn Driver,
     stream: StreamId,
@@ -55,7 +55,7 @@ pub(crate) unsafe fn frame_zstd(
         Arg::Span(spans.failed, Access::Write),
     ];
     let grid = launch.grid(pieces(count, streams.most), WARPS, TUNING.most);
-    // SAFETY: the kernel takes no stream that is longer than its slot, and writes no frame that is.
-    // There is an element for each of them in all the others.
+    // SAFETY: the kernel reads no stream that is longer than its slot, and writes no frame that is.
+    // All other spans have an element for each stream or frame.
     unsafe { launch.run(grid, BLOCK, &args) }
 }

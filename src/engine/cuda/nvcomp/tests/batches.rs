@@ -1,4 +1,5 @@
-//! Batches, on the simulated device: what is compressed is what was there, whatever fails.
+//! Batches on the simulated device: chunks survive a round trip, and a failed chunk does not affect
+//! the others.
 
 use super::*;
 use crate::engine::cuda::driver::simulation::{Config, Rule, Schedule, Simulation};
@@ -102,7 +103,8 @@ impl<'a> Bench<'a> {
         Ok(words.iter().map(|&word| i32::from_ne_bytes(word)).collect())
     }
 
-    /// Slots of these lengths, each at a multiple of `alignment` and none at one of twice that.
+    /// Returns slots of these lengths. Each begins at a multiple of `alignment`, but not at a
+    /// multiple of twice the alignment.
     fn slots(&self, lengths: &[usize], alignment: usize) -> Vec<DeviceSpan> {
         let mut end = alignment;
         let mut offsets = Vec::new();
@@ -145,7 +147,7 @@ fn sizes(spans: &[DeviceSpan]) -> impl Iterator<Item = u64> {
     spans.iter().map(|span| span.len as u64)
 }
 
-/// What nvCOMP is given to compress `chunks`, and where its results are.
+/// The arguments for nvCOMP to compress `chunks`, and the places of its results.
 struct Compressing {
     requirements: Requirements,
     tables: [DeviceSpan; 3],
@@ -204,7 +206,7 @@ impl Compressing {
     }
 }
 
-/// Compress `chunks`; each is told as nvCOMP tells it: `None` if it failed.
+/// Compresses `chunks`, and returns the compressed chunks, or `None` for each failed one.
 fn compress(
     bench: &Bench<'_>,
     compressor: &Compressor,
@@ -231,7 +233,8 @@ fn compress(
         .collect()
 }
 
-/// Decompress `chunks`, whose lengths were `lengths`; statuses, sizes and what is in the slots.
+/// Decompresses `chunks` into slots of `lengths` bytes. Returns the status, the size and the slot's
+/// content of each chunk.
 fn decompress(
     bench: &Bench<'_>,
     decompressor: &Decompressor,
@@ -279,7 +282,7 @@ fn decompress(
         .collect()
 }
 
-/// What the host's libraries make of a compressed chunk.
+/// Decompresses a chunk with the host's libraries.
 fn decode(format: Format, compressed: &[u8], len: usize) -> Vec<u8> {
     match format {
         Format::Zstd => {
@@ -300,7 +303,7 @@ fn decode(format: Format, compressed: &[u8], len: usize) -> Vec<u8> {
     }
 }
 
-/// What the host's libraries make of a chunk.
+/// Compresses a chunk with the host's libraries.
 fn encode(format: Format, chunk: &[u8]) -> Vec<u8> {
     match format {
         Format::Zstd => {
@@ -367,8 +370,8 @@ fn assert_no_violations(simulation: &Simulation) {
     assert!(violations.is_empty(), "{violations:#?}");
 }
 
-/// The host's libraries read what is compressed, and it is decompressed to what was there; so is
-/// what the host's libraries compressed.
+/// Checks that the host's libraries decompress nvCOMP's chunks, and that nvCOMP decompresses its
+/// own chunks and the host's.
 pub(crate) fn check_round_trips(driver: &dyn Driver, nvcomp: &Nvcomp, format: Format) {
     let compressor = nvcomp.compressor(format).unwrap();
     let decompressor = nvcomp.decompressor(format).unwrap();
@@ -395,7 +398,7 @@ pub(crate) fn check_round_trips(driver: &dyn Driver, nvcomp: &Nvcomp, format: Fo
     }
 }
 
-/// Equal chunks are compressed to equal bytes, wherever they are in whichever batch.
+/// Checks that equal chunks are compressed to equal bytes, at any place in any batch.
 pub(crate) fn check_determinism(driver: &dyn Driver, nvcomp: &Nvcomp, format: Format) {
     let compressor = nvcomp.compressor(format).unwrap();
     let bench = Bench::new(driver);
@@ -410,7 +413,7 @@ pub(crate) fn check_determinism(driver: &dyn Driver, nvcomp: &Nvcomp, format: Fo
     bench.finish();
 }
 
-/// Whether zstd's frames say how large their content is, by the length of the chunks.
+/// Returns for each length of a chunk whether zstd's frame states the content size.
 pub(crate) fn content_sizes(
     driver: &dyn Driver,
     nvcomp: &Nvcomp,
@@ -471,7 +474,7 @@ fn failed_chunks_are_told_and_harm_no_other() {
             let compressed = compress(&bench, &compressor, &chunks).unwrap();
             let mut failures = 0;
             for (i, (chunk, compressed)) in chunks.iter().zip(&compressed).enumerate() {
-                // A size that looks right beside a status that does not, and all others.
+                // Every kind of failure is found, even an error status with a plausible size.
                 let fails = chunk.starts_with(FAILS.as_bytes()) || (failing && i % 3 == 2);
                 failures += usize::from(fails);
                 assert_eq!(compressed.is_none(), fails, "{format}: chunk {i}");
@@ -496,7 +499,7 @@ fn chunks_that_are_not_decompressed_are_told() {
         let bench = Bench::new(&simulation);
         let chunks = contents(1000);
         let compressed: Vec<_> = chunks.iter().map(|chunk| encode(format, chunk)).collect();
-        // Every third fails; its siblings do not.
+        // Every third chunk fails. The others do not.
         let failing = open(StandIn::Failing).decompressor(format).unwrap();
         let found = decompress(&bench, &failing, &compressed, &[1000; 5]).unwrap();
         for (i, (status, size, bytes)) in found.iter().enumerate() {
@@ -504,7 +507,7 @@ fn chunks_that_are_not_decompressed_are_told() {
             assert_eq!(right, i != 2, "{format}");
             assert_eq!(*bytes == chunks[i], i != 2, "{format}");
         }
-        // A slot that is too small.
+        // Two slots are too small.
         let decompressor = open(StandIn::Six).decompressor(format).unwrap();
         let lengths = [1000, 999, 1000, 1, 1000];
         let found = decompress(&bench, &decompressor, &compressed, &lengths).unwrap();
@@ -517,7 +520,7 @@ fn chunks_that_are_not_decompressed_are_told() {
     }
 }
 
-/// What is wrong with a batch, as the call says it before anything is enqueued.
+/// Returns the reason why the call refuses a changed batch before anything is enqueued.
 fn refusal(change: impl Fn(&mut CompressBatch<'_>)) -> String {
     let compressor = open(StandIn::Six).compressor(Format::Lz4).unwrap();
     let simulation = Simulation::eager();
@@ -583,7 +586,7 @@ fn more_chunks_than_were_asked_about_are_refused() {
         refused.unwrap_err().reason,
         "the requirements are those of 4 chunks"
     );
-    // Fewer are none: the memory is there.
+    // Fewer chunks are no error: there is enough memory.
     let batch = CompressBatch {
         chunks: 3,
         ..compressing.batch()
@@ -600,14 +603,14 @@ fn more_chunks_than_were_asked_about_are_refused() {
     assert_no_violations(&simulation);
 }
 
-/// What nvCOMP says of a batch whose requirements, or whose addresses, are not as they should be.
+/// Returns nvCOMP's error for a batch whose requirements or addresses are wrong.
 fn answer(change: impl Fn(&Bench<'_>, &mut Compressing)) -> String {
     let compressor = open(StandIn::Six).compressor(Format::Lz4).unwrap();
     let simulation = Simulation::eager();
     let bench = Bench::new(&simulation);
     let mut compressing = Compressing::new(&bench, &compressor, &contents(100));
     change(&bench, &mut compressing);
-    // SAFETY: the stand-in checks what it is given before it uses it.
+    // SAFETY: the stand-in checks its arguments before it uses them.
     let error = unsafe {
         compressor
             .compress(&simulation, bench.stream, &compressing.batch())
@@ -648,14 +651,14 @@ fn the_library_is_strict() {
     );
 }
 
-/// A call whose spans are not what it touches.
+/// Returns the rules that a call breaks if it touches other memory than its spans.
 fn broken(change: impl Fn(&mut Compressing)) -> Vec<Rule> {
     let compressor = open(StandIn::Six).compressor(Format::Zstd).unwrap();
     let simulation = Simulation::eager();
     let bench = Bench::new(&simulation);
     let mut compressing = Compressing::new(&bench, &compressor, &contents(100));
     change(&mut compressing);
-    // SAFETY: the simulation checks what it is told.
+    // SAFETY: the simulation checks the spans that are declared.
     let called = unsafe {
         compressor
             .compress(&simulation, bench.stream, &compressing.batch())
@@ -674,10 +677,10 @@ fn spans_are_checked() {
     // The slots are written to their ends.
     let rules = broken(|compressing| compressing.outputs[2].offset -= 1);
     assert_eq!(rules, [Rule::Guard]);
-    // What lies between two chunks was never written.
+    // The bytes between two chunks were never written.
     let rules = broken(|compressing| compressing.inputs[2].len += 1);
     assert_eq!(rules, [Rule::Uninitialised]);
-    // Nor were the results.
+    // Neither were the results.
     let rules = broken(|compressing| compressing.tables[1] = compressing.output_sizes);
     assert_eq!(rules, [Rule::Uninitialised]);
 }

@@ -1,12 +1,12 @@
-//! NVIDIA's own library, as its packages have it: what can be asked without a device.
+//! Queries of NVIDIA's own library, as packaged, that need no device.
 //!
-//! `cargo xtask nvcomp-check` installs the packages, and runs this.
+//! `cargo xtask nvcomp-check` installs the packages, and runs these tests.
 
 use super::*;
 use libloading::Library;
 use std::{env, path::PathBuf};
 
-/// Set to 1, an absent library is a failure.
+/// If this variable is 1, an absent library is a failure.
 const REQUIRE: &str = "ZARRS_CUDA_REQUIRE_NVCOMP";
 
 /// The installed library of a major version, or `None` where there is none.
@@ -81,10 +81,10 @@ fn its_limits_are_no_smaller_than_ours() {
             let largest = format.largest_decompressed();
             decompressor.requirements(1, largest, largest).unwrap();
         }
-        // Where there is one number only, it is the library's, too.
+        // For LZ4, nvCOMP's headers have only one limit. The library enforces it.
         let lz4 = nvcomp.compressor(Format::Lz4).unwrap();
         let mut bytes = 0;
-        // SAFETY: the options are LZ4's, and it writes the bytes.
+        // SAFETY: the options are LZ4's. The query writes the bytes.
         let status = unsafe {
             (lz4.functions.max_output)(
                 Format::Lz4.largest_chunk() + 1,
@@ -101,7 +101,7 @@ fn it_tells_what_it_takes() {
     let batches = [(1024, 65_536), (4096, 8192)];
     for (major, nvcomp) in libraries() {
         let version = nvcomp.version();
-        // Not among what is called: to compare with.
+        // The crate does not call this function. The test compares its result with deflate's.
         let gzip = format!(
             "nvcompBatchedGzipCompressGetTempSize{}",
             if major == 5 { "Async" } else { "" }

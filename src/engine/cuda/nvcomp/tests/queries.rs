@@ -1,4 +1,4 @@
-//! What the library is asked before there is a batch.
+//! Queries of the library before there is a batch.
 
 use super::*;
 
@@ -10,7 +10,7 @@ fn it_can_be_shared() {
     shared::<Decompressor>();
 }
 
-/// As the stand-in has it.
+/// Returns the temporary memory that the stand-in needs.
 fn temp(chunks: usize, max_chunk_bytes: usize, total_bytes: usize) -> usize {
     chunks * (max_chunk_bytes / 4 + 99) + total_bytes / 8 + 13
 }

@@ -1,26 +1,26 @@
-//! Where the library is looked for, and which are refused.
+//! The places that are searched for the library, and the libraries that are refused.
 
 use super::*;
 use std::{collections::BTreeMap, ffi::OsString, fs, path::PathBuf};
 use tempfile::TempDir;
 
-/// An environment of these variables.
+/// Returns a search with only these environment variables.
 fn search(option: Option<&Path>, variables: &[(&str, &Path)]) -> Search {
     let variables: BTreeMap<_, _> = variables.iter().copied().collect();
     let mut search = Search::with(option, |name| {
         variables.get(name).map(|value| OsString::from(*value))
     });
-    // This machine may have the library.
+    // Otherwise the loader may find a library of this machine.
     search.names.clear();
     search
 }
 
-/// Put a library into the folder of packages `folder`, as version `major`.
+/// Copies a library to the package folder `folder`, as version `major`.
 fn install(library: StandIn, folder: &Path, major: u32) -> PathBuf {
     let folder = folder.join("nvidia/libnvcomp/lib64");
     fs::create_dir_all(&folder).unwrap();
     let file = folder.join(format!("libnvcomp.so.{major}"));
-    // It may be loaded, and then it must not change.
+    // An existing file may be loaded, and then it must not change.
     assert!(!file.exists());
     fs::copy(library.path(), &file).unwrap();
     file
@@ -106,7 +106,7 @@ fn the_options_are_before_the_variable() {
     assert_eq!(nvcomp.version().major, 5);
     let nvcomp = search(None, &variables).load().unwrap();
     assert_eq!(nvcomp.version().major, 6);
-    // Set, and to nothing: as if it were not.
+    // An empty variable counts as unset.
     assert_eq!(search(None, &[(VARIABLE, Path::new(""))]).named, None);
 }
 
@@ -138,7 +138,7 @@ fn packages_are_searched_in_order() {
     let joined = std::env::join_paths(&path).unwrap();
     let venv = [python("venv", "python3.11"), python("venv", "python3.9")];
     let conda = python("conda", "python3.12");
-    // Not a Python of this time.
+    // The search ignores the folder of Python 2.
     fs::create_dir_all(python("conda", "python2.7")).unwrap();
     for folder in venv.iter().chain([&conda]) {
         fs::create_dir_all(folder).unwrap();
@@ -164,7 +164,8 @@ fn packages_are_searched_in_order() {
             assert!(message.contains(&file), "{message}");
         }
     }
-    // From the last to the first, each is found before those that are there already.
+    // The libraries are installed from the last place to the first. Each is found before the ones
+    // that were installed earlier.
     for folder in order.iter().rev() {
         let file = install(StandIn::Five, folder, 5);
         assert_eq!(search().load().unwrap().path(), file);

@@ -1,4 +1,4 @@
-//! Blosc frames, by C-Blosc.
+//! Blosc frames, read by C-Blosc.
 
 use super::super::{BloscFormat, StreamFormat, blosc_bound, frame_blosc};
 use super::*;
@@ -20,7 +20,7 @@ fn compress(streams: StreamFormat, block: &[u8]) -> Vec<u8> {
     let size = match streams {
         StreamFormat::Lz4 => {
             let [size, room] = [block.len(), stream.len()].map(|n| n.try_into().expect("small"));
-            // SAFETY: the sizes are those of the buffers.
+            // SAFETY: the sizes are the buffers' sizes.
             let size =
                 unsafe { LZ4_compress_default(block.as_ptr(), stream.as_mut_ptr(), size, room) };
             usize::try_from(size).expect("not negative")
@@ -34,7 +34,7 @@ fn compress(streams: StreamFormat, block: &[u8]) -> Vec<u8> {
     stream
 }
 
-/// The contents of subchunks, shuffled on the device where they are to be; in slots.
+/// Returns slots with the contents of subchunks, shuffled on the device if the format says so.
 fn shuffled(driver: &dyn Driver, format: BloscFormat, contents: &[Vec<u8>]) -> Vec<u8> {
     let stride = format.blocks.bytes.next_multiple_of(16);
     let mut plain = vec![0; contents.len() * stride];
@@ -47,14 +47,14 @@ fn shuffled(driver: &dyn Driver, format: BloscFormat, contents: &[Vec<u8>]) -> V
     let mut to = vec![0; plain.len()];
     on(driver, &mut [&mut plain, &mut to], |stream, spans| {
         let [from, to] = [0, 1].map(|n| slots(spans[n], stride, contents.len()));
-        // SAFETY: the spans are those of the buffers.
+        // SAFETY: the spans cover the buffers.
         unsafe { shuffle(driver, stream, what, from, to, format.blocks) }
     })
     .expect("launches");
     to
 }
 
-/// The frame of these blocks and their streams, as C-Blosc's `README_HEADER.rst` has it.
+/// Returns the frame of these blocks and their streams, as in C-Blosc's `README_HEADER.rst`.
 fn naive(format: BloscFormat, blocks: &[&[u8]], streams: &[(Vec<u8>, Claim)]) -> Vec<u8> {
     let BloscBlocks {
         bytes,
@@ -96,7 +96,7 @@ fn naive(format: BloscFormat, blocks: &[&[u8]], streams: &[(Vec<u8>, Claim)]) ->
 
 fn check_reader(format: BloscFormat, frame: &[u8], content: &[u8]) {
     let (mut size, mut back) = (0, vec![0; content.len()]);
-    // SAFETY: the pointers and lengths are those of the buffers.
+    // SAFETY: the pointers and lengths are the buffers' own.
     unsafe {
         let valid = blosc_cbuffer_validate(frame.as_ptr().cast(), frame.len(), &raw mut size);
         assert_eq!((valid, size), (0, content.len()));
@@ -105,12 +105,12 @@ fn check_reader(format: BloscFormat, frame: &[u8], content: &[u8]) {
         assert_eq!(usize::try_from(read), Ok(content.len()), "{format:?}");
     }
     assert!(back == content, "{format:?}");
-    // Whole elements, as partial readers take them, which need blocks of whole elements.
+    // Reads whole elements, as partial readers do. They need blocks of whole elements.
     let BloscBlocks { block, element, .. } = format.blocks;
     if block.is_multiple_of(element) {
         let items = content.len() / element;
         back.fill(0);
-        // SAFETY: so many items are in the frame, and fit.
+        // SAFETY: the frame has this many items, and they fit into the buffer.
         let read = unsafe {
             let items = c_int::try_from(items).expect("small");
             blosc_getitem(frame.as_ptr().cast(), 0, items, back.as_mut_ptr().cast())
@@ -156,7 +156,7 @@ fn check_case(
         &inputs,
         |stream, streams, stored, frames, inputs| {
             let inputs = slots(inputs, stride, seeds.len());
-            // SAFETY: the spans are those of the buffers.
+            // SAFETY: the spans cover the buffers.
             unsafe { frame_blosc(driver, stream, format, inputs, streams, stored, frames) }
         },
     );
@@ -200,7 +200,7 @@ pub(crate) fn check_blosc(driver: &dyn Driver, tries: u32) {
         let block = prop_oneof![1..=bytes, Just(bytes), bytes.div_ceil(40)..=bytes];
         (Just(bytes), block, element)
     });
-    // Blocks of few bytes are many.
+    // Avoids very small blocks, of which there would be too many.
     let shape =
         shape.prop_map(|(bytes, block, element)| (bytes, block.max(bytes / 70 + 1), element));
     let shuffles = proptest::sample::select(SHUFFLES.to_vec());
@@ -224,7 +224,8 @@ pub(crate) fn check_blosc(driver: &dyn Driver, tries: u32) {
     );
 }
 
-/// Every combination that is asked for, with what compresses, what does not, and both.
+/// Checks every supported combination, with compressible and incompressible contents, and with
+/// both.
 #[test]
 fn frames_are_read_by_c_blosc() {
     let driver = Simulation::eager();
@@ -339,7 +340,7 @@ fn wrong_geometry_is_an_error() {
                 failed: part(728, 8),
             };
             let format = format(StreamFormat::Lz4, None, shape);
-            // SAFETY: as far as it goes, which is what is tested.
+            // SAFETY: spans that do not fit are refused, which is what is tested.
             unsafe { frame_blosc(&driver, stream, format, inputs, streams, None, frames) }
         });
         let all = (
@@ -374,7 +375,7 @@ fn long_streams_are_moved_once() {
             &inputs,
             |stream, streams, stored, frames, inputs| {
                 let inputs = slots(inputs, bytes, 16);
-                // SAFETY: the spans are those of the buffers.
+                // SAFETY: the spans cover the buffers.
                 unsafe { frame_blosc(&driver, stream, format, inputs, streams, stored, frames) }
             },
         );

@@ -1,4 +1,4 @@
-//! Gzip members, by the readers of the tree.
+//! Gzip members, read by the readers among the dependencies.
 
 use super::super::{Frames, GZIP_OVERHEAD, Streams, frame_gzip};
 use super::*;
@@ -39,8 +39,9 @@ fn check_readers(member: &[u8], content: &[u8]) {
     assert!(back.expect("a member").as_ref() == content);
 }
 
-/// Contents of `bytes` bytes, compressed, checked and framed on the device but for the compressor.
-/// With less than all the room that a member needs, what is too long fails.
+/// Checks contents of `bytes` bytes. The host compresses them, the device computes the checksums
+/// and makes the frames. If slots have `less` bytes less than a member needs, members that are too
+/// long fail.
 fn check_case(
     driver: &dyn Driver,
     (bytes, less): (usize, usize),
@@ -78,7 +79,7 @@ fn check_case(
                 ..extra
             };
             let lengths = Lengths::All(bytes);
-            // SAFETY: the spans are those of the buffers.
+            // SAFETY: the spans cover the buffers.
             unsafe {
                 crc32(driver, stream, inputs, lengths, stored, checksums)?;
                 frame_gzip(driver, stream, streams, (bytes, checksums), stored, frames)
@@ -129,7 +130,7 @@ fn very_many_streams() {
         &driver,
         expected_len(&expected),
         &checksums,
-        // SAFETY: the spans are those of the buffers.
+        // SAFETY: the spans cover the buffers.
         |stream, streams, stored, frames, checksums| unsafe {
             frame_gzip(&driver, stream, streams, (0, checksums), stored, frames)
         },
@@ -155,7 +156,7 @@ fn contents_may_be_longer_than_four_gibibytes() {
         &driver,
         38,
         &[0xdd, 0xcc, 0xbb, 0xaa],
-        // SAFETY: the spans are those of the buffers.
+        // SAFETY: the spans cover the buffers.
         |stream, streams, stored, frames, checksums| unsafe {
             frame_gzip(&driver, stream, streams, (bytes, checksums), stored, frames)
         },
@@ -176,7 +177,7 @@ fn long_streams_are_moved_once() {
             &driver,
             size + GZIP_OVERHEAD,
             &checksums,
-            // SAFETY: the spans are those of the buffers.
+            // SAFETY: the spans cover the buffers.
             |stream, streams, stored, frames, checksums| unsafe {
                 frame_gzip(&driver, stream, streams, (size, checksums), stored, frames)
             },

@@ -1,4 +1,4 @@
-//! Zstandard frames: those of the library, and those that it does not write.
+//! Zstandard frames: frames from the library, and frames that the library does not write.
 
 use super::super::{ZSTD_OVERHEAD, frame_zstd};
 use super::*;
@@ -7,7 +7,7 @@ use crate::engine::cuda::driver::{Access, Arg};
 use crate::engine::cuda::kernels::spans::Launch;
 use zstd_safe::{CCtx, CParameter};
 
-/// Who made a frame, and how.
+/// The origin of a frame.
 #[derive(Clone, Copy, Debug)]
 enum Origin {
     Library {
@@ -25,26 +25,25 @@ enum Origin {
     },
 }
 
-/// What was then done to it. All but the first make it one that counts as failed.
+/// The damage to a frame. Every variant but the first makes the frame count as failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Damage {
     None,
     Magic(usize),
     Reserved,
     Dictionary(u8),
-    /// It lacks so many bytes of its end, or all but the first.
+    /// So many bytes of its end are missing, but never the first byte.
     Truncated(usize),
-    /// There is something behind it.
+    /// So many bytes follow the frame.
     Trailing(usize),
     Twice,
     ReservedBlock,
-    /// Its header has the size of another content.
+    /// The header has the size of another content.
     OtherContent,
 }
 
 impl Origin {
-    /// A frame of `content`. The library's settings, and those by hand, are changed where there is no
-    /// such frame.
+    /// Returns a frame of `content`. Settings for which there is no such frame are changed.
     fn frame(self, content: &[u8]) -> Vec<u8> {
         match self {
             Self::Library {
@@ -106,7 +105,7 @@ impl Origin {
     }
 }
 
-/// The bytes of the content size, of which there may be none, and of the header, as RFC 8878 has them.
+/// Returns the length of the content size, which may be 0, and of the header, as in RFC 8878.
 fn header(frame: &[u8]) -> (usize, usize) {
     let descriptor = frame[4];
     let single_segment = descriptor & 0x20 != 0;
@@ -120,7 +119,7 @@ fn header(frame: &[u8]) -> (usize, usize) {
     (field, 5 + usize::from(!single_segment) + field)
 }
 
-/// What a frame is to become.
+/// Returns the expected frame: `frame` with the content size in its header.
 fn with_content_size(frame: &[u8], bytes: u64) -> Vec<u8> {
     if header(frame).0 != 0 {
         return frame.to_vec();
@@ -141,7 +140,7 @@ fn with_content_size(frame: &[u8], bytes: u64) -> Vec<u8> {
 }
 
 impl Damage {
-    /// The frame of `content`, damaged.
+    /// Returns the frame of `content`, damaged.
     fn apply(self, origin: Origin, content: &[u8]) -> Vec<u8> {
         let mut frame = origin.frame(content);
         let (_, first_block) = header(&frame);
@@ -205,8 +204,8 @@ fn damages() -> impl Strategy<Value = Damage> {
 
 type Each = (u64, Origin, Damage, Claim);
 
-/// Contents of `bytes` bytes, of which some fail on the way. With less than all the room that a frame
-/// may need, what is too long fails.
+/// Checks contents of `bytes` bytes, some of which fail on the way. If slots have `less` bytes less
+/// than a frame may need, frames that are too long fail.
 fn check_case(
     driver: &dyn Driver,
     (bytes, less): (usize, usize),
@@ -230,7 +229,7 @@ fn check_case(
         driver,
         bound,
         &[],
-        // SAFETY: the spans are those of the buffers.
+        // SAFETY: the spans cover the buffers.
         |stream, streams, stored, frames, _| unsafe {
             frame_zstd(driver, stream, streams, bytes, stored, frames)
         },
@@ -272,7 +271,7 @@ pub(crate) fn check_zstd(driver: &dyn Driver, tries: u32) {
         check_case(driver, bytes, &each, stored, room);
         Ok(())
     });
-    // Around the limits of the content size of 2 bytes, and of a block.
+    // Sizes around the limits of a content size of 2 bytes, and around the limit of a block.
     for bytes in [
         65_535, 65_536, 65_791, 65_792, 65_793, 131_072, 131_073, 300_001,
     ] {
@@ -322,7 +321,7 @@ fn very_many_streams() {
     let stream = by_hand.frame(b"1");
     let expected = Outcome::Frame(with_content_size(&stream, 1));
     let batch = Batch::of(vec![(stream, Claim::Done); 100_000]);
-    // SAFETY: the spans are those of the buffers.
+    // SAFETY: the spans cover the buffers.
     let outcomes = batch.frame(
         &driver,
         20,
@@ -333,7 +332,7 @@ fn very_many_streams() {
     );
     assert_eq!(outcomes.len(), 100_000);
     assert!(outcomes.iter().all(|outcome| *outcome == expected));
-    // None at all, with and without content.
+    // A batch without frames.
     let none = Batch::default();
     // SAFETY: as above.
     let outcomes = none.frame(
@@ -347,7 +346,7 @@ fn very_many_streams() {
     assert_eq!(outcomes, []);
 }
 
-/// The kernel's own arithmetic, over contents that no memory could hold.
+/// Checks the kernel's own arithmetic for contents that no memory could hold.
 #[test]
 fn contents_may_be_longer_than_four_gibibytes() {
     let driver = Simulation::eager();
@@ -368,8 +367,8 @@ fn contents_may_be_longer_than_four_gibibytes() {
         0x0102_0304_0506_0708,
         u64::MAX,
     ];
-    // Each as it is without the content size, with it in every field that can hold it, and with that of
-    // a content longer by one.
+    // For each content: a header without the content size, headers with it in every field that can
+    // hold it, and headers with the size of a content that is one byte longer.
     let (mut headers, mut of, mut expected) = (Vec::new(), Vec::new(), Vec::new());
     for content in contents {
         for checksum in [0u8, 4] {
@@ -431,7 +430,7 @@ fn contents_may_be_longer_than_four_gibibytes() {
                 Arg::U64(count as u64),
                 Arg::Span(spans[2], Access::Write),
             ];
-            // SAFETY: there is what the kernel takes for each header that it is told of.
+            // SAFETY: the spans have the elements of as many headers as the kernel is told of.
             unsafe { launch.run(1, 32, &args) }
         },
     )
@@ -475,7 +474,7 @@ fn wrong_geometry_is_an_error() {
                 framed: part(352, 12),
                 failed: part(384, 12),
             };
-            // SAFETY: as far as it goes, which is what is tested.
+            // SAFETY: spans that do not fit are refused, which is what is tested.
             unsafe { frame_zstd(&driver, stream, streams, bytes, Some(part(448, 12)), frames) }
         });
         let all = (
@@ -493,7 +492,7 @@ fn wrong_geometry_is_an_error() {
 #[test]
 fn long_streams_are_moved_once() {
     let driver = counting();
-    // Copied as it is, and behind a new header.
+    // One frame is copied unchanged, the other gets a new header.
     for (field, most) in [(8, 102), (0, 115)] {
         let by_hand = Origin::ByHand {
             single_segment: false,
@@ -503,7 +502,7 @@ fn long_streams_are_moved_once() {
         let bytes = 16_384;
         let stream = by_hand.frame(&noise(4, bytes));
         let batch = Batch::of(vec![(stream, Claim::Done); 64]);
-        // SAFETY: the spans are those of the buffers.
+        // SAFETY: the spans cover the buffers.
         batch.frame(
             &driver,
             16_500,
