@@ -659,5 +659,4 @@ fn leap(digits: &[TileDigit]) -> Option<(usize, u32)> {
 }
 
 #[cfg(test)]
-#[path = "scatter_tests.rs"]
 pub(crate) mod tests;
