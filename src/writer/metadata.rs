@@ -359,11 +359,16 @@ mod tests {
             Fault::ALL.into_iter().flat_map(numbers)
         };
         let pairs = || faults().flat_map(|first| faults().map(move |second| (first, second)));
-        // A torn value has the shape, and is not JSON.
-        let padded =
-            |slices| with_shape(slices).replace(r#""later""#, &format!(r#"{:600}"later""#, ""));
-        for make in BOTH {
-            for (first, second) in pairs() {
+        // Half of the metadata ends before the shape; half of the padded metadata ends behind it.
+        for padding in [0, 600] {
+            let padded = |slices| {
+                let later = format!(r#"{:padding$}"later""#, "");
+                with_shape(slices).replace(r#""later""#, &later)
+            };
+            for (make, (first, second)) in BOTH
+                .into_iter()
+                .flat_map(|make| pairs().map(move |pair| (make, pair)))
+            {
                 let (_directory, store) = files();
                 put(&store, KEY, padded(6));
                 let length = make(&store);

@@ -156,9 +156,7 @@ impl<H: Handle> PartialEncoder<H> {
         }
         claims
     }
-}
 
-impl<H: Handle> PartialEncoder<H> {
     pub(super) fn new(target: Arc<Sharding>, handle: Arc<H::Writer>) -> Self {
         Self { target, handle }
     }

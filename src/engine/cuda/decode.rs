@@ -106,7 +106,9 @@ pub(super) fn check(
                 shard: encoded.len(),
             })?;
             let expected = job.grid.subchunk_bytes();
-            crate::engine::subchunk::decode_fixed_size(chain, subchunk, bytes, expected, false)?;
+            crate::engine::subchunk::stages::decode_fixed_size(
+                chain, subchunk, bytes, expected, false,
+            )?;
         }
     }
     Ok(())

@@ -36,7 +36,8 @@ use super::session::{Session, Timed, copy_of_slab};
 use super::sizing::ShardKind;
 use super::transfers::{Download, Downloads, Uploads};
 use crate::engine::memory;
-use crate::engine::subchunk::{encode_subchunk, encoded_bound};
+use crate::engine::subchunk::encode::encode_subchunk;
+use crate::engine::subchunk::stages::encoded_bound;
 use crate::engine::{EncodedShard, EngineError, Job};
 use crate::layout::{self, Batch, Extent, ShardPermutation, Slab};
 

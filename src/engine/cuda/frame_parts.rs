@@ -16,7 +16,7 @@ use super::kernels::chunks::Chunking;
 use super::kernels::crc32c::CHECKSUM;
 use super::kernels::shuffle::{BloscBlocks, Shuffle};
 use super::nvcomp::Format;
-use crate::engine::subchunk::{encoded_bound, strip_checksum};
+use crate::engine::subchunk::stages::{self, encoded_bound};
 use crate::engine::{Cname, EngineError, Job, KnownChain, Stage};
 use crate::layout::{Extent, SubchunkGrid};
 
@@ -182,7 +182,7 @@ pub(super) fn parse(
             .ok_or("a subchunk ends outside its shard")?;
         for _checksum in &chain.stages[before + 1..] {
             frame =
-                strip_checksum(subchunk, frame, job.validate_checksums).map_err(
+                stages::strip(subchunk, frame, job.validate_checksums).map_err(
                     |error| match error {
                         EngineError::Checksum { .. } => {
                             "a checksum behind the compressor is invalid"

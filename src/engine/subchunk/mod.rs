@@ -22,5 +22,3 @@ pub(super) mod stages;
 mod zstd;
 
 pub(crate) use bounded::Compression;
-pub(super) use encode::encode_subchunk;
-pub(super) use stages::{decode_fixed_size, encoded_bound, strip as strip_checksum};

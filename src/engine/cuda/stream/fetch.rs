@@ -11,7 +11,7 @@ use crate::engine::cuda::counters::TimedStage;
 use crate::engine::cuda::driver::{Access, DriverError, Site, Span};
 use crate::engine::cuda::session::Session;
 use crate::engine::cuda::sizing::BatchRegions;
-use crate::engine::subchunk::encode_subchunk;
+use crate::engine::subchunk::encode::encode_subchunk;
 use crate::layout::BatchGrid;
 
 /// The device's answer about a batch is in pinned memory.

@@ -5,7 +5,7 @@ use crate::MemoryEstimate;
 use crate::engine::cuda::arena::{Arena, Arenas, Region, Tuning};
 use crate::engine::cuda::sizing::{KernelRegions, ShardKind, Sizing};
 use crate::engine::stream::StreamJob;
-use crate::engine::subchunk::encoded_bound;
+use crate::engine::subchunk::stages::encoded_bound;
 
 /// The most batches in flight at once: one goes up, one is in the kernels and one comes back.
 const DEPTH: usize = 3;

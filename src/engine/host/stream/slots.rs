@@ -105,7 +105,7 @@ fn sizes(job: &StreamJob) -> Option<(usize, Option<usize>, usize)> {
 /// that many. A foreign chain does not say: it may need more than its subchunk has.
 pub(crate) fn encoded_bound(chain: &StreamChain, len: usize) -> Option<usize> {
     match chain {
-        StreamChain::Known(chain) => crate::engine::subchunk::encoded_bound(chain, len),
+        StreamChain::Known(chain) => crate::engine::subchunk::stages::encoded_bound(chain, len),
         StreamChain::Foreign(_) => Some(len),
     }
 }
