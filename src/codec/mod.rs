@@ -10,7 +10,7 @@ pub(crate) mod index;
 mod jobs;
 mod ours;
 mod packed;
-mod partial_decoder;
+pub(crate) mod partial_decoder;
 mod partial_encoder;
 mod parts;
 mod recognise;

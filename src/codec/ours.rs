@@ -18,8 +18,7 @@ use super::shard_codec::ShardCodec;
 use super::sharding::Sharding;
 use super::view::ViewOfShard;
 use crate::Error;
-use crate::engine::{EncodedShard, EncodedSubchunk};
-use crate::layout::Extent;
+use crate::engine::EncodedShard;
 use crate::plan::{self, Explanation};
 #[cfg(feature = "async")]
 use crate::store::AwaitedHandle;
@@ -89,7 +88,8 @@ impl ShardCodec for Ours {
         let engine = shards.choose_decoder().map_err(other)?.engine;
         let extents = shards.decode_index(&shard, options)?;
         let (start, whole) = (vec![0; shards.shape.len()], shards.grid.shard().to_vec());
-        let output = ViewOfShard::new(view, &shards.grid, start, whole)
+        let output = ViewOfShard::new(view, shards, start, whole)
+            .map_err(codec_error)?
             .filter(|_| !engine.decodes_whole_shards());
         let Some(output) = output else {
             // The same number of elements in another shape, or all of them from a device: zarrs lays
@@ -99,12 +99,9 @@ impl ShardCodec for Ours {
                 .map_err(codec_error)?;
             return Ok(view.copy_from_slice(&decoded)?);
         };
-        let subchunks = encoded_subchunks(&shard, &extents);
         shards
             .with_job(options, |job| {
-                plan::host_engine().decode_each(job, &subchunks, &|_, subchunk, decoded| {
-                    output.write(subchunk.number, &decoded, job.fill_value)
-                })
+                plan::host_engine().decode_shard(job, &shard, &extents, &output)
             })
             .map_err(codec_error)
     }
@@ -155,16 +152,4 @@ fn with_index(
         bytes[..index.len()].copy_from_slice(&index);
     }
     Ok(bytes)
-}
-
-/// The subchunks of the encoded shard `bytes`, for an engine.
-fn encoded_subchunks<'b>(bytes: &'b [u8], extents: &[Extent]) -> Vec<EncodedSubchunk<'b>> {
-    extents
-        .iter()
-        .enumerate()
-        .map(|(number, extent)| EncodedSubchunk {
-            number,
-            bytes: extent.clone().and_then(|extent| bytes.get(extent)),
-        })
-        .collect()
 }

@@ -99,7 +99,7 @@ impl Parts {
     ///
     /// # Errors
     /// A [`CodecError`] if the data are not trusted, and a codec needs trusted data.
-    pub(super) fn check_trusted(&self) -> Result<(), CodecError> {
+    pub(crate) fn check_trusted(&self) -> Result<(), CodecError> {
         match &self.limits.unbounded {
             Some(codec) if self.options.untrusted_data() => Err(CodecError::Other(format!(
                 "the inner codec `{codec}` is not decoded: a hostile shard could make it take more memory than the array's metadata justify, and the options say that the data are not to be trusted. If the data are to be trusted, decode without `Options::with_untrusted_data`; or store the array with other codecs"

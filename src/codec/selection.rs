@@ -74,7 +74,7 @@ impl Selection {
     /// The numbers of the subchunks that have some of the elements, in C order.
     pub(super) fn touched(&self, grid: &SubchunkGrid) -> Vec<usize> {
         match self {
-            Self::Window { start, shape } => numbers_in(grid, start, shape),
+            Self::Window { start, shape } => grid.numbers_in(start, shape),
             Self::Points(points) => points.keys().copied().collect(),
         }
     }
@@ -134,28 +134,4 @@ fn points(grid: &SubchunkGrid, indexer: &dyn Indexer) -> Result<Selection, Codec
 fn out_of_bounds(grid: &SubchunkGrid, indices: &[u64]) -> CodecError {
     let shape = grid.shard().iter().map(|&d| d as u64).collect();
     IndexerError::new_oob(indices.to_vec(), shape).into()
-}
-
-/// The numbers of the subchunks that a window meets, in C order.
-fn numbers_in(grid: &SubchunkGrid, start: &[usize], shape: &[usize]) -> Vec<usize> {
-    if shape.contains(&0) {
-        return Vec::new();
-    }
-    let mut numbers = vec![0];
-    for (((start, extent), subchunk), count) in start
-        .iter()
-        .zip(shape)
-        .zip(grid.subchunk())
-        .zip(grid.counts())
-    {
-        let met = start / subchunk..=(start + extent - 1) / subchunk;
-        numbers = numbers
-            .iter()
-            .flat_map(|number| {
-                met.clone()
-                    .map(move |coordinate| number * count + coordinate)
-            })
-            .collect();
-    }
-    numbers
 }

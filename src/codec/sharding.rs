@@ -99,6 +99,14 @@ impl Sharding {
         }
     }
 
+    /// The order of axes in which the elements of a decoded subchunk are stored.
+    pub(crate) fn order(&self) -> Vec<usize> {
+        match self.known() {
+            Ok(chain) => chain.order.clone(),
+            Err(_) => (0..self.shape.len()).collect(),
+        }
+    }
+
     /// A number that is equal for shards of one configuration, shape, data type and fill value.
     pub(super) fn fingerprint(&self) -> u64 {
         *self.fingerprint.get_or_init(|| {

@@ -86,7 +86,7 @@ impl Sharding {
                     bytes: Some(bytes),
                 };
                 host_engine()
-                    .decode_each(job, &[subchunk], &|_, _, _| Ok(()))
+                    .decode_each(job, &[subchunk], &|_, _| Ok(()))
                     .map_err(codec_error)
             })
         }))

@@ -15,6 +15,16 @@ pub enum Chain<'a> {
     Foreign(&'a dyn SubchunkCodec),
 }
 
+impl Chain<'_> {
+    /// The order of the axes in which a decoded subchunk is stored, of `dimensions` axes.
+    pub(crate) fn order(&self, dimensions: usize) -> Vec<usize> {
+        match self {
+            Self::Known(chain) => chain.order.clone(),
+            Self::Foreign(_) => (0..dimensions).collect(),
+        }
+    }
+}
+
 /// `transpose*`, then `bytes`, then any of the [`Stage`]s.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KnownChain {

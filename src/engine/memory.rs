@@ -34,10 +34,7 @@ pub fn with_capacity(
 ///
 /// # Errors
 /// [`EngineError::OutOfMemory`] if the buffer cannot grow.
-pub(in crate::engine) fn at_least(
-    buffer: &mut Vec<u8>,
-    len: usize,
-) -> Result<&mut [u8], EngineError> {
+pub(crate) fn at_least(buffer: &mut Vec<u8>, len: usize) -> Result<&mut [u8], EngineError> {
     if let Some(more) = len.checked_sub(buffer.len()) {
         buffer
             .try_reserve_exact(more)
@@ -60,31 +57,30 @@ pub(in crate::engine) fn zeroed(
     what: &'static str,
     huge_pages: bool,
 ) -> Result<Vec<u8>, EngineError> {
-    let out_of_memory = EngineError::OutOfMemory { what, bytes };
-    let Ok(layout) = Layout::array::<u8>(bytes) else {
-        return Err(out_of_memory);
-    };
-    if bytes == 0 {
-        return Ok(Vec::new());
+    zeros(bytes, huge_pages).ok_or(EngineError::OutOfMemory { what, bytes })
+}
+
+/// A vector of `len` zeroed elements, as [`zeroed`]; `None` if there is no memory.
+pub(crate) fn zeros<T: bytemuck::Zeroable>(len: usize, huge_pages: bool) -> Option<Vec<T>> {
+    let layout = Layout::array::<T>(len).ok()?;
+    if layout.size() == 0 {
+        return Some(std::iter::repeat_with(T::zeroed).take(len).collect());
     }
     // SAFETY: the layout has a size.
     let start = unsafe { std::alloc::alloc_zeroed(layout) };
     if start.is_null() {
-        return Err(out_of_memory);
+        return None;
     }
-    let slice = std::ptr::slice_from_raw_parts_mut(start, bytes);
-    // SAFETY: the global allocator allocated these bytes for this layout, all of them are zeros,
-    // and nothing else uses them.
-    let mut vec = unsafe { Box::from_raw(slice) }.into_vec();
-    if huge_pages && bytes >= 2 * HUGE_PAGE {
-        // SAFETY: the vector's bytes, which are not used otherwise meanwhile. Nothing writes
-        // uninitialised bytes to them through this slice.
-        let memory = unsafe {
-            std::slice::from_raw_parts_mut(vec.as_mut_ptr().cast::<MaybeUninit<u8>>(), bytes)
-        };
-        advise_huge_pages(memory);
+    if huge_pages && layout.size() >= 2 * HUGE_PAGE {
+        // SAFETY: the memory that was just allocated; advice does not change it.
+        advise_huge_pages(unsafe {
+            std::slice::from_raw_parts_mut(start.cast::<MaybeUninit<u8>>(), layout.size())
+        });
     }
-    Ok(vec)
+    let slice = std::ptr::slice_from_raw_parts_mut(start.cast::<T>(), len);
+    // SAFETY: the global allocator allocated these elements for this layout, zeros are valid for all
+    // of them, and nothing else uses them.
+    Some(unsafe { Box::from_raw(slice) }.into_vec())
 }
 
 /// Set the length of `vec` to `len`.

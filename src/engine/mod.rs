@@ -77,10 +77,41 @@ pub(crate) struct EncodedSubchunk<'a> {
     pub(crate) bytes: Option<&'a [u8]>,
 }
 
-/// Takes decoded subchunks, from several threads and in any order. The first argument is the
-/// position of the subchunk in the list that is being decoded.
-pub(crate) type Sink<'a> =
-    dyn Fn(usize, EncodedSubchunk<'_>, Decoded<'_>) -> Result<(), EngineError> + Sync + 'a;
+/// Takes single decoded subchunks, by number, from several threads and in any order.
+pub(crate) type Sink<'a> = dyn Fn(usize, Decoded<'_>) -> Result<(), EngineError> + Sync + 'a;
+
+/// Takes decoded subchunks in rows of neighbours along the last axis, from several threads and in
+/// any order. A row becomes longer runs of the output than its subchunks one by one.
+pub(crate) trait RowSink: Sync {
+    /// How many of the `count` neighbours from subchunk `first` on are worth writing at once; at
+    /// least 1.
+    fn row_len(&self, first: usize, count: usize) -> usize;
+
+    /// The most bytes of decoded subchunks that are worth keeping until their row is written: the
+    /// copy that follows should find them in the cache.
+    fn most_bytes(&self) -> usize {
+        256 << 10
+    }
+
+    /// Write the neighbours from `first` on, whose elements are `sources`, with the axes in the
+    /// order of their chain. `buffer` belongs to the thread: a sink may copy through it.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] if a subchunk was written before, or a source has a wrong length;
+    /// an error of the output.
+    fn write_row(
+        &self,
+        first: usize,
+        sources: &[&[u8]],
+        buffer: &mut Vec<u8>,
+    ) -> Result<(), EngineError>;
+
+    /// Write `element` into every element of the `count` neighbours from `first` on.
+    ///
+    /// # Errors
+    /// As [`write_row`](Self::write_row).
+    fn fill_row(&self, first: usize, count: usize, element: &[u8]) -> Result<(), EngineError>;
+}
 
 /// Encodes and decodes shards.
 pub trait Engine: fmt::Debug + Send + Sync {

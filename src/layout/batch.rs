@@ -74,7 +74,7 @@ pub(crate) fn slabs(grid: &SubchunkGrid, batch: &Batch, most: usize) -> Vec<Slab
 /// Divide a box of `shape` into boxes of at most `most` elements that follow one another in C
 /// order: `(1, …, 1, n, full, …)`, where `n` is whole multiples of `unit` along its axis, or
 /// divides one unit.
-fn boxes(shape: &[usize], unit: &[usize], most: usize) -> Vec<Slab> {
+pub(crate) fn boxes(shape: &[usize], unit: &[usize], most: usize) -> Vec<Slab> {
     // The first axis of which a single step fits, and what one step of it holds.
     let mut axis = shape.len();
     let mut step = 1;

@@ -186,6 +186,28 @@ impl SubchunkGrid {
         origin.map(|(at, extent)| at * extent).collect()
     }
 
+    /// The numbers of the subchunks that the box from `start` of shape `shape` meets, in elements,
+    /// in C order.
+    pub(crate) fn numbers_in(&self, start: &[usize], shape: &[usize]) -> Vec<usize> {
+        if shape.contains(&0) {
+            return Vec::new();
+        }
+        let mut numbers = vec![0];
+        for (((start, extent), subchunk), count) in start
+            .iter()
+            .zip(shape)
+            .zip(&self.subchunk)
+            .zip(&self.counts)
+        {
+            let met = start / subchunk..=(start + extent - 1) / subchunk;
+            numbers = numbers
+                .iter()
+                .flat_map(|number| met.clone().map(move |at| number * count + at))
+                .collect();
+        }
+        numbers
+    }
+
     /// The number, in C order, of the subchunk at `coordinates` of the grid of subchunks.
     pub(crate) fn number(&self, coordinates: impl IntoIterator<Item = usize>) -> usize {
         c_order::number(coordinates, self.counts.iter().copied())

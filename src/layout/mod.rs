@@ -16,12 +16,12 @@ mod space;
 mod stream;
 mod strided;
 
-pub(crate) use batch::{Batch, Slab, batches, slabs};
+pub(crate) use batch::{Batch, Slab, batches, boxes, slabs};
 pub use grid::SubchunkGrid;
 pub(crate) use index::{ByteOrder, ENTRY_LEN, Entries, Extent, encode_entries};
 pub(crate) use lift::LiftDigit;
 pub use lift::{Lift, LiftBatch, LiftSlab};
-pub(crate) use part::Part;
+pub(crate) use part::{Part, strides, strides_in};
 pub(crate) use permutation::ShardPermutation;
 pub(crate) use record::{RECORD_LEN, Record, fingerprint};
 pub(crate) use space::Space;

@@ -57,6 +57,11 @@ impl Part {
         &self.in_window
     }
 
+    /// The size of an element, in bytes.
+    pub(crate) fn element_size(&self) -> usize {
+        self.element_size
+    }
+
     /// Whether the part is the whole subchunk.
     pub(crate) fn is_whole(&self) -> bool {
         self.shape == self.subchunk
@@ -81,43 +86,31 @@ impl Part {
         } else {
             self.shape[..outer].iter().product()
         };
-        let first = (self.offset_in_subchunk(), self.offset_in_window(window));
-        let strides = (self.subchunk_strides(), self.window_strides(window));
+        let strides = [&self.subchunk[..], window].map(|shape| strides(shape, self.element_size));
+        let first = (
+            self.offset_in_subchunk(&strides[0]),
+            self.offset_in_window(&strides[1]),
+        );
         (0..rows).map(move |mut row: usize| {
             let (mut in_subchunk, mut in_window) = first;
             for axis in (0..outer).rev() {
                 let at = row % self.shape[axis];
                 row /= self.shape[axis];
-                in_subchunk += at * strides.0[axis];
-                in_window += at * strides.1[axis];
+                in_subchunk += at * strides[0][axis];
+                in_window += at * strides[1][axis];
             }
             (in_subchunk, in_window)
         })
     }
 
-    /// The offset of the part in the decoded subchunk, in bytes.
-    pub(crate) fn offset_in_subchunk(&self) -> usize {
-        dot(&self.in_subchunk, &self.subchunk_strides())
+    /// The offset of the part in the decoded subchunk, whose axes have `strides`, in bytes.
+    pub(crate) fn offset_in_subchunk(&self, strides: &[usize]) -> usize {
+        dot(&self.in_subchunk, strides)
     }
 
-    /// The offset of the part in a window of shape `window`, in bytes.
-    pub(crate) fn offset_in_window(&self, window: &[usize]) -> usize {
-        dot(&self.in_window, &self.window_strides(window))
-    }
-
-    /// The strides of the decoded subchunk, in bytes.
-    pub(crate) fn subchunk_strides(&self) -> Vec<usize> {
-        strides(&self.subchunk, self.element_size)
-    }
-
-    /// The strides of the window, in bytes.
-    pub(crate) fn window_strides(&self, window: &[usize]) -> Vec<usize> {
-        strides(window, self.element_size)
-    }
-
-    /// The strides of the part alone, in bytes.
-    pub(crate) fn dense_strides(&self) -> Vec<usize> {
-        strides(&self.shape, self.element_size)
+    /// The offset of the part in the window, whose axes have `strides`, in bytes.
+    pub(crate) fn offset_in_window(&self, strides: &[usize]) -> usize {
+        dot(&self.in_window, strides)
     }
 }
 
@@ -125,8 +118,19 @@ fn dot(a: &[usize], b: &[usize]) -> usize {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
+/// The strides of an array whose axes are stored in `order`, by axis, in bytes.
+pub(crate) fn strides_in(order: &[usize], shape: &[usize], element_size: usize) -> Vec<usize> {
+    let mut strides = vec![0; shape.len()];
+    let mut step = element_size;
+    for &axis in order.iter().rev() {
+        strides[axis] = step;
+        step *= shape[axis];
+    }
+    strides
+}
+
 /// The strides of a C-order array, in bytes.
-pub(super) fn strides(shape: &[usize], element_size: usize) -> Vec<usize> {
+pub(crate) fn strides(shape: &[usize], element_size: usize) -> Vec<usize> {
     let mut strides = vec![element_size; shape.len()];
     for d in (0..shape.len().saturating_sub(1)).rev() {
         strides[d] = strides[d + 1] * shape[d + 1];
@@ -145,9 +149,17 @@ mod tests {
         assert_eq!(part.shape(), [2, 2]);
         assert_eq!(part.start_in_subchunk(), [0, 0]);
         assert_eq!(part.start_in_window(), [1, 1]);
-        assert_eq!(part.offset_in_window(&[3, 3]), (3 + 1) * 2);
+        assert_eq!(part.offset_in_window(&strides(&[3, 3], 2)), (3 + 1) * 2);
         assert!(!part.is_whole());
         assert!(Part::new(&grid, 2, &[0, 0], &[4, 6]).is_whole());
         assert_eq!(Part::new(&grid, 0, &[2, 3], &[2, 3]).len(), 0);
+    }
+
+    #[test]
+    fn strides_follow_the_order_of_axes() {
+        assert_eq!(strides(&[2, 3, 5], 4), [60, 20, 4]);
+        assert_eq!(strides_in(&[0, 1, 2], &[2, 3, 5], 4), [60, 20, 4]);
+        assert_eq!(strides_in(&[2, 0, 1], &[2, 3, 5], 4), [12, 4, 24]);
+        assert_eq!(strides_in(&[], &[], 4), [0; 0]);
     }
 }

@@ -79,7 +79,7 @@ const LONG: u64 = 1 << 20;
 
 /// Stores allocate what they are asked to read before they find out that it is not there, so an
 /// index that no machine could hold is refused here.
-pub(super) fn check_memory(index_len: usize) -> Result<(), CodecError> {
+pub(crate) fn check_memory(index_len: usize) -> Result<(), CodecError> {
     let mut probe = Vec::<u8>::new();
     probe.try_reserve_exact(index_len).map_err(|_| {
         CodecError::Other(format!(
@@ -100,7 +100,7 @@ pub(super) fn entries_of<'b>(
 
 /// The last byte of each long range: if a store has it, then allocating the range is justified by
 /// what is stored.
-fn last_bytes(ranges: &[ByteRange]) -> Vec<ByteRange> {
+pub(crate) fn last_bytes(ranges: &[ByteRange]) -> Vec<ByteRange> {
     ranges
         .iter()
         .filter_map(|range| match range {
@@ -228,7 +228,7 @@ impl<H: ReadsParts> PartialDecoder<H> {
         let elements = match self.request(indexer)? {
             Err(fill) => fill,
             Ok(request) => {
-                if let Some(output) = request.output_into(&target) {
+                if let Some(output) = request.output_into(&target)? {
                     return H::read_groups(self, &request, &output, options).await;
                 }
                 self.decode_request(&request, options).await?

@@ -195,7 +195,8 @@ impl<'a> Request<'a> {
         Ok(match &self.selection {
             Selection::Window { start, shape } => {
                 let (start, shape) = (start.clone(), shape.clone());
-                let window = Window::new(&self.shards.grid, start, shape, huge_pages);
+                let order = self.shards.order();
+                let window = Window::new(&self.shards.grid, &order, start, shape, huge_pages);
                 Output::Window(window.map_err(codec_error)?)
             }
             Selection::Points(_) => {
@@ -215,13 +216,13 @@ impl<'a> Request<'a> {
     pub(super) fn output_into<'t>(
         &'t self,
         target: &'t ArrayBytesDecodeIntoTarget<'_>,
-    ) -> Option<Output<'t, 't>> {
+    ) -> Result<Option<Output<'t, 't>>, CodecError> {
         match (&self.selection, target) {
             (Selection::Window { start, shape }, ArrayBytesDecodeIntoTarget::Fixed(view)) => {
-                ViewOfShard::new(view, &self.shards.grid, start.clone(), shape.clone())
-                    .map(Output::View)
+                let view = ViewOfShard::new(view, self.shards, start.clone(), shape.clone());
+                Ok(view.map_err(codec_error)?.map(Output::View))
             }
-            _ => None,
+            _ => Ok(None),
         }
     }
 
@@ -254,39 +255,26 @@ impl<'a> Request<'a> {
             });
         }
         self.shards.with_job(options, |job| {
-            plan::host_engine().decode_each(job, &subchunks, &|_, subchunk, decoded| {
-                self.write_whole(subchunk.number, &decoded, job.fill_value, output)
-            })
+            let engine = plan::host_engine();
+            match output {
+                Output::Window(window) => engine.decode_some(job, &subchunks, window),
+                Output::View(view) => engine.decode_some(job, &subchunks, view),
+                Output::Points(wanted) => {
+                    let size = job.grid.element_size();
+                    engine.decode_each(job, &subchunks, &|number, decoded| {
+                        self.put(wanted, number, |_, point| match decoded {
+                            Decoded::Bytes(all) => all.get(point.offset..point.offset + size),
+                            Decoded::Fill => Some(job.fill_value),
+                        })
+                    })
+                }
+            }
         })?;
         let parts = group.iter().filter(|touched| !touched.whole);
         for (touched, elements) in parts.zip(inner) {
             self.write_part(touched.number, elements, output)?;
         }
         Ok(())
-    }
-
-    /// Write what is wanted of subchunk `number`, given all of it.
-    fn write_whole(
-        &self,
-        number: usize,
-        decoded: &Decoded<'_>,
-        fill_value: &[u8],
-        output: &Output<'_, '_>,
-    ) -> Result<(), EngineError> {
-        match output {
-            Output::Window(window) => match decoded {
-                Decoded::Bytes(elements) => window.write(number, elements),
-                Decoded::Fill => window.fill(number, fill_value),
-            },
-            Output::View(view) => view.write(number, decoded, fill_value),
-            Output::Points(wanted) => {
-                let size = self.shards.grid.element_size();
-                self.put(wanted, number, |_, point| match decoded {
-                    Decoded::Bytes(elements) => elements.get(point.offset..point.offset + size),
-                    Decoded::Fill => Some(fill_value),
-                })
-            }
-        }
     }
 
     /// Write what is wanted of subchunk `number`, given just that.

@@ -1,5 +1,6 @@
 //! Elements of one size: the engines decode and encode the subchunks that an update touches, as one batch.
 
+use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIterator};
@@ -59,8 +60,7 @@ fn decode_and_patch(
         .chunks_exact_mut(update.grid.subchunk_bytes())
         .map(Mutex::new)
         .collect();
-    // By position in the list of what is decoded.
-    let mut straddled = Vec::new();
+    let mut straddled = HashMap::new();
     let mut encoded = Vec::new();
     for (subchunk, touched) in subchunks.iter().zip(&update.touched) {
         if touched.whole {
@@ -70,7 +70,7 @@ fn decode_and_patch(
             None => None,
             Some(extent) => Some(fetched.get(extent).ok_or_else(not_read)?),
         };
-        straddled.push(subchunk);
+        straddled.insert(touched.number, subchunk);
         encoded.push(EncodedSubchunk {
             number: touched.number,
             bytes,
@@ -79,8 +79,8 @@ fn decode_and_patch(
     update
         .target
         .with_job(options, |job| {
-            plan::host_engine().decode_each(job, &encoded, &|position, _, decoded| {
-                let mut subchunk = lock(straddled[position]);
+            plan::host_engine().decode_each(job, &encoded, &|number, decoded| {
+                let mut subchunk = lock(straddled[&number]);
                 match decoded {
                     Decoded::Bytes(bytes) => subchunk.copy_from_slice(bytes),
                     Decoded::Fill => fill(&mut subchunk, job.fill_value),

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::Claims;
 use super::copy::{Row, unscatter_pieces};
-use crate::engine::EngineError;
 use crate::engine::memory;
+use crate::engine::{EngineError, RowSink};
 use crate::layout::{StridedBox, SubchunkGrid};
 
 /// A C-order array that is written subchunk by subchunk.
@@ -66,52 +66,20 @@ impl<'a> Boxes<'a> {
         Ok(unsafe { self.start.add(offset) })
     }
 
-    /// Write the subchunks from `first` on, which are neighbours along the last axis, from
-    /// `sources`: at most [`Row::MOST`].
+    /// Returns the complete array.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if one was written before, they are not neighbours, or a source
-    /// has another length.
-    pub(in crate::engine) fn write_row(
-        &self,
-        first: usize,
-        sources: &[&[u8]],
-    ) -> Result<(), EngineError> {
-        if sources
-            .iter()
-            .any(|source| source.len() != self.boxed.len())
-        {
-            return Err(EngineError::Internal(
-                "a decoded subchunk has a wrong length",
-            ));
+    /// [`EngineError::Internal`] if a subchunk was not written.
+    pub(in crate::engine) fn finish(self) -> Result<Vec<u8>, EngineError> {
+        if self.written.into_inner() != self.grid.num_subchunks() {
+            return Err(EngineError::Internal("a subchunk was not decoded"));
         }
-        let row = Row::new(self.grid, &self.boxed, first, sources.len())
-            .ok_or(EngineError::Internal("subchunks are no neighbours"))?;
-        for i in 1..sources.len() {
-            self.claim(first + i)?;
-        }
-        let to = self.claim(first)?;
-        let mut buffers = [std::ptr::null(); Row::MOST];
-        for (buffer, source) in buffers.iter_mut().zip(sources) {
-            *buffer = source.as_ptr();
-        }
-        // SAFETY: every source has the length of the box, and `claim` gave the boxes to this call
-        // alone; the box of neighbour `i` starts `i` steps after the first.
-        unsafe { unscatter_pieces(&row, &buffers[..sources.len()], to) };
-        self.written.fetch_add(sources.len(), Ordering::Release);
-        Ok(())
-    }
-
-    /// How many subchunks from `first` on, at most `count`, can be written in one row.
-    pub(in crate::engine) fn row_len(&self, first: usize, count: usize) -> usize {
-        Row::len(self.grid, &self.boxed, first, count)
+        // SAFETY: every subchunk was written once, and together they are the array.
+        Ok(unsafe { memory::assume_filled(self.vec, self.grid.shard_bytes()) })
     }
 
     /// Write `element` into every element of subchunk `number`.
-    ///
-    /// # Errors
-    /// [`EngineError::Internal`] if it was written before, or `element` has a wrong length.
-    pub(in crate::engine) fn fill(&self, number: usize, element: &[u8]) -> Result<(), EngineError> {
+    fn fill(&self, number: usize, element: &[u8]) -> Result<(), EngineError> {
         let run = self.boxed.run();
         if element.len() != self.grid.element_size() || element.is_empty() {
             return Err(EngineError::Internal("the fill value has a wrong length"));
@@ -138,17 +106,46 @@ impl<'a> Boxes<'a> {
         self.written.fetch_add(1, Ordering::Release);
         Ok(())
     }
+}
 
-    /// Returns the complete array.
-    ///
-    /// # Errors
-    /// [`EngineError::Internal`] if a subchunk was not written.
-    pub(in crate::engine) fn finish(self) -> Result<Vec<u8>, EngineError> {
-        if self.written.into_inner() != self.grid.num_subchunks() {
-            return Err(EngineError::Internal("a subchunk was not decoded"));
+impl RowSink for Boxes<'_> {
+    fn row_len(&self, first: usize, count: usize) -> usize {
+        Row::len(self.grid, &self.boxed, first, count)
+    }
+
+    fn write_row(
+        &self,
+        first: usize,
+        sources: &[&[u8]],
+        _buffer: &mut Vec<u8>,
+    ) -> Result<(), EngineError> {
+        if sources
+            .iter()
+            .any(|source| source.len() != self.boxed.len())
+        {
+            return Err(EngineError::Internal(
+                "a decoded subchunk has a wrong length",
+            ));
         }
-        // SAFETY: every subchunk was written once, and together they are the array.
-        Ok(unsafe { memory::assume_filled(self.vec, self.grid.shard_bytes()) })
+        let row = Row::new(self.grid, &self.boxed, first, sources.len())
+            .ok_or(EngineError::Internal("subchunks are no neighbours"))?;
+        for i in 1..sources.len() {
+            self.claim(first + i)?;
+        }
+        let to = self.claim(first)?;
+        let mut buffers = [std::ptr::null(); Row::MOST];
+        for (buffer, source) in buffers.iter_mut().zip(sources) {
+            *buffer = source.as_ptr();
+        }
+        // SAFETY: every source has the length of the box, and `claim` gave the boxes to this call
+        // alone; the box of neighbour `i` starts `i` steps after the first.
+        unsafe { unscatter_pieces(&row, &buffers[..sources.len()], to) };
+        self.written.fetch_add(sources.len(), Ordering::Release);
+        Ok(())
+    }
+
+    fn fill_row(&self, first: usize, count: usize, element: &[u8]) -> Result<(), EngineError> {
+        (first..first + count).try_for_each(|number| self.fill(number, element))
     }
 }
 
@@ -158,12 +155,19 @@ mod tests {
 
     #[test]
     fn boxes_are_written_once_each() {
+        let buffer = &mut Vec::new();
         let grid = SubchunkGrid::new(&[2, 4], &[2, 2], 1).expect("divides");
         let boxes = Boxes::new(Vec::with_capacity(8), &grid, &[0, 1]).expect("fits");
-        boxes.write_row(0, &[&[1, 2, 3, 4]]).expect("free");
-        assert!(boxes.write_row(0, &[&[1; 4]]).is_err(), "written before");
-        assert!(boxes.write_row(1, &[&[1; 3]]).is_err(), "too short");
-        assert!(boxes.write_row(2, &[&[1; 4]]).is_err(), "no such subchunk");
+        boxes.write_row(0, &[&[1, 2, 3, 4]], buffer).expect("free");
+        assert!(
+            boxes.write_row(0, &[&[1; 4]], buffer).is_err(),
+            "written before"
+        );
+        assert!(boxes.write_row(1, &[&[1; 3]], buffer).is_err(), "too short");
+        assert!(
+            boxes.write_row(2, &[&[1; 4]], buffer).is_err(),
+            "no such subchunk"
+        );
         boxes.fill(1, &[9]).expect("free");
         assert_eq!(boxes.finish().expect("complete"), [1, 2, 9, 9, 3, 4, 9, 9]);
 

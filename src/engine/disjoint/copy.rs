@@ -1,7 +1,7 @@
 //! Copies boxes of an array to contiguous bytes and back.
 
 use crate::engine::EngineError;
-use crate::layout::{Digit, StridedBox, SubchunkGrid};
+use crate::layout::{Digit, Part, StridedBox, SubchunkGrid};
 
 /// Subchunks that are neighbours along the last axis, copied side by side: a piece of each, then
 /// the next piece of each. Short pieces of one subchunk lie far apart in the array, and the
@@ -330,7 +330,7 @@ unsafe fn copy_rows_of<const N: usize>(
 /// A box that is read with one set of strides and written with another: its digits, slowest first,
 /// over contiguous runs.
 #[derive(Debug)]
-pub(super) struct TwoStrides {
+struct TwoStrides {
     /// Extent, and the strides of both sides in bytes.
     digits: Vec<(usize, usize, usize)>,
     run: usize,
@@ -338,7 +338,7 @@ pub(super) struct TwoStrides {
 
 impl TwoStrides {
     /// A box of shape `shape`, in elements of `element_size` bytes; strides in bytes.
-    pub(super) fn new(shape: &[usize], from: &[usize], to: &[usize], element_size: usize) -> Self {
+    fn new(shape: &[usize], from: &[usize], to: &[usize], element_size: usize) -> Self {
         let mut run = element_size;
         let mut dimensions = shape.len();
         // Fast axes that both sides step through without a gap are part of the run.
@@ -357,7 +357,7 @@ impl TwoStrides {
     }
 
     /// Bytes from the first that is read to the last, inclusive.
-    pub(super) fn span_from(&self) -> usize {
+    fn span_from(&self) -> usize {
         let steps = self
             .digits
             .iter()
@@ -366,7 +366,7 @@ impl TwoStrides {
     }
 
     /// Bytes from the first that is written to the last, inclusive.
-    pub(super) fn span_to(&self) -> usize {
+    fn span_to(&self) -> usize {
         let steps = self.digits.iter().map(|(extent, _, to)| (extent - 1) * to);
         self.run + steps.sum::<usize>()
     }
@@ -377,7 +377,7 @@ impl TwoStrides {
 /// # Safety
 /// No extent is zero, `span_from` bytes at `from` are readable, `span_to` bytes at `to` are
 /// writable, and they do not overlap.
-pub(super) unsafe fn copy_digits(digits: &TwoStrides, from: *const u8, to: *mut u8) {
+unsafe fn copy_digits(digits: &TwoStrides, from: *const u8, to: *mut u8) {
     // SAFETY: every offset below is at most the offset of the last run, which ends at the spans.
     unsafe {
         match digits.digits.as_slice() {
@@ -415,10 +415,78 @@ pub(super) unsafe fn copy_digits(digits: &TwoStrides, from: *const u8, to: *mut 
     }
 }
 
+/// Memory that has an array: `len` bytes from `start` on, in which the axes have `strides`, in
+/// bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Strided<'m> {
+    start: *mut u8,
+    len: usize,
+    strides: &'m [usize],
+}
+
+impl<'m> Strided<'m> {
+    /// # Safety
+    /// `len` bytes at `start` are allocated as long as this is used.
+    pub(super) unsafe fn new(start: *mut u8, len: usize, strides: &'m [usize]) -> Self {
+        Self {
+            start,
+            len,
+            strides,
+        }
+    }
+
+    /// The part of the array from the element at `origin` on.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] if the element is not in the memory.
+    pub(super) fn from(self, origin: &[usize]) -> Result<Self, EngineError> {
+        let offset = std::iter::zip(origin, self.strides).map(|(at, stride)| at * stride);
+        let offset = offset.sum::<usize>();
+        if offset > self.len {
+            return Err(EngineError::Internal("a subchunk leaves the window"));
+        }
+        Ok(Self {
+            // SAFETY: within the allocation, by the check.
+            start: unsafe { self.start.add(offset) },
+            len: self.len - offset,
+            ..self
+        })
+    }
+
+    /// Write `part`, whose place in the array is its place in a window. Its elements are in `from`,
+    /// the first one first, with the strides `from_strides` in bytes: zeros repeat one element.
+    /// Returns how many bytes were written.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] if an element is not in `from`, or its place not in the memory.
+    ///
+    /// # Safety
+    /// Nothing else uses the places of the elements. They do not overlap `from`.
+    pub(super) unsafe fn write(
+        self,
+        part: &Part,
+        from: &[u8],
+        from_strides: &[usize],
+    ) -> Result<usize, EngineError> {
+        if part.len() > 0 {
+            let element_size = part.element_size();
+            let digits = TwoStrides::new(part.shape(), from_strides, self.strides, element_size);
+            let to = part.offset_in_window(self.strides);
+            if digits.span_from() > from.len() || to + digits.span_to() > self.len {
+                return Err(EngineError::Internal("a subchunk leaves the window"));
+            }
+            // SAFETY: both spans were checked; the rest is the caller's contract.
+            unsafe { copy_digits(&digits, from.as_ptr(), self.start.add(to)) };
+        }
+        Ok(part.len())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::Boxes;
     use super::*;
+    use crate::engine::RowSink;
 
     #[test]
     fn scatter_and_unscatter_are_inverse_in_every_order() {
@@ -457,8 +525,9 @@ mod tests {
             let boxes =
                 Boxes::new(Vec::with_capacity(shard.len()), &grid, &[0, 1, 2]).expect("fits");
             let sources: Vec<&[u8]> = side_by_side.chunks(boxed.len()).collect();
-            boxes.write_row(0, &sources[..4]).expect("free");
-            boxes.write_row(4, &sources[4..]).expect("free");
+            let buffer = &mut Vec::new();
+            boxes.write_row(0, &sources[..4], buffer).expect("free");
+            boxes.write_row(4, &sources[4..], buffer).expect("free");
             assert_eq!(boxes.finish().expect("complete"), shard, "{run}");
             assert!(Row::new(&grid, &boxed, 3, 5).is_none(), "beyond the row");
         }

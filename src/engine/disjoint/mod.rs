@@ -14,12 +14,14 @@ mod boxes;
 mod claims;
 mod copy;
 mod segments;
+mod shares;
 mod slices;
 mod window;
 
 pub(in crate::engine) use boxes::Boxes;
-pub(crate) use claims::Claims;
+use claims::Claims;
 pub(in crate::engine) use copy::{Row, scatter, unscatter};
 pub(in crate::engine) use segments::{Segment, Segments};
+pub(crate) use shares::Shares;
 pub(in crate::engine) use slices::Slices;
 pub(crate) use window::Window;

@@ -2,94 +2,92 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::Claims;
-use super::copy::{TwoStrides, copy_digits};
-use crate::engine::EngineError;
+use super::copy::Strided;
+use super::shares::Shares;
 use crate::engine::memory;
-use crate::layout::{Part, SubchunkGrid};
+use crate::engine::{EngineError, RowSink};
+use crate::layout::{SubchunkGrid, strides};
 
 /// A C-order array that is the part of a shard from `start`, of shape `shape`, both in elements.
-///
-/// Each subchunk that meets the window can write its share of it once. The shares of different
-/// subchunks do not overlap, because lifting an element gives exactly one subchunk.
+/// Each subchunk that meets the window writes its share of it once.
 #[derive(Debug)]
 pub(crate) struct Window<'a> {
+    /// Empty if the memory is the caller's.
     vec: Vec<u8>,
     data: *mut u8,
-    grid: &'a SubchunkGrid,
-    start: Vec<usize>,
-    shape: Vec<usize>,
-    claims: Claims,
-    written: AtomicUsize,
     len: usize,
+    strides: Vec<usize>,
+    shares: Shares<'a>,
+    /// In bytes.
+    written: AtomicUsize,
 }
 
-// SAFETY: `data` points into `vec`'s allocation, and is only used to derive shares that were
-// claimed, which do not overlap. Nothing touches `vec` itself before `finish` takes `self`.
+// SAFETY: `data` points into `vec`'s allocation, or to memory that is this window's by the contract
+// of `over`. It is only used to derive shares that were claimed, which do not overlap. Nothing
+// touches `vec` itself before `finish` takes `self`.
 unsafe impl Sync for Window<'_> {}
 // SAFETY: as above; the pointer owns nothing and is tied to no thread.
 unsafe impl Send for Window<'_> {}
 
 impl<'a> Window<'a> {
-    /// New memory for the window, which lies inside the shard.
+    /// New memory for the window, which lies inside the shard. Decoded subchunks have their axes in
+    /// `order`.
     ///
     /// # Errors
     /// [`EngineError::OutOfMemory`]; [`EngineError::Internal`] if the window leaves the shard.
     pub(crate) fn new(
         grid: &'a SubchunkGrid,
+        order: &[usize],
         start: Vec<usize>,
         shape: Vec<usize>,
         huge_pages: bool,
     ) -> Result<Self, EngineError> {
-        let inside = start.len() == grid.shard().len()
-            && shape.len() == start.len()
-            && std::iter::zip(&start, &shape)
-                .zip(grid.shard())
-                .all(|((start, extent), shard)| {
-                    start.checked_add(*extent).is_some_and(|end| end <= *shard)
-                });
-        if !inside {
-            return Err(EngineError::Internal("a window leaves the shard"));
-        }
-        // Cannot overflow: the window lies in the shard, whose size is addressable.
-        let len = shape.iter().product::<usize>() * grid.element_size();
+        let shares = Shares::new(grid, order, start, shape)?;
+        let len = shares.len();
         let mut vec = memory::with_capacity(len, "a part of a decoded shard", huge_pages)?;
         Ok(Self {
             data: vec.as_mut_ptr(),
             vec,
-            grid,
-            start,
-            shape,
-            claims: Claims::new(grid.num_subchunks()),
-            written: AtomicUsize::new(0),
             len,
+            strides: strides(shares.shape(), grid.element_size()),
+            shares,
+            written: AtomicUsize::new(0),
         })
     }
 
-    /// The share of subchunk `number`.
-    pub(crate) fn part(&self, number: usize) -> Part {
-        Part::new(self.grid, number, &self.start, &self.shape)
-    }
-
-    /// Give the share of subchunk `number` to this call alone.
-    fn claim(&self, number: usize) -> Result<Part, EngineError> {
-        self.claims.claim(number)?;
-        Ok(self.part(number))
-    }
-
-    /// Write the share of subchunk `number`, whose decoded elements are `elements`.
+    /// The window in memory of the caller: `len` bytes from `data` on, in which the axes have
+    /// `strides`, in bytes.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] if it was written before, or `elements` has a wrong length.
-    pub(crate) fn write(&self, number: usize, elements: &[u8]) -> Result<(), EngineError> {
-        if elements.len() != self.grid.subchunk_bytes() {
-            return Err(EngineError::Internal(
-                "a decoded subchunk has a wrong length",
-            ));
+    /// [`EngineError::Internal`] if the window leaves the shard.
+    ///
+    /// # Safety
+    /// The memory is valid as long as the window is used. Nothing else uses the elements of the
+    /// window meanwhile, and no two of them have a byte in common.
+    pub(crate) unsafe fn over(
+        grid: &'a SubchunkGrid,
+        order: &[usize],
+        (start, shape): (Vec<usize>, Vec<usize>),
+        (data, len): (*mut u8, usize),
+        strides: Vec<usize>,
+    ) -> Result<Self, EngineError> {
+        let shares = Shares::new(grid, order, start, shape)?;
+        if strides.len() != shares.shape().len() {
+            return Err(EngineError::Internal("an output of another shape"));
         }
-        let part = self.claim(number)?;
-        let from = elements.get(part.offset_in_subchunk()..).unwrap_or(&[]);
-        self.copy(&part, from, &part.subchunk_strides())
+        Ok(Self {
+            vec: Vec::new(),
+            data,
+            len,
+            strides,
+            shares,
+            written: AtomicUsize::new(0),
+        })
+    }
+
+    /// Whether every element was written.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.written.load(Ordering::Acquire) == self.shares.len()
     }
 
     /// Write the share of subchunk `number`: just its elements, in C order.
@@ -97,42 +95,15 @@ impl<'a> Window<'a> {
     /// # Errors
     /// [`EngineError::Internal`] if it was written before, or `elements` has a wrong length.
     pub(crate) fn write_part(&self, number: usize, elements: &[u8]) -> Result<(), EngineError> {
-        let part = self.claim(number)?;
+        self.shares.claim(number, 1)?;
+        let part = self.shares.part(number);
         if elements.len() != part.len() {
             return Err(EngineError::Internal("a decoded part has a wrong length"));
         }
-        self.copy(&part, elements, &part.dense_strides())
-    }
-
-    /// Write `element` into the share of subchunk `number`.
-    ///
-    /// # Errors
-    /// [`EngineError::Internal`] if it was written before, or `element` has a wrong length.
-    pub(crate) fn fill(&self, number: usize, element: &[u8]) -> Result<(), EngineError> {
-        if element.len() != self.grid.element_size() {
-            return Err(EngineError::Internal("the fill value has a wrong length"));
-        }
-        let part = self.claim(number)?;
-        // All strides zero: every element comes from the same place.
-        self.copy(&part, element, &vec![0; self.shape.len()])
-    }
-
-    fn copy(&self, part: &Part, from: &[u8], strides: &[usize]) -> Result<(), EngineError> {
-        if part.len() > 0 {
-            let digits = TwoStrides::new(
-                part.shape(),
-                strides,
-                &part.window_strides(&self.shape),
-                self.grid.element_size(),
-            );
-            let to = part.offset_in_window(&self.shape);
-            if digits.span_from() > from.len() || to + digits.span_to() > self.len {
-                return Err(EngineError::Internal("a subchunk leaves the window"));
-            }
-            // SAFETY: both spans were checked; the share is this call's alone, by `claim`.
-            unsafe { copy_digits(&digits, from.as_ptr(), self.data.add(to)) };
-        }
-        self.written.fetch_add(part.len(), Ordering::Release);
+        let dense = strides(part.shape(), part.element_size());
+        // SAFETY: the share is this call's alone, by `claim`.
+        let written = unsafe { self.memory().write(&part, elements, &dense)? };
+        self.written.fetch_add(written, Ordering::Release);
         Ok(())
     }
 
@@ -141,11 +112,60 @@ impl<'a> Window<'a> {
     /// # Errors
     /// [`EngineError::Internal`] if a share was not written.
     pub(crate) fn finish(self) -> Result<Vec<u8>, EngineError> {
-        if self.written.into_inner() != self.len {
+        if !self.is_complete() || self.vec.capacity() < self.len {
             return Err(EngineError::Internal("a subchunk was not decoded"));
         }
         // SAFETY: as many bytes were written as the window has, none of them twice.
         Ok(unsafe { memory::assume_filled(self.vec, self.len) })
+    }
+
+    fn memory(&self) -> Strided<'_> {
+        // SAFETY: the memory is the vector's, or the caller's of `over`.
+        unsafe { Strided::new(self.data, self.len, &self.strides) }
+    }
+}
+
+impl RowSink for Window<'_> {
+    fn row_len(&self, first: usize, count: usize) -> usize {
+        /// The rows of neighbours add up to about this many bytes.
+        const BYTES: usize = 1024;
+        self.shares.row_len(first, count, BYTES)
+    }
+
+    fn write_row(
+        &self,
+        first: usize,
+        sources: &[&[u8]],
+        _buffer: &mut Vec<u8>,
+    ) -> Result<(), EngineError> {
+        /// The pieces of neighbours are written in turns, so many bytes at once: the pages and lines
+        /// that they share are still in the cache.
+        const TURN: usize = 64 << 10;
+        let row = self.shares.claim(first, sources.len())?;
+        for slab in self.shares.slabs(&row, TURN) {
+            let memory = self.memory().from(&slab.start)?;
+            for (number, source) in (first..).zip(sources) {
+                // SAFETY: the shares are this call's alone, by `claim`.
+                let written = unsafe { self.shares.write(number, source, &slab, memory)? };
+                self.written.fetch_add(written, Ordering::Release);
+            }
+        }
+        Ok(())
+    }
+
+    fn fill_row(&self, first: usize, count: usize, element: &[u8]) -> Result<(), EngineError> {
+        for number in first..first + count {
+            self.shares.claim(number, 1)?;
+            let part = self.shares.part(number);
+            if element.len() != part.element_size() {
+                return Err(EngineError::Internal("the fill value has a wrong length"));
+            }
+            let zeros = vec![0; part.shape().len()];
+            // SAFETY: the share is this call's alone, by `claim`.
+            let written = unsafe { self.memory().write(&part, element, &zeros)? };
+            self.written.fetch_add(written, Ordering::Release);
+        }
+        Ok(())
     }
 }
 
@@ -164,30 +184,67 @@ mod tests {
                 .flat_map(|i| (j0..j0 + 3).flat_map(move |j| element(i, j)))
                 .collect()
         };
-        let window = Window::new(&grid, vec![1, 2], vec![3, 3], false).expect("inside");
-        window.write(0, &subchunk(0)).expect("free");
-        assert!(window.write(0, &subchunk(0)).is_err(), "written before");
-        window.write(1, &subchunk(1)).expect("free");
-        window.fill(2, &[9, 9]).expect("free");
-        assert_eq!(window.part(3).len(), 2 * 2 * 2);
-        window
+        let buffer = &mut Vec::new();
+        let window = |order: &[usize]| {
+            Window::new(&grid, order, vec![1, 2], vec![3, 3], false).expect("inside")
+        };
+        let expected = [1, 2, 1, 3, 1, 4, 9, 9, 2, 3, 2, 4, 9, 9, 3, 3, 3, 4];
+        let rows = window(&[0, 1]);
+        let (left, right) = (subchunk(0), subchunk(1));
+        rows.write_row(0, &[&left, &right], buffer).expect("free");
+        assert!(
+            rows.write_row(0, &[&left], buffer).is_err(),
+            "written before"
+        );
+        assert!(
+            rows.write_row(2, &[&left[1..]], buffer).is_err(),
+            "too short"
+        );
+        let rows = window(&[0, 1]);
+        rows.write_row(0, &[&left, &right], buffer).expect("free");
+        assert!(
+            rows.write_row(1, &[&left, &right], buffer).is_err(),
+            "no row"
+        );
+        rows.fill_row(2, 1, &[9, 9]).expect("free");
+        rows.write_part(3, &[2, 3, 2, 4, 3, 3, 3, 4]).expect("free");
+        assert_eq!(rows.finish().expect("complete"), expected);
+
+        // The same subchunks, stored with the last axis slowest.
+        let transposed = |subchunk: &[u8]| -> Vec<u8> {
+            let element = |j: usize, i: usize| &subchunk[(i * 3 + j) * 2..][..2];
+            (0..3)
+                .flat_map(|j| (0..2).flat_map(move |i| element(j, i)))
+                .copied()
+                .collect()
+        };
+        let columns = window(&[1, 0]);
+        let (left, right) = (transposed(&left), transposed(&right));
+        columns
+            .write_row(0, &[&left, &right], buffer)
+            .expect("free");
+        columns.fill_row(2, 1, &[9, 9]).expect("free");
+        columns
             .write_part(3, &[2, 3, 2, 4, 3, 3, 3, 4])
             .expect("free");
-        assert_eq!(
-            window.finish().expect("complete"),
-            [1, 2, 1, 3, 1, 4, 9, 9, 2, 3, 2, 4, 9, 9, 3, 3, 3, 4]
-        );
+        assert_eq!(columns.finish().expect("complete"), expected);
     }
 
     #[test]
     fn windows_are_checked() {
         let grid = SubchunkGrid::new(&[4, 6], &[2, 3], 2).expect("divides");
-        assert!(Window::new(&grid, vec![2, 0], vec![3, 6], false).is_err());
-        assert!(Window::new(&grid, vec![2], vec![1], false).is_err());
-        let window = Window::new(&grid, vec![0, 0], vec![4, 3], false).expect("inside");
-        window.fill(0, &[0, 0]).expect("free");
+        let new = |start: &[usize], shape: &[usize], order: &[usize]| {
+            Window::new(&grid, order, start.to_vec(), shape.to_vec(), false)
+        };
+        assert!(new(&[2, 0], &[3, 6], &[0, 1]).is_err());
+        assert!(new(&[2], &[1], &[0, 1]).is_err());
+        assert!(new(&[0, 0], &[4, 3], &[0, 0]).is_err());
+        let window = new(&[0, 0], &[4, 3], &[0, 1]).expect("inside");
+        assert!(window.fill_row(0, 1, &[0]).is_err(), "half an element");
+        let window = new(&[0, 0], &[4, 3], &[0, 1]).expect("inside");
+        window.fill_row(0, 1, &[0, 0]).expect("free");
         assert!(window.finish().is_err(), "subchunk 2 is missing");
-        let empty = Window::new(&grid, vec![0, 0], vec![0, 3], false).expect("inside");
+        let empty = new(&[0, 0], &[0, 3], &[0, 1]).expect("inside");
         assert!(empty.finish().expect("nothing is missing").is_empty());
     }
 }

@@ -2,17 +2,16 @@
 
 use std::borrow::Cow;
 
-use super::encode::{compress_schedule, copy_schedule, most_in_cache};
-use super::workers::Schedule;
+use super::encode::{compress_schedule, copy_schedule};
 use crate::engine::disjoint::{self, Boxes, Row};
 use crate::engine::memory;
 use crate::engine::subchunk::scatter::swap_bytes;
 use crate::engine::subchunk::scratch::Buffers;
 use crate::engine::subchunk::stages;
 use crate::engine::{
-    Chain, Decoded, EncodedSubchunk, EngineError, Job, KnownChain, Sink, SubchunkCodec,
+    Chain, Decoded, EncodedSubchunk, EngineError, Job, RowSink, Sink, SubchunkCodec,
 };
-use crate::layout::{Extent, StridedBox, SubchunkGrid};
+use crate::layout::{Extent, StridedBox};
 
 /// What the memory is for, in errors.
 const OUTPUT: &str = "a decoded shard";
@@ -22,53 +21,103 @@ pub(super) fn decode(
     encoded: &[u8],
     extents: &[Extent],
 ) -> Result<Vec<u8>, EngineError> {
+    let output = memory::with_capacity(job.grid.shard_bytes(), OUTPUT, job.huge_pages)?;
+    let order = job.chain.order(job.grid.shard().len());
+    let output = Boxes::new(output, job.grid, &order)?;
+    decode_shard(job, encoded, extents, &output)?;
+    output.finish()
+}
+
+pub(super) fn decode_shard(
+    job: &Job<'_>,
+    encoded: &[u8],
+    extents: &[Extent],
+    output: &dyn RowSink,
+) -> Result<(), EngineError> {
     if extents.len() != job.grid.num_subchunks() {
         return Err(EngineError::Internal("an index of another shard"));
     }
-    let output = memory::with_capacity(job.grid.shard_bytes(), OUTPUT, job.huge_pages)?;
-    let c_order: Vec<usize> = (0..job.grid.shard().len()).collect();
-    let order = match job.chain {
-        Chain::Known(chain) => &chain.order,
-        Chain::Foreign(_) => &c_order,
+    let subchunk = |number: usize| {
+        let outside = |end| EngineError::Extent {
+            subchunk: number,
+            end,
+            shard: encoded.len(),
+        };
+        let bytes = match &extents[number] {
+            None => None,
+            Some(extent) => Some(
+                encoded
+                    .get(extent.clone())
+                    .ok_or_else(|| outside(extent.end))?,
+            ),
+        };
+        Ok(EncodedSubchunk { number, bytes })
     };
-    let output = Boxes::new(output, job.grid, order)?;
-    let most_together = match job.chain {
-        Chain::Known(chain) if chain.is_fixed_size() && chain.swap <= 1 => Row::MOST,
-        _ => most_in_cache(job),
+    decode_rows(job, extents.len(), subchunk, output)
+}
+
+pub(super) fn decode_some(
+    job: &Job<'_>,
+    subchunks: &[EncodedSubchunk<'_>],
+    output: &dyn RowSink,
+) -> Result<(), EngineError> {
+    decode_rows(job, subchunks.len(), |i| Ok(subchunks[i]), output)
+}
+
+pub(super) fn decode_each(
+    job: &Job<'_>,
+    subchunks: &[EncodedSubchunk<'_>],
+    sink: &Sink<'_>,
+) -> Result<(), EngineError> {
+    let order = job.chain.order(job.grid.shard().len());
+    let boxed = StridedBox::new(&job.grid.one_subchunk(), &order);
+    decode_some(job, subchunks, &OneByOne { boxed, sink })
+}
+
+/// Decodes the subchunks `subchunk(0)..subchunk(count)`, whose numbers ascend, in rows.
+fn decode_rows<'b>(
+    job: &Job<'_>,
+    count: usize,
+    subchunk: impl Fn(usize) -> Result<EncodedSubchunk<'b>, EngineError> + Sync,
+    output: &dyn RowSink,
+) -> Result<(), EngineError> {
+    let in_cache = (output.most_bytes() / job.grid.subchunk_bytes()).max(1);
+    let (schedule, most_together) = match job.chain {
+        // Nothing is decoded: the rows are copied from the shard itself.
+        Chain::Known(chain) if chain.is_fixed_size() && chain.swap <= 1 => {
+            (copy_schedule(job, count), Row::MOST)
+        }
+        Chain::Known(chain) if chain.is_fixed_size() => (copy_schedule(job, count), in_cache),
+        _ => (compress_schedule(job, count, output.most_bytes()), in_cache),
     };
-    let schedule = match job.chain {
-        Chain::Known(chain) if chain.is_fixed_size() => copy_schedule(job, extents),
-        _ => compress_schedule(job),
-    };
-    schedule.run(|scratch, _, subchunks| {
-        let mut rest = subchunks;
-        while let Some(first) = rest.next() {
-            if extents[first].is_none() {
-                output.fill(first, job.fill_value)?;
-                continue;
-            }
-            let row = extents[first..rest.end]
-                .iter()
-                .take(Row::MOST)
-                .map_while(|extent| {
-                    let extent = extent.clone()?;
-                    Some(encoded.get(extent.clone()).ok_or(extent.end))
-                });
+    schedule.run(|scratch, _, positions| {
+        let mut rest = positions;
+        while let Some(position) = rest.next() {
+            let first = subchunk(position)?;
+            let most = output
+                .row_len(first.number, 1 + rest.len())
+                .min(most_together);
             let mut bytes = Vec::with_capacity(Row::MOST);
-            for (number, found) in (first..).zip(row) {
-                bytes.push(found.map_err(|end| EngineError::Extent {
-                    subchunk: number,
-                    end,
-                    shard: encoded.len(),
-                })?);
+            bytes.extend(first.bytes);
+            let mut neighbours = 1;
+            while neighbours < most {
+                let next = subchunk(position + neighbours)?;
+                if next.number != first.number + neighbours
+                    || next.bytes.is_some() != first.bytes.is_some()
+                {
+                    break;
+                }
+                bytes.extend(next.bytes);
+                neighbours += 1;
             }
-            bytes.truncate(output.row_len(first, bytes.len()).min(most_together));
-            rest.start = first + bytes.len();
-            decode_row(job, first, &bytes, &output, scratch)?;
+            rest.start = position + neighbours;
+            match first.bytes {
+                None => output.fill_row(first.number, neighbours, job.fill_value)?,
+                Some(_) => decode_row(job, first.number, &bytes, output, scratch)?,
+            }
         }
         Ok(())
-    })?;
-    output.finish()
+    })
 }
 
 /// Decode the neighbours `first..`, whose encoded bytes are `bytes`, into their places.
@@ -76,7 +125,7 @@ fn decode_row(
     job: &Job<'_>,
     first: usize,
     bytes: &[&[u8]],
-    output: &Boxes<'_>,
+    output: &dyn RowSink,
     buffers: &mut Buffers,
 ) -> Result<(), EngineError> {
     match job.chain {
@@ -91,112 +140,68 @@ fn decode_row(
                     job.validate_checksums,
                 )?);
             }
-            output.write_row(first, &sources)
+            output.write_row(first, &sources, &mut buffers.row)
         }
         Chain::Known(chain) => {
-            let stored = decode_known(job, chain, first, bytes, buffers)?;
-            let sources: Vec<&[u8]> = stored.chunks_exact(job.grid.subchunk_bytes()).collect();
-            output.write_row(first, &sources)
+            let len = job.grid.subchunk_bytes();
+            let stored = memory::at_least(&mut buffers.subchunk, len * bytes.len())?;
+            let each = stored.chunks_exact_mut(len);
+            for ((number, encoded), stored) in (first..).zip(bytes).zip(each) {
+                stages::decode(
+                    chain,
+                    number,
+                    encoded,
+                    stored,
+                    job.validate_checksums,
+                    &mut buffers.stages,
+                    &mut buffers.contexts,
+                )?;
+            }
+            swap_bytes(stored, chain.swap);
+            let sources: Vec<&[u8]> = stored.chunks_exact(len).collect();
+            output.write_row(first, &sources, &mut buffers.row)
         }
         Chain::Foreign(codec) => {
             for (number, encoded) in (first..).zip(bytes) {
                 let elements = decode_foreign(job, codec, number, encoded)?;
-                output.write_row(number, &[&elements])?;
+                output.write_row(number, &[&elements], &mut buffers.row)?;
             }
             Ok(())
         }
     }
 }
 
-pub(super) fn decode_each(
-    job: &Job<'_>,
-    subchunks: &[EncodedSubchunk<'_>],
-    sink: &Sink<'_>,
-) -> Result<(), EngineError> {
-    /// A batch is few enough subchunks that every thread gets one.
-    const BATCH: usize = 256 << 10;
-    let schedule = Schedule::new(
-        subchunks.len(),
-        job.grid.subchunk_bytes(),
-        BATCH,
-        job.threads,
-    );
-    let reorder = match job.chain {
-        Chain::Known(chain) => Reorder::new(job.grid, chain),
-        Chain::Foreign(_) => None,
-    };
-    schedule.run(|scratch, _, positions| {
-        for position in positions {
-            let subchunk = subchunks[position];
-            let Some(bytes) = subchunk.bytes else {
-                sink(position, subchunk, Decoded::Fill)?;
-                continue;
-            };
-            match job.chain {
-                Chain::Known(chain) => {
-                    let stored = decode_known(job, chain, subchunk.number, &[bytes], scratch)?;
-                    match &reorder {
-                        None => sink(position, subchunk, Decoded::Bytes(stored))?,
-                        Some(reorder) => {
-                            let mut elements = Vec::new();
-                            let elements = reorder.apply(stored, &mut elements)?;
-                            sink(position, subchunk, Decoded::Bytes(elements))?;
-                        }
-                    }
-                }
-                Chain::Foreign(codec) => {
-                    let elements = decode_foreign(job, codec, subchunk.number, bytes)?;
-                    sink(position, subchunk, Decoded::Bytes(&elements))?;
-                }
-            }
-        }
-        Ok(())
-    })
-}
-
-/// From the order of axes in which subchunks are stored to C order.
-struct Reorder {
+/// Hands single subchunks to a sink, in C order.
+struct OneByOne<'a> {
+    /// A subchunk in the order of axes in which it is stored.
     boxed: StridedBox,
+    sink: &'a Sink<'a>,
 }
 
-impl Reorder {
-    /// `None` if subchunks are stored in C order.
-    fn new(grid: &SubchunkGrid, chain: &KnownChain) -> Option<Self> {
-        let boxed = StridedBox::new(&grid.one_subchunk(), &chain.order);
-        (!boxed.is_contiguous()).then_some(Self { boxed })
+impl RowSink for OneByOne<'_> {
+    fn row_len(&self, _first: usize, _count: usize) -> usize {
+        1
     }
 
-    fn apply<'b>(&self, stored: &[u8], to: &'b mut Vec<u8>) -> Result<&'b [u8], EngineError> {
-        let to = memory::at_least(to, stored.len())?;
-        disjoint::unscatter(stored, &self.boxed, to)?;
-        Ok(to)
+    fn write_row(
+        &self,
+        first: usize,
+        sources: &[&[u8]],
+        buffer: &mut Vec<u8>,
+    ) -> Result<(), EngineError> {
+        (first..).zip(sources).try_for_each(|(number, stored)| {
+            if self.boxed.is_contiguous() {
+                return (self.sink)(number, Decoded::Bytes(stored));
+            }
+            let elements = memory::at_least(buffer, stored.len())?;
+            disjoint::unscatter(stored, &self.boxed, elements)?;
+            (self.sink)(number, Decoded::Bytes(elements))
+        })
     }
-}
 
-/// The stored elements of the subchunks `first..`, one after the other, in this machine's byte
-/// order.
-fn decode_known<'b>(
-    job: &Job<'_>,
-    chain: &KnownChain,
-    first: usize,
-    bytes: &[&[u8]],
-    buffers: &'b mut Buffers,
-) -> Result<&'b [u8], EngineError> {
-    let len = job.grid.subchunk_bytes();
-    let stored = memory::at_least(&mut buffers.subchunk, len * bytes.len())?;
-    for ((number, encoded), stored) in (first..).zip(bytes).zip(stored.chunks_exact_mut(len)) {
-        stages::decode(
-            chain,
-            number,
-            encoded,
-            stored,
-            job.validate_checksums,
-            &mut buffers.stages,
-            &mut buffers.contexts,
-        )?;
+    fn fill_row(&self, first: usize, count: usize, _element: &[u8]) -> Result<(), EngineError> {
+        (first..first + count).try_for_each(|number| (self.sink)(number, Decoded::Fill))
     }
-    swap_bytes(stored, chain.swap);
-    Ok(stored)
 }
 
 fn decode_foreign<'b>(

@@ -10,7 +10,6 @@ use crate::engine::memory;
 use crate::engine::subchunk::scatter::Scatter;
 use crate::engine::subchunk::{crc32c, stages};
 use crate::engine::{Chain, EncodedShard, EngineError, Job, KnownChain, SubchunkCodec};
-use crate::layout::Extent;
 
 /// Bytes of decoded subchunks in a batch, where encoding is little more than copying: a few huge
 /// pages, so that threads rarely touch the same one first.
@@ -20,7 +19,7 @@ pub(super) const COPY_BATCH: usize = 8 << 20;
 const COMPRESS_BATCH: usize = 256 << 10;
 
 /// How many subchunks to copy together around a compressor: they stay in cache.
-pub(super) fn most_in_cache(job: &Job<'_>) -> usize {
+fn most_in_cache(job: &Job<'_>) -> usize {
     const CACHE: usize = 256 << 10;
     (CACHE / job.grid.subchunk_bytes()).max(1)
 }
@@ -183,7 +182,7 @@ fn encode_known(
     let all = bound.checked_mul(job.grid.num_subchunks());
     let output = output(job, head, all, tail)?;
 
-    let schedule = compress_schedule(job);
+    let schedule = compress_schedule(job, job.grid.num_subchunks(), COMPRESS_BATCH);
     let aggregate = Aggregate::new(&output, job.grid.num_subchunks());
     let len = job.grid.subchunk_bytes();
     let most_together = most_in_cache(job);
@@ -225,7 +224,7 @@ fn encode_foreign(
     tail: usize,
 ) -> Result<EncodedShard, EngineError> {
     let scatter = Scatter::in_c_order(job.grid, job.fill_value);
-    let schedule = compress_schedule(job);
+    let schedule = compress_schedule(job, job.grid.num_subchunks(), COMPRESS_BATCH);
     let batches: Vec<Mutex<Batch>> = schedule.batches().map(|_| Mutex::default()).collect();
     schedule.run(|scratch, number, subchunks| {
         let mut batch = Batch::default();
@@ -265,21 +264,12 @@ fn encode_foreign(
 }
 
 /// How the subchunks of a shard are shared where encoding or decoding one takes long.
-pub(super) fn compress_schedule(job: &Job<'_>) -> Schedule {
-    Schedule::new(
-        job.grid.num_subchunks(),
-        job.grid.subchunk_bytes(),
-        COMPRESS_BATCH,
-        job.threads,
-    )
+pub(super) fn compress_schedule(job: &Job<'_>, count: usize, batch: usize) -> Schedule {
+    let batch = batch.max(COMPRESS_BATCH);
+    Schedule::new(count, job.grid.subchunk_bytes(), batch, job.threads)
 }
 
 /// How the subchunks of a shard are shared where decoding is little more than copying.
-pub(super) fn copy_schedule(job: &Job<'_>, extents: &[Extent]) -> Schedule {
-    Schedule::new(
-        extents.len(),
-        job.grid.subchunk_bytes(),
-        COPY_BATCH,
-        job.threads,
-    )
+pub(super) fn copy_schedule(job: &Job<'_>, count: usize) -> Schedule {
+    Schedule::new(count, job.grid.subchunk_bytes(), COPY_BATCH, job.threads)
 }

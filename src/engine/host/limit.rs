@@ -16,7 +16,7 @@ pub(crate) fn encode(job: &Job<'_>, decoded: &[u8]) -> Result<(), EngineError> {
     let scatter = Scatter::of_chain(job.grid, chain, job.fill_value);
     let bound = stages::encoded_bound(chain, job.grid.subchunk_bytes())
         .ok_or(EngineError::Internal("a limit is for shards that fit"))?;
-    compress_schedule(job).run(|scratch, _, subchunks| {
+    compress_schedule(job, job.grid.num_subchunks(), 0).run(|scratch, _, subchunks| {
         let buffers = &mut **scratch;
         // Kept from batch to batch. A chain of one stage does not use it otherwise.
         let mut output = std::mem::take(&mut buffers.stages[1]);
@@ -45,7 +45,7 @@ pub(crate) fn decode(job: &Job<'_>, encoded: &[u8], extents: &[Extent]) -> Resul
     };
     let run = StridedBox::new(job.grid, &chain.order).run();
     let len = job.grid.subchunk_bytes();
-    copy_schedule(job, extents).run(|scratch, _, subchunks| {
+    copy_schedule(job, extents.len()).run(|scratch, _, subchunks| {
         let buffers = &mut **scratch;
         let mut copy = std::mem::take(&mut buffers.stages[1]);
         at_least(&mut copy, len)?;

@@ -15,7 +15,7 @@ pub(crate) mod limit;
 pub(crate) mod stream;
 mod workers;
 
-use super::{EncodedShard, EncodedSubchunk, Engine, EngineError, Job, Sink};
+use super::{EncodedShard, EncodedSubchunk, Engine, EngineError, Job, RowSink, Sink};
 use crate::layout::Extent;
 
 /// Encodes and decodes on the threads of the current rayon pool.
@@ -23,6 +23,35 @@ use crate::layout::Extent;
 pub struct HostEngine;
 
 impl HostEngine {
+    /// Decode a whole shard into `output`. `extents` has one entry per subchunk.
+    ///
+    /// # Errors
+    /// An [`EngineError`] if an extent is outside `encoded`, or from a codec, or from `output`.
+    #[allow(clippy::unused_self, reason = "as the methods of the contract")]
+    pub(crate) fn decode_shard(
+        self,
+        job: &Job<'_>,
+        encoded: &[u8],
+        extents: &[Extent],
+        output: &dyn RowSink,
+    ) -> Result<(), EngineError> {
+        decode::decode_shard(job, encoded, extents, output)
+    }
+
+    /// Decode some subchunks, whose numbers ascend, into `output`.
+    ///
+    /// # Errors
+    /// An [`EngineError`] from a codec, or from `output`.
+    #[allow(clippy::unused_self, reason = "as the methods of the contract")]
+    pub(crate) fn decode_some(
+        self,
+        job: &Job<'_>,
+        subchunks: &[EncodedSubchunk<'_>],
+        output: &dyn RowSink,
+    ) -> Result<(), EngineError> {
+        decode::decode_some(job, subchunks, output)
+    }
+
     /// Decode some subchunks, and hand each to `sink`.
     ///
     /// # Errors

@@ -32,9 +32,13 @@ impl Schedule {
         const BATCHES_PER_THREAD: usize = 4;
 
         let total = items.saturating_mul(item_bytes);
+        let threads = match threads.get() {
+            // Without a question to rayon, which could start its threads, or wait for them in a
+            // forked child.
+            1 => 1,
+            threads => threads.min(rayon::current_num_threads()),
+        };
         let threads = threads
-            .get()
-            .min(rayon::current_num_threads())
             .min(total.div_ceil(BYTES_PER_THREAD))
             .min(items)
             .max(1);

@@ -12,6 +12,8 @@ use super::zstd::Zstd;
 pub(in crate::engine) struct Buffers {
     /// A subchunk as it is stored, before any compression.
     pub(in crate::engine) subchunk: Vec<u8>,
+    /// Parts of neighbouring subchunks, side by side.
+    pub(in crate::engine) row: Vec<u8>,
     /// What the stages work in; two, because they take turns.
     pub(in crate::engine) stages: [Vec<u8>; 2],
     pub(in crate::engine) contexts: Contexts,
@@ -30,10 +32,23 @@ impl Buffers {
     const KEEP: usize = 32 << 20;
 
     fn forget_large_buffers(&mut self) {
-        let kept = self.subchunk.capacity() + self.stages.iter().map(Vec::capacity).sum::<usize>();
-        if kept > Self::KEEP {
-            self.subchunk = Vec::new();
-            self.stages = Default::default();
+        let Self {
+            subchunk,
+            row,
+            stages,
+            ..
+        } = self;
+        let [first, second] = stages;
+        let buffers = [subchunk, row, first, second];
+        if buffers
+            .iter()
+            .map(|buffer| buffer.capacity())
+            .sum::<usize>()
+            > Self::KEEP
+        {
+            for buffer in buffers {
+                *buffer = Vec::new();
+            }
         }
     }
 }
