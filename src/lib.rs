@@ -108,6 +108,7 @@ mod memory_limit;
 mod metrics;
 mod options;
 mod plan;
+pub mod reader;
 mod registration;
 pub mod storage;
 mod store;

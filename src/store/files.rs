@@ -9,6 +9,7 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix};
 
 type Result<T> = std::result::Result<T, StorageError>;
@@ -184,4 +185,100 @@ impl Files {
             Err(error) => Err(failed("look at", &path, &error)),
         }
     }
+}
+
+/// A file that is open for reading. It stays the same file when another one takes its name.
+#[derive(Debug)]
+pub(crate) struct File {
+    path: PathBuf,
+    file: fs::File,
+    len: u64,
+}
+
+impl Files {
+    /// Open the value at `key`; `None` if there is none.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    pub(crate) fn open(&self, key: &StoreKey) -> Result<Option<File>> {
+        let path = self.root.join(key.as_str());
+        let opened = fs::File::open(&path).and_then(|file| Ok((file.metadata()?.len(), file)));
+        match opened {
+            Ok((len, file)) => Ok(Some(File { path, file, len })),
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(failed("open", &path, &error)),
+        }
+    }
+}
+
+impl File {
+    /// Read `ranges` into `buffer`, one after the other, and return each.
+    ///
+    /// # Errors
+    /// If a range is not in the file, there is no memory, or the file cannot be read: another process
+    /// may have truncated it.
+    pub(crate) fn read<'b>(
+        &self,
+        ranges: &[ByteRange],
+        buffer: &'b mut Vec<u8>,
+    ) -> Result<Vec<&'b [u8]>> {
+        let within = |range: &ByteRange| super::ranges::within(*range, self.len);
+        let ranges = ranges.iter().map(within).collect::<Result<Vec<_>>>()?;
+        let no_memory = |len: u64| {
+            StorageError::Other(format!(
+                "out of memory: {len} bytes of {}",
+                self.path.display()
+            ))
+        };
+        let mut len = 0_usize;
+        for range in &ranges {
+            let bytes = range.end - range.start;
+            len = usize::try_from(bytes)
+                .ok()
+                .and_then(|bytes| len.checked_add(bytes))
+                .ok_or_else(|| no_memory(bytes))?;
+        }
+        if let Some(more) = len.checked_sub(buffer.len()) {
+            let room = buffer.try_reserve_exact(more);
+            room.map_err(|_| no_memory(len as u64))?;
+            buffer.resize(len, 0);
+        }
+        let mut rest = &mut buffer[..len];
+        let mut read = Vec::with_capacity(ranges.len());
+        for range in ranges {
+            // Fits: the sum does.
+            let len = usize::try_from(range.end - range.start).unwrap_or(0);
+            let (bytes, others) = rest.split_at_mut(len);
+            read_exact_at(&self.file, bytes, range.start)
+                .map_err(|error| failed("read", &self.path, &error))?;
+            read.push(&*bytes);
+            rest = others;
+        }
+        Ok(read)
+    }
+}
+
+#[cfg(unix)]
+fn read_exact_at(file: &fs::File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
+}
+
+#[cfg(windows)]
+fn read_exact_at(file: &fs::File, mut bytes: &mut [u8], mut offset: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match std::os::windows::fs::FileExt::seek_read(file, bytes, offset) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(read) => {
+                bytes = &mut bytes[read..];
+                offset += read as u64;
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }

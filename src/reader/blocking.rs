@@ -1,0 +1,152 @@
+//! The calls of a reader whose store blocks.
+
+use zarrs::array::{Array, ArraySubsetTraits, Element};
+use zarrs_storage::ReadableStorageTraits;
+
+use super::output::Place;
+use super::request::{self, Wanted};
+use super::source::{OpenFiles, Store};
+use super::{ArrayReader, Inner, Output, ReadReport, ReaderError, Way, extents, threads};
+use crate::store::now;
+
+impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
+    /// Reads the elements of `subset` into new memory, in C order.
+    ///
+    /// The memory is on huge pages if the system has them, and the
+    /// [`Options`](crate::Options::with_huge_pages) of the array's codec do not forbid it. A subchunk
+    /// that became fill values is [counted](super::ReaderMetrics::damaged), and logged as a warning.
+    ///
+    /// # Errors
+    /// As for [`read_bytes_into`](Self::read_bytes_into), [`ReaderError::Element`] if `T` is not the
+    /// array's data type, and [`ReaderError::Memory`] if there is no memory.
+    pub fn read<T: Element + bytemuck::Pod>(
+        &self,
+        subset: &dyn ArraySubsetTraits,
+    ) -> Result<Vec<T>, ReaderError> {
+        let mut elements = self.zeros::<T>(&subset.to_array_subset())?;
+        self.read_into(subset, &mut elements)?.log();
+        Ok(elements)
+    }
+
+    /// Reads the elements of `subset` into `output`, in C order.
+    ///
+    /// # Errors
+    /// As for [`read_bytes_into`](Self::read_bytes_into), and [`ReaderError::Element`] if `T` is not
+    /// the array's data type.
+    pub fn read_into<T: Element + bytemuck::Pod>(
+        &self,
+        subset: &dyn ArraySubsetTraits,
+        output: &mut [T],
+    ) -> Result<ReadReport, ReaderError> {
+        self.check_type::<T>()?;
+        let bytes = bytemuck::must_cast_slice_mut(output);
+        self.read_bytes_into(subset, Output::contiguous(bytes))
+    }
+
+    /// Reads the elements of `subset` into `output`, each in the byte order of this machine.
+    ///
+    /// # Errors
+    /// - [`ReaderError::OutOfBounds`] if `subset` is not in the array, [`ReaderError::Output`] if
+    ///   `output` does not fit it, [`ReaderError::Unsupported`] if elements have no fixed size.
+    /// - [`ReaderError::Store`], [`ReaderError::Damaged`] and [`ReaderError::Changing`] if a shard
+    ///   cannot be read. Parts of the output may have been written.
+    /// - [`ReaderError::Zarrs`] if zarrs reads the array, and fails.
+    pub fn read_bytes_into(
+        &self,
+        subset: &dyn ArraySubsetTraits,
+        mut output: Output<'_>,
+    ) -> Result<ReadReport, ReaderError> {
+        let subset = subset.to_array_subset();
+        request::check(self.array(), &subset)?;
+        let place = output.place(&extents(subset.shape())?, self.element_size()?)?;
+        self.read_to(&[Wanted { subset, offset: 0 }], &place)
+    }
+
+    /// Reads a box of `shape` from each of `origins` into `output`: box after box, each in C order.
+    ///
+    /// The index of a shard is read once, and a subchunk is read and decoded once, although several
+    /// boxes have elements of it.
+    ///
+    /// # Errors
+    /// As for [`read_into`](Self::read_into).
+    pub fn read_boxes<T: Element + bytemuck::Pod>(
+        &self,
+        origins: &[impl AsRef<[u64]>],
+        shape: &[u64],
+        output: &mut [T],
+    ) -> Result<ReadReport, ReaderError> {
+        self.check_type::<T>()?;
+        let bytes = bytemuck::must_cast_slice_mut(output);
+        self.read_boxes_bytes_into(origins, shape, Output::contiguous(bytes))
+    }
+
+    /// Reads a box of `shape` from each of `origins` into `output`, which has one axis more than the
+    /// array: the first one, over the boxes.
+    ///
+    /// # Errors
+    /// As for [`read_bytes_into`](Self::read_bytes_into).
+    pub fn read_boxes_bytes_into(
+        &self,
+        origins: &[impl AsRef<[u64]>],
+        shape: &[u64],
+        mut output: Output<'_>,
+    ) -> Result<ReadReport, ReaderError> {
+        let mut shape_of_all = vec![origins.len()];
+        shape_of_all.extend(extents(shape)?);
+        let mut place = output.place(&shape_of_all, self.element_size()?)?;
+        let boxes = self.boxes(origins, shape, &mut place)?;
+        self.read_to(&boxes, &place)
+    }
+
+    fn read_to(&self, boxes: &[Wanted], place: &Place<'_>) -> Result<ReadReport, ReaderError> {
+        let Inner {
+            array,
+            settings,
+            way,
+            files,
+            ..
+        } = &*self.0;
+        let codec = match way {
+            Way::Shards(codec) => codec,
+            Way::Zarrs(_) => return self.read_by_zarrs(boxes, place),
+        };
+        if let Some(files) = files {
+            let source = OpenFiles {
+                files,
+                at_once: threads::cores(),
+            };
+            return now(self.read_shards(codec, boxes, &source, place));
+        }
+        let source = Store {
+            store: &*array.storage(),
+            at_once: settings.requests,
+        };
+        now(self.read_shards(codec, boxes, &source, place))
+    }
+
+    /// This reader, with the shape that the array's metadata has now.
+    pub(super) fn opened_again(&self) -> Result<Self, ReaderError> {
+        let array = self.array();
+        let now = Array::open(array.storage(), array.path().as_str()).map_err(|error| {
+            ReaderError::Unsupported {
+                reason: format!("its metadata cannot be read again: {error}"),
+            }
+        })?;
+        if now.shape().get(1..) != array.shape().get(1..) || now.data_type() != array.data_type() {
+            return Err(ReaderError::Unsupported {
+                reason: format!(
+                    "the array became another one: of shape {:?} and elements of {}",
+                    now.shape(),
+                    now.data_type()
+                ),
+            });
+        }
+        let mut grown = array.with_storage(array.storage());
+        grown
+            .set_shape(now.shape().to_vec())
+            .map_err(|error| ReaderError::Unsupported {
+                reason: format!("the array cannot grow: {error}"),
+            })?;
+        Ok(self.with_array(grown))
+    }
+}

@@ -1,0 +1,237 @@
+//! The settings of a reader, and how it is built.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use zarrs::array::Array;
+use zarrs_codec::CodecOptions;
+use zarrs_storage::StoreKey;
+
+use super::cache::Caches;
+use super::metrics::Counters;
+use super::{ArrayReader, Inner, Kept, ReaderError, Settings, Way};
+use crate::codec::find;
+use crate::crew::PerProcess;
+use crate::store::files::Files;
+
+/// Builds an [`ArrayReader`]: see [`ArrayReader::builder`].
+#[must_use]
+pub struct ArrayReaderBuilder<TStorage: ?Sized> {
+    array: Array<TStorage>,
+    files: Option<Files>,
+    settings: Settings,
+}
+
+impl<TStorage: ?Sized> fmt::Debug for ArrayReaderBuilder<TStorage> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ArrayReaderBuilder")
+            .field("array", &self.array.path())
+            .field("files", &self.files)
+            .field("settings", &self.settings)
+            .finish()
+    }
+}
+
+impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
+    pub(super) fn new(array: &Array<TStorage>) -> Self {
+        Self {
+            array: array.with_storage(array.storage()),
+            files: None,
+            settings: Settings {
+                codec_options: zarrs::config::global_config().codec_options(),
+                index_cache: 64 << 20,
+                subchunk_cache: 0,
+                memory: crate::Options::default().host_memory(),
+                requests: const { NonZeroUsize::new(16).expect("positive") },
+                gap: 64 << 10,
+                fill_damaged: false,
+                huge_pages: true,
+            },
+        }
+    }
+
+    /// Reads shards as files of `store`, which is the store of the array: faster, and a shard that
+    /// is replaced by a rename while it is read is read as it was.
+    ///
+    /// [`build`](Self::build) returns an error if the array's metadata is not in `store`.
+    #[cfg(feature = "filesystem")]
+    pub fn on_filesystem(mut self, store: &zarrs_filesystem::FilesystemStore) -> Self {
+        let root = zarrs_storage::StorePrefix::root();
+        self.files = Some(Files::new(store.prefix_to_fs_path(&root)));
+        self
+    }
+
+    /// Sets zarrs' options for codecs. Default: zarrs' global configuration.
+    pub fn with_codec_options(mut self, options: CodecOptions) -> Self {
+        self.settings.codec_options = options;
+        self
+    }
+
+    /// Sets the most memory for encoded subchunks and for subchunks that are being decoded, in one
+    /// call, in bytes. Default: the [budget of a writer](crate::Options::host_memory). What the
+    /// reader keeps, and the output, come in addition. One subchunk for each thread is always
+    /// allowed.
+    pub fn with_memory(mut self, bytes: usize) -> Self {
+        self.settings.memory = bytes;
+        self
+    }
+
+    /// Sets how many requests are made to the store at once, in one call; at least 1. Default: 16.
+    /// Use more for a store that is far away. Files are read by as many threads as there are cores.
+    pub fn with_requests(mut self, requests: usize) -> Self {
+        self.settings.requests = NonZeroUsize::new(requests).unwrap_or(NonZeroUsize::MIN);
+        self
+    }
+
+    /// Sets how many bytes there may be between two wanted subchunks of a shard that are read as one
+    /// range, with those bytes. Default: 64 KiB.
+    pub fn with_gap(mut self, bytes: u64) -> Self {
+        self.settings.gap = bytes;
+        self
+    }
+
+    /// Sets how many bytes of indices are kept. Default: 64 MiB. An index takes about twice its
+    /// size in the shard.
+    pub fn with_index_cache(mut self, bytes: usize) -> Self {
+        self.settings.index_cache = bytes;
+        self
+    }
+
+    /// Sets how many bytes of decoded subchunks are kept. Default: none.
+    ///
+    /// A subchunk is used again as long as the index of its shard is the same. An update in place, of
+    /// subchunks without a compressor, does not change the index: do not use this for shards that are
+    /// updated so.
+    pub fn with_subchunk_cache(mut self, bytes: usize) -> Self {
+        self.settings.subchunk_cache = bytes;
+        self
+    }
+
+    /// Sets whether a subchunk that cannot be decoded becomes fill values, and is
+    /// [listed](super::ReadReport::damaged). Default: it is an error.
+    ///
+    /// A shard whose index cannot be decoded is always an error.
+    pub fn with_damaged_as_fill_value(mut self, fill: bool) -> Self {
+        self.settings.fill_damaged = fill;
+        self
+    }
+
+    /// Builds the reader.
+    ///
+    /// # Errors
+    /// [`ReaderError::Unsupported`] if the array's metadata is not in the store of
+    /// [`on_filesystem`](Self::on_filesystem).
+    pub fn build(self) -> Result<ArrayReader<TStorage>, ReaderError> {
+        let Self {
+            array,
+            files,
+            mut settings,
+        } = self;
+        if let Some(files) = &files {
+            check_files(&array, files)?;
+        }
+        let way = way(&array);
+        if let Way::Shards(codec) = &way {
+            settings.huge_pages = codec.options().huge_pages();
+        }
+        Ok(ArrayReader(Arc::new(Inner {
+            array,
+            settings,
+            way,
+            files,
+            kept: Arc::new(Kept {
+                caches: PerProcess::new(Caches::default),
+                counters: Counters::default(),
+            }),
+        })))
+    }
+}
+
+impl<TStorage: ?Sized> ArrayReader<TStorage> {
+    /// This reader for `array`, which is the same array with another length.
+    pub(super) fn with_array(&self, array: Array<TStorage>) -> Self {
+        let Inner {
+            settings,
+            way,
+            files,
+            kept,
+            ..
+        } = &*self.0;
+        Self(Arc::new(Inner {
+            array,
+            settings: settings.clone(),
+            way: way.clone(),
+            files: files.clone(),
+            kept: kept.clone(),
+        }))
+    }
+
+    /// The extent along the first axis of what is decoded at once: a subchunk, or a chunk.
+    pub(super) fn depth(&self) -> u64 {
+        let array = self.array();
+        let Ok(chunk) = array.chunk_shape(&vec![0; array.dimensionality()]) else {
+            return 1;
+        };
+        let sharding = match &self.0.way {
+            Way::Shards(codec) => codec
+                .sharding(&chunk, array.data_type(), array.fill_value())
+                .ok(),
+            Way::Zarrs(_) => None,
+        };
+        let depth = match sharding {
+            Some(sharding) => sharding.grid.subchunk().first().map(|&depth| depth as u64),
+            None => chunk.first().map(|depth| depth.get()),
+        };
+        depth.unwrap_or(1)
+    }
+}
+
+/// Checks that `files` have the metadata of `array`.
+fn check_files<TStorage: ?Sized>(
+    array: &Array<TStorage>,
+    files: &Files,
+) -> Result<(), ReaderError> {
+    let path = array.path().as_str();
+    let keys = ["zarr.json", ".zarray"].map(|name| {
+        let key = format!("{}/{name}", path.trim_end_matches('/'));
+        StoreKey::new(key.trim_start_matches('/'))
+    });
+    let is_there = |key: &StoreKey| {
+        files
+            .is_file_of(key, u64::MAX)
+            .is_ok_and(|found| found.is_some())
+    };
+    if keys.iter().flatten().any(is_there) {
+        return Ok(());
+    }
+    Err(ReaderError::Unsupported {
+        reason: format!(
+            "the filesystem store has no metadata of {path}: give the store that the array is in, with the same root"
+        ),
+    })
+}
+
+/// How the elements of `array` are decoded.
+fn way<TStorage: ?Sized>(array: &Array<TStorage>) -> Way {
+    if !array.codecs().array_to_array_codecs().is_empty() {
+        return Way::Zarrs("its shards are encoded by an array-to-array codec first".to_string());
+    }
+    let codec = match find::of_array(array) {
+        Ok(codec) => codec,
+        Err(error) => return Way::Zarrs(error.to_string()),
+    };
+    let first = vec![0; array.dimensionality()];
+    let sharding = array
+        .chunk_shape(&first)
+        .ok()
+        .map(|shape| codec.sharding(&shape, array.data_type(), array.fill_value()));
+    match sharding {
+        Some(Ok(sharding)) => match sharding.delegated() {
+            None => Way::Shards(codec),
+            Some(why) => Way::Zarrs(why.to_string()),
+        },
+        Some(Err(error)) => Way::Zarrs(error.to_string()),
+        None => Way::Shards(codec),
+    }
+}

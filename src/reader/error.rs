@@ -1,0 +1,97 @@
+//! Errors of a reader.
+
+use std::error::Error;
+
+use zarrs::array::{ArrayError, ArraySubset, ElementError};
+use zarrs_storage::{StorageError, StoreKey};
+
+/// An error of an [`ArrayReader`](super::ArrayReader). The output may have been written in part.
+#[non_exhaustive]
+#[derive(Debug, thiserror::Error)]
+pub enum ReaderError {
+    /// A box has another number of dimensions than the array, or leaves it.
+    #[error("the box {subset} is not inside the array, whose shape is {shape:?}")]
+    OutOfBounds {
+        /// The box.
+        subset: ArraySubset,
+        /// The shape of the array.
+        shape: Vec<u64>,
+    },
+    /// The output does not fit the elements.
+    #[error("{reason}")]
+    Output {
+        /// Why, with the numbers of bytes or the strides.
+        reason: String,
+    },
+    /// The elements of the output are not of the array's data type.
+    #[error("cannot read elements of this type: {0}")]
+    Element(#[from] ElementError),
+    /// There is no memory for the elements.
+    #[error("out of memory: {bytes} bytes for the elements of a box")]
+    Memory {
+        /// The size of the elements.
+        bytes: usize,
+    },
+    /// The array cannot be read through this reader.
+    #[error("cannot read from the array: {reason}")]
+    Unsupported {
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// A store failed.
+    #[error("cannot read {key}: {source}")]
+    Store {
+        /// The key of the shard.
+        key: StoreKey,
+        /// The store's error.
+        source: StorageError,
+    },
+    /// A shard, or a subchunk of it, cannot be decoded.
+    #[error("cannot decode {}", .0)]
+    Damaged(Damage),
+    /// A shard was replaced again and again while it was read.
+    #[error(
+        "the shard {key} was replaced each of the {attempts} times that it was read: read it again when nothing writes it"
+    )]
+    Changing {
+        /// The key of the shard.
+        key: StoreKey,
+        /// How many times it was read.
+        attempts: usize,
+    },
+    /// zarrs, which reads what this crate cannot, returned an error.
+    #[error("zarrs cannot read the box: {0}")]
+    Zarrs(#[from] ArrayError),
+}
+
+/// A shard, or a subchunk of it, that cannot be decoded.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Damage {
+    /// The key of the shard.
+    pub key: StoreKey,
+    /// The number of the subchunk, in C order; `None` if the index of the shard is damaged.
+    pub subchunk: Option<usize>,
+    /// Why it cannot be decoded.
+    pub source: Box<dyn Error + Send + Sync>,
+}
+
+impl std::fmt::Display for Damage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            key,
+            subchunk,
+            source,
+        } = self;
+        match subchunk {
+            Some(number) => write!(f, "subchunk {number} of the shard {key}: {source}"),
+            None => write!(f, "the index of the shard {key}: {source}"),
+        }
+    }
+}
+
+impl Error for Damage {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        Some(&*self.source)
+    }
+}

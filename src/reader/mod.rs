@@ -1,0 +1,327 @@
+//! Reads boxes of sharded arrays into memory of the caller.
+//!
+//! An [`ArrayReader`] decodes subchunks straight to their place, from several shards at once:
+//!
+//! ```
+//! # use std::sync::Arc;
+//! # use zarrs::array::{ArrayBuilder, ArraySubset, data_type};
+//! # use zarrs_cuda::CudaShardingCodecBuilder;
+//! use zarrs_cuda::reader::ArrayReader;
+//!
+//! # let store = Arc::new(zarrs::storage::store::MemoryStore::new());
+//! # let codec = CudaShardingCodecBuilder::new(vec![8.try_into()?, 8.try_into()?], &data_type::uint16());
+//! # let mut builder = ArrayBuilder::new(vec![64, 64], vec![32, 32], data_type::uint16(), 0u16);
+//! # builder.array_to_bytes_codec(codec.build_arc()?);
+//! # let array = builder.build(store, "/volume")?;
+//! # array.store_array_subset(&array.subset_all(), (0..64 * 64).collect::<Vec<u16>>())?;
+//! let reader = ArrayReader::builder(&array).build()?;
+//! let elements: Vec<u16> = reader.read(&[10..20, 30..40])?;
+//! assert_eq!(elements[..3], [670, 671, 672]);
+//! # Ok::<_, Box<dyn std::error::Error>>(())
+//! ```
+
+#[cfg(feature = "async")]
+mod awaited;
+mod blocking;
+mod builder;
+#[allow(unsafe_code)]
+mod by_zarrs;
+mod cache;
+mod error;
+mod metrics;
+#[cfg(feature = "ndarray")]
+#[allow(unsafe_code)]
+mod ndarray;
+#[allow(unsafe_code)]
+mod output;
+mod request;
+#[allow(unsafe_code)]
+mod shard;
+mod slices;
+mod source;
+mod threads;
+
+#[cfg(all(test, target_os = "linux"))]
+mod forked;
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use zarrs::array::{Array, ArrayError, ArraySubset, Element};
+use zarrs_codec::CodecOptions;
+
+pub use builder::ArrayReaderBuilder;
+pub use error::{Damage, ReaderError};
+pub use metrics::ReaderMetrics;
+pub use output::Output;
+pub use slices::{Cancel, Slices, Until};
+
+use crate::codec::CudaShardingCodec;
+use crate::crew::PerProcess;
+use crate::engine::memory;
+use crate::store::files::Files;
+use cache::Caches;
+use metrics::Counters;
+use output::Place;
+use request::{Wanted, WantedShard};
+use shard::{Call, Shard};
+use source::Source;
+use threads::Task;
+
+/// How a reader reads.
+#[derive(Clone, Debug)]
+struct Settings {
+    codec_options: CodecOptions,
+    /// The most bytes of indices that are kept.
+    index_cache: usize,
+    /// The most bytes of decoded subchunks that are kept.
+    subchunk_cache: usize,
+    /// The most memory for one call, in bytes.
+    memory: usize,
+    /// The most requests at once, for one call.
+    requests: NonZeroUsize,
+    /// Subchunks of a shard that are at most so many bytes apart are read as one range.
+    gap: u64,
+    /// Whether a subchunk that cannot be decoded becomes fill values.
+    fill_damaged: bool,
+    huge_pages: bool,
+}
+
+/// How the elements of an array are decoded.
+#[derive(Clone, Debug)]
+enum Way {
+    /// By this crate.
+    Shards(Arc<CudaShardingCodec>),
+    /// By zarrs: why.
+    Zarrs(String),
+}
+
+/// Reads boxes of an array.
+///
+/// Any number of threads may read at the same time. Readers have threads of their own, which start
+/// when there is work, and decode on as many as there are cores. A reader works in a forked child,
+/// too. A clone shares what the reader keeps.
+///
+/// A reader keeps the indices of shards. It reads an index once more with the subchunks of a shard,
+/// and compares: a shard that was replaced is read again. An update that does not change the index,
+/// of subchunks without a compressor, cannot be seen that way.
+pub struct ArrayReader<TStorage: ?Sized>(Arc<Inner<TStorage>>);
+
+struct Inner<TStorage: ?Sized> {
+    array: Array<TStorage>,
+    settings: Settings,
+    way: Way,
+    files: Option<Files>,
+    kept: Arc<Kept>,
+}
+
+/// What a reader keeps from one call to the next.
+#[derive(Debug)]
+struct Kept {
+    caches: PerProcess<Caches>,
+    counters: Counters,
+}
+
+impl<TStorage: ?Sized> Clone for ArrayReader<TStorage> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<TStorage: ?Sized> fmt::Debug for ArrayReader<TStorage> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ArrayReader")
+            .field("array", &self.0.array.path())
+            .field("settings", &self.0.settings)
+            .field("way", &self.0.way)
+            .field("files", &self.0.files)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a call found.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct ReadReport {
+    /// The subchunks that could not be decoded, and have the fill value in the output.
+    pub damaged: Vec<Damage>,
+}
+
+impl ReadReport {
+    /// Logs what was damaged, where the caller does not get the report.
+    fn log(&self) {
+        for damage in &self.damaged {
+            tracing::warn!(%damage, "a subchunk became fill values");
+        }
+    }
+}
+
+impl<TStorage: ?Sized> ArrayReader<TStorage> {
+    /// Returns a builder of a reader of `array`.
+    pub fn builder(array: &Array<TStorage>) -> ArrayReaderBuilder<TStorage> {
+        ArrayReaderBuilder::new(array)
+    }
+
+    /// Returns the array.
+    #[must_use]
+    pub fn array(&self) -> &Array<TStorage> {
+        &self.0.array
+    }
+
+    /// Returns what the reader did until now. Its clones count together.
+    #[must_use]
+    pub fn metrics(&self) -> ReaderMetrics {
+        self.0.kept.counters.now()
+    }
+
+    /// Says how the reader reads, and why. For people: the text may change in any release.
+    #[must_use]
+    pub fn explain(&self) -> String {
+        let Inner {
+            settings,
+            way,
+            files,
+            ..
+        } = &*self.0;
+        match way {
+            Way::Zarrs(why) => format!("zarrs reads this array, box after box: {why}"),
+            Way::Shards(_) => format!(
+                "subchunks are decoded to their place by {} threads; {}; near subchunks (up to {} bytes apart) are one range; up to {} bytes of indices and {} bytes of decoded subchunks are kept{}",
+                threads::cores(),
+                match files {
+                    Some(_) => "shards are read as files".to_string(),
+                    None => format!("up to {} requests to the store at once", settings.requests),
+                },
+                settings.gap,
+                settings.index_cache,
+                settings.subchunk_cache,
+                if settings.huge_pages {
+                    ""
+                } else {
+                    "; new memory is not on huge pages"
+                },
+            ),
+        }
+    }
+
+    /// Whether zarrs reads this array, because this crate cannot read it faster:
+    /// [`explain`](Self::explain) says why.
+    #[must_use]
+    pub fn is_by_zarrs(&self) -> bool {
+        matches!(self.0.way, Way::Zarrs(_))
+    }
+
+    fn check_type<T: Element>(&self) -> Result<(), ReaderError> {
+        Ok(T::validate_data_type(self.array().data_type())?)
+    }
+
+    fn element_size(&self) -> Result<usize, ReaderError> {
+        let data_type = self.array().data_type();
+        data_type
+            .fixed_size()
+            .ok_or_else(|| ReaderError::Unsupported {
+                reason: format!("elements of {data_type} have no fixed size: use zarrs' own calls"),
+            })
+    }
+
+    /// New memory for the elements of `subset`, which is checked.
+    fn zeros<T: Element + bytemuck::Pod>(
+        &self,
+        subset: &ArraySubset,
+    ) -> Result<Vec<T>, ReaderError> {
+        request::check(self.array(), subset)?;
+        self.check_type::<T>()?;
+        let extents = extents(subset.shape())?;
+        let len = extents
+            .iter()
+            .try_fold(1_usize, |len, extent| len.checked_mul(*extent));
+        let zeros = len.and_then(|len| memory::zeros(len, self.0.settings.huge_pages));
+        zeros.ok_or_else(|| ReaderError::Memory {
+            bytes: extents
+                .iter()
+                .fold(size_of::<T>(), |len, extent| len.saturating_mul(*extent)),
+        })
+    }
+
+    /// The boxes of `shape` at `origins`, in an output with one axis more, which `place` has.
+    fn boxes(
+        &self,
+        origins: &[impl AsRef<[u64]>],
+        shape: &[u64],
+        place: &mut Place<'_>,
+    ) -> Result<Vec<Wanted>, ReaderError> {
+        let step = place.strides.remove(0);
+        let each = origins.iter().enumerate();
+        each.map(|(number, origin)| {
+            let origin = origin.as_ref().to_vec();
+            let subset = ArraySubset::new_with_start_shape(origin, shape.to_vec());
+            let subset = subset.map_err(|_| ReaderError::OutOfBounds {
+                subset: ArraySubset::new_with_shape(shape.to_vec()),
+                shape: self.array().shape().to_vec(),
+            })?;
+            request::check(self.array(), &subset)?;
+            Ok(Wanted {
+                subset,
+                offset: number * step,
+            })
+        })
+        .collect()
+    }
+}
+
+impl<TStorage: ?Sized + Send + Sync> ArrayReader<TStorage> {
+    /// Reads shards from `source`.
+    async fn read_shards<S: Source>(
+        &self,
+        codec: &CudaShardingCodec,
+        boxes: &[Wanted],
+        source: &S,
+        place: &Place<'_>,
+    ) -> Result<ReadReport, ReaderError> {
+        let array = self.array();
+        let shards = request::shards(array, boxes, &place.strides)?;
+        let damaged = Mutex::default();
+        let call = Call {
+            source,
+            settings: &self.0.settings,
+            caches: self.0.kept.caches.get(),
+            counters: &self.0.kept.counters,
+            place,
+            damaged: &damaged,
+        };
+        let wanted = boxes
+            .iter()
+            .map(|wanted| wanted.subset.num_elements_usize());
+        let bytes = wanted.sum::<usize>() * self.element_size()?;
+        metrics::add(&call.counters.bytes_wanted, bytes);
+        let (call, shards) = (&call, &*shards);
+        let read = |number: usize| -> Task<'_> {
+            Box::pin(async move {
+                let wanted: &WantedShard = &shards[number];
+                let shape = array.chunk_shape(&wanted.indices)?;
+                let sharding = codec
+                    .sharding(&shape, array.data_type(), array.fill_value())
+                    .and_then(|sharding| sharding.codec.check_trusted().map(|()| sharding));
+                let shard = Shard {
+                    key: array.chunk_key(&wanted.indices),
+                    sharding: sharding.map_err(ArrayError::from)?,
+                    wanted,
+                };
+                call.read(&shard).await
+            })
+        };
+        source.each(shards.len(), &read).await?;
+        Ok(ReadReport {
+            damaged: damaged.into_inner().unwrap_or_else(PoisonError::into_inner),
+        })
+    }
+}
+
+/// `shape` as this machine counts.
+fn extents(shape: &[u64]) -> Result<Vec<usize>, ReaderError> {
+    let extents = shape.iter().map(|&extent| usize::try_from(extent));
+    extents
+        .collect::<Result<_, _>>()
+        .map_err(|_| ReaderError::Memory { bytes: usize::MAX })
+}

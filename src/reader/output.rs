@@ -1,0 +1,190 @@
+//! Where the elements go: memory of the caller.
+
+use std::marker::PhantomData;
+
+use super::ReaderError;
+use crate::layout;
+
+/// Memory for the elements of a box, each in the byte order of this machine.
+#[derive(Debug)]
+pub struct Output<'a> {
+    start: *mut u8,
+    len: usize,
+    /// `None` for C order.
+    strides: Option<Vec<usize>>,
+    memory: PhantomData<&'a mut [u8]>,
+}
+
+// SAFETY: it is a mutable borrow of bytes, and nothing else.
+unsafe impl Send for Output<'_> {}
+// SAFETY: as above; shared references give nothing.
+unsafe impl Sync for Output<'_> {}
+
+impl<'a> Output<'a> {
+    /// The elements in C order, without gaps. `bytes` must be as long as the elements.
+    #[must_use]
+    pub fn contiguous(bytes: &'a mut [u8]) -> Self {
+        Self {
+            start: bytes.as_mut_ptr(),
+            len: bytes.len(),
+            strides: None,
+            memory: PhantomData,
+        }
+    }
+
+    /// The first element at the start of `bytes`. From one element to the next along an axis it is
+    /// so many bytes as `strides` has for that axis.
+    ///
+    /// Bytes between elements are not changed. Elements may not overlap: in the order of their
+    /// strides, each axis must step over all of the one before. `bytes` must reach to the end of the
+    /// last element. The call that reads checks both.
+    #[must_use]
+    pub fn strided(bytes: &'a mut [u8], strides: &[usize]) -> Self {
+        Self {
+            strides: Some(strides.to_vec()),
+            ..Self::contiguous(bytes)
+        }
+    }
+
+    /// As [`strided`](Self::strided), for memory of which other parts are borrowed elsewhere.
+    ///
+    /// # Safety
+    /// The elements, between `start` and `len` bytes behind it, are borrowed mutably for `'a`.
+    #[cfg(feature = "ndarray")]
+    pub(super) unsafe fn of_elements(start: *mut u8, len: usize, strides: Vec<usize>) -> Self {
+        Self {
+            start,
+            len,
+            strides: Some(strides),
+            memory: PhantomData,
+        }
+    }
+
+    /// The memory as a place for an array of `shape` with elements of `element_size` bytes.
+    pub(super) fn place(
+        &mut self,
+        shape: &[usize],
+        element_size: usize,
+    ) -> Result<Place<'_>, ReaderError> {
+        let len = shape
+            .iter()
+            .try_fold(element_size, |len, extent| len.checked_mul(*extent));
+        let strides = match &self.strides {
+            None if len == Some(self.len) => layout::strides(shape, element_size),
+            None => {
+                return Err(ReaderError::Output {
+                    reason: format!(
+                        "the output has {} bytes, and {shape:?} elements of {element_size} bytes take {}",
+                        self.len,
+                        len.map_or("more than memory".to_string(), |len| len.to_string())
+                    ),
+                });
+            }
+            Some(strides) => {
+                check(strides, shape, element_size, self.len)?;
+                strides.clone()
+            }
+        };
+        Ok(Place {
+            start: self.start,
+            len: self.len,
+            strides,
+            memory: PhantomData,
+        })
+    }
+}
+
+/// Checks that no two elements overlap, and that all of them are in `len` bytes.
+fn check(
+    strides: &[usize],
+    shape: &[usize],
+    element_size: usize,
+    len: usize,
+) -> Result<(), ReaderError> {
+    let wrong = |what: &str| ReaderError::Output {
+        reason: format!(
+            "strides of {strides:?} bytes for {shape:?} elements of {element_size} bytes: {what}"
+        ),
+    };
+    if strides.len() != shape.len() {
+        return Err(wrong("there must be one for each axis"));
+    }
+    if shape.contains(&0) {
+        return Ok(());
+    }
+    let mut axes: Vec<(usize, usize)> = std::iter::zip(strides, shape)
+        .map(|(stride, extent)| (*stride, *extent))
+        .filter(|(_, extent)| *extent > 1)
+        .collect();
+    axes.sort_unstable();
+    let mut span = element_size;
+    for (stride, extent) in axes {
+        if stride < span {
+            return Err(wrong("elements would overlap"));
+        }
+        let steps = stride.checked_mul(extent - 1);
+        span = steps
+            .and_then(|steps| steps.checked_add(span))
+            .ok_or_else(|| wrong("the last element is beyond all memory"))?;
+    }
+    if span > len {
+        return Err(wrong(&format!(
+            "the last element ends at byte {span}, and the output has {len} bytes"
+        )));
+    }
+    Ok(())
+}
+
+/// The place of an array in memory, whose elements do not overlap and are inside.
+#[derive(Debug)]
+pub(super) struct Place<'a> {
+    start: *mut u8,
+    len: usize,
+    pub(super) strides: Vec<usize>,
+    memory: PhantomData<&'a mut [u8]>,
+}
+
+// SAFETY: as for `Output`.
+unsafe impl Send for Place<'_> {}
+// SAFETY: as for `Output`: who writes through the pointer keeps its own writes apart.
+unsafe impl Sync for Place<'_> {}
+
+impl Place<'_> {
+    /// The memory from byte `offset` on, and its length.
+    pub(super) fn from(&self, offset: usize) -> (*mut u8, usize) {
+        let offset = offset.min(self.len);
+        // Within the allocation, or at its end.
+        (self.start.wrapping_add(offset), self.len - offset)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outputs_are_checked() {
+        let mut bytes = vec![0; 48];
+        let mut place = |strides: Option<&[usize]>, shape: &[usize]| {
+            let mut output = match strides {
+                None => Output::contiguous(&mut bytes),
+                Some(strides) => Output::strided(&mut bytes, strides),
+            };
+            output.place(shape, 4).map(|place| place.strides)
+        };
+        assert_eq!(place(None, &[3, 4]).unwrap(), [16, 4]);
+        let error = place(None, &[3, 5]).unwrap_err().to_string();
+        assert!(error.contains("48") && error.contains("60"), "{error}");
+        assert!(place(None, &[usize::MAX, 2]).is_err());
+        assert_eq!(place(Some(&[4, 12]), &[3, 4]).unwrap(), [4, 12]);
+        assert_eq!(place(Some(&[24, 8]), &[2, 3]).unwrap(), [24, 8]);
+        assert!(place(Some(&[24, 8]), &[2, 4]).is_err(), "beyond the end");
+        assert!(place(Some(&[4, 8]), &[3, 4]).is_err(), "overlap");
+        assert!(place(Some(&[3]), &[2]).is_err(), "overlap");
+        assert!(place(Some(&[0]), &[2]).is_err(), "overlap");
+        assert!(place(Some(&[0]), &[1]).is_ok(), "one element");
+        assert!(place(Some(&[4]), &[2, 2]).is_err(), "one axis is missing");
+        assert!(place(Some(&[usize::MAX]), &[3]).is_err());
+        assert!(place(Some(&[0, 0]), &[0, 9]).is_ok(), "no element");
+    }
+}

@@ -1,0 +1,628 @@
+//! One shard: its index, the bytes of the subchunks that are wanted, and their elements.
+
+use std::borrow::Cow;
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use zarrs_codec::CodecOptions;
+use zarrs_storage::byte_range::ByteRange;
+use zarrs_storage::{StorageError, StoreKey};
+
+use super::cache::{Caches, Index, Subchunk};
+use super::error::Damage;
+use super::metrics::{Counters, add};
+use super::output::Place;
+use super::request::WantedShard;
+use super::source::{Fetched, Source};
+use super::threads::{Task, decoding};
+use super::{ReaderError, Settings};
+use crate::codec::partial_decoder::{check_memory, last_bytes};
+use crate::codec::sharding::Sharding;
+use crate::engine::disjoint::Window;
+use crate::engine::{EncodedSubchunk, EngineError, RowSink};
+use crate::plan::host_engine;
+use crate::store::ranges::Merged;
+
+/// How often a shard is read that is replaced meanwhile.
+const ATTEMPTS: usize = 3;
+
+/// Everything that the shards of one call have in common.
+pub(super) struct Call<'a, S> {
+    pub(super) source: &'a S,
+    pub(super) settings: &'a Settings,
+    pub(super) caches: &'a Caches,
+    pub(super) counters: &'a Counters,
+    pub(super) place: &'a Place<'a>,
+    pub(super) damaged: &'a Mutex<Vec<Damage>>,
+}
+
+/// A shard to read.
+pub(super) struct Shard<'a> {
+    pub(super) key: StoreKey,
+    pub(super) sharding: Arc<Sharding>,
+    pub(super) wanted: &'a WantedShard,
+}
+
+/// Why an attempt to read a shard ended.
+enum Stop {
+    /// The shard was replaced.
+    Changed,
+    Error(ReaderError),
+}
+
+impl From<ReaderError> for Stop {
+    fn from(error: ReaderError) -> Self {
+        Self::Error(error)
+    }
+}
+
+/// A subchunk that is wanted, and the windows that want it.
+struct Touched {
+    number: usize,
+    windows: Vec<usize>,
+}
+
+impl<S: Source> Call<'_, S> {
+    /// Read what is wanted of `shard`.
+    pub(super) async fn read(&self, shard: &Shard<'_>) -> Result<(), ReaderError> {
+        for _ in 0..ATTEMPTS {
+            match self.attempt(shard).await {
+                Ok(()) => return Ok(()),
+                Err(Stop::Error(error)) => return Err(error),
+                Err(Stop::Changed) => {
+                    add(&self.counters.replaced, 1);
+                    self.caches.indices.forget(&shard.key);
+                }
+            }
+        }
+        Err(ReaderError::Changing {
+            key: shard.key.clone(),
+            attempts: ATTEMPTS,
+        })
+    }
+
+    async fn attempt(&self, shard: &Shard<'_>) -> Result<(), Stop> {
+        let windows = self.windows(shard)?;
+        let touched = touched(shard);
+        let opened = self.source.open(&shard.key).await;
+        let Some(opened) = opened.map_err(|error| store_error(shard, error))? else {
+            return Ok(Self::fill(shard, &windows, &touched)?);
+        };
+        let (index, is_fresh) = match self.caches.indices.get(&shard.key) {
+            Some(index) => {
+                add(&self.counters.index_hits, 1);
+                (index, false)
+            }
+            None => match self.index(shard, &opened).await? {
+                Some(index) => (index, true),
+                None => return Ok(Self::fill(shard, &windows, &touched)?),
+            },
+        };
+        let attempt = Attempt {
+            call: self,
+            shard,
+            opened: &opened,
+            windows: &windows,
+            index: &index,
+            damaged: Mutex::default(),
+            decoded: Mutex::default(),
+        };
+        let (mut stored, mut absent) = (Vec::new(), Vec::new());
+        for touched in &touched {
+            match index.entries.get(touched.number) {
+                None => absent.push(touched),
+                Some(extent) if !attempt.write_kept(touched)? => stored.push((touched, extent)),
+                Some(_) => {}
+            }
+        }
+        Self::fill(shard, &windows, absent)?;
+        let limit = shard.sharding.subchunk_len();
+        let limit = limit.map_err(|error| damage(shard, None, error))?;
+        for (touched, extent) in &stored {
+            let checked = limit.check(touched.number, extent.len());
+            checked.map_err(|error| damage(shard, Some(touched.number), error))?;
+        }
+        if !limit.is_bounded() {
+            attempt.check_ends(&stored).await?;
+        }
+        // Half of the memory is for elements.
+        let share = self.settings.memory / self.source.at_once() / 2;
+        let groups = groups(&stored, self.source.request_bytes().min(share));
+        match &*groups {
+            // The index may be an old one.
+            [] if !is_fresh => attempt.check_index().await?,
+            [] => {}
+            [group] => attempt.read_group(group, true).await?,
+            _ => {
+                let changed = AtomicBool::new(false);
+                let (attempt, groups, is_changed) = (&attempt, &*groups, &changed);
+                let read = |number: usize| -> Task<'_> {
+                    Box::pin(async move {
+                        if is_changed.load(Ordering::Relaxed) {
+                            return Ok(());
+                        }
+                        match attempt.read_group(groups[number], false).await {
+                            Err(Stop::Error(error)) => Err(error),
+                            Err(Stop::Changed) => {
+                                is_changed.store(true, Ordering::Relaxed);
+                                Ok(())
+                            }
+                            Ok(()) => Ok(()),
+                        }
+                    })
+                };
+                self.source.each(groups.len(), &read).await?;
+                if changed.into_inner() {
+                    return Err(Stop::Changed);
+                }
+                attempt.check_index().await?;
+            }
+        }
+        if !windows.iter().all(Window::is_complete) {
+            let missing = EngineError::Internal("a subchunk was not decoded");
+            return Err(damage(shard, None, missing).into());
+        }
+        // The shard was the same from the first byte to the last.
+        let mut damaged = std::mem::take(&mut *lock(&attempt.damaged));
+        add(&self.counters.damaged, damaged.len());
+        lock(self.damaged).append(&mut damaged);
+        for (number, subchunk) in lock(&attempt.decoded).drain(..) {
+            let key = (shard.key.clone(), number);
+            let most = self.settings.subchunk_cache;
+            self.caches.subchunks.keep(key, &subchunk, most);
+        }
+        let most = self.settings.index_cache;
+        self.caches.indices.keep(shard.key.clone(), &index, most);
+        Ok(())
+    }
+
+    /// The places of the wanted boxes of `shard`.
+    fn windows<'w>(&'w self, shard: &'w Shard<'_>) -> Result<Vec<Window<'w>>, ReaderError> {
+        let order = shard.sharding.order();
+        let parts = shard.wanted.parts.iter();
+        let windows = parts.map(|part| {
+            let window = (part.start.clone(), part.shape.clone());
+            let (grid, strides) = (&shard.sharding.grid, self.place.strides.clone());
+            let memory = self.place.from(part.offset);
+            // SAFETY: `Place` has room for all elements of the call, none of which overlap. Each
+            // part of the call has others. Of several attempts, one is made at a time.
+            unsafe { Window::over(grid, &order, window, memory, strides) }
+        });
+        let windows: Result<_, EngineError> = windows.collect();
+        windows.map_err(|error| damage(shard, None, error))
+    }
+
+    /// Read and decode the index; `None` if there is no shard.
+    async fn index(
+        &self,
+        shard: &Shard<'_>,
+        opened: &S::Shard,
+    ) -> Result<Option<Arc<Index>>, ReaderError> {
+        let index = &shard.sharding.index;
+        check_memory(index.len()).map_err(|error| damage(shard, None, error))?;
+        let range = [index.byte_range()];
+        let mut buffer = take_buffer();
+        let read = self.source.read(opened, &range, &mut buffer).await;
+        self.count(&range, index.len() as u64);
+        let read = read.map_err(|error| store_error(shard, error))?;
+        let first = |read: Vec<Fetched<'_>>| read.first().map(|read| read.as_ref().to_vec());
+        let encoded = read.map(|read| first(read).unwrap_or_default());
+        keep_buffer(buffer);
+        let Some(encoded) = encoded else {
+            return Ok(None);
+        };
+        let options = &self.settings.codec_options;
+        let entries = index.decode(Cow::Owned(encoded.clone()), i64::MAX as u64, options);
+        let entries = entries.map_err(|error| damage(shard, None, error))?;
+        Ok(Some(Arc::new(Index { encoded, entries })))
+    }
+
+    /// Counts a request for `ranges`, of so many bytes.
+    fn count(&self, ranges: &[ByteRange], bytes: u64) {
+        add(&self.counters.requests, 1);
+        add(&self.counters.ranges, ranges.len());
+        self.counters.bytes_read.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Write the fill value to all that is wanted of `touched`.
+    fn fill<'t>(
+        shard: &Shard<'_>,
+        windows: &[Window<'_>],
+        touched: impl IntoIterator<Item = &'t Touched>,
+    ) -> Result<(), ReaderError> {
+        let element = shard.sharding.fill_value.as_ne_bytes();
+        for touched in touched {
+            for window in &touched.windows {
+                let filled = windows[*window].fill_row(touched.number, 1, element);
+                filled.map_err(|error| damage(shard, Some(touched.number), error))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An attempt to read a shard.
+struct Attempt<'a, S: Source> {
+    call: &'a Call<'a, S>,
+    shard: &'a Shard<'a>,
+    opened: &'a S::Shard,
+    windows: &'a [Window<'a>],
+    index: &'a Arc<Index>,
+    /// The subchunks that became fill values.
+    damaged: Mutex<Vec<Damage>>,
+    /// Decoded subchunks to keep, by number.
+    decoded: Mutex<Vec<(usize, Arc<Subchunk>)>>,
+}
+
+impl<S: Source> Attempt<'_, S> {
+    /// Write the elements of a subchunk that was kept. Returns false if it was not.
+    fn write_kept(&self, touched: &Touched) -> Result<bool, ReaderError> {
+        if self.call.settings.subchunk_cache == 0 {
+            return Ok(false);
+        }
+        let key = (self.shard.key.clone(), touched.number);
+        let kept = self.call.caches.subchunks.get(&key);
+        let Some(kept) = kept.filter(|kept| Arc::ptr_eq(&kept.index, self.index)) else {
+            return Ok(false);
+        };
+        add(&self.call.counters.subchunk_hits, 1);
+        for window in &touched.windows {
+            let window = &self.windows[*window];
+            let written = window.write_row(touched.number, &[&kept.elements], &mut Vec::new());
+            written.map_err(|error| damage(self.shard, Some(touched.number), error))?;
+        }
+        Ok(true)
+    }
+
+    /// Look for the last byte of each long subchunk: if the store has it, then allocating what the index
+    /// says is justified by what is stored.
+    async fn check_ends(&self, stored: &[(&Touched, Range<usize>)]) -> Result<(), Stop> {
+        let ranges = stored.iter().map(|(_, extent)| {
+            ByteRange::FromStart(extent.start as u64, Some(extent.len() as u64))
+        });
+        let ranges = last_bytes(&ranges.collect::<Vec<_>>());
+        if ranges.is_empty() {
+            return Ok(());
+        }
+        let mut buffer = Vec::new();
+        let read = self
+            .call
+            .source
+            .read(self.opened, &ranges, &mut buffer)
+            .await;
+        self.call.count(&ranges, ranges.len() as u64);
+        match read {
+            Ok(Some(_)) => Ok(()),
+            Ok(None) => Err(Stop::Changed),
+            Err(error) => {
+                self.check_index().await?;
+                Err(damage(self.shard, None, error).into())
+            }
+        }
+    }
+
+    /// Read the index again, and compare.
+    async fn check_index(&self) -> Result<(), Stop> {
+        match self.call.index(self.shard, self.opened).await {
+            Ok(Some(index)) if index.encoded == self.index.encoded => Ok(()),
+            // An index that does not decode is not the one that was read before, either.
+            Ok(_) | Err(ReaderError::Damaged(_)) => Err(Stop::Changed),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Read the subchunks of `group`, and write their elements. With `and_index` the index is read
+    /// by the same request, and compared.
+    async fn read_group(
+        &self,
+        group: &[(&Touched, Range<usize>)],
+        and_index: bool,
+    ) -> Result<(), Stop> {
+        let to_u64 = |extent: &Range<usize>| extent.start as u64..extent.end as u64;
+        let merged = Merged::near(
+            self.call.settings.gap,
+            group.iter().map(|(_, extent)| to_u64(extent)),
+        );
+        let mut ranges = merged.byte_ranges();
+        let mut bytes = merged.total();
+        if and_index {
+            ranges.push(self.shard.sharding.index.byte_range());
+            bytes += self.index.encoded.len() as u64;
+        }
+        let mut buffer = take_buffer();
+        let source = self.call.source;
+        let read = source.read(self.opened, &ranges, &mut buffer).await;
+        self.call.count(&ranges, bytes);
+        add(&self.call.counters.subchunks_read, group.len());
+        let done = match read {
+            Err(error) => {
+                // Perhaps the shard is another one, and shorter.
+                self.check_index().await?;
+                Err(Stop::Error(store_error(self.shard, error)))
+            }
+            Ok(None) => Err(Stop::Changed),
+            Ok(Some(mut read)) => {
+                let index = if and_index { read.pop() } else { None };
+                let is_same = index.is_none_or(|index| index.as_ref() == self.index.encoded);
+                if is_same {
+                    let decoded = self.decode(group, &merged, &read).await;
+                    // A shard that was replaced is no damaged one.
+                    if decoded.is_err() && !and_index {
+                        self.check_index().await?;
+                    }
+                    decoded.map_err(Stop::Error)
+                } else {
+                    Err(Stop::Changed)
+                }
+            }
+        };
+        keep_buffer(buffer);
+        done
+    }
+
+    /// Decode the subchunks of `group` from the bytes of the ranges `merged` that were `read`.
+    async fn decode(
+        &self,
+        group: &[(&Touched, Range<usize>)],
+        merged: &Merged,
+        read: &[Fetched<'_>],
+    ) -> Result<(), ReaderError> {
+        /// Fewer bytes than this are decoded sooner than another thread is woken.
+        const AT_ONCE: usize = 512 << 10;
+        let mut subchunks = Vec::with_capacity(group.len());
+        for (touched, extent) in group {
+            let range = extent.start as u64..extent.end as u64;
+            let place = if range.is_empty() {
+                Some(&[][..])
+            } else {
+                merged
+                    .place(read, &range)
+                    .and_then(|(at, place)| read.get(at)?.as_ref().get(place))
+            };
+            let missing = || {
+                let source = StorageError::Other("the store returned other bytes".to_string());
+                store_error(self.shard, source)
+            };
+            subchunks.push(EncodedSubchunk {
+                number: touched.number,
+                bytes: Some(place.ok_or_else(missing)?),
+            });
+        }
+        let bytes = self.shard.sharding.grid.subchunk_bytes();
+        let share = (AT_ONCE / bytes).max(1);
+        let several = self.several(group);
+        let mut sink: &dyn RowSink = match (self.windows, &several) {
+            ([window], _) => window,
+            (_, several) => several,
+        };
+        let keeping = Keeping {
+            attempt: self,
+            sink,
+        };
+        if self.call.settings.subchunk_cache > 0 {
+            sink = &keeping;
+        }
+        let options = self.call.settings.codec_options.with_concurrent_target(1);
+        let shares: Vec<&[EncodedSubchunk<'_>]> = subchunks.chunks(share).collect();
+        let (shares, options) = (&*shares, &options);
+        if let [share] = shares {
+            return decoding(|| self.decode_share(share, sink, options));
+        }
+        let one = |number: usize| -> Task<'_> {
+            Box::pin(async move { decoding(|| self.decode_share(shares[number], sink, options)) })
+        };
+        self.call.source.each(shares.len(), &one).await
+    }
+
+    /// Decode some subchunks on this thread.
+    fn decode_share(
+        &self,
+        subchunks: &[EncodedSubchunk<'_>],
+        sink: &dyn RowSink,
+        options: &CodecOptions,
+    ) -> Result<(), ReaderError> {
+        self.shard.sharding.with_job(options, |job| {
+            if !self.call.settings.fill_damaged {
+                let decoded = host_engine().decode_some(job, subchunks, sink);
+                let Err(error) = decoded else {
+                    return Ok(());
+                };
+                // Which one it is: without the elements that were written already.
+                for subchunk in subchunks {
+                    let one = std::slice::from_ref(subchunk);
+                    if let Err(error) = host_engine().decode_each(job, one, &|_, _| Ok(())) {
+                        return Err(damage(self.shard, Some(subchunk.number), error));
+                    }
+                }
+                return Err(damage(self.shard, None, error));
+            }
+            for subchunk in subchunks {
+                let one = std::slice::from_ref(subchunk);
+                if let Err(error) = host_engine().decode_some(job, one, sink) {
+                    let number = subchunk.number;
+                    let ReaderError::Damaged(damage) = damage(self.shard, Some(number), error)
+                    else {
+                        continue;
+                    };
+                    let filled = sink.fill_row(number, 1, job.fill_value);
+                    filled.map_err(|error| self::damage(self.shard, Some(number), error))?;
+                    lock(&self.damaged).push(damage);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn several(&self, group: &[(&Touched, Range<usize>)]) -> Several<'_> {
+        Several {
+            windows: self.windows,
+            of: if self.windows.len() == 1 {
+                BTreeMap::new()
+            } else {
+                let each = group.iter();
+                each.map(|(touched, _)| (touched.number, touched.windows.clone()))
+                    .collect()
+            },
+        }
+    }
+}
+
+/// Keeps a copy of each subchunk that goes to `sink`.
+struct Keeping<'a, S: Source> {
+    attempt: &'a Attempt<'a, S>,
+    sink: &'a dyn RowSink,
+}
+
+impl<S: Source> RowSink for Keeping<'_, S> {
+    fn row_len(&self, first: usize, count: usize) -> usize {
+        self.sink.row_len(first, count)
+    }
+
+    fn write_row(
+        &self,
+        first: usize,
+        sources: &[&[u8]],
+        buffer: &mut Vec<u8>,
+    ) -> Result<(), EngineError> {
+        let (index, most) = (
+            self.attempt.index,
+            self.attempt.call.settings.subchunk_cache,
+        );
+        for (number, source) in (first..).zip(sources) {
+            let mut decoded = lock(&self.attempt.decoded);
+            // More than is kept need not be copied.
+            if (decoded.len() + 1).saturating_mul(source.len()) <= most {
+                let subchunk = Subchunk {
+                    index: Arc::clone(index),
+                    elements: source.to_vec(),
+                };
+                decoded.push((number, Arc::new(subchunk)));
+            }
+        }
+        self.sink.write_row(first, sources, buffer)
+    }
+
+    fn fill_row(&self, first: usize, count: usize, element: &[u8]) -> Result<(), EngineError> {
+        self.sink.fill_row(first, count, element)
+    }
+}
+
+/// Several windows that want the same subchunks.
+struct Several<'a> {
+    windows: &'a [Window<'a>],
+    /// The windows that want a subchunk, by its number.
+    of: BTreeMap<usize, Vec<usize>>,
+}
+
+impl Several<'_> {
+    /// The windows that want subchunk `number`.
+    fn windows(&self, number: usize) -> impl Iterator<Item = &Window<'_>> {
+        let windows = self.of.get(&number).into_iter().flatten();
+        windows.filter_map(|window| self.windows.get(*window))
+    }
+}
+
+impl RowSink for Several<'_> {
+    fn row_len(&self, _first: usize, _count: usize) -> usize {
+        1
+    }
+
+    fn write_row(
+        &self,
+        first: usize,
+        sources: &[&[u8]],
+        buffer: &mut Vec<u8>,
+    ) -> Result<(), EngineError> {
+        for (number, source) in (first..).zip(sources) {
+            for window in self.windows(number) {
+                window.write_row(number, &[source], buffer)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn fill_row(&self, first: usize, count: usize, element: &[u8]) -> Result<(), EngineError> {
+        (first..first + count).try_for_each(|number| {
+            self.windows(number)
+                .try_for_each(|window| window.fill_row(number, 1, element))
+        })
+    }
+}
+
+/// The subchunks that the windows of `shard` meet, in C order.
+fn touched(shard: &Shard<'_>) -> Vec<Touched> {
+    let grid = &shard.sharding.grid;
+    let mut touched: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for (window, part) in shard.wanted.parts.iter().enumerate() {
+        for number in grid.numbers_in(&part.start, &part.shape) {
+            touched.entry(number).or_default().push(window);
+        }
+    }
+    touched
+        .into_iter()
+        .map(|(number, windows)| Touched { number, windows })
+        .collect()
+}
+
+/// Divides subchunks into groups of at most about `most` encoded bytes.
+fn groups<'g, 't>(
+    stored: &'g [(&'t Touched, Range<usize>)],
+    most: usize,
+) -> Vec<&'g [(&'t Touched, Range<usize>)]> {
+    let mut groups = Vec::new();
+    let (mut from, mut sum) = (0, 0_usize);
+    for (at, (_, extent)) in stored.iter().enumerate() {
+        if sum > 0 && sum.saturating_add(extent.len()) > most {
+            groups.push(&stored[from..at]);
+            (from, sum) = (at, 0);
+        }
+        sum = sum.saturating_add(extent.len());
+    }
+    if from < stored.len() {
+        groups.push(&stored[from..]);
+    }
+    groups
+}
+
+fn damage(
+    shard: &Shard<'_>,
+    subchunk: Option<usize>,
+    source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> ReaderError {
+    ReaderError::Damaged(Damage {
+        key: shard.key.clone(),
+        subchunk,
+        source: source.into(),
+    })
+}
+
+fn store_error(shard: &Shard<'_>, source: StorageError) -> ReaderError {
+    ReaderError::Store {
+        key: shard.key.clone(),
+        source,
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+thread_local! {
+    /// What this thread reads into.
+    static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+fn take_buffer() -> Vec<u8> {
+    BUFFER.take()
+}
+
+fn keep_buffer(buffer: Vec<u8>) {
+    /// Longer ones are given back.
+    const KEEP: usize = 16 << 20;
+    if buffer.capacity() <= KEEP {
+        BUFFER.set(buffer);
+    }
+}

@@ -1,0 +1,315 @@
+//! The slices of an array in order, as an `ArrayWriter` wrote them, also while the array grows.
+
+use std::fmt;
+use std::num::NonZeroU64;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use zarrs::array::{ArraySubset, Element};
+use zarrs_storage::ReadableStorageTraits;
+
+use super::{ArrayReader, ReaderError};
+
+/// When to stop following an array that grows.
+#[derive(Clone, Debug, Default)]
+#[must_use]
+pub struct Until {
+    length: Option<u64>,
+    deadline: Option<Instant>,
+    cancel: Option<Cancel>,
+}
+
+impl Until {
+    /// Follows the array for ever.
+    pub fn forever() -> Self {
+        Self::default()
+    }
+
+    /// Stops when `slices` slices of the array were returned, counted from its start.
+    pub fn length(slices: u64) -> Self {
+        Self::default().or_length(slices)
+    }
+
+    /// Also stops when `slices` slices were returned, counted from the start of the array.
+    pub fn or_length(mut self, slices: u64) -> Self {
+        self.length = Some(slices);
+        self
+    }
+
+    /// Also stops when there is no new slice at `deadline`.
+    pub fn or_deadline(mut self, deadline: Instant) -> Self {
+        self.deadline = Some(deadline);
+        self
+    }
+
+    /// Also stops when `cancel` is called, at once.
+    pub fn or_cancel(mut self, cancel: &Cancel) -> Self {
+        self.cancel = Some(cancel.clone());
+        self
+    }
+}
+
+/// Stops iterators that follow an array, from any thread.
+#[derive(Clone, Debug, Default)]
+pub struct Cancel(Arc<(Mutex<bool>, Condvar)>);
+
+impl Cancel {
+    /// A handle that cancels nothing yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Stops the iterators that have this handle.
+    pub fn cancel(&self) {
+        let (is_cancelled, changed) = &*self.0;
+        *is_cancelled.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        changed.notify_all();
+    }
+
+    /// Waits until `end`, or until this or `stop` is set. Returns whether one of them is.
+    fn wait(&self, end: Instant, stop: &AtomicBool) -> bool {
+        let (is_cancelled, changed) = &*self.0;
+        let mut guard = is_cancelled.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if *guard || stop.load(Ordering::Relaxed) {
+                return true;
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = changed.wait_timeout(guard, left);
+            guard = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Wakes threads that wait, for them to look again.
+    fn wake(&self) {
+        let (is_cancelled, changed) = &*self.0;
+        drop(is_cancelled.lock().unwrap_or_else(PoisonError::into_inner));
+        changed.notify_all();
+    }
+}
+
+/// An iterator over the slices of an array, several at a time. A thread reads one block ahead.
+///
+/// It ends after an error. It belongs to the process that made it: in a forked child it returns an
+/// error.
+pub struct Slices<T> {
+    blocks: Receiver<Result<Vec<T>, ReaderError>>,
+    stop: Arc<AtomicBool>,
+    cancel: Cancel,
+    process: u32,
+    ended: bool,
+}
+
+impl<T> fmt::Debug for Slices<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slices").finish_non_exhaustive()
+    }
+}
+
+impl<T> Iterator for Slices<T> {
+    type Item = Result<Vec<T>, ReaderError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.ended {
+            return None;
+        }
+        let next = if self.process == std::process::id() {
+            self.blocks.recv().ok()
+        } else {
+            Some(Err(ReaderError::Unsupported {
+                reason: "its process was forked after these slices were asked for, and the thread that reads them is the parent's: ask for them again".to_string(),
+            }))
+        };
+        self.ended = !matches!(next, Some(Ok(_)));
+        next
+    }
+}
+
+impl<T> Drop for Slices<T> {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if self.process == std::process::id() {
+            self.cancel.wake();
+        }
+    }
+}
+
+impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
+    /// Returns the array from its start, `slices` slices along the first axis at a time; the last
+    /// ones may be fewer. A thread reads the next ones meanwhile.
+    ///
+    /// The thread reads whole subchunks: it takes the memory of three blocks of slices, each rounded
+    /// up to the extent of a subchunk.
+    ///
+    /// # Errors
+    /// - [`ReaderError::Element`] if `T` is not the array's data type.
+    /// - [`ReaderError::Unsupported`] if the array has no axis, or no thread can be started.
+    ///
+    /// The iterator returns the errors of [`read`](Self::read).
+    pub fn iter_slices<T: Element + bytemuck::Pod + Send>(
+        &self,
+        slices: NonZeroU64,
+    ) -> Result<Slices<T>, ReaderError> {
+        self.slices(slices, None)
+    }
+
+    /// As [`iter_slices`](Self::iter_slices), while the array grows: at the end of the array, its
+    /// metadata is read again every `poll`. Fewer slices than `slices` are returned only when
+    /// `until` says that there will be no more.
+    ///
+    /// # Errors
+    /// As for [`iter_slices`](Self::iter_slices). The iterator also returns
+    /// [`ReaderError::Unsupported`] if the array becomes another one.
+    pub fn follow<T: Element + bytemuck::Pod + Send>(
+        &self,
+        slices: NonZeroU64,
+        poll: Duration,
+        until: Until,
+    ) -> Result<Slices<T>, ReaderError> {
+        self.slices(slices, Some((poll, until)))
+    }
+
+    fn slices<T: Element + bytemuck::Pod + Send>(
+        &self,
+        slices: NonZeroU64,
+        follow: Option<(Duration, Until)>,
+    ) -> Result<Slices<T>, ReaderError> {
+        self.check_type::<T>()?;
+        if self.array().dimensionality() == 0 {
+            return Err(ReaderError::Unsupported {
+                reason: "an array without axes has no slices".to_string(),
+            });
+        }
+        let until = follow.as_ref().map(|(_, until)| until.cancel.clone());
+        let cancel = until.flatten().unwrap_or_default();
+        let stop = Arc::new(AtomicBool::new(false));
+        let (send, blocks) = sync_channel(1);
+        let ahead = Ahead {
+            reader: self.clone(),
+            slices: slices.get(),
+            follow,
+            stop: stop.clone(),
+            cancel: cancel.clone(),
+        };
+        let thread = std::thread::Builder::new().name("zarrs_cuda slices".to_string());
+        let started = thread.spawn(move || ahead.run(&send));
+        started.map_err(|error| ReaderError::Unsupported {
+            reason: format!("no thread to read ahead: {error}"),
+        })?;
+        Ok(Slices {
+            blocks,
+            stop,
+            cancel,
+            process: std::process::id(),
+            ended: false,
+        })
+    }
+}
+
+/// The thread that reads ahead.
+struct Ahead<TStorage: ?Sized> {
+    reader: ArrayReader<TStorage>,
+    slices: u64,
+    follow: Option<(Duration, Until)>,
+    stop: Arc<AtomicBool>,
+    cancel: Cancel,
+}
+
+impl<TStorage: ?Sized + ReadableStorageTraits + 'static> Ahead<TStorage> {
+    fn run<T: Element + bytemuck::Pod>(mut self, send: &SyncSender<Result<Vec<T>, ReaderError>>) {
+        let ended = self.read_all(&mut |block| send.send(Ok(block)).is_ok());
+        if let Err(error) = ended {
+            // The iterator may be gone.
+            let _ = send.send(Err(error));
+        }
+    }
+
+    /// Gives each block to `take`, until there are no more, or it returns false.
+    fn read_all<T: Element + bytemuck::Pod>(
+        &mut self,
+        take: &mut dyn FnMut(Vec<T>) -> bool,
+    ) -> Result<(), ReaderError> {
+        // Slices from `at` on that were read, and not taken yet.
+        let (mut at, mut pending) = (0, Vec::<T>::new());
+        let per_slice = self.reader.array().shape()[1..].iter().product::<u64>();
+        let len = |slices: u64| usize::try_from(slices * per_slice).unwrap_or(usize::MAX);
+        let mut read_to = 0;
+        loop {
+            if self.stop.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            let length = self.length();
+            let is_last = at + self.slices > length;
+            if is_last && self.grows(length)? {
+                continue;
+            }
+            let end = length.min(at + self.slices);
+            if at >= end {
+                return Ok(());
+            }
+            if read_to < end {
+                // Whole subchunks, so that none is decoded twice.
+                let depth = self.reader.depth();
+                let to = end.next_multiple_of(depth).min(length);
+                let mut ranges: Vec<_> =
+                    self.reader.array().shape().iter().map(|d| 0..*d).collect();
+                ranges[0] = read_to..to;
+                let read = self
+                    .reader
+                    .read::<T>(&ArraySubset::new_with_ranges(&ranges))?;
+                if pending.is_empty() {
+                    pending = read;
+                } else {
+                    pending.extend_from_slice(&read);
+                }
+                read_to = to;
+            }
+            let rest = pending.split_off(len(end - at).min(pending.len()));
+            if !take(std::mem::replace(&mut pending, rest)) {
+                return Ok(());
+            }
+            at = end;
+        }
+    }
+
+    /// The number of slices to return in all, as far as is known.
+    fn length(&self) -> u64 {
+        let length = self.reader.array().shape()[0];
+        let most = self.follow.as_ref().and_then(|(_, until)| until.length);
+        most.map_or(length, |most| most.min(length))
+    }
+
+    /// Waits, and looks whether the array has more than `length` slices. Returns false if there will be
+    /// no more.
+    fn grows(&mut self, length: u64) -> Result<bool, ReaderError> {
+        let Some((poll, until)) = &self.follow else {
+            return Ok(false);
+        };
+        if until.length.is_some_and(|most| most <= length) {
+            return Ok(false);
+        }
+        // The metadata is read before the deadline is compared: what was added before it counts.
+        let is_over = until
+            .deadline
+            .is_some_and(|deadline| deadline <= Instant::now());
+        let grown = self.reader.opened_again()?;
+        if grown.array().shape()[0] > self.reader.array().shape()[0] {
+            self.reader = grown;
+            return Ok(true);
+        }
+        if is_over {
+            return Ok(false);
+        }
+        let mut end = Instant::now() + *poll;
+        if let Some(deadline) = until.deadline {
+            end = end.min(deadline);
+        }
+        Ok(!self.cancel.wait(end, &self.stop))
+    }
+}

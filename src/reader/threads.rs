@@ -1,0 +1,91 @@
+//! The threads of readers. They are not rayon's: an application may read from all of rayon's
+//! threads, and rayon could give a waiting reader other work that waits for this one.
+
+use std::future::Future;
+use std::num::NonZeroUsize;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+
+use super::ReaderError;
+use crate::crew::{Crew, PerProcess};
+use crate::store::now;
+
+/// A future that may move between threads. It is boxed, because a compiler that is asked whether the
+/// future of a generic function may move cannot always say.
+pub(super) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// A part of a call.
+pub(super) type Task<'a> = Later<'a, Result<(), ReaderError>>;
+
+/// The most requests that wait for a store at once, for one call.
+pub(super) const REQUESTS: usize = 16;
+
+/// What readers of this process share.
+#[derive(Debug)]
+struct Threads {
+    crew: Crew,
+    /// How many threads may still begin to decode.
+    free: Mutex<usize>,
+    freed: Condvar,
+}
+
+fn threads() -> &'static Threads {
+    static THREADS: PerProcess<Threads> = PerProcess::new(|| Threads {
+        crew: Crew::of("zarrs_cuda reader", cores().get().max(REQUESTS) - 1),
+        free: Mutex::new(cores().get()),
+        freed: Condvar::new(),
+    });
+    THREADS.get()
+}
+
+/// How many threads decode at once, in all readers.
+pub(super) fn cores() -> NonZeroUsize {
+    static CORES: OnceLock<NonZeroUsize> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN))
+}
+
+/// Do `one(0)`, …, `one(count - 1)`, at most `at_once` of them at once, each on one thread. After an
+/// error no more are begun.
+pub(super) fn each<'f>(
+    count: usize,
+    at_once: NonZeroUsize,
+    one: &(dyn Fn(usize) -> Task<'f> + Sync),
+) -> Result<(), ReaderError> {
+    let (failed, first) = (AtomicBool::new(false), Mutex::new(None));
+    threads().crew.run(count, at_once, &|number| {
+        if failed.load(Ordering::Relaxed) {
+            return;
+        }
+        if let Err(error) = now(one(number)) {
+            failed.store(true, Ordering::Relaxed);
+            let mut first = first.lock().unwrap_or_else(PoisonError::into_inner);
+            first.get_or_insert(error);
+        }
+    });
+    let first = first.into_inner().unwrap_or_else(PoisonError::into_inner);
+    first.map_or(Ok(()), Err)
+}
+
+/// Decode on this thread, when as many threads as there are cores do not decode already. More would
+/// only take the caches from each other.
+pub(super) fn decoding<T>(decode: impl FnOnce() -> T) -> T {
+    /// Gives the place back, also after a panic.
+    struct Place(&'static Threads);
+    impl Drop for Place {
+        fn drop(&mut self) {
+            *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+            self.0.freed.notify_one();
+        }
+    }
+    let threads = threads();
+    let mut free = threads.free.lock().unwrap_or_else(PoisonError::into_inner);
+    while *free == 0 {
+        let woken = threads.freed.wait(free);
+        free = woken.unwrap_or_else(PoisonError::into_inner);
+    }
+    *free -= 1;
+    drop(free);
+    let _place = Place(threads);
+    decode()
+}

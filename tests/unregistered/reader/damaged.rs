@@ -1,0 +1,139 @@
+//! Shards that cannot be decoded, and calls that do not fit the array.
+
+use std::sync::Arc;
+
+use zarrs::array::{Array, ArrayBuilder, ArraySubset, data_type};
+use zarrs::storage::store::MemoryStore;
+use zarrs::storage::{ReadableStorageTraits, StoreKey, WritableStorageTraits};
+use zarrs_cuda::CudaShardingCodecBuilder;
+use zarrs_cuda::reader::{ArrayReader, Output, ReaderError};
+
+/// 8 × 8 uint16 in shards of 4 × 8 with four subchunks of 2 × 4, behind which is a checksum.
+fn array(store: Arc<MemoryStore>) -> Array<MemoryStore> {
+    let subchunk = [2, 4].map(|extent| extent.try_into().unwrap()).to_vec();
+    let mut codec = CudaShardingCodecBuilder::new(subchunk, &data_type::uint16());
+    codec.bytes_to_bytes_codecs(vec![Arc::new(zarrs::array::codec::Crc32cCodec::new())]);
+    let mut builder = ArrayBuilder::new(vec![8, 8], vec![4, 8], data_type::uint16(), 5_u16);
+    builder.array_to_bytes_codec(codec.build_arc().unwrap());
+    let array = builder.build(store, "/array").unwrap();
+    array.store_metadata().unwrap();
+    let elements: Vec<u16> = (0..64).collect();
+    array
+        .store_array_subset(&array.subset_all(), &elements)
+        .unwrap();
+    array
+}
+
+/// Changes a byte of the value at `key`.
+fn damage(store: &MemoryStore, key: &StoreKey, at: usize) {
+    let mut value = store.get(key).unwrap().unwrap().to_vec();
+    let at = if at < value.len() {
+        at
+    } else {
+        value.len() - 1
+    };
+    value[at] ^= 1;
+    store.set(key, value.into()).unwrap();
+}
+
+#[test]
+fn a_damaged_subchunk_is_named_or_filled() {
+    let store = Arc::new(MemoryStore::new());
+    let array = array(store.clone());
+    let key = array.chunk_key(&[1, 0]);
+    // The third of four subchunks of 20 bytes.
+    damage(&store, &key, 45);
+    let whole = array.subset_all();
+
+    let error = ArrayReader::builder(&array)
+        .build()
+        .unwrap()
+        .read::<u16>(&whole)
+        .unwrap_err();
+    let ReaderError::Damaged(damage) = &error else {
+        panic!("{error}");
+    };
+    assert_eq!((&damage.key, damage.subchunk), (&key, Some(2)));
+    assert!(error.to_string().contains("subchunk 2"), "{error}");
+
+    let reader = ArrayReader::builder(&array).with_damaged_as_fill_value(true);
+    let mut elements = vec![0_u16; 64];
+    let report = reader
+        .build()
+        .unwrap()
+        .read_into(&whole, &mut elements)
+        .unwrap();
+    let damaged: Vec<_> = report
+        .damaged
+        .iter()
+        .map(|d| (&d.key, d.subchunk))
+        .collect();
+    assert_eq!(damaged, [(&key, Some(2))]);
+    let expected = |at: u16| if at / 8 >= 6 && at % 8 < 4 { 5 } else { at };
+    assert_eq!(elements, (0..64).map(expected).collect::<Vec<_>>());
+
+    // A box without that subchunk is read.
+    let reader = ArrayReader::builder(&array).build().unwrap();
+    assert_eq!(reader.read::<u16>(&[4..5, 3..6]).unwrap(), [35, 36, 37]);
+}
+
+#[test]
+fn a_damaged_index_is_an_error() {
+    let store = Arc::new(MemoryStore::new());
+    let array = array(store.clone());
+    let key = array.chunk_key(&[0, 0]);
+    damage(&store, &key, usize::MAX);
+    for fill in [false, true] {
+        let reader = ArrayReader::builder(&array).with_damaged_as_fill_value(fill);
+        let error = reader
+            .build()
+            .unwrap()
+            .read::<u16>(&[0..1, 0..1])
+            .unwrap_err();
+        let is_named = matches!(
+            &error,
+            ReaderError::Damaged(damage) if damage.key == key && damage.subchunk.is_none()
+        );
+        assert!(is_named, "{error}");
+    }
+    store.set(&key, vec![1; 3].into()).unwrap();
+    let reader = ArrayReader::builder(&array).build().unwrap();
+    assert!(
+        reader.read::<u16>(&[0..1, 0..1]).is_err(),
+        "shorter than its index"
+    );
+}
+
+#[test]
+fn calls_that_do_not_fit_are_refused() {
+    let array = array(Arc::new(MemoryStore::new()));
+    let reader = ArrayReader::builder(&array).build().unwrap();
+    let refused = |error: ReaderError, text: &str| {
+        assert!(error.to_string().contains(text), "{error}");
+    };
+    refused(reader.read::<u16>(&[0..9, 0..1]).unwrap_err(), "[8, 8]");
+    let other = ArraySubset::new_with_ranges(&[0..1]);
+    refused(reader.read::<u16>(&other).unwrap_err(), "[8, 8]");
+    refused(reader.read::<i16>(&[0..1, 0..1]).unwrap_err(), "type");
+    let mut output = [0_u16; 3];
+    let error = reader.read_into(&[0..2, 0..2], &mut output).unwrap_err();
+    refused(error, "6 bytes");
+    let error = reader
+        .read_boxes(&[[7, 7]], &[2, 2], &mut [0_u16; 4])
+        .unwrap_err();
+    refused(error, "[8, 8]");
+    let error = reader
+        .read_boxes(&[[7, 7, 7]], &[1, 1], &mut [0_u16; 1])
+        .unwrap_err();
+    refused(error, "[8, 8]");
+    let mut bytes = [0; 8];
+    let output = Output::strided(&mut bytes, &[2, 2]);
+    let error = reader.read_bytes_into(&[0..2, 0..2], output).unwrap_err();
+    refused(error, "overlap");
+    // Nothing is asked for, and nothing is done.
+    assert!(reader.read::<u16>(&[3..3, 0..8]).unwrap().is_empty());
+    let nothing: [[u64; 2]; 0] = [];
+    reader
+        .read_boxes(&nothing, &[2, 2], &mut [0_u16; 0])
+        .unwrap();
+}
