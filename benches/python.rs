@@ -1,9 +1,14 @@
-//! The Python environment of the peers, installed from `PyPI` into `target/peers`.
+//! The Python environment of the peers, installed from `PyPI` into `target/peers`, and their scripts.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use std::io::{BufRead, BufReader, Write as _};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+
+use serde_json::Value;
 
 use crate::Result;
 
@@ -13,11 +18,6 @@ const VENV: &str =
     "Install Python's venv and ensurepip (Debian, Ubuntu: apt-get install python3-venv).";
 const PIP: &str =
     "pip needs to reach PyPI, or an index of its configuration that has these versions.";
-
-/// The folder of the scripts.
-pub(crate) fn scripts() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/peers")
-}
 
 /// Returns `target/peers`, and creates it if needed.
 pub(crate) fn root() -> Result<PathBuf> {
@@ -40,7 +40,7 @@ pub(crate) fn python() -> Result<PathBuf> {
         "venv/bin/python"
     });
     let stamp = root.join("stamp");
-    let list = scripts().join("requirements.txt");
+    let list = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/requirements.txt");
     let requirements = format!("{}\n{}", root.display(), fs::read_to_string(&list)?);
     if fs::read_to_string(&stamp).is_ok_and(|made| made == requirements)
         && step(clean(&python).arg("--version"), PYTHON).is_ok()
@@ -63,16 +63,15 @@ pub(crate) fn python() -> Result<PathBuf> {
     Ok(python)
 }
 
-/// The first Python on the path that is new enough for the requirements.
+/// The newest Python on the path that the requirements are known to work with.
 fn find_python() -> Result<OsString> {
     let is_new = "import sys; sys.exit(sys.version_info < (3, 11))";
     let names = [
-        "python3",
-        "python",
-        "python3.14",
         "python3.13",
         "python3.12",
         "python3.11",
+        "python3",
+        "python",
     ];
     names
         .into_iter()
@@ -107,4 +106,59 @@ fn step(command: &mut Command, remedy: &str) -> Result<()> {
         Err(error) => error.to_string(),
     };
     Err(format!("tried: {command:?}\nfailed: {reason}\n{remedy}").into())
+}
+
+/// A process that runs a script, which answers each line of JSON with another.
+pub(crate) struct Script {
+    name: String,
+    process: Child,
+    requests: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Script {
+    /// Starts `script`, a file below `benches`, which reads the elements of the array from `data`.
+    pub(crate) fn start(python: &Path, script: &str, data: &Path) -> Result<Self> {
+        let mut command = clean(python);
+        let benches = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches");
+        command.arg(benches.join(script)).arg(data);
+        let mut process = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("cannot start {command:?}: {error}"))?;
+        let (requests, answers) = (process.stdin.take(), process.stdout.take());
+        let (Some(requests), Some(answers)) = (requests, answers) else {
+            return Err(format!("{command:?} has no pipes").into());
+        };
+        Ok(Self {
+            name: script.to_string(),
+            process,
+            requests,
+            answers: BufReader::new(answers),
+        })
+    }
+
+    /// Sends `request`, and returns the answer, which has no `error`.
+    pub(crate) fn ask(&mut self, request: &Value) -> Result<Value> {
+        writeln!(self.requests, "{request}")?;
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer)?;
+        if answer.is_empty() {
+            return Err(format!("{} ended: {}", self.name, self.process.wait()?).into());
+        }
+        let answer: Value = serde_json::from_str(&answer)?;
+        match &answer["error"] {
+            Value::Null => Ok(answer),
+            error => Err(format!("{}: {error}", self.name).into()),
+        }
+    }
+}
+
+impl Drop for Script {
+    fn drop(&mut self) {
+        // The process has no data to lose. It may already have ended.
+        drop(self.process.kill());
+        drop(self.process.wait());
+    }
 }

@@ -47,7 +47,6 @@ mod chains;
 #[path = "../clock.rs"]
 mod clock;
 mod contender;
-mod environment;
 #[path = "../frames.rs"]
 mod frames;
 #[path = "../goals.rs"]
@@ -55,6 +54,8 @@ mod goals;
 mod keeping;
 #[path = "../microscopy.rs"]
 mod microscopy;
+#[path = "../python.rs"]
+mod python;
 #[path = "../results.rs"]
 mod results;
 #[path = "../stream.rs"]
@@ -102,20 +103,20 @@ impl Arguments {
 
 fn main() -> Result<()> {
     let arguments = Arguments::of_process();
-    let python = environment::python()?;
+    let interpreter = python::python()?;
     let frames = Frames::new(if arguments.quick { 512 } else { 1024 })?;
     let shards = frames.shards();
-    let scratch = TempDir::new_in(environment::root()?)?;
+    let scratch = TempDir::new_in(python::root()?)?;
     let data = scratch.path().join("data.raw");
     write_elements(&data, &frames)?;
     let mut contenders = [
         Contender::Ours,
         Contender::Peer(
-            Worker::start("tensorstore", &python, "tensor_store.py", &data)?,
+            Worker::start(&interpreter, "tensor_store.py", &data)?,
             &[Way::Epochs, Way::Whole],
         ),
         Contender::Peer(
-            Worker::start("zarr-python", &python, "zarr_python.py", &data)?,
+            Worker::start(&interpreter, "zarr_python.py", &data)?,
             &[Way::Epochs],
         ),
     ];

@@ -1,14 +1,12 @@
 //! A peer: a Python process that writes arrays on request.
 
-use std::io::{BufRead, BufReader, Write as _};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
 use serde_json::{Value, json};
 
 use crate::Result;
 use crate::clock::Cost;
-use crate::environment::{clean, scripts};
+use crate::python::Script;
 
 /// How a peer writes the elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,38 +27,16 @@ impl Way {
 }
 
 /// A process that runs one of the scripts beside this file. `peer.py` documents the messages.
-pub(crate) struct Worker {
-    name: &'static str,
-    process: Child,
-    requests: ChildStdin,
-    answers: BufReader<ChildStdout>,
-}
+pub(crate) struct Worker(Script);
 
 impl Worker {
     /// Starts `script`, which reads the elements of the array from `data`.
-    pub(crate) fn start(
-        name: &'static str,
-        python: &Path,
-        script: &str,
-        data: &Path,
-    ) -> Result<Self> {
-        let mut command = clean(python);
-        command.arg(scripts().join(script)).arg(data);
-        let mut process = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(|error| format!("cannot start {command:?}: {error}"))?;
-        let (requests, answers) = (process.stdin.take(), process.stdout.take());
-        let (Some(requests), Some(answers)) = (requests, answers) else {
-            return Err(format!("{command:?} has no pipes").into());
-        };
-        Ok(Self {
-            name,
-            process,
-            requests,
-            answers: BufReader::new(answers),
-        })
+    pub(crate) fn start(python: &Path, script: &str, data: &Path) -> Result<Self> {
+        Ok(Self(Script::start(
+            python,
+            &format!("peers/{script}"),
+            data,
+        )?))
     }
 
     /// Writes an array with this `metadata` to `folder`, or to memory, and returns the cost. With
@@ -72,30 +48,13 @@ impl Worker {
         way: Way,
         verify: bool,
     ) -> Result<Cost> {
-        let request = json!({
+        let answer = self.0.ask(&json!({
             "metadata": metadata, "path": folder, "way": way.name(), "verify": verify,
-        });
-        writeln!(self.requests, "{request}")?;
-        let mut answer = String::new();
-        self.answers.read_line(&mut answer)?;
-        if answer.is_empty() {
-            return Err(format!("{} ended: {}", self.name, self.process.wait()?).into());
-        }
-        let answer: Value = serde_json::from_str(&answer)?;
-        match answer["seconds"].as_f64() {
-            Some(seconds) => Ok(Cost {
-                seconds,
-                cpu_seconds: answer["cpu_seconds"].as_f64(),
-            }),
-            None => Err(format!("{}: {}", self.name, answer["error"]).into()),
-        }
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        // The process has no data to lose. It may already have ended.
-        drop(self.process.kill());
-        drop(self.process.wait());
+        }))?;
+        let seconds = answer["seconds"].as_f64();
+        Ok(Cost {
+            seconds: seconds.ok_or("a peer answered without a time")?,
+            cpu_seconds: answer["cpu_seconds"].as_f64(),
+        })
     }
 }

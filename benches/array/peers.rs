@@ -1,0 +1,65 @@
+//! The peers: Python processes that make the same calls.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::Result;
+use crate::cases::Case;
+use crate::python::Script;
+
+/// A peer with an array of its own.
+pub(crate) struct Peer {
+    script: Script,
+    folder: Option<TempDir>,
+}
+
+impl Peer {
+    /// Starts `script`, a file beside this one, which stores the elements in the file `data`.
+    pub(crate) fn start(python: &Path, script: &str, data: &Path) -> Result<Self> {
+        Ok(Self {
+            script: Script::start(python, &format!("array/{script}"), data)?,
+            folder: None,
+        })
+    }
+
+    /// Creates an array, in a new folder in `parent` or in memory.
+    pub(crate) fn open(&mut self, metadata: &Value, parent: Option<&PathBuf>) -> Result<()> {
+        self.folder = parent.map(TempDir::new_in).transpose()?;
+        let path = self.folder.as_ref().map(TempDir::path);
+        let request = json!({ "call": "open", "metadata": metadata, "path": path });
+        self.script.ask(&request).map(drop)
+    }
+
+    /// Stores the whole array, and returns the seconds.
+    pub(crate) fn store(&mut self) -> Result<f64> {
+        let answer = self.script.ask(&json!({ "call": "store" }))?;
+        Ok(answer["seconds"]
+            .as_f64()
+            .ok_or("a peer answered without a time")?)
+    }
+
+    /// Reads the boxes of `case`, into new memory or into memory that was written before: the
+    /// seconds, unless the peer has no such call, and with `check` the CRC-32 of the elements.
+    pub(crate) fn read(
+        &mut self,
+        case: &Case,
+        into: bool,
+        check: bool,
+    ) -> Result<Option<(f64, Option<u32>)>> {
+        let boxes: Vec<Vec<[u64; 2]>> = case
+            .boxes
+            .iter()
+            .map(|subset| {
+                let ranges = subset.to_ranges().into_iter();
+                ranges.map(|range| [range.start, range.end]).collect()
+            })
+            .collect();
+        let call = if into { "read_into" } else { "read" };
+        let request = json!({ "call": call, "boxes": boxes, "check": check });
+        let answer = self.script.ask(&request)?;
+        let crc = answer["crc32"].as_u64().map(u32::try_from).transpose()?;
+        Ok(answer["seconds"].as_f64().map(|seconds| (seconds, crc)))
+    }
+}
