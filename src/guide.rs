@@ -20,10 +20,12 @@ macro_rules! page {
 page!(start, "../docs/guide/start.md");
 page!(write, "../docs/guide/write.md");
 page!(stream, "../docs/guide/stream.md");
+page!(read, "../docs/guide/read.md");
 page!(share, "../docs/guide/share.md");
 page!(maintain, "../docs/guide/maintain.md");
 page!(gpu, "../docs/guide/gpu.md");
 page!(tuning, "../docs/guide/tuning.md");
+page!(memory, "../docs/guide/memory.md");
 
 /// Promises, limits, protocols and measurements.
 pub mod reference {

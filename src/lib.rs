@@ -31,6 +31,7 @@
 //! | update parts of stored shards | zarrs' `experimental_partial_encoding`, with a [`WriteStrategy`] |
 //! | compact, repair or look into stored shards | [`compact`], [`recover`], [`inspect`]; [`maintenance::Shards`] for an array |
 //! | append slices while they arrive, in bounded memory | [`writer::ArrayWriter`] |
+//! | read boxes of an array into your own memory, many at once, or slices while they arrive | [`reader::ArrayReader`] |
 //! | let many processes write the same shards | [`storage::SparseShardStore`] |
 //! | count what the process did | [`metrics`] |
 //!
@@ -43,8 +44,10 @@
 //!   on. Without it, an asynchronous read of part of a shard reads the whole shard.
 //! - `pcodec` (default): decodes `numcodecs.pcodec` in bounded memory. Keep it on if `zarrs/pcodec` is
 //!   on. Without it, a hostile shard of that codec can take any amount of memory.
-//! - `filesystem`: zarrs' filesystem store, in a version that syncs every write.
-//! - `ndarray`: appends `ndarray` views to a [writer].
+//! - `filesystem`: zarrs' filesystem store, in a version that syncs every write. A [reader] can then
+//!   read shards as files.
+//! - `ndarray`: appends `ndarray` views to a [writer], and reads into them, or into new arrays, with a
+//!   [reader].
 //! - `dlpack`: appends tensors of other libraries to a [writer], on the host or a device, through
 //!   `DLPack`.
 #![deny(unsafe_code)]

@@ -124,7 +124,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         now(self.read_shards(codec, boxes, &source, place))
     }
 
-    /// This reader, with the shape that the array's metadata has now.
+    /// A reader of the array as its metadata is now.
     pub(super) fn opened_again(&self) -> Result<Self, ReaderError> {
         let array = self.array();
         let now = Array::open(array.storage(), array.path().as_str()).map_err(|error| {
@@ -141,12 +141,6 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
                 ),
             });
         }
-        let mut grown = array.with_storage(array.storage());
-        grown
-            .set_shape(now.shape().to_vec())
-            .map_err(|error| ReaderError::Unsupported {
-                reason: format!("the array cannot grow: {error}"),
-            })?;
-        Ok(self.with_array(grown))
+        Ok(self.with_array(now))
     }
 }

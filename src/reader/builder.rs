@@ -20,6 +20,7 @@ use crate::store::files::Files;
 pub struct ArrayReaderBuilder<TStorage: ?Sized> {
     array: Array<TStorage>,
     files: Option<Files>,
+    memory: Option<usize>,
     settings: Settings,
 }
 
@@ -38,11 +39,12 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
         Self {
             array: array.with_storage(array.storage()),
             files: None,
+            memory: None,
             settings: Settings {
                 codec_options: zarrs::config::global_config().codec_options(),
                 index_cache: 64 << 20,
                 subchunk_cache: 0,
-                memory: crate::Options::default().host_memory(),
+                memory: 0,
                 requests: const { NonZeroUsize::new(16).expect("positive") },
                 gap: 64 << 10,
                 fill_damaged: false,
@@ -53,6 +55,9 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
 
     /// Reads shards as files of `store`, which is the store of the array: faster, and a shard that
     /// is replaced by a rename while it is read is read as it was.
+    ///
+    /// A shard that is written in place while it is read, as zarrs' own `set` does, may give an error,
+    /// or elements of before and after. zarrs' store makes readers of its own process wait instead.
     ///
     /// [`build`](Self::build) returns an error if the array's metadata is not in `store`.
     #[cfg(feature = "filesystem")]
@@ -68,17 +73,18 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
         self
     }
 
-    /// Sets the most memory for encoded subchunks and for subchunks that are being decoded, in one
-    /// call, in bytes. Default: the [budget of a writer](crate::Options::host_memory). What the
-    /// reader keeps, and the output, come in addition. One subchunk for each thread is always
-    /// allowed.
+    /// Sets the most memory for encoded subchunks of one call, in bytes. Default: the
+    /// [`host_memory`](crate::Options::host_memory) of the codec's options. One subchunk for each
+    /// request is always allowed. Decoding takes some buffers of a subchunk's size for each core in
+    /// addition; the output, and what the reader keeps, are not counted.
     pub fn with_memory(mut self, bytes: usize) -> Self {
-        self.settings.memory = bytes;
+        self.memory = Some(bytes);
         self
     }
 
     /// Sets how many requests are made to the store at once, in one call; at least 1. Default: 16.
-    /// Use more for a store that is far away. Files are read by as many threads as there are cores.
+    /// Use more for a store that is far away. A store that blocks is asked by threads, of which there
+    /// are at most 256 in all readers. Files are read by as many threads as there are cores.
     pub fn with_requests(mut self, requests: usize) -> Self {
         self.settings.requests = NonZeroUsize::new(requests).unwrap_or(NonZeroUsize::MIN);
         self
@@ -111,7 +117,7 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
     /// Sets whether a subchunk that cannot be decoded becomes fill values, and is
     /// [listed](super::ReadReport::damaged). Default: it is an error.
     ///
-    /// A shard whose index cannot be decoded is always an error.
+    /// A shard whose index cannot be decoded, or leads outside of the shard, is always an error.
     pub fn with_damaged_as_fill_value(mut self, fill: bool) -> Self {
         self.settings.fill_damaged = fill;
         self
@@ -126,6 +132,7 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
         let Self {
             array,
             files,
+            memory,
             mut settings,
         } = self;
         if let Some(files) = &files {
@@ -134,6 +141,7 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
         let way = way(&array);
         if let Way::Shards(codec) = &way {
             settings.huge_pages = codec.options().huge_pages();
+            settings.memory = memory.unwrap_or(codec.options().host_memory());
         }
         Ok(ArrayReader(Arc::new(Inner {
             array,
@@ -149,19 +157,18 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
 }
 
 impl<TStorage: ?Sized> ArrayReader<TStorage> {
-    /// This reader for `array`, which is the same array with another length.
+    /// This reader for `array`, which is the same array, opened again.
     pub(super) fn with_array(&self, array: Array<TStorage>) -> Self {
         let Inner {
             settings,
-            way,
             files,
             kept,
             ..
         } = &*self.0;
         Self(Arc::new(Inner {
+            way: way(&array),
             array,
             settings: settings.clone(),
-            way: way.clone(),
             files: files.clone(),
             kept: kept.clone(),
         }))
@@ -214,6 +221,9 @@ fn check_files<TStorage: ?Sized>(
 
 /// How the elements of `array` are decoded.
 fn way<TStorage: ?Sized>(array: &Array<TStorage>) -> Way {
+    if !array.storage_transformers().create_metadatas().is_empty() {
+        return Way::Zarrs("its storage transformers change what the store has".to_string());
+    }
     if !array.codecs().array_to_array_codecs().is_empty() {
         return Way::Zarrs("its shards are encoded by an array-to-array codec first".to_string());
     }

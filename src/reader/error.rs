@@ -76,6 +76,20 @@ pub struct Damage {
     pub source: Box<dyn Error + Send + Sync>,
 }
 
+impl Damage {
+    pub(super) fn new(
+        key: StoreKey,
+        subchunk: Option<usize>,
+        source: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        Self {
+            key,
+            subchunk,
+            source: source.into(),
+        }
+    }
+}
+
 impl std::fmt::Display for Damage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self {

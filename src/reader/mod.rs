@@ -19,6 +19,9 @@
 //! assert_eq!(elements[..3], [670, 671, 672]);
 //! # Ok::<_, Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! The [guide](crate::guide::read) shows how to use it, for files, damaged shards, arrays that grow
+//! and asynchronous stores. It also says what cannot be seen of shards that change.
 
 #[cfg(feature = "async")]
 mod awaited;
@@ -48,7 +51,7 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use zarrs::array::{Array, ArrayError, ArraySubset, Element};
+use zarrs::array::{Array, ArraySubset, Element};
 use zarrs_codec::CodecOptions;
 
 pub use builder::ArrayReaderBuilder;
@@ -103,9 +106,10 @@ enum Way {
 /// when there is work, and decode on as many as there are cores. A reader works in a forked child,
 /// too. A clone shares what the reader keeps.
 ///
-/// A reader keeps the indices of shards. It reads an index once more with the subchunks of a shard,
-/// and compares: a shard that was replaced is read again. An update that does not change the index,
-/// of subchunks without a compressor, cannot be seen that way.
+/// A reader keeps the indices of shards. It reads an index once more with the last subchunks of a
+/// shard, and compares: if the index changed, the shard is read again. A shard that is replaced or
+/// updated while it is read, and keeps its index, may be read in part before and in part after: only
+/// shards without a compressor can.
 pub struct ArrayReader<TStorage: ?Sized>(Arc<Inner<TStorage>>);
 
 struct Inner<TStorage: ?Sized> {
@@ -289,6 +293,7 @@ impl<TStorage: ?Sized + Send + Sync> ArrayReader<TStorage> {
             counters: &self.0.kept.counters,
             place,
             damaged: &damaged,
+            at_once: requests_of_shard(source.at_once(), shards.len()),
         };
         let wanted = boxes
             .iter()
@@ -305,17 +310,25 @@ impl<TStorage: ?Sized + Send + Sync> ArrayReader<TStorage> {
                     .and_then(|sharding| sharding.codec.check_trusted().map(|()| sharding));
                 let shard = Shard {
                     key: array.chunk_key(&wanted.indices),
-                    sharding: sharding.map_err(ArrayError::from)?,
+                    sharding: sharding.map_err(|error| ReaderError::Unsupported {
+                        reason: error.to_string(),
+                    })?,
                     wanted,
                 };
                 call.read(&shard).await
             })
         };
-        source.each(shards.len(), &read).await?;
+        source.each(shards.len(), source.at_once(), &read).await?;
         Ok(ReadReport {
             damaged: damaged.into_inner().unwrap_or_else(PoisonError::into_inner),
         })
     }
+}
+
+/// How many requests each of `shards` shards may make at once, so that they make `at_once` together.
+fn requests_of_shard(at_once: NonZeroUsize, shards: usize) -> NonZeroUsize {
+    let each = at_once.get() / shards.clamp(1, at_once.get());
+    NonZeroUsize::new(each).unwrap_or(NonZeroUsize::MIN)
 }
 
 /// `shape` as this machine counts.

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,7 +18,7 @@ use super::metrics::{Counters, add};
 use super::output::Place;
 use super::request::WantedShard;
 use super::source::{Fetched, Source};
-use super::threads::{Task, decoding};
+use super::threads::{self, Task, decoding};
 use super::{ReaderError, Settings};
 use crate::codec::partial_decoder::{check_memory, last_bytes};
 use crate::codec::sharding::Sharding;
@@ -37,6 +38,8 @@ pub(super) struct Call<'a, S> {
     pub(super) counters: &'a Counters,
     pub(super) place: &'a Place<'a>,
     pub(super) damaged: &'a Mutex<Vec<Damage>>,
+    /// How many requests to make at once for one shard.
+    pub(super) at_once: NonZeroUsize,
 }
 
 /// A shard to read.
@@ -121,16 +124,25 @@ impl<S: Source> Call<'_, S> {
         Self::fill(shard, &windows, absent)?;
         let limit = shard.sharding.subchunk_len();
         let limit = limit.map_err(|error| damage(shard, None, error))?;
+        let mut too_long = Vec::new();
         for (touched, extent) in &stored {
-            let checked = limit.check(touched.number, extent.len());
-            checked.map_err(|error| damage(shard, Some(touched.number), error))?;
+            if let Err(error) = limit.check(touched.number, extent.len()) {
+                let damage = Damage::new(shard.key.clone(), Some(touched.number), error);
+                if !self.settings.fill_damaged {
+                    return Err(ReaderError::Damaged(damage).into());
+                }
+                Self::fill(shard, &windows, [*touched])?;
+                lock(&attempt.damaged).push(damage);
+                too_long.push(touched.number);
+            }
         }
+        stored.retain(|(touched, _)| !too_long.contains(&touched.number));
         if !limit.is_bounded() {
             attempt.check_ends(&stored).await?;
         }
-        // Half of the memory is for elements.
-        let share = self.settings.memory / self.source.at_once() / 2;
-        let groups = groups(&stored, self.source.request_bytes().min(share));
+        let share = self.settings.memory / self.source.at_once();
+        let most = self.source.request_bytes().min(share);
+        let groups = groups(&stored, most, self.settings.gap);
         match &*groups {
             // The index may be an old one.
             [] if !is_fresh => attempt.check_index().await?,
@@ -154,7 +166,7 @@ impl<S: Source> Call<'_, S> {
                         }
                     })
                 };
-                self.source.each(groups.len(), &read).await?;
+                self.source.each(groups.len(), self.at_once, &read).await?;
                 if changed.into_inner() {
                     return Err(Stop::Changed);
                 }
@@ -348,9 +360,10 @@ impl<S: Source> Attempt<'_, S> {
                 let index = if and_index { read.pop() } else { None };
                 let is_same = index.is_none_or(|index| index.as_ref() == self.index.encoded);
                 if is_same {
-                    let decoded = self.decode(group, &merged, &read).await;
-                    // A shard that was replaced is no damaged one.
-                    if decoded.is_err() && !and_index {
+                    let decoded = self.decode(group, &merged, &read);
+                    // A shard that was replaced is no damaged one. The store may have read its ranges from
+                    // several versions.
+                    if decoded.is_err() {
                         self.check_index().await?;
                     }
                     decoded.map_err(Stop::Error)
@@ -364,7 +377,7 @@ impl<S: Source> Attempt<'_, S> {
     }
 
     /// Decode the subchunks of `group` from the bytes of the ranges `merged` that were `read`.
-    async fn decode(
+    fn decode(
         &self,
         group: &[(&Touched, Range<usize>)],
         merged: &Merged,
@@ -411,10 +424,9 @@ impl<S: Source> Attempt<'_, S> {
         if let [share] = shares {
             return decoding(|| self.decode_share(share, sink, options));
         }
-        let one = |number: usize| -> Task<'_> {
-            Box::pin(async move { decoding(|| self.decode_share(shares[number], sink, options)) })
-        };
-        self.call.source.each(shares.len(), &one).await
+        threads::each(shares.len(), threads::cores(), |number| {
+            decoding(|| self.decode_share(shares[number], sink, options))
+        })
     }
 
     /// Decode some subchunks on this thread.
@@ -443,10 +455,7 @@ impl<S: Source> Attempt<'_, S> {
                 let one = std::slice::from_ref(subchunk);
                 if let Err(error) = host_engine().decode_some(job, one, sink) {
                     let number = subchunk.number;
-                    let ReaderError::Damaged(damage) = damage(self.shard, Some(number), error)
-                    else {
-                        continue;
-                    };
+                    let damage = Damage::new(self.shard.key.clone(), Some(number), error);
                     let filled = sink.fill_row(number, 1, job.fill_value);
                     filled.map_err(|error| self::damage(self.shard, Some(number), error))?;
                     lock(&self.damaged).push(damage);
@@ -567,19 +576,28 @@ fn touched(shard: &Shard<'_>) -> Vec<Touched> {
         .collect()
 }
 
-/// Divides subchunks into groups of at most about `most` encoded bytes.
+/// Divides subchunks into groups that take at most about `most` bytes to read, with gaps of up to `gap`
+/// bytes between them.
 fn groups<'g, 't>(
     stored: &'g [(&'t Touched, Range<usize>)],
     most: usize,
+    gap: u64,
 ) -> Vec<&'g [(&'t Touched, Range<usize>)]> {
+    let gap = usize::try_from(gap).unwrap_or(usize::MAX);
     let mut groups = Vec::new();
     let (mut from, mut sum) = (0, 0_usize);
+    let mut end = None;
     for (at, (_, extent)) in stored.iter().enumerate() {
-        if sum > 0 && sum.saturating_add(extent.len()) > most {
+        let between = end.and_then(|end| extent.start.checked_sub(end));
+        let between = between.filter(|between| *between <= gap).unwrap_or(0);
+        let cost = extent.len().saturating_add(between);
+        if at > from && sum.saturating_add(cost) > most {
             groups.push(&stored[from..at]);
-            (from, sum) = (at, 0);
+            (from, sum) = (at, extent.len());
+        } else {
+            sum = sum.saturating_add(cost);
         }
-        sum = sum.saturating_add(extent.len());
+        end = Some(extent.end);
     }
     if from < stored.len() {
         groups.push(&stored[from..]);
@@ -592,11 +610,7 @@ fn damage(
     subchunk: Option<usize>,
     source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
 ) -> ReaderError {
-    ReaderError::Damaged(Damage {
-        key: shard.key.clone(),
-        subchunk,
-        source: source.into(),
-    })
+    ReaderError::Damaged(Damage::new(shard.key.clone(), subchunk, source))
 }
 
 fn store_error(shard: &Shard<'_>, source: StorageError) -> ReaderError {
@@ -624,5 +638,43 @@ fn keep_buffer(buffer: Vec<u8>) {
     const KEEP: usize = 16 << 20;
     if buffer.capacity() <= KEEP {
         BUFFER.set(buffer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_count_the_gaps_that_are_read() {
+        let touched = Touched {
+            number: 0,
+            windows: Vec::new(),
+        };
+        let lens = |extents: &[Range<usize>], most, gap| -> Vec<usize> {
+            let stored: Vec<_> = extents
+                .iter()
+                .map(|extent| (&touched, extent.clone()))
+                .collect();
+            groups(&stored, most, gap)
+                .iter()
+                .map(|group| group.len())
+                .collect()
+        };
+        assert_eq!(lens(&[], 9, 9), [0; 0]);
+        assert_eq!(lens(&[0..4, 4..8, 8..12], 8, 0), [2, 1]);
+        assert_eq!(
+            lens(&[0..4, 4..8, 8..12], 0, 0),
+            [1, 1, 1],
+            "one is always allowed"
+        );
+        // The bytes between are read where the gap is small enough, and count.
+        assert_eq!(lens(&[0..4, 10..14, 20..24], 14, 6), [2, 1]);
+        assert_eq!(lens(&[0..4, 10..14, 20..24], 14, 5), [3]);
+        assert_eq!(
+            lens(&[20..24, 0..4, 4..4, 4..8], 12, 9),
+            [4],
+            "in any order"
+        );
     }
 }

@@ -44,7 +44,7 @@ impl Until {
         self
     }
 
-    /// Also stops when `cancel` is called, at once.
+    /// Also stops when `cancel` is called. Blocks that were read before are returned first.
     pub fn or_cancel(mut self, cancel: &Cancel) -> Self {
         self.cancel = Some(cancel.clone());
         self
@@ -67,6 +67,10 @@ impl Cancel {
         let (is_cancelled, changed) = &*self.0;
         *is_cancelled.lock().unwrap_or_else(PoisonError::into_inner) = true;
         changed.notify_all();
+    }
+
+    fn is_cancelled(&self) -> bool {
+        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until `end`, or until this or `stop` is set. Returns whether one of them is.
@@ -235,13 +239,13 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> Ahead<TStorage> {
         &mut self,
         take: &mut dyn FnMut(Vec<T>) -> bool,
     ) -> Result<(), ReaderError> {
-        // Slices from `at` on that were read, and not taken yet.
-        let (mut at, mut pending) = (0, Vec::<T>::new());
+        // The slices up to `at` were taken. Those from `first` to `read_to` are in `pending`.
+        let (mut at, mut first, mut read_to) = (0, 0, 0);
+        let mut pending = Vec::<T>::new();
         let per_slice = self.reader.array().shape()[1..].iter().product::<u64>();
         let len = |slices: u64| usize::try_from(slices * per_slice).unwrap_or(usize::MAX);
-        let mut read_to = 0;
         loop {
-            if self.stop.load(Ordering::Relaxed) {
+            if self.stop.load(Ordering::Relaxed) || self.cancel.is_cancelled() {
                 return Ok(());
             }
             let length = self.length();
@@ -263,15 +267,22 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> Ahead<TStorage> {
                 let read = self
                     .reader
                     .read::<T>(&ArraySubset::new_with_ranges(&ranges))?;
-                if pending.is_empty() {
+                if at == read_to {
                     pending = read;
                 } else {
+                    pending.drain(..len(at - first));
                     pending.extend_from_slice(&read);
                 }
-                read_to = to;
+                (first, read_to) = (at, to);
             }
-            let rest = pending.split_off(len(end - at).min(pending.len()));
-            if !take(std::mem::replace(&mut pending, rest)) {
+            let block = if (first, read_to) == (at, end) {
+                std::mem::take(&mut pending)
+            } else {
+                let outside = ReaderError::Memory { bytes: usize::MAX };
+                let block = pending.get(len(at - first)..len(end - first));
+                block.ok_or(outside)?.to_vec()
+            };
+            if !take(block) {
                 return Ok(());
             }
             at = end;

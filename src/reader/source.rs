@@ -12,7 +12,7 @@ use super::threads::{self, Later, Task};
 use crate::store::files::{File, Files};
 #[cfg(feature = "async")]
 use crate::store::{Awaited, all};
-use crate::store::{Blocking, Reads};
+use crate::store::{Blocking, Reads, now};
 
 /// Bytes that were read.
 #[derive(Debug)]
@@ -55,8 +55,14 @@ pub(super) trait Source: Sync {
     /// How many requests are made at once.
     fn at_once(&self) -> NonZeroUsize;
 
-    /// Do `one(0)`, …, `one(count - 1)`, several of them at once. After an error no more are begun.
-    fn each<'a>(&'a self, count: usize, one: &'a (dyn Fn(usize) -> Task<'a> + Sync)) -> Task<'a>;
+    /// Do `one(0)`, …, `one(count - 1)`, at most `at_once` of them at once. After an error no more are
+    /// begun.
+    fn each<'a>(
+        &'a self,
+        count: usize,
+        at_once: NonZeroUsize,
+        one: &'a (dyn Fn(usize) -> Task<'a> + Sync),
+    ) -> Task<'a>;
 }
 
 /// About how many bytes to ask a store for at once, where a request takes long.
@@ -96,8 +102,13 @@ impl<S: ReadableStorageTraits + ?Sized> Source for Store<'_, S> {
         self.at_once
     }
 
-    fn each<'a>(&'a self, count: usize, one: &'a (dyn Fn(usize) -> Task<'a> + Sync)) -> Task<'a> {
-        Box::pin(async move { threads::each(count, self.at_once, one) })
+    fn each<'a>(
+        &'a self,
+        count: usize,
+        at_once: NonZeroUsize,
+        one: &'a (dyn Fn(usize) -> Task<'a> + Sync),
+    ) -> Task<'a> {
+        Box::pin(async move { threads::each(count, at_once, |number| now(one(number))) })
     }
 }
 
@@ -137,8 +148,13 @@ impl<S: AsyncReadableStorageTraits + ?Sized> Source for AwaitedStore<'_, S> {
         self.at_once
     }
 
-    fn each<'a>(&'a self, count: usize, one: &'a (dyn Fn(usize) -> Task<'a> + Sync)) -> Task<'a> {
-        Box::pin(all((0..count).map(one), self.at_once.get(), drop))
+    fn each<'a>(
+        &'a self,
+        count: usize,
+        at_once: NonZeroUsize,
+        one: &'a (dyn Fn(usize) -> Task<'a> + Sync),
+    ) -> Task<'a> {
+        Box::pin(all((0..count).map(one), at_once.get(), drop))
     }
 }
 
@@ -181,7 +197,12 @@ impl Source for OpenFiles<'_> {
         self.at_once
     }
 
-    fn each<'a>(&'a self, count: usize, one: &'a (dyn Fn(usize) -> Task<'a> + Sync)) -> Task<'a> {
-        Box::pin(async move { threads::each(count, self.at_once, one) })
+    fn each<'a>(
+        &'a self,
+        count: usize,
+        at_once: NonZeroUsize,
+        one: &'a (dyn Fn(usize) -> Task<'a> + Sync),
+    ) -> Task<'a> {
+        Box::pin(async move { threads::each(count, at_once, |number| now(one(number))) })
     }
 }

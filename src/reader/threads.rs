@@ -9,7 +9,6 @@ use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
 use super::ReaderError;
 use crate::crew::{Crew, PerProcess};
-use crate::store::now;
 
 /// A future that may move between threads. It is boxed, because a compiler that is asked whether the
 /// future of a generic function may move cannot always say.
@@ -18,8 +17,8 @@ pub(super) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// A part of a call.
 pub(super) type Task<'a> = Later<'a, Result<(), ReaderError>>;
 
-/// The most requests that wait for a store at once, for one call.
-pub(super) const REQUESTS: usize = 16;
+/// The most threads, in all readers. Those that wait for a store take no time of the processors.
+const MOST: usize = 256;
 
 /// What readers of this process share.
 #[derive(Debug)]
@@ -32,7 +31,7 @@ struct Threads {
 
 fn threads() -> &'static Threads {
     static THREADS: PerProcess<Threads> = PerProcess::new(|| Threads {
-        crew: Crew::of("zarrs_cuda reader", cores().get().max(REQUESTS) - 1),
+        crew: Crew::of("zarrs_cuda reader", cores().get().max(MOST) - 1),
         free: Mutex::new(cores().get()),
         freed: Condvar::new(),
     });
@@ -47,17 +46,17 @@ pub(super) fn cores() -> NonZeroUsize {
 
 /// Do `one(0)`, …, `one(count - 1)`, at most `at_once` of them at once, each on one thread. After an
 /// error no more are begun.
-pub(super) fn each<'f>(
+pub(super) fn each(
     count: usize,
     at_once: NonZeroUsize,
-    one: &(dyn Fn(usize) -> Task<'f> + Sync),
+    one: impl Fn(usize) -> Result<(), ReaderError> + Sync,
 ) -> Result<(), ReaderError> {
     let (failed, first) = (AtomicBool::new(false), Mutex::new(None));
     threads().crew.run(count, at_once, &|number| {
         if failed.load(Ordering::Relaxed) {
             return;
         }
-        if let Err(error) = now(one(number)) {
+        if let Err(error) = one(number) {
             failed.store(true, Ordering::Relaxed);
             let mut first = first.lock().unwrap_or_else(PoisonError::into_inner);
             first.get_or_insert(error);

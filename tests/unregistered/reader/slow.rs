@@ -105,10 +105,15 @@ fn many_requests_wait_at_once() {
     }
     assert!(slow.most.load(Ordering::SeqCst) <= 16);
 
-    let few = ArrayReader::builder(&array.with_storage(slow.clone())).with_requests(3);
-    slow.most.store(0, Ordering::SeqCst);
-    few.build().unwrap().read::<u16>(&[0..200]).unwrap();
-    assert!(slow.most.load(Ordering::SeqCst) <= 3);
+    // Several shards, or several requests for one shard: the limit is for both together.
+    for (subset, memory) in [(0..200, usize::MAX), (0..200, 30), (3..14, 10), (0..40, 10)] {
+        let few = ArrayReader::builder(&array.with_storage(slow.clone())).with_requests(3);
+        let few = few.with_memory(memory).with_gap(0).build().unwrap();
+        slow.most.store(0, Ordering::SeqCst);
+        let expected: Vec<u16> = (subset.start as u16..subset.end as u16).collect();
+        assert_eq!(few.read::<u16>(&[subset]).unwrap(), expected);
+        assert!(slow.most.load(Ordering::SeqCst) <= 3);
+    }
 }
 
 #[test]
