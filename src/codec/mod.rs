@@ -52,6 +52,7 @@ use zarrs_codec::{
 pub use builder::CudaShardingCodecBuilder;
 pub use find::explain;
 
+use crate::engine::memory;
 #[cfg(test)]
 use crate::plan::Engines;
 use crate::plan::Explanation;
@@ -240,6 +241,8 @@ impl CudaShardingCodec {
         let shards = self.sharding(shard_shape, data_type, fill_value)?;
         let mut explanation = shards.shard_codec().explain(&shards)?;
         explanation.partial_writes = partial_encoder::explain(&shards);
+        let wanted = self.parts.options.huge_pages();
+        explanation.no_huge_pages = memory::why_no_huge_pages(wanted).map(str::to_owned);
         Ok(explanation)
     }
 

@@ -94,6 +94,23 @@ pub unsafe fn assume_filled(mut vec: Vec<u8>, len: usize) -> Vec<u8> {
     vec
 }
 
+/// Why large outputs are not on huge pages, if they are not; `wanted` is what the options say.
+pub(crate) fn why_no_huge_pages(wanted: bool) -> Option<&'static str> {
+    #[cfg(target_os = "linux")]
+    let setting = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    #[cfg(not(target_os = "linux"))]
+    let setting: std::io::Result<String> = Err(std::io::ErrorKind::Unsupported.into());
+    match (wanted, setting) {
+        (false, Ok(setting)) if setting.contains("[always]") => None,
+        (false, _) => Some("`Options::with_huge_pages` is false"),
+        (true, Ok(setting)) if setting.contains("[never]") => Some(
+            "/sys/kernel/mm/transparent_hugepage/enabled is `never`: large buffers take longer than with `madvise`",
+        ),
+        (true, Ok(_)) => None,
+        (true, Err(_)) => Some("the system does not offer them to programs that ask"),
+    }
+}
+
 /// Ask for huge pages behind the whole pages inside `memory`. Advice: a refusal changes nothing.
 #[cfg(target_os = "linux")]
 fn advise_huge_pages(memory: &mut [MaybeUninit<u8>]) {

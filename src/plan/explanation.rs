@@ -63,6 +63,9 @@ pub struct Explanation {
     pub stages: Vec<ExplainedStage>,
     /// Where a partial write puts changed subchunks, or why partial writes are not possible.
     pub partial_writes: String,
+    /// Why large buffers are not on huge pages, if they are not. See the page on
+    /// [memory](crate::guide::memory).
+    pub no_huge_pages: Option<String>,
 }
 
 impl fmt::Display for Explanation {
@@ -90,7 +93,11 @@ impl fmt::Display for Explanation {
         {
             write!(f, "\n  {stage:width$}  {place:4}  {reason}")?;
         }
-        write!(f, "\npartial writes: {}", self.partial_writes)
+        write!(f, "\npartial writes: {}", self.partial_writes)?;
+        if let Some(why) = &self.no_huge_pages {
+            write!(f, "\nhuge pages: none, because {why}")?;
+        }
+        Ok(())
     }
 }
 
@@ -132,6 +139,7 @@ pub(crate) fn explain(
         memory: plan.memory,
         stages,
         partial_writes: String::new(),
+        no_huge_pages: None,
     }
 }
 
@@ -238,5 +246,6 @@ pub(crate) fn explain_delegated(
             reason: why,
         }],
         partial_writes: String::new(),
+        no_huge_pages: None,
     })
 }

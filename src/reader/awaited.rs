@@ -21,7 +21,10 @@ impl<TStorage: ?Sized + AsyncReadableStorageTraits + 'static> ArrayReader<TStora
         &self,
         subset: &dyn ArraySubsetTraits,
     ) -> Result<Vec<T>, ReaderError> {
-        let mut elements = self.zeros::<T>(&subset.to_array_subset())?;
+        let elements = subset.to_array_subset();
+        request::check(self.array(), &elements)?;
+        self.check_type::<T>()?;
+        let mut elements = self.zeros::<T>(&elements, 1)?;
         self.async_read_into(subset, &mut elements).await?.log();
         Ok(elements)
     }

@@ -1,6 +1,6 @@
 //! The calls of a reader whose store blocks.
 
-use zarrs::array::{Array, ArraySubsetTraits, Element};
+use zarrs::array::{Array, ArraySubsetTraits, Element, Tensor};
 use zarrs_storage::ReadableStorageTraits;
 
 use super::output::Place;
@@ -23,7 +23,10 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         &self,
         subset: &dyn ArraySubsetTraits,
     ) -> Result<Vec<T>, ReaderError> {
-        let mut elements = self.zeros::<T>(&subset.to_array_subset())?;
+        let elements = subset.to_array_subset();
+        request::check(self.array(), &elements)?;
+        self.check_type::<T>()?;
+        let mut elements = self.zeros::<T>(&elements, 1)?;
         self.read_into(subset, &mut elements)?.log();
         Ok(elements)
     }
@@ -60,6 +63,24 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         request::check(self.array(), &subset)?;
         let place = output.place(&extents(subset.shape())?, self.element_size()?)?;
         self.read_to(&[Wanted { subset, offset: 0 }], &place)
+    }
+
+    /// Reads the elements of `subset` into a new tensor of zarrs.
+    ///
+    /// With the feature `dlpack`, other libraries take it without a copy:
+    /// `dlpark::SafeManagedTensorVersioned::new(tensor)`.
+    ///
+    /// # Errors
+    /// As for [`read_bytes_into`](Self::read_bytes_into), and [`ReaderError::Memory`] if there is no
+    /// memory.
+    pub fn read_tensor(&self, subset: &dyn ArraySubsetTraits) -> Result<Tensor, ReaderError> {
+        let subset = subset.to_array_subset();
+        request::check(self.array(), &subset)?;
+        let mut bytes = self.zeros::<u8>(&subset, self.element_size()?)?;
+        self.read_bytes_into(&subset, Output::contiguous(&mut bytes))?
+            .log();
+        let (data_type, shape) = (self.array().data_type().clone(), subset.shape().to_vec());
+        Ok(Tensor::new(bytes, data_type, shape))
     }
 
     /// Reads a box of `shape` from each of `origins` into `output`: box after box, each in C order.

@@ -229,22 +229,21 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
             })
     }
 
-    /// New memory for the elements of `subset`, which is checked.
-    fn zeros<T: Element + bytemuck::Pod>(
+    /// New memory: `each` zeros for each element of `subset`.
+    fn zeros<T: bytemuck::Pod>(
         &self,
         subset: &ArraySubset,
+        each: usize,
     ) -> Result<Vec<T>, ReaderError> {
-        request::check(self.array(), subset)?;
-        self.check_type::<T>()?;
         let extents = extents(subset.shape())?;
         let len = extents
             .iter()
-            .try_fold(1_usize, |len, extent| len.checked_mul(*extent));
+            .try_fold(each, |len, extent| len.checked_mul(*extent));
         let zeros = len.and_then(|len| memory::zeros(len, self.0.settings.huge_pages));
         zeros.ok_or_else(|| ReaderError::Memory {
-            bytes: extents
-                .iter()
-                .fold(size_of::<T>(), |len, extent| len.saturating_mul(*extent)),
+            bytes: extents.iter().fold(each * size_of::<T>(), |len, extent| {
+                len.saturating_mul(*extent)
+            }),
         })
     }
 

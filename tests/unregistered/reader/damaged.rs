@@ -7,6 +7,7 @@ use zarrs::storage::store::MemoryStore;
 use zarrs::storage::{ReadableStorageTraits, StoreKey, WritableStorageTraits};
 use zarrs_cuda::CudaShardingCodecBuilder;
 use zarrs_cuda::reader::{ArrayReader, Output, ReaderError};
+use zarrs_cuda_testing::{Rng, effort};
 
 /// 8 × 8 uint16 in shards of 4 × 8 with four subchunks of 2 × 4, behind which is a checksum.
 fn array(store: Arc<MemoryStore>) -> Array<MemoryStore> {
@@ -75,6 +76,67 @@ fn a_damaged_subchunk_is_named_or_filled() {
     // A box without that subchunk is read.
     let reader = ArrayReader::builder(&array).build().unwrap();
     assert_eq!(reader.read::<u16>(&[4..5, 3..6]).unwrap(), [35, 36, 37]);
+}
+
+/// Any bytes may be damaged, cut off, or added: every subchunk has its elements or is named.
+#[test]
+fn any_damage_is_an_error_or_named() {
+    let store = Arc::new(MemoryStore::new());
+    let array = array(store.clone());
+    let whole = array.subset_all();
+    let keys = [array.chunk_key(&[0, 0]), array.chunk_key(&[1, 0])];
+    let good = keys.each_ref().map(|key| store.get(key).unwrap().unwrap());
+    let (mut read, mut refused) = (0, 0);
+    for seed in effort::seeds(2000) {
+        let mut rng = Rng(seed);
+        for (key, good) in keys.iter().zip(&good) {
+            let mut value = good.to_vec();
+            for _ in 0..rng.below(3) {
+                let at = rng.below(value.len() as u64) as usize;
+                // Mostly the subchunks, since a damaged index ends everything.
+                let at = if rng.one_in(4) { at } else { at % 80 };
+                value[at] ^= rng.byte();
+            }
+            if rng.one_in(20) {
+                value.truncate(rng.below(value.len() as u64) as usize);
+            }
+            store.set(key, value.into()).unwrap();
+        }
+        let reader = ArrayReader::builder(&array).with_damaged_as_fill_value(true);
+        let mut found = vec![0_u16; 64];
+        match reader.build().unwrap().read_into(&whole, &mut found) {
+            Err(ReaderError::Damaged(damage)) => {
+                refused += 1;
+                assert!(keys.contains(&damage.key), "{damage}");
+            }
+            Err(ReaderError::Store { .. }) => refused += 1,
+            Err(error) => panic!("{error}"),
+            Ok(report) => {
+                read += 1;
+                for (number, found) in (0_u16..).zip(found) {
+                    let (row, column) = (usize::from(number) / 8, usize::from(number) % 8);
+                    let subchunk = Some(row % 4 / 2 * 2 + column / 4);
+                    let is_named = report
+                        .damaged
+                        .iter()
+                        .any(|d| d.key == keys[row / 4] && d.subchunk == subchunk);
+                    let expected = if is_named { 5 } else { number };
+                    assert_eq!(found, expected, "seed {seed}, {:?}", report.damaged);
+                }
+            }
+        }
+        // Without fill values it is the same, or an error.
+        match ArrayReader::builder(&array)
+            .build()
+            .unwrap()
+            .read::<u16>(&whole)
+        {
+            Ok(found) => assert_eq!(found, (0..64).collect::<Vec<_>>(), "seed {seed}"),
+            Err(ReaderError::Damaged(_) | ReaderError::Store { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(read > 0 && refused > 0, "{read} read, {refused} refused");
 }
 
 #[test]

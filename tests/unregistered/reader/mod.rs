@@ -5,3 +5,4 @@ mod damaged;
 mod growing;
 mod replaced;
 mod slow;
+mod tensors;
