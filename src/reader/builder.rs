@@ -29,6 +29,7 @@ impl<TStorage: ?Sized> fmt::Debug for ArrayReaderBuilder<TStorage> {
         f.debug_struct("ArrayReaderBuilder")
             .field("array", &self.array.path())
             .field("files", &self.files)
+            .field("memory", &self.memory)
             .field("settings", &self.settings)
             .finish()
     }

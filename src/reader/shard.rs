@@ -113,82 +113,16 @@ impl<S: Source> Call<'_, S> {
             damaged: Mutex::default(),
             decoded: Mutex::default(),
         };
-        let (mut stored, mut absent) = (Vec::new(), Vec::new());
-        for touched in &touched {
-            match index.entries.get(touched.number) {
-                None => absent.push(touched),
-                Some(extent) if !attempt.write_kept(touched)? => stored.push((touched, extent)),
-                Some(_) => {}
-            }
-        }
-        Self::fill(shard, &windows, absent)?;
-        let limit = shard.sharding.subchunk_len();
-        let limit = limit.map_err(|error| damage(shard, None, error))?;
-        let mut too_long = Vec::new();
-        for (touched, extent) in &stored {
-            if let Err(error) = limit.check(touched.number, extent.len()) {
-                let damage = Damage::new(shard.key.clone(), Some(touched.number), error);
-                if !self.settings.fill_damaged {
-                    return Err(ReaderError::Damaged(damage).into());
-                }
-                Self::fill(shard, &windows, [*touched])?;
-                lock(&attempt.damaged).push(damage);
-                too_long.push(touched.number);
-            }
-        }
-        stored.retain(|(touched, _)| !too_long.contains(&touched.number));
-        if !limit.is_bounded() {
-            attempt.check_ends(&stored).await?;
-        }
-        let share = self.settings.memory / self.source.at_once();
-        let most = self.source.request_bytes().min(share);
-        let groups = groups(&stored, most, self.settings.gap);
-        match &*groups {
-            // The index may be an old one.
-            [] if !is_fresh => attempt.check_index().await?,
-            [] => {}
-            [group] => attempt.read_group(group, true).await?,
-            _ => {
-                let changed = AtomicBool::new(false);
-                let (attempt, groups, is_changed) = (&attempt, &*groups, &changed);
-                let read = |number: usize| -> Task<'_> {
-                    Box::pin(async move {
-                        if is_changed.load(Ordering::Relaxed) {
-                            return Ok(());
-                        }
-                        match attempt.read_group(groups[number], false).await {
-                            Err(Stop::Error(error)) => Err(error),
-                            Err(Stop::Changed) => {
-                                is_changed.store(true, Ordering::Relaxed);
-                                Ok(())
-                            }
-                            Ok(()) => Ok(()),
-                        }
-                    })
-                };
-                self.source.each(groups.len(), self.at_once, &read).await?;
-                if changed.into_inner() {
-                    return Err(Stop::Changed);
-                }
+        let stored = attempt.stored(&touched).await?;
+        if stored.is_empty() {
+            if !is_fresh {
+                // The shard may be another one by now.
                 attempt.check_index().await?;
             }
+        } else {
+            attempt.read(&stored).await?;
         }
-        if !windows.iter().all(Window::is_complete) {
-            let missing = EngineError::Internal("a subchunk was not decoded");
-            return Err(damage(shard, None, missing).into());
-        }
-        // The shard was the same from the first byte to the last.
-        let mut damaged = std::mem::take(&mut *lock(&attempt.damaged));
-        add(&self.counters.damaged, damaged.len());
-        lock(self.damaged).append(&mut damaged);
-        for (number, subchunk) in lock(&attempt.decoded).drain(..) {
-            let key = (shard.key.clone(), number);
-            let most = self.settings.subchunk_cache;
-            self.caches.subchunks.keep(key, &subchunk, most);
-        }
-        let most = self.settings.index_cache;
-        self.caches.indices.keep(shard.key.clone(), &index, most);
-        Ok(())
+        attempt.finish()
     }
 
     /// The places of the wanted boxes of `shard`.
@@ -270,6 +204,107 @@ struct Attempt<'a, S: Source> {
 }
 
 impl<S: Source> Attempt<'_, S> {
+    /// The subchunks of `touched` that are to be read, and where they lie. The elements of the others
+    /// are written: of subchunks that are not stored, that were kept, or that are damaged.
+    async fn stored<'t>(
+        &self,
+        touched: &'t [Touched],
+    ) -> Result<Vec<(&'t Touched, Range<usize>)>, Stop> {
+        let Call { settings, .. } = self.call;
+        let limit = self.shard.sharding.subchunk_len();
+        let limit = limit.map_err(|error| damage(self.shard, None, error))?;
+        let (mut stored, mut filled) = (Vec::new(), Vec::new());
+        for touched in touched {
+            let Some(extent) = self.index.entries.get(touched.number) else {
+                filled.push(touched);
+                continue;
+            };
+            if let Err(error) = limit.check(touched.number, extent.len()) {
+                let key = self.shard.key.clone();
+                let damage = Damage::new(key, Some(touched.number), error);
+                if !settings.fill_damaged {
+                    return Err(ReaderError::Damaged(damage).into());
+                }
+                lock(&self.damaged).push(damage);
+                filled.push(touched);
+            } else if !self.write_kept(touched)? {
+                stored.push((touched, extent));
+            }
+        }
+        Call::<S>::fill(self.shard, self.windows, filled)?;
+        if !limit.is_bounded() {
+            self.check_ends(&stored).await?;
+        }
+        Ok(stored)
+    }
+
+    /// Read the subchunks `stored` and write their elements, and read the index again.
+    async fn read(&self, stored: &[(&Touched, Range<usize>)]) -> Result<(), Stop> {
+        let Call {
+            source, settings, ..
+        } = self.call;
+        let share = settings.memory / source.at_once();
+        let groups = groups(stored, source.request_bytes().min(share), settings.gap);
+        if let [group] = &*groups {
+            return self.read_group(group, true).await;
+        }
+        let changed = AtomicBool::new(false);
+        let (groups, is_changed) = (&*groups, &changed);
+        let read = |number: usize| -> Task<'_> {
+            Box::pin(async move {
+                if is_changed.load(Ordering::Relaxed) {
+                    return Ok(());
+                }
+                match self.read_group(groups[number], false).await {
+                    Err(Stop::Error(error)) => Err(error),
+                    Err(Stop::Changed) => {
+                        is_changed.store(true, Ordering::Relaxed);
+                        Ok(())
+                    }
+                    Ok(()) => Ok(()),
+                }
+            })
+        };
+        source.each(groups.len(), self.call.at_once, &read).await?;
+        if changed.into_inner() {
+            return Err(Stop::Changed);
+        }
+        self.check_index().await
+    }
+
+    /// Keeps what was read: the shard was the same from the first byte to the last.
+    fn finish(self) -> Result<(), Stop> {
+        let Call {
+            settings,
+            caches,
+            counters,
+            ..
+        } = self.call;
+        if !self.windows.iter().all(Window::is_complete) {
+            let missing = EngineError::Internal("a subchunk was not decoded");
+            return Err(damage(self.shard, None, missing).into());
+        }
+        let mut damaged = self
+            .damaged
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
+        add(&counters.damaged, damaged.len());
+        lock(self.call.damaged).append(&mut damaged);
+        let decoded = self
+            .decoded
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
+        for (number, subchunk) in decoded {
+            let key = (self.shard.key.clone(), number);
+            caches
+                .subchunks
+                .keep(key, &subchunk, settings.subchunk_cache);
+        }
+        let key = self.shard.key.clone();
+        caches.indices.keep(key, self.index, settings.index_cache);
+        Ok(())
+    }
+
     /// Write the elements of a subchunk that was kept. Returns false if it was not.
     fn write_kept(&self, touched: &Touched) -> Result<bool, ReaderError> {
         if self.call.settings.subchunk_cache == 0 {
