@@ -40,7 +40,7 @@ pub(crate) fn python() -> Result<PathBuf> {
         "venv/bin/python"
     });
     let stamp = root.join("stamp");
-    let list = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/requirements.txt");
+    let list = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/python/requirements.txt");
     let requirements = format!("{}\n{}", root.display(), fs::read_to_string(&list)?);
     if fs::read_to_string(&stamp).is_ok_and(|made| made == requirements)
         && step(clean(&python).arg("--version"), PYTHON).is_ok()
@@ -121,6 +121,8 @@ impl Script {
     pub(crate) fn start(python: &Path, script: &str, data: &Path) -> Result<Self> {
         let mut command = clean(python);
         let benches = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches");
+        // The scripts share `create.py`.
+        command.env("PYTHONPATH", benches.join("python"));
         command.arg(benches.join(script)).arg(data);
         let mut process = command
             .stdin(Stdio::piped())

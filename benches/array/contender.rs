@@ -85,7 +85,7 @@ impl Call {
     }
 }
 
-/// Who encodes and decodes shards.
+/// The codec of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Codec {
     Ours,
@@ -151,7 +151,7 @@ impl Stored {
         Ok(serde_json::to_value(self.array.metadata_opt(&options))?)
     }
 
-    /// What the machine allows for the whole array: see `limit.rs`.
+    /// Measures the limit of the machine for the whole array: see `limit.rs`.
     pub(crate) fn limit(
         &self,
         shard: [u64; 3],

@@ -1,4 +1,4 @@
-//! What the machine allows: the bytes of each shard into one warm buffer of a thread, the calls of the
+//! The limit of the machine: the bytes of each shard into one warm buffer of a thread, the calls of the
 //! compressor, and one contiguous copy of the elements.
 
 use std::cell::RefCell;

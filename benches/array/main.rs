@@ -110,7 +110,7 @@ fn is_wanted(filters: &[String], name: &str) -> bool {
     filters.is_empty() || filters.iter().any(matches)
 }
 
-/// What an array is made of.
+/// The parameters of a measured array.
 #[derive(Clone, Copy)]
 struct Layout {
     chain: &'static str,
@@ -400,7 +400,8 @@ impl Bench {
         );
     }
 
-    /// Compares a row with its goals: rates of ours over those of zarrs, tensorstore and the limit.
+    /// Compares a row with its goals. `ratios` are our rate over the rates of zarrs, of tensorstore and
+    /// of the limit.
     fn check(&mut self, layout: &Layout, call: Call, case: &Case, ratios: [Option<f64>; 3]) {
         let [zarrs, tensorstore, limit] = ratios;
         let has_compressor = !matches!(layout.chain, "none" | "crc32c");

@@ -1,18 +1,17 @@
 """tensorstore's part of the benchmark of calls; peer.py says how it is called.
 
-Its thread pools are as large as it makes them. Nothing is cached between calls: that is its default.
+Nothing is cached between calls: that is its default.
 """
 
 import tensorstore as ts
 
+from create import tensorstore
 from peer import serve
 
 
 class Peer:
     def open(self, metadata, path):
-        kvstore = {"driver": "memory"} if path is None else {"driver": "file", "path": f"{path}/"}
-        spec = {"driver": "zarr3", "kvstore": kvstore, "metadata": metadata}
-        self.array = ts.open(spec, create=True, context=ts.Context()).result()
+        self.array = tensorstore(metadata, path)
 
     def store(self, elements):
         self.array.write(elements, can_reference_source_data_indefinitely=True).result()
