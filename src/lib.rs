@@ -110,6 +110,8 @@ mod memory_estimate;
 mod memory_limit;
 mod metrics;
 mod options;
+#[allow(unsafe_code)]
+mod per_process;
 mod plan;
 pub mod reader;
 mod registration;

@@ -186,6 +186,13 @@ impl SubchunkGrid {
         origin.map(|(at, extent)| at * extent).collect()
     }
 
+    /// How many subchunks there are from subchunk `number` to the end of its row along the last axis,
+    /// itself among them.
+    pub(crate) fn neighbours(&self, number: usize) -> usize {
+        let along_last_axis = self.counts.last().copied().unwrap_or(1).max(1);
+        along_last_axis - number % along_last_axis
+    }
+
     /// The numbers of the subchunks that the box from `start` of shape `shape` meets, in elements,
     /// in C order.
     pub(crate) fn numbers_in(&self, start: &[usize], shape: &[usize]) -> Vec<usize> {

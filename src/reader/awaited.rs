@@ -4,9 +4,11 @@ use zarrs::array::{ArraySubsetTraits, Element};
 use zarrs_storage::AsyncReadableStorageTraits;
 
 use super::output::Place;
-use super::request::{self, Wanted};
-use super::source::AwaitedStore;
-use super::{ArrayReader, Output, ReadReport, ReaderError, Way, extents};
+use super::request::Wanted;
+use super::source::Store;
+use super::threads::{self, Each};
+use super::{ArrayReader, Output, ReadReport, ReaderError, Way};
+use crate::store::Awaited;
 
 /// For a store that is awaited. Subchunks are decoded by the threads of readers, and by the thread that
 /// polls.
@@ -21,10 +23,7 @@ impl<TStorage: ?Sized + AsyncReadableStorageTraits + 'static> ArrayReader<TStora
         &self,
         subset: &dyn ArraySubsetTraits,
     ) -> Result<Vec<T>, ReaderError> {
-        let elements = subset.to_array_subset();
-        request::check(self.array(), &elements)?;
-        self.check_type::<T>()?;
-        let mut elements = self.zeros::<T>(&elements, 1)?;
+        let mut elements = self.new_elements::<T>(subset)?;
         self.async_read_into(subset, &mut elements).await?.log();
         Ok(elements)
     }
@@ -53,10 +52,7 @@ impl<TStorage: ?Sized + AsyncReadableStorageTraits + 'static> ArrayReader<TStora
         subset: &dyn ArraySubsetTraits,
         mut output: Output<'_>,
     ) -> Result<ReadReport, ReaderError> {
-        let subset = subset.to_array_subset();
-        request::check(self.array(), &subset)?;
-        let place = output.place(&extents(subset.shape())?, self.element_size()?)?;
-        let boxes = [Wanted { subset, offset: 0 }];
+        let (boxes, place) = self.one_box(subset, &mut output)?;
         self.async_read_to(&boxes, &place).await
     }
 
@@ -87,10 +83,7 @@ impl<TStorage: ?Sized + AsyncReadableStorageTraits + 'static> ArrayReader<TStora
         shape: &[u64],
         mut output: Output<'_>,
     ) -> Result<ReadReport, ReaderError> {
-        let mut shape_of_all = vec![origins.len()];
-        shape_of_all.extend(extents(shape)?);
-        let mut place = output.place(&shape_of_all, self.element_size()?)?;
-        let boxes = self.boxes(origins, shape, &mut place)?;
+        let (boxes, place) = self.several_boxes(origins, shape, &mut output)?;
         self.async_read_to(&boxes, &place).await
     }
 
@@ -103,10 +96,9 @@ impl<TStorage: ?Sized + AsyncReadableStorageTraits + 'static> ArrayReader<TStora
             Way::Shards(codec) => codec,
             Way::Zarrs(_) => return self.async_read_by_zarrs(boxes, place).await,
         };
-        let source = AwaitedStore {
-            store: &*self.array().storage(),
-            at_once: self.0.settings.requests,
-        };
-        self.read_shards(codec, boxes, &source, place).await
+        let store = self.array().storage();
+        let store = Store(Awaited(&*store));
+        let source = (&store, self.0.settings.requests, threads::awaited as Each);
+        self.read_shards(codec, boxes, source, place).await
     }
 }

@@ -5,9 +5,10 @@ use zarrs_storage::ReadableStorageTraits;
 
 use super::output::Place;
 use super::request::{self, Wanted};
-use super::source::{OpenFiles, Store};
-use super::{ArrayReader, Inner, Output, ReadReport, ReaderError, Way, extents, threads};
-use crate::store::now;
+use super::source::Store;
+use super::threads::{self, Each};
+use super::{ArrayReader, Inner, Output, ReadReport, ReaderError, Way};
+use crate::store::{Blocking, now};
 
 impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
     /// Reads the elements of `subset` into new memory, in C order.
@@ -23,10 +24,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         &self,
         subset: &dyn ArraySubsetTraits,
     ) -> Result<Vec<T>, ReaderError> {
-        let elements = subset.to_array_subset();
-        request::check(self.array(), &elements)?;
-        self.check_type::<T>()?;
-        let mut elements = self.zeros::<T>(&elements, 1)?;
+        let mut elements = self.new_elements::<T>(subset)?;
         self.read_into(subset, &mut elements)?.log();
         Ok(elements)
     }
@@ -59,10 +57,8 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         subset: &dyn ArraySubsetTraits,
         mut output: Output<'_>,
     ) -> Result<ReadReport, ReaderError> {
-        let subset = subset.to_array_subset();
-        request::check(self.array(), &subset)?;
-        let place = output.place(&extents(subset.shape())?, self.element_size()?)?;
-        self.read_to(&[Wanted { subset, offset: 0 }], &place)
+        let (boxes, place) = self.one_box(subset, &mut output)?;
+        self.read_to(&boxes, &place)
     }
 
     /// Reads the elements of `subset` into a new tensor of zarrs.
@@ -112,10 +108,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         shape: &[u64],
         mut output: Output<'_>,
     ) -> Result<ReadReport, ReaderError> {
-        let mut shape_of_all = vec![origins.len()];
-        shape_of_all.extend(extents(shape)?);
-        let mut place = output.place(&shape_of_all, self.element_size()?)?;
-        let boxes = self.boxes(origins, shape, &mut place)?;
+        let (boxes, place) = self.several_boxes(origins, shape, &mut output)?;
         self.read_to(&boxes, &place)
     }
 
@@ -132,17 +125,13 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
             Way::Zarrs(_) => return self.read_by_zarrs(boxes, place),
         };
         if let Some(files) = files {
-            let source = OpenFiles {
-                files,
-                at_once: threads::cores(),
-            };
-            return now(self.read_shards(codec, boxes, &source, place));
+            let source = (files, threads::cores(), threads::blocking as Each);
+            return now(self.read_shards(codec, boxes, source, place));
         }
-        let source = Store {
-            store: &*array.storage(),
-            at_once: settings.requests,
-        };
-        now(self.read_shards(codec, boxes, &source, place))
+        let store = array.storage();
+        let store = Store(Blocking::new(&*store));
+        let source = (&store, settings.requests, threads::blocking as Each);
+        now(self.read_shards(codec, boxes, source, place))
     }
 
     /// A reader of the array as its metadata is now.

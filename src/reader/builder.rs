@@ -12,7 +12,7 @@ use super::cache::Caches;
 use super::metrics::Counters;
 use super::{ArrayReader, Inner, Kept, ReaderError, Settings, Way};
 use crate::codec::find;
-use crate::crew::PerProcess;
+use crate::per_process::PerProcess;
 use crate::store::files::Files;
 
 /// Builds an [`ArrayReader`]: see [`ArrayReader::builder`].
@@ -77,7 +77,7 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
     /// Sets the most memory for encoded subchunks of one call, in bytes. Default: the
     /// [`host_memory`](crate::Options::host_memory) of the codec's options. One subchunk for each
     /// request is always allowed. Decoding takes some buffers of a subchunk's size for each core in
-    /// addition; the output, and what the reader keeps, are not counted.
+    /// addition; the output and the caches are not counted.
     pub fn with_memory(mut self, bytes: usize) -> Self {
         self.memory = Some(bytes);
         self
@@ -175,7 +175,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         }))
     }
 
-    /// The extent along the first axis of what is decoded at once: a subchunk, or a chunk.
+    /// The extent of a subchunk along the first axis; of a chunk, if zarrs reads the array.
     pub(super) fn depth(&self) -> u64 {
         let array = self.array();
         let Ok(chunk) = array.chunk_shape(&vec![0; array.dimensionality()]) else {

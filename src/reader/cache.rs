@@ -1,4 +1,4 @@
-//! What a reader keeps from one call to the next: indices of shards, and decoded subchunks.
+//! The caches that a reader keeps from one call to the next: indices of shards, and decoded subchunks.
 
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_used_last_is_kept() {
+    fn values_that_were_used_last_are_kept() {
         let index = Arc::new(Index {
             encoded: Vec::new(),
             entries: Entries::empty(0, crate::layout::ByteOrder::NATIVE),

@@ -59,7 +59,7 @@ pub enum ReaderError {
         /// How many times it was read.
         attempts: usize,
     },
-    /// zarrs, which reads what this crate cannot, returned an error.
+    /// zarrs, which reads the arrays that this crate cannot, returned an error.
     #[error("zarrs cannot read the box: {0}")]
     Zarrs(#[from] ArrayError),
 }

@@ -1,4 +1,4 @@
-//! What a reader did.
+//! Counts of the work of a reader.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

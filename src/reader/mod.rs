@@ -51,7 +51,7 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use zarrs::array::{Array, ArraySubset, Element};
+use zarrs::array::{Array, ArraySubset, ArraySubsetTraits, Element};
 use zarrs_codec::CodecOptions;
 
 pub use builder::ArrayReaderBuilder;
@@ -61,8 +61,8 @@ pub use output::Output;
 pub use slices::{Cancel, Slices, Until};
 
 use crate::codec::CudaShardingCodec;
-use crate::crew::PerProcess;
 use crate::engine::memory;
+use crate::per_process::PerProcess;
 use crate::store::files::Files;
 use cache::Caches;
 use metrics::Counters;
@@ -70,7 +70,7 @@ use output::Place;
 use request::{Wanted, WantedShard};
 use shard::{Call, Shard};
 use source::Source;
-use threads::Task;
+use threads::{Each, Task};
 
 /// How a reader reads.
 #[derive(Clone, Debug)]
@@ -104,7 +104,7 @@ enum Way {
 ///
 /// Any number of threads may read at the same time. Readers have threads of their own, which start
 /// when there is work, and decode on as many as there are cores. A reader works in a forked child,
-/// too. A clone shares what the reader keeps.
+/// too. A clone shares the caches.
 ///
 /// A reader keeps the indices of shards. It reads an index once more with the last subchunks of a
 /// shard, and compares: if the index changed, the shard is read again. A shard that is replaced or
@@ -120,7 +120,7 @@ struct Inner<TStorage: ?Sized> {
     kept: Arc<Kept>,
 }
 
-/// What a reader keeps from one call to the next.
+/// The indices, subchunks and counts that a reader keeps from one call to the next.
 #[derive(Debug)]
 struct Kept {
     caches: PerProcess<Caches>,
@@ -144,7 +144,7 @@ impl<TStorage: ?Sized> fmt::Debug for ArrayReader<TStorage> {
     }
 }
 
-/// What a call found.
+/// The result of a call that read into an output.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct ReadReport {
@@ -153,7 +153,7 @@ pub struct ReadReport {
 }
 
 impl ReadReport {
-    /// Logs what was damaged, where the caller does not get the report.
+    /// Logs the damaged subchunks, for calls that do not return the report.
     fn log(&self) {
         for damage in &self.damaged {
             tracing::warn!(%damage, "a subchunk became fill values");
@@ -173,7 +173,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         &self.0.array
     }
 
-    /// Returns what the reader did until now. Its clones count together.
+    /// Returns the counts of the work of this reader and its clones until now.
     #[must_use]
     pub fn metrics(&self) -> ReaderMetrics {
         self.0.kept.counters.now()
@@ -200,11 +200,9 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
                 settings.gap,
                 settings.index_cache,
                 settings.subchunk_cache,
-                if settings.huge_pages {
-                    ""
-                } else {
-                    "; new memory is not on huge pages"
-                },
+                memory::why_no_huge_pages(settings.huge_pages).map_or(String::new(), |why| {
+                    format!("; new memory is not on huge pages, because {why}")
+                }),
             ),
         }
     }
@@ -229,6 +227,17 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
             })
     }
 
+    /// New memory for the elements of `subset`.
+    fn new_elements<T: Element + bytemuck::Pod>(
+        &self,
+        subset: &dyn ArraySubsetTraits,
+    ) -> Result<Vec<T>, ReaderError> {
+        let subset = subset.to_array_subset();
+        request::check(self.array(), &subset)?;
+        self.check_type::<T>()?;
+        self.zeros(&subset, 1)
+    }
+
     /// New memory: `each` zeros for each element of `subset`.
     fn zeros<T: bytemuck::Pod>(
         &self,
@@ -247,16 +256,32 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         })
     }
 
-    /// The boxes of `shape` at `origins`, in an output with one axis more, which `place` has.
-    fn boxes(
+    /// The box `subset`, and the place of its elements in `output`.
+    fn one_box<'o>(
+        &self,
+        subset: &dyn ArraySubsetTraits,
+        output: &'o mut Output<'_>,
+    ) -> Result<([Wanted; 1], Place<'o>), ReaderError> {
+        let subset = subset.to_array_subset();
+        request::check(self.array(), &subset)?;
+        let place = output.place(&extents(subset.shape())?, self.element_size()?)?;
+        Ok(([Wanted { subset, offset: 0 }], place))
+    }
+
+    /// The boxes of `shape` at `origins`, and the place of their elements in `output`, which has one
+    /// axis more.
+    fn several_boxes<'o>(
         &self,
         origins: &[impl AsRef<[u64]>],
         shape: &[u64],
-        place: &mut Place<'_>,
-    ) -> Result<Vec<Wanted>, ReaderError> {
+        output: &'o mut Output<'_>,
+    ) -> Result<(Vec<Wanted>, Place<'o>), ReaderError> {
+        let mut shape_of_all = vec![origins.len()];
+        shape_of_all.extend(extents(shape)?);
+        let mut place = output.place(&shape_of_all, self.element_size()?)?;
         let step = place.strides.remove(0);
         let each = origins.iter().enumerate();
-        each.map(|(number, origin)| {
+        let boxes = each.map(|(number, origin)| {
             let origin = origin.as_ref().to_vec();
             let subset = ArraySubset::new_with_start_shape(origin, shape.to_vec());
             let subset = subset.map_err(|_| ReaderError::OutOfBounds {
@@ -268,18 +293,18 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
                 subset,
                 offset: number * step,
             })
-        })
-        .collect()
+        });
+        Ok((boxes.collect::<Result<_, ReaderError>>()?, place))
     }
 }
 
 impl<TStorage: ?Sized + Send + Sync> ArrayReader<TStorage> {
-    /// Reads shards from `source`.
+    /// Reads shards from `source`, with so many requests at once, which `each` makes.
     async fn read_shards<S: Source>(
         &self,
         codec: &CudaShardingCodec,
         boxes: &[Wanted],
-        source: &S,
+        (source, requests, each): (&S, NonZeroUsize, Each),
         place: &Place<'_>,
     ) -> Result<ReadReport, ReaderError> {
         let array = self.array();
@@ -292,7 +317,9 @@ impl<TStorage: ?Sized + Send + Sync> ArrayReader<TStorage> {
             counters: &self.0.kept.counters,
             place,
             damaged: &damaged,
-            at_once: requests_of_shard(source.at_once(), shards.len()),
+            each,
+            requests,
+            requests_of_shard: requests_of_shard(requests, shards.len()),
         };
         let wanted = boxes
             .iter()
@@ -317,7 +344,7 @@ impl<TStorage: ?Sized + Send + Sync> ArrayReader<TStorage> {
                 call.read(&shard).await
             })
         };
-        source.each(shards.len(), source.at_once(), &read).await?;
+        each(shards.len(), requests, &read).await?;
         Ok(ReadReport {
             damaged: damaged.into_inner().unwrap_or_else(PoisonError::into_inner),
         })

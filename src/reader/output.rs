@@ -46,7 +46,7 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// As [`strided`](Self::strided), for memory of which other parts are borrowed elsewhere.
+    /// As [`strided`](Self::strided), where other code may borrow the bytes between the elements.
     ///
     /// # Safety
     /// The elements, between `start` and `len` bytes behind it, are borrowed mutably for `'a`.
@@ -146,7 +146,7 @@ pub(super) struct Place<'a> {
 
 // SAFETY: as for `Output`.
 unsafe impl Send for Place<'_> {}
-// SAFETY: as for `Output`: who writes through the pointer keeps its own writes apart.
+// SAFETY: as for `Output`: threads that write through the pointer write different elements.
 unsafe impl Sync for Place<'_> {}
 
 impl Place<'_> {

@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,9 +17,9 @@ use super::metrics::{Counters, add};
 use super::output::Place;
 use super::request::WantedShard;
 use super::source::{Fetched, Source};
-use super::threads::{self, Task, decoding};
+use super::threads::{self, Each, Task, decoding};
 use super::{ReaderError, Settings};
-use crate::codec::partial_decoder::{check_memory, last_bytes};
+use crate::codec::partial_decoder::{check_last_bytes, check_memory, last_bytes};
 use crate::codec::sharding::Sharding;
 use crate::engine::disjoint::Window;
 use crate::engine::{EncodedSubchunk, EngineError, RowSink};
@@ -38,8 +37,12 @@ pub(super) struct Call<'a, S> {
     pub(super) counters: &'a Counters,
     pub(super) place: &'a Place<'a>,
     pub(super) damaged: &'a Mutex<Vec<Damage>>,
-    /// How many requests to make at once for one shard.
-    pub(super) at_once: NonZeroUsize,
+    /// Makes several requests at once.
+    pub(super) each: Each,
+    /// How many requests to make at once.
+    pub(super) requests: NonZeroUsize,
+    /// How many of them for one shard.
+    pub(super) requests_of_shard: NonZeroUsize,
 }
 
 /// A shard to read.
@@ -62,14 +65,27 @@ impl From<ReaderError> for Stop {
     }
 }
 
-/// A subchunk that is wanted, and the windows that want it.
-struct Touched {
-    number: usize,
-    windows: Vec<usize>,
+/// A subchunk that is wanted, and the windows that want it: pairs of the number of the subchunk, which
+/// is the same in all of them, and of a window.
+#[derive(Clone, Copy)]
+struct Touched<'p>(&'p [(usize, usize)]);
+
+impl Touched<'_> {
+    fn number(self) -> usize {
+        // There is at least one pair.
+        self.0.first().map_or(0, |(number, _)| *number)
+    }
+
+    fn windows(self) -> impl Iterator<Item = usize> {
+        self.0.iter().map(|(_, window)| *window)
+    }
 }
 
+/// A subchunk that is to be read, and its place in the shard.
+type Stored<'p> = (Touched<'p>, Range<usize>);
+
 impl<S: Source> Call<'_, S> {
-    /// Read what is wanted of `shard`.
+    /// Read the wanted elements of `shard`.
     pub(super) async fn read(&self, shard: &Shard<'_>) -> Result<(), ReaderError> {
         for _ in 0..ATTEMPTS {
             match self.attempt(shard).await {
@@ -89,10 +105,11 @@ impl<S: Source> Call<'_, S> {
 
     async fn attempt(&self, shard: &Shard<'_>) -> Result<(), Stop> {
         let windows = self.windows(shard)?;
-        let touched = touched(shard);
+        let wanted = wanted(shard);
+        let touched = || wanted.chunk_by(|(a, _), (b, _)| a == b).map(Touched);
         let opened = self.source.open(&shard.key).await;
         let Some(opened) = opened.map_err(|error| store_error(shard, error))? else {
-            return Ok(Self::fill(shard, &windows, &touched)?);
+            return Ok(Self::fill(shard, &windows, touched())?);
         };
         let (index, is_fresh) = match self.caches.indices.get(&shard.key) {
             Some(index) => {
@@ -101,7 +118,7 @@ impl<S: Source> Call<'_, S> {
             }
             None => match self.index(shard, &opened).await? {
                 Some(index) => (index, true),
-                None => return Ok(Self::fill(shard, &windows, &touched)?),
+                None => return Ok(Self::fill(shard, &windows, touched())?),
             },
         };
         let attempt = Attempt {
@@ -113,7 +130,7 @@ impl<S: Source> Call<'_, S> {
             damaged: Mutex::default(),
             decoded: Mutex::default(),
         };
-        let stored = attempt.stored(&touched).await?;
+        let stored = attempt.stored(touched()).await?;
         if stored.is_empty() {
             if !is_fresh {
                 // The shard may be another one by now.
@@ -149,6 +166,22 @@ impl<S: Source> Call<'_, S> {
     ) -> Result<Option<Arc<Index>>, ReaderError> {
         let index = &shard.sharding.index;
         check_memory(index.len()).map_err(|error| damage(shard, None, error))?;
+        let Some(encoded) = self.encoded_index(shard, opened).await? else {
+            return Ok(None);
+        };
+        let options = &self.settings.codec_options;
+        let entries = index.decode(Cow::Owned(encoded.clone()), i64::MAX as u64, options);
+        let entries = entries.map_err(|error| damage(shard, None, error))?;
+        Ok(Some(Arc::new(Index { encoded, entries })))
+    }
+
+    /// Read the index as it is stored; `None` if there is no shard.
+    async fn encoded_index(
+        &self,
+        shard: &Shard<'_>,
+        opened: &S::Shard,
+    ) -> Result<Option<Vec<u8>>, ReaderError> {
+        let index = &shard.sharding.index;
         let range = [index.byte_range()];
         let mut buffer = take_buffer();
         let read = self.source.read(opened, &range, &mut buffer).await;
@@ -157,13 +190,7 @@ impl<S: Source> Call<'_, S> {
         let first = |read: Vec<Fetched<'_>>| read.first().map(|read| read.as_ref().to_vec());
         let encoded = read.map(|read| first(read).unwrap_or_default());
         keep_buffer(buffer);
-        let Some(encoded) = encoded else {
-            return Ok(None);
-        };
-        let options = &self.settings.codec_options;
-        let entries = index.decode(Cow::Owned(encoded.clone()), i64::MAX as u64, options);
-        let entries = entries.map_err(|error| damage(shard, None, error))?;
-        Ok(Some(Arc::new(Index { encoded, entries })))
+        Ok(encoded)
     }
 
     /// Counts a request for `ranges`, of so many bytes.
@@ -174,16 +201,17 @@ impl<S: Source> Call<'_, S> {
     }
 
     /// Write the fill value to all that is wanted of `touched`.
-    fn fill<'t>(
+    fn fill<'p>(
         shard: &Shard<'_>,
         windows: &[Window<'_>],
-        touched: impl IntoIterator<Item = &'t Touched>,
+        touched: impl IntoIterator<Item = Touched<'p>>,
     ) -> Result<(), ReaderError> {
         let element = shard.sharding.fill_value.as_ne_bytes();
         for touched in touched {
-            for window in &touched.windows {
-                let filled = windows[*window].fill_row(touched.number, 1, element);
-                filled.map_err(|error| damage(shard, Some(touched.number), error))?;
+            let number = touched.number();
+            for window in touched.windows() {
+                let filled = windows[window].fill_row(number, 1, element);
+                filled.map_err(|error| damage(shard, Some(number), error))?;
             }
         }
         Ok(())
@@ -206,22 +234,23 @@ struct Attempt<'a, S: Source> {
 impl<S: Source> Attempt<'_, S> {
     /// The subchunks of `touched` that are to be read, and where they lie. The elements of the others
     /// are written: of subchunks that are not stored, that were kept, or that are damaged.
-    async fn stored<'t>(
+    async fn stored<'p>(
         &self,
-        touched: &'t [Touched],
-    ) -> Result<Vec<(&'t Touched, Range<usize>)>, Stop> {
+        touched: impl Iterator<Item = Touched<'p>> + Send,
+    ) -> Result<Vec<Stored<'p>>, Stop> {
         let Call { settings, .. } = self.call;
         let limit = self.shard.sharding.subchunk_len();
         let limit = limit.map_err(|error| damage(self.shard, None, error))?;
         let (mut stored, mut filled) = (Vec::new(), Vec::new());
         for touched in touched {
-            let Some(extent) = self.index.entries.get(touched.number) else {
+            let number = touched.number();
+            let Some(extent) = self.index.entries.get(number) else {
                 filled.push(touched);
                 continue;
             };
-            if let Err(error) = limit.check(touched.number, extent.len()) {
+            if let Err(error) = limit.check(number, extent.len()) {
                 let key = self.shard.key.clone();
-                let damage = Damage::new(key, Some(touched.number), error);
+                let damage = Damage::new(key, Some(number), error);
                 if !settings.fill_damaged {
                     return Err(ReaderError::Damaged(damage).into());
                 }
@@ -239,12 +268,12 @@ impl<S: Source> Attempt<'_, S> {
     }
 
     /// Read the subchunks `stored` and write their elements, and read the index again.
-    async fn read(&self, stored: &[(&Touched, Range<usize>)]) -> Result<(), Stop> {
+    async fn read(&self, stored: &[Stored<'_>]) -> Result<(), Stop> {
         let Call {
-            source, settings, ..
+            settings, requests, ..
         } = self.call;
-        let share = settings.memory / source.at_once();
-        let groups = groups(stored, source.request_bytes().min(share), settings.gap);
+        let share = settings.memory / *requests;
+        let groups = groups(stored, S::REQUEST_BYTES.min(share), settings.gap);
         if let [group] = &*groups {
             return self.read_group(group, true).await;
         }
@@ -265,7 +294,7 @@ impl<S: Source> Attempt<'_, S> {
                 }
             })
         };
-        source.each(groups.len(), self.call.at_once, &read).await?;
+        (self.call.each)(groups.len(), self.call.requests_of_shard, &read).await?;
         if changed.into_inner() {
             return Err(Stop::Changed);
         }
@@ -306,27 +335,28 @@ impl<S: Source> Attempt<'_, S> {
     }
 
     /// Write the elements of a subchunk that was kept. Returns false if it was not.
-    fn write_kept(&self, touched: &Touched) -> Result<bool, ReaderError> {
+    fn write_kept(&self, touched: Touched<'_>) -> Result<bool, ReaderError> {
         if self.call.settings.subchunk_cache == 0 {
             return Ok(false);
         }
-        let key = (self.shard.key.clone(), touched.number);
+        let number = touched.number();
+        let key = (self.shard.key.clone(), number);
         let kept = self.call.caches.subchunks.get(&key);
         let Some(kept) = kept.filter(|kept| Arc::ptr_eq(&kept.index, self.index)) else {
             return Ok(false);
         };
         add(&self.call.counters.subchunk_hits, 1);
-        for window in &touched.windows {
-            let window = &self.windows[*window];
-            let written = window.write_row(touched.number, &[&kept.elements], &mut Vec::new());
-            written.map_err(|error| damage(self.shard, Some(touched.number), error))?;
+        for window in touched.windows() {
+            let window = &self.windows[window];
+            let written = window.write_row(number, &[&kept.elements], &mut Vec::new());
+            written.map_err(|error| damage(self.shard, Some(number), error))?;
         }
         Ok(true)
     }
 
-    /// Look for the last byte of each long subchunk: if the store has it, then allocating what the index
-    /// says is justified by what is stored.
-    async fn check_ends(&self, stored: &[(&Touched, Range<usize>)]) -> Result<(), Stop> {
+    /// Look for the last byte of each long subchunk: if the store has it, then the stored bytes justify
+    /// the memory that the index asks for.
+    async fn check_ends(&self, stored: &[Stored<'_>]) -> Result<(), Stop> {
         let ranges = stored.iter().map(|(_, extent)| {
             ByteRange::FromStart(extent.start as u64, Some(extent.len() as u64))
         });
@@ -342,8 +372,11 @@ impl<S: Source> Attempt<'_, S> {
             .await;
         self.call.count(&ranges, ranges.len() as u64);
         match read {
-            Ok(Some(_)) => Ok(()),
             Ok(None) => Err(Stop::Changed),
+            Ok(read) => {
+                let checked = check_last_bytes(ranges.len(), read);
+                Ok(checked.map_err(|error| damage(self.shard, None, error))?)
+            }
             Err(error) => {
                 self.check_index().await?;
                 Err(damage(self.shard, None, error).into())
@@ -353,21 +386,15 @@ impl<S: Source> Attempt<'_, S> {
 
     /// Read the index again, and compare.
     async fn check_index(&self) -> Result<(), Stop> {
-        match self.call.index(self.shard, self.opened).await {
-            Ok(Some(index)) if index.encoded == self.index.encoded => Ok(()),
-            // An index that does not decode is not the one that was read before, either.
-            Ok(_) | Err(ReaderError::Damaged(_)) => Err(Stop::Changed),
-            Err(error) => Err(error.into()),
+        match self.call.encoded_index(self.shard, self.opened).await? {
+            Some(encoded) if encoded == self.index.encoded => Ok(()),
+            _ => Err(Stop::Changed),
         }
     }
 
     /// Read the subchunks of `group`, and write their elements. With `and_index` the index is read
     /// by the same request, and compared.
-    async fn read_group(
-        &self,
-        group: &[(&Touched, Range<usize>)],
-        and_index: bool,
-    ) -> Result<(), Stop> {
+    async fn read_group(&self, group: &[Stored<'_>], and_index: bool) -> Result<(), Stop> {
         let to_u64 = |extent: &Range<usize>| extent.start as u64..extent.end as u64;
         let merged = Merged::near(
             self.call.settings.gap,
@@ -414,7 +441,7 @@ impl<S: Source> Attempt<'_, S> {
     /// Decode the subchunks of `group` from the bytes of the ranges `merged` that were `read`.
     fn decode(
         &self,
-        group: &[(&Touched, Range<usize>)],
+        group: &[Stored<'_>],
         merged: &Merged,
         read: &[Fetched<'_>],
     ) -> Result<(), ReaderError> {
@@ -435,13 +462,16 @@ impl<S: Source> Attempt<'_, S> {
                 store_error(self.shard, source)
             };
             subchunks.push(EncodedSubchunk {
-                number: touched.number,
+                number: touched.number(),
                 bytes: Some(place.ok_or_else(missing)?),
             });
         }
         let bytes = self.shard.sharding.grid.subchunk_bytes();
         let share = (AT_ONCE / bytes).max(1);
-        let several = self.several(group);
+        let several = Several {
+            windows: self.windows,
+            group,
+        };
         let mut sink: &dyn RowSink = match (self.windows, &several) {
             ([window], _) => window,
             (_, several) => several,
@@ -499,19 +529,6 @@ impl<S: Source> Attempt<'_, S> {
             Ok(())
         })
     }
-
-    fn several(&self, group: &[(&Touched, Range<usize>)]) -> Several<'_> {
-        Several {
-            windows: self.windows,
-            of: if self.windows.len() == 1 {
-                BTreeMap::new()
-            } else {
-                let each = group.iter();
-                each.map(|(touched, _)| (touched.number, touched.windows.clone()))
-                    .collect()
-            },
-        }
-    }
 }
 
 /// Keeps a copy of each subchunk that goes to `sink`.
@@ -523,6 +540,10 @@ struct Keeping<'a, S: Source> {
 impl<S: Source> RowSink for Keeping<'_, S> {
     fn row_len(&self, first: usize, count: usize) -> usize {
         self.sink.row_len(first, count)
+    }
+
+    fn most_bytes(&self) -> usize {
+        self.sink.most_bytes()
     }
 
     fn write_row(
@@ -557,15 +578,19 @@ impl<S: Source> RowSink for Keeping<'_, S> {
 /// Several windows that want the same subchunks.
 struct Several<'a> {
     windows: &'a [Window<'a>],
-    /// The windows that want a subchunk, by its number.
-    of: BTreeMap<usize, Vec<usize>>,
+    /// The subchunks, by ascending number.
+    group: &'a [Stored<'a>],
 }
 
 impl Several<'_> {
     /// The windows that want subchunk `number`.
     fn windows(&self, number: usize) -> impl Iterator<Item = &Window<'_>> {
-        let windows = self.of.get(&number).into_iter().flatten();
-        windows.filter_map(|window| self.windows.get(*window))
+        let found = self
+            .group
+            .binary_search_by_key(&number, |(touched, _)| touched.number());
+        let touched = found.ok().map(|at| self.group[at].0);
+        let windows = touched.into_iter().flat_map(Touched::windows);
+        windows.map(|window| &self.windows[window])
     }
 }
 
@@ -596,28 +621,23 @@ impl RowSink for Several<'_> {
     }
 }
 
-/// The subchunks that the windows of `shard` meet, in C order.
-fn touched(shard: &Shard<'_>) -> Vec<Touched> {
-    let grid = &shard.sharding.grid;
-    let mut touched: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-    for (window, part) in shard.wanted.parts.iter().enumerate() {
-        for number in grid.numbers_in(&part.start, &part.shape) {
-            touched.entry(number).or_default().push(window);
-        }
-    }
-    touched
-        .into_iter()
-        .map(|(number, windows)| Touched { number, windows })
-        .collect()
+/// The subchunks that the windows of `shard` meet, by ascending number: pairs of a subchunk and a
+/// window.
+fn wanted(shard: &Shard<'_>) -> Vec<(usize, usize)> {
+    let parts = shard.wanted.parts.iter().enumerate();
+    let mut pairs: Vec<(usize, usize)> = parts
+        .flat_map(|(window, part)| {
+            let numbers = shard.sharding.grid.numbers_in(&part.start, &part.shape);
+            numbers.into_iter().map(move |number| (number, window))
+        })
+        .collect();
+    pairs.sort_unstable();
+    pairs
 }
 
 /// Divides subchunks into groups that take at most about `most` bytes to read, with gaps of up to `gap`
 /// bytes between them.
-fn groups<'g, 't>(
-    stored: &'g [(&'t Touched, Range<usize>)],
-    most: usize,
-    gap: u64,
-) -> Vec<&'g [(&'t Touched, Range<usize>)]> {
+fn groups<'g, 'p>(stored: &'g [Stored<'p>], most: usize, gap: u64) -> Vec<&'g [Stored<'p>]> {
     let gap = usize::try_from(gap).unwrap_or(usize::MAX);
     let mut groups = Vec::new();
     let (mut from, mut sum) = (0, 0_usize);
@@ -660,7 +680,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 thread_local! {
-    /// What this thread reads into.
+    /// The buffer that this thread reads files into.
     static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
@@ -682,14 +702,11 @@ mod tests {
 
     #[test]
     fn groups_count_the_gaps_that_are_read() {
-        let touched = Touched {
-            number: 0,
-            windows: Vec::new(),
-        };
+        let touched = Touched(&[(0, 0)]);
         let lens = |extents: &[Range<usize>], most, gap| -> Vec<usize> {
             let stored: Vec<_> = extents
                 .iter()
-                .map(|extent| (&touched, extent.clone()))
+                .map(|extent| (touched, extent.clone()))
                 .collect();
             groups(&stored, most, gap)
                 .iter()

@@ -190,8 +190,8 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
                 reason: "an array without axes has no slices".to_string(),
             });
         }
-        let until = follow.as_ref().map(|(_, until)| until.cancel.clone());
-        let cancel = until.flatten().unwrap_or_default();
+        let cancel = follow.as_ref().and_then(|(_, until)| until.cancel.clone());
+        let cancel = cancel.unwrap_or_default();
         let stop = Arc::new(AtomicBool::new(false));
         let (send, blocks) = sync_channel(1);
         let ahead = Ahead {
@@ -305,7 +305,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> Ahead<TStorage> {
         if until.length.is_some_and(|most| most <= length) {
             return Ok(false);
         }
-        // The metadata is read before the deadline is compared: what was added before it counts.
+        // The clock is read before the metadata: slices that were added before the deadline count.
         let is_over = until
             .deadline
             .is_some_and(|deadline| deadline <= Instant::now());

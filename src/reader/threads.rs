@@ -8,7 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
 use super::ReaderError;
-use crate::crew::{Crew, PerProcess};
+use crate::crew::Crew;
+use crate::per_process::PerProcess;
+#[cfg(feature = "async")]
+use crate::store::all;
+use crate::store::now;
 
 /// A future that may move between threads. It is boxed, because a compiler that is asked whether the
 /// future of a generic function may move cannot always say.
@@ -17,10 +21,34 @@ pub(super) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// A part of a call.
 pub(super) type Task<'a> = Later<'a, Result<(), ReaderError>>;
 
+/// Does `one(0)`, …, `one(count - 1)`, at most so many of them at once. After an error no more are
+/// begun.
+pub(super) type Each =
+    for<'a> fn(usize, NonZeroUsize, &'a (dyn Fn(usize) -> Task<'a> + Sync)) -> Task<'a>;
+
+/// [`Each`] for requests that block, each on one thread.
+pub(super) fn blocking<'a>(
+    count: usize,
+    at_once: NonZeroUsize,
+    one: &'a (dyn Fn(usize) -> Task<'a> + Sync),
+) -> Task<'a> {
+    Box::pin(async move { each(count, at_once, |number| now(one(number))) })
+}
+
+/// [`Each`] for requests that are awaited.
+#[cfg(feature = "async")]
+pub(super) fn awaited<'a>(
+    count: usize,
+    at_once: NonZeroUsize,
+    one: &'a (dyn Fn(usize) -> Task<'a> + Sync),
+) -> Task<'a> {
+    Box::pin(all((0..count).map(one), at_once.get(), drop))
+}
+
 /// The most threads, in all readers. Those that wait for a store take no time of the processors.
 const MOST: usize = 256;
 
-/// What readers of this process share.
+/// The threads that all readers of this process share.
 #[derive(Debug)]
 struct Threads {
     crew: Crew,

@@ -21,10 +21,12 @@ use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::marker::PhantomData;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
+
+use crate::per_process::PerProcess;
 
 #[cfg(feature = "async")]
 mod clock;
@@ -91,33 +93,22 @@ struct Process {
     line: Mutex<Line>,
     #[cfg(feature = "async")]
     alarms: std::sync::Condvar,
-    /// The line of a child that was forked, for the child alone.
-    child: OnceLock<Box<Process>>,
 }
 
 impl Process {
     /// The line of this process. A forked child leaves the line of its parent behind, whose lock a
     /// thread may have held.
     fn this() -> &'static Self {
-        static FIRST: OnceLock<Box<Process>> = OnceLock::new();
-        let id = std::process::id();
-        let mut place = &FIRST;
-        loop {
-            let process = place.get_or_init(|| Box::new(Self::new(id)));
-            if process.id == id {
-                return process;
-            }
-            place = &process.child;
-        }
+        static THIS: PerProcess<Process> = PerProcess::new(Process::new);
+        THIS.get()
     }
 
-    fn new(id: u32) -> Self {
+    fn new() -> Self {
         Self {
-            id,
+            id: std::process::id(),
             line: Mutex::default(),
             #[cfg(feature = "async")]
             alarms: std::sync::Condvar::new(),
-            child: OnceLock::new(),
         }
     }
 

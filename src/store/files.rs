@@ -44,6 +44,11 @@ fn failed(doing: &str, path: &Path, error: &io::Error) -> StorageError {
     ))
 }
 
+/// Whether there is nothing at a path.
+fn is_missing(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+}
+
 /// Whether a link leads to nothing, or to itself.
 fn leads_nowhere(error: &io::Error) -> bool {
     // The kind of error that this is has no stable name.
@@ -51,7 +56,7 @@ fn leads_nowhere(error: &io::Error) -> bool {
     let is_loop = error.raw_os_error() == Some(libc::ELOOP);
     #[cfg(not(target_os = "linux"))]
     let is_loop = false;
-    is_loop || matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+    is_loop || is_missing(error)
 }
 
 impl Files {
@@ -70,11 +75,7 @@ impl Files {
         let directory = match fs::read_dir(&path) {
             Ok(directory) => directory,
             // There is nothing below it.
-            Err(error)
-                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
-            {
-                return Ok(Vec::new());
-            }
+            Err(error) if is_missing(&error) => return Ok(Vec::new()),
             Err(error) => return Err(cannot(&error)),
         };
         let mut entries = Vec::new();
@@ -177,11 +178,7 @@ impl Files {
         let path = self.root.join(key.as_str());
         match fs::symlink_metadata(&path) {
             Ok(metadata) => Ok(Some(metadata.is_file() && metadata.len() <= most)),
-            Err(error)
-                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
-            {
-                Ok(None)
-            }
+            Err(error) if is_missing(&error) => Ok(None),
             Err(error) => Err(failed("look at", &path, &error)),
         }
     }
@@ -199,17 +196,20 @@ impl Files {
     /// Open the value at `key`; `None` if there is none.
     ///
     /// # Errors
-    /// If it cannot be opened.
+    /// If it cannot be opened, or is not a file.
     pub(crate) fn open(&self, key: &StoreKey) -> Result<Option<File>> {
         let path = self.root.join(key.as_str());
-        let opened = fs::File::open(&path).and_then(|file| Ok((file.metadata()?.len(), file)));
-        match opened {
+        // Opening a pipe would wait for its other end.
+        let looked = fs::metadata(&path).and_then(|metadata| {
+            let is_file = metadata.is_file();
+            is_file
+                .then_some(())
+                .ok_or(io::Error::other("it is not a file"))
+        });
+        let opened = looked.and_then(|()| fs::File::open(&path));
+        match opened.and_then(|file| Ok((file.metadata()?.len(), file))) {
             Ok((len, file)) => Ok(Some(File { path, file, len })),
-            Err(error)
-                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
-            {
-                Ok(None)
-            }
+            Err(error) if is_missing(&error) => Ok(None),
             Err(error) => Err(failed("open", &path, &error)),
         }
     }

@@ -113,9 +113,16 @@ pub(crate) fn last_bytes(ranges: &[ByteRange]) -> Vec<ByteRange> {
 }
 
 /// What reading the last bytes of long subchunks gave.
-fn check_last_bytes(wanted: usize, read: Option<Vec<ArrayBytesRaw<'_>>>) -> Result<(), CodecError> {
+pub(crate) fn check_last_bytes(
+    wanted: usize,
+    read: Option<Vec<impl AsRef<[u8]>>>,
+) -> Result<(), CodecError> {
     match read {
-        Some(bytes) if bytes.len() == wanted && bytes.iter().all(|byte| byte.len() == 1) => Ok(()),
+        Some(bytes)
+            if bytes.len() == wanted && bytes.iter().all(|byte| byte.as_ref().len() == 1) =>
+        {
+            Ok(())
+        }
         _ => Err(CodecError::Other(
             "the shard index references out-of-bounds bytes: the shard may be corrupted"
                 .to_string(),

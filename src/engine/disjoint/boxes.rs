@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::Claims;
 use super::copy::{Row, unscatter_pieces};
+use super::{Claims, check_order};
 use crate::engine::memory;
 use crate::engine::{EngineError, RowSink};
 use crate::layout::{StridedBox, SubchunkGrid};
@@ -39,11 +39,7 @@ impl<'a> Boxes<'a> {
             return Err(EngineError::Internal("the output does not fit the shard"));
         }
         // A permutation makes the boxes of different subchunks disjoint.
-        let mut axes = order.to_vec();
-        axes.sort_unstable();
-        if !axes.iter().copied().eq(0..grid.shard().len()) {
-            return Err(EngineError::Internal("the order of axes is no permutation"));
-        }
+        check_order(order, grid)?;
         let boxed = StridedBox::new(grid, order);
         Ok(Self {
             start: vec.as_mut_ptr(),

@@ -30,11 +30,8 @@ impl<'a> Row<'a> {
         first: usize,
         count: usize,
     ) -> usize {
-        let along_last_axis = grid.counts().last().copied().unwrap_or(1).max(1);
         let worthwhile = (Self::BYTES / boxed.run().max(1)).clamp(1, Self::MOST);
-        count
-            .min(along_last_axis - first % along_last_axis)
-            .min(worthwhile)
+        count.min(grid.neighbours(first)).min(worthwhile)
     }
 
     /// The boxes of `count` subchunks from `first` on; `None` if they are not neighbours.
@@ -44,10 +41,9 @@ impl<'a> Row<'a> {
         first: usize,
         count: usize,
     ) -> Option<Self> {
-        let along_last_axis = grid.counts().last().copied().unwrap_or(1).max(1);
         let neighbours = (1..=Self::MOST).contains(&count)
             && first + count <= grid.num_subchunks()
-            && first % along_last_axis + count <= along_last_axis;
+            && count <= grid.neighbours(first);
         neighbours.then(|| Self {
             boxed,
             start: boxed.offset(first),

@@ -25,3 +25,16 @@ pub(in crate::engine) use segments::{Segment, Segments};
 pub(crate) use shares::Shares;
 pub(in crate::engine) use slices::Slices;
 pub(crate) use window::Window;
+
+use super::EngineError;
+use crate::layout::SubchunkGrid;
+
+/// Checks that `order` has each axis of `grid` once.
+fn check_order(order: &[usize], grid: &SubchunkGrid) -> Result<(), EngineError> {
+    let mut axes = order.to_vec();
+    axes.sort_unstable();
+    axes.into_iter()
+        .eq(0..grid.shard().len())
+        .then_some(())
+        .ok_or(EngineError::Internal("the order of axes is no permutation"))
+}

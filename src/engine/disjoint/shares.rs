@@ -1,7 +1,7 @@
 //! Which elements of a part of a shard each subchunk has.
 
-use super::Claims;
 use super::copy::{Row, Strided};
+use super::{Claims, check_order};
 use crate::engine::EngineError;
 use crate::layout::{Part, Slab, SubchunkGrid, boxes, c_order, strides, strides_in};
 
@@ -42,11 +42,7 @@ impl<'a> Shares<'a> {
         if !inside {
             return Err(EngineError::Internal("a window leaves the shard"));
         }
-        let mut axes = order.to_vec();
-        axes.sort_unstable();
-        if !axes.iter().copied().eq(0..grid.shard().len()) {
-            return Err(EngineError::Internal("the order of axes is no permutation"));
-        }
+        check_order(order, grid)?;
         let (mut first, mut counts) = (Vec::new(), Vec::new());
         for ((start, extent), subchunk) in std::iter::zip(&start, &shape).zip(grid.subchunk()) {
             first.push(start / subchunk);
@@ -100,10 +96,9 @@ impl<'a> Shares<'a> {
     /// How many of the `count` neighbours from subchunk `first` on have rows that add up to about
     /// `bytes`; at least 1.
     pub(crate) fn row_len(&self, first: usize, count: usize, bytes: usize) -> usize {
-        let along_last_axis = self.grid.counts().last().copied().unwrap_or(1).max(1);
         let worthwhile = (bytes / self.part(first).row_len().max(1)).clamp(1, Row::MOST);
         count
-            .min(along_last_axis - first % along_last_axis)
+            .min(self.grid.neighbours(first))
             .min(worthwhile)
             .max(1)
     }
@@ -115,8 +110,7 @@ impl<'a> Shares<'a> {
     /// [`EngineError::Internal`] if one was claimed before, is not in the window, or they are no
     /// neighbours.
     pub(crate) fn claim(&self, first: usize, count: usize) -> Result<Slab, EngineError> {
-        let along_last_axis = self.grid.counts().last().copied().unwrap_or(1).max(1);
-        if count == 0 || first % along_last_axis + count > along_last_axis {
+        if count == 0 || count > self.grid.neighbours(first) {
             return Err(EngineError::Internal("subchunks are no neighbours"));
         }
         for number in first..first + count {

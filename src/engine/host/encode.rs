@@ -182,7 +182,7 @@ fn encode_known(
     let all = bound.checked_mul(job.grid.num_subchunks());
     let output = output(job, head, all, tail)?;
 
-    let schedule = compress_schedule(job, job.grid.num_subchunks(), COMPRESS_BATCH);
+    let schedule = compress_schedule(job, job.grid.num_subchunks(), 0);
     let aggregate = Aggregate::new(&output, job.grid.num_subchunks());
     let len = job.grid.subchunk_bytes();
     let most_together = most_in_cache(job);
@@ -224,7 +224,7 @@ fn encode_foreign(
     tail: usize,
 ) -> Result<EncodedShard, EngineError> {
     let scatter = Scatter::in_c_order(job.grid, job.fill_value);
-    let schedule = compress_schedule(job, job.grid.num_subchunks(), COMPRESS_BATCH);
+    let schedule = compress_schedule(job, job.grid.num_subchunks(), 0);
     let batches: Vec<Mutex<Batch>> = schedule.batches().map(|_| Mutex::default()).collect();
     schedule.run(|scratch, number, subchunks| {
         let mut batch = Batch::default();
