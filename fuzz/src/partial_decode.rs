@@ -36,7 +36,22 @@ fn judge(u: &mut Unstructured<'_>) -> Result<()> {
         return Ok(());
     }
     assert_agree(("decode", &decoded), ("all of it as a part", &read));
+    let by_reader = |subset: &ArraySubset| {
+        limited(case.most_memory(harmed.len()), "a reader", || {
+            let read = shards.read(ours.clone(), &harmed, subset, &case.options);
+            read.map_err(|error| error.to_string())
+        })
+    };
+    assert_agree(("decode", &decoded), ("a reader", &by_reader(&whole)));
 
+    let subset = case.subset(u)?;
+    let part = limited(case.most_memory(harmed.len()), "a partial decoder", || {
+        read_as_part(&case, &ours, &harmed, &subset)
+    });
+    assert_agree(
+        ("a part", &part),
+        ("the part by a reader", &by_reader(&subset)),
+    );
     for _ in 0..u.int_in_range(1..=3)? {
         let part = case.indexer(u)?;
         let read = limited(case.most_memory(harmed.len()), "a partial decoder", || {

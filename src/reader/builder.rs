@@ -4,9 +4,11 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use zarrs::array::Array;
+use zarrs::array::{Array, ArrayMetadata};
+use zarrs::metadata::v3::ArrayMetadataV3;
+use zarrs::node::meta_key_v3;
 use zarrs_codec::CodecOptions;
-use zarrs_storage::StoreKey;
+use zarrs_storage::byte_range::ByteRange;
 
 use super::cache::Caches;
 use super::metrics::Counters;
@@ -60,7 +62,8 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
     /// A shard that is written in place while it is read, as zarrs' own `set` does, may give an error,
     /// or elements of before and after. zarrs' store makes readers of its own process wait instead.
     ///
-    /// [`build`](Self::build) returns an error if the array's metadata is not in `store`.
+    /// [`build`](Self::build) returns an error if `store` does not have the array's metadata, or has
+    /// those of an array with other chunks.
     #[cfg(feature = "filesystem")]
     pub fn on_filesystem(mut self, store: &zarrs_filesystem::FilesystemStore) -> Self {
         let root = zarrs_storage::StorePrefix::root();
@@ -127,8 +130,8 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
     /// Builds the reader.
     ///
     /// # Errors
-    /// [`ReaderError::Unsupported`] if the array's metadata is not in the store of
-    /// [`on_filesystem`](Self::on_filesystem).
+    /// [`ReaderError::Unsupported`] if the store of [`on_filesystem`](Self::on_filesystem) does not
+    /// have the array.
     pub fn build(self) -> Result<ArrayReader<TStorage>, ReaderError> {
         let Self {
             array,
@@ -195,29 +198,40 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
     }
 }
 
-/// Checks that `files` have the metadata of `array`.
+/// Checks that `files` have `array`, or the same array with another shape.
 fn check_files<TStorage: ?Sized>(
     array: &Array<TStorage>,
     files: &Files,
 ) -> Result<(), ReaderError> {
-    let path = array.path().as_str();
-    let keys = ["zarr.json", ".zarray"].map(|name| {
-        let key = format!("{}/{name}", path.trim_end_matches('/'));
-        StoreKey::new(key.trim_start_matches('/'))
-    });
-    let is_there = |key: &StoreKey| {
-        files
-            .is_file_of(key, u64::MAX)
-            .is_ok_and(|found| found.is_some())
+    let ArrayMetadata::V3(opened) = array.metadata() else {
+        // zarrs reads it: no shards.
+        return Ok(());
     };
-    if keys.iter().flatten().any(is_there) {
+    let key = meta_key_v3(array.path());
+    let refused = |why: &str| ReaderError::Unsupported {
+        reason: format!(
+            "{key} in the filesystem store {why}: give the store that the array is in, with the same root"
+        ),
+    };
+    let file = files
+        .open(&key)
+        .map_err(|error| refused(&error.to_string()))?;
+    let file = file.ok_or_else(|| refused("does not exist"))?;
+    let mut buffer = Vec::new();
+    let stored = file.read(&[ByteRange::FromStart(0, None)], &mut buffer);
+    let stored = stored.map_err(|error| refused(&error.to_string()))?;
+    let stored = stored.first().copied().unwrap_or_default();
+    let stored: ArrayMetadataV3 =
+        serde_json::from_slice(stored).map_err(|error| refused(&error.to_string()))?;
+    let is_same = stored.data_type == opened.data_type
+        && stored.chunk_grid == opened.chunk_grid
+        && stored.chunk_key_encoding == opened.chunk_key_encoding;
+    if is_same {
         return Ok(());
     }
-    Err(ReaderError::Unsupported {
-        reason: format!(
-            "the filesystem store has no metadata of {path}: give the store that the array is in, with the same root"
-        ),
-    })
+    Err(refused(
+        "has another data type, chunk grid or chunk key encoding",
+    ))
 }
 
 /// How the elements of `array` are decoded.

@@ -26,10 +26,12 @@ pub enum ReaderError {
     /// The elements of the output are not of the array's data type.
     #[error("cannot read elements of this type: {0}")]
     Element(#[from] ElementError),
-    /// There is no memory for the elements.
-    #[error("out of memory: {bytes} bytes for the elements of a box")]
+    /// There is not enough memory.
+    #[error("out of memory: {bytes} bytes for {what}")]
     Memory {
-        /// The size of the elements.
+        /// What the memory is for.
+        what: &'static str,
+        /// The bytes that could not be allocated.
         bytes: usize,
     },
     /// The array cannot be read through this reader.

@@ -249,10 +249,10 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
             .iter()
             .try_fold(each, |len, extent| len.checked_mul(*extent));
         let zeros = len.and_then(|len| memory::zeros(len, self.0.settings.huge_pages));
-        zeros.ok_or_else(|| ReaderError::Memory {
-            bytes: extents.iter().fold(each * size_of::<T>(), |len, extent| {
-                len.saturating_mul(*extent)
-            }),
+        zeros.ok_or_else(|| {
+            let each = each * size_of::<T>();
+            let multiply = |len: usize, extent: &usize| len.saturating_mul(*extent);
+            no_memory_for_box(extents.iter().fold(each, multiply))
         })
     }
 
@@ -362,5 +362,12 @@ fn extents(shape: &[u64]) -> Result<Vec<usize>, ReaderError> {
     let extents = shape.iter().map(|&extent| usize::try_from(extent));
     extents
         .collect::<Result<_, _>>()
-        .map_err(|_| ReaderError::Memory { bytes: usize::MAX })
+        .map_err(|_| no_memory_for_box(usize::MAX))
+}
+
+fn no_memory_for_box(bytes: usize) -> ReaderError {
+    ReaderError::Memory {
+        what: "the elements of a box",
+        bytes,
+    }
 }

@@ -81,8 +81,14 @@ impl Touched<'_> {
     }
 }
 
-/// A subchunk that is to be read, and its place in the shard.
-type Stored<'p> = (Touched<'p>, Range<usize>);
+/// A subchunk that is to be read.
+struct Stored<'p> {
+    touched: Touched<'p>,
+    /// The bytes of the shard to read.
+    extent: Range<usize>,
+    /// Where they begin in the subchunk, if they are a part of it that needs no decoding.
+    part: Option<usize>,
+}
 
 impl<S: Source> Call<'_, S> {
     /// Read the wanted elements of `shard`.
@@ -165,7 +171,7 @@ impl<S: Source> Call<'_, S> {
         opened: &S::Shard,
     ) -> Result<Option<Arc<Index>>, ReaderError> {
         let index = &shard.sharding.index;
-        check_memory(index.len()).map_err(|error| damage(shard, None, error))?;
+        check_memory(index.len()).map_err(|error| failed(shard, None, error))?;
         let Some(encoded) = self.encoded_index(shard, opened).await? else {
             return Ok(None);
         };
@@ -257,7 +263,7 @@ impl<S: Source> Attempt<'_, S> {
                 lock(&self.damaged).push(damage);
                 filled.push(touched);
             } else if !self.write_kept(touched)? {
-                stored.push((touched, extent));
+                stored.push(self.narrowed(touched, extent));
             }
         }
         Call::<S>::fill(self.shard, self.windows, filled)?;
@@ -265,6 +271,38 @@ impl<S: Source> Attempt<'_, S> {
             self.check_ends(&stored).await?;
         }
         Ok(stored)
+    }
+
+    /// What to read of the subchunk at `extent`: of a long one without a codec but `bytes`, only the
+    /// bytes between the first and the last element that are wanted.
+    fn narrowed<'p>(&self, touched: Touched<'p>, extent: Range<usize>) -> Stored<'p> {
+        /// Fewer bytes than this cost about as much as one.
+        const SHORT: usize = 64 << 10;
+        let sharding = &self.shard.sharding;
+        let chain = sharding.known();
+        let is_plain = chain.is_ok_and(|chain| chain.stages.is_empty() && chain.swap == 1);
+        let is_long = extent.len() > SHORT && extent.len() == sharding.grid.subchunk_bytes();
+        let whole = |extent| Stored {
+            touched,
+            extent,
+            part: None,
+        };
+        if !is_plain || !is_long || self.call.settings.subchunk_cache > 0 {
+            return whole(extent);
+        }
+        let number = touched.number();
+        let spans = touched
+            .windows()
+            .map(|window| self.windows[window].span(number));
+        let span = spans.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
+        match span {
+            Some(span) if span.len() + SHORT <= extent.len() => Stored {
+                touched,
+                extent: extent.start + span.start..extent.start + span.end,
+                part: Some(span.start),
+            },
+            _ => whole(extent),
+        }
     }
 
     /// Read the subchunks `stored` and write their elements, and read the index again.
@@ -357,7 +395,7 @@ impl<S: Source> Attempt<'_, S> {
     /// Look for the last byte of each long subchunk: if the store has it, then the stored bytes justify
     /// the memory that the index asks for.
     async fn check_ends(&self, stored: &[Stored<'_>]) -> Result<(), Stop> {
-        let ranges = stored.iter().map(|(_, extent)| {
+        let ranges = stored.iter().map(|Stored { extent, .. }| {
             ByteRange::FromStart(extent.start as u64, Some(extent.len() as u64))
         });
         let ranges = last_bytes(&ranges.collect::<Vec<_>>());
@@ -398,7 +436,7 @@ impl<S: Source> Attempt<'_, S> {
         let to_u64 = |extent: &Range<usize>| extent.start as u64..extent.end as u64;
         let merged = Merged::near(
             self.call.settings.gap,
-            group.iter().map(|(_, extent)| to_u64(extent)),
+            group.iter().map(|stored| to_u64(&stored.extent)),
         );
         let mut ranges = merged.byte_ranges();
         let mut bytes = merged.total();
@@ -448,7 +486,8 @@ impl<S: Source> Attempt<'_, S> {
         /// Fewer bytes than this are decoded sooner than another thread is woken.
         const AT_ONCE: usize = 512 << 10;
         let mut subchunks = Vec::with_capacity(group.len());
-        for (touched, extent) in group {
+        for stored in group {
+            let (touched, extent) = (stored.touched, &stored.extent);
             let range = extent.start as u64..extent.end as u64;
             let place = if range.is_empty() {
                 Some(&[][..])
@@ -461,10 +500,17 @@ impl<S: Source> Attempt<'_, S> {
                 let source = StorageError::Other("the store returned other bytes".to_string());
                 store_error(self.shard, source)
             };
-            subchunks.push(EncodedSubchunk {
-                number: touched.number(),
-                bytes: Some(place.ok_or_else(missing)?),
-            });
+            let (number, bytes) = (touched.number(), place.ok_or_else(missing)?);
+            match stored.part {
+                None => subchunks.push(EncodedSubchunk {
+                    number,
+                    bytes: Some(bytes),
+                }),
+                Some(first) => touched
+                    .windows()
+                    .try_for_each(|window| self.windows[window].write_span(number, bytes, first))
+                    .map_err(|error| failed(self.shard, Some(number), error))?,
+            }
         }
         let bytes = self.shard.sharding.grid.subchunk_bytes();
         let share = (AT_ONCE / bytes).max(1);
@@ -507,19 +553,25 @@ impl<S: Source> Attempt<'_, S> {
                 let Err(error) = decoded else {
                     return Ok(());
                 };
+                if matches!(error, EngineError::OutOfMemory { .. }) {
+                    return Err(failed(self.shard, None, error));
+                }
                 // Which one it is: without the elements that were written already.
                 for subchunk in subchunks {
                     let one = std::slice::from_ref(subchunk);
                     if let Err(error) = host_engine().decode_each(job, one, &|_, _| Ok(())) {
-                        return Err(damage(self.shard, Some(subchunk.number), error));
+                        return Err(failed(self.shard, Some(subchunk.number), error));
                     }
                 }
-                return Err(damage(self.shard, None, error));
+                return Err(failed(self.shard, None, error));
             }
             for subchunk in subchunks {
                 let one = std::slice::from_ref(subchunk);
                 if let Err(error) = host_engine().decode_some(job, one, sink) {
                     let number = subchunk.number;
+                    if matches!(error, EngineError::OutOfMemory { .. }) {
+                        return Err(failed(self.shard, Some(number), error));
+                    }
                     let damage = Damage::new(self.shard.key.clone(), Some(number), error);
                     let filled = sink.fill_row(number, 1, job.fill_value);
                     filled.map_err(|error| self::damage(self.shard, Some(number), error))?;
@@ -587,8 +639,8 @@ impl Several<'_> {
     fn windows(&self, number: usize) -> impl Iterator<Item = &Window<'_>> {
         let found = self
             .group
-            .binary_search_by_key(&number, |(touched, _)| touched.number());
-        let touched = found.ok().map(|at| self.group[at].0);
+            .binary_search_by_key(&number, |stored| stored.touched.number());
+        let touched = found.ok().map(|at| self.group[at].touched);
         let windows = touched.into_iter().flat_map(Touched::windows);
         windows.map(|window| &self.windows[window])
     }
@@ -642,7 +694,7 @@ fn groups<'g, 'p>(stored: &'g [Stored<'p>], most: usize, gap: u64) -> Vec<&'g [S
     let mut groups = Vec::new();
     let (mut from, mut sum) = (0, 0_usize);
     let mut end = None;
-    for (at, (_, extent)) in stored.iter().enumerate() {
+    for (at, Stored { extent, .. }) in stored.iter().enumerate() {
         let between = end.and_then(|end| extent.start.checked_sub(end));
         let between = between.filter(|between| *between <= gap).unwrap_or(0);
         let cost = extent.len().saturating_add(between);
@@ -666,6 +718,14 @@ fn damage(
     source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
 ) -> ReaderError {
     ReaderError::Damaged(Damage::new(shard.key.clone(), subchunk, source))
+}
+
+/// The error for a subchunk that was not decoded: memory may lack for one that is not damaged.
+fn failed(shard: &Shard<'_>, subchunk: Option<usize>, error: EngineError) -> ReaderError {
+    match error {
+        EngineError::OutOfMemory { what, bytes } => ReaderError::Memory { what, bytes },
+        error => damage(shard, subchunk, error),
+    }
 }
 
 fn store_error(shard: &Shard<'_>, source: StorageError) -> ReaderError {
@@ -706,7 +766,11 @@ mod tests {
         let lens = |extents: &[Range<usize>], most, gap| -> Vec<usize> {
             let stored: Vec<_> = extents
                 .iter()
-                .map(|extent| (touched, extent.clone()))
+                .map(|extent| Stored {
+                    touched,
+                    extent: extent.clone(),
+                    part: None,
+                })
                 .collect();
             groups(&stored, most, gap)
                 .iter()

@@ -9,9 +9,14 @@ use zarrs::array::codec::{
     BytesCodec, ShardingCodec, ShardingCodecConfiguration, ShardingIndexLocation,
     SubchunkWriteOrder,
 };
-use zarrs::array::{ArrayBytes, ChunkShape, CodecChain, DataType, FillValue, Indexer};
+use zarrs::array::{
+    ArrayBuilder, ArrayBytes, ArraySubset, ChunkShape, CodecChain, DataType, FillValue, Indexer,
+};
 use zarrs::plugin::PluginCreateError;
+use zarrs::storage::WritableStorageTraits;
+use zarrs::storage::store::MemoryStore;
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecError, CodecOptions};
+use zarrs_cuda::reader::{ArrayReader, Output, ReaderError};
 use zarrs_cuda::{CudaShardingCodec, Options};
 
 use crate::index::{self, IndexLayout};
@@ -226,7 +231,32 @@ impl Shards {
         Ok(decoded.into_fixed()?.into_owned())
     }
 
-    /// The same, asynchronously.
+    /// Reads a box of an array that is one shard, `encoded`, with an `ArrayReader`.
+    pub fn read(
+        &self,
+        codec: Arc<dyn ArrayToBytesCodecTraits>,
+        encoded: &[u8],
+        subset: &ArraySubset,
+        options: &CodecOptions,
+    ) -> Result<Vec<u8>, ReaderError> {
+        let store = Arc::new(MemoryStore::new());
+        let (data_type, fill_value) = (self.data_type.clone(), self.fill_value());
+        let shape = (self.shape.clone(), self.chunk_shape());
+        let array = ArrayBuilder::new(shape.0, shape.1, data_type, fill_value)
+            .array_to_bytes_codec(codec)
+            .build(store.clone(), "/")
+            .unwrap();
+        let key = array.chunk_key(&vec![0; self.shape.len()]);
+        store.set(&key, encoded.to_vec().into()).unwrap();
+        let reader = ArrayReader::builder(&array)
+            .with_codec_options(options.clone())
+            .build()?;
+        let mut elements = vec![0; subset.num_elements_usize() * self.element_size()];
+        reader.read_bytes_into(subset, Output::contiguous(&mut elements))?;
+        Ok(elements)
+    }
+
+    /// The same as [`partial_decode`](Self::partial_decode), asynchronously.
     pub fn async_partial_decode(
         &self,
         codec: Arc<dyn ArrayToBytesCodecTraits>,

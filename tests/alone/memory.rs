@@ -1,12 +1,21 @@
-//! The peak memory of encoding, beyond the input and the output: at most the encoded size, and a
-//! few subchunks per thread.
+//! The peak memory of encoding and reading, beyond the input and the output. Encoding takes at most
+//! the encoded size, and a few subchunks per thread; a reader its budget, and a few subchunks per
+//! thread.
+
 use std::borrow::Cow;
 use std::fs;
 use std::num::NonZeroU64;
+use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::{Value, json};
-use zarrs::array::{ArrayBytes, ArrayToBytesCodecTraits, CodecOptions, FillValue, data_type};
+use zarrs::array::{
+    ArrayBuilder, ArrayBytes, ArrayToBytesCodecTraits, CodecOptions, FillValue, data_type,
+};
+use zarrs::filesystem::FilesystemStore;
+use zarrs_cuda::reader::{ArrayReader, Output};
 use zarrs_cuda::{CudaShardingCodec, Options};
+use zarrs_cuda_testing::Rng;
 
 use crate::in_its_own_process;
 
@@ -144,6 +153,80 @@ fn encode_behind_a_slow_subchunk() {
         "{peak} bytes for a shard of {}",
         encoded.len()
     );
+}
+
+/// Elements that no codec compresses, read with a budget that is much smaller than they are.
+#[test]
+fn a_reader_keeps_within_its_budget() {
+    let test = "a_reader_keeps_within_its_budget";
+    in_its_own_process(module_path!(), test, read_with_budgets);
+}
+
+fn read_with_budgets() {
+    const MIB: usize = 1 << 20;
+    // Four shards of 32 MiB, with subchunks of 512 KiB.
+    let (shape, shard, subchunk) = ([512, 512, 256], [256, 256, 256], [64, 64, 64]);
+    let subchunk_bytes = 64 * 64 * 64 * 2;
+    let mut rng = Rng(5);
+    let mut elements: Vec<u8> = std::iter::repeat_with(|| rng.next().to_ne_bytes())
+        .take(128 * MIB / 8)
+        .flatten()
+        .collect();
+    let shared = Path::new("/dev/shm");
+    let folder = if shared.is_dir() {
+        tempfile::tempdir_in(shared).unwrap()
+    } else {
+        tempfile::tempdir().unwrap()
+    };
+    let store = Arc::new(FilesystemStore::new(folder.path()).unwrap());
+    for (number, compressor) in [
+        json!([]),
+        json!([{ "name": "zstd", "configuration": { "level": 1, "checksum": false } }]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut codecs = vec![json!({ "name": "bytes", "configuration": { "endian": "little" } })];
+        codecs.extend(compressor.as_array().unwrap().iter().cloned());
+        let configuration = serde_json::from_value(json!({
+            "chunk_shape": subchunk,
+            "codecs": codecs,
+            "index_codecs": [{ "name": "bytes", "configuration": { "endian": "little" } }],
+        }))
+        .unwrap();
+        let codec =
+            CudaShardingCodec::new_with_configuration(&configuration, Options::default()).unwrap();
+        let array = ArrayBuilder::new(shape, shard, data_type::uint16(), 0_u16)
+            .array_to_bytes_codec(Arc::new(codec))
+            .build(store.clone(), &format!("/{number}"))
+            .unwrap();
+        array.store_metadata().unwrap();
+        let whole = array.subset_all();
+        array
+            .store_array_subset(&whole, ArrayBytes::from(elements.as_slice()))
+            .unwrap();
+        for (budget, in_files) in [(8 * MIB, false), (32 * MIB, false), (8 * MIB, true)] {
+            let mut builder = ArrayReader::builder(&array).with_memory(budget);
+            if in_files {
+                builder = builder.on_filesystem(&store);
+            }
+            let reader = builder.build().unwrap();
+            let mut read = || {
+                let output = Output::contiguous(&mut elements);
+                reader.read_bytes_into(&whole, output).unwrap();
+            };
+            // The first call starts threads, and touches the output.
+            read();
+            let (peak, ()) = peak(read);
+            let few_subchunks = (4 + 4 * rayon_threads()) * subchunk_bytes;
+            let allowed = budget + few_subchunks + 4 * MIB;
+            println!("{compressor}, files {in_files}: {peak} of {allowed} bytes");
+            assert!(
+                peak <= allowed,
+                "{compressor}, files {in_files}: {peak} bytes with a budget of {budget}"
+            );
+        }
+    }
 }
 
 fn rayon_threads() -> usize {

@@ -24,6 +24,7 @@ use zarrs_storage::byte_range::ByteRange;
 use super::error::codec_error;
 use super::index::ShardIndex;
 use super::sharding::Sharding;
+use crate::engine::EngineError;
 use crate::layout::{ENTRY_LEN, Entries};
 use crate::store::Handle;
 use request::{InnerReads, Output, Request, Touched};
@@ -79,12 +80,12 @@ const LONG: u64 = 1 << 20;
 
 /// Stores allocate what they are asked to read before they find out that it is not there, so an
 /// index that no machine could hold is refused here.
-pub(crate) fn check_memory(index_len: usize) -> Result<(), CodecError> {
+pub(crate) fn check_memory(index_len: usize) -> Result<(), EngineError> {
     let mut probe = Vec::<u8>::new();
-    probe.try_reserve_exact(index_len).map_err(|_| {
-        CodecError::Other(format!(
-            "out of memory: {index_len} bytes for the index of a shard"
-        ))
+    let reserved = probe.try_reserve_exact(index_len);
+    reserved.map_err(|_| EngineError::OutOfMemory {
+        what: "the index of a shard",
+        bytes: index_len,
     })
 }
 
@@ -145,7 +146,7 @@ pub(super) async fn read_index<H: Handle>(
     options: &CodecOptions,
 ) -> Result<Option<Entries<'static>>, CodecError> {
     let index = &shards.index;
-    check_memory(index.len())?;
+    check_memory(index.len()).map_err(codec_error)?;
     let encoded = H::read_one(input, index.byte_range(), options).await?;
     encoded
         .map(|encoded| entries_of(index, Cow::Owned(encoded.into_owned()), options))

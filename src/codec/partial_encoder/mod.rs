@@ -37,7 +37,7 @@ use zarrs_storage::byte_range::ByteRange;
 
 use super::partial_decoder::check_memory;
 use super::sharding::Sharding;
-use crate::codec::error::caused;
+use crate::codec::error::{caused, codec_error};
 use crate::layout::placement::Rule;
 use crate::metrics::counters;
 use crate::store::Handle;
@@ -177,7 +177,7 @@ impl<H: Handle> PartialEncoder<H> {
 
     /// Where to read the index.
     fn index_range(&self) -> Result<ByteRange, CodecError> {
-        check_memory(self.target.index.len())?;
+        check_memory(self.target.index.len()).map_err(codec_error)?;
         Ok(self.target.index.byte_range())
     }
 

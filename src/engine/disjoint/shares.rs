@@ -1,5 +1,7 @@
 //! Which elements of a part of a shard each subchunk has.
 
+use std::ops::Range;
+
 use super::copy::{Row, Strided};
 use super::{Claims, check_order};
 use crate::engine::EngineError;
@@ -91,6 +93,24 @@ impl<'a> Shares<'a> {
     /// The share of subchunk `number`.
     pub(super) fn part(&self, number: usize) -> Part {
         Part::new(self.grid, number, &self.start, &self.shape)
+    }
+
+    /// The bytes of subchunk `number`, as its elements are stored, from the first to the last of its
+    /// share; none if the share has no elements.
+    pub(super) fn span(&self, number: usize) -> Range<usize> {
+        let part = self.part(number);
+        let start = part.offset_in_subchunk(&self.stored);
+        if part.len() == 0 {
+            return start..start;
+        }
+        let steps = std::iter::zip(part.shape(), &self.stored);
+        let last: usize = steps.map(|(extent, stride)| (extent - 1) * stride).sum();
+        start..start + last + part.element_size()
+    }
+
+    /// The strides of a decoded subchunk, by axis, in bytes.
+    pub(super) fn stored(&self) -> &[usize] {
+        &self.stored
     }
 
     /// How many of the `count` neighbours from subchunk `first` on have rows that add up to about

@@ -1,5 +1,6 @@
 //! Part of a shard, written subchunk by subchunk from many threads.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::copy::Strided;
@@ -103,6 +104,33 @@ impl<'a> Window<'a> {
         let dense = strides(part.shape(), part.element_size());
         // SAFETY: the share is this call's alone, by `claim`.
         let written = unsafe { self.memory().write(&part, elements, &dense)? };
+        self.written.fetch_add(written, Ordering::Release);
+        Ok(())
+    }
+
+    /// The bytes of decoded subchunk `number` from the first to the last of its share.
+    pub(crate) fn span(&self, number: usize) -> Range<usize> {
+        self.shares.span(number)
+    }
+
+    /// Write the share of subchunk `number`, of which `bytes` are those from byte `first` on: at
+    /// least its [`span`](Self::span).
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] if it was written before, or an element is not in `bytes`.
+    pub(crate) fn write_span(
+        &self,
+        number: usize,
+        bytes: &[u8],
+        first: usize,
+    ) -> Result<(), EngineError> {
+        self.shares.claim(number, 1)?;
+        let start = self.shares.span(number).start.checked_sub(first);
+        let from = start.and_then(|start| bytes.get(start..));
+        let from = from.ok_or(EngineError::Internal("part of a subchunk is missing"))?;
+        let part = self.shares.part(number);
+        // SAFETY: the share is this call's alone, by `claim`.
+        let written = unsafe { self.memory().write(&part, from, self.shares.stored())? };
         self.written.fetch_add(written, Ordering::Release);
         Ok(())
     }
@@ -228,6 +256,34 @@ mod tests {
             .write_part(3, &[2, 3, 2, 4, 3, 3, 3, 4])
             .expect("free");
         assert_eq!(columns.finish().expect("complete"), expected);
+    }
+
+    #[test]
+    fn a_share_is_written_from_its_span() {
+        let grid = SubchunkGrid::new(&[4, 6], &[2, 6], 2).expect("divides");
+        let stored: Vec<u8> = (0..24).collect();
+        // Columns 1 and 2 of rows 1 and 2: with 12 bytes to a row, or 4 bytes to a column.
+        for (order, spans, expected) in [
+            ([0, 1], [14..18, 2..6], [14, 15, 16, 17, 2, 3, 4, 5]),
+            ([1, 0], [6..12, 4..10], [6, 7, 10, 11, 4, 5, 8, 9]),
+        ] {
+            let window = Window::new(&grid, &order, vec![1, 1], vec![2, 2], false).expect("inside");
+            for (number, span) in spans.into_iter().enumerate() {
+                assert_eq!(window.span(number), span);
+                let bytes = &stored[span.start - 1..];
+                window
+                    .write_span(number, bytes, span.start - 1)
+                    .expect("free");
+                assert!(window.write_span(number, &stored, 0).is_err(), "twice");
+            }
+            assert_eq!(window.finish().expect("complete"), expected);
+        }
+        let window = || Window::new(&grid, &[0, 1], vec![1, 1], vec![1, 2], false).expect("inside");
+        assert!(window().write_span(0, &stored, 15).is_err(), "too late");
+        assert!(
+            window().write_span(0, &stored[..17], 0).is_err(),
+            "too short"
+        );
     }
 
     #[test]

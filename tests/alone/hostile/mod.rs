@@ -321,6 +321,7 @@ impl Attacker {
         let into = outcome(what, || shards.decode_into(ours.clone(), hostile, &options));
         agree("decode_into", &into);
         let whole = ArraySubset::new_with_shape(shards.shape.clone());
+        agree("a reader", &by_reader(target, hostile, &whole, what));
         let whole: Box<dyn Indexer> = Box::new(whole);
         for (way, partial) in self.partial(target, hostile, whole.as_ref(), effort, what) {
             agree(&way, &partial);
@@ -328,22 +329,31 @@ impl Attacker {
 
         // Parts may be readable even if the whole is not. If the whole is readable, they must
         // match.
-        let parts = parts(&shards.shape);
-        for part in &parts {
-            let partial = self.partial(target, hostile, part.as_ref(), effort, what);
+        let [middle, start] = boxes(&shards.shape);
+        let few = few(&shards.shape);
+        let parts: [(&dyn Indexer, _); 3] = [
+            (&middle, Some(&middle)),
+            (&start, Some(&start)),
+            (&few, None),
+        ];
+        for (part, subset) in parts {
+            let partial = self.partial(target, hostile, part, effort, what);
             let first = partial[0].1.clone();
+            if let Some(read) = subset.map(|subset| by_reader(target, hostile, subset, what)) {
+                // A reader may read more of a subchunk than is wanted, and find that missing.
+                assert!(
+                    read == first || (read.is_err() && decoded.is_err()),
+                    "{what}: partial_decode {first:?}, a reader {read:?}"
+                );
+            }
             for (way, partial) in partial {
                 match (&decoded, &partial) {
                     (Ok(decoded), Ok(partial)) => {
-                        assert_eq!(
-                            *partial,
-                            shards.slice(decoded, part.as_ref()),
-                            "{what}: {way}"
-                        );
+                        assert_eq!(*partial, shards.slice(decoded, part), "{what}: {way}");
                     }
                     (Ok(_), Err(error)) => panic!("{what}: {way}: {error}"),
                     (Err(_), Ok(partial)) if target.covered => {
-                        let right = shards.slice(&target.elements, part.as_ref());
+                        let right = shards.slice(&target.elements, part);
                         assert_eq!(*partial, right, "{what}: {way}");
                     }
                     (Err(_), _) => {}
@@ -492,17 +502,27 @@ impl Attacker {
     }
 }
 
-/// Parts of a shard: a box in its middle, a box at its start, and a few elements.
-fn parts(shape: &[u64]) -> [Box<dyn Indexer>; 3] {
+/// A box in the middle of a shard, and a box at its start.
+fn boxes(shape: &[u64]) -> [ArraySubset; 2] {
     let middle: Vec<_> = shape.iter().map(|d| d / 2 - 1..d / 2 + 1).collect();
     let start: Vec<_> = shape.iter().map(|d| 0..d / 2).collect();
+    [middle, start].map(|ranges| ArraySubset::new_with_ranges(&ranges))
+}
+
+/// A few elements of a shard.
+fn few(shape: &[u64]) -> Vec<Vec<u64>> {
     let last: Vec<u64> = shape.iter().map(|d| d - 1).collect();
-    let first = vec![0; shape.len()];
-    [
-        Box::new(ArraySubset::new_with_ranges(&middle)),
-        Box::new(ArraySubset::new_with_ranges(&start)),
-        Box::new(vec![last.clone(), first, last]),
-    ]
+    vec![last.clone(), vec![0; shape.len()], last]
+}
+
+/// Reads a box of the array that is this shard with an `ArrayReader`.
+fn by_reader(target: &Target, hostile: &[u8], subset: &ArraySubset, what: &str) -> Outcome {
+    let Target { shards, ours, .. } = target;
+    outcome(what, || {
+        let options = CodecOptions::default();
+        let read = shards.read(ours.clone(), hostile, subset, &options);
+        read.map_err(|error| CodecError::Other(error.to_string()))
+    })
 }
 
 /// Reads the elements that `indexer` selects from the shard under `key`.

@@ -11,6 +11,7 @@ use zarrs::node::NodePath;
 use zarrs::plugin::{ExtensionName, ZarrVersion};
 use zarrs::storage::store::{AsyncMemoryStore, MemoryStore};
 use zarrs::storage::{Bytes, ReadableStorageTraits, StorageError, WritableStorageTraits};
+use zarrs_cuda::reader::ArrayReader;
 use zarrs_cuda::storage::{BinaryFormat, ShardingTransformer};
 
 use super::subject::{Sharded, key, prefix};
@@ -229,4 +230,29 @@ fn an_array_that_is_built_with_it() {
         [1, 2, 3, 4]
     );
     assert_eq!(array.retrieve_chunk::<Vec<u16>>(&[1, 2]).unwrap(), [7; 4]);
+}
+
+/// A reader leaves it to zarrs, whose storage transformer changes what the store has.
+#[test]
+fn an_array_reader_of_it() {
+    let _alone = crate::registry();
+    let _registration = zarrs_cuda::register(zarrs_cuda::Options::default()).unwrap();
+    let store = Arc::new(MemoryStore::new());
+    let transformer = ShardingTransformer::new("/a", &[2], BinaryFormat::Indexed).unwrap();
+    let mut builder = ArrayBuilder::new(vec![8], vec![4], data_type::uint16(), 0_u16);
+    builder.subchunk_shape(vec![2]);
+    builder.storage_transformers(StorageTransformerChain::new(vec![Arc::new(transformer)]));
+    let array = builder.build(store.clone(), "/a").unwrap();
+    array.store_metadata().unwrap();
+    let chunks = zarrs_cuda::storage::ShardedStore::open(store, "/a").unwrap();
+    let through = Array::open(Arc::new(chunks), "/a").unwrap();
+    let elements: Vec<u16> = (1..9).collect();
+    through
+        .store_array_subset(&through.subset_all(), &elements)
+        .unwrap();
+
+    let reader = ArrayReader::builder(&array).build().unwrap();
+    assert!(reader.is_by_zarrs());
+    assert!(reader.explain().contains("storage transformers"));
+    assert_eq!(reader.read::<u16>(&[1..7]).unwrap(), elements[1..7]);
 }

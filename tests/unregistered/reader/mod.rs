@@ -3,6 +3,7 @@
 mod any;
 mod damaged;
 mod growing;
+mod long;
 mod replaced;
 mod slow;
 mod tensors;

@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use zarrs::array::{Array, ArrayBuilder, data_type};
 use zarrs::filesystem::FilesystemStore;
-use zarrs::storage::ReadableWritableStorageTraits;
 use zarrs::storage::store::MemoryStore;
+use zarrs::storage::{
+    ReadableStorageTraits, ReadableWritableStorageTraits, StoreKey, WritableStorageTraits,
+};
 use zarrs_cuda::CudaShardingCodecBuilder;
 use zarrs_cuda::reader::{ArrayReader, ReaderError};
 use zarrs_cuda_testing::stores::watched::Watched;
@@ -96,6 +98,23 @@ fn files_of_another_folder_are_refused() {
     let array = array(stores[0].clone());
     let build = |store| ArrayReader::builder(&array).on_filesystem(store).build();
     assert!(build(&stores[0]).is_ok());
-    let error = build(&stores[1]).unwrap_err().to_string();
-    assert!(error.contains("same root"), "{error}");
+    let refused = || {
+        let error = build(&stores[1]).unwrap_err().to_string();
+        assert!(error.contains("same root"), "{error}");
+    };
+    refused();
+    // Another array has the same path there.
+    let other = ArrayBuilder::new(vec![128], vec![64], data_type::uint16(), 0_u16);
+    let other = other.build(stores[1].clone(), "/").unwrap();
+    other.store_metadata().unwrap();
+    refused();
+    // The same array, longer.
+    let key = StoreKey::new("zarr.json").unwrap();
+    let metadata = stores[0].get(&key).unwrap().unwrap();
+    let longer = String::from_utf8(metadata.to_vec()).unwrap();
+    let longer = longer.replacen("128", "256", 1);
+    stores[1].set(&key, longer.into()).unwrap();
+    assert!(build(&stores[1]).is_ok());
+    stores[1].set(&key, "{".into()).unwrap();
+    refused();
 }
