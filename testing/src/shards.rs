@@ -231,29 +231,31 @@ impl Shards {
         Ok(decoded.into_fixed()?.into_owned())
     }
 
-    /// Reads a box of an array that is one shard, `encoded`, with an `ArrayReader`.
+    /// Reads a box of an array that is one shard, `encoded`, with an `ArrayReader`; `None` if zarrs
+    /// makes no array of these elements: it refuses some fill values.
     pub fn read(
         &self,
         codec: Arc<dyn ArrayToBytesCodecTraits>,
         encoded: &[u8],
         subset: &ArraySubset,
         options: &CodecOptions,
-    ) -> Result<Vec<u8>, ReaderError> {
+    ) -> Option<Result<Vec<u8>, ReaderError>> {
         let store = Arc::new(MemoryStore::new());
         let (data_type, fill_value) = (self.data_type.clone(), self.fill_value());
         let shape = (self.shape.clone(), self.chunk_shape());
         let array = ArrayBuilder::new(shape.0, shape.1, data_type, fill_value)
             .array_to_bytes_codec(codec)
             .build(store.clone(), "/")
-            .unwrap();
+            .ok()?;
         let key = array.chunk_key(&vec![0; self.shape.len()]);
         store.set(&key, encoded.to_vec().into()).unwrap();
         let reader = ArrayReader::builder(&array)
             .with_codec_options(options.clone())
-            .build()?;
+            .build();
         let mut elements = vec![0; subset.num_elements_usize() * self.element_size()];
-        reader.read_bytes_into(subset, Output::contiguous(&mut elements))?;
-        Ok(elements)
+        let read = reader
+            .and_then(|reader| reader.read_bytes_into(subset, Output::contiguous(&mut elements)));
+        Some(read.map(|_| elements))
     }
 
     /// The same as [`partial_decode`](Self::partial_decode), asynchronously.

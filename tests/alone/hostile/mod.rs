@@ -521,7 +521,8 @@ fn by_reader(target: &Target, hostile: &[u8], subset: &ArraySubset, what: &str) 
     outcome(what, || {
         let options = CodecOptions::default();
         let read = shards.read(ours.clone(), hostile, subset, &options);
-        read.map_err(|error| CodecError::Other(error.to_string()))
+        read.unwrap()
+            .map_err(|error| CodecError::Other(error.to_string()))
     })
 }
 
