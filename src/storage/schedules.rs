@@ -1,17 +1,22 @@
 //! Every order in which the calls of a few actors can take effect in a store, crashes among them.
 //!
-//! An actor is a future over a [`Seat`], which is a store in memory. Each call waits once before it
-//! takes effect, so that whoever polls the actors decides whose call comes next: [`Scenario::explore`]
-//! tries all orders, one after the other. After each of them, the store and the log of what the actors
-//! did are judged.
+//! An actor is a future over a [`Seat`], which is a store in memory. It waits at each call until it is
+//! given the answer. So the explorer decides whose call comes next: [`Scenario::explore`] tries all orders,
+//! one after the other. After each of them, the store and the log of what the actors did are judged.
 //!
 //! Two orders that lead to the same state have the same future. A state is what the store holds, what
 //! each actor that is still there was answered by the store (it does nothing but by these answers),
 //! and what the log says of each chunk; it is explored once, and the orders that go through it are counted.
+//!
+//! An actor does the same whenever it gets the same answers. So it is polled once for each row of answers,
+//! and what it then did and will call is kept ([`Point`]). From there on, its calls are made without it: most
+//! states are new ways to put together what is known of each actor. A future cannot be copied: to learn
+//! what an actor does at another point, it begins anew and is given the answers that lead there.
 
+use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem;
 use std::ops::Bound;
@@ -134,15 +139,35 @@ impl Event {
 /// A turn, as one of an adapter: of these [`Turns`], for this shard or all of them.
 type TurnId = (usize, Option<StoreKey>);
 
+/// An answer of the store, and its hash.
+#[derive(Clone)]
+struct Answer {
+    value: Arc<dyn Any + Send + Sync>,
+    hash: u64,
+}
+
+/// What a call does to what the store holds, and what it answers. It is told whether it is a listing
+/// that fails silently.
+type Effect = Arc<dyn Fn(&mut Arc<Objects>, bool) -> Answer + Send + Sync>;
+
+/// What an actor waits for.
+#[derive(Clone)]
+struct Call {
+    effect: Effect,
+    /// It takes effect when this turn is free.
+    turn: Option<TurnId>,
+    is_listing: bool,
+}
+
+/// What the actors of a process share with those who poll them.
 #[derive(Default)]
 struct World {
-    objects: Objects,
+    /// What the store of somebody who is alone holds.
+    objects: Arc<Objects>,
     promises: Promises,
     log: Vec<Event>,
     places: Vec<Place>,
     turns: BTreeSet<TurnId>,
-    /// How many listings have failed silently.
-    silences: usize,
 }
 
 /// What is known of an actor.
@@ -152,14 +177,10 @@ struct Place {
     answers: DefaultHasher,
     /// What begins with its next call.
     begun: Vec<Event>,
-    /// The turn that it waits for.
-    waits_for: Option<TurnId>,
     /// It is about to call the store. Otherwise it waits for something else, which wakes it.
-    calls: bool,
-    /// Its next call is a listing.
-    lists: bool,
-    /// Its next call is a listing that fails silently.
-    is_silent: bool,
+    call: Option<Call>,
+    /// The answer to its call.
+    answer: Option<Answer>,
 }
 
 /// A store, for one actor.
@@ -178,26 +199,11 @@ impl fmt::Debug for Seat {
     }
 }
 
-/// Waits once.
-struct Once(bool);
-
-impl Future for Once {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
-        if mem::replace(&mut self.0, false) {
-            Poll::Pending
-        } else {
-            Poll::Ready(())
-        }
-    }
-}
-
 impl Seat {
     /// A store that holds `objects`, for one who is alone: no call waits.
     pub(super) fn alone(objects: Objects) -> Self {
         let world = World {
-            objects,
+            objects: objects.into(),
             ..World::default()
         };
         Self {
@@ -208,37 +214,76 @@ impl Seat {
 
     /// What the store holds.
     pub(super) fn objects(&self) -> Objects {
-        self.world().objects.clone()
+        Objects::clone(&self.world().objects)
     }
 
     fn world(&self) -> MutexGuard<'_, World> {
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A call takes effect, when it is the actor's turn.
-    async fn call<T: Hash>(&self, effect: impl FnOnce(&mut World) -> T) -> T {
-        if let Some(number) = self.number {
-            self.world().places[number].calls = true;
-        }
-        Once(self.number.is_some()).await;
+    /// A call that reads, when it is the actor's turn.
+    async fn reads<T: Hash + Clone + Send + Sync + 'static>(
+        &self,
+        effect: impl Fn(&Objects) -> T + Send + Sync + 'static,
+    ) -> T {
+        let effect = move |objects: &mut Arc<Objects>, _| effect(objects);
+        self.call(None, false, effect).await
+    }
+
+    /// A call that changes what the store holds.
+    async fn changes<T: Hash + Clone + Send + Sync + 'static>(
+        &self,
+        effect: impl Fn(&mut Objects) -> T + Send + Sync + 'static,
+    ) -> T {
+        let effect = move |objects: &mut Arc<Objects>, _| effect(Arc::make_mut(objects));
+        self.call(None, false, effect).await
+    }
+
+    async fn call<T: Hash + Clone + Send + Sync + 'static>(
+        &self,
+        turn: Option<TurnId>,
+        is_listing: bool,
+        effect: impl Fn(&mut Arc<Objects>, bool) -> T + Send + Sync + 'static,
+    ) -> T {
+        let Some(number) = self.number else {
+            return effect(&mut self.world().objects, false);
+        };
+        let effect: Effect = Arc::new(move |objects, is_silent| {
+            let value = effect(objects, is_silent);
+            let mut hasher = DefaultHasher::new();
+            value.hash(&mut hasher);
+            let hash = hasher.finish();
+            Answer {
+                value: Arc::new(value),
+                hash,
+            }
+        });
+        self.world().places[number].call = Some(Call {
+            effect,
+            turn,
+            is_listing,
+        });
+        let answer = poll_fn(|_| match self.world().places[number].answer.take() {
+            Some(answer) => Poll::Ready(answer),
+            None => Poll::Pending,
+        });
+        let answer = answer.await;
         let mut world = self.world();
-        if let Some(number) = self.number {
-            world.places[number].calls = false;
-        }
         world.begin(self.number);
-        let answer = effect(&mut world);
-        if let Some(number) = self.number {
-            answer.hash(&mut world.places[number].answers);
-        }
-        answer
+        let place = &mut world.places[number];
+        place.call = None;
+        answer.hash.hash(&mut place.answers);
+        let value = answer.value.downcast_ref::<T>();
+        value.expect("an answer to the same call").clone()
     }
 
     /// Replace the value of `to` by that of `from`, which is no more, in one moment.
     pub(super) async fn rename(&self, from: &StoreKey, to: &StoreKey) -> Result<()> {
-        let is_done = self.call(|world| {
-            let value = world.objects.remove(from);
+        let keys = (from.clone(), to.clone());
+        let is_done = self.changes(move |objects| {
+            let value = objects.remove(&keys.0);
             value
-                .map(|value| world.objects.insert(to.clone(), value))
+                .map(|value| objects.insert(keys.1.clone(), value))
                 .is_some()
         });
         if is_done.await {
@@ -308,17 +353,24 @@ impl World {
             self.log.append(&mut place.begun);
         }
     }
+}
 
-    fn keys(&self, prefix: &StorePrefix) -> StoreKeys {
-        let keys = self.objects.keys().filter(|key| key.has_prefix(prefix));
-        keys.cloned().collect()
-    }
+fn keys_with(objects: &Objects, prefix: &StorePrefix) -> StoreKeys {
+    let keys = objects.keys().filter(|key| key.has_prefix(prefix));
+    keys.cloned().collect()
+}
 
+impl Promises {
     /// The key with `prefix` that follows `last` in the order of a listing.
-    fn next_key(&self, prefix: &StorePrefix, last: Option<&StoreKey>) -> Option<StoreKey> {
+    fn next_key(
+        &self,
+        objects: &Objects,
+        prefix: &StorePrefix,
+        last: Option<&StoreKey>,
+    ) -> Option<StoreKey> {
         let is_within = |key: &&StoreKey| key.has_prefix(prefix);
-        let keys = self.objects.keys();
-        if let Listing::Hashed(seed) = self.promises.listing {
+        let keys = objects.keys();
+        if let Listing::Hashed(seed) = self.listing {
             let place = |key: &StoreKey| {
                 let mut hasher = DefaultHasher::new();
                 (seed, key).hash(&mut hasher);
@@ -329,13 +381,13 @@ impl World {
             let next = places.filter(|place| last.as_ref().is_none_or(|last| place > last));
             return next.min().map(|(_, key)| key);
         }
-        let next = if self.promises.listing == Listing::Descending {
+        let next = if self.listing == Listing::Descending {
             keys.rev()
                 .filter(is_within)
                 .find(|key| last.is_none_or(|last| *key < last))
         } else {
             let from = last.map_or(Bound::Unbounded, Bound::Excluded);
-            let keys = self.objects.range::<StoreKey, _>((from, Bound::Unbounded));
+            let keys = objects.range::<StoreKey, _>((from, Bound::Unbounded));
             keys.map(|(key, _)| key).find(is_within)
         };
         next.cloned()
@@ -353,34 +405,28 @@ impl Seat {
     }
 }
 
-impl World {
-    /// Parts of a value; the size of a value that does not have them. What is answered is all that an
-    /// actor knows: not the rest of the value.
-    fn parts(
-        &self,
-        key: &StoreKey,
-        ranges: &[ByteRange],
-    ) -> Option<std::result::Result<Vec<Bytes>, u64>> {
-        let value = self.objects.get(key)?;
-        let len = value.len() as u64;
-        let cut = |range: &ByteRange| {
-            if matches!(range, ByteRange::Suffix(suffix) if *suffix > len) {
-                return None;
-            }
-            let range = range.to_range(len);
-            let (start, end) = (usize::try_from(range.start), usize::try_from(range.end));
-            let range = start.ok()?..end.ok()?;
-            let is_within = range.start <= range.end && range.end <= value.len();
-            is_within.then(|| value.slice(range))
-        };
-        let parts: Option<Vec<Bytes>> = ranges.iter().map(cut).collect();
-        Some(parts.ok_or(len))
-    }
+/// Parts of a value; the size of a value that does not have them. What is answered is all that an
+/// actor knows: not the rest of the value.
+fn parts(value: &Bytes, ranges: &[ByteRange]) -> std::result::Result<Vec<Bytes>, u64> {
+    let len = value.len() as u64;
+    let cut = |range: &ByteRange| {
+        if matches!(range, ByteRange::Suffix(suffix) if *suffix > len) {
+            return None;
+        }
+        let range = range.to_range(len);
+        let (start, end) = (usize::try_from(range.start), usize::try_from(range.end));
+        let range = start.ok()?..end.ok()?;
+        let is_within = range.start <= range.end && range.end <= value.len();
+        is_within.then(|| value.slice(range))
+    };
+    let parts: Option<Vec<Bytes>> = ranges.iter().map(cut).collect();
+    parts.ok_or(len)
 }
 
 impl Reads for Seat {
     async fn get(&self, key: &StoreKey) -> Result<Option<Bytes>> {
-        Ok(self.call(|world| world.objects.get(key).cloned()).await)
+        let key = key.clone();
+        Ok(self.reads(move |objects| objects.get(&key).cloned()).await)
     }
 
     async fn get_each_at_most(&self, keys: &[StoreKey], _: u64) -> Result<Vec<Option<Bytes>>> {
@@ -413,7 +459,9 @@ impl Reads for Seat {
         };
         let mut values = Vec::new();
         for ranges in ranges.chunks(if apart { 1 } else { ranges.len().max(1) }) {
-            match self.call(|world| world.parts(key, ranges)).await {
+            let call = (key.clone(), ranges.to_vec());
+            let read = self.reads(move |objects| Some(parts(objects.get(&call.0)?, &call.1)));
+            match read.await {
                 None => return Ok(None),
                 Some(Ok(more)) => values.extend(more),
                 Some(Err(len)) => {
@@ -427,7 +475,8 @@ impl Reads for Seat {
     }
 
     async fn size(&self, key: &StoreKey) -> Result<Option<u64>> {
-        let len = self.call(|world| world.objects.get(key).map(Bytes::len));
+        let key = key.clone();
+        let len = self.reads(move |objects| objects.get(&key).map(Bytes::len));
         Ok(len.await.map(|len| len as u64))
     }
 }
@@ -435,20 +484,23 @@ impl Reads for Seat {
 impl Writes for Seat {
     async fn set(&self, key: &StoreKey, value: Bytes) -> Result<()> {
         let torn = self.world().promises.torn;
+        let name = key.clone();
         if self.number.is_none() || !torn.is_some_and(|torn| key.as_str().contains(torn)) {
-            self.call(|world| drop(world.objects.insert(key.clone(), value)))
+            self.changes(move |objects| drop(objects.insert(name.clone(), value.clone())))
                 .await;
             return Ok(());
         }
         let half = value.slice(..value.len() / 2);
-        self.call(|world| drop(world.objects.insert(key.clone(), half.clone())))
+        let begun = half.clone();
+        self.changes(move |objects| drop(objects.insert(name.clone(), begun.clone())))
             .await;
-        self.call(|world| {
+        let name = key.clone();
+        self.changes(move |objects| {
             // Of a file that was erased meanwhile nothing is found, although it is written.
-            if let Some(object) = world.objects.get_mut(key)
+            if let Some(object) = objects.get_mut(&name)
                 && *object == half
             {
-                *object = value;
+                *object = value.clone();
             }
         })
         .await;
@@ -460,24 +512,26 @@ impl Writes for Seat {
     }
 
     async fn set_ranges(&self, key: &StoreKey, values: Vec<(u64, Bytes)>) -> Result<()> {
-        self.call(|world| {
-            let mut object = world
-                .objects
-                .get(key)
+        let key = key.clone();
+        self.changes(move |objects| {
+            let mut object = objects
+                .get(&key)
                 .map_or_else(Vec::new, |object| object.to_vec());
-            for (offset, value) in values {
-                let range = offset as usize..offset as usize + value.len();
+            for (offset, value) in &values {
+                let range = *offset as usize..*offset as usize + value.len();
                 object.resize(object.len().max(range.end), 0);
-                object[range].copy_from_slice(&value);
+                object[range].copy_from_slice(value);
             }
-            world.objects.insert(key.clone(), object.into());
+            objects.insert(key.clone(), object.into());
         })
         .await;
         Ok(())
     }
 
     async fn erase(&self, key: &StoreKey) -> Result<()> {
-        self.call(|world| drop(world.objects.remove(key))).await;
+        let key = key.clone();
+        self.changes(move |objects| drop(objects.remove(&key)))
+            .await;
         Ok(())
     }
 
@@ -489,7 +543,8 @@ impl Writes for Seat {
     }
 
     async fn erase_prefix(&self, prefix: &StorePrefix) -> Result<()> {
-        self.call(|world| world.objects.retain(|key, _| !key.has_prefix(prefix)))
+        let prefix = prefix.clone();
+        self.changes(move |objects| objects.retain(|key, _| !key.has_prefix(&prefix)))
             .await;
         Ok(())
     }
@@ -497,47 +552,46 @@ impl Writes for Seat {
 
 impl Lists for Seat {
     async fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys> {
-        let listing = self.world().promises.listing;
-        let Some(number) = self.number else {
-            return Ok(self.call(|world| world.keys(prefix)).await);
-        };
-        if listing == Listing::AtOnce {
-            self.world().places[number].lists = true;
-            let listed = self.call(|world| {
-                let mut keys = world.keys(prefix);
-                world.places[number].lists = false;
-                if mem::take(&mut world.places[number].is_silent) {
-                    world.promises.fail(&mut keys);
+        let promises = self.world().promises;
+        let within = prefix.clone();
+        if self.number.is_none() || promises.listing == Listing::AtOnce {
+            let listed = self.call(None, true, move |objects, is_silent| {
+                let mut keys = keys_with(objects, &within);
+                if is_silent {
+                    promises.fail(&mut keys);
                 }
                 keys
             });
             return Ok(listed.await);
         }
         let mut keys = StoreKeys::new();
-        if listing == Listing::Checked {
-            for key in self.call(|world| world.keys(prefix)).await {
-                if self.call(|world| world.objects.contains_key(&key)).await {
+        if promises.listing == Listing::Checked {
+            for key in self.reads(move |objects| keys_with(objects, &within)).await {
+                let name = key.clone();
+                if self.reads(move |objects| objects.contains_key(&name)).await {
                     keys.push(key);
                 }
             }
             return Ok(keys);
         }
-        let mut is_silent = false;
-        self.world().places[number].lists = true;
-        while let Some(key) = self
-            .call(|world| {
-                let place = &mut world.places[number];
-                place.lists = false;
-                is_silent |= mem::take(&mut place.is_silent);
-                world.next_key(prefix, keys.last())
-            })
-            .await
-        {
-            keys.push(key);
+        let mut fails = false;
+        let mut begins = true;
+        loop {
+            let (within, last) = (prefix.clone(), keys.last().cloned());
+            let next = self.call(None, mem::take(&mut begins), move |objects, is_silent| {
+                let next = promises.next_key(objects, &within, last.as_ref());
+                (next, is_silent)
+            });
+            let (next, is_silent) = next.await;
+            fails |= is_silent;
+            match next {
+                Some(key) => keys.push(key),
+                None => break,
+            }
         }
         keys.sort();
-        if is_silent {
-            self.world().promises.fail(&mut keys);
+        if fails {
+            promises.fail(&mut keys);
         }
         Ok(keys)
     }
@@ -575,30 +629,12 @@ impl Drop for SeatTurn {
 impl Seat {
     async fn take_turn(&self, turns: &Turns, shard: Option<&StoreKey>) -> SeatTurn {
         let id = (std::ptr::from_ref(turns).addr(), shard.cloned());
-        if let Some(number) = self.number {
-            self.world().places[number].waits_for = Some(id.clone());
-        }
-        let is_free = self.call(|world| {
-            if let Some(number) = self.number {
-                world.places[number].waits_for = None;
-            }
-            let is_free = world.is_free(&id);
-            world.turns.insert(id.clone());
-            is_free
-        });
-        assert!(is_free.await, "nobody is let in before it is free");
+        self.call(Some(id.clone()), false, |_, _| ()).await;
+        self.world().turns.insert(id.clone());
         SeatTurn {
             world: Arc::clone(&self.world),
             id,
         }
-    }
-}
-
-impl World {
-    fn is_free(&self, (turns, shard): &TurnId) -> bool {
-        !self.turns.iter().any(|(other, taken)| {
-            other == turns && (shard.is_none() || taken.is_none() || taken == shard)
-        })
     }
 }
 
@@ -640,12 +676,14 @@ pub(super) struct Scenario<'a> {
     promises: Promises,
     actors: Vec<Actor<'a>>,
     judge: Judge<'a>,
+    /// The actors are threads of one process. Otherwise each is a process.
+    shares_memory: bool,
     /// States are not recognised: each order is tried by itself.
     each_by_itself: bool,
 }
 
 /// What happens next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Choice {
     /// The next call of this actor takes effect.
     Call(usize),
@@ -696,6 +734,7 @@ impl<'a> Scenario<'a> {
             promises: Promises::default(),
             actors: Vec::new(),
             judge: Box::new(judge),
+            shares_memory: false,
             each_by_itself: false,
         }
     }
@@ -737,6 +776,17 @@ impl<'a> Scenario<'a> {
         self
     }
 
+    /// The actors know of each other by more than the store: they share caches, or wait for each other.
+    /// What one of them does then depends on the answers that all of them got.
+    pub(super) fn who_share_memory(mut self) -> Self {
+        self.shares_memory = true;
+        self
+    }
+
+    fn process_of(&self, number: usize) -> usize {
+        if self.shares_memory { 0 } else { number }
+    }
+
     fn each_by_itself(mut self) -> Self {
         self.each_by_itself = true;
         self
@@ -749,10 +799,14 @@ impl<'a> Scenario<'a> {
     pub(super) fn explore(&self) -> std::result::Result<Explored, Box<Violation>> {
         let mut exploration = Exploration {
             scenario: self,
+            points: Vec::new(),
+            next: HashMap::new(),
+            runs: Vec::new(),
             schedules: HashMap::new(),
             schedule: Vec::new(),
         };
-        let schedules = exploration.explore(Run::new(self))?;
+        let begin = exploration.begin();
+        let schedules = exploration.explore(&begin)?;
         Ok(Explored {
             schedules,
             states: exploration.schedules.len(),
@@ -760,12 +814,11 @@ impl<'a> Scenario<'a> {
     }
 }
 
-/// Actors, in the middle of what they do.
-struct Run<'s, 'a> {
-    scenario: &'s Scenario<'a>,
+/// The actors of a process, in the middle of what they do.
+struct Run<'a> {
     world: Arc<Mutex<World>>,
-    /// `None` are those that have ended or crashed.
-    acting: Vec<Option<Acting<'a>>>,
+    /// Those that have neither ended nor crashed.
+    acting: BTreeMap<usize, Acting<'a>>,
     wakers: Vec<Arc<Woken>>,
     /// The actors that wait for something else than the store, in the order in which they began to.
     waiting: Vec<usize>,
@@ -781,32 +834,57 @@ impl Wake for Woken {
     }
 }
 
-impl<'s, 'a> Run<'s, 'a> {
-    fn new(scenario: &'s Scenario<'a>) -> Self {
-        let world = Arc::new(Mutex::new(World {
-            objects: scenario.objects.clone(),
-            promises: scenario.promises,
-            places: scenario.actors.iter().map(|_| Place::default()).collect(),
-            ..World::default()
-        }));
-        let acting = scenario.actors.iter().enumerate().map(|(number, actor)| {
+/// What brings the actors of a process from one point to the next.
+#[derive(Clone)]
+struct Step {
+    choice: Choice,
+    /// `None` if no call takes effect.
+    answer: Option<Answer>,
+}
+
+/// What is known of an actor at a point.
+struct Here {
+    answers: u64,
+    call: Option<Call>,
+    is_woken: bool,
+}
+
+/// Where the actors of a process can be.
+struct Point {
+    /// The point before, and what led from there; `None` is where they begin.
+    from: Option<(usize, Step)>,
+    /// Those that have neither ended nor crashed.
+    acting: BTreeMap<usize, Here>,
+    /// The turns that they have.
+    turns: BTreeSet<TurnId>,
+    /// What happened on the way from the point before.
+    log: Vec<Event>,
+    /// Of everything here that the future depends on.
+    print: u128,
+}
+
+impl<'a> Run<'a> {
+    fn new(scenario: &Scenario<'a>, process: usize) -> Self {
+        let actors = &scenario.actors;
+        let mut run = Self {
+            world: Arc::new(Mutex::new(World {
+                promises: scenario.promises,
+                places: actors.iter().map(|_| Place::default()).collect(),
+                ..World::default()
+            })),
+            acting: BTreeMap::new(),
+            wakers: actors.iter().map(|_| Arc::default()).collect(),
+            waiting: Vec::new(),
+        };
+        let own = (0..actors.len()).filter(|&number| scenario.process_of(number) == process);
+        for number in own.clone() {
             let seat = Seat {
-                world: Arc::clone(&world),
+                world: Arc::clone(&run.world),
                 number: Some(number),
             };
-            Some((actor.act)(seat))
-        });
-        let acting = acting.collect();
-        let mut run = Self {
-            scenario,
-            world,
-            wakers: scenario.actors.iter().map(|_| Arc::default()).collect(),
-            waiting: Vec::new(),
-            acting,
-        };
-        for number in 0..run.acting.len() {
-            run.proceed(number);
+            run.acting.insert(number, (actors[number].act)(seat));
         }
+        own.for_each(|number| run.proceed(number));
         run
     }
 
@@ -819,14 +897,11 @@ impl<'s, 'a> Run<'s, 'a> {
         self.wakers[number].0.store(false, Ordering::SeqCst);
         let waker = Waker::from(Arc::clone(&self.wakers[number]));
         let mut context = Context::from_waker(&waker);
-        let acting = &mut self.acting[number];
-        if acting
-            .as_mut()
-            .is_some_and(|acting| acting.as_mut().poll(&mut context).is_ready())
-        {
-            *acting = None;
+        let acting = self.acting.get_mut(&number);
+        if acting.is_some_and(|acting| acting.as_mut().poll(&mut context).is_ready()) {
+            self.acting.remove(&number);
         }
-        let waits = self.acting[number].is_some() && !self.world().places[number].calls;
+        let waits = self.acting.contains_key(&number) && self.world().places[number].call.is_none();
         if !waits {
             self.waiting.retain(|waiting| *waiting != number);
         } else if !self.waiting.contains(&number) {
@@ -834,48 +909,140 @@ impl<'s, 'a> Run<'s, 'a> {
         }
     }
 
-    /// Whether an actor can go on.
-    fn can_proceed(&self, world: &World, number: usize) -> bool {
-        let place = &world.places[number];
-        let has_turn = place
-            .waits_for
-            .as_ref()
-            .is_none_or(|turn| world.is_free(turn));
-        (place.calls && has_turn) || self.wakers[number].0.load(Ordering::SeqCst)
-    }
-
-    fn take(&mut self, choice: Choice) {
-        match choice {
-            Choice::Call(number) => self.proceed(number),
-            Choice::Silent(number) => {
-                let mut world = self.world();
-                world.silences += 1;
-                world.places[number].is_silent = true;
-                drop(world);
+    fn take(&mut self, step: &Step) {
+        match step.choice {
+            Choice::Call(number) | Choice::Silent(number) => {
+                self.world().places[number].answer.clone_from(&step.answer);
                 self.proceed(number);
             }
             // Turns that it had are free again, as those of a thread that panics.
-            Choice::Crash(number) => self.acting[number] = None,
+            Choice::Crash(number) => drop(self.acting.remove(&number)),
         }
     }
 
-    fn choices(&self) -> Vec<Choice> {
-        let world = self.world();
+    /// The point where the actors are.
+    fn point(&self, from: Option<(usize, Step)>) -> Point {
+        let mut world = self.world();
+        let here = |&number: &usize| {
+            let place = &world.places[number];
+            let here = Here {
+                answers: place.answers.finish(),
+                call: place.call.clone(),
+                is_woken: self.wakers[number].0.load(Ordering::SeqCst),
+            };
+            (number, here)
+        };
+        let acting: BTreeMap<usize, Here> = self.acting.keys().map(here).collect();
+        let answers: Vec<_> = acting.iter().map(|(at, here)| (at, here.answers)).collect();
+        Point {
+            from,
+            print: print(&(answers, &self.waiting)),
+            turns: world.turns.clone(),
+            log: mem::take(&mut world.log),
+            acting,
+        }
+    }
+}
+
+/// A hash of which no two are equal by chance.
+fn print(of: &impl Hash) -> u128 {
+    let [high, low] = [0_u8, 1].map(|half| {
+        let mut hasher = DefaultHasher::new();
+        (half, of).hash(&mut hasher);
+        u128::from(hasher.finish())
+    });
+    (high << 64) | low
+}
+
+/// The order of what concerns different chunks matters to nobody.
+fn print_log(log: &[Event]) -> u128 {
+    let mut log: Vec<&Event> = log.iter().collect();
+    log.sort_by_key(|event| event.chunk());
+    print(&log)
+}
+
+/// All that there is in the middle of an order of calls.
+#[derive(Clone)]
+struct State {
+    objects: Arc<Objects>,
+    log: Arc<Vec<Event>>,
+    /// Of the objects and the log.
+    prints: [u128; 2],
+    /// At which point each process is.
+    at: Vec<usize>,
+    /// How many listings have failed silently.
+    silences: usize,
+}
+
+struct Exploration<'s, 'a> {
+    scenario: &'s Scenario<'a>,
+    /// Those of all processes.
+    points: Vec<Point>,
+    /// What follows a point, by a choice and the hash of the answer.
+    next: HashMap<(usize, Choice, Option<u64>), usize>,
+    /// Each process at one of its points.
+    runs: Vec<Option<(usize, Run<'a>)>>,
+    /// How many there are from each state on.
+    schedules: HashMap<u128, u128>,
+    /// How the present state was reached.
+    schedule: Vec<Choice>,
+}
+
+impl Exploration<'_, '_> {
+    fn begin(&mut self) -> State {
+        let mut log = Vec::new();
+        let processes =
+            (0..self.scenario.actors.len()).map(|number| self.scenario.process_of(number));
+        for process in 0..processes.max().map_or(0, |last| last + 1) {
+            let run = Run::new(self.scenario, process);
+            let point = run.point(None);
+            log.extend(point.log.iter().cloned());
+            self.runs.push(Some((process, run)));
+            self.points.push(point);
+        }
+        State {
+            prints: [print(&self.scenario.objects), print_log(&log)],
+            objects: Arc::new(self.scenario.objects.clone()),
+            log: Arc::new(log),
+            at: (0..self.points.len()).collect(),
+            silences: 0,
+        }
+    }
+
+    /// What is known of an actor, if it has neither ended nor crashed.
+    fn here(&self, state: &State, number: usize) -> Option<&Here> {
+        let at = state.at[self.scenario.process_of(number)];
+        self.points[at].acting.get(&number)
+    }
+
+    /// The call of an actor, if it can take effect.
+    fn call<'c>(&self, state: &State, here: &'c Here) -> Option<&'c Call> {
+        let is_free = |(turns, shard): &TurnId| {
+            let mut taken = state.at.iter().flat_map(|&at| &self.points[at].turns);
+            !taken.any(|(other, taken)| {
+                other == turns && (shard.is_none() || taken.is_none() || taken == shard)
+            })
+        };
+        let call = here.call.as_ref();
+        call.filter(|call| call.turn.as_ref().is_none_or(is_free))
+    }
+
+    fn choices(&self, state: &State) -> Vec<Choice> {
         let mut choices = Vec::new();
-        let actors = self.scenario.actors.iter().enumerate();
-        for (number, actor) in actors.filter(|&(number, _)| self.acting[number].is_some()) {
-            if actor
-                .after
-                .is_some_and(|before| self.acting[before].is_some())
-            {
+        for (number, actor) in self.scenario.actors.iter().enumerate() {
+            let is_there = |number| self.here(state, number).is_some();
+            let Some(here) = self.here(state, number) else {
+                continue;
+            };
+            if actor.after.is_some_and(is_there) {
                 continue;
             }
-            if self.can_proceed(&world, number) {
+            if self.call(state, here).is_some() || here.is_woken {
                 choices.push(Choice::Call(number));
             }
-            let silent = world.promises.silent.map_or(0, |(_, most)| most);
-            let may_fail = world.places[number].lists && !actor.lists_well;
-            if may_fail && world.silences < silent {
+            let silent = self.scenario.promises.silent.map_or(0, |(_, most)| most);
+            let lists = here.call.as_ref().is_some_and(|call| call.is_listing);
+            if lists && !actor.lists_well && state.silences < silent {
                 choices.push(Choice::Silent(number));
             }
             if actor.may_crash {
@@ -885,98 +1052,112 @@ impl<'s, 'a> Run<'s, 'a> {
         choices
     }
 
-    /// Of everything that the future depends on.
-    fn state(&self) -> u128 {
-        let world = self.world();
-        let mut halves = [0_u64, 1].map(|half| {
-            let mut hasher = DefaultHasher::new();
-            half.hash(&mut hasher);
-            world.objects.hash(&mut hasher);
-            self.waiting.hash(&mut hasher);
-            world.silences.hash(&mut hasher);
-            for (acting, place) in self.acting.iter().zip(&world.places) {
-                acting
-                    .as_ref()
-                    .map(|_| place.answers.finish())
-                    .hash(&mut hasher);
-            }
-            // The order of what concerns different chunks matters to nobody.
-            let mut log: Vec<&Event> = world.log.iter().collect();
-            log.sort_by_key(|event| event.chunk());
-            log.hash(&mut hasher);
-            u128::from(hasher.finish())
-        });
-        halves[0] <<= 64;
-        halves[0] | halves[1]
-    }
-
-    fn violation(&self, what: String, schedule: &[Choice]) -> Violation {
-        let world = self.world();
-        Violation {
-            what,
-            schedule: schedule.to_vec(),
-            log: world.log.clone(),
-            objects: world.objects.clone(),
+    /// The state after `choice`.
+    fn after(&mut self, state: &State, choice: Choice) -> State {
+        let mut next = state.clone();
+        let (Choice::Call(number) | Choice::Silent(number) | Choice::Crash(number)) = choice;
+        let is_silent = matches!(choice, Choice::Silent(_));
+        next.silences += usize::from(is_silent);
+        let here = self.here(state, number);
+        let call = here.filter(|_| !matches!(choice, Choice::Crash(_)));
+        let call = call.and_then(|here| self.call(state, here));
+        let answer = call.map(|call| (call.effect)(&mut next.objects, is_silent));
+        if !Arc::ptr_eq(&next.objects, &state.objects) {
+            next.prints[0] = print(&next.objects);
         }
+        let at = &mut next.at[self.scenario.process_of(number)];
+        *at = self.follow(*at, Step { choice, answer });
+        let happened = &self.points[*at].log;
+        if !happened.is_empty() {
+            let log = Arc::make_mut(&mut next.log);
+            log.extend_from_slice(happened);
+            next.prints[1] = print_log(log);
+        }
+        next
     }
-}
 
-struct Exploration<'s, 'a> {
-    scenario: &'s Scenario<'a>,
-    /// How many there are from each state on.
-    schedules: HashMap<u128, u128>,
-    /// How the present state was reached.
-    schedule: Vec<Choice>,
-}
+    /// The point to which `step` leads a process.
+    fn follow(&mut self, from: usize, step: Step) -> usize {
+        let hash = step.answer.as_ref().map(|answer| answer.hash);
+        let next = (from, step.choice, hash);
+        if let Some(&next) = self.next.get(&next) {
+            return next;
+        }
+        let mut steps = Vec::new();
+        let mut first = from;
+        while let Some((before, step)) = &self.points[first].from {
+            steps.push(step);
+            first = *before;
+        }
+        // The first points are those of the processes.
+        let process = first;
+        let mut run = match self.runs[process].take() {
+            Some((at, run)) if at == from => run,
+            other => {
+                // What the actors have taken of the process is free again before they begin anew.
+                drop(other);
+                let mut run = Run::new(self.scenario, process);
+                steps.iter().rev().for_each(|step| run.take(step));
+                let again = run.point(None).print;
+                assert_eq!(again, self.points[from].print, "the same answers");
+                run
+            }
+        };
+        run.take(&step);
+        let at = self.points.len();
+        self.points.push(run.point(Some((from, step))));
+        self.runs[process] = Some((at, run));
+        self.next.insert(next, at);
+        at
+    }
 
-impl<'s, 'a> Exploration<'s, 'a> {
-    fn explore(&mut self, run: Run<'s, 'a>) -> std::result::Result<u128, Box<Violation>> {
-        let state = run.state();
+    /// Of everything that the future depends on.
+    fn print(&self, state: &State) -> u128 {
+        let at = state.at.iter().map(|&at| self.points[at].print);
+        print(&(state.prints, at.collect::<Vec<_>>(), state.silences))
+    }
+
+    fn explore(&mut self, state: &State) -> std::result::Result<u128, Box<Violation>> {
+        let print = self.print(state);
         if !self.scenario.each_by_itself
-            && let Some(&schedules) = self.schedules.get(&state)
+            && let Some(&schedules) = self.schedules.get(&print)
         {
             return Ok(schedules);
         }
-        let choices = run.choices();
+        let choices = self.choices(state);
         if !choices
             .iter()
             .any(|choice| matches!(choice, Choice::Call(_)))
         {
-            self.judge(&run)?;
+            self.judge(state)?;
         }
         let mut schedules = u128::from(choices.is_empty());
-        // A future cannot be copied: but for the first choice, all is done again from the beginning.
-        let mut run = Some(run);
         for choice in choices {
-            let mut next = run.take().unwrap_or_else(|| {
-                let mut next = Run::new(self.scenario);
-                for &choice in &self.schedule {
-                    next.take(choice);
-                }
-                next
-            });
-            next.take(choice);
+            let next = self.after(state, choice);
             self.schedule.push(choice);
-            schedules += self.explore(next)?;
+            schedules += self.explore(&next)?;
             self.schedule.pop();
         }
-        self.schedules.insert(state, schedules);
+        self.schedules.insert(print, schedules);
         Ok(schedules)
     }
 
-    fn judge(&self, run: &Run<'s, 'a>) -> std::result::Result<(), Box<Violation>> {
-        if run.acting.iter().any(Option::is_some) {
-            let what = "those who are left wait for each other".to_owned();
-            return Err(run.violation(what, &self.schedule).into());
-        }
-        let world = run.world();
-        let ending = Ending {
-            objects: &world.objects,
-            log: &world.log,
+    fn judge(&self, state: &State) -> std::result::Result<(), Box<Violation>> {
+        let (objects, log) = (&*state.objects, &*state.log);
+        let judged = if state.at.iter().all(|&at| self.points[at].acting.is_empty()) {
+            (self.scenario.judge)(&Ending { objects, log })
+        } else {
+            Err("those who are left wait for each other".to_owned())
         };
-        let judged = (self.scenario.judge)(&ending);
-        drop(world);
-        judged.map_err(|what| run.violation(what, &self.schedule).into())
+        judged.map_err(|what| {
+            let violation = Violation {
+                what,
+                schedule: self.schedule.clone(),
+                log: log.clone(),
+                objects: objects.clone(),
+            };
+            violation.into()
+        })
     }
 }
 

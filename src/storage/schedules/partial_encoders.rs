@@ -197,7 +197,8 @@ fn scenario<'a>(
         } else {
             Err(format!("{elements:?} is stored, and not {expected:?}"))
         }
-    });
+    })
+    .who_share_memory();
     for (number, ((at, elements), writer)) in parts.iter().zip(writers).enumerate() {
         scenario = scenario.actor(move |seat| async move {
             let stored = writer

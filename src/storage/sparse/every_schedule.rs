@@ -229,7 +229,27 @@ impl Subject {
         scenario.promises(self.promises)
     }
 
+    /// A process begins: in each order what it does depends on nothing that was before.
+    fn begin(&self, process: usize) {
+        self.names[process].store(0, Ordering::Relaxed);
+        self.processes[process].frames.forget();
+    }
+
     /// Values are written, one after the other, or erased.
+    async fn write(&self, seat: &Seat, process: usize, chunk: usize, values: &[Option<u8>]) {
+        let array = &self.processes[process];
+        for &value in values {
+            let value = self.value(chunk, value);
+            let write = async {
+                match value.clone() {
+                    Some(value) => array.set(seat, &chunk_key(chunk), value).await,
+                    None => array.erase(seat, &chunk_key(chunk)).await,
+                }
+            };
+            seat.writing(chunk, value.clone(), write).await;
+        }
+    }
+
     fn writer<'a>(
         &'a self,
         process: usize,
@@ -238,19 +258,8 @@ impl Subject {
     ) -> impl Fn(Seat) -> Acting<'a> + 'a {
         move |seat| {
             Box::pin(async move {
-                let array = &self.processes[process];
-                // In each order what it does depends on nothing else.
-                self.names[process].store(0, Ordering::Relaxed);
-                for &value in values {
-                    let value = self.value(chunk, value);
-                    let write = async {
-                        match value.clone() {
-                            Some(value) => array.set(&seat, &chunk_key(chunk), value).await,
-                            None => array.erase(&seat, &chunk_key(chunk)).await,
-                        }
-                    };
-                    seat.writing(chunk, value.clone(), write).await;
-                }
+                self.begin(process);
+                self.write(&seat, process, chunk, values).await;
             })
         }
     }
@@ -264,8 +273,7 @@ impl Subject {
         move |seat| {
             Box::pin(async move {
                 let key = chunk_key(chunk);
-                // In each order what it does depends on nothing else.
-                self.processes[process].frames.forget();
+                self.begin(process);
                 for _ in 0..times {
                     let read = self.processes[process].get(&seat, &key);
                     seat.reading(chunk, read).await;
@@ -479,8 +487,9 @@ fn all_of_a_shard_is_erased() {
     let explored = explore(|subject| {
         let scenario = subject.scenario(WRITTEN);
         let scenario = scenario.actor(move |seat: Seat| async move {
+            subject.begin(0);
             for chunk in 0..2 {
-                subject.writer(0, chunk, &[None])(seat.clone()).await;
+                subject.write(&seat, 0, chunk, &[None]).await;
             }
         });
         let scenario = scenario.who_may_crash();
@@ -529,8 +538,9 @@ fn packed_twice(subject: &Subject) -> Scenario<'_> {
     subject
         .scenario(PACKED)
         .actor(move |seat: Seat| async move {
-            for value in [&[None], &[Some(4)]] {
-                subject.writer(0, 0, value)(seat.clone()).await;
+            subject.begin(0);
+            for value in [None, Some(4)] {
+                subject.write(&seat, 0, 0, &[value]).await;
                 subject.consolidator(1, 1)(seat.clone()).await;
             }
         })
@@ -551,7 +561,7 @@ fn parts_of_subchunks() {
         let scenario = subject.scenario(WRITTEN);
         let scenario = scenario.actor(move |seat| async move {
             let (array, key) = (&subject.processes[0], chunk_key(0));
-            subject.names[0].store(0, Ordering::Relaxed);
+            subject.begin(0);
             for at in 0..2 {
                 let mut value = subject.bytes(0, 2).to_vec();
                 value[..=at].fill(9);
@@ -580,12 +590,12 @@ fn one_adapter_takes_turns() {
                 .then_some(())
                 .ok_or(format!("{value:?}"))
         })
-        .promises(subject.promises);
+        .promises(subject.promises)
+        .who_share_memory();
         for at in 0..2 {
             scenario = scenario.actor(move |seat| async move {
                 let parts = vec![(at, vec![9].into())];
-                subject.processes[0].frames.forget();
-                subject.names[0].store(0, Ordering::Relaxed);
+                subject.begin(0);
                 subject.processes[0]
                     .set_ranges(&seat, &chunk_key(0), parts)
                     .await
@@ -794,7 +804,7 @@ fn two_who_write_one_subchunk_at_once() {
 /// Nor if one reads a part, and another one writes it.
 #[test]
 fn two_processes_that_write_parts_of_one_subchunk() {
-    let subject = Subject::new(Sizes::Equal, Replacing::Set, WHOLE);
+    let subject = &Subject::new(Sizes::Equal, Replacing::Set, WHOLE);
     let mut scenario = Scenario::new(subject.objects(&PACKED), |ending: &Ending<'_>| {
         let seat = Seat::alone(ending.objects.clone());
         let value = now(subject.processes[4].get(&seat, &chunk_key(0)))
@@ -806,11 +816,10 @@ fn two_processes_that_write_parts_of_one_subchunk() {
     });
     for at in 0..2_u64 {
         let number = usize::from(at > 0);
-        let (process, names) = (&subject.processes[number], &subject.names[number]);
         scenario = scenario.actor(move |seat| async move {
-            names.store(0, Ordering::Relaxed);
+            subject.begin(number);
             let parts = vec![(at, vec![9].into())];
-            process
+            subject.processes[number]
                 .set_ranges(&seat, &chunk_key(0), parts)
                 .await
                 .unwrap();
