@@ -16,7 +16,10 @@
 //! - `read`: four shards by one `retrieve_array_subset` of the sparse array, in GB/s of elements.
 //!   The reference is the same read of the sharded array through this crate's codec (`shards`) and
 //!   zarrs' (`zarrs`). There are `no` frames, or frames that hold `half` of the subchunks. With
-//!   `listed once` a listing is reused for a second; otherwise each read of a subchunk lists.
+//!   `listed once` a listing is reused for a second; otherwise each read of a subchunk lists. With
+//!   `reader` the array is read by `SparseShardStore::reader`, and the references are this crate's
+//!   reader of the sharded array (`shards, reader`), `shards` as above, and the first row's read of
+//!   the sparse array (`adapter`).
 //! - `consolidate`: a shard with half of its subchunks in its frame, in GB/s of the resulting
 //!   shard. The reference is a plain copy of that shard: read, written to a temporary, synced,
 //!   renamed.

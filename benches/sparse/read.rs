@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use zarrs::array::Array;
 use zarrs::storage::ReadableStorageTraits;
+use zarrs_cuda::reader::ArrayReader;
 
 use crate::sharded::{Encoder, SHAPE, SHARD, SUBCHUNK, Sharded, open};
 use crate::{Result, Row, median, warm};
@@ -16,6 +17,10 @@ pub(crate) fn run(sharded: &Sharded, rounds: usize) -> Result<Vec<Row>> {
     let zarrs = sharded.array(Encoder::Zarrs)?;
     let (_, each) = open(sharded.sparse()?)?;
     let (sparse, once) = open(sharded.sparse()?.with_listing_age(Duration::from_secs(1)))?;
+    let boxes = sharded.sparse()?.reader()?.build()?;
+    let store = sharded.store()?;
+    let plain = ArrayReader::builder(&shards).on_filesystem(&store);
+    let plain = plain.build()?;
     let bytes = SHAPE.iter().product::<u64>() * 2;
     let mut rows = Vec::new();
     for frames in ["no", "half"] {
@@ -32,7 +37,7 @@ pub(crate) fn run(sharded: &Sharded, rounds: usize) -> Result<Vec<Row>> {
             );
         }
         let expected = elements(&shards)?;
-        let mut seconds = [const { Vec::new() }; 4];
+        let mut seconds = [const { Vec::new() }; 6];
         for round in 0..=rounds {
             for turn in 0..seconds.len() {
                 let who = (round + turn) % seconds.len();
@@ -42,7 +47,9 @@ pub(crate) fn run(sharded: &Sharded, rounds: usize) -> Result<Vec<Row>> {
                     0 => elements(&shards)?,
                     1 => elements(&each)?,
                     2 => elements(&zarrs)?,
-                    _ => elements(&once)?,
+                    3 => elements(&once)?,
+                    4 => boxes.read(&shards.subset_all())?,
+                    _ => plain.read(&shards.subset_all())?,
                 };
                 let time = clock.elapsed().as_secs_f64();
                 if round > 0 {
@@ -52,8 +59,14 @@ pub(crate) fn run(sharded: &Sharded, rounds: usize) -> Result<Vec<Row>> {
                 }
             }
         }
-        let [shards_rate, each_rate, zarrs_rate, once_rate] =
-            seconds.map(|seconds| bytes as f64 / 1e9 / median(seconds));
+        let [
+            shards_rate,
+            each_rate,
+            zarrs_rate,
+            once_rate,
+            boxes_rate,
+            plain_rate,
+        ] = seconds.map(|seconds| bytes as f64 / 1e9 / median(seconds));
         for (ours, listed) in [(each_rate, ""), (once_rate, ", listed once")] {
             let row = |reference, reference_name, goal| Row {
                 case: format!("read {frames} frames{listed}"),
@@ -67,6 +80,19 @@ pub(crate) fn run(sharded: &Sharded, rounds: usize) -> Result<Vec<Row>> {
             rows.push(row(shards_rate, "shards", (frames == "no").then_some(GOAL)));
             rows.push(row(zarrs_rate, "zarrs", None));
         }
+        let row = |reference, reference_name, goal| Row {
+            case: format!("read {frames} frames, reader"),
+            chain: sharded.chain,
+            unit: "GB/s",
+            ours: boxes_rate,
+            reference,
+            reference_name,
+            goal,
+        };
+        let goal = (frames == "no").then_some(GOAL);
+        rows.push(row(plain_rate, "shards, reader", goal));
+        rows.push(row(shards_rate, "shards", None));
+        rows.push(row(each_rate, "adapter", None));
     }
     Ok(rows)
 }

@@ -124,6 +124,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
             Way::Shards(codec) => codec,
             Way::Zarrs(_) => return self.read_by_zarrs(boxes, place),
         };
+        self.check_frames(true)?;
         if let Some(files) = files {
             let source = (files, threads::cores(), threads::blocking as Each);
             return now(self.read_shards(codec, boxes, source, place));
@@ -151,6 +152,6 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
                 ),
             });
         }
-        Ok(self.with_array(now))
+        self.with_array(now)
     }
 }

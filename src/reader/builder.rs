@@ -11,6 +11,7 @@ use zarrs_codec::CodecOptions;
 use zarrs_storage::byte_range::ByteRange;
 
 use super::cache::Caches;
+use super::frames::ListsFrames;
 use super::metrics::Counters;
 use super::{ArrayReader, Inner, Kept, ReaderError, Settings, Way};
 use crate::codec::find;
@@ -22,6 +23,7 @@ use crate::store::files::Files;
 pub struct ArrayReaderBuilder<TStorage: ?Sized> {
     array: Array<TStorage>,
     files: Option<Files>,
+    frames: Option<Arc<dyn ListsFrames>>,
     memory: Option<usize>,
     settings: Settings,
 }
@@ -31,6 +33,7 @@ impl<TStorage: ?Sized> fmt::Debug for ArrayReaderBuilder<TStorage> {
         f.debug_struct("ArrayReaderBuilder")
             .field("array", &self.array.path())
             .field("files", &self.files)
+            .field("has_frames", &self.frames.is_some())
             .field("memory", &self.memory)
             .field("settings", &self.settings)
             .finish()
@@ -42,6 +45,7 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
         Self {
             array: array.with_storage(array.storage()),
             files: None,
+            frames: None,
             memory: None,
             settings: Settings {
                 codec_options: zarrs::config::global_config().codec_options(),
@@ -53,6 +57,16 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
                 fill_damaged: false,
                 huge_pages: true,
             },
+        }
+    }
+
+    /// Takes subchunks that are newer than their shard from `frames`, and reads shards as `files`, if
+    /// they are files.
+    pub(crate) fn with_frames(self, frames: Arc<dyn ListsFrames>, files: Option<Files>) -> Self {
+        Self {
+            frames: Some(frames),
+            files,
+            ..self
         }
     }
 
@@ -130,12 +144,15 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
     /// Builds the reader.
     ///
     /// # Errors
-    /// [`ReaderError::Unsupported`] if the store of [`on_filesystem`](Self::on_filesystem) does not
-    /// have the array.
+    /// [`ReaderError::Unsupported`]
+    /// - if the store of [`on_filesystem`](Self::on_filesystem) does not have the array;
+    /// - for a reader of a [`SparseShardStore`](crate::storage::SparseShardStore), if it has a
+    ///   [subchunk cache](Self::with_subchunk_cache), or if this crate cannot read the elements.
     pub fn build(self) -> Result<ArrayReader<TStorage>, ReaderError> {
         let Self {
             array,
             files,
+            frames,
             memory,
             mut settings,
         } = self;
@@ -143,6 +160,14 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
             check_files(&array, files)?;
         }
         let way = way(&array);
+        if frames.is_some() {
+            check_way(&way)?;
+            if settings.subchunk_cache > 0 {
+                return Err(ReaderError::Unsupported {
+                    reason: "no decoded subchunks of sparse shards are kept, because a consolidation may replace a shard by one with the same index: leave out `with_subchunk_cache`".to_string(),
+                });
+            }
+        }
         if let Way::Shards(codec) = &way {
             settings.huge_pages = codec.options().huge_pages();
             settings.memory = memory.unwrap_or(codec.options().host_memory());
@@ -152,6 +177,7 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
             settings,
             way,
             files,
+            frames,
             kept: Arc::new(Kept {
                 caches: PerProcess::new(Caches::default),
                 counters: Counters::default(),
@@ -162,20 +188,38 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
 
 impl<TStorage: ?Sized> ArrayReader<TStorage> {
     /// This reader for `array`, which is the same array, opened again.
-    pub(super) fn with_array(&self, array: Array<TStorage>) -> Self {
+    ///
+    /// # Errors
+    /// [`ReaderError::Unsupported`] if there are frames, and the array is sharded differently now.
+    pub(super) fn with_array(&self, array: Array<TStorage>) -> Result<Self, ReaderError> {
         let Inner {
             settings,
             files,
+            frames,
             kept,
             ..
         } = &*self.0;
-        Self(Arc::new(Inner {
-            way: way(&array),
+        let way = way(&array);
+        if frames.is_some() {
+            check_way(&way)?;
+            let is_same = match (array.metadata(), self.array().metadata()) {
+                (ArrayMetadata::V3(now), ArrayMetadata::V3(before)) => is_sharded_as(now, before),
+                _ => false,
+            };
+            if !is_same {
+                return Err(ReaderError::Unsupported {
+                    reason: "the array is sharded differently now: open the adapter of its sparse shards, and the reader, anew".to_string(),
+                });
+            }
+        }
+        Ok(Self(Arc::new(Inner {
+            way,
             array,
             settings: settings.clone(),
             files: files.clone(),
+            frames: frames.clone(),
             kept: kept.clone(),
-        }))
+        })))
     }
 
     /// The extent of a subchunk along the first axis; of a chunk, if zarrs reads the array.
@@ -196,6 +240,28 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         };
         depth.unwrap_or(1)
     }
+}
+
+/// Checks that `way` sees subchunks that are newer than their shard.
+fn check_way(way: &Way) -> Result<(), ReaderError> {
+    match way {
+        Way::Shards(_) => Ok(()),
+        Way::Zarrs(why) => Err(ReaderError::Unsupported {
+            reason: format!(
+                "{why}: read it by the calls of a zarrs array over the adapter of its sparse shards"
+            ),
+        }),
+    }
+}
+
+/// Whether arrays with this metadata have the same shards, but for their number.
+fn is_sharded_as(one: &ArrayMetadataV3, other: &ArrayMetadataV3) -> bool {
+    one.data_type == other.data_type
+        && one.chunk_grid == other.chunk_grid
+        && one.chunk_key_encoding == other.chunk_key_encoding
+        && one.codecs == other.codecs
+        && one.fill_value == other.fill_value
+        && one.storage_transformers == other.storage_transformers
 }
 
 /// Checks that `files` have `array`, or the same array with another shape.
@@ -223,15 +289,10 @@ fn check_files<TStorage: ?Sized>(
     let stored = stored.first().copied().unwrap_or_default();
     let stored: ArrayMetadataV3 =
         serde_json::from_slice(stored).map_err(|error| refused(&error.to_string()))?;
-    let is_same = stored.data_type == opened.data_type
-        && stored.chunk_grid == opened.chunk_grid
-        && stored.chunk_key_encoding == opened.chunk_key_encoding;
-    if is_same {
+    if is_sharded_as(&stored, opened) {
         return Ok(());
     }
-    Err(refused(
-        "has another data type, chunk grid or chunk key encoding",
-    ))
+    Err(refused("has an array with other shards"))
 }
 
 /// How the elements of `array` are decoded.

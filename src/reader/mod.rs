@@ -20,8 +20,11 @@
 //! # Ok::<_, Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The [guide](crate::guide::read) shows how to use it, for files, damaged shards, arrays that grow
-//! and asynchronous stores. It also says what cannot be seen of shards that change.
+//! [`SparseShardStore::reader`](crate::storage::SparseShardStore::reader) is for arrays that several
+//! processes write.
+//!
+//! The [guide](crate::guide::read) shows how to use a reader, for files, damaged shards, arrays that
+//! grow and asynchronous stores. It also says what cannot be seen of shards that change.
 
 #[cfg(feature = "async")]
 mod awaited;
@@ -31,6 +34,7 @@ mod builder;
 mod by_zarrs;
 mod cache;
 mod error;
+pub(crate) mod frames;
 mod metrics;
 #[cfg(feature = "ndarray")]
 #[allow(unsafe_code)]
@@ -46,6 +50,8 @@ mod threads;
 
 #[cfg(all(test, target_os = "linux"))]
 mod forked;
+#[cfg(test)]
+mod scheduled;
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -65,6 +71,7 @@ use crate::engine::memory;
 use crate::per_process::PerProcess;
 use crate::store::files::Files;
 use cache::Caches;
+use frames::ListsFrames;
 use metrics::Counters;
 use output::Place;
 use request::{Wanted, WantedShard};
@@ -117,6 +124,8 @@ struct Inner<TStorage: ?Sized> {
     settings: Settings,
     way: Way,
     files: Option<Files>,
+    /// Where subchunks are newer than in the shards.
+    frames: Option<Arc<dyn ListsFrames>>,
     kept: Arc<Kept>,
 }
 
@@ -186,12 +195,13 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
             settings,
             way,
             files,
+            frames,
             ..
         } = &*self.0;
         match way {
             Way::Zarrs(why) => format!("zarrs reads this array, box after box: {why}"),
             Way::Shards(_) => format!(
-                "subchunks are decoded to their place by {} threads; {}; near subchunks (up to {} bytes apart) are one range; up to {} bytes of indices and {} bytes of decoded subchunks are kept{}",
+                "subchunks are decoded to their place by {} threads; {}; near subchunks (up to {} bytes apart) are one range; up to {} bytes of indices and {} bytes of decoded subchunks are kept{}{}",
                 threads::cores(),
                 match files {
                     Some(_) => "shards are read as files".to_string(),
@@ -200,6 +210,11 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
                 settings.gap,
                 settings.index_cache,
                 settings.subchunk_cache,
+                match frames {
+                    Some(_) =>
+                        "; each call lists the frame of a shard first, and takes newer subchunks from there",
+                    None => "",
+                },
                 memory::why_no_huge_pages(settings.huge_pages).map_or(String::new(), |why| {
                     format!("; new memory is not on huge pages, because {why}")
                 }),
@@ -212,6 +227,20 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
     #[must_use]
     pub fn is_by_zarrs(&self) -> bool {
         matches!(self.0.way, Way::Zarrs(_))
+    }
+
+    /// Checks that the frames, if there are any, are in a store that blocks, or in one that does not.
+    fn check_frames(&self, blocks: bool) -> Result<(), ReaderError> {
+        match &self.0.frames {
+            Some(frames) if frames.blocks() != blocks => Err(ReaderError::Unsupported {
+                reason: if blocks {
+                    "its frames are read by asynchronous calls: use those, or `SparseShardStore::reader`".to_string()
+                } else {
+                    "its frames are read by blocking calls: use those, or `SparseShardStore::async_reader`".to_string()
+                },
+            }),
+            _ => Ok(()),
+        }
     }
 
     fn check_type<T: Element>(&self) -> Result<(), ReaderError> {
@@ -312,6 +341,7 @@ impl<TStorage: ?Sized + Send + Sync> ArrayReader<TStorage> {
         let damaged = Mutex::default();
         let call = Call {
             source,
+            frames: self.0.frames.as_deref(),
             settings: &self.0.settings,
             caches: self.0.kept.caches.get(),
             counters: &self.0.kept.counters,

@@ -1,9 +1,10 @@
-//! One shard: its index, the bytes of the subchunks that are wanted, and their elements.
+//! One shard: its frame, its index, and the elements of the subchunks that are wanted.
+
+mod indexed;
 
 use std::borrow::Cow;
 use std::cell::Cell;
 use std::num::NonZeroUsize;
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,20 +12,21 @@ use zarrs_codec::CodecOptions;
 use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{StorageError, StoreKey};
 
-use super::cache::{Caches, Index, Subchunk};
+use super::cache::{Caches, Index};
 use super::error::Damage;
+use super::frames::{ListedFrame, ListsFrames, Newest};
 use super::metrics::{Counters, add};
 use super::output::Place;
 use super::request::WantedShard;
 use super::source::{Fetched, Source};
 use super::threads::{self, Each, Task, decoding};
 use super::{ReaderError, Settings};
-use crate::codec::partial_decoder::{check_last_bytes, check_memory, last_bytes};
+use crate::codec::partial_decoder::check_memory;
 use crate::codec::sharding::Sharding;
 use crate::engine::disjoint::Window;
 use crate::engine::{EncodedSubchunk, EngineError, RowSink};
 use crate::plan::host_engine;
-use crate::store::ranges::Merged;
+use indexed::{Indexed, Keeping};
 
 /// How often a shard is read that is replaced meanwhile.
 const ATTEMPTS: usize = 3;
@@ -32,6 +34,7 @@ const ATTEMPTS: usize = 3;
 /// Everything that the shards of one call have in common.
 pub(super) struct Call<'a, S> {
     pub(super) source: &'a S,
+    pub(super) frames: Option<&'a dyn ListsFrames>,
     pub(super) settings: &'a Settings,
     pub(super) caches: &'a Caches,
     pub(super) counters: &'a Counters,
@@ -54,8 +57,10 @@ pub(super) struct Shard<'a> {
 
 /// Why an attempt to read a shard ended.
 enum Stop {
-    /// The shard was replaced.
+    /// The shard was replaced, or its frame was packed into it.
     Changed,
+    /// It failed, perhaps because the shard was replaced.
+    Unsure(ReaderError),
     Error(ReaderError),
 }
 
@@ -81,69 +86,63 @@ impl Touched<'_> {
     }
 }
 
-/// A subchunk that is to be read.
-struct Stored<'p> {
-    touched: Touched<'p>,
-    /// The bytes of the shard to read.
-    extent: Range<usize>,
-    /// Where they begin in the subchunk, if they are a part of it that needs no decoding.
-    part: Option<usize>,
-}
-
 impl<S: Source> Call<'_, S> {
+    /// Whether each request for subchunks reads the index, too, and others read it before and after. An
+    /// index that was kept is not used.
+    ///
+    /// A consolidation may give a shard another index, and the next one the first index again. Were that
+    /// read by other requests alone, a subchunk could be read in between.
+    fn is_strict(&self) -> bool {
+        self.frames.is_some() && !S::STAYS
+    }
+
     /// Read the wanted elements of `shard`.
     pub(super) async fn read(&self, shard: &Shard<'_>) -> Result<(), ReaderError> {
-        for _ in 0..ATTEMPTS {
-            match self.attempt(shard).await {
+        let mut unsure = None;
+        // With frames one more, which takes each subchunk by itself.
+        let attempts = ATTEMPTS + usize::from(self.frames.is_some());
+        for number in 0..attempts {
+            match self.attempt(shard, number).await {
                 Ok(()) => return Ok(()),
-                Err(Stop::Error(error)) => return Err(error),
+                Err(Stop::Error(error)) => return Err(unsure.unwrap_or(error)),
+                Err(Stop::Unsure(error)) => unsure = Some(error),
                 Err(Stop::Changed) => {
                     add(&self.counters.replaced, 1);
                     self.caches.indices.forget(&shard.key);
                 }
             }
         }
-        Err(ReaderError::Changing {
+        Err(unsure.unwrap_or(ReaderError::Changing {
             key: shard.key.clone(),
-            attempts: ATTEMPTS,
-        })
+            attempts,
+        }))
     }
 
-    async fn attempt(&self, shard: &Shard<'_>) -> Result<(), Stop> {
+    async fn attempt(&self, shard: &Shard<'_>, number: usize) -> Result<(), Stop> {
         let windows = self.windows(shard)?;
         let wanted = wanted(shard);
-        let touched = || wanted.chunk_by(|(a, _), (b, _)| a == b).map(Touched);
-        let opened = self.source.open(&shard.key).await;
-        let Some(opened) = opened.map_err(|error| store_error(shard, error))? else {
-            return Ok(Self::fill(shard, &windows, touched())?);
-        };
-        let (index, is_fresh) = match self.caches.indices.get(&shard.key) {
-            Some(index) => {
-                add(&self.counters.index_hits, 1);
-                (index, false)
-            }
-            None => match self.index(shard, &opened).await? {
-                Some(index) => (index, true),
-                None => return Ok(Self::fill(shard, &windows, touched())?),
-            },
-        };
+        let touched = wanted.chunk_by(|(a, _), (b, _)| a == b).map(Touched);
         let attempt = Attempt {
             call: self,
             shard,
-            opened: &opened,
             windows: &windows,
-            index: &index,
             damaged: Mutex::default(),
-            decoded: Mutex::default(),
         };
-        let stored = attempt.stored(touched()).await?;
-        if stored.is_empty() {
-            if !is_fresh {
-                // The shard may be another one by now.
-                attempt.check_index().await?;
-            }
-        } else {
-            attempt.read(&stored).await?;
+        let mut in_shard: Vec<Touched<'_>> = touched.collect();
+        // Before the shard, which has all that was taken out of the frame when it is read.
+        if let Some(frames) = self.frames {
+            let frame = frames.list(&shard.key, number > 0).await;
+            let frame = frame.map_err(|error| store_error(shard, error))?;
+            let each = number == ATTEMPTS;
+            in_shard = attempt.read_frame(&*frame, in_shard, each).await?;
+        }
+        if !in_shard.is_empty() {
+            let read = attempt.read_shard(&in_shard).await;
+            read.map_err(|stop| match stop {
+                // Some stores ask how long a shard is first, and then for parts of one of that length.
+                Stop::Error(error) if self.is_strict() => Stop::Unsure(error),
+                stop => stop,
+            })?;
         }
         attempt.finish()
     }
@@ -205,148 +204,156 @@ impl<S: Source> Call<'_, S> {
         add(&self.counters.ranges, ranges.len());
         self.counters.bytes_read.fetch_add(bytes, Ordering::Relaxed);
     }
+}
+
+/// An attempt to read a shard and its frame.
+struct Attempt<'a, S: Source> {
+    call: &'a Call<'a, S>,
+    shard: &'a Shard<'a>,
+    windows: &'a [Window<'a>],
+    /// The subchunks that became fill values.
+    damaged: Mutex<Vec<Damage>>,
+}
+
+impl<S: Source> Attempt<'_, S> {
+    /// Read those of `touched` that `frame` has, and write their elements. Returns the others. With
+    /// `each`, all of them are read, wherever they are.
+    async fn read_frame<'p>(
+        &self,
+        frame: &dyn ListedFrame,
+        touched: Vec<Touched<'p>>,
+        each: bool,
+    ) -> Result<Vec<Touched<'p>>, Stop> {
+        /// As many bytes are decoded together, to write long rows of elements.
+        const AT_ONCE: usize = 1 << 20;
+        let Call {
+            settings,
+            requests,
+            requests_of_shard,
+            ..
+        } = self.call;
+        let is_listed = |touched: &Touched<'_>| each || frame.has(touched.number());
+        let (beside, in_shard): (Vec<_>, Vec<_>) = touched.into_iter().partition(is_listed);
+        let share = AT_ONCE.min(settings.memory / *requests);
+        let most = (share / self.shard.sharding.grid.subchunk_bytes()).max(1);
+        let len = beside.len().div_ceil(requests_of_shard.get()).min(most);
+        let groups: Vec<&[Touched<'_>]> = beside.chunks(len.max(1)).collect();
+        let (gone, in_shard) = (AtomicBool::new(false), Mutex::new(in_shard));
+        let (groups, is_gone, others) = (&*groups, &gone, &in_shard);
+        let read = |number: usize| -> Task<'_> {
+            Box::pin(async move {
+                if is_gone.load(Ordering::Relaxed) {
+                    return Ok(());
+                }
+                match self.read_objects(frame, groups[number], each).await? {
+                    Some(mut in_shard) => lock(others).append(&mut in_shard),
+                    None => is_gone.store(true, Ordering::Relaxed),
+                }
+                Ok(())
+            })
+        };
+        (self.call.each)(groups.len(), *requests_of_shard, &read).await?;
+        if gone.into_inner() {
+            return Err(Stop::Changed);
+        }
+        let mut in_shard = in_shard
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
+        in_shard.sort_unstable_by_key(|touched| touched.number());
+        Ok(in_shard)
+    }
+
+    /// Read the newest versions of `group`, and write their elements. Returns the subchunks without a
+    /// version; `None` if a version is gone.
+    async fn read_objects<'p>(
+        &self,
+        frame: &dyn ListedFrame,
+        group: &[Touched<'p>],
+        each: bool,
+    ) -> Result<Option<Vec<Touched<'p>>>, ReaderError> {
+        let Call { counters, .. } = self.call;
+        let (mut found, mut empty, mut in_shard) = (Vec::new(), Vec::new(), Vec::new());
+        for &touched in group {
+            let number = touched.number();
+            let newest = if each {
+                let read = frame.read(number).await;
+                read.map(|read| read.map_or(Newest::Empty, Newest::Data))
+            } else {
+                frame.newest(number).await
+            };
+            match newest.map_err(|error| store_error(self.shard, error))? {
+                Newest::Data(bytes) => {
+                    add(&counters.requests, 1);
+                    add(&counters.ranges, 1);
+                    add(&counters.subchunks_read, 1);
+                    add(&counters.bytes_read, bytes.len());
+                    found.push((touched, bytes));
+                }
+                Newest::Empty => empty.push(touched),
+                Newest::InShard => in_shard.push(touched),
+                Newest::Gone => return Ok(None),
+            }
+        }
+        self.fill(empty)?;
+        let found: Vec<_> = found.iter().map(|(of, bytes)| (*of, &**bytes)).collect();
+        self.decode(&found, None)?;
+        Ok(Some(in_shard))
+    }
+
+    /// Read `touched` from the shard, and write their elements.
+    async fn read_shard(&self, touched: &[Touched<'_>]) -> Result<(), Stop> {
+        let (call, shard) = (self.call, self.shard);
+        let opened = call.source.open(&shard.key).await;
+        let Some(opened) = opened.map_err(|error| store_error(shard, error))? else {
+            return Ok(self.fill(touched.iter().copied())?);
+        };
+        let kept = call.caches.indices.get(&shard.key);
+        let (index, is_fresh) = match kept.filter(|_| !call.is_strict()) {
+            Some(index) => {
+                add(&call.counters.index_hits, 1);
+                (index, false)
+            }
+            None => match call.index(shard, &opened).await? {
+                Some(index) => (index, true),
+                None => return Ok(self.fill(touched.iter().copied())?),
+            },
+        };
+        let indexed = Indexed {
+            attempt: self,
+            call,
+            shard,
+            opened: &opened,
+            index: &index,
+            decoded: Mutex::default(),
+        };
+        let stored = indexed.stored(touched).await?;
+        if stored.is_empty() {
+            if !is_fresh {
+                // The shard may be another one by now.
+                indexed.check_index().await?;
+            }
+        } else {
+            indexed.read(&stored).await?;
+        }
+        indexed.keep();
+        Ok(())
+    }
 
     /// Write the fill value to all that is wanted of `touched`.
-    fn fill<'p>(
-        shard: &Shard<'_>,
-        windows: &[Window<'_>],
-        touched: impl IntoIterator<Item = Touched<'p>>,
-    ) -> Result<(), ReaderError> {
-        let element = shard.sharding.fill_value.as_ne_bytes();
+    fn fill<'p>(&self, touched: impl IntoIterator<Item = Touched<'p>>) -> Result<(), ReaderError> {
+        let element = self.shard.sharding.fill_value.as_ne_bytes();
         for touched in touched {
             let number = touched.number();
             for window in touched.windows() {
-                let filled = windows[window].fill_row(number, 1, element);
-                filled.map_err(|error| damage(shard, Some(number), error))?;
+                let filled = self.windows[window].fill_row(number, 1, element);
+                filled.map_err(|error| damage(self.shard, Some(number), error))?;
             }
         }
         Ok(())
     }
-}
 
-/// An attempt to read a shard.
-struct Attempt<'a, S: Source> {
-    call: &'a Call<'a, S>,
-    shard: &'a Shard<'a>,
-    opened: &'a S::Shard,
-    windows: &'a [Window<'a>],
-    index: &'a Arc<Index>,
-    /// The subchunks that became fill values.
-    damaged: Mutex<Vec<Damage>>,
-    /// Decoded subchunks to keep, by number.
-    decoded: Mutex<Vec<(usize, Arc<Subchunk>)>>,
-}
-
-impl<S: Source> Attempt<'_, S> {
-    /// The subchunks of `touched` that are to be read, and where they lie. The elements of the others
-    /// are written: of subchunks that are not stored, that were kept, or that are damaged.
-    async fn stored<'p>(
-        &self,
-        touched: impl Iterator<Item = Touched<'p>> + Send,
-    ) -> Result<Vec<Stored<'p>>, Stop> {
-        let Call { settings, .. } = self.call;
-        let limit = self.shard.sharding.subchunk_len();
-        let limit = limit.map_err(|error| damage(self.shard, None, error))?;
-        let (mut stored, mut filled) = (Vec::new(), Vec::new());
-        for touched in touched {
-            let number = touched.number();
-            let Some(extent) = self.index.entries.get(number) else {
-                filled.push(touched);
-                continue;
-            };
-            if let Err(error) = limit.check(number, extent.len()) {
-                let key = self.shard.key.clone();
-                let damage = Damage::new(key, Some(number), error);
-                if !settings.fill_damaged {
-                    return Err(ReaderError::Damaged(damage).into());
-                }
-                lock(&self.damaged).push(damage);
-                filled.push(touched);
-            } else if !self.write_kept(touched)? {
-                stored.push(self.narrowed(touched, extent));
-            }
-        }
-        Call::<S>::fill(self.shard, self.windows, filled)?;
-        if !limit.is_bounded() {
-            self.check_ends(&stored).await?;
-        }
-        Ok(stored)
-    }
-
-    /// What to read of the subchunk at `extent`: of a long one without a codec but `bytes`, only the
-    /// bytes between the first and the last element that are wanted.
-    fn narrowed<'p>(&self, touched: Touched<'p>, extent: Range<usize>) -> Stored<'p> {
-        /// Fewer bytes than this cost about as much as one.
-        const SHORT: usize = 64 << 10;
-        let sharding = &self.shard.sharding;
-        let chain = sharding.known();
-        let is_plain = chain.is_ok_and(|chain| chain.stages.is_empty() && chain.swap == 1);
-        let is_long = extent.len() > SHORT && extent.len() == sharding.grid.subchunk_bytes();
-        let whole = |extent| Stored {
-            touched,
-            extent,
-            part: None,
-        };
-        if !is_plain || !is_long || self.call.settings.subchunk_cache > 0 {
-            return whole(extent);
-        }
-        let number = touched.number();
-        let spans = touched
-            .windows()
-            .map(|window| self.windows[window].span(number));
-        let span = spans.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
-        match span {
-            Some(span) if span.len() + SHORT <= extent.len() => Stored {
-                touched,
-                extent: extent.start + span.start..extent.start + span.end,
-                part: Some(span.start),
-            },
-            _ => whole(extent),
-        }
-    }
-
-    /// Read the subchunks `stored` and write their elements, and read the index again.
-    async fn read(&self, stored: &[Stored<'_>]) -> Result<(), Stop> {
-        let Call {
-            settings, requests, ..
-        } = self.call;
-        let share = settings.memory / *requests;
-        let groups = groups(stored, S::REQUEST_BYTES.min(share), settings.gap);
-        if let [group] = &*groups {
-            return self.read_group(group, true).await;
-        }
-        let changed = AtomicBool::new(false);
-        let (groups, is_changed) = (&*groups, &changed);
-        let read = |number: usize| -> Task<'_> {
-            Box::pin(async move {
-                if is_changed.load(Ordering::Relaxed) {
-                    return Ok(());
-                }
-                match self.read_group(groups[number], false).await {
-                    Err(Stop::Error(error)) => Err(error),
-                    Err(Stop::Changed) => {
-                        is_changed.store(true, Ordering::Relaxed);
-                        Ok(())
-                    }
-                    Ok(()) => Ok(()),
-                }
-            })
-        };
-        (self.call.each)(groups.len(), self.call.requests_of_shard, &read).await?;
-        if changed.into_inner() {
-            return Err(Stop::Changed);
-        }
-        self.check_index().await
-    }
-
-    /// Keeps what was read: the shard was the same from the first byte to the last.
+    /// Checks that all elements were written, and reports damage.
     fn finish(self) -> Result<(), Stop> {
-        let Call {
-            settings,
-            caches,
-            counters,
-            ..
-        } = self.call;
         if !self.windows.iter().all(Window::is_complete) {
             let missing = EngineError::Internal("a subchunk was not decoded");
             return Err(damage(self.shard, None, missing).into());
@@ -355,182 +362,56 @@ impl<S: Source> Attempt<'_, S> {
             .damaged
             .into_inner()
             .unwrap_or_else(PoisonError::into_inner);
-        add(&counters.damaged, damaged.len());
+        add(&self.call.counters.damaged, damaged.len());
         lock(self.call.damaged).append(&mut damaged);
-        let decoded = self
-            .decoded
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner);
-        for (number, subchunk) in decoded {
-            let key = (self.shard.key.clone(), number);
-            caches
-                .subchunks
-                .keep(key, &subchunk, settings.subchunk_cache);
-        }
-        let key = self.shard.key.clone();
-        caches.indices.keep(key, self.index, settings.index_cache);
         Ok(())
     }
 
-    /// Write the elements of a subchunk that was kept. Returns false if it was not.
-    fn write_kept(&self, touched: Touched<'_>) -> Result<bool, ReaderError> {
-        if self.call.settings.subchunk_cache == 0 {
-            return Ok(false);
-        }
+    /// Write the elements of `touched` that are wanted, of whose bytes `bytes` are those from `first` on.
+    fn write_part(
+        &self,
+        touched: Touched<'_>,
+        bytes: &[u8],
+        first: usize,
+    ) -> Result<(), ReaderError> {
         let number = touched.number();
-        let key = (self.shard.key.clone(), number);
-        let kept = self.call.caches.subchunks.get(&key);
-        let Some(kept) = kept.filter(|kept| Arc::ptr_eq(&kept.index, self.index)) else {
-            return Ok(false);
-        };
-        add(&self.call.counters.subchunk_hits, 1);
-        for window in touched.windows() {
-            let window = &self.windows[window];
-            let written = window.write_row(number, &[&kept.elements], &mut Vec::new());
-            written.map_err(|error| damage(self.shard, Some(number), error))?;
-        }
-        Ok(true)
+        let mut windows = touched.windows().map(|window| &self.windows[window]);
+        let written = windows.try_for_each(|window| window.write_span(number, bytes, first));
+        written.map_err(|error| failed(self.shard, Some(number), error))
     }
 
-    /// Look for the last byte of each long subchunk: if the store has it, then the stored bytes justify
-    /// the memory that the index asks for.
-    async fn check_ends(&self, stored: &[Stored<'_>]) -> Result<(), Stop> {
-        let ranges = stored.iter().map(|Stored { extent, .. }| {
-            ByteRange::FromStart(extent.start as u64, Some(extent.len() as u64))
-        });
-        let ranges = last_bytes(&ranges.collect::<Vec<_>>());
-        if ranges.is_empty() {
-            return Ok(());
-        }
-        let mut buffer = Vec::new();
-        let read = self
-            .call
-            .source
-            .read(self.opened, &ranges, &mut buffer)
-            .await;
-        self.call.count(&ranges, ranges.len() as u64);
-        match read {
-            Ok(None) => Err(Stop::Changed),
-            Ok(read) => {
-                let checked = check_last_bytes(ranges.len(), read);
-                Ok(checked.map_err(|error| damage(self.shard, None, error))?)
-            }
-            Err(error) => {
-                self.check_index().await?;
-                Err(damage(self.shard, None, error).into())
-            }
-        }
-    }
-
-    /// Read the index again, and compare.
-    async fn check_index(&self) -> Result<(), Stop> {
-        match self.call.encoded_index(self.shard, self.opened).await? {
-            Some(encoded) if encoded == self.index.encoded => Ok(()),
-            _ => Err(Stop::Changed),
-        }
-    }
-
-    /// Read the subchunks of `group`, and write their elements. With `and_index` the index is read
-    /// by the same request, and compared.
-    async fn read_group(&self, group: &[Stored<'_>], and_index: bool) -> Result<(), Stop> {
-        let to_u64 = |extent: &Range<usize>| extent.start as u64..extent.end as u64;
-        let merged = Merged::near(
-            self.call.settings.gap,
-            group.iter().map(|stored| to_u64(&stored.extent)),
-        );
-        let mut ranges = merged.byte_ranges();
-        let mut bytes = merged.total();
-        if and_index {
-            ranges.push(self.shard.sharding.index.byte_range());
-            bytes += self.index.encoded.len() as u64;
-        }
-        let mut buffer = take_buffer();
-        let source = self.call.source;
-        let read = source.read(self.opened, &ranges, &mut buffer).await;
-        self.call.count(&ranges, bytes);
-        add(&self.call.counters.subchunks_read, group.len());
-        let done = match read {
-            Err(error) => {
-                // Perhaps the shard is another one, and shorter.
-                self.check_index().await?;
-                Err(Stop::Error(store_error(self.shard, error)))
-            }
-            Ok(None) => Err(Stop::Changed),
-            Ok(Some(mut read)) => {
-                let index = if and_index { read.pop() } else { None };
-                let is_same = index.is_none_or(|index| index.as_ref() == self.index.encoded);
-                if is_same {
-                    let decoded = self.decode(group, &merged, &read);
-                    // A shard that was replaced is no damaged one. The store may have read its ranges from
-                    // several versions.
-                    if decoded.is_err() {
-                        self.check_index().await?;
-                    }
-                    decoded.map_err(Stop::Error)
-                } else {
-                    Err(Stop::Changed)
-                }
-            }
-        };
-        keep_buffer(buffer);
-        done
-    }
-
-    /// Decode the subchunks of `group` from the bytes of the ranges `merged` that were `read`.
+    /// Decode encoded `subchunks`, by ascending number, and write their elements. Those of a shard with
+    /// an index may be kept.
     fn decode(
         &self,
-        group: &[Stored<'_>],
-        merged: &Merged,
-        read: &[Fetched<'_>],
+        subchunks: &[(Touched<'_>, &[u8])],
+        indexed: Option<&Indexed<'_, S>>,
     ) -> Result<(), ReaderError> {
         /// Fewer bytes than this are decoded sooner than another thread is woken.
         const AT_ONCE: usize = 512 << 10;
-        let mut subchunks = Vec::with_capacity(group.len());
-        for stored in group {
-            let (touched, extent) = (stored.touched, &stored.extent);
-            let range = extent.start as u64..extent.end as u64;
-            let place = if range.is_empty() {
-                Some(&[][..])
-            } else {
-                merged
-                    .place(read, &range)
-                    .and_then(|(at, place)| read.get(at)?.as_ref().get(place))
-            };
-            let missing = || {
-                let source = StorageError::Other("the store returned other bytes".to_string());
-                store_error(self.shard, source)
-            };
-            let (number, bytes) = (touched.number(), place.ok_or_else(missing)?);
-            match stored.part {
-                None => subchunks.push(EncodedSubchunk {
-                    number,
-                    bytes: Some(bytes),
-                }),
-                Some(first) => touched
-                    .windows()
-                    .try_for_each(|window| self.windows[window].write_span(number, bytes, first))
-                    .map_err(|error| failed(self.shard, Some(number), error))?,
-            }
-        }
-        let bytes = self.shard.sharding.grid.subchunk_bytes();
-        let share = (AT_ONCE / bytes).max(1);
         let several = Several {
             windows: self.windows,
-            group,
+            subchunks,
         };
         let mut sink: &dyn RowSink = match (self.windows, &several) {
             ([window], _) => window,
             (_, several) => several,
         };
-        let keeping = Keeping {
-            attempt: self,
-            sink,
-        };
-        if self.call.settings.subchunk_cache > 0 {
-            sink = &keeping;
+        let keeping = indexed.map(|indexed| Keeping { indexed, sink });
+        if self.call.settings.subchunk_cache > 0
+            && let Some(keeping) = &keeping
+        {
+            sink = keeping;
         }
         let options = self.call.settings.codec_options.with_concurrent_target(1);
-        let shares: Vec<&[EncodedSubchunk<'_>]> = subchunks.chunks(share).collect();
+        let encoded = subchunks.iter().map(|(touched, bytes)| EncodedSubchunk {
+            number: touched.number(),
+            bytes: Some(bytes),
+        });
+        let encoded: Vec<_> = encoded.collect();
+        let bytes = self.shard.sharding.grid.subchunk_bytes();
+        let shares = encoded.chunks((AT_ONCE / bytes).max(1));
+        let shares: Vec<&[EncodedSubchunk<'_>]> = shares.collect();
         let (shares, options) = (&*shares, &options);
         if let [share] = shares {
             return decoding(|| self.decode_share(share, sink, options));
@@ -583,64 +464,20 @@ impl<S: Source> Attempt<'_, S> {
     }
 }
 
-/// Keeps a copy of each subchunk that goes to `sink`.
-struct Keeping<'a, S: Source> {
-    attempt: &'a Attempt<'a, S>,
-    sink: &'a dyn RowSink,
-}
-
-impl<S: Source> RowSink for Keeping<'_, S> {
-    fn row_len(&self, first: usize, count: usize) -> usize {
-        self.sink.row_len(first, count)
-    }
-
-    fn most_bytes(&self) -> usize {
-        self.sink.most_bytes()
-    }
-
-    fn write_row(
-        &self,
-        first: usize,
-        sources: &[&[u8]],
-        buffer: &mut Vec<u8>,
-    ) -> Result<(), EngineError> {
-        let (index, most) = (
-            self.attempt.index,
-            self.attempt.call.settings.subchunk_cache,
-        );
-        for (number, source) in (first..).zip(sources) {
-            let mut decoded = lock(&self.attempt.decoded);
-            // More than is kept need not be copied.
-            if (decoded.len() + 1).saturating_mul(source.len()) <= most {
-                let subchunk = Subchunk {
-                    index: Arc::clone(index),
-                    elements: source.to_vec(),
-                };
-                decoded.push((number, Arc::new(subchunk)));
-            }
-        }
-        self.sink.write_row(first, sources, buffer)
-    }
-
-    fn fill_row(&self, first: usize, count: usize, element: &[u8]) -> Result<(), EngineError> {
-        self.sink.fill_row(first, count, element)
-    }
-}
-
 /// Several windows that want the same subchunks.
 struct Several<'a> {
     windows: &'a [Window<'a>],
-    /// The subchunks, by ascending number.
-    group: &'a [Stored<'a>],
+    /// By ascending number.
+    subchunks: &'a [(Touched<'a>, &'a [u8])],
 }
 
 impl Several<'_> {
     /// The windows that want subchunk `number`.
     fn windows(&self, number: usize) -> impl Iterator<Item = &Window<'_>> {
         let found = self
-            .group
-            .binary_search_by_key(&number, |stored| stored.touched.number());
-        let touched = found.ok().map(|at| self.group[at].touched);
+            .subchunks
+            .binary_search_by_key(&number, |(touched, _)| touched.number());
+        let touched = found.ok().map(|at| self.subchunks[at].0);
         let windows = touched.into_iter().flat_map(Touched::windows);
         windows.map(|window| &self.windows[window])
     }
@@ -687,31 +524,6 @@ fn wanted(shard: &Shard<'_>) -> Vec<(usize, usize)> {
     pairs
 }
 
-/// Divides subchunks into groups that take at most about `most` bytes to read, with gaps of up to `gap`
-/// bytes between them.
-fn groups<'g, 'p>(stored: &'g [Stored<'p>], most: usize, gap: u64) -> Vec<&'g [Stored<'p>]> {
-    let gap = usize::try_from(gap).unwrap_or(usize::MAX);
-    let mut groups = Vec::new();
-    let (mut from, mut sum) = (0, 0_usize);
-    let mut end = None;
-    for (at, Stored { extent, .. }) in stored.iter().enumerate() {
-        let between = end.and_then(|end| extent.start.checked_sub(end));
-        let between = between.filter(|between| *between <= gap).unwrap_or(0);
-        let cost = extent.len().saturating_add(between);
-        if at > from && sum.saturating_add(cost) > most {
-            groups.push(&stored[from..at]);
-            (from, sum) = (at, extent.len());
-        } else {
-            sum = sum.saturating_add(cost);
-        }
-        end = Some(extent.end);
-    }
-    if from < stored.len() {
-        groups.push(&stored[from..]);
-    }
-    groups
-}
-
 fn damage(
     shard: &Shard<'_>,
     subchunk: Option<usize>,
@@ -753,44 +565,5 @@ fn keep_buffer(buffer: Vec<u8>) {
     const KEEP: usize = 16 << 20;
     if buffer.capacity() <= KEEP {
         BUFFER.set(buffer);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn groups_count_the_gaps_that_are_read() {
-        let touched = Touched(&[(0, 0)]);
-        let lens = |extents: &[Range<usize>], most, gap| -> Vec<usize> {
-            let stored: Vec<_> = extents
-                .iter()
-                .map(|extent| Stored {
-                    touched,
-                    extent: extent.clone(),
-                    part: None,
-                })
-                .collect();
-            groups(&stored, most, gap)
-                .iter()
-                .map(|group| group.len())
-                .collect()
-        };
-        assert_eq!(lens(&[], 9, 9), [0; 0]);
-        assert_eq!(lens(&[0..4, 4..8, 8..12], 8, 0), [2, 1]);
-        assert_eq!(
-            lens(&[0..4, 4..8, 8..12], 0, 0),
-            [1, 1, 1],
-            "one is always allowed"
-        );
-        // The bytes between are read where the gap is small enough, and count.
-        assert_eq!(lens(&[0..4, 10..14, 20..24], 14, 6), [2, 1]);
-        assert_eq!(lens(&[0..4, 10..14, 20..24], 14, 5), [3]);
-        assert_eq!(
-            lens(&[20..24, 0..4, 4..4, 4..8], 12, 9),
-            [4],
-            "in any order"
-        );
     }
 }

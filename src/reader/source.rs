@@ -32,6 +32,9 @@ pub(super) trait Source: Sync {
     /// A shard that is being read.
     type Shard: Send + Sync;
 
+    /// Whether a shard that is open stays the same when another one replaces it.
+    const STAYS: bool;
+
     /// About how many bytes of a shard to read by one request.
     const REQUEST_BYTES: usize;
 
@@ -54,6 +57,7 @@ pub(super) struct Store<R>(pub(super) R);
 impl<R: Reads> Source for Store<R> {
     type Shard = StoreKey;
 
+    const STAYS: bool = false;
     const REQUEST_BYTES: usize = 64 << 20;
 
     fn open<'a>(&'a self, key: &'a StoreKey) -> Later<'a, Result<Option<StoreKey>>> {
@@ -77,6 +81,7 @@ impl<R: Reads> Source for Store<R> {
 impl Source for Files {
     type Shard = File;
 
+    const STAYS: bool = true;
     // The bytes that a thread reads should still be in its cache when it decodes them.
     const REQUEST_BYTES: usize = 1 << 20;
 

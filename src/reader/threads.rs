@@ -16,7 +16,7 @@ use crate::store::now;
 
 /// A future that may move between threads. It is boxed, because a compiler that is asked whether the
 /// future of a generic function may move cannot always say.
-pub(super) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+pub(crate) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A part of a call.
 pub(super) type Task<'a> = Later<'a, Result<(), ReaderError>>;

@@ -326,6 +326,30 @@ impl Seat {
         }
     }
 
+    /// A read of chunks `0..chunks` by one call. It begins with its first request.
+    pub(super) async fn reading_all<E: fmt::Display>(
+        &self,
+        chunks: usize,
+        read: impl Future<Output = std::result::Result<Vec<Value>, E>>,
+    ) {
+        let reader = self.number.unwrap_or(usize::MAX);
+        for chunk in 0..chunks {
+            self.will_begin(Event::ReadBegins { reader, chunk });
+        }
+        match read.await {
+            Ok(values) => {
+                for (chunk, value) in values.into_iter().enumerate() {
+                    self.happened(Event::ReadEnds {
+                        reader,
+                        chunk,
+                        value,
+                    });
+                }
+            }
+            Err(error) => self.failed(0, &error),
+        }
+    }
+
     /// What concerns `chunk` went wrong, which it should not.
     pub(super) fn failed(&self, chunk: usize, error: &impl fmt::Display) {
         let what = error.to_string();

@@ -7,8 +7,10 @@ use zarrs_storage::{
 };
 
 use super::consolidation::All;
+use super::reading::AwaitedFrames;
 use super::{Consolidation, ConsolidationProgress, SparseArray, SparseShardStore};
 use crate::Error;
+use crate::reader::{ArrayReader, ArrayReaderBuilder};
 use crate::store::{Awaited, all};
 
 /// How many shards are consolidated at once at most: requests wait for a server, not a processor.
@@ -28,6 +30,22 @@ impl<S: AsyncReadableStorageTraits + ?Sized> SparseShardStore<S> {
     pub async fn async_open(store: Arc<S>, path: &str) -> Result<Self, Error> {
         let array = SparseArray::open(&Awaited(&*store), path).await?;
         Ok(Self { array, store })
+    }
+}
+
+impl<S> SparseShardStore<S>
+where
+    S: AsyncReadableStorageTraits + AsyncListableStorageTraits + ?Sized + 'static,
+{
+    /// [`reader`](Self::reader) for an asynchronous store. The reader has the asynchronous calls, such
+    /// as [`async_read`](ArrayReader::async_read).
+    ///
+    /// # Errors
+    /// As for [`reader`](Self::reader).
+    pub async fn async_reader(&self) -> Result<ArrayReaderBuilder<S>, Error> {
+        let array = self.array.shards(&self.awaited()).await?;
+        let builder = ArrayReader::builder(&array.with_storage(self.store.clone()));
+        Ok(builder.with_frames(Arc::new(AwaitedFrames(self.clone())), None))
     }
 }
 

@@ -12,8 +12,10 @@ use zarrs_storage::{
 #[cfg(feature = "filesystem")]
 use super::Files;
 use super::consolidation::All;
+use super::reading::BlockingFrames;
 use super::{Consolidation, ConsolidationProgress, SparseArray, SparseShardStore};
 use crate::Error;
+use crate::reader::{ArrayReader, ArrayReaderBuilder};
 use crate::store::{Blocking, now};
 
 impl<S: ?Sized> SparseShardStore<S> {
@@ -74,6 +76,57 @@ impl<S: ReadableStorageTraits + ?Sized> SparseShardStore<S> {
         }
         adapter.array.rename = Some(super::renaming(renaming, key));
         Ok(adapter)
+    }
+}
+
+impl<S> SparseShardStore<S>
+where
+    S: ReadableStorageTraits + ListableStorageTraits + ?Sized + 'static,
+{
+    /// Returns a builder of a reader of boxes, which sees each subchunk as reads through the adapter
+    /// do.
+    ///
+    /// zarrs lists a frame for each subchunk that it reads through the adapter. The reader lists it
+    /// once for each call. It takes subchunks that are in the frame from there, and the others from
+    /// the shard by its index, several at once.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use zarrs::array::{Array, ArrayBuilder, data_type};
+    /// use zarrs_cuda::storage::SparseShardStore;
+    ///
+    /// # let store = Arc::new(zarrs::storage::store::MemoryStore::new());
+    /// # let mut builder = ArrayBuilder::new(vec![64, 64], vec![32, 32], data_type::uint16(), 0u16);
+    /// # builder.subchunk_shape(vec![8, 8]).build(store.clone(), "/volume")?.store_metadata()?;
+    /// let sparse = Arc::new(SparseShardStore::open(store, "/volume")?);
+    /// let reader = sparse.reader()?.build()?;
+    ///
+    /// let subchunks = Array::open(sparse, "/volume")?;
+    /// subchunks.store_chunk(&[3, 7], vec![1_u16; 8 * 8])?;
+    /// let elements: Vec<u16> = reader.read(&[31..33, 55..57])?;
+    /// assert_eq!(elements, [0, 1, 0, 0]);
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// It takes no path: an adapter is opened for one array. [`ArrayReader::array`] is the array of
+    /// shards. With [`on_filesystem`](Self::on_filesystem), shards are read as files. An adapter
+    /// with a [listing age](Self::with_listing_age) shares its listings with the reader.
+    ///
+    /// - A shard that is consolidated while it is read is read again. After the third time each
+    ///   subchunk is read by itself, as through the adapter.
+    /// - Indices are kept for shards that are files. Elsewhere each call reads the index anew:
+    ///   before the subchunks, with each request for them, and behind them.
+    /// - There is no [subchunk cache](ArrayReaderBuilder::with_subchunk_cache).
+    /// - A forked child opens an adapter and a reader of its own.
+    ///
+    /// # Errors
+    /// [`Error::Storage`] if the store fails, or if the array's metadata are missing, or have another
+    /// sharding than when the adapter was opened.
+    pub fn reader(&self) -> Result<ArrayReaderBuilder<S>, Error> {
+        let array = now(self.array.shards(&self.blocking()))?;
+        let builder = ArrayReader::builder(&array.with_storage(self.store.clone()));
+        let frames = Arc::new(BlockingFrames(self.clone()));
+        Ok(builder.with_frames(frames, self.array.files.clone()))
     }
 }
 

@@ -14,7 +14,9 @@ use zarrs_storage::{StorageError, StoreKey, StorePrefix};
 
 use super::frame::{self, Entry, Version};
 use super::protocol::{Frames, ReplacesShards};
-use super::{SparseArray, metadata};
+use super::{SparseArray, metadata, reading};
+use crate::reader::ArrayReader;
+use crate::reader::frames::{Later, ListedFrame, ListsFrames};
 use crate::storage::listing::list_prefix;
 use crate::storage::packing::Packing;
 use crate::storage::schedules::{
@@ -111,6 +113,8 @@ struct Subject {
     replacing: Replacing,
     promises: Promises,
     packing: Packing,
+    /// Of shards, without frames.
+    boxes: ArrayReader<()>,
     processes: Vec<SparseArray>,
     /// How many names of versions each has given.
     names: [Arc<AtomicU64>; 5],
@@ -157,17 +161,24 @@ impl Subject {
             replacing,
             promises,
             packing: Packing::of(sharded.unwrap().shards).unwrap(),
+            boxes: {
+                let array = metadata::array_of(&first.metadata, &first.path, stored.as_bytes());
+                // Each subchunk by a request of its own.
+                let builder = ArrayReader::builder(&array.unwrap());
+                builder.with_memory(0).with_gap(0).build().unwrap()
+            },
             processes,
             names,
         }
     }
 
     fn bytes(&self, chunk: usize, value: u8) -> Bytes {
-        let len = match self.sizes {
-            Sizes::Equal => 4,
-            Sizes::Different => 2 + usize::from(value),
-        };
-        vec![value + 16 * chunk as u8; len].into()
+        let elements = [value + 16 * chunk as u8; 4];
+        match self.sizes {
+            Sizes::Equal => elements.to_vec(),
+            Sizes::Different => members(elements, value),
+        }
+        .into()
     }
 
     fn value(&self, chunk: usize, value: Option<u8>) -> Value {
@@ -282,6 +293,43 @@ impl Subject {
         }
     }
 
+    /// Both subchunks are read by one call of a reader of boxes.
+    fn box_reader<'a>(
+        &'a self,
+        process: usize,
+        are_open_files: bool,
+        times: usize,
+    ) -> impl Fn(Seat) -> Acting<'a> + 'a {
+        move |seat| {
+            Box::pin(async move {
+                let array = self.processes[process].clone();
+                // In each order what it does depends on nothing else.
+                array.frames.forget();
+                let frames = Arc::new(SeatFrames(array, seat.clone()));
+                let reader = self.boxes.with_frames(frames);
+                for _ in 0..times {
+                    let read = async {
+                        let all = reader.array().subset_all();
+                        let read = reader.read_from(seat.clone(), are_open_files, &all);
+                        read.await.map(|elements| self.values(&elements))
+                    };
+                    seat.reading_all(2, read).await;
+                }
+            })
+        }
+    }
+
+    /// What chunks with these elements hold.
+    fn values(&self, elements: &[u8]) -> Vec<Value> {
+        let chunks = elements.chunks(4).enumerate();
+        let value = |(chunk, elements): (usize, &[u8])| match elements[0] {
+            first if elements != [first; 4] => Some(elements.to_vec().into()),
+            0 => None,
+            first => Some(self.bytes(chunk, first.wrapping_sub(16 * chunk as u8) % 16)),
+        };
+        chunks.map(value).collect()
+    }
+
     fn consolidator<'a>(
         &'a self,
         process: usize,
@@ -354,6 +402,35 @@ impl Subject {
             return Err(format!("{listed:?} are listed, not {expected:?}"));
         }
         Ok(())
+    }
+}
+
+/// A file of gzip, longer for a greater `value`: behind the elements are members without content.
+fn members(elements: [u8; 4], value: u8) -> Vec<u8> {
+    let level = libdeflater::CompressionLvl::default();
+    let mut compressor = libdeflater::Compressor::new(level);
+    let mut file = vec![0; 64];
+    let len = compressor.gzip_compress(&elements, &mut file).unwrap();
+    file.truncate(len);
+    let empty = b"\x1f\x8b\x08\0\0\0\0\0\0\xff\x03\0\0\0\0\0\0\0\0\0";
+    file.extend(empty.repeat(value.into()));
+    file
+}
+
+/// The frames of a process, in the store of an actor.
+struct SeatFrames(SparseArray, Seat);
+
+impl ListsFrames for SeatFrames {
+    fn blocks(&self) -> bool {
+        true
+    }
+
+    fn list<'a>(
+        &'a self,
+        shard: &'a StoreKey,
+        anew: bool,
+    ) -> Later<'a, Result<Box<dyn ListedFrame + 'a>, StorageError>> {
+        Box::pin(reading::list(&self.0, self.1.clone(), shard, anew))
     }
 }
 
@@ -465,6 +542,25 @@ fn a_writer_a_reader_and_one_who_consolidates() {
     }
 }
 
+/// One call of a reader of boxes reads all subchunks, after one listing.
+#[test]
+fn a_reader_of_boxes() {
+    for (before, are_open_files) in [
+        (WRITTEN, true),
+        (WRITTEN, false),
+        (PACKED, false),
+        (NOTHING, false),
+    ] {
+        let explored = explore(|subject| {
+            let scenario = subject.scenario(before);
+            let scenario = scenario.actor(subject.writer(0, 0, &[Some(4)]));
+            let scenario = scenario.actor(subject.consolidator(1, 1)).who_may_crash();
+            scenario.actor(subject.box_reader(2, are_open_files, 1))
+        });
+        at_least(&explored, 864);
+    }
+}
+
 #[test]
 fn subchunks_that_are_erased() {
     for (before, values) in [
@@ -550,6 +646,12 @@ fn packed_twice(subject: &Subject) -> Scenario<'_> {
 fn consolidated_twice_while_somebody_reads() {
     for chunk in [0, 1] {
         let explored = explore(|subject| packed_twice(subject).actor(subject.reader(2, chunk, 1)));
+        at_least(&explored, 100);
+    }
+    for are_open_files in [false, true] {
+        let explored = explore(|subject| {
+            packed_twice(subject).actor(subject.box_reader(2, are_open_files, 1))
+        });
         at_least(&explored, 100);
     }
 }
@@ -838,6 +940,10 @@ fn parts_of_several_shards() {
     for replacing in [Replacing::Set, Replacing::Rename] {
         let subject = Subject::new(Sizes::Equal, replacing, promises);
         let scenario = packed_twice(&subject).actor(subject.reader(2, 0, 1));
+        scenario
+            .explore()
+            .expect_err("a part of another shard is read");
+        let scenario = packed_twice(&subject).actor(subject.box_reader(2, false, 1));
         scenario
             .explore()
             .expect_err("a part of another shard is read");

@@ -65,7 +65,11 @@ impl ShardedArray {
 }
 
 /// The array at `path`, of which the metadata is stored at `key`.
-fn array_of(key: &StoreKey, path: &NodePath, stored: &[u8]) -> Result<Array<()>, StorageError> {
+pub(super) fn array_of(
+    key: &StoreKey,
+    path: &NodePath,
+    stored: &[u8],
+) -> Result<Array<()>, StorageError> {
     let invalid = |reason: String| StorageError::InvalidMetadata(key.clone(), reason);
     let metadata: ArrayMetadata =
         serde_json::from_slice(stored).map_err(|error| invalid(error.to_string()))?;

@@ -5,6 +5,7 @@ mod frame;
 mod listings;
 mod metadata;
 mod protocol;
+mod reading;
 mod report;
 
 #[cfg(feature = "async")]
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use zarrs::array::Array;
 use zarrs::node::{NodePath, meta_key_v2_array, meta_key_v3};
 use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
@@ -196,6 +198,20 @@ impl SparseArray {
         )))
     }
 
+    /// The array of shards, as its metadata is now.
+    async fn shards<O: Reads>(&self, store: &O) -> Result<Array<()>, Error> {
+        let key = &self.metadata;
+        let array = async {
+            let stored = store.get(key).await?;
+            let stored = stored.ok_or_else(|| {
+                StorageError::Other("the array was erased: open the adapter of another".to_owned())
+            })?;
+            self.sharded.check(key, &self.path, &stored)?;
+            metadata::array_of(key, &self.path, &stored)
+        };
+        array.await.map_err(|error| unreadable(key, error))
+    }
+
     async fn presented<O: Reads>(&self, store: &O) -> Result<Option<Bytes>, StorageError> {
         match store.get(&self.metadata).await? {
             None => Ok(None),
@@ -228,17 +244,25 @@ impl SparseArray {
         chunk: &ChunkKey,
     ) -> Result<Option<Bytes>, StorageError> {
         let (shard, number) = self.place(chunk)?;
-        let listing = match self.listings.recent(&shard) {
-            Recent::Off => None,
-            Recent::Known(listing) => Some(listing),
-            Recent::Unknown => {
-                let begin = Instant::now();
-                let listing = Arc::new(self.frames.list(store, &shard).await?);
-                self.listings.keep(&shard, begin, &listing);
-                Some(listing)
-            }
-        };
-        self.read(store, &shard, number, listing).await
+        let listing = self.list(store, &shard).await?;
+        self.read(store, &shard, number, Some(listing)).await
+    }
+
+    /// The content of the frame of `shard`, which may be as old as the adapter allows.
+    async fn list<O: Lists>(
+        &self,
+        store: &O,
+        shard: &StoreKey,
+    ) -> Result<Arc<Listing>, StorageError> {
+        if let Recent::Known(listing) = self.listings.recent(shard) {
+            return Ok(listing);
+        }
+        let begin = Instant::now();
+        let listing = Arc::new(self.frames.list(store, shard).await?);
+        if !self.listings.is_off() {
+            self.listings.keep(shard, begin, &listing);
+        }
+        Ok(listing)
     }
 
     /// The caller has the turn of the chunk.

@@ -246,9 +246,7 @@ impl Frames {
                 Some(listing) => listing,
                 None => Arc::new(self.list(store, shard).await?),
             };
-            let frame = frame::prefix_of(shard)?;
-            let versions = listing.versions(number);
-            let read = match self.newest(store, &frame, number, versions).await? {
+            let read = match self.newest(store, shard, number, &listing).await? {
                 Found::Valid(entry) => Some(entry.data()),
                 Found::Nothing => match self.read_packed(store, shard, number, snapshots).await {
                     Ok(read) => read,
@@ -384,8 +382,21 @@ impl Frames {
         }
     }
 
+    /// The newest valid version of a subchunk in a frame that was listed.
+    pub(super) async fn newest<O: Reads>(
+        &self,
+        store: &O,
+        shard: &StoreKey,
+        number: u32,
+        listing: &Listing,
+    ) -> Result<Found, StorageError> {
+        let frame = frame::prefix_of(shard)?;
+        let versions = listing.versions(number);
+        self.newest_of(store, &frame, number, versions).await
+    }
+
     /// The newest valid one of `versions`, which are listed from the oldest on.
-    async fn newest<O: Reads>(
+    async fn newest_of<O: Reads>(
         &self,
         store: &O,
         frame: &StorePrefix,
@@ -487,7 +498,7 @@ impl Frames {
             let frame = frame::prefix_of(shard)?;
             let mut sizes = BTreeMap::new();
             for (number, versions) in listing.iter() {
-                match self.newest(store, &frame, number, versions).await? {
+                match self.newest_of(store, &frame, number, versions).await? {
                     Found::Valid(entry) => {
                         let size = entry.data().map(|data| data.len() as u64);
                         sizes.insert(number as usize, size);
@@ -767,7 +778,7 @@ impl Put {
 }
 
 /// What the versions of a subchunk that were listed come to.
-enum Found {
+pub(super) enum Found {
     Valid(Entry),
     /// None of them is valid.
     Nothing,

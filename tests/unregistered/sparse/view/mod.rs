@@ -3,6 +3,7 @@
 
 mod arrays;
 mod awaited;
+mod boxes;
 mod changed_meanwhile;
 mod hostile;
 mod model;

@@ -1,0 +1,48 @@
+//! Frames: where subchunks lie that were stored beside their shard and are newer than it.
+
+use bytes::Bytes;
+use zarrs_storage::{StorageError, StoreKey};
+
+pub(crate) use super::threads::Later;
+
+type Result<T> = std::result::Result<T, StorageError>;
+
+/// The frames of the shards of an array.
+pub(crate) trait ListsFrames: Send + Sync {
+    /// Whether each future is ready when it is first polled, because the store blocks.
+    fn blocks(&self) -> bool;
+
+    /// Lists the frame of `shard`. With `anew`, no earlier listing is used.
+    fn list<'a>(
+        &'a self,
+        shard: &'a StoreKey,
+        anew: bool,
+    ) -> Later<'a, Result<Box<dyn ListedFrame + 'a>>>;
+}
+
+/// A frame as it was listed.
+pub(crate) trait ListedFrame: Send + Sync {
+    /// Whether a version of the subchunk is listed.
+    fn has(&self, number: usize) -> bool;
+
+    /// Reads the newest version of a subchunk that was listed. If there is none, a shard that is read
+    /// from now on has the subchunk.
+    fn newest(&self, number: usize) -> Later<'_, Result<Newest>>;
+
+    /// Reads a subchunk from the frame or from the shard, also while both change. Returns `None` if
+    /// the subchunk is empty.
+    fn read(&self, number: usize) -> Later<'_, Result<Option<Bytes>>>;
+}
+
+/// The newest version of a subchunk in a frame.
+#[derive(Debug)]
+pub(crate) enum Newest {
+    /// It has these bytes, encoded.
+    Data(Bytes),
+    /// It is empty.
+    Empty,
+    /// There is none.
+    InShard,
+    /// A consolidation deleted it meanwhile: list the frame again.
+    Gone,
+}

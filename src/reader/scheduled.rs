@@ -1,0 +1,110 @@
+//! A reader over a store of `storage/schedules.rs`, which decides whose call comes next.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use zarrs::array::ArraySubset;
+use zarrs_storage::byte_range::ByteRange;
+use zarrs_storage::{StorageError, StoreKey};
+
+use super::cache::Caches;
+use super::frames::ListsFrames;
+use super::metrics::Counters;
+use super::source::{Fetched, Source, Store};
+use super::threads::{Each, Later, Task};
+use super::{ArrayReader, Inner, Kept, Output, ReaderError, Way};
+use crate::per_process::PerProcess;
+use crate::store::Reads;
+use crate::store::ranges::slice;
+
+/// A store whose shards are open files: what is found when one is opened is what is read of it.
+struct Opened<R>(R);
+
+type Result<T, E = StorageError> = std::result::Result<T, E>;
+
+impl<R: Reads> Source for Opened<R> {
+    type Shard = Bytes;
+
+    const STAYS: bool = true;
+
+    const REQUEST_BYTES: usize = 1;
+
+    fn open<'a>(&'a self, key: &'a StoreKey) -> Later<'a, Result<Option<Bytes>>> {
+        Box::pin(self.0.get(key))
+    }
+
+    fn read<'a>(
+        &'a self,
+        shard: &'a Bytes,
+        ranges: &'a [ByteRange],
+        _buffer: &'a mut Vec<u8>,
+    ) -> Later<'a, Result<Option<Vec<Fetched<'a>>>>> {
+        Box::pin(async move {
+            let parts = ranges.iter().map(|range| slice(shard, *range));
+            let parts = parts.map(|part| part.map(Fetched::Value));
+            parts.collect::<Result<_>>().map(Some)
+        })
+    }
+}
+
+/// One after the other.
+fn in_turn<'a>(
+    count: usize,
+    _at_once: std::num::NonZeroUsize,
+    one: &'a (dyn Fn(usize) -> Task<'a> + Sync),
+) -> Task<'a> {
+    Box::pin(async move {
+        for number in 0..count {
+            one(number).await?;
+        }
+        Ok(())
+    })
+}
+
+impl ArrayReader<()> {
+    /// A reader as this one, which keeps nothing yet, with `frames`.
+    pub(crate) fn with_frames(&self, frames: Arc<dyn ListsFrames>) -> Self {
+        let Inner {
+            array,
+            settings,
+            way,
+            files,
+            ..
+        } = &*self.0;
+        Self(Arc::new(Inner {
+            array: array.with_storage(array.storage()),
+            settings: settings.clone(),
+            way: way.clone(),
+            files: files.clone(),
+            frames: Some(frames),
+            kept: Arc::new(Kept {
+                caches: PerProcess::new(Caches::default),
+                counters: Counters::default(),
+            }),
+        }))
+    }
+
+    /// Reads `subset` from `store`, whose shards are open files or not.
+    pub(crate) async fn read_from<R: Reads>(
+        &self,
+        store: R,
+        are_open_files: bool,
+        subset: &ArraySubset,
+    ) -> Result<Vec<u8>, ReaderError> {
+        let mut elements = vec![0; subset.num_elements_usize() * self.element_size()?];
+        let mut output = Output::contiguous(&mut elements);
+        let (boxes, place) = self.one_box(subset, &mut output)?;
+        let Way::Shards(codec) = &self.0.way else {
+            panic!("{}", self.explain());
+        };
+        let requests = self.0.settings.requests;
+        if are_open_files {
+            let source = (&Opened(store), requests, in_turn as Each);
+            self.read_shards(codec, &boxes, source, &place).await?;
+        } else {
+            let source = (&Store(store), requests, in_turn as Each);
+            self.read_shards(codec, &boxes, source, &place).await?;
+        }
+        Ok(elements)
+    }
+}

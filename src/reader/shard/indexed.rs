@@ -1,0 +1,412 @@
+//! The subchunks of a shard whose index is known: where their bytes are, how they are read, and which
+//! are kept.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use zarrs_storage::StorageError;
+use zarrs_storage::byte_range::ByteRange;
+
+use super::{
+    Attempt, Call, Shard, Stop, Touched, damage, keep_buffer, lock, store_error, take_buffer,
+};
+use crate::codec::partial_decoder::{check_last_bytes, last_bytes};
+use crate::engine::{EngineError, RowSink};
+use crate::reader::ReaderError;
+use crate::reader::cache::{Index, Subchunk};
+use crate::reader::error::Damage;
+use crate::reader::metrics::add;
+use crate::reader::source::{Fetched, Source};
+use crate::reader::threads::Task;
+use crate::store::ranges::Merged;
+
+/// A subchunk that is to be read.
+pub(super) struct Stored<'p> {
+    touched: Touched<'p>,
+    /// The bytes of the shard to read.
+    extent: Range<usize>,
+    /// Where they begin in the subchunk, if they are a part of it that needs no decoding.
+    part: Option<usize>,
+}
+
+/// A shard whose index was read or kept, while an attempt reads it.
+pub(super) struct Indexed<'a, S: Source> {
+    pub(super) attempt: &'a Attempt<'a, S>,
+    pub(super) call: &'a Call<'a, S>,
+    pub(super) shard: &'a Shard<'a>,
+    pub(super) opened: &'a S::Shard,
+    pub(super) index: &'a Arc<Index>,
+    /// Decoded subchunks to keep, by number.
+    pub(super) decoded: Mutex<Vec<(usize, Arc<Subchunk>)>>,
+}
+
+impl<S: Source> Indexed<'_, S> {
+    /// The subchunks of `touched` that are to be read, and where they lie. The elements of the others
+    /// are written: of subchunks that are not stored, that were kept, or that are damaged.
+    pub(super) async fn stored<'p>(
+        &self,
+        touched: &[Touched<'p>],
+    ) -> Result<Vec<Stored<'p>>, Stop> {
+        let Call { settings, .. } = self.call;
+        let limit = self.shard.sharding.subchunk_len();
+        let limit = limit.map_err(|error| damage(self.shard, None, error))?;
+        let (mut stored, mut filled) = (Vec::new(), Vec::new());
+        for &touched in touched {
+            let number = touched.number();
+            let Some(extent) = self.index.entries.get(number) else {
+                filled.push(touched);
+                continue;
+            };
+            if let Err(error) = limit.check(number, extent.len()) {
+                let key = self.shard.key.clone();
+                let damage = Damage::new(key, Some(number), error);
+                if !settings.fill_damaged {
+                    return Err(ReaderError::Damaged(damage).into());
+                }
+                lock(&self.attempt.damaged).push(damage);
+                filled.push(touched);
+            } else if !self.write_kept(touched)? {
+                stored.push(self.narrowed(touched, extent));
+            }
+        }
+        self.attempt.fill(filled)?;
+        if !limit.is_bounded() {
+            self.check_ends(&stored).await?;
+        }
+        Ok(stored)
+    }
+
+    /// What to read of the subchunk at `extent`: of a long one without a codec but `bytes`, only the
+    /// bytes between the first and the last element that are wanted.
+    fn narrowed<'p>(&self, touched: Touched<'p>, extent: Range<usize>) -> Stored<'p> {
+        /// Fewer bytes than this cost about as much as one.
+        const SHORT: usize = 64 << 10;
+        let sharding = &self.shard.sharding;
+        let chain = sharding.known();
+        let is_plain = chain.is_ok_and(|chain| chain.stages.is_empty() && chain.swap == 1);
+        let is_long = extent.len() > SHORT && extent.len() == sharding.grid.subchunk_bytes();
+        let whole = |extent| Stored {
+            touched,
+            extent,
+            part: None,
+        };
+        if !is_plain || !is_long || self.call.settings.subchunk_cache > 0 {
+            return whole(extent);
+        }
+        let number = touched.number();
+        let spans = touched
+            .windows()
+            .map(|window| self.attempt.windows[window].span(number));
+        let span = spans.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
+        match span {
+            Some(span) if span.len() + SHORT <= extent.len() => Stored {
+                touched,
+                extent: extent.start + span.start..extent.start + span.end,
+                part: Some(span.start),
+            },
+            _ => whole(extent),
+        }
+    }
+
+    /// Read the subchunks `stored` and write their elements, and read the index again.
+    pub(super) async fn read(&self, stored: &[Stored<'_>]) -> Result<(), Stop> {
+        let Call {
+            settings, requests, ..
+        } = self.call;
+        let share = settings.memory / *requests;
+        let groups = groups(stored, S::REQUEST_BYTES.min(share), settings.gap);
+        let is_strict = self.call.is_strict();
+        if let [group] = &*groups
+            && !is_strict
+        {
+            return self.read_group(group, true).await;
+        }
+        let changed = AtomicBool::new(false);
+        let (groups, is_changed) = (&*groups, &changed);
+        let read = |number: usize| -> Task<'_> {
+            Box::pin(async move {
+                if is_changed.load(Ordering::Relaxed) {
+                    return Ok(());
+                }
+                match self.read_group(groups[number], is_strict).await {
+                    Err(Stop::Error(error) | Stop::Unsure(error)) => Err(error),
+                    Err(Stop::Changed) => {
+                        is_changed.store(true, Ordering::Relaxed);
+                        Ok(())
+                    }
+                    Ok(()) => Ok(()),
+                }
+            })
+        };
+        (self.call.each)(groups.len(), self.call.requests_of_shard, &read).await?;
+        if changed.into_inner() {
+            return Err(Stop::Changed);
+        }
+        self.check_index().await
+    }
+
+    /// Keeps what was read: the shard was the same from the first byte to the last.
+    pub(super) fn keep(self) {
+        let Call {
+            settings, caches, ..
+        } = self.call;
+        let decoded = self
+            .decoded
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
+        for (number, subchunk) in decoded {
+            let key = (self.shard.key.clone(), number);
+            caches
+                .subchunks
+                .keep(key, &subchunk, settings.subchunk_cache);
+        }
+        if !self.call.is_strict() {
+            let key = self.shard.key.clone();
+            caches.indices.keep(key, self.index, settings.index_cache);
+        }
+    }
+
+    /// Write the elements of a subchunk that was kept. Returns false if it was not.
+    fn write_kept(&self, touched: Touched<'_>) -> Result<bool, ReaderError> {
+        if self.call.settings.subchunk_cache == 0 {
+            return Ok(false);
+        }
+        let number = touched.number();
+        let key = (self.shard.key.clone(), number);
+        let kept = self.call.caches.subchunks.get(&key);
+        let Some(kept) = kept.filter(|kept| Arc::ptr_eq(&kept.index, self.index)) else {
+            return Ok(false);
+        };
+        add(&self.call.counters.subchunk_hits, 1);
+        for window in touched.windows() {
+            let window = &self.attempt.windows[window];
+            let written = window.write_row(number, &[&kept.elements], &mut Vec::new());
+            written.map_err(|error| damage(self.shard, Some(number), error))?;
+        }
+        Ok(true)
+    }
+
+    /// Look for the last byte of each long subchunk: if the store has it, then the stored bytes justify
+    /// the memory that the index asks for.
+    async fn check_ends(&self, stored: &[Stored<'_>]) -> Result<(), Stop> {
+        let ranges = stored.iter().map(|Stored { extent, .. }| {
+            ByteRange::FromStart(extent.start as u64, Some(extent.len() as u64))
+        });
+        let ranges = last_bytes(&ranges.collect::<Vec<_>>());
+        if ranges.is_empty() {
+            return Ok(());
+        }
+        let mut buffer = Vec::new();
+        let read = self
+            .call
+            .source
+            .read(self.opened, &ranges, &mut buffer)
+            .await;
+        self.call.count(&ranges, ranges.len() as u64);
+        match read {
+            Ok(None) => Err(Stop::Changed),
+            Ok(read) => {
+                let checked = check_last_bytes(ranges.len(), read);
+                Ok(checked.map_err(|error| damage(self.shard, None, error))?)
+            }
+            Err(error) => {
+                self.check_index().await?;
+                Err(damage(self.shard, None, error).into())
+            }
+        }
+    }
+
+    /// Read the index again, and compare.
+    pub(super) async fn check_index(&self) -> Result<(), Stop> {
+        match self.call.encoded_index(self.shard, self.opened).await? {
+            Some(encoded) if encoded == self.index.encoded => Ok(()),
+            _ => Err(Stop::Changed),
+        }
+    }
+
+    /// Read the subchunks of `group`, and write their elements. With `and_index` the index is read
+    /// by the same request, and compared.
+    async fn read_group(&self, group: &[Stored<'_>], and_index: bool) -> Result<(), Stop> {
+        let to_u64 = |extent: &Range<usize>| extent.start as u64..extent.end as u64;
+        let merged = Merged::near(
+            self.call.settings.gap,
+            group.iter().map(|stored| to_u64(&stored.extent)),
+        );
+        let mut ranges = merged.byte_ranges();
+        let mut bytes = merged.total();
+        if and_index {
+            ranges.push(self.shard.sharding.index.byte_range());
+            bytes += self.index.encoded.len() as u64;
+        }
+        let mut buffer = take_buffer();
+        let source = self.call.source;
+        let read = source.read(self.opened, &ranges, &mut buffer).await;
+        self.call.count(&ranges, bytes);
+        add(&self.call.counters.subchunks_read, group.len());
+        let done = match read {
+            Err(error) => {
+                // Perhaps the shard is another one, and shorter.
+                self.check_index().await?;
+                Err(Stop::Error(store_error(self.shard, error)))
+            }
+            Ok(None) => Err(Stop::Changed),
+            Ok(Some(mut read)) => {
+                let index = if and_index { read.pop() } else { None };
+                let is_same = index.is_none_or(|index| index.as_ref() == self.index.encoded);
+                if is_same {
+                    let decoded = self.decode(group, &merged, &read);
+                    // A shard that was replaced is no damaged one. The store may have read its ranges from
+                    // several versions.
+                    if decoded.is_err() {
+                        self.check_index().await?;
+                    }
+                    decoded.map_err(Stop::Error)
+                } else {
+                    Err(Stop::Changed)
+                }
+            }
+        };
+        keep_buffer(buffer);
+        done
+    }
+
+    /// Decode the subchunks of `group` from the bytes of the ranges `merged` that were `read`.
+    fn decode(
+        &self,
+        group: &[Stored<'_>],
+        merged: &Merged,
+        read: &[Fetched<'_>],
+    ) -> Result<(), ReaderError> {
+        let mut subchunks = Vec::with_capacity(group.len());
+        for stored in group {
+            let (touched, extent) = (stored.touched, &stored.extent);
+            let range = extent.start as u64..extent.end as u64;
+            let place = if range.is_empty() {
+                Some(&[][..])
+            } else {
+                merged
+                    .place(read, &range)
+                    .and_then(|(at, place)| read.get(at)?.as_ref().get(place))
+            };
+            let missing = || {
+                let source = StorageError::Other("the store returned other bytes".to_string());
+                store_error(self.shard, source)
+            };
+            let bytes = place.ok_or_else(missing)?;
+            match stored.part {
+                None => subchunks.push((touched, bytes)),
+                Some(first) => self.attempt.write_part(touched, bytes, first)?,
+            }
+        }
+        self.attempt.decode(&subchunks, Some(self))
+    }
+}
+
+/// Keeps a copy of each subchunk that goes to `sink`.
+pub(super) struct Keeping<'a, S: Source> {
+    pub(super) indexed: &'a Indexed<'a, S>,
+    pub(super) sink: &'a dyn RowSink,
+}
+
+impl<S: Source> RowSink for Keeping<'_, S> {
+    fn row_len(&self, first: usize, count: usize) -> usize {
+        self.sink.row_len(first, count)
+    }
+
+    fn most_bytes(&self) -> usize {
+        self.sink.most_bytes()
+    }
+
+    fn write_row(
+        &self,
+        first: usize,
+        sources: &[&[u8]],
+        buffer: &mut Vec<u8>,
+    ) -> Result<(), EngineError> {
+        let (index, most) = (
+            self.indexed.index,
+            self.indexed.call.settings.subchunk_cache,
+        );
+        for (number, source) in (first..).zip(sources) {
+            let mut decoded = lock(&self.indexed.decoded);
+            // More than is kept need not be copied.
+            if (decoded.len() + 1).saturating_mul(source.len()) <= most {
+                let subchunk = Subchunk {
+                    index: Arc::clone(index),
+                    elements: source.to_vec(),
+                };
+                decoded.push((number, Arc::new(subchunk)));
+            }
+        }
+        self.sink.write_row(first, sources, buffer)
+    }
+
+    fn fill_row(&self, first: usize, count: usize, element: &[u8]) -> Result<(), EngineError> {
+        self.sink.fill_row(first, count, element)
+    }
+}
+
+/// Divides subchunks into groups that take at most about `most` bytes to read, with gaps of up to `gap`
+/// bytes between them.
+fn groups<'g, 'p>(stored: &'g [Stored<'p>], most: usize, gap: u64) -> Vec<&'g [Stored<'p>]> {
+    let gap = usize::try_from(gap).unwrap_or(usize::MAX);
+    let mut groups = Vec::new();
+    let (mut from, mut sum) = (0, 0_usize);
+    let mut end = None;
+    for (at, Stored { extent, .. }) in stored.iter().enumerate() {
+        let between = end.and_then(|end| extent.start.checked_sub(end));
+        let between = between.filter(|between| *between <= gap).unwrap_or(0);
+        let cost = extent.len().saturating_add(between);
+        if at > from && sum.saturating_add(cost) > most {
+            groups.push(&stored[from..at]);
+            (from, sum) = (at, extent.len());
+        } else {
+            sum = sum.saturating_add(cost);
+        }
+        end = Some(extent.end);
+    }
+    if from < stored.len() {
+        groups.push(&stored[from..]);
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_count_the_gaps_that_are_read() {
+        let touched = Touched(&[(0, 0)]);
+        let lens = |extents: &[Range<usize>], most, gap| -> Vec<usize> {
+            let stored: Vec<_> = extents
+                .iter()
+                .map(|extent| Stored {
+                    touched,
+                    extent: extent.clone(),
+                    part: None,
+                })
+                .collect();
+            groups(&stored, most, gap)
+                .iter()
+                .map(|group| group.len())
+                .collect()
+        };
+        assert_eq!(lens(&[], 9, 9), [0; 0]);
+        assert_eq!(lens(&[0..4, 4..8, 8..12], 8, 0), [2, 1]);
+        assert_eq!(
+            lens(&[0..4, 4..8, 8..12], 0, 0),
+            [1, 1, 1],
+            "one is always allowed"
+        );
+        // The bytes between are read where the gap is small enough, and count.
+        assert_eq!(lens(&[0..4, 10..14, 20..24], 14, 6), [2, 1]);
+        assert_eq!(lens(&[0..4, 10..14, 20..24], 14, 5), [3]);
+        assert_eq!(
+            lens(&[20..24, 0..4, 4..4, 4..8], 12, 9),
+            [4],
+            "in any order"
+        );
+    }
+}

@@ -1,0 +1,120 @@
+//! Frames, for readers of boxes.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+#[cfg(feature = "async")]
+use zarrs_storage::{AsyncListableStorageTraits, AsyncReadableStorageTraits};
+use zarrs_storage::{ListableStorageTraits, ReadableStorageTraits, StorageError, StoreKey};
+
+use super::frame::{Entry, Listing};
+use super::protocol::Found;
+use super::{SparseArray, SparseShardStore};
+use crate::reader::frames::{Later, ListedFrame, ListsFrames, Newest};
+use crate::store::{Lists, Reads};
+
+type Result<T> = std::result::Result<T, StorageError>;
+
+/// The frames of an adapter whose store blocks.
+pub(super) struct BlockingFrames<S: ?Sized>(pub(super) SparseShardStore<S>);
+
+impl<S> ListsFrames for BlockingFrames<S>
+where
+    S: ReadableStorageTraits + ListableStorageTraits + ?Sized,
+{
+    fn blocks(&self) -> bool {
+        true
+    }
+
+    fn list<'a>(
+        &'a self,
+        shard: &'a StoreKey,
+        anew: bool,
+    ) -> Later<'a, Result<Box<dyn ListedFrame + 'a>>> {
+        Box::pin(list(&self.0.array, self.0.blocking(), shard, anew))
+    }
+}
+
+/// The frames of an adapter whose store is awaited.
+#[cfg(feature = "async")]
+pub(super) struct AwaitedFrames<S: ?Sized>(pub(super) SparseShardStore<S>);
+
+#[cfg(feature = "async")]
+impl<S> ListsFrames for AwaitedFrames<S>
+where
+    S: AsyncReadableStorageTraits + AsyncListableStorageTraits + ?Sized,
+{
+    fn blocks(&self) -> bool {
+        false
+    }
+
+    fn list<'a>(
+        &'a self,
+        shard: &'a StoreKey,
+        anew: bool,
+    ) -> Later<'a, Result<Box<dyn ListedFrame + 'a>>> {
+        Box::pin(list(&self.0.array, self.0.awaited(), shard, anew))
+    }
+}
+
+/// The frame of `shard` in `store`.
+pub(super) async fn list<'a, O: Reads + Lists + Send + 'a>(
+    array: &'a SparseArray,
+    store: O,
+    shard: &'a StoreKey,
+    anew: bool,
+) -> Result<Box<dyn ListedFrame + 'a>> {
+    let listing = if anew {
+        Arc::new(array.frames.list(&store, shard).await?)
+    } else {
+        array.list(&store, shard).await?
+    };
+    Ok(Box::new(Listed {
+        array,
+        store,
+        shard,
+        listing,
+    }))
+}
+
+/// A frame that was listed.
+struct Listed<'a, O> {
+    array: &'a SparseArray,
+    store: O,
+    shard: &'a StoreKey,
+    listing: Arc<Listing>,
+}
+
+/// A subchunk as frames count it.
+fn to_u32(number: usize) -> Result<u32> {
+    u32::try_from(number).map_err(|error| StorageError::Other(error.to_string()))
+}
+
+impl<O: Reads + Lists + Send> ListedFrame for Listed<'_, O> {
+    fn has(&self, number: usize) -> bool {
+        to_u32(number).is_ok_and(|number| !self.listing.versions(number).is_empty())
+    }
+
+    fn newest(&self, number: usize) -> Later<'_, Result<Newest>> {
+        Box::pin(async move {
+            let frames = &self.array.frames;
+            let newest = frames.newest(&self.store, self.shard, to_u32(number)?, &self.listing);
+            Ok(match newest.await? {
+                Found::Valid(Entry::Data(bytes)) => Newest::Data(bytes),
+                Found::Valid(Entry::Tombstone) => Newest::Empty,
+                Found::Nothing => Newest::InShard,
+                Found::Gone => Newest::Gone,
+            })
+        })
+    }
+
+    fn read(&self, number: usize) -> Later<'_, Result<Option<Bytes>>> {
+        let listing = Some(self.listing.clone());
+        Box::pin(async move {
+            let number = to_u32(number)?;
+            self.array
+                .read(&self.store, self.shard, number, listing)
+                .await
+        })
+    }
+}
