@@ -109,7 +109,8 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
     }
 
     /// Sets how many bytes there may be between two wanted subchunks of a shard that are read as one
-    /// range, with those bytes. Default: 64 KiB.
+    /// range, with those bytes. The same holds for wanted rows of a long subchunk that needs no
+    /// decoding. Default: 64 KiB.
     pub fn with_gap(mut self, bytes: u64) -> Self {
         self.settings.gap = bytes;
         self

@@ -367,8 +367,8 @@ impl<S: Source> Attempt<'_, S> {
         Ok(())
     }
 
-    /// Write the elements of `touched` that are wanted, of whose bytes `bytes` are those from `first` on.
-    fn write_part(
+    /// Write the wanted elements of `touched`, of which `bytes` are those from byte `first` on.
+    fn write_rows(
         &self,
         touched: Touched<'_>,
         bytes: &[u8],
@@ -376,7 +376,7 @@ impl<S: Source> Attempt<'_, S> {
     ) -> Result<(), ReaderError> {
         let number = touched.number();
         let mut windows = touched.windows().map(|window| &self.windows[window]);
-        let written = windows.try_for_each(|window| window.write_span(number, bytes, first));
+        let written = windows.try_for_each(|window| window.write_rows(number, bytes, first));
         written.map_err(|error| failed(self.shard, Some(number), error))
     }
 

@@ -250,7 +250,7 @@ impl Shards {
         let key = array.chunk_key(&vec![0; self.shape.len()]);
         store.set(&key, encoded.to_vec().into()).unwrap();
         let reader = ArrayReader::builder(&array)
-            .with_codec_options(options.clone())
+            .with_codec_options(*options)
             .build();
         let mut elements = vec![0; subset.num_elements_usize() * self.element_size()];
         let read = reader

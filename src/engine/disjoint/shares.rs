@@ -95,17 +95,33 @@ impl<'a> Shares<'a> {
         Part::new(self.grid, number, &self.start, &self.shape)
     }
 
-    /// The bytes of subchunk `number`, as its elements are stored, from the first to the last of its
-    /// share; none if the share has no elements.
-    pub(super) fn span(&self, number: usize) -> Range<usize> {
+    /// Where the share of subchunk `number` lies in its bytes, as its elements are stored: row after
+    /// row, in any order.
+    pub(super) fn rows(&self, number: usize) -> impl Iterator<Item = Range<usize>> {
         let part = self.part(number);
-        let start = part.offset_in_subchunk(&self.stored);
-        if part.len() == 0 {
-            return start..start;
-        }
-        let steps = std::iter::zip(part.shape(), &self.stored);
-        let last: usize = steps.map(|(extent, stride)| (extent - 1) * stride).sum();
-        start..start + last + part.element_size()
+        let element_size = part.element_size();
+        let first = part.offset_in_subchunk(&self.stored);
+        let mut axes: Vec<(usize, usize)> = std::iter::zip(part.shape(), &self.stored)
+            .map(|(extent, step)| (*extent, *step))
+            .collect();
+        // Rows along the axis whose elements lie side by side; of several, the only longer one.
+        let inner = (0..axes.len())
+            .filter(|&axis| axes[axis].1 == element_size)
+            .max_by_key(|&axis| axes[axis].0);
+        let inner = inner.map_or(1, |axis| axes.swap_remove(axis).0);
+        let rows = if inner == 0 {
+            0
+        } else {
+            axes.iter().map(|(extent, _)| extent).product()
+        };
+        (0..rows).map(move |mut row: usize| {
+            let mut start = first;
+            for (extent, step) in &axes {
+                start += row % extent * step;
+                row /= extent;
+            }
+            start..start + inner * element_size
+        })
     }
 
     /// The strides of a decoded subchunk, by axis, in bytes.

@@ -108,27 +108,28 @@ impl<'a> Window<'a> {
         Ok(())
     }
 
-    /// The bytes of decoded subchunk `number` from the first to the last of its share.
-    pub(crate) fn span(&self, number: usize) -> Range<usize> {
-        self.shares.span(number)
+    /// Where the share of subchunk `number` lies in its bytes, as its elements are stored: row after
+    /// row, in any order.
+    pub(crate) fn rows(&self, number: usize) -> impl Iterator<Item = Range<usize>> {
+        self.shares.rows(number)
     }
 
-    /// Write the share of subchunk `number`, of which `bytes` are those from byte `first` on: at
-    /// least its [`span`](Self::span).
+    /// Write the share of subchunk `number`, of which `bytes` are those from byte `first` on. Bytes
+    /// that are not in its [`rows`](Self::rows) do not matter.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if it was written before, or an element is not in `bytes`.
-    pub(crate) fn write_span(
+    pub(crate) fn write_rows(
         &self,
         number: usize,
         bytes: &[u8],
         first: usize,
     ) -> Result<(), EngineError> {
         self.shares.claim(number, 1)?;
-        let start = self.shares.span(number).start.checked_sub(first);
-        let from = start.and_then(|start| bytes.get(start..));
-        let from = from.ok_or(EngineError::Internal("part of a subchunk is missing"))?;
         let part = self.shares.part(number);
+        let start = part.offset_in_subchunk(self.shares.stored());
+        let from = start.checked_sub(first).and_then(|at| bytes.get(at..));
+        let from = from.ok_or(EngineError::Internal("part of a subchunk is missing"))?;
         // SAFETY: the share is this call's alone, by `claim`.
         let written = unsafe { self.memory().write(&part, from, self.shares.stored())? };
         self.written.fetch_add(written, Ordering::Release);
@@ -259,31 +260,44 @@ mod tests {
     }
 
     #[test]
-    fn a_share_is_written_from_its_span() {
+    fn a_share_is_written_from_its_rows() {
         let grid = SubchunkGrid::new(&[4, 6], &[2, 6], 2).expect("divides");
         let stored: Vec<u8> = (0..24).collect();
         // Columns 1 and 2 of rows 1 and 2: with 12 bytes to a row, or 4 bytes to a column.
-        for (order, spans, expected) in [
-            ([0, 1], [14..18, 2..6], [14, 15, 16, 17, 2, 3, 4, 5]),
-            ([1, 0], [6..12, 4..10], [6, 7, 10, 11, 4, 5, 8, 9]),
+        for (order, rows, expected) in [
+            (
+                [0, 1],
+                [vec![14..18], vec![2..6]],
+                [14, 15, 16, 17, 2, 3, 4, 5],
+            ),
+            (
+                [1, 0],
+                [vec![6..8, 10..12], vec![4..6, 8..10]],
+                [6, 7, 10, 11, 4, 5, 8, 9],
+            ),
         ] {
             let window = Window::new(&grid, &order, vec![1, 1], vec![2, 2], false).expect("inside");
-            for (number, span) in spans.into_iter().enumerate() {
-                assert_eq!(window.span(number), span);
-                let bytes = &stored[span.start - 1..];
-                window
-                    .write_span(number, bytes, span.start - 1)
-                    .expect("free");
-                assert!(window.write_span(number, &stored, 0).is_err(), "twice");
+            for (number, rows) in rows.into_iter().enumerate() {
+                assert_eq!(window.rows(number).collect::<Vec<_>>(), rows);
+                let (first, end) = (rows[0].start - 1, rows[rows.len() - 1].end);
+                let bytes = &stored[first..end];
+                window.write_rows(number, bytes, first).expect("free");
+                assert!(window.write_rows(number, &stored, 0).is_err(), "twice");
             }
             assert_eq!(window.finish().expect("complete"), expected);
         }
         let window = || Window::new(&grid, &[0, 1], vec![1, 1], vec![1, 2], false).expect("inside");
-        assert!(window().write_span(0, &stored, 15).is_err(), "too late");
+        assert!(window().write_rows(0, &stored, 15).is_err(), "too late");
         assert!(
-            window().write_span(0, &stored[..17], 0).is_err(),
+            window().write_rows(0, &stored[..17], 0).is_err(),
             "too short"
         );
+        let empty = Window::new(&grid, &[0, 1], vec![1, 1], vec![0, 2], false).expect("inside");
+        assert_eq!(empty.rows(0).count(), 0);
+        // One element without axes.
+        let grid = SubchunkGrid::new(&[], &[], 2).expect("divides");
+        let window = Window::new(&grid, &[], vec![], vec![], false).expect("inside");
+        assert_eq!(window.rows(0).collect::<Vec<_>>(), [0..2]);
     }
 
     #[test]

@@ -24,10 +24,21 @@ use crate::store::ranges::Merged;
 /// A subchunk that is to be read.
 pub(super) struct Stored<'p> {
     touched: Touched<'p>,
-    /// The bytes of the shard to read.
+    /// Its place in the shard.
     extent: Range<usize>,
-    /// Where they begin in the subchunk, if they are a part of it that needs no decoding.
-    part: Option<usize>,
+    /// The bytes to read of it, if they are not all and need no decoding.
+    rows: Option<Merged>,
+}
+
+impl Stored<'_> {
+    /// The bytes of the shard to read.
+    fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        let start = self.extent.start as u64;
+        let whole = self.rows.is_none().then_some(start..self.extent.end as u64);
+        let rows = self.rows.iter().flat_map(Merged::iter);
+        rows.map(move |row| start + row.start..start + row.end)
+            .chain(whole)
+    }
 }
 
 /// A shard whose index was read or kept, while an attempt reads it.
@@ -78,7 +89,7 @@ impl<S: Source> Indexed<'_, S> {
     }
 
     /// What to read of the subchunk at `extent`: of a long one without a codec but `bytes`, only the
-    /// bytes between the first and the last element that are wanted.
+    /// wanted rows of elements, and the gaps between them that are short.
     fn narrowed<'p>(&self, touched: Touched<'p>, extent: Range<usize>) -> Stored<'p> {
         /// Fewer bytes than this cost about as much as one.
         const SHORT: usize = 64 << 10;
@@ -86,26 +97,21 @@ impl<S: Source> Indexed<'_, S> {
         let chain = sharding.known();
         let is_plain = chain.is_ok_and(|chain| chain.stages.is_empty() && chain.swap == 1);
         let is_long = extent.len() > SHORT && extent.len() == sharding.grid.subchunk_bytes();
-        let whole = |extent| Stored {
+        let mut rows = None;
+        if is_plain && is_long && self.call.settings.subchunk_cache == 0 {
+            let windows = touched
+                .windows()
+                .map(|window| &self.attempt.windows[window]);
+            let wanted = windows.flat_map(|window| window.rows(touched.number()));
+            let wanted = wanted.map(|row| row.start as u64..row.end as u64);
+            let wanted = Merged::near(self.call.settings.gap, wanted);
+            let is_worth = wanted.total() + SHORT as u64 <= extent.len() as u64;
+            rows = (is_worth && !wanted.is_empty()).then_some(wanted);
+        }
+        Stored {
             touched,
             extent,
-            part: None,
-        };
-        if !is_plain || !is_long || self.call.settings.subchunk_cache > 0 {
-            return whole(extent);
-        }
-        let number = touched.number();
-        let spans = touched
-            .windows()
-            .map(|window| self.attempt.windows[window].span(number));
-        let span = spans.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
-        match span {
-            Some(span) if span.len() + SHORT <= extent.len() => Stored {
-                touched,
-                extent: extent.start + span.start..extent.start + span.end,
-                part: Some(span.start),
-            },
-            _ => whole(extent),
+            rows,
         }
     }
 
@@ -228,10 +234,9 @@ impl<S: Source> Indexed<'_, S> {
     /// Read the subchunks of `group`, and write their elements. With `and_index` the index is read
     /// by the same request, and compared.
     async fn read_group(&self, group: &[Stored<'_>], and_index: bool) -> Result<(), Stop> {
-        let to_u64 = |extent: &Range<usize>| extent.start as u64..extent.end as u64;
         let merged = Merged::near(
             self.call.settings.gap,
-            group.iter().map(|stored| to_u64(&stored.extent)),
+            group.iter().flat_map(Stored::ranges),
         );
         let mut ranges = merged.byte_ranges();
         let mut bytes = merged.total();
@@ -278,26 +283,46 @@ impl<S: Source> Indexed<'_, S> {
         merged: &Merged,
         read: &[Fetched<'_>],
     ) -> Result<(), ReaderError> {
+        let missing = || {
+            let source = StorageError::Other("the store returned other bytes".to_string());
+            store_error(self.shard, source)
+        };
+        let bytes_of = |range: Range<u64>| {
+            if range.is_empty() {
+                return Ok(&[][..]);
+            }
+            let place = merged.place(read, &range);
+            let bytes = place.and_then(|(at, place)| read.get(at)?.as_ref().get(place));
+            bytes.ok_or_else(missing)
+        };
         let mut subchunks = Vec::with_capacity(group.len());
         for stored in group {
-            let (touched, extent) = (stored.touched, &stored.extent);
-            let range = extent.start as u64..extent.end as u64;
-            let place = if range.is_empty() {
-                Some(&[][..])
-            } else {
-                merged
-                    .place(read, &range)
-                    .and_then(|(at, place)| read.get(at)?.as_ref().get(place))
+            let touched = stored.touched;
+            let Some(rows) = &stored.rows else {
+                let range = stored.extent.start as u64..stored.extent.end as u64;
+                subchunks.push((touched, bytes_of(range)?));
+                continue;
             };
-            let missing = || {
-                let source = StorageError::Other("the store returned other bytes".to_string());
-                store_error(self.shard, source)
-            };
-            let bytes = place.ok_or_else(missing)?;
-            match stored.part {
-                None => subchunks.push((touched, bytes)),
-                Some(first) => self.attempt.write_part(touched, bytes, first)?,
+            let places = rows.iter().map(|row| index(row.start)..index(row.end));
+            let first = places.clone().next().map_or(0, |place| place.start);
+            let mut ranges = stored.ranges();
+            if let (Some(range), None) = (ranges.next(), ranges.next()) {
+                self.attempt.write_rows(touched, bytes_of(range)?, first)?;
+                continue;
             }
+            // Rows that were read apart, each at its place.
+            let end = places.clone().next_back().map_or(first, |place| place.end);
+            let mut bytes = Vec::new();
+            let room = bytes.try_reserve_exact(end - first);
+            room.map_err(|_| ReaderError::Memory {
+                what: "rows of a subchunk",
+                bytes: end - first,
+            })?;
+            bytes.resize(end - first, 0);
+            for (place, range) in places.zip(stored.ranges()) {
+                bytes[place.start - first..place.end - first].copy_from_slice(bytes_of(range)?);
+            }
+            self.attempt.write_rows(touched, &bytes, first)?;
         }
         self.attempt.decode(&subchunks, Some(self))
     }
@@ -347,24 +372,35 @@ impl<S: Source> RowSink for Keeping<'_, S> {
     }
 }
 
+/// `at` in a subchunk, which is in memory.
+fn index(at: u64) -> usize {
+    usize::try_from(at).unwrap_or(usize::MAX)
+}
+
 /// Divides subchunks into groups that take at most about `most` bytes to read, with gaps of up to `gap`
 /// bytes between them.
 fn groups<'g, 'p>(stored: &'g [Stored<'p>], most: usize, gap: u64) -> Vec<&'g [Stored<'p>]> {
-    let gap = usize::try_from(gap).unwrap_or(usize::MAX);
     let mut groups = Vec::new();
-    let (mut from, mut sum) = (0, 0_usize);
-    let mut end = None;
-    for (at, Stored { extent, .. }) in stored.iter().enumerate() {
-        let between = end.and_then(|end| extent.start.checked_sub(end));
+    let (mut from, mut sum) = (0, 0_u64);
+    let mut end: Option<u64> = None;
+    for (at, subchunk) in stored.iter().enumerate() {
+        let (mut start, mut last, mut len) = (None, 0, 0);
+        for range in subchunk.ranges() {
+            start.get_or_insert(range.start);
+            (last, len) = (range.end, len + (range.end - range.start));
+        }
+        let between = end
+            .zip(start)
+            .and_then(|(end, start)| start.checked_sub(end));
         let between = between.filter(|between| *between <= gap).unwrap_or(0);
-        let cost = extent.len().saturating_add(between);
-        if at > from && sum.saturating_add(cost) > most {
+        let cost = len.saturating_add(between);
+        if at > from && sum.saturating_add(cost) > most as u64 {
             groups.push(&stored[from..at]);
-            (from, sum) = (at, extent.len());
+            (from, sum) = (at, len);
         } else {
             sum = sum.saturating_add(cost);
         }
-        end = Some(extent.end);
+        end = Some(last);
     }
     if from < stored.len() {
         groups.push(&stored[from..]);
@@ -385,7 +421,7 @@ mod tests {
                 .map(|extent| Stored {
                     touched,
                     extent: extent.clone(),
-                    part: None,
+                    rows: None,
                 })
                 .collect();
             groups(&stored, most, gap)

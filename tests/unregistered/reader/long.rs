@@ -1,5 +1,4 @@
-//! Long subchunks without a compressor: only the bytes between the first and the last wanted
-//! element are read.
+//! Long subchunks without a compressor: only the wanted rows, and short gaps between them, are read.
 
 use std::sync::Arc;
 
@@ -109,9 +108,10 @@ fn any_box_has_its_elements() {
 
 #[test]
 fn a_plane_takes_its_bytes() {
-    let bytes = |inner, subset: &[std::ops::Range<u64>]| {
+    let bytes_with_gap = |inner, gap, subset: &[std::ops::Range<u64>]| {
         let (array, elements) = array(inner);
-        let reader = ArrayReader::builder(&array).build().unwrap();
+        let builder = ArrayReader::builder(&array).with_gap(gap);
+        let reader = builder.build().unwrap();
         // The index is read first, and kept.
         reader.read::<u16>(&[0..1, 0..1, 0..1]).unwrap();
         let before = reader.metrics().bytes_read;
@@ -127,11 +127,16 @@ fn a_plane_takes_its_bytes() {
         reader.metrics().bytes_read - before - index
     };
     let plane = [7..8, 0..160, 0..100];
+    let bytes = |inner, subset: &[_]| bytes_with_gap(inner, 64 << 10, subset);
     // Four subchunks.
     assert_eq!(bytes(Inner::Plain, &plane), 160 * 100 * 2);
     assert_eq!(bytes(Inner::Checked, &plane), 4 * (LEN + 4));
     // A line of two subchunks along the last axis.
     assert_eq!(bytes(Inner::Plain, &[30..31, 90..91, 0..100]), 100 * 2);
+    // A line along the first axis: 40 elements, of which 20 are in a subchunk, with gaps.
+    let line = [0..40, 90..91, 60..61];
+    assert_eq!(bytes_with_gap(Inner::Plain, 1 << 10, &line), 40 * 2);
+    assert_eq!(bytes(Inner::Plain, &line), 2 * (19 * 80 * 50 * 2 + 2));
     // Where the first axis is stored last, a plane across another axis is short.
     let plane = [0..40, 3..4, 0..100];
     assert_eq!(bytes(Inner::Transposed, &plane), 40 * 100 * 2);
