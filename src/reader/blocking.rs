@@ -135,7 +135,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         now(self.read_shards(codec, boxes, source, place))
     }
 
-    /// A reader of the array as its metadata is now.
+    /// A reader of the array with the shape that its metadata has now.
     pub(super) fn opened_again(&self) -> Result<Self, ReaderError> {
         let array = self.array();
         let now = Array::open(array.storage(), array.path().as_str()).map_err(|error| {
@@ -152,6 +152,12 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
                 ),
             });
         }
-        self.with_array(now)
+        // With its codec, which may have options of the application.
+        let mut grown = array.with_storage(array.storage());
+        let shape = grown.set_shape(now.shape().to_vec());
+        shape.map_err(|error| ReaderError::Unsupported {
+            reason: format!("its shape became {:?}: {error}", now.shape()),
+        })?;
+        self.with_array(grown, &now)
     }
 }

@@ -23,7 +23,8 @@ use crate::store::files::Files;
 pub struct ArrayReaderBuilder<TStorage: ?Sized> {
     array: Array<TStorage>,
     files: Option<Files>,
-    frames: Option<Arc<dyn ListsFrames>>,
+    /// And where the files of their shards are.
+    frames: Option<(Arc<dyn ListsFrames>, Option<Files>)>,
     memory: Option<usize>,
     settings: Settings,
 }
@@ -64,8 +65,7 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
     /// they are files.
     pub(crate) fn with_frames(self, frames: Arc<dyn ListsFrames>, files: Option<Files>) -> Self {
         Self {
-            frames: Some(frames),
-            files,
+            frames: Some((frames, files)),
             ..self
         }
     }
@@ -77,7 +77,7 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
     /// or elements of before and after. zarrs' store makes readers of its own process wait instead.
     ///
     /// [`build`](Self::build) returns an error if `store` does not have the array's metadata, or has
-    /// those of an array with other chunks.
+    /// the metadata of an array with other chunks.
     #[cfg(feature = "filesystem")]
     pub fn on_filesystem(mut self, store: &zarrs_filesystem::FilesystemStore) -> Self {
         let root = zarrs_storage::StorePrefix::root();
@@ -125,9 +125,9 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
 
     /// Sets how many bytes of decoded subchunks are kept. Default: none.
     ///
-    /// A subchunk is used again as long as the index of its shard is the same. An update in place, of
-    /// subchunks without a compressor, does not change the index: do not use this for shards that are
-    /// updated so.
+    /// A subchunk is used again as long as the index of its shard is the same, and kept. A shard that
+    /// is replaced or updated may have the same index: if no compressor is used, or if all subchunks
+    /// are compressed to as many bytes as before. Use this for shards that do not change.
     pub fn with_subchunk_cache(mut self, bytes: usize) -> Self {
         self.settings.subchunk_cache = bytes;
         self
@@ -136,7 +136,8 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
     /// Sets whether a subchunk that cannot be decoded becomes fill values, and is
     /// [listed](super::ReadReport::damaged). Default: it is an error.
     ///
-    /// A shard whose index cannot be decoded, or leads outside of the shard, is always an error.
+    /// A shard whose index cannot be decoded, or leads outside of the shard to wanted bytes, is always
+    /// an error.
     pub fn with_damaged_as_fill_value(mut self, fill: bool) -> Self {
         self.settings.fill_damaged = fill;
         self
@@ -161,8 +162,16 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
             check_files(&array, files)?;
         }
         let way = way(&array);
-        if frames.is_some() {
+        let mut files = files;
+        let mut listed = None;
+        if let Some((frames, files_of_shards)) = frames {
             check_way(&way)?;
+            if files.is_some() {
+                return Err(ReaderError::Unsupported {
+                    reason: "the adapter of sparse shards knows whether they are files: leave out `on_filesystem`, and open the adapter with its own".to_string(),
+                });
+            }
+            (listed, files) = (Some(frames), files_of_shards);
             if settings.subchunk_cache > 0 {
                 return Err(ReaderError::Unsupported {
                     reason: "no decoded subchunks of sparse shards are kept, because a consolidation may replace a shard by one with the same index: leave out `with_subchunk_cache`".to_string(),
@@ -178,7 +187,7 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
             settings,
             way,
             files,
-            frames,
+            frames: listed,
             kept: Arc::new(Kept {
                 caches: PerProcess::new(Caches::default),
                 counters: Counters::default(),
@@ -188,11 +197,15 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
 }
 
 impl<TStorage: ?Sized> ArrayReader<TStorage> {
-    /// This reader for `array`, which is the same array, opened again.
+    /// This reader for `array`, which is the same array with another shape; `now` is what is stored.
     ///
     /// # Errors
     /// [`ReaderError::Unsupported`] if there are frames, and the array is sharded differently now.
-    pub(super) fn with_array(&self, array: Array<TStorage>) -> Result<Self, ReaderError> {
+    pub(super) fn with_array(
+        &self,
+        array: Array<TStorage>,
+        now: &Array<TStorage>,
+    ) -> Result<Self, ReaderError> {
         let Inner {
             settings,
             files,
@@ -203,7 +216,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         let way = way(&array);
         if frames.is_some() {
             check_way(&way)?;
-            let is_same = match (array.metadata(), self.array().metadata()) {
+            let is_same = match (now.metadata(), self.array().metadata()) {
                 (ArrayMetadata::V3(now), ArrayMetadata::V3(before)) => is_sharded_as(now, before),
                 _ => false,
             };

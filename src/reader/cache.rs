@@ -1,6 +1,7 @@
 //! The caches that a reader keeps from one call to the next: indices of shards, and decoded subchunks.
 
 use std::hash::Hash;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use lru::LruCache;
@@ -11,15 +12,28 @@ use crate::layout::Entries;
 /// The index of a shard, as it is stored and as it was decoded.
 #[derive(Debug)]
 pub(super) struct Index {
+    /// No other index of this process has it.
+    pub(super) id: u64,
     pub(super) encoded: Vec<u8>,
     pub(super) entries: Entries<'static>,
+}
+
+impl Index {
+    pub(super) fn new(encoded: Vec<u8>, entries: Entries<'static>) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            encoded,
+            entries,
+        }
+    }
 }
 
 /// A decoded subchunk: its elements, in the order of axes in which they are stored.
 #[derive(Debug)]
 pub(super) struct Subchunk {
-    /// The index of its shard: a subchunk of another index is another one.
-    pub(super) index: Arc<Index>,
+    /// The `id` of the index of its shard: a subchunk of another index is another one.
+    pub(super) index: u64,
     pub(super) elements: Vec<u8>,
 }
 
@@ -105,13 +119,9 @@ mod tests {
 
     #[test]
     fn values_that_were_used_last_are_kept() {
-        let index = Arc::new(Index {
-            encoded: Vec::new(),
-            entries: Entries::empty(0, crate::layout::ByteOrder::NATIVE),
-        });
         let of = |len: usize| {
             Arc::new(Subchunk {
-                index: index.clone(),
+                index: 0,
                 elements: vec![0; len],
             })
         };

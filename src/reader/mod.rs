@@ -115,8 +115,9 @@ enum Way {
 ///
 /// A reader keeps the indices of shards. It reads an index once more with the last subchunks of a
 /// shard, and compares: if the index changed, the shard is read again. A shard that is replaced or
-/// updated while it is read, and keeps its index, may be read in part before and in part after: only
-/// shards without a compressor can.
+/// updated while it is read, and keeps its index, may be read in part before and in part after.
+/// Without a compressor the index is often the same; with one, only if all subchunks are compressed to
+/// as many bytes as before.
 pub struct ArrayReader<TStorage: ?Sized>(Arc<Inner<TStorage>>);
 
 struct Inner<TStorage: ?Sized> {
@@ -320,7 +321,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
             request::check(self.array(), &subset)?;
             Ok(Wanted {
                 subset,
-                offset: number * step,
+                offset: number.saturating_mul(step),
             })
         });
         Ok((boxes.collect::<Result<_, ReaderError>>()?, place))

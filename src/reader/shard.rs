@@ -81,7 +81,7 @@ impl Touched<'_> {
         self.0.first().map_or(0, |(number, _)| *number)
     }
 
-    fn windows(self) -> impl Iterator<Item = usize> {
+    fn windows(self) -> impl Iterator<Item = usize> + Clone {
         self.0.iter().map(|(_, window)| *window)
     }
 }
@@ -98,21 +98,24 @@ impl<S: Source> Call<'_, S> {
 
     /// Read the wanted elements of `shard`.
     pub(super) async fn read(&self, shard: &Shard<'_>) -> Result<(), ReaderError> {
-        let mut unsure = None;
+        let mut last = None;
         // With frames one more, which takes each subchunk by itself.
         let attempts = ATTEMPTS + usize::from(self.frames.is_some());
         for number in 0..attempts {
             match self.attempt(shard, number).await {
                 Ok(()) => return Ok(()),
-                Err(Stop::Error(error)) => return Err(unsure.unwrap_or(error)),
-                Err(Stop::Unsure(error)) => unsure = Some(error),
+                // Reading each subchunk by itself says less about a damaged shard.
+                Err(Stop::Error(error)) if number == ATTEMPTS => return Err(last.unwrap_or(error)),
+                Err(Stop::Error(error)) => return Err(error),
+                Err(Stop::Unsure(error)) => last = Some(error),
                 Err(Stop::Changed) => {
+                    last = None;
                     add(&self.counters.replaced, 1);
                     self.caches.indices.forget(&shard.key);
                 }
             }
         }
-        Err(unsure.unwrap_or(ReaderError::Changing {
+        Err(last.unwrap_or(ReaderError::Changing {
             key: shard.key.clone(),
             attempts,
         }))
@@ -129,7 +132,8 @@ impl<S: Source> Call<'_, S> {
             damaged: Mutex::default(),
         };
         let mut in_shard: Vec<Touched<'_>> = touched.collect();
-        // Before the shard, which has all that was taken out of the frame when it is read.
+        // The frame is listed before the shard is read: a consolidation deletes a version only after
+        // the shard has it.
         if let Some(frames) = self.frames {
             let frame = frames.list(&shard.key, number > 0).await;
             let frame = frame.map_err(|error| store_error(shard, error))?;
@@ -139,7 +143,6 @@ impl<S: Source> Call<'_, S> {
         if !in_shard.is_empty() {
             let read = attempt.read_shard(&in_shard).await;
             read.map_err(|stop| match stop {
-                // Some stores ask how long a shard is first, and then for parts of one of that length.
                 Stop::Error(error) if self.is_strict() => Stop::Unsure(error),
                 stop => stop,
             })?;
@@ -177,7 +180,7 @@ impl<S: Source> Call<'_, S> {
         let options = &self.settings.codec_options;
         let entries = index.decode(Cow::Owned(encoded.clone()), i64::MAX as u64, options);
         let entries = entries.map_err(|error| damage(shard, None, error))?;
-        Ok(Some(Arc::new(Index { encoded, entries })))
+        Ok(Some(Arc::new(Index::new(encoded, entries))))
     }
 
     /// Read the index as it is stored; `None` if there is no shard.
@@ -313,9 +316,15 @@ impl<S: Source> Attempt<'_, S> {
                 add(&call.counters.index_hits, 1);
                 (index, false)
             }
-            None => match call.index(shard, &opened).await? {
-                Some(index) => (index, true),
-                None => return Ok(self.fill(touched.iter().copied())?),
+            None => match call.index(shard, &opened).await {
+                Ok(Some(index)) => (index, true),
+                Ok(None) => return Ok(self.fill(touched.iter().copied())?),
+                // Some stores ask for the size of a shard first, and then for ranges. Another shard may
+                // come in between.
+                Err(error @ ReaderError::Damaged(_)) if !S::STAYS => {
+                    return Err(Stop::Unsure(error));
+                }
+                Err(error) => return Err(error.into()),
             },
         };
         let indexed = Indexed {
@@ -326,14 +335,20 @@ impl<S: Source> Attempt<'_, S> {
             index: &index,
             decoded: Mutex::default(),
         };
-        let stored = indexed.stored(touched).await?;
-        if stored.is_empty() {
-            if !is_fresh {
-                // The shard may be another one by now.
+        let stored = match indexed.stored(touched).await {
+            Err(Stop::Error(error)) if !is_fresh => {
+                // The index was kept, and may be an old one.
                 indexed.check_index().await?;
+                return Err(Stop::Error(error));
             }
-        } else {
+            stored => stored?,
+        };
+        if !stored.is_empty() {
             indexed.read(&stored).await?;
+        }
+        // Nothing was read that could be compared, or bytes that seem damaged are of another shard.
+        if (stored.is_empty() && !is_fresh) || !lock(&self.damaged).is_empty() {
+            indexed.check_index().await?;
         }
         indexed.keep();
         Ok(())
@@ -532,7 +547,7 @@ fn damage(
     ReaderError::Damaged(Damage::new(shard.key.clone(), subchunk, source))
 }
 
-/// The error for a subchunk that was not decoded: memory may lack for one that is not damaged.
+/// The error for a subchunk that was not decoded. It may be intact, and memory short.
 fn failed(shard: &Shard<'_>, subchunk: Option<usize>, error: EngineError) -> ReaderError {
     match error {
         EngineError::OutOfMemory { what, bytes } => ReaderError::Memory { what, bytes },

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::num::NonZeroU64;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -169,7 +170,8 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
     ///
     /// # Errors
     /// As for [`iter_slices`](Self::iter_slices). The iterator also returns
-    /// [`ReaderError::Unsupported`] if the array becomes another one.
+    /// [`ReaderError::Unsupported`] if the array becomes another one, or if its metadata cannot be
+    /// read three times, one after the other.
     pub fn follow<T: Element + bytemuck::Pod + Send>(
         &self,
         slices: NonZeroU64,
@@ -200,6 +202,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
             follow,
             stop: stop.clone(),
             cancel: cancel.clone(),
+            failures: 0,
         };
         let thread = std::thread::Builder::new().name("zarrs_cuda slices".to_string());
         let started = thread.spawn(move || ahead.run(&send));
@@ -223,12 +226,23 @@ struct Ahead<TStorage: ?Sized> {
     follow: Option<(Duration, Until)>,
     stop: Arc<AtomicBool>,
     cancel: Cancel,
+    /// How often the metadata could not be read again, one time after the other.
+    failures: usize,
 }
+
+/// How often metadata is read that may be half written.
+const ATTEMPTS: usize = 3;
 
 impl<TStorage: ?Sized + ReadableStorageTraits + 'static> Ahead<TStorage> {
     fn run<T: Element + bytemuck::Pod>(mut self, send: &SyncSender<Result<Vec<T>, ReaderError>>) {
-        let ended = self.read_all(&mut |block| send.send(Ok(block)).is_ok());
-        if let Err(error) = ended {
+        let mut take = |block| send.send(Ok(block)).is_ok();
+        // The iterator would take a panic for the end.
+        let ended = catch_unwind(AssertUnwindSafe(|| self.read_all(&mut take)));
+        let panicked = |_| {
+            let reason = "a store panicked while slices were read".to_string();
+            Err(ReaderError::Unsupported { reason })
+        };
+        if let Err(error) = ended.unwrap_or_else(panicked) {
             // The iterator may be gone.
             let _ = send.send(Err(error));
         }
@@ -249,11 +263,11 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> Ahead<TStorage> {
                 return Ok(());
             }
             let length = self.length();
-            let is_last = at + self.slices > length;
+            let is_last = self.slices > length.saturating_sub(at);
             if is_last && self.grows(length)? {
                 continue;
             }
-            let end = length.min(at + self.slices);
+            let end = length.min(at.saturating_add(self.slices));
             if at >= end {
                 return Ok(());
             }
@@ -309,15 +323,27 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> Ahead<TStorage> {
         let is_over = until
             .deadline
             .is_some_and(|deadline| deadline <= Instant::now());
-        let grown = self.reader.opened_again()?;
-        if grown.array().shape()[0] > self.reader.array().shape()[0] {
-            self.reader = grown;
-            return Ok(true);
+        match self.reader.opened_again() {
+            Ok(grown) => {
+                self.failures = 0;
+                if grown.array().shape()[0] > self.reader.array().shape()[0] {
+                    self.reader = grown;
+                    return Ok(true);
+                }
+            }
+            Err(error) => {
+                self.failures += 1;
+                if is_over || self.failures == ATTEMPTS {
+                    return Err(error);
+                }
+            }
         }
         if is_over {
             return Ok(false);
         }
-        let mut end = Instant::now() + *poll;
+        /// Longer than anybody waits.
+        const LONG: Duration = Duration::from_secs(1 << 30);
+        let mut end = Instant::now() + (*poll).min(LONG);
         if let Some(deadline) = until.deadline {
             end = end.min(deadline);
         }

@@ -96,7 +96,7 @@ impl<'a> Shares<'a> {
     }
 
     /// Where the share of subchunk `number` lies in its bytes, as its elements are stored: row after
-    /// row, in any order.
+    /// row, in ascending order.
     pub(super) fn rows(&self, number: usize) -> impl Iterator<Item = Range<usize>> {
         let part = self.part(number);
         let element_size = part.element_size();
@@ -104,11 +104,14 @@ impl<'a> Shares<'a> {
         let mut axes: Vec<(usize, usize)> = std::iter::zip(part.shape(), &self.stored)
             .map(|(extent, step)| (*extent, *step))
             .collect();
-        // Rows along the axis whose elements lie side by side; of several, the only longer one.
+        // Rows along the axis whose elements lie side by side. If several axes have this stride, at most
+        // one has more than one element.
         let inner = (0..axes.len())
             .filter(|&axis| axes[axis].1 == element_size)
             .max_by_key(|&axis| axes[axis].0);
         let inner = inner.map_or(1, |axis| axes.swap_remove(axis).0);
+        // The axis with the shortest steps first, for rows in ascending order.
+        axes.sort_by_key(|(_, step)| *step);
         let rows = if inner == 0 {
             0
         } else {

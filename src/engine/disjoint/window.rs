@@ -108,8 +108,13 @@ impl<'a> Window<'a> {
         Ok(())
     }
 
+    /// The size of the share of subchunk `number`, in bytes.
+    pub(crate) fn share_len(&self, number: usize) -> usize {
+        self.shares.part(number).len()
+    }
+
     /// Where the share of subchunk `number` lies in its bytes, as its elements are stored: row after
-    /// row, in any order.
+    /// row, in ascending order.
     pub(crate) fn rows(&self, number: usize) -> impl Iterator<Item = Range<usize>> {
         self.shares.rows(number)
     }

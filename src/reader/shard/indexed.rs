@@ -12,7 +12,7 @@ use super::{
     Attempt, Call, Shard, Stop, Touched, damage, keep_buffer, lock, store_error, take_buffer,
 };
 use crate::codec::partial_decoder::{check_last_bytes, last_bytes};
-use crate::engine::{EngineError, RowSink};
+use crate::engine::{EngineError, RowSink, memory};
 use crate::reader::ReaderError;
 use crate::reader::cache::{Index, Subchunk};
 use crate::reader::error::Damage;
@@ -53,8 +53,8 @@ pub(super) struct Indexed<'a, S: Source> {
 }
 
 impl<S: Source> Indexed<'_, S> {
-    /// The subchunks of `touched` that are to be read, and where they lie. The elements of the others
-    /// are written: of subchunks that are not stored, that were kept, or that are damaged.
+    /// Returns the subchunks of `touched` to read, by their places in the shard. Writes the elements of
+    /// the others, which are empty, kept or damaged.
     pub(super) async fn stored<'p>(
         &self,
         touched: &[Touched<'p>],
@@ -85,11 +85,13 @@ impl<S: Source> Indexed<'_, S> {
         if !limit.is_bounded() {
             self.check_ends(&stored).await?;
         }
+        // As they lie in the shard.
+        stored.sort_by_key(|stored| stored.extent.start);
         Ok(stored)
     }
 
-    /// What to read of the subchunk at `extent`: of a long one without a codec but `bytes`, only the
-    /// wanted rows of elements, and the gaps between them that are short.
+    /// Chooses the bytes to read of the subchunk at `extent`. Of a long one whose only codec is
+    /// `bytes`, these are the wanted rows of elements, and the short gaps between them.
     fn narrowed<'p>(&self, touched: Touched<'p>, extent: Range<usize>) -> Stored<'p> {
         /// Fewer bytes than this cost about as much as one.
         const SHORT: usize = 64 << 10;
@@ -98,10 +100,14 @@ impl<S: Source> Indexed<'_, S> {
         let is_plain = chain.is_ok_and(|chain| chain.stages.is_empty() && chain.swap == 1);
         let is_long = extent.len() > SHORT && extent.len() == sharding.grid.subchunk_bytes();
         let mut rows = None;
-        if is_plain && is_long && self.call.settings.subchunk_cache == 0 {
-            let windows = touched
-                .windows()
-                .map(|window| &self.attempt.windows[window]);
+        let windows = touched
+            .windows()
+            .map(|window| &self.attempt.windows[window]);
+        let shares = windows
+            .clone()
+            .map(|window| window.share_len(touched.number()));
+        let is_part = shares.sum::<usize>() + SHORT <= extent.len();
+        if is_part && is_plain && is_long && self.call.settings.subchunk_cache == 0 {
             let wanted = windows.flat_map(|window| window.rows(touched.number()));
             let wanted = wanted.map(|row| row.start as u64..row.end as u64);
             let wanted = Merged::near(self.call.settings.gap, wanted);
@@ -152,7 +158,8 @@ impl<S: Source> Indexed<'_, S> {
         self.check_index().await
     }
 
-    /// Keeps what was read: the shard was the same from the first byte to the last.
+    /// Puts the index and the decoded subchunks into the caches. The index did not change during the
+    /// read.
     pub(super) fn keep(self) {
         let Call {
             settings, caches, ..
@@ -181,7 +188,7 @@ impl<S: Source> Indexed<'_, S> {
         let number = touched.number();
         let key = (self.shard.key.clone(), number);
         let kept = self.call.caches.subchunks.get(&key);
-        let Some(kept) = kept.filter(|kept| Arc::ptr_eq(&kept.index, self.index)) else {
+        let Some(kept) = kept.filter(|kept| kept.index == self.index.id) else {
             return Ok(false);
         };
         add(&self.call.counters.subchunk_hits, 1);
@@ -261,7 +268,7 @@ impl<S: Source> Indexed<'_, S> {
                 let is_same = index.is_none_or(|index| index.as_ref() == self.index.encoded);
                 if is_same {
                     let decoded = self.decode(group, &merged, &read);
-                    // A shard that was replaced is no damaged one. The store may have read its ranges from
+                    // A replaced shard is not damaged. The store may have read its ranges from
                     // several versions.
                     if decoded.is_err() {
                         self.check_index().await?;
@@ -312,18 +319,17 @@ impl<S: Source> Indexed<'_, S> {
             }
             // Rows that were read apart, each at its place.
             let end = places.clone().next_back().map_or(first, |place| place.end);
-            let mut bytes = Vec::new();
-            let room = bytes.try_reserve_exact(end - first);
-            room.map_err(|_| ReaderError::Memory {
+            let bytes = memory::zeros::<u8>(end - first, false);
+            let mut bytes = bytes.ok_or(ReaderError::Memory {
                 what: "rows of a subchunk",
                 bytes: end - first,
             })?;
-            bytes.resize(end - first, 0);
             for (place, range) in places.zip(stored.ranges()) {
                 bytes[place.start - first..place.end - first].copy_from_slice(bytes_of(range)?);
             }
             self.attempt.write_rows(touched, &bytes, first)?;
         }
+        subchunks.sort_unstable_by_key(|(touched, _)| touched.number());
         self.attempt.decode(&subchunks, Some(self))
     }
 }
@@ -349,16 +355,16 @@ impl<S: Source> RowSink for Keeping<'_, S> {
         sources: &[&[u8]],
         buffer: &mut Vec<u8>,
     ) -> Result<(), EngineError> {
-        let (index, most) = (
-            self.indexed.index,
-            self.indexed.call.settings.subchunk_cache,
-        );
+        let call = self.indexed.call;
+        // As many shards are read at once.
+        let shards = call.requests.get() / call.requests_of_shard;
+        let most = call.settings.subchunk_cache / shards.max(1);
         for (number, source) in (first..).zip(sources) {
             let mut decoded = lock(&self.indexed.decoded);
             // More than is kept need not be copied.
             if (decoded.len() + 1).saturating_mul(source.len()) <= most {
                 let subchunk = Subchunk {
-                    index: Arc::clone(index),
+                    index: self.indexed.index.id,
                     elements: source.to_vec(),
                 };
                 decoded.push((number, Arc::new(subchunk)));

@@ -244,17 +244,19 @@ impl SparseArray {
         chunk: &ChunkKey,
     ) -> Result<Option<Bytes>, StorageError> {
         let (shard, number) = self.place(chunk)?;
-        let listing = self.list(store, &shard).await?;
+        let listing = self.list(store, &shard, false).await?;
         self.read(store, &shard, number, Some(listing)).await
     }
 
-    /// The content of the frame of `shard`, which may be as old as the adapter allows.
+    /// The content of the frame of `shard`, which may be as old as the adapter allows. With `anew`, no
+    /// earlier listing is used.
     async fn list<O: Lists>(
         &self,
         store: &O,
         shard: &StoreKey,
+        anew: bool,
     ) -> Result<Arc<Listing>, StorageError> {
-        if let Recent::Known(listing) = self.listings.recent(shard) {
+        if !anew && let Recent::Known(listing) = self.listings.recent(shard) {
             return Ok(listing);
         }
         let begin = Instant::now();

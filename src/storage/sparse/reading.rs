@@ -64,11 +64,7 @@ pub(super) async fn list<'a, O: Reads + Lists + Send + 'a>(
     shard: &'a StoreKey,
     anew: bool,
 ) -> Result<Box<dyn ListedFrame + 'a>> {
-    let listing = if anew {
-        Arc::new(array.frames.list(&store, shard).await?)
-    } else {
-        array.list(&store, shard).await?
-    };
+    let listing = array.list(&store, shard, anew).await?;
     Ok(Box::new(Listed {
         array,
         store,

@@ -7,6 +7,7 @@ use zarrs::storage::store::MemoryStore;
 use zarrs::storage::{ReadableStorageTraits, StoreKey, WritableStorageTraits};
 use zarrs_cuda::CudaShardingCodecBuilder;
 use zarrs_cuda::reader::{ArrayReader, Output, ReaderError};
+use zarrs_cuda_testing::index::IndexLayout;
 use zarrs_cuda_testing::{Rng, effort};
 
 /// 8 × 8 uint16 in shards of 4 × 8 with four subchunks of 2 × 4, behind which is a checksum.
@@ -198,4 +199,26 @@ fn calls_that_do_not_fit_are_refused() {
     reader
         .read_boxes(&nothing, &[2, 2], &mut [0_u16; 0])
         .unwrap();
+}
+
+/// The index with the bad entry was kept.
+#[test]
+fn a_repaired_index_is_read_again() {
+    let store = Arc::new(MemoryStore::new());
+    let array = array(store.clone());
+    let key = array.chunk_key(&[0, 0]);
+    let good = store.get(&key).unwrap().unwrap();
+    let layout = IndexLayout::default();
+    let mut entries = layout.entries(&good, 4);
+    entries[3][1] += 1;
+    let bad = layout.replace(&good, &entries);
+    for fill in [false, true] {
+        store.set(&key, bad.clone().into()).unwrap();
+        let reader = ArrayReader::builder(&array).with_damaged_as_fill_value(fill);
+        let reader = reader.build().unwrap();
+        assert_eq!(reader.read::<u16>(&[0..1, 0..2]).unwrap(), [0, 1]);
+        store.set(&key, good.clone()).unwrap();
+        assert_eq!(reader.read::<u16>(&[3..4, 6..8]).unwrap(), [30, 31]);
+        assert_eq!(reader.metrics().damaged, 0);
+    }
 }

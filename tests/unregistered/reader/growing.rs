@@ -130,3 +130,62 @@ fn an_array_that_becomes_another_one_is_an_error() {
     assert!(error.to_string().contains("[4, 7]"), "{error}");
     assert!(blocks.next().is_none(), "it ends after an error");
 }
+
+#[test]
+fn the_longest_blocks_and_waits() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let store = Arc::new(FilesystemStore::new(folder.path()).unwrap());
+    let array = array(&store);
+    let mut writer = ArrayWriter::builder(&array).build().unwrap();
+    (0..20).for_each(|number| writer.append(&slice(number)).unwrap());
+    writer.finish().unwrap();
+    let array = Array::open(store.clone(), "/stream").unwrap();
+    let reader = ArrayReader::builder(&array).build().unwrap();
+    let all: Vec<u16> = (0..20).flat_map(slice).collect();
+    let blocks: Vec<Vec<u16>> = reader
+        .iter_slices(NonZeroU64::MAX)
+        .unwrap()
+        .collect::<Result<_, _>>()
+        .unwrap();
+    assert_eq!(blocks, [all]);
+
+    let cancel = Cancel::default();
+    let until = Until::forever().or_cancel(&cancel);
+    let mut followed = reader
+        .follow::<u16>(slices(10), Duration::MAX, until)
+        .unwrap();
+    assert_eq!(followed.next().unwrap().unwrap().len(), 10 * SLICE);
+    assert_eq!(followed.next().unwrap().unwrap().len(), 10 * SLICE);
+    cancel.cancel();
+    assert!(followed.next().is_none());
+}
+
+/// Metadata that are half written are read again, but not for ever.
+#[test]
+fn metadata_that_cannot_be_read() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let store = Arc::new(FilesystemStore::new(folder.path()).unwrap());
+    let array = array(&store);
+    let reader = ArrayReader::builder(&array).build().unwrap();
+    let path = folder.path().join("stream/zarr.json");
+    let whole = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+    let poll = Duration::from_millis(200);
+    let mut followed = reader
+        .follow::<u16>(slices(2), poll, Until::length(2))
+        .unwrap();
+    std::thread::sleep(poll / 4);
+    std::fs::write(&path, &whole).unwrap();
+    let mut writer = ArrayWriter::builder(&array).build().unwrap();
+    (0..2).for_each(|number| writer.append(&slice(number)).unwrap());
+    writer.finish().unwrap();
+    let block = followed.next().unwrap().unwrap();
+    assert_eq!(block, [slice(0), slice(1)].concat());
+
+    std::fs::write(&path, "{").unwrap();
+    let mut followed = reader
+        .follow::<u16>(slices(2), POLL, Until::forever())
+        .unwrap();
+    assert!(followed.next().unwrap().is_err());
+    assert!(followed.next().is_none());
+}
