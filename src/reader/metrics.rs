@@ -1,6 +1,7 @@
 //! Counts of the work of a reader.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Counts of the work of a reader until now. [`ArrayReader::metrics`](super::ArrayReader::metrics)
 /// returns it.
@@ -16,6 +17,10 @@ pub struct ReaderMetrics {
     pub requests: u64,
     /// Ranges that were asked for, after near subchunks were merged.
     pub ranges: u64,
+    /// Subchunks that were read by the same range as another one.
+    pub merges: u64,
+    /// The time that requests took, added up: several are made at once.
+    pub waiting: Duration,
     /// Subchunks whose bytes were asked for.
     pub subchunks_read: u64,
     /// Shards whose index was kept from an earlier call.
@@ -35,6 +40,9 @@ pub(super) struct Counters {
     pub(super) bytes_read: AtomicU64,
     pub(super) requests: AtomicU64,
     pub(super) ranges: AtomicU64,
+    pub(super) merges: AtomicU64,
+    /// In nanoseconds.
+    waiting: AtomicU64,
     pub(super) subchunks_read: AtomicU64,
     pub(super) index_hits: AtomicU64,
     pub(super) subchunk_hits: AtomicU64,
@@ -43,6 +51,12 @@ pub(super) struct Counters {
 }
 
 impl Counters {
+    /// Adds the time of a request.
+    pub(super) fn waited(&self, time: Duration) {
+        let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.waiting.fetch_add(nanoseconds, Ordering::Relaxed);
+    }
+
     pub(super) fn now(&self) -> ReaderMetrics {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         ReaderMetrics {
@@ -50,6 +64,8 @@ impl Counters {
             bytes_read: read(&self.bytes_read),
             requests: read(&self.requests),
             ranges: read(&self.ranges),
+            merges: read(&self.merges),
+            waiting: Duration::from_nanos(read(&self.waiting)),
             subchunks_read: read(&self.subchunks_read),
             index_hits: read(&self.index_hits),
             subchunk_hits: read(&self.subchunk_hits),

@@ -7,6 +7,7 @@ use std::cell::Cell;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use zarrs_codec::CodecOptions;
 use zarrs_storage::byte_range::ByteRange;
@@ -192,8 +193,8 @@ impl<S: Source> Call<'_, S> {
         let index = &shard.sharding.index;
         let range = [index.byte_range()];
         let mut buffer = take_buffer();
-        let read = self.source.read(opened, &range, &mut buffer).await;
-        self.count(&range, index.len() as u64);
+        let len = index.len() as u64;
+        let read = self.request(opened, &range, len, &mut buffer).await;
         let read = read.map_err(|error| store_error(shard, error))?;
         let first = |read: Vec<Fetched<'_>>| read.first().map(|read| read.as_ref().to_vec());
         let encoded = read.map(|read| first(read).unwrap_or_default());
@@ -201,11 +202,23 @@ impl<S: Source> Call<'_, S> {
         Ok(encoded)
     }
 
-    /// Counts a request for `ranges`, of so many bytes.
-    fn count(&self, ranges: &[ByteRange], bytes: u64) {
+    /// Read `ranges`, of so many bytes, and count that.
+    async fn request<'b>(
+        &'b self,
+        opened: &'b S::Shard,
+        ranges: &'b [ByteRange],
+        bytes: u64,
+        buffer: &'b mut Vec<u8>,
+    ) -> Result<Option<Vec<Fetched<'b>>>, StorageError> {
+        let begin = Instant::now();
+        let read = self.source.read(opened, ranges, buffer).await;
+        self.counters.waited(begin.elapsed());
         add(&self.counters.requests, 1);
         add(&self.counters.ranges, ranges.len());
-        self.counters.bytes_read.fetch_add(bytes, Ordering::Relaxed);
+        if matches!(read, Ok(Some(_))) {
+            self.counters.bytes_read.fetch_add(bytes, Ordering::Relaxed);
+        }
+        read
     }
 }
 

@@ -211,12 +211,9 @@ impl<S: Source> Indexed<'_, S> {
             return Ok(());
         }
         let mut buffer = Vec::new();
-        let read = self
-            .call
-            .source
-            .read(self.opened, &ranges, &mut buffer)
-            .await;
-        self.call.count(&ranges, ranges.len() as u64);
+        let len = ranges.len() as u64;
+        let read = self.call.request(self.opened, &ranges, len, &mut buffer);
+        let read = read.await;
         match read {
             Ok(None) => Err(Stop::Changed),
             Ok(read) => {
@@ -252,10 +249,14 @@ impl<S: Source> Indexed<'_, S> {
             bytes += self.index.encoded.len() as u64;
         }
         let mut buffer = take_buffer();
-        let source = self.call.source;
-        let read = source.read(self.opened, &ranges, &mut buffer).await;
-        self.call.count(&ranges, bytes);
-        add(&self.call.counters.subchunks_read, group.len());
+        let read = self.call.request(self.opened, &ranges, bytes, &mut buffer);
+        let read = read.await;
+        let counters = self.call.counters;
+        add(&counters.subchunks_read, group.len());
+        add(
+            &counters.merges,
+            group.len().saturating_sub(merged.iter().len()),
+        );
         let done = match read {
             Err(error) => {
                 // Perhaps the shard is another one, and shorter.

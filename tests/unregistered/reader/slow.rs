@@ -104,6 +104,11 @@ fn many_requests_wait_at_once() {
         );
     }
     assert!(slow.most.load(Ordering::SeqCst) <= 16);
+    let metrics = reader.metrics();
+    assert_eq!(metrics.requests, 3 * 64);
+    assert!(metrics.waiting >= delay * 3 * 64);
+    // Each subchunk but the first of a shard joins the range of the one before, twice.
+    assert_eq!(metrics.merges, metrics.subchunks_read - 2 * 64);
 
     // Several shards, or several requests for one shard: the limit is for both together.
     for (subset, memory) in [(0..200, usize::MAX), (0..200, 30), (3..14, 10), (0..40, 10)] {
