@@ -153,7 +153,7 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
     pub fn build(self) -> Result<ArrayReader<TStorage>, ReaderError> {
         let Self {
             array,
-            files,
+            mut files,
             frames,
             memory,
             mut settings,
@@ -162,7 +162,6 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
             check_files(&array, files)?;
         }
         let way = way(&array);
-        let mut files = files;
         let mut listed = None;
         if let Some((frames, files_of_shards)) = frames {
             check_way(&way)?;

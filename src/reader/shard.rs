@@ -91,8 +91,8 @@ impl<S: Source> Call<'_, S> {
     /// Whether each request for subchunks reads the index, too, and others read it before and after. An
     /// index that was kept is not used.
     ///
-    /// A consolidation may give a shard another index, and the next one the first index again. Were that
-    /// read by other requests alone, a subchunk could be read in between.
+    /// A consolidation may give a shard another index, and the next one the first index again. If other
+    /// requests read the index, a subchunk could come from the shard in between.
     fn is_strict(&self) -> bool {
         self.frames.is_some() && !S::STAYS
     }
@@ -232,8 +232,8 @@ struct Attempt<'a, S: Source> {
 }
 
 impl<S: Source> Attempt<'_, S> {
-    /// Read those of `touched` that `frame` has, and write their elements. Returns the others. With
-    /// `each`, all of them are read, wherever they are.
+    /// Read the subchunks of `touched` that `frame` lists, and write their elements. Returns the other
+    /// subchunks. With `each`, read every subchunk by itself, from the frame or from the shard.
     async fn read_frame<'p>(
         &self,
         frame: &dyn ListedFrame,
@@ -342,8 +342,6 @@ impl<S: Source> Attempt<'_, S> {
         };
         let indexed = Indexed {
             attempt: self,
-            call,
-            shard,
             opened: &opened,
             index: &index,
             decoded: Mutex::default(),
@@ -395,7 +393,8 @@ impl<S: Source> Attempt<'_, S> {
         Ok(())
     }
 
-    /// Write the wanted elements of `touched`, of which `bytes` are those from byte `first` on.
+    /// Write the wanted elements of the subchunk `touched`. `bytes` are the bytes of the subchunk from
+    /// byte `first` on.
     fn write_rows(
         &self,
         touched: Touched<'_>,

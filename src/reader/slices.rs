@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use zarrs::array::{ArraySubset, Element};
 use zarrs_storage::ReadableStorageTraits;
 
-use super::{ArrayReader, ReaderError, no_memory_for_box};
+use super::{ArrayReader, ReaderError};
 
 /// When to stop following an array that grows.
 #[derive(Clone, Debug, Default)]
@@ -292,9 +292,7 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> Ahead<TStorage> {
             let block = if (first, read_to) == (at, end) {
                 std::mem::take(&mut pending)
             } else {
-                let outside = no_memory_for_box(usize::MAX);
-                let block = pending.get(len(at - first)..len(end - first));
-                block.ok_or(outside)?.to_vec()
+                pending[len(at - first)..len(end - first)].to_vec()
             };
             if !take(block) {
                 return Ok(());

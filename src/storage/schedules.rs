@@ -150,7 +150,7 @@ struct Answer {
 /// that fails silently.
 type Effect = Arc<dyn Fn(&mut Arc<Objects>, bool) -> Answer + Send + Sync>;
 
-/// What an actor waits for.
+/// The call that an actor waits for.
 #[derive(Clone)]
 struct Call {
     effect: Effect,
@@ -159,10 +159,10 @@ struct Call {
     is_listing: bool,
 }
 
-/// What the actors of a process share with those who poll them.
+/// The state that the actors of a process share with the explorer, which polls them.
 #[derive(Default)]
 struct World {
-    /// What the store of somebody who is alone holds.
+    /// The objects of a store for one user, who is alone.
     objects: Arc<Objects>,
     promises: Promises,
     log: Vec<Event>,
@@ -841,7 +841,7 @@ impl<'a> Scenario<'a> {
 /// The actors of a process, in the middle of what they do.
 struct Run<'a> {
     world: Arc<Mutex<World>>,
-    /// Those that have neither ended nor crashed.
+    /// The actors that have neither ended nor crashed.
     acting: BTreeMap<usize, Acting<'a>>,
     wakers: Vec<Arc<Woken>>,
     /// The actors that wait for something else than the store, in the order in which they began to.
@@ -858,7 +858,8 @@ impl Wake for Woken {
     }
 }
 
-/// What brings the actors of a process from one point to the next.
+/// A choice, and the answer that the actor gets. It leads the actors of a process from one point to
+/// the next.
 #[derive(Clone)]
 struct Step {
     choice: Choice,
@@ -877,13 +878,13 @@ struct Here {
 struct Point {
     /// The point before, and what led from there; `None` is where they begin.
     from: Option<(usize, Step)>,
-    /// Those that have neither ended nor crashed.
+    /// The actors that have neither ended nor crashed.
     acting: BTreeMap<usize, Here>,
     /// The turns that they have.
     turns: BTreeSet<TurnId>,
     /// What happened on the way from the point before.
     log: Vec<Event>,
-    /// Of everything here that the future depends on.
+    /// A hash of the parts of this point on which the future depends.
     print: u128,
 }
 
@@ -916,7 +917,7 @@ impl<'a> Run<'a> {
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// To where the actor waits with its next call.
+    /// Polls the actor, which goes on to its next call.
     fn proceed(&mut self, number: usize) {
         self.wakers[number].0.store(false, Ordering::SeqCst);
         let waker = Waker::from(Arc::clone(&self.wakers[number]));
@@ -968,7 +969,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// A hash of which no two are equal by chance.
+/// A hash so long that no two values have the same one by chance.
 fn print(of: &impl Hash) -> u128 {
     let [high, low] = [0_u8, 1].map(|half| {
         let mut hasher = DefaultHasher::new();
@@ -985,12 +986,12 @@ fn print_log(log: &[Event]) -> u128 {
     print(&log)
 }
 
-/// All that there is in the middle of an order of calls.
+/// The store, the log and the actors in the middle of an order of calls.
 #[derive(Clone)]
 struct State {
     objects: Arc<Objects>,
     log: Arc<Vec<Event>>,
-    /// Of the objects and the log.
+    /// Hashes of the objects and of the log.
     prints: [u128; 2],
     /// At which point each process is.
     at: Vec<usize>,
@@ -1000,15 +1001,15 @@ struct State {
 
 struct Exploration<'s, 'a> {
     scenario: &'s Scenario<'a>,
-    /// Those of all processes.
+    /// The points of all processes.
     points: Vec<Point>,
     /// What follows a point, by a choice and the hash of the answer.
     next: HashMap<(usize, Choice, Option<u64>), usize>,
     /// Each process at one of its points.
     runs: Vec<Option<(usize, Run<'a>)>>,
-    /// How many there are from each state on.
+    /// The number of schedules from each state on.
     schedules: HashMap<u128, u128>,
-    /// How the present state was reached.
+    /// The choices that led to the present state.
     schedule: Vec<Choice>,
 }
 
@@ -1135,7 +1136,7 @@ impl Exploration<'_, '_> {
         at
     }
 
-    /// Of everything that the future depends on.
+    /// A hash of the parts of `state` on which the future depends.
     fn print(&self, state: &State) -> u128 {
         let at = state.at.iter().map(|&at| self.points[at].print);
         print(&(state.prints, at.collect::<Vec<_>>(), state.silences))

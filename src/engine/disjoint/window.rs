@@ -7,7 +7,7 @@ use super::copy::Strided;
 use super::shares::Shares;
 use crate::engine::memory;
 use crate::engine::{EngineError, RowSink};
-use crate::layout::{SubchunkGrid, strides};
+use crate::layout::{Part, SubchunkGrid, strides};
 
 /// A C-order array that is the part of a shard from `start`, of shape `shape`, both in elements.
 /// Each subchunk that meets the window writes its share of it once.
@@ -96,14 +96,26 @@ impl<'a> Window<'a> {
     /// # Errors
     /// [`EngineError::Internal`] if it was written before, or `elements` has a wrong length.
     pub(crate) fn write_part(&self, number: usize, elements: &[u8]) -> Result<(), EngineError> {
-        self.shares.claim(number, 1)?;
         let part = self.shares.part(number);
         if elements.len() != part.len() {
             return Err(EngineError::Internal("a decoded part has a wrong length"));
         }
         let dense = strides(part.shape(), part.element_size());
+        self.write_share(number, &part, elements, &dense)
+    }
+
+    /// Write `part`, the share of subchunk `number`. Its elements are in `from`, the first one first,
+    /// with the strides `from_strides`, in bytes.
+    fn write_share(
+        &self,
+        number: usize,
+        part: &Part,
+        from: &[u8],
+        from_strides: &[usize],
+    ) -> Result<(), EngineError> {
+        self.shares.claim(number, 1)?;
         // SAFETY: the share is this call's alone, by `claim`.
-        let written = unsafe { self.memory().write(&part, elements, &dense)? };
+        let written = unsafe { self.memory().write(part, from, from_strides)? };
         self.written.fetch_add(written, Ordering::Release);
         Ok(())
     }
@@ -130,15 +142,11 @@ impl<'a> Window<'a> {
         bytes: &[u8],
         first: usize,
     ) -> Result<(), EngineError> {
-        self.shares.claim(number, 1)?;
-        let part = self.shares.part(number);
-        let start = part.offset_in_subchunk(self.shares.stored());
+        let (part, stored) = (self.shares.part(number), self.shares.stored());
+        let start = part.offset_in_subchunk(stored);
         let from = start.checked_sub(first).and_then(|at| bytes.get(at..));
         let from = from.ok_or(EngineError::Internal("part of a subchunk is missing"))?;
-        // SAFETY: the share is this call's alone, by `claim`.
-        let written = unsafe { self.memory().write(&part, from, self.shares.stored())? };
-        self.written.fetch_add(written, Ordering::Release);
-        Ok(())
+        self.write_share(number, &part, from, stored)
     }
 
     /// Returns the complete array.
@@ -189,15 +197,12 @@ impl RowSink for Window<'_> {
 
     fn fill_row(&self, first: usize, count: usize, element: &[u8]) -> Result<(), EngineError> {
         for number in first..first + count {
-            self.shares.claim(number, 1)?;
             let part = self.shares.part(number);
             if element.len() != part.element_size() {
                 return Err(EngineError::Internal("the fill value has a wrong length"));
             }
             let zeros = vec![0; part.shape().len()];
-            // SAFETY: the share is this call's alone, by `claim`.
-            let written = unsafe { self.memory().write(&part, element, &zeros)? };
-            self.written.fetch_add(written, Ordering::Release);
+            self.write_share(number, &part, element, &zeros)?;
         }
         Ok(())
     }

@@ -8,9 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use zarrs_storage::StorageError;
 use zarrs_storage::byte_range::ByteRange;
 
-use super::{
-    Attempt, Call, Shard, Stop, Touched, damage, keep_buffer, lock, store_error, take_buffer,
-};
+use super::{Attempt, Call, Stop, Touched, damage, keep_buffer, lock, store_error, take_buffer};
 use crate::codec::partial_decoder::{check_last_bytes, last_bytes};
 use crate::engine::{EngineError, RowSink, memory};
 use crate::reader::ReaderError;
@@ -44,8 +42,6 @@ impl Stored<'_> {
 /// A shard whose index was read or kept, while an attempt reads it.
 pub(super) struct Indexed<'a, S: Source> {
     pub(super) attempt: &'a Attempt<'a, S>,
-    pub(super) call: &'a Call<'a, S>,
-    pub(super) shard: &'a Shard<'a>,
     pub(super) opened: &'a S::Shard,
     pub(super) index: &'a Arc<Index>,
     /// Decoded subchunks to keep, by number.
@@ -59,9 +55,9 @@ impl<S: Source> Indexed<'_, S> {
         &self,
         touched: &[Touched<'p>],
     ) -> Result<Vec<Stored<'p>>, Stop> {
-        let Call { settings, .. } = self.call;
-        let limit = self.shard.sharding.subchunk_len();
-        let limit = limit.map_err(|error| damage(self.shard, None, error))?;
+        let Call { settings, .. } = self.attempt.call;
+        let limit = self.attempt.shard.sharding.subchunk_len();
+        let limit = limit.map_err(|error| damage(self.attempt.shard, None, error))?;
         let (mut stored, mut filled) = (Vec::new(), Vec::new());
         for &touched in touched {
             let number = touched.number();
@@ -70,7 +66,7 @@ impl<S: Source> Indexed<'_, S> {
                 continue;
             };
             if let Err(error) = limit.check(number, extent.len()) {
-                let key = self.shard.key.clone();
+                let key = self.attempt.shard.key.clone();
                 let damage = Damage::new(key, Some(number), error);
                 if !settings.fill_damaged {
                     return Err(ReaderError::Damaged(damage).into());
@@ -78,7 +74,11 @@ impl<S: Source> Indexed<'_, S> {
                 lock(&self.attempt.damaged).push(damage);
                 filled.push(touched);
             } else if !self.write_kept(touched)? {
-                stored.push(self.narrowed(touched, extent));
+                stored.push(Stored {
+                    touched,
+                    rows: self.rows(touched, extent.len()),
+                    extent,
+                });
             }
         }
         self.attempt.fill(filled)?;
@@ -90,45 +90,43 @@ impl<S: Source> Indexed<'_, S> {
         Ok(stored)
     }
 
-    /// Chooses the bytes to read of the subchunk at `extent`. Of a long one whose only codec is
-    /// `bytes`, these are the wanted rows of elements, and the short gaps between them.
-    fn narrowed<'p>(&self, touched: Touched<'p>, extent: Range<usize>) -> Stored<'p> {
+    /// Chooses the bytes to read of the subchunk `touched`, which has `len` bytes. Of a long one whose
+    /// only codec is `bytes`, these are the wanted rows of elements, and the short gaps between them.
+    /// Returns `None` for all bytes.
+    fn rows(&self, touched: Touched<'_>, len: usize) -> Option<Merged> {
         /// Fewer bytes than this cost about as much as one.
         const SHORT: usize = 64 << 10;
-        let sharding = &self.shard.sharding;
+        let (call, sharding) = (self.attempt.call, &self.attempt.shard.sharding);
         let chain = sharding.known();
         let is_plain = chain.is_ok_and(|chain| chain.stages.is_empty() && chain.swap == 1);
-        let is_long = extent.len() > SHORT && extent.len() == sharding.grid.subchunk_bytes();
-        let mut rows = None;
+        let is_long = len > SHORT && len == sharding.grid.subchunk_bytes();
+        if !is_plain || !is_long || call.settings.subchunk_cache > 0 {
+            return None;
+        }
+        let number = touched.number();
         let windows = touched
             .windows()
             .map(|window| &self.attempt.windows[window]);
-        let shares = windows
-            .clone()
-            .map(|window| window.share_len(touched.number()));
-        let is_part = shares.sum::<usize>() + SHORT <= extent.len();
-        if is_part && is_plain && is_long && self.call.settings.subchunk_cache == 0 {
-            let wanted = windows.flat_map(|window| window.rows(touched.number()));
-            let wanted = wanted.map(|row| row.start as u64..row.end as u64);
-            let wanted = Merged::near(self.call.settings.gap, wanted);
-            let is_worth = wanted.total() + SHORT as u64 <= extent.len() as u64;
-            rows = (is_worth && !wanted.is_empty()).then_some(wanted);
+        let shares = windows.clone().map(|window| window.share_len(number));
+        // Without a look at each row.
+        if shares.sum::<usize>() + SHORT > len {
+            return None;
         }
-        Stored {
-            touched,
-            extent,
-            rows,
-        }
+        let rows = windows.flat_map(|window| window.rows(number));
+        let rows = rows.map(|row| row.start as u64..row.end as u64);
+        let rows = Merged::near(call.settings.gap, rows);
+        let is_worth = rows.total() + SHORT as u64 <= len as u64;
+        (is_worth && !rows.is_empty()).then_some(rows)
     }
 
     /// Read the subchunks `stored` and write their elements, and read the index again.
     pub(super) async fn read(&self, stored: &[Stored<'_>]) -> Result<(), Stop> {
         let Call {
             settings, requests, ..
-        } = self.call;
+        } = self.attempt.call;
         let share = settings.memory / *requests;
         let groups = groups(stored, S::REQUEST_BYTES.min(share), settings.gap);
-        let is_strict = self.call.is_strict();
+        let is_strict = self.attempt.call.is_strict();
         if let [group] = &*groups
             && !is_strict
         {
@@ -151,7 +149,7 @@ impl<S: Source> Indexed<'_, S> {
                 }
             })
         };
-        (self.call.each)(groups.len(), self.call.requests_of_shard, &read).await?;
+        (self.attempt.call.each)(groups.len(), self.attempt.call.requests_of_shard, &read).await?;
         if changed.into_inner() {
             return Err(Stop::Changed);
         }
@@ -163,39 +161,39 @@ impl<S: Source> Indexed<'_, S> {
     pub(super) fn keep(self) {
         let Call {
             settings, caches, ..
-        } = self.call;
+        } = self.attempt.call;
         let decoded = self
             .decoded
             .into_inner()
             .unwrap_or_else(PoisonError::into_inner);
         for (number, subchunk) in decoded {
-            let key = (self.shard.key.clone(), number);
+            let key = (self.attempt.shard.key.clone(), number);
             caches
                 .subchunks
                 .keep(key, &subchunk, settings.subchunk_cache);
         }
-        if !self.call.is_strict() {
-            let key = self.shard.key.clone();
+        if !self.attempt.call.is_strict() {
+            let key = self.attempt.shard.key.clone();
             caches.indices.keep(key, self.index, settings.index_cache);
         }
     }
 
     /// Write the elements of a subchunk that was kept. Returns false if it was not.
     fn write_kept(&self, touched: Touched<'_>) -> Result<bool, ReaderError> {
-        if self.call.settings.subchunk_cache == 0 {
+        if self.attempt.call.settings.subchunk_cache == 0 {
             return Ok(false);
         }
         let number = touched.number();
-        let key = (self.shard.key.clone(), number);
-        let kept = self.call.caches.subchunks.get(&key);
+        let key = (self.attempt.shard.key.clone(), number);
+        let kept = self.attempt.call.caches.subchunks.get(&key);
         let Some(kept) = kept.filter(|kept| kept.index == self.index.id) else {
             return Ok(false);
         };
-        add(&self.call.counters.subchunk_hits, 1);
+        add(&self.attempt.call.counters.subchunk_hits, 1);
         for window in touched.windows() {
             let window = &self.attempt.windows[window];
             let written = window.write_row(number, &[&kept.elements], &mut Vec::new());
-            written.map_err(|error| damage(self.shard, Some(number), error))?;
+            written.map_err(|error| damage(self.attempt.shard, Some(number), error))?;
         }
         Ok(true)
     }
@@ -212,24 +210,32 @@ impl<S: Source> Indexed<'_, S> {
         }
         let mut buffer = Vec::new();
         let len = ranges.len() as u64;
-        let read = self.call.request(self.opened, &ranges, len, &mut buffer);
+        let read = self
+            .attempt
+            .call
+            .request(self.opened, &ranges, len, &mut buffer);
         let read = read.await;
         match read {
             Ok(None) => Err(Stop::Changed),
             Ok(read) => {
                 let checked = check_last_bytes(ranges.len(), read);
-                Ok(checked.map_err(|error| damage(self.shard, None, error))?)
+                Ok(checked.map_err(|error| damage(self.attempt.shard, None, error))?)
             }
             Err(error) => {
                 self.check_index().await?;
-                Err(damage(self.shard, None, error).into())
+                Err(damage(self.attempt.shard, None, error).into())
             }
         }
     }
 
     /// Read the index again, and compare.
     pub(super) async fn check_index(&self) -> Result<(), Stop> {
-        match self.call.encoded_index(self.shard, self.opened).await? {
+        match self
+            .attempt
+            .call
+            .encoded_index(self.attempt.shard, self.opened)
+            .await?
+        {
             Some(encoded) if encoded == self.index.encoded => Ok(()),
             _ => Err(Stop::Changed),
         }
@@ -239,19 +245,22 @@ impl<S: Source> Indexed<'_, S> {
     /// by the same request, and compared.
     async fn read_group(&self, group: &[Stored<'_>], and_index: bool) -> Result<(), Stop> {
         let merged = Merged::near(
-            self.call.settings.gap,
+            self.attempt.call.settings.gap,
             group.iter().flat_map(Stored::ranges),
         );
         let mut ranges = merged.byte_ranges();
         let mut bytes = merged.total();
         if and_index {
-            ranges.push(self.shard.sharding.index.byte_range());
+            ranges.push(self.attempt.shard.sharding.index.byte_range());
             bytes += self.index.encoded.len() as u64;
         }
         let mut buffer = take_buffer();
-        let read = self.call.request(self.opened, &ranges, bytes, &mut buffer);
+        let read = self
+            .attempt
+            .call
+            .request(self.opened, &ranges, bytes, &mut buffer);
         let read = read.await;
-        let counters = self.call.counters;
+        let counters = self.attempt.call.counters;
         add(&counters.subchunks_read, group.len());
         add(
             &counters.merges,
@@ -261,7 +270,7 @@ impl<S: Source> Indexed<'_, S> {
             Err(error) => {
                 // Perhaps the shard is another one, and shorter.
                 self.check_index().await?;
-                Err(Stop::Error(store_error(self.shard, error)))
+                Err(Stop::Error(store_error(self.attempt.shard, error)))
             }
             Ok(None) => Err(Stop::Changed),
             Ok(Some(mut read)) => {
@@ -293,7 +302,7 @@ impl<S: Source> Indexed<'_, S> {
     ) -> Result<(), ReaderError> {
         let missing = || {
             let source = StorageError::Other("the store returned other bytes".to_string());
-            store_error(self.shard, source)
+            store_error(self.attempt.shard, source)
         };
         let bytes_of = |range: Range<u64>| {
             if range.is_empty() {
@@ -356,7 +365,7 @@ impl<S: Source> RowSink for Keeping<'_, S> {
         sources: &[&[u8]],
         buffer: &mut Vec<u8>,
     ) -> Result<(), EngineError> {
-        let call = self.indexed.call;
+        let call = self.indexed.attempt.call;
         // As many shards are read at once.
         let shards = call.requests.get() / call.requests_of_shard;
         let most = call.settings.subchunk_cache / shards.max(1);
