@@ -20,7 +20,7 @@ use super::metrics::{Counters, add};
 use super::output::Place;
 use super::request::WantedShard;
 use super::source::{Fetched, Source};
-use super::threads::{self, Each, Task, decoding};
+use super::threads::{self, Each, Later, Task, decoding};
 use super::{ReaderError, Settings};
 use crate::codec::partial_decoder::check_memory;
 use crate::codec::sharding::Sharding;
@@ -232,6 +232,37 @@ struct Attempt<'a, S: Source> {
 }
 
 impl<S: Source> Attempt<'_, S> {
+    /// Runs `count` parts of the attempt, several of them at once. No part begins after one that found
+    /// the shard changed.
+    async fn each<'p>(
+        &'p self,
+        count: usize,
+        part: &'p (dyn Fn(usize) -> Later<'p, Result<(), Stop>> + Sync),
+    ) -> Result<(), Stop> {
+        let changed = AtomicBool::new(false);
+        let is_changed = &changed;
+        let task = |number: usize| -> Task<'_> {
+            Box::pin(async move {
+                if is_changed.load(Ordering::Relaxed) {
+                    return Ok(());
+                }
+                match part(number).await {
+                    Ok(()) => Ok(()),
+                    Err(Stop::Error(error) | Stop::Unsure(error)) => Err(error),
+                    Err(Stop::Changed) => {
+                        is_changed.store(true, Ordering::Relaxed);
+                        Ok(())
+                    }
+                }
+            })
+        };
+        (self.call.each)(count, self.call.requests_of_shard, &task).await?;
+        if changed.into_inner() {
+            return Err(Stop::Changed);
+        }
+        Ok(())
+    }
+
     /// Read the subchunks of `touched` that `frame` lists, and write their elements. Returns the other
     /// subchunks. With `each`, read every subchunk by itself, from the frame or from the shard.
     async fn read_frame<'p>(
@@ -254,24 +285,16 @@ impl<S: Source> Attempt<'_, S> {
         let most = (share / self.shard.sharding.grid.subchunk_bytes()).max(1);
         let len = beside.len().div_ceil(requests_of_shard.get()).min(most);
         let groups: Vec<&[Touched<'_>]> = beside.chunks(len.max(1)).collect();
-        let (gone, in_shard) = (AtomicBool::new(false), Mutex::new(in_shard));
-        let (groups, is_gone, others) = (&*groups, &gone, &in_shard);
-        let read = |number: usize| -> Task<'_> {
+        let in_shard = Mutex::new(in_shard);
+        let (groups, others) = (&*groups, &in_shard);
+        let read = |number: usize| -> Later<'_, Result<(), Stop>> {
             Box::pin(async move {
-                if is_gone.load(Ordering::Relaxed) {
-                    return Ok(());
-                }
-                match self.read_objects(frame, groups[number], each).await? {
-                    Some(mut in_shard) => lock(others).append(&mut in_shard),
-                    None => is_gone.store(true, Ordering::Relaxed),
-                }
+                let mut in_shard = self.read_objects(frame, groups[number], each).await?;
+                lock(others).append(&mut in_shard);
                 Ok(())
             })
         };
-        (self.call.each)(groups.len(), *requests_of_shard, &read).await?;
-        if gone.into_inner() {
-            return Err(Stop::Changed);
-        }
+        self.each(groups.len(), &read).await?;
         let mut in_shard = in_shard
             .into_inner()
             .unwrap_or_else(PoisonError::into_inner);
@@ -280,13 +303,13 @@ impl<S: Source> Attempt<'_, S> {
     }
 
     /// Read the newest versions of `group`, and write their elements. Returns the subchunks without a
-    /// version; `None` if a version is gone.
+    /// version.
     async fn read_objects<'p>(
         &self,
         frame: &dyn ListedFrame,
         group: &[Touched<'p>],
         each: bool,
-    ) -> Result<Option<Vec<Touched<'p>>>, ReaderError> {
+    ) -> Result<Vec<Touched<'p>>, Stop> {
         let Call { counters, .. } = self.call;
         let (mut found, mut empty, mut in_shard) = (Vec::new(), Vec::new(), Vec::new());
         for &touched in group {
@@ -307,13 +330,13 @@ impl<S: Source> Attempt<'_, S> {
                 }
                 Newest::Empty => empty.push(touched),
                 Newest::InShard => in_shard.push(touched),
-                Newest::Gone => return Ok(None),
+                Newest::Gone => return Err(Stop::Changed),
             }
         }
         self.fill(empty)?;
         let found: Vec<_> = found.iter().map(|(of, bytes)| (*of, &**bytes)).collect();
         self.decode(&found, None)?;
-        Ok(Some(in_shard))
+        Ok(in_shard)
     }
 
     /// Read `touched` from the shard, and write their elements.

@@ -43,4 +43,4 @@ pub mod types;
 pub mod xor;
 
 pub use rng::Rng;
-pub use shards::{Shards, all_indices, chunk_shape};
+pub use shards::{Shards, all_indices, chunk_shape, random_box};

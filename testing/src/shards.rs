@@ -20,6 +20,7 @@ use zarrs_cuda::reader::{ArrayReader, Output, ReaderError};
 use zarrs_cuda::{CudaShardingCodec, Options};
 
 use crate::index::{self, IndexLayout};
+use crate::rng::Rng;
 
 /// Converts a shape without zeros to zarrs' type.
 pub fn chunk_shape(shape: &[u64]) -> ChunkShape {
@@ -294,4 +295,16 @@ pub fn all_indices(shape: &[u64]) -> impl Iterator<Item = Vec<u64>> {
         }
         indices
     })
+}
+
+/// A box of an array of `shape`, perhaps an empty one.
+pub fn random_box(shape: &[u64], rng: &mut Rng) -> ArraySubset {
+    let ranges: Vec<_> = shape
+        .iter()
+        .map(|extent| {
+            let (a, b) = (rng.below(extent + 1), rng.below(extent + 1));
+            a.min(b)..a.max(b)
+        })
+        .collect();
+    ArraySubset::new_with_ranges(&ranges)
 }

@@ -2,7 +2,6 @@
 //! are kept.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use zarrs_storage::StorageError;
@@ -16,7 +15,7 @@ use crate::reader::cache::{Index, Subchunk};
 use crate::reader::error::Damage;
 use crate::reader::metrics::add;
 use crate::reader::source::{Fetched, Source};
-use crate::reader::threads::Task;
+use crate::reader::threads::Later;
 use crate::store::ranges::Merged;
 
 /// A subchunk that is to be read.
@@ -132,27 +131,11 @@ impl<S: Source> Indexed<'_, S> {
         {
             return self.read_group(group, true).await;
         }
-        let changed = AtomicBool::new(false);
-        let (groups, is_changed) = (&*groups, &changed);
-        let read = |number: usize| -> Task<'_> {
-            Box::pin(async move {
-                if is_changed.load(Ordering::Relaxed) {
-                    return Ok(());
-                }
-                match self.read_group(groups[number], is_strict).await {
-                    Err(Stop::Error(error) | Stop::Unsure(error)) => Err(error),
-                    Err(Stop::Changed) => {
-                        is_changed.store(true, Ordering::Relaxed);
-                        Ok(())
-                    }
-                    Ok(()) => Ok(()),
-                }
-            })
+        let groups = &*groups;
+        let read = |number: usize| -> Later<'_, Result<(), Stop>> {
+            Box::pin(self.read_group(groups[number], is_strict))
         };
-        (self.attempt.call.each)(groups.len(), self.attempt.call.requests_of_shard, &read).await?;
-        if changed.into_inner() {
-            return Err(Stop::Changed);
-        }
+        self.attempt.each(groups.len(), &read).await?;
         self.check_index().await
     }
 

@@ -14,7 +14,7 @@ use zarrs::storage::{
     ReadableWritableListableStorageTraits,
 };
 use zarrs_cuda::reader::{ArrayReader, Output};
-use zarrs_cuda_testing::{Rng, effort};
+use zarrs_cuda_testing::{Rng, effort, random_box};
 
 /// An array of uint32 with 1 to 3 axes.
 #[derive(Clone, Debug)]
@@ -113,18 +113,6 @@ impl Case {
             "codecs": codecs,
         })
     }
-}
-
-/// A box of an array of `shape`, perhaps an empty one.
-fn random_box(shape: &[u64], rng: &mut Rng) -> ArraySubset {
-    let ranges: Vec<_> = shape
-        .iter()
-        .map(|extent| {
-            let (a, b) = (rng.below(extent + 1), rng.below(extent + 1));
-            a.min(b)..a.max(b)
-        })
-        .collect();
-    ArraySubset::new_with_ranges(&ranges)
 }
 
 type Store = Arc<dyn ReadableWritableListableStorageTraits>;

@@ -19,7 +19,7 @@ use zarrs::storage::{
 use zarrs_cuda::reader::{ArrayReader, ReaderError, Until};
 use zarrs_cuda::storage::SparseShardStore;
 use zarrs_cuda_testing::stores::faulty::{Fault, Faulty, Operation};
-use zarrs_cuda_testing::{Rng, effort};
+use zarrs_cuda_testing::{Rng, effort, random_box};
 
 use super::stores::{Here, Layout, files};
 
@@ -85,18 +85,6 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Step::ConsolidateAll),
     ];
     prop::collection::vec(step, 1..16)
-}
-
-/// A box of an array of `shape`, perhaps an empty one.
-fn random_box(shape: &[u64], rng: &mut Rng) -> ArraySubset {
-    let ranges: Vec<_> = shape
-        .iter()
-        .map(|extent| {
-            let (a, b) = (rng.below(extent + 1), rng.below(extent + 1));
-            a.min(b)..a.max(b)
-        })
-        .collect();
-    ArraySubset::new_with_ranges(&ranges)
 }
 
 fn random_index(counts: &[u64], rng: &mut Rng) -> Vec<u64> {
