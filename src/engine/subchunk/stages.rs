@@ -340,4 +340,35 @@ mod tests {
             }
         }
     }
+
+    /// A small subchunk whose outer frame decodes to much more than the inner frame can have.
+    #[test]
+    fn a_frame_that_is_too_large_takes_no_memory() {
+        let zstd = Stage::Zstd {
+            level: 1,
+            checksum: false,
+        };
+        let chain = KnownChain {
+            order: vec![0],
+            swap: 1,
+            stages: vec![zstd, Stage::Gzip { level: 6 }],
+        };
+        let outer = KnownChain {
+            stages: vec![Stage::Gzip { level: 6 }],
+            ..chain.clone()
+        };
+        let inner = vec![0; 1 << 20];
+        let mut buffers = Default::default();
+        let mut contexts = Contexts::default();
+        let mut encoded = vec![0; encoded_bound(&outer, inner.len()).expect("small")];
+        let (b, c) = (&mut buffers, &mut contexts);
+        let written = encode(&outer, 0, &inner, &mut encoded, b, c).expect("encodes");
+        let mut decoded = vec![0; 1000];
+        let refused = decode(&chain, 0, &encoded[..written], &mut decoded, true, b, c);
+        assert!(
+            matches!(refused, Err(EngineError::Decode { .. })),
+            "{refused:?}"
+        );
+        assert!(buffers.iter().all(|buffer| buffer.capacity() < 64 << 10));
+    }
 }

@@ -468,6 +468,12 @@ fn a_fault_of_the_device_is_no_reason_for_the_host() {
         "{refused:?}"
     );
     assert_eq!(shard.decode(&engine, &encoded), None);
+
+    let encoding = simulation(Schedule::Latest);
+    let encoder = decoder(&encoding, StandIn::Six, &shard.chain);
+    encoding.inject(Inject::Refused { launch: 0 });
+    let refused = strict(&encoder).encode(&shard.job(), &shard.elements, 0, 0);
+    assert!(matches!(refused, Err(EngineError::Device(_))));
     drop(engine);
     assert_clean(&first);
 

@@ -254,16 +254,28 @@ fn arrays_are_right_whatever_fails() {
     }
 }
 
-/// Tensors on the device are copied there. The copy is complete when the call returns.
-#[cfg(feature = "dlpack")]
+/// `Backend::Cuda` has no fallback: a launch that fails once is an error.
 #[test]
-fn tensors_on_the_device() {
-    use crate::engine::cuda::driver::{Access, DeviceSpan, PinnedSpan, PinnedUse, Site, Span};
-    use zarrs_cuda_testing::tensors::{DeviceType, Tensor};
+fn only_auto_falls_back() {
+    for backend in [Backend::Auto, Backend::Cuda] {
+        let case = Case {
+            backend,
+            ..small_case()
+        };
+        let simulation = simulation(Schedule::Eager);
+        simulation.inject(Inject::Refused { launch: 0 });
+        let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
+        let engines = Engines::of_devices(devices, Rule::ALL, TINY);
+        let store: Store = Arc::new(Faulty::new(Arc::new(MemoryStore::new())));
+        let array = case.array(&store, 0, backend, engines);
+        array.store_metadata().expect("stored");
+        let written = case.write(&array, &mut Numbers::new(0), 0, || {});
+        assert_eq!(written.is_ok(), backend == Backend::Auto, "{written:?}");
+    }
+}
 
-    const MADE: Site = Site("application: its tensor is made");
-    const OFFSET: usize = 24;
-    let case = Case {
+fn small_case() -> Case {
+    Case {
         shape: [8, 6, 8],
         shard: vec![4, 3, 8],
         subchunk: vec![2, 3, 4],
@@ -273,7 +285,19 @@ fn tensors_on_the_device() {
         epochs: Some(1),
         backend: Backend::Cuda,
         elements: (1..=8 * 6 * 8).collect(),
-    };
+    }
+}
+
+/// Tensors on the device are copied there. The copy is complete when the call returns.
+#[cfg(feature = "dlpack")]
+#[test]
+fn tensors_on_the_device() {
+    use crate::engine::cuda::driver::{Access, DeviceSpan, PinnedSpan, PinnedUse, Site, Span};
+    use zarrs_cuda_testing::tensors::{DeviceType, Tensor};
+
+    const MADE: Site = Site("application: its tensor is made");
+    const OFFSET: usize = 24;
+    let case = small_case();
     let bytes: Vec<u8> = case.elements.iter().flat_map(|n| n.to_ne_bytes()).collect();
     let simulation = simulation(Schedule::Latest);
     let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
