@@ -292,20 +292,3 @@ KERNEL_RESIDENT(gather, 256, 4)
         run = run_at(source, offsets, slot_stride, number);
     }
 }
-
-#ifndef __CUDACC__
-// For tests: computes gather's source of byte at[i], and touches no such byte. Offsets may be as
-// large as 64 bits allow. Launch: one warp.
-KERNEL(gather_arithmetic, 32)
-(uint64_t slot_stride, const uint32_t* source, const uint64_t* offsets, uint64_t runs, const uint64_t* at,
- uint64_t count, uint64_t* from) {
-    for (uint64_t i = 0; i < count; i++) {
-        const uint64_t byte = load(at + i);
-        const uint64_t number = run_of_by_warp(offsets, 0, runs, byte);
-        if (number != run_of(offsets, 0, runs, byte)) continue;
-        if (number != next_run_of_by_warp(offsets, 0, runs, byte)) continue;
-        const Run run = run_at(source, offsets, slot_stride, number);
-        if (lane_index() == 0 && byte < run.end) store(from + i, run.origin + byte);
-    }
-}
-#endif

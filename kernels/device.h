@@ -1,12 +1,9 @@
-// The language of the kernels: CUDA C++ for NVRTC, and host C++ for the emulator in simt/.
+// The language of the kernels: CUDA C++ for NVRTC.
 //
-// Blocks are one-dimensional. Global memory is touched only through load, store and the atomics, so
-// that the emulator can count the sectors that each warp access moves. The following are not used,
-// because no emulator would catch their misuse, or older drivers reject them: inline PTX,
-// cooperative groups, cp.async, TMA, CUB, blocks that wait for one another, extern __shared__.
+// Blocks are one-dimensional. The following are not used, because the emulator does not know them, or
+// older drivers reject them: inline PTX, cooperative groups, cp.async, TMA, CUB, blocks that wait for
+// one another, extern __shared__.
 #pragma once
-
-#ifdef __CUDACC__
 
 typedef unsigned char uint8_t;
 typedef unsigned short uint16_t;
@@ -77,7 +74,3 @@ DEVICE uint32_t funnel_shift_right(uint32_t low, uint32_t high, uint32_t shift) 
     return __funnelshift_r(low, high, shift);
 }
 DEVICE uint32_t reverse_bytes(uint32_t value) { return __byte_perm(value, 0, 0x0123); }
-
-#else
-#include "simt/simt.h"
-#endif

@@ -277,19 +277,3 @@ KERNEL(frame_blosc_streams, 256)
         copy_piece(to + BLOSC_INTEGER, from, length, piece);
     }
 }
-
-#ifndef __CUDACC__
-// For tests: the 5 numbers that frame_zstd computes from header i, 16 bytes each, for a content of
-// contents[i] bytes.
-KERNEL(zstd_header_arithmetic, 32)
-(const uint8_t* headers, const uint64_t* contents, uint64_t count, uint64_t* to) {
-    for (uint64_t i = lane_index(); i < count; i += 32) {
-        const ZstdHeader header = zstd_header(load16(headers + 16 * i), load(contents + i));
-        store(to + 5 * i, uint64_t{header.bytes});
-        store(to + 5 * i + 1, uint64_t{header.replaced});
-        store(to + 5 * i + 2, uint64_t{header.new_bytes});
-        store(to + 5 * i + 3, header.low);
-        store(to + 5 * i + 4, header.high);
-    }
-}
-#endif

@@ -64,13 +64,3 @@ KERNEL(split, 256)
         }
     }
 }
-
-#ifndef __CUDACC__
-// For tests: computes where the pieces with these numbers begin, and touches no slot.
-KERNEL(split_arithmetic, 32)(uint64_t slot_stride, const uint64_t* numbers, uint64_t count, uint64_t* to) {
-    for (uint64_t i = lane_index(); i < count; i += 32) {
-        const Piece piece = piece_of(load(numbers + i), pieces_in(slot_stride));
-        store(to + i, piece.i * slot_stride + piece.begin);
-    }
-}
-#endif

@@ -54,11 +54,6 @@ const LIBRARIES: [(&str, u32, Defines); 10] = [
     ),
 ];
 
-/// If this variable is `address`, the kernels and the stand-ins are compiled with
-/// `AddressSanitizer`. Then it finds the stand-ins' accesses to memory that is not theirs. The
-/// kernels bring its runtime.
-const SANITIZE: &str = "ZARRS_CUDA_SIMT_SANITIZE";
-
 const CODECS: [&str; 3] = ["deflate.c", "lz4.c", "zstd.c"];
 
 fn main() {
@@ -66,7 +61,6 @@ fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
     let zstd = PathBuf::from(env::var_os("DEP_ZSTD_ROOT").expect("set by zstd-sys"));
     println!("cargo::rustc-env=STAND_IN_LIBRARIES={}", out.display());
-    println!("cargo::rerun-if-env-changed={SANITIZE}");
     for name in CODECS.iter().chain(&["stand_in.c", "abi.h", "codecs.h"]) {
         println!("cargo::rerun-if-changed={}", here.join(name).display());
     }
@@ -104,9 +98,6 @@ fn compiler(zstd: &Path) -> cc::Build {
         .include(zstd.join("include"))
         // The symbols of libzstd are neither exported nor taken from another library.
         .flag("-fvisibility=hidden");
-    if env::var(SANITIZE).is_ok_and(|sanitizer| sanitizer == "address") {
-        build.flag("-fsanitize=address");
-    }
     build
 }
 

@@ -48,7 +48,7 @@ pub(crate) fn build(nvcomp: bool) -> Result<()> {
 }
 
 /// Builds the target that `arguments` of `cargo rustc` name. Links the C++ runtime statically,
-/// which the emulator and the compressors need: the other machine's may be older. Returns the
+/// which some compressors need: the other machine's may be older. Returns the
 /// executable.
 fn executable(arguments: &[&str]) -> Result<PathBuf> {
     let runtime = static_runtime()?;

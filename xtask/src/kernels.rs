@@ -85,7 +85,7 @@ fn compile(toolchain: &Path) -> Result<Vec<Module>> {
         let source = fs::read_to_string(&file).map_err(|e| format!("{}: {e}", file.display()))?;
         let name = file.file_stem().and_then(OsStr::to_str).unwrap_or_default();
         let ptx = nvrtc.compile(&format!("{name}.cu"), &source, &OPTIONS)?;
-        let module = Module::parse(name, ptx)?;
+        let module = Module::parse(name, format!("{}\n{ptx}", stamp(&file)?))?;
         for entry in &module.entries {
             if let Some(other) = kernels.insert(entry.name.clone(), module.name.clone()) {
                 let name = &entry.name;
@@ -101,6 +101,38 @@ fn compile(toolchain: &Path) -> Result<Vec<Module>> {
         return Err(format!("there are no kernels in {SOURCES}/"));
     }
     Ok(modules)
+}
+
+/// The first line of the module that `file` compiles to: a fingerprint of all that the compiler reads.
+fn stamp(file: &Path) -> Result<String> {
+    let mut read = BTreeSet::new();
+    let mut left = vec![file.to_path_buf()];
+    let mut fingerprint = 0xcbf2_9ce4_8422_2325_u64;
+    let mut add = |bytes: &[u8]| {
+        // FNV-1a, of 64 bits.
+        for byte in bytes {
+            fingerprint = (fingerprint ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    };
+    while let Some(file) = left.pop() {
+        if !read.insert(file.clone()) {
+            continue;
+        }
+        let text = fs::read_to_string(&file).map_err(|e| format!("{}: {e}", file.display()))?;
+        add(text.as_bytes());
+        for line in text.lines() {
+            let name = line
+                .strip_prefix("#include \"")
+                .and_then(|l| l.strip_suffix('"'));
+            left.extend(name.map(|name| Path::new(SOURCES).join(name)));
+        }
+    }
+    for option in OPTIONS {
+        add(option.as_bytes());
+    }
+    Ok(format!(
+        "// Of sources with the fingerprint {fingerprint:016x}."
+    ))
 }
 
 /// The files with this extension, sorted.
@@ -237,4 +269,29 @@ fn heading() -> String {
         let _ = write!(second, " | {:>4} {:>6} {:>5}", "reg", "shared", "occ");
     }
     format!("{first}\n{second}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The PTX that is executed by tests, and shipped, is of these sources. No compiler is needed to see
+    /// that it is not.
+    #[test]
+    fn modules_are_of_these_sources() {
+        std::env::set_current_dir(crate::root()).expect("the repository");
+        for file in files(SOURCES, "cu").expect("sources") {
+            let stamp = stamp(&file).expect("readable");
+            let module = Path::new(MODULES)
+                .join(file.file_stem().unwrap_or_default())
+                .with_extension("ptx");
+            let text = fs::read_to_string(&module).expect("a module");
+            assert_eq!(
+                text.lines().next(),
+                Some(&*stamp),
+                "{} is stale: run `cargo xtask kernels`",
+                module.display()
+            );
+        }
+    }
 }

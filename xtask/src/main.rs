@@ -15,7 +15,6 @@ mod occupancy;
 mod ptx;
 mod ptxas;
 mod pypi;
-mod sanitize;
 mod sources;
 
 use std::{
@@ -30,8 +29,6 @@ type Result<T> = std::result::Result<T, String>;
 const USAGE: &str = "\
 cargo xtask kernels             compile kernels/*.cu to kernels/ptx, and report what each kernel takes
 cargo xtask kernels --check     compile without writing; fail if kernels/ptx is not what comes out
-cargo xtask sanitize address    test the kernels with AddressSanitizer and UBSan
-cargo xtask sanitize thread     test the kernels with ThreadSanitizer
 cargo xtask fuzz [TARGET...]    let libFuzzer look for inputs that fail, with cargo-fuzz
             --minutes N         so long for each target; 1 unless it is given
 cargo xtask arrows              compare what uses what in src with the rooms of docs/architecture.md
@@ -51,7 +48,6 @@ fn main() -> ExitCode {
         match arguments[..] {
             ["kernels"] => kernels::write(),
             ["kernels", "--check"] => kernels::check(),
-            ["sanitize", sanitizer @ ("address" | "thread")] => sanitize::run_tests(sanitizer),
             ["fuzz", ref arguments @ ..] => fuzz::fuzz(arguments),
             ["arrows"] => arrows::print(),
             ["lines"] => lines::print(),

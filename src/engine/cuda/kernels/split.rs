@@ -85,6 +85,7 @@ pub(crate) mod tests {
     use zarrs_cuda_testing::effort;
 
     use super::super::spans::testing::*;
+    use super::super::testing::far::{self, FarMemory};
     use super::super::testing::run as on;
     use super::*;
     use crate::engine::cuda::driver::simulation::Simulation;
@@ -168,43 +169,59 @@ pub(crate) mod tests {
         check_split(&Simulation::eager(), 64);
     }
 
-    /// Checks the kernel's own arithmetic for slots that no memory could hold.
+    /// Runs one block of a launch whose slots no memory could hold.
     #[test]
     fn slots_may_be_longer_than_four_gibibytes() {
-        let driver = Simulation::eager();
         let strides = proptest::sample::select(vec![16u64, 4096, 4112, 1 << 32, (1 << 36) + 16]);
-        let strategy = (strides, proptest::collection::vec(0u64..1 << 52, 1..50));
-        effort::property(32, &strategy, |(stride, at)| {
-            // The slot of a byte, and the beginning of the byte's piece within the slot.
-            let piece = TUNING.piece as u64;
-            let pieces_per_slot = stride.div_ceil(piece);
-            let begin = |at: u64| (at / stride, at % stride / piece * piece);
-            let expected: Vec<u64> = at
-                .iter()
-                .map(|&at| begin(at).0 * stride + begin(at).1)
-                .collect();
-            let number = |at: u64| begin(at).0 * pieces_per_slot + begin(at).1 / piece;
-            let numbers: Vec<u64> = at.iter().map(|&at| number(at)).collect();
-            let (mut numbers, mut to) = (u64s(&numbers), vec![0xcc; 8 * at.len()]);
-            on(&driver, &mut [&mut numbers, &mut to], |stream, spans| {
-                let launch = Launch {
-                    driver: &driver,
-                    stream,
-                    kernel: "split_arithmetic",
-                };
-                let args = [
-                    Arg::U64(stride),
-                    Arg::Span(spans[0], Access::Read),
-                    Arg::U64(at.len() as u64),
-                    Arg::Span(spans[1], Access::Write),
-                ];
-                // SAFETY: each span has as many elements as the kernel is told of.
-                unsafe { launch.run(1, 32, &args) }
-            })
-            .expect("launches");
-            prop_assert_eq!(to_u64s(&to), expected);
-            Ok(())
-        });
+        let numbers = (0..1u64 << 34, 0..1u64 << 50, 0..1u64 << 40);
+        effort::property(
+            32,
+            &(strides, numbers),
+            |(stride, (number, offset, cut))| {
+                let piece = TUNING.piece as u64;
+                let pieces_per_slot = stride.div_ceil(piece);
+                let warps = u64::from(BLOCK / 32);
+                let first = number / warps * warps;
+                // As many slots as the block's warps have, from the slot of its first piece on.
+                let slot_of = |number: u64| number / pieces_per_slot;
+                let slots = slot_of(first)..slot_of(first + warps - 1) + 1;
+                let size_of = |slot: u64| stride - (cut + slot) % stride.min(100);
+                // Far from each other.
+                let offset_of = |slot: u64| offset + ((slot - slot_of(first)) << 44);
+                let mut memory = FarMemory::default();
+                for slot in slots.clone() {
+                    let of_slot = |number: u64| {
+                        number.clamp(slot * pieces_per_slot, (slot + 1) * pieces_per_slot)
+                    };
+                    let begin = (of_slot(first) - slot * pieces_per_slot) * piece;
+                    let end = (of_slot(first + warps) - slot * pieces_per_slot) * piece;
+                    let end = end.min(size_of(slot));
+                    let from = far::SHARDS + offset_of(slot) + begin;
+                    memory.copied(
+                        from,
+                        far::SLOTS + slot * stride + begin,
+                        end.saturating_sub(begin),
+                    );
+                }
+                memory.numbers(far::OFFSETS + 8 * slots.start, slots.clone().map(offset_of));
+                memory.numbers(far::SIZES + 8 * slots.start, slots.clone().map(size_of));
+                let block = u32::try_from(first / warps).expect("below 2^31");
+                memory.check(
+                    "split",
+                    block,
+                    &[
+                        far::SHARDS,
+                        1 << 62,
+                        far::OFFSETS,
+                        far::SIZES,
+                        far::SLOTS,
+                        stride,
+                        slots.end,
+                    ],
+                );
+                Ok(())
+            },
+        );
     }
 
     #[test]

@@ -59,3 +59,103 @@ pub(crate) fn run(
     driver.destroy_stream(stream)?;
     driver.leave()
 }
+
+/// Launches whose memory no machine has: one block of them, with the memory that it uses.
+pub(crate) mod far {
+    use std::collections::BTreeMap;
+
+    use zarrs_cuda_emulator::{Access, Argument, Buffer, Options, launch};
+
+    use crate::engine::cuda::driver::simulation;
+
+    /// Where kernels find what they copy, where to, and two tables.
+    pub(crate) const SHARDS: u64 = 1 << 56;
+    pub(crate) const SLOTS: u64 = 1 << 60;
+    pub(crate) const OFFSETS: u64 = 1 << 40;
+    pub(crate) const SIZES: u64 = 1 << 44;
+
+    /// Blocks of a launch.
+    pub(crate) const GRID: u32 = (1 << 31) - 1;
+
+    /// Bytes of memory, by their addresses.
+    #[derive(Default)]
+    pub(crate) struct FarMemory {
+        read: BTreeMap<u64, Vec<u8>>,
+        /// What is written, and what should be in it then.
+        written: BTreeMap<u64, (Vec<u8>, Vec<u8>)>,
+    }
+
+    impl FarMemory {
+        /// The kernel copies `len` bytes. It may read the aligned granules of 16 bytes around them.
+        pub(crate) fn copied(&mut self, from: u64, to: u64, len: u64) {
+            if len == 0 {
+                return;
+            }
+            let byte = |at: u64| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8;
+            let expected = (from..from + len).map(byte).collect();
+            let first = from / 16 * 16;
+            let last = (from + len).next_multiple_of(16);
+            self.read.insert(first, (first..last).map(byte).collect());
+            let before = self.written.range_mut(..=to).next_back();
+            match before {
+                Some((first, (bytes, all))) if first + bytes.len() as u64 == to => {
+                    bytes.resize(bytes.len() + len as usize, 0xcc);
+                    all.extend::<Vec<u8>>(expected);
+                }
+                _ => {
+                    let bytes = vec![0xcc; len as usize];
+                    self.written.insert(to, (bytes, expected));
+                }
+            }
+        }
+
+        pub(crate) fn numbers(&mut self, at: u64, numbers: impl Iterator<Item = u64>) {
+            self.read
+                .insert(at, numbers.flat_map(u64::to_ne_bytes).collect());
+        }
+
+        pub(crate) fn words(&mut self, at: u64, words: impl Iterator<Item = u32>) {
+            self.read
+                .insert(at, words.flat_map(u32::to_ne_bytes).collect());
+        }
+
+        /// Runs one block of `kernel`, and checks what it wrote.
+        pub(crate) fn check(mut self, kernel: &str, block: u32, arguments: &[u64]) {
+            let kernel = simulation::kernel(kernel).expect("a kernel");
+            let buffer = |address: &u64, bytes: &mut Vec<u8>, access| Buffer {
+                address: *address,
+                len: bytes.len(),
+                host: bytes.as_mut_ptr(),
+                access,
+            };
+            let read = self.read.iter_mut();
+            let read = read.map(|(address, bytes)| buffer(address, bytes, Access::Read));
+            let written = self.written.iter_mut();
+            let written =
+                written.map(|(address, (bytes, _))| buffer(address, bytes, Access::Write));
+            let buffers: Vec<Buffer> = read.chain(written).collect();
+            let arguments: Vec<_> = arguments.iter().map(|n| n.to_ne_bytes()).collect();
+            let arguments: Vec<_> = arguments.iter().map(|bytes| Argument(bytes)).collect();
+            let options = Options {
+                checks: true,
+                blocks: Some(block..block + 1),
+                ..Options::default()
+            };
+            // SAFETY: the buffers live, and nobody else uses them.
+            unsafe {
+                launch(
+                    kernel,
+                    GRID,
+                    kernel.threads(),
+                    &arguments,
+                    &buffers,
+                    options,
+                )
+            }
+            .expect("runs");
+            for (address, (bytes, expected)) in &self.written {
+                assert!(bytes == expected, "wrong bytes from {address:#x} on");
+            }
+        }
+    }
+}

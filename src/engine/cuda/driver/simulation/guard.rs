@@ -1,12 +1,11 @@
-//! Watches that a kernel or a library keeps within the spans that it was given.
+//! Watches that a library keeps within the spans that it was given. (Kernels are watched by the
+//! emulator, access by access.)
 //!
 //! Of every device allocation that it was given a span of, bytes outside its spans are hidden: they
 //! hold a pattern while it runs, so that reading them gives wrong results and writing them is seen.
 //! Bytes of spans that it only reads must be as they were. The zones around each allocation are
 //! looked at, too. Of a stretch of more than two [`EDGE`]s, only that many bytes at each end are
-//! watched. Where the kernels were compiled with `AddressSanitizer`, it ends the process at an access
-//! to what is hidden, all of it. Pinned memory is left alone: the host may be using other bytes of
-//! it.
+//! watched. Pinned memory is left alone: the host may be using other bytes of it.
 
 use std::ops::Range;
 
@@ -36,8 +35,6 @@ struct Watched {
 pub(super) struct Guard {
     addresses: Vec<u64>,
     watched: Vec<Watched>,
-    /// Address and length of what `AddressSanitizer` forbids.
-    forbidden: Vec<(u64, usize)>,
 }
 
 impl Guard {
@@ -47,7 +44,6 @@ impl Guard {
         addresses.sort_unstable();
         addresses.dedup();
         let mut watched = Vec::new();
-        let mut forbidden = Vec::new();
         for &address in &addresses {
             let Some(allocation) = memory.get(address) else {
                 continue;
@@ -78,7 +74,6 @@ impl Guard {
             };
             let whole = 0..allocation.block.len();
             for gap in given.gaps(whole.clone()) {
-                forbidden.push((address + gap.start as u64, gap.len()));
                 watch(gap, true);
             }
             for kept in written.gaps(whole) {
@@ -87,21 +82,11 @@ impl Guard {
                 }
             }
         }
-        for &(address, len) in &forbidden {
-            zarrs_cuda_simt::forbid(address, len);
-        }
-        Self {
-            addresses,
-            watched,
-            forbidden,
-        }
+        Self { addresses, watched }
     }
 
     /// Uncover what was hidden; an error says what the operation wrote that it must not.
     pub(super) fn check(self, memory: &Memory) -> Result<(), String> {
-        for (address, len) in self.forbidden {
-            zarrs_cuda_simt::allow(address, len);
-        }
         let mut found = Ok(());
         for watched in &self.watched {
             let Some(allocation) = memory.get(watched.address) else {

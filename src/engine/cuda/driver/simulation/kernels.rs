@@ -1,63 +1,122 @@
-//! Kernels, on the host.
+//! Kernels: their PTX, executed on the host.
 
-use std::ffi::c_void;
+use std::collections::HashMap;
+use std::ptr;
+use std::sync::{LazyLock, OnceLock};
 
-use crate::engine::cuda::driver::{Arg, DeviceSpan, Dims};
+use zarrs_cuda_emulator::{Buffer, Kernel, Module, Options, Order};
 
-pub(crate) use zarrs_cuda_simt::AccessCount;
+use crate::engine::cuda::driver::{Access, Arg, DeviceSpan, Dims};
+use crate::engine::cuda::kernels::ptx;
+
+pub(crate) use zarrs_cuda_emulator::AccessCount;
 
 /// An argument of a kernel, kept until the kernel runs.
 pub(super) enum Argument {
-    Span(DeviceSpan),
-    /// The bytes of a value, padded.
-    Value(Vec<u64>),
+    Span(DeviceSpan, Access),
+    /// The bytes of a value.
+    Value(Vec<u8>),
 }
 
 impl Argument {
     pub(super) fn new(argument: &Arg<'_>) -> Self {
-        let value = |bytes: &[u8]| {
-            let words = bytes.chunks(8).map(|chunk| {
-                let mut word = [0; 8];
-                word[..chunk.len()].copy_from_slice(chunk);
-                u64::from_ne_bytes(word)
-            });
-            Self::Value(words.collect())
-        };
         match argument {
-            Arg::Span(span, _) => Self::Span(*span),
-            Arg::Null => Self::Value(vec![0]),
-            Arg::U32(number) => value(&number.to_ne_bytes()),
-            Arg::U64(number) => Self::Value(vec![*number]),
-            Arg::Struct(bytes) => value(bytes),
+            Arg::Span(span, access) => Self::Span(*span, *access),
+            Arg::Null => Self::Value(vec![0; 8]),
+            Arg::U32(number) => Self::Value(number.to_ne_bytes().to_vec()),
+            Arg::U64(number) => Self::Value(number.to_ne_bytes().to_vec()),
+            Arg::Struct(bytes) => Self::Value(bytes.to_vec()),
         }
     }
 }
 
-/// Run a kernel, and count what it moves if `counted`. An error says which rule it broke.
+/// The kernel called `name`, of the modules that the crate embeds.
+pub(crate) fn kernel(name: &str) -> Result<&'static Kernel, String> {
+    static MODULES: OnceLock<HashMap<&str, Result<Module, String>>> = OnceLock::new();
+    let modules = MODULES.get_or_init(|| {
+        let modules = ptx::KERNELS
+            .iter()
+            .map(|(_, module)| (module.name, module.text));
+        let modules: HashMap<_, _> = modules.collect();
+        let parsed = modules
+            .into_iter()
+            .map(|(name, text)| (name, Module::parse(text)));
+        parsed.collect()
+    });
+    let known = ptx::KERNELS.iter().find(|(kernel, _)| *kernel == name);
+    let (_, module) = known.ok_or_else(|| format!("there is no kernel {name}"))?;
+    match &modules[module.name] {
+        Ok(parsed) => parsed
+            .kernel(name)
+            .ok_or_else(|| format!("there is no kernel {name} in module {}", module.name)),
+        Err(error) => Err(format!("module {}: {error}", module.name)),
+    }
+}
+
+/// How to run a launch. Lanes that went different ways never meet before they have to; in one launch
+/// of eight, everything is in an order of chance. Where sectors are counted, lanes meet, as on hardware.
+///
+/// The environment variable `ZARRS_CUDA_TEST_CHECKS=0` leaves out what takes most time: whether
+/// values are defined, and accesses ordered.
+pub(super) fn options(seed: u64, launch: u64, sectors: bool) -> Options {
+    static CHECKS: LazyLock<bool> = LazyLock::new(|| {
+        std::env::var("ZARRS_CUDA_TEST_CHECKS").map_or(true, |checks| checks != "0")
+    });
+    let order = if sectors {
+        Order::Together
+    } else if launch.is_multiple_of(8) {
+        Order::Random(seed ^ launch)
+    } else {
+        Order::Apart
+    };
+    Options {
+        order,
+        checks: *CHECKS,
+        sectors,
+        limit: 1 << 30,
+        ..Options::default()
+    }
+}
+
+/// Run a kernel. Returns what it moved, if that is counted. An error says which rule it broke.
 ///
 /// # Safety
-/// `arguments` are what the kernel takes, and their spans are live and nobody else uses them.
+/// The spans of `arguments` are live and nobody else uses them.
 pub(super) unsafe fn run(
     name: &str,
     dims: Dims,
     arguments: &[Argument],
-    counted: bool,
+    options: Options,
 ) -> Result<Vec<AccessCount>, String> {
-    let mut values: Vec<Vec<u64>> = arguments
+    let kernel = kernel(name)?;
+    let mut buffers = Vec::new();
+    let values: Vec<Vec<u8>> = arguments
         .iter()
         .map(|argument| match argument {
-            Argument::Span(span) => vec![span.memory.0 + span.offset as u64],
-            Argument::Value(words) => words.clone(),
+            Argument::Span(span, access) => {
+                let address = span.memory.0 + span.offset as u64;
+                buffers.push(Buffer {
+                    address,
+                    len: span.len,
+                    host: ptr::with_exposed_provenance_mut(address as usize),
+                    access: match access {
+                        Access::Read => zarrs_cuda_emulator::Access::Read,
+                        Access::Write => zarrs_cuda_emulator::Access::Write,
+                        Access::Update => zarrs_cuda_emulator::Access::Update,
+                    },
+                });
+                address.to_ne_bytes().to_vec()
+            }
+            Argument::Value(bytes) => bytes.clone(),
         })
         .collect();
-    let pointers: Vec<*mut c_void> = values.iter_mut().map(|v| v.as_mut_ptr().cast()).collect();
-    // SAFETY: each pointer is to a value, which lives until this returns; the caller answers for
-    // their types and for what they point to.
-    unsafe {
-        if counted {
-            zarrs_cuda_simt::launch_counted(name, dims.grid, dims.block, &pointers)
-        } else {
-            zarrs_cuda_simt::launch(name, dims.grid, dims.block, &pointers)
-        }
-    }
+    let values: Vec<_> = values
+        .iter()
+        .map(|bytes| zarrs_cuda_emulator::Argument(bytes))
+        .collect();
+    // SAFETY: the caller's.
+    let report = unsafe {
+        zarrs_cuda_emulator::launch(kernel, dims.grid, dims.block, &values, &buffers, options)
+    }?;
+    Ok(report.accesses)
 }

@@ -31,7 +31,7 @@ use std::thread;
 use std::time::Duration;
 
 pub(crate) use self::faults::{Counts, Inject};
-pub(crate) use self::kernels::AccessCount;
+pub(crate) use self::kernels::{AccessCount, kernel};
 pub(crate) use self::memory::Kind;
 pub(crate) use self::schedule::Schedule;
 use self::state::{Failure, State};

@@ -83,6 +83,8 @@ pub(super) struct State {
     pub(super) violations: Vec<Violation>,
     pub(super) sites: BTreeSet<Site>,
     pub(super) sectors: Vec<AccessCount>,
+    /// How many kernels ran.
+    pub(super) launches: u64,
     /// How often each thread has entered.
     pub(super) current: HashMap<ThreadId, usize>,
     /// What went wrong in an operation that ran after the call that enqueued it.
@@ -108,6 +110,7 @@ impl State {
             violations: Vec::new(),
             sites: BTreeSet::new(),
             sectors: Vec::new(),
+            launches: 0,
             current: HashMap::new(),
             failed: None,
             scheduler: Scheduler::new(config.schedule),

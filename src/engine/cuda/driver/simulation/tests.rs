@@ -115,15 +115,16 @@ fn bytes_go_there_and_back() {
 #[test]
 fn kernels_run() {
     let bench = Bench::new(Config::default());
-    let (pinned, device, stream) = (bench.pinned(1024), bench.device(2048), bench.stream());
+    let (pinned, device, stream) = (bench.pinned(1024), bench.device(4096), bench.stream());
     bench
-        .write(pinned, &1_u32.to_le_bytes().repeat(256))
+        .write(pinned, &1_u64.to_le_bytes().repeat(128))
         .unwrap();
-    let input = device_span(device.memory, 1024, 1024);
-    let output = device_span(device.memory, 0, 1024);
+    let input = device_span(device.memory, 2048, 1024);
+    let output = device_span(device.memory, 0, 1032);
     bench.upload(stream, pinned, input).unwrap();
     let args = [
         Arg::Span(input, Access::Read),
+        Arg::U64(128),
         Arg::Span(output, Access::Write),
     ];
     let dims = Dims {
@@ -131,11 +132,12 @@ fn kernels_run() {
         block: 256,
     };
     // SAFETY: what the kernel takes.
-    unsafe { bench.0.launch(stream, "test_scan", dims, &args) }.unwrap();
-    bench.download(stream, output, pinned).unwrap();
+    unsafe { bench.0.launch(stream, "scan_whole", dims, &args) }.unwrap();
+    let back = bench.pinned(1032);
+    bench.download(stream, output, back).unwrap();
     bench.0.synchronize_stream(stream, SITE).unwrap();
-    let sums: Vec<u8> = (1..=256_u32).flat_map(u32::to_le_bytes).collect();
-    assert_eq!(bench.read(pinned).unwrap(), sums);
+    let sums: Vec<u8> = (0..=128_u64).flat_map(u64::to_le_bytes).collect();
+    assert_eq!(bench.read(back).unwrap(), sums);
     assert!(bench.0.violations().is_empty());
 }
 

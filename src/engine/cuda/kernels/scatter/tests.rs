@@ -529,8 +529,8 @@ fn units_of_a_thread_differ_in_one_digit() {
     assert_eq!(leaps(&odd), [false; 2]);
 }
 
-/// Returns the sectors that each access of a launch moves, and the fewest possible.
-fn moved(geometry: &Geometry, inverse: bool) -> Vec<(u64, u64)> {
+/// Returns the sectors that the loads of a launch move, and its stores, and the fewest possible.
+fn moved(geometry: &Geometry, inverse: bool) -> [(u64, u64); 2] {
     let driver = counting();
     let scatter = plan(geometry);
     let mut slab = noise(1, geometry.elements() * geometry.element_size);
@@ -548,19 +548,19 @@ fn moved(geometry: &Geometry, inverse: bool) -> Vec<(u64, u64)> {
     })
     .expect("launches");
     let counts = driver.sectors();
-    counts
-        .iter()
-        .map(|count| (count.sectors, count.ideal))
-        .collect()
+    [false, true].map(|write| {
+        let counts = counts.iter().filter(|count| count.write == write);
+        counts.fold((0, 0), |(sectors, ideal), count| {
+            (sectors + count.sectors, ideal + count.ideal)
+        })
+    })
 }
 
 /// Checks that loads and stores each move at most `percent` of the ideal, in both directions.
 fn check_moved(geometry: &Geometry, percent: u64) {
     let ideal = (geometry.elements() * geometry.element_size / SECTOR) as u64;
     for inverse in [false, true] {
-        let counts = moved(geometry, inverse);
-        assert_eq!(counts.len(), 2, "a load and a store");
-        for (sectors, least) in counts {
+        for (sectors, least) in moved(geometry, inverse) {
             assert_eq!(least, ideal);
             assert!(
                 sectors * 100 <= ideal * percent && sectors >= ideal,

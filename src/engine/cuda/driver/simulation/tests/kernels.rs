@@ -115,15 +115,20 @@ fn a_kernel_that_breaks_a_rule_is_named() {
         });
         let stream = bench.stream();
         let launch = || {
-            let dims = Dims { grid: 1, block: 64 };
-            let args = [Arg::U32(40)];
-            // SAFETY: what the kernel takes.
-            unsafe { bench.0.launch(stream, "test_missing_lane", dims, &args) }?;
+            let dims = Dims {
+                grid: 1,
+                block: 256,
+            };
+            let offsets = device_span(bench.device(64).memory, 0, 64);
+            // One size more than there is room for.
+            let args = [Arg::Null, Arg::U64(8), Arg::Span(offsets, Access::Write)];
+            // SAFETY: the emulator sees what the kernel does.
+            unsafe { bench.0.launch(stream, "scan_whole", dims, &args) }?;
             bench.0.synchronize_stream(stream, SITE)
         };
         let message = refused(&bench, launch(), Rule::Kernel);
         assert!(
-            message.starts_with("kernel test_missing_lane: "),
+            message.starts_with("kernel scan_whole, block 0, line "),
             "{message}"
         );
     }
@@ -164,7 +169,7 @@ fn arguments_are_checked() {
         bench.0.copy(stream, part(0, 32), part(32, 31)).unwrap_err();
         for (grid, block) in [(0, 32), (1 << 31, 32), (1, 0), (1, 33), (1, 2048)] {
             let dims = Dims { grid, block };
-            bench.0.launch(stream, "test_scan", dims, &[]).unwrap_err();
+            bench.0.launch(stream, "scan_whole", dims, &[]).unwrap_err();
         }
     }
     bench.0.allocate(0).unwrap_err();

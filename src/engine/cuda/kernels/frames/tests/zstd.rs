@@ -3,8 +3,6 @@
 use super::super::{ZSTD_OVERHEAD, frame_zstd};
 use super::*;
 use crate::engine::cuda::driver::simulation::Simulation;
-use crate::engine::cuda::driver::{Access, Arg};
-use crate::engine::cuda::kernels::spans::Launch;
 use zstd_safe::{CCtx, CParameter};
 
 /// The origin of a frame.
@@ -346,7 +344,7 @@ fn very_many_streams() {
     assert_eq!(outcomes, []);
 }
 
-/// Checks the kernel's own arithmetic for contents that no memory could hold.
+/// Frames of contents that no memory could hold: an empty block behind any header.
 #[test]
 fn contents_may_be_longer_than_four_gibibytes() {
     let driver = Simulation::eager();
@@ -367,21 +365,16 @@ fn contents_may_be_longer_than_four_gibibytes() {
         0x0102_0304_0506_0708,
         u64::MAX,
     ];
-    // For each content: a header without the content size, headers with it in every field that can
-    // hold it, and headers with the size of a content that is one byte longer.
-    let (mut headers, mut of, mut expected) = (Vec::new(), Vec::new(), Vec::new());
     for content in contents {
+        // Headers without the content size, and with it in every field that can hold it.
+        let (mut streams, mut expected) = (Vec::new(), Vec::new());
         for checksum in [0u8, 4] {
             let magic = 0xfd2f_b528_u32.to_le_bytes();
-            let bare = [&magic[..], &[checksum, 0x51]].concat();
-            let sized = with_content_size(&bare, content);
-            let mut words = [0; 16];
-            words[..sized.len()].copy_from_slice(&sized);
-            let [low, high] = [&words[..8], &words[8..]]
-                .map(|bytes| u64::from_le_bytes(bytes.try_into().expect("8 bytes")));
-            headers.push(bare);
-            of.push(content);
-            expected.extend([6, 6, sized.len() as u64, low, high]);
+            let mut rest = vec![1, 0, 0];
+            rest.resize(3 + usize::from(checksum), 0xdd);
+            let bare = [&magic[..], &[checksum, 0x51], &rest].concat();
+            expected.push(Some(with_content_size(&bare, content)));
+            streams.push(bare);
             for single_segment in [false, true] {
                 for (flag, width, first) in [(0u8, 1, 0), (1, 2, 256), (2, 4, 0), (3, 8, 0)] {
                     let in_range =
@@ -395,47 +388,34 @@ fn contents_may_be_longer_than_four_gibibytes() {
                         header.push(0x51);
                     }
                     header.extend_from_slice(&(content - first).to_le_bytes()[..width]);
-                    for asked in [content, content.wrapping_add(1)] {
-                        of.push(asked);
-                        let known = if asked == content { header.len() } else { 0 };
-                        expected.extend([known as u64, 0, 0, 0, 0]);
-                        headers.push(header.clone());
-                    }
+                    let stream = [header, rest.clone()].concat();
+                    expected.push(Some(stream.clone()));
+                    streams.push(stream);
                 }
             }
         }
-    }
-    let count = of.len();
-    assert!(count > 200, "{count}");
-    let mut headers: Vec<u8> = headers
-        .into_iter()
-        .flat_map(|mut header| {
-            header.resize(16, 0xee);
-            header
-        })
-        .collect();
-    let (mut of, mut to) = (u64s(&of), vec![0xcc; 5 * 8 * count]);
-    on(
-        &driver,
-        &mut [&mut headers, &mut of, &mut to],
-        |stream, spans| {
-            let launch = Launch {
-                driver: &driver,
-                stream,
-                kernel: "zstd_header_arithmetic",
+        let streams = streams.into_iter().map(|stream| (stream, Claim::Done));
+        let batch = Batch::of(streams.collect());
+        // Also as frames of a content that is one byte longer: those with a size are other frames.
+        for asked in [content, content.wrapping_add(1)] {
+            let Ok(bytes @ 1..) = usize::try_from(asked) else {
+                continue;
             };
-            let args = [
-                Arg::Span(spans[0], Access::Read),
-                Arg::Span(spans[1], Access::Read),
-                Arg::U64(count as u64),
-                Arg::Span(spans[2], Access::Write),
-            ];
-            // SAFETY: the spans have the elements of as many headers as the kernel is told of.
-            unsafe { launch.run(1, 32, &args) }
-        },
-    )
-    .expect("launches");
-    assert_eq!(to_u64s(&to), expected);
+            let outcomes = batch.frame(&driver, 32, &[], |stream, streams, stored, frames, _| {
+                // SAFETY: the spans cover the buffers.
+                unsafe { frame_zstd(&driver, stream, streams, bytes, stored, frames) }
+            });
+            for (i, outcome) in outcomes.into_iter().enumerate() {
+                let stream = &batch.streams[i][0].0;
+                let frame = match &expected[i] {
+                    frame if asked == content => frame.clone(),
+                    Some(frame) if frame != stream => Some(with_content_size(stream, asked)),
+                    _ => None,
+                };
+                assert_eq!(outcome, batch.outcome(i, frame), "{stream:x?} of {asked}");
+            }
+        }
+    }
 }
 
 #[test]
