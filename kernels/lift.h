@@ -234,12 +234,12 @@ DEVICE Tile find_tile(const TileParameters& p, uint32_t number) {
     return tile;
 }
 
-// The places of a thread's units of a tile, on one side.
-struct Places {
-    uint32_t step[LIFT_UNITS];
-    uint32_t slot[LIFT_UNITS];
-    uint32_t shared[LIFT_UNITS];
-    bool inside[LIFT_UNITS];
+// The places of `count` units of a tile, on one side: those of a thread.
+template <uint32_t count> struct Places {
+    uint32_t step[count];
+    uint32_t slot[count];
+    uint32_t shared[count];
+    bool inside[count];
 };
 
 // Returns how many values of a digit are in the tile.
@@ -248,9 +248,10 @@ DEVICE uint32_t limit_of(const TileDigit& digit, const Tile& tile) {
 }
 
 // Returns the places of the units from `first` on that are LIFT_THREADS apart.
-DEVICE Places find_places(const TileDigit* digits, uint32_t count, uint32_t leap_digit, uint32_t leap,
-                          const Tile& tile, uint32_t units, uint32_t first) {
-    Places place;
+template <uint32_t EACH>
+DEVICE Places<EACH> find_places(const TileDigit* digits, uint32_t count, uint32_t leap_digit, uint32_t leap,
+                                const Tile& tile, uint32_t units, uint32_t first) {
+    Places<EACH> place;
     if (leap != 0) {
         uint32_t rest = first, step = 0, slot = 0, shared = 0, leaping = 0;
         bool inside = true;
@@ -269,7 +270,7 @@ DEVICE Places find_places(const TileDigit* digits, uint32_t count, uint32_t leap
         const TileDigit& digit = digits[leap_digit];
         const uint32_t limit = limit_of(digit, tile);
         UNROLL
-        for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+        for (uint32_t k = 0; k < EACH; k++) {
             const uint32_t more = k * leap;
             place.step[k] = step + more * digit.step;
             place.slot[k] = slot + more * digit.slot;
@@ -278,9 +279,9 @@ DEVICE Places find_places(const TileDigit* digits, uint32_t count, uint32_t leap
         }
         return place;
     }
-    uint32_t rest[LIFT_UNITS];
+    uint32_t rest[EACH];
     UNROLL
-    for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+    for (uint32_t k = 0; k < EACH; k++) {
         rest[k] = first + k * LIFT_THREADS;
         place.step[k] = place.slot[k] = place.shared[k] = 0;
         place.inside[k] = rest[k] < units;
@@ -290,7 +291,7 @@ DEVICE Places find_places(const TileDigit* digits, uint32_t count, uint32_t leap
         const TileDigit& digit = digits[i];
         const uint32_t limit = limit_of(digit, tile);
         UNROLL
-        for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+        for (uint32_t k = 0; k < EACH; k++) {
             // The first digit takes the rest: nothing is divided, and its magic is not used.
             const uint32_t quotient = i == 0 ? 0 : fast_divide(rest[k], digit.magic, digit.shift);
             const uint32_t index = rest[k] - quotient * digit.extent;
@@ -308,26 +309,30 @@ DEVICE Places find_places(const TileDigit* digits, uint32_t count, uint32_t leap
 template <typename Unit>
 constexpr uint32_t TILE_ROOM = sizeof(Unit) <= 2 ? 5120 : sizeof(Unit) <= 8 ? 1152 : 320;
 
+// Units that a thread has in flight. A tile of the largest units has one for each thread.
+template <typename Unit> constexpr uint32_t TILE_EACH = sizeof(Unit) <= 8 ? LIFT_UNITS : 1;
+
 // Scatters, or unscatters if `inverse`, one tile: into shared memory in the order of one side, and
 // out of it in the order of the other side.
 template <typename Unit, bool inverse>
 DEVICE void lift_tile_of_block(const TileParameters& p, Unit* slab, uint8_t* slots, uint32_t* flags, const Unit* fill,
                                Unit* memory) {
+    constexpr uint32_t EACH = TILE_EACH<Unit>;
     const Tile tile = find_tile(p, block_index());
     slab += tile.slab;
     const uint32_t units = p.units;
     if (!inverse) {
         ROLLED
-        for (uint32_t begin = 0; begin < units; begin += LIFT_THREADS * LIFT_UNITS) {
-            Unit value[LIFT_UNITS];
-            const Places place = find_places(p.slab_digits, p.slab_digit_count, p.slab_leap_digit, p.slab_leap, tile,
-                                             units, begin + thread_index());
+        for (uint32_t begin = 0; begin < units; begin += LIFT_THREADS * EACH) {
+            Unit value[EACH];
+            const Places<EACH> place = find_places<EACH>(p.slab_digits, p.slab_digit_count, p.slab_leap_digit, p.slab_leap, tile,
+                                                         units, begin + thread_index());
             UNROLL
-            for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+            for (uint32_t k = 0; k < EACH; k++) {
                 if (place.inside[k]) value[k] = load(slab + place.step[k]);
             }
             UNROLL
-            for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+            for (uint32_t k = 0; k < EACH; k++) {
                 if (place.inside[k]) memory[place.shared[k]] = value[k];
             }
         }
@@ -337,36 +342,36 @@ DEVICE void lift_tile_of_block(const TileParameters& p, Unit* slab, uint8_t* slo
     if (flags != nullptr) filler = load(fill);
     uint32_t raised = 0xffffffffu;
     ROLLED
-    for (uint32_t begin = 0; begin < units; begin += LIFT_THREADS * LIFT_UNITS) {
-        Unit value[LIFT_UNITS];
-        const Places place = find_places(p.slot_digits, p.slot_digit_count, p.slot_leap_digit, p.slot_leap, tile,
+    for (uint32_t begin = 0; begin < units; begin += LIFT_THREADS * EACH) {
+        Unit value[EACH];
+        const Places<EACH> place = find_places<EACH>(p.slot_digits, p.slot_digit_count, p.slot_leap_digit, p.slot_leap, tile,
                                          units, begin + thread_index());
-        uint32_t slot[LIFT_UNITS];
-        Unit* in_slot[LIFT_UNITS];
+        uint32_t slot[EACH];
+        Unit* in_slot[EACH];
         UNROLL
-        for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+        for (uint32_t k = 0; k < EACH; k++) {
             slot[k] = tile.slot + place.slot[k];
             in_slot[k] = reinterpret_cast<Unit*>(slots + slot[k] * p.slot_stride) + (tile.within + place.step[k]);
         }
         if (inverse) {
-            bool present[LIFT_UNITS];
+            bool present[EACH];
             UNROLL
-            for (uint32_t k = 0; k < LIFT_UNITS; k++)
+            for (uint32_t k = 0; k < EACH; k++)
                 present[k] = place.inside[k] && (flags == nullptr || load(flags + slot[k]) != 0);
             UNROLL
-            for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+            for (uint32_t k = 0; k < EACH; k++) {
                 if (present[k]) value[k] = load(in_slot[k]);
             }
             UNROLL
-            for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+            for (uint32_t k = 0; k < EACH; k++) {
                 if (!present[k]) value[k] = filler;
                 else if (p.swap != 1) value[k] = swapped(value[k], p.swap);
                 if (place.inside[k]) memory[place.shared[k]] = value[k];
             }
         } else {
-            bool different[LIFT_UNITS];
+            bool different[EACH];
             UNROLL
-            for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+            for (uint32_t k = 0; k < EACH; k++) {
                 different[k] = false;
                 if (!place.inside[k]) continue;
                 value[k] = memory[place.shared[k]];
@@ -376,7 +381,7 @@ DEVICE void lift_tile_of_block(const TileParameters& p, Unit* slab, uint8_t* slo
             }
             // This follows the stores, so that they need not wait for flags.
             UNROLL
-            for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+            for (uint32_t k = 0; k < EACH; k++) {
                 if (!different[k] || slot[k] == raised) continue;
                 if (!is_raised(flags + slot[k])) raise(flags + slot[k]);
                 raised = slot[k];
@@ -386,11 +391,11 @@ DEVICE void lift_tile_of_block(const TileParameters& p, Unit* slab, uint8_t* slo
     if (inverse) {
         block_barrier();
         ROLLED
-        for (uint32_t begin = 0; begin < units; begin += LIFT_THREADS * LIFT_UNITS) {
-            const Places place = find_places(p.slab_digits, p.slab_digit_count, p.slab_leap_digit, p.slab_leap, tile,
-                                             units, begin + thread_index());
+        for (uint32_t begin = 0; begin < units; begin += LIFT_THREADS * EACH) {
+            const Places<EACH> place = find_places<EACH>(p.slab_digits, p.slab_digit_count, p.slab_leap_digit, p.slab_leap, tile,
+                                                         units, begin + thread_index());
             UNROLL
-            for (uint32_t k = 0; k < LIFT_UNITS; k++) {
+            for (uint32_t k = 0; k < EACH; k++) {
                 if (place.inside[k]) store(slab + place.step[k], memory[place.shared[k]]);
             }
         }

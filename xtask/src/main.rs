@@ -8,6 +8,7 @@ mod fuzz;
 mod kernels;
 mod lines;
 mod links;
+mod mutants;
 mod nvcomp;
 #[allow(unsafe_code)]
 mod nvrtc;
@@ -29,6 +30,10 @@ type Result<T> = std::result::Result<T, String>;
 const USAGE: &str = "\
 cargo xtask kernels             compile kernels/*.cu to kernels/ptx, and report what each kernel takes
 cargo xtask kernels --check     compile without writing; fail if kernels/ptx is not what comes out
+cargo xtask mutants [MODULE...] say which instructions of the kernels the tests execute; leave out each
+                                barrier, and change other instructions, to see whether a test fails
+            --count N           so many changes of chance; 500 unless it is given
+            --seed N            others than those of seed 1
 cargo xtask fuzz [TARGET...]    let libFuzzer look for inputs that fail, with cargo-fuzz
             --minutes N         so long for each target; 1 unless it is given
 cargo xtask arrows              compare what uses what in src with the rooms of docs/architecture.md
@@ -48,6 +53,7 @@ fn main() -> ExitCode {
         match arguments[..] {
             ["kernels"] => kernels::write(),
             ["kernels", "--check"] => kernels::check(),
+            ["mutants", ref arguments @ ..] => mutants::run(arguments),
             ["fuzz", ref arguments @ ..] => fuzz::fuzz(arguments),
             ["arrows"] => arrows::print(),
             ["lines"] => lines::print(),

@@ -22,7 +22,7 @@ use super::{ELEMENT, FILL_VALUE, Kind, Sizes, Tuning, cores};
 use zarrs_cuda::internals::cuda::arena::SLOT_ALIGNMENT;
 use zarrs_cuda::internals::cuda::compression::Prepared;
 use zarrs_cuda::internals::cuda::driver::{DeviceSpan, Driver};
-use zarrs_cuda::internals::cuda::kernels::chunks::{Tables, chunks};
+use zarrs_cuda::internals::cuda::kernels::chunk_tables::{Tables, chunk_tables};
 use zarrs_cuda::internals::cuda::kernels::shuffle::shuffle;
 use zarrs_cuda::internals::cuda::kernels::spans::Slots;
 use zarrs_cuda::internals::cuda::nvcomp::{
@@ -320,7 +320,7 @@ impl<'d> Alone<'d> {
         // SAFETY: the memory belongs to the workbench, and the stream is synchronised.
         workbench.run(|stream| unsafe {
             let chunking = compression.chunking;
-            chunks(driver, stream, inputs, chunking, None, outputs, tables)
+            chunk_tables(driver, stream, inputs, chunking, None, outputs, tables)
         })?;
         let this = Self {
             compressor: prepared.compressor,

@@ -268,7 +268,7 @@ impl<'a> Block<'a> {
         let is_alone = !together || self.warps[warp].groups.len() == 1;
         loop {
             let Some(i) = kernel.instructions.get(next as usize) else {
-                return Err(self.wrong(next - 1, "the kernel has no end".to_string()));
+                return Err(self.wrong(next.saturating_sub(1), "the kernel has no end".to_string()));
             };
             self.executed[next as usize] += 1;
             if self.left == 0 {

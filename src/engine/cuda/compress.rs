@@ -16,7 +16,7 @@
 use super::compression::{Buffers, Frame, Prepared};
 use super::counters::TimedStage;
 use super::driver::{DeviceSpan, DriverError};
-use super::kernels::chunks::{Tables, chunks};
+use super::kernels::chunk_tables::{Tables, chunk_tables};
 use super::kernels::crc32::crc32;
 use super::kernels::frames::{Frames, Streams, frame_blosc, frame_gzip, frame_zstd};
 use super::kernels::shuffle::shuffle;
@@ -133,7 +133,7 @@ fn compress_some(
     // and slots for streams, at multiples of the alignments. By these, `Buffers` and `Sizing` chose
     // the strides, and `Prepared` checked the blocks.
     run(TimedStage::Compress, &|| unsafe {
-        chunks(
+        chunk_tables(
             driver,
             stream,
             inputs,

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::arena::{Arena, Region, SLOT_ALIGNMENT};
 use super::frame_parts::{Layout, beside_streams, most_encoded};
-use super::kernels::chunks::Chunking;
+use super::kernels::chunk_tables::Chunking;
 use super::kernels::crc32c::CHECKSUM;
 use super::kernels::frames::{
     BloscFormat, GZIP_OVERHEAD, StreamFormat, ZSTD_OVERHEAD, blosc_bound,

@@ -17,7 +17,7 @@ use super::counters::TimedStage;
 use super::decompression::{Buffers, CRC32, NUMBER, PER_STREAM, Prepared, STATUS};
 use super::driver::{DeviceSpan, DriverError, Span};
 use super::frame_parts::{Part, Parts, chunk_len};
-use super::kernels::chunks::Chunking;
+use super::kernels::chunk_tables::Chunking;
 use super::kernels::crc32::crc32;
 use super::kernels::shuffle::unshuffle;
 use super::kernels::spans::{Lengths, Slots};

@@ -3,7 +3,7 @@
 use super::arena::{Arena, LINE, LONG_SLOT, Region, SLOT_ALIGNMENT};
 use super::compression::BatchRequirements;
 use super::frame_parts::Layout;
-use super::kernels::chunks::Chunking;
+use super::kernels::chunk_tables::Chunking;
 use super::nvcomp::{Decompressor, Nvcomp, Requirements};
 
 /// Numbers that each stream has in the tables.

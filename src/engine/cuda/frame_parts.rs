@@ -12,7 +12,7 @@
 //! Sources: RFC 8878 (zstd), RFC 1952 and RFC 1951 (gzip), C-Blosc 1.21 `blosc.c`.
 
 use super::arena::SLOT_ALIGNMENT;
-use super::kernels::chunks::Chunking;
+use super::kernels::chunk_tables::Chunking;
 use super::kernels::crc32c::CHECKSUM;
 use super::kernels::shuffle::{BloscBlocks, Shuffle};
 use super::nvcomp::Format;

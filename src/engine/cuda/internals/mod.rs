@@ -23,6 +23,6 @@ pub mod driver {
 /// The kernels, each with the function that launches it.
 pub mod kernels {
     pub use crate::engine::cuda::kernels::{
-        aggregate, chunks, crc32c, scatter, shuffle, spans, split,
+        aggregate, chunk_tables, crc32c, scatter, shuffle, spans, split,
     };
 }

@@ -1,7 +1,7 @@
 //! The kernels, each with a function that checks its arguments and launches it.
 
 pub mod aggregate;
-pub mod chunks;
+pub mod chunk_tables;
 pub(crate) mod crc32;
 pub mod crc32c;
 mod fast_division;

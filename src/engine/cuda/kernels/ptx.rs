@@ -12,9 +12,9 @@ static AGGREGATE: Module = Module {
     name: "aggregate",
     text: include_str!("../../../../kernels/ptx/aggregate.ptx"),
 };
-static CHUNKS: Module = Module {
-    name: "chunks",
-    text: include_str!("../../../../kernels/ptx/chunks.ptx"),
+static CHUNK_TABLES: Module = Module {
+    name: "chunk_tables",
+    text: include_str!("../../../../kernels/ptx/chunk_tables.ptx"),
 };
 static CRC32: Module = Module {
     name: "crc32",
@@ -52,7 +52,7 @@ pub(crate) static KERNELS: &[(&str, &Module)] = &[
     ("scan_sums", &AGGREGATE),
     ("scan_add", &AGGREGATE),
     ("gather", &AGGREGATE),
-    ("chunks", &CHUNKS),
+    ("chunk_tables", &CHUNK_TABLES),
     ("crc32", &CRC32),
     ("crc32c_append", &CRC32C),
     ("crc32c_verify", &CRC32C),

@@ -1,13 +1,12 @@
 //! Kernels: their PTX, executed on the host.
 
-use std::collections::HashMap;
 use std::ptr;
-use std::sync::{LazyLock, OnceLock};
+use std::sync::LazyLock;
 
-use zarrs_cuda_emulator::{Buffer, Kernel, Module, Options, Order};
+use zarrs_cuda_emulator::{Buffer, Options, Order};
 
+use super::modules;
 use crate::engine::cuda::driver::{Access, Arg, DeviceSpan, Dims};
-use crate::engine::cuda::kernels::ptx;
 
 pub(crate) use zarrs_cuda_emulator::AccessCount;
 
@@ -27,29 +26,6 @@ impl Argument {
             Arg::U64(number) => Self::Value(number.to_ne_bytes().to_vec()),
             Arg::Struct(bytes) => Self::Value(bytes.to_vec()),
         }
-    }
-}
-
-/// The kernel called `name`, of the modules that the crate embeds.
-pub(crate) fn kernel(name: &str) -> Result<&'static Kernel, String> {
-    static MODULES: OnceLock<HashMap<&str, Result<Module, String>>> = OnceLock::new();
-    let modules = MODULES.get_or_init(|| {
-        let modules = ptx::KERNELS
-            .iter()
-            .map(|(_, module)| (module.name, module.text));
-        let modules: HashMap<_, _> = modules.collect();
-        let parsed = modules
-            .into_iter()
-            .map(|(name, text)| (name, Module::parse(text)));
-        parsed.collect()
-    });
-    let known = ptx::KERNELS.iter().find(|(kernel, _)| *kernel == name);
-    let (_, module) = known.ok_or_else(|| format!("there is no kernel {name}"))?;
-    match &modules[module.name] {
-        Ok(parsed) => parsed
-            .kernel(name)
-            .ok_or_else(|| format!("there is no kernel {name} in module {}", module.name)),
-        Err(error) => Err(format!("module {}: {error}", module.name)),
     }
 }
 
@@ -88,7 +64,7 @@ pub(super) unsafe fn run(
     arguments: &[Argument],
     options: Options,
 ) -> Result<Vec<AccessCount>, String> {
-    let kernel = kernel(name)?;
+    let kernel = modules::kernel(name)?;
     let mut buffers = Vec::new();
     let values: Vec<Vec<u8>> = arguments
         .iter()
@@ -118,5 +94,6 @@ pub(super) unsafe fn run(
     let report = unsafe {
         zarrs_cuda_emulator::launch(kernel, dims.grid, dims.block, &values, &buffers, options)
     }?;
+    modules::executed(kernel, &report);
     Ok(report.accesses)
 }

@@ -19,6 +19,7 @@ mod guard;
 mod intervals;
 mod kernels;
 mod memory;
+mod modules;
 mod schedule;
 mod state;
 #[cfg(test)]
@@ -31,8 +32,9 @@ use std::thread;
 use std::time::Duration;
 
 pub(crate) use self::faults::{Counts, Inject};
-pub(crate) use self::kernels::{AccessCount, kernel};
+pub(crate) use self::kernels::AccessCount;
 pub(crate) use self::memory::Kind;
+pub(crate) use self::modules::kernel;
 pub(crate) use self::schedule::Schedule;
 use self::state::{Failure, State};
 use super::{

@@ -4,7 +4,7 @@ use super::cases;
 use crate::engine::cuda::{
     driver::cuda::gpu_or_skip,
     kernels::{
-        aggregate, chunks, crc32, crc32c, frames, ptx, scatter,
+        aggregate, chunk_tables, crc32, crc32c, frames, ptx, scatter,
         shuffle::{self, Shuffle},
         split,
     },
@@ -35,7 +35,7 @@ checks! {
     byte_shuffle: |driver, cases| shuffle::tests::check_shuffle(driver, Shuffle::Bytes, cases);
     bit_shuffle: |driver, cases| shuffle::tests::check_shuffle(driver, Shuffle::Bits, cases);
     split: split::tests::check_split;
-    chunks: chunks::tests::check_chunks;
+    chunk_tables: chunk_tables::tests::check_chunk_tables;
     crc32: crc32::tests::check_crc32;
     frame_zstd: frames::tests::check_zstd;
     frame_gzip: frames::tests::check_gzip;

@@ -1,4 +1,4 @@
-//! The tables that a batched compressor reads: `chunks.cu`.
+//! The tables that a batched compressor reads: `chunk_tables.cu`.
 
 use super::spans::{Launch, Most, Slots};
 use crate::engine::cuda::driver::{Access, Arg, DeviceSpan, Driver, DriverError, StreamId};
@@ -46,7 +46,7 @@ pub struct Tables {
 ///
 /// # Safety
 /// The caller keeps the rules of the driver.
-pub unsafe fn chunks(
+pub unsafe fn chunk_tables(
     driver: &dyn Driver,
     stream: StreamId,
     inputs: Slots,
@@ -58,7 +58,7 @@ pub unsafe fn chunks(
     let launch = Launch {
         driver,
         stream,
-        kernel: "chunks",
+        kernel: "chunk_tables",
     };
     let Chunking { bytes, block } = chunking;
     let input_span = launch.slots("subchunks", inputs)?;
@@ -187,7 +187,7 @@ pub(crate) mod tests {
             };
             // SAFETY: the spans cover the buffers.
             unsafe {
-                chunks(
+                chunk_tables(
                     driver,
                     stream,
                     slots(spans[0], in_stride, count),
@@ -219,7 +219,7 @@ pub(crate) mod tests {
         assert!(outputs.iter().all(|&byte| byte == 0x22));
     }
 
-    pub(crate) fn check_chunks(driver: &dyn Driver, tries: u32) {
+    pub(crate) fn check_chunk_tables(driver: &dyn Driver, tries: u32) {
         effort::property(tries, &cases(), |case| {
             check_case(driver, &case);
             Ok(())
@@ -239,7 +239,7 @@ pub(crate) mod tests {
 
     #[test]
     fn every_chunk_is_in_the_tables() {
-        check_chunks(&Simulation::eager(), 64);
+        check_chunk_tables(&Simulation::eager(), 64);
     }
 
     #[test]
@@ -276,7 +276,7 @@ pub(crate) mod tests {
                 let outputs = slots(part(64, 96), 16, streams);
                 let stored = Some(part(448, flags));
                 // SAFETY: spans that do not fit are refused, which is what is tested.
-                unsafe { chunks(&driver, stream, inputs, chunking, stored, outputs, tables) }
+                unsafe { chunk_tables(&driver, stream, inputs, chunking, stored, outputs, tables) }
             });
             let all = (stride, bytes, block, streams, tables_len, at, flags);
             assert_eq!(result.is_ok(), all == fits, "{all:?}");

@@ -4,7 +4,7 @@
 // A chunk is the compressor's unit of work. Subchunk i of `count` has `bytes` bytes at
 // inputs + i * in_stride: `blocks` chunks of `block` bytes, the last of which may be shorter. Chunk j of
 // it has the number c = i * blocks + j.
-// chunks: input_pointers[c] = inputs + i * in_stride + j * block, input_sizes[c] = the chunk's bytes, and
+// chunk_tables: input_pointers[c] = inputs + i * in_stride + j * block, input_sizes[c] = the chunk's bytes, and
 // output_pointers[c] = outputs + c * out_stride. If stored[i] == 0 (stored may be null) the size is 1:
 // the result is not used, but a compressor may not accept empty chunks.
 //
@@ -15,7 +15,7 @@
 
 constexpr uint32_t THREADS = 256;
 
-KERNEL(chunks, 256)
+KERNEL(chunk_tables, 256)
 (uint64_t inputs, uint64_t in_stride, uint64_t bytes, uint64_t block, uint64_t blocks, uint64_t count,
  const uint32_t* stored, uint64_t outputs, uint64_t out_stride, uint64_t* input_pointers, uint64_t* input_sizes,
  uint64_t* output_pointers) {
