@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Runs what needs a GPU: bash run.sh [PART...], all parts where none is named.
 #
-#   suites        the tests that need a GPU                                  300 s
+#   suites        the tests that need a GPU                                  240 s
+#   benchmark     what the kernels, the bus and the engine reach             330 s
 #   memcheck, racecheck, synccheck, initcheck
-#                 tests under one tool of compute-sanitizer                  150 s each
-#   benchmark     what the kernels, the bus and the engine reach             420 s
+#                 tests under one tool of compute-sanitizer                  120 s each
+#
+# The first two take less than ten minutes together, and so do the four tools.
 #
 # Writes two files into the folder OUT, or the working directory, over those of an earlier run:
 # zarrs_cuda-gpu.json, anew before and after every part, so that whoever ends this script early
@@ -18,8 +20,10 @@
 # CUDA 12.0 or newer, and the glibc that the file named glibc says: 2.34 where the bundle was built on
 # Debian 12. nvCOMP needs a libstdc++.so.6 as well, of GCC 6 or newer, and xz or python3 to unpack it.
 #
-# ZARRS_CUDA_LIMIT_SUITES=300   seconds that a part may take; likewise for the others
+# ZARRS_CUDA_LIMIT_SUITES=240   seconds that a part may take; likewise for the others
 # ZARRS_CUDA_SANITIZER          the whole path of compute-sanitizer; unless this is set it is looked for
+# ZARRS_CUDA_SECTIONS           sections of the benchmark, of kernels, bus, pinned, staging, whole, compressed
+#                               and sweep: all unless this is set
 # ZARRS_CUDA_EXPORT             the whole path of a folder for arrays that the GPU compressed, which
 #                               the interoperability tests read: none are kept unless this is set
 # ZARRS_CUDA_LIBCUDA            the folder of libcuda.so.1, if the loader does not know it:
@@ -28,9 +32,9 @@ set -uo pipefail
 # Messages that can be recognised, and bytes for characters.
 export LC_ALL=C
 
-all=(suites memcheck racecheck synccheck initcheck benchmark)
-declare -A limit=([suites]=300 [memcheck]=150 [racecheck]=150 [synccheck]=150 [initcheck]=150
-    [benchmark]=420)
+all=(suites benchmark memcheck racecheck synccheck initcheck)
+declare -A limit=([suites]=240 [benchmark]=330 [memcheck]=120 [racecheck]=120 [synccheck]=120
+    [initcheck]=120)
 
 for name in "$@"; do
     if [[ " ${all[*]} " != *" $name "* ]]; then
@@ -260,11 +264,12 @@ benchmark() {
     begin benchmark
     starts "$bench" || return
     rm -f "$file"
-    run "${limit[benchmark]}" env "ZARRS_CUDA_BENCH_OUT=$file" "$bench" --bench
+    # shellcheck disable=SC2086 # a list of words
+    run "${limit[benchmark]}" env "ZARRS_CUDA_BENCH_OUT=$file" "$bench" --bench ${ZARRS_CUDA_SECTIONS:-}
     if [ -s "$file" ]; then
         text=$(<"$file")
     fi
-    # A benchmark that is ended may leave half a document.
+    # A benchmark that is ended leaves the sections that were complete.
     if [[ $text == \{*\} ]]; then
         document=$text
     elif [ "$result" = passed ]; then

@@ -1,7 +1,8 @@
 //! The CUDA engine on the first GPU of this machine, with nvCOMP if there is one.
 //!
-//! `cargo bench --bench device` prints a table and writes `target/bench/device.json`, or the file
-//! that `ZARRS_CUDA_BENCH_OUT` names. Without a GPU it explains why it measures nothing, and fails
+//! `cargo bench --bench device [-- SECTION…]` prints a table and writes `target/bench/device.json`, or
+//! the file that `ZARRS_CUDA_BENCH_OUT` names, anew after each section. The sections are `kernels`,
+//! `bus`, `pinned`, `staging`, `whole`, `compressed` and `sweep`. Without a GPU it explains why it measures nothing, and fails
 //! only with `ZARRS_CUDA_REQUIRE_GPU=1`. With `--list` it prints its name and measures nothing.
 
 mod measure;
@@ -26,9 +27,10 @@ fn write(document: &Value) -> Result<(), Box<dyn Error>> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
     }
-    fs::write(&path, serde_json::to_string_pretty(document)?)?;
-    println!("written to {}", path.display());
-    Ok(())
+    // Renamed when it is complete: the benchmark may be ended at any time.
+    let new = path.with_extension("json.new");
+    fs::write(&new, serde_json::to_string_pretty(document)?)?;
+    Ok(fs::rename(&new, &path)?)
 }
 
 fn main() -> ExitCode {
@@ -37,7 +39,28 @@ fn main() -> ExitCode {
         println!("device: benchmark");
         return ExitCode::SUCCESS;
     }
-    let document = match measure::first_device(&|line| println!("{line}")) {
+    let sections: Vec<String> = env::args()
+        .skip(1)
+        .filter(|argument| !argument.starts_with('-'))
+        .collect();
+    let is_known = |section: &&String| measure::SECTIONS.contains(&section.as_str());
+    if let Some(section) = sections.iter().find(|section| !is_known(section)) {
+        eprintln!(
+            "device has no section {section}, only {:?}",
+            measure::SECTIONS
+        );
+        return ExitCode::FAILURE;
+    }
+    let run = measure::Run {
+        wants: &|section| sections.is_empty() || sections.iter().any(|wanted| wanted == section),
+        say: &|line| println!("{line}"),
+        save: &|document| {
+            if let Err(error) = write(document) {
+                eprintln!("device cannot write its results so far: {error}");
+            }
+        },
+    };
+    let document = match measure::first_device(&run) {
         Ok(document) => document,
         Err(reason) if env::var("ZARRS_CUDA_REQUIRE_GPU").is_ok_and(|v| v == "1") => {
             eprintln!("device needs a GPU, and ZARRS_CUDA_REQUIRE_GPU is 1: {reason}");
@@ -52,6 +75,7 @@ fn main() -> ExitCode {
         eprintln!("device cannot write its results: {error}");
         return ExitCode::FAILURE;
     }
+    println!("written to {}", output().display());
     match document["errors"].as_array() {
         Some(errors) if errors.is_empty() => ExitCode::SUCCESS,
         _ => ExitCode::FAILURE,

@@ -218,52 +218,99 @@ pub(crate) fn made_up(len: usize) -> Vec<u8> {
     data
 }
 
-/// Measures the first device of this machine. Passes each result to `say` as soon as it is known.
+/// What to measure, and where results go.
+pub(crate) struct Run<'a> {
+    /// Whether to measure a section: `kernels`, `bus`, `pinned`, `staging`, `whole`, `compressed`, `sweep`.
+    pub(crate) wants: &'a dyn Fn(&str) -> bool,
+    /// Takes each result, as a line, as soon as it is known.
+    pub(crate) say: &'a dyn Fn(&str),
+    /// Takes all results so far, after each section.
+    pub(crate) save: &'a dyn Fn(&Value),
+}
+
+/// The sections, in order.
+pub(crate) const SECTIONS: [&str; 7] = [
+    "kernels",
+    "bus",
+    "pinned",
+    "staging",
+    "whole",
+    "compressed",
+    "sweep",
+];
+
+/// Measures the first device of this machine.
 ///
 /// # Errors
 /// No device can be used. The error says why.
-pub(crate) fn first_device(say: &dyn Fn(&str)) -> std::result::Result<Value, String> {
+pub(crate) fn first_device(run: &Run<'_>) -> std::result::Result<Value, String> {
     let drivers = driver::open_all().map_err(|error| error.to_string())?;
     let Some(driver) = drivers.into_iter().next() else {
         return Err("there is no CUDA device".to_string());
     };
-    Ok(measure(&driver, &Sizes::of_hardware(), say))
+    Ok(measure(&driver, &Sizes::of_hardware(), run))
 }
 
-/// Measures everything. Failures are listed in `errors`, and do not stop the other measurements.
-pub(crate) fn measure(driver: &Arc<dyn Driver>, sizes: &Sizes, say: &dyn Fn(&str)) -> Value {
-    let mut report = Report::new(driver.device(), sizes, say);
+/// Measures what `run` wants. Failures are listed in `errors`, and do not stop the other measurements.
+pub(crate) fn measure(driver: &Arc<dyn Driver>, sizes: &Sizes, run: &Run<'_>) -> Value {
+    let mut report = Report::new(driver.device(), sizes, run.say);
     let data = made_up(sizes.data_len());
-    let kernels = on_device::measure(&**driver, sizes, &data, &mut report);
-    report.failed("kernels on the device", kernels);
-    let engine = of_engine(driver, sizes, &data, &mut report);
+    if (run.wants)("kernels") {
+        let kernels = on_device::measure(&**driver, sizes, &data, &mut report);
+        report.failed("kernels on the device", kernels);
+        (run.save)(&report.so_far());
+    }
+    let engine = of_engine(driver, sizes, &data, run, &mut report);
     report.failed("the engine", engine);
     report.finish()
 }
 
 /// Measures everything except the kernels alone.
-pub(crate) fn of_engine(
+fn of_engine(
     driver: &Arc<dyn Driver>,
     sizes: &Sizes,
     data: &[u8],
+    run: &Run<'_>,
     report: &mut Report<'_>,
 ) -> Result<()> {
+    if !SECTIONS[1..].iter().any(|section| (run.wants)(section)) {
+        return Ok(());
+    }
     let workbench = Workbench::new(&**driver, sizes.staging)?;
     let bus = Bus::new(&workbench, sizes, data)?;
-    bus.measure(sizes, report)?;
     let mut limits = sizes.limits.clone();
     limits.devices = Some(vec![driver.device().ordinal]);
     let devices = Devices::new(vec![driver.clone()]);
     let engine = CudaEngine::new(devices, limits, sizes.tuning);
-    let pinned = pinned::measure(&engine, &bus, sizes, data, report);
-    report.failed("the engine from pinned to pinned memory", pinned);
-    let staging = staging::measure(&engine, &bus, sizes, data, report);
-    report.failed("pinned memory for the way to the device", staging);
-    let whole = whole::measure(&engine, &bus, sizes, data, report);
-    report.failed("the engine as it is called", whole);
-    let compressed = compressed::measure(&engine, &bus, sizes, report);
-    report.failed("the engine with a compressor", compressed);
-    let swept = sweep::measure(&engine, sizes, data, report);
-    report.failed("the sweep over the tuning", swept);
+    for section in &SECTIONS[1..] {
+        if !(run.wants)(section) {
+            continue;
+        }
+        let (what, outcome) = match *section {
+            "bus" => ("the bus", bus.measure(sizes, report)),
+            "pinned" => (
+                "the engine from pinned to pinned memory",
+                pinned::measure(&engine, &bus, sizes, data, report),
+            ),
+            "staging" => (
+                "pinned memory for the way to the device",
+                staging::measure(&engine, &bus, sizes, data, report),
+            ),
+            "whole" => (
+                "the engine as it is called",
+                whole::measure(&engine, &bus, sizes, data, report),
+            ),
+            "compressed" => (
+                "the engine with a compressor",
+                compressed::measure(&engine, &bus, sizes, report),
+            ),
+            _ => (
+                "the sweep over the tuning",
+                sweep::measure(&engine, sizes, data, report),
+            ),
+        };
+        report.failed(what, outcome);
+        (run.save)(&report.so_far());
+    }
     Ok(())
 }

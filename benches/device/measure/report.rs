@@ -199,20 +199,26 @@ impl<'s> Report<'s> {
         }
     }
 
-    pub(crate) fn finish(mut self) -> Value {
+    /// All results until now.
+    pub(crate) fn so_far(&self) -> Value {
+        let mut document = self.document.clone();
+        let seconds = self.begin.elapsed().as_secs();
+        document.insert("seconds".into(), json!(seconds));
+        document.insert("goals".into(), json!(self.goals));
+        document.insert("errors".into(), json!(self.errors));
+        Value::Object(document)
+    }
+
+    pub(crate) fn finish(self) -> Value {
         let count = |met: bool| self.goals.iter().filter(|goal| goal["met"] == met).count();
         let seconds = self.begin.elapsed().as_secs();
-        self.document.insert("seconds".into(), json!(seconds));
         self.say(&format!(
             "\n{} goals met, {} missed, {} failures, in {seconds} s",
             count(true),
             count(false),
             self.errors.len()
         ));
-        let (goals, errors) = (self.goals, self.errors);
-        self.document.insert("goals".into(), goals.into());
-        self.document.insert("errors".into(), errors.into());
-        Value::Object(self.document)
+        self.so_far()
     }
 }
 

@@ -191,11 +191,11 @@ fn everything_passes() {
         results(&json),
         [
             ("suites", "passed"),
+            ("benchmark", "passed"),
             ("memcheck", "passed"),
             ("racecheck", "passed"),
             ("synccheck", "passed"),
             ("initcheck", "passed"),
-            ("benchmark", "passed"),
         ]
     );
     assert_eq!(json["passed"], true);
@@ -339,6 +339,19 @@ fn a_benchmark_that_fails_keeps_what_it_measured() {
 }
 
 #[test]
+fn a_benchmark_that_is_ended_keeps_the_sections_before() {
+    let bundle = Bundle::new();
+    bundle.bench(r#"echo "{ \"asked\": \"$*\" }" >"$ZARRS_CUDA_BENCH_OUT"; exec sleep 60"#);
+    let limits = [
+        ("ZARRS_CUDA_LIMIT_BENCHMARK", "1"),
+        ("ZARRS_CUDA_SECTIONS", "bus whole"),
+    ];
+    let (_, json) = bundle.run(&["benchmark"], &limits);
+    assert_eq!(results(&json), [("benchmark", "timeout")]);
+    assert_eq!(json["benchmark"]["asked"], "--bench bus whole");
+}
+
+#[test]
 fn a_benchmark_that_is_ended_leaves_the_document_whole() {
     let bundle = Bundle::new();
     bundle.bench(r#"echo '{ "goals": [' >"$ZARRS_CUDA_BENCH_OUT"; exec sleep 60"#);
@@ -361,8 +374,8 @@ fn after_suites_that_hang_the_rest_is_skipped() {
         results(&json),
         [
             ("suites", "timeout"),
-            ("memcheck", "skipped"),
             ("benchmark", "skipped"),
+            ("memcheck", "skipped"),
         ]
     );
     assert_eq!(part(&json, "suites")["log"], "one");
@@ -460,8 +473,8 @@ fn programs_that_cannot_start_are_not_failed_tests() {
         results(&json),
         [
             ("suites", "cannot start"),
-            ("memcheck", "cannot start"),
             ("benchmark", "cannot start"),
+            ("memcheck", "cannot start"),
         ]
     );
     assert_eq!(part(&json, "suites")["log"], message);
@@ -490,7 +503,7 @@ fn unknown_parts_and_limits_are_errors() {
     assert_eq!(
         message,
         "there is no part \"memchek\"; the parts are: \
-         suites memcheck racecheck synccheck initcheck benchmark\n"
+         suites benchmark memcheck racecheck synccheck initcheck\n"
     );
     let mut command = bundle.command(&[]);
     command.env("ZARRS_CUDA_LIMIT_SYNCCHECK", "1m");

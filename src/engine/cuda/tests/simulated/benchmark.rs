@@ -18,7 +18,7 @@ use measure::bus::Bus;
 use measure::failure::Result;
 use measure::report::Report;
 use measure::workbench::Workbench;
-use measure::{ELEMENT, FILL_VALUE, Sizes, compressed, made_up, measure};
+use measure::{ELEMENT, FILL_VALUE, Run, Sizes, compressed, made_up, measure};
 
 use crate::engine::cuda::driver::Driver;
 use crate::engine::cuda::driver::simulation::{
@@ -70,10 +70,17 @@ fn measured(config: Config) -> (Arc<Simulation>, Value, String) {
     let simulation = Arc::new(Simulation::new(config));
     let driver: Arc<dyn Driver> = simulation.clone();
     let lines = RefCell::new(String::new());
-    let document = measure(&driver, &tiny(), &|line| {
-        *lines.borrow_mut() += line;
-        *lines.borrow_mut() += "\n";
-    });
+    let saved = RefCell::new(Value::Null);
+    let run = Run {
+        wants: &|_| true,
+        say: &|line| {
+            *lines.borrow_mut() += line;
+            *lines.borrow_mut() += "\n";
+        },
+        save: &|document| *saved.borrow_mut() = document.clone(),
+    };
+    let document = measure(&driver, &tiny(), &run);
+    assert_eq!(saved.borrow()["goals"], document["goals"]);
     (simulation, document, lines.into_inner())
 }
 
@@ -262,7 +269,13 @@ fn a_library_that_does_not_load_is_an_error() {
         nvcomp: Some(StandIn::Four.path()),
         ..tiny()
     };
-    let document = measure(&driver, &sizes, &|_| {});
+    let run = Run {
+        wants: &|section| ["compressed", "sweep"].contains(&section),
+        say: &|_| {},
+        save: &|_| {},
+    };
+    let document = measure(&driver, &sizes, &run);
+    assert_eq!(document.get("bus"), None);
     let errors = document["errors"].as_array().unwrap();
     assert_eq!(errors.len(), 1, "{errors:?}");
     assert_eq!(errors[0]["what"], "the engine with a compressor");
