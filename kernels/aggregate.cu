@@ -73,7 +73,8 @@ DEVICE uint64_t last_lane(uint64_t value) {
 DEVICE uint32_t first_of_tile() { return thread_index() / 32 * (32 * SCAN_ROWS) + lane_index(); }
 
 // Sums the sizes of the tile that begins at `tile`. row[r] becomes the sum before this thread's
-// size in row r. Returns the sum of the tile. All threads of the block call this.
+// size in row r. Returns the sum of the tile. All threads of the block call this. `warps` may be written
+// again behind a barrier.
 DEVICE uint64_t scan_tile(const uint64_t* sizes, uint64_t count, uint64_t tile, uint64_t (&row)[SCAN_ROWS],
                           uint64_t* warps) {
     const uint64_t first = tile + first_of_tile();
@@ -106,7 +107,6 @@ DEVICE uint64_t scan_tile(const uint64_t* sizes, uint64_t count, uint64_t tile, 
     }
     UNROLL
     for (uint32_t r = 0; r < SCAN_ROWS; r++) row[r] += offset;
-    block_barrier(); // before `warps` is written again
     return total;
 }
 
@@ -128,6 +128,7 @@ KERNEL(scan_whole, 256)(const uint64_t* sizes, uint64_t count, uint64_t* offsets
         const uint64_t total = scan_tile(sizes, count, tile, row, warps);
         store_tile(offsets, count, tile, row, before);
         before += total;
+        block_barrier(); // before the next tile's sums
     }
     if (thread_index() == 0) store(offsets + count, before);
 }

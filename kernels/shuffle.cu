@@ -170,6 +170,7 @@ DEVICE void shuffle_tile(const Tile& tile, uint32_t type_bytes, uint8_t* shared)
     block_barrier();
     store_rows(tile.to + tile.first, tile.block_elements, type_bytes, tile.elements,
                [=](uint32_t row, uint32_t x) { return Strided{shared, head + x * type_bytes + row, type_bytes}; });
+    block_barrier(); // before the next tile is in shared memory
 }
 
 DEVICE void unshuffle_tile(const Tile& tile, uint32_t type_bytes, uint8_t* shared) {
@@ -179,8 +180,10 @@ DEVICE void unshuffle_tile(const Tile& tile, uint32_t type_bytes, uint8_t* share
     store_rows(tile.to + tile.begin, 0, 1, elements * type_bytes, [=](uint32_t, uint32_t x) {
         return Woven{shared, elements, type_bytes, x % type_bytes, x / type_bytes};
     });
+    block_barrier(); // before the next tile is in shared memory
 }
 
+// The next tile is in `shared` behind the second barrier, and in `bits` behind its own first one.
 DEVICE void shuffle_bits_of_tile(const Tile& tile, uint32_t type_bytes, uint8_t* shared, uint8_t* bits) {
     const uint32_t row_bytes = tile.elements / 8;
     const uint32_t head = load_tile(shared, tile.from + tile.begin, tile.elements * type_bytes);
@@ -202,6 +205,7 @@ DEVICE void shuffle_bits_of_tile(const Tile& tile, uint32_t type_bytes, uint8_t*
                [=](uint32_t row, uint32_t x) { return Strided{bits, row * row_bytes + x, 1}; });
 }
 
+// The same, the other way round.
 DEVICE void unshuffle_bits_of_tile(const Tile& tile, uint32_t type_bytes, uint8_t* shared, uint8_t* bits) {
     const uint32_t row_bytes = tile.elements / 8;
     load_rows(bits, tile.from + tile.first / 8, tile.block_elements / 8, 8 * type_bytes, row_bytes);
@@ -251,7 +255,6 @@ DEVICE void for_each_tile(const uint8_t* from, uint64_t from_stride, uint8_t* to
             done = tile.elements * type_bytes;
         }
         if (done < tile.bytes) copy_tile(tile.to + tile.begin + done, tile.from + tile.begin + done, tile.bytes - done);
-        block_barrier(); // before the next tile is in shared memory
     }
 }
 
