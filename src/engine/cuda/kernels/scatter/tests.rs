@@ -366,19 +366,27 @@ pub(crate) fn check_shapes(driver: &dyn Driver) {
     for (number, (counts, subchunk, order)) in shapes.into_iter().enumerate() {
         for size in [1, 2, 3, 4, 6, 8, 12, 16, 17] {
             let seed = (number * 100 + size) as u64;
-            let case = Case {
-                geometry: Geometry::whole(counts, subchunk, size, order),
-                swap: 1 << (size | 16).trailing_zeros(),
-                fill: noise(seed ^ 1, size),
-                content: Content::Some(seed),
-                flags: true,
-                offset: 0,
-                seed,
-            };
-            let checked = case
-                .check_scatter(driver)
-                .and_then(|()| case.check_unscatter(driver));
-            checked.unwrap_or_else(|error| panic!("{error}"));
+            let whole = 1 << (size | 16).trailing_zeros();
+            // All of an element swapped with flags, and without; and groups of its bytes.
+            for (swap, flags) in [
+                (whole, true),
+                (whole, false),
+                (whole.min(2 << (number % 3)), false),
+            ] {
+                let case = Case {
+                    geometry: Geometry::whole(counts, subchunk, size, order),
+                    swap,
+                    fill: noise(seed ^ 1, size),
+                    content: Content::Some(seed),
+                    flags,
+                    offset: 0,
+                    seed,
+                };
+                let checked = case
+                    .check_scatter(driver)
+                    .and_then(|()| case.check_unscatter(driver));
+                checked.unwrap_or_else(|error| panic!("{error}"));
+            }
         }
     }
 }
