@@ -27,8 +27,11 @@
     reason = "numbers of lanes are small, halves of registers are meant; loops over lanes become vectors where all is inlined; tables"
 )]
 
+pub mod device;
+pub mod driver;
 mod machine;
 mod ptx;
+mod random;
 
 pub use self::machine::{Access, AccessCount, Argument, Buffer, Options, Order, Report, launch};
 pub use self::ptx::{Kernel, LANES, Module};

@@ -113,7 +113,8 @@ fn link<'a>(
         .arg("-o")
         .arg(library)
         .args(objects)
-        .arg(archive);
+        .arg(archive)
+        .arg("-ldl"); // part of libc since glibc 2.34
     let status = command.status().expect("the C compiler runs");
     assert!(status.success(), "{command:?}: {status}");
 }

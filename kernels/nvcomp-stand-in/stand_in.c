@@ -1,5 +1,6 @@
-// A library with the C interface of nvCOMP, for tests without a GPU. Its addresses are the host's,
-// and it does its work when it is called. It is strict where nvCOMP is undefined: misaligned, too
+// A library with the C interface of nvCOMP, for tests without a GPU. Its addresses are those of the
+// emulated device. With the null stream it works when it is called. With another stream it enqueues
+// its work as a function of the host, and a wrong argument ends the process. It is strict where nvCOMP is undefined: misaligned, too
 // small or too large arguments make the call fail, and corrupt input to a decompressor ends the
 // process. It writes all memory that nvCOMP may write: the whole temporary memory, and every output
 // slot to its end.
@@ -12,6 +13,7 @@
 // STAND_IN_REFUSES      it compresses no batch
 // The default is version 6.0, with the values below.
 
+#include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -112,20 +114,41 @@ static int aligned(const void* pointer, size_t to) {
     return ((uintptr_t)pointer & (to - 1)) == 0;
 }
 
-/// Checks the arguments that both directions have.
-static nvcompStatus_t check(const void* const* inputs, const size_t* sizes, size_t chunks,
-                            const void* temp, size_t temp_bytes, size_t needed,
-                            void* const* outputs, const size_t* results,
-                            const nvcompStatus_t* statuses) {
-    if (inputs == NULL || sizes == NULL || outputs == NULL || results == NULL || statuses == NULL)
-        return nvcompErrorInvalidValue;
-    if (temp_bytes < needed || (temp == NULL && needed > 0)) return nvcompErrorInvalidValue;
-    if (!aligned(temp, STAND_IN_TEMP) || !aligned(statuses, sizeof *statuses))
+/// What a call is given. `most` belongs to compression, `rooms` to decompression.
+struct batch {
+    const struct format* format;
+    nvcompStatus_t (*work)(const struct batch* batch);
+    const void* const* inputs;
+    const size_t* sizes;
+    size_t most;
+    const size_t* rooms;
+    size_t chunks;
+    void* temp;
+    size_t temp_bytes;
+    void* const* outputs;
+    size_t* results;
+    nvcompStatus_t* statuses;
+};
+
+/// Returns where the bytes are that have an address of the emulated device. Addresses of the host stay.
+static void* at(const void* address) {
+    const uintptr_t begin = 0x100000000000, distance = 0x100000000000;
+    uintptr_t number = (uintptr_t)address;
+    return (void*)(number >= begin && number < begin + distance ? number + distance : number);
+}
+
+/// Checks the arguments that both directions have. The tables are where the host finds them.
+static nvcompStatus_t check(const struct batch* batch, size_t needed) {
+    const void *temp = batch->temp, *statuses = batch->statuses;
+    if (batch->temp_bytes < needed || (temp == NULL && needed > 0)) return nvcompErrorInvalidValue;
+    if (!aligned(temp, STAND_IN_TEMP) || !aligned(statuses, sizeof *batch->statuses))
         return nvcompErrorAlignment;
-    if (!aligned(inputs, 8) || !aligned(sizes, 8) || !aligned(outputs, 8) || !aligned(results, 8))
+    if (!aligned(batch->inputs, 8) || !aligned(batch->sizes, 8) || !aligned(batch->outputs, 8) ||
+        !aligned(batch->results, 8))
         return nvcompErrorAlignment;
-    for (size_t i = 0; i < chunks; i++)
-        if (!aligned(inputs[i], STAND_IN_INPUT) || !aligned(outputs[i], STAND_IN_OUTPUT))
+    for (size_t i = 0; i < batch->chunks; i++)
+        if (!aligned(batch->inputs[i], STAND_IN_INPUT) ||
+            !aligned(batch->outputs[i], STAND_IN_OUTPUT))
             return nvcompErrorAlignment;
     return nvcompSuccess;
 }
@@ -158,82 +181,116 @@ static void scribble(void* to, size_t len) {
     memset(to, 0xa5, len);
 }
 
-static nvcompStatus_t compress(const struct format* format, nvcompStatus_t options,
-                               const void* const* inputs, const size_t* sizes, size_t most,
-                               size_t chunks, void* temp, size_t temp_bytes, void* const* outputs,
-                               size_t* results, nvcompStatus_t* statuses) {
-    if (options != nvcompSuccess) return options;
-    if (most > format->limit) return nvcompErrorChunkSizeTooLarge;
+static nvcompStatus_t compress(const struct batch* batch) {
+    const struct format* format = batch->format;
     size_t total = 0;
-    for (size_t i = 0; sizes != NULL && i < chunks; i++) {
-        if (sizes[i] == 0 || sizes[i] > most) return nvcompErrorWrongInputLength;
-        total += sizes[i];
+    for (size_t i = 0; i < batch->chunks; i++) {
+        if (batch->sizes[i] == 0 || batch->sizes[i] > batch->most)
+            return nvcompErrorWrongInputLength;
+        total += batch->sizes[i];
     }
-    nvcompStatus_t status = check(inputs, sizes, chunks, temp, temp_bytes,
-                                  temp_of(chunks, most, total), outputs, results, statuses);
+    nvcompStatus_t status = check(batch, temp_of(batch->chunks, batch->most, total));
     if (status != nvcompSuccess) return status;
 #ifdef STAND_IN_REFUSES
     return nvcompErrorInternal;
 #endif
-    size_t bound = format->bound(most);
-    scribble(temp, temp_bytes);
-    for (size_t i = 0; i < chunks; i++) {
-        int kind = failure(i, inputs[i], sizes[i]);
+    size_t bound = format->bound(batch->most);
+    scribble(at(batch->temp), batch->temp_bytes);
+    for (size_t i = 0; i < batch->chunks; i++) {
+        const void* input = at(batch->inputs[i]);
+        int kind = failure(i, input, batch->sizes[i]);
         if (kind >= 0) {
-            fail(kind, bound, nvcompErrorCannotCompress, &results[i], &statuses[i]);
+            fail(kind, bound, nvcompErrorCannotCompress, &batch->results[i], &batch->statuses[i]);
         } else {
-            results[i] = format->encode(inputs[i], sizes[i], outputs[i]);
-            statuses[i] = nvcompSuccess;
+            batch->results[i] = format->encode(input, batch->sizes[i], at(batch->outputs[i]));
+            batch->statuses[i] = nvcompSuccess;
         }
     }
     // This follows all chunks, so that slots that overlap lose their contents.
-    for (size_t i = 0; i < chunks; i++) {
-        int kind = failure(i, inputs[i], sizes[i]);
+    for (size_t i = 0; i < batch->chunks; i++) {
+        int kind = failure(i, at(batch->inputs[i]), batch->sizes[i]);
         if (kind == silent) continue;
-        size_t kept = kind >= 0 ? 0 : results[i];
-        scribble((uint8_t*)outputs[i] + kept, bound - kept);
+        size_t kept = kind >= 0 ? 0 : batch->results[i];
+        scribble((uint8_t*)at(batch->outputs[i]) + kept, bound - kept);
     }
     return nvcompSuccess;
 }
 
-static nvcompStatus_t decompress(const struct format* format, nvcompStatus_t options,
-                                 const void* const* inputs, const size_t* sizes,
-                                 const size_t* rooms, size_t* results, size_t chunks, void* temp,
-                                 size_t temp_bytes, void* const* outputs,
-                                 nvcompStatus_t* statuses) {
-    if (options != nvcompSuccess) return options;
+static nvcompStatus_t decompress(const struct batch* batch) {
+    const struct format* format = batch->format;
     size_t total = 0, most = 0;
-    if (rooms == NULL || !aligned(rooms, 8)) return nvcompErrorInvalidValue;
-    for (size_t i = 0; i < chunks; i++) {
-        total += rooms[i];
-        if (rooms[i] > most) most = rooms[i];
+    if (!aligned(batch->rooms, 8)) return nvcompErrorInvalidValue;
+    for (size_t i = 0; i < batch->chunks; i++) {
+        total += batch->rooms[i];
+        if (batch->rooms[i] > most) most = batch->rooms[i];
     }
-    nvcompStatus_t status = check(inputs, sizes, chunks, temp, temp_bytes,
-                                  temp_of(chunks, most, total), outputs, results, statuses);
+    nvcompStatus_t status = check(batch, temp_of(batch->chunks, most, total));
     if (status != nvcompSuccess) return status;
-    scribble(temp, temp_bytes);
-    for (size_t i = 0; i < chunks; i++) {
-        size_t written = 0;
+    scribble(at(batch->temp), batch->temp_bytes);
+    for (size_t i = 0; i < batch->chunks; i++) {
+        size_t written = 0, room = batch->rooms[i];
+        uint8_t* output = at(batch->outputs[i]);
         int kind = failure(i, "", 0);
         enum decoded decoded =
-            format->decode(inputs[i], sizes[i], outputs[i], rooms[i], &written);
+            format->decode(at(batch->inputs[i]), batch->sizes[i], output, room, &written);
         if (decoded == CORRUPT) {
             fprintf(stderr, "stand-in for nvCOMP: corrupt %s in chunk %zu of %zu\n", format->name, i,
-                    chunks);
+                    batch->chunks);
             abort();
         }
         if (kind >= 0) {
-            fail(kind, rooms[i], nvcompErrorCannotDecompress, &results[i], &statuses[i]);
+            fail(kind, room, nvcompErrorCannotDecompress, &batch->results[i], &batch->statuses[i]);
             written = 0;
         } else if (decoded == TOO_LARGE) {
-            fail(0, rooms[i], nvcompErrorCannotDecompress, &results[i], &statuses[i]);
+            fail(0, room, nvcompErrorCannotDecompress, &batch->results[i], &batch->statuses[i]);
         } else {
-            results[i] = written;
-            statuses[i] = nvcompSuccess;
+            batch->results[i] = written;
+            batch->statuses[i] = nvcompSuccess;
         }
-        scribble((uint8_t*)outputs[i] + written, rooms[i] - written);
+        scribble(output + written, room - written);
     }
     return nvcompSuccess;
+}
+
+/// Does the work of a call, in its stream.
+static void run(void* data) {
+    struct batch* batch = data;
+    nvcompStatus_t status = batch->work(batch);
+    if (status != nvcompSuccess) {
+        fprintf(stderr, "stand-in for nvCOMP: a batch of %zu chunks (%s) failed with status %d\n",
+                batch->chunks, batch->format->name, (int)status);
+        abort();
+    }
+    free(batch);
+}
+
+/// Does the work of a call now, or enqueues it.
+static nvcompStatus_t start(nvcompStatus_t options, struct batch batch, cudaStream_t stream) {
+    if (options != nvcompSuccess) return options;
+    if (batch.inputs == NULL || batch.sizes == NULL || batch.outputs == NULL ||
+        batch.results == NULL || batch.statuses == NULL ||
+        (batch.work == decompress && batch.rooms == NULL))
+        return nvcompErrorInvalidValue;
+    if (batch.most > batch.format->limit) return nvcompErrorChunkSizeTooLarge;
+    batch.inputs = at(batch.inputs);
+    batch.sizes = at(batch.sizes);
+    batch.rooms = at(batch.rooms);
+    batch.outputs = at(batch.outputs);
+    batch.results = at(batch.results);
+    batch.statuses = at(batch.statuses);
+    if (stream == NULL) return batch.work(&batch);
+
+    int (*launch)(cudaStream_t, void (*)(void*), void*) = NULL;
+    void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    void* symbol = driver == NULL ? NULL : dlsym(driver, "cuLaunchHostFunc");
+    if (symbol == NULL) return nvcompErrorCudaError;
+    memcpy(&launch, &symbol, sizeof launch);
+    struct batch* kept = malloc(sizeof *kept);
+    if (kept == NULL) return nvcompErrorInternal;
+    *kept = batch;
+    if (launch(stream, run, kept) == 0) return nvcompSuccess;
+    free(kept);
+    return nvcompErrorCudaError;
 }
 
 NVCOMP_EXPORT nvcompStatus_t nvcompGetProperties(nvcompProperties_t* properties) {
@@ -307,10 +364,10 @@ NVCOMP_EXPORT const char* nvcompGetStatusString(nvcompStatus_t status) {
         size_t temp_bytes, void* const* outputs, size_t* results,                                \
         nvcompBatched##X##CompressOpts_t options, nvcompStatus_t* statuses,                      \
         cudaStream_t stream) {                                                                   \
-        (void)stream;                                                                            \
-        return compress(&formats_##X, compress_options_##X(&options), inputs, sizes, most,       \
-                        chunks, temp, temp_bytes, outputs, results, statuses);                   \
-    }                                                                                            \
+        struct batch batch = {&formats_##X, compress, inputs, sizes, most, NULL,                  \
+                              chunks, temp, temp_bytes, outputs, results, statuses};              \
+        return start(compress_options_##X(&options), batch, stream);                              \
+    }                                                                                             \
     NVCOMP_EXPORT nvcompStatus_t nvcompBatched##X##DecompressGetRequiredAlignments(              \
         nvcompBatched##X##DecompressOpts_t options, nvcompAlignmentRequirements_t* to) {         \
         return alignments(decompress_options(&options), to);                                     \
@@ -321,9 +378,9 @@ NVCOMP_EXPORT const char* nvcompGetStatusString(nvcompStatus_t status) {
         size_t chunks, void* const temp, size_t temp_bytes, void* const* outputs,                \
         nvcompBatched##X##DecompressOpts_t options, nvcompStatus_t* statuses,                    \
         cudaStream_t stream) {                                                                   \
-        (void)stream;                                                                            \
-        return decompress(&formats_##X, decompress_options(&options), inputs, sizes, rooms,      \
-                          results, chunks, temp, temp_bytes, outputs, statuses);                 \
+        struct batch batch = {&formats_##X, decompress, inputs, sizes, 0, rooms,                  \
+                              chunks, temp, temp_bytes, outputs, results, statuses};              \
+        return start(decompress_options(&options), batch, stream);                                \
     }
 
 FUNCTIONS(Zstd)

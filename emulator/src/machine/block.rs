@@ -4,7 +4,6 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use super::global::Global;
-use super::random::Random;
 use super::sectors::Sectors;
 use super::shared::Shared;
 use super::taint::Taint;
@@ -12,6 +11,7 @@ use super::warp::{ALL, Warp, list};
 use super::{Argument, Options, Order, Report, Wrong};
 use crate::ptx::Kernel;
 use crate::ptx::instruction::{Instruction, LANES, Op, Width};
+use crate::random::Random;
 
 /// Lanes of a warp that run together.
 #[derive(Clone, Copy, Debug)]

@@ -4,7 +4,6 @@ mod access;
 mod arithmetic;
 mod block;
 mod global;
-mod random;
 mod sectors;
 mod shadow;
 mod shared;

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::memory::Kind;
+use zarrs_cuda_emulator::device::Kind;
+
 use super::state::Failure;
 use crate::engine::cuda::driver::Fault;
 

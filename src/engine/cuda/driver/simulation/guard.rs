@@ -9,8 +9,10 @@
 
 use std::ops::Range;
 
+use zarrs_cuda_emulator::device::{Kind, Memory};
+
 use super::intervals::Intervals;
-use super::memory::{Kind, Memory};
+use super::state::Uses;
 use crate::engine::cuda::driver::Access;
 
 /// Bytes of an allocation that an operation was given.
@@ -39,7 +41,7 @@ pub(super) struct Guard {
 
 impl Guard {
     /// Hide, and remember, what an operation that runs now must leave alone.
-    pub(super) fn new(memory: &Memory, places: &[Place]) -> Self {
+    pub(super) fn new(memory: &Memory<Uses>, places: &[Place]) -> Self {
         let mut addresses: Vec<u64> = places.iter().map(|place| place.address).collect();
         addresses.sort_unstable();
         addresses.dedup();
@@ -86,7 +88,7 @@ impl Guard {
     }
 
     /// Uncover what was hidden; an error says what the operation wrote that it must not.
-    pub(super) fn check(self, memory: &Memory) -> Result<(), String> {
+    pub(super) fn check(self, memory: &Memory<Uses>) -> Result<(), String> {
         let mut found = Ok(());
         for watched in &self.watched {
             let Some(allocation) = memory.get(watched.address) else {

@@ -1,6 +1,5 @@
 //! Kernels: their PTX, executed on the host.
 
-use std::ptr;
 use std::sync::LazyLock;
 
 use zarrs_cuda_emulator::{Buffer, Options, Order};
@@ -74,7 +73,7 @@ pub(super) unsafe fn run(
                 buffers.push(Buffer {
                     address,
                     len: span.len,
-                    host: ptr::with_exposed_provenance_mut(address as usize),
+                    host: zarrs_cuda_emulator::device::host(address),
                     access: match access {
                         Access::Read => zarrs_cuda_emulator::Access::Read,
                         Access::Write => zarrs_cuda_emulator::Access::Write,

@@ -18,29 +18,27 @@ mod faults;
 mod guard;
 mod intervals;
 mod kernels;
-mod memory;
 mod modules;
-mod schedule;
 mod state;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ptr::{self, NonNull};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 pub(crate) use self::faults::{Counts, Inject};
 pub(crate) use self::kernels::AccessCount;
-pub(crate) use self::memory::Kind;
 pub(crate) use self::modules::kernel;
-pub(crate) use self::schedule::Schedule;
 use self::state::{Failure, State};
 use super::{
     Access, Arg, DeviceInfo, DeviceMemory, DeviceSpan, Dims, Driver, DriverError, EventId, Fault,
     LibraryCall, PinnedMemory, PinnedSpan, PinnedUse, Site, Span, StreamId,
 };
+pub(crate) use zarrs_cuda_emulator::device::{Kind, Schedule};
 
 /// What to simulate.
 #[derive(Clone, Debug)]
@@ -349,7 +347,7 @@ impl Driver for Simulation {
     fn allocate(&self, len: usize) -> Result<DeviceMemory, DriverError> {
         let operation = format_args!("allocate {len} bytes of device memory");
         self.run(Call::Use, operation, |state| {
-            state.allocate(len, Kind::Device).map(State::device_memory)
+            state.allocate(len, Kind::Device).map(DeviceMemory)
         })
     }
 
@@ -366,7 +364,12 @@ impl Driver for Simulation {
     fn allocate_pinned(&self, len: usize, _: PinnedUse) -> Result<PinnedMemory, DriverError> {
         let operation = format_args!("allocate {len} bytes of pinned memory");
         self.run(Call::Use, operation, |state| {
-            state.allocate(len, Kind::Pinned).map(PinnedMemory)
+            let address = state.allocate(len, Kind::Pinned)?;
+            let first = NonNull::new(ptr::with_exposed_provenance_mut(address as usize));
+            first.map(PinnedMemory).ok_or_else(|| {
+                let message = "an allocation begins at address 0".to_owned();
+                Failure::Violation(Rule::Bounds, message)
+            })
         })
     }
 

@@ -9,12 +9,13 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
 
-use super::clocks::Clock;
+use zarrs_cuda_emulator::device::{Memory, Scheduler, Ticket};
+
+use super::clocks::{Clock, History};
 use super::faults::Faults;
 use super::guard::Place;
+use super::intervals::Intervals;
 use super::kernels::{AccessCount, Argument};
-use super::memory::Memory;
-use super::schedule::{Scheduler, Ticket};
 use super::{Config, Rule, Violation};
 use crate::engine::cuda::driver::{Dims, EventId, Fault, LibraryCall, Site, StreamId};
 
@@ -27,6 +28,15 @@ pub(super) enum Failure {
 
 fn violation<T>(rule: Rule, message: impl Into<String>) -> Result<T, Failure> {
     Err(Failure::Violation(rule, message.into()))
+}
+
+/// Which operations used an allocation.
+#[derive(Debug, Default)]
+pub(super) struct Uses {
+    /// The operations that touched it.
+    pub(super) history: History,
+    /// The bytes that were written, when everything that is enqueued has run.
+    pub(super) written: Intervals,
 }
 
 /// Nanoseconds on the simulated device.
@@ -79,7 +89,7 @@ enum Action {
 pub(super) struct State {
     pub(super) config: Config,
     pub(super) faults: Faults,
-    pub(super) memory: Memory,
+    pub(super) memory: Memory<Uses>,
     pub(super) violations: Vec<Violation>,
     pub(super) sites: BTreeSet<Site>,
     pub(super) sectors: Vec<AccessCount>,

@@ -1,17 +1,18 @@
 //! Memory, and whether an access to it keeps the rules.
 
 use std::ops::Range;
-use std::ptr::NonNull;
+
+use zarrs_cuda_emulator::device::{self, Kind, granules};
 
 use super::super::Rule;
 use super::super::clocks::{Clock, Label, Touch};
 use super::super::guard::Place;
-use super::super::memory::{Allocation, Kind, granules};
+use super::Uses;
 use super::{Failure, State, violation};
 use crate::engine::cuda::driver::{Access, DeviceMemory, DeviceSpan, Fault, Span, StreamId};
 
 impl State {
-    pub(crate) fn allocate(&mut self, len: usize, kind: Kind) -> Result<NonNull<u8>, Failure> {
+    pub(crate) fn allocate(&mut self, len: usize, kind: Kind) -> Result<u64, Failure> {
         if len == 0 {
             return violation(Rule::Argument, "an allocation has at least 1 byte");
         }
@@ -41,7 +42,7 @@ impl State {
     pub(crate) fn free(&mut self, address: u64, kind: Kind) -> Result<(), Failure> {
         let allocation = self.allocation(address, kind)?;
         let whole = 0..allocation.block.len();
-        if let Some(earlier) = allocation.history.conflict(&whole, true, &self.host) {
+        if let Some(earlier) = allocation.known.history.conflict(&whole, true, &self.host) {
             let message = self.unordered(earlier, allocation, None);
             return violation(Rule::Lifetime, format!("freed while in use: {message}"));
         }
@@ -113,7 +114,11 @@ impl State {
         };
         let clock = by.map_or(&self.host, |(clock, _)| clock);
         let writes = place.access != Access::Read;
-        if let Some(earlier) = allocation.history.conflict(&place.bytes, writes, clock) {
+        if let Some(earlier) = allocation
+            .known
+            .history
+            .conflict(&place.bytes, writes, clock)
+        {
             let message = self.unordered(earlier, allocation, by.map(|(_, stream)| stream));
             return violation(
                 Rule::Order,
@@ -124,7 +129,7 @@ impl State {
             );
         }
         if place.access != Access::Write
-            && let Some(gap) = allocation.written.first_gap(place.bytes.clone())
+            && let Some(gap) = allocation.known.written.first_gap(place.bytes.clone())
         {
             return violation(
                 Rule::Uninitialised,
@@ -160,7 +165,7 @@ impl State {
         if access != Access::Read
             && let Some(allocation) = self.memory.get_mut(place.address)
         {
-            allocation.written.insert(place.bytes);
+            allocation.known.written.insert(place.bytes);
         }
         Ok(())
     }
@@ -168,7 +173,11 @@ impl State {
     pub(crate) fn discard(&mut self, span: Span) -> Result<(), Failure> {
         let place = self.place(span, Access::Write)?;
         self.check(&place, None)?;
-        self.memory.discard(place.address, place.bytes);
+        if let Some(allocation) = self.memory.get_mut(place.address) {
+            let written = allocation.known.written.within(place.bytes.clone());
+            allocation.known.written.remove(place.bytes);
+            self.poison(place.address, written);
+        }
         Ok(())
     }
 
@@ -184,11 +193,19 @@ impl State {
         self.place(span, Access::Read).map(|_| (memory, offset))
     }
 
-    /// The handle of device memory that begins there.
-    pub(crate) fn device_memory(first: NonNull<u8>) -> DeviceMemory {
-        DeviceMemory(first.as_ptr().expose_provenance() as u64)
+    /// Let these bytes of an allocation be as if they had never been written.
+    fn poison(&self, address: u64, written: Vec<Range<usize>>) {
+        if let Some(allocation) = self.memory.get(address) {
+            // The other bytes still have the pattern.
+            for bytes in written {
+                allocation.block.poison(bytes, &self.memory.poison);
+            }
+        }
     }
 }
+
+/// An allocation of the simulation.
+type Allocation = device::Allocation<Uses>;
 
 fn touches(access: Access, bytes: &Range<usize>, allocation: &Allocation) -> String {
     let verb = match access {

@@ -1,10 +1,11 @@
 //! Operations, as they are enqueued.
 
+use zarrs_cuda_emulator::device::{Task, Ticket};
+
 use super::super::Rule;
 use super::super::clocks::{Label, Stamp, Touch};
 use super::super::guard::Place;
 use super::super::kernels::Argument;
-use super::super::schedule::{Task, Ticket};
 use super::{Action, Failure, State, Work, violation};
 use crate::engine::cuda::driver::{Access, Arg, Dims, Fault, LibraryCall, Span, StreamId};
 
@@ -129,7 +130,7 @@ impl State {
         {
             if let Some(allocation) = self.memory.get_mut(address) {
                 if access != Access::Read {
-                    allocation.written.insert(bytes.clone());
+                    allocation.known.written.insert(bytes.clone());
                 }
                 let touch = Touch {
                     stamp,
@@ -138,6 +139,7 @@ impl State {
                     access,
                 };
                 allocation
+                    .known
                     .history
                     .enter(&touch, &self.streams[number].clock, &self.host);
             }
@@ -159,10 +161,9 @@ impl State {
             places,
             action,
         };
-        self.scheduler.push(stream, Task { after, work });
-        let time = self.scheduler.queue(stream).enqueued();
-        let stamp = Stamp { stream, time };
-        self.streams[stream].clock.include(stamp);
-        Ticket { stream, time }
+        let ticket = self.scheduler.push(stream, Task { after, work });
+        let time = ticket.time;
+        self.streams[stream].clock.include(Stamp { stream, time });
+        ticket
     }
 }

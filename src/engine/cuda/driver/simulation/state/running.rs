@@ -1,8 +1,9 @@
 //! Operations, as they run.
 
+use zarrs_cuda_emulator::device::Ticket;
+
 use super::super::guard::{Guard, Place};
 use super::super::kernels;
-use super::super::schedule::Ticket;
 use super::super::{Rule, Violation};
 use super::{Action, Failure, State, Time, Work};
 use crate::engine::cuda::driver::Fault;

@@ -3,9 +3,10 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use zarrs_cuda_emulator::device::Ticket;
+
 use super::super::Rule;
 use super::super::clocks::Stamp;
-use super::super::schedule::Ticket;
 use super::{Action, Failure, Recorded, State, Stream, violation};
 use crate::engine::cuda::driver::{EventId, Site, StreamId};
 

@@ -2,12 +2,14 @@
 
 use std::ptr;
 
+use zarrs_cuda_emulator::device::host;
+
 use super::*;
 
 /// A library that writes `len` bytes from `offset` bytes from the first one of `span` on.
 fn writes(span: DeviceSpan, offset: isize, len: usize) -> LibraryCall {
     Box::new(move |_| {
-        let first = ptr::with_exposed_provenance_mut::<u8>(span.memory.0 as usize);
+        let first = host(span.memory.0);
         // SAFETY: within the allocation or the zones around it.
         unsafe { first.offset(offset).write_bytes(7, len) };
         Ok(())
@@ -87,7 +89,7 @@ fn undeclared_bytes_are_hidden_and_come_back() {
     unsafe { bench.0.fill(stream, device, 7) }.unwrap();
     let to = device_span(device.memory, 0, 32);
     let copy: LibraryCall = Box::new(move |_| {
-        let first = ptr::with_exposed_provenance_mut::<u8>(to.memory.0 as usize);
+        let first = host(to.memory.0);
         // SAFETY: the two halves of the allocation.
         unsafe { ptr::copy_nonoverlapping(first.add(32), first, 32) };
         Ok(())

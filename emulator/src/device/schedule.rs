@@ -2,10 +2,12 @@
 
 use std::collections::VecDeque;
 
-/// When operations run. All keep to the order that streams and events give; a program that is
+use crate::random::Random;
+
+/// When operations run. All keep to the order that streams and events give, so a program that is
 /// ordered right gives the same bytes under each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Schedule {
+pub enum Schedule {
     /// As soon as they are enqueued.
     Eager,
     /// When the host waits for them, or for one that waits for them.
@@ -15,83 +17,76 @@ pub(crate) enum Schedule {
     Priority(u64),
 }
 
-/// Pseudo-random numbers (`SplitMix64`).
-#[derive(Clone, Debug)]
-pub(super) struct Numbers(u64);
-
-impl Numbers {
-    pub(super) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-}
-
 /// A place in a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ticket {
-    pub(super) stream: usize,
-    /// How many operations of the stream must have run.
-    pub(super) time: u64,
+pub struct Ticket {
+    /// The number of the stream.
+    pub stream: usize,
+    /// How many tasks of the stream must have run.
+    pub time: u64,
 }
 
 /// Work in a stream.
-pub(super) struct Task<W> {
-    /// What must have run before, other than what is before it in the stream.
-    pub(super) after: Option<Ticket>,
-    pub(super) work: W,
+#[derive(Debug)]
+pub struct Task<W> {
+    /// A place of another stream that must be reached before.
+    pub after: Option<Ticket>,
+    /// The work.
+    pub work: W,
 }
 
 /// The tasks of a stream that have not run.
-pub(super) struct Queue<W> {
+#[derive(Debug)]
+pub struct Queue<W> {
     tasks: VecDeque<Task<W>>,
     enqueued: u64,
     priority: u64,
 }
 
 impl<W> Queue<W> {
-    /// How many tasks have run.
+    /// Returns how many tasks have run.
     fn done(&self) -> u64 {
         self.enqueued - self.tasks.len() as u64
     }
 
-    /// How many tasks were enqueued.
-    pub(super) fn enqueued(&self) -> u64 {
+    /// Returns how many tasks were enqueued.
+    #[must_use]
+    pub fn enqueued(&self) -> u64 {
         self.enqueued
     }
 
-    pub(super) fn is_idle(&self) -> bool {
+    /// Returns whether all tasks have run.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
         self.tasks.is_empty()
     }
 }
 
-/// Chooses what runs next.
-pub(super) struct Scheduler<W> {
+/// The streams of a device. Chooses the task that runs next.
+#[derive(Debug)]
+pub struct Scheduler<W> {
     schedule: Schedule,
-    numbers: Numbers,
+    random: Random,
     queues: Vec<Queue<W>>,
 }
 
 impl<W> Scheduler<W> {
-    pub(super) fn new(schedule: Schedule) -> Self {
+    /// Returns a device without streams.
+    #[must_use]
+    pub fn new(schedule: Schedule) -> Self {
         let seed = match schedule {
             Schedule::Priority(seed) => seed,
             Schedule::Eager | Schedule::Latest => 0,
         };
         Self {
             schedule,
-            numbers: Numbers::new(seed),
+            random: Random::new(seed),
             queues: Vec::new(),
         }
     }
 
-    /// The number of a new stream.
-    pub(super) fn create(&mut self) -> usize {
+    /// Returns the number of a new stream, from 0.
+    pub fn create(&mut self) -> usize {
         self.queues.push(Queue {
             tasks: VecDeque::new(),
             enqueued: 0,
@@ -101,32 +96,39 @@ impl<W> Scheduler<W> {
         self.queues.len() - 1
     }
 
-    /// Draw another priority for a stream.
-    pub(super) fn renew(&mut self, stream: usize) {
-        self.queues[stream].priority = self.numbers.next();
+    /// Draws another priority for a stream.
+    pub fn renew(&mut self, stream: usize) {
+        self.queues[stream].priority = self.random.next();
     }
 
-    pub(super) fn queue(&self, stream: usize) -> &Queue<W> {
+    /// Returns the tasks of a stream.
+    #[must_use]
+    pub fn queue(&self, stream: usize) -> &Queue<W> {
         &self.queues[stream]
     }
 
-    pub(super) fn push(&mut self, stream: usize, task: Task<W>) {
+    /// Enqueues a task. Returns its place.
+    pub fn push(&mut self, stream: usize, task: Task<W>) -> Ticket {
         let queue = &mut self.queues[stream];
         queue.tasks.push_back(task);
         queue.enqueued += 1;
+        let time = queue.enqueued;
+        Ticket { stream, time }
     }
 
-    pub(super) fn is_done(&self, ticket: Ticket) -> bool {
+    /// Returns whether a place was reached.
+    #[must_use]
+    pub fn is_done(&self, ticket: Ticket) -> bool {
         self.queues[ticket.stream].done() >= ticket.time
     }
 
-    /// How many operations to run now that another one was enqueued.
-    pub(super) fn steps(&mut self) -> usize {
+    /// Returns how many tasks to run now that another one was enqueued.
+    pub fn steps(&mut self) -> usize {
         match self.schedule {
             Schedule::Eager => usize::MAX,
             Schedule::Latest => 0,
             Schedule::Priority(_) => {
-                let number = self.numbers.next();
+                let number = self.random.next();
                 if number.is_multiple_of(4) {
                     1 + (number >> 8 & 3) as usize
                 } else {
@@ -136,9 +138,9 @@ impl<W> Scheduler<W> {
         }
     }
 
-    /// Take the next task, and say of which stream; it is needed for `ticket`, if there is one and
-    /// the schedule is late.
-    pub(super) fn take(&mut self, ticket: Option<Ticket>) -> Option<(usize, W)> {
+    /// Takes the next task, and returns it with its stream. With a `ticket` and the latest schedule it
+    /// is a task without which the ticket's place is not reached.
+    pub fn take(&mut self, ticket: Option<Ticket>) -> Option<(usize, W)> {
         let stream = match (self.schedule, ticket) {
             (Schedule::Latest, Some(ticket)) => self.needed(ticket),
             _ => self.highest(),
@@ -147,7 +149,7 @@ impl<W> Scheduler<W> {
         Some((stream, task.work))
     }
 
-    /// Whether the first task of a stream can run.
+    /// Returns whether the first task of a stream can run.
     fn is_ready(&self, queue: &Queue<W>) -> bool {
         let first = queue.tasks.front();
         first.is_some_and(|task| task.after.is_none_or(|ticket| self.is_done(ticket)))
@@ -164,8 +166,8 @@ impl<W> Scheduler<W> {
             .map(|(stream, _)| stream)
     }
 
-    /// A stream whose first task is ready, and must run before `ticket` is done. A wait is for
-    /// something that was enqueued before it, so this ends.
+    /// Returns a stream whose first task is ready, and must run before the ticket's place is reached. A
+    /// task waits for one that was enqueued before it, so this ends.
     fn needed(&self, ticket: Ticket) -> Option<usize> {
         let mut stream = ticket.stream;
         loop {

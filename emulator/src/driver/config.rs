@@ -1,0 +1,146 @@
+//! What an emulated driver has, and what goes wrong there.
+
+use super::codes::Code;
+use crate::device::Schedule;
+
+/// A device of the emulated driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The major and the minor version.
+    pub compute_capability: (u32, u32),
+    /// The number of streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Bytes of device memory.
+    pub memory: usize,
+    /// Bytes of pinned memory.
+    pub pinned: usize,
+    /// When operations run.
+    pub schedule: Schedule,
+    /// Seed of the pattern in memory that was not written, and of the order of lanes.
+    pub seed: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            compute_capability: (9, 0),
+            multiprocessors: 4,
+            memory: 1 << 30,
+            pinned: 1 << 30,
+            schedule: Schedule::Eager,
+            seed: 0x5eed,
+        }
+    }
+}
+
+/// A call that fails, and does nothing else.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inject {
+    /// The name of the function.
+    pub function: String,
+    /// The number of the call, among the calls of this function on the device, from 0.
+    pub call: usize,
+    /// The code that the call returns. After some codes the context does not work any more.
+    pub code: Code,
+}
+
+/// What the driver of a process has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Machine {
+    pub(super) devices: Vec<Config>,
+    /// 1000 × major + 10 × minor.
+    pub(super) version: i32,
+    /// Calls that fail on every device, or that belong to none.
+    pub(super) faults: Vec<Inject>,
+}
+
+impl Default for Machine {
+    fn default() -> Self {
+        Self {
+            devices: Vec::new(),
+            version: 12_000,
+            faults: Vec::new(),
+        }
+    }
+}
+
+impl Machine {
+    /// Parses settings such as `devices=2 schedule=latest capability=8.6 fault=cuInit:0:999`.
+    ///
+    /// # Errors
+    /// Names the setting that is not understood.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let (mut machine, mut count, mut device) = (Self::default(), 1, Config::default());
+        for setting in text.split_whitespace() {
+            let wrong = || format!("the emulated driver does not understand `{setting}`");
+            let (name, value) = setting.split_once('=').ok_or_else(wrong)?;
+            let number = || value.parse::<usize>().map_err(|_| wrong());
+            match name {
+                "devices" => count = number()?,
+                "memory" => device.memory = number()?,
+                "pinned" => device.pinned = number()?,
+                "multiprocessors" => device.multiprocessors = number()? as u32,
+                "seed" => device.seed = number()? as u64,
+                "version" => machine.version = i32::try_from(number()?).map_err(|_| wrong())?,
+                "capability" => {
+                    let (major, minor) = value.split_once('.').ok_or_else(wrong)?;
+                    let part = |text: &str| text.parse().map_err(|_| wrong());
+                    device.compute_capability = (part(major)?, part(minor)?);
+                }
+                "schedule" => {
+                    device.schedule = match value.split_once(':') {
+                        None if value == "eager" => Schedule::Eager,
+                        None if value == "latest" => Schedule::Latest,
+                        Some(("priority", seed)) => {
+                            Schedule::Priority(seed.parse().map_err(|_| wrong())?)
+                        }
+                        _ => return Err(wrong()),
+                    };
+                }
+                "fault" => {
+                    let parts: Vec<_> = value.split(':').collect();
+                    let [function, call, code] = parts[..] else {
+                        return Err(wrong());
+                    };
+                    machine.faults.push(Inject {
+                        function: function.to_owned(),
+                        call: call.parse().map_err(|_| wrong())?,
+                        code: code.parse().map_err(|_| wrong())?,
+                    });
+                }
+                _ => return Err(wrong()),
+            }
+        }
+        machine.devices = vec![device; count];
+        Ok(machine)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_understood_or_named() {
+        let machine = Machine::parse("devices=2 schedule=priority:7 capability=8.6").unwrap();
+        let device = Config {
+            compute_capability: (8, 6),
+            schedule: Schedule::Priority(7),
+            ..Config::default()
+        };
+        assert_eq!(machine.devices, [device.clone(), device]);
+        let machine = Machine::parse("devices=0 version=11040 fault=cuInit:0:999").unwrap();
+        assert_eq!((machine.devices.len(), machine.version), (0, 11_040));
+        assert_eq!(machine.faults[0].code, 999);
+        for wrong in [
+            "devices",
+            "devices=two",
+            "schedule=late",
+            "fault=cuInit:0",
+            "color=1",
+        ] {
+            let error = Machine::parse(wrong).unwrap_err();
+            assert!(error.contains(wrong), "{error}");
+        }
+    }
+}
