@@ -26,8 +26,8 @@
 #                               and sweep: all unless this is set
 # ZARRS_CUDA_EXPORT             the whole path of a folder for arrays that the GPU compressed, which
 #                               the interoperability tests read: none are kept unless this is set
-# ZARRS_CUDA_LIBCUDA            the folder of libcuda.so.1, if the loader does not know it:
-#                               /usr/local/nvidia/lib64 unless this is set
+# ZARRS_CUDA_LIBCUDA            the folder of libcuda.so.1, also if the loader knows another: unless this
+#                               is set, what the loader knows, or else /usr/local/nvidia/lib64
 set -uo pipefail
 # Messages that can be recognised, and bytes for characters.
 export LC_ALL=C
@@ -91,7 +91,8 @@ environment=(ZARRS_CUDA_REQUIRE_GPU=1 RUST_BACKTRACE=1)
 # Containers may have the driver's libraries where the loader does not look.
 libcuda=${ZARRS_CUDA_LIBCUDA:-/usr/local/nvidia/lib64}
 known=$(PATH=$PATH:/usr/sbin:/sbin ldconfig -p 2>/dev/null)
-if [[ $known != *libcuda.so.1* ]] && [ -e "$libcuda/libcuda.so.1" ]; then
+if [ -e "$libcuda/libcuda.so.1" ] &&
+    { [ -n "${ZARRS_CUDA_LIBCUDA:-}" ] || [[ $known != *libcuda.so.1* ]]; }; then
     environment+=("LD_LIBRARY_PATH=$libcuda${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}")
 fi
 

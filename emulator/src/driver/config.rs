@@ -117,6 +117,7 @@ impl Machine {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)] // a test that panics has failed
 mod tests {
     use super::*;
 

@@ -27,6 +27,9 @@ use super::{Failure, wrong};
 use crate::Module;
 use crate::device::Kind;
 
+/// The name of every emulated device.
+pub const DEVICE_NAME: &str = "Emulated device";
+
 /// Returns an opaque pointer for a handle.
 fn opaque<T>(handle: u64) -> *mut T {
     ptr::without_provenance_mut(handle as usize)
@@ -132,7 +135,7 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice) -> Code {
     call("cuDeviceGetName", Of::Device(device), |_, _| {
-        let text = c"Emulated device".to_bytes_with_nul();
+        let text = format!("{DEVICE_NAME}\0");
         if name.is_null() || usize::try_from(len).is_ok_and(|len| len < text.len()) {
             return wrong(codes::INVALID_VALUE, "there is no room for the name");
         }

@@ -3,7 +3,7 @@
 //!
 //! `stand_in.c` says what they check. `zstd.c`, `deflate.c` and `lz4.c` say what they write.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A variant of the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +42,12 @@ pub const FAILURES: u8 = 4;
 /// The digit of a chunk for which nothing is written: its slot, its size and its status keep their
 /// contents.
 pub const SILENT: u8 = FAILURES;
+
+/// Returns whether a file is one of the stand-ins, and not NVIDIA's library.
+#[must_use]
+pub fn is_stand_in(path: &Path) -> bool {
+    path.starts_with(env!("STAND_IN_LIBRARIES"))
+}
 
 impl StandIn {
     /// The file, named as such a library is.

@@ -518,7 +518,7 @@ fn unknown_parts_and_limits_are_errors() {
 }
 
 #[test]
-fn the_drivers_folder_is_added_where_the_loader_does_not_know_it() {
+fn the_drivers_folder_is_added_if_it_is_named_or_unknown() {
     let bundle = Bundle::new();
     bundle.tests(&format!("echo \"path=$LD_LIBRARY_PATH\"\n{PASSING}"));
     bundle.program("bin/ldconfig", "echo 'libc.so.6 => /lib/libc.so.6'");
@@ -537,7 +537,7 @@ fn the_drivers_folder_is_added_where_the_loader_does_not_know_it() {
         "bin/ldconfig",
         "echo 'libcuda.so.1 (libc6) => /lib/libcuda.so.1'",
     );
-    path("");
+    path(folder);
 }
 
 #[test]

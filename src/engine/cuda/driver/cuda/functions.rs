@@ -49,6 +49,18 @@ macro_rules! functions {
             }
         }
 
+        #[cfg(test)]
+        impl Functions {
+            /// Returns the functions of the emulated driver of this process.
+            pub(super) fn emulated() -> Self {
+                use zarrs_cuda_emulator::driver;
+                Self {
+                    $($name: driver::$name,)*
+                    $($of_code: driver::$of_code,)*
+                }
+            }
+        }
+
         $(const _: unsafe fn($($argument),*) -> CUresult = sys::$name;)*
         $(const _: unsafe fn(CUresult, $($of_code_argument),*) -> CUresult = sys::$of_code;)*
     };

@@ -10,6 +10,8 @@
 mod arguments;
 mod capture;
 mod codes;
+#[cfg(test)]
+pub(crate) mod emulated;
 mod functions;
 mod handles;
 mod kernels;

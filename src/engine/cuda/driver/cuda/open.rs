@@ -69,7 +69,7 @@ impl CudaDriver {
         Ok(device)
     }
 
-    fn new(functions: &'static Functions, ordinal: usize) -> Result<Self, DriverError> {
+    pub(super) fn new(functions: &'static Functions, ordinal: usize) -> Result<Self, DriverError> {
         let check = |code, what: &str| succeed(functions, code, what, Some(ordinal));
 
         let mut device: CUdevice = 0;

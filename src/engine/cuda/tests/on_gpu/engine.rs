@@ -39,7 +39,8 @@ pub(super) fn subjects() -> (Vec<bodies::Subject>, [Tuning; 2]) {
 fn shards_of_the_conformance_suite() {
     if let Some(driver) = gpu_or_skip("shards_of_the_conformance_suite") {
         for tuning in [TINY, Tuning::DEFAULT] {
-            bodies::conformance(driver.clone(), None, tuning, cases());
+            // Fewer might all be shards that the host takes.
+            bodies::conformance(driver.clone(), None, tuning, cases().max(16));
         }
     }
 }

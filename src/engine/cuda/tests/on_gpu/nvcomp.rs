@@ -1,7 +1,10 @@
 //! NVIDIA's own compressors, on the device.
 
 use crate::engine::cuda::{
-    driver::{Driver, cuda::gpu_or_skip},
+    driver::{
+        Driver,
+        cuda::{CudaDriver, gpu_or_skip},
+    },
     nvcomp::{
         Format, Nvcomp, Search, VARIABLE,
         tests::{FORMATS, batches},
@@ -13,7 +16,19 @@ use std::env;
 /// the bundle's script does for a bundle with one, or with `ZARRS_CUDA_REQUIRE_NVCOMP=1`.
 pub(super) fn library(test: &str) -> Option<Nvcomp> {
     match Search::new(None).load() {
-        Ok(nvcomp) => Some(nvcomp),
+        Ok(nvcomp) => {
+            // NVIDIA's library takes addresses of a GPU.
+            let is_emulated = CudaDriver::open(0).is_ok_and(|driver| {
+                driver.device().name == zarrs_cuda_emulator::driver::DEVICE_NAME
+            });
+            let path = nvcomp.path().display();
+            let is_stand_in = zarrs_cuda_nvcomp_stand_in::is_stand_in(nvcomp.path());
+            assert!(
+                !is_emulated || is_stand_in,
+                "{path} cannot use an emulated device"
+            );
+            Some(nvcomp)
+        }
         Err(reason) => {
             let required = env::var_os("ZARRS_CUDA_REQUIRE_NVCOMP").is_some_and(|v| v == "1");
             let named = env::var_os(VARIABLE).is_some_and(|file| !file.is_empty());

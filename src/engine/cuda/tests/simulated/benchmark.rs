@@ -21,6 +21,7 @@ use measure::workbench::Workbench;
 use measure::{ELEMENT, FILL_VALUE, Run, Sizes, compressed, made_up, measure};
 
 use crate::engine::cuda::driver::Driver;
+use crate::engine::cuda::driver::cuda::CudaDriver;
 use crate::engine::cuda::driver::simulation::{
     Config, Inject, Kind as Memory, Live, Schedule, Simulation,
 };
@@ -68,7 +69,11 @@ fn tiny() -> Sizes {
 
 fn measured(config: Config) -> (Arc<Simulation>, Value, String) {
     let simulation = Arc::new(Simulation::new(config));
-    let driver: Arc<dyn Driver> = simulation.clone();
+    let (document, lines) = measured_on(simulation.clone());
+    (simulation, document, lines)
+}
+
+fn measured_on(driver: Arc<dyn Driver>) -> (Value, String) {
     let lines = RefCell::new(String::new());
     let saved = RefCell::new(Value::Null);
     let run = Run {
@@ -81,7 +86,7 @@ fn measured(config: Config) -> (Arc<Simulation>, Value, String) {
     };
     let document = measure(&driver, &tiny(), &run);
     assert_eq!(saved.borrow()["goals"], document["goals"]);
-    (simulation, document, lines.into_inner())
+    (document, lines.into_inner())
 }
 
 #[test]
@@ -91,53 +96,77 @@ fn everything_is_measured_and_compared() {
             schedule,
             ..Config::default()
         });
-        assert_eq!(document["errors"], json!([]), "{lines}");
+        check(&document, &lines);
         let violations = simulation.violations();
         assert!(violations.is_empty(), "{violations:#?}");
         assert_eq!(simulation.live(), Live::default());
-        for (section, count, verified) in [
-            // A copy; two scatters and an unscatter, in two orders; CRC32C; gather; split.
-            ("on_device", 1 + 6 + 1 + 4 + 2, true),
-            ("bus", 3, true),
-            ("pinned_to_pinned", 4, false),
-            ("staging", 4, true),
-            ("encode", 8, true),
-            ("decode", 8, true),
-            // Two sizes of shards, four compressors, one call and two calls.
-            ("compressed", 16, true),
-            ("compressed_sweep", 4, true),
-            ("sweep", 6, true),
-        ] {
-            let rows = document[section]["rows"].as_array().unwrap();
-            assert_eq!(rows.len(), count, "{section}\n{lines}");
-            for row in rows {
-                assert_eq!(row["verified"], verified, "{row}");
-                assert!(row["seconds"]["median"].as_f64().unwrap() > 0.0, "{row}");
-                assert!(row["gb_per_s"]["median"].as_f64().unwrap() > 0.0, "{row}");
-                for ratio in row["ratios"].as_object().unwrap().values() {
-                    assert!(ratio["value"].as_f64().unwrap() > 0.0, "{row}");
-                    assert!(ratio["best"].as_f64().unwrap() > 0.0, "{row}");
-                }
-            }
-        }
-        // Two scatters, two runs that are long enough; four with the engine alone, eight encodes;
-        // all compressors but gzip, and two of them against zarrs.
-        let goals = 4 + 4 + 8 + 12 + 8;
-        assert_eq!(document["goals"].as_array().unwrap().len(), goals);
-        assert_eq!(document["sweep"]["left_out_for_time"], 0);
-        for row in document["compressed"]["rows"].as_array().unwrap() {
-            assert_eq!(row["subchunks_on_host"], 0);
-            assert_eq!(row["limits_gb_per_s"].as_array().unwrap().len(), 4);
-            for key in ["compression_ratio", "host_compression_ratio"] {
-                assert!(row[key].as_f64().unwrap() > 0.5, "{row}");
-            }
-            for key in ["host_gb_per_s", "zarrs_gb_per_s"] {
-                assert!(row[key]["median"].as_f64().unwrap() > 0.0, "{row}");
-            }
-            assert!(row["stages_gb_per_s"]["compress"].as_f64().unwrap() > 0.0);
-        }
-        assert!(lines.contains("goals met"), "{lines}");
     }
+}
+
+/// The same through the functions of a CUDA driver, in a process that has one.
+#[test]
+#[cfg(target_os = "linux")]
+fn everything_is_measured_through_a_driver() {
+    use crate::engine::cuda::tests::emulated::processes::child_of;
+    child_of(
+        module_path!(),
+        "measures_through_a_driver",
+        "schedule=latest",
+    );
+}
+
+#[test]
+#[ignore = "everything_is_measured_through_a_driver runs it"]
+fn measures_through_a_driver() {
+    let (document, lines) = measured_on(CudaDriver::open(0).unwrap());
+    check(&document, &lines);
+}
+
+/// Checks that everything was measured, and compared with the expected bytes.
+fn check(document: &Value, lines: &str) {
+    assert_eq!(document["errors"], json!([]), "{lines}");
+    for (section, count, verified) in [
+        // A copy; two scatters and an unscatter, in two orders; CRC32C; gather; split.
+        ("on_device", 1 + 6 + 1 + 4 + 2, true),
+        ("bus", 3, true),
+        ("pinned_to_pinned", 4, false),
+        ("staging", 4, true),
+        ("encode", 8, true),
+        ("decode", 8, true),
+        // Two sizes of shards, four compressors, one call and two calls.
+        ("compressed", 16, true),
+        ("compressed_sweep", 4, true),
+        ("sweep", 6, true),
+    ] {
+        let rows = document[section]["rows"].as_array().unwrap();
+        assert_eq!(rows.len(), count, "{section}\n{lines}");
+        for row in rows {
+            assert_eq!(row["verified"], verified, "{row}");
+            assert!(row["seconds"]["median"].as_f64().unwrap() > 0.0, "{row}");
+            assert!(row["gb_per_s"]["median"].as_f64().unwrap() > 0.0, "{row}");
+            for ratio in row["ratios"].as_object().unwrap().values() {
+                assert!(ratio["value"].as_f64().unwrap() > 0.0, "{row}");
+                assert!(ratio["best"].as_f64().unwrap() > 0.0, "{row}");
+            }
+        }
+    }
+    // Two scatters, two runs that are long enough; four with the engine alone, eight encodes;
+    // all compressors but gzip, and two of them against zarrs.
+    let goals = 4 + 4 + 8 + 12 + 8;
+    assert_eq!(document["goals"].as_array().unwrap().len(), goals);
+    assert_eq!(document["sweep"]["left_out_for_time"], 0);
+    for row in document["compressed"]["rows"].as_array().unwrap() {
+        assert_eq!(row["subchunks_on_host"], 0);
+        assert_eq!(row["limits_gb_per_s"].as_array().unwrap().len(), 4);
+        for key in ["compression_ratio", "host_compression_ratio"] {
+            assert!(row[key].as_f64().unwrap() > 0.5, "{row}");
+        }
+        for key in ["host_gb_per_s", "zarrs_gb_per_s"] {
+            assert!(row[key]["median"].as_f64().unwrap() > 0.0, "{row}");
+        }
+        assert!(row["stages_gb_per_s"]["compress"].as_f64().unwrap() > 0.0);
+    }
+    assert!(lines.contains("goals met"), "{lines}");
 }
 
 #[test]

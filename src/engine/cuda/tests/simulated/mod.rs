@@ -26,7 +26,7 @@ use crate::layout::SubchunkGrid;
 use crate::plan::WithFallback;
 
 /// So small that a shard of a few KiB has many batches of many slabs, and every ring wraps around.
-const TINY: Tuning = Tuning {
+pub(super) const TINY: Tuning = Tuning {
     slab: 384,
     ring: 2,
     batch: 1200,
@@ -34,7 +34,7 @@ const TINY: Tuning = Tuning {
     batches: 2,
 };
 
-fn limits() -> Limits {
+pub(super) fn limits() -> Limits {
     Limits {
         devices: None,
         device_memory: Some(1 << 24),
@@ -43,7 +43,7 @@ fn limits() -> Limits {
 }
 
 /// A shard, its chain, and elements that leave some subchunks empty.
-struct Shard {
+pub(super) struct Shard {
     grid: SubchunkGrid,
     chain: KnownChain,
     elements: Vec<u8>,
@@ -67,7 +67,7 @@ const SUBCHUNKS: usize = 36;
 
 impl Shard {
     /// A shard whose every third subchunk is empty.
-    fn new(stages: usize) -> Self {
+    pub(super) fn new(stages: usize) -> Self {
         Self::with(stages, Empty::EachThird, false)
     }
 
@@ -139,7 +139,7 @@ impl Shard {
     }
 
     /// Encodes the shard and decodes it again on `engine`, and compares both with the host.
-    fn round_trip(&self, engine: &dyn Engine) -> Result<(), EngineError> {
+    pub(super) fn round_trip(&self, engine: &dyn Engine) -> Result<(), EngineError> {
         let job = self.job();
         let host = HostEngine.encode(&job, &self.elements, 3, 5)?;
         let encoded = engine.encode(&job, &self.elements, 3, 5)?;
