@@ -85,6 +85,7 @@ impl Arenas {
             device: self.device.0,
             pinned_in: self.pinned_in.0,
             pinned_out: self.pinned_out.0,
+            reads_uploads: false,
         }
     }
 }
@@ -107,6 +108,8 @@ pub(super) struct Capacity {
     pub(super) device: usize,
     pub(super) pinned_in: usize,
     pub(super) pinned_out: usize,
+    /// Whether the host also reads the memory for uploads.
+    pub(super) reads_uploads: bool,
 }
 
 impl Capacity {
@@ -129,5 +132,6 @@ impl Capacity {
         self.device >= other.device
             && self.pinned_in >= other.pinned_in
             && self.pinned_out >= other.pinned_out
+            && self.reads_uploads >= other.reads_uploads
     }
 }

@@ -63,9 +63,13 @@ impl Lane {
     fn allocate(&mut self) -> Result<(), DriverError> {
         let device = self.device.clone();
         let driver = device.driver();
+        let uploads = if self.capacity.reads_uploads {
+            PinnedUse::Both
+        } else {
+            PinnedUse::ToDevice
+        };
         self.memory = Some(driver.allocate(self.capacity.device.max(1))?);
-        self.pinned_in =
-            Some(driver.allocate_pinned(self.capacity.pinned_in.max(1), PinnedUse::ToDevice)?);
+        self.pinned_in = Some(driver.allocate_pinned(self.capacity.pinned_in.max(1), uploads)?);
         self.pinned_out =
             Some(driver.allocate_pinned(self.capacity.pinned_out.max(1), PinnedUse::FromDevice)?);
         for _ in 0..3 {
@@ -90,6 +94,7 @@ impl Lane {
             device: len,
             pinned_in,
             pinned_out,
+            ..
         } = self.capacity;
         let whole = |len| Region { offset: 0, len };
         driver.discard(Span::Device(running.device(whole(len))))?;

@@ -98,11 +98,13 @@ pub enum Access {
 /// Which side writes pinned memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PinnedUse {
-    /// The host writes, the device reads. The memory may be write-combined, which makes reads by
-    /// the host slow.
+    /// The host writes, the device reads. The memory may be write-combined, which makes reads by the
+    /// host slow.
     ToDevice,
     /// The device writes, the host reads.
     FromDevice,
+    /// The host and the device read and write.
+    Both,
 }
 
 /// The name of a wait, a record or a synchronisation: unique in the engine.

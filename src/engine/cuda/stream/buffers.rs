@@ -11,7 +11,7 @@ use super::shared::{InputMemory, OutputMemory, Shared};
 use crate::engine::EngineError;
 use crate::engine::cuda::arena::Region;
 use crate::engine::cuda::copiers::Copy;
-use crate::engine::cuda::driver::{Access, DriverError, PinnedUse, Site, Span};
+use crate::engine::cuda::driver::{Access, DriverError, Site, Span};
 use crate::engine::cuda::lane::Running;
 use crate::engine::stream::{DeviceBytes, Input, Output, Reusable};
 
@@ -77,7 +77,7 @@ impl CudaInput {
     }
 
     fn address(&self) -> *mut u8 {
-        self.shared.pinned(PinnedUse::ToDevice, self.region)
+        self.shared.input(self.region)
     }
 
     /// The regions of the input in the lane: in pinned memory, and on the device.
@@ -287,7 +287,7 @@ impl CudaOutput {
         if let OutputMemory::Pinned { region, written } = &mut memory
             && !std::mem::replace(written, true)
         {
-            let to = shared.pinned(PinnedUse::FromDevice, *region);
+            let to = shared.output(*region);
             // SAFETY: the region, which nothing else uses, and which no device was told to write.
             unsafe { to.write_bytes(0, region.len) };
         }
@@ -326,9 +326,7 @@ impl CudaOutput {
 
     fn address(&self) -> *mut u8 {
         match &self.memory {
-            Some(OutputMemory::Pinned { region, .. }) => {
-                self.shared.pinned(PinnedUse::FromDevice, *region)
-            }
+            Some(OutputMemory::Pinned { region, .. }) => self.shared.output(*region),
             _ => std::ptr::dangling_mut(),
         }
     }

@@ -8,9 +8,7 @@ use crate::MemoryEstimate;
 use crate::engine::EngineError;
 use crate::engine::cuda::arena::Region;
 use crate::engine::cuda::device::{Device, Entered};
-use crate::engine::cuda::driver::{
-    DriverError, EventId, Fault, PinnedMemory, PinnedUse, Site, StreamId,
-};
+use crate::engine::cuda::driver::{DriverError, EventId, Fault, PinnedMemory, Site, StreamId};
 use crate::engine::cuda::enqueue::{Encoding, prepare};
 use crate::engine::cuda::lane::{Lane, Running};
 use crate::engine::cuda::lanes::Devices;
@@ -249,14 +247,14 @@ impl Shared {
         lock(&self.reusables).free.push(event);
     }
 
-    /// The address of pinned memory.
-    pub(super) fn pinned(&self, pinned: PinnedUse, region: Region) -> *mut u8 {
-        let [to_device, from_device] = self.pinned;
-        let memory = match pinned {
-            PinnedUse::ToDevice => to_device,
-            PinnedUse::FromDevice => from_device,
-        };
-        memory.0.as_ptr().wrapping_add(region.offset)
+    /// The address of an input's pinned memory.
+    pub(super) fn input(&self, region: Region) -> *mut u8 {
+        self.pinned[0].0.as_ptr().wrapping_add(region.offset)
+    }
+
+    /// The address of an output's pinned memory.
+    pub(super) fn output(&self, region: Region) -> *mut u8 {
+        self.pinned[1].0.as_ptr().wrapping_add(region.offset)
     }
 
     pub(super) fn take_input(&self) -> Option<InputMemory> {

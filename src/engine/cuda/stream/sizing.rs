@@ -2,7 +2,7 @@
 
 use super::padding::Padding;
 use crate::MemoryEstimate;
-use crate::engine::cuda::arena::{Arena, Arenas, Region, Tuning};
+use crate::engine::cuda::arena::{Arena, Arenas, Capacity, Region, Tuning};
 use crate::engine::cuda::sizing::{KernelRegions, ShardKind, Sizing};
 use crate::engine::stream::StreamJob;
 use crate::engine::subchunk::stages::encoded_bound;
@@ -93,7 +93,11 @@ impl StreamSizing {
             let inputs = regions(&mut arenas.pinned_in, inputs, padded)?;
             let raws = regions(&mut arenas.device, inputs.len(), padded)?;
             let outputs = regions(&mut arenas.pinned_out, job.outputs.max(1), output)?;
-            lane.capacity = arenas.capacity();
+            lane.capacity = Capacity {
+                // The host encodes a batch that the device failed to encode.
+                reads_uploads: true,
+                ..arenas.capacity()
+            };
             Some(Self {
                 lane,
                 padding: Padding::new(&job.grid),

@@ -267,7 +267,7 @@ impl Driver for CudaDriver {
     fn allocate_pinned(&self, len: usize, pinned: PinnedUse) -> Result<PinnedMemory, DriverError> {
         let flags = match pinned {
             PinnedUse::ToDevice => CU_MEMHOSTALLOC_WRITECOMBINED,
-            PinnedUse::FromDevice => 0,
+            PinnedUse::FromDevice | PinnedUse::Both => 0,
         };
         let mut memory = ptr::null_mut();
         let operation = || format!("allocate {len} bytes of pinned memory");

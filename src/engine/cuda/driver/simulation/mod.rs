@@ -186,6 +186,11 @@ impl Simulation {
         self.lock().memory.peak(kind)
     }
 
+    /// How many bytes the host has read of memory that it only writes: on a GPU that is slow.
+    pub(crate) fn uploads_read(&self) -> usize {
+        self.lock().uploads_read
+    }
+
     /// How often each was asked for so far.
     pub(crate) fn counts(&self) -> Counts {
         self.lock().faults.counts
@@ -361,10 +366,13 @@ impl Driver for Simulation {
         })
     }
 
-    fn allocate_pinned(&self, len: usize, _: PinnedUse) -> Result<PinnedMemory, DriverError> {
+    fn allocate_pinned(&self, len: usize, pinned: PinnedUse) -> Result<PinnedMemory, DriverError> {
         let operation = format_args!("allocate {len} bytes of pinned memory");
         self.run(Call::Use, operation, |state| {
             let address = state.allocate(len, Kind::Pinned)?;
+            if let Some(allocation) = state.memory.get_mut(address) {
+                allocation.known.is_for_uploads = pinned == PinnedUse::ToDevice;
+            }
             let first = NonNull::new(ptr::with_exposed_provenance_mut(address as usize));
             first.map(PinnedMemory).ok_or_else(|| {
                 let message = "an allocation begins at address 0".to_owned();

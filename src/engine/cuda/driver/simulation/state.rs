@@ -37,6 +37,8 @@ pub(super) struct Uses {
     pub(super) history: History,
     /// The bytes that were written, when everything that is enqueued has run.
     pub(super) written: Intervals,
+    /// Whether the host only writes it, and the device only reads it.
+    pub(super) is_for_uploads: bool,
 }
 
 /// Nanoseconds on the simulated device.
@@ -95,6 +97,8 @@ pub(super) struct State {
     pub(super) sectors: Vec<AccessCount>,
     /// How many kernels ran.
     pub(super) launches: u64,
+    /// Bytes that the host has read of memory for uploads.
+    pub(super) uploads_read: usize,
     /// How often each thread has entered.
     pub(super) current: HashMap<ThreadId, usize>,
     /// What went wrong in an operation that ran after the call that enqueued it.
@@ -121,6 +125,7 @@ impl State {
             sites: BTreeSet::new(),
             sectors: Vec::new(),
             launches: 0,
+            uploads_read: 0,
             current: HashMap::new(),
             failed: None,
             scheduler: Scheduler::new(config.schedule),

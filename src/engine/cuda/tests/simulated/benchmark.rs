@@ -69,11 +69,11 @@ fn tiny() -> Sizes {
 
 fn measured(config: Config) -> (Arc<Simulation>, Value, String) {
     let simulation = Arc::new(Simulation::new(config));
-    let (document, lines) = measured_on(simulation.clone());
+    let (document, lines) = measured_on(&(simulation.clone() as Arc<dyn Driver>));
     (simulation, document, lines)
 }
 
-fn measured_on(driver: Arc<dyn Driver>) -> (Value, String) {
+fn measured_on(driver: &Arc<dyn Driver>) -> (Value, String) {
     let lines = RefCell::new(String::new());
     let saved = RefCell::new(Value::Null);
     let run = Run {
@@ -84,7 +84,7 @@ fn measured_on(driver: Arc<dyn Driver>) -> (Value, String) {
         },
         save: &|document| *saved.borrow_mut() = document.clone(),
     };
-    let document = measure(&driver, &tiny(), &run);
+    let document = measure(driver, &tiny(), &run);
     assert_eq!(saved.borrow()["goals"], document["goals"]);
     (document, lines.into_inner())
 }
@@ -118,7 +118,7 @@ fn everything_is_measured_through_a_driver() {
 #[test]
 #[ignore = "everything_is_measured_through_a_driver runs it"]
 fn measures_through_a_driver() {
-    let (document, lines) = measured_on(CudaDriver::open(0).unwrap());
+    let (document, lines) = measured_on(&(CudaDriver::open(0).unwrap() as Arc<dyn Driver>));
     check(&document, &lines);
 }
 

@@ -190,4 +190,9 @@ fn assert_clean(simulation: &Simulation) {
     let violations = simulation.violations();
     assert!(violations.is_empty(), "{violations:#?}");
     assert_eq!(simulation.live(), Live::default());
+    assert_eq!(
+        simulation.uploads_read(),
+        0,
+        "bytes of write-combined memory"
+    );
 }

@@ -162,10 +162,13 @@ impl State {
     pub(crate) fn host_access(&mut self, span: Span, access: Access) -> Result<(), Failure> {
         let place = self.place(span, access)?;
         self.check(&place, None)?;
-        if access != Access::Read
-            && let Some(allocation) = self.memory.get_mut(place.address)
-        {
-            allocation.known.written.insert(place.bytes);
+        if let Some(allocation) = self.memory.get_mut(place.address) {
+            if access != Access::Write && allocation.known.is_for_uploads {
+                self.uploads_read += place.bytes.len();
+            }
+            if access != Access::Read {
+                allocation.known.written.insert(place.bytes);
+            }
         }
         Ok(())
     }
