@@ -2,7 +2,7 @@
 //! embeds.
 
 use crate::{
-    Result,
+    Result, machine_code,
     nvrtc::Nvrtc,
     occupancy::{self, ARCHITECTURES},
     ptx::Module,
@@ -54,11 +54,17 @@ pub(crate) fn write() -> Result<()> {
     Ok(())
 }
 
-/// Compiles all kernels, reports their resources, and fails if the checked-in files differ.
+/// Compiles all kernels, reports their resources, and checks their machine code. Fails if the
+/// checked-in files differ.
 pub(crate) fn check() -> Result<()> {
     let toolchain = pypi::install("kernels-toolchain.txt")?;
     let modules = compile(&toolchain)?;
     report(&toolchain, &modules)?;
+    let files: Vec<_> = modules
+        .iter()
+        .map(|module| assembled(&module.name))
+        .collect();
+    machine_code::check(&files, &target().join("kernels-toolchain/ptx"))?;
 
     let outputs = outputs(&modules);
     let mut drifted = stale(&outputs)?;
@@ -207,6 +213,12 @@ pub(crate) struct Module {
     text
 }
 
+/// The file with a module that assemblers read.
+fn assembled(module: &str) -> PathBuf {
+    let folder = target().join("kernels-toolchain/ptx");
+    folder.join(module).with_extension("ptx")
+}
+
 /// Prints the resources of each kernel. Fails if one spills.
 fn report(toolchain: &Path, modules: &[Module]) -> Result<()> {
     let assembler = toolchain.join("nvidia/cuda_nvcc/bin/ptxas");
@@ -217,7 +229,7 @@ fn report(toolchain: &Path, modules: &[Module]) -> Result<()> {
     let mut lines = vec![heading()];
     let mut spills = String::new();
     for module in modules {
-        let file = folder.join(&module.name).with_extension("ptx");
+        let file = assembled(&module.name);
         fs::write(&file, &module.text).map_err(|e| format!("{}: {e}", file.display()))?;
         let mut on = BTreeMap::new();
         for sm in NO_SPILLS {

@@ -8,6 +8,7 @@ mod fuzz;
 mod kernels;
 mod lines;
 mod links;
+mod machine_code;
 mod mutants;
 mod nvcomp;
 #[allow(unsafe_code)]

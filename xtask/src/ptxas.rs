@@ -1,4 +1,4 @@
-//! Runs ptxas, which assembles PTX to machine code. Only its report is used.
+//! Runs ptxas, which assembles PTX to machine code, and reports the resources of kernels.
 
 use crate::{Result, output};
 use std::{path::Path, process::Command};
@@ -16,10 +16,21 @@ pub(crate) struct Resources {
 
 /// Assembles `ptx` for `sm`. Returns the resources of each function.
 pub(crate) fn resources(ptxas: &Path, ptx: &Path, sm: u32) -> Result<Vec<(String, Resources)>> {
+    assemble(ptxas, ptx, sm, Path::new("/dev/null"))
+}
+
+/// As [`resources`], and writes the machine code to `to`.
+pub(crate) fn assemble(
+    ptxas: &Path,
+    ptx: &Path,
+    sm: u32,
+    to: &Path,
+) -> Result<Vec<(String, Resources)>> {
     let mut command = Command::new(ptxas);
     command
         .args(["--verbose", "--gpu-name", &format!("sm_{sm}")])
-        .args(["--output-file", "/dev/null"])
+        .arg("--output-file")
+        .arg(to)
         .arg(ptx);
     parse(&output(&mut command)?).map_err(|line| format!("{command:?} says what is new: {line}"))
 }
