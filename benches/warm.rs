@@ -1,6 +1,7 @@
 //! Prepares memory before the clock starts.
 
 use std::error::Error;
+use std::io;
 
 use memmap2::MmapMut;
 
@@ -13,10 +14,20 @@ const BUFFERS: u64 = 1 << 30;
 /// A hypervisor may reclaim memory that a guest does not use (free page reporting). Touching a
 /// reclaimed page can be ten times slower than touching a free one. A contender that needs more
 /// memory than the previous one would then pay for both.
+#[allow(dead_code, reason = "not all benchmarks call both")]
 pub(crate) fn warm(bytes: u64) -> Result<(), Box<dyn Error>> {
+    touch((bytes + BUFFERS).try_into()?)?;
+    Ok(())
+}
+
+/// Touches `bytes` of memory and frees it.
+pub(crate) fn touch(bytes: usize) -> io::Result<()> {
+    if bytes == 0 {
+        return Ok(());
+    }
     /// No system has smaller pages.
     const PAGE: usize = 4096;
-    let mut memory = MmapMut::map_anon((bytes + BUFFERS).try_into()?)?;
+    let mut memory = MmapMut::map_anon(bytes)?;
     // A kernel without huge pages returns an error, which is ignored.
     #[cfg(target_os = "linux")]
     memory.advise(memmap2::Advice::HugePage).ok();

@@ -5,10 +5,11 @@
 #   benchmark     what the kernels, the bus and the engine reach             330 s
 #   memcheck, racecheck, synccheck, initcheck
 #                 tests under one tool of compute-sanitizer                  120 s each
+#   profile       what ncu says of scatter, gather and crc32c                90 s
 #
-# The first two take less than ten minutes together, and so do the four tools.
+# The first two take less than ten minutes together, and so do the other five.
 #
-# Writes two files into the folder OUT, or the working directory, over those of an earlier run:
+# Writes two files, or three, into the folder OUT, or the working directory, over those of an earlier run:
 # zarrs_cuda-gpu.json, anew before and after every part, so that whoever ends this script early
 # loses one part alone; and zarrs_cuda-gpu.log, what all parts printed. Fails if a part failed.
 #
@@ -16,7 +17,7 @@
 # the program), "absent" (nothing to run it with: a reason says so, and it is no failure), "skipped"
 # (the suites had hung the GPU), "running" or "waiting" (this script was ended before).
 #
-# Needs Linux on x86-64, bash, the usual commands (coreutils, sed, awk, grep), an NVIDIA driver for
+# Needs Linux on x86-64, bash, the usual commands (coreutils, sed, awk, grep; tar and gzip for arrays), an NVIDIA driver for
 # CUDA 12.0 or newer, and the glibc that the file named glibc says: 2.34 where the bundle was built on
 # Debian 12. nvCOMP needs a libstdc++.so.6 as well, of GCC 6 or newer, and xz or python3 to unpack it.
 #
@@ -24,17 +25,18 @@
 # ZARRS_CUDA_SANITIZER          the whole path of compute-sanitizer; unless this is set it is looked for
 # ZARRS_CUDA_SECTIONS           sections of the benchmark, of kernels, bus, pinned, staging, whole, compressed
 #                               and sweep: all unless this is set
-# ZARRS_CUDA_EXPORT             the whole path of a folder for arrays that the GPU compressed, which
-#                               the interoperability tests read: none are kept unless this is set
+# ZARRS_CUDA_EXPORT             if this is set, the suites write arrays that the GPU compressed, which the
+#                               interoperability tests read: the archive zarrs_cuda-gpu-arrays.tar.gz
+# ZARRS_CUDA_NCU                the whole path of ncu; unless this is set it is looked for
 # ZARRS_CUDA_LIBCUDA            the folder of libcuda.so.1, also if the loader knows another: unless this
 #                               is set, what the loader knows, or else /usr/local/nvidia/lib64
 set -uo pipefail
 # Messages that can be recognised, and bytes for characters.
 export LC_ALL=C
 
-all=(suites benchmark memcheck racecheck synccheck initcheck)
+all=(suites benchmark memcheck racecheck synccheck initcheck profile)
 declare -A limit=([suites]=240 [benchmark]=330 [memcheck]=120 [racecheck]=120 [synccheck]=120
-    [initcheck]=120)
+    [initcheck]=120 [profile]=90)
 
 for name in "$@"; do
     if [[ " ${all[*]} " != *" $name "* ]]; then
@@ -202,8 +204,19 @@ starts() {
 suites() {
     begin suites
     starts "$tests" || return
+    local export=()
+    if [ -n "${ZARRS_CUDA_EXPORT:-}" ]; then
+        export=(env "ZARRS_CUDA_EXPORT=$temporary/arrays")
+        mkdir -p "$temporary/arrays"
+    fi
     # What tests print is a result where they only look.
-    run "${limit[suites]}" "$tests" ::on_gpu:: --show-output
+    run "${limit[suites]}" "${export[@]}" "$tests" ::on_gpu:: --show-output
+    if [ -n "${ZARRS_CUDA_EXPORT:-}" ] &&
+        ! tar -C "$temporary/arrays" -czf "$out/zarrs_cuda-gpu-arrays.tar.gz" . 2>>"$log" &&
+        [ "$result" = passed ]; then
+        result=failed
+        printed+=$'\n'"the arrays could not be packed"
+    fi
     end
 }
 
@@ -227,7 +240,7 @@ probe=::on_gpu::kernels::the_driver_compiles_every_kernel
 tool() {
     local name=$1 seconds=$((limit[$1] < 60 ? limit[$1] : 60)) reason
     # Not the driver's suite: it asks for what is refused, which memcheck reports.
-    local filters=(::on_gpu::kernels ::on_gpu::engine)
+    local filters=(::on_gpu::kernels ::on_gpu::engine) exclude=() option=--kernel-name-exclude
     if [ "$name" = initcheck ]; then
         # The kernels' own tests upload all that their kernels may read.
         filters=(::on_gpu::engine)
@@ -238,8 +251,15 @@ tool() {
     fi
     begin "$name"
     starts "$tests" || return
+    if [ "$name" = racecheck ] || [ "$name" = initcheck ]; then
+        # nvCOMP's own kernels have known hazards. Older versions have another name for the option.
+        if [[ $("$sanitizer" --help 2>&1) != *$option* ]]; then
+            option=--kernel-regex-exclude
+        fi
+        exclude=("$option" kns=nvcomp)
+    fi
     local command=(env ZARRS_CUDA_GPU_CASES=4 "$sanitizer" --tool "$name" --error-exitcode 9
-        "$tests" --test-threads=1)
+        "${exclude[@]}" "$tests" --test-threads=1)
     run "$seconds" "${command[@]}" "$probe"
     if [ "$result" != passed ]; then
         reason=$(grep -v -e '^[=[:space:]]*$' -e 'ERROR SUMMARY' <<<"$printed" | tail -n 1)
@@ -253,6 +273,45 @@ tool() {
         fi
     fi
     run "${limit[$name]}" "${command[@]}" "${filters[@]}"
+    end
+}
+
+# What is measured of each kernel: time, memory throughput, occupancy, and the sectors of a request.
+metrics=gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed
+metrics+=,sm__warps_active.avg.pct_of_peak_sustained_active
+metrics+=,l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio
+metrics+=,l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_st.ratio
+
+profile() {
+    local ncu=${ZARRS_CUDA_NCU:-} path
+    if [ -z "${ZARRS_CUDA_NCU+set}" ]; then
+        for path in "$(command -v ncu)" /usr/local/cuda{,-*}/bin/ncu \
+            /opt/nvidia/nsight-compute/*/ncu; do
+            if [ -f "$path" ] && [ -x "$path" ]; then
+                ncu=$path
+                break
+            fi
+        done
+    fi
+    if ! [ -f "$ncu" ] || ! [ -x "$ncu" ]; then
+        without profile absent "ncu is not installed"
+        return
+    fi
+    if [ ! -e "$bench" ]; then
+        without profile absent "it is not in this bundle"
+        return
+    fi
+    begin profile
+    starts "$bench" || return
+    run "${limit[profile]}" "$ncu" --csv --metrics "$metrics" --launch-count 40 \
+        --kernel-name 'regex:^(scatter|unscatter|gather|crc32c)' "$bench" --bench kernels
+    if [ "$result" != passed ] && [[ $printed == *ERR_NVGPUCTRPERM* ]]; then
+        without profile absent "this user may not read the counters of the GPU (ERR_NVGPUCTRPERM)"
+        return
+    fi
+    if [ "$result" = passed ] && [[ $printed == *"No kernels were profiled"* ]]; then
+        result=empty
+    fi
     end
 }
 
@@ -310,6 +369,7 @@ for name in "${parts[@]}"; do
         fi
         ;;
     benchmark) benchmark ;;
+    profile) profile ;;
     *) tool "$name" ;;
     esac
 done

@@ -428,13 +428,13 @@ impl<'a> Subject<'a> {
         let encode = |engine: &dyn Engine| -> Result<f64> {
             let first = rings.take(calls);
             let call = |i: usize| engine.encode(&job, shards[(first + i) % shards.len()], 0, 0);
-            Ok(together(calls, call)?.0)
+            Ok(together(calls, len, call)?.0)
         };
         let by = &self.zarrs;
         let by_zarrs = || -> Result<f64> {
             let (first, threads) = (rings.take(calls), job.threads.get());
             let shard = |i: usize| shards[(first + i) % shards.len()];
-            Ok(together(calls, |i| by.encode(shard(i), threads))?.0)
+            Ok(together(calls, len, |i| by.encode(shard(i), threads))?.0)
         };
         let before = self.engine.counters().snapshot();
         let [alone, bus, filled, emptied, device, host, zarrs] = race(
@@ -535,7 +535,10 @@ fn sweep(engine: &CudaEngine, sizes: &Sizes, data: &Data, report: &mut Report<'_
                 sizes.sweep_rounds,
                 [&mut |round| {
                     let shard = |i: usize| shards[(round * calls + i) % shards.len()];
-                    Ok(together(calls, |i| tuned.encode(&job, shard(i), 0, 0))?.0)
+                    Ok(together(calls, shards[0].len(), |i| {
+                        tuned.encode(&job, shard(i), 0, 0)
+                    })?
+                    .0)
                 }],
             )?;
             let name = format!("{} KiB, {calls} at once", compressed_batch >> 10);

@@ -24,6 +24,8 @@ pub(crate) mod report;
 pub(crate) mod samples;
 pub(crate) mod staging;
 pub(crate) mod sweep;
+#[path = "../../warm.rs"]
+mod warm;
 pub(crate) mod whole;
 pub(crate) mod workbench;
 

@@ -68,7 +68,7 @@ pub(crate) fn measure(
                 sizes.warm_up,
                 sizes.rounds,
                 [&mut |_| bus.seconds_of_both(), &mut |_| {
-                    let (seconds, stored) = together(calls, encode)?;
+                    let (seconds, stored) = together(calls, 0, encode)?;
                     require(stored.iter().all(|&stored| stored == expected), || {
                         "subchunks did not come back".to_string()
                     })?;

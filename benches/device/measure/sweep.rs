@@ -78,7 +78,8 @@ pub(crate) fn measure(
             sizes.sweep_rounds,
             [&mut |round| {
                 let shard = shards[round % shards.len()];
-                let (seconds, encoded) = together(1, |_| tuned.encode(&job, shard, 0, 0))?;
+                let (seconds, encoded) =
+                    together(1, shard.len(), |_| tuned.encode(&job, shard, 0, 0))?;
                 require(round > 0 || encoded[0].bytes == expected, || {
                     format!("{point:?}: wrong bytes")
                 })?;

@@ -14,7 +14,7 @@ use super::bus::Bus;
 use super::failure::{Failure, Result, require};
 use super::report::{Report, Row};
 use super::samples::{race, rate};
-use super::{Kind, Sizes, cores};
+use super::{Kind, Sizes, cores, warm};
 use zarrs_cuda::Metrics;
 use zarrs_cuda::internals::cuda::CudaEngine;
 use zarrs_cuda::internals::cuda::copiers::Copy;
@@ -28,10 +28,12 @@ const GOAL: f64 = 0.8;
 /// The purpose of the memory, for error messages.
 const OUTPUT: &str = "a benchmark's output";
 
-/// Runs `calls` concurrent calls of `f`. Returns the seconds from the start of the first to the end
+/// Runs `calls` concurrent calls of `f`. Before the clock starts, `output` bytes of memory are touched
+/// and freed for each call. Returns the seconds from the start of the first to the end
 /// of the last, and the results, which are dropped after the clock has stopped.
 pub(crate) fn together<T: Send>(
     calls: usize,
+    output: usize,
     f: impl Fn(usize) -> std::result::Result<T, EngineError> + Sync,
 ) -> Result<(f64, Vec<T>)> {
     let barrier = Barrier::new(calls);
@@ -40,10 +42,11 @@ pub(crate) fn together<T: Send>(
             .map(|call| {
                 let (barrier, f) = (&barrier, &f);
                 scope.spawn(move || {
+                    let touched = warm::touch(output);
                     barrier.wait();
                     let begin = Instant::now();
                     let result = f(call);
-                    (begin, Instant::now(), result)
+                    (begin, Instant::now(), touched.map(|()| result))
                 })
             })
             .collect();
@@ -57,7 +60,7 @@ pub(crate) fn together<T: Send>(
         let (begin, end, value) = result.map_err(|_| Failure("a call panicked".to_string()))?;
         begins.push(begin);
         ends.push(end);
-        values.push(value?);
+        values.push(value??);
     }
     let (begin, end) = (begins.into_iter().min(), ends.into_iter().max());
     let seconds = begin
@@ -203,6 +206,7 @@ impl<'a> Rings<'a> {
     /// Times filling a new `Vec` of `len` bytes from the ring, slab by slab, in seconds.
     pub(crate) fn empty(&self, len: usize) -> Result<f64> {
         let from = self.bus.workbench.read(self.from_device)?;
+        warm::touch(len)?;
         let begin = Instant::now();
         let mut output = memory::with_capacity(len, OUTPUT, true)?;
         for (i, at) in (0..len).step_by(self.slab).enumerate() {
@@ -287,7 +291,7 @@ pub(crate) fn verified_together(
     on_host: &[EncodedShard],
     calls: usize,
 ) -> Result<()> {
-    let (_, same) = together(calls, |i| {
+    let (_, same) = together(calls, 0, |i| {
         let (shard, expected) = (shards[i % shards.len()], &on_host[i % shards.len()]);
         let encoded = engine.encode(job, shard, 0, 0)?;
         let decoded = engine.decode(job, &expected.bytes, &expected.extents)?;
@@ -316,13 +320,14 @@ impl Subject<'_> {
             "Vec to fresh Vec; decoded bytes, against the slowest thing that has to be done",
         );
         let (job, at_once) = (self.kind.job(self.calls), self.calls);
+        let output = self.kind.grid.shard_bytes();
         let encode = |engine: &dyn Engine| -> Result<f64> {
             let first = self.rings.take(at_once);
             let calls = |i: usize| {
                 let shard = shards[(first + i) % shards.len()];
                 engine.encode(&job, shard, 0, 0)
             };
-            Ok(together(at_once, calls)?.0)
+            Ok(together(at_once, output, calls)?.0)
         };
         self.time(Some(GOAL), shards, &encode, report)
     }
@@ -338,13 +343,14 @@ impl Subject<'_> {
             "Vec to fresh Vec; decoded bytes, against the slowest thing that has to be done",
         );
         let (job, at_once) = (self.kind.job(self.calls), self.calls);
+        let output = self.kind.grid.shard_bytes();
         let decode = |engine: &dyn Engine| -> Result<f64> {
             let first = self.rings.take(at_once);
             let calls = |i: usize| {
                 let shard = &encoded[(first + i) % encoded.len()];
                 engine.decode(&job, &shard.bytes, &shard.extents)
             };
-            Ok(together(at_once, calls)?.0)
+            Ok(together(at_once, output, calls)?.0)
         };
         self.time(None, shards, &decode, report)
     }

@@ -17,8 +17,8 @@ use std::{
 /// All commands that the script may use. The machine's own nvidia-smi or sanitizer must not be
 /// found.
 const COMMANDS: &[&str] = &[
-    "awk", "bash", "cat", "date", "dirname", "env", "grep", "head", "mkdir", "mktemp", "mv", "rm",
-    "sed", "sleep", "tail", "tee", "timeout", "tr", "wc",
+    "awk", "bash", "cat", "date", "dirname", "env", "grep", "gzip", "head", "mkdir", "mktemp",
+    "mv", "rm", "sed", "sleep", "tail", "tar", "tee", "timeout", "tr", "wc",
 ];
 
 /// The behaviour of the tests when all is well.
@@ -96,8 +96,9 @@ impl Bundle {
 
     /// Adds a sanitizer that runs `body` before the tests.
     fn sanitizer(&self, body: &str) {
+        let help = "if [ \"$*\" = --help ]; then echo ' --kernel-name-exclude arg'; exit; fi";
         let run = "while [[ $1 == --* ]]; do shift 2; done; \"$@\"";
-        self.program("bin/compute-sanitizer", &format!("{body}\n{run}"));
+        self.program("bin/compute-sanitizer", &format!("{help}\n{body}\n{run}"));
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
@@ -112,6 +113,9 @@ impl Bundle {
             .env("TMPDIR", self.root.join("temporary"));
         if !self.root.join("bin/compute-sanitizer").exists() {
             command.env("ZARRS_CUDA_SANITIZER", "");
+        }
+        if !self.root.join("bin/ncu").exists() {
+            command.env("ZARRS_CUDA_NCU", "");
         }
         command
     }
@@ -196,6 +200,7 @@ fn everything_passes() {
             ("racecheck", "passed"),
             ("synccheck", "passed"),
             ("initcheck", "passed"),
+            ("profile", "absent"),
         ]
     );
     assert_eq!(json["passed"], true);
@@ -230,6 +235,16 @@ fn everything_passes() {
         assert_eq!(tool(name), [probe, "::on_gpu::kernels ::on_gpu::engine"]);
     }
     assert_eq!(tool("initcheck"), [probe, "::on_gpu::engine"]);
+    // Hazards of nvCOMP's kernels are not reported.
+    let excluded = |name: &str| {
+        calls.contains(&format!(
+            "--tool {name} --error-exitcode 9 --kernel-name-exclude kns=nvcomp "
+        ))
+    };
+    assert_eq!(
+        ["memcheck", "racecheck", "synccheck", "initcheck"].map(excluded),
+        [false, true, false, true]
+    );
     assert!(
         calls.contains("zarrs_cuda-tests ::on_gpu:: --show-output\n"),
         "{calls}"
@@ -265,6 +280,61 @@ fn tests_that_do_not_run_are_not_a_success() {
     let (output, json) = bundle.run(&["suites"], &[]);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(results(&json), [("suites", "empty")]);
+}
+
+#[test]
+fn an_older_sanitizer_has_another_option() {
+    let bundle = Bundle::new();
+    bundle.sanitizer("");
+    let path = bundle.root.join("bin/compute-sanitizer");
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(
+        &path,
+        text.replace("echo ' --kernel-name-exclude arg'", "echo older"),
+    )
+    .unwrap();
+    bundle.run(&["racecheck"], &[]);
+    let calls = bundle.calls();
+    assert!(
+        calls.contains("--kernel-regex-exclude kns=nvcomp "),
+        "{calls}"
+    );
+}
+
+#[test]
+fn kernels_are_profiled_where_that_is_allowed() {
+    for (body, result) in [
+        ("echo '\"ID\",\"Kernel Name\"'", "passed"),
+        ("echo '==ERROR== ERR_NVGPUCTRPERM'; exit 1", "absent"),
+        ("echo '==WARNING== No kernels were profiled.'", "empty"),
+        ("exit 1", "failed"),
+    ] {
+        let bundle = Bundle::new();
+        bundle.program("bin/ncu", body);
+        let (_, json) = bundle.run(&["profile"], &[]);
+        assert_eq!(results(&json), [("profile", result)], "{body}");
+        let calls = bundle.calls();
+        assert!(
+            calls.contains("zarrs_cuda-bench --bench kernels\n"),
+            "{calls}"
+        );
+    }
+}
+
+#[test]
+fn arrays_become_one_archive() {
+    let bundle = Bundle::new();
+    bundle.tests(&format!("echo x >\"$ZARRS_CUDA_EXPORT/a\"\n{PASSING}"));
+    let mut command = bundle.command(&["suites"]);
+    let output = command.env("ZARRS_CUDA_EXPORT", "1").output().unwrap();
+    assert!(output.status.success(), "{}", bundle.log());
+    let archive = bundle.root.join("out/zarrs_cuda-gpu-arrays.tar.gz");
+    let listed = Command::new("tar")
+        .arg("-tzf")
+        .arg(archive)
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8(listed.stdout).unwrap(), "./\n./a\n");
 }
 
 #[test]
@@ -503,7 +573,7 @@ fn unknown_parts_and_limits_are_errors() {
     assert_eq!(
         message,
         "there is no part \"memchek\"; the parts are: \
-         suites benchmark memcheck racecheck synccheck initcheck\n"
+         suites benchmark memcheck racecheck synccheck initcheck profile\n"
     );
     let mut command = bundle.command(&[]);
     command.env("ZARRS_CUDA_LIMIT_SYNCCHECK", "1m");

@@ -56,11 +56,13 @@ fn what_nvcomp_compresses_comes_back() {
     });
 }
 
+/// Printed only: NVIDIA does not promise it.
 #[test]
-fn nvcomp_is_deterministic() {
-    run("nvcomp_is_deterministic", |driver, nvcomp| {
+fn whether_nvcomp_is_deterministic() {
+    run("whether_nvcomp_is_deterministic", |driver, nvcomp| {
         for format in FORMATS {
-            batches::check_determinism(driver, nvcomp, format);
+            let same = batches::is_deterministic(driver, nvcomp, format);
+            println!("{format}: equal chunks become equal bytes: {same}");
         }
     });
 }
