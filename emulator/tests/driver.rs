@@ -240,7 +240,9 @@ fn copies_stay_within_memory_and_do_not_overlap() {
             INVALID_VALUE
         );
         assert_eq!(
-            driver::cuMemFreeHost(ptr::without_provenance_mut(memory as usize)),
+            driver::cuMemFreeHost(ptr::without_provenance_mut(
+                usize::try_from(memory).unwrap()
+            )),
             INVALID_VALUE
         );
         device.named("device memory is freed as pinned memory");
@@ -317,7 +319,7 @@ extern "C" fn calls_the_driver(code: *mut c_void) {
     let mut memory = 0;
     unsafe {
         code.cast::<u32>()
-            .write(driver::cuMemAlloc_v2(&raw mut memory, 1))
+            .write(driver::cuMemAlloc_v2(&raw mut memory, 1));
     };
 }
 
