@@ -554,9 +554,11 @@ fn other_forms() {
             "mov.u32 %r1, %clock;",
             "%clock is no register %r of the kernel",
         ),
-        ("bra $L_nowhere;", "there is no label $L_nowhere"),
+        ("bra $L_nowhere;", "no instruction has the label $L_nowhere"),
         ("ld.global.u32 %r1, %rd2;", "%rd2 is no address"),
         ("ld.global.u32 {%r1, %r2}, [%rd2];", "2 values instead of 1"),
+        ("ld.global.u32 {}, [%rd2];", "0 values instead of 1"),
+        ("ld.global.u32 5, [%rd2];", "5 is no register to write"),
         ("bar.sync 1;", "operands that do not fit"),
         ("mov.u64 %rd1, nothing;", "nothing is no number"),
     ] {

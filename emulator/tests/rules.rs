@@ -94,6 +94,22 @@ fn outside_of_buffers() {
     assert_eq!(bytes, [7]);
 }
 
+/// A variable has the alignment that the text promises, and no more.
+#[test]
+fn aligned_by_chance() {
+    let shared = ".shared .align 4 .b8 words[256];";
+    let body = "\tmov.u64 \t%rd10, words;\n\tst.shared.u64 \t[%rd10], %rd0;";
+    refused(32, shared, body, "which is not aligned to 8");
+    for outcome in all(
+        32,
+        &shared.replace("align 4", "align 8"),
+        &format!("{body}\n\tbar.sync \t0;"),
+    ) {
+        let error = outcome.unwrap_err();
+        assert!(error.contains("another thread's write"), "{error}");
+    }
+}
+
 /// Beyond a variable is not another one.
 #[test]
 fn outside_of_shared_memory() {
@@ -140,13 +156,30 @@ fn undefined_values() {
     );
     refused(32, "", &lanes, "stores a value that is undefined");
 
+    // The sign of an undefined byte, in each byte.
+    let sign =
+        format!("{ADDRESS}\tprmt.b32 \t%r1, %r50, %r0, 34952;\n\tst.global.u32 \t[%rd11], %r1;");
+    refused(32, "", &sign, "stores a value that is undefined");
+    for division in [
+        "div.u32 \t%r1, %r0, 0;\n\tst.global.u32 \t[%rd11], %r1;",
+        "rem.u32 \t%r1, %r0, 0;\n\tst.global.u32 \t[%rd11], %r1;",
+        "div.u64 \t%rd1, %rd10, 0;\n\tst.global.u64 \t[%rd0], %rd1;",
+    ] {
+        let body = format!("{ADDRESS}\t{division}");
+        refused(32, "", &body, "stores a value that is undefined");
+    }
+    let lanes = "\tmov.pred \t%p1, -1;\n\tvote.sync.ballot.b32 \t%r1, %p1, %r50;";
+    refused(32, "", lanes, "the lanes it waits for are undefined");
+
     // Bits that are undefined may be cut off.
     let cut = format!("{ADDRESS}\tand.b32 \t%r1, %r50, 0;\n\tst.global.u32 \t[%rd11], %r1;");
     let byte = format!(
         "{ADDRESS}\tshl.b32 \t%r1, %r0, 24;\n\tprmt.b32 \t%r2, %r1, %r50, 13107;\n\
          \tst.global.u32 \t[%rd11], %r2;"
     );
-    for body in [cut, byte] {
+    let half = "\tshl.b16 \t%rs1, %rs50, 16;\n\tsetp.eq.s16 \t%p1, %rs1, 0;\n\t@%p1 bra \t$L_end;\n\
+        $L_end:";
+    for body in [cut, byte, half.to_string()] {
         for outcome in all(32, "", &body) {
             outcome.unwrap();
         }
@@ -253,6 +286,24 @@ fn blocks_that_meet() {
             order,
         )
         .unwrap();
+        // Every other block has to be ordered, not only the last one.
+        for (first, second) in [
+            (
+                "atom.global.or.b32 \t%r2, [%rd0], 1",
+                "ld.global.u32 \t%r3, [%rd0]",
+            ),
+            (
+                "ld.volatile.global.u32 \t%r2, [%rd0]",
+                "st.global.u32 \t[%rd0], %r0",
+            ),
+        ] {
+            let both = format!(
+                "\tsetp.eq.s32 \t%p1, %r0, 0;\n\t@!%p1 bra \t$L_end;\n\t{first};\n\
+                 \tsetp.eq.s32 \t%p2, %r7, 0;\n\t@%p2 bra \t$L_end;\n\t{second};\n$L_end:"
+            );
+            let error = run_blocks(&both, order).unwrap_err();
+            assert!(error.contains("another thread"), "{error}");
+        }
         let mixed = "\tatom.global.or.b32 \t%r2, [%rd0], 1;\n\tld.global.u32 \t%r1, [%rd0];";
         run_blocks(mixed, order).unwrap_err();
     }
@@ -277,6 +328,54 @@ fn missing_lanes() {
     refused(64, "", warp, "lanes 0-31 of warp 0 ended");
     let endless = "$L_again:\n\tbra.uni \t$L_again;";
     refused(32, "", endless, "it did not end in 100000 instructions");
+}
+
+/// Which lanes an instruction waits for.
+#[test]
+fn member_masks() {
+    let vote = |mask: &str| {
+        format!(
+            "{ADDRESS}\tmov.pred \t%p2, -1;\n{mask}\tvote.sync.ballot.b32 \t%r3, %p2, %r2;\n\tst.global.u32 \t[%rd11], %r3;"
+        )
+    };
+    // Each half votes alone.
+    let half = "\tsetp.lt.u32 \t%p1, %r0, 16;\n\tselp.b32 \t%r2, 65535, -65536, %p1;\n";
+    for words in all(32, "", &vote(half)) {
+        for (lane, word) in words.unwrap().chunks(4).take(32).enumerate() {
+            let expected: u32 = if lane < 16 { 0xffff } else { 0xffff_0000 };
+            assert_eq!(word, expected.to_le_bytes());
+        }
+    }
+    // Each lane waits for itself and those above it.
+    refused_for(
+        32,
+        "",
+        &vote("\tshl.b32 \t%r2, -1, %r0;\n"),
+        &["wait for lanes", "lanes are missing"],
+    );
+    refused(
+        32,
+        "",
+        "\tmov.u32 \t%r1, 65535;\n\tsetp.lt.u32 \t%p1, %r0, 16;\n\t@!%p1 bra \t$L_end;\n\
+         \tbar.warp.sync \t%r1;\n$L_end:",
+        "a barrier of lanes 0-15 alone is not emulated",
+    );
+    // The two halves of the block are at different barriers.
+    let apart = "\tsetp.lt.u32 \t%p1, %r0, 32;\n\t@%p1 bra \t$L_other;\n\tbar.sync \t0;\n\tbra.uni \t$L_end;\n\
+        $L_other:\n\tbar.sync \t0;\n$L_end:";
+    refused(64, "", apart, "lanes are missing: ");
+    // Lanes whose predicate is not set do not wait.
+    let skipped = format!(
+        "{ADDRESS}\tmov.pred \t%p3, 0;\n\tmov.pred \t%p2, -1;\n\t@%p3 bar.sync \t0;\n\
+         \tsetp.lt.u32 \t%p1, %r0, 16;\n\tmov.u32 \t%r3, 7;\n\
+         \t@%p1 vote.sync.ballot.b32 \t%r3, %p2, 65535;\n\tst.global.u32 \t[%rd11], %r3;"
+    );
+    for words in all(32, "", &skipped) {
+        for (lane, word) in words.unwrap().chunks(4).take(32).enumerate() {
+            let expected: u32 = if lane < 16 { 0xffff } else { 7 };
+            assert_eq!(word, expected.to_le_bytes());
+        }
+    }
 }
 
 /// Lanes that went different ways meet at an instruction that waits.
@@ -339,6 +438,37 @@ fn sectors_of_accesses() {
     assert_eq!(sectors(0, 9), (2, 64, 8));
     // Not at the beginning of a sector.
     assert_eq!(sectors(1, 1), (2, 10, 8));
+}
+
+/// Text that is no kernel of a device.
+#[test]
+fn kernels_that_cannot_be() {
+    let empty = module(32, 0, "", "").replace("\tmov.u32 \t%r0, %tid.x;", "");
+    for (text, reason) in [
+        (
+            empty.replace("\tret;", ""),
+            "whose last instruction is no `ret`",
+        ),
+        (
+            module(32, 1, "", "").replace("\tret;", "\t@%p1 ret;"),
+            "whose last instruction is no `ret`",
+        ),
+        (
+            module(32, 1, "", "\tbra \t$L_end;").replace("\tret;", "\tret;\n$L_end:"),
+            "no instruction has the label",
+        ),
+        (
+            module(32, 1, ".shared .align 4 .b8 words[99999999];", ""),
+            "more bytes than any device has",
+        ),
+        (
+            module(32, 1, "", "").replace("%r<64>", "%r<4000000000>"),
+            "registers that are not known here",
+        ),
+    ] {
+        let error = zarrs_cuda_emulator::Module::parse(&text).unwrap_err();
+        assert!(error.contains(reason), "{error}");
+    }
 }
 
 #[test]

@@ -178,8 +178,8 @@ impl Device {
     pub(super) fn bytes(&self, address: u64, len: usize, kind: Kind) -> Result<*mut u8, Failure> {
         let found = self.memory.containing(address).and_then(|(first, offset)| {
             let allocation = self.memory.get(first)?;
-            let is_inside = allocation.kind == kind
-                && len <= allocation.block.len() - offset.min(allocation.block.len());
+            let left = allocation.block.len().checked_sub(offset);
+            let is_inside = allocation.kind == kind && left.is_some_and(|left| len <= left);
             is_inside.then(|| allocation.block.at(offset))
         });
         found.map_or_else(

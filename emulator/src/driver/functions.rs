@@ -643,9 +643,15 @@ unsafe fn write_log(
     let log = value(CUjit_option::CU_JIT_ERROR_LOG_BUFFER);
     let size = value(CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES);
     if let (Some(log), Some(size)) = (log, size) {
-        let len = error.len().min(size.addr());
-        // SAFETY: the caller's promise.
-        unsafe { log.cast::<u8>().copy_from(error.as_ptr(), len) };
+        let Some(most) = size.addr().checked_sub(1) else {
+            return;
+        };
+        let len = error.len().min(most);
+        // SAFETY: the caller's promise. The text and its NUL fit.
+        unsafe {
+            log.cast::<u8>().copy_from(error.as_ptr(), len);
+            log.cast::<u8>().add(len).write(0);
+        }
     }
 }
 
@@ -665,6 +671,9 @@ pub unsafe extern "C" fn cuModuleGetFunction(
                 );
             }
         };
+        if name.is_null() {
+            return wrong(codes::INVALID_VALUE, "the kernel's name is null");
+        }
         // SAFETY: the caller of the function promises a text that ends with NUL.
         let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
         let kernels = loaded.kernels().iter();

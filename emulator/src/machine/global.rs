@@ -103,12 +103,12 @@ impl Global {
             for region in &mut regions {
                 if region.buffers.iter().any(Buffer::is_written) {
                     let mut shadow = Shadow::new((region.end - region.begin) as usize, true);
-                    for buffer in &region.buffers {
-                        let is_undefined = buffer.access == Access::Write;
-                        let others = region.buffers.iter().filter(|b| b.access != Access::Write);
-                        if is_undefined && others.count() == 0 {
+                    // Where buffers overlap, what one of them holds is there.
+                    for holds in [false, true] {
+                        let is_one = |b: &&Buffer| holds == (b.access != Access::Write);
+                        for buffer in region.buffers.iter().filter(is_one) {
                             let offset = (buffer.address - region.begin) as usize;
-                            shadow.forget(offset, buffer.len);
+                            shadow.set_defined(offset, buffer.len, holds);
                         }
                     }
                     region.shadow = Some(shadow);

@@ -1,4 +1,4 @@
-//! What is known of each byte of memory: whether it is defined, and who used it last.
+//! What is known of each byte of memory: whether it is defined, and who used it.
 
 /// Who uses memory, and when: a thread of a block, between two barriers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,18 +59,14 @@ pub(super) enum Use {
 }
 
 impl Use {
-    fn is_strong(self) -> bool {
-        matches!(self, Self::Volatile | Self::Atomic)
-    }
-
     pub(super) fn writes(self) -> bool {
         matches!(self, Self::Write | Self::Atomic)
     }
 }
 
-/// Who read a byte since the last write, as far as no barrier orders them among each other.
+/// Who used a byte, as far as no barrier orders them among each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Readers {
+enum Who {
     /// One thread, or nobody.
     #[default]
     One,
@@ -82,16 +78,59 @@ enum Readers {
     Grid,
 }
 
+/// The uses of one kind since the last write that is not atomic.
+#[derive(Clone, Copy, Debug, Default)]
+struct Uses {
+    last: Stamp,
+    by: Who,
+}
+
+impl Uses {
+    /// Whether nothing orders one of the uses before `stamp`.
+    fn are_beside(&self, stamp: Stamp) -> bool {
+        let last = self.last;
+        let same_epoch = last.block_epoch == stamp.block_epoch;
+        let same_warp = last.warp() == stamp.warp();
+        !last.is_nobody()
+            && (!last.is_before(stamp)
+                || match self.by {
+                    Who::One => false,
+                    Who::Warp => same_epoch && (!same_warp || last.warp_epoch == stamp.warp_epoch),
+                    Who::Block => same_epoch,
+                    Who::Grid => true,
+                })
+    }
+
+    /// One more use.
+    fn add(&mut self, stamp: Stamp) {
+        let last = self.last;
+        self.by = if last.is_nobody() {
+            Who::One
+        } else if last.block != stamp.block || self.by == Who::Grid {
+            Who::Grid
+        } else if last.block_epoch != stamp.block_epoch {
+            Who::One
+        } else if last.warp() != stamp.warp() || self.by == Who::Block {
+            Who::Block
+        } else if last.warp_epoch != stamp.warp_epoch {
+            Who::One
+        } else if last.thread != stamp.thread || self.by == Who::Warp {
+            Who::Warp
+        } else {
+            Who::One
+        };
+        self.last = stamp;
+    }
+}
+
 /// The last uses of a byte, or of bytes that were used alike.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cell {
+    /// The last write that is not atomic.
     written: Stamp,
-    is_strong: bool,
-    /// The last reader.
-    read: Stamp,
-    readers: Readers,
-    /// The last volatile read.
-    read_strongly: Stamp,
+    reads: Uses,
+    atomics: Uses,
+    volatile_reads: Uses,
 }
 
 impl Cell {
@@ -99,72 +138,35 @@ impl Cell {
     /// what it conflicts.
     #[inline]
     fn enter(&mut self, stamp: Stamp, usage: Use, is_of_block: bool) -> Result<(), &'static str> {
-        let read = self.read.block.max(self.read_strongly.block);
-        if is_of_block && self.written.block.max(read) != stamp.block {
+        if is_of_block && self.block() != stamp.block {
             *self = Self::default();
         }
-        let are_strong = usage.is_strong() && self.is_strong;
-        if !self.written.is_before(stamp) && !are_strong {
-            return Err(if usage.writes() {
-                "another thread's write"
-            } else {
-                "a read of what another thread writes"
-            });
+        let is_strong = matches!(usage, Use::Volatile | Use::Atomic);
+        if !self.written.is_before(stamp) || !is_strong && self.atomics.are_beside(stamp) {
+            return Err("another thread's write");
         }
-        if usage.writes() {
-            let conflicts_strongly = usage == Use::Write && !self.read_strongly.is_before(stamp);
-            if self.was_read_beside(stamp) || conflicts_strongly {
-                return Err("a write of what another thread reads");
+        let conflicts_strongly = usage == Use::Write && self.volatile_reads.are_beside(stamp);
+        if usage.writes() && self.reads.are_beside(stamp) || conflicts_strongly {
+            return Err("another thread's read");
+        }
+        match usage {
+            Use::Read => self.reads.add(stamp),
+            Use::Volatile => self.volatile_reads.add(stamp),
+            Use::Atomic => self.atomics.add(stamp),
+            Use::Write => {
+                *self = Self {
+                    written: stamp,
+                    ..Self::default()
+                }
             }
-            *self = Self {
-                written: stamp,
-                is_strong: usage.is_strong(),
-                ..Self::default()
-            };
-        } else if usage.is_strong() {
-            self.read_strongly = stamp;
-        } else {
-            self.readers = self.readers_with(stamp);
-            self.read = stamp;
         }
         Ok(())
     }
 
-    /// Whether nothing orders one of the readers before `stamp`.
-    fn was_read_beside(&self, stamp: Stamp) -> bool {
-        let read = self.read;
-        let same_epoch = read.block_epoch == stamp.block_epoch;
-        let same_warp = read.warp() == stamp.warp();
-        !read.is_nobody()
-            && (!read.is_before(stamp)
-                || match self.readers {
-                    Readers::One => false,
-                    Readers::Warp => {
-                        same_epoch && (!same_warp || read.warp_epoch == stamp.warp_epoch)
-                    }
-                    Readers::Block => same_epoch,
-                    Readers::Grid => true,
-                })
-    }
-
-    /// The readers, with one more.
-    fn readers_with(&self, stamp: Stamp) -> Readers {
-        let read = self.read;
-        if read.is_nobody() {
-            Readers::One
-        } else if read.block != stamp.block || self.readers == Readers::Grid {
-            Readers::Grid
-        } else if read.block_epoch != stamp.block_epoch {
-            Readers::One
-        } else if read.warp() != stamp.warp() || self.readers == Readers::Block {
-            Readers::Block
-        } else if read.warp_epoch != stamp.warp_epoch {
-            Readers::One
-        } else if read.thread != stamp.thread || self.readers == Readers::Warp {
-            Readers::Warp
-        } else {
-            Readers::One
-        }
+    /// The block that used it last, of memory that blocks do not share.
+    fn block(&self) -> u32 {
+        let read = self.reads.last.block.max(self.volatile_reads.last.block);
+        self.written.block.max(self.atomics.last.block).max(read)
     }
 }
 
@@ -204,10 +206,12 @@ impl Shadow {
         self.defined.fill(0);
     }
 
-    /// `len` bytes from `offset` on are undefined.
-    pub(super) fn forget(&mut self, offset: usize, len: usize) {
+    /// `len` bytes from `offset` on are defined, or not.
+    pub(super) fn set_defined(&mut self, offset: usize, len: usize, is_defined: bool) {
         for byte in offset..offset + len {
-            self.defined[byte / 8] &= !(1 << (byte % 8));
+            let bit = 1 << (byte % 8);
+            self.defined[byte / 8] &= !bit;
+            self.defined[byte / 8] |= if is_defined { bit } else { 0 };
         }
     }
 

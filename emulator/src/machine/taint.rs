@@ -108,6 +108,14 @@ fn any_wide(bits: u64) -> u64 {
     if bits == 0 { 0 } else { u64::MAX }
 }
 
+/// The undefined bits of registers of `width`.
+fn cut(bits: Narrow, width: Width) -> Narrow {
+    match width {
+        Width::W16 => bits.map(|bits| bits & 0xffff),
+        _ => bits,
+    }
+}
+
 impl Taint {
     pub(super) fn new(kernel: &Kernel) -> Self {
         let registers = &kernel.registers;
@@ -194,7 +202,7 @@ impl Taint {
                 };
                 self.wide.set(i.d, mask, out);
             }
-            Op::Unary(op, _) => {
+            Op::Unary(op, width) => {
                 if self.narrow.is_clean(i.a, mask) {
                     return self.narrow.clear(i.d, mask);
                 }
@@ -204,10 +212,10 @@ impl Taint {
                 } else {
                     a
                 };
-                self.narrow.set(i.d, mask, out);
+                self.narrow.set(i.d, mask, cut(out, width));
             }
             Op::Binary(op, Width::W64) => self.binary_wide(warp, op, i, mask),
-            Op::Binary(op, _) => self.binary_narrow(warp, op, i, mask),
+            Op::Binary(op, width) => self.binary_narrow(warp, op, width, i, mask),
             Op::MulAdd => {
                 let [a, b, c] = [i.a, i.b, i.c];
                 if [a, b, c].iter().all(|r| self.narrow.is_clean(*r, mask)) {
@@ -247,7 +255,7 @@ impl Taint {
                 });
                 self.wide.set(i.d, mask, out);
             }
-            Op::Select(_) => {
+            Op::Select(width) => {
                 let clean = self.predicates[usize::from(i.c)] & mask == 0
                     && self.narrow.is_clean(i.a, mask)
                     && self.narrow.is_clean(i.b, mask);
@@ -262,7 +270,7 @@ impl Taint {
                     (_, 1) => a[l],
                     _ => b[l],
                 });
-                self.narrow.set(i.d, mask, out);
+                self.narrow.set(i.d, mask, cut(out, width));
             }
             Op::Compare(_, width, _) => {
                 let out = self.lanes_with(width, i.a) | self.lanes_with(width, i.b);
@@ -290,9 +298,8 @@ impl Taint {
                 self.wide.set(i.d, mask, out);
             }
             Op::Convert(_, to) => {
-                let keep = if to == Width::W16 { 0xffff } else { u32::MAX };
-                let out = self.narrow.get(i.a).map(|bits| bits & keep);
-                self.narrow.set(i.d, mask, out);
+                let out = self.narrow.get(i.a);
+                self.narrow.set(i.d, mask, cut(out, to));
             }
             Op::Pack => {
                 let (a, b) = (self.narrow.get(i.a), self.narrow.get(i.b));
@@ -313,7 +320,7 @@ impl Taint {
                 let [a, b, c] = [i.a, i.b, i.c].map(|r| self.narrow.get(r));
                 let selectors = warp.narrow[usize::from(i.c)];
                 let out = std::array::from_fn(|l| match c[l] {
-                    0 => permute(a[l], b[l], selectors[l] & 0x7777),
+                    0 => permute(a[l], b[l], selectors[l]),
                     _ => u32::MAX,
                 });
                 self.narrow.set(i.d, mask, out);
@@ -389,13 +396,15 @@ impl Taint {
         }
     }
 
-    fn binary_narrow(&mut self, warp: &Warp, op: Binary, i: &Instruction, mask: u32) {
-        if self.narrow.is_clean(i.a, mask) && self.narrow.is_clean(i.b, mask) {
+    fn binary_narrow(&mut self, warp: &Warp, op: Binary, width: Width, i: &Instruction, mask: u32) {
+        let (va, vb) = (warp.narrow[usize::from(i.a)], warp.narrow[usize::from(i.b)]);
+        let by_zero = op.divides() && lanes(mask).any(|lane| vb[lane] == 0);
+        if self.narrow.is_clean(i.a, mask) && self.narrow.is_clean(i.b, mask) && !by_zero {
             return self.narrow.clear(i.d, mask);
         }
         let (a, b) = (self.narrow.get(i.a), self.narrow.get(i.b));
-        let (va, vb) = (warp.narrow[usize::from(i.a)], warp.narrow[usize::from(i.b)]);
         let out: Narrow = std::array::from_fn(|l| match op {
+            _ if op.divides() && vb[l] == 0 => u32::MAX,
             Binary::Add | Binary::Sub | Binary::MulLow => carried(a[l] | b[l]),
             Binary::And => a[l] & b[l] | a[l] & vb[l] | b[l] & va[l],
             Binary::Or => a[l] & b[l] | a[l] & !vb[l] | b[l] & !va[l],
@@ -404,7 +413,7 @@ impl Taint {
             Binary::ShiftRight if b[l] == 0 => a[l].checked_shr(vb[l]).unwrap_or(0),
             _ => any(a[l] | b[l]),
         });
-        self.narrow.set(i.d, mask, out);
+        self.narrow.set(i.d, mask, cut(out, width));
     }
 
     fn binary_wide(&mut self, warp: &Warp, op: Binary, i: &Instruction, mask: u32) {
@@ -421,12 +430,14 @@ impl Taint {
             });
             return self.wide.set(i.d, mask, out);
         }
-        if self.wide.is_clean(i.a, mask) && self.wide.is_clean(i.b, mask) {
+        let (va, vb) = (warp.wide[usize::from(i.a)], warp.wide[usize::from(i.b)]);
+        let by_zero = op.divides() && lanes(mask).any(|lane| vb[lane] == 0);
+        if self.wide.is_clean(i.a, mask) && self.wide.is_clean(i.b, mask) && !by_zero {
             return self.wide.clear(i.d, mask);
         }
         let (a, b) = (self.wide.get(i.a), self.wide.get(i.b));
-        let (va, vb) = (warp.wide[usize::from(i.a)], warp.wide[usize::from(i.b)]);
         let out: Wide = std::array::from_fn(|l| match op {
+            _ if op.divides() && vb[l] == 0 => u64::MAX,
             Binary::Add | Binary::Sub | Binary::MulLow => carried_wide(a[l] | b[l]),
             Binary::And => a[l] & b[l] | a[l] & vb[l] | b[l] & va[l],
             Binary::Or => a[l] & b[l] | a[l] & !vb[l] | b[l] & !va[l],

@@ -40,6 +40,13 @@ pub(crate) enum Binary {
     Remainder,
 }
 
+impl Binary {
+    /// Whether the result for `b = 0` is not specified.
+    pub(crate) fn divides(self) -> bool {
+        matches!(self, Self::Divide | Self::Remainder)
+    }
+}
+
 /// An operation of the operand `a`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unary {
@@ -81,7 +88,6 @@ pub(crate) enum Space {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shuffle {
     Up,
-
     Butterfly,
     Index,
 }
@@ -178,5 +184,15 @@ impl Instruction {
             self.op,
             Op::BlockBarrier | Op::WarpBarrier | Op::Shuffle(_) | Op::Ballot
         )
+    }
+
+    /// The register that says for which lanes of the warp a lane waits. `None` if for all.
+    pub(crate) fn members(&self) -> Option<u16> {
+        match self.op {
+            Op::WarpBarrier => Some(self.a),
+            Op::Ballot => Some(self.b),
+            Op::Shuffle(_) => Some(self.extra[1]),
+            _ => None,
+        }
     }
 }

@@ -130,8 +130,13 @@ impl<'a> Operands<'a> {
                 i.a = self.operand(predicate, Slot::Predicate)?;
                 i.b = self.operand(lanes, r32)?;
             }
-            (forms::Operands::Load, [values, address])
-            | (forms::Operands::Store, [address, values]) => {
+            (forms::Operands::Load, [values, address]) => {
+                self.address(i, address)?;
+                for text in self.values(i, values)? {
+                    Self::is_register(text)?;
+                }
+            }
+            (forms::Operands::Store, [address, values]) => {
                 self.address(i, address)?;
                 self.values(i, values)?;
             }
@@ -142,7 +147,7 @@ impl<'a> Operands<'a> {
             }
             (forms::Operands::Label, [label]) => match self.labels.get(label) {
                 Some(target) => i.immediate = i64::try_from(*target).map_err(|e| e.to_string())?,
-                None => return Err(format!("there is no label {label}")),
+                None => return Err(format!("no instruction has the label {label}")),
             },
             (forms::Operands::Lanes, [lanes]) => i.a = self.operand(lanes, r32)?,
             (forms::Operands::Barrier, ["0"]) | (forms::Operands::None, []) => {}
@@ -169,13 +174,14 @@ impl<'a> Operands<'a> {
         Ok(())
     }
 
-    /// The registers that are loaded or stored: their width is the first one's.
-    fn values(&mut self, i: &mut Instruction, text: &str) -> Result<()> {
+    /// The registers that are loaded or stored: their width is the first one's. Returns their texts.
+    fn values<'t>(&mut self, i: &mut Instruction, text: &'t str) -> Result<Vec<&'t str>> {
         let inner = text.strip_prefix('{').and_then(|t| t.strip_suffix('}'));
         let texts = split(inner.unwrap_or(text));
-        let width = if texts[0].starts_with("%rd") {
+        let first = texts.first().copied().unwrap_or_default();
+        let width = if first.starts_with("%rd") {
             Width::W64
-        } else if texts[0].starts_with("%rs") {
+        } else if first.starts_with("%rs") {
             Width::W16
         } else {
             Width::W32
@@ -204,10 +210,10 @@ impl<'a> Operands<'a> {
         if expected != texts.len() {
             return Err(format!("{} values instead of {expected}", texts.len()));
         }
-        for (register, text) in i.extra.iter_mut().zip(texts) {
+        for (register, text) in i.extra.iter_mut().zip(&texts) {
             *register = self.operand(text, Slot::Bits(width))?;
         }
-        Ok(())
+        Ok(texts)
     }
 
     fn is_register(text: &str) -> Result<()> {

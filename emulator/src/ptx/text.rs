@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::instruction::{Instruction, Op};
 use super::kernel::{CONSTANT, GAP, Kernel, Module, PARAMETER, Registers, SHARED, Variable};
 use super::operand::Operands;
 
@@ -37,7 +38,7 @@ pub(super) fn parse(text: &str) -> Result<Module> {
     let mut kernels = Vec::new();
     while let Some(line) = lines.next() {
         match line.text.split_whitespace().next().unwrap_or_default() {
-            // Those of `.global` are constants of the sources. An instruction that names one is refused.
+            // Variables of `.global` are constants of the sources. An instruction that names one is refused.
             ".version" | ".target" | ".address_size" | ".global" => {}
             ".const" => constant(line, &mut constants)?,
             ".visible" => kernels.push(kernel(line, &mut lines, &constants)?),
@@ -47,19 +48,30 @@ pub(super) fn parse(text: &str) -> Result<Module> {
     Ok(Module { kernels })
 }
 
-/// Add a variable of `len` bytes after `variables`.
-fn place(variables: &mut Vec<Variable>, name: &str, len: usize) {
-    let end = variables.last().map_or(0, |last| last.offset + last.len);
-    let gap = if variables.is_empty() { 0 } else { GAP };
+/// Bytes of variables in one space, the gaps included: more than any device has.
+const MOST: usize = 1 << 20;
+
+/// Add a variable of `len` bytes after `variables`. Its address is a multiple of `align`, and of no
+/// larger power of 2, so that kernels find what the text promises and no more.
+fn place(
+    line: Line<'_>,
+    variables: &mut Vec<Variable>,
+    (name, align, len): (&str, usize, usize),
+) -> Result<()> {
+    let end = Kernel::extent(variables);
+    if len > MOST - end.min(MOST) {
+        return line.error("more bytes than any device has for such variables");
+    }
     variables.push(Variable {
         name: name.to_owned(),
-        offset: (end + gap).next_multiple_of(GAP),
+        offset: (end + GAP).next_multiple_of(2 * GAP) + align,
         len,
     });
+    Ok(())
 }
 
-/// The name and the length of `.align 4 .b8 name[8]`.
-fn bytes_of<'a>(line: Line<'a>, declaration: &'a str) -> Result<(&'a str, usize)> {
+/// The name, the alignment and the length of `.align 4 .b8 name[8]`.
+fn bytes_of<'a>(line: Line<'a>, declaration: &'a str) -> Result<(&'a str, usize, usize)> {
     let mut words = declaration.split_whitespace();
     let (Some(".align"), Some(align), Some(".b8"), Some(variable), None) = (
         words.next(),
@@ -77,7 +89,7 @@ fn bytes_of<'a>(line: Line<'a>, declaration: &'a str) -> Result<(&'a str, usize)
         return line.error("not an array");
     };
     match (align.parse::<usize>(), len.parse::<usize>()) {
-        (Ok(align), Ok(len)) if GAP.is_multiple_of(align) => Ok((name, len)),
+        (Ok(align), Ok(len)) if GAP.is_multiple_of(align) => Ok((name, align, len)),
         _ => line.error("a length or an alignment that is not known here"),
     }
 }
@@ -87,7 +99,7 @@ fn constant(line: Line<'_>, constants: &mut Constants) -> Result<()> {
     let Some((variable, values)) = declaration.split_once('=') else {
         return line.error("a constant without a value");
     };
-    let (name, len) = bytes_of(line, variable)?;
+    let (name, align, len) = bytes_of(line, variable)?;
     let values = values.trim().trim_start_matches('{');
     let values = values
         .trim_end_matches(';')
@@ -102,7 +114,7 @@ fn constant(line: Line<'_>, constants: &mut Constants) -> Result<()> {
         return line.error("more values than bytes");
     }
     values.resize(len, 0);
-    place(&mut constants.variables, name, len);
+    place(line, &mut constants.variables, (name, align, len))?;
     let offset = Kernel::extent(&constants.variables) - len;
     constants.bytes.resize(offset, 0);
     constants.bytes.extend(values);
@@ -174,14 +186,14 @@ fn kernel<'a>(
                 registers.insert(kind, count);
             }
             Some((".shared", declaration)) => {
-                let (name, len) = bytes_of(line, declaration)?;
-                place(&mut shared, name, len);
+                place(line, &mut shared, bytes_of(line, declaration)?)?;
             }
             Some((".pragma", _)) => {}
             _ => statements.push((line, statement)),
         }
     }
 
+    labels.retain(|_, at| *at < statements.len());
     let mut symbols = HashMap::new();
     for (variables, base) in [
         (&parameters, PARAMETER),
@@ -207,6 +219,11 @@ fn kernel<'a>(
         }
         texts.push(statement.split_whitespace().collect::<Vec<_>>().join(" "));
     }
+    let ends =
+        |last: &Instruction| last.guard.is_none() && matches!(last.op, Op::Return | Op::Branch);
+    if !instructions.last().is_some_and(ends) {
+        return first.error("a kernel whose last instruction is no `ret` or `bra`");
+    }
     let registers: Registers = operands.into_registers();
     static KERNELS: AtomicU64 = AtomicU64::new(0);
     Ok(Kernel {
@@ -230,9 +247,7 @@ fn parameter(line: Line<'_>, parameters: &mut Vec<Variable>) -> Result<()> {
         return line.error("not a parameter");
     };
     if declaration.starts_with(".align") {
-        let (name, len) = bytes_of(line, declaration)?;
-        place(parameters, name, len);
-        return Ok(());
+        return place(line, parameters, bytes_of(line, declaration)?);
     }
     let len = match declaration.split_once(' ') {
         Some((".u32", name)) => Some((name, 4)),
@@ -240,11 +255,13 @@ fn parameter(line: Line<'_>, parameters: &mut Vec<Variable>) -> Result<()> {
         _ => None,
     };
     match len {
-        Some((name, len)) => place(parameters, name, len),
-        None => return line.error("not a parameter of 4 or 8 bytes"),
+        Some((name, len)) => place(line, parameters, (name, len, len)),
+        None => line.error("not a parameter of 4 or 8 bytes"),
     }
-    Ok(())
 }
+
+/// Of one kind. The text has many more than a thread gets of the hardware.
+const MOST_REGISTERS: usize = 1 << 14;
 
 /// The prefix and the count of `.b32 %r<985>`.
 fn registers_of<'a>(line: Line<'a>, declaration: &'a str) -> Result<(&'a str, usize)> {
@@ -261,7 +278,7 @@ fn registers_of<'a>(line: Line<'a>, declaration: &'a str) -> Result<(&'a str, us
             | (Some(".b64"), "%rd")
     );
     match count.parse() {
-        Ok(count) if is_known => Ok((prefix, count)),
+        Ok(count) if is_known && count <= MOST_REGISTERS => Ok((prefix, count)),
         _ => line.error("registers that are not known here"),
     }
 }
