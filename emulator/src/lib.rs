@@ -15,6 +15,9 @@
 //!   predicate, or is stored to global memory;
 //! - two accesses to one byte that conflict, and that no barrier orders.
 //!
+//! Undefined is each bit of a register, and each byte of memory. An access that leaves its buffer, or
+//! its variable by more than 256 bytes, and meets another one of the launch is not noticed.
+//!
 //! Since `sm_70`, lanes that went different ways meet again at the next instruction that waits
 //! (`.sync`), and nothing says that they meet before. So there are several orders in which lanes may
 //! run: see [`Order`].

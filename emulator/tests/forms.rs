@@ -468,6 +468,48 @@ fn memory() {
     assert_eq!(output, expected);
 }
 
+/// Bytes of a constant, and of a parameter that is a structure.
+#[test]
+fn constants_and_structures() {
+    let body = "\tmov.u64 \t%rd10, table;\n\tmul.wide.u32 \t%rd11, %r0, 4;\n\tadd.s64 \t%rd12, %rd10, %rd11;\n\
+        \tadd.s64 \t%rd13, %rd0, %rd11;\n\tsetp.lt.u32 \t%p1, %r0, 2;\n\tmov.u32 \t%r1, 0;\n\
+        \t@%p1 ld.const.u32 \t%r1, [%rd12];\n\tst.global.u32 \t[%rd13], %r1;";
+    let text = module(32, 1, "", body).replace(
+        ".visible",
+        ".const .align 4 .b8 table[8] = {1, 2, 3, 4, 5, 6};\n.visible",
+    );
+    let mut output = vec![9; 128];
+    let mut memory = [Memory {
+        bytes: &mut output,
+        access: Access::Write,
+    }];
+    run(&text, 1, &mut memory, strict()).unwrap();
+    assert_eq!(output[..9], [1, 2, 3, 4, 5, 6, 0, 0, 0]);
+
+    let body = "\tld.param.v2.u32 \t{%r1, %r2}, [test_param_1+8];\n\tld.param.u32 \t%r3, [test_param_1+4];\n\
+        \tmov.b64 \t%rd1, {%r2, %r1};\n\tcvt.u64.u32 \t%rd2, %r3;\n\tadd.s64 \t%rd3, %rd1, %rd2;\n\
+        \tsetp.eq.s32 \t%p1, %r0, 0;\n\t@%p1 st.global.u64 \t[%rd0], %rd3;";
+    let text = module(32, 1, "", body).replace(
+        "test_param_0\n)",
+        "test_param_0,\n\t.param .align 8 .b8 test_param_1[16]\n)",
+    );
+    let module = zarrs_cuda_emulator::Module::parse(&text).unwrap();
+    let mut output = 0_u64;
+    let buffer = zarrs_cuda_emulator::Buffer {
+        address: common::FIRST,
+        len: 8,
+        host: (&raw mut output).cast(),
+        access: Access::Write,
+    };
+    let structure: Vec<u8> = [1_u32, 20, 300, 4000].map(u32::to_le_bytes).concat();
+    let pointer = buffer.address.to_le_bytes();
+    let arguments = [&pointer[..], &structure].map(zarrs_cuda_emulator::Argument);
+    let kernel = module.kernel("test").unwrap();
+    // SAFETY: the buffer is a number of this function.
+    unsafe { zarrs_cuda_emulator::launch(kernel, 1, 32, &arguments, &[buffer], strict()) }.unwrap();
+    assert_eq!(output, (300 << 32) + 4000 + 20);
+}
+
 /// The lanes that a shuffle reads: `shfl.sync` in the PTX ISA, worked out for segments of 32 and of 8.
 #[test]
 fn shuffles() {

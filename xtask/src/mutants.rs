@@ -29,6 +29,15 @@ struct Mutant {
     text: String,
 }
 
+impl Mutant {
+    /// Returns the module's `text`, changed.
+    fn apply(&self, text: &str) -> String {
+        let mut lines: Vec<&str> = text.lines().collect();
+        lines[self.line - 1] = &self.text;
+        lines.join("\n")
+    }
+}
+
 /// Numbers of chance, from a seed: the linear congruential generator of Knuth's MMIX.
 struct Chance(u64);
 
@@ -79,7 +88,13 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let barriers = mutants.len();
     let mut chance = Chance(seed as u64);
     let mut tried = BTreeSet::new();
+    let mut draws = 0;
     while mutants.len() < barriers + count {
+        draws += 1;
+        if draws > 1000 * (count + 1) {
+            println!("there are no {count} mutants: these are all that were found");
+            break;
+        }
         // Modules with more instructions have more mutants.
         let lines = texts.iter().map(|text| text.lines().count());
         let mut at = chance.below(lines.clone().sum());
@@ -89,14 +104,19 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
             is_here
         });
         let Some((number, _)) = found else { continue };
-        if let Some(changed) = changed(&texts[number], at, &mut chance)
-            && tried.insert((number, at, changed.clone()))
-        {
-            mutants.push(Mutant {
+        let Some(changed) = changed(&texts[number], at, &mut chance) else {
+            continue;
+        };
+        if tried.insert((number, at, changed.clone())) {
+            let mutant = Mutant {
                 module: modules[number].clone(),
                 line: at + 1,
                 text: changed,
-            });
+            };
+            // The emulator would refuse the others, and no test had noticed anything.
+            if Module::parse(&mutant.apply(&texts[number])).is_ok() {
+                mutants.push(mutant);
+            }
         }
     }
     let mut survivors = Vec::new();
@@ -169,9 +189,12 @@ fn filter(module: &str) -> String {
 /// Prints which instructions the tests of the kernels execute.
 fn coverage(tests: &Path, modules: &[String], texts: &[String]) -> Result<()> {
     let folder = target().join("mutants");
+    // An earlier run that was stopped left a mutant there.
+    if folder.exists() {
+        fs::remove_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    }
     fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let file = folder.join("executed");
-    let _ = fs::remove_file(&file);
     let mut command = Command::new(tests);
     command.arg("engine::cuda::kernels::");
     command.env("ZARRS_CUDA_TEST_EXECUTED", &file);
@@ -223,18 +246,8 @@ fn barriers(text: &str) -> impl Iterator<Item = (usize, &str)> {
 /// Whether the tests of its kernels fail, or do not end.
 fn is_caught(tests: &Path, mutant: &Mutant, text: &str) -> Result<bool> {
     let folder = target().join("mutants");
-    let lines: Vec<&str> = (1..)
-        .zip(text.lines())
-        .map(|(number, line)| {
-            if number == mutant.line {
-                &*mutant.text
-            } else {
-                line
-            }
-        })
-        .collect();
     let file = folder.join(&mutant.module).with_extension("ptx");
-    fs::write(&file, lines.join("\n")).map_err(|error| format!("{}: {error}", file.display()))?;
+    fs::write(&file, mutant.apply(text)).map_err(|error| format!("{}: {error}", file.display()))?;
     let mut command = Command::new(tests);
     command
         .arg(filter(&mutant.module))
@@ -326,8 +339,15 @@ fn changed(text: &str, at: usize, chance: &mut Chance) -> Option<String> {
     (new != line).then_some(new)
 }
 
-/// `line` with its last number, one more.
+/// `line` with its last number, one more; or with the offset of its address, 4 more.
 fn next_number(line: &str) -> Option<String> {
+    if let Some((base, rest)) = line.split_once('[')
+        && let Some((address, after)) = rest.split_once(']')
+    {
+        let (register, offset) = address.split_once('+').unwrap_or((address, "0"));
+        let offset: i64 = offset.parse().ok()?;
+        return Some(format!("{base}[{register}+{}]{after}", offset + 4));
+    }
     let body = line.strip_suffix(';')?;
     let (rest, number) = body.rsplit_once([',', ' ', '\t'])?;
     let number: i64 = number.trim().parse().ok()?;

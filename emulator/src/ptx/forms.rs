@@ -1,4 +1,5 @@
-//! The forms of instructions that the kernels have. Others are errors: each has tests here first.
+//! The forms of instructions that the kernels have. Others are errors: a new one gets a row in
+//! `tests/forms.rs` and in `tests/undefined.rs`.
 
 use super::instruction::{Atomic, Binary, Comparison, Logic, Op, Shuffle, Space, Unary, Width};
 use Width::{W16, W32, W64};

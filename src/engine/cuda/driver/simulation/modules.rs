@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::fs::{self, OpenOptions};
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
@@ -16,10 +16,15 @@ use zarrs_cuda_emulator::{Kernel, Module, Report};
 use crate::engine::cuda::kernels::ptx;
 
 fn parse(module: &ptx::Module) -> Result<Module, String> {
-    let replacement = std::env::var_os("ZARRS_CUDA_TEST_PTX").and_then(|folder| {
+    let mut replacement = None;
+    if let Some(folder) = std::env::var_os("ZARRS_CUDA_TEST_PTX") {
         let file = PathBuf::from(folder).join(format!("{}.ptx", module.name));
-        fs::read_to_string(file).ok()
-    });
+        replacement = match fs::read_to_string(&file) {
+            Ok(text) => Some(text),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(format!("{}: {error}", file.display())),
+        };
+    }
     let parsed = Module::parse(replacement.as_deref().unwrap_or(module.text));
     parsed.map_err(|error| format!("module {}: {error}", module.name))
 }
