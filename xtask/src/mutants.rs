@@ -284,7 +284,8 @@ const OTHERS: [(&str, &str); 26] = [
     ("add.s64", "sub.s64"),
     ("sub.s64", "add.s64"),
     ("and.b32", "or.b32"),
-    ("or.b32", "xor.b32"),
+    // Not `xor`: addresses and tables are put together of bits that are clear.
+    ("or.b32", "and.b32"),
     ("xor.b32", "and.b32"),
     ("and.b64", "or.b64"),
     ("or.b64", "and.b64"),

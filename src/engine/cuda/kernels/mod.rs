@@ -12,4 +12,4 @@ pub mod shuffle;
 pub mod spans;
 pub mod split;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use zarrs_cuda_emulator::{Buffer, Options, Order};
+use zarrs_cuda_emulator::{Buffer, Kernel, Options, Order, Report};
 
 use super::modules;
 use crate::engine::cuda::driver::{Access, Arg, DeviceSpan, Dims};
@@ -53,7 +53,7 @@ pub(super) fn options(seed: u64, launch: u64, sectors: bool) -> Options {
     }
 }
 
-/// Run a kernel. Returns what it moved, if that is counted. An error says which rule it broke.
+/// Run a kernel. Returns what it did. An error says which rule it broke.
 ///
 /// # Safety
 /// The spans of `arguments` are live and nobody else uses them.
@@ -62,7 +62,7 @@ pub(super) unsafe fn run(
     dims: Dims,
     arguments: &[Argument],
     options: Options,
-) -> Result<Vec<AccessCount>, String> {
+) -> Result<(&'static Kernel, Report), String> {
     let kernel = modules::kernel(name)?;
     let mut buffers = Vec::new();
     let values: Vec<Vec<u8>> = arguments
@@ -94,5 +94,5 @@ pub(super) unsafe fn run(
         zarrs_cuda_emulator::launch(kernel, dims.grid, dims.block, &values, &buffers, options)
     }?;
     modules::executed(kernel, &report);
-    Ok(report.accesses)
+    Ok((kernel, report))
 }

@@ -11,7 +11,7 @@
 //!
 //! What it cannot see: a missing order among the threads of the host, of which it makes one party;
 //! bytes of pinned memory that the host touches without [`host_access`](Driver::host_access); how
-//! long anything takes. Kernels run one at a time.
+//! long anything takes: its clock counts operations. Kernels run one at a time.
 
 mod clocks;
 mod faults;
@@ -22,6 +22,7 @@ mod modules;
 mod state;
 #[cfg(test)]
 mod tests;
+mod trace;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -34,6 +35,7 @@ pub(crate) use self::faults::{Counts, Inject};
 pub(crate) use self::kernels::AccessCount;
 pub(crate) use self::modules::kernel;
 use self::state::{Failure, State};
+use self::trace::Trace;
 use super::{
     Access, Arg, DeviceInfo, DeviceMemory, DeviceSpan, Dims, Driver, DriverError, EventId, Fault,
     LibraryCall, PinnedMemory, PinnedSpan, PinnedUse, Site, Span, StreamId,
@@ -57,6 +59,8 @@ pub(crate) struct Config {
     pub(crate) sectors: bool,
     /// Seed of what is in memory that was not written.
     pub(crate) poison: u64,
+    /// Keep a trace of the operations; with [`Schedule::Eager`].
+    pub(crate) trace: bool,
 }
 
 impl Default for Config {
@@ -71,6 +75,7 @@ impl Default for Config {
             faults: Vec::new(),
             sectors: false,
             poison: 0x5eed,
+            trace: false,
         }
     }
 }
@@ -222,6 +227,12 @@ impl Simulation {
         self.lock().sectors.clone()
     }
 
+    /// What was asked of the device so far, if [`Config::trace`] is set: a line for each step.
+    pub(crate) fn trace(&self) -> String {
+        let state = self.lock();
+        state.trace.as_ref().map(Trace::lines).unwrap_or_default()
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // A library function that panics leaves the state as it is before or after it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -235,6 +246,9 @@ impl Simulation {
         function: impl FnOnce(&mut State) -> Result<T, Failure>,
     ) -> Result<T, DriverError> {
         let mut state = self.lock();
+        if let Some(trace) = &mut state.trace {
+            trace.enter();
+        }
         let result = Self::admit(&mut state, call, operation).and_then(|()| function(&mut state));
         // What failed after the call that enqueued it is reported by a later one, but not by one
         // that frees: whoever calls it would not know whether it did.
@@ -242,7 +256,11 @@ impl Simulation {
             (Ok(value), Call::Use) => state.failed.take().map_or(Ok(value), Err),
             (result, _) => result,
         };
-        self.report(&mut state, operation, result)
+        let result = self.report(&mut state, operation, result);
+        if let Some(trace) = &mut state.trace {
+            trace.leave();
+        }
+        result
     }
 
     /// Check the context, and count.

@@ -9,6 +9,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
 
+use serde_json::Value;
 use zarrs_cuda_emulator::device::{Memory, Scheduler, Ticket};
 
 use super::clocks::{Clock, History};
@@ -16,6 +17,7 @@ use super::faults::Faults;
 use super::guard::Place;
 use super::intervals::Intervals;
 use super::kernels::{AccessCount, Argument};
+use super::trace::Trace;
 use super::{Config, Rule, Violation};
 use crate::engine::cuda::driver::{Dims, EventId, Fault, LibraryCall, Site, StreamId};
 
@@ -41,7 +43,7 @@ pub(super) struct Uses {
     pub(super) is_for_uploads: bool,
 }
 
-/// Nanoseconds on the simulated device.
+/// Nanoseconds on the simulated device, on which each operation takes a microsecond.
 type Time = u64;
 
 struct Stream {
@@ -95,6 +97,7 @@ pub(super) struct State {
     pub(super) violations: Vec<Violation>,
     pub(super) sites: BTreeSet<Site>,
     pub(super) sectors: Vec<AccessCount>,
+    pub(super) trace: Option<Trace>,
     /// How many kernels ran.
     pub(super) launches: u64,
     /// Bytes that the host has read of memory for uploads.
@@ -124,6 +127,7 @@ impl State {
             violations: Vec::new(),
             sites: BTreeSet::new(),
             sectors: Vec::new(),
+            trace: config.trace.then(Trace::default),
             launches: 0,
             uploads_read: 0,
             current: HashMap::new(),
@@ -144,6 +148,13 @@ impl State {
 
     pub(super) fn live_events(&self) -> usize {
         self.events.len()
+    }
+
+    /// Adds a step to the trace, if there is one.
+    fn note(&mut self, operation: impl FnOnce() -> Value) {
+        if let Some(trace) = &mut self.trace {
+            trace.add(operation());
+        }
     }
 
     /// Enter a site; `false` if it is the one that was removed.

@@ -349,8 +349,11 @@ pub(crate) fn check_unscatter(driver: &dyn Driver, tries: u32) {
 
 /// Checks shapes that fill tiles and blocks completely or partly.
 pub(crate) fn check_shapes(driver: &dyn Driver) {
-    let shapes: [(&[usize], &[usize], &[usize]); 12] = [
+    let shapes: [(&[usize], &[usize], &[usize]); 14] = [
         (&[1, 1], &[100, 100], &[1, 0]),
+        // Tiles in a row: their numbers have one digit.
+        (&[1, 1], &[600, 4], &[1, 0]),
+        (&[1, 1], &[3, 700], &[1, 0]),
         (&[2, 3], &[64, 32], &[1, 0]),
         (&[1, 7], &[67, 5], &[1, 0]),
         (&[3, 40], &[33, 1], &[0, 1]),

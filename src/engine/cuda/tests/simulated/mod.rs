@@ -11,6 +11,8 @@ mod lanes;
 mod partial_writes;
 mod schedules;
 mod stream;
+#[cfg(target_os = "linux")]
+mod trace;
 mod writer;
 
 use std::num::NonZeroUsize;

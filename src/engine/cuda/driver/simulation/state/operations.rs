@@ -1,6 +1,7 @@
 //! Operations, as they are enqueued.
 
-use zarrs_cuda_emulator::device::{Task, Ticket};
+use serde_json::json;
+use zarrs_cuda_emulator::device::{Kind, Task, Ticket};
 
 use super::super::Rule;
 use super::super::clocks::{Label, Stamp, Touch};
@@ -29,7 +30,17 @@ impl State {
             what: "a copy",
             name: "",
         };
-        self.enqueue(stream, label, places.into(), Action::Copy)
+        let len = from.bytes.len();
+        let direction = match [from, to].map(|place| self.memory.get(place.address)) {
+            [Some(from), Some(to)] if from.kind == Kind::Pinned && to.kind == Kind::Device => "up",
+            [Some(from), Some(to)] if from.kind == Kind::Device && to.kind == Kind::Pinned => {
+                "down"
+            }
+            _ => "within",
+        };
+        self.enqueue(stream, label, places.into(), Action::Copy)?;
+        self.note(|| json!({ "operation": "copy", "direction": direction, "bytes": len, "stream": stream.0 }));
+        Ok(())
     }
 
     pub(crate) fn fill(&mut self, stream: StreamId, span: Span, byte: u8) -> Result<(), Failure> {
@@ -38,7 +49,10 @@ impl State {
             what: "a fill",
             name: "",
         };
-        self.enqueue(stream, label, vec![place], Action::Fill(byte))
+        let len = place.bytes.len();
+        self.enqueue(stream, label, vec![place], Action::Fill(byte))?;
+        self.note(|| json!({ "operation": "fill", "bytes": len, "stream": stream.0 }));
+        Ok(())
     }
 
     pub(crate) fn launch(
@@ -75,7 +89,9 @@ impl State {
             dims,
             arguments: args.iter().map(Argument::new).collect(),
         };
-        self.enqueue(stream, label, places, action)
+        self.enqueue(stream, label, places, action)?;
+        self.note(|| json!({ "operation": "kernel", "name": name, "stream": stream.0 }));
+        Ok(())
     }
 
     pub(crate) fn call(
@@ -88,7 +104,7 @@ impl State {
         let places = accesses
             .iter()
             .map(|(span, access)| self.place(*span, *access));
-        let places = places.collect::<Result<_, _>>()?;
+        let places = places.collect::<Result<Vec<_>, _>>()?;
         if !self.faults.launch() {
             return Err(Failure::Fault(
                 Fault::Refused,
@@ -99,7 +115,26 @@ impl State {
             what: "library call ",
             name,
         };
-        self.enqueue(stream, label, places, Action::Call { name, function })
+        let of = |write: bool| -> usize {
+            let is_one = |place: &&Place| (place.access != Access::Read) == write;
+            let places = places.iter().filter(is_one);
+            places.map(|place| place.bytes.len()).sum()
+        };
+        let (read, written) = (of(false), of(true));
+        // The first span is a table of pointers, one for each chunk.
+        let chunks = places.first().map_or(0, |place| place.bytes.len() / 8);
+        self.enqueue(stream, label, places, Action::Call { name, function })?;
+        self.note(|| {
+            json!({
+                "operation": "library",
+                "name": name,
+                "chunks": chunks,
+                "read": read,
+                "written": written,
+                "stream": stream.0,
+            })
+        });
+        Ok(())
     }
 
     /// Put an operation into a stream, if it is ordered and what it reads was written.

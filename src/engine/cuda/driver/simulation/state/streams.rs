@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use serde_json::json;
 use zarrs_cuda_emulator::device::Ticket;
 
 use super::super::Rule;
@@ -104,6 +105,7 @@ impl State {
             }),
         );
         self.enqueued();
+        self.note(|| json!({ "operation": "record", "event": event.0, "stream": stream.0 }));
         Ok(())
     }
 
@@ -124,6 +126,7 @@ impl State {
         self.streams[number].clock.join(&clock);
         self.push(number, Some(ticket), Vec::new(), action);
         self.enqueued();
+        self.note(|| json!({ "operation": "wait", "event": event.0, "stream": stream.0 }));
         Ok(())
     }
 
@@ -136,6 +139,8 @@ impl State {
         let done = self.scheduler.is_done(ticket);
         if done {
             self.happened(event)?;
+            // A device would have had to be ready by then.
+            self.note(|| json!({ "operation": "synchronize", "event": event.0 }));
         }
         Ok(done)
     }
@@ -146,6 +151,7 @@ impl State {
         }
         let ticket = self.event(event)?.ticket;
         self.run_until(ticket);
+        self.note(|| json!({ "operation": "synchronize", "event": event.0 }));
         self.happened(event)
     }
 
@@ -173,6 +179,7 @@ impl State {
         });
         self.host.join(&self.streams[number].clock);
         self.host_time = self.host_time.max(self.streams[number].time);
+        self.note(|| json!({ "operation": "synchronize_stream", "stream": stream.0 }));
         Ok(())
     }
 
