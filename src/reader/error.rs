@@ -2,18 +2,25 @@
 
 use std::error::Error;
 
-use zarrs::array::{ArrayError, ArraySubset, ElementError};
+use zarrs::array::{ArrayError, DataType};
 use zarrs_storage::{StorageError, StoreKey};
 
 /// An error of an [`ArrayReader`](super::ArrayReader). The output may have been written in part.
+///
+/// The message of an error has the messages of its causes. So `source` is empty, or the first cause
+/// that the message does not have.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum ReaderError {
-    /// A box has another number of dimensions than the array, or leaves it.
-    #[error("the box {subset} is not inside the array, whose shape is {shape:?}")]
+    /// A box has another number of axes than the array, or leaves it.
+    #[error("{}", out_of_bounds(*number, start, extents, shape))]
     OutOfBounds {
-        /// The box.
-        subset: ArraySubset,
+        /// In a call for several boxes, which of the origins this is, counted from 0.
+        number: Option<usize>,
+        /// The origin of the box.
+        start: Vec<u64>,
+        /// The shape of the box.
+        extents: Vec<u64>,
         /// The shape of the array.
         shape: Vec<u64>,
     },
@@ -24,8 +31,17 @@ pub enum ReaderError {
         reason: String,
     },
     /// The elements of the output are not of the array's data type.
-    #[error("cannot read elements of this type: {0}")]
-    Element(#[from] ElementError),
+    #[error(
+        "cannot read elements of {data_type} as `{element}`, which takes {size} bytes: use the type that zarrs has for this data type, or `read_bytes_into`"
+    )]
+    Element {
+        /// The array's data type.
+        data_type: DataType,
+        /// The Rust type that was asked for.
+        element: &'static str,
+        /// The size of the Rust type, in bytes.
+        size: usize,
+    },
     /// There is not enough memory.
     #[error("out of memory: {bytes} bytes for {what}")]
     Memory {
@@ -41,12 +57,12 @@ pub enum ReaderError {
         reason: String,
     },
     /// A store failed.
-    #[error("cannot read {key}: {source}")]
+    #[error("cannot read {key}: {error}")]
     Store {
         /// The key of the shard.
         key: StoreKey,
         /// The store's error.
-        source: StorageError,
+        error: StorageError,
     },
     /// A shard, or a subchunk of it, cannot be decoded.
     #[error("cannot decode {}", .0)]
@@ -63,7 +79,29 @@ pub enum ReaderError {
     },
     /// zarrs, which reads the arrays that this crate cannot, returned an error.
     #[error("zarrs cannot read the box: {0}")]
-    Zarrs(#[from] ArrayError),
+    Zarrs(ArrayError),
+}
+
+impl From<ArrayError> for ReaderError {
+    fn from(error: ArrayError) -> Self {
+        Self::Zarrs(error)
+    }
+}
+
+fn out_of_bounds(number: Option<usize>, start: &[u64], extents: &[u64], shape: &[u64]) -> String {
+    let at = match number {
+        Some(number) => format!("origin {number} (counted from 0), {start:?}"),
+        None => format!("{start:?}"),
+    };
+    let axes = shape.len();
+    if start.len() != axes || extents.len() != axes {
+        return format!(
+            "the box of shape {extents:?} at {at} needs one number for each of the {axes} axes of the array, whose shape is {shape:?}"
+        );
+    }
+    format!(
+        "the box of shape {extents:?} at {at} is not inside the array, whose shape is {shape:?}"
+    )
 }
 
 /// A shard, or a subchunk of it, that cannot be decoded.
@@ -108,6 +146,7 @@ impl std::fmt::Display for Damage {
 
 impl Error for Damage {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        Some(&*self.source)
+        // The message has that of the source itself.
+        self.source.source()
     }
 }

@@ -245,7 +245,12 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
     }
 
     fn check_type<T: Element>(&self) -> Result<(), ReaderError> {
-        Ok(T::validate_data_type(self.array().data_type())?)
+        let data_type = self.array().data_type();
+        T::validate_data_type(data_type).map_err(|_| ReaderError::Element {
+            data_type: data_type.clone(),
+            element: std::any::type_name::<T>(),
+            size: size_of::<T>(),
+        })
     }
 
     fn element_size(&self) -> Result<usize, ReaderError> {
@@ -263,7 +268,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         subset: &dyn ArraySubsetTraits,
     ) -> Result<Vec<T>, ReaderError> {
         let subset = subset.to_array_subset();
-        request::check(self.array(), &subset)?;
+        request::check(self.array(), None, subset.start(), subset.shape())?;
         self.check_type::<T>()?;
         self.zeros(&subset, 1)
     }
@@ -293,7 +298,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         output: &'o mut Output<'_>,
     ) -> Result<([Wanted; 1], Place<'o>), ReaderError> {
         let subset = subset.to_array_subset();
-        request::check(self.array(), &subset)?;
+        request::check(self.array(), None, subset.start(), subset.shape())?;
         let place = output.place(&extents(subset.shape())?, self.element_size()?)?;
         Ok(([Wanted { subset, offset: 0 }], place))
     }
@@ -306,25 +311,25 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         shape: &[u64],
         output: &'o mut Output<'_>,
     ) -> Result<(Vec<Wanted>, Place<'o>), ReaderError> {
+        let each = origins.iter().enumerate();
+        let subsets = each.map(|(number, origin)| {
+            let origin = origin.as_ref();
+            request::check(self.array(), Some(number), origin, shape)?;
+            let ranges = std::iter::zip(origin, shape);
+            let ranges = ranges.map(|(start, extent)| *start..start + extent);
+            Ok(ArraySubset::from(ranges))
+        });
+        let subsets = subsets.collect::<Result<Vec<_>, ReaderError>>()?;
         let mut shape_of_all = vec![origins.len()];
         shape_of_all.extend(extents(shape)?);
         let mut place = output.place(&shape_of_all, self.element_size()?)?;
         let step = place.strides.remove(0);
-        let each = origins.iter().enumerate();
-        let boxes = each.map(|(number, origin)| {
-            let origin = origin.as_ref().to_vec();
-            let subset = ArraySubset::new_with_start_shape(origin, shape.to_vec());
-            let subset = subset.map_err(|_| ReaderError::OutOfBounds {
-                subset: ArraySubset::new_with_shape(shape.to_vec()),
-                shape: self.array().shape().to_vec(),
-            })?;
-            request::check(self.array(), &subset)?;
-            Ok(Wanted {
-                subset,
-                offset: number.saturating_mul(step),
-            })
+        let boxes = subsets.into_iter().enumerate();
+        let boxes = boxes.map(|(number, subset)| Wanted {
+            subset,
+            offset: number.saturating_mul(step),
         });
-        Ok((boxes.collect::<Result<_, ReaderError>>()?, place))
+        Ok((boxes.collect(), place))
     }
 }
 
@@ -352,10 +357,10 @@ impl<TStorage: ?Sized + Send + Sync> ArrayReader<TStorage> {
             requests,
             requests_of_shard: requests_of_shard(requests, shards.len()),
         };
-        let wanted = boxes
-            .iter()
-            .map(|wanted| wanted.subset.num_elements_usize());
-        let bytes = wanted.sum::<usize>() * self.element_size()?;
+        // What is not empty has room in the output.
+        let wanted = boxes.iter().filter(|wanted| !wanted.subset.is_empty());
+        let elements = wanted.map(|wanted| wanted.subset.num_elements_usize());
+        let bytes = elements.sum::<usize>() * self.element_size()?;
         metrics::add(&call.counters.bytes_wanted, bytes);
         let (call, shards) = (&call, &*shards);
         let read = |number: usize| -> Task<'_> {

@@ -32,22 +32,33 @@ pub(super) struct WantedPart {
     pub(super) offset: usize,
 }
 
-/// Checks that `subset` is inside `array`.
+/// Checks that the box of `extents` at `start` is inside `array`. `number` is that of its origin, in a
+/// call for several boxes.
 pub(super) fn check<TStorage: ?Sized>(
     array: &Array<TStorage>,
-    subset: &ArraySubset,
+    number: Option<usize>,
+    start: &[u64],
+    extents: &[u64],
 ) -> Result<(), ReaderError> {
-    if subset.inbounds_shape(array.shape()) {
+    let shape = array.shape();
+    // zarrs' own check adds without a look at overflows.
+    let ends = std::iter::zip(start, extents).map(|(start, extent)| start.checked_add(*extent));
+    let is_inside = start.len() == shape.len()
+        && extents.len() == shape.len()
+        && std::iter::zip(ends, shape).all(|(end, most)| end.is_some_and(|end| end <= *most));
+    if is_inside {
         return Ok(());
     }
     Err(ReaderError::OutOfBounds {
-        subset: subset.clone(),
-        shape: array.shape().to_vec(),
+        number,
+        start: start.to_vec(),
+        extents: extents.to_vec(),
+        shape: shape.to_vec(),
     })
 }
 
-/// The shards that have elements of `boxes`, which are inside `array`, in C order. In the output, the axes have `strides`, in
-/// bytes.
+/// The shards that have elements of `boxes`, which are inside `array`, in C order. In the output, the
+/// axes have `strides`, in bytes.
 pub(super) fn shards<TStorage: ?Sized>(
     array: &Array<TStorage>,
     boxes: &[Wanted],
@@ -64,8 +75,9 @@ pub(super) fn shards<TStorage: ?Sized>(
         let met = array.chunks_in_array_subset(&wanted.subset);
         let met = met.ok().flatten().ok_or_else(unsupported)?;
         for indices in &met.indices() {
-            let shard = array.chunk_subset(&indices)?;
-            let overlap = shard.overlap(&wanted.subset).map_err(|_| unsupported())?;
+            // Not `chunk_subset`: the last shard of an array may end behind all numbers.
+            let origin = array.chunk_origin(&indices)?;
+            let extents = array.chunk_shape(&indices)?;
             let to_usize = |from: u64| usize::try_from(from).map_err(|_| unsupported());
             let mut part = WantedPart {
                 start: Vec::with_capacity(strides.len()),
@@ -73,10 +85,14 @@ pub(super) fn shards<TStorage: ?Sized>(
                 offset: wanted.offset,
             };
             for (axis, stride) in strides.iter().enumerate() {
-                let (start, extent) = (overlap.start()[axis], overlap.shape()[axis]);
-                part.start.push(to_usize(start - shard.start()[axis])?);
-                part.shape.push(to_usize(extent)?);
-                part.offset += to_usize(start - wanted.subset.start()[axis])? * stride;
+                let of_box = wanted.subset.start()[axis];
+                let of_shard = origin[axis];
+                let start = of_shard.max(of_box);
+                let end = of_shard.saturating_add(extents[axis].get());
+                let end = end.min(of_box + wanted.subset.shape()[axis]);
+                part.start.push(to_usize(start - of_shard)?);
+                part.shape.push(to_usize(end.saturating_sub(start))?);
+                part.offset += to_usize(start - of_box)? * stride;
             }
             shards.entry(indices.to_vec()).or_default().push(part);
         }

@@ -590,10 +590,10 @@ fn failed(shard: &Shard<'_>, subchunk: Option<usize>, error: EngineError) -> Rea
     }
 }
 
-fn store_error(shard: &Shard<'_>, source: StorageError) -> ReaderError {
+fn store_error(shard: &Shard<'_>, error: StorageError) -> ReaderError {
     ReaderError::Store {
         key: shard.key.clone(),
-        source,
+        error,
     }
 }
 

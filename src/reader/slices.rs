@@ -256,8 +256,14 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> Ahead<TStorage> {
         // The slices up to `at` were taken. Those from `first` to `read_to` are in `pending`.
         let (mut at, mut first, mut read_to) = (0, 0, 0);
         let mut pending = Vec::<T>::new();
-        let per_slice = self.reader.array().shape()[1..].iter().product::<u64>();
-        let len = |slices: u64| usize::try_from(slices * per_slice).unwrap_or(usize::MAX);
+        let mut extents = self.reader.array().shape()[1..].iter();
+        let per_slice = extents.try_fold(1_u64, |len, extent| len.checked_mul(*extent));
+        // Slices that were read are in memory, so their number is no larger than it can be.
+        let len = |slices: u64| {
+            let len = per_slice.and_then(|per_slice| per_slice.checked_mul(slices));
+            len.and_then(|len| usize::try_from(len).ok())
+                .unwrap_or(usize::MAX)
+        };
         loop {
             if self.stop.load(Ordering::Relaxed) || self.cancel.is_cancelled() {
                 return Ok(());
@@ -274,7 +280,8 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> Ahead<TStorage> {
             if read_to < end {
                 // Whole subchunks, so that none is decoded twice.
                 let depth = self.reader.depth();
-                let to = end.next_multiple_of(depth).min(length);
+                let whole = end.checked_next_multiple_of(depth);
+                let to = whole.unwrap_or(length).min(length);
                 let mut ranges: Vec<_> =
                     self.reader.array().shape().iter().map(|d| 0..*d).collect();
                 ranges[0] = read_to..to;

@@ -3,10 +3,14 @@
 use std::sync::Arc;
 
 use zarrs::array::{Array, ArrayBuilder, ArraySubset, data_type};
-use zarrs::storage::store::MemoryStore;
-use zarrs::storage::{ReadableStorageTraits, StoreKey, WritableStorageTraits};
+use zarrs::filesystem::FilesystemStore;
+use zarrs::storage::store::{AsyncMemoryStore, MemoryStore};
+use zarrs::storage::{
+    AsyncWritableStorageTraits, ListableStorageTraits, ReadableStorageTraits, StoreKey,
+    WritableStorageTraits,
+};
 use zarrs_cuda::CudaShardingCodecBuilder;
-use zarrs_cuda::reader::{ArrayReader, Output, ReaderError};
+use zarrs_cuda::reader::{ArrayReader, Output, ReadReport, ReaderError};
 use zarrs_cuda_testing::index::IndexLayout;
 use zarrs_cuda_testing::{Rng, effort};
 
@@ -177,18 +181,17 @@ fn calls_that_do_not_fit_are_refused() {
     refused(reader.read::<u16>(&[0..9, 0..1]).unwrap_err(), "[8, 8]");
     let other = ArraySubset::new_with_ranges(&[0..1]);
     refused(reader.read::<u16>(&other).unwrap_err(), "[8, 8]");
-    refused(reader.read::<i16>(&[0..1, 0..1]).unwrap_err(), "type");
+    let error = reader.read::<i64>(&[0..1, 0..1]).unwrap_err().to_string();
+    for text in ["uint16", "`i64`", "8 bytes"] {
+        assert!(error.contains(text), "{error}");
+    }
     let mut output = [0_u16; 3];
     let error = reader.read_into(&[0..2, 0..2], &mut output).unwrap_err();
     refused(error, "6 bytes");
     let error = reader
-        .read_boxes(&[[7, 7]], &[2, 2], &mut [0_u16; 4])
+        .read_boxes(&[[7, 7]], &[1], &mut [0_u16; 1])
         .unwrap_err();
-    refused(error, "[8, 8]");
-    let error = reader
-        .read_boxes(&[[7, 7, 7]], &[1, 1], &mut [0_u16; 1])
-        .unwrap_err();
-    refused(error, "[8, 8]");
+    refused(error, "the 2 axes of the array");
     let mut bytes = [0; 8];
     let output = Output::strided(&mut bytes, &[2, 2]);
     let error = reader.read_bytes_into(&[0..2, 0..2], output).unwrap_err();
@@ -220,5 +223,137 @@ fn a_repaired_index_is_read_again() {
         store.set(&key, good.clone()).unwrap();
         assert_eq!(reader.read::<u16>(&[3..4, 6..8]).unwrap(), [30, 31]);
         assert_eq!(reader.metrics().damaged, 0);
+    }
+}
+    for (origins, shape, text) in [
+        (
+            vec![vec![0, 0], vec![7, 7]],
+            [2, 2],
+            "origin 1 (counted from 0), [7, 7] is not inside",
+        ),
+        (
+            vec![vec![0, 0], vec![0, 0], vec![7; 3]],
+            [1, 1],
+            "origin 2 (counted from 0), [7, 7, 7] needs",
+        ),
+        (
+            vec![vec![0, 0], vec![]],
+            [1, 1],
+            "origin 1 (counted from 0), [] needs",
+        ),
+    ] {
+        let mut output = vec![0_u16; origins.len() * 4];
+        let error = reader
+            .read_boxes(&origins, &shape, &mut output)
+            .unwrap_err();
+        refused(error, text);
+    }
+
+/// In a release build the sum of an origin and an extent would begin again at 0.
+#[test]
+fn boxes_that_end_behind_all_numbers_are_refused() {
+    let array = array(Arc::new(MemoryStore::new()));
+    let reader = ArrayReader::builder(&array).build().unwrap();
+    let of = |start, extent| ArraySubset::new_with_start_shape(start, vec![extent; 2]).unwrap();
+    let refused = |error: ReaderError| {
+        assert!(matches!(error, ReaderError::OutOfBounds { .. }), "{error}");
+        assert!(error.to_string().contains("[8, 8]"), "{error}");
+    };
+    for (start, extent) in [
+        (u64::MAX, 1),
+        (u64::MAX, 2),
+        (u64::MAX - 1, 4),
+        (3, u64::MAX - 2),
+        (1, u64::MAX),
+    ] {
+        let subset = of(vec![start; 2], extent);
+        refused(reader.read::<u16>(&subset).unwrap_err());
+        refused(reader.read_tensor(&subset).err().unwrap());
+        refused(reader.read_ndarray::<u16>(&subset).unwrap_err());
+        let mut output = [0_u16; 16];
+        refused(reader.read_into(&subset, &mut output).unwrap_err());
+        let mut bytes = [0; 32];
+        let output = Output::strided(&mut bytes, &[8, 2]);
+        refused(reader.read_bytes_into(&subset, output).unwrap_err());
+        let (origins, shape) = ([[0, 0], [start; 2]], [extent; 2]);
+        let mut output = [0_u16; 32];
+        let error = reader.read_boxes(&origins[1..], &shape, &mut output);
+        refused(error.unwrap_err());
+        let output = Output::strided(&mut bytes, &[0, 8, 2]);
+        let error = reader.read_boxes_bytes_into(&origins[1..], &shape, output);
+        refused(error.unwrap_err());
+    }
+    let subset = of(vec![u64::MAX; 2], 2);
+    let mut output = ndarray::Array2::<u16>::zeros((2, 2));
+    let error = reader.read_into_ndarray(&subset, output.view_mut());
+    refused(error.unwrap_err());
+
+    let copy = array.with_storage(Arc::new(AsyncMemoryStore::new()));
+    let reader = ArrayReader::builder(&copy).build().unwrap();
+    let mut output = [0_u16; 4];
+    futures::executor::block_on(async {
+        refused(reader.async_read::<u16>(&subset).await.unwrap_err());
+        let error = reader.async_read_into(&subset, &mut output).await;
+        refused(error.unwrap_err());
+        let error = reader
+            .async_read_boxes(&[[u64::MAX; 2]], &[2, 2], &mut output)
+            .await;
+        refused(error.unwrap_err());
+    });
+}
+
+/// The last shard of the longest array ends behind all numbers, and its elements do not.
+#[test]
+fn the_end_of_the_longest_array_is_read() {
+    let store = Arc::new(MemoryStore::new());
+    let codec = CudaShardingCodecBuilder::new(vec![4.try_into().unwrap()], &data_type::uint16());
+    let mut builder = ArrayBuilder::new(vec![u64::MAX], vec![16], data_type::uint16(), 5_u16);
+    builder.array_to_bytes_codec(codec.build_arc().unwrap());
+    let array = builder.build(store, "/").unwrap();
+    let last = u64::MAX / 16;
+    array
+        .store_chunk(&[last], &(0..16).collect::<Vec<u16>>())
+        .unwrap();
+    let reader = ArrayReader::builder(&array).build().unwrap();
+    let found = reader.read::<u16>(&[u64::MAX - 3..u64::MAX]);
+    assert_eq!(found.unwrap(), [12, 13, 14]);
+    let mut slices = reader
+        .iter_slices::<u16>(std::num::NonZeroU64::MAX)
+        .unwrap();
+    let error = slices.next().unwrap().unwrap_err();
+    assert!(matches!(error, ReaderError::Memory { .. }), "{error}");
+}
+
+/// A message has those of its causes, and `source` does not have them again.
+#[test]
+fn chains_of_errors_do_not_repeat_themselves() {
+    let store = Arc::new(MemoryStore::new());
+    let array = array(store.clone());
+    let reader = ArrayReader::builder(&array).build().unwrap();
+    let mut errors: Vec<Box<dyn std::error::Error>> = Vec::new();
+    errors.push(reader.read::<u8>(&[0..1, 0..1]).unwrap_err().into());
+    damage(&store, &array.chunk_key(&[0, 0]), 3);
+    let error = reader.read::<u16>(&[0..1, 0..1]).unwrap_err();
+    if let ReaderError::Damaged(damage) = error {
+        errors.push(damage.into());
+    }
+    damage(&store, &array.chunk_key(&[1, 0]), usize::MAX);
+    errors.push(reader.read::<u16>(&[4..5, 0..1]).unwrap_err().into());
+    let files = tempfile::TempDir::new().unwrap();
+    let files = Arc::new(FilesystemStore::new(files.path()).unwrap());
+    std::fs::create_dir_all(files.key_to_fspath(&array.chunk_key(&[0, 0]))).unwrap();
+    let array = array.with_storage(files);
+    let reader = ArrayReader::builder(&array).build().unwrap();
+    errors.push(reader.read::<u16>(&[0..1, 0..1]).unwrap_err().into());
+    assert_eq!(errors.len(), 4);
+    for error in errors {
+        let mut text = error.to_string();
+        let mut cause = error.source();
+        while let Some(source) = cause {
+            let more = source.to_string();
+            assert!(!text.contains(&more), "{text}: {more}");
+            text = more;
+            cause = source.source();
+        }
     }
 }
