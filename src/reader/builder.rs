@@ -133,11 +133,9 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
         self
     }
 
-    /// Sets whether a subchunk that cannot be decoded becomes fill values, and is
-    /// [listed](super::ReadReport::damaged). Default: it is an error.
-    ///
-    /// A shard whose index cannot be decoded, or leads outside of the shard to wanted bytes, is always
-    /// an error.
+    /// Sets whether a subchunk that cannot be decoded, or is not inside its shard, becomes fill values,
+    /// and is [listed](super::ReadReport::damaged). So does a whole shard whose index cannot be decoded.
+    /// Default: it is an error. An array that zarrs reads has such errors always.
     pub fn with_damaged_as_fill_value(mut self, fill: bool) -> Self {
         self.settings.fill_damaged = fill;
         self

@@ -110,7 +110,8 @@ fn out_of_bounds(number: Option<usize>, start: &[u64], extents: &[u64], shape: &
 pub struct Damage {
     /// The key of the shard.
     pub key: StoreKey,
-    /// The number of the subchunk, in C order; `None` if the index of the shard is damaged.
+    /// The number of the subchunk, in C order; `None` if the index of the shard is damaged or missing,
+    /// so that none of its subchunks can be found.
     pub subchunk: Option<usize>,
     /// Why it cannot be decoded.
     pub source: Box<dyn Error + Send + Sync>,

@@ -29,7 +29,8 @@ pub struct ReaderMetrics {
     pub subchunk_hits: u64,
     /// Times that a shard was read again, because it was replaced meanwhile.
     pub replaced: u64,
-    /// Subchunks that could not be decoded, and became fill values.
+    /// Subchunks that could not be decoded, and became fill values. A shard without an index that can
+    /// be decoded counts once.
     pub damaged: u64,
 }
 

@@ -93,7 +93,7 @@ struct Settings {
     requests: NonZeroUsize,
     /// Subchunks of a shard that are at most so many bytes apart are read as one range.
     gap: u64,
-    /// Whether a subchunk that cannot be decoded becomes fill values.
+    /// Whether what cannot be decoded becomes fill values.
     fill_damaged: bool,
     huge_pages: bool,
 }
@@ -158,7 +158,8 @@ impl<TStorage: ?Sized> fmt::Debug for ArrayReader<TStorage> {
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct ReadReport {
-    /// The subchunks that could not be decoded, and have the fill value in the output.
+    /// The subchunks that could not be decoded, and have the fill value in the output. A shard without
+    /// an index that can be decoded is one entry, whose [`subchunk`](Damage::subchunk) is `None`.
     pub damaged: Vec<Damage>,
 }
 
@@ -166,7 +167,7 @@ impl ReadReport {
     /// Logs the damaged subchunks, for calls that do not return the report.
     fn log(&self) {
         for damage in &self.damaged {
-            tracing::warn!(%damage, "a subchunk became fill values");
+            tracing::warn!(%damage, "damaged data became fill values");
         }
     }
 }

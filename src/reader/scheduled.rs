@@ -45,6 +45,10 @@ impl<R: Reads> Source for Opened<R> {
             parts.collect::<Result<_>>().map(Some)
         })
     }
+
+    fn size<'a>(&'a self, shard: &'a Bytes) -> Later<'a, Result<Option<u64>>> {
+        Box::pin(async { Ok(Some(shard.len() as u64)) })
+    }
 }
 
 /// One after the other.

@@ -103,7 +103,10 @@ impl<S: Source> Call<'_, S> {
         // With frames one more, which takes each subchunk by itself.
         let attempts = ATTEMPTS + usize::from(self.frames.is_some());
         for number in 0..attempts {
-            match self.attempt(shard, number).await {
+            // Of a store that may have read an index in two versions, an index that is bad twice.
+            let fills_shard = self.settings.fill_damaged
+                && (S::STAYS || matches!(last, Some(ReaderError::Damaged(_))));
+            match self.attempt(shard, number, fills_shard).await {
                 Ok(()) => return Ok(()),
                 // Reading each subchunk by itself says less about a damaged shard.
                 Err(Stop::Error(error)) if number == ATTEMPTS => return Err(last.unwrap_or(error)),
@@ -122,7 +125,13 @@ impl<S: Source> Call<'_, S> {
         }))
     }
 
-    async fn attempt(&self, shard: &Shard<'_>, number: usize) -> Result<(), Stop> {
+    /// With `fills_shard`, a shard whose index cannot be decoded becomes fill values.
+    async fn attempt(
+        &self,
+        shard: &Shard<'_>,
+        number: usize,
+        fills_shard: bool,
+    ) -> Result<(), Stop> {
         let windows = self.windows(shard)?;
         let wanted = wanted(shard);
         let touched = wanted.chunk_by(|(a, _), (b, _)| a == b).map(Touched);
@@ -142,7 +151,7 @@ impl<S: Source> Call<'_, S> {
             in_shard = attempt.read_frame(&*frame, in_shard, each).await?;
         }
         if !in_shard.is_empty() {
-            let read = attempt.read_shard(&in_shard).await;
+            let read = attempt.read_shard(&in_shard, fills_shard).await;
             read.map_err(|stop| match stop {
                 Stop::Error(error) if self.is_strict() => Stop::Unsure(error),
                 stop => stop,
@@ -194,8 +203,18 @@ impl<S: Source> Call<'_, S> {
         let range = [index.byte_range()];
         let mut buffer = take_buffer();
         let len = index.len() as u64;
-        let read = self.request(opened, &range, len, &mut buffer).await;
-        let read = read.map_err(|error| store_error(shard, error))?;
+        let read = match self.request(opened, &range, len, &mut buffer).await {
+            Ok(read) => read,
+            Err(error) => {
+                return Err(match self.source.size(opened).await {
+                    Ok(Some(size)) if size < len => {
+                        let short = format!("it takes {len} bytes, and the shard has {size}");
+                        damage(shard, None, short)
+                    }
+                    _ => store_error(shard, error),
+                });
+            }
+        };
         let first = |read: Vec<Fetched<'_>>| read.first().map(|read| read.as_ref().to_vec());
         let encoded = read.map(|read| first(read).unwrap_or_default());
         keep_buffer(buffer);
@@ -227,7 +246,7 @@ struct Attempt<'a, S: Source> {
     call: &'a Call<'a, S>,
     shard: &'a Shard<'a>,
     windows: &'a [Window<'a>],
-    /// The subchunks that became fill values.
+    /// The subchunks that became fill values, or the shard.
     damaged: Mutex<Vec<Damage>>,
 }
 
@@ -339,8 +358,9 @@ impl<S: Source> Attempt<'_, S> {
         Ok(in_shard)
     }
 
-    /// Read `touched` from the shard, and write their elements.
-    async fn read_shard(&self, touched: &[Touched<'_>]) -> Result<(), Stop> {
+    /// Read `touched` from the shard, and write their elements. With `fills_shard`, these are fill
+    /// values if the index cannot be decoded.
+    async fn read_shard(&self, touched: &[Touched<'_>], fills_shard: bool) -> Result<(), Stop> {
         let (call, shard) = (self.call, self.shard);
         let opened = call.source.open(&shard.key).await;
         let Some(opened) = opened.map_err(|error| store_error(shard, error))? else {
@@ -355,6 +375,10 @@ impl<S: Source> Attempt<'_, S> {
             None => match call.index(shard, &opened).await {
                 Ok(Some(index)) => (index, true),
                 Ok(None) => return Ok(self.fill(touched.iter().copied())?),
+                Err(ReaderError::Damaged(damage)) if fills_shard => {
+                    lock(&self.damaged).push(damage);
+                    return Ok(self.fill(touched.iter().copied())?);
+                }
                 // Some stores ask for the size of a shard first, and then for ranges. Another shard may
                 // come in between.
                 Err(error @ ReaderError::Damaged(_)) if !S::STAYS => {

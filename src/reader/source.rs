@@ -48,6 +48,9 @@ pub(super) trait Source: Sync {
         ranges: &'a [ByteRange],
         buffer: &'a mut Vec<u8>,
     ) -> Later<'a, Result<Option<Vec<Fetched<'a>>>>>;
+
+    /// Find the size of a shard, in bytes; `None` if there is no shard.
+    fn size<'a>(&'a self, shard: &'a Self::Shard) -> Later<'a, Result<Option<u64>>>;
 }
 
 /// A store, whose requests take long.
@@ -75,6 +78,10 @@ impl<R: Reads> Source for Store<R> {
             Ok(values.map(|values| values.into_iter().map(Fetched::Value).collect()))
         })
     }
+
+    fn size<'a>(&'a self, shard: &'a StoreKey) -> Later<'a, Result<Option<u64>>> {
+        Box::pin(self.0.size(shard))
+    }
 }
 
 /// Files, which are read into a buffer of the thread that decodes them.
@@ -99,5 +106,9 @@ impl Source for Files {
             let read = shard.read(ranges, buffer)?;
             Ok(Some(read.into_iter().map(Fetched::Buffer).collect()))
         })
+    }
+
+    fn size<'a>(&'a self, shard: &'a File) -> Later<'a, Result<Option<u64>>> {
+        Box::pin(async { shard.size().map(Some) })
     }
 }

@@ -216,6 +216,16 @@ impl Files {
 }
 
 impl File {
+    /// How many bytes the file has now. Another process may have truncated it.
+    ///
+    /// # Errors
+    /// If the file cannot be looked at.
+    pub(crate) fn size(&self) -> Result<u64> {
+        let metadata = self.file.metadata();
+        let metadata = metadata.map_err(|error| failed("look at", &self.path, &error))?;
+        Ok(metadata.len())
+    }
+
     /// Read `ranges` into `buffer`, one after the other, and return each.
     ///
     /// # Errors

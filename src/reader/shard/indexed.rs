@@ -19,6 +19,7 @@ use crate::reader::threads::Later;
 use crate::store::ranges::Merged;
 
 /// A subchunk that is to be read.
+#[derive(Clone)]
 pub(super) struct Stored<'p> {
     touched: Touched<'p>,
     /// Its place in the shard.
@@ -54,7 +55,6 @@ impl<S: Source> Indexed<'_, S> {
         &self,
         touched: &[Touched<'p>],
     ) -> Result<Vec<Stored<'p>>, Stop> {
-        let Call { settings, .. } = self.attempt.call;
         let limit = self.attempt.shard.sharding.subchunk_len();
         let limit = limit.map_err(|error| damage(self.attempt.shard, None, error))?;
         let (mut stored, mut filled) = (Vec::new(), Vec::new());
@@ -65,12 +65,7 @@ impl<S: Source> Indexed<'_, S> {
                 continue;
             };
             if let Err(error) = limit.check(number, extent.len()) {
-                let key = self.attempt.shard.key.clone();
-                let damage = Damage::new(key, Some(number), error);
-                if !settings.fill_damaged {
-                    return Err(ReaderError::Damaged(damage).into());
-                }
-                lock(&self.attempt.damaged).push(damage);
+                self.note(number, error)?;
                 filled.push(touched);
             } else if !self.write_kept(touched)? {
                 stored.push(Stored {
@@ -82,7 +77,7 @@ impl<S: Source> Indexed<'_, S> {
         }
         self.attempt.fill(filled)?;
         if !limit.is_bounded() {
-            self.check_ends(&stored).await?;
+            stored = self.check_ends(stored).await?;
         }
         // As they lie in the shard.
         stored.sort_by_key(|stored| stored.extent.start);
@@ -181,15 +176,65 @@ impl<S: Source> Indexed<'_, S> {
         Ok(true)
     }
 
+    /// Notes that a subchunk is damaged, and becomes fill values.
+    ///
+    /// # Errors
+    /// The damage, if it is to be an error.
+    fn note(
+        &self,
+        number: usize,
+        error: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Result<(), ReaderError> {
+        let damage = Damage::new(self.attempt.shard.key.clone(), Some(number), error);
+        if !self.attempt.call.settings.fill_damaged {
+            return Err(ReaderError::Damaged(damage));
+        }
+        lock(&self.attempt.damaged).push(damage);
+        Ok(())
+    }
+
+    /// Returns those of `stored`, which could not be read, that are in the shard. The others are damaged.
+    ///
+    /// # Errors
+    /// `error` if all are in the shard, or the store does not say how long it is.
+    async fn inside<'p>(
+        &self,
+        stored: &[Stored<'p>],
+        error: ReaderError,
+    ) -> Result<Vec<Stored<'p>>, Stop> {
+        // Perhaps the shard is another one, and shorter.
+        self.check_index().await?;
+        let Ok(Some(size)) = self.attempt.call.source.size(self.opened).await else {
+            return Err(error.into());
+        };
+        let is_inside = |stored: &&Stored<'_>| stored.extent.end as u64 <= size;
+        let (inside, outside): (Vec<&Stored<'p>>, Vec<_>) = stored.iter().partition(is_inside);
+        if outside.is_empty() {
+            return Err(error.into());
+        }
+        for stored in &outside {
+            let (number, end) = (stored.touched.number(), stored.extent.end);
+            let extent = EngineError::Extent {
+                subchunk: number,
+                end,
+                shard: index(size),
+            };
+            self.note(number, extent)?;
+        }
+        let outside = outside.into_iter().map(|stored| stored.touched);
+        self.attempt.fill(outside)?;
+        Ok(inside.into_iter().cloned().collect())
+    }
+
     /// Look for the last byte of each long subchunk: if the store has it, then the stored bytes justify
-    /// the memory that the index asks for.
-    async fn check_ends(&self, stored: &[Stored<'_>]) -> Result<(), Stop> {
+    /// the memory that the index asks for. Returns the subchunks that are in the shard.
+    async fn check_ends<'p>(&self, stored: Vec<Stored<'p>>) -> Result<Vec<Stored<'p>>, Stop> {
         let ranges = stored.iter().map(|Stored { extent, .. }| {
             ByteRange::FromStart(extent.start as u64, Some(extent.len() as u64))
         });
         let ranges = last_bytes(&ranges.collect::<Vec<_>>());
         if ranges.is_empty() {
-            return Ok(());
+            return Ok(stored);
         }
         let mut buffer = Vec::new();
         let len = ranges.len() as u64;
@@ -197,36 +242,45 @@ impl<S: Source> Indexed<'_, S> {
             .attempt
             .call
             .request(self.opened, &ranges, len, &mut buffer);
-        let read = read.await;
-        match read {
-            Ok(None) => Err(Stop::Changed),
-            Ok(read) => {
-                let checked = check_last_bytes(ranges.len(), read);
-                Ok(checked.map_err(|error| damage(self.attempt.shard, None, error))?)
-            }
-            Err(error) => {
-                self.check_index().await?;
-                Err(damage(self.attempt.shard, None, error).into())
-            }
-        }
+        let error = match read.await {
+            Ok(None) => return Err(Stop::Changed),
+            Ok(read) => match check_last_bytes(ranges.len(), read) {
+                Ok(()) => return Ok(stored),
+                Err(error) => damage(self.attempt.shard, None, error),
+            },
+            Err(error) => store_error(self.attempt.shard, error),
+        };
+        self.inside(&stored, error).await
     }
 
     /// Read the index again, and compare.
     pub(super) async fn check_index(&self) -> Result<(), Stop> {
-        match self
-            .attempt
-            .call
-            .encoded_index(self.attempt.shard, self.opened)
-            .await?
-        {
-            Some(encoded) if encoded == self.index.encoded => Ok(()),
-            _ => Err(Stop::Changed),
+        let Attempt { call, shard, .. } = self.attempt;
+        match call.encoded_index(shard, self.opened).await {
+            Ok(Some(encoded)) if encoded == self.index.encoded => Ok(()),
+            // Or it is too short for an index now.
+            Ok(_) | Err(ReaderError::Damaged(_)) => Err(Stop::Changed),
+            Err(error) => Err(error.into()),
         }
     }
 
     /// Read the subchunks of `group`, and write their elements. With `and_index` the index is read
     /// by the same request, and compared.
     async fn read_group(&self, group: &[Stored<'_>], and_index: bool) -> Result<(), Stop> {
+        let mut rest = self.try_group(group, and_index).await?;
+        while let Some(inside) = rest.filter(|inside| !inside.is_empty()) {
+            rest = self.try_group(&inside, and_index).await?;
+        }
+        Ok(())
+    }
+
+    /// [`read_group`](Self::read_group), unless some subchunks are not in the shard: returns the others,
+    /// of which none was read.
+    async fn try_group<'p>(
+        &self,
+        group: &[Stored<'p>],
+        and_index: bool,
+    ) -> Result<Option<Vec<Stored<'p>>>, Stop> {
         let merged = Merged::near(
             self.attempt.call.settings.gap,
             group.iter().flat_map(Stored::ranges),
@@ -251,22 +305,25 @@ impl<S: Source> Indexed<'_, S> {
         );
         let done = match read {
             Err(error) => {
-                // Perhaps the shard is another one, and shorter.
-                self.check_index().await?;
-                Err(Stop::Error(store_error(self.attempt.shard, error)))
+                let error = store_error(self.attempt.shard, error);
+                self.inside(group, error).await.map(Some)
             }
             Ok(None) => Err(Stop::Changed),
             Ok(Some(mut read)) => {
                 let index = if and_index { read.pop() } else { None };
                 let is_same = index.is_none_or(|index| index.as_ref() == self.index.encoded);
-                if is_same {
+                // Some stores return what there is of a range.
+                if is_same && !merged.fits(&read) {
+                    let error = self.other_bytes();
+                    self.inside(group, error).await.map(Some)
+                } else if is_same {
                     let decoded = self.decode(group, &merged, &read);
                     // A replaced shard is not damaged. The store may have read its ranges from
                     // several versions.
                     if decoded.is_err() {
                         self.check_index().await?;
                     }
-                    decoded.map_err(Stop::Error)
+                    decoded.map(|()| None).map_err(Stop::Error)
                 } else {
                     Err(Stop::Changed)
                 }
@@ -276,6 +333,11 @@ impl<S: Source> Indexed<'_, S> {
         done
     }
 
+    fn other_bytes(&self) -> ReaderError {
+        let error = StorageError::Other("the store returned other bytes".to_string());
+        store_error(self.attempt.shard, error)
+    }
+
     /// Decode the subchunks of `group` from the bytes of the ranges `merged` that were `read`.
     fn decode(
         &self,
@@ -283,17 +345,13 @@ impl<S: Source> Indexed<'_, S> {
         merged: &Merged,
         read: &[Fetched<'_>],
     ) -> Result<(), ReaderError> {
-        let missing = || {
-            let source = StorageError::Other("the store returned other bytes".to_string());
-            store_error(self.attempt.shard, source)
-        };
         let bytes_of = |range: Range<u64>| {
             if range.is_empty() {
                 return Ok(&[][..]);
             }
             let place = merged.place(read, &range);
             let bytes = place.and_then(|(at, place)| read.get(at)?.as_ref().get(place));
-            bytes.ok_or_else(missing)
+            bytes.ok_or_else(|| self.other_bytes())
         };
         let mut subchunks = Vec::with_capacity(group.len());
         for stored in group {

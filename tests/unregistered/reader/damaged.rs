@@ -109,26 +109,16 @@ fn any_damage_is_an_error_or_named() {
         }
         let reader = ArrayReader::builder(&array).with_damaged_as_fill_value(true);
         let mut found = vec![0_u16; 64];
-        match reader.build().unwrap().read_into(&whole, &mut found) {
-            Err(ReaderError::Damaged(damage)) => {
-                refused += 1;
-                assert!(keys.contains(&damage.key), "{damage}");
-            }
-            Err(ReaderError::Store { .. }) => refused += 1,
-            Err(error) => panic!("{error}"),
-            Ok(report) => {
-                read += 1;
-                for (number, found) in (0_u16..).zip(found) {
-                    let (row, column) = (usize::from(number) / 8, usize::from(number) % 8);
-                    let subchunk = Some(row % 4 / 2 * 2 + column / 4);
-                    let is_named = report
-                        .damaged
-                        .iter()
-                        .any(|d| d.key == keys[row / 4] && d.subchunk == subchunk);
-                    let expected = if is_named { 5 } else { number };
-                    assert_eq!(found, expected, "seed {seed}, {:?}", report.damaged);
-                }
-            }
+        let reader = reader.build().unwrap();
+        let report = reader.read_into(&whole, &mut found).unwrap();
+        for (number, found) in (0_u16..).zip(found) {
+            let (row, column) = (usize::from(number) / 8, usize::from(number) % 8);
+            let subchunk = row % 4 / 2 * 2 + column / 4;
+            // The subchunk, or its whole shard.
+            let mut of_shard = report.damaged.iter().filter(|d| d.key == keys[row / 4]);
+            let is_named = of_shard.any(|d| d.subchunk.is_none_or(|number| number == subchunk));
+            let expected = if is_named { 5 } else { number };
+            assert_eq!(found, expected, "seed {seed}, {:?}", report.damaged);
         }
         // Without fill values it is the same, or an error.
         match ArrayReader::builder(&array)
@@ -136,38 +126,210 @@ fn any_damage_is_an_error_or_named() {
             .unwrap()
             .read::<u16>(&whole)
         {
-            Ok(found) => assert_eq!(found, (0..64).collect::<Vec<_>>(), "seed {seed}"),
-            Err(ReaderError::Damaged(_) | ReaderError::Store { .. }) => {}
+            Ok(found) => {
+                read += 1;
+                assert_eq!(found, (0..64).collect::<Vec<_>>(), "seed {seed}");
+            }
+            Err(ReaderError::Damaged(damage)) => {
+                refused += 1;
+                assert!(keys.contains(&damage.key), "{damage}");
+            }
             Err(error) => panic!("{error}"),
         }
     }
     assert!(read > 0 && refused > 0, "{read} read, {refused} refused");
 }
 
+/// Ways to break the first shard of `array`, and what can still be read of it: the numbers of the
+/// subchunks that are damaged, or `None` if the shard has no index.
+fn broken(good: &[u8]) -> Vec<(&'static str, Vec<u8>, Option<Vec<usize>>)> {
+    let layout = IndexLayout::default();
+    let entry = |number: usize, entry: [u64; 2]| {
+        let mut entries = layout.entries(good, 4);
+        entries[number] = entry;
+        layout.replace(good, &entries)
+    };
+    let mut flipped = good.to_vec();
+    *flipped.last_mut().unwrap() ^= 1;
+    let len = good.len() as u64;
+    vec![
+        ("a wrong checksum", flipped, None),
+        ("no bytes", vec![], None),
+        ("shorter than its index", good[..3].to_vec(), None),
+        (
+            "an index without its end",
+            good[..good.len() - 1].to_vec(),
+            None,
+        ),
+        ("half of it", good[..good.len() / 2].to_vec(), None),
+        ("behind the end", entry(2, [len, 20]), Some(vec![2])),
+        ("over the end", entry(1, [len - 1, 20]), Some(vec![1])),
+        ("far away", entry(0, [1 << 40, 20]), Some(vec![0])),
+        ("too long", entry(3, [0, 1 << 40]), Some(vec![3])),
+    ]
+}
+
+/// What a call with `with_damaged_as_fill_value` gives for `broken`, of 8 × 8 elements.
+fn salvaged(damaged: Option<&[usize]>) -> Vec<u16> {
+    let is_damaged = |at: u16| {
+        let (row, column) = (usize::from(at) / 8, usize::from(at) % 8);
+        let subchunk = row % 4 / 2 * 2 + column / 4;
+        row < 4 && damaged.is_none_or(|damaged| damaged.contains(&subchunk))
+    };
+    (0..64)
+        .map(|at| if is_damaged(at) { 5 } else { at })
+        .collect()
+}
+
+/// Checks each blocking call of two readers of the same array. One makes errors of damage.
+fn check_salvage<S>(strict: &ArrayReader<S>, salvaging: &ArrayReader<S>, damaged: Option<&[usize]>)
+where
+    S: ?Sized + ReadableStorageTraits + 'static,
+{
+    let whole = strict.array().subset_all();
+    let key = strict.array().chunk_key(&[0, 0]);
+    let error = strict.read::<u16>(&whole).unwrap_err();
+    let ReaderError::Damaged(damage) = &error else {
+        panic!("{error}");
+    };
+    let first = damaged.map(|damaged| damaged[0]);
+    assert_eq!((&damage.key, damage.subchunk), (&key, first), "{error}");
+
+    let expected = salvaged(damaged);
+    let named = |report: &ReadReport| {
+        let found = report
+            .damaged
+            .iter()
+            .map(|damage| (&damage.key, damage.subchunk));
+        assert_eq!(found.collect::<Vec<_>>(), [(&key, first)]);
+    };
+    let mut found = vec![0_u16; 64];
+    named(&salvaging.read_into(&whole, &mut found).unwrap());
+    assert_eq!(found, expected);
+    // With the axes in another order.
+    let mut bytes = vec![0; 128];
+    let output = Output::strided(&mut bytes, &[2, 16]);
+    named(&salvaging.read_bytes_into(&whole, output).unwrap());
+    assert_eq!(bytes[16..18], expected[1].to_ne_bytes());
+    let mut found = vec![0_u16; 64];
+    let origins = [[0, 0], [4, 0]];
+    named(&salvaging.read_boxes(&origins, &[4, 8], &mut found).unwrap());
+    assert_eq!(found, expected);
+    let before = salvaging.metrics().damaged;
+    assert_eq!(salvaging.read::<u16>(&whole).unwrap(), expected);
+    assert_eq!(salvaging.metrics().damaged, before + 1);
+    salvaging.read_tensor(&whole).unwrap();
+    let slices = salvaging.iter_slices::<u16>(4.try_into().unwrap()).unwrap();
+    let slices: Vec<_> = slices.collect::<Result<_, _>>().unwrap();
+    assert_eq!(slices.concat(), expected);
+}
+
+/// The same for the calls that are awaited.
+async fn check_async_salvage(array: &Array<MemoryStore>, damaged: Option<&[usize]>) {
+    let store = Arc::new(AsyncMemoryStore::new());
+    let from = array.storage();
+    for key in from.list().unwrap() {
+        let value = from.get(&key).unwrap().unwrap();
+        store.set(&key, value).await.unwrap();
+    }
+    let copy = array.with_storage(store);
+    let whole = array.subset_all();
+    let strict = ArrayReader::builder(&copy).build().unwrap();
+    let error = strict.async_read::<u16>(&whole).await.unwrap_err();
+    assert!(matches!(error, ReaderError::Damaged(_)), "{error}");
+    let reader = ArrayReader::builder(&copy).with_damaged_as_fill_value(true);
+    let reader = reader.build().unwrap();
+    let found = reader.async_read::<u16>(&whole).await.unwrap();
+    assert_eq!(found, salvaged(damaged));
+    let mut found = vec![0_u16; 64];
+    let report = reader
+        .async_read_boxes(&[[0, 0], [4, 0]], &[4, 8], &mut found)
+        .await
+        .unwrap();
+    assert_eq!(found, salvaged(damaged));
+    let first = damaged.map(|damaged| damaged[0]);
+    assert_eq!(report.damaged.len(), 1);
+    assert_eq!(report.damaged[0].subchunk, first);
+}
+
 #[test]
-fn a_damaged_index_is_an_error() {
+fn a_shard_without_its_index_or_some_bytes_is_named_or_filled() {
     let store = Arc::new(MemoryStore::new());
     let array = array(store.clone());
     let key = array.chunk_key(&[0, 0]);
-    damage(&store, &key, usize::MAX);
-    for fill in [false, true] {
-        let reader = ArrayReader::builder(&array).with_damaged_as_fill_value(fill);
-        let error = reader
-            .build()
-            .unwrap()
-            .read::<u16>(&[0..1, 0..1])
-            .unwrap_err();
-        let is_named = matches!(
-            &error,
-            ReaderError::Damaged(damage) if damage.key == key && damage.subchunk.is_none()
-        );
-        assert!(is_named, "{error}");
+    let good = store.get(&key).unwrap().unwrap();
+    let folder = tempfile::TempDir::new().unwrap();
+    let files = Arc::new(FilesystemStore::new(folder.path()).unwrap());
+    for key in store.list().unwrap() {
+        files.set(&key, store.get(&key).unwrap().unwrap()).unwrap();
     }
-    store.set(&key, vec![1; 3].into()).unwrap();
+    let in_files = array.with_storage(files.clone());
+    for (what, bad, damaged) in broken(&good) {
+        println!("{what}");
+        store.set(&key, bad.clone().into()).unwrap();
+        files.set(&key, bad.clone().into()).unwrap();
+        let damaged = damaged.as_deref();
+        let of = |fill| {
+            let builder = ArrayReader::builder(&array).with_damaged_as_fill_value(fill);
+            builder.build().unwrap()
+        };
+        check_salvage(&of(false), &of(true), damaged);
+        // Without a cache of indices, and one subchunk by each request.
+        let of = |fill| {
+            let builder = ArrayReader::builder(&array).with_damaged_as_fill_value(fill);
+            let builder = builder.with_index_cache(0).with_memory(0).with_gap(0);
+            builder.build().unwrap()
+        };
+        check_salvage(&of(false), &of(true), damaged);
+        let of = |fill, on_filesystem| {
+            let builder = ArrayReader::builder(&in_files).with_damaged_as_fill_value(fill);
+            if on_filesystem {
+                builder.on_filesystem(&files).build().unwrap()
+            } else {
+                builder.build().unwrap()
+            }
+        };
+        check_salvage(&of(false, true), &of(true, true), damaged);
+        check_salvage(&of(false, false), &of(true, false), damaged);
+        futures::executor::block_on(check_async_salvage(&array, damaged));
+    }
+}
+
+/// The index of the whole shard was kept.
+#[test]
+fn a_shard_that_loses_its_index_is_named_or_filled() {
+    let store = Arc::new(MemoryStore::new());
+    let array = array(store.clone());
+    let key = array.chunk_key(&[0, 0]);
+    let good = store.get(&key).unwrap().unwrap();
+    for (what, bad, damaged) in broken(&good) {
+        println!("{what}");
+        store.set(&key, good.clone()).unwrap();
+        let of = |fill| {
+            let builder = ArrayReader::builder(&array).with_damaged_as_fill_value(fill);
+            let reader = builder.build().unwrap();
+            reader.read::<u16>(&array.subset_all()).unwrap();
+            reader
+        };
+        let (strict, salvaging) = (of(false), of(true));
+        store.set(&key, bad.into()).unwrap();
+        check_salvage(&strict, &salvaging, damaged.as_deref());
+    }
+}
+
+#[test]
+fn a_shard_without_room_for_an_index_says_so() {
+    let store = Arc::new(MemoryStore::new());
+    let array = array(store.clone());
+    store
+        .set(&array.chunk_key(&[0, 0]), vec![1; 3].into())
+        .unwrap();
     let reader = ArrayReader::builder(&array).build().unwrap();
+    let error = reader.read::<u16>(&[0..1, 0..1]).unwrap_err().to_string();
+    // Four entries of 16 bytes, and a checksum.
     assert!(
-        reader.read::<u16>(&[0..1, 0..1]).is_err(),
-        "shorter than its index"
+        error.contains("68 bytes") && error.contains("has 3"),
+        "{error}"
     );
 }
 
@@ -188,6 +350,29 @@ fn calls_that_do_not_fit_are_refused() {
     let mut output = [0_u16; 3];
     let error = reader.read_into(&[0..2, 0..2], &mut output).unwrap_err();
     refused(error, "6 bytes");
+    for (origins, shape, text) in [
+        (
+            vec![vec![0, 0], vec![7, 7]],
+            [2, 2],
+            "origin 1 (counted from 0), [7, 7] is not inside",
+        ),
+        (
+            vec![vec![0, 0], vec![0, 0], vec![7; 3]],
+            [1, 1],
+            "origin 2 (counted from 0), [7, 7, 7] needs",
+        ),
+        (
+            vec![vec![0, 0], vec![]],
+            [1, 1],
+            "origin 1 (counted from 0), [] needs",
+        ),
+    ] {
+        let mut output = vec![0_u16; origins.len() * 4];
+        let error = reader
+            .read_boxes(&origins, &shape, &mut output)
+            .unwrap_err();
+        refused(error, text);
+    }
     let error = reader
         .read_boxes(&[[7, 7]], &[1], &mut [0_u16; 1])
         .unwrap_err();
@@ -225,29 +410,6 @@ fn a_repaired_index_is_read_again() {
         assert_eq!(reader.metrics().damaged, 0);
     }
 }
-    for (origins, shape, text) in [
-        (
-            vec![vec![0, 0], vec![7, 7]],
-            [2, 2],
-            "origin 1 (counted from 0), [7, 7] is not inside",
-        ),
-        (
-            vec![vec![0, 0], vec![0, 0], vec![7; 3]],
-            [1, 1],
-            "origin 2 (counted from 0), [7, 7, 7] needs",
-        ),
-        (
-            vec![vec![0, 0], vec![]],
-            [1, 1],
-            "origin 1 (counted from 0), [] needs",
-        ),
-    ] {
-        let mut output = vec![0_u16; origins.len() * 4];
-        let error = reader
-            .read_boxes(&origins, &shape, &mut output)
-            .unwrap_err();
-        refused(error, text);
-    }
 
 /// In a release build the sum of an origin and an extent would begin again at 0.
 #[test]

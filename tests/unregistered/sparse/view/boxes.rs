@@ -515,6 +515,42 @@ fn a_version_that_cannot_be_decoded_is_damage() {
     );
 }
 
+/// What is newer than the shard is read.
+#[test]
+fn a_shard_without_an_index_is_damage() {
+    let store = Arc::new(MemoryStore::new());
+    let layout = Layout::new(&[8], &[4], &[2]);
+    layout.create(&*store);
+    let sparse = layout.open(&store);
+    let view = Array::open(sparse.clone(), layout.path).unwrap();
+    let all = view.subset_all();
+    view.store_array_subset(&all, vec![7_u8; 8]).unwrap();
+    sparse.consolidate_all(&|_| {}).unwrap();
+    view.store_chunk(&[1], vec![8_u8; 2]).unwrap();
+    let shard = StoreKey::new("group/array/c/0").unwrap();
+    for bad in [
+        "",
+        "no index",
+        "longer than an index, and none of this shard",
+    ] {
+        store.set(&shard, bad.into()).unwrap();
+        let reader = sparse.reader().unwrap().build().unwrap();
+        assert_eq!(reader.read::<u8>(&[2..8]).unwrap(), [8, 8, 7, 7, 7, 7]);
+        let error = reader.read::<u8>(&all).unwrap_err();
+        let ReaderError::Damaged(damage) = error else {
+            panic!("{error}");
+        };
+        assert_eq!((&damage.key, damage.subchunk), (&shard, None));
+        let reader = sparse.reader().unwrap().with_damaged_as_fill_value(true);
+        let reader = reader.build().unwrap();
+        let mut found = [1_u8; 8];
+        let report = reader.read_into(&all, &mut found).unwrap();
+        assert_eq!(found, [0, 0, 8, 8, 7, 7, 7, 7]);
+        assert_eq!(report.damaged.len(), 1, "{report:?}");
+        assert_eq!(report.damaged[0].subchunk, None);
+    }
+}
+
 #[test]
 fn an_array_that_grows_is_followed() {
     let store = Arc::new(MemoryStore::new());
