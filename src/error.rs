@@ -33,9 +33,7 @@ pub enum Error {
         reason: String,
     },
     /// The array's codec is not this crate's.
-    #[error(
-        "the array is not encoded by zarrs_cuda: its array-to-bytes codec is `{codec}`. Was the array opened before `register`, or built with `ArrayBuilder::subchunk_shape`?"
-    )]
+    #[error("{}", foreign_codec(codec))]
     ForeignCodec {
         /// The name of the array's codec.
         codec: String,
@@ -72,4 +70,13 @@ pub enum Error {
     /// The shapes, data type or codecs do not fit each other, or a shard is invalid.
     #[error(transparent)]
     Codec(#[from] CodecError),
+}
+
+fn foreign_codec(codec: &str) -> String {
+    if codec == "sharding_indexed" {
+        return "the array is sharded, but its codec is zarrs' own `sharding_indexed`: open the array after `register`, and do not build it with `ArrayBuilder::subchunk_shape`".to_string();
+    }
+    format!(
+        "the array is not sharded: its array-to-bytes codec is `{codec}`, and zarrs_cuda encodes arrays of `sharding_indexed`"
+    )
 }

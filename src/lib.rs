@@ -1,4 +1,5 @@
-//! A fast `sharding_indexed` codec for [`zarrs`], for applications that write sharded Zarr arrays.
+//! A fast `sharding_indexed` codec for [`zarrs`], for applications that write and read sharded Zarr
+//! arrays.
 //!
 //! One line makes zarrs use it for every sharded array that the application opens afterwards. The
 //! files stay standard: any Zarr reader opens them.
@@ -33,7 +34,7 @@
 //! | append slices while they arrive, in bounded memory | [`writer::ArrayWriter`] |
 //! | read boxes of an array into your own memory, many at once, or slices while they arrive | [`reader::ArrayReader`] |
 //! | let many processes write the same shards | [`storage::SparseShardStore`] |
-//! | count what the process did | [`metrics`] |
+//! | count what the process did; what a reader did | [`metrics`]; [`ArrayReader::metrics`](reader::ArrayReader::metrics) |
 //!
 //! [`CudaShardingCodec`] is the page of the codec. Shards are encoded on an NVIDIA GPU where one helps:
 //! [`Backend`] says when.
@@ -134,7 +135,8 @@ pub use write_strategy::{CompactionRequest, WriteStrategy};
 /// and how long appends to [writers](writer) waited.
 ///
 /// The counters of the CUDA engine are zero if no device was ever used, and in a process that was
-/// forked after one was used.
+/// forked after one was used. What a reader does is counted by
+/// [`ArrayReader::metrics`](reader::ArrayReader::metrics).
 #[must_use]
 pub fn metrics() -> Metrics {
     metrics::counters::add_to(engine::cuda::metrics())

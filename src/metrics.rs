@@ -6,7 +6,8 @@ use std::time::Duration;
 
 /// Counts of the work of this process until now: on devices, in partial writes, and in [writers](crate::writer).
 /// [`metrics`](crate::metrics) returns it. In a forked child the counts of devices are 0, because
-/// it uses none.
+/// it uses none. Reading is not counted here:
+/// [`ArrayReader::metrics`](crate::reader::ArrayReader::metrics) counts what a reader does.
 ///
 /// Times of stages are the devices' own, taken with events. They add up over lanes that run at the
 /// same time: they show where time goes, not how long a shard takes. A *lane* is the set of buffers

@@ -268,7 +268,19 @@ impl Options {
     }
 
     /// Sets the most pageable host memory that an [`ArrayWriter`](crate::writer::ArrayWriter) takes
-    /// for its buffers, in bytes. Each writer has a budget of its own.
+    /// for its buffers, in bytes. Each writer has a budget of its own. It also limits the encoded
+    /// subchunks of a call of an [`ArrayReader`](crate::reader::ArrayReader), unless
+    /// [`with_memory`](crate::reader::ArrayReaderBuilder::with_memory) does.
+    ///
+    /// At the limit
+    /// - a writer encodes fewer slices together, and [`append`](crate::writer::ArrayWriter::append)
+    ///   waits until a buffer is free. If the smallest buffers take more, building the writer fails
+    ///   with [`WriterError::Memory`](crate::writer::WriterError::Memory), which has the number that
+    ///   would do;
+    /// - a reader makes smaller requests, of one subchunk at least.
+    ///
+    /// Not limited are shards that are encoded or decoded through zarrs' calls, outputs of reads, and
+    /// memory of devices.
     ///
     /// Default: a quarter of the machine's memory, or of the limit of the process's control groups
     /// (a container, a job); 2 GiB if the system reports neither.
@@ -278,8 +290,8 @@ impl Options {
         self
     }
 
-    /// The most pageable host memory that an [`ArrayWriter`](crate::writer::ArrayWriter) takes for
-    /// its buffers, in bytes.
+    /// The most pageable host memory that a writer takes for its buffers, in bytes:
+    /// [`with_host_memory`](Self::with_host_memory).
     #[must_use]
     pub fn host_memory(&self) -> usize {
         self.host_memory

@@ -87,9 +87,9 @@ fn ours_of(codec: &Arc<dyn ArrayToBytesCodecTraits>) -> Result<CudaShardingCodec
 /// Explains what happens to the shards of `array`: each stage, where it runs, and why.
 ///
 /// # Errors
-/// - [`Error::ForeignCodec`] if the array's codec is not this crate's: the array was opened before
-///   [`register`](crate::register), was built with `ArrayBuilder::subchunk_shape`, or is not
-///   sharded.
+/// - [`Error::ForeignCodec`] if the array's codec is not this crate's. It is zarrs' own, if the array
+///   was opened before [`register`](crate::register) or built with `ArrayBuilder::subchunk_shape`. Or
+///   the array is not sharded.
 /// - Otherwise as for [`CudaShardingCodec::explain`].
 pub fn explain<TStorage: ?Sized>(array: &Array<TStorage>) -> Result<Explanation, Error> {
     let codecs = array.codecs();

@@ -13,6 +13,8 @@ use crate::store::{Blocking, now};
 impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
     /// Reads the elements of `subset` into new memory, in C order.
     ///
+    /// A range that ends before it starts is an empty one, as everywhere in zarrs.
+    ///
     /// The memory is on huge pages if the system has them, and the
     /// [`Options`](crate::Options::with_huge_pages) of the array's codec do not forbid it. A subchunk
     /// that became fill values is [counted](super::ReaderMetrics::damaged), and logged as a warning.

@@ -70,8 +70,8 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
         }
     }
 
-    /// Reads shards as files of `store`, which is the store of the array: faster, and a shard that
-    /// is replaced by a rename while it is read is read as it was.
+    /// Reads shards as files of `store`, which is the store of the array: often faster, and a shard
+    /// that is replaced by a rename while it is read is read as it was.
     ///
     /// A shard that is written in place while it is read, as zarrs' own `set` does, may give an error,
     /// or elements of before and after. zarrs' store makes readers of its own process wait instead.
@@ -101,8 +101,9 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
     }
 
     /// Sets how many requests are made to the store at once, in one call; at least 1. Default: 16.
-    /// Use more for a store that is far away. A store that blocks is asked by threads, of which there
-    /// are at most 256 in all readers. Files are read by as many threads as there are cores.
+    /// Use more for a store that is far away. A store that blocks is asked by the thread that calls,
+    /// and by threads that all readers share: at most 255, or one for each other core if there are
+    /// more. Files are read by as many threads as there are cores.
     pub fn with_requests(mut self, requests: usize) -> Self {
         self.settings.requests = NonZeroUsize::new(requests).unwrap_or(NonZeroUsize::MIN);
         self

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Counts of the work of a reader until now. [`ArrayReader::metrics`](super::ArrayReader::metrics)
-/// returns it.
+/// returns it. All counts stay 0 for an array that
+/// [zarrs reads](super::ArrayReader::is_by_zarrs).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReaderMetrics {

@@ -184,7 +184,8 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
         &self.0.array
     }
 
-    /// Returns the counts of the work of this reader and its clones until now.
+    /// Returns the counts of the work of this reader and its clones until now. They stay 0 if
+    /// [zarrs reads the array](Self::is_by_zarrs).
     #[must_use]
     pub fn metrics(&self) -> ReaderMetrics {
         self.0.kept.counters.now()
@@ -207,7 +208,16 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
                 threads::cores(),
                 match files {
                     Some(_) => "shards are read as files".to_string(),
-                    None => format!("up to {} requests to the store at once", settings.requests),
+                    None => format!(
+                        "up to {} requests to the store at once{}",
+                        settings.requests,
+                        // The type is all that is known of the store.
+                        match std::any::type_name::<TStorage>().ends_with("::FilesystemStore") {
+                            true if frames.is_none() =>
+                                ", which is a filesystem: shards can be read faster with `on_filesystem` (feature `filesystem`)",
+                            _ => "",
+                        },
+                    ),
                 },
                 settings.gap,
                 settings.index_cache,

@@ -38,6 +38,16 @@ impl<'a> Output<'a> {
     /// Bytes between elements are not changed. Elements may not overlap: in the order of their
     /// strides, each axis must step over all of the one before. `bytes` must reach to the end of the
     /// last element. The call that reads checks both.
+    ///
+    /// `bytemuck` shows a slice of elements as bytes:
+    ///
+    /// ```
+    /// # use zarrs_cuda::reader::Output;
+    /// let mut pixels = vec![0_u16; 480 * 1024];
+    /// // Rows of 640 pixels, which begin 1024 pixels apart.
+    /// let output = Output::strided(bytemuck::cast_slice_mut(&mut pixels), &[1024 * 2, 2]);
+    /// # drop(output);
+    /// ```
     #[must_use]
     pub fn strided(bytes: &'a mut [u8], strides: &[usize]) -> Self {
         Self {

@@ -45,7 +45,8 @@ pub(super) fn awaited<'a>(
     Box::pin(all((0..count).map(one), at_once.get(), drop))
 }
 
-/// The most threads, in all readers. Those that wait for a store take no time of the processors.
+/// The most threads of a call, with the one that calls; the others are shared by all readers. Those
+/// that wait for a store take no time of the processors.
 const MOST: usize = 256;
 
 /// The threads that all readers of this process share.

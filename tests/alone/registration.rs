@@ -199,9 +199,14 @@ fn explaining_somebody_elses_array() {
         .subchunk_shape(vec![2, 2])
         .build(store.clone(), "/stock")
         .unwrap();
-    for (array, name) in [(&unsharded, "bytes"), (&stock, "sharding_indexed")] {
-        match explain(array) {
-            Err(Error::ForeignCodec { codec }) => assert_eq!(codec, name),
+    for (array, name, text) in [
+        (&unsharded, "bytes", "is not sharded"),
+        (&stock, "sharding_indexed", "zarrs' own `sharding_indexed`"),
+    ] {
+        let error = explain(array).unwrap_err();
+        assert!(error.to_string().contains(text), "{error}");
+        match error {
+            Error::ForeignCodec { codec } => assert_eq!(codec, name),
             other => panic!("{other:?}"),
         }
     }

@@ -10,7 +10,7 @@ use zarrs::storage::{
     WritableStorageTraits,
 };
 use zarrs_cuda::CudaShardingCodecBuilder;
-use zarrs_cuda::reader::{ArrayReader, Output, ReadReport, ReaderError};
+use zarrs_cuda::reader::{ArrayReader, ArrayReaderBuilder, Output, ReadReport, ReaderError};
 use zarrs_cuda_testing::index::IndexLayout;
 use zarrs_cuda_testing::{Rng, effort};
 
@@ -518,4 +518,22 @@ fn chains_of_errors_do_not_repeat_themselves() {
             cause = source.source();
         }
     }
+}
+
+/// A reader that is slow on files says what would help.
+#[test]
+fn a_reader_of_files_is_told_of_its_setting() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let files = Arc::new(FilesystemStore::new(folder.path()).unwrap());
+    let memory = array(Arc::new(MemoryStore::new()));
+    let array = memory.with_storage(files.clone());
+    array.store_metadata().unwrap();
+    let hint = |builder: ArrayReaderBuilder<FilesystemStore>| {
+        let reader = builder.build().unwrap();
+        reader.explain().contains("on_filesystem")
+    };
+    assert!(hint(ArrayReader::builder(&array)));
+    assert!(!hint(ArrayReader::builder(&array).on_filesystem(&files)));
+    let reader = ArrayReader::builder(&memory).build().unwrap();
+    assert!(!reader.explain().contains("on_filesystem"));
 }
