@@ -201,6 +201,8 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
             frames,
             ..
         } = &*self.0;
+        // The type is all that is known of the store.
+        let is_filesystem = std::any::type_name::<TStorage>().ends_with("::FilesystemStore");
         match way {
             Way::Zarrs(why) => format!("zarrs reads this array, box after box: {why}"),
             Way::Shards(_) => format!(
@@ -211,11 +213,10 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
                     None => format!(
                         "up to {} requests to the store at once{}",
                         settings.requests,
-                        // The type is all that is known of the store.
-                        match std::any::type_name::<TStorage>().ends_with("::FilesystemStore") {
-                            true if frames.is_none() =>
-                                ", which is a filesystem: shards can be read faster with `on_filesystem` (feature `filesystem`)",
-                            _ => "",
+                        if is_filesystem && frames.is_none() {
+                            ", which is a filesystem: shards can be read faster with `on_filesystem` (feature `filesystem`)"
+                        } else {
+                            ""
                         },
                     ),
                 },

@@ -140,9 +140,11 @@ fn any_damage_is_an_error_or_named() {
     assert!(read > 0 && refused > 0, "{read} read, {refused} refused");
 }
 
-/// Ways to break the first shard of `array`, and what can still be read of it: the numbers of the
-/// subchunks that are damaged, or `None` if the shard has no index.
-fn broken(good: &[u8]) -> Vec<(&'static str, Vec<u8>, Option<Vec<usize>>)> {
+/// A name, a shard, and the numbers of its damaged subchunks, or `None` if the shard has no index.
+type Broken = (&'static str, Vec<u8>, Option<Vec<usize>>);
+
+/// Ways to break the shard `good`.
+fn broken(good: &[u8]) -> Vec<Broken> {
     let layout = IndexLayout::default();
     let entry = |number: usize, entry: [u64; 2]| {
         let mut entries = layout.entries(good, 4);
@@ -474,7 +476,7 @@ fn the_end_of_the_longest_array_is_read() {
     let array = builder.build(store, "/").unwrap();
     let last = u64::MAX / 16;
     array
-        .store_chunk(&[last], &(0..16).collect::<Vec<u16>>())
+        .store_chunk(&[last], (0..16).collect::<Vec<u16>>())
         .unwrap();
     let reader = ArrayReader::builder(&array).build().unwrap();
     let found = reader.read::<u16>(&[u64::MAX - 3..u64::MAX]);

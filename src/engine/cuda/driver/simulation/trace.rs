@@ -118,7 +118,8 @@ impl Trace {
     }
 
     pub(super) fn lines(&self) -> String {
-        self.steps.iter().map(|step| format!("{step}\n")).collect()
+        let lines: Vec<_> = self.steps.iter().map(Value::to_string).collect();
+        lines.join("\n")
     }
 }
 
