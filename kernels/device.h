@@ -61,8 +61,8 @@ DEVICE void store16(void* to, const Bytes16& value) {
 
 // Whether `flag` is set. Other threads may be setting it just now.
 DEVICE bool is_raised(const uint32_t* flag) { return *static_cast<const volatile uint32_t*>(flag) != 0; }
-// Sets `flag`, which other threads may be setting, too. Look first: most often it is set already.
-DEVICE void raise(uint32_t* flag) { atomicOr(flag, 1u); }
+// Sets `flag`. Other threads may be setting it, too: all of them store the same.
+DEVICE void raise(uint32_t* flag) { *static_cast<volatile uint32_t*>(flag) = 1; }
 DEVICE uint32_t atomic_add(uint32_t* to, uint32_t value) { return atomicAdd(to, value); }
 
 // How many bits are set.

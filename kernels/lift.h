@@ -122,6 +122,27 @@ DEVICE uint32_t fill_phase(const LiftParameters& p, uint32_t number) {
     return number - fast_divide(number, p.period_magic, p.period_shift) * p.period;
 }
 
+// Raises the flags of slots. Bit k of `wanted` asks for the flag of slot[k]. All lanes of the warp
+// take part; for each slot, one of them stores.
+template <uint32_t count>
+DEVICE void raise_of_warp(uint32_t* flags, const uint32_t* slot, uint32_t wanted) {
+    ROLLED
+    for (uint32_t lanes = ballot(wanted != 0); lanes != 0; lanes = ballot(wanted != 0)) {
+        const uint32_t first = count_ones((lanes & (0u - lanes)) - 1);
+        uint32_t mine = slot[0];
+        UNROLL
+        for (uint32_t k = 1; k < count; k++) {
+            if ((wanted & ((1u << k) - 1)) == 0) mine = slot[k];
+        }
+        const uint32_t chosen = shuffle_from(mine, first);
+        if (lane_index() == first) raise(flags + chosen);
+        UNROLL
+        for (uint32_t k = 0; k < count; k++) {
+            if (slot[k] == chosen) wanted &= ~(1u << k);
+        }
+    }
+}
+
 // Scatters, or unscatters if `inverse`, the units of one block. In each of LIFT_UNITS rounds, the
 // threads take consecutive units of the slab, one for each thread. Threads without a unit take the
 // last unit, and store nothing.
@@ -187,11 +208,13 @@ DEVICE void lift_units_of_block(const LiftParameters& p, Unit* slab, uint8_t* sl
             bool raised[LIFT_UNITS];
             UNROLL
             for (uint32_t k = 0; k < LIFT_UNITS; k++) raised[k] = is_raised(flags + slot[k]);
+            uint32_t wanted = 0;
             UNROLL
             for (uint32_t k = 0; k < LIFT_UNITS; k++) {
                 if (k > 0 && p.period != 1) filler = load(fill + fill_phase(p, number[k]));
-                if (!raised[k] && differs(value[k], filler)) raise(flags + slot[k]);
+                if (!raised[k] && differs(value[k], filler)) wanted |= 1u << k;
             }
+            raise_of_warp<LIFT_UNITS>(flags, slot, wanted);
         }
         if (p.swap != 1) {
             UNROLL
@@ -382,9 +405,12 @@ DEVICE void lift_tile_of_block(const TileParameters& p, Unit* slab, uint8_t* slo
             // This follows the stores, so that they need not wait for flags.
             UNROLL
             for (uint32_t k = 0; k < EACH; k++) {
-                if (!different[k] || slot[k] == raised) continue;
-                if (!is_raised(flags + slot[k])) raise(flags + slot[k]);
-                raised = slot[k];
+                bool wanted = false;
+                if (different[k] && slot[k] != raised) {
+                    wanted = !is_raised(flags + slot[k]);
+                    raised = slot[k];
+                }
+                raise_of_warp<1>(flags, slot + k, wanted);
             }
         }
     }

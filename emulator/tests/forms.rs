@@ -560,8 +560,9 @@ fn shuffles() {
 fn ballots_and_atomics() {
     let body = "\tand.b32 \t%r1, %r0, 5;\n\tsetp.eq.s32 \t%p1, %r1, 5;\n\tmov.u32 \t%r2, -1;\n\
         \tvote.sync.ballot.b32 \t%r3, %p1, %r2;\n\tatom.global.or.b32 \t%r4, [%rd0], %r3;\n\
-        \tatom.global.add.u32 \t%r5, [%rd0+4], 3;\n\tld.volatile.global.u32 \t%r6, [%rd0+4];";
-    let mut words = vec![0; 8];
+        \tatom.global.add.u32 \t%r5, [%rd0+4], 3;\n\tld.volatile.global.u32 \t%r6, [%rd0+4];\n\
+        \tst.volatile.global.u32 \t[%rd0+8], 9;";
+    let mut words = vec![0; 12];
     let mut memory = [Memory {
         bytes: &mut words,
         access: Access::Update,
@@ -572,7 +573,8 @@ fn ballots_and_atomics() {
         .map(|lane| 1 << lane)
         .sum();
     assert_eq!(words[..4], lanes.to_le_bytes());
-    assert_eq!(words[4..], (3 * 5 * 64_u32).to_le_bytes());
+    assert_eq!(words[4..8], (3 * 5 * 64_u32).to_le_bytes());
+    assert_eq!(words[8..], 9_u32.to_le_bytes());
 }
 
 /// What is not understood is an error that names the line and the form.

@@ -282,7 +282,8 @@ fn blocks_that_meet() {
         let error = run_blocks(&read, order).unwrap_err();
         assert!(error.contains("another thread"), "{error}");
         run_blocks(
-            "\tld.volatile.global.u32 \t%r1, [%rd0];\n\tatom.global.or.b32 \t%r2, [%rd0], 1;",
+            "\tld.volatile.global.u32 \t%r1, [%rd0];\n\tatom.global.or.b32 \t%r2, [%rd0], 1;\n\
+             \tst.volatile.global.u32 \t[%rd0], 1;",
             order,
         )
         .unwrap();
@@ -290,6 +291,10 @@ fn blocks_that_meet() {
         for (first, second) in [
             (
                 "atom.global.or.b32 \t%r2, [%rd0], 1",
+                "ld.global.u32 \t%r3, [%rd0]",
+            ),
+            (
+                "st.volatile.global.u32 \t[%rd0], 1",
                 "ld.global.u32 \t%r3, [%rd0]",
             ),
             (

@@ -11,7 +11,7 @@ mod common;
 
 use std::fmt::Write as _;
 
-use common::{Memory, module, run, strict};
+use common::{Chance, Memory, module, run, strict};
 use zarrs_cuda_emulator::{Access, Options, Order};
 
 /// Registers of each kind: `%r8` to `%r15`, `%rd8` to `%rd15`, `%p8` to `%p15`.
@@ -34,30 +34,13 @@ struct Statement {
     skips: Option<(usize, bool, usize)>,
 }
 
-struct Chance(u64);
-
-impl Chance {
-    fn next(&mut self) -> u64 {
-        // SplitMix64, by Sebastiano Vigna.
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
-    }
-
-    /// A number that is often at an edge.
-    fn value(&mut self) -> u64 {
-        match self.below(4) {
-            0 => self.next() % 70,
-            1 => u64::MAX - self.next() % 3,
-            2 => 1 << self.below(64),
-            _ => self.next(),
-        }
+/// A number that is often at an edge.
+fn value(chance: &mut Chance) -> u64 {
+    match chance.below(4) {
+        0 => chance.next() % 70,
+        1 => u64::MAX - chance.next() % 3,
+        2 => 1 << chance.below(64),
+        _ => chance.next(),
     }
 }
 
@@ -286,7 +269,7 @@ fn programs_of_chance() {
         let mut chance = Chance(seed);
         let statements: Vec<_> = (0..60).map(|_| statement(&mut chance)).collect();
         let text = text(&statements);
-        let numbers: Vec<u64> = (0..64 * 16).map(|_| chance.value()).collect();
+        let numbers: Vec<u64> = (0..64 * 16).map(|_| value(&mut chance)).collect();
         let mut input: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
         let mut expected = Vec::new();
         for numbers in numbers.chunks(16) {

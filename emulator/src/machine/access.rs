@@ -53,12 +53,17 @@ impl Block<'_> {
                 width,
                 bytes,
                 count,
+                volatile,
             } => Shape {
                 space,
                 width,
                 bytes: usize::from(bytes),
                 count: usize::from(count),
-                usage: Use::Write,
+                usage: if volatile {
+                    Use::VolatileWrite
+                } else {
+                    Use::Write
+                },
             },
             _ => Shape {
                 space: Space::Global,
@@ -97,7 +102,7 @@ impl Block<'_> {
         }
         let done = match shape.usage {
             Use::Read | Use::Volatile => self.load(warp, i, mask, shape, &addresses),
-            Use::Write => self.store(warp, i, mask, shape, &addresses),
+            Use::Write | Use::VolatileWrite => self.store(warp, i, mask, shape, &addresses),
             Use::Atomic => self.atomic(warp, i, mask, shape, &addresses),
         };
         done.map_err(|(lane, message)| {

@@ -211,7 +211,7 @@ impl Piece<'_> {
             format!("{len} bytes are used, and no barrier is between that and {other}")
         })?;
         let (low, high) = (len.min(8), len.saturating_sub(8));
-        if usage == Use::Write {
+        if matches!(usage, Use::Write | Use::VolatileWrite) {
             shadow.define(offset, low, undefined[0]);
             if high > 0 {
                 shadow.define(offset + low, high, undefined[1]);

@@ -55,12 +55,13 @@ pub(super) enum Use {
     Write,
     /// Volatile: does not conflict with others that are, or with atomics.
     Volatile,
+    VolatileWrite,
     Atomic,
 }
 
 impl Use {
     pub(super) fn writes(self) -> bool {
-        matches!(self, Self::Write | Self::Atomic)
+        matches!(self, Self::Write | Self::VolatileWrite | Self::Atomic)
     }
 }
 
@@ -78,7 +79,7 @@ enum Who {
     Grid,
 }
 
-/// The uses of one kind since the last write that is not atomic.
+/// The uses of one kind since the last weak write: neither volatile nor atomic.
 #[derive(Clone, Copy, Debug, Default)]
 struct Uses {
     last: Stamp,
@@ -126,10 +127,10 @@ impl Uses {
 /// The last uses of a byte, or of bytes that were used alike.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cell {
-    /// The last write that is not atomic.
+    /// The last weak write.
     written: Stamp,
     reads: Uses,
-    atomics: Uses,
+    strong_writes: Uses,
     volatile_reads: Uses,
 }
 
@@ -141,8 +142,8 @@ impl Cell {
         if is_of_block && self.block() != stamp.block {
             *self = Self::default();
         }
-        let is_strong = matches!(usage, Use::Volatile | Use::Atomic);
-        if !self.written.is_before(stamp) || !is_strong && self.atomics.are_beside(stamp) {
+        let is_strong = !matches!(usage, Use::Read | Use::Write);
+        if !self.written.is_before(stamp) || !is_strong && self.strong_writes.are_beside(stamp) {
             return Err("another thread's write");
         }
         let conflicts_strongly = usage == Use::Write && self.volatile_reads.are_beside(stamp);
@@ -152,7 +153,7 @@ impl Cell {
         match usage {
             Use::Read => self.reads.add(stamp),
             Use::Volatile => self.volatile_reads.add(stamp),
-            Use::Atomic => self.atomics.add(stamp),
+            Use::VolatileWrite | Use::Atomic => self.strong_writes.add(stamp),
             Use::Write => {
                 *self = Self {
                     written: stamp,
@@ -166,7 +167,10 @@ impl Cell {
     /// The block that used it last, of memory that blocks do not share.
     fn block(&self) -> u32 {
         let read = self.reads.last.block.max(self.volatile_reads.last.block);
-        self.written.block.max(self.atomics.last.block).max(read)
+        self.written
+            .block
+            .max(self.strong_writes.last.block)
+            .max(read)
     }
 }
 

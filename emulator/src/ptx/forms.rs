@@ -98,12 +98,13 @@ fn load(space: Space, bytes: u8, count: u8, volatile: bool) -> (Op, Operands) {
     (op, Operands::Load)
 }
 
-fn store(space: Space, bytes: u8, count: u8) -> (Op, Operands) {
+fn store(space: Space, bytes: u8, count: u8, volatile: bool) -> (Op, Operands) {
     let op = Op::Store {
         space,
         width: W32,
         bytes,
         count,
+        volatile,
     };
     (op, Operands::Store)
 }
@@ -205,16 +206,17 @@ pub(crate) fn form(opcode: &str) -> Option<(Op, Operands)> {
         "shr.u16" => binary(ShiftRight, W16),
         "shr.u32" => binary(ShiftRight, W32),
         "shr.u64" => binary(ShiftRight, W64),
-        "st.global.u8" => store(Global, 1, 1),
-        "st.global.u16" => store(Global, 2, 1),
-        "st.global.u32" => store(Global, 4, 1),
-        "st.global.u64" => store(Global, 8, 1),
-        "st.global.v4.u32" => store(Global, 4, 4),
-        "st.shared.u8" => store(Shared, 1, 1),
-        "st.shared.u16" => store(Shared, 2, 1),
-        "st.shared.u32" => store(Shared, 4, 1),
-        "st.shared.u64" => store(Shared, 8, 1),
-        "st.shared.v4.u32" => store(Shared, 4, 4),
+        "st.global.u8" => store(Global, 1, 1, false),
+        "st.global.u16" => store(Global, 2, 1, false),
+        "st.global.u32" => store(Global, 4, 1, false),
+        "st.global.u64" => store(Global, 8, 1, false),
+        "st.global.v4.u32" => store(Global, 4, 4, false),
+        "st.shared.u8" => store(Shared, 1, 1, false),
+        "st.shared.u16" => store(Shared, 2, 1, false),
+        "st.shared.u32" => store(Shared, 4, 1, false),
+        "st.shared.u64" => store(Shared, 8, 1, false),
+        "st.shared.v4.u32" => store(Shared, 4, 4, false),
+        "st.volatile.global.u32" => store(Global, 4, 1, true),
         "sub.s32" => binary(Sub, W32),
         "sub.s64" => binary(Sub, W64),
         "vote.sync.ballot.b32" => (Op::Ballot, Operands::Ballot),

@@ -140,6 +140,7 @@ pub(crate) enum Op {
         width: Width,
         bytes: u8,
         count: u8,
+        volatile: bool,
     },
     /// On 32 bits at `a` in global memory, with `b`; `d` is what was there.
     Atomic(Atomic),

@@ -8,7 +8,7 @@ use zarrs_cuda_testing::effort;
 use super::super::spans::testing::{counting, noise, to_u32s, u32s};
 use super::super::testing::run as on;
 use super::*;
-use crate::engine::cuda::driver::simulation::Simulation;
+use crate::engine::cuda::driver::simulation::{AccessCount, Simulation, kernel};
 use crate::layout::{LiftBatch, LiftSlab};
 
 /// A slab of a batch.
@@ -607,9 +607,8 @@ fn sectors_of_a_transposing_order() {
     );
 }
 
-/// Returns the sectors that a launch with flags moves, in percent of reading and writing the box
-/// once. All flags are `flag` before.
-fn percent_with_flags(geometry: &Geometry, inverse: bool, flag: u32) -> u64 {
+/// Returns what a launch with flags moves. All flags are `flag` before.
+fn counts_with_flags(geometry: &Geometry, inverse: bool, flag: u32) -> Vec<AccessCount> {
     let driver = counting();
     let scatter = plan(geometry);
     let mut slab = noise(1, geometry.elements() * geometry.element_size);
@@ -631,8 +630,51 @@ fn percent_with_flags(geometry: &Geometry, inverse: bool, flag: u32) -> u64 {
         }
     })
     .expect("launches");
-    let sectors: u64 = driver.sectors().iter().map(|count| count.sectors).sum();
+    driver.sectors()
+}
+
+/// Returns the sectors that a launch with flags moves, in percent of reading and writing the box
+/// once. All flags are `flag` before.
+fn percent_with_flags(geometry: &Geometry, inverse: bool, flag: u32) -> u64 {
+    let counts = counts_with_flags(geometry, inverse, flag);
+    let sectors: u64 = counts.iter().map(|count| count.sectors).sum();
     sectors * 100 / (2 * geometry.elements() * geometry.element_size / SECTOR) as u64
+}
+
+/// However many warps and lanes meet a slot at the same time: one store, and nothing atomic.
+#[test]
+fn a_warp_raises_a_flag_with_one_store() {
+    let cases = [
+        Geometry::whole(&[1], &[5000], 16, &[0]),
+        Geometry::whole(&[2, 3, 4], &[5, 4, 6], 16, &[0, 1, 2]),
+        Geometry::whole(&[1, 2, 4], &[32; 3], 2, &[0, 1, 2]),
+        Geometry::whole(&[700], &[3], 1, &[0]),
+        Geometry::whole(&[1, 2, 4], &[32; 3], 2, &[2, 1, 0]),
+        Geometry::whole(&[2, 2, 64], &[16, 16, 2], 4, &[0, 1, 2]),
+    ];
+    for geometry in cases {
+        let (is_tile, unit) = chosen(&geometry);
+        let name = format!("scatter_{}{unit}", if is_tile { "tile_" } else { "" });
+        let kernel = kernel(&name).expect("a kernel");
+        let lines = |part: &str| -> Vec<u32> {
+            let lines = kernel
+                .instructions()
+                .filter(|(_, text)| text.contains(part));
+            lines.map(|(line, _)| line).collect()
+        };
+        assert_eq!(lines("atom."), [0; 0]);
+        assert_eq!(lines("red.global"), [0; 0]);
+        let flags = lines("st.volatile.");
+        let counts = counts_with_flags(&geometry, false, 0);
+        let stores: u64 = counts
+            .iter()
+            .filter(|count| flags.contains(&count.line))
+            .map(|count| count.accesses)
+            .sum();
+        let slots = geometry.slots() as u64;
+        // Two warps may find the flag of the slot that they share at the same time.
+        assert_eq!(stores, slots, "{geometry:?}");
+    }
 }
 
 #[test]
