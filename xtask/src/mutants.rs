@@ -1,6 +1,6 @@
 //! Changes the PTX of the kernels, one instruction at a time, and demands that a test fails.
 //!
-//! First without each barrier, then with changes of chance. A change that no test notices is either no
+//! First without each barrier, then with changes of chance, of instructions that the tests execute. A change that no test notices is either no
 //! change of what the kernel does, or a gap in the tests: the list is for people to read.
 
 use std::collections::BTreeSet;
@@ -73,7 +73,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     }
     let tests = tests()?;
     let texts: Vec<String> = modules.iter().map(|m| text(m)).collect::<Result<_>>()?;
-    coverage(&tests, &modules, &texts)?;
+    let executed = coverage(&tests, &modules, &texts)?;
 
     let mut mutants = Vec::new();
     for (module, text) in modules.iter().zip(&texts) {
@@ -104,6 +104,10 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
             is_here
         });
         let Some((number, _)) = found else { continue };
+        // What is not executed is in the list above, and no change of it can be noticed.
+        if !executed.contains(&(number, at + 1)) {
+            continue;
+        }
         let Some(changed) = changed(&texts[number], at, &mut chance) else {
             continue;
         };
@@ -186,8 +190,13 @@ fn filter(module: &str) -> String {
     format!("engine::cuda::kernels::{module}::")
 }
 
-/// Prints which instructions the tests of the kernels execute.
-fn coverage(tests: &Path, modules: &[String], texts: &[String]) -> Result<()> {
+/// Prints which instructions the tests of the kernels execute. Returns them: the number of the module,
+/// and the line.
+fn coverage(
+    tests: &Path,
+    modules: &[String],
+    texts: &[String],
+) -> Result<BTreeSet<(usize, usize)>> {
     let folder = target().join("mutants");
     // An earlier run that was stopped left a mutant there.
     if folder.exists() {
@@ -206,18 +215,17 @@ fn coverage(tests: &Path, modules: &[String], texts: &[String]) -> Result<()> {
     }
     let executed = fs::read_to_string(&file).map_err(|e| format!("{}: {e}", file.display()))?;
     let executed: BTreeSet<&str> = executed.lines().collect();
-    let (mut all, mut run) = (0, 0);
+    let (mut all, mut run) = (0, BTreeSet::new());
     println!("instructions that the tests of the kernels execute:");
-    for (name, text) in modules.iter().zip(texts) {
+    for (number, (name, text)) in modules.iter().zip(texts).enumerate() {
         let module = Module::parse(text).map_err(|error| format!("{name}.ptx: {error}"))?;
         for kernel in module.kernels() {
             let instructions = kernel.instructions();
             let count = instructions.len();
-            let missing: Vec<_> = instructions
-                .filter(|(line, _)| !executed.contains(&*format!("{} {line}", kernel.name())))
-                .collect();
+            let (done, missing): (Vec<_>, Vec<_>) = instructions
+                .partition(|(line, _)| executed.contains(&*format!("{} {line}", kernel.name())));
             all += count;
-            run += count - missing.len();
+            run.extend(done.iter().map(|(line, _)| (number, *line as usize)));
             println!(
                 "{:24} {:5} of {count:5}",
                 kernel.name(),
@@ -228,8 +236,12 @@ fn coverage(tests: &Path, modules: &[String], texts: &[String]) -> Result<()> {
             }
         }
     }
-    println!("{run} of {all}: {} in 1000", 1000 * run / all.max(1));
-    Ok(())
+    println!(
+        "{} of {all}: {} in 1000",
+        run.len(),
+        1000 * run.len() / all.max(1)
+    );
+    Ok(run)
 }
 
 /// The lines of barriers, from 1.
