@@ -145,6 +145,7 @@ pub struct Options {
     devices: Option<Vec<usize>>,
     device_memory: Option<usize>,
     pinned_memory: usize,
+    device_idle_time: Option<Duration>,
     host_memory: Option<usize>,
     device_levels: LevelPolicy,
     nvcomp: Option<PathBuf>,
@@ -170,6 +171,7 @@ impl Default for Options {
             devices: None,
             device_memory: None,
             pinned_memory: 1 << 30,
+            device_idle_time: Some(Duration::from_mins(5)),
             host_memory: None,
             device_levels: LevelPolicy::default(),
             nvcomp: None,
@@ -265,6 +267,23 @@ impl Options {
     #[must_use]
     pub fn pinned_memory(&self) -> usize {
         self.pinned_memory
+    }
+
+    /// Sets how long buffers on devices are kept that nothing uses; `None` for as long as the process
+    /// lives. Default: five minutes.
+    ///
+    /// Freeing them makes the device wait for everything that the process does there.
+    /// [`release_idle_memory`](crate::release_idle_memory) frees them at once.
+    #[must_use]
+    pub fn with_device_idle_time(mut self, time: impl Into<Option<Duration>>) -> Self {
+        self.device_idle_time = time.into();
+        self
+    }
+
+    /// How long buffers on devices are kept that nothing uses; `None` for as long as the process lives.
+    #[must_use]
+    pub fn device_idle_time(&self) -> Option<Duration> {
+        self.device_idle_time
     }
 
     /// Sets the most pageable host memory that an [`ArrayWriter`](crate::writer::ArrayWriter) takes

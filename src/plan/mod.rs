@@ -240,6 +240,7 @@ impl Engines {
             devices: options.devices().map(<[usize]>::to_vec),
             device_memory: options.device_memory(),
             pinned_memory: options.pinned_memory(),
+            idle: options.device_idle_time(),
         };
         Ok(CudaEngine::new(devices, limits, self.tuning))
     }

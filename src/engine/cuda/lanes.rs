@@ -15,9 +15,6 @@ use super::sizing::{KindQuestion, ShardKind, Sizing};
 use crate::MemoryEstimate;
 use crate::engine::EngineError;
 
-/// An idle lane is freed after this time.
-const IDLE: Duration = Duration::from_secs(10);
-
 /// How long the setbacks of a device are remembered. After it ran out of memory, new lanes there
 /// are kept smaller. After any other failure, it is tried last.
 const SETBACK: Duration = Duration::from_secs(10);
@@ -35,6 +32,8 @@ pub struct Limits {
     pub device_memory: Option<usize>,
     /// Bytes of pinned memory per device.
     pub pinned_memory: usize,
+    /// A lane that was idle for so long is freed; `None` for never.
+    pub idle: Option<Duration>,
 }
 
 /// The devices of this process and their lanes.
@@ -50,23 +49,60 @@ pub struct Devices {
     pub(super) kinds: Kept<KindQuestion, Arc<ShardKind>>,
     /// Whether the thread that frees idle lanes is running. Changes only under the lock of `state`.
     janitor: AtomicBool,
-    gone: Arc<Gone>,
+    rest: Arc<Rest>,
     process: Process,
     this: Weak<Self>,
 }
 
-/// Tells the janitor that the [`Devices`] were dropped.
+/// When the janitor looks for idle lanes.
 #[derive(Debug, Default)]
-struct Gone {
-    gone: Mutex<bool>,
+struct Rest {
+    alarm: Mutex<Alarm>,
     changed: Condvar,
 }
 
-impl Gone {
-    /// Blocks for `time`, or until the [`Devices`] are dropped.
-    fn wait(&self, time: Duration) {
-        let gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(self.changed.wait_timeout_while(gone, time, |gone| !*gone));
+#[derive(Debug, Default)]
+struct Alarm {
+    /// The [`Devices`] were dropped.
+    gone: bool,
+    next: Option<Instant>,
+}
+
+impl Rest {
+    fn lock(&self) -> MutexGuard<'_, Alarm> {
+        self.alarm.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes the janitor at `time`, if it would sleep longer.
+    fn wake_at(&self, time: Instant) {
+        let mut alarm = self.lock();
+        if alarm.next.is_none_or(|next| time < next) {
+            alarm.next = Some(time);
+            self.changed.notify_all();
+        }
+    }
+
+    fn wake_for_ever(&self) {
+        self.lock().gone = true;
+        self.changed.notify_all();
+    }
+
+    /// Blocks until it is time, or the [`Devices`] are dropped.
+    fn wait(&self) {
+        let mut alarm = self.lock();
+        while !alarm.gone {
+            let now = Instant::now();
+            let time = match alarm.next {
+                Some(next) if next <= now => {
+                    alarm.next = None;
+                    return;
+                }
+                Some(next) => next - now,
+                None => Duration::from_mins(1),
+            };
+            let waited = self.changed.wait_timeout(alarm, time);
+            alarm = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 }
 
@@ -75,20 +111,23 @@ impl Drop for Devices {
         if self.process.forked() {
             return;
         }
-        *self
-            .gone
-            .gone
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = true;
-        self.gone.changed.notify_all();
+        self.rest.wake_for_ever();
     }
+}
+
+/// A lane that nobody uses.
+#[derive(Debug)]
+struct Idle {
+    lane: Lane,
+    /// When it is freed; `None` for never.
+    until: Option<Instant>,
 }
 
 /// The lanes of one device.
 #[derive(Debug, Default)]
 struct State {
-    /// Idle lanes and the times of their return, the longest idle first.
-    idle: Vec<(Instant, Lane)>,
+    /// Idle lanes, the longest idle first.
+    idle: Vec<Idle>,
     /// The number of lanes that are in use or being allocated.
     active: usize,
     /// The memory of all lanes until they are freed, including idle lanes and leaked memory.
@@ -131,16 +170,16 @@ impl State {
             .idle
             .iter()
             .enumerate()
-            .filter(|(_, (_, lane))| lane.capacity().holds(&need))
-            .min_by_key(|(_, (_, lane))| lane.capacity().device)?;
-        Some(self.idle.remove(position).1)
+            .filter(|(_, idle)| idle.lane.capacity().holds(&need))
+            .min_by_key(|(_, idle)| idle.lane.capacity().device)?;
+        Some(self.idle.remove(position).lane)
     }
 
     /// Returns how many idle lanes, the longest idle first, must be freed so that one more lane
     /// stays within the budget. `None` if freeing all of them is not enough.
     fn in_the_way(&self, need: Capacity, budget: MemoryEstimate) -> Option<usize> {
         let mut freed = MemoryEstimate::default();
-        for (count, (_, lane)) in self.idle.iter().enumerate() {
+        for (count, Idle { lane, .. }) in self.idle.iter().enumerate() {
             if self.fits(need, budget, freed) {
                 return Some(count);
             }
@@ -231,7 +270,7 @@ impl Devices {
         Arc::new_cyclic(|this| Self {
             this: this.clone(),
             janitor: AtomicBool::new(false),
-            gone: Arc::default(),
+            rest: Arc::default(),
             process: Process::default(),
             state: Mutex::new(devices.iter().map(|_| State::default()).collect()),
             devices,
@@ -449,7 +488,7 @@ impl Devices {
                     Step::Use(lane, sizing) => {
                         of_device.active += 1;
                         drop(state);
-                        return Ok((self.acquired(index, lane), sizing));
+                        return Ok((self.acquired(index, lane, request.limits), sizing));
                     }
                     Step::Allocate(sizing, in_the_way) => {
                         let need = sizing.capacity;
@@ -458,7 +497,7 @@ impl Devices {
                         drop(state);
                         self.free(in_the_way.into_iter().map(|lane| (index, lane)).collect());
                         if let Some(lane) = self.allocate(index, need, request) {
-                            return Ok((self.acquired(index, lane), sizing));
+                            return Ok((self.acquired(index, lane, request.limits), sizing));
                         }
                         continue 'again;
                     }
@@ -500,12 +539,13 @@ impl Devices {
         }
     }
 
-    fn acquired(&self, index: usize, lane: Lane) -> Acquired<'_> {
+    fn acquired(&self, index: usize, lane: Lane, limits: &Limits) -> Acquired<'_> {
         Acquired {
             devices: self,
             index,
             lane: Some(lane),
             reusable: false,
+            idle: limits.idle,
         }
     }
 
@@ -541,13 +581,13 @@ impl Devices {
             });
             let one_will_do = smaller.is_some_and(|(_, capacity)| {
                 let mut idle = of_device.idle.iter();
-                idle.any(|(_, lane)| lane.capacity().holds(&capacity))
+                idle.any(|idle| idle.lane.capacity().holds(&capacity))
             });
             if no_memory && leaked == MemoryEstimate::default() && !one_will_do {
                 let idle = std::mem::take(&mut of_device.idle);
                 if !idle.is_empty() {
                     drop(state);
-                    self.free(idle.into_iter().map(|(_, lane)| (index, lane)).collect());
+                    self.free(idle.into_iter().map(|idle| (index, idle.lane)).collect());
                     continue;
                 }
             }
@@ -578,25 +618,24 @@ impl Devices {
         }
     }
 
-    /// Starts the thread that frees idle lanes, unless it runs already. Called under the lock of
-    /// `state`.
-    fn call_janitor(&self) {
+    /// Starts the thread that frees idle lanes, unless it runs already, and lets it look at `time`.
+    /// Called under the lock of `state`.
+    fn call_janitor(&self, time: Instant) {
+        self.rest.wake_at(time);
         if self.janitor.swap(true, Ordering::Relaxed) {
             return;
         }
-        let (devices, gone) = (self.this.clone(), self.gone.clone());
+        let (devices, rest) = (self.this.clone(), self.rest.clone());
         let janitor = std::thread::Builder::new()
             .name("zarrs_cuda idle lanes".to_string())
             .spawn(move || {
-                let mut time = IDLE;
                 loop {
-                    gone.wait(time);
+                    rest.wait();
                     let Some(devices) = devices.upgrade() else {
                         return;
                     };
-                    match devices.give_up_long_idle() {
-                        Some(next) => time = next,
-                        None => return,
+                    if !devices.give_up_long_idle() {
+                        return;
                     }
                 }
             });
@@ -607,17 +646,20 @@ impl Devices {
         }
     }
 
-    /// Frees the lanes that were idle for too long. Returns the time until the next idle lane is
-    /// due. `None` if no other lane is idle; the janitor then ends.
-    fn give_up_long_idle(&self) -> Option<Duration> {
+    /// Frees the lanes that were idle for too long. Returns whether another one will be; otherwise
+    /// the janitor ends.
+    fn give_up_long_idle(&self) -> bool {
         let mut state = self.lock();
         let long_idle = take_long_idle(&mut state);
         let idle = state.iter().flat_map(|of_device| &of_device.idle);
-        let oldest = idle.map(|(since, _)| *since).min();
-        self.janitor.store(oldest.is_some(), Ordering::Relaxed);
+        let next = idle.filter_map(|idle| idle.until).min();
+        if let Some(next) = next {
+            self.rest.wake_at(next);
+        }
+        self.janitor.store(next.is_some(), Ordering::Relaxed);
         drop(state);
         self.free(long_idle);
-        oldest.map(|since| IDLE.saturating_sub(since.elapsed()))
+        next.is_some()
     }
 
     /// Frees all idle lanes. Lanes in use stay.
@@ -627,7 +669,7 @@ impl Devices {
         }
         let mut idle = Vec::new();
         for (index, of_device) in self.lock().iter_mut().enumerate() {
-            idle.extend(of_device.idle.drain(..).map(|(_, lane)| (index, lane)));
+            idle.extend(of_device.idle.drain(..).map(|idle| (index, idle.lane)));
         }
         self.free(idle);
     }
@@ -731,7 +773,7 @@ fn next_step(
     }
     match of_device.in_the_way(need, budget) {
         Some(count) => {
-            let in_the_way = of_device.idle.drain(..count).map(|(_, lane)| lane);
+            let in_the_way = of_device.idle.drain(..count).map(|idle| idle.lane);
             Step::Allocate(sizing, in_the_way.collect())
         }
         None => Step::Wait,
@@ -744,11 +786,11 @@ fn take_long_idle(state: &mut [State]) -> Vec<(usize, Lane)> {
     let mut taken = Vec::new();
     for (index, of_device) in state.iter_mut().enumerate() {
         let idle = std::mem::take(&mut of_device.idle);
-        for (since, lane) in idle {
-            if now.saturating_duration_since(since) < IDLE {
-                of_device.idle.push((since, lane));
+        for idle in idle {
+            if idle.until.is_some_and(|until| until <= now) {
+                taken.push((index, idle.lane));
             } else {
-                taken.push((index, lane));
+                of_device.idle.push(idle);
             }
         }
     }
@@ -763,6 +805,8 @@ pub(super) struct Acquired<'a> {
     index: usize,
     lane: Option<Lane>,
     reusable: bool,
+    /// How long the lane may be idle afterwards.
+    idle: Option<Duration>,
 }
 
 impl Acquired<'_> {
@@ -788,8 +832,11 @@ impl Drop for Acquired<'_> {
             let mut state = self.devices.lock();
             let of_device = &mut state[self.index];
             of_device.active -= 1;
-            of_device.idle.push((Instant::now(), lane));
-            self.devices.call_janitor();
+            let until = self.idle.and_then(|idle| Instant::now().checked_add(idle));
+            of_device.idle.push(Idle { lane, until });
+            if let Some(until) = until {
+                self.devices.call_janitor(until);
+            }
         } else {
             self.devices.free(vec![(self.index, lane)]);
             self.devices.lock()[self.index].active -= 1;

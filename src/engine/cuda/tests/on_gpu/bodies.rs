@@ -240,6 +240,7 @@ fn limits(memory: Option<usize>) -> Limits {
         devices: None,
         device_memory: memory,
         pinned_memory: Options::default().pinned_memory(),
+        idle: None,
     }
 }
 
@@ -302,6 +303,7 @@ pub(in crate::engine::cuda) fn one_lane_and_nested_rayon(
         devices: None,
         device_memory: Some(one.device),
         pinned_memory: one.pinned,
+        idle: None,
     };
     let engine = CudaEngine::new(devices.clone(), limits, tuning);
     let worker = thread::spawn(move || {
@@ -334,21 +336,34 @@ pub(in crate::engine::cuda) fn idle_lanes(
     tuning: Tuning,
 ) {
     let devices = Devices::new(vec![driver]);
-    let engine = CudaEngine::new(devices.clone(), limits(None), tuning);
+    let engine = |idle| {
+        let limits = Limits {
+            idle,
+            ..limits(None)
+        };
+        CudaEngine::new(devices.clone(), limits, tuning)
+    };
     let alive = || devices.counters.snapshot().lanes_alive;
-    subject.round_trip(&engine, 1).unwrap();
-    assert_eq!(alive(), 1);
-    devices.release_idle();
-    assert_eq!(alive(), 0);
-    subject.round_trip(&engine, 1).unwrap();
-    assert_eq!(alive(), 1);
+    let (never, late) = (engine(None), engine(Some(Duration::from_hours(1))));
+    let (soon, shortly) = (Duration::from_millis(200), Duration::from_millis(500));
+    for engine in [&never, &late] {
+        subject.round_trip(engine, 1).unwrap();
+        thread::sleep(shortly);
+        assert_eq!(alive(), 1);
+        devices.release_idle();
+        assert_eq!(alive(), 0);
+    }
+    // The thread that frees lanes sleeps for an hour now, unless it is woken.
+    subject.round_trip(&late, 1).unwrap();
+    subject.round_trip(&engine(Some(soon)), 1).unwrap();
     let begin = Instant::now();
     while alive() > 0 {
         assert!(begin.elapsed() < Duration::from_secs(40), "still there");
-        thread::sleep(Duration::from_millis(100));
+        thread::sleep(Duration::from_millis(10));
     }
-    subject.round_trip(&engine, 1).unwrap();
-    assert_eq!(devices.counters.snapshot().lanes_created, 3);
+    assert!(begin.elapsed() >= soon / 2);
+    subject.round_trip(&never, 1).unwrap();
+    assert_eq!(devices.counters.snapshot().lanes_created, 4);
 }
 
 /// Less memory makes smaller batches; too little memory makes an error that says why.

@@ -60,6 +60,7 @@ impl Setup {
             devices: None,
             device_memory: None,
             pinned_memory: 1 << 30,
+            idle: None,
         };
         CudaEngine::new(self.devices.clone(), limits, self.tuning)
             .for_chain(chain, self.compressors.clone())

@@ -21,6 +21,7 @@ fn engine(driver: &Arc<dyn Driver>, subject: &Subject, tuning: Tuning) -> CudaEn
         devices: None,
         device_memory: None,
         pinned_memory: Options::default().pinned_memory(),
+        idle: None,
     };
     let compressors = Compressors {
         levels: LevelPolicy::default(),

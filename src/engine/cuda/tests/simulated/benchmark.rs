@@ -51,6 +51,7 @@ fn tiny() -> Sizes {
             devices: None,
             device_memory: Some(1 << 24),
             pinned_memory: 1 << 24,
+            idle: None,
         },
         slabs: vec![256, 512],
         rings: vec![2],

@@ -32,6 +32,7 @@ fn engine_of_one_lane(simulation: &Arc<Simulation>, shard: &Shard) -> CudaEngine
         devices: None,
         device_memory: Some(one.device),
         pinned_memory: one.pinned,
+        idle: None,
     };
     let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
     CudaEngine::new(devices, limits, TINY).for_chain(&shard.chain, with(StandIn::Failing))
@@ -123,6 +124,7 @@ fn lanes_stay_within_the_budget() {
         devices: None,
         device_memory: Some(3 * one.device),
         pinned_memory: 2 * one.pinned + 1,
+        idle: None,
     };
     drop(engine);
     let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
@@ -149,6 +151,7 @@ fn a_smaller_budget_makes_smaller_batches_and_then_a_reason() {
             devices: None,
             device_memory: Some(bytes),
             pinned_memory: 1 << 24,
+            idle: None,
         };
         CudaEngine::new(devices, limits, TINY)
     };

@@ -41,6 +41,7 @@ pub(super) fn limits() -> Limits {
         devices: None,
         device_memory: Some(1 << 24),
         pinned_memory: 1 << 24,
+        idle: None,
     }
 }
 
