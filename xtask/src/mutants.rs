@@ -74,6 +74,10 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let tests = tests()?;
     let texts: Vec<String> = modules.iter().map(|m| text(m)).collect::<Result<_>>()?;
     let executed = coverage(&tests, &modules, &texts)?;
+    // Others may build the tests again meanwhile.
+    let copy = target().join("mutants/tests");
+    fs::copy(&tests, &copy).map_err(|error| format!("{}: {error}", copy.display()))?;
+    let tests = copy;
 
     let mut mutants = Vec::new();
     for (module, text) in modules.iter().zip(&texts) {
