@@ -79,8 +79,8 @@ impl ArrayWriter {
     /// which slices are stored.
     ///
     /// # Errors
-    /// - [`WriterError::Unsupported`] if this writer encodes on the host, or on another device.
-    ///   Nothing was appended.
+    /// - [`WriterError::Unsupported`] if this writer encodes on the host, or on another device, or if
+    ///   the slice's stream is being captured into a graph. Nothing was appended.
     /// - [`WriterError::Device`] if the device failed. [`progress`](Self::progress) says how much
     ///   was appended.
     /// - Otherwise as for [`append`](Self::append).

@@ -203,6 +203,13 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// The stream belongs to the device's primary context, and is not destroyed during the call.
     unsafe fn record_in(&self, event: EventId, stream: u64, site: Site) -> Result<(), DriverError>;
 
+    /// Returns whether a stream that this driver did not create is being captured into a graph.
+    /// `stream` is the CUDA driver's handle of the stream.
+    ///
+    /// # Safety
+    /// As for [`record_in`](Self::record_in).
+    unsafe fn is_captured(&self, stream: u64) -> Result<bool, DriverError>;
+
     /// Returns the CUDA driver's handle of `event`.
     fn event_handle(&self, event: EventId) -> Result<u64, DriverError>;
 

@@ -241,6 +241,13 @@ impl Input for CudaInput {
         }
         let shared = self.shared.clone();
         let (entered, lane) = shared.enter()?;
+        // SAFETY: the caller's contract.
+        let captured = unsafe { lane.driver.is_captured(bytes.stream) };
+        if shared.device().watch(captured)? {
+            return Err(EngineError::Unsuitable(
+                "the stream of the data is being captured into a graph, which would take this stream's work along: append before the capture begins, or after it has ended".to_string(),
+            ));
+        }
         let put = self.pad_on_device(lane).and_then(|()| {
             // SAFETY: the caller's contract.
             unsafe { read_from_device(&shared, lane, self.raw, at, bytes) }

@@ -6,11 +6,17 @@ use cudarc::driver::sys::CUresult;
 use std::{
     ffi::{CStr, c_char},
     fmt::Write as _,
+    ops::RangeInclusive,
     ptr,
 };
 
 pub(super) const SUCCESS: Code = CUresult::CUDA_SUCCESS as Code;
 pub(super) const NOT_READY: Code = CUresult::CUDA_ERROR_NOT_READY as Code;
+
+/// Codes that are about captures of streams.
+pub(super) const CAPTURE: RangeInclusive<Code> = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+    as Code
+    ..=CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD as Code;
 
 const OUT_OF_MEMORY: Code = CUresult::CUDA_ERROR_OUT_OF_MEMORY as Code;
 

@@ -8,7 +8,7 @@
 
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUjit_option,
-    CUmodule, CUresult, CUstream, CUstreamCaptureMode,
+    CUmodule, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
 
@@ -104,6 +104,7 @@ functions! {
         cuModuleLoadDataEx(*mut CUmodule, *const c_void, c_uint, *mut CUjit_option, *mut *mut c_void);
         cuStreamCreate(*mut CUstream, c_uint);
         cuStreamDestroy_v2(CUstream);
+        cuStreamIsCapturing(CUstream, *mut CUstreamCaptureStatus);
         cuStreamQuery(CUstream);
         cuStreamWaitEvent(CUstream, CUevent, c_uint);
         cuThreadExchangeStreamCaptureMode(*mut CUstreamCaptureMode);

@@ -29,7 +29,7 @@ use arguments::{Arguments, address};
 use codes::{NOT_READY, SUCCESS};
 use cudarc::driver::sys::{
     CU_MEMHOSTALLOC_WRITECOMBINED, CUctx_st, CUdevice, CUevent, CUevent_flags, CUevent_st,
-    CUstream, CUstream_flags, CUstream_st,
+    CUstream, CUstream_flags, CUstream_st, CUstreamCaptureStatus,
 };
 use functions::{Code, Functions};
 use handles::{Handle, Handles, Kernels};
@@ -155,6 +155,19 @@ impl CudaDriver {
     ) -> Result<Arc<Stream>, DriverError> {
         let stream = self.streams.get(id.0);
         stream.ok_or_else(|| self.refused(operation(), "there is no such stream"))
+    }
+
+    /// Returns a stream of the application.
+    fn foreign_stream(
+        &self,
+        handle: u64,
+        operation: impl Fn() -> String,
+    ) -> Result<CUstream, DriverError> {
+        let address = usize::try_from(handle).map_err(|_| {
+            let reason = "a stream's handle is an address of this machine";
+            self.refused(operation(), reason)
+        })?;
+        Ok(ptr::with_exposed_provenance_mut(address))
     }
 
     fn event(
@@ -356,16 +369,28 @@ impl Driver for CudaDriver {
             )
         };
         let event = self.event(event, operation)?;
-        let stream = ptr::with_exposed_provenance_mut(usize::try_from(stream).map_err(|_| {
-            self.refused(
-                operation(),
-                "a stream's handle is an address of this machine",
-            )
-        })?);
+        let stream = self.foreign_stream(stream, operation)?;
         self.run(operation, |functions| {
             // SAFETY: the event lives while it is held here; the caller vouches for the stream.
             unsafe { (functions.cuEventRecord)(event.0, stream) }
         })
+    }
+
+    unsafe fn is_captured(&self, stream: u64) -> Result<bool, DriverError> {
+        let operation = || format!("ask whether the application's stream {stream:#x} is captured");
+        let stream = self.foreign_stream(stream, operation)?;
+        let none = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        let mut status = none;
+        let code = self.code(&operation, |functions| {
+            // SAFETY: the status is valid for writes; the caller vouches for the stream.
+            unsafe { (functions.cuStreamIsCapturing)(stream, &raw mut status) }
+        })?;
+        match code {
+            SUCCESS => Ok(status != none),
+            // Of the null stream while another one is captured.
+            code if codes::CAPTURE.contains(&code) => Ok(true),
+            code => Err(self.error(code, operation())),
+        }
     }
 
     fn event_handle(&self, event: EventId) -> Result<u64, DriverError> {

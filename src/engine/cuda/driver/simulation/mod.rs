@@ -93,6 +93,8 @@ pub(crate) enum Rule {
     Lifetime,
     /// What is waited for was recorded, what is timed has happened.
     Event,
+    /// Streams that the application captures are left alone.
+    Capture,
     /// The context is current; and not touched once it is broken.
     Context,
     /// Kernels and libraries write what they declared.
@@ -214,6 +216,16 @@ impl Simulation {
     /// Let the device have this much memory from now on, as if other processes took the rest.
     pub(crate) fn set_memory(&self, bytes: usize) {
         self.lock().config.memory = bytes;
+    }
+
+    /// Let the application capture a stream of its own into a graph from now on, or no more.
+    pub(crate) fn capture(&self, stream: StreamId, is_captured: bool) {
+        let captured = &mut self.lock().captured;
+        if is_captured {
+            captured.insert(stream.0);
+        } else {
+            captured.remove(&stream.0);
+        }
     }
 
     /// Let `hook` run whenever device memory is about to be freed.
@@ -440,7 +452,18 @@ impl Driver for Simulation {
 
     /// The application's streams are other streams of the simulation: a handle is the number.
     unsafe fn record_in(&self, event: EventId, stream: u64, site: Site) -> Result<(), DriverError> {
-        self.record(event, StreamId(stream), site)
+        let operation = format_args!("record event {} in stream {stream} ({})", event.0, site.0);
+        self.run(Call::Use, operation, |state| {
+            state.check_not_captured(stream)?;
+            state.record(event, StreamId(stream), site)
+        })
+    }
+
+    unsafe fn is_captured(&self, stream: u64) -> Result<bool, DriverError> {
+        let operation = format_args!("ask whether stream {stream} is captured");
+        self.run(Call::Use, operation, |state| {
+            Ok(state.captured.contains(&stream))
+        })
     }
 
     fn event_handle(&self, event: EventId) -> Result<u64, DriverError> {

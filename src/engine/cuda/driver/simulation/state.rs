@@ -109,6 +109,8 @@ pub(super) struct State {
     scheduler: Scheduler<Work>,
     streams: Vec<Stream>,
     events: HashMap<EventId, Option<Recorded>>,
+    /// The application's streams that are being captured into a graph.
+    pub(super) captured: BTreeSet<u64>,
     /// Streams and events that were created.
     created: u64,
     /// What the host has waited for.
@@ -135,6 +137,7 @@ impl State {
             scheduler: Scheduler::new(config.schedule),
             streams: Vec::new(),
             events: HashMap::new(),
+            captured: BTreeSet::new(),
             created: 0,
             host: Clock::default(),
             host_time: 0,

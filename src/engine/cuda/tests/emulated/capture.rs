@@ -2,6 +2,8 @@
 
 use std::ptr;
 
+use zarrs_cuda_emulator::driver::Inject;
+
 use cudarc::driver::sys::{CUgraph, CUstream, CUstream_flags, CUstreamCaptureMode};
 
 use super::*;
@@ -28,11 +30,34 @@ fn a_capture_of_the_application_stays_valid() {
     run(Arc::clone(&driver))
         .expect("no panic")
         .expect("no fault");
+    let handle = stream.expose_provenance() as u64;
+    // SAFETY: the stream lives until it is destroyed below.
+    assert!(unsafe { driver.is_captured(handle) }.unwrap());
 
     let mut graph: CUgraph = ptr::null_mut();
     // SAFETY: the driver writes a graph.
     let code = unsafe { driver::cuStreamEndCapture(stream, &raw mut graph) };
     assert_eq!(code, 0, "the capture is no longer valid");
+    let is_captured = || {
+        // SAFETY: as above.
+        unsafe { driver.is_captured(handle) }
+    };
+    assert!(!is_captured().unwrap());
+    // What the driver says of the null stream while a stream that blocks it is captured.
+    for (code, expected) in [(906, Some(true)), (908, Some(true)), (400, None)] {
+        let function = "cuStreamIsCapturing";
+        let mut calls = driver::calls(device).into_iter();
+        let fault = Inject {
+            function: function.to_owned(),
+            call: calls
+                .find(|(name, _)| *name == function)
+                .map_or(0, |(_, calls)| calls),
+            code,
+        };
+        driver::inject(device, fault);
+        assert_eq!(is_captured().ok(), expected, "code {code}");
+    }
+    assert!(!is_captured().unwrap());
     // SAFETY: nothing uses the stream.
     assert_eq!(unsafe { driver::cuStreamDestroy_v2(stream) }, 0);
     driver.leave().unwrap();

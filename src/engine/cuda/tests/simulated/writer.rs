@@ -349,6 +349,19 @@ fn tensors_on_the_device() {
         }
         driver.leave().expect("a device");
         tensor.shape = vec![slices, 6, 8];
+        // While the application captures its stream, nothing of the writer may wait for it.
+        simulation.capture(stream, true);
+        let before = writer.progress().appended_bytes;
+        // SAFETY: as below.
+        let captured = unsafe { writer.append_dlpack(&tensor.view(), stream.0) };
+        let error = captured.expect_err("captured");
+        assert!(matches!(error, WriterError::Unsupported { .. }), "{error}");
+        assert!(
+            error.to_string().contains("captured into a graph"),
+            "{error}"
+        );
+        assert_eq!(writer.progress().appended_bytes, before);
+        simulation.capture(stream, false);
         // SAFETY: the memory lives until it is freed below, and `stream` is the stream that writes
         // the elements.
         let appended = unsafe { writer.append_dlpack(&tensor.view(), stream.0) };

@@ -109,6 +109,15 @@ impl State {
         Ok(())
     }
 
+    /// An event of a captured stream would pull the streams that wait for it into the capture.
+    pub(crate) fn check_not_captured(&self, stream: u64) -> Result<(), Failure> {
+        if self.captured.contains(&stream) {
+            let message = format!("stream {stream} is being captured");
+            return violation(Rule::Capture, message);
+        }
+        Ok(())
+    }
+
     pub(crate) fn wait(
         &mut self,
         stream: StreamId,
