@@ -12,6 +12,9 @@
 
 #[allow(unsafe_code)]
 pub(crate) mod cuda;
+#[cfg(any(test, feature = "internals"))]
+#[allow(unsafe_code)]
+pub mod instant;
 #[cfg(test)]
 #[allow(unsafe_code)]
 pub(crate) mod simulation;

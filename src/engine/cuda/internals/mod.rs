@@ -14,6 +14,7 @@ pub use super::{Compressors, CudaEngine, Devices, Limits, Tuning};
 /// The driver interface below the engine.
 pub mod driver {
     pub use crate::engine::cuda::driver::cuda::open_all;
+    pub use crate::engine::cuda::driver::instant::{Calls, InstantDevice};
     pub use crate::engine::cuda::driver::{
         Access, DeviceInfo, DeviceMemory, DeviceSpan, Driver, DriverError, EventId, PinnedMemory,
         PinnedSpan, PinnedUse, Site, Span, StreamId,
