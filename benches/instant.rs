@@ -63,6 +63,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 events: FreeEvents::new(session.lane),
                 copiers: &copiers,
                 counters: session.counters,
+                times: false,
             };
             let begin = Instant::now();
             encode::encode(&session, &job, &kind, &shard, (0, 0))?;

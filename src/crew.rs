@@ -167,29 +167,49 @@ impl Crew {
     /// # Panics
     /// If `share` does.
     pub(crate) fn run(&self, total: usize, threads: NonZeroUsize, share: &(dyn Fn(usize) + Sync)) {
+        self.run_while(total, threads, share, || ());
+    }
+
+    /// As [`run`](Self::run), but this thread does `work` first, and helps when `work` is done.
+    /// Returns the result of `work`.
+    ///
+    /// # Panics
+    /// If `share` or `work` does, when all shares are done.
+    pub(crate) fn run_while<T>(
+        &self,
+        total: usize,
+        threads: NonZeroUsize,
+        share: &(dyn Fn(usize) + Sync),
+        work: impl FnOnce() -> T,
+    ) -> T {
         let helpers = self
             .most
             .min(threads.get() - 1)
             .min(total.saturating_sub(1));
         if helpers == 0 {
+            let result = work();
             (0..total).for_each(share);
-            return;
+            return result;
         }
-        // SAFETY: only the lifetime changes. It is over for others when this function returns: it
-        // waits until every share was done, and a thread that still has the `Work` finds no share
-        // in it.
+        // SAFETY: only the lifetime changes. It is over for others when this function returns or
+        // unwinds: before that it waits until every share was done, and a thread that still has the
+        // `Work` finds no share in it.
         let share: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(share) };
-        let work = Arc::new(Work::new(Share(share), total, helpers));
-        self.call(&work, helpers);
-        work.help();
-        let done = lock(&work.done);
-        let mut done = work
+        let shares = Arc::new(Work::new(Share(share), total, helpers));
+        self.call(&shares, helpers);
+        // A panic of `work` must not free what the shares use.
+        let result = catch_unwind(AssertUnwindSafe(work));
+        shares.help();
+        let done = lock(&shares.done);
+        let mut done = shares
             .all_done
             .wait_while(done, |done| done.shares < total)
             .unwrap_or_else(PoisonError::into_inner);
-        if let Some(why) = done.panic.take() {
-            drop(done);
-            resume_unwind(why);
+        let panic = done.panic.take();
+        drop(done);
+        match (result, panic) {
+            (Ok(result), None) => result,
+            (Err(why), _) | (Ok(_), Some(why)) => resume_unwind(why),
         }
     }
 
@@ -364,6 +384,29 @@ mod tests {
                 lock(&crew.shared.queue).idle == HELPERS
             });
         }
+    }
+
+    /// The shares of a caller whose work panics are done before the panic goes on.
+    #[test]
+    fn a_panic_of_the_callers_work_waits_for_the_shares() {
+        let crew = Crew::of("test", 3);
+        for most in 1..5 {
+            let done = AtomicUsize::new(0);
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                let share = |_| {
+                    std::thread::sleep(Duration::from_millis(1));
+                    done.fetch_add(1, Ordering::Relaxed);
+                };
+                crew.run_while(8, threads(most), &share, || panic!("the caller's work"));
+            }));
+            assert!(result.is_err());
+            // One thread alone has not begun.
+            let expected = if most == 1 { 0 } else { 8 };
+            assert_eq!(done.into_inner(), expected);
+        }
+        let work = || std::thread::current().id();
+        let here = crew.run_while(8, threads(4), &|_| (), work);
+        assert_eq!(here, std::thread::current().id());
     }
 
     #[test]

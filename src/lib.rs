@@ -34,6 +34,7 @@
 //! | append slices while they arrive, in bounded memory | [`writer::ArrayWriter`] |
 //! | read boxes of an array into your own memory, many at once, or slices while they arrive | [`reader::ArrayReader`] |
 //! | let many processes write the same shards | [`storage::SparseShardStore`] |
+//! | let a device be ready before the first shard | [`warm_up`] |
 //! | count what the process did; what a reader did | [`metrics`]; [`ArrayReader::metrics`](reader::ArrayReader::metrics) |
 //!
 //! [`CudaShardingCodec`] is the page of the codec. Shards are encoded on an NVIDIA GPU where one helps:
@@ -142,10 +143,33 @@ pub fn metrics() -> Metrics {
     metrics::counters::add_to(engine::cuda::metrics())
 }
 
+/// Makes the devices of this process ready for the first shard: creates their contexts, compiles the
+/// kernels for them, and loads nvCOMP, if one is found.
+///
+/// Otherwise the first shards wait for that, which takes some seconds; [`explain`] says so. A library
+/// that [`Options::with_nvcomp`] names is loaded by the first shard that needs it. Calls after the
+/// first one do nothing. Call it on a thread of its own to let the application start meanwhile.
+///
+/// ```
+/// if let Err(error) = zarrs_cuda::warm_up() {
+///     println!("shards will be encoded on the host: {error}");
+/// }
+/// ```
+///
+/// # Errors
+/// [`Error::BackendUnavailable`] if no device can be used, or if one cannot compile the kernels. Under
+/// [`Backend::Auto`] the host then encodes the shards.
+pub fn warm_up() -> Result<(), Error> {
+    engine::cuda::warm_up().map_err(|error| Error::BackendUnavailable {
+        backend: Backend::Cuda,
+        reason: error.to_string(),
+    })
+}
+
 /// Releases the device memory and page-locked memory that the CUDA engine keeps for the next shard.
 ///
-/// Buffers that are idle for ten seconds are released without this call. The driver's own memory
-/// stays: its context and the compiled kernels. In a forked child this does nothing, because the
+/// Buffers that are idle for [`Options::with_device_idle_time`] are released without this call. The
+/// driver's own memory stays: its context and the compiled kernels. In a forked child this does nothing, because the
 /// memory is the parent's.
 pub fn release_idle_memory() {
     engine::cuda::release_idle();

@@ -9,10 +9,10 @@ use std::time::Duration;
 /// it uses none. Reading is not counted here:
 /// [`ArrayReader::metrics`](crate::reader::ArrayReader::metrics) counts what a reader does.
 ///
-/// Times of stages are the devices' own, taken with events. They add up over lanes that run at the
-/// same time: they show where time goes, not how long a shard takes. A *lane* is the set of buffers
-/// and streams of one shard in flight.
-///
+/// Times of stages are the devices' own, taken with events if
+/// [`Options::with_device_times`](crate::Options::with_device_times) asks for them, and 0 otherwise.
+/// They add up over lanes that run at the same time: they show where time goes, not how long a shard
+/// takes. A *lane* is the set of buffers and streams of one shard in flight.
 ///
 /// `Display` is for people, and may change in any release. It prints a line for each count that is
 /// not 0.

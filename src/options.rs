@@ -146,6 +146,7 @@ pub struct Options {
     device_memory: Option<usize>,
     pinned_memory: usize,
     device_idle_time: Option<Duration>,
+    device_times: bool,
     host_memory: Option<usize>,
     device_levels: LevelPolicy,
     nvcomp: Option<PathBuf>,
@@ -172,6 +173,7 @@ impl Default for Options {
             device_memory: None,
             pinned_memory: 1 << 30,
             device_idle_time: Some(Duration::from_mins(5)),
+            device_times: false,
             host_memory: None,
             device_levels: LevelPolicy::default(),
             nvcomp: None,
@@ -284,6 +286,22 @@ impl Options {
     #[must_use]
     pub fn device_idle_time(&self) -> Option<Duration> {
         self.device_idle_time
+    }
+
+    /// Sets whether [`metrics`](crate::metrics) have the times of stages on devices. Default:
+    /// `false`.
+    ///
+    /// Taking a time is work for the device and the driver: two events for each stage of each slab.
+    #[must_use]
+    pub fn with_device_times(mut self, times: bool) -> Self {
+        self.device_times = times;
+        self
+    }
+
+    /// Whether [`metrics`](crate::metrics) have the times of stages on devices.
+    #[must_use]
+    pub fn device_times(&self) -> bool {
+        self.device_times
     }
 
     /// Sets the most pageable host memory that an [`ArrayWriter`](crate::writer::ArrayWriter) takes

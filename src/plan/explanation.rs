@@ -59,6 +59,9 @@ pub struct Explanation {
     /// The memory that the buffers of one shard in flight take on a device; `None` if shards do not
     /// go to one.
     pub memory: Option<MemoryEstimate>,
+    /// What the first shard on a device waits for, unless everything is ready; `None` if shards do
+    /// not go to a device.
+    pub first_wait: Option<String>,
     /// The stages, in the order of encoding.
     pub stages: Vec<ExplainedStage>,
     /// Where a partial write puts changed subchunks, or why partial writes are not possible.
@@ -92,6 +95,9 @@ impl fmt::Display for Explanation {
         } in &self.stages
         {
             write!(f, "\n  {stage:width$}  {place:4}  {reason}")?;
+        }
+        if let Some(wait) = &self.first_wait {
+            write!(f, "\nthe first shard waits: {wait}")?;
         }
         write!(f, "\npartial writes: {}", self.partial_writes)?;
         if let Some(why) = &self.no_huge_pages {
@@ -137,6 +143,7 @@ pub(crate) fn explain(
         num_subchunks: grid.num_subchunks(),
         subchunk_bytes: Some(grid.subchunk_bytes()),
         memory: plan.memory,
+        first_wait: plan.first_wait.clone(),
         stages,
         partial_writes: String::new(),
         no_huge_pages: None,
@@ -240,6 +247,7 @@ pub(crate) fn explain_delegated(
         num_subchunks: grid.num_subchunks(),
         subchunk_bytes: None,
         memory: None,
+        first_wait: None,
         stages: vec![ExplainedStage {
             stage: "zarrs' codecs, subchunk by subchunk".to_string(),
             place: Place::Host,

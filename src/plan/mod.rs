@@ -53,6 +53,8 @@ pub(crate) struct ShardPlan {
     why: String,
     /// The memory of a shard on a device, if it goes to one.
     memory: Option<MemoryEstimate>,
+    /// What the first shard on a device waits for, unless everything is ready.
+    first_wait: Option<String>,
 }
 
 impl ShardPlan {
@@ -61,6 +63,7 @@ impl ShardPlan {
             engine: Box::new(HostEngine),
             why: why.into(),
             memory: None,
+            first_wait: None,
         }
     }
 
@@ -179,12 +182,14 @@ impl Engines {
                 } else {
                     "all of the encoding, and the host decodes"
                 };
+                let first_wait = shards.first_wait();
                 let (why, engine) = if strict {
                     ("CUDA was asked for, and runs", WithFallback::strict(shards))
                 } else {
                     ("a device can run", WithFallback::new(shards))
                 };
                 ShardPlan {
+                    first_wait,
                     why: format!("{why} {stages}; a lane takes {memory}"),
                     engine: Box::new(engine),
                     memory: Some(memory),
@@ -242,7 +247,7 @@ impl Engines {
             pinned_memory: options.pinned_memory(),
             idle: options.device_idle_time(),
         };
-        Ok(CudaEngine::new(devices, limits, self.tuning))
+        Ok(CudaEngine::new(devices, limits, self.tuning).with_times(options.device_times()))
     }
 }
 

@@ -25,9 +25,10 @@ impl Answer {
         let (offsets, failed) = regions
             .answer
             .split_at((permutation.padded_slots() + 1) * 8);
-        let failed = match session.sizing.compression {
-            Some(_) => failed.part(0..permutation.subchunks() * 4),
-            None => failed.part(0..0),
+        let failed = if session.sizing.compresses() {
+            failed.part(0..permutation.subchunks() * 4)
+        } else {
+            failed.part(0..0)
         };
         let offsets = lane.read(lane.pinned_out(offsets))?.as_chunks::<8>().0;
         let failed = lane.read(lane.pinned_out(failed))?.as_chunks::<4>().0;

@@ -8,29 +8,63 @@ use crate::MemoryEstimate;
 /// The tuned parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
-    /// Bytes that are staged and scattered at once: enough to be worth the start of a copy, and few
-    /// enough that a ring of slabs stays in the CPU's cache.
+    /// Bytes that are staged and scattered at once: enough to be worth the start of a copy. Shards
+    /// of more than [`SLABS`](Self::SLABS) slabs have longer ones, up to `long_slab`.
     pub slab: usize,
+    pub long_slab: usize,
     /// Slabs in flight at once, in each direction.
     pub ring: usize,
     /// Decoded bytes of a batch, the subchunks that are aggregated at once: a few slabs, so that
-    /// copies back to the host begin early.
+    /// copies back to the host begin early. A batch has at least two slabs.
     pub batch: usize,
-    /// The same for chains with a compressor: enough subchunks at once to fill a GPU.
+    /// The same for chains with a compressor, over all streams of kernels.
     pub compressed_batch: usize,
+    /// Subchunks that are compressed at once, over all streams of kernels, for each multiprocessor
+    /// of a device: fewer would leave some idle. Batches of fewer subchunks are made longer.
+    pub per_multiprocessor: usize,
     /// Batches in flight at once. One is copied to the device and one is copied back, while the
     /// kernels process the batch in between.
     pub batches: usize,
+    /// Streams of kernels, at most [`STREAMS`](Self::STREAMS): batches of one shard whose kernels
+    /// may run at the same time.
+    pub streams: usize,
 }
 
 impl Tuning {
     pub const DEFAULT: Self = Self {
         slab: 2 << 20,
+        long_slab: 8 << 20,
         ring: 4,
         batch: 8 << 20,
         compressed_batch: 128 << 20,
+        per_multiprocessor: 4,
         batches: 3,
+        streams: 1,
     };
+
+    /// A shard of more slabs than this has longer ones: the first copy to the device, and the last
+    /// one back, overlap with nothing.
+    pub const SLABS: usize = 32;
+
+    /// The most streams of kernels.
+    pub const STREAMS: usize = 3;
+
+    /// The same, with the slabs of shards of `bytes`.
+    #[must_use]
+    pub fn for_shards_of(self, bytes: usize) -> Self {
+        let slab = (bytes / Self::SLABS).min(self.long_slab).max(self.slab);
+        Self {
+            slab,
+            long_slab: slab,
+            batch: self.batch.max(slab.saturating_mul(2)),
+            ..self
+        }
+    }
+
+    /// The number of streams of kernels.
+    pub(super) fn kernel_streams(&self) -> usize {
+        self.streams.clamp(1, Self::STREAMS)
+    }
 }
 
 /// Alignment of every buffer of a lane, in bytes.
@@ -85,7 +119,7 @@ impl Arenas {
             device: self.device.0,
             pinned_in: self.pinned_in.0,
             pinned_out: self.pinned_out.0,
-            reads_uploads: false,
+            ..Capacity::default()
         }
     }
 }
@@ -102,7 +136,7 @@ impl Arena {
     }
 }
 
-/// The sizes of a lane's allocations, in bytes.
+/// The sizes of a lane's allocations, in bytes, and its streams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Capacity {
     pub(super) device: usize,
@@ -110,6 +144,8 @@ pub(super) struct Capacity {
     pub(super) pinned_out: usize,
     /// Whether the host also reads the memory for uploads.
     pub(super) reads_uploads: bool,
+    /// Streams of kernels.
+    pub(super) kernel_streams: usize,
 }
 
 impl Capacity {
@@ -133,5 +169,6 @@ impl Capacity {
             && self.pinned_in >= other.pinned_in
             && self.pinned_out >= other.pinned_out
             && self.reads_uploads >= other.reads_uploads
+            && self.kernel_streams >= other.kernel_streams
     }
 }

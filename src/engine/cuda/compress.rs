@@ -8,14 +8,14 @@
 //! streams -> frames, their sizes, and which failed     frames
 //! ```
 //!
-//! All of it runs in the stream `compute`, in buffers that one batch uses at a time. The host does
+//! All of it runs in one stream of kernels, in buffers that one batch uses at a time. The host does
 //! not wait in between. So subchunks that are not stored are compressed, too, as chunks of one
 //! byte, and their streams are not used. A subchunk on which nvCOMP fails gets no frame, and its
 //! flag in `failed` is set.
 
 use super::compression::{Buffers, Frame, Prepared};
 use super::counters::TimedStage;
-use super::driver::{DeviceSpan, DriverError};
+use super::driver::{DeviceSpan, DriverError, StreamId};
 use super::kernels::chunk_tables::{Tables, chunk_tables};
 use super::kernels::crc32::crc32;
 use super::kernels::frames::{Frames, Streams, frame_blosc, frame_gzip, frame_zstd};
@@ -30,7 +30,7 @@ use super::session::{NO_ANSWER, Session, Timed};
 pub(super) fn compress(
     session: &Session<'_>,
     prepared: &Prepared,
-    buffers: &Buffers,
+    (buffers, stream): (&Buffers, StreamId),
     slots: Slots,
     stored: Option<DeviceSpan>,
     failed: DeviceSpan,
@@ -42,7 +42,7 @@ pub(super) fn compress(
         compress_some(
             session,
             prepared,
-            &buffers.part(&some),
+            (&buffers.part(&some), stream),
             slots.part(&some),
             stored.map(flags),
             flags(failed),
@@ -76,18 +76,18 @@ fn frames(session: &Session<'_>, buffers: &Buffers, count: usize, failed: Device
 fn compress_some(
     session: &Session<'_>,
     prepared: &Prepared,
-    buffers: &Buffers,
+    (buffers, stream): (&Buffers, StreamId),
     slots: Slots,
     stored: Option<DeviceSpan>,
     failed: DeviceSpan,
     timed: &mut Vec<Timed>,
 ) -> Result<(), DriverError> {
     let lane = session.lane;
-    let (driver, stream) = (lane.driver, lane.compute);
+    let driver = lane.driver;
     let compression = &prepared.compression;
     let chunking = compression.chunking;
     let mut run =
-        |stage, work: &dyn Fn() -> Result<(), DriverError>| session.run(stage, timed, work);
+        |stage, work: &dyn Fn() -> Result<(), DriverError>| session.run(stream, stage, timed, work);
 
     let mut inputs = slots;
     if let Some((shuffle_of, blocks)) = compression.shuffled() {

@@ -161,6 +161,17 @@ impl Copiers {
     /// Performs all of `copies`, on at most `threads` threads, including the calling thread. Blocks
     /// until they are done.
     pub fn run(&self, copies: &[Copy<'_>], threads: NonZeroUsize) {
+        self.run_while(copies, threads, || ());
+    }
+
+    /// As [`run`](Self::run), but the calling thread does `work` first, and helps when `work` is
+    /// done. Returns the result of `work`.
+    pub(super) fn run_while<T>(
+        &self,
+        copies: &[Copy<'_>],
+        threads: NonZeroUsize,
+        work: impl FnOnce() -> T,
+    ) -> T {
         // The number of shares in all copies up to and including each.
         let mut total = 0;
         let ends: Vec<usize> = copies
@@ -170,13 +181,14 @@ impl Copiers {
                 total
             })
             .collect();
-        self.crew.run(total, threads, &|share| {
+        let share = |share: usize| {
             let copy = ends.partition_point(|&end| end <= share);
             let before = if copy == 0 { 0 } else { ends[copy - 1] };
             if self.copies {
                 copies[copy].run(share - before);
             }
-        });
+        };
+        self.crew.run_while(total, threads, &share, work)
     }
 }
 

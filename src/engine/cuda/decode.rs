@@ -14,7 +14,7 @@
 //!         device -> pinned -> caller's memory             stream `down`, copiers
 //! ```
 //!
-//! The slabs of one batch come back while the pieces of the next go up; one thread drives both. The
+//! `compute` is one of the streams of kernels, with which batches take turns. The slabs of one batch come back while the pieces of the next go up; one thread drives both. The
 //! host checks every offset and size before the device uses it. With a compressor, only the
 //! checksums before it are compared on the device. The host compares the checksums after it before
 //! anything is launched. If anything is wrong with such a shard, the host decodes it.
@@ -29,21 +29,22 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::arena::Region;
 use super::copiers::Copy;
 use super::counters::TimedStage;
 use super::decompress::{Decompression, Subchunks};
-use super::driver::{DriverError, Site, Span};
+use super::driver::{DriverError, EventId, Site, Span};
 use super::enqueue::prepare;
-use super::kernels::scatter::Scatter;
 use super::kernels::spans::{Lengths, Slots};
 use super::kernels::{crc32c, split};
 use super::session::{Session, Timed, copy_to_slab};
+use super::sizing::{PlannedSlab, ShardKind};
 use super::transfers::{Download, Downloads, Uploads};
 use crate::engine::memory;
 use crate::engine::{EngineError, Job, KnownChain};
-use crate::layout::{self, Batch, Extent, Slab};
+use crate::layout::{self, Batch, Extent};
 
 /// The encoded bytes and the tables of a batch are on the device.
 const UPLOADED: Site = Site("record: a batch of encoded subchunks was copied to the device");
@@ -61,8 +62,10 @@ const OUTPUT: &str = "a decoded shard";
 struct Decoded {
     number: usize,
     batch: Batch,
-    slabs: Vec<Slab>,
+    slabs: Arc<[PlannedSlab]>,
     timed: Vec<Timed>,
+    /// The event at the end of the kernels, until the copies to the host wait for it.
+    unscattered: Option<EventId>,
     /// The number of slabs whose copies were started, and of slabs that have come back.
     issued: usize,
     returned: usize,
@@ -76,7 +79,7 @@ struct NextSlab;
 struct Decoder<'a, 'l> {
     session: &'a Session<'l>,
     job: &'a Job<'a>,
-    chain: &'a KnownChain,
+    kind: &'a ShardKind,
     decompression: Option<Decompression<'a>>,
     encoded: &'a [u8],
     extents: &'a [Extent],
@@ -119,7 +122,7 @@ pub(super) fn check(
 pub(super) fn decode(
     session: &Session<'_>,
     job: &Job<'_>,
-    chain: &KnownChain,
+    kind: &ShardKind,
     encoded: &[u8],
     extents: &[Extent],
     decompression: Option<Decompression<'_>>,
@@ -128,7 +131,7 @@ pub(super) fn decode(
     let mut decoder = Decoder {
         session,
         job,
-        chain,
+        kind,
         decompression,
         encoded,
         extents,
@@ -209,7 +212,7 @@ impl Decoder<'_, '_> {
             Ok(())
         };
         if let Some(decompression) = &self.decompression {
-            let slots = self.slots(batch.len());
+            let slots = self.slots(number, batch.len());
             decompression.upload(session, subchunks(number, batch), &offsets, slots)?;
         } else {
             let span = lane.write_values(
@@ -243,7 +246,7 @@ impl Decoder<'_, '_> {
         let session = self.session;
         let lane = session.lane;
         let len = to.len.min(session.sizing.staging_in[0].len);
-        let (staging, staging_start) = self.uploads.next(session, len)?;
+        let staging = self.uploads.reserve(session, len)?;
         let mut copies = Vec::new();
         let mut filled = 0;
         while filled < len
@@ -255,7 +258,7 @@ impl Decoder<'_, '_> {
             };
             // SAFETY: `filled + part` is at most the length of the region. The earlier copy that
             // read the region was synchronised with above.
-            copies.push(unsafe { Copy::bytes(from.as_ptr(), staging_start.add(filled), part) });
+            copies.push(unsafe { Copy::bytes(from.as_ptr(), staging.start.add(filled), part) });
             filled += part;
             source.start += part;
             if source.start == source.end {
@@ -270,7 +273,7 @@ impl Decoder<'_, '_> {
         self.take_back(false, &copies)?;
 
         let on_device = lane.device(to.part(0..len));
-        self.uploads.start(session, staging, on_device)?;
+        self.uploads.start(session, &staging, on_device)?;
         Ok(len)
     }
 
@@ -281,12 +284,10 @@ impl Decoder<'_, '_> {
         let lane = session.lane;
         let regions = session.batch(number);
         let count = batch.len();
-        let uploaded = session.events.take()?;
-        lane.driver.record(uploaded, lane.up, UPLOADED)?;
-        lane.driver.wait(lane.compute, uploaded, UPLOADED_WAIT)?;
-        session.events.give([uploaded]);
+        let (_, stream) = session.workspace(regions);
+        session.order((lane.up, UPLOADED), (stream, UPLOADED_WAIT))?;
 
-        let slots = self.slots(count);
+        let slots = self.slots(number, count);
         let mut timed = Vec::new();
         let encoded = self.extents[batch.first..batch.first + count]
             .iter()
@@ -299,10 +300,10 @@ impl Decoder<'_, '_> {
             decompression.decompress(session, subchunks, encoded, slots, &mut timed)?;
         } else {
             // SAFETY: the lane's regions, in one stream, after the copies to them.
-            session.run(TimedStage::Split, &mut timed, || unsafe {
+            session.run(stream, TimedStage::Split, &mut timed, || unsafe {
                 split::split(
                     lane.driver,
-                    lane.compute,
+                    stream,
                     encoded,
                     lane.device(regions.offsets),
                     lane.device(regions.sizes),
@@ -316,15 +317,11 @@ impl Decoder<'_, '_> {
         }
 
         let element = self.job.grid.element_size();
-        let unscatter = session.run_until(UNSCATTERED, TimedStage::Unscatter, || {
+        let planned = |most| session.planned(self.kind, self.job.fill_value, &batch, most);
+        let at_once = planned(UNSCATTERED_AT_ONCE / element)?;
+        session.run(stream, TimedStage::Unscatter, &mut timed, || {
             let mut end = 0;
-            for slab in layout::slabs(self.job.grid, &batch, UNSCATTERED_AT_ONCE / element) {
-                let scatter = Scatter::new(
-                    &session.lift(self.job.grid, &self.chain.order, &batch, &slab)?,
-                    self.chain.swap,
-                    self.job.fill_value,
-                )
-                .map_err(|error| session.refused("planning an unscatter", &error))?;
+            for PlannedSlab { slab, scatter } in &*at_once {
                 let start = end;
                 end += slab.len() * element;
                 // SAFETY: the lane's regions, in one stream: the encoded bytes were split before,
@@ -332,8 +329,8 @@ impl Decoder<'_, '_> {
                 unsafe {
                     scatter.enqueue_unscatter(
                         lane.driver,
-                        lane.compute,
-                        lane.device(session.sizing.slots),
+                        stream,
+                        slots.span,
                         lane.device(regions.dense.part(start..end)),
                         Some(lane.device(regions.stored)),
                         lane.device(session.sizing.fill),
@@ -342,26 +339,13 @@ impl Decoder<'_, '_> {
             }
             Ok(())
         })?;
-        lane.driver
-            .wait(lane.down, unscatter.end, UNSCATTERED_WAIT)?;
-        timed.push(unscatter);
-        if self.validates() {
-            let (bad, answer) = self.bad_flags(number, count);
-            lane.copy(
-                lane.down,
-                Span::Device(lane.device(bad)),
-                Span::Pinned(lane.pinned_out(answer)),
-            )?;
-            session.counters.add_from_device(bad.len);
-        }
-        if let Some(decompression) = &self.decompression {
-            decompression.download(session, subchunks(number, &batch))?;
-        }
+        let unscattered = Some(session.record(stream, UNSCATTERED)?);
         self.batches.push_back(Decoded {
             number,
-            slabs: layout::slabs(self.job.grid, &batch, session.sizing.slab),
+            slabs: planned(session.sizing.slab)?,
             batch,
             timed,
+            unscattered,
             issued: 0,
             returned: 0,
             offset: 0,
@@ -379,7 +363,8 @@ impl Decoder<'_, '_> {
         let session = self.session;
         let lane = session.lane;
         let (regions, count) = (session.batch(number), slots.count);
-        session.run(TimedStage::Crc32c, timed, || {
+        let (_, stream) = session.workspace(regions);
+        session.run(stream, TimedStage::Crc32c, timed, || {
             for stage in 0..self.checksums() {
                 let len = self.job.grid.subchunk_bytes() + stage * crc32c::CHECKSUM;
                 let bad = regions.bad.part(stage * count * 4..(stage + 1) * count * 4);
@@ -387,7 +372,7 @@ impl Decoder<'_, '_> {
                 unsafe {
                     crc32c::verify(
                         lane.driver,
-                        lane.compute,
+                        stream,
                         slots,
                         Lengths::All(len),
                         Some(lane.device(regions.stored)),
@@ -399,11 +384,13 @@ impl Decoder<'_, '_> {
         })
     }
 
-    /// The slots of a batch of `count` subchunks.
-    fn slots(&self, count: usize) -> Slots {
+    /// The slots of batch `number`, which has `count` subchunks.
+    fn slots(&self, number: usize, count: usize) -> Slots {
+        let session = self.session;
+        let (workspace, _) = session.workspace(session.batch(number));
         Slots {
-            span: self.session.lane.device(self.session.sizing.slots),
-            stride: self.session.sizing.slot_stride,
+            span: session.lane.device(workspace.slots),
+            stride: session.sizing.slot_stride,
             count,
         }
     }
@@ -412,7 +399,7 @@ impl Decoder<'_, '_> {
     fn checksums(&self) -> usize {
         match &self.decompression {
             Some(decompression) => decompression.parts.layout.before,
-            None => self.chain.stages.len(),
+            None => self.kind.chain.stages.len(),
         }
     }
 
@@ -440,15 +427,24 @@ impl Decoder<'_, '_> {
         self.finish(slab, copies)
     }
 
-    /// Start copies of slabs from the device, as many as there is room for.
+    /// Start copies of slabs from the device, as many as there is room for. The first slab of a
+    /// batch comes after the results of the batch. Until then nothing of the batch is in the
+    /// stream, where slabs of an earlier batch would wait behind it for this batch's kernels.
     fn issue(&mut self) -> Result<(), DriverError> {
         let session = self.session;
-        for batch in &mut self.batches {
-            while batch.issued < batch.slabs.len() {
+        for at in 0..self.batches.len() {
+            while self.batches[at].issued < self.batches[at].slabs.len() {
                 if self.slabs.is_full(session) {
                     return Ok(());
                 }
-                let len = batch.slabs[batch.issued].len() * self.job.grid.element_size();
+                if let Some(unscattered) = self.batches[at].unscattered.take() {
+                    let lane = session.lane;
+                    lane.driver.wait(lane.down, unscattered, UNSCATTERED_WAIT)?;
+                    session.events.give(unscattered);
+                    self.issue_results(&self.batches[at])?;
+                }
+                let batch = &mut self.batches[at];
+                let len = batch.slabs[batch.issued].slab.len() * self.job.grid.element_size();
                 let from = session.batch(batch.number).dense;
                 let from = from.part(batch.offset..batch.offset + len);
                 self.slabs.start(session, from, NextSlab)?;
@@ -457,6 +453,27 @@ impl Decoder<'_, '_> {
             }
         }
         Ok(())
+    }
+
+    /// Starts the copies of a batch's results from the device.
+    fn issue_results(&self, batch: &Decoded) -> Result<(), DriverError> {
+        let session = self.session;
+        let lane = session.lane;
+        if self.validates() {
+            let (bad, answer) = self.bad_flags(batch.number, batch.batch.len());
+            lane.copy(
+                lane.down,
+                Span::Device(lane.device(bad)),
+                Span::Pinned(lane.pinned_out(answer)),
+            )?;
+            session.counters.add_from_device(bad.len);
+        }
+        match &self.decompression {
+            Some(decompression) => {
+                decompression.download(session, subchunks(batch.number, &batch.batch))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Copies `returned` to its place in the output, and performs `copies`.
@@ -479,7 +496,7 @@ impl Decoder<'_, '_> {
                 }
                 self.check_checksums(batch)?;
             }
-            let slab = &batch.slabs[batch.returned];
+            let slab = &batch.slabs[batch.returned].slab;
             let from = returned.bytes(session)?;
             len = from.len();
             // SAFETY: the slab lies within the shard, for which the output has room; the bytes that
@@ -495,10 +512,7 @@ impl Decoder<'_, '_> {
             let NextSlab = returned.finish(session)?;
             if let Some(batch) = self.batches.front_mut() {
                 batch.returned += 1;
-                for timed in batch.timed.drain(..) {
-                    session.finish_timed(&timed)?;
-                    session.events.give([timed.begin, timed.end]);
-                }
+                session.finish_timed(batch.timed.drain(..))?;
                 if batch.returned == batch.slabs.len() {
                     self.batches.pop_front();
                 }

@@ -90,7 +90,6 @@ impl Results {
 #[derive(Clone, Copy)]
 pub(super) struct Decompression<'a> {
     pub(super) prepared: &'a Prepared,
-    pub(super) buffers: &'a Buffers,
     pub(super) parts: &'a Parts,
 }
 
@@ -104,6 +103,17 @@ pub(super) struct Subchunks {
 }
 
 impl Decompression<'_> {
+    /// The buffers that the kernels of a batch use.
+    fn buffers<'s>(
+        &self,
+        session: &'s Session<'_>,
+        subchunks: Subchunks,
+    ) -> Result<&'s Buffers, DriverError> {
+        let (workspace, _) = session.workspace(session.batch(subchunks.batch));
+        let none = || session.refused("decompressing", &"the lane has no decompressor");
+        workspace.decompression.as_ref().ok_or_else(none)
+    }
+
     fn chunking(&self) -> Chunking {
         self.parts.layout.chunking
     }
@@ -149,9 +159,9 @@ impl Decompression<'_> {
 
     /// The destinations of the decompressed chunks of `slots`, as slots that lie one after the
     /// other.
-    fn chunk_slots(&self, session: &Session<'_>, slots: Slots) -> Slots {
+    fn chunk_slots(&self, session: &Session<'_>, buffers: &Buffers, slots: Slots) -> Slots {
         let span = match self.parts.layout.shuffle {
-            Some(_) => session.lane.device(self.buffers.shuffled),
+            Some(_) => session.lane.device(buffers.shuffled),
             None => slots.span,
         };
         let blocks = self.chunking().blocks();
@@ -165,7 +175,12 @@ impl Decompression<'_> {
     /// Zeroes the shuffled slots before the first batch, since kernels read them by whole words.
     pub(super) fn prepare(&self, session: &Session<'_>) -> Result<(), DriverError> {
         let lane = session.lane;
-        lane.zero(lane.compute, self.buffers.shuffled)
+        for (workspace, stream) in std::iter::zip(&session.sizing.workspaces, lane.kernel_streams) {
+            if let Some(buffers) = &workspace.decompression {
+                lane.zero(*stream, buffers.shuffled)?;
+            }
+        }
+        Ok(())
     }
 
     /// Copies the tables to the device. `offsets` are the offsets of the encoded subchunks in their
@@ -179,18 +194,19 @@ impl Decompression<'_> {
     ) -> Result<(), DriverError> {
         let lane = session.lane;
         let tables = self.tables(session, subchunks);
-        let chunk_slots = self.chunk_slots(session, slots);
+        let buffers = self.buffers(session, subchunks)?;
+        let chunk_slots = self.chunk_slots(session, buffers, slots);
         let place = |(subchunk, _, part): (usize, usize, Part)| {
             offsets.get(subchunk).copied().unwrap_or(0) + part.start as u64
         };
         let address = |span: DeviceSpan, at: usize| span.memory.0 + (span.offset + at) as u64;
-        let streams = lane.device(self.buffers.streams);
+        let streams = lane.device(buffers.streams);
         let blocks = self.chunking().blocks();
 
         let mut numbers = Vec::with_capacity(tables.offsets.len / NUMBER * PER_STREAM);
         numbers.extend(self.streams(subchunks).map(place));
         numbers.extend(self.streams(subchunks).map(|(_, _, part)| part.len as u64));
-        let stride = self.buffers.stream_stride;
+        let stride = buffers.stream_stride;
         numbers.extend((0..tables.inputs.len / NUMBER).map(|i| address(streams, i * stride)));
         let chunk_address = |chunk| address(chunk_slots.span, chunk * chunk_slots.stride);
         numbers.extend(self.streams(subchunks).map(|(_, c, _)| chunk_address(c)));
@@ -227,18 +243,21 @@ impl Decompression<'_> {
         timed: &mut Vec<Timed>,
     ) -> Result<(), DriverError> {
         let lane = session.lane;
-        let (driver, stream) = (lane.driver, lane.compute);
+        let driver = lane.driver;
         let tables = self.tables(session, subchunks);
         let regions = session.batch(subchunks.batch);
+        let buffers = self.buffers(session, subchunks)?;
+        let (_, stream) = session.workspace(regions);
         let results = self.results(subchunks, regions.results);
-        let chunk_slots = self.chunk_slots(session, slots);
+        let chunk_slots = self.chunk_slots(session, buffers, slots);
         let streams = Slots {
-            span: lane.device(self.buffers.streams),
-            stride: self.buffers.stream_stride,
+            span: lane.device(buffers.streams),
+            stride: buffers.stream_stride,
             count: tables.offsets.len / NUMBER,
         };
-        let mut run =
-            |stage, work: &dyn Fn() -> Result<(), DriverError>| session.run(stage, timed, work);
+        let mut run = |stage, work: &dyn Fn() -> Result<(), DriverError>| {
+            session.run(stream, stage, timed, work)
+        };
 
         // SAFETY: the lane's regions, in one stream, after the copies to them.
         run(TimedStage::Split, &|| unsafe {
@@ -253,7 +272,7 @@ impl Decompression<'_> {
         })?;
 
         let batch = DecompressBatch {
-            requirements: &self.buffers.requirements,
+            requirements: &buffers.requirements,
             chunks: streams.count,
             input_pointers: lane.device(tables.inputs),
             input_sizes: lane.device(tables.sizes),
@@ -261,7 +280,7 @@ impl Decompression<'_> {
             output_capacities: lane.device(tables.capacities),
             inputs: &[streams.filled()],
             outputs: &[chunk_slots.filled()],
-            temp: lane.device(self.buffers.temp),
+            temp: lane.device(buffers.temp),
             output_sizes: lane.device(results.sizes),
             statuses: lane.device(results.statuses),
         };

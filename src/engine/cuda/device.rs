@@ -51,7 +51,8 @@ impl Device {
         }
     }
 
-    /// Returns the driver. The caller has [entered](Self::enter) the device.
+    /// Returns the driver. The caller has [entered](Self::enter) the device, unless the driver's
+    /// method needs no context.
     pub(super) fn driver(&self) -> &dyn Driver {
         &*self.driver
     }

@@ -3,13 +3,13 @@
 //! ```text
 //! for each batch of subchunks
 //!     for each slab of the batch's elements
-//!         caller's memory -> pinned           copiers
+//!         caller's memory -> pinned           copiers, while the slab before is enqueued
 //!         pinned -> device                    stream `up`
 //!         slab -> slots, stored?              stream `compute`: scatter
 //!     slots -> slots with checksums           stream `compute`: crc32c
 //!     slots -> frames                         stream `compute`: compression
 //!     slots or frames -> offsets, dense bytes           stream `compute`: permute, scan, gather
-//!     offsets, failed? -> pinned              stream `down`
+//!     offsets, failed? -> pinned              stream `answers`
 //!     subchunks that failed -> caller's memory      by the host, on this thread
 //!     for each piece of exactly the bytes used
 //!         device -> pinned                    stream `down`
@@ -17,29 +17,33 @@
 //! ```
 //!
 //! The pieces of one batch come back while the slabs of the next go up; one thread drives both.
+//! Batches take turns with the streams of kernels of their lane: `compute` is the batch's.
 //!
 //! | edge | producer | consumer | guards |
 //! |---|---|---|---|
 //! | [`STAGED_WAIT`] | copy of a slab (`up`) | scatter (`compute`) | the slab on the device |
 //! | [`SCATTERED`] | scatter (`compute`) | copy of a later slab (`up`) | the slab on the device |
 //!
-//! The edges of a batch are in `enqueue`, the edges of pinned memory in `transfers`.
+//! The edges of a batch are in `enqueue`, the edges of pinned memory in `transfers`. Between the
+//! first copy to the device and the last one back, the host waits in three places: for a place in
+//! either ring (`transfers`), and for the offsets of a batch ([`ANSWERED_HOST`]).
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::answer::{Answer, wrong_answer};
 use super::copiers::Copy;
 use super::driver::{DriverError, EventId, Site};
 use super::enqueue::{self, Encoding};
 use super::session::{Session, Timed, copy_of_slab};
-use super::sizing::ShardKind;
-use super::transfers::{Download, Downloads, Uploads};
+use super::sizing::{PlannedSlab, ShardKind};
+use super::transfers::{Download, Downloads, Staging, Uploads};
 use crate::engine::memory;
 use crate::engine::subchunk::encode::encode_subchunk;
 use crate::engine::subchunk::stages::encoded_bound;
 use crate::engine::{EncodedShard, EngineError, Job};
-use crate::layout::{self, Batch, Extent, ShardPermutation, Slab};
+use crate::layout::{self, Batch, Extent, ShardPermutation};
 
 /// A slab is on the device. Its event is recorded in `transfers`.
 const STAGED_WAIT: Site = Site("wait: scatter for its slab");
@@ -50,6 +54,17 @@ const SCATTERED_WAIT: Site =
 const ANSWERED_HOST: Site = Site("synchronise: the offsets of a batch before they are read");
 /// The name of the output's memory, in errors.
 const OUTPUT: &str = "an encoded shard";
+
+/// A slab in pinned memory.
+struct Filled {
+    staging: Staging,
+    /// The number of its batch, and its own number there.
+    batch: usize,
+    slab: usize,
+    slabs: Arc<[PlannedSlab]>,
+    /// The batch, if this is its last slab.
+    ends: Option<Batch>,
+}
 
 /// A slab that was enqueued for scattering.
 struct Staged {
@@ -125,8 +140,12 @@ struct Encoder<'a, 'l> {
     /// The end of the bytes in the shard that belong to batches whose offsets were read.
     end: usize,
     uploads: Uploads,
+    /// The slab that is enqueued next.
+    filled: Option<Filled>,
     /// The slabs in the ring on the device.
     staged: VecDeque<Staged>,
+    /// The stages of the batch whose slabs are being enqueued.
+    timed: Vec<Timed>,
     batches: VecDeque<Aggregated>,
     pieces: Downloads<Piece>,
     /// The number of subchunks on which the compressor failed.
@@ -166,7 +185,9 @@ pub fn encode(
         extents: vec![None; job.grid.num_subchunks()],
         end: head,
         uploads: Uploads::default(),
+        filled: None,
         staged: VecDeque::new(),
+        timed: Vec::new(),
         batches: VecDeque::new(),
         pieces: Downloads::default(),
         on_host: 0,
@@ -210,19 +231,15 @@ impl Encoder<'_, '_> {
             .into_iter()
             .enumerate()
         {
-            self.encoding
-                .begin(session, session.batch(number), batch.len())?;
-            let mut timed = Vec::new();
-            for slab in layout::slabs(self.job.grid, &batch, session.sizing.slab) {
-                timed.push(self.stage(number, &batch, &slab)?);
+            let slabs = self.encoding.slabs(session, &batch)?;
+            for slab in 0..slabs.len() {
+                self.make_room()?;
+                self.stage(number, &batch, &slabs, slab)?;
             }
-            // Up to here, only kernels use the buffers, in the same stream as the kernels of the
-            // batch before in these buffers. From here on, the host reads the buffers, too, so that
-            // batch must have come back.
-            while self.batches.len() >= session.sizing.batches.len() {
-                self.take_back()?;
-            }
-            self.aggregate(number, batch, timed)?;
+        }
+        self.make_room()?;
+        if let Some(filled) = self.filled.take() {
+            self.enqueue(filled)?;
         }
         while !self.batches.is_empty() {
             self.take_back()?;
@@ -232,53 +249,101 @@ impl Encoder<'_, '_> {
         Ok(())
     }
 
-    /// Copies a slab to the device and scatters it. Meanwhile, takes back a piece of an earlier
-    /// batch.
-    fn stage(&mut self, number: usize, batch: &Batch, slab: &Slab) -> Result<Timed, EngineError> {
+    /// Takes batches back until the slab that is enqueued next can be.
+    ///
+    /// Up to a batch's last slab, only kernels use the batch's buffers, in the same stream as the
+    /// kernels of the batch before in these buffers. Then the host reads the buffers, too, so that
+    /// batch must have come back.
+    fn make_room(&mut self) -> Result<(), EngineError> {
+        let ends_batch = matches!(&self.filled, Some(Filled { ends: Some(_), .. }));
+        while ends_batch && self.batches.len() >= self.session.sizing.batches.len() {
+            self.take_back()?;
+        }
+        Ok(())
+    }
+
+    /// Copies slab `number` of `slabs` to pinned memory. Meanwhile, takes back a piece that has
+    /// come from the device, and enqueues the slab before.
+    fn stage(
+        &mut self,
+        of_batch: usize,
+        batch: &Batch,
+        slabs: &Arc<[PlannedSlab]>,
+        number: usize,
+    ) -> Result<(), EngineError> {
         let _span = tracing::trace_span!("stage").entered();
         let session = self.session;
-        let lane = session.lane;
-        let place = self.uploads.place(session);
+        let slab = &slabs[number].slab;
         let len = slab.len() * self.job.grid.element_size();
-        let (staging, to) = self.uploads.next(session, len)?;
+        self.issue(false)?;
+        let piece = self.pieces.next(session, false)?;
+        let staging = self.uploads.reserve(session, len)?;
+        let mut copies = self.copies_of(piece.as_ref())?;
         // SAFETY: the slab lies within the shard, whose length was checked, and its dense form
         // within the region, which `Sizing` made for it. The earlier copy that read the region was
         // synchronised with.
-        let copy = unsafe { copy_of_slab(self.job, self.decoded.as_ptr(), batch, slab, to) };
-        self.take_back_while(&[copy])?;
+        copies.push(unsafe {
+            copy_of_slab(self.job, self.decoded.as_ptr(), batch, slab, staging.start)
+        });
+        let before = self.filled.take();
+        let threads = self.job.threads;
+        session.copiers.run_while(&copies, threads, || {
+            before.map_or(Ok(()), |before| self.enqueue(before))
+        })?;
+        if let Some(piece) = piece {
+            self.came_back(piece)?;
+        }
+        self.filled = Some(Filled {
+            staging,
+            batch: of_batch,
+            slab: number,
+            slabs: slabs.clone(),
+            ends: (number + 1 == slabs.len()).then(|| batch.clone()),
+        });
+        Ok(())
+    }
 
+    /// Enqueues the copy of a slab to the device and its scatter; and, behind the last slab of a
+    /// batch, everything up to the copy of the batch's offsets.
+    fn enqueue(&mut self, filled: Filled) -> Result<(), DriverError> {
+        let _span = tracing::trace_span!("enqueue").entered();
+        let session = self.session;
+        let lane = session.lane;
+        let regions = session.batch(filled.batch);
+        let (_, stream) = session.workspace(regions);
+        if filled.slab == 0 {
+            self.encoding.begin(session, regions)?;
+        }
         if self.staged.len() == session.sizing.slabs.len()
             && let Some(staged) = self.staged.pop_front()
             && let Some(scattered) = staged.scattered
         {
             lane.driver.wait(lane.up, scattered, SCATTERED_WAIT)?;
+            session.events.give(scattered);
         }
-        let on_device = lane.device(session.sizing.slabs[place].part(0..len));
-        let done = self.uploads.start(session, staging, on_device)?;
-
-        lane.driver.wait(lane.compute, done, STAGED_WAIT)?;
-        let (regions, slab) = (session.batch(number), (batch, slab));
-        let timed = self
-            .encoding
-            .scatter(session, regions, slab, on_device, SCATTERED)?;
+        let place = session.sizing.slabs[filled.staging.place];
+        let on_device = lane.device(place.part(0..filled.staging.len()));
+        let done = self.uploads.start(session, &filled.staging, on_device)?;
+        lane.driver.wait(stream, done, STAGED_WAIT)?;
+        let slab = &filled.slabs[filled.slab];
+        (self.encoding).scatter(session, regions, slab, on_device, &mut self.timed)?;
         self.staged.push_back(Staged {
-            batch: number,
-            scattered: Some(timed.end),
+            batch: filled.batch,
+            scattered: Some(session.record(stream, SCATTERED)?),
         });
-        Ok(timed)
+        match filled.ends {
+            Some(batch) => self.aggregate(filled.batch, batch),
+            None => Ok(()),
+        }
     }
 
     /// Enqueues everything after the scatter of a batch, up to the copy of its offsets.
-    fn aggregate(
-        &mut self,
-        number: usize,
-        batch: Batch,
-        mut timed: Vec<Timed>,
-    ) -> Result<(), DriverError> {
+    fn aggregate(&mut self, number: usize, batch: Batch) -> Result<(), DriverError> {
         let _span = tracing::trace_span!("aggregate").entered();
         let session = self.session;
         let permutation = in_order(session, &batch)?;
         let regions = session.batch(number);
+        let mut timed = std::mem::take(&mut self.timed);
         let answered = self
             .encoding
             .encode(session, regions, &permutation, &mut timed)?;
@@ -294,21 +359,19 @@ impl Encoder<'_, '_> {
         Ok(())
     }
 
-    /// Performs `copies`, and takes back a piece that has come from the device meanwhile.
-    fn take_back_while(&mut self, copies: &[Copy<'_>]) -> Result<(), EngineError> {
-        self.issue(false)?;
-        let piece = self.pieces.next(self.session, false)?;
-        self.finish(piece, copies)
-    }
-
     /// Blocks until a piece has come, or a batch without pieces is complete, and takes it back.
     fn take_back(&mut self) -> Result<(), EngineError> {
         let batches = self.batches.len();
         self.issue(true)?;
-        let piece = self.pieces.next(self.session, true)?;
-        let came = piece.is_some();
-        self.finish(piece, &[])?;
-        if came || self.batches.len() < batches {
+        if let Some(piece) = self.pieces.next(self.session, true)? {
+            let copies = self.copies_of(Some(&piece))?;
+            self.session.copiers.run(&copies, self.job.threads);
+            self.came_back(piece)?;
+            return Ok(());
+        }
+        // A batch without encoded bytes has no pieces.
+        self.drop_complete();
+        if self.batches.len() < batches {
             return Ok(());
         }
         let reason = format!("{batches} batches are unfinished, and nothing is on its way");
@@ -323,8 +386,9 @@ impl Encoder<'_, '_> {
         for at in 0..self.batches.len() {
             if self.batches[at].places.is_none() {
                 let answered = self.batches[at].answered;
-                let wait = wait && self.pieces.is_empty();
-                if !wait && !lane.driver.query_event(answered)? {
+                if wait && self.pieces.is_empty() {
+                    lane.driver.synchronize(answered, ANSWERED_HOST)?;
+                } else if !lane.driver.query_event(answered)? {
                     return Ok(());
                 }
                 self.answer(at)?;
@@ -349,26 +413,21 @@ impl Encoder<'_, '_> {
         Ok(())
     }
 
-    /// Reads the offsets of the batch at position `at` of `batches`, and plans where its bytes go.
+    /// Reads the offsets of the batch at position `at` of `batches`, which have come, and plans
+    /// where its bytes go.
     fn answer(&mut self, at: usize) -> Result<(), EngineError> {
         let _span = tracing::trace_span!("offsets").entered();
         let session = self.session;
         let batch = &mut self.batches[at];
-        session
-            .lane
-            .driver
-            .synchronize(batch.answered, ANSWERED_HOST)?;
-        for timed in &batch.timed {
-            session.finish_timed(timed)?;
-        }
+        session.events.give(batch.answered);
+        session.finish_timed(batch.timed.drain(..))?;
         // The host knows that these scatters are complete: nothing needs to wait for them any more.
         for staged in &mut self.staged {
-            if staged.batch <= batch.number {
-                staged.scattered = None;
+            if staged.batch == batch.number
+                && let Some(scattered) = staged.scattered.take()
+            {
+                session.events.give(scattered);
             }
-        }
-        for timed in batch.timed.drain(..) {
-            session.events.give([timed.begin, timed.end]);
         }
         let (first, count) = (batch.batch.first, batch.batch.len());
         let permutation = in_order(session, &batch.batch)?;
@@ -432,51 +491,56 @@ impl Encoder<'_, '_> {
         }
     }
 
-    /// Copies `piece` to the shard, and performs `copies`.
-    fn finish(
+    /// The copies of a piece to the shard.
+    fn copies_of<'c>(
         &mut self,
-        piece: Option<Download<Piece>>,
-        copies: &[Copy<'_>],
-    ) -> Result<(), EngineError> {
-        let _span = tracing::trace_span!("copy").entered();
-        let session = self.session;
-        let mut copies = copies.to_vec();
-        let mut len = 0;
-        if let Some(piece) = &piece {
-            let from = piece.bytes(session)?;
-            len = from.len();
-            // Not always a piece of the first batch: a batch without encoded bytes has no pieces.
-            let mut batches = self.batches.iter();
-            let places = batches
-                .find(|batch| batch.number == piece.to.batch)
-                .and_then(|batch| batch.places.as_ref())
-                .ok_or(EngineError::Internal("a piece of no batch"))?;
-            for (part, to) in places.of(piece.to.start..piece.to.start + len) {
-                self.check_place(to, part.len())?;
-                // SAFETY: within the capacity, by the check above, and behind the head; every byte
-                // is in one piece, and nothing else goes there.
-                unsafe {
-                    let to = self.output.as_mut_ptr().add(to);
-                    copies.push(Copy::bytes(from[part.clone()].as_ptr(), to, part.len()));
-                }
+        piece: Option<&Download<Piece>>,
+    ) -> Result<Vec<Copy<'c>>, EngineError> {
+        let mut copies = Vec::new();
+        let Some(piece) = piece else {
+            return Ok(copies);
+        };
+        let from = piece.bytes(self.session)?;
+        let output = self.output.as_mut_ptr();
+        // Not always a piece of the first batch: a batch without encoded bytes has no pieces.
+        let mut batches = self.batches.iter();
+        let places = batches
+            .find(|batch| batch.number == piece.to.batch)
+            .and_then(|batch| batch.places.as_ref())
+            .ok_or(EngineError::Internal("a piece of no batch"))?;
+        for (part, to) in places.of(piece.to.start..piece.to.start + from.len()) {
+            self.check_place(to, part.len())?;
+            // SAFETY: within the capacity, by the check above, and behind the head; every byte is
+            // in one piece, and nothing else goes there. The ring keeps the bytes until the piece
+            // is given back.
+            unsafe {
+                let from = from[part.clone()].as_ptr();
+                copies.push(Copy::bytes(from, output.add(to), part.len()));
             }
         }
-        session.copiers.run(&copies, self.job.threads);
-        if let Some(piece) = piece {
-            let number = piece.finish(session)?.batch;
-            let mut batches = self.batches.iter_mut();
-            if let Some(batch) = batches.find(|batch| batch.number == number) {
-                batch.returned += len;
-            }
+        Ok(copies)
+    }
+
+    /// Gives back a piece whose bytes are in the shard, and drops batches that are complete.
+    fn came_back(&mut self, piece: Download<Piece>) -> Result<(), DriverError> {
+        let len = piece.len();
+        let number = piece.finish(self.session)?.batch;
+        let mut batches = self.batches.iter_mut();
+        if let Some(batch) = batches.find(|batch| batch.number == number) {
+            batch.returned += len;
         }
+        self.drop_complete();
+        Ok(())
+    }
+
+    /// Drops the first batches as long as all of their bytes have come back.
+    fn drop_complete(&mut self) {
         while let Some(batch) = self.batches.front()
             && let Some(places) = &batch.places
             && places.total == batch.returned
         {
-            session.events.give([batch.answered]);
             self.batches.pop_front();
         }
-        Ok(())
     }
 }
 

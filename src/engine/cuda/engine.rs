@@ -23,6 +23,8 @@ pub struct CudaEngine {
     pub devices: Arc<Devices>,
     pub limits: Limits,
     pub tuning: Tuning,
+    /// Whether the times of stages are taken, for the metrics.
+    pub(super) times: bool,
     compressors: Compressors,
     /// Whether the engine also decodes its shards.
     decodes: bool,
@@ -41,9 +43,17 @@ impl CudaEngine {
             devices,
             limits,
             tuning,
+            times: false,
             compressors: Compressors::default(),
             decodes: true,
         }
+    }
+
+    /// The engine with or without times of stages in the metrics.
+    #[must_use]
+    pub fn with_times(mut self, times: bool) -> Self {
+        self.times = times;
+        self
     }
 
     /// The engine for shards of `chain`. It decodes shards with a compressor only if `compressors`
@@ -70,6 +80,13 @@ impl CudaEngine {
         })
     }
 
+    /// The most subchunks of `grid` to compress or decompress at once in one stream of kernels.
+    fn compressed_at_once(&self, grid: &SubchunkGrid) -> usize {
+        let multiprocessors = self.devices.multiprocessors(&self.limits);
+        Sizing::compressed_at_once(grid, multiprocessors, self.tuning)
+            .clamp(1, grid.num_subchunks().max(1))
+    }
+
     /// Returns the prepared kind for encoding shards of `grid` and `chain`.
     ///
     /// # Errors
@@ -79,7 +96,7 @@ impl CudaEngine {
         grid: &SubchunkGrid,
         chain: &KnownChain,
     ) -> Result<Arc<ShardKind>, EngineError> {
-        let most = Sizing::tuned_batch(grid, true, self.tuning);
+        let most = self.compressed_at_once(grid);
         self.kind_of_batches(grid, chain, most)
     }
 
@@ -100,6 +117,7 @@ impl CudaEngine {
             if let Some(compression) = compression {
                 kind.compressor =
                     Some(self.ask(|nvcomp| Prepared::new(compression, nvcomp, most))?);
+                kind.most = most;
             }
             Ok(kind)
         })
@@ -113,12 +131,13 @@ impl CudaEngine {
         chain: &KnownChain,
         layout: Layout,
     ) -> Result<Arc<ShardKind>, EngineError> {
-        let most = Sizing::tuned_batch(grid, true, self.tuning);
+        let most = self.compressed_at_once(grid);
         self.kept_kind(grid, chain, most, Some(layout), || {
             sizing::check_elements(grid, chain).map_err(EngineError::Unsuitable)?;
             let mut kind = ShardKind::new(grid.clone(), chain.clone());
             kind.decompressor =
                 Some(self.ask(|nvcomp| decompression::Prepared::new(layout, nvcomp, most))?);
+            kind.most = most;
             Ok(kind)
         })
     }
@@ -226,6 +245,7 @@ impl CudaEngine {
                     events: FreeEvents::new(running),
                     copiers: &self.devices.copiers,
                     counters: &self.devices.counters,
+                    times: self.times,
                 };
                 work(&session)
             });
@@ -273,6 +293,11 @@ impl CudaShards {
         })
     }
 
+    /// What the first shard on a device waits for, unless everything is ready.
+    pub fn first_wait(&self) -> Option<String> {
+        self.engine.devices.first_wait(&self.engine.limits)
+    }
+
     /// Checks that `job` is for shards of this kind.
     ///
     /// # Errors
@@ -303,17 +328,14 @@ impl CudaShards {
             .map_err(|reason| EngineError::Unsuitable(reason.to_string()))?;
         let kind = self.engine.decoding_kind(job.grid, chain, parts.layout)?;
         self.engine.in_lane(&kind, |session| {
-            let prepared = kind.decompressor.as_ref();
-            let buffers = session.sizing.decompression.as_ref();
-            let (Some(prepared), Some(buffers)) = (prepared, buffers) else {
+            let Some(prepared) = kind.decompressor.as_ref() else {
                 return Err(EngineError::Internal("a lane without a decompressor"));
             };
             let decompression = Decompression {
                 prepared,
-                buffers,
                 parts: &parts,
             };
-            decode::decode(session, job, chain, encoded, extents, Some(decompression))
+            decode::decode(session, job, &kind, encoded, extents, Some(decompression))
         })
     }
 }
@@ -361,7 +383,7 @@ impl Engine for CudaShards {
             decode::check(job, chain, encoded, extents)?;
             let _span = span.entered();
             self.engine.in_lane(&self.kind, |session| {
-                decode::decode(session, job, chain, encoded, extents, None)
+                decode::decode(session, job, &self.kind, encoded, extents, None)
             })?
         } else if self.engine.decodes {
             span.in_scope(|| self.decompress(job, encoded, extents))?

@@ -6,30 +6,34 @@
 //! slots -> frames                     compression
 //! frames -> frames with checksums     crc32c
 //! slots or frames -> offsets, dense bytes      permute, scan, gather
-//! offsets, failed? -> pinned          stream `down`
+//! offsets, failed? -> pinned          stream `answers`
 //! ```
 //!
-//! All steps but the last run in the stream `compute`.
+//! All steps but the last run in one stream of kernels, `compute` below. Batches take turns with the
+//! streams of kernels of their lane. The offsets have a stream of their own: in `down`, the bytes of
+//! an earlier batch would wait behind them for this batch's kernels.
 //!
 //! | edge | producer | consumer | guards |
 //! |---|---|---|---|
-//! | [`AGGREGATED`] | gather (`compute`) | copies (`down`) | offsets and dense bytes |
-//! | [`ANSWERED`] | copy of the offsets (`down`) | the host | the offsets in pinned memory |
+//! | [`AGGREGATED`] | gather (`compute`) | copy of the offsets (`answers`) | offsets and dense bytes |
+//! | [`ANSWERED`] | copy of the offsets (`answers`) | the host | the offsets in pinned memory, and the dense bytes |
+
+use std::sync::Arc;
 
 use super::compress::compress;
 use super::counters::TimedStage;
-use super::driver::{DeviceSpan, DriverError, EventId, Site, Span};
+use super::driver::{DeviceSpan, DriverError, EventId, Site, Span, StreamId};
 use super::kernels::scatter::Scatter;
 use super::kernels::spans::{Lengths, Slots};
 use super::kernels::{aggregate, crc32c};
 use super::lane::Running;
 use super::session::{Session, Timed};
-use super::sizing::{BatchRegions, ShardKind, Sizing};
-use crate::layout::{Batch, ShardPermutation, Slab};
+use super::sizing::{BatchRegions, PlannedSlab, ShardKind, Sizing};
+use crate::layout::{Batch, ShardPermutation};
 
 /// Offsets and dense bytes of a batch are complete.
 const AGGREGATED: Site = Site("record: a batch was aggregated");
-const AGGREGATED_WAIT: Site = Site("wait: copies from the device for their batch");
+const AGGREGATED_WAIT: Site = Site("wait: copy of the offsets for their batch");
 /// The offsets of a batch are in pinned memory.
 const ANSWERED: Site = Site("record: the offsets of a batch were copied from the device");
 
@@ -43,8 +47,10 @@ pub(super) fn prepare(
     subchunk_bytes: usize,
     fill_value: &[u8],
 ) -> Result<(), DriverError> {
-    if sizing.slot_stride > subchunk_bytes || sizing.decompression.is_some() {
-        lane.zero(lane.compute, sizing.slots)?;
+    if sizing.slot_stride > subchunk_bytes || sizing.decompresses() {
+        for (workspace, stream) in std::iter::zip(&sizing.workspaces, lane.kernel_streams) {
+            lane.zero(*stream, workspace.slots)?;
+        }
     }
     let pattern = Scatter::fill_pattern(fill_value);
     let staging = lane.pinned_in(sizing.fill_staging);
@@ -67,44 +73,48 @@ impl Encoding<'_> {
         (!self.store_empty).then(|| session.lane.device(regions.stored))
     }
 
-    /// Begins a batch of `count` subchunks: clears the flags that say which are stored.
+    /// Begins a batch: clears the flags that say which subchunks are stored.
     pub(super) fn begin(
         &self,
         session: &Session<'_>,
         regions: &BatchRegions,
-        count: usize,
     ) -> Result<(), DriverError> {
         if self.store_empty {
             return Ok(());
         }
-        let lane = session.lane;
-        lane.zero(lane.compute, regions.stored.part(0..count * 4))
+        let (_, stream) = session.workspace(regions);
+        session.lane.zero(stream, regions.stored)
     }
 
-    /// Enqueues the scatter of `slab` of `batch`, whose bytes are at `from`, to the slots. `end`
-    /// names the record of the event at its end.
+    /// The slabs of a batch.
+    pub(super) fn slabs(
+        &self,
+        session: &Session<'_>,
+        batch: &Batch,
+    ) -> Result<Arc<[PlannedSlab]>, DriverError> {
+        session.planned(self.kind, self.fill_value, batch, session.sizing.slab)
+    }
+
+    /// Enqueues the scatter of a slab, whose bytes are at `from`, to the slots of its batch.
     pub(super) fn scatter(
         &self,
         session: &Session<'_>,
         regions: &BatchRegions,
-        (batch, slab): (&Batch, &Slab),
+        slab: &PlannedSlab,
         from: DeviceSpan,
-        end: Site,
-    ) -> Result<Timed, DriverError> {
-        let (lane, sizing, chain) = (session.lane, session.sizing, &self.kind.chain);
-        let lift = session.lift(&self.kind.grid, &chain.order, batch, slab)?;
-        let scatter = Scatter::new(&lift, chain.swap, self.fill_value)
-            .map_err(|error| session.refused("planning a scatter", &error))?;
-        session.run_until(end, TimedStage::Scatter, || {
+        timed: &mut Vec<Timed>,
+    ) -> Result<(), DriverError> {
+        let (lane, (workspace, stream)) = (session.lane, session.workspace(regions));
+        session.run(stream, TimedStage::Scatter, timed, || {
             // SAFETY: the lane's regions, ordered by the edges of the caller.
             unsafe {
-                scatter.enqueue_scatter(
+                slab.scatter.enqueue_scatter(
                     lane.driver,
-                    lane.compute,
+                    stream,
                     from,
-                    lane.device(sizing.slots),
+                    lane.device(workspace.slots),
                     self.stored(session, regions),
-                    lane.device(sizing.fill),
+                    lane.device(session.sizing.fill),
                 )
             }
         })
@@ -120,10 +130,11 @@ impl Encoding<'_> {
         timed: &mut Vec<Timed>,
     ) -> Result<EventId, DriverError> {
         let (lane, sizing, kind) = (session.lane, session.sizing, self.kind);
+        let (workspace, stream) = session.workspace(regions);
         let (count, places) = (permutation.subchunks(), permutation.padded_slots());
         let mut stored = self.stored(session, regions);
         let mut encoded = Slots {
-            span: lane.device(sizing.slots),
+            span: lane.device(workspace.slots),
             stride: sizing.slot_stride,
             count,
         };
@@ -133,23 +144,24 @@ impl Encoding<'_> {
         };
         let bytes = kind.grid.subchunk_bytes();
         let lengths = |stage| Lengths::All(bytes + stage * crc32c::CHECKSUM);
-        checksums(session, before, encoded, lengths, stored, timed)?;
+        checksums(session, stream, before, encoded, lengths, stored, timed)?;
         let mut lengths = Lengths::All(sizing.encoded);
         let failed = regions.failed.part(0..count * 4);
-        if let (Some(prepared), Some(buffers)) = (&kind.compressor, &sizing.compression) {
+        if let (Some(prepared), Some(buffers)) = (&kind.compressor, &workspace.compression) {
             let failed = lane.device(failed);
-            let frames = compress(session, prepared, buffers, encoded, stored, failed, timed)?;
+            let at = (buffers, stream);
+            let frames = compress(session, prepared, at, encoded, stored, failed, timed)?;
             (encoded, stored) = (frames.slots, Some(frames.framed));
             lengths = Lengths::Each(frames.sizes);
             let after = prepared.compression.after;
-            checksums(session, after, encoded, |_| lengths, stored, timed)?;
+            checksums(session, stream, after, encoded, |_| lengths, stored, timed)?;
         }
         let offsets = regions.offsets.part(0..(places + 1) * 8);
-        let times = session.run_until(AGGREGATED, TimedStage::Aggregate, || {
+        session.run(stream, TimedStage::Aggregate, timed, || {
             let (sizes, source) = (lane.device(regions.sizes), lane.device(regions.source));
             let (offsets, scratch) = (lane.device(offsets), lane.device(regions.scratch));
             let dense = lane.device(regions.dense.part(0..sizing.encoded * count));
-            let (driver, stream) = (lane.driver, lane.compute);
+            let driver = lane.driver;
             // SAFETY: the lane's regions, in one stream; the sizes are at most a slot's.
             unsafe {
                 aggregate::permute_sizes(
@@ -165,8 +177,7 @@ impl Encoding<'_> {
                 aggregate::gather(driver, stream, encoded, source, offsets, places, dense)
             }
         })?;
-        lane.driver.wait(lane.down, times.end, AGGREGATED_WAIT)?;
-        timed.push(times);
+        session.order((stream, AGGREGATED), (lane.answers, AGGREGATED_WAIT))?;
         let (answer, answer_failed) = regions.answer.split_at(offsets.len);
         for (from, to) in [(offsets, answer), (failed, answer_failed)] {
             if from.len == 0 {
@@ -174,11 +185,10 @@ impl Encoding<'_> {
             }
             let to = lane.pinned_out(to.part(0..from.len));
             session.counters.add_from_device(from.len);
-            lane.copy(lane.down, Span::Device(lane.device(from)), Span::Pinned(to))?;
+            let from = Span::Device(lane.device(from));
+            lane.copy(lane.answers, from, Span::Pinned(to))?;
         }
-        let answered = session.events.take()?;
-        lane.driver.record(answered, lane.down, ANSWERED)?;
-        Ok(answered)
+        session.record(lane.answers, ANSWERED)
     }
 }
 
@@ -186,6 +196,7 @@ impl Encoding<'_> {
 /// the slots before each of them.
 fn checksums(
     session: &Session<'_>,
+    stream: StreamId,
     number: usize,
     slots: Slots,
     lengths: impl Fn(usize) -> Lengths,
@@ -196,12 +207,12 @@ fn checksums(
         return Ok(());
     }
     let lane = session.lane;
-    session.run(TimedStage::Crc32c, timed, || {
+    session.run(stream, TimedStage::Crc32c, timed, || {
         for stage in 0..number {
             // SAFETY: the lane's regions, in one stream; the slots were sized with room for the
             // checksums.
             unsafe {
-                crc32c::append(lane.driver, lane.compute, slots, lengths(stage), stored)?;
+                crc32c::append(lane.driver, stream, slots, lengths(stage), stored)?;
             }
         }
         Ok(())

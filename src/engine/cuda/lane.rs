@@ -13,10 +13,38 @@ use crate::MemoryEstimate;
 /// A lane is freed: its streams are drained first.
 const GIVE_UP: Site = Site("give up a lane: its streams are empty before its memory is freed");
 
+/// The events of a lane, by what they can do.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Events {
+    /// Events that order operations, and do not take the time.
+    pub(super) untimed: Vec<EventId>,
+    /// Events that take the time.
+    pub(super) timed: Vec<EventId>,
+}
+
+impl Events {
+    /// The events that take the time, or the others.
+    pub(super) fn of(&mut self, timed: bool) -> &mut Vec<EventId> {
+        if timed {
+            &mut self.timed
+        } else {
+            &mut self.untimed
+        }
+    }
+
+    /// Keeps only the events for which `keep` is true.
+    pub(super) fn retain(&mut self, keep: impl Fn(EventId) -> bool) {
+        for events in [&mut self.untimed, &mut self.timed] {
+            events.retain(|event| keep(*event));
+        }
+    }
+}
+
 /// Streams, events, pinned and device memory of one shard in flight.
 ///
-/// Three streams, so that copies in both directions and kernels overlap. Memory is one allocation
-/// of each kind; `sizing` divides it. Dropping a lane drains its streams and frees everything.
+/// Copies in both directions and kernels have streams of their own, so that they overlap. Memory is
+/// one allocation of each kind; `sizing` divides it. Dropping a lane drains its streams and frees
+/// everything.
 /// Memory that the device may still use is leaked on purpose: everything if the device is
 /// quarantined, and the memory if a stream cannot be drained.
 #[derive(Debug)]
@@ -26,10 +54,10 @@ pub(super) struct Lane {
     memory: Option<DeviceMemory>,
     pinned_in: Option<PinnedMemory>,
     pinned_out: Option<PinnedMemory>,
-    /// The streams of copies to the device, of kernels, and of copies from the device.
+    /// The streams of copies to the device, of copies from the device, of answers, and of kernels.
     streams: Vec<StreamId>,
     /// All events of the lane, in use or free.
-    events: Mutex<Vec<EventId>>,
+    events: Mutex<Events>,
     /// Whether `give_up` was called.
     closed: bool,
 }
@@ -72,7 +100,7 @@ impl Lane {
         self.pinned_in = Some(driver.allocate_pinned(self.capacity.pinned_in.max(1), uploads)?);
         self.pinned_out =
             Some(driver.allocate_pinned(self.capacity.pinned_out.max(1), PinnedUse::FromDevice)?);
-        for _ in 0..3 {
+        for _ in 0..3 + self.capacity.kernel_streams.max(1) {
             self.streams.push(driver.create_stream()?);
         }
         Ok(())
@@ -109,9 +137,12 @@ impl Lane {
     /// The lane was not allocated completely.
     pub(super) fn running(&self) -> Result<Running<'_>, DriverError> {
         let driver = self.device.driver();
-        let &[up, compute, down] = &self.streams[..] else {
+        let [up, down, answers, kernel_streams @ ..] = &self.streams[..] else {
             return Err(self.incomplete());
         };
+        if kernel_streams.len() < self.capacity.kernel_streams.max(1) {
+            return Err(self.incomplete());
+        }
         let (Some(memory), Some(pinned_in), Some(pinned_out)) =
             (self.memory, self.pinned_in, self.pinned_out)
         else {
@@ -119,9 +150,10 @@ impl Lane {
         };
         Ok(Running {
             driver,
-            up,
-            compute,
-            down,
+            up: *up,
+            kernel_streams,
+            down: *down,
+            answers: *answers,
             events: &self.events,
             memory,
             pinned_in,
@@ -207,7 +239,8 @@ impl Lane {
         for &stream in &self.streams {
             empty &= usable() && keep(driver.synchronize_stream(stream, GIVE_UP));
         }
-        for event in std::mem::take(&mut *lock(&self.events)) {
+        let Events { untimed, timed } = std::mem::take(&mut *lock(&self.events));
+        for event in untimed.into_iter().chain(timed) {
             if usable() {
                 keep(driver.destroy_event(event));
             }
@@ -249,7 +282,7 @@ impl Drop for Lane {
     }
 }
 
-fn lock(events: &Mutex<Vec<EventId>>) -> MutexGuard<'_, Vec<EventId>> {
+fn lock(events: &Mutex<Events>) -> MutexGuard<'_, Events> {
     events.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -259,11 +292,13 @@ pub struct Running<'a> {
     pub(super) driver: &'a dyn Driver,
     /// The stream of copies to the device.
     pub(super) up: StreamId,
-    /// The stream of kernels.
-    pub(super) compute: StreamId,
+    /// The streams of kernels.
+    pub(super) kernel_streams: &'a [StreamId],
     /// The stream of copies from the device.
     pub(super) down: StreamId,
-    events: &'a Mutex<Vec<EventId>>,
+    /// The stream of the copies from the device that say where encoded subchunks lie.
+    pub(super) answers: StreamId,
+    events: &'a Mutex<Events>,
     memory: DeviceMemory,
     pinned_in: PinnedMemory,
     pinned_out: PinnedMemory,
@@ -271,14 +306,14 @@ pub struct Running<'a> {
 
 impl Running<'_> {
     /// The events of the lane.
-    pub(super) fn events(&self) -> Vec<EventId> {
+    pub(super) fn events(&self) -> Events {
         lock(self.events).clone()
     }
 
-    /// Creates one more event.
-    pub(super) fn new_event(&self) -> Result<EventId, DriverError> {
-        let event = self.driver.create_event()?;
-        lock(self.events).push(event);
+    /// Creates one more event, which takes the time if it is `timed`.
+    pub(super) fn new_event(&self, timed: bool) -> Result<EventId, DriverError> {
+        let event = self.driver.create_event(timed)?;
+        lock(self.events).of(timed).push(event);
         Ok(event)
     }
 

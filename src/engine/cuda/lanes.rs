@@ -320,6 +320,45 @@ impl Devices {
         Ok(usable)
     }
 
+    /// The most multiprocessors of a device that `limits` allows and that is usable; 0 if there is
+    /// no such device. Takes no lock.
+    pub(super) fn multiprocessors(&self, limits: &Limits) -> usize {
+        let usable = self.usable(limits).unwrap_or_default();
+        let of_device = |index: usize| self.devices[index].info().multiprocessors;
+        usable.into_iter().map(of_device).max().unwrap_or(0) as usize
+    }
+
+    /// Compiles the kernels for all usable devices.
+    ///
+    /// # Errors
+    /// No device is usable, or one could not compile the kernels; the first such error, after all
+    /// devices were tried.
+    pub(super) fn warm_up(&self) -> Result<(), DriverError> {
+        let mut result = Ok(());
+        for index in self.usable(&Limits::default())? {
+            let device = &self.devices[index];
+            let compiled = device.enter().and_then(|entered| {
+                let compiled = device.watch(device.driver().compile());
+                drop(entered);
+                compiled
+            });
+            result = result.and(compiled);
+        }
+        result
+    }
+
+    /// What the first shard on a device waits for, unless everything is ready.
+    pub(super) fn first_wait(&self, limits: &Limits) -> Option<String> {
+        let usable = self.usable(limits).ok()?;
+        let uncompiled = |index: usize| self.devices[index].driver().uncompiled();
+        let most = usable.into_iter().map(uncompiled).max()?;
+        (most > 0).then(|| {
+            format!(
+                "the driver compiles the kernels that it needs, from up to {most} files: `zarrs_cuda::warm_up` does that ahead"
+            )
+        })
+    }
+
     /// Checks that a device is usable. Takes no lock.
     pub(super) fn check_usable(&self, limits: &Limits) -> Result<(), DriverError> {
         self.usable(limits).map(|_| ())

@@ -2,35 +2,42 @@
 
 use std::cell::RefCell;
 use std::fmt::Display;
+use std::sync::Arc;
 
 use super::copiers::{Copiers, Copy};
 use super::counters::{Counters, TimedStage};
 use super::driver::{DriverError, EventId, Fault, Site, StreamId};
-use super::lane::Running;
-use super::sizing::{BatchRegions, Sizing};
+use super::lane::{Events, Running};
+use super::sizing::{BatchRegions, PlannedSlab, ShardKind, Sizing, Workspace};
 use crate::engine::Job;
-use crate::layout::{Batch, Lift, LiftBatch, LiftSlab, Slab, SubchunkGrid};
+use crate::layout::{Batch, Slab};
 
 /// The byte that fills sizes and statuses before they are written: no valid size, and no success.
 pub(super) const NO_ANSWER: u8 = 0xff;
 
 /// The begin and the end of a stage, for the metrics alone.
 const STAGE_BEGIN: Site = Site("record: a stage begins, for the metrics");
-pub(super) const STAGE_END: Site = Site("record: a stage ends, for the metrics");
+const STAGE_END: Site = Site("record: a stage ends, for the metrics");
 
 /// A stage whose time is measured.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timed {
     stage: TimedStage,
-    pub(super) begin: EventId,
-    pub(super) end: EventId,
+    begin: EventId,
+    end: EventId,
+}
+
+impl Timed {
+    pub(super) fn events(&self) -> [EventId; 2] {
+        [self.begin, self.end]
+    }
 }
 
 /// The events of a lane that are free at present.
 #[derive(Debug)]
 pub struct FreeEvents<'l> {
     lane: Running<'l>,
-    free: RefCell<Vec<EventId>>,
+    free: RefCell<Events>,
 }
 
 impl<'l> FreeEvents<'l> {
@@ -39,7 +46,7 @@ impl<'l> FreeEvents<'l> {
     }
 
     /// Only the events `free` of the lane; its other events are in use.
-    pub(super) fn of(lane: Running<'l>, free: Vec<EventId>) -> Self {
+    pub(super) fn of(lane: Running<'l>, free: Events) -> Self {
         Self {
             lane,
             free: RefCell::new(free),
@@ -47,21 +54,21 @@ impl<'l> FreeEvents<'l> {
     }
 
     /// Returns the events that are free now.
-    pub(super) fn into_free(self) -> Vec<EventId> {
+    pub(super) fn into_free(self) -> Events {
         self.free.into_inner()
     }
 
     /// Takes a free event, or creates one.
-    pub(super) fn take(&self) -> Result<EventId, DriverError> {
-        match self.free.borrow_mut().pop() {
+    fn take(&self, timed: bool) -> Result<EventId, DriverError> {
+        match self.free.borrow_mut().of(timed).pop() {
             Some(event) => Ok(event),
-            None => self.lane.new_event(),
+            None => self.lane.new_event(timed),
         }
     }
 
-    /// Gives back events for which nothing will wait any more.
-    pub(super) fn give(&self, events: impl IntoIterator<Item = EventId>) {
-        self.free.borrow_mut().extend(events);
+    /// Gives back an event for which nothing will wait any more.
+    pub(super) fn give(&self, event: EventId) {
+        self.free.borrow_mut().untimed.push(event);
     }
 }
 
@@ -73,6 +80,8 @@ pub struct Session<'l> {
     pub events: FreeEvents<'l>,
     pub copiers: &'l Copiers,
     pub counters: &'l Counters,
+    /// Whether the times of stages are taken.
+    pub times: bool,
 }
 
 impl Session<'_> {
@@ -81,90 +90,84 @@ impl Session<'_> {
         &self.sizing.batches[number % self.sizing.batches.len()]
     }
 
-    /// Returns the digits of a slab: where its elements lie in the slots.
-    pub(super) fn lift(
+    /// Returns the slabs of a batch, with at most `most` elements each.
+    pub(super) fn planned(
         &self,
-        grid: &SubchunkGrid,
-        order: &[usize],
+        kind: &ShardKind,
+        fill_value: &[u8],
         batch: &Batch,
-        slab: &Slab,
-    ) -> Result<Lift, DriverError> {
-        Lift::new(
-            &LiftBatch {
-                counts: &batch.counts,
-                subchunk: grid.subchunk(),
-                element_size: grid.element_size(),
-                order,
-                slot_stride: self.sizing.slot_stride,
-            },
-            &LiftSlab {
-                start: &slab.start,
-                shape: &slab.shape,
-            },
+        most: usize,
+    ) -> Result<Arc<[PlannedSlab]>, DriverError> {
+        kind.slabs(fill_value, batch, (most, self.sizing.slot_stride))
+            .map_err(|reason| self.refused("planning how slabs are moved", &reason))
+    }
+
+    /// Returns the buffers that the kernels of a batch use, and their stream.
+    pub(super) fn workspace(&self, regions: &BatchRegions) -> (&Workspace, StreamId) {
+        let number = regions.workspace;
+        (
+            &self.sizing.workspaces[number],
+            self.lane.kernel_streams[number],
         )
-        .map_err(|error| self.refused("lifting a slab", &error))
     }
 
-    /// Two events for a stage.
-    fn timed(&self, stage: TimedStage) -> Result<Timed, DriverError> {
-        Ok(Timed {
-            stage,
-            begin: self.events.take()?,
-            end: self.events.take()?,
-        })
+    /// Records an event in `stream`, under the name `site`. [Give](FreeEvents::give) the event back
+    /// when nothing will wait for it any more.
+    pub(super) fn record(&self, stream: StreamId, site: Site) -> Result<EventId, DriverError> {
+        let event = self.events.take(false)?;
+        self.lane.driver.record(event, stream, site)?;
+        Ok(event)
     }
 
-    /// Records the begin of a stage in `stream`.
-    pub(super) fn begin(&self, stream: StreamId, event: EventId) -> Result<(), DriverError> {
-        self.lane.driver.record(event, stream, STAGE_BEGIN)
+    /// Lets `stream` wait for everything that is in the stream `of` now. `record` and `wait` name
+    /// the two operations.
+    pub(super) fn order(
+        &self,
+        (of, record): (StreamId, Site),
+        (stream, wait): (StreamId, Site),
+    ) -> Result<(), DriverError> {
+        let event = self.record(of, record)?;
+        self.lane.driver.wait(stream, event, wait)?;
+        // The stream waits for this record, whatever the event is used for afterwards.
+        self.events.give(event);
+        Ok(())
     }
 
-    /// Enqueues `work` in the stream of kernels, as a stage of its own, and adds the stage to
-    /// `timed`.
+    /// Enqueues `work` in `stream`. If times are taken, adds it as a stage to `timed`.
     pub(super) fn run(
         &self,
+        stream: StreamId,
         stage: TimedStage,
         timed: &mut Vec<Timed>,
         work: impl FnOnce() -> Result<(), DriverError>,
     ) -> Result<(), DriverError> {
-        timed.push(self.run_until(STAGE_END, stage, work)?);
+        if !self.times {
+            return work();
+        }
+        let driver = self.lane.driver;
+        let (begin, end) = (self.events.take(true)?, self.events.take(true)?);
+        driver.record(begin, stream, STAGE_BEGIN)?;
+        work()?;
+        driver.record(end, stream, STAGE_END)?;
+        timed.push(Timed { stage, begin, end });
         Ok(())
     }
 
-    /// As [`run`](Self::run), but records the end of the stage under the name `end`, and returns
-    /// the stage.
-    pub(super) fn run_until(
+    /// Adds the times of stages that have ended to the metrics. If the driver does not tell a time,
+    /// it is left out.
+    pub(super) fn finish_timed(
         &self,
-        end: Site,
-        stage: TimedStage,
-        work: impl FnOnce() -> Result<(), DriverError>,
-    ) -> Result<Timed, DriverError> {
-        let times = self.timed(stage)?;
-        self.begin(self.lane.compute, times.begin)?;
-        work()?;
-        self.lane.driver.record(times.end, self.lane.compute, end)?;
-        Ok(times)
-    }
-
-    /// Adds the time between two events that have happened to the metrics. If the driver does not
-    /// tell the time, it is left out.
-    pub(super) fn time(
-        &self,
-        stage: TimedStage,
-        begin: EventId,
-        end: EventId,
+        timed: impl IntoIterator<Item = Timed>,
     ) -> Result<(), DriverError> {
-        match self.lane.driver.elapsed(begin, end) {
-            Ok(time) => self.counters.stage(stage, time),
-            Err(error) if error.fault == Fault::Sticky => return Err(error),
-            Err(error) => tracing::debug!(%error, "a stage without a time"),
+        for Timed { stage, begin, end } in timed {
+            match self.lane.driver.elapsed(begin, end) {
+                Ok(time) => self.counters.stage(stage, time),
+                Err(error) if error.fault == Fault::Sticky => return Err(error),
+                Err(error) => tracing::debug!(%error, "a stage without a time"),
+            }
+            self.events.free.borrow_mut().timed.extend([begin, end]);
         }
         Ok(())
-    }
-
-    /// Adds the time of a stage that has ended to the metrics.
-    pub(super) fn finish_timed(&self, timed: &Timed) -> Result<(), DriverError> {
-        self.time(timed.stage, timed.begin, timed.end)
     }
 
     /// The error of an operation that was not even tried.

@@ -11,10 +11,11 @@ use super::frame_parts::Layout;
 use super::kept::Kept;
 use super::kernels::aggregate;
 use super::kernels::crc32c::CHECKSUM;
+use super::kernels::scatter::Scatter;
 use super::nvcomp::Requirements;
 use crate::MemoryEstimate;
 use crate::engine::{Chain, KnownChain};
-use crate::layout::SubchunkGrid;
+use crate::layout::{self, Batch, Lift, LiftBatch, LiftSlab, Slab, SubchunkGrid};
 use crate::options::LevelPolicy;
 
 /// The smallest slabs, in bytes, and the smallest ring, in slabs, to which a lane shrinks to fit
@@ -28,6 +29,8 @@ const MOST_ELEMENT_SIZE: usize = 64 << 10;
 /// The buffers of one batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct BatchRegions {
+    /// The number of the [`Workspace`] in which the batch's kernels run.
+    pub(super) workspace: usize,
     /// Device: `u32` per slot: whether it is stored.
     pub(super) stored: Region,
     /// Device: `u32` per slot: whether the compressor failed on it.
@@ -57,8 +60,20 @@ pub(super) struct BatchRegions {
     pub(super) answer_of_chunks: Region,
 }
 
-/// The regions that only the kernels of a batch use. Kernels run in one stream, so batches may
-/// share these regions.
+/// The buffers that only kernels use, in one stream. All batches whose kernels run in that stream
+/// share them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Workspace {
+    /// Device: a slot per subchunk of a batch.
+    pub(super) slots: Region,
+    /// The buffers of the compressor.
+    pub(super) compression: Option<Buffers>,
+    /// The buffers of the decompressor.
+    pub(super) decompression: Option<decompression::Buffers>,
+}
+
+/// The regions that only the kernels of a batch use, and that batches may share if their kernels
+/// run in one stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KernelRegions {
     stored: Region,
@@ -89,21 +104,16 @@ pub struct Sizing {
     pub(super) slab: usize,
     /// Bytes of an encoded subchunk; an upper bound if there is a compressor.
     pub(super) encoded: usize,
-    /// The buffers of the compressor.
-    pub(super) compression: Option<Buffers>,
-    /// The buffers of the decompressor.
-    pub(super) decompression: Option<decompression::Buffers>,
     /// Bytes from one slot to the next.
     pub slot_stride: usize,
+    /// The buffers of each stream of kernels.
+    pub(super) workspaces: Vec<Workspace>,
     /// Device: the ring of slabs.
     pub(super) slabs: Vec<Region>,
     /// Pinned, to the device.
     pub(super) staging_in: Vec<Region>,
     /// Pinned, from the device.
     pub(super) staging_out: Vec<Region>,
-    /// Device: a slot per subchunk of a batch. All batches share the slots: only kernels use them,
-    /// in one stream.
-    pub(super) slots: Region,
     /// Device: the fill value, repeated.
     pub(super) fill: Region,
     /// Pinned, to the device: the repeated fill value.
@@ -146,8 +156,30 @@ pub struct ShardKind {
     pub compressor: Option<Prepared>,
     /// When decoding: the chain's decompressor.
     pub(super) decompressor: Option<decompression::Prepared>,
+    /// The most subchunks of a batch that nvCOMP was asked about.
+    pub(super) most: usize,
     /// A cache of the largest lanes within given budgets.
     sizings: Kept<(MemoryEstimate, Tuning), Result<Arc<Sizing>, String>>,
+    /// A cache of the slabs of batches.
+    slabs: Kept<SlabsQuestion, Arc<[PlannedSlab]>>,
+}
+
+/// A slab, and how a device moves it between its dense form and the slots.
+#[derive(Debug)]
+pub(super) struct PlannedSlab {
+    pub(super) slab: Slab,
+    pub(super) scatter: Scatter,
+}
+
+/// The inputs of planning the slabs of a batch: the key of the cache.
+#[derive(Debug)]
+struct SlabsQuestion {
+    /// Subchunks along each axis of the batch.
+    counts: Vec<usize>,
+    /// The most elements of a slab.
+    most: usize,
+    slot_stride: usize,
+    fill_value: Vec<u8>,
 }
 
 impl ShardKind {
@@ -158,8 +190,57 @@ impl ShardKind {
             chain,
             compressor: None,
             decompressor: None,
+            most: usize::MAX,
             sizings: Kept::default(),
+            slabs: Kept::default(),
         }
+    }
+
+    /// Divides a batch into slabs of at most `most` elements, and plans how they are moved. The
+    /// result is cached.
+    ///
+    /// # Errors
+    /// A device cannot move a slab; the reason.
+    pub(super) fn slabs(
+        &self,
+        fill_value: &[u8],
+        batch: &Batch,
+        (most, slot_stride): (usize, usize),
+    ) -> Result<Arc<[PlannedSlab]>, String> {
+        self.slabs.get_or(
+            |known| {
+                known.counts == batch.counts
+                    && (known.most, known.slot_stride) == (most, slot_stride)
+                    && known.fill_value == fill_value
+            },
+            || {
+                let question = SlabsQuestion {
+                    counts: batch.counts.clone(),
+                    most,
+                    slot_stride,
+                    fill_value: fill_value.to_vec(),
+                };
+                let of_batch = LiftBatch {
+                    counts: &batch.counts,
+                    subchunk: self.grid.subchunk(),
+                    element_size: self.grid.element_size(),
+                    order: &self.chain.order,
+                    slot_stride,
+                };
+                let plan = |slab: Slab| {
+                    let of_slab = LiftSlab {
+                        start: &slab.start,
+                        shape: &slab.shape,
+                    };
+                    let lift = Lift::new(&of_batch, &of_slab).map_err(|error| error.to_string())?;
+                    let scatter = Scatter::new(&lift, self.chain.swap, fill_value)
+                        .map_err(|error| error.to_string())?;
+                    Ok(PlannedSlab { slab, scatter })
+                };
+                let slabs = layout::slabs(&self.grid, batch, most).into_iter().map(plan);
+                Ok((question, slabs.collect::<Result<_, String>>()?))
+            },
+        )
     }
 
     /// As [`Sizing::within`], but with cached results.
@@ -183,10 +264,12 @@ impl ShardKind {
     /// # Errors
     /// They do not suffice; the reason has the numbers.
     pub(super) fn check(&self, sizing: &Sizing) -> Result<(), String> {
-        if let (Some(prepared), Some(buffers)) = (&self.compressor, &sizing.compression) {
+        // The workspaces are alike.
+        let workspace = sizing.workspaces.first().copied().unwrap_or_default();
+        if let (Some(prepared), Some(buffers)) = (&self.compressor, &workspace.compression) {
             prepared.check(buffers)?;
         }
-        if let (Some(prepared), Some(buffers)) = (&self.decompressor, &sizing.decompression) {
+        if let (Some(prepared), Some(buffers)) = (&self.decompressor, &workspace.decompression) {
             prepared.check(buffers)?;
         }
         Ok(())
@@ -304,7 +387,10 @@ impl Sizing {
         let mut arenas = Arenas::default();
         let slab = (tuning.slab.min(batch_bytes) / grid.element_size()).max(1);
         let compressor = compressor.map(|(compression, asked)| (compression, asked, batch));
-        let mut sizing = Self::of_kernels(kind, batch, slab, compressor, &mut arenas)?;
+        let num_batches = grid.num_subchunks().div_ceil(batch).max(1);
+        let kernel_streams = tuning.kernel_streams().min(num_batches);
+        let mut sizing =
+            Self::of_kernels(kind, batch, slab, compressor, kernel_streams, &mut arenas)?;
         sizing.tuning = tuning;
         let slab_bytes = slab * grid.element_size();
         let ring = |arena: &mut Arena| -> Option<Vec<Region>> {
@@ -313,30 +399,36 @@ impl Sizing {
         sizing.slabs = ring(&mut arenas.device)?;
         sizing.staging_in = ring(&mut arenas.pinned_in)?;
         sizing.staging_out = ring(&mut arenas.pinned_out)?;
+        let (mut tables, mut results) = (0, 0);
         if let Some((prepared, requirements)) = decompressor {
             sizing.encoded = prepared.layout.encoded;
-            sizing.decompression = Some(decompression::Buffers::new(
-                &mut arenas.device,
-                prepared.layout,
-                requirements,
-                batch,
-                sizing.slot_stride,
-            )?);
+            for workspace in &mut sizing.workspaces {
+                let buffers = decompression::Buffers::new(
+                    &mut arenas.device,
+                    prepared.layout,
+                    requirements,
+                    batch,
+                    sizing.slot_stride,
+                )?;
+                (tables, results) = (buffers.tables, buffers.results);
+                workspace.decompression = Some(buffers);
+            }
         }
-        let (tables, results) = sizing
-            .decompression
-            .as_ref()
-            .map_or((0, 0), |buffers| (buffers.tables, buffers.results));
+        // The buffers of a batch are used again in the same stream of kernels, so there are as many
+        // for each stream.
         let in_flight = tuning
             .batches
             .clamp(1, 8)
-            .min(grid.num_subchunks().div_ceil(batch));
+            .min(num_batches)
+            .max(kernel_streams);
+        let in_flight = in_flight / kernel_streams * kernel_streams;
         let u64s = batch.checked_mul(8)?;
         let bad = batch.checked_mul(4)?.checked_mul(chain.stages.len())?;
-        for _ in 0..in_flight {
+        for number in 0..in_flight {
             let regions = KernelRegions::new(batch, batch, &mut arenas.device)?;
             let regions = sizing.batch_regions(kind, regions, (batch, batch), bad, &mut arenas)?;
             sizing.batches.push(BatchRegions {
+                workspace: number % kernel_streams,
                 bad: arenas.device.region(bad)?,
                 table: arenas.pinned_in.region(u64s.checked_mul(3)?)?,
                 tables: arenas.device.region(tables)?,
@@ -346,46 +438,59 @@ impl Sizing {
                 ..regions
             });
         }
-        sizing.capacity = arenas.capacity();
+        sizing.capacity = Capacity {
+            kernel_streams,
+            ..arenas.capacity()
+        };
         Some(sizing)
     }
 
-    /// The regions that kernels use, in a lane that encodes batches of `batch` subchunks, scattered
-    /// in slabs of `slab` elements. The compressor takes some subchunks at a time. Buffers of
-    /// batches and rings are left out. `None` if this machine cannot address the regions.
+    /// The regions that kernels use, in a lane that encodes batches of `batch` subchunks in
+    /// `kernel_streams` streams, scattered in slabs of `slab` elements. The compressor takes some
+    /// subchunks at a time. Buffers of batches and rings are left out. `None` if this machine cannot
+    /// address the regions.
     pub(super) fn of_kernels(
         kind: &ShardKind,
         batch: usize,
         slab: usize,
         compressor: Option<(&Compression, Requirements, usize)>,
+        kernel_streams: usize,
         arenas: &mut Arenas,
     ) -> Option<Self> {
         let (in_slot, slot_stride) = kind.slot()?;
-        let slots = arenas.device.region(slot_stride.checked_mul(batch)?)?;
-        let compression = match compressor {
-            Some((compression, requirements, at_once)) => Some(Buffers::new(
-                &mut arenas.device,
+        let mut encoded = in_slot;
+        let mut workspaces = Vec::new();
+        for _ in 0..kernel_streams {
+            let slots = arenas.device.region(slot_stride.checked_mul(batch)?)?;
+            let compression = match compressor {
+                Some((compression, requirements, at_once)) => Some(Buffers::new(
+                    &mut arenas.device,
+                    compression,
+                    requirements,
+                    (at_once, batch),
+                    slot_stride,
+                )?),
+                None => None,
+            };
+            encoded = compression.map_or(in_slot, |buffers| buffers.encoded);
+            workspaces.push(Workspace {
+                slots,
                 compression,
-                requirements,
-                (at_once, batch),
-                slot_stride,
-            )?),
-            None => None,
-        };
+                decompression: None,
+            });
+        }
         let fill = kind.grid.element_size().checked_mul(SLOT_ALIGNMENT)?;
         let fill = arenas.device.region(fill)?;
         Some(Self {
             tuning: Tuning::DEFAULT,
             batch,
             slab,
-            encoded: compression.map_or(in_slot, |buffers| buffers.encoded),
-            compression,
-            decompression: None,
+            encoded,
             slot_stride,
+            workspaces,
             slabs: Vec::new(),
             staging_in: Vec::new(),
             staging_out: Vec::new(),
-            slots,
             fill,
             fill_staging: arenas.pinned_in.region(fill.len)?,
             batches: Vec::new(),
@@ -403,9 +508,10 @@ impl Sizing {
         answer: usize,
         arenas: &mut Arenas,
     ) -> Option<BatchRegions> {
-        let failed = match self.compression {
-            Some(_) => subchunks.checked_mul(4)?,
-            None => 0,
+        let failed = if self.compresses() {
+            subchunks.checked_mul(4)?
+        } else {
+            0
         };
         let offsets = places.checked_add(1)?.checked_mul(8)?;
         // When decoding, `dense` also takes the decoded elements.
@@ -425,14 +531,28 @@ impl Sizing {
         })
     }
 
-    /// The number of subchunks in a batch that `tuning` asks for.
-    pub(super) fn tuned_batch(grid: &SubchunkGrid, compresses: bool, tuning: Tuning) -> usize {
-        let bytes = if compresses {
-            tuning.compressed_batch
-        } else {
-            tuning.batch
-        };
-        (bytes / grid.subchunk_bytes().max(1)).clamp(1, grid.num_subchunks().max(1))
+    /// Whether subchunks are compressed.
+    pub(super) fn compresses(&self) -> bool {
+        let mut workspaces = self.workspaces.iter();
+        workspaces.any(|workspace| workspace.compression.is_some())
+    }
+
+    /// Whether subchunks are decompressed.
+    pub(super) fn decompresses(&self) -> bool {
+        let mut workspaces = self.workspaces.iter();
+        workspaces.any(|workspace| workspace.decompression.is_some())
+    }
+
+    /// The number of subchunks that `tuning` asks to compress at once in one stream, on devices of
+    /// up to `multiprocessors`.
+    pub(super) fn compressed_at_once(
+        grid: &SubchunkGrid,
+        multiprocessors: usize,
+        tuning: Tuning,
+    ) -> usize {
+        let bytes = tuning.compressed_batch / grid.subchunk_bytes().max(1);
+        let to_fill = tuning.per_multiprocessor.saturating_mul(multiprocessors);
+        bytes.max(to_fill).div_ceil(tuning.kernel_streams()).max(1)
     }
 
     /// The buffers with the largest batches and slabs, up to the ones that `tuning` asks for, whose
@@ -441,7 +561,12 @@ impl Sizing {
     /// # Errors
     /// As for [`new`](Self::new), or that the smallest lane takes more than `most`.
     pub fn within(kind: &ShardKind, most: MemoryEstimate, tuning: Tuning) -> Result<Self, String> {
-        let batch = Self::tuned_batch(&kind.grid, kind.compresses(), tuning);
+        let tuning = tuning.for_shards_of(kind.grid.shard_bytes());
+        let batch = if kind.compresses() {
+            kind.most
+        } else {
+            tuning.batch / kind.grid.subchunk_bytes().max(1)
+        };
         let mut sizing = Self::new(kind, batch, tuning)?;
         loop {
             let takes = sizing.estimate();
@@ -457,17 +582,20 @@ impl Sizing {
         }
     }
 
-    /// A smaller lane for shards of the same kind. It has half the batch, or, at one subchunk, one
-    /// batch at a time, then half the slabs, then a smaller ring. `None` if this is the smallest
-    /// lane.
+    /// A smaller lane for shards of the same kind. It has one stream of kernels less, or half the
+    /// batch, or, at one subchunk, one batch at a time, then half the slabs, then a smaller ring.
+    /// `None` if this is the smallest lane.
     pub(super) fn smaller(&self, kind: &ShardKind) -> Result<Option<Self>, String> {
         let (mut batch, mut tuning) = (self.batch, self.tuning);
-        if batch > 1 {
+        if self.workspaces.len() > 1 {
+            tuning.streams = self.workspaces.len() - 1;
+        } else if batch > 1 {
             batch /= 2;
         } else if self.batches.len() > 1 {
             tuning.batches = 1;
         } else if tuning.slab > LEAST_SLAB {
             tuning.slab = (tuning.slab / 2).max(LEAST_SLAB);
+            tuning.long_slab = tuning.slab;
         } else if tuning.ring > LEAST_RING {
             tuning.ring = LEAST_RING;
         } else {

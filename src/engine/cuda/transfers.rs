@@ -9,8 +9,8 @@ use std::collections::VecDeque;
 
 use super::arena::Region;
 use super::counters::TimedStage;
-use super::driver::{DeviceSpan, DriverError, EventId, PinnedSpan, Site, Span};
-use super::session::Session;
+use super::driver::{DeviceSpan, DriverError, EventId, PinnedSpan, Site, Span, StreamId};
+use super::session::{Session, Timed};
 
 /// The bytes in a place of the ring are on the device, and the place may be written again.
 const UPLOADED: Site = Site("record: bytes were copied to the device");
@@ -20,25 +20,33 @@ const DOWNLOADED: Site = Site("record: bytes were copied from the device");
 const DOWNLOADED_HOST: Site = Site("synchronise: bytes from the device before they are read");
 
 /// A copy in flight.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Copying {
-    begin: EventId,
+    /// The event at the end of the copy.
     done: EventId,
+    timed: Vec<Timed>,
 }
 
 impl Copying {
-    fn new(session: &Session<'_>) -> Result<Self, DriverError> {
-        Ok(Self {
-            begin: session.events.take()?,
-            done: session.events.take()?,
-        })
+    /// Enqueues a copy in `stream`, and records `site` at its end.
+    fn start(
+        session: &Session<'_>,
+        stream: StreamId,
+        (stage, site): (TimedStage, Site),
+        (from, to): (Span, Span),
+    ) -> Result<Self, DriverError> {
+        let mut timed = Vec::new();
+        session.run(stream, stage, &mut timed, || {
+            session.lane.copy(stream, from, to)
+        })?;
+        let done = session.record(stream, site)?;
+        Ok(Self { done, timed })
     }
 
     /// Adds the time of the complete copy to the metrics, and gives its events back.
-    fn finish(self, session: &Session<'_>, stage: TimedStage) -> Result<(), DriverError> {
-        session.time(stage, self.begin, self.done)?;
-        session.events.give([self.begin, self.done]);
-        Ok(())
+    fn finish(self, session: &Session<'_>) -> Result<(), DriverError> {
+        session.events.give(self.done);
+        session.finish_timed(self.timed)
     }
 }
 
@@ -46,68 +54,77 @@ impl Copying {
 #[derive(Debug, Default)]
 pub(super) struct Uploads {
     copying: VecDeque<Copying>,
+    /// How many places were reserved, and how many copies were started from them.
+    reserved: usize,
     started: usize,
 }
 
-impl Uploads {
-    /// The number of the next place of the ring.
-    pub(super) fn place(&self, session: &Session<'_>) -> usize {
-        self.started % session.sizing.staging_in.len()
-    }
+/// A place of the ring that the host fills.
+#[derive(Debug)]
+pub(super) struct Staging {
+    /// The number of the place in the ring.
+    pub(super) place: usize,
+    /// The address of its first byte.
+    pub(super) start: *mut u8,
+    span: PinnedSpan,
+}
 
-    /// Blocks until the next place may be written. Returns the span of its first `len` bytes, and
-    /// their address.
-    pub(super) fn next(
-        &self,
+impl Staging {
+    /// Bytes to copy to the device.
+    pub(super) fn len(&self) -> usize {
+        self.span.len
+    }
+}
+
+impl Uploads {
+    /// Reserves the next place of the ring for `len` bytes. Blocks until the host may write them.
+    pub(super) fn reserve(
+        &mut self,
         session: &Session<'_>,
         len: usize,
-    ) -> Result<(PinnedSpan, *mut u8), DriverError> {
-        if self.is_full(session)
-            && let Some(oldest) = self.copying.front()
+    ) -> Result<Staging, DriverError> {
+        let lane = session.lane;
+        let ring = &session.sizing.staging_in;
+        if self.copying.len() + (self.reserved - self.started) >= ring.len()
+            && let Some(oldest) = self.copying.pop_front()
         {
-            session
-                .lane
-                .driver
-                .synchronize(oldest.done, UPLOADED_HOST)?;
+            lane.driver.synchronize(oldest.done, UPLOADED_HOST)?;
+            oldest.finish(session)?;
         }
-        let region = session.sizing.staging_in[self.place(session)];
-        let span = session.lane.pinned_in(region.part(0..len));
-        Ok((span, session.lane.write(span)?))
+        let place = self.reserved % ring.len();
+        let span = lane.pinned_in(ring[place].part(0..len));
+        let start = lane.write(span)?;
+        self.reserved += 1;
+        Ok(Staging { place, start, span })
     }
 
-    /// Enqueues the copy of the [`next`](Self::next) place to the device. Returns the event at the
-    /// end of the copy, which stays valid until the ring has gone round.
+    /// Enqueues the copy of a place to the device. Places are copied in the order in which they
+    /// were reserved. Returns the event at the end of the copy, which stays valid until the ring
+    /// has gone round.
     pub(super) fn start(
         &mut self,
         session: &Session<'_>,
-        from: PinnedSpan,
+        from: &Staging,
         to: DeviceSpan,
     ) -> Result<EventId, DriverError> {
-        if self.is_full(session)
-            && let Some(oldest) = self.copying.pop_front()
-        {
-            oldest.finish(session, TimedStage::ToDevice)?;
-        }
-        let lane = session.lane;
-        let copying = Copying::new(session)?;
-        session.begin(lane.up, copying.begin)?;
-        lane.copy(lane.up, Span::Pinned(from), Span::Device(to))?;
-        lane.driver.record(copying.done, lane.up, UPLOADED)?;
-        session.counters.add_to_device(from.len);
+        let copying = Copying::start(
+            session,
+            session.lane.up,
+            (TimedStage::ToDevice, UPLOADED),
+            (Span::Pinned(from.span), Span::Device(to)),
+        )?;
+        session.counters.add_to_device(from.len());
+        let done = copying.done;
         self.copying.push_back(copying);
         self.started += 1;
-        Ok(copying.done)
+        Ok(done)
     }
 
     /// Adds the times of all copies to the metrics: all are known to be complete.
     pub(super) fn finish(&mut self, session: &Session<'_>) -> Result<(), DriverError> {
         self.copying
             .drain(..)
-            .try_for_each(|copying| copying.finish(session, TimedStage::ToDevice))
-    }
-
-    fn is_full(&self, session: &Session<'_>) -> bool {
-        self.copying.len() == session.sizing.staging_in.len()
+            .try_for_each(|copying| copying.finish(session))
     }
 }
 
@@ -162,19 +179,21 @@ impl<T> Downloads<T> {
         let lane = session.lane;
         let ring = &session.sizing.staging_out;
         let place = ring[self.started % ring.len()].part(0..from.len);
-        let copying = Copying::new(session)?;
-        session.begin(lane.down, copying.begin)?;
         let (from, pinned) = (lane.device(from), lane.pinned_out(place));
-        lane.copy(lane.down, Span::Device(from), Span::Pinned(pinned))?;
-        lane.driver.record(copying.done, lane.down, DOWNLOADED)?;
+        let copying = Copying::start(
+            session,
+            lane.down,
+            (TimedStage::FromDevice, DOWNLOADED),
+            (Span::Device(from), Span::Pinned(pinned)),
+        )?;
         session.counters.add_from_device(place.len);
         self.copying.push_back(Download { copying, place, to });
         self.started += 1;
         Ok(())
     }
 
-    /// Returns the oldest copy if it is complete, and `None` otherwise. If `wait`, or if no place
-    /// is free, blocks until the oldest copy is complete.
+    /// Returns the oldest copy if it is complete, and `None` otherwise. If `wait`, blocks until it
+    /// is complete.
     pub(super) fn next(
         &mut self,
         session: &Session<'_>,
@@ -184,11 +203,12 @@ impl<T> Downloads<T> {
         let Some(oldest) = self.copying.front() else {
             return Ok(None);
         };
-        let wait = wait || self.is_full(session);
-        if !wait && !driver.query_event(oldest.copying.done)? {
+        let done = oldest.copying.done;
+        if wait {
+            driver.synchronize(done, DOWNLOADED_HOST)?;
+        } else if !driver.query_event(done)? {
             return Ok(None);
         }
-        driver.synchronize(oldest.copying.done, DOWNLOADED_HOST)?;
         Ok(self.copying.pop_front())
     }
 }
@@ -199,9 +219,14 @@ impl<T> Download<T> {
         session.lane.read(session.lane.pinned_out(self.place))
     }
 
+    /// The number of bytes.
+    pub(super) fn len(&self) -> usize {
+        self.place.len
+    }
+
     /// Ends the copy after its bytes were copied to where they go.
     pub(super) fn finish(self, session: &Session<'_>) -> Result<T, DriverError> {
-        self.copying.finish(session, TimedStage::FromDevice)?;
+        self.copying.finish(session)?;
         Ok(self.to)
     }
 }

@@ -176,9 +176,11 @@ impl Driver for InstantDevice {
         Ok(())
     }
 
-    fn create_event(&self) -> Result<EventId, DriverError> {
+    fn create_event(&self, timed: bool) -> Result<EventId, DriverError> {
         self.count(|calls| &mut calls.events);
-        self.count(|calls| &mut calls.timed_events);
+        if timed {
+            self.count(|calls| &mut calls.timed_events);
+        }
         Ok(EventId(self.id()))
     }
 
@@ -259,6 +261,14 @@ impl Driver for InstantDevice {
     unsafe fn fill(&self, _: StreamId, _: DeviceSpan, _: u8) -> Result<(), DriverError> {
         self.count(|calls| &mut calls.fills);
         Ok(())
+    }
+
+    fn compile(&self) -> Result<(), DriverError> {
+        Ok(())
+    }
+
+    fn uncompiled(&self) -> usize {
+        0
     }
 
     unsafe fn launch(

@@ -14,7 +14,7 @@
 pub(crate) mod cuda;
 #[cfg(any(test, feature = "internals"))]
 #[allow(unsafe_code)]
-pub mod instant;
+pub(crate) mod instant;
 #[cfg(test)]
 #[allow(unsafe_code)]
 pub(crate) mod simulation;
@@ -189,8 +189,9 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Destroys a stream. Operations that are already in the stream still run.
     fn destroy_stream(&self, stream: StreamId) -> Result<(), DriverError>;
 
-    /// Creates an event that takes the time. Threads that synchronise with the event sleep.
-    fn create_event(&self) -> Result<EventId, DriverError>;
+    /// Creates an event. It takes the time if it is `timed`, which costs the device some work at each
+    /// record. Threads that synchronise with the event sleep.
+    fn create_event(&self, timed: bool) -> Result<EventId, DriverError>;
 
     /// Destroys an event.
     fn destroy_event(&self, event: EventId) -> Result<(), DriverError>;
@@ -233,7 +234,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Blocks this thread until all operations in `stream` have completed.
     fn synchronize_stream(&self, stream: StreamId, site: Site) -> Result<(), DriverError>;
 
-    /// Returns the time on the device between two events that have both happened.
+    /// Returns the time on the device between two timed events that have both happened.
     fn elapsed(&self, begin: EventId, end: EventId) -> Result<Duration, DriverError>;
 
     /// Enqueues a copy of `from` to `to` in `stream`. Both spans have the same length.
@@ -247,6 +248,13 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// # Safety
     /// The caller keeps the rules of the module.
     unsafe fn fill(&self, stream: StreamId, span: DeviceSpan, byte: u8) -> Result<(), DriverError>;
+
+    /// Compiles the kernels that are not compiled yet. Otherwise a kernel is compiled at its first
+    /// launch, together with the other kernels of its file.
+    fn compile(&self) -> Result<(), DriverError>;
+
+    /// Returns how many files of kernels are not compiled yet. Needs no [`enter`](Driver::enter).
+    fn uncompiled(&self) -> usize;
 
     /// Enqueues the kernel `name` in `stream`.
     ///

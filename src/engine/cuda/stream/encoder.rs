@@ -9,7 +9,7 @@
 //!         slots -> slots with checksums           stream `compute`: crc32c
 //!         slots -> frames                         stream `compute`: compression, some at a time
 //!         slots or frames -> offsets, dense bytes by shards     stream `compute`: permute, scan, gather
-//!         offsets, failed? -> pinned              stream `down`
+//!         offsets, failed? -> pinned              stream `answers`
 //!     complete
 //!         subchunks that failed -> pinned         by the host, on this thread
 //!         dense bytes -> pinned, with room around each part     stream `down`
@@ -22,14 +22,15 @@
 //! | edge | producer | consumer | guards |
 //! |---|---|---|---|
 //! | `UPLOADED` | copy of a slab (`up`) | scatter (`compute`) | the slab on the device |
-//! | `AGGREGATED` | gather (`compute`) | copies (`down`) | offsets and dense bytes |
-//! | `ANSWERED` | copy of the offsets (`down`) | this thread | offsets in pinned memory, and with it the padded slices, in pinned memory and on the device |
+//! | `AGGREGATED` | gather (`compute`) | copy of the offsets (`answers`) | offsets and dense bytes |
+//! | `ANSWERED` | copy of the offsets (`answers`) | this thread | offsets in pinned memory, and with them the dense bytes, and the padded slices in pinned memory and on the device |
 //! | `FETCHED` | copies of the dense bytes (`down`) | this thread | the output, and the dense bytes |
 //! | `MADE` | the application's stream | copy of its bytes (`up`) | the application's memory |
 //! | `TAKEN` | copy of its bytes (`up`) | the application | the same |
 //!
 //! A batch has its buffers until it is complete, so two batches need no other edges. Buffers that
-//! only kernels use are ordered by their one stream. `AGGREGATED` and `ANSWERED` are in
+//! only kernels use are ordered by their stream: batches take turns with the streams of kernels, and
+//! `compute` is the batch's. `AGGREGATED` and `ANSWERED` are in
 //! `cuda/enqueue.rs`, shared with the encoding of shards; `UPLOADED` is in `enqueue`, `FETCHED` in
 //! `fetch`, `MADE` and `TAKEN` in `from_device`. Besides, the host waits for whole streams:
 //! `PADDED` and `BROUGHT_BACK` of an input (`buffers`), and `DRAINED` after a failure (`shared`).
@@ -43,6 +44,7 @@ use super::fetch::fetch;
 use super::shared::Shared;
 use crate::engine::EngineError;
 use crate::engine::cuda::driver::{DriverError, EventId, Fault};
+use crate::engine::cuda::lane::Events;
 use crate::engine::cuda::session::{FreeEvents, Session};
 use crate::engine::stream::{EncodedBatch, Encoder, FailedBatch, Input};
 use crate::layout::BatchGrid;
@@ -69,7 +71,7 @@ pub(super) struct CudaEncoder {
     /// The numbers of the buffers that no batch has.
     flights: Vec<usize>,
     /// The free events.
-    free: Vec<EventId>,
+    free: Events,
 }
 
 impl CudaEncoder {
@@ -77,7 +79,7 @@ impl CudaEncoder {
         Self {
             under_way: VecDeque::new(),
             flights: (0..shared.sizing.lane.batches.len()).rev().collect(),
-            free: Vec::new(),
+            free: Events::default(),
             shared,
         }
     }
@@ -95,6 +97,7 @@ impl CudaEncoder {
             events: FreeEvents::of(lane, std::mem::take(&mut self.free)),
             copiers: &shared.devices.copiers,
             counters: &shared.devices.counters,
+            times: shared.times,
         };
         let result = work(&session);
         self.free = session.events.into_free();
@@ -129,7 +132,7 @@ impl CudaEncoder {
             .filter_map(|u| u.enqueued.as_ref().ok());
         let known: Vec<EventId> = enqueued.flat_map(Enqueued::events).collect();
         self.free = self.shared.events();
-        self.free.retain(|event| !known.contains(event));
+        self.free.retain(|event| !known.contains(&event));
     }
 
     /// Marks all later batches to be handed back after a batch that has failed. So all batches are

@@ -5,10 +5,11 @@ use std::ops::Range;
 use super::buffers::CudaInput;
 use super::shared::Shared;
 use crate::engine::EngineError;
+use crate::engine::cuda::counters::TimedStage;
 use crate::engine::cuda::driver::{DriverError, EventId, Site, Span};
-use crate::engine::cuda::session::{STAGE_END, Session, Timed};
+use crate::engine::cuda::session::{Session, Timed};
 use crate::engine::cuda::sizing::BatchRegions;
-use crate::layout::{self, Batch, BatchGrid};
+use crate::layout::{Batch, BatchGrid};
 
 /// A slab is on the device.
 const UPLOADED: Site = Site("record: a slab of a stream was copied to the device");
@@ -20,16 +21,13 @@ pub(super) struct Enqueued {
     /// The number of its buffers.
     pub(super) flight: usize,
     pub(super) answered: EventId,
-    /// Begin and end of each copy to the device.
-    pub(super) uploads: Vec<[EventId; 2]>,
     pub(super) timed: Vec<Timed>,
 }
 
 impl Enqueued {
     pub(super) fn events(&self) -> impl Iterator<Item = EventId> {
-        let uploads = self.uploads.iter().flatten().copied();
-        let timed = self.timed.iter().flat_map(|timed| [timed.begin, timed.end]);
-        uploads.chain(timed).chain([self.answered])
+        let timed = self.timed.iter().flat_map(Timed::events);
+        timed.chain([self.answered])
     }
 }
 
@@ -48,26 +46,27 @@ pub(super) fn enqueue(
         return Err(EngineError::Internal("a batch that is too long"));
     }
     let encoding = shared.encoding();
-    encoding.begin(session, regions, batch.subchunks())?;
-    let (uploads, mut timed) = scatter(session, shared, input, batch, regions)?;
+    encoding.begin(session, regions)?;
+    let mut timed = Vec::new();
+    scatter(session, shared, input, batch, regions, &mut timed)?;
     let answered = encoding.encode(session, regions, &permutation, &mut timed)?;
     Ok(Enqueued {
         flight,
         answered,
-        uploads,
         timed,
     })
 }
 
-/// Copies a batch to the device and scatters it, one slab after the other. Returns the events at
-/// the begin and the end of each copy, and the stages.
+/// Copies a batch to the device and scatters it, one slab after the other. Adds the stages to
+/// `timed`.
 fn scatter(
     session: &Session<'_>,
     shared: &Shared,
     input: &CudaInput,
     batch: &BatchGrid,
     regions: &BatchRegions,
-) -> Result<(Vec<[EventId; 2]>, Vec<Timed>), DriverError> {
+    timed: &mut Vec<Timed>,
+) -> Result<(), DriverError> {
     let lane = session.lane;
     let grid = shared.job.grid.shard();
     let whole = Batch {
@@ -77,28 +76,27 @@ fn scatter(
     };
     let (pinned, raw) = input.regions();
     let from_host = input.host_ranges(batch.epochs());
-    let (mut uploads, mut timed) = (Vec::new(), Vec::new());
+    let encoding = shared.encoding();
+    let (_, stream) = session.workspace(regions);
     let mut end = 0;
-    for slab in layout::slabs(grid, &whole, session.sizing.slab) {
+    for slab in &*encoding.slabs(session, &whole)? {
         // Slabs follow one another in C order.
-        let bytes = end..end + slab.len() * grid.element_size();
+        let bytes = end..end + slab.slab.len() * grid.element_size();
         end = bytes.end;
-        let [begin, done] = [session.events.take()?, session.events.take()?];
-        uploads.push([begin, done]);
-        session.begin(lane.up, begin)?;
-        for part in within(&from_host, &bytes) {
-            let from = lane.pinned_in(pinned.part(part.clone()));
-            let to = lane.device(raw.part(part));
-            lane.copy(lane.up, Span::Pinned(from), Span::Device(to))?;
-            session.counters.add_to_device(from.len);
-        }
-        lane.driver.record(done, lane.up, UPLOADED)?;
-        lane.driver.wait(lane.compute, done, UPLOADED_WAIT)?;
+        session.run(lane.up, TimedStage::ToDevice, timed, || {
+            for part in within(&from_host, &bytes) {
+                let from = lane.pinned_in(pinned.part(part.clone()));
+                let to = lane.device(raw.part(part));
+                lane.copy(lane.up, Span::Pinned(from), Span::Device(to))?;
+                session.counters.add_to_device(from.len);
+            }
+            Ok(())
+        })?;
+        session.order((lane.up, UPLOADED), (stream, UPLOADED_WAIT))?;
         let from = lane.device(raw.part(bytes));
-        let encoding = shared.encoding();
-        timed.push(encoding.scatter(session, regions, (&whole, &slab), from, STAGE_END)?);
+        encoding.scatter(session, regions, slab, from, timed)?;
     }
-    Ok((uploads, timed))
+    Ok(())
 }
 
 /// The parts of `ranges` that are in `whole`.

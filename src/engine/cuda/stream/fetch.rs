@@ -35,14 +35,8 @@ pub(super) fn fetch(
     let driver = session.lane.driver;
     driver.synchronize(enqueued.answered, ANSWERED_HOST)?;
     let answer = Answer::read(session, regions, &permutation)?;
-    for timed in &enqueued.timed {
-        session.finish_timed(timed)?;
-    }
-    for [begin, done] in &enqueued.uploads {
-        session.time(TimedStage::ToDevice, *begin, *done)?;
-    }
-    session.events.give(enqueued.events());
-    drop(enqueued);
+    session.finish_timed(enqueued.timed)?;
+    session.events.give(enqueued.answered);
 
     let on_host = encode_failed(session, shared, input, batch, &answer)?;
     let find = |number: usize| on_host.binary_search_by_key(&number, |(n, _)| *n).ok();
@@ -118,21 +112,22 @@ fn copy_to(
     if layout.copies.is_empty() {
         return Ok(());
     }
-    let [begin, done] = [session.events.take()?, session.events.take()?];
-    session.begin(lane.down, begin)?;
-    for (from, to) in &layout.copies {
-        let place = lane.pinned_out(output.part(*to..to + from.len()));
-        let from = lane.device(regions.dense.part(from.clone()));
-        lane.copy(lane.down, Span::Device(from), Span::Pinned(place))?;
-        session.counters.add_from_device(from.len);
-    }
-    lane.driver.record(done, lane.down, FETCHED)?;
+    let mut timed = Vec::new();
+    session.run(lane.down, TimedStage::FromDevice, &mut timed, || {
+        for (from, to) in &layout.copies {
+            let place = lane.pinned_out(output.part(*to..to + from.len()));
+            let from = lane.device(regions.dense.part(from.clone()));
+            lane.copy(lane.down, Span::Device(from), Span::Pinned(place))?;
+            session.counters.add_from_device(from.len);
+        }
+        Ok(())
+    })?;
+    let done = session.record(lane.down, FETCHED)?;
     lane.driver.synchronize(done, FETCHED_HOST)?;
     for (from, to) in &layout.copies {
         let place = lane.pinned_out(output.part(*to..to + from.len()));
         lane.driver.host_access(place, Access::Read)?;
     }
-    session.time(TimedStage::FromDevice, begin, done)?;
-    session.events.give([begin, done]);
-    Ok(())
+    session.events.give(done);
+    session.finish_timed(timed)
 }

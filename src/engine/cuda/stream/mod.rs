@@ -78,6 +78,7 @@ impl CudaEngine {
             fallback,
             returned,
             job,
+            times: self.times,
         };
         let shared = self.devices.on_first(&self.limits, |device, budget| {
             let check = plan.sizing.check(&plan.job, budget);
@@ -104,7 +105,8 @@ impl CudaEngine {
     }
 
     fn plan_stream(&self, job: &StreamJob) -> Result<(Arc<ShardKind>, StreamSizing), EngineError> {
-        let at_once = StreamSizing::compressed_at_once(job, self.tuning);
+        let multiprocessors = self.devices.multiprocessors(&self.limits);
+        let at_once = StreamSizing::compressed_at_once(job, multiprocessors, self.tuning);
         let kind = self.kind_of_batches(job.grid.shard(), known(job)?, at_once)?;
         let sizing = StreamSizing::new(&kind, job, self.tuning).map_err(EngineError::Unsuitable)?;
         Ok((kind, sizing))

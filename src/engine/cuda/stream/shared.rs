@@ -8,9 +8,9 @@ use crate::MemoryEstimate;
 use crate::engine::EngineError;
 use crate::engine::cuda::arena::Region;
 use crate::engine::cuda::device::{Device, Entered};
-use crate::engine::cuda::driver::{DriverError, EventId, Fault, PinnedMemory, Site, StreamId};
+use crate::engine::cuda::driver::{DriverError, EventId, Fault, PinnedMemory, Site};
 use crate::engine::cuda::enqueue::{Encoding, prepare};
-use crate::engine::cuda::lane::{Lane, Running};
+use crate::engine::cuda::lane::{Events, Lane, Running};
 use crate::engine::cuda::lanes::Devices;
 use crate::engine::cuda::sizing::ShardKind;
 use crate::engine::stream::{BatchFallback, Returned, StreamJob};
@@ -38,6 +38,8 @@ pub(super) struct Shared {
     outputs: Mutex<Outputs>,
     reusables: Mutex<Reusables>,
     pub(super) returned: Arc<Returned>,
+    /// Whether the times of stages are taken.
+    pub(super) times: bool,
 }
 
 /// The memory of an input.
@@ -104,6 +106,8 @@ pub(super) struct Plan {
     pub(super) sizing: StreamSizing,
     pub(super) fallback: Option<Arc<dyn BatchFallback>>,
     pub(super) returned: Arc<Returned>,
+    /// Whether the times of stages are taken.
+    pub(super) times: bool,
 }
 
 impl Shared {
@@ -150,6 +154,7 @@ impl Shared {
             kind: plan.kind.clone(),
             fallback: plan.fallback.clone(),
             returned: plan.returned.clone(),
+            times: plan.times,
             lane,
             pinned,
             lost: OnceLock::new(),
@@ -216,19 +221,22 @@ impl Shared {
 
     fn try_drain(&self) -> Result<(), DriverError> {
         let (_entered, lane) = self.enter()?;
-        let streams: [StreamId; 3] = [lane.up, lane.compute, lane.down];
-        for stream in streams {
-            let drained = lane.driver.synchronize_stream(stream, DRAINED);
+        for stream in [lane.up, lane.down, lane.answers]
+            .iter()
+            .chain(lane.kernel_streams)
+        {
+            let drained = lane.driver.synchronize_stream(*stream, DRAINED);
             self.device().watch(drained)?;
         }
         Ok(())
     }
 
     /// The events of the lane, without the events for which applications wait.
-    pub(super) fn events(&self) -> Vec<EventId> {
+    pub(super) fn events(&self) -> Events {
         let reusables = lock(&self.reusables);
-        let mut events = self.lane.running().map_or(Vec::new(), |lane| lane.events());
-        events.retain(|event| !reusables.all.contains(event));
+        let running = self.lane.running();
+        let mut events = running.map_or_else(|_| Events::default(), |lane| lane.events());
+        events.retain(|event| !reusables.all.contains(&event));
         events
     }
 
@@ -238,7 +246,7 @@ impl Shared {
         if let Some(event) = reusables.free.pop() {
             return Ok(event);
         }
-        let event = lane.new_event()?;
+        let event = lane.new_event(false)?;
         reusables.all.push(event);
         Ok(event)
     }

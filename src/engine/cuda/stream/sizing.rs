@@ -3,7 +3,7 @@
 use super::padding::Padding;
 use crate::MemoryEstimate;
 use crate::engine::cuda::arena::{Arena, Arenas, Capacity, Region, Tuning};
-use crate::engine::cuda::sizing::{KernelRegions, ShardKind, Sizing};
+use crate::engine::cuda::sizing::{BatchRegions, KernelRegions, ShardKind, Sizing};
 use crate::engine::stream::StreamJob;
 use crate::engine::subchunk::stages::encoded_bound;
 
@@ -46,9 +46,13 @@ impl StreamSizing {
     }
 
     /// How many subchunks of a batch are compressed at once.
-    pub(super) fn compressed_at_once(job: &StreamJob, tuning: Tuning) -> usize {
+    pub(super) fn compressed_at_once(
+        job: &StreamJob,
+        multiprocessors: usize,
+        tuning: Tuning,
+    ) -> usize {
         let all = job.grid.subchunks_per_epoch().saturating_mul(job.epochs);
-        let most = tuning.compressed_batch / job.grid.shard().subchunk_bytes().max(1);
+        let most = Sizing::compressed_at_once(job.grid.shard(), multiprocessors, tuning);
         let rounds = all.div_ceil(most.max(1)).max(1);
         all.div_ceil(rounds).max(1)
     }
@@ -63,7 +67,7 @@ impl StreamSizing {
     ) -> Result<Option<Self>, String> {
         let compressor = match &kind.compressor {
             Some(prepared) => {
-                let most = Self::compressed_at_once(job, tuning);
+                let most = kind.most;
                 Some((&prepared.compression, *prepared.requirements(most)?, most))
             }
             None => None,
@@ -74,12 +78,28 @@ impl StreamSizing {
             let padded = grid.subchunk_bytes().checked_mul(count)?;
             let slab = tuning.slab.checked_mul(SLABS)?.min(padded) / grid.element_size();
             let mut arenas = Arenas::default();
-            let mut lane = Sizing::of_kernels(kind, count, slab.max(1), compressor, &mut arenas)?;
             let inputs = job.inputs.max(1);
-            let kernels = KernelRegions::new(count, places, &mut arenas.device)?;
-            for _ in 0..inputs.min(DEPTH) {
-                let regions = lane.batch_regions(kind, kernels, (count, places), 0, &mut arenas)?;
-                lane.batches.push(regions);
+            let in_flight = inputs.min(DEPTH);
+            let kernel_streams = tuning.kernel_streams().min(in_flight);
+            let mut lane = Sizing::of_kernels(
+                kind,
+                count,
+                slab.max(1),
+                compressor,
+                kernel_streams,
+                &mut arenas,
+            )?;
+            let kernels = (0..kernel_streams)
+                .map(|_| KernelRegions::new(count, places, &mut arenas.device))
+                .collect::<Option<Vec<_>>>()?;
+            for number in 0..in_flight {
+                let workspace = number % kernel_streams;
+                let regions = kernels[workspace];
+                let regions = lane.batch_regions(kind, regions, (count, places), 0, &mut arenas)?;
+                lane.batches.push(BatchRegions {
+                    workspace,
+                    ..regions
+                });
             }
             // A subchunk that the host encodes instead may be longer.
             let room = job.room.head.checked_add(job.room.tail)?;
@@ -96,6 +116,7 @@ impl StreamSizing {
             lane.capacity = Capacity {
                 // The host encodes a batch that the device failed to encode.
                 reads_uploads: true,
+                kernel_streams,
                 ..arenas.capacity()
             };
             Some(Self {

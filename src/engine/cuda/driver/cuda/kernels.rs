@@ -1,11 +1,12 @@
 //! The kernels of a device. The driver compiles a module once, at the first launch of any of the
 //! module's kernels.
 
-use super::handles::{Handle, lock};
+use super::handles::{Handle, Kernels, lock};
 use super::{CudaDriver, DriverError, Fault};
 use crate::engine::cuda::kernels::ptx::{KERNELS, Module};
 use cudarc::driver::sys::{CUfunc_st, CUjit_option, CUmod_st};
 use std::{
+    collections::BTreeSet,
     ffi::{CStr, CString, c_void},
     ptr,
 };
@@ -92,6 +93,16 @@ impl CudaDriver {
             }
             error
         })
+    }
+}
+
+impl Kernels {
+    /// The number of modules that the driver has not compiled.
+    pub(super) fn uncompiled(&self) -> usize {
+        let loaded = lock(&self.0);
+        let is_compiled = |module: &str| matches!(loaded.modules.get(module), Some(Ok(_)));
+        let names: BTreeSet<_> = KERNELS.iter().map(|(_, module)| module.name).collect();
+        names.into_iter().filter(|name| !is_compiled(name)).count()
     }
 }
 

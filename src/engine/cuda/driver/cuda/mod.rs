@@ -25,6 +25,7 @@ use super::{
     Access, Arg, DeviceInfo, DeviceMemory, DeviceSpan, Dims, Driver, DriverError, EventId, Fault,
     LibraryCall, PinnedMemory, PinnedSpan, PinnedUse, Site, Span, StreamId,
 };
+use crate::engine::cuda::kernels::ptx::KERNELS;
 use arguments::{Arguments, address};
 use codes::{NOT_READY, SUCCESS};
 use cudarc::driver::sys::{
@@ -179,9 +180,16 @@ impl CudaDriver {
         event.ok_or_else(|| self.refused(operation(), "there is no such event"))
     }
 
-    fn new_event(&self, operation: impl Fn() -> String) -> Result<Handle<CUevent_st>, DriverError> {
+    fn new_event(
+        &self,
+        timed: bool,
+        operation: impl Fn() -> String,
+    ) -> Result<Handle<CUevent_st>, DriverError> {
         let mut event: CUevent = ptr::null_mut();
-        let flags = CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
+        let mut flags = CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
+        if !timed {
+            flags |= CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        }
         self.run(operation, |functions| {
             // SAFETY: writes the event.
             unsafe { (functions.cuEventCreate)(&raw mut event, flags) }
@@ -304,7 +312,7 @@ impl Driver for CudaDriver {
 
     fn create_stream(&self) -> Result<StreamId, DriverError> {
         let operation = || "create a stream".to_owned();
-        let done = self.new_event(operation)?;
+        let done = self.new_event(false, operation)?;
         let mut stream: CUstream = ptr::null_mut();
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         let created = self.run(operation, |functions| {
@@ -333,8 +341,8 @@ impl Driver for CudaDriver {
         destroyed.and(self.delete_event(done, operation))
     }
 
-    fn create_event(&self) -> Result<EventId, DriverError> {
-        let event = self.new_event(|| "create an event".to_owned())?;
+    fn create_event(&self, timed: bool) -> Result<EventId, DriverError> {
+        let event = self.new_event(timed, || "create an event".to_owned())?;
         Ok(EventId(self.events.insert(event)))
     }
 
@@ -519,6 +527,16 @@ impl Driver for CudaDriver {
             // completed, and that nothing else accesses the span meanwhile.
             unsafe { (functions.cuMemsetD8Async)(to, byte, span.len, stream.handle.0) }
         })
+    }
+
+    fn compile(&self) -> Result<(), DriverError> {
+        KERNELS
+            .iter()
+            .try_for_each(|(name, _)| self.kernel(name).map(drop))
+    }
+
+    fn uncompiled(&self) -> usize {
+        self.kernels.uncompiled()
     }
 
     unsafe fn launch(

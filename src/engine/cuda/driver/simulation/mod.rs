@@ -429,9 +429,9 @@ impl Driver for Simulation {
         self.run(Call::Free, operation, |state| state.destroy_stream(stream))
     }
 
-    fn create_event(&self) -> Result<EventId, DriverError> {
+    fn create_event(&self, timed: bool) -> Result<EventId, DriverError> {
         self.run(Call::Use, format_args!("create an event"), |state| {
-            Ok(state.create_event())
+            Ok(state.create_event(timed))
         })
     }
 
@@ -524,6 +524,18 @@ impl Driver for Simulation {
         self.run(Call::Use, operation, |state| {
             state.fill(stream, Span::Device(span), byte)
         })
+    }
+
+    fn compile(&self) -> Result<(), DriverError> {
+        self.run(Call::Use, format_args!("compile the kernels"), |state| {
+            state.compiled = true;
+            Ok(())
+        })
+    }
+
+    /// Kernels need no compiling here, so only [`compile`](Driver::compile) changes the number.
+    fn uncompiled(&self) -> usize {
+        usize::from(!self.lock().compiled)
     }
 
     unsafe fn launch(

@@ -55,7 +55,13 @@ struct Stream {
     time: Time,
 }
 
-/// An event, as it was last recorded.
+/// An event, and its last record.
+struct Event {
+    timed: bool,
+    recorded: Option<Recorded>,
+}
+
+/// A record of an event.
 struct Recorded {
     ticket: Ticket,
     clock: Clock,
@@ -98,6 +104,8 @@ pub(super) struct State {
     pub(super) sites: BTreeSet<Site>,
     pub(super) sectors: Vec<AccessCount>,
     pub(super) trace: Option<Trace>,
+    /// Whether the kernels were compiled ahead.
+    pub(super) compiled: bool,
     /// How many kernels ran.
     pub(super) launches: u64,
     /// Bytes that the host has read of memory for uploads.
@@ -108,7 +116,7 @@ pub(super) struct State {
     pub(super) failed: Option<Failure>,
     scheduler: Scheduler<Work>,
     streams: Vec<Stream>,
-    events: HashMap<EventId, Option<Recorded>>,
+    events: HashMap<EventId, Event>,
     /// The application's streams that are being captured into a graph.
     pub(super) captured: BTreeSet<u64>,
     /// Streams and events that were created.
@@ -130,6 +138,7 @@ impl State {
             sites: BTreeSet::new(),
             sectors: Vec::new(),
             trace: config.trace.then(Trace::default),
+            compiled: false,
             launches: 0,
             uploads_read: 0,
             current: HashMap::new(),

@@ -182,7 +182,7 @@ fn ring(config: Config) -> (Bench, Result<Vec<u8>, DriverError>) {
     let result = (|| {
         let driver = &bench.0;
         let (up, down) = (driver.create_stream()?, driver.create_stream()?);
-        let (uploaded, downloaded) = (driver.create_event()?, driver.create_event()?);
+        let (uploaded, downloaded) = (driver.create_event(true)?, driver.create_event(true)?);
         let memory = driver.allocate_pinned(64, PinnedUse::ToDevice)?;
         let staging = pinned_span(memory, 0, 64);
         let memory = driver.allocate_pinned(192, PinnedUse::FromDevice)?;

@@ -1,12 +1,13 @@
 //! The engine on emulated devices, through the C functions of the CUDA driver.
 //!
 //! `mistakes` and `faults` use devices of this process, one for each run. `processes` starts children
-//! that load a driver's library, as applications do.
+//! that load a driver's library, as applications do. `warm_up` compiles kernels ahead.
 
 mod capture;
 mod faults;
 mod mistakes;
 pub(super) mod processes;
+mod warm_up;
 
 use std::sync::Arc;
 use std::thread;

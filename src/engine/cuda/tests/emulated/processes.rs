@@ -10,6 +10,7 @@ use zarrs_cuda_nvcomp_stand_in::StandIn;
 use zarrs_cuda_testing::processes::{again, assert_passed};
 
 use super::super::on_gpu::bodies;
+use super::super::on_gpu::engine::STREAMS;
 use super::*;
 use crate::engine::cuda::driver::Fault;
 use crate::engine::cuda::driver::cuda::open_all;
@@ -239,9 +240,15 @@ fn uses_all_devices() {
     }
 }
 
-/// The tests that need a GPU, with few cases.
+/// The tests that need a GPU, with few cases, with one stream of kernels and with three.
 #[test]
 fn the_suites_pass() {
+    for streams in ["1", "3"] {
+        suites_pass(streams);
+    }
+}
+
+fn suites_pass(streams: &str) {
     let folder = tempfile::tempdir().unwrap();
     driver::library(folder.path()).unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -251,6 +258,7 @@ fn the_suites_pass() {
         .env("ZARRS_CUDA_REQUIRE_GPU", "1")
         .env("ZARRS_CUDA_REQUIRE_NVCOMP", "1")
         .env("ZARRS_CUDA_GPU_CASES", "4")
+        .env(STREAMS, streams)
         .env("ZARRS_CUDA_NVCOMP", StandIn::Six.path());
     let output = with_driver(&mut command, &[folder.path()], "schedule=latest")
         .output()

@@ -20,6 +20,7 @@ fn setup(test: &str) -> Option<Setup> {
         };
         (Scale::Large, tuning)
     };
+    let tuning = engine::tuned(tuning);
     Some(Setup::new(driver, Compressors::default(), tuning, scale))
 }
 

@@ -29,7 +29,7 @@ fn what_is_copied_and_filled_comes_back() {
 fn round_trip(driver: &dyn Driver, seed: u8) -> Result<(), DriverError> {
     driver.enter()?;
     let streams = [driver.create_stream()?, driver.create_stream()?];
-    let events = [driver.create_event()?, driver.create_event()?];
+    let events = [driver.create_event(true)?, driver.create_event(true)?];
     let to_device = PinnedSpan {
         memory: driver.allocate_pinned(LEN, PinnedUse::ToDevice)?,
         offset: 0,
@@ -128,7 +128,7 @@ fn what_is_refused_is_named_and_breaks_nothing() {
     // SAFETY: there is no such kernel.
     let error = unsafe { driver.launch(stream, "no_such_kernel", dims, &[Arg::U32(0)]) };
     assert_eq!(error.unwrap_err().fault, Fault::Refused);
-    let event = driver.create_event().unwrap();
+    let event = driver.create_event(true).unwrap();
     driver.destroy_event(event).unwrap();
     let error = driver.record(event, stream, SITE).unwrap_err();
     assert_eq!(error.fault, Fault::Refused, "{error}");

@@ -11,34 +11,49 @@ use crate::{Backend, Options};
 /// So small that a shard of a few KiB has many batches of many slabs, and every ring wraps around.
 pub(super) const TINY: Tuning = Tuning {
     slab: 384,
+    long_slab: 384,
     ring: 2,
     batch: 1200,
     compressed_batch: 2000,
+    per_multiprocessor: 0,
     batches: 2,
+    streams: 1,
 };
 
 /// Batches so small that a shard of a few MiB has several of them.
 pub(super) const MEDIUM: Tuning = Tuning {
     compressed_batch: 4 << 20,
     slab: 256 << 10,
+    long_slab: 256 << 10,
     ring: 3,
     batch: 1 << 20,
+    per_multiprocessor: 0,
     batches: 3,
+    streams: 1,
 };
+
+/// The environment variable with the number of streams of kernels of each lane; 1 by default.
+pub(in crate::engine::cuda::tests) const STREAMS: &str = "ZARRS_CUDA_GPU_STREAMS";
+
+/// The parameters with the streams of kernels that [`STREAMS`] names.
+pub(super) fn tuned(tuning: Tuning) -> Tuning {
+    let streams = std::env::var(STREAMS).map_or(1, |streams| streams.parse().unwrap());
+    Tuning { streams, ..tuning }
+}
 
 /// Subjects, and tunings that suit them.
 pub(super) fn subjects() -> (Vec<bodies::Subject>, [Tuning; 2]) {
     if is_watched() {
-        (bodies::small(), [TINY, Tuning::DEFAULT])
+        (bodies::small(), [TINY, Tuning::DEFAULT].map(tuned))
     } else {
-        (bodies::large(), [Tuning::DEFAULT, MEDIUM])
+        (bodies::large(), [Tuning::DEFAULT, MEDIUM].map(tuned))
     }
 }
 
 #[test]
 fn shards_of_the_conformance_suite() {
     if let Some(driver) = gpu_or_skip("shards_of_the_conformance_suite") {
-        for tuning in [TINY, Tuning::DEFAULT] {
+        for tuning in [TINY, Tuning::DEFAULT].map(tuned) {
             // Fewer might all be shards that the host takes.
             bodies::conformance(driver.clone(), None, tuning, cases().max(16));
         }
@@ -53,7 +68,7 @@ fn compressed_shards_of_the_conformance_suite() {
         && library(name).is_some()
     {
         let options = Options::default().with_backend(Backend::Cuda);
-        for tuning in [TINY, Tuning::DEFAULT] {
+        for tuning in [TINY, Tuning::DEFAULT].map(tuned) {
             let on_host = bodies::compressed_conformance(&options, driver.clone(), tuning, cases());
             println!("{on_host} subchunks could not be compressed there");
         }

@@ -8,7 +8,7 @@ pub(super) mod bodies;
 pub(super) mod compressed;
 mod compression;
 mod driver;
-mod engine;
+pub(super) mod engine;
 mod kernels;
 mod nvcomp;
 pub(super) mod stream;

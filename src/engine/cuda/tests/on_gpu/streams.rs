@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::application::Application;
-use super::engine::TINY;
+use super::engine::{TINY, tuned};
 use super::nvcomp::library;
 use super::stream::{Run, Subject, encode, returned};
 use super::{cases, is_watched};
@@ -28,7 +28,7 @@ fn engine(driver: &Arc<dyn Driver>, subject: &Subject, tuning: Tuning) -> CudaEn
         nvcomp: None,
         decode: false,
     };
-    CudaEngine::new(Devices::new(vec![driver.clone()]), limits, tuning)
+    CudaEngine::new(Devices::new(vec![driver.clone()]), limits, tuned(tuning))
         .for_chain(subject.chain(), compressors)
 }
 

@@ -42,10 +42,13 @@ fn tiny() -> Sizes {
         rounds: 2,
         tuning: Tuning {
             slab: 384,
+            long_slab: 384,
             ring: 2,
             batch: 1200,
             compressed_batch: 2000,
+            per_multiprocessor: 0,
             batches: 2,
+            streams: 1,
         },
         limits: Limits {
             devices: None,
@@ -55,7 +58,7 @@ fn tiny() -> Sizes {
         },
         slabs: vec![256, 512],
         rings: vec![2],
-        batches: vec![384, 1024],
+        batches: vec![512, 1024],
         in_flight: vec![1, 2],
         threads: vec![1],
         sweep_rounds: 1,
@@ -65,6 +68,7 @@ fn tiny() -> Sizes {
         compressed_rounds: 2,
         compressed_memory: Some(1 << 24),
         compressed_batches: vec![600, 2000],
+        streams: vec![1, 3],
     }
 }
 
@@ -136,7 +140,7 @@ fn check(document: &Value, lines: &str) {
         ("decode", 8, true),
         // Two sizes of shards, four compressors, one call and two calls.
         ("compressed", 16, true),
-        ("compressed_sweep", 4, true),
+        ("compressed_sweep", 8, true),
         ("sweep", 6, true),
     ] {
         let rows = document[section]["rows"].as_array().unwrap();

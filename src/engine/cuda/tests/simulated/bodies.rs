@@ -40,12 +40,18 @@ fn large_shards_are_what_they_should_be() {
     }
 }
 
+/// Lanes with one stream of kernels, and with three.
+fn tunings() -> [Tuning; 2] {
+    [1, 3].map(|streams| Tuning { streams, ..TINY })
+}
+
 #[test]
 fn many_threads_with_mixed_shards() {
     for schedule in [Schedule::Eager, Schedule::Latest] {
         let simulation = large_device(schedule);
         let devices = Devices::new(vec![simulation.clone() as Arc<dyn Driver>]);
-        let tunings = [TINY, Tuning::DEFAULT];
+        let three = Tuning { streams: 3, ..TINY };
+        let tunings = [TINY, Tuning::DEFAULT, three];
         let subjects = bodies::small();
         let trips = bodies::under_load(&devices, &subjects, &tunings, 4, Duration::ZERO);
         assert!(trips >= subjects.len());
@@ -64,16 +70,20 @@ fn one_lane_and_nested_rayon() {
 
 #[test]
 fn idle_lanes_are_given_up_in_time() {
-    let simulation = large_device(Schedule::Eager);
-    bodies::idle_lanes(simulation.clone(), &bodies::small()[0], TINY);
-    assert_clean(&simulation);
+    for tuning in tunings() {
+        let simulation = large_device(Schedule::Eager);
+        bodies::idle_lanes(simulation.clone(), &bodies::small()[0], tuning);
+        assert_clean(&simulation);
+    }
 }
 
 #[test]
 fn less_and_less_memory() {
-    let simulation = large_device(Schedule::Eager);
-    bodies::budgets(simulation.clone(), &bodies::small()[1], TINY);
-    assert_clean(&simulation);
+    for tuning in tunings() {
+        let simulation = large_device(Schedule::Eager);
+        bodies::budgets(simulation.clone(), &bodies::small()[1], tuning);
+        assert_clean(&simulation);
+    }
 }
 
 #[test]

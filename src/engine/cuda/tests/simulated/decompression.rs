@@ -294,10 +294,11 @@ fn in_any_order() {
 }
 
 /// Decodes `shard`, which the host encoded, on `simulation`. Returns the first failure of any kind.
-fn run(simulation: &Arc<Simulation>, shard: &Shard) -> Result<(), String> {
+fn run(simulation: &Arc<Simulation>, shard: &Shard, streams: usize) -> Result<(), String> {
     let encoded = shard.encoded_on_host();
     let outcome = catch_unwind(AssertUnwindSafe(|| {
-        let engine = decoder(simulation, StandIn::Six, &shard.chain);
+        let engine = decoder(simulation, StandIn::Six, &shard.chain).with_times(true);
+        let engine = with_streams(engine, streams);
         let decoded = strict(&engine).decode(&shard.job(), &encoded.bytes, &encoded.extents);
         let counts = engine.counters().snapshot();
         drop(engine);
@@ -315,9 +316,13 @@ fn run(simulation: &Arc<Simulation>, shard: &Shard) -> Result<(), String> {
 }
 
 /// A launch is rejected in the middle of a shard, while its streams are full.
-fn run_into_fault(simulation: &Arc<Simulation>, shard: &Shard) -> Result<(), String> {
+fn run_into_fault(
+    simulation: &Arc<Simulation>,
+    shard: &Shard,
+    streams: usize,
+) -> Result<(), String> {
     simulation.inject(Inject::Refused { launch: 12 });
-    let outcome = run(simulation, shard);
+    let outcome = run(simulation, shard, streams);
     if let Some(violation) = simulation.violations().first() {
         return Err(violation.message.clone());
     }
@@ -330,6 +335,12 @@ fn run_into_fault(simulation: &Arc<Simulation>, shard: &Shard) -> Result<(), Str
 /// Removes each wait, record and synchronisation in turn. Every removal fails the first run.
 #[test]
 fn without_any_one_wait_record_or_synchronisation_the_first_run_fails() {
+    for streams in [1, 3] {
+        without_any_one_the_first_run_fails(streams);
+    }
+}
+
+fn without_any_one_the_first_run_fails(streams: usize) {
     let with_removed = |removed: Option<Site>| {
         Arc::new(Simulation::new(Config {
             schedule: Schedule::Latest,
@@ -343,13 +354,13 @@ fn without_any_one_wait_record_or_synchronisation_the_first_run_fails() {
     ];
     let run_all = |removed| {
         shards.iter().try_for_each(|shard| {
-            run(&with_removed(removed), shard)?;
-            run_into_fault(&with_removed(removed), shard)
+            run(&with_removed(removed), shard, streams)?;
+            run_into_fault(&with_removed(removed), shard, streams)
         })
     };
     run_all(None).expect("the engine as it is");
     let all = with_removed(None);
-    run(&all, &shards[0]).expect("as it is");
+    run(&all, &shards[0], streams).expect("as it is");
     assert!(all.sites().len() >= 10, "{:?}", all.sites());
     for site in all.sites() {
         match run_all(Some(site)) {

@@ -10,12 +10,18 @@ use crate::engine::cuda::driver::simulation::{Counts, Inject};
 use crate::engine::{Cname, Shuffle};
 
 /// A slab is half a batch: every kind of operation occurs, as rarely as possible.
-const COMPRESSED: Tuning = Tuning { slab: 720, ..TINY };
+const COMPRESSED: Tuning = Tuning {
+    slab: 720,
+    long_slab: 720,
+    ..TINY
+};
 
 /// The shard that is encoded and decoded when the fault occurs.
 struct Subject {
     shard: Shard,
     library: StandIn,
+    /// Streams of kernels in a lane.
+    streams: usize,
 }
 
 impl Subject {
@@ -23,6 +29,7 @@ impl Subject {
         Self {
             shard: Shard::new(1),
             library: StandIn::Six,
+            streams: 1,
         }
     }
 
@@ -36,10 +43,12 @@ impl Subject {
             Self {
                 shard: Shard::new(0).compressed(0, shuffled, 1),
                 library: StandIn::Six,
+                streams: 3,
             },
             Self {
                 shard: Shard::with(0, Empty::First(5), true).compressed(1, gzip, 0),
                 library: StandIn::Failing,
+                streams: 1,
             },
         ]
     }
@@ -51,7 +60,11 @@ impl Subject {
         } else {
             COMPRESSED
         };
-        CudaEngine::new(devices, limits(), tuning).for_chain(&self.shard.chain, with(self.library))
+        let engine = CudaEngine::new(devices, limits(), tuning);
+        with_streams(
+            engine.for_chain(&self.shard.chain, with(self.library)),
+            self.streams,
+        )
     }
 
     fn run(&self, engine: &(impl Engine + Clone)) -> Result<(), EngineError> {
@@ -268,7 +281,7 @@ fn check_left_alone(subject: &Subject) {
             assert_left_over(&simulation, &leftovers(&failed), &failed);
         }
     }
-    assert_eq!(tried, 3, "a lane has three streams");
+    assert_eq!(tried, 3 + subject.streams, "all streams of a lane");
 }
 
 #[test]

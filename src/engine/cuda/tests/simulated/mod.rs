@@ -3,11 +3,13 @@
 #[cfg(feature = "internals")]
 mod benchmark;
 mod bodies;
+mod calls;
 mod compression;
 mod conformance;
 mod decompression;
 mod faults;
 mod lanes;
+mod order;
 mod partial_writes;
 mod schedules;
 mod stream;
@@ -30,10 +32,13 @@ use crate::plan::WithFallback;
 /// So small that a shard of a few KiB has many batches of many slabs, and every ring wraps around.
 pub(super) const TINY: Tuning = Tuning {
     slab: 384,
+    long_slab: 384,
     ring: 2,
     batch: 1200,
     compressed_batch: 2000,
+    per_multiprocessor: 0,
     batches: 2,
+    streams: 1,
 };
 
 pub(super) fn limits() -> Limits {
@@ -179,6 +184,12 @@ fn engine_on_all(simulations: &[Arc<Simulation>]) -> CudaEngine {
         .map(|simulation| simulation.clone() as Arc<dyn Driver>)
         .collect();
     CudaEngine::new(Devices::new(drivers), limits(), TINY)
+}
+
+/// The engine with `streams` streams of kernels in each lane.
+fn with_streams(mut engine: CudaEngine, streams: usize) -> CudaEngine {
+    engine.tuning.streams = streams;
+    engine
 }
 
 fn simulation(schedule: Schedule) -> Arc<Simulation> {

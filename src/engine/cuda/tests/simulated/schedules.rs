@@ -13,15 +13,22 @@ use super::*;
 use crate::engine::cuda::driver::Site;
 use crate::engine::{Cname, Shuffle};
 
-/// Runs the engine on `simulation`. Returns the first failure of any kind.
-fn run(simulation: &Arc<Simulation>, shard: &Shard) -> Result<(), String> {
-    run_with(simulation, shard, StandIn::Six)
+/// Runs the engine on `simulation`, with `streams` streams of kernels. Returns the first failure of
+/// any kind.
+fn run(simulation: &Arc<Simulation>, shard: &Shard, streams: usize) -> Result<(), String> {
+    run_with(simulation, shard, StandIn::Six, streams)
 }
 
-/// As above, with a compressor library.
-fn run_with(simulation: &Arc<Simulation>, shard: &Shard, library: StandIn) -> Result<(), String> {
+/// As above, with a compressor library. Times are taken.
+fn run_with(
+    simulation: &Arc<Simulation>,
+    shard: &Shard,
+    library: StandIn,
+    streams: usize,
+) -> Result<(), String> {
     let outcome = catch_unwind(AssertUnwindSafe(|| {
-        let engine = engine_with(simulation, library, &shard.chain);
+        let engine = engine_with(simulation, library, &shard.chain).with_times(true);
+        let engine = with_streams(engine, streams);
         let done = shard.run(&engine);
         drop(engine);
         done
@@ -37,10 +44,14 @@ fn run_with(simulation: &Arc<Simulation>, shard: &Shard, library: StandIn) -> Re
 }
 
 /// Injects a fault in the middle of a shard, so that a lane is given up while its streams are full.
-fn run_into_fault(simulation: &Arc<Simulation>, shard: &Shard) -> Result<(), String> {
+fn run_into_fault(
+    simulation: &Arc<Simulation>,
+    shard: &Shard,
+    streams: usize,
+) -> Result<(), String> {
     use crate::engine::cuda::driver::simulation::Inject;
     simulation.inject(Inject::Refused { launch: 12 });
-    let engine = engine_with(simulation, StandIn::Six, &shard.chain);
+    let engine = with_streams(engine_with(simulation, StandIn::Six, &shard.chain), streams);
     let refused = shard.run(&engine);
     drop(engine);
     if let Some(violation) = simulation.violations().first() {
@@ -64,7 +75,7 @@ fn with_removed(schedule: Schedule, removed: Option<Site>) -> Arc<Simulation> {
 fn every_schedule_gives_the_shard_of_the_host() {
     let check = |schedule, kind| {
         let simulation = simulation(schedule);
-        run(&simulation, &Shard::of_kind(kind))
+        run(&simulation, &Shard::of_kind(kind), 1 + kind / 2 % 3)
             .unwrap_or_else(|what| panic!("{schedule:?}, a shard of kind {kind}: {what}"));
         assert_clean(&simulation);
     };
@@ -93,16 +104,23 @@ fn every_schedule_compresses_the_shard() {
             _ => Schedule::Priority(seed),
         };
         let simulation = simulation(schedule);
-        run_with(&simulation, &shard, library)
+        run_with(&simulation, &shard, library, 1 + kind % 3)
             .unwrap_or_else(|what| panic!("{schedule:?}, {stage}, {library:?}: {what}"));
         assert_clean(&simulation);
     }
 }
 
 /// The tests themselves are tested: each removed operation fails the first run. Shards with a
-/// compressor detect their removed operations without help from the others.
+/// compressor detect their removed operations without help from the others, and so do lanes with
+/// several streams of kernels.
 #[test]
 fn without_any_one_wait_record_or_synchronisation_the_first_run_fails() {
+    for streams in [1, 3] {
+        without_any_one_the_first_run_fails(streams);
+    }
+}
+
+fn without_any_one_the_first_run_fails(streams: usize) {
     let stage = blosc(Cname::Zstd, Shuffle::Byte, 2, 32);
     let compressed = |empty| Shard::with(0, empty, false).compressed(1, stage.clone(), 1);
     let subjects = [
@@ -117,8 +135,8 @@ fn without_any_one_wait_record_or_synchronisation_the_first_run_fails() {
         let mut sites = BTreeSet::new();
         for shard in shards {
             let simulation = with_removed(Schedule::Latest, removed);
-            run(&simulation, shard)?;
-            run_into_fault(&with_removed(Schedule::Latest, removed), shard)?;
+            run(&simulation, shard, streams)?;
+            run_into_fault(&with_removed(Schedule::Latest, removed), shard, streams)?;
             sites.extend(simulation.sites());
         }
         Ok(sites)
@@ -135,7 +153,10 @@ fn without_any_one_wait_record_or_synchronisation_the_first_run_fails() {
         for site in sites {
             let chain = &shards[0].chain.stages;
             match with_all(shards, Some(site)) {
-                Ok(_) => panic!("{chain:?}: the engine does not need \"{}\"", site.0),
+                Ok(_) => panic!(
+                    "{chain:?}, {streams}: the engine does not need \"{}\"",
+                    site.0
+                ),
                 Err(what) => println!("{chain:?} without \"{}\": {what}", site.0),
             }
         }

@@ -8,7 +8,7 @@ use zarrs_cuda_emulator::device::Ticket;
 
 use super::super::Rule;
 use super::super::clocks::Stamp;
-use super::{Action, Failure, Recorded, State, Stream, violation};
+use super::{Action, Event, Failure, Recorded, State, Stream, violation};
 use crate::engine::cuda::driver::{EventId, Site, StreamId};
 
 impl State {
@@ -58,17 +58,24 @@ impl State {
         Ok(())
     }
 
-    pub(crate) fn create_event(&mut self) -> EventId {
+    pub(crate) fn create_event(&mut self, timed: bool) -> EventId {
         self.created += 1;
         let id = EventId(self.created);
-        self.events.insert(id, None);
+        let event = Event {
+            timed,
+            recorded: None,
+        };
+        self.events.insert(id, event);
         id
     }
 
     fn event(&self, event: EventId) -> Result<&Recorded, Failure> {
         match self.events.get(&event) {
-            Some(Some(recorded)) => Ok(recorded),
-            Some(None) => violation(Rule::Event, format!("event {} was never recorded", event.0)),
+            Some(Event {
+                recorded: Some(recorded),
+                ..
+            }) => Ok(recorded),
+            Some(_) => violation(Rule::Event, format!("event {} was never recorded", event.0)),
             None => violation(Rule::Lifetime, format!("there is no event {}", event.0)),
         }
     }
@@ -96,14 +103,13 @@ impl State {
         let time = Arc::new(OnceLock::new());
         let ticket = self.push(number, None, Vec::new(), Action::Record(Arc::clone(&time)));
         let clock = self.streams[number].clock.clone();
-        self.events.insert(
-            event,
-            Some(Recorded {
+        if let Some(event) = self.events.get_mut(&event) {
+            event.recorded = Some(Recorded {
                 ticket,
                 clock,
                 time,
-            }),
-        );
+            });
+        }
         self.enqueued();
         self.note(|| json!({ "operation": "record", "event": event.0, "stream": stream.0 }));
         Ok(())
@@ -149,7 +155,7 @@ impl State {
         if done {
             self.happened(event)?;
             // A device would have had to be ready by then.
-            self.note(|| json!({ "operation": "synchronize", "event": event.0 }));
+            self.note(|| json!({ "operation": "synchronize", "event": event.0, "asked": true }));
         }
         Ok(done)
     }
@@ -160,7 +166,7 @@ impl State {
         }
         let ticket = self.event(event)?.ticket;
         self.run_until(ticket);
-        self.note(|| json!({ "operation": "synchronize", "event": event.0 }));
+        self.note(|| json!({ "operation": "synchronize", "event": event.0, "site": site.0 }));
         self.happened(event)
     }
 
@@ -193,6 +199,11 @@ impl State {
     }
 
     pub(crate) fn elapsed(&self, begin: EventId, end: EventId) -> Result<Duration, Failure> {
+        let untimed = |event: &EventId| self.events.get(event).is_some_and(|event| !event.timed);
+        if let Some(event) = [begin, end].iter().find(|event| untimed(event)) {
+            let message = format!("event {} does not take the time", event.0);
+            return violation(Rule::Event, message);
+        }
         let time = |event| match self.event(event)?.time.get() {
             Some(time) => Ok(*time),
             None => violation(Rule::Event, format!("event {} has not happened", event.0)),

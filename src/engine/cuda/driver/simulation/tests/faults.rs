@@ -85,7 +85,7 @@ fn any_operation_fails_once_and_does_nothing() {
             assert_eq!(bench.0.counts().operations, operation + 1);
             assert_eq!(bench.0.failed().len(), 1);
             assert!(bench.0.violations().is_empty());
-            bench.0.create_event().unwrap();
+            bench.0.create_event(true).unwrap();
         }
     }
 }
@@ -122,7 +122,7 @@ fn nothing_works_after_a_sticky_fault() {
             assert_eq!(bench.0.counts().operations, operation + 1);
             assert!(bench.0.violations().is_empty());
             for result in [
-                bench.0.create_event().map(drop),
+                bench.0.create_event(true).map(drop),
                 bench.0.free_memory().map(drop),
                 bench.0.enter(),
             ] {

@@ -133,7 +133,7 @@ fn what_is_discarded_is_poisoned_and_not_in_use() {
 fn what_is_left_is_counted() {
     let bench = Bench::new(Config::default());
     let (device, pinned, stream) = (bench.device(300), bench.pinned(64), bench.stream());
-    let event = bench.0.create_event().unwrap();
+    let event = bench.0.create_event(true).unwrap();
     assert_eq!(
         bench.0.live(),
         Live {

@@ -41,7 +41,7 @@ fn pinned_memory_is_the_hosts_only_when_it_has_waited() {
                     schedule,
                     ..Config::default()
                 });
-                let (stream, event) = (bench.stream(), bench.0.create_event().unwrap());
+                let (stream, event) = (bench.stream(), bench.0.create_event(true).unwrap());
                 let (pinned, device) = (bench.pinned(64), bench.device(64));
                 bench.write(pinned, &[1; 64]).unwrap();
                 bench.upload(stream, pinned, device).unwrap();
@@ -75,7 +75,7 @@ fn an_event_that_has_happened_was_waited_for() {
             schedule,
             ..Config::default()
         });
-        let (stream, event) = (bench.stream(), bench.0.create_event().unwrap());
+        let (stream, event) = (bench.stream(), bench.0.create_event(true).unwrap());
         let (pinned, device) = (bench.pinned(64), bench.device(64));
         bench.write(pinned, &[1; 64]).unwrap();
         bench.upload(stream, pinned, device).unwrap();
@@ -105,7 +105,7 @@ fn events_that_were_never_recorded_are_refused() {
     ];
     for use_event in uses {
         let bench = Bench::new(Config::default());
-        let (stream, event) = (bench.stream(), bench.0.create_event().unwrap());
+        let (stream, event) = (bench.stream(), bench.0.create_event(true).unwrap());
         let message = refused(&bench, use_event(&bench.0, stream, event), Rule::Event);
         assert!(message.contains("was never recorded"), "{message}");
         bench.0.record(event, stream, SITE).unwrap();
@@ -126,7 +126,7 @@ fn schedules_differ() {
                 ..Config::default()
             });
             let streams = [bench.stream(), bench.stream(), bench.stream()];
-            let event = bench.0.create_event().unwrap();
+            let event = bench.0.create_event(true).unwrap();
             let log = Arc::new(Mutex::new(Vec::new()));
             for i in 0..4 {
                 for (name, stream) in streams.iter().enumerate() {
@@ -178,7 +178,7 @@ fn threads_share_a_device() {
         });
         let rounds = |byte: u8| {
             simulation.enter()?;
-            let (stream, event) = (simulation.create_stream()?, simulation.create_event()?);
+            let (stream, event) = (simulation.create_stream()?, simulation.create_event(true)?);
             let from = pinned_span(simulation.allocate_pinned(64, PinnedUse::ToDevice)?, 0, 64);
             let to = pinned_span(
                 simulation.allocate_pinned(64, PinnedUse::FromDevice)?,
@@ -230,9 +230,9 @@ fn the_context_is_current_per_thread() {
     thread::scope(|scope| {
         scope.spawn(|| {
             bench.0.discard(Span::Device(device)).unwrap_err();
-            bench.0.create_event().unwrap_err();
+            bench.0.create_event(true).unwrap_err();
             bench.0.enter().unwrap();
-            bench.0.create_event().unwrap();
+            bench.0.create_event(true).unwrap();
             bench.0.leave().unwrap();
         });
     });
@@ -257,7 +257,9 @@ fn events_take_the_time() {
         });
         let (device, stream, other) = (bench.device(2 << 20), bench.stream(), bench.stream());
         let idle = bench.stream();
-        let events: Vec<_> = (0..4).map(|_| bench.0.create_event().unwrap()).collect();
+        let events: Vec<_> = (0..4)
+            .map(|_| bench.0.create_event(true).unwrap())
+            .collect();
         let fill = |stream, offset, len| {
             // SAFETY: the simulation checks what it is told.
             unsafe {
@@ -295,6 +297,21 @@ fn events_take_the_time() {
         assert!(bench.0.elapsed(events[1], events[0]).unwrap() >= time(1, 3));
     }
     assert!(times.iter().all(|t| *t == times[0]), "{times:?}");
+}
+
+#[test]
+fn only_timed_events_tell_the_time() {
+    let bench = Bench::new(Config::default());
+    let stream = bench.stream();
+    let [timed, untimed] = [true, false].map(|timed| bench.0.create_event(timed).unwrap());
+    for event in [timed, untimed] {
+        bench.0.record(event, stream, SITE).unwrap();
+    }
+    bench.0.elapsed(timed, timed).unwrap();
+    for (begin, end) in [(timed, untimed), (untimed, timed)] {
+        let message = refused(&bench, bench.0.elapsed(begin, end), Rule::Event);
+        assert!(message.contains("does not take the time"), "{message}");
+    }
 }
 
 #[test]
@@ -388,7 +405,7 @@ fn every_reader_is_waited_for() {
             message.contains(&format!("(operation 1 of stream {})", waited + 1)),
             "{message}"
         );
-        let event = bench.0.create_event().unwrap();
+        let event = bench.0.create_event(true).unwrap();
         bench.0.record(event, streams[waited], SITE).unwrap();
         bench.0.wait(streams[0], event, SITE).unwrap();
     }

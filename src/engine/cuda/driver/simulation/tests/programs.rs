@@ -206,7 +206,7 @@ fn simulated(program: &[Step], schedule: Schedule) -> Result<Seen, usize> {
         _ => 0,
     });
     let events: Vec<_> = (0..events.max().unwrap_or(0))
-        .map(|_| driver.create_event().unwrap())
+        .map(|_| driver.create_event(true).unwrap())
         .collect();
     let pinned: Vec<_> = (0..BUFFERS).map(|_| bench.pinned(LEN)).collect();
     let device: Vec<_> = (PINNED..BUFFERS).map(|_| bench.device(LEN)).collect();

@@ -14,7 +14,8 @@ fn schedule_of(seed: u64) -> Schedule {
 
 fn check(seed: u64, subject: &Subject, library: StandIn, falls_back: bool) {
     let simulation = simulation(schedule_of(seed));
-    let engine = stream_engine(&simulation, library, subject);
+    let engine = stream_engine(&simulation, library, subject).with_times(seed % 5 == 0);
+    let engine = with_streams(engine, 1 + seed as usize / 2 % 3);
     let done = open(&engine, subject, falls_back).and_then(|stream| {
         if seed.is_multiple_of(3) {
             encode_with(&simulation, subject, stream, (seed, 0))

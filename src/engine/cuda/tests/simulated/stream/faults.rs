@@ -44,7 +44,7 @@ enum Outcome {
 
 impl Case {
     fn run(&self, simulation: &Arc<Simulation>, falls_back: bool, tries: usize) -> Outcome {
-        let engine = stream_engine(simulation, self.library, &self.subject);
+        let engine = stream_engine(simulation, self.library, &self.subject).with_times(true);
         let stream = match open(&engine, &self.subject, falls_back) {
             Ok(stream) => stream,
             Err(error) => return Outcome::NotOpened(error),
@@ -93,7 +93,7 @@ impl Case {
                     .any(|start| what.starts_with(start))
             });
             // A lane that is given up without a context is leaked.
-            let left = left || is_at_the_end(inject, simulation.counts()) && live.streams == 3;
+            let left = left || is_at_the_end(inject, simulation.counts()) && live.streams == 4;
             assert!(
                 left || live == Live::default(),
                 "{inject:?}, {failed:?}: {live:?}"

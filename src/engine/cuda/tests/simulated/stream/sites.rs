@@ -48,7 +48,8 @@ fn abandon(subject: &Subject, stream: &dyn StreamEngine) -> Result<(), EngineErr
     Ok(())
 }
 
-/// Runs a case with some seeds, each with other data. Returns the first failure of any kind.
+/// Runs a case with some seeds, each with other data, and with one stream of kernels or three.
+/// Returns the first failure of any kind.
 fn run(case: &Case, removed: Option<Site>) -> Result<BTreeSet<Site>, String> {
     let mut sites = BTreeSet::new();
     for seed in 0..4 {
@@ -61,7 +62,8 @@ fn run(case: &Case, removed: Option<Site>) -> Result<BTreeSet<Site>, String> {
             simulation.inject(fault);
         }
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            let engine = stream_engine(&simulation, case.library, &case.subject);
+            let engine = stream_engine(&simulation, case.library, &case.subject).with_times(true);
+            let engine = with_streams(engine, [1, 3][seed as usize % 2]);
             let stream = open(&engine, &case.subject, true)?;
             encode_with(&simulation, &case.subject, stream, (seed, 0))?;
             abandon(&case.subject, &*open(&engine, &case.subject, true)?)?;
