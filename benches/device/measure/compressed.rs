@@ -451,7 +451,10 @@ impl<'a> Subject<'a> {
             ],
         )?;
         let after = self.engine.counters().snapshot();
-        let stages = Stages::since(&before, &self.engine, len).rates();
+        // Taking times is work for the device, so it has a round of its own.
+        let before_times = self.engine.counters().snapshot();
+        encode(&self.engine.clone().with_times(true))?;
+        let stages = Stages::since(&before_times, &self.engine, len).rates();
         let bytes = calls * len;
         let mut limits: [(&str, &Samples, usize); 4] = [
             ("nvCOMP alone", &alone, self.alone.bytes),
@@ -506,20 +509,27 @@ fn compression_ratio(decoded: usize, encoded: usize) -> f64 {
     decoded as f64 / encoded as f64
 }
 
-/// Varies [`Tuning::compressed_batch`], and measures the rate of encoding with zstd.
+/// Varies [`Tuning::compressed_batch`] and [`Tuning::streams`], and measures the rate of encoding with
+/// zstd.
 fn sweep(engine: &CudaEngine, sizes: &Sizes, data: &Data, report: &mut Report<'_>) -> Result<()> {
     report.section(
         "compressed_sweep",
-        "encode with zstd-1; decoded bytes of a batch",
+        "encode with zstd-1; decoded bytes that are compressed at once, streams of kernels",
     );
     let [codec, ..] = codecs();
     let kind = Kind::new(data.edge, sizes.subchunk, &[0, 1, 2], &[codec.stage])?;
     let len = kind.grid.shard_bytes();
     let shards: Vec<_> = data.bytes.chunks(len).collect();
-    for &compressed_batch in &sizes.compressed_batches {
+    let streams = sizes.streams.iter();
+    let points = streams.flat_map(|&streams| {
+        let batches = sizes.compressed_batches.iter();
+        batches.map(move |&batch| (streams, batch))
+    });
+    for (streams, compressed_batch) in points {
         engine.devices.release_idle();
         let tuning = Tuning {
             compressed_batch,
+            streams,
             ..sizes.tuning
         };
         let tuned = engine_for(engine, &kind, sizes, tuning);
@@ -541,9 +551,13 @@ fn sweep(engine: &CudaEngine, sizes: &Sizes, data: &Data, report: &mut Report<'_
                     .0)
                 }],
             )?;
-            let name = format!("{} KiB, {calls} at once", compressed_batch >> 10);
+            let name = format!(
+                "{} KiB in {streams}, {calls} at once",
+                compressed_batch >> 10
+            );
             let row = Row::new(name, &samples, calls * len)
                 .with("compressed_batch", compressed_batch)
+                .with("streams", streams)
                 .with("calls", calls)
                 .with("lane_bytes_on_the_device", lane.device);
             report.row(row);

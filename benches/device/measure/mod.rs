@@ -99,6 +99,8 @@ pub(crate) struct Sizes {
     /// The memory of the engine with a compressor; `None` selects the default.
     pub(crate) compressed_memory: Option<usize>,
     pub(crate) compressed_batches: Vec<usize>,
+    /// The numbers of streams of kernels.
+    pub(crate) streams: Vec<usize>,
 }
 
 impl Sizes {
@@ -134,7 +136,8 @@ impl Sizes {
             compressed_calls: vec![1, 4],
             compressed_rounds: 5,
             compressed_memory: None,
-            compressed_batches: vec![32 << 20, 64 << 20, 128 << 20, 256 << 20],
+            compressed_batches: vec![64 << 20, 128 << 20, 256 << 20],
+            streams: vec![1, 2, 3],
         }
     }
 

@@ -24,11 +24,12 @@ fn points(sizes: &Sizes) -> Vec<Point> {
     let mut points = Vec::new();
     for &slab in &sizes.slabs {
         for &ring in &sizes.rings {
-            // A slab must not be longer than a batch.
-            for &batch in sizes.batches.iter().filter(|&&batch| batch >= slab) {
+            // A batch has at least two slabs.
+            for &batch in sizes.batches.iter().filter(|&&batch| batch >= 2 * slab) {
                 for &batches in &sizes.in_flight {
                     let tuning = Tuning {
                         slab,
+                        long_slab: slab,
                         ring,
                         batch,
                         batches,

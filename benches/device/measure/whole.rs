@@ -364,7 +364,6 @@ impl Subject<'_> {
     ) -> Result<()> {
         let (rings, len) = (self.rings, self.kind.grid.shard_bytes());
         let engine = rings.engine;
-        let before = engine.counters().snapshot();
         let [bus, filled, emptied, device, host] = race(
             self.sizes.warm_up,
             self.sizes.rounds,
@@ -376,6 +375,9 @@ impl Subject<'_> {
                 &mut |_| work(&HostEngine),
             ],
         )?;
+        // Taking times is work for the device, so it has a round of its own.
+        let before = engine.counters().snapshot();
+        work(&engine.clone().with_times(true))?;
         let stages = Stages::since(&before, engine, len).rates();
         let bytes = self.calls * len;
         let mut limits = [

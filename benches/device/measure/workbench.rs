@@ -41,7 +41,7 @@ impl<'d> Workbench<'d> {
             this.streams.push(driver.create_stream()?);
         }
         for _ in 0..3 {
-            this.events.push(driver.create_event()?);
+            this.events.push(driver.create_event(true)?);
         }
         for kind in [PinnedUse::ToDevice, PinnedUse::FromDevice] {
             let span = this.pinned(staging, kind)?;
