@@ -10,6 +10,8 @@ pub struct Config {
     pub compute_capability: (u32, u32),
     /// The number of streaming multiprocessors.
     pub multiprocessors: u32,
+    /// The most bytes from one row to the next in a copy of rows.
+    pub largest_pitch: u32,
     /// Bytes of device memory.
     pub memory: usize,
     /// Bytes of pinned memory.
@@ -25,6 +27,7 @@ impl Default for Config {
         Self {
             compute_capability: (9, 0),
             multiprocessors: 4,
+            largest_pitch: i32::MAX.cast_unsigned(),
             memory: 1 << 30,
             pinned: 1 << 30,
             schedule: Schedule::Eager,
@@ -79,6 +82,7 @@ impl Machine {
                 "devices" => count = number()?,
                 "memory" => device.memory = number()?,
                 "pinned" => device.pinned = number()?,
+                "pitch" => device.largest_pitch = number()? as u32,
                 "multiprocessors" => device.multiprocessors = number()? as u32,
                 "seed" => device.seed = number()? as u64,
                 "version" => machine.version = i32::try_from(number()?).map_err(|_| wrong())?,
@@ -123,9 +127,11 @@ mod tests {
 
     #[test]
     fn settings_are_understood_or_named() {
-        let machine = Machine::parse("devices=2 schedule=priority:7 capability=8.6").unwrap();
+        let machine =
+            Machine::parse("devices=2 schedule=priority:7 capability=8.6 pitch=64").unwrap();
         let device = Config {
             compute_capability: (8, 6),
+            largest_pitch: 64,
             schedule: Schedule::Priority(7),
             ..Config::default()
         };

@@ -39,6 +39,46 @@ pub(super) struct Ends {
     pub(super) to: Kind,
 }
 
+/// How many rows are copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RowsShape {
+    pub(super) planes: usize,
+    /// The rows of a plane.
+    pub(super) rows: usize,
+    /// The bytes of a row.
+    pub(super) row: usize,
+}
+
+/// Where rows lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rows {
+    /// The address of the first row.
+    pub(super) first: u64,
+    /// Bytes from one row to the next.
+    pub(super) pitch: usize,
+    /// Rows from one plane to the next.
+    pub(super) height: usize,
+}
+
+impl Rows {
+    /// Returns the bytes from the begin of the first row to the end of the last one; `None` if there
+    /// are too many to count. There is at least one row, with at least one byte.
+    pub(super) fn span(&self, shape: RowsShape) -> Option<usize> {
+        (shape.planes - 1)
+            .checked_mul(self.height)?
+            .checked_add(shape.rows - 1)?
+            .checked_mul(self.pitch)?
+            .checked_add(shape.row)
+    }
+
+    /// Returns where each row begins, in bytes from the first row.
+    pub(super) fn starts(&self, shape: RowsShape) -> impl Iterator<Item = usize> + use<> {
+        let Self { pitch, height, .. } = *self;
+        (0..shape.planes)
+            .flat_map(move |plane| (0..shape.rows).map(move |row| (plane * height + row) * pitch))
+    }
+}
+
 /// Work in a stream.
 pub(super) enum Action {
     Copy {
@@ -46,6 +86,12 @@ pub(super) enum Action {
         from: u64,
         to: u64,
         len: usize,
+    },
+    CopyRows {
+        ends: Ends,
+        shape: RowsShape,
+        from: Rows,
+        to: Rows,
     },
     Fill {
         to: u64,
@@ -308,6 +354,21 @@ impl Device {
                 // the host does not use pinned memory meanwhile.
                 unsafe { ptr::copy(source, target, *len) };
             }
+            Action::CopyRows {
+                ends,
+                shape,
+                from,
+                to,
+            } => {
+                let first = |rows: &Rows, kind| {
+                    bytes(rows.first, rows.span(*shape).unwrap_or(usize::MAX), kind)
+                };
+                let (source, target) = (first(from, ends.from)?, first(to, ends.to)?);
+                for (from, to) in std::iter::zip(from.starts(*shape), to.starts(*shape)) {
+                    // SAFETY: as above: the rows are within the spans from the first to the last.
+                    unsafe { ptr::copy(source.add(from), target.add(to), shape.row) };
+                }
+            }
             Action::Fill { to, len, byte } => {
                 let target = bytes(*to, *len, Kind::Device)?;
                 // SAFETY: as above.
@@ -362,6 +423,7 @@ impl Device {
 fn duration(action: &Action) -> Time {
     let bytes = match action {
         Action::Copy { len, .. } | Action::Fill { len, .. } => *len as Time,
+        Action::CopyRows { shape, .. } => (shape.planes * shape.rows * shape.row) as Time,
         _ => 0,
     };
     2_000 + bytes / 25

@@ -14,14 +14,15 @@ use std::sync::Arc;
 use std::thread;
 
 use cudarc::driver::sys::{
-    CU_MEMHOSTALLOC_WRITECOMBINED, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent,
-    CUevent_flags, CUfunction, CUgraph, CUhostFn, CUjit_option, CUmodule, CUstream, CUstream_flags,
-    CUstreamCaptureMode, CUstreamCaptureStatus,
+    CU_MEMHOSTALLOC_WRITECOMBINED, CUDA_MEMCPY3D, CUcontext, CUdevice, CUdevice_attribute,
+    CUdeviceptr, CUevent, CUevent_flags, CUfunction, CUgraph, CUhostFn, CUjit_option, CUmodule,
+    CUstream, CUstream_flags, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 
 use super::capture;
 use super::codes::{self, Code};
 use super::device::{Action, Ends, HostFunction, Recorded};
+use super::rows;
 use super::world::{self, Event, MODE, Object, Of, Stream, World, call};
 use super::{Failure, wrong};
 use crate::Module;
@@ -122,6 +123,7 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(
                 CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => {
                     config.multiprocessors
                 }
+                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_PITCH => config.largest_pitch,
                 _ => {
                     let message = format!("{attribute:?} is not known here");
                     return wrong(codes::INVALID_VALUE, &message);
@@ -541,6 +543,27 @@ pub unsafe extern "C" fn cuMemcpyDtoDAsync_v2(
         to: Kind::Device,
     };
     copy("cuMemcpyDtoDAsync_v2", ends, from, to, len, stream)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpy3DAsync_v2(copy: *const CUDA_MEMCPY3D, stream: CUstream) -> Code {
+    call("cuMemcpy3DAsync_v2", Of::Current, |world, device| {
+        let stream = enqueues(world, stream, device)?;
+        if copy.is_null() {
+            return wrong(
+                codes::INVALID_VALUE,
+                "the address of the parameters is null",
+            );
+        }
+        // SAFETY: the caller of the function promises that the address is valid.
+        let copy = unsafe { copy.read() };
+        let device = &mut world.devices[device];
+        let action = rows::action(&copy, device)?;
+        if let Some(stream) = stream {
+            device.enqueue(stream.number, None, action);
+        }
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]

@@ -16,6 +16,7 @@ mod codes;
 mod config;
 mod device;
 mod functions;
+mod rows;
 mod world;
 
 use std::cell::Cell;

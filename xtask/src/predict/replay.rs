@@ -96,7 +96,7 @@ pub(super) fn replay(steps: &[Value], machine: &Machine, processors: u32) -> Res
         let now = state.work(thread, (number("own_ns")? + others) * 1e-9 + CALL);
         let name = step["name"].as_str().unwrap_or_default();
         match step["operation"].as_str().unwrap_or_default() {
-            "copy" => {
+            "copy" | "copy_rows" => {
                 let bytes = number("bytes")?;
                 let (queue, time) = match step["direction"].as_str() {
                     Some("up") => ("up", bytes / machine.bus),
@@ -215,6 +215,12 @@ mod tests {
         assert_eq!(time(&[copy("up", 1, 2), copy("down", 2, 3)], 1), "3.00");
         // Within the device each byte is read and written.
         assert_eq!(time(&[copy("within", 1, 2)], 1), "4.00");
+        // Rows count as their bytes.
+        let mut rows = copy("within", 1, 2);
+        (rows["operation"], rows["rows"]) = ("copy_rows".into(), 2.into());
+        assert_eq!(time(&[rows.clone()], 1), "4.00");
+        rows["direction"] = "down".into();
+        assert_eq!(time(&[rows], 1), "2.00");
     }
 
     #[test]

@@ -39,6 +39,8 @@ pub struct DeviceInfo {
     pub total_memory: usize,
     /// The number of streaming multiprocessors.
     pub multiprocessors: u32,
+    /// The most bytes from one row to the next in a copy of rows.
+    pub largest_pitch: usize,
 }
 
 /// A stream of operations that run in order.
@@ -85,6 +87,89 @@ pub struct PinnedSpan {
 pub enum Span {
     Device(DeviceSpan),
     Pinned(PinnedSpan),
+}
+
+impl Span {
+    /// The number of bytes.
+    fn len(self) -> usize {
+        match self {
+            Self::Device(span) => span.len,
+            Self::Pinned(span) => span.len,
+        }
+    }
+}
+
+/// How many rows a copy of rows has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowsShape {
+    pub planes: usize,
+    /// The rows of a plane.
+    pub rows: usize,
+    /// The bytes of a row.
+    pub row: usize,
+}
+
+impl RowsShape {
+    /// Bytes of all rows, without the bytes between them.
+    fn len(self) -> usize {
+        self.planes * self.rows * self.row
+    }
+}
+
+/// Where the rows of a copy lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// The bytes from the beginning of the first row to the end of the last one.
+    pub span: Span,
+    /// Bytes from the beginning of a row to the beginning of the next.
+    pub pitch: usize,
+    /// Rows from the beginning of a plane to the beginning of the next.
+    pub height: usize,
+}
+
+impl Rows {
+    /// Checks that rows of `shape` lie like this.
+    ///
+    /// # Errors
+    /// They would overlap, the span is not as long as they need, or the pitch is above the largest
+    /// one; the reason.
+    fn check(&self, shape: RowsShape, largest_pitch: usize) -> Result<(), String> {
+        let Self {
+            span,
+            pitch,
+            height,
+        } = *self;
+        if pitch < shape.row || height < shape.rows {
+            return Err(format!(
+                "rows overlap: a pitch of {pitch} bytes and planes of {height} rows, for {shape:?}"
+            ));
+        }
+        if pitch > largest_pitch {
+            return Err(format!(
+                "a pitch of {pitch} bytes, of which the device takes {largest_pitch} at most"
+            ));
+        }
+        let needed = (shape.planes - 1)
+            .checked_mul(height)
+            .and_then(|rows| rows.checked_add(shape.rows - 1))
+            .and_then(|rows| rows.checked_mul(pitch))
+            .and_then(|bytes| bytes.checked_add(shape.row));
+        if needed != Some(span.len()) {
+            return Err(format!(
+                "a span of {} bytes, where {shape:?} with a pitch of {pitch} bytes and planes of {height} rows needs {needed:?}",
+                span.len()
+            ));
+        }
+        Ok(())
+    }
+
+    /// Where each row begins, in bytes from the beginning of the span.
+    #[cfg(test)]
+    fn starts(&self, shape: RowsShape) -> impl Iterator<Item = usize> + use<> {
+        let Self { pitch, height, .. } = *self;
+        (0..shape.planes)
+            .flat_map(move |plane| (0..shape.rows).map(move |row| (plane * height + row) * pitch))
+    }
 }
 
 /// How an operation accesses a span.
@@ -242,6 +327,22 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// # Safety
     /// The caller keeps the rules of the module.
     unsafe fn copy(&self, stream: StreamId, from: Span, to: Span) -> Result<(), DriverError>;
+
+    /// Enqueues a copy of rows in `stream`: of each row of `from` to the same row of `to`. The bytes
+    /// between the rows are not touched. A copy without bytes does nothing.
+    ///
+    /// # Errors
+    /// Also if rows overlap, or a pitch is above [`DeviceInfo::largest_pitch`].
+    ///
+    /// # Safety
+    /// The caller keeps the rules of the module.
+    unsafe fn copy_rows(
+        &self,
+        stream: StreamId,
+        shape: RowsShape,
+        from: Rows,
+        to: Rows,
+    ) -> Result<(), DriverError>;
 
     /// Enqueues a fill of `span` with `byte` in `stream`.
     ///

@@ -6,8 +6,8 @@ use super::{
     functions::{Code, Functions},
 };
 use cudarc::driver::sys::{
-    CU_MEMHOSTALLOC_WRITECOMBINED, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmodule,
-    CUstream, CUstreamCaptureMode,
+    CU_MEMHOSTALLOC_WRITECOMBINED, CUDA_MEMCPY3D, CUcontext, CUdevice, CUdeviceptr, CUevent,
+    CUfunction, CUmemorytype, CUmodule, CUstream, CUstreamCaptureMode,
 };
 use std::{
     cell::Cell,
@@ -137,6 +137,70 @@ mistakes! {
     "copies on the device are in the default stream":
         cuMemcpyDtoDAsync_v2 = |to: CUdeviceptr, from: CUdeviceptr, len: usize, _stream: CUstream| {
             driver::cuMemcpyDtoDAsync_v2(to, from, len, DEFAULT)
+        };
+    "the pitches of a copy of rows are swapped":
+        cuMemcpy3DAsync_v2 = |copy: *const CUDA_MEMCPY3D, stream: CUstream| {
+            let mut copy = copy.read();
+            (copy.srcPitch, copy.dstPitch) = (copy.dstPitch, copy.srcPitch);
+            driver::cuMemcpy3DAsync_v2(&raw const copy, stream)
+        };
+    "the heights of a copy of rows are swapped":
+        cuMemcpy3DAsync_v2 = |copy: *const CUDA_MEMCPY3D, stream: CUstream| {
+            let mut copy = copy.read();
+            (copy.srcHeight, copy.dstHeight) = (copy.dstHeight, copy.srcHeight);
+            driver::cuMemcpy3DAsync_v2(&raw const copy, stream)
+        };
+    "the planes of a copy of rows have as many rows as are copied":
+        cuMemcpy3DAsync_v2 = |copy: *const CUDA_MEMCPY3D, stream: CUstream| {
+            let mut copy = copy.read();
+            copy.dstHeight = copy.Height;
+            driver::cuMemcpy3DAsync_v2(&raw const copy, stream)
+        };
+    "rows are a byte too short":
+        cuMemcpy3DAsync_v2 = |copy: *const CUDA_MEMCPY3D, stream: CUstream| {
+            let mut copy = copy.read();
+            copy.WidthInBytes -= 1;
+            driver::cuMemcpy3DAsync_v2(&raw const copy, stream)
+        };
+    "rows are a byte too long":
+        cuMemcpy3DAsync_v2 = |copy: *const CUDA_MEMCPY3D, stream: CUstream| {
+            let mut copy = copy.read();
+            copy.WidthInBytes += 1;
+            driver::cuMemcpy3DAsync_v2(&raw const copy, stream)
+        };
+    "a copy of rows has a row too few":
+        cuMemcpy3DAsync_v2 = |copy: *const CUDA_MEMCPY3D, stream: CUstream| {
+            let mut copy = copy.read();
+            copy.Height -= 1;
+            driver::cuMemcpy3DAsync_v2(&raw const copy, stream)
+        };
+    "a copy of rows has one plane":
+        cuMemcpy3DAsync_v2 = |copy: *const CUDA_MEMCPY3D, stream: CUstream| {
+            let mut copy = copy.read();
+            copy.Depth = 1;
+            driver::cuMemcpy3DAsync_v2(&raw const copy, stream)
+        };
+    "rows and planes are swapped":
+        cuMemcpy3DAsync_v2 = |copy: *const CUDA_MEMCPY3D, stream: CUstream| {
+            let mut copy = copy.read();
+            (copy.Height, copy.Depth) = (copy.Depth, copy.Height);
+            driver::cuMemcpy3DAsync_v2(&raw const copy, stream)
+        };
+    "rows are copied from memory of the host":
+        cuMemcpy3DAsync_v2 = |copy: *const CUDA_MEMCPY3D, stream: CUstream| {
+            let mut copy = copy.read();
+            copy.srcMemoryType = CUmemorytype::CU_MEMORYTYPE_HOST;
+            driver::cuMemcpy3DAsync_v2(&raw const copy, stream)
+        };
+    "copies of rows begin a byte too late":
+        cuMemcpy3DAsync_v2 = |copy: *const CUDA_MEMCPY3D, stream: CUstream| {
+            let mut copy = copy.read();
+            copy.dstDevice += 1;
+            driver::cuMemcpy3DAsync_v2(&raw const copy, stream)
+        };
+    "copies of rows are in the default stream":
+        cuMemcpy3DAsync_v2 = |copy: *const CUDA_MEMCPY3D, _stream: CUstream| {
+            driver::cuMemcpy3DAsync_v2(copy, DEFAULT)
         };
     "a fill is a byte too short":
         cuMemsetD8Async = |to: CUdeviceptr, byte: c_uchar, len: usize, stream: CUstream| {

@@ -7,8 +7,8 @@
 //! header, check the types below.
 
 use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUjit_option,
-    CUmodule, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
+    self, CUDA_MEMCPY3D, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
+    CUjit_option, CUmodule, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
 
@@ -96,6 +96,7 @@ functions! {
         cuMemFree_v2(CUdeviceptr);
         cuMemGetInfo_v2(*mut usize, *mut usize);
         cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
+        cuMemcpy3DAsync_v2(*const CUDA_MEMCPY3D, CUstream);
         cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, CUstream);
         cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
         cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);

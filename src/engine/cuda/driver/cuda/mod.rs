@@ -16,6 +16,7 @@ mod functions;
 mod handles;
 mod kernels;
 mod open;
+mod rows;
 
 #[cfg(test)]
 pub(crate) use open::gpu_or_skip;
@@ -23,7 +24,7 @@ pub use open::open_all;
 
 use super::{
     Access, Arg, DeviceInfo, DeviceMemory, DeviceSpan, Dims, Driver, DriverError, EventId, Fault,
-    LibraryCall, PinnedMemory, PinnedSpan, PinnedUse, Site, Span, StreamId,
+    LibraryCall, PinnedMemory, PinnedSpan, PinnedUse, Rows, RowsShape, Site, Span, StreamId,
 };
 use crate::engine::cuda::kernels::ptx::KERNELS;
 use arguments::{Arguments, address};
@@ -515,6 +516,32 @@ impl Driver for CudaDriver {
         }
     }
 
+    unsafe fn copy_rows(
+        &self,
+        stream: StreamId,
+        shape: RowsShape,
+        from: Rows,
+        to: Rows,
+    ) -> Result<(), DriverError> {
+        let operation = || format!("copy {shape:?}: {from:?} to {to:?}");
+        if shape.len() == 0 {
+            return Ok(());
+        }
+        for rows in [from, to] {
+            rows.check(shape, self.info.largest_pitch)
+                .map_err(|reason| self.refused(operation(), &reason))?;
+        }
+        if matches!((from.span, to.span), (Span::Pinned(_), Span::Pinned(_))) {
+            return Err(self.refused(operation(), "a device copies from or to its own memory"));
+        }
+        let stream = self.stream(stream, operation)?;
+        let copy = rows::parameters(shape, from, to);
+        self.run(operation, |functions| {
+            // SAFETY: as for `copy`. The driver reads the parameters before it returns.
+            unsafe { (functions.cuMemcpy3DAsync_v2)(&raw const copy, stream.handle.0) }
+        })
+    }
+
     unsafe fn fill(&self, stream: StreamId, span: DeviceSpan, byte: u8) -> Result<(), DriverError> {
         let operation = || format!("fill {span:?} with {byte}");
         if span.len == 0 {
@@ -613,14 +640,5 @@ impl Driver for CudaDriver {
 
     fn discard(&self, _: Span) -> Result<(), DriverError> {
         Ok(())
-    }
-}
-
-impl Span {
-    fn len(self) -> usize {
-        match self {
-            Self::Device(span) => span.len,
-            Self::Pinned(span) => span.len,
-        }
     }
 }

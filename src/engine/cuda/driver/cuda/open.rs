@@ -95,6 +95,8 @@ impl CudaDriver {
             attribute(minor, "the minor compute capability")?,
         );
         let multiprocessors = attribute(multiprocessors, "the number of multiprocessors")?;
+        let pitch = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_PITCH;
+        let largest_pitch = attribute(pitch, "the largest pitch")?;
         if compute_capability < COMPUTE_CAPABILITY {
             return Err(unavailable(
                 "use the device",
@@ -129,6 +131,7 @@ impl CudaDriver {
                 compute_capability,
                 total_memory,
                 multiprocessors,
+                largest_pitch: largest_pitch as usize,
             },
             device,
             context: OnceLock::new(),

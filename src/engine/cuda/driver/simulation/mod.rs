@@ -38,7 +38,7 @@ use self::state::{Failure, State};
 use self::trace::Trace;
 use super::{
     Access, Arg, DeviceInfo, DeviceMemory, DeviceSpan, Dims, Driver, DriverError, EventId, Fault,
-    LibraryCall, PinnedMemory, PinnedSpan, PinnedUse, Site, Span, StreamId,
+    LibraryCall, PinnedMemory, PinnedSpan, PinnedUse, Rows, RowsShape, Site, Span, StreamId,
 };
 pub(crate) use zarrs_cuda_emulator::device::{Kind, Schedule};
 
@@ -50,6 +50,8 @@ pub(crate) struct Config {
     /// Bytes of device memory.
     pub(crate) memory: usize,
     pub(crate) multiprocessors: u32,
+    /// The most bytes from one row to the next in a copy of rows.
+    pub(crate) largest_pitch: usize,
     /// Bytes of pinned memory.
     pub(crate) pinned: usize,
     /// Do nothing at this site.
@@ -70,6 +72,7 @@ impl Default for Config {
             schedule: Schedule::Eager,
             memory: 1 << 30,
             multiprocessors: 4,
+            largest_pitch: i32::MAX as usize,
             pinned: 1 << 30,
             removed: None,
             faults: Vec::new(),
@@ -153,6 +156,7 @@ impl Simulation {
                 compute_capability: (9, 0),
                 total_memory: config.memory,
                 multiprocessors: config.multiprocessors,
+                largest_pitch: config.largest_pitch,
             },
             state: Mutex::new(State::new(config)),
             on_free: OnceLock::new(),
@@ -196,6 +200,14 @@ impl Simulation {
     /// How many bytes the host has read of memory that it only writes: on a GPU that is slow.
     pub(crate) fn uploads_read(&self) -> usize {
         self.lock().uploads_read
+    }
+
+    /// How many bytes of pinned memory there are now that the host only writes.
+    pub(crate) fn for_uploads(&self) -> usize {
+        let state = self.lock();
+        let all = state.memory.live().map(|(_, allocation)| allocation);
+        let uploads = all.filter(|allocation| allocation.known.is_for_uploads);
+        uploads.map(|allocation| allocation.block.len()).sum()
     }
 
     /// How often each was asked for so far.
@@ -517,6 +529,20 @@ impl Driver for Simulation {
     unsafe fn copy(&self, stream: StreamId, from: Span, to: Span) -> Result<(), DriverError> {
         let operation = format_args!("copy {from:?} to {to:?} in stream {}", stream.0);
         self.run(Call::Use, operation, |state| state.copy(stream, from, to))
+    }
+
+    unsafe fn copy_rows(
+        &self,
+        stream: StreamId,
+        shape: RowsShape,
+        from: Rows,
+        to: Rows,
+    ) -> Result<(), DriverError> {
+        let stream_ = stream.0;
+        let operation = format_args!("copy {shape:?}: {from:?} to {to:?} in stream {stream_}");
+        self.run(Call::Use, operation, |state| {
+            state.copy_rows(stream, shape, from, to)
+        })
     }
 
     unsafe fn fill(&self, stream: StreamId, span: DeviceSpan, byte: u8) -> Result<(), DriverError> {

@@ -79,7 +79,7 @@ struct Work {
 }
 
 enum Action {
-    /// From the first place to the second.
+    /// From each place of the first half to the place at the same position of the second half.
     Copy,
     /// Of the only place.
     Fill(u8),

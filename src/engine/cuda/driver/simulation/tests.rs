@@ -7,6 +7,7 @@ mod kernels;
 mod memory;
 mod order;
 mod programs;
+mod rows;
 
 use std::ptr;
 

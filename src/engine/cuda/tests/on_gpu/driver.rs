@@ -1,7 +1,8 @@
 //! The driver does what its trait says, rejects invalid calls, and can be shared.
 
 use crate::engine::cuda::driver::{
-    Access, Arg, DeviceSpan, Dims, Driver, DriverError, Fault, PinnedSpan, PinnedUse, Site, Span,
+    Access, Arg, DeviceSpan, Dims, Driver, DriverError, Fault, PinnedSpan, PinnedUse, Rows,
+    RowsShape, Site, Span,
     cuda::{CudaDriver, gpu_or_skip},
 };
 use std::{
@@ -101,6 +102,126 @@ fn round_trip(driver: &dyn Driver, seed: u8) -> Result<(), DriverError> {
     for event in events {
         driver.destroy_event(event)?;
     }
+    driver.leave()
+}
+
+#[test]
+fn rows_are_copied_and_gaps_are_left_alone() {
+    if let Some(driver) = gpu_or_skip("rows_are_copied_and_gaps_are_left_alone") {
+        copy_rows(&*driver).unwrap();
+    }
+}
+
+/// Copies rows from the host to the device, within it, and back, each time with other gaps. The
+/// lengths and places are no round numbers.
+fn copy_rows(driver: &dyn Driver) -> Result<(), DriverError> {
+    let shape = RowsShape {
+        planes: 3,
+        rows: 50,
+        row: 1021,
+    };
+    /// Bytes between two rows, and rows between two planes: on the host, on the device, there
+    /// again, and on the host.
+    const GAPS: [(usize, usize); 4] = [(0, 0), (3, 2), (1, 0), (8, 5)];
+    /// Each copy begins there.
+    const OFFSET: usize = 7;
+    let place = |number: usize, [plane, row]: [usize; 2]| {
+        let (gap, more) = GAPS[number];
+        OFFSET + (plane * (shape.rows + more) + row) * (shape.row + gap)
+    };
+    let lens = [0, 1, 2, 3].map(|number| place(number, [2, 49]) + shape.row);
+    driver.enter()?;
+    let stream = driver.create_stream()?;
+    let pinned = |len, kind| -> Result<PinnedSpan, DriverError> {
+        Ok(PinnedSpan {
+            memory: driver.allocate_pinned(len, kind)?,
+            offset: 0,
+            len,
+        })
+    };
+    let device = |len| -> Result<DeviceSpan, DriverError> {
+        Ok(DeviceSpan {
+            memory: driver.allocate(len)?,
+            offset: 0,
+            len,
+        })
+    };
+    let to_device = pinned(lens[0], PinnedUse::ToDevice)?;
+    let (first, second) = (device(lens[1])?, device(lens[2])?);
+    let from_device = pinned(lens[3], PinnedUse::FromDevice)?;
+    let rows = |number: usize, span: Span| {
+        let (gap, more) = GAPS[number];
+        let (offset, len) = (OFFSET, lens[number] - OFFSET);
+        Rows {
+            span: match span {
+                Span::Device(span) => Span::Device(DeviceSpan {
+                    offset,
+                    len,
+                    ..span
+                }),
+                Span::Pinned(span) => Span::Pinned(PinnedSpan {
+                    offset,
+                    len,
+                    ..span
+                }),
+            },
+            pitch: shape.row + gap,
+            height: shape.rows + more,
+        }
+    };
+    let bytes: Vec<u8> = (0..lens[0]).map(|i| (i % 251) as u8).collect();
+    driver.host_access(to_device, Access::Write)?;
+    driver.host_access(from_device, Access::Write)?;
+    // SAFETY: the memory is as long, and nothing else uses it at this time.
+    unsafe {
+        let to = to_device.memory.0.as_ptr();
+        to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+        from_device.memory.0.as_ptr().write_bytes(0xee, lens[3]);
+    }
+    // SAFETY: all spans live until the stream is synchronised below.
+    unsafe {
+        driver.fill(stream, first, 0x11)?;
+        driver.fill(stream, second, 0x22)?;
+        let [a, b, c, d] = [
+            rows(0, Span::Pinned(to_device)),
+            rows(1, Span::Device(first)),
+            rows(2, Span::Device(second)),
+            rows(3, Span::Pinned(from_device)),
+        ];
+        driver.copy_rows(stream, shape, a, b)?;
+        driver.copy_rows(stream, shape, b, c)?;
+        driver.copy_rows(stream, shape, c, d)?;
+    }
+    driver.synchronize_stream(stream, SITE)?;
+    let mut expected = vec![0xee; lens[3]];
+    for plane in 0..shape.planes {
+        for row in 0..shape.rows {
+            let (from, to) = (place(0, [plane, row]), place(3, [plane, row]));
+            expected[to..to + shape.row].copy_from_slice(&bytes[from..from + shape.row]);
+        }
+    }
+    driver.host_access(from_device, Access::Read)?;
+    // SAFETY: all of it was written, and the copies have completed.
+    let result = unsafe { slice::from_raw_parts(from_device.memory.0.as_ptr(), lens[3]) };
+    assert!(result == expected, "the bytes differ");
+
+    // A pitch that no device takes.
+    let far = Rows {
+        pitch: driver.device().largest_pitch + 1,
+        ..rows(1, Span::Device(first))
+    };
+    // SAFETY: nothing is copied.
+    let error = unsafe { driver.copy_rows(stream, shape, far, far) }.unwrap_err();
+    assert_eq!(error.fault, Fault::Refused, "{error}");
+
+    // SAFETY: everything has completed.
+    unsafe {
+        driver.free(first.memory)?;
+        driver.free(second.memory)?;
+        driver.free_pinned(to_device.memory)?;
+        driver.free_pinned(from_device.memory)?;
+    }
+    driver.destroy_stream(stream)?;
     driver.leave()
 }
 

@@ -6,9 +6,12 @@ use zarrs_cuda_emulator::device::{Kind, Task, Ticket};
 use super::super::Rule;
 use super::super::clocks::{Label, Stamp, Touch};
 use super::super::guard::Place;
+use super::super::intervals::Intervals;
 use super::super::kernels::Argument;
 use super::{Action, Failure, State, Work, violation};
-use crate::engine::cuda::driver::{Access, Arg, Dims, Fault, LibraryCall, Span, StreamId};
+use crate::engine::cuda::driver::{
+    Access, Arg, Dims, Fault, LibraryCall, Rows, RowsShape, Span, StreamId,
+};
 
 impl State {
     pub(crate) fn copy(&mut self, stream: StreamId, from: Span, to: Span) -> Result<(), Failure> {
@@ -30,17 +33,70 @@ impl State {
             what: "a copy",
             name: "",
         };
-        let len = from.bytes.len();
-        let direction = match [from, to].map(|place| self.memory.get(place.address)) {
-            [Some(from), Some(to)] if from.kind == Kind::Pinned && to.kind == Kind::Device => "up",
-            [Some(from), Some(to)] if from.kind == Kind::Device && to.kind == Kind::Pinned => {
-                "down"
-            }
-            _ => "within",
-        };
+        let (len, direction) = (from.bytes.len(), self.direction(from, to));
         self.enqueue(stream, label, places.into(), Action::Copy)?;
         self.note(|| json!({ "operation": "copy", "direction": direction, "bytes": len, "stream": stream.0 }));
         Ok(())
+    }
+
+    /// The copy reads and writes the rows, and nothing between them.
+    pub(crate) fn copy_rows(
+        &mut self,
+        stream: StreamId,
+        shape: RowsShape,
+        from: Rows,
+        to: Rows,
+    ) -> Result<(), Failure> {
+        if shape.len() == 0 {
+            return Ok(());
+        }
+        if matches!((from.span, to.span), (Span::Pinned(_), Span::Pinned(_))) {
+            return violation(Rule::Argument, "neither end is on the device");
+        }
+        let mut places = Vec::new();
+        for (rows, access) in [(from, Access::Read), (to, Access::Write)] {
+            let whole = self.place(rows.span, access)?;
+            if let Err(reason) = rows.check(shape, self.config.largest_pitch) {
+                return violation(Rule::Argument, reason);
+            }
+            places.extend(rows.starts(shape).map(|start| {
+                let start = whole.bytes.start + start;
+                Place {
+                    bytes: start..start + shape.row,
+                    ..whole
+                }
+            }));
+        }
+        let (sources, targets) = places.split_at(places.len() / 2);
+        let (from, to) = (&sources[0], &targets[0]);
+        if from.address == to.address {
+            let mut written = Intervals::default();
+            targets
+                .iter()
+                .for_each(|place| written.insert(place.bytes.clone()));
+            let mut read = sources.iter();
+            if read.any(|place| !written.within(place.bytes.clone()).is_empty()) {
+                return violation(Rule::Argument, "rows that are read are also written");
+            }
+        }
+        let direction = self.direction(from, to);
+        let label = Label {
+            what: "a copy of rows",
+            name: "",
+        };
+        self.enqueue(stream, label, places, Action::Copy)?;
+        self.note(|| json!({ "operation": "copy_rows", "direction": direction, "bytes": shape.len(), "rows": shape.planes * shape.rows, "stream": stream.0 }));
+        Ok(())
+    }
+
+    /// Where a copy goes.
+    fn direction(&self, from: &Place, to: &Place) -> &'static str {
+        let kind = |place: &Place| self.memory.get(place.address).map(|a| a.kind);
+        match (kind(from), kind(to)) {
+            (Some(Kind::Pinned), Some(Kind::Device)) => "up",
+            (Some(Kind::Device), Some(Kind::Pinned)) => "down",
+            _ => "within",
+        }
     }
 
     pub(crate) fn fill(&mut self, stream: StreamId, span: Span, byte: u8) -> Result<(), Failure> {

@@ -67,12 +67,15 @@ impl State {
         };
         match action {
             Action::Copy => {
-                if let [from, to] = places
-                    && let (Some(source), Some(target)) = (at(from), at(to))
-                {
-                    // SAFETY: both spans are within live allocations and of the same length, and
-                    // do not overlap: checked when the copy was enqueued. The clocks have shown
-                    // that neither the host nor another operation uses them now.
+                let (sources, targets) = places.split_at(places.len() / 2);
+                for (from, to) in std::iter::zip(sources, targets) {
+                    let (Some(source), Some(target)) = (at(from), at(to)) else {
+                        continue;
+                    };
+                    // SAFETY: all places are within live allocations, those of a pair have the same
+                    // length, and no source overlaps a target: checked when the copy was enqueued.
+                    // The clocks have shown that neither the host nor another operation uses them
+                    // now.
                     unsafe { std::ptr::copy_nonoverlapping(source, target, from.bytes.len()) };
                 }
             }

@@ -29,12 +29,54 @@ impl Bytes {
     }
 }
 
+/// Where the rows of a copy are.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    buffer: usize,
+    offset: usize,
+    pitch: usize,
+    height: usize,
+}
+
+impl Place {
+    /// All bytes from the first row to the last.
+    fn whole(&self, shape: RowsShape) -> Bytes {
+        let last = (shape.planes - 1) * self.height + shape.rows - 1;
+        Bytes {
+            buffer: self.buffer,
+            offset: self.offset,
+            len: last * self.pitch + shape.row,
+        }
+    }
+
+    /// The bytes of each row.
+    fn rows(&self, shape: RowsShape) -> Vec<Bytes> {
+        let mut rows = Vec::new();
+        for plane in 0..shape.planes {
+            for row in 0..shape.rows {
+                rows.push(Bytes {
+                    buffer: self.buffer,
+                    offset: self.offset + (plane * self.height + row) * self.pitch,
+                    len: shape.row,
+                });
+            }
+        }
+        rows
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Copy {
         stream: usize,
         from: Bytes,
         to: Bytes,
+    },
+    CopyRows {
+        stream: usize,
+        shape: RowsShape,
+        from: Place,
+        to: Place,
     },
     Fill {
         stream: usize,
@@ -69,6 +111,7 @@ impl Step {
     fn stream(&self) -> Option<usize> {
         match *self {
             Step::Copy { stream, .. }
+            | Step::CopyRows { stream, .. }
             | Step::Fill { stream, .. }
             | Step::Record { stream, .. }
             | Step::Wait { stream, .. } => Some(stream),
@@ -76,26 +119,31 @@ impl Step {
         }
     }
 
-    fn reads(&self) -> Option<Bytes> {
+    fn reads(&self) -> Vec<Bytes> {
         match *self {
-            Step::Copy { from, .. } | Step::HostRead { from } => Some(from),
-            _ => None,
+            Step::Copy { from, .. } | Step::HostRead { from } => vec![from],
+            Step::CopyRows { shape, from, .. } => from.rows(shape),
+            _ => vec![],
         }
     }
 
-    fn writes(&self) -> Option<Bytes> {
+    fn writes(&self) -> Vec<Bytes> {
         match *self {
-            Step::Copy { to, .. } | Step::Fill { to, .. } | Step::HostWrite { to, .. } => Some(to),
-            _ => None,
+            Step::Copy { to, .. } | Step::Fill { to, .. } | Step::HostWrite { to, .. } => vec![to],
+            Step::CopyRows { shape, to, .. } => to.rows(shape),
+            _ => vec![],
         }
     }
 
     fn conflicts(&self, other: &Self) -> bool {
-        let overlap = |a: Option<Bytes>, b: Option<Bytes>| matches!((a, b), (Some(a), Some(b)) if a.overlaps(&b));
-        overlap(self.writes(), other.writes())
-            || overlap(self.writes(), other.reads())
-            || overlap(self.reads(), other.writes())
+        overlap(&self.writes(), &other.writes())
+            || overlap(&self.writes(), &other.reads())
+            || overlap(&self.reads(), &other.writes())
     }
+}
+
+fn overlap(a: &[Bytes], b: &[Bytes]) -> bool {
+    a.iter().any(|a| b.iter().any(|b| a.overlaps(b)))
 }
 
 /// The first step that conflicts with an earlier one, and is not after it; and the earlier one.
@@ -175,17 +223,21 @@ fn in_order(program: &[Step]) -> Seen {
     let mut buffers: Vec<Vec<u8>> = (0..BUFFERS).map(initial).collect();
     let mut seen = Vec::new();
     for step in program {
-        let source = step
+        let sources: Vec<Vec<u8>> = step
             .reads()
-            .map(|b| buffers[b.buffer][b.offset..][..b.len].to_vec());
+            .iter()
+            .map(|b| buffers[b.buffer][b.offset..][..b.len].to_vec())
+            .collect();
         match *step {
             Step::HostWrite { to, byte } | Step::Fill { to, byte, .. } => {
                 buffers[to.buffer][to.offset..][..to.len].fill(byte);
             }
-            Step::Copy { to, .. } => {
-                buffers[to.buffer][to.offset..][..to.len].copy_from_slice(&source.unwrap());
+            Step::Copy { .. } | Step::CopyRows { .. } => {
+                for (to, source) in std::iter::zip(step.writes(), sources) {
+                    buffers[to.buffer][to.offset..][..to.len].copy_from_slice(&source);
+                }
             }
-            Step::HostRead { .. } => seen.push(source.unwrap()),
+            Step::HostRead { .. } => seen.extend(sources),
             _ => {}
         }
     }
@@ -242,6 +294,20 @@ fn simulated(program: &[Step], schedule: Schedule) -> Result<Seen, usize> {
             Step::Copy { stream, from, to } => unsafe {
                 driver.copy(streams[stream], span(from), span(to))
             },
+            Step::CopyRows {
+                stream,
+                shape,
+                from,
+                to,
+            } => {
+                let [from, to] = [from, to].map(|place| Rows {
+                    span: span(place.whole(shape)),
+                    pitch: place.pitch,
+                    height: place.height,
+                });
+                // SAFETY: as above.
+                unsafe { driver.copy_rows(streams[stream], shape, from, to) }
+            }
             // SAFETY: as above.
             Step::Fill { stream, to, byte } => unsafe {
                 driver.fill(streams[stream], on_device(to), byte)
@@ -280,6 +346,34 @@ fn bytes(buffers: std::ops::Range<usize>) -> impl Strategy<Value = Bytes> {
     })
 }
 
+/// A copy of rows; of one row, if those that were drawn do not fit into a buffer.
+fn rows() -> impl Strategy<Value = (RowsShape, Place, Place)> {
+    let shape = (1..=2_usize, 1..=3_usize, 1..=3_usize);
+    let place = || (0..BUFFERS, 0..LEN, 0..3_usize, 0..2_usize);
+    (shape, place(), place()).prop_map(|((planes, rows, row), from, to)| {
+        let mut shape = RowsShape { planes, rows, row };
+        let place = |(buffer, offset, gap, more), shape: RowsShape| Place {
+            buffer,
+            offset,
+            pitch: shape.row + gap,
+            height: shape.rows + more,
+        };
+        let is_long = |place: Place, shape| place.whole(shape).len > LEN;
+        if is_long(place(from, shape), shape) || is_long(place(to, shape), shape) {
+            (shape.planes, shape.rows) = (1, 1);
+        }
+        let (mut from, mut to) = (place(from, shape), place(to, shape));
+        if from.buffer.max(to.buffer) < PINNED {
+            // One end is on the device.
+            to.buffer += PINNED;
+        }
+        for place in [&mut from, &mut to] {
+            place.offset %= LEN - place.whole(shape).len + 1;
+        }
+        (shape, from, to)
+    })
+}
+
 fn step() -> impl Strategy<Value = Step> {
     let (stream, event) = (0..STREAMS, 0..EVENTS);
     let copy = (stream.clone(), bytes(0..BUFFERS), bytes(0..BUFFERS));
@@ -288,6 +382,9 @@ fn step() -> impl Strategy<Value = Step> {
             let len = from.len.min(to.len);
             (from.len, to.len) = (len, len);
             Step::Copy { stream, from, to }
+        }),
+        3 => (stream.clone(), rows()).prop_map(|(stream, (shape, from, to))| {
+            Step::CopyRows { stream, shape, from, to }
         }),
         1 => (stream.clone(), bytes(PINNED..BUFFERS), any::<u8>())
             .prop_map(|(stream, to, byte)| Step::Fill { stream, to, byte }),
@@ -310,7 +407,7 @@ fn program() -> impl Strategy<Value = Vec<Step>> {
                 true
             }
             Step::Wait { event, .. } | Step::Synchronize { event } => recorded[*event],
-            Step::Copy { from, to, .. } => !from.overlaps(to),
+            Step::Copy { .. } | Step::CopyRows { .. } => !overlap(&step.reads(), &step.writes()),
             _ => true,
         });
         program
