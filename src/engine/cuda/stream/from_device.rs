@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use super::padding::{Place, RowsCopy};
 use super::shared::Shared;
 use crate::engine::EngineError;
 use crate::engine::cuda::arena::Region;
-use crate::engine::cuda::driver::{DeviceSpan, DriverError, EventId, Site, Span};
+use crate::engine::cuda::driver::{DeviceSpan, DriverError, EventId, Rows, RowsShape, Site, Span};
+use crate::engine::cuda::kernels::spans::sub_span;
 use crate::engine::cuda::lane::Running;
 use crate::engine::stream::{DeviceBytes, Reusable};
 
@@ -30,7 +32,7 @@ pub(super) unsafe fn read_from_device(
     at: usize,
     bytes: &DeviceBytes,
 ) -> Result<CudaReusable, DriverError> {
-    let from = lane.driver.adopt(bytes.pointer, bytes.len)?;
+    let given = lane.driver.adopt(bytes.pointer, bytes.len)?;
     let mut reusable = CudaReusable {
         event: shared.take_reusable(lane)?,
         shared: shared.clone(),
@@ -41,24 +43,34 @@ pub(super) unsafe fn read_from_device(
     // SAFETY: the caller's contract.
     unsafe { lane.driver.record_in(event, bytes.stream, MADE)? };
     lane.driver.wait(lane.up, event, MADE_WAIT)?;
-    for piece in shared.sizing.padding.pieces(at, bytes.len) {
-        for (start, to, row) in piece.rows() {
-            let from = DeviceSpan {
-                offset: from.offset + start,
-                len: row,
-                ..from
-            };
-            let to = lane.device(raw.part(to..to + row));
-            // SAFETY: the lane's region, and bytes of the application, which keeps off them until
-            // the event below has happened.
-            unsafe {
-                lane.driver
-                    .copy(lane.up, Span::Device(from), Span::Device(to))?;
+    let largest = lane.driver.device().largest_pitch;
+    let pieces = shared.sizing.padding.pieces(at, bytes.len);
+    for copy in pieces.iter().flat_map(|piece| piece.copies(largest)) {
+        let RowsCopy { shape, from, to } = copy;
+        let to = rows(to, lane.device(raw), shape);
+        let from = rows(from, given, shape);
+        // SAFETY: the lane's region, and bytes of the application, which keeps off them until the
+        // event below has happened.
+        unsafe {
+            if (shape.planes, shape.rows) == (1, 1) {
+                lane.driver.copy(lane.up, from.span, to.span)?;
+            } else {
+                lane.driver.copy_rows(lane.up, shape, from, to)?;
             }
         }
     }
     lane.driver.record(event, lane.up, TAKEN)?;
     Ok(reusable)
+}
+
+/// Rows within `span`.
+fn rows(place: Place, span: DeviceSpan, shape: RowsShape) -> Rows {
+    let bytes = place.bytes(shape);
+    Rows {
+        span: Span::Device(sub_span(span, bytes)),
+        pitch: place.pitch,
+        height: place.height,
+    }
 }
 
 /// An event for which an application waits.

@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 
+use crate::engine::cuda::driver::RowsShape;
 use crate::layout::StreamGrid;
 
 /// Where the bytes of slices lie among padded ones.
@@ -42,6 +43,34 @@ pub(super) struct Piece {
     /// The strides along each axis, in bytes.
     pub(super) from_strides: Vec<usize>,
     pub(super) to_strides: Vec<usize>,
+}
+
+/// Rows of a [`Piece`], which one operation of the driver copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RowsCopy {
+    pub(super) shape: RowsShape,
+    /// In the given bytes, and in the padded bytes.
+    pub(super) from: Place,
+    pub(super) to: Place,
+}
+
+/// Where the rows of a [`RowsCopy`] lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// Where the first row begins.
+    pub(super) start: usize,
+    /// Bytes from one row to the next.
+    pub(super) pitch: usize,
+    /// Rows from one plane to the next.
+    pub(super) height: usize,
+}
+
+impl Place {
+    /// The bytes from the beginning of the first row to the end of the last one.
+    pub(super) fn bytes(&self, shape: RowsShape) -> Range<usize> {
+        let last = ((shape.planes - 1) * self.height + shape.rows - 1) * self.pitch;
+        self.start..self.start + last + shape.row
+    }
 }
 
 impl Padding {
@@ -215,9 +244,86 @@ impl Piece {
         }
     }
 
+    /// Divides the piece into few copies, with pitches of at most `largest_pitch` bytes. A copy of
+    /// rows has three dimensions: there is one copy for each step along further axes. Rows that are
+    /// farther from each other than the largest pitch are copied one by one.
+    pub(super) fn copies(&self, largest_pitch: usize) -> impl Iterator<Item = RowsCopy> + use<> {
+        let (row, mut axes) = self.merged();
+        let alone = |rows: Step| Step {
+            extent: 1,
+            from: rows.from * rows.extent,
+            to: rows.to * rows.extent,
+        };
+        let bytes = Step {
+            extent: row,
+            from: 1,
+            to: 1,
+        };
+        let are_rows = |step: &mut Step| {
+            step.from.min(step.to) >= row && step.from.max(step.to) <= largest_pitch
+        };
+        let rows = axes.pop_if(are_rows).unwrap_or(alone(bytes));
+        let are_planes = |step: &mut Step| {
+            let heights = (step.from / rows.from, step.to / rows.to);
+            (heights.0 * rows.from, heights.1 * rows.to) == (step.from, step.to)
+                && heights.0.min(heights.1) >= rows.extent
+                && rows.extent > 1
+        };
+        let planes = axes.pop_if(are_planes).unwrap_or(alone(rows));
+        let shape = RowsShape {
+            planes: planes.extent,
+            rows: rows.extent,
+            row,
+        };
+        let (from, to) = (self.from, self.to);
+        let place = |start, pitch, plane| Place {
+            start,
+            pitch,
+            height: plane / pitch,
+        };
+        (0..axes.iter().map(|step| step.extent).product()).map(move |number: usize| {
+            let (mut rest, mut from, mut to) = (number, from, to);
+            for step in axes.iter().rev() {
+                from += rest % step.extent * step.from;
+                to += rest % step.extent * step.to;
+                rest /= step.extent;
+            }
+            RowsCopy {
+                shape,
+                from: place(from, rows.from, planes.from),
+                to: place(to, rows.to, planes.to),
+            }
+        })
+    }
+
+    /// The bytes of a row, and the axes over which rows repeat, slowest first. An axis that both
+    /// sides step through without a gap is part of the row, or of the axis behind it.
+    fn merged(&self) -> (usize, Vec<Step>) {
+        let mut row = 1;
+        let mut axes: Vec<Step> = Vec::new();
+        let strides = std::iter::zip(&self.from_strides, &self.to_strides);
+        for (&extent, (&from, &to)) in std::iter::zip(&self.shape, strides).rev() {
+            if extent == 1 {
+                continue;
+            }
+            match axes.last_mut() {
+                None if (from, to) == (row, row) => row *= extent,
+                Some(faster)
+                    if from == faster.from * faster.extent && to == faster.to * faster.extent =>
+                {
+                    faster.extent *= extent;
+                }
+                _ => axes.push(Step { extent, from, to }),
+            }
+        }
+        axes.reverse();
+        (row, axes)
+    }
+
     /// The rows of the piece: the offset of each in the given bytes and in the padded bytes, and
     /// its length.
-    pub(super) fn rows(&self) -> impl Iterator<Item = (usize, usize, usize)> {
+    #[cfg(test)]
+    fn rows(&self) -> impl Iterator<Item = (usize, usize, usize)> {
         let (row, outer) = self
             .shape
             .split_last()
@@ -233,6 +339,14 @@ impl Piece {
             (from, to, row)
         })
     }
+}
+
+/// An axis over which rows repeat: bytes from one step to the next, on both sides.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    extent: usize,
+    from: usize,
+    to: usize,
 }
 
 #[cfg(test)]
@@ -270,6 +384,60 @@ mod tests {
         assert!(padding.pieces(slice + 7, 2 * slice).len() <= 6);
     }
 
+    /// The copies of the slices from the second to before the fourth.
+    fn copies(axes: &[(u64, u64)], largest_pitch: usize) -> Vec<RowsCopy> {
+        let grid = grid(1, axes, 2);
+        let (padding, slice) = (Padding::new(&grid), grid.slice_bytes());
+        let pieces = padding.pieces(slice, 2 * slice);
+        assert_eq!(pieces.len(), 1);
+        pieces[0].copies(largest_pitch).collect()
+    }
+
+    #[test]
+    fn whole_slices_are_one_copy_of_rows() {
+        let shape = |planes, rows, row| RowsShape { planes, rows, row };
+        let place = |start, pitch, height| Place {
+            start,
+            pitch,
+            height,
+        };
+        // Planes without padding between them are one plane.
+        let padded = 2304 * 4608;
+        let copy = RowsCopy {
+            shape: shape(1, 2 * 2304, 4600),
+            from: place(0, 4600, 2 * 2304),
+            to: place(padded, 4608, 2 * 2304),
+        };
+        assert_eq!(copies(&[(2304, 32), (2300, 32)], 4608), [copy]);
+        // All rows of a plane without padding in a row are one row.
+        let (slice, padded) = (2300 * 4608, 2304 * 4608);
+        let copy = RowsCopy {
+            shape: shape(1, 2, slice),
+            from: place(0, slice, 2),
+            to: place(padded, padded, 2),
+        };
+        assert_eq!(copies(&[(2300, 32), (2304, 32)], padded), [copy]);
+        // Padding along both axes takes all three dimensions.
+        let copy = RowsCopy {
+            shape: shape(2, 2300, 4600),
+            from: place(0, 4600, 2300),
+            to: place(padded, 4608, 2304),
+        };
+        assert_eq!(copies(&[(2300, 32), (2300, 32)], 4608), [copy]);
+        // Further axes are looped over.
+        let of_volumes = copies(&[(3, 2), (5, 3), (7, 4)], 16);
+        assert_eq!(of_volumes.len(), 2);
+        assert!(of_volumes.iter().all(|copy| copy.shape == shape(3, 5, 14)));
+    }
+
+    #[test]
+    fn rows_that_are_too_far_from_each_other_are_copied_one_by_one() {
+        let rows = copies(&[(2300, 32), (2300, 32)], 4607);
+        assert_eq!(rows.len(), 2 * 2300);
+        let one = |copy: &RowsCopy| (copy.shape.planes, copy.shape.rows) == (1, 1);
+        assert!(rows.iter().all(one));
+    }
+
     proptest! {
         #![proptest_config(zarrs_cuda_testing::effort::config(128))]
 
@@ -279,6 +447,7 @@ mod tests {
             first in 1_u64..4,
             axes in prop::collection::vec((1_u64..7, 1_u64..5), 0..4),
             element in 1_usize..4,
+            largest_pitch in prop_oneof![Just(usize::MAX), 1_usize..40],
             cut in (0_usize..1000, 0_usize..1000),
         ) {
             let grid = grid(first, &axes, element);
@@ -306,6 +475,27 @@ mod tests {
                         prop_assert_eq!(places[from + i].replace(to + i), None);
                     }
                 }
+                // The copies have these rows, in their order, though maybe several as one.
+                let mut bytes = piece.rows().flat_map(|(from, to, row)| (from..from + row).zip(to..));
+                for copy in piece.copies(largest_pitch) {
+                    let RowsCopy { shape, from, to } = copy;
+                    for place in [from, to] {
+                        prop_assert!(place.pitch >= shape.row && place.height >= shape.rows);
+                        prop_assert!(shape.rows == 1 || place.pitch <= largest_pitch);
+                    }
+                    for number in 0..shape.planes * shape.rows {
+                        let start = |place: Place| {
+                            let row = number / shape.rows * place.height + number % shape.rows;
+                            place.start + row * place.pitch
+                        };
+                        for i in 0..shape.row {
+                            prop_assert!(from.bytes(shape).contains(&(start(from) + i)));
+                            prop_assert!(to.bytes(shape).contains(&(start(to) + i)));
+                            prop_assert_eq!(bytes.next(), Some((start(from) + i, start(to) + i)));
+                        }
+                    }
+                }
+                prop_assert_eq!(bytes.next(), None);
             }
             for (i, place) in places.into_iter().enumerate() {
                 prop_assert_eq!(place, Some(naive(at + i)));

@@ -5,6 +5,7 @@
 
 mod capture;
 mod faults;
+mod frames;
 mod mistakes;
 pub(super) mod processes;
 mod warm_up;
