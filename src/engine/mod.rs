@@ -16,6 +16,7 @@ pub(crate) mod cuda;
 #[allow(unsafe_code)]
 pub(crate) mod disjoint;
 pub(crate) mod error;
+mod fill;
 pub(crate) mod host;
 #[allow(unsafe_code)]
 pub mod memory;

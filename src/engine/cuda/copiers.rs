@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use std::num::NonZeroUsize;
 
 use crate::crew::Crew;
+use crate::engine::fill::fill;
 
 /// A thread takes about this many bytes at once.
 const SHARE: usize = 256 << 10;
@@ -189,6 +190,11 @@ impl Copiers {
             }
         };
         self.crew.run_while(total, threads, &share, work)
+    }
+
+    /// Repeats `element` in `bytes`, on at most `threads` threads, including the calling thread.
+    pub fn fill(&self, bytes: &mut [u8], element: &[u8], threads: NonZeroUsize) {
+        fill([bytes], element, &self.crew, threads);
     }
 }
 

@@ -12,6 +12,7 @@
 //! different runs go to different places, since lifting an element gives exactly one place.
 
 use std::num::NonZeroUsize;
+use std::sync::{Mutex, PoisonError};
 
 use super::copy::{copy_rows, scatter_row};
 use crate::crew::Crew;
@@ -204,7 +205,7 @@ impl Slices {
         Ok(())
     }
 
-    /// Copies the slices' bytes from byte `at` of the batch on back to `bytes`. This is rare.
+    /// Copies the slices' bytes from byte `at` of the batch on back to `bytes`.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if they leave the batch, or the buffer is too short.
@@ -213,8 +214,21 @@ impl Slices {
         buffer: &[u8],
         at: usize,
         bytes: &mut [u8],
+        crew: &Crew,
+        threads: NonZeroUsize,
     ) -> Result<(), EngineError> {
         self.check(at, bytes.len(), buffer.len())?;
+        let shares: Vec<_> = bytes.chunks_mut(SHARE).map(Mutex::new).collect();
+        crew.run(shares.len(), threads, &|number| {
+            let mut share = shares[number]
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            self.read_share(buffer, at + number * SHARE, &mut share);
+        });
+        Ok(())
+    }
+
+    fn read_share(&self, buffer: &[u8], at: usize, bytes: &mut [u8]) {
         let mut done = 0;
         while done < bytes.len() {
             let at = at + done;
@@ -225,7 +239,6 @@ impl Slices {
             }
             done += of_row;
         }
-        Ok(())
     }
 
     /// The axis along which rows make a run, if there is one.
@@ -402,11 +415,31 @@ mod tests {
             }
             let mut back = vec![0; len];
             for pair in cuts.windows(2) {
-                slices.read(&buffer, pair[0], &mut back[pair[0]..pair[1]]).expect("fits");
+                let part = &mut back[pair[0]..pair[1]];
+                let threads = NonZeroUsize::new(threads).expect("positive");
+                slices.read(&buffer, pair[0], part, &crew, threads).expect("fits");
             }
             prop_assert_eq!(&back, &bytes);
             let outside = slices.write(&mut buffer, 1, &bytes, &crew, NonZeroUsize::MIN);
             prop_assert!(outside.is_err());
         }
+    }
+
+    /// Several threads read shares that begin and end within rows.
+    #[test]
+    fn many_bytes_are_read_back() {
+        let grid = grid(&[(0, 4, 1), (1000, 96, 3), (77, 10, 4)], 3);
+        let batch = grid.batch(1).expect("fits");
+        let slot = grid.shard().subchunk_bytes();
+        let slices = Slices::new(&grid, &batch, |place, _| place * slot);
+        let bytes: Vec<u8> = (0..grid.epoch_bytes()).map(|n| (n % 251) as u8).collect();
+        assert!(bytes.len() > 3 * SHARE);
+        let (crew, two) = (Crew::of("test", 1), NonZeroUsize::MIN.saturating_add(1));
+        let mut buffer = vec![0; batch.subchunks() * slot];
+        (slices.write(&mut buffer, 0, &bytes, &crew, two)).expect("fits");
+        let mut back = vec![0; bytes.len() - 5];
+        (slices.read(&buffer, 5, &mut back, &crew, two)).expect("fits");
+        assert!(back == bytes[5..]);
+        assert!((slices.read(&buffer, 6, &mut back, &crew, two)).is_err());
     }
 }

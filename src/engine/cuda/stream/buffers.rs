@@ -63,13 +63,11 @@ impl CudaInput {
         };
         if !memory.filled {
             input.declare(input.region, Access::Write);
-            let fill_value = &shared.job.fill_value;
             // SAFETY: the region, which nothing else uses: the input was free.
             let bytes =
                 unsafe { std::slice::from_raw_parts_mut(input.address(), input.region.len) };
-            for element in bytes.chunks_exact_mut(fill_value.len().max(1)) {
-                element.copy_from_slice(fill_value);
-            }
+            let (job, copiers) = (&shared.job, &shared.devices.copiers);
+            copiers.fill(bytes, &job.fill_value, job.threads);
             memory.filled = true;
         }
         input.memory = Some(memory);
@@ -215,14 +213,24 @@ impl Input for CudaInput {
         let padding = &shared.sizing.padding;
         self.declare(self.region.part(padding.around(&range)), Access::Read);
         let from = self.address().cast_const();
-        for piece in padding.pieces(at, bytes.len()) {
-            for (to, from_row, len) in piece.rows() {
-                // SAFETY: the rows are in the region, by the check above, and all of it was
-                // written; this input alone has its memory.
-                let row = unsafe { std::slice::from_raw_parts(from.add(from_row), len) };
-                bytes[to..to + len].copy_from_slice(row);
-            }
-        }
+        let to = bytes.as_mut_ptr();
+        let copies: Vec<_> = padding
+            .pieces(at, bytes.len())
+            .iter()
+            .map(|piece| {
+                // SAFETY: the rows are in the region and their places in `bytes`, by the check
+                // above. All of the region was written, and this input alone has its memory.
+                unsafe {
+                    Copy::strided(
+                        (from.add(piece.to), &piece.to_strides),
+                        (to.add(piece.from), &piece.from_strides),
+                        &piece.shape,
+                        1,
+                    )
+                }
+            })
+            .collect();
+        shared.devices.copiers.run(&copies, shared.job.threads);
         Ok(())
     }
 

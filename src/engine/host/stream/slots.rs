@@ -6,6 +6,7 @@ use crate::MemoryEstimate;
 use crate::engine::EngineError;
 use crate::engine::buffers::{Contents, Lease, Pool};
 use crate::engine::disjoint::Slices;
+use crate::engine::fill::fill;
 use crate::engine::pieces::crew;
 use crate::engine::stream::{Input, Returned, Room, StreamChain, StreamJob};
 use crate::engine::subchunk::crc32c;
@@ -165,11 +166,16 @@ impl HostStream {
     /// Fill what the edge of the array leaves of slots.
     pub(super) fn fill_edges(&self, buffer: &mut [u8]) {
         let len = self.job.grid.shard().subchunk_bytes();
-        for start in self.slices.cut_slots() {
-            for element in buffer[start..start + len].chunks_exact_mut(self.job.fill_value.len()) {
-                element.copy_from_slice(&self.job.fill_value);
-            }
-        }
+        let mut starts: Vec<usize> = self.slices.cut_slots().collect();
+        starts.sort_unstable();
+        let (mut rest, mut end) = (buffer, 0);
+        let slots = starts.into_iter().map(|start| {
+            let behind = std::mem::take(&mut rest).split_at_mut(start - end).1;
+            let (slot, behind) = behind.split_at_mut(len);
+            (rest, end) = (behind, start + len);
+            slot
+        });
+        fill(slots, &self.job.fill_value, crew(), self.job.threads);
     }
 }
 
@@ -192,7 +198,10 @@ impl Input for HostInput {
     }
 
     fn read(&mut self, at: usize, bytes: &mut [u8]) -> Result<(), EngineError> {
-        self.stream.slices.read(self.lease.as_ref(), at, bytes)
+        let stream = &self.stream;
+        stream
+            .slices
+            .read(self.lease.as_ref(), at, bytes, crew(), stream.job.threads)
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn std::any::Any + Send> {
