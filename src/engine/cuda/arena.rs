@@ -28,6 +28,9 @@ pub struct Tuning {
     /// Streams of kernels, at most [`STREAMS`](Self::STREAMS): batches of one shard whose kernels
     /// may run at the same time.
     pub streams: usize,
+    /// Parts of a stream's batch with at most this many bytes are copied to the host together, and
+    /// the host moves them to their places. A call of the driver for each part would take longer.
+    pub small_part: usize,
 }
 
 impl Tuning {
@@ -40,6 +43,7 @@ impl Tuning {
         per_multiprocessor: 4,
         batches: 3,
         streams: 1,
+        small_part: 16 << 10,
     };
 
     /// A shard of more slabs than this has longer ones: the first copy to the device, and the last

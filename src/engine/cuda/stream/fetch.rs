@@ -1,14 +1,16 @@
 //! Fetches a batch from its lane: the part of `encoder` that completes.
 
+use std::ops::Range;
+
 use super::buffers::{CudaInput, CudaOutput};
 use super::enqueue::Enqueued;
-use super::layout::Layout;
+use super::layout::{Layout, Transfer, transfers};
 use super::shared::Shared;
 use crate::engine::EngineError;
 use crate::engine::cuda::answer::{Answer, wrong_answer};
 use crate::engine::cuda::arena::Region;
 use crate::engine::cuda::counters::TimedStage;
-use crate::engine::cuda::driver::{Access, DriverError, Site, Span};
+use crate::engine::cuda::driver::{Access, DriverError, PinnedSpan, Site, Span};
 use crate::engine::cuda::session::Session;
 use crate::engine::cuda::sizing::BatchRegions;
 use crate::engine::subchunk::encode::encode_subchunk;
@@ -49,13 +51,21 @@ pub(super) fn fetch(
         let what = format!("{len} bytes of a batch of at most {most}");
         return Err(wrong_answer(session, &what).into());
     }
-    match output.region() {
-        Some(region) => copy_to(session, regions, &layout, region)?,
-        None => {
-            return Err(EngineError::Internal(
-                "an output that a device does not know",
-            ));
-        }
+    let Some(region) = output.region() else {
+        return Err(EngineError::Internal(
+            "an output that a device does not know",
+        ));
+    };
+    let transfers = transfers(&layout.copies, shared.sizing.small_part);
+    session
+        .lane
+        .driver
+        .discard(Span::Pinned(pinned(session, region, 0..layout.len)))?;
+    copy_to(session, regions, &transfers, region)?;
+    for transfer in transfers.iter().filter(|transfer| transfer.parts.len() > 1) {
+        let place = pinned(session, region, transfer.place());
+        (session.lane.driver).host_access(place, Access::Write)?;
+        transfer.spread(output.as_mut());
     }
     for &(number, at) in &layout.on_host {
         let bytes = bytes_of(number);
@@ -99,34 +109,40 @@ fn encode_failed(
     Ok(encoded)
 }
 
-/// Copy a batch to its output, and wait for it.
+/// Bytes of an output in `region`.
+fn pinned(session: &Session<'_>, region: Region, bytes: Range<usize>) -> PinnedSpan {
+    session.lane.pinned_out(region.part(bytes))
+}
+
+/// Copies a batch to its output, and waits for it.
 fn copy_to(
     session: &Session<'_>,
     regions: &BatchRegions,
-    layout: &Layout,
+    transfers: &[Transfer<'_>],
     output: Region,
 ) -> Result<(), DriverError> {
     let lane = session.lane;
-    lane.driver
-        .discard(Span::Pinned(lane.pinned_out(output.part(0..layout.len))))?;
-    if layout.copies.is_empty() {
+    if transfers.is_empty() {
         return Ok(());
     }
+    let place = |transfer: &Transfer<'_>| {
+        let end = transfer.to + transfer.from.len();
+        pinned(session, output, transfer.to..end)
+    };
     let mut timed = Vec::new();
     session.run(lane.down, TimedStage::FromDevice, &mut timed, || {
-        for (from, to) in &layout.copies {
-            let place = lane.pinned_out(output.part(*to..to + from.len()));
-            let from = lane.device(regions.dense.part(from.clone()));
-            lane.copy(lane.down, Span::Device(from), Span::Pinned(place))?;
+        for transfer in transfers {
+            let from = lane.device(regions.dense.part(transfer.from.clone()));
+            let to = place(transfer);
+            lane.copy(lane.down, Span::Device(from), Span::Pinned(to))?;
             session.counters.add_from_device(from.len);
         }
         Ok(())
     })?;
     let done = session.record(lane.down, FETCHED)?;
     lane.driver.synchronize(done, FETCHED_HOST)?;
-    for (from, to) in &layout.copies {
-        let place = lane.pinned_out(output.part(*to..to + from.len()));
-        lane.driver.host_access(place, Access::Read)?;
+    for transfer in transfers {
+        lane.driver.host_access(place(transfer), Access::Read)?;
     }
     session.events.give(done);
     session.finish_timed(timed)

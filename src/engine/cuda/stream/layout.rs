@@ -21,6 +21,56 @@ pub(super) struct Layout {
     pub(super) len: usize,
 }
 
+/// One copy from the device, of parts that lie next to each other there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Transfer<'a> {
+    /// The dense bytes.
+    pub(super) from: Range<usize>,
+    /// Where they go in the output at first: they end where the last part ends.
+    pub(super) to: usize,
+    /// The parts. No part lies behind its bytes in the transfer.
+    pub(super) parts: &'a [(Range<usize>, usize)],
+}
+
+impl Transfer<'_> {
+    /// The bytes of the output that the parts take, with the room between them.
+    pub(super) fn place(&self) -> Range<usize> {
+        let first = self.parts.first().map_or(self.to, |(_, to)| *to);
+        first..self.to + self.from.len()
+    }
+
+    /// Moves the parts to their places.
+    pub(super) fn spread(&self, output: &mut [u8]) {
+        let mut at = self.to;
+        for (from, to) in self.parts {
+            // Nothing is overwritten before it is moved: all bytes move to the front, in order.
+            if at != *to {
+                output.copy_within(at..at + from.len(), *to);
+            }
+            at += from.len();
+        }
+    }
+}
+
+/// Divides `copies`, in their order, into few transfers. Neighbours of at most `small` bytes each
+/// are one transfer.
+pub(super) fn transfers(copies: &[(Range<usize>, usize)], small: usize) -> Vec<Transfer<'_>> {
+    let are_one = |(a, _): &(Range<usize>, usize), (b, _): &(Range<usize>, usize)| {
+        a.len() <= small && b.len() <= small && a.end == b.start
+    };
+    let together = copies.chunk_by(are_one);
+    let transfers = together.filter_map(|parts| {
+        let ((first, _), (last, to)) = (parts.first()?, parts.last()?);
+        let from = first.start..last.end;
+        Some(Transfer {
+            to: to + last.len() - from.len(),
+            from,
+            parts,
+        })
+    });
+    transfers.collect()
+}
+
 impl Layout {
     /// Computes where everything goes. `on_host` returns the length of a subchunk that the host has
     /// encoded.
@@ -109,4 +159,77 @@ fn subchunk(
         stride *= counts[axis];
     }
     Some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn small_neighbours_are_one_transfer() {
+        // Two small parts, a large one, and three small ones with room around each. Between the
+        // last two, the host has encoded 9 bytes.
+        let copies = [
+            (0..4, 3),
+            (4..8, 10),
+            (8..18, 17),
+            (18..20, 30),
+            (20..24, 35),
+            (24..25, 51),
+        ];
+        let found = transfers(&copies, 4);
+        let expected = [(0..8, 6, 0..2), (8..18, 17, 2..3), (18..25, 45, 3..6)];
+        assert_eq!(found.len(), expected.len());
+        for (found, (from, to, parts)) in std::iter::zip(&found, expected) {
+            let parts = &copies[parts];
+            assert_eq!(found, &Transfer { from, to, parts });
+        }
+        assert_eq!(found[2].place(), 30..52);
+        assert_eq!(transfers(&copies, 0).len(), copies.len());
+        assert!(transfers(&[], 4).is_empty());
+    }
+
+    proptest! {
+        #![proptest_config(zarrs_cuda_testing::effort::config(128))]
+
+        /// As a copy for each part.
+        #[test]
+        fn parts_end_where_copies_of_their_own_would_put_them(
+            parts in prop::collection::vec((0..3_usize, 0..7_usize, 1..12_usize), 0..12),
+            small in 0..12_usize,
+        ) {
+            let (mut dense, mut end) = (0, 0);
+            let mut copies = Vec::new();
+            for (skipped, room, len) in parts {
+                // Dense bytes that no part has do not occur, but would be no mistake here.
+                dense += if skipped == 2 { 3 } else { 0 };
+                copies.push((dense..dense + len, end + room));
+                (dense, end) = (dense + len, end + room + len);
+            }
+            let bytes: Vec<u8> = (0..dense).map(|n| n as u8).collect();
+            let mut expected = vec![None; end];
+            for (from, to) in &copies {
+                for (i, byte) in bytes[from.clone()].iter().enumerate() {
+                    expected[to + i] = Some(*byte);
+                }
+            }
+            let mut output = vec![0xee; end];
+            let mut places = 0;
+            let transfers = transfers(&copies, small);
+            for transfer in &transfers {
+                let place = transfer.place();
+                prop_assert!(places <= place.start && place.start <= transfer.to);
+                places = place.end;
+                output[transfer.to..place.end].copy_from_slice(&bytes[transfer.from.clone()]);
+            }
+            for transfer in &transfers {
+                transfer.spread(&mut output);
+            }
+            for (at, byte) in expected.into_iter().enumerate() {
+                prop_assert!(byte.is_none_or(|byte| byte == output[at]), "byte {}", at);
+            }
+        }
+    }
 }

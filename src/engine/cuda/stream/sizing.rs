@@ -26,6 +26,8 @@ pub(super) struct StreamSizing {
     pub(super) raws: Vec<Region>,
     /// Pinned, from the device: encoded batches.
     pub(super) outputs: Vec<Region>,
+    /// The most bytes of a part that is copied to the host together with others.
+    pub(super) small_part: usize,
 }
 
 impl StreamSizing {
@@ -125,6 +127,7 @@ impl StreamSizing {
                 inputs,
                 raws,
                 outputs,
+                small_part: tuning.small_part,
             })
         })())
     }

@@ -18,6 +18,7 @@ pub(super) const TINY: Tuning = Tuning {
     per_multiprocessor: 0,
     batches: 2,
     streams: 1,
+    small_part: 40,
 };
 
 /// Batches so small that a shard of a few MiB has several of them.
@@ -30,6 +31,7 @@ pub(super) const MEDIUM: Tuning = Tuning {
     per_multiprocessor: 0,
     batches: 3,
     streams: 1,
+    small_part: 4 << 10,
 };
 
 /// The environment variable with the number of streams of kernels of each lane; 1 by default.

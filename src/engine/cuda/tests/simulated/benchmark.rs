@@ -49,6 +49,7 @@ fn tiny() -> Sizes {
             per_multiprocessor: 0,
             batches: 2,
             streams: 1,
+            small_part: 40,
         },
         limits: Limits {
             devices: None,

@@ -39,6 +39,7 @@ pub(super) const TINY: Tuning = Tuning {
     per_multiprocessor: 0,
     batches: 2,
     streams: 1,
+    small_part: 40,
 };
 
 pub(super) fn limits() -> Limits {

@@ -129,6 +129,11 @@ impl Case {
             if done == bytes.len() {
                 break;
             }
+            if numbers.below(20) == 0
+                && let Err(error) = writer.flush()
+            {
+                again(error)?;
+            }
             let len = (numbers.below(200) + 1).min(bytes.len() - done);
             if let Err(error) = writer.append_bytes(&bytes[done..done + len]) {
                 again(error)?;
@@ -242,6 +247,7 @@ fn check(seed: u64) {
     drop(devices);
     let violations = simulation.violations();
     assert!(violations.is_empty(), "seed {seed}: {violations:#?}");
+    assert_eq!(simulation.uploads_read(), 0, "seed {seed}");
     if !breaks && simulation.failed().is_empty() {
         assert_eq!(simulation.live(), Live::default(), "seed {seed}");
     }

@@ -125,7 +125,7 @@ fn a_missing_wait_is_found_for_each_row() {
             let message = refused(&case.bench, case.copy(), Rule::Order);
             let verb = if of_target { "it writes" } else { "it reads" };
             assert!(message.contains(verb), "{message}");
-            let event = case.bench.0.create_event().unwrap();
+            let event = case.bench.0.create_event(true).unwrap();
             case.bench.0.record(event, case.streams[1], SITE).unwrap();
             case.bench.0.wait(case.streams[0], event, SITE).unwrap();
             case.copy().unwrap();

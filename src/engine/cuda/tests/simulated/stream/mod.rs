@@ -1,6 +1,7 @@
 //! Streams on simulated devices.
 
 mod any;
+mod counts;
 mod faults;
 mod memory;
 mod sites;
