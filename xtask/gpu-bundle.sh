@@ -22,6 +22,7 @@
 # Debian 12. nvCOMP needs a libstdc++.so.6 as well, of GCC 6 or newer, and xz or python3 to unpack it.
 #
 # ZARRS_CUDA_LIMIT_SUITES=240   seconds that a part may take; likewise for the others
+# ZARRS_CUDA_GPU_STREAMS=1      streams of kernels of each lane in the suites, up to 3
 # ZARRS_CUDA_SANITIZER          the whole path of compute-sanitizer; unless this is set it is looked for
 # ZARRS_CUDA_SECTIONS           sections of the benchmark, of kernels, bus, pinned, staging, whole, compressed
 #                               and sweep: all unless this is set

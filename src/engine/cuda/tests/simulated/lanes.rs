@@ -97,19 +97,77 @@ fn a_lane_takes_what_was_estimated() {
             .into_iter()
             .map(|stage| Shard::new(0).compressed(0, stage, 1)),
     );
-    for shard in shards {
+    for (shard, streams) in shards
+        .iter()
+        .flat_map(|shard| [1, 2, 3].map(|n| (shard, n)))
+    {
         let simulation = simulation(Schedule::Eager);
         let engine = engine_with(&simulation, StandIn::Five, &shard.chain);
+        let engine = with_streams(engine, streams);
         let estimate = engine
             .memory_estimate(&shard.grid, &shard.chain)
             .expect("fits");
         shard.run(&engine).expect("fits");
+        // Two for copies, one for offsets, and the streams of kernels.
+        assert_eq!(simulation.live().streams, 3 + streams);
         // The device rounds each allocation up to its alignment, and the host to pages.
         let device = simulation.peak(Kind::Device);
         assert!((estimate.device..estimate.device + 256).contains(&device));
         let pinned = simulation.peak(Kind::Pinned);
         assert!((estimate.pinned..estimate.pinned + 2 * 4096).contains(&pinned));
     }
+}
+
+/// A lane with more streams of kernels takes more memory for each; within a budget for one stream
+/// there is one.
+#[test]
+fn a_budget_limits_the_streams_of_kernels() {
+    let stage = compressors().swap_remove(0);
+    for shard in [Shard::new(1), Shard::new(0).compressed(0, stage, 1)] {
+        let simulation = simulation(Schedule::Eager);
+        let of_streams = |streams| {
+            let engine = engine_with(&simulation, StandIn::Six, &shard.chain);
+            with_streams(engine, streams)
+        };
+        let estimate = |engine: &CudaEngine| {
+            let estimate = engine.memory_estimate(&shard.grid, &shard.chain);
+            estimate.expect("fits").device
+        };
+        let [one, two, three] = [1, 2, 3].map(|streams| estimate(&of_streams(streams)));
+        if shard.chain.is_fixed_size() {
+            assert!(one < two && two < three, "{one}, {two}, {three}");
+        }
+        let mut engine = of_streams(3);
+        for (budget, streams) in [(three, 3), (three - 1, 2), (one, 1)] {
+            engine.devices.release_idle();
+            engine.limits.device_memory = Some(budget);
+            let takes = estimate(&engine);
+            assert!(takes <= budget, "{takes} of {budget}");
+            shard.run(&engine).expect("fits");
+            if shard.chain.is_fixed_size() {
+                assert_eq!(simulation.live().streams, 3 + streams, "{budget}");
+            }
+        }
+        drop(engine);
+        assert_clean(&simulation);
+    }
+}
+
+/// An idle lane with fewer streams of kernels than a shard wants is not used for it, and one with more
+/// is.
+#[test]
+fn idle_lanes_have_enough_streams_of_kernels() {
+    let simulation = simulation(Schedule::Eager);
+    let shard = Shard::new(1);
+    let mut engine = engine_on(&simulation);
+    for (streams, created) in [(1, 1), (3, 2), (1, 2), (3, 2)] {
+        engine.tuning.streams = streams;
+        shard.round_trip(&engine).expect("no fault");
+        let metrics = engine.counters().snapshot();
+        assert_eq!(metrics.lanes_created, created, "{streams}");
+    }
+    drop(engine);
+    assert_clean(&simulation);
 }
 
 #[test]

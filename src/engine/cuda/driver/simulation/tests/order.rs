@@ -301,16 +301,20 @@ fn events_take_the_time() {
 
 #[test]
 fn only_timed_events_tell_the_time() {
-    let bench = Bench::new(Config::default());
-    let stream = bench.stream();
-    let [timed, untimed] = [true, false].map(|timed| bench.0.create_event(timed).unwrap());
-    for event in [timed, untimed] {
-        bench.0.record(event, stream, SITE).unwrap();
-    }
-    bench.0.elapsed(timed, timed).unwrap();
-    for (begin, end) in [(timed, untimed), (untimed, timed)] {
-        let message = refused(&bench, bench.0.elapsed(begin, end), Rule::Event);
-        assert!(message.contains("does not take the time"), "{message}");
+    for (begin, end) in [(true, true), (true, false), (false, true)] {
+        let bench = Bench::new(Config::default());
+        let stream = bench.stream();
+        let events = [begin, end].map(|timed| bench.0.create_event(timed).unwrap());
+        for event in events {
+            bench.0.record(event, stream, SITE).unwrap();
+        }
+        let elapsed = bench.0.elapsed(events[0], events[1]);
+        if begin && end {
+            elapsed.unwrap();
+        } else {
+            let message = refused(&bench, elapsed, Rule::Event);
+            assert!(message.contains("does not take the time"), "{message}");
+        }
     }
 }
 

@@ -14,6 +14,12 @@ fn rounded(bytes: usize, to: usize) -> usize {
 
 #[test]
 fn a_stream_takes_what_was_estimated() {
+    for streams in 1..=3 {
+        takes_what_was_estimated(streams);
+    }
+}
+
+fn takes_what_was_estimated(streams: usize) {
     for (stages, library) in [
         (vec![Stage::Crc32c], StandIn::Six),
         (
@@ -24,6 +30,7 @@ fn a_stream_takes_what_was_estimated() {
         let subject = padded(stages);
         let simulation = simulation(Schedule::Eager);
         let engine = stream_engine(&simulation, library, &subject);
+        let engine = with_streams(engine, streams);
         let estimate = engine.stream_estimate(&subject.job).expect("fits");
         let before = simulation.live();
         assert_eq!((before.device_bytes, before.pinned_bytes), (0, 0));
