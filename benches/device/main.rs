@@ -2,8 +2,8 @@
 //!
 //! `cargo bench --bench device [-- SECTION…]` prints a table and writes `target/bench/device.json`, or
 //! the file that `ZARRS_CUDA_BENCH_OUT` names, anew after each section. The sections are `kernels`,
-//! `bus`, `pinned`, `staging`, `whole`, `compressed` and `sweep`. Without a GPU it explains why it measures nothing, and fails
-//! only with `ZARRS_CUDA_REQUIRE_GPU=1`. With `--list` it prints its name and measures nothing.
+//! `bus`, `pinned`, `staging`, `inputs`, `whole`, `compressed` and `sweep`. Without a GPU it explains
+//! why it measures nothing, and fails only with `ZARRS_CUDA_REQUIRE_GPU=1`. With `--list` it prints its name and measures nothing.
 
 mod measure;
 

@@ -7,6 +7,7 @@
 //! | `bus` | copies in either direction, and in both at once |
 //! | `pinned` | the engine without its copies on the host, relative to `bus` |
 //! | `staging` | kinds of pinned memory for uploads |
+//! | `inputs` | inputs of streams: filled, and read back |
 //! | `whole` | the whole engine, relative to its slowest inevitable step, and to the host |
 //! | `compressed` | the same with compressors, also relative to nvCOMP alone and to zarrs |
 //! | `sweep` | the parameters of [`Tuning`] |
@@ -18,6 +19,7 @@
 pub(crate) mod bus;
 pub(crate) mod compressed;
 pub(crate) mod failure;
+pub(crate) mod inputs;
 pub(crate) mod on_device;
 pub(crate) mod pinned;
 pub(crate) mod report;
@@ -226,7 +228,7 @@ pub(crate) fn made_up(len: usize) -> Vec<u8> {
 
 /// What to measure, and where results go.
 pub(crate) struct Run<'a> {
-    /// Whether to measure a section: `kernels`, `bus`, `pinned`, `staging`, `whole`, `compressed`, `sweep`.
+    /// Whether to measure a section: `kernels`, `bus`, `pinned`, `staging`, `inputs`, `whole`, `compressed`, `sweep`.
     pub(crate) wants: &'a dyn Fn(&str) -> bool,
     /// Takes each result, as a line, as soon as it is known.
     pub(crate) say: &'a dyn Fn(&str),
@@ -235,11 +237,12 @@ pub(crate) struct Run<'a> {
 }
 
 /// The sections, in order.
-pub(crate) const SECTIONS: [&str; 7] = [
+pub(crate) const SECTIONS: [&str; 8] = [
     "kernels",
     "bus",
     "pinned",
     "staging",
+    "inputs",
     "whole",
     "compressed",
     "sweep",
@@ -301,6 +304,10 @@ fn of_engine(
             "staging" => (
                 "pinned memory for the way to the device",
                 staging::measure(&engine, &bus, sizes, data, report),
+            ),
+            "inputs" => (
+                "inputs of streams",
+                inputs::measure(&engine, bus.workbench, sizes, data, report),
             ),
             "whole" => (
                 "the engine as it is called",

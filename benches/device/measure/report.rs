@@ -103,6 +103,7 @@ impl<'s> Report<'s> {
                 "batch": sizes.tuning.batch,
                 "compressed_batch": sizes.tuning.compressed_batch,
                 "batches": sizes.tuning.batches,
+                "small_part": sizes.tuning.small_part,
             }),
         );
         say(&format!(

@@ -58,7 +58,7 @@ impl Copy<'_> {
     ///
     /// # Safety
     /// As for [`bytes`](Self::bytes), for every row of the box.
-    pub(super) unsafe fn strided(
+    pub unsafe fn strided(
         (from, from_strides): (*const u8, &[usize]),
         (to, to_strides): (*mut u8, &[usize]),
         shape: &[usize],

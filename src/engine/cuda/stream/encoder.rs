@@ -12,7 +12,8 @@
 //!         offsets, failed? -> pinned              stream `answers`
 //!     complete
 //!         subchunks that failed -> pinned         by the host, on this thread
-//!         dense bytes -> pinned, with room around each part     stream `down`
+//!         dense bytes -> pinned, with room around each large part   stream `down`
+//!         small parts -> to their places          by the host, on this thread
 //! ```
 //!
 //! Up to three batches are between `submit` and `complete` at once. Bytes that an application has

@@ -137,6 +137,8 @@ fn check(document: &Value, lines: &str) {
         ("bus", 3, true),
         ("pinned_to_pinned", 4, false),
         ("staging", 4, true),
+        // Five sizes of elements, zero and not; with padding and without.
+        ("inputs", 10 + 2, true),
         ("encode", 8, true),
         ("decode", 8, true),
         // Two sizes of shards, four compressors, one call and two calls.
@@ -156,9 +158,9 @@ fn check(document: &Value, lines: &str) {
             }
         }
     }
-    // Two scatters, two runs that are long enough; four with the engine alone, eight encodes;
-    // all compressors but gzip, and two of them against zarrs.
-    let goals = 4 + 4 + 8 + 12 + 8;
+    // Two scatters, two runs that are long enough; four with the engine alone; all of the inputs;
+    // eight encodes; all compressors but gzip, and two of them against zarrs.
+    let goals = 4 + 4 + 12 + 8 + 12 + 8;
     assert_eq!(document["goals"].as_array().unwrap().len(), goals);
     assert_eq!(document["sweep"]["left_out_for_time"], 0);
     for row in document["compressed"]["rows"].as_array().unwrap() {
