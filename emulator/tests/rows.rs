@@ -73,15 +73,15 @@ fn every_wrong_parameter_is_named() {
         ("nothing is copied", |copy| copy.Depth = 0),
         ("source has a pitch of 3 bytes", |copy| copy.srcPitch = 3),
         ("destination has a pitch of 0 bytes", |copy| {
-            copy.dstPitch = 0
+            copy.dstPitch = 0;
         }),
         ("rows of 8 bytes with their offset", |copy| {
-            copy.dstXInBytes = 4
+            copy.dstXInBytes = 4;
         }),
         ("takes 2147483647 at most", |copy| copy.srcPitch = 1 << 31),
         ("source has planes of 2 rows", |copy| copy.srcHeight = 2),
         ("destination has planes of 0 rows", |copy| {
-            copy.dstHeight = 0
+            copy.dstHeight = 0;
         }),
         ("and 6 rows with their offset", |copy| copy.dstY = 3),
         ("are in no device memory", |copy| copy.srcPitch = 5),
@@ -206,7 +206,7 @@ fn rows_go_where_a_naive_loop_puts_them() {
         let schedules = [Schedule::Eager, Schedule::Latest];
         let device = Device::new(schedules[number / 3 % 2]);
         let stream = device.stream();
-        let before: Vec<u8> = (0..from_len).map(|byte| (byte * 7) as u8).collect();
+        let before: Vec<u8> = (0..=250).cycle().take(from_len).collect();
         let (given, result) = (device.pinned(&before), device.pinned(&vec![0xee; to_len]));
         let (from, to) = (device.memory(from_len), device.memory(to_len));
         let copy = CUDA_MEMCPY3D {

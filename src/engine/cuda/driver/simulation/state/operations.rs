@@ -71,9 +71,9 @@ impl State {
         let (from, to) = (&sources[0], &targets[0]);
         if from.address == to.address {
             let mut written = Intervals::default();
-            targets
-                .iter()
-                .for_each(|place| written.insert(place.bytes.clone()));
+            for place in targets {
+                written.insert(place.bytes.clone());
+            }
             let mut read = sources.iter();
             if read.any(|place| !written.within(place.bytes.clone()).is_empty()) {
                 return violation(Rule::Argument, "rows that are read are also written");
