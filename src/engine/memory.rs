@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 use crate::engine::EngineError;
 
 /// A huge page on every system where this matters (x86-64, and 64-bit Arm with 4 KiB base pages).
-const HUGE_PAGE: usize = 2 << 20;
+pub(super) const HUGE_PAGE: usize = 2 << 20;
 
 /// An empty vector with room for `bytes`.
 ///

@@ -17,6 +17,8 @@ pub(crate) mod cuda;
 pub(crate) mod disjoint;
 pub(crate) mod error;
 mod fill;
+#[allow(unsafe_code)]
+pub mod fresh;
 pub(crate) mod host;
 #[allow(unsafe_code)]
 pub mod memory;

@@ -24,7 +24,7 @@ pub mod engine {
 /// The host engine.
 pub mod host {
     pub use crate::engine::host::HostEngine;
-    pub use crate::engine::memory;
+    pub use crate::engine::{fresh, memory};
 }
 
 /// Geometry.

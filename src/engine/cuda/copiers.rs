@@ -6,9 +6,17 @@ use std::num::NonZeroUsize;
 
 use crate::crew::Crew;
 use crate::engine::fill::fill;
+use crate::engine::fresh::{Fresh, Pages};
 
-/// A thread takes about this many bytes at once.
+/// The name of the threads.
+const NAME: &str = "zarrs_cuda copier";
+
+/// A thread takes about this many bytes at once, at least.
 const SHARE: usize = 256 << 10;
+
+/// A thread takes about this many bytes at once, at most. Copies that are so long run faster:
+/// the C library leaves `rep movsb`, which is slow where both sides are aligned differently.
+const LONG_SHARE: usize = 1 << 20;
 
 /// One axis over which the rows of a copy repeat.
 #[derive(Clone, Copy, Debug)]
@@ -86,27 +94,37 @@ impl Copy<'_> {
         }
     }
 
+    /// The number of bytes from the first one that is written to the end of the last one.
+    fn reach(&self) -> usize {
+        if self.rows() == 0 || self.row == 0 {
+            return 0;
+        }
+        let steps = self.axes.iter().map(|axis| (axis.extent - 1) * axis.to);
+        steps.sum::<usize>() + self.row
+    }
+
     fn rows(&self) -> usize {
         self.axes.iter().map(|axis| axis.extent).product()
     }
 
-    /// The pieces of a row that are copied at once: `(pieces per row, bytes per piece)`.
-    fn pieces_of_row(&self) -> (usize, usize) {
-        let pieces = self.row.div_ceil(SHARE).max(1);
+    /// The pieces of a row that are copied at once: `(pieces per row, bytes per piece)`. Shares
+    /// have about `share` bytes.
+    fn pieces_of_row(&self, share: usize) -> (usize, usize) {
+        let pieces = self.row.div_ceil(share).max(1);
         (pieces, self.row.div_ceil(pieces).max(1))
     }
 
-    /// How many shares there are, and how many pieces each has.
-    fn shares(&self) -> (usize, usize) {
-        let (pieces, bytes) = self.pieces_of_row();
-        let per_share = (SHARE / bytes).max(1);
+    /// How many shares of about `share` bytes there are, and how many pieces each has.
+    fn shares(&self, share: usize) -> (usize, usize) {
+        let (pieces, bytes) = self.pieces_of_row(share);
+        let per_share = (share / bytes).max(1);
         ((self.rows() * pieces).div_ceil(per_share), per_share)
     }
 
-    /// Copy share `number`.
-    fn run(&self, number: usize) {
-        let (pieces, bytes) = self.pieces_of_row();
-        let (_, per_share) = self.shares();
+    /// Copy share `number` of those of about `share` bytes.
+    fn run(&self, number: usize, share: usize) {
+        let (pieces, bytes) = self.pieces_of_row(share);
+        let (_, per_share) = self.shares(share);
         let all = self.rows() * pieces;
         let first = number * per_share;
         for piece in first..all.min(first + per_share) {
@@ -139,7 +157,7 @@ pub struct Copiers {
 impl Default for Copiers {
     fn default() -> Self {
         Self {
-            crew: Crew::new("zarrs_cuda copier"),
+            crew: Crew::new(NAME),
             copies: true,
         }
     }
@@ -154,7 +172,7 @@ impl Copiers {
     #[cfg(feature = "internals")]
     pub unsafe fn that_copy_nothing(helpers: usize) -> Self {
         Self {
-            crew: Crew::of("zarrs_cuda copier", helpers),
+            crew: Crew::of(NAME, helpers),
             copies: false,
         }
     }
@@ -167,29 +185,81 @@ impl Copiers {
 
     /// As [`run`](Self::run), but the calling thread does `work` first, and helps when `work` is
     /// done. Returns the result of `work`.
-    pub(super) fn run_while<T>(
+    pub fn run_while<T>(
         &self,
         copies: &[Copy<'_>],
         threads: NonZeroUsize,
         work: impl FnOnce() -> T,
     ) -> T {
-        // The number of shares in all copies up to and including each.
-        let mut total = 0;
+        self.run_with(copies, None, threads, work)
+    }
+
+    /// As [`run_while`](Self::run_while), where some copies write to `fresh`: makes the pages that
+    /// they need, and meanwhile those that the next copies probably need, of about `soon` bytes.
+    /// Nothing will be written from `end` on.
+    ///
+    /// # Safety
+    /// The memory of `fresh` is allocated. Nothing but copies of this function wrote to it, or
+    /// writes to it before they are done.
+    pub unsafe fn run_into<T>(
+        &self,
+        fresh: &mut Fresh,
+        copies: &[Copy<'_>],
+        (soon, end): (usize, usize),
+        threads: NonZeroUsize,
+        work: impl FnOnce() -> T,
+    ) -> T {
+        let written = copies
+            .iter()
+            .filter_map(|copy| fresh.place(copy.to, copy.reach()))
+            .map(|place| place.end)
+            .max();
+        // SAFETY: the caller's promise. Nothing was written behind the pages that were made.
+        let missing = unsafe { fresh.before(written.unwrap_or(0), threads) };
+        if missing.shares() > 0 {
+            self.run_with(&[], Some(missing), threads, || ());
+        }
+        // SAFETY: as above. The copies write only to pages that are made by now.
+        let ahead = unsafe { fresh.ahead(soon, end, threads) };
+        self.run_with(copies, Some(ahead), threads, work)
+    }
+
+    /// Performs `copies`, and makes `pages`. The calling thread does `work` first.
+    fn run_with<T>(
+        &self,
+        copies: &[Copy<'_>],
+        pages: Option<Pages<'_>>,
+        threads: NonZeroUsize,
+        work: impl FnOnce() -> T,
+    ) -> T {
+        // Long shares, but one for each thread.
+        let bytes: usize = copies.iter().map(|copy| copy.rows() * copy.row).sum();
+        let share = (bytes / threads.get()).clamp(SHARE, LONG_SHARE);
+        // Pages come first: a page takes longer than a share of a copy.
+        let pages_to_make = pages.map_or(0, |pages| pages.shares());
+        // The number of shares in all copies up to and including each, and in the pages.
+        let mut total = pages_to_make;
         let ends: Vec<usize> = copies
             .iter()
             .map(|copy| {
-                total += copy.shares().0;
+                total += copy.shares(share).0;
                 total
             })
             .collect();
-        let share = |share: usize| {
-            let copy = ends.partition_point(|&end| end <= share);
-            let before = if copy == 0 { 0 } else { ends[copy - 1] };
-            if self.copies {
-                copies[copy].run(share - before);
+        let run = |number: usize| {
+            if !self.copies {
+                return;
             }
+            if let Some(pages) = pages
+                && number < pages_to_make
+            {
+                return pages.make(number);
+            }
+            let copy = ends.partition_point(|&end| end <= number);
+            let before = copy.checked_sub(1).map_or(pages_to_make, |last| ends[last]);
+            copies[copy].run(number - before, share);
         };
-        self.crew.run_while(total, threads, &share, work)
+        self.crew.run_while(total, threads, &run, work)
     }
 
     /// Repeats `element` in `bytes`, on at most `threads` threads, including the calling thread.
@@ -258,6 +328,60 @@ mod tests {
                 });
             }
         });
+    }
+
+    /// Copies into fresh memory, in any order and with gaps: all arrive, and pages are made before
+    /// them, but not from the end on.
+    #[test]
+    fn copies_into_fresh_memory() {
+        const LEN: usize = 12 << 20;
+        let copiers = copiers(3);
+        let from: Vec<u8> = (0..LEN).map(|i| (i * 31 >> 7) as u8).collect();
+        for n in 1..5 {
+            let mut to: Vec<u8> = Vec::with_capacity(LEN);
+            to.push(from[0]);
+            let mut fresh = Fresh::of(&mut to);
+            let elsewhere = &mut vec![0; 700];
+            let start = to.as_mut_ptr();
+            let mut written = 1;
+            for (i, part) in [1, 3 << 20, 100, (4 << 20) + 77, SHARE - 1, LEN]
+                .into_iter()
+                .enumerate()
+            {
+                let part = part.min(LEN - written);
+                let middle = written + part / 3;
+                let end = written + part;
+                // SAFETY: within the capacity, and within `from`; nothing overlaps.
+                let copies = unsafe {
+                    let copy = |range: std::ops::Range<usize>| {
+                        Copy::bytes(
+                            from[range.clone()].as_ptr(),
+                            start.add(range.start),
+                            range.len(),
+                        )
+                    };
+                    [
+                        copy(middle..end),
+                        copy(written..middle),
+                        copy(end..end),
+                        Copy::bytes(from.as_ptr(), elsewhere.as_mut_ptr(), elsewhere.len()),
+                    ]
+                };
+                let soon = [0, 1 << 20, usize::MAX][i % 3];
+                // SAFETY: only these copies write to the memory behind the first byte.
+                unsafe {
+                    copiers.run_into(&mut fresh, &copies, (soon, end + 50), threads(n), || ())
+                };
+                assert!(fresh.made() >= end, "{part}");
+                assert!(fresh.made() <= (end + 50).min(to.capacity()), "{part}");
+                assert!(elsewhere[..] == from[..elsewhere.len()]);
+                elsewhere.fill(0);
+                written = end;
+            }
+            // SAFETY: all was written.
+            unsafe { to.set_len(written) };
+            assert!(to == from);
+        }
     }
 
     #[test]

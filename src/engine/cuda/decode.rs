@@ -42,6 +42,7 @@ use super::kernels::{crc32c, split};
 use super::session::{Session, Timed, copy_to_slab};
 use super::sizing::{PlannedSlab, ShardKind};
 use super::transfers::{Download, Downloads, Uploads};
+use crate::engine::fresh::Fresh;
 use crate::engine::memory;
 use crate::engine::{EngineError, Job, KnownChain};
 use crate::layout::{self, Batch, Extent};
@@ -84,6 +85,8 @@ struct Decoder<'a, 'l> {
     encoded: &'a [u8],
     extents: &'a [Extent],
     output: Vec<u8>,
+    /// The pages of the output.
+    fresh: Fresh,
     uploads: Uploads,
     batches: VecDeque<Decoded>,
     slabs: Downloads<NextSlab>,
@@ -128,6 +131,7 @@ pub(super) fn decode(
     decompression: Option<Decompression<'_>>,
 ) -> Result<Vec<u8>, EngineError> {
     let len = job.grid.shard_bytes();
+    let mut output = memory::with_capacity(len, OUTPUT, job.huge_pages)?;
     let mut decoder = Decoder {
         session,
         job,
@@ -135,7 +139,8 @@ pub(super) fn decode(
         decompression,
         encoded,
         extents,
-        output: memory::with_capacity(len, OUTPUT, job.huge_pages)?,
+        fresh: Fresh::of(&mut output),
+        output,
         uploads: Uploads::default(),
         batches: VecDeque::new(),
         slabs: Downloads::default(),
@@ -506,7 +511,11 @@ impl Decoder<'_, '_> {
                 copy_to_slab(self.job, from.as_ptr(), &batch.batch, slab, to)
             });
         }
-        session.copiers.run(&copies, self.job.threads);
+        let next = Downloads::<NextSlab>::most(session);
+        let ahead = (next, self.job.grid.shard_bytes());
+        let (copiers, fresh, threads) = (session.copiers, &mut self.fresh, self.job.threads);
+        // SAFETY: the memory is the output's, which only these copies write.
+        unsafe { copiers.run_into(fresh, &copies, ahead, threads, || ()) };
         if let Some(returned) = returned {
             self.written += len;
             let NextSlab = returned.finish(session)?;

@@ -39,6 +39,7 @@ use super::enqueue::{self, Encoding};
 use super::session::{Session, Timed, copy_of_slab};
 use super::sizing::{PlannedSlab, ShardKind};
 use super::transfers::{Download, Downloads, Staging, Uploads};
+use crate::engine::fresh::Fresh;
 use crate::engine::memory;
 use crate::engine::subchunk::encode::encode_subchunk;
 use crate::engine::subchunk::stages::encoded_bound;
@@ -136,6 +137,8 @@ struct Encoder<'a, 'l> {
     encoding: Encoding<'a>,
     decoded: &'a [u8],
     output: Vec<u8>,
+    /// The pages of the output.
+    fresh: Fresh,
     extents: Vec<Extent>,
     /// The end of the bytes in the shard that belong to batches whose offsets were read.
     end: usize,
@@ -181,6 +184,7 @@ pub fn encode(
             store_empty: job.store_empty,
         },
         decoded,
+        fresh: Fresh::of(&mut output),
         output,
         extents: vec![None; job.grid.num_subchunks()],
         end: head,
@@ -286,10 +290,8 @@ impl Encoder<'_, '_> {
             copy_of_slab(self.job, self.decoded.as_ptr(), batch, slab, staging.start)
         });
         let before = self.filled.take();
-        let threads = self.job.threads;
-        session.copiers.run_while(&copies, threads, || {
-            before.map_or(Ok(()), |before| self.enqueue(before))
-        })?;
+        let enqueue = |encoder: &mut Self| before.map_or(Ok(()), |before| encoder.enqueue(before));
+        self.copy_while(&copies, self.end, enqueue)?;
         if let Some(piece) = piece {
             self.came_back(piece)?;
         }
@@ -365,7 +367,7 @@ impl Encoder<'_, '_> {
         self.issue(true)?;
         if let Some(piece) = self.pieces.next(self.session, true)? {
             let copies = self.copies_of(Some(&piece))?;
-            self.session.copiers.run(&copies, self.job.threads);
+            self.copy(&copies, self.end);
             self.came_back(piece)?;
             return Ok(());
         }
@@ -472,11 +474,38 @@ impl Encoder<'_, '_> {
         self.check_place(start, bytes.len())?;
         // SAFETY: within the capacity, by the check, and behind the head; no bytes from the device
         // go there.
-        unsafe {
+        let copy = unsafe {
             let to = self.output.as_mut_ptr().add(start);
-            to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
-        }
+            Copy::bytes(bytes.as_ptr(), to, bytes.len())
+        };
+        self.copy(&[copy], start + bytes.len());
         Ok(())
+    }
+
+    /// Performs `copies`, some of them to the shard, where `end` bytes will be used at least.
+    fn copy(&mut self, copies: &[Copy<'_>], end: usize) {
+        self.copy_while(copies, end, |_| ());
+    }
+
+    /// As [`copy`](Self::copy). This thread does `work` first, which does not write to the shard.
+    fn copy_while<T>(
+        &mut self,
+        copies: &[Copy<'_>],
+        end: usize,
+        work: impl FnOnce(&mut Self) -> T,
+    ) -> T {
+        let (session, threads) = (self.session, self.job.threads);
+        let ahead = (Downloads::<Piece>::most(session), end);
+        let mut fresh = std::mem::take(&mut self.fresh);
+        // SAFETY: the memory is the output's. Only copies of this function write behind the head.
+        let result = unsafe {
+            let work = || work(self);
+            session
+                .copiers
+                .run_into(&mut fresh, copies, ahead, threads, work)
+        };
+        self.fresh = fresh;
+        result
     }
 
     /// Checks that the shard has room for `len` bytes at `start`.
