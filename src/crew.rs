@@ -10,16 +10,16 @@ use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::time::{Duration, Instant};
 
 /// The most threads that work at the same time for one caller, including itself. All callers share
 /// the helping threads, so there are more of them than one caller needs.
 const MOST_THREADS: usize = 16;
 
-/// How many threads a caller wakes itself. Waking a thread takes some microseconds, in which the
-/// caller does nothing else. A woken thread wakes the next.
-const WOKEN_BY_CALLER: usize = 2;
+/// How long a thread of a [spinning](Crew::spinning) crew looks for more work before it sleeps, and
+/// its caller for the end of the work. Waking a thread takes as long, or longer.
+const SPIN: Duration = Duration::from_micros(50);
 
 /// How long a thread waits for work before it ends.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -38,14 +38,16 @@ unsafe impl Sync for Share {}
 /// Two locks order the accesses to the memory that is worked on. A helping thread finds the work in
 /// the queue, under its lock; the caller put it there after it had written what the shares read.
 /// And the caller returns after it saw, under the lock of `done`, that every share was added there
-/// by the thread that did it. So `next` and `seats` only deal out numbers and order nothing: they
-/// are relaxed.
+/// by the thread that did it. So `next`, `seats` and `added` are only numbers and order nothing:
+/// they are relaxed.
 struct Work {
     share: Share,
     total: usize,
     next: AtomicUsize,
     /// How many threads besides the one that asked may still join.
     seats: AtomicUsize,
+    /// `Done::shares`, to look at without the lock.
+    added: AtomicUsize,
     done: Mutex<Done>,
     all_done: Condvar,
 }
@@ -53,6 +55,8 @@ struct Work {
 #[derive(Default)]
 struct Done {
     shares: usize,
+    /// Whether the caller sleeps until all are done.
+    awaited: bool,
     /// The first panic, for the caller.
     panic: Option<Box<dyn Any + Send>>,
 }
@@ -64,6 +68,7 @@ impl Work {
             total,
             next: AtomicUsize::new(0),
             seats: AtomicUsize::new(seats),
+            added: AtomicUsize::new(0),
             done: Mutex::default(),
             all_done: Condvar::new(),
         }
@@ -91,19 +96,59 @@ impl Work {
             if let Some(why) = panic {
                 done.panic.get_or_insert(why);
             }
-            if done.shares == self.total {
+            self.added.store(done.shares, Ordering::Relaxed);
+            if done.shares == self.total && done.awaited {
                 self.all_done.notify_all();
             }
         }
     }
 
+    /// Blocks until all shares are done, at first for up to `spin` without sleeping.
+    fn wait(&self, spin: Duration) -> MutexGuard<'_, Done> {
+        if !spin.is_zero() {
+            spin_while(Instant::now() + spin, || {
+                self.added.load(Ordering::Relaxed) < self.total
+            });
+        }
+        let mut done = lock(&self.done);
+        done.awaited = true;
+        self.all_done
+            .wait_while(done, |done| done.shares < self.total)
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn has_more(&self) -> bool {
         self.next.load(Ordering::Relaxed) < self.total
     }
+}
 
-    /// Whether one more thread could join now.
-    fn wants_help(&self) -> bool {
-        self.has_more() && self.seats.load(Ordering::Relaxed) > 0
+/// Threads that wait for work in one way, and how many of them were called and have not come yet.
+#[derive(Default)]
+struct Waiting {
+    threads: usize,
+    called: usize,
+}
+
+impl Waiting {
+    fn enter(&mut self) {
+        self.threads += 1;
+    }
+
+    /// Calls up to `most` threads that were not called before. Returns how many.
+    fn call(&mut self, most: usize) -> usize {
+        let called = self.threads.min(most);
+        self.threads -= called;
+        self.called += called;
+        called
+    }
+
+    /// A thread comes back. Which one was called does not matter.
+    fn leave(&mut self) {
+        if self.called > 0 {
+            self.called -= 1;
+        } else {
+            self.threads -= 1;
+        }
     }
 }
 
@@ -111,15 +156,51 @@ impl Work {
 struct Queue {
     work: VecDeque<Arc<Work>>,
     threads: usize,
-    idle: usize,
+    spinning: Waiting,
+    sleeping: Waiting,
     /// There will be no more work.
     closed: bool,
 }
 
-#[derive(Default)]
 struct Shared {
     queue: Mutex<Queue>,
     arrived: Condvar,
+    /// How often work was queued. Threads that spin look at it without the lock. It changes under
+    /// the lock, which orders everything else.
+    calls: AtomicUsize,
+    /// How long threads spin.
+    spin: Duration,
+    /// What each thread calls first.
+    start: Option<Box<dyn Fn() + Send + Sync>>,
+    /// The process that made the crew.
+    process: u32,
+    /// How often a thread woke up.
+    #[cfg(test)]
+    woken: AtomicUsize,
+}
+
+impl Shared {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            queue: Mutex::default(),
+            arrived: Condvar::new(),
+            calls: AtomicUsize::new(0),
+            spin: Duration::ZERO,
+            start: None,
+            process: std::process::id(),
+            #[cfg(test)]
+            woken: AtomicUsize::new(0),
+        })
+    }
+
+    /// How long threads of this process spin. In a forked child, the threads that would be waited for
+    /// may not exist.
+    fn spin(&self) -> Duration {
+        if self.spin.is_zero() || self.process != std::process::id() {
+            return Duration::ZERO;
+        }
+        self.spin
+    }
 }
 
 /// The threads. They start when there is work, and end when there was none for a while.
@@ -149,16 +230,51 @@ impl Crew {
     /// As many threads as this machine has processors, the caller among them, up to a limit.
     pub(crate) fn new(name: &'static str) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        Self::of(name, cores.min(MOST_THREADS) - 1)
+        Self::on(name, cores)
+    }
+
+    /// As many threads as `processors`, the caller among them, up to a limit.
+    pub(crate) fn on(name: &'static str, processors: usize) -> Self {
+        Self::of(name, processors.clamp(1, MOST_THREADS) - 1)
     }
 
     /// At most `most` threads besides the caller.
     pub(crate) fn of(name: &'static str, most: usize) -> Self {
         Self {
             name,
-            shared: Arc::default(),
+            shared: Shared::new(),
             most,
         }
+    }
+
+    /// The crew, but its threads look for more work for [`SPIN`] before they sleep, and callers as
+    /// long for the end of their work. This is for short shares of work that come one after the
+    /// other. On one processor nothing spins.
+    pub(crate) fn spinning(self) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        self.spinning_on(cores)
+    }
+
+    fn spinning_on(mut self, cores: usize) -> Self {
+        if let Some(shared) = self.without_threads()
+            && cores > 1
+        {
+            shared.spin = SPIN;
+        }
+        self
+    }
+
+    /// The crew, but each of its threads calls `start` first.
+    pub(crate) fn starting(mut self, start: impl Fn() + Send + Sync + 'static) -> Self {
+        if let Some(shared) = self.without_threads() {
+            shared.start = Some(Box::new(start));
+        }
+        self
+    }
+
+    /// What threads will share, before there are any.
+    fn without_threads(&mut self) -> Option<&mut Shared> {
+        Arc::get_mut(&mut self.shared)
     }
 
     /// Do `share(0)`, …, `share(total - 1)`, on at most `threads` threads, this one among them.
@@ -200,11 +316,7 @@ impl Crew {
         // A panic of `work` must not free what the shares use.
         let result = catch_unwind(AssertUnwindSafe(work));
         shares.help();
-        let done = lock(&shares.done);
-        let mut done = shares
-            .all_done
-            .wait_while(done, |done| done.shares < total)
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut done = shares.wait(self.shared.spin());
         let panic = done.panic.take();
         drop(done);
         match (result, panic) {
@@ -213,13 +325,16 @@ impl Crew {
         }
     }
 
-    /// Queues `work` for up to `helpers` threads. Starts missing threads, and wakes a few idle
-    /// ones.
+    /// Queues `work` for up to `helpers` threads. Calls those that spin, wakes as many sleeping
+    /// ones as are missing, and starts others.
     fn call(&self, work: &Arc<Work>, helpers: usize) {
         let mut queue = lock(&self.shared.queue);
         queue.work.push_back(work.clone());
-        let missing = helpers.saturating_sub(queue.idle);
-        for _ in 0..missing.min(self.most - queue.threads) {
+        self.shared.calls.fetch_add(1, Ordering::Relaxed);
+        let missing = helpers - queue.spinning.call(helpers);
+        let woken = queue.sleeping.call(missing);
+        let all = queue.sleeping.threads == 0;
+        for _ in 0..(missing - woken).min(self.most - queue.threads) {
             let shared = Arc::downgrade(&self.shared);
             let thread = std::thread::Builder::new()
                 .name(self.name.to_string())
@@ -232,58 +347,105 @@ impl Crew {
                 }
             }
         }
-        let woken = helpers.min(queue.idle).min(WOKEN_BY_CALLER);
         drop(queue);
-        for _ in 0..woken {
-            self.shared.arrived.notify_one();
+        if all && woken > 1 {
+            self.shared.arrived.notify_all();
+        } else {
+            (0..woken).for_each(|_| self.shared.arrived.notify_one());
         }
     }
 }
 
 /// Runs a thread until there is no more work.
 fn serve(shared: &Weak<Shared>) {
+    let spin = match shared.upgrade() {
+        Some(shared) => {
+            if let Some(start) = &shared.start {
+                start();
+            }
+            shared.spin()
+        }
+        None => return,
+    };
     while let Some(shared) = shared.upgrade() {
-        let Some(work) = next_work(&shared) else {
+        let Some(work) = next_work(&shared, spin) else {
             return;
         };
         work.help();
     }
 }
 
-/// Blocks until there is work. `None` if there was none for a while, and the thread is not counted
-/// any more.
+/// Blocks until there is work, at first for up to `spin` without sleeping. `None` if there was none
+/// for a while, and the thread is not counted any more.
 ///
-/// Sleeping threads do not miss work that they could join. A caller that queues work wakes one of
-/// them. A thread that leaves here with work while more could join wakes one more. No thread sleeps
-/// before it looked at the queue, and busy threads look when they are done.
-fn next_work(shared: &Shared) -> Option<Arc<Work>> {
+/// No thread misses work that it could join. A caller that queues work calls threads that spin or
+/// sleep, each for one work. No thread spins or sleeps before it looked at the queue, and busy
+/// threads look when they are done.
+fn next_work(shared: &Shared, spin: Duration) -> Option<Arc<Work>> {
     let mut queue = lock(&shared.queue);
+    let mut spin_until = (!spin.is_zero()).then(|| Instant::now() + spin);
     loop {
         while let Some(work) = queue.work.front() {
             if work.has_more() && take_seat(work) {
-                let work = work.clone();
-                let more = queue.idle > 0 && queue.work.iter().any(|work| work.wants_help());
-                drop(queue);
-                if more {
-                    shared.arrived.notify_one();
-                }
-                return Some(work);
+                return Some(work.clone());
             }
             queue.work.pop_front();
         }
         if queue.closed {
             return None;
         }
-        queue.idle += 1;
+        if let Some(until) = spin_until {
+            queue.spinning.enter();
+            let calls = shared.calls.load(Ordering::Relaxed);
+            drop(queue);
+            // All that spin see the call at once. They do not sleep to get the lock.
+            let mut locked = None;
+            let in_time = spin_while(until, || {
+                if shared.calls.load(Ordering::Relaxed) != calls {
+                    locked = match shared.queue.try_lock() {
+                        Ok(queue) => Some(queue),
+                        Err(TryLockError::Poisoned(queue)) => Some(queue.into_inner()),
+                        Err(TryLockError::WouldBlock) => None,
+                    };
+                }
+                locked.is_none()
+            });
+            queue = locked.unwrap_or_else(|| lock(&shared.queue));
+            queue.spinning.leave();
+            if !in_time {
+                spin_until = None;
+            }
+            continue;
+        }
+        queue.sleeping.enter();
         let (woken, timeout) = shared
             .arrived
             .wait_timeout(queue, PATIENCE)
             .unwrap_or_else(PoisonError::into_inner);
         queue = woken;
-        queue.idle -= 1;
+        queue.sleeping.leave();
+        #[cfg(test)]
+        shared.woken.fetch_add(1, Ordering::Relaxed);
         if timeout.timed_out() && queue.work.is_empty() {
             queue.threads -= 1;
             return None;
+        }
+    }
+}
+
+/// Spins while `waits` says so, until some time. Returns whether that was early enough.
+fn spin_while(until: Instant, mut waits: impl FnMut() -> bool) -> bool {
+    /// Asking for the time takes longer than looking.
+    const LOOKS: usize = 16;
+    loop {
+        for _ in 0..LOOKS {
+            if !waits() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        if Instant::now() >= until {
+            return false;
         }
     }
 }
@@ -303,8 +465,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
 
     fn threads(n: usize) -> NonZeroUsize {
@@ -317,10 +477,22 @@ mod tests {
     fn many_callers_and_few_shares() {
         const CALLERS: usize = 8;
         let rounds = if cfg!(debug_assertions) { 500 } else { 5000 };
-        let crew = Crew::of("test", 5);
+        for crew in both(5) {
+            many_callers(&crew, CALLERS, rounds);
+        }
+    }
+
+    /// A crew that spins, and one that does not.
+    fn both(most: usize) -> [Crew; 2] {
+        [
+            Crew::of("test", most),
+            Crew::of("test", most).spinning_on(2),
+        ]
+    }
+
+    fn many_callers(crew: &Crew, callers: usize, rounds: usize) {
         std::thread::scope(|scope| {
-            for caller in 0..CALLERS {
-                let crew = &crew;
+            for caller in 0..callers {
                 scope.spawn(move || {
                     for round in 0..rounds {
                         let total = [0, 1, 2, 7, 30][(round + caller) % 5];
@@ -342,7 +514,8 @@ mod tests {
     #[test]
     fn threads_end_when_there_will_be_no_more_work() {
         for round in 0..200 {
-            let crew = Crew::of("test", 4);
+            let [sleeps, spins] = both(4);
+            let crew = if round % 4 < 2 { sleeps } else { spins };
             crew.run(20, threads(5), &|_| std::hint::black_box(()));
             let shared = Arc::downgrade(&crew.shared);
             if round % 2 == 0 {
@@ -358,30 +531,145 @@ mod tests {
         }
     }
 
-    /// All that may help are woken, although the caller wakes only some of them.
-    #[test]
-    fn whoever_was_woken_wakes_the_next() {
-        const HELPERS: usize = 6;
-        let crew = Crew::of("test", HELPERS);
-        // Shares that take a while, enough of them that none is late.
-        let shares = 1 << 40;
-        let nothing: &'static (dyn Fn(usize) + Sync) = &|_| std::thread::yield_now();
+    /// Waits until something has happened, which should take less than a thread's patience.
+    fn wait(what: &str, until: &dyn Fn() -> bool) {
         let begin = Instant::now();
-        let wait = |what: &str, until: &dyn Fn() -> bool| {
-            while !until() {
-                assert!(begin.elapsed() < PATIENCE / 2, "{what}");
-                std::thread::yield_now();
+        while !until() {
+            assert!(begin.elapsed() < PATIENCE / 2, "{what}");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Shares that take a while, enough of them that no thread is late.
+    const ENDLESS: usize = 1 << 40;
+
+    fn endless(helpers: usize) -> Arc<Work> {
+        let nothing: &'static (dyn Fn(usize) + Sync) = &|_| std::thread::yield_now();
+        Arc::new(Work::new(Share(nothing), ENDLESS, helpers))
+    }
+
+    fn end(work: &Work) {
+        work.next.store(ENDLESS, Ordering::Relaxed);
+    }
+
+    /// All that may help come, whether they sleep, spin or do not exist yet.
+    #[test]
+    fn all_that_are_wanted_come() {
+        const HELPERS: usize = 6;
+        for crew in both(HELPERS) {
+            for round in 0..40 {
+                let work = endless(HELPERS);
+                crew.call(&work, HELPERS);
+                wait(&format!("round {round}: some sleep on"), &|| {
+                    work.seats.load(Ordering::Relaxed) == 0
+                });
+                end(&work);
+                if round % 2 == 0 {
+                    wait("some do not go to sleep", &|| {
+                        lock(&crew.shared.queue).sleeping.threads == HELPERS
+                    });
+                }
             }
-        };
-        for round in 0..20 {
-            let work = Arc::new(Work::new(Share(nothing), shares, HELPERS));
-            crew.call(&work, HELPERS);
-            wait(&format!("round {round}: some sleep on"), &|| {
-                work.seats.load(Ordering::Relaxed) == 0
+        }
+    }
+
+    /// A few calls for a few threads each get as many as they want, although no thread is called
+    /// for two of them. No others are woken.
+    #[test]
+    fn only_those_that_are_wanted_are_woken() {
+        const HELPERS: usize = 12;
+        for crew in both(HELPERS) {
+            let all = endless(HELPERS);
+            crew.call(&all, HELPERS);
+            wait("the threads do not start", &|| {
+                all.seats.load(Ordering::Relaxed) == 0
             });
-            work.next.store(shares, Ordering::Relaxed);
-            wait("some do not go to sleep", &|| {
-                lock(&crew.shared.queue).idle == HELPERS
+            end(&all);
+            let mut woken = 0;
+            const ROUNDS: usize = 20;
+            for round in 0..ROUNDS {
+                wait("some do not go to sleep", &|| {
+                    lock(&crew.shared.queue).sleeping.threads == HELPERS
+                });
+                // They are about to.
+                std::thread::sleep(Duration::from_millis(5));
+                let before = crew.shared.woken.load(Ordering::Relaxed);
+                let works = [endless(1), endless(2), endless(1)];
+                for work in &works {
+                    crew.call(work, work.seats.load(Ordering::Relaxed));
+                }
+                wait(&format!("round {round}: some sleep on"), &|| {
+                    let mut seats = works.iter().map(|work| work.seats.load(Ordering::Relaxed));
+                    seats.all(|seats| seats == 0)
+                });
+                woken += crew.shared.woken.load(Ordering::Relaxed) - before;
+                works.iter().for_each(|work| end(work));
+            }
+            // A thread may wake up without a reason.
+            assert!(
+                (4 * ROUNDS..6 * ROUNDS).contains(&woken),
+                "{woken} for {ROUNDS} times 4"
+            );
+            let queue = lock(&crew.shared.queue);
+            assert!(queue.threads <= HELPERS, "{} threads", queue.threads);
+        }
+    }
+
+    #[test]
+    fn spinning_ends() {
+        for waits in [Duration::ZERO, SPIN] {
+            let begin = Instant::now();
+            assert!(!spin_while(begin + waits, || true));
+            assert!(begin.elapsed() >= waits);
+        }
+        assert!(spin_while(Instant::now(), || false));
+    }
+
+    #[test]
+    fn nothing_spins_on_one_processor_or_in_a_forked_child() {
+        let crew = |cores| Crew::of("test", 3).spinning_on(cores);
+        assert_eq!(Crew::of("test", 3).shared.spin(), Duration::ZERO);
+        assert_eq!(crew(1).shared.spin(), Duration::ZERO);
+        assert_eq!(crew(2).shared.spin(), SPIN);
+        let mut of_parent = crew(2);
+        let shared = Arc::get_mut(&mut of_parent.shared).expect("no threads yet");
+        shared.process = std::process::id().wrapping_add(1);
+        assert_eq!(of_parent.shared.spin(), Duration::ZERO);
+        of_parent.run(20, threads(4), &|_| std::thread::yield_now());
+        let work = endless(3);
+        of_parent.call(&work, 3);
+        wait("the threads do not come", &|| {
+            work.seats.load(Ordering::Relaxed) == 0
+        });
+        end(&work);
+        wait("a thread spins", &|| {
+            lock(&of_parent.shared.queue).sleeping.threads == 3
+        });
+        // The caller of the parent's crew counts threads that do not exist in the child.
+        let mut queue = lock(&of_parent.shared.queue);
+        queue.spinning.threads = 3;
+        drop(queue);
+        let done = AtomicUsize::new(0);
+        of_parent.run(20, threads(4), &|_| {
+            done.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(done.into_inner(), 20);
+    }
+
+    /// Each thread calls `start` once, before it takes work.
+    #[test]
+    fn threads_start_with_a_call() {
+        thread_local!(static STARTED: AtomicUsize = const { AtomicUsize::new(0) });
+        let started = || STARTED.with(|started| started.load(Ordering::Relaxed));
+        let crew = Crew::of("test", 3).spinning_on(2).starting(|| {
+            STARTED.with(|started| started.fetch_add(1, Ordering::Relaxed));
+        });
+        let caller = std::thread::current().id();
+        for _ in 0..20 {
+            crew.run(40, threads(4), &|_| {
+                let is_caller = std::thread::current().id() == caller;
+                assert_eq!(started(), usize::from(!is_caller));
+                std::thread::yield_now();
             });
         }
     }

@@ -39,7 +39,7 @@ pub(crate) fn copy(
 /// The threads that copy slices and pieces, shared by all streams of the process.
 pub(in crate::engine) fn crew() -> &'static Crew {
     static CREW: OnceLock<Crew> = OnceLock::new();
-    CREW.get_or_init(|| Crew::new("zarrs_cuda slices"))
+    CREW.get_or_init(|| Crew::new("zarrs_cuda slices").spinning())
 }
 
 #[cfg(test)]

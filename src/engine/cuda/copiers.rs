@@ -157,7 +157,7 @@ pub struct Copiers {
 impl Default for Copiers {
     fn default() -> Self {
         Self {
-            crew: Crew::new(NAME),
+            crew: Crew::new(NAME).spinning(),
             copies: true,
         }
     }
