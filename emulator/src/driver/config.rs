@@ -12,6 +12,8 @@ pub struct Config {
     pub multiprocessors: u32,
     /// The most bytes from one row to the next in a copy of rows.
     pub largest_pitch: u32,
+    /// The domain, the bus and the device on the PCI bus; if `None`, the driver does not say.
+    pub pci: Option<[u32; 3]>,
     /// Bytes of device memory.
     pub memory: usize,
     /// Bytes of pinned memory.
@@ -28,6 +30,7 @@ impl Default for Config {
             compute_capability: (9, 0),
             multiprocessors: 4,
             largest_pitch: i32::MAX.cast_unsigned(),
+            pci: None,
             memory: 1 << 30,
             pinned: 1 << 30,
             schedule: Schedule::Eager,
@@ -68,7 +71,8 @@ impl Default for Machine {
 }
 
 impl Machine {
-    /// Parses settings such as `devices=2 schedule=latest capability=8.6 fault=cuInit:0:999`.
+    /// Parses settings such as `devices=2 schedule=latest capability=8.6 fault=cuInit:0:999`. Of
+    /// several devices, each has the bus behind that of the device before.
     ///
     /// # Errors
     /// Names the setting that is not understood.
@@ -90,6 +94,11 @@ impl Machine {
                     let (major, minor) = value.split_once('.').ok_or_else(wrong)?;
                     let part = |text: &str| text.parse().map_err(|_| wrong());
                     device.compute_capability = (part(major)?, part(minor)?);
+                }
+                "pci" => {
+                    let parts = value.split(':').map(|part| u32::from_str_radix(part, 16));
+                    let parts = parts.collect::<Result<Vec<_>, _>>().map_err(|_| wrong())?;
+                    device.pci = Some(parts.try_into().map_err(|_| wrong())?);
                 }
                 "schedule" => {
                     device.schedule = match value.split_once(':') {
@@ -115,7 +124,13 @@ impl Machine {
                 _ => return Err(wrong()),
             }
         }
-        machine.devices = vec![device; count];
+        for number in 0..count {
+            let mut device = device.clone();
+            if let Some([_, bus, _]) = &mut device.pci {
+                *bus += number as u32;
+            }
+            machine.devices.push(device);
+        }
         Ok(machine)
     }
 }
@@ -139,11 +154,16 @@ mod tests {
         let machine = Machine::parse("devices=0 version=11040 fault=cuInit:0:999").unwrap();
         assert_eq!((machine.devices.len(), machine.version), (0, 11_040));
         assert_eq!(machine.faults[0].code, 999);
+        let machine = Machine::parse("devices=2 pci=10000:3b:1f").unwrap();
+        let addresses = machine.devices.iter().map(|device| device.pci.unwrap());
+        assert!(addresses.eq([[0x1_0000, 0x3b, 0x1f], [0x1_0000, 0x3c, 0x1f]]));
         for wrong in [
             "devices",
             "devices=two",
             "schedule=late",
             "fault=cuInit:0",
+            "pci=0:3b",
+            "pci=0:3b:00.0",
             "color=1",
         ] {
             let error = Machine::parse(wrong).unwrap_err();

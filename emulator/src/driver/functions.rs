@@ -124,6 +124,16 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(
                     config.multiprocessors
                 }
                 CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_PITCH => config.largest_pitch,
+                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID
+                | CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID
+                | CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID => {
+                    let [domain, bus, device] = config.pci.ok_or(codes::NOT_SUPPORTED)?;
+                    match attribute {
+                        CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID => domain,
+                        CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID => bus,
+                        _ => device,
+                    }
+                }
                 _ => {
                     let message = format!("{attribute:?} is not known here");
                     return wrong(codes::INVALID_VALUE, &message);

@@ -164,6 +164,16 @@ impl Default for Copiers {
 }
 
 impl Copiers {
+    /// As many threads as `processors`, up to a limit. Each calls `start` first.
+    pub(super) fn on(processors: usize, start: impl Fn() + Send + Sync + 'static) -> Self {
+        // One at least, since the caller may run elsewhere.
+        let crew = Crew::on(NAME, processors.max(2));
+        Self {
+            crew: crew.spinning().starting(start),
+            copies: true,
+        }
+    }
+
     /// Copiers with `helpers` threads that deal out all copies and perform none, to measure
     /// everything else.
     ///

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use super::driver::{DeviceInfo, Driver, DriverError, Fault};
+use super::numa::Node;
 
 /// The process that owns something. A forked child has a copy and must not use it. The handles of a
 /// device are invalid there, and a lock may be held by a thread that the child does not have.
@@ -31,6 +32,8 @@ pub(super) struct Device {
     quarantine: OnceLock<String>,
     /// The process that opened the device.
     process: Process,
+    /// The node of the machine that the device is on, where that makes a difference.
+    node: Option<Arc<Node>>,
 }
 
 impl fmt::Debug for Device {
@@ -43,12 +46,35 @@ impl fmt::Debug for Device {
 }
 
 impl Device {
-    pub(super) fn new(driver: Arc<dyn Driver>) -> Self {
+    pub(super) fn new(driver: Arc<dyn Driver>, node: Option<Arc<Node>>) -> Self {
         Self {
             driver,
             quarantine: OnceLock::new(),
             process: Process::default(),
+            node,
         }
+    }
+
+    pub(super) fn node(&self) -> Option<&Node> {
+        self.node.as_deref()
+    }
+
+    /// Runs `work`, which uses the driver, on a thread of the device's node: there the system finds
+    /// memory that is near. Without a node, on this thread. The caller has [entered](Self::enter)
+    /// the device.
+    pub(super) fn near<T: Send>(
+        &self,
+        work: impl FnOnce() -> Result<T, DriverError> + Send,
+    ) -> Result<T, DriverError> {
+        let Some(node) = &self.node else {
+            return work();
+        };
+        node.run(|| {
+            let entered = self.enter()?;
+            let result = work();
+            drop(entered);
+            result
+        })
     }
 
     /// Returns the driver. The caller has [entered](Self::enter) the device, unless the driver's

@@ -243,7 +243,7 @@ impl CudaEngine {
                     lane: running,
                     sizing: &sizing,
                     events: FreeEvents::new(running),
-                    copiers: &self.devices.copiers,
+                    copiers: self.devices.copiers_of(&device),
                     counters: &self.devices.counters,
                     times: self.times,
                 };

@@ -82,7 +82,8 @@ impl Lane {
             events: Mutex::default(),
             closed: false,
         };
-        match device.watch(lane.allocate()) {
+        let allocated = device.near(|| lane.allocate());
+        match device.watch(allocated) {
             Ok(()) => Ok(lane),
             Err(error) => Err((error, lane.close())),
         }

@@ -1,5 +1,6 @@
 //! The lanes of all devices, under their budgets.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use super::device::{Device, Process};
 use super::driver::{Driver, DriverError, Fault};
 use super::kept::Kept;
 use super::lane::Lane;
+use super::numa;
 use super::sizing::{KindQuestion, ShardKind, Sizing};
 use crate::MemoryEstimate;
 use crate::engine::EngineError;
@@ -43,6 +45,7 @@ pub struct Devices {
     state: Mutex<Vec<State>>,
     /// Notified when a lane is returned or freed, or could not be allocated.
     changed: Condvar,
+    /// The copiers of devices without a node.
     pub copiers: Copiers,
     pub(crate) counters: Counters,
     /// A cache of the prepared kinds of shards.
@@ -263,9 +266,15 @@ impl Request<'_> {
 
 impl Devices {
     pub fn new(drivers: Vec<Arc<dyn Driver>>) -> Arc<Self> {
-        let devices: Vec<_> = drivers
-            .into_iter()
-            .map(|driver| Arc::new(Device::new(driver)))
+        Self::on_machine(drivers, Path::new(numa::SYSFS))
+    }
+
+    /// As [`new`](Self::new), on the machine that `sysfs` describes.
+    pub(super) fn on_machine(drivers: Vec<Arc<dyn Driver>>, sysfs: &Path) -> Arc<Self> {
+        let addresses: Vec<_> = drivers.iter().map(|driver| driver.device().pci).collect();
+        let nodes = numa::nodes(sysfs, &addresses);
+        let devices: Vec<_> = std::iter::zip(drivers, nodes)
+            .map(|(driver, node)| Arc::new(Device::new(driver, node)))
             .collect();
         Arc::new_cyclic(|this| Self {
             this: this.clone(),
@@ -279,6 +288,11 @@ impl Devices {
             counters: Counters::default(),
             kinds: Kept::default(),
         })
+    }
+
+    /// The copiers for a device.
+    pub(super) fn copiers_of<'a>(&'a self, device: &'a Device) -> &'a Copiers {
+        device.node().map_or(&self.copiers, |node| &node.copiers)
     }
 
     /// Returns the devices that `limits` allows and that are usable. Takes no lock, so that a

@@ -14,6 +14,7 @@
 //! | `lane` | a lane: streams, events, pinned and device memory |
 //! | `lanes` | the lanes of all devices, under their budgets |
 //! | `copiers` | threads that copy between the caller's memory and pinned memory |
+//! | `numa` | the nodes of a machine, and copiers for those that have devices |
 //! | `session` | a lane in use: free events, times of stages |
 //! | `transfers` | the rings of pinned memory, to the device and back |
 //! | `enqueue`, `compress`, `decompress` | batches of subchunks through the kernels |
@@ -55,6 +56,8 @@ mod kernels;
 #[allow(unsafe_code)]
 mod lane;
 mod lanes;
+#[allow(unsafe_code)]
+mod numa;
 #[allow(unsafe_code)]
 pub mod nvcomp;
 #[allow(unsafe_code)]

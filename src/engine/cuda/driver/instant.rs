@@ -86,6 +86,7 @@ impl InstantDevice {
                 total_memory: 64 << 30,
                 multiprocessors: 132,
                 largest_pitch: i32::MAX as usize,
+                pci: None,
             },
             encoded: encoded as u64,
             state: Mutex::default(),

@@ -41,6 +41,28 @@ pub struct DeviceInfo {
     pub multiprocessors: u32,
     /// The most bytes from one row to the next in a copy of rows.
     pub largest_pitch: usize,
+    /// Where the device is on the PCI bus; `None` if the driver does not say.
+    pub pci: Option<PciAddress>,
+}
+
+/// Where a device is on the PCI bus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PciAddress {
+    pub domain: u32,
+    pub bus: u32,
+    pub device: u32,
+}
+
+impl fmt::Display for PciAddress {
+    /// As in the names of `/sys/bus/pci/devices`. GPUs are function 0.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            domain,
+            bus,
+            device,
+        } = self;
+        write!(f, "{domain:04x}:{bus:02x}:{device:02x}.0")
+    }
 }
 
 /// A stream of operations that run in order.

@@ -194,7 +194,8 @@ impl Input for CudaInput {
                 }
             })
             .collect();
-        shared.devices.copiers.run(&copies, shared.job.threads);
+        let copiers = shared.devices.copiers_of(shared.device());
+        copiers.run(&copies, shared.job.threads);
         Ok(())
     }
 

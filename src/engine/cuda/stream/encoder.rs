@@ -96,7 +96,7 @@ impl CudaEncoder {
             lane,
             sizing: &shared.sizing.lane,
             events: FreeEvents::of(lane, std::mem::take(&mut self.free)),
-            copiers: &shared.devices.copiers,
+            copiers: shared.devices.copiers_of(shared.device()),
             counters: &shared.devices.counters,
             times: shared.times,
         };

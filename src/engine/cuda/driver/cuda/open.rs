@@ -4,6 +4,7 @@ use super::{
     Code, CudaDriver, DeviceInfo, Driver, DriverError, Fault, Functions, Handles, Kernels, codes,
     functions,
 };
+use crate::engine::cuda::driver::PciAddress;
 use crate::engine::cuda::driver::cuda::handles::lock;
 use cudarc::driver::sys::{CUdevice, CUdevice_attribute};
 use std::{
@@ -123,6 +124,11 @@ impl CudaDriver {
         let code = unsafe { (functions.cuDeviceTotalMem_v2)(&raw mut total_memory, device) };
         check(code, "ask for the size of the memory")?;
 
+        let pci = pci_address(functions, device);
+        if pci.is_none() {
+            tracing::debug!(ordinal, "the driver does not say where the device is");
+        }
+
         Ok(Self {
             functions,
             info: DeviceInfo {
@@ -132,6 +138,7 @@ impl CudaDriver {
                 total_memory,
                 multiprocessors,
                 largest_pitch: largest_pitch as usize,
+                pci,
             },
             device,
             context: OnceLock::new(),
@@ -142,6 +149,21 @@ impl CudaDriver {
             kernels: Kernels::default(),
         })
     }
+}
+
+/// Asks where a device is on the PCI bus. `None` after any error: nothing depends on it but speed.
+fn pci_address(functions: &Functions, device: CUdevice) -> Option<PciAddress> {
+    let number = |attribute| {
+        let mut value = 0;
+        // SAFETY: writes a number.
+        let code = unsafe { (functions.cuDeviceGetAttribute)(&raw mut value, attribute, device) };
+        (code == codes::SUCCESS).then_some(value)?.try_into().ok()
+    };
+    Some(PciAddress {
+        domain: number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?,
+        bus: number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?,
+        device: number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?,
+    })
 }
 
 /// Returns the driver's functions, after `cuInit`. The first call's result is kept, and later calls

@@ -38,7 +38,8 @@ use self::state::{Failure, State};
 use self::trace::Trace;
 use super::{
     Access, Arg, DeviceInfo, DeviceMemory, DeviceSpan, Dims, Driver, DriverError, EventId, Fault,
-    LibraryCall, PinnedMemory, PinnedSpan, PinnedUse, Rows, RowsShape, Site, Span, StreamId,
+    LibraryCall, PciAddress, PinnedMemory, PinnedSpan, PinnedUse, Rows, RowsShape, Site, Span,
+    StreamId,
 };
 pub(crate) use zarrs_cuda_emulator::device::{Kind, Schedule};
 
@@ -52,6 +53,7 @@ pub(crate) struct Config {
     pub(crate) multiprocessors: u32,
     /// The most bytes from one row to the next in a copy of rows.
     pub(crate) largest_pitch: usize,
+    pub(crate) pci: Option<PciAddress>,
     /// Bytes of pinned memory.
     pub(crate) pinned: usize,
     /// Do nothing at this site.
@@ -73,6 +75,7 @@ impl Default for Config {
             memory: 1 << 30,
             multiprocessors: 4,
             largest_pitch: i32::MAX as usize,
+            pci: None,
             pinned: 1 << 30,
             removed: None,
             faults: Vec::new(),
@@ -135,6 +138,7 @@ pub(crate) struct Simulation {
     info: DeviceInfo,
     state: Mutex<State>,
     on_free: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    on_allocate: OnceLock<Box<dyn Fn(Kind) + Send + Sync>>,
 }
 
 /// What a call does, as far as faults are concerned.
@@ -157,9 +161,11 @@ impl Simulation {
                 total_memory: config.memory,
                 multiprocessors: config.multiprocessors,
                 largest_pitch: config.largest_pitch,
+                pci: config.pci,
             },
             state: Mutex::new(State::new(config)),
             on_free: OnceLock::new(),
+            on_allocate: OnceLock::new(),
         }
     }
 
@@ -243,6 +249,12 @@ impl Simulation {
     /// Let `hook` run whenever device memory is about to be freed.
     pub(crate) fn on_free(&self, hook: impl Fn() + Send + Sync + 'static) {
         assert!(self.on_free.set(Box::new(hook)).is_ok(), "there is one");
+    }
+
+    /// Let `hook` run whenever memory of some kind is about to be allocated, on the thread that asks.
+    pub(crate) fn on_allocate(&self, hook: impl Fn(Kind) + Send + Sync + 'static) {
+        let set = self.on_allocate.set(Box::new(hook));
+        assert!(set.is_ok(), "there is one");
     }
 
     /// What each access to global memory moved in the last kernel that ran, if [`Config::sectors`]
@@ -409,6 +421,9 @@ impl Driver for Simulation {
     }
 
     fn allocate_pinned(&self, len: usize, pinned: PinnedUse) -> Result<PinnedMemory, DriverError> {
+        if let Some(hook) = self.on_allocate.get() {
+            hook(Kind::Pinned);
+        }
         let operation = format_args!("allocate {len} bytes of pinned memory");
         self.run(Call::Use, operation, |state| {
             let address = state.allocate(len, Kind::Pinned)?;

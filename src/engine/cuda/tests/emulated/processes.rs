@@ -74,6 +74,31 @@ fn devices_are_found_and_described() {
     }
 }
 
+/// A device is used all the same if the driver does not say where it is, or fails when it is asked.
+#[test]
+fn devices_say_where_they_are_or_not() {
+    let found = |settings: &str| {
+        let text = refusal(settings);
+        assert!(text.contains("ordinal: 1"), "{settings}: {text}");
+        text.matches("pci: Some").count()
+    };
+    let text = refusal("devices=2 pci=10000:3b:1f");
+    for bus in [0x3b, 0x3c] {
+        let address = format!("PciAddress {{ domain: 65536, bus: {bus}, device: 31 }}");
+        assert!(text.contains(&address), "{address}: {text}");
+    }
+    assert_eq!(found("devices=2"), 0);
+    // A fault is one of every device.
+    for call in 3..6 {
+        let settings = format!("devices=2 pci=0:3b:0 fault=cuDeviceGetAttribute:{call}:1");
+        assert_eq!(found(&settings), 0);
+    }
+    assert_eq!(
+        found("devices=2 pci=0:3b:0 fault=cuDeviceGetAttribute:6:1"),
+        2
+    );
+}
+
 #[test]
 fn what_makes_a_driver_unusable_is_named() {
     let cases = [

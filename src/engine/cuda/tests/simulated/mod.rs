@@ -9,6 +9,8 @@ mod conformance;
 mod decompression;
 mod faults;
 mod lanes;
+#[cfg(target_os = "linux")]
+mod numa;
 mod order;
 mod partial_writes;
 mod schedules;
