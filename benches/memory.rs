@@ -6,6 +6,12 @@
 //! that are made ahead, the best by hand, and the medians of the ratios to that. All take turns in
 //! one process. With `--list` it prints its name and measures nothing.
 
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    reason = "made-up data, and rates for people"
+)]
+
 #[path = "warm.rs"]
 mod warm;
 
@@ -185,7 +191,7 @@ fn main() {
     // Aligned to pages, as pinned memory is.
     let mut from = MmapMut::map_anon(tuning.ring * tuning.slab).expect("memory");
     for (i, byte) in from.iter_mut().enumerate() {
-        *byte = (i * 31 >> 3) as u8;
+        *byte = ((i * 31) >> 3) as u8;
     }
     let bench = Bench {
         from: &from,

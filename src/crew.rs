@@ -603,7 +603,9 @@ mod tests {
                     seats.all(|seats| seats == 0)
                 });
                 woken += crew.shared.woken.load(Ordering::Relaxed) - before;
-                works.iter().for_each(|work| end(work));
+                for work in &works {
+                    end(work);
+                }
             }
             // A thread may wake up without a reason.
             assert!(

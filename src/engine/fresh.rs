@@ -137,6 +137,18 @@ unsafe impl Send for Pages<'_> {}
 unsafe impl Sync for Pages<'_> {}
 
 impl Pages<'_> {
+    /// The pages of the next `len` bytes of `vec`, as far as it has room for them. There are none to
+    /// make in short memory, as for [`Fresh::of`].
+    pub(in crate::engine) fn behind(vec: &mut Vec<u8>, len: usize) -> Pages<'_> {
+        let spare = vec.spare_capacity_mut();
+        let len = len.min(spare.len());
+        Pages {
+            start: spare.as_mut_ptr().cast(),
+            len: if len < 2 * HUGE_PAGE { 0 } else { len },
+            memory: PhantomData,
+        }
+    }
+
     /// How many shares there are.
     pub fn shares(&self) -> usize {
         if self.len == 0 {
@@ -329,6 +341,16 @@ mod tests {
     fn pages_are_ahead_of_what_is_written() {
         let (vec, mut fresh) = fresh(20 * HUGE_PAGE + 5);
         let start = vec.as_ptr();
+        /// As the functions of the same names. No page is made.
+        fn before(fresh: &mut Fresh, end: usize) -> Pages<'static> {
+            // SAFETY: nothing is done with the pages.
+            unsafe { fresh.before(end, THREADS) }
+        }
+        fn ahead(fresh: &mut Fresh, soon: usize, end: usize) -> Pages<'static> {
+            // SAFETY: as above.
+            unsafe { fresh.ahead(soon, end, THREADS) }
+        }
+        let all = fresh.len;
         let mut made = 0;
         let mut expect = |pages: Pages<'_>, least: usize, most: usize| {
             assert_eq!(pages.start.cast_const(), start.wrapping_add(made));
@@ -337,32 +359,26 @@ mod tests {
             made
         };
         let soon = HUGE_PAGE / 2;
-        // SAFETY, of all these calls: no page is made.
         // Nothing is known to be written.
-        expect(unsafe { fresh.ahead(soon, 0, THREADS) }, 0, 0);
+        expect(ahead(&mut fresh, soon, 0), 0, 0);
         // Less is known than all threads could make.
         let end = HUGE_PAGE + 100;
-        expect(unsafe { fresh.ahead(soon, end, THREADS) }, end, end);
+        expect(ahead(&mut fresh, soon, end), end, end);
         // What is needed is there, and `soon`, too.
-        expect(unsafe { fresh.before(1000, THREADS) }, end, end);
-        expect(unsafe { fresh.ahead(soon, fresh.len, THREADS) }, end, end);
+        expect(before(&mut fresh, 1000), end, end);
+        expect(ahead(&mut fresh, soon, all), end, end);
         // Pages for all threads.
-        expect(unsafe { fresh.before(end - soon / 2, THREADS) }, end, end);
+        expect(before(&mut fresh, end - soon / 2), end, end);
         let most = end + 4 * HUGE_PAGE;
-        let three = expect(
-            unsafe { fresh.ahead(soon, fresh.len, THREADS) },
-            most - HUGE_PAGE,
-            most,
-        );
+        let three = expect(ahead(&mut fresh, soon, all), most - HUGE_PAGE, most);
         assert_eq!((start.addr() + three) % HUGE_PAGE, 0);
         // A jump.
         let far = 15 * HUGE_PAGE + 5;
-        expect(unsafe { fresh.before(far, THREADS) }, far, far);
+        expect(before(&mut fresh, far), far, far);
         // Going back changes nothing.
-        expect(unsafe { fresh.before(5, THREADS) }, far, far);
-        let all = fresh.len;
-        expect(unsafe { fresh.ahead(usize::MAX, all, THREADS) }, all, all);
-        expect(unsafe { fresh.before(all, THREADS) }, all, all);
+        expect(before(&mut fresh, 5), far, far);
+        expect(ahead(&mut fresh, usize::MAX, all), all, all);
+        expect(before(&mut fresh, all), all, all);
         assert_eq!(fresh.place(start, 5), Some(0..5));
         assert_eq!(fresh.place(start.wrapping_sub(1), 5), None);
         let end = start.wrapping_add(all);
@@ -372,9 +388,24 @@ mod tests {
 
     #[test]
     fn short_memory_is_left_alone() {
-        let (_vec, mut fresh) = fresh(2 * HUGE_PAGE - 1);
+        let (mut vec, mut fresh) = fresh(2 * HUGE_PAGE - 1);
         // SAFETY: there are no pages.
         let pages = unsafe { fresh.ahead(HUGE_PAGE, usize::MAX, THREADS) };
         assert_eq!((pages.shares(), pages.len), (0, 0));
+        assert_eq!(Pages::behind(&mut vec, usize::MAX).shares(), 0);
+    }
+
+    #[test]
+    fn pages_behind_the_contents_of_a_vector() {
+        let (mut vec, _) = fresh(5 * HUGE_PAGE);
+        vec.extend([7; 3]);
+        let pages = Pages::behind(&mut vec, 3 * HUGE_PAGE);
+        assert_eq!(pages.len, 3 * HUGE_PAGE);
+        for number in 0..pages.shares() {
+            pages.make_with(number, |_, _| false);
+        }
+        assert_eq!(vec, [7; 3]);
+        let room = vec.capacity() - vec.len();
+        assert_eq!(Pages::behind(&mut vec, usize::MAX).len, room);
     }
 }

@@ -346,7 +346,7 @@ mod tests {
     fn copies_into_fresh_memory() {
         const LEN: usize = 12 << 20;
         let copiers = copiers(3);
-        let from: Vec<u8> = (0..LEN).map(|i| (i * 31 >> 7) as u8).collect();
+        let from: Vec<u8> = (0..LEN).map(|i| ((i * 31) >> 7) as u8).collect();
         for n in 1..5 {
             let mut to: Vec<u8> = Vec::with_capacity(LEN);
             to.push(from[0]);

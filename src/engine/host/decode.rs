@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use super::encode::{compress_schedule, copy_schedule};
+use super::workers::make_pages;
 use crate::engine::disjoint::{self, Boxes, Row};
 use crate::engine::memory;
 use crate::engine::subchunk::scatter::swap_bytes;
@@ -21,7 +22,12 @@ pub(super) fn decode(
     encoded: &[u8],
     extents: &[Extent],
 ) -> Result<Vec<u8>, EngineError> {
-    let output = memory::with_capacity(job.grid.shard_bytes(), OUTPUT, job.huge_pages)?;
+    let mut output = memory::with_capacity(job.grid.shard_bytes(), OUTPUT, job.huge_pages)?;
+    if let Chain::Known(chain) = job.chain
+        && chain.is_fixed_size()
+    {
+        make_pages(&mut output, job.grid.shard_bytes(), job.threads)?;
+    }
     let order = job.chain.order(job.grid.shard().len());
     let output = Boxes::new(output, job.grid, &order)?;
     decode_shard(job, encoded, extents, &output)?;

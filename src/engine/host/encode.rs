@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
 
 use super::aggregate::{Aggregate, Batch};
-use super::workers::Schedule;
+use super::workers::{Schedule, make_pages};
 use crate::engine::disjoint::{Row, Segment, Segments};
 use crate::engine::memory;
 use crate::engine::subchunk::scatter::Scatter;
@@ -58,16 +58,23 @@ fn too_large() -> EngineError {
 }
 
 /// New memory for `head`, `encoded` and `tail` bytes together; the first `head` of them are zeros.
+/// Its pages are made if the chain `is_fixed_size`: then all are used, and encoding takes little
+/// longer than making them.
 fn output(
     job: &Job<'_>,
     head: usize,
     encoded: Option<usize>,
     tail: usize,
+    is_fixed_size: bool,
 ) -> Result<Segments, EngineError> {
     let capacity = encoded
         .and_then(|encoded| head.checked_add(encoded)?.checked_add(tail))
         .ok_or_else(too_large)?;
-    let output = Segments::new(memory::with_capacity(capacity, OUTPUT, job.huge_pages)?);
+    let mut output = memory::with_capacity(capacity, OUTPUT, job.huge_pages)?;
+    if is_fixed_size {
+        make_pages(&mut output, capacity, job.threads)?;
+    }
+    let output = Segments::new(output);
     output.reserve(head)?.append(&vec![0; head])?;
     Ok(output)
 }
@@ -86,7 +93,7 @@ fn encode_fixed_size(
     let trailer = chain.stages.len() * crc32c::LEN;
     let stored = stored_subchunks(job, &scatter, decoded)?;
 
-    let output = output(job, head, stored.len().checked_mul(len), tail)?;
+    let output = output(job, head, stored.len().checked_mul(len), tail, true)?;
 
     let schedule = Schedule::new(stored.len(), len, COPY_BATCH, job.threads);
     // Reserved here, in order: then it does not matter which thread fills which one.
@@ -180,7 +187,7 @@ fn encode_known(
     let scatter = Scatter::of_chain(job.grid, chain, job.fill_value);
     let bound = stages::encoded_bound(chain, job.grid.subchunk_bytes()).ok_or_else(too_large)?;
     let all = bound.checked_mul(job.grid.num_subchunks());
-    let output = output(job, head, all, tail)?;
+    let output = output(job, head, all, tail, false)?;
 
     let schedule = compress_schedule(job, job.grid.num_subchunks(), 0);
     let aggregate = Aggregate::new(&output, job.grid.num_subchunks());
@@ -251,7 +258,7 @@ fn encode_foreign(
     let encoded = batches
         .iter()
         .try_fold(0_usize, |sum, batch| sum.checked_add(batch.len()));
-    let output = output(job, head, encoded, tail)?;
+    let output = output(job, head, encoded, tail, false)?;
     let aggregate = Aggregate::new(&output, job.grid.num_subchunks());
     for (number, batch) in batches.into_iter().enumerate() {
         aggregate.push(number, batch)?;

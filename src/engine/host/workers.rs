@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 
 use crate::engine::EngineError;
+use crate::engine::fresh::Pages;
 use crate::engine::subchunk::scratch::Scratch;
 
 /// A list of `items` cut into consecutive batches, and the number of threads for it.
@@ -96,6 +97,30 @@ impl Schedule {
             .with_max_len(1)
             .try_for_each(|_| worker())
     }
+}
+
+/// Makes the pages of the next `len` bytes of `vec`, each huge page by one thread: see
+/// [`fresh`](crate::engine::fresh). This is worth it where little else is done to these bytes.
+///
+/// # Errors
+/// As for [`Schedule::run`].
+pub(super) fn make_pages(
+    vec: &mut Vec<u8>,
+    len: usize,
+    threads: NonZeroUsize,
+) -> Result<(), EngineError> {
+    let pages = Pages::behind(vec, len);
+    if pages.shares() == 0 {
+        return Ok(());
+    }
+    let bytes_of_each = len.div_ceil(pages.shares());
+    let schedule = Schedule::new(pages.shares(), bytes_of_each, bytes_of_each, threads);
+    schedule.run(|_, _, shares| {
+        for number in shares {
+            pages.make(number);
+        }
+        Ok(())
+    })
 }
 
 #[cfg(test)]
