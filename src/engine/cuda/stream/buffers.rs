@@ -66,7 +66,8 @@ impl CudaInput {
             // SAFETY: the region, which nothing else uses: the input was free.
             let bytes =
                 unsafe { std::slice::from_raw_parts_mut(input.address(), input.region.len) };
-            let (job, copiers) = (&shared.job, &shared.devices.copiers);
+            let copiers = shared.devices.copiers_of(shared.device());
+            let job = &shared.job;
             copiers.fill(bytes, &job.fill_value, job.threads);
             memory.filled = true;
         }
@@ -231,7 +232,10 @@ impl Input for CudaInput {
                 }
             })
             .collect();
-        shared.devices.copiers.run(&copies, shared.job.threads);
+        shared
+            .devices
+            .copiers_of(shared.device())
+            .run(&copies, shared.job.threads);
         Ok(())
     }
 
