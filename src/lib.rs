@@ -143,15 +143,18 @@ pub fn metrics() -> Metrics {
     metrics::counters::add_to(engine::cuda::metrics())
 }
 
-/// Makes the devices of this process ready for the first shard: creates their contexts, compiles the
-/// kernels for them, and loads nvCOMP, if one is found.
+/// Makes the devices that `options` allow ready for the first shard: creates their contexts, compiles
+/// the kernels for them, and loads nvCOMP, if there is one.
 ///
-/// Otherwise the first shards wait for that, which takes some seconds; [`explain`] says so. A library
-/// that [`Options::with_nvcomp`] names is loaded by the first shard that needs it. Calls after the
-/// first one do nothing. Call it on a thread of its own to let the application start meanwhile.
+/// Otherwise the first shards wait for that; [`explain`] says which kernels are not compiled. What is
+/// ready already is not done again. Call this function on a thread of its own to let the application
+/// start meanwhile.
 ///
 /// ```
-/// if let Err(error) = zarrs_cuda::warm_up() {
+/// use zarrs_cuda::Options;
+///
+/// let options = Options::default().with_devices([0]);
+/// if let Err(error) = zarrs_cuda::warm_up(&options) {
 ///     println!("shards will be encoded on the host: {error}");
 /// }
 /// ```
@@ -159,18 +162,18 @@ pub fn metrics() -> Metrics {
 /// # Errors
 /// [`Error::BackendUnavailable`] if no device can be used, or if one cannot compile the kernels. Under
 /// [`Backend::Auto`] the host then encodes the shards.
-pub fn warm_up() -> Result<(), Error> {
-    engine::cuda::warm_up().map_err(|error| Error::BackendUnavailable {
-        backend: Backend::Cuda,
-        reason: error.to_string(),
-    })
+pub fn warm_up(options: &Options) -> Result<(), Error> {
+    let backend = Backend::Cuda;
+    plan::Engines::default()
+        .warm_up(options)
+        .map_err(|reason| Error::BackendUnavailable { backend, reason })
 }
 
 /// Releases the device memory and page-locked memory that the CUDA engine keeps for the next shard.
 ///
 /// Buffers that are idle for [`Options::with_device_idle_time`] are released without this call. The
-/// driver's own memory stays: its context and the compiled kernels. In a forked child this does nothing, because the
-/// memory is the parent's.
+/// driver's own memory stays: its context and the compiled kernels. In a forked child this does
+/// nothing, because the memory is the parent's.
 pub fn release_idle_memory() {
     engine::cuda::release_idle();
 }

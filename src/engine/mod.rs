@@ -153,6 +153,11 @@ pub trait Engine: fmt::Debug + Send + Sync {
         false
     }
 
+    /// What the first shard waits for, unless everything is ready.
+    fn first_wait(&self) -> Option<String> {
+        None
+    }
+
     /// Counts a fallback: another engine does a job of this engine, for the given reason.
     fn fell_back(&self, _reason: &str) {}
 }

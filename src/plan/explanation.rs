@@ -143,7 +143,7 @@ pub(crate) fn explain(
         num_subchunks: grid.num_subchunks(),
         subchunk_bytes: Some(grid.subchunk_bytes()),
         memory: plan.memory,
-        first_wait: plan.first_wait.clone(),
+        first_wait: plan.engine.first_wait(),
         stages,
         partial_writes: String::new(),
         no_huge_pages: None,

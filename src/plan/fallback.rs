@@ -107,6 +107,10 @@ impl<E: Engine> Engine for WithFallback<E> {
     fn decodes_whole_shards(&self) -> bool {
         self.device.decodes_whole_shards()
     }
+
+    fn first_wait(&self) -> Option<String> {
+        self.device.first_wait()
+    }
 }
 
 /// The host as fallback of a stream on a device.

@@ -53,8 +53,6 @@ pub(crate) struct ShardPlan {
     why: String,
     /// The memory of a shard on a device, if it goes to one.
     memory: Option<MemoryEstimate>,
-    /// What the first shard on a device waits for, unless everything is ready.
-    first_wait: Option<String>,
 }
 
 impl ShardPlan {
@@ -63,7 +61,6 @@ impl ShardPlan {
             engine: Box::new(HostEngine),
             why: why.into(),
             memory: None,
-            first_wait: None,
         }
     }
 
@@ -182,14 +179,12 @@ impl Engines {
                 } else {
                     "all of the encoding, and the host decodes"
                 };
-                let first_wait = shards.first_wait();
                 let (why, engine) = if strict {
                     ("CUDA was asked for, and runs", WithFallback::strict(shards))
                 } else {
                     ("a device can run", WithFallback::new(shards))
                 };
                 ShardPlan {
-                    first_wait,
                     why: format!("{why} {stages}; a lane takes {memory}"),
                     engine: Box::new(engine),
                     memory: Some(memory),
@@ -234,6 +229,16 @@ impl Engines {
             decode,
         };
         Ok(self.cuda(options)?.for_chain(chain, compressors))
+    }
+
+    /// Makes the devices of `options` ready for the first shard: contexts, kernels and nvCOMP.
+    ///
+    /// # Errors
+    /// No device can be used, or one could not compile the kernels; the reason.
+    pub(crate) fn warm_up(&self, options: &Options) -> Result<(), String> {
+        self.cuda(options)?
+            .warm_up(options.nvcomp())
+            .map_err(|error| error.to_string())
     }
 
     fn cuda(&self, options: &Options) -> Result<CudaEngine, String> {

@@ -189,7 +189,7 @@ impl Copiers {
     #[cfg(feature = "internals")]
     pub unsafe fn that_copy_nothing(helpers: usize) -> Self {
         Self {
-            crew: Crew::of(NAME, helpers),
+            crew: Crew::of(NAME, helpers).spinning(),
             copies: false,
         }
     }

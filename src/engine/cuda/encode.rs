@@ -280,6 +280,13 @@ impl Encoder<'_, '_> {
         let slab = &slabs[number].slab;
         let len = slab.len() * self.job.grid.element_size();
         self.issue(false)?;
+        // Before this thread waits for the device, it takes back everything that has come.
+        while self.uploads.would_wait(session)?
+            && let Some(piece) = self.pieces.next(session, false)?
+        {
+            self.take_back_piece(piece)?;
+            self.issue(false)?;
+        }
         let piece = self.pieces.next(session, false)?;
         let staging = self.uploads.reserve(session, len)?;
         let mut copies = self.copies_of(piece.as_ref())?;
@@ -292,7 +299,10 @@ impl Encoder<'_, '_> {
         let before = self.filled.take();
         let enqueue = |encoder: &mut Self| before.map_or(Ok(()), |before| encoder.enqueue(before));
         self.copy_while(&copies, self.end, enqueue)?;
+        // Operations were enqueued while the copies used these.
+        staging.declare(session)?;
         if let Some(piece) = piece {
+            piece.bytes(session)?;
             self.came_back(piece)?;
         }
         self.filled = Some(Filled {
@@ -366,10 +376,7 @@ impl Encoder<'_, '_> {
         let batches = self.batches.len();
         self.issue(true)?;
         if let Some(piece) = self.pieces.next(self.session, true)? {
-            let copies = self.copies_of(Some(&piece))?;
-            self.copy(&copies, self.end);
-            self.came_back(piece)?;
-            return Ok(());
+            return self.take_back_piece(piece);
         }
         // A batch without encoded bytes has no pieces.
         self.drop_complete();
@@ -378,6 +385,13 @@ impl Encoder<'_, '_> {
         }
         let reason = format!("{batches} batches are unfinished, and nothing is on its way");
         Err(self.session.refused("waiting for a device", &reason).into())
+    }
+
+    /// Copies a piece to the shard, and gives it back.
+    fn take_back_piece(&mut self, piece: Download<Piece>) -> Result<(), EngineError> {
+        let copies = self.copies_of(Some(&piece))?;
+        self.copy(&copies, self.end);
+        Ok(self.came_back(piece)?)
     }
 
     /// Starts copies from the device for batches whose offsets are known, while the ring has room.

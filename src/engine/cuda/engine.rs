@@ -1,5 +1,6 @@
 //! The engine: prepares each kind of shards once, caches the result, and runs shards in lanes.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use super::arena::Tuning;
@@ -13,6 +14,7 @@ use super::session::{FreeEvents, Session};
 use super::sizing::{self, Compressors, KindQuestion, ShardKind, Sizing};
 use super::{decode, encode, nvcomp};
 use crate::MemoryEstimate;
+use crate::engine::error::DriverError;
 use crate::engine::{EncodedShard, Engine, EngineError, Job, KnownChain};
 use crate::layout::{Extent, SubchunkGrid};
 use crate::options::LevelPolicy;
@@ -56,6 +58,18 @@ impl CudaEngine {
         self
     }
 
+    /// Compiles the kernels for all devices that the engine may use, and loads nvCOMP: the file
+    /// `nvcomp`, or the one that a search finds.
+    ///
+    /// # Errors
+    /// No device is usable, or one could not compile the kernels; the reason.
+    pub fn warm_up(&self, nvcomp: Option<&Path>) -> Result<(), DriverError> {
+        self.devices.warm_up(&self.limits)?;
+        // Without nvCOMP, chains with a compressor stay on the host: no error.
+        let _ = nvcomp::of_process(nvcomp);
+        Ok(())
+    }
+
     /// The engine for shards of `chain`. It decodes shards with a compressor only if `compressors`
     /// says so: decompressors on a device have undefined behaviour on corrupt data.
     pub fn for_chain(mut self, chain: &KnownChain, compressors: Compressors) -> Self {
@@ -82,9 +96,11 @@ impl CudaEngine {
 
     /// The most subchunks of `grid` to compress or decompress at once in one stream of kernels.
     fn compressed_at_once(&self, grid: &SubchunkGrid) -> usize {
-        let multiprocessors = self.devices.multiprocessors(&self.limits);
-        Sizing::compressed_at_once(grid, multiprocessors, self.tuning)
-            .clamp(1, grid.num_subchunks().max(1))
+        Sizing::of_shard(
+            grid,
+            self.devices.multiprocessors(&self.limits),
+            self.tuning,
+        )
     }
 
     /// Returns the prepared kind for encoding shards of `grid` and `chain`.
@@ -293,11 +309,6 @@ impl CudaShards {
         })
     }
 
-    /// What the first shard on a device waits for, unless everything is ready.
-    pub fn first_wait(&self) -> Option<String> {
-        self.engine.devices.first_wait(&self.engine.limits)
-    }
-
     /// Checks that `job` is for shards of this kind.
     ///
     /// # Errors
@@ -398,6 +409,10 @@ impl Engine for CudaShards {
 
     fn decodes_whole_shards(&self) -> bool {
         self.engine.decodes
+    }
+
+    fn first_wait(&self) -> Option<String> {
+        self.engine.devices.first_wait(&self.engine.limits)
     }
 
     fn fell_back(&self, reason: &str) {

@@ -342,14 +342,14 @@ impl Devices {
         usable.into_iter().map(of_device).max().unwrap_or(0) as usize
     }
 
-    /// Compiles the kernels for all usable devices.
+    /// Compiles the kernels for the usable devices that `limits` allows.
     ///
     /// # Errors
     /// No device is usable, or one could not compile the kernels; the first such error, after all
     /// devices were tried.
-    pub(super) fn warm_up(&self) -> Result<(), DriverError> {
+    pub(super) fn warm_up(&self, limits: &Limits) -> Result<(), DriverError> {
         let mut result = Ok(());
-        for index in self.usable(&Limits::default())? {
+        for index in self.usable(limits)? {
             let device = &self.devices[index];
             let compiled = device.enter().and_then(|entered| {
                 let compiled = device.watch(device.driver().compile());
@@ -361,7 +361,7 @@ impl Devices {
         result
     }
 
-    /// What the first shard on a device waits for, unless everything is ready.
+    /// What the first shard on a device waits for, unless everything is ready. Takes no lock.
     pub(super) fn first_wait(&self, limits: &Limits) -> Option<String> {
         let usable = self.usable(limits).ok()?;
         let uncompiled = |index: usize| self.devices[index].driver().uncompiled();

@@ -94,17 +94,6 @@ pub(crate) fn metrics() -> Metrics {
     }
 }
 
-/// Compiles the kernels for all devices of this process, and loads nvCOMP if there is one.
-///
-/// # Errors
-/// No device is usable, or one could not compile the kernels; the reason.
-pub(crate) fn warm_up() -> Result<(), DriverError> {
-    let devices = devices()?;
-    // Without nvCOMP, chains with a compressor stay on the host: no error.
-    let _ = nvcomp::of_process(None);
-    devices.warm_up()
-}
-
 /// Frees the idle lanes of this process.
 pub(crate) fn release_idle() {
     if let Some(Ok(devices)) = DEVICES.get() {

@@ -394,7 +394,9 @@ impl Sizing {
         sizing.tuning = tuning;
         let slab_bytes = slab * grid.element_size();
         let ring = |arena: &mut Arena| -> Option<Vec<Region>> {
-            (0..tuning.ring).map(|_| arena.region(slab_bytes)).collect()
+            (0..tuning.ring.max(LEAST_RING))
+                .map(|_| arena.region(slab_bytes))
+                .collect()
         };
         sizing.slabs = ring(&mut arenas.device)?;
         sizing.staging_in = ring(&mut arenas.pinned_in)?;
@@ -555,6 +557,17 @@ impl Sizing {
         bytes.max(to_fill).div_ceil(tuning.kernel_streams()).max(1)
     }
 
+    /// The number of subchunks of a shard that `tuning` asks to compress at once in one stream. To
+    /// fill a device it is raised only as far as a shard keeps three batches: one that goes up, one
+    /// in the kernels and one that comes back.
+    pub(super) fn of_shard(grid: &SubchunkGrid, multiprocessors: usize, tuning: Tuning) -> usize {
+        let third = grid.num_subchunks().div_ceil(3);
+        let by_bytes = Self::compressed_at_once(grid, 0, tuning);
+        Self::compressed_at_once(grid, multiprocessors, tuning)
+            .min(third.max(by_bytes))
+            .clamp(1, grid.num_subchunks().max(1))
+    }
+
     /// The buffers with the largest batches and slabs, up to the ones that `tuning` asks for, whose
     /// lane is within `most`.
     ///
@@ -589,6 +602,8 @@ impl Sizing {
         let (mut batch, mut tuning) = (self.batch, self.tuning);
         if self.workspaces.len() > 1 {
             tuning.streams = self.workspaces.len() - 1;
+            // Fewer streams may divide more batches evenly, which would take more memory.
+            tuning.batches = tuning.batches.min(self.batches.len());
         } else if batch > 1 {
             batch /= 2;
         } else if self.batches.len() > 1 {
@@ -614,6 +629,31 @@ impl Sizing {
 mod tests {
     use super::*;
 
+    /// Batches fill a device as far as a shard has three of them, and are never smaller than the
+    /// bytes say.
+    #[test]
+    fn batches_with_a_compressor_fill_a_device() {
+        // An edge of subchunks of two-byte elements, streams of kernels, and subchunks at once.
+        for (edge, streams, at_once) in [
+            (32, 1, 2048),
+            (64, 1, 256),
+            (128, 1, 32),
+            (32, 3, 683),
+            (64, 3, 171),
+            (128, 3, 22),
+        ] {
+            let grid = SubchunkGrid::new(&[512; 3], &[edge; 3], 2).expect("divides");
+            let tuning = Tuning {
+                streams,
+                ..Tuning::DEFAULT
+            };
+            assert_eq!(Sizing::of_shard(&grid, 132, tuning), at_once, "{edge}");
+        }
+        // A long shard has three batches that fill the device.
+        let grid = SubchunkGrid::new(&[2048; 3], &[128; 3], 2).expect("divides");
+        assert_eq!(Sizing::of_shard(&grid, 132, Tuning::DEFAULT), 528);
+    }
+
     #[test]
     fn what_does_not_fit_is_made_smaller_until_it_does() {
         // Subchunks of 4 MiB.
@@ -629,7 +669,11 @@ mod tests {
             pinned: usize::MAX,
             host: 0,
         };
-        let mut sizing = Sizing::within(&kind, all, Tuning::DEFAULT).expect("fits");
+        let tuning = Tuning {
+            streams: 3,
+            ..Tuning::DEFAULT
+        };
+        let mut sizing = Sizing::within(&kind, all, tuning).expect("fits");
         let mut lanes = vec![sizing.estimate()];
         while let Some(smaller) = sizing.smaller(&kind).expect("as before") {
             sizing = smaller;
@@ -641,14 +685,14 @@ mod tests {
         // One subchunk, in its slot and dense, and two slabs.
         assert!(least.device < (8 << 20) + (512 << 10), "{least}");
         for most in lanes {
-            let fits = Sizing::within(&kind, most, Tuning::DEFAULT).expect("fits");
+            let fits = Sizing::within(&kind, most, tuning).expect("fits");
             assert!(fits.capacity.device <= most.device && fits.estimate().pinned <= most.pinned);
         }
         let less = MemoryEstimate {
             pinned: least.pinned - 1,
             ..all
         };
-        let reason = Sizing::within(&kind, less, Tuning::DEFAULT).expect_err("too little");
+        let reason = Sizing::within(&kind, less, tuning).expect_err("too little");
         assert!(reason.contains(&(least.pinned - 1).to_string()), "{reason}");
     }
 }

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use super::arena::Region;
 use super::counters::TimedStage;
-use super::driver::{DeviceSpan, DriverError, EventId, PinnedSpan, Site, Span, StreamId};
+use super::driver::{Access, DeviceSpan, DriverError, EventId, PinnedSpan, Site, Span, StreamId};
 use super::session::{Session, Timed};
 
 /// The bytes in a place of the ring are on the device, and the place may be written again.
@@ -70,6 +70,11 @@ pub(super) struct Staging {
 }
 
 impl Staging {
+    /// Declares that the host has written the place until now.
+    pub(super) fn declare(&self, session: &Session<'_>) -> Result<(), DriverError> {
+        session.lane.driver.host_access(self.span, Access::Write)
+    }
+
     /// Bytes to copy to the device.
     pub(super) fn len(&self) -> usize {
         self.span.len
@@ -77,6 +82,22 @@ impl Staging {
 }
 
 impl Uploads {
+    /// Whether [`reserve`](Self::reserve) would wait for the device.
+    pub(super) fn would_wait(&self, session: &Session<'_>) -> Result<bool, DriverError> {
+        match self.copying.front() {
+            Some(oldest) if self.is_full(session) => {
+                Ok(!session.lane.driver.query_event(oldest.done)?)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Whether all places are reserved or being copied.
+    fn is_full(&self, session: &Session<'_>) -> bool {
+        let waiting = self.reserved - self.started;
+        self.copying.len() + waiting >= session.sizing.staging_in.len()
+    }
+
     /// Reserves the next place of the ring for `len` bytes. Blocks until the host may write them.
     pub(super) fn reserve(
         &mut self,
@@ -85,7 +106,7 @@ impl Uploads {
     ) -> Result<Staging, DriverError> {
         let lane = session.lane;
         let ring = &session.sizing.staging_in;
-        if self.copying.len() + (self.reserved - self.started) >= ring.len()
+        if self.is_full(session)
             && let Some(oldest) = self.copying.pop_front()
         {
             lane.driver.synchronize(oldest.done, UPLOADED_HOST)?;

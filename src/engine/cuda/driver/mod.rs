@@ -376,7 +376,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// launch, together with the other kernels of its file.
     fn compile(&self) -> Result<(), DriverError>;
 
-    /// Returns how many files of kernels are not compiled yet. Needs no [`enter`](Driver::enter).
+    /// Returns how many files of kernels nothing has tried to compile yet. Needs no
+    /// [`enter`](Driver::enter), and does not wait.
     fn uncompiled(&self) -> usize;
 
     /// Enqueues the kernel `name` in `stream`.
@@ -406,7 +407,9 @@ pub trait Driver: fmt::Debug + Send + Sync {
         function: LibraryCall,
     ) -> Result<(), DriverError>;
 
-    /// Declares that the host reads or writes `span` now, before anything else is enqueued.
+    /// Declares that the host reads or writes `span` now, before anything else is enqueued. If
+    /// operations are enqueued while other threads of the host still read or write, the caller
+    /// declares the access again afterwards.
     fn host_access(&self, span: PinnedSpan, access: Access) -> Result<(), DriverError>;
 
     /// Declares that the current content of `span` is not needed: the span will be written before

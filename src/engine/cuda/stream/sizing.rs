@@ -30,6 +30,11 @@ pub(super) struct StreamSizing {
     pub(super) small_part: usize,
 }
 
+/// The streams of kernels of a stream: not more than batches in flight.
+fn kernel_streams(job: &StreamJob, tuning: Tuning) -> usize {
+    tuning.kernel_streams().min(job.inputs.clamp(1, DEPTH))
+}
+
 impl StreamSizing {
     /// The buffers for `job`, whose chain and subchunks are those of `kind`.
     ///
@@ -54,6 +59,10 @@ impl StreamSizing {
         tuning: Tuning,
     ) -> usize {
         let all = job.grid.subchunks_per_epoch().saturating_mul(job.epochs);
+        let tuning = Tuning {
+            streams: kernel_streams(job, tuning),
+            ..tuning
+        };
         let most = Sizing::compressed_at_once(job.grid.shard(), multiprocessors, tuning);
         let rounds = all.div_ceil(most.max(1)).max(1);
         all.div_ceil(rounds).max(1)
@@ -82,7 +91,7 @@ impl StreamSizing {
             let mut arenas = Arenas::default();
             let inputs = job.inputs.max(1);
             let in_flight = inputs.min(DEPTH);
-            let kernel_streams = tuning.kernel_streams().min(in_flight);
+            let kernel_streams = kernel_streams(job, tuning);
             let mut lane = Sizing::of_kernels(
                 kind,
                 count,

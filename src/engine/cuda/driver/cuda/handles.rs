@@ -4,6 +4,7 @@ use crate::engine::cuda::driver::DriverError;
 use cudarc::driver::sys::{CUfunc_st, CUmod_st};
 use std::{
     collections::HashMap,
+    sync::atomic::AtomicUsize,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -27,7 +28,11 @@ unsafe impl<T> Sync for Handle<T> {}
 
 /// The kernels of a device that were requested so far.
 #[derive(Debug, Default)]
-pub(super) struct Kernels(pub(super) Mutex<Loaded>);
+pub(super) struct Kernels {
+    pub(super) loaded: Mutex<Loaded>,
+    /// The number of modules in `loaded`, for readers that must not wait while one is compiled.
+    pub(super) modules: AtomicUsize,
+}
 
 /// The loaded modules and kernels. Errors of modules are kept, too: a module that does not compile
 /// now never will, and each attempt takes long.

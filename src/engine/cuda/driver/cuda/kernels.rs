@@ -9,13 +9,14 @@ use std::{
     collections::BTreeSet,
     ffi::{CStr, CString, c_void},
     ptr,
+    sync::atomic::Ordering,
 };
 
 impl CudaDriver {
     /// Returns the kernel `name`. Compiles its module if necessary.
     pub(super) fn kernel(&self, name: &'static str) -> Result<Handle<CUfunc_st>, DriverError> {
         // The lock is held while the driver compiles, so that other threads wait for the result.
-        let mut loaded = lock(&self.kernels.0);
+        let mut loaded = lock(&self.kernels.loaded);
         if let Some(kernel) = loaded.kernels.get(name) {
             return Ok(*kernel);
         }
@@ -33,6 +34,8 @@ impl CudaDriver {
                 .is_err_and(|error| error.fault == Fault::OutOfMemory)
             {
                 loaded.modules.insert(module.name, new.clone());
+                let count = loaded.modules.len();
+                self.kernels.modules.store(count, Ordering::Relaxed);
             }
             new?
         };
@@ -97,12 +100,11 @@ impl CudaDriver {
 }
 
 impl Kernels {
-    /// The number of modules that the driver has not compiled.
+    /// The number of modules that the driver has not tried to compile. Takes no lock.
     pub(super) fn uncompiled(&self) -> usize {
-        let loaded = lock(&self.0);
-        let is_compiled = |module: &str| matches!(loaded.modules.get(module), Some(Ok(_)));
         let names: BTreeSet<_> = KERNELS.iter().map(|(_, module)| module.name).collect();
-        names.into_iter().filter(|name| !is_compiled(name)).count()
+        let tried = self.modules.load(Ordering::Relaxed);
+        names.len().saturating_sub(tried)
     }
 }
 

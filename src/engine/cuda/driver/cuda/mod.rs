@@ -557,9 +557,9 @@ impl Driver for CudaDriver {
     }
 
     fn compile(&self) -> Result<(), DriverError> {
-        KERNELS
-            .iter()
-            .try_for_each(|(name, _)| self.kernel(name).map(drop))
+        // A module that does not compile does not keep the others from it.
+        let compiled = KERNELS.iter().map(|(name, _)| self.kernel(name).map(drop));
+        compiled.fold(Ok(()), Result::and)
     }
 
     fn uncompiled(&self) -> usize {

@@ -8,6 +8,7 @@ use zarrs::storage::store::MemoryStore;
 use zarrs_cuda_emulator::driver::Inject;
 
 use super::*;
+use crate::engine::cuda::Limits;
 use crate::engine::cuda::kernels::ptx::KERNELS;
 use crate::plan::{Engines, Rule};
 use crate::{Backend, CudaShardingCodec, Options};
@@ -32,9 +33,9 @@ fn every_file_is_compiled_once() {
     let driver = emulated::driver(config(Schedule::Eager));
     let devices = Devices::new(vec![driver.clone() as Arc<dyn Driver>]);
     assert_eq!(driver.uncompiled(), files());
-    devices.warm_up().unwrap();
+    devices.warm_up(&Limits::default()).unwrap();
     assert_eq!(driver.uncompiled(), 0);
-    devices.warm_up().unwrap();
+    devices.warm_up(&Limits::default()).unwrap();
     drop(devices);
     run(driver).expect("no panic").expect("no fault");
 }
@@ -57,11 +58,12 @@ fn a_device_that_cannot_compile_is_an_error_and_the_others_are_warmed_up() {
         .each_ref()
         .map(|driver| driver.clone() as Arc<dyn Driver>);
     let devices = Devices::new(devices.into());
-    let error = devices.warm_up().unwrap_err();
+    let error = devices.warm_up(&Limits::default()).unwrap_err();
     let device = drivers[0].device().ordinal;
     assert_eq!(error.device, Some(device), "{error}");
     assert!(error.to_string().contains("compile the module"), "{error}");
-    assert_eq!(drivers.map(|driver| driver.uncompiled()), [files(), 0]);
+    // Nothing will wait again for the file that failed.
+    assert_eq!(drivers.map(|driver| driver.uncompiled()), [0, 0]);
 }
 
 /// `explain` says what the first shard waits for, until the kernels are compiled.
@@ -91,7 +93,7 @@ fn explanations_name_it() {
     assert!(wait.contains("`zarrs_cuda::warm_up`"), "{wait}");
     assert!(explanation.to_string().contains(&wait), "{explanation}");
     assert_eq!(explain(Backend::Host).first_wait, None);
-    devices.warm_up().unwrap();
+    devices.warm_up(&Limits::default()).unwrap();
     let explanation = explain(Backend::Cuda);
     assert_eq!(explanation.first_wait, None);
     assert!(!explanation.to_string().contains("waits"), "{explanation}");
