@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// A value of each process. A forked child gets another one when it first asks: the threads behind the
 /// value of its parent are not in the child, and its locks may be held for ever.
-pub(crate) struct PerProcess<T> {
+pub struct PerProcess<T> {
     make: fn() -> T,
     /// With the process that it belongs to.
     value: AtomicPtr<(u32, T)>,
@@ -19,7 +19,7 @@ impl<T> fmt::Debug for PerProcess<T> {
 
 impl<T: Send + Sync> PerProcess<T> {
     /// A value that `make` makes when it is first needed.
-    pub(crate) const fn new(make: fn() -> T) -> Self {
+    pub const fn new(make: fn() -> T) -> Self {
         Self {
             make,
             value: AtomicPtr::new(std::ptr::null_mut()),
@@ -27,7 +27,7 @@ impl<T: Send + Sync> PerProcess<T> {
     }
 
     /// The value of this process.
-    pub(crate) fn get(&self) -> &T {
+    pub fn get(&self) -> &T {
         let this = std::process::id();
         loop {
             let known = self.value.load(Ordering::Acquire);

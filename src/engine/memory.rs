@@ -61,7 +61,7 @@ pub(in crate::engine) fn zeroed(
 }
 
 /// A vector of `len` zeroed elements, as [`zeroed`]; `None` if there is no memory.
-pub(crate) fn zeros<T: bytemuck::Zeroable>(len: usize, huge_pages: bool) -> Option<Vec<T>> {
+pub fn zeros<T: bytemuck::Zeroable>(len: usize, huge_pages: bool) -> Option<Vec<T>> {
     let layout = Layout::array::<T>(len).ok()?;
     if layout.size() == 0 {
         return Some(std::iter::repeat_with(T::zeroed).take(len).collect());

@@ -1,4 +1,4 @@
-//! Private parts, for the fuzz targets and benchmarks of this repository. Nothing here is part of the crate's
+//! Private parts, for the fuzz targets, benchmarks and Python package of this repository. Nothing here is part of the crate's
 //! interface, and no promise of semantic versioning covers it.
 
 mod limit;
@@ -12,6 +12,7 @@ pub use limit::Limit;
 
 pub use crate::engine::cuda::internals as cuda;
 pub use crate::engine::cuda::internals::frames::{DeviceFrames, DeviceShuffle, DeviceStream};
+pub use crate::per_process::PerProcess;
 
 /// The contract of engines.
 pub mod engine {

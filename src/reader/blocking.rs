@@ -128,12 +128,16 @@ impl<TStorage: ?Sized + ReadableStorageTraits + 'static> ArrayReader<TStorage> {
         };
         self.check_frames(true)?;
         if let Some(files) = files {
-            let source = (files, threads::cores(), threads::blocking as Each);
+            let source = (files, settings.threads(), threads::blocking as Each);
             return now(self.read_shards(codec, boxes, source, place));
         }
         let store = array.storage();
         let store = Store(Blocking::new(&*store));
-        let source = (&store, settings.requests, threads::blocking as Each);
+        let source = (
+            &store,
+            settings.blocking_requests(),
+            threads::blocking as Each,
+        );
         now(self.read_shards(codec, boxes, source, place))
     }
 

@@ -23,6 +23,8 @@ use crate::store::files::Files;
 pub struct ArrayReaderBuilder<TStorage: ?Sized> {
     array: Array<TStorage>,
     files: Option<Files>,
+    /// Files that are not checked to have the array.
+    unchecked_files: Option<Files>,
     /// And where the files of their shards are.
     frames: Option<(Arc<dyn ListsFrames>, Option<Files>)>,
     memory: Option<usize>,
@@ -46,6 +48,7 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
         Self {
             array: array.with_storage(array.storage()),
             files: None,
+            unchecked_files: None,
             frames: None,
             memory: None,
             settings: Settings {
@@ -54,6 +57,7 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
                 subchunk_cache: 0,
                 memory: 0,
                 requests: const { NonZeroUsize::new(16).expect("positive") },
+                threads: None,
                 gap: 64 << 10,
                 fill_damaged: false,
                 huge_pages: true,
@@ -85,6 +89,15 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
         self
     }
 
+    /// Reads shards as files below `root`, which is the directory of the array's store. Whether it has
+    /// the array is not checked.
+    #[cfg(feature = "internals")]
+    #[doc(hidden)]
+    pub fn on_directory(mut self, root: std::path::PathBuf) -> Self {
+        self.unchecked_files = Some(Files::new(root));
+        self
+    }
+
     /// Sets zarrs' options for codecs. Default: zarrs' global configuration.
     pub fn with_codec_options(mut self, options: CodecOptions) -> Self {
         self.settings.codec_options = options;
@@ -106,6 +119,14 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
     /// more. Files are read by as many threads as there are cores.
     pub fn with_requests(mut self, requests: usize) -> Self {
         self.settings.requests = NonZeroUsize::new(requests).unwrap_or(NonZeroUsize::MIN);
+        self
+    }
+
+    /// Sets how many threads one call uses at most, with the one that calls; at least 1. Default: one
+    /// for each core, and one for each [request](Self::with_requests) to a store that is not read as
+    /// files.
+    pub fn with_threads(mut self, threads: usize) -> Self {
+        self.settings.threads = NonZeroUsize::new(threads.max(1));
         self
     }
 
@@ -153,6 +174,7 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
         let Self {
             array,
             mut files,
+            unchecked_files,
             frames,
             memory,
             mut settings,
@@ -160,6 +182,7 @@ impl<TStorage: ?Sized> ArrayReaderBuilder<TStorage> {
         if let Some(files) = &files {
             check_files(&array, files)?;
         }
+        files = files.or(unchecked_files);
         let way = way(&array);
         let mut listed = None;
         if let Some((frames, files_of_shards)) = frames {

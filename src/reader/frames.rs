@@ -25,6 +25,9 @@ pub(crate) trait ListedFrame: Send + Sync {
     /// Whether a version of the subchunk is listed.
     fn has(&self, number: usize) -> bool;
 
+    /// Whether no version is listed.
+    fn is_empty(&self) -> bool;
+
     /// Reads the newest version of a subchunk that was listed. If there is none, a shard that is read
     /// from now on has the subchunk.
     fn newest(&self, number: usize) -> Later<'_, Result<Newest>>;

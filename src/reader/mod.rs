@@ -59,6 +59,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use zarrs::array::{Array, ArraySubset, ArraySubsetTraits, Element};
 use zarrs_codec::CodecOptions;
+use zarrs_storage::StoreKey;
 
 pub use builder::ArrayReaderBuilder;
 pub use error::{Damage, ReaderError};
@@ -91,11 +92,27 @@ struct Settings {
     memory: usize,
     /// The most requests at once, for one call.
     requests: NonZeroUsize,
+    /// The most threads for one call.
+    threads: Option<NonZeroUsize>,
     /// Subchunks of a shard that are at most so many bytes apart are read as one range.
     gap: u64,
     /// Whether what cannot be decoded becomes fill values.
     fill_damaged: bool,
     huge_pages: bool,
+}
+
+impl Settings {
+    /// The most threads that decode for one call.
+    fn threads(&self) -> NonZeroUsize {
+        let cores = threads::cores();
+        self.threads.map_or(cores, |threads| threads.min(cores))
+    }
+
+    /// The most requests at once of one call to a store that blocks: each takes a thread.
+    fn blocking_requests(&self) -> NonZeroUsize {
+        let threads = self.threads.unwrap_or(NonZeroUsize::MAX);
+        self.requests.min(threads)
+    }
 }
 
 /// How the elements of an array are decoded.
@@ -161,6 +178,9 @@ pub struct ReadReport {
     /// The subchunks that could not be decoded, and have the fill value in the output. A shard without
     /// an index that can be decoded is one entry, whose [`subchunk`](Damage::subchunk) is `None`.
     pub damaged: Vec<Damage>,
+    /// The shards that the store does not have. Their elements are fill values in the output. A shard
+    /// of which there is a frame is not listed, and none of an array that zarrs reads.
+    pub absent: Vec<StoreKey>,
 }
 
 impl ReadReport {
@@ -207,7 +227,7 @@ impl<TStorage: ?Sized> ArrayReader<TStorage> {
             Way::Zarrs(why) => format!("zarrs reads this array, box after box: {why}"),
             Way::Shards(_) => format!(
                 "subchunks are decoded to their place by {} threads; {}; near subchunks (up to {} bytes apart) are one range; up to {} bytes of indices and {} bytes of decoded subchunks are kept{}{}",
-                threads::cores(),
+                settings.threads(),
                 match files {
                     Some(_) => "shards are read as files".to_string(),
                     None => format!(
@@ -356,7 +376,7 @@ impl<TStorage: ?Sized + Send + Sync> ArrayReader<TStorage> {
     ) -> Result<ReadReport, ReaderError> {
         let array = self.array();
         let shards = request::shards(array, boxes, &place.strides)?;
-        let damaged = Mutex::default();
+        let (damaged, absent) = (Mutex::default(), Mutex::default());
         let call = Call {
             source,
             frames: self.0.frames.as_deref(),
@@ -365,6 +385,7 @@ impl<TStorage: ?Sized + Send + Sync> ArrayReader<TStorage> {
             counters: &self.0.kept.counters,
             place,
             damaged: &damaged,
+            absent: &absent,
             each,
             requests,
             requests_of_shard: requests_of_shard(requests, shards.len()),
@@ -395,6 +416,7 @@ impl<TStorage: ?Sized + Send + Sync> ArrayReader<TStorage> {
         each(shards.len(), requests, &read).await?;
         Ok(ReadReport {
             damaged: damaged.into_inner().unwrap_or_else(PoisonError::into_inner),
+            absent: absent.into_inner().unwrap_or_else(PoisonError::into_inner),
         })
     }
 }

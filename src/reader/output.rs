@@ -60,8 +60,9 @@ impl<'a> Output<'a> {
     ///
     /// # Safety
     /// The elements, between `start` and `len` bytes behind it, are borrowed mutably for `'a`.
-    #[cfg(feature = "ndarray")]
-    pub(super) unsafe fn of_elements(start: *mut u8, len: usize, strides: Vec<usize>) -> Self {
+    #[cfg(any(feature = "ndarray", feature = "internals"))]
+    #[doc(hidden)]
+    pub unsafe fn of_elements(start: *mut u8, len: usize, strides: Vec<usize>) -> Self {
         Self {
             start,
             len,

@@ -41,6 +41,7 @@ pub(super) struct Call<'a, S> {
     pub(super) counters: &'a Counters,
     pub(super) place: &'a Place<'a>,
     pub(super) damaged: &'a Mutex<Vec<Damage>>,
+    pub(super) absent: &'a Mutex<Vec<StoreKey>>,
     /// Makes several requests at once.
     pub(super) each: Each,
     /// How many requests to make at once.
@@ -140,7 +141,9 @@ impl<S: Source> Call<'_, S> {
             shard,
             windows: &windows,
             damaged: Mutex::default(),
+            is_absent: AtomicBool::new(false),
         };
+        let mut is_framed = false;
         let mut in_shard: Vec<Touched<'_>> = touched.collect();
         // The frame is listed before the shard is read: a consolidation deletes a version only after
         // the shard has it.
@@ -148,6 +151,7 @@ impl<S: Source> Call<'_, S> {
             let frame = frames.list(&shard.key, number > 0).await;
             let frame = frame.map_err(|error| store_error(shard, error))?;
             let each = number == ATTEMPTS;
+            is_framed = !frame.is_empty();
             in_shard = attempt.read_frame(&*frame, in_shard, each).await?;
         }
         if !in_shard.is_empty() {
@@ -157,7 +161,7 @@ impl<S: Source> Call<'_, S> {
                 stop => stop,
             })?;
         }
-        attempt.finish()
+        attempt.finish(is_framed)
     }
 
     /// The places of the wanted boxes of `shard`.
@@ -248,6 +252,8 @@ struct Attempt<'a, S: Source> {
     windows: &'a [Window<'a>],
     /// The subchunks that became fill values, or the shard.
     damaged: Mutex<Vec<Damage>>,
+    /// Whether the store has neither the shard nor a frame.
+    is_absent: AtomicBool,
 }
 
 impl<S: Source> Attempt<'_, S> {
@@ -364,7 +370,7 @@ impl<S: Source> Attempt<'_, S> {
         let (call, shard) = (self.call, self.shard);
         let opened = call.source.open(&shard.key).await;
         let Some(opened) = opened.map_err(|error| store_error(shard, error))? else {
-            return Ok(self.fill(touched.iter().copied())?);
+            return Ok(self.fill_absent(touched)?);
         };
         let kept = call.caches.indices.get(&shard.key);
         let (index, is_fresh) = match kept.filter(|_| !call.is_strict()) {
@@ -374,7 +380,7 @@ impl<S: Source> Attempt<'_, S> {
             }
             None => match call.index(shard, &opened).await {
                 Ok(Some(index)) => (index, true),
-                Ok(None) => return Ok(self.fill(touched.iter().copied())?),
+                Ok(None) => return Ok(self.fill_absent(touched)?),
                 Err(ReaderError::Damaged(damage)) if fills_shard => {
                     lock(&self.damaged).push(damage);
                     return Ok(self.fill(touched.iter().copied())?);
@@ -412,6 +418,12 @@ impl<S: Source> Attempt<'_, S> {
         Ok(())
     }
 
+    /// There is no shard: write the fill value to all that is wanted of `touched`.
+    fn fill_absent(&self, touched: &[Touched<'_>]) -> Result<(), ReaderError> {
+        self.is_absent.store(true, Ordering::Relaxed);
+        self.fill(touched.iter().copied())
+    }
+
     /// Write the fill value to all that is wanted of `touched`.
     fn fill<'p>(&self, touched: impl IntoIterator<Item = Touched<'p>>) -> Result<(), ReaderError> {
         let element = self.shard.sharding.fill_value.as_ne_bytes();
@@ -425,8 +437,8 @@ impl<S: Source> Attempt<'_, S> {
         Ok(())
     }
 
-    /// Checks that all elements were written, and reports damage.
-    fn finish(self) -> Result<(), Stop> {
+    /// Checks that all elements were written, and reports damage, and that the shard is absent.
+    fn finish(self, is_framed: bool) -> Result<(), Stop> {
         if !self.windows.iter().all(Window::is_complete) {
             let missing = EngineError::Internal("a subchunk was not decoded");
             return Err(damage(self.shard, None, missing).into());
@@ -437,6 +449,9 @@ impl<S: Source> Attempt<'_, S> {
             .unwrap_or_else(PoisonError::into_inner);
         add(&self.call.counters.damaged, damaged.len());
         lock(self.call.damaged).append(&mut damaged);
+        if self.is_absent.into_inner() && !is_framed {
+            lock(self.call.absent).push(self.shard.key.clone());
+        }
         Ok(())
     }
 
@@ -490,7 +505,7 @@ impl<S: Source> Attempt<'_, S> {
         if let [share] = shares {
             return decoding(|| self.decode_share(share, sink, options));
         }
-        threads::each(shares.len(), threads::cores(), |number| {
+        threads::each(shares.len(), self.call.settings.threads(), |number| {
             decoding(|| self.decode_share(shares[number], sink, options))
         })
     }

@@ -9,7 +9,7 @@ use zarrs_storage::{
     AtomicRenameStorageTraits, ListableStorageTraits, ReadableStorageTraits, WritableStorageTraits,
 };
 
-#[cfg(feature = "filesystem")]
+#[cfg(any(feature = "filesystem", feature = "internals"))]
 use super::Files;
 use super::consolidation::All;
 use super::reading::BlockingFrames;
@@ -199,6 +199,27 @@ where
             work();
         });
         all.end()
+    }
+}
+
+#[cfg(feature = "internals")]
+impl<S> SparseShardStore<S>
+where
+    S: AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits + 'static,
+{
+    /// As [`on_filesystem`](SparseShardStore::on_filesystem), for another store of the files in `root`.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    #[doc(hidden)]
+    pub fn on_directory(
+        store: Arc<S>,
+        path: &str,
+        root: std::path::PathBuf,
+    ) -> Result<Self, Error> {
+        let mut adapter = Self::open_renaming(store.clone(), path, store)?;
+        adapter.array.files = Some(Files::new(root));
+        Ok(adapter)
     }
 }
 

@@ -91,6 +91,10 @@ impl<O: Reads + Lists + Send> ListedFrame for Listed<'_, O> {
         to_u32(number).is_ok_and(|number| !self.listing.versions(number).is_empty())
     }
 
+    fn is_empty(&self) -> bool {
+        self.listing.is_empty()
+    }
+
     fn newest(&self, number: usize) -> Later<'_, Result<Newest>> {
         Box::pin(async move {
             let frames = &self.array.frames;
