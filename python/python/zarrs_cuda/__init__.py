@@ -1,0 +1,21 @@
+"""Fast sharded Zarr arrays for zarr-python.
+
+One line makes zarr-python read and write every array through this package::
+
+    zarr.config.set({"codec_pipeline.path": "zarrs_cuda.CodecPipeline"})
+
+The files stay standard: any Zarr reader opens them. Importing the package loads no native code and
+starts no thread; the first read or write does.
+"""
+
+from zarr.registry import register_pipeline
+
+from zarrs_cuda._errors import FallbackWarning, ShardError
+from zarrs_cuda._explain import Explanation, explain
+from zarrs_cuda._pipeline import CodecPipeline
+
+# zarr-python finds a pipeline by these names.
+CodecPipeline.__module__ = "zarrs_cuda"
+register_pipeline(CodecPipeline)
+
+__all__ = ["CodecPipeline", "Explanation", "FallbackWarning", "ShardError", "explain"]

@@ -1,0 +1,70 @@
+"""What reads and writes an array, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from zarr.core.array import Array, AsyncArray
+from zarr.storage import LocalStore
+
+from zarrs_cuda import _settings
+from zarrs_cuda._pipeline import CodecPipeline, _native_for
+from zarrs_cuda._supported import UnsupportedError
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What reads and writes an array, and why.
+
+    Attributes
+    ----------
+    pipeline : str
+        The class of the pipeline that reads and writes.
+    mode : str or None
+        How shards are written; None if another pipeline writes them.
+    why : str
+        Why that pipeline.
+    stages : str
+        What happens to a chunk, and where; empty if another pipeline does it.
+    """
+
+    pipeline: str
+    mode: str | None
+    why: str
+    stages: str
+
+    def __str__(self) -> str:
+        mode = "" if self.mode is None else f", shards: {self.mode}"
+        return f"{self.pipeline}{mode}: {self.why}\n{self.stages}".rstrip()
+
+
+def explain(array: Array[Any] | AsyncArray[Any]) -> Explanation:
+    """Say what reads and writes an array, and why.
+
+    Parameters
+    ----------
+    array
+        An array of zarr-python.
+
+    Returns
+    -------
+    Explanation
+        For people: the text may change in any release.
+    """
+    opened = array.async_array if isinstance(array, Array) else array
+    pipeline = opened.codec_pipeline
+    name = f"{type(pipeline).__module__}.{type(pipeline).__qualname__}"
+    if not isinstance(pipeline, CodecPipeline):
+        why = "`codec_pipeline.path` was not `zarrs_cuda.CodecPipeline` when the array was opened"
+        return Explanation(name, None, why, "")
+    store = opened.store_path.store
+    root = str(store.root) if type(store) is LocalStore else None
+    try:
+        ours = _native_for(opened.metadata, root)
+    except UnsupportedError as error:
+        other = type(pipeline.other)
+        return Explanation(f"{other.__module__}.{other.__qualname__}", None, str(error), "")
+    where = "its values are files" if root else "its values are given to the library, and taken from it"
+    stages = ours.explain(opened.store_path.path, _settings.threads())
+    return Explanation(name, pipeline._mode, where, stages)

@@ -1,0 +1,465 @@
+"""The codec pipeline: what zarr-python calls to read and write chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import warnings
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from zarr.abc.codec import CodecPipeline as _CodecPipeline
+from zarr.abc.codec import GetResult
+from zarr.codecs._v2 import V2Codec
+from zarr.core.array_spec import ArrayConfig, ArraySpec
+from zarr.core.buffer import cpu, default_buffer_prototype
+from zarr.core.codec_pipeline import BatchedCodecPipeline
+from zarr.core.common import concurrent_map
+from zarr.core.config import config
+from zarr.core.metadata.v3 import ArrayV3Metadata, RegularChunkGridMetadata
+from zarr.storage import LocalStore, MemoryStore, StorePath
+
+from zarrs_cuda import _settings
+from zarrs_cuda._errors import FallbackWarning
+from zarrs_cuda._native import native
+from zarrs_cuda._selections import around
+from zarrs_cuda._supported import UnsupportedError, check_fill_value, metadata_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from zarr.abc.codec import Codec
+    from zarr.abc.store import ByteGetter, ByteSetter, Store
+    from zarr.core.buffer import Buffer, NDBuffer
+    from zarr.core.dtype.wrapper import TBaseDType, TBaseScalar, ZDType
+    from zarr.core.indexing import SelectorTuple
+    from zarr.core.metadata import ArrayMetadata
+    from zarr.core.metadata.v3 import ChunkGridMetadata
+
+    from zarrs_cuda._internal import Native
+    from zarrs_cuda._settings import Mode
+
+    Batch = list[tuple[Any, ArraySpec, SelectorTuple, SelectorTuple, bool]]
+
+# The reasons that were warned of, and the process that was.
+_warned: set[tuple[int, str]] = set()
+
+
+class CodecPipeline(_CodecPipeline):
+    """Reads and writes the chunks of an array by the library zarrs_cuda.
+
+    zarr-python makes one for each array, if it is told to::
+
+        zarr.config.set({"codec_pipeline.path": "zarrs_cuda.CodecPipeline"})
+
+    What this package cannot do is left to zarr-python's own pipeline, with a
+    :class:`FallbackWarning` for each reason, or is an error with ``codec_pipeline.strict``.
+
+    Parameters
+    ----------
+    metadata
+        The metadata of the array. Its shape is not used: it may change while the pipeline lives.
+    store
+        The store of the array.
+    mode
+        How shards are written.
+    """
+
+    def __init__(self, metadata: ArrayMetadata, store: Store, mode: Mode) -> None:
+        self._metadata = metadata
+        self._store = store
+        self._mode = mode
+        self._forget()
+
+    def _forget(self) -> None:
+        # The native half, and the directory it is for.
+        self._native: tuple[str | None, Native] | None = None
+        self._unsupported: str | None = None
+        self._other: BatchedCodecPipeline | None = None
+
+    def __getstate__(self) -> tuple[ArrayMetadata, Store, Mode]:
+        return self._metadata, self._store, self._mode
+
+    def __setstate__(self, state: tuple[ArrayMetadata, Store, Mode]) -> None:
+        self._metadata, self._store, self._mode = state
+        self._forget()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, CodecPipeline):
+            return NotImplemented
+        return self.__getstate__() == other.__getstate__()
+
+    def __hash__(self) -> int:
+        return hash((CodecPipeline, self._mode))
+
+    def __repr__(self) -> str:
+        return f"CodecPipeline(store={self._store!r}, mode={self._mode!r})"
+
+    # What zarr-python makes pipelines by.
+
+    @classmethod
+    def from_array_metadata_and_store(cls, array_metadata: ArrayMetadata, store: Store) -> Self:
+        """Make the pipeline of an array.
+
+        Parameters
+        ----------
+        array_metadata
+            The metadata of the array.
+        store
+            The store of the array.
+
+        Returns
+        -------
+        CodecPipeline
+            A pipeline that keeps the mode of ``codec_pipeline.shards``.
+        """
+        return cls(array_metadata, store, _settings.mode())
+
+    @classmethod
+    def from_codecs(cls, codecs: Iterable[Codec]) -> Self:
+        """Make a pipeline without a store: one of zarr-python, for the codec of shards.
+
+        Parameters
+        ----------
+        codecs
+            The codecs, in the order of encoding.
+        """
+        return BatchedCodecPipeline.from_codecs(codecs)  # type: ignore[return-value]
+
+    def evolve_from_array_spec(self, array_spec: ArraySpec) -> Self:  # noqa: ARG002
+        """Return the pipeline: it has the metadata already."""
+        return self
+
+    # What works without the store is zarr-python's.
+
+    @property
+    def other(self) -> BatchedCodecPipeline:
+        """zarr-python's own pipeline for the array."""
+        if self._other is None:
+            self._other = _zarr_python(self._metadata)
+        return self._other
+
+    def __iter__(self) -> Iterator[Codec]:
+        yield from self.other
+
+    @property
+    def supports_partial_decode(self) -> bool:
+        """Whether parts of a chunk can be decoded."""
+        return self.other.supports_partial_decode
+
+    @property
+    def supports_partial_encode(self) -> bool:
+        """Whether parts of a chunk can be encoded."""
+        return self.other.supports_partial_encode
+
+    def validate(
+        self,
+        *,
+        shape: tuple[int, ...],
+        dtype: ZDType[TBaseDType, TBaseScalar],
+        chunk_grid: ChunkGridMetadata,
+    ) -> None:
+        """Check that the codecs fit the array."""
+        self.other.validate(shape=shape, dtype=dtype, chunk_grid=chunk_grid)
+
+    def compute_encoded_size(self, byte_length: int, array_spec: ArraySpec) -> int:
+        """Return the size of a chunk of ``byte_length`` bytes, encoded."""
+        return self.other.compute_encoded_size(byte_length, array_spec)
+
+    async def decode(
+        self, chunk_bytes_and_specs: Iterable[tuple[Buffer | None, ArraySpec]]
+    ) -> Iterable[NDBuffer | None]:
+        """Decode chunks."""
+        return await self.other.decode(chunk_bytes_and_specs)
+
+    async def encode(
+        self, chunk_arrays_and_specs: Iterable[tuple[NDBuffer | None, ArraySpec]]
+    ) -> Iterable[Buffer | None]:
+        """Encode chunks."""
+        return await self.other.encode(chunk_arrays_and_specs)
+
+    # Reading and writing.
+
+    async def read(
+        self,
+        batch_info: Iterable[tuple[ByteGetter, ArraySpec, SelectorTuple, SelectorTuple, bool]],
+        out: NDBuffer,
+        drop_axes: tuple[int, ...] = (),
+    ) -> tuple[GetResult, ...]:
+        """Read chunks, or parts of them, into ``out``.
+
+        Parameters
+        ----------
+        batch_info
+            For each chunk: where it is stored, its spec, the selection in the chunk, the selection
+            in ``out``, and whether it is all of the chunk.
+        out
+            Where the elements go.
+        drop_axes
+            The axes of chunks that ``out`` does not have.
+
+        Returns
+        -------
+        tuple of GetResult
+            Whether each chunk is there.
+
+        Raises
+        ------
+        ShardError
+            If a chunk cannot be decoded.
+        OSError
+            If the store fails.
+        """
+        batch: Batch = list(batch_info)
+        if not batch:
+            return ()
+        ours = self._for(batch)
+        if ours is None:
+            return await self.other.read(batch, out, drop_axes)
+        values = await _values(batch, every=True)
+        target = out.as_ndarray_like()
+        host = target if _is_host(target) else np.empty(out.shape, out.dtype)
+        found = await asyncio.to_thread(_read, ours, batch, host, drop_axes, values)
+        if host is not target:
+            out[...] = host
+        return tuple(GetResult(status="present" if is_there else "missing") for is_there in found)
+
+    async def write(
+        self,
+        batch_info: Iterable[tuple[ByteSetter, ArraySpec, SelectorTuple, SelectorTuple, bool]],
+        value: NDBuffer,
+        drop_axes: tuple[int, ...] = (),
+    ) -> None:
+        """Write ``value`` to chunks, or to parts of them.
+
+        Parameters
+        ----------
+        batch_info
+            For each chunk: where it is stored, its spec, the selection in the chunk, the selection
+            in ``value``, and whether it is all of the chunk.
+        value
+            The elements.
+        drop_axes
+            The axes of chunks that ``value`` does not have.
+
+        Raises
+        ------
+        ShardError
+            If a chunk of which a part stays cannot be decoded.
+        OSError
+            If the store fails.
+        """
+        batch: Batch = list(batch_info)
+        if not batch:
+            return
+        ours = self._for(batch)
+        if ours is None:
+            await self.other.write(batch, value, drop_axes)
+            return
+        store = batch[0][0].store
+        store._check_writable()
+        await store._ensure_open()
+        values = await _values(batch, every=False)
+        elements = value.as_numpy_array()
+        changes = await asyncio.to_thread(_write, ours, batch, elements, drop_axes, values)
+        if changes:
+            await _store(batch, changes)
+
+    def _for(self, batch: Batch) -> Native | None:
+        """Return the native half for a batch, or None if zarr-python is to do it."""
+        where = batch[0][0]
+        if not isinstance(where, StorePath):
+            self._fall_back(f"chunks are in a {type(where).__name__}, and not in a store")
+            return None
+        store = where.store
+        root = str(store.root) if type(store) is LocalStore else None
+        known = self._native
+        if known is not None and known[0] == root:
+            return known[1]
+        if self._unsupported is None:
+            try:
+                ours = _native_for(self._metadata, root)
+            except UnsupportedError as error:
+                self._unsupported = str(error)
+            else:
+                self._native = root, ours
+                return ours
+        self._fall_back(self._unsupported)
+        return None
+
+    def _fall_back(self, why: str) -> None:
+        """Warn, or raise, because zarr-python's own pipeline is used."""
+        if _settings.is_strict():
+            msg = f"zarrs_cuda cannot read and write this array, and `codec_pipeline.strict` is set: {why}"
+            raise ValueError(msg)
+        key = os.getpid(), why
+        if not isinstance(self._metadata, ArrayV3Metadata) or key in _warned:
+            return
+        _warned.add(key)
+        warnings.warn(
+            f"zarr-python's own pipeline reads and writes an array: {why}",
+            FallbackWarning,
+            stacklevel=3,
+        )
+
+
+def _native_for(metadata: ArrayMetadata, root: str | None) -> Native:
+    text = metadata_text(metadata)
+    try:
+        ours: Native = native().Native(text, root)
+    except ValueError as error:
+        raise UnsupportedError(str(error)) from error
+    check_fill_value(metadata, ours.fill_value())
+    return ours
+
+
+def _zarr_python(metadata: ArrayMetadata) -> BatchedCodecPipeline:
+    """Make the pipeline that zarr-python would make for an array."""
+    if isinstance(metadata, ArrayV3Metadata):
+        grid = metadata.chunk_grid
+        is_regular = isinstance(grid, RegularChunkGridMetadata)
+        shape = grid.chunk_shape if is_regular else (1,) * len(metadata.shape)
+        made = BatchedCodecPipeline.from_codecs(metadata.codecs)
+        settings = ArrayConfig.from_dict({})
+    else:
+        shape = metadata.chunks
+        v2 = V2Codec(filters=metadata.filters, compressor=metadata.compressor)
+        made = BatchedCodecPipeline.from_codecs([v2])
+        settings = ArrayConfig.from_dict({"order": metadata.order})
+    spec = ArraySpec(
+        shape=shape,
+        dtype=metadata.dtype,
+        fill_value=metadata.fill_value,
+        config=settings,
+        prototype=default_buffer_prototype(),
+    )
+    return made.evolve_from_array_spec(spec)
+
+
+def _is_host(array: Any) -> bool:
+    return isinstance(array, np.ndarray)
+
+
+# What waits for the store, before and after the native call.
+
+
+async def _values(batch: Batch, *, every: bool) -> dict[str, Any] | None:
+    """Get the values that a call needs, by their keys; None if they are files."""
+    store = batch[0][0].store
+    if type(store) is LocalStore:
+        return None
+    wanted = [item[0] for item in batch if every or not item[4]]
+    prototype = cpu.buffer_prototype
+    if type(store) is MemoryStore:
+        values = [store.get_sync(where.path, prototype=prototype) for where in wanted]
+    else:
+        values = await concurrent_map(
+            [(where,) for where in wanted],
+            lambda where: where.get(prototype=prototype),
+            config.get("async.concurrency"),
+        )
+    return {
+        where.path: None if value is None else value.as_numpy_array()
+        for where, value in zip(wanted, values, strict=True)
+    }
+
+
+async def _store(batch: Batch, changes: dict[str, Any]) -> None:
+    """Store what a write changed."""
+    store = batch[0][0].store
+    buffers = {
+        key: None if value is None else cpu.Buffer.from_array_like(value)
+        for key, value in changes.items()
+    }
+    if type(store) is MemoryStore:
+        for key, value in buffers.items():
+            if value is None:
+                store.delete_sync(key)
+            else:
+                store.set_sync(key, value)
+        return
+
+    async def put(where: StorePath) -> None:
+        value = buffers[where.path]
+        if value is None:
+            await where.delete()
+        else:
+            await where.set(value)
+
+    await concurrent_map(
+        [(item[0],) for item in batch if item[0].path in buffers],
+        put,
+        config.get("async.concurrency"),
+    )
+
+
+# What runs on a thread, most of it without the GIL.
+
+
+def _read(
+    ours: Native,
+    batch: Batch,
+    out: Any,
+    drop_axes: tuple[int, ...],
+    values: dict[str, Any] | None,
+) -> list[bool]:
+    threads = _settings.threads()
+    # What is not in the order of this machine is read as it should be, and numpy turns it around.
+    boxes = out.dtype.isnative and out.flags.writeable
+    found, others = ours.read(batch, out, drop_axes, values, threads, boxes=boxes)
+    for position in others:
+        where, spec, selection, out_selection, _ = batch[position]
+        box = around(selection, spec.shape)
+        if box is None:
+            continue
+        of_chunk, inner, shape = box
+        part = np.empty(shape, spec.dtype.to_native_dtype().newbyteorder("="))
+        item = where, spec, of_chunk, (slice(None),) * len(shape), False
+        (found[position],), _ = ours.read([item], part, (), values, threads, boxes=True)
+        selected = part[inner]
+        if drop_axes:
+            selected = selected.squeeze(axis=drop_axes)
+        out[out_selection] = selected
+    return found
+
+
+def _write(
+    ours: Native,
+    batch: Batch,
+    value: Any,
+    drop_axes: tuple[int, ...],
+    values: dict[str, Any] | None,
+) -> dict[str, Any]:
+    threads, sync = _settings.threads(), _settings.syncs()
+    if not value.dtype.isnative:
+        value = value.astype(value.dtype.newbyteorder("="))
+    changes, others = ours.write(
+        batch, value, drop_axes, values, threads, boxes=True, sync=sync
+    )
+    for position in others:
+        where, spec, selection, out_selection, is_complete = batch[position]
+        box = around(selection, spec.shape)
+        if box is None:
+            continue
+        of_chunk, inner, shape = box
+        part = np.empty(shape, value.dtype)
+        everything = (slice(None),) * len(shape)
+        if not is_complete:
+            item = where, spec, of_chunk, everything, False
+            ours.read([item], part, (), values, threads, boxes=True)
+        selected = value if value.shape == () else value[out_selection]
+        if drop_axes and value.shape != ():
+            kept = (None if axis in drop_axes else slice(None) for axis in range(len(shape)))
+            selected = selected[tuple(kept)]
+        part[inner] = selected
+        changed, _ = ours.write(
+            [(where, spec, of_chunk, everything, is_complete)],
+            part,
+            (),
+            values,
+            threads,
+            boxes=True,
+            sync=sync,
+        )
+        changes.update(changed)
+    return changes

@@ -1,0 +1,217 @@
+//! The array of a pipeline: its chunks, their keys, and how the library reads and writes them.
+
+use std::collections::HashMap;
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use zarrs::array::{Array, ArrayMetadata};
+use zarrs::metadata::v3::ArrayMetadataV3;
+use zarrs_cuda::internals::PerProcess;
+use zarrs_cuda::reader::ArrayReader;
+
+use crate::error::Error;
+use crate::files::Files;
+use crate::store::Store;
+
+/// How the keys of an array's chunks are made.
+#[derive(Clone, Debug)]
+pub(crate) struct Keys {
+    /// Of a chunk, in elements.
+    chunk: Vec<usize>,
+    /// Whether keys begin with `c`.
+    is_default: bool,
+    separator: char,
+}
+
+impl Keys {
+    /// Why not, if the keys, or the chunks, are of another kind.
+    pub(crate) fn new(metadata: &ArrayMetadataV3) -> Result<Self, String> {
+        let grid = &metadata.chunk_grid;
+        let chunk = grid
+            .configuration()
+            .filter(|_| grid.name() == "regular")
+            .and_then(|configuration| configuration.get("chunk_shape"))
+            .and_then(|shape| serde_json::from_value::<Vec<usize>>(shape.clone()).ok())
+            .ok_or_else(|| format!("its chunk grid is {}, and not regular", grid.name()))?;
+        let encoding = &metadata.chunk_key_encoding;
+        let (is_default, usual) = match encoding.name() {
+            "default" => (true, '/'),
+            "v2" => (false, '.'),
+            other => return Err(format!("its chunk key encoding is {other}")),
+        };
+        let separator = encoding
+            .configuration()
+            .and_then(|configuration| configuration.get("separator"))
+            .and_then(|separator| separator.as_str())
+            .map_or(Some(usual), |separator| separator.chars().next())
+            .ok_or("the separator of its chunk keys is empty")?;
+        Ok(Self {
+            chunk,
+            is_default,
+            separator,
+        })
+    }
+
+    pub(crate) fn chunk(&self) -> &[usize] {
+        &self.chunk
+    }
+
+    /// The path of the array, and the position of the chunk in its grid.
+    pub(crate) fn parse<'k>(&self, key: &'k str) -> Option<(&'k str, Vec<u64>)> {
+        let mut indices = vec![0; self.chunk.len()];
+        let mut rest = key;
+        for (axis, index) in indices.iter_mut().enumerate().rev() {
+            let is_first = axis == 0 && !self.is_default;
+            let at = match (is_first, self.separator) {
+                (true, '/') | (false, _) => rest.rfind(self.separator),
+                (true, _) => rest.rfind('/'),
+            };
+            let number = &rest[at.map_or(0, |at| at + 1)..];
+            if number.is_empty() || !number.bytes().all(|byte| byte.is_ascii_digit()) {
+                return None;
+            }
+            *index = number.parse().ok()?;
+            rest = match at {
+                Some(at) => &rest[..at],
+                None if is_first => "",
+                None => return None,
+            };
+        }
+        if self.is_default {
+            rest = rest.strip_suffix('c')?;
+            rest = rest
+                .strip_suffix('/')
+                .or_else(|| rest.is_empty().then_some(""))?;
+        } else if self.chunk.is_empty() {
+            rest = rest.strip_suffix('0')?;
+            rest = rest
+                .strip_suffix('/')
+                .or_else(|| rest.is_empty().then_some(""))?;
+        }
+        Some((rest, indices))
+    }
+}
+
+/// An array at a path.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) array: Array<Store>,
+    pub(crate) chunk: Vec<NonZeroU64>,
+    pub(crate) element_size: usize,
+    pub(crate) chunk_bytes: usize,
+    /// Of `array`, if its values are files and the library reads them.
+    reader: Option<ArrayReader<Store>>,
+}
+
+/// The metadata and the store of a pipeline, and the arrays that have them.
+pub(crate) struct Opener {
+    metadata: ArrayMetadataV3,
+    pub(crate) files: Option<Arc<Files>>,
+    opened: PerProcess<RwLock<HashMap<(String, usize), Arc<Opened>>>>,
+}
+
+impl Opener {
+    /// Why not, if the metadata are not of an array that can be opened.
+    pub(crate) fn new(
+        mut metadata: ArrayMetadataV3,
+        root: Option<PathBuf>,
+    ) -> Result<Self, String> {
+        let keys = Keys::new(&metadata)?;
+        // The array's shape may change while the pipeline lives: chunks anywhere are fine.
+        metadata.shape = keys
+            .chunk()
+            .iter()
+            .map(|&extent| (1_u64 << 62) / (extent as u64).max(1) * (extent as u64))
+            .collect();
+        let opener = Self {
+            metadata,
+            files: root.map(|root| Arc::new(Files::new(root))),
+            opened: PerProcess::new(RwLock::default),
+        };
+        opener.open("", 1).map_err(|error| format!("{error:?}"))?;
+        Ok(opener)
+    }
+
+    fn open(&self, path: &str, threads: usize) -> Result<Opened, Error> {
+        let failed = |error: &dyn std::fmt::Display| Error::Value(error.to_string());
+        let store = match &self.files {
+            Some(files) => Store::Files(files.clone()),
+            None => Store::Given(Arc::default()),
+        };
+        let metadata = ArrayMetadata::V3(self.metadata.clone());
+        let array = Array::new_with_metadata(Arc::new(store), &format!("/{path}"), metadata)
+            .map_err(|error| failed(&error))?;
+        let chunk = array
+            .chunk_shape(&vec![0; array.dimensionality()])
+            .map_err(|error| failed(&error))?;
+        let data_type = array.data_type();
+        let element_size = data_type
+            .fixed_size()
+            .ok_or_else(|| Error::Value(format!("elements of {data_type} have no fixed size")))?;
+        let chunk_bytes = chunk.iter().try_fold(element_size, |bytes, extent| {
+            bytes.checked_mul(usize::try_from(extent.get()).ok()?)
+        });
+        let mut opened = Opened {
+            chunk,
+            element_size,
+            chunk_bytes: chunk_bytes
+                .ok_or_else(|| Error::Value("a chunk is larger than memory".to_owned()))?,
+            reader: None,
+            array,
+        };
+        if let Some(files) = &self.files {
+            let reader = ArrayReader::builder(&opened.array)
+                .on_directory(files.root().to_owned())
+                .with_threads(threads)
+                .build()?;
+            opened.reader = (!reader.is_by_zarrs()).then_some(reader);
+        }
+        Ok(opened)
+    }
+
+    /// The array at `path`, which calls use on up to `threads` threads.
+    pub(crate) fn at(&self, path: &str, threads: NonZeroUsize) -> Result<Arc<Opened>, Error> {
+        let opened = self.opened.get();
+        let key = (path.to_owned(), threads.get());
+        if let Some(known) = opened
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&key)
+        {
+            return Ok(known.clone());
+        }
+        let new = Arc::new(self.open(path, threads.get())?);
+        let mut opened = opened.write().unwrap_or_else(PoisonError::into_inner);
+        Ok(opened.entry(key).or_insert(new).clone())
+    }
+}
+
+impl Opened {
+    /// A reader of the array over `store`; `None` if zarrs is to decode its chunks.
+    pub(crate) fn reader(
+        &self,
+        store: &Store,
+        threads: usize,
+    ) -> Result<Option<ArrayReader<Store>>, Error> {
+        match store {
+            Store::Files(_) => Ok(self.reader.clone()),
+            Store::Given(_) => {
+                let array = self.array.with_storage(Arc::new(store.clone()));
+                let reader = ArrayReader::builder(&array).with_threads(threads).build()?;
+                Ok((!reader.is_by_zarrs()).then_some(reader))
+            }
+        }
+    }
+
+    /// Checks that `key` is what zarrs calls the chunk, too.
+    pub(crate) fn check_key(&self, key: &str, indices: &[u64]) -> Result<(), Error> {
+        let ours = self.array.chunk_key(indices);
+        if ours.as_str() == key {
+            return Ok(());
+        }
+        Err(Error::Value(format!(
+            "the chunk {indices:?} is stored as {key}, and would be read as {ours}"
+        )))
+    }
+}

@@ -1,0 +1,120 @@
+//! Errors, as Python has them.
+
+use std::error::Error as StdError;
+use std::io;
+
+use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use zarrs::array::ArrayError;
+use zarrs_codec::CodecError;
+use zarrs_cuda::reader::ReaderError;
+use zarrs_storage::StorageError;
+
+/// An error of a read or a write, before it is Python's.
+#[derive(Debug)]
+pub(crate) enum Error {
+    /// A shard, or a chunk, cannot be decoded: its key, and why.
+    Damaged { key: String, why: String },
+    /// A store failed.
+    Io(String, Option<i32>),
+    /// There is no memory.
+    Memory(String),
+    /// The caller asked for what cannot be done.
+    Value(String),
+    /// Anything else.
+    Other(String),
+}
+
+impl Error {
+    /// An error while the bytes under `key` were decoded.
+    pub(crate) fn decoding(key: &str, error: &CodecError) -> Self {
+        if let Some(io) = find_io(error) {
+            return Self::Io(format!("cannot read {key}: {io}"), io.raw_os_error());
+        }
+        Self::Damaged {
+            key: key.to_owned(),
+            why: error.to_string(),
+        }
+    }
+
+    /// An error while elements were encoded for `key`.
+    pub(crate) fn encoding(key: &str, error: &impl std::fmt::Display) -> Self {
+        Self::Other(format!("cannot encode {key}: {error}"))
+    }
+
+    /// An error of a store, which was `doing` something with `key`.
+    pub(crate) fn store(doing: &str, key: &str, error: &StorageError) -> Self {
+        let code = find_io(error).and_then(io::Error::raw_os_error);
+        Self::Io(format!("cannot {doing} {key}: {error}"), code)
+    }
+
+    /// An error of zarrs, while it read or wrote `key`.
+    pub(crate) fn array(key: &str, error: &ArrayError) -> Self {
+        match error {
+            ArrayError::CodecError(error) => Self::decoding(key, error),
+            ArrayError::StorageError(error) => Self::store("use", key, error),
+            error => Self::Other(format!("cannot use {key}: {error}")),
+        }
+    }
+
+    /// The exception for an error with the array at `array`.
+    pub(crate) fn into_py(self, py: Python<'_>, array: &str) -> PyErr {
+        match self {
+            Self::Damaged { key, why } => {
+                let made = py
+                    .import("zarrs_cuda._errors")
+                    .and_then(|errors| errors.getattr("ShardError"))
+                    .and_then(|class| class.call1((array, key, why)));
+                match made {
+                    Ok(error) => PyErr::from_value(error),
+                    Err(error) => error,
+                }
+            }
+            Self::Io(message, Some(code)) => PyOSError::new_err((code, message)),
+            Self::Io(message, None) => PyOSError::new_err(message),
+            Self::Memory(message) => PyMemoryError::new_err(message),
+            Self::Value(message) => PyValueError::new_err(message),
+            Self::Other(message) => PyRuntimeError::new_err(message),
+        }
+    }
+}
+
+impl From<ReaderError> for Error {
+    fn from(error: ReaderError) -> Self {
+        match &error {
+            ReaderError::Damaged(damage) => Self::Damaged {
+                key: damage.key.to_string(),
+                why: error.to_string(),
+            },
+            ReaderError::Store { key, error } => Self::store("read", key.as_str(), error),
+            ReaderError::Memory { .. } => Self::Memory(error.to_string()),
+            ReaderError::Zarrs(_) | ReaderError::Changing { .. } => Self::Other(error.to_string()),
+            _ => Self::Value(error.to_string()),
+        }
+    }
+}
+
+/// The exception for an array, or a setting, that this package cannot do: the caller falls back.
+pub(crate) fn unsupported(error: impl std::fmt::Display) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}
+
+/// The error of the system among the causes of `error`.
+fn find_io<'e>(error: &'e (dyn StdError + 'static)) -> Option<&'e io::Error> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(io) = error.downcast_ref::<io::Error>() {
+            return Some(io);
+        }
+        if let Some(StorageError::IOError(io)) = error.downcast_ref::<StorageError>() {
+            return Some(io);
+        }
+        if let Some(CodecError::StorageError(StorageError::IOError(io))) =
+            error.downcast_ref::<CodecError>()
+        {
+            return Some(io);
+        }
+        next = error.source();
+    }
+    None
+}

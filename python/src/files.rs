@@ -1,0 +1,281 @@
+//! The files of zarr-python's `LocalStore`.
+//!
+//! zarrs' own store of files syncs what it writes, keeps a lock for each key that it was asked for, which a
+//! forked child may find locked, and does not replace a file at once.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator};
+use zarrs_storage::{
+    AtomicRenameStorageTraits, ListableStorageTraits, MaybeBytesIterator, OffsetBytesIterator,
+    ReadableStorageTraits, StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix,
+    WritableStorageTraits,
+};
+
+use crate::store::inside;
+
+/// The files below a directory.
+#[derive(Debug)]
+pub(crate) struct Files {
+    root: PathBuf,
+    sync: AtomicBool,
+}
+
+impl Files {
+    pub(crate) fn new(root: PathBuf) -> Self {
+        Self {
+            root,
+            sync: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// From now on, files are synced before a write returns, or not.
+    pub(crate) fn set_sync(&self, sync: bool) {
+        self.sync.store(sync, Ordering::Relaxed);
+    }
+
+    fn path(&self, key: &str) -> PathBuf {
+        self.root.join(key)
+    }
+
+    /// Replaces the file of `key` at once: readers see the old value or the new one.
+    pub(crate) fn replace(&self, key: &str, value: &[u8]) -> io::Result<()> {
+        let path = self.path(key);
+        let temporary = temporary(&path);
+        let sync = self.sync.load(Ordering::Relaxed);
+        let written = create(&temporary).and_then(|mut file| {
+            file.write_all(value)?;
+            if sync { file.sync_all() } else { Ok(()) }
+        });
+        let done = written.and_then(|()| fs::rename(&temporary, &path));
+        if done.is_err() {
+            // The first error is the one to report.
+            let _ = fs::remove_file(&temporary);
+        }
+        done?;
+        if sync && let Some(parent) = path.parent() {
+            File::open(parent)?.sync_all()?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn remove(&self, key: &str) -> io::Result<()> {
+        match fs::remove_file(self.path(key)) {
+            Err(error) if is_missing(&error) => Ok(()),
+            done => done,
+        }
+    }
+
+    /// The value of `key`, whole; `None` if there is none.
+    pub(crate) fn whole(&self, key: &str) -> io::Result<Option<Vec<u8>>> {
+        match fs::read(self.path(key)) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) if is_missing(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn open(&self, key: &str) -> io::Result<Option<File>> {
+        match File::open(self.path(key)) {
+            Ok(file) => Ok(Some(file)),
+            Err(error) if is_missing(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn walk(&self, prefix: &str, keys: &mut StoreKeys) -> Result<(), StorageError> {
+        let listed = self.list_dir(&StorePrefix::new(prefix)?)?;
+        keys.extend(listed.keys().iter().cloned());
+        for prefix in listed.prefixes() {
+            self.walk(prefix.as_str(), keys)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether there is no value: zarr-python takes a directory for none, too.
+fn is_missing(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::IsADirectory
+    )
+}
+
+/// A name beside `path` that no other write has, as zarr-python's temporaries are called.
+fn temporary(path: &Path) -> PathBuf {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.map_or(0, |now| now.as_nanos());
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(
+        ".{:08x}{count:08x}{now:016x}.partial",
+        std::process::id()
+    ));
+    path.with_file_name(name)
+}
+
+/// A new file, and the directories above it.
+fn create(path: &Path) -> io::Result<File> {
+    let open = || OpenOptions::new().write(true).create_new(true).open(path);
+    match open() {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            if let Some(parent) = path.parent() {
+                fs::create_dir_all(parent)?;
+            }
+            open()
+        }
+        opened => opened,
+    }
+}
+
+fn read_range(file: &File, size: u64, range: ByteRange) -> Result<Bytes, StorageError> {
+    let range = inside(range, size)?;
+    let mut bytes = vec![0; range.len()];
+    file.read_exact_at(&mut bytes, range.start as u64)?;
+    Ok(bytes.into())
+}
+
+impl ReadableStorageTraits for Files {
+    fn get_partial_many<'a>(
+        &'a self,
+        key: &StoreKey,
+        byte_ranges: ByteRangeIterator<'a>,
+    ) -> Result<MaybeBytesIterator<'a>, StorageError> {
+        let Some(file) = self.open(key.as_str())? else {
+            return Ok(None);
+        };
+        let metadata = file.metadata()?;
+        if metadata.is_dir() {
+            return Ok(None);
+        }
+        let size = metadata.len();
+        let file = Arc::new(file);
+        Ok(Some(Box::new(
+            byte_ranges.map(move |range| read_range(&file, size, range)),
+        )))
+    }
+
+    fn size_key(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
+        match fs::metadata(self.path(key.as_str())) {
+            Ok(metadata) => Ok(metadata.is_file().then_some(metadata.len())),
+            Err(error) if is_missing(&error) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn supports_get_partial(&self) -> bool {
+        true
+    }
+}
+
+impl WritableStorageTraits for Files {
+    fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
+        Ok(self.replace(key.as_str(), &value)?)
+    }
+
+    fn set_partial_many(
+        &self,
+        key: &StoreKey,
+        offset_values: OffsetBytesIterator,
+    ) -> Result<(), StorageError> {
+        let path = self.path(key.as_str());
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(false);
+        let file = match options.open(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                if let Some(parent) = path.parent() {
+                    fs::create_dir_all(parent)?;
+                }
+                options.open(&path)?
+            }
+            opened => opened?,
+        };
+        for (offset, value) in offset_values {
+            file.write_all_at(&value, offset)?;
+        }
+        if self.sync.load(Ordering::Relaxed) {
+            file.sync_all()?;
+        }
+        Ok(())
+    }
+
+    fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
+        Ok(self.remove(key.as_str())?)
+    }
+
+    fn erase_prefix(&self, prefix: &StorePrefix) -> Result<(), StorageError> {
+        match fs::remove_dir_all(self.path(prefix.as_str())) {
+            Err(error) if is_missing(&error) => Ok(()),
+            done => Ok(done?),
+        }
+    }
+
+    fn supports_set_partial(&self) -> bool {
+        true
+    }
+}
+
+impl AtomicRenameStorageTraits for Files {
+    fn rename(&self, source: &StoreKey, destination: &StoreKey) -> Result<(), StorageError> {
+        let (source, destination) = (self.path(source.as_str()), self.path(destination.as_str()));
+        Ok(fs::rename(source, destination)?)
+    }
+}
+
+impl ListableStorageTraits for Files {
+    fn list(&self) -> Result<StoreKeys, StorageError> {
+        self.list_prefix(&StorePrefix::root())
+    }
+
+    fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys, StorageError> {
+        let mut keys = StoreKeys::new();
+        self.walk(prefix.as_str(), &mut keys)?;
+        keys.sort();
+        Ok(keys)
+    }
+
+    fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes, StorageError> {
+        let (mut keys, mut prefixes) = (Vec::new(), Vec::new());
+        let entries = match fs::read_dir(self.path(prefix.as_str())) {
+            Ok(entries) => entries,
+            Err(error) if is_missing(&error) => {
+                return Ok(StoreKeysPrefixes::new(keys, prefixes));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        for entry in entries {
+            let entry = entry?;
+            let Ok(name) = entry.file_name().into_string() else {
+                // No key of zarr-python has such a name.
+                continue;
+            };
+            let path = format!("{prefix}{name}");
+            if entry.path().is_dir() {
+                prefixes.push(StorePrefix::new(path + "/")?);
+            } else {
+                keys.push(StoreKey::new(path)?);
+            }
+        }
+        keys.sort();
+        prefixes.sort();
+        Ok(StoreKeysPrefixes::new(keys, prefixes))
+    }
+
+    fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64, StorageError> {
+        let keys = self.list_prefix(prefix)?;
+        let sizes = keys.iter().map(|key| Ok(self.size_key(key)?.unwrap_or(0)));
+        sizes.sum()
+    }
+}

@@ -1,0 +1,45 @@
+//! The native module of the Python package `zarrs_cuda`: a thin layer between zarr-python's arrays and the
+//! library. `python/zarrs_cuda/` has the rest.
+#![deny(unsafe_code)]
+
+mod array;
+mod batch;
+mod error;
+mod files;
+#[allow(unsafe_code)]
+mod memory;
+mod pipeline;
+mod pool;
+mod read;
+mod store;
+mod write;
+
+use pyo3::prelude::*;
+
+/// What `zarrs_cuda` imports when it is first used.
+#[pymodule]
+mod _internal {
+    #[pymodule_export]
+    use crate::pipeline::Native;
+
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        super::register(module.py())
+    }
+}
+
+/// Makes every sharded array of this module one of the library.
+fn register(_py: Python<'_>) -> PyResult<()> {
+    match zarrs_cuda::register(zarrs_cuda::Options::default()) {
+        Ok(registration) => {
+            registration.leak();
+            Ok(())
+        }
+        // The module is initialised again, by another interpreter of this process.
+        Err(zarrs_cuda::Error::AlreadyRegistered) => Ok(()),
+        Err(error) => Err(error::unsupported(error)),
+    }
+}

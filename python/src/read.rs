@@ -1,0 +1,222 @@
+//! Reading the boxes of a batch.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::num::NonZeroUsize;
+
+use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIterator};
+use zarrs::array::ArraySubset;
+use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions};
+use zarrs_cuda::reader::{ArrayReader, ReadReport};
+
+use crate::array::Opened;
+use crate::batch::{Batch, Item};
+use crate::error::Error;
+use crate::memory::Memory;
+use crate::pool;
+use crate::store::Store;
+
+/// Reads the boxes of `batch` to their place. Returns, for each, whether its chunk is there.
+pub(crate) fn read(
+    opened: &Opened,
+    store: &Store,
+    batch: &Batch,
+    memory: &Memory,
+    threads: NonZeroUsize,
+) -> Result<Vec<bool>, Error> {
+    if batch.items.is_empty() {
+        return Ok(Vec::new());
+    }
+    for item in &batch.items {
+        opened.check_key(&item.key, &item.indices)?;
+    }
+    let Some(reader) = opened.reader(store, threads.get())? else {
+        return pool::run(threads, || {
+            each(batch, threads, |item, share| {
+                decode(opened, store, item, memory, share)
+            })
+        })?;
+    };
+    if let [item] = &*batch.items {
+        let report = read_box(&reader, &opened.subset(item), item, memory)?;
+        return Ok(vec![report.absent.is_empty()]);
+    }
+    if let Some((subset, first)) = opened.one_box(&batch.items) {
+        let report = read_box(&reader, &subset, &first, memory)?;
+        let absent: HashSet<&str> = report.absent.iter().map(|key| key.as_str()).collect();
+        let is_there = |item: &Item| !absent.contains(&*item.key);
+        return Ok(batch.items.iter().map(is_there).collect());
+    }
+    pool::run(threads, || {
+        each(batch, threads, |item, _| {
+            let report = read_box(&reader, &opened.subset(item), item, memory)?;
+            Ok(report.absent.is_empty())
+        })
+    })?
+}
+
+/// Does something for each box, on as many threads; each may use `share` of them.
+pub(crate) fn each<T: Send>(
+    batch: &Batch,
+    threads: NonZeroUsize,
+    one: impl Fn(&Item, usize) -> Result<T, Error> + Sync,
+) -> Result<Vec<T>, Error> {
+    let items = &batch.items;
+    let share = (threads.get() / items.len().max(1)).max(1);
+    if threads.get() == 1 || items.len() == 1 {
+        return items.iter().map(|item| one(item, share)).collect();
+    }
+    let results = items
+        .par_iter()
+        .with_max_len(1)
+        .map(|item| one(item, share));
+    results.collect()
+}
+
+fn read_box(
+    reader: &ArrayReader<Store>,
+    subset: &ArraySubset,
+    item: &Item,
+    memory: &Memory,
+) -> Result<ReadReport, Error> {
+    let shape: Vec<usize> = subset
+        .shape()
+        .iter()
+        .map(|&extent| extent as usize)
+        .collect();
+    let output = memory.output(item.offset, &shape, &item.strides);
+    let output =
+        output.ok_or_else(|| Error::Value("the output has negative strides".to_owned()))?;
+    Ok(reader.read_bytes_into(subset, output)?)
+}
+
+/// Decodes a chunk by zarrs, and copies a box of it. Returns whether the chunk is there.
+fn decode(
+    opened: &Opened,
+    store: &Store,
+    item: &Item,
+    memory: &Memory,
+    share: usize,
+) -> Result<bool, Error> {
+    let to = (item.offset, &*item.strides);
+    let Some(value) = store.whole(&item.key)? else {
+        memory.fill(to, &item.shape, opened.array.fill_value().as_ne_bytes());
+        return Ok(false);
+    };
+    let decoded = opened.decode(&item.key, Cow::Borrowed(&value), share)?;
+    let (at, strides) = opened.place(item);
+    memory.copy_in(to, &item.shape, &decoded, (at, &strides), share);
+    Ok(true)
+}
+
+impl Opened {
+    /// Decodes the value of a chunk.
+    pub(crate) fn decode<'v>(
+        &self,
+        key: &str,
+        value: Cow<'v, [u8]>,
+        threads: usize,
+    ) -> Result<Cow<'v, [u8]>, Error> {
+        let array = &self.array;
+        let options = CodecOptions::default().with_concurrent_target(threads);
+        let decoded = array
+            .codecs()
+            .decode(
+                value,
+                &self.chunk,
+                array.data_type(),
+                array.fill_value(),
+                &options,
+            )
+            .map_err(|error| Error::decoding(key, &error))?;
+        let decoded = decoded
+            .into_fixed()
+            .map_err(|error| Error::decoding(key, &error.into()))?;
+        if decoded.len() == self.chunk_bytes {
+            return Ok(decoded);
+        }
+        Err(Error::Damaged {
+            key: key.to_owned(),
+            why: format!(
+                "it has {} bytes of elements, and should have {}",
+                decoded.len(),
+                self.chunk_bytes
+            ),
+        })
+    }
+
+    /// Where the box of `item` is in the elements of its chunk: its first byte, and the strides.
+    pub(crate) fn place(&self, item: &Item) -> (usize, Vec<isize>) {
+        let mut strides = vec![0; self.chunk.len()];
+        let (mut at, mut step) = (0, self.element_size);
+        for axis in (0..self.chunk.len()).rev() {
+            strides[axis] = step.cast_signed();
+            at += item.start[axis] * step;
+            step *= self.chunk[axis].get() as usize;
+        }
+        (at, strides)
+    }
+
+    /// The box of `item`, in elements of the array.
+    pub(crate) fn subset(&self, item: &Item) -> ArraySubset {
+        let axes = self
+            .chunk
+            .iter()
+            .zip(&item.indices)
+            .zip(item.start.iter().zip(&item.shape));
+        let ranges = axes.map(|((extent, index), (&start, &len))| {
+            let start = index
+                .saturating_mul(extent.get())
+                .saturating_add(start as u64);
+            start..start.saturating_add(len as u64)
+        });
+        ArraySubset::from(ranges)
+    }
+
+    /// The boxes together, and an item whose place is theirs, if they are one box in both places.
+    fn one_box(&self, items: &[Item]) -> Option<(ArraySubset, Item)> {
+        let subsets: Vec<ArraySubset> = items.iter().map(|item| self.subset(item)).collect();
+        let axes = self.chunk.len();
+        let (mut start, mut end) = (vec![u64::MAX; axes], vec![0; axes]);
+        let mut elements = 0_u64;
+        for subset in &subsets {
+            for axis in 0..axes {
+                start[axis] = start[axis].min(subset.start()[axis]);
+                end[axis] = end[axis].max(subset.start()[axis] + subset.shape()[axis]);
+            }
+            elements = elements.checked_add(subset.num_elements())?;
+        }
+        let all = ArraySubset::from(start.iter().zip(&end).map(|(&start, &end)| start..end));
+        // zarr-python's items are never the same chunk twice, so they do not overlap.
+        if all.num_elements() != elements {
+            return None;
+        }
+        let first = items.first()?;
+        let strides = first.strides.clone();
+        // How far the first element of a subset is from that of `all`, in bytes.
+        let from_first = |subset: &ArraySubset| {
+            let steps = strides.iter().zip(subset.start().iter().zip(&start));
+            steps
+                .map(|(stride, (at, start))| stride * (at - start).cast_signed() as isize)
+                .sum::<isize>()
+        };
+        let offset = first.offset - from_first(subsets.first()?);
+        let mut pairs = items.iter().zip(&subsets);
+        let is_one = pairs.all(|(item, subset)| {
+            item.strides == strides && item.offset == offset + from_first(subset)
+        });
+        is_one.then(|| {
+            let first = Item {
+                position: 0,
+                key: String::new(),
+                indices: Vec::new(),
+                start: Vec::new(),
+                shape: Vec::new(),
+                offset,
+                strides,
+                is_complete: false,
+            };
+            (all, first)
+        })
+    }
+}
