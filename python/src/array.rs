@@ -9,6 +9,7 @@ use zarrs::array::{Array, ArrayMetadata};
 use zarrs::metadata::v3::ArrayMetadataV3;
 use zarrs_cuda::internals::PerProcess;
 use zarrs_cuda::reader::ArrayReader;
+use zarrs_cuda::storage::SparseShardStore;
 
 use crate::error::Error;
 use crate::files::Files;
@@ -100,6 +101,8 @@ pub(crate) struct Opened {
     pub(crate) chunk: Vec<NonZeroU64>,
     pub(crate) element_size: usize,
     pub(crate) chunk_bytes: usize,
+    /// Whether parts of a chunk can be updated: then a write keeps what is behind the array's end.
+    pub(crate) is_sharded: bool,
     /// Of `array`, if its values are files and the library reads them.
     reader: Option<ArrayReader<Store>>,
 }
@@ -108,7 +111,20 @@ pub(crate) struct Opened {
 pub(crate) struct Opener {
     metadata: ArrayMetadataV3,
     pub(crate) files: Option<Arc<Files>>,
-    opened: PerProcess<RwLock<HashMap<(String, usize), Arc<Opened>>>>,
+    pub(crate) is_sharded: bool,
+    opened: Known<Opened>,
+    shared: Known<Shared>,
+}
+
+/// What was opened in this process, by the path of the array and how many threads calls may use.
+type Known<T> = PerProcess<RwLock<HashMap<(String, usize), Arc<T>>>>;
+
+/// An array whose subchunks are objects of their own beside their shards, until they are packed.
+pub(crate) struct Shared {
+    pub(crate) store: Arc<SparseShardStore<Files>>,
+    /// Its chunks are subchunks.
+    pub(crate) subchunks: Array<SparseShardStore<Files>>,
+    pub(crate) reader: ArrayReader<Files>,
 }
 
 impl Opener {
@@ -118,6 +134,7 @@ impl Opener {
         root: Option<PathBuf>,
     ) -> Result<Self, String> {
         let keys = Keys::new(&metadata)?;
+        let is_sharded = matches!(&*metadata.codecs, [only] if only.name() == "sharding_indexed");
         // The array's shape may change while the pipeline lives: chunks anywhere are fine.
         metadata.shape = keys
             .chunk()
@@ -127,7 +144,9 @@ impl Opener {
         let opener = Self {
             metadata,
             files: root.map(|root| Arc::new(Files::new(root))),
+            is_sharded,
             opened: PerProcess::new(RwLock::default),
+            shared: PerProcess::new(RwLock::default),
         };
         opener.open("", 1).map_err(|error| format!("{error:?}"))?;
         Ok(opener)
@@ -158,6 +177,7 @@ impl Opener {
             chunk_bytes: chunk_bytes
                 .ok_or_else(|| Error::Value("a chunk is larger than memory".to_owned()))?,
             reader: None,
+            is_sharded: self.is_sharded,
             array,
         };
         if let Some(files) = &self.files {
@@ -172,19 +192,67 @@ impl Opener {
 
     /// The array at `path`, which calls use on up to `threads` threads.
     pub(crate) fn at(&self, path: &str, threads: NonZeroUsize) -> Result<Arc<Opened>, Error> {
-        let opened = self.opened.get();
-        let key = (path.to_owned(), threads.get());
-        if let Some(known) = opened
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&key)
-        {
-            return Ok(known.clone());
-        }
-        let new = Arc::new(self.open(path, threads.get())?);
-        let mut opened = opened.write().unwrap_or_else(PoisonError::into_inner);
-        Ok(opened.entry(key).or_insert(new).clone())
+        known(&self.opened, path, threads, || {
+            self.open(path, threads.get())
+        })
     }
+
+    /// The array at `path` as one of shared shards; its store has files.
+    pub(crate) fn shared_at(
+        &self,
+        path: &str,
+        threads: NonZeroUsize,
+    ) -> Result<Arc<Shared>, Error> {
+        known(&self.shared, path, threads, || {
+            self.open_shared(path, threads)
+        })
+    }
+
+    fn open_shared(&self, path: &str, threads: NonZeroUsize) -> Result<Shared, Error> {
+        let failed = |error: &dyn std::fmt::Display| Error::Value(error.to_string());
+        let files = self
+            .files
+            .clone()
+            .ok_or_else(|| failed(&"its values are not files"))?;
+        let (node, root) = (format!("/{path}"), files.root().to_owned());
+        let store = SparseShardStore::on_directory(files.clone(), &node, root)
+            .map_err(|error| failed(&error))?;
+        let store = Arc::new(store);
+        let mut subchunks = Array::open(store.clone(), &node).map_err(|error| failed(&error))?;
+        let shape = self.metadata.shape.clone();
+        subchunks.set_shape(shape).map_err(|error| failed(&error))?;
+        let shards = self.at(path, threads)?.array.with_storage(files);
+        let reader = store
+            .reader_of(&shards)
+            .with_threads(threads.get())
+            .build()?;
+        Ok(Shared {
+            store,
+            subchunks,
+            reader,
+        })
+    }
+}
+
+/// What is known for `path` and `threads`, or what `open` opens.
+fn known<T: Send + Sync>(
+    known: &Known<T>,
+    path: &str,
+    threads: NonZeroUsize,
+    open: impl FnOnce() -> Result<T, Error>,
+) -> Result<Arc<T>, Error> {
+    let known = known.get();
+    let key = (path.to_owned(), threads.get());
+    if let Some(found) = known
+        .read()
+        .unwrap_or_else(PoisonError::into_inner)
+        .get(&key)
+    {
+        return Ok(found.clone());
+    }
+    let new = Arc::new(open()?);
+    let mut known = known.write().unwrap_or_else(PoisonError::into_inner);
+    Ok(known.entry(key).or_insert(new).clone())
 }
 
 impl Opened {
@@ -198,7 +266,11 @@ impl Opened {
             Store::Files(_) => Ok(self.reader.clone()),
             Store::Given(_) => {
                 let array = self.array.with_storage(Arc::new(store.clone()));
-                let reader = ArrayReader::builder(&array).with_threads(threads).build()?;
+                // Only what is wanted may have been read.
+                let reader = ArrayReader::builder(&array)
+                    .with_threads(threads)
+                    .with_gap(0)
+                    .build()?;
                 Ok((!reader.is_by_zarrs()).then_some(reader))
             }
         }

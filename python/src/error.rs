@@ -17,6 +17,8 @@ pub(crate) enum Error {
     Damaged { key: String, why: String },
     /// A store failed.
     Io(String, Option<i32>),
+    /// Subchunks are stored beside a shard that is to be written otherwise: its key.
+    Frames(String),
     /// There is no memory.
     Memory(String),
     /// The caller asked for what cannot be done.
@@ -65,10 +67,14 @@ impl Error {
                     .import("zarrs_cuda._errors")
                     .and_then(|errors| errors.getattr("ShardError"))
                     .and_then(|class| class.call1((array, key, why)));
-                match made {
-                    Ok(error) => PyErr::from_value(error),
-                    Err(error) => error,
-                }
+                made.map_or_else(|error| error, PyErr::from_value)
+            }
+            Self::Frames(key) => {
+                let made = py
+                    .import("zarrs_cuda._errors")
+                    .and_then(|errors| errors.getattr("FramesPending"))
+                    .and_then(|class| class.call1((array, key)));
+                made.map_or_else(|error| error, PyErr::from_value)
             }
             Self::Io(message, Some(code)) => PyOSError::new_err((code, message)),
             Self::Io(message, None) => PyOSError::new_err(message),

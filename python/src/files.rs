@@ -86,6 +86,21 @@ impl Files {
         }
     }
 
+    /// Whether subchunks of the shard `key` are stored beside it.
+    pub(crate) fn has_frame(&self, key: &str) -> io::Result<bool> {
+        let entries = match fs::read_dir(self.path(&frame_of(key))) {
+            Ok(entries) => entries,
+            Err(error) if is_missing(&error) => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        for entry in entries {
+            if entry?.file_name().as_encoded_bytes().ends_with(b".chunk") {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     fn open(&self, key: &str) -> io::Result<Option<File>> {
         match File::open(self.path(key)) {
             Ok(file) => Ok(Some(file)),
@@ -102,6 +117,11 @@ impl Files {
         }
         Ok(())
     }
+}
+
+/// The directory of the subchunks that are stored beside the shard `key`.
+pub(crate) fn frame_of(key: &str) -> String {
+    format!("{key}.frame")
 }
 
 /// Whether there is no value: zarr-python takes a directory for none, too.

@@ -6,6 +6,7 @@ mod array;
 mod batch;
 mod error;
 mod files;
+mod maintain;
 #[allow(unsafe_code)]
 mod memory;
 mod pipeline;

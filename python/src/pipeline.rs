@@ -10,13 +10,17 @@ use numpy::{PyArray1, PyUntypedArray};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 use zarrs::metadata::v3::ArrayMetadataV3;
+use zarrs_storage::byte_range::ByteRange;
 
 use crate::array::{Keys, Opener};
 use crate::batch::{self, Batch};
-use crate::error::unsupported;
+use crate::error::{Error, unsupported};
+use crate::files::Files;
+use crate::maintain;
 use crate::memory::{Buffer, Memory};
+use crate::pool;
 use crate::read;
-use crate::store::Store;
+use crate::store::{Store, Value};
 use crate::write;
 
 /// Reads and writes the chunks of arrays that have the same metadata and the same store.
@@ -24,19 +28,46 @@ use crate::write;
 pub(crate) struct Native {
     keys: Keys,
     opener: Opener,
+    mode: Mode,
+}
+
+/// How shards are written, and what of them is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Rewrite,
+    InPlace,
+    Shared,
 }
 
 #[pymethods]
 impl Native {
     /// `metadata` is the text of a `zarr.json`; `root` is the directory of the store, if its values are files.
     #[new]
-    #[pyo3(signature = (metadata, root))]
-    fn new(metadata: &[u8], root: Option<PathBuf>) -> PyResult<Self> {
+    #[pyo3(signature = (metadata, root, mode))]
+    fn new(metadata: &[u8], root: Option<PathBuf>, mode: &str) -> PyResult<Self> {
         let metadata: ArrayMetadataV3 = serde_json::from_slice(metadata).map_err(unsupported)?;
-        Ok(Self {
-            keys: Keys::new(&metadata).map_err(unsupported)?,
-            opener: Opener::new(metadata, root).map_err(unsupported)?,
-        })
+        let keys = Keys::new(&metadata).map_err(unsupported)?;
+        let opener = Opener::new(metadata, root).map_err(unsupported)?;
+        let mode = match mode {
+            // Arrays without shards have nothing to update in part.
+            "rewrite" => Mode::Rewrite,
+            _ if !opener.is_sharded => Mode::Rewrite,
+            "in_place" => Mode::InPlace,
+            "shared" => Mode::Shared,
+            other => return Err(unsupported(format!("there is no mode {other:?}"))),
+        };
+        if mode != Mode::Rewrite && opener.files.is_none() {
+            return Err(unsupported(
+                "the mode needs a store of files, `zarr.storage.LocalStore`",
+            ));
+        }
+        Ok(Self { keys, opener, mode })
+    }
+
+    /// Whether parts of a chunk are read and written by themselves.
+    #[getter]
+    fn is_sharded(&self) -> bool {
+        self.opener.is_sharded
     }
 
     /// The bytes of the fill value, as elements have them in memory.
@@ -46,6 +77,49 @@ impl Native {
             .at("", NonZeroUsize::MIN)
             .map_err(|error| error.into_py(py, ""))?;
         Ok(PyBytes::new(py, opened.array.fill_value().as_ne_bytes()))
+    }
+
+    /// Where the index of a shard is: whether at its end, and how many bytes it has.
+    fn index_range(&self, py: Python<'_>) -> PyResult<(bool, u64)> {
+        let range = self.opener.at("", NonZeroUsize::MIN).and_then(|opened| {
+            let range = zarrs_cuda::internals::index_range(&opened.array);
+            range.map_err(|error| Error::Value(error.to_string()))
+        });
+        match range.map_err(|error| error.into_py(py, ""))? {
+            ByteRange::FromStart(_, len) => Ok((false, len.unwrap_or(0))),
+            ByteRange::Suffix(len) => Ok((true, len)),
+        }
+    }
+
+    /// Where the subchunks are that the box of `shape` at `start` meets, in the shard `key`, which has the
+    /// index `index`: ranges of bytes, `(start, end)`, that do not touch each other.
+    fn ranges(
+        &self,
+        py: Python<'_>,
+        key: &str,
+        index: &Bound<'_, PyAny>,
+        start: Vec<usize>,
+        shape: Vec<usize>,
+    ) -> PyResult<Vec<(u64, u64)>> {
+        let index = Buffer::of(index)?;
+        let path = self.keys.parse(key).map_or("", |(path, _)| path);
+        let ranges = self.opener.at("", NonZeroUsize::MIN).and_then(|opened| {
+            zarrs_cuda::internals::ranges_of_box(&opened.array, index.as_ref(), &start, &shape)
+                .map_err(|error| Error::Damaged {
+                    key: key.to_owned(),
+                    why: error.to_string(),
+                })
+        });
+        let mut ranges = ranges.map_err(|error| error.into_py(py, path))?;
+        ranges.sort_unstable_by_key(|range| range.start);
+        let mut merged: Vec<(u64, u64)> = Vec::with_capacity(ranges.len());
+        for range in ranges {
+            match merged.last_mut() {
+                Some(last) if last.1 >= range.start => last.1 = last.1.max(range.end),
+                _ => merged.push((range.start, range.end)),
+            }
+        }
+        Ok(merged)
     }
 
     /// How the library reads the array, and why.
@@ -83,6 +157,10 @@ impl Native {
         let store = self.store(values)?;
         let done = py.detach(|| {
             let opened = self.opener.at(&parsed.path, threads)?;
+            if self.mode == Mode::Shared {
+                let shared = self.opener.shared_at(&parsed.path, threads)?;
+                return read::read_shared(&opened, &shared, &parsed, &memory, threads);
+            }
             read::read(&opened, &store, &parsed, &memory, threads)
         });
         let found = done.map_err(|error| error.into_py(py, &parsed.path))?;
@@ -118,7 +196,18 @@ impl Native {
         }
         let done = py.detach(|| {
             let opened = self.opener.at(&parsed.path, threads)?;
-            write::write(&opened, &store, &parsed, &memory, threads)
+            match (self.mode, &store) {
+                (Mode::InPlace, Store::Files(files)) => {
+                    write::write_in_place(&opened, files, &parsed, &memory, threads)?;
+                    Ok(Vec::new())
+                }
+                (Mode::Shared, Store::Files(_)) => {
+                    let shared = self.opener.shared_at(&parsed.path, threads)?;
+                    write::write_shared(&opened, &shared, &parsed, &memory, threads)?;
+                    Ok(Vec::new())
+                }
+                _ => write::write(&opened, &store, &parsed, &memory, threads),
+            }
         });
         let changes = PyDict::new(py);
         for (key, value) in done.map_err(|error| error.into_py(py, &parsed.path))? {
@@ -126,9 +215,75 @@ impl Native {
         }
         Ok((changes, parsed.others))
     }
+
+    /// Packs the subchunks that are stored beside the shards of a part of the grid of shards, `grid`: part
+    /// `part[0]` of `part[1]`. Returns `(shards, subchunks, versions, invalid, erased)`.
+    fn consolidate(
+        &self,
+        py: Python<'_>,
+        path: &str,
+        grid: Vec<u64>,
+        part: (u64, u64),
+        threads: NonZeroUsize,
+    ) -> PyResult<maintain::Packed> {
+        let done = py.detach(|| {
+            let shared = self.opener.shared_at(path, threads)?;
+            let files = self.files()?;
+            maintain::consolidate(&shared, files, &grid, part, threads)
+        });
+        done.map_err(|error| error.into_py(py, path))
+    }
+
+    /// Describes the shard `shard`, in JSON and in words; None if there is none.
+    fn inspect(
+        &self,
+        py: Python<'_>,
+        path: &str,
+        shard: Vec<u64>,
+    ) -> PyResult<Option<(String, String)>> {
+        let done = py.detach(|| self.maintained(path)?.inspect(&shard));
+        done.map_err(|error| error.into_py(py, path))
+    }
+
+    /// Stores the shard `shard` without unused bytes. Returns its size before and after, in bytes; None if
+    /// there is none.
+    fn compact(&self, py: Python<'_>, path: &str, shard: Vec<u64>) -> PyResult<Option<(u64, u64)>> {
+        let done = py.detach(|| self.maintained(path)?.compact(&shard));
+        done.map_err(|error| error.into_py(py, path))
+    }
+
+    /// Repairs the shard `shard` after an update that was interrupted. Returns the outcome, in one word, and
+    /// in words.
+    fn recover(
+        &self,
+        py: Python<'_>,
+        path: &str,
+        shard: Vec<u64>,
+        threads: NonZeroUsize,
+    ) -> PyResult<(&'static str, String)> {
+        let done = py.detach(|| {
+            let maintained = self.maintained(path)?;
+            pool::run(threads, || maintained.recover(&shard))?
+        });
+        done.map_err(|error| error.into_py(py, path))
+    }
 }
 
 impl Native {
+    fn files(&self) -> Result<&Arc<Files>, Error> {
+        let files = self.opener.files.as_ref();
+        files.ok_or_else(|| {
+            Error::Value("the array is not in a `zarr.storage.LocalStore`".to_owned())
+        })
+    }
+
+    fn maintained(&self, path: &str) -> Result<maintain::Maintained, Error> {
+        let opened = self.opener.at(path, NonZeroUsize::MIN)?;
+        Ok(maintain::Maintained(
+            opened.array.with_storage(self.files()?.clone()),
+        ))
+    }
+
     /// Checks that elements have the same size in numpy as in zarrs.
     fn check(&self, memory: &Memory, batch: &Batch) -> PyResult<()> {
         let opened = self.opener.at(&batch.path, NonZeroUsize::MIN);
@@ -148,10 +303,18 @@ impl Native {
         }
         let mut given = HashMap::new();
         for (key, value) in values.into_iter().flatten() {
+            let bytes =
+                |object: &Bound<'_, PyAny>| Ok::<_, PyErr>(Bytes::from_owner(Buffer::of(object)?));
             let value = if value.is_none() {
                 None
+            } else if let Ok(parts) = value.cast::<PyList>() {
+                let parts = parts.iter().map(|part| {
+                    let (start, part): (Option<u64>, Bound<'_, PyAny>) = part.extract()?;
+                    Ok((start, bytes(&part)?))
+                });
+                Some(Value::Parts(parts.collect::<PyResult<_>>()?))
             } else {
-                Some(Bytes::from_owner(Buffer::of(&value)?))
+                Some(Value::Whole(bytes(&value)?))
             };
             given.insert(key.extract()?, value);
         }

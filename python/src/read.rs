@@ -8,8 +8,9 @@ use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIter
 use zarrs::array::ArraySubset;
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions};
 use zarrs_cuda::reader::{ArrayReader, ReadReport};
+use zarrs_storage::ReadableStorageTraits;
 
-use crate::array::Opened;
+use crate::array::{Opened, Shared};
 use crate::batch::{Batch, Item};
 use crate::error::Error;
 use crate::memory::Memory;
@@ -30,26 +31,53 @@ pub(crate) fn read(
     for item in &batch.items {
         opened.check_key(&item.key, &item.indices)?;
     }
-    let Some(reader) = opened.reader(store, threads.get())? else {
-        return pool::run(threads, || {
+    match opened.reader(store, threads.get())? {
+        Some(reader) => read_boxes(opened, &reader, batch, memory, threads),
+        None => pool::run(threads, || {
             each(batch, threads, |item, share| {
                 decode(opened, store, item, memory, share)
             })
-        })?;
-    };
+        })?,
+    }
+}
+
+/// As [`read`], with the subchunks that are stored beside their shards.
+pub(crate) fn read_shared(
+    opened: &Opened,
+    shared: &Shared,
+    batch: &Batch,
+    memory: &Memory,
+    threads: NonZeroUsize,
+) -> Result<Vec<bool>, Error> {
+    for item in &batch.items {
+        opened.check_key(&item.key, &item.indices)?;
+    }
+    read_boxes(opened, &shared.reader, batch, memory, threads)
+}
+
+fn read_boxes<S: ReadableStorageTraits + 'static>(
+    opened: &Opened,
+    reader: &ArrayReader<S>,
+    batch: &Batch,
+    memory: &Memory,
+    threads: NonZeroUsize,
+) -> Result<Vec<bool>, Error> {
+    if batch.items.is_empty() {
+        return Ok(Vec::new());
+    }
     if let [item] = &*batch.items {
-        let report = read_box(&reader, &opened.subset(item), item, memory)?;
+        let report = read_box(reader, &opened.subset(item), item, memory)?;
         return Ok(vec![report.absent.is_empty()]);
     }
     if let Some((subset, first)) = opened.one_box(&batch.items) {
-        let report = read_box(&reader, &subset, &first, memory)?;
+        let report = read_box(reader, &subset, &first, memory)?;
         let absent: HashSet<&str> = report.absent.iter().map(|key| key.as_str()).collect();
         let is_there = |item: &Item| !absent.contains(&*item.key);
         return Ok(batch.items.iter().map(is_there).collect());
     }
     pool::run(threads, || {
         each(batch, threads, |item, _| {
-            let report = read_box(&reader, &opened.subset(item), item, memory)?;
+            let report = read_box(reader, &opened.subset(item), item, memory)?;
             Ok(report.absent.is_empty())
         })
     })?
@@ -73,8 +101,8 @@ pub(crate) fn each<T: Send>(
     results.collect()
 }
 
-fn read_box(
-    reader: &ArrayReader<Store>,
+fn read_box<S: ReadableStorageTraits + 'static>(
+    reader: &ArrayReader<S>,
     subset: &ArraySubset,
     item: &Item,
     memory: &Memory,

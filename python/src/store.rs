@@ -16,21 +16,53 @@ use crate::files::Files;
 pub(crate) enum Store {
     Files(Arc<Files>),
     /// What Python got from its store before the call. Every key that the call needs is there.
-    Given(Arc<HashMap<String, Option<Bytes>>>),
+    Given(Arc<HashMap<String, Option<Value>>>),
+}
+
+/// A value that Python got from its store.
+#[derive(Clone, Debug)]
+pub(crate) enum Value {
+    Whole(Bytes),
+    /// Parts of it: where each begins, or `None` for one that ends where the value ends.
+    Parts(Vec<(Option<u64>, Bytes)>),
+}
+
+impl Value {
+    fn part(&self, range: ByteRange) -> Result<Bytes, StorageError> {
+        let parts = match self {
+            Self::Whole(value) => return Ok(value.slice(inside(range, value.len() as u64)?)),
+            Self::Parts(parts) => parts,
+        };
+        let found = parts.iter().find_map(|(start, part)| match (range, start) {
+            (ByteRange::Suffix(_), None) => {
+                Some(part.slice(inside(range, part.len() as u64).ok()?))
+            }
+            (ByteRange::FromStart(from, Some(len)), Some(start)) => {
+                let range = ByteRange::FromStart(from.checked_sub(*start)?, Some(len));
+                Some(part.slice(inside(range, part.len() as u64).ok()?))
+            }
+            _ => None,
+        });
+        found.ok_or_else(|| StorageError::Other(format!("{range} was not read before the call")))
+    }
 }
 
 impl Store {
     /// The value of `key`, whole; `None` if there is none.
     pub(crate) fn whole(&self, key: &str) -> Result<Option<Bytes>, Error> {
+        let failed = |error: StorageError| Error::store("read", key, &error);
         match self {
             Self::Files(files) => {
-                let value = files.whole(key);
-                let value = value.map_err(|error| Error::store("read", key, &error.into()))?;
+                let value = files.whole(key).map_err(|error| failed(error.into()))?;
                 Ok(value.map(Bytes::from))
             }
-            Self::Given(values) => {
-                given(values, key).map_err(|error| Error::store("read", key, &error))
-            }
+            Self::Given(values) => match given(values, key).map_err(failed)? {
+                Some(Value::Whole(value)) => Ok(Some(value)),
+                Some(Value::Parts(_)) => {
+                    Err(Error::Other(format!("only parts of {key} were read")))
+                }
+                None => Ok(None),
+            },
         }
     }
 }
@@ -50,9 +82,9 @@ pub(crate) fn inside(range: ByteRange, size: u64) -> Result<Range<usize>, Storag
 }
 
 fn given(
-    values: &HashMap<String, Option<Bytes>>,
+    values: &HashMap<String, Option<Value>>,
     key: &str,
-) -> Result<Option<Bytes>, StorageError> {
+) -> Result<Option<Value>, StorageError> {
     let value = values.get(key).ok_or_else(|| {
         StorageError::Other(format!("{key} was not read from the store before the call"))
     })?;
@@ -71,9 +103,9 @@ impl ReadableStorageTraits for Store {
                 let Some(value) = given(values, key.as_str())? else {
                     return Ok(None);
                 };
-                Ok(Some(Box::new(byte_ranges.map(move |range| {
-                    Ok(value.slice(inside(range, value.len() as u64)?))
-                }))))
+                Ok(Some(Box::new(
+                    byte_ranges.map(move |range| value.part(range)),
+                )))
             }
         }
     }
@@ -81,10 +113,11 @@ impl ReadableStorageTraits for Store {
     fn size_key(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
         match self {
             Self::Files(files) => files.size_key(key),
-            Self::Given(values) => {
-                let value = given(values, key.as_str())?;
-                Ok(value.map(|value| value.len() as u64))
-            }
+            Self::Given(values) => match given(values, key.as_str())? {
+                Some(Value::Whole(value)) => Ok(Some(value.len() as u64)),
+                Some(Value::Parts(_)) => Err(StorageError::UnknownKeySize(key.clone())),
+                None => Ok(None),
+            },
         }
     }
 

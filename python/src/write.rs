@@ -2,13 +2,15 @@
 
 use std::borrow::Cow;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 
-use zarrs::array::ArrayBytes;
+use zarrs::array::{ArrayBytes, ArraySubset};
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions};
 
-use crate::array::Opened;
+use crate::array::{Opened, Shared};
 use crate::batch::{Batch, Item};
 use crate::error::Error;
+use crate::files::Files;
 use crate::memory::Memory;
 use crate::pool;
 use crate::read::each;
@@ -37,6 +39,9 @@ pub(crate) fn write(
             let options = CodecOptions::default()
                 .with_store_empty_chunks(batch.store_empty)
                 .with_concurrent_target(share);
+            if let Store::Files(files) = store {
+                check_frame(files, &item.key)?;
+            }
             let value = opened.encode(store, item, memory, &options, share)?;
             let Store::Files(files) = store else {
                 return Ok(Some((item.key.clone(), value.map(Cow::into_owned))));
@@ -52,7 +57,90 @@ pub(crate) fn write(
     Ok(changes.into_iter().flatten().collect())
 }
 
+/// As [`write`], by updating shards where they are stored.
+pub(crate) fn write_in_place(
+    opened: &Opened,
+    files: &Arc<Files>,
+    batch: &Batch,
+    memory: &Memory,
+    threads: NonZeroUsize,
+) -> Result<(), Error> {
+    let array = opened.array.with_storage(files.clone());
+    let one = |item: &Item, share: usize| {
+        opened.check_key(&item.key, &item.indices)?;
+        check_frame(files, &item.key)?;
+        let options = options(batch, share).with_experimental_partial_encoding(true);
+        let elements = opened.boxed(item, memory, share);
+        let subset = item.start.iter().zip(&item.shape);
+        let subset = subset.map(|(&start, &len)| start as u64..(start + len) as u64);
+        let subset = ArraySubset::from(subset);
+        let elements = ArrayBytes::new_flen(elements);
+        array
+            .store_chunk_subset_opt(&item.indices, &subset, elements, &options)
+            .map_err(|error| Error::array(&item.key, &error))
+    };
+    pool::run(threads, || each(batch, threads, one))??;
+    Ok(())
+}
+
+/// As [`write`], by storing subchunks beside their shards.
+pub(crate) fn write_shared(
+    opened: &Opened,
+    shared: &Shared,
+    batch: &Batch,
+    memory: &Memory,
+    threads: NonZeroUsize,
+) -> Result<(), Error> {
+    let one = |item: &Item, share: usize| {
+        opened.check_key(&item.key, &item.indices)?;
+        let elements = ArrayBytes::new_flen(opened.boxed(item, memory, share));
+        let subset = opened.subset(item);
+        shared
+            .subchunks
+            .store_array_subset_opt(&subset, elements, &options(batch, share))
+            .map_err(|error| Error::array(&item.key, &error))
+    };
+    pool::run(threads, || each(batch, threads, one))??;
+    Ok(())
+}
+
+fn options(batch: &Batch, threads: usize) -> CodecOptions {
+    CodecOptions::default()
+        .with_store_empty_chunks(batch.store_empty)
+        .with_concurrent_target(threads)
+}
+
+/// Checks that no subchunks of the shard `key` are stored beside it: they would hide what is written.
+fn check_frame(files: &Files, key: &str) -> Result<(), Error> {
+    match files.has_frame(key) {
+        Ok(false) => Ok(()),
+        Ok(true) => Err(Error::Frames(key.to_owned())),
+        Err(error) => Err(Error::store(
+            "look for subchunks beside",
+            key,
+            &error.into(),
+        )),
+    }
+}
+
 impl Opened {
+    /// The elements of the box of `item`, in C order.
+    fn boxed<'m>(&self, item: &Item, memory: &'m Memory, threads: usize) -> Cow<'m, [u8]> {
+        if let Some(elements) = memory.contiguous(item.offset, &item.shape, &item.strides) {
+            return Cow::Borrowed(elements);
+        }
+        let mut step = self.element_size;
+        let mut strides = vec![0; item.shape.len()];
+        for (stride, extent) in strides.iter_mut().zip(&item.shape).rev() {
+            *stride = step.cast_signed();
+            step *= extent;
+        }
+        let mut elements = vec![0; step];
+        let from = (item.offset, &*item.strides);
+        memory.copy_out(from, &item.shape, &mut elements, (0, &strides), threads);
+        Cow::Owned(elements)
+    }
+
     /// The new value of the chunk of `item`; `None` if all of it is the fill value.
     fn encode<'m>(
         &self,
@@ -96,7 +184,8 @@ impl Opened {
         if is_whole && let Some(elements) = memory.contiguous(item.offset, &item.shape, from.1) {
             return Ok(Cow::Borrowed(elements));
         }
-        let before = if is_whole || item.is_complete {
+        let is_complete = is_whole || (item.is_complete && !self.is_sharded);
+        let before = if is_complete {
             None
         } else {
             store.whole(&item.key)?

@@ -3,10 +3,14 @@
 
 mod limit;
 
+use std::borrow::Cow;
 use std::num::NonZeroU64;
+use std::ops::Range;
+use std::sync::Arc;
 
-use zarrs::array::{DataType, FillValue};
+use zarrs::array::{Array, DataType, FillValue};
 use zarrs_codec::CodecOptions;
+use zarrs_storage::byte_range::ByteRange;
 
 pub use limit::Limit;
 
@@ -33,7 +37,55 @@ pub mod layout {
     pub use crate::layout::{Lift, LiftBatch, LiftSlab, SubchunkGrid};
 }
 
-use crate::CudaShardingCodec;
+use crate::codec::find;
+use crate::codec::sharding::Sharding;
+use crate::{CudaShardingCodec, Error};
+
+/// Where the index is in each shard of `array`.
+///
+/// # Errors
+/// If the array has no plain shards.
+pub fn index_range<T: ?Sized>(array: &Array<T>) -> Result<ByteRange, Error> {
+    Ok(sharding_of(array)?.index.byte_range())
+}
+
+/// Where the subchunks are that the box of `shape` at `start` meets, both in elements of the shard, in a
+/// shard of `array` that has the encoded index `index`.
+///
+/// # Errors
+/// If the array has no plain shards, or the index is damaged.
+pub fn ranges_of_box<T: ?Sized>(
+    array: &Array<T>,
+    index: &[u8],
+    start: &[usize],
+    shape: &[usize],
+) -> Result<Vec<Range<u64>>, Error> {
+    let sharding = sharding_of(array)?;
+    let entries = sharding.index.decode(
+        Cow::Borrowed(index),
+        i64::MAX as u64,
+        &CodecOptions::default(),
+    )?;
+    let extents: Vec<_> = entries.iter().collect();
+    let numbers = sharding.grid.numbers_in(start, shape);
+    let found = numbers
+        .into_iter()
+        .filter_map(|number| extents.get(number)?.clone());
+    Ok(found
+        .map(|extent| extent.start as u64..extent.end as u64)
+        .collect())
+}
+
+fn sharding_of<T: ?Sized>(array: &Array<T>) -> Result<Arc<Sharding>, Error> {
+    let codec = find::of_array(array)?;
+    let first = vec![0; array.dimensionality()];
+    let shape = array
+        .chunk_shape(&first)
+        .map_err(|error| Error::NotShards {
+            reason: error.to_string(),
+        })?;
+    Ok(codec.sharding(&shape, array.data_type(), array.fill_value())?)
+}
 
 /// The compressed streams of the shard `encoded`, as a device would be given them.
 ///

@@ -1,4 +1,4 @@
-"""Fast sharded Zarr arrays for zarr-python.
+"""Fast sharded Zarr arrays for zarr-python, and shards that many processes write.
 
 One line makes zarr-python read and write every array through this package::
 
@@ -10,12 +10,33 @@ starts no thread; the first read or write does.
 
 from zarr.registry import register_pipeline
 
-from zarrs_cuda._errors import FallbackWarning, ShardError
+from zarrs_cuda._errors import FallbackWarning, FramesPending, ShardError
 from zarrs_cuda._explain import Explanation, explain
+from zarrs_cuda._maintenance import (
+    Consolidation,
+    Inspection,
+    compact,
+    consolidate,
+    inspect,
+    recover,
+)
 from zarrs_cuda._pipeline import CodecPipeline
 
 # zarr-python finds a pipeline by these names.
 CodecPipeline.__module__ = "zarrs_cuda"
 register_pipeline(CodecPipeline)
 
-__all__ = ["CodecPipeline", "Explanation", "FallbackWarning", "ShardError", "explain"]
+__all__ = [
+    "CodecPipeline",
+    "Consolidation",
+    "Explanation",
+    "FallbackWarning",
+    "FramesPending",
+    "Inspection",
+    "ShardError",
+    "compact",
+    "consolidate",
+    "explain",
+    "inspect",
+    "recover",
+]

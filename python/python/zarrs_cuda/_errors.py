@@ -5,6 +5,30 @@ class FallbackWarning(UserWarning):
     """zarr-python's own pipeline reads and writes an array: the message says why."""
 
 
+class FramesPending(RuntimeError):  # noqa: N818
+    """Subchunks of a shard are stored beside it, and would hide what is written.
+
+    Attributes
+    ----------
+    array : str
+        The path of the array in its store.
+    shard : str
+        The key of the shard in the store.
+    """
+
+    def __init__(self, array: str, shard: str) -> None:
+        super().__init__(array, shard)
+        self.array = array
+        self.shard = shard
+
+    def __str__(self) -> str:
+        return (
+            f"the array {self.array or '/'!r} has subchunks beside its shard {self.shard!r}, written with "
+            "`codec_pipeline.shards` set to 'shared'. They would hide what is written otherwise: call "
+            "`zarrs_cuda.consolidate(array)` first, when no other process writes"
+        )
+
+
 class ShardError(RuntimeError):
     """A shard, or a chunk, cannot be decoded.
 
@@ -25,5 +49,6 @@ class ShardError(RuntimeError):
     def __str__(self) -> str:
         return (
             f"the array {self.array or '/'!r} has a damaged shard, {self.shard!r}: {self._why}. "
-            "Write the shard again, or delete its object to read it as fill values."
+            "If an update in place was interrupted, `zarrs_cuda.recover(array)` repairs it. Otherwise "
+            "write the whole shard again, or delete its object to read it as fill values"
         )

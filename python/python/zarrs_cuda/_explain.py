@@ -9,7 +9,7 @@ from zarr.core.array import Array, AsyncArray
 from zarr.storage import LocalStore
 
 from zarrs_cuda import _settings
-from zarrs_cuda._pipeline import CodecPipeline, _native_for
+from zarrs_cuda._pipeline import CodecPipeline, native_for
 from zarrs_cuda._supported import UnsupportedError
 
 
@@ -61,7 +61,7 @@ def explain(array: Array[Any] | AsyncArray[Any]) -> Explanation:
     store = opened.store_path.store
     root = str(store.root) if type(store) is LocalStore else None
     try:
-        ours = _native_for(opened.metadata, root)
+        ours = native_for(opened.metadata, root, pipeline._mode)
     except UnsupportedError as error:
         other = type(pipeline.other)
         return Explanation(f"{other.__module__}.{other.__qualname__}", None, str(error), "")

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import warnings
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from zarr.abc.codec import CodecPipeline as _CodecPipeline
 from zarr.abc.codec import GetResult
+from zarr.abc.store import RangeByteRequest, SuffixByteRequest
 from zarr.codecs._v2 import V2Codec
 from zarr.core.array_spec import ArrayConfig, ArraySpec
 from zarr.core.buffer import cpu, default_buffer_prototype
-from zarr.core.codec_pipeline import BatchedCodecPipeline
+from zarr.core.codec_pipeline import BatchedCodecPipeline, codecs_from_list
 from zarr.core.common import concurrent_map
 from zarr.core.config import config
 from zarr.core.metadata.v3 import ArrayV3Metadata, RegularChunkGridMetadata
@@ -23,7 +25,7 @@ from zarrs_cuda import _settings
 from zarrs_cuda._errors import FallbackWarning
 from zarrs_cuda._native import native
 from zarrs_cuda._selections import around
-from zarrs_cuda._supported import UnsupportedError, check_fill_value, metadata_text
+from zarrs_cuda._supported import UnsupportedError, check_fill_value, is_sharded, metadata_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -43,6 +45,18 @@ if TYPE_CHECKING:
 
 # The reasons that were warned of, and the process that was.
 _warned: set[tuple[int, str]] = set()
+
+
+@dataclass
+class Counts:
+    """How many reads and writes there were, of each pipeline."""
+
+    ours: int = 0
+    other: int = 0
+
+
+# Of this process, for arrays of Zarr v3.
+counts = Counts()
 
 
 class CodecPipeline(_CodecPipeline):
@@ -113,6 +127,9 @@ class CodecPipeline(_CodecPipeline):
         CodecPipeline
             A pipeline that keeps the mode of ``codec_pipeline.shards``.
         """
+        if isinstance(array_metadata, ArrayV3Metadata):
+            # The advice that zarr-python's own pipelines give.
+            codecs_from_list(array_metadata.codecs)
         return cls(array_metadata, store, _settings.mode())
 
     @classmethod
@@ -216,7 +233,7 @@ class CodecPipeline(_CodecPipeline):
         ours = self._for(batch)
         if ours is None:
             return await self.other.read(batch, out, drop_axes)
-        values = await _values(batch, every=True)
+        values = await _values_to_read(ours, batch)
         target = out.as_ndarray_like()
         host = target if _is_host(target) else np.empty(out.shape, out.dtype)
         found = await asyncio.to_thread(_read, ours, batch, host, drop_axes, values)
@@ -259,7 +276,7 @@ class CodecPipeline(_CodecPipeline):
         store = batch[0][0].store
         store._check_writable()
         await store._ensure_open()
-        values = await _values(batch, every=False)
+        values = await _values_to_change(ours, batch)
         elements = value.as_numpy_array()
         changes = await asyncio.to_thread(_write, ours, batch, elements, drop_axes, values)
         if changes:
@@ -269,31 +286,38 @@ class CodecPipeline(_CodecPipeline):
         """Return the native half for a batch, or None if zarr-python is to do it."""
         where = batch[0][0]
         if not isinstance(where, StorePath):
-            self._fall_back(f"chunks are in a {type(where).__name__}, and not in a store")
-            return None
+            return self._fall_back(f"chunks are in a {type(where).__name__}, and not in a store")
         store = where.store
         root = str(store.root) if type(store) is LocalStore else None
         known = self._native
-        if known is not None and known[0] == root:
-            return known[1]
-        if self._unsupported is None:
+        if known is None or known[0] != root:
+            if self._unsupported is not None:
+                return self._fall_back(self._unsupported)
             try:
-                ours = _native_for(self._metadata, root)
+                known = root, native_for(self._metadata, root, self._mode)
             except UnsupportedError as error:
                 self._unsupported = str(error)
-            else:
-                self._native = root, ours
-                return ours
-        self._fall_back(self._unsupported)
-        return None
+                return self._fall_back(self._unsupported)
+            self._native = known
+        counts.ours += 1
+        return known[1]
 
     def _fall_back(self, why: str) -> None:
         """Warn, or raise, because zarr-python's own pipeline is used."""
+        if self._mode != "rewrite" and is_sharded(self._metadata):
+            msg = (
+                f"shards of this array cannot be read and written as `codec_pipeline.shards` was set when "
+                f"it was opened, {self._mode!r}: {why}"
+            )
+            raise ValueError(msg)
         if _settings.is_strict():
             msg = f"zarrs_cuda cannot read and write this array, and `codec_pipeline.strict` is set: {why}"
             raise ValueError(msg)
+        if not isinstance(self._metadata, ArrayV3Metadata):
+            return
+        counts.other += 1
         key = os.getpid(), why
-        if not isinstance(self._metadata, ArrayV3Metadata) or key in _warned:
+        if key in _warned:
             return
         _warned.add(key)
         warnings.warn(
@@ -303,10 +327,26 @@ class CodecPipeline(_CodecPipeline):
         )
 
 
-def _native_for(metadata: ArrayMetadata, root: str | None) -> Native:
+def native_for(metadata: ArrayMetadata, root: str | None, mode: Mode) -> Native:
+    """Make the native half of a pipeline.
+
+    Parameters
+    ----------
+    metadata
+        The metadata of the array.
+    root
+        The directory of the store, if its values are files.
+    mode
+        How shards are written.
+
+    Raises
+    ------
+    UnsupportedError
+        If it cannot read and write such arrays.
+    """
     text = metadata_text(metadata)
     try:
-        ours: Native = native().Native(text, root)
+        ours: Native = native().Native(text, root, mode)
     except ValueError as error:
         raise UnsupportedError(str(error)) from error
     check_fill_value(metadata, ours.fill_value())
@@ -343,25 +383,95 @@ def _is_host(array: Any) -> bool:
 # What waits for the store, before and after the native call.
 
 
-async def _values(batch: Batch, *, every: bool) -> dict[str, Any] | None:
-    """Get the values that a call needs, by their keys; None if they are files."""
+async def _values_to_read(ours: Native, batch: Batch) -> dict[str, Any] | None:
+    """Get what a read needs of the values, by their keys; None if they are files."""
     store = batch[0][0].store
     if type(store) is LocalStore:
         return None
-    wanted = [item[0] for item in batch if every or not item[4]]
-    prototype = cpu.buffer_prototype
     if type(store) is MemoryStore:
-        values = [store.get_sync(where.path, prototype=prototype) for where in wanted]
-    else:
-        values = await concurrent_map(
-            [(where,) for where in wanted],
-            lambda where: where.get(prototype=prototype),
-            config.get("async.concurrency"),
-        )
+        return _in_memory(store, [item[0] for item in batch])
+    read = _part if ours.is_sharded else _whole
+    values = await concurrent_map(
+        [(ours, item) for item in batch], read, config.get("async.concurrency")
+    )
+    return {item[0].path: value for item, value in zip(batch, values, strict=True)}
+
+
+async def _values_to_change(ours: Native, batch: Batch) -> dict[str, Any] | None:
+    """Get the values of which a write keeps a part, by their keys; None if they are files."""
+    store = batch[0][0].store
+    if type(store) is LocalStore:
+        return None
+    # Of a shard, what is behind the end of the array is kept.
+    kept = (lambda item: not _is_all(item)) if ours.is_sharded else (lambda item: not item[4])
+    wanted = [item for item in batch if kept(item)]
+    if type(store) is MemoryStore:
+        return _in_memory(store, [item[0] for item in wanted])
+    values = await concurrent_map(
+        [(ours, item) for item in wanted], _whole, config.get("async.concurrency")
+    )
+    return {item[0].path: value for item, value in zip(wanted, values, strict=True)}
+
+
+def _in_memory(store: MemoryStore, wanted: list[StorePath]) -> dict[str, Any]:
+    prototype = cpu.buffer_prototype
+    values = {where.path: store.get_sync(where.path, prototype=prototype) for where in wanted}
     return {
-        where.path: None if value is None else value.as_numpy_array()
-        for where, value in zip(wanted, values, strict=True)
+        key: None if value is None else value.as_numpy_array() for key, value in values.items()
     }
+
+
+def _is_all(item: tuple[Any, ...]) -> bool:
+    """Return whether an item selects all elements of its chunk, in order."""
+    _, spec, selection, *_ = item
+    return (
+        isinstance(selection, tuple)
+        and len(selection) == len(spec.shape)
+        and all(
+            isinstance(entry, slice) and entry.indices(extent) == (0, extent, 1)
+            for entry, extent in zip(selection, spec.shape, strict=True)
+        )
+    )
+
+
+async def _whole(_ours: Native, item: tuple[Any, ...]) -> Any:
+    value = await item[0].get(prototype=cpu.buffer_prototype)
+    return None if value is None else value.as_numpy_array()
+
+
+async def _part(ours: Native, item: tuple[Any, ...]) -> Any:
+    """Get the index of a shard, and the subchunks that an item selects."""
+    where, spec, selection, *_ = item
+    if _is_all(item):
+        return await _whole(ours, item)
+    box = around(selection, spec.shape)
+    prototype = cpu.buffer_prototype
+    is_at_end, length = ours.index_range()
+    place = SuffixByteRequest(length) if is_at_end else RangeByteRequest(0, length)
+    index = await where.get(prototype=prototype, byte_range=place)
+    if index is None or box is None:
+        return None
+    encoded = index.as_numpy_array()
+    parts = [(None if is_at_end else 0, encoded)]
+    start = [entry.start for entry in box[0]]
+    ranges = ours.ranges(where.path, encoded, start, list(box[2]))
+    try:
+        async for group in where.store.get_ranges(
+            where.path,
+            [RangeByteRequest(*ends) for ends in ranges],
+            prototype=prototype,
+            max_gap_bytes=spec.config.sharding_coalesce_max_gap_bytes,
+            max_coalesced_bytes=spec.config.sharding_coalesce_max_bytes,
+        ):
+            parts += [
+                (ranges[number][0], value.as_numpy_array())
+                for number, value in group
+                if value is not None
+            ]
+    except* FileNotFoundError:
+        # The shard was deleted meanwhile.
+        parts = []
+    return parts or None
 
 
 async def _store(batch: Batch, changes: dict[str, Any]) -> None:
@@ -404,8 +514,9 @@ def _read(
     values: dict[str, Any] | None,
 ) -> list[bool]:
     threads = _settings.threads()
-    # What is not in the order of this machine is read as it should be, and numpy turns it around.
-    boxes = out.dtype.isnative and out.flags.writeable
+    # What is of another type, or not in the order of this machine, numpy converts.
+    dtype = batch[0][1].dtype.to_native_dtype()
+    boxes = out.dtype == dtype and dtype.isnative and out.flags.writeable
     found, others = ours.read(batch, out, drop_axes, values, threads, boxes=boxes)
     for position in others:
         where, spec, selection, out_selection, _ = batch[position]

@@ -6,8 +6,8 @@ from typing import Any, Literal, cast
 
 from zarr.core.config import config
 
-Mode = Literal["rewrite"]
-MODES: tuple[Mode, ...] = ("rewrite",)
+Mode = Literal["rewrite", "in_place", "shared"]
+MODES: tuple[Mode, ...] = ("rewrite", "in_place", "shared")
 
 
 def mode() -> Mode:

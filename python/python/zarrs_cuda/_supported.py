@@ -7,6 +7,7 @@ from zarr.abc.codec import Codec
 from zarr.codecs import ShardingCodec
 from zarr.core.buffer import cpu
 from zarr.core.metadata import ArrayMetadata, ArrayV3Metadata
+from zarr.core.metadata.v3 import RegularChunkGridMetadata
 
 # The codecs that zarr-python and zarrs both have, with the same bytes.
 _CODECS = frozenset(
@@ -37,6 +38,9 @@ def metadata_text(metadata: ArrayMetadata) -> bytes:
     if not isinstance(metadata, ArrayV3Metadata):
         msg = "it is an array of Zarr v2"
         raise UnsupportedError(msg)
+    if not isinstance(metadata.chunk_grid, RegularChunkGridMetadata):
+        msg = "its chunk grid is not regular"
+        raise UnsupportedError(msg)
     _check_codecs(metadata.codecs)
     dtype = metadata.data_type.to_native_dtype()
     if dtype.kind in "OTV":
@@ -44,6 +48,12 @@ def metadata_text(metadata: ArrayMetadata) -> bytes:
         raise UnsupportedError(msg)
     text = metadata.to_buffer_dict(prototype=cpu.buffer_prototype)["zarr.json"]
     return text.to_bytes()
+
+
+def is_sharded(metadata: ArrayMetadata) -> bool:
+    """Return whether chunks are plain shards."""
+    codecs = metadata.codecs if isinstance(metadata, ArrayV3Metadata) else ()
+    return len(codecs) == 1 and isinstance(codecs[0], ShardingCodec)
 
 
 def check_fill_value(metadata: ArrayMetadata, fill_value: bytes) -> None:

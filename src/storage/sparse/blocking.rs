@@ -130,6 +130,20 @@ where
     }
 }
 
+#[cfg(feature = "internals")]
+impl<S> SparseShardStore<S>
+where
+    S: ReadableStorageTraits + ListableStorageTraits + ?Sized + 'static,
+{
+    /// As [`reader`](Self::reader), of `array`: the array of this adapter, with any shape.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn reader_of(&self, array: &zarrs::array::Array<S>) -> ArrayReaderBuilder<S> {
+        let frames = Arc::new(BlockingFrames(self.clone()));
+        ArrayReader::builder(array).with_frames(frames, self.array.files.clone())
+    }
+}
+
 impl<S> SparseShardStore<S>
 where
     S: ReadableStorageTraits + WritableStorageTraits + ListableStorageTraits + ?Sized,

@@ -1,0 +1,278 @@
+"""Looking after shards: packing, compacting, repairing and describing them."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zarr.core.array import Array, AsyncArray
+from zarr.core.sync import sync
+from zarr.storage import LocalStore
+
+from zarrs_cuda import _settings
+from zarrs_cuda._pipeline import native_for
+from zarrs_cuda._supported import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zarrs_cuda._internal import Native
+    from zarrs_cuda._settings import Mode
+
+    type AnyArray = Array[Any] | AsyncArray[Any]
+
+
+@dataclass(frozen=True)
+class Consolidation:
+    """What a consolidation did.
+
+    Attributes
+    ----------
+    shards : int
+        Shards that were packed.
+    subchunks : int
+        Subchunks that were written or erased since the shards were packed last.
+    versions : int
+        Objects that held these subchunks. They are deleted.
+    invalid : int
+        Objects that are not whole: their writers died, or are at work. They stay.
+    erased : int
+        Frames outside of the shape of the array. They are deleted.
+    """
+
+    shards: int
+    subchunks: int
+    versions: int
+    invalid: int
+    erased: int
+
+
+def consolidate(array: AnyArray, part: tuple[int, int] = (0, 1)) -> Consolidation:
+    """Pack the subchunks that were written beside shards into the shards.
+
+    Other processes may write meanwhile, with ``codec_pipeline.shards`` set to ``"shared"``; what they
+    write is kept. But a shard is packed by one process at a time. If the process dies, nothing is
+    lost: call it again.
+
+    Parameters
+    ----------
+    array
+        An array of zarr-python in a ``LocalStore``.
+    part
+        Do part ``i`` of ``n``, ``(i, n)``: the shards whose number in the grid, in C order, is ``i``
+        modulo ``n``. Processes with different parts pack at the same time. Part 0 deletes the frames
+        that are outside of the shape of the array.
+
+    Returns
+    -------
+    Consolidation
+        What was done.
+
+    Raises
+    ------
+    ValueError
+        If the array has no shards, or is in another store, or the part is none.
+    OSError
+        If a file cannot be read or written.
+    """
+    number, parts = part
+    if not 0 <= number < parts:
+        msg = f"`part` is {part}, and must be (i, n) with 0 <= i < n"
+        raise ValueError(msg)
+    ours, path, grid = _opened(array, "shared", writes=True)
+    return Consolidation(*ours.consolidate(path, grid, part, _settings.threads()))
+
+
+def compact(array: AnyArray) -> dict[tuple[int, ...], tuple[int, int]]:
+    """Store the shards without unused bytes, which updates in place leave behind.
+
+    Nothing else may write the shards meanwhile. Each is replaced at once.
+
+    Parameters
+    ----------
+    array
+        An array of zarr-python in a ``LocalStore``.
+
+    Returns
+    -------
+    dict
+        The shards that became smaller, by their position in the grid: their size before and after, in
+        bytes.
+
+    Raises
+    ------
+    ValueError
+        If the array has no shards, or is in another store.
+    RuntimeError
+        If an update of a shard was interrupted: :func:`recover` it first.
+    OSError
+        If a file cannot be read or written.
+    """
+    ours, path, grid = _opened(array, "in_place", writes=True)
+    done = {shard: ours.compact(path, list(shard)) for shard in _every(grid)}
+    return {
+        shard: sizes for shard, sizes in done.items() if sizes is not None and sizes[0] != sizes[1]
+    }
+
+
+def recover(array: AnyArray) -> dict[tuple[int, ...], str]:
+    """Repair the shards whose last update in place was interrupted, because a process was killed.
+
+    Nothing else may write the shards meanwhile.
+
+    Parameters
+    ----------
+    array
+        An array of zarr-python in a ``LocalStore``.
+
+    Returns
+    -------
+    dict
+        The shards that were not intact, by their position in the grid: ``"undone"``, ``"completed"``,
+        ``"erased"`` (it was never complete), or ``"unrecoverable"``.
+
+    Raises
+    ------
+    ValueError
+        If the array has no shards, or is in another store.
+    OSError
+        If a file cannot be read or written.
+    """
+    ours, path, grid = _opened(array, "in_place", writes=True)
+    threads = _settings.threads()
+    found = {shard: ours.recover(path, list(shard), threads)[0] for shard in _every(grid)}
+    return {shard: state for shard, state in found.items() if state not in ("absent", "intact")}
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a shard holds, and where. Sizes and offsets are in bytes.
+
+    Attributes
+    ----------
+    size : int
+        The size of the shard.
+    live : int
+        How many bytes the index and the subchunks use.
+    grid : tuple of int
+        The number of subchunks along each axis.
+    index : tuple of int or None
+        Where the index begins and ends; None if the shard is shorter.
+    subchunks : list
+        For each subchunk, in C order, where it begins and its size; None for an empty one.
+    problem : str or None
+        What is wrong with the index.
+    state : str
+        What :func:`recover` would return, or ``"intact"``.
+    """
+
+    size: int
+    live: int
+    grid: tuple[int, ...]
+    index: tuple[int, int] | None
+    subchunks: list[tuple[int, int] | None]
+    problem: str | None
+    state: str
+    _text: str
+
+    def __str__(self) -> str:
+        return self._text
+
+    def _repr_html_(self) -> str:
+        """Draw the shard: what its bytes are used for, from the first to the last."""
+        width, height = 800, 40
+        scale = width / max(self.size, 1)
+
+        def box(start: int, size: int, colour: str, name: str) -> str:
+            return (
+                f'<rect x="{start * scale:.2f}" width="{max(size * scale, 0.5):.2f}" height="{height}" '
+                f'fill="{colour}"><title>{html.escape(name)}</title></rect>'
+            )
+
+        drawn = [box(0, self.size, "#ddd", "unused")]
+        for number, place in enumerate(self.subchunks):
+            if place is not None:
+                colour = ("#4c78a8", "#72a0cf")[number % 2]
+                drawn.append(box(*place, colour, f"subchunk {number}: {place[1]} bytes"))
+        if self.index is not None:
+            start, end = self.index
+            drawn.append(box(start, end - start, "#e45756", f"index: {end - start} bytes"))
+        summary = (
+            f"{self.size} bytes, {self.size - self.live} unused; "
+            f"{sum(place is not None for place in self.subchunks)} of {len(self.subchunks)} subchunks; "
+            f"{self.problem or self.state}"
+        )
+        return (
+            f'<svg width="{width}" height="{height}" xmlns="http://www.w3.org/2000/svg">'
+            f"{''.join(drawn)}</svg><div>{html.escape(summary)}</div>"
+        )
+
+
+def inspect(array: AnyArray, shard: tuple[int, ...]) -> Inspection | None:
+    """Describe a shard. Nothing is decoded, and nothing is changed.
+
+    Parameters
+    ----------
+    array
+        An array of zarr-python in a ``LocalStore``.
+    shard
+        The position of the shard in the grid of shards.
+
+    Returns
+    -------
+    Inspection or None
+        What it holds; None if there is no such shard.
+
+    Raises
+    ------
+    ValueError
+        If the array has no shards, or is in another store.
+    OSError
+        If the file cannot be read.
+    """
+    ours, path, _ = _opened(array, "in_place")
+    found = ours.inspect(path, list(shard))
+    if found is None:
+        return None
+    described, text = found
+    values = json.loads(described)
+    return Inspection(
+        size=values["size"],
+        live=values["live"],
+        grid=tuple(values["grid"]),
+        index=None if values["index"] is None else tuple(values["index"]),
+        subchunks=[None if place is None else tuple(place) for place in values["subchunks"]],
+        problem=values["problem"],
+        state=values["state"],
+        _text=text,
+    )
+
+
+def _opened(array: AnyArray, mode: Mode, *, writes: bool = False) -> tuple[Native, str, list[int]]:
+    """Return the native half for the shards of an array, its path, and its grid of shards."""
+    opened = array.async_array if isinstance(array, Array) else array
+    where = opened.store_path
+    if type(where.store) is not LocalStore:
+        msg = f"the array is in a {type(where.store).__name__}, and must be in a `zarr.storage.LocalStore`"
+        raise ValueError(msg)
+    if writes:
+        where.store._check_writable()
+    # Its shape may have changed since it was opened.
+    metadata = sync(AsyncArray.open(where)).metadata
+    try:
+        ours = native_for(metadata, str(where.store.root), mode)
+    except UnsupportedError as error:
+        raise ValueError(str(error)) from error
+    if not ours.is_sharded:
+        msg = "the array has no shards, or codecs around them"
+        raise ValueError(msg)
+    chunk = metadata.chunk_grid.chunk_shape
+    grid = [-(-extent // size) for extent, size in zip(metadata.shape, chunk, strict=True)]
+    return ours, where.path, grid
+
+
+def _every(grid: list[int]) -> Iterator[tuple[int, ...]]:
+    return itertools.product(*(range(count) for count in grid))

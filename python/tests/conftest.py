@@ -1,0 +1,58 @@
+"""What the tests share: arrays with this package's pipeline, and with zarr-python's own."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import zarr
+from zarr.storage import LocalStore, MemoryStore, WrapperStore
+from zarrs_cuda._pipeline import counts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+OURS = "zarrs_cuda.CodecPipeline"
+THEIRS = "zarr.core.codec_pipeline.BatchedCodecPipeline"
+
+
+def opened(store: Any, pipeline: str, **settings: Any) -> zarr.Array[Any]:
+    """Open the array of a store with a pipeline."""
+    settings = {f"codec_pipeline.{key}": value for key, value in settings.items()}
+    with zarr.config.set({"codec_pipeline.path": pipeline, **settings}):
+        return zarr.open_array(store, mode="r+")
+
+
+def create(store: Any, pipeline: str = OURS, **kwargs: Any) -> zarr.Array[Any]:
+    """Create an array in a store with a pipeline."""
+    with zarr.config.set({"codec_pipeline.path": pipeline}):
+        return zarr.create_array(store, **kwargs)
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Callable[[str], Any]:
+    """Return a function that makes an empty store of a kind: of files, in memory, or any other."""
+    number = itertools.count()
+
+    def make(kind: str) -> Any:
+        match kind:
+            case "local":
+                return LocalStore(tmp_path / f"store{next(number)}")
+            case "memory":
+                return MemoryStore()
+            case _:
+                return WrapperStore(MemoryStore())
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def _counted() -> Any:
+    """No test of this package's reads and writes is done by another pipeline unnoticed."""
+    before = counts.other
+    yield
+    falls_back = counts.other - before
+    assert not falls_back or "fall" in os.environ.get("PYTEST_CURRENT_TEST", "")

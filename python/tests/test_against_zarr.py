@@ -1,0 +1,270 @@
+"""Arrays that this package and zarr-python write in turns: both read what numpy has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import zarr
+from conftest import OURS, THEIRS, create, opened
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from zarr.codecs import (
+    BloscCodec,
+    BytesCodec,
+    Crc32cCodec,
+    GzipCodec,
+    ShardingCodec,
+    TransposeCodec,
+    ZstdCodec,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+KINDS = ["local", "memory", "other"]
+# With fill values that are not zeros.
+TYPES: dict[str, list[Any]] = {
+    "bool": [False, True],
+    "int8": [0, -3],
+    "uint16": [0, 65535],
+    ">u2": [0, 258],
+    "int32": [0, -(2**31)],
+    ">i4": [7],
+    "uint64": [0, 2**64 - 1],
+    "float16": [0.0, float("nan")],
+    "float32": [-0.0, float("inf")],
+    ">f8": [0.0, 1.5],
+    "float64": [float("nan"), 0.0],
+    "complex64": [0j, 1 - 2j],
+    "complex128": [0j],
+    "datetime64[s]": [np.datetime64("NaT", "s"), np.datetime64("2020-01-01", "s")],
+    "timedelta64[ms]": [np.timedelta64(5, "ms")],
+}
+
+
+def elements(rng: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+    """Random elements, some of which are equal."""
+    values = rng.integers(0, 4, shape)
+    if dtype.kind in "mM":
+        return values.astype("int64").astype(dtype)
+    return values.astype(dtype)
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> dict[str, Any]:
+    """The arguments that an array is created with."""
+    ndim = draw(st.integers(1, 3))
+    shape = tuple(draw(st.integers(1, 13)) for _ in range(ndim))
+    chunks = tuple(draw(st.integers(1, 5)) for _ in range(ndim))
+    name = draw(st.sampled_from(sorted(TYPES)))
+    dtype = np.dtype(name)
+    endian = draw(st.sampled_from(["little", "big"]))
+    inner: list[Any] = []
+    if draw(st.booleans()):
+        inner.append(TransposeCodec(order=tuple(draw(st.permutations(range(ndim))))))
+    inner.append(BytesCodec(endian=endian))
+    inner += draw(
+        st.sampled_from(
+            [
+                [],
+                [ZstdCodec(level=1)],
+                [ZstdCodec(level=3, checksum=True), Crc32cCodec()],
+                [GzipCodec(level=1)],
+                [Crc32cCodec()],
+                [BloscCodec(cname="lz4", typesize=dtype.itemsize)],
+                [BloscCodec(cname="zstd", typesize=dtype.itemsize, shuffle="shuffle")],
+            ]
+        )
+    )
+    kwargs: dict[str, Any] = {"dtype": name, "shape": shape, "fill_value": draw(st.sampled_from(TYPES[name]))}
+    sharding = draw(st.sampled_from(["none", "plain", "plain", "plain", "wrapped", "nested"]))
+    if sharding == "none":
+        codecs = inner
+        kwargs["chunks"] = chunks
+    else:
+        shard = tuple(size * draw(st.integers(1, 3)) for size in chunks)
+        location = draw(st.sampled_from(["start", "end"]))
+        codecs = [ShardingCodec(chunk_shape=chunks, codecs=inner, index_location=location)]
+        if sharding == "wrapped":
+            codecs.append(Crc32cCodec())
+        elif sharding == "nested":
+            codecs = [ShardingCodec(chunk_shape=shard, codecs=codecs)]
+            shard = tuple(2 * size for size in shard)
+        kwargs["chunks"] = shard
+    kwargs["filters"] = [codec for codec in codecs if isinstance(codec, TransposeCodec)] or None
+    rest = [codec for codec in codecs if not isinstance(codec, TransposeCodec)]
+    kwargs["serializer"] = rest[0]
+    kwargs["compressors"] = rest[1:] or None
+    kwargs["config"] = {
+        "write_empty_chunks": draw(st.booleans()),
+        "order": draw(st.sampled_from(["C", "F"])),
+    }
+    return kwargs
+
+
+@st.composite
+def selections(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[str, Any]:
+    """A way to select, and what it selects."""
+    way = draw(st.sampled_from(["basic", "basic", "orthogonal", "coordinates", "mask"]))
+
+    def slices(extent: int) -> slice:
+        start = draw(st.integers(0, extent - 1))
+        stop = draw(st.integers(start + 1, extent))
+        return slice(start, stop, draw(st.sampled_from([1, 1, 1, 2, 3])))
+
+    def numbers(extent: int) -> Any:
+        wanted = draw(st.lists(st.integers(0, extent - 1), min_size=1, max_size=5, unique=True))
+        return np.array(wanted)
+
+    match way:
+        case "basic":
+            entries = [
+                draw(st.integers(0, extent - 1)) if draw(st.integers(0, 3)) == 0 else slices(extent)
+                for extent in shape
+            ]
+        case "orthogonal":
+            entries = []
+            for extent in shape:
+                kind = draw(st.integers(0, 3))
+                if kind == 0:
+                    entries.append(draw(st.integers(0, extent - 1)))
+                elif kind == 1:
+                    entries.append(slices(extent))
+                else:
+                    entries.append(numbers(extent))
+        case "coordinates":
+            count = draw(st.integers(1, 6))
+            points = draw(
+                st.lists(
+                    st.tuples(*(st.integers(0, extent - 1) for extent in shape)),
+                    min_size=count,
+                    max_size=count,
+                    unique=True,
+                )
+            )
+            entries = [np.array(column) for column in zip(*points, strict=True)]
+        case _:
+            seed = draw(st.integers(0, 2**32 - 1))
+            mask = np.random.default_rng(seed).random(shape) < 0.3
+            if not mask.any():
+                mask.flat[0] = True
+            return way, mask
+    return way, tuple(entries)
+
+
+def of_numpy(way: str, selection: Any, shape: tuple[int, ...]) -> Any:
+    """What selects the same of a numpy array, and the shape that zarr gives to it."""
+    if way != "orthogonal":
+        return selection
+    axes = [
+        np.arange(extent)[entry] if isinstance(entry, slice) else np.atleast_1d(entry)
+        for entry, extent in zip(selection, shape, strict=True)
+    ]
+    return np.ix_(*axes)
+
+
+def get(array: zarr.Array[Any], way: str, selection: Any) -> Any:
+    match way:
+        case "basic":
+            return array[selection]
+        case "orthogonal":
+            return array.oindex[selection]
+        case "coordinates":
+            return array.vindex[selection]
+        case _:
+            return array.get_mask_selection(selection)
+
+
+def put(array: zarr.Array[Any], way: str, selection: Any, value: Any) -> None:
+    match way:
+        case "basic":
+            array[selection] = value
+        case "orthogonal":
+            array.oindex[selection] = value
+        case "coordinates":
+            array.vindex[selection] = value
+        case _:
+            array.set_mask_selection(selection, value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(
+    max_examples=120,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(data=st.data())
+@pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
+@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
+def test_both_pipelines_agree(
+    data: st.DataObject, kind: str, stores: Callable[[str], Any]
+) -> None:
+    kwargs = data.draw(arrays())
+    store = stores(kind)
+    made = create(store, data.draw(st.sampled_from([OURS, THEIRS])), **kwargs)
+    both = [opened(store, OURS), opened(store, THEIRS)]
+    for array in both:
+        object.__setattr__(array.async_array, "config", made.async_array.config)
+    shape = kwargs["shape"]
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    expected = np.full(shape, kwargs["fill_value"], dtype=np.dtype(kwargs["dtype"]))
+    for _ in range(data.draw(st.integers(1, 4))):
+        writer = both[data.draw(st.integers(0, 1))]
+        if data.draw(st.integers(0, 3)) == 0:
+            way, selection = "basic", tuple(slice(None) for _ in shape)
+        else:
+            way, selection = data.draw(selections(shape))
+        same = of_numpy(way, selection, shape)
+        value: Any = elements(rng, expected.dtype, expected[same].shape)
+        if data.draw(st.integers(0, 4)) == 0:
+            value = elements(rng, expected.dtype, ())[()]
+            put(writer, way, selection, value)
+        else:
+            put(writer, way, selection, value.reshape(get(both[1], way, selection).shape))
+        expected[same] = value
+        for array in both:
+            np.testing.assert_array_equal(array[...], expected)
+        way, selection = data.draw(selections(shape))
+        same = expected[of_numpy(way, selection, shape)]
+        results = [get(array, way, selection) for array in both]
+        assert results[0].shape == results[1].shape
+        assert results[0].dtype == results[1].dtype
+        np.testing.assert_array_equal(results[0], results[1])
+        np.testing.assert_array_equal(np.ravel(results[0]), np.ravel(same))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_arrays_without_axes(kind: str, stores: Callable[[str], Any]) -> None:
+    store = stores(kind)
+    create(store, shape=(), dtype="int32", fill_value=3)
+    ours, theirs = opened(store, OURS), opened(store, THEIRS)
+    assert ours[()] == 3
+    ours[()] = 5
+    assert theirs[()] == 5
+    theirs[()] = 6
+    assert ours[()] == 6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_shape_that_changes(kind: str, stores: Callable[[str], Any]) -> None:
+    store = stores(kind)
+    ours = create(store, shape=(4, 4), chunks=(2, 2), shards=(4, 4), dtype="uint8", fill_value=9)
+    ours[...] = 1
+    ours.resize((9, 4))
+    ours[8, :] = 2
+    for number in range(3):
+        ours.append(np.full((2, 4), number + 3, dtype="uint8"))
+    expected = np.full((15, 4), 9)
+    expected[:4], expected[8] = 1, 2
+    expected[9:11], expected[11:13], expected[13:] = 3, 4, 5
+    np.testing.assert_array_equal(ours[...], expected)
+    np.testing.assert_array_equal(opened(store, THEIRS)[...], expected)
+
+
+def test_a_whole_write_counts_as_ours(stores: Callable[[str], Any]) -> None:
+    # The warning of a fallback is an error in these tests.
+    array = create(stores("local"), shape=(8,), chunks=(2,), shards=(4,), dtype="uint8")
+    array[...] = 1
+    assert array[3] == 1
