@@ -1,0 +1,274 @@
+"""Shards that are updated in place, and shards that many processes write."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+import zarrs_cuda
+from conftest import OURS, THEIRS, create, opened
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from zarr.storage import LocalStore
+
+KIND = {"shape": (16, 16), "chunks": (2, 2), "shards": (8, 8), "dtype": "uint16", "fill_value": 7}
+
+
+def files(path: Path) -> set[str]:
+    return {str(p.relative_to(path)) for p in path.rglob("*") if p.is_file()}
+
+
+def frames(path: Path) -> int:
+    return sum(name.endswith(".chunk") for name in files(path))
+
+
+def test_updates_in_place_leave_the_file_where_it_is(tmp_path: Path) -> None:
+    create(tmp_path, **KIND)[...] = 1
+    array = opened(tmp_path, OURS, shards="in_place")
+    before = (tmp_path / "c/0/0").stat().st_ino
+    array[2:4, 2:4] = 5
+    array[0, 0] = 6
+    assert (tmp_path / "c/0/0").stat().st_ino == before
+    expected = np.ones((16, 16), "uint16")
+    expected[2:4, 2:4], expected[0, 0] = 5, 6
+    for pipeline in (OURS, THEIRS):
+        np.testing.assert_array_equal(opened(tmp_path, pipeline)[...], expected)
+    # A rewrite makes another file.
+    opened(tmp_path, OURS)[0, 1] = 8
+    assert (tmp_path / "c/0/0").stat().st_ino != before
+
+
+def test_shards_that_grew_are_compacted(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    create(tmp_path, **KIND)[...] = 1
+    array = opened(tmp_path, OURS, shards="in_place")
+    for _ in range(20):
+        array[2:4, 2:4] = rng.integers(0, 60000, (2, 2), dtype="uint16")
+    before = array[...]
+    seen = zarrs_cuda.inspect(array, (0, 0))
+    assert seen is not None
+    assert seen.live < seen.size
+    assert "<svg" in seen._repr_html_()
+    assert seen.state == "intact"
+    assert sum(place is not None for place in seen.subchunks) == 16
+    (done,) = zarrs_cuda.compact(array).items()
+    assert done == ((0, 0), (seen.size, seen.live))
+    np.testing.assert_array_equal(opened(tmp_path, THEIRS)[...], before)
+    assert zarrs_cuda.inspect(array, (5, 5)) is None
+
+
+def test_a_torn_update_is_recovered(tmp_path: Path) -> None:
+    create(tmp_path, **KIND)[...] = 1
+    array = opened(tmp_path, OURS, shards="in_place")
+    array[0:2, 0:2] = 3
+    shard = tmp_path / "c/0/0"
+    whole = shard.read_bytes()
+    states = set()
+    array[4:6, 4:6] = 12345
+    after = shard.read_bytes()
+    # The index is written last: without it, the update was interrupted.
+    shard.write_bytes(after[: len(whole)] if len(after) > len(whole) else after)
+    for cut in range(len(whole), len(after)):
+        shard.write_bytes(after[:cut])
+        state = zarrs_cuda.recover(array)
+        states.update(state.values())
+        got = opened(tmp_path, THEIRS)[0:2, 0:2]
+        assert (got == 3).all()
+    assert zarrs_cuda.recover(array) == {}
+    assert states <= {"undone", "completed"}
+
+
+def test_shared_writes_are_seen_after_consolidation(tmp_path: Path) -> None:
+    create(tmp_path, **KIND)[...] = 1
+    array = opened(tmp_path, OURS, shards="shared")
+    array[0:2, 0:2] = 5
+    array[2, 3] = 6
+    expected = np.ones((16, 16), "uint16")
+    expected[0:2, 0:2], expected[2, 3] = 5, 6
+    np.testing.assert_array_equal(array[...], expected)
+    assert array[2, 3] == 6
+    assert frames(tmp_path) == 2
+    # What was packed last.
+    assert (opened(tmp_path, THEIRS)[...] == 1).all()
+    assert (opened(tmp_path, OURS)[...] == 1).all()
+    done = zarrs_cuda.consolidate(array)
+    assert (done.shards, done.subchunks, done.invalid, done.erased) == (1, 2, 0, 0)
+    assert frames(tmp_path) == 0
+    for pipeline in (OURS, THEIRS):
+        np.testing.assert_array_equal(opened(tmp_path, pipeline)[...], expected)
+    assert zarrs_cuda.consolidate(array).shards == 0
+
+
+@pytest.mark.parametrize("mode", ["rewrite", "in_place"])
+def test_other_writes_to_a_shard_with_a_frame_are_refused(mode: str, tmp_path: Path) -> None:
+    create(tmp_path, **KIND)[...] = 1
+    shared = opened(tmp_path, OURS, shards="shared")
+    shared[0, 0] = 5
+    other = opened(tmp_path, OURS, shards=mode)
+    for selection in [(0, 1), (slice(0, 8), slice(0, 8))]:
+        with pytest.raises(zarrs_cuda.FramesPending, match="consolidate") as error:
+            other[selection] = 9
+        assert error.value.shard == "c/0/0"
+    other[8:, :] = 4
+    zarrs_cuda.consolidate(other)
+    other[0, 1] = 9
+    assert list(other[0, :3]) == [5, 9, 1]
+
+
+def test_plain_writes_before_consolidation_are_lost_under_frames(tmp_path: Path) -> None:
+    create(tmp_path, **KIND)[...] = 1
+    shared = opened(tmp_path, OURS, shards="shared")
+    shared[0:2, 0:2] = 5
+    opened(tmp_path, THEIRS)[0:2, 0:4] = 8
+    zarrs_cuda.consolidate(shared)
+    assert list(opened(tmp_path, THEIRS)[0, :4]) == [5, 5, 8, 8]
+
+
+def test_parts_pack_disjoint_shards(tmp_path: Path) -> None:
+    array = create(tmp_path, **KIND)
+    array = opened(tmp_path, OURS, shards="shared")
+    array[...] = np.arange(256).reshape(16, 16)
+    done = [zarrs_cuda.consolidate(array, part=(n, 3)).shards for n in range(3)]
+    assert done == [2, 1, 1]
+    np.testing.assert_array_equal(opened(tmp_path, THEIRS)[...], np.arange(256).reshape(16, 16))
+    for part in [(3, 3), (-1, 2), (0, 0)]:
+        with pytest.raises(ValueError, match="part"):
+            zarrs_cuda.consolidate(array, part=part)
+
+
+def test_frames_and_shapes_that_change(tmp_path: Path) -> None:
+    create(tmp_path, **KIND)
+    array = opened(tmp_path, OURS, shards="shared")
+    array[...] = 1
+    for _ in range(3):
+        array.append(np.full((4, 16), 2, "uint16"))
+    assert array.shape == (28, 16)
+    assert (array[16:] == 2).all()
+    array.resize((8, 16))
+    assert (array[...] == 1).all()
+    done = zarrs_cuda.consolidate(array)
+    assert done.erased == 6
+    assert frames(tmp_path) == 0
+    array.resize((32, 16))
+    assert (array[:8] == 1).all()
+    assert (array[8:] == 7).all()
+    array[31, 15] = 3
+    assert array[31, 15] == 3
+    zarrs_cuda.consolidate(array)
+    got = opened(tmp_path, THEIRS)
+    assert got[31, 15] == 3
+    assert got.nchunks_initialized == 3 * 16
+
+
+def test_nchunks_initialized_and_consolidated_metadata_with_frames(tmp_path: Path) -> None:
+    root = zarr.create_group(tmp_path)
+    with zarr.config.set({"codec_pipeline.path": OURS, "codec_pipeline.shards": "shared"}):
+        array = root.create_array("a", **KIND)
+    array[0, 0] = 1
+    assert array.nchunks_initialized == 0
+    zarr.consolidate_metadata(tmp_path)
+    zarrs_cuda.consolidate(array)
+    assert array.nchunks_initialized == 16
+    assert list(zarr.open_group(tmp_path)["a"][0, :2]) == [1, 7]
+
+
+def test_a_missing_shard_with_a_frame_is_present(tmp_path: Path) -> None:
+    create(tmp_path, **KIND, config={"read_missing_chunks": False})
+    array = opened(tmp_path, OURS, shards="shared")
+    object.__setattr__(
+        array.async_array,
+        "config",
+        zarr.core.array_spec.ArrayConfig.from_dict({"read_missing_chunks": False}),
+    )
+    array[0, 0] = 1
+    assert list(array[0, :3]) == [1, 7, 7]
+    with pytest.raises(zarr.errors.ChunkNotFoundError):
+        array[8:, :]
+
+
+@pytest.mark.parametrize("mode", ["in_place", "shared"])
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(data=st.data())
+def test_modes_agree_with_numpy(
+    mode: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    store = LocalStore(tmp_path_factory.mktemp("store"))
+    shape = tuple(data.draw(st.integers(1, 9)) for _ in range(2))
+    chunks = tuple(data.draw(st.integers(1, 3)) for _ in range(2))
+    create(
+        store,
+        shape=shape,
+        chunks=chunks,
+        shards=tuple(2 * size for size in chunks),
+        dtype="int16",
+        fill_value=data.draw(st.sampled_from([0, -1])),
+        compressors=data.draw(st.sampled_from([None, "auto"])),
+        config={"write_empty_chunks": data.draw(st.booleans())},
+    )
+    array = opened(store, OURS, shards=mode)
+    expected = np.full(shape, array.fill_value, "int16")
+    for _ in range(data.draw(st.integers(1, 6))):
+        box = []
+        for extent in shape:
+            start = data.draw(st.integers(0, extent - 1))
+            box.append(slice(start, data.draw(st.integers(start + 1, extent)), data.draw(st.sampled_from([1, 1, 2]))))
+        value = data.draw(st.integers(-1, 2))
+        array[tuple(box)] = value
+        expected[tuple(box)] = value
+        np.testing.assert_array_equal(array[...], expected)
+        np.testing.assert_array_equal(array[tuple(box)], expected[tuple(box)])
+        if mode == "shared" and data.draw(st.booleans()):
+            zarrs_cuda.consolidate(array)
+            np.testing.assert_array_equal(array[...], expected)
+    if mode == "shared":
+        zarrs_cuda.consolidate(array)
+    np.testing.assert_array_equal(opened(store, THEIRS)[...], expected)
+
+
+SHIM = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+int fsync(int fd) {
+    int log = open(getenv("SYNCS"), O_WRONLY | O_APPEND | O_CREAT, 0600);
+    if (write(log, "x", 1) != 1) abort();
+    close(log);
+    return ((int (*)(int))dlsym(RTLD_NEXT, "fsync"))(fd);
+}
+"""
+
+
+@pytest.mark.parametrize("mode", ["rewrite", "in_place", "shared"])
+def test_files_are_synced_only_if_asked(mode: str, tmp_path: Path) -> None:
+    (tmp_path / "shim.c").write_text(SHIM)
+    shim = tmp_path / "shim.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", shim, tmp_path / "shim.c", "-ldl"], check=True)
+    create(tmp_path / "a", **KIND)[...] = 1
+    code = f"""
+import zarr
+zarr.config.set({{"codec_pipeline.path": {OURS!r}, "codec_pipeline.shards": {mode!r}}})
+array = zarr.open_array({str(tmp_path / "a")!r})
+array[0, 0] = VALUE
+"""
+    syncs = tmp_path / "syncs"
+    for sync in (False, True):
+        environment = {
+            **os.environ,
+            "LD_PRELOAD": str(shim),
+            "SYNCS": str(syncs),
+            "ZARR_CODEC_PIPELINE__SYNC": str(sync),
+        }
+        changed = code.replace("VALUE", str(5 + sync))
+        subprocess.run([sys.executable, "-c", changed], env=environment, check=True)
+        assert syncs.exists() == sync

@@ -1,0 +1,286 @@
+"""Importing, choosing, pickling and explaining the pipeline; falling back; errors."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import zarr
+import zarrs_cuda
+from conftest import OURS, THEIRS, create, opened
+from zarr.storage import LocalStore, MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def run(code: str, **environment: str) -> str:
+    """Run Python code in a process of its own."""
+    import os
+
+    done = subprocess.run(
+        [sys.executable, "-W", "error::DeprecationWarning:zarrs_cuda", "-c", textwrap.dedent(code)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_loads_no_native_code_and_no_thread() -> None:
+    run(
+        """
+        import sys, threading
+        import zarrs_cuda
+        assert "zarrs_cuda._internal" not in sys.modules
+        assert threading.active_count() == 1
+        assert zarrs_cuda.CodecPipeline.__module__ == "zarrs_cuda"
+        """
+    )
+
+
+def test_the_environment_chooses_the_pipeline() -> None:
+    run(
+        """
+        import sys, zarr
+        array = zarr.create_array({}, shape=(4,), dtype="uint8")
+        assert type(array.async_array.codec_pipeline).__module__ == "zarrs_cuda"
+        assert "zarrs_cuda._internal" not in sys.modules
+        array[:] = 1
+        assert "zarrs_cuda._internal" in sys.modules
+        """,
+        ZARR_CODEC_PIPELINE__PATH=OURS,
+    )
+
+
+def test_a_broken_native_module_raises_only_when_it_is_used() -> None:
+    run(
+        """
+        import sys
+        sys.modules["zarrs_cuda._internal"] = None
+        import zarr, zarrs_cuda
+        # Another pipeline is not disturbed, although all entry points are loaded.
+        other = zarr.create_array({}, shape=(4,), dtype="uint8")
+        other[:] = 1
+        zarr.config.set({"codec_pipeline.path": "zarrs_cuda.CodecPipeline"})
+        array = zarr.create_array({}, shape=(4,), dtype="uint8")
+        try:
+            array[:] = 1
+        except ImportError as error:
+            assert "zarrs-cuda" in str(error)
+        else:
+            raise AssertionError
+        """
+    )
+
+
+def test_entry_points() -> None:
+    (ours,) = [e for e in entry_points(group="zarr.codec_pipeline") if e.name == "zarrs_cuda"]
+    assert ours.load() is zarrs_cuda.CodecPipeline
+
+
+def test_pickles_carry_metadata_store_and_mode(tmp_path: Path) -> None:
+    with zarr.config.set({"codec_pipeline.shards": "shared"}):
+        array = create(tmp_path / "a", shape=(8,), chunks=(2,), shards=(8,), dtype="uint8")
+    array[:2] = 1
+    assert len(array.async_array.codec_pipeline.__getstate__()) == 3
+    (tmp_path / "pickle").write_bytes(pickle.dumps(array))
+    # A process whose configuration is untouched writes as the array does.
+    run(
+        f"""
+        import pathlib, pickle
+        array = pickle.loads(pathlib.Path({str(tmp_path / "pickle")!r}).read_bytes())
+        assert array.async_array.codec_pipeline._mode == "shared"
+        array[4:6] = 3
+        assert list(array[:]) == [1, 1, 0, 0, 3, 3, 0, 0]
+        """
+    )
+    assert list((tmp_path / "a").rglob("c/0")) == []
+    assert len(list((tmp_path / "a/c/0.frame").iterdir())) == 2
+    assert list(array[:]) == [1, 1, 0, 0, 3, 3, 0, 0]
+
+
+def test_equal_and_hash() -> None:
+    store = MemoryStore()
+    create(store, shape=(4,), dtype="uint8")
+    one, other = (opened(store, OURS).async_array.codec_pipeline for _ in range(2))
+    assert one == other
+    assert hash(one) == hash(other)
+
+
+def test_a_structured_type_falls_back_with_one_warning() -> None:
+    zarrs_cuda._pipeline._warned.clear()
+    dtype = np.dtype([("a", "u1"), ("b", "<i4")])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            array = create({}, shape=(4,), dtype=dtype, chunks=(2,))
+            array[:] = np.array((1, 2), dtype=dtype)
+            assert (array[:] == np.array((1, 2), dtype=dtype)).all()
+    ours = [w for w in caught if w.category is zarrs_cuda.FallbackWarning]
+    assert len(ours) == 1
+    assert "type" in str(ours[0].message)
+    assert "Batched" in zarrs_cuda.explain(array).pipeline
+
+
+def test_a_fallback_is_an_error_if_strict() -> None:
+    array = create({}, shape=(4,), dtype="str", chunks=(2,))
+    with zarr.config.set({"codec_pipeline.strict": True}), pytest.raises(ValueError, match="strict"):
+        array[:] = "a"
+
+
+@pytest.mark.parametrize("mode", ["shared", "in_place"])
+def test_modes_do_not_fall_back(mode: str, tmp_path: Path) -> None:
+    with zarr.config.set({"codec_pipeline.shards": mode}):
+        array = create(tmp_path, shape=(4,), chunks=(1,), shards=(2,), dtype="str")
+        elsewhere = create({}, shape=(4,), chunks=(1,), shards=(2,), dtype="uint8")
+        plain = create({}, shape=(4,), chunks=(2,), dtype="uint8")
+    with pytest.raises(ValueError, match=mode):
+        array[:] = "a"
+    with pytest.raises(ValueError, match="LocalStore"):
+        elsewhere[:] = 1
+    with pytest.raises(ValueError, match="LocalStore"):
+        elsewhere[:]
+    # An array without shards is rewritten.
+    plain[:] = 1
+    assert plain[3] == 1
+
+
+def test_an_unknown_mode_is_an_error() -> None:
+    with (
+        zarr.config.set({"codec_pipeline.shards": "quick"}),
+        pytest.raises(ValueError, match="rewrite, in_place, shared"),
+    ):
+        create({}, shape=(4,), dtype="uint8")
+
+
+def test_zarr_v2_falls_back_in_silence() -> None:
+    array = create({}, shape=(4,), dtype="uint8", zarr_format=2)
+    array[:] = 1
+    assert array[2] == 1
+
+
+@pytest.mark.parametrize("kind", ["local", "memory", "other"])
+def test_read_only_stores_raise_what_they_raise(kind: str, stores: Callable[[str], Any]) -> None:
+    store = stores(kind)
+    create(store, shape=(4,), chunks=(2,), dtype="uint8")[...] = 1
+    errors = []
+    for pipeline in (OURS, THEIRS):
+        array = opened(store, pipeline)
+        with zarr.config.set({"codec_pipeline.path": pipeline}):
+            array = zarr.open_array(store.with_read_only(True), mode="r")
+        assert array[1] == 1
+        with pytest.raises(ValueError, match="read-only") as error:
+            array[...] = 2
+        errors.append(str(error.value))
+    assert errors[0] == errors[1]
+
+
+@pytest.mark.parametrize("kind", ["local", "memory", "other"])
+def test_a_damaged_shard_is_named(kind: str, stores: Callable[[str], Any]) -> None:
+    store = stores(kind)
+    array = create(store, shape=(8, 8), chunks=(2, 2), shards=(8, 8), dtype="uint16")
+    array[...] = np.arange(64, dtype="uint16").reshape(8, 8)
+    zarr.core.sync.sync(damage(store))
+    for read in (lambda: array[...], lambda: array[3, 3]):
+        with pytest.raises(zarrs_cuda.ShardError, match="c/0/0") as error:
+            read()
+        assert isinstance(error.value, RuntimeError)
+        assert error.value.shard == "c/0/0"
+        assert pickle.loads(pickle.dumps(error.value)).shard == "c/0/0"
+    with pytest.raises(zarrs_cuda.ShardError, match="recover"):
+        array[0, 0] = 1
+    array[...] = 3
+    assert (array[...] == 3).all()
+
+
+async def damage(store: Any) -> None:
+    from zarr.core.buffer import cpu
+
+    value = await store.get("c/0/0", prototype=cpu.buffer_prototype)
+    torn = value.to_bytes()[:-7]
+    await store.set("c/0/0", cpu.Buffer.from_bytes(torn))
+
+
+def test_errors_of_files_are_those_of_the_system(tmp_path: Path) -> None:
+    array = create(tmp_path, shape=(4,), chunks=(2,), dtype="uint8")
+    (tmp_path / "c").write_text("no directory")
+    with pytest.raises(OSError, match="c/0") as error:
+        array[...] = 1
+    assert error.value.errno is not None
+
+
+def test_subclasses_of_stores_are_other_stores(tmp_path: Path) -> None:
+    asked = []
+
+    class Mine(LocalStore):
+        async def get(self, key: str, *args: Any, **kwargs: Any) -> Any:
+            asked.append(key)
+            return await super().get(key, *args, **kwargs)
+
+    array = create(Mine(tmp_path), shape=(4,), chunks=(2,), dtype="uint8")
+    array[...] = 1
+    asked.clear()
+    assert array[3] == 1
+    assert asked == ["c/1"]
+
+
+def test_explain(tmp_path: Path) -> None:
+    array = create(tmp_path, shape=(4,), chunks=(1,), shards=(2,), dtype="uint8")
+    found = zarrs_cuda.explain(array)
+    assert found.pipeline == OURS
+    assert found.mode == "rewrite"
+    assert "2 subchunks" in str(found)
+    assert zarrs_cuda.explain(opened(tmp_path, THEIRS)).mode is None
+
+
+def test_threads_are_those_of_the_settings(tmp_path: Path) -> None:
+    from zarrs_cuda import _settings
+
+    with zarr.config.set({"threading.max_workers": 3}):
+        assert _settings.threads() == 3
+        with zarr.config.set({"codec_pipeline.max_workers": 2}):
+            assert _settings.threads() == 2
+    with zarr.config.set({"codec_pipeline.max_workers": 0}), pytest.raises(ValueError, match="positive"):
+        _settings.threads()
+    run(
+        f"""
+        import os, zarr, numpy as np
+        zarr.config.set({{"codec_pipeline.path": {OURS!r}, "codec_pipeline.max_workers": 1}})
+        array = zarr.create_array({str(tmp_path)!r}, shape=(64, 64), chunks=(2, 2), shards=(8, 8), dtype="uint16")
+        before = len(os.listdir("/proc/self/task"))
+        array[:] = np.arange(64 * 64).reshape(64, 64)
+        array[:]
+        # One of zarr-python's loop, one of its executor, and one of this package's.
+        assert len(os.listdir("/proc/self/task")) <= before + 3, os.listdir("/proc/self/task")
+        """
+    )
+
+
+def test_the_lock_of_python_is_released(tmp_path: Path) -> None:
+    array = create(
+        tmp_path, shape=(256, 256, 64), chunks=(32, 32, 32), shards=(256, 256, 64), dtype="uint32"
+    )
+    done, turns = threading.Event(), 0
+
+    def write() -> None:
+        array[...] = np.arange(256 * 256 * 64, dtype="uint32").reshape(256, 256, 64)
+        done.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    while not done.wait(0.0005):
+        turns += 1
+    thread.join()
+    assert turns > 10
