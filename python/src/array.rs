@@ -7,13 +7,15 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use zarrs::array::{Array, ArrayMetadata};
 use zarrs::metadata::v3::ArrayMetadataV3;
+use zarrs_codec::CodecSpecificOptions;
 use zarrs_cuda::internals::PerProcess;
 use zarrs_cuda::reader::ArrayReader;
 use zarrs_cuda::storage::SparseShardStore;
+use zarrs_cuda::{Options, WriteStrategy};
 
 use crate::error::Error;
 use crate::files::Files;
-use crate::store::Store;
+use crate::store::{InMemory, Store};
 
 /// How the keys of an array's chunks are made.
 #[derive(Clone, Debug)]
@@ -103,6 +105,8 @@ pub(crate) struct Opened {
     pub(crate) chunk_bytes: usize,
     /// Whether parts of a chunk can be updated: then a write keeps what is behind the array's end.
     pub(crate) is_sharded: bool,
+    /// For changes of one shard in memory, where each subchunk stays in its place if it can.
+    pub(crate) in_memory: Array<InMemory>,
     /// Of `array`, if its values are files and the library reads them.
     reader: Option<ArrayReader<Store>>,
 }
@@ -176,6 +180,7 @@ impl Opener {
             element_size,
             chunk_bytes: chunk_bytes
                 .ok_or_else(|| Error::Value("a chunk is larger than memory".to_owned()))?,
+            in_memory: in_memory(&array),
             reader: None,
             is_sharded: self.is_sharded,
             array,
@@ -232,6 +237,13 @@ impl Opener {
             reader,
         })
     }
+}
+
+fn in_memory(array: &Array<Store>) -> Array<InMemory> {
+    let options = Options::default().with_write_strategy(WriteStrategy::InPlace);
+    array
+        .with_storage(Arc::new(InMemory::default()))
+        .with_codec_specific_options(&CodecSpecificOptions::default().with_option(options))
 }
 
 /// What is known for `path` and `threads`, or what `open` opens.

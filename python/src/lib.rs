@@ -13,6 +13,7 @@ mod pipeline;
 mod pool;
 mod read;
 mod store;
+mod stream;
 mod write;
 
 use pyo3::prelude::*;
@@ -22,6 +23,8 @@ use pyo3::prelude::*;
 mod _internal {
     #[pymodule_export]
     use crate::pipeline::Native;
+    #[pymodule_export]
+    use crate::stream::{Reader, Writer, metrics};
 
     use pyo3::prelude::*;
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use zarrs::array::{ArrayBytes, ArraySubset};
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions};
+use zarrs_cuda::maintenance::Shards;
 
 use crate::array::{Opened, Shared};
 use crate::batch::{Batch, Item};
@@ -14,7 +15,7 @@ use crate::files::Files;
 use crate::memory::Memory;
 use crate::pool;
 use crate::read::each;
-use crate::store::Store;
+use crate::store::{InMemory, Store};
 
 /// A key, and its new value; `None` if there is to be none.
 pub(crate) type Change = (String, Option<Vec<u8>>);
@@ -71,9 +72,7 @@ pub(crate) fn write_in_place(
         check_frame(files, &item.key)?;
         let options = options(batch, share).with_experimental_partial_encoding(true);
         let elements = opened.boxed(item, memory, share);
-        let subset = item.start.iter().zip(&item.shape);
-        let subset = subset.map(|(&start, &len)| start as u64..(start + len) as u64);
-        let subset = ArraySubset::from(subset);
+        let subset = in_chunk(item);
         let elements = ArrayBytes::new_flen(elements);
         array
             .store_chunk_subset_opt(&item.indices, &subset, elements, &options)
@@ -102,6 +101,12 @@ pub(crate) fn write_shared(
     };
     pool::run(threads, || each(batch, threads, one))??;
     Ok(())
+}
+
+/// The box of `item`, in elements of its chunk.
+fn in_chunk(item: &Item) -> ArraySubset {
+    let ranges = item.start.iter().zip(&item.shape);
+    ArraySubset::from(ranges.map(|(&start, &len)| start as u64..(start + len) as u64))
 }
 
 fn options(batch: &Batch, threads: usize) -> CodecOptions {
@@ -150,6 +155,14 @@ impl Opened {
         options: &CodecOptions,
         threads: usize,
     ) -> Result<Option<Cow<'m, [u8]>>, Error> {
+        if self.is_sharded
+            && !self.is_whole(item)
+            && let Some(before) = store.copy(&item.key)?
+        {
+            return Ok(self
+                .change(before, item, memory, options, threads)?
+                .map(Cow::Owned));
+        }
         let elements = self.elements(store, item, memory, threads)?;
         let array = &self.array;
         let fill_value = array.fill_value().as_ne_bytes();
@@ -168,6 +181,34 @@ impl Opened {
             .map_err(|error| Error::encoding(&item.key, &error))
     }
 
+    /// The shard `before` with the box of `item` changed: other subchunks are copied as they are. `None` if
+    /// all of it is the fill value.
+    fn change(
+        &self,
+        before: Vec<u8>,
+        item: &Item,
+        memory: &Memory,
+        options: &CodecOptions,
+        threads: usize,
+    ) -> Result<Option<Vec<u8>>, Error> {
+        let shard = Arc::new(InMemory::new(before));
+        let array = self.in_memory.with_storage(shard.clone());
+        let elements = ArrayBytes::new_flen(self.boxed(item, memory, threads));
+        let options = options.with_experimental_partial_encoding(true);
+        array
+            .store_chunk_subset_opt(&item.indices, &in_chunk(item), elements, &options)
+            .map_err(|error| Error::array(&item.key, &error))?;
+        let shards = Shards::of(&array).map_err(|error| Error::Other(error.to_string()))?;
+        let compacted = shards.compact(&item.indices);
+        compacted.map_err(|error| Error::encoding(&item.key, &error))?;
+        Ok(shard.take())
+    }
+
+    fn is_whole(&self, item: &Item) -> bool {
+        let mut extents = self.chunk.iter().zip(&item.shape);
+        extents.all(|(extent, len)| extent.get() == *len as u64)
+    }
+
     /// The elements of the chunk of `item` after the write.
     fn elements<'m>(
         &self,
@@ -177,10 +218,7 @@ impl Opened {
         threads: usize,
     ) -> Result<Cow<'m, [u8]>, Error> {
         let from = (item.offset, &*item.strides);
-        let extents = self.chunk.iter().zip(&item.shape);
-        let is_whole = extents
-            .into_iter()
-            .all(|(extent, len)| extent.get() == *len as u64);
+        let is_whole = self.is_whole(item);
         if is_whole && let Some(elements) = memory.contiguous(item.offset, &item.shape, from.1) {
             return Ok(Cow::Borrowed(elements));
         }

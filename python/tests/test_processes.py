@@ -102,7 +102,7 @@ def test_kills_lose_nothing_that_was_acknowledged(mode: str, tmp_path: Path) -> 
         for number, least in acknowledged.items():
             part = got[place(number)]
             assert part.min() == part.max() >= least, (kill, number)
-    assert total > 100
+    assert total >= 50
     if mode == "shared":
         zarrs_cuda.consolidate(array)
     np.testing.assert_array_equal(opened(tmp_path, THEIRS)[...], array[...])

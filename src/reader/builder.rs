@@ -36,6 +36,7 @@ impl<TStorage: ?Sized> fmt::Debug for ArrayReaderBuilder<TStorage> {
         f.debug_struct("ArrayReaderBuilder")
             .field("array", &self.array.path())
             .field("files", &self.files)
+            .field("unchecked_files", &self.unchecked_files)
             .field("has_frames", &self.frames.is_some())
             .field("memory", &self.memory)
             .field("settings", &self.settings)

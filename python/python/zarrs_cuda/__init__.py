@@ -10,6 +10,7 @@ starts no thread; the first read or write does.
 
 from zarr.registry import register_pipeline
 
+from zarrs_cuda._doctor import doctor, metrics
 from zarrs_cuda._errors import FallbackWarning, FramesPending, ShardError
 from zarrs_cuda._explain import Explanation, explain
 from zarrs_cuda._maintenance import (
@@ -21,12 +22,15 @@ from zarrs_cuda._maintenance import (
     recover,
 )
 from zarrs_cuda._pipeline import CodecPipeline
+from zarrs_cuda._streams import ArrayReader, ArrayWriter
 
 # zarr-python finds a pipeline by these names.
 CodecPipeline.__module__ = "zarrs_cuda"
 register_pipeline(CodecPipeline)
 
 __all__ = [
+    "ArrayReader",
+    "ArrayWriter",
     "CodecPipeline",
     "Consolidation",
     "Explanation",
@@ -36,7 +40,9 @@ __all__ = [
     "ShardError",
     "compact",
     "consolidate",
+    "doctor",
     "explain",
     "inspect",
+    "metrics",
     "recover",
 ]

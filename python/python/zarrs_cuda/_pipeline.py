@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -42,6 +43,11 @@ if TYPE_CHECKING:
     from zarrs_cuda._settings import Mode
 
     Batch = list[tuple[Any, ArraySpec, SelectorTuple, SelectorTuple, bool]]
+
+# Reads of so few chunks and bytes are done by the event loop's own thread,
+_FEW, _QUICK = 4, 512 << 10
+# unless one took so many seconds: then the next ones are not.
+_LATE, _AFTER_LATE = 0.002, 100
 
 # The reasons that were warned of, and the process that was.
 _warned: set[tuple[int, str]] = set()
@@ -90,6 +96,8 @@ class CodecPipeline(_CodecPipeline):
         self._native: tuple[str | None, Native] | None = None
         self._unsupported: str | None = None
         self._other: BatchedCodecPipeline | None = None
+        # How many of the next reads are left to a thread, because one took long.
+        self._slow = 0
 
     def __getstate__(self) -> tuple[ArrayMetadata, Store, Mode]:
         return self._metadata, self._store, self._mode
@@ -236,7 +244,15 @@ class CodecPipeline(_CodecPipeline):
         values = await _values_to_read(ours, batch)
         target = out.as_ndarray_like()
         host = target if _is_host(target) else np.empty(out.shape, out.dtype)
-        found = await asyncio.to_thread(_read, ours, batch, host, drop_axes, values)
+        if len(batch) <= _FEW and host.nbytes <= _QUICK and self._slow == 0:
+            # Sooner done than a thread is woken, unless the files are slow.
+            begin = time.perf_counter()
+            found = _read(ours, batch, host, drop_axes, values)
+            if time.perf_counter() - begin > _LATE:
+                self._slow = _AFTER_LATE
+        else:
+            self._slow = max(self._slow - 1, 0)
+            found = await asyncio.to_thread(_read, ours, batch, host, drop_axes, values)
         if host is not target:
             out[...] = host
         return tuple(GetResult(status="present" if is_there else "missing") for is_there in found)

@@ -137,7 +137,6 @@ where
 {
     /// As [`reader`](Self::reader), of `array`: the array of this adapter, with any shape.
     #[doc(hidden)]
-    #[must_use]
     pub fn reader_of(&self, array: &zarrs::array::Array<S>) -> ArrayReaderBuilder<S> {
         let frames = Arc::new(BlockingFrames(self.clone()));
         ArrayReader::builder(array).with_frames(frames, self.array.files.clone())

@@ -1,0 +1,279 @@
+"""Writers of slices, and readers of boxes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from zarr.core.array import Array, AsyncArray
+from zarr.storage import LocalStore
+
+from zarrs_cuda import _settings
+from zarrs_cuda._native import native
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+    from zarr.storage import StorePath
+
+    type AnyArray = Array[Any] | AsyncArray[Any]
+
+
+def _place(array: AnyArray) -> tuple[AsyncArray[Any], StorePath, str]:
+    opened = array.async_array if isinstance(array, Array) else array
+    where = opened.store_path
+    if type(where.store) is not LocalStore:
+        msg = f"the array is in a {type(where.store).__name__}, and must be in a `zarr.storage.LocalStore`"
+        raise ValueError(msg)
+    return opened, where, str(where.store.root)
+
+
+def _dtype(array: AsyncArray[Any]) -> np.dtype[Any]:
+    return array.metadata.dtype.to_native_dtype().newbyteorder("=")
+
+
+class ArrayWriter:
+    """Appends slices along the first axis of a sharded array, while they arrive.
+
+    Finished shards are stored while the next ones fill, in bounded memory, and readers can follow.
+    As a context manager it finishes at the end of the block, and abandons what is not stored if the
+    block raises::
+
+        with zarrs_cuda.ArrayWriter(array) as writer:
+            for frame in camera:
+                writer.append(frame)
+
+    Parameters
+    ----------
+    array
+        A sharded array of zarr-python in a ``LocalStore``. Nothing else may write it meanwhile. After
+        ``finish`` its metadata in the store have the new shape: open the array again.
+    start
+        The first slice to write; at the border of a shard. By default the end of the array.
+    progress
+        A function to call with :meth:`progress` whenever a shard was stored. It is called by threads
+        of the writer, which wait for it.
+
+    Raises
+    ------
+    ValueError
+        If the array cannot be written so: the message says why.
+    """
+
+    def __init__(
+        self,
+        array: AnyArray,
+        *,
+        start: int | None = None,
+        progress: Callable[[dict[str, float]], object] | None = None,
+    ) -> None:
+        opened, where, root = _place(array)
+        where.store._check_writable()
+        self._dtype = _dtype(opened)
+        self._slice = opened.metadata.shape[1:]
+        self._writer = native().Writer(root, where.path, start, _settings.syncs(), progress)
+
+    def append(self, frames: Any) -> None:
+        """Append elements; wait while the store is behind.
+
+        Parameters
+        ----------
+        frames
+            One slice, or several with an axis for them in front: a numpy array, what numpy makes an
+            array of, or a tensor on the host that has ``__dlpack__``. Elements are converted to the
+            type of the array if numpy calls that safe.
+
+        Raises
+        ------
+        TypeError
+            If the elements cannot be converted.
+        ValueError
+            If their shape is not one of slices, or the writer was finished.
+        OSError
+            If a file cannot be written.
+        """
+        if not isinstance(frames, np.ndarray) and hasattr(frames, "__dlpack__"):
+            frames = np.from_dlpack(frames)
+        frames = np.asarray(frames)
+        if frames.shape[-len(self._slice) or frames.ndim :] != self._slice or frames.ndim not in (
+            len(self._slice),
+            len(self._slice) + 1,
+        ):
+            msg = f"slices have the shape {self._slice}, and these elements {frames.shape}"
+            raise ValueError(msg)
+        if frames.dtype != self._dtype:
+            frames = frames.astype(self._dtype, casting="safe")
+        self._writer.append(np.ascontiguousarray(frames))
+
+    def flush(self) -> None:
+        """Store every whole slice that was appended, and the new shape."""
+        self._writer.flush()
+
+    def finish(self) -> str:
+        """Store everything, and the new shape.
+
+        Returns
+        -------
+        str
+            What was done, for people.
+        """
+        done: str = self._writer.finish()
+        return done
+
+    def abort(self) -> int | None:
+        """Forget what is not stored.
+
+        Returns
+        -------
+        int or None
+            How many slices of the array are stored; None if the writer was aborted before.
+        """
+        stored: int | None = self._writer.abort()
+        return stored
+
+    def progress(self) -> dict[str, float]:
+        """Return how far the writer is: counts of slices, shards and bytes, and times in seconds."""
+        now: dict[str, float] = self._writer.progress()
+        return now
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self.abort()
+
+
+class ArrayReader:
+    """Reads boxes of an array straight to their place, many at once.
+
+    Parameters
+    ----------
+    array
+        An array of zarr-python in a ``LocalStore``.
+    shared
+        Whether to see the subchunks that are stored beside their shards. By default as the array does
+        that was opened with ``codec_pipeline.shards`` set to ``"shared"``.
+
+    Raises
+    ------
+    ValueError
+        If the array cannot be read so: the message says why.
+    """
+
+    def __init__(self, array: AnyArray, *, shared: bool | None = None) -> None:
+        opened, where, root = _place(array)
+        if shared is None:
+            shared = getattr(opened.codec_pipeline, "_mode", "rewrite") == "shared"
+        self._dtype = _dtype(opened)
+        self._reader = native().Reader(root, where.path, _settings.threads(), shared=shared)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that the array had when the reader was made."""
+        return tuple(self._reader.shape)
+
+    def read(self, *box: slice, out: np.ndarray[Any, Any] | None = None) -> np.ndarray[Any, Any]:
+        """Read a box.
+
+        Parameters
+        ----------
+        *box
+            A slice for each axis, without a step. Axes that are left out are read whole.
+        out
+            Where the elements go; by default a new array.
+
+        Returns
+        -------
+        numpy.ndarray
+            The elements: ``out``, if it was given.
+
+        Raises
+        ------
+        ValueError
+            If the box is not in the array, or ``out`` does not fit it.
+        ShardError
+            If a shard cannot be decoded.
+        OSError
+            If a file cannot be read.
+        """
+        shape = self.shape
+        if len(box) > len(shape) or any(entry.step not in (None, 1) for entry in box):
+            msg = f"a box has up to {len(shape)} slices without steps, and this is {box}"
+            raise ValueError(msg)
+        box = box + (slice(None),) * (len(shape) - len(box))
+        ends = [entry.indices(extent) for entry, extent in zip(box, shape, strict=True)]
+        extents = tuple(max(stop - start, 0) for start, stop, _ in ends)
+        out = self._output(out, extents)
+        self._reader.read_into([start for start, _, _ in ends], out)
+        return out
+
+    def read_boxes(
+        self,
+        origins: Sequence[Sequence[int]] | np.ndarray[Any, Any],
+        shape: Sequence[int],
+        out: np.ndarray[Any, Any] | None = None,
+    ) -> np.ndarray[Any, Any]:
+        """Read many boxes of one shape. Each subchunk is read and decoded once.
+
+        Parameters
+        ----------
+        origins
+            The first element of each box, for each axis.
+        shape
+            The shape of a box.
+        out
+            Where the elements go; by default a new array.
+
+        Returns
+        -------
+        numpy.ndarray
+            The elements, with an axis for the boxes in front: ``out``, if it was given.
+
+        Raises
+        ------
+        ValueError
+            If a box is not in the array, or ``out`` does not fit.
+        ShardError
+            If a shard cannot be decoded.
+        OSError
+            If a file cannot be read.
+        """
+        places = np.asarray(origins, dtype=np.int64).reshape(-1, len(self.shape))
+        if (places < 0).any():
+            msg = "origins of boxes are not negative"
+            raise ValueError(msg)
+        out = self._output(out, (len(places), *shape))
+        self._reader.read_boxes_into(places.tolist(), out)
+        return out
+
+    def metrics(self) -> dict[str, float]:
+        """Return the counts of the work of this reader: bytes, requests, and times in seconds."""
+        now: dict[str, float] = self._reader.metrics()
+        return now
+
+    def explain(self) -> str:
+        """Say how the reader reads, and why."""
+        text: str = self._reader.explain()
+        return text
+
+    def _output(
+        self, out: np.ndarray[Any, Any] | None, shape: tuple[int, ...]
+    ) -> np.ndarray[Any, Any]:
+        if out is None:
+            return np.empty(shape, self._dtype)
+        if out.shape != shape or out.dtype != self._dtype or not out.flags.writeable:
+            msg = (
+                f"`out` has the shape {out.shape} and the type {out.dtype}, and must be a writeable array of "
+                f"the shape {shape} and the type {self._dtype}"
+            )
+            raise ValueError(msg)
+        return out

@@ -1,0 +1,330 @@
+//! Writers of slices, and readers of boxes, of arrays of files.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use numpy::PyUntypedArray;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use zarrs::array::{Array, ArraySubset};
+use zarrs_cuda::reader::ArrayReader;
+use zarrs_cuda::storage::SparseShardStore;
+use zarrs_cuda::writer::{ArrayWriter, Progress, WriterError};
+
+use crate::error::Error;
+use crate::files::Files;
+use crate::memory::Memory;
+
+fn opened(root: PathBuf, path: &str) -> Result<(Arc<Files>, Array<Files>), Error> {
+    let files = Arc::new(Files::new(root));
+    let array = Array::open(files.clone(), &format!("/{path}"));
+    let array = array.map_err(|error| Error::Value(error.to_string()))?;
+    Ok((files, array))
+}
+
+fn failed(error: WriterError) -> Error {
+    match error {
+        WriterError::Store {
+            doing,
+            ref key,
+            ref source,
+            ..
+        } => {
+            let Error::Io(_, code) = Error::store(doing, key.as_str(), source) else {
+                return Error::Other(error.to_string());
+            };
+            Error::Io(error.to_string(), code)
+        }
+        WriterError::Memory { .. } => Error::Memory(error.to_string()),
+        WriterError::Unsupported { .. }
+        | WriterError::Start { .. }
+        | WriterError::Element(_)
+        | WriterError::Array(_)
+        | WriterError::IncompleteSlice { .. }
+        | WriterError::Finished { .. } => Error::Value(error.to_string()),
+        error => Error::Other(error.to_string()),
+    }
+}
+
+fn progress_of<'py>(py: Python<'py>, progress: &Progress) -> PyResult<Bound<'py, PyDict>> {
+    let counts = [
+        ("appended_bytes", progress.appended_bytes),
+        ("appended_slices", progress.appended_slices),
+        ("encoded_bytes", progress.encoded_bytes),
+        ("packed_bytes", progress.packed_bytes),
+        ("finished_slices", progress.finished_slices),
+        ("covered_slices", progress.covered_slices),
+        ("shards_stored", progress.shards_stored),
+        ("shards_empty", progress.shards_empty),
+        ("stored_bytes", progress.stored_bytes),
+        ("waits", progress.waits),
+    ];
+    let dict = PyDict::new(py);
+    for (name, count) in counts {
+        dict.set_item(name, count)?;
+    }
+    let times = [
+        ("waiting", progress.waiting),
+        ("encoding", progress.encoding),
+        ("storing", progress.storing),
+    ];
+    for (name, time) in times {
+        dict.set_item(name, time.as_secs_f64())?;
+    }
+    Ok(dict)
+}
+
+/// Appends slices along the first axis of an array.
+#[pyclass(frozen, module = "zarrs_cuda._internal")]
+pub(crate) struct Writer {
+    path: String,
+    writer: Mutex<Option<ArrayWriter>>,
+}
+
+#[pymethods]
+impl Writer {
+    #[new]
+    #[pyo3(signature = (root, path, start, sync, progress))]
+    fn new(
+        py: Python<'_>,
+        root: PathBuf,
+        path: String,
+        start: Option<u64>,
+        sync: bool,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Self> {
+        let made = py.detach(|| {
+            let (files, array) = opened(root, &path)?;
+            files.set_sync(sync);
+            let mut builder = ArrayWriter::builder(&array).with_atomic_rename(files);
+            if let Some(start) = start {
+                builder = builder.with_start(start);
+            }
+            if let Some(progress) = progress {
+                builder = builder.with_progress_callback(move |now: &Progress| {
+                    Python::attach(|py| {
+                        let told = progress_of(py, now)
+                            .and_then(|now| progress.bind(py).call1((now,)).map(drop));
+                        if let Err(error) = told {
+                            error.write_unraisable(py, Some(progress.bind(py)));
+                        }
+                    });
+                });
+            }
+            builder.build().map_err(failed)
+        });
+        let writer = made.map_err(|error| error.into_py(py, &path))?;
+        let writer = Mutex::new(Some(writer));
+        Ok(Self { path, writer })
+    }
+
+    /// Appends the elements of `array`, which is contiguous.
+    fn append(&self, py: Python<'_>, array: &Bound<'_, PyUntypedArray>) -> PyResult<()> {
+        let memory = Memory::of(array);
+        self.with(py, |writer| {
+            let bytes = memory.contiguous(0, &memory.shape, &memory.strides);
+            let bytes =
+                bytes.ok_or_else(|| Error::Value("the elements are not contiguous".to_owned()))?;
+            writer.append_bytes(bytes).map_err(failed)
+        })
+    }
+
+    fn flush(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, |writer| writer.flush().map_err(failed))
+    }
+
+    /// Stores everything that was appended. Returns what was done, in words.
+    fn finish(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, |writer| {
+            Ok(writer.finish().map_err(failed)?.to_string())
+        })
+    }
+
+    /// Forgets what is not stored. Returns how many slices are.
+    fn abort(&self, py: Python<'_>) -> PyResult<Option<u64>> {
+        let done = py.detach(|| {
+            let writer = self
+                .writer
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take();
+            writer
+                .map(|writer| writer.abort().map_err(failed))
+                .transpose()
+        });
+        done.map_err(|error| error.into_py(py, &self.path))
+    }
+
+    fn progress<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let mut now = Progress::default();
+        self.with(py, |writer| {
+            now = writer.progress();
+            Ok(())
+        })?;
+        progress_of(py, &now)
+    }
+}
+
+impl Writer {
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut ArrayWriter) -> Result<T, Error> + Send,
+    ) -> PyResult<T> {
+        let done = py.detach(|| {
+            let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+            let writer = writer.as_mut().ok_or_else(|| {
+                Error::Value("the writer was closed, and takes nothing more".to_owned())
+            })?;
+            work(writer)
+        });
+        done.map_err(|error| error.into_py(py, &self.path))
+    }
+}
+
+/// Reads boxes of an array.
+#[pyclass(frozen, module = "zarrs_cuda._internal")]
+pub(crate) struct Reader {
+    path: String,
+    reader: ArrayReader<Files>,
+}
+
+#[pymethods]
+impl Reader {
+    #[new]
+    #[pyo3(signature = (root, path, threads, *, shared))]
+    fn new(
+        py: Python<'_>,
+        root: PathBuf,
+        path: String,
+        threads: NonZeroUsize,
+        shared: bool,
+    ) -> PyResult<Self> {
+        let made = py.detach(|| {
+            let (files, array) = opened(root.clone(), &path)?;
+            let builder = if shared {
+                let store = SparseShardStore::on_directory(files, &format!("/{path}"), root)
+                    .map_err(|error| Error::Value(error.to_string()))?;
+                store.reader_of(&array)
+            } else {
+                ArrayReader::builder(&array).on_directory(root)
+            };
+            Ok(builder.with_threads(threads.get()).build()?)
+        });
+        let reader = made.map_err(|error: Error| error.into_py(py, &path))?;
+        Ok(Self { path, reader })
+    }
+
+    #[getter]
+    fn shape(&self) -> Vec<u64> {
+        self.reader.array().shape().to_vec()
+    }
+
+    fn explain(&self) -> String {
+        self.reader.explain()
+    }
+
+    /// Reads the box of the shape of `out` that begins at `start`.
+    fn read_into(
+        &self,
+        py: Python<'_>,
+        start: Vec<u64>,
+        out: &Bound<'_, PyUntypedArray>,
+    ) -> PyResult<()> {
+        let memory = Memory::of(out);
+        let done = py.detach(|| {
+            if start.len() != memory.shape.len() {
+                return Err(Error::Value(format!(
+                    "a box of {} axes in an array of {}",
+                    memory.shape.len(),
+                    start.len()
+                )));
+            }
+            let ranges = start.iter().zip(&memory.shape);
+            let ranges = ranges.map(|(&start, &len)| start..start.saturating_add(len as u64));
+            let subset = ArraySubset::from(ranges);
+            let output = self.output(&memory)?;
+            self.reader.read_bytes_into(&subset, output)?;
+            Ok(())
+        });
+        done.map_err(|error| error.into_py(py, &self.path))
+    }
+
+    /// Reads the boxes that begin at `origins` to `out`, which has an axis for them, the first.
+    fn read_boxes_into(
+        &self,
+        py: Python<'_>,
+        origins: Vec<Vec<u64>>,
+        out: &Bound<'_, PyUntypedArray>,
+    ) -> PyResult<()> {
+        let memory = Memory::of(out);
+        let done = py.detach(|| {
+            let shape = memory.shape.split_first().map(|(_, shape)| shape.to_vec());
+            let shape =
+                shape.ok_or_else(|| Error::Value("the output has no axis for boxes".to_owned()))?;
+            let shape: Vec<u64> = shape.into_iter().map(|extent| extent as u64).collect();
+            let output = self.output(&memory)?;
+            self.reader
+                .read_boxes_bytes_into(&origins, &shape, output)?;
+            Ok(())
+        });
+        done.map_err(|error: Error| error.into_py(py, &self.path))
+    }
+
+    fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let now = self.reader.metrics();
+        let dict = PyDict::new(py);
+        for (name, count) in [
+            ("bytes_wanted", now.bytes_wanted),
+            ("bytes_read", now.bytes_read),
+            ("requests", now.requests),
+            ("ranges", now.ranges),
+            ("subchunks_read", now.subchunks_read),
+            ("index_hits", now.index_hits),
+            ("replaced", now.replaced),
+            ("damaged", now.damaged),
+        ] {
+            dict.set_item(name, count)?;
+        }
+        dict.set_item("waiting", now.waiting.as_secs_f64())?;
+        Ok(dict)
+    }
+}
+
+impl Reader {
+    fn output<'m>(&self, memory: &'m Memory) -> Result<zarrs_cuda::reader::Output<'m>, Error> {
+        let expected = self.reader.array().data_type().fixed_size();
+        if expected != Some(memory.element_size) {
+            return Err(Error::Value(format!(
+                "elements of the output take {} bytes, and those of the array {expected:?}",
+                memory.element_size
+            )));
+        }
+        let output = memory.output(0, &memory.shape, &memory.strides);
+        output.ok_or_else(|| Error::Value("the output has negative strides".to_owned()))
+    }
+}
+
+/// The counts of this process.
+#[pyfunction]
+pub(crate) fn metrics(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let now = zarrs_cuda::metrics();
+    let dict = PyDict::new(py);
+    for (name, count) in [
+        ("shards_encoded_on_a_device", now.shards_encoded),
+        ("shards_decoded_on_a_device", now.shards_decoded),
+        ("batches_encoded_on_a_device", now.batches_encoded),
+        ("bytes_to_device", now.bytes_to_device),
+        ("bytes_from_device", now.bytes_from_device),
+        ("partial_writes", now.partial_writes),
+        ("compaction_requests", now.compaction_requests),
+        ("compactions", now.compactions),
+        ("writer_waits", now.writer_waits),
+    ] {
+        dict.set_item(name, count)?;
+    }
+    dict.set_item("writer_wait", now.writer_wait.as_secs_f64())?;
+    dict.set_item("device_fallbacks", now.fallbacks)?;
+    Ok(dict)
+}
