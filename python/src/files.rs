@@ -4,7 +4,7 @@
 //! forked child may find locked, and does not replace a file at once.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,6 +20,7 @@ use zarrs_storage::{
 };
 
 use crate::store::inside;
+use zarrs_cuda::internals::host::memory::with_capacity;
 
 /// The files below a directory.
 #[derive(Debug)]
@@ -79,8 +80,15 @@ impl Files {
 
     /// The value of `key`, whole; `None` if there is none.
     pub(crate) fn whole(&self, key: &str) -> io::Result<Option<Vec<u8>>> {
-        match fs::read(self.path(key)) {
-            Ok(bytes) => Ok(Some(bytes)),
+        let Some(mut file) = self.open(key)? else {
+            return Ok(None);
+        };
+        let len = usize::try_from(file.metadata()?.len()).unwrap_or(0);
+        // With room to see the end. Large values are sooner read to huge pages.
+        let mut value = with_capacity(len + 1, "a shard", true)
+            .map_err(|error| io::Error::new(ErrorKind::OutOfMemory, error.to_string()))?;
+        match file.read_to_end(&mut value) {
+            Ok(_) => Ok(Some(value)),
             Err(error) if is_missing(&error) => Ok(None),
             Err(error) => Err(error),
         }

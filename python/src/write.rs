@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use zarrs::array::{ArrayBytes, ArraySubset};
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions};
-use zarrs_cuda::maintenance::Shards;
 
 use crate::array::{Opened, Shared};
 use crate::batch::{Batch, Item};
@@ -198,10 +197,19 @@ impl Opened {
         array
             .store_chunk_subset_opt(&item.indices, &in_chunk(item), elements, &options)
             .map_err(|error| Error::array(&item.key, &error))?;
-        let shards = Shards::of(&array).map_err(|error| Error::Other(error.to_string()))?;
-        let compacted = shards.compact(&item.indices);
-        compacted.map_err(|error| Error::encoding(&item.key, &error))?;
-        Ok(shard.take())
+        let Some(changed) = shard.take() else {
+            return Ok(None);
+        };
+        let compacted = array.codecs().array_to_bytes_codec().compact(
+            Cow::Borrowed(&changed),
+            &self.chunk,
+            array.data_type(),
+            array.fill_value(),
+            &options,
+        );
+        let compacted = compacted.map_err(|error| Error::encoding(&item.key, &error))?;
+        let compacted = compacted.map(Cow::into_owned);
+        Ok(Some(compacted.unwrap_or(changed)))
     }
 
     fn is_whole(&self, item: &Item) -> bool {

@@ -104,15 +104,18 @@ def create(directory: Path, shape: Any, shard: Any, subchunk: Any, chain: str) -
     )
 
 
-def measure(actions: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Time actions in turns. Returns the median of each, in seconds."""
+def measure(
+    actions: dict[str, Callable[[], Any]], rounds: int, repeat: int = 1
+) -> dict[str, float]:
+    """Time actions in turns, each ``repeat`` times. Returns the median of each, in seconds."""
     times: dict[str, list[float]] = {name: [] for name in actions}
     for _ in range(rounds):
         for name, action in actions.items():
             gc.collect()
-            begin = time.perf_counter()
-            action()
-            times[name].append(time.perf_counter() - begin)
+            for _ in range(repeat):
+                begin = time.perf_counter()
+                action()
+                times[name].append(time.perf_counter() - begin)
     return {name: statistics.median(measured) for name, measured in times.items()}
 
 
@@ -171,8 +174,8 @@ def single(root: Path, chain: str, rounds: int, peers: dict[str, Peer]) -> Any:
         place, other = places(), places()
         reads[name] = lambda read=read, place=place: read(place())
         updates[name] = lambda write=write, other=other: write(other(), one)
-    measure(reads, 5)
-    took = measure(reads, 20 * rounds)
+    measure(reads, 2)
+    took = measure(reads, rounds, 50)
     measure(updates, 2)
     changed = measure(updates, 2 * rounds)
     return (
@@ -213,7 +216,7 @@ def overhead(root: Path) -> dict[str, float]:
     object.__setattr__(nothing.async_array, "codec_pipeline", pipeline)
     _pipeline._read = timed
     try:
-        took = measure({"ours": lambda: ours[box], "nothing": lambda: nothing[box]}, 2000)
+        took = measure({"ours": lambda: ours[box], "nothing": lambda: nothing[box]}, 20, 100)
     finally:
         _pipeline._read = read
     inner = statistics.median(native)
