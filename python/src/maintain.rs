@@ -71,6 +71,12 @@ pub(crate) fn consolidate(
     Ok(sum)
 }
 
+/// Packs the frame of one shard. Returns how many subchunks it had.
+pub(crate) fn consolidate_shard(shared: &Shared, shard: &[u64]) -> Result<usize, Error> {
+    let packed = shared.store.consolidate(shard).map_err(failed)?;
+    Ok(packed.map_or(0, |packed| packed.subchunks))
+}
+
 /// The number of a shard in C order; `None` if it is not in the grid.
 fn number(shard: &[u64], grid: &[u64]) -> Option<u64> {
     shard

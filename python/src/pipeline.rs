@@ -234,6 +234,21 @@ impl Native {
         done.map_err(|error| error.into_py(py, path))
     }
 
+    /// Packs the subchunks that are stored beside the shard `shard`. Returns how many there were.
+    fn consolidate_shard(
+        &self,
+        py: Python<'_>,
+        path: &str,
+        shard: Vec<u64>,
+        threads: NonZeroUsize,
+    ) -> PyResult<usize> {
+        let done = py.detach(|| {
+            let shared = self.opener.shared_at(path, threads)?;
+            maintain::consolidate_shard(&shared, &shard)
+        });
+        done.map_err(|error| error.into_py(py, path))
+    }
+
     /// Describes the shard `shard`, in JSON and in words; None if there is none.
     fn inspect(
         &self,

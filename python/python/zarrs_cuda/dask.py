@@ -1,0 +1,122 @@
+"""Store Dask arrays in shards that many workers write."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from zarr.core.array import Array, AsyncArray
+from zarr.storage import LocalStore
+
+from zarrs_cuda import _settings
+from zarrs_cuda._pipeline import CodecPipeline, native_for
+from zarrs_cuda._supported import is_sharded
+
+if TYPE_CHECKING:
+    from dask.array import Array as DaskArray
+    from dask.delayed import Delayed
+
+
+def store(x: DaskArray, z: Array[Any], *, compute: bool = True) -> Delayed | None:
+    """Store a Dask array in a sharded array of zarr-python.
+
+    Each task writes one block, of one subchunk or more, beside the shards; blocks need not be aligned
+    with shards, and workers may be in any number of processes. When all blocks of a shard are
+    written, one task packs the shard. What a worker that dies had to do is done again by another.
+
+    Parameters
+    ----------
+    x
+        The elements. Borders of blocks that are within a subchunk are moved to the next one.
+    z
+        A sharded array of the same shape, in a ``LocalStore`` that all workers reach. Nothing else may
+        write it meanwhile.
+    compute
+        Whether to do it now.
+
+    Returns
+    -------
+    Delayed or None
+        What does it when it is computed, unless ``compute`` is set.
+
+    Raises
+    ------
+    ValueError
+        If the shapes differ, or the array has no shards, or is in another store.
+    """
+    import dask
+
+    array = _shared(z)
+    if x.shape != array.shape:
+        msg = f"the Dask array has the shape {x.shape}, and the array of zarr-python {array.shape}"
+        raise ValueError(msg)
+    subchunk, shard = array.chunks, array.shards
+    if shard is None:
+        msg = "the array has no shards"
+        raise ValueError(msg)
+    x = x.rechunk(tuple(_moved(sizes, step) for sizes, step in zip(x.chunks, subchunk, strict=True)))
+    starts = [np.concatenate([[0], np.cumsum(sizes)]) for sizes in x.chunks]
+    write, pack = dask.delayed(_write, pure=False), dask.delayed(_pack, pure=False)
+    of_shard: dict[tuple[int, ...], list[Delayed]] = {}
+    blocks = x.to_delayed()
+    for number in np.ndindex(blocks.shape):
+        box = tuple(
+            slice(int(edges[at]), int(edges[at + 1])) for edges, at in zip(starts, number, strict=True)
+        )
+        written = write(array, box, blocks[number])
+        touched = (
+            range(entry.start // size, -(-entry.stop // size))
+            for entry, size in zip(box, shard, strict=True)
+        )
+        for indices in itertools.product(*touched):
+            of_shard.setdefault(indices, []).append(written)
+    packed = [pack(array, indices, written) for indices, written in of_shard.items()]
+    # Of nothing, so that no task has the answers of all shards.
+    done = dask.delayed(_done, pure=False)(packed)
+    if compute:
+        done.compute()
+        return None
+    return done
+
+
+def _moved(sizes: tuple[int, ...], step: int) -> tuple[int, ...]:
+    """Move the borders between blocks to borders of subchunks."""
+    total = sum(sizes)
+    borders = {min(-(-int(border) // step) * step, total) for border in np.cumsum(sizes)}
+    edges = [0, *sorted(borders - {0})]
+    return tuple(stop - start for start, stop in itertools.pairwise(edges)) or sizes
+
+
+def _shared(z: Array[Any]) -> Array[Any]:
+    """Return the array with shared shards."""
+    opened = z.async_array
+    where = opened.store_path
+    if type(where.store) is not LocalStore:
+        msg = f"the array is in a {type(where.store).__name__}, and must be in a `zarr.storage.LocalStore`"
+        raise ValueError(msg)
+    if not is_sharded(opened.metadata):
+        msg = "the array has no shards, or codecs around them"
+        raise ValueError(msg)
+    where.store._check_writable()
+    shared = AsyncArray(metadata=opened.metadata, store_path=where, config=opened.config)
+    pipeline = CodecPipeline(opened.metadata, where.store, "shared")
+    object.__setattr__(shared, "codec_pipeline", pipeline)
+    return Array(shared)
+
+
+def _write(array: Array[Any], box: tuple[slice, ...], block: Any) -> None:
+    array[box] = block
+
+
+def _pack(array: Array[Any], indices: tuple[int, ...], _written: list[None]) -> None:
+    where = array.async_array.store_path
+    store = where.store
+    if not isinstance(store, LocalStore):
+        raise TypeError(store)
+    ours = native_for(array.metadata, str(store.root), "shared")
+    ours.consolidate_shard(where.path, list(indices), _settings.threads())
+
+
+def _done(_packed: list[None]) -> None:
+    """Wait for all shards."""

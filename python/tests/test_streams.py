@@ -1,0 +1,152 @@
+"""Appending slices, and reading boxes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import zarr
+import zarrs_cuda
+from conftest import OURS, THEIRS, create, opened
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+KIND = {"shape": (0, 12, 10), "chunks": (2, 4, 5), "shards": (4, 8, 10), "dtype": "uint16"}
+
+
+def frames(count: int) -> np.ndarray[Any, Any]:
+    return np.arange(count * 120, dtype="uint16").reshape(count, 12, 10)
+
+
+def test_frames_become_an_array(tmp_path: Path) -> None:
+    array = create(tmp_path, **KIND)
+    told: list[dict[str, float]] = []
+    values = frames(11)
+    with zarrs_cuda.ArrayWriter(array, progress=told.append) as writer:
+        writer.append(values[0])
+        writer.append(values[1:7])
+        writer.append(np.asfortranarray(values[7:10]))
+        writer.append(values[10].astype("uint8") if values[10].max() < 256 else values[10])
+        assert writer.progress()["appended_slices"] == 11
+    assert told
+    assert told[-1]["shards_stored"] > 0
+    for pipeline in (OURS, THEIRS):
+        np.testing.assert_array_equal(opened(tmp_path, pipeline)[...], values)
+    # And more, behind the last whole shard.
+    more = opened(tmp_path, OURS)
+    writer = zarrs_cuda.ArrayWriter(more, start=8)
+    writer.append(values[8:10] + 1)
+    assert "slices" in writer.finish() or writer.progress()
+    with pytest.raises(ValueError, match="finished"):
+        writer.append(values[0])
+
+
+def test_tensors_with_dlpack(tmp_path: Path) -> None:
+    class Tensor:
+        def __init__(self, values: Any) -> None:
+            self.values = values
+
+        def __dlpack__(self, **kwargs: Any) -> Any:
+            return self.values.__dlpack__(**kwargs)
+
+        def __dlpack_device__(self) -> Any:
+            return self.values.__dlpack_device__()
+
+    array = create(tmp_path, **KIND)
+    with zarrs_cuda.ArrayWriter(array) as writer:
+        writer.append(Tensor(frames(4)))
+    np.testing.assert_array_equal(opened(tmp_path, THEIRS)[...], frames(4))
+
+
+def test_a_block_that_raises_abandons(tmp_path: Path) -> None:
+    array = create(tmp_path, **KIND)
+
+    def camera() -> Iterator[Any]:
+        yield from frames(6)
+        raise KeyError
+
+    with pytest.raises(KeyError), zarrs_cuda.ArrayWriter(array) as writer:
+        for frame in camera():
+            writer.append(frame)
+    with pytest.raises(ValueError, match="closed"):
+        writer.append(frames(1))
+    assert not [path for path in tmp_path.rglob("*") if "partial" in path.name]
+    got = opened(tmp_path, THEIRS)
+    np.testing.assert_array_equal(got[...], frames(6)[: got.shape[0]])
+
+
+def test_what_does_not_fit_a_writer(tmp_path: Path) -> None:
+    array = create(tmp_path / "a", **KIND)
+    with zarrs_cuda.ArrayWriter(array) as writer:
+        for wrong in (frames(1)[:, :, :3], frames(1)[0, 0], np.zeros((1, 1, 12, 10), "uint16")):
+            with pytest.raises(ValueError, match="shape"):
+                writer.append(wrong)
+        with pytest.raises(TypeError):
+            writer.append(np.zeros((12, 10), "float64"))
+    with pytest.raises(ValueError, match="LocalStore"):
+        zarrs_cuda.ArrayWriter(create({}, **KIND))
+    plain = create(tmp_path / "b", shape=(0, 4), chunks=(2, 4), dtype="uint8")
+    with pytest.raises(ValueError, match="shard"):
+        zarrs_cuda.ArrayWriter(plain)
+    with pytest.raises(ValueError, match="read-only"):
+        zarrs_cuda.ArrayWriter(zarr.open_array(tmp_path / "a", mode="r"))
+    with pytest.raises(ValueError, match="4"):
+        zarrs_cuda.ArrayWriter(opened(tmp_path / "a", OURS), start=3)
+
+
+def test_boxes(tmp_path: Path) -> None:
+    array = create(tmp_path, **{**KIND, "shape": (9, 12, 10)})
+    values = frames(9)
+    array[...] = values
+    reader = zarrs_cuda.ArrayReader(array)
+    assert reader.shape == (9, 12, 10)
+    np.testing.assert_array_equal(reader.read(), values)
+    np.testing.assert_array_equal(reader.read(slice(2, 7), slice(None), slice(1, 3)), values[2:7, :, 1:3])
+    out = np.zeros((5, 12, 20), "uint16")
+    view = out[:, :, ::2]
+    assert reader.read(slice(2, 7), out=view) is view
+    np.testing.assert_array_equal(out[:, :, ::2], values[2:7])
+    assert (out[:, :, 1::2] == 0).all()
+    rng = np.random.default_rng(0)
+    origins = np.stack([rng.integers(0, extent - 2, 20) for extent in values.shape], axis=1)
+    boxes = reader.read_boxes(origins, (3, 3, 3))
+    for origin, box in zip(origins, boxes, strict=True):
+        where = tuple(slice(at, at + 3) for at in origin)
+        np.testing.assert_array_equal(box, values[where])
+    assert reader.metrics()["bytes_wanted"] > 0
+    assert "threads" in reader.explain()
+    for wrong in (
+        lambda: reader.read(slice(0, 4, 2)),
+        lambda: reader.read_boxes([[8, 0, 0]], (3, 3, 3)),
+        lambda: reader.read_boxes([[-1, 0, 0]], (1, 1, 1)),
+        lambda: reader.read(out=np.empty((9, 12, 10), "uint32")),
+        lambda: reader.read(out=np.empty((8, 12, 10), "uint16")),
+        lambda: reader.read(out=np.empty((9, 12, 10), "uint16")[::-1]),
+    ):
+        with pytest.raises(ValueError, match=r"."):
+            wrong()
+
+
+def test_readers_of_shared_shards(tmp_path: Path) -> None:
+    array = create(tmp_path, **{**KIND, "shape": (9, 12, 10)})
+    shared = opened(tmp_path, OURS, shards="shared")
+    shared[...] = frames(9)
+    np.testing.assert_array_equal(zarrs_cuda.ArrayReader(shared).read(), frames(9))
+    assert (zarrs_cuda.ArrayReader(array).read() == 0).all()
+    np.testing.assert_array_equal(zarrs_cuda.ArrayReader(array, shared=True).read(), frames(9))
+
+
+def test_metrics_and_doctor(tmp_path: Path) -> None:
+    before = zarrs_cuda.metrics()
+    array = create(tmp_path, **{**KIND, "shape": (9, 12, 10)})
+    array[...] = 1
+    array[0]
+    after = zarrs_cuda.metrics()
+    assert after["calls"] == before["calls"] + 2
+    assert after["fallback_calls"] == before["fallback_calls"]
+    assert "WRONG" not in zarrs_cuda.doctor()
+    with zarr.config.set({"codec_pipeline.max_workers": "many"}):
+        assert "WRONG" in zarrs_cuda.doctor()
