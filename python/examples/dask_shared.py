@@ -25,7 +25,7 @@ EXTENT, SUBCHUNK, SHARD = 256, 16, 128
 PLAIN = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 
 
-def value(block_id: tuple[int, int] | None = None, block_info: Any = None) -> np.ndarray[Any, Any]:
+def value(block_id: tuple[int, int] | None = None) -> np.ndarray[Any, Any]:
     """Make a block: its number, plus 1. It takes a moment, as if it were computed."""
     time.sleep(0.01)
     row, column = block_id or (0, 0)
@@ -82,7 +82,10 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory(dir=arguments.directory) as directory,
         LocalCluster(
-            n_workers=arguments.workers, threads_per_worker=1, processes=True, dashboard_address=None
+            n_workers=arguments.workers,
+            threads_per_worker=1,
+            processes=True,
+            dashboard_address=None,
         ) as cluster,
         Client(cluster) as client,
     ):

@@ -19,9 +19,7 @@ def main() -> None:
     """Do the part of this rank."""
     (path,) = sys.argv[1:]
     ranks = MPI.COMM_WORLD
-    zarr.config.set(
-        {"codec_pipeline.path": "zarrs_cuda.CodecPipeline", "codec_pipeline.shards": "shared"}
-    )
+    zarr.config.set({"codec_pipeline.path": "zarrs_cuda.CodecPipeline", "codec_pipeline.shards": "shared"})
     if ranks.rank == 0:
         zarr.create_array(path, shape=SHAPE, chunks=SUBCHUNK, shards=SHARD, dtype="uint16")
     ranks.Barrier()
@@ -29,7 +27,9 @@ def main() -> None:
     columns = SHAPE[1] // SUBCHUNK[1]
     for number in range(ranks.rank, SHAPE[0] // SUBCHUNK[0] * columns, ranks.size):
         row, column = divmod(number, columns)
-        box = tuple(slice(at * size, (at + 1) * size) for at, size in zip((row, column), SUBCHUNK, strict=True))
+        box = tuple(
+            slice(at * size, (at + 1) * size) for at, size in zip((row, column), SUBCHUNK, strict=True)
+        )
         array[box] = np.full(SUBCHUNK, number + 1)
     ranks.Barrier()
     print(ranks.rank, zarrs_cuda.consolidate(array, part=(ranks.rank, ranks.size)))

@@ -26,9 +26,7 @@ def main() -> None:
     what, path = sys.argv[1:]
     task = int(os.environ["SLURM_ARRAY_TASK_ID"])
     tasks = int(os.environ["SLURM_ARRAY_TASK_COUNT"])
-    zarr.config.set(
-        {"codec_pipeline.path": "zarrs_cuda.CodecPipeline", "codec_pipeline.shards": "shared"}
-    )
+    zarr.config.set({"codec_pipeline.path": "zarrs_cuda.CodecPipeline", "codec_pipeline.shards": "shared"})
     if what == "create":
         zarr.create_array(path, shape=SHAPE, chunks=SUBCHUNK, shards=SHARD, dtype="uint16")
         return
@@ -39,7 +37,9 @@ def main() -> None:
     columns = SHAPE[1] // SUBCHUNK[1]
     for number in range(task, SHAPE[0] // SUBCHUNK[0] * columns, tasks):
         row, column = divmod(number, columns)
-        box = tuple(slice(at * size, (at + 1) * size) for at, size in zip((row, column), SUBCHUNK, strict=True))
+        box = tuple(
+            slice(at * size, (at + 1) * size) for at, size in zip((row, column), SUBCHUNK, strict=True)
+        )
         array[box] = np.full(SUBCHUNK, number + 1)
 
 

@@ -78,7 +78,11 @@ def arrays(draw: st.DrawFn) -> dict[str, Any]:
             ]
         )
     )
-    kwargs: dict[str, Any] = {"dtype": name, "shape": shape, "fill_value": draw(st.sampled_from(TYPES[name]))}
+    kwargs: dict[str, Any] = {
+        "dtype": name,
+        "shape": shape,
+        "fill_value": draw(st.sampled_from(TYPES[name])),
+    }
     sharding = draw(st.sampled_from(["none", "plain", "plain", "plain", "wrapped", "nested"]))
     if sharding == "none":
         codecs = inner
@@ -198,9 +202,7 @@ def put(array: zarr.Array[Any], way: str, selection: Any, value: Any) -> None:
 @given(data=st.data())
 @pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
 @pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
-def test_both_pipelines_agree(
-    data: st.DataObject, kind: str, stores: Callable[[str], Any]
-) -> None:
+def test_both_pipelines_agree(data: st.DataObject, kind: str, stores: Callable[[str], Any]) -> None:
     kwargs = data.draw(arrays())
     store = stores(kind)
     made = create(store, data.draw(st.sampled_from([OURS, THEIRS])), **kwargs)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import zarr
-from conftest import create, opened, OURS
+from conftest import OURS, create, opened
 from zarr.core.array import AsyncArray
 
 if TYPE_CHECKING:
@@ -34,8 +34,16 @@ def test_gathers_of_32(kind: str, workers: int | None, stores: Callable[[str], A
         parts = await asyncio.gather(*(array.getitem((slice(2 * n, 2 * n + 2),)) for n in range(32)))
         np.testing.assert_array_equal(np.concatenate(parts), values)
         await asyncio.gather(
-            *(array.setitem((slice(16 * (n % 4), 16 * (n % 4) + 16), slice(16 * (n // 4), 16 * (n // 4) + 16)), n)
-              for n in range(16))
+            *(
+                array.setitem(
+                    (
+                        slice(16 * (n % 4), 16 * (n % 4) + 16),
+                        slice(16 * (n // 4), 16 * (n // 4) + 16),
+                    ),
+                    n,
+                )
+                for n in range(16)
+            )
         )
 
     with zarr.config.set({"threading.max_workers": workers}):

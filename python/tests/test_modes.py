@@ -220,7 +220,13 @@ def test_modes_agree_with_numpy(
         box = []
         for extent in shape:
             start = data.draw(st.integers(0, extent - 1))
-            box.append(slice(start, data.draw(st.integers(start + 1, extent)), data.draw(st.sampled_from([1, 1, 2]))))
+            box.append(
+                slice(
+                    start,
+                    data.draw(st.integers(start + 1, extent)),
+                    data.draw(st.sampled_from([1, 1, 2])),
+                )
+            )
         value = data.draw(st.integers(-1, 2))
         array[tuple(box)] = value
         expected[tuple(box)] = value

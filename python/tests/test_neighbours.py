@@ -37,7 +37,9 @@ def example(name: str, *arguments: Any, **environment: str) -> str:
 def test_workers_that_share_shards_and_one_that_is_killed() -> None:
     # zarr-python loses something in at least one of five runs.
     for _ in range(5):
-        found = re.search(r"lost (\d+) of 256 \(zarr-python: (\d+)\)", example("dask_shared.py", "--workers", 4))
+        found = re.search(
+            r"lost (\d+) of 256 \(zarr-python: (\d+)\)", example("dask_shared.py", "--workers", 4)
+        )
         assert found is not None
         assert found[1] == "0"
         if found[2] != "0":
@@ -78,7 +80,11 @@ def test_dask_stores_blocks_of_any_size(tmp_path: Path) -> None:
         np.testing.assert_array_equal(opened(path, THEIRS)[...], values)
         assert not list(path.rglob("*.chunk"))
     plain = create(tmp_path / "plain", shape=(30, 20), chunks=(2, 3), dtype="uint16")
-    for wrong, match in [(plain, "shards"), (create({}, shape=(30, 20), dtype="uint16"), "LocalStore"), (array[:2], "")]:
+    for wrong, match in [
+        (plain, "shards"),
+        (create({}, shape=(30, 20), dtype="uint16"), "LocalStore"),
+        (array[:2], ""),
+    ]:
         if match:
             with pytest.raises(ValueError, match=match):
                 zarrs_cuda.dask.store(da.from_array(values), wrong)
@@ -111,7 +117,9 @@ def test_xarray_regions(tmp_path: Path) -> None:
             data.isel(y=rows).to_zarr(tmp_path, region={"y": rows, "x": slice(0, 16)})
         with xr.open_zarr(tmp_path) as got:
             np.testing.assert_array_equal(got["v"].values, values)
-            assert type(zarr.open_array(tmp_path / "v").async_array.codec_pipeline).__name__ == "CodecPipeline"
+            assert (
+                type(zarr.open_array(tmp_path / "v").async_array.codec_pipeline).__name__ == "CodecPipeline"
+            )
     with zarr.config.set({"codec_pipeline.path": THEIRS}):
         np.testing.assert_array_equal(zarr.open_array(tmp_path / "v")[...], values)
 

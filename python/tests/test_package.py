@@ -136,7 +136,10 @@ def test_a_structured_type_falls_back_with_one_warning() -> None:
 
 def test_a_fallback_is_an_error_if_strict() -> None:
     array = create({}, shape=(4,), dtype="str", chunks=(2,))
-    with zarr.config.set({"codec_pipeline.strict": True}), pytest.raises(ValueError, match="strict"):
+    with (
+        zarr.config.set({"codec_pipeline.strict": True}),
+        pytest.raises(ValueError, match="strict"),
+    ):
         array[:] = "a"
 
 
@@ -252,13 +255,17 @@ def test_threads_are_those_of_the_settings(tmp_path: Path) -> None:
         assert _settings.threads() == 3
         with zarr.config.set({"codec_pipeline.max_workers": 2}):
             assert _settings.threads() == 2
-    with zarr.config.set({"codec_pipeline.max_workers": 0}), pytest.raises(ValueError, match="positive"):
+    with (
+        zarr.config.set({"codec_pipeline.max_workers": 0}),
+        pytest.raises(ValueError, match="positive"),
+    ):
         _settings.threads()
     run(
         f"""
         import os, zarr, numpy as np
         zarr.config.set({{"codec_pipeline.path": {OURS!r}, "codec_pipeline.max_workers": 1}})
-        array = zarr.create_array({str(tmp_path)!r}, shape=(64, 64), chunks=(2, 2), shards=(8, 8), dtype="uint16")
+        kind = dict(shape=(64, 64), chunks=(2, 2), shards=(8, 8), dtype="uint16")
+        array = zarr.create_array({str(tmp_path)!r}, **kind)
         before = len(os.listdir("/proc/self/task"))
         array[:] = np.arange(64 * 64).reshape(64, 64)
         array[:]
@@ -269,9 +276,7 @@ def test_threads_are_those_of_the_settings(tmp_path: Path) -> None:
 
 
 def test_the_lock_of_python_is_released(tmp_path: Path) -> None:
-    array = create(
-        tmp_path, shape=(256, 256, 64), chunks=(32, 32, 32), shards=(256, 256, 64), dtype="uint32"
-    )
+    array = create(tmp_path, shape=(256, 256, 64), chunks=(32, 32, 32), shards=(256, 256, 64), dtype="uint32")
     done, turns = threading.Event(), 0
 
     def write() -> None:

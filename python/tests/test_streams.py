@@ -68,9 +68,14 @@ def test_a_block_that_raises_abandons(tmp_path: Path) -> None:
         yield from frames(6)
         raise KeyError
 
-    with pytest.raises(KeyError), zarrs_cuda.ArrayWriter(array) as writer:
-        for frame in camera():
-            writer.append(frame)
+    def record(writer: zarrs_cuda.ArrayWriter) -> None:
+        with writer:
+            for frame in camera():
+                writer.append(frame)
+
+    writer = zarrs_cuda.ArrayWriter(array)
+    with pytest.raises(KeyError):
+        record(writer)
     with pytest.raises(ValueError, match="closed"):
         writer.append(frames(1))
     assert not [path for path in tmp_path.rglob("*") if "partial" in path.name]

@@ -113,9 +113,7 @@ def compact(array: AnyArray) -> dict[tuple[int, ...], tuple[int, int]]:
     """
     ours, path, grid = _opened(array, "in_place", writes=True)
     done = {shard: ours.compact(path, list(shard)) for shard in _every(grid)}
-    return {
-        shard: sizes for shard, sizes in done.items() if sizes is not None and sizes[0] != sizes[1]
-    }
+    return {shard: sizes for shard, sizes in done.items() if sizes is not None and sizes[0] != sizes[1]}
 
 
 def recover(array: AnyArray) -> dict[tuple[int, ...], str]:

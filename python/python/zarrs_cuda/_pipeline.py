@@ -243,7 +243,7 @@ class CodecPipeline(_CodecPipeline):
             return await self.other.read(batch, out, drop_axes)
         values = await _values_to_read(ours, batch)
         target = out.as_ndarray_like()
-        host = target if _is_host(target) else np.empty(out.shape, out.dtype)
+        host = target if isinstance(target, np.ndarray) else np.empty(out.shape, out.dtype)
         if len(batch) <= _FEW and host.nbytes <= _QUICK and self._slow == 0:
             # Sooner done than a thread is woken, unless the files are slow.
             begin = time.perf_counter()
@@ -302,18 +302,21 @@ class CodecPipeline(_CodecPipeline):
         """Return the native half for a batch, or None if zarr-python is to do it."""
         where = batch[0][0]
         if not isinstance(where, StorePath):
-            return self._fall_back(f"chunks are in a {type(where).__name__}, and not in a store")
+            self._fall_back(f"chunks are in a {type(where).__name__}, and not in a store")
+            return None
         store = where.store
         root = str(store.root) if type(store) is LocalStore else None
         known = self._native
         if known is None or known[0] != root:
             if self._unsupported is not None:
-                return self._fall_back(self._unsupported)
+                self._fall_back(self._unsupported)
+                return None
             try:
                 known = root, native_for(self._metadata, root, self._mode)
             except UnsupportedError as error:
                 self._unsupported = str(error)
-                return self._fall_back(self._unsupported)
+                self._fall_back(self._unsupported)
+                return None
             self._native = known
         counts.ours += 1
         return known[1]
@@ -373,8 +376,9 @@ def _zarr_python(metadata: ArrayMetadata) -> BatchedCodecPipeline:
     """Make the pipeline that zarr-python would make for an array."""
     if isinstance(metadata, ArrayV3Metadata):
         grid = metadata.chunk_grid
-        is_regular = isinstance(grid, RegularChunkGridMetadata)
-        shape = grid.chunk_shape if is_regular else (1,) * len(metadata.shape)
+        shape = (1,) * len(metadata.shape)
+        if isinstance(grid, RegularChunkGridMetadata):
+            shape = grid.chunk_shape
         made = BatchedCodecPipeline.from_codecs(metadata.codecs)
         settings = ArrayConfig.from_dict({})
     else:
@@ -392,10 +396,6 @@ def _zarr_python(metadata: ArrayMetadata) -> BatchedCodecPipeline:
     return made.evolve_from_array_spec(spec)
 
 
-def _is_host(array: Any) -> bool:
-    return isinstance(array, np.ndarray)
-
-
 # What waits for the store, before and after the native call.
 
 
@@ -407,9 +407,7 @@ async def _values_to_read(ours: Native, batch: Batch) -> dict[str, Any] | None:
     if type(store) is MemoryStore:
         return _in_memory(store, [item[0] for item in batch])
     read = _part if ours.is_sharded else _whole
-    values = await concurrent_map(
-        [(ours, item) for item in batch], read, config.get("async.concurrency")
-    )
+    values = await concurrent_map([(ours, item) for item in batch], read, config.get("async.concurrency"))
     return {item[0].path: value for item, value in zip(batch, values, strict=True)}
 
 
@@ -419,22 +417,17 @@ async def _values_to_change(ours: Native, batch: Batch) -> dict[str, Any] | None
     if type(store) is LocalStore:
         return None
     # Of a shard, what is behind the end of the array is kept.
-    kept = (lambda item: not _is_all(item)) if ours.is_sharded else (lambda item: not item[4])
-    wanted = [item for item in batch if kept(item)]
+    wanted = [item for item in batch if not (_is_all(item) if ours.is_sharded else item[4])]
     if type(store) is MemoryStore:
         return _in_memory(store, [item[0] for item in wanted])
-    values = await concurrent_map(
-        [(ours, item) for item in wanted], _whole, config.get("async.concurrency")
-    )
+    values = await concurrent_map([(ours, item) for item in wanted], _whole, config.get("async.concurrency"))
     return {item[0].path: value for item, value in zip(wanted, values, strict=True)}
 
 
 def _in_memory(store: MemoryStore, wanted: list[StorePath]) -> dict[str, Any]:
     prototype = cpu.buffer_prototype
     values = {where.path: store.get_sync(where.path, prototype=prototype) for where in wanted}
-    return {
-        key: None if value is None else value.as_numpy_array() for key, value in values.items()
-    }
+    return {key: None if value is None else value.as_numpy_array() for key, value in values.items()}
 
 
 def _is_all(item: tuple[Any, ...]) -> bool:
@@ -480,9 +473,7 @@ async def _part(ours: Native, item: tuple[Any, ...]) -> Any:
             max_coalesced_bytes=spec.config.sharding_coalesce_max_bytes,
         ):
             parts += [
-                (ranges[number][0], value.as_numpy_array())
-                for number, value in group
-                if value is not None
+                (ranges[number][0], value.as_numpy_array()) for number, value in group if value is not None
             ]
     except* FileNotFoundError:
         # The shard was deleted meanwhile.
@@ -494,8 +485,7 @@ async def _store(batch: Batch, changes: dict[str, Any]) -> None:
     """Store what a write changed."""
     store = batch[0][0].store
     buffers = {
-        key: None if value is None else cpu.Buffer.from_array_like(value)
-        for key, value in changes.items()
+        key: None if value is None else cpu.Buffer.from_array_like(value) for key, value in changes.items()
     }
     if type(store) is MemoryStore:
         for key, value in buffers.items():
@@ -560,9 +550,7 @@ def _write(
     threads, sync = _settings.threads(), _settings.syncs()
     if not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))
-    changes, others = ours.write(
-        batch, value, drop_axes, values, threads, boxes=True, sync=sync
-    )
+    changes, others = ours.write(batch, value, drop_axes, values, threads, boxes=True, sync=sync)
     for position in others:
         where, spec, selection, out_selection, is_complete = batch[position]
         box = around(selection, spec.shape)

@@ -30,7 +30,8 @@ def _place(array: AnyArray) -> tuple[AsyncArray[Any], StorePath, str]:
 
 
 def _dtype(array: AsyncArray[Any]) -> np.dtype[Any]:
-    return array.metadata.dtype.to_native_dtype().newbyteorder("=")
+    dtype: np.dtype[Any] = array.metadata.dtype.to_native_dtype()
+    return dtype.newbyteorder("=")
 
 
 class ArrayWriter:
@@ -265,9 +266,7 @@ class ArrayReader:
         text: str = self._reader.explain()
         return text
 
-    def _output(
-        self, out: np.ndarray[Any, Any] | None, shape: tuple[int, ...]
-    ) -> np.ndarray[Any, Any]:
+    def _output(self, out: np.ndarray[Any, Any] | None, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         if out is None:
             return np.empty(shape, self._dtype)
         if out.shape != shape or out.dtype != self._dtype or not out.flags.writeable:

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +105,7 @@ def create(directory: Path, shape: Any, shard: Any, subchunk: Any, chain: str) -
     )
 
 
-def measure(
-    actions: dict[str, Callable[[], Any]], rounds: int, repeat: int = 1
-) -> dict[str, float]:
+def measure(actions: dict[str, Callable[[], Any]], rounds: int, repeat: int = 1) -> dict[str, float]:
     """Time actions in turns, each ``repeat`` times. Returns the median of each, in seconds."""
     times: dict[str, list[float]] = {name: [] for name in actions}
     for _ in range(rounds):
@@ -132,12 +131,12 @@ def whole(root: Path, chain: str, rounds: int, extent: int, peers: dict[str, Pee
         directory = root / name.replace(" ", "-")
         create(directory, shape, shard, subchunk, chain)
         read, write = peer(directory)
-        writes[name] = lambda write=write: write(everything, value)
-        reads[name] = lambda read=read: read(everything)
+        writes[name] = partial(write, everything, value)
+        reads[name] = partial(read, everything)
     measure(writes, 1)
     wrote = measure(writes, rounds)
-    for name, read in reads.items():
-        if not np.array_equal(read(), value):
+    for name, action in reads.items():
+        if not np.array_equal(action(), value):
             msg = f"{name} reads something else than was written"
             raise AssertionError(msg)
     took = measure(reads, rounds)
@@ -146,6 +145,10 @@ def whole(root: Path, chain: str, rounds: int, extent: int, peers: dict[str, Pee
         {name: gigabytes / seconds for name, seconds in wrote.items()},
         {name: gigabytes / seconds for name, seconds in took.items()},
     )
+
+
+def _at(action: Callable[..., Any], place: Callable[[], Any], *arguments: Any) -> Any:
+    return action(place(), *arguments)
 
 
 def single(root: Path, chain: str, rounds: int, peers: dict[str, Peer]) -> Any:
@@ -172,8 +175,8 @@ def single(root: Path, chain: str, rounds: int, peers: dict[str, Peer]) -> Any:
         array[...] = value
         read, write = peer(directory)
         place, other = places(), places()
-        reads[name] = lambda read=read, place=place: read(place())
-        updates[name] = lambda write=write, other=other: write(other(), one)
+        reads[name] = partial(_at, read, place)
+        updates[name] = partial(_at, write, other, one)
     measure(reads, 2)
     took = measure(reads, rounds, 50)
     measure(updates, 2)
@@ -185,7 +188,7 @@ def single(root: Path, chain: str, rounds: int, peers: dict[str, Peer]) -> Any:
 
 
 def overhead(root: Path) -> dict[str, float]:
-    """What a read of one subchunk costs above the native call, in microseconds."""
+    """Measure what a read of one subchunk costs above the native call, in microseconds."""
     from zarrs_cuda import _pipeline
 
     directory = root / "overhead"
@@ -214,7 +217,7 @@ def overhead(root: Path) -> dict[str, float]:
     nothing = zarr.open_array(directory, mode="r+")
     pipeline = Nothing(nothing.metadata, nothing.store, "rewrite")
     object.__setattr__(nothing.async_array, "codec_pipeline", pipeline)
-    _pipeline._read = timed
+    _pipeline._read = timed  # type: ignore[assignment]
     try:
         took = measure({"ours": lambda: ours[box], "nothing": lambda: nothing[box]}, 20, 100)
     finally:
@@ -241,7 +244,9 @@ def table(rows: dict[str, dict[str, float]], digits: int) -> str:
 def main() -> None:
     """Run the benchmark, and print its tables."""
     parser = argparse.ArgumentParser(prog="python -m zarrs_cuda.bench", description=__doc__)
-    parser.add_argument("--disk", type=Path, default=Path(tempfile.gettempdir()), help="a directory on a disk")
+    parser.add_argument(
+        "--disk", type=Path, default=Path(tempfile.gettempdir()), help="a directory on a disk"
+    )
     parser.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="a directory in memory")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--extent", type=int, default=512, help="of whole arrays, along the first axis")
@@ -258,7 +263,8 @@ def main() -> None:
             continue
         peers[name] = peer
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    print(f"{time.strftime('%Y-%m-%d')}, {cores} cores, Python {platform.python_version()}; {', '.join(versions)}\n")
+    print(f"{time.strftime('%Y-%m-%d')}, {cores} cores, Python {platform.python_version()}")
+    print(f"{', '.join(versions)}\n")
     rates: dict[str, dict[str, float]] = {}
     times: dict[str, dict[str, float]] = {}
     works = arguments.work.split(",")

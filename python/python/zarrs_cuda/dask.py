@@ -45,7 +45,7 @@ def store(x: DaskArray, z: Array[Any], *, compute: bool = True) -> Delayed | Non
     ValueError
         If the shapes differ, or the array has no shards, or is in another store.
     """
-    import dask
+    from dask.delayed import delayed
 
     array = _shared(z)
     if x.shape != array.shape:
@@ -57,7 +57,7 @@ def store(x: DaskArray, z: Array[Any], *, compute: bool = True) -> Delayed | Non
         raise ValueError(msg)
     x = x.rechunk(tuple(_moved(sizes, step) for sizes, step in zip(x.chunks, subchunk, strict=True)))
     starts = [np.concatenate([[0], np.cumsum(sizes)]) for sizes in x.chunks]
-    write, pack = dask.delayed(_write, pure=False), dask.delayed(_pack, pure=False)
+    write, pack = delayed(_write, pure=False), delayed(_pack, pure=False)
     of_shard: dict[tuple[int, ...], list[Delayed]] = {}
     blocks = x.to_delayed()
     for number in np.ndindex(blocks.shape):
@@ -66,14 +66,13 @@ def store(x: DaskArray, z: Array[Any], *, compute: bool = True) -> Delayed | Non
         )
         written = write(array, box, blocks[number])
         touched = (
-            range(entry.start // size, -(-entry.stop // size))
-            for entry, size in zip(box, shard, strict=True)
+            range(entry.start // size, -(-entry.stop // size)) for entry, size in zip(box, shard, strict=True)
         )
         for indices in itertools.product(*touched):
             of_shard.setdefault(indices, []).append(written)
     packed = [pack(array, indices, written) for indices, written in of_shard.items()]
     # Of nothing, so that no task has the answers of all shards.
-    done = dask.delayed(_done, pure=False)(packed)
+    done = delayed(_done, pure=False)(packed)
     if compute:
         done.compute()
         return None
