@@ -105,13 +105,16 @@ fn one(entry: &Bound<'_, PyAny>, extent: usize) -> PyResult<Option<Selected>> {
     Ok(number.filter(|number| *number < extent).map(Selected::One))
 }
 
+/// What is selected of a chunk, the offset of its first element in the numpy array, and the strides there.
+type Boxed = (Vec<Selected>, isize, Vec<isize>);
+
 /// The item as a box, unless it is none.
 fn item(
     entry: &Bound<'_, PyTuple>,
     chunk: &[usize],
     memory: &Memory,
     drop_axes: &[usize],
-) -> PyResult<Option<(Vec<Selected>, isize, Vec<isize>)>> {
+) -> PyResult<Option<Boxed>> {
     let Some(of_chunk) = selection(&entry.get_item(2)?, chunk)? else {
         return Ok(None);
     };

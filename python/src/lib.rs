@@ -18,6 +18,9 @@ mod write;
 
 use pyo3::prelude::*;
 
+// numpy and zarrs count elements alike.
+const _: () = assert!(usize::BITS == 64);
+
 /// What `zarrs_cuda` imports when it is first used.
 #[pymodule]
 mod _internal {

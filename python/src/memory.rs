@@ -173,7 +173,7 @@ fn copy(
     if shape.contains(&0) {
         return;
     }
-    let axes = axes(from_strides, to_strides, shape, element_size);
+    let axes = axes(from_strides, to_strides, shape);
     let bytes = shape.iter().product::<usize>().saturating_mul(element_size);
     let Some((&(extent, from_step, to_step), inner)) = axes.split_first() else {
         // SAFETY: one element, inside both.
@@ -206,14 +206,9 @@ fn copy(
     });
 }
 
-/// The axes of a copy, `(extent, step from, step to)`, without those of one element; axes that follow each
+/// The axes of a copy, `(extent, step from, step to)`, without those of one element. Axes that follow each
 /// other in both places are one.
-fn axes(
-    from: &[isize],
-    to: &[isize],
-    shape: &[usize],
-    element_size: usize,
-) -> Vec<(usize, isize, isize)> {
+fn axes(from: &[isize], to: &[isize], shape: &[usize]) -> Vec<(usize, isize, isize)> {
     let mut axes: Vec<(usize, isize, isize)> = Vec::with_capacity(shape.len() + 1);
     for ((&extent, &from), &to) in shape.iter().zip(from).zip(to) {
         if extent == 1 {
@@ -228,7 +223,6 @@ fn axes(
         }
         axes.push((extent, from, to));
     }
-    let _ = element_size;
     axes
 }
 

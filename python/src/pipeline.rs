@@ -1,4 +1,5 @@
 //! The native half of `zarrs_cuda.CodecPipeline`.
+#![allow(clippy::needless_pass_by_value, reason = "what lists of Python become")]
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;

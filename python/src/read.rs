@@ -1,4 +1,8 @@
 //! Reading the boxes of a batch.
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "`lib.rs` asserts that this is a machine of 64 bits"
+)]
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -8,7 +12,7 @@ use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIter
 use zarrs::array::ArraySubset;
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions};
 use zarrs_cuda::reader::{ArrayReader, ReadReport};
-use zarrs_storage::ReadableStorageTraits;
+use zarrs_storage::{ReadableStorageTraits, StoreKey};
 
 use crate::array::{Opened, Shared};
 use crate::batch::{Batch, Item};
@@ -71,7 +75,7 @@ fn read_boxes<S: ReadableStorageTraits + 'static>(
     }
     if let Some((subset, first)) = opened.one_box(&batch.items) {
         let report = read_box(reader, &subset, &first, memory)?;
-        let absent: HashSet<&str> = report.absent.iter().map(|key| key.as_str()).collect();
+        let absent: HashSet<&str> = report.absent.iter().map(StoreKey::as_str).collect();
         let is_there = |item: &Item| !absent.contains(&*item.key);
         return Ok(batch.items.iter().map(is_there).collect());
     }

@@ -1,4 +1,5 @@
 //! Writers of slices, and readers of boxes, of arrays of files.
+#![allow(clippy::needless_pass_by_value, reason = "what lists of Python become")]
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
