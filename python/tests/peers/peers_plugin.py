@@ -22,6 +22,10 @@ FAILS = {
     "test_sharding.py::test_encoded_subchunk_write_order[[]morton]": _ORDER,
     "test_sharding.py::test_encoded_subchunk_write_order[[]colexicographic]": _ORDER,
     "test_sharding.py::test_sharding_partial_shard_read__index_chunk_slice_fails*": _INSIDE,
+    # Of zarrs-python.
+    "tests/test_codecs.py::test_invalid_metadata*": "it expects the words of an older zarr-python",
+    "pipeline/test_pipeline.py::test_ellipsis_indexing_invalid*": "it expects zarrs-python's words",
+    "pipeline/test_pipeline.py::test_pipeline_used*": "it looks into zarrs-python's own pipeline",
 }
 _counts = {"ours": 0, "other": 0}
 
@@ -36,9 +40,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_configure() -> None:
     """Count what the pipeline decides."""
+    import zarr
     import zarrs_cuda
+    from zarr.core.array import AsyncArray
     from zarr.core.metadata import ArrayV3Metadata
     from zarr.storage import LocalStore, MemoryStore, StorePath
+
+    # zarrs-python's tests are older than zarr-python 3.4, which gave these another name.
+    for kind in (zarr.Array, AsyncArray):
+        if not hasattr(kind, "create"):
+            kind.create = kind._create
 
     chosen = zarrs_cuda.CodecPipeline._for
 

@@ -1,5 +1,6 @@
 //! `ArrayReader` compared with zarrs' own calls.
 
+mod absent;
 mod any;
 mod damaged;
 mod growing;
