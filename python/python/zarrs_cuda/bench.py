@@ -179,8 +179,8 @@ def single(root: Path, chain: str, rounds: int, peers: dict[str, Peer]) -> Any:
         updates[name] = partial(_at, write, other, one)
     measure(reads, 2)
     took = measure(reads, rounds, 50)
-    measure(updates, 2)
-    changed = measure(updates, 2 * rounds)
+    measure(updates, 1)
+    changed = measure(updates, rounds, 5)
     return (
         {name: 1e3 * seconds for name, seconds in took.items() if name != "ours, in place"},
         {name: 1e3 * seconds for name, seconds in changed.items()},
