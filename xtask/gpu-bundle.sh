@@ -24,8 +24,8 @@
 # ZARRS_CUDA_LIMIT_SUITES=240   seconds that a part may take; likewise for the others
 # ZARRS_CUDA_GPU_STREAMS=1      streams of kernels of each lane in the suites, up to 3
 # ZARRS_CUDA_SANITIZER          the whole path of compute-sanitizer; unless this is set it is looked for
-# ZARRS_CUDA_SECTIONS           sections of the benchmark, of kernels, bus, pinned, staging, whole, compressed
-#                               and sweep: all unless this is set
+# ZARRS_CUDA_SECTIONS           sections of the benchmark, of kernels, bus, pinned, staging, inputs, whole,
+#                               compressed and sweep: all unless this is set
 # ZARRS_CUDA_EXPORT             if this is set, the suites write arrays that the GPU compressed, which the
 #                               interoperability tests read: the archive zarrs_cuda-gpu-arrays.tar.gz
 # ZARRS_CUDA_NCU                the whole path of ncu; unless this is set it is looked for

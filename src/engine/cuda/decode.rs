@@ -14,10 +14,11 @@
 //!         device -> pinned -> caller's memory             stream `down`, copiers
 //! ```
 //!
-//! `compute` is one of the streams of kernels, with which batches take turns. The slabs of one batch come back while the pieces of the next go up; one thread drives both. The
-//! host checks every offset and size before the device uses it. With a compressor, only the
-//! checksums before it are compared on the device. The host compares the checksums after it before
-//! anything is launched. If anything is wrong with such a shard, the host decodes it.
+//! The slabs of one batch come back while the pieces of the next go up; one thread drives both.
+//! `compute` is one of the streams of kernels, with which batches take turns. The host checks every
+//! offset and size before the device uses it. With a compressor, only the checksums before it are
+//! compared on the device. The host compares the checksums after it before anything is launched. If
+//! anything is wrong with such a shard, the host decodes it.
 //!
 //! | edge | producer | consumer | guards |
 //! |---|---|---|---|
