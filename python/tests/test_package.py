@@ -17,6 +17,7 @@ import pytest
 import zarr
 import zarrs_cuda
 from conftest import OURS, THEIRS, create, opened
+from zarr.core.buffer import BufferPrototype, NDBuffer, cpu
 from zarr.storage import LocalStore, MemoryStore
 
 if TYPE_CHECKING:
@@ -289,3 +290,64 @@ def test_the_lock_of_python_is_released(tmp_path: Path) -> None:
         turns += 1
     thread.join()
     assert turns > 10
+
+
+class Away:
+    """Elements that are not numpy's, as those on a device."""
+
+    def __init__(self, values: np.ndarray[Any, Any]) -> None:
+        self.values = values
+        self.shape, self.dtype, self.ndim = values.shape, values.dtype, values.ndim
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.values[key] = value
+
+
+class AwayBuffer(NDBuffer):
+    """What ``zarr.config.enable_gpu`` chooses, without a GPU."""
+
+    def __init__(self, array: Any) -> None:
+        self._data = array if isinstance(array, Away) else Away(np.asarray(array))
+
+    @classmethod
+    def create(cls, *, shape: Any, dtype: Any, order: Any = "C", fill_value: Any = None) -> Any:
+        return cls(np.full(shape, 0 if fill_value is None else fill_value, dtype, order))
+
+    empty = create
+
+    def as_numpy_array(self) -> Any:
+        return self._data.values
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        assert isinstance(value, NDBuffer)
+        self._data[key] = value.as_numpy_array()
+
+
+@pytest.mark.parametrize("kind", ["local", "memory", "other"])
+def test_elements_on_a_device_are_copied_once(kind: str, stores: Callable[[str], Any]) -> None:
+    array = create(stores(kind), shape=(8, 8), chunks=(2, 2), shards=(4, 4), dtype="uint16")
+    values = np.arange(64, dtype="uint16").reshape(8, 8)
+    prototype = BufferPrototype(cpu.Buffer, AwayBuffer)
+    array.set_basic_selection((slice(None), slice(None)), values, prototype=prototype)
+    np.testing.assert_array_equal(array[...], values)
+    got = array.get_basic_selection((slice(1, 7), slice(2, 5)), prototype=prototype)
+    assert isinstance(got, Away)
+    np.testing.assert_array_equal(got.values, values[1:7, 2:5])
+    got = array.get_orthogonal_selection(([1, 6], [0, 7]), prototype=prototype)
+    np.testing.assert_array_equal(got.values, values[np.ix_([1, 6], [0, 7])])
+
+
+@pytest.mark.parametrize("kind", ["local", "memory", "other"])
+def test_foreign_byte_order_and_other_types_of_outputs(kind: str, stores: Callable[[str], Any]) -> None:
+    # Not opened again: the metadata do not say in which order elements are in memory.
+    array = create(stores(kind), shape=(8, 8), chunks=(2, 2), shards=(4, 4), dtype=">u2")
+    values = np.arange(64, dtype=">u2").reshape(8, 8) * 3
+    array[...] = values
+    array[1, 1:3] = np.array([700, 800], "<u2")
+    values[1, 1:3] = 700, 800
+    np.testing.assert_array_equal(array[...], values)
+    np.testing.assert_array_equal(array[1:7:2, 2], values[1:7:2, 2])
+    for dtype in (">u2", "<u2", "float64"):
+        out = cpu.NDBuffer.from_numpy_array(np.zeros((6, 8), dtype))
+        array.get_basic_selection((slice(1, 7), slice(None)), out=out)
+        np.testing.assert_array_equal(out.as_numpy_array(), values[1:7])

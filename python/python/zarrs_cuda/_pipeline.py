@@ -254,7 +254,8 @@ class CodecPipeline(_CodecPipeline):
             self._slow = max(self._slow - 1, 0)
             found = await asyncio.to_thread(_read, ours, batch, host, drop_axes, values)
         if host is not target:
-            out[...] = host
+            # Buffers of a device take those of the host, and not numpy's arrays.
+            out[...] = cpu.NDBuffer.from_numpy_array(host)
         return tuple(GetResult(status="present" if is_there else "missing") for is_there in found)
 
     async def write(
