@@ -387,7 +387,7 @@ mod tests {
                 let soon = [0, 1 << 20, usize::MAX][i % 3];
                 // SAFETY: only these copies write to the memory behind the first byte.
                 unsafe {
-                    copiers.run_into(&mut fresh, &copies, (soon, end + 50), threads(n), || ())
+                    copiers.run_into(&mut fresh, &copies, (soon, end + 50), threads(n), || ());
                 };
                 assert!(fresh.made() >= end, "{part}");
                 assert!(fresh.made() <= (end + 50).min(to.capacity()), "{part}");

@@ -166,8 +166,8 @@ impl Decoder<'_, '_> {
             grid.subchunk_bytes(),
             fill_value,
         )?;
-        if let Some(decompression) = &self.decompression {
-            decompression.prepare(session)?;
+        if self.decompression.is_some() {
+            Decompression::prepare(session)?;
         }
         for (number, batch) in layout::batches(self.job.grid, session.sizing.batch)
             .into_iter()

@@ -105,7 +105,6 @@ pub(super) struct Subchunks {
 impl Decompression<'_> {
     /// The buffers that the kernels of a batch use.
     fn buffers<'s>(
-        &self,
         session: &'s Session<'_>,
         subchunks: Subchunks,
     ) -> Result<&'s Buffers, DriverError> {
@@ -173,7 +172,7 @@ impl Decompression<'_> {
     }
 
     /// Zeroes the shuffled slots before the first batch, since kernels read them by whole words.
-    pub(super) fn prepare(&self, session: &Session<'_>) -> Result<(), DriverError> {
+    pub(super) fn prepare(session: &Session<'_>) -> Result<(), DriverError> {
         let lane = session.lane;
         for (workspace, stream) in std::iter::zip(&session.sizing.workspaces, lane.kernel_streams) {
             if let Some(buffers) = &workspace.decompression {
@@ -194,7 +193,7 @@ impl Decompression<'_> {
     ) -> Result<(), DriverError> {
         let lane = session.lane;
         let tables = self.tables(session, subchunks);
-        let buffers = self.buffers(session, subchunks)?;
+        let buffers = Self::buffers(session, subchunks)?;
         let chunk_slots = self.chunk_slots(session, buffers, slots);
         let place = |(subchunk, _, part): (usize, usize, Part)| {
             offsets.get(subchunk).copied().unwrap_or(0) + part.start as u64
@@ -246,7 +245,7 @@ impl Decompression<'_> {
         let driver = lane.driver;
         let tables = self.tables(session, subchunks);
         let regions = session.batch(subchunks.batch);
-        let buffers = self.buffers(session, subchunks)?;
+        let buffers = Self::buffers(session, subchunks)?;
         let (_, stream) = session.workspace(regions);
         let results = self.results(subchunks, regions.results);
         let chunk_slots = self.chunk_slots(session, buffers, slots);

@@ -19,7 +19,7 @@ fn check(seed: u64, subject: &Subject, library: StandIn, falls_back: bool) {
         largest_pitch: [i32::MAX as usize, 24][seed as usize / 3 % 2],
         ..Config::default()
     }));
-    let engine = stream_engine(&simulation, library, subject).with_times(seed % 5 == 0);
+    let engine = stream_engine(&simulation, library, subject).with_times(seed.is_multiple_of(5));
     let engine = with_streams(engine, 1 + seed as usize / 2 % 3);
     let done = open(&engine, subject, falls_back).and_then(|stream| {
         if seed.is_multiple_of(3) {
