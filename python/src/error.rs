@@ -124,3 +124,12 @@ fn find_io<'e>(error: &'e (dyn StdError + 'static)) -> Option<&'e io::Error> {
     }
     None
 }
+
+/// Runs `work` for the array at `array` without the GIL. Its error becomes an exception.
+pub(crate) fn detached<T: Send>(
+    py: Python<'_>,
+    array: &str,
+    work: impl FnOnce() -> Result<T, Error> + Send,
+) -> PyResult<T> {
+    py.detach(work).map_err(|error| error.into_py(py, array))
+}

@@ -15,7 +15,7 @@ use zarrs_storage::byte_range::ByteRange;
 
 use crate::array::{Keys, Opener};
 use crate::batch::{self, Batch};
-use crate::error::{Error, unsupported};
+use crate::error::{Error, detached, unsupported};
 use crate::files::Files;
 use crate::maintain;
 use crate::memory::{Buffer, Memory};
@@ -156,15 +156,14 @@ impl Native {
         let parsed = batch::parse(batch, &self.keys, &memory, &drop_axes, boxes)?;
         self.check(&memory, &parsed)?;
         let store = self.store(values)?;
-        let done = py.detach(|| {
+        let found = detached(py, &parsed.path, || {
             let opened = self.opener.at(&parsed.path, threads)?;
             if self.mode == Mode::Shared {
                 let shared = self.opener.shared_at(&parsed.path, threads)?;
                 return read::read_shared(&opened, &shared, &parsed, &memory, threads);
             }
             read::read(&opened, &store, &parsed, &memory, threads)
-        });
-        let found = done.map_err(|error| error.into_py(py, &parsed.path))?;
+        })?;
         let mut is_there = vec![false; batch.len()];
         for (item, found) in parsed.items.iter().zip(found) {
             is_there[item.position] = found;
@@ -195,7 +194,7 @@ impl Native {
         if let Store::Files(files) = &store {
             files.set_sync(sync);
         }
-        let done = py.detach(|| {
+        let done = detached(py, &parsed.path, || {
             let opened = self.opener.at(&parsed.path, threads)?;
             match (self.mode, &store) {
                 (Mode::InPlace, Store::Files(files)) => {
@@ -209,9 +208,9 @@ impl Native {
                 }
                 _ => write::write(&opened, &store, &parsed, &memory, threads),
             }
-        });
+        })?;
         let changes = PyDict::new(py);
-        for (key, value) in done.map_err(|error| error.into_py(py, &parsed.path))? {
+        for (key, value) in done {
             changes.set_item(key, value.map(|value| PyArray1::from_vec(py, value)))?;
         }
         Ok((changes, parsed.others))
@@ -227,12 +226,11 @@ impl Native {
         part: (u64, u64),
         threads: NonZeroUsize,
     ) -> PyResult<maintain::Packed> {
-        let done = py.detach(|| {
+        detached(py, path, || {
             let shared = self.opener.shared_at(path, threads)?;
             let files = self.files()?;
             maintain::consolidate(&shared, files, &grid, part, threads)
-        });
-        done.map_err(|error| error.into_py(py, path))
+        })
     }
 
     /// Packs the subchunks that are stored beside the shard `shard`. Returns how many there were.
@@ -243,11 +241,10 @@ impl Native {
         shard: Vec<u64>,
         threads: NonZeroUsize,
     ) -> PyResult<usize> {
-        let done = py.detach(|| {
+        detached(py, path, || {
             let shared = self.opener.shared_at(path, threads)?;
             maintain::consolidate_shard(&shared, &shard)
-        });
-        done.map_err(|error| error.into_py(py, path))
+        })
     }
 
     /// Describes the shard `shard`, in JSON and in words; None if there is none.
@@ -257,15 +254,13 @@ impl Native {
         path: &str,
         shard: Vec<u64>,
     ) -> PyResult<Option<(String, String)>> {
-        let done = py.detach(|| self.maintained(path)?.inspect(&shard));
-        done.map_err(|error| error.into_py(py, path))
+        detached(py, path, || self.maintained(path)?.inspect(&shard))
     }
 
     /// Stores the shard `shard` without unused bytes. Returns its size before and after, in bytes; None if
     /// there is none.
     fn compact(&self, py: Python<'_>, path: &str, shard: Vec<u64>) -> PyResult<Option<(u64, u64)>> {
-        let done = py.detach(|| self.maintained(path)?.compact(&shard));
-        done.map_err(|error| error.into_py(py, path))
+        detached(py, path, || self.maintained(path)?.compact(&shard))
     }
 
     /// Repairs the shard `shard` after an update that was interrupted. Returns the outcome, in one word, and
@@ -277,11 +272,10 @@ impl Native {
         shard: Vec<u64>,
         threads: NonZeroUsize,
     ) -> PyResult<(&'static str, String)> {
-        let done = py.detach(|| {
+        detached(py, path, || {
             let maintained = self.maintained(path)?;
             pool::run(threads, || maintained.recover(&shard))?
-        });
-        done.map_err(|error| error.into_py(py, path))
+        })
     }
 }
 

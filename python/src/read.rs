@@ -32,9 +32,7 @@ pub(crate) fn read(
     if batch.items.is_empty() {
         return Ok(Vec::new());
     }
-    for item in &batch.items {
-        opened.check_key(&item.key, &item.indices)?;
-    }
+    check_keys(opened, batch)?;
     match opened.reader(store, threads.get())? {
         Some(reader) => read_boxes(opened, &reader, batch, memory, threads),
         None => pool::run(threads, || {
@@ -53,10 +51,14 @@ pub(crate) fn read_shared(
     memory: &Memory,
     threads: NonZeroUsize,
 ) -> Result<Vec<bool>, Error> {
-    for item in &batch.items {
-        opened.check_key(&item.key, &item.indices)?;
-    }
+    check_keys(opened, batch)?;
     read_boxes(opened, &shared.reader, batch, memory, threads)
+}
+
+/// Checks that zarrs calls the chunk of each item of `batch` as zarr-python does.
+pub(crate) fn check_keys(opened: &Opened, batch: &Batch) -> Result<(), Error> {
+    let mut items = batch.items.iter();
+    items.try_for_each(|item| opened.check_key(&item.key, &item.indices))
 }
 
 fn read_boxes<S: ReadableStorageTraits + 'static>(

@@ -13,7 +13,7 @@ use zarrs_cuda::reader::ArrayReader;
 use zarrs_cuda::storage::SparseShardStore;
 use zarrs_cuda::writer::{ArrayWriter, Progress, WriterError};
 
-use crate::error::Error;
+use crate::error::{Error, detached};
 use crate::files::Files;
 use crate::memory::Memory;
 
@@ -95,7 +95,7 @@ impl Writer {
         sync: bool,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
-        let made = py.detach(|| {
+        let writer = detached(py, &path, || {
             let (files, array) = opened(root, &path)?;
             files.set_sync(sync);
             let mut builder = ArrayWriter::builder(&array).with_atomic_rename(files);
@@ -114,8 +114,7 @@ impl Writer {
                 });
             }
             builder.build().map_err(failed)
-        });
-        let writer = made.map_err(|error| error.into_py(py, &path))?;
+        })?;
         let writer = Mutex::new(Some(writer));
         Ok(Self { path, writer })
     }
@@ -144,7 +143,7 @@ impl Writer {
 
     /// Forgets what is not stored. Returns how many slices are.
     fn abort(&self, py: Python<'_>) -> PyResult<Option<u64>> {
-        let done = py.detach(|| {
+        detached(py, &self.path, || {
             let writer = self
                 .writer
                 .lock()
@@ -153,8 +152,7 @@ impl Writer {
             writer
                 .map(|writer| writer.abort().map_err(failed))
                 .transpose()
-        });
-        done.map_err(|error| error.into_py(py, &self.path))
+        })
     }
 
     fn progress<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -173,14 +171,13 @@ impl Writer {
         py: Python<'_>,
         work: impl FnOnce(&mut ArrayWriter) -> Result<T, Error> + Send,
     ) -> PyResult<T> {
-        let done = py.detach(|| {
+        detached(py, &self.path, || {
             let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
             let writer = writer.as_mut().ok_or_else(|| {
                 Error::Value("the writer was closed, and takes nothing more".to_owned())
             })?;
             work(writer)
-        });
-        done.map_err(|error| error.into_py(py, &self.path))
+        })
     }
 }
 
@@ -202,7 +199,7 @@ impl Reader {
         threads: NonZeroUsize,
         shared: bool,
     ) -> PyResult<Self> {
-        let made = py.detach(|| {
+        let reader = detached(py, &path, || {
             let (files, array) = opened(root.clone(), &path)?;
             let builder = if shared {
                 let store = SparseShardStore::on_directory(files, &format!("/{path}"), root)
@@ -212,8 +209,7 @@ impl Reader {
                 ArrayReader::builder(&array).on_directory(root)
             };
             Ok(builder.with_threads(threads.get()).build()?)
-        });
-        let reader = made.map_err(|error: Error| error.into_py(py, &path))?;
+        })?;
         Ok(Self { path, reader })
     }
 
@@ -234,7 +230,7 @@ impl Reader {
         out: &Bound<'_, PyUntypedArray>,
     ) -> PyResult<()> {
         let memory = Memory::of(out);
-        let done = py.detach(|| {
+        detached(py, &self.path, || {
             if start.len() != memory.shape.len() {
                 return Err(Error::Value(format!(
                     "a box of {} axes in an array of {}",
@@ -248,8 +244,7 @@ impl Reader {
             let output = self.output(&memory)?;
             self.reader.read_bytes_into(&subset, output)?;
             Ok(())
-        });
-        done.map_err(|error| error.into_py(py, &self.path))
+        })
     }
 
     /// Reads the boxes that begin at `origins` to `out`, which has an axis for them, the first.
@@ -260,7 +255,7 @@ impl Reader {
         out: &Bound<'_, PyUntypedArray>,
     ) -> PyResult<()> {
         let memory = Memory::of(out);
-        let done = py.detach(|| {
+        detached(py, &self.path, || {
             let shape = memory.shape.split_first().map(|(_, shape)| shape.to_vec());
             let shape =
                 shape.ok_or_else(|| Error::Value("the output has no axis for boxes".to_owned()))?;
@@ -269,8 +264,7 @@ impl Reader {
             self.reader
                 .read_boxes_bytes_into(&origins, &shape, output)?;
             Ok(())
-        });
-        done.map_err(|error: Error| error.into_py(py, &self.path))
+        })
     }
 
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

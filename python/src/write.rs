@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::files::Files;
 use crate::memory::Memory;
 use crate::pool;
-use crate::read::each;
+use crate::read::{check_keys, each};
 use crate::store::{InMemory, Store};
 
 /// A key, and its new value; `None` if there is to be none.
@@ -31,9 +31,7 @@ pub(crate) fn write(
     if batch.items.is_empty() {
         return Ok(Vec::new());
     }
-    for item in &batch.items {
-        opened.check_key(&item.key, &item.indices)?;
-    }
+    check_keys(opened, batch)?;
     let changes = pool::run(threads, || {
         each(batch, threads, |item, share| {
             let options = CodecOptions::default()
