@@ -197,23 +197,13 @@ impl Copiers {
     /// Performs all of `copies`, on at most `threads` threads, including the calling thread. Blocks
     /// until they are done.
     pub fn run(&self, copies: &[Copy<'_>], threads: NonZeroUsize) {
-        self.run_while(copies, threads, || ());
+        self.run_with(copies, None, threads, || ());
     }
 
-    /// As [`run`](Self::run), but the calling thread does `work` first, and helps when `work` is
-    /// done. Returns the result of `work`.
-    pub fn run_while<T>(
-        &self,
-        copies: &[Copy<'_>],
-        threads: NonZeroUsize,
-        work: impl FnOnce() -> T,
-    ) -> T {
-        self.run_with(copies, None, threads, work)
-    }
-
-    /// As [`run_while`](Self::run_while), where some copies write to `fresh`: makes the pages that
-    /// they need, and meanwhile those that the next copies probably need, of about `soon` bytes.
-    /// Nothing will be written from `end` on.
+    /// As [`run`](Self::run), where some copies write to `fresh`: makes the pages that these copies
+    /// need, and meanwhile the pages that the next copies probably need, of about `soon` bytes.
+    /// Nothing will be written from `end` on. The calling thread does `work` first, and helps when
+    /// `work` is done. Returns the result of `work`.
     ///
     /// # Safety
     /// The memory of `fresh` is allocated. Nothing but copies of this function wrote to it, or

@@ -30,7 +30,6 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::Arc;
 
 use super::arena::Region;
 use super::copiers::Copy;
@@ -46,7 +45,7 @@ use super::transfers::{Download, Downloads, Uploads};
 use crate::engine::fresh::Fresh;
 use crate::engine::memory;
 use crate::engine::{EngineError, Job, KnownChain};
-use crate::layout::{self, Batch, Extent};
+use crate::layout::{self, Batch, Extent, Slab};
 
 /// The encoded bytes and the tables of a batch are on the device.
 const UPLOADED: Site = Site("record: a batch of encoded subchunks was copied to the device");
@@ -64,7 +63,7 @@ const OUTPUT: &str = "a decoded shard";
 struct Decoded {
     number: usize,
     batch: Batch,
-    slabs: Arc<[PlannedSlab]>,
+    slabs: Vec<Slab>,
     timed: Vec<Timed>,
     /// The event at the end of the kernels, until the copies to the host wait for it.
     unscattered: Option<EventId>,
@@ -323,8 +322,8 @@ impl Decoder<'_, '_> {
         }
 
         let element = self.job.grid.element_size();
-        let planned = |most| session.planned(self.kind, self.job.fill_value, &batch, most);
-        let at_once = planned(UNSCATTERED_AT_ONCE / element)?;
+        let most = UNSCATTERED_AT_ONCE / element;
+        let at_once = session.planned(self.kind, self.job.fill_value, &batch, most)?;
         session.run(stream, TimedStage::Unscatter, &mut timed, || {
             let mut end = 0;
             for PlannedSlab { slab, scatter } in &*at_once {
@@ -348,7 +347,7 @@ impl Decoder<'_, '_> {
         let unscattered = Some(session.record(stream, UNSCATTERED)?);
         self.batches.push_back(Decoded {
             number,
-            slabs: planned(session.sizing.slab)?,
+            slabs: layout::slabs(self.job.grid, &batch, session.sizing.slab),
             batch,
             timed,
             unscattered,
@@ -450,7 +449,7 @@ impl Decoder<'_, '_> {
                     self.issue_results(&self.batches[at])?;
                 }
                 let batch = &mut self.batches[at];
-                let len = batch.slabs[batch.issued].slab.len() * self.job.grid.element_size();
+                let len = batch.slabs[batch.issued].len() * self.job.grid.element_size();
                 let from = session.batch(batch.number).dense;
                 let from = from.part(batch.offset..batch.offset + len);
                 self.slabs.start(session, from, NextSlab)?;
@@ -502,7 +501,7 @@ impl Decoder<'_, '_> {
                 }
                 self.check_checksums(batch)?;
             }
-            let slab = &batch.slabs[batch.returned].slab;
+            let slab = &batch.slabs[batch.returned];
             let from = returned.bytes(session)?;
             len = from.len();
             // SAFETY: the slab lies within the shard, for which the output has room; the bytes that
