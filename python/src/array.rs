@@ -246,7 +246,7 @@ fn in_memory(array: &Array<Store>) -> Array<InMemory> {
         .with_codec_specific_options(&CodecSpecificOptions::default().with_option(options))
 }
 
-/// What is known for `path` and `threads`, or what `open` opens.
+/// The cached entry for `path` and `threads`; without one, `open` opens it.
 fn known<T: Send + Sync>(
     known: &Known<T>,
     path: &str,

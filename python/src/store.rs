@@ -1,4 +1,4 @@
-//! What an array's values are read from and written to during a call.
+//! The stores from which a call reads the values of an array, and to which it writes them.
 
 use std::collections::HashMap;
 use std::ops::Range;

@@ -45,7 +45,7 @@ TYPES: dict[str, list[Any]] = {
 
 
 def elements(rng: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
-    """Random elements, some of which are equal."""
+    """Random elements, with repetitions."""
     values = rng.integers(0, 4, shape)
     if dtype.kind in "mM":
         return values.astype("int64").astype(dtype)

@@ -254,7 +254,7 @@ class CodecPipeline(_CodecPipeline):
             self._slow = max(self._slow - 1, 0)
             found = await asyncio.to_thread(_read, ours, batch, host, drop_axes, values)
         if host is not target:
-            # Buffers of a device take those of the host, and not numpy's arrays.
+            # A device's buffer is set from a host buffer, not from a numpy array.
             out[...] = cpu.NDBuffer.from_numpy_array(host)
         return tuple(GetResult(status="present" if is_there else "missing") for is_there in found)
 
@@ -279,7 +279,7 @@ class CodecPipeline(_CodecPipeline):
         Raises
         ------
         ShardError
-            If a chunk of which a part stays cannot be decoded.
+            If a chunk is changed in part and cannot be decoded.
         OSError
             If the store fails.
         """

@@ -191,7 +191,7 @@ mod affinity {
     }
 }
 
-/// Returns the processors that this process may use: those of its main thread, because the calling
+/// Returns the processors that the main thread of this process may use, because the calling
 /// thread may be bound by the application. None if the system does not say.
 fn cpus_of_process() -> Vec<usize> {
     affinity::get(std::process::id()).unwrap_or_default()
