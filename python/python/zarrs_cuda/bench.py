@@ -105,11 +105,21 @@ def create(directory: Path, shape: Any, shard: Any, subchunk: Any, chain: str) -
     )
 
 
-def measure(actions: dict[str, Callable[[], Any]], rounds: int, repeat: int = 1) -> dict[str, float]:
-    """Time actions in turns, each ``repeat`` times. Returns the median of each, in seconds."""
+def measure(
+    actions: dict[str, Callable[[], Any]],
+    rounds: int,
+    repeat: int = 1,
+    before: Callable[[str], None] | None = None,
+) -> dict[str, float]:
+    """Time actions in turns, each ``repeat`` times. Returns the median of each, in seconds.
+
+    ``before`` is called with the name of an action before its turn, and is not timed.
+    """
     times: dict[str, list[float]] = {name: [] for name in actions}
     for _ in range(rounds):
         for name, action in actions.items():
+            if before is not None:
+                before(name)
             gc.collect()
             for _ in range(repeat):
                 begin = time.perf_counter()
@@ -118,8 +128,14 @@ def measure(actions: dict[str, Callable[[], Any]], rounds: int, repeat: int = 1)
     return {name: statistics.median(measured) for name, measured in times.items()}
 
 
-def whole(root: Path, chain: str, rounds: int, extent: int, peers: dict[str, Peer]) -> Any:
-    """Write and read a whole array: 256³ shards, 32³ subchunks. GB/s."""
+def whole(
+    root: Path, chain: str, rounds: int, extent: int, peers: dict[str, Peer]
+) -> dict[str, dict[str, float]]:
+    """Write, overwrite and read a whole array: 256³ shards, 32³ subchunks. GB/s.
+
+    To overwrite is work of another kind: ext4, for one, begins to write a file to the disk when it replaces
+    another file.
+    """
     shape, shard, subchunk = (extent, 256, 256), (256, 256, 256), (32, 32, 32)
     if extent < 256:
         shard = (extent, 256, 256)
@@ -127,24 +143,27 @@ def whole(root: Path, chain: str, rounds: int, extent: int, peers: dict[str, Pee
     writes: dict[str, Callable[[], Any]] = {}
     reads: dict[str, Callable[[], Any]] = {}
     everything = tuple(slice(0, extent) for extent in shape)
+    directories = {name: root / name.replace(" ", "-") for name in peers}
     for name, peer in peers.items():
-        directory = root / name.replace(" ", "-")
-        create(directory, shape, shard, subchunk, chain)
-        read, write = peer(directory)
+        create(directories[name], shape, shard, subchunk, chain)
+        read, write = peer(directories[name])
         writes[name] = partial(write, everything, value)
         reads[name] = partial(read, everything)
+
+    def erase(name: str) -> None:
+        shutil.rmtree(directories[name] / "c")
+
     measure(writes, 1)
-    wrote = measure(writes, rounds)
+    took = {"write": measure(writes, rounds, before=erase), "overwrite": measure(writes, rounds)}
     for name, action in reads.items():
         if not np.array_equal(action(), value):
             msg = f"{name} reads something else than was written"
             raise AssertionError(msg)
-    took = measure(reads, rounds)
+    took["read"] = measure(reads, rounds)
     gigabytes = value.nbytes / 1e9
-    return (
-        {name: gigabytes / seconds for name, seconds in wrote.items()},
-        {name: gigabytes / seconds for name, seconds in took.items()},
-    )
+    return {
+        work: {name: gigabytes / seconds for name, seconds in row.items()} for work, row in took.items()
+    }
 
 
 def _at(action: Callable[..., Any], place: Callable[[], Any], *arguments: Any) -> Any:
@@ -276,9 +295,8 @@ def main() -> None:
         try:
             for chain in arguments.chain.split(","):
                 if "whole" in works:
-                    wrote, read = whole(root, chain, arguments.rounds, arguments.extent, peers)
-                    rates[f"write, {chain}, {where}"] = wrote
-                    rates[f"read, {chain}, {where}"] = read
+                    rows = whole(root, chain, arguments.rounds, arguments.extent, peers)
+                    rates.update({f"{work}, {chain}, {where}": row for work, row in rows.items()})
                 if "single" in works:
                     took, changed = single(root, chain, arguments.rounds, peers)
                     times[f"read, {chain}, {where}"] = took
