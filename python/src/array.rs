@@ -5,6 +5,7 @@ use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use bytes::Bytes;
 use zarrs::array::{Array, ArrayMetadata};
 use zarrs::metadata::v3::ArrayMetadataV3;
 use zarrs_codec::CodecSpecificOptions;
@@ -13,9 +14,10 @@ use zarrs_cuda::reader::ArrayReader;
 use zarrs_cuda::storage::SparseShardStore;
 use zarrs_cuda::{Options, WriteStrategy};
 
+use crate::change::{Changing, Stored};
 use crate::error::Error;
 use crate::files::Files;
-use crate::store::{InMemory, Store};
+use crate::store::Store;
 
 /// How the keys of an array's chunks are made.
 #[derive(Clone, Debug)]
@@ -105,8 +107,8 @@ pub(crate) struct Opened {
     pub(crate) chunk_bytes: usize,
     /// Whether parts of a chunk can be updated: then a write keeps what is behind the array's end.
     pub(crate) is_sharded: bool,
-    /// For changes of one shard in memory, where each subchunk stays in its place if it can.
-    pub(crate) in_memory: Array<InMemory>,
+    /// For changes of one shard, in which each subchunk stays in its place if it can.
+    pub(crate) changing: Array<Changing>,
     /// Of `array`, if its values are files and the library reads them.
     reader: Option<ArrayReader<Store>>,
 }
@@ -180,7 +182,7 @@ impl Opener {
             element_size,
             chunk_bytes: chunk_bytes
                 .ok_or_else(|| Error::Value("a chunk is larger than memory".to_owned()))?,
-            in_memory: in_memory(&array),
+            changing: changing(&array),
             reader: None,
             is_sharded: self.is_sharded,
             array,
@@ -239,10 +241,11 @@ impl Opener {
     }
 }
 
-fn in_memory(array: &Array<Store>) -> Array<InMemory> {
+fn changing(array: &Array<Store>) -> Array<Changing> {
     let options = Options::default().with_write_strategy(WriteStrategy::InPlace);
+    let nothing = Changing::new(Stored::Bytes(Bytes::new()));
     array
-        .with_storage(Arc::new(InMemory::default()))
+        .with_storage(Arc::new(nothing))
         .with_codec_specific_options(&CodecSpecificOptions::default().with_option(options))
 }
 

@@ -50,13 +50,17 @@ impl Files {
         self.root.join(key)
     }
 
-    /// Replaces the file of `key` at once: readers see the old value or the new one.
-    pub(crate) fn replace(&self, key: &str, value: &[u8]) -> io::Result<()> {
+    /// Replaces the file of `key` at once, by what `write` writes: readers see the old value or the new one.
+    pub(crate) fn replace(
+        &self,
+        key: &str,
+        write: impl FnOnce(&mut File) -> io::Result<()>,
+    ) -> io::Result<()> {
         let path = self.path(key);
         let temporary = temporary(&path);
         let sync = self.sync.load(Ordering::Relaxed);
         let written = create(&temporary).and_then(|mut file| {
-            file.write_all(value)?;
+            write(&mut file)?;
             if sync { file.sync_all() } else { Ok(()) }
         });
         let done = written.and_then(|()| fs::rename(&temporary, &path));
@@ -80,18 +84,15 @@ impl Files {
 
     /// The value of `key`, whole; `None` if there is none.
     pub(crate) fn whole(&self, key: &str) -> io::Result<Option<Vec<u8>>> {
-        let Some(mut file) = self.open(key)? else {
+        let Some((mut file, len)) = self.open_sized(key)? else {
             return Ok(None);
         };
-        let len = usize::try_from(file.metadata()?.len()).unwrap_or(0);
+        let len = usize::try_from(len).unwrap_or(0);
         // With room to see the end. Large values are sooner read to huge pages.
         let mut value = with_capacity(len + 1, "a shard", true)
             .map_err(|error| io::Error::new(ErrorKind::OutOfMemory, error.to_string()))?;
-        match file.read_to_end(&mut value) {
-            Ok(_) => Ok(Some(value)),
-            Err(error) if is_missing(&error) => Ok(None),
-            Err(error) => Err(error),
-        }
+        file.read_to_end(&mut value)?;
+        Ok(Some(value))
     }
 
     /// Whether subchunks of the shard `key` are stored beside it.
@@ -109,9 +110,12 @@ impl Files {
         Ok(false)
     }
 
-    fn open(&self, key: &str) -> io::Result<Option<File>> {
-        match File::open(self.path(key)) {
-            Ok(file) => Ok(Some(file)),
+    /// The file of `key`, and its size in bytes; `None` if there is none.
+    pub(crate) fn open_sized(&self, key: &str) -> io::Result<Option<(File, u64)>> {
+        let opened = File::open(self.path(key)).and_then(|file| Ok((file.metadata()?, file)));
+        match opened {
+            Ok((metadata, _)) if metadata.is_dir() => Ok(None),
+            Ok((metadata, file)) => Ok(Some((file, metadata.len()))),
             Err(error) if is_missing(&error) => Ok(None),
             Err(error) => Err(error),
         }
@@ -181,14 +185,9 @@ impl ReadableStorageTraits for Files {
         key: &StoreKey,
         byte_ranges: ByteRangeIterator<'a>,
     ) -> Result<MaybeBytesIterator<'a>, StorageError> {
-        let Some(file) = self.open(key.as_str())? else {
+        let Some((file, size)) = self.open_sized(key.as_str())? else {
             return Ok(None);
         };
-        let metadata = file.metadata()?;
-        if metadata.is_dir() {
-            return Ok(None);
-        }
-        let size = metadata.len();
         let file = Arc::new(file);
         Ok(Some(Box::new(
             byte_ranges.map(move |range| read_range(&file, size, range)),
@@ -210,7 +209,7 @@ impl ReadableStorageTraits for Files {
 
 impl WritableStorageTraits for Files {
     fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
-        Ok(self.replace(key.as_str(), &value)?)
+        Ok(self.replace(key.as_str(), |file| file.write_all(&value))?)
     }
 
     fn set_partial_many(

@@ -4,6 +4,7 @@
 
 mod array;
 mod batch;
+mod change;
 mod error;
 mod files;
 mod maintain;

@@ -2,15 +2,13 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator};
-use zarrs_storage::{
-    MaybeBytesIterator, OffsetBytesIterator, ReadableStorageTraits, StorageError, StoreKey,
-    StorePrefix, WritableStorageTraits,
-};
+use zarrs_storage::{MaybeBytesIterator, ReadableStorageTraits, StorageError, StoreKey};
 
+use crate::change::Stored;
 use crate::error::Error;
 use crate::files::Files;
 
@@ -51,14 +49,15 @@ impl Value {
 }
 
 impl Store {
-    /// As [`whole`](Self::whole), in memory that may be changed.
-    pub(crate) fn copy(&self, key: &str) -> Result<Option<Vec<u8>>, Error> {
+    /// The value of `key`, to be changed in part; `None` if there is none.
+    pub(crate) fn stored(&self, key: &str) -> Result<Option<Stored>, Error> {
         match self {
             Self::Files(files) => {
-                let value = files.whole(key);
-                value.map_err(|error| Error::store("read", key, &error.into()))
+                let opened = files.open_sized(key);
+                let opened = opened.map_err(|error| Error::store("read", key, &error.into()))?;
+                Ok(opened.map(|(file, size)| Stored::File(file, size)))
             }
-            Self::Given(_) => Ok(self.whole(key)?.map(Vec::from)),
+            Self::Given(_) => Ok(self.whole(key)?.map(Stored::Bytes)),
         }
     }
 
@@ -78,94 +77,6 @@ impl Store {
                 None => Ok(None),
             },
         }
-    }
-}
-
-/// One value, in memory: what a shard is while a part of it is changed. Its key does not matter.
-#[derive(Debug, Default)]
-pub(crate) struct InMemory(Mutex<Option<Vec<u8>>>);
-
-impl InMemory {
-    pub(crate) fn new(value: Vec<u8>) -> Self {
-        Self(Mutex::new(Some(value)))
-    }
-
-    pub(crate) fn take(&self) -> Option<Vec<u8>> {
-        self.lock().take()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Vec<u8>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl ReadableStorageTraits for InMemory {
-    fn get_partial_many<'a>(
-        &'a self,
-        _key: &StoreKey,
-        byte_ranges: ByteRangeIterator<'a>,
-    ) -> Result<MaybeBytesIterator<'a>, StorageError> {
-        if self.lock().is_none() {
-            return Ok(None);
-        }
-        Ok(Some(Box::new(byte_ranges.map(move |range| {
-            let value = self.lock();
-            let value = value.as_deref().unwrap_or_default();
-            Ok(Bytes::copy_from_slice(
-                &value[inside(range, value.len() as u64)?],
-            ))
-        }))))
-    }
-
-    fn size_key(&self, _key: &StoreKey) -> Result<Option<u64>, StorageError> {
-        Ok(self.lock().as_ref().map(|value| value.len() as u64))
-    }
-
-    fn supports_get_partial(&self) -> bool {
-        true
-    }
-}
-
-impl WritableStorageTraits for InMemory {
-    fn set(&self, _key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
-        *self.lock() = Some(value.into());
-        Ok(())
-    }
-
-    fn set_partial_many(
-        &self,
-        key: &StoreKey,
-        offset_values: OffsetBytesIterator,
-    ) -> Result<(), StorageError> {
-        let mut value = self.lock();
-        let value = value.get_or_insert_default();
-        for (offset, part) in offset_values {
-            let end = usize::try_from(offset)
-                .ok()
-                .and_then(|at| at.checked_add(part.len()));
-            let end = end.ok_or_else(|| {
-                StorageError::Other(format!("{key} would have more bytes than there is memory"))
-            })?;
-            if end > value.len() {
-                value.resize(end, 0);
-            }
-            value[end - part.len()..end].copy_from_slice(&part);
-        }
-        Ok(())
-    }
-
-    fn erase(&self, _key: &StoreKey) -> Result<(), StorageError> {
-        self.take();
-        Ok(())
-    }
-
-    fn erase_prefix(&self, _prefix: &StorePrefix) -> Result<(), StorageError> {
-        self.take();
-        Ok(())
-    }
-
-    fn supports_set_partial(&self) -> bool {
-        true
     }
 }
 

@@ -1,23 +1,76 @@
 //! Writing the boxes of a batch: read, change, encode, replace.
 
 use std::borrow::Cow;
+use std::fs::File;
+use std::io::{self, Write};
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::sync::Arc;
 
 use zarrs::array::{ArrayBytes, ArraySubset};
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions};
+use zarrs_cuda::internals;
+use zarrs_storage::byte_range::ByteRange;
 
 use crate::array::{Opened, Shared};
 use crate::batch::{Batch, Item};
+use crate::change::{Changed, Changing, Output, Stored};
 use crate::error::Error;
 use crate::files::Files;
 use crate::memory::Memory;
 use crate::pool;
 use crate::read::{check_keys, each};
-use crate::store::{InMemory, Store};
+use crate::store::{Store, inside};
 
 /// A key, and its new value; `None` if there is to be none.
 pub(crate) type Change = (String, Option<Vec<u8>>);
+
+/// The new value of a chunk.
+enum Value<'m> {
+    Encoded(Cow<'m, [u8]>),
+    /// Parts of a changed shard, one after the other.
+    Changed(Changed, Vec<Part>),
+}
+
+enum Part {
+    /// Of the changed shard, in bytes.
+    Range(Range<u64>),
+    Index(Vec<u8>),
+}
+
+impl Value<'_> {
+    fn write_to(&self, file: &mut File) -> io::Result<()> {
+        match self {
+            Self::Encoded(bytes) => file.write_all(bytes),
+            Self::Changed(shard, parts) => {
+                let mut output = Output::new(file);
+                for part in parts {
+                    match part {
+                        Part::Range(range) => shard.write_to(range.clone(), &mut output)?,
+                        Part::Index(index) => output.write(index)?,
+                    }
+                }
+                output.flush()
+            }
+        }
+    }
+
+    fn into_bytes(self) -> io::Result<Vec<u8>> {
+        match self {
+            Self::Encoded(bytes) => Ok(bytes.into_owned()),
+            Self::Changed(shard, parts) => {
+                let mut value = Vec::new();
+                for part in parts {
+                    match part {
+                        Part::Range(range) => shard.read_to(range, &mut value)?,
+                        Part::Index(index) => value.extend_from_slice(&index),
+                    }
+                }
+                Ok(value)
+            }
+        }
+    }
+}
 
 /// Writes the boxes of `batch`, whose elements are in `memory`. Returns the values that the caller is to
 /// store: none if they are files.
@@ -42,10 +95,15 @@ pub(crate) fn write(
             }
             let value = opened.encode(store, item, memory, &options, share)?;
             let Store::Files(files) = store else {
-                return Ok(Some((item.key.clone(), value.map(Cow::into_owned))));
+                let value = value.map(Value::into_bytes).transpose();
+                let value = value.map_err(|error| Error::store("change", &item.key, &error.into()));
+                return Ok(Some((item.key.clone(), value?)));
             };
             let (doing, done) = match &value {
-                Some(value) => ("write", files.replace(&item.key, value)),
+                Some(value) => {
+                    let done = files.replace(&item.key, |file| value.write_to(file));
+                    ("write", done)
+                }
                 None => ("erase", files.remove(&item.key)),
             };
             done.map_err(|error| Error::store(doing, &item.key, &error.into()))?;
@@ -151,14 +209,12 @@ impl Opened {
         memory: &'m Memory,
         options: &CodecOptions,
         threads: usize,
-    ) -> Result<Option<Cow<'m, [u8]>>, Error> {
+    ) -> Result<Option<Value<'m>>, Error> {
         if self.is_sharded
             && !self.is_whole(item)
-            && let Some(before) = store.copy(&item.key)?
+            && let Some(stored) = store.stored(&item.key)?
         {
-            return Ok(self
-                .change(before, item, memory, options, threads)?
-                .map(Cow::Owned));
+            return self.change(stored, item, memory, options, threads);
         }
         let elements = self.elements(store, item, memory, threads)?;
         let array = &self.array;
@@ -174,22 +230,22 @@ impl Opened {
             options,
         );
         encoded
-            .map(Some)
+            .map(|encoded| Some(Value::Encoded(encoded)))
             .map_err(|error| Error::encoding(&item.key, &error))
     }
 
-    /// The shard `before` with the box of `item` changed: other subchunks are copied as they are. `None` if
+    /// The shard `stored` with the box of `item` changed: other subchunks are copied as they are. `None` if
     /// all of it is the fill value.
     fn change(
         &self,
-        before: Vec<u8>,
+        stored: Stored,
         item: &Item,
         memory: &Memory,
         options: &CodecOptions,
         threads: usize,
-    ) -> Result<Option<Vec<u8>>, Error> {
-        let shard = Arc::new(InMemory::new(before));
-        let array = self.in_memory.with_storage(shard.clone());
+    ) -> Result<Option<Value<'static>>, Error> {
+        let shard = Arc::new(Changing::new(stored));
+        let array = self.changing.with_storage(shard.clone());
         let elements = ArrayBytes::new_flen(self.boxed(item, memory, threads));
         let options = options.with_experimental_partial_encoding(true);
         array
@@ -198,16 +254,26 @@ impl Opened {
         let Some(changed) = shard.take() else {
             return Ok(None);
         };
-        let compacted = array.codecs().array_to_bytes_codec().compact(
-            Cow::Borrowed(&changed),
-            &self.chunk,
-            array.data_type(),
-            array.fill_value(),
-            &options,
-        );
-        let compacted = compacted.map_err(|error| Error::encoding(&item.key, &error))?;
-        let compacted = compacted.map(Cow::into_owned);
-        Ok(Some(compacted.unwrap_or(changed)))
+        let failed = |error: zarrs_cuda::Error| Error::encoding(&item.key, &error);
+        let size = changed.size();
+        let place = internals::index_range(&array).map_err(failed)?;
+        let is_at_end = matches!(place, ByteRange::Suffix(_));
+        let index = inside(place, size)
+            .and_then(|range| Ok(changed.read(range.start as u64..range.end as u64)?))
+            .map_err(|error| Error::store("change", &item.key, &error))?;
+        let packing = usize::try_from(size)
+            .map_err(|_| Error::Value(format!("{} has {size} bytes", item.key)))
+            .and_then(|size| internals::packing(&array, &index, size).map_err(failed))?;
+        let Some(packing) = packing else {
+            return Ok(Some(Value::Changed(changed, vec![Part::Range(0..size)])));
+        };
+        let ranges = packing.parts.into_iter();
+        let mut parts: Vec<Part> = ranges
+            .map(|range| Part::Range(range.start as u64..range.end as u64))
+            .collect();
+        let at = if is_at_end { parts.len() } else { 0 };
+        parts.insert(at, Part::Index(packing.index));
+        Ok(Some(Value::Changed(changed, parts)))
     }
 
     fn is_whole(&self, item: &Item) -> bool {

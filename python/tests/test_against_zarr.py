@@ -19,6 +19,8 @@ from zarr.codecs import (
     TransposeCodec,
     ZstdCodec,
 )
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -235,6 +237,56 @@ def test_both_pipelines_agree(data: st.DataObject, kind: str, stores: Callable[[
         assert results[0].dtype == results[1].dtype
         np.testing.assert_array_equal(results[0], results[1])
         np.testing.assert_array_equal(np.ravel(results[0]), np.ravel(same))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("location", ["start", "end"])
+@pytest.mark.parametrize(("extent", "subchunk"), [(64, 4), (256, 64)])
+def test_changed_shards_have_the_bytes_of_new_ones(
+    extent: int, subchunk: int, location: str, kind: str, stores: Callable[[str], Any]
+) -> None:
+    rng = np.random.default_rng(2)
+
+    def made() -> Any:
+        codec = ShardingCodec(
+            chunk_shape=(subchunk, subchunk),
+            codecs=[BytesCodec(), ZstdCodec(level=1)],
+            index_location=location,
+        )
+        return create(
+            stores(kind),
+            shape=(2 * extent, extent),
+            chunks=(extent, extent),
+            dtype="uint32",
+            serializer=codec,
+            compressors=None,
+        )
+
+    changed, expected = made(), np.zeros((2 * extent, extent), "uint32")
+    for selection, most in [
+        ((slice(None), slice(None)), 2**8),
+        ((slice(4, 9), slice(8, 12)), 2**30),  # some grow,
+        ((slice(0, extent // 4), slice(extent // 4, None)), 2**4),  # shrink,
+        ((slice(extent // 4, extent), slice(0, extent // 2)), 1),  # and become empty
+        ((slice(extent - 1, extent + 2), slice(None)), 2**30),
+        ((slice(0, extent, 3), slice(None)), 2**20),
+    ]:
+        value = rng.integers(0, most, expected[selection].shape, "uint32")
+        changed[selection] = value
+        expected[selection] = value
+        new = made()
+        new[...] = expected
+        for key in ("c/0/0", "c/1/0"):
+            assert stored(changed, key) == stored(new, key)
+    np.testing.assert_array_equal(opened(changed.store, THEIRS)[...], expected)
+    changed[:extent] = 0
+    assert stored(changed, "c/0/0") is None
+
+
+def stored(array: Any, key: str) -> bytes | None:
+    """Return the bytes that a store has."""
+    value = sync(array.store.get(key, default_buffer_prototype()))
+    return None if value is None else value.to_bytes()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,6 +1,8 @@
 //! Shards that are put together from encoded subchunks, in C order and densely.
 
+use std::borrow::Cow;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 
 use zarrs_codec::{CodecError, CodecOptions};
 
@@ -8,6 +10,16 @@ use super::error::codec_error;
 use super::sharding::Sharding;
 use crate::engine::EngineError;
 use crate::engine::pack::pack;
+use crate::layout::Extent;
+
+/// How a stored shard is copied to a shard without unused bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Packing {
+    /// The parts of the stored shard, in bytes, in the order of the copy.
+    pub parts: Vec<Range<usize>>,
+    /// The encoded index of the copy. It goes where it is in the stored shard: before the parts, or behind.
+    pub index: Vec<u8>,
+}
 
 impl Sharding {
     /// A shard of the encoded `subchunks`, in C order, one after the other. It should have at most
@@ -33,17 +45,30 @@ impl Sharding {
                     "subchunks share bytes in their shard, and one after the other they would have more than the {most} bytes that are there: the shard may be corrupted"
                 ))
             })?;
+        let (mut shard, extents) = self.placed(subchunks, options)?;
+        let encoded = index.encode(&extents, options)?;
+        self.put_index(&mut shard, &encoded)?;
+        Ok(shard)
+    }
+
+    /// `parts` one after the other, with room for the index, and where each is.
+    fn placed(
+        &self,
+        parts: &[Option<&[u8]>],
+        options: &CodecOptions,
+    ) -> Result<(Vec<u8>, Vec<Extent>), CodecError> {
         let threads = NonZeroUsize::new(options.concurrent_target());
         let threads = threads.unwrap_or(NonZeroUsize::MAX);
         let huge_pages = self.codec.options.huge_pages();
-        let (mut shard, extents) =
-            pack(subchunks, index.room(), threads, huge_pages).map_err(codec_error)?;
-        let encoded = index.encode(&extents, options)?;
-        let room = index.range_in(shard.len());
+        pack(parts, self.index.room(), threads, huge_pages).map_err(codec_error)
+    }
+
+    fn put_index(&self, shard: &mut [u8], encoded: &[u8]) -> Result<(), CodecError> {
+        let room = self.index.range_in(shard.len());
         let room =
             room.ok_or_else(|| codec_error(EngineError::Internal("no room for the index")))?;
-        shard[room].copy_from_slice(&encoded);
-        Ok(shard)
+        shard[room].copy_from_slice(encoded);
+        Ok(())
     }
 
     /// The shard `bytes` without bytes that no subchunk uses; `None` if there are no such bytes.
@@ -55,20 +80,54 @@ impl Sharding {
         bytes: &[u8],
         options: &CodecOptions,
     ) -> Result<Option<Vec<u8>>, CodecError> {
-        let index = &self.index;
-        let entries = index.decode_in(bytes, options)?;
+        let Some(packing) = self.packing(self.index.of(bytes)?, bytes.len(), options)? else {
+            return Ok(None);
+        };
+        let parts = packing.parts.into_iter();
+        let parts: Vec<Option<&[u8]>> = parts.map(|part| bytes.get(part)).collect();
+        let (mut shard, _) = self.placed(&parts, options)?;
+        self.put_index(&mut shard, &packing.index)?;
+        Ok(Some(shard))
+    }
+
+    /// How a shard of `size` bytes with the encoded index `index` is copied without the bytes that no
+    /// subchunk uses; `None` if there are no such bytes.
+    ///
+    /// # Errors
+    /// A [`CodecError`] if the index is invalid.
+    pub(crate) fn packing(
+        &self,
+        index: &[u8],
+        size: usize,
+        options: &CodecOptions,
+    ) -> Result<Option<Packing>, CodecError> {
+        let entries = self
+            .index
+            .decode(Cow::Borrowed(index), size as u64, options)?;
         let used = entries
             .iter()
             .flatten()
-            .try_fold(index.len(), |sum, extent| sum.checked_add(extent.len()));
+            .try_fold(self.index.len(), |sum, extent| {
+                sum.checked_add(extent.len())
+            });
         // Subchunks that overlap could add up to more than the shard has. They are legal, and compact.
-        let Some(used) = used.filter(|&used| used < bytes.len()) else {
+        if used.is_none_or(|used| used >= size) {
             return Ok(None);
-        };
-        let subchunks: Vec<Option<&[u8]>> = entries
-            .iter()
-            .map(|extent| extent.and_then(|extent| bytes.get(extent)))
-            .collect();
-        self.pack(&subchunks, used, options).map(Some)
+        }
+        let mut parts: Vec<Range<usize>> = Vec::new();
+        let mut end = self.index.room().0;
+        let extents = entries.iter().map(|extent| {
+            let extent = extent?;
+            let start = end;
+            end += extent.len();
+            match parts.last_mut() {
+                Some(last) if last.end == extent.start => last.end = extent.end,
+                _ => parts.push(extent),
+            }
+            Some(start..end)
+        });
+        let extents: Vec<_> = extents.collect();
+        let index = self.index.encode(&extents, options)?;
+        Ok(Some(Packing { parts, index }))
     }
 }

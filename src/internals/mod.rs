@@ -14,6 +14,7 @@ use zarrs_storage::byte_range::ByteRange;
 
 pub use limit::Limit;
 
+pub use crate::codec::packed::Packing;
 pub use crate::engine::cuda::internals as cuda;
 pub use crate::engine::cuda::internals::frames::{DeviceFrames, DeviceShuffle, DeviceStream};
 pub use crate::per_process::PerProcess;
@@ -74,6 +75,19 @@ pub fn ranges_of_box<T: ?Sized>(
     Ok(found
         .map(|extent| extent.start as u64..extent.end as u64)
         .collect())
+}
+
+/// How a shard of `array`, of `size` bytes and with the encoded index `index`, is copied without unused
+/// bytes; `None` if it has none.
+///
+/// # Errors
+/// If the array has no plain shards, or the index is damaged.
+pub fn packing<T: ?Sized>(
+    array: &Array<T>,
+    index: &[u8],
+    size: usize,
+) -> Result<Option<Packing>, Error> {
+    Ok(sharding_of(array)?.packing(index, size, &CodecOptions::default())?)
 }
 
 fn sharding_of<T: ?Sized>(array: &Array<T>) -> Result<Arc<Sharding>, Error> {
