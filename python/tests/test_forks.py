@@ -64,7 +64,7 @@ def test_a_fork_while_four_threads_read(tmp_path: Path) -> None:
     array = make(tmp_path)
     expected = values()
     end = threading.Event()
-    wrong = []
+    wrong, outcomes = [], []
 
     def read() -> None:
         while not end.is_set():
@@ -85,22 +85,24 @@ def test_a_fork_while_four_threads_read(tmp_path: Path) -> None:
                     array[:32, :32] = expected[:32, :32]
                     status = 0 if good else 2
                 except RuntimeError:
-                    status = 0
+                    status = 3
                 finally:
                     os._exit(status)
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 1
             while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
                 time.sleep(0.005)
             if done == (0, 0):
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
-                pytest.fail(f"child {number} hangs")
-            assert os.waitstatus_to_exitcode(done[1]) == 0
+                pytest.fail(f"child {number} has neither values nor an error after a second")
+            outcomes.append(os.waitstatus_to_exitcode(done[1]))
     finally:
         end.set()
         for thread in threads:
             thread.join()
     assert not wrong
+    assert set(outcomes) <= {0, 3}
+    assert 0 in outcomes
 
 
 def test_arrays_that_children_open(tmp_path: Path) -> None:

@@ -68,6 +68,35 @@ def test_tasks_of_slurm(tmp_path: Path) -> None:
     np.testing.assert_array_equal(opened(path, THEIRS)[...], expected)
 
 
+def test_ranks_of_mpi(tmp_path: Path) -> None:
+    path = tmp_path / "volume"
+    mpiexec = Path(sys.executable).with_name("mpiexec")
+    command = [mpiexec, "-n", "3", sys.executable, EXAMPLES / "mpi_shared.py", path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Consolidation(shards=") == 3
+    expected = np.arange(1, 257, dtype="uint16").reshape(16, 16).repeat(32, 0).repeat(32, 1)
+    np.testing.assert_array_equal(opened(path, THEIRS)[...], expected)
+
+
+def test_calls_of_a_worker_use_its_threads() -> None:
+    from distributed import Client, LocalCluster
+    from zarrs_cuda._settings import threads
+
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=3, processes=True, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        assert client.submit(threads, pure=False).result(60) == 3
+
+        def limited() -> int:
+            with zarr.config.set({"codec_pipeline.max_workers": 5}):
+                return threads()
+
+        assert client.submit(limited, pure=False).result(60) == 5
+    assert threads() == len(os.sched_getaffinity(0))
+
+
 def test_dask_stores_blocks_of_any_size(tmp_path: Path) -> None:
     import dask.array as da
     import zarrs_cuda.dask

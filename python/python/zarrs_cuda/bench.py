@@ -161,9 +161,7 @@ def whole(
             raise AssertionError(msg)
     took["read"] = measure(reads, rounds)
     gigabytes = value.nbytes / 1e9
-    return {
-        work: {name: gigabytes / seconds for name, seconds in row.items()} for work, row in took.items()
-    }
+    return {work: {name: gigabytes / seconds for name, seconds in row.items()} for work, row in took.items()}
 
 
 def _at(action: Callable[..., Any], place: Callable[[], Any], *arguments: Any) -> Any:
