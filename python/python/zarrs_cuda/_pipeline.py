@@ -14,6 +14,7 @@ from zarr.abc.codec import CodecPipeline as _CodecPipeline
 from zarr.abc.codec import GetResult
 from zarr.abc.store import RangeByteRequest, SuffixByteRequest
 from zarr.codecs._v2 import V2Codec
+from zarr.core import sync
 from zarr.core.array_spec import ArrayConfig, ArraySpec
 from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.core.codec_pipeline import BatchedCodecPipeline, codecs_from_list
@@ -44,10 +45,10 @@ if TYPE_CHECKING:
 
     Batch = list[tuple[Any, ArraySpec, SelectorTuple, SelectorTuple, bool]]
 
-# Reads of so few chunks and bytes are done by the event loop's own thread,
+# Reads of so few chunks and bytes are done by the thread of zarr-python's event loop,
 _FEW, _QUICK = 4, 512 << 10
-# unless one took so many seconds: then the next ones are not.
-_LATE, _AFTER_LATE = 0.002, 100
+# unless one took so many seconds: then other threads do the next ones, until so many were in time.
+_LATE, _IN_TIME = 0.002, 4
 
 # The reasons that were warned of, and the process that was.
 _warned: set[tuple[int, str]] = set()
@@ -96,7 +97,7 @@ class CodecPipeline(_CodecPipeline):
         self._native: tuple[str | None, Native] | None = None
         self._unsupported: str | None = None
         self._other: BatchedCodecPipeline | None = None
-        # How many of the next reads are left to a thread, because one took long.
+        # How many reads have to be in time until the event loop's thread does them again.
         self._slow = 0
 
     def __getstate__(self) -> tuple[ArrayMetadata, Store, Mode]:
@@ -244,15 +245,16 @@ class CodecPipeline(_CodecPipeline):
         values = await _values_to_read(ours, batch)
         target = out.as_ndarray_like()
         host = target if isinstance(target, np.ndarray) else np.empty(out.shape, out.dtype)
-        if len(batch) <= _FEW and host.nbytes <= _QUICK and self._slow == 0:
-            # Sooner done than a thread is woken, unless the files are slow.
-            begin = time.perf_counter()
+        is_quick = len(batch) <= _FEW and host.nbytes <= _QUICK
+        begin = time.perf_counter()
+        # Sooner done than a thread is woken. The loops of applications have other work.
+        if is_quick and self._slow == 0 and asyncio.get_running_loop() is sync.loop[0]:
             found = _read(ours, batch, host, drop_axes, values)
-            if time.perf_counter() - begin > _LATE:
-                self._slow = _AFTER_LATE
         else:
-            self._slow = max(self._slow - 1, 0)
             found = await asyncio.to_thread(_read, ours, batch, host, drop_axes, values)
+        if is_quick:
+            is_late = time.perf_counter() - begin > _LATE
+            self._slow = _IN_TIME if is_late else max(self._slow - 1, 0)
         if host is not target:
             # A device's buffer is set from a host buffer, not from a numpy array.
             out[...] = cpu.NDBuffer.from_numpy_array(host)
