@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::num::{NonZeroU64, NonZeroUsize};
-use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use bytes::Bytes;
@@ -16,7 +15,6 @@ use zarrs_cuda::{Options, WriteStrategy};
 
 use crate::change::{Changing, Stored};
 use crate::error::Error;
-use crate::files::Files;
 use crate::store::Store;
 
 /// How the keys of an array's chunks are made.
@@ -109,14 +107,14 @@ pub(crate) struct Opened {
     pub(crate) is_sharded: bool,
     /// For changes of one shard, in which each subchunk stays in its place if it can.
     pub(crate) changing: Array<Changing>,
-    /// Of `array`, if its values are files and the library reads them.
+    /// Of `array`, if the library reads its store and its chunks.
     reader: Option<ArrayReader<Store>>,
 }
 
 /// The metadata and the store of a pipeline, and the arrays that have them.
 pub(crate) struct Opener {
     metadata: ArrayMetadataV3,
-    pub(crate) files: Option<Arc<Files>>,
+    pub(crate) store: Store,
     pub(crate) is_sharded: bool,
     opened: Known<Opened>,
     shared: Known<Shared>,
@@ -127,18 +125,15 @@ type Known<T> = PerProcess<RwLock<HashMap<(String, usize), Arc<T>>>>;
 
 /// An array whose subchunks are objects of their own beside their shards, until they are packed.
 pub(crate) struct Shared {
-    pub(crate) store: Arc<SparseShardStore<Files>>,
+    pub(crate) store: Arc<SparseShardStore<Store>>,
     /// Its chunks are subchunks.
-    pub(crate) subchunks: Array<SparseShardStore<Files>>,
-    pub(crate) reader: ArrayReader<Files>,
+    pub(crate) subchunks: Array<SparseShardStore<Store>>,
+    pub(crate) reader: ArrayReader<Store>,
 }
 
 impl Opener {
     /// Why not, if the metadata are not of an array that can be opened.
-    pub(crate) fn new(
-        mut metadata: ArrayMetadataV3,
-        root: Option<PathBuf>,
-    ) -> Result<Self, String> {
+    pub(crate) fn new(mut metadata: ArrayMetadataV3, store: Store) -> Result<Self, String> {
         let keys = Keys::new(&metadata)?;
         let is_sharded = matches!(&*metadata.codecs, [only] if only.name() == "sharding_indexed");
         // The array's shape may change while the pipeline lives: chunks anywhere are fine.
@@ -149,7 +144,7 @@ impl Opener {
             .collect();
         let opener = Self {
             metadata,
-            files: root.map(|root| Arc::new(Files::new(root))),
+            store,
             is_sharded,
             opened: PerProcess::new(RwLock::default),
             shared: PerProcess::new(RwLock::default),
@@ -160,12 +155,9 @@ impl Opener {
 
     fn open(&self, path: &str, threads: usize) -> Result<Opened, Error> {
         let failed = |error: &dyn std::fmt::Display| Error::Value(error.to_string());
-        let store = match &self.files {
-            Some(files) => Store::Files(files.clone()),
-            None => Store::Given(Arc::default()),
-        };
         let metadata = ArrayMetadata::V3(self.metadata.clone());
-        let array = Array::new_with_metadata(Arc::new(store), &format!("/{path}"), metadata)
+        let store = Arc::new(self.store.clone());
+        let array = Array::new_with_metadata(store, &format!("/{path}"), metadata)
             .map_err(|error| failed(&error))?;
         let chunk = array
             .chunk_shape(&vec![0; array.dimensionality()])
@@ -187,11 +179,9 @@ impl Opener {
             is_sharded: self.is_sharded,
             array,
         };
-        if let Some(files) = &self.files {
-            let reader = ArrayReader::builder(&opened.array)
-                .on_directory(files.root().to_owned())
-                .with_threads(threads)
-                .build()?;
+        if self.store.is_ours() {
+            let builder = ArrayReader::builder(&opened.array);
+            let reader = self.store.read_by(builder, threads).build()?;
             opened.reader = (!reader.is_by_zarrs()).then_some(reader);
         }
         Ok(opened)
@@ -204,7 +194,7 @@ impl Opener {
         })
     }
 
-    /// The array at `path` as one of shared shards; its store has files.
+    /// The array at `path` as one of shared shards; the library reads and writes its store.
     pub(crate) fn shared_at(
         &self,
         path: &str,
@@ -217,22 +207,14 @@ impl Opener {
 
     fn open_shared(&self, path: &str, threads: NonZeroUsize) -> Result<Shared, Error> {
         let failed = |error: &dyn std::fmt::Display| Error::Value(error.to_string());
-        let files = self
-            .files
-            .clone()
-            .ok_or_else(|| failed(&"its values are not files"))?;
-        let (node, root) = (format!("/{path}"), files.root().to_owned());
-        let store = SparseShardStore::on_directory(files.clone(), &node, root)
-            .map_err(|error| failed(&error))?;
+        let node = format!("/{path}");
+        let store = self.store.shared(&node).map_err(|error| failed(&error))?;
         let store = Arc::new(store);
         let mut subchunks = Array::open(store.clone(), &node).map_err(|error| failed(&error))?;
         let shape = self.metadata.shape.clone();
         subchunks.set_shape(shape).map_err(|error| failed(&error))?;
-        let shards = self.at(path, threads)?.array.with_storage(files);
-        let reader = store
-            .reader_of(&shards)
-            .with_threads(threads.get())
-            .build()?;
+        let builder = store.reader_of(&self.at(path, threads)?.array);
+        let reader = self.store.limit(builder, threads.get()).build()?;
         Ok(Shared {
             store,
             subchunks,
@@ -278,7 +260,7 @@ impl Opened {
         threads: usize,
     ) -> Result<Option<ArrayReader<Store>>, Error> {
         match store {
-            Store::Files(_) => Ok(self.reader.clone()),
+            Store::Files(_) | Store::Objects(_) => Ok(self.reader.clone()),
             Store::Given(_) => {
                 let array = self.array.with_storage(Arc::new(store.clone()));
                 // Only what is wanted may have been read.

@@ -10,6 +10,8 @@ use zarrs_codec::CodecError;
 use zarrs_cuda::reader::ReaderError;
 use zarrs_storage::StorageError;
 
+use crate::objects;
+
 /// An error of a read or a write, before it is Python's.
 #[derive(Debug)]
 pub(crate) enum Error {
@@ -17,6 +19,8 @@ pub(crate) enum Error {
     Damaged { key: String, why: String },
     /// A store failed.
     Io(String, Option<i32>),
+    /// A store of obstore failed: the class of its exception.
+    Object(String, &'static str),
     /// Subchunks are stored beside a shard that is to be written otherwise: its key.
     Frames(String),
     /// There is no memory.
@@ -31,7 +35,7 @@ impl Error {
     /// An error while the bytes under `key` were decoded.
     pub(crate) fn decoding(key: &str, error: &CodecError) -> Self {
         if let Some(io) = find_io(error) {
-            return Self::Io(format!("cannot read {key}: {io}"), io.raw_os_error());
+            return Self::of_store(format!("cannot read {key}: {io}"), Some(io));
         }
         Self::Damaged {
             key: key.to_owned(),
@@ -46,8 +50,15 @@ impl Error {
 
     /// An error of a store, which was `doing` something with `key`.
     pub(crate) fn store(doing: &str, key: &str, error: &StorageError) -> Self {
-        let code = find_io(error).and_then(io::Error::raw_os_error);
-        Self::Io(format!("cannot {doing} {key}: {error}"), code)
+        Self::of_store(format!("cannot {doing} {key}: {error}"), find_io(error))
+    }
+
+    fn of_store(message: String, error: Option<&io::Error>) -> Self {
+        let object = error.and_then(io::Error::get_ref);
+        match object.and_then(|object| object.downcast_ref()) {
+            Some(object) => Self::Object(message, objects::class_of(object)),
+            None => Self::Io(message, error.and_then(io::Error::raw_os_error)),
+        }
     }
 
     /// An error of zarrs, while it read or wrote `key`.
@@ -75,6 +86,13 @@ impl Error {
                     .and_then(|errors| errors.getattr("FramesPending"))
                     .and_then(|class| class.call1((array, key)));
                 made.map_or_else(|error| error, PyErr::from_value)
+            }
+            Self::Object(message, class) => {
+                let made = py
+                    .import("obstore.exceptions")
+                    .and_then(|exceptions| exceptions.getattr(class))
+                    .and_then(|class| class.call1((&message,)));
+                made.map_or_else(|_| PyOSError::new_err(message), PyErr::from_value)
             }
             Self::Io(message, Some(code)) => PyOSError::new_err((code, message)),
             Self::Io(message, None) => PyOSError::new_err(message),

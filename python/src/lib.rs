@@ -10,6 +10,7 @@ mod files;
 mod maintain;
 #[allow(unsafe_code)]
 mod memory;
+mod objects;
 mod pipeline;
 mod pool;
 mod read;
@@ -25,6 +26,8 @@ const _: () = assert!(usize::BITS == 64);
 /// What `zarrs_cuda` imports when it is first used.
 #[pymodule]
 mod _internal {
+    #[pymodule_export]
+    use crate::objects::PyObjects;
     #[pymodule_export]
     use crate::pipeline::Native;
     #[pymodule_export]

@@ -1,7 +1,6 @@
 //! Looking after shards: packing, compacting, repairing and describing them.
 
 use std::num::NonZeroUsize;
-use std::sync::Arc;
 
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use serde_json::json;
@@ -11,8 +10,9 @@ use zarrs_storage::{StorePrefix, WritableStorageTraits};
 
 use crate::array::Shared;
 use crate::error::Error;
-use crate::files::{Files, frame_of};
+use crate::files::frame_of;
 use crate::pool;
+use crate::store::Store;
 
 /// How many shards were packed, of how many subchunks in how many objects; how many objects are not whole,
 /// and how many frames outside of the array were erased.
@@ -32,7 +32,7 @@ fn failed(error: zarrs_cuda::Error) -> Error {
 /// frames outside of `grid`.
 pub(crate) fn consolidate(
     shared: &Shared,
-    files: &Arc<Files>,
+    store: &Store,
     grid: &[u64],
     (part, parts): (u64, u64),
     threads: NonZeroUsize,
@@ -51,7 +51,7 @@ pub(crate) fn consolidate(
         let frame = StorePrefix::new(frame_of(key.as_str()) + "/");
         let erased = frame
             .map_err(Into::into)
-            .and_then(|frame| files.erase_prefix(&frame));
+            .and_then(|frame| store.erase_prefix(&frame));
         erased.map_err(|error| Error::store("erase the frame of", key.as_str(), &error))?;
     }
     let packed = pool::run(threads, || {
@@ -88,10 +88,10 @@ fn number(shard: &[u64], grid: &[u64]) -> Option<u64> {
 }
 
 /// The array whose shards are looked after.
-pub(crate) struct Maintained(pub(crate) Array<Files>);
+pub(crate) struct Maintained(pub(crate) Array<Store>);
 
 impl Maintained {
-    fn shards(&self) -> Result<Shards<'_, Files>, Error> {
+    fn shards(&self) -> Result<Shards<'_, Store>, Error> {
         Shards::of(&self.0).map_err(failed)
     }
 

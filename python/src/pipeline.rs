@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -16,12 +15,11 @@ use zarrs_storage::byte_range::ByteRange;
 use crate::array::{Keys, Opener};
 use crate::batch::{self, Batch};
 use crate::error::{Error, detached, unsupported};
-use crate::files::Files;
 use crate::maintain;
 use crate::memory::{Buffer, Memory};
 use crate::pool;
 use crate::read;
-use crate::store::{Store, Value};
+use crate::store::{Place, Store, Value};
 use crate::write;
 
 /// Reads and writes the chunks of arrays that have the same metadata and the same store.
@@ -42,13 +40,14 @@ enum Mode {
 
 #[pymethods]
 impl Native {
-    /// `metadata` is the text of a `zarr.json`; `root` is the directory of the store, if its values are files.
+    /// `metadata` is the text of a `zarr.json`; `place` is the directory of the store, if its values are files, or
+    /// its objects. Of other stores, calls get and return values.
     #[new]
-    #[pyo3(signature = (metadata, root, mode))]
-    fn new(metadata: &[u8], root: Option<PathBuf>, mode: &str) -> PyResult<Self> {
+    #[pyo3(signature = (metadata, place, mode))]
+    fn new(metadata: &[u8], place: Option<Place<'_>>, mode: &str) -> PyResult<Self> {
         let metadata: ArrayMetadataV3 = serde_json::from_slice(metadata).map_err(unsupported)?;
         let keys = Keys::new(&metadata).map_err(unsupported)?;
-        let opener = Opener::new(metadata, root).map_err(unsupported)?;
+        let opener = Opener::new(metadata, Store::at(place)).map_err(unsupported)?;
         let mode = match mode {
             // Arrays without shards have nothing to update in part.
             "rewrite" => Mode::Rewrite,
@@ -57,10 +56,17 @@ impl Native {
             "shared" => Mode::Shared,
             other => return Err(unsupported(format!("there is no mode {other:?}"))),
         };
-        if mode != Mode::Rewrite && opener.files.is_none() {
-            return Err(unsupported(
-                "the mode needs a store of files, `zarr.storage.LocalStore`",
-            ));
+        let why = match (mode, &opener.store) {
+            (Mode::Rewrite, _) | (_, Store::Files(_)) | (Mode::Shared, Store::Objects(_)) => None,
+            (Mode::InPlace, _) => {
+                Some("files alone are updated where they are: use a `zarr.storage.LocalStore`")
+            }
+            (Mode::Shared, _) => Some(
+                "the library itself must list and write the store: use a `zarr.storage.LocalStore`, or a `zarr.storage.ObjectStore` of a store that others can open, too",
+            ),
+        };
+        if let Some(why) = why {
+            return Err(unsupported(why));
         }
         Ok(Self { keys, opener, mode })
     }
@@ -69,6 +75,12 @@ impl Native {
     #[getter]
     fn is_sharded(&self) -> bool {
         self.opener.is_sharded
+    }
+
+    /// Whether calls get and return the values of the store.
+    #[getter]
+    fn takes_values(&self) -> bool {
+        !self.opener.store.is_ours()
     }
 
     /// The bytes of the fill value, as elements have them in memory.
@@ -201,9 +213,13 @@ impl Native {
                     write::write_in_place(&opened, files, &parsed, &memory, threads)?;
                     Ok(Vec::new())
                 }
-                (Mode::Shared, Store::Files(_)) => {
+                (Mode::Shared, Store::Files(_) | Store::Objects(_)) => {
                     let shared = self.opener.shared_at(&parsed.path, threads)?;
                     write::write_shared(&opened, &shared, &parsed, &memory, threads)?;
+                    Ok(Vec::new())
+                }
+                (_, Store::Objects(objects)) => {
+                    write::write_objects(&opened, objects, &parsed, &memory, threads)?;
                     Ok(Vec::new())
                 }
                 _ => write::write(&opened, &store, &parsed, &memory, threads),
@@ -228,8 +244,7 @@ impl Native {
     ) -> PyResult<maintain::Packed> {
         detached(py, path, || {
             let shared = self.opener.shared_at(path, threads)?;
-            let files = self.files()?;
-            maintain::consolidate(&shared, files, &grid, part, threads)
+            maintain::consolidate(&shared, &self.opener.store, &grid, part, threads)
         })
     }
 
@@ -280,18 +295,10 @@ impl Native {
 }
 
 impl Native {
-    fn files(&self) -> Result<&Arc<Files>, Error> {
-        let files = self.opener.files.as_ref();
-        files.ok_or_else(|| {
-            Error::Value("the array is not in a `zarr.storage.LocalStore`".to_owned())
-        })
-    }
-
     fn maintained(&self, path: &str) -> Result<maintain::Maintained, Error> {
         let opened = self.opener.at(path, NonZeroUsize::MIN)?;
-        Ok(maintain::Maintained(
-            opened.array.with_storage(self.files()?.clone()),
-        ))
+        let array = &opened.array;
+        Ok(maintain::Maintained(array.with_storage(array.storage())))
     }
 
     /// Checks that elements have the same size in numpy as in zarrs.
@@ -308,8 +315,8 @@ impl Native {
     }
 
     fn store(&self, values: Option<&Bound<'_, PyDict>>) -> PyResult<Store> {
-        if let Some(files) = &self.opener.files {
-            return Ok(Store::Files(files.clone()));
+        if self.opener.store.is_ours() {
+            return Ok(self.opener.store.clone());
         }
         let mut given = HashMap::new();
         for (key, value) in values.into_iter().flatten() {

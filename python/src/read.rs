@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 
 use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIterator};
 use zarrs::array::ArraySubset;
@@ -35,11 +36,20 @@ pub(crate) fn read(
     check_keys(opened, batch)?;
     match opened.reader(store, threads.get())? {
         Some(reader) => read_boxes(opened, &reader, batch, memory, threads),
-        None => pool::run(threads, || {
-            each(batch, threads, |item, share| {
-                decode(opened, store, item, memory, share)
-            })
-        })?,
+        None => {
+            let given = match store {
+                Store::Objects(objects) => {
+                    let keys = batch.items.iter().map(|item| (item.key.clone(), true));
+                    &Store::Given(Arc::new(objects.values(keys, false)?))
+                }
+                Store::Files(_) | Store::Given(_) => store,
+            };
+            pool::run(threads, || {
+                each(batch, threads, |item, share| {
+                    decode(opened, given, item, memory, share)
+                })
+            })?
+        }
     }
 }
 

@@ -2,20 +2,30 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use pyo3::prelude::*;
+use zarrs_cuda::reader::ArrayReaderBuilder;
+use zarrs_cuda::storage::SparseShardStore;
 use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator};
-use zarrs_storage::{MaybeBytesIterator, ReadableStorageTraits, StorageError, StoreKey};
+use zarrs_storage::{
+    AtomicRenameStorageTraits, ListableStorageTraits, MaybeBytes, MaybeBytesIterator,
+    OffsetBytesIterator, ReadableStorageTraits, StorageError, StoreKey, StoreKeys,
+    StoreKeysPrefixes, StorePrefix, WritableStorageTraits,
+};
 
 use crate::change::Stored;
 use crate::error::Error;
 use crate::files::Files;
+use crate::objects::{Objects, PyObjects};
 
 /// Values, by their keys.
 #[derive(Clone, Debug)]
 pub(crate) enum Store {
     Files(Arc<Files>),
+    Objects(Arc<Objects>),
     /// What Python got from its store before the call. Every key that the call needs is there.
     Given(Arc<HashMap<String, Option<Value>>>),
 }
@@ -48,7 +58,80 @@ impl Value {
     }
 }
 
+/// Where Python says that values are: in files below a directory, or in objects.
+#[derive(FromPyObject)]
+pub(crate) enum Place<'py> {
+    Objects(PyRef<'py, PyObjects>),
+    Files(PathBuf),
+}
+
 impl Store {
+    pub(crate) fn at(place: Option<Place<'_>>) -> Self {
+        match place {
+            Some(Place::Files(root)) => Self::Files(Arc::new(Files::new(root))),
+            Some(Place::Objects(objects)) => Self::Objects(objects.0.clone()),
+            None => Self::Given(Arc::default()),
+        }
+    }
+
+    /// Whether the library reads it, and writes it.
+    pub(crate) fn is_ours(&self) -> bool {
+        !matches!(self, Self::Given(_))
+    }
+
+    /// The builder of a reader of this store, which works on up to `threads` threads.
+    pub(crate) fn read_by(
+        &self,
+        builder: ArrayReaderBuilder<Self>,
+        threads: usize,
+    ) -> ArrayReaderBuilder<Self> {
+        let builder = self.limit(builder, threads);
+        match self {
+            Self::Files(files) => builder.on_directory(files.root().to_owned()),
+            Self::Objects(_) | Self::Given(_) => builder,
+        }
+    }
+
+    /// As [`read_by`](Self::read_by), of a builder that knows where files are.
+    pub(crate) fn limit(
+        &self,
+        builder: ArrayReaderBuilder<Self>,
+        threads: usize,
+    ) -> ArrayReaderBuilder<Self> {
+        match self {
+            // Each request has a thread, which waits most of the time.
+            Self::Objects(objects) => builder.with_requests(objects.requests.get()),
+            Self::Files(_) | Self::Given(_) => builder.with_threads(threads),
+        }
+    }
+
+    /// The shared shards of the array at `path` of this store.
+    pub(crate) fn shared(&self, path: &str) -> Result<SparseShardStore<Self>, zarrs_cuda::Error> {
+        let store = Arc::new(self.clone());
+        match self {
+            Self::Files(files) => {
+                SparseShardStore::on_directory(store, path, files.root().to_owned())
+            }
+            Self::Objects(_) | Self::Given(_) => SparseShardStore::open(store, path),
+        }
+    }
+
+    fn writable(&self) -> Result<&dyn WritableStorageTraits, StorageError> {
+        match self {
+            Self::Files(files) => Ok(files),
+            Self::Objects(objects) => Ok(objects),
+            Self::Given(_) => Err(not_ours()),
+        }
+    }
+
+    fn listable(&self) -> Result<&dyn ListableStorageTraits, StorageError> {
+        match self {
+            Self::Files(files) => Ok(files),
+            Self::Objects(objects) => Ok(objects),
+            Self::Given(_) => Err(not_ours()),
+        }
+    }
+
     /// The value of `key`, to be changed in part; `None` if there is none.
     pub(crate) fn stored(&self, key: &str) -> Result<Option<Stored>, Error> {
         match self {
@@ -57,7 +140,7 @@ impl Store {
                 let opened = opened.map_err(|error| Error::store("read", key, &error.into()))?;
                 Ok(opened.map(|(file, size)| Stored::File(file, size)))
             }
-            Self::Given(_) => Ok(self.whole(key)?.map(Stored::Bytes)),
+            Self::Objects(_) | Self::Given(_) => Ok(self.whole(key)?.map(Stored::Bytes)),
         }
     }
 
@@ -68,6 +151,10 @@ impl Store {
             Self::Files(files) => {
                 let value = files.whole(key).map_err(|error| failed(error.into()))?;
                 Ok(value.map(Bytes::from))
+            }
+            Self::Objects(objects) => {
+                let key = StoreKey::new(key).map_err(|error| failed(error.into()))?;
+                objects.get(&key).map_err(failed)
             }
             Self::Given(values) => match given(values, key).map_err(failed)? {
                 Some(Value::Whole(value)) => Ok(Some(value)),
@@ -104,7 +191,18 @@ fn given(
     Ok(value.clone())
 }
 
+fn not_ours() -> StorageError {
+    StorageError::Unsupported("Python writes and lists this store".to_owned())
+}
+
 impl ReadableStorageTraits for Store {
+    fn get(&self, key: &StoreKey) -> Result<MaybeBytes, StorageError> {
+        match self {
+            Self::Objects(objects) => objects.get(key),
+            Self::Files(_) | Self::Given(_) => self.get_partial(key, ByteRange::FromStart(0, None)),
+        }
+    }
+
     fn get_partial_many<'a>(
         &'a self,
         key: &StoreKey,
@@ -112,6 +210,7 @@ impl ReadableStorageTraits for Store {
     ) -> Result<MaybeBytesIterator<'a>, StorageError> {
         match self {
             Self::Files(files) => files.get_partial_many(key, byte_ranges),
+            Self::Objects(objects) => objects.get_partial_many(key, byte_ranges),
             Self::Given(values) => {
                 let Some(value) = given(values, key.as_str())? else {
                     return Ok(None);
@@ -126,6 +225,7 @@ impl ReadableStorageTraits for Store {
     fn size_key(&self, key: &StoreKey) -> Result<Option<u64>, StorageError> {
         match self {
             Self::Files(files) => files.size_key(key),
+            Self::Objects(objects) => objects.size_key(key),
             Self::Given(values) => match given(values, key.as_str())? {
                 Some(Value::Whole(value)) => Ok(Some(value.len() as u64)),
                 Some(Value::Parts(_)) => Err(StorageError::UnknownKeySize(key.clone())),
@@ -136,5 +236,61 @@ impl ReadableStorageTraits for Store {
 
     fn supports_get_partial(&self) -> bool {
         true
+    }
+}
+
+impl WritableStorageTraits for Store {
+    fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
+        self.writable()?.set(key, value)
+    }
+
+    fn set_partial_many(
+        &self,
+        key: &StoreKey,
+        offset_values: OffsetBytesIterator,
+    ) -> Result<(), StorageError> {
+        self.writable()?.set_partial_many(key, offset_values)
+    }
+
+    fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
+        self.writable()?.erase(key)
+    }
+
+    fn erase_prefix(&self, prefix: &StorePrefix) -> Result<(), StorageError> {
+        self.writable()?.erase_prefix(prefix)
+    }
+
+    fn supports_set_partial(&self) -> bool {
+        self.writable()
+            .is_ok_and(|store| store.supports_set_partial())
+    }
+}
+
+impl ListableStorageTraits for Store {
+    fn list(&self) -> Result<StoreKeys, StorageError> {
+        self.listable()?.list()
+    }
+
+    fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys, StorageError> {
+        self.listable()?.list_prefix(prefix)
+    }
+
+    fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes, StorageError> {
+        self.listable()?.list_dir(prefix)
+    }
+
+    fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64, StorageError> {
+        self.listable()?.size_prefix(prefix)
+    }
+}
+
+impl AtomicRenameStorageTraits for Store {
+    fn rename(&self, source: &StoreKey, destination: &StoreKey) -> Result<(), StorageError> {
+        match self {
+            Self::Files(files) => files.rename(source, destination),
+            Self::Objects(_) | Self::Given(_) => Err(StorageError::Unsupported(
+                "objects are not renamed".to_owned(),
+            )),
+        }
     }
 }

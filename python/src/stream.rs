@@ -2,7 +2,6 @@
 #![allow(clippy::needless_pass_by_value, reason = "what lists of Python become")]
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use numpy::PyUntypedArray;
@@ -10,18 +9,15 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use zarrs::array::{Array, ArraySubset};
 use zarrs_cuda::reader::ArrayReader;
-use zarrs_cuda::storage::SparseShardStore;
 use zarrs_cuda::writer::{ArrayWriter, Progress, WriterError};
 
 use crate::error::{Error, detached};
-use crate::files::Files;
 use crate::memory::Memory;
+use crate::store::{Place, Store};
 
-fn opened(root: PathBuf, path: &str) -> Result<(Arc<Files>, Array<Files>), Error> {
-    let files = Arc::new(Files::new(root));
-    let array = Array::open(files.clone(), &format!("/{path}"));
-    let array = array.map_err(|error| Error::Value(error.to_string()))?;
-    Ok((files, array))
+fn opened(store: &Store, path: &str) -> Result<Array<Store>, Error> {
+    let array = Array::open(Arc::new(store.clone()), &format!("/{path}"));
+    array.map_err(|error| Error::Value(error.to_string()))
 }
 
 fn failed(error: WriterError) -> Error {
@@ -31,12 +27,11 @@ fn failed(error: WriterError) -> Error {
             ref key,
             ref source,
             ..
-        } => {
-            let Error::Io(_, code) = Error::store(doing, key.as_str(), source) else {
-                return Error::Other(error.to_string());
-            };
-            Error::Io(error.to_string(), code)
-        }
+        } => match Error::store(doing, key.as_str(), source) {
+            Error::Io(_, code) => Error::Io(error.to_string(), code),
+            Error::Object(_, class) => Error::Object(error.to_string(), class),
+            _ => Error::Other(error.to_string()),
+        },
         WriterError::Memory { .. } => Error::Memory(error.to_string()),
         WriterError::Unsupported { .. }
         | WriterError::Start { .. }
@@ -86,19 +81,23 @@ pub(crate) struct Writer {
 #[pymethods]
 impl Writer {
     #[new]
-    #[pyo3(signature = (root, path, start, sync, progress))]
+    #[pyo3(signature = (place, path, start, sync, progress))]
     fn new(
         py: Python<'_>,
-        root: PathBuf,
+        place: Place<'_>,
         path: String,
         start: Option<u64>,
         sync: bool,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
+        let store = Store::at(Some(place));
         let writer = detached(py, &path, || {
-            let (files, array) = opened(root, &path)?;
-            files.set_sync(sync);
-            let mut builder = ArrayWriter::builder(&array).with_atomic_rename(files);
+            let array = opened(&store, &path)?;
+            let mut builder = ArrayWriter::builder(&array);
+            if let Store::Files(files) = store {
+                files.set_sync(sync);
+                builder = builder.with_atomic_rename(files);
+            }
             if let Some(start) = start {
                 builder = builder.with_start(start);
             }
@@ -185,30 +184,31 @@ impl Writer {
 #[pyclass(frozen, module = "zarrs_cuda._internal")]
 pub(crate) struct Reader {
     path: String,
-    reader: ArrayReader<Files>,
+    reader: ArrayReader<Store>,
 }
 
 #[pymethods]
 impl Reader {
     #[new]
-    #[pyo3(signature = (root, path, threads, *, shared))]
+    #[pyo3(signature = (place, path, threads, *, shared))]
     fn new(
         py: Python<'_>,
-        root: PathBuf,
+        place: Place<'_>,
         path: String,
         threads: NonZeroUsize,
         shared: bool,
     ) -> PyResult<Self> {
+        let store = Store::at(Some(place));
         let reader = detached(py, &path, || {
-            let (files, array) = opened(root.clone(), &path)?;
+            let array = opened(&store, &path)?;
             let builder = if shared {
-                let store = SparseShardStore::on_directory(files, &format!("/{path}"), root)
-                    .map_err(|error| Error::Value(error.to_string()))?;
-                store.reader_of(&array)
+                let shared = store.shared(&format!("/{path}"));
+                let shared = shared.map_err(|error| Error::Value(error.to_string()))?;
+                store.limit(shared.reader_of(&array), threads.get())
             } else {
-                ArrayReader::builder(&array).on_directory(root)
+                store.read_by(ArrayReader::builder(&array), threads.get())
             };
-            Ok(builder.with_threads(threads.get()).build()?)
+            Ok(builder.build()?)
         })?;
         Ok(Self { path, reader })
     }

@@ -18,6 +18,7 @@ use crate::change::{Changed, Changing, Output, Stored};
 use crate::error::Error;
 use crate::files::Files;
 use crate::memory::Memory;
+use crate::objects::Objects;
 use crate::pool;
 use crate::read::{check_keys, each};
 use crate::store::{Store, inside};
@@ -111,6 +112,25 @@ pub(crate) fn write(
         })
     })??;
     Ok(changes.into_iter().flatten().collect())
+}
+
+/// As [`write`], of objects: what is changed in part is got before, several at once, and the new values are put
+/// after.
+pub(crate) fn write_objects(
+    opened: &Opened,
+    objects: &Objects,
+    batch: &Batch,
+    memory: &Memory,
+    threads: NonZeroUsize,
+) -> Result<(), Error> {
+    check_keys(opened, batch)?;
+    let wanted = batch
+        .items
+        .iter()
+        .map(|item| (item.key.clone(), !opened.is_complete(item)));
+    let values = objects.values(wanted, opened.is_sharded)?;
+    let given = Store::Given(Arc::new(values));
+    objects.change(write(opened, &given, batch, memory, threads)?)
 }
 
 /// As [`write`], by updating shards where they are stored.
@@ -281,6 +301,11 @@ impl Opened {
         extents.all(|(extent, len)| extent.get() == *len as u64)
     }
 
+    /// Whether nothing of the chunk of `item` is kept. Of a shard, what is behind the end of the array is.
+    fn is_complete(&self, item: &Item) -> bool {
+        self.is_whole(item) || (item.is_complete && !self.is_sharded)
+    }
+
     /// The elements of the chunk of `item` after the write.
     fn elements<'m>(
         &self,
@@ -294,8 +319,7 @@ impl Opened {
         if is_whole && let Some(elements) = memory.contiguous(item.offset, &item.shape, from.1) {
             return Ok(Cow::Borrowed(elements));
         }
-        let is_complete = is_whole || (item.is_complete && !self.is_sharded);
-        let before = if is_complete {
+        let before = if self.is_complete(item) {
             None
         } else {
             store.whole(&item.key)?

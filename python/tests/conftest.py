@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import zarr
-from zarr.storage import LocalStore, MemoryStore, WrapperStore
+from obstore.store import LocalStore as LocalObjects
+from zarr.storage import LocalStore, MemoryStore, ObjectStore, WrapperStore
 from zarrs_cuda._pipeline import counts
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def create(store: Any, pipeline: str = OURS, **kwargs: Any) -> zarr.Array[Any]:
 
 @pytest.fixture
 def stores(tmp_path: Path) -> Callable[[str], Any]:
-    """Return a function that makes an empty store of a kind: of files, in memory, or any other."""
+    """Return a function that makes an empty store of a kind: of files, in memory, of objects, or any other."""
     number = itertools.count()
 
     def make(kind: str) -> Any:
@@ -43,6 +44,9 @@ def stores(tmp_path: Path) -> Callable[[str], Any]:
                 return LocalStore(tmp_path / f"store{next(number)}")
             case "memory":
                 return MemoryStore()
+            case "objects":
+                root = tmp_path / f"store{next(number)}"
+                return ObjectStore(LocalObjects(root, mkdir=True))
             case _:
                 return WrapperStore(MemoryStore())
 

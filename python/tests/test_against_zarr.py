@@ -25,7 +25,7 @@ from zarr.core.sync import sync
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-KINDS = ["local", "memory", "other"]
+KINDS = ["local", "memory", "objects", "other"]
 # With fill values that are not zeros.
 TYPES: dict[str, list[Any]] = {
     "bool": [False, True],

@@ -14,7 +14,7 @@ from zarr.core.array import AsyncArray
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-KINDS = ["local", "memory", "other"]
+KINDS = ["local", "memory", "objects", "other"]
 
 
 def filled(store: Any) -> np.ndarray[Any, Any]:

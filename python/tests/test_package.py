@@ -175,7 +175,7 @@ def test_zarr_v2_falls_back_in_silence() -> None:
     assert array[2] == 1
 
 
-@pytest.mark.parametrize("kind", ["local", "memory", "other"])
+@pytest.mark.parametrize("kind", ["local", "memory", "objects", "other"])
 def test_read_only_stores_raise_what_they_raise(kind: str, stores: Callable[[str], Any]) -> None:
     store = stores(kind)
     create(store, shape=(4,), chunks=(2,), dtype="uint8")[...] = 1
@@ -191,7 +191,7 @@ def test_read_only_stores_raise_what_they_raise(kind: str, stores: Callable[[str
     assert errors[0] == errors[1]
 
 
-@pytest.mark.parametrize("kind", ["local", "memory", "other"])
+@pytest.mark.parametrize("kind", ["local", "memory", "objects", "other"])
 def test_a_damaged_shard_is_named(kind: str, stores: Callable[[str], Any]) -> None:
     store = stores(kind)
     array = create(store, shape=(8, 8), chunks=(2, 2), shards=(8, 8), dtype="uint16")
@@ -322,7 +322,7 @@ class AwayBuffer(NDBuffer):
         self._data[key] = value.as_numpy_array()
 
 
-@pytest.mark.parametrize("kind", ["local", "memory", "other"])
+@pytest.mark.parametrize("kind", ["local", "memory", "objects", "other"])
 def test_elements_on_a_device_are_copied_once(kind: str, stores: Callable[[str], Any]) -> None:
     array = create(stores(kind), shape=(8, 8), chunks=(2, 2), shards=(4, 4), dtype="uint16")
     values = np.arange(64, dtype="uint16").reshape(8, 8)
@@ -336,7 +336,7 @@ def test_elements_on_a_device_are_copied_once(kind: str, stores: Callable[[str],
     np.testing.assert_array_equal(got.values, values[np.ix_([1, 6], [0, 7])])
 
 
-@pytest.mark.parametrize("kind", ["local", "memory", "other"])
+@pytest.mark.parametrize("kind", ["local", "memory", "objects", "other"])
 def test_foreign_byte_order_and_other_types_of_outputs(kind: str, stores: Callable[[str], Any]) -> None:
     # Not opened again: the metadata do not say in which order elements are in memory.
     array = create(stores(kind), shape=(8, 8), chunks=(2, 2), shards=(4, 4), dtype=">u2")

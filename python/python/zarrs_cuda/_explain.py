@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from zarr.core.array import Array, AsyncArray
-from zarr.storage import LocalStore
 
 from zarrs_cuda import _settings
 from zarrs_cuda._pipeline import CodecPipeline, native_for
+from zarrs_cuda._places import place
 from zarrs_cuda._supported import UnsupportedError
 
 
@@ -58,13 +58,18 @@ def explain(array: Array[Any] | AsyncArray[Any]) -> Explanation:
     if not isinstance(pipeline, CodecPipeline):
         why = "`codec_pipeline.path` was not `zarrs_cuda.CodecPipeline` when the array was opened"
         return Explanation(name, None, why, "")
-    store = opened.store_path.store
-    root = str(store.root) if type(store) is LocalStore else None
+    found = place(opened.store_path.store)
     try:
-        ours = native_for(opened.metadata, root, pipeline._mode)
+        ours = native_for(opened.metadata, found, pipeline._mode)
     except UnsupportedError as error:
         other = type(pipeline.other)
         return Explanation(f"{other.__module__}.{other.__qualname__}", None, str(error), "")
-    where = "its values are files" if root else "its values are given to the library, and taken from it"
+    match found:
+        case None:
+            where = "its values are given to the library, and taken from it"
+        case str():
+            where = "its values are files"
+        case _:
+            where = "its values are objects, which the library requests itself"
     stages = ours.explain(opened.store_path.path, _settings.threads())
     return Explanation(name, pipeline._mode, where, stages)

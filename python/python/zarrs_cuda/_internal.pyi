@@ -8,8 +8,14 @@ __version__: str
 type _Array = np.ndarray[Any, Any]
 
 @final
+class Objects:
+    def __new__(cls, store: Any, requests: int) -> Self: ...
+
+@final
 class Native:
-    def __new__(cls, metadata: bytes, root: str | None, mode: str) -> Self: ...
+    def __new__(cls, metadata: bytes, place: str | Objects | None, mode: str) -> Self: ...
+    @property
+    def takes_values(self) -> bool: ...
     @property
     def is_sharded(self) -> bool: ...
     def fill_value(self) -> bytes: ...
@@ -51,7 +57,7 @@ class Native:
 class Writer:
     def __new__(
         cls,
-        root: str,
+        place: str | Objects,
         path: str,
         start: int | None,
         sync: bool,
@@ -65,7 +71,7 @@ class Writer:
 
 @final
 class Reader:
-    def __new__(cls, root: str, path: str, threads: int, *, shared: bool) -> Self: ...
+    def __new__(cls, place: str | Objects, path: str, threads: int, *, shared: bool) -> Self: ...
     @property
     def shape(self) -> list[int]: ...
     def explain(self) -> str: ...

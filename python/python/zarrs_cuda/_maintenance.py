@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from zarr.core.array import Array, AsyncArray
 from zarr.core.sync import sync
-from zarr.storage import LocalStore
 
 from zarrs_cuda import _settings
 from zarrs_cuda._pipeline import native_for
+from zarrs_cuda._places import place_of_shards
 from zarrs_cuda._supported import UnsupportedError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def consolidate(array: AnyArray, part: tuple[int, int] = (0, 1)) -> Consolidatio
     Parameters
     ----------
     array
-        An array of zarr-python in a ``LocalStore``.
+        An array of zarr-python in a ``LocalStore``, or in an ``ObjectStore`` that is not in memory.
     part
         Do part ``i`` of ``n``, ``(i, n)``: the shards whose number in the grid, in C order, is ``i``
         modulo ``n``. Processes with different parts pack at the same time. Part 0 deletes the frames
@@ -76,7 +76,7 @@ def consolidate(array: AnyArray, part: tuple[int, int] = (0, 1)) -> Consolidatio
     ValueError
         If the array has no shards, or is in another store, or the part is none.
     OSError
-        If a file cannot be read or written.
+        If a file cannot be read or written. For objects, the exceptions of obstore.
     """
     number, parts = part
     if not 0 <= number < parts:
@@ -94,7 +94,7 @@ def compact(array: AnyArray) -> dict[tuple[int, ...], tuple[int, int]]:
     Parameters
     ----------
     array
-        An array of zarr-python in a ``LocalStore``.
+        An array of zarr-python in a ``LocalStore``, or in an ``ObjectStore`` that is not in memory.
 
     Returns
     -------
@@ -109,9 +109,9 @@ def compact(array: AnyArray) -> dict[tuple[int, ...], tuple[int, int]]:
     RuntimeError
         If an update of a shard was interrupted: :func:`recover` it first.
     OSError
-        If a file cannot be read or written.
+        If a file cannot be read or written. For objects, the exceptions of obstore.
     """
-    ours, path, grid = _opened(array, "in_place", writes=True)
+    ours, path, grid = _opened(array, "rewrite", writes=True)
     done = {shard: ours.compact(path, list(shard)) for shard in _every(grid)}
     return {shard: sizes for shard, sizes in done.items() if sizes is not None and sizes[0] != sizes[1]}
 
@@ -124,7 +124,7 @@ def recover(array: AnyArray) -> dict[tuple[int, ...], str]:
     Parameters
     ----------
     array
-        An array of zarr-python in a ``LocalStore``.
+        An array of zarr-python in a ``LocalStore``, or in an ``ObjectStore`` that is not in memory.
 
     Returns
     -------
@@ -137,9 +137,9 @@ def recover(array: AnyArray) -> dict[tuple[int, ...], str]:
     ValueError
         If the array has no shards, or is in another store.
     OSError
-        If a file cannot be read or written.
+        If a file cannot be read or written. For objects, the exceptions of obstore.
     """
-    ours, path, grid = _opened(array, "in_place", writes=True)
+    ours, path, grid = _opened(array, "rewrite", writes=True)
     threads = _settings.threads()
     found = {shard: ours.recover(path, list(shard), threads)[0] for shard in _every(grid)}
     return {shard: state for shard, state in found.items() if state not in ("absent", "intact")}
@@ -215,7 +215,7 @@ def inspect(array: AnyArray, shard: tuple[int, ...]) -> Inspection | None:
     Parameters
     ----------
     array
-        An array of zarr-python in a ``LocalStore``.
+        An array of zarr-python in a ``LocalStore``, or in an ``ObjectStore`` that is not in memory.
     shard
         The position of the shard in the grid of shards.
 
@@ -231,7 +231,7 @@ def inspect(array: AnyArray, shard: tuple[int, ...]) -> Inspection | None:
     OSError
         If the file cannot be read.
     """
-    ours, path, _ = _opened(array, "in_place")
+    ours, path, _ = _opened(array, "rewrite")
     found = ours.inspect(path, list(shard))
     if found is None:
         return None
@@ -253,15 +253,13 @@ def _opened(array: AnyArray, mode: Mode, *, writes: bool = False) -> tuple[Nativ
     """Return the native half for the shards of an array, its path, and its grid of shards."""
     opened = array.async_array if isinstance(array, Array) else array
     where = opened.store_path
-    if type(where.store) is not LocalStore:
-        msg = f"the array is in a {type(where.store).__name__}, and must be in a `zarr.storage.LocalStore`"
-        raise ValueError(msg)
+    found = place_of_shards(where.store)
     if writes:
         where.store._check_writable()
     # Its shape may have changed since it was opened.
     metadata = sync(AsyncArray.open(where)).metadata
     try:
-        ours = native_for(metadata, str(where.store.root), mode)
+        ours = native_for(metadata, found, mode)
     except UnsupportedError as error:
         raise ValueError(str(error)) from error
     if not ours.is_sharded:

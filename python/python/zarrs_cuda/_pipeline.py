@@ -21,11 +21,12 @@ from zarr.core.codec_pipeline import BatchedCodecPipeline, codecs_from_list
 from zarr.core.common import concurrent_map
 from zarr.core.config import config
 from zarr.core.metadata.v3 import ArrayV3Metadata, RegularChunkGridMetadata
-from zarr.storage import LocalStore, MemoryStore, StorePath
+from zarr.storage import MemoryStore, ObjectStore, StorePath
 
 from zarrs_cuda import _settings
 from zarrs_cuda._errors import FallbackWarning
 from zarrs_cuda._native import native
+from zarrs_cuda._places import place
 from zarrs_cuda._selections import around
 from zarrs_cuda._supported import UnsupportedError, check_fill_value, is_sharded, metadata_text
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from zarr.core.metadata.v3 import ChunkGridMetadata
 
     from zarrs_cuda._internal import Native
+    from zarrs_cuda._places import Place
     from zarrs_cuda._settings import Mode
 
     Batch = list[tuple[Any, ArraySpec, SelectorTuple, SelectorTuple, bool]]
@@ -93,8 +95,8 @@ class CodecPipeline(_CodecPipeline):
         self._forget()
 
     def _forget(self) -> None:
-        # The native half, and the directory it is for.
-        self._native: tuple[str | None, Native] | None = None
+        # The native half, and where it finds values.
+        self._native: tuple[Place | None, Native] | None = None
         self._unsupported: str | None = None
         self._other: BatchedCodecPipeline | None = None
         # How many reads have to be in time until the event loop's thread does them again.
@@ -245,7 +247,8 @@ class CodecPipeline(_CodecPipeline):
         values = await _values_to_read(ours, batch)
         target = out.as_ndarray_like()
         host = target if isinstance(target, np.ndarray) else np.empty(out.shape, out.dtype)
-        is_quick = len(batch) <= _FEW and host.nbytes <= _QUICK
+        is_object = type(batch[0][0].store) is ObjectStore
+        is_quick = not is_object and len(batch) <= _FEW and host.nbytes <= _QUICK
         begin = time.perf_counter()
         # Sooner done than a thread is woken. The loops of applications have other work.
         if is_quick and self._slow == 0 and asyncio.get_running_loop() is sync.loop[0]:
@@ -308,14 +311,14 @@ class CodecPipeline(_CodecPipeline):
             self._fall_back(f"chunks are in a {type(where).__name__}, and not in a store")
             return None
         store = where.store
-        root = str(store.root) if type(store) is LocalStore else None
+        found = place(store)
         known = self._native
-        if known is None or known[0] != root:
+        if known is None or known[0] != found:
             if self._unsupported is not None:
                 self._fall_back(self._unsupported)
                 return None
             try:
-                known = root, native_for(self._metadata, root, self._mode)
+                known = found, native_for(self._metadata, found, self._mode)
             except UnsupportedError as error:
                 self._unsupported = str(error)
                 self._fall_back(self._unsupported)
@@ -349,15 +352,15 @@ class CodecPipeline(_CodecPipeline):
         )
 
 
-def native_for(metadata: ArrayMetadata, root: str | None, mode: Mode) -> Native:
+def native_for(metadata: ArrayMetadata, found: Place | None, mode: Mode) -> Native:
     """Make the native half of a pipeline.
 
     Parameters
     ----------
     metadata
         The metadata of the array.
-    root
-        The directory of the store, if its values are files.
+    found
+        Where the values of the store are, if the library reads and writes them.
     mode
         How shards are written.
 
@@ -368,7 +371,7 @@ def native_for(metadata: ArrayMetadata, root: str | None, mode: Mode) -> Native:
     """
     text = metadata_text(metadata)
     try:
-        ours: Native = native().Native(text, root, mode)
+        ours: Native = native().Native(text, found, mode)
     except ValueError as error:
         raise UnsupportedError(str(error)) from error
     check_fill_value(metadata, ours.fill_value())
@@ -403,9 +406,9 @@ def _zarr_python(metadata: ArrayMetadata) -> BatchedCodecPipeline:
 
 
 async def _values_to_read(ours: Native, batch: Batch) -> dict[str, Any] | None:
-    """Get what a read needs of the values, by their keys; None if they are files."""
+    """Get what a read needs of the values, by their keys; None if the library reads the store."""
     store = batch[0][0].store
-    if type(store) is LocalStore:
+    if not ours.takes_values:
         return None
     if type(store) is MemoryStore:
         return _in_memory(store, [item[0] for item in batch])
@@ -415,9 +418,9 @@ async def _values_to_read(ours: Native, batch: Batch) -> dict[str, Any] | None:
 
 
 async def _values_to_change(ours: Native, batch: Batch) -> dict[str, Any] | None:
-    """Get the values of which a write keeps a part, by their keys; None if they are files."""
+    """Get the values of which a write keeps a part, by their keys; None if the library reads the store."""
     store = batch[0][0].store
-    if type(store) is LocalStore:
+    if not ours.takes_values:
         return None
     # Of a shard, what is behind the end of the array is kept.
     wanted = [item for item in batch if not (_is_all(item) if ours.is_sharded else item[4])]

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from zarr.core.array import Array, AsyncArray
-from zarr.storage import LocalStore
 
 from zarrs_cuda import _settings
 from zarrs_cuda._native import native
+from zarrs_cuda._places import place_of_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,16 +17,15 @@ if TYPE_CHECKING:
 
     from zarr.storage import StorePath
 
+    from zarrs_cuda._places import Place
+
     type AnyArray = Array[Any] | AsyncArray[Any]
 
 
-def _place(array: AnyArray) -> tuple[AsyncArray[Any], StorePath, str]:
+def _place(array: AnyArray) -> tuple[AsyncArray[Any], StorePath, Place]:
     opened = array.async_array if isinstance(array, Array) else array
     where = opened.store_path
-    if type(where.store) is not LocalStore:
-        msg = f"the array is in a {type(where.store).__name__}, and must be in a `zarr.storage.LocalStore`"
-        raise ValueError(msg)
-    return opened, where, str(where.store.root)
+    return opened, where, place_of_shards(where.store)
 
 
 def _dtype(array: AsyncArray[Any]) -> np.dtype[Any]:
@@ -48,7 +47,7 @@ class ArrayWriter:
     Parameters
     ----------
     array
-        A sharded array of zarr-python in a ``LocalStore``. Nothing else may write it meanwhile. After
+        A sharded array of zarr-python in a ``LocalStore``, or in an ``ObjectStore`` that is not in memory. Nothing else may write it meanwhile. After
         ``finish`` its metadata in the store have the new shape: open the array again.
     start
         The first slice to write; at the border of a shard. By default the end of the array.
@@ -69,11 +68,11 @@ class ArrayWriter:
         start: int | None = None,
         progress: Callable[[dict[str, float]], object] | None = None,
     ) -> None:
-        opened, where, root = _place(array)
+        opened, where, place = _place(array)
         where.store._check_writable()
         self._dtype = _dtype(opened)
         self._slice = opened.metadata.shape[1:]
-        self._writer = native().Writer(root, where.path, start, _settings.syncs(), progress)
+        self._writer = native().Writer(place, where.path, start, _settings.syncs(), progress)
 
     def append(self, frames: Any) -> None:
         """Append elements; wait while the store is behind.
@@ -159,7 +158,7 @@ class ArrayReader:
     Parameters
     ----------
     array
-        An array of zarr-python in a ``LocalStore``.
+        An array of zarr-python in a ``LocalStore``, or in an ``ObjectStore`` that is not in memory.
     shared
         Whether to see the subchunks that are stored beside their shards. By default as the array does
         that was opened with ``codec_pipeline.shards`` set to ``"shared"``.
@@ -171,11 +170,11 @@ class ArrayReader:
     """
 
     def __init__(self, array: AnyArray, *, shared: bool | None = None) -> None:
-        opened, where, root = _place(array)
+        opened, where, place = _place(array)
         if shared is None:
             shared = getattr(opened.codec_pipeline, "_mode", "rewrite") == "shared"
         self._dtype = _dtype(opened)
-        self._reader = native().Reader(root, where.path, _settings.threads(), shared=shared)
+        self._reader = native().Reader(place, where.path, _settings.threads(), shared=shared)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from zarr.core.array import Array, AsyncArray
-from zarr.storage import LocalStore
 
 from zarrs_cuda import _settings
 from zarrs_cuda._pipeline import CodecPipeline, native_for
+from zarrs_cuda._places import place_of_shards
 from zarrs_cuda._supported import is_sharded
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def store(x: DaskArray, z: Array[Any], *, compute: bool = True) -> Delayed | Non
     x
         The elements. Borders of blocks that are within a subchunk are moved to the next one.
     z
-        A sharded array of the same shape, in a ``LocalStore`` that all workers reach. Nothing else may
+        A sharded array of the same shape, in a ``LocalStore`` or an ``ObjectStore`` that all workers reach. Nothing else may
         write it meanwhile.
     compute
         Whether to do it now.
@@ -91,9 +91,7 @@ def _shared(z: Array[Any]) -> Array[Any]:
     """Return the array with shared shards."""
     opened = z.async_array
     where = opened.store_path
-    if type(where.store) is not LocalStore:
-        msg = f"the array is in a {type(where.store).__name__}, and must be in a `zarr.storage.LocalStore`"
-        raise ValueError(msg)
+    place_of_shards(where.store)
     if not is_sharded(opened.metadata):
         msg = "the array has no shards, or codecs around them"
         raise ValueError(msg)
@@ -110,10 +108,7 @@ def _write(array: Array[Any], box: tuple[slice, ...], block: Any) -> None:
 
 def _pack(array: Array[Any], indices: tuple[int, ...], _written: list[None]) -> None:
     where = array.async_array.store_path
-    store = where.store
-    if not isinstance(store, LocalStore):
-        raise TypeError(store)
-    ours = native_for(array.metadata, str(store.root), "shared")
+    ours = native_for(array.metadata, place_of_shards(where.store), "shared")
     ours.consolidate_shard(where.path, list(indices), _settings.threads())
 
 

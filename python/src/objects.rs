@@ -1,0 +1,423 @@
+//! The objects of zarr-python's `ObjectStore`, which keeps a store of obstore.
+//!
+//! obstore is another module, with a copy of its own of the Rust library `object_store`: what it made cannot be
+//! used here. So each process makes a store of its own with the same settings. Requests wait on a runtime of this
+//! package; nothing here calls Python, but for the settings.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::io;
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use bytes::Bytes;
+use futures_util::future::{try_join, try_join_all};
+use futures_util::{Stream, StreamExt, TryStreamExt, stream};
+use object_store::path::Path;
+use object_store::{
+    Error as ObjectError, GetOptions, GetRange, ObjectStore, ObjectStoreExt, WriteMultipart,
+};
+use pyo3::prelude::*;
+use pyo3_object_store::PyExternalObjectStore;
+use tokio::runtime::{Builder, Runtime};
+use zarrs_cuda::internals::PerProcess;
+use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator};
+use zarrs_storage::{
+    ListableStorageTraits, MaybeBytes, MaybeBytesIterator, OffsetBytesIterator,
+    ReadableStorageTraits, StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix,
+    WritableStorageTraits, store_set_partial_many,
+};
+
+use crate::error::Error;
+use crate::files::frame_of;
+use crate::store::Value;
+
+type Result<T, E = StorageError> = std::result::Result<T, E>;
+
+/// Longer values are sent in parts: some stores take 5 GiB at once, and parts go up side by side.
+const LONG: usize = 64 << 20;
+
+/// Where requests wait, in this process.
+static RUNTIME: PerProcess<Mutex<Option<Arc<Runtime>>>> = PerProcess::new(Mutex::default);
+
+/// The objects of a store.
+#[derive(Debug)]
+pub(crate) struct Objects {
+    /// The store of obstore, which has the settings.
+    settings: Py<PyAny>,
+    /// Made with these settings.
+    store: PerProcess<OnceLock<Arc<dyn ObjectStore>>>,
+    /// How many requests of one call are made at once.
+    pub(crate) requests: NonZeroUsize,
+}
+
+/// As Python has them.
+#[pyclass(frozen, name = "Objects", module = "zarrs_cuda._internal")]
+pub(crate) struct PyObjects(pub(crate) Arc<Objects>);
+
+#[pymethods]
+impl PyObjects {
+    /// The objects of `store`, of obstore. A call makes up to `requests` requests at once.
+    #[new]
+    fn new(store: &Bound<'_, PyAny>, requests: NonZeroUsize) -> PyResult<Self> {
+        let objects = Objects {
+            settings: store.clone().unbind(),
+            store: PerProcess::new(OnceLock::new),
+            requests,
+        };
+        objects.make(store.py())?;
+        Ok(Self(Arc::new(objects)))
+    }
+}
+
+fn failed(error: ObjectError) -> StorageError {
+    io::Error::other(error).into()
+}
+
+/// `None` if there is no object.
+fn found<T>(result: object_store::Result<T>) -> object_store::Result<Option<T>> {
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(ObjectError::NotFound { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Keys are paths as they are, as obstore takes them.
+fn path(key: &str) -> Result<Path> {
+    Path::parse(key.trim_end_matches('/')).map_err(|error| failed(error.into()))
+}
+
+fn runtime() -> Result<Arc<Runtime>> {
+    let mut runtime = RUNTIME.get().lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(runtime) = &*runtime {
+        return Ok(runtime.clone());
+    }
+    // The thread that asks does most of the work: these take what arrives.
+    let made = Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("zarrs_cuda objects")
+        .enable_all()
+        .build()?;
+    Ok(runtime.insert(Arc::new(made)).clone())
+}
+
+impl Objects {
+    fn make(&self, py: Python<'_>) -> PyResult<Arc<dyn ObjectStore>> {
+        let known = self.store.get();
+        if let Some(store) = known.get() {
+            return Ok(store.clone());
+        }
+        let made: PyExternalObjectStore = self.settings.bind(py).extract()?;
+        Ok(known.get_or_init(|| made.into_dyn()).clone())
+    }
+
+    fn store(&self) -> Result<Arc<dyn ObjectStore>> {
+        if let Some(store) = self.store.get().get() {
+            return Ok(store.clone());
+        }
+        // A forked child has none yet.
+        let made = Python::attach(|py| self.make(py));
+        made.map_err(|error| StorageError::Other(format!("the store cannot be made: {error}")))
+    }
+
+    /// Does requests, and waits.
+    fn wait<F, T>(&self, requests: impl FnOnce(Arc<dyn ObjectStore>) -> F) -> Result<T>
+    where
+        F: Future<Output = object_store::Result<T>>,
+    {
+        let store = self.store()?;
+        runtime()?.block_on(requests(store)).map_err(failed)
+    }
+
+    /// Whether subchunks of the shard `key` are stored beside it. It costs a request.
+    async fn has_frame(store: &dyn ObjectStore, key: &Path) -> object_store::Result<bool> {
+        let frame = Path::parse(frame_of(key.as_ref()))?;
+        let listed = store.list(Some(&frame));
+        let mut versions = listed
+            .try_filter(|object| std::future::ready(object.location.as_ref().ends_with(".chunk")));
+        Ok(versions.try_next().await?.is_some())
+    }
+
+    /// The values of `keys` that are wanted, several at once. With `frames`, checks that no shard of `keys` has
+    /// subchunks beside it.
+    pub(crate) fn values(
+        &self,
+        keys: impl Iterator<Item = (String, bool)>,
+        frames: bool,
+    ) -> Result<HashMap<String, Option<Value>>, Error> {
+        enum Found {
+            Frame,
+            Value(Option<Value>),
+        }
+        let get = |key: String, is_wanted: bool, store: Arc<dyn ObjectStore>| async move {
+            let found = async {
+                let path = Path::parse(&key)?;
+                if frames && Self::has_frame(&*store, &path).await? {
+                    return Ok(Found::Frame);
+                }
+                if !is_wanted {
+                    return Ok(Found::Value(None));
+                }
+                let Some(object) = found(store.get(&path).await)? else {
+                    return Ok(Found::Value(None));
+                };
+                let value = found(object.bytes().await)?;
+                Ok(Found::Value(value.map(Value::Whole)))
+            };
+            let found: object_store::Result<Found> = found.await;
+            match found {
+                Ok(Found::Value(value)) => Ok((key, value)),
+                Ok(Found::Frame) => Err(Error::Frames(key)),
+                Err(error) => Err(Error::store("read", &key, &failed(error))),
+            }
+        };
+        self.several(keys, |store, (key, is_wanted)| get(key, is_wanted, store))
+    }
+
+    /// Stores or erases values, several at once.
+    pub(crate) fn change(&self, changes: Vec<(String, Option<Vec<u8>>)>) -> Result<(), Error> {
+        let change = |store: Arc<dyn ObjectStore>, (key, value): (String, Option<Vec<u8>>)| async move {
+            let (doing, done) = match value {
+                Some(value) => ("write", put(&*store, &key, value.into()).await),
+                None => ("erase", delete(&*store, &key).await),
+            };
+            done.map_err(|error| Error::store(doing, &key, &failed(error)))
+        };
+        self.several(changes.into_iter(), change)
+    }
+
+    fn several<I, T, F, C>(
+        &self,
+        items: impl Iterator<Item = I>,
+        one: impl Fn(Arc<dyn ObjectStore>, I) -> F,
+    ) -> Result<C, Error>
+    where
+        F: Future<Output = Result<T, Error>>,
+        C: Default + Extend<T>,
+    {
+        let ready = self.store().and_then(|store| Ok((store, runtime()?)));
+        let (store, runtime) = ready.map_err(|error| Error::store("use", "the store", &error))?;
+        let results = stream::iter(items.map(|item| one(store.clone(), item)));
+        runtime.block_on(results.buffer_unordered(self.requests.get()).try_collect())
+    }
+
+    fn keys(
+        listed: impl Stream<Item = object_store::Result<object_store::ObjectMeta>>,
+    ) -> impl Future<Output = object_store::Result<Vec<String>>> {
+        listed
+            .map_ok(|object| object.location.to_string())
+            .try_collect()
+    }
+}
+
+async fn put(store: &dyn ObjectStore, key: &str, value: Bytes) -> object_store::Result<()> {
+    /// Of parts that a store takes.
+    const MOST: usize = 5000;
+    let path = Path::parse(key)?;
+    if value.len() < LONG {
+        store.put(&path, value.into()).await?;
+        return Ok(());
+    }
+    let part = (LONG / 4).max(value.len().div_ceil(MOST));
+    let upload = store.put_multipart(&path).await?;
+    let mut upload = WriteMultipart::new_with_chunk_size(upload, part);
+    let mut at = 0;
+    while at < value.len() {
+        upload.wait_for_capacity(8).await?;
+        let end = value.len().min(at + part);
+        upload.put(value.slice(at..end));
+        at = end;
+    }
+    // It aborts the upload if a part fails.
+    upload.finish().await?;
+    Ok(())
+}
+
+async fn delete(store: &dyn ObjectStore, key: &str) -> object_store::Result<()> {
+    found(store.delete(&Path::parse(key)?).await).map(drop)
+}
+
+/// One part of an object, which may be its end.
+async fn part(
+    store: &dyn ObjectStore,
+    path: &Path,
+    range: ByteRange,
+) -> object_store::Result<Bytes> {
+    let get = |range| async move {
+        let options = GetOptions::new().with_range(range);
+        store.get_opts(path, options).await?.bytes().await
+    };
+    match range {
+        ByteRange::FromStart(0, None) => get(None).await,
+        ByteRange::FromStart(start, None) => get(Some(GetRange::Offset(start))).await,
+        ByteRange::FromStart(start, Some(len)) => {
+            get(Some(GetRange::Bounded(start..start.saturating_add(len)))).await
+        }
+        ByteRange::Suffix(len) => match get(Some(GetRange::Suffix(len))).await {
+            // Azure has no such requests.
+            Err(ObjectError::NotSupported { .. }) => {
+                let size = store.head(path).await?.size;
+                get(Some(GetRange::Bounded(size.saturating_sub(len)..size))).await
+            }
+            got => got,
+        },
+    }
+}
+
+impl ReadableStorageTraits for Objects {
+    fn get(&self, key: &StoreKey) -> Result<MaybeBytes> {
+        let path = path(key.as_str())?;
+        self.wait(|store| async move {
+            found(part(&*store, &path, ByteRange::FromStart(0, None)).await)
+        })
+    }
+
+    fn get_partial_many<'a>(
+        &'a self,
+        key: &StoreKey,
+        byte_ranges: ByteRangeIterator<'a>,
+    ) -> Result<MaybeBytesIterator<'a>> {
+        let path = path(key.as_str())?;
+        let wanted: Vec<ByteRange> = byte_ranges.collect();
+        // Ranges of known ends are merged where they are near to each other.
+        let bounds = |range: &ByteRange| match *range {
+            ByteRange::FromStart(start, Some(len)) => Some(start..start.saturating_add(len)),
+            _ => None,
+        };
+        let bounded: Vec<Range<u64>> = wanted.iter().filter_map(bounds).collect();
+        let others: Vec<ByteRange> = wanted
+            .iter()
+            .copied()
+            .filter(|range| bounds(range).is_none())
+            .collect();
+        let got = self.wait(|store| async move {
+            let (store, path) = (&*store, &path);
+            let bounded = async {
+                if bounded.is_empty() {
+                    return Ok(Vec::new());
+                }
+                store.get_ranges(path, &bounded).await
+            };
+            let others = others.into_iter().map(|range| part(store, path, range));
+            found(try_join(bounded, try_join_all(others)).await)
+        })?;
+        let Some((bounded, others)) = got else {
+            return Ok(None);
+        };
+        let (mut bounded, mut others) = (bounded.into_iter(), others.into_iter());
+        let key = key.clone();
+        let parts = wanted.into_iter().map(move |range| {
+            let (part, len) = match range {
+                ByteRange::FromStart(_, Some(len)) => (bounded.next(), Some(len)),
+                ByteRange::Suffix(len) => (others.next(), Some(len)),
+                ByteRange::FromStart(_, None) => (others.next(), None),
+            };
+            let part = part.unwrap_or_default();
+            if len.is_some_and(|len| len != part.len() as u64) {
+                return Err(StorageError::Other(format!(
+                    "{} bytes of {key} were read for {range}",
+                    part.len()
+                )));
+            }
+            Ok(part)
+        });
+        Ok(Some(Box::new(parts)))
+    }
+
+    fn size_key(&self, key: &StoreKey) -> Result<Option<u64>> {
+        let path = path(key.as_str())?;
+        let object = self.wait(|store| async move { found(store.head(&path).await) })?;
+        Ok(object.map(|object| object.size))
+    }
+
+    fn supports_get_partial(&self) -> bool {
+        true
+    }
+}
+
+impl WritableStorageTraits for Objects {
+    fn set(&self, key: &StoreKey, value: Bytes) -> Result<()> {
+        self.wait(|store| async move { put(&*store, key.as_str(), value).await })
+    }
+
+    fn set_partial_many(&self, key: &StoreKey, parts: OffsetBytesIterator) -> Result<()> {
+        store_set_partial_many(self, key, parts)
+    }
+
+    fn erase(&self, key: &StoreKey) -> Result<()> {
+        self.wait(|store| async move { delete(&*store, key.as_str()).await })
+    }
+
+    fn erase_prefix(&self, prefix: &StorePrefix) -> Result<()> {
+        let path = path(prefix.as_str())?;
+        self.wait(|store| async move {
+            let listed = store.list(Some(&path)).map_ok(|object| object.location);
+            let erased = store.delete_stream(listed.boxed());
+            erased.try_for_each(|_| std::future::ready(Ok(()))).await
+        })
+    }
+
+    fn supports_set_partial(&self) -> bool {
+        false
+    }
+}
+
+impl ListableStorageTraits for Objects {
+    fn list(&self) -> Result<StoreKeys> {
+        self.list_prefix(&StorePrefix::root())
+    }
+
+    fn list_prefix(&self, prefix: &StorePrefix) -> Result<StoreKeys> {
+        let path = path(prefix.as_str())?;
+        let mut keys =
+            self.wait(|store| async move { Self::keys(store.list(Some(&path))).await })?;
+        keys.sort();
+        let keys = keys.into_iter().map(|key| Ok(StoreKey::new(key)?));
+        keys.collect()
+    }
+
+    fn list_dir(&self, prefix: &StorePrefix) -> Result<StoreKeysPrefixes> {
+        let path = path(prefix.as_str())?;
+        let listed =
+            self.wait(|store| async move { store.list_with_delimiter(Some(&path)).await })?;
+        let keys = listed.objects.iter();
+        let keys = keys.map(|object| Ok(StoreKey::new(object.location.as_ref())?));
+        let prefixes = listed.common_prefixes.iter();
+        let prefixes = prefixes.map(|prefix| Ok(StorePrefix::new(format!("{prefix}/"))?));
+        let (mut keys, mut prefixes) = (
+            keys.collect::<Result<Vec<_>>>()?,
+            prefixes.collect::<Result<Vec<_>>>()?,
+        );
+        keys.sort();
+        prefixes.sort();
+        Ok(StoreKeysPrefixes::new(keys, prefixes))
+    }
+
+    fn size_prefix(&self, prefix: &StorePrefix) -> Result<u64> {
+        let path = path(prefix.as_str())?;
+        self.wait(|store| async move {
+            let listed = store.list(Some(&path));
+            listed
+                .try_fold(0, |sum, object| std::future::ready(Ok(sum + object.size)))
+                .await
+        })
+    }
+}
+
+/// The class of obstore's exception for `error`.
+pub(crate) fn class_of(error: &ObjectError) -> &'static str {
+    match error {
+        ObjectError::InvalidPath { .. } => "InvalidPathError",
+        ObjectError::JoinError { .. } => "JoinError",
+        ObjectError::NotSupported { .. } => "NotSupportedError",
+        ObjectError::AlreadyExists { .. } => "AlreadyExistsError",
+        ObjectError::Precondition { .. } => "PreconditionError",
+        ObjectError::NotModified { .. } => "NotModifiedError",
+        ObjectError::PermissionDenied { .. } => "PermissionDeniedError",
+        ObjectError::Unauthenticated { .. } => "UnauthenticatedError",
+        ObjectError::UnknownConfigurationKey { .. } => "UnknownConfigurationKeyError",
+        _ => "GenericError",
+    }
+}

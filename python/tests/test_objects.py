@@ -1,0 +1,355 @@
+"""Arrays in zarr-python's `ObjectStore`: read and written by the library, or by zarr-python where it cannot."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import obstore
+import pytest
+import zarr
+import zarrs_cuda
+from conftest import OURS, THEIRS, create, opened
+from obstore.store import HTTPStore
+from obstore.store import LocalStore as LocalObjects
+from obstore.store import MemoryStore as MemoryObjects
+from s3 import Server
+from zarr.storage import LoggingStore, ObjectStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+KIND: dict[str, Any] = {
+    "shape": (16, 16),
+    "chunks": (2, 2),
+    "shards": (8, 8),
+    "dtype": "uint16",
+    "fill_value": 7,
+}
+VALUES = np.arange(256, dtype="uint16").reshape(16, 16) + 300
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+
+
+def is_by_the_library(store: ObjectStore[Any]) -> bool:
+    array = opened(store, OURS)
+    return "requests itself" in zarrs_cuda.explain(array).why
+
+
+def test_which_stores_the_library_reads(tmp_path: Path, server: Server) -> None:
+    class Mine(ObjectStore[Any]):
+        pass
+
+    local = LocalObjects(tmp_path)
+    for store, expected in [
+        (ObjectStore(local), True),
+        (ObjectStore(server.store()), True),
+        (ObjectStore(server.store(prefix="a/b")), True),
+        (ObjectStore(local).with_read_only(False), True),
+        (ObjectStore(MemoryObjects()), False),
+        (Mine(local), False),
+        (LoggingStore(ObjectStore(local)), False),
+        (
+            ObjectStore(
+                server.store(credential_provider=lambda: {"access_key_id": "", "secret_access_key": ""})
+            ),
+            False,
+        ),
+    ]:
+        array = zarr.create_array(store, name="x", overwrite=True, **KIND)
+        del array
+        with zarr.config.set({"codec_pipeline.path": OURS}):
+            array = zarr.open_array(store, path="x")
+        assert ("requests itself" in zarrs_cuda.explain(array).why) == expected, store
+        array[...] = VALUES
+        array[3, 4:9] = 5
+        expected_values = VALUES.copy()
+        expected_values[3, 4:9] = 5
+        np.testing.assert_array_equal(array[...], expected_values)
+        np.testing.assert_array_equal(zarr.open_array(store, path="x")[...], expected_values)
+
+
+def test_an_obstore_that_is_not_understood_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = LocalObjects(tmp_path)
+    monkeypatch.setattr(
+        LocalObjects, "__getnewargs_ex__", lambda _self: ((str(tmp_path),), {"since_version_99": 1})
+    )
+    store = ObjectStore(local)
+    array = create(store, **KIND)
+    assert not is_by_the_library(store)
+    array[...] = VALUES
+    np.testing.assert_array_equal(array[...], VALUES)
+
+
+def test_requests_are_counted(server: Server) -> None:
+    store = ObjectStore(server.store())
+    array = create(store, **KIND)
+    server.count()
+    array[...] = VALUES
+    kinds = Counter(kind for kind, key in server.count())
+    # A listing for each shard, because subchunks beside it would hide what is written.
+    assert kinds == {"LIST": 4, "PUT": 4}
+    array[0, 0] = 1
+    assert server.count() == [("LIST", "c/0/0.frame/"), ("GET", "c/0/0"), ("PUT", "c/0/0")]
+    array = opened(store, OURS)
+    server.count()
+    assert array[0, 0] == 1
+    # Its index, the subchunk, and the index again: it may be replaced meanwhile.
+    assert server.count() == [("GET", "c/0/0")] * 3
+    assert array[5, 6] == VALUES[5, 6]
+    # The index is kept.
+    assert server.count() == [("GET", "c/0/0")] * 2
+    plain = create(store, name="plain", shape=(8,), chunks=(2,), dtype="uint8")
+    server.count()
+    plain[...] = 1
+    plain[1:5] = 2
+    assert list(plain[...]) == [1, 2, 2, 2, 2, 1, 1, 1]
+    kinds = Counter(kind for kind, key in server.count())
+    assert kinds == {"PUT": 4 + 3, "GET": 2 + 4}
+
+
+def test_parts_of_a_shard_are_read_in_part(server: Server) -> None:
+    store = ObjectStore(server.store())
+    create(
+        store, shape=(512, 512), chunks=(8, 8), shards=(512, 512), dtype="uint32", compressors=None
+    )[...] = 1
+    sent = 0
+
+    def note(kind: str, key: str) -> None:
+        del kind, key
+
+    server.before = note
+    reader = zarrs_cuda.ArrayReader(opened(store, OURS))
+    assert (reader.read(slice(100, 101), slice(100, 101)) == 1).all()
+    metrics = reader.metrics()
+    sent = metrics["bytes_read"]
+    assert sent < 512 * 512 * 4 / 10
+
+
+def test_errors_are_those_of_zarr_python(server: Server) -> None:
+    store = ObjectStore(server.store())
+    create(store, **KIND)[...] = VALUES
+    for status, expected in [
+        (403, obstore.exceptions.PermissionDeniedError),
+        (500, obstore.exceptions.GenericError),
+    ]:
+        server.fails = {"c/0/0": status}
+        for pipeline in (OURS, THEIRS):
+            array = opened(store, pipeline)
+            assert (array[8:, 8:] == VALUES[8:, 8:]).all()
+            for action in (
+                lambda array=array: array[0, 0],
+                lambda array=array: array[...],
+                lambda array=array: array.__setitem__((slice(0, 8), slice(0, 8)), 1),
+                lambda array=array: array.__setitem__((0, 0), 1),
+            ):
+                with pytest.raises(obstore.exceptions.BaseError) as error:
+                    action()
+                assert type(error.value) is expected
+    server.fails = {}
+    array = opened(store, OURS)
+    np.testing.assert_array_equal(array[...], VALUES)
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(obstore.exceptions.GenericError, match="c/0/0"):
+        array[0, 0]
+
+
+def test_missing_shards_and_empty_ones(server: Server) -> None:
+    store = ObjectStore(server.store())
+    array = create(store, **KIND)
+    assert (array[...] == 7).all()
+    array[0, 0] = 1
+    array[0, 0] = 7
+    assert [key for key in server.objects if key.startswith("c/")] == []
+    array[:8, :8] = 1
+    array[:8, :8] = 7
+    assert [key for key in server.objects if key.startswith("c/")] == []
+    array.attrs["a"] = 1
+    # What was erased may be read by an index that was kept.
+    array[...] = VALUES
+    assert array[0, 0] == 300
+    del server.objects["c/0/0"]
+    assert array[0, 0] == 7
+
+
+def test_long_values_are_sent_in_parts(server: Server) -> None:
+    store = ObjectStore(server.store())
+    array = create(
+        store, shape=(9 << 23,), chunks=(1 << 23,), shards=(9 << 23,), dtype="uint8", compressors=None
+    )
+    array[...] = np.arange(9 << 23, dtype="uint64").astype("uint8")
+    kinds = Counter(kind for kind, key in server.count() if key == "c/0")
+    assert kinds["POST"] == 2
+    assert kinds["PUT"] > 2
+    assert list(array[-3:]) == [253, 254, 255]
+    assert list(opened(store, THEIRS)[1000:1003]) == [232, 233, 234]
+
+
+def test_pickles(server: Server) -> None:
+    store = ObjectStore(server.store())
+    array = create(store, **KIND)
+    array[...] = VALUES
+    copy = pickle.loads(pickle.dumps(array))
+    np.testing.assert_array_equal(copy[...], VALUES)
+    # The copies have connections together.
+    assert copy.async_array.codec_pipeline._native[0] is array.async_array.codec_pipeline._native[0]
+
+
+def work(array: Any, number: int) -> None:
+    np.testing.assert_array_equal(array[:8], VALUES[:8])
+    array[8:, 8 * number : 8 * number + 8] = number + 1
+    assert (array[8:, 8 * number : 8 * number + 8] == number + 1).all()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("way", ["fork", "spawn"])
+@pytest.mark.parametrize("shards", ["rewrite", "shared"])
+def test_children_read_and_write(way: str, shards: str, server: Server) -> None:
+    store = ObjectStore(server.store())
+    create(store, **KIND)[...] = VALUES
+    array = opened(store, OURS, shards=shards)
+    np.testing.assert_array_equal(array[...], VALUES)
+    context = multiprocessing.get_context(way)
+    for number in range(2):
+        child = context.Process(target=work, args=(array, number))
+        child.start()
+        child.join(60)
+        if child.exitcode is None:
+            child.kill()
+        assert child.exitcode == 0
+    assert (array[8:, 8:] == 2).all()
+    assert (array[8:, :8] == 1).all()
+
+
+@pytest.mark.parametrize("kind", ["files", "s3"])
+def test_shared_shards(kind: str, tmp_path: Path, server: Server) -> None:
+    store = ObjectStore(LocalObjects(tmp_path) if kind == "files" else server.store(prefix="some/where"))
+    create(store, **KIND)[...] = 1
+    array = opened(store, OURS, shards="shared")
+    array[0:2, 0:2] = 5
+    array[2, 3] = 6
+    array[14:, :] = 9
+    expected = np.ones((16, 16), "uint16")
+    expected[0:2, 0:2], expected[2, 3], expected[14:] = 5, 6, 9
+    np.testing.assert_array_equal(array[...], expected)
+    assert array[2, 3] == 6
+    np.testing.assert_array_equal(zarrs_cuda.ArrayReader(array).read(), expected)
+    for pipeline in (OURS, THEIRS):
+        assert (opened(store, pipeline)[...] == 1).all()
+    other = opened(store, OURS)
+    for selection in [(0, 1), (slice(0, 8), slice(0, 8))]:
+        with pytest.raises(zarrs_cuda.FramesPending, match="consolidate") as error:
+            other[selection] = 9
+        assert error.value.shard == "c/0/0"
+    other[:8, 8:] = 4
+    expected[:8, 8:] = 4
+    array.resize((16, 8))
+    done = zarrs_cuda.consolidate(array)
+    assert (done.shards, done.subchunks, done.erased) == (2, 6, 1)
+    array.resize((16, 16))
+    expected[8:, 8:] = 7
+    np.testing.assert_array_equal(array[:8], expected[:8])
+    for pipeline in (OURS, THEIRS):
+        np.testing.assert_array_equal(opened(store, pipeline)[:, :8], expected[:, :8])
+    assert not [key for key in server.objects if ".frame" in key]
+    assert not list(tmp_path.rglob("*.chunk"))
+    other[0, 1] = 9
+    assert list(other[0, :3]) == [5, 9, 1]
+
+
+def test_stores_that_shards_cannot_be_shared_in(server: Server) -> None:
+    base = f"http://127.0.0.1:{server.server_port}"
+    memory = ObjectStore(MemoryObjects())
+    create(memory, **KIND)
+    http = ObjectStore(HTTPStore.from_url(base, client_options={"allow_http": True}))
+    settings = {"codec_pipeline.path": OURS, "codec_pipeline.shards": "shared"}
+    create(ObjectStore(server.store(prefix="x")), **KIND)
+    with zarr.config.set(settings):
+        for store in (memory, http):
+            array = zarr.open_array(store, path="" if store is memory else "bucket/x", mode="r")
+            with pytest.raises(ValueError, match="shared"):
+                array[0, 0]
+    with pytest.raises(ValueError, match="MemoryStore"):
+        zarrs_cuda.consolidate(zarr.open_array(memory))
+    with (
+        zarr.config.set({**settings, "codec_pipeline.shards": "in_place"}),
+        pytest.raises(ValueError, match="LocalStore"),
+    ):
+        zarr.open_array(ObjectStore(server.store(prefix="x")))[0, 0] = 1
+
+
+def test_shards_are_looked_after(server: Server) -> None:
+    store = ObjectStore(server.store())
+    array = create(store, **KIND)
+    array[...] = VALUES
+    seen = zarrs_cuda.inspect(array, (0, 0))
+    assert seen is not None
+    assert seen.state == "intact"
+    assert zarrs_cuda.compact(array) == {}
+    assert zarrs_cuda.recover(array) == {}
+    server.objects["c/0/0"] = server.objects["c/0/0"][:-3]
+    with pytest.raises(zarrs_cuda.ShardError, match="c/0/0"):
+        array[0, 0]
+    with pytest.raises(zarrs_cuda.ShardError, match="c/0/0"):
+        array[...]
+    with pytest.raises(zarrs_cuda.ShardError, match="c/0/0"):
+        array[0, 0] = 1
+
+
+def test_streams(server: Server) -> None:
+    store = ObjectStore(server.store())
+    kind = {"shape": (0, 12, 10), "chunks": (2, 4, 5), "shards": (4, 8, 10), "dtype": "uint16"}
+    array = create(store, **kind)
+    values = np.arange(11 * 120, dtype="uint16").reshape(11, 12, 10)
+    with zarrs_cuda.ArrayWriter(array) as writer:
+        for frame in values:
+            writer.append(frame)
+    for pipeline in (OURS, THEIRS):
+        np.testing.assert_array_equal(opened(store, pipeline)[...], values)
+    boxes = zarrs_cuda.ArrayReader(opened(store, OURS)).read_boxes([[0, 0, 0], [8, 9, 7]], (3, 3, 3))
+    np.testing.assert_array_equal(boxes[1], values[8:11, 9:12, 7:10])
+
+
+def test_read_only_stores_raise_what_they_raise(tmp_path: Path) -> None:
+    store = ObjectStore(LocalObjects(tmp_path))
+    create(store, **KIND)[...] = 1
+    errors = []
+    for pipeline in (OURS, THEIRS):
+        with zarr.config.set({"codec_pipeline.path": pipeline}):
+            array = zarr.open_array(store.with_read_only(True), mode="r")
+        assert array[1, 1] == 1
+        with pytest.raises(ValueError, match="read-only") as error:
+            array[...] = 2
+        errors.append(str(error.value))
+    assert errors[0] == errors[1]
+
+
+def test_keys_that_are_not_plain(tmp_path: Path, server: Server) -> None:
+    for store in (ObjectStore(LocalObjects(tmp_path)), ObjectStore(server.store())):
+        for name in ("a b", "ü", "a~b#c", "100%25"):
+            array = create(store, name=name, **KIND)
+            array[...] = VALUES
+            with zarr.config.set({"codec_pipeline.path": THEIRS}):
+                np.testing.assert_array_equal(zarr.open_array(store, path=name)[...], VALUES)
+            np.testing.assert_array_equal(array[...], VALUES)
+
+
+def test_dask(server: Server) -> None:
+    import dask.array as da
+    import zarrs_cuda.dask
+
+    store = ObjectStore(server.store())
+    array = create(store, **KIND)
+    zarrs_cuda.dask.store(da.from_array(VALUES, chunks=(4, 16)), array)
+    np.testing.assert_array_equal(opened(store, THEIRS)[...], VALUES)
