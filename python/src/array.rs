@@ -5,7 +5,7 @@ use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use bytes::Bytes;
-use zarrs::array::{Array, ArrayMetadata};
+use zarrs::array::{Array, ArrayMetadata, ArrayShardedExt};
 use zarrs::metadata::v3::ArrayMetadataV3;
 use zarrs_codec::CodecSpecificOptions;
 use zarrs_cuda::internals::PerProcess;
@@ -271,6 +271,16 @@ impl Opened {
                 Ok((!reader.is_by_zarrs()).then_some(reader))
             }
         }
+    }
+
+    /// The shape of subchunks, if the library reads them by themselves.
+    pub(crate) fn subchunk(&self) -> Result<Option<Vec<u64>>, Error> {
+        let reader = ArrayReader::builder(&self.array).build()?;
+        let subchunk = self
+            .array
+            .subchunk_shape()
+            .filter(|_| !reader.is_by_zarrs());
+        Ok(subchunk.map(|shape| shape.iter().map(|extent| extent.get()).collect()))
     }
 
     /// Checks that `key` is what zarrs calls the chunk, too.

@@ -16,6 +16,8 @@ mod pool;
 mod read;
 mod store;
 mod stream;
+#[allow(unsafe_code)]
+mod tensor;
 mod write;
 
 use pyo3::prelude::*;

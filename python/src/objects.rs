@@ -48,6 +48,8 @@ pub(crate) struct Objects {
     settings: Py<PyAny>,
     /// Made with these settings.
     store: PerProcess<OnceLock<Arc<dyn ObjectStore>>>,
+    /// Whether the store lists them. Those of plain HTTP servers do not.
+    pub(crate) are_listed: bool,
     /// How many requests of one call are made at once.
     pub(crate) requests: NonZeroUsize,
 }
@@ -62,6 +64,7 @@ impl PyObjects {
     #[new]
     fn new(store: &Bound<'_, PyAny>, requests: NonZeroUsize) -> PyResult<Self> {
         let objects = Objects {
+            are_listed: store.get_type().name()? != "HTTPStore",
             settings: store.clone().unbind(),
             store: PerProcess::new(OnceLock::new),
             requests,

@@ -57,7 +57,8 @@ impl Native {
             other => return Err(unsupported(format!("there is no mode {other:?}"))),
         };
         let why = match (mode, &opener.store) {
-            (Mode::Rewrite, _) | (_, Store::Files(_)) | (Mode::Shared, Store::Objects(_)) => None,
+            (Mode::Rewrite, _) | (_, Store::Files(_)) => None,
+            (Mode::Shared, Store::Objects(objects)) if objects.are_listed => None,
             (Mode::InPlace, _) => {
                 Some("files alone are updated where they are: use a `zarr.storage.LocalStore`")
             }
@@ -104,20 +105,20 @@ impl Native {
         }
     }
 
-    /// Where the subchunks are that the box of `shape` at `start` meets, in the shard `key`, which has the
+    /// Where the subchunks are that the boxes of `shape` at `starts` meet, in the shard `key`, which has the
     /// index `index`: ranges of bytes, `(start, end)`, that do not touch each other.
     fn ranges(
         &self,
         py: Python<'_>,
         key: &str,
         index: &Bound<'_, PyAny>,
-        start: Vec<usize>,
+        starts: Vec<Vec<usize>>,
         shape: Vec<usize>,
     ) -> PyResult<Vec<(u64, u64)>> {
         let index = Buffer::of(index)?;
         let path = self.keys.parse(key).map_or("", |(path, _)| path);
         let ranges = self.opener.at("", NonZeroUsize::MIN).and_then(|opened| {
-            zarrs_cuda::internals::ranges_of_box(&opened.array, index.as_ref(), &start, &shape)
+            zarrs_cuda::internals::ranges_of_boxes(&opened.array, index.as_ref(), &starts, &shape)
                 .map_err(|error| Error::Damaged {
                     key: key.to_owned(),
                     why: error.to_string(),
@@ -133,6 +134,51 @@ impl Native {
             }
         }
         Ok(merged)
+    }
+
+    /// The shape of subchunks, if the library reads them by themselves.
+    #[getter]
+    fn subchunk(&self, py: Python<'_>) -> PyResult<Option<Vec<u64>>> {
+        let subchunk = self.opener.at("", NonZeroUsize::MIN);
+        let subchunk = subchunk.and_then(|opened| opened.subchunk());
+        subchunk.map_err(|error| error.into_py(py, ""))
+    }
+
+    /// Whether a write stores subchunks by themselves, which other processes write, too.
+    #[getter]
+    fn writes_subchunks(&self) -> bool {
+        self.mode == Mode::Shared
+    }
+
+    /// Reads the subchunks that begin at `starts` in the chunk `key` to `out`, which has an axis for them, the
+    /// first. Returns whether the chunk is there.
+    fn read_subchunks(
+        &self,
+        py: Python<'_>,
+        key: &str,
+        starts: Vec<Vec<usize>>,
+        out: &Bound<'_, PyUntypedArray>,
+        values: Option<&Bound<'_, PyDict>>,
+        threads: NonZeroUsize,
+    ) -> PyResult<bool> {
+        let memory = Memory::of(out);
+        let (path, indices) = self.parse(key)?;
+        let store = self.store(values)?;
+        detached(py, path, || {
+            let opened = self.opener.at(path, threads)?;
+            opened.check_key(key, &indices)?;
+            if self.mode == Mode::Shared {
+                let shared = self.opener.shared_at(path, threads)?;
+                return read::read_subchunks(&opened, &shared.reader, &indices, &starts, &memory);
+            }
+            let reader = opened.reader(&store, threads.get())?;
+            let reader = reader.ok_or_else(|| {
+                Error::Other(format!(
+                    "{key} has no subchunks that are read by themselves"
+                ))
+            })?;
+            read::read_subchunks(&opened, &reader, &indices, &starts, &memory)
+        })
     }
 
     /// How the library reads the array, and why.
@@ -295,6 +341,11 @@ impl Native {
 }
 
 impl Native {
+    fn parse<'k>(&self, key: &'k str) -> PyResult<(&'k str, Vec<u64>)> {
+        let parsed = self.keys.parse(key);
+        parsed.ok_or_else(|| unsupported(format!("{key} is not the key of a chunk of this array")))
+    }
+
     fn maintained(&self, path: &str) -> Result<maintain::Maintained, Error> {
         let opened = self.opener.at(path, NonZeroUsize::MIN)?;
         let array = &opened.array;

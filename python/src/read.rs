@@ -13,7 +13,7 @@ use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIter
 use zarrs::array::ArraySubset;
 use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions};
 use zarrs_cuda::reader::{ArrayReader, ReadReport};
-use zarrs_storage::{ReadableStorageTraits, StoreKey};
+use zarrs_storage::StoreKey;
 
 use crate::array::{Opened, Shared};
 use crate::batch::{Batch, Item};
@@ -71,9 +71,9 @@ pub(crate) fn check_keys(opened: &Opened, batch: &Batch) -> Result<(), Error> {
     items.try_for_each(|item| opened.check_key(&item.key, &item.indices))
 }
 
-fn read_boxes<S: ReadableStorageTraits + 'static>(
+fn read_boxes(
     opened: &Opened,
-    reader: &ArrayReader<S>,
+    reader: &ArrayReader<Store>,
     batch: &Batch,
     memory: &Memory,
     threads: NonZeroUsize,
@@ -99,6 +99,43 @@ fn read_boxes<S: ReadableStorageTraits + 'static>(
     })?
 }
 
+/// Reads the subchunks that begin at `starts` in the chunk `indices` to the boxes of `memory` along its first
+/// axis. Returns whether the chunk is there.
+pub(crate) fn read_subchunks(
+    opened: &Opened,
+    reader: &ArrayReader<Store>,
+    indices: &[u64],
+    starts: &[Vec<usize>],
+    memory: &Memory,
+) -> Result<bool, Error> {
+    let fits = memory.element_size == opened.element_size
+        && memory.shape.first() == Some(&starts.len())
+        && memory.shape.len() == opened.chunk.len() + 1
+        && starts.iter().all(|start| start.len() == opened.chunk.len());
+    let output = memory.output(0, &memory.shape, &memory.strides);
+    let Some(output) = output.filter(|_| fits) else {
+        return Err(Error::Value(format!(
+            "{} subchunks do not fit an output of shape {:?} and elements of {} bytes",
+            starts.len(),
+            memory.shape,
+            memory.element_size
+        )));
+    };
+    let in_array = |start: &Vec<usize>| -> Vec<u64> {
+        let axes = opened.chunk.iter().zip(indices).zip(start);
+        axes.map(|((extent, index), &start)| {
+            index
+                .saturating_mul(extent.get())
+                .saturating_add(start as u64)
+        })
+        .collect()
+    };
+    let origins: Vec<Vec<u64>> = starts.iter().map(in_array).collect();
+    let shape: Vec<u64> = memory.shape[1..].iter().map(|&len| len as u64).collect();
+    let report = reader.read_boxes_bytes_into(&origins, &shape, output)?;
+    Ok(report.absent.is_empty())
+}
+
 /// Does something for each box, on as many threads; each may use `share` of them.
 pub(crate) fn each<T: Send>(
     batch: &Batch,
@@ -117,8 +154,8 @@ pub(crate) fn each<T: Send>(
     results.collect()
 }
 
-fn read_box<S: ReadableStorageTraits + 'static>(
-    reader: &ArrayReader<S>,
+fn read_box(
+    reader: &ArrayReader<Store>,
     subset: &ArraySubset,
     item: &Item,
     memory: &Memory,

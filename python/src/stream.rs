@@ -14,6 +14,7 @@ use zarrs_cuda::writer::{ArrayWriter, Progress, WriterError};
 use crate::error::{Error, detached};
 use crate::memory::Memory;
 use crate::store::{Place, Store};
+use crate::tensor::Tensor;
 
 fn opened(store: &Store, path: &str) -> Result<Array<Store>, Error> {
     let array = Array::open(Arc::new(store.clone()), &format!("/{path}"));
@@ -126,6 +127,27 @@ impl Writer {
             let bytes =
                 bytes.ok_or_else(|| Error::Value("the elements are not contiguous".to_owned()))?;
             writer.append_bytes(bytes).map_err(failed)
+        })
+    }
+
+    /// Appends the elements of the tensor on a CUDA device that is in `capsule`; slices have the shape `slice`.
+    fn append_tensor(
+        &self,
+        py: Python<'_>,
+        capsule: &Bound<'_, PyAny>,
+        slice: Vec<i64>,
+    ) -> PyResult<()> {
+        let tensor = Tensor::take(capsule)?;
+        self.with(py, |writer| {
+            let shape = tensor.shape();
+            let is_one = shape == slice;
+            let is_several = shape.split_first().is_some_and(|(_, rest)| rest == slice);
+            if !is_one && !is_several {
+                return Err(Error::Value(format!(
+                    "slices have the shape {slice:?}, and this tensor {shape:?}"
+                )));
+            }
+            tensor.append_to(writer).map_err(failed)
         })
     }
 

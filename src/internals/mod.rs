@@ -50,15 +50,15 @@ pub fn index_range<T: ?Sized>(array: &Array<T>) -> Result<ByteRange, Error> {
     Ok(sharding_of(array)?.index.byte_range())
 }
 
-/// Where the subchunks are that the box of `shape` at `start` meets, both in elements of the shard, in a
+/// Where the subchunks are that the boxes of `shape` at `starts` meet, both in elements of the shard, in a
 /// shard of `array` that has the encoded index `index`.
 ///
 /// # Errors
 /// If the array has no plain shards, or the index is damaged.
-pub fn ranges_of_box<T: ?Sized>(
+pub fn ranges_of_boxes<T: ?Sized>(
     array: &Array<T>,
     index: &[u8],
-    start: &[usize],
+    starts: &[Vec<usize>],
     shape: &[usize],
 ) -> Result<Vec<Range<u64>>, Error> {
     let sharding = sharding_of(array)?;
@@ -68,10 +68,10 @@ pub fn ranges_of_box<T: ?Sized>(
         &CodecOptions::default(),
     )?;
     let extents: Vec<_> = entries.iter().collect();
-    let numbers = sharding.grid.numbers_in(start, shape);
-    let found = numbers
-        .into_iter()
-        .filter_map(|number| extents.get(number)?.clone());
+    let numbers = starts
+        .iter()
+        .flat_map(|start| sharding.grid.numbers_in(start, shape));
+    let found = numbers.filter_map(|number| extents.get(number)?.clone());
     Ok(found
         .map(|extent| extent.start as u64..extent.end as u64)
         .collect())

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     type AnyArray = Array[Any] | AsyncArray[Any]
 
 
+# What DLPack calls the memory of a CUDA device.
+_CUDA = 2
+
+
 def _place(array: AnyArray) -> tuple[AsyncArray[Any], StorePath, Place]:
     opened = array.async_array if isinstance(array, Array) else array
     where = opened.store_path
@@ -81,19 +85,26 @@ class ArrayWriter:
         ----------
         frames
             One slice, or several with an axis for them in front: a numpy array, what numpy makes an
-            array of, or a tensor on the host that has ``__dlpack__``. Elements are converted to the
-            type of the array if numpy calls that safe.
+            array of, or a tensor that has ``__dlpack__``. Elements are converted to the type of the
+            array if numpy calls that safe. A tensor on a CUDA device is copied there: the writer
+            must encode on that device, and the tensor be contiguous and of the type of the array.
 
         Raises
         ------
         TypeError
             If the elements cannot be converted.
         ValueError
-            If their shape is not one of slices, or the writer was finished.
+            If their shape is not one of slices, or the writer was finished, or takes no tensors from
+            a device.
         OSError
             If a file cannot be written.
         """
         if not isinstance(frames, np.ndarray) and hasattr(frames, "__dlpack__"):
+            if int(frames.__dlpack_device__()[0]) == _CUDA:
+                # The default stream, for which the library makes its own wait.
+                capsule = frames.__dlpack__(stream=1)
+                self._writer.append_tensor(capsule, self._slice)
+                return
             frames = np.from_dlpack(frames)
         frames = np.asarray(frames)
         if frames.shape[-len(self._slice) or frames.ndim :] != self._slice or frames.ndim not in (

@@ -1,0 +1,83 @@
+//! Tensors on a device, which other libraries give in capsules of `DLPack`.
+
+use std::ffi::CStr;
+use std::ptr::{NonNull, addr_of};
+
+use dlpark::ffi::{DataTypeCode, DeviceType, ManagedTensor};
+use dlpark::legacy::SafeManagedTensor;
+use dlpark::traits::TensorView;
+use pyo3::exceptions::{PyBufferError, PyTypeError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
+use zarrs_cuda::writer::{ArrayWriter, WriterError};
+
+/// Capsules with these names have a tensor, and had one.
+const NAME: &CStr = c"dltensor";
+const USED: &CStr = c"used_dltensor";
+
+/// A tensor in the memory of a CUDA device, which is freed when this is dropped.
+pub(crate) struct Tensor(SafeManagedTensor);
+
+// SAFETY: a description of memory on a device, which any thread may read. It is dropped with the GIL.
+unsafe impl Send for Tensor {}
+// SAFETY: as above.
+unsafe impl Sync for Tensor {}
+
+impl Tensor {
+    /// Takes the tensor of `capsule`, which a `__dlpack__` returned.
+    ///
+    /// # Errors
+    /// If it is not a capsule with a tensor, or the tensor is not on a CUDA device. The capsule keeps it.
+    pub(crate) fn take(capsule: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let capsule = capsule.cast::<PyCapsule>()?.as_ptr();
+        // SAFETY: a capsule, which the caller holds.
+        let tensor = unsafe {
+            if ffi::PyCapsule_IsValid(capsule, NAME.as_ptr()) == 0 {
+                return Err(PyTypeError::new_err(
+                    "`__dlpack__` returned a capsule that has no tensor, or another version of one",
+                ));
+            }
+            ffi::PyCapsule_GetPointer(capsule, NAME.as_ptr()).cast::<ManagedTensor>()
+        };
+        // Numbers that have no name are none of these types: they are looked at before.
+        // SAFETY: what capsules of this name have.
+        let (device, code) = unsafe {
+            let tensor = addr_of!((*tensor).dl_tensor);
+            (
+                addr_of!((*tensor).device.device_type).cast::<i32>().read(),
+                addr_of!((*tensor).dtype.code).cast::<u8>().read(),
+            )
+        };
+        if device != DeviceType::Cuda as i32 || code > DataTypeCode::Bool as u8 {
+            return Err(PyBufferError::new_err(format!(
+                "the tensor is on a device of type {device}, with elements of type {code}, and only those of \
+                 CUDA devices with plain numbers are taken from there: copy it to the host first"
+            )));
+        }
+        // SAFETY: as above. Whoever gives the capsule another name owns the tensor.
+        unsafe {
+            if ffi::PyCapsule_SetName(capsule, USED.as_ptr()) != 0 {
+                return Err(PyErr::fetch(Python::assume_attached()));
+            }
+            Ok(Self(SafeManagedTensor::from_non_null(
+                NonNull::new_unchecked(tensor),
+            )))
+        }
+    }
+
+    pub(crate) fn shape(&self) -> &[i64] {
+        // A tensor without axes has no shape to point to.
+        if self.0.dl_tensor().ndim <= 0 {
+            return &[];
+        }
+        self.0.shape()
+    }
+
+    /// Appends the elements to what `writer` writes.
+    pub(crate) fn append_to(&self, writer: &mut ArrayWriter) -> Result<(), WriterError> {
+        // SAFETY: the tensor is held until this returns. Its library was told to make the default stream of the
+        // device wait for the elements.
+        unsafe { writer.append_dlpack(&self.0, 0) }
+    }
+}
