@@ -136,6 +136,11 @@ impl Native {
         Ok(merged)
     }
 
+    /// The path of the array whose chunk has the key `key`.
+    fn path_of<'k>(&self, key: &'k str) -> PyResult<&'k str> {
+        Ok(self.parse(key)?.0)
+    }
+
     /// The shape of subchunks, if the library reads them by themselves.
     #[getter]
     fn subchunk(&self, py: Python<'_>) -> PyResult<Option<Vec<u64>>> {

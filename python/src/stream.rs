@@ -130,21 +130,23 @@ impl Writer {
         })
     }
 
-    /// Appends the elements of the tensor on a CUDA device that is in `capsule`; slices have the shape `slice`.
+    /// Appends the elements of the tensor on a CUDA device that is in `capsule`; slices have the shape `of_slice`.
     fn append_tensor(
         &self,
         py: Python<'_>,
         capsule: &Bound<'_, PyAny>,
-        slice: Vec<i64>,
+        of_slice: Vec<i64>,
     ) -> PyResult<()> {
         let tensor = Tensor::take(capsule)?;
         self.with(py, |writer| {
             let shape = tensor.shape();
-            let is_one = shape == slice;
-            let is_several = shape.split_first().is_some_and(|(_, rest)| rest == slice);
+            let is_one = shape == of_slice;
+            let is_several = shape
+                .split_first()
+                .is_some_and(|(_, rest)| rest == of_slice);
             if !is_one && !is_several {
                 return Err(Error::Value(format!(
-                    "slices have the shape {slice:?}, and this tensor {shape:?}"
+                    "slices have the shape {of_slice:?}, and this tensor {shape:?}"
                 )));
             }
             tensor.append_to(writer).map_err(failed)

@@ -35,7 +35,7 @@ def create(store: Any, pipeline: str = OURS, **kwargs: Any) -> zarr.Array[Any]:
 
 @pytest.fixture
 def stores(tmp_path: Path) -> Callable[[str], Any]:
-    """Return a function that makes an empty store of a kind: of files, in memory, of objects, or any other."""
+    """Return a function that makes an empty store of a kind: files, memory, objects, or any other."""
     number = itertools.count()
 
     def make(kind: str) -> Any:

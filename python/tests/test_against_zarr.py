@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from zarr.codecs import (
 )
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
+from zarr.storage import MemoryStore, WrapperStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -322,3 +324,198 @@ def test_a_whole_write_counts_as_ours(stores: Callable[[str], Any]) -> None:
     array = create(stores("local"), shape=(8,), chunks=(2,), shards=(4,), dtype="uint8")
     array[...] = 1
     assert array[3] == 1
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "shared"])
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(data=st.data())
+def test_sparse_selections_agree_with_numpy(
+    data: st.DataObject, kind: str, stores: Callable[[str], Any]
+) -> None:
+    """Few elements far apart in shards of many subchunks."""
+    store = stores("local" if kind == "shared" else kind)
+    ndim = data.draw(st.integers(1, 3))
+    shape = tuple(data.draw(st.integers(10, 40)) for _ in range(ndim))
+    chunks = tuple(data.draw(st.integers(1, 3)) for _ in range(ndim))
+    create(
+        store,
+        shape=shape,
+        chunks=chunks,
+        shards=tuple(size * data.draw(st.integers(6, 12)) for size in chunks),
+        dtype="int32",
+        fill_value=-1,
+        compressors=data.draw(st.sampled_from([None, "auto"])),
+    )
+    array = opened(store, OURS, shards="shared" if kind == "shared" else "rewrite")
+    expected = np.full(shape, -1, "int32")
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    if data.draw(st.booleans()):
+        expected[...] = rng.integers(0, 1000, shape)
+        array[...] = expected
+    for _ in range(3):
+        way = data.draw(st.sampled_from(["basic", "orthogonal", "one axis", "coordinates", "mask"]))
+        count = data.draw(st.integers(1, 4))
+        points = [rng.integers(0, extent, count) for extent in shape]
+        selection: Any
+        match way:
+            case "basic":
+                selection = tuple(slice(int(p[0]), None, int(rng.integers(1, 12))) for p in points)
+            case "orthogonal":
+                selection = tuple(np.unique(p) if rng.random() < 0.7 else int(p[0]) for p in points)
+            case "one axis":
+                selection = tuple(
+                    np.unique(p) if axis == count % ndim else slice(None) for axis, p in enumerate(points)
+                )
+            case "coordinates":
+                selection = tuple(points)
+            case _:
+                selection = np.zeros(shape, bool)
+                selection[tuple(points)] = True
+        zarrs_way = "orthogonal" if way == "one axis" else way
+        same = of_numpy(zarrs_way, selection, shape)
+        got = get(array, zarrs_way, selection)
+        np.testing.assert_array_equal(np.ravel(got), np.ravel(expected[same]))
+        assert got.shape == get(opened(store, THEIRS), zarrs_way, selection).shape
+        if data.draw(st.booleans()):
+            value: Any = rng.integers(0, 1000, got.shape).astype("int32")
+            if way == "coordinates":
+                # Of a place that is there twice, the last element may be another one for numpy.
+                value[...] = 5
+            elif data.draw(st.booleans()):
+                value = 6
+            put(array, zarrs_way, selection, value)
+            expected[same] = value if np.ndim(value) == 0 else value.reshape(expected[same].shape)
+        np.testing.assert_array_equal(array[...], expected)
+
+
+class Counting(WrapperStore[Any]):
+    """Counts the bytes of shards that are read."""
+
+    bytes = 0
+
+    async def get(self, key: str, *args: Any, **kwargs: Any) -> Any:
+        value = await super().get(key, *args, **kwargs)
+        if value is not None and "/" in key:
+            self.bytes += len(value)
+        return value
+
+    async def get_ranges(self, *args: Any, **kwargs: Any) -> Any:
+        async for group in super().get_ranges(*args, **kwargs):
+            self.bytes += sum(len(value) for _, value in group)
+            yield group
+
+
+def files_read() -> int:
+    """Count the bytes that this process has read of files."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+@pytest.mark.parametrize("kind", ["local", "other"])
+@pytest.mark.parametrize("compressors", [None, "auto"])
+def test_selections_far_apart_read_little(kind: str, compressors: Any, stores: Callable[[str], Any]) -> None:
+    store = stores("local") if kind == "local" else Counting(MemoryStore())
+    values = np.random.default_rng(0).integers(0, 1 << 30, (512, 512), "uint32")
+    create(
+        store,
+        shape=(512, 512),
+        chunks=(16, 16),
+        shards=(512, 512),
+        dtype="uint32",
+        compressors=compressors,
+    )[...] = values
+    array = opened(store, OURS)
+    index, subchunk = 32 * 32 * 16 + 4, 16 * 16 * 4 + 64
+    for way, selection, count in [
+        ("coordinates", (np.array([0, 511, 200]), np.array([0, 511, 300])), 3),
+        ("coordinates", (np.arange(0, 512, 16), np.arange(0, 512, 16)), 32),
+        ("orthogonal", (np.array([0, 511]), np.array([0, 511])), 4),
+        ("orthogonal", (np.array([1, 500]), slice(0, 64)), 8),
+        ("basic", (slice(0, 512, 200), slice(0, 512, 300)), 6),
+    ]:
+        before = files_read() if kind == "local" else store.bytes
+        got = get(array, way, selection)
+        after = files_read() if kind == "local" else store.bytes
+        np.testing.assert_array_equal(np.ravel(got), np.ravel(values[of_numpy(way, selection, (512, 512))]))
+        # Rows that are near to each other are read together with what is between them, from files.
+        gap = 2 * subchunk * 32 if kind == "local" else 0
+        # The index is read before and after.
+        assert after - before < 2 * index + count * (subchunk + gap) + 2000
+
+
+def test_selections_write_the_subchunks_that_they_meet(tmp_path: Path) -> None:
+    """Those between them may belong to other processes."""
+    create(tmp_path, shape=(32, 32), chunks=(2, 2), shards=(32, 32), dtype="uint16")
+    array = opened(tmp_path, OURS, shards="shared")
+    array.vindex[[0, 31], [1, 30]] = [5, 6]
+    assert len(list(tmp_path.rglob("*.chunk"))) == 2
+    array.oindex[[0, 31], [0, 31]] = 7
+    assert len({path.name.split(".")[0] for path in tmp_path.rglob("*.chunk")}) == 4
+    assert array[0, 1] == 5
+    assert array[31, 30] == 6
+    assert array[31, 31] == array[0, 31] == 7
+
+
+class Replacing(WrapperStore[Any]):
+    """Replaces a shard after its index was read, as often as it is told to."""
+
+    values: list[Any]
+
+    async def get(self, key: str, *args: Any, **kwargs: Any) -> Any:
+        value = await super().get(key, *args, **kwargs)
+        if "/" in key and kwargs.get("byte_range") is not None and self.values:
+            other = self.values.pop()
+            if other is None:
+                await super().delete(key)
+            else:
+                await super().set(key, other)
+        return value
+
+
+@pytest.mark.parametrize("compressors", [None, "auto"])
+@pytest.mark.parametrize("rounds", [1, 2, 9])
+def test_a_shard_that_is_replaced_between_its_index_and_its_elements(compressors: Any, rounds: int) -> None:
+    kind: dict[str, Any] = {"shape": (16, 16), "chunks": (4, 4), "shards": (16, 16), "dtype": "uint32"}
+    shards, arrays = [], []
+    for number in range(2):
+        # Empty subchunks move the others.
+        values = np.random.default_rng(number).integers(1, 1 << 30, (16, 16), "uint32")
+        values[0:4, 0 : 4 + 4 * number] = 0
+        memory = MemoryStore()
+        create(memory, compressors=compressors, **kind)[...] = values
+        shards.append(memory._store_dict["c/0/0"])
+        arrays.append(values)
+    store = Replacing(memory)
+    store.values = []
+    array = opened(store, OURS)
+    for last in (1, 0):
+        store.values = [shards[(last + n) % 2] for n in range(rounds)]
+        memory._store_dict["c/0/0"] = shards[(last + rounds) % 2]
+        if rounds > 3:
+            with pytest.raises(RuntimeError, match="replaced"):
+                array[12, 12]
+            store.values = []
+            continue
+        np.testing.assert_array_equal(array[8:, 5:], arrays[last][8:, 5:])
+        assert store.values == []
+    # It is deleted.
+    store.values = [None]
+    assert array[12, 12] == 0
+
+
+def test_a_damaged_shard_is_an_error_that_is_not_hidden() -> None:
+    memory = MemoryStore()
+    create(Replacing(memory), shape=(16, 16), chunks=(4, 4), shards=(16, 16), dtype="uint32")
+    store = Replacing(memory)
+    store.values = []
+    array = opened(store, OURS)
+    array[...] = np.arange(256).reshape(16, 16)
+    good = memory._store_dict["c/0/0"]
+    torn = good.to_bytes()
+    torn = bytes([torn[0] ^ 255]) + torn[1:]
+    memory._store_dict["c/0/0"] = type(good).from_bytes(torn)
+    with pytest.raises(RuntimeError, match="c/0/0"):
+        array[0, 0]

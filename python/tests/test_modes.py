@@ -14,7 +14,7 @@ import zarrs_cuda
 from conftest import OURS, THEIRS, create, opened
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from zarr.storage import LocalStore
+from zarr.storage import FsspecStore, LocalStore, LoggingStore
 
 KIND = {"shape": (16, 16), "chunks": (2, 2), "shards": (8, 8), "dtype": "uint16", "fill_value": 7}
 
@@ -114,6 +114,12 @@ def test_other_writes_to_a_shard_with_a_frame_are_refused(mode: str, tmp_path: P
         with pytest.raises(zarrs_cuda.FramesPending, match="consolidate") as error:
             other[selection] = 9
         assert error.value.shard == "c/0/0"
+    # Through other stores, too.
+    for store in (LoggingStore(LocalStore(tmp_path)), FsspecStore.from_url(f"file://{tmp_path}")):
+        if mode == "rewrite":
+            with pytest.raises(zarrs_cuda.FramesPending, match="consolidate") as error:
+                opened(store, OURS)[0, 1] = 9
+            assert error.value.shard == "c/0/0"
     other[8:, :] = 4
     zarrs_cuda.consolidate(other)
     other[0, 1] = 9

@@ -61,6 +61,69 @@ def test_tensors_with_dlpack(tmp_path: Path) -> None:
     np.testing.assert_array_equal(opened(tmp_path, THEIRS)[...], frames(4))
 
 
+def test_tensors_on_a_device_are_not_touched_by_the_host(tmp_path: Path) -> None:
+    """A tensor of a library for devices, as far as there is one without a device."""
+    import ctypes
+
+    class Described(ctypes.Structure):
+        _fields_ = [
+            ("data", ctypes.c_void_p),
+            ("device_type", ctypes.c_int32),
+            ("device_id", ctypes.c_int32),
+            ("ndim", ctypes.c_int32),
+            ("code", ctypes.c_uint8),
+            ("bits", ctypes.c_uint8),
+            ("lanes", ctypes.c_uint16),
+            ("shape", ctypes.POINTER(ctypes.c_int64)),
+            ("strides", ctypes.POINTER(ctypes.c_int64)),
+            ("byte_offset", ctypes.c_uint64),
+            ("context", ctypes.c_void_p),
+            ("deleter", ctypes.c_void_p),
+        ]
+
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    freed: list[int] = []
+    free = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(freed.append)
+
+    class Tensor:
+        def __init__(self, *shape: int, device: int = 2, code: int = 1, name: bytes = b"dltensor") -> None:
+            self.name = name
+            self.shape = (ctypes.c_int64 * len(shape))(*shape)
+            # An address that nobody can read.
+            self.described = Described(
+                0x10, device, 0, len(shape), code, 16, 1, self.shape, None, 0, None,
+                ctypes.cast(free, ctypes.c_void_p),
+            )  # fmt: skip
+
+        def __dlpack__(self, *, stream: int | None = None) -> Any:
+            assert stream == 1
+            return new(ctypes.addressof(self.described), self.name, None)
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 0
+
+    array = create(tmp_path, **KIND)
+    with zarrs_cuda.ArrayWriter(array) as writer:
+        for number, tensor in enumerate((Tensor(12, 10), Tensor(3, 12, 10))):
+            with pytest.raises(ValueError, match=r"device|host"):
+                writer.append(tensor)
+            assert len(freed) == number + 1
+        for tensor in (Tensor(12, 11), Tensor(), Tensor(1, 1, 12, 10)):
+            with pytest.raises(ValueError, match="shape"):
+                writer.append(tensor)
+        assert len(freed) == 5
+        # The capsule keeps what is not taken.
+        for tensor in (Tensor(12, 10, device=99), Tensor(12, 10, code=77)):
+            with pytest.raises(BufferError, match="host"):
+                writer.append(tensor)
+        with pytest.raises(TypeError, match="capsule"):
+            writer.append(Tensor(12, 10, name=b"dltensor_versioned"))
+        assert len(freed) == 5
+        writer.append(frames(2))
+    np.testing.assert_array_equal(opened(tmp_path, THEIRS)[...], frames(2))
+
+
 def test_a_block_that_raises_abandons(tmp_path: Path) -> None:
     array = create(tmp_path, **KIND)
 

@@ -21,13 +21,13 @@ from zarr.core.codec_pipeline import BatchedCodecPipeline, codecs_from_list
 from zarr.core.common import concurrent_map
 from zarr.core.config import config
 from zarr.core.metadata.v3 import ArrayV3Metadata, RegularChunkGridMetadata
-from zarr.storage import MemoryStore, ObjectStore, StorePath
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, StorePath, WrapperStore
 
 from zarrs_cuda import _settings
-from zarrs_cuda._errors import FallbackWarning
+from zarrs_cuda._errors import FallbackWarning, FramesPending
 from zarrs_cuda._native import native
 from zarrs_cuda._places import place
-from zarrs_cuda._selections import around
+from zarrs_cuda._selections import Met, around, met
 from zarrs_cuda._supported import UnsupportedError, check_fill_value, is_sharded, metadata_text
 
 if TYPE_CHECKING:
@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 _FEW, _QUICK = 4, 512 << 10
 # unless one took so many seconds: then other threads do the next ones, until so many were in time.
 _LATE, _IN_TIME = 0.002, 4
+
+# How often a shard is read that is replaced meanwhile.
+_ATTEMPTS = 3
 
 # The reasons that were warned of, and the process that was.
 _warned: set[tuple[int, str]] = set()
@@ -422,12 +425,31 @@ async def _values_to_change(ours: Native, batch: Batch) -> dict[str, Any] | None
     store = batch[0][0].store
     if not ours.takes_values:
         return None
+    if ours.is_sharded:
+        await _check_frames(ours, store, [item[0].path for item in batch])
     # Of a shard, what is behind the end of the array is kept.
     wanted = [item for item in batch if not (_is_all(item) if ours.is_sharded else item[4])]
     if type(store) is MemoryStore:
         return _in_memory(store, [item[0] for item in wanted])
     values = await concurrent_map([(ours, item) for item in wanted], _whole, config.get("async.concurrency"))
     return {item[0].path: value for item, value in zip(wanted, values, strict=True)}
+
+
+async def _check_frames(ours: Native, store: Store, shards: list[str]) -> None:
+    """Check that no subchunks of shards are stored beside them: they would hide what is written."""
+    inner = store
+    while isinstance(inner, WrapperStore):
+        inner = inner._store
+    # No other store has had shards that are shared, and some would list everything they have.
+    if not isinstance(inner, LocalStore | ObjectStore | FsspecStore) or not store.supports_listing:
+        return
+
+    async def check(shard: str) -> None:
+        async for name in store.list_dir(f"{shard}.frame"):
+            if name.endswith(".chunk"):
+                raise FramesPending(ours.path_of(shard), shard)
+
+    await concurrent_map([(shard,) for shard in shards], check, config.get("async.concurrency"))
 
 
 def _in_memory(store: MemoryStore, wanted: list[StorePath]) -> dict[str, Any]:
@@ -459,32 +481,60 @@ async def _part(ours: Native, item: tuple[Any, ...]) -> Any:
     where, spec, selection, *_ = item
     if _is_all(item):
         return await _whole(ours, item)
-    box = around(selection, spec.shape)
-    prototype = cpu.buffer_prototype
+    subchunks = met(selection, spec.shape, ours.subchunk)
+    if subchunks is not None:
+        starts, shape = subchunks.starts, subchunks.shape
+    else:
+        box = around(selection, spec.shape)
+        starts = [] if box is None else [[entry.start for entry in box[0]]]
+        shape = () if box is None else box[2]
     is_at_end, length = ours.index_range()
     place = SuffixByteRequest(length) if is_at_end else RangeByteRequest(0, length)
-    index = await where.get(prototype=prototype, byte_range=place)
-    if index is None or box is None:
-        return None
-    encoded = index.as_numpy_array()
-    parts = [(None if is_at_end else 0, encoded)]
-    start = [entry.start for entry in box[0]]
-    ranges = ours.ranges(where.path, encoded, start, list(box[2]))
-    try:
-        async for group in where.store.get_ranges(
-            where.path,
-            [RangeByteRequest(*ends) for ends in ranges],
-            prototype=prototype,
-            max_gap_bytes=spec.config.sharding_coalesce_max_gap_bytes,
-            max_coalesced_bytes=spec.config.sharding_coalesce_max_bytes,
-        ):
-            parts += [
-                (ranges[number][0], value.as_numpy_array()) for number, value in group if value is not None
-            ]
-    except* FileNotFoundError:
-        # The shard was deleted meanwhile.
-        parts = []
-    return parts or None
+
+    async def read_index() -> Any:
+        index = await where.get(prototype=cpu.buffer_prototype, byte_range=place)
+        return None if index is None else index.as_numpy_array()
+
+    index = await read_index()
+    for _ in range(_ATTEMPTS):
+        if index is None:
+            return None
+        parts: list[tuple[int | None, Any]] = [(None if is_at_end else 0, index)]
+        failure: Exception | None = None
+        try:
+            ranges = ours.ranges(where.path, index, starts, shape)
+            if not ranges:
+                return parts
+            parts += await _parts_of(where, spec, ranges)
+        except Exception as error:
+            failure = error
+        # Another shard may have come between the requests: what was read is of both.
+        again = await read_index()
+        if again is None:
+            return None
+        if np.array_equal(again, index):
+            if failure is not None:
+                raise failure
+            return parts
+        index = again
+    msg = f"the shard {where.path!r} was replaced {_ATTEMPTS} times while it was read: read it again later"
+    raise RuntimeError(msg)
+
+
+async def _parts_of(
+    where: StorePath, spec: ArraySpec, ranges: list[tuple[int, int]]
+) -> list[tuple[int | None, Any]]:
+    """Get ranges of a shard: where each begins, and its bytes."""
+    parts: list[tuple[int | None, Any]] = []
+    async for group in where.store.get_ranges(
+        where.path,
+        [RangeByteRequest(*ends) for ends in ranges],
+        prototype=cpu.buffer_prototype,
+        max_gap_bytes=spec.config.sharding_coalesce_max_gap_bytes,
+        max_coalesced_bytes=spec.config.sharding_coalesce_max_bytes,
+    ):
+        parts += [(ranges[number][0], value.as_numpy_array()) for number, value in group if value is not None]
+    return parts
 
 
 async def _store(batch: Batch, changes: dict[str, Any]) -> None:
@@ -532,14 +582,21 @@ def _read(
     found, others = ours.read(batch, out, drop_axes, values, threads, boxes=boxes)
     for position in others:
         where, spec, selection, out_selection, _ = batch[position]
-        box = around(selection, spec.shape)
-        if box is None:
-            continue
-        of_chunk, inner, shape = box
-        part = np.empty(shape, spec.dtype.to_native_dtype().newbyteorder("="))
-        item = where, spec, of_chunk, (slice(None),) * len(shape), False
-        (found[position],), _ = ours.read([item], part, (), values, threads, boxes=True)
-        selected = part[inner]
+        native = spec.dtype.to_native_dtype().newbyteorder("=")
+        subchunks = met(selection, spec.shape, ours.subchunk)
+        if subchunks is not None:
+            part = np.empty((len(subchunks.starts), *subchunks.shape), native)
+            found[position] = ours.read_subchunks(where.path, subchunks.starts, part, values, threads)
+            selected = part[subchunks.index].reshape(subchunks.selected)
+        else:
+            box = around(selection, spec.shape)
+            if box is None:
+                continue
+            of_chunk, inner, shape = box
+            part = np.empty(shape, native)
+            item = where, spec, of_chunk, (slice(None),) * len(shape), False
+            (found[position],), _ = ours.read([item], part, (), values, threads, boxes=True)
+            selected = part[inner]
         if drop_axes:
             selected = selected.squeeze(axis=drop_axes)
         out[out_selection] = selected
@@ -559,6 +616,10 @@ def _write(
     changes, others = ours.write(batch, value, drop_axes, values, threads, boxes=True, sync=sync)
     for position in others:
         where, spec, selection, out_selection, is_complete = batch[position]
+        subchunks = met(selection, spec.shape, ours.subchunk) if ours.writes_subchunks else None
+        if subchunks is not None:
+            _write_subchunks(ours, batch[position], subchunks, value, drop_axes, threads, sync=sync)
+            continue
         box = around(selection, spec.shape)
         if box is None:
             continue
@@ -568,11 +629,7 @@ def _write(
         if not is_complete:
             item = where, spec, of_chunk, everything, False
             ours.read([item], part, (), values, threads, boxes=True)
-        selected = value if value.shape == () else value[out_selection]
-        if drop_axes and value.shape != ():
-            kept = (None if axis in drop_axes else slice(None) for axis in range(len(shape)))
-            selected = selected[tuple(kept)]
-        part[inner] = selected
+        part[inner] = _selected(value, out_selection, drop_axes, len(shape))
         changed, _ = ours.write(
             [(where, spec, of_chunk, everything, is_complete)],
             part,
@@ -584,3 +641,38 @@ def _write(
         )
         changes.update(changed)
     return changes
+
+
+def _selected(value: Any, out_selection: Any, drop_axes: tuple[int, ...], axes: int) -> Any:
+    """Return the elements for one chunk, with the axes that ``value`` does not have."""
+    if value.shape == ():
+        return value
+    selected = value[out_selection]
+    if not drop_axes:
+        return selected
+    return selected[tuple(None if axis in drop_axes else slice(None) for axis in range(axes))]
+
+
+def _write_subchunks(
+    ours: Native,
+    item: tuple[Any, ...],
+    subchunks: Met,
+    value: Any,
+    drop_axes: tuple[int, ...],
+    threads: int,
+    *,
+    sync: bool,
+) -> None:
+    """Write the subchunks that a selection meets, and no others: these may belong to other processes."""
+    where, spec, _, out_selection, _ = item
+    part = np.empty((len(subchunks.starts), *subchunks.shape), value.dtype)
+    ours.read_subchunks(where.path, subchunks.starts, part, None, threads)
+    selected = _selected(value, out_selection, drop_axes, len(subchunks.shape))
+    if selected.shape != ():
+        selected = selected.reshape(np.broadcast_shapes(*(axis.shape for axis in subchunks.index)))
+    part[subchunks.index] = selected
+    boxes = []
+    for number, start in enumerate(subchunks.starts):
+        of_chunk = tuple(slice(s, s + size) for s, size in zip(start, subchunks.shape, strict=True))
+        boxes.append((where, spec, of_chunk, (number,), False))
+    ours.write(boxes, part, (), None, threads, boxes=True, sync=sync)

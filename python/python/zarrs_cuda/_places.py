@@ -56,8 +56,8 @@ def place_of_shards(store: Store) -> Place:
     if found is None:
         inner = f" of a {type(store.store).__name__}" if isinstance(store, ObjectStore) else ""
         msg = (
-            f"the array is in a {type(store).__name__}{inner}, and must be in a `zarr.storage.LocalStore`, or "
-            "in a `zarr.storage.ObjectStore` of a store without a credential provider that is not in memory"
+            f"the array is in a {type(store).__name__}{inner}, and must be in a `zarr.storage.LocalStore`, "
+            "or in a `zarr.storage.ObjectStore` that is neither in memory nor has a credential provider"
         )
         raise ValueError(msg)
     return found

@@ -1,8 +1,123 @@
-"""Selections that are no boxes: the box around them, and the selection in it."""
+"""Selections that are no boxes: the box around them, or the subchunks that they meet."""
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+
+@dataclass(frozen=True)
+class Met:
+    """The subchunks that a selection meets.
+
+    Attributes
+    ----------
+    starts : list of list of int
+        Where each begins.
+    shape : tuple of int
+        The shape of one.
+    index : tuple
+        What selects the elements from an array of these subchunks, which has an axis for them in front.
+    selected : tuple of int
+        The shape of what is selected.
+    """
+
+    starts: list[list[int]]
+    shape: tuple[int, ...]
+    index: tuple[Any, ...]
+    selected: tuple[int, ...]
+
+
+def met(selection: Any, shape: tuple[int, ...], subchunk: Sequence[int] | None) -> Met | None:
+    """Find the subchunks that a selection meets, if they are few of those in the box around it.
+
+    Parameters
+    ----------
+    selection
+        What numpy would be given to select from an array of ``shape``.
+    shape
+        The shape of the array.
+    subchunk
+        The shape of subchunks; None if they are not read by themselves.
+
+    Returns
+    -------
+    Met or None
+        The subchunks; None if they are half of those in the box, or more, or nothing is selected.
+    """
+    if subchunk is None:
+        return None
+    numbers, selected = _numbers(selection, shape)
+    if numbers is None or any(not axis.size for axis in numbers):
+        return None
+    places = [axis // size for axis, size in zip(numbers, subchunk, strict=True)]
+    around = math.prod(int(axis.max() - axis.min()) + 1 for axis in places)
+    counts = [-(-extent // size) for extent, size in zip(shape, subchunk, strict=True)]
+    if math.prod(axis.size for axis in places) == math.prod(np.broadcast_shapes(*(p.shape for p in places))):
+        # Every combination of what is selected along the axes.
+        each = [np.unique(axis, return_inverse=True) for axis in places]
+        found = [unique for unique, _ in each]
+        if 2 * math.prod(len(unique) for unique in found) > around:
+            return None
+        order = np.zeros((), np.intp)
+        for (unique, inverse), axis in zip(each, places, strict=True):
+            order = order * len(unique) + inverse.reshape(axis.shape)
+        grid = list(np.meshgrid(*found, indexing="ij"))
+    else:
+        flat = np.zeros((), np.intp)
+        for axis, count in zip(places, counts, strict=True):
+            flat = flat * count + axis
+        unique, inverse = np.unique(flat, return_inverse=True)
+        if 2 * len(unique) > around:
+            return None
+        order = inverse.reshape(flat.shape)
+        grid = list(np.unravel_index(unique, counts))
+    starts = np.stack([axis.ravel() * size for axis, size in zip(grid, subchunk, strict=True)], axis=1)
+    within = [axis % size for axis, size in zip(numbers, subchunk, strict=True)]
+    if selected is None:
+        selected = order.shape
+    return Met(starts.tolist(), tuple(subchunk), (order, *within), selected)
+
+
+def _numbers(
+    selection: Any, shape: tuple[int, ...]
+) -> tuple[list[np.ndarray[Any, Any]] | None, tuple[int, ...] | None]:
+    """Return the selected numbers along each axis, which are broadcast together, and the shape of all.
+
+    The numbers are None if the selection has another form than zarr-python's; the shape is None if it is that
+    to which the numbers are broadcast.
+    """
+    entries = selection if isinstance(selection, tuple) else (selection,)
+    entries = entries + (slice(None),) * (len(shape) - len(entries))
+    arrays = [isinstance(entry, np.ndarray) and entry.ndim > 0 for entry in entries]
+    if len(entries) != len(shape):
+        return None, None
+    if all(arrays) and all(entry.dtype != bool for entry in entries):
+        return [
+            np.where(entry < 0, entry + extent, entry) for entry, extent in zip(entries, shape, strict=True)
+        ], None
+    # One array among slices, or none. More mean something else for numpy.
+    if sum(arrays) > 1 or (
+        any(arrays) and not all(a or isinstance(e, slice) for a, e in zip(arrays, entries, strict=True))
+    ):
+        return None, None
+    numbers, selected = [], []
+    for axis, (entry, extent) in enumerate(zip(entries, shape, strict=True)):
+        if isinstance(entry, slice):
+            along = np.arange(*entry.indices(extent))
+        elif arrays[axis]:
+            if entry.ndim > 1:
+                return None, None
+            along = np.arange(extent)[entry]
+        else:
+            along = np.array([int(entry)])
+            along = np.where(along < 0, along + extent, along)
+        if isinstance(entry, slice) or arrays[axis]:
+            selected.append(len(along))
+        numbers.append(along.reshape([-1 if a == axis else 1 for a in range(len(shape))]))
+    return numbers, tuple(selected)
 
 
 def around(

@@ -51,7 +51,8 @@ class ArrayWriter:
     Parameters
     ----------
     array
-        A sharded array of zarr-python in a ``LocalStore``, or in an ``ObjectStore`` that is not in memory. Nothing else may write it meanwhile. After
+        A sharded array of zarr-python in a ``LocalStore``, or in an ``ObjectStore`` that is not in
+        memory. Nothing else may write it meanwhile. After
         ``finish`` its metadata in the store have the new shape: open the array again.
     start
         The first slice to write; at the border of a shard. By default the end of the array.

@@ -30,8 +30,8 @@ def store(x: DaskArray, z: Array[Any], *, compute: bool = True) -> Delayed | Non
     x
         The elements. Borders of blocks that are within a subchunk are moved to the next one.
     z
-        A sharded array of the same shape, in a ``LocalStore`` or an ``ObjectStore`` that all workers reach. Nothing else may
-        write it meanwhile.
+        A sharded array of the same shape, in a ``LocalStore`` or an ``ObjectStore`` that all workers
+        reach. Nothing else may write it meanwhile.
     compute
         Whether to do it now.
 
