@@ -139,7 +139,7 @@ impl Objects {
         let frame = Path::parse(frame_of(key.as_ref()))?;
         let listed = store.list(Some(&frame));
         let mut versions = listed
-            .try_filter(|object| std::future::ready(object.location.as_ref().ends_with(".chunk")));
+            .try_filter(|object| std::future::ready(object.location.extension() == Some("chunk")));
         Ok(versions.try_next().await?.is_some())
     }
 

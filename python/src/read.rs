@@ -34,23 +34,22 @@ pub(crate) fn read(
         return Ok(Vec::new());
     }
     check_keys(opened, batch)?;
-    match opened.reader(store, threads.get())? {
-        Some(reader) => read_boxes(opened, &reader, batch, memory, threads),
-        None => {
-            let given = match store {
-                Store::Objects(objects) => {
-                    let keys = batch.items.iter().map(|item| (item.key.clone(), true));
-                    &Store::Given(Arc::new(objects.values(keys, false)?))
-                }
-                Store::Files(_) | Store::Given(_) => store,
-            };
-            pool::run(threads, || {
-                each(batch, threads, |item, share| {
-                    decode(opened, given, item, memory, share)
-                })
-            })?
-        }
+    if let Some(reader) = opened.reader(store, threads.get())? {
+        return read_boxes(opened, &reader, batch, memory, threads);
     }
+    let given = match store {
+        // All are requested at once, before any is decoded.
+        Store::Objects(objects) => {
+            let keys = batch.items.iter().map(|item| (item.key.clone(), true));
+            &Store::Given(Arc::new(objects.values(keys, false)?))
+        }
+        Store::Files(_) | Store::Given(_) => store,
+    };
+    pool::run(threads, || {
+        each(batch, threads, |item, share| {
+            decode(opened, given, item, memory, share)
+        })
+    })?
 }
 
 /// As [`read`], with the subchunks that are stored beside their shards.

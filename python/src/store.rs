@@ -262,7 +262,7 @@ impl WritableStorageTraits for Store {
 
     fn supports_set_partial(&self) -> bool {
         self.writable()
-            .is_ok_and(|store| store.supports_set_partial())
+            .is_ok_and(WritableStorageTraits::supports_set_partial)
     }
 }
 

@@ -448,15 +448,17 @@ def test_selections_far_apart_read_little(kind: str, compressors: Any, stores: C
 
 def test_selections_write_the_subchunks_that_they_meet(tmp_path: Path) -> None:
     """Those between them may belong to other processes."""
-    create(tmp_path, shape=(32, 32), chunks=(2, 2), shards=(32, 32), dtype="uint16")
+    create(tmp_path, shape=(32, 32), chunks=(2, 2), shards=(32, 32), dtype="uint16")[...] = 1
     array = opened(tmp_path, OURS, shards="shared")
     array.vindex[[0, 31], [1, 30]] = [5, 6]
     assert len(list(tmp_path.rglob("*.chunk"))) == 2
     array.oindex[[0, 31], [0, 31]] = 7
-    assert len({path.name.split(".")[0] for path in tmp_path.rglob("*.chunk")}) == 4
+    array[0:32:20, 0:32:20] = 8
+    assert len({path.name.split(".")[0] for path in tmp_path.rglob("*.chunk")}) == 7
     assert array[0, 1] == 5
     assert array[31, 30] == 6
     assert array[31, 31] == array[0, 31] == 7
+    assert array[20, 0] == array[0, 0] == 8
 
 
 class Replacing(WrapperStore[Any]):
