@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
+import signal
+import threading
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -347,3 +351,71 @@ def test_dask(server: Server) -> None:
     array = create(store, **KIND)
     zarrs_cuda.dask.store(da.from_array(VALUES, chunks=(4, 16)), array)
     np.testing.assert_array_equal(opened(store, THEIRS)[...], VALUES)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("kind", ["files", "s3"])
+def test_a_fork_while_threads_read(kind: str, tmp_path: Path, server: Server) -> None:
+    store = ObjectStore(LocalObjects(tmp_path) if kind == "files" else server.store())
+    create(store, **KIND)[...] = VALUES
+    array = opened(store, OURS)
+    end = threading.Event()
+    wrong = []
+
+    def read() -> None:
+        while not end.is_set():
+            if not np.array_equal(array[...], VALUES):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(10):
+            time.sleep(0.003 * (number % 4))
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    good = np.array_equal(array[...], VALUES)
+                    array[:8, :8] = VALUES[:8, :8]
+                    status = 0 if good else 2
+                except RuntimeError:
+                    status = 0
+                finally:
+                    os._exit(status)
+            deadline = time.monotonic() + 20
+            while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+                time.sleep(0.005)
+            if done == (0, 0):
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                pytest.fail(f"child {number} hangs")
+            assert os.waitstatus_to_exitcode(done[1]) == 0
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+def test_writers_of_shared_shards_in_processes(server: Server) -> None:
+    store = ObjectStore(server.store())
+    create(store, **KIND)
+    array = opened(store, OURS, shards="shared")
+    context = multiprocessing.get_context("spawn")
+    children = [context.Process(target=write_interleaved, args=(array, n, 4)) for n in range(4)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+        assert child.exitcode == 0
+    np.testing.assert_array_equal(array[...], VALUES)
+    zarrs_cuda.consolidate(array)
+    np.testing.assert_array_equal(opened(store, THEIRS)[...], VALUES)
+
+
+def write_interleaved(array: Any, part: int, parts: int) -> None:
+    for number in range(part, 64, parts):
+        box = slice(2 * (number // 8), 2 * (number // 8) + 2), slice(2 * (number % 8), 2 * (number % 8) + 2)
+        array[box] = VALUES[box]
