@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use bytes::Bytes;
 use zarrs::array::{Array, ArrayMetadata, ArrayShardedExt};
 use zarrs::metadata::v3::ArrayMetadataV3;
 use zarrs_codec::CodecSpecificOptions;
@@ -13,7 +12,7 @@ use zarrs_cuda::reader::ArrayReader;
 use zarrs_cuda::storage::SparseShardStore;
 use zarrs_cuda::{Options, WriteStrategy};
 
-use crate::change::{Changing, Stored};
+use crate::change::Changing;
 use crate::error::Error;
 use crate::store::Store;
 
@@ -225,9 +224,8 @@ impl Opener {
 
 fn changing(array: &Array<Store>) -> Array<Changing> {
     let options = Options::default().with_write_strategy(WriteStrategy::InPlace);
-    let nothing = Changing::new(Stored::Bytes(Bytes::new()));
     array
-        .with_storage(Arc::new(nothing))
+        .with_storage(Arc::new(Changing::new(None)))
         .with_codec_specific_options(&CodecSpecificOptions::default().with_option(options))
 }
 

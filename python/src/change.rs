@@ -54,8 +54,9 @@ enum Piece {
 }
 
 impl Changing {
-    pub(crate) fn new(stored: Stored) -> Self {
-        Self(Mutex::new(Some(Changed::new(stored))))
+    /// Of what is stored, if there is a shard.
+    pub(crate) fn new(stored: Option<Stored>) -> Self {
+        Self(Mutex::new(stored.map(Changed::new)))
     }
 
     /// The shard now; `None` if it was erased.
@@ -121,7 +122,6 @@ impl Changed {
             .map_or(at, |(&at, _)| at);
         let mut new = self.written.range(first..end).peekable();
         while at < end {
-            // Nothing writes beyond the end of the shard and leaves a gap, so what is not new is stored.
             let until = match new.peek() {
                 None => end,
                 Some(&(&start, _)) if start > at => start,
@@ -136,8 +136,16 @@ impl Changed {
                     continue;
                 }
             };
-            each(Piece::Stored(at..until))?;
-            at = until;
+            let stored = until.min(self.stored.size());
+            if at < stored {
+                each(Piece::Stored(at..stored))?;
+                at = stored;
+            }
+            if at < until {
+                // As in a file: nothing was written here, but behind it.
+                each(Piece::New(vec![0; usize_of(until - at)].into()))?;
+                at = until;
+            }
         }
         Ok(())
     }
@@ -296,20 +304,12 @@ impl WritableStorageTraits for Changing {
 
     fn set_partial_many(
         &self,
-        key: &StoreKey,
+        _key: &StoreKey,
         offset_values: OffsetBytesIterator,
     ) -> Result<(), StorageError> {
         let mut shard = self.lock();
         let shard = shard.get_or_insert_with(|| Changed::new(Stored::Bytes(Bytes::new())));
         for (offset, bytes) in offset_values {
-            if offset > shard.size {
-                // Updates do not leave gaps behind the end.
-                return Err(StorageError::Other(format!(
-                    "{} bytes at {offset} are behind the end of {key}, of {} bytes",
-                    bytes.len(),
-                    shard.size
-                )));
-            }
             shard.write(offset, bytes);
         }
         Ok(())

@@ -50,6 +50,13 @@ impl Error {
 
     /// An error of a store, which was `doing` something with `key`.
     pub(crate) fn store(doing: &str, key: &str, error: &StorageError) -> Self {
+        if let Some(io) = find_io(error)
+            && io.kind() == io::ErrorKind::InvalidData
+        {
+            // The library says so of shards.
+            let (key, why) = (key.to_owned(), io.to_string());
+            return Self::Damaged { key, why };
+        }
         Self::of_store(format!("cannot {doing} {key}: {error}"), find_io(error))
     }
 
@@ -73,20 +80,8 @@ impl Error {
     /// The exception for an error with the array at `array`.
     pub(crate) fn into_py(self, py: Python<'_>, array: &str) -> PyErr {
         match self {
-            Self::Damaged { key, why } => {
-                let made = py
-                    .import("zarrs_cuda._errors")
-                    .and_then(|errors| errors.getattr("ShardError"))
-                    .and_then(|class| class.call1((array, key, why)));
-                made.map_or_else(|error| error, PyErr::from_value)
-            }
-            Self::Frames(key) => {
-                let made = py
-                    .import("zarrs_cuda._errors")
-                    .and_then(|errors| errors.getattr("FramesPending"))
-                    .and_then(|class| class.call1((array, key)));
-                made.map_or_else(|error| error, PyErr::from_value)
-            }
+            Self::Damaged { key, why } => ours(py, "ShardError", (array, key, of_python(&why))),
+            Self::Frames(key) => ours(py, "FramesPending", (array, key)),
             Self::Object(message, class) => {
                 let made = py
                     .import("obstore.exceptions")
@@ -98,9 +93,23 @@ impl Error {
             Self::Io(message, None) => PyOSError::new_err(message),
             Self::Memory(message) => PyMemoryError::new_err(message),
             Self::Value(message) => PyValueError::new_err(message),
-            Self::Other(message) => PyRuntimeError::new_err(message),
+            Self::Other(message) => PyRuntimeError::new_err(of_python(&message)),
         }
     }
+}
+
+/// An exception of this package.
+fn ours<'py>(py: Python<'py>, class: &str, arguments: impl pyo3::call::PyCallArgs<'py>) -> PyErr {
+    let made = py
+        .import("zarrs_cuda._errors")
+        .and_then(|errors| errors.getattr(class))
+        .and_then(|class| class.call1(arguments));
+    made.map_or_else(|error| error, PyErr::from_value)
+}
+
+/// A message of the library, with the names that functions have in Python.
+fn of_python(message: &str) -> String {
+    message.replace("zarrs_cuda::recover", "zarrs_cuda.recover")
 }
 
 impl From<ReaderError> for Error {

@@ -8,7 +8,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -26,24 +26,17 @@ use zarrs_cuda::internals::host::memory::with_capacity;
 #[derive(Debug)]
 pub(crate) struct Files {
     root: PathBuf,
-    sync: AtomicBool,
+    /// Whether a change is on the disk when a call returns.
+    sync: bool,
 }
 
 impl Files {
-    pub(crate) fn new(root: PathBuf) -> Self {
-        Self {
-            root,
-            sync: AtomicBool::new(false),
-        }
+    pub(crate) fn new(root: PathBuf, sync: bool) -> Self {
+        Self { root, sync }
     }
 
     pub(crate) fn root(&self) -> &Path {
         &self.root
-    }
-
-    /// From now on, files are synced before a write returns, or not.
-    pub(crate) fn set_sync(&self, sync: bool) {
-        self.sync.store(sync, Ordering::Relaxed);
     }
 
     fn path(&self, key: &str) -> PathBuf {
@@ -58,10 +51,9 @@ impl Files {
     ) -> io::Result<()> {
         let path = self.path(key);
         let temporary = temporary(&path);
-        let sync = self.sync.load(Ordering::Relaxed);
-        let written = create(&temporary).and_then(|mut file| {
+        let written = self.create(&temporary).and_then(|mut file| {
             write(&mut file)?;
-            if sync { file.sync_all() } else { Ok(()) }
+            self.sync_file(&file)
         });
         let done = written.and_then(|()| fs::rename(&temporary, &path));
         if done.is_err() {
@@ -69,16 +61,55 @@ impl Files {
             let _ = fs::remove_file(&temporary);
         }
         done?;
-        if sync && let Some(parent) = path.parent() {
-            File::open(parent)?.sync_all()?;
+        self.sync_parent(&path)
+    }
+
+    fn sync_file(&self, file: &File) -> io::Result<()> {
+        if self.sync { file.sync_all() } else { Ok(()) }
+    }
+
+    /// Lets the disk know which names there are beside `path`.
+    fn sync_parent(&self, path: &Path) -> io::Result<()> {
+        let Some(parent) = path.parent().filter(|_| self.sync) else {
+            return Ok(());
+        };
+        match File::open(parent).and_then(|directory| directory.sync_all()) {
+            // Another process has removed it.
+            Err(error) if is_missing(&error) => Ok(()),
+            done => done,
         }
-        Ok(())
+    }
+
+    /// A new file, and the directories above it.
+    fn create(&self, path: &Path) -> io::Result<File> {
+        let mut options = OpenOptions::new();
+        self.open_to_write(path, options.write(true).create_new(true))
+    }
+
+    /// Opens a file, and makes the directories above it if there are none.
+    fn open_to_write(&self, path: &Path, options: &OpenOptions) -> io::Result<File> {
+        match options.open(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let parent = path.parent().unwrap_or(&self.root);
+                fs::create_dir_all(parent)?;
+                let inside = parent
+                    .ancestors()
+                    .take_while(|above| above.starts_with(&self.root));
+                inside
+                    .into_iter()
+                    .try_for_each(|above| self.sync_parent(above))?;
+                options.open(path)
+            }
+            opened => opened,
+        }
     }
 
     pub(crate) fn remove(&self, key: &str) -> io::Result<()> {
-        match fs::remove_file(self.path(key)) {
+        let path = self.path(key);
+        match fs::remove_file(&path) {
             Err(error) if is_missing(&error) => Ok(()),
-            done => done,
+            Err(error) => Err(error),
+            Ok(()) => self.sync_parent(&path),
         }
     }
 
@@ -158,20 +189,6 @@ fn temporary(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// A new file, and the directories above it.
-fn create(path: &Path) -> io::Result<File> {
-    let open = || OpenOptions::new().write(true).create_new(true).open(path);
-    match open() {
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            if let Some(parent) = path.parent() {
-                fs::create_dir_all(parent)?;
-            }
-            open()
-        }
-        opened => opened,
-    }
-}
-
 fn read_range(file: &File, size: u64, range: ByteRange) -> Result<Bytes, StorageError> {
     let range = inside(range, size)?;
     let mut bytes = vec![0; range.len()];
@@ -220,22 +237,13 @@ impl WritableStorageTraits for Files {
         let path = self.path(key.as_str());
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false);
-        let file = match options.open(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                if let Some(parent) = path.parent() {
-                    fs::create_dir_all(parent)?;
-                }
-                options.open(&path)?
-            }
-            opened => opened?,
-        };
+        let file = self.open_to_write(&path, &options)?;
         for (offset, value) in offset_values {
             file.write_all_at(&value, offset)?;
         }
-        if self.sync.load(Ordering::Relaxed) {
-            file.sync_all()?;
-        }
-        Ok(())
+        self.sync_file(&file)?;
+        // It may be new.
+        Ok(self.sync_parent(&path)?)
     }
 
     fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
@@ -243,9 +251,11 @@ impl WritableStorageTraits for Files {
     }
 
     fn erase_prefix(&self, prefix: &StorePrefix) -> Result<(), StorageError> {
-        match fs::remove_dir_all(self.path(prefix.as_str())) {
+        let path = self.path(prefix.as_str());
+        match fs::remove_dir_all(&path) {
             Err(error) if is_missing(&error) => Ok(()),
-            done => Ok(done?),
+            Err(error) => Err(error.into()),
+            Ok(()) => Ok(self.sync_parent(&path)?),
         }
     }
 
@@ -257,7 +267,8 @@ impl WritableStorageTraits for Files {
 impl AtomicRenameStorageTraits for Files {
     fn rename(&self, source: &StoreKey, destination: &StoreKey) -> Result<(), StorageError> {
         let (source, destination) = (self.path(source.as_str()), self.path(destination.as_str()));
-        Ok(fs::rename(source, destination)?)
+        fs::rename(source, &destination)?;
+        Ok(self.sync_parent(&destination)?)
     }
 }
 
@@ -289,7 +300,10 @@ impl ListableStorageTraits for Files {
                 continue;
             };
             let path = format!("{prefix}{name}");
-            if entry.path().is_dir() {
+            // Of a link, what it leads to.
+            let kind = entry.file_type()?;
+            let is_dir = kind.is_dir() || (kind.is_symlink() && entry.path().is_dir());
+            if is_dir {
                 prefixes.push(StorePrefix::new(path + "/")?);
             } else {
                 keys.push(StoreKey::new(path)?);

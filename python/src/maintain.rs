@@ -2,7 +2,6 @@
 
 use std::num::NonZeroUsize;
 
-use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use serde_json::json;
 use zarrs::array::Array;
 use zarrs_cuda::maintenance::{RecoveryOutcome, Shards};
@@ -11,14 +10,13 @@ use zarrs_storage::{StorePrefix, WritableStorageTraits};
 use crate::array::Shared;
 use crate::error::Error;
 use crate::files::frame_of;
-use crate::pool;
 use crate::store::Store;
 
 /// How many shards were packed, of how many subchunks in how many objects; how many objects are not whole,
-/// and how many frames outside of the array were erased.
+/// and how many shards outside of the array had frames, which were erased.
 pub(crate) type Packed = (usize, usize, usize, usize, usize);
 
-fn failed(error: zarrs_cuda::Error) -> Error {
+pub(crate) fn failed(error: zarrs_cuda::Error) -> Error {
     match error {
         zarrs_cuda::Error::Storage { doing, key, source } => {
             Error::store(doing, key.as_str(), &source)
@@ -28,19 +26,30 @@ fn failed(error: zarrs_cuda::Error) -> Error {
     }
 }
 
-/// Packs the frames of the shards whose number in `grid`, modulo `parts`, is `part`. Part 0 erases the
-/// frames outside of `grid`.
+/// Which shards of a listing are packed, and how.
+pub(crate) struct Work {
+    /// The shards that have frames.
+    pub(crate) pending: Vec<Vec<u64>>,
+    /// The shape of the grid of shards, which was read after the listing: a shard may be new.
+    pub(crate) grid: Vec<u64>,
+    /// Part `part.0` of `part.1`.
+    pub(crate) part: (u64, u64),
+    /// Whether to erase objects that are not whole.
+    pub(crate) discard_invalid: bool,
+}
+
+/// Packs the frames of the shards whose number in the grid, modulo the parts, is the part. Part 0 erases the
+/// frames outside of the grid.
 pub(crate) fn consolidate(
     shared: &Shared,
     store: &Store,
-    grid: &[u64],
-    (part, parts): (u64, u64),
+    work: Work,
     threads: NonZeroUsize,
 ) -> Result<Packed, Error> {
-    let pending = shared.store.pending().map_err(failed)?;
+    let (part, parts) = work.part;
     let (mut inside, mut outside) = (Vec::new(), Vec::new());
-    for shard in pending {
-        match number(&shard, grid) {
+    for shard in work.pending {
+        match number(&shard, &work.grid) {
             Some(number) if number % parts == part => inside.push(shard),
             None if part == 0 => outside.push(shard),
             _ => {}
@@ -54,21 +63,21 @@ pub(crate) fn consolidate(
             .and_then(|frame| store.erase_prefix(&frame));
         erased.map_err(|error| Error::store("erase the frame of", key.as_str(), &error))?;
     }
-    let packed = pool::run(threads, || {
-        let pack = |shard: &Vec<u64>| shared.store.consolidate(shard).map_err(failed);
-        inside
-            .par_iter()
-            .map(pack)
-            .collect::<Result<Vec<_>, Error>>()
-    })??;
-    let mut sum = (0, 0, 0, 0, outside.len());
-    for one in packed.into_iter().flatten() {
-        sum.0 += 1;
-        sum.1 += one.subchunks;
-        sum.2 += one.versions;
-        sum.3 += one.invalid;
+    if work.discard_invalid {
+        for shard in &inside {
+            shared.store.discard_invalid(shard).map_err(failed)?;
+        }
     }
-    Ok(sum)
+    let packed = shared.store.consolidate_shards(&inside, threads, &|_| ());
+    let packed = packed.map_err(failed)?;
+    let sum = packed.sum;
+    Ok((
+        packed.done,
+        sum.subchunks,
+        sum.versions,
+        sum.invalid,
+        outside.len(),
+    ))
 }
 
 /// Packs the frame of one shard. Returns how many subchunks it had.

@@ -41,21 +41,28 @@ enum Mode {
 #[pymethods]
 impl Native {
     /// `metadata` is the text of a `zarr.json`; `place` is the directory of the store, if its values are files, or
-    /// its objects. Of other stores, calls get and return values.
+    /// its objects. Of other stores, calls get and return values. Files are synced before a call returns, if `sync`.
     #[new]
-    #[pyo3(signature = (metadata, place, mode))]
-    fn new(metadata: &[u8], place: Option<Place<'_>>, mode: &str) -> PyResult<Self> {
+    #[pyo3(signature = (metadata, place, mode, *, sync))]
+    fn new(metadata: &[u8], place: Option<Place<'_>>, mode: &str, sync: bool) -> PyResult<Self> {
         let metadata: ArrayMetadataV3 = serde_json::from_slice(metadata).map_err(unsupported)?;
         let keys = Keys::new(&metadata).map_err(unsupported)?;
-        let opener = Opener::new(metadata, Store::at(place)).map_err(unsupported)?;
+        let mut codecs = metadata.codecs.iter();
+        let has_shards = codecs.any(|codec| codec.name() == "sharding_indexed");
+        let opener = Opener::new(metadata, Store::at(place, sync)).map_err(unsupported)?;
         let mode = match mode {
-            // Arrays without shards have nothing to update in part.
             "rewrite" => Mode::Rewrite,
-            _ if !opener.is_sharded => Mode::Rewrite,
             "in_place" => Mode::InPlace,
             "shared" => Mode::Shared,
             other => return Err(unsupported(format!("there is no mode {other:?}"))),
         };
+        if mode != Mode::Rewrite && has_shards && !opener.is_sharded {
+            return Err(unsupported(
+                "its shards are encoded by other codecs, too, and have no parts that can be written",
+            ));
+        }
+        // Arrays without shards have nothing to update in part.
+        let mode = if has_shards { mode } else { Mode::Rewrite };
         let why = match (mode, &opener.store) {
             (Mode::Rewrite, _) | (_, Store::Files(_)) => None,
             (Mode::Shared, Store::Objects(objects)) if objects.are_listed => None,
@@ -76,6 +83,16 @@ impl Native {
     #[getter]
     fn is_sharded(&self) -> bool {
         self.opener.is_sharded
+    }
+
+    /// How shards are written. Of arrays without shards all modes are `"rewrite"`.
+    #[getter]
+    fn mode(&self) -> &'static str {
+        match self.mode {
+            Mode::Rewrite => "rewrite",
+            Mode::InPlace => "in_place",
+            Mode::Shared => "shared",
+        }
     }
 
     /// Whether calls get and return the values of the store.
@@ -151,7 +168,7 @@ impl Native {
 
     /// Whether a write stores subchunks by themselves, which other processes write, too.
     #[getter]
-    fn writes_subchunks(&self) -> bool {
+    fn is_shared(&self) -> bool {
         self.mode == Mode::Shared
     }
 
@@ -237,7 +254,7 @@ impl Native {
     /// Writes the items of `batch` that are boxes, with the elements of `value`. `values` are the values of
     /// all keys of incomplete chunks, unless they are files. Returns the values to store, by their keys, and
     /// the positions of the other items.
-    #[pyo3(signature = (batch, value, drop_axes, values, threads, *, boxes, sync))]
+    #[pyo3(signature = (batch, value, drop_axes, values, threads, *, boxes))]
     #[allow(clippy::too_many_arguments, reason = "Python's own call has as many")]
     fn write<'py>(
         &self,
@@ -248,15 +265,11 @@ impl Native {
         values: Option<&Bound<'py, PyDict>>,
         threads: NonZeroUsize,
         boxes: bool,
-        sync: bool,
     ) -> PyResult<(Bound<'py, PyDict>, Vec<usize>)> {
         let memory = Memory::of(value);
         let parsed = batch::parse(batch, &self.keys, &memory, &drop_axes, boxes)?;
         self.check(&memory, &parsed)?;
         let store = self.store(values)?;
-        if let Store::Files(files) = &store {
-            files.set_sync(sync);
-        }
         let done = detached(py, &parsed.path, || {
             let opened = self.opener.at(&parsed.path, threads)?;
             match (self.mode, &store) {
@@ -283,19 +296,37 @@ impl Native {
         Ok((changes, parsed.others))
     }
 
-    /// Packs the subchunks that are stored beside the shards of a part of the grid of shards, `grid`: part
-    /// `part[0]` of `part[1]`. Returns `(shards, subchunks, versions, invalid, erased)`.
+    /// The shards that have subchunks stored beside them.
+    fn pending(&self, py: Python<'_>, path: &str) -> PyResult<Vec<Vec<u64>>> {
+        detached(py, path, || {
+            let shared = self.opener.shared_at(path, NonZeroUsize::MIN)?;
+            shared.store.pending().map_err(maintain::failed)
+        })
+    }
+
+    /// Packs the subchunks that are stored beside the shards `pending`, as far as they are of a part of the grid
+    /// of shards, `grid`: part `part[0]` of `part[1]`. Returns `(shards, subchunks, versions, invalid, erased)`.
+    #[pyo3(signature = (path, pending, grid, part, threads, *, discard_invalid))]
+    #[allow(clippy::too_many_arguments, reason = "one call of Python")]
     fn consolidate(
         &self,
         py: Python<'_>,
         path: &str,
+        pending: Vec<Vec<u64>>,
         grid: Vec<u64>,
         part: (u64, u64),
         threads: NonZeroUsize,
+        discard_invalid: bool,
     ) -> PyResult<maintain::Packed> {
+        let work = maintain::Work {
+            pending,
+            grid,
+            part,
+            discard_invalid,
+        };
         detached(py, path, || {
             let shared = self.opener.shared_at(path, threads)?;
-            maintain::consolidate(&shared, &self.opener.store, &grid, part, threads)
+            maintain::consolidate(&shared, &self.opener.store, work, threads)
         })
     }
 

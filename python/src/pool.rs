@@ -3,49 +3,63 @@
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use zarrs_cuda::internals::PerProcess;
 
 use crate::error::Error;
 
-type Pools = RwLock<HashMap<NonZeroUsize, Arc<ThreadPool>>>;
+/// Pools of one number of threads, and how many calls use each.
+type Alike = Vec<Arc<(ThreadPool, AtomicUsize)>>;
 
 /// The pools of this process, by how many threads they have.
-static POOLS: PerProcess<Pools> = PerProcess::new(Pools::default);
+static POOLS: PerProcess<Mutex<HashMap<NonZeroUsize, Alike>>> = PerProcess::new(Mutex::default);
 
-/// Run `work` on a pool of `threads` threads, so that what uses rayon uses that pool.
+/// Runs `work` on a pool of `threads` threads, so that what uses rayon uses that pool.
+///
+/// Calls at the same time have different pools, as long as all pools of so many threads together have no more
+/// threads than there are cores.
 pub(crate) fn run<T: Send>(
     threads: NonZeroUsize,
     work: impl FnOnce() -> T + Send,
 ) -> Result<T, Error> {
-    Ok(pool(threads)?.install(work))
+    struct Call(Arc<(ThreadPool, AtomicUsize)>);
+    impl Drop for Call {
+        fn drop(&mut self) {
+            self.0.1.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+    let call = Call(pool(threads)?);
+    Ok(call.0.0.install(work))
 }
 
-fn pool(threads: NonZeroUsize) -> Result<Arc<ThreadPool>, Error> {
-    let pools = POOLS.get();
-    if let Some(pool) = pools
-        .read()
-        .unwrap_or_else(PoisonError::into_inner)
-        .get(&threads)
-    {
-        return Ok(pool.clone());
-    }
-    let mut pools = pools.write().unwrap_or_else(PoisonError::into_inner);
-    if let Some(pool) = pools.get(&threads) {
-        return Ok(pool.clone());
-    }
-    let pool = ThreadPoolBuilder::new()
-        .num_threads(threads.get())
-        .thread_name(|number| format!("zarrs_cuda {number}"))
-        .build();
-    let pool = pool.map_err(|error| {
-        Error::Other(format!(
-            "cannot start {threads} threads: {error}; set `codec_pipeline.max_workers` to fewer"
-        ))
-    })?;
-    let pool = Arc::new(pool);
-    pools.insert(threads, pool.clone());
+/// The pool with the fewest calls, which has one call more now.
+fn pool(threads: NonZeroUsize) -> Result<Arc<(ThreadPool, AtomicUsize)>, Error> {
+    let mut pools = POOLS.get().lock().unwrap_or_else(PoisonError::into_inner);
+    let alike = pools.entry(threads).or_default();
+    let calls = |pool: &Arc<(ThreadPool, AtomicUsize)>| pool.1.load(Ordering::Relaxed);
+    let least = alike.iter().min_by_key(|pool| calls(pool)).cloned();
+    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let most = (cores / threads).max(1);
+    let pool = match least {
+        Some(pool) if calls(&pool) == 0 || alike.len() >= most => pool,
+        _ => {
+            let pool = ThreadPoolBuilder::new()
+                .num_threads(threads.get())
+                .thread_name(|number| format!("zarrs_cuda {number}"))
+                .build();
+            let pool = pool.map_err(|error| {
+                Error::Other(format!(
+                    "cannot start {threads} threads: {error}; set `codec_pipeline.max_workers` to fewer"
+                ))
+            })?;
+            let pool = Arc::new((pool, AtomicUsize::new(0)));
+            alike.push(pool.clone());
+            pool
+        }
+    };
+    pool.1.fetch_add(1, Ordering::Relaxed);
     Ok(pool)
 }

@@ -46,7 +46,7 @@ pub(crate) fn read(
         Store::Files(_) | Store::Given(_) => store,
     };
     pool::run(threads, || {
-        each(batch, threads, |item, share| {
+        each(&batch.items, threads, |item, share| {
             decode(opened, given, item, memory, share)
         })
     })?
@@ -91,7 +91,7 @@ fn read_boxes(
         return Ok(batch.items.iter().map(is_there).collect());
     }
     pool::run(threads, || {
-        each(batch, threads, |item, _| {
+        each(&batch.items, threads, |item, _| {
             let report = read_box(reader, &opened.subset(item), item, memory)?;
             Ok(report.absent.is_empty())
         })
@@ -135,13 +135,12 @@ pub(crate) fn read_subchunks(
     Ok(report.absent.is_empty())
 }
 
-/// Does something for each box, on as many threads; each may use `share` of them.
-pub(crate) fn each<T: Send>(
-    batch: &Batch,
+/// Does something for each of `items`, on as many threads; each may use `share` of them.
+pub(crate) fn each<I: Sync, T: Send>(
+    items: &[I],
     threads: NonZeroUsize,
-    one: impl Fn(&Item, usize) -> Result<T, Error> + Sync,
+    one: impl Fn(&I, usize) -> Result<T, Error> + Sync,
 ) -> Result<Vec<T>, Error> {
-    let items = &batch.items;
     let share = (threads.get() / items.len().max(1)).max(1);
     if threads.get() == 1 || items.len() == 1 {
         return items.iter().map(|item| one(item, share)).collect();

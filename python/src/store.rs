@@ -9,7 +9,7 @@ use bytes::Bytes;
 use pyo3::prelude::*;
 use zarrs_cuda::reader::ArrayReaderBuilder;
 use zarrs_cuda::storage::SparseShardStore;
-use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator};
+use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator, InvalidByteRangeError};
 use zarrs_storage::{
     AtomicRenameStorageTraits, ListableStorageTraits, MaybeBytes, MaybeBytesIterator,
     OffsetBytesIterator, ReadableStorageTraits, StorageError, StoreKey, StoreKeys,
@@ -66,9 +66,10 @@ pub(crate) enum Place<'py> {
 }
 
 impl Store {
-    pub(crate) fn at(place: Option<Place<'_>>) -> Self {
+    /// The store at `place`, whose files are synced if `sync`.
+    pub(crate) fn at(place: Option<Place<'_>>, sync: bool) -> Self {
         match place {
-            Some(Place::Files(root)) => Self::Files(Arc::new(Files::new(root))),
+            Some(Place::Files(root)) => Self::Files(Arc::new(Files::new(root, sync))),
             Some(Place::Objects(objects)) => Self::Objects(objects.0.clone()),
             None => Self::Given(Arc::default()),
         }
@@ -176,9 +177,7 @@ pub(crate) fn inside(range: ByteRange, size: u64) -> Result<Range<usize>, Storag
     };
     ends.filter(|(start, end)| start <= end && *end <= size)
         .and_then(|(start, end)| Some(usize::try_from(start).ok()?..usize::try_from(end).ok()?))
-        .ok_or_else(|| {
-            StorageError::Other(format!("{range} is not in the {size} bytes of the value"))
-        })
+        .ok_or_else(|| InvalidByteRangeError::new(range, size).into())
 }
 
 fn given(

@@ -1,6 +1,7 @@
 //! Writers of slices, and readers of boxes, of arrays of files.
 #![allow(clippy::needless_pass_by_value, reason = "what lists of Python become")]
 
+use std::cell::Cell;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,6 +13,7 @@ use zarrs_cuda::reader::ArrayReader;
 use zarrs_cuda::writer::{ArrayWriter, Progress, WriterError};
 
 use crate::error::{Error, detached};
+use crate::maintain;
 use crate::memory::Memory;
 use crate::store::{Place, Store};
 use crate::tensor::Tensor;
@@ -72,6 +74,42 @@ fn progress_of<'py>(py: Python<'py>, progress: &Progress) -> PyResult<Bound<'py,
     Ok(dict)
 }
 
+thread_local! {
+    /// Whether this thread, of a writer, calls a function of Python. The writer waits for it.
+    static TELLING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Checks that a function that a writer calls does not use a writer: it would wait for itself.
+fn check_not_telling() -> Result<(), Error> {
+    if !TELLING.get() {
+        return Ok(());
+    }
+    Err(Error::Other(
+        "a function for `progress` cannot use a writer, which waits for it: use the dictionary that it is given, and abort in the thread that appends".to_owned(),
+    ))
+}
+
+/// Checks that no subchunks are stored beside shards that slices from `start` on are in: they would hide what is
+/// written.
+fn check_frames(store: &Store, array: &Array<Store>, start: Option<u64>) -> Result<(), Error> {
+    let pending = store
+        .shared(array.path().as_str())
+        .and_then(|shared| shared.pending())
+        .map_err(maintain::failed)?;
+    let chunk = array.chunk_shape(&vec![0; array.dimensionality()]);
+    let (Some(&end), Ok(chunk)) = (array.shape().first(), chunk) else {
+        // The writer says what is wrong.
+        return Ok(());
+    };
+    let first = chunk
+        .first()
+        .map_or(0, |extent| start.unwrap_or(end) / extent.get());
+    let hidden = pending.iter().find(|shard| shard.first() >= Some(&first));
+    hidden.map_or(Ok(()), |shard| {
+        Err(Error::Frames(array.chunk_key(shard).as_str().to_owned()))
+    })
+}
+
 /// Appends slices along the first axis of an array.
 #[pyclass(frozen, module = "zarrs_cuda._internal")]
 pub(crate) struct Writer {
@@ -91,12 +129,12 @@ impl Writer {
         sync: bool,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
-        let store = Store::at(Some(place));
+        let store = Store::at(Some(place), sync);
         let writer = detached(py, &path, || {
             let array = opened(&store, &path)?;
+            check_frames(&store, &array, start)?;
             let mut builder = ArrayWriter::builder(&array);
             if let Store::Files(files) = store {
-                files.set_sync(sync);
                 builder = builder.with_atomic_rename(files);
             }
             if let Some(start) = start {
@@ -104,9 +142,12 @@ impl Writer {
             }
             if let Some(progress) = progress {
                 builder = builder.with_progress_callback(move |now: &Progress| {
-                    Python::attach(|py| {
+                    // Nobody is told when the interpreter ends.
+                    let _ = Python::try_attach(|py| {
+                        TELLING.set(true);
                         let told = progress_of(py, now)
                             .and_then(|now| progress.bind(py).call1((now,)).map(drop));
+                        TELLING.set(false);
                         if let Err(error) = told {
                             error.write_unraisable(py, Some(progress.bind(py)));
                         }
@@ -167,6 +208,7 @@ impl Writer {
     /// Forgets what is not stored. Returns how many slices are.
     fn abort(&self, py: Python<'_>) -> PyResult<Option<u64>> {
         detached(py, &self.path, || {
+            check_not_telling()?;
             let writer = self
                 .writer
                 .lock()
@@ -188,6 +230,18 @@ impl Writer {
     }
 }
 
+impl Drop for Writer {
+    fn drop(&mut self) {
+        let writer = self
+            .writer
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        // Its threads may be about to call Python, and are waited for.
+        Python::attach(|py| py.detach(|| drop(writer)));
+    }
+}
+
 impl Writer {
     fn with<T: Send>(
         &self,
@@ -195,6 +249,7 @@ impl Writer {
         work: impl FnOnce(&mut ArrayWriter) -> Result<T, Error> + Send,
     ) -> PyResult<T> {
         detached(py, &self.path, || {
+            check_not_telling()?;
             let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
             let writer = writer.as_mut().ok_or_else(|| {
                 Error::Value("the writer was closed, and takes nothing more".to_owned())
@@ -222,7 +277,7 @@ impl Reader {
         threads: NonZeroUsize,
         shared: bool,
     ) -> PyResult<Self> {
-        let store = Store::at(Some(place));
+        let store = Store::at(Some(place), false);
         let reader = detached(py, &path, || {
             let array = opened(&store, &path)?;
             let builder = if shared {

@@ -14,7 +14,7 @@ use zarrs_storage::byte_range::ByteRange;
 
 use crate::array::{Opened, Shared};
 use crate::batch::{Batch, Item};
-use crate::change::{Changed, Changing, Output, Stored};
+use crate::change::{Changed, Changing, Output};
 use crate::error::Error;
 use crate::files::Files;
 use crate::memory::Memory;
@@ -86,28 +86,31 @@ pub(crate) fn write(
         return Ok(Vec::new());
     }
     check_keys(opened, batch)?;
+    if let Store::Files(files) = store {
+        check_frames(files, batch)?;
+    }
+    // Several boxes of one chunk, which follow each other, are one change.
+    let chunks: Vec<&[Item]> = batch.items.chunk_by(|a, b| a.key == b.key).collect();
     let changes = pool::run(threads, || {
-        each(batch, threads, |item, share| {
-            let options = CodecOptions::default()
-                .with_store_empty_chunks(batch.store_empty)
-                .with_concurrent_target(share);
-            if let Store::Files(files) = store {
-                check_frame(files, &item.key)?;
-            }
-            let value = opened.encode(store, item, memory, &options, share)?;
+        each(&chunks, threads, |items, share| {
+            let options = options(batch, share);
+            let [Item { key, .. }, ..] = *items else {
+                return Ok(None);
+            };
+            let value = opened.encode(store, items, memory, &options, share)?;
             let Store::Files(files) = store else {
                 let value = value.map(Value::into_bytes).transpose();
-                let value = value.map_err(|error| Error::store("change", &item.key, &error.into()));
-                return Ok(Some((item.key.clone(), value?)));
+                let value = value.map_err(|error| Error::store("change", key, &error.into()));
+                return Ok(Some((key.clone(), value?)));
             };
             let (doing, done) = match &value {
                 Some(value) => {
-                    let done = files.replace(&item.key, |file| value.write_to(file));
+                    let done = files.replace(key, |file| value.write_to(file));
                     ("write", done)
                 }
-                None => ("erase", files.remove(&item.key)),
+                None => ("erase", files.remove(key)),
             };
-            done.map_err(|error| Error::store(doing, &item.key, &error.into()))?;
+            done.map_err(|error| Error::store(doing, key, &error.into()))?;
             Ok(None)
         })
     })??;
@@ -142,9 +145,9 @@ pub(crate) fn write_in_place(
     threads: NonZeroUsize,
 ) -> Result<(), Error> {
     let array = opened.array.with_storage(files.clone());
+    check_keys(opened, batch)?;
+    check_frames(files, batch)?;
     let one = |item: &Item, share: usize| {
-        opened.check_key(&item.key, &item.indices)?;
-        check_frame(files, &item.key)?;
         let options = options(batch, share).with_experimental_partial_encoding(true);
         let elements = opened.boxed(item, memory, share);
         let subset = in_chunk(item);
@@ -153,7 +156,7 @@ pub(crate) fn write_in_place(
             .store_chunk_subset_opt(&item.indices, &subset, elements, &options)
             .map_err(|error| Error::array(&item.key, &error))
     };
-    pool::run(threads, || each(batch, threads, one))??;
+    pool::run(threads, || each(&batch.items, threads, one))??;
     Ok(())
 }
 
@@ -165,8 +168,8 @@ pub(crate) fn write_shared(
     memory: &Memory,
     threads: NonZeroUsize,
 ) -> Result<(), Error> {
+    check_keys(opened, batch)?;
     let one = |item: &Item, share: usize| {
-        opened.check_key(&item.key, &item.indices)?;
         let elements = ArrayBytes::new_flen(opened.boxed(item, memory, share));
         let subset = opened.subset(item);
         shared
@@ -174,7 +177,7 @@ pub(crate) fn write_shared(
             .store_array_subset_opt(&subset, elements, &options(batch, share))
             .map_err(|error| Error::array(&item.key, &error))
     };
-    pool::run(threads, || each(batch, threads, one))??;
+    pool::run(threads, || each(&batch.items, threads, one))??;
     Ok(())
 }
 
@@ -190,17 +193,21 @@ fn options(batch: &Batch, threads: usize) -> CodecOptions {
         .with_concurrent_target(threads)
 }
 
-/// Checks that no subchunks of the shard `key` are stored beside it: they would hide what is written.
-fn check_frame(files: &Files, key: &str) -> Result<(), Error> {
-    match files.has_frame(key) {
-        Ok(false) => Ok(()),
-        Ok(true) => Err(Error::Frames(key.to_owned())),
-        Err(error) => Err(Error::store(
-            "look for subchunks beside",
-            key,
-            &error.into(),
-        )),
-    }
+/// Checks that no subchunks are stored beside the shards of `batch`, before the first of them is written: they
+/// would hide what is written.
+fn check_frames(files: &Files, batch: &Batch) -> Result<(), Error> {
+    batch
+        .items
+        .iter()
+        .try_for_each(|Item { key, .. }| match files.has_frame(key) {
+            Ok(false) => Ok(()),
+            Ok(true) => Err(Error::Frames(key.clone())),
+            Err(error) => Err(Error::store(
+                "look for subchunks beside",
+                key,
+                &error.into(),
+            )),
+        })
 }
 
 impl Opened {
@@ -221,21 +228,20 @@ impl Opened {
         Cow::Owned(elements)
     }
 
-    /// The new value of the chunk of `item`; `None` if all of it is the fill value.
+    /// The new value of the chunk of `items`, of which there are several only in a shard; `None` if all of it is
+    /// the fill value.
     fn encode<'m>(
         &self,
         store: &Store,
-        item: &Item,
+        items: &[Item],
         memory: &'m Memory,
         options: &CodecOptions,
         threads: usize,
     ) -> Result<Option<Value<'m>>, Error> {
-        if self.is_sharded
-            && !self.is_whole(item)
-            && let Some(stored) = store.stored(&item.key)?
-        {
-            return self.change(stored, item, memory, options, threads);
-        }
+        let item = match items {
+            [item] if !self.is_sharded || self.is_whole(item) => item,
+            _ => return self.change(store, items, memory, options, threads),
+        };
         let elements = self.elements(store, item, memory, threads)?;
         let array = &self.array;
         let fill_value = array.fill_value().as_ne_bytes();
@@ -254,35 +260,40 @@ impl Opened {
             .map_err(|error| Error::encoding(&item.key, &error))
     }
 
-    /// The shard `stored` with the box of `item` changed: other subchunks are copied as they are. `None` if
-    /// all of it is the fill value.
+    /// The shard of `items`, with these boxes changed: other subchunks are copied as they are. `None` if all of it
+    /// is the fill value.
     fn change(
         &self,
-        stored: Stored,
-        item: &Item,
+        store: &Store,
+        items: &[Item],
         memory: &Memory,
         options: &CodecOptions,
         threads: usize,
     ) -> Result<Option<Value<'static>>, Error> {
-        let shard = Arc::new(Changing::new(stored));
+        let [Item { key, .. }, ..] = items else {
+            return Ok(None);
+        };
+        let shard = Arc::new(Changing::new(store.stored(key)?));
         let array = self.changing.with_storage(shard.clone());
-        let elements = ArrayBytes::new_flen(self.boxed(item, memory, threads));
         let options = options.with_experimental_partial_encoding(true);
-        array
-            .store_chunk_subset_opt(&item.indices, &in_chunk(item), elements, &options)
-            .map_err(|error| Error::array(&item.key, &error))?;
+        for item in items {
+            let elements = ArrayBytes::new_flen(self.boxed(item, memory, threads));
+            array
+                .store_chunk_subset_opt(&item.indices, &in_chunk(item), elements, &options)
+                .map_err(|error| Error::array(key, &error))?;
+        }
         let Some(changed) = shard.take() else {
             return Ok(None);
         };
-        let failed = |error: zarrs_cuda::Error| Error::encoding(&item.key, &error);
+        let failed = |error: zarrs_cuda::Error| Error::encoding(key, &error);
         let size = changed.size();
         let place = internals::index_range(&array).map_err(failed)?;
         let is_at_end = matches!(place, ByteRange::Suffix(_));
         let index = inside(place, size)
             .and_then(|range| Ok(changed.read(range.start as u64..range.end as u64)?))
-            .map_err(|error| Error::store("change", &item.key, &error))?;
+            .map_err(|error| Error::store("change", key, &error))?;
         let packing = usize::try_from(size)
-            .map_err(|_| Error::Value(format!("{} has {size} bytes", item.key)))
+            .map_err(|_| Error::Value(format!("{key} has {size} bytes")))
             .and_then(|size| internals::packing(&array, &index, size).map_err(failed))?;
         let Some(packing) = packing else {
             return Ok(Some(Value::Changed(changed, vec![Part::Range(0..size)])));

@@ -75,3 +75,22 @@ def test_a_cancelled_read_leaves_the_next_ones_alone(kind: str, stores: Callable
                     assert isinstance(result, asyncio.CancelledError)
 
     asyncio.run(asyncio.wait_for(work(), 60))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cancelled_write_does_not_go_on_after_its_end(kind: str, stores: Callable[[str], Any]) -> None:
+    store = stores(kind)
+    filled(store)
+
+    async def work() -> None:
+        array = opened(store, OURS).async_array
+        for delay in [0, 0.0001, 0.0005, 0.001, 0.002]:
+            task = asyncio.create_task(array.setitem((slice(None),), 7))
+            await asyncio.sleep(delay)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await array.setitem((slice(None),), 1)
+            await asyncio.sleep(0.05)
+            assert (await array.getitem((slice(None),)) == 1).all()
+
+    asyncio.run(asyncio.wait_for(work(), 60))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import zarrs_cuda
 from conftest import OURS, create, opened
 
 if TYPE_CHECKING:
@@ -31,11 +32,11 @@ def make(path: Path, **kwargs: Any) -> Any:
 
 
 def check_and_write(array: Any, number: int) -> None:
-    """Read the array, and write a shard of it."""
+    """Read the array, of which the shards with smaller numbers were written, and write a shard of it."""
     expected = values()
-    got = array[...]
-    written = got != expected
-    assert written[32 * (number % 2) :, :32].sum() in (0, 32 * 32 * 16) or written.any()
+    for before in range(number):
+        expected[32 * before : 32 * before + 32, 32:, :] = before + 1
+    np.testing.assert_array_equal(array[...], expected)
     array[32 * (number % 2) : 32 * (number % 2) + 32, 32:, :] = number + 1
     assert (array[32 * (number % 2) : 32 * (number % 2) + 32, 32:, :] == number + 1).all()
 
@@ -109,9 +110,59 @@ def test_arrays_that_children_open(tmp_path: Path) -> None:
     make(tmp_path)
 
     def child() -> None:
-        check_and_write(opened(tmp_path, OURS), 1)
+        check_and_write(opened(tmp_path, OURS), 0)
 
     process = multiprocessing.get_context("fork").Process(target=child)
     process.start()
     process.join(60)
     assert process.exitcode == 0
+
+
+def test_a_fork_while_four_writers_append(tmp_path: Path) -> None:
+    # Slices that are long enough for all threads, and shards that are put together by them.
+    kind = {"shape": (0, 256, 256), "chunks": (8, 64, 64), "shards": (32, 256, 256), "dtype": "uint16"}
+    end, part = threading.Event(), np.ones((32, 256, 256), "uint16")
+
+    def write(number: int) -> None:
+        writer = zarrs_cuda.ArrayWriter(create(tmp_path / str(number), **kind))
+        while not end.is_set():
+            writer.append(part)
+            writer.flush()
+        writer.abort()
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    outcomes = []
+    try:
+        for number in range(10):
+            time.sleep(0.01 * (number % 4))
+            array = create(tmp_path / f"child{number}", **kind)
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    writer = zarrs_cuda.ArrayWriter(array)
+                    writer.append(part)
+                    writer.finish()
+                    status = 0
+                except RuntimeError:
+                    status = 3
+                finally:
+                    os._exit(status)
+            deadline = time.monotonic() + 10
+            while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+                time.sleep(0.005)
+            if done == (0, 0):
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                pytest.fail(f"child {number} hangs")
+            outcomes.append(os.waitstatus_to_exitcode(done[1]))
+            if outcomes[-1] == 0:
+                assert (opened(tmp_path / f"child{number}", OURS)[...] == 1).all()
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
+    assert set(outcomes) <= {0, 3}
+    assert 0 in outcomes

@@ -14,6 +14,7 @@ import zarrs_cuda
 from conftest import OURS, THEIRS, create, opened
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
 from zarr.storage import FsspecStore, LocalStore, LoggingStore
 
 KIND = {"shape": (16, 16), "chunks": (2, 2), "shards": (8, 8), "dtype": "uint16", "fill_value": 7}
@@ -59,7 +60,12 @@ def test_shards_that_grew_are_compacted(tmp_path: Path) -> None:
     (done,) = zarrs_cuda.compact(array).items()
     assert done == ((0, 0), (seen.size, seen.live))
     np.testing.assert_array_equal(opened(tmp_path, THEIRS)[...], before)
-    assert zarrs_cuda.inspect(array, (5, 5)) is None
+    array[8:, 8:] = KIND["fill_value"]
+    (tmp_path / "c/1/1").unlink(missing_ok=True)
+    assert zarrs_cuda.inspect(array, (1, 1)) is None
+    for nowhere in [(5, 5), (0,), (-1, 0)]:
+        with pytest.raises(ValueError, match="grid of shards"):
+            zarrs_cuda.inspect(array, nowhere)
 
 
 def test_a_torn_update_is_recovered(tmp_path: Path) -> None:
@@ -133,6 +139,132 @@ def test_plain_writes_before_consolidation_are_lost_under_frames(tmp_path: Path)
     opened(tmp_path, THEIRS)[0:2, 0:4] = 8
     zarrs_cuda.consolidate(shared)
     assert list(opened(tmp_path, THEIRS)[0, :4]) == [5, 5, 8, 8]
+
+
+@pytest.mark.parametrize("step", [2, 3, 16])
+def test_shared_writes_touch_no_subchunk_that_has_no_element_of_theirs(step: int, tmp_path: Path) -> None:
+    shape = {"shape": (64, 4), "chunks": (1, 2), "shards": (32, 4), "dtype": "uint16"}
+    create(tmp_path, **shape)[...] = 1
+    array = opened(tmp_path, OURS, shards="shared")
+    rows = np.arange(0, 64, step)
+    array[::step, 0] = 2
+    assert frames(tmp_path) == len(rows)
+    array.oindex[rows, [1]] = 3
+    array.vindex[rows, rows % 2] = 4
+    array.set_mask_selection(np.arange(64 * 4).reshape(64, 4) % (4 * step) == 0, 5)
+    got = array[...]
+    for row in range(64):
+        expected = [5, 3 if row % 2 == 0 else 4, 1, 1] if row % step == 0 else [1, 1, 1, 1]
+        assert list(got[row]) == expected, row
+    touched = {int(name.split("/")[-1].split(".")[0], 16) for name in files(tmp_path) if ".frame/" in name}
+    assert len(touched) == len({(row % 32) * 2 for row in rows})
+
+
+def test_shared_writes_between_those_of_another_process(tmp_path: Path) -> None:
+    create(tmp_path, shape=(256, 4), chunks=(1, 4), shards=(256, 4), dtype="uint16")
+    code = f"""
+import sys, zarr
+zarr.config.set({{"codec_pipeline.path": {OURS!r}, "codec_pipeline.shards": "shared"}})
+array = zarr.open_array({str(tmp_path)!r}, mode="r+")
+first = int(sys.argv[1])
+for row in range(first, 128, 2):
+    array.oindex[[row, row + 128]] = row + 1
+"""
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(first)]) for first in range(2)]
+    assert [writer.wait(120) for writer in writers] == [0, 0]
+    got = opened(tmp_path, OURS, shards="shared")[...]
+    assert (got == np.tile(np.arange(1, 129), 2)[:, None]).all()
+
+
+def test_appends_while_another_process_packs(tmp_path: Path) -> None:
+    create(tmp_path, shape=(0, 4), chunks=(1, 4), shards=(4, 4), dtype="uint16", fill_value=0)
+    code = f"""
+import numpy as np, zarr
+zarr.config.set({{"codec_pipeline.path": {OURS!r}, "codec_pipeline.shards": "shared"}})
+array = zarr.open_array({str(tmp_path)!r}, mode="r+")
+for row in range(200):
+    array.append(np.full((1, 4), row + 1, "uint16"))
+"""
+    array = opened(tmp_path, OURS, shards="shared")
+    writer = subprocess.Popen([sys.executable, "-c", code])
+    while writer.poll() is None:
+        zarrs_cuda.consolidate(array)
+    assert writer.returncode == 0
+    assert zarrs_cuda.consolidate(array).erased == 0
+    np.testing.assert_array_equal(opened(tmp_path, THEIRS)[:, 0], np.arange(1, 201))
+
+
+def test_a_damaged_shard_does_not_keep_others_from_being_packed(tmp_path: Path) -> None:
+    create(tmp_path, **KIND)[...] = 1
+    array = opened(tmp_path, OURS, shards="shared")
+    array[::8, ::8] = 5
+    (tmp_path / "c/0/0").write_bytes(b"torn")
+    with pytest.raises(zarrs_cuda.ShardError) as error:
+        array[3, 3] = 6
+    assert error.value.shard == "c/0/0"
+    with pytest.raises(zarrs_cuda.ShardError) as error:
+        zarrs_cuda.consolidate(array)
+    assert error.value.shard == "c/0/0"
+    assert frames(tmp_path) == 1
+    assert opened(tmp_path, THEIRS)[8, 8] == 5
+
+
+def test_objects_that_are_not_whole_are_discarded_if_asked(tmp_path: Path) -> None:
+    create(tmp_path, **KIND)[...] = 1
+    array = opened(tmp_path, OURS, shards="shared")
+    array[0, 0] = 5
+    (whole,) = (tmp_path / "c/0/0.frame").iterdir()
+    array[0, 0] = 6
+    for path in (tmp_path / "c/0/0.frame").iterdir():
+        if path != whole:
+            # As after a power failure.
+            path.write_bytes(b"")
+    done = zarrs_cuda.consolidate(array)
+    assert (done.shards, done.subchunks, done.invalid) == (1, 1, 1)
+    other = opened(tmp_path, OURS)
+    with pytest.raises(zarrs_cuda.FramesPending, match="discard_invalid"):
+        other[1, 1] = 8
+    assert zarrs_cuda.consolidate(array, discard_invalid=True).invalid == 0
+    other[1, 1] = 8
+    assert (other[0, 0], other[1, 1]) == (5, 8)
+
+
+@pytest.mark.parametrize("mode", ["rewrite", "in_place"])
+def test_nothing_is_written_if_one_of_the_shards_has_a_frame(mode: str, tmp_path: Path) -> None:
+    create(tmp_path, **KIND)[...] = 1
+    opened(tmp_path, OURS, shards="shared")[15, 15] = 5
+    with pytest.raises(zarrs_cuda.FramesPending):
+        opened(tmp_path, OURS, shards=mode)[...] = 9
+    assert (opened(tmp_path, THEIRS)[...] == 1).all()
+
+
+@pytest.mark.parametrize("mode", ["shared", "in_place"])
+def test_shards_inside_other_codecs_are_refused(mode: str, tmp_path: Path) -> None:
+    codec = ShardingCodec(chunk_shape=(2, 2), codecs=[BytesCodec()])
+    kind = {"shape": (8, 8), "chunks": (4, 4), "dtype": "uint16"}
+    create(tmp_path / "wrapped", **kind, serializer=codec, compressors=[Crc32cCodec()])
+    array = opened(tmp_path / "wrapped", OURS, shards=mode)
+    for use in (lambda: array[...], lambda: array.__setitem__(0, 1)):
+        with pytest.raises(ValueError, match="other codecs"):
+            use()
+    create(tmp_path / "plain", **kind)
+    plain = opened(tmp_path / "plain", OURS, shards=mode)
+    plain[...] = 3
+    assert zarrs_cuda.explain(plain).mode == "rewrite"
+    assert (zarrs_cuda.ArrayReader(plain).read() == 3).all()
+
+
+@pytest.mark.parametrize("start", [None, 0, 8])
+def test_writers_of_slices_over_frames_are_refused(start: int | None, tmp_path: Path) -> None:
+    create(tmp_path, **KIND)[...] = 1
+    array = opened(tmp_path, OURS, shards="shared")
+    array[15, 15] = 5
+    if start is None:
+        array.resize((8, 16))
+    with pytest.raises(zarrs_cuda.FramesPending):
+        zarrs_cuda.ArrayWriter(opened(tmp_path, OURS), start=start)
+    zarrs_cuda.consolidate(array)
+    zarrs_cuda.ArrayWriter(opened(tmp_path, OURS), start=start).abort()
 
 
 def test_parts_pack_disjoint_shards(tmp_path: Path) -> None:
@@ -250,37 +382,91 @@ SHIM = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
-int fsync(int fd) {
+static void note(const char *what, const char *path) {
     int log = open(getenv("SYNCS"), O_WRONLY | O_APPEND | O_CREAT, 0600);
-    if (write(log, "x", 1) != 1) abort();
+    if (dprintf(log, "%s %s\\n", what, path) < 0) abort();
     close(log);
+}
+int fsync(int fd) {
+    char link[64], path[4096];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t len = readlink(link, path, sizeof path - 1);
+    path[len < 0 ? 0 : len] = 0;
+    note("sync", path);
     return ((int (*)(int))dlsym(RTLD_NEXT, "fsync"))(fd);
 }
+int rename(const char *from, const char *to) {
+    note("from", from);
+    note("to", to);
+    return ((int (*)(const char *, const char *))dlsym(RTLD_NEXT, "rename"))(from, to);
+}
+int unlink(const char *path) {
+    note("remove", path);
+    return ((int (*)(const char *))dlsym(RTLD_NEXT, "unlink"))(path);
+}
 """
+ACTIONS = {
+    "rewrite": ("rewrite", "array[0, 0] = 5; array[8, 8] = 5; array[8:, :8] = 7"),
+    "in_place": ("in_place", "array[0, 0] = 5; array[8, 8] = 5"),
+    "shared": ("shared", "array[0, 0] = 5; array[8, 8] = 5"),
+    "consolidate": ("shared", "array[0, 0] = 5; zarrs_cuda.consolidate(array)"),
+    "compact": ("in_place", "array[:8, :8] = np.arange(64).reshape(8, 8); zarrs_cuda.compact(array)"),
+    "stream": ("rewrite", "w = zarrs_cuda.ArrayWriter(array, start=0); w.append(array[:8]); w.finish()"),
+}
 
 
-@pytest.mark.parametrize("mode", ["rewrite", "in_place", "shared"])
-def test_files_are_synced_only_if_asked(mode: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("action", ACTIONS)
+def test_files_are_synced_only_if_asked(action: str, tmp_path: Path) -> None:
     (tmp_path / "shim.c").write_text(SHIM)
     shim = tmp_path / "shim.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", shim, tmp_path / "shim.c", "-ldl"], check=True)
-    create(tmp_path / "a", **KIND)[...] = 1
-    code = f"""
-import zarr
-zarr.config.set({{"codec_pipeline.path": {OURS!r}, "codec_pipeline.shards": {mode!r}}})
-array = zarr.open_array({str(tmp_path / "a")!r})
-array[0, 0] = VALUE
-"""
-    syncs = tmp_path / "syncs"
+    mode, statements = ACTIONS[action]
+    logs = {}
     for sync in (False, True):
+        root, log = tmp_path / f"array{sync}", tmp_path / f"log{sync}"
+        create(root, **KIND)[:8] = 1
+        log.touch()
+        code = f"""
+import numpy as np, zarr, zarrs_cuda
+zarr.config.set({{"codec_pipeline.path": {OURS!r}, "codec_pipeline.shards": {mode!r}}})
+array = zarr.open_array({str(root)!r})
+{statements}
+"""
         environment = {
             **os.environ,
             "LD_PRELOAD": str(shim),
-            "SYNCS": str(syncs),
+            "SYNCS": str(log),
             "ZARR_CODEC_PIPELINE__SYNC": str(sync),
         }
-        changed = code.replace("VALUE", str(5 + sync))
-        subprocess.run([sys.executable, "-c", changed], env=environment, check=True)
-        assert syncs.exists() == sync
+        subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+        lines = [line.split(" ", 1) for line in log.read_text().splitlines()]
+        logs[sync] = [(what, path) for what, path in lines if path.startswith(str(root))]
+    assert not [entry for entry in logs[False] if entry[0] == "sync"]
+    assert logs[True]
+    synced: set[str] = set()
+    for number, (what, path) in enumerate(logs[True]):
+        before, after = logs[True][:number], logs[True][number:]
+        above = ("sync", str(Path(path).parent))
+        match what:
+            case "sync":
+                synced.add(path)
+            case "from":
+                assert path in synced, (path, logs[True])
+            case "to":
+                synced.add(path)
+                assert above in after, (path, logs[True])
+            case "remove" if path.endswith(".chunk"):
+                # The shard that has it now is on the disk.
+                shard = Path(path).parent.with_suffix("")
+                to = before.index(("to", str(shard)))
+                assert ("sync", str(shard.parent)) in before[to:]
+                assert above in after
+    if mode != "rewrite":
+        # Every directory that is new, and the one above it.
+        for directory in [path for path in root.rglob("*") if path.is_dir()]:
+            if directory.name == "1" or directory.suffix == ".frame":
+                assert str(directory) in synced
+                assert str(directory.parent) in synced

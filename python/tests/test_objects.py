@@ -201,7 +201,7 @@ def test_pickles(server: Server) -> None:
     copy = pickle.loads(pickle.dumps(array))
     np.testing.assert_array_equal(copy[...], VALUES)
     # The copies have connections together.
-    assert copy.async_array.codec_pipeline._native[0] is array.async_array.codec_pipeline._native[0]
+    assert copy.async_array.codec_pipeline._native[0] == array.async_array.codec_pipeline._native[0]
 
 
 def work(array: Any, number: int) -> None:

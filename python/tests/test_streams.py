@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +43,8 @@ def test_frames_become_an_array(tmp_path: Path) -> None:
     more = opened(tmp_path, OURS)
     writer = zarrs_cuda.ArrayWriter(more, start=8)
     writer.append(values[8:10] + 1)
-    assert "slices" in writer.finish() or writer.progress()
+    assert "slices" in writer.finish()
+    assert writer.progress()["appended_slices"] == 2
     with pytest.raises(ValueError, match="finished"):
         writer.append(values[0])
 
@@ -218,3 +223,69 @@ def test_metrics_and_doctor(tmp_path: Path) -> None:
     assert "WRONG" not in zarrs_cuda.doctor()
     with zarr.config.set({"codec_pipeline.max_workers": "many"}):
         assert "WRONG" in zarrs_cuda.doctor()
+
+
+def test_a_writer_that_is_dropped_while_it_tells_its_progress(tmp_path: Path) -> None:
+    array = create(tmp_path, **KIND)
+    told = threading.Event()
+
+    def tell(_now: dict[str, float]) -> None:
+        told.set()
+        time.sleep(0.05)
+
+    writer = zarrs_cuda.ArrayWriter(array, progress=tell)
+    writer.append(frames(8))
+    writer.flush()
+    assert told.wait(30)
+    writer.append(frames(64))
+    del writer
+
+
+def test_a_function_for_progress_cannot_use_the_writer(tmp_path: Path) -> None:
+    array = create(tmp_path, **KIND)
+    errors = []
+
+    def tell(_now: dict[str, float]) -> None:
+        for use in (writer.progress, writer.abort, writer.flush):
+            try:
+                use()
+            except RuntimeError as error:
+                errors.append(str(error))
+
+    writer = zarrs_cuda.ArrayWriter(array, progress=tell)
+    writer.append(frames(8))
+    writer.finish()
+    assert errors
+    assert all("cannot use a writer" in error for error in errors)
+    np.testing.assert_array_equal(opened(tmp_path, THEIRS)[...], frames(8))
+
+
+@pytest.mark.parametrize("end", ["", "del writer", "raise SystemExit(0)"])
+def test_a_script_ends_that_did_not_finish_its_writer(end: str, tmp_path: Path) -> None:
+    create(tmp_path, **KIND)
+    code = f"""
+import time, numpy as np, zarr, zarrs_cuda
+array = zarr.open_array({str(tmp_path)!r}, mode="r+")
+writer = zarrs_cuda.ArrayWriter(array, progress=lambda now: time.sleep(0.01))
+writer.append(np.zeros((8, *array.shape[1:]), array.dtype))
+{end}
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "default", "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert ("was not finished" in done.stderr) == (end != "del writer")
+
+
+def test_boxes_of_another_rank_are_refused(tmp_path: Path) -> None:
+    array = create(tmp_path, **KIND)
+    with zarrs_cuda.ArrayWriter(array) as writer:
+        writer.append(frames(4))
+    reader = zarrs_cuda.ArrayReader(opened(tmp_path, OURS))
+    axes = len(reader.shape)
+    for origins in ([[0] * (axes + 1)], [[0] * (2 * axes)], [0] * axes, [[0.5] * axes], [[-1] * axes]):
+        with pytest.raises(ValueError, match="integers each"):
+            reader.read_boxes(origins, (1,) * axes)
+    with pytest.raises(ValueError, match="slices without steps"):
+        reader.read(1)
+    assert reader.read_boxes([], (1,) * axes).shape == (0,) + (1,) * axes

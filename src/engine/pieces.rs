@@ -1,10 +1,11 @@
 //! Copies the pieces of encoded batches to where they are put together.
 
 use std::num::NonZeroUsize;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use crate::crew::Crew;
 use crate::engine::EngineError;
+use crate::per_process::PerProcess;
 
 /// A thread takes at most this many bytes at once.
 const SHARE: usize = 512 << 10;
@@ -38,8 +39,8 @@ pub(crate) fn copy(
 
 /// The threads that copy slices and pieces, shared by all streams of the process.
 pub(in crate::engine) fn crew() -> &'static Crew {
-    static CREW: OnceLock<Crew> = OnceLock::new();
-    CREW.get_or_init(|| Crew::new("zarrs_cuda slices").spinning())
+    static CREW: PerProcess<Crew> = PerProcess::new(|| Crew::new("zarrs_cuda slices").spinning());
+    CREW.get()
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Encoded chunks in the bytes of a shard.
 
 use std::borrow::Cow;
+use std::io::{self, ErrorKind};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
@@ -94,7 +95,7 @@ impl Packing {
     /// bytes.
     ///
     /// # Errors
-    /// [`StorageError::Other`] if the index is invalid, or a chunk ends beyond `limit`.
+    /// If the index is invalid, or a chunk ends beyond `limit`: [`ErrorKind::InvalidData`].
     pub(super) fn extents(
         &self,
         key: &StoreKey,
@@ -116,22 +117,21 @@ impl Packing {
             .shards
             .index
             .decode(Cow::Borrowed(index), limit, &options);
-        entries.map_err(|error| {
-            StorageError::Other(format!("the index of the shard {key} is invalid: {error}"))
-        })
+        entries
+            .map_err(|error| damaged(format!("the index of the shard {key} is invalid: {error}")))
     }
 
     /// The chunks of the shard at `key`, which is `object`, in C order.
     ///
     /// # Errors
-    /// [`StorageError::Other`] if it is shorter than its index, or the index is invalid.
+    /// If it is shorter than its index, or the index is invalid: [`ErrorKind::InvalidData`].
     pub(super) fn chunks(
         &self,
         key: &StoreKey,
         object: &Bytes,
     ) -> Result<Vec<Option<Bytes>>, StorageError> {
         let index = self.shards.index.of(object).map_err(|error| {
-            StorageError::Other(format!("cannot find the index of the shard {key}: {error}"))
+            damaged(format!("cannot find the index of the shard {key}: {error}"))
         })?;
         let entries = self.entries(key, index, object.len() as u64)?;
         // `entries` has checked that they are within the object.
@@ -157,6 +157,11 @@ impl Packing {
             StorageError::Other(format!("cannot put together the shard {key}: {error}"))
         })
     }
+}
+
+/// Not the store is at fault, but what it has.
+fn damaged(what: String) -> StorageError {
+    io::Error::new(ErrorKind::InvalidData, what).into()
 }
 
 #[cfg(test)]

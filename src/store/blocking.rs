@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 use std::pin::pin;
-use std::sync::{LazyLock, OnceLock};
+use std::sync::OnceLock;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
@@ -16,6 +16,7 @@ use super::files::Files;
 use super::no_panic::{no_panic, not_listed, not_read};
 use super::{Lists, Reads, Result, Writes};
 use crate::crew::Crew;
+use crate::per_process::PerProcess;
 
 /// A store that blocks.
 #[derive(Debug)]
@@ -136,9 +137,9 @@ fn each<T: Send + Sync>(
     keys: &[StoreKey],
     request: impl Fn(&StoreKey) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {
-    static CREW: LazyLock<Crew> = LazyLock::new(|| Crew::new("zarrs_cuda requests"));
+    static CREW: PerProcess<Crew> = PerProcess::new(|| Crew::new("zarrs_cuda requests"));
     let results: Vec<OnceLock<Result<T>>> = keys.iter().map(|_| OnceLock::new()).collect();
-    CREW.run(keys.len(), NonZeroUsize::MAX, &|number| {
+    CREW.get().run(keys.len(), NonZeroUsize::MAX, &|number| {
         // Each number is given once.
         let _ = results[number].set(request(&keys[number]));
     });

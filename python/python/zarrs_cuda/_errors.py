@@ -25,7 +25,8 @@ class FramesPending(RuntimeError):  # noqa: N818
         return (
             f"the array {self.array or '/'!r} has subchunks beside its shard {self.shard!r}, written with "
             "`codec_pipeline.shards` set to 'shared'. They would hide what is written otherwise: call "
-            "`zarrs_cuda.consolidate(array)` first, when no other process writes"
+            "`zarrs_cuda.consolidate(array)` first, when no other process writes. If it says that some are "
+            "not whole, `zarrs_cuda.consolidate(array, discard_invalid=True)` deletes these"
         )
 
 
@@ -50,5 +51,5 @@ class ShardError(RuntimeError):
         return (
             f"the array {self.array or '/'!r} has a damaged shard, {self.shard!r}: {self._why}. "
             "If an update in place was interrupted, `zarrs_cuda.recover(array)` repairs it. Otherwise "
-            "write the whole shard again, or delete its object to read it as fill values"
+            "delete its object, which reads as fill values then, and write the shard again"
         )

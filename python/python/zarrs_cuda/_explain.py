@@ -72,4 +72,4 @@ def explain(array: Array[Any] | AsyncArray[Any]) -> Explanation:
         case _:
             where = "its values are objects, which the library requests itself"
     stages = ours.explain(opened.store_path.path, _settings.threads())
-    return Explanation(name, pipeline._mode, where, stages)
+    return Explanation(name, ours.mode, where, stages)

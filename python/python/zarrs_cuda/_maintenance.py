@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zarr.core.array import Array, AsyncArray
+from zarr.core.metadata.v3 import ArrayV3Metadata
 from zarr.core.sync import sync
 
 from zarrs_cuda import _settings
@@ -38,9 +39,10 @@ class Consolidation:
     versions : int
         Objects that held these subchunks. They are deleted.
     invalid : int
-        Objects that are not whole: their writers died, or are at work. They stay.
+        Objects that are not whole: their writers died, or are at work. They stay, unless they were
+        to be discarded.
     erased : int
-        Frames outside of the shape of the array. They are deleted.
+        Shards outside of the shape of the array that had such objects. These are deleted.
     """
 
     shards: int
@@ -50,12 +52,15 @@ class Consolidation:
     erased: int
 
 
-def consolidate(array: AnyArray, part: tuple[int, int] = (0, 1)) -> Consolidation:
+def consolidate(
+    array: AnyArray, part: tuple[int, int] = (0, 1), *, discard_invalid: bool = False
+) -> Consolidation:
     """Pack the subchunks that were written beside shards into the shards.
 
     Other processes may write meanwhile, with ``codec_pipeline.shards`` set to ``"shared"``; what they
-    write is kept. But a shard is packed by one process at a time. If the process dies, nothing is
-    lost: call it again.
+    write is kept. But let one process at a time pack a shard, and do not make the array smaller
+    meanwhile. If the process dies, nothing is lost: call it again. A shard that is damaged does not
+    keep the others from being packed.
 
     Parameters
     ----------
@@ -63,8 +68,11 @@ def consolidate(array: AnyArray, part: tuple[int, int] = (0, 1)) -> Consolidatio
         An array of zarr-python in a ``LocalStore``, or in an ``ObjectStore`` that is not in memory.
     part
         Do part ``i`` of ``n``, ``(i, n)``: the shards whose number in the grid, in C order, is ``i``
-        modulo ``n``. Processes with different parts pack at the same time. Part 0 deletes the frames
-        that are outside of the shape of the array.
+        modulo ``n``. Processes with different parts pack at the same time. Part 0 deletes the
+        subchunks of shards that are outside of the shape of the array.
+    discard_invalid
+        Delete objects that are not whole, which a writer that died left behind. No process may write
+        meanwhile.
 
     Returns
     -------
@@ -75,6 +83,8 @@ def consolidate(array: AnyArray, part: tuple[int, int] = (0, 1)) -> Consolidatio
     ------
     ValueError
         If the array has no shards, or is in another store, or the part is none.
+    ShardError
+        If a shard is damaged. The others were packed.
     OSError
         If a file cannot be read or written. For objects, the exceptions of obstore.
     """
@@ -82,8 +92,13 @@ def consolidate(array: AnyArray, part: tuple[int, int] = (0, 1)) -> Consolidatio
     if not 0 <= number < parts:
         msg = f"`part` is {part}, and must be (i, n) with 0 <= i < n"
         raise ValueError(msg)
-    ours, path, grid = _opened(array, "shared", writes=True)
-    return Consolidation(*ours.consolidate(path, grid, part, _settings.threads()))
+    ours, path, _ = _opened(array, "shared", writes=True)
+    pending = ours.pending(path)
+    # After the listing: an array is made larger first, and then written to.
+    _, _, grid = _opened(array, "shared")
+    threads = _settings.threads()
+    done = ours.consolidate(path, pending, grid, part, threads, discard_invalid=discard_invalid)
+    return Consolidation(*done)
 
 
 def compact(array: AnyArray) -> dict[tuple[int, ...], tuple[int, int]]:
@@ -227,11 +242,14 @@ def inspect(array: AnyArray, shard: tuple[int, ...]) -> Inspection | None:
     Raises
     ------
     ValueError
-        If the array has no shards, or is in another store.
+        If the array has no shards, or not this one, or is in another store.
     OSError
         If the file cannot be read.
     """
-    ours, path, _ = _opened(array, "rewrite")
+    ours, path, grid = _opened(array, "rewrite")
+    if len(shard) != len(grid) or not all(0 <= at < count for at, count in zip(shard, grid, strict=True)):
+        msg = f"there is no shard {shard}: the grid of shards has the shape {tuple(grid)}"
+        raise ValueError(msg)
     found = ours.inspect(path, list(shard))
     if found is None:
         return None
@@ -256,6 +274,9 @@ def _opened(array: AnyArray, mode: Mode, *, writes: bool = False) -> tuple[Nativ
     found = place_of_shards(where.store)
     if writes:
         where.store._check_writable()
+    if not isinstance(opened.metadata, ArrayV3Metadata):
+        msg = "it is an array of Zarr v2, which has no shards"
+        raise ValueError(msg)
     # Its shape may have changed since it was opened.
     metadata = sync(AsyncArray.open(where)).metadata
     try:

@@ -28,10 +28,10 @@ from zarrs_cuda._errors import FallbackWarning, FramesPending
 from zarrs_cuda._native import native
 from zarrs_cuda._places import place
 from zarrs_cuda._selections import Met, around, met
-from zarrs_cuda._supported import UnsupportedError, check_fill_value, is_sharded, metadata_text
+from zarrs_cuda._supported import UnsupportedError, check_fill_value, has_shards, metadata_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from zarr.abc.codec import Codec
     from zarr.abc.store import ByteGetter, ByteSetter, Store
@@ -98,8 +98,8 @@ class CodecPipeline(_CodecPipeline):
         self._forget()
 
     def _forget(self) -> None:
-        # The native half, and where it finds values.
-        self._native: tuple[Place | None, Native] | None = None
+        # The native half; where it finds values, and whether it syncs them.
+        self._native: tuple[tuple[Place | None, bool], Native] | None = None
         self._unsupported: str | None = None
         self._other: BatchedCodecPipeline | None = None
         # How many reads have to be in time until the event loop's thread does them again.
@@ -303,7 +303,7 @@ class CodecPipeline(_CodecPipeline):
         await store._ensure_open()
         values = await _values_to_change(ours, batch)
         elements = value.as_numpy_array()
-        changes = await asyncio.to_thread(_write, ours, batch, elements, drop_axes, values)
+        changes = await _to_its_end(_write, ours, batch, elements, drop_axes, values)
         if changes:
             await _store(batch, changes)
 
@@ -315,13 +315,14 @@ class CodecPipeline(_CodecPipeline):
             return None
         store = where.store
         found = place(store)
+        key = found, _settings.syncs()
         known = self._native
-        if known is None or known[0] != found:
+        if known is None or known[0] != key:
             if self._unsupported is not None:
                 self._fall_back(self._unsupported)
                 return None
             try:
-                known = found, native_for(self._metadata, found, self._mode)
+                known = key, native_for(self._metadata, found, self._mode)
             except UnsupportedError as error:
                 self._unsupported = str(error)
                 self._fall_back(self._unsupported)
@@ -332,7 +333,7 @@ class CodecPipeline(_CodecPipeline):
 
     def _fall_back(self, why: str) -> None:
         """Warn, or raise, because zarr-python's own pipeline is used."""
-        if self._mode != "rewrite" and is_sharded(self._metadata):
+        if self._mode != "rewrite" and has_shards(self._metadata):
             msg = (
                 f"shards of this array cannot be read and written as `codec_pipeline.shards` was set when "
                 f"it was opened, {self._mode!r}: {why}"
@@ -374,7 +375,7 @@ def native_for(metadata: ArrayMetadata, found: Place | None, mode: Mode) -> Nati
     """
     text = metadata_text(metadata)
     try:
-        ours: Native = native().Native(text, found, mode)
+        ours: Native = native().Native(text, found, mode, sync=_settings.syncs())
     except ValueError as error:
         raise UnsupportedError(str(error)) from error
     check_fill_value(metadata, ours.fill_value())
@@ -537,6 +538,23 @@ async def _parts_of(
     return parts
 
 
+async def _to_its_end[T](work: Callable[..., T], *arguments: Any) -> T:
+    """Do work on a thread, and wait for it even if the caller is cancelled.
+
+    What a cancelled write still stored would else come after a later write.
+    """
+    task = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return task.result()
+
+
 async def _store(batch: Batch, changes: dict[str, Any]) -> None:
     """Store what a write changed."""
     store = batch[0][0].store
@@ -610,19 +628,23 @@ def _write(
     drop_axes: tuple[int, ...],
     values: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    threads, sync = _settings.threads(), _settings.syncs()
+    threads = _settings.threads()
     if not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))
-    changes, others = ours.write(batch, value, drop_axes, values, threads, boxes=True, sync=sync)
+    changes, others = ours.write(batch, value, drop_axes, values, threads, boxes=True)
     for position in others:
         where, spec, selection, out_selection, is_complete = batch[position]
-        subchunks = met(selection, spec.shape, ours.subchunk) if ours.writes_subchunks else None
+        # In shared shards, all of the box around them would overwrite what others write between them.
+        subchunks = met(selection, spec.shape, ours.subchunk, most=1 if ours.is_shared else 0.5)
         if subchunks is not None:
-            _write_subchunks(ours, batch[position], subchunks, value, drop_axes, threads, sync=sync)
+            changes.update(_write_subchunks(ours, batch[position], subchunks, value, drop_axes, values))
             continue
         box = around(selection, spec.shape)
         if box is None:
             continue
+        if ours.is_shared:
+            msg = f"elements selected by {selection!r} cannot be written to shared shards"
+            raise ValueError(msg)
         of_chunk, inner, shape = box
         part = np.empty(shape, value.dtype)
         everything = (slice(None),) * len(shape)
@@ -637,7 +659,6 @@ def _write(
             values,
             threads,
             boxes=True,
-            sync=sync,
         )
         changes.update(changed)
     return changes
@@ -659,14 +680,13 @@ def _write_subchunks(
     subchunks: Met,
     value: Any,
     drop_axes: tuple[int, ...],
-    threads: int,
-    *,
-    sync: bool,
-) -> None:
-    """Write the subchunks that a selection meets, and no others: these may belong to other processes."""
+    values: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """Write the subchunks that a selection meets, and no others."""
     where, spec, _, out_selection, _ = item
+    threads = _settings.threads()
     part = np.empty((len(subchunks.starts), *subchunks.shape), value.dtype)
-    ours.read_subchunks(where.path, subchunks.starts, part, None, threads)
+    ours.read_subchunks(where.path, subchunks.starts, part, values, threads)
     selected = _selected(value, out_selection, drop_axes, len(subchunks.shape))
     if selected.shape != ():
         selected = selected.reshape(np.broadcast_shapes(*(axis.shape for axis in subchunks.index)))
@@ -675,4 +695,5 @@ def _write_subchunks(
     for number, start in enumerate(subchunks.starts):
         of_chunk = tuple(slice(s, s + size) for s, size in zip(start, subchunks.shape, strict=True))
         boxes.append((where, spec, of_chunk, (number,), False))
-    ours.write(boxes, part, (), None, threads, boxes=True, sync=sync)
+    changes, _ = ours.write(boxes, part, (), values, threads, boxes=True)
+    return changes

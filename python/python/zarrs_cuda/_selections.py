@@ -30,7 +30,9 @@ class Met:
     selected: tuple[int, ...]
 
 
-def met(selection: Any, shape: tuple[int, ...], subchunk: Sequence[int] | None) -> Met | None:
+def met(
+    selection: Any, shape: tuple[int, ...], subchunk: Sequence[int] | None, most: float = 0.5
+) -> Met | None:
     """Find the subchunks that a selection meets, if they are few of those in the box around it.
 
     Parameters
@@ -41,11 +43,14 @@ def met(selection: Any, shape: tuple[int, ...], subchunk: Sequence[int] | None) 
         The shape of the array.
     subchunk
         The shape of subchunks; None if they are not read by themselves.
+    most
+        The largest part of those in the box.
 
     Returns
     -------
     Met or None
-        The subchunks; None if they are half of those in the box, or more, or nothing is selected.
+        The subchunks; None if they are more of those in the box, or nothing is selected, or the selection has
+        another form than zarr-python's.
     """
     if subchunk is None:
         return None
@@ -59,7 +64,7 @@ def met(selection: Any, shape: tuple[int, ...], subchunk: Sequence[int] | None) 
         # Every combination of what is selected along the axes.
         each = [np.unique(axis, return_inverse=True) for axis in places]
         found = [unique for unique, _ in each]
-        if 2 * math.prod(len(unique) for unique in found) > around:
+        if math.prod(len(unique) for unique in found) > most * around:
             return None
         order = np.zeros((), np.intp)
         for (unique, inverse), axis in zip(each, places, strict=True):
@@ -70,7 +75,7 @@ def met(selection: Any, shape: tuple[int, ...], subchunk: Sequence[int] | None) 
         for axis, count in zip(places, counts, strict=True):
             flat = flat * count + axis
         unique, inverse = np.unique(flat, return_inverse=True)
-        if 2 * len(unique) > around:
+        if len(unique) > most * around:
             return None
         order = inverse.reshape(flat.shape)
         grid = list(np.unravel_index(unique, counts))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import warnings
+import weakref
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -10,6 +14,7 @@ from zarr.core.array import Array, AsyncArray
 from zarrs_cuda import _settings
 from zarrs_cuda._native import native
 from zarrs_cuda._places import place_of_shards
+from zarrs_cuda._supported import has_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,6 +42,23 @@ def _dtype(array: AsyncArray[Any]) -> np.dtype[Any]:
     return dtype.newbyteorder("=")
 
 
+# Those that may still have something to store.
+_open_writers: weakref.WeakSet[ArrayWriter] = weakref.WeakSet()
+
+
+@atexit.register
+def _abort_writers() -> None:
+    """Abort writers that were never finished, while their threads can still call Python."""
+    for writer in list(_open_writers):
+        if writer._process != os.getpid():
+            # It belongs to the process that this one was forked from.
+            continue
+        warnings.warn(
+            "an `ArrayWriter` was not finished: what it had not stored is lost", ResourceWarning, stacklevel=1
+        )
+        writer.abort()
+
+
 class ArrayWriter:
     """Appends slices along the first axis of a sharded array, while they arrive.
 
@@ -58,12 +80,14 @@ class ArrayWriter:
         The first slice to write; at the border of a shard. By default the end of the array.
     progress
         A function to call with :meth:`progress` whenever a shard was stored. It is called by threads
-        of the writer, which wait for it.
+        of the writer, which wait for it: it cannot use the writer itself.
 
     Raises
     ------
     ValueError
         If the array cannot be written so: the message says why.
+    FramesPending
+        If subchunks are stored beside shards that would be written.
     """
 
     def __init__(
@@ -77,7 +101,9 @@ class ArrayWriter:
         where.store._check_writable()
         self._dtype = _dtype(opened)
         self._slice = opened.metadata.shape[1:]
+        self._process = os.getpid()
         self._writer = native().Writer(place, where.path, start, _settings.syncs(), progress)
+        _open_writers.add(self)
 
     def append(self, frames: Any) -> None:
         """Append elements; wait while the store is behind.
@@ -131,6 +157,7 @@ class ArrayWriter:
             What was done, for people.
         """
         done: str = self._writer.finish()
+        _open_writers.discard(self)
         return done
 
     def abort(self) -> int | None:
@@ -142,6 +169,7 @@ class ArrayWriter:
             How many slices of the array are stored; None if the writer was aborted before.
         """
         stored: int | None = self._writer.abort()
+        _open_writers.discard(self)
         return stored
 
     def progress(self) -> dict[str, float]:
@@ -184,7 +212,8 @@ class ArrayReader:
     def __init__(self, array: AnyArray, *, shared: bool | None = None) -> None:
         opened, where, place = _place(array)
         if shared is None:
-            shared = getattr(opened.codec_pipeline, "_mode", "rewrite") == "shared"
+            mode = getattr(opened.codec_pipeline, "_mode", "rewrite")
+            shared = mode == "shared" and has_shards(opened.metadata)
         self._dtype = _dtype(opened)
         self._reader = native().Reader(place, where.path, _settings.threads(), shared=shared)
 
@@ -218,7 +247,8 @@ class ArrayReader:
             If a file cannot be read.
         """
         shape = self.shape
-        if len(box) > len(shape) or any(entry.step not in (None, 1) for entry in box):
+        are_slices = all(isinstance(entry, slice) and entry.step in (None, 1) for entry in box)
+        if len(box) > len(shape) or not are_slices:
             msg = f"a box has up to {len(shape)} slices without steps, and this is {box}"
             raise ValueError(msg)
         box = box + (slice(None),) * (len(shape) - len(box))
@@ -259,9 +289,15 @@ class ArrayReader:
         OSError
             If a file cannot be read.
         """
-        places = np.asarray(origins, dtype=np.int64).reshape(-1, len(self.shape))
-        if (places < 0).any():
-            msg = "origins of boxes are not negative"
+        places = np.asarray(origins)
+        if not places.size:
+            places = np.empty((0, len(self.shape)), np.int64)
+        is_right = places.ndim == 2 and places.shape[1] == len(self.shape) == len(shape)
+        if not is_right or places.dtype.kind not in "iu" or (places < 0).any():
+            msg = (
+                f"boxes of {len(shape)} axes begin at {len(self.shape)} integers each, none negative, and "
+                f"these are of the type {places.dtype} and the shape {places.shape}"
+            )
             raise ValueError(msg)
         out = self._output(out, (len(places), *shape))
         self._reader.read_boxes_into(places.tolist(), out)

@@ -56,6 +56,12 @@ def is_sharded(metadata: ArrayMetadata) -> bool:
     return len(codecs) == 1 and isinstance(codecs[0], ShardingCodec)
 
 
+def has_shards(metadata: ArrayMetadata) -> bool:
+    """Return whether chunks are shards, perhaps with codecs around them."""
+    codecs = metadata.codecs if isinstance(metadata, ArrayV3Metadata) else ()
+    return any(isinstance(codec, ShardingCodec) for codec in codecs)
+
+
 def check_fill_value(metadata: ArrayMetadata, fill_value: bytes) -> None:
     """Check that zarrs has the same fill value as numpy.
 

@@ -9,6 +9,7 @@ import numpy as np
 from zarr.core.array import Array, AsyncArray
 
 from zarrs_cuda import _settings
+from zarrs_cuda._maintenance import consolidate
 from zarrs_cuda._pipeline import CodecPipeline, native_for
 from zarrs_cuda._places import place_of_shards
 from zarrs_cuda._supported import is_sharded
@@ -71,8 +72,7 @@ def store(x: DaskArray, z: Array[Any], *, compute: bool = True) -> Delayed | Non
         for indices in itertools.product(*touched):
             of_shard.setdefault(indices, []).append(written)
     packed = [pack(array, indices, written) for indices, written in of_shard.items()]
-    # Of nothing, so that no task has the answers of all shards.
-    done = delayed(_done, pure=False)(packed)
+    done = delayed(_done, pure=False)(array, packed)
     if compute:
         done.compute()
         return None
@@ -112,5 +112,6 @@ def _pack(array: Array[Any], indices: tuple[int, ...], _written: list[None]) -> 
     ours.consolidate_shard(where.path, list(indices), _settings.threads())
 
 
-def _done(_packed: list[None]) -> None:
-    """Wait for all shards."""
+def _done(array: Array[Any], _packed: list[None]) -> None:
+    """Pack what blocks wrote that were written again because a worker died."""
+    consolidate(array)

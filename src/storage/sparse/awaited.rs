@@ -76,6 +76,14 @@ where
         self.array.consolidate(&self.awaited(), shard).await
     }
 
+    /// [`discard_invalid`](Self::discard_invalid) for an asynchronous store.
+    ///
+    /// # Errors
+    /// As for [`consolidate`](Self::consolidate).
+    pub async fn async_discard_invalid(&self, shard: &[u64]) -> Result<usize, Error> {
+        self.array.discard_invalid(&self.awaited(), shard).await
+    }
+
     /// [`consolidate_all`](Self::consolidate_all) for an asynchronous store. A dropped future
     /// leaves each shard as [`async_consolidate`](Self::async_consolidate) does.
     ///

@@ -1,5 +1,6 @@
 //! The adapter over a store that blocks.
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -179,6 +180,18 @@ where
         now(self.array.consolidate(&self.blocking(), shard))
     }
 
+    /// Erases the objects in the frame of the shard with the indices `shard` that are not whole
+    /// ([`Consolidation::invalid`]). Returns how many there were.
+    ///
+    /// A writer that died left them, or the machine that it ran on: nothing reads them. But a store
+    /// may show an object that is being written, too. So nothing may write the shard meanwhile.
+    ///
+    /// # Errors
+    /// As for [`consolidate`](Self::consolidate).
+    pub fn discard_invalid(&self, shard: &[u64]) -> Result<usize, Error> {
+        now(self.array.discard_invalid(&self.blocking(), shard))
+    }
+
     /// [Consolidates](Self::consolidate) all shards that have a frame, several at once as
     /// [memory](Self::with_memory) allows. `on_progress` is called after each shard, by one thread
     /// at a time.
@@ -194,7 +207,16 @@ where
         &self,
         on_progress: &(dyn Fn(&ConsolidationProgress) + Sync),
     ) -> Result<ConsolidationProgress, Error> {
-        let shards = self.pending()?;
+        let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        self.consolidate_each(&self.pending()?, threads, on_progress)
+    }
+
+    fn consolidate_each(
+        &self,
+        shards: &[Vec<u64>],
+        threads: NonZeroUsize,
+        on_progress: &(dyn Fn(&ConsolidationProgress) + Sync),
+    ) -> Result<ConsolidationProgress, Error> {
         let all = All::new(shards.len(), on_progress);
         let next = AtomicUsize::new(0);
         let work = || {
@@ -204,14 +226,33 @@ where
                 all.add(self.consolidate(shard));
             }
         };
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
         std::thread::scope(|scope| {
-            for _ in 1..self.array.at_once(threads).min(shards.len()) {
+            for _ in 1..self.array.at_once(threads.get()).min(shards.len()) {
                 scope.spawn(work);
             }
             work();
         });
         all.end()
+    }
+}
+
+#[cfg(feature = "internals")]
+impl<S> SparseShardStore<S>
+where
+    S: ReadableStorageTraits + WritableStorageTraits + ListableStorageTraits + ?Sized,
+{
+    /// As [`consolidate_all`](Self::consolidate_all), of some shards, on at most `threads` threads.
+    ///
+    /// # Errors
+    /// As for [`consolidate_all`](Self::consolidate_all).
+    #[doc(hidden)]
+    pub fn consolidate_shards(
+        &self,
+        shards: &[Vec<u64>],
+        threads: NonZeroUsize,
+        on_progress: &(dyn Fn(&ConsolidationProgress) + Sync),
+    ) -> Result<ConsolidationProgress, Error> {
+        self.consolidate_each(shards, threads, on_progress)
     }
 }
 

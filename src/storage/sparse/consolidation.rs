@@ -25,12 +25,38 @@ impl<O: Writes> ReplacesShards for Replaced<'_, O> {
     }
 }
 
+const CONSOLIDATE: &str = "consolidate";
+const DISCARD: &str = "discard objects that are not whole beside";
+
+fn failed(doing: &'static str, key: &StoreKey, source: StorageError) -> Error {
+    let key = key.clone();
+    Error::Storage { doing, key, source }
+}
+
 impl SparseArray {
     pub(super) async fn consolidate<O: Reads + Writes + Lists + TakesTurns>(
         &self,
         store: &O,
         shard: &[u64],
     ) -> Result<Option<Consolidation>, Error> {
+        let key = self.shard_to_change(shard, CONSOLIDATE)?;
+        let replaced = Replaced { array: self, store };
+        let done = self.frames.consolidate(store, &replaced, &key).await;
+        done.map_err(|source| failed(CONSOLIDATE, &key, source))
+    }
+
+    pub(super) async fn discard_invalid<O: Reads + Writes + Lists + TakesTurns>(
+        &self,
+        store: &O,
+        shard: &[u64],
+    ) -> Result<usize, Error> {
+        let key = self.shard_to_change(shard, DISCARD)?;
+        let done = self.frames.discard_invalid(store, &key).await;
+        done.map_err(|source| failed(DISCARD, &key, source))
+    }
+
+    /// The key of the shard with the indices `shard`, if it may be changed.
+    fn shard_to_change(&self, shard: &[u64], doing: &'static str) -> Result<StoreKey, Error> {
         if shard.len() != self.grid.counts().len() {
             return Err(Error::NotShards {
                 reason: format!(
@@ -43,28 +69,16 @@ impl SparseArray {
             encoding: self.sharded.encoding,
             coordinates: shard.to_vec(),
         };
-        let failed = |key: &StoreKey| {
-            let key = key.clone();
-            move |source| Error::Storage {
-                doing: "consolidate",
-                key,
-                source,
-            }
-        };
-        let key = self.keys.key(&shard).map_err(failed(&self.metadata))?;
-        self.check_writable(key.as_str()).map_err(failed(&key))?;
-        let replaced = Replaced { array: self, store };
-        let done = self.frames.consolidate(store, &replaced, &key).await;
-        done.map_err(failed(&key))
+        let key = self.keys.key(&shard);
+        let key = key.map_err(|source| failed(doing, &self.metadata, source))?;
+        let writable = self.check_writable(key.as_str());
+        writable.map_err(|source| failed(doing, &key, source))?;
+        Ok(key)
     }
 
     /// The shards that have versions of subchunks in their frames, by their names, in order.
     pub(super) async fn framed<O: Lists>(&self, store: &O) -> Result<Vec<Vec<u64>>, Error> {
-        let failed = |source| Error::Storage {
-            doing: "list the frames beside",
-            key: self.metadata.clone(),
-            source,
-        };
+        let failed = |source| failed("list the frames beside", &self.metadata, source);
         let prefix = StorePrefix::new(self.keys.prefix());
         let prefix = prefix.map_err(|error| failed(StorageError::Other(error.to_string())))?;
         let listed = store.list_prefix(&prefix).await.map_err(failed)?;

@@ -47,6 +47,7 @@
 //! - One consolidation at a time of each shard, none of which goes on after another one has begun.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
@@ -578,7 +579,8 @@ impl Frames {
             not_utf_8: listing.not_utf_8(),
             ..Consolidation::default()
         };
-        let mut versions = self.versions(store, shard, &listing, &mut done).await?;
+        let mut versions = self.versions(store, shard, &listing).await?;
+        done.invalid = versions.invalid.len();
         if versions.newest.is_empty() {
             if done.invalid == 0 && done.not_utf_8 == 0 {
                 return Ok(None);
@@ -613,13 +615,28 @@ impl Frames {
         Ok(Some(done))
     }
 
+    /// Erase the objects in the frame of a shard that are not whole. Returns how many there were.
+    ///
+    /// # Errors
+    /// The store's; if another process consolidates the shard.
+    pub(super) async fn discard_invalid<O: Reads + Writes + Lists + TakesTurns>(
+        &self,
+        store: &O,
+        shard: &StoreKey,
+    ) -> Result<usize, StorageError> {
+        let _turn = store.turn(&self.consolidations, shard).await;
+        let listing = self.list(store, shard).await?;
+        let invalid = self.versions(store, shard, &listing).await?.invalid;
+        store.erase_each(&invalid).await?;
+        Ok(invalid.len())
+    }
+
     /// Get what is listed.
     async fn versions<O: Reads>(
         &self,
         store: &O,
         shard: &StoreKey,
         listing: &Listing,
-        done: &mut Consolidation,
     ) -> Result<Versions, StorageError> {
         let frame = frame::prefix_of(shard)?;
         let gone = |key: &StoreKey| {
@@ -631,7 +648,7 @@ impl Frames {
         let mut add = |number, key: StoreKey, object: Option<Bytes>| {
             let object = object.ok_or_else(|| gone(&key))?;
             match self.entry(&object) {
-                None => done.invalid += 1,
+                None => versions.invalid.push(key),
                 Some(_) if versions.newest.contains_key(&number) => {
                     versions.older.entry(number).or_default().push(key);
                 }
@@ -675,10 +692,18 @@ impl Frames {
             return Ok(store.size(shard).await?.unwrap_or(0));
         }
         let unusable = |error: StorageError| {
-            StorageError::Other(format!(
+            let what = format!(
                 "{error}. Nothing of its frame is lost. If the shard is damaged, put a copy in its place, or write all of its {} subchunks, and consolidate it then",
                 self.subchunks
-            ))
+            );
+            match error {
+                StorageError::IOError(error) => io::Error::new(error.kind(), what).into(),
+                // It is shorter than its index.
+                StorageError::InvalidByteRangeError(_) => {
+                    io::Error::new(io::ErrorKind::InvalidData, what).into()
+                }
+                _ => StorageError::Other(what),
+            }
         };
         let index = self.read_index(store, shard).await.map_err(unusable)?;
         let Some(index) = index else {
@@ -728,13 +753,15 @@ impl Frames {
     }
 }
 
-/// The valid versions of a shard's subchunks.
+/// The versions of a shard's subchunks.
 #[derive(Default)]
 struct Versions {
     /// The newest of each subchunk.
     newest: BTreeMap<u32, (StoreKey, Entry)>,
     /// The others of each, older ones behind newer ones.
     older: BTreeMap<u32, Vec<StoreKey>>,
+    /// Objects that are not whole.
+    invalid: Vec<StoreKey>,
 }
 
 impl Versions {

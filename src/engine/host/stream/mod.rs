@@ -21,12 +21,13 @@ pub(crate) use padded::encode_padded;
 pub(crate) use slots::{HostStream, encoded_bound, stream_memory};
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use crate::engine::EngineError;
 use crate::engine::buffers::Pool;
 use crate::engine::stream::{EncodedBatch, Encoder, FailedBatch, Input, StreamEngine};
 use crate::layout::BatchGrid;
+use crate::per_process::PerProcess;
 use slots::HostInput;
 
 /// The threads that encode streams. They are not rayon's global ones: all of those may be waiting for
@@ -35,15 +36,15 @@ use slots::HostInput;
 /// # Errors
 /// [`EngineError::Unsuitable`] if no threads can be started.
 fn encoding_threads() -> Result<&'static rayon::ThreadPool, EngineError> {
-    static THREADS: OnceLock<Result<rayon::ThreadPool, String>> = OnceLock::new();
+    static THREADS: PerProcess<Result<rayon::ThreadPool, String>> = PerProcess::new(|| {
+        rayon::ThreadPoolBuilder::new()
+            .num_threads(std::thread::available_parallelism().map_or(1, NonZeroUsize::get))
+            .thread_name(|n| format!("zarrs_cuda encode {n}"))
+            .build()
+            .map_err(|error| error.to_string())
+    });
     THREADS
-        .get_or_init(|| {
-            rayon::ThreadPoolBuilder::new()
-                .num_threads(std::thread::available_parallelism().map_or(1, NonZeroUsize::get))
-                .thread_name(|n| format!("zarrs_cuda encode {n}"))
-                .build()
-                .map_err(|error| error.to_string())
-        })
+        .get()
         .as_ref()
         .map_err(|error| EngineError::Unsuitable(format!("no threads to encode with: {error}")))
 }

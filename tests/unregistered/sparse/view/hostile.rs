@@ -79,8 +79,17 @@ fn objects_that_are_not_whole_are_absent() {
         assert_eq!(frame(&*store), std::slice::from_ref(object));
         assert_eq!(sparse.get(&last).unwrap().unwrap(), vec![5; 2]);
         // Its slow writer completes it.
-        store.set(object, whole).unwrap();
+        store.set(object, whole.clone()).unwrap();
         assert_eq!(sparse.get(&last).unwrap().unwrap(), vec![4; 2]);
+        assert_eq!(sparse.discard_invalid(&[0]).unwrap(), 0);
+        assert_eq!(frame(&*store), std::slice::from_ref(object));
+        // Or is dead.
+        store.set(object, whole.slice(..1)).unwrap();
+        assert_eq!(sparse.discard_invalid(&[0]).unwrap(), 1);
+        assert!(frame(&*store).is_empty());
+        assert_eq!(sparse.get(&last).unwrap().unwrap(), vec![5; 2]);
+        assert_eq!(sparse.discard_invalid(&[9]).unwrap(), 0);
+        sparse.discard_invalid(&[0, 0]).unwrap_err();
     }
 }
 
