@@ -9,7 +9,7 @@ use crate::error::unsupported;
 use crate::memory::Memory;
 
 /// A box of a chunk, and the box of the numpy array that has its elements.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Item {
     /// Which item of the batch it is.
     pub(crate) position: usize,
@@ -36,6 +36,18 @@ pub(crate) struct Batch {
     /// The positions of items that are no boxes.
     pub(crate) others: Vec<usize>,
     pub(crate) store_empty: bool,
+}
+
+impl Batch {
+    /// Some of the items, as a batch of their own.
+    pub(crate) fn of<'i>(&self, items: impl Iterator<Item = &'i Item>) -> Self {
+        Self {
+            path: self.path.clone(),
+            items: items.cloned().collect(),
+            others: Vec::new(),
+            store_empty: self.store_empty,
+        }
+    }
 }
 
 /// What one entry of a selection means.

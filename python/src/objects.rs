@@ -150,33 +150,30 @@ impl Objects {
         keys: impl Iterator<Item = (String, bool)>,
         frames: bool,
     ) -> Result<HashMap<String, Option<Value>>, Error> {
-        enum Found {
-            Frame,
-            Value(Option<Value>),
-        }
         let get = |key: String, is_wanted: bool, store: Arc<dyn ObjectStore>| async move {
-            let found = async {
-                let path = Path::parse(&key)?;
-                if frames && Self::has_frame(&*store, &path).await? {
-                    return Ok(Found::Frame);
-                }
-                if !is_wanted {
-                    return Ok(Found::Value(None));
-                }
-                let Some(object) = found(store.get(&path).await)? else {
-                    return Ok(Found::Value(None));
+            let both = async {
+                let (store, path) = (&*store, &Path::parse(&key)?);
+                let framed = async { Ok(frames && Self::has_frame(store, path).await?) };
+                let value = async {
+                    if !is_wanted {
+                        return Ok(None);
+                    }
+                    found(part(store, path, ByteRange::FromStart(0, None)).await)
                 };
-                let value = found(object.bytes().await)?;
-                Ok(Found::Value(value.map(Value::Whole)))
+                try_join(framed, value).await
             };
-            let found: object_store::Result<Found> = found.await;
-            match found {
-                Ok(Found::Value(value)) => Ok((key, value)),
-                Ok(Found::Frame) => Err(Error::Frames(key)),
+            match both.await {
+                Ok((true, _)) => Err(Error::Frames(key)),
+                Ok((false, value)) => Ok((key, value.map(Value::Whole))),
                 Err(error) => Err(Error::store("read", &key, &failed(error))),
             }
         };
         self.several(keys, |store, (key, is_wanted)| get(key, is_wanted, store))
+    }
+
+    /// How many values are in memory at once, at most.
+    pub(crate) fn at_once(&self) -> usize {
+        self.requests.get() * 2
     }
 
     /// Stores or erases values, several at once.

@@ -172,34 +172,36 @@ impl Native {
         self.mode == Mode::Shared
     }
 
-    /// Reads the subchunks that begin at `starts` in the chunk `key` to `out`, which has an axis for them, the
-    /// first. Returns whether the chunk is there.
+    /// Reads subchunks of chunks: the key of each chunk, and where its subchunks begin in it. They go to `out`,
+    /// one after the other along its first axis. Returns, for each chunk, whether it is there.
     fn read_subchunks(
         &self,
         py: Python<'_>,
-        key: &str,
-        starts: Vec<Vec<usize>>,
+        subchunks: Vec<(String, Vec<Vec<usize>>)>,
         out: &Bound<'_, PyUntypedArray>,
         values: Option<&Bound<'_, PyDict>>,
         threads: NonZeroUsize,
-    ) -> PyResult<bool> {
+    ) -> PyResult<Vec<bool>> {
         let memory = Memory::of(out);
-        let (path, indices) = self.parse(key)?;
+        let mut path = String::new();
+        let mut parsed = Vec::with_capacity(subchunks.len());
+        for (key, starts) in subchunks {
+            let (of_key, indices) = self.parse(&key)?;
+            of_key.clone_into(&mut path);
+            parsed.push((key, indices, starts));
+        }
         let store = self.store(values)?;
-        detached(py, path, || {
-            let opened = self.opener.at(path, threads)?;
-            opened.check_key(key, &indices)?;
+        detached(py, &path, || {
+            let opened = self.opener.at(&path, threads)?;
             if self.mode == Mode::Shared {
-                let shared = self.opener.shared_at(path, threads)?;
-                return read::read_subchunks(&opened, &shared.reader, &indices, &starts, &memory);
+                let shared = self.opener.shared_at(&path, threads)?;
+                return read::read_subchunks(&opened, &shared.reader, &parsed, &memory);
             }
             let reader = opened.reader(&store, threads.get())?;
             let reader = reader.ok_or_else(|| {
-                Error::Other(format!(
-                    "{key} has no subchunks that are read by themselves"
-                ))
+                Error::Other("the array has no subchunks that are read by themselves".to_owned())
             })?;
-            read::read_subchunks(&opened, &reader, &indices, &starts, &memory)
+            read::read_subchunks(&opened, &reader, &parsed, &memory)
         })
     }
 

@@ -19,6 +19,7 @@ use crate::array::{Opened, Shared};
 use crate::batch::{Batch, Item};
 use crate::error::Error;
 use crate::memory::Memory;
+use crate::objects::Objects;
 use crate::pool;
 use crate::store::Store;
 
@@ -34,22 +35,54 @@ pub(crate) fn read(
         return Ok(Vec::new());
     }
     check_keys(opened, batch)?;
+    if let Store::Objects(objects) = store {
+        return read_objects(opened, objects, batch, memory, threads);
+    }
     if let Some(reader) = opened.reader(store, threads.get())? {
         return read_boxes(opened, &reader, batch, memory, threads);
     }
-    let given = match store {
-        // All are requested at once, before any is decoded.
-        Store::Objects(objects) => {
-            let keys = batch.items.iter().map(|item| (item.key.clone(), true));
-            &Store::Given(Arc::new(objects.values(keys, false)?))
-        }
-        Store::Files(_) | Store::Given(_) => store,
-    };
     pool::run(threads, || {
         each(&batch.items, threads, |item, share| {
-            decode(opened, given, item, memory, share)
+            decode(opened, store, item, memory, share)
         })
     })?
+}
+
+/// As [`read`], of objects: one of which all is wanted is got by one request, and several at once, before it is
+/// decoded.
+fn read_objects(
+    opened: &Opened,
+    objects: &Arc<Objects>,
+    batch: &Batch,
+    memory: &Memory,
+    threads: NonZeroUsize,
+) -> Result<Vec<bool>, Error> {
+    let store = Store::Objects(objects.clone());
+    let reader = opened.reader(&store, threads.get())?;
+    let is_whole = |item: &Item| reader.is_none() || opened.is_whole(item);
+    let numbers = 0..batch.items.len();
+    let (whole, parts): (Vec<usize>, Vec<usize>) =
+        numbers.partition(|&number| is_whole(&batch.items[number]));
+    let some = |numbers: &[usize]| batch.of(numbers.iter().map(|&number| &batch.items[number]));
+    let mut found = vec![false; batch.items.len()];
+    for numbers in whole.chunks(objects.at_once()) {
+        let batch = some(numbers);
+        let keys = batch.items.iter().map(|item| (item.key.clone(), true));
+        let given = Store::Given(Arc::new(objects.values(keys, false)?));
+        let read = read(opened, &given, &batch, memory, threads)?;
+        numbers
+            .iter()
+            .zip(read)
+            .for_each(|(&number, is_there)| found[number] = is_there);
+    }
+    if let Some(reader) = &reader {
+        let read = read_boxes(opened, reader, &some(&parts), memory, threads)?;
+        parts
+            .iter()
+            .zip(read)
+            .for_each(|(&number, is_there)| found[number] = is_there);
+    }
+    Ok(found)
 }
 
 /// As [`read`], with the subchunks that are stored beside their shards.
@@ -98,41 +131,47 @@ fn read_boxes(
     })?
 }
 
-/// Reads the subchunks that begin at `starts` in the chunk `indices` to the boxes of `memory` along its first
-/// axis. Returns whether the chunk is there.
+/// Subchunks of a chunk: its key, its position in the grid of chunks, and where the subchunks begin in it.
+pub(crate) type Subchunks = (String, Vec<u64>, Vec<Vec<usize>>);
+
+/// Reads `subchunks`, one after the other, to the boxes of `memory` along its first axis. Returns, for each chunk,
+/// whether it is there.
 pub(crate) fn read_subchunks(
     opened: &Opened,
     reader: &ArrayReader<Store>,
-    indices: &[u64],
-    starts: &[Vec<usize>],
+    subchunks: &[Subchunks],
     memory: &Memory,
-) -> Result<bool, Error> {
+) -> Result<Vec<bool>, Error> {
+    let mut origins: Vec<Vec<u64>> = Vec::new();
+    for (key, indices, starts) in subchunks {
+        opened.check_key(key, indices)?;
+        origins.extend(starts.iter().map(|start| {
+            let axes = opened.chunk.iter().zip(indices).zip(start);
+            axes.map(|((extent, index), &start)| {
+                index
+                    .saturating_mul(extent.get())
+                    .saturating_add(start as u64)
+            })
+            .collect()
+        }));
+    }
     let fits = memory.element_size == opened.element_size
-        && memory.shape.first() == Some(&starts.len())
-        && memory.shape.len() == opened.chunk.len() + 1
-        && starts.iter().all(|start| start.len() == opened.chunk.len());
+        && memory.shape.first() == Some(&origins.len())
+        && memory.shape.len() == opened.chunk.len() + 1;
     let output = memory.output(0, &memory.shape, &memory.strides);
     let Some(output) = output.filter(|_| fits) else {
         return Err(Error::Value(format!(
             "{} subchunks do not fit an output of shape {:?} and elements of {} bytes",
-            starts.len(),
+            origins.len(),
             memory.shape,
             memory.element_size
         )));
     };
-    let in_array = |start: &Vec<usize>| -> Vec<u64> {
-        let axes = opened.chunk.iter().zip(indices).zip(start);
-        axes.map(|((extent, index), &start)| {
-            index
-                .saturating_mul(extent.get())
-                .saturating_add(start as u64)
-        })
-        .collect()
-    };
-    let origins: Vec<Vec<u64>> = starts.iter().map(in_array).collect();
     let shape: Vec<u64> = memory.shape[1..].iter().map(|&len| len as u64).collect();
     let report = reader.read_boxes_bytes_into(&origins, &shape, output)?;
-    Ok(report.absent.is_empty())
+    let absent: HashSet<&str> = report.absent.iter().map(StoreKey::as_str).collect();
+    let is_there = |(key, ..): &Subchunks| !absent.contains(&**key);
+    Ok(subchunks.iter().map(is_there).collect())
 }
 
 /// Does something for each of `items`, on as many threads; each may use `share` of them.

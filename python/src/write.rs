@@ -127,13 +127,15 @@ pub(crate) fn write_objects(
     threads: NonZeroUsize,
 ) -> Result<(), Error> {
     check_keys(opened, batch)?;
-    let wanted = batch
-        .items
-        .iter()
-        .map(|item| (item.key.clone(), !opened.is_complete(item)));
-    let values = objects.values(wanted, opened.is_sharded)?;
-    let given = Store::Given(Arc::new(values));
-    objects.change(write(opened, &given, batch, memory, threads)?)
+    for items in batch.items.chunks(objects.at_once()) {
+        let wanted = items
+            .iter()
+            .map(|item| (item.key.clone(), !opened.is_complete(item)));
+        let values = objects.values(wanted, opened.is_sharded)?;
+        let (given, some) = (Store::Given(Arc::new(values)), batch.of(items.iter()));
+        objects.change(write(opened, &given, &some, memory, threads)?)?;
+    }
+    Ok(())
 }
 
 /// As [`write`], by updating shards where they are stored.
@@ -307,7 +309,7 @@ impl Opened {
         Ok(Some(Value::Changed(changed, parts)))
     }
 
-    fn is_whole(&self, item: &Item) -> bool {
+    pub(crate) fn is_whole(&self, item: &Item) -> bool {
         let mut extents = self.chunk.iter().zip(&item.shape);
         extents.all(|(extent, len)| extent.get() == *len as u64)
     }

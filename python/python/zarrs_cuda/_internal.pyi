@@ -33,12 +33,11 @@ class Native:
     ) -> list[tuple[int, int]]: ...
     def read_subchunks(
         self,
-        key: str,
-        starts: Sequence[Sequence[int]],
+        subchunks: Sequence[tuple[str, Sequence[Sequence[int]]]],
         out: _Array,
         values: dict[str, Any] | None,
         threads: int,
-    ) -> bool: ...
+    ) -> list[bool]: ...
     def read(
         self,
         batch: list[Any],

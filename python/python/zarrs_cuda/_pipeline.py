@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import time
 import warnings
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
 _FEW, _QUICK = 4, 512 << 10
 # unless one took so many seconds: then other threads do the next ones, until so many were in time.
 _LATE, _IN_TIME = 0.002, 4
+
+# Of so many chunks elements that are no boxes are read together.
+_TOGETHER = 16
 
 # How often a shard is read that is replaced meanwhile.
 _ATTEMPTS = 3
@@ -598,26 +602,48 @@ def _read(
     dtype = batch[0][1].dtype.to_native_dtype()
     boxes = out.dtype == dtype and dtype.isnative and out.flags.writeable
     found, others = ours.read(batch, out, drop_axes, values, threads, boxes=boxes)
+    sparse: list[tuple[int, Met]] = []
+    boxes_around: list[tuple[int, tuple[Any, ...]]] = []
     for position in others:
-        where, spec, selection, out_selection, _ = batch[position]
-        native = spec.dtype.to_native_dtype().newbyteorder("=")
+        _, spec, selection, *_ = batch[position]
         subchunks = met(selection, spec.shape, ours.subchunk)
         if subchunks is not None:
-            part = np.empty((len(subchunks.starts), *subchunks.shape), native)
-            found[position] = ours.read_subchunks(where.path, subchunks.starts, part, values, threads)
-            selected = part[subchunks.index].reshape(subchunks.selected)
-        else:
-            box = around(selection, spec.shape)
-            if box is None:
-                continue
-            of_chunk, inner, shape = box
-            part = np.empty(shape, native)
-            item = where, spec, of_chunk, (slice(None),) * len(shape), False
-            (found[position],), _ = ours.read([item], part, (), values, threads, boxes=True)
-            selected = part[inner]
-        if drop_axes:
-            selected = selected.squeeze(axis=drop_axes)
-        out[out_selection] = selected
+            sparse.append((position, subchunks))
+            continue
+        box = around(selection, spec.shape)
+        if box is not None:
+            boxes_around.append((position, box))
+
+    def put(position: int, selected: Any) -> None:
+        out[batch[position][3]] = selected.squeeze(axis=drop_axes) if drop_axes else selected
+
+    native = dtype.newbyteorder("=")
+    for some in itertools.batched(sparse, _TOGETHER):
+        wanted = [(batch[position][0].path, subchunks.starts) for position, subchunks in some]
+        part = np.empty((sum(len(starts) for _, starts in wanted), *some[0][1].shape), native)
+        are_there = ours.read_subchunks(wanted, part, values, threads)
+        at = 0
+        for (position, subchunks), is_there in zip(some, are_there, strict=True):
+            found[position] = is_there
+            of_chunk = part[at : at + len(subchunks.starts)]
+            put(position, of_chunk[subchunks.index].reshape(subchunks.selected))
+            at += len(subchunks.starts)
+    # Requests wait together; files are sooner read one by one, in less memory.
+    together = _TOGETHER if type(batch[0][0].store) is ObjectStore else 1
+    for group in itertools.batched(boxes_around, together):
+        shapes = [shape for _, (_, _, shape) in group]
+        part = np.empty((len(group), *(max(extents) for extents in zip(*shapes, strict=True))), native)
+        inside: list[tuple[Any, ...]] = [
+            (number, *(slice(0, extent) for extent in shape)) for number, shape in enumerate(shapes)
+        ]
+        items = [
+            (*batch[position][:2], box[0], of_part, False)
+            for (position, box), of_part in zip(group, inside, strict=True)
+        ]
+        are_there, _ = ours.read(items, part, (), values, threads, boxes=True)
+        for (position, box), of_part, is_there in zip(group, inside, are_there, strict=True):
+            found[position] = is_there
+            put(position, part[of_part][box[1]])
     return found
 
 
@@ -686,7 +712,7 @@ def _write_subchunks(
     where, spec, _, out_selection, _ = item
     threads = _settings.threads()
     part = np.empty((len(subchunks.starts), *subchunks.shape), value.dtype)
-    ours.read_subchunks(where.path, subchunks.starts, part, values, threads)
+    ours.read_subchunks([(where.path, subchunks.starts)], part, values, threads)
     selected = _selected(value, out_selection, drop_axes, len(subchunks.shape))
     if selected.shape != ():
         selected = selected.reshape(np.broadcast_shapes(*(axis.shape for axis in subchunks.index)))
