@@ -242,6 +242,7 @@ impl Native {
             let opened = self.opener.at(&parsed.path, threads)?;
             if self.mode == Mode::Shared {
                 let shared = self.opener.shared_at(&parsed.path, threads)?;
+                let threads = store.waiting(threads);
                 return read::read_shared(&opened, &shared, &parsed, &memory, threads);
             }
             read::read(&opened, &store, &parsed, &memory, threads)
@@ -281,6 +282,7 @@ impl Native {
                 }
                 (Mode::Shared, Store::Files(_) | Store::Objects(_)) => {
                     let shared = self.opener.shared_at(&parsed.path, threads)?;
+                    let threads = store.waiting(threads);
                     write::write_shared(&opened, &shared, &parsed, &memory, threads)?;
                     Ok(Vec::new())
                 }
@@ -328,7 +330,8 @@ impl Native {
         };
         detached(py, path, || {
             let shared = self.opener.shared_at(path, threads)?;
-            maintain::consolidate(&shared, &self.opener.store, work, threads)
+            let store = &self.opener.store;
+            maintain::consolidate(&shared, store, work, store.waiting(threads))
         })
     }
 

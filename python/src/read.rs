@@ -76,7 +76,8 @@ fn read_objects(
             .for_each(|(&number, is_there)| found[number] = is_there);
     }
     if let Some(reader) = &reader {
-        let read = read_boxes(opened, reader, &some(&parts), memory, threads)?;
+        let (parts_of, threads) = (some(&parts), store.waiting(threads));
+        let read = read_boxes(opened, reader, &parts_of, memory, threads)?;
         parts
             .iter()
             .zip(read)

@@ -1,6 +1,7 @@
 //! The stores from which a call reads the values of an array, and to which it writes them.
 
 use std::collections::HashMap;
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,6 +21,9 @@ use crate::change::Stored;
 use crate::error::Error;
 use crate::files::Files;
 use crate::objects::{Objects, PyObjects};
+
+/// Between parts of an object that are read together, in bytes: as zarr-python reads by default.
+const GAP: u64 = 1 << 20;
 
 /// Values, by their keys.
 #[derive(Clone, Debug)]
@@ -100,8 +104,8 @@ impl Store {
         threads: usize,
     ) -> ArrayReaderBuilder<Self> {
         match self {
-            // Each request has a thread, which waits most of the time.
-            Self::Objects(objects) => builder.with_requests(objects.requests.get()),
+            // Each request has a thread, which waits most of the time. Requests take as long as many bytes.
+            Self::Objects(objects) => builder.with_requests(objects.requests.get()).with_gap(GAP),
             Self::Files(_) | Self::Given(_) => builder.with_threads(threads),
         }
     }
@@ -114,6 +118,14 @@ impl Store {
                 SparseShardStore::on_directory(store, path, files.root().to_owned())
             }
             Self::Objects(_) | Self::Given(_) => SparseShardStore::open(store, path),
+        }
+    }
+
+    /// How many threads do what mostly waits for the store, where a call may use `threads`.
+    pub(crate) fn waiting(&self, threads: NonZeroUsize) -> NonZeroUsize {
+        match self {
+            Self::Objects(objects) => threads.max(objects.requests),
+            Self::Files(_) | Self::Given(_) => threads,
         }
     }
 
