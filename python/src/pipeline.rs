@@ -101,6 +101,12 @@ impl Native {
         !self.opener.store.is_ours()
     }
 
+    /// Whether calls wait for requests.
+    #[getter]
+    fn makes_requests(&self) -> bool {
+        matches!(self.opener.store, Store::Objects(_))
+    }
+
     /// The bytes of the fill value, as elements have them in memory.
     fn fill_value<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let opened = self

@@ -126,6 +126,8 @@ def test_other_writes_to_a_shard_with_a_frame_are_refused(mode: str, tmp_path: P
             with pytest.raises(zarrs_cuda.FramesPending, match="consolidate") as error:
                 opened(store, OURS)[0, 1] = 9
             assert error.value.shard == "c/0/0"
+            opened(store, OURS)[8:, :] = 3
+            assert (opened(store, OURS)[8:, :] == 3).all()
     other[8:, :] = 4
     zarrs_cuda.consolidate(other)
     other[0, 1] = 9

@@ -81,6 +81,18 @@ def test_which_stores_the_library_reads(tmp_path: Path, server: Server) -> None:
         np.testing.assert_array_equal(zarr.open_array(store, path="x")[...], expected_values)
 
 
+def test_a_relative_directory_stays_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b/data").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a")
+    store = ObjectStore(LocalObjects("data", mkdir=True))
+    monkeypatch.chdir(tmp_path / "b")
+    array = create(store, **KIND)
+    array[...] = VALUES
+    assert (tmp_path / "a/data/c/0/0").exists()
+    assert not list((tmp_path / "b/data").iterdir())
+
+
 def test_an_obstore_that_is_not_understood_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     local = LocalObjects(tmp_path)
     monkeypatch.setattr(

@@ -254,8 +254,7 @@ class CodecPipeline(_CodecPipeline):
         values = await _values_to_read(ours, batch)
         target = out.as_ndarray_like()
         host = target if isinstance(target, np.ndarray) else np.empty(out.shape, out.dtype)
-        is_object = type(batch[0][0].store) is ObjectStore
-        is_quick = not is_object and len(batch) <= _FEW and host.nbytes <= _QUICK
+        is_quick = not ours.makes_requests and len(batch) <= _FEW and host.nbytes <= _QUICK
         begin = time.perf_counter()
         # Sooner done than a thread is woken. The loops of applications have other work.
         if is_quick and self._slow == 0 and asyncio.get_running_loop() is sync.loop[0]:
@@ -629,7 +628,7 @@ def _read(
             put(position, of_chunk[subchunks.index].reshape(subchunks.selected))
             at += len(subchunks.starts)
     # Requests wait together; files are sooner read one by one, in less memory.
-    together = _TOGETHER if type(batch[0][0].store) is ObjectStore else 1
+    together = _TOGETHER if ours.makes_requests else 1
     for group in itertools.batched(boxes_around, together):
         shapes = [shape for _, (_, _, shape) in group]
         part = np.empty((len(group), *(max(extents) for extents in zip(*shapes, strict=True))), native)

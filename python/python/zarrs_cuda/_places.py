@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zarr.core.config import config
@@ -81,9 +82,12 @@ def _made(store: Any, requests: int) -> Objects | None:
         return None
     objects = native().Objects
     try:
-        _, settings = store.__getnewargs_ex__()
+        paths, settings = store.__getnewargs_ex__()
         if "credential_provider" in settings:
             # A function of Python, which may be one of an event loop.
+            return None
+        if kind.__name__ == "LocalStore" and paths[0] is not None and not Path(paths[0]).is_absolute():
+            # The directory of the process may be another one by now.
             return None
         made: Objects = objects(store, requests)
     except Exception:
