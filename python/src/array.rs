@@ -104,6 +104,8 @@ pub(crate) struct Opened {
     pub(crate) chunk_bytes: usize,
     /// Whether parts of a chunk can be updated: then a write keeps what is behind the array's end.
     pub(crate) is_sharded: bool,
+    /// The shape of subchunks, if the library reads them by themselves.
+    pub(crate) subchunk: Option<Vec<u64>>,
     /// For changes of one shard, in which each subchunk stays in its place if it can.
     pub(crate) changing: Array<Changing>,
     /// Of `array`, if the library reads its store and its chunks.
@@ -175,13 +177,16 @@ impl Opener {
                 .ok_or_else(|| Error::Value("a chunk is larger than memory".to_owned()))?,
             changing: changing(&array),
             reader: None,
+            subchunk: None,
             is_sharded: self.is_sharded,
             array,
         };
-        if self.store.is_ours() {
-            let builder = ArrayReader::builder(&opened.array);
-            let reader = self.store.read_by(builder, threads).build()?;
-            opened.reader = (!reader.is_by_zarrs()).then_some(reader);
+        let builder = ArrayReader::builder(&opened.array);
+        let reader = self.store.read_by(builder, threads).build()?;
+        if !reader.is_by_zarrs() {
+            let subchunk = opened.array.subchunk_shape();
+            opened.subchunk = subchunk.map(|shape| shape.iter().map(|e| e.get()).collect());
+            opened.reader = self.store.is_ours().then_some(reader);
         }
         Ok(opened)
     }
@@ -269,16 +274,6 @@ impl Opened {
                 Ok((!reader.is_by_zarrs()).then_some(reader))
             }
         }
-    }
-
-    /// The shape of subchunks, if the library reads them by themselves.
-    pub(crate) fn subchunk(&self) -> Result<Option<Vec<u64>>, Error> {
-        let reader = ArrayReader::builder(&self.array).build()?;
-        let subchunk = self
-            .array
-            .subchunk_shape()
-            .filter(|_| !reader.is_by_zarrs());
-        Ok(subchunk.map(|shape| shape.iter().map(|extent| extent.get()).collect()))
     }
 
     /// Checks that `key` is what zarrs calls the chunk, too.

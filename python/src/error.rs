@@ -3,6 +3,7 @@
 use std::error::Error as StdError;
 use std::io;
 
+use object_store::Error as ObjectError;
 use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use zarrs::array::ArrayError;
@@ -62,10 +63,20 @@ impl Error {
 
     fn of_store(message: String, error: Option<&io::Error>) -> Self {
         let object = error.and_then(io::Error::get_ref);
-        match object.and_then(|object| object.downcast_ref()) {
-            Some(object) => Self::Object(message, objects::class_of(object)),
-            None => Self::Io(message, error.and_then(io::Error::raw_os_error)),
+        let Some(object) = object.and_then(|object| object.downcast_ref::<ObjectError>()) else {
+            return Self::Io(message, error.and_then(io::Error::raw_os_error));
+        };
+        // The reason is often far down: a certificate, a name that is not known.
+        let mut message = message;
+        let mut cause = object.source();
+        while let Some(error) = cause {
+            let why = error.to_string();
+            if !message.contains(&why) {
+                message = format!("{message}: {why}");
+            }
+            cause = error.source();
         }
+        Self::Object(message, objects::class_of(object))
     }
 
     /// An error of zarrs, while it read or wrote `key`.

@@ -167,9 +167,9 @@ impl Native {
     /// The shape of subchunks, if the library reads them by themselves.
     #[getter]
     fn subchunk(&self, py: Python<'_>) -> PyResult<Option<Vec<u64>>> {
-        let subchunk = self.opener.at("", NonZeroUsize::MIN);
-        let subchunk = subchunk.and_then(|opened| opened.subchunk());
-        subchunk.map_err(|error| error.into_py(py, ""))
+        let opened = self.opener.at("", NonZeroUsize::MIN);
+        let opened = opened.map_err(|error| error.into_py(py, ""))?;
+        Ok(opened.subchunk.clone())
     }
 
     /// Whether a write stores subchunks by themselves, which other processes write, too.

@@ -42,11 +42,11 @@ class Server(ThreadingHTTPServer):
     def handle_error(self, *_: object) -> None:
         """Say nothing of connections that were lost."""
 
-    def store(self, **kwargs: Any) -> S3Store:
+    def store(self, url: str | None = None, **kwargs: Any) -> S3Store:
         """Make a store of obstore."""
         return S3Store(
             BUCKET,
-            endpoint=f"http://127.0.0.1:{self.server_port}",
+            endpoint=url or f"http://127.0.0.1:{self.server_port}",
             region="us-east-1",
             skip_signature=True,
             client_options={"allow_http": True},

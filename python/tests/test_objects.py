@@ -180,6 +180,16 @@ def test_errors_are_those_of_zarr_python(server: Server) -> None:
         array[0, 0]
 
 
+def test_the_reason_of_an_error_is_told(server: Server) -> None:
+    array = create(ObjectStore(server.store()), **KIND)
+    array[...] = VALUES
+    # A server without TLS.
+    store = server.store(url=f"https://127.0.0.1:{server.server_port}")
+    object.__setattr__(array.async_array.store_path, "store", ObjectStore(store))
+    with pytest.raises(obstore.exceptions.GenericError, match=r"c/0/0.*(?i:tls|corrupt|handshake|message)"):
+        array[0, 0]
+
+
 def test_missing_shards_and_empty_ones(server: Server) -> None:
     store = ObjectStore(server.store())
     array = create(store, **KIND)
