@@ -8,11 +8,10 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::io;
 use std::num::NonZeroUsize;
-use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use bytes::Bytes;
-use futures_util::future::{try_join, try_join_all};
+use futures_util::future::try_join;
 use futures_util::{Stream, StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 use object_store::{
@@ -37,6 +36,9 @@ type Result<T, E = StorageError> = std::result::Result<T, E>;
 
 /// Longer values are sent in parts: some stores take 5 GiB at once, and parts go up side by side.
 const LONG: usize = 64 << 20;
+
+/// How often parts of an object are got that is replaced meanwhile.
+const ATTEMPTS: usize = 3;
 
 /// Where requests wait, in this process.
 static RUNTIME: PerProcess<Mutex<Option<Arc<Runtime>>>> = PerProcess::new(Mutex::default);
@@ -158,7 +160,8 @@ impl Objects {
                     if !is_wanted {
                         return Ok(None);
                     }
-                    found(part(store, path, ByteRange::FromStart(0, None)).await)
+                    let got = found(part(store, path, ByteRange::FromStart(0, None)).await)?;
+                    Ok(got.map(|(_, value)| value))
                 };
                 try_join(framed, value).await
             };
@@ -239,15 +242,17 @@ async fn delete(store: &dyn ObjectStore, key: &str) -> object_store::Result<()> 
     found(store.delete(&Path::parse(key)?).await).map(drop)
 }
 
-/// One part of an object, which may be its end.
+/// One part of an object, which may be its end, and the version of the object, if the store has versions.
 async fn part(
     store: &dyn ObjectStore,
     path: &Path,
     range: ByteRange,
-) -> object_store::Result<Bytes> {
+) -> object_store::Result<(Option<String>, Bytes)> {
     let get = |range| async move {
-        let options = GetOptions::new().with_range(range);
-        store.get_opts(path, options).await?.bytes().await
+        let got = store
+            .get_opts(path, GetOptions::new().with_range(range))
+            .await?;
+        Ok((got.meta.e_tag.clone(), got.bytes().await?))
     };
     match range {
         ByteRange::FromStart(0, None) => get(None).await,
@@ -266,11 +271,47 @@ async fn part(
     }
 }
 
+/// Parts of one object: if another object came between the requests, all are got again. `None` if there is none.
+async fn parts(
+    store: &dyn ObjectStore,
+    path: &Path,
+    ranges: &[ByteRange],
+    requests: usize,
+) -> object_store::Result<Option<Vec<Bytes>>> {
+    for _ in 0..ATTEMPTS {
+        let got = stream::iter(ranges).map(|&range| part(store, path, range));
+        let got: object_store::Result<Vec<_>> = got.buffered(requests).try_collect().await;
+        let Some(mut got) = found(got)? else {
+            return Ok(None);
+        };
+        let first = got.first().and_then(|(version, _)| version.clone());
+        if got.iter().any(|(version, _)| *version != first) {
+            continue;
+        }
+        if let [_, .., last] = &mut *got
+            && first.is_none()
+        {
+            // The index comes last. Behind the others, it tells whether they are of an older object.
+            let range = ranges[ranges.len() - 1];
+            let Some(again) = found(part(store, path, range).await)? else {
+                return Ok(None);
+            };
+            *last = again;
+        }
+        return Ok(Some(got.into_iter().map(|(_, part)| part).collect()));
+    }
+    Err(ObjectError::Generic {
+        store: "object store",
+        source: format!("it was replaced {ATTEMPTS} times while it was read").into(),
+    })
+}
+
 impl ReadableStorageTraits for Objects {
     fn get(&self, key: &StoreKey) -> Result<MaybeBytes> {
         let path = path(key.as_str())?;
         self.wait(|store| async move {
-            found(part(&*store, &path, ByteRange::FromStart(0, None)).await)
+            let got = found(part(&*store, &path, ByteRange::FromStart(0, None)).await)?;
+            Ok(got.map(|(_, value)| value))
         })
     }
 
@@ -280,41 +321,20 @@ impl ReadableStorageTraits for Objects {
         byte_ranges: ByteRangeIterator<'a>,
     ) -> Result<MaybeBytesIterator<'a>> {
         let path = path(key.as_str())?;
-        let wanted: Vec<ByteRange> = byte_ranges.collect();
-        // Ranges of known ends are merged where they are near to each other.
-        let bounds = |range: &ByteRange| match *range {
-            ByteRange::FromStart(start, Some(len)) => Some(start..start.saturating_add(len)),
-            _ => None,
-        };
-        let bounded: Vec<Range<u64>> = wanted.iter().filter_map(bounds).collect();
-        let others: Vec<ByteRange> = wanted
-            .iter()
-            .copied()
-            .filter(|range| bounds(range).is_none())
-            .collect();
-        let got = self.wait(|store| async move {
-            let (store, path) = (&*store, &path);
-            let bounded = async {
-                if bounded.is_empty() {
-                    return Ok(Vec::new());
-                }
-                store.get_ranges(path, &bounded).await
-            };
-            let others = others.into_iter().map(|range| part(store, path, range));
-            found(try_join(bounded, try_join_all(others)).await)
-        })?;
-        let Some((bounded, others)) = got else {
+        let ranges: Vec<ByteRange> = byte_ranges.collect();
+        let requests = self.requests.get();
+        let wanted = &*ranges;
+        let got =
+            self.wait(|store| async move { parts(&*store, &path, wanted, requests).await })?;
+        let Some(got) = got else {
             return Ok(None);
         };
-        let (mut bounded, mut others) = (bounded.into_iter(), others.into_iter());
         let key = key.clone();
-        let parts = wanted.into_iter().map(move |range| {
-            let (part, len) = match range {
-                ByteRange::FromStart(_, Some(len)) => (bounded.next(), Some(len)),
-                ByteRange::Suffix(len) => (others.next(), Some(len)),
-                ByteRange::FromStart(_, None) => (others.next(), None),
+        let parts = ranges.into_iter().zip(got).map(move |(range, part)| {
+            let len = match range {
+                ByteRange::FromStart(_, len) => len,
+                ByteRange::Suffix(len) => Some(len),
             };
-            let part = part.unwrap_or_default();
             if len.is_some_and(|len| len != part.len() as u64) {
                 return Err(StorageError::Other(format!(
                     "{} bytes of {key} were read for {range}",

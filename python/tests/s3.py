@@ -29,7 +29,14 @@ class Server(ThreadingHTTPServer):
         self.fails: dict[str, int] = {}
         # What happens before each answer.
         self.before: Any = lambda _kind, _key: None
+        # Whether answers tell the versions of objects.
+        self.has_versions = True
         self.lock = threading.Lock()
+
+    def about(self, value: bytes) -> dict[str, str]:
+        """Return the headers of an object."""
+        version = {"ETag": f'"{hash(value)}"'} if self.has_versions else {}
+        return {"Last_Modified": "Mon, 01 Jan 2024 00:00:00 GMT", **version}
 
     def __enter__(self) -> Self:
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
@@ -116,7 +123,7 @@ class Handler(BaseHTTPRequestHandler):
         if value is None:
             self.answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
             return
-        about = {"ETag": f'"{hash(value)}"', "Last_Modified": "Mon, 01 Jan 2024 00:00:00 GMT"}
+        about = self.server.about(value)
         wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
         if wanted is None:
             self.answer(200, value, **about)
@@ -138,7 +145,7 @@ class Handler(BaseHTTPRequestHandler):
         if value is None:
             self.answer(404)
             return
-        about = {"ETag": f'"{hash(value)}"', "Last_Modified": "Mon, 01 Jan 2024 00:00:00 GMT"}
+        about = self.server.about(value)
         self.answer(200, Content_Length=str(len(value)), **about)
 
     def do_PUT(self) -> None:

@@ -446,3 +446,40 @@ def write_interleaved(array: Any, part: int, parts: int) -> None:
     for number in range(part, 64, parts):
         box = slice(2 * (number // 8), 2 * (number // 8) + 2), slice(2 * (number % 8), 2 * (number % 8) + 2)
         array[box] = VALUES[box]
+
+
+@pytest.mark.parametrize("has_versions", [True, False])
+@pytest.mark.parametrize("compressors", [None, "auto"])
+def test_a_shard_that_is_replaced_while_it_is_read(
+    compressors: Any, has_versions: bool, server: Server
+) -> None:
+    server.has_versions = has_versions
+    kind: dict[str, Any] = {"shape": (16, 16), "chunks": (4, 4), "shards": (16, 16), "dtype": "uint32"}
+    store = ObjectStore(server.store())
+    shards, arrays = [], []
+    for number in range(2):
+        # Empty subchunks move the others.
+        values = np.random.default_rng(number).integers(1, 1 << 30, (16, 16), "uint32")
+        values[0:4, 0 : 4 + 4 * number] = 0
+        create(store, overwrite=True, compressors=compressors, **kind)[...] = values
+        shards.append(server.objects["c/0/0"])
+        arrays.append(values)
+    for after in (1, 2, 1, 2, 1, 2):
+        array = opened(store, OURS)
+        server.objects["c/0/0"] = shards[0]
+        asked = 0
+
+        def replace(kind: str, key: str, after: int = after) -> None:
+            nonlocal asked
+            if (kind, key) == ("GET", "c/0/0"):
+                asked += 1
+                if asked > after:
+                    server.objects["c/0/0"] = shards[1]
+
+        server.before = replace
+        got = array[8:, 5:]
+        server.before = lambda _kind, _key: None
+        # Before or after, and no mixture.
+        assert any(np.array_equal(got, values[8:, 5:]) for values in arrays)
+        assert asked > after
+        np.testing.assert_array_equal(array[8:, 5:], arrays[1][8:, 5:])

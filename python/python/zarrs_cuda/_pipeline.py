@@ -509,7 +509,10 @@ async def _part(ours: Native, item: tuple[Any, ...]) -> Any:
             ranges = ours.ranges(where.path, index, starts, shape)
             if not ranges:
                 return parts
-            parts += await _parts_of(where, spec, ranges)
+            found = await _parts_of(where, spec, ranges)
+            if found is None:
+                return None
+            parts += found
         except Exception as error:
             failure = error
         # Another shard may have come between the requests: what was read is of both.
@@ -527,18 +530,24 @@ async def _part(ours: Native, item: tuple[Any, ...]) -> Any:
 
 async def _parts_of(
     where: StorePath, spec: ArraySpec, ranges: list[tuple[int, int]]
-) -> list[tuple[int | None, Any]]:
-    """Get ranges of a shard: where each begins, and its bytes."""
+) -> list[tuple[int | None, Any]] | None:
+    """Get ranges of a shard: where each begins, and its bytes; None if the shard was deleted."""
     parts: list[tuple[int | None, Any]] = []
-    async for group in where.store.get_ranges(
-        where.path,
-        [RangeByteRequest(*ends) for ends in ranges],
-        prototype=cpu.buffer_prototype,
-        max_gap_bytes=spec.config.sharding_coalesce_max_gap_bytes,
-        max_coalesced_bytes=spec.config.sharding_coalesce_max_bytes,
-    ):
-        parts += [(ranges[number][0], value.as_numpy_array()) for number, value in group if value is not None]
-    return parts
+    is_there = True
+    try:
+        async for group in where.store.get_ranges(
+            where.path,
+            [RangeByteRequest(*ends) for ends in ranges],
+            prototype=cpu.buffer_prototype,
+            max_gap_bytes=spec.config.sharding_coalesce_max_gap_bytes,
+            max_coalesced_bytes=spec.config.sharding_coalesce_max_bytes,
+        ):
+            parts += [
+                (ranges[number][0], value.as_numpy_array()) for number, value in group if value is not None
+            ]
+    except* FileNotFoundError:
+        is_there = False
+    return parts if is_there else None
 
 
 async def _to_its_end[T](work: Callable[..., T], *arguments: Any) -> T:

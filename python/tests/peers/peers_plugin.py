@@ -17,11 +17,14 @@ import pytest
 
 _ORDER = "subchunks are always stored in C order"
 _INSIDE = "it replaces a function inside of zarr-python's own sharding codec"
+_AGAIN = "an index is read once more behind the subchunks, because the shard may have been replaced meanwhile"
 # Names of tests, without their folder.
 FAILS = {
     "test_sharding.py::test_encoded_subchunk_write_order[[]morton]": _ORDER,
     "test_sharding.py::test_encoded_subchunk_write_order[[]colexicographic]": _ORDER,
     "test_sharding.py::test_sharding_partial_shard_read__index_chunk_slice_fails*": _INSIDE,
+    "test_sharding.py::test_sharding_multiple_chunks_partial_shard_read*": _AGAIN,
+    "test_sharding.py::test_sharding_duplicate_read_indexes*": _AGAIN,
     # Of zarrs-python.
     "tests/test_codecs.py::test_invalid_metadata*": "it expects the words of an older zarr-python",
     "pipeline/test_pipeline.py::test_ellipsis_indexing_invalid*": "it expects zarrs-python's words",
