@@ -97,6 +97,7 @@ impl Error {
                 let made = py
                     .import("obstore.exceptions")
                     .and_then(|exceptions| exceptions.getattr(class))
+                    .or_else(|_| py.import("builtins")?.getattr(class))
                     .and_then(|class| class.call1((&message,)));
                 made.map_or_else(|_| PyOSError::new_err(message), PyErr::from_value)
             }

@@ -226,12 +226,14 @@ async fn put(store: &dyn ObjectStore, key: &str, value: Bytes) -> object_store::
     let part = (LONG / 4).max(value.len().div_ceil(MOST));
     let upload = store.put_multipart(&path).await?;
     let mut upload = WriteMultipart::new_with_chunk_size(upload, part);
-    let mut at = 0;
-    while at < value.len() {
-        upload.wait_for_capacity(8).await?;
-        let end = value.len().min(at + part);
-        upload.put(value.slice(at..end));
-        at = end;
+    let mut rest = value;
+    while !rest.is_empty() {
+        if let Err(error) = upload.wait_for_capacity(8).await {
+            // The first error is the one to report.
+            let _ = upload.abort().await;
+            return Err(error);
+        }
+        upload.put(rest.split_to(part.min(rest.len())));
     }
     // It aborts the upload if a part fails.
     upload.finish().await?;
@@ -426,9 +428,11 @@ impl ListableStorageTraits for Objects {
     }
 }
 
-/// The class of obstore's exception for `error`.
+/// The class of obstore's exception for `error`, or of Python's.
 pub(crate) fn class_of(error: &ObjectError) -> &'static str {
     match error {
+        ObjectError::NotFound { .. } => "FileNotFoundError",
+        ObjectError::NotImplemented { .. } => "NotImplementedError",
         ObjectError::InvalidPath { .. } => "InvalidPathError",
         ObjectError::JoinError { .. } => "JoinError",
         ObjectError::NotSupported { .. } => "NotSupportedError",

@@ -106,7 +106,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.before(kind, key)
         status = self.server.fails.get(key)
         if status is not None:
-            code = {403: "AccessDenied", 500: "InternalError"}[status]
+            code = {403: "AccessDenied", 404: "NoSuchBucket", 500: "InternalError"}[status]
             self.answer(status, f"<Error><Code>{code}</Code></Error>".encode())
             return None
         return key, query, body
@@ -161,9 +161,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_DELETE(self) -> None:
         found = self.asked("DELETE")
-        if found is not None:
+        if found is None:
+            return
+        if "uploadId" not in found[1]:
             self.server.objects.pop(found[0], None)
-            self.answer(204)
+        self.answer(204)
 
     def do_POST(self) -> None:
         found = self.asked("POST")

@@ -172,6 +172,10 @@ def test_errors_are_those_of_zarr_python(server: Server) -> None:
                 with pytest.raises(obstore.exceptions.BaseError) as error:
                     action()
                 assert type(error.value) is expected
+    server.fails = {"c/0/0": 404}
+    for pipeline in (OURS, THEIRS):
+        with pytest.raises(FileNotFoundError):
+            opened(store, pipeline)[:8, :8] = 1
     server.fails = {}
     array = opened(store, OURS)
     np.testing.assert_array_equal(array[...], VALUES)
@@ -218,6 +222,18 @@ def test_long_values_are_sent_in_parts(server: Server) -> None:
     assert kinds["POST"] == 2
     assert kinds["PUT"] > 2
     assert list(array[-3:]) == [253, 254, 255]
+    assert list(opened(store, THEIRS)[1000:1003]) == [232, 233, 234]
+
+    def hang_up_on_parts(kind: str, _key: str) -> None:
+        if kind == "PUT":
+            raise ConnectionError
+
+    server.before = hang_up_on_parts
+    server.count()
+    with pytest.raises(obstore.exceptions.GenericError, match="c/0"):
+        array[...] = np.arange(9 << 23, dtype="uint64").astype("uint8") + np.uint8(1)
+    # The upload is given up, and the object is what it was.
+    assert [kind for kind, _ in server.count()].count("DELETE") == 1
     assert list(opened(store, THEIRS)[1000:1003]) == [232, 233, 234]
 
 
