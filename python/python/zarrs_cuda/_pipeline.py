@@ -28,7 +28,7 @@ from zarrs_cuda import _settings
 from zarrs_cuda._errors import FallbackWarning, FramesPending
 from zarrs_cuda._native import native
 from zarrs_cuda._places import place
-from zarrs_cuda._selections import Met, around, met
+from zarrs_cuda._selections import Met, around, is_box, met
 from zarrs_cuda._supported import UnsupportedError, check_fill_value, has_shards, metadata_text
 
 if TYPE_CHECKING:
@@ -485,7 +485,7 @@ async def _part(ours: Native, item: tuple[Any, ...]) -> Any:
     where, spec, selection, *_ = item
     if _is_all(item):
         return await _whole(ours, item)
-    subchunks = met(selection, spec.shape, ours.subchunk)
+    subchunks = None if is_box(selection) else met(selection, spec.shape, ours.subchunk)
     if subchunks is not None:
         starts, shape = subchunks.starts, subchunks.shape
     else:

@@ -52,7 +52,7 @@ def met(
         The subchunks; None if they are more of those in the box, or nothing is selected, or the selection has
         another form than zarr-python's.
     """
-    if subchunk is None or _is_box(selection):
+    if subchunk is None:
         return None
     numbers, selected = _numbers(selection, shape)
     if numbers is None or any(not axis.size for axis in numbers):
@@ -86,7 +86,8 @@ def met(
     return Met(starts.tolist(), tuple(subchunk), (order, *within), selected)
 
 
-def _is_box(selection: Any) -> bool:
+def is_box(selection: Any) -> bool:
+    """Return whether a selection is a box for sure, without a look at its numbers."""
     entries = selection if isinstance(selection, tuple) else (selection,)
     return all(
         entry.step in (None, 1) if isinstance(entry, slice) else isinstance(entry, int) for entry in entries
