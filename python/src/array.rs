@@ -101,6 +101,7 @@ impl Keys {
 pub(crate) struct Opened {
     pub(crate) array: Array<Store>,
     pub(crate) chunk: Vec<NonZeroU64>,
+    /// In bytes; 0 if elements have no fixed size.
     pub(crate) element_size: usize,
     pub(crate) chunk_bytes: usize,
     /// Whether parts of a chunk can be updated: then a write keeps what is behind the array's end.
@@ -116,6 +117,8 @@ pub(crate) struct Opener {
     metadata: ArrayMetadataV3,
     pub(crate) files: Option<Arc<Files>>,
     pub(crate) is_sharded: bool,
+    /// Whether elements have no fixed size.
+    pub(crate) is_variable: bool,
     opened: Known<Opened>,
     shared: Known<Shared>,
 }
@@ -145,14 +148,16 @@ impl Opener {
             .iter()
             .map(|&extent| (1_u64 << 62) / (extent as u64).max(1) * (extent as u64))
             .collect();
-        let opener = Self {
+        let mut opener = Self {
             metadata,
             files: root.map(|root| Arc::new(Files::new(root))),
             is_sharded,
+            is_variable: false,
             opened: PerProcess::new(RwLock::default),
             shared: PerProcess::new(RwLock::default),
         };
-        opener.open("", 1).map_err(|error| format!("{error:?}"))?;
+        let opened = opener.open("", 1).map_err(|error| format!("{error:?}"))?;
+        opener.is_variable = opened.element_size == 0;
         Ok(opener)
     }
 
@@ -169,9 +174,7 @@ impl Opener {
             .chunk_shape(&vec![0; array.dimensionality()])
             .map_err(|error| failed(&error))?;
         let data_type = array.data_type();
-        let element_size = data_type
-            .fixed_size()
-            .ok_or_else(|| Error::Value(format!("elements of {data_type} have no fixed size")))?;
+        let element_size = data_type.fixed_size().unwrap_or(0);
         let chunk_bytes = chunk.iter().try_fold(element_size, |bytes, extent| {
             bytes.checked_mul(usize::try_from(extent.get()).ok()?)
         });

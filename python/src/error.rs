@@ -46,6 +46,12 @@ impl Error {
 
     /// An error of a store, which was `doing` something with `key`.
     pub(crate) fn store(doing: &str, key: &str, error: &StorageError) -> Self {
+        if matches!(error, StorageError::InvalidByteRangeError(_)) {
+            return Self::Damaged {
+                key: key.to_owned(),
+                why: format!("it is too short: {error}"),
+            };
+        }
         let code = find_io(error).and_then(io::Error::raw_os_error);
         Self::Io(format!("cannot {doing} {key}: {error}"), code)
     }

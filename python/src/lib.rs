@@ -4,6 +4,7 @@
 
 mod array;
 mod batch;
+mod elements;
 mod error;
 mod files;
 mod maintain;

@@ -15,6 +15,7 @@ use zarrs_storage::byte_range::ByteRange;
 
 use crate::array::{Keys, Opener};
 use crate::batch::{self, Batch};
+use crate::elements::{self, Elements};
 use crate::error::{Error, detached, unsupported};
 use crate::files::Files;
 use crate::maintain;
@@ -69,6 +70,12 @@ impl Native {
     #[getter]
     fn is_sharded(&self) -> bool {
         self.opener.is_sharded
+    }
+
+    /// Whether elements are strings or byte strings, of any length.
+    #[getter]
+    fn is_variable(&self) -> bool {
+        self.opener.is_variable
     }
 
     /// The bytes of the fill value, as elements have them in memory.
@@ -209,11 +216,66 @@ impl Native {
                 _ => write::write(&opened, &store, &parsed, &memory, threads),
             }
         })?;
-        let changes = PyDict::new(py);
-        for (key, value) in done {
-            changes.set_item(key, value.map(|value| PyArray1::from_vec(py, value)))?;
+        Ok((to_store(py, done)?, parsed.others))
+    }
+
+    /// Reads the items of `batch`, which are boxes, of elements of variable length. Returns, for each item,
+    /// whether its chunk is there; and its elements in C order, `str` if `is_text`.
+    fn read_elements<'py>(
+        &self,
+        py: Python<'py>,
+        batch: &Bound<'py, PyList>,
+        values: Option<&Bound<'py, PyDict>>,
+        threads: NonZeroUsize,
+        is_text: bool,
+    ) -> PyResult<(Vec<bool>, Vec<Bound<'py, PyList>>)> {
+        let parsed = batch::parse(batch, &self.keys, &Memory::none(), &[], true)?;
+        let store = self.store(values)?;
+        let read = detached(py, &parsed.path, || {
+            let opened = self.opener.at(&parsed.path, threads)?;
+            let shared = match self.mode {
+                Mode::Shared => Some(self.opener.shared_at(&parsed.path, threads)?),
+                _ => None,
+            };
+            elements::read(&opened, shared.as_deref(), &store, &parsed, threads)
+        })?;
+        let mut done = (Vec::new(), Vec::new());
+        for (item, (is_there, elements)) in parsed.items.iter().zip(read) {
+            done.0.push(is_there);
+            let list = elements.into_list(py, &parsed.path, &item.key, is_text)?;
+            done.1.push(list);
         }
-        Ok((changes, parsed.others))
+        Ok(done)
+    }
+
+    /// Writes lists of elements of variable length to the items of `batch`, which are boxes: whole chunks if
+    /// the array has no shards. Returns the values to store, by their keys.
+    fn write_elements<'py>(
+        &self,
+        py: Python<'py>,
+        batch: &Bound<'py, PyList>,
+        elements: Vec<Bound<'py, PyList>>,
+        values: Option<&Bound<'py, PyDict>>,
+        threads: NonZeroUsize,
+        sync: bool,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let parsed = batch::parse(batch, &self.keys, &Memory::none(), &[], true)?;
+        let elements: Vec<Elements> = elements.iter().map(Elements::of).collect::<PyResult<_>>()?;
+        let store = self.store(values)?;
+        if let Store::Files(files) = &store {
+            files.set_sync(sync);
+        }
+        let done = detached(py, &parsed.path, || {
+            let opened = self.opener.at(&parsed.path, threads)?;
+            if self.mode == Mode::Shared {
+                let shared = self.opener.shared_at(&parsed.path, threads)?;
+                elements::write_shared(&opened, &shared, &parsed, &elements, threads)?;
+                return Ok(Vec::new());
+            }
+            let in_place = self.mode == Mode::InPlace;
+            elements::write(&opened, &store, in_place, &parsed, &elements, threads)
+        })?;
+        to_store(py, done)
     }
 
     /// Packs the subchunks that are stored beside the shards of a part of the grid of shards, `grid`: part
@@ -277,6 +339,15 @@ impl Native {
             pool::run(threads, || maintained.recover(&shard))?
         })
     }
+}
+
+/// New values, by their keys.
+fn to_store(py: Python<'_>, changes: Vec<write::Change>) -> PyResult<Bound<'_, PyDict>> {
+    let dict = PyDict::new(py);
+    for (key, value) in changes {
+        dict.set_item(key, value.map(|value| PyArray1::from_vec(py, value)))?;
+    }
+    Ok(dict)
 }
 
 impl Native {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator};
+use zarrs_storage::byte_range::{ByteRange, ByteRangeIterator, InvalidByteRangeError};
 use zarrs_storage::{
     MaybeBytesIterator, OffsetBytesIterator, ReadableStorageTraits, StorageError, StoreKey,
     StorePrefix, WritableStorageTraits,
@@ -46,7 +46,19 @@ impl Value {
             }
             _ => None,
         });
-        found.ok_or_else(|| StorageError::Other(format!("{range} was not read before the call")))
+        found.ok_or_else(|| match range {
+            // The first part is the index. What is behind another one was asked for with it, and the value
+            // ended before.
+            ByteRange::FromStart(from, Some(_))
+                if parts
+                    .iter()
+                    .skip(1)
+                    .any(|(start, _)| start.is_some_and(|start| start <= from)) =>
+            {
+                InvalidByteRangeError::new(range, from).into()
+            }
+            _ => StorageError::Other(format!("{range} was not read before the call")),
+        })
     }
 }
 
@@ -59,6 +71,26 @@ impl Store {
                 value.map_err(|error| Error::store("read", key, &error.into()))
             }
             Self::Given(_) => Ok(self.whole(key)?.map(Vec::from)),
+        }
+    }
+
+    /// Whether there is a value of `key`.
+    pub(crate) fn has(&self, key: &str) -> Result<bool, Error> {
+        let found = match self {
+            Self::Given(values) => given(values, key).map(|value| value.is_some()),
+            store => StoreKey::new(key)
+                .map_err(Into::into)
+                .and_then(|key| store.size_key(&key))
+                .map(|size| size.is_some()),
+        };
+        found.map_err(|error| Error::store("look for", key, &error))
+    }
+
+    /// Whether [`whole`](Self::whole) has all of the value of `key`, if there is one.
+    pub(crate) fn has_whole(&self, key: &str) -> bool {
+        match self {
+            Self::Given(values) => !matches!(values.get(key), Some(Some(Value::Parts(_)))),
+            _ => true,
         }
     }
 

@@ -44,15 +44,20 @@ pub(crate) fn write(
             let Store::Files(files) = store else {
                 return Ok(Some((item.key.clone(), value.map(Cow::into_owned))));
             };
-            let (doing, done) = match &value {
-                Some(value) => ("write", files.replace(&item.key, value)),
-                None => ("erase", files.remove(&item.key)),
-            };
-            done.map_err(|error| Error::store(doing, &item.key, &error.into()))?;
+            store_file(files, &item.key, value.as_deref())?;
             Ok(None)
         })
     })??;
     Ok(changes.into_iter().flatten().collect())
+}
+
+/// Replaces the file of `key`, or removes it.
+pub(crate) fn store_file(files: &Files, key: &str, value: Option<&[u8]>) -> Result<(), Error> {
+    let (doing, done) = match value {
+        Some(value) => ("write", files.replace(key, value)),
+        None => ("erase", files.remove(key)),
+    };
+    done.map_err(|error| Error::store(doing, key, &error.into()))
 }
 
 /// As [`write`], by updating shards where they are stored.
@@ -101,19 +106,19 @@ pub(crate) fn write_shared(
 }
 
 /// The box of `item`, in elements of its chunk.
-fn in_chunk(item: &Item) -> ArraySubset {
+pub(crate) fn in_chunk(item: &Item) -> ArraySubset {
     let ranges = item.start.iter().zip(&item.shape);
     ArraySubset::from(ranges.map(|(&start, &len)| start as u64..(start + len) as u64))
 }
 
-fn options(batch: &Batch, threads: usize) -> CodecOptions {
+pub(crate) fn options(batch: &Batch, threads: usize) -> CodecOptions {
     CodecOptions::default()
         .with_store_empty_chunks(batch.store_empty)
         .with_concurrent_target(threads)
 }
 
 /// Checks that no subchunks of the shard `key` are stored beside it: they would hide what is written.
-fn check_frame(files: &Files, key: &str) -> Result<(), Error> {
+pub(crate) fn check_frame(files: &Files, key: &str) -> Result<(), Error> {
     match files.has_frame(key) {
         Ok(false) => Ok(()),
         Ok(true) => Err(Error::Frames(key.to_owned())),
@@ -156,8 +161,9 @@ impl Opened {
             && !self.is_whole(item)
             && let Some(before) = store.copy(&item.key)?
         {
+            let elements = ArrayBytes::new_flen(self.boxed(item, memory, threads));
             return Ok(self
-                .change(before, item, memory, options, threads)?
+                .change(Some(before), item, elements, options)?
                 .map(Cow::Owned));
         }
         let elements = self.elements(store, item, memory, threads)?;
@@ -178,19 +184,17 @@ impl Opened {
             .map_err(|error| Error::encoding(&item.key, &error))
     }
 
-    /// The shard `before` with the box of `item` changed: other subchunks are copied as they are. `None` if
-    /// all of it is the fill value.
-    fn change(
+    /// The shard `before` with `elements` in the box of `item`: other subchunks are copied as they are.
+    /// `None` if all of it is the fill value.
+    pub(crate) fn change(
         &self,
-        before: Vec<u8>,
+        before: Option<Vec<u8>>,
         item: &Item,
-        memory: &Memory,
+        elements: ArrayBytes<'_>,
         options: &CodecOptions,
-        threads: usize,
     ) -> Result<Option<Vec<u8>>, Error> {
-        let shard = Arc::new(InMemory::new(before));
+        let shard = Arc::new(before.map_or_else(InMemory::default, InMemory::new));
         let array = self.in_memory.with_storage(shard.clone());
-        let elements = ArrayBytes::new_flen(self.boxed(item, memory, threads));
         let options = options.with_experimental_partial_encoding(true);
         array
             .store_chunk_subset_opt(&item.indices, &in_chunk(item), elements, &options)
@@ -210,7 +214,7 @@ impl Opened {
         Ok(Some(compacted.unwrap_or(changed)))
     }
 
-    fn is_whole(&self, item: &Item) -> bool {
+    pub(crate) fn is_whole(&self, item: &Item) -> bool {
         let mut extents = self.chunk.iter().zip(&item.shape);
         extents.all(|(extent, len)| extent.get() == *len as u64)
     }

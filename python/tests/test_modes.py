@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import uuid
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,6 +84,42 @@ def test_a_torn_update_is_recovered(tmp_path: Path) -> None:
         assert (got == 3).all()
     assert zarrs_cuda.recover(array) == {}
     assert states <= {"undone", "completed"}
+
+
+@pytest.mark.parametrize("shards", [(8, 8), None])
+def test_temporaries_of_killed_writes_change_nothing(shards: Any, tmp_path: Path) -> None:
+    root = zarr.create_group(tmp_path)
+    with zarr.config.set({"codec_pipeline.path": OURS}):
+        array = root.create_array("a", **(KIND | {"shards": shards}))
+        other = root.create_array("b", **KIND)
+    array[:8] = 1
+    other[...] = 3
+    before = array.nchunks_initialized, array.info_complete()._count_chunks_initialized
+    ours = f"{os.getpid():08x}{1:08x}{7:016x}"
+    names = [f"0.{ours}.partial", f"1.{uuid.uuid4().hex}.partial", f"zarr.{uuid.uuid4().hex}.partial"]
+    made = [tmp_path / "a/c/0" / names[0], tmp_path / "a/c/1" / names[1], tmp_path / "a" / names[2]]
+    for path in made:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"not whole")
+    assert (array.nchunks_initialized, array.info_complete()._count_chunks_initialized) == before
+    assert set(zarr.open_group(tmp_path).array_keys()) == {"a", "b"}
+    shutil.copytree(tmp_path, tmp_path / "copy")
+    for pipeline in (OURS, THEIRS):
+        for path in (tmp_path / "a", tmp_path / "copy/a"):
+            got = opened(path, pipeline)
+            assert (got[:8] == 1).all()
+            assert (got[8:] == 7).all()
+    if shards:
+        shared = opened(tmp_path / "a", OURS, shards="shared")
+        shared[9, 9] = 5
+        assert shared[9, 9] == 5
+        assert zarrs_cuda.consolidate(shared).shards == 1
+    kept = tmp_path / "b/c/0" / names[0]
+    kept.write_bytes(b"of another array")
+    assert zarrs_cuda.recover(array) == {}
+    assert not any(path.exists() for path in made)
+    assert kept.exists()
+    assert array[9, 9] == (5 if shards else 7)
 
 
 def test_shared_writes_are_seen_after_consolidation(tmp_path: Path) -> None:

@@ -27,16 +27,21 @@ class Explanation:
         Why that pipeline.
     stages : str
         What happens to a chunk, and where; empty if another pipeline does it.
+    one_by_one : int
+        How many elements go through Python one by one when all of the array is read or written: all strings
+        and byte strings of variable length. 0 if another pipeline does it.
     """
 
     pipeline: str
     mode: str | None
     why: str
     stages: str
+    one_by_one: int = 0
 
     def __str__(self) -> str:
         mode = "" if self.mode is None else f", shards: {self.mode}"
-        return f"{self.pipeline}{mode}: {self.why}\n{self.stages}".rstrip()
+        objects = f"\n{self.one_by_one} elements go through Python one by one" if self.one_by_one else ""
+        return f"{self.pipeline}{mode}: {self.why}{objects}\n{self.stages}".rstrip()
 
 
 def explain(array: Array[Any] | AsyncArray[Any]) -> Explanation:
@@ -67,4 +72,5 @@ def explain(array: Array[Any] | AsyncArray[Any]) -> Explanation:
         return Explanation(f"{other.__module__}.{other.__qualname__}", None, str(error), "")
     where = "its values are files" if root else "its values are given to the library, and taken from it"
     stages = ours.explain(opened.store_path.path, _settings.threads())
-    return Explanation(name, pipeline._mode, where, stages)
+    objects = opened.size if ours.is_variable else 0
+    return Explanation(name, pipeline._mode, where, stages, objects)

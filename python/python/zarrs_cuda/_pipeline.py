@@ -22,11 +22,11 @@ from zarr.core.config import config
 from zarr.core.metadata.v3 import ArrayV3Metadata, RegularChunkGridMetadata
 from zarr.storage import LocalStore, MemoryStore, StorePath
 
-from zarrs_cuda import _settings
+from zarrs_cuda import _elements, _settings
 from zarrs_cuda._errors import FallbackWarning
 from zarrs_cuda._native import native
 from zarrs_cuda._selections import around
-from zarrs_cuda._supported import UnsupportedError, check_fill_value, is_sharded, metadata_text
+from zarrs_cuda._supported import UnsupportedError, check_fill_value, is_raw, is_sharded, metadata_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -365,6 +365,9 @@ def native_for(metadata: ArrayMetadata, root: str | None, mode: Mode) -> Native:
         If it cannot read and write such arrays.
     """
     text = metadata_text(metadata)
+    if mode == "shared" and is_sharded(metadata) and is_raw(metadata):
+        msg = f"zarrs has no type {metadata.dtype!r}, as which others would see subchunks beside their shards"
+        raise UnsupportedError(msg)
     try:
         ours: Native = native().Native(text, root, mode)
     except ValueError as error:
@@ -520,6 +523,8 @@ def _read(
     drop_axes: tuple[int, ...],
     values: dict[str, Any] | None,
 ) -> list[bool]:
+    if ours.is_variable:
+        return _elements.read(ours, batch, out, drop_axes, values)
     threads = _settings.threads()
     # What is of another type, or not in the order of this machine, numpy converts.
     dtype = batch[0][1].dtype.to_native_dtype()
@@ -548,9 +553,11 @@ def _write(
     drop_axes: tuple[int, ...],
     values: dict[str, Any] | None,
 ) -> dict[str, Any]:
+    if ours.is_variable:
+        return _elements.write(ours, batch, value, drop_axes, values)
     threads, sync = _settings.threads(), _settings.syncs()
-    if not value.dtype.isnative:
-        value = value.astype(value.dtype.newbyteorder("="))
+    # zarr-python converts no fields, and no byte order.
+    value = value.astype(batch[0][1].dtype.to_native_dtype().newbyteorder("="), copy=False)
     changes, others = ours.write(batch, value, drop_axes, values, threads, boxes=True, sync=sync)
     for position in others:
         where, spec, selection, out_selection, is_complete = batch[position]
