@@ -131,7 +131,10 @@ pub(crate) struct Shared {
     pub(crate) store: Arc<SparseShardStore<Files>>,
     /// Its chunks are subchunks.
     pub(crate) subchunks: Array<SparseShardStore<Files>>,
-    pub(crate) reader: ArrayReader<Files>,
+    /// `None` if elements have no fixed size.
+    pub(crate) reader: Option<ArrayReader<Files>>,
+    /// The same array; its chunks are shards.
+    pub(crate) shards: Arc<Opened>,
 }
 
 impl Opener {
@@ -229,15 +232,18 @@ impl Opener {
         let mut subchunks = Array::open(store.clone(), &node).map_err(|error| failed(&error))?;
         let shape = self.metadata.shape.clone();
         subchunks.set_shape(shape).map_err(|error| failed(&error))?;
-        let shards = self.at(path, threads)?.array.with_storage(files);
-        let reader = store
-            .reader_of(&shards)
-            .with_threads(threads.get())
-            .build()?;
+        let shards = self.at(path, threads)?;
+        let reader = if self.is_variable {
+            None
+        } else {
+            let builder = store.reader_of(&shards.array.with_storage(files));
+            Some(builder.with_threads(threads.get()).build()?)
+        };
         Ok(Shared {
             store,
             subchunks,
             reader,
+            shards,
         })
     }
 }

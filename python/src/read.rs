@@ -52,7 +52,9 @@ pub(crate) fn read_shared(
     threads: NonZeroUsize,
 ) -> Result<Vec<bool>, Error> {
     check_keys(opened, batch)?;
-    read_boxes(opened, &shared.reader, batch, memory, threads)
+    let reader = shared.reader.as_ref();
+    let reader = reader.ok_or_else(|| Error::Value("elements have no fixed size".to_owned()))?;
+    read_boxes(opened, reader, batch, memory, threads)
 }
 
 /// Checks that zarrs calls the chunk of each item of `batch` as zarr-python does.

@@ -17,6 +17,7 @@ import zarrs_cuda
 from conftest import OURS, THEIRS, create, opened
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from zarr.dtype import VariableLengthBytes
 from zarr.storage import LocalStore
 
 KIND = {"shape": (16, 16), "chunks": (2, 2), "shards": (8, 8), "dtype": "uint16", "fill_value": 7}
@@ -277,6 +278,50 @@ def test_modes_agree_with_numpy(
     if mode == "shared":
         zarrs_cuda.consolidate(array)
     np.testing.assert_array_equal(opened(store, THEIRS)[...], expected)
+
+
+@pytest.mark.parametrize("mode", ["in_place", "shared"])
+@pytest.mark.parametrize("dtype", ["str", VariableLengthBytes()], ids=["str", "bytes"])
+def test_strings_in_shards(mode: str, dtype: Any, tmp_path: Path) -> None:
+    def of(*words: str) -> Any:
+        return [word if dtype == "str" else word.encode() for word in words]
+
+    create(tmp_path, shape=(8,), chunks=(2,), shards=(4,), dtype=dtype, fill_value=of("a")[0])
+    array = opened(tmp_path, OURS, shards=mode)
+    # Together, the bytes of a subchunk and of a shard look like the fill value.
+    array[0:2] = np.array(of("aa", ""), dtype=object)
+    array[4:8] = np.array(of("aaa", "a", "", ""), dtype=object)
+    array[3] = np.array(of("b" * 70000), dtype=object)[0]
+    expected = of("aa", "", "a", "b" * 70000, "aaa", "a", "", "")
+    assert list(array[:]) == expected
+    array[3], expected[3] = expected[2], expected[2]
+    array[5], expected[5] = of("ä")[0], of("ä")[0]
+    assert list(array[1:7:2]) == expected[1:7:2]
+    if mode == "shared":
+        assert zarrs_cuda.consolidate(array).shards == 2
+        assert frames(tmp_path) == 0
+    for pipeline in (OURS, THEIRS):
+        assert list(opened(tmp_path, pipeline)[:]) == expected
+
+
+@pytest.mark.parametrize("dtype", ["S3", "V3", np.dtype([("a", "u1"), ("b", "<i4")])], ids=str)
+@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
+def test_types_that_zarrs_does_not_have(dtype: Any, tmp_path: Path) -> None:
+    create(tmp_path, shape=(8,), chunks=(2,), shards=(8,), dtype=dtype)
+    array = opened(tmp_path, OURS, shards="in_place")
+    expected = np.zeros(8, dtype)
+    value = np.frombuffer(b"abcde"[: expected.itemsize], dtype)[0]
+    for selection in (slice(1, 6), 7):
+        array[selection] = value
+        expected[selection] = value
+    for pipeline in (OURS, THEIRS):
+        np.testing.assert_array_equal(opened(tmp_path, pipeline)[:], expected)
+    shared = opened(tmp_path, OURS, shards="shared")
+    for use in (lambda: shared[:], lambda: shared.set_basic_selection(0, value)):
+        with pytest.raises(ValueError, match="zarrs has no type"):
+            use()
+    with pytest.raises(ValueError, match="zarrs has no type"):
+        zarrs_cuda.consolidate(shared)
 
 
 SHIM = """
