@@ -27,16 +27,22 @@ OLDEST = (3, 12)
 MOST_MEGABYTES = 12
 LEAST_SHARE = 0.95
 ZARR_PYTHON = [
+    "test_api.py",
     "test_array.py",
+    "test_array_stateful.py",
     "test_codec_pipeline.py",
     "test_codec_pipeline_suite.py",
     "test_codecs",
     "test_fastpath_equivalence.py",
+    "test_fused_pipeline.py",
     "test_indexing.py",
+    "test_info.py",
     "test_pipeline_parity.py",
+    "test_properties.py",
     "test_resize.py",
     "test_sync.py",
     "test_unified_chunk_grid.py",
+    "test_v2.py",
 ]
 # Not those of its strict mode, its registration, its version and its own stores; and not those of strings,
 # which import what zarr-python 3.4 does not have.

@@ -159,7 +159,10 @@ impl Opener {
             opened: PerProcess::new(RwLock::default),
             shared: PerProcess::new(RwLock::default),
         };
-        let opened = opener.open("", 1).map_err(|error| format!("{error:?}"))?;
+        let opened = opener.open("", 1).map_err(|error| match error {
+            Error::Value(why) | Error::Other(why) => why,
+            error => format!("{error:?}"),
+        })?;
         opener.is_variable = opened.element_size == 0;
         Ok(opener)
     }

@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::num::NonZeroUsize;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use pyo3::exceptions::PyTypeError;
@@ -13,7 +12,7 @@ use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions};
 
 use crate::array::{Opened, Shared};
 use crate::batch::{Batch, Item};
-use crate::error::Error;
+use crate::error::{Error, no_panic};
 use crate::files::Files;
 use crate::pool;
 use crate::read::{check_keys, each};
@@ -123,9 +122,8 @@ pub(crate) fn read(
                 key: item.key.clone(),
                 why,
             };
-            // zarrs' codecs for such elements panic if bytes are missing.
-            let decoded = catch_unwind(AssertUnwindSafe(decode))
-                .map_err(|_| damaged("its elements are cut off".to_owned()))?;
+            let decoded =
+                no_panic(decode).ok_or_else(|| damaged("its elements are cut off".to_owned()))?;
             let decoded: ArrayBytes<'_> =
                 decoded.map_err(|error| Error::array(&item.key, &error))?;
             let decoded = decoded

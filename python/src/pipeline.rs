@@ -16,7 +16,7 @@ use zarrs_storage::byte_range::ByteRange;
 use crate::array::{Keys, Opener};
 use crate::batch::{self, Batch};
 use crate::elements::{self, Elements};
-use crate::error::{Error, detached, unsupported};
+use crate::error::{Error, detached, no_panic, unsupported};
 use crate::files::Files;
 use crate::maintain;
 use crate::memory::{Buffer, Memory};
@@ -49,7 +49,9 @@ impl Native {
     fn new(metadata: &[u8], root: Option<PathBuf>, mode: &str) -> PyResult<Self> {
         let metadata: ArrayMetadataV3 = serde_json::from_slice(metadata).map_err(unsupported)?;
         let keys = Keys::new(&metadata).map_err(unsupported)?;
-        let opener = Opener::new(metadata, root).map_err(unsupported)?;
+        let opener = no_panic(|| Opener::new(metadata, root))
+            .unwrap_or_else(|| Err("zarrs does not know a parameter of a codec".to_owned()))
+            .map_err(unsupported)?;
         let mode = match mode {
             // Arrays without shards have nothing to update in part.
             "rewrite" => Mode::Rewrite,

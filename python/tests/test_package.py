@@ -177,6 +177,19 @@ def test_codecs_of_zarr_python_alone_fall_back(dtype: str, kwargs: Any, why: str
     assert f".{why} " in found.why
 
 
+@pytest.mark.filterwarnings("ignore::zarrs_cuda.FallbackWarning")
+def test_parameters_that_zarrs_does_not_know_fall_back() -> None:
+    # zarrs panics for one of them.
+    for level in (0, 10):
+        array = create({}, shape=(4,), chunks=(2,), dtype="uint8", compressors=[numcodecs.BZ2(level=level)])
+        with pytest.raises(ValueError, match="between 1 and 9"):
+            array[:] = 1
+        assert zarrs_cuda.explain(array).mode is None
+    array = create({}, shape=(4,), chunks=(2,), dtype="uint8", compressors=[numcodecs.Shuffle(elementsize=0)])
+    array[:] = 1
+    assert array[3] == 1
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("keepbits", [0, 3, 9])
 def test_rounded_floats_have_the_bits_of_numcodecs(dtype: str, keepbits: int) -> None:
