@@ -165,7 +165,11 @@ def peers():
     counts = os.path.join(WORK, "counts")
     shutil.rmtree(counts, ignore_errors=True)
     os.makedirs(counts)
-    settings = {"ZARR_CODEC_PIPELINE__PATH": "zarrs_cuda.CodecPipeline", "ZARRS_CUDA_COUNTS": counts}
+    settings = {
+        "ZARR_CODEC_PIPELINE__PATH": "zarrs_cuda.CodecPipeline",
+        "ZARRS_CUDA_COUNTS": counts,
+        "HYPOTHESIS_PROFILE": "zarrs_cuda",
+    }
     for name, files in (("zarr", ZARR_PYTHON), ("zarrs", ZARRS_PYTHON)):
         (requirement,) = re.findall("^%s==.*$" % name, pinned, re.MULTILINE)
         directory = source(requirement)
@@ -199,6 +203,9 @@ def peers():
             "-W",
             "ignore::pytest.PytestDeprecationWarning",
         ]
+        if name == "zarr":
+            # `test_array_stateful.py`.
+            options.append("--run-slow-hypothesis")
         tests = [os.path.join("tests", file) for file in files]
         environment = dict(settings, PYTHONDONTWRITEBYTECODE="1")
         run(python(), "-c", code, *options, *tests, cwd=directory, environment=environment)

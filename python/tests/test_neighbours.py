@@ -103,6 +103,14 @@ def test_dask_to_zarr_with_shards(tmp_path: Path) -> None:
         got = da.from_zarr(array)
         np.testing.assert_array_equal(got.compute(), values)
     np.testing.assert_array_equal(opened(tmp_path, THEIRS)[...], values)
+    # An array that Dask creates. It does not make its blocks those of the shards.
+    path = tmp_path / "made by dask"
+    with zarr.config.set({"codec_pipeline.path": OURS}):
+        blocks = da.from_array(values, chunks=(16, 8))
+        da.to_zarr(blocks, path, chunks=(4, 4), shards=(8, 8))
+    made = opened(path, THEIRS)
+    assert (made.chunks, made.shards) == ((4, 4), (8, 8))
+    np.testing.assert_array_equal(made[...], values)
 
 
 def test_xarray_regions(tmp_path: Path) -> None:
@@ -123,6 +131,40 @@ def test_xarray_regions(tmp_path: Path) -> None:
             )
     with zarr.config.set({"codec_pipeline.path": THEIRS}):
         np.testing.assert_array_equal(zarr.open_array(tmp_path / "v")[...], values)
+
+
+@pytest.mark.parametrize("scheduler", ["threads", "processes"])
+@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
+def test_xarray_without_safe_chunks_loses_nothing_of_shared_shards(scheduler: str, tmp_path: Path) -> None:
+    import dask
+    import xarray as xr
+
+    values = np.arange(1, 1 + 32 * 32, dtype="uint16").reshape(32, 32)
+    times = np.datetime64("2026-01-01", "ns") + np.arange(32) * np.timedelta64(1, "s")
+    names = np.array([f"row {number}" for number in range(32)], dtype=object)
+    data = xr.Dataset({"v": (("y", "x"), values)}, {"y": names, "x": times})
+    settings = {"codec_pipeline.path": OURS, "codec_pipeline.shards": "shared"}
+    with zarr.config.set(settings), dask.config.set(scheduler=scheduler):
+        # 64 blocks in 4 shards, each of one subchunk.
+        blocks = data.chunk({"y": 4, "x": 4})
+        encoding = {"v": {"chunks": (4, 4), "shards": (16, 16)}}
+        blocks.to_zarr(tmp_path, encoding=encoding, safe_chunks=False, consolidated=False)
+        shared = zarr.open_array(tmp_path / "v")
+        np.testing.assert_array_equal(shared[...], values)
+        assert zarrs_cuda.consolidate(shared).subchunks == 64
+        part = {"y": slice(8, 24), "x": slice(4, 20)}
+        more = (data.isel(part) + 1).drop_vars(["x", "y"]).chunk({"y": 4, "x": 4})
+        more.to_zarr(tmp_path, region=part, safe_chunks=False, consolidated=False)
+        assert zarrs_cuda.consolidate(shared).subchunks == 16
+    values[8:24, 4:20] += 1
+    for pipeline in (OURS, THEIRS):
+        with (
+            zarr.config.set({"codec_pipeline.path": pipeline}),
+            xr.open_zarr(tmp_path, consolidated=False) as got,
+        ):
+            np.testing.assert_array_equal(got["v"].values, values)
+            np.testing.assert_array_equal(got["x"].values, times)
+            assert list(got["y"].values) == list(names)
 
 
 def test_iohub_finds_and_repairs_a_torn_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

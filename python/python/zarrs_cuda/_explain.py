@@ -64,9 +64,14 @@ def explain(array: Array[Any] | AsyncArray[Any]) -> Explanation:
         why = "`codec_pipeline.path` was not `zarrs_cuda.CodecPipeline` when the array was opened"
         return Explanation(name, None, why, "")
     store = opened.store_path.store
+    metadata = opened.metadata
+    if pipeline._is_irregular:
+        # Chunks of every shape are read and written alike.
+        first = opened._chunk_grid[(0,) * opened.ndim]
+        metadata = pipeline.of_chunks((1,) * opened.ndim if first is None else first.codec_shape)._metadata
     root = str(store.root) if type(store) is LocalStore else None
     try:
-        ours = native_for(opened.metadata, root, pipeline._mode)
+        ours = native_for(metadata, root, pipeline._mode)
     except UnsupportedError as error:
         other = type(pipeline.other)
         return Explanation(f"{other.__module__}.{other.__qualname__}", None, str(error), "")

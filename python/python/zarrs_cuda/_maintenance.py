@@ -9,7 +9,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from zarr.core.array import Array, AsyncArray
 from zarr.core.sync import sync
@@ -151,7 +151,7 @@ def recover(array: AnyArray) -> dict[tuple[int, ...], str]:
     threads = _settings.threads()
     shards = _every(grid) if ours.is_sharded else ()
     found = {shard: ours.recover(path, list(shard), threads)[0] for shard in shards}
-    for directory, _, names in os.walk(Path(array.store_path.store.root) / path):
+    for directory, _, names in os.walk(cast("LocalStore", array.store_path.store).root / path):
         for name in filter(_TEMPORARY.search, names):
             (Path(directory) / name).unlink(missing_ok=True)
     return {shard: state for shard, state in found.items() if state not in ("absent", "intact")}

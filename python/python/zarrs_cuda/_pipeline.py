@@ -6,8 +6,8 @@ import asyncio
 import os
 import time
 import warnings
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 from zarr.abc.codec import CodecPipeline as _CodecPipeline
@@ -96,6 +96,8 @@ class CodecPipeline(_CodecPipeline):
         self._native: tuple[str | None, Native] | None = None
         self._unsupported: str | None = None
         self._other: BatchedCodecPipeline | None = None
+        # Of an irregular grid of chunks, the pipelines of each shape.
+        self._of_chunks: dict[tuple[int, ...], CodecPipeline] = {}
         # How many of the next reads are left to a thread, because one took long.
         self._slow = 0
 
@@ -238,6 +240,14 @@ class CodecPipeline(_CodecPipeline):
         batch: Batch = list(batch_info)
         if not batch:
             return ()
+        if self._is_irregular:
+            found: list[GetResult] = [GetResult(status="missing")] * len(batch)
+            for shape, positions in _by_shape(batch):
+                items = [batch[position] for position in positions]
+                results = await self.of_chunks(shape).read(items, out, drop_axes)
+                for position, result in zip(positions, results, strict=True):
+                    found[position] = result
+            return tuple(found)
         ours = self._for(batch)
         if ours is None:
             return await self.other.read(batch, out, drop_axes)
@@ -247,16 +257,16 @@ class CodecPipeline(_CodecPipeline):
         if len(batch) <= _FEW and host.nbytes <= _QUICK and self._slow == 0:
             # Sooner done than a thread is woken, unless the files are slow.
             begin = time.perf_counter()
-            found = _read(ours, batch, host, drop_axes, values)
+            there = _read(ours, batch, host, drop_axes, values)
             if time.perf_counter() - begin > _LATE:
                 self._slow = _AFTER_LATE
         else:
             self._slow = max(self._slow - 1, 0)
-            found = await asyncio.to_thread(_read, ours, batch, host, drop_axes, values)
+            there = await asyncio.to_thread(_read, ours, batch, host, drop_axes, values)
         if host is not target:
             # A device's buffer is set from a host buffer, not from a numpy array.
             out[...] = cpu.NDBuffer.from_numpy_array(host)
-        return tuple(GetResult(status="present" if is_there else "missing") for is_there in found)
+        return tuple(GetResult(status="present" if is_there else "missing") for is_there in there)
 
     async def write(
         self,
@@ -286,6 +296,11 @@ class CodecPipeline(_CodecPipeline):
         batch: Batch = list(batch_info)
         if not batch:
             return
+        if self._is_irregular:
+            for shape, positions in _by_shape(batch):
+                items = [batch[position] for position in positions]
+                await self.of_chunks(shape).write(items, value, drop_axes)
+            return
         ours = self._for(batch)
         if ours is None:
             await self.other.write(batch, value, drop_axes)
@@ -298,6 +313,32 @@ class CodecPipeline(_CodecPipeline):
         changes = await asyncio.to_thread(_write, ours, batch, elements, drop_axes, values)
         if changes:
             await _store(batch, changes)
+
+    @property
+    def _is_irregular(self) -> bool:
+        metadata = self._metadata
+        return isinstance(metadata, ArrayV3Metadata) and not isinstance(
+            metadata.chunk_grid, RegularChunkGridMetadata
+        )
+
+    def of_chunks(self, shape: tuple[int, ...]) -> CodecPipeline:
+        """Return the pipeline of the chunks of a shape: those of an irregular grid are of several.
+
+        Parameters
+        ----------
+        shape
+            The shape of chunks, in elements.
+        """
+        known = self._of_chunks.get(shape)
+        if known is None:
+            grid = RegularChunkGridMetadata(chunk_shape=shape)
+            # Another array for the native half: where chunks begin does not matter.
+            metadata = replace(cast("ArrayV3Metadata", self._metadata), chunk_grid=grid)
+            known = CodecPipeline(metadata, self._store, self._mode)
+            if self._mode == "shared" and is_sharded(metadata):
+                known._unsupported = "its chunk grid is not regular"
+            self._of_chunks[shape] = known
+        return known
 
     def _for(self, batch: Batch) -> Native | None:
         """Return the native half for a batch, or None if zarr-python is to do it."""
@@ -345,6 +386,14 @@ class CodecPipeline(_CodecPipeline):
             FallbackWarning,
             stacklevel=3,
         )
+
+
+def _by_shape(batch: Batch) -> Iterable[tuple[tuple[int, ...], list[int]]]:
+    """Return the positions of the items of each shape of chunks."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for position, item in enumerate(batch):
+        found.setdefault(item[1].shape, []).append(position)
+    return found.items()
 
 
 def native_for(metadata: ArrayMetadata, root: str | None, mode: Mode) -> Native:

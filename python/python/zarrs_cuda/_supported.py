@@ -14,9 +14,9 @@ from zarr.core.metadata import ArrayMetadata, ArrayV3Metadata
 from zarr.core.metadata.v3 import RegularChunkGridMetadata
 from zarr.dtype import NullTerminatedBytes, RawBytes, Struct, Structured, VariableLengthBytes
 
-# The codecs that zarr-python and zarrs both have: each reads what the other writes. Of those that are not
-# here, zarrs has other names (`numcodecs.blosc`, `crc32c`, `gzip`, `zstd`), other results (`fixedscaleoffset`,
-# which it computes in 32 bits, `fletcher32` of an odd number of bytes), or nothing.
+# The codecs that zarr-python and zarrs both have: each reads what the other writes. Of the others, zarrs has
+# no such names (`numcodecs.blosc`, `crc32c`, `gzip`, `zstd`), other results (`fixedscaleoffset`, which it
+# computes in 32 bits; `fletcher32` of an odd number of bytes), or nothing.
 _CODECS = frozenset(
     {
         "Adler32",
