@@ -78,9 +78,9 @@ impl Store {
     pub(crate) fn has(&self, key: &str) -> Result<bool, Error> {
         let found = match self {
             Self::Given(values) => given(values, key).map(|value| value.is_some()),
-            store => StoreKey::new(key)
+            Self::Files(files) => StoreKey::new(key)
                 .map_err(Into::into)
-                .and_then(|key| store.size_key(&key))
+                .and_then(|key| files.size_key(&key))
                 .map(|size| size.is_some()),
         };
         found.map_err(|error| Error::store("look for", key, &error))
@@ -90,7 +90,7 @@ impl Store {
     pub(crate) fn has_whole(&self, key: &str) -> bool {
         match self {
             Self::Given(values) => !matches!(values.get(key), Some(Some(Value::Parts(_)))),
-            _ => true,
+            Self::Files(_) => true,
         }
     }
 
