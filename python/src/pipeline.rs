@@ -231,7 +231,7 @@ impl Native {
         threads: NonZeroUsize,
         is_text: bool,
     ) -> PyResult<(Vec<bool>, Vec<Bound<'py, PyList>>)> {
-        let parsed = batch::parse(batch, &self.keys, &Memory::none(), &[], true)?;
+        let parsed = self.boxes(batch)?;
         let store = self.store(values)?;
         let read = detached(py, &parsed.path, || {
             let opened = self.opener.at(&parsed.path, threads)?;
@@ -261,7 +261,7 @@ impl Native {
         threads: NonZeroUsize,
         sync: bool,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let parsed = batch::parse(batch, &self.keys, &Memory::none(), &[], true)?;
+        let parsed = self.boxes(batch)?;
         let elements: Vec<Elements> = elements.iter().map(Elements::of).collect::<PyResult<_>>()?;
         let store = self.store(values)?;
         if let Store::Files(files) = &store {
@@ -365,6 +365,19 @@ impl Native {
         Ok(maintain::Maintained(
             opened.array.with_storage(self.files()?.clone()),
         ))
+    }
+
+    /// Reads a batch that has boxes alone, whose elements are in no numpy array.
+    fn boxes(&self, batch: &Bound<'_, PyList>) -> PyResult<Batch> {
+        let parsed = batch::parse(batch, &self.keys, &Memory::none(), &[], true)?;
+        if parsed.others.is_empty() {
+            return Ok(parsed);
+        }
+        Err(unsupported(format!(
+            "{} of {} selections are no boxes",
+            parsed.others.len(),
+            batch.len()
+        )))
     }
 
     /// Checks that elements have the same size in numpy as in zarrs.
