@@ -27,16 +27,22 @@ OLDEST = (3, 12)
 MOST_MEGABYTES = 12
 LEAST_SHARE = 0.95
 ZARR_PYTHON = [
+    "test_api.py",
     "test_array.py",
+    "test_array_stateful.py",
     "test_codec_pipeline.py",
     "test_codec_pipeline_suite.py",
     "test_codecs",
     "test_fastpath_equivalence.py",
+    "test_fused_pipeline.py",
     "test_indexing.py",
+    "test_info.py",
     "test_pipeline_parity.py",
+    "test_properties.py",
     "test_resize.py",
     "test_sync.py",
     "test_unified_chunk_grid.py",
+    "test_v2.py",
 ]
 # Not those of its strict mode, its registration, its version and its own stores; and not those of strings,
 # which import what zarr-python 3.4 does not have.
@@ -159,7 +165,11 @@ def peers():
     counts = os.path.join(WORK, "counts")
     shutil.rmtree(counts, ignore_errors=True)
     os.makedirs(counts)
-    settings = {"ZARR_CODEC_PIPELINE__PATH": "zarrs_cuda.CodecPipeline", "ZARRS_CUDA_COUNTS": counts}
+    settings = {
+        "ZARR_CODEC_PIPELINE__PATH": "zarrs_cuda.CodecPipeline",
+        "ZARRS_CUDA_COUNTS": counts,
+        "HYPOTHESIS_PROFILE": "zarrs_cuda",
+    }
     for name, files in (("zarr", ZARR_PYTHON), ("zarrs", ZARRS_PYTHON)):
         (requirement,) = re.findall("^%s==.*$" % name, pinned, re.MULTILINE)
         directory = source(requirement)
@@ -193,6 +203,9 @@ def peers():
             "-W",
             "ignore::pytest.PytestDeprecationWarning",
         ]
+        if name == "zarr":
+            # `test_array_stateful.py`.
+            options.append("--run-slow-hypothesis")
         tests = [os.path.join("tests", file) for file in files]
         environment = dict(settings, PYTHONDONTWRITEBYTECODE="1")
         run(python(), "-c", code, *options, *tests, cwd=directory, environment=environment)

@@ -100,6 +100,7 @@ impl Keys {
 pub(crate) struct Opened {
     pub(crate) array: Array<Store>,
     pub(crate) chunk: Vec<NonZeroU64>,
+    /// In bytes; 0 if elements have no fixed size.
     pub(crate) element_size: usize,
     pub(crate) chunk_bytes: usize,
     /// Whether parts of a chunk can be updated: then a write keeps what is behind the array's end.
@@ -117,6 +118,8 @@ pub(crate) struct Opener {
     metadata: ArrayMetadataV3,
     pub(crate) store: Store,
     pub(crate) is_sharded: bool,
+    /// Whether elements have no fixed size.
+    pub(crate) is_variable: bool,
     opened: Known<Opened>,
     shared: Known<Shared>,
 }
@@ -129,7 +132,19 @@ pub(crate) struct Shared {
     pub(crate) store: Arc<SparseShardStore<Store>>,
     /// Its chunks are subchunks.
     pub(crate) subchunks: Array<SparseShardStore<Store>>,
-    pub(crate) reader: ArrayReader<Store>,
+    /// `None` if elements have no fixed size.
+    reader: Option<ArrayReader<Store>>,
+    /// The same array; its chunks are shards.
+    pub(crate) shards: Arc<Opened>,
+}
+
+impl Shared {
+    /// # Errors
+    /// If elements have no fixed size.
+    pub(crate) fn reader(&self) -> Result<&ArrayReader<Store>, Error> {
+        let reader = self.reader.as_ref();
+        reader.ok_or_else(|| Error::Value("elements have no fixed size".to_owned()))
+    }
 }
 
 impl Opener {
@@ -143,14 +158,19 @@ impl Opener {
             .iter()
             .map(|&extent| (1_u64 << 62) / (extent as u64).max(1) * (extent as u64))
             .collect();
-        let opener = Self {
+        let mut opener = Self {
             metadata,
             store,
             is_sharded,
+            is_variable: false,
             opened: PerProcess::new(RwLock::default),
             shared: PerProcess::new(RwLock::default),
         };
-        opener.open("", 1).map_err(|error| format!("{error:?}"))?;
+        let opened = opener.open("", 1).map_err(|error| match error {
+            Error::Value(why) | Error::Other(why) => why,
+            error => format!("{error:?}"),
+        })?;
+        opener.is_variable = opened.element_size == 0;
         Ok(opener)
     }
 
@@ -164,9 +184,7 @@ impl Opener {
             .chunk_shape(&vec![0; array.dimensionality()])
             .map_err(|error| failed(&error))?;
         let data_type = array.data_type();
-        let element_size = data_type
-            .fixed_size()
-            .ok_or_else(|| Error::Value(format!("elements of {data_type} have no fixed size")))?;
+        let element_size = data_type.fixed_size().unwrap_or(0);
         let chunk_bytes = chunk.iter().try_fold(element_size, |bytes, extent| {
             bytes.checked_mul(usize::try_from(extent.get()).ok()?)
         });
@@ -217,12 +235,18 @@ impl Opener {
         let mut subchunks = Array::open(store.clone(), &node).map_err(|error| failed(&error))?;
         let shape = self.metadata.shape.clone();
         subchunks.set_shape(shape).map_err(|error| failed(&error))?;
-        let builder = store.reader_of(&self.at(path, threads)?.array);
-        let reader = self.store.limit(builder, threads.get()).build()?;
+        let shards = self.at(path, threads)?;
+        let reader = if self.is_variable {
+            None
+        } else {
+            let builder = store.reader_of(&shards.array);
+            Some(self.store.limit(builder, threads.get()).build()?)
+        };
         Ok(Shared {
             store,
             subchunks,
             reader,
+            shards,
         })
     }
 }

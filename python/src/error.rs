@@ -2,6 +2,7 @@
 
 use std::error::Error as StdError;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use object_store::Error as ObjectError;
 use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
@@ -51,6 +52,12 @@ impl Error {
 
     /// An error of a store, which was `doing` something with `key`.
     pub(crate) fn store(doing: &str, key: &str, error: &StorageError) -> Self {
+        if matches!(error, StorageError::InvalidByteRangeError(_)) {
+            return Self::Damaged {
+                key: key.to_owned(),
+                why: format!("it is too short: {error}"),
+            };
+        }
         if let Some(io) = find_io(error)
             && io.kind() == io::ErrorKind::InvalidData
         {
@@ -144,6 +151,13 @@ pub(crate) fn unsupported(error: impl std::fmt::Display) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
 
+/// Runs code of zarrs, some of whose codecs panic on damaged bytes and on parameters that they do not know.
+/// `None` if it did.
+pub(crate) fn no_panic<T>(work: impl FnOnce() -> T) -> Option<T> {
+    // Nothing that a panic left half done is used again.
+    catch_unwind(AssertUnwindSafe(work)).ok()
+}
+
 /// The error of the system among the causes of `error`.
 fn find_io<'e>(error: &'e (dyn StdError + 'static)) -> Option<&'e io::Error> {
     let mut next = Some(error);
@@ -170,5 +184,7 @@ pub(crate) fn detached<T: Send>(
     array: &str,
     work: impl FnOnce() -> Result<T, Error> + Send,
 ) -> PyResult<T> {
-    py.detach(work).map_err(|error| error.into_py(py, array))
+    let done = py.detach(|| no_panic(work));
+    let done = done.unwrap_or_else(|| Err(Error::Other("a codec of zarrs panicked".to_owned())));
+    done.map_err(|error| error.into_py(py, array))
 }

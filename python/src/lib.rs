@@ -5,6 +5,7 @@
 mod array;
 mod batch;
 mod change;
+mod elements;
 mod error;
 mod files;
 mod maintain;

@@ -56,7 +56,7 @@ pub(crate) fn consolidate(
         }
     }
     for shard in &outside {
-        let key = shared.reader.array().chunk_key(shard);
+        let key = shared.shards.array.chunk_key(shard);
         let frame = StorePrefix::new(frame_of(key.as_str()) + "/");
         let erased = frame
             .map_err(Into::into)

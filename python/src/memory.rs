@@ -34,6 +34,16 @@ impl Memory {
         }
     }
 
+    /// No elements: what a batch is read with whose elements are elsewhere.
+    pub(crate) fn none() -> Self {
+        Self {
+            start: std::ptr::null_mut(),
+            shape: Vec::new(),
+            strides: Vec::new(),
+            element_size: 0,
+        }
+    }
+
     /// The box of `shape` elements that begins `offset` bytes behind the first element, whose axes have
     /// `strides`, as an output. `None` if a stride is not one that an output may have.
     pub(crate) fn output(

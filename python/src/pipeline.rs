@@ -14,7 +14,8 @@ use zarrs_storage::byte_range::ByteRange;
 
 use crate::array::{Keys, Opener};
 use crate::batch::{self, Batch};
-use crate::error::{Error, detached, unsupported};
+use crate::elements::{self, Elements};
+use crate::error::{Error, detached, no_panic, unsupported};
 use crate::maintain;
 use crate::memory::{Buffer, Memory};
 use crate::pool;
@@ -49,7 +50,9 @@ impl Native {
         let keys = Keys::new(&metadata).map_err(unsupported)?;
         let mut codecs = metadata.codecs.iter();
         let has_shards = codecs.any(|codec| codec.name() == "sharding_indexed");
-        let opener = Opener::new(metadata, Store::at(place, sync)).map_err(unsupported)?;
+        let opener = no_panic(|| Opener::new(metadata, Store::at(place, sync)))
+            .unwrap_or_else(|| Err("zarrs does not know a parameter of a codec".to_owned()))
+            .map_err(unsupported)?;
         let mode = match mode {
             "rewrite" => Mode::Rewrite,
             "in_place" => Mode::InPlace,
@@ -105,6 +108,12 @@ impl Native {
     #[getter]
     fn makes_requests(&self) -> bool {
         matches!(self.opener.store, Store::Objects(_))
+    }
+
+    /// Whether elements are strings or byte strings, of any length.
+    #[getter]
+    fn is_variable(&self) -> bool {
+        self.opener.is_variable
     }
 
     /// The bytes of the fill value, as elements have them in memory.
@@ -201,7 +210,7 @@ impl Native {
             let opened = self.opener.at(&path, threads)?;
             if self.mode == Mode::Shared {
                 let shared = self.opener.shared_at(&path, threads)?;
-                return read::read_subchunks(&opened, &shared.reader, &parsed, &memory);
+                return read::read_subchunks(&opened, shared.reader()?, &parsed, &memory);
             }
             let reader = opened.reader(&store, threads.get())?;
             let reader = reader.ok_or_else(|| {
@@ -299,11 +308,62 @@ impl Native {
                 _ => write::write(&opened, &store, &parsed, &memory, threads),
             }
         })?;
-        let changes = PyDict::new(py);
-        for (key, value) in done {
-            changes.set_item(key, value.map(|value| PyArray1::from_vec(py, value)))?;
+        Ok((to_store(py, done)?, parsed.others))
+    }
+
+    /// Reads the items of `batch`, which are boxes, of elements of variable length. Returns, for each item,
+    /// whether its chunk is there; and its elements in C order, `str` if `is_text`.
+    fn read_elements<'py>(
+        &self,
+        py: Python<'py>,
+        batch: &Bound<'py, PyList>,
+        values: Option<&Bound<'py, PyDict>>,
+        threads: NonZeroUsize,
+        is_text: bool,
+    ) -> PyResult<(Vec<bool>, Vec<Bound<'py, PyList>>)> {
+        let parsed = self.boxes(batch)?;
+        let store = self.store(values)?;
+        let read = detached(py, &parsed.path, || {
+            let opened = self.opener.at(&parsed.path, threads)?;
+            let shared = match self.mode {
+                Mode::Shared => Some(self.opener.shared_at(&parsed.path, threads)?),
+                _ => None,
+            };
+            elements::read(&opened, shared.as_deref(), &store, &parsed, threads)
+        })?;
+        let mut done = (Vec::new(), Vec::new());
+        for (item, (is_there, elements)) in parsed.items.iter().zip(read) {
+            done.0.push(is_there);
+            let list = elements.into_list(py, &parsed.path, &item.key, is_text)?;
+            done.1.push(list);
         }
-        Ok((changes, parsed.others))
+        Ok(done)
+    }
+
+    /// Writes lists of elements of variable length to the items of `batch`, which are boxes: whole chunks if
+    /// the array has no shards. Returns the values to store, by their keys.
+    fn write_elements<'py>(
+        &self,
+        py: Python<'py>,
+        batch: &Bound<'py, PyList>,
+        elements: Vec<Bound<'py, PyList>>,
+        values: Option<&Bound<'py, PyDict>>,
+        threads: NonZeroUsize,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let parsed = self.boxes(batch)?;
+        let elements: Vec<Elements> = elements.iter().map(Elements::of).collect::<PyResult<_>>()?;
+        let store = self.store(values)?;
+        let done = detached(py, &parsed.path, || {
+            let opened = self.opener.at(&parsed.path, threads)?;
+            if self.mode == Mode::Shared {
+                let shared = self.opener.shared_at(&parsed.path, threads)?;
+                elements::write_shared(&opened, &shared, &parsed, &elements, threads)?;
+                return Ok(Vec::new());
+            }
+            let in_place = self.mode == Mode::InPlace;
+            elements::write(&opened, &store, in_place, &parsed, &elements, threads)
+        })?;
+        to_store(py, done)
     }
 
     /// The shards that have subchunks stored beside them.
@@ -387,6 +447,15 @@ impl Native {
     }
 }
 
+/// New values, by their keys.
+fn to_store(py: Python<'_>, changes: Vec<write::Change>) -> PyResult<Bound<'_, PyDict>> {
+    let dict = PyDict::new(py);
+    for (key, value) in changes {
+        dict.set_item(key, value.map(|value| PyArray1::from_vec(py, value)))?;
+    }
+    Ok(dict)
+}
+
 impl Native {
     fn parse<'k>(&self, key: &'k str) -> PyResult<(&'k str, Vec<u64>)> {
         let parsed = self.keys.parse(key);
@@ -397,6 +466,19 @@ impl Native {
         let opened = self.opener.at(path, NonZeroUsize::MIN)?;
         let array = &opened.array;
         Ok(maintain::Maintained(array.with_storage(array.storage())))
+    }
+
+    /// Reads a batch that has boxes alone, whose elements are in no numpy array.
+    fn boxes(&self, batch: &Bound<'_, PyList>) -> PyResult<Batch> {
+        let parsed = batch::parse(batch, &self.keys, &Memory::none(), &[], true)?;
+        if parsed.others.is_empty() {
+            return Ok(parsed);
+        }
+        Err(unsupported(format!(
+            "{} of {} selections are no boxes",
+            parsed.others.len(),
+            batch.len()
+        )))
     }
 
     /// Checks that elements have the same size in numpy as in zarrs.

@@ -17,7 +17,7 @@ use zarrs_storage::StoreKey;
 
 use crate::array::{Opened, Shared};
 use crate::batch::{Batch, Item};
-use crate::error::Error;
+use crate::error::{Error, no_panic};
 use crate::memory::Memory;
 use crate::objects::Objects;
 use crate::pool;
@@ -95,7 +95,7 @@ pub(crate) fn read_shared(
     threads: NonZeroUsize,
 ) -> Result<Vec<bool>, Error> {
     check_keys(opened, batch)?;
-    read_boxes(opened, &shared.reader, batch, memory, threads)
+    read_boxes(opened, shared.reader()?, batch, memory, threads)
 }
 
 /// Checks that zarrs calls the chunk of each item of `batch` as zarr-python does.
@@ -238,16 +238,20 @@ impl Opened {
     ) -> Result<Cow<'v, [u8]>, Error> {
         let array = &self.array;
         let options = CodecOptions::default().with_concurrent_target(threads);
-        let decoded = array
-            .codecs()
-            .decode(
+        let decode = || {
+            array.codecs().decode(
                 value,
                 &self.chunk,
                 array.data_type(),
                 array.fill_value(),
                 &options,
             )
-            .map_err(|error| Error::decoding(key, &error))?;
+        };
+        let decoded = no_panic(decode).ok_or_else(|| Error::Damaged {
+            key: key.to_owned(),
+            why: "its codecs panicked".to_owned(),
+        })?;
+        let decoded = decoded.map_err(|error| Error::decoding(key, &error))?;
         let decoded = decoded
             .into_fixed()
             .map_err(|error| Error::decoding(key, &error.into()))?;

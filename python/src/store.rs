@@ -58,7 +58,19 @@ impl Value {
             }
             _ => None,
         });
-        found.ok_or_else(|| StorageError::Other(format!("{range} was not read before the call")))
+        found.ok_or_else(|| match range {
+            // The first part is the index. What is behind another one was asked for with it, and the value
+            // ended before.
+            ByteRange::FromStart(from, Some(_))
+                if parts
+                    .iter()
+                    .skip(1)
+                    .any(|(start, _)| start.is_some_and(|start| start <= from)) =>
+            {
+                InvalidByteRangeError::new(range, from).into()
+            }
+            _ => StorageError::Other(format!("{range} was not read before the call")),
+        })
     }
 }
 
@@ -154,6 +166,26 @@ impl Store {
                 Ok(opened.map(|(file, size)| Stored::File(file, size)))
             }
             Self::Objects(_) | Self::Given(_) => Ok(self.whole(key)?.map(Stored::Bytes)),
+        }
+    }
+
+    /// Whether there is a value of `key`.
+    pub(crate) fn has(&self, key: &str) -> Result<bool, Error> {
+        let found = match self {
+            Self::Given(values) => given(values, key).map(|value| value.is_some()),
+            Self::Files(_) | Self::Objects(_) => StoreKey::new(key)
+                .map_err(Into::into)
+                .and_then(|key| self.size_key(&key))
+                .map(|size| size.is_some()),
+        };
+        found.map_err(|error| Error::store("look for", key, &error))
+    }
+
+    /// Whether [`whole`](Self::whole) has all of the value of `key`, if there is one.
+    pub(crate) fn has_whole(&self, key: &str) -> bool {
+        match self {
+            Self::Given(values) => !matches!(values.get(key), Some(Some(Value::Parts(_)))),
+            Self::Files(_) | Self::Objects(_) => true,
         }
     }
 

@@ -27,20 +27,20 @@ use crate::store::{Store, inside};
 pub(crate) type Change = (String, Option<Vec<u8>>);
 
 /// The new value of a chunk.
-enum Value<'m> {
+pub(crate) enum Value<'m> {
     Encoded(Cow<'m, [u8]>),
     /// Parts of a changed shard, one after the other.
     Changed(Changed, Vec<Part>),
 }
 
-enum Part {
+pub(crate) enum Part {
     /// Of the changed shard, in bytes.
     Range(Range<u64>),
     Index(Vec<u8>),
 }
 
 impl Value<'_> {
-    fn write_to(&self, file: &mut File) -> io::Result<()> {
+    pub(crate) fn write_to(&self, file: &mut File) -> io::Result<()> {
         match self {
             Self::Encoded(bytes) => file.write_all(bytes),
             Self::Changed(shard, parts) => {
@@ -56,7 +56,7 @@ impl Value<'_> {
         }
     }
 
-    fn into_bytes(self) -> io::Result<Vec<u8>> {
+    pub(crate) fn into_bytes(self) -> io::Result<Vec<u8>> {
         match self {
             Self::Encoded(bytes) => Ok(bytes.into_owned()),
             Self::Changed(shard, parts) => {
@@ -103,14 +103,7 @@ pub(crate) fn write(
                 let value = value.map_err(|error| Error::store("change", key, &error.into()));
                 return Ok(Some((key.clone(), value?)));
             };
-            let (doing, done) = match &value {
-                Some(value) => {
-                    let done = files.replace(key, |file| value.write_to(file));
-                    ("write", done)
-                }
-                None => ("erase", files.remove(key)),
-            };
-            done.map_err(|error| Error::store(doing, key, &error.into()))?;
+            store_file(files, key, value.as_ref())?;
             Ok(None)
         })
     })??;
@@ -136,6 +129,15 @@ pub(crate) fn write_objects(
         objects.change(write(opened, &given, &some, memory, threads)?)?;
     }
     Ok(())
+}
+
+/// Replaces the file of `key`, or removes it.
+pub(crate) fn store_file(files: &Files, key: &str, value: Option<&Value<'_>>) -> Result<(), Error> {
+    let (doing, done) = match value {
+        Some(value) => ("write", files.replace(key, |file| value.write_to(file))),
+        None => ("erase", files.remove(key)),
+    };
+    done.map_err(|error| Error::store(doing, key, &error.into()))
 }
 
 /// As [`write`], by updating shards where they are stored.
@@ -184,12 +186,12 @@ pub(crate) fn write_shared(
 }
 
 /// The box of `item`, in elements of its chunk.
-fn in_chunk(item: &Item) -> ArraySubset {
+pub(crate) fn in_chunk(item: &Item) -> ArraySubset {
     let ranges = item.start.iter().zip(&item.shape);
     ArraySubset::from(ranges.map(|(&start, &len)| start as u64..(start + len) as u64))
 }
 
-fn options(batch: &Batch, threads: usize) -> CodecOptions {
+pub(crate) fn options(batch: &Batch, threads: usize) -> CodecOptions {
     CodecOptions::default()
         .with_store_empty_chunks(batch.store_empty)
         .with_concurrent_target(threads)
@@ -197,7 +199,7 @@ fn options(batch: &Batch, threads: usize) -> CodecOptions {
 
 /// Checks that no subchunks are stored beside the shards of `batch`, before the first of them is written: they
 /// would hide what is written.
-fn check_frames(files: &Files, batch: &Batch) -> Result<(), Error> {
+pub(crate) fn check_frames(files: &Files, batch: &Batch) -> Result<(), Error> {
     batch
         .items
         .iter()
@@ -242,7 +244,13 @@ impl Opened {
     ) -> Result<Option<Value<'m>>, Error> {
         let item = match items {
             [item] if !self.is_sharded || self.is_whole(item) => item,
-            _ => return self.change(store, items, memory, options, threads),
+            _ => {
+                let boxes = items.iter().map(|item| {
+                    let elements = self.boxed(item, memory, threads);
+                    Ok((item, ArrayBytes::new_flen(elements)))
+                });
+                return self.change(store, boxes, options);
+            }
         };
         let elements = self.elements(store, item, memory, threads)?;
         let array = &self.array;
@@ -262,24 +270,24 @@ impl Opened {
             .map_err(|error| Error::encoding(&item.key, &error))
     }
 
-    /// The shard of `items`, with these boxes changed: other subchunks are copied as they are. `None` if all of it
-    /// is the fill value.
-    fn change(
+    /// The shard of `boxes`, which are of one shard, with the elements of each: other subchunks are copied as they
+    /// are. `None` if all of it is the fill value.
+    pub(crate) fn change<'e>(
         &self,
         store: &Store,
-        items: &[Item],
-        memory: &Memory,
+        boxes: impl Iterator<Item = Result<(&'e Item, ArrayBytes<'e>), Error>>,
         options: &CodecOptions,
-        threads: usize,
     ) -> Result<Option<Value<'static>>, Error> {
-        let [Item { key, .. }, ..] = items else {
-            return Ok(None);
+        let mut boxes = boxes.peekable();
+        let key = match boxes.peek() {
+            Some(Ok((item, _))) => &*item.key,
+            _ => "",
         };
         let shard = Arc::new(Changing::new(store.stored(key)?));
         let array = self.changing.with_storage(shard.clone());
         let options = options.with_experimental_partial_encoding(true);
-        for item in items {
-            let elements = ArrayBytes::new_flen(self.boxed(item, memory, threads));
+        for one in boxes {
+            let (item, elements) = one?;
             array
                 .store_chunk_subset_opt(&item.indices, &in_chunk(item), elements, &options)
                 .map_err(|error| Error::array(key, &error))?;

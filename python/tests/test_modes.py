@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import uuid
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from conftest import OURS, THEIRS, create, opened
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
+from zarr.dtype import VariableLengthBytes
 from zarr.storage import FsspecStore, LocalStore, LoggingStore
 
 KIND = {"shape": (16, 16), "chunks": (2, 2), "shards": (8, 8), "dtype": "uint16", "fill_value": 7}
@@ -87,6 +91,42 @@ def test_a_torn_update_is_recovered(tmp_path: Path) -> None:
         assert (got == 3).all()
     assert zarrs_cuda.recover(array) == {}
     assert states <= {"undone", "completed"}
+
+
+@pytest.mark.parametrize("shards", [(8, 8), None])
+def test_temporaries_of_killed_writes_change_nothing(shards: Any, tmp_path: Path) -> None:
+    root = zarr.create_group(tmp_path)
+    with zarr.config.set({"codec_pipeline.path": OURS}):
+        array = root.create_array("a", **(KIND | {"shards": shards}))
+        other = root.create_array("b", **KIND)
+    array[:8] = 1
+    other[...] = 3
+    before = array.nchunks_initialized, array.info_complete()._count_chunks_initialized
+    ours = f"{os.getpid():08x}{1:08x}{7:016x}"
+    names = [f"0.{ours}.partial", f"1.{uuid.uuid4().hex}.partial", f"zarr.{uuid.uuid4().hex}.partial"]
+    made = [tmp_path / "a/c/0" / names[0], tmp_path / "a/c/1" / names[1], tmp_path / "a" / names[2]]
+    for path in made:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"not whole")
+    assert (array.nchunks_initialized, array.info_complete()._count_chunks_initialized) == before
+    assert set(zarr.open_group(tmp_path).array_keys()) == {"a", "b"}
+    shutil.copytree(tmp_path, tmp_path / "copy")
+    for pipeline in (OURS, THEIRS):
+        for path in (tmp_path / "a", tmp_path / "copy/a"):
+            got = opened(path, pipeline)
+            assert (got[:8] == 1).all()
+            assert (got[8:] == 7).all()
+    if shards:
+        shared = opened(tmp_path / "a", OURS, shards="shared")
+        shared[9, 9] = 5
+        assert shared[9, 9] == 5
+        assert zarrs_cuda.consolidate(shared).shards == 1
+    kept = tmp_path / "b/c/0" / names[0]
+    kept.write_bytes(b"of another array")
+    assert zarrs_cuda.recover(array) == {}
+    assert not any(path.exists() for path in made)
+    assert kept.exists()
+    assert array[9, 9] == (5 if shards else 7)
 
 
 def test_shared_writes_are_seen_after_consolidation(tmp_path: Path) -> None:
@@ -378,6 +418,50 @@ def test_modes_agree_with_numpy(
     if mode == "shared":
         zarrs_cuda.consolidate(array)
     np.testing.assert_array_equal(opened(store, THEIRS)[...], expected)
+
+
+@pytest.mark.parametrize("mode", ["in_place", "shared"])
+@pytest.mark.parametrize("dtype", ["str", VariableLengthBytes()], ids=["str", "bytes"])
+def test_strings_in_shards(mode: str, dtype: Any, tmp_path: Path) -> None:
+    def of(*words: str) -> Any:
+        return [word if dtype == "str" else word.encode() for word in words]
+
+    create(tmp_path, shape=(8,), chunks=(2,), shards=(4,), dtype=dtype, fill_value=of("a")[0])
+    array = opened(tmp_path, OURS, shards=mode)
+    # Together, the bytes of a subchunk and of a shard look like the fill value.
+    array[0:2] = np.array(of("aa", ""), dtype=object)
+    array[4:8] = np.array(of("aaa", "a", "", ""), dtype=object)
+    array[3] = np.array(of("b" * 70000), dtype=object)[0]
+    expected = of("aa", "", "a", "b" * 70000, "aaa", "a", "", "")
+    assert list(array[:]) == expected
+    array[3], expected[3] = expected[2], expected[2]
+    array[5], expected[5] = of("ä")[0], of("ä")[0]
+    assert list(array[1:7:2]) == expected[1:7:2]
+    if mode == "shared":
+        assert zarrs_cuda.consolidate(array).shards == 2
+        assert frames(tmp_path) == 0
+    for pipeline in (OURS, THEIRS):
+        assert list(opened(tmp_path, pipeline)[:]) == expected
+
+
+@pytest.mark.parametrize("dtype", ["S3", "V3", np.dtype([("a", "u1"), ("b", "<i4")])], ids=str)
+@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
+def test_types_that_zarrs_does_not_have(dtype: Any, tmp_path: Path) -> None:
+    create(tmp_path, shape=(8,), chunks=(2,), shards=(8,), dtype=dtype)
+    array = opened(tmp_path, OURS, shards="in_place")
+    expected = np.zeros(8, dtype)
+    value = np.frombuffer(b"abcde"[: expected.itemsize], dtype)[0]
+    for selection in (slice(1, 6), 7):
+        array[selection] = value
+        expected[selection] = value
+    for pipeline in (OURS, THEIRS):
+        np.testing.assert_array_equal(opened(tmp_path, pipeline)[:], expected)
+    shared = opened(tmp_path, OURS, shards="shared")
+    for use in (lambda: shared[:], lambda: shared.set_basic_selection(0, value)):
+        with pytest.raises(ValueError, match="zarrs has no type"):
+            use()
+    with pytest.raises(ValueError, match="zarrs has no type"):
+        zarrs_cuda.consolidate(shared)
 
 
 SHIM = """

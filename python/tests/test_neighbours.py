@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+import zarrs_cuda
 from conftest import OURS, THEIRS, create, opened
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -131,6 +132,14 @@ def test_dask_to_zarr_with_shards(tmp_path: Path) -> None:
         got = da.from_zarr(array)
         np.testing.assert_array_equal(got.compute(), values)
     np.testing.assert_array_equal(opened(tmp_path, THEIRS)[...], values)
+    # An array that Dask creates. It does not make its blocks those of the shards.
+    path = tmp_path / "made by dask"
+    with zarr.config.set({"codec_pipeline.path": OURS}):
+        blocks = da.from_array(values, chunks=(16, 8))
+        da.to_zarr(blocks, path, chunks=(4, 4), shards=(8, 8))
+    made = opened(path, THEIRS)
+    assert (made.chunks, made.shards) == ((4, 4), (8, 8))
+    np.testing.assert_array_equal(made[...], values)
 
 
 def test_xarray_regions(tmp_path: Path) -> None:
@@ -153,23 +162,85 @@ def test_xarray_regions(tmp_path: Path) -> None:
         np.testing.assert_array_equal(zarr.open_array(tmp_path / "v")[...], values)
 
 
-def test_iohub_finds_and_repairs_a_torn_shard(tmp_path: Path) -> None:
-    from iohub.core.registry import get_implementation
-    from iohub.ngff import _write_units
+@pytest.mark.parametrize("scheduler", ["threads", "processes"])
+@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
+def test_xarray_without_safe_chunks_loses_nothing_of_shared_shards(scheduler: str, tmp_path: Path) -> None:
+    import dask
+    import xarray as xr
 
-    array = create(tmp_path, shape=(8, 8), chunks=(2, 2), shards=(8, 8), dtype="uint16")
-    array[...] = 1
+    values = np.arange(1, 1 + 32 * 32, dtype="uint16").reshape(32, 32)
+    times = np.datetime64("2026-01-01", "ns") + np.arange(32) * np.timedelta64(1, "s")
+    names = np.array([f"row {number}" for number in range(32)], dtype=object)
+    data = xr.Dataset({"v": (("y", "x"), values)}, {"y": names, "x": times})
+    settings = {"codec_pipeline.path": OURS, "codec_pipeline.shards": "shared"}
+    with zarr.config.set(settings), dask.config.set(scheduler=scheduler):
+        # 64 blocks in 4 shards, each of one subchunk.
+        blocks = data.chunk({"y": 4, "x": 4})
+        encoding = {"v": {"chunks": (4, 4), "shards": (16, 16)}}
+        blocks.to_zarr(tmp_path, encoding=encoding, safe_chunks=False, consolidated=False)
+        shared = zarr.open_array(tmp_path / "v")
+        np.testing.assert_array_equal(shared[...], values)
+        assert zarrs_cuda.consolidate(shared).subchunks == 64
+        part = {"y": slice(8, 24), "x": slice(4, 20)}
+        more = (data.isel(part) + 1).drop_vars(["x", "y"]).chunk({"y": 4, "x": 4})
+        more.to_zarr(tmp_path, region=part, safe_chunks=False, consolidated=False)
+        assert zarrs_cuda.consolidate(shared).subchunks == 16
+    values[8:24, 4:20] += 1
+    for pipeline in (OURS, THEIRS):
+        with (
+            zarr.config.set({"codec_pipeline.path": pipeline}),
+            xr.open_zarr(tmp_path, consolidated=False) as got,
+        ):
+            np.testing.assert_array_equal(got["v"].values, values)
+            np.testing.assert_array_equal(got["x"].values, times)
+            assert list(got["y"].values) == list(names)
+
+
+def test_iohub_finds_and_repairs_a_torn_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from iohub.core import registry
+    from iohub.ngff import open_ome_zarr
+    from iohub.ngff.utils import process_single_position
+
+    registry.get_implementation("zarrs-cuda")
+    monkeypatch.setattr(registry, "_default", "zarrs-cuda")
+    values = np.arange(1, 1 + 4 * 2 * 2 * 8 * 8, dtype="uint16").reshape(4, 2, 2, 8, 8)
+    kind = {"shape": values.shape, "dtype": "uint16", "chunks": (1, 1, 1, 4, 4)}
     before = zarr.config.get("codec_pipeline.path")
     try:
-        implementation = get_implementation("zarrs-cuda")
-        group_array = zarr.open_array(tmp_path)
-        assert type(group_array.async_array.codec_pipeline).__module__ == "zarrs_cuda"
+        for name, filled in (("raw.zarr", True), ("done.zarr", False)):
+            with open_ome_zarr(
+                tmp_path / name, layout="fov", mode="w", channel_names=["a", "b"], version="0.5"
+            ) as position:
+                array = position.create_zeros("0", **kind, shards_ratio=(2, 1, 2, 2, 2))
+                assert type(array.native.async_array.codec_pipeline) is zarrs_cuda.CodecPipeline
+                if filled:
+                    array[...] = values
+        done: list[int] = []
+
+        def process(czyx: Any) -> Any:
+            done.append(int(czyx.flat[0]))
+            return czyx + 1
+
+        def run() -> list[int]:
+            done.clear()
+            process_single_position(process, tmp_path / "raw.zarr", tmp_path / "done.zarr", resume=True)
+            return list(done)
+
+        assert len(run()) == 8
+        assert run() == []
+        shards = sorted(path for path in (tmp_path / "done.zarr/0/c").rglob("*") if path.is_file())
+        assert len(shards) == 4
+        for number, torn in enumerate([shards[1].read_bytes()[:-5], b"", shards[3].read_bytes()[7:]]):
+            shards[number + 1].write_bytes(torn)
+            with open_ome_zarr(tmp_path / "done.zarr", mode="r") as position:
+                # Each shard has both halves of the times, and one channel.
+                time, channel = divmod(number + 1, 2)
+                with pytest.raises(zarrs_cuda.ShardError, match="recover"):
+                    position["0"][2 * time, channel, 0, 0, 0]
+            # The two times of the shard, and nothing else, are done again.
+            assert len(run()) == 2
+            assert run() == []
+        with open_ome_zarr(tmp_path / "done.zarr", mode="r") as position:
+            np.testing.assert_array_equal(position["0"][...], values + 1)
     finally:
         zarr.config.set({"codec_pipeline.path": before})
-    shard = tmp_path / "c/0/0"
-    probe = type("Probe", (), {"_impl": implementation, "native": group_array})
-    assert _write_units._decodes(probe, shard, (0, 0))
-    shard.write_bytes(shard.read_bytes()[:-5])
-    assert not _write_units._decodes(probe, shard, (0, 0))
-    shard.write_bytes(b"")
-    assert not _write_units._decodes(probe, shard, (0, 0))

@@ -17,7 +17,9 @@ import pytest
 import zarr
 import zarrs_cuda
 from conftest import OURS, THEIRS, create, opened
+from zarr.codecs import BytesCodec, ScaleOffset, numcodecs
 from zarr.core.buffer import BufferPrototype, NDBuffer, cpu
+from zarr.dtype import VariableLengthBytes
 from zarr.storage import LocalStore, MemoryStore
 
 if TYPE_CHECKING:
@@ -120,13 +122,13 @@ def test_equal_and_hash() -> None:
     assert hash(one) == hash(other)
 
 
-def test_a_structured_type_falls_back_with_one_warning() -> None:
+def test_a_structured_type_of_foreign_byte_order_falls_back_with_one_warning() -> None:
     zarrs_cuda._pipeline._warned.clear()
     dtype = np.dtype([("a", "u1"), ("b", "<i4")])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
-            array = create({}, shape=(4,), dtype=dtype, chunks=(2,))
+            array = create({}, shape=(4,), dtype=dtype, chunks=(2,), serializer=BytesCodec(endian="big"))
             array[:] = np.array((1, 2), dtype=dtype)
             assert (array[:] == np.array((1, 2), dtype=dtype)).all()
     ours = [w for w in caught if w.category is zarrs_cuda.FallbackWarning]
@@ -136,22 +138,117 @@ def test_a_structured_type_falls_back_with_one_warning() -> None:
 
 
 def test_a_fallback_is_an_error_if_strict() -> None:
-    array = create({}, shape=(4,), dtype="str", chunks=(2,))
+    array = create({}, shape=(4,), dtype="uint8", chunks=(2,), compressors=[numcodecs.LZ4()])
     with (
         zarr.config.set({"codec_pipeline.strict": True}),
         pytest.raises(ValueError, match="strict"),
     ):
-        array[:] = "a"
+        array[:] = 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kwargs", "why"),
+    [
+        ("uint8", {"compressors": [numcodecs.Blosc()]}, "Blosc"),
+        ("uint8", {"compressors": [numcodecs.CRC32()]}, "CRC32"),
+        ("uint8", {"compressors": [numcodecs.CRC32C()]}, "CRC32C"),
+        ("uint8", {"compressors": [numcodecs.Fletcher32()]}, "Fletcher32"),
+        ("uint8", {"compressors": [numcodecs.GZip()]}, "GZip"),
+        ("uint8", {"compressors": [numcodecs.JenkinsLookup3()]}, "JenkinsLookup3"),
+        ("uint8", {"compressors": [numcodecs.LZ4()]}, "LZ4"),
+        ("uint8", {"compressors": [numcodecs.LZMA()]}, "LZMA"),
+        ("uint8", {"compressors": [numcodecs.Zstd()]}, "Zstd"),
+        ("uint8", {"filters": [numcodecs.Delta(dtype="u1")]}, "Delta"),
+        ("float64", {"filters": [numcodecs.FixedScaleOffset(offset=1, scale=2)]}, "FixedScaleOffset"),
+        ("float64", {"filters": [numcodecs.Quantize(digits=2, dtype="f8")]}, "Quantize"),
+        ("float64", {"filters": [numcodecs.AsType(encode_dtype="f4", decode_dtype="f8")]}, "AsType"),
+        ("float64", {"filters": [ScaleOffset(offset=1, scale=2)]}, "ScaleOffset"),
+        ("str", {"compressors": [numcodecs.Adler32()]}, "Adler32"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.filterwarnings("ignore::zarrs_cuda.FallbackWarning")
+def test_codecs_of_zarr_python_alone_fall_back(dtype: str, kwargs: Any, why: str) -> None:
+    array = create({}, shape=(4,), chunks=(2,), dtype=dtype, **kwargs)
+    array[:] = np.arange(4).astype(dtype)
+    assert [float(value) for value in array[:]] == [0, 1, 2, 3]
+    found = zarrs_cuda.explain(array)
+    assert found.pipeline.endswith("BatchedCodecPipeline")
+    assert f".{why} " in found.why
+
+
+@pytest.mark.filterwarnings("ignore::zarrs_cuda.FallbackWarning")
+def test_parameters_that_zarrs_does_not_know_fall_back() -> None:
+    # zarrs panics for one of them.
+    for level in (0, 10):
+        array = create({}, shape=(4,), chunks=(2,), dtype="uint8", compressors=[numcodecs.BZ2(level=level)])
+        with pytest.raises(ValueError, match="between 1 and 9"):
+            array[:] = 1
+        assert zarrs_cuda.explain(array).mode is None
+    array = create({}, shape=(4,), chunks=(2,), dtype="uint8", compressors=[numcodecs.Shuffle(elementsize=0)])
+    array[:] = 1
+    assert array[3] == 1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("keepbits", [0, 3, 9])
+def test_rounded_floats_have_the_bits_of_numcodecs(dtype: str, keepbits: int) -> None:
+    rng = np.random.default_rng(5)
+    values = rng.integers(0, 256, (40, np.dtype(dtype).itemsize * 25), dtype="uint8").view(dtype)
+    # A rounded NaN may have an exponent that is too large: numcodecs makes 0 of it.
+    values[np.isnan(values) & np.signbit(values)] = -np.inf
+    values[0, :3] = np.nan, np.inf, -0.0
+    stored = []
+    for pipeline in (OURS, THEIRS):
+        store = MemoryStore()
+        filters = [numcodecs.BitRound(keepbits=keepbits)]
+        array = create(
+            store, pipeline, shape=(40, 25), chunks=(10, 25), dtype=dtype, filters=filters, compressors=None
+        )
+        array[...] = values
+        array[3:33, 2] = 1.7
+        stored.append({key: value.to_bytes() for key, value in store._store_dict.items()})
+        assert opened(store, OURS)[...].tobytes() == opened(store, THEIRS)[...].tobytes()
+    assert stored[0] == stored[1]
+
+
+def test_a_nan_of_the_metadata_keeps_its_bits(tmp_path: Path) -> None:
+    create(tmp_path, shape=(4,), chunks=(2,), shards=(4,), dtype="float32", fill_value=np.nan)
+    text = (tmp_path / "zarr.json").read_text()
+    assert '"NaN"' in text
+    (tmp_path / "zarr.json").write_text(text.replace('"NaN"', '"0x7fc00123"'))
+    array = opened(tmp_path, OURS)
+    array[0] = 1
+    assert list(array[:].view("uint32")) == [0x3F800000, 0x7FC00123, 0x7FC00123, 0x7FC00123]
+    np.testing.assert_array_equal(opened(tmp_path, THEIRS)[:], array[:])
+
+
+def test_strings_are_counted_as_objects_of_python() -> None:
+    strings = zarrs_cuda.explain(create({}, shape=(4, 5), chunks=(2, 5), dtype="str"))
+    assert strings.pipeline == OURS
+    assert strings.one_by_one == 20
+    assert "20 elements go through Python one by one" in str(strings)
+    assert zarrs_cuda.explain(create({}, shape=(4, 5), chunks=(2, 5), dtype="U3")).one_by_one == 0
+
+
+def test_what_is_no_string_is_an_error() -> None:
+    array = create({}, shape=(4,), chunks=(2,), dtype=VariableLengthBytes())
+    with pytest.raises(TypeError, match="expected a string or bytes, and found float"):
+        array[:] = np.array([b"a", 1.5, b"", b""], dtype=object)
+    array[:] = np.array([b"a", None, 0, bytearray(b"b")], dtype=object)
+    assert list(array[:]) == [b"a", b"", b"", b"b"]
 
 
 @pytest.mark.parametrize("mode", ["shared", "in_place"])
 def test_modes_do_not_fall_back(mode: str, tmp_path: Path) -> None:
     with zarr.config.set({"codec_pipeline.shards": mode}):
-        array = create(tmp_path, shape=(4,), chunks=(1,), shards=(2,), dtype="str")
+        array = create(
+            tmp_path, shape=(4,), chunks=(1,), shards=(2,), dtype="uint8", compressors=[numcodecs.LZ4()]
+        )
         elsewhere = create({}, shape=(4,), chunks=(1,), shards=(2,), dtype="uint8")
         plain = create({}, shape=(4,), chunks=(2,), dtype="uint8")
     with pytest.raises(ValueError, match=mode):
-        array[:] = "a"
+        array[:] = 1
     with pytest.raises(ValueError, match="LocalStore"):
         elsewhere[:] = 1
     with pytest.raises(ValueError, match="LocalStore"):

@@ -5,7 +5,29 @@ class FallbackWarning(UserWarning):
     """zarr-python's own pipeline reads and writes an array: the message says why."""
 
 
-class FramesPending(RuntimeError):  # noqa: N818
+class _OfShardError(RuntimeError):
+    """An error of one shard, or of one chunk.
+
+    Attributes
+    ----------
+    array : str
+        The path of the array in its store.
+    shard : str
+        The key of the shard in the store.
+    """
+
+    def __init__(self, array: str, shard: str, *why: str) -> None:
+        # All arguments, so that the error can be pickled.
+        super().__init__(array, shard, *why)
+        self.array = array
+        self.shard = shard
+
+    @property
+    def _path(self) -> str:
+        return self.array or "/"
+
+
+class FramesPending(_OfShardError):  # noqa: N818
     """Subchunks of a shard are stored beside it, and would hide what is written.
 
     Attributes
@@ -16,21 +38,16 @@ class FramesPending(RuntimeError):  # noqa: N818
         The key of the shard in the store.
     """
 
-    def __init__(self, array: str, shard: str) -> None:
-        super().__init__(array, shard)
-        self.array = array
-        self.shard = shard
-
     def __str__(self) -> str:
         return (
-            f"the array {self.array or '/'!r} has subchunks beside its shard {self.shard!r}, written with "
+            f"the array {self._path!r} has subchunks beside its shard {self.shard!r}, written with "
             "`codec_pipeline.shards` set to 'shared'. They would hide what is written otherwise: call "
             "`zarrs_cuda.consolidate(array)` first, when no other process writes. If it says that some are "
             "not whole, `zarrs_cuda.consolidate(array, discard_invalid=True)` deletes these"
         )
 
 
-class ShardError(RuntimeError):
+class ShardError(_OfShardError):
     """A shard, or a chunk, cannot be decoded.
 
     Attributes
@@ -41,15 +58,9 @@ class ShardError(RuntimeError):
         The key of the shard in the store.
     """
 
-    def __init__(self, array: str, shard: str, why: str) -> None:
-        super().__init__(array, shard, why)
-        self.array = array
-        self.shard = shard
-        self._why = why
-
     def __str__(self) -> str:
         return (
-            f"the array {self.array or '/'!r} has a damaged shard, {self.shard!r}: {self._why}. "
+            f"the array {self._path!r} has a damaged shard, {self.shard!r}: {self.args[2]}. "
             "If an update in place was interrupted, `zarrs_cuda.recover(array)` repairs it. Otherwise "
             "delete its object, which reads as fill values then, and write the shard again"
         )

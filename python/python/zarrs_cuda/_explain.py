@@ -27,16 +27,21 @@ class Explanation:
         Why that pipeline.
     stages : str
         What happens to a chunk, and where; empty if another pipeline does it.
+    one_by_one : int
+        How many elements go through Python one by one when all of the array is read or written: all strings
+        and byte strings of variable length. 0 if another pipeline does it.
     """
 
     pipeline: str
     mode: str | None
     why: str
     stages: str
+    one_by_one: int = 0
 
     def __str__(self) -> str:
         mode = "" if self.mode is None else f", shards: {self.mode}"
-        return f"{self.pipeline}{mode}: {self.why}\n{self.stages}".rstrip()
+        objects = f"\n{self.one_by_one} elements go through Python one by one" if self.one_by_one else ""
+        return f"{self.pipeline}{mode}: {self.why}{objects}\n{self.stages}".rstrip()
 
 
 def explain(array: Array[Any] | AsyncArray[Any]) -> Explanation:
@@ -59,8 +64,13 @@ def explain(array: Array[Any] | AsyncArray[Any]) -> Explanation:
         why = "`codec_pipeline.path` was not `zarrs_cuda.CodecPipeline` when the array was opened"
         return Explanation(name, None, why, "")
     found = place(opened.store_path.store)
+    metadata = opened.metadata
+    if pipeline._is_irregular:
+        # Chunks of every shape are read and written alike.
+        first = opened._chunk_grid[(0,) * opened.ndim]
+        metadata = pipeline.of_chunks((1,) * opened.ndim if first is None else first.codec_shape)._metadata
     try:
-        ours = native_for(opened.metadata, found, pipeline._mode)
+        ours = native_for(metadata, found, pipeline._mode)
     except UnsupportedError as error:
         other = type(pipeline.other)
         return Explanation(f"{other.__module__}.{other.__qualname__}", None, str(error), "")
@@ -72,4 +82,5 @@ def explain(array: Array[Any] | AsyncArray[Any]) -> Explanation:
         case _:
             where = "its values are objects, which the library requests itself"
     stages = ours.explain(opened.store_path.path, _settings.threads())
-    return Explanation(name, ours.mode, where, stages)
+    objects = opened.size if ours.is_variable else 0
+    return Explanation(name, ours.mode, where, stages, objects)

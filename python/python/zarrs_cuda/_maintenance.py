@@ -5,12 +5,16 @@ from __future__ import annotations
 import html
 import itertools
 import json
+import os
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zarr.core.array import Array, AsyncArray
 from zarr.core.metadata.v3 import ArrayV3Metadata
 from zarr.core.sync import sync
+from zarr.storage import LocalStore
 
 from zarrs_cuda import _settings
 from zarrs_cuda._pipeline import native_for
@@ -24,6 +28,9 @@ if TYPE_CHECKING:
     from zarrs_cuda._settings import Mode
 
     type AnyArray = Array[Any] | AsyncArray[Any]
+
+# The temporaries of this package, and of zarr-python.
+_TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.partial$")
 
 
 @dataclass(frozen=True)
@@ -132,9 +139,11 @@ def compact(array: AnyArray) -> dict[tuple[int, ...], tuple[int, int]]:
 
 
 def recover(array: AnyArray) -> dict[tuple[int, ...], str]:
-    """Repair the shards whose last update in place was interrupted, because a process was killed.
+    """Repair what processes left that were killed while they wrote.
 
-    Nothing else may write the shards meanwhile.
+    Shards whose last update in place was interrupted are completed, or as they were before. Temporary
+    files are deleted: those of zarr-python, too, and those of arrays without shards. Nothing else may
+    write the array meanwhile.
 
     Parameters
     ----------
@@ -150,13 +159,19 @@ def recover(array: AnyArray) -> dict[tuple[int, ...], str]:
     Raises
     ------
     ValueError
-        If the array has no shards, or is in another store.
+        If the array is in another store, or another pipeline reads and writes it.
     OSError
         If a file cannot be read or written. For objects, the exceptions of obstore.
     """
-    ours, path, grid = _opened(array, "rewrite", writes=True)
+    ours, path, grid = _opened(array, "rewrite", writes=True, shards=False)
     threads = _settings.threads()
-    found = {shard: ours.recover(path, list(shard), threads)[0] for shard in _every(grid)}
+    shards = _every(grid) if ours.is_sharded else ()
+    found = {shard: ours.recover(path, list(shard), threads)[0] for shard in shards}
+    store = array.store_path.store
+    if isinstance(store, LocalStore):
+        for directory, _, names in os.walk(store.root / path):
+            for name in filter(_TEMPORARY.search, names):
+                (Path(directory) / name).unlink(missing_ok=True)
     return {shard: state for shard, state in found.items() if state not in ("absent", "intact")}
 
 
@@ -267,7 +282,9 @@ def inspect(array: AnyArray, shard: tuple[int, ...]) -> Inspection | None:
     )
 
 
-def _opened(array: AnyArray, mode: Mode, *, writes: bool = False) -> tuple[Native, str, list[int]]:
+def _opened(
+    array: AnyArray, mode: Mode, *, writes: bool = False, shards: bool = True
+) -> tuple[Native, str, list[int]]:
     """Return the native half for the shards of an array, its path, and its grid of shards."""
     opened = array.async_array if isinstance(array, Array) else array
     where = opened.store_path
@@ -283,7 +300,7 @@ def _opened(array: AnyArray, mode: Mode, *, writes: bool = False) -> tuple[Nativ
         ours = native_for(metadata, found, mode)
     except UnsupportedError as error:
         raise ValueError(str(error)) from error
-    if not ours.is_sharded:
+    if shards and not ours.is_sharded:
         msg = "the array has no shards, or codecs around them"
         raise ValueError(msg)
     chunk = metadata.chunk_grid.chunk_shape

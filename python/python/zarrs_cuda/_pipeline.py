@@ -7,8 +7,8 @@ import itertools
 import os
 import time
 import warnings
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 from zarr.abc.codec import CodecPipeline as _CodecPipeline
@@ -24,12 +24,19 @@ from zarr.core.config import config
 from zarr.core.metadata.v3 import ArrayV3Metadata, RegularChunkGridMetadata
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, StorePath, WrapperStore
 
-from zarrs_cuda import _settings
+from zarrs_cuda import _elements, _settings
 from zarrs_cuda._errors import FallbackWarning, FramesPending
 from zarrs_cuda._native import native
 from zarrs_cuda._places import place
 from zarrs_cuda._selections import Met, around, is_box, met
-from zarrs_cuda._supported import UnsupportedError, check_fill_value, has_shards, metadata_text
+from zarrs_cuda._supported import (
+    UnsupportedError,
+    check_fill_value,
+    has_shards,
+    is_raw,
+    is_sharded,
+    metadata_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -106,6 +113,8 @@ class CodecPipeline(_CodecPipeline):
         self._native: tuple[tuple[Place | None, bool], Native] | None = None
         self._unsupported: str | None = None
         self._other: BatchedCodecPipeline | None = None
+        # Of an irregular grid of chunks, the pipelines of each shape.
+        self._of_chunks: dict[tuple[int, ...], CodecPipeline] = {}
         # How many reads have to be in time until the event loop's thread does them again.
         self._slow = 0
 
@@ -248,6 +257,14 @@ class CodecPipeline(_CodecPipeline):
         batch: Batch = list(batch_info)
         if not batch:
             return ()
+        if self._is_irregular:
+            found: list[GetResult] = [GetResult(status="missing")] * len(batch)
+            for shape, positions in _by_shape(batch):
+                items = [batch[position] for position in positions]
+                results = await self.of_chunks(shape).read(items, out, drop_axes)
+                for position, result in zip(positions, results, strict=True):
+                    found[position] = result
+            return tuple(found)
         ours = self._for(batch)
         if ours is None:
             return await self.other.read(batch, out, drop_axes)
@@ -258,16 +275,16 @@ class CodecPipeline(_CodecPipeline):
         begin = time.perf_counter()
         # Sooner done than a thread is woken. The loops of applications have other work.
         if is_quick and self._slow == 0 and asyncio.get_running_loop() is sync.loop[0]:
-            found = _read(ours, batch, host, drop_axes, values)
+            there = _read(ours, batch, host, drop_axes, values)
         else:
-            found = await asyncio.to_thread(_read, ours, batch, host, drop_axes, values)
+            there = await asyncio.to_thread(_read, ours, batch, host, drop_axes, values)
         if is_quick:
             is_late = time.perf_counter() - begin > _LATE
             self._slow = _IN_TIME if is_late else max(self._slow - 1, 0)
         if host is not target:
             # A device's buffer is set from a host buffer, not from a numpy array.
             out[...] = cpu.NDBuffer.from_numpy_array(host)
-        return tuple(GetResult(status="present" if is_there else "missing") for is_there in found)
+        return tuple(GetResult(status="present" if is_there else "missing") for is_there in there)
 
     async def write(
         self,
@@ -297,6 +314,11 @@ class CodecPipeline(_CodecPipeline):
         batch: Batch = list(batch_info)
         if not batch:
             return
+        if self._is_irregular:
+            for shape, positions in _by_shape(batch):
+                items = [batch[position] for position in positions]
+                await self.of_chunks(shape).write(items, value, drop_axes)
+            return
         ours = self._for(batch)
         if ours is None:
             await self.other.write(batch, value, drop_axes)
@@ -309,6 +331,32 @@ class CodecPipeline(_CodecPipeline):
         changes = await _to_its_end(_write, ours, batch, elements, drop_axes, values)
         if changes:
             await _store(batch, changes)
+
+    @property
+    def _is_irregular(self) -> bool:
+        metadata = self._metadata
+        return isinstance(metadata, ArrayV3Metadata) and not isinstance(
+            metadata.chunk_grid, RegularChunkGridMetadata
+        )
+
+    def of_chunks(self, shape: tuple[int, ...]) -> CodecPipeline:
+        """Return the pipeline of the chunks of a shape: those of an irregular grid are of several.
+
+        Parameters
+        ----------
+        shape
+            The shape of chunks, in elements.
+        """
+        known = self._of_chunks.get(shape)
+        if known is None:
+            grid = RegularChunkGridMetadata(chunk_shape=shape)
+            # Another array for the native half: where chunks begin does not matter.
+            metadata = replace(cast("ArrayV3Metadata", self._metadata), chunk_grid=grid)
+            known = CodecPipeline(metadata, self._store, self._mode)
+            if self._mode == "shared" and is_sharded(metadata):
+                known._unsupported = "its chunk grid is not regular"
+            self._of_chunks[shape] = known
+        return known
 
     def _for(self, batch: Batch) -> Native | None:
         """Return the native half for a batch, or None if zarr-python is to do it."""
@@ -359,6 +407,14 @@ class CodecPipeline(_CodecPipeline):
         )
 
 
+def _by_shape(batch: Batch) -> Iterable[tuple[tuple[int, ...], list[int]]]:
+    """Return the positions of the items of each shape of chunks."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for position, item in enumerate(batch):
+        found.setdefault(item[1].shape, []).append(position)
+    return found.items()
+
+
 def native_for(metadata: ArrayMetadata, found: Place | None, mode: Mode) -> Native:
     """Make the native half of a pipeline.
 
@@ -377,6 +433,9 @@ def native_for(metadata: ArrayMetadata, found: Place | None, mode: Mode) -> Nati
         If it cannot read and write such arrays.
     """
     text = metadata_text(metadata)
+    if mode == "shared" and is_sharded(metadata) and is_raw(metadata):
+        msg = f"zarrs has no type {metadata.dtype!r}, as which others would see subchunks beside their shards"
+        raise UnsupportedError(msg)
     try:
         ours: Native = native().Native(text, found, mode, sync=_settings.syncs())
     except ValueError as error:
@@ -605,6 +664,8 @@ def _read(
     drop_axes: tuple[int, ...],
     values: dict[str, Any] | None,
 ) -> list[bool]:
+    if ours.is_variable:
+        return _elements.read(ours, batch, out, drop_axes, values)
     threads = _settings.threads()
     # What is of another type, or not in the order of this machine, numpy converts.
     dtype = batch[0][1].dtype.to_native_dtype()
@@ -662,9 +723,11 @@ def _write(
     drop_axes: tuple[int, ...],
     values: dict[str, Any] | None,
 ) -> dict[str, Any]:
+    if ours.is_variable:
+        return _elements.write(ours, batch, value, drop_axes, values)
     threads = _settings.threads()
-    if not value.dtype.isnative:
-        value = value.astype(value.dtype.newbyteorder("="))
+    # zarr-python converts no fields, and no byte order.
+    value = value.astype(batch[0][1].dtype.to_native_dtype().newbyteorder("="), copy=False)
     changes, others = ours.write(batch, value, drop_axes, values, threads, boxes=True)
     for position in others:
         where, spec, selection, out_selection, is_complete = batch[position]

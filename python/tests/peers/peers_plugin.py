@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 _ORDER = "subchunks are always stored in C order"
 _INSIDE = "it replaces a function inside of zarr-python's own sharding codec"
@@ -31,6 +32,14 @@ FAILS = {
     "pipeline/test_pipeline.py::test_pipeline_used*": "it looks into zarrs-python's own pipeline",
 }
 _counts = {"ours": 0, "other": 0}
+
+# zarr-python's property tests have 300 examples each, which take minutes.
+settings.register_profile(
+    "zarrs_cuda",
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

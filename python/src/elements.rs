@@ -1,0 +1,259 @@
+//! Strings and byte strings: elements of variable length, which Python has as objects of their own.
+
+use std::borrow::Cow;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyBytes, PyList, PyString};
+use zarrs::array::{ArrayBytes, ArrayBytesOffsets};
+use zarrs_codec::{ArrayToBytesCodecTraits, CodecOptions};
+
+use crate::array::{Opened, Shared};
+use crate::batch::{Batch, Item};
+use crate::error::{Error, no_panic};
+use crate::files::Files;
+use crate::pool;
+use crate::read::{check_keys, each};
+use crate::store::Store;
+use crate::write::{Change, Value, check_frames, in_chunk, options, store_file};
+
+/// The elements of a box, in C order: their bytes, and where each begins and the last one ends.
+#[derive(Debug)]
+pub(crate) struct Elements {
+    bytes: Vec<u8>,
+    offsets: Vec<usize>,
+}
+
+impl Elements {
+    /// Takes the elements of a list: `str`, `bytes` or `bytearray`. `None` and 0 are empty, as numcodecs has
+    /// them: an object array that was never filled has them.
+    pub(crate) fn of(list: &Bound<'_, PyList>) -> PyResult<Self> {
+        let (mut bytes, mut offsets) = (Vec::new(), Vec::with_capacity(list.len() + 1));
+        offsets.push(0);
+        for element in list.iter() {
+            if let Ok(text) = element.cast::<PyString>() {
+                bytes.extend_from_slice(text.to_str()?.as_bytes());
+            } else if let Ok(raw) = element.cast::<PyBytes>() {
+                bytes.extend_from_slice(raw.as_bytes());
+            } else if let Ok(raw) = element.cast::<PyByteArray>() {
+                bytes.extend_from_slice(&raw.to_vec());
+            } else if !element.is_none() && !element.eq(0)? {
+                return Err(PyTypeError::new_err(format!(
+                    "expected a string or bytes, and found {}",
+                    element.get_type().name()?
+                )));
+            }
+            offsets.push(bytes.len());
+        }
+        Ok(Self { bytes, offsets })
+    }
+
+    /// The elements as a list of `str`, or of `bytes`.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] with `key` if an element is no UTF-8.
+    pub(crate) fn into_list<'py>(
+        self,
+        py: Python<'py>,
+        array: &str,
+        key: &str,
+        is_text: bool,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let elements = self
+            .offsets
+            .windows(2)
+            .map(|ends| &self.bytes[ends[0]..ends[1]]);
+        if !is_text {
+            return PyList::new(py, elements.map(|element| PyBytes::new(py, element)));
+        }
+        let texts = elements
+            .map(std::str::from_utf8)
+            .collect::<Result<Vec<_>, _>>();
+        let texts = texts.map_err(|error| {
+            let key = key.to_owned();
+            let why = format!("an element is no UTF-8: {error}");
+            Error::Damaged { key, why }.into_py(py, array)
+        })?;
+        PyList::new(py, texts.into_iter().map(|text| PyString::new(py, text)))
+    }
+
+    fn is_all(&self, fill_value: &[u8]) -> bool {
+        let mut ends = self.offsets.windows(2);
+        ends.all(|ends| self.bytes[ends[0]..ends[1]] == *fill_value)
+    }
+
+    fn as_array_bytes(&self) -> Result<ArrayBytes<'_>, Error> {
+        let failed = |error: &dyn std::fmt::Display| Error::Value(error.to_string());
+        let offsets = ArrayBytesOffsets::new(&*self.offsets).map_err(|error| failed(&error))?;
+        ArrayBytes::new_vlen(&*self.bytes, offsets).map_err(|error| failed(&error))
+    }
+}
+
+/// Reads the boxes of `batch`. Returns, for each, whether its chunk is there, and its elements.
+pub(crate) fn read(
+    opened: &Opened,
+    shared: Option<&Shared>,
+    store: &Store,
+    batch: &Batch,
+    threads: NonZeroUsize,
+) -> Result<Vec<(bool, Elements)>, Error> {
+    check_keys(opened, batch)?;
+    let array = opened.array.with_storage(Arc::new(store.clone()));
+    pool::run(threads, || {
+        each(&batch.items, threads, |item, share| {
+            let options = CodecOptions::default().with_concurrent_target(share);
+            let decode = || {
+                if let Some(shared) = shared {
+                    let subset = opened.subset(item);
+                    return shared
+                        .subchunks
+                        .retrieve_array_subset_opt(&subset, &options);
+                }
+                if opened.is_whole(item) && store.has_whole(&item.key) {
+                    return array.retrieve_chunk_opt(&item.indices, &options);
+                }
+                let decoder = array.partial_decoder_opt(&item.indices, &options)?;
+                let decoded = decoder.partial_decode(&in_chunk(item), &options)?;
+                Ok(decoded.into_owned())
+            };
+            let damaged = |why: String| Error::Damaged {
+                key: item.key.clone(),
+                why,
+            };
+            let decoded =
+                no_panic(decode).ok_or_else(|| damaged("its elements are cut off".to_owned()))?;
+            let decoded: ArrayBytes<'_> =
+                decoded.map_err(|error| Error::array(&item.key, &error))?;
+            let decoded = decoded
+                .into_variable()
+                .map_err(|error| damaged(error.to_string()))?;
+            let (bytes, offsets) = decoded.into_parts();
+            let elements = Elements {
+                bytes: bytes.into_owned(),
+                offsets: offsets.to_vec(),
+            };
+            let is_there = store.has(&item.key)?
+                || match (shared, store) {
+                    (Some(_), Store::Files(files)) => files
+                        .has_frame(&item.key)
+                        .map_err(|error| Error::store("list", &item.key, &error.into()))?,
+                    _ => false,
+                };
+            Ok((is_there, elements))
+        })
+    })?
+}
+
+/// Writes `elements` to the boxes of `batch`, which are whole chunks if the array has no shards. Returns the
+/// values that the caller is to store: none if they are files.
+pub(crate) fn write(
+    opened: &Opened,
+    store: &Store,
+    in_place: bool,
+    batch: &Batch,
+    elements: &[Elements],
+    threads: NonZeroUsize,
+) -> Result<Vec<Change>, Error> {
+    check_keys(opened, batch)?;
+    if let Store::Files(files) = store {
+        check_frames(files, batch)?;
+    }
+    let changes = pool::run(threads, || {
+        each(&batch.items, threads, |item, share| {
+            let options = options(batch, share);
+            let elements = of_item(elements, item)?;
+            if let Store::Files(files) = store
+                && in_place
+                && !opened.is_whole(item)
+            {
+                change_in_place(opened, files, item, elements, &options)?;
+                return Ok(None);
+            }
+            let value = encode(opened, store, item, elements, &options)?;
+            let Store::Files(files) = store else {
+                let value = value.map(Value::into_bytes).transpose();
+                let value = value.map_err(|error| Error::store("change", &item.key, &error.into()));
+                return Ok(Some((item.key.clone(), value?)));
+            };
+            store_file(files, &item.key, value.as_ref())?;
+            Ok(None)
+        })
+    })??;
+    Ok(changes.into_iter().flatten().collect())
+}
+
+/// As [`write`], by storing subchunks beside their shards.
+pub(crate) fn write_shared(
+    opened: &Opened,
+    shared: &Shared,
+    batch: &Batch,
+    elements: &[Elements],
+    threads: NonZeroUsize,
+) -> Result<(), Error> {
+    check_keys(opened, batch)?;
+    pool::run(threads, || {
+        each(&batch.items, threads, |item, share| {
+            let elements = of_item(elements, item)?.as_array_bytes()?;
+            // zarrs takes ["aa", ""] for twice the fill value "a", and would not store it.
+            let options = options(batch, share).with_store_empty_chunks(true);
+            shared
+                .subchunks
+                .store_array_subset_opt(&opened.subset(item), elements, &options)
+                .map_err(|error| Error::array(&item.key, &error))
+        })
+    })??;
+    Ok(())
+}
+
+fn of_item<'e>(elements: &'e [Elements], item: &Item) -> Result<&'e Elements, Error> {
+    let found = elements.get(item.position);
+    let wanted = item.shape.iter().product::<usize>();
+    found
+        .filter(|found| found.offsets.len() == wanted + 1)
+        .ok_or_else(|| Error::Value(format!("{} is not given {wanted} elements", item.key)))
+}
+
+fn change_in_place(
+    opened: &Opened,
+    files: &Arc<Files>,
+    item: &Item,
+    elements: &Elements,
+    options: &CodecOptions,
+) -> Result<(), Error> {
+    let options = options.with_experimental_partial_encoding(true);
+    let elements = elements.as_array_bytes()?;
+    let array = opened.array.with_storage(files.clone());
+    array
+        .store_chunk_subset_opt(&item.indices, &in_chunk(item), elements, &options)
+        .map_err(|error| Error::array(&item.key, &error))
+}
+
+/// The new value of the chunk of `item`; `None` if all of it is the fill value.
+fn encode(
+    opened: &Opened,
+    store: &Store,
+    item: &Item,
+    elements: &Elements,
+    options: &CodecOptions,
+) -> Result<Option<Value<'static>>, Error> {
+    if !opened.is_whole(item) {
+        let one = elements.as_array_bytes().map(|elements| (item, elements));
+        return opened.change(store, std::iter::once(one), options);
+    }
+    let array = &opened.array;
+    if !options.store_empty_chunks() && elements.is_all(array.fill_value().as_ne_bytes()) {
+        return Ok(None);
+    }
+    let encoded = array.codecs().encode(
+        elements.as_array_bytes()?,
+        &opened.chunk,
+        array.data_type(),
+        array.fill_value(),
+        options,
+    );
+    encoded
+        .map(|value| Some(Value::Encoded(Cow::Owned(value.into_owned()))))
+        .map_err(|error| Error::encoding(&item.key, &error))
+}
