@@ -30,7 +30,7 @@ use zarrs_storage::{
 
 use crate::error::Error;
 use crate::files::frame_of;
-use crate::store::Value;
+use crate::store::{Value, inside};
 
 type Result<T, E = StorageError> = std::result::Result<T, E>;
 
@@ -308,6 +308,16 @@ async fn parts(
     })
 }
 
+impl Objects {
+    /// The error of the first of `ranges` that the object has not, if one of them is such a range: each store
+    /// says this otherwise.
+    fn beyond_its_end(&self, key: &StoreKey, ranges: &[ByteRange]) -> Option<StorageError> {
+        let size = self.size_key(key).ok()??;
+        let mut ranges = ranges.iter();
+        ranges.find_map(|range| inside(*range, size).err())
+    }
+}
+
 impl ReadableStorageTraits for Objects {
     fn get(&self, key: &StoreKey) -> Result<MaybeBytes> {
         let path = path(key.as_str())?;
@@ -326,8 +336,8 @@ impl ReadableStorageTraits for Objects {
         let ranges: Vec<ByteRange> = byte_ranges.collect();
         let requests = self.requests.get();
         let wanted = &*ranges;
-        let got =
-            self.wait(|store| async move { parts(&*store, &path, wanted, requests).await })?;
+        let got = self.wait(|store| async move { parts(&*store, &path, wanted, requests).await });
+        let got = got.map_err(|error| self.beyond_its_end(key, wanted).unwrap_or(error))?;
         let Some(got) = got else {
             return Ok(None);
         };

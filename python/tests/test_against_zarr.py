@@ -560,7 +560,7 @@ def test_sparse_selections_agree_with_numpy(
                 selection = np.zeros(shape, bool)
                 selection[tuple(points)] = True
         zarrs_way = "orthogonal" if way == "one axis" else way
-        same = of_numpy(zarrs_way, selection, shape)
+        same = of_numpy(zarrs_way, selection, shape, ())
         got = get(array, zarrs_way, selection)
         np.testing.assert_array_equal(np.ravel(got), np.ravel(expected[same]))
         assert got.shape == get(opened(store, THEIRS), zarrs_way, selection).shape
@@ -623,7 +623,9 @@ def test_selections_far_apart_read_little(kind: str, compressors: Any, stores: C
         before = files_read() if kind == "local" else store.bytes
         got = get(array, way, selection)
         after = files_read() if kind == "local" else store.bytes
-        np.testing.assert_array_equal(np.ravel(got), np.ravel(values[of_numpy(way, selection, (512, 512))]))
+        np.testing.assert_array_equal(
+            np.ravel(got), np.ravel(values[of_numpy(way, selection, (512, 512), ())])
+        )
         # Rows that are near to each other are read together with what is between them, from files.
         gap = 2 * subchunk * 32 if kind == "local" else 0
         # The index is read before and after.

@@ -544,7 +544,9 @@ async def _part(ours: Native, item: tuple[Any, ...]) -> Any:
     where, spec, selection, *_ = item
     if _is_all(item):
         return await _whole(ours, item)
-    subchunks = None if is_box(selection) else met(selection, spec.shape, ours.subchunk)
+    # Elements without a fixed size are read by boxes.
+    is_boxes = ours.is_variable or is_box(selection)
+    subchunks = None if is_boxes else met(selection, spec.shape, ours.subchunk)
     if subchunks is not None:
         starts, shape = subchunks.starts, subchunks.shape
     else:
