@@ -168,7 +168,6 @@ def peers():
     settings = {
         "ZARR_CODEC_PIPELINE__PATH": "zarrs_cuda.CodecPipeline",
         "ZARRS_CUDA_COUNTS": counts,
-        "HYPOTHESIS_PROFILE": "zarrs_cuda",
     }
     for name, files in (("zarr", ZARR_PYTHON), ("zarrs", ZARRS_PYTHON)):
         (requirement,) = re.findall("^%s==.*$" % name, pinned, re.MULTILINE)

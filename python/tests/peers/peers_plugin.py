@@ -42,6 +42,14 @@ settings.register_profile(
 )
 
 
+def pytest_pycollect_makemodule() -> None:
+    """Choose the profile: after zarr-python's fixtures have chosen another, and before tests take theirs.
+
+    Not by the environment: child processes of the tests do not know the profile.
+    """
+    settings.load_profile("zarrs_cuda")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that must fail."""
     for item in items:
