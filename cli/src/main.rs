@@ -1,0 +1,67 @@
+//! `zarrs-cuda`: one command for people who look after sharded Zarr arrays.
+//!
+//! Each subcommand is a module with its arguments (`Args`) and a function `run`, which returns an
+//! [`Outcome`] or a [`Failure`]. `docs/cli.md` has an example of each.
+
+#![allow(dead_code, reason = "the other subcommands use the rest")]
+
+mod arguments;
+mod common;
+mod failure;
+mod inspect;
+mod open;
+mod outcome;
+mod progress;
+mod reshard;
+mod stop;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::common::Common;
+use crate::failure::Failure;
+use crate::outcome::Outcome;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0    done
+  1    failed
+  2    wrong usage
+  3    done, but what was looked at is damaged, or differs
+  130  interrupted";
+
+/// Makes, inspects, verifies and repairs sharded Zarr arrays.
+#[derive(Parser)]
+#[command(name = "zarrs-cuda", version, after_help = EXIT_CODES, max_term_width = 100)]
+struct CommandLine {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    Inspect(inspect::Args),
+    Reshard(reshard::Args),
+}
+
+impl Task {
+    fn run(&self, common: &Common) -> Result<Outcome, Failure> {
+        match self {
+            Self::Inspect(args) => inspect::run(args, common),
+            Self::Reshard(args) => reshard::run(args, common),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let CommandLine { common, task } = CommandLine::parse(); // exits with 2 on wrong arguments
+    let outcome = common.prepare().and_then(|()| task.run(&common));
+    let written = match outcome {
+        Ok(outcome) => outcome.print(&common),
+        Err(failure) => failure.print(&common),
+    };
+    ExitCode::from(written)
+}
