@@ -23,7 +23,7 @@ use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda::writer::{ArrayWriter, DeviceEvent, DeviceSlice};
 use zarrs_cuda::{Backend, CudaShardingCodecBuilder, Options};
 
-#[path = "reencode/codec.rs"]
+#[path = "stream_frames/codec.rs"]
 mod codec;
 
 const USAGE: &str = "\

@@ -96,6 +96,7 @@ impl Common {
     }
 
     /// The columns of standard output: those of the terminal, those of the variable `COLUMNS`, or 80.
+    #[allow(clippy::unused_self, reason = "callers ask the common options")]
     pub(crate) fn columns(&self) -> usize {
         let columns = std::env::var("COLUMNS")
             .ok()

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::common::Common;
 use crate::outcome;
@@ -76,21 +76,30 @@ impl Failure {
 
     /// Prints the failure, and returns the exit code.
     pub(crate) fn print(&self, common: &Common) -> u8 {
-        let kind = match self.exit {
-            Exit::Interrupted => "interrupted",
-            _ => "error",
-        };
-        eprintln!("{kind}: {}", self.message);
+        self.print_error();
+        if common.json {
+            outcome::print(&format!("{:#}\n", self.json()));
+        }
+        self.exit.code()
+    }
+
+    /// Prints the failure to standard error.
+    pub(crate) fn print_error(&self) {
+        eprintln!("{}: {}", self.kind(), self.message);
         if let Some(remedy) = &self.remedy {
             eprintln!("help: {remedy}");
         }
-        if common.json {
-            let object = json!({
-                kind: self.message, "help": self.remedy, "exit_code": self.exit.code(),
-            });
-            outcome::print(&format!("{object:#}\n"));
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        json!({ self.kind(): self.message, "help": self.remedy, "exit_code": self.exit.code() })
+    }
+
+    fn kind(&self) -> &'static str {
+        match self.exit {
+            Exit::Interrupted => "interrupted",
+            _ => "error",
         }
-        self.exit.code()
     }
 }
 

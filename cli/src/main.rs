@@ -3,17 +3,31 @@
 //! Each subcommand is a module with its arguments (`Args`) and a function `run`, which returns an
 //! [`Outcome`] or a [`Failure`]. `docs/cli.md` has an example of each.
 
+#![allow(
+    clippy::format_push_string,
+    reason = "text for people, where an allocation costs nothing"
+)]
 #![allow(dead_code, reason = "the other subcommands use the rest")]
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test's way to fail"))]
 
 mod arguments;
+mod codec;
 mod common;
+mod compact;
+mod consolidate;
+mod demo;
+mod explain;
 mod failure;
 mod inspect;
 mod open;
 mod outcome;
 mod progress;
+mod recover;
+mod reencode;
 mod reshard;
 mod stop;
+mod verify;
+mod work;
 
 use std::process::ExitCode;
 
@@ -43,13 +57,27 @@ struct CommandLine {
 
 #[derive(Subcommand)]
 enum Task {
+    Demo(demo::Args),
+    Reencode(reencode::Args),
     Inspect(inspect::Args),
     Reshard(reshard::Args),
+    Explain(explain::Args),
+    Verify(verify::Args),
+    Consolidate(consolidate::Args),
+    Recover(recover::Args),
+    Compact(compact::Args),
 }
 
 impl Task {
     fn run(&self, common: &Common) -> Result<Outcome, Failure> {
         match self {
+            Self::Demo(args) => demo::run(args, common),
+            Self::Reencode(args) => reencode::run(args, common),
+            Self::Explain(args) => explain::run(args, common),
+            Self::Verify(args) => verify::run(args, common),
+            Self::Consolidate(args) => consolidate::run(args, common),
+            Self::Recover(args) => recover::run(args, common),
+            Self::Compact(args) => compact::run(args, common),
             Self::Inspect(args) => inspect::run(args, common),
             Self::Reshard(args) => reshard::run(args, common),
         }

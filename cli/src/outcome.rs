@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use serde_json::Value;
 
 use crate::common::Common;
-use crate::failure::Exit;
+use crate::failure::{Exit, Failure};
 
 /// What a subcommand found or did: for people, and as a JSON object.
 #[derive(Debug)]
@@ -13,6 +13,7 @@ pub(crate) struct Outcome {
     text: String,
     json: Value,
     exit: Exit,
+    failures: Vec<Failure>,
 }
 
 impl Outcome {
@@ -22,6 +23,7 @@ impl Outcome {
             text: text.into(),
             json,
             exit: Exit::Done,
+            failures: Vec::new(),
         }
     }
 
@@ -31,9 +33,33 @@ impl Outcome {
         self
     }
 
+    /// Adds parts of the work that failed. The exit code is then the one for a failure.
+    pub(crate) fn with_errors(mut self, failures: Vec<Failure>) -> Self {
+        if !failures.is_empty() {
+            self.exit = Exit::Failed;
+        }
+        self.failures.extend(failures);
+        self
+    }
+
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
+    pub(crate) fn into_json(self) -> Value {
+        self.json
+    }
+
     /// Prints the outcome, and returns the exit code.
-    pub(crate) fn print(&self, common: &Common) -> u8 {
+    pub(crate) fn print(mut self, common: &Common) -> u8 {
+        for failure in &self.failures {
+            failure.print_error();
+        }
         if common.json {
+            if !self.failures.is_empty() {
+                let errors: Vec<_> = self.failures.iter().map(Failure::json).collect();
+                self.json["errors"] = errors.into();
+            }
             print(&format!("{:#}\n", self.json));
         } else if !self.text.is_empty() {
             print(&format!("{}\n", self.text));

@@ -92,3 +92,8 @@ impl Drop for Progress {
         self.finish();
     }
 }
+
+/// A number of bytes as people read it: `169.17 KiB`.
+pub(crate) fn bytes_text(bytes: u64) -> impl std::fmt::Display {
+    HumanBytes(bytes)
+}

@@ -21,7 +21,6 @@
 
 mod array;
 mod camera;
-#[path = "../reencode/codec.rs"]
 mod codec;
 mod job;
 mod status;

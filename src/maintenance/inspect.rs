@@ -131,7 +131,7 @@ pub(super) async fn inspect_in<O: Reads>(
 }
 
 impl Inspection {
-    fn of(object: &[u8], format: &ShardFormat) -> Self {
+    pub(super) fn of(object: &[u8], format: &ShardFormat) -> Self {
         let shards = format.shards();
         let size = object.len() as u64;
         let recovery = match diagnosis_of(shards, object) {

@@ -1,9 +1,9 @@
-//! The `reencode` example, run like a user's program. zarrs' own codecs read its output.
+//! `zarrs-cuda reencode` and `demo`.
 
 use std::borrow::Cow;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -12,13 +12,10 @@ use zarrs::array::codec::GzipCodec;
 use zarrs::array::{Array, ArrayBuilder, ArrayBytes, ArraySubset, data_type};
 use zarrs::filesystem::FilesystemStore;
 use zarrs_codec::{BytesToBytesCodecTraits, CodecOptions};
-use zarrs_cuda_testing::processes;
+
+use crate::program::{files, json, program, said, said_with_code};
 
 type DiskArray = Array<FilesystemStore>;
-
-fn program() -> PathBuf {
-    processes::example("reencode")
-}
 
 /// A directory for an input and an output.
 struct Case {
@@ -99,23 +96,16 @@ impl Case {
 }
 
 fn command(input: &Path, output: &Path, options: &str) -> Command {
-    let mut command = Command::new(program());
-    command.args([input, output]);
+    let mut command = program();
+    command.arg("reencode").args([input, output]);
     command.args(options.split_whitespace());
     command
 }
 
-/// Runs the example, and checks the exit code. Returns its output, stdout first.
+/// Runs the subcommand, and checks the exit code. Returns its output, stdout first.
 fn run(input: &Path, output: &Path, options: &str, code: i32) -> String {
     let ended = command(input, output, options).output().unwrap();
     said_with_code(&ended, code)
-}
-
-fn said_with_code(ended: &Output, code: i32) -> String {
-    let said = [&ended.stdout[..], &ended.stderr].concat();
-    let said = String::from_utf8(said).unwrap();
-    assert_eq!(ended.status.code(), Some(code), "{said}");
-    said
 }
 
 fn open(path: &Path) -> DiskArray {
@@ -124,20 +114,6 @@ fn open(path: &Path) -> DiskArray {
 
 fn json_of(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
-}
-
-/// The files in the directory `path`; none if it does not exist.
-fn files(path: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(path).into_iter().flatten() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            found.extend(files(&path));
-        } else {
-            found.push(path);
-        }
-    }
-    found
 }
 
 #[test]
@@ -220,8 +196,8 @@ fn every_codec() {
         "blosc-lzma:1:shuffle",
         "blosc-lz4:1:s",
     ] {
-        let said = case.run(&format!("{shapes} --codec {codec}"), 1);
-        assert!(said.contains(&format!("--codec {codec}: ")), "{said}");
+        let said = case.run(&format!("{shapes} --codec {codec}"), 2);
+        assert!(said.contains("--codec"), "{said}");
         case.check_equal(); // the existing array is unchanged
     }
 }
@@ -246,7 +222,8 @@ fn shapes_are_chosen() {
         ("--shard 100000,100000,100000", "does not fit"),
         ("--shard 4294967296,4294967296,4294967296", "does not fit"),
     ] {
-        let said = case.run(&format!("{options} --overwrite"), 1);
+        let code = if complaint == "does not fit" { 1 } else { 2 };
+        let said = case.run(&format!("{options} --overwrite"), code);
         assert!(said.contains(complaint), "{said}");
     }
     for options in [
@@ -364,10 +341,10 @@ fn what_is_there_is_not_lost() {
     case.run("--overwrite", 1);
     let other = case.directory.path().join("other");
     let said = run(&case.output(), &other, "", 1);
-    assert!(said.contains("There are arrays in it"), "{said}");
+    assert!(said.contains("there are arrays in it"), "{said}");
 
     for path in [case.input(), case.input().join("out")] {
-        let said = run(&case.input(), &path, "--overwrite", 1);
+        let said = run(&case.input(), &path, "--overwrite", 2);
         assert!(said.contains("must lie apart"), "{said}");
     }
     assert!(
@@ -420,7 +397,7 @@ fn unreadable_input() {
     let [first, second] = ["c/0/0", "c/0/1"].map(|shard| case.output().join(shard));
     let right = fs::read(&first).unwrap();
     fs::copy(second, &first).unwrap();
-    let said = case.run(&format!("{options} --resume --verify"), 1);
+    let said = case.run(&format!("{options} --resume --verify"), 3);
     assert!(
         said.contains("0..10") && said.contains("are not what"),
         "{said}"
@@ -433,16 +410,100 @@ fn unreadable_input() {
 }
 
 #[test]
-fn without_arguments() {
-    if !Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("examples/data")
-        .exists()
-    {
-        eprintln!("skipped: the published package has no examples/data");
-        return;
+fn demonstration() {
+    let folder = tempfile::tempdir().unwrap();
+    for _ in 0..2 {
+        let said = said(&[&"demo", &folder.path()], 0);
+        assert!(said.contains("verified"), "{said}");
     }
-    let said = said_with_code(&Command::new(program()).output().unwrap(), 0);
-    assert!(said.contains("verified"), "{said}");
+    let object = json(&[&"demo", &folder.path()], 0);
+    assert_eq!(object["reencode"]["verified"], true);
+}
+
+/// Groups of both versions, with attributes, arrays in groups, and arrays of other dimensions.
+#[test]
+fn hierarchies() {
+    for version in [2, 3] {
+        let case = Case::new();
+        let write = |path: &str, value: Value| {
+            let file = case.input().join(path);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, value.to_string()).unwrap();
+        };
+        let attributes = |name: &str| json!({ "name": name });
+        for group in ["", "a/", "a/deep/"] {
+            if version == 2 {
+                write(&format!("{group}.zgroup"), json!({ "zarr_format": 2 }));
+                write(&format!("{group}.zattrs"), attributes(group));
+            } else {
+                let metadata = json!({
+                    "zarr_format": 3, "node_type": "group", "attributes": attributes(group),
+                });
+                write(&format!("{group}zarr.json"), metadata);
+            }
+        }
+        for (path, shape) in [
+            ("x", vec![30]),
+            ("a/plane", vec![20, 30]),
+            ("a/deep/plane", vec![9, 9]),
+        ] {
+            let chunk = vec![8; shape.len()];
+            let array = ArrayBuilder::new(shape, chunk, data_type::uint8(), 0_u8)
+                .build(case.input_store(), &format!("/{path}"))
+                .unwrap();
+            array.store_metadata().unwrap();
+            let all = array.subset_all();
+            let values: Vec<u8> = (0..all.num_elements()).map(|i| i as u8).collect();
+            array.store_array_subset(&all, &values).unwrap();
+        }
+        let options = "--shard 8,8 --subchunk 4,4 --codec none --verify";
+        let said = case.run(options, 1);
+        assert!(said.contains("is a Zarr group, not an array"), "{said}");
+        let options = format!("{options} --recursive");
+        let said = case.run(&options, 0);
+        assert!(said.contains("3 arrays and 3 groups"), "{said}");
+        for path in ["x", "a/plane", "a/deep/plane"] {
+            let [input, output] = [case.input(), case.output()].map(|root| open(&root.join(path)));
+            let all = input.subset_all();
+            let values: ArrayBytes = input.retrieve_array_subset(&all).unwrap();
+            assert!(values == output.retrieve_array_subset(&all).unwrap());
+            let shard = output.chunk_shape(&vec![0; all.dimensionality()]).unwrap();
+            if all.dimensionality() == 2 {
+                assert!(shard.iter().all(|extent| extent.get() == 8), "{shard:?}");
+            }
+        }
+        for group in ["", "a/", "a/deep/"] {
+            let metadata = json_of(&case.output().join(group).join("zarr.json"));
+            assert_eq!(metadata["node_type"], "group");
+            assert_eq!(metadata["attributes"], attributes(group));
+        }
+        assert_eq!(case.output_files("incomplete"), 0);
+
+        // Again, over it, and with something that the input does not have.
+        let said = case.run(&options, 1);
+        assert!(said.contains("--overwrite"), "{said}");
+        case.run(&format!("{options} --overwrite"), 0);
+        fs::rename(case.input().join("x"), case.directory.path().join("x")).unwrap();
+        let said = case.run(&format!("{options} --overwrite"), 1);
+        assert!(said.contains("IN has nothing there"), "{said}");
+        fs::rename(case.directory.path().join("x"), case.input().join("x")).unwrap();
+
+        // As if the run before had stopped in the middle.
+        let root = case.output();
+        fs::rename(root.join("zarr.json"), root.join("zarr.json.incomplete")).unwrap();
+        fs::remove_dir_all(root.join("a/deep")).unwrap();
+        let said = case.run(&options, 1);
+        assert!(said.contains("--resume"), "{said}");
+        let said = case.run(&format!("{options} --resume"), 0);
+        assert_eq!(said.matches("done before").count(), 2, "{said}");
+        assert_eq!(
+            json_of(&root.join("a/deep/zarr.json"))["attributes"],
+            attributes("a/deep/")
+        );
+    }
+    let array = Case::with_bytes(&[4], &[4]);
+    let said = array.run("--recursive", 2);
+    assert!(said.contains("leave out --recursive"), "{said}");
 }
 
 #[cfg(unix)]

@@ -1,71 +1,78 @@
 //! The output directory.
 
+use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use zarrs::storage::{StoreKey, WritableStorageTraits};
 
-use crate::arrays::{Output, is_array, metadata_json};
-use crate::job::Job;
+use super::Job;
+use super::arrays::{Output, metadata_json};
+use crate::failure::Failure;
+use crate::open::is_array;
 
 /// The name of `zarr.json` until the array is complete.
-const INCOMPLETE: &str = "zarr.json.incomplete";
+pub(super) const INCOMPLETE: &str = "zarr.json.incomplete";
 /// The suffix of a value's file until it is renamed.
 const TEMPORARY: &str = ".tmp";
 
-/// Checks that the output directory only has files of this run.
-pub(crate) fn prepare(job: &Job, output: &Output) -> Result<(), String> {
-    let path = &job.output;
-    let shown = path.display();
-    let metadata = metadata_json(output)?;
-    let (from, to) = (canonical(&job.input), canonical(path));
+/// Checks that neither of two directories is within the other.
+pub(super) fn must_lie_apart(input: &Path, output: &Path) -> Result<(), Failure> {
+    let (from, to) = (canonical(input), canonical(output));
     if from.starts_with(&to) || to.starts_with(&from) {
-        return Err(format!(
+        return Err(Failure::usage(format!(
             "IN and OUT must lie apart: {} and {}",
             from.display(),
             to.display()
-        ));
+        )));
     }
+    Ok(())
+}
+
+/// Checks that the output directory only has files of this run.
+pub(super) fn prepare(job: &Job<'_>, output: &Output) -> Result<(), Failure> {
+    let path = job.output();
+    let (resume, overwrite) = (job.args.resume, job.args.overwrite);
+    let shown = path.display();
+    let metadata = metadata_json(output)?;
     let marker = path.join(INCOMPLETE);
-    let cannot = |error: io::Error| format!("cannot make {shown} ready: {error}");
+    let cannot = |error: io::Error| Failure::failed(format!("cannot make {shown} ready: {error}"));
     fs::create_dir_all(path).map_err(cannot)?;
     let is_empty = fs::read_dir(path).map_err(cannot)?.next().is_none();
     let is_incomplete = marker.is_file();
 
-    if is_incomplete && job.resume {
+    if is_incomplete && resume {
         if fs::read(&marker).map_err(cannot)? != metadata {
-            return Err(format!(
-                "{shown} is the incomplete output of another command: resume with that one, or \
-                 start again with --overwrite"
-            ));
+            return Err(Failure::failed(format!(
+                "{shown} is the incomplete output of another command"
+            ))
+            .with_remedy("resume with that one, or start again with --overwrite"));
         }
         return remove_temporaries(path);
     }
-    if is_incomplete && !job.overwrite {
-        return Err(format!(
-            "{shown} holds the output of an interrupted run: go on with --resume, or start again \
-             with --overwrite"
-        ));
+    if is_incomplete && !overwrite {
+        return Err(
+            Failure::failed(format!("{shown} holds the output of an interrupted run"))
+                .with_remedy("go on with --resume, or start again with --overwrite"),
+        );
     }
     if !is_empty && !is_incomplete && !is_array(path) {
-        return Err(format!(
-            "{shown} is not empty, and not a Zarr array: name another OUT, or empty it yourself"
-        ));
+        return Err(
+            Failure::failed(format!("{shown} is not empty, and not a Zarr array"))
+                .with_remedy("name another OUT, or empty it yourself"),
+        );
     }
-    if !is_empty && !job.overwrite {
-        return Err(format!(
-            "{shown} holds a Zarr array: name another OUT, or replace it with --overwrite"
-        ));
+    if !is_empty && !overwrite {
+        return Err(Failure::failed(format!("{shown} holds a Zarr array"))
+            .with_remedy("name another OUT, or replace it with --overwrite"));
     }
     delete_array(path)?;
-    StoreKey::new(INCOMPLETE)
-        .map_err(|error| error.to_string())
-        .and_then(|key| {
-            let stored = output.storage().set(&key, metadata.into());
-            stored.map_err(|error| error.to_string())
-        })
-        .map_err(|error| format!("cannot make {shown} ready: {error}"))
+    let cannot =
+        |error: &dyn fmt::Display| Failure::failed(format!("cannot make {shown} ready: {error}"));
+    let key = StoreKey::new(INCOMPLETE).map_err(|error| cannot(&error))?;
+    let stored = output.storage().set(&key, metadata.into());
+    stored.map_err(|error| cannot(&error))
 }
 
 /// The path without `..` and symbolic links, whether it exists or not.
@@ -110,15 +117,17 @@ fn is_part_of_chunk_key(name: &str) -> bool {
 }
 
 /// Deletes the array in `path`. Deletes nothing if there are other files.
-fn delete_array(path: &Path) -> Result<(), String> {
-    let cannot = |error: io::Error| format!("cannot empty {}: {error}", path.display());
+fn delete_array(path: &Path) -> Result<(), Failure> {
+    let cannot =
+        |error: io::Error| Failure::failed(format!("cannot empty {}: {error}", path.display()));
     let (mut files, foreign) = files(path).map_err(cannot)?;
     if let Some(foreign) = foreign {
-        return Err(format!(
+        return Err(Failure::failed(format!(
             "{} is not a part of the array in {}: nothing is deleted while it is there",
             foreign.display(),
             path.display()
-        ));
+        ))
+        .with_remedy("name another OUT, or move that file away"));
     }
     // A half-deleted array must not look complete. It must be recognised as an incomplete output.
     let marker = path.join(INCOMPLETE);
@@ -139,8 +148,9 @@ fn delete_array(path: &Path) -> Result<(), String> {
 
 /// Deletes the temporaries of a killed run, or of a full disk. The store would refuse to write
 /// these shards otherwise.
-pub(crate) fn remove_temporaries(path: &Path) -> Result<(), String> {
-    let cannot = |error: io::Error| format!("cannot tidy {}: {error}", path.display());
+pub(super) fn remove_temporaries(path: &Path) -> Result<(), Failure> {
+    let cannot =
+        |error: io::Error| Failure::failed(format!("cannot tidy {}: {error}", path.display()));
     for file in files(path).map_err(cannot)?.0 {
         if file.to_str().is_some_and(|file| file.ends_with(TEMPORARY)) {
             fs::remove_file(&file).map_err(cannot)?;
@@ -149,8 +159,14 @@ pub(crate) fn remove_temporaries(path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Makes the array visible to readers.
-pub(crate) fn publish(job: &Job) -> Result<(), String> {
-    fs::rename(job.output.join(INCOMPLETE), job.output.join("zarr.json"))
-        .map_err(|error| format!("cannot finish {}: {error}", job.output.display()))
+/// Whether `path` has the array `output` and readers see it.
+pub(super) fn is_published(path: &Path, output: &Output) -> Result<bool, Failure> {
+    let metadata = metadata_json(output)?;
+    Ok(fs::read(path.join("zarr.json")).is_ok_and(|stored| stored == metadata))
+}
+
+/// Makes the array or group visible to readers.
+pub(super) fn publish(path: &Path) -> Result<(), Failure> {
+    fs::rename(path.join(INCOMPLETE), path.join("zarr.json"))
+        .map_err(|error| Failure::failed(format!("cannot finish {}: {error}", path.display())))
 }

@@ -5,8 +5,10 @@ use std::num::NonZeroU64;
 
 use zarrs_codec::ArrayCodecTraits;
 
-use crate::arrays::Input;
-use crate::job::Job;
+use super::Job;
+use super::arrays::Input;
+use crate::arguments::Shape;
+use crate::failure::Failure;
 
 /// The shapes of the array, its shards and their subchunks.
 pub(crate) struct Shapes {
@@ -18,19 +20,28 @@ pub(crate) struct Shapes {
 }
 
 impl Shapes {
-    pub(crate) fn choose(job: &Job, input: &Input) -> Result<Self, String> {
+    pub(super) fn choose(job: &Job<'_>, input: &Input) -> Result<Self, Failure> {
         let array = input.shape().to_vec();
-        for (option, shape) in [("--shard", &job.shard), ("--subchunk", &job.subchunk)] {
-            if let Some(shape) = shape
-                && shape.len() != array.len()
-            {
-                return Err(format!(
-                    "{option} has {} dimensions, but the array has {}: {array:?}",
-                    shape.len(),
-                    array.len()
-                ));
+        let asked = |option: &str, shape: &'_ Option<Shape>| {
+            let Some(Shape(shape)) = shape else {
+                return Ok(None);
+            };
+            if shape.len() == array.len() {
+                return Ok(Some(edges(shape)));
             }
-        }
+            if job.args.recursive {
+                return Ok(None); // it is for other arrays
+            }
+            Err(Failure::usage(format!(
+                "{option} has {} dimensions, but the array has {}: {array:?}",
+                shape.len(),
+                array.len()
+            )))
+        };
+        let shard = asked("--shard", &job.args.shard)?;
+        let subchunk = asked("--subchunk", &job.args.subchunk)?;
+        let [shard_bytes, subchunk_bytes] =
+            [job.args.shard_size, job.args.subchunk_size].map(|size| size.bytes() as u64);
         let input_chunk = match input.chunk_shape(&vec![0; array.len()]) {
             Ok(chunk) => {
                 let codecs = input.codecs();
@@ -41,18 +52,17 @@ impl Shapes {
         let fixed_size = input.data_type().fixed_size();
         let element = fixed_size.map_or(32, |size| size.max(1) as u64);
 
-        let shard = job.shard.as_deref().map(edges);
-        let subchunk = match (&job.subchunk, &shard) {
-            (Some(subchunk), _) => edges(subchunk),
-            (None, None) => default_subchunk(&array, job.subchunk_bytes / element),
-            (None, Some(shard)) => default_subchunk(shard, job.subchunk_bytes / element)
+        let subchunk = match (subchunk, &shard) {
+            (Some(subchunk), _) => subchunk,
+            (None, None) => default_subchunk(&array, subchunk_bytes / element),
+            (None, Some(shard)) => default_subchunk(shard, subchunk_bytes / element)
                 .iter()
                 .zip(shard)
                 .map(|(&edge, &shard)| nearest_divisor(shard, edge))
                 .collect(),
         };
         let shard = shard.unwrap_or_else(|| {
-            default_shard(&array, &subchunk, &input_chunk, job.shard_bytes / element)
+            default_shard(&array, &subchunk, &input_chunk, shard_bytes / element)
         });
         for (d, (&shard, &subchunk)) in shard.iter().zip(&subchunk).enumerate() {
             if !shard.is_multiple_of(subchunk) {
@@ -61,17 +71,19 @@ impl Shapes {
                     0 => above.to_string(),
                     whole => format!("{} or {above}", whole * subchunk),
                 };
-                return Err(format!(
+                return Err(Failure::usage(format!(
                     "a shard has to be a whole number of subchunks, but in dimension {d} it is \
-                     {shard} and they are {subchunk}: make it {nearest}"
-                ));
+                     {shard} and they are {subchunk}"
+                ))
+                .with_remedy(format!("make it {nearest}")));
             }
         }
         let bytes = usize::try_from(volume(&shard).saturating_mul(element)).unwrap_or(usize::MAX);
         if Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
-            return Err(format!(
-                "a shard of {shard:?} does not fit in memory: give a smaller --shard"
-            ));
+            return Err(
+                Failure::failed(format!("a shard of {shard:?} does not fit in memory"))
+                    .with_remedy("give a smaller --shard"),
+            );
         }
         let nonzero = |edges: Vec<u64>| edges.into_iter().filter_map(NonZeroU64::new).collect();
         Ok(Self {

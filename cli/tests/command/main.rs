@@ -1,0 +1,9 @@
+//! The command, run as a user runs it. zarrs' own codecs are the judge: this process registers no other.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "a test's way to fail, and made-up data"
+)]
+
+mod program;
+mod reencode;
