@@ -5,5 +5,8 @@
     reason = "a test's way to fail, and made-up data"
 )]
 
+mod arrays;
+mod errors;
+mod maintenance;
 mod program;
 mod reencode;

@@ -1,4 +1,3 @@
 //! The example programs, run like a user's programs.
 
-mod consolidate;
 mod stream_frames;
