@@ -74,6 +74,12 @@ impl Failure {
         self
     }
 
+    /// Adds what is true nevertheless.
+    pub(crate) fn with_note(mut self, note: &str) -> Self {
+        self.message = format!("{}\n{note}", self.message);
+        self
+    }
+
     /// Prints the failure, and returns the exit code.
     pub(crate) fn print(&self, common: &Common) -> u8 {
         self.print_error();

@@ -25,7 +25,9 @@ mod progress;
 mod recover;
 mod reencode;
 mod reshard;
+mod shapes;
 mod stop;
+mod stream;
 mod verify;
 mod work;
 
@@ -61,6 +63,7 @@ enum Task {
     Reencode(reencode::Args),
     Inspect(inspect::Args),
     Reshard(reshard::Args),
+    Stream(stream::Args),
     Explain(explain::Args),
     Verify(verify::Args),
     Consolidate(consolidate::Args),
@@ -73,6 +76,7 @@ impl Task {
         match self {
             Self::Demo(args) => demo::run(args, common),
             Self::Reencode(args) => reencode::run(args, common),
+            Self::Stream(args) => stream::run(args, common),
             Self::Explain(args) => explain::run(args, common),
             Self::Verify(args) => verify::run(args, common),
             Self::Consolidate(args) => consolidate::run(args, common),

@@ -93,6 +93,50 @@ impl Drop for Progress {
     }
 }
 
+/// A line that is rewritten on a terminal; otherwise a line now and then.
+#[derive(Debug)]
+pub(crate) struct Live {
+    bar: ProgressBar,
+    last: Instant,
+}
+
+impl Live {
+    pub(crate) fn new() -> Self {
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+        if let Ok(style) = ProgressStyle::with_template("{wide_msg}") {
+            bar.set_style(style);
+        }
+        Self {
+            bar,
+            last: Instant::now(),
+        }
+    }
+
+    /// Shows the line, if some time has passed since the last one.
+    pub(crate) fn show(&mut self, line: impl FnOnce() -> String) {
+        let between = if self.bar.is_hidden() {
+            BETWEEN_LINES
+        } else {
+            Duration::from_millis(200)
+        };
+        if self.last.elapsed() < between {
+            return;
+        }
+        self.last = Instant::now();
+        if self.bar.is_hidden() {
+            eprintln!("{}", line());
+        } else {
+            self.bar.set_message(line());
+            self.bar.tick();
+        }
+    }
+
+    /// Removes the line.
+    pub(crate) fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
 /// A number of bytes as people read it: `169.17 KiB`.
 pub(crate) fn bytes_text(bytes: u64) -> impl std::fmt::Display {
     HumanBytes(bytes)

@@ -12,9 +12,10 @@ use zarrs::storage::{ListableStorageTraits, ReadableStorageTraits, StorePrefix};
 
 use super::Job;
 use super::arrays::{Input, Output};
-use super::shapes::{Shapes, volume};
+use super::shapes::Shapes;
 use crate::failure::Failure;
 use crate::progress::{Progress, Unit};
+use crate::shapes::volume;
 use crate::stop;
 
 /// The shards of the output: the indices of each, and its region within the array.

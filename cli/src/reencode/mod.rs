@@ -26,13 +26,13 @@ use self::arrays::{Input, describe};
 use self::copy::{copy, verify};
 use self::directory::{is_published, must_lie_apart, prepare, publish, remove_temporaries};
 use self::shapes::Shapes;
-use crate::arguments::{Shape, Size};
 use crate::codec::{CODECS, SubchunkCodec};
 use crate::common::Common;
 use crate::explain;
 use crate::failure::Failure;
 use crate::open::{self, Place};
 use crate::outcome::Outcome;
+use crate::shapes::ShapeArgs;
 use crate::stop;
 
 /// Re-encode any Zarr v2 or v3 array as a sharded v3 array
@@ -48,18 +48,8 @@ pub(crate) struct Args {
     /// The directory of the new array
     #[arg(value_name = "OUT")]
     pub(crate) output: PathBuf,
-    /// The shape of a shard, in elements [default: chosen by --shard-size]
-    #[arg(long, value_name = "A,B,…")]
-    pub(crate) shard: Option<Shape>,
-    /// The shape of a subchunk, in elements [default: nearly cubic, by --subchunk-size]
-    #[arg(long, value_name = "A,B,…")]
-    pub(crate) subchunk: Option<Shape>,
-    /// About how large a shard is, decoded
-    #[arg(long, value_name = "SIZE", default_value = "128MiB")]
-    pub(crate) shard_size: Size,
-    /// About how large a subchunk is, decoded
-    #[arg(long, value_name = "SIZE", default_value = "128KiB")]
-    pub(crate) subchunk_size: Size,
+    #[command(flatten)]
+    pub(crate) shapes: ShapeArgs,
     #[arg(long, value_name = "CODEC", default_value = "zstd:3", help = CODECS)]
     pub(crate) codec: SubchunkCodec,
     /// Where a shard keeps its index

@@ -1,4 +1,4 @@
-//! The shapes of shards and subchunks.
+//! The shapes of the output.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -9,6 +9,7 @@ use super::Job;
 use super::arrays::Input;
 use crate::arguments::Shape;
 use crate::failure::Failure;
+use crate::shapes::{edges, least_common_multiple};
 
 /// The shapes of the array, its shards and their subchunks.
 pub(crate) struct Shapes {
@@ -38,10 +39,9 @@ impl Shapes {
                 array.len()
             )))
         };
-        let shard = asked("--shard", &job.args.shard)?;
-        let subchunk = asked("--subchunk", &job.args.subchunk)?;
-        let [shard_bytes, subchunk_bytes] =
-            [job.args.shard_size, job.args.subchunk_size].map(|size| size.bytes() as u64);
+        let args = &job.args.shapes;
+        let shard = asked("--shard", &args.shard)?;
+        let subchunk = asked("--subchunk", &args.subchunk)?;
         let input_chunk = match input.chunk_shape(&vec![0; array.len()]) {
             Ok(chunk) => {
                 let codecs = input.codecs();
@@ -52,44 +52,11 @@ impl Shapes {
         let fixed_size = input.data_type().fixed_size();
         let element = fixed_size.map_or(32, |size| size.max(1) as u64);
 
-        let subchunk = match (subchunk, &shard) {
-            (Some(subchunk), _) => subchunk,
-            (None, None) => default_subchunk(&array, subchunk_bytes / element),
-            (None, Some(shard)) => default_subchunk(shard, subchunk_bytes / element)
-                .iter()
-                .zip(shard)
-                .map(|(&edge, &shard)| nearest_divisor(shard, edge))
-                .collect(),
-        };
-        let shard = shard.unwrap_or_else(|| {
-            default_shard(&array, &subchunk, &input_chunk, shard_bytes / element)
-        });
-        for (d, (&shard, &subchunk)) in shard.iter().zip(&subchunk).enumerate() {
-            if !shard.is_multiple_of(subchunk) {
-                let above = (shard / subchunk + 1).saturating_mul(subchunk);
-                let nearest = match shard / subchunk {
-                    0 => above.to_string(),
-                    whole => format!("{} or {above}", whole * subchunk),
-                };
-                return Err(Failure::usage(format!(
-                    "a shard has to be a whole number of subchunks, but in dimension {d} it is \
-                     {shard} and they are {subchunk}"
-                ))
-                .with_remedy(format!("make it {nearest}")));
-            }
-        }
-        let bytes = usize::try_from(volume(&shard).saturating_mul(element)).unwrap_or(usize::MAX);
-        if Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
-            return Err(
-                Failure::failed(format!("a shard of {shard:?} does not fit in memory"))
-                    .with_remedy("give a smaller --shard"),
-            );
-        }
-        let nonzero = |edges: Vec<u64>| edges.into_iter().filter_map(NonZeroU64::new).collect();
+        let (shard, subchunk) = args.chosen(&array, shard, subchunk, &input_chunk, element)?;
         Ok(Self {
             array,
-            shard: nonzero(shard),
-            subchunk: nonzero(subchunk),
+            shard,
+            subchunk,
             input_chunk,
         })
     }
@@ -124,78 +91,4 @@ impl fmt::Display for Shapes {
             self.array, self.shard, self.subchunk
         )
     }
-}
-
-/// A shape that is nearly cubic in the last three dimensions: earlier ones tend to be time and
-/// channels. Space that a short dimension cannot use goes to the others.
-fn default_subchunk(array: &[u64], mut elements: u64) -> Vec<u64> {
-    let mut subchunk = vec![1; array.len()];
-    let (outer, mut inner): (Vec<_>, Vec<_>) = (0..array.len()).partition(|d| d + 3 < array.len());
-    inner.sort_by_key(|&d| array[d]);
-    let shares = (1..=u32::try_from(inner.len()).unwrap_or(3)).rev();
-    let shares = shares.chain(std::iter::repeat(1));
-    for (d, share) in inner.into_iter().chain(outer.into_iter().rev()).zip(shares) {
-        let edge = 1_u64 << (elements.max(1).ilog2() / share);
-        subchunk[d] = edge.min(array[d]).max(1);
-        elements /= subchunk[d];
-    }
-    subchunk
-}
-
-/// Consists of whole chunks of the input if possible, and is then as cubic as possible.
-fn default_shard(array: &[u64], subchunk: &[u64], chunk: &[u64], elements: u64) -> Vec<u64> {
-    let limits: Vec<_> = array
-        .iter()
-        .zip(subchunk)
-        .map(|(&array, &subchunk)| array.max(1).div_ceil(subchunk).saturating_mul(subchunk))
-        .collect();
-    let mut shard = subchunk.to_vec();
-    let try_edge = |shard: &mut Vec<u64>, d: usize, edge: u64| {
-        let before = std::mem::replace(&mut shard[d], edge.min(limits[d]));
-        let fits = volume(shard) <= elements;
-        if !fits {
-            shard[d] = before;
-        }
-        fits
-    };
-    for d in (0..array.len()).rev() {
-        try_edge(&mut shard, d, least_common_multiple(subchunk[d], chunk[d]));
-    }
-    loop {
-        let mut growing: Vec<_> = (0..array.len()).filter(|&d| shard[d] < limits[d]).collect();
-        growing.sort_by_key(|&d| shard[d]);
-        let grown = growing.into_iter().any(|d| {
-            let double = shard[d].saturating_mul(2);
-            try_edge(&mut shard, d, double)
-        });
-        if !grown {
-            return shard;
-        }
-    }
-}
-
-/// The divisor of `number` that is closest to `wish` by ratio.
-fn nearest_divisor(number: u64, wish: u64) -> u64 {
-    let ratio = |divisor: u64| divisor.max(wish).saturating_mul(1000) / divisor.min(wish);
-    (1..=number.min(wish * 64))
-        .chain([number])
-        .filter(|&divisor| number.is_multiple_of(divisor))
-        .min_by_key(|&divisor| ratio(divisor))
-        .unwrap_or(number)
-}
-
-fn least_common_multiple(a: u64, b: u64) -> u64 {
-    let (mut gcd, mut rest) = (a, b);
-    while rest != 0 {
-        (gcd, rest) = (rest, gcd % rest);
-    }
-    (a / gcd).saturating_mul(b)
-}
-
-pub(crate) fn volume(edges: &[u64]) -> u64 {
-    edges.iter().fold(1, |a: u64, &b| a.saturating_mul(b))
-}
-
-fn edges(shape: &[NonZeroU64]) -> Vec<u64> {
-    shape.iter().map(|edge| edge.get()).collect()
 }

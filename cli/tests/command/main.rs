@@ -7,6 +7,9 @@
 
 mod arrays;
 mod errors;
+mod full_disk;
+mod interrupted;
 mod maintenance;
 mod program;
 mod reencode;
+mod stream;

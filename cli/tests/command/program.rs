@@ -49,3 +49,12 @@ pub(crate) fn files(path: &Path) -> Vec<PathBuf> {
     }
     found
 }
+
+/// Sends Ctrl-C.
+#[cfg(unix)]
+pub(crate) fn interrupt(child: &std::process::Child) {
+    let kill = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status();
+    assert!(kill.unwrap().success());
+}
