@@ -11,21 +11,25 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test's way to fail"))]
 
 mod arguments;
+mod bench;
 mod codec;
 mod common;
 mod compact;
 mod consolidate;
 mod demo;
+mod doctor;
 mod explain;
 mod failure;
 mod inspect;
 mod open;
 mod outcome;
+mod plan;
 mod progress;
 mod recover;
 mod reencode;
 mod reshard;
 mod shapes;
+mod shell;
 mod stop;
 mod stream;
 mod verify;
@@ -65,6 +69,13 @@ enum Task {
     Reshard(reshard::Args),
     Stream(stream::Args),
     Explain(explain::Args),
+    Doctor(doctor::Args),
+    Plan(plan::Args),
+    Bench(bench::Args),
+    #[command(hide = true)]
+    Completions(shell::CompletionsArgs),
+    #[command(hide = true)]
+    Man(shell::ManArgs),
     Verify(verify::Args),
     Consolidate(consolidate::Args),
     Recover(recover::Args),
@@ -77,6 +88,11 @@ impl Task {
             Self::Demo(args) => demo::run(args, common),
             Self::Reencode(args) => reencode::run(args, common),
             Self::Stream(args) => stream::run(args, common),
+            Self::Doctor(args) => doctor::run(args, common),
+            Self::Plan(args) => plan::run(args, common),
+            Self::Bench(args) => bench::run(args, common),
+            Self::Completions(args) => shell::completions(args),
+            Self::Man(args) => shell::man(args),
             Self::Explain(args) => explain::run(args, common),
             Self::Verify(args) => verify::run(args, common),
             Self::Consolidate(args) => consolidate::run(args, common),

@@ -38,8 +38,8 @@ impl ShapeArgs {
             [self.shard_size, self.subchunk_size].map(|size| size.bytes() as u64);
         let subchunk = match (subchunk, &shard) {
             (Some(subchunk), _) => subchunk,
-            (None, None) => default_subchunk(array, subchunk_bytes / element),
-            (None, Some(shard)) => default_subchunk(shard, subchunk_bytes / element)
+            (None, None) => near_cubic(array, subchunk_bytes / element),
+            (None, Some(shard)) => near_cubic(shard, subchunk_bytes / element)
                 .iter()
                 .zip(shard)
                 .map(|(&edge, &shard)| nearest_divisor(shard, edge))
@@ -75,7 +75,7 @@ impl ShapeArgs {
 
 /// A shape that is nearly cubic in the last three dimensions: earlier ones tend to be time and
 /// channels. Space that a short dimension cannot use goes to the others.
-fn default_subchunk(array: &[u64], mut elements: u64) -> Vec<u64> {
+pub(crate) fn near_cubic(array: &[u64], mut elements: u64) -> Vec<u64> {
     let mut subchunk = vec![1; array.len()];
     let (outer, mut inner): (Vec<_>, Vec<_>) = (0..array.len()).partition(|d| d + 3 < array.len());
     inner.sort_by_key(|&d| array[d]);

@@ -6,6 +6,8 @@
 )]
 
 mod arrays;
+mod docs;
+mod doctor;
 mod errors;
 mod full_disk;
 mod interrupted;
