@@ -15,7 +15,7 @@ use crate::common::Common;
 use crate::failure::Failure;
 use crate::open::{self, Opened, Place, Store};
 use crate::outcome::Outcome;
-use crate::progress::bytes_text;
+use crate::progress::{bytes_text, counted};
 use crate::work::{Grid, at_once, on_each};
 
 /// Store shards again without their unused bytes
@@ -93,9 +93,9 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         }
     }
     lines.push(format!(
-        "{} of {} stored shards {}: {} -> {}",
+        "{} of {} {}: {} -> {}",
         rows.len(),
-        done.results.len() + done.failures.len(),
+        counted(done.results.len() + done.failures.len(), "stored shard"),
         if args.dry_run {
             "to compact"
         } else {

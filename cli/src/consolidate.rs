@@ -9,7 +9,7 @@ use crate::common::Common;
 use crate::failure::Failure;
 use crate::open::{self, Opened, Place};
 use crate::outcome::Outcome;
-use crate::progress::bytes_text;
+use crate::progress::{bytes_text, counted};
 use crate::work::{Grid, at_once, on_each};
 
 /// Pack subchunks that were written one by one into the shards of an array
@@ -97,7 +97,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             .iter()
             .map(|shard| format!("shard {}", shape_text(shard)))
             .collect();
-        lines.push(format!("{} shards to pack", shards.len()));
+        lines.push(format!("{} to pack", counted(shards.len(), "shard")));
         let json = json!({ "array": opened.place.to_string(), "dry_run": true, "pending": shards });
         return Ok(Outcome::new(lines.join("\n"), json));
     }
@@ -123,9 +123,9 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         }));
     }
     let mut text = format!(
-        "{} shards, {} subchunks packed: {} -> {}",
-        rows.len(),
-        sum.subchunks,
+        "{}, {} packed: {} -> {}",
+        counted(rows.len(), "shard"),
+        counted(sum.subchunks, "subchunk"),
         bytes_text(sum.before),
         bytes_text(sum.after)
     );

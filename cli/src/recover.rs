@@ -8,6 +8,7 @@ use crate::common::Common;
 use crate::failure::Failure;
 use crate::open::{self, Place};
 use crate::outcome::Outcome;
+use crate::progress::counted;
 use crate::work::{Grid, at_once, on_each};
 
 /// Repair shards whose last update was interrupted
@@ -86,7 +87,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             in_words(outcome, args.dry_run)
         );
         if !is_well && !unreadable.is_empty() {
-            line += &format!("; {} subchunks are unreadable", unreadable.len());
+            line += &format!("; {} unreadable", counted(unreadable.len(), "subchunk"));
         }
         lines.push(line);
         rows.push(json!({
@@ -107,8 +108,8 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         "repaired"
     };
     lines.push(format!(
-        "{} shards, {} stored: {intact} intact, {repaired} {verb}, {not_well} damaged otherwise",
-        positions.len(),
+        "{}, {} stored: {intact} intact, {repaired} {verb}, {not_well} damaged otherwise",
+        counted(positions.len(), "shard"),
         done.results.len(),
     ));
     let json = json!({

@@ -6,6 +6,7 @@ use zarrs::array::{Array, ArrayBytes, ArrayError, ArrayShardedExt, ArraySubset};
 use crate::arguments::shape_text;
 use crate::failure::Failure;
 use crate::open::{Opened, Store};
+use crate::progress::counted;
 
 /// Lines for each shard. JSON has everything.
 const LINES: usize = 8;
@@ -106,9 +107,9 @@ fn ranges_text(ranges: &[std::ops::Range<u64>]) -> String {
 
 pub(super) fn text(shard: &[u64], differences: &[Difference]) -> String {
     let mut lines = vec![format!(
-        "shard {}: {} subchunks differ",
+        "shard {}: {} not equal",
         shape_text(shard),
-        differences.len()
+        counted(differences.len(), "subchunk")
     )];
     lines.extend(
         differences

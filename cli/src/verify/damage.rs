@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use zarrs_cuda::maintenance::{RecoveryOutcome, SubchunkState, Verification};
 
 use crate::arguments::shape_text;
+use crate::progress::counted;
 
 /// Lines for each shard. JSON has everything.
 const LINES: usize = 8;
@@ -60,7 +61,7 @@ impl ShardDamage {
         if let Some(problem) = &self.shard {
             lines[0] += &format!(" {problem}");
         } else {
-            lines[0] += &format!(" {} damaged subchunks", self.subchunks.len());
+            lines[0] += &format!(" damage in {}", counted(self.subchunks.len(), "subchunk"));
         }
         lines.extend(
             self.subchunks

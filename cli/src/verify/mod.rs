@@ -12,7 +12,7 @@ use crate::common::Common;
 use crate::failure::Failure;
 use crate::open::{self, Opened, Place};
 use crate::outcome::Outcome;
-use crate::progress::bytes_text;
+use crate::progress::{bytes_text, counted};
 use crate::work::{Grid, at_once, on_each};
 
 /// Find damaged shards and subchunks, or compare two arrays bit for bit
@@ -116,18 +116,24 @@ fn report(args: &Args, opened: &Opened, found: &[(Vec<u64>, Found)], looked_at: 
     }
     let (bad, differ) = (damaged.len(), different.len());
     let mut summary = format!(
-        "{looked_at} shards, {stored} stored in {}, {subchunks} subchunks: ",
-        bytes_text(size)
+        "{}, {stored} stored in {}, {}: ",
+        counted(looked_at, "shard"),
+        bytes_text(size),
+        counted(subchunks, "subchunk")
     );
     summary += &match (bad, bad_subchunks) {
         (0, _) => "no damage found".to_string(),
-        (bad, 0) => format!("{bad} shards are damaged"),
-        (bad, subchunks) => format!("{bad} shards are damaged, {subchunks} subchunks in them"),
+        (bad, 0) => format!("damage in {}", counted(bad, "shard")),
+        (bad, subchunks) => format!(
+            "damage in {}, of {}",
+            counted(bad, "shard"),
+            counted(subchunks, "subchunk")
+        ),
     };
     if let Some(other) = &args.against {
         summary += &match differ {
             0 => format!("\nequal to {other}, bit for bit"),
-            differ => format!("\n{differ} shards differ from {other}"),
+            differ => format!("\nunlike {other} in {}", counted(differ, "shard")),
         };
     }
     if bad > 0 {

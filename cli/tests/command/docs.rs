@@ -118,6 +118,9 @@ fn pattern(text: &str) -> String {
 /// The first words of each line of a table or list: what a machine cannot change.
 fn words(text: &str) -> Vec<String> {
     let words = text.lines().filter_map(|line| {
+        if line.starts_with("      ") {
+            return None; // the rest of a long line
+        }
         let word = line.split_whitespace().next()?;
         // The reasons, names and numbers of a machine.
         (!word.starts_with(|first: char| first.is_ascii_digit()))

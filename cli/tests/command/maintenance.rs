@@ -131,7 +131,7 @@ fn broken_frames_without_checksums_are_listed() {
         fs::write(&file, bytes).unwrap();
         let text = said(&[&"verify", &path], 3);
         assert!(
-            text.contains("shard 1,0: 1 damaged subchunks"),
+            text.contains("shard 1,0: damage in 1 subchunk"),
             "{codec}: {text}"
         );
         assert!(text.contains("subchunk 1,0: "), "{codec}: {text}");
@@ -175,12 +175,12 @@ fn two_arrays_are_compared() {
         .store_array_subset(&[20..21, 9..10], &[7_u16])
         .unwrap();
     let text = said(&[&"verify", &one, &"--against", &other], 3);
-    assert!(text.contains("shard 1,0: 1 subchunks differ"), "{text}");
+    assert!(text.contains("shard 1,0: 1 subchunk not equal"), "{text}");
     assert!(
         text.contains("elements [16..24, 8..16]: they differ"),
         "{text}"
     );
-    assert!(text.contains("1 shards differ"), "{text}");
+    assert!(text.contains("in 1 shard"), "{text}");
 
     // A damaged shard there, and an absent one, which reads as the fill value.
     fs::write(other.join("c/0/0"), b"x").unwrap();
@@ -246,7 +246,7 @@ fn torn_updates_are_recovered() {
     bytes[3] ^= 1;
     fs::write(path.join("c/1/1"), &bytes).unwrap();
     let text = said(&[&"recover", &path], 3);
-    assert!(text.contains("1 subchunks are unreadable"), "{text}");
+    assert!(text.contains("1 subchunk unreadable"), "{text}");
     assert_eq!(fs::read(path.join("c/1/1")).unwrap(), bytes);
 }
 
@@ -313,10 +313,10 @@ fn subchunks_are_consolidated() {
     };
     assert_eq!(read(), [0; 16]);
     let first = said(&[&"consolidate", &path, &"--part", &"0/2"], 0);
-    assert!(first.starts_with("1 shards, 2 subchunks packed"), "{first}");
+    assert!(first.starts_with("1 shard, 2 subchunks packed"), "{first}");
     assert_eq!(read(), [2, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     let rest = said(&[&"consolidate", &path], 0);
-    assert!(rest.starts_with("1 shards, 1 subchunks packed"), "{rest}");
+    assert!(rest.starts_with("1 shard, 1 subchunk packed"), "{rest}");
     assert_eq!(read(), [2, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0]);
     let none = said(&[&"consolidate", &path], 0);
     assert!(none.starts_with("0 shards, 0 subchunks"), "{none}");
@@ -326,6 +326,6 @@ fn subchunks_are_consolidated() {
     fs::write(path.join("c/0/0"), b"no shard").unwrap();
     let text = said(&[&"consolidate", &path], 1);
     assert!(text.contains("c/0/0"), "{text}");
-    assert!(text.contains("1 shards, 1 subchunks packed"), "{text}");
+    assert!(text.contains("1 shard, 1 subchunk packed"), "{text}");
     assert_eq!(subchunks.retrieve_chunk::<Vec<u8>>(&[0, 0]).unwrap(), [2]);
 }

@@ -1,3 +1,0 @@
-//! The example programs, run like a user's programs.
-
-mod stream_frames;
