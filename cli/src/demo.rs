@@ -82,7 +82,7 @@ fn step<A: clap::Args + FromArgMatches>(
             .chain(switches.iter().copied())
     };
     let line: Vec<_> = words().collect();
-    common.say(format!("\n$ zarrs-cuda {}", line.join(" ")));
+    common.say(format!("\n+ zarrs-cuda {}", line.join(" ")));
     let matches = Step::<A>::command().try_get_matches_from(words());
     let step = matches.and_then(|matches| Step::<A>::from_arg_matches(&matches));
     step.map(|step| step.args)
