@@ -9,7 +9,7 @@ pub(crate) mod foreign;
 pub(crate) mod index;
 mod jobs;
 mod ours;
-mod packed;
+pub(crate) mod packed;
 pub(crate) mod partial_decoder;
 mod partial_encoder;
 mod parts;

@@ -80,6 +80,19 @@ impl Merged {
         self.0.iter()
     }
 
+    /// The bytes before `end` that are in none of them.
+    pub(crate) fn gaps(&self, end: u64) -> Vec<Range<u64>> {
+        let mut from = 0;
+        let mut gaps = Vec::new();
+        for range in self.0.iter().chain([&(end..end)]) {
+            if from < range.start.min(end) {
+                gaps.push(from..range.start.min(end));
+            }
+            from = range.end;
+        }
+        gaps
+    }
+
     /// How many bytes they are; [`u64::MAX`] if there are more.
     pub(crate) fn total(&self) -> u64 {
         let lens = self.0.iter().map(|range| range.end - range.start);

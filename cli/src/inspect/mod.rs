@@ -1,5 +1,7 @@
 //! `zarrs-cuda inspect`: what is in the shards of an array, and where.
 
+pub(crate) mod stored;
+
 use serde_json::json;
 use zarrs_cuda::maintenance::Shards;
 
