@@ -1,0 +1,1 @@
+//! zarr-python and tensorstore read what is written.
