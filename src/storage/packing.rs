@@ -12,12 +12,12 @@ use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{StorageError, StoreKey};
 
 use super::shard_grid::ShardGrid;
+use crate::Error;
 use crate::codec::error::sourced;
 use crate::codec::packed::of_encoded_subchunks;
 use crate::codec::sharding::Sharding;
 use crate::codec::stored;
 use crate::layout::{Entries, Extent};
-use crate::Error;
 
 /// The most chunks of a shard: of an index of 256 MiB.
 pub(super) const MAX_CHUNKS: usize = 1 << 24;
@@ -70,8 +70,7 @@ impl Packing {
             .map(|&count| NonZeroU64::try_from(count as u64))
             .collect();
         let counts = counts.map_err(sourced)?;
-        let (_, shards) =
-            of_encoded_subchunks(&counts, &index_codecs, ShardingIndexLocation::End)?;
+        let (_, shards) = of_encoded_subchunks(&counts, &index_codecs, ShardingIndexLocation::End)?;
         Self::of(shards)
     }
 

@@ -61,14 +61,19 @@ impl Facts {
             },
             element: array.data_type().fixed_size().map(|size| size as u64),
             chain: list("codecs"),
-            index: format!("{}, at the {}", list("index_codecs"), location.unwrap_or("end")),
+            index: format!(
+                "{}, at the {}",
+                list("index_codecs"),
+                location.unwrap_or("end")
+            ),
         })
     }
 
     /// The number of subchunks in a shard along each axis.
     pub(super) fn counts(&self) -> Vec<u64> {
         let axes = self.shard.iter().zip(&self.subchunk);
-        axes.map(|(shard, subchunk)| shard / (*subchunk).max(1)).collect()
+        axes.map(|(shard, subchunk)| shard / (*subchunk).max(1))
+            .collect()
     }
 
     /// The name of an axis: its own, or its number.
@@ -122,7 +127,11 @@ fn codec(codec: &Value) -> String {
 pub(super) fn format_of(array: &Array<Store>, shard: &[u64]) -> Result<ShardFormat, Failure> {
     ShardFormat::of(array, shard).map_err(|error| {
         let grid = array.chunk_grid_shape();
-        let last: Vec<_> = grid.iter().map(|count| count.saturating_sub(1).to_string()).collect();
-        Failure::from(error).with_remedy(format!("the last shard of the grid is {}", last.join(",")))
+        let last: Vec<_> = grid
+            .iter()
+            .map(|count| count.saturating_sub(1).to_string())
+            .collect();
+        Failure::from(error)
+            .with_remedy(format!("the last shard of the grid is {}", last.join(",")))
     })
 }

@@ -70,7 +70,12 @@ impl Look {
     const MOST_RUNS: usize = 1_000;
 
     pub(super) fn of(shard: &Inspection) -> Self {
-        let problems: Vec<_> = shard.subchunks.iter().flatten().filter_map(|s| s.problem).collect();
+        let problems: Vec<_> = shard
+            .subchunks
+            .iter()
+            .flatten()
+            .filter_map(|s| s.problem)
+            .collect();
         let is_broken = problems
             .iter()
             .any(|problem| !matches!(problem, ExtentProblem::Over(_)));
@@ -127,7 +132,12 @@ fn strip(shard: &Inspection) -> Vec<(Kind, u64)> {
     parts.extend(inside.map(|s| (s.offset, s.offset + s.size, Kind::Live)));
     let records = shard.records.iter();
     parts.extend(records.map(|r| (r.offset, (r.offset + 64).min(shard.size), Kind::Record)));
-    parts.extend(shard.index.iter().map(|index| (index.start, index.end, Kind::Index)));
+    parts.extend(
+        shard
+            .index
+            .iter()
+            .map(|index| (index.start, index.end, Kind::Index)),
+    );
     parts.sort_by_key(|&(start, end, _)| (start, end));
     let mut strip: Vec<(Kind, u64)> = Vec::new();
     let mut add = |kind, len| match strip.last_mut() {

@@ -66,7 +66,11 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         return one(args, &opened, &shards, shard);
     }
     let rank = opened.array.dimensionality();
-    let axes = args.axes.as_deref().map(|axes| parse_axes(axes, rank)).transpose()?;
+    let axes = args
+        .axes
+        .as_deref()
+        .map(|axes| parse_axes(axes, rank))
+        .transpose()?;
     let _guard = stop::wait_for_me();
     let facts = Facts::of(&opened.array)?;
     let most = if args.all { usize::MAX } else { MOST_READ };
@@ -81,7 +85,13 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             let written = HumanBytes(page.len() as u64);
             format!("{} has {written}: open it in a browser", file.display())
         }
-        None => terminal::survey(&facts, &survey, axes, common.columns(), common.has_colours()),
+        None => terminal::survey(
+            &facts,
+            &survey,
+            axes,
+            common.columns(),
+            common.has_colours(),
+        ),
     };
     let outcome = Outcome::new(text, json);
     let states = survey.states();
@@ -98,7 +108,9 @@ fn name(place: &Place) -> String {
     };
     let text = absolute.map_or(text, |path| path.display().to_string());
     let last = text.trim_end_matches('/').rsplit('/').next();
-    last.filter(|last| !last.is_empty()).unwrap_or("array").to_string()
+    last.filter(|last| !last.is_empty())
+        .unwrap_or("array")
+        .to_string()
 }
 
 fn parse_axes(text: &str, rank: usize) -> Result<[usize; 2], Failure> {
@@ -107,7 +119,10 @@ fn parse_axes(text: &str, rank: usize) -> Result<[usize; 2], Failure> {
             "--axes {text} is not two different axes of {rank}: give two numbers below {rank}, as 0,1"
         ))
     };
-    let axes: Option<Vec<usize>> = text.split(',').map(|axis| axis.trim().parse().ok()).collect();
+    let axes: Option<Vec<usize>> = text
+        .split(',')
+        .map(|axis| axis.trim().parse().ok())
+        .collect();
     let [down, across] = axes.ok_or_else(wrong)?[..] else {
         return Err(wrong());
     };
@@ -125,12 +140,18 @@ fn one(
     let key = opened.array.chunk_key(shard);
     let Some(found) = shards.inspect(shard)? else {
         let text = format!("{key}: not stored, so every element has the fill value");
-        return Ok(Outcome::new(text, json!({ "key": key.as_str(), "shard": shard, "stored": false })));
+        return Ok(Outcome::new(
+            text,
+            json!({ "key": key.as_str(), "shard": shard, "stored": false }),
+        ));
     };
     let text = terminal::shard(key.as_str(), &found, args.summary);
     let outcome = Outcome::new(text, shard_json(key.as_str(), shard, &found));
     let is_well = found.index_problem.is_none()
-        && matches!(found.recovery, RecoveryOutcome::Intact | RecoveryOutcome::Absent);
+        && matches!(
+            found.recovery,
+            RecoveryOutcome::Intact | RecoveryOutcome::Absent
+        );
     Ok(if is_well { outcome } else { outcome.not_well() })
 }
 

@@ -30,7 +30,8 @@ pub(super) fn html(name: &str, facts: &Facts, survey: &Survey) -> String {
         ("{{looks}}", base64(&looks)),
         ("{{script}}", SCRIPT.to_string()),
     ]);
-    let mut page = String::with_capacity(parts.values().map(String::len).sum::<usize>() + HTML.len());
+    let mut page =
+        String::with_capacity(parts.values().map(String::len).sum::<usize>() + HTML.len());
     let mut rest = HTML;
     while let Some(at) = rest.find("{{") {
         let (before, from) = rest.split_at(at);
@@ -44,7 +45,9 @@ pub(super) fn html(name: &str, facts: &Facts, survey: &Survey) -> String {
 }
 
 fn about(name: &str, facts: &Facts, survey: &Survey) -> Value {
-    let names: Vec<_> = (0..facts.shape.len()).map(|axis| facts.axis(axis)).collect();
+    let names: Vec<_> = (0..facts.shape.len())
+        .map(|axis| facts.axis(axis))
+        .collect();
     let states: Vec<_> = State::ALL.map(State::name).into();
     json!({
         "name": name,
@@ -145,7 +148,9 @@ fn base64(bytes: &[u8]) -> String {
 
 /// Text in HTML.
 fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
 }
 
 #[cfg(test)]

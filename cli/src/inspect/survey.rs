@@ -80,7 +80,11 @@ impl Survey {
         let mut survey = Self::listed(opened)?;
         let index_len = index_len(array);
         let chosen = survey.chosen(most, index_len);
-        let progress = Progress::new("reading indices", Unit::Things("shards"), chosen.len() as u64);
+        let progress = Progress::new(
+            "reading indices",
+            Unit::Things("shards"),
+            chosen.len() as u64,
+        );
         let room = Mutex::new(DETAIL);
         let found: Vec<(u64, Look, Histogram)> = chosen
             .par_iter()
@@ -118,7 +122,9 @@ impl Survey {
     fn listed(opened: &Opened) -> Result<Self, Failure> {
         let array = &opened.array;
         let grid = array.chunk_grid_shape().to_vec();
-        let volume = grid.iter().try_fold(1_u64, |n, &count| n.checked_mul(count));
+        let volume = grid
+            .iter()
+            .try_fold(1_u64, |n, &count| n.checked_mul(count));
         if volume.is_none() {
             return Err(Failure::failed(format!(
                 "a grid of {grid:?} shards has more of them than can be numbered"
@@ -163,7 +169,10 @@ impl Survey {
             return self.stored.iter().map(|&(number, _)| number).collect();
         }
         let short = self.stored.iter().filter(|(_, size)| *size < index_len);
-        let framed = self.stored.iter().filter(|(number, _)| self.framed.contains(number));
+        let framed = self
+            .stored
+            .iter()
+            .filter(|(number, _)| self.framed.contains(number));
         let mut by_size: Vec<&(u64, u64)> = self.stored.iter().collect();
         by_size.sort_unstable_by_key(|(number, size)| (*size, *number));
         let quarter = most / 4;
@@ -187,7 +196,10 @@ impl Survey {
 
     /// The state of a stored shard, as far as it is known.
     pub(super) fn state(&self, number: u64) -> State {
-        let known = self.looks.get(&number).map_or(State::NotRead, |look| look.state);
+        let known = self
+            .looks
+            .get(&number)
+            .map_or(State::NotRead, |look| look.state);
         if self.framed.contains(&number) && known < State::Waiting {
             return State::Waiting;
         }

@@ -81,9 +81,27 @@ pub(super) fn survey(
     );
     row(&mut text, "array", &shape, columns);
     let shard = Facts::comma_bytes(facts.decoded(facts.shard.iter().copied()));
-    row(&mut text, "shards", &format!("{} in a grid of {}{shard} each", times(&facts.shard), times(&survey.grid)), columns);
+    row(
+        &mut text,
+        "shards",
+        &format!(
+            "{} in a grid of {}{shard} each",
+            times(&facts.shard),
+            times(&survey.grid)
+        ),
+        columns,
+    );
     let subchunk = Facts::comma_bytes(facts.decoded(facts.subchunk.iter().copied()));
-    row(&mut text, "subchunks", &format!("{}, {} in a shard{subchunk} each", times(&facts.subchunk), times(&facts.counts())), columns);
+    row(
+        &mut text,
+        "subchunks",
+        &format!(
+            "{}, {} in a shard{subchunk} each",
+            times(&facts.subchunk),
+            times(&facts.counts())
+        ),
+        columns,
+    );
     row(&mut text, "codecs", &facts.chain, columns);
     row(&mut text, "index", &facts.index, columns);
     row(&mut text, "stored", &stored(facts, survey), columns);
@@ -100,10 +118,23 @@ pub(super) fn survey(
         );
         row(&mut text, "read", &said, columns);
     }
-    for (number, look) in survey.looks.iter().filter(|(_, look)| look.problem.is_some()).take(8) {
-        let shard: Vec<_> = indices(*number, &survey.grid).iter().map(ToString::to_string).collect();
+    for (number, look) in survey
+        .looks
+        .iter()
+        .filter(|(_, look)| look.problem.is_some())
+        .take(8)
+    {
+        let shard: Vec<_> = indices(*number, &survey.grid)
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         let problem = look.problem.as_deref().unwrap_or_default();
-        row(&mut text, &shard.join(","), &format!("{}: {problem}", look.state.name()), columns);
+        row(
+            &mut text,
+            &shard.join(","),
+            &format!("{}: {problem}", look.state.name()),
+            columns,
+        );
     }
     text.push('\n');
     text.push_str(&map(facts, survey, axes, has_colours));
@@ -111,7 +142,10 @@ pub(super) fn survey(
 }
 
 fn stored(facts: &Facts, survey: &Survey) -> String {
-    let shards: u64 = survey.grid.iter().fold(1, |n, &count| n.saturating_mul(count));
+    let shards: u64 = survey
+        .grid
+        .iter()
+        .fold(1, |n, &count| n.saturating_mul(count));
     let count = survey.stored.len() as u64;
     let bytes = survey.bytes();
     let decoded: Option<u64> = survey
@@ -137,7 +171,12 @@ fn sizes(survey: &Survey) -> String {
     let mut sizes: Vec<u64> = survey.stored.iter().map(|&(_, size)| size).collect();
     sizes.sort_unstable();
     let at = |part: usize| HumanBytes(sizes[(sizes.len() - 1) * part / 2]);
-    format!("{} the smallest, {} the median, {} the largest", at(0), at(1), at(2))
+    format!(
+        "{} the smallest, {} the median, {} the largest",
+        at(0),
+        at(1),
+        at(2)
+    )
 }
 
 fn states(survey: &Survey) -> String {
@@ -165,7 +204,10 @@ struct Map {
 /// The shards of the grid as cells, by two axes. Shards that differ in other axes share a cell.
 fn cells(survey: &Survey, [down, across]: [Option<usize>; 2]) -> Map {
     let extent = |axis: Option<usize>| axis.map_or(1, |axis| survey.grid[axis]);
-    let (rows, columns) = (extent(down).clamp(1, ROWS), extent(across).clamp(1, COLUMNS));
+    let (rows, columns) = (
+        extent(down).clamp(1, ROWS),
+        extent(across).clamp(1, COLUMNS),
+    );
     let mut map = Map {
         rows,
         columns,
@@ -173,14 +215,17 @@ fn cells(survey: &Survey, [down, across]: [Option<usize>; 2]) -> Map {
     };
     let place = |indices: &[u64], axis: Option<usize>, cells: u64| {
         axis.map_or(0, |axis| {
-            let cell = u128::from(indices[axis]) * u128::from(cells) / u128::from(survey.grid[axis].max(1));
+            let cell = u128::from(indices[axis]) * u128::from(cells)
+                / u128::from(survey.grid[axis].max(1));
             u64::try_from(cell).unwrap_or(0)
         })
     };
     let mut add = |number: u64, size: Option<u64>| {
         let indices = indices(number, &survey.grid);
         let cell = place(&indices, down, rows) * columns + place(&indices, across, columns);
-        let cell = usize::try_from(cell).ok().and_then(|cell| map.cells.get_mut(cell));
+        let cell = usize::try_from(cell)
+            .ok()
+            .and_then(|cell| map.cells.get_mut(cell));
         if let Some((sum, count, is_bad)) = cell {
             *sum = sum.saturating_add(size.unwrap_or(0));
             *count += u64::from(size.is_some());
@@ -200,7 +245,12 @@ fn map(facts: &Facts, survey: &Survey, axes: Option<[usize; 2]>, has_colours: bo
         None => {
             // The two axes with the most shards, in their order.
             let mut longest: Vec<usize> = (0..rank).collect();
-            longest.sort_by_key(|&axis| (std::cmp::Reverse(survey.grid[axis]), std::cmp::Reverse(axis)));
+            longest.sort_by_key(|&axis| {
+                (
+                    std::cmp::Reverse(survey.grid[axis]),
+                    std::cmp::Reverse(axis),
+                )
+            });
             longest.truncate(2);
             longest.sort_unstable();
             match longest[..] {
@@ -221,9 +271,18 @@ fn map(facts: &Facts, survey: &Survey, axes: Option<[usize; 2]>, has_colours: bo
     };
     let mut text = String::new();
     let title = |axis: Option<usize>, direction: &str| {
-        axis.map(|axis| format!("{} {direction} (0 to {})", facts.axis(axis), survey.grid[axis].saturating_sub(1)))
+        axis.map(|axis| {
+            format!(
+                "{} {direction} (0 to {})",
+                facts.axis(axis),
+                survey.grid[axis].saturating_sub(1)
+            )
+        })
     };
-    let titles: Vec<String> = [title(chosen[0], "down"), title(chosen[1], "across")].into_iter().flatten().collect();
+    let titles: Vec<String> = [title(chosen[0], "down"), title(chosen[1], "across")]
+        .into_iter()
+        .flatten()
+        .collect();
     let others = (0..rank).filter(|axis| !chosen.contains(&Some(*axis)) && survey.grid[*axis] > 1);
     let others: Vec<String> = others.map(|axis| facts.axis(axis)).collect();
     let mut line = titles.join(", ");
@@ -235,7 +294,10 @@ fn map(facts: &Facts, survey: &Survey, axes: Option<[usize; 2]>, has_colours: bo
     }
     // A shard of a small grid is as wide as it is high.
     let width = if map.columns * 2 <= COLUMNS { 2 } else { 1 };
-    for cells in map.cells.chunks(usize::try_from(map.columns).unwrap_or(1).max(1)) {
+    for cells in map
+        .cells
+        .chunks(usize::try_from(map.columns).unwrap_or(1).max(1))
+    {
         text.push_str("  ");
         for cell in cells {
             let one = match mean(cell) {
@@ -254,18 +316,34 @@ fn map(facts: &Facts, survey: &Survey, axes: Option<[usize; 2]>, has_colours: bo
         let step = (most - least) / 4;
         let shades = SHADES.iter().zip(COLOURS).zip(0_u64..);
         legend.extend(shades.filter(|_| most > least).map(|((shade, colour), n)| {
-            format!("{} from {}", coloured(*shade, colour, has_colours), HumanBytes(least + n * step))
+            format!(
+                "{} from {}",
+                coloured(*shade, colour, has_colours),
+                HumanBytes(least + n * step)
+            )
         }));
         if most == least {
-            legend.push(format!("{} {}", coloured(SHADES[0], COLOURS[0], has_colours), HumanBytes(most)));
+            legend.push(format!(
+                "{} {}",
+                coloured(SHADES[0], COLOURS[0], has_colours),
+                HumanBytes(most)
+            ));
         }
     }
     legend.push(format!("{ABSENT} none"));
     if map.cells.iter().any(|cell| cell.2) {
-        legend.push(format!("{} not well", coloured(BAD, BAD_COLOUR, has_colours)));
+        legend.push(format!(
+            "{} not well",
+            coloured(BAD, BAD_COLOUR, has_colours)
+        ));
     }
     let _ = write!(text, "{}", legend.join("  "));
-    if (map.rows, map.columns) != (chosen[0].map_or(1, |a| survey.grid[a].max(1)), chosen[1].map_or(1, |a| survey.grid[a].max(1))) {
+    if (map.rows, map.columns)
+        != (
+            chosen[0].map_or(1, |a| survey.grid[a].max(1)),
+            chosen[1].map_or(1, |a| survey.grid[a].max(1)),
+        )
+    {
         let _ = write!(text, "\na cell is several shards, and shows their mean");
     }
     text

@@ -76,7 +76,11 @@ pub(super) fn difference(input: &[Value], output: &[Value], is_bytes: bool) -> O
     let names = |chain: &[Value]| chain.iter().map(name_of).collect::<Vec<_>>().join(", ");
     let [a, b] = [input, output].map(|chain| chain.iter().map(|c| decoding(c, is_bytes)));
     let (a, b): (Vec<_>, Vec<_>) = (a.collect(), b.collect());
-    if !a.iter().map(|(name, _)| name).eq(b.iter().map(|(name, _)| name)) {
+    if !a
+        .iter()
+        .map(|(name, _)| name)
+        .eq(b.iter().map(|(name, _)| name))
+    {
         return Some(format!(
             "the codecs of a subchunk are [{}] in IN and [{}] in OUT",
             names(input),
@@ -110,20 +114,31 @@ mod tests {
 
     #[test]
     fn levels_and_spellings_may_differ() {
-        let bytes = |endian: &str| json!({ "name": "bytes", "configuration": { "endian": endian } });
+        let bytes =
+            |endian: &str| json!({ "name": "bytes", "configuration": { "endian": endian } });
         let zstd = |configuration: Value| json!({ "name": "zstd", "configuration": configuration });
         for (input, output) in [
-            (json!(["bytes", "crc32c"]), json!([{ "name": "bytes", "configuration": {} }, { "name": "crc32c" }])),
+            (
+                json!(["bytes", "crc32c"]),
+                json!([{ "name": "bytes", "configuration": {} }, { "name": "crc32c" }]),
+            ),
             (
                 json!([bytes("little"), zstd(json!({ "level": 3 }))]),
-                json!([bytes("little"), zstd(json!({ "checksum": false, "level": 19 }))]),
+                json!([
+                    bytes("little"),
+                    zstd(json!({ "checksum": false, "level": 19 }))
+                ]),
             ),
             (
                 json!([{ "name": "blosc", "configuration": { "cname": "lz4", "clevel": 1 } }]),
                 json!([{ "name": "blosc", "configuration": { "clevel": 9, "cname": "lz4" } }]),
             ),
         ] {
-            assert_eq!(difference_of(&input, &output, false), None, "{input} {output}");
+            assert_eq!(
+                difference_of(&input, &output, false),
+                None,
+                "{input} {output}"
+            );
         }
         let (little, big) = (json!([bytes("little")]), json!([bytes("big")]));
         assert_eq!(difference_of(&little, &big, true), None);
@@ -133,19 +148,43 @@ mod tests {
     fn what_a_decoder_needs_may_not_differ() {
         let codec = |name: &str, configuration: Value| json!([{ "name": name, "configuration": configuration }]);
         for (input, output) in [
-            (codec("bytes", json!({ "endian": "little" })), codec("bytes", json!({ "endian": "big" }))),
-            (codec("transpose", json!({ "order": [0, 1] })), codec("transpose", json!({ "order": [1, 0] }))),
-            (codec("zstd", json!({ "level": 1 })), codec("gzip", json!({ "level": 1 }))),
-            (codec("zstd", json!({ "level": 1 })), codec("zstd", json!({ "level": 1, "checksum": true }))),
+            (
+                codec("bytes", json!({ "endian": "little" })),
+                codec("bytes", json!({ "endian": "big" })),
+            ),
+            (
+                codec("transpose", json!({ "order": [0, 1] })),
+                codec("transpose", json!({ "order": [1, 0] })),
+            ),
+            (
+                codec("zstd", json!({ "level": 1 })),
+                codec("gzip", json!({ "level": 1 })),
+            ),
+            (
+                codec("zstd", json!({ "level": 1 })),
+                codec("zstd", json!({ "level": 1, "checksum": true })),
+            ),
             // Nothing is known of this one, so nothing of it may differ.
-            (codec("mystery", json!({ "level": 1 })), codec("mystery", json!({ "level": 2 }))),
+            (
+                codec("mystery", json!({ "level": 1 })),
+                codec("mystery", json!({ "level": 2 })),
+            ),
             (json!(["bytes", "crc32c"]), json!(["bytes"])),
             (
-                codec("sharding_indexed", json!({ "chunk_shape": [2], "codecs": ["bytes"] })),
-                codec("sharding_indexed", json!({ "chunk_shape": [2], "codecs": ["bytes"], "index_location": "start" })),
+                codec(
+                    "sharding_indexed",
+                    json!({ "chunk_shape": [2], "codecs": ["bytes"] }),
+                ),
+                codec(
+                    "sharding_indexed",
+                    json!({ "chunk_shape": [2], "codecs": ["bytes"], "index_location": "start" }),
+                ),
             ),
         ] {
-            assert!(difference_of(&input, &output, false).is_some(), "{input} {output}");
+            assert!(
+                difference_of(&input, &output, false).is_some(),
+                "{input} {output}"
+            );
         }
     }
 }

@@ -218,15 +218,15 @@ impl Thread<'_> {
             let start = end;
             match (bytes, &mut run) {
                 (None, _) => end += shard.append_chunk(&mut self.source, *object)?,
-                (Some(bytes), Some((last, run)))
-                    if last == object && run.end == bytes.start =>
-                {
+                (Some(bytes), Some((last, run))) if last == object && run.end == bytes.start => {
                     run.end = bytes.end;
                     end += bytes.end - bytes.start;
                 }
                 (Some(bytes), run) => {
                     if let Some(run) = run.replace((*object, bytes.clone())) {
-                        shard.append(&mut self.source, run).map_err(|e| e.told(failed))?;
+                        shard
+                            .append(&mut self.source, run)
+                            .map_err(|e| e.told(failed))?;
                     }
                     end += bytes.end - bytes.start;
                 }
@@ -234,7 +234,9 @@ impl Thread<'_> {
             extents.push(Some(start..end));
         }
         if let Some(run) = run {
-            shard.append(&mut self.source, run).map_err(|e| e.told(failed))?;
+            shard
+                .append(&mut self.source, run)
+                .map_err(|e| e.told(failed))?;
         }
         shard.flush().map_err(failed)?;
         let index = format

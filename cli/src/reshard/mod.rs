@@ -131,12 +131,8 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let before = target::look(output, &from)?;
     let resumes = matches!(before, Before::Begun(_));
     let wanted = wanted(args, &document, &side, before)?;
-    let goal = Side::of(&wanted).map_err(|reason| {
-        refused(
-            format!("cannot reshard to {}: {reason}", args.output),
-            args,
-        )
-    })?;
+    let goal = Side::of(&wanted)
+        .map_err(|reason| refused(format!("cannot reshard to {}: {reason}", args.output), args))?;
     let differences = side.differences(&goal);
     if !differences.is_empty() {
         return Err(refused(
@@ -181,9 +177,17 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         format: of_output.as_ref(),
         resumes,
     };
-    let goes_on = format!("run the same command again to go on: what is whole in {output:?} is kept");
-    let copied = copy::copy(&plan, &pieces, &objects, &target, common.threads(), &progress)
-        .map_err(|error| Failure::failed(error).with_remedy(&goes_on))?;
+    let goes_on =
+        format!("run the same command again to go on: what is whole in {output:?} is kept");
+    let copied = copy::copy(
+        &plan,
+        &pieces,
+        &objects,
+        &target,
+        common.threads(),
+        &progress,
+    )
+    .map_err(|error| Failure::failed(error).with_remedy(&goes_on))?;
     progress.finish();
     if stop::is_asked() {
         return Err(Failure::interrupted(format!(
@@ -238,10 +242,8 @@ fn wanted(
     side: &Side,
     before: Before,
 ) -> Result<Map<String, Value>, Failure> {
-    let has_wishes = args.shard.is_some()
-        || args.chunks
-        || args.index.is_some()
-        || args.chunk_keys.is_some();
+    let has_wishes =
+        args.shard.is_some() || args.chunks || args.index.is_some() || args.chunk_keys.is_some();
     let said = |metadata: Map<String, Value>| {
         let other = Side::of(&metadata).map_err(|reason| {
             refused(format!("cannot reshard to {}: {reason}", args.output), args)
@@ -298,7 +300,11 @@ fn described(
             if !is_multiple {
                 return Err(Failure::usage(format!(
                     "shards of {shard:?} are not whole multiples of the {} of {:?} in {}",
-                    if side.index.is_some() { "subchunks" } else { "chunks" },
+                    if side.index.is_some() {
+                        "subchunks"
+                    } else {
+                        "chunks"
+                    },
                     side.subchunk,
                     args.input
                 )));

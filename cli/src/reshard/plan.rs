@@ -94,11 +94,17 @@ impl Plan {
                 first / cells..end.div_ceil(cells)
             })
             .collect();
-        let extents: Vec<u64> = touched.iter().map(|range| range.end - range.start).collect();
+        let extents: Vec<u64> = touched
+            .iter()
+            .map(|range| range.end - range.start)
+            .collect();
         (0..volume(&extents).unwrap_or(0))
             .map(|within| {
                 let within = self::indices(within, &extents);
-                let block = touched.iter().zip(within).map(|(range, at)| range.start + at);
+                let block = touched
+                    .iter()
+                    .zip(within)
+                    .map(|(range, at)| range.start + at);
                 number_of(block, &self.blocks)
             })
             .collect()
@@ -159,7 +165,8 @@ fn advance(indices: &mut [u64], counts: &[u64]) {
 
 fn quotients(extents: &[u64], divisors: &[u64]) -> Vec<u64> {
     let axes = extents.iter().zip(divisors);
-    axes.map(|(extent, divisor)| extent.div_ceil(*divisor)).collect()
+    axes.map(|(extent, divisor)| extent.div_ceil(*divisor))
+        .collect()
 }
 
 fn volume(extents: &[u64]) -> Option<u64> {

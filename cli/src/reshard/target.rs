@@ -12,6 +12,8 @@ use crate::inspect::stored;
 
 /// The file that says that OUT is not complete: what it becomes, and out of what.
 const MARKER: &str = "zarr.json.reshard";
+/// The marker until it is whole.
+const NEW_MARKER: &str = "zarr.json.reshard.tmp";
 const METADATA: &str = "zarr.json";
 
 /// What OUT was before.
@@ -26,8 +28,9 @@ pub(super) enum Before {
 
 /// Looks at OUT. Nothing is changed.
 pub(super) fn look(output: &Path, input: &Path) -> Result<Before, Failure> {
-    let cannot =
-        |error: &dyn std::fmt::Display| Failure::failed(format!("cannot use {}: {error}", output.display()));
+    let cannot = |error: &dyn std::fmt::Display| {
+        Failure::failed(format!("cannot use {}: {error}", output.display()))
+    };
     let json = |name: &str| match fs::read(output.join(name)) {
         Ok(bytes) => serde_json::from_slice::<Map<String, Value>>(&bytes)
             .map(Some)
@@ -53,20 +56,21 @@ pub(super) fn look(output: &Path, input: &Path) -> Result<Before, Failure> {
     let described = json(METADATA)?;
     let mut others = 0_usize;
     if output.exists() {
-        let found = stored::files(output, |key, _| others += usize::from(key != METADATA));
+        let found = stored::files(output, |key, _| {
+            others += usize::from(key != METADATA && key != NEW_MARKER);
+        });
         found.map_err(|error| cannot(&error))?;
     }
     if others > 0 {
-        let what = if described.is_some() {
-            "chunks or other files"
-        } else {
-            "files"
+        let (what, remedy) = match described {
+            Some(_) => (
+                "chunks or other files",
+                "if a run of reshard ended there, its output is complete. Otherwise name another OUT, or empty it yourself",
+            ),
+            None => ("files", "name another OUT, or empty it yourself"),
         };
-        return Err(Failure::failed(format!(
-            "there are {others} {what} in {} already",
-            output.display()
-        ))
-        .with_remedy("name another OUT, or empty it yourself"));
+        let message = format!("there are {others} {what} in {} already", output.display());
+        return Err(Failure::failed(message).with_remedy(remedy));
     }
     Ok(described.map_or(Before::Empty, Before::Described))
 }
@@ -75,7 +79,9 @@ pub(super) fn look(output: &Path, input: &Path) -> Result<Before, Failure> {
 pub(super) fn begin(output: &Path, input: &Path, metadata: &str) -> io::Result<()> {
     fs::create_dir_all(output)?;
     let marker = json!({ "input": input.to_string_lossy(), "metadata": metadata });
-    replace(&output.join(MARKER), format!("{marker:#}\n").as_bytes())
+    let marker = format!("{marker:#}\n");
+    fs::write(output.join(NEW_MARKER), marker)?;
+    fs::rename(output.join(NEW_MARKER), output.join(MARKER))
 }
 
 /// Deletes what a killed run left of shards.

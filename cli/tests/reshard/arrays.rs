@@ -5,11 +5,19 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use tempfile::TempDir;
 use zarrs::array::codec::ShardingIndexLocation;
 use zarrs::array::{Array, ArrayBytes, ArraySubset};
 use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda_testing::index::IndexLayout;
 use zarrs_cuda_testing::{Rng, all_indices, codecs};
+
+/// A new directory: in memory where there is such a place, because each run makes its files durable.
+pub(crate) fn temporary() -> TempDir {
+    tempfile::tempdir_in("/dev/shm")
+        .or_else(|_| tempfile::tempdir())
+        .unwrap()
+}
 
 /// The layout of an array, and its codecs.
 #[derive(Clone, Debug)]
@@ -57,7 +65,11 @@ impl Layout {
         match rng.below(5) {
             0 => chain.push(codecs::zstd(1, false)),
             1 => chain.push(codecs::gzip(1)),
-            2 => chain.push(codecs::blosc("lz4", 1, "shuffle", 4)),
+            2 => {
+                let size = ["uint8", "uint16", "", "float32"];
+                let size = size.iter().position(|name| *name == data_type).unwrap() + 1;
+                chain.push(codecs::blosc("lz4", 1, "shuffle", size));
+            }
             3 => chain.push(codecs::crc32c()),
             _ => {}
         }
@@ -112,7 +124,9 @@ impl Layout {
 
     /// `zarr.json`.
     pub(crate) fn metadata(&self) -> Value {
-        let names: Vec<_> = (0..self.shape.len()).map(|axis| format!("axis{axis}")).collect();
+        let names: Vec<_> = (0..self.shape.len())
+            .map(|axis| format!("axis{axis}"))
+            .collect();
         json!({
             "zarr_format": 3,
             "node_type": "array",
@@ -208,6 +222,10 @@ pub(crate) fn open(path: &Path) -> Array<FilesystemStore> {
 /// All elements of the array, read by zarrs.
 pub(crate) fn elements(path: &Path) -> ArrayBytes<'static> {
     let array = open(path);
+    if array.shape().contains(&0) {
+        // zarrs asks some codecs for no elements, which is an error of theirs.
+        return ArrayBytes::new_flen(Vec::new());
+    }
     array.retrieve_array_subset(&array.subset_all()).unwrap()
 }
 

@@ -6,11 +6,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use serde_json::json;
-use tempfile::tempdir;
+use serde_json::{Value, json};
 use zarrs_cuda_testing::{Rng, codecs, effort};
 
-use crate::arrays::{Layout, elements, every_encoding, files};
+use crate::arrays::{Layout, elements, every_encoding, files, temporary};
 use crate::{command, resharded, run};
 
 fn layout(counts: Option<Vec<u64>>) -> Layout {
@@ -30,7 +29,9 @@ fn create(layout: &Layout, path: &Path) {
     layout.describe(path);
     let array = crate::arrays::open(path);
     let values: Vec<u16> = (1..=128 * 128).map(|n| (n % 60_000) as u16).collect();
-    array.store_array_subset(&array.subset_all(), values).unwrap();
+    array
+        .store_array_subset(&array.subset_all(), values)
+        .unwrap();
 }
 
 /// How often a run is killed before one may end.
@@ -40,9 +41,13 @@ const KILLS: u64 = 12;
 #[test]
 fn a_killed_run_goes_on() {
     let mut rng = Rng(effort::seed());
-    let directory = tempdir().unwrap();
+    let directory = temporary();
     let shards = Some(vec![16, 8]);
-    for (from, to) in [(None, shards.clone()), (shards.clone(), None), (shards, Some(vec![8, 32]))] {
+    for (from, to) in [
+        (None, shards.clone()),
+        (shards.clone(), None),
+        (shards, Some(vec![8, 32])),
+    ] {
         let [input, output, at_once] =
             ["in", "out", "at once"].map(|name| directory.path().join(name));
         let (from, to) = (layout(from), layout(to));
@@ -50,11 +55,11 @@ fn a_killed_run_goes_on() {
         to.describe(&at_once);
         resharded(&input, &at_once, &[]);
         to.describe(&output);
-        let (mut kills, mut kept) = (0, 0_u64);
-        let said = loop {
+        let mut kills = 0;
+        let kept = loop {
             let mut child = command(&input, &output, &["--json"])
                 .stdout(Stdio::piped())
-                .stderr(Stdio::null())
+                .stderr(Stdio::piped())
                 .spawn()
                 .unwrap();
             // The last run may end.
@@ -64,11 +69,17 @@ fn a_killed_run_goes_on() {
             }
             let done = child.wait_with_output().unwrap();
             if done.status.success() {
-                break serde_json::from_slice::<serde_json::Value>(&done.stdout).unwrap();
+                let said: Value = serde_json::from_slice(&done.stdout).unwrap();
+                break said["output"]["objects_kept"].as_u64().unwrap();
             }
+            let said = String::from_utf8_lossy(&done.stderr);
+            if said.contains("already") {
+                // The run before was killed when it had done everything.
+                break u64::MAX;
+            }
+            assert!(kills < KILLS, "{said}");
             kills += 1;
         };
-        kept += said["output"]["objects_kept"].as_u64().unwrap();
         println!("{kills} kills, {kept} objects were there in the end");
         assert_eq!(files(&output), files(&at_once));
         for path in [&input, &output, &at_once] {
@@ -81,9 +92,12 @@ fn a_killed_run_goes_on() {
 /// OUT without its metadata.
 #[test]
 fn what_a_killed_run_leaves() {
-    let directory = tempdir().unwrap();
+    let directory = temporary();
     let [input, output] = ["in", "out"].map(|name| directory.path().join(name));
     create(&layout(Some(vec![16, 8])), &input);
+    // A run that was killed before it began.
+    fs::create_dir_all(&output).unwrap();
+    fs::write(output.join("zarr.json.reshard.tmp"), "{").unwrap();
     resharded(&input, &output, &["--chunks"]);
     let whole = files(&output);
     let metadata = fs::read_to_string(output.join("zarr.json")).unwrap();
@@ -110,7 +124,10 @@ fn what_a_killed_run_leaves() {
     create(&layout(None), &other);
     let done = run(&other, &output, &[]);
     let said = String::from_utf8_lossy(&done.stderr);
-    assert!(said.contains("another input") && said.contains("in"), "{said}");
+    assert!(
+        said.contains("another input") && said.contains("in"),
+        "{said}"
+    );
     let done = run(&input, &output, &["--shard", "4,4"]);
     let said = String::from_utf8_lossy(&done.stderr);
     assert!(said.contains("other options"), "{said}");
@@ -123,12 +140,18 @@ fn what_a_killed_run_leaves() {
 #[test]
 #[cfg(unix)]
 fn an_interrupted_run_says_how_to_go_on() {
-    let directory = tempdir().unwrap();
+    let directory = temporary();
     let [input, output] = ["in", "out"].map(|name| directory.path().join(name));
     create(&layout(Some(vec![16, 8])), &input);
     fs::create_dir_all(output.join("c/0")).unwrap();
     let pipe = output.join("c/0/0");
-    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    assert!(
+        Command::new("mkfifo")
+            .arg(&pipe)
+            .status()
+            .unwrap()
+            .success()
+    );
     let mut child = command(&input, &output, &["--chunks", "--threads", "1"])
         .stderr(Stdio::piped())
         .spawn()
@@ -136,13 +159,22 @@ fn an_interrupted_run_says_how_to_go_on() {
     let marker = output.join("zarr.json.reshard");
     let begin = Instant::now();
     while !marker.exists() {
-        assert!(begin.elapsed() < Duration::from_secs(60), "it does not begin");
+        assert!(
+            begin.elapsed() < Duration::from_secs(60),
+            "it does not begin"
+        );
         std::thread::sleep(Duration::from_millis(1));
     }
     // It listens, and then opens the pipe.
     std::thread::sleep(Duration::from_millis(100));
     let id = child.id().to_string();
-    assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+    assert!(
+        Command::new("kill")
+            .args(["-INT", &id])
+            .status()
+            .unwrap()
+            .success()
+    );
     let mut said = BufReader::new(child.stderr.take().unwrap());
     let mut lines = String::new();
     while !lines.contains("stopping") {
@@ -151,8 +183,14 @@ fn an_interrupted_run_says_how_to_go_on() {
     fs::read(&pipe).unwrap();
     said.read_to_string(&mut lines).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{lines}");
-    assert!(lines.contains("interrupted: ") && lines.contains("is not complete"), "{lines}");
-    assert!(lines.contains("run the same command again to go on"), "{lines}");
+    assert!(
+        lines.contains("interrupted: ") && lines.contains("is not complete"),
+        "{lines}"
+    );
+    assert!(
+        lines.contains("run the same command again to go on"),
+        "{lines}"
+    );
     assert!(!output.join("zarr.json").exists());
     fs::remove_file(pipe).unwrap();
     resharded(&input, &output, &[]);

@@ -3,17 +3,16 @@
 use std::fs;
 
 use serde_json::{Value, json};
-use tempfile::tempdir;
 use zarrs_cuda_testing::index::{EMPTY, IndexLayout};
 use zarrs_cuda_testing::{Rng, codecs, effort};
 
-use crate::arrays::{Layout, elements, every_encoding, files, open};
+use crate::arrays::{Layout, elements, every_encoding, files, open, temporary};
 use crate::resharded;
 
 /// The values are the same as zarrs reads them, and each encoded subchunk has the same bytes.
 #[test]
 fn any_layout_to_any_other() {
-    for seed in effort::seeds(120) {
+    for seed in effort::seeds(200) {
         let mut rng = Rng(seed);
         let input = Layout::random(&mut rng);
         let mut output = input.clone();
@@ -37,7 +36,7 @@ fn every_encoding_of_keys_to_every_other() {
 }
 
 fn check(input: &Layout, output: &Layout, rng: &mut Rng) {
-    let directory = tempdir().unwrap();
+    let directory = temporary();
     let [from, to] = ["in", "out"].map(|name| directory.path().join(name));
     input.create(&from, rng);
     let before = files(&from);
@@ -75,7 +74,7 @@ fn check(input: &Layout, output: &Layout, rng: &mut Rng) {
 #[test]
 fn options_describe_the_output() {
     let mut rng = Rng(7);
-    let directory = tempdir().unwrap();
+    let directory = temporary();
     let path = |name: &str| directory.path().join(name);
     let layout = Layout {
         shape: vec![40, 30],
@@ -108,7 +107,11 @@ fn options_describe_the_output() {
     others.index.location = zarrs::array::codec::ShardingIndexLocation::Start;
     assert_eq!(metadata("others"), others.metadata());
 
-    resharded(&path("others"), &path("again"), &["--chunks", "--chunk-keys", "default/"]);
+    resharded(
+        &path("others"),
+        &path("again"),
+        &["--chunks", "--chunk-keys", "default/"],
+    );
     assert_eq!(metadata("again"), layout.metadata());
     assert_eq!(files(&path("again")).len(), files(&path("chunks")).len());
     for ((name, bytes), (other, original)) in
@@ -122,7 +125,7 @@ fn options_describe_the_output() {
 /// Levels may differ: OUT takes those of IN. Numbers of the attributes stay as they were written.
 #[test]
 fn metadata_are_kept() {
-    let directory = tempdir().unwrap();
+    let directory = temporary();
     let [from, to] = ["in", "out"].map(|name| directory.path().join(name));
     let mut layout = Layout::random(&mut Rng(3));
     layout.chain = vec![codecs::bytes("little"), codecs::zstd(7, false)];
@@ -146,7 +149,7 @@ fn metadata_are_kept() {
 /// Codecs that nobody knows are not called, so they need not be known.
 #[test]
 fn unknown_codecs() {
-    let directory = tempdir().unwrap();
+    let directory = temporary();
     let [from, to, back] = ["in", "out", "back"].map(|name| directory.path().join(name));
     let mut layout = Layout {
         shape: vec![7, 5],
@@ -167,7 +170,10 @@ fn unknown_codecs() {
     // Beyond the end of the array.
     fs::write(from.join("c.4.0"), "old").unwrap();
     let said = resharded(&from, &to, &["--shard", "4,4"]);
-    assert_eq!((&said["subchunks"], &said["codec_calls"]), (&json!(3), &json!(0)));
+    assert_eq!(
+        (&said["subchunks"], &said["codec_calls"]),
+        (&json!(3), &json!(0))
+    );
     layout.counts = Some(vec![2, 2]);
     let shard = fs::read(to.join("c.1.1")).unwrap();
     let entries = layout.index.entries(&shard, 4);
@@ -183,7 +189,7 @@ fn unknown_codecs() {
 /// Subchunks that lie in any order, with gaps between them, and the same bytes for two of them.
 #[test]
 fn shards_of_other_writers() {
-    let directory = tempdir().unwrap();
+    let directory = temporary();
     let [from, to] = ["in", "out"].map(|name| directory.path().join(name));
     let mut layout = Layout {
         shape: vec![6],

@@ -4,10 +4,10 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use tempfile::{TempDir, tempdir};
+use tempfile::TempDir;
 use zarrs_cuda_testing::{Rng, codecs};
 
-use crate::arrays::{Layout, every_encoding};
+use crate::arrays::{Layout, every_encoding, temporary};
 use crate::{resharded, run};
 
 /// A directory with an array of chunks in `in`.
@@ -21,7 +21,7 @@ fn chunks() -> (TempDir, Layout) {
         index: zarrs_cuda_testing::index::IndexLayout::default(),
         keys: every_encoding()[0].clone(),
     };
-    let directory = tempdir().unwrap();
+    let directory = temporary();
     layout.create(&directory.path().join("in"), &mut Rng(1));
     (directory, layout)
 }
@@ -61,14 +61,38 @@ fn outputs_whose_subchunks_differ() {
         refuses(directory.path(), &[], 1, &[words, &["reencode"]].concat());
     };
     change("/shape/0", json!(13), &["shapes [12, 8] and [13, 8]"]);
-    change("/data_type", json!("int16"), &["data types", "uint16", "int16"]);
+    change(
+        "/data_type",
+        json!("int16"),
+        &["data types", "uint16", "int16"],
+    );
     change("/fill_value", json!(1), &["fill values are 0 and 1"]);
     let grid = "/chunk_grid/configuration/chunk_shape";
-    change(grid, json!([3, 4]), &["chunks of IN have the shape [3, 2]", "[3, 4]"]);
-    change("/chunk_grid/name", json!("rectangular"), &["chunk grid is `rectangular`"]);
-    change("/codecs/0/configuration/endian", json!("big"), &["`bytes`", "big"]);
-    change("/codecs/1", codecs::gzip(1), &["[bytes, zstd] in IN and [bytes, gzip] in OUT"]);
-    change("/codecs/1/configuration/checksum", json!(true), &["`zstd`", "true"]);
+    change(
+        grid,
+        json!([3, 4]),
+        &["chunks of IN have the shape [3, 2]", "[3, 4]"],
+    );
+    change(
+        "/chunk_grid/name",
+        json!("rectangular"),
+        &["chunk grid is `rectangular`"],
+    );
+    change(
+        "/codecs/0/configuration/endian",
+        json!("big"),
+        &["`bytes`", "big"],
+    );
+    change(
+        "/codecs/1",
+        codecs::gzip(1),
+        &["[bytes, zstd] in IN and [bytes, gzip] in OUT"],
+    );
+    change(
+        "/codecs/1/configuration/checksum",
+        json!(true),
+        &["`zstd`", "true"],
+    );
     let inner = "/codecs/0/configuration/codecs";
     change(inner, json!([codecs::bytes("little")]), &["[bytes] in OUT"]);
 }
@@ -78,7 +102,10 @@ fn a_chain_in_another_form_is_the_same() {
     let (directory, layout) = chunks();
     let [from, to] = ["in", "out"].map(|name| directory.path().join(name));
     let mut output = layout.clone();
-    output.chain = vec![codecs::bytes("little"), json!({ "name": "zstd", "configuration": { "level": 9 } })];
+    output.chain = vec![
+        codecs::bytes("little"),
+        json!({ "name": "zstd", "configuration": { "level": 9 } }),
+    ];
     output.counts = Some(vec![2, 1]);
     output.describe(&to);
     resharded(&from, &to, &[]);
@@ -97,7 +124,10 @@ fn inputs_that_are_not_for_it() {
         fs::write(&metadata, changed.to_string()).unwrap();
         refuses(path, &options, 1, &[words, &["reencode"]].concat());
     };
-    with(&|m| m["chunk_grid"]["name"] = json!("rectangular"), &["rectangular"]);
+    with(
+        &|m| m["chunk_grid"]["name"] = json!("rectangular"),
+        &["rectangular"],
+    );
     with(
         &|m| m["storage_transformers"] = json!([{ "name": "indexed" }]),
         &["storage transformer `indexed`"],
@@ -105,19 +135,25 @@ fn inputs_that_are_not_for_it() {
     with(&|m| m["surprise"] = json!({ "name": "s" }), &["`surprise`"]);
     with(
         &|m| {
-            let inner = json!({ "chunk_shape": [3, 2], "codecs": m["codecs"], "index_codecs": ["bytes"] });
-            m["codecs"] = json!([{ "name": "sharding_indexed", "configuration": inner }, { "name": "gzip" }]);
+            let inner =
+                json!({ "chunk_shape": [3, 2], "codecs": m["codecs"], "index_codecs": ["bytes"] });
+            m["codecs"] =
+                json!([{ "name": "sharding_indexed", "configuration": inner }, { "name": "gzip" }]);
         },
         &["`gzip` around `sharding_indexed`"],
     );
     with(
         &|m| {
-            let inner = json!({ "chunk_shape": [2, 2], "codecs": m["codecs"], "index_codecs": ["bytes"] });
+            let inner =
+                json!({ "chunk_shape": [2, 2], "codecs": m["codecs"], "index_codecs": ["bytes"] });
             m["codecs"] = json!([{ "name": "sharding_indexed", "configuration": inner }]);
         },
         &["not whole multiples"],
     );
-    with(&|m| m["chunk_key_encoding"] = json!({ "name": "mystery" }), &["chunk key encoding"]);
+    with(
+        &|m| m["chunk_key_encoding"] = json!({ "name": "mystery" }),
+        &["chunk key encoding"],
+    );
     fs::remove_file(&metadata).unwrap();
     refuses(path, &options, 1, &["cannot read", "zarr.json"]);
     fs::write(path.join("in/.zarray"), "{}").unwrap();
@@ -130,11 +166,19 @@ fn inputs_that_are_not_for_it() {
 fn in_and_out_lie_apart() {
     let (directory, _) = chunks();
     let input = directory.path().join("in");
-    for output in [input.clone(), input.join("c"), input.join("../in"), directory.path().into()] {
+    for output in [
+        input.clone(),
+        input.join("c"),
+        input.join("../in"),
+        directory.path().into(),
+    ] {
         let done = run(&input, &output, &["--shard", "6,4"]);
         let said = String::from_utf8_lossy(&done.stderr);
         assert_eq!(done.status.code(), Some(1), "{said}");
-        assert!(said.contains("apart") && said.contains("reencode"), "{said}");
+        assert!(
+            said.contains("apart") && said.contains("reencode"),
+            "{said}"
+        );
     }
 }
 
@@ -150,7 +194,12 @@ fn subchunks_that_wait_in_frames() {
     let sparse = std::sync::Arc::new(sparse);
     let chunks = zarrs::array::Array::open(sparse.clone(), "/").unwrap();
     chunks.store_chunk(&[3, 2], vec![5_u16; 6]).unwrap();
-    refuses(directory.path(), &["--chunks"], 1, &["frames", "[1, 1]", "consolidate", "reencode"]);
+    refuses(
+        directory.path(),
+        &["--chunks"],
+        1,
+        &["frames", "[1, 1]", "consolidate", "reencode"],
+    );
     sparse.consolidate_all(&|_| {}).unwrap();
     resharded(&input, &directory.path().join("out"), &["--chunks"]);
 }
@@ -163,7 +212,12 @@ fn wrong_usage() {
     refuses(path, &["--shard", "6,5"], 2, &["whole multiples"]);
     refuses(path, &["--shard", "6"], 2, &["whole multiples"]);
     refuses(path, &["--shard", "6,0"], 2, &["whole numbers above 0"]);
-    refuses(path, &["--shard", "6,4", "--chunks"], 2, &["cannot be used with"]);
+    refuses(
+        path,
+        &["--shard", "6,4", "--chunks"],
+        2,
+        &["cannot be used with"],
+    );
     let output = path.join("out");
     layout.describe(&output);
     refuses(path, &["--chunks"], 2, &["leave out --shard"]);
