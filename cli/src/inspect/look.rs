@@ -88,8 +88,14 @@ impl Look {
                 State::Torn,
                 Some("it was never complete, and would be erased".into()),
             ),
+            _ if shard.index_problem.is_some() => {
+                let problem = shard.index_problem.as_deref().unwrap_or_default();
+                (
+                    State::Damaged,
+                    Some(format!("the index is invalid: {problem}")),
+                )
+            }
             RecoveryOutcome::Unrecoverable { reason } => (State::Damaged, Some(reason.clone())),
-            _ if shard.index_problem.is_some() => (State::Damaged, shard.index_problem.clone()),
             _ if is_broken => {
                 let problem = "subchunks have bytes of the index, or lie outside";
                 (State::Damaged, Some(problem.into()))

@@ -253,7 +253,8 @@
   const stage = $('stage');
   const context = map.getContext('2d');
   const MARGIN = { left: 52, top: 40 };
-  const MOST = 88;
+  /** The most pixels of a cell. */
+  const MOST = 128;
   let area = { width: 1, height: 1 };
   let fit = { x: 1, y: 1 };
   let scale = { x: 1, y: 1 };
@@ -336,13 +337,22 @@
     const spans = (length, offset, size, cells) => {
       const first = new Int32Array(length).fill(-1);
       const last = new Int32Array(length).fill(-1);
+      if (size >= 1) {
+        // A cell begins and ends at whole pixels.
+        for (let cell = Math.max(0, Math.floor(-offset / size)); cell < cells; cell++) {
+          const start = Math.round(offset + cell * size);
+          if (start >= length) break;
+          const end = Math.round(offset + (cell + 1) * size) - gap;
+          first.fill(cell, Math.max(0, start), Math.max(0, end));
+          last.fill(cell, Math.max(0, start), Math.max(0, end));
+        }
+        return [first, last];
+      }
       for (let at = 0; at < length; at++) {
-        const from = Math.floor((at + 0.5 / Math.max(size, 1) - offset) / size + 1e-9);
+        const from = Math.floor((at - offset) / size + 1e-9);
         if (from < 0 || from >= cells) continue;
-        const end = Math.round(offset + (from + 1) * size);
-        if (size >= 1 && at >= end - gap && gap) continue;
         first[at] = from;
-        last[at] = size >= 1 ? from : Math.min(cells - 1, Math.max(from, Math.ceil((at + 1 - offset) / size) - 1));
+        last[at] = Math.min(cells - 1, Math.max(from, Math.ceil((at + 1 - offset) / size - 1e-9) - 1));
       }
       return [first, last];
     };
@@ -703,7 +713,7 @@
     let best = { across: 1, height: Infinity, cell: 0 };
     for (let across = 1; across <= tiles; across++) {
       const gaps = (across - 1) * 5;
-      const cell = Math.min(22, (width - gaps) / (across * columns));
+      const cell = Math.min(30, (width - gaps) / (across * columns));
       const down = Math.ceil(tiles / across);
       const height = down * rows * cell + (down - 1) * 5;
       if (height <= 200 || best.cell === 0) {
@@ -942,11 +952,11 @@
   const showLegend = () => {
     const to = $('legend');
     const absent = volume - count;
-    const key = (colour, name, n) => `<span><i style="background:${css(colour)}"></i>${name} <b>${countText(n)}</b></span>`;
+    const key = (colour, name, n) => n === 0 ? '' : `<span><i style="background:${css(colour)}"></i>${name} <b>${countText(n)}</b></span>`;
     if (view.metric === 'state') {
       const keys = about.states.map((name, state) => key(STATE_COLOURS[state], name, stateCounts[state]));
       keys.push(key('absent', 'not stored', absent));
-      to.innerHTML = `<div class="keys">${keys.filter((_, i) => i === 6 || stateCounts[i]).join('')}</div>`;
+      to.innerHTML = `<div class="keys">${keys.join('')}</div>`;
       return;
     }
     const { scale: of, text, name } = METRICS[view.metric];
@@ -971,6 +981,12 @@
   };
 
   const measure = () => {
+    // A small grid takes less room.
+    stage.style.height = '';
+    const room = stage.clientWidth - MARGIN.left - 2;
+    const cell = Math.min(room / plane.columns, MOST);
+    const height = MARGIN.top + 2 + Math.ceil(plane.rows * Math.min(MOST, cell * 8));
+    if (height < stage.clientHeight) stage.style.height = `${height}px`;
     area = {
       width: Math.max(1, stage.clientWidth - MARGIN.left - 2),
       height: Math.max(1, stage.clientHeight - MARGIN.top - 2),
@@ -998,14 +1014,14 @@
   rebuild();
   everything();
   dark.addEventListener('change', everything);
-  let seen = [stage.clientWidth, stage.clientHeight];
-  new ResizeObserver(() => {
-    const now = [stage.clientWidth, stage.clientHeight];
-    if (now[0] === seen[0] && now[1] === seen[1]) return;
-    seen = now;
+  const shownIn = () => `${innerWidth} ${innerHeight} ${stage.clientWidth} ${devicePixelRatio}`;
+  let seen = shownIn();
+  addEventListener('resize', () => {
+    if (shownIn() === seen) return;
+    seen = shownIn();
     measure();
     showAll();
     showShard();
     showHistograms();
-  }).observe(stage);
+  });
 })();

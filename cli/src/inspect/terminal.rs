@@ -317,7 +317,7 @@ fn map(facts: &Facts, survey: &Survey, axes: Option<[usize; 2]>, has_colours: bo
         let shades = SHADES.iter().zip(COLOURS).zip(0_u64..);
         legend.extend(shades.filter(|_| most > least).map(|((shade, colour), n)| {
             format!(
-                "{} from {}",
+                "{} {}",
                 coloured(*shade, colour, has_colours),
                 HumanBytes(least + n * step)
             )
@@ -332,12 +332,10 @@ fn map(facts: &Facts, survey: &Survey, axes: Option<[usize; 2]>, has_colours: bo
     }
     legend.push(format!("{ABSENT} none"));
     if map.cells.iter().any(|cell| cell.2) {
-        legend.push(format!(
-            "{} not well",
-            coloured(BAD, BAD_COLOUR, has_colours)
-        ));
+        legend.push(format!("{} bad", coloured(BAD, BAD_COLOUR, has_colours)));
     }
-    let _ = write!(text, "{}", legend.join("  "));
+    let title = if most > least { "from " } else { "" };
+    let _ = write!(text, "{title}{}", legend.join("  "));
     if (map.rows, map.columns)
         != (
             chosen[0].map_or(1, |a| survey.grid[a].max(1)),
