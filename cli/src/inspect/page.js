@@ -125,12 +125,13 @@
   const indicesOf = (number) => strides.map((stride, axis) => Math.floor(number / stride) % about.grid[axis]);
 
   /** The bytes of a shard's elements that are in the array, decoded. */
-  const decodedOf = (indices) => {
-    if (about.element === null) return null;
-    return indices.reduce((bytes, index, axis) => {
-      const start = index * about.shard[axis];
-      return bytes * Math.min(about.shard[axis], about.shape[axis] - start);
-    }, about.element);
+  const decodedAt = (number) => {
+    let bytes = about.element;
+    for (let axis = 0; axis < rank; axis++) {
+      const index = Math.floor(number / strides[axis]) % about.grid[axis];
+      bytes *= Math.min(about.shard[axis], about.shape[axis] - index * about.shard[axis]);
+    }
+    return bytes;
   };
   const ratios = new Float64Array(count);
   let decodedBytes = 0;
@@ -138,7 +139,7 @@
   for (let i = 0; i < count; i++) {
     storedBytes += sizes[i];
     if (about.element === null) continue;
-    const decoded = decodedOf(indicesOf(numbers[i]));
+    const decoded = decodedAt(numbers[i]);
     decodedBytes += decoded;
     ratios[i] = sizes[i] ? decoded / sizes[i] : 0;
   }
@@ -393,6 +394,7 @@
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     paintMarks(gap / ratio);
     paintAxes();
+    performance.mark('map painted');
   };
 
   const paintMarks = (gap) => {
@@ -1006,7 +1008,8 @@
     showHeader();
     recolour();
     showShard();
-    showHistograms();
+    // The map is painted before.
+    requestAnimationFrame(() => setTimeout(showHistograms));
   };
 
   showMetrics();

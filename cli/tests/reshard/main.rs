@@ -7,11 +7,15 @@
 )]
 
 mod arrays;
+#[path = "../../../tests/interop/environment.rs"]
+#[allow(dead_code, reason = "the tests of the library use the rest")]
+mod environment;
 mod interop;
 mod interrupted;
 mod property;
 mod refusals;
 
+use std::io::{self, Write};
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -35,4 +39,9 @@ fn resharded(input: &Path, output: &Path, options: &[&str]) -> Value {
     let said = String::from_utf8_lossy(&done.stderr);
     assert_eq!(done.status.code(), Some(0), "{said}");
     serde_json::from_slice(&done.stdout).unwrap()
+}
+
+/// Says something past the test harness, which keeps what tests print.
+fn say(line: &str) {
+    let _ = writeln!(io::stderr().lock(), "interop: {line}");
 }
