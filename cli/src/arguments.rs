@@ -36,10 +36,6 @@ impl FromStr for Count {
 pub(crate) struct Size(u64);
 
 impl Size {
-    pub(crate) const fn new(bytes: u64) -> Self {
-        Self(bytes)
-    }
-
     pub(crate) fn bytes(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
     }

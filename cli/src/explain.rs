@@ -6,7 +6,7 @@ use zarrs_cuda::Explanation;
 use crate::common::Common;
 use crate::failure::Failure;
 use crate::open::{self, Place};
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, wrapped};
 
 /// Say what happens to the shards of an array, where, and why
 #[derive(clap::Args, Debug)]
@@ -23,7 +23,8 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             .with_remedy("`zarrs-cuda reencode` makes a sharded array of any Zarr array")
     })?;
     let json = json!({ "array": opened.place.to_string(), "explanation": json_of(&explanation) });
-    Ok(Outcome::new(explanation.to_string(), json))
+    let text = wrapped(&explanation.to_string(), common.columns());
+    Ok(Outcome::new(text, json))
 }
 
 pub(crate) fn json_of(explanation: &Explanation) -> Value {

@@ -7,7 +7,6 @@
     clippy::format_push_string,
     reason = "text for people, where an allocation costs nothing"
 )]
-#![allow(dead_code, reason = "the other subcommands use the rest")]
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test's way to fail"))]
 
 mod arguments;

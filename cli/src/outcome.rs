@@ -81,3 +81,47 @@ pub(crate) fn print(text: &str) {
         }
     }
 }
+
+/// The text in lines of at most so many columns, where words allow it. What goes on is indented.
+pub(crate) fn wrapped(text: &str, columns: usize) -> String {
+    let lines: Vec<_> = text
+        .lines()
+        .map(|line| wrapped_line(line, columns))
+        .collect();
+    lines.join("\n")
+}
+
+fn wrapped_line(line: &str, columns: usize) -> String {
+    const INDENT: &str = "      ";
+    let mut out = String::new();
+    let mut width = 0;
+    for word in line.split_inclusive(' ') {
+        let len = word.trim_end().chars().count();
+        if width + len > columns && width > INDENT.len() {
+            out.truncate(out.trim_end().len());
+            out += &format!("\n{INDENT}");
+            width = INDENT.len();
+        }
+        out += word;
+        width += word.chars().count();
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::wrapped;
+
+    #[test]
+    fn lines_are_wrapped_at_words() {
+        assert_eq!(wrapped("  a short line", 20), "  a short line");
+        assert_eq!(
+            wrapped("one two three four", 12),
+            "one two\n      three\n      four"
+        );
+        assert_eq!(
+            wrapped("averyverylongword next", 10),
+            "averyverylongword\n      next"
+        );
+    }
+}

@@ -125,15 +125,11 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             }
         ),
     ];
-    let per_hour = args.rate.map(|rate| {
-        #[allow(clippy::cast_precision_loss, reason = "rounded for people")]
-        let layers = rate * 3600.0 / shard[0] as f64;
-        #[allow(clippy::cast_precision_loss, reason = "rounded for people")]
-        let objects = layers * counts(&shape[1..], &shard[1..]) as f64;
-        #[allow(clippy::cast_precision_loss, reason = "rounded for people")]
-        let rate = rate * bytes(&shape[1..]) as f64;
-        (objects, rate)
-    });
+    let slice = bytes(&shape[1..]);
+    let objects = counts(&shape[1..], &shard[1..]);
+    let per_hour = args
+        .rate
+        .map(|rate| per_hour(rate, shard[0], objects, slice));
     if let Some((objects, rate)) = per_hour {
         #[allow(
             clippy::cast_possible_truncation,
@@ -166,6 +162,14 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         "bytes_per_second": per_hour.map(|(_, rate)| rate),
     });
     Ok(Outcome::new(lines.join("\n"), json))
+}
+
+/// The objects per hour and the bytes per second of a stream of so many slices per second. A shard has
+/// `depth` of them, and each `objects` shards beside each other.
+#[allow(clippy::cast_precision_loss, reason = "rounded for people")]
+fn per_hour(rate: f64, depth: u64, objects: u64, slice_bytes: u64) -> (f64, f64) {
+    let layers = rate * 3600.0 / depth as f64;
+    (layers * objects as f64, rate * slice_bytes as f64)
 }
 
 /// A subchunk of about so many elements, of which a read takes few in vain.

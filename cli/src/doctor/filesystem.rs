@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+#[cfg(target_os = "linux")]
 /// Magic numbers of `statfs(2)`: linux/magic.h and the sources of the others.
 const KINDS: [(u64, &str, Kind); 21] = [
     (0xEF53, "ext4", Kind::Local),
@@ -34,6 +35,7 @@ const KINDS: [(u64, &str, Kind); 21] = [
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(target_os = "linux"), allow(dead_code))]
 enum Kind {
     /// Of one machine.
     Local,
@@ -158,6 +160,13 @@ impl fmt::Display for FileSystem {
 }
 
 /// The name of the file system, and what kind it is.
+#[cfg(not(target_os = "linux"))]
+fn kind_of(_path: &Path) -> (String, Kind) {
+    ("unknown".to_string(), Kind::Unknown)
+}
+
+/// The name of the file system, and what kind it is.
+#[cfg(target_os = "linux")]
 fn kind_of(path: &Path) -> (String, Kind) {
     let magic = match rustix::fs::statfs(path) {
         #[allow(

@@ -14,7 +14,7 @@ use zarrs_cuda::{CudaShardingCodecBuilder, Machine};
 use self::filesystem::FileSystem;
 use crate::common::Common;
 use crate::failure::Failure;
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, wrapped};
 use crate::progress::bytes_text;
 
 /// Say what this machine has, which chains would run where, and what a file system promises
@@ -97,27 +97,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         "filesystem": filesystem.as_ref().map(FileSystem::json),
     });
     let columns = common.columns();
-    let lines = lines.iter().flat_map(|text| text.lines());
-    let lines: Vec<_> = lines.map(|line| wrapped(line, columns)).collect();
-    Ok(Outcome::new(lines.join("\n"), json))
-}
-
-/// The line in lines of at most so many columns, where words allow it. Further ones are indented.
-fn wrapped(line: &str, columns: usize) -> String {
-    const INDENT: &str = "      ";
-    let mut out = String::new();
-    let mut width = 0;
-    for word in line.split_inclusive(' ') {
-        let len = word.trim_end().chars().count();
-        if width + len > columns && width > INDENT.len() {
-            out.truncate(out.trim_end().len());
-            out += &format!("\n{INDENT}");
-            width = INDENT.len();
-        }
-        out += word;
-        width += word.chars().count();
-    }
-    out
+    Ok(Outcome::new(wrapped(&lines.join("\n"), columns), json))
 }
 
 fn json_of(machine: &Machine) -> Value {
@@ -207,23 +187,5 @@ fn runs_where(chain: &str, common: &Common) -> (String, String) {
     match explained() {
         Ok(explanation) => (explanation.engine.to_string(), explanation.why),
         Err(reason) => ("refused".to_string(), reason),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::wrapped;
-
-    #[test]
-    fn lines_are_wrapped_at_words() {
-        assert_eq!(wrapped("  a short line", 20), "  a short line");
-        assert_eq!(
-            wrapped("one two three four", 12),
-            "one two\n      three\n      four"
-        );
-        assert_eq!(
-            wrapped("averyverylongword next", 10),
-            "averyverylongword\n      next"
-        );
     }
 }

@@ -254,7 +254,7 @@ impl Copied {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let rate = HumanBytes(rate as u64);
         Ok(format!(
-            "{values}stored in {before}{} now; {:.2} s, {rate}/s",
+            "{values}stored in {before}{} now\n{:.2} s, {rate}/s",
             HumanBytes(sizes.after),
             self.time.as_secs_f64(),
         ))

@@ -31,7 +31,7 @@ use crate::common::Common;
 use crate::explain;
 use crate::failure::Failure;
 use crate::open::{self, Place};
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, wrapped};
 use crate::shapes::ShapeArgs;
 use crate::stop;
 
@@ -136,7 +136,7 @@ impl Job<'_> {
         let explanation = if args.explain {
             let explanation = zarrs_cuda::explain(&output);
             match &explanation {
-                Ok(explanation) => common.say(explanation),
+                Ok(explanation) => common.say(wrapped(&explanation.to_string(), common.columns())),
                 Err(error) => common.say(format!("nothing to explain: {error}")),
             }
             explanation.ok()

@@ -9,6 +9,7 @@ use zarrs_cuda::maintenance::Shards;
 use self::damage::ShardDamage;
 use crate::arguments::{Part, ShardIndices};
 use crate::common::Common;
+use crate::consolidate;
 use crate::failure::Failure;
 use crate::open::{self, Opened, Place};
 use crate::outcome::Outcome;
@@ -136,6 +137,13 @@ fn report(args: &Args, opened: &Opened, found: &[(Vec<u64>, Found)], looked_at: 
             differ => format!("\nunlike {other} in {}", counted(differ, "shard")),
         };
     }
+    let waiting = consolidate::pending(opened).map_or(0, |pending| pending.len());
+    if waiting > 0 {
+        summary += &format!(
+            "\n{} with subchunks beside, which were not looked at: `zarrs-cuda consolidate` packs them",
+            counted(waiting, "shard")
+        );
+    }
     if bad > 0 {
         summary += "\nhelp: `zarrs-cuda recover` repairs torn updates; other damage has to be written again";
     }
@@ -149,6 +157,7 @@ fn report(args: &Args, opened: &Opened, found: &[(Vec<u64>, Found)], looked_at: 
         "damaged": damaged,
         "against": args.against.as_ref().map(ToString::to_string),
         "different": different,
+        "shards_to_consolidate": waiting,
     });
     let outcome = Outcome::new(lines.join("\n"), json);
     if bad + differ > 0 {

@@ -47,11 +47,11 @@ fn doctor_with_broken_libraries() {
         "cuCtxPopCurrent_v2",
         "cuMemGetInfo_v2",
     ];
-    let code: String = functions
+    let code: Vec<_> = functions
         .iter()
         .map(|name| format!("int {name}() {{ return 999; }}\n"))
         .collect();
-    fs::write(&source, code).unwrap();
+    fs::write(&source, code.concat()).unwrap();
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_string());
     let library = folder.path().join("libcuda.so.1");
     let compiled = Command::new(compiler)

@@ -85,7 +85,7 @@ fn stream_goes_on_later() {
     let folder = TempDir::new().unwrap();
     let [raw, out, disk] = ["raw", "out", "disk"].map(|name| folder.path().join(name));
     fs::create_dir(&disk).unwrap();
-    let elements: Vec<u16> = (0..40 * 1024)
+    let elements: Vec<u16> = (0..40 * 1024_u32)
         .map(|element| (element * 31) as u16)
         .collect();
     let bytes: Vec<u8> = elements

@@ -2,6 +2,7 @@
 #![allow(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
+    clippy::format_push_string,
     reason = "a test's way to fail, and made-up data"
 )]
 

@@ -122,7 +122,7 @@ fn broken_frames_without_checksums_are_listed() {
     for codec in [zstd, gzip, blosc] {
         let folder = TempDir::new().unwrap();
         let path = folder.path();
-        sharded(path, &chain(&[codec.clone()]));
+        sharded(path, &chain(std::slice::from_ref(&codec)));
         let ranges = referenced(path, &[1, 0]);
         let file = path.join("c/1/0");
         let mut bytes = fs::read(&file).unwrap();
@@ -305,6 +305,8 @@ fn subchunks_are_consolidated() {
         }
     };
     write();
+    let text = said(&[&"verify", &path], 0);
+    assert!(text.contains("2 shards with subchunks beside"), "{text}");
     let dry = said(&[&"consolidate", &path, &"--dry-run"], 0);
     assert_eq!(dry, "shard 0,0\nshard 1,1\n2 shards to pack\n");
     let read = || -> Vec<u8> {
