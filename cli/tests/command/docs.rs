@@ -103,9 +103,13 @@ fn pattern(text: &str) -> String {
         words.clear();
         words.extend(line.split(' ').map(ToString::to_string));
         for at in 1..words.len() {
-            let unit = words[at].trim_end_matches([',', ':', ';']);
+            let unit = words[at].trim_end_matches([',', ':', ';', ')']);
             let is_measured = matches!(unit, "s" | "ms") || unit.ends_with("/s");
-            if is_measured && words[at - 1].starts_with(|first: char| first.is_ascii_digit()) {
+            if is_measured
+                && words[at - 1]
+                    .trim_start_matches('(')
+                    .starts_with(|first: char| first.is_ascii_digit())
+            {
                 words[at - 1] = "#".to_string();
                 words[at] = "#".to_string();
             }
