@@ -408,22 +408,26 @@ impl ShardIndex {
         self.len.saturating_sub(self.num_subchunks * ENTRY_LEN)
     }
 
+    fn encode_by_codecs(
+        &self,
+        entries: Vec<u8>,
+        options: &CodecOptions,
+    ) -> Result<Vec<u8>, CodecError> {
+        counters::host_coding();
+        let encoded = self.codecs.chain.encode(
+            ArrayBytes::from(entries),
+            &self.shape,
+            &data_type::uint64(),
+            &FillValue::from(u64::MAX),
+            options,
+        )?;
+        Ok(encoded.into_owned())
+    }
+
     fn finish(&self, entries: Vec<u8>, options: &CodecOptions) -> Result<Vec<u8>, CodecError> {
         let index = match self.codecs.plain {
             Some(plain) => plain.finish(entries),
-            None => {
-                counters::host_coding();
-                self.codecs
-                    .chain
-                    .encode(
-                        ArrayBytes::from(entries),
-                        &self.shape,
-                        &data_type::uint64(),
-                        &FillValue::from(u64::MAX),
-                        options,
-                    )?
-                    .into_owned()
-            }
+            None => self.encode_by_codecs(entries, options)?,
         };
         if index.len() == self.len {
             Ok(index)

@@ -570,7 +570,86 @@ impl fmt::Display for Inspection {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU64;
+
+    use zarrs::metadata::v3::MetadataV3;
+    use zarrs::storage::store::MemoryStore;
+    use zarrs_cuda_testing::index::IndexLayout;
+    use zarrs_storage::WritableStorageTraits;
+
     use super::*;
+
+    /// What is found by the index and the unused bytes is what is found in the whole shard.
+    #[test]
+    fn by_index_or_as_a_whole() {
+        let key = StoreKey::new("c/0").unwrap();
+        for (location, checksum, torn) in [
+            (ShardingIndexLocation::End, true, false),
+            (ShardingIndexLocation::Start, true, false),
+            (ShardingIndexLocation::End, false, false),
+            (ShardingIndexLocation::End, true, true),
+        ] {
+            let layout = IndexLayout {
+                location,
+                checksum,
+                ..IndexLayout::default()
+            };
+            let codecs: Vec<MetadataV3> = layout
+                .codecs()
+                .into_iter()
+                .map(|codec| serde_json::from_value(codec).unwrap())
+                .collect();
+            let counts = [2, 2].map(|count| NonZeroU64::new(count).unwrap());
+            let format = ShardFormat::of_encoded_subchunks(&counts, &codecs, location).unwrap();
+            // The third subchunk has room for a record before it.
+            let subchunks = [
+                (0, Some(vec![1; 100])),
+                (3, None),
+                (90, Some(vec![2; 50])),
+                (0, Some(vec![])),
+            ];
+            let mut object = layout.shard(&subchunks);
+            let offset = usize::try_from(layout.entries(&object, 4)[2][0]).unwrap() - 80;
+            let size = object.len() as u64;
+            let index = format.shards().index.of(&object).unwrap();
+            let print = crate::layout::fingerprint(index);
+            let record = Record {
+                offset: offset as u64,
+                old_end: 7,
+                old_index: 0,
+                index_len: format.index_len(),
+                new_end: size + u64::from(torn),
+                new_index: print,
+            };
+            object[offset..offset + RECORD_LEN].copy_from_slice(&record.to_bytes());
+
+            let extents = format.decode_index(format.shards().index.of(&object).unwrap(), size);
+            let extents = extents.unwrap();
+            let places = layout.entries(&object, 4).into_iter();
+            let places = places.map(|[at, len]| (len != u64::MAX).then(|| at..at + len));
+            assert!(places.eq(extents.iter().cloned()));
+            let encoded = format.encode_index(&extents).unwrap();
+            assert_eq!(encoded, format.shards().index.of(&object).unwrap());
+            assert!(format.encode_index(&extents[1..]).is_err());
+            assert!(format.decode_index(&encoded, 90).is_err());
+
+            let store = MemoryStore::new();
+            store.set(&key, object.clone().into()).unwrap();
+            let found = now(by_index(
+                &Blocking::new(&store),
+                &key,
+                size,
+                format.shards(),
+            ));
+            let whole = Inspection::of(&object, &format);
+            assert_eq!(whole.records.len(), 1);
+            match found.unwrap() {
+                Some(found) => assert_eq!(found, whole),
+                None => assert!(torn || !checksum),
+            }
+            assert_eq!(inspect(&store, &key, &format).unwrap(), Some(whole));
+        }
+    }
 
     #[test]
     fn numbers_in_columns() {

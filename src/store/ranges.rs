@@ -203,6 +203,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn gaps_are_the_other_bytes() {
+        for ranges in [&[][..], &[0..3], &[2..3, 5..9], &[0..1, 4..20], &[12..14]] {
+            let merged = Merged::of(ranges.iter().cloned());
+            for end in 0..=16 {
+                let expected: Vec<u64> = (0..end)
+                    .filter(|at| !ranges.iter().any(|range| range.contains(at)))
+                    .collect();
+                let gaps = merged.gaps(end);
+                assert!(gaps.iter().all(|gap| !gap.is_empty()), "{ranges:?} {end}");
+                let found: Vec<u64> = gaps.into_iter().flatten().collect();
+                assert_eq!(found, expected, "{ranges:?} {end}");
+            }
+        }
+    }
+
+    #[test]
     fn bytes_of_ranges() {
         use ByteRange::{FromStart, Suffix};
         for (range, bytes) in [

@@ -20,7 +20,6 @@ mod tests;
 use std::fs;
 use std::path::PathBuf;
 
-use indicatif::HumanBytes;
 use serde_json::{Value, json};
 use zarrs_cuda::maintenance::{Inspection, RecoveryOutcome, Shards};
 
@@ -82,8 +81,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             fs::write(file, &page).map_err(|error| {
                 Failure::failed(format!("cannot write {}: {error}", file.display()))
             })?;
-            let written = HumanBytes(page.len() as u64);
-            format!("{} has {written}: open it in a browser", file.display())
+            format!("wrote {}: open it in a browser", file.display())
         }
         None => terminal::survey(
             &facts,

@@ -266,6 +266,9 @@ fn map(facts: &Facts, survey: &Survey, axes: Option<[usize; 2]>, has_colours: bo
     let least = means.iter().flatten().min().copied().unwrap_or(0);
     let most = means.iter().flatten().max().copied().unwrap_or(0);
     let shade = |size: u64| {
+        if most == least {
+            return 2;
+        }
         let place = (size - least) * 4 / (most - least + 1).max(1);
         usize::try_from(place.min(3)).unwrap_or(3)
     };
@@ -325,7 +328,7 @@ fn map(facts: &Facts, survey: &Survey, axes: Option<[usize; 2]>, has_colours: bo
         if most == least {
             legend.push(format!(
                 "{} {}",
-                coloured(SHADES[0], COLOURS[0], has_colours),
+                coloured(SHADES[2], COLOURS[2], has_colours),
                 HumanBytes(most)
             ));
         }

@@ -39,7 +39,7 @@ impl Done {
         };
         format!(
             "{output} is complete: {} out of {}{kept}\n\
-             {}, {}, in {:.2} s ({}/s); {}",
+             {}, {}, in {:.2} s, {}/s; {}",
             counted(written, self.to),
             counted(self.stored, self.from),
             counted(subchunks, "subchunk"),
