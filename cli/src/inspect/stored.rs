@@ -7,6 +7,8 @@ use zarrs::array::ChunkKeyEncoding;
 
 /// The suffix of the directory in which subchunks wait for a consolidation.
 const FRAME: &str = ".frame";
+/// What the name of each subchunk there ends in.
+const CHUNK: &str = "chunk";
 
 /// Understands the keys of an array's chunks, or shards.
 pub(crate) struct Keys<'a> {
@@ -55,8 +57,8 @@ impl<'a> Keys<'a> {
     /// The indices of the shard in whose frame the object with this key lies.
     pub(crate) fn framed(&self, key: &str) -> Option<Vec<u64>> {
         let (directory, name) = key.rsplit_once('/')?;
-        let is_version = name.ends_with(".chunk");
-        let shard = directory.strip_suffix(FRAME).filter(|_| is_version)?;
+        let (_, kind) = name.rsplit_once('.')?;
+        let shard = directory.strip_suffix(FRAME).filter(|_| kind == CHUNK)?;
         self.parse(shard)
     }
 }

@@ -226,12 +226,11 @@ impl Survey {
     }
 }
 
+/// Takes a key, and how the size of its value is found.
+type Add<'a> = dyn FnMut(&str, &mut dyn FnMut() -> Option<u64>) + 'a;
+
 /// Lists the keys of a store, and asks for the size of each shard.
-fn list(
-    store: &Store,
-    keys: &Keys<'_>,
-    add: &mut dyn FnMut(&str, &mut dyn FnMut() -> Option<u64>),
-) -> Result<(), Failure> {
+fn list(store: &Store, keys: &Keys<'_>, add: &mut Add<'_>) -> Result<(), Failure> {
     let cannot = |error: zarrs_storage::StorageError| {
         Failure::failed(format!("cannot list the shards: {error}"))
             .with_remedy("name one shard, which needs no listing")

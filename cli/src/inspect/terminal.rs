@@ -1,5 +1,6 @@
 //! A survey, and a shard, for a terminal of 80 columns.
 
+use std::cmp::Reverse;
 use std::fmt::Write;
 
 use indicatif::{HumanBytes, HumanCount};
@@ -238,75 +239,97 @@ fn cells(survey: &Survey, [down, across]: [Option<usize>; 2]) -> Map {
     map
 }
 
-fn map(facts: &Facts, survey: &Survey, axes: Option<[usize; 2]>, has_colours: bool) -> String {
-    let rank = survey.grid.len();
-    let chosen = match axes {
-        Some([down, across]) => [Some(down), Some(across)],
-        None => {
-            // The two axes with the most shards, in their order.
-            let mut longest: Vec<usize> = (0..rank).collect();
-            longest.sort_by_key(|&axis| {
-                (
-                    std::cmp::Reverse(survey.grid[axis]),
-                    std::cmp::Reverse(axis),
-                )
-            });
-            longest.truncate(2);
-            longest.sort_unstable();
-            match longest[..] {
-                [] => [None, None],
-                [across] => [None, Some(across)],
-                [down, across, ..] => [Some(down), Some(across)],
-            }
+/// The two axes of a map, down and across: the two with the most shards, in their order.
+fn longest_axes(grid: &[u64]) -> [Option<usize>; 2] {
+    let mut longest: Vec<usize> = (0..grid.len()).collect();
+    longest.sort_by_key(|&axis| (Reverse(grid[axis]), Reverse(axis)));
+    longest.truncate(2);
+    longest.sort_unstable();
+    match longest[..] {
+        [] => [None, None],
+        [across] => [None, Some(across)],
+        [down, across, ..] => [Some(down), Some(across)],
+    }
+}
+
+/// The axes of a map, and what it shows.
+fn caption(facts: &Facts, grid: &[u64], chosen: [Option<usize>; 2]) -> Option<String> {
+    let titles = chosen.into_iter().zip(["down", "across"]);
+    let titles: Vec<String> = titles
+        .filter_map(|(axis, direction)| {
+            let axis = axis?;
+            let last = grid[axis].saturating_sub(1);
+            Some(format!("{} {direction} (0 to {last})", facts.axis(axis)))
+        })
+        .collect();
+    let others = (0..grid.len()).filter(|axis| !chosen.contains(&Some(*axis)) && grid[*axis] > 1);
+    let others: Vec<String> = others.map(|axis| facts.axis(axis)).collect();
+    let titles = titles.join(", ");
+    if !others.is_empty() {
+        return Some(format!("{titles}; the mean over {}", others.join(", ")));
+    }
+    (!titles.is_empty()).then_some(titles)
+}
+
+/// Which shade a size has.
+struct Scale {
+    least: u64,
+    most: u64,
+    has_colours: bool,
+}
+
+impl Scale {
+    fn shade(&self, size: u64) -> String {
+        let number = if self.least == self.most {
+            2
+        } else {
+            (size - self.least) / ((self.most - self.least) / 4 + 1)
+        };
+        let number = usize::try_from(number.min(3)).unwrap_or(3);
+        coloured(SHADES[number], COLOURS[number], self.has_colours)
+    }
+
+    /// The shades with the sizes from which on they are, or the only one.
+    fn legend(&self) -> Vec<String> {
+        let Self { least, most, .. } = *self;
+        let entry = |size: u64| format!("{} {}", self.shade(size), HumanBytes(size));
+        match most {
+            0 => Vec::new(),
+            _ if least == most => vec![entry(most)],
+            _ => (0..4)
+                .map(|n| least + n * ((most - least) / 4 + 1))
+                .filter(|&size| size <= most)
+                .map(entry)
+                .collect(),
         }
-    };
+    }
+}
+
+fn map(facts: &Facts, survey: &Survey, axes: Option<[usize; 2]>, has_colours: bool) -> String {
+    let grid = &survey.grid;
+    let chosen = axes.map_or_else(|| longest_axes(grid), |axes| axes.map(Some));
     let map = cells(survey, chosen);
     let mean = |&(sum, count, _): &(u64, u64, bool)| sum.checked_div(count);
-    let means: Vec<Option<u64>> = map.cells.iter().map(mean).collect();
-    let least = means.iter().flatten().min().copied().unwrap_or(0);
-    let most = means.iter().flatten().max().copied().unwrap_or(0);
-    let shade = |size: u64| {
-        if most == least {
-            return 2;
-        }
-        let place = (size - least) * 4 / (most - least + 1).max(1);
-        usize::try_from(place.min(3)).unwrap_or(3)
+    let means: Vec<u64> = map.cells.iter().filter_map(mean).collect();
+    let scale = Scale {
+        least: means.iter().min().copied().unwrap_or(0),
+        most: means.iter().max().copied().unwrap_or(0),
+        has_colours,
     };
     let mut text = String::new();
-    let title = |axis: Option<usize>, direction: &str| {
-        axis.map(|axis| {
-            format!(
-                "{} {direction} (0 to {})",
-                facts.axis(axis),
-                survey.grid[axis].saturating_sub(1)
-            )
-        })
-    };
-    let titles: Vec<String> = [title(chosen[0], "down"), title(chosen[1], "across")]
-        .into_iter()
-        .flatten()
-        .collect();
-    let others = (0..rank).filter(|axis| !chosen.contains(&Some(*axis)) && survey.grid[*axis] > 1);
-    let others: Vec<String> = others.map(|axis| facts.axis(axis)).collect();
-    let mut line = titles.join(", ");
-    if !others.is_empty() {
-        line = format!("{line}; the mean over {}", others.join(", "));
-    }
-    if !line.is_empty() {
-        let _ = writeln!(text, "{line}");
+    if let Some(caption) = caption(facts, grid, chosen) {
+        let _ = writeln!(text, "{caption}");
     }
     // A shard of a small grid is as wide as it is high.
     let width = if map.columns * 2 <= COLUMNS { 2 } else { 1 };
-    for cells in map
-        .cells
-        .chunks(usize::try_from(map.columns).unwrap_or(1).max(1))
-    {
+    let columns = usize::try_from(map.columns).unwrap_or(1).max(1);
+    for cells in map.cells.chunks(columns) {
         text.push_str("  ");
         for cell in cells {
             let one = match mean(cell) {
                 _ if cell.2 => coloured(BAD, BAD_COLOUR, has_colours),
                 None => ABSENT.to_string(),
-                Some(size) => coloured(SHADES[shade(size)], COLOURS[shade(size)], has_colours),
+                Some(size) => scale.shade(size),
             };
             for _ in 0..width {
                 text.push_str(&one);
@@ -314,38 +337,16 @@ fn map(facts: &Facts, survey: &Survey, axes: Option<[usize; 2]>, has_colours: bo
         }
         text.push('\n');
     }
-    let mut legend: Vec<String> = Vec::new();
-    if most > 0 {
-        let step = (most - least) / 4;
-        let shades = SHADES.iter().zip(COLOURS).zip(0_u64..);
-        legend.extend(shades.filter(|_| most > least).map(|((shade, colour), n)| {
-            format!(
-                "{} {}",
-                coloured(*shade, colour, has_colours),
-                HumanBytes(least + n * step)
-            )
-        }));
-        if most == least {
-            legend.push(format!(
-                "{} {}",
-                coloured(SHADES[2], COLOURS[2], has_colours),
-                HumanBytes(most)
-            ));
-        }
-    }
+    let mut legend = scale.legend();
+    let title = if legend.len() > 1 { "from " } else { "" };
     legend.push(format!("{ABSENT} none"));
     if map.cells.iter().any(|cell| cell.2) {
         legend.push(format!("{} bad", coloured(BAD, BAD_COLOUR, has_colours)));
     }
-    let title = if most > least { "from " } else { "" };
     let _ = write!(text, "{title}{}", legend.join("  "));
-    if (map.rows, map.columns)
-        != (
-            chosen[0].map_or(1, |a| survey.grid[a].max(1)),
-            chosen[1].map_or(1, |a| survey.grid[a].max(1)),
-        )
-    {
-        let _ = write!(text, "\na cell is several shards, and shows their mean");
+    let extents = chosen.map(|axis| axis.map_or(1, |axis| grid[axis].max(1)));
+    if [map.rows, map.columns] != extents {
+        text.push_str("\na cell is several shards, and shows their mean");
     }
     text
 }

@@ -1,6 +1,12 @@
 //! The page of a million shards, which no test stores.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    clippy::unwrap_used,
+    reason = "made-up data, and a test's way to fail"
+)]
 
 #[path = "../../tests/inspect/browser.rs"]
 #[allow(dead_code, reason = "the other tests use the rest")]

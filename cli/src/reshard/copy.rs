@@ -4,8 +4,8 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use zarrs::array::ChunkKeyEncoding;
 use zarrs::array::codec::ShardingIndexLocation;
@@ -111,9 +111,7 @@ pub(super) fn copy(
         }
         work();
     });
-    result
-        .into_inner()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
+    result.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What one thread works with.

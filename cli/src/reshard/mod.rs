@@ -331,7 +331,7 @@ fn described(
         let location = match (args.index, as_in) {
             (Some(IndexPlace::Start), _)
             | (None, Some(zarrs::array::codec::ShardingIndexLocation::Start)) => "start",
-            (Some(IndexPlace::End), _) | (None, _) => "end",
+            (Some(IndexPlace::End) | None, _) => "end",
         };
         vec![json!({ "name": "sharding_indexed", "configuration": {
             "chunk_shape": side.subchunk,

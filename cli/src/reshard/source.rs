@@ -135,18 +135,15 @@ impl<'a> Source<'a> {
 
     /// The file of a shard.
     fn shard(&mut self, object: u64) -> Result<&File, String> {
-        let at = match self.open.iter().position(|(open, _)| *open == object) {
-            Some(at) => at,
-            None => {
-                let file = self.file(object)?;
-                if self.open.len() == OPEN {
-                    self.open.pop_front();
-                }
-                self.open.push_back((object, file));
-                self.open.len() - 1
-            }
-        };
-        Ok(&self.open[at].1)
+        if let Some(at) = self.open.iter().position(|(open, _)| *open == object) {
+            return Ok(&self.open[at].1);
+        }
+        let file = self.file(object)?;
+        if self.open.len() == OPEN {
+            self.open.pop_front();
+        }
+        self.open.push_back((object, file));
+        Ok(&self.open[self.open.len() - 1].1)
     }
 
     fn file(&self, object: u64) -> Result<File, String> {

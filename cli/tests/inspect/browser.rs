@@ -1,6 +1,6 @@
 //! A headless Chromium, driven through its pipe.
 //!
-//! The messages are those of the Chrome DevTools Protocol: JSON, each with a zero byte behind it. Chromium
+//! The messages are those of the Chrome `DevTools` Protocol: JSON, each with a zero byte behind it. Chromium
 //! reads from the file descriptor 3 and writes to 4; a shell opens two named pipes as these.
 
 use std::fs::{File, OpenOptions};
@@ -127,6 +127,10 @@ impl Browser {
         }
     }
 
+    #[allow(
+        clippy::needless_pass_by_value,
+        reason = "callers make it for the call"
+    )]
     pub(crate) fn call(&mut self, method: &str, parameters: Value) -> Value {
         self.next += 1;
         let id = self.next;
@@ -246,7 +250,7 @@ fn decoded(text: &str) -> Vec<u8> {
         let bits = group
             .iter()
             .fold(0, |bits, &digit| bits << 6 | place[usize::from(digit)]);
-        let padding = group.iter().filter(|&&digit| digit == b'=').count();
+        let padding = group.len() - group.iter().take_while(|&&digit| digit != b'=').count();
         bytes.extend_from_slice(&bits.to_be_bytes()[1..4 - padding]);
     }
     bytes

@@ -1,6 +1,12 @@
 //! `zarrs-cuda inspect`: an array in the terminal, as JSON, and as a page in a browser.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    clippy::unwrap_used,
+    reason = "made-up data, and a test's way to fail"
+)]
 
 mod arrays;
 mod browser;

@@ -1,9 +1,11 @@
 //! `zarrs-cuda reshard`, against zarrs and a naive reader of shards.
 
 #![allow(
-    clippy::unwrap_used,
     clippy::cast_possible_truncation,
-    reason = "tests"
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    clippy::unwrap_used,
+    reason = "made-up data, and a test's way to fail"
 )]
 
 mod arrays;
