@@ -177,8 +177,10 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         format: of_output.as_ref(),
         resumes,
     };
-    let goes_on =
-        format!("run the same command again to go on: what is whole in {output:?} is kept");
+    let goes_on = format!(
+        "run the same command again to go on: what is whole in {} is kept",
+        args.output
+    );
     let copied = copy::copy(
         &plan,
         &pieces,

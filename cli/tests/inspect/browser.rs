@@ -81,7 +81,8 @@ impl Browser {
         let target = browser.call("Target.createTarget", json!({ "url": "about:blank" }));
         let attach = json!({ "targetId": target["targetId"], "flatten": true });
         let session = browser.call("Target.attachToTarget", attach);
-        browser.session = session["sessionId"].as_str().unwrap().to_owned();
+        let session = session["sessionId"].as_str().unwrap();
+        session.clone_into(&mut browser.session);
         for domain in [
             "Page.enable",
             "Runtime.enable",
