@@ -86,6 +86,9 @@ fn every_example() {
     let help = String::from_utf8(help.stdout).unwrap();
     let commands = help.split("Commands:\n").nth(1).unwrap().lines();
     for subcommand in commands.take_while(|line| !line.is_empty()) {
+        if subcommand.starts_with("   ") {
+            continue; // the rest of a long line
+        }
         let name = subcommand.split_whitespace().next().unwrap();
         let is_shown = name == "help"
             || shown
