@@ -64,21 +64,21 @@ struct CommandLine {
 enum Task {
     Demo(demo::Args),
     Reencode(reencode::Args),
-    Inspect(inspect::Args),
     Reshard(reshard::Args),
-    Stream(stream::Args),
+    Inspect(inspect::Args),
     Explain(explain::Args),
-    Doctor(doctor::Args),
+    Verify(verify::Args),
+    Recover(recover::Args),
+    Compact(compact::Args),
+    Consolidate(consolidate::Args),
+    Stream(stream::Args),
     Plan(plan::Args),
+    Doctor(doctor::Args),
     Bench(bench::Args),
     #[command(hide = true)]
     Completions(shell::CompletionsArgs),
     #[command(hide = true)]
     Man(shell::ManArgs),
-    Verify(verify::Args),
-    Consolidate(consolidate::Args),
-    Recover(recover::Args),
-    Compact(compact::Args),
 }
 
 impl Task {
@@ -86,19 +86,19 @@ impl Task {
         match self {
             Self::Demo(args) => demo::run(args, common),
             Self::Reencode(args) => reencode::run(args, common),
+            Self::Reshard(args) => reshard::run(args, common),
+            Self::Inspect(args) => inspect::run(args, common),
+            Self::Explain(args) => explain::run(args, common),
+            Self::Verify(args) => verify::run(args, common),
+            Self::Recover(args) => recover::run(args, common),
+            Self::Compact(args) => compact::run(args, common),
+            Self::Consolidate(args) => consolidate::run(args, common),
             Self::Stream(args) => stream::run(args, common),
-            Self::Doctor(args) => doctor::run(args, common),
             Self::Plan(args) => plan::run(args, common),
+            Self::Doctor(args) => doctor::run(args, common),
             Self::Bench(args) => bench::run(args, common),
             Self::Completions(args) => shell::completions(args),
             Self::Man(args) => shell::man(args),
-            Self::Explain(args) => explain::run(args, common),
-            Self::Verify(args) => verify::run(args, common),
-            Self::Consolidate(args) => consolidate::run(args, common),
-            Self::Recover(args) => recover::run(args, common),
-            Self::Compact(args) => compact::run(args, common),
-            Self::Inspect(args) => inspect::run(args, common),
-            Self::Reshard(args) => reshard::run(args, common),
         }
     }
 }
