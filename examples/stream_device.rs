@@ -18,13 +18,15 @@ use std::sync::Arc;
 
 use cudarc::driver::{DriverError, result, sys};
 use lexopt::ValueExt;
+use zarrs::array::codec::ZstdCodec;
+use zarrs::array::codec::bytes_to_bytes::blosc::{
+    BloscCodec, BloscCompressionLevel, BloscCompressor, BloscShuffleMode,
+};
 use zarrs::array::{Array, ArrayBuilder, ArraySubset, data_type};
 use zarrs::filesystem::FilesystemStore;
+use zarrs_codec::BytesToBytesCodecTraits;
 use zarrs_cuda::writer::{ArrayWriter, DeviceEvent, DeviceSlice};
 use zarrs_cuda::{Backend, CudaShardingCodecBuilder, Options};
-
-#[path = "reencode/codec.rs"]
-mod codec;
 
 const USAGE: &str = "\
 Frames of uint16 that a kernel makes on a GPU become a sharded Zarr array in OUT.
@@ -220,7 +222,7 @@ fn new_array(job: &Job) -> Result<Array<FilesystemStore>, Stop> {
         .with_backend(Backend::Cuda)
         .with_devices([DEVICE]);
     let data_type = data_type::uint16();
-    let codecs = codec::bytes_to_bytes_codecs(job.codec, &data_type).map_err(Stop::Usage)?;
+    let codecs = job.codec.codecs().map_err(|error| cannot(&error))?;
     let codec = CudaShardingCodecBuilder::new(job.subchunk.to_vec(), &data_type)
         .bytes_to_bytes_codecs(codecs)
         .options(options)
@@ -357,6 +359,32 @@ impl Drop for Gpu {
     }
 }
 
+/// How subchunks are compressed.
+#[derive(Clone, Copy)]
+enum Codec {
+    None,
+    Zstd,
+    /// Within Blosc.
+    Lz4,
+}
+
+impl Codec {
+    fn codecs(self) -> Result<Vec<Arc<dyn BytesToBytesCodecTraits>>, Box<dyn std::error::Error>> {
+        Ok(match self {
+            Self::None => Vec::new(),
+            Self::Zstd => vec![Arc::new(ZstdCodec::new(1, false))],
+            Self::Lz4 => vec![Arc::new(BloscCodec::new(
+                BloscCompressor::LZ4,
+                BloscCompressionLevel::try_from(5)
+                    .map_err(|level| format!("{level} is no level"))?,
+                None,
+                BloscShuffleMode::Shuffle,
+                Some(size_of::<u16>()),
+            )?)],
+        })
+    }
+}
+
 /// The command line.
 struct Job {
     output: PathBuf,
@@ -364,8 +392,7 @@ struct Job {
     frame: [NonZeroU64; 2],
     subchunk: [NonZeroU64; 3],
     shard: [NonZeroU64; 3],
-    /// The codec in the form of `bytes_to_bytes_codecs`.
-    codec: &'static str,
+    codec: Codec,
     if_present: bool,
 }
 
@@ -381,7 +408,7 @@ impl Job {
             frame: [2304, 2304].map(extent),
             subchunk: [8, 64, 64].map(extent),
             shard: [128, 768, 768].map(extent),
-            codec: "zstd:1",
+            codec: Codec::Zstd,
             if_present: false,
         };
         let mut parser = lexopt::Parser::from_env();
@@ -393,9 +420,9 @@ impl Job {
                 Long("shard") => job.shard = parser.value()?.parse_with(shape)?,
                 Long("codec") => {
                     job.codec = parser.value()?.parse_with(|codec| match codec {
-                        "none" => Ok("none"),
-                        "zstd" => Ok("zstd:1"),
-                        "lz4" => Ok("blosc-lz4:5:shuffle"),
+                        "none" => Ok(Codec::None),
+                        "zstd" => Ok(Codec::Zstd),
+                        "lz4" => Ok(Codec::Lz4),
                         _ => Err("it is `none`, `zstd` or `lz4`"),
                     })?;
                 }

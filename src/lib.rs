@@ -35,6 +35,7 @@
 //! | read boxes of an array into your own memory, many at once, or slices while they arrive | [`reader::ArrayReader`] |
 //! | let many processes write the same shards | [`storage::SparseShardStore`] |
 //! | let a device be ready before the first shard | [`warm_up`] |
+//! | see which devices and compressors there are, or why not | [`machine`](machine()) |
 //! | count what the process did; what a reader did | [`metrics`]; [`ArrayReader::metrics`](reader::ArrayReader::metrics) |
 //!
 //! [`CudaShardingCodec`] is the page of the codec. Shards are encoded on an NVIDIA GPU where one helps:
@@ -128,7 +129,9 @@ pub use maintenance::{compact, inspect, recover};
 pub use memory_estimate::MemoryEstimate;
 pub use metrics::Metrics;
 pub use options::{Backend, LevelPolicy, Options};
-pub use plan::{ExplainedStage, Explanation, Place};
+pub use plan::{
+    ExplainedStage, Explanation, Machine, MachineDevice, MachineNvcomp, Place, machine,
+};
 pub use registration::{Registration, register};
 pub use write_strategy::{CompactionRequest, WriteStrategy};
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-/// Counts of the work of this process until now: on devices, in partial writes, and in [writers](crate::writer).
+/// Counts of the work of this process until now: on devices and the host, in partial writes, and in [writers](crate::writer).
 /// [`metrics`](crate::metrics) returns it. In a forked child the counts of devices are 0, because
 /// it uses none. Reading is not counted here:
 /// [`ArrayReader::metrics`](crate::reader::ArrayReader::metrics) counts what a reader does.
@@ -73,6 +73,10 @@ pub struct Metrics {
     /// compressor that the host decoded although [`device_decode`](crate::Options::device_decode)
     /// was set.
     pub fallbacks: BTreeMap<String, u64>,
+    /// How often the host engine encoded or decoded subchunks: those of a shard, of a batch, or some
+    /// of a shard. Codecs of zarrs that do so in its place count, and index codecs other than `bytes`
+    /// and `crc32c`. Copying encoded subchunks, as a consolidation or a compaction does, is none.
+    pub host_codings: u64,
     /// Partial writes that updated a shard where it is stored, on any engine.
     pub partial_writes: u64,
     /// Partial writes that left more unused bytes than
@@ -107,6 +111,7 @@ impl fmt::Display for Metrics {
                 "subchunks compressed by the host instead",
                 self.subchunks_on_host,
             ),
+            ("codings on the host", self.host_codings),
             ("partial writes", self.partial_writes),
             ("compaction requests", self.compaction_requests),
             ("compactions", self.compactions),
@@ -149,11 +154,17 @@ pub(crate) mod counters {
 
     use super::Metrics;
 
+    static HOST_CODINGS: AtomicU64 = AtomicU64::new(0);
     static PARTIAL_WRITES: AtomicU64 = AtomicU64::new(0);
     static COMPACTION_REQUESTS: AtomicU64 = AtomicU64::new(0);
     static COMPACTIONS: AtomicU64 = AtomicU64::new(0);
     static WRITER_WAITS: AtomicU64 = AtomicU64::new(0);
     static WRITER_WAIT_NANOSECONDS: AtomicU64 = AtomicU64::new(0);
+
+    /// The host encoded or decoded subchunks, or an index by codecs.
+    pub(crate) fn host_coding() {
+        HOST_CODINGS.fetch_add(1, Ordering::Relaxed);
+    }
 
     pub(crate) fn partial_write() {
         PARTIAL_WRITES.fetch_add(1, Ordering::Relaxed);
@@ -178,6 +189,7 @@ pub(crate) mod counters {
     pub(crate) fn add_to(devices: Metrics) -> Metrics {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Metrics {
+            host_codings: count(&HOST_CODINGS),
             partial_writes: count(&PARTIAL_WRITES),
             compaction_requests: count(&COMPACTION_REQUESTS),
             compactions: count(&COMPACTIONS),

@@ -22,6 +22,7 @@ use super::shard_codec::ShardCodec;
 use super::sharding::Sharding;
 use crate::Error;
 use crate::layout::Entries;
+use crate::metrics::counters;
 use crate::plan::{self, Engines, Explanation};
 #[cfg(feature = "async")]
 use crate::store::{AwaitedHandle, async_no_panic};
@@ -44,6 +45,7 @@ impl ShardCodec for Delegated {
         options: &CodecOptions,
     ) -> Result<ArrayBytesRaw<'a>, CodecError> {
         self.check(shards)?;
+        counters::host_coding();
         let data_type = &shards.data_type;
         if data_type.is_optional() || data_type.fixed_size().is_some() {
             let stock = &shards.codec.stock;
@@ -62,6 +64,7 @@ impl ShardCodec for Delegated {
     ) -> Result<ArrayBytes<'a>, CodecError> {
         self.check(shards)?;
         check_stored(shards, &shard, options)?;
+        counters::host_coding();
         no_panic(|| {
             shards.codec.stock.decode(
                 shard,
@@ -82,6 +85,7 @@ impl ShardCodec for Delegated {
     ) -> Result<(), CodecError> {
         self.check(shards)?;
         check_stored(shards, &shard, options)?;
+        counters::host_coding();
         no_panic(|| {
             shards.codec.stock.decode_into(
                 shard,

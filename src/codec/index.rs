@@ -15,6 +15,7 @@ use super::recognise::recognise;
 use crate::Options;
 use crate::engine::Stage;
 use crate::layout::{ByteOrder, ENTRY_LEN, Entries, Extent, Space, SubchunkGrid, encode_entries};
+use crate::metrics::counters;
 use crate::store::no_panic;
 
 /// The size of a CRC32C, in bytes.
@@ -352,6 +353,7 @@ impl ShardIndex {
         encoded: Cow<'_, [u8]>,
         options: &CodecOptions,
     ) -> Result<Vec<u8>, CodecError> {
+        counters::host_coding();
         no_panic(|| {
             let decoded = self.codecs.chain.decode(
                 encoded,
@@ -406,20 +408,26 @@ impl ShardIndex {
         self.len.saturating_sub(self.num_subchunks * ENTRY_LEN)
     }
 
+    fn encode_by_codecs(
+        &self,
+        entries: Vec<u8>,
+        options: &CodecOptions,
+    ) -> Result<Vec<u8>, CodecError> {
+        counters::host_coding();
+        let encoded = self.codecs.chain.encode(
+            ArrayBytes::from(entries),
+            &self.shape,
+            &data_type::uint64(),
+            &FillValue::from(u64::MAX),
+            options,
+        )?;
+        Ok(encoded.into_owned())
+    }
+
     fn finish(&self, entries: Vec<u8>, options: &CodecOptions) -> Result<Vec<u8>, CodecError> {
         let index = match self.codecs.plain {
             Some(plain) => plain.finish(entries),
-            None => self
-                .codecs
-                .chain
-                .encode(
-                    ArrayBytes::from(entries),
-                    &self.shape,
-                    &data_type::uint64(),
-                    &FillValue::from(u64::MAX),
-                    options,
-                )?
-                .into_owned(),
+            None => self.encode_by_codecs(entries, options)?,
         };
         if index.len() == self.len {
             Ok(index)

@@ -1,16 +1,22 @@
 //! Shards that are put together from encoded subchunks, in C order and densely.
 
 use std::borrow::Cow;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::ops::Range;
+use std::sync::Arc;
 
+use zarrs::array::codec::ShardingIndexLocation;
+use zarrs::array::{CodecChain, FillValue, data_type};
+use zarrs::metadata::v3::MetadataV3;
 use zarrs_codec::{CodecError, CodecOptions};
 
+use super::CudaShardingCodec;
 use super::error::codec_error;
 use super::sharding::Sharding;
 use crate::engine::EngineError;
 use crate::engine::pack::pack;
 use crate::layout::Extent;
+use crate::{Error, Options};
 
 /// How a stored shard is copied to a shard without unused bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +25,28 @@ pub struct Packing {
     pub parts: Vec<Range<usize>>,
     /// The encoded index of the copy. It goes where it is in the stored shard: before the parts, or behind.
     pub index: Vec<u8>,
+}
+
+/// The shards of `counts` subchunks along each axis, where a subchunk is any bytes, with their codec.
+///
+/// # Errors
+/// - [`Error::Create`] if an index codec cannot be created, or an encoded index has no fixed size.
+/// - [`Error::Codec`] if the index codecs cannot encode an index, or this machine cannot address it.
+pub(crate) fn of_encoded_subchunks(
+    counts: &[NonZeroU64],
+    index_codecs: &[MetadataV3],
+    location: ShardingIndexLocation,
+) -> Result<(Arc<CudaShardingCodec>, Arc<Sharding>), Error> {
+    let codec = CudaShardingCodec::new(
+        vec![NonZeroU64::MIN; counts.len()],
+        Arc::new(CodecChain::from_metadata(&[MetadataV3::new("bytes")])?),
+        Arc::new(CodecChain::from_metadata(index_codecs)?),
+        location,
+        Options::default(),
+    )?;
+    let shards = codec.sharding(counts, &data_type::uint8(), &FillValue::from(0_u8))?;
+    shards.index.check_codecs()?;
+    Ok((Arc::new(codec), shards))
 }
 
 impl Sharding {

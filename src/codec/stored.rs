@@ -9,6 +9,7 @@ use super::error::codec_error;
 use super::sharding::Sharding;
 use crate::engine::EncodedSubchunk;
 use crate::layout::{Entries, Extent};
+use crate::metrics::counters;
 use crate::plan::host_engine;
 use crate::store::no_panic;
 
@@ -95,6 +96,7 @@ impl Sharding {
     /// Decode a subchunk whose elements zarrs' codec handles.
     fn decode_delegated(&self, bytes: &[u8]) -> Result<(), CodecError> {
         let shape = &self.codec.subchunk_shape;
+        counters::host_coding();
         no_panic(|| {
             let decoded = self.codec.inner_codecs.decode(
                 Cow::Borrowed(bytes),

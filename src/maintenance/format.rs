@@ -1,14 +1,18 @@
 //! The format of a shard: all that its bytes do not say themselves.
 
-use std::num::NonZeroU64;
+use std::num::{NonZeroU64, TryFromIntError};
+use std::ops::Range;
 use std::sync::Arc;
 
+use zarrs::array::codec::ShardingIndexLocation;
 use zarrs::array::{Array, ChunkShape, DataType, FillValue};
+use zarrs::metadata::v3::MetadataV3;
 use zarrs_codec::CodecError;
 
 use super::diagnosis::{Diagnosis, Geometry, diagnose};
-use crate::codec::find;
+use crate::codec::packed::of_encoded_subchunks;
 use crate::codec::sharding::Sharding;
+use crate::codec::{find, stored};
 use crate::{CudaShardingCodec, Error};
 
 /// The format of a shard: its codec, shape, data type and fill value. Needed to understand the
@@ -49,6 +53,27 @@ impl ShardFormat {
         Self::of_codec(find::of_array(array)?, array, shard)
     }
 
+    /// Returns the format of shards of `counts` subchunks along each axis, whatever the subchunks
+    /// hold. That is enough to [find](Self::decode_index) encoded subchunks and to
+    /// [place](Self::encode_index) them in another shard: the inner codecs need not be known, and
+    /// none is called. Each subchunk counts as one byte.
+    ///
+    /// `index_codecs` and `location` are those in the configuration of `sharding_indexed`.
+    ///
+    /// # Errors
+    /// - [`Error::Create`] if an index codec cannot be created, or an encoded index has no fixed
+    ///   size.
+    /// - [`Error::Codec`] if the index codecs cannot encode an index, or if this machine cannot
+    ///   address it.
+    pub fn of_encoded_subchunks(
+        counts: &[NonZeroU64],
+        index_codecs: &[MetadataV3],
+        location: ShardingIndexLocation,
+    ) -> Result<Self, Error> {
+        let (codec, shards) = of_encoded_subchunks(counts, index_codecs, location)?;
+        Ok(Self { codec, shards })
+    }
+
     /// The same, where `codec` is that of `array`.
     pub(super) fn of_codec<TStorage: ?Sized>(
         codec: Arc<CudaShardingCodec>,
@@ -76,6 +101,59 @@ impl ShardFormat {
     #[must_use]
     pub fn shape(&self) -> &[NonZeroU64] {
         &self.shards.shape
+    }
+
+    /// Returns the size of an encoded index, in bytes.
+    #[must_use]
+    pub fn index_len(&self) -> u64 {
+        self.shards.index.len() as u64
+    }
+
+    /// Returns where a shard has its index: at the start or at the end.
+    #[must_use]
+    pub fn index_location(&self) -> ShardingIndexLocation {
+        self.shards.index.location()
+    }
+
+    /// Returns where each subchunk lies in a shard of `size` bytes with the encoded `index`: ranges
+    /// of bytes, in C order, `None` for an empty subchunk. Subchunks may overlap each other and the
+    /// index.
+    ///
+    /// # Errors
+    /// [`Error::Codec`] if the index codecs fail, or a subchunk lies outside of the shard.
+    pub fn decode_index(&self, index: &[u8], size: u64) -> Result<Vec<Option<Range<u64>>>, Error> {
+        let entries = self.shards.entries(index, size)?;
+        let bytes = |extent: Range<usize>| extent.start as u64..extent.end as u64;
+        Ok(entries.iter().map(|extent| extent.map(bytes)).collect())
+    }
+
+    /// Returns the encoded index of a shard whose subchunks lie at `subchunks`: ranges of bytes, in
+    /// C order, `None` for an empty one.
+    ///
+    /// # Errors
+    /// [`Error::Codec`] if there are more or fewer subchunks than a shard has, if this machine cannot
+    /// address one, or if the index codecs fail.
+    pub fn encode_index(&self, subchunks: &[Option<Range<u64>>]) -> Result<Vec<u8>, Error> {
+        let expected = self.shards.grid.num_subchunks();
+        if subchunks.len() != expected {
+            let message = format!(
+                "cannot encode an index of {} subchunks: a shard has {expected}",
+                subchunks.len()
+            );
+            return Err(CodecError::Other(message).into());
+        }
+        let extent = |bytes: &Range<u64>| {
+            let [start, end] = [bytes.start, bytes.end].map(usize::try_from);
+            Ok(start?..end?)
+        };
+        let extents: Result<Vec<_>, TryFromIntError> = subchunks
+            .iter()
+            .map(|subchunk| subchunk.as_ref().map(extent).transpose())
+            .collect();
+        let extents = extents.map_err(|error| {
+            CodecError::Other(format!("cannot encode an index: an offset is {error}"))
+        })?;
+        Ok(self.shards.index.encode(&extents, &stored::options())?)
     }
 
     pub(crate) fn shards(&self) -> &Arc<Sharding> {

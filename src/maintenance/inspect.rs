@@ -6,12 +6,13 @@ use std::ops::Range;
 use zarrs::array::codec::ShardingIndexLocation;
 #[cfg(feature = "async")]
 use zarrs_storage::AsyncReadableStorageTraits;
+use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{ReadableStorageTraits, StoreKey};
 
 use super::ShardFormat;
 use super::diagnosis::Diagnosis;
 use super::format::diagnosis_of;
-use super::io::read;
+use super::io::{failed, read};
 use super::picture::Picture;
 use super::recover::RecoveryOutcome;
 use crate::Error;
@@ -94,8 +95,10 @@ pub struct UpdateRecord {
 
 /// Describes the shard at `key`. Returns `None` if there is no shard.
 ///
-/// The shard is read as a whole. No subchunk is decoded, and nothing is changed. A shard with a
-/// broken index is no error: it is described as far as possible.
+/// No subchunk is decoded, and nothing is changed. Of a shard above 256 KiB only the index is read,
+/// and the bytes that nothing uses, in which records of updates lie. The shard is read as a whole if
+/// that leaves a question: the index has no checksum or is broken, or an update was interrupted. A
+/// shard with a broken index is no error: it is described as far as possible.
 ///
 /// # Errors
 /// - [`Error::Codec`] if the format is invalid.
@@ -126,14 +129,79 @@ pub(super) async fn inspect_in<O: Reads>(
     key: &StoreKey,
     format: &ShardFormat,
 ) -> Result<Option<Inspection>, Error> {
+    let size = store.size(key).await;
+    let Some(size) = size.map_err(failed("find the size of", key))? else {
+        return Ok(None);
+    };
+    if size > SMALL
+        && let Some(found) = by_index(store, key, size, format.shards()).await?
+    {
+        return Ok(Some(found));
+    }
     let object = read(store, key).await?;
     Ok(object.map(|object| Inspection::of(&object, format)))
 }
 
+/// A shard of at most this many bytes is read as a whole, by one request.
+const SMALL: u64 = 256 << 10;
+
+/// The inspection of a shard of `size` bytes by its index and unused bytes; `None` if they leave a
+/// question.
+async fn by_index<O: Reads>(
+    store: &O,
+    key: &StoreKey,
+    size: u64,
+    shards: &Sharding,
+) -> Result<Option<Inspection>, Error> {
+    let index_len = shards.index.len();
+    let place = usize::try_from(size).ok();
+    let place = place.and_then(|size| shards.index.range_in(size));
+    let (true, Some(place)) = (shards.index.has_checksum(), place) else {
+        return Ok(None);
+    };
+    let read = |ranges: Vec<ByteRange>| store.get_ranges(key, ranges);
+    let index = read(vec![shards.index.byte_range()]).await;
+    let index = index.map_err(failed("read the index of", key))?;
+    let Some(index) = index.and_then(|mut parts| parts.pop()) else {
+        return Ok(None);
+    };
+    let Ok(entries) = shards.entries(&index, size) else {
+        return Ok(None);
+    };
+    let used = entries.iter().flatten().chain([place]);
+    let used = Merged::of(used.map(|bytes| bytes.start as u64..bytes.end as u64));
+    let mut gaps = used.gaps(size);
+    gaps.retain(|gap| gap.end - gap.start >= RECORD_LEN as u64);
+    let mut records = Vec::new();
+    if !gaps.is_empty() {
+        let ranges = gaps
+            .iter()
+            .map(|gap| ByteRange::FromStart(gap.start, Some(gap.end - gap.start)));
+        let parts = read(ranges.collect()).await;
+        let parts = parts.map_err(failed("read the unused bytes of", key))?;
+        let Some(parts) = parts.filter(|parts| parts.len() == gaps.len()) else {
+            return Ok(None);
+        };
+        for (gap, part) in gaps.iter().zip(&parts).rev() {
+            // It is addressable: the size of the shard is.
+            let start = usize::try_from(gap.start).unwrap_or(usize::MAX);
+            records.extend(Record::all_at(part, start, index_len));
+        }
+    }
+    if records.first().is_some_and(|last| size < last.new_end) {
+        return Ok(None);
+    }
+    // The index decodes, and has a checksum.
+    let recovery = RecoveryOutcome::Intact;
+    let decoded = (Some(entries), None);
+    Ok(Some(Inspection::new(
+        shards, size, decoded, records, recovery,
+    )))
+}
+
 impl Inspection {
-    fn of(object: &[u8], format: &ShardFormat) -> Self {
+    pub(super) fn of(object: &[u8], format: &ShardFormat) -> Self {
         let shards = format.shards();
-        let size = object.len() as u64;
         let recovery = match diagnosis_of(shards, object) {
             Diagnosis::Intact => RecoveryOutcome::Intact,
             Diagnosis::Undo(_) => RecoveryOutcome::Undone,
@@ -141,8 +209,22 @@ impl Inspection {
             Diagnosis::Erase => RecoveryOutcome::Erased,
             Diagnosis::Unrecoverable(reason) => RecoveryOutcome::Unrecoverable { reason },
         };
-        let (entries, index_problem) = entries(shards, object);
-        let index = shards.index.range_in(object.len());
+        let records = Record::all(object, shards.index.len()).collect();
+        let size = object.len() as u64;
+        Self::new(shards, size, entries(shards, object), records, recovery)
+    }
+
+    /// A shard of `size` bytes with these `entries`, or what is wrong with its index, and these
+    /// `records`, the last one first.
+    fn new(
+        shards: &Sharding,
+        size: u64,
+        (entries, index_problem): (Option<Entries<'_>>, Option<String>),
+        records: Vec<Record>,
+        recovery: RecoveryOutcome,
+    ) -> Self {
+        let index = usize::try_from(size).ok();
+        let index = index.and_then(|size| shards.index.range_in(size));
         let index = index.map(|index| index.start as u64..index.end as u64);
         let mut subchunks = entries.map_or_else(Vec::new, |entries| {
             subchunks(&entries, size, index.as_ref())
@@ -159,7 +241,8 @@ impl Inspection {
             recovery,
             RecoveryOutcome::Undone | RecoveryOutcome::Completed | RecoveryOutcome::Erased
         );
-        let mut records: Vec<UpdateRecord> = Record::all(object, shards.index.len())
+        let mut records: Vec<UpdateRecord> = records
+            .into_iter()
             .enumerate()
             .map(|(age, record)| UpdateRecord {
                 offset: record.offset,
@@ -487,7 +570,86 @@ impl fmt::Display for Inspection {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU64;
+
+    use zarrs::metadata::v3::MetadataV3;
+    use zarrs::storage::store::MemoryStore;
+    use zarrs_cuda_testing::index::IndexLayout;
+    use zarrs_storage::WritableStorageTraits;
+
     use super::*;
+
+    /// What is found by the index and the unused bytes is what is found in the whole shard.
+    #[test]
+    fn by_index_or_as_a_whole() {
+        let key = StoreKey::new("c/0").unwrap();
+        for (location, checksum, torn) in [
+            (ShardingIndexLocation::End, true, false),
+            (ShardingIndexLocation::Start, true, false),
+            (ShardingIndexLocation::End, false, false),
+            (ShardingIndexLocation::End, true, true),
+        ] {
+            let layout = IndexLayout {
+                location,
+                checksum,
+                ..IndexLayout::default()
+            };
+            let codecs: Vec<MetadataV3> = layout
+                .codecs()
+                .into_iter()
+                .map(|codec| serde_json::from_value(codec).unwrap())
+                .collect();
+            let counts = [2, 2].map(|count| NonZeroU64::new(count).unwrap());
+            let format = ShardFormat::of_encoded_subchunks(&counts, &codecs, location).unwrap();
+            // The third subchunk has room for a record before it.
+            let subchunks = [
+                (0, Some(vec![1; 100])),
+                (3, None),
+                (90, Some(vec![2; 50])),
+                (0, Some(vec![])),
+            ];
+            let mut object = layout.shard(&subchunks);
+            let offset = usize::try_from(layout.entries(&object, 4)[2][0]).unwrap() - 80;
+            let size = object.len() as u64;
+            let index = format.shards().index.of(&object).unwrap();
+            let print = crate::layout::fingerprint(index);
+            let record = Record {
+                offset: offset as u64,
+                old_end: 7,
+                old_index: 0,
+                index_len: format.index_len(),
+                new_end: size + u64::from(torn),
+                new_index: print,
+            };
+            object[offset..offset + RECORD_LEN].copy_from_slice(&record.to_bytes());
+
+            let extents = format.decode_index(format.shards().index.of(&object).unwrap(), size);
+            let extents = extents.unwrap();
+            let places = layout.entries(&object, 4).into_iter();
+            let places = places.map(|[at, len]| (len != u64::MAX).then(|| at..at + len));
+            assert!(places.eq(extents.iter().cloned()));
+            let encoded = format.encode_index(&extents).unwrap();
+            assert_eq!(encoded, format.shards().index.of(&object).unwrap());
+            assert!(format.encode_index(&extents[1..]).is_err());
+            assert!(format.decode_index(&encoded, 90).is_err());
+
+            let store = MemoryStore::new();
+            store.set(&key, object.clone().into()).unwrap();
+            let found = now(by_index(
+                &Blocking::new(&store),
+                &key,
+                size,
+                format.shards(),
+            ));
+            let whole = Inspection::of(&object, &format);
+            assert_eq!(whole.records.len(), 1);
+            match found.unwrap() {
+                Some(found) => assert_eq!(found, whole),
+                None => assert!(torn || !checksum),
+            }
+            assert_eq!(inspect(&store, &key, &format).unwrap(), Some(whole));
+        }
+    }
 
     #[test]
     fn numbers_in_columns() {

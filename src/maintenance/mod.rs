@@ -5,6 +5,7 @@
 //! | [`compact`](compact()) | replaces a shard by one without unused bytes |
 //! | [`recover`](recover()) | repairs a shard whose last update was interrupted |
 //! | [`inspect`](inspect()) | describes a shard: what it holds, and where |
+//! | [`verify`](verify()) | tries each subchunk of a shard, and changes nothing |
 //! | [`Shards`] | does all of this for the shards of an array, and finds the shards to compact |
 //! | [`ShardFormat`] | the format of a shard: its codec, shape, data type and fill value |
 //!
@@ -19,6 +20,7 @@ mod io;
 mod picture;
 mod recover;
 mod shards;
+mod verify;
 
 #[cfg(feature = "async")]
 pub use compact::async_compact;
@@ -30,4 +32,7 @@ pub use inspect::{ExtentProblem, Inspection, StoredSubchunk, UpdateRecord, inspe
 #[cfg(feature = "async")]
 pub use recover::async_recover;
 pub use recover::{Recovery, RecoveryOutcome, SubchunkState, recover};
-pub use shards::Shards;
+pub use shards::{Shards, Usage};
+#[cfg(feature = "async")]
+pub use verify::async_verify;
+pub use verify::{Verification, verify};

@@ -46,11 +46,12 @@ impl fmt::Display for Picture<'_> {
             }
             writeln!(f)?;
         }
+        let cells_are = if cell == 1 { "characters" } else { "cells" };
         write!(
             f,
-            "{:>14} {} of {cell} bytes each: I index, # live, + more than half live, - less, r record of an update, . unused",
-            "",
-            if cell == 1 { "characters" } else { "cells" }
+            "{0:>14} {cells_are} of {cell} bytes each:\n\
+             {0:>14} I index, # live, + over half live, - less, r record, . unused",
+            ""
         )
     }
 }
@@ -120,7 +121,7 @@ mod tests {
             &[2_000..3_000, 4_499..5_000, 6_501..7_000],
         );
         let rows: Vec<&str> = large.lines().collect();
-        assert_eq!(rows.len(), 17);
+        assert_eq!(rows.len(), 18);
         assert!(rows[0].starts_with("             0 I.#.+.-..."), "{large}");
         assert!(rows[1].starts_with("         64000 ......r..."), "{large}");
         assert!(rows.iter().take(16).all(|row| row.len() == 15 + 64));

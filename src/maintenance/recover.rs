@@ -197,7 +197,7 @@ fn recovered(
 }
 
 /// Whether each subchunk of `object` decodes.
-fn states(object: &[u8], format: &ShardFormat) -> Result<Vec<SubchunkState>, Error> {
+pub(super) fn states(object: &[u8], format: &ShardFormat) -> Result<Vec<SubchunkState>, Error> {
     let shards = format.shards();
     let entries = match shards.index.decode_in(object, &stored::options()) {
         Ok(entries) => entries,

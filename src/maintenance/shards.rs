@@ -5,7 +5,7 @@ use std::sync::Arc;
 use zarrs::array::Array;
 #[cfg(feature = "async")]
 use zarrs_storage::AsyncReadableWritableStorageTraits;
-use zarrs_storage::{ReadableWritableStorageTraits, StoreKey};
+use zarrs_storage::{ReadableStorageTraits, ReadableWritableStorageTraits, StoreKey};
 
 #[cfg(feature = "async")]
 use super::compact::async_compact;
@@ -18,6 +18,9 @@ use super::io::failed;
 #[cfg(feature = "async")]
 use super::recover::async_recover;
 use super::recover::{Recovery, recover};
+#[cfg(feature = "async")]
+use super::verify::async_verify;
+use super::verify::{Verification, verify};
 use crate::codec::find;
 use crate::layout::RECORD_LEN;
 #[cfg(feature = "async")]
@@ -119,49 +122,63 @@ impl<'a, S: ?Sized> Shards<'a, S> {
         shard: &[u64],
         size: u64,
     ) -> Result<bool, Error> {
+        let limit = self.codec.options().max_dead_fraction();
+        let Some(unused) = self.unused_in(store, shard, size).await? else {
+            return Ok(false);
+        };
+        let (_, format) = self.find(shard)?;
+        #[allow(clippy::cast_precision_loss, reason = "a fraction")]
+        let is_too_much = unused as f64 > limit * size as f64;
+        Ok(is_too_much && unused > (RECORD_LEN + format.shards().index.len()) as u64)
+    }
+
+    /// The unused bytes of a shard of `size` bytes, by its index. `None` if the index is invalid.
+    async fn unused_in<O: Reads>(
+        &self,
+        store: &O,
+        shard: &[u64],
+        size: u64,
+    ) -> Result<Option<u64>, Error> {
         let (key, format) = self.find(shard)?;
         let shards = format.shards();
         let range = usize::try_from(size).ok();
         let Some(place) = range.and_then(|size| shards.index.range_in(size)) else {
-            return Ok(false);
+            return Ok(None);
         };
         let ranges = vec![shards.index.byte_range()];
         let index = store.get_ranges(&key, ranges).await;
         let index = index.map_err(failed("read the index of", &key))?;
         let Some(index) = index.and_then(|mut index| index.pop()) else {
-            return Ok(false);
+            return Ok(None);
         };
         let Ok(entries) = shards.entries(&index, size) else {
-            return Ok(false);
+            return Ok(None);
         };
         let used = entries.iter().flatten().chain([place]);
         let used = used.map(|range| range.start as u64..range.end as u64);
-        let unused = size - Merged::of(used).total();
-        #[allow(clippy::cast_precision_loss, reason = "a fraction")]
-        let is_too_much = unused as f64 > self.codec.options().max_dead_fraction() * size as f64;
-        Ok(is_too_much && unused > (RECORD_LEN + shards.index.len()) as u64)
+        Ok(Some(size - Merged::of(used).total()))
+    }
+
+    async fn usage_in<O: Reads>(&self, store: &O, shard: &[u64]) -> Result<Option<Usage>, Error> {
+        let Some(size) = self.size_in(store, shard).await? else {
+            return Ok(None);
+        };
+        let unused = self.unused_in(store, shard, size).await?;
+        Ok(Some(Usage { size, unused }))
     }
 }
 
-impl<S: ReadableWritableStorageTraits + ?Sized> Shards<'_, S> {
-    /// Compacts the shard with the chunk indices `shard`: see [`compact`](compact()).
-    ///
-    /// # Errors
-    /// As for [`compact`](compact()) and [`ShardFormat::of`].
-    pub fn compact(&self, shard: &[u64]) -> Result<Option<Compaction>, Error> {
-        let (key, format) = self.find(shard)?;
-        compact(&*self.array.storage(), &key, &format)
-    }
+/// How many bytes of a shard are used, by its index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Usage {
+    /// The size of the shard in bytes.
+    pub size: u64,
+    /// The number of bytes that neither the index nor a subchunk uses. `None` if the index is invalid.
+    pub unused: Option<u64>,
+}
 
-    /// Recovers the shard with the chunk indices `shard`: see [`recover`](recover()).
-    ///
-    /// # Errors
-    /// As for [`recover`](recover()) and [`ShardFormat::of`].
-    pub fn recover(&self, shard: &[u64]) -> Result<Recovery, Error> {
-        let (key, format) = self.find(shard)?;
-        recover(&*self.array.storage(), &key, &format)
-    }
-
+impl<S: ReadableStorageTraits + ?Sized> Shards<'_, S> {
     /// Inspects the shard with the chunk indices `shard`: see [`inspect`](inspect()).
     ///
     /// # Errors
@@ -193,6 +210,46 @@ impl<S: ReadableWritableStorageTraits + ?Sized> Shards<'_, S> {
     /// [`Error::Storage`] if the store fails.
     pub fn pending(&self) -> Result<Vec<Vec<u64>>, Error> {
         now(self.pending_in(&Blocking::new(&*self.array.storage())))
+    }
+
+    /// Verifies the shard with the chunk indices `shard`: see [`verify`](verify()).
+    ///
+    /// # Errors
+    /// As for [`verify`](verify()) and [`ShardFormat::of`].
+    pub fn verify(&self, shard: &[u64]) -> Result<Option<Verification>, Error> {
+        let (key, format) = self.find(shard)?;
+        verify(&*self.array.storage(), &key, &format)
+    }
+
+    /// Returns how many bytes of the shard with the chunk indices `shard` are used. Returns `None` if
+    /// it is not stored.
+    ///
+    /// Sends two requests: for the size of the shard, and for its index.
+    ///
+    /// # Errors
+    /// [`Error::Storage`] if the store fails, and as for [`ShardFormat::of`].
+    pub fn usage(&self, shard: &[u64]) -> Result<Option<Usage>, Error> {
+        now(self.usage_in(&Blocking::new(&*self.array.storage()), shard))
+    }
+}
+
+impl<S: ReadableWritableStorageTraits + ?Sized> Shards<'_, S> {
+    /// Compacts the shard with the chunk indices `shard`: see [`compact`](compact()).
+    ///
+    /// # Errors
+    /// As for [`compact`](compact()) and [`ShardFormat::of`].
+    pub fn compact(&self, shard: &[u64]) -> Result<Option<Compaction>, Error> {
+        let (key, format) = self.find(shard)?;
+        compact(&*self.array.storage(), &key, &format)
+    }
+
+    /// Recovers the shard with the chunk indices `shard`: see [`recover`](recover()).
+    ///
+    /// # Errors
+    /// As for [`recover`](recover()) and [`ShardFormat::of`].
+    pub fn recover(&self, shard: &[u64]) -> Result<Recovery, Error> {
+        let (key, format) = self.find(shard)?;
+        recover(&*self.array.storage(), &key, &format)
     }
 
     /// Compacts the [pending](Self::pending) shards, and returns what that did to each: see
@@ -234,6 +291,23 @@ impl<S: AsyncReadableWritableStorageTraits + ?Sized> Shards<'_, S> {
     pub async fn async_inspect(&self, shard: &[u64]) -> Result<Option<Inspection>, Error> {
         let (key, format) = self.find(shard)?;
         async_inspect(&*self.array.storage(), &key, &format).await
+    }
+
+    /// [`verify`](Self::verify) for an asynchronous store.
+    ///
+    /// # Errors
+    /// As for [`verify`](Self::verify).
+    pub async fn async_verify(&self, shard: &[u64]) -> Result<Option<Verification>, Error> {
+        let (key, format) = self.find(shard)?;
+        async_verify(&*self.array.storage(), &key, &format).await
+    }
+
+    /// [`usage`](Self::usage) for an asynchronous store.
+    ///
+    /// # Errors
+    /// As for [`usage`](Self::usage).
+    pub async fn async_usage(&self, shard: &[u64]) -> Result<Option<Usage>, Error> {
+        self.usage_in(&Awaited(&*self.array.storage()), shard).await
     }
 
     /// [`stored`](Self::stored) for an asynchronous store, with one request after the other.

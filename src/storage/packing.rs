@@ -7,16 +7,18 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use serde_json::json;
-use zarrs::array::{FillValue, data_type};
+use zarrs::array::codec::ShardingIndexLocation;
+use zarrs::metadata::v3::MetadataV3;
 use zarrs_storage::byte_range::ByteRange;
 use zarrs_storage::{StorageError, StoreKey};
 
 use super::shard_grid::ShardGrid;
+use crate::Error;
 use crate::codec::error::sourced;
+use crate::codec::packed::of_encoded_subchunks;
 use crate::codec::sharding::Sharding;
 use crate::codec::stored;
 use crate::layout::{Entries, Extent};
-use crate::{CudaShardingCodec, Error, Options};
 
 /// The most chunks of a shard: of an index of 256 MiB.
 pub(super) const MAX_CHUNKS: usize = 1 << 24;
@@ -58,27 +60,19 @@ impl Packing {
     /// # Errors
     /// [`Error::Create`] and [`Error::Codec`], never: these are codecs that there are.
     pub(super) fn indexed(grid: &ShardGrid, checksum: bool) -> Result<Self, Error> {
-        let bytes = json!({ "name": "bytes", "configuration": { "endian": "little" } });
-        let index_codecs = if checksum {
-            json!([bytes, { "name": "crc32c" }])
-        } else {
-            json!([bytes])
-        };
-        let configuration = json!({
-            "chunk_shape": vec![1; grid.counts().len()],
-            "codecs": [bytes],
-            "index_codecs": index_codecs,
-            "index_location": "end",
-        });
-        let configuration = serde_json::from_value(configuration).map_err(sourced)?;
-        let codec = CudaShardingCodec::new_with_configuration(&configuration, Options::default())?;
-        let shape = grid.counts().iter();
-        let shape: Result<Vec<NonZeroU64>, _> = shape
+        let endian = json!({ "name": "bytes", "configuration": { "endian": "little" } });
+        let mut index_codecs: Vec<MetadataV3> =
+            vec![serde_json::from_value(endian).map_err(sourced)?];
+        if checksum {
+            index_codecs.push(MetadataV3::new("crc32c"));
+        }
+        let counts = grid.counts().iter();
+        let counts: Result<Vec<NonZeroU64>, _> = counts
             .map(|&count| NonZeroU64::try_from(count as u64))
             .collect();
-        let shape = shape.map_err(sourced)?;
-        let fill_value = FillValue::from(0_u8);
-        Self::of(codec.sharding(&shape, &data_type::uint8(), &fill_value)?)
+        let counts = counts.map_err(sourced)?;
+        let (_, shards) = of_encoded_subchunks(&counts, &index_codecs, ShardingIndexLocation::End)?;
+        Self::of(shards)
     }
 
     /// The size of an encoded index, in bytes.

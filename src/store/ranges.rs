@@ -80,6 +80,19 @@ impl Merged {
         self.0.iter()
     }
 
+    /// The bytes before `end` that are in none of them.
+    pub(crate) fn gaps(&self, end: u64) -> Vec<Range<u64>> {
+        let mut from = 0;
+        let mut gaps = Vec::new();
+        for range in self.0.iter().chain([&(end..end)]) {
+            if from < range.start.min(end) {
+                gaps.push(from..range.start.min(end));
+            }
+            from = range.end;
+        }
+        gaps
+    }
+
     /// How many bytes they are; [`u64::MAX`] if there are more.
     pub(crate) fn total(&self) -> u64 {
         let lens = self.0.iter().map(|range| range.end - range.start);
@@ -188,6 +201,22 @@ pub(crate) fn with_parts(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn gaps_are_the_other_bytes() {
+        for ranges in [&[][..], &[0..3], &[2..3, 5..9], &[0..1, 4..20], &[12..14]] {
+            let merged = Merged::of(ranges.iter().cloned());
+            for end in 0..=16 {
+                let expected: Vec<u64> = (0..end)
+                    .filter(|at| !ranges.iter().any(|range| range.contains(at)))
+                    .collect();
+                let gaps = merged.gaps(end);
+                assert!(gaps.iter().all(|gap| !gap.is_empty()), "{ranges:?} {end}");
+                let found: Vec<u64> = gaps.into_iter().flatten().collect();
+                assert_eq!(found, expected, "{ranges:?} {end}");
+            }
+        }
+    }
 
     #[test]
     fn bytes_of_ranges() {

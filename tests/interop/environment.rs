@@ -157,8 +157,13 @@ fn requirements(root: &Path) -> String {
     format!("{}\n{}", root.display(), lists.join("\n"))
 }
 
+/// The folder of this file. Tests of another package of the workspace share it.
 fn scripts() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop")
+    let packages = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    let mut folders = packages.map(|package| package.join("tests/interop"));
+    folders
+        .find(|folder| folder.join("requirements.txt").exists())
+        .unwrap()
 }
 
 /// The first Python on the path that is new enough for the requirements.

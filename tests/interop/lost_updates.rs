@@ -1,4 +1,4 @@
-//! The `lost_updates` example, run like a user's program. Eight processes update subchunks of the
+//! The program in `eight_processes/`: eight processes update subchunks of the
 //! same shards. With zarrs alone they lose updates, which shows that the test can detect losses.
 //! With `SparseShardStore` they lose none. zarrs, zarr-python and tensorstore read the consolidated
 //! shards.

@@ -4,7 +4,6 @@
 //! | module | subject |
 //! |---|---|
 //! | `codec` | the codec compared with zarrs', data types without a fixed size, regressions |
-//! | `examples` | the example programs, run like a user's programs |
 //! | `maintenance` | shards that are compacted, recovered and inspected |
 //! | `reader` | `ArrayReader` |
 //! | `sparse` | `SparseShardStore`: as a view, on files, killed, over nested shards |
@@ -17,7 +16,6 @@
 )]
 
 mod codec;
-mod examples;
 mod maintenance;
 mod reader;
 mod sparse;

@@ -24,7 +24,7 @@ use zarrs_cuda::{
 };
 
 use zarrs_cuda_testing::index::{EMPTY, IndexLayout};
-use zarrs_cuda_testing::{Rng, Shards, chunk_shape, codecs, effort, processes};
+use zarrs_cuda_testing::{Rng, Shards, chunk_shape, codecs, effort};
 
 type Store = dyn ReadableWritableStorageTraits;
 
@@ -500,6 +500,19 @@ fn an_inspection() {
         let size = f64::from(u32::try_from(found.size).unwrap());
         assert!((found.unused_fraction() - 45.0 / size).abs() < 1e-9);
         assert_eq!(found.records, []);
+        let verified = all.verify(&[0, 0]).unwrap().unwrap();
+        assert_eq!(verified.inspection, found);
+        let usage = all.usage(&[0, 0]).unwrap().unwrap();
+        assert_eq!((usage.size, usage.unused), (found.size, Some(45)));
+        assert_eq!(all.usage(&[1, 1]).unwrap(), None);
+        assert_eq!(all.verify(&[1, 1]).unwrap(), None);
+        for (found, state) in found.subchunks.iter().zip(&verified.subchunks) {
+            let expected = match found {
+                None => SubchunkState::Empty,
+                Some(_) => SubchunkState::Readable,
+            };
+            assert_eq!(*state, expected);
+        }
         for (found, [offset, size]) in found.subchunks.iter().zip(shards.index.entries(&shard, 6)) {
             match found {
                 None => assert_eq!([offset, size], EMPTY),
@@ -602,6 +615,12 @@ fn an_inspection_of_what_is_broken() {
             (None, 0, 0)
         );
         assert!(found.to_string().contains("INVALID"), "{found}");
+        assert_eq!(all.usage(&[0, 0]).unwrap().unwrap().unused, None);
+        let verified = all.verify(&[0, 0]).unwrap().unwrap();
+        assert_eq!(verified.subchunks.len(), 6);
+        let is_unreadable =
+            |state: &SubchunkState| matches!(state, SubchunkState::Unreadable { .. });
+        assert!(verified.subchunks.iter().all(is_unreadable));
         store.set(&key, Vec::new().into()).unwrap();
         assert_eq!(all.inspect(&[0, 0]).unwrap().unwrap().size, 0);
     }
@@ -844,80 +863,6 @@ fn hostile_objects() {
         seen[0] > 0 && seen[1] > 0 && seen[2] > 0 && seen[4] > 0 && seen[5] > 0,
         "{seen:?}"
     );
-}
-
-fn inspect_program(arguments: &[&std::path::Path]) -> (Option<i32>, String) {
-    let program = processes::example("inspect");
-    let output = std::process::Command::new(program).args(arguments).output();
-    let output = output.unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    (output.status.code(), String::from_utf8(said).unwrap())
-}
-
-#[test]
-fn the_example_shows_shards() {
-    let shards = shards(vec![codecs::bytes("little")], End, true);
-    let directory = tempfile::tempdir().unwrap();
-    let store: Arc<Store> = Arc::new(FilesystemStore::new(directory.path()).unwrap());
-    let array = array(store.clone(), &shards, &[]);
-    array.store_metadata().unwrap();
-    let shard = with_holes(&shards, &mut Rng(9));
-    let index = index_of(&shards, &shard);
-    let record = record(
-        shard.len(),
-        Some((shard.len(), &index)),
-        shard.len() + 1000,
-        &index,
-    );
-    store
-        .set(&array.chunk_key(&[0, 1]), shard.clone().into())
-        .unwrap();
-    let torn = [&shard[..], &record].concat();
-    store.set(&array.chunk_key(&[1, 0]), torn.into()).unwrap();
-
-    let path = directory.path();
-    let (code, said) = inspect_program(&[path]);
-    assert_eq!(code, Some(0), "{said}");
-    let lines: Vec<&str> = said.lines().collect();
-    assert!(
-        lines[1].starts_with("0,1 ") && lines[1].contains("4 of      6"),
-        "{said}"
-    );
-    assert!(
-        lines[2].starts_with("1,0 ") && lines[2].contains("pending"),
-        "{said}"
-    );
-    assert!(lines[3].starts_with("2 shards, "), "{said}");
-    let format = ShardFormat::of(&array, &[0, 1]).unwrap();
-    let found = inspect(&*store, &array.chunk_key(&[0, 1]), &format)
-        .unwrap()
-        .unwrap();
-    for shard in ["0,1", "0/1"] {
-        let said = inspect_program(&[path, shard.as_ref()]);
-        assert_eq!(said, (Some(0), format!("c/0/1\n{found}\n")));
-        let said = inspect_program(&[path, "--summary".as_ref(), shard.as_ref()]);
-        assert_eq!(said, (Some(0), format!("c/0/1\n{}\n", found.summary())));
-    }
-    let (code, said) = inspect_program(&[path, "0,0".as_ref()]);
-    assert!(code == Some(0) && said.contains("not stored"), "{said}");
-    for (arguments, code, what) in [
-        (
-            &[path, "2,0".as_ref()][..],
-            1,
-            "no shard [2, 0] in a grid of [2, 2]",
-        ),
-        (&[path, "here".as_ref()], 2, "`here` is no shard"),
-        (
-            &[&path.join("nothing")],
-            1,
-            "a directory with a zarr.json in it",
-        ),
-        (&[], 2, "an ARRAY is needed"),
-    ] {
-        let (found, said) = inspect_program(arguments);
-        assert!(found == Some(code) && said.contains(what), "{said}");
-    }
-    assert!(!path.join("nothing").exists());
 }
 
 /// A store that rejects changes.

@@ -9,7 +9,7 @@ use super::arena::Capacity;
 use super::copiers::Copiers;
 use super::counters::Counters;
 use super::device::{Device, Process};
-use super::driver::{Driver, DriverError, Fault};
+use super::driver::{DeviceInfo, Driver, DriverError, Fault};
 use super::kept::Kept;
 use super::lane::Lane;
 use super::numa;
@@ -371,6 +371,11 @@ impl Devices {
                 "the driver compiles the kernels that it needs, from up to {most} files: `zarrs_cuda::warm_up` does that ahead"
             )
         })
+    }
+
+    /// What the driver says about each device. Takes no lock.
+    pub(crate) fn infos(&self) -> impl Iterator<Item = &DeviceInfo> {
+        self.devices.iter().map(|device| device.info())
     }
 
     /// Checks that a device is usable. Takes no lock.

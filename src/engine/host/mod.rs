@@ -17,6 +17,7 @@ mod workers;
 
 use super::{EncodedShard, EncodedSubchunk, Engine, EngineError, Job, RowSink, Sink};
 use crate::layout::Extent;
+use crate::metrics::counters;
 
 /// Encodes and decodes on the threads of the current rayon pool.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,6 +36,7 @@ impl HostEngine {
         extents: &[Extent],
         output: &dyn RowSink,
     ) -> Result<(), EngineError> {
+        counters::host_coding();
         decode::decode_shard(job, encoded, extents, output)
     }
 
@@ -49,6 +51,7 @@ impl HostEngine {
         subchunks: &[EncodedSubchunk<'_>],
         output: &dyn RowSink,
     ) -> Result<(), EngineError> {
+        counters::host_coding();
         decode::decode_some(job, subchunks, output)
     }
 
@@ -63,6 +66,7 @@ impl HostEngine {
         subchunks: &[EncodedSubchunk<'_>],
         sink: &Sink<'_>,
     ) -> Result<(), EngineError> {
+        counters::host_coding();
         decode::decode_each(job, subchunks, sink)
     }
 }
@@ -79,6 +83,7 @@ impl Engine for HostEngine {
         head: usize,
         tail: usize,
     ) -> Result<EncodedShard, EngineError> {
+        counters::host_coding();
         encode::encode(job, decoded, head, tail)
     }
 
@@ -88,6 +93,7 @@ impl Engine for HostEngine {
         encoded: &[u8],
         extents: &[Extent],
     ) -> Result<Vec<u8>, EngineError> {
+        counters::host_coding();
         decode::decode(job, encoded, extents)
     }
 }

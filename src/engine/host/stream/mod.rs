@@ -27,6 +27,7 @@ use crate::engine::EngineError;
 use crate::engine::buffers::Pool;
 use crate::engine::stream::{EncodedBatch, Encoder, FailedBatch, Input, StreamEngine};
 use crate::layout::BatchGrid;
+use crate::metrics::counters;
 use crate::per_process::PerProcess;
 use slots::HostInput;
 
@@ -100,6 +101,7 @@ impl Encoder for HostEncoder {
             return None;
         };
         // Before a thread is taken: other streams need the threads, whatever this one waits for.
+        counters::host_coding();
         let output = self.stream.outputs.as_ref().map(Pool::wait);
         let encoded = output.transpose().and_then(|output| {
             let threads = encoding_threads()?;

@@ -1,0 +1,111 @@
+//! The options of every subcommand.
+
+use clap::{Args, ValueEnum};
+use zarrs::config::global_config_mut;
+use zarrs_cuda::Options;
+
+use crate::arguments::{Count, Size};
+use crate::failure::Failure;
+use crate::stop;
+
+/// Options that every subcommand has.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Options of every subcommand")]
+pub(crate) struct Common {
+    /// Print one JSON object instead of text
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// Threads that compute [default: as many as there are processors]
+    #[arg(long, global = true, value_name = "N")]
+    pub(crate) threads: Option<Count>,
+    /// Memory for buffers, as 512MiB or 4GiB [default: a quarter of this machine's]
+    #[arg(long, global = true, value_name = "SIZE")]
+    pub(crate) memory: Option<Size>,
+    /// Where shards are encoded and decoded
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        value_name = "WHERE",
+        default_value = "auto"
+    )]
+    pub(crate) backend: Backend,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Backend {
+    /// On a device where one helps
+    Auto,
+    /// On the processor
+    Host,
+    /// On a device, or fail
+    Cuda,
+}
+
+impl Common {
+    /// Applies what concerns the whole process. Nothing may use rayon or zarrs before.
+    pub(crate) fn prepare(&self) -> Result<(), Failure> {
+        stop::listen()?;
+        if let Some(threads) = self.threads {
+            rayon::ThreadPoolBuilder::new()
+                .num_threads(threads.get())
+                .build_global()
+                .map_err(|error| {
+                    Failure::failed(format!("cannot start {threads} threads: {error}"))
+                })?;
+            global_config_mut().set_codec_concurrent_target(threads.get());
+        }
+        Ok(())
+    }
+
+    /// The library's options.
+    pub(crate) fn options(&self) -> Options {
+        let options = Options::default().with_backend(match self.backend {
+            Backend::Auto => zarrs_cuda::Backend::Auto,
+            Backend::Host => zarrs_cuda::Backend::Host,
+            Backend::Cuda => zarrs_cuda::Backend::Cuda,
+        });
+        match self.memory {
+            Some(memory) => options.with_host_memory(memory.bytes()),
+            None => options,
+        }
+    }
+
+    /// Bytes that buffers may take.
+    pub(crate) fn memory(&self) -> usize {
+        self.options().host_memory()
+    }
+
+    /// The number of threads that compute.
+    pub(crate) fn threads(&self) -> usize {
+        self.threads
+            .map_or_else(rayon::current_num_threads, Count::get)
+    }
+
+    /// Prints a line for people before the outcome. With `--json` it prints nothing.
+    pub(crate) fn say(&self, line: impl std::fmt::Display) {
+        if !self.json {
+            crate::outcome::print(&format!("{line}\n"));
+        }
+    }
+
+    /// Whether text for standard output may have colours: on a terminal, unless `NO_COLOR` is set.
+    pub(crate) fn has_colours(&self) -> bool {
+        let is_refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        !self.json && !is_refused && console::Term::stdout().features().colors_supported()
+    }
+
+    /// The columns of standard output: those of the terminal, those of the variable `COLUMNS`, or 80.
+    #[allow(clippy::unused_self, reason = "callers ask the common options")]
+    pub(crate) fn columns(&self) -> usize {
+        let columns = std::env::var("COLUMNS")
+            .ok()
+            .and_then(|columns| columns.parse().ok());
+        let terminal = console::Term::stdout().size_checked();
+        terminal
+            .map(|(_, columns)| usize::from(columns))
+            .or(columns)
+            .unwrap_or(80)
+            .max(20)
+    }
+}

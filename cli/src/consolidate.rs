@@ -1,0 +1,146 @@
+//! `zarrs-cuda consolidate`: packs subchunks that were written one by one into their shards.
+
+use serde_json::json;
+use zarrs_cuda::Error;
+use zarrs_cuda::storage::{Consolidation, SparseShardStore};
+
+use crate::arguments::{Part, ShardIndices, shape_text};
+use crate::common::Common;
+use crate::failure::Failure;
+use crate::open::{self, Opened, Place};
+use crate::outcome::Outcome;
+use crate::progress::{bytes_text, counted};
+use crate::work::{Grid, at_once, on_each};
+
+/// Pack subchunks that were written one by one into the shards of an array
+///
+/// So any Zarr reader finds them. Others may read meanwhile, and write subchunks through
+/// `SparseShardStore`; nobody else may consolidate the same shards, or write whole shards. If it is
+/// stopped, at whichever moment, nothing is lost: run it again.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// The directory of a sharded array
+    array: Place,
+    /// Only these shards, by their indices in the grid of shards [default: all]
+    shards: Vec<ShardIndices>,
+    /// Only the part I of N of the shards: shard k of the grid belongs to part k mod N
+    #[arg(long, value_name = "I/N")]
+    part: Option<Part>,
+    /// Only say which shards have subchunks to pack
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// The adapter, on files and elsewhere.
+enum Sparse {
+    Files(SparseShardStore<zarrs::filesystem::FilesystemStore>),
+    Objects(SparseShardStore<open::Store>),
+}
+
+impl Sparse {
+    fn of(opened: &Opened, memory: usize) -> Result<Self, Error> {
+        Ok(match &opened.files {
+            Some(files) => Self::Files(
+                SparseShardStore::on_filesystem(files.clone(), "/")?.with_memory(memory),
+            ),
+            None => Self::Objects(
+                SparseShardStore::open(opened.store.clone(), "/")?.with_memory(memory),
+            ),
+        })
+    }
+
+    fn pending(&self) -> Result<Vec<Vec<u64>>, Error> {
+        match self {
+            Self::Files(sparse) => sparse.pending(),
+            Self::Objects(sparse) => sparse.pending(),
+        }
+    }
+
+    fn consolidate(&self, shard: &[u64]) -> Result<Option<Consolidation>, Error> {
+        match self {
+            Self::Files(sparse) => sparse.consolidate(shard),
+            Self::Objects(sparse) => sparse.consolidate(shard),
+        }
+    }
+}
+
+/// The shards of `opened` that have subchunks to pack. `None` if it cannot have any.
+pub(crate) fn pending(opened: &Opened) -> Option<Vec<Vec<u64>>> {
+    Sparse::of(opened, 0).ok()?.pending().ok()
+}
+
+pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
+    let opened = open::array(&args.array)?;
+    open::shards(&opened)?; // says how an array that is not sharded becomes one
+    let sparse = Sparse::of(&opened, common.memory()).map_err(|error| {
+        Failure::failed(format!("cannot consolidate {}: {error}", opened.place))
+    })?;
+    let grid = Grid::of(&opened.array);
+    let named: Vec<_> = args.shards.iter().map(|shard| shard.0.clone()).collect();
+    let chosen = grid.positions(&named, args.part)?;
+    let mut pending: Vec<_> = sparse
+        .pending()?
+        .iter()
+        .filter_map(|shard| grid.position(shard))
+        .collect();
+    pending.sort_unstable();
+    let positions: Vec<_> = chosen
+        .into_iter()
+        .filter(|position| pending.binary_search(position).is_ok())
+        .collect();
+    if args.dry_run {
+        let shards: Vec<_> = positions
+            .iter()
+            .map(|&position| grid.indices(position))
+            .collect();
+        let mut lines: Vec<_> = shards
+            .iter()
+            .map(|shard| format!("shard {}", shape_text(shard)))
+            .collect();
+        lines.push(format!("{} to pack", counted(shards.len(), "shard")));
+        let json = json!({ "array": opened.place.to_string(), "dry_run": true, "pending": shards });
+        return Ok(Outcome::new(lines.join("\n"), json));
+    }
+    // The old shard, its subchunks in the frame, and the new shard.
+    let at_once = at_once(common, opened.shard_bytes().saturating_mul(3));
+    let done = on_each("consolidating", &grid, &positions, at_once, |shard| {
+        Ok(sparse.consolidate(shard)?)
+    })
+    .map_err(|failure| failure.with_remedy("nothing is lost: run the same command again"))?;
+
+    let mut sum = Consolidation::default();
+    let mut rows = Vec::new();
+    for (shard, one) in &done.results {
+        sum.subchunks += one.subchunks;
+        sum.versions += one.versions;
+        sum.invalid += one.invalid;
+        sum.not_utf_8 += one.not_utf_8;
+        sum.before += one.before;
+        sum.after += one.after;
+        rows.push(json!({
+            "shard": shard, "subchunks": one.subchunks, "before": one.before, "after": one.after,
+            "not_whole": one.invalid, "not_utf_8": one.not_utf_8,
+        }));
+    }
+    let mut text = format!(
+        "{}, {} packed: {} -> {}",
+        counted(rows.len(), "shard"),
+        counted(sum.subchunks, "subchunk"),
+        bytes_text(sum.before),
+        bytes_text(sum.after)
+    );
+    if sum.invalid > 0 {
+        text += &format!(
+            "\n{} objects are not whole: they are being written, or their writers died. They stay",
+            sum.invalid
+        );
+    }
+    if sum.not_utf_8 > 0 {
+        text += &format!(
+            "\n{} names beside shards are not UTF-8, and may be deleted",
+            sum.not_utf_8
+        );
+    }
+    let json = json!({ "array": opened.place.to_string(), "dry_run": false, "consolidated": rows });
+    Ok(Outcome::new(text, json).with_errors(done.failures))
+}

@@ -1,0 +1,191 @@
+//! `zarrs-cuda doctor`: what this machine has, and what a file system promises. It never fails.
+
+mod filesystem;
+
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use zarrs::array::{FillValue, data_type};
+use zarrs_codec::BytesToBytesCodecTraits;
+use zarrs_cuda::{CudaShardingCodecBuilder, Machine};
+
+use self::filesystem::FileSystem;
+use crate::common::Common;
+use crate::failure::Failure;
+use crate::outcome::{Outcome, wrapped};
+use crate::progress::bytes_text;
+
+/// Say what this machine has, which chains would run where, and what a file system promises
+///
+/// It never fails: what cannot be used is named, with the reason.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// A directory, whose file system is looked at: files are written there, and deleted
+    path: Option<PathBuf>,
+}
+
+/// The chains to explain: a name, and the codec behind `bytes`.
+const CHAINS: [&str; 4] = ["none", "zstd:1", "gzip:1", "blosc-lz4:5:shuffle"];
+
+#[allow(clippy::unnecessary_wraps, reason = "as every subcommand")]
+pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
+    let options = common.options();
+    let machine = zarrs_cuda::machine(&options);
+    let mut lines = vec![
+        format!("zarrs-cuda {} on {}", env!("CARGO_PKG_VERSION"), system()),
+        format!(
+            "processors: {} for this process; {} threads are used",
+            std::thread::available_parallelism().map_or(1, usize::from),
+            common.threads()
+        ),
+        format!(
+            "memory: {} for this process; buffers of one writer may take {}",
+            machine
+                .memory
+                .map_or("unknown".to_string(), |bytes| bytes_text(bytes as u64)
+                    .to_string()),
+            bytes_text(common.memory() as u64)
+        ),
+        format!("huge pages: {}", huge_pages()),
+    ];
+    match &machine.devices {
+        Err(reason) => lines.push(format!("devices: none: {reason}")),
+        Ok(devices) => lines.extend(devices.iter().map(|device| {
+            format!(
+                "device {}: {}, {}, compute capability {}.{}",
+                device.ordinal,
+                device.name,
+                bytes_text(device.memory as u64),
+                device.compute_capability.0,
+                device.compute_capability.1
+            )
+        })),
+    }
+    match &machine.nvcomp {
+        Err(reason) => lines.push(format!("nvCOMP: none: {reason}")),
+        Ok(nvcomp) => lines.push(format!(
+            "nvCOMP: {} in {}",
+            nvcomp.version,
+            nvcomp.path.display()
+        )),
+    }
+    lines.push("\nshards of 256,256,256 uint16 with subchunks of 32,32,32 would run:".to_string());
+    let chains: Vec<_> = CHAINS
+        .iter()
+        .map(|chain| (*chain, runs_where(chain, common)))
+        .collect();
+    lines.extend(
+        chains
+            .iter()
+            .map(|(chain, (engine, why))| format!("  {chain:<19} {engine}: {why}")),
+    );
+
+    let filesystem = args.path.as_deref().map(FileSystem::look_at);
+    if let Some(filesystem) = &filesystem {
+        lines.push(format!("\n{filesystem}"));
+    }
+    let json = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "system": system(),
+        "machine": json_of(&machine),
+        "huge_pages": huge_pages(),
+        "chains": chains.iter().map(|(chain, (engine, why))| {
+            json!({ "codec": chain, "engine": engine, "why": why })
+        }).collect::<Vec<_>>(),
+        "filesystem": filesystem.as_ref().map(FileSystem::json),
+    });
+    let columns = common.columns();
+    Ok(Outcome::new(wrapped(&lines.join("\n"), columns), json))
+}
+
+fn json_of(machine: &Machine) -> Value {
+    let (devices, no_devices) = match &machine.devices {
+        Ok(devices) => (devices.as_slice(), None),
+        Err(reason) => (&[][..], Some(reason)),
+    };
+    let devices: Vec<_> = devices
+        .iter()
+        .map(|device| {
+            json!({
+                "ordinal": device.ordinal, "name": device.name, "memory": device.memory,
+                "compute_capability": [device.compute_capability.0, device.compute_capability.1],
+            })
+        })
+        .collect();
+    let nvcomp = match &machine.nvcomp {
+        Ok(nvcomp) => json!({ "version": nvcomp.version, "path": nvcomp.path }),
+        Err(reason) => json!({ "problem": reason }),
+    };
+    json!({
+        "memory": machine.memory, "devices": devices, "no_devices": no_devices, "nvcomp": nvcomp,
+    })
+}
+
+/// The operating system, as it names itself.
+pub(crate) fn system() -> String {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let release = read("/proc/sys/kernel/osrelease");
+    let cpu = read("/proc/cpuinfo");
+    let model = cpu.lines().find_map(|line| line.strip_prefix("model name"));
+    let model = model
+        .and_then(|line| line.split_once(": "))
+        .map(|(_, model)| model);
+    let mut system = format!("{} {}", std::env::consts::OS, release.trim());
+    if let Some(model) = model {
+        system += &format!(", {model}");
+    }
+    system.trim_end().to_string()
+}
+
+fn huge_pages() -> String {
+    let setting = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    let Ok(setting) = setting else {
+        return "the system does not offer them".to_string();
+    };
+    let chosen = setting
+        .split('[')
+        .nth(1)
+        .and_then(|rest| rest.split(']').next());
+    match chosen {
+        Some("never") => {
+            "never: large buffers take longer than with `madvise`, which `echo madvise \
+                          > /sys/kernel/mm/transparent_hugepage/enabled` sets"
+                .to_string()
+        }
+        Some(chosen) => format!("{chosen}: large buffers are on them"),
+        None => setting.trim().to_string(),
+    }
+}
+
+/// The engine of a chain, and why it is that one.
+fn runs_where(chain: &str, common: &Common) -> (String, String) {
+    let explained = || {
+        let codecs: Vec<Arc<dyn BytesToBytesCodecTraits>> = match chain {
+            "none" => Vec::new(),
+            chain => chain
+                .parse::<crate::codec::SubchunkCodec>()
+                .and_then(|codec| {
+                    let codecs = codec.for_elements(&data_type::uint16());
+                    codecs.map_err(|failure| failure.json()["error"].to_string())
+                })?,
+        };
+        let extents = |extent: u64| NonZeroU64::new(extent).map(|extent| vec![extent; 3]);
+        let (Some(shard), Some(subchunk)) = (extents(256), extents(32)) else {
+            return Err("no shape".to_string());
+        };
+        let codec = CudaShardingCodecBuilder::new(subchunk, &data_type::uint16())
+            .bytes_to_bytes_codecs(codecs)
+            .options(common.options())
+            .build_arc()
+            .map_err(|error| error.to_string())?;
+        codec
+            .explain(&shard, &data_type::uint16(), &FillValue::from(0_u16))
+            .map_err(|error| error.to_string())
+    };
+    match explained() {
+        Ok(explanation) => (explanation.engine.to_string(), explanation.why),
+        Err(reason) => ("refused".to_string(), reason),
+    }
+}

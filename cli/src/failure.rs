@@ -1,0 +1,116 @@
+//! Reasons to stop, what to do about them, and exit codes.
+
+use std::fmt;
+
+use serde_json::{Value, json};
+
+use crate::common::Common;
+use crate::outcome;
+
+/// What ended the command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    Done,
+    Failed,
+    Usage,
+    /// The command did its work, and found damage or differences.
+    NotWell,
+    Interrupted,
+}
+
+impl Exit {
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::Failed => 1,
+            Self::Usage => 2,
+            Self::NotWell => 3,
+            Self::Interrupted => 130,
+        }
+    }
+}
+
+/// Why a subcommand stopped, and what to do about it.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    exit: Exit,
+    message: String,
+    remedy: Option<String>,
+}
+
+impl Failure {
+    fn new(exit: Exit, message: impl fmt::Display) -> Self {
+        let message = message.to_string().trim_end().to_string();
+        Self {
+            exit,
+            message,
+            remedy: None,
+        }
+    }
+
+    /// Something could not be done. The message says what, to what, and why.
+    pub(crate) fn failed(message: impl fmt::Display) -> Self {
+        Self::new(Exit::Failed, message)
+    }
+
+    /// The arguments make no sense together.
+    pub(crate) fn usage(message: impl fmt::Display) -> Self {
+        Self::new(Exit::Usage, message)
+    }
+
+    /// What was looked at is damaged, or differs, so that the rest is not done.
+    pub(crate) fn not_well(message: impl fmt::Display) -> Self {
+        Self::new(Exit::NotWell, message)
+    }
+
+    /// The user stopped the command. The message says how far it came.
+    pub(crate) fn interrupted(message: impl fmt::Display) -> Self {
+        Self::new(Exit::Interrupted, message)
+    }
+
+    /// Adds what to do. A remedy that is there already stays.
+    pub(crate) fn with_remedy(mut self, remedy: impl fmt::Display) -> Self {
+        self.remedy.get_or_insert_with(|| remedy.to_string());
+        self
+    }
+
+    /// Adds what is true nevertheless.
+    pub(crate) fn with_note(mut self, note: &str) -> Self {
+        self.message = format!("{}\n{note}", self.message);
+        self
+    }
+
+    /// Prints the failure, and returns the exit code.
+    pub(crate) fn print(&self, common: &Common) -> u8 {
+        self.print_error();
+        if common.json {
+            outcome::print(&format!("{:#}\n", self.json()));
+        }
+        self.exit.code()
+    }
+
+    /// Prints the failure to standard error.
+    pub(crate) fn print_error(&self) {
+        eprintln!("{}: {}", self.kind(), self.message);
+        if let Some(remedy) = &self.remedy {
+            eprintln!("help: {remedy}");
+        }
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        json!({ self.kind(): self.message, "help": self.remedy, "exit_code": self.exit.code() })
+    }
+
+    fn kind(&self) -> &'static str {
+        match self.exit {
+            Exit::Interrupted => "interrupted",
+            _ => "error",
+        }
+    }
+}
+
+impl From<zarrs_cuda::Error> for Failure {
+    fn from(error: zarrs_cuda::Error) -> Self {
+        Self::failed(error)
+    }
+}

@@ -1,0 +1,137 @@
+//! What the metadata of an array say, for people.
+
+use indicatif::HumanBytes;
+use serde_json::Value;
+use zarrs::array::Array;
+use zarrs_cuda::maintenance::ShardFormat;
+
+use crate::failure::Failure;
+use crate::open::Store;
+
+/// What the metadata of a sharded array say.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Facts {
+    /// In elements.
+    pub(super) shape: Vec<u64>,
+    pub(super) shard: Vec<u64>,
+    pub(super) subchunk: Vec<u64>,
+    pub(super) names: Vec<String>,
+    pub(super) data_type: String,
+    /// The size of an element; `None` if elements differ in it.
+    pub(super) element: Option<u64>,
+    /// The codecs of a subchunk.
+    pub(super) chain: String,
+    /// The codecs of the index, and where it is.
+    pub(super) index: String,
+}
+
+impl Facts {
+    pub(super) fn of(array: &Array<Store>) -> Result<Self, Failure> {
+        let metadata = serde_json::to_value(array.metadata())
+            .map_err(|error| Failure::failed(format!("cannot show the metadata: {error}")))?;
+        let first = vec![0; array.dimensionality()];
+        let shard = match array.chunk_shape(&first) {
+            Ok(shape) => shape.iter().map(|extent| extent.get()).collect(),
+            Err(_) => vec![0; first.len()],
+        };
+        let sharding = metadata["codecs"].as_array().into_iter().flatten();
+        let mut sharding = sharding.filter(|codec| codec["name"] == "sharding_indexed");
+        let sharding = sharding.next().map(|codec| &codec["configuration"]);
+        let list = |name: &str| {
+            let codecs = sharding.and_then(|sharding| sharding[name].as_array());
+            codecs.map_or_else(String::new, |codecs| {
+                let codecs: Vec<_> = codecs.iter().map(codec).collect();
+                codecs.join(" → ")
+            })
+        };
+        let subchunk = sharding.and_then(|sharding| sharding["chunk_shape"].as_array());
+        let location = sharding.and_then(|sharding| sharding["index_location"].as_str());
+        let names = array.dimension_names().iter().flatten();
+        let names = names.map(|name| name.clone().unwrap_or_default());
+        Ok(Self {
+            shape: array.shape().to_vec(),
+            shard,
+            subchunk: subchunk
+                .map(|extents| extents.iter().filter_map(Value::as_u64).collect())
+                .unwrap_or_default(),
+            names: names.collect(),
+            data_type: match &metadata["data_type"] {
+                Value::String(name) => name.clone(),
+                other => other["name"].as_str().unwrap_or("?").to_string(),
+            },
+            element: array.data_type().fixed_size().map(|size| size as u64),
+            chain: list("codecs"),
+            index: format!(
+                "{}, at the {}",
+                list("index_codecs"),
+                location.unwrap_or("end")
+            ),
+        })
+    }
+
+    /// The number of subchunks in a shard along each axis.
+    pub(super) fn counts(&self) -> Vec<u64> {
+        let axes = self.shard.iter().zip(&self.subchunk);
+        axes.map(|(shard, subchunk)| shard / (*subchunk).max(1))
+            .collect()
+    }
+
+    /// The name of an axis: its own, or its number.
+    pub(super) fn axis(&self, axis: usize) -> String {
+        let name = self.names.get(axis).filter(|name| !name.is_empty());
+        name.cloned().unwrap_or_else(|| format!("axis {axis}"))
+    }
+
+    /// The size of a box of elements, decoded; `None` if elements differ in size.
+    pub(super) fn decoded(&self, extents: impl IntoIterator<Item = u64>) -> Option<u64> {
+        let elements = extents.into_iter().fold(1, u64::saturating_mul);
+        Some(elements.saturating_mul(self.element?))
+    }
+
+    /// The elements that a shard has in the array, decoded, in bytes.
+    pub(super) fn decoded_shard(&self, indices: &[u64]) -> Option<u64> {
+        let axes = indices.iter().zip(&self.shard).zip(&self.shape);
+        self.decoded(axes.map(|((index, shard), shape)| {
+            let start = index.saturating_mul(*shard);
+            shape.saturating_sub(start).min(*shard)
+        }))
+    }
+
+    /// A size, if it is known: `, 2.0 MiB`.
+    pub(super) fn comma_bytes(bytes: Option<u64>) -> String {
+        bytes.map_or_else(String::new, |bytes| format!(", {}", HumanBytes(bytes)))
+    }
+}
+
+/// A codec, with the parameter that people ask for.
+fn codec(codec: &Value) -> String {
+    let name = codec.get("name").unwrap_or(codec).as_str().unwrap_or("?");
+    let configuration = &codec["configuration"];
+    let said: Vec<String> = ["endian", "order", "cname", "clevel", "level", "chunk_shape"]
+        .iter()
+        .filter_map(|&parameter| match &configuration[parameter] {
+            Value::Null => None,
+            Value::String(value) => Some(value.clone()),
+            value if parameter.ends_with("level") => Some(format!("level {value}")),
+            value => Some(value.to_string()),
+        })
+        .collect();
+    if said.is_empty() {
+        name.to_string()
+    } else {
+        format!("{name} ({})", said.join(", "))
+    }
+}
+
+/// Whether there is a shard with these indices, and its format.
+pub(super) fn format_of(array: &Array<Store>, shard: &[u64]) -> Result<ShardFormat, Failure> {
+    ShardFormat::of(array, shard).map_err(|error| {
+        let grid = array.chunk_grid_shape();
+        let last: Vec<_> = grid
+            .iter()
+            .map(|count| count.saturating_sub(1).to_string())
+            .collect();
+        Failure::from(error)
+            .with_remedy(format!("the last shard of the grid is {}", last.join(",")))
+    })
+}

@@ -1,0 +1,277 @@
+//! All shards of an array: their sizes by a listing, and the indices of some of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
+
+use rayon::prelude::*;
+use zarrs::array::Array;
+use zarrs_cuda::maintenance::{Inspection, Shards};
+use zarrs_storage::StorePrefix;
+
+use super::look::{Look, State};
+use super::stored::{self, Keys};
+use crate::failure::Failure;
+use crate::open::{Opened, Place, Store};
+use crate::progress::{Progress, Unit};
+use crate::stop;
+
+/// How many indices are read unless all are asked for.
+pub(super) const MOST_READ: usize = 2_000;
+
+/// Bytes of pages that describe single subchunks, at most.
+const DETAIL: usize = 6 << 20;
+
+/// What is known of the shards of an array.
+#[derive(Debug, Default)]
+pub(super) struct Survey {
+    /// The number of shards along each axis.
+    pub(super) grid: Vec<u64>,
+    /// The number in C order and the size in bytes of each stored shard, in order.
+    pub(super) stored: Vec<(u64, u64)>,
+    /// The shards whose index was read, by their numbers.
+    pub(super) looks: BTreeMap<u64, Look>,
+    /// The shards beside which subchunks wait in a frame. They need not be stored.
+    pub(super) framed: BTreeSet<u64>,
+    pub(super) sizes: Histogram,
+}
+
+/// How many subchunks there are of about each size: bin *b* counts sizes from 2^(b/4) bytes on, to
+/// 2^((b+1)/4).
+#[derive(Debug, Default)]
+pub(super) struct Histogram {
+    pub(super) bins: Vec<u64>,
+    pub(super) empty: u64,
+}
+
+impl Histogram {
+    fn add(&mut self, shard: &Inspection) {
+        for subchunk in &shard.subchunks {
+            match subchunk {
+                None => self.empty += 1,
+                Some(subchunk) => {
+                    let bin = bin_of(subchunk.size);
+                    if self.bins.len() <= bin {
+                        self.bins.resize(bin + 1, 0);
+                    }
+                    self.bins[bin] += 1;
+                }
+            }
+        }
+    }
+}
+
+/// The bin of a size: `floor(4 · log2(size))`.
+fn bin_of(size: u64) -> usize {
+    #[allow(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a bin of a picture"
+    )]
+    let bin = (4.0 * (size.max(1) as f64).log2()).floor() as usize;
+    bin
+}
+
+impl Survey {
+    /// Lists the shards of an array, and reads the indices of `most` of them.
+    pub(super) fn of(opened: &Opened, most: usize) -> Result<Self, Failure> {
+        let array = &opened.array;
+        let shards = Shards::of(array)?;
+        let mut survey = Self::listed(opened)?;
+        let index_len = index_len(array);
+        let chosen = survey.chosen(most, index_len);
+        let progress = Progress::new(
+            "reading indices",
+            Unit::Things("shards"),
+            chosen.len() as u64,
+        );
+        let room = Mutex::new(DETAIL);
+        let found: Vec<(u64, Look, Histogram)> = chosen
+            .par_iter()
+            .map(|&number| {
+                if stop::is_asked() {
+                    return Err(Failure::interrupted("not all indices were read"));
+                }
+                let indices = indices(number, &survey.grid);
+                let mut sizes = Histogram::default();
+                let found = shards.inspect(&indices)?;
+                progress.add(1);
+                Ok(found.map(|found| {
+                    sizes.add(&found);
+                    let mut look = Look::of(&found);
+                    if let Ok(mut room) = room.lock() {
+                        look.fit(&mut room);
+                    }
+                    (number, look, sizes)
+                }))
+            })
+            .filter_map(Result::transpose)
+            .collect::<Result<_, Failure>>()?;
+        for (number, look, sizes) in found {
+            survey.looks.insert(number, look);
+            survey.sizes.empty += sizes.empty;
+            let all = &mut survey.sizes.bins;
+            all.resize(all.len().max(sizes.bins.len()), 0);
+            for (all, one) in all.iter_mut().zip(sizes.bins) {
+                *all += one;
+            }
+        }
+        Ok(survey)
+    }
+
+    fn listed(opened: &Opened) -> Result<Self, Failure> {
+        let array = &opened.array;
+        let grid = array.chunk_grid_shape().to_vec();
+        let volume = grid
+            .iter()
+            .try_fold(1_u64, |n, &count| n.checked_mul(count));
+        if volume.is_none() {
+            return Err(Failure::failed(format!(
+                "a grid of {grid:?} shards has more of them than can be numbered"
+            )));
+        }
+        let keys = Keys::new(array.chunk_key_encoding(), &grid);
+        let mut survey = Self {
+            grid: grid.clone(),
+            ..Self::default()
+        };
+        if !keys.are_known() {
+            // Each shard of the grid is asked for.
+            let stored = Shards::of(array)?.stored()?;
+            let number = |(indices, size): (Vec<u64>, u64)| (number_of(&indices, &grid), size);
+            survey.stored = stored.into_iter().map(number).collect();
+            return Ok(survey);
+        }
+        let mut add = |key: &str, size: &mut dyn FnMut() -> Option<u64>| {
+            if let Some(indices) = keys.in_grid(key) {
+                // A shard that was erased meanwhile has no size.
+                let shard = size().map(|size| (number_of(&indices, &grid), size));
+                survey.stored.extend(shard);
+            } else if let Some(shard) = keys.framed(key) {
+                survey.framed.insert(number_of(&shard, &grid));
+            }
+        };
+        match &opened.place {
+            Place::Directory(path) => stored::files(path, |key, entry| {
+                add(&key, &mut || entry.metadata().ok().map(|found| found.len()));
+            })
+            .map_err(Failure::failed)?,
+            Place::Url(_) => list(&*opened.store, &keys, &mut add)?,
+        }
+        survey.stored.sort_unstable();
+        Ok(survey)
+    }
+
+    /// The numbers of the shards whose index is read: those that are too short for it, then the
+    /// largest, the smallest, and a sample.
+    fn chosen(&self, most: usize, index_len: u64) -> Vec<u64> {
+        if self.stored.len() <= most {
+            return self.stored.iter().map(|&(number, _)| number).collect();
+        }
+        let short = self.stored.iter().filter(|(_, size)| *size < index_len);
+        let framed = self
+            .stored
+            .iter()
+            .filter(|(number, _)| self.framed.contains(number));
+        let mut by_size: Vec<&(u64, u64)> = self.stored.iter().collect();
+        by_size.sort_unstable_by_key(|(number, size)| (*size, *number));
+        let quarter = most / 4;
+        let step = (self.stored.len() / most.max(1)).max(1);
+        let sample = self.stored.iter().step_by(step);
+        let mut chosen = BTreeSet::new();
+        for &(number, _) in short
+            .take(quarter)
+            .chain(framed.take(quarter))
+            .chain(by_size.iter().rev().take(quarter / 2).copied())
+            .chain(by_size.iter().take(quarter / 2).copied())
+            .chain(sample)
+        {
+            if chosen.len() == most {
+                break;
+            }
+            chosen.insert(number);
+        }
+        chosen.into_iter().collect()
+    }
+
+    /// The state of a stored shard, as far as it is known.
+    pub(super) fn state(&self, number: u64) -> State {
+        let known = self
+            .looks
+            .get(&number)
+            .map_or(State::NotRead, |look| look.state);
+        if self.framed.contains(&number) && known < State::Waiting {
+            return State::Waiting;
+        }
+        known
+    }
+
+    /// How many shards are in each state, in the order of [`State::ALL`]. Those that are not stored
+    /// count only if subchunks wait for them.
+    pub(super) fn states(&self) -> [u64; State::ALL.len()] {
+        let mut counts = [0; State::ALL.len()];
+        for &(number, _) in &self.stored {
+            counts[self.state(number) as usize] += 1;
+        }
+        let is_stored = |number: &u64| self.stored.binary_search_by_key(number, |s| s.0).is_ok();
+        let only_framed = self.framed.iter().filter(|number| !is_stored(number));
+        counts[State::Waiting as usize] += only_framed.count() as u64;
+        counts
+    }
+
+    /// The size of all stored shards, in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        let sizes = self.stored.iter().map(|(_, size)| size);
+        sizes.fold(0, |sum, &size| sum.saturating_add(size))
+    }
+}
+
+/// Takes a key, and how the size of its value is found.
+type Add<'a> = dyn FnMut(&str, &mut dyn FnMut() -> Option<u64>) + 'a;
+
+/// Lists the keys of a store, and asks for the size of each shard.
+fn list(store: &Store, keys: &Keys<'_>, add: &mut Add<'_>) -> Result<(), Failure> {
+    let cannot = |error: zarrs_storage::StorageError| {
+        Failure::failed(format!("cannot list the shards: {error}"))
+            .with_remedy("name one shard, which needs no listing")
+    };
+    let listed = store.list_prefix(&StorePrefix::root()).map_err(cannot)?;
+    let sizes: Vec<Option<u64>> = listed
+        .par_iter()
+        .map(|key| match keys.in_grid(key.as_str()) {
+            Some(_) => store.size_key(key),
+            None => Ok(None),
+        })
+        .collect::<Result<_, _>>()
+        .map_err(cannot)?;
+    for (key, size) in listed.iter().zip(sizes) {
+        add(key.as_str(), &mut || size);
+    }
+    Ok(())
+}
+
+/// The size of an encoded index, in bytes; 0 if there is no shard.
+fn index_len(array: &Array<Store>) -> u64 {
+    let first = vec![0; array.dimensionality()];
+    let format = zarrs_cuda::maintenance::ShardFormat::of(array, &first);
+    format.map_or(0, |format| format.index_len())
+}
+
+/// The number in C order of a shard.
+pub(super) fn number_of(indices: &[u64], grid: &[u64]) -> u64 {
+    let axes = indices.iter().zip(grid);
+    axes.fold(0, |number, (index, count)| number * count + index)
+}
+
+/// The indices of the shard with this number.
+pub(super) fn indices(number: u64, grid: &[u64]) -> Vec<u64> {
+    let mut rest = number;
+    let axes = grid.iter().rev().map(|&count| {
+        let index = rest % count.max(1);
+        rest /= count.max(1);
+        index
+    });
+    let mut indices: Vec<u64> = axes.collect();
+    indices.reverse();
+    indices
+}

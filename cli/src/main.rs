@@ -1,0 +1,114 @@
+//! `zarrs-cuda`: one command for people who look after sharded Zarr arrays.
+//!
+//! Each subcommand is a module with its arguments (`Args`) and a function `run`, which returns an
+//! [`Outcome`] or a [`Failure`]. `docs/cli.md` has an example of each.
+
+#![allow(
+    clippy::format_push_string,
+    reason = "text for people, where an allocation costs nothing"
+)]
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test's way to fail"))]
+
+mod arguments;
+mod bench;
+mod codec;
+mod common;
+mod compact;
+mod consolidate;
+mod demo;
+mod doctor;
+mod explain;
+mod failure;
+mod inspect;
+mod open;
+mod outcome;
+mod plan;
+mod progress;
+mod recover;
+mod reencode;
+mod reshard;
+mod shapes;
+mod shell;
+mod stop;
+mod stream;
+mod verify;
+mod work;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::common::Common;
+use crate::failure::Failure;
+use crate::outcome::Outcome;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0    done
+  1    failed
+  2    wrong usage
+  3    done, but what was looked at is damaged, or differs
+  130  interrupted";
+
+/// Makes, inspects, verifies and repairs sharded Zarr arrays.
+#[derive(Parser)]
+#[command(name = "zarrs-cuda", version, after_help = EXIT_CODES, max_term_width = 100)]
+struct CommandLine {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    Demo(demo::Args),
+    Reencode(reencode::Args),
+    Reshard(reshard::Args),
+    Inspect(inspect::Args),
+    Explain(explain::Args),
+    Verify(verify::Args),
+    Recover(recover::Args),
+    Compact(compact::Args),
+    Consolidate(consolidate::Args),
+    Stream(stream::Args),
+    Plan(plan::Args),
+    Doctor(doctor::Args),
+    Bench(bench::Args),
+    #[command(hide = true)]
+    Completions(shell::CompletionsArgs),
+    #[command(hide = true)]
+    Man(shell::ManArgs),
+}
+
+impl Task {
+    fn run(&self, common: &Common) -> Result<Outcome, Failure> {
+        match self {
+            Self::Demo(args) => demo::run(args, common),
+            Self::Reencode(args) => reencode::run(args, common),
+            Self::Reshard(args) => reshard::run(args, common),
+            Self::Inspect(args) => inspect::run(args, common),
+            Self::Explain(args) => explain::run(args, common),
+            Self::Verify(args) => verify::run(args, common),
+            Self::Recover(args) => recover::run(args, common),
+            Self::Compact(args) => compact::run(args, common),
+            Self::Consolidate(args) => consolidate::run(args, common),
+            Self::Stream(args) => stream::run(args, common),
+            Self::Plan(args) => plan::run(args, common),
+            Self::Doctor(args) => doctor::run(args, common),
+            Self::Bench(args) => bench::run(args, common),
+            Self::Completions(args) => shell::completions(args),
+            Self::Man(args) => shell::man(args),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let CommandLine { common, task } = CommandLine::parse(); // exits with 2 on wrong arguments
+    let outcome = common.prepare().and_then(|()| task.run(&common));
+    let written = match outcome {
+        Ok(outcome) => outcome.print(&common),
+        Err(failure) => failure.print(&common),
+    };
+    ExitCode::from(written)
+}

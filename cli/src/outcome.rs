@@ -1,0 +1,127 @@
+//! What a subcommand found or did.
+
+use std::io::{self, Write};
+
+use serde_json::Value;
+
+use crate::common::Common;
+use crate::failure::{Exit, Failure};
+
+/// What a subcommand found or did: for people, and as a JSON object.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    text: String,
+    json: Value,
+    exit: Exit,
+    failures: Vec<Failure>,
+}
+
+impl Outcome {
+    /// `text` has lines without a last line break; it may be empty.
+    pub(crate) fn new(text: impl Into<String>, json: Value) -> Self {
+        Self {
+            text: text.into(),
+            json,
+            exit: Exit::Done,
+            failures: Vec::new(),
+        }
+    }
+
+    /// Sets the exit code to the one for damage and differences.
+    pub(crate) fn not_well(mut self) -> Self {
+        self.exit = Exit::NotWell;
+        self
+    }
+
+    /// Adds parts of the work that failed. The exit code is then the one for a failure.
+    pub(crate) fn with_errors(mut self, failures: Vec<Failure>) -> Self {
+        if !failures.is_empty() {
+            self.exit = Exit::Failed;
+        }
+        self.failures.extend(failures);
+        self
+    }
+
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
+    pub(crate) fn into_json(self) -> Value {
+        self.json
+    }
+
+    /// Prints the outcome, and returns the exit code.
+    pub(crate) fn print(mut self, common: &Common) -> u8 {
+        for failure in &self.failures {
+            failure.print_error();
+        }
+        if common.json {
+            if !self.failures.is_empty() {
+                let errors: Vec<_> = self.failures.iter().map(Failure::json).collect();
+                self.json["errors"] = errors.into();
+            }
+            print(&format!("{:#}\n", self.json));
+        } else if !self.text.is_empty() {
+            print(&format!("{}\n", self.text));
+        }
+        self.exit.code()
+    }
+}
+
+/// Prints to standard output. A reader that went away, as `head` does, ends the process quietly.
+pub(crate) fn print(text: &str) {
+    let mut out = io::stdout().lock();
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    match written {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(error) => {
+            eprintln!("error: cannot write to standard output: {error}");
+            std::process::exit(i32::from(Exit::Failed.code()));
+        }
+    }
+}
+
+/// The text in lines of at most so many columns, where words allow it. What goes on is indented.
+pub(crate) fn wrapped(text: &str, columns: usize) -> String {
+    let lines: Vec<_> = text
+        .lines()
+        .map(|line| wrapped_line(line, columns))
+        .collect();
+    lines.join("\n")
+}
+
+fn wrapped_line(line: &str, columns: usize) -> String {
+    const INDENT: &str = "      ";
+    let mut out = String::new();
+    let mut width = 0;
+    for word in line.split_inclusive(' ') {
+        let len = word.trim_end().chars().count();
+        if width + len > columns && width > INDENT.len() {
+            out.truncate(out.trim_end().len());
+            out += &format!("\n{INDENT}");
+            width = INDENT.len();
+        }
+        out += word;
+        width += word.chars().count();
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::wrapped;
+
+    #[test]
+    fn lines_are_wrapped_at_words() {
+        assert_eq!(wrapped("  a short line", 20), "  a short line");
+        assert_eq!(
+            wrapped("one two three four", 12),
+            "one two\n      three\n      four"
+        );
+        assert_eq!(
+            wrapped("averyverylongword next", 10),
+            "averyverylongword\n      next"
+        );
+    }
+}

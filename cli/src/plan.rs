@@ -1,0 +1,288 @@
+//! `zarrs-cuda plan`: proposes shards and subchunks for how an array will be written and read.
+
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+use clap::ValueEnum;
+use serde_json::json;
+use zarrs::array::{Array, ArrayBuilder, DataType, FillValue};
+use zarrs::filesystem::FilesystemStore;
+use zarrs::metadata::v3::MetadataV3;
+use zarrs_cuda::CudaShardingCodecBuilder;
+use zarrs_cuda::writer::ArrayWriter;
+
+use crate::arguments::{Shape, Size, shape_text};
+use crate::codec::{CODECS, SubchunkCodec};
+use crate::common::Common;
+use crate::failure::Failure;
+use crate::outcome::Outcome;
+use crate::progress::bytes_text;
+use crate::shapes::{edges, near_cubic, volume};
+
+/// Propose shards and subchunks for how an array will be written and read
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// The shape of the array, in elements
+    #[arg(long, value_name = "A,B,…")]
+    shape: Shape,
+    /// The data type of elements, such as uint16
+    #[arg(long, value_name = "TYPE")]
+    dtype: String,
+    /// Slices along the first axis that arrive each second, if the array is streamed
+    #[arg(long, value_name = "R", value_parser = rate)]
+    rate: Option<f64>,
+    /// How the array will mostly be read
+    #[arg(long, value_enum, value_name = "HOW", default_value = "boxes")]
+    read: Read,
+    /// About how large a shard is, decoded
+    #[arg(long, value_name = "SIZE", default_value = "128MiB")]
+    shard_size: Size,
+    /// About how large a subchunk is, decoded
+    #[arg(long, value_name = "SIZE", default_value = "128KiB")]
+    subchunk_size: Size,
+    #[arg(long, value_name = "CODEC", default_value = "zstd:1", help = CODECS)]
+    codec: SubchunkCodec,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Read {
+    /// Boxes anywhere
+    Boxes,
+    /// Whole slices along the first axis
+    Slices,
+    /// Lines along the first axis, such as time series of an element
+    Lines,
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    let rate = text
+        .parse()
+        .ok()
+        .filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
+    rate.ok_or_else(|| "it is slices per second, above 0".to_string())
+}
+
+pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
+    let data_type =
+        DataType::from_metadata(&MetadataV3::new(args.dtype.clone())).map_err(|error| {
+            Failure::usage(format!("--dtype {}: {error}", args.dtype))
+                .with_remedy("it is a data type of Zarr v3, as uint8, uint16, int32 or float32")
+        })?;
+    let Some(element) = data_type.fixed_size() else {
+        return Err(Failure::usage(format!(
+            "--dtype {}: its elements differ in size, so nothing can be planned",
+            args.dtype
+        )));
+    };
+    let shape = edges(&args.shape.0);
+    if shape.is_empty() {
+        return Err(Failure::usage("an array without dimensions needs no plan"));
+    }
+    let [shard_elements, subchunk_elements] = [args.shard_size, args.subchunk_size]
+        .map(|size| (size.bytes() as u64 / element as u64).max(1));
+    let subchunk = subchunk_for(args.read, &shape, subchunk_elements);
+    let shard = shard_for(args.rate.is_some(), &shape, &subchunk, shard_elements);
+    let counts = |extents: &[u64], by: &[u64]| {
+        let counts = extents
+            .iter()
+            .zip(by)
+            .map(|(extent, by)| extent.div_ceil(*by));
+        counts.fold(1, |product: u64, count| product.saturating_mul(count))
+    };
+    let (shards, subchunks) = (counts(&shape, &shard), counts(&shard, &subchunk));
+    let bytes = |shape: &[u64]| volume(shape).saturating_mul(element as u64);
+    let memory = if args.rate.is_some() {
+        writer_memory(args, common, &data_type, &shape, &shard, &subchunk)?
+    } else {
+        // Two shards decoded, one of them also encoded.
+        bytes_text(3 * volume(&shard).saturating_mul(element as u64)).to_string()
+    };
+
+    let mut lines = vec![
+        format!(
+            "array     {} {}, {}",
+            shape_text(&shape),
+            args.dtype,
+            bytes_text(bytes(&shape))
+        ),
+        format!(
+            "shard     {}, {} decoded: {shards} objects in all",
+            shape_text(&shard),
+            bytes_text(bytes(&shard))
+        ),
+        format!(
+            "subchunk  {}, {} decoded: {subchunks} in a shard, whose index takes {}",
+            shape_text(&subchunk),
+            bytes_text(bytes(&subchunk)),
+            bytes_text(subchunks * 16 + 4)
+        ),
+        format!(
+            "memory    about {memory} for buffers of {}",
+            if args.rate.is_some() {
+                "the stream"
+            } else {
+                "`reencode`"
+            }
+        ),
+    ];
+    let slice = bytes(&shape[1..]);
+    let objects = counts(&shape[1..], &shard[1..]);
+    let per_hour = args
+        .rate
+        .map(|rate| per_hour(rate, shard[0], objects, slice));
+    if let Some((objects, rate)) = per_hour {
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "rounded for people"
+        )]
+        let rate = bytes_text(rate as u64);
+        lines.push(format!(
+            "rate      {rate} and {:.2} objects each second: {objects:.0} objects per hour",
+            objects / 3600.0
+        ));
+    }
+    lines.push(format!(
+        "\nzarrs-cuda {} --shard {} --subchunk {} --codec {}",
+        if args.rate.is_some() {
+            "stream OUT"
+        } else {
+            "reencode IN OUT"
+        },
+        shape_text(&shard),
+        shape_text(&subchunk),
+        args.codec
+    ));
+    let json = json!({
+        "shape": shape, "data_type": args.dtype, "shard": shard, "subchunk": subchunk,
+        "shards": shards, "subchunks_per_shard": subchunks,
+        "array_bytes": bytes(&shape), "shard_bytes": bytes(&shard), "subchunk_bytes": bytes(&subchunk),
+        "memory": memory,
+        "objects_per_hour": per_hour.map(|(objects, _)| objects),
+        "bytes_per_second": per_hour.map(|(_, rate)| rate),
+    });
+    Ok(Outcome::new(lines.join("\n"), json))
+}
+
+/// The objects per hour and the bytes per second of a stream of so many slices per second. A shard has
+/// `depth` of them, and each `objects` shards beside each other.
+#[allow(clippy::cast_precision_loss, reason = "rounded for people")]
+fn per_hour(rate: f64, depth: u64, objects: u64, slice_bytes: u64) -> (f64, f64) {
+    let layers = rate * 3600.0 / depth as f64;
+    (layers * objects as f64, rate * slice_bytes as f64)
+}
+
+/// A subchunk of about so many elements, of which a read takes few in vain.
+fn subchunk_for(read: Read, shape: &[u64], elements: u64) -> Vec<u64> {
+    match read {
+        Read::Boxes => near_cubic(shape, elements),
+        Read::Slices => {
+            // One slice deep, and as much of the slice as fits.
+            let mut subchunk = vec![1];
+            subchunk.extend(near_cubic(&shape[1..], elements));
+            subchunk
+        }
+        Read::Lines => {
+            // A quarter of the elements, as far as powers of two allow, across the axis.
+            let across = near_cubic(&shape[1..], (elements / 4096).max(16));
+            let along = (elements / volume(&across).max(1)).max(1);
+            let mut subchunk = vec![(1 << along.ilog2()).min(shape[0]).max(1)];
+            subchunk.extend(across);
+            subchunk
+        }
+    }
+}
+
+/// A shard of about so many elements, of whole subchunks. A stream's is as wide as the slices if that
+/// fits, so that few objects are open at once.
+fn shard_for(is_stream: bool, shape: &[u64], subchunk: &[u64], elements: u64) -> Vec<u64> {
+    let mut shard = subchunk.to_vec();
+    let limit = |axis: usize| shape[axis].div_ceil(subchunk[axis]) * subchunk[axis];
+    loop {
+        let mut axes: Vec<_> = (0..shape.len())
+            .filter(|&axis| shard[axis] < limit(axis))
+            .collect();
+        // The shortest axis first; a stream grows along the first axis last.
+        axes.sort_by_key(|&axis| (is_stream && axis == 0, shard[axis]));
+        let grown = axes.into_iter().any(|axis| {
+            let before = shard[axis];
+            shard[axis] = (before * 2).min(limit(axis));
+            let fits = volume(&shard) <= elements;
+            if !fits {
+                shard[axis] = before;
+            }
+            fits
+        });
+        if !grown {
+            return shard;
+        }
+    }
+}
+
+/// The memory of a writer of slices, in words.
+fn writer_memory(
+    args: &Args,
+    common: &Common,
+    data_type: &DataType,
+    shape: &[u64],
+    shard: &[u64],
+    subchunk: &[u64],
+) -> Result<String, Failure> {
+    let cannot = |error: &dyn std::fmt::Display| Failure::failed(format!("cannot plan: {error}"));
+    let subchunk: Vec<_> = subchunk
+        .iter()
+        .filter_map(|&extent| NonZeroU64::new(extent))
+        .collect();
+    let codec = CudaShardingCodecBuilder::new(subchunk, data_type)
+        .bytes_to_bytes_codecs(args.codec.for_elements(data_type)?)
+        .options(common.options())
+        .build_arc()
+        .map_err(|error| cannot(&error))?;
+    let mut shape = shape.to_vec();
+    shape[0] = 0;
+    let fill_value = FillValue::new(vec![0; data_type.fixed_size().unwrap_or(1)]);
+    // Nothing is stored there.
+    let store = FilesystemStore::new(std::env::temp_dir()).map_err(|error| cannot(&error))?;
+    let store = Arc::new(store);
+    let array: Array<FilesystemStore> =
+        ArrayBuilder::new(shape, shard.to_vec(), data_type.clone(), fill_value)
+            .array_to_bytes_codec(codec)
+            .build(store.clone(), "/")
+            .map_err(|error| cannot(&error))?;
+    let writer = ArrayWriter::builder(&array).with_atomic_rename(store);
+    Ok(match writer.memory_estimate() {
+        Ok(memory) => bytes_text((memory.host + memory.pinned + memory.device) as u64).to_string(),
+        Err(error) => format!("more than it may: {error}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Read, shard_for, subchunk_for};
+    use crate::shapes::volume;
+
+    #[test]
+    fn proposals_fit() {
+        for shape in [
+            vec![1],
+            vec![1_000_000],
+            vec![10_000, 2304, 2304],
+            vec![3, 100, 4, 5000],
+            vec![7, 1, 1, 1, 9],
+        ] {
+            for read in [Read::Boxes, Read::Slices, Read::Lines] {
+                for is_stream in [false, true] {
+                    let subchunk = subchunk_for(read, &shape, 1 << 16);
+                    let shard = shard_for(is_stream, &shape, &subchunk, 1 << 26);
+                    assert!(volume(&subchunk) <= 1 << 16, "{shape:?} {subchunk:?}");
+                    assert!(volume(&shard) <= 1 << 26, "{shape:?} {shard:?}");
+                    for (shard, subchunk) in shard.iter().zip(&subchunk) {
+                        assert!(*subchunk > 0 && shard.is_multiple_of(*subchunk));
+                    }
+                }
+            }
+        }
+        assert_eq!(subchunk_for(Read::Slices, &[100, 512, 512], 1 << 16)[0], 1);
+        assert!(subchunk_for(Read::Lines, &[100_000, 512, 512], 1 << 16)[0] >= 1024);
+    }
+}

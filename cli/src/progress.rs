@@ -1,0 +1,150 @@
+//! How far a long work is: a bar on a terminal, otherwise a line now and then.
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Between two lines where there is no terminal.
+const BETWEEN_LINES: Duration = Duration::from_secs(5);
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    Bytes,
+    /// Things with this name, such as "shards".
+    Things(&'static str),
+}
+
+/// The progress of one work, on standard error. Threads may share it.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    what: &'static str,
+    unit: Unit,
+    bar: ProgressBar,
+    last_line: Mutex<Instant>,
+}
+
+impl Progress {
+    /// `what` is done, such as "writing", to `total` units.
+    pub(crate) fn new(what: &'static str, unit: Unit, total: u64) -> Self {
+        let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+        let counts = match unit {
+            Unit::Bytes => {
+                "{binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}".to_string()
+            }
+            Unit::Things(name) => format!("{{human_pos}} of {{human_len}} {name}"),
+        };
+        let template = format!("{{msg}} {{wide_bar}} {counts}, {{eta}} left");
+        if let Ok(style) = ProgressStyle::with_template(&template) {
+            bar.set_style(style);
+        }
+        bar.set_message(what);
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self {
+            what,
+            unit,
+            bar,
+            last_line: Mutex::new(Instant::now()),
+        }
+    }
+
+    /// Counts `units` that are done.
+    pub(crate) fn add(&self, units: u64) {
+        self.bar.inc(units);
+        if !self.bar.is_hidden() {
+            return;
+        }
+        let Ok(mut last) = self.last_line.lock() else {
+            return;
+        };
+        if last.elapsed() < BETWEEN_LINES {
+            return;
+        }
+        *last = Instant::now();
+        let (done, total) = (self.bar.position(), self.bar.length().unwrap_or_default());
+        match self.unit {
+            Unit::Bytes => eprintln!(
+                "{}: {} of {}",
+                self.what,
+                HumanBytes(done),
+                HumanBytes(total)
+            ),
+            Unit::Things(name) => {
+                eprintln!(
+                    "{}: {} of {} {name}",
+                    self.what,
+                    HumanCount(done),
+                    HumanCount(total)
+                );
+            }
+        }
+    }
+
+    /// Removes the bar.
+    pub(crate) fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+/// A line that is rewritten on a terminal; otherwise a line now and then.
+#[derive(Debug)]
+pub(crate) struct Live {
+    bar: ProgressBar,
+    last: Instant,
+}
+
+impl Live {
+    pub(crate) fn new() -> Self {
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+        if let Ok(style) = ProgressStyle::with_template("{wide_msg}") {
+            bar.set_style(style);
+        }
+        Self {
+            bar,
+            last: Instant::now(),
+        }
+    }
+
+    /// Shows the line, if some time has passed since the last one.
+    pub(crate) fn show(&mut self, line: impl FnOnce() -> String) {
+        let between = if self.bar.is_hidden() {
+            BETWEEN_LINES
+        } else {
+            Duration::from_millis(200)
+        };
+        if self.last.elapsed() < between {
+            return;
+        }
+        self.last = Instant::now();
+        if self.bar.is_hidden() {
+            eprintln!("{}", line());
+        } else {
+            self.bar.set_message(line());
+            self.bar.tick();
+        }
+    }
+
+    /// Removes the line.
+    pub(crate) fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// A number of bytes as people read it: `169.17 KiB`.
+pub(crate) fn bytes_text(bytes: u64) -> impl std::fmt::Display {
+    HumanBytes(bytes)
+}
+
+/// A number of things as people read it: `1 shard`, `2 shards`.
+pub(crate) fn counted(number: impl TryInto<u64>, thing: &str) -> String {
+    let number = number.try_into().unwrap_or(u64::MAX);
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {thing}{plural}")
+}

@@ -1,0 +1,154 @@
+//! `zarrs-cuda recover`: repairs shards whose last update was interrupted.
+
+use serde_json::json;
+use zarrs_cuda::maintenance::{Recovery, RecoveryOutcome, SubchunkState};
+
+use crate::arguments::{Part, ShardIndices, shape_text};
+use crate::common::Common;
+use crate::failure::Failure;
+use crate::open::{self, Place};
+use crate::outcome::Outcome;
+use crate::progress::counted;
+use crate::work::{Grid, at_once, on_each};
+
+/// Repair shards whose last update was interrupted
+///
+/// Nothing else may write the array meanwhile. Data must come from software that you trust.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// A sharded array
+    array: Place,
+    /// Only these shards, by their indices in the grid of shards [default: all]
+    shards: Vec<ShardIndices>,
+    /// Only the part I of N of the shards: shard k of the grid belongs to part k mod N
+    #[arg(long, value_name = "I/N")]
+    part: Option<Part>,
+    /// Only say what would be done
+    #[arg(long)]
+    dry_run: bool,
+}
+
+pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
+    let _registration = zarrs_cuda::register(common.options())?;
+    let opened = open::array(&args.array)?;
+    let shards = open::shards(&opened)?;
+    let grid = Grid::of(&opened.array);
+    let named: Vec<_> = args.shards.iter().map(|shard| shard.0.clone()).collect();
+    let positions = grid.positions(&named, args.part)?;
+    // A shard as it is stored, its repaired form, and the subchunks that threads decode.
+    let at_once = at_once(common, opened.shard_bytes().saturating_mul(3));
+    let done = on_each("recovering", &grid, &positions, at_once, |shard| {
+        let recovery = if args.dry_run {
+            shards.verify(shard)?.map(|found| {
+                let outcome = found.inspection.recovery;
+                (outcome, found.subchunks)
+            })
+        } else {
+            let Recovery {
+                outcome, subchunks, ..
+            } = shards.recover(shard)?;
+            Some((outcome, subchunks))
+        };
+        Ok(recovery.filter(|(outcome, _)| *outcome != RecoveryOutcome::Absent))
+    })
+    .map_err(|failure| {
+        failure.with_remedy("run the same command again: shards that were repaired stay so")
+    })?;
+
+    let mut lines = Vec::new();
+    let mut rows = Vec::new();
+    let (mut intact, mut repaired, mut not_well) = (0_u64, 0_u64, 0_u64);
+    for (shard, (outcome, subchunks)) in &done.results {
+        let unreadable: Vec<_> = subchunks
+            .iter()
+            .enumerate()
+            .filter_map(|(number, state)| match state {
+                SubchunkState::Unreadable { reason } => Some((number, reason.clone())),
+                _ => None,
+            })
+            .collect();
+        let is_unrecoverable = matches!(outcome, RecoveryOutcome::Unrecoverable { .. });
+        // What a dry run decoded is the state before the repair.
+        let would_be_repaired =
+            args.dry_run && !is_unrecoverable && *outcome != RecoveryOutcome::Intact;
+        let is_well = !is_unrecoverable && (unreadable.is_empty() || would_be_repaired);
+        match outcome {
+            RecoveryOutcome::Intact => intact += 1,
+            _ if is_unrecoverable => {}
+            _ => repaired += 1,
+        }
+        not_well += u64::from(!is_well);
+        if *outcome == RecoveryOutcome::Intact && is_well {
+            continue;
+        }
+        let mut line = format!(
+            "shard {}: {}",
+            shape_text(shard),
+            in_words(outcome, args.dry_run)
+        );
+        if !is_well && !unreadable.is_empty() {
+            line += &format!("; {} unreadable", counted(unreadable.len(), "subchunk"));
+        }
+        lines.push(line);
+        rows.push(json!({
+            "shard": shard,
+            "outcome": name_of(outcome),
+            "reason": match outcome {
+                RecoveryOutcome::Unrecoverable { reason } => Some(reason),
+                _ => None,
+            },
+            "unreadable": unreadable.iter()
+                .map(|(number, reason)| json!({ "subchunk": number, "problem": &**reason }))
+                .collect::<Vec<_>>(),
+        }));
+    }
+    let verb = if args.dry_run {
+        "to repair"
+    } else {
+        "repaired"
+    };
+    lines.push(format!(
+        "{}, {} stored: {intact} intact, {repaired} {verb}, {not_well} damaged otherwise",
+        counted(positions.len(), "shard"),
+        done.results.len(),
+    ));
+    let json = json!({
+        "array": opened.place.to_string(),
+        "dry_run": args.dry_run,
+        "shards": positions.len(),
+        "stored": done.results.len(),
+        "intact": intact,
+        "repaired": repaired,
+        "not_well": not_well,
+        "not_intact": rows,
+    });
+    let outcome = Outcome::new(lines.join("\n"), json);
+    let outcome = if not_well > 0 {
+        outcome.not_well()
+    } else {
+        outcome
+    };
+    Ok(outcome.with_errors(done.failures))
+}
+
+fn in_words(outcome: &RecoveryOutcome, is_dry: bool) -> String {
+    match outcome {
+        RecoveryOutcome::Undone if is_dry => "a torn update is to be undone".to_string(),
+        RecoveryOutcome::Completed if is_dry => "a torn update is to be completed".to_string(),
+        RecoveryOutcome::Erased if is_dry => {
+            "it was never complete, and is to be erased".to_string()
+        }
+        outcome => outcome.to_string(),
+    }
+}
+
+fn name_of(outcome: &RecoveryOutcome) -> &'static str {
+    match outcome {
+        RecoveryOutcome::Absent => "absent",
+        RecoveryOutcome::Intact => "intact",
+        RecoveryOutcome::Undone => "undone",
+        RecoveryOutcome::Completed => "completed",
+        RecoveryOutcome::Erased => "erased",
+        _ => "unrecoverable",
+    }
+}

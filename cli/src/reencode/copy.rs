@@ -1,0 +1,262 @@
+//! Copies and verifies the array.
+
+use std::fmt;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use indicatif::HumanBytes;
+use serde_json::{Value, json};
+use zarrs::array::{Array, ArrayBytes, ArraySubset};
+use zarrs::storage::{ListableStorageTraits, ReadableStorageTraits, StorePrefix};
+
+use super::Job;
+use super::arrays::{Input, Output};
+use super::shapes::Shapes;
+use crate::failure::Failure;
+use crate::progress::{Progress, Unit};
+use crate::shapes::volume;
+use crate::stop;
+
+/// The shards of the output: the indices of each, and its region within the array.
+fn shards(shapes: &Shapes) -> impl Iterator<Item = (Vec<u64>, ArraySubset)> {
+    let edges = || shapes.array.iter().zip(&shapes.shard);
+    let grid = edges().map(|(array, &shard)| array.div_ceil(shard.get()));
+    let grid = ArraySubset::new_with_shape(grid.collect());
+    grid.indices().into_iter().map(move |indices| {
+        let ranges: Vec<_> = edges()
+            .zip(&indices)
+            .map(|((&array, shard), index)| {
+                let start = index * shard.get();
+                start..start.saturating_add(shard.get()).min(array)
+            })
+            .collect();
+        (indices.to_vec(), ArraySubset::new_with_ranges(&ranges))
+    })
+}
+
+fn read<S>(
+    array: &Array<S>,
+    place: &dyn fmt::Display,
+    region: &ArraySubset,
+) -> Result<ArrayBytes<'static>, Failure>
+where
+    S: ?Sized + ReadableStorageTraits + 'static,
+{
+    array.retrieve_array_subset(region).map_err(|error| {
+        Failure::failed(format!(
+            "cannot read the elements {region} of {place}: {error}"
+        ))
+    })
+}
+
+/// Counts shards for people.
+struct Counter {
+    what: &'static str,
+    progress: Progress,
+    element: u64,
+    shards: u64,
+    shards_done: u64,
+}
+
+impl Counter {
+    fn new<S: ?Sized>(what: &'static str, array: &Array<S>) -> Self {
+        let size = array.data_type().fixed_size();
+        let element = size.unwrap_or(1) as u64;
+        let unit = match size {
+            Some(_) => Unit::Bytes,
+            None => Unit::Things("elements"),
+        };
+        let total = volume(array.shape()).saturating_mul(element);
+        Self {
+            what,
+            progress: Progress::new(what, unit, total),
+            element,
+            shards: volume(array.chunk_grid_shape()),
+            shards_done: 0,
+        }
+    }
+
+    /// Counts a finished shard.
+    fn add(&mut self, region: &ArraySubset) {
+        let elements = region.num_elements();
+        self.progress.add(elements.saturating_mul(self.element));
+        self.shards_done += 1;
+    }
+
+    /// Returns an error that tells the progress, unless every shard is done.
+    fn finish(self) -> Result<(), Failure> {
+        self.progress.finish();
+        if self.shards_done == self.shards {
+            return Ok(());
+        }
+        Err(Failure::interrupted(format!(
+            "{} stopped after {} of {} shards",
+            self.what, self.shards_done, self.shards
+        )))
+    }
+}
+
+/// Writes every shard.
+pub(super) fn copy(
+    job: &Job<'_>,
+    shapes: &Shapes,
+    input: &Input,
+    output: &Output,
+) -> Result<Copied, Failure> {
+    let start = Instant::now();
+    let mut counter = Counter::new("writing", output);
+    let mut bytes_decoded = 0;
+    let is_written = |indices: &[u64]| {
+        let size = output.storage().size_key(&output.chunk_key(indices));
+        job.args.resume && matches!(size, Ok(Some(_)))
+    };
+    thread::scope(|scope| {
+        // The channel has no buffer: one shard is read while another is written.
+        let (sender, receiver) = mpsc::sync_channel(0);
+        scope.spawn(move || {
+            for (indices, region) in shards(shapes).take_while(|_| !stop::is_asked()) {
+                let bytes = if is_written(&indices) {
+                    Ok(None)
+                } else {
+                    read(input, &job.input, &region).map(Some)
+                };
+                if sender.send((indices, region, bytes)).is_err() {
+                    break; // the writer has stopped
+                }
+            }
+        });
+        for (indices, region, bytes) in receiver {
+            if stop::is_asked() {
+                break;
+            }
+            if let Some(bytes) = bytes? {
+                bytes_decoded += bytes.size() as u64;
+                // At the end of the array this fills the shard with the fill value.
+                output.store_array_subset(&region, bytes).map_err(|error| {
+                    Failure::failed(format!(
+                        "cannot write the shard {} of {}: {error}",
+                        output.chunk_key(&indices),
+                        job.output.display()
+                    ))
+                })?;
+            }
+            counter.add(&region);
+        }
+        counter.finish()
+    })?;
+    Ok(Copied {
+        bytes_decoded,
+        time: start.elapsed(),
+    })
+}
+
+/// Reads every shard's region from both arrays with zarrs' own codecs, and compares the bits.
+///
+/// Our codec is no longer registered, so that it does not check itself.
+pub(super) fn verify(job: &Job<'_>, shapes: &Shapes, output: &Output) -> Result<(), Failure> {
+    let input = job.open()?;
+    let output = Array::new_with_metadata(output.storage(), "/", output.metadata().clone())
+        .map_err(|error| {
+            Failure::failed(format!("cannot open {}: {error}", job.output.display()))
+        })?;
+    let mut counter = Counter::new("verifying", &output);
+    for (indices, region) in shards(shapes).take_while(|_| !stop::is_asked()) {
+        let written = read(&output, &job.output.display(), &region)?;
+        if read(&input, &job.input, &region)? != written {
+            return Err(Failure::not_well(format!(
+                "the elements {region} of {} are not what was read from {} (shard {})",
+                job.output.display(),
+                job.input,
+                output.chunk_key(&indices),
+            ))
+            .with_remedy(
+                "the output is not made readable: start again with --overwrite, and report this if \
+                 it happens again",
+            ));
+        }
+        counter.add(&region);
+    }
+    counter.finish()?;
+    job.common.say("verified: equal, bit for bit");
+    Ok(())
+}
+
+/// What was copied, and how long it took.
+pub(super) struct Copied {
+    bytes_decoded: u64,
+    time: Duration,
+}
+
+/// Bytes before and after.
+struct Sizes {
+    /// Decoded, if it is known: elements may differ in size, and only a part may have been copied.
+    values: Option<u64>,
+    /// `None` if the store cannot say it.
+    before: Option<u64>,
+    after: u64,
+}
+
+impl Copied {
+    fn sizes(&self, job: &Job<'_>, input: &Input, output: &Output) -> Result<Sizes, Failure> {
+        let root = StorePrefix::root();
+        let after = output.storage().size_prefix(&root).map_err(|error| {
+            let output = job.output.display();
+            Failure::failed(format!("cannot tell the size of {output}: {error}"))
+        })?;
+        Ok(Sizes {
+            values: match input.data_type().fixed_size() {
+                Some(size) => Some(volume(input.shape()).saturating_mul(size as u64)),
+                None if job.args.resume => None,
+                None => Some(self.bytes_decoded),
+            },
+            before: input.storage().size_prefix(&root).ok(),
+            after,
+        })
+    }
+
+    pub(super) fn json(
+        &self,
+        job: &Job<'_>,
+        input: &Input,
+        output: &Output,
+    ) -> Result<Value, Failure> {
+        let sizes = self.sizes(job, input, output)?;
+        Ok(json!({
+            "bytes_decoded": self.bytes_decoded,
+            "seconds": self.time.as_secs_f64(),
+            "values_bytes": sizes.values,
+            "stored_bytes_before": sizes.before,
+            "stored_bytes_now": sizes.after,
+        }))
+    }
+
+    #[allow(clippy::cast_precision_loss, reason = "rounded for people")]
+    pub(super) fn summary(
+        &self,
+        job: &Job<'_>,
+        input: &Input,
+        output: &Output,
+    ) -> Result<String, Failure> {
+        let sizes = self.sizes(job, input, output)?;
+        let rate = self.bytes_decoded as f64 / self.time.as_secs_f64().max(1e-9);
+        let values = match sizes.values {
+            None | Some(0) => String::new(),
+            Some(size) => {
+                let ratio = size as f64 / sizes.after as f64;
+                format!("{} of values ({ratio:.2}:1), ", HumanBytes(size))
+            }
+        };
+        let before = match sizes.before {
+            Some(bytes) => format!("{} before and ", HumanBytes(bytes)),
+            None => String::new(),
+        };
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let rate = HumanBytes(rate as u64);
+        Ok(format!(
+            "{values}stored in {before}{} now\n{:.2} s, {rate}/s",
+            HumanBytes(sizes.after),
+            self.time.as_secs_f64(),
+        ))
+    }
+}

@@ -1,0 +1,183 @@
+//! `zarrs-cuda reencode`: any Zarr v2 or v3 array as a sharded v3 array.
+//!
+//! The array is read and written shard by shard, so it may be larger than memory: at most two
+//! shards are held decoded at a time, one of them also encoded, and one chunk of the input for each
+//! thread. (One shard is read while the other is written; a shard at the edge of the array is held
+//! twice.) Every value, the data type, the fill value, the attributes and the dimension names are
+//! carried over bit for bit.
+//!
+//! An output never looks more complete than it is. A shard is written to a temporary file and then
+//! renamed. `zarr.json`, without which no reader opens the array, comes last: until then it is called
+//! `zarr.json.incomplete`. `--resume` continues an interrupted run.
+
+mod arrays;
+mod copy;
+mod directory;
+mod hierarchy;
+mod shapes;
+
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+use serde_json::json;
+use zarrs::array::codec::ShardingIndexLocation;
+
+use self::arrays::{Input, describe};
+use self::copy::{copy, verify};
+use self::directory::{is_published, must_lie_apart, prepare, publish, remove_temporaries};
+use self::shapes::Shapes;
+use crate::codec::{CODECS, SubchunkCodec};
+use crate::common::Common;
+use crate::explain;
+use crate::failure::Failure;
+use crate::open::{self, Place};
+use crate::outcome::{Outcome, wrapped};
+use crate::shapes::ShapeArgs;
+use crate::stop;
+
+/// Re-encode any Zarr v2 or v3 array as a sharded v3 array
+#[derive(clap::Args, Clone, Debug)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "switches of the command line"
+)]
+pub(crate) struct Args {
+    /// A Zarr array, of v2 or v3; with --recursive also a group
+    #[arg(value_name = "IN")]
+    pub(crate) input: Place,
+    /// The directory of the new array
+    #[arg(value_name = "OUT")]
+    pub(crate) output: PathBuf,
+    #[command(flatten)]
+    pub(crate) shapes: ShapeArgs,
+    #[arg(long, value_name = "CODEC", default_value = "zstd:3", help = CODECS)]
+    pub(crate) codec: SubchunkCodec,
+    /// Where a shard keeps its index
+    #[arg(long, value_enum, value_name = "WHERE", default_value = "end")]
+    pub(crate) index: IndexLocation,
+    /// Re-encode every array of the group IN; shapes are for arrays of as many dimensions
+    #[arg(long)]
+    pub(crate) recursive: bool,
+    /// Say what happens to a shard, and why
+    #[arg(long)]
+    pub(crate) explain: bool,
+    /// Read both arrays again with zarrs' own codecs, and compare every bit
+    #[arg(long)]
+    pub(crate) verify: bool,
+    /// Replace the arrays that are in OUT
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+    /// Go on with an interrupted run of the same command; IN must be unchanged
+    #[arg(long, conflicts_with = "overwrite")]
+    pub(crate) resume: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum IndexLocation {
+    Start,
+    End,
+}
+
+impl From<IndexLocation> for ShardingIndexLocation {
+    fn from(location: IndexLocation) -> Self {
+        match location {
+            IndexLocation::Start => Self::Start,
+            IndexLocation::End => Self::End,
+        }
+    }
+}
+
+pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
+    let _listening = stop::wait_for_me();
+    if let Place::Directory(input) = &args.input {
+        must_lie_apart(input, &args.output)?;
+    }
+    if args.recursive {
+        return hierarchy::run(args, common);
+    }
+    let job = Job {
+        args,
+        common,
+        input: args.input.clone(),
+        output: args.output.clone(),
+    };
+    job.run()
+}
+
+/// One array to re-encode.
+struct Job<'a> {
+    args: &'a Args,
+    common: &'a Common,
+    input: Place,
+    output: PathBuf,
+}
+
+impl Job<'_> {
+    fn output(&self) -> &Path {
+        &self.output
+    }
+
+    fn run(&self) -> Result<Outcome, Failure> {
+        let Self { args, common, .. } = self;
+        // From here on, all sharded arrays use our codec, also a sharded input.
+        let registration = zarrs_cuda::register(common.options())?;
+        let input = self.open()?;
+        let shapes = Shapes::choose(self, &input)?;
+        let output = describe(self, &input, &shapes)?;
+        common.say(format!("{} -> {}", self.input, self.output.display()));
+        if args.recursive && args.resume && is_published(&self.output, &output)? {
+            let json = json!({ "input": self.input.to_string(), "output": self.output });
+            return Ok(Outcome::new("done before", json));
+        }
+        common.say(format!("{shapes}, {}", args.codec));
+        if let Some(note) = shapes.reading_twice() {
+            common.say(note);
+        }
+        let explanation = if args.explain {
+            let explanation = zarrs_cuda::explain(&output);
+            match &explanation {
+                Ok(explanation) => common.say(wrapped(&explanation.to_string(), common.columns())),
+                Err(error) => common.say(format!("nothing to explain: {error}")),
+            }
+            explanation.ok()
+        } else {
+            None
+        };
+
+        prepare(self, &output)?;
+        let outcome = copy(self, &shapes, &input, &output).and_then(|copied| {
+            drop(registration);
+            if args.verify {
+                verify(self, &shapes, &output)?;
+            }
+            publish(&self.output)?;
+            Ok(copied)
+        });
+        let tidied = remove_temporaries(&self.output);
+        let copied = outcome.map_err(|failure| {
+            failure.with_remedy(format!(
+                "{} is incomplete, and no Zarr reader opens it: run the same command with --resume \
+                 to go on, or with --overwrite to start again",
+                self.output.display()
+            ))
+        })?;
+        tidied?;
+        let json = json!({
+            "input": self.input.to_string(),
+            "output": self.output,
+            "shape": shapes.array,
+            "shard": shapes.shard,
+            "subchunk": shapes.subchunk,
+            "codec": args.codec.to_string(),
+            "explanation": explanation.as_ref().map(explain::json_of),
+            "verified": args.verify,
+            "copied": copied.json(self, &input, &output)?,
+        });
+        Ok(Outcome::new(copied.summary(self, &input, &output)?, json))
+    }
+
+    fn open(&self) -> Result<Input, Failure> {
+        let opened = open::array(&self.input)?;
+        Ok(opened.array)
+    }
+}

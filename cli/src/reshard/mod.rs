@@ -1,0 +1,429 @@
+//! `zarrs-cuda reshard`: encoded subchunks into other shards, without decoding them.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `side.rs` | understands an array by its metadata alone, and says how two arrays differ |
+//! | `chain.rs` | compares two chains of codecs, as a decoder sees them |
+//! | `target.rs` | looks at OUT before, and makes it an array at the end |
+//! | `plan.rs` | integers: which subchunks of IN make an object of OUT |
+//! | `source.rs`, `copy.rs` | read subchunks, and write objects |
+
+mod chain;
+mod copy;
+mod plan;
+mod report;
+mod side;
+mod source;
+mod target;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::Instant;
+
+use clap::ValueEnum;
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+
+use crate::arguments::Shape;
+use crate::common::Common;
+use crate::failure::Failure;
+use crate::inspect::stored::{self, Keys};
+use crate::open::Place;
+use crate::outcome::Outcome;
+use crate::progress::{Progress, Unit};
+use crate::stop;
+use copy::Target;
+use plan::Plan;
+use side::Side;
+use source::Objects;
+use target::Before;
+
+const EXAMPLES: &str = "\
+Valid if IN and OUT have the same shape, data type, fill value, subchunk shape and codecs of a
+subchunk (levels may differ: OUT takes those of IN). Otherwise use `zarrs-cuda reencode`.
+
+OUT is new, and --shard or --chunks says what it becomes. Or OUT is the directory of an array
+that has a zarr.json and no chunks yet, which says so. A run that was interrupted goes on when
+it is started again.";
+
+/// Move subchunks between chunks and shards without decoding them
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The directory of the array to read
+    input: Place,
+    /// The directory of the new array
+    output: Place,
+    /// Shards of this shape in elements, a whole multiple of a subchunk
+    #[arg(long, value_name = "A,B,…", conflicts_with = "chunks")]
+    shard: Option<Shape>,
+    /// No shards: each subchunk becomes a chunk
+    #[arg(long)]
+    chunks: bool,
+    /// Where a shard keeps its index [default: as in IN, or at the end]
+    #[arg(long, value_enum, value_name = "WHERE", conflicts_with = "chunks")]
+    index: Option<IndexPlace>,
+    /// How the keys of chunks or shards are written [default: as in IN]
+    #[arg(long, value_enum, value_name = "ENCODING")]
+    chunk_keys: Option<KeyEncoding>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum IndexPlace {
+    Start,
+    End,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum KeyEncoding {
+    /// As c/0/1
+    #[value(name = "default/")]
+    DefaultSlash,
+    /// As c.0.1
+    #[value(name = "default.")]
+    DefaultDot,
+    /// As 0/1
+    #[value(name = "v2/")]
+    V2Slash,
+    /// As 0.1
+    #[value(name = "v2.")]
+    V2Dot,
+}
+
+impl KeyEncoding {
+    fn metadata(self) -> Value {
+        let (name, separator) = match self {
+            Self::DefaultSlash => ("default", "/"),
+            Self::DefaultDot => ("default", "."),
+            Self::V2Slash => ("v2", "/"),
+            Self::V2Dot => ("v2", "."),
+        };
+        json!({ "name": name, "configuration": { "separator": separator } })
+    }
+}
+
+/// What to do when subchunks cannot be moved as they are.
+fn refused(message: impl std::fmt::Display, args: &Args) -> Failure {
+    Failure::failed(message).with_remedy(format!(
+        "`zarrs-cuda reencode {} OUT` decodes the elements and encodes them anew",
+        args.input
+    ))
+}
+
+pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
+    let (input, output) = (args.input.directory()?, args.output.directory()?);
+    let calls_before = codec_calls();
+    let document = read_metadata(input, args)?;
+    let side = Side::of(&document).map_err(|reason| cannot_move(args, &reason))?;
+    let (from, to) = (target::canonical(input), target::canonical(output));
+    if from.starts_with(&to) || to.starts_with(&from) {
+        return Err(refused(
+            format!(
+                "IN and OUT must lie apart, and {} and {} do not: reshard reads IN while it writes OUT",
+                from.display(),
+                to.display()
+            ),
+            args,
+        ));
+    }
+    let before = target::look(output, &from)?;
+    let resumes = matches!(before, Before::Begun(_));
+    let wanted = wanted(args, &document, &side, before)?;
+    let goal = Side::of(&wanted)
+        .map_err(|reason| refused(format!("cannot reshard to {}: {reason}", args.output), args))?;
+    let differences = side.differences(&goal);
+    if !differences.is_empty() {
+        return Err(refused(
+            format!(
+                "cannot reshard {} to {} without decoding: {}",
+                args.input,
+                args.output,
+                differences.join("; ")
+            ),
+            args,
+        ));
+    }
+    let metadata = metadata_text([input, output], &wanted)?;
+    let plan = Plan::new(&side, &goal).map_err(|reason| cannot_move(args, &reason))?;
+    let stored = listed(input, &side, &plan, args)?;
+    let cannot = |what: &str, error: &dyn std::fmt::Display| {
+        Failure::failed(format!("cannot {what} {}: {error}", output.display()))
+    };
+    let formats = [&side, &goal].map(Side::format);
+    let [of_input, of_output] = formats;
+    let (of_input, of_output) = (of_input?, of_output?);
+    if resumes {
+        target::tidy(output).map_err(Failure::failed)?;
+    } else {
+        target::begin(output, &from, &metadata).map_err(|error| cannot("begin", &error))?;
+    }
+
+    let _guard = stop::wait_for_me();
+    let start = Instant::now();
+    let pieces = plan.pieces(&stored, common.threads());
+    let progress = Progress::new("resharding", Unit::Things("parts"), pieces.len() as u64);
+    let objects = Objects {
+        root: input,
+        keys: &side.keys,
+        grid: &plan.input.grid,
+        format: of_input.as_ref(),
+        stored: &stored,
+    };
+    let target = Target {
+        root: output,
+        keys: &goal.keys,
+        format: of_output.as_ref(),
+        resumes,
+    };
+    let goes_on = format!(
+        "run the same command again to go on: what is whole in {} is kept",
+        args.output
+    );
+    let copied = copy::copy(
+        &plan,
+        &pieces,
+        &objects,
+        &target,
+        common.threads(),
+        &progress,
+    )
+    .map_err(|error| Failure::failed(error).with_remedy(&goes_on))?;
+    progress.finish();
+    if stop::is_asked() {
+        return Err(Failure::interrupted(format!(
+            "{} {}s were written, and {} is not complete",
+            copied.written,
+            goal.noun(),
+            output.display()
+        ))
+        .with_remedy(goes_on));
+    }
+    target::publish(output, &metadata).map_err(|error| cannot("complete", &error))?;
+    let done = report::Done {
+        copied,
+        time: start.elapsed(),
+        from: side.noun(),
+        stored: stored.len() as u64,
+        to: goal.noun(),
+        codec_calls: codec_calls() - calls_before,
+    };
+    Ok(Outcome::new(done.text(&args.output), done.json()))
+}
+
+/// How often this process called codecs.
+fn codec_calls() -> u64 {
+    let metrics = zarrs_cuda::metrics();
+    metrics.host_codings + metrics.shards_encoded + metrics.shards_decoded + metrics.batches_encoded
+}
+
+fn cannot_move(args: &Args, reason: &str) -> Failure {
+    refused(format!("cannot reshard {}: {reason}", args.input), args)
+}
+
+/// The metadata of IN.
+fn read_metadata(input: &Path, args: &Args) -> Result<Map<String, Value>, Failure> {
+    let path = input.join("zarr.json");
+    let bytes = fs::read(&path).map_err(|error| {
+        if input.join(".zarray").is_file() {
+            return cannot_move(args, "it is an array of Zarr v2");
+        }
+        let failure = Failure::failed(format!("cannot read {}: {error}", path.display()));
+        failure.with_remedy("name the directory of a Zarr v3 array, which has a zarr.json in it")
+    })?;
+    serde_json::from_slice(&bytes)
+        .map_err(|error| Failure::failed(format!("cannot understand {}: {error}", path.display())))
+}
+
+/// The metadata of OUT: what it says itself, or IN's with other shards. The codecs of a subchunk are
+/// those of IN, if they decode the same.
+fn wanted(
+    args: &Args,
+    document: &Map<String, Value>,
+    side: &Side,
+    before: Before,
+) -> Result<Map<String, Value>, Failure> {
+    let has_wishes =
+        args.shard.is_some() || args.chunks || args.index.is_some() || args.chunk_keys.is_some();
+    let said = |metadata: Map<String, Value>| {
+        let other = Side::of(&metadata).map_err(|reason| {
+            refused(format!("cannot reshard to {}: {reason}", args.output), args)
+        })?;
+        // Other codecs stay, and are told as a difference.
+        let decodes = side.differences(&other).is_empty();
+        Ok(if decodes {
+            with_chain(metadata, &side.chain)
+        } else {
+            metadata
+        })
+    };
+    match before {
+        Before::Begun(metadata) => {
+            let new = if has_wishes && (args.shard.is_some() || args.chunks) {
+                Some(described(args, document, side)?)
+            } else {
+                None
+            };
+            if new.is_some_and(|new| new != metadata) {
+                return Err(Failure::failed(format!(
+                    "{} is the incomplete output of a command with other options",
+                    args.output
+                ))
+                .with_remedy("go on without --shard, --chunks, --index and --chunk-keys"));
+            }
+            Ok(metadata)
+        }
+        Before::Described(_) if has_wishes => Err(Failure::usage(format!(
+            "{} has a zarr.json, which says what it becomes: leave out --shard, --chunks, --index and --chunk-keys",
+            args.output
+        ))),
+        Before::Described(metadata) => said(metadata),
+        Before::Empty if args.shard.is_none() && !args.chunks => Err(Failure::usage(
+            "what is OUT to be? Give --shard A,B,… for shards of this shape in elements, or --chunks for none",
+        )),
+        Before::Empty => described(args, document, side),
+    }
+}
+
+/// IN's metadata, with the shards and keys of the command line.
+fn described(
+    args: &Args,
+    document: &Map<String, Value>,
+    side: &Side,
+) -> Result<Map<String, Value>, Failure> {
+    let mut metadata = document.clone();
+    let shape = match &args.shard {
+        None => side.subchunk.clone(),
+        Some(Shape(shard)) => {
+            let shard: Vec<u64> = shard.iter().map(|extent| extent.get()).collect();
+            let is_multiple = shard.len() == side.subchunk.len()
+                && shard.iter().zip(&side.subchunk).all(|(a, b)| a % b == 0);
+            if !is_multiple {
+                return Err(Failure::usage(format!(
+                    "shards of {shard:?} are not whole multiples of the {} of {:?} in {}",
+                    if side.index.is_some() {
+                        "subchunks"
+                    } else {
+                        "chunks"
+                    },
+                    side.subchunk,
+                    args.input
+                )));
+            }
+            shard
+        }
+    };
+    metadata.insert(
+        "chunk_grid".to_string(),
+        json!({ "name": "regular", "configuration": { "chunk_shape": shape } }),
+    );
+    if let Some(encoding) = args.chunk_keys {
+        metadata.insert("chunk_key_encoding".to_string(), encoding.metadata());
+    }
+    let codecs = if args.chunks {
+        side.chain.clone()
+    } else {
+        let bytes = json!({ "name": "bytes", "configuration": { "endian": "little" } });
+        let index_codecs = match document["codecs"][0]["configuration"].get("index_codecs") {
+            Some(codecs) if side.index.is_some() => codecs.clone(),
+            _ => json!([bytes, { "name": "crc32c" }]),
+        };
+        let as_in = side.index.as_ref().map(|index| index.location);
+        let location = match (args.index, as_in) {
+            (Some(IndexPlace::Start), _)
+            | (None, Some(zarrs::array::codec::ShardingIndexLocation::Start)) => "start",
+            (Some(IndexPlace::End) | None, _) => "end",
+        };
+        vec![json!({ "name": "sharding_indexed", "configuration": {
+            "chunk_shape": side.subchunk,
+            "codecs": side.chain,
+            "index_codecs": index_codecs,
+            "index_location": location,
+        }})]
+    };
+    metadata.insert("codecs".to_string(), codecs.into());
+    Ok(metadata)
+}
+
+/// Metadata with another chain of codecs of a subchunk.
+fn with_chain(mut metadata: Map<String, Value>, chain: &[Value]) -> Map<String, Value> {
+    let Some(codecs) = metadata.get_mut("codecs").and_then(Value::as_array_mut) else {
+        return metadata;
+    };
+    match codecs.as_mut_slice() {
+        [sharding] if chain::name_of(sharding) == "sharding_indexed" => {
+            sharding["configuration"]["codecs"] = chain.into();
+        }
+        _ => *codecs = chain.to_vec(),
+    }
+    metadata
+}
+
+/// The text of OUT's metadata. What an array says already keeps its text: numbers stay as they were
+/// written.
+fn metadata_text(said: [&Path; 2], wanted: &Map<String, Value>) -> Result<String, Failure> {
+    let mut texts: Vec<BTreeMap<String, Box<RawValue>>> = Vec::new();
+    for path in said.map(|directory| directory.join("zarr.json")) {
+        match fs::read(&path) {
+            Ok(text) => texts.push(serde_json::from_slice(&text).map_err(|error| {
+                Failure::failed(format!("cannot understand {}: {error}", path.display()))
+            })?),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                let message = format!("cannot read {}: {error}", path.display());
+                return Err(Failure::failed(message));
+            }
+        }
+    }
+    let members = wanted.iter().map(|(name, value)| {
+        let said = texts.iter().filter_map(|text| text.get(name));
+        let text = said
+            .map(|raw| raw.get())
+            .find(|text| serde_json::from_str(text).is_ok_and(|said: Value| said == *value));
+        let text = match text {
+            Some(text) => text.to_string(),
+            None => format!("{value:#}").replace('\n', "\n  "),
+        };
+        format!("  {}: {text}", Value::String(name.clone()))
+    });
+    let members: Vec<_> = members.collect();
+    Ok(format!("{{\n{}\n}}", members.join(",\n")))
+}
+
+/// The numbers of the objects of IN that are stored, in order.
+fn listed(input: &Path, side: &Side, plan: &Plan, args: &Args) -> Result<Vec<u64>, Failure> {
+    let keys = Keys::new(&side.keys, &plan.input.grid);
+    if !keys.are_known() {
+        return Err(cannot_move(
+            args,
+            "its chunk keys do not spell out the indices of chunks",
+        ));
+    }
+    let (mut stored, mut framed) = (Vec::new(), Vec::new());
+    let listed = stored::files(input, |key, _| {
+        if let Some(indices) = keys.in_grid(&key) {
+            stored.push(plan::number_of(indices, &plan.input.grid));
+        } else if side.index.is_some()
+            && let Some(shard) = keys.framed(&key)
+        {
+            framed.push(shard);
+        }
+    });
+    listed.map_err(Failure::failed)?;
+    framed.sort();
+    framed.dedup();
+    if let [first, ..] = &framed[..] {
+        return Err(Failure::failed(format!(
+            "cannot reshard {}: subchunks wait in the frames of {} of its shards, the first of them {first:?}, and are newer than the shards",
+            args.input,
+            framed.len()
+        ))
+        .with_remedy(format!(
+            "pack them with `zarrs-cuda consolidate {}` first. `zarrs-cuda reencode` would not see them",
+            args.input
+        )));
+    }
+    stored.sort_unstable();
+    Ok(stored)
+}

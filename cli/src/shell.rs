@@ -1,0 +1,53 @@
+//! `zarrs-cuda completions` and `man`, for those who install it.
+
+use std::io;
+use std::path::PathBuf;
+
+use clap::CommandFactory;
+use clap_complete::Shell;
+use serde_json::json;
+
+use crate::CommandLine;
+use crate::failure::Failure;
+use crate::outcome::Outcome;
+
+/// Print completions for a shell
+#[derive(clap::Args, Debug)]
+pub(crate) struct CompletionsArgs {
+    shell: Shell,
+}
+
+/// Write a manual page for each subcommand into a folder
+#[derive(clap::Args, Debug)]
+pub(crate) struct ManArgs {
+    folder: PathBuf,
+}
+
+#[allow(clippy::unnecessary_wraps, reason = "as every subcommand")]
+pub(crate) fn completions(args: &CompletionsArgs) -> Result<Outcome, Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(
+        args.shell,
+        &mut CommandLine::command(),
+        "zarrs-cuda",
+        &mut script,
+    );
+    let script = String::from_utf8_lossy(&script).into_owned();
+    Ok(Outcome::new(
+        script.trim_end(),
+        json!({ "completions": script }),
+    ))
+}
+
+pub(crate) fn man(args: &ManArgs) -> Result<Outcome, Failure> {
+    let cannot = |error: io::Error| {
+        Failure::failed(format!(
+            "cannot write manual pages to {}: {error}",
+            args.folder.display()
+        ))
+    };
+    std::fs::create_dir_all(&args.folder).map_err(cannot)?;
+    clap_mangen::generate_to(CommandLine::command(), &args.folder).map_err(cannot)?;
+    let text = format!("manual pages are in {}", args.folder.display());
+    Ok(Outcome::new(text, json!({ "folder": args.folder })))
+}

@@ -1,0 +1,100 @@
+//! Bytes of standard input or of a file, read by a thread: so a read that waits does not keep Ctrl-C
+//! from being noticed.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_channel};
+use std::thread;
+use std::time::Duration;
+
+use crate::failure::Failure;
+
+/// How many bytes are read at once.
+const PIECE: usize = 4 << 20;
+/// How many pieces wait for the writer.
+const PIECES: usize = 4;
+
+/// The input.
+pub(super) struct Input {
+    path: PathBuf,
+    pieces: Receiver<io::Result<Vec<u8>>>,
+    used: std::sync::mpsc::Sender<Vec<u8>>,
+}
+
+/// What the input has now.
+pub(super) enum Piece {
+    Bytes(Vec<u8>),
+    /// Nothing yet.
+    Nothing,
+    End,
+}
+
+impl Input {
+    /// Opens the file `path`, or standard input for `-`.
+    pub(super) fn open(path: &Path) -> Result<Self, Failure> {
+        let from: Box<dyn Read + Send> = if path == Path::new("-") {
+            Box::new(io::stdin())
+        } else {
+            let file = File::open(path);
+            Box::new(file.map_err(|error| {
+                Failure::failed(format!("cannot open {}: {error}", path.display()))
+                    .with_remedy("name a file of raw frames, or - for standard input")
+            })?)
+        };
+        let (sender, pieces) = sync_channel(PIECES);
+        let (used, buffers) = channel();
+        thread::Builder::new()
+            .name("zarrs-cuda input".to_string())
+            .spawn(move || read(from, &sender, &buffers))
+            .map_err(|error| Failure::failed(format!("cannot start a thread: {error}")))?;
+        Ok(Self {
+            path: path.to_path_buf(),
+            pieces,
+            used,
+        })
+    }
+
+    /// The next bytes, if there are some within `limit`.
+    pub(super) fn next(&mut self, limit: Duration) -> Result<Piece, Failure> {
+        match self.pieces.recv_timeout(limit) {
+            Ok(Ok(bytes)) if bytes.is_empty() => Ok(Piece::End),
+            Ok(Ok(bytes)) => Ok(Piece::Bytes(bytes)),
+            Ok(Err(error)) => {
+                let path = self.path.display();
+                Err(Failure::failed(format!("cannot read {path}: {error}")))
+            }
+            Err(RecvTimeoutError::Timeout) => Ok(Piece::Nothing),
+            Err(RecvTimeoutError::Disconnected) => Ok(Piece::End),
+        }
+    }
+
+    /// Lets a buffer be filled again.
+    pub(super) fn give_back(&self, buffer: Vec<u8>) {
+        let _ = self.used.send(buffer); // the thread has ended, if it does not take it
+    }
+}
+
+/// Sends pieces until the input ends: then an empty one, or the error.
+fn read(
+    mut from: Box<dyn Read + Send>,
+    to: &SyncSender<io::Result<Vec<u8>>>,
+    buffers: &Receiver<Vec<u8>>,
+) {
+    loop {
+        let mut buffer = buffers.try_recv().unwrap_or_default();
+        buffer.resize(PIECE, 0);
+        let piece = match from.read(&mut buffer) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => Err(error),
+            Ok(bytes) => {
+                buffer.truncate(bytes);
+                Ok(buffer)
+            }
+        };
+        let is_last = piece.as_ref().map_or(true, Vec::is_empty);
+        if to.send(piece).is_err() || is_last {
+            return;
+        }
+    }
+}

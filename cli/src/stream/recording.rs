@@ -1,0 +1,233 @@
+//! The array for the frames: new or existing.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use zarrs::array::{Array, ArrayBuilder, ArrayBytes, ArraySubset, DataType, FillValue};
+use zarrs::filesystem::FilesystemStore;
+use zarrs::metadata::v3::MetadataV3;
+use zarrs::plugin::{ExtensionName, ZarrVersion};
+use zarrs_cuda::CudaShardingCodecBuilder;
+use zarrs_cuda::writer::ArrayWriter;
+
+use super::Args;
+use crate::arguments::{Shape, shape_text};
+use crate::failure::Failure;
+use crate::open;
+use crate::shapes::edges;
+
+/// A dimension whose extent is not known.
+const ENDLESS: u64 = 1 << 40;
+
+/// An array in a directory.
+pub(super) struct Recording {
+    array: Array<FilesystemStore>,
+    store: Arc<FilesystemStore>,
+    path: PathBuf,
+    /// The shape of a shard.
+    shard: Vec<u64>,
+    element: usize,
+}
+
+impl Recording {
+    /// Opens the array in the directory. Creates one if there is none.
+    pub(super) fn open_or_create(args: &Args) -> Result<Self, Failure> {
+        let path = &args.output;
+        let shown = path.display();
+        let cannot = |doing: &str, error: &dyn fmt::Display| {
+            let error = error.to_string();
+            Failure::failed(format!("cannot {doing} {shown}: {}", error.trim_end()))
+        };
+        if open::is_group(path) {
+            return Err(
+                cannot("write to", &"it is a Zarr group").with_remedy("name a directory within it")
+            );
+        }
+        let store = FilesystemStore::new(path).map_err(|error| cannot("write to", &error))?;
+        let store = Arc::new(store);
+        let array = if open::is_array(path) {
+            let array = Array::open(store.clone(), "/");
+            let array = array.map_err(|error| cannot("go on with", &error))?;
+            check(args, &array)?;
+            array
+        } else {
+            let array = described(args, store.clone())?;
+            array
+                .store_metadata()
+                .map_err(|error| cannot("make", &error))?;
+            array
+        };
+        let Some(element) = array.data_type().fixed_size() else {
+            return Err(cannot(
+                "go on with",
+                &"its elements differ in size, so raw bytes do not tell where one ends",
+            ));
+        };
+        let origin = vec![0; array.dimensionality()];
+        let shard = array.chunk_shape(&origin);
+        let shard = shard.map_err(|error| cannot("go on with", &error))?;
+        Ok(Self {
+            shard: edges(&shard),
+            array,
+            store,
+            path: path.clone(),
+            element,
+        })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The number of frames.
+    pub(super) fn frames(&self) -> u64 {
+        self.array.shape()[0]
+    }
+
+    /// The bytes of a frame.
+    pub(super) fn frame_bytes(&self) -> usize {
+        let elements = self.array.shape()[1..].iter().product::<u64>();
+        usize::try_from(elements)
+            .unwrap_or(usize::MAX)
+            .saturating_mul(self.element)
+    }
+
+    /// Returns a writer that continues after the last frame.
+    ///
+    /// A writer starts at the border of a layer of shards. The last layer is short if a run stopped
+    /// within it. Its frames are then appended once more. The old shards stay until the new ones, with
+    /// more frames, replace them.
+    pub(super) fn writer(&self) -> Result<ArrayWriter, Failure> {
+        let start = self.frames() / self.shard[0] * self.shard[0];
+        let path = self.path.display();
+        let mut writer = ArrayWriter::builder(&self.array)
+            .with_start(start)
+            .with_atomic_rename(self.store.clone())
+            .build()
+            .map_err(|error| Failure::failed(format!("cannot write to {path}: {error}")))?;
+        for frame in start..self.frames() {
+            let cannot = |error: &dyn fmt::Display| {
+                Failure::failed(format!(
+                    "cannot read frame {frame} of {path}, which is in an unfinished layer of shards: \
+                     {error}"
+                ))
+                .with_remedy("`zarrs-cuda verify` says what is damaged")
+            };
+            let mut shape = self.array.shape().to_vec();
+            shape[0] = 1;
+            let mut origin = vec![0; shape.len()];
+            origin[0] = frame;
+            let region = ArraySubset::new_with_start_shape(origin, shape);
+            let region = region.map_err(|error| cannot(&error))?;
+            let bytes: ArrayBytes = self
+                .array
+                .retrieve_array_subset(&region)
+                .map_err(|error| cannot(&error))?;
+            let bytes = bytes.into_fixed().map_err(|error| cannot(&error))?;
+            writer
+                .append_bytes(&bytes)
+                .map_err(|error| cannot(&error))?;
+        }
+        Ok(writer)
+    }
+}
+
+impl fmt::Display for Recording {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "frames of {} {} in shards of {} -> {}",
+            shape_text(&self.array.shape()[1..]),
+            name_of(self.array.data_type()),
+            shape_text(&self.shard),
+            self.path.display()
+        )
+    }
+}
+
+fn name_of(data_type: &DataType) -> String {
+    let name = data_type.name(ZarrVersion::V3);
+    name.map_or_else(|| format!("{data_type:?}"), |name| name.to_string())
+}
+
+/// Checks that an array that exists is the one that the arguments describe.
+fn check(args: &Args, array: &Array<FilesystemStore>) -> Result<(), Failure> {
+    let path = args.output.display();
+    let Some((_, frame)) = array.shape().split_first() else {
+        return Err(Failure::failed(format!(
+            "the array {path} has no dimensions"
+        )));
+    };
+    if let Some(Shape(shape)) = &args.frame_shape
+        && edges(shape) != frame
+    {
+        return Err(Failure::usage(format!(
+            "--frame-shape is {}, but frames of {path} are {}",
+            shape_text(shape),
+            shape_text(frame)
+        ))
+        .with_remedy("leave out --frame-shape, or name another OUT"));
+    }
+    if let Some(name) = &args.dtype
+        && data_type(name)? != *array.data_type()
+    {
+        return Err(Failure::usage(format!(
+            "--dtype is {name}, but elements of {path} are {}",
+            name_of(array.data_type())
+        ))
+        .with_remedy("leave out --dtype, or name another OUT"));
+    }
+    Ok(())
+}
+
+fn data_type(name: &str) -> Result<DataType, Failure> {
+    DataType::from_metadata(&MetadataV3::new(name)).map_err(|error| {
+        Failure::usage(format!("--dtype {name}: {error}"))
+            .with_remedy("it is a data type of Zarr v3, as uint8, uint16, int32 or float32")
+    })
+}
+
+/// A new array without frames. Nothing is written to disk yet.
+fn described(args: &Args, store: Arc<FilesystemStore>) -> Result<Array<FilesystemStore>, Failure> {
+    let path = args.output.display();
+    let (Some(Shape(frame)), Some(name)) = (&args.frame_shape, &args.dtype) else {
+        return Err(Failure::usage(format!("there is no array in {path} yet"))
+            .with_remedy("say what it is to have: --frame-shape 2304,2304 --dtype uint16"));
+    };
+    let data_type = data_type(name)?;
+    let Some(element) = data_type.fixed_size() else {
+        return Err(Failure::usage(format!(
+            "--dtype {name}: its elements differ in size, so raw bytes do not tell where one ends"
+        )));
+    };
+    let mut shape = vec![ENDLESS];
+    shape.extend(edges(frame));
+    let asked = |option: &str, asked: &Option<Shape>| match asked {
+        Some(Shape(asked)) if asked.len() != shape.len() => Err(Failure::usage(format!(
+            "{option} has {} dimensions, but an array of these frames has {}",
+            asked.len(),
+            shape.len()
+        ))),
+        asked => Ok(asked.as_ref().map(|Shape(asked)| edges(asked))),
+    };
+    let shard = asked("--shard", &args.shapes.shard)?;
+    let subchunk = asked("--subchunk", &args.shapes.subchunk)?;
+    let chunk = vec![1; shape.len()];
+    let (shard, subchunk) = args
+        .shapes
+        .chosen(&shape, shard, subchunk, &chunk, element as u64)?;
+    shape[0] = 0;
+    let cannot = |error: &dyn fmt::Display| Failure::failed(format!("cannot make {path}: {error}"));
+    let codec = CudaShardingCodecBuilder::new(subchunk, &data_type)
+        .bytes_to_bytes_codecs(args.codec.for_elements(&data_type)?)
+        .build_arc()
+        .map_err(|error| cannot(&error))?;
+    let fill_value = FillValue::new(vec![0; element]);
+    let mut builder = ArrayBuilder::new(shape, edges(&shard), data_type, fill_value);
+    builder.array_to_bytes_codec(codec);
+    // The array is created from metadata, so that the registry chooses our codec, as in any
+    // application.
+    let metadata = builder.build_metadata().map_err(|error| cannot(&error))?;
+    Array::new_with_metadata(store, "/", metadata.into()).map_err(|error| cannot(&error))
+}

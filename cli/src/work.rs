@@ -1,0 +1,182 @@
+//! Work on the shards of an array, several at once.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use zarrs::array::Array;
+
+use crate::arguments::Part;
+use crate::common::Common;
+use crate::failure::Failure;
+use crate::progress::{Progress, Unit};
+use crate::stop;
+
+/// After so many shards that failed no more are begun: then it is the store that fails.
+const FAILURES: usize = 16;
+
+/// The grid of the shards of an array.
+#[derive(Clone, Debug)]
+pub(crate) struct Grid(Vec<u64>);
+
+impl Grid {
+    pub(crate) fn of<S: ?Sized>(array: &Array<S>) -> Self {
+        Self(array.chunk_grid_shape().to_vec())
+    }
+
+    /// The number of shards.
+    pub(crate) fn len(&self) -> u64 {
+        self.0
+            .iter()
+            .fold(1, |len: u64, &count| len.saturating_mul(count))
+    }
+
+    /// The indices of the shard at `position`, in C order.
+    pub(crate) fn indices(&self, mut position: u64) -> Vec<u64> {
+        let mut indices = vec![0; self.0.len()];
+        for (index, &count) in indices.iter_mut().zip(&self.0).rev() {
+            *index = position % count.max(1);
+            position /= count.max(1);
+        }
+        indices
+    }
+
+    /// The position of a shard, in C order. `None` if the grid has no such shard.
+    pub(crate) fn position(&self, indices: &[u64]) -> Option<u64> {
+        if indices.len() != self.0.len() {
+            return None;
+        }
+        let mut position = 0_u64;
+        for (&index, &count) in indices.iter().zip(&self.0) {
+            (index < count).then_some(())?;
+            position = position.checked_mul(count)?.checked_add(index)?;
+        }
+        Some(position)
+    }
+
+    /// The positions of `shards`, or of all shards, that belong to `part`.
+    pub(crate) fn positions(
+        &self,
+        shards: &[Vec<u64>],
+        part: Option<Part>,
+    ) -> Result<Vec<u64>, Failure> {
+        let belongs = |position: &u64| part.is_none_or(|part| part.has(*position));
+        if shards.is_empty() {
+            return Ok((0..self.len()).filter(belongs).collect());
+        }
+        let positions: Result<Vec<_>, _> = shards
+            .iter()
+            .map(|shard| {
+                self.position(shard).ok_or_else(|| {
+                    Failure::usage(format!(
+                        "{shard:?} is not a shard: the grid of shards is {:?}",
+                        self.0
+                    ))
+                })
+            })
+            .collect();
+        Ok(positions?.into_iter().filter(belongs).collect())
+    }
+}
+
+/// What became of shards.
+pub(crate) struct Done<T> {
+    /// In the order of the grid.
+    pub(crate) results: Vec<(Vec<u64>, T)>,
+    pub(crate) failures: Vec<Failure>,
+}
+
+/// How many shards can be worked on at once if each takes `bytes`.
+pub(crate) fn at_once(common: &Common, bytes: u64) -> usize {
+    let fit = common.memory() as u64 / bytes.max(1);
+    usize::try_from(fit)
+        .unwrap_or(usize::MAX)
+        .clamp(1, common.threads())
+}
+
+/// Does `work` to the shards at `positions`, `at_once` at once. What it returns is kept, unless it is
+/// `None`. A shard that fails does not keep the others from being worked on.
+///
+/// # Errors
+/// If the user stops it. The message says that `what` stopped, and after how many shards.
+pub(crate) fn on_each<T: Send>(
+    what: &'static str,
+    grid: &Grid,
+    positions: &[u64],
+    at_once: usize,
+    work: impl Fn(&[u64]) -> Result<Option<T>, Failure> + Sync,
+) -> Result<Done<T>, Failure> {
+    let _listening = stop::wait_for_me();
+    let progress = Progress::new(what, Unit::Things("shards"), positions.len() as u64);
+    let next = AtomicU64::new(0);
+    let done = AtomicU64::new(0);
+    let found = Mutex::new((Vec::new(), Vec::new()));
+    let found_now = || found.lock().unwrap_or_else(PoisonError::into_inner);
+    let worker = || {
+        while !stop::is_asked() && found_now().1.len() < FAILURES {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let position = usize::try_from(number).ok();
+            let Some(&position) = position.and_then(|number| positions.get(number)) else {
+                break;
+            };
+            match work(&grid.indices(position)) {
+                Ok(None) => {}
+                Ok(Some(result)) => found_now().0.push((position, result)),
+                Err(failure) => found_now().1.push((position, failure)),
+            }
+            done.fetch_add(1, Ordering::Relaxed);
+            progress.add(1);
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 1..at_once.min(positions.len()) {
+            scope.spawn(worker);
+        }
+        worker();
+    });
+    progress.finish();
+    let done = done.into_inner();
+    if done < positions.len() as u64 && stop::is_asked() {
+        return Err(Failure::interrupted(format!(
+            "{what} stopped after {done} of {} shards",
+            positions.len()
+        )));
+    }
+    let (mut results, mut failures) = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+    results.sort_by_key(|(position, _)| *position);
+    failures.sort_by_key(|(position, _)| *position);
+    let results = results
+        .into_iter()
+        .map(|(position, result)| (grid.indices(position), result));
+    Ok(Done {
+        results: results.collect(),
+        failures: failures.into_iter().map(|(_, failure)| failure).collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Grid;
+
+    #[test]
+    fn positions_are_in_c_order() {
+        let grid = Grid(vec![2, 3]);
+        assert_eq!(grid.len(), 6);
+        for position in 0..6 {
+            assert_eq!(grid.position(&grid.indices(position)), Some(position));
+        }
+        assert_eq!(grid.indices(4), [1, 1]);
+        for wrong in [&[2, 0][..], &[0, 3], &[0], &[0, 0, 0]] {
+            assert_eq!(grid.position(wrong), None);
+        }
+        assert_eq!(Grid(vec![]).positions(&[], None).unwrap(), [0]);
+        assert!(Grid(vec![4, 0]).positions(&[], None).unwrap().is_empty());
+        let part = "1/2".parse().ok();
+        assert_eq!(grid.positions(&[], part).unwrap(), [1, 3, 5]);
+        assert_eq!(
+            grid.positions(&[vec![1, 0], vec![1, 1]], part).unwrap(),
+            [3]
+        );
+        assert!(grid.positions(&[vec![2, 0]], None).is_err());
+    }
+}

@@ -1,0 +1,144 @@
+//! The examples of `docs/cli.md`. With `ZARRS_CUDA_BLESS=1` their output is written to the page.
+#![cfg(unix)]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+/// Subcommands whose output is of the machine: only its words are compared.
+const OF_THE_MACHINE: [&str; 3] = ["zarrs-cuda doctor", "zarrs-cuda plan", "zarrs-cuda bench"];
+
+#[test]
+fn every_example() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/cli.md");
+    let text = fs::read_to_string(&page).unwrap();
+    let folder = TempDir::new().unwrap();
+    // The program with two threads, whatever the machine has.
+    let bin = folder.path().join(".bin");
+    fs::create_dir(&bin).unwrap();
+    let wrapper = bin.join("zarrs-cuda");
+    let script = format!(
+        "#!/bin/sh\nexec '{}' \"$@\" --threads 2\n",
+        env!("CARGO_BIN_EXE_zarrs-cuda")
+    );
+    fs::write(&wrapper, script).unwrap();
+    fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+
+    let mut blessed = String::new();
+    let mut wrong = Vec::new();
+    let mut shown: Vec<&str> = Vec::new();
+    let mut lines = text.lines().peekable();
+    while let Some(line) = lines.next() {
+        blessed += &format!("{line}\n");
+        if line != "```console" {
+            continue;
+        }
+        while let Some(line) = lines.next_if(|line| *line != "```") {
+            let command = line
+                .strip_prefix("$ ")
+                .expect("a block begins with a command");
+            shown.push(command);
+            let mut expected = String::new();
+            while let Some(line) = lines.next_if(|line| *line != "```" && !line.starts_with("$ ")) {
+                expected += &format!("{line}\n");
+            }
+            // Both outputs, in the order in which a terminal would show them.
+            let output = Command::new("sh")
+                .args(["-c", &format!("exec 2>&1; {command}")])
+                .current_dir(folder.path())
+                .env("PATH", &path)
+                .env("NO_COLOR", "1")
+                .env("COLUMNS", "80")
+                .output()
+                .unwrap();
+            let got = String::from_utf8(output.stdout).unwrap();
+            let of_machine = OF_THE_MACHINE.iter().any(|name| command.starts_with(name));
+            let is_equal = if of_machine {
+                words(&got) == words(&expected)
+            } else {
+                pattern(&got) == pattern(&expected)
+            };
+            if !is_equal {
+                wrong.push(format!(
+                    "$ {command}\n--- the page\n{expected}--- the program\n{got}"
+                ));
+            }
+            blessed += &format!("$ {command}\n{}", if is_equal { &expected } else { &got });
+        }
+    }
+    if std::env::var_os("ZARRS_CUDA_BLESS").is_some() {
+        fs::write(&page, blessed).unwrap();
+        return;
+    }
+    assert!(
+        wrong.is_empty(),
+        "docs/cli.md is not what the program says; ZARRS_CUDA_BLESS=1 writes it there\n{}",
+        wrong.join("\n")
+    );
+    let help = Command::new(env!("CARGO_BIN_EXE_zarrs-cuda"))
+        .arg("--help")
+        .output()
+        .unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    let commands = help.split("Commands:\n").nth(1).unwrap().lines();
+    for subcommand in commands.take_while(|line| !line.is_empty()) {
+        if subcommand.starts_with("   ") {
+            continue; // the rest of a long line
+        }
+        let name = subcommand.split_whitespace().next().unwrap();
+        let is_shown = name == "help"
+            || shown
+                .iter()
+                .any(|command| command.contains(&format!("zarrs-cuda {name}")));
+        assert!(is_shown, "docs/cli.md has no example of {name}");
+    }
+}
+
+/// The text with `#` for times, rates, and sizes of memory.
+fn pattern(text: &str) -> String {
+    let mut words: Vec<String> = Vec::new();
+    let mut out = String::new();
+    for line in text.lines() {
+        words.clear();
+        words.extend(line.split(' ').map(ToString::to_string));
+        for at in 1..words.len() {
+            let unit = words[at].trim_end_matches([',', ':', ';', ')']);
+            let is_measured = matches!(unit, "s" | "ms") || unit.ends_with("/s");
+            if is_measured
+                && words[at - 1]
+                    .trim_start_matches('(')
+                    .starts_with(|first: char| first.is_ascii_digit())
+            {
+                words[at - 1] = "#".to_string();
+                words[at] = "#".to_string();
+            }
+        }
+        out += &format!("{}\n", words.join(" "));
+    }
+    out
+}
+
+/// The first words of each line of a table or list: what a machine cannot change.
+fn words(text: &str) -> Vec<String> {
+    let words = text.lines().filter_map(|line| {
+        if line.starts_with("      ") {
+            return None; // the rest of a long line
+        }
+        let word = line.split_whitespace().next()?;
+        // The reasons, names and numbers of a machine.
+        (!word.starts_with(|first: char| first.is_ascii_digit()))
+            .then(|| word.trim_end_matches(':').to_string())
+    });
+    let mut words: Vec<_> = words.collect();
+    words.retain(|word| {
+        !matches!(
+            word.as_str(),
+            "device" | "devices" | "linux" | "promised" | "not"
+        )
+    });
+    words
+}

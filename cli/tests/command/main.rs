@@ -1,0 +1,18 @@
+//! The command, run as a user runs it. zarrs' own codecs are the judge: this process registers no other.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::format_push_string,
+    reason = "a test's way to fail, and made-up data"
+)]
+
+mod arrays;
+mod docs;
+mod doctor;
+mod errors;
+mod full_disk;
+mod interrupted;
+mod maintenance;
+mod program;
+mod reencode;
+mod stream;

@@ -1,0 +1,60 @@
+//! The program, and the files that it leaves.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// Returns a command without arguments, with an environment that does not change its output.
+pub(crate) fn program() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_zarrs-cuda"));
+    command.env("NO_COLOR", "1").env("COLUMNS", "80");
+    command
+}
+
+/// Runs the program with words, and checks the exit code. Returns its output, stdout first.
+pub(crate) fn said(arguments: &[&dyn AsRef<std::ffi::OsStr>], code: i32) -> String {
+    let mut command = program();
+    command.args(arguments);
+    said_with_code(&command.output().unwrap(), code)
+}
+
+/// Runs the program with `--json`, and checks the exit code. Returns the object.
+pub(crate) fn json(arguments: &[&dyn AsRef<std::ffi::OsStr>], code: i32) -> Value {
+    let mut command = program();
+    command.args(arguments).arg("--json");
+    let output = command.output().unwrap();
+    said_with_code(&output, code);
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+pub(crate) fn said_with_code(ended: &Output, code: i32) -> String {
+    let said = [&ended.stdout[..], &ended.stderr].concat();
+    let said = String::from_utf8(said).unwrap();
+    assert_eq!(ended.status.code(), Some(code), "{said}");
+    said
+}
+
+/// The files in the directory `path`; none if it does not exist.
+pub(crate) fn files(path: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(path).into_iter().flatten() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(files(&path));
+        } else {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// Sends Ctrl-C.
+#[cfg(unix)]
+pub(crate) fn interrupt(child: &std::process::Child) {
+    let kill = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status();
+    assert!(kill.unwrap().success());
+}
