@@ -605,7 +605,7 @@ mod tests {
             let subchunks = [
                 (0, Some(vec![1; 100])),
                 (3, None),
-                (90, Some(vec![2; 50])),
+                (90, Some(vec![2; 150])),
                 (0, Some(vec![])),
             ];
             let mut object = layout.shard(&subchunks);
