@@ -240,7 +240,7 @@ fn encode(
 ) -> Result<Option<Value<'static>>, Error> {
     if !opened.is_whole(item) {
         let one = elements.as_array_bytes().map(|elements| (item, elements));
-        return opened.change(store, std::iter::once(one), options);
+        return opened.change(store, &item.key, std::iter::once(one), options);
     }
     let array = &opened.array;
     if !options.store_empty_chunks() && elements.is_all(array.fill_value().as_ne_bytes()) {

@@ -121,9 +121,12 @@ pub(crate) fn write_objects(
 ) -> Result<(), Error> {
     check_keys(opened, batch)?;
     for items in batch.items.chunks(objects.at_once()) {
-        let wanted = items
-            .iter()
-            .map(|item| (item.key.clone(), !opened.is_complete(item)));
+        let chunks = items.chunk_by(|a, b| a.key == b.key);
+        let wanted = chunks.filter_map(|boxes| {
+            let first = boxes.first()?;
+            let is_complete = boxes.len() == 1 && opened.is_complete(first);
+            Some((first.key.clone(), !is_complete))
+        });
         let values = objects.values(wanted, opened.is_sharded)?;
         let (given, some) = (Store::Given(Arc::new(values)), batch.of(items.iter()));
         objects.change(write(opened, &given, &some, memory, threads)?)?;
@@ -249,7 +252,8 @@ impl Opened {
                     let elements = self.boxed(item, memory, threads);
                     Ok((item, ArrayBytes::new_flen(elements)))
                 });
-                return self.change(store, boxes, options);
+                let key = items.first().map_or("", |item| &*item.key);
+                return self.change(store, key, boxes, options);
             }
         };
         let elements = self.elements(store, item, memory, threads)?;
@@ -270,19 +274,15 @@ impl Opened {
             .map_err(|error| Error::encoding(&item.key, &error))
     }
 
-    /// The shard of `boxes`, which are of one shard, with the elements of each: other subchunks are copied as they
-    /// are. `None` if all of it is the fill value.
+    /// The shard of `key` with the elements of `boxes`: other subchunks are copied as they are. `None` if all of
+    /// it is the fill value.
     pub(crate) fn change<'e>(
         &self,
         store: &Store,
+        key: &str,
         boxes: impl Iterator<Item = Result<(&'e Item, ArrayBytes<'e>), Error>>,
         options: &CodecOptions,
     ) -> Result<Option<Value<'static>>, Error> {
-        let mut boxes = boxes.peekable();
-        let key = match boxes.peek() {
-            Some(Ok((item, _))) => &*item.key,
-            _ => "",
-        };
         let shard = Arc::new(Changing::new(store.stored(key)?));
         let array = self.changing.with_storage(shard.clone());
         let options = options.with_experimental_partial_encoding(true);

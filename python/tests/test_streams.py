@@ -284,8 +284,35 @@ def test_boxes_of_another_rank_are_refused(tmp_path: Path) -> None:
     reader = zarrs_cuda.ArrayReader(opened(tmp_path, OURS))
     axes = len(reader.shape)
     for origins in ([[0] * (axes + 1)], [[0] * (2 * axes)], [0] * axes, [[0.5] * axes], [[-1] * axes]):
-        with pytest.raises(ValueError, match="integers each"):
+        with pytest.raises(ValueError, match="begins at 3 integers|is negative"):
             reader.read_boxes(origins, (1,) * axes)
+    with pytest.raises(ValueError, match="3 axes are asked for with 2 extents"):
+        reader.read_boxes([[0, 0, 0]], (1, 1))
     with pytest.raises(ValueError, match="slices without steps"):
         reader.read(1)
     assert reader.read_boxes([], (1,) * axes).shape == (0,) + (1,) * axes
+
+
+def test_the_array_has_the_new_shape_after_a_writer(tmp_path: Path) -> None:
+    array = create(tmp_path, **KIND)
+    with zarrs_cuda.ArrayWriter(array) as writer:
+        writer.append(frames(6))
+    assert array.shape == (6, 12, 10)
+    array.append(frames(2))
+    expected = np.concatenate([frames(6), frames(2)])
+    np.testing.assert_array_equal(opened(tmp_path, THEIRS)[...], expected)
+    with pytest.raises(KeyError), zarrs_cuda.ArrayWriter(array, start=4) as writer:
+        writer.append(expected[:4] + 1)
+        writer.flush()
+        writer.append(expected[:1])
+        raise KeyError
+    assert array.shape == (8, 12, 10)
+    assert writer.progress()["finished_slices"] == 8
+    np.testing.assert_array_equal(array[4:], expected[:4] + 1)
+
+
+def test_strings_have_no_writers_and_readers(tmp_path: Path) -> None:
+    array = create(tmp_path, shape=(8,), chunks=(2,), shards=(4,), dtype=str)
+    for kind in (zarrs_cuda.ArrayWriter, zarrs_cuda.ArrayReader):
+        with pytest.raises(ValueError, match="use the array itself"):
+            kind(array)

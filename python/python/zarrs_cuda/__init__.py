@@ -8,6 +8,8 @@ The files stay standard: any Zarr reader opens them. Importing the package loads
 starts no thread; the first read or write does.
 """
 
+from importlib.metadata import version
+
 from zarr.registry import register_pipeline
 
 from zarrs_cuda._doctor import doctor, metrics
@@ -23,6 +25,8 @@ from zarrs_cuda._maintenance import (
 )
 from zarrs_cuda._pipeline import CodecPipeline
 from zarrs_cuda._streams import ArrayReader, ArrayWriter
+
+__version__ = version("zarrs-cuda")
 
 # zarr-python finds a pipeline by these names.
 CodecPipeline.__module__ = "zarrs_cuda"

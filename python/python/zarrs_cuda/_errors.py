@@ -1,6 +1,10 @@
 """Errors and warnings."""
 
 
+def _name(array: str, store: str | None) -> str:
+    return repr(array or "/") if store is None else f"{array or '/'!r} of {store}"
+
+
 class FallbackWarning(UserWarning):
     """zarr-python's own pipeline reads and writes an array: the message says why."""
 
@@ -14,6 +18,8 @@ class _OfShardError(RuntimeError):
         The path of the array in its store.
     shard : str
         The key of the shard in the store.
+    store : str or None
+        The store, if it is known.
     """
 
     def __init__(self, array: str, shard: str, *why: str) -> None:
@@ -21,6 +27,7 @@ class _OfShardError(RuntimeError):
         super().__init__(array, shard, *why)
         self.array = array
         self.shard = shard
+        self.store: str | None = None
 
     @property
     def _path(self) -> str:
@@ -36,6 +43,8 @@ class FramesPending(_OfShardError):  # noqa: N818
         The path of the array in its store.
     shard : str
         The key of the shard in the store.
+    store : str or None
+        The store, if it is known.
     """
 
     def __str__(self) -> str:
@@ -56,6 +65,8 @@ class ShardError(_OfShardError):
         The path of the array in its store.
     shard : str
         The key of the shard in the store.
+    store : str or None
+        The store, if it is known.
     """
 
     def __str__(self) -> str:

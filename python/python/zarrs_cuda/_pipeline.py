@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import time
@@ -25,7 +26,7 @@ from zarr.core.metadata.v3 import ArrayV3Metadata, RegularChunkGridMetadata
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, StorePath, WrapperStore
 
 from zarrs_cuda import _elements, _settings
-from zarrs_cuda._errors import FallbackWarning, FramesPending
+from zarrs_cuda._errors import FallbackWarning, FramesPending, ShardError
 from zarrs_cuda._native import native
 from zarrs_cuda._places import place
 from zarrs_cuda._selections import Met, around, is_box, met
@@ -268,6 +269,14 @@ class CodecPipeline(_CodecPipeline):
         ours = self._for(batch)
         if ours is None:
             return await self.other.read(batch, out, drop_axes)
+        with _named(batch):
+            there = await self._read_ours(ours, batch, out, drop_axes)
+        return tuple(GetResult(status="present" if is_there else "missing") for is_there in there)
+
+    async def _read_ours(
+        self, ours: Native, batch: Batch, out: NDBuffer, drop_axes: tuple[int, ...]
+    ) -> list[bool]:
+        """Read chunks. Returns whether each is there."""
         values = await _values_to_read(ours, batch)
         target = out.as_ndarray_like()
         host = target if isinstance(target, np.ndarray) else np.empty(out.shape, out.dtype)
@@ -284,7 +293,7 @@ class CodecPipeline(_CodecPipeline):
         if host is not target:
             # A device's buffer is set from a host buffer, not from a numpy array.
             out[...] = cpu.NDBuffer.from_numpy_array(host)
-        return tuple(GetResult(status="present" if is_there else "missing") for is_there in there)
+        return there
 
     async def write(
         self,
@@ -326,11 +335,12 @@ class CodecPipeline(_CodecPipeline):
         store = batch[0][0].store
         store._check_writable()
         await store._ensure_open()
-        values = await _values_to_change(ours, batch)
-        elements = value.as_numpy_array()
-        changes = await _to_its_end(_write, ours, batch, elements, drop_axes, values)
-        if changes:
-            await _store(batch, changes)
+        with _named(batch):
+            values = await _values_to_change(ours, batch)
+            elements = value.as_numpy_array()
+            changes = await _to_its_end(_write, ours, batch, elements, drop_axes, values)
+            if changes:
+                await _store(batch, changes)
 
     @property
     def _is_irregular(self) -> bool:
@@ -405,6 +415,16 @@ class CodecPipeline(_CodecPipeline):
             FallbackWarning,
             stacklevel=3,
         )
+
+
+@contextlib.contextmanager
+def _named(batch: Batch) -> Iterator[None]:
+    """Tell errors in which store the array is."""
+    try:
+        yield
+    except (FramesPending, ShardError) as error:
+        error.store = str(batch[0][0].store)
+        raise
 
 
 def _by_shape(batch: Batch) -> Iterable[tuple[tuple[int, ...], list[int]]]:

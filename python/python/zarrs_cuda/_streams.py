@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import warnings
 import weakref
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from zarr.core.array import Array, AsyncArray
+from zarr.core.sync import sync
 
 from zarrs_cuda import _settings
 from zarrs_cuda._native import native
@@ -39,6 +41,9 @@ def _place(array: AnyArray) -> tuple[AsyncArray[Any], StorePath, Place]:
 
 def _dtype(array: AsyncArray[Any]) -> np.dtype[Any]:
     dtype: np.dtype[Any] = array.metadata.dtype.to_native_dtype()
+    if dtype.kind in "OTV":
+        msg = f"elements of the type {dtype} have no writers and readers of their own: use the array itself"
+        raise ValueError(msg)
     return dtype.newbyteorder("=")
 
 
@@ -74,10 +79,12 @@ class ArrayWriter:
     ----------
     array
         A sharded array of zarr-python in a ``LocalStore``, or in an ``ObjectStore`` that is not in
-        memory. Nothing else may write it meanwhile. After
-        ``finish`` its metadata in the store have the new shape: open the array again.
+        memory. Nothing else may write it meanwhile, another writer neither. It has the new shape after
+        ``flush``, ``finish`` and ``abort``; open other objects for the same array again.
     start
-        The first slice to write; at the border of a shard. By default the end of the array.
+        The first slice to write; at the border of a shard. By default the end of the array. What the
+        array has from there on is replaced shard by shard: elements of the last shard behind the last
+        slice become fill values.
     progress
         A function to call with :meth:`progress` whenever a shard was stored. It is called by threads
         of the writer, which wait for it: it cannot use the writer itself.
@@ -99,6 +106,8 @@ class ArrayWriter:
     ) -> None:
         opened, where, place = _place(array)
         where.store._check_writable()
+        self._array = opened
+        self._last: dict[str, float] = {}
         self._dtype = _dtype(opened)
         self._slice = opened.metadata.shape[1:]
         self._process = os.getpid()
@@ -145,8 +154,9 @@ class ArrayWriter:
         self._writer.append(np.ascontiguousarray(frames))
 
     def flush(self) -> None:
-        """Store every whole slice that was appended, and the new shape."""
+        """Store every whole shard that was appended, and the new shape."""
         self._writer.flush()
+        self._refresh()
 
     def finish(self) -> str:
         """Store everything, and the new shape.
@@ -158,6 +168,7 @@ class ArrayWriter:
         """
         done: str = self._writer.finish()
         _open_writers.discard(self)
+        self._refresh()
         return done
 
     def abort(self) -> int | None:
@@ -168,12 +179,28 @@ class ArrayWriter:
         int or None
             How many slices of the array are stored; None if the writer was aborted before.
         """
+        with contextlib.suppress(ValueError):
+            self._last = self._writer.progress()
         stored: int | None = self._writer.abort()
         _open_writers.discard(self)
+        if stored is not None:
+            self._last |= {"finished_slices": stored, "covered_slices": stored}
+            self._refresh()
         return stored
 
+    def _refresh(self) -> None:
+        """Give the array the shape that is stored: with the old one, its next ``resize`` would cut it."""
+        stored = sync(AsyncArray.open(self._array.store_path))
+        for name in ("metadata", "_chunk_grid"):
+            object.__setattr__(self._array, name, getattr(stored, name))
+
     def progress(self) -> dict[str, float]:
-        """Return how far the writer is: counts of slices, shards and bytes, and times in seconds."""
+        """Return how far the writer is: counts of slices, shards and bytes, and times in seconds.
+
+        After ``abort`` it is what was stored.
+        """
+        if self._last:
+            return dict(self._last)
         now: dict[str, float] = self._writer.progress()
         return now
 
@@ -292,12 +319,17 @@ class ArrayReader:
         places = np.asarray(origins)
         if not places.size:
             places = np.empty((0, len(self.shape)), np.int64)
-        is_right = places.ndim == 2 and places.shape[1] == len(self.shape) == len(shape)
-        if not is_right or places.dtype.kind not in "iu" or (places < 0).any():
+        if len(shape) != len(self.shape):
+            msg = f"boxes of {len(self.shape)} axes are asked for with {len(shape)} extents, {tuple(shape)}"
+            raise ValueError(msg)
+        if places.ndim != 2 or places.shape[1] != len(self.shape) or places.dtype.kind not in "iu":
             msg = (
-                f"boxes of {len(shape)} axes begin at {len(self.shape)} integers each, none negative, and "
-                f"these are of the type {places.dtype} and the shape {places.shape}"
+                f"each box begins at {len(self.shape)} integers, and these origins have the type "
+                f"{places.dtype} and the shape {places.shape}"
             )
+            raise ValueError(msg)
+        if (places < 0).any():
+            msg = f"the origin of a box is negative: {places[(places < 0).any(axis=1)][0].tolist()}"
             raise ValueError(msg)
         out = self._output(out, (len(places), *shape))
         self._reader.read_boxes_into(places.tolist(), out)
