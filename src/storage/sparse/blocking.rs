@@ -75,8 +75,22 @@ impl<S: ReadableStorageTraits + ?Sized> SparseShardStore<S> {
                 ),
             });
         }
-        adapter.array.rename = Some(super::renaming(renaming, key));
+        adapter.rename_in(renaming);
         Ok(adapter)
+    }
+}
+
+impl<S: ?Sized> SparseShardStore<S> {
+    /// Replaces objects by renaming in `renaming`, which has the same objects.
+    fn rename_in<R>(&mut self, renaming: Arc<R>)
+    where
+        R: AtomicRenameStorageTraits
+            + ReadableStorageTraits
+            + WritableStorageTraits
+            + ?Sized
+            + 'static,
+    {
+        self.array.rename = Some(super::renaming(renaming, self.array.metadata.clone()));
     }
 }
 
@@ -271,7 +285,8 @@ where
         path: &str,
         root: std::path::PathBuf,
     ) -> Result<Self, Error> {
-        let mut adapter = Self::open_renaming(store.clone(), path, store)?;
+        let mut adapter = Self::open(store.clone(), path)?;
+        adapter.rename_in(store);
         adapter.array.files = Some(Files::new(root));
         Ok(adapter)
     }
@@ -298,7 +313,8 @@ impl SparseShardStore<zarrs_filesystem::FilesystemStore> {
         path: &str,
     ) -> Result<Self, Error> {
         let root = store.prefix_to_fs_path(&StorePrefix::root());
-        let mut adapter = Self::open_renaming(store.clone(), path, store)?;
+        let mut adapter = Self::open(store.clone(), path)?;
+        adapter.rename_in(store);
         adapter.array.files = Some(Files::new(root));
         Ok(adapter)
     }
