@@ -92,7 +92,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         lines.push(line);
         rows.push(json!({
             "shard": shard,
-            "outcome": name_of(outcome),
+            "outcome": outcome.name(),
             "reason": match outcome {
                 RecoveryOutcome::Unrecoverable { reason } => Some(reason),
                 _ => None,
@@ -139,16 +139,5 @@ fn in_words(outcome: &RecoveryOutcome, is_dry: bool) -> String {
             "it was never complete, and is to be erased".to_string()
         }
         outcome => outcome.to_string(),
-    }
-}
-
-fn name_of(outcome: &RecoveryOutcome) -> &'static str {
-    match outcome {
-        RecoveryOutcome::Absent => "absent",
-        RecoveryOutcome::Intact => "intact",
-        RecoveryOutcome::Undone => "undone",
-        RecoveryOutcome::Completed => "completed",
-        RecoveryOutcome::Erased => "erased",
-        _ => "unrecoverable",
     }
 }

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 
 use serde_json::json;
 use zarrs::array::Array;
-use zarrs_cuda::maintenance::{RecoveryOutcome, Shards};
+use zarrs_cuda::maintenance::Shards;
 use zarrs_storage::{StorePrefix, WritableStorageTraits};
 
 use crate::array::Shared;
@@ -122,7 +122,7 @@ impl Maintained {
                 "index": index,
                 "problem": found.index_problem,
                 "subchunks": subchunks.collect::<Vec<_>>(),
-                "state": word(&found.recovery),
+                "state": found.recovery.name(),
             });
             (described.to_string(), found.to_string())
         }))
@@ -135,17 +135,6 @@ impl Maintained {
 
     pub(crate) fn recover(&self, shard: &[u64]) -> Result<(&'static str, String), Error> {
         let recovered = self.shards()?.recover(shard).map_err(failed)?;
-        Ok((word(&recovered.outcome), recovered.to_string()))
-    }
-}
-
-fn word(outcome: &RecoveryOutcome) -> &'static str {
-    match outcome {
-        RecoveryOutcome::Absent => "absent",
-        RecoveryOutcome::Intact => "intact",
-        RecoveryOutcome::Undone => "undone",
-        RecoveryOutcome::Completed => "completed",
-        RecoveryOutcome::Erased => "erased",
-        _ => "unrecoverable",
+        Ok((recovered.outcome.name(), recovered.to_string()))
     }
 }

@@ -48,8 +48,8 @@ pub(crate) fn read(
     })?
 }
 
-/// As [`read`], of objects: one of which all is wanted is got by one request, and several at once, before it is
-/// decoded.
+/// As [`read`], of objects. An object that is wanted whole takes one request. Several requests are made at once,
+/// and the objects are decoded then.
 fn read_objects(
     opened: &Opened,
     objects: &Arc<Objects>,

@@ -142,7 +142,7 @@ impl Writer {
             }
             if let Some(progress) = progress {
                 builder = builder.with_progress_callback(move |now: &Progress| {
-                    // Nobody is told when the interpreter ends.
+                    // When the interpreter ends, the function is not called any more.
                     let _ = Python::try_attach(|py| {
                         TELLING.set(true);
                         let told = progress_of(py, now)

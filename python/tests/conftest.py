@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,6 +33,18 @@ def create(store: Any, pipeline: str = OURS, **kwargs: Any) -> zarr.Array[Any]:
     """Create an array in a store with a pipeline."""
     with zarr.config.set({"codec_pipeline.path": pipeline}):
         return zarr.create_array(store, **kwargs)
+
+
+def exit_code(child: int, seconds: float) -> int:
+    """Wait for a forked child, and return its exit code. The test fails if the child takes longer."""
+    deadline = time.monotonic() + seconds
+    while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    if done == (0, 0):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        pytest.fail(f"a forked child has neither ended nor raised an error after {seconds} s")
+    return os.waitstatus_to_exitcode(done[1])
 
 
 @pytest.fixture

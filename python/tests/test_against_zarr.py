@@ -354,7 +354,7 @@ def test_irregular_grids(data: st.DataObject, kind: str, stores: Callable[[str],
         rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
         expected = np.full(shape, both[0].metadata.fill_value, numpy_type(kwargs["dtype"]))
         for _ in range(data.draw(st.integers(1, 3))):
-            # Blocks are those of regular grids here.
+            # The oracle knows the blocks of regular grids only.
             way, selection = data.draw(selections(shape, (10**9,) * len(shape)))
             same = of_numpy(way, selection, shape, (10**9,) * len(shape))
             value = np.asarray(elements(rng, expected.dtype, np.shape(expected[same])), expected.dtype)

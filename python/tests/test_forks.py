@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import zarrs_cuda
-from conftest import OURS, create, opened
+from conftest import OURS, create, exit_code, opened
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,14 +88,7 @@ def test_a_fork_while_four_threads_read(tmp_path: Path) -> None:
                     status = 3
                 finally:
                     os._exit(status)
-            deadline = time.monotonic() + 1
-            while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
-                time.sleep(0.005)
-            if done == (0, 0):
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                pytest.fail(f"child {number} has neither values nor an error after a second")
-            outcomes.append(os.waitstatus_to_exitcode(done[1]))
+            outcomes.append(exit_code(child, 1))
     finally:
         end.set()
         for thread in threads:
@@ -150,14 +142,7 @@ def test_a_fork_while_four_writers_append(tmp_path: Path) -> None:
                     status = 3
                 finally:
                     os._exit(status)
-            deadline = time.monotonic() + 10
-            while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
-                time.sleep(0.005)
-            if done == (0, 0):
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                pytest.fail(f"child {number} hangs")
-            outcomes.append(os.waitstatus_to_exitcode(done[1]))
+            outcomes.append(exit_code(child, 10))
             if outcomes[-1] == 0:
                 assert (opened(tmp_path / f"child{number}", OURS)[...] == 1).all()
     finally:

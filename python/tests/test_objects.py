@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import signal
 import threading
 import time
 from collections import Counter
@@ -16,7 +15,7 @@ import obstore
 import pytest
 import zarr
 import zarrs_cuda
-from conftest import OURS, THEIRS, create, opened
+from conftest import OURS, THEIRS, create, exit_code, opened
 from obstore.store import HTTPStore
 from obstore.store import LocalStore as LocalObjects
 from obstore.store import MemoryStore as MemoryObjects
@@ -427,14 +426,7 @@ def test_a_fork_while_threads_read(kind: str, tmp_path: Path, server: Server) ->
                     status = 0
                 finally:
                     os._exit(status)
-            deadline = time.monotonic() + 20
-            while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
-                time.sleep(0.005)
-            if done == (0, 0):
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                pytest.fail(f"child {number} hangs")
-            assert os.waitstatus_to_exitcode(done[1]) == 0
+            assert exit_code(child, 20) == 0
     finally:
         end.set()
         for thread in threads:

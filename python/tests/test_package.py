@@ -299,6 +299,7 @@ def test_a_damaged_shard_is_named(kind: str, stores: Callable[[str], Any]) -> No
             read()
         assert isinstance(error.value, RuntimeError)
         assert error.value.shard == "c/0/0"
+        assert str(store) in str(error.value)
         assert pickle.loads(pickle.dumps(error.value)).shard == "c/0/0"
     with pytest.raises(zarrs_cuda.ShardError, match="recover"):
         array[0, 0] = 1

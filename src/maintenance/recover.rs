@@ -41,6 +41,21 @@ pub enum RecoveryOutcome {
     },
 }
 
+impl RecoveryOutcome {
+    /// Its name, in one word, for programs.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Absent => "absent",
+            Self::Intact => "intact",
+            Self::Undone => "undone",
+            Self::Completed => "completed",
+            Self::Erased => "erased",
+            Self::Unrecoverable { .. } => "unrecoverable",
+        }
+    }
+}
+
 /// The state of a subchunk after recovery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

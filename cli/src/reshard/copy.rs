@@ -326,7 +326,7 @@ impl Writer<'_> {
     }
 }
 
-/// What there is to do when a file was written: all files are synced at the end, where that can be.
+/// Completes a file that was written. Linux syncs the whole file system at the end instead.
 #[cfg(target_os = "linux")]
 #[allow(clippy::unnecessary_wraps, reason = "as elsewhere")]
 fn written(_file: &File) -> io::Result<()> {

@@ -1,4 +1,4 @@
-//! What users do wrong, and what they are told.
+//! Mistakes of users, and the messages of the command.
 
 use std::fs;
 

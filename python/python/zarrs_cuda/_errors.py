@@ -1,10 +1,6 @@
 """Errors and warnings."""
 
 
-def _name(array: str, store: str | None) -> str:
-    return repr(array or "/") if store is None else f"{array or '/'!r} of {store}"
-
-
 class FallbackWarning(UserWarning):
     """zarr-python's own pipeline reads and writes an array: the message says why."""
 
@@ -30,8 +26,9 @@ class _OfShardError(RuntimeError):
         self.store: str | None = None
 
     @property
-    def _path(self) -> str:
-        return self.array or "/"
+    def _where(self) -> str:
+        path = repr(self.array or "/")
+        return path if self.store is None else f"{path} of {self.store}"
 
 
 class FramesPending(_OfShardError):  # noqa: N818
@@ -49,7 +46,7 @@ class FramesPending(_OfShardError):  # noqa: N818
 
     def __str__(self) -> str:
         return (
-            f"the array {self._path!r} has subchunks beside its shard {self.shard!r}, written with "
+            f"the array {self._where} has subchunks beside its shard {self.shard!r}, written with "
             "`codec_pipeline.shards` set to 'shared'. They would hide what is written otherwise: call "
             "`zarrs_cuda.consolidate(array)` first, when no other process writes. If it says that some are "
             "not whole, `zarrs_cuda.consolidate(array, discard_invalid=True)` deletes these"
@@ -71,7 +68,7 @@ class ShardError(_OfShardError):
 
     def __str__(self) -> str:
         return (
-            f"the array {self._path!r} has a damaged shard, {self.shard!r}: {self.args[2]}. "
+            f"the array {self._where} has a damaged shard, {self.shard!r}: {self.args[2]}. "
             "If an update in place was interrupted, `zarrs_cuda.recover(array)` repairs it. Otherwise "
             "delete its object, which reads as fill values then, and write the shard again"
         )

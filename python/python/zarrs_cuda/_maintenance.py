@@ -102,7 +102,7 @@ def consolidate(
     ours, path, _ = _opened(array, "shared", writes=True)
     pending = ours.pending(path)
     # After the listing: an array is made larger first, and then written to.
-    _, _, grid = _opened(array, "shared")
+    grid = _grid(_stored_metadata(array))
     threads = _settings.threads()
     done = ours.consolidate(path, pending, grid, part, threads, discard_invalid=discard_invalid)
     return Consolidation(*done)
@@ -294,8 +294,7 @@ def _opened(
     if not isinstance(opened.metadata, ArrayV3Metadata):
         msg = "it is an array of Zarr v2, which has no shards"
         raise ValueError(msg)
-    # Its shape may have changed since it was opened.
-    metadata = sync(AsyncArray.open(where)).metadata
+    metadata = _stored_metadata(opened)
     try:
         ours = native_for(metadata, found, mode)
     except UnsupportedError as error:
@@ -303,9 +302,18 @@ def _opened(
     if shards and not ours.is_sharded:
         msg = "the array has no shards, or codecs around them"
         raise ValueError(msg)
+    return ours, where.path, _grid(metadata)
+
+
+def _stored_metadata(array: AnyArray) -> Any:
+    """Return the metadata of an array as they are stored: its shape may have changed since it was opened."""
+    return sync(AsyncArray.open(array.store_path)).metadata
+
+
+def _grid(metadata: Any) -> list[int]:
+    """Return the shape of the grid of shards."""
     chunk = metadata.chunk_grid.chunk_shape
-    grid = [-(-extent // size) for extent, size in zip(metadata.shape, chunk, strict=True)]
-    return ours, where.path, grid
+    return [-(-extent // size) for extent, size in zip(metadata.shape, chunk, strict=True)]
 
 
 def _every(grid: list[int]) -> Iterator[tuple[int, ...]]:

@@ -350,7 +350,7 @@ class CodecPipeline(_CodecPipeline):
         )
 
     def of_chunks(self, shape: tuple[int, ...]) -> CodecPipeline:
-        """Return the pipeline of the chunks of a shape: those of an irregular grid are of several.
+        """Return the pipeline of the chunks of one shape. Chunks of an irregular grid have several shapes.
 
         Parameters
         ----------

@@ -36,8 +36,8 @@ _CODECS = frozenset(
         "ZstdCodec",
     }
 )
-# The kinds of numpy's types of which both do the same. zarrs rounds integers and compresses dates, too; it
-# reads parts of shards with strings by a decoder of `adler32` that reads behind the part.
+# The kinds of numpy's types for which zarrs and numcodecs store the same bytes. zarrs rounds integers and
+# compresses dates, too. Its `adler32` reads behind the end of a part of a shard with strings.
 _KINDS: dict[type[Codec], str] = {
     _numcodecs.Adler32: "biufcmMUSV",
     _numcodecs.BitRound: "f",
