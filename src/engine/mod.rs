@@ -24,6 +24,8 @@ pub(crate) mod host;
 pub mod memory;
 pub(crate) mod pack;
 pub(crate) mod pieces;
+#[allow(unsafe_code)]
+pub(crate) mod reduce;
 pub(crate) mod stream;
 pub(crate) mod subchunk;
 

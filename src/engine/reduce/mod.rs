@@ -1,0 +1,190 @@
+//! Reduces slices to slices of half the extent: one element for each window of the level above.
+//!
+//! Along an axis of factor 2 a window has two elements, or one where the extent is odd and ends. So a window
+//! has a power of two of elements, and these are taken in C order:
+//!
+//! | reduction | element of the level below |
+//! |---|---|
+//! | mean | the sum over the count. Integers: exact, and rounded to the nearest, half to even. `float16` and `float32`: summed in 64 bits, in order, and rounded once. `float64`: summed in order |
+//! | minimum, maximum | -0.0 is less than 0.0 |
+//! | median | the middle one, or the mean of the two in the middle, rounded as a mean |
+//! | mode | the bits that are there most often; the first of those that are as often there |
+//! | decimate | the first |
+//!
+//! A NaN anywhere in a window makes a mean, minimum, maximum or median the quiet NaN without sign and
+//! payload. A boolean is the integer 0 or 1.
+
+mod elements;
+mod fold;
+
+use std::num::NonZeroUsize;
+use std::sync::{Mutex, PoisonError};
+
+pub(crate) use elements::Elements;
+
+use super::EngineError;
+use super::pieces::crew;
+use fold::Rows;
+
+/// How a window becomes one element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reduction {
+    /// The mean.
+    Mean,
+    /// The smallest element.
+    Minimum,
+    /// The largest element.
+    Maximum,
+    /// The middle element, or the mean of the two in the middle.
+    Median,
+    /// The element that is there most often, for labels.
+    Mode,
+    /// The first element.
+    Decimate,
+}
+
+/// The most axes along which windows have two elements: sums of 2⁸ elements of 16 bits fit 32 bits.
+pub(crate) const MOST_AXES: usize = 8;
+
+/// A thread makes about so many bytes at once.
+const SHARE: usize = 64 << 10;
+
+/// Reduces slices of one shape.
+#[derive(Clone, Debug)]
+pub(crate) struct Reducer {
+    reduction: Reduction,
+    elements: Elements,
+    /// Of a slice that is given: one row after the other.
+    rows: Vec<usize>,
+    row: usize,
+    /// The extents of a window, without the axis that slices are appended along.
+    factors: Vec<usize>,
+    row_factor: usize,
+}
+
+impl Reducer {
+    /// A reducer of slices of `shape`, all of whose axes have a factor of 1 or 2.
+    ///
+    /// # Errors
+    /// Why not, if elements of this kind have no such reduction, or there are too many axes.
+    pub(crate) fn new(
+        reduction: Reduction,
+        elements: Elements,
+        shape: &[usize],
+        factors: &[usize],
+    ) -> Result<Self, String> {
+        if !elements.can(reduction) {
+            return Err(format!("{elements:?} have no {reduction:?}"));
+        }
+        if factors.iter().any(|factor| !(1..=2).contains(factor)) {
+            return Err(format!("factors are 1 or 2, and not {factors:?}"));
+        }
+        // One more for the axis that slices are appended along.
+        if factors.iter().filter(|factor| **factor == 2).count() >= MOST_AXES {
+            return Err(format!("more than {MOST_AXES} axes are halved"));
+        }
+        let (row, rows) = shape.split_last().unwrap_or((&1, &[]));
+        let (row_factor, factors) = factors.split_last().unwrap_or((&1, &[]));
+        Ok(Self {
+            reduction,
+            elements,
+            rows: rows.to_vec(),
+            row: *row,
+            factors: factors.to_vec(),
+            row_factor: *row_factor,
+        })
+    }
+
+    /// The bytes of a slice that is given.
+    fn bytes(&self) -> usize {
+        self.rows.iter().product::<usize>() * self.row * self.elements.size()
+    }
+
+    /// The bytes of a slice that is made.
+    pub(crate) fn reduced_bytes(&self) -> usize {
+        self.reduced_rows().product::<usize>() * self.reduced_row()
+    }
+
+    fn reduced_rows(&self) -> impl Iterator<Item = usize> {
+        let axes = self.rows.iter().zip(&self.factors);
+        axes.map(|(extent, factor)| extent.div_ceil(*factor))
+    }
+
+    /// The bytes of a row that is made.
+    fn reduced_row(&self) -> usize {
+        self.row.div_ceil(self.row_factor) * self.elements.size()
+    }
+
+    /// Reduces `slices`, one or two that follow each other, to `reduced`, on at most `threads` threads,
+    /// including the calling thread.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] if a slice has another size.
+    pub(crate) fn reduce(
+        &self,
+        slices: &[&[u8]],
+        reduced: &mut [u8],
+        threads: NonZeroUsize,
+    ) -> Result<(), EngineError> {
+        let is_whole = |slice: &&[u8]| slice.len() == self.bytes();
+        if !(1..=2).contains(&slices.len())
+            || !slices.iter().all(is_whole)
+            || reduced.len() != self.reduced_bytes()
+        {
+            return Err(EngineError::Internal("a slice of another size is reduced"));
+        }
+        if reduced.is_empty() {
+            return Ok(());
+        }
+        let each = (SHARE / self.reduced_row()).max(1);
+        let shares: Vec<_> = reduced
+            .chunks_mut(each * self.reduced_row())
+            .map(Mutex::new)
+            .collect();
+        crew().run(shares.len(), threads, &|number| {
+            let mut share = shares[number]
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            self.reduce_rows(slices, number * each, &mut share);
+        });
+        Ok(())
+    }
+
+    /// Makes the rows of `reduced`, from row `first` on.
+    fn reduce_rows(&self, slices: &[&[u8]], first: usize, reduced: &mut [u8]) {
+        let row = self.row * self.elements.size();
+        let counts: Vec<usize> = self.reduced_rows().collect();
+        let mut of_window = Vec::new();
+        for (number, reduced) in reduced.chunks_mut(self.reduced_row()).enumerate() {
+            of_window.clear();
+            of_window.push(0);
+            // The rows of a window in C order: each axis, from the first, divides what was there.
+            let mut rest = first + number;
+            let mut at = vec![0; counts.len()];
+            for (at, count) in at.iter_mut().zip(&counts).rev() {
+                *at = rest % count;
+                rest /= count;
+            }
+            for ((&extent, &factor), &at) in self.rows.iter().zip(&self.factors).zip(&at) {
+                let inside = at * factor..((at + 1) * factor).min(extent);
+                let next = of_window
+                    .iter()
+                    .flat_map(|&before: &usize| inside.clone().map(move |at| before * extent + at));
+                of_window = next.collect();
+            }
+            let rows: Vec<&[u8]> = slices
+                .iter()
+                .flat_map(|slice| of_window.iter().map(|&at| &slice[at * row..][..row]))
+                .collect();
+            let rows = Rows {
+                rows: &rows,
+                factor: self.row_factor,
+            };
+            self.elements.reduce(self.reduction, &rows, reduced);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
