@@ -38,6 +38,11 @@ struct Plain {
 }
 
 impl IndexCodecs {
+    /// The codecs as zarrs has them.
+    pub(super) fn chain(&self) -> &Arc<CodecChain> {
+        &self.chain
+    }
+
     /// The codecs `chain` of the index of shards of `dimensions` dimensions.
     ///
     /// # Errors

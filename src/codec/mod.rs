@@ -207,6 +207,30 @@ impl CudaShardingCodec {
         Self::of(self.parts.with_options(options))
     }
 
+    /// The elements of a subchunk along each axis.
+    pub(crate) fn subchunk_shape(&self) -> &ChunkShape {
+        &self.parts.subchunk_shape
+    }
+
+    /// The same codec with subchunks of another shape.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub(crate) fn with_subchunk_shape(
+        &self,
+        subchunk_shape: ChunkShape,
+    ) -> Result<Self, PluginCreateError> {
+        let parts = Parts::new(
+            subchunk_shape,
+            &self.parts.inner_codecs,
+            self.parts.index_codecs.chain().clone(),
+            self.parts.index_location,
+            self.parts.options.clone(),
+        )?;
+        let engines = self.parts.engines.clone();
+        Ok(Self::of(Parts { engines, ..parts }))
+    }
+
     /// The shards of this codec with `shape` (elements), `data_type` and `fill_value`.
     ///
     /// # Errors

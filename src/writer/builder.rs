@@ -36,6 +36,7 @@ pub struct ArrayWriterBuilder<TStorage: ?Sized> {
     array: Array<TStorage>,
     renamed: Option<Renamed<TStorage>>,
     start: Option<u64>,
+    cuts: bool,
     epochs: Option<usize>,
     store_threads: usize,
     codec_options: CodecOptions,
@@ -46,10 +47,18 @@ pub struct ArrayWriterBuilder<TStorage: ?Sized> {
 /// Where shards go, and where the array's length is kept.
 type Stores = (Box<dyn ShardSink>, Box<dyn Length>);
 
-/// Makes the [`Stores`] of a store that renames. If the array is extended, the index of its first
-/// new shard epoch is given: temporaries from there on are leftovers.
+/// Makes the [`Stores`] of a store that renames.
 type Renamed<TStorage> =
-    Arc<dyn Fn(&Array<TStorage>, Option<u64>) -> Result<Stores, WriterError> + Send + Sync>;
+    Arc<dyn Fn(&Array<TStorage>, Option<Extends>) -> Result<Stores, WriterError> + Send + Sync>;
+
+/// A writer that extends its array.
+#[derive(Clone, Copy)]
+struct Extends {
+    /// The index of the first new shard epoch: temporaries from there on are leftovers.
+    first: u64,
+    /// Whether the stored array is cut off there, and created.
+    cuts: bool,
+}
 
 impl<TStorage: ?Sized> fmt::Debug for ArrayWriterBuilder<TStorage> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -73,6 +82,7 @@ where
             array: array.with_storage(array.storage()),
             renamed: None,
             start: None,
+            cuts: false,
             epochs: None,
             store_threads: 8,
             codec_options: zarrs::config::global_config().codec_options(),
@@ -88,6 +98,26 @@ where
     pub fn with_start(mut self, slice: u64) -> Self {
         self.start = Some(slice);
         self
+    }
+
+    /// Lets the stored array end where the array that was given ends, and creates it now if it is not
+    /// there. Otherwise an array that was extended meanwhile is an error.
+    pub(super) fn cutting(mut self) -> Self {
+        self.cuts = true;
+        self
+    }
+
+    /// How many slices the stored array has; `None` if it is not there.
+    pub(super) fn stored_length(&self) -> Result<Option<u64>, WriterError> {
+        let stored = self.stores(None)?.1.stored();
+        stored.map_err(|error| refused(&self.array, error))
+    }
+
+    /// Lets the stored array be as long as the array that was given, and creates it if it is not there.
+    pub(super) fn lengthen(&self) -> Result<(), WriterError> {
+        let (_, length) = self.stores(None)?;
+        let grown = length.grow(self.array.shape()[0]);
+        grown.map_err(|error| refused(&self.array, error))
     }
 
     /// Sets how many epochs are encoded together, at most. An epoch is all subchunks at one index
@@ -137,19 +167,24 @@ where
             + ListableStorageTraits
             + 'static,
     {
-        self.renamed = Some(Arc::new(move |array, extended_from| {
+        self.renamed = Some(Arc::new(move |array, extends| {
             let sink =
                 RenamedSink::of(array, store.clone()).map_err(|error| refused(array, error))?;
             let length = ArrayLength::renamed(array, store.clone());
             let length = length.map_err(|error| refused(array, error))?;
-            if let Some(first) = extended_from {
+            if let Some(extends) = extends {
                 // First: what is there may belong to somebody who extends the array now.
-                check_length(array, &length)?;
-                let erased = leftovers::clean(array, &*store, first);
+                if !extends.cuts {
+                    check_length(array, &length)?;
+                }
+                let erased = leftovers::clean(array, &*store, extends.first);
                 let erased = erased.map_err(|error| refused(array, error))?;
                 if erased > 0 {
                     let path = array.path();
                     tracing::info!(erased, %path, "erased what a writer left that did not finish");
+                }
+                if extends.cuts {
+                    cut(array, &length)?;
                 }
             }
             Ok((Box::new(sink), Box::new(length)))
@@ -210,11 +245,9 @@ where
         let batch = grid.batch(plan.job.epochs);
         let batch = batch.map_err(|error| unsupported(error.to_string()))?;
         let first = start / grid.shard_slices() as u64;
-        let extended_from = (start == self.array.shape()[0]).then_some(first);
-        let (sink, length) = match &self.renamed {
-            Some(renamed) => renamed(&self.array, extended_from)?,
-            None => self.stores(extended_from.is_some())?,
-        };
+        let cuts = self.cuts;
+        let extends = (start == self.array.shape()[0]).then_some(Extends { first, cuts });
+        let (sink, length) = self.stores(extends)?;
         let stored = length
             .stored()
             .map_err(|error| refused(&self.array, error))?;
@@ -275,12 +308,17 @@ where
         }
     }
 
-    /// Stores of shards and metadata by one `set` each.
-    fn stores(&self, extends: bool) -> Result<Stores, WriterError> {
+    /// Where shards and metadata go: to temporaries that are renamed, or by one `set` each.
+    fn stores(&self, extends: Option<Extends>) -> Result<Stores, WriterError> {
+        if let Some(renamed) = &self.renamed {
+            return renamed(&self.array, extends);
+        }
         let sink = WholeSink::of(&self.array).map_err(|error| refused(&self.array, error))?;
         let length = ArrayLength::of(&self.array).map_err(|error| refused(&self.array, error))?;
-        if extends {
-            check_length(&self.array, &length)?;
+        match extends {
+            Some(extends) if extends.cuts => cut(&self.array, &length)?,
+            Some(_) => check_length(&self.array, &length)?,
+            None => {}
         }
         Ok((Box::new(sink), Box::new(length)))
     }
@@ -407,6 +445,12 @@ fn unsupported(reason: String) -> WriterError {
 
 fn cannot(error: EngineError) -> WriterError {
     WriterError::Array(Error::Codec(codec_error(error)))
+}
+
+/// Lets the stored array end where `array` ends, and creates it if it is not there.
+fn cut<TStorage: ?Sized>(array: &Array<TStorage>, length: &dyn Length) -> Result<(), WriterError> {
+    let cut = length.cut(array.shape()[0]);
+    cut.map_err(|error| refused(array, error))
 }
 
 /// Checks that the array was not extended since it was opened: the writer would start within its

@@ -104,6 +104,37 @@ pub enum WriterError {
         /// The engine's error.
         source: Box<dyn Error + Send + Sync>,
     },
+    /// An image cannot have such levels.
+    #[error("no pyramid of {path}: {reason}")]
+    Pyramid {
+        /// The path of level 0.
+        path: String,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// The stored slices of a level, from which the level below is made, could not be read.
+    #[error("cannot read slices {first} to {last} of {path}: {source}")]
+    Read {
+        /// The path of the level.
+        path: String,
+        /// The first of these slices.
+        first: u64,
+        /// The last of these slices.
+        last: u64,
+        /// The reader's error.
+        source: Box<crate::reader::ReaderError>,
+    },
+    /// An error of a level of a [`MultiscaleWriter`](super::MultiscaleWriter) below level 0.
+    #[error("level {level}: {source}")]
+    Level {
+        /// The number of the level.
+        level: usize,
+        /// The error of its writer.
+        source: Box<WriterError>,
+    },
+    /// The application has cancelled the work.
+    #[error("cancelled: complete shards stay, and another call goes on behind them")]
+    Cancelled,
     /// The writer was finished, and takes nothing more.
     #[error("the writer was finished at slice {end}, and takes nothing more")]
     Finished {

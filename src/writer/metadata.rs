@@ -138,9 +138,13 @@ impl ArrayLength {
         }
     }
 
-    /// `metadata` with at least `slices` as the first extent of its shape; `None` if that is so
-    /// already.
-    fn grown(&self, metadata: &[u8], slices: u64) -> Result<Option<String>, StorageError> {
+    /// `metadata` with another first extent of its shape, which `change` makes of the extent that it
+    /// has; `None` if that is the same.
+    fn with_length(
+        &self,
+        metadata: &[u8],
+        change: &dyn Fn(u64) -> u64,
+    ) -> Result<Option<String>, StorageError> {
         let invalid = |reason: String| StorageError::InvalidMetadata(self.key.clone(), reason);
         let document = Document::parse(metadata).map_err(invalid)?;
         let shape = document.elements("shape").map_err(invalid)?;
@@ -157,8 +161,34 @@ impl ArrayLength {
                 self.inner
             )));
         }
-        let grown = (*extent < slices).then(|| document.with_part(first, &slices.to_string()));
-        Ok(grown.flatten())
+        let slices = change(*extent);
+        let changed = (*extent != slices).then(|| document.with_part(first, &slices.to_string()));
+        Ok(changed.flatten())
+    }
+
+    /// Stores the metadata with the first extent that `change` makes of the stored one.
+    fn change(&self, change: &dyn Fn(u64) -> u64) -> Result<(), StorageError> {
+        let mut attempted = self
+            .attempted
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let stored = self.reader.get(&self.key)?;
+        let (base, is_stored) = match (&*attempted, stored) {
+            // A torn value is made whole first, so that it is never a part of some older attempt.
+            (Some(whole), Some(torn)) if torn.len() < whole.len() && whole.starts_with(&torn) => {
+                let whole = whole.clone();
+                self.store(&mut attempted, whole.clone())?;
+                (whole, true)
+            }
+            (_, Some(stored)) => (stored, true),
+            (Some(attempted), None) => (attempted.clone(), false),
+            (None, None) => (self.own.clone(), false),
+        };
+        match self.with_length(&base, change)? {
+            Some(changed) => self.store(&mut attempted, changed.into()),
+            None if !is_stored => self.store(&mut attempted, base),
+            None => self.erase_own(&mut attempted),
+        }
     }
 }
 
@@ -188,27 +218,11 @@ impl Length for ArrayLength {
     }
 
     fn grow(&self, slices: u64) -> Result<(), StorageError> {
-        let mut attempted = self
-            .attempted
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let stored = self.reader.get(&self.key)?;
-        let (base, is_stored) = match (&*attempted, stored) {
-            // A torn value is made whole first, so that it is never a part of some older attempt.
-            (Some(whole), Some(torn)) if torn.len() < whole.len() && whole.starts_with(&torn) => {
-                let whole = whole.clone();
-                self.store(&mut attempted, whole.clone())?;
-                (whole, true)
-            }
-            (_, Some(stored)) => (stored, true),
-            (Some(attempted), None) => (attempted.clone(), false),
-            (None, None) => (self.own.clone(), false),
-        };
-        match self.grown(&base, slices)? {
-            Some(grown) => self.store(&mut attempted, grown.into()),
-            None if !is_stored => self.store(&mut attempted, base),
-            None => self.erase_own(&mut attempted),
-        }
+        self.change(&|extent| extent.max(slices))
+    }
+
+    fn cut(&self, slices: u64) -> Result<(), StorageError> {
+        self.change(&|extent| extent.min(slices))
     }
 }
 

@@ -42,6 +42,7 @@ mod encoding;
 mod error;
 mod leftovers;
 mod metadata;
+mod multiscale;
 #[cfg(feature = "ndarray")]
 mod ndarray;
 mod part;
@@ -66,6 +67,7 @@ use zarrs_storage::ReadableWritableStorageTraits;
 pub use builder::ArrayWriterBuilder;
 pub use device::{DeviceEvent, DeviceSlice};
 pub use error::WriterError;
+pub use multiscale::{Axis, MultiscaleBuilder, MultiscaleWriter, Reduction};
 pub use report::{Progress, WriterReport};
 
 use crate::MemoryEstimate;
@@ -287,6 +289,13 @@ impl ArrayWriter {
         Ok(rest)
     }
 
+    /// Appends all of `bytes`, which are part of one slice, or nothing if no batch is free. Waits for
+    /// one if it may `wait`. Returns whether they were appended.
+    fn take_slice(&mut self, bytes: &[u8], wait: bool) -> Result<bool, WriterError> {
+        // A batch has whole slices.
+        Ok(self.take(bytes, wait)?.is_empty())
+    }
+
     /// Notes that `len` bytes were put into the batch.
     fn advance(&mut self, len: usize) {
         self.filled += len;
@@ -474,13 +483,7 @@ impl ArrayWriter {
         if let Some(report) = &self.report {
             return Ok(report.clone());
         }
-        if self.partial_slice() > 0 {
-            return Err(WriterError::IncompleteSlice {
-                slice: self.end_slice(),
-                got: self.partial_slice(),
-                expected: self.job.grid.slice_bytes(),
-            });
-        }
+        self.check_whole_slices()?;
         if let Some(reason) = self.shared.lock().broken.clone() {
             return Err(self.broken(&reason));
         }
@@ -508,6 +511,18 @@ impl ArrayWriter {
         tracing::info!(%report, path = %self.shared.setup.array.path(), "finished");
         self.report = Some(report.clone());
         Ok(report)
+    }
+
+    /// Checks that the last slice is complete.
+    fn check_whole_slices(&self) -> Result<(), WriterError> {
+        if self.partial_slice() == 0 {
+            return Ok(());
+        }
+        Err(WriterError::IncompleteSlice {
+            slice: self.end_slice(),
+            got: self.partial_slice(),
+            expected: self.job.grid.slice_bytes(),
+        })
     }
 
     /// Tells the threads, once, that nothing more comes.

@@ -43,6 +43,10 @@ pub(super) trait Length: Send + Sync + std::fmt::Debug {
     /// the old number or this one.
     fn grow(&self, slices: u64) -> Result<(), StorageError>;
 
+    /// Lets the array have at most `slices` slices along its first axis, and stores its metadata if
+    /// there are none. A reader that opens it sees the old number or this one.
+    fn cut(&self, slices: u64) -> Result<(), StorageError>;
+
     /// How many slices the stored array has along its first axis; `None` if it has no metadata yet.
     ///
     /// # Errors

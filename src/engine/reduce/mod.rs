@@ -44,6 +44,31 @@ pub enum Reduction {
     Decimate,
 }
 
+impl Reduction {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::Mean,
+        Self::Minimum,
+        Self::Maximum,
+        Self::Median,
+        Self::Mode,
+        Self::Decimate,
+    ];
+
+    /// The name, in lower case.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mean => "mean",
+            Self::Minimum => "minimum",
+            Self::Maximum => "maximum",
+            Self::Median => "median",
+            Self::Mode => "mode",
+            Self::Decimate => "decimate",
+        }
+    }
+}
+
 /// The most axes along which windows have two elements: sums of 2⁸ elements of 16 bits fit 32 bits.
 pub(crate) const MOST_AXES: usize = 8;
 
@@ -97,7 +122,7 @@ impl Reducer {
     }
 
     /// The bytes of a slice that is given.
-    fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.rows.iter().product::<usize>() * self.row * self.elements.size()
     }
 

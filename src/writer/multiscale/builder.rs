@@ -1,0 +1,774 @@
+//! The settings of a writer of all levels, and how it is built.
+
+use std::fmt;
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use zarrs::array::{Array, ArrayMetadata, DataType};
+use zarrs::group::{Group, GroupBuilder};
+use zarrs::node::NodePath;
+use zarrs::plugin::ZarrVersion;
+use zarrs_codec::CodecOptions;
+use zarrs_storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
+use zarrs_storage::{
+    AtomicRenameStorageTraits, ListableStorageTraits, ReadableStorageTraits,
+    ReadableWritableStorageTraits, StorageError, WritableStorageTraits,
+};
+
+use super::axis::Axis;
+use super::cascade::{Cascade, Lower, at_level};
+use super::ome::Description;
+use super::pyramid::{self, Level};
+use super::{MultiscaleWriter, stored};
+use crate::codec::find;
+use crate::engine::reduce::{Elements, Reducer, Reduction};
+use crate::reader::Cancel;
+use crate::writer::{ArrayWriterBuilder, Progress, WriterError};
+use crate::{CudaShardingCodec, Error, MemoryEstimate, Options};
+
+/// Builds a [`MultiscaleWriter`]: see [`MultiscaleWriter::builder`].
+#[must_use]
+pub struct MultiscaleBuilder<TStorage: ?Sized> {
+    array: Array<TStorage>,
+    axes: Option<Vec<Axis>>,
+    levels: Option<usize>,
+    reduction: Reduction,
+    /// Subchunks and shards of some levels.
+    shapes: Vec<(usize, Vec<u64>, Vec<u64>)>,
+    name: Option<String>,
+    omero: Option<serde_json::Value>,
+    start: Option<u64>,
+    epochs: Option<usize>,
+    store_threads: usize,
+    codec_options: CodecOptions,
+    metadata_interval: Duration,
+    on_progress: Option<OnProgress>,
+    renamed: Option<Renamed<TStorage>>,
+}
+
+type OnProgress = Arc<dyn Fn(usize, &Progress) + Send + Sync>;
+
+/// A store that renames: lets a writer use it, and stores the metadata of a group.
+struct Renamed<TStorage: ?Sized> {
+    writer: Arc<dyn Fn(ArrayWriterBuilder<TStorage>) -> ArrayWriterBuilder<TStorage> + Send + Sync>,
+    group: Arc<dyn Fn(&Group<TStorage>) -> Result<(), StorageError> + Send + Sync>,
+}
+
+impl<TStorage: ?Sized> fmt::Debug for MultiscaleBuilder<TStorage> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MultiscaleBuilder")
+            .field("array", &self.array.path())
+            .field("axes", &self.axes)
+            .field("levels", &self.levels)
+            .field("reduction", &self.reduction)
+            .field("renames", &self.renamed.is_some())
+            .field("start", &self.start)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Everything that is known of the levels before any of them is written.
+pub(super) struct Plan<TStorage: ?Sized> {
+    pub(super) levels: Vec<Level>,
+    /// The arrays of the levels. Each ends where its writer begins.
+    pub(super) arrays: Vec<Array<TStorage>>,
+    /// For each level below level 0.
+    reducers: Vec<Reducer>,
+    /// The bytes that are kept besides the buffers of the writers.
+    kept: usize,
+    /// The part of the budget that each level has: so many of the sum of them.
+    weights: Vec<usize>,
+    budget: Options,
+    threads: NonZeroUsize,
+    group: Group<TStorage>,
+}
+
+impl<TStorage> MultiscaleBuilder<TStorage>
+where
+    TStorage: ?Sized + ReadableWritableStorageTraits + 'static,
+{
+    pub(super) fn new(array: &Array<TStorage>) -> Self {
+        Self {
+            array: array.with_storage(array.storage()),
+            axes: None,
+            levels: None,
+            reduction: Reduction::Mean,
+            shapes: Vec::new(),
+            name: None,
+            omero: None,
+            start: None,
+            epochs: None,
+            store_threads: 8,
+            codec_options: zarrs::config::global_config().codec_options(),
+            metadata_interval: Duration::from_secs(1),
+            on_progress: None,
+            renamed: None,
+        }
+    }
+
+    /// Sets the axes, in the order of the array's. Default: axes by the array's dimension names, if
+    /// these are `t`, `c`, `z`, `y` and `x`.
+    ///
+    /// [OME-Zarr](https://ngff.openmicroscopy.org/0.5/#axes-md) allows two to five axes: time, then
+    /// channels or another type, then two or three of space.
+    pub fn with_axes(mut self, axes: impl IntoIterator<Item = Axis>) -> Self {
+        self.axes = Some(axes.into_iter().collect());
+        self
+    }
+
+    /// Sets how many levels there are, with level 0: 1 to 64. Default: as many as it takes until a
+    /// slice of the last level fits one subchunk.
+    pub fn with_levels(mut self, levels: usize) -> Self {
+        self.levels = Some(levels);
+        self
+    }
+
+    /// Sets how a window of a level becomes one element of the level below. Default:
+    /// [`Reduction::Mean`]. Use [`Reduction::Mode`] for labels.
+    pub fn with_reduction(mut self, reduction: Reduction) -> Self {
+        self.reduction = reduction;
+        self
+    }
+
+    /// Sets the shapes of the subchunks and of the shards of a level, from 1 on, in elements. Default:
+    /// the shapes of level 0, clipped to the extents of the level.
+    pub fn with_level_shapes(
+        mut self,
+        level: usize,
+        subchunk: impl Into<Vec<u64>>,
+        shard: impl Into<Vec<u64>>,
+    ) -> Self {
+        self.shapes.push((level, subchunk.into(), shard.into()));
+        self
+    }
+
+    /// Sets the name of the image in its metadata. Default: none.
+    pub fn with_name(mut self, name: &str) -> Self {
+        self.name = Some(name.to_owned());
+        self
+    }
+
+    /// Sets the [`omero`](https://ngff.openmicroscopy.org/0.5/#omero-md) metadata: how viewers show the
+    /// channels. Default: none.
+    pub fn with_omero(mut self, omero: serde_json::Value) -> Self {
+        self.omero = Some(omero);
+        self
+    }
+
+    /// Sets the first slice of level 0 to write: a multiple of a shard's extent along the first axis,
+    /// and at most the end of the array. Default: the end of the array.
+    ///
+    /// All levels end there when the writer is built, and what comes behind is replaced.
+    pub fn with_start(mut self, slice: u64) -> Self {
+        self.start = Some(slice);
+        self
+    }
+
+    /// Sets how many epochs of level 0 are encoded together, at most: see
+    /// [`ArrayWriterBuilder::with_epochs_per_batch`].
+    pub fn with_epochs_per_batch(mut self, epochs: usize) -> Self {
+        self.epochs = Some(epochs);
+        self
+    }
+
+    /// Sets how many shards of level 0 are stored at once, each by a thread of its own; at least 1.
+    /// Each level below has half as many threads, and at least one. Default: 8.
+    pub fn with_store_threads(mut self, threads: usize) -> Self {
+        self.store_threads = threads.max(1);
+        self
+    }
+
+    /// Sets zarrs' options for codecs: see [`ArrayWriterBuilder::with_codec_options`].
+    pub fn with_codec_options(mut self, options: CodecOptions) -> Self {
+        self.codec_options = options;
+        self
+    }
+
+    /// Sets the shortest time between updates of the shapes in the metadata of the arrays. Default: one
+    /// second.
+    pub fn with_metadata_interval(mut self, interval: Duration) -> Self {
+        self.metadata_interval = interval;
+        self
+    }
+
+    /// Sets a function to call whenever a shard of a level was stored, or its metadata: with the number
+    /// of the level. Default: none.
+    ///
+    /// It runs on threads of the writers, one at a time for each level, and they wait for it.
+    pub fn with_progress_callback(
+        mut self,
+        callback: impl Fn(usize, &Progress) + Send + Sync + 'static,
+    ) -> Self {
+        self.on_progress = Some(Arc::new(callback));
+        self
+    }
+
+    /// Writes shards and metadata to temporaries in `store`, and renames them when they are complete.
+    /// **Use it on every filesystem**: see [`ArrayWriterBuilder::with_atomic_rename`].
+    pub fn with_atomic_rename<S>(mut self, store: Arc<S>) -> Self
+    where
+        S: AtomicRenameStorageTraits
+            + ReadableStorageTraits
+            + WritableStorageTraits
+            + ListableStorageTraits
+            + 'static,
+    {
+        let of_writers = store.clone();
+        self.renamed = Some(Renamed {
+            writer: Arc::new(move |builder| builder.with_atomic_rename(of_writers.clone())),
+            group: Arc::new(move |group| {
+                let atomic = Arc::new(AtomicWriteStorageAdapter::new(store.clone()));
+                group_in(group, atomic)?.store_metadata()
+            }),
+        });
+        self
+    }
+
+    /// Returns the most memory that the buffers of all levels would take. Allocates none of them; it
+    /// may start CUDA.
+    ///
+    /// # Errors
+    /// As for [`build`](Self::build), without the errors of the store while it is written.
+    pub fn memory_estimate(&self) -> Result<MemoryEstimate, WriterError> {
+        let plan = self.plan()?;
+        let mut memory = MemoryEstimate {
+            host: plan.kept,
+            ..MemoryEstimate::default()
+        };
+        for (level, array) in plan.arrays.iter().enumerate() {
+            let of_level = self.writer(level, array).memory_estimate();
+            memory = sum(memory, plan.of_level(level, of_level)?);
+        }
+        Ok(memory)
+    }
+
+    /// Builds the writer. Stores the metadata of the image and of all levels that are not there, and
+    /// reads what the levels lack of the slices that are stored.
+    ///
+    /// Reading takes the memory of up to three blocks of slices, each of the extent of a subchunk,
+    /// besides the buffers of the writer.
+    ///
+    /// # Errors
+    /// - [`WriterError::Pyramid`] if the array has no such levels, if OME-Zarr does not allow the
+    ///   image, or if a level is there and is another array.
+    /// - [`WriterError::Read`] if stored slices cannot be read.
+    /// - Otherwise as for [`ArrayWriterBuilder::build`]: [`WriterError::Start`] if level 0 does not end
+    ///   at the border of a shard, and no [start](Self::with_start) is given.
+    pub fn build(&self) -> Result<MultiscaleWriter, WriterError> {
+        let mut plan = self.plan()?;
+        let first = self.first_slice(&plan)?.unwrap_or(plan.length(0));
+        let starts = pyramid::starts(&plan.levels, &plan.lengths(), first);
+        for (level, start) in starts.into_iter().enumerate() {
+            plan.set_length(level, start)?;
+        }
+        let top = self.writer(0, &plan.arrays[0]).cutting().build();
+        let top = plan.of_level(0, top)?;
+        let mut lower = self.cascade(&plan)?;
+        self.describe(&plan)?;
+        stored::feed(&plan, &mut lower, &Cancel::new())?;
+        let memory = lower.levels.iter().fold(
+            sum(
+                top.memory_estimate(),
+                MemoryEstimate {
+                    host: plan.kept,
+                    ..MemoryEstimate::default()
+                },
+            ),
+            |memory, level| sum(memory, level.writer.memory_estimate()),
+        );
+        Ok(MultiscaleWriter {
+            top,
+            lower,
+            begun: Vec::new(),
+            is_ending: false,
+            memory,
+            reports: None,
+        })
+    }
+
+    /// The writers of the levels below level 0, which are cut off where these begin.
+    pub(super) fn cascade(&self, plan: &Plan<TStorage>) -> Result<Cascade, WriterError> {
+        self.cascade_of(plan, &|level| {
+            self.writer(level, &plan.arrays[level]).cutting()
+        })
+    }
+
+    /// The writers of the levels below level 0, for the windows that begin with `slices` of level 0.
+    pub(super) fn cascade_from(
+        &self,
+        plan: &Plan<TStorage>,
+        slices: &Range<u64>,
+    ) -> Result<Cascade, WriterError> {
+        let starts = pyramid::lengths(&plan.levels, slices.start);
+        self.cascade_of(plan, &|level| {
+            self.writer(level, &plan.arrays[level])
+                .with_start(starts[level])
+        })
+    }
+
+    fn cascade_of(
+        &self,
+        plan: &Plan<TStorage>,
+        writer: &dyn Fn(usize) -> ArrayWriterBuilder<TStorage>,
+    ) -> Result<Cascade, WriterError> {
+        let mut lower = Cascade::default();
+        for (number, reducer) in plan.reducers.iter().enumerate() {
+            let writer = plan.of_level(number + 1, writer(number + 1).build());
+            let writer = at_level(number, writer)?;
+            let window = plan.levels[number + 1].window();
+            lower
+                .levels
+                .push(Lower::new(writer, reducer.clone(), window, plan.threads));
+        }
+        Ok(lower)
+    }
+
+    /// Stores the description of the image, unless it is there.
+    pub(super) fn describe(&self, plan: &Plan<TStorage>) -> Result<(), WriterError> {
+        let group = &plan.group;
+        let key = zarrs::node::meta_key_v3(group.path());
+        let stored = Group::open(self.array.storage(), group.path().as_str());
+        if stored.is_ok_and(|stored| stored.metadata() == group.metadata()) {
+            return Ok(());
+        }
+        let result = match &self.renamed {
+            Some(renamed) => (renamed.group)(group),
+            None => group.store_metadata(),
+        };
+        result.map_err(|source| {
+            WriterError::Array(Error::Storage {
+                doing: "store the description of the image in",
+                key,
+                source,
+            })
+        })
+    }
+
+    pub(super) fn writer(
+        &self,
+        level: usize,
+        array: &Array<TStorage>,
+    ) -> ArrayWriterBuilder<TStorage> {
+        let mut builder = ArrayWriterBuilder::new(array)
+            .with_codec_options(self.codec_options)
+            .with_metadata_interval(self.metadata_interval)
+            .with_store_threads(self.store_threads >> level.min(63));
+        if let Some(epochs) = self.epochs.filter(|_| level == 0) {
+            builder = builder.with_epochs_per_batch(epochs);
+        }
+        if let Some(callback) = self.on_progress.clone() {
+            builder = builder.with_progress_callback(move |progress| callback(level, progress));
+        }
+        match &self.renamed {
+            Some(renamed) => (renamed.writer)(builder),
+            None => builder,
+        }
+    }
+
+    /// Plans the levels. Each array is as long as it is stored.
+    ///
+    /// # Errors
+    /// As for [`build`](Self::build).
+    pub(super) fn plan(&self) -> Result<Plan<TStorage>, WriterError> {
+        let refused = |reason: String| WriterError::Pyramid {
+            path: self.array.path().to_string(),
+            reason,
+        };
+        let codec = find::of_array(&self.array)?;
+        let axes = self.axes().map_err(refused)?;
+        let factors: Vec<u64> = axes.iter().map(|axis| axis.factor).collect();
+        let top = self.top(&codec).map_err(refused)?;
+        let mut levels = pyramid::levels(&top, &factors, self.levels).map_err(refused)?;
+        for (level, subchunk, shard) in &self.shapes {
+            let place = levels.get_mut(*level).filter(|_| *level > 0);
+            let place = place.ok_or_else(|| {
+                refused(format!("shapes are given for level {level}, and only levels below level 0 have their own, of which there are so many as the pyramid has"))
+            })?;
+            place.subchunk.clone_from(subchunk);
+            place.shard.clone_from(shard);
+        }
+        let names = self.names(levels.len()).map_err(refused)?;
+        let (elements, reducers) = self.reducers(&levels).map_err(refused)?;
+        let group = self.group(&axes, &names).map_err(refused)?;
+
+        // Each level has the part of the budget that its epochs have of the bytes of all.
+        let weights: Vec<usize> = levels
+            .iter()
+            .map(|level| level.epoch_bytes(elements.size()))
+            .collect();
+        let slice = reducers.first().map_or(0, Reducer::bytes);
+        let kept: usize = std::iter::zip(&reducers, &levels[1..])
+            .map(|(reducer, level)| Lower::bytes(reducer, level.window()))
+            .sum();
+        let mut plan = Plan {
+            arrays: Vec::new(),
+            reducers,
+            kept: kept + slice,
+            weights,
+            budget: codec.options().clone(),
+            threads: NonZeroUsize::new(self.codec_options.concurrent_target())
+                .unwrap_or(NonZeroUsize::MIN),
+            group,
+            levels,
+        };
+        for (number, name) in names.iter().enumerate() {
+            let array = self.array_of(&codec, &plan, &axes, number, name);
+            let array = array.map_err(&refused)?;
+            let length = self.stored_length(&array)?;
+            plan.arrays.push(array);
+            plan.set_length(number, length)?;
+        }
+        Ok(plan)
+    }
+
+    /// The first slice of level 0 to write, or to make the levels of again, if one was given.
+    pub(super) fn first_slice(&self, plan: &Plan<TStorage>) -> Result<Option<u64>, WriterError> {
+        let stored = plan.length(0);
+        match self.start {
+            Some(start) if start > stored => Err(plan.refused(format!(
+                "its first {stored} slices are stored, and slice {start} would be the next one: begin at {stored} or before"
+            ))),
+            start => Ok(start),
+        }
+    }
+
+    fn axes(&self) -> Result<Vec<Axis>, String> {
+        let rank = self.array.dimensionality();
+        let names = self.array.dimension_names().as_ref();
+        let axes = match &self.axes {
+            Some(axes) => axes.clone(),
+            None => names
+                .and_then(|names| {
+                    let axis = |name: &Option<String>| Axis::by_name(name.as_deref()?);
+                    names.iter().map(axis).collect()
+                })
+                .ok_or(
+                    "its dimension names do not say what its axes are: give them by `with_axes`",
+                )?,
+        };
+        if axes.len() != rank {
+            return Err(format!("it has {rank} axes, and {} were given", axes.len()));
+        }
+        let differs = |(axis, name): (&Axis, &Option<String>)| {
+            name.as_ref().is_some_and(|name| *name != axis.name)
+        };
+        let names = names.into_iter().flatten();
+        if let Some((axis, name)) = axes.iter().zip(names).find(|pair| differs(*pair)) {
+            return Err(format!(
+                "its dimension names and the axes differ: {name:?} and {:?}",
+                axis.name
+            ));
+        }
+        Ok(axes)
+    }
+
+    /// Level 0.
+    fn top(&self, codec: &CudaShardingCodec) -> Result<Level, String> {
+        let Some(inner) = self.array.shape().get(1..) else {
+            return Err("it has no axis to append along".to_owned());
+        };
+        if let Some(axis) = inner.iter().position(|extent| *extent == 0) {
+            return Err(format!(
+                "it has no elements along axis {}, so its slices are empty",
+                axis + 1
+            ));
+        }
+        let rank = self.array.dimensionality();
+        let shard = self.array.chunk_shape(&vec![0; rank]);
+        let shard = shard.map_err(|error| error.to_string())?;
+        let extents = |shape: &[NonZeroU64]| shape.iter().map(|extent| extent.get()).collect();
+        Ok(Level {
+            inner: inner.to_vec(),
+            subchunk: extents(codec.subchunk_shape()),
+            shard: extents(&shard),
+            factors: vec![1; rank],
+        })
+    }
+
+    /// The names of the levels' arrays: the name of level 0, and those that count on from there.
+    fn names(&self, levels: usize) -> Result<Vec<String>, String> {
+        let path = self.array.path().as_str();
+        let (_, name) = path.rsplit_once('/').unwrap_or(("", path));
+        if name.is_empty() {
+            return Err("it is the root of its store, and no group has it: an image is a group with an array for each level, such as /image/0".to_owned());
+        }
+        let stem = name.trim_end_matches(|c: char| c.is_ascii_digit());
+        let number = name[stem.len()..].parse::<usize>().ok();
+        Ok((0..levels)
+            .map(|level| match (level, number) {
+                (0, _) => name.to_owned(),
+                (_, Some(number)) => format!("{stem}{}", number.saturating_add(level)),
+                (_, None) => format!("{name}_{level}"),
+            })
+            .collect())
+    }
+
+    fn reducers(&self, levels: &[Level]) -> Result<(Elements, Vec<Reducer>), String> {
+        let data_type = self.array.data_type();
+        let elements = elements_of(data_type)
+            .ok_or_else(|| format!("elements of {data_type} have no fixed size of 1, 2, 4, 8 or 16 bytes, and cannot be reduced"))?;
+        let reducer = |pair: &[Level]| {
+            let shape: Option<Vec<usize>> = pair[0]
+                .inner
+                .iter()
+                .map(|e| usize::try_from(*e).ok())
+                .collect();
+            let shape = shape.ok_or("its slices are larger than this machine can address")?;
+            let factors: Vec<usize> = pair[1].factors[1..]
+                .iter()
+                .map(|factor| if *factor == 2 { 2 } else { 1 })
+                .collect();
+            Reducer::new(self.reduction, elements, &shape, &factors)
+        };
+        let reducers: Result<Vec<_>, String> = levels.windows(2).map(reducer).collect();
+        Ok((elements, reducers?))
+    }
+
+    /// The group of the image, with its description.
+    fn group(&self, axes: &[Axis], names: &[String]) -> Result<Group<TStorage>, String> {
+        let path = self.array.path().as_str();
+        let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
+        let parent = if parent.is_empty() { "/" } else { parent };
+        let storage = self.array.storage();
+        let key = NodePath::new(parent)
+            .map(|path| zarrs::node::meta_key_v3(&path))
+            .map_err(|error| error.to_string())?;
+        let is_there = storage.size_key(&key).map_err(|error| error.to_string())?;
+        let mut group = match is_there {
+            Some(_) => Group::open(storage, parent)
+                .map_err(|error| format!("the group {parent} cannot be read: {error}"))?,
+            None => GroupBuilder::new()
+                .build(storage, parent)
+                .map_err(|error| error.to_string())?,
+        };
+        let description = Description {
+            axes,
+            reduction: self.reduction,
+            names,
+            name: self.name.as_deref(),
+            omero: self.omero.as_ref(),
+        };
+        let attributes = group.attributes().clone();
+        *group.attributes_mut() = description.add_to(attributes)?;
+        Ok(group)
+    }
+
+    /// The array of a level. Its first extent is the given one's.
+    fn array_of(
+        &self,
+        codec: &CudaShardingCodec,
+        plan: &Plan<TStorage>,
+        axes: &[Axis],
+        number: usize,
+        name: &str,
+    ) -> Result<Array<TStorage>, String> {
+        let level = &plan.levels[number];
+        let nonzero = |shape: &[u64], of: &str| -> Result<Vec<NonZeroU64>, String> {
+            let extents = shape.iter().map(|extent| NonZeroU64::new(*extent));
+            let extents: Option<Vec<_>> = extents.collect();
+            extents.ok_or_else(|| format!("{of} of level {number} have no elements: {shape:?}"))
+        };
+        nonzero(&level.shard, "shards")?;
+        let codec = codec.with_subchunk_shape(nonzero(&level.subchunk, "subchunks")?);
+        let codec = codec.map_err(|error| error.to_string())?;
+        let codec = codec.with_options(plan.options_of(number));
+        let path = self.array.path().as_str();
+        let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
+        let first = self.array.shape().first().copied().unwrap_or(0);
+        let shape: Vec<u64> = std::iter::once(first)
+            .chain(level.inner.iter().copied())
+            .collect();
+        let mut builder = self.array.builder();
+        if number > 0 {
+            // What an application has noted of level 0 is not true of the others.
+            builder.attributes(serde_json::Map::new());
+            builder
+                .shape(shape)
+                .chunk_grid_metadata(level.shard.clone());
+        }
+        builder
+            .array_to_bytes_codec(Arc::new(codec))
+            .dimension_names(Some(axes.iter().map(|axis| axis.name.clone())))
+            .build(self.array.storage(), &format!("{parent}/{name}"))
+            .map_err(|error| format!("level {number} cannot be such an array: {error}"))
+    }
+
+    /// How many slices a level has in the store: 0 if it is not there.
+    ///
+    /// # Errors
+    /// The store's, or that the stored array is another one.
+    fn stored_length(&self, array: &Array<TStorage>) -> Result<u64, WriterError> {
+        let Some(length) = ArrayWriterBuilder::new(array).stored_length()? else {
+            return Ok(0);
+        };
+        let path = array.path();
+        let refused = |reason| WriterError::Pyramid {
+            path: self.array.path().to_string(),
+            reason,
+        };
+        let stored = Array::open(array.storage(), path.as_str());
+        let stored = stored
+            .map_err(|error| refused(format!("{path} is there, and cannot be opened: {error}")))?;
+        match differs(stored.metadata(), array.metadata()) {
+            Some(member) => Err(refused(format!(
+                "{path} is there, and has another {member}: erase it, or use the settings that it was written with"
+            ))),
+            None => Ok(length),
+        }
+    }
+}
+
+impl<TStorage: ?Sized> Plan<TStorage> {
+    pub(super) fn refused(&self, reason: String) -> WriterError {
+        WriterError::Pyramid {
+            path: self.arrays[0].path().to_string(),
+            reason,
+        }
+    }
+
+    /// The slices of a level.
+    pub(super) fn length(&self, level: usize) -> u64 {
+        self.arrays[level].shape()[0]
+    }
+
+    pub(super) fn lengths(&self) -> Vec<u64> {
+        (0..self.arrays.len())
+            .map(|level| self.length(level))
+            .collect()
+    }
+
+    /// Lets the array of a level have so many slices, but not in its store.
+    pub(super) fn set_length(&mut self, level: usize, slices: u64) -> Result<(), WriterError> {
+        let mut shape = self.arrays[level].shape().to_vec();
+        shape[0] = slices;
+        match self.arrays[level].set_shape(shape) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.refused(error.to_string())),
+        }
+    }
+
+    /// The options of a level: its part of the budgets.
+    fn options_of(&self, level: usize) -> Options {
+        let part = |bytes: usize| self.part(level, bytes);
+        let budget = self.budget.clone();
+        let host = part(budget.host_memory().saturating_sub(self.kept));
+        let pinned = part(budget.pinned_memory());
+        let device = budget.device_memory().map(part);
+        let options = budget.with_host_memory(host).with_pinned_memory(pinned);
+        match device {
+            Some(device) => options.with_device_memory(device),
+            None => options,
+        }
+    }
+
+    fn part(&self, level: usize, bytes: usize) -> usize {
+        let sum: u128 = self.weights.iter().map(|weight| *weight as u128).sum();
+        let part = bytes as u128 * self.weights[level] as u128 / sum.max(1);
+        usize::try_from(part).unwrap_or(usize::MAX)
+    }
+
+    /// `result` for a level. If its part of a budget is too small, the error speaks of the whole.
+    fn of_level<T>(&self, level: usize, result: Result<T, WriterError>) -> Result<T, WriterError> {
+        result.map_err(|error| match error {
+            WriterError::Memory {
+                memory,
+                needed,
+                budget,
+                advice,
+            } => {
+                let sum: usize = self.weights.iter().fold(0, |sum, w| sum.saturating_add(*w));
+                let all = (needed as u128 * sum as u128).div_ceil(self.weights[level].max(1) as u128);
+                let all = usize::try_from(all).unwrap_or(usize::MAX).saturating_add(self.kept);
+                WriterError::Memory {
+                    memory,
+                    needed,
+                    budget,
+                    advice: format!("all levels share the budget, and would fit {all} bytes of it. For level {level}: {advice}"),
+                }
+            }
+            error => error,
+        })
+    }
+}
+
+impl Level {
+    /// Slices of the level above that make one: 1 or 2.
+    fn window(&self) -> usize {
+        if self.factors[0] == 2 { 2 } else { 1 }
+    }
+
+    /// Bytes of an epoch, padded to whole subchunks.
+    fn epoch_bytes(&self, element: usize) -> usize {
+        let padded = std::iter::zip(&self.inner, &self.subchunk[1..])
+            .map(|(extent, subchunk)| extent.next_multiple_of((*subchunk).max(1)));
+        let elements = padded.fold(self.subchunk[0], u64::saturating_mul);
+        usize::try_from(elements)
+            .unwrap_or(usize::MAX)
+            .saturating_mul(element)
+    }
+}
+
+fn sum(a: MemoryEstimate, b: MemoryEstimate) -> MemoryEstimate {
+    MemoryEstimate {
+        host: a.host + b.host,
+        pinned: a.pinned + b.pinned,
+        device: a.device + b.device,
+    }
+}
+
+/// The same group in another store.
+fn group_in<T: ?Sized, S: ?Sized>(
+    group: &Group<T>,
+    store: Arc<S>,
+) -> Result<Group<S>, StorageError> {
+    Group::new_with_metadata(store, group.path().as_str(), group.metadata().clone())
+        .map_err(|error| StorageError::Other(error.to_string()))
+}
+
+/// A member in which the metadata of two arrays differ, but for the first extent and attributes.
+fn differs(one: &ArrayMetadata, other: &ArrayMetadata) -> Option<&'static str> {
+    let (ArrayMetadata::V3(one), ArrayMetadata::V3(other)) = (one, other) else {
+        return Some("version of Zarr");
+    };
+    let members = [
+        ("shape", one.shape.get(1..) == other.shape.get(1..)),
+        ("data type", one.data_type == other.data_type),
+        ("chunk grid", one.chunk_grid == other.chunk_grid),
+        (
+            "chunk key encoding",
+            one.chunk_key_encoding == other.chunk_key_encoding,
+        ),
+        ("fill value", one.fill_value == other.fill_value),
+        ("chain of codecs", one.codecs == other.codecs),
+    ];
+    let differing = members.into_iter().find(|(_, same)| !same);
+    differing.map(|(member, _)| member)
+}
+
+/// The kind of elements of a data type; `None` if they cannot be reduced.
+fn elements_of(data_type: &DataType) -> Option<Elements> {
+    let name = zarrs::plugin::ExtensionName::name(data_type, ZarrVersion::V3);
+    Some(match name.as_deref().unwrap_or_default() {
+        "bool" => Elements::Bool,
+        "int8" => Elements::Int8,
+        "int16" => Elements::Int16,
+        "int32" => Elements::Int32,
+        "int64" => Elements::Int64,
+        "uint8" => Elements::UInt8,
+        "uint16" => Elements::UInt16,
+        "uint32" => Elements::UInt32,
+        "uint64" => Elements::UInt64,
+        "bfloat16" => Elements::BFloat16,
+        "float16" => Elements::Float16,
+        "float32" => Elements::Float32,
+        "float64" => Elements::Float64,
+        "complex64" | "complex_float32" => Elements::Complex64,
+        "complex128" | "complex_float64" => Elements::Complex128,
+        _ => {
+            let size = data_type.fixed_size()?;
+            matches!(size, 1 | 2 | 4 | 8 | 16).then_some(Elements::Bytes(size))?
+        }
+    })
+}

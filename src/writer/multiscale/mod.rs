@@ -1,0 +1,297 @@
+//! Writes an image and its smaller levels in one pass.
+
+mod axis;
+mod builder;
+mod cascade;
+mod ome;
+mod pyramid;
+mod stored;
+
+use std::borrow::Cow;
+
+use zarrs::array::Element;
+
+pub use crate::engine::reduce::Reduction;
+pub use axis::Axis;
+pub use builder::MultiscaleBuilder;
+
+use super::{ArrayWriter, Progress, WriterError, WriterReport};
+use crate::MemoryEstimate;
+use cascade::{Cascade, Lower, at_level};
+
+/// Appends slices along the first axis of an image, and writes all levels of its pyramid.
+///
+/// Each slice is reduced while it is in memory: each level is made from the level above, in windows of
+/// one or two elements along each axis ([`Axis::with_factor`]), by a [`Reduction`]. A window at the
+/// end of an odd extent has the elements that exist. The levels are arrays in the group of level 0,
+/// whose attributes describe them by [OME-Zarr 0.5](https://ngff.openmicroscopy.org/0.5/).
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use zarrs::array::{ArrayBuilder, data_type};
+/// # use zarrs_cuda::CudaShardingCodecBuilder;
+/// use zarrs_cuda::writer::{Axis, MultiscaleWriter, Reduction};
+///
+/// # let store = Arc::new(zarrs::storage::store::MemoryStore::new());
+/// # let codec = CudaShardingCodecBuilder::new(vec![4.try_into()?, 16.try_into()?, 16.try_into()?], &data_type::uint16());
+/// # let mut builder = ArrayBuilder::new(vec![0, 64, 64], vec![8, 64, 64], data_type::uint16(), 0u16);
+/// # builder.array_to_bytes_codec(codec.build_arc()?);
+/// // Level 0, of shape (0, 64, 64), in shards of (8, 64, 64). It need not be stored.
+/// let array = builder.build(store, "/image/0")?;
+///
+/// let mut writer = MultiscaleWriter::builder(&array)
+///     .with_axes([
+///         Axis::time("t"),
+///         Axis::space("y").with_unit("micrometer").with_scale(0.325),
+///         Axis::space("x").with_unit("micrometer").with_scale(0.325),
+///     ])
+///     .with_reduction(Reduction::Mean)
+///     .build()?;
+/// for n in 0..20 {
+///     writer.append(&vec![n as u16; 64 * 64])?;
+/// }
+/// let reports = writer.finish()?;
+/// // Levels of 64, 32 and 16 elements along the axes of space.
+/// assert_eq!(reports.len(), 3);
+/// assert_eq!(reports[2].finished_slices, 20);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+///
+/// Each level keeps the promises of an [`ArrayWriter`]: a shard appears when it is complete, and the
+/// shape covers finished shards only, also after a kill. A writer that is built again goes on where the
+/// array of level 0 ends. It reads what the other levels need from the level above, and the levels are
+/// in the end the same bytes as if nothing had happened.
+///
+/// All levels share the budgets of the [`Options`](crate::Options) of the array's codec.
+#[derive(Debug)]
+pub struct MultiscaleWriter {
+    top: ArrayWriter,
+    lower: Cascade,
+    /// A slice of level 0 that was appended in part.
+    begun: Vec<u8>,
+    /// Whether windows whose second slice did not come have ended.
+    is_ending: bool,
+    memory: MemoryEstimate,
+    reports: Option<Vec<WriterReport>>,
+}
+
+impl MultiscaleWriter {
+    /// Returns a builder of a writer to `array`, which is level 0 of an image. The image is the group
+    /// that has the array. Neither needs to be stored.
+    ///
+    /// The array has shards of this crate's codec, or of zarrs'.
+    pub fn builder<TStorage>(array: &zarrs::array::Array<TStorage>) -> MultiscaleBuilder<TStorage>
+    where
+        TStorage: ?Sized + zarrs_storage::ReadableWritableStorageTraits + 'static,
+    {
+        MultiscaleBuilder::new(array)
+    }
+
+    /// Returns the most memory that the buffers of all levels take.
+    #[must_use]
+    pub fn memory_estimate(&self) -> MemoryEstimate {
+        self.memory
+    }
+
+    /// Returns how far the writer of each level is, from level 0 on.
+    #[must_use]
+    pub fn progress(&self) -> Vec<Progress> {
+        self.writers().map(ArrayWriter::progress).collect()
+    }
+
+    /// Returns the first slice of level 0 that this writer writes.
+    #[must_use]
+    pub fn start(&self) -> u64 {
+        self.top.shared.setup.start
+    }
+
+    fn writers(&self) -> impl Iterator<Item = &ArrayWriter> {
+        let lower = self.lower.levels.iter().map(|lower| &lower.writer);
+        std::iter::once(&self.top).chain(lower)
+    }
+
+    /// Appends `elements` to level 0, in C order: any number of them, not only whole slices. Waits
+    /// while the encoder or the store of a level is behind.
+    ///
+    /// # Errors
+    /// As for [`ArrayWriter::append`]. An error of another level than level 0 is a
+    /// [`WriterError::Level`].
+    pub fn append<T: Element>(&mut self, elements: &[T]) -> Result<(), WriterError> {
+        let bytes = self.bytes_of(elements)?;
+        self.append_bytes(&bytes)
+    }
+
+    /// Appends the bytes of elements to level 0, in C order, each in the byte order of this machine:
+    /// any number of bytes, not only whole elements. Waits like [`append`](Self::append).
+    ///
+    /// # Errors
+    /// As for [`append`](Self::append).
+    pub fn append_bytes(&mut self, bytes: &[u8]) -> Result<(), WriterError> {
+        self.put(bytes, true).map(|_| ())
+    }
+
+    /// Appends as many of `elements` as there is room for, without waiting, and returns the others.
+    ///
+    /// # Errors
+    /// As for [`append`](Self::append).
+    pub fn try_append<'a, T: Element>(
+        &mut self,
+        elements: &'a [T],
+    ) -> Result<&'a [T], WriterError> {
+        let bytes = self.bytes_of(elements)?;
+        let size = self.top.job.grid.shard().element_size();
+        let rest = self.put(&bytes, false)?;
+        Ok(&elements[elements.len() - rest / size..])
+    }
+
+    /// Appends as many of `bytes` as there is room for, without waiting, and returns the others.
+    ///
+    /// # Errors
+    /// As for [`append`](Self::append).
+    pub fn try_append_bytes<'a>(&mut self, bytes: &'a [u8]) -> Result<&'a [u8], WriterError> {
+        let rest = self.put(bytes, false)?;
+        Ok(&bytes[bytes.len() - rest..])
+    }
+
+    fn bytes_of<'a, T: Element>(&self, elements: &'a [T]) -> Result<Cow<'a, [u8]>, WriterError> {
+        self.top.bytes_of(elements)
+    }
+
+    /// Appends `bytes`, and returns how many are left.
+    fn put(&mut self, bytes: &[u8], wait: bool) -> Result<usize, WriterError> {
+        if self.is_ending {
+            let end = self.top.end_slice();
+            return Err(WriterError::Finished { end });
+        }
+        let mut rest = bytes;
+        let mut first = None;
+        let result = self.put_slices(&mut rest, &mut first, wait);
+        if let Some(first) = first {
+            // The second slice of the window comes with another call.
+            self.lower.add(0, first)?;
+        }
+        result?;
+        self.lower.settle(wait)?;
+        Ok(rest.len())
+    }
+
+    /// Appends the beginning of `rest`, and leaves what was not appended. `first` is the last slice
+    /// that was, if it begins a window of two.
+    fn put_slices<'a>(
+        &mut self,
+        rest: &mut &'a [u8],
+        first: &mut Option<&'a [u8]>,
+        wait: bool,
+    ) -> Result<(), WriterError> {
+        let slice = self.top.job.grid.slice_bytes();
+        while !rest.is_empty() {
+            let at = self.top.partial_slice();
+            let (now, behind) = rest.split_at(rest.len().min(slice - at));
+            if !self.lower.settle(wait)? || !self.top.take_slice(now, wait)? {
+                return Ok(());
+            }
+            *rest = behind;
+            if now.len() < slice {
+                self.begin_slice(at, now, first.take())?;
+            } else if let Some(first) = first.take() {
+                self.lower.add_window([first, now])?;
+            } else if self.lower.begins_window() {
+                *first = Some(now);
+            } else {
+                self.lower.add(0, now)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a part of a slice, from its byte `at` on, behind the slice `before` it.
+    fn begin_slice(
+        &mut self,
+        at: usize,
+        part: &[u8],
+        before: Option<&[u8]>,
+    ) -> Result<(), WriterError> {
+        if let Some(before) = before {
+            self.lower.add(0, before)?;
+        }
+        let slice = self.top.job.grid.slice_bytes();
+        self.begun.truncate(at);
+        self.begun.reserve_exact(slice - at);
+        self.begun.extend_from_slice(part);
+        if self.begun.len() == slice {
+            self.lower.add(0, &self.begun)?;
+        }
+        Ok(())
+    }
+
+    /// Forgets the appended part of an incomplete slice, and returns its size in bytes.
+    pub fn discard_partial_slice(&mut self) -> usize {
+        self.top.discard_partial_slice()
+    }
+
+    /// Waits until every complete shard of each level is stored, and covered by its array's metadata.
+    ///
+    /// After an error of the store, `flush` tries again; if it succeeds, more can be appended.
+    ///
+    /// # Errors
+    /// As for [`append`](Self::append).
+    pub fn flush(&mut self) -> Result<(), WriterError> {
+        if self.reports.is_some() {
+            return Ok(());
+        }
+        self.try_again()?;
+        self.lower.settle(true)?;
+        self.top.flush()?;
+        for (level, lower) in self.lower.levels.iter_mut().enumerate() {
+            at_level(level, lower.writer.flush())?;
+        }
+        Ok(())
+    }
+
+    /// Lets all writers try again what has failed.
+    fn try_again(&self) -> Result<(), WriterError> {
+        self.top.check_process()?;
+        self.writers().for_each(|writer| writer.shared.try_again());
+        Ok(())
+    }
+
+    /// Stores everything that was appended, on all levels, including windows whose second slice did
+    /// not come, and returns a report for each level.
+    ///
+    /// Nothing can be appended afterwards. A second call returns the same reports. After an error
+    /// `finish` can be called again: the writer loses nothing that it holds.
+    ///
+    /// # Errors
+    /// [`WriterError::IncompleteSlice`] if the last slice is not complete; the writer has not ended
+    /// then. Otherwise as for [`append`](Self::append).
+    pub fn finish(&mut self) -> Result<Vec<WriterReport>, WriterError> {
+        if let Some(reports) = &self.reports {
+            return Ok(reports.clone());
+        }
+        self.try_again()?;
+        self.top.check_whole_slices()?;
+        self.is_ending = true;
+        self.lower.end_windows()?;
+        let mut reports = vec![self.top.finish()?];
+        for (level, Lower { writer, .. }) in self.lower.levels.iter_mut().enumerate() {
+            reports.push(at_level(level, writer.finish())?);
+        }
+        self.reports = Some(reports.clone());
+        Ok(reports)
+    }
+
+    /// Gives up: forgets what is not stored, and erases the temporaries of all levels. Returns the
+    /// first slice of level 0 that is not stored.
+    ///
+    /// # Errors
+    /// [`WriterError::Store`] if a temporary could not be erased.
+    pub fn abort(self) -> Result<u64, WriterError> {
+        let mut result = self.top.abort();
+        for (level, lower) in self.lower.levels.into_iter().enumerate() {
+            let aborted = at_level(level, lower.writer.abort());
+            // The others give up nevertheless.
+            result = result.and_then(|first| aborted.map(|_| first));
+        }
+        result
+    }
+}
