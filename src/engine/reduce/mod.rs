@@ -212,4 +212,4 @@ impl Reducer {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

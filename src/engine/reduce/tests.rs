@@ -8,8 +8,9 @@ use proptest::sample::select;
 use proptest::strategy::Strategy;
 
 use super::{Elements, Reducer, Reduction};
+use crate::layout::c_order;
 
-const KINDS: [Elements; 18] = [
+pub(crate) const KINDS: [Elements; 18] = [
     Elements::Bool,
     Elements::Int8,
     Elements::Int16,
@@ -29,15 +30,6 @@ const KINDS: [Elements; 18] = [
     Elements::Bytes(4),
     Elements::Bytes(16),
 ];
-const REDUCTIONS: [Reduction; 6] = [
-    Reduction::Mean,
-    Reduction::Minimum,
-    Reduction::Maximum,
-    Reduction::Median,
-    Reduction::Mode,
-    Reduction::Decimate,
-];
-
 /// Exact integers, or floating point numbers and how they are rounded.
 fn oracle(kind: Elements, reduction: Reduction, window: &[Vec<u8>]) -> Vec<u8> {
     match reduction {
@@ -187,7 +179,7 @@ fn of_floats(reduction: Reduction, mut values: Vec<f64>) -> f64 {
 }
 
 /// Of few values, so that there are ties, and of those at which something could go wrong.
-fn elements(kind: Elements, count: usize) -> impl Strategy<Value = Vec<u8>> {
+pub(crate) fn elements(kind: Elements, count: usize) -> impl Strategy<Value = Vec<u8>> {
     let size = kind.size();
     let float = |bits: &[u64], width: usize| -> Vec<Vec<u8>> {
         bits.iter()
@@ -263,7 +255,7 @@ fn cases() -> impl Strategy<Value = (Elements, Reduction, Vec<usize>, Vec<usize>
     ];
     (
         select(&KINDS[..]),
-        select(&REDUCTIONS[..]),
+        select(&Reduction::ALL[..]),
         axes,
         1_usize..3,
     )
@@ -304,6 +296,29 @@ fn window(
         .collect()
 }
 
+/// An array of `shape` reduced along all its axes, and the shape that it has then.
+pub(crate) fn reduced(
+    kind: Elements,
+    reduction: Reduction,
+    array: &[u8],
+    shape: &[usize],
+    factors: &[usize],
+) -> (Vec<usize>, Vec<u8>) {
+    let reduced_shape: Vec<usize> = shape
+        .iter()
+        .zip(factors)
+        .map(|(extent, factor)| extent.div_ceil(*factor))
+        .collect();
+    let array = [array.to_vec()];
+    let windows = (0..reduced_shape.iter().product()).map(|number| {
+        let at = c_order::coordinates(number, &reduced_shape);
+        window(&array, kind.size(), shape, factors, &at)
+    });
+    let elements = windows.map(|window| oracle(kind, reduction, &window));
+    let elements = elements.collect::<Vec<_>>().concat();
+    (reduced_shape, elements)
+}
+
 #[test]
 fn reducers_agree_with_one_window_at_a_time() {
     let config = zarrs_cuda_testing::effort::config(3000);
@@ -320,12 +335,7 @@ fn reducers_agree_with_one_window_at_a_time() {
         let threads = NonZeroUsize::new(2).expect("two");
         reducer.reduce(&given, &mut reduced, threads).expect("sizes are right");
         for (number, made) in reduced.chunks(size).enumerate() {
-            let mut at = vec![0; shape.len()];
-            let mut rest = number;
-            for (at, extent) in at.iter_mut().zip(&reduced_shape).rev() {
-                *at = rest % extent;
-                rest /= extent;
-            }
+            let at = c_order::coordinates(number, &reduced_shape);
             let window = window(&slices, size, &shape, &factors, &at);
             let expected = oracle(kind, reduction, &window);
             prop_assert_eq!(made, &expected[..], "{:?} of {:?}", reduction, window);

@@ -25,6 +25,7 @@ use super::{MultiscaleWriter, stored};
 use crate::codec::find;
 use crate::engine::reduce::{Elements, Reducer, Reduction};
 use crate::reader::Cancel;
+use crate::writer::sink::temporary_key;
 use crate::writer::{ArrayWriterBuilder, Progress, WriterError};
 use crate::{CudaShardingCodec, Error, MemoryEstimate, Options};
 
@@ -50,10 +51,11 @@ pub struct MultiscaleBuilder<TStorage: ?Sized> {
 
 type OnProgress = Arc<dyn Fn(usize, &Progress) + Send + Sync>;
 
-/// A store that renames: lets a writer use it, and stores the metadata of a group.
+/// A store that renames: lets a writer use it, and stores the metadata of a group, which no other process
+/// does if this one is alone.
 struct Renamed<TStorage: ?Sized> {
     writer: Arc<dyn Fn(ArrayWriterBuilder<TStorage>) -> ArrayWriterBuilder<TStorage> + Send + Sync>,
-    group: Arc<dyn Fn(&Group<TStorage>) -> Result<(), StorageError> + Send + Sync>,
+    group: Arc<dyn Fn(&Group<TStorage>, bool) -> Result<(), StorageError> + Send + Sync>,
 }
 
 impl<TStorage: ?Sized> fmt::Debug for MultiscaleBuilder<TStorage> {
@@ -72,7 +74,7 @@ impl<TStorage: ?Sized> fmt::Debug for MultiscaleBuilder<TStorage> {
 /// Everything that is known of the levels before any of them is written.
 pub(super) struct Plan<TStorage: ?Sized> {
     pub(super) levels: Vec<Level>,
-    /// The arrays of the levels. Each ends where its writer begins.
+    /// The arrays of the levels.
     pub(super) arrays: Vec<Array<TStorage>>,
     /// For each level below level 0.
     reducers: Vec<Reducer>,
@@ -218,7 +220,11 @@ where
         let of_writers = store.clone();
         self.renamed = Some(Renamed {
             writer: Arc::new(move |builder| builder.with_atomic_rename(of_writers.clone())),
-            group: Arc::new(move |group| {
+            group: Arc::new(move |group, alone| {
+                if alone {
+                    // What a killed writer left.
+                    store.erase(&temporary_key(&zarrs::node::meta_key_v3(group.path()))?)?;
+                }
                 let atomic = Arc::new(AtomicWriteStorageAdapter::new(store.clone()));
                 group_in(group, atomic)?.store_metadata()
             }),
@@ -266,7 +272,7 @@ where
         let top = self.writer(0, &plan.arrays[0]).cutting().build();
         let top = plan.of_level(0, top)?;
         let mut lower = self.cascade(&plan)?;
-        self.describe(&plan)?;
+        self.describe(&plan, true)?;
         stored::feed(&plan, &mut lower, &Cancel::new())?;
         let memory = lower.levels.iter().fold(
             sum(
@@ -325,22 +331,24 @@ where
         Ok(lower)
     }
 
-    /// Stores the description of the image, unless it is there.
-    pub(super) fn describe(&self, plan: &Plan<TStorage>) -> Result<(), WriterError> {
+    /// Stores the description of the image, unless it is there. If this process is not `alone`, others
+    /// may do the same now.
+    pub(super) fn describe(&self, plan: &Plan<TStorage>, alone: bool) -> Result<(), WriterError> {
         let group = &plan.group;
-        let key = zarrs::node::meta_key_v3(group.path());
-        let stored = Group::open(self.array.storage(), group.path().as_str());
-        if stored.is_ok_and(|stored| stored.metadata() == group.metadata()) {
-            return Ok(());
-        }
-        let result = match &self.renamed {
-            Some(renamed) => (renamed.group)(group),
+        let is_there = || {
+            let stored = Group::open(self.array.storage(), group.path().as_str());
+            stored.is_ok_and(|stored| stored.metadata() == group.metadata())
+        };
+        let store = || match &self.renamed {
+            _ if is_there() => Ok(()),
+            Some(renamed) => (renamed.group)(group, alone),
             None => group.store_metadata(),
         };
+        let result = if alone { store() } else { patiently(store) };
         result.map_err(|source| {
             WriterError::Array(Error::Storage {
                 doing: "store the description of the image in",
-                key,
+                key: zarrs::node::meta_key_v3(group.path()),
                 source,
             })
         })
@@ -710,6 +718,19 @@ impl Level {
     }
 }
 
+/// What `work` returns, which is tried for two seconds while it fails: another process may be doing the
+/// same.
+pub(super) fn patiently<E>(work: impl Fn() -> Result<(), E>) -> Result<(), E> {
+    const ATTEMPTS: usize = 20;
+    for _ in 0..ATTEMPTS {
+        if work().is_ok() {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    work()
+}
+
 fn sum(a: MemoryEstimate, b: MemoryEstimate) -> MemoryEstimate {
     MemoryEstimate {
         host: a.host + b.host,
@@ -728,7 +749,7 @@ fn group_in<T: ?Sized, S: ?Sized>(
 }
 
 /// A member in which the metadata of two arrays differ, but for the first extent and attributes.
-fn differs(one: &ArrayMetadata, other: &ArrayMetadata) -> Option<&'static str> {
+pub(super) fn differs(one: &ArrayMetadata, other: &ArrayMetadata) -> Option<&'static str> {
     let (ArrayMetadata::V3(one), ArrayMetadata::V3(other)) = (one, other) else {
         return Some("version of Zarr");
     };

@@ -7,6 +7,9 @@ mod ome;
 mod pyramid;
 mod stored;
 
+#[cfg(test)]
+mod tests;
+
 use std::borrow::Cow;
 
 use zarrs::array::Element;

@@ -3,16 +3,14 @@
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::sync::mpsc::sync_channel;
-use std::time::Duration;
 
 use zarrs::array::{Array, ArraySubset};
 use zarrs_storage::ReadableWritableStorageTraits;
 
 use super::MultiscaleBuilder;
-use super::builder::Plan;
+use super::builder::{Plan, patiently};
 use super::cascade::{Cascade, at_level};
 use super::pyramid;
-use crate::Error;
 use crate::reader::{ArrayReader, Cancel, Output, ReaderError};
 use crate::writer::{WriterError, WriterReport};
 
@@ -46,10 +44,10 @@ where
     TStorage: ?Sized + ReadableWritableStorageTraits + 'static,
 {
     /// Writes the levels below level 0, from the slices of level 0 that are stored. Level 0 stays as it
-    /// is. Returns a report for each level from level 1 on, or none if all levels are there.
+    /// is. Returns a report for each level from level 1 on.
     ///
-    /// What is there of the levels is kept, up to the last border of a shard: after a kill another call
-    /// goes on there. Give a [start](Self::with_start) of level 0 to make the levels again from there
+    /// Complete shards of a level are kept, but for the last ones: after a kill, or when level 0 has
+    /// grown, another call goes on behind them. Give a [start](Self::with_start) of level 0 to make the levels again from there
     /// on. `cancel` ends it early; complete shards stay.
     ///
     /// # Errors
@@ -58,9 +56,6 @@ where
         let mut plan = self.plan()?;
         let (stored, end) = (plan.lengths(), plan.length(0));
         let first = self.first_slice(&plan)?;
-        if first.is_none() && stored == pyramid::lengths(&plan.levels, end) {
-            return Ok(Vec::new());
-        }
         // The window of the last slice may have had no second slice when it was made.
         let whole = pyramid::whole_windows(&plan.levels, first.unwrap_or(end));
         let whole = std::iter::zip(whole, stored).map(|(whole, stored)| match first {
@@ -73,14 +68,15 @@ where
             plan.set_length(level, start)?;
         }
         let mut lower = self.cascade(&plan)?;
-        self.describe(&plan)?;
+        self.describe(&plan, true)?;
         feed(&plan, &mut lower, cancel)?;
         finish(&mut lower)
     }
 
     /// Writes a part of the levels below level 0, while other processes write the other parts: blocks
     /// number *k* with *k* mod `parts` = `part`. A block is the fewest slices of level 0 that make whole
-    /// shards of all levels. Returns how many blocks it wrote; those that are there are left out.
+    /// shards of all levels. Returns how many blocks it wrote. After a kill the same part is written
+    /// again.
     ///
     /// All levels have their final shapes from the beginning. A reader sees the fill value where a part
     /// is not written yet.
@@ -111,15 +107,12 @@ where
             plan.set_length(level, length)?;
             self.lengthen(level, &plan.arrays[level])?;
         }
-        self.describe(&plan)?;
+        self.describe(&plan, false)?;
         let mut written = 0;
         for number in
             (part..slices.div_ceil(block)).step_by(usize::try_from(parts).unwrap_or(usize::MAX))
         {
             let of_block = number * block..slices.min((number + 1) * block);
-            if has_all_shards(&plan, &of_block)? {
-                continue;
-            }
             let mut lower = self.cascade_from(&plan, &of_block)?;
             let above = plan.levels[0].subchunk[0];
             for_each_slice(&plan.arrays[0], of_block, above, cancel, &mut |slice| {
@@ -134,55 +127,16 @@ where
 
     /// Lets the stored array of a level have its final length, while other processes do the same.
     fn lengthen(&self, level: usize, array: &Array<TStorage>) -> Result<(), WriterError> {
-        /// How often, and how long after one another.
-        const ATTEMPTS: (usize, Duration) = (20, Duration::from_millis(100));
         let writer = self.writer(level, array);
-        let mut result = writer.lengthen();
-        for _ in 0..ATTEMPTS.0 {
-            if result.is_ok()
-                || writer
-                    .stored_length()
-                    .is_ok_and(|stored| stored == Some(array.shape()[0]))
-            {
+        let length = Some(array.shape()[0]);
+        let result = patiently(|| {
+            if writer.stored_length().is_ok_and(|stored| stored == length) {
                 return Ok(());
             }
-            std::thread::sleep(ATTEMPTS.1);
-            result = writer.lengthen();
-        }
+            writer.lengthen()
+        });
         at_level(level - 1, result)
     }
-}
-
-/// Whether all shards below level 0 that begin with `slices` of level 0 are stored.
-fn has_all_shards<TStorage>(plan: &Plan<TStorage>, slices: &Range<u64>) -> Result<bool, WriterError>
-where
-    TStorage: ?Sized + ReadableWritableStorageTraits + 'static,
-{
-    let [first, end] = [slices.start, slices.end].map(|at| pyramid::lengths(&plan.levels, at));
-    for (level, array) in plan.arrays.iter().enumerate().skip(1) {
-        let shard = plan.levels[level].shard_slices();
-        let mut grid: Vec<_> = array
-            .chunk_grid_shape()
-            .iter()
-            .map(|count| 0..*count)
-            .collect();
-        grid[0] = first[level] / shard..end[level].div_ceil(shard);
-        for shard in &ArraySubset::new_with_ranges(&grid).indices() {
-            let key = array.chunk_key(&shard);
-            let size = array.storage().size_key(&key);
-            let size = size.map_err(|source| {
-                WriterError::Array(Error::Storage {
-                    doing: "look for the shard",
-                    key,
-                    source,
-                })
-            })?;
-            if size.is_none() {
-                return Ok(false);
-            }
-        }
-    }
-    Ok(true)
 }
 
 /// Ends all windows and all writers.

@@ -1,0 +1,486 @@
+//! Whole images against an oracle that reduces whole arrays, one window at a time.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use proptest::sample::select;
+use zarrs::array::{Array, ArrayBuilder, ArrayBytes, DataType, FillValue};
+use zarrs::group::Group;
+use zarrs::storage::store::MemoryStore;
+use zarrs_cuda_testing::stores::faulty::{Fault, Faulty};
+use zarrs_storage::ReadableStorageTraits;
+
+use super::super::interrupted::{Files, files, snapshot};
+use super::{Axis, MultiscaleBuilder, MultiscaleWriter, Reduction, builder};
+use crate::engine::reduce::{Elements, tests as oracle};
+use crate::reader::Cancel;
+use crate::writer::{ArrayWriter, WriterError};
+use crate::{Backend, CudaShardingCodecBuilder, Options};
+
+/// A step of an application.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Bytes(usize),
+    Slices(usize),
+    TryBytes(usize),
+    Flush,
+    /// The writer is gone, and another one goes on.
+    Again,
+}
+
+#[derive(Clone, Debug)]
+struct Image {
+    kind: Elements,
+    reduction: Reduction,
+    axes: Vec<Axis>,
+    levels: Option<usize>,
+    /// Extents of slices.
+    inner: Vec<u64>,
+    subchunk: Vec<u64>,
+    /// Subchunks of a shard along each axis.
+    counts: Vec<u64>,
+    /// The bytes of all slices.
+    slices: usize,
+    elements: Vec<u8>,
+    steps: Vec<Step>,
+    epochs: Option<usize>,
+}
+
+impl Image {
+    fn data_type(&self) -> DataType {
+        let name = match self.kind {
+            Elements::Bytes(size) => format!("r{}", 8 * size),
+            kind => format!("{kind:?}").to_lowercase(),
+        };
+        DataType::from_metadata(&zarrs::metadata::v3::MetadataV3::new(name)).unwrap()
+    }
+
+    /// The array of level 0, without slices. It is not stored.
+    fn array<S: ?Sized>(&self, store: &Arc<S>) -> Array<S> {
+        let data_type = self.data_type();
+        let options = Options::default().with_backend(Backend::Host);
+        let nonzero = self.subchunk.iter().map(|e| (*e).try_into().unwrap());
+        let codec = CudaShardingCodecBuilder::new(nonzero.collect(), &data_type)
+            .options(options)
+            .build_arc()
+            .unwrap();
+        let shape: Vec<u64> = std::iter::once(0).chain(self.inner.clone()).collect();
+        let shard = std::iter::zip(&self.subchunk, &self.counts).map(|(a, b)| a * b);
+        let shard: Vec<u64> = shard.collect();
+        let fill = FillValue::new(vec![0; self.kind.size()]);
+        ArrayBuilder::new(shape, shard, data_type, fill)
+            .array_to_bytes_codec(codec)
+            .build(store.clone(), "/image/0")
+            .unwrap()
+    }
+
+    fn builder<S>(&self, store: &Arc<S>) -> MultiscaleBuilder<S>
+    where
+        S: ?Sized + zarrs_storage::ReadableWritableStorageTraits + 'static,
+    {
+        let mut builder = MultiscaleWriter::builder(&self.array(store))
+            .with_axes(self.axes.clone())
+            .with_reduction(self.reduction)
+            .with_store_threads(2);
+        if let Some(levels) = self.levels {
+            builder = builder.with_levels(levels);
+        }
+        match self.epochs {
+            Some(epochs) => builder.with_epochs_per_batch(epochs),
+            None => builder,
+        }
+    }
+
+    fn slice(&self) -> usize {
+        self.elements.len() / self.slices.max(1)
+    }
+
+    /// Each level: its shape, and its elements.
+    fn expected(&self, levels: usize) -> Vec<(Vec<usize>, Vec<u8>)> {
+        let inner = self.inner.iter().map(|extent| *extent as usize);
+        let shape: Vec<usize> = std::iter::once(self.slices).chain(inner).collect();
+        let factors: Vec<usize> = self.axes.iter().map(|axis| axis.factor as usize).collect();
+        let mut expected = vec![(shape, self.elements.clone())];
+        for _ in 1..levels {
+            let (shape, elements) = &expected[expected.len() - 1];
+            let next = oracle::reduced(self.kind, self.reduction, elements, shape, &factors);
+            expected.push(next);
+        }
+        expected
+    }
+
+    /// Checks all levels that the group of the image has.
+    fn check<S>(&self, store: &Arc<S>)
+    where
+        S: ?Sized + zarrs_storage::ReadableStorageTraits + 'static,
+    {
+        let group = Group::open(store.clone(), "/image").unwrap();
+        let datasets = group.attributes()["ome"]["multiscales"][0]["datasets"].as_array();
+        let paths: Vec<String> = datasets
+            .unwrap()
+            .iter()
+            .map(|dataset| format!("/image/{}", dataset["path"].as_str().unwrap()))
+            .collect();
+        assert!(self.levels.is_none_or(|levels| levels == paths.len()));
+        for (path, (shape, elements)) in paths.iter().zip(self.expected(paths.len())) {
+            let array = Array::open(store.clone(), path).unwrap();
+            let stored: Vec<usize> = array.shape().iter().map(|e| *e as usize).collect();
+            assert_eq!(stored, shape, "{path}");
+            let stored: ArrayBytes<'_> = array.retrieve_array_subset(&array.subset_all()).unwrap();
+            let stored = stored.into_fixed().unwrap();
+            let first = std::iter::zip(&*stored, &elements).position(|(a, b)| a != b);
+            assert_eq!(
+                first, None,
+                "a byte of {path}, of shape {shape:?}, is wrong"
+            );
+        }
+    }
+
+    /// Appends the slices from the writer's start on, step by step, and builds another writer for each
+    /// [`Step::Again`].
+    fn write<S>(&self, store: &Arc<S>)
+    where
+        S: ?Sized + zarrs_storage::ReadableWritableStorageTraits + 'static,
+    {
+        let builder = self.builder(store);
+        let mut writer = builder.build().unwrap();
+        let slice = self.slice();
+        let mut at = 0;
+        let mut again = 3;
+        for step in self.steps.iter().cycle() {
+            let rest = &self.elements[at..];
+            if rest.is_empty() {
+                break;
+            }
+            match step {
+                Step::Bytes(len) => {
+                    let len = (*len).min(rest.len());
+                    writer.append_bytes(&rest[..len]).unwrap();
+                    at += len;
+                }
+                Step::Slices(slices) => {
+                    let to_end = slice * slices - at % slice;
+                    let len = to_end.min(rest.len());
+                    writer.append_bytes(&rest[..len]).unwrap();
+                    at += len;
+                }
+                Step::TryBytes(len) => {
+                    let now = &rest[..(*len).min(rest.len())];
+                    at += now.len() - writer.try_append_bytes(now).unwrap().len();
+                }
+                Step::Flush => writer.flush().unwrap(),
+                Step::Again if again > 0 => {
+                    again -= 1;
+                    writer.abort().unwrap();
+                    writer = builder.build().unwrap();
+                    at = writer.start() as usize * slice;
+                }
+                Step::Again => {}
+            }
+        }
+        let reports = writer.finish().unwrap();
+        assert_eq!(reports[0].finished_slices, self.slices as u64);
+        assert_eq!(writer.finish().unwrap(), reports);
+        let error = writer.append_bytes(&[0]).unwrap_err();
+        assert!(matches!(error, WriterError::Finished { .. }), "{error}");
+    }
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        2 => (1_usize..40).prop_map(Step::Bytes),
+        4 => (1_usize..6).prop_map(Step::Slices),
+        1 => (1_usize..200).prop_map(Step::TryBytes),
+        1 => Just(Step::Flush),
+        1 => Just(Step::Again),
+    ];
+    // The last one always makes progress.
+    prop::collection::vec(step, 0..5).prop_map(|mut steps| {
+        steps.push(Step::Slices(1));
+        steps
+    })
+}
+
+fn images() -> impl Strategy<Value = Image> {
+    let axes = select(vec!["yx", "zyx", "tyx", "cyx", "tzyx", "tczyx"]);
+    let kinds = (select(&oracle::KINDS[..]), select(&Reduction::ALL[..]))
+        .prop_filter("the kind has it", |(kind, reduction)| kind.can(*reduction));
+    (axes, kinds).prop_flat_map(|(axes, (kind, reduction))| {
+        let rank = axes.len();
+        let factor = prop_oneof![1 => Just(1_u64), 3 => Just(2_u64)];
+        (
+            prop::collection::vec(factor, rank),
+            prop::collection::vec(1_u64..(12 - 2 * rank as u64).max(3), rank - 1),
+            prop::collection::vec(1_u64..4, rank),
+            prop::collection::vec(1_u64..4, rank),
+            0_usize..14,
+            prop::option::of(1_usize..5),
+            prop::option::of(1_usize..9),
+            steps(),
+        )
+            .prop_flat_map(
+                move |(factors, inner, subchunk, counts, slices, levels, epochs, steps)| {
+                    let count = slices * inner.iter().product::<u64>() as usize;
+                    let axes = axes.chars().zip(&factors).map(|(name, factor)| {
+                        Axis::by_name(&name.to_string())
+                            .unwrap()
+                            .with_factor(*factor)
+                    });
+                    let divides = factors[1..].contains(&2);
+                    let image = Image {
+                        kind,
+                        reduction,
+                        axes: axes.collect(),
+                        levels: levels.or((!divides).then_some(3)),
+                        inner,
+                        subchunk,
+                        counts,
+                        slices,
+                        elements: Vec::new(),
+                        steps,
+                        epochs,
+                    };
+                    oracle::elements(kind, count).prop_map(move |elements| Image {
+                        elements,
+                        ..image.clone()
+                    })
+                },
+            )
+    })
+}
+
+#[test]
+fn all_levels_are_what_an_oracle_makes_of_the_whole_array() {
+    let config = zarrs_cuda_testing::effort::config(150);
+    proptest!(config, |(image in images())| {
+        let store = Arc::new(MemoryStore::new());
+        image.write(&store);
+        image.check(&store);
+    });
+}
+
+#[test]
+fn levels_of_stored_arrays() {
+    let config = zarrs_cuda_testing::effort::config(60);
+    let cancel = Cancel::new();
+    proptest!(config, |(image in images(), parts in 1_u64..4, cut in any::<prop::sample::Index>())| {
+        let slice = image.slice();
+        let append = |store: &Arc<MemoryStore>, range: std::ops::Range<usize>| {
+            let array = Array::open(store.clone(), "/image/0").unwrap();
+            let mut given = image.array(store);
+            given.set_shape(array.shape().to_vec()).unwrap();
+            let shard = image.subchunk[0] * image.counts[0];
+            let start = array.shape()[0] / shard * shard;
+            let mut writer = ArrayWriter::builder(&given).with_start(start).build().unwrap();
+            writer.append_bytes(&image.elements[start as usize * slice..range.end * slice]).unwrap();
+            writer.finish().unwrap();
+        };
+        // At once, and again when the array has grown.
+        let store = Arc::new(MemoryStore::new());
+        image.array(&store).store_metadata().unwrap();
+        let first = cut.index(image.slices + 1);
+        append(&store, 0..first);
+        image.builder(&store).write_lower_levels(&cancel).unwrap();
+        append(&store, first..image.slices);
+        image.builder(&store).write_lower_levels(&cancel).unwrap();
+        image.check(&store);
+        image.builder(&store).write_lower_levels(&cancel).unwrap();
+        image.check(&store);
+
+        // In parts, in any order, and some of them twice.
+        let store = Arc::new(MemoryStore::new());
+        image.array(&store).store_metadata().unwrap();
+        append(&store, 0..image.slices);
+        for part in (0..parts).rev().chain([0]) {
+            let parts = std::num::NonZeroU64::new(parts).unwrap();
+            image.builder(&store).write_part_of_lower_levels(part, parts, &cancel).unwrap();
+        }
+        image.check(&store);
+    });
+}
+
+/// An image of one byte for each element, with some of everything.
+fn small() -> Image {
+    let axes = ["z", "y", "x"].map(|name| Axis::by_name(name).unwrap());
+    Image {
+        kind: Elements::UInt8,
+        reduction: Reduction::Mean,
+        axes: axes.to_vec(),
+        levels: Some(3),
+        inner: vec![5, 6],
+        subchunk: vec![1, 3, 3],
+        counts: vec![2, 1, 2],
+        slices: 13,
+        elements: (0..13 * 30).map(|n| (n * 7 % 251) as u8).collect(),
+        steps: vec![Step::Slices(1)],
+        epochs: Some(1),
+    }
+}
+
+#[test]
+fn whatever_a_store_refuses_is_tried_again() {
+    let image = small();
+    let builder = |store: &Arc<Files>| image.builder(store).with_atomic_rename(store.clone());
+    let (_directory, store) = files();
+    let mut writer = builder(&store).build().unwrap();
+    writer.append_bytes(&image.elements).unwrap();
+    writer.finish().unwrap();
+    let (requests, expected) = (store.requests().len(), snapshot(&store));
+    let slice = image.slice();
+    for (fault, number) in Fault::ALL
+        .into_iter()
+        .flat_map(|fault| (0..requests).map(move |n| (fault, n)))
+    {
+        let (_directory, store) = files();
+        store.fail_at(number, fault);
+        let mut failures = 0;
+        let mut count = |error: WriterError| {
+            failures += 1;
+            assert!(
+                failures < 2,
+                "one {fault:?} of request {number}, and two errors: {error}"
+            );
+        };
+        let mut writer = loop {
+            match builder(&store).build() {
+                Ok(writer) => break writer,
+                Err(error) => count(error),
+            }
+        };
+        let mut at = 0;
+        while at < image.elements.len() {
+            let before = writer.progress()[0].appended_bytes;
+            let appended = writer.append_bytes(&image.elements[at..][..slice]);
+            at += (writer.progress()[0].appended_bytes - before) as usize;
+            if let Err(error) = appended {
+                count(error);
+                writer.flush().unwrap();
+            }
+        }
+        while let Err(error) = writer.finish() {
+            count(error);
+        }
+        assert!(
+            snapshot(&store) == expected,
+            "{fault:?} of request {number}"
+        );
+    }
+}
+
+#[test]
+fn errors_name_the_level() {
+    let image = small();
+    let store = Arc::new(Faulty::new(Arc::new(MemoryStore::new())));
+    let mut writer = image.builder(&store).build().unwrap();
+    store.fail(|request| {
+        request
+            .key
+            .starts_with("image/1/c")
+            .then_some(Fault::Refused)
+    });
+    let error = loop {
+        if let Err(error) = writer.append_bytes(&image.elements[..image.slice()]) {
+            break error;
+        }
+    };
+    assert!(
+        matches!(error, WriterError::Level { level: 1, .. }),
+        "{error}"
+    );
+    assert!(
+        error
+            .to_string()
+            .starts_with("level 1: cannot store the shard image/1/c/"),
+        "{error}"
+    );
+}
+
+#[test]
+fn refused() {
+    let image = small();
+    let store = Arc::new(MemoryStore::new());
+    let refused = |builder: MultiscaleBuilder<MemoryStore>, expected: &str| {
+        let error = builder.build().unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        assert_eq!(
+            store
+                .size_key(&"image/zarr.json".try_into().unwrap())
+                .unwrap(),
+            None
+        );
+    };
+    let axes = |names: &[&str]| -> Vec<Axis> {
+        names
+            .iter()
+            .map(|name| Axis::by_name(name).unwrap())
+            .collect()
+    };
+    let builder = || image.builder(&store);
+    refused(
+        builder().with_axes(axes(&["y", "x"])),
+        "3 axes, and 2 were given",
+    );
+    refused(
+        builder().with_axes(axes(&["z", "t", "x"])),
+        "OME-Zarr 0.5 does not allow",
+    );
+    refused(
+        builder().with_axes([
+            Axis::space("z"),
+            Axis::space("y").with_factor(3),
+            Axis::space("x"),
+        ]),
+        "factor 3",
+    );
+    refused(builder().with_levels(0), "0 levels");
+    refused(
+        builder().with_level_shapes(3, [1, 1, 1], [1, 1, 1]),
+        "level 3",
+    );
+    refused(
+        builder().with_level_shapes(1, [1, 2, 2], [1, 3, 2]),
+        "level 1",
+    );
+    refused(builder().with_start(2), "begin at 0 or before");
+    refused(
+        builder().with_omero(serde_json::json!({"channels": 1})),
+        "OME-Zarr 0.5",
+    );
+    let root = image.array(&store);
+    let root = root.builder().build(store.clone(), "/").unwrap();
+    refused(
+        MultiscaleWriter::builder(&root).with_axes(axes(&["z", "y", "x"])),
+        "root of its store",
+    );
+    refused(MultiscaleWriter::builder(&image.array(&store)), "with_axes");
+
+    // A level that is another array.
+    let mut other = image.array(&store);
+    other.set_shape(vec![0, 9, 9]).unwrap();
+    other
+        .builder()
+        .build(store.clone(), "/image/1")
+        .unwrap()
+        .store_metadata()
+        .unwrap();
+    refused(builder(), "/image/1 is there, and has another shape");
+}
+
+#[test]
+fn memory_is_shared() {
+    let image = small();
+    let store = Arc::new(MemoryStore::new());
+    let writer = image.builder(&store).build().unwrap();
+    let all = writer.memory_estimate();
+    assert_eq!(image.builder(&store).memory_estimate().unwrap(), all);
+    let sum: usize = writer.writers().map(|w| w.memory_estimate().host).sum();
+    // A begun slice of level 0, a kept slice for levels 1 and 2, and one that each of them made.
+    assert_eq!(all.host - sum, 30 + (30 + 9) + (9 + 4));
+    assert!(
+        builder::differs(
+            image.array(&store).metadata(),
+            image.array(&store).metadata()
+        )
+        .is_none()
+    );
+}
