@@ -58,6 +58,12 @@ impl Frames {
         self.epochs
     }
 
+    /// The frames of one shard epoch, little-endian, one after the other.
+    #[allow(dead_code, reason = "not all benchmarks give them away")]
+    pub(crate) fn pool(&self) -> &[u8] {
+        &self.pool
+    }
+
     /// The frames, one at a time.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &[u8]> {
         (0..self.epochs).flat_map(|_| self.pool.chunks_exact(FRAME_BYTES))

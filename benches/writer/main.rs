@@ -1,9 +1,9 @@
 //! A stream of frames through `ArrayWriter`, compared with zarrs' own codec and with plain writes.
 //! They take turns in one process.
 //!
-//! `cargo bench --bench writer [-- [--quick] [--in=FOLDER] [--backend=BACKEND] FILTER…]` prints a
-//! table, checks the goals, and writes `target/bench/writer.json`. A filter is a part of a name
-//! like `none/32/discarding`. The backend is `host` (the default), `cuda` or `auto`. `--quick`
+//! `cargo bench --bench writer [-- [--quick] [--without-peers] [--in=FOLDER] [--backend=BACKEND]
+//! FILTER…]` prints tables, checks the goals, and writes `target/bench/writer.json`. A filter is a part
+//! of a name like `none/32/discarding` or `levels/222/none/discarding`. The backend is `host` (the default), `cuda` or `auto`. `--quick`
 //! writes 512 MiB in one round, as a test of the benchmark, and the file is `writer-quick.json`.
 //! The environment variable `ZARRS_CUDA_BENCH_MIB` changes the length of the stream, which is 2
 //! GiB.
@@ -19,6 +19,11 @@
 //!   collect the frames of a shard is not counted.
 //! - `plain`: the bytes of our files, written to as many files by `write_all` and `sync_all`, one
 //!   file after the other.
+//!
+//! The second table is of images with all levels (`pyramid.rs`): `MultiscaleWriter` with the mean of
+//! windows of 2 × 2 × 2 or 1 × 2 × 2, in subchunks of 64³, compared with level 0 alone through
+//! `ArrayWriter`, with acquire-zarr's own levels, and with tensorstore's `downsample`. The peers write
+//! files from Python; they are installed into `target/peers`, unless `--without-peers` leaves them out.
 //!
 //! `cpu s` and the `zarrs` beside it are the CPU seconds of ours and of zarrs, of all threads in
 //! user and kernel mode. `waited` is how long our appends waited. `encoding` and `storing` are the
@@ -54,6 +59,9 @@ mod frames;
 mod goals;
 #[path = "../microscopy.rs"]
 mod microscopy;
+#[path = "../python.rs"]
+mod python;
+mod pyramid;
 mod report;
 #[path = "../results.rs"]
 mod results;
@@ -75,6 +83,8 @@ const ROUNDS: usize = 5;
 
 struct Arguments {
     quick: bool,
+    /// Without peers.
+    alone: bool,
     backend: Backend,
     /// The folder for files.
     folder: PathBuf,
@@ -89,6 +99,7 @@ impl Arguments {
         let value = |flag: &str| flags.iter().find_map(|f| f.strip_prefix(flag));
         Ok(Self {
             quick: flags.iter().any(|flag| flag == "--quick"),
+            alone: flags.iter().any(|flag| flag == "--without-peers"),
             backend: match value("--backend=") {
                 None | Some("host") => Backend::Host,
                 Some("cuda") => Backend::Cuda,
@@ -139,6 +150,7 @@ fn main() -> Result<()> {
             )?);
         }
     }
+    rows.extend(pyramids(&arguments, &frames, &mut goals)?);
     goals.print("the writer");
     let name = if arguments.quick {
         "writer-quick.json"
@@ -147,6 +159,40 @@ fn main() -> Result<()> {
     };
     println!("\nwritten to {}", results::write(name, &rows)?.display());
     Ok(())
+}
+
+/// The rows of images with all levels.
+fn pyramids(arguments: &Arguments, frames: &Frames, goals: &mut Goals) -> Result<Vec<Value>> {
+    let mut rows = Vec::new();
+    let mut peers = None;
+    for factors in pyramid::FACTORS {
+        for (chain, sink) in CHAINS
+            .into_iter()
+            .flat_map(|chain| Sink::ALL.map(|sink| (chain, sink)))
+            .filter(|(chain, sink)| {
+                arguments.wants(&format!("levels/{}/{chain}/{}", factors.0, sink.name()))
+            })
+        {
+            if rows.is_empty() {
+                pyramid::print_head();
+            }
+            if sink == Sink::Filesystem && peers.is_none() && !arguments.alone {
+                peers = Some(pyramid::Peers::start(frames, &arguments.folder)?);
+            }
+            let case = pyramid::Case {
+                frames,
+                factors,
+                chain,
+                codecs: &chains::codecs(chain)?,
+                sink,
+                backend: arguments.backend,
+                folder: &arguments.folder,
+            };
+            let rounds = if arguments.quick { 1 } else { ROUNDS };
+            rows.extend(pyramid::run(&case, peers.as_mut(), rounds, goals)?);
+        }
+    }
+    Ok(rows)
 }
 
 /// Runs all contenders in turns. The times of the first round do not count.

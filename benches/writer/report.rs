@@ -37,7 +37,7 @@ pub(crate) fn print_head() {
     );
 }
 
-fn median(seconds: impl Iterator<Item = f64>) -> Option<f64> {
+pub(crate) fn median(seconds: impl Iterator<Item = f64>) -> Option<f64> {
     let mut seconds: Vec<f64> = seconds.collect();
     seconds.sort_by(f64::total_cmp);
     seconds.get(seconds.len() / 2).copied()

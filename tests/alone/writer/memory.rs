@@ -18,7 +18,7 @@ use zarrs::storage::{
     OffsetBytesIterator, ReadableStorageTraits, ReadableWritableStorageTraits, StorageError,
     StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix, WritableStorageTraits,
 };
-use zarrs_cuda::writer::{ArrayWriter, ArrayWriterBuilder};
+use zarrs_cuda::writer::{ArrayWriter, ArrayWriterBuilder, Axis, MultiscaleWriter};
 use zarrs_cuda::{Backend, CudaShardingCodec, Options};
 use zarrs_cuda_testing::index::IndexLayout;
 use zarrs_cuda_testing::{Rng, Shards, codecs};
@@ -223,6 +223,16 @@ fn frames(compressible: bool) -> Vec<u8> {
     frames
 }
 
+/// Watches this thread, and returns the memory of the process before it appends. Resets the peak
+/// (proc(5)).
+fn begin() -> usize {
+    let thread = fs::read_link("/proc/thread-self").unwrap();
+    let stat = Path::new("/proc").join(thread).join("stat");
+    APPENDER.set(stat).unwrap();
+    fs::write("/proc/self/clear_refs", "5").unwrap();
+    status("VmRSS:")
+}
+
 /// Appends `len` bytes. Returns the estimate and the peak memory.
 fn stream<S>(builder: &ArrayWriterBuilder<S>, len: usize, compressible: bool) -> (usize, usize)
 where
@@ -231,12 +241,7 @@ where
     let frames = frames(compressible);
     let estimate = builder.memory_estimate().unwrap();
     assert_eq!((estimate.pinned, estimate.device), (0, 0));
-    let thread = fs::read_link("/proc/thread-self").unwrap();
-    let stat = Path::new("/proc").join(thread).join("stat");
-    APPENDER.set(stat).unwrap();
-    // Resets the peak (proc(5)).
-    fs::write("/proc/self/clear_refs", "5").unwrap();
-    let before = status("VmRSS:");
+    let before = begin();
     let start = std::time::Instant::now();
     let mut writer = builder.build().unwrap();
     assert_eq!(writer.memory_estimate().host, estimate.host);
@@ -360,6 +365,38 @@ fn zstd_of_compressible_data_stays_below() {
             assert!(peak <= estimate, "{peak} of {estimate} bytes");
         },
     );
+}
+
+/// All levels share the budget. Slices are appended in two pieces, so that one is also kept until it is
+/// complete.
+#[test]
+fn all_levels_of_an_image() {
+    in_its_own_process(module_path!(), "all_levels_of_an_image", || {
+        let store = Discarding::new(Arc::new(MemoryStore::new()));
+        let array = array(&store, &[]);
+        let options = CodecOptions::default().with_concurrent_target(2);
+        let builder = MultiscaleWriter::builder(&array)
+            .with_axes(["z", "y", "x"].map(Axis::space))
+            .with_codec_options(options);
+        let frames = frames(false);
+        let estimate = builder.memory_estimate().unwrap().host;
+        assert!(estimate <= BUDGET, "{estimate} of {BUDGET} bytes");
+        let before = begin();
+        let mut writer = builder.build().unwrap();
+        assert_eq!(writer.memory_estimate().host, estimate);
+        for piece in (0..SHORT / frames.len()).flat_map(|_| frames.chunks(SLICE / 2)) {
+            writer.append_bytes(piece).unwrap();
+            APPENDED.fetch_add(piece.len(), Ordering::Relaxed);
+        }
+        let reports = writer.finish().unwrap();
+        let peak = status("VmHWM:").saturating_sub(before);
+        println!("{} MiB of {} MiB", peak / MIB, estimate / MIB);
+        assert_eq!(reports.len(), 5);
+        assert!(reports.iter().any(|report| report.waiting > Duration::ZERO));
+        // Not all buffers of all levels are full at the same time.
+        assert!(peak <= estimate + estimate / 10, "{peak} of {estimate} bytes");
+        assert!(peak >= estimate - estimate / 3, "{peak} of {estimate} bytes");
+    });
 }
 
 /// The output of an unknown codec is collected before it is assembled. That memory counts, too.

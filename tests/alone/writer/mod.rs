@@ -3,5 +3,7 @@
 mod follower;
 #[cfg(unix)]
 mod kill;
+#[cfg(unix)]
+mod levels;
 #[cfg(target_os = "linux")]
 mod memory;
