@@ -244,6 +244,15 @@ where
         Ok(memory)
     }
 
+    /// Returns the arrays of all levels, from level 0 on, as the writer writes them. Each has as many
+    /// slices as are stored: none if it is not there. Stores nothing.
+    ///
+    /// # Errors
+    /// As for [`build`](Self::build), without the errors of the store while it is written.
+    pub fn levels(&self) -> Result<Vec<Array<TStorage>>, WriterError> {
+        Ok(self.plan()?.arrays)
+    }
+
     /// Builds the writer. Stores the metadata of the image and of all levels that are not there, and
     /// reads what the levels lack of the slices that are stored.
     ///
