@@ -75,25 +75,23 @@ pub(super) fn make(
     {
         tidy(&image.directory.join(level))?;
     }
-    let (reports, blocks) = cancellable(|cancel| match args.part {
-        Some(part) => {
+    let (reports, blocks) = cancellable(|cancel| {
+        if let Some(part) = args.part {
             check_parts(args, image, plan)?;
             // No block has this number, so that only the metadata are stored.
             builder.write_part_of_lower_levels(u64::MAX - 1, NonZeroU64::MAX, cancel)?;
             drop(lock);
             let blocks = builder.write_part_of_lower_levels(part.index(), part.of(), cancel)?;
-            Ok::<_, Stopped>((Vec::new(), blocks))
+            return Ok::<_, Stopped>((Vec::new(), blocks));
         }
-        None => {
-            let reports = builder.write_lower_levels(cancel)?;
-            let keeps = args.start != Some(0) && plan.below().iter().any(|level| level.stored > 0);
-            if !reports.is_empty() && !keeps {
-                return Ok((reports, 0));
-            }
-            // What was there may be of parts: they give the levels their shapes before their shards.
-            let blocks = builder.write_part_of_lower_levels(0, NonZeroU64::MIN, cancel)?;
-            Ok((reports, blocks))
+        let reports = builder.write_lower_levels(cancel)?;
+        let keeps = args.start != Some(0) && plan.below().iter().any(|level| level.stored > 0);
+        if !reports.is_empty() && !keeps {
+            return Ok((reports, 0));
         }
+        // What was there may be of parts: they give the levels their shapes before their shards.
+        let blocks = builder.write_part_of_lower_levels(0, NonZeroU64::MIN, cancel)?;
+        Ok((reports, blocks))
     })?;
     counter.bar.finish();
     Ok(Made {
@@ -281,7 +279,7 @@ impl Made {
                 counted(blocks, "block")
             )),
             (None, 0) if self.reports.is_empty() => {
-                return "all levels are there: nothing to do".to_string();
+                return "all levels are there".to_string();
             }
             (None, 0) => {}
             (None, blocks) => parts.push(format!(

@@ -133,7 +133,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let levels = builder.levels().map_err(|error| failed(args, &error))?;
     let plan = Plan::of(&levels, &axes, reduction, &array);
     check_names(args, &image, &plan)?;
-    let mut json = plan.json(args.image.to_string());
+    let mut json = plan.json(&args.image.to_string());
     if args.dry_run {
         let memory = plan::memory(&levels, &store).map_err(|error| failed(args, &error))?;
         let text = format!("{plan}\n{}", plan::memory_text(memory));
@@ -286,7 +286,11 @@ fn builder(
 
 fn failed(args: &Args, error: &WriterError) -> Failure {
     let failure = Failure::failed(format!("cannot make levels of {}: {error}", args.image));
-    match error {
+    let mut cause = error;
+    while let WriterError::Level { source, .. } = cause {
+        cause = source;
+    }
+    match cause {
         WriterError::Memory { .. } => failure.with_remedy("give more --memory"),
         WriterError::Pyramid { .. } => failure,
         _ => failure.with_remedy(format!("when the cause is gone, {}", goes_on(args))),

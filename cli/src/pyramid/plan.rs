@@ -94,7 +94,7 @@ impl Plan {
         self.levels.iter().map(|level| level.name.clone()).collect()
     }
 
-    pub(super) fn json(&self, image: String) -> Value {
+    pub(super) fn json(&self, image: &str) -> Value {
         let levels: Vec<_> = self
             .levels
             .iter()
@@ -155,7 +155,7 @@ impl fmt::Display for Plan {
     }
 }
 
-/// About how many bytes of this machine's memory making the levels takes.
+/// At most so many bytes of this machine's memory are for buffers while the levels are made.
 pub(super) fn memory(
     levels: &[Array<FilesystemStore>],
     store: &Arc<FilesystemStore>,
@@ -184,5 +184,5 @@ pub(super) fn memory(
 }
 
 pub(super) fn memory_text(bytes: u64) -> String {
-    format!("about {} of memory", bytes_text(bytes))
+    format!("up to {} of memory", bytes_text(bytes))
 }

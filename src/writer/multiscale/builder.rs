@@ -620,6 +620,11 @@ where
         let stored = Array::open(array.storage(), path.as_str());
         let stored = stored
             .map_err(|error| refused(format!("{path} is there, and cannot be opened: {error}")))?;
+        // Another program may have spelled out less of level 0 than is built here.
+        if path == self.array.path() && differs(stored.metadata(), self.array.metadata()).is_none()
+        {
+            return Ok(length);
+        }
         match differs(stored.metadata(), array.metadata()) {
             Some(member) => Err(refused(format!(
                 "{path} is there, and has another {member}: erase it, or use the settings that it was written with"
