@@ -361,10 +361,16 @@ fn ctrl_c_keeps_what_is_whole() {
         shard: [1, 16, 16],
         subchunk: [1, 8, 8],
     };
-    for options in [
-        &["--threads", "1"][..],
-        &["--threads", "1", "--part", "0/1"],
-    ] {
+    // Buffers of few slices, so that the rest waits for the store.
+    let slow = [
+        "--axis",
+        "z,factor=1",
+        "--threads",
+        "1",
+        "--memory",
+        "32KiB",
+    ];
+    for part in [&[][..], &["--part", "0/1"]] {
         let folder = TempDir::new().unwrap();
         let [once, stopped] = ["once", "stopped"].map(|name| folder.path().join(name));
         level_0(&once, &shapes);
@@ -682,7 +688,7 @@ fn wrong_usage() {
         (&["--levels", "65"][..], "64"),
         (&["--start", "14"], "13"),
         (&["--memory", "1KiB"], "--memory"),
-        (&["--axis", "z,type=channel"], "OME-Zarr"),
+        (&["--axis", "y,type=time"], "OME-Zarr"),
     ] {
         let said = made(image, options, 1);
         assert!(said.contains(wrong), "{options:?}: {said}");
