@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -245,14 +245,14 @@ fn a_killed_run_goes_on() {
     let folder = TempDir::new().unwrap();
     let [once, killed] = ["once", "killed"].map(|name| folder.path().join(name));
     level_0(&once, &shapes);
-    made(&once, &[], 0);
+    let limit = timed(|| made(&once, &[], 0));
     let right: Vec<_> = (1..4).map(|level| once.join(level.to_string())).collect();
     let right: Vec<_> = right.iter().filter(|path| path.is_dir()).collect();
     assert!(right.len() > 1);
     for _ in 0..effort::times(3) {
         level_0(&killed, &shapes);
         let mut kills = 0;
-        while !is_done_or_killed(&[&mut pyramid(&killed, &[])], 60_000, &mut rng) {
+        while !is_done_or_killed(&[&mut pyramid(&killed, &[])], limit, &mut rng) {
             kills += 1;
             for path in &right {
                 let level = killed.join(path.file_name().unwrap());
@@ -281,7 +281,7 @@ fn killed_parts_go_on() {
     let folder = TempDir::new().unwrap();
     let [once, parts] = ["once", "parts"].map(|name| folder.path().join(name));
     level_0(&once, &shapes);
-    made(&once, &[], 0);
+    let limit = timed(|| made(&once, &[], 0));
     for round in 0..effort::times(3) {
         level_0(&parts, &shapes);
         let run = |part: &str| pyramid(&parts, &["--part", part]);
@@ -289,7 +289,7 @@ fn killed_parts_go_on() {
         loop {
             let mut commands = ["0/3", "1/3", "2/3"].map(run);
             let [a, b, c] = &mut commands;
-            if is_done_or_killed(&[a, b, c], 100_000, &mut rng) {
+            if is_done_or_killed(&[a, b, c], limit, &mut rng) {
                 break;
             }
             kills += 1;
@@ -307,6 +307,13 @@ fn killed_parts_go_on() {
 
 /// How often runs are killed before they may end, at most.
 const KILLS: u64 = 15;
+
+/// Microseconds that `work` takes.
+fn timed<T>(work: impl FnOnce() -> T) -> u64 {
+    let begin = Instant::now();
+    work();
+    1 + begin.elapsed().as_micros() as u64
+}
 
 /// Runs `commands` at once, and kills all of them within `limit` microseconds. Returns whether all have
 /// ended well before.
