@@ -249,7 +249,7 @@ fn a_killed_run_goes_on() {
     let right: Vec<_> = (1..4).map(|level| once.join(level.to_string())).collect();
     let right: Vec<_> = right.iter().filter(|path| path.is_dir()).collect();
     assert!(right.len() > 1);
-    for _ in 0..effort::times(3) {
+    for _ in 0..effort::times(5) {
         level_0(&killed, &shapes);
         let mut kills = 0;
         while !is_done_or_killed(&[&mut pyramid(&killed, &[])], limit, &mut rng) {
@@ -282,7 +282,7 @@ fn killed_parts_go_on() {
     let [once, parts] = ["once", "parts"].map(|name| folder.path().join(name));
     level_0(&once, &shapes);
     let limit = timed(|| made(&once, &[], 0));
-    for round in 0..effort::times(3) {
+    for round in 0..effort::times(5) {
         level_0(&parts, &shapes);
         let run = |part: &str| pyramid(&parts, &["--part", part]);
         let mut kills = 0;
