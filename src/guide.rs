@@ -20,6 +20,7 @@ macro_rules! page {
 page!(start, "../docs/guide/start.md");
 page!(write, "../docs/guide/write.md");
 page!(stream, "../docs/guide/stream.md");
+page!(pyramids, "../docs/guide/pyramids.md");
 page!(read, "../docs/guide/read.md");
 page!(share, "../docs/guide/share.md");
 page!(maintain, "../docs/guide/maintain.md");

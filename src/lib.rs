@@ -32,6 +32,7 @@
 //! | update parts of stored shards | zarrs' `experimental_partial_encoding`, with a [`WriteStrategy`] |
 //! | compact, repair or look into stored shards | [`compact`], [`recover`], [`inspect`]; [`maintenance::Shards`] for an array |
 //! | append slices while they arrive, in bounded memory | [`writer::ArrayWriter`] |
+//! | and write the smaller levels of an image in the same pass | [`writer::MultiscaleWriter`] |
 //! | read boxes of an array into your own memory, many at once, or slices while they arrive | [`reader::ArrayReader`] |
 //! | let many processes write the same shards | [`storage::SparseShardStore`] |
 //! | let a device be ready before the first shard | [`warm_up`] |

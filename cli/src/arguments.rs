@@ -126,6 +126,14 @@ pub(crate) struct Part {
 }
 
 impl Part {
+    pub(crate) fn index(self) -> u64 {
+        self.index
+    }
+
+    pub(crate) fn of(self) -> NonZeroU64 {
+        self.of
+    }
+
     /// Whether the shard at the position `shard` of the grid, in C order, belongs to this part.
     pub(crate) fn has(self, shard: u64) -> bool {
         shard % self.of == self.index

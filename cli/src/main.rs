@@ -24,6 +24,7 @@ mod open;
 mod outcome;
 mod plan;
 mod progress;
+mod pyramid;
 mod recover;
 mod reencode;
 mod reshard;
@@ -72,6 +73,7 @@ enum Task {
     Compact(compact::Args),
     Consolidate(consolidate::Args),
     Stream(stream::Args),
+    Pyramid(pyramid::Args),
     Plan(plan::Args),
     Doctor(doctor::Args),
     Bench(bench::Args),
@@ -94,6 +96,7 @@ impl Task {
             Self::Compact(args) => compact::run(args, common),
             Self::Consolidate(args) => consolidate::run(args, common),
             Self::Stream(args) => stream::run(args, common),
+            Self::Pyramid(args) => pyramid::run(args, common),
             Self::Plan(args) => plan::run(args, common),
             Self::Doctor(args) => doctor::run(args, common),
             Self::Bench(args) => bench::run(args, common),

@@ -14,5 +14,6 @@ mod full_disk;
 mod interrupted;
 mod maintenance;
 mod program;
+mod pyramid;
 mod reencode;
 mod stream;

@@ -250,6 +250,15 @@ where
         Ok(memory)
     }
 
+    /// Returns the arrays of all levels, from level 0 on, as the writer writes them. Each has as many
+    /// slices as are stored: none if it is not there. Stores nothing.
+    ///
+    /// # Errors
+    /// As for [`build`](Self::build), without the errors of the store while it is written.
+    pub fn levels(&self) -> Result<Vec<Array<TStorage>>, WriterError> {
+        Ok(self.plan()?.arrays)
+    }
+
     /// Builds the writer. Stores the metadata of the image and of all levels that are not there, and
     /// reads what the levels lack of the slices that are stored.
     ///
@@ -619,6 +628,11 @@ where
         let stored = Array::open(array.storage(), path.as_str());
         let stored = stored
             .map_err(|error| refused(format!("{path} is there, and cannot be opened: {error}")))?;
+        // Another program may have spelled out less of level 0 than is built here.
+        if path == self.array.path() && differs(stored.metadata(), self.array.metadata()).is_none()
+        {
+            return Ok(length);
+        }
         match differs(stored.metadata(), array.metadata()) {
             Some(member) => Err(refused(format!(
                 "{path} is there, and has another {member}: erase it, or use the settings that it was written with"

@@ -1,0 +1,308 @@
+//! `zarrs-cuda pyramid`: the smaller levels of an image whose level 0 is there.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `image.rs` | which array is level 0, and what the metadata of its image say |
+//! | `axes.rs` | the axes: arguments, metadata, dimension names |
+//! | `plan.rs` | the levels before they are made, for people and as JSON |
+//! | `make.rs` | makes them: one process alone, or several with a part each |
+
+mod axes;
+mod image;
+mod make;
+mod plan;
+
+use std::sync::Arc;
+
+use clap::ValueEnum;
+use serde_json::json;
+use zarrs::array::{Array, ArrayShardedExt};
+use zarrs::filesystem::FilesystemStore;
+use zarrs_cuda::writer::{MultiscaleBuilder, MultiscaleWriter, Reduction, WriterError};
+
+use self::axes::AxisArg;
+use self::image::{Described, Image};
+use self::plan::Plan;
+use crate::arguments::{Count, Part};
+use crate::common::Common;
+use crate::consolidate;
+use crate::failure::Failure;
+use crate::open::{self, Place};
+use crate::outcome::Outcome;
+use crate::shapes::edges;
+use crate::stop;
+
+const EXAMPLES: &str = "\
+Examples:
+  zarrs-cuda pyramid image --axis y,unit=micrometer,scale=0.325 --axis x,unit=micrometer,scale=0.325
+  zarrs-cuda pyramid labels/0 --reduction mode --levels 4
+  zarrs-cuda pyramid image --axis z,factor=1
+  for i in 0 1 2 3; do zarrs-cuda pyramid image --part $i/4 & done; wait
+
+What is whole of the levels is kept: killed, and run again, it goes on there. Level 0 is only read.
+If level 0 was changed, give --start.";
+
+/// Make the smaller levels of an image whose level 0 is there
+///
+/// Each level is made from the level above, and is an array beside it. The group of the arrays is
+/// described by OME-Zarr 0.5, so that viewers find them.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The directory of level 0, or of the group that has it: as array 0, as its only array, or as its
+    /// OME-Zarr metadata say
+    #[arg(value_name = "ARRAY|GROUP")]
+    image: Place,
+    /// How many levels there are, with level 0 [default: as the image says, or until a slice fits one
+    /// subchunk]
+    #[arg(long, value_name = "N")]
+    levels: Option<Count>,
+    /// How elements become one of the level below [default: as the image says, or mean]
+    #[arg(long, value_enum, value_name = "HOW")]
+    reduction: Option<How>,
+    /// An axis: NAME and, with commas between, any of type=, unit=, scale=, translation=, factor=.
+    /// Factor 1 or 2 is how many elements become one: 2 for axes of space unless it is said. What is
+    /// not said is as in the image's metadata, or usual for an axis of this name
+    #[arg(long = "axis", value_name = "NAME,KEY=VALUE…")]
+    axes: Vec<AxisArg>,
+    /// The name of the image, for its metadata [default: the name that it has]
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Make the levels again from this slice of level 0 on: slice 0 is all
+    #[arg(long, value_name = "SLICE", conflicts_with = "part")]
+    start: Option<u64>,
+    /// Only the part I of N, while other processes make the others. A part is of slices along the first
+    /// axis
+    #[arg(long, value_name = "I/N")]
+    part: Option<Part>,
+    /// Only say which levels there would be, and how much memory that takes
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// How elements become one of the level below.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum How {
+    /// The mean; of integers, rounded half to even
+    Mean,
+    /// The smallest
+    Minimum,
+    /// The largest
+    Maximum,
+    /// The middle one, or the mean of both in the middle
+    Median,
+    /// The most frequent, for labels
+    Mode,
+    /// The first
+    Decimate,
+}
+
+impl From<How> for Reduction {
+    fn from(how: How) -> Self {
+        match how {
+            How::Mean => Self::Mean,
+            How::Minimum => Self::Minimum,
+            How::Maximum => Self::Maximum,
+            How::Median => Self::Median,
+            How::Mode => Self::Mode,
+            How::Decimate => Self::Decimate,
+        }
+    }
+}
+
+type Builder = MultiscaleBuilder<FilesystemStore>;
+
+pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
+    let image = Image::find(args.image.directory()?)?;
+    // From here on, all sharded arrays use our codec.
+    let _registration = zarrs_cuda::register(common.options())?;
+    let store = level_0(args, &image)?;
+    let path = format!("/{}", image.name);
+    let array = Array::open(store.clone(), &path).map_err(|error| {
+        Failure::failed(format!("cannot open {path} of {}: {error}", args.image))
+    })?;
+    let axes = axes::chosen(
+        array.dimensionality(),
+        &args.axes,
+        &image.described.axes,
+        array.dimension_names().as_deref(),
+    )?;
+    let reduction = reduction(args, &image.described);
+    check_what_is_there(args, &image, &axes, reduction)?;
+    let builder = builder(args, &image, &array, &store, &axes, reduction);
+    let levels = builder.levels().map_err(|error| failed(args, &error))?;
+    let plan = Plan::of(&levels, &axes, reduction, &array);
+    check_names(args, &image, &plan)?;
+    let mut json = plan.json(&args.image.to_string());
+    if args.dry_run {
+        let memory = plan::memory(&levels, &store).map_err(|error| failed(args, &error))?;
+        let text = format!("{plan}\n{}", plan::memory_text(memory));
+        json["dry_run"] = true.into();
+        json["memory"] = memory.into();
+        return Ok(Outcome::new(text, json));
+    }
+    common.say(&plan);
+    let _listening = stop::wait_for_me();
+    let made = make::make(args, &image, builder, &plan).map_err(|error| match error {
+        make::Stopped::Failed(failure) => failure,
+        make::Stopped::Writer(WriterError::Cancelled) => {
+            Failure::interrupted(format!("the levels of {} are not complete", args.image))
+                .with_remedy(goes_on(args))
+        }
+        make::Stopped::Writer(error) => failed(args, &error),
+    })?;
+    json["dry_run"] = false.into();
+    json["part"] = json!(args.part.map(|part| part.to_string()));
+    json["made"] = made.json();
+    Ok(Outcome::new(made.text(), json))
+}
+
+/// Checks that level 0 can be read as shards. Returns the store of its image.
+fn level_0(args: &Args, image: &Image) -> Result<Arc<FilesystemStore>, Failure> {
+    let path = image.directory.join(&image.name);
+    let opened = open::array(&Place::Directory(path.clone()))?;
+    open::shards(&opened)?; // says how an array that is not sharded becomes one
+    if let Some([first, ..]) = consolidate::pending(&opened).as_deref() {
+        return Err(Failure::failed(format!(
+            "cannot make levels of {}: subchunks wait in frames beside its shards, the first of them {first:?}, and are newer than the shards",
+            path.display()
+        ))
+        .with_remedy(format!(
+            "pack them with `zarrs-cuda consolidate {}` first",
+            path.display()
+        )));
+    }
+    let store = FilesystemStore::new(&image.directory);
+    let store = store
+        .map_err(|error| Failure::failed(format!("cannot write to {}: {error}", args.image)))?;
+    Ok(Arc::new(store))
+}
+
+/// The reduction that was asked for, or that the levels were made by.
+fn reduction(args: &Args, described: &Described) -> Reduction {
+    let method = described.method.as_deref();
+    let made_by = || {
+        let mut all = Reduction::ALL.into_iter();
+        all.find(|reduction| Some(reduction.name()) == method)
+    };
+    let asked = args.reduction.map(Reduction::from);
+    asked.or_else(made_by).unwrap_or(Reduction::Mean)
+}
+
+/// Checks that levels that are there go on as they began.
+fn check_what_is_there(
+    args: &Args,
+    image: &Image,
+    axes: &[AxisArg],
+    reduction: Reduction,
+) -> Result<(), Failure> {
+    let described = &image.described;
+    let mut below = described.paths.iter().skip(1);
+    if args.start == Some(0) || !below.any(|path| open::is_array(&image.directory.join(path))) {
+        return Ok(());
+    }
+    let refused = |message: String| {
+        Err(Failure::failed(format!(
+            "{}: the levels that are there were made {message}",
+            args.image
+        ))
+        .with_remedy("make all of them again with --start 0, or leave out what differs"))
+    };
+    if let Some(method) = &described.method
+        && method != reduction.name()
+    {
+        return refused(format!("by {method}, not by {}", reduction.name()));
+    }
+    for (described, axis) in described.axes.iter().zip(axes) {
+        if let Some(factor) = described.factor
+            && factor != axis.factor()
+        {
+            let asked = axis.factor();
+            let name = &axis.name;
+            return refused(format!("by factor {factor} along {name}, not by {asked}"));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that the levels have the names that the metadata of the image give them.
+fn check_names(args: &Args, image: &Image, plan: &Plan) -> Result<(), Failure> {
+    let described = &image.described.paths;
+    let names = plan.names();
+    let differs = described
+        .iter()
+        .zip(&names)
+        .find(|(path, name)| path != name);
+    match differs {
+        None => Ok(()),
+        Some((path, name)) => Err(Failure::failed(format!(
+            "the metadata of {} name a level {path}, and its array would be {name}: levels count on from the name of level 0",
+            args.image
+        ))
+        .with_remedy("rename the arrays, or take the other levels out of the metadata of the image")),
+    }
+}
+
+fn builder(
+    args: &Args,
+    image: &Image,
+    array: &Array<FilesystemStore>,
+    store: &Arc<FilesystemStore>,
+    axes: &[AxisArg],
+    reduction: Reduction,
+) -> Builder {
+    let described = &image.described;
+    let mut builder = MultiscaleWriter::builder(array)
+        .with_atomic_rename(store.clone())
+        .with_axes(axes.iter().map(AxisArg::axis))
+        .with_reduction(reduction);
+    let of_image = Some(described.paths.len()).filter(|levels| *levels > 1);
+    let levels = args.levels.map(Count::get).or(of_image);
+    if let Some(levels) = levels {
+        builder = builder.with_levels(levels);
+    }
+    // Levels that are there keep their shapes.
+    for (level, path) in described.paths.iter().enumerate().skip(1) {
+        if levels.is_none_or(|levels| level < levels)
+            && let Ok(there) = Array::open(store.clone(), &format!("/{path}"))
+            && there.dimensionality() == array.dimensionality()
+            && let Some(subchunk) = there.subchunk_shape()
+            && let Ok(shard) = there.chunk_shape(&vec![0; there.dimensionality()])
+        {
+            builder = builder.with_level_shapes(level, edges(&subchunk), edges(&shard));
+        }
+    }
+    if let Some(name) = args.name.as_ref().or(described.name.as_ref()) {
+        builder = builder.with_name(name);
+    }
+    if let Some(omero) = &described.omero {
+        builder = builder.with_omero(omero.clone());
+    }
+    if let Some(start) = args.start {
+        builder = builder.with_start(start);
+    }
+    builder
+}
+
+fn failed(args: &Args, error: &WriterError) -> Failure {
+    let failure = Failure::failed(format!("cannot make levels of {}: {error}", args.image));
+    let mut cause = error;
+    while let WriterError::Level { source, .. } = cause {
+        cause = source;
+    }
+    match cause {
+        WriterError::Memory { .. } => failure.with_remedy("give more --memory"),
+        WriterError::Pyramid { .. } => failure,
+        _ => failure.with_remedy(format!("when the cause is gone, {}", goes_on(args))),
+    }
+}
+
+/// How an incomplete pyramid becomes complete.
+fn goes_on(args: &Args) -> String {
+    let without = if args.start.is_some() {
+        ", without --start"
+    } else {
+        ""
+    };
+    format!("run the same command again{without}: what is whole of the levels is kept")
+}

@@ -1,0 +1,188 @@
+//! The levels before they are made, for people and as JSON.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use zarrs::array::{Array, ArrayShardedExt};
+use zarrs::filesystem::FilesystemStore;
+use zarrs_cuda::writer::{ArrayWriter, Reduction, WriterError};
+
+use super::axes::AxisArg;
+use crate::arguments::shape_text;
+use crate::progress::bytes_text;
+use crate::shapes::{edges, volume};
+
+/// The levels as they become.
+pub(super) struct Plan {
+    pub(super) levels: Vec<Level>,
+    axes: Vec<(String, u64)>,
+    reduction: Reduction,
+}
+
+/// A level.
+pub(super) struct Level {
+    /// The name of its array in the group.
+    pub(super) name: String,
+    pub(super) shape: Vec<u64>,
+    shard: Vec<u64>,
+    subchunk: Vec<u64>,
+    /// How many of its slices its metadata say are there.
+    pub(super) stored: u64,
+    element: u64,
+}
+
+impl Level {
+    /// The bytes of one slice.
+    pub(super) fn slice(&self) -> u64 {
+        volume(&self.shape[1..]).saturating_mul(self.element)
+    }
+
+    /// All slices before this one make whole shards.
+    pub(super) fn whole(&self) -> u64 {
+        let shard = self.shard[0].max(1);
+        self.stored / shard * shard
+    }
+}
+
+impl Plan {
+    /// The plan of the levels that are stored as `levels`, below `top`.
+    pub(super) fn of(
+        levels: &[Array<FilesystemStore>],
+        axes: &[AxisArg],
+        reduction: Reduction,
+        top: &Array<FilesystemStore>,
+    ) -> Self {
+        let factor = axes.first().map_or(1, AxisArg::factor);
+        let mut length = top.shape().first().copied().unwrap_or(0);
+        let mut planned: Vec<Level> = Vec::new();
+        for array in levels {
+            if !planned.is_empty() {
+                length = length.div_ceil(factor);
+            }
+            let mut shape = array.shape().to_vec();
+            let stored = std::mem::replace(&mut shape[0], length);
+            let shard = array.chunk_shape(&vec![0; shape.len()]);
+            planned.push(Level {
+                name: array.path().as_str().trim_start_matches('/').to_string(),
+                shape,
+                shard: shard.map(|shard| edges(&shard)).unwrap_or_default(),
+                subchunk: array
+                    .subchunk_shape()
+                    .map(|shape| edges(&shape))
+                    .unwrap_or_default(),
+                stored,
+                element: array.data_type().fixed_size().unwrap_or(1) as u64,
+            });
+        }
+        Self {
+            levels: planned,
+            axes: axes
+                .iter()
+                .map(|axis| (axis.name.clone(), axis.factor()))
+                .collect(),
+            reduction,
+        }
+    }
+
+    /// The levels below level 0.
+    pub(super) fn below(&self) -> &[Level] {
+        self.levels.get(1..).unwrap_or_default()
+    }
+
+    pub(super) fn names(&self) -> Vec<String> {
+        self.levels.iter().map(|level| level.name.clone()).collect()
+    }
+
+    pub(super) fn json(&self, image: &str) -> Value {
+        let levels: Vec<_> = self
+            .levels
+            .iter()
+            .map(|level| {
+                json!({
+                    "array": level.name,
+                    "shape": level.shape,
+                    "shard": level.shard,
+                    "subchunk": level.subchunk,
+                    "slices_before": level.stored,
+                })
+            })
+            .collect();
+        let axes = self
+            .axes
+            .iter()
+            .map(|(name, factor)| json!({ "name": name, "factor": factor }));
+        json!({
+            "image": image,
+            "reduction": self.reduction.name(),
+            "axes": axes.collect::<Value>(),
+            "levels": levels,
+        })
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let halved: Vec<_> = self
+            .axes
+            .iter()
+            .filter(|(_, factor)| *factor > 1)
+            .map(|(name, _)| name.as_str())
+            .collect();
+        let halved = match &halved[..] {
+            [] => "no axis is halved".to_string(),
+            axes => format!("halved along {}", axes.join(", ")),
+        };
+        let count = self.levels.len();
+        write!(f, "{count} levels by {}, {halved}", self.reduction.name())?;
+        let heads = ["array", "elements", "shard", "subchunk"].map(str::to_string);
+        let rows = self.levels.iter().map(|level| {
+            [
+                level.name.clone(),
+                shape_text(&level.shape),
+                shape_text(&level.shard),
+                shape_text(&level.subchunk),
+            ]
+        });
+        let rows: Vec<_> = std::iter::once(heads).chain(rows).collect();
+        let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
+        let widths = [0, 1, 2].map(|column| width(column).unwrap_or(0));
+        for [name, elements, shard, subchunk] in &rows {
+            let [a, b, c] = widths;
+            write!(f, "\n  {name:a$}  {elements:b$}  {shard:c$}  {subchunk}")?;
+        }
+        Ok(())
+    }
+}
+
+/// At most so many bytes of this machine's memory are for buffers while the levels are made.
+pub(super) fn memory(
+    levels: &[Array<FilesystemStore>],
+    store: &Arc<FilesystemStore>,
+) -> Result<u64, WriterError> {
+    let element =
+        |array: &Array<FilesystemStore>| array.data_type().fixed_size().unwrap_or(1) as u64;
+    let slice =
+        |array: &Array<FilesystemStore>| volume(&array.shape()[1..]).saturating_mul(element(array));
+    // Level 0 is read in three blocks of slices: one is read, one waits, one is reduced.
+    let block = |array: &Array<FilesystemStore>| {
+        let subchunk = array.subchunk_shape();
+        let slices = subchunk.and_then(|shape| shape.first().map(|extent| extent.get()));
+        slice(array).saturating_mul(slices.unwrap_or(1))
+    };
+    let mut bytes = levels.first().map_or(0, block).saturating_mul(3);
+    for pair in levels.windows(2) {
+        let writer = ArrayWriter::builder(&pair[1])
+            .with_atomic_rename(store.clone())
+            .with_start(0)
+            .memory_estimate()?;
+        let of_writer = (writer.host + writer.pinned) as u64;
+        // What a window lacks, and the slice that is made of it.
+        bytes += of_writer + slice(&pair[0]) + slice(&pair[1]);
+    }
+    Ok(bytes)
+}
+
+pub(super) fn memory_text(bytes: u64) -> String {
+    format!("up to {} of memory", bytes_text(bytes))
+}
