@@ -226,6 +226,15 @@ where
         self
     }
 
+    /// Returns the paths of the arrays of all levels, from level 0 on. Writes nothing.
+    ///
+    /// # Errors
+    /// As for [`build`](Self::build), without the errors of the store while it is written.
+    pub fn level_paths(&self) -> Result<Vec<NodePath>, WriterError> {
+        let plan = self.plan()?;
+        Ok(plan.arrays.iter().map(Array::path).cloned().collect())
+    }
+
     /// Returns the most memory that the buffers of all levels would take. Allocates none of them; it
     /// may start CUDA.
     ///
