@@ -1,7 +1,7 @@
 """Look at an acquisition while it runs: one process appends frames, and another reads the smallest level.
 
-``python follow_acquisition.py --frames 200`` simulates a camera that sees a bright spot move. The process that
-follows reads a small part of the elements, and says where the spot is, in micrometres.
+``python follow_acquisition.py --frames 200`` simulates a camera that sees a bright spot move. The process
+that follows reads a small part of the elements, and says where the spot is, in micrometres.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def follow(path: Path, acquisition: multiprocessing.process.BaseProcess) -> None
         seen = level.shape[0]
         time.sleep(0.01)
     print(
-        f"saw {seen} frames of {level.shape[1]} x {level.shape[2]} elements, {while_running} of them while the "
-        f"acquisition ran; the spot was at most {farthest / MICROMETRES:.1f} pixels away from there"
+        f"saw {seen} frames of {level.shape[1]} x {level.shape[2]} elements, {while_running} of them "
+        f"while the acquisition ran; the spot was at most {farthest / MICROMETRES:.1f} pixels away from there"
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from zarr.core.array import AsyncArray
 from zarr.core.sync import sync
-from zarr.storage import StorePath
+from zarr.storage import LocalStore, StorePath
 
 from zarrs_cuda import _settings
 from zarrs_cuda._native import native
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from zarr.core.array import Array
+
+    from zarrs_cuda._places import Place
 
     type AnyArray = Array[Any] | AsyncArray[Any]
 
@@ -80,11 +82,9 @@ def _pyramid(
     omero: Mapping[str, Any] | None,
     start: int | None,
 ) -> _Pyramid:
-    if axes is not None:
-        axes = [axis if isinstance(axis, Axis) else Axis(**axis) for axis in axes]
     given = (shapes or {}).items()
     return _Pyramid(
-        axes,
+        None if axes is None else [axis if isinstance(axis, Axis) else Axis(**axis) for axis in axes],
         levels,
         reduction,
         [(level, list(chunks), list(shards)) for level, (chunks, shards) in given],
@@ -92,6 +92,21 @@ def _pyramid(
         None if omero is None else json.dumps(omero),
         start,
     )
+
+
+def _in_group(array: AnyArray) -> tuple[AsyncArray[Any], StorePath, Place]:
+    """Return an array, and where it is in a store that has its group, too.
+
+    ``zarr.open_array`` with the directory of an array makes a store that begins there.
+    """
+    opened, where, place = writable_place(array)
+    store = where.store
+    if where.path or not isinstance(store, LocalStore):
+        return opened, where, place
+    root = store.root.absolute()
+    if not (root.parent / "zarr.json").exists():
+        return opened, where, place
+    return opened, StorePath(LocalStore(root.parent), root.name), str(root.parent)
 
 
 class MultiscaleWriter(SliceWriter):
@@ -115,7 +130,8 @@ class MultiscaleWriter(SliceWriter):
         ``ObjectStore`` that is not in memory. If its name is a number, the names of the other levels
         count on from there. Nothing else may write the levels meanwhile. The array has the new shape
         after ``flush``, ``finish`` and ``abort``; open other objects for the same array, and for the
-        group, again: the group has new attributes.
+        group, again: the group has new attributes. If the array has no dimension names, it gets those of
+        the axes.
     axes
         The axes, in the order of the array's: an :class:`Axis` for each, or a dictionary with its
         attributes. By default the dimension names of the array, if these are ``t``, ``c``, ``z``,
@@ -169,18 +185,21 @@ class MultiscaleWriter(SliceWriter):
         start: int | None = None,
         progress: Callable[[int, dict[str, float]], object] | None = None,
     ) -> None:
-        opened, where, place = writable_place(array)
+        opened, where, place = _in_group(array)
         pyramid = _pyramid(axes, levels, reduction, shapes, name, omero, start)
         self._last: list[dict[str, float]] = []
         writer = native().MultiscaleWriter(place, where.path, pyramid, _settings.syncs(), progress)
-        self._paths: list[str] = writer.paths
+        self._levels = [StorePath(where.store, path) for path in writer.paths]
         super().__init__(opened, writer)
         self._refresh()
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The paths of the arrays of all levels in their store, from level 0 on."""
-        return tuple(self._paths)
+        """The paths of the arrays of all levels in their store, from level 0 on.
+
+        They are in the group if level 0 was opened by itself.
+        """
+        return tuple(level.path for level in self._levels)
 
     def abort(self) -> int | None:
         """Forget what is not stored.
@@ -194,8 +213,8 @@ class MultiscaleWriter(SliceWriter):
             self._last = self._writer.progress()
         stored = super().abort()
         if stored is not None:
-            for path, last in zip(self._paths, self._last, strict=True):
-                level = sync(AsyncArray.open(StorePath(self._array.store_path.store, path)))
+            for where, last in zip(self._levels, self._last, strict=True):
+                level = sync(AsyncArray.open(where))
                 last |= dict.fromkeys(("finished_slices", "covered_slices"), level.metadata.shape[0])
         return stored
 
@@ -259,7 +278,7 @@ def write_lower_levels(
     if part is not None and not 0 <= part[0] < part[1]:
         msg = f"`part` is {part}, and must be (i, n) with 0 <= i < n"
         raise ValueError(msg)
-    _, where, place = writable_place(array)
+    _, where, place = _in_group(array)
     pyramid = _pyramid(axes, levels, reduction, shapes, name, omero, start)
     done: str = native().write_lower_levels(place, where.path, pyramid, _settings.syncs(), part)
     return done

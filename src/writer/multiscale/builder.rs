@@ -14,7 +14,7 @@ use zarrs_codec::CodecOptions;
 use zarrs_storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
 use zarrs_storage::{
     AtomicRenameStorageTraits, ListableStorageTraits, ReadableStorageTraits,
-    ReadableWritableStorageTraits, StorageError, WritableStorageTraits,
+    ReadableWritableStorageTraits, WritableStorage, WritableStorageTraits,
 };
 
 use super::axis::Axis;
@@ -26,12 +26,12 @@ use crate::codec::find;
 use crate::engine::reduce::{Elements, Reducer, Reduction};
 use crate::reader::Cancel;
 use crate::writer::{ArrayWriterBuilder, Progress, WriterError};
-use crate::{CudaShardingCodec, Error, MemoryEstimate, Options};
+use crate::{CudaShardingCodec, MemoryEstimate, Options};
 
 /// Builds a [`MultiscaleWriter`]: see [`MultiscaleWriter::builder`].
 #[must_use]
 pub struct MultiscaleBuilder<TStorage: ?Sized> {
-    array: Array<TStorage>,
+    pub(super) array: Array<TStorage>,
     axes: Option<Vec<Axis>>,
     levels: Option<usize>,
     reduction: Reduction,
@@ -45,15 +45,15 @@ pub struct MultiscaleBuilder<TStorage: ?Sized> {
     codec_options: CodecOptions,
     metadata_interval: Duration,
     on_progress: Option<OnProgress>,
-    renamed: Option<Renamed<TStorage>>,
+    pub(super) renamed: Option<Renamed<TStorage>>,
 }
 
 type OnProgress = Arc<dyn Fn(usize, &Progress) + Send + Sync>;
 
-/// A store that renames: lets a writer use it, and stores the metadata of a group.
-struct Renamed<TStorage: ?Sized> {
+/// A store that renames: lets a writer use it, and replaces a value at once.
+pub(super) struct Renamed<TStorage: ?Sized> {
     writer: Arc<dyn Fn(ArrayWriterBuilder<TStorage>) -> ArrayWriterBuilder<TStorage> + Send + Sync>,
-    group: Arc<dyn Fn(&Group<TStorage>) -> Result<(), StorageError> + Send + Sync>,
+    pub(super) values: WritableStorage,
 }
 
 impl<TStorage: ?Sized> fmt::Debug for MultiscaleBuilder<TStorage> {
@@ -82,7 +82,7 @@ pub(super) struct Plan<TStorage: ?Sized> {
     weights: Vec<usize>,
     budget: Options,
     threads: NonZeroUsize,
-    group: Group<TStorage>,
+    pub(super) group: Group<TStorage>,
 }
 
 impl<TStorage> MultiscaleBuilder<TStorage>
@@ -218,10 +218,7 @@ where
         let of_writers = store.clone();
         self.renamed = Some(Renamed {
             writer: Arc::new(move |builder| builder.with_atomic_rename(of_writers.clone())),
-            group: Arc::new(move |group| {
-                let atomic = Arc::new(AtomicWriteStorageAdapter::new(store.clone()));
-                group_in(group, atomic)?.store_metadata()
-            }),
+            values: Arc::new(AtomicWriteStorageAdapter::new(store)),
         });
         self
     }
@@ -332,27 +329,6 @@ where
                 .push(Lower::new(writer, reducer.clone(), window, plan.threads));
         }
         Ok(lower)
-    }
-
-    /// Stores the description of the image, unless it is there.
-    pub(super) fn describe(&self, plan: &Plan<TStorage>) -> Result<(), WriterError> {
-        let group = &plan.group;
-        let key = zarrs::node::meta_key_v3(group.path());
-        let stored = Group::open(self.array.storage(), group.path().as_str());
-        if stored.is_ok_and(|stored| stored.metadata() == group.metadata()) {
-            return Ok(());
-        }
-        let result = match &self.renamed {
-            Some(renamed) => (renamed.group)(group),
-            None => group.store_metadata(),
-        };
-        result.map_err(|source| {
-            WriterError::Array(Error::Storage {
-                doing: "store the description of the image in",
-                key,
-                source,
-            })
-        })
     }
 
     pub(super) fn writer(
@@ -620,7 +596,7 @@ where
         let stored = Array::open(array.storage(), path.as_str());
         let stored = stored
             .map_err(|error| refused(format!("{path} is there, and cannot be opened: {error}")))?;
-        match differs(stored.metadata(), array.metadata()) {
+        match differs(&stored, array) {
             Some(member) => Err(refused(format!(
                 "{path} is there, and has another {member}: erase it, or use the settings that it was written with"
             ))),
@@ -727,17 +703,11 @@ fn sum(a: MemoryEstimate, b: MemoryEstimate) -> MemoryEstimate {
     }
 }
 
-/// The same group in another store.
-fn group_in<T: ?Sized, S: ?Sized>(
-    group: &Group<T>,
-    store: Arc<S>,
-) -> Result<Group<S>, StorageError> {
-    Group::new_with_metadata(store, group.path().as_str(), group.metadata().clone())
-        .map_err(|error| StorageError::Other(error.to_string()))
-}
-
 /// A member in which the metadata of two arrays differ, but for the first extent and attributes.
-fn differs(one: &ArrayMetadata, other: &ArrayMetadata) -> Option<&'static str> {
+fn differs<T: ?Sized>(one: &Array<T>, other: &Array<T>) -> Option<&'static str> {
+    // There are several ways to write a fill value, such as not a number.
+    let same_fill_value = one.fill_value() == other.fill_value();
+    let (one, other) = (one.metadata(), other.metadata());
     let (ArrayMetadata::V3(one), ArrayMetadata::V3(other)) = (one, other) else {
         return Some("version of Zarr");
     };
@@ -749,7 +719,7 @@ fn differs(one: &ArrayMetadata, other: &ArrayMetadata) -> Option<&'static str> {
             "chunk key encoding",
             one.chunk_key_encoding == other.chunk_key_encoding,
         ),
-        ("fill value", one.fill_value == other.fill_value),
+        ("fill value", same_fill_value),
         ("chain of codecs", one.codecs == other.codecs),
     ];
     let differing = members.into_iter().find(|(_, same)| !same);

@@ -3,6 +3,7 @@
 mod axis;
 mod builder;
 mod cascade;
+mod describe;
 mod ome;
 mod pyramid;
 mod stored;
