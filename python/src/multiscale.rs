@@ -227,7 +227,7 @@ fn interruptible<T: Send>(
     work: impl FnOnce(&Cancel) -> Result<T, WriterError> + Send,
 ) -> Result<T, Error> {
     /// How long a signal waits.
-    const TURN: Duration = Duration::from_millis(100);
+    const TURN: Duration = Duration::from_millis(20);
     let cancel = Cancel::new();
     let (send, done) = sync_channel(1);
     std::thread::scope(|scope| {
