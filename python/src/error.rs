@@ -29,6 +29,10 @@ pub(crate) enum Error {
     Memory(String),
     /// The caller asked for what cannot be done.
     Value(String),
+    /// An error of another array than the one that the caller named: its path.
+    Elsewhere(String, Box<Self>),
+    /// Python raised an exception, or wants to: Ctrl-C.
+    Raised(PyErr),
     /// Anything else.
     Other(String),
 }
@@ -110,8 +114,10 @@ impl Error {
             }
             Self::Io(message, Some(code)) => PyOSError::new_err((code, message)),
             Self::Io(message, None) => PyOSError::new_err(message),
+            Self::Elsewhere(array, error) => error.into_py(py, &array),
+            Self::Raised(error) => error,
             Self::Memory(message) => PyMemoryError::new_err(message),
-            Self::Value(message) => PyValueError::new_err(message),
+            Self::Value(message) => PyValueError::new_err(of_python(&message)),
             Self::Other(message) => PyRuntimeError::new_err(of_python(&message)),
         }
     }
@@ -128,7 +134,9 @@ fn ours<'py>(py: Python<'py>, class: &str, arguments: impl pyo3::call::PyCallArg
 
 /// A message of the library, with the names that functions have in Python.
 fn of_python(message: &str) -> String {
-    message.replace("zarrs_cuda::recover", "zarrs_cuda.recover")
+    message
+        .replace("zarrs_cuda::recover", "zarrs_cuda.recover")
+        .replace("`with_axes`", "`axes`")
 }
 
 impl From<ReaderError> for Error {

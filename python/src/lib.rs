@@ -11,6 +11,7 @@ mod files;
 mod maintain;
 #[allow(unsafe_code)]
 mod memory;
+mod multiscale;
 mod objects;
 mod pipeline;
 mod pool;
@@ -20,6 +21,7 @@ mod stream;
 #[allow(unsafe_code)]
 mod tensor;
 mod write;
+mod writing;
 
 use pyo3::prelude::*;
 
@@ -29,6 +31,8 @@ const _: () = assert!(usize::BITS == 64);
 /// What `zarrs_cuda` imports when it is first used.
 #[pymodule]
 mod _internal {
+    #[pymodule_export]
+    use crate::multiscale::{MultiscaleWriter, write_lower_levels};
     #[pymodule_export]
     use crate::objects::PyObjects;
     #[pymodule_export]

@@ -5,6 +5,8 @@ use pyo3::prelude::*;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use zarrs_cuda::reader::Output;
 
+use crate::error::Error;
+
 /// The elements of a numpy array.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory {
@@ -84,6 +86,12 @@ impl Memory {
         }
         // SAFETY: as above; the elements of the box are all there is in these bytes.
         Some(unsafe { std::slice::from_raw_parts(self.start.wrapping_offset(offset), len) })
+    }
+
+    /// All elements, which are contiguous and in C order.
+    pub(crate) fn bytes(&self) -> Result<&[u8], Error> {
+        let bytes = self.contiguous(0, &self.shape, &self.strides);
+        bytes.ok_or_else(|| Error::Value("the elements are not contiguous".to_owned()))
     }
 
     /// Copies the box to `to`: to the box of the same shape whose first element is at byte `at`, and whose

@@ -80,6 +80,18 @@ def test_ranks_of_mpi(tmp_path: Path) -> None:
     np.testing.assert_array_equal(opened(path, THEIRS)[...], expected)
 
 
+def test_an_acquisition_that_is_followed() -> None:
+    found = re.search(
+        r"saw (\d+) frames of 64 x 64 elements, (\d+) of them while .* at most ([\d.]+) pixels away",
+        example("follow_acquisition.py", "--frames", 60),
+    )
+    assert found is not None
+    assert int(found[1]) == 60
+    assert int(found[2]) > 0
+    # Half an element of the smallest level.
+    assert float(found[3]) <= 4
+
+
 def test_calls_of_a_worker_use_its_threads() -> None:
     from distributed import Client, LocalCluster
     from zarrs_cuda._settings import threads

@@ -1,13 +1,5 @@
 //! Makes the levels.
-//!
-//! Metadata are replaced by renaming a temporary. A process that dies there leaves the temporary, and the
-//! library then waits for its owner. So the metadata change only while a lock of this command is held,
-//! and who has the lock erases temporaries first. The system gives the lock back when a process dies.
 
-use std::fs::{self, File};
-use std::io;
-use std::num::NonZeroU64;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -17,49 +9,24 @@ use serde_json::{Value, json};
 use zarrs_cuda::reader::Cancel;
 use zarrs_cuda::writer::{WriterError, WriterReport};
 
-use super::image::Image;
-use super::plan::{Level, Plan};
+use super::plan::Plan;
 use super::{Args, Builder};
 use crate::arguments::Part;
-use crate::failure::Failure;
 use crate::progress::{Progress, Unit, bytes_text, counted};
 use crate::stop;
 
-/// Why levels are not complete.
-pub(super) enum Stopped {
-    Failed(Failure),
-    Writer(WriterError),
-}
-
-impl From<WriterError> for Stopped {
-    fn from(error: WriterError) -> Self {
-        Self::Writer(error)
-    }
-}
-
-impl From<Failure> for Stopped {
-    fn from(failure: Failure) -> Self {
-        Self::Failed(failure)
-    }
-}
-
 /// What was made.
 pub(super) struct Made {
-    /// For each level that was gone on with, from the first slice that is new.
+    /// For each level, from the first slice that is new; none for a part.
     reports: Vec<WriterReport>,
-    /// Blocks of slices whose shards were not all there.
+    /// Blocks of slices of a part.
     blocks: u64,
     part: Option<Part>,
     bytes: u64,
     time: Duration,
 }
 
-pub(super) fn make(
-    args: &Args,
-    image: &Image,
-    builder: Builder,
-    plan: &Plan,
-) -> Result<Made, Stopped> {
+pub(super) fn make(args: &Args, builder: Builder, plan: &Plan) -> Result<Made, WriterError> {
     let begin = Instant::now();
     let counter = Arc::new(Counter::new(plan, args));
     let builder = {
@@ -68,30 +35,12 @@ pub(super) fn make(
             counter.count(level, progress.appended_bytes);
         })
     };
-    let lock = lock(args, image)?;
-    for level in [""]
-        .into_iter()
-        .chain(plan.below().iter().map(|level| level.name.as_str()))
-    {
-        tidy(&image.directory.join(level))?;
-    }
-    let (reports, blocks) = cancellable(|cancel| {
-        if let Some(part) = args.part {
-            check_parts(args, image, plan)?;
-            // No block has this number, so that only the metadata are stored.
-            builder.write_part_of_lower_levels(u64::MAX - 1, NonZeroU64::MAX, cancel)?;
-            drop(lock);
-            let blocks = builder.write_part_of_lower_levels(part.index(), part.of(), cancel)?;
-            return Ok::<_, Stopped>((Vec::new(), blocks));
+    let (reports, blocks) = cancellable(|cancel| match args.part {
+        Some(part) => {
+            let blocks = builder.write_part_of_lower_levels(part.index(), part.of(), cancel);
+            blocks.map(|blocks| (Vec::new(), blocks))
         }
-        let reports = builder.write_lower_levels(cancel)?;
-        let keeps = args.start != Some(0) && plan.below().iter().any(|level| level.stored > 0);
-        if !reports.is_empty() && !keeps {
-            return Ok((reports, 0));
-        }
-        // What was there may be of parts: they give the levels their shapes before their shards.
-        let blocks = builder.write_part_of_lower_levels(0, NonZeroU64::MIN, cancel)?;
-        Ok((reports, blocks))
+        None => Ok((builder.write_lower_levels(cancel)?, 0)),
     })?;
     counter.bar.finish();
     Ok(Made {
@@ -101,87 +50,6 @@ pub(super) fn make(
         bytes: counter.bytes(),
         time: begin.elapsed(),
     })
-}
-
-/// Whether `level` may be made in parts: it is new, or all of it was begun by parts.
-///
-/// Parts know by their names which shards are there. A level that another run began, or that is shorter
-/// than it becomes, may have shards that are not whole or were to be replaced.
-fn check_parts(args: &Args, image: &Image, plan: &Plan) -> Result<(), Stopped> {
-    let is_new = |level: &Level| {
-        let files = fs::read_dir(image.directory.join(&level.name))
-            .into_iter()
-            .flatten();
-        level.stored == 0
-            && files
-                .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-                .all(|name| name.starts_with("zarr.json"))
-    };
-    // Another part may have begun since the levels were planned: then all have their final lengths.
-    let now = |level: &Level| {
-        let metadata = fs::read(image.directory.join(&level.name).join("zarr.json"));
-        let metadata: Value =
-            serde_json::from_slice(&metadata.unwrap_or_default()).unwrap_or_default();
-        metadata["shape"][0].as_u64()
-    };
-    let differs = plan
-        .below()
-        .iter()
-        .find(|level| now(level) != Some(level.shape[0]) && !is_new(level));
-    match differs {
-        None => Ok(()),
-        Some(level) => Err(Stopped::Failed(
-            Failure::failed(format!(
-                "cannot make levels of {} in parts: another run began them, and level {} has {} of its {} slices",
-                args.image, level.name, level.stored, level.shape[0]
-            ))
-            .with_remedy(format!(
-                "go on without --part, or erase the levels below level 0, such as {}",
-                image.directory.join(&level.name).display()
-            )),
-        )),
-    }
-}
-
-/// How long another process may hold the lock. A part holds it while it stores metadata.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// A lock on the metadata of level 0, which this command only reads. Another process of this command
-/// waits for it. Without effect where files cannot be locked.
-fn lock(args: &Args, image: &Image) -> Result<Option<File>, Failure> {
-    let path = image.directory.join(&image.name).join("zarr.json");
-    // To write: some network file systems lock nothing else.
-    let file = File::options().read(true).write(true).open(&path);
-    let Ok(file) = file.or_else(|_| File::open(&path)) else {
-        return Ok(None);
-    };
-    let end = Instant::now() + PATIENCE;
-    loop {
-        match file.try_lock() {
-            Ok(()) => return Ok(Some(file)),
-            Err(fs::TryLockError::Error(_)) => return Ok(None),
-            Err(fs::TryLockError::WouldBlock) if stop::is_asked() || Instant::now() > end => {
-                return Err(Failure::failed(format!(
-                    "another `zarrs-cuda pyramid` makes the levels of {}",
-                    args.image
-                ))
-                .with_remedy("wait until it ends; several at once need --part, each another one"));
-            }
-            Err(fs::TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(20)),
-        }
-    }
-}
-
-/// Erases the temporary of metadata that a killed process left in `directory`.
-fn tidy(directory: &Path) -> Result<(), Failure> {
-    let temporary = directory.join("zarr.json.tmp");
-    match fs::remove_file(&temporary) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Failure::failed(format!(
-            "cannot erase {}, which a killed process left: {error}",
-            temporary.display()
-        ))),
-        _ => Ok(()),
-    }
 }
 
 /// Does `work`, which Ctrl-C cancels.
@@ -263,31 +131,20 @@ impl Made {
             .fold((0, 0), |(shards, stored), report| {
                 (shards + report.shards, stored + report.stored_bytes)
             });
-        let mut parts = Vec::new();
-        if !self.reports.is_empty() {
-            parts.push(format!(
+        let written = match self.part {
+            Some(part) => format!(
+                "part {part}: {} of slices written",
+                counted(self.blocks, "block")
+            ),
+            None => format!(
                 "{} written: {}, {} in {}",
                 counted(self.reports.len(), "level"),
                 counted(shards, "shard"),
                 bytes_text(self.reports.iter().map(|report| report.raw_bytes).sum()),
                 bytes_text(stored)
-            ));
-        }
-        match (self.part, self.blocks) {
-            (Some(part), blocks) => parts.push(format!(
-                "part {part}: {} of slices written",
-                counted(blocks, "block")
-            )),
-            (None, 0) if self.reports.is_empty() => {
-                return "all levels are there".to_string();
-            }
-            (None, 0) => {}
-            (None, blocks) => parts.push(format!(
-                "{} of slices written, whose shards were not all there",
-                counted(blocks, "block")
-            )),
-        }
-        format!("{}, in {seconds:.2} s", parts.join("; "))
+            ),
+        };
+        format!("{written}, in {seconds:.2} s")
     }
 
     pub(super) fn json(&self) -> Value {

@@ -143,13 +143,12 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     }
     common.say(&plan);
     let _listening = stop::wait_for_me();
-    let made = make::make(args, &image, builder, &plan).map_err(|error| match error {
-        make::Stopped::Failed(failure) => failure,
-        make::Stopped::Writer(WriterError::Cancelled) => {
+    let made = make::make(args, builder, &plan).map_err(|error| match error {
+        WriterError::Cancelled => {
             Failure::interrupted(format!("the levels of {} are not complete", args.image))
                 .with_remedy(goes_on(args))
         }
-        make::Stopped::Writer(error) => failed(args, &error),
+        error => failed(args, &error),
     })?;
     json["dry_run"] = false.into();
     json["part"] = json!(args.part.map(|part| part.to_string()));

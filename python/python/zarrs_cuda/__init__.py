@@ -23,6 +23,7 @@ from zarrs_cuda._maintenance import (
     inspect,
     recover,
 )
+from zarrs_cuda._multiscale import Axis, MultiscaleWriter, write_lower_levels
 from zarrs_cuda._pipeline import CodecPipeline
 from zarrs_cuda._streams import ArrayReader, ArrayWriter
 
@@ -35,12 +36,14 @@ register_pipeline(CodecPipeline)
 __all__ = [
     "ArrayReader",
     "ArrayWriter",
+    "Axis",
     "CodecPipeline",
     "Consolidation",
     "Explanation",
     "FallbackWarning",
     "FramesPending",
     "Inspection",
+    "MultiscaleWriter",
     "ShardError",
     "compact",
     "consolidate",
@@ -49,4 +52,5 @@ __all__ = [
     "inspect",
     "metrics",
     "recover",
+    "write_lower_levels",
 ]

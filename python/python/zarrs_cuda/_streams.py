@@ -39,6 +39,21 @@ def _place(array: AnyArray) -> tuple[AsyncArray[Any], StorePath, Place]:
     return opened, where, place_of_shards(where.store)
 
 
+def writable_place(array: AnyArray) -> tuple[AsyncArray[Any], StorePath, Place]:
+    """Return an array, and where its values are, which the library is to write.
+
+    Raises
+    ------
+    ValueError
+        If the library does not write this store, the store is read-only, or the array has elements
+        that are objects of Python.
+    """
+    opened, where, place = _place(array)
+    where.store._check_writable()
+    _dtype(opened)
+    return opened, where, place
+
+
 def _dtype(array: AsyncArray[Any]) -> np.dtype[Any]:
     dtype: np.dtype[Any] = array.metadata.dtype.to_native_dtype()
     if dtype.kind in "OTV":
@@ -48,7 +63,7 @@ def _dtype(array: AsyncArray[Any]) -> np.dtype[Any]:
 
 
 # Those that may still have something to store.
-_open_writers: weakref.WeakSet[ArrayWriter] = weakref.WeakSet()
+_open_writers: weakref.WeakSet[SliceWriter] = weakref.WeakSet()
 
 
 @atexit.register
@@ -59,12 +74,126 @@ def _abort_writers() -> None:
             # It belongs to the process that this one was forked from.
             continue
         warnings.warn(
-            "an `ArrayWriter` was not finished: what it had not stored is lost", ResourceWarning, stacklevel=1
+            f"`{type(writer).__name__}`: a writer was not finished, and what it had not stored is lost",
+            ResourceWarning,
+            stacklevel=1,
         )
         writer.abort()
 
 
-class ArrayWriter:
+class SliceWriter:
+    """Appends slices along the first axis of an array: what all writers do."""
+
+    # Whether slices may come from a CUDA device.
+    _takes_tensors = False
+
+    def __init__(self, array: AsyncArray[Any], native_writer: Any) -> None:
+        self._array = array
+        self._dtype = _dtype(array)
+        self._slice = array.metadata.shape[1:]
+        self._process = os.getpid()
+        self._writer = native_writer
+        _open_writers.add(self)
+
+    def append(self, frames: Any) -> None:
+        """Append elements; wait while the store is behind.
+
+        Parameters
+        ----------
+        frames
+            One slice, or several with an axis for them in front: a numpy array, what numpy makes an
+            array of, or a tensor that has ``__dlpack__``. Elements are converted to the type of the
+            array if numpy calls that safe. An ``ArrayWriter`` copies a tensor on a CUDA device there:
+            it must encode on that device, and the tensor be contiguous and of the type of the array.
+
+        Raises
+        ------
+        TypeError
+            If the elements cannot be converted.
+        ValueError
+            If their shape is not one of slices, or the writer was finished, or takes no tensors from
+            a device.
+        OSError
+            If a file cannot be written.
+        """
+        if not isinstance(frames, np.ndarray) and hasattr(frames, "__dlpack__"):
+            if int(frames.__dlpack_device__()[0]) == _CUDA:
+                self._append_tensor(frames)
+                return
+            frames = np.from_dlpack(frames)
+        frames = np.asarray(frames)
+        if frames.shape[-len(self._slice) or frames.ndim :] != self._slice or frames.ndim not in (
+            len(self._slice),
+            len(self._slice) + 1,
+        ):
+            msg = f"slices have the shape {self._slice}, and these elements {frames.shape}"
+            raise ValueError(msg)
+        if frames.dtype != self._dtype:
+            frames = frames.astype(self._dtype, casting="safe")
+        self._writer.append(np.ascontiguousarray(frames))
+
+    def _append_tensor(self, tensor: Any) -> None:
+        if not self._takes_tensors:
+            msg = f"a `{type(self).__name__}` takes no tensors from a device: copy them to the host first"
+            raise ValueError(msg)
+        # The default stream, for which the library makes its own wait.
+        capsule = tensor.__dlpack__(stream=1)
+        self._writer.append_tensor(capsule, self._slice)
+
+    def flush(self) -> None:
+        """Store every whole shard that was appended, and the new shape."""
+        self._writer.flush()
+        self._refresh()
+
+    def finish(self) -> str:
+        """Store everything, and the new shape.
+
+        Returns
+        -------
+        str
+            What was done, for people.
+        """
+        done: str = self._writer.finish()
+        _open_writers.discard(self)
+        self._refresh()
+        return done
+
+    def abort(self) -> int | None:
+        """Forget what is not stored.
+
+        Returns
+        -------
+        int or None
+            How many slices of the array are stored; None if the writer was aborted before.
+        """
+        stored: int | None = self._writer.abort()
+        _open_writers.discard(self)
+        if stored is not None:
+            self._refresh()
+        return stored
+
+    def _refresh(self) -> None:
+        """Give the array the shape that is stored: with the old one, its next ``resize`` would cut it."""
+        stored = sync(AsyncArray.open(self._array.store_path))
+        for name in ("metadata", "_chunk_grid"):
+            object.__setattr__(self._array, name, getattr(stored, name))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self.abort()
+
+
+class ArrayWriter(SliceWriter):
     """Appends slices along the first axis of a sharded array, while they arrive.
 
     Finished shards are stored while the next ones fill, in bounded memory, and readers can follow.
@@ -97,6 +226,8 @@ class ArrayWriter:
         If subchunks are stored beside shards that would be written.
     """
 
+    _takes_tensors = True
+
     def __init__(
         self,
         array: AnyArray,
@@ -104,72 +235,10 @@ class ArrayWriter:
         start: int | None = None,
         progress: Callable[[dict[str, float]], object] | None = None,
     ) -> None:
-        opened, where, place = _place(array)
-        where.store._check_writable()
-        self._array = opened
+        opened, where, place = writable_place(array)
         self._last: dict[str, float] = {}
-        self._dtype = _dtype(opened)
-        self._slice = opened.metadata.shape[1:]
-        self._process = os.getpid()
-        self._writer = native().Writer(place, where.path, start, _settings.syncs(), progress)
-        _open_writers.add(self)
-
-    def append(self, frames: Any) -> None:
-        """Append elements; wait while the store is behind.
-
-        Parameters
-        ----------
-        frames
-            One slice, or several with an axis for them in front: a numpy array, what numpy makes an
-            array of, or a tensor that has ``__dlpack__``. Elements are converted to the type of the
-            array if numpy calls that safe. A tensor on a CUDA device is copied there: the writer
-            must encode on that device, and the tensor be contiguous and of the type of the array.
-
-        Raises
-        ------
-        TypeError
-            If the elements cannot be converted.
-        ValueError
-            If their shape is not one of slices, or the writer was finished, or takes no tensors from
-            a device.
-        OSError
-            If a file cannot be written.
-        """
-        if not isinstance(frames, np.ndarray) and hasattr(frames, "__dlpack__"):
-            if int(frames.__dlpack_device__()[0]) == _CUDA:
-                # The default stream, for which the library makes its own wait.
-                capsule = frames.__dlpack__(stream=1)
-                self._writer.append_tensor(capsule, self._slice)
-                return
-            frames = np.from_dlpack(frames)
-        frames = np.asarray(frames)
-        if frames.shape[-len(self._slice) or frames.ndim :] != self._slice or frames.ndim not in (
-            len(self._slice),
-            len(self._slice) + 1,
-        ):
-            msg = f"slices have the shape {self._slice}, and these elements {frames.shape}"
-            raise ValueError(msg)
-        if frames.dtype != self._dtype:
-            frames = frames.astype(self._dtype, casting="safe")
-        self._writer.append(np.ascontiguousarray(frames))
-
-    def flush(self) -> None:
-        """Store every whole shard that was appended, and the new shape."""
-        self._writer.flush()
-        self._refresh()
-
-    def finish(self) -> str:
-        """Store everything, and the new shape.
-
-        Returns
-        -------
-        str
-            What was done, for people.
-        """
-        done: str = self._writer.finish()
-        _open_writers.discard(self)
-        self._refresh()
-        return done
+        writer = native().Writer(place, where.path, start, _settings.syncs(), progress)
+        super().__init__(opened, writer)
 
     def abort(self) -> int | None:
         """Forget what is not stored.
@@ -181,18 +250,10 @@ class ArrayWriter:
         """
         with contextlib.suppress(ValueError):
             self._last = self._writer.progress()
-        stored: int | None = self._writer.abort()
-        _open_writers.discard(self)
+        stored = super().abort()
         if stored is not None:
             self._last |= {"finished_slices": stored, "covered_slices": stored}
-            self._refresh()
         return stored
-
-    def _refresh(self) -> None:
-        """Give the array the shape that is stored: with the old one, its next ``resize`` would cut it."""
-        stored = sync(AsyncArray.open(self._array.store_path))
-        for name in ("metadata", "_chunk_grid"):
-            object.__setattr__(self._array, name, getattr(stored, name))
 
     def progress(self) -> dict[str, float]:
         """Return how far the writer is: counts of slices, shards and bytes, and times in seconds.
@@ -203,20 +264,6 @@ class ArrayWriter:
             return dict(self._last)
         now: dict[str, float] = self._writer.progress()
         return now
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.finish()
-        else:
-            self.abort()
 
 
 class ArrayReader:

@@ -121,15 +121,32 @@ impl Narrow for f32 {
     }
 }
 
+/// The nearest of some numbers around `near`, by their bits. Of two that are as near, the even one.
+fn nearest(wide: f64, near: u16, value: impl Fn(u16) -> f64) -> u16 {
+    if !wide.is_finite() {
+        return near;
+    }
+    let around = [near.wrapping_sub(1), near, near.wrapping_add(1)];
+    let around = around.into_iter().filter(|bits| value(*bits).is_finite());
+    around
+        .min_by(|a, b| {
+            let [far_a, far_b] = [*a, *b].map(|bits| (value(bits) - wide).abs());
+            far_a.total_cmp(&far_b).then((a & 1).cmp(&(b & 1)))
+        })
+        .expect("finite numbers are between finite ones")
+}
+
 impl Narrow for f16 {
     fn narrow(wide: f64) -> Self {
-        f16::from_f64(wide)
+        let near = f16::from_f64(wide).to_bits();
+        f16::from_bits(nearest(wide, near, |bits| f16::from_bits(bits).to_f64()))
     }
 }
 
 impl Narrow for bf16 {
     fn narrow(wide: f64) -> Self {
-        bf16::from_f64(wide)
+        let near = bf16::from_f64(wide).to_bits();
+        bf16::from_bits(nearest(wide, near, |bits| bf16::from_bits(bits).to_f64()))
     }
 }
 
@@ -227,8 +244,20 @@ pub(crate) fn elements(kind: Elements, count: usize) -> impl Strategy<Value = Ve
             .into_iter()
             .map(|part| [0.5_f32.to_ne_bytes().to_vec(), part].concat())
             .collect(),
-        Elements::Float16 => float(&[0, 0x8000, 0x3C00, 0x3C01, 0x7BFF, 0x7C00, 0xFE01, 1], 2),
-        Elements::BFloat16 => float(&[0, 0x8000, 0x3F80, 0x3F81, 0x7F7F, 0x7F80, 0xFFC1, 1], 2),
+        Elements::Float16 => float(
+            // 8, 2⁻⁸ and 2⁻²²: the mean with zeros is just above the middle of two numbers.
+            &[
+                0, 0x8000, 0x3C00, 0x3C01, 0x7BFF, 0x7C00, 0xFE01, 1, 0x4800, 0x1C00, 4,
+            ],
+            2,
+        ),
+        Elements::BFloat16 => float(
+            // 8, 2⁻⁵ and 2⁻³⁰, as above.
+            &[
+                0, 0x8000, 0x3F80, 0x3F81, 0x7F7F, 0x7F80, 0xFFC1, 1, 0x4100, 0x3D00, 0x3080,
+            ],
+            2,
+        ),
         _ => [0x00, 0x01, 0x7F, 0x80, 0xFF]
             .iter()
             .map(|byte| vec![*byte; size])
@@ -360,4 +389,24 @@ fn what_cannot_be_reduced_is_refused() {
     assert!(reducer.reduce(&[&[0; 3]], &mut [0; 2], one).is_err());
     assert!(reducer.reduce(&[&[0; 4]], &mut [0; 3], one).is_err());
     assert!(reducer.reduce(&[], &mut [0; 2], one).is_err());
+}
+
+#[test]
+fn means_of_short_floats_are_rounded_once() {
+    let threads = NonZeroUsize::MIN;
+    let mean = |kind, window: [u16; 8]| {
+        let bytes: Vec<u8> = window.iter().flat_map(|bits| bits.to_ne_bytes()).collect();
+        let reducer = Reducer::new(Reduction::Mean, kind, &[2, 2], &[2, 2]).expect("numbers");
+        let mut reduced = [0; 2];
+        let slices = [&bytes[..8], &bytes[8..]];
+        let done = reducer.reduce(&slices, &mut reduced, threads);
+        done.expect("sizes are right");
+        u16::from_ne_bytes(reduced)
+    };
+    // 8, 2⁻⁸ and 2⁻²²: just above the middle of 1 and the next number, and the middle in 32 bits.
+    let of_f16 = mean(Elements::Float16, [0x4800, 0x1C00, 4, 0, 0, 0, 0, 0]);
+    assert_eq!(of_f16, 0x3C01);
+    // 8, 2⁻⁵ and 2⁻³⁰.
+    let of_bf16 = mean(Elements::BFloat16, [0x4100, 0x3D00, 0x3080, 0, 0, 0, 0, 0]);
+    assert_eq!(of_bf16, 0x3F81);
 }

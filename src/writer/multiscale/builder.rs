@@ -14,25 +14,25 @@ use zarrs_codec::CodecOptions;
 use zarrs_storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
 use zarrs_storage::{
     AtomicRenameStorageTraits, ListableStorageTraits, ReadableStorageTraits,
-    ReadableWritableStorageTraits, StorageError, WritableStorageTraits,
+    ReadableWritableStorageTraits, WritableStorage, WritableStorageTraits,
 };
 
 use super::axis::Axis;
 use super::cascade::{Cascade, Lower, at_level};
-use super::ome::Description;
+use super::ome::{Described, Description};
+use super::plan::Plan;
 use super::pyramid::{self, Level};
-use super::{MultiscaleWriter, stored};
+use super::{MultiscaleWriter, feed};
 use crate::codec::find;
 use crate::engine::reduce::{Elements, Reducer, Reduction};
 use crate::reader::Cancel;
-use crate::writer::sink::temporary_key;
 use crate::writer::{ArrayWriterBuilder, Progress, WriterError};
-use crate::{CudaShardingCodec, Error, MemoryEstimate, Options};
+use crate::{CudaShardingCodec, MemoryEstimate};
 
 /// Builds a [`MultiscaleWriter`]: see [`MultiscaleWriter::builder`].
 #[must_use]
 pub struct MultiscaleBuilder<TStorage: ?Sized> {
-    array: Array<TStorage>,
+    pub(super) array: Array<TStorage>,
     axes: Option<Vec<Axis>>,
     levels: Option<usize>,
     reduction: Reduction,
@@ -46,16 +46,15 @@ pub struct MultiscaleBuilder<TStorage: ?Sized> {
     codec_options: CodecOptions,
     metadata_interval: Duration,
     on_progress: Option<OnProgress>,
-    renamed: Option<Renamed<TStorage>>,
+    pub(super) renamed: Option<Renamed<TStorage>>,
 }
 
 type OnProgress = Arc<dyn Fn(usize, &Progress) + Send + Sync>;
 
-/// A store that renames: lets a writer use it, and stores the metadata of a group, which no other process
-/// does if this one is alone.
-struct Renamed<TStorage: ?Sized> {
+/// A store that renames: lets a writer use it, and replaces a value at once.
+pub(super) struct Renamed<TStorage: ?Sized> {
     writer: Arc<dyn Fn(ArrayWriterBuilder<TStorage>) -> ArrayWriterBuilder<TStorage> + Send + Sync>,
-    group: Arc<dyn Fn(&Group<TStorage>, bool) -> Result<(), StorageError> + Send + Sync>,
+    pub(super) values: WritableStorage,
 }
 
 impl<TStorage: ?Sized> fmt::Debug for MultiscaleBuilder<TStorage> {
@@ -69,22 +68,6 @@ impl<TStorage: ?Sized> fmt::Debug for MultiscaleBuilder<TStorage> {
             .field("start", &self.start)
             .finish_non_exhaustive()
     }
-}
-
-/// Everything that is known of the levels before any of them is written.
-pub(super) struct Plan<TStorage: ?Sized> {
-    pub(super) levels: Vec<Level>,
-    /// The arrays of the levels.
-    pub(super) arrays: Vec<Array<TStorage>>,
-    /// For each level below level 0.
-    reducers: Vec<Reducer>,
-    /// The bytes that are kept besides the buffers of the writers.
-    kept: usize,
-    /// The part of the budget that each level has: so many of the sum of them.
-    weights: Vec<usize>,
-    budget: Options,
-    threads: NonZeroUsize,
-    group: Group<TStorage>,
 }
 
 impl<TStorage> MultiscaleBuilder<TStorage>
@@ -220,16 +203,18 @@ where
         let of_writers = store.clone();
         self.renamed = Some(Renamed {
             writer: Arc::new(move |builder| builder.with_atomic_rename(of_writers.clone())),
-            group: Arc::new(move |group, alone| {
-                if alone {
-                    // What a killed writer left.
-                    store.erase(&temporary_key(&zarrs::node::meta_key_v3(group.path()))?)?;
-                }
-                let atomic = Arc::new(AtomicWriteStorageAdapter::new(store.clone()));
-                group_in(group, atomic)?.store_metadata()
-            }),
+            values: Arc::new(AtomicWriteStorageAdapter::new(store)),
         });
         self
+    }
+
+    /// Returns the paths of the arrays of all levels, from level 0 on. Writes nothing.
+    ///
+    /// # Errors
+    /// As for [`build`](Self::build), without the errors of the store while it is written.
+    pub fn level_paths(&self) -> Result<Vec<NodePath>, WriterError> {
+        let plan = self.plan()?;
+        Ok(plan.arrays.iter().map(Array::path).cloned().collect())
     }
 
     /// Returns the most memory that the buffers of all levels would take. Allocates none of them; it
@@ -274,7 +259,7 @@ where
     pub fn build(&self) -> Result<MultiscaleWriter, WriterError> {
         let mut plan = self.plan()?;
         let first = self.first_slice(&plan)?.unwrap_or(plan.length(0));
-        let starts = pyramid::starts(&plan.levels, &plan.lengths(), first);
+        let starts = pyramid::starts(&plan.levels, &plan.whole_lengths(), first);
         for (level, start) in starts.into_iter().enumerate() {
             plan.set_length(level, start)?;
         }
@@ -282,7 +267,7 @@ where
         let top = plan.of_level(0, top)?;
         let mut lower = self.cascade(&plan)?;
         self.describe(&plan, true)?;
-        stored::feed(&plan, &mut lower, &Cancel::new())?;
+        feed::feed(&plan, &mut lower, &Cancel::new())?;
         let memory = lower.levels.iter().fold(
             sum(
                 top.memory_estimate(),
@@ -340,29 +325,6 @@ where
         Ok(lower)
     }
 
-    /// Stores the description of the image, unless it is there. If this process is not `alone`, others
-    /// may do the same now.
-    pub(super) fn describe(&self, plan: &Plan<TStorage>, alone: bool) -> Result<(), WriterError> {
-        let group = &plan.group;
-        let is_there = || {
-            let stored = Group::open(self.array.storage(), group.path().as_str());
-            stored.is_ok_and(|stored| stored.metadata() == group.metadata())
-        };
-        let store = || match &self.renamed {
-            _ if is_there() => Ok(()),
-            Some(renamed) => (renamed.group)(group, alone),
-            None => group.store_metadata(),
-        };
-        let result = if alone { store() } else { patiently(store) };
-        result.map_err(|source| {
-            WriterError::Array(Error::Storage {
-                doing: "store the description of the image in",
-                key: zarrs::node::meta_key_v3(group.path()),
-                source,
-            })
-        })
-    }
-
     pub(super) fn writer(
         &self,
         level: usize,
@@ -389,6 +351,25 @@ where
     /// # Errors
     /// As for [`build`](Self::build).
     pub(super) fn plan(&self) -> Result<Plan<TStorage>, WriterError> {
+        let plan = self.plan_for(false)?;
+        let is_begun = (1..plan.levels.len()).any(|level| plan.length(level) > 0);
+        if is_begun && self.start != Some(0) && !plan.described.in_parts {
+            let now = self.described(&plan);
+            if let Some(difference) = plan.described.difference(&now) {
+                return Err(plan.refused(format!(
+                    "its levels are there, and were made with {difference}: use the same settings, or make them again with `with_start(0)`"
+                )));
+            }
+        }
+        Ok(plan)
+    }
+
+    /// Plans the levels for several processes, which write all of them again, each a part.
+    pub(super) fn plan_in_parts(&self) -> Result<Plan<TStorage>, WriterError> {
+        self.plan_for(true)
+    }
+
+    fn plan_for(&self, in_parts: bool) -> Result<Plan<TStorage>, WriterError> {
         let refused = |reason: String| WriterError::Pyramid {
             path: self.array.path().to_string(),
             reason,
@@ -408,7 +389,7 @@ where
         }
         let names = self.names(levels.len()).map_err(refused)?;
         let (elements, reducers) = self.reducers(&levels).map_err(refused)?;
-        let group = self.group(&axes, &names).map_err(refused)?;
+        let (group, described) = self.group(&axes, &names, in_parts).map_err(refused)?;
 
         // Each level has the part of the budget that its epochs have of the bytes of all.
         let weights: Vec<usize> = levels
@@ -428,6 +409,7 @@ where
             threads: NonZeroUsize::new(self.codec_options.concurrent_target())
                 .unwrap_or(NonZeroUsize::MIN),
             group,
+            described,
             levels,
         };
         for (number, name) in names.iter().enumerate() {
@@ -543,8 +525,20 @@ where
         Ok((elements, reducers?))
     }
 
-    /// The group of the image, with its description.
-    fn group(&self, axes: &[Axis], names: &[String]) -> Result<Group<TStorage>, String> {
+    /// What this builder says of the levels.
+    fn described(&self, plan: &Plan<TStorage>) -> Described {
+        let (path, attributes) = (plan.arrays[0].path().as_str(), plan.group.attributes());
+        let (_, name) = path.rsplit_once('/').unwrap_or(("", path));
+        Described::of(attributes, name)
+    }
+
+    /// The group of the image with its new description, and what the stored one says.
+    fn group(
+        &self,
+        axes: &[Axis],
+        names: &[String],
+        in_parts: bool,
+    ) -> Result<(Group<TStorage>, Described), String> {
         let path = self.array.path().as_str();
         let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
         let parent = if parent.is_empty() { "/" } else { parent };
@@ -566,10 +560,12 @@ where
             names,
             name: self.name.as_deref(),
             omero: self.omero.as_ref(),
+            in_parts,
         };
         let attributes = group.attributes().clone();
+        let described = Described::of(&attributes, &names[0]);
         *group.attributes_mut() = description.add_to(attributes)?;
-        Ok(group)
+        Ok((group, described))
     }
 
     /// The array of a level. Its first extent is the given one's.
@@ -629,120 +625,16 @@ where
         let stored = stored
             .map_err(|error| refused(format!("{path} is there, and cannot be opened: {error}")))?;
         // Another program may have spelled out less of level 0 than is built here.
-        if path == self.array.path() && differs(stored.metadata(), self.array.metadata()).is_none()
-        {
+        if path == self.array.path() && differs(&stored, &self.array).is_none() {
             return Ok(length);
         }
-        match differs(stored.metadata(), array.metadata()) {
+        match differs(&stored, array) {
             Some(member) => Err(refused(format!(
                 "{path} is there, and has another {member}: erase it, or use the settings that it was written with"
             ))),
             None => Ok(length),
         }
     }
-}
-
-impl<TStorage: ?Sized> Plan<TStorage> {
-    pub(super) fn refused(&self, reason: String) -> WriterError {
-        WriterError::Pyramid {
-            path: self.arrays[0].path().to_string(),
-            reason,
-        }
-    }
-
-    /// The slices of a level.
-    pub(super) fn length(&self, level: usize) -> u64 {
-        self.arrays[level].shape()[0]
-    }
-
-    pub(super) fn lengths(&self) -> Vec<u64> {
-        (0..self.arrays.len())
-            .map(|level| self.length(level))
-            .collect()
-    }
-
-    /// Lets the array of a level have so many slices, but not in its store.
-    pub(super) fn set_length(&mut self, level: usize, slices: u64) -> Result<(), WriterError> {
-        let mut shape = self.arrays[level].shape().to_vec();
-        shape[0] = slices;
-        match self.arrays[level].set_shape(shape) {
-            Ok(_) => Ok(()),
-            Err(error) => Err(self.refused(error.to_string())),
-        }
-    }
-
-    /// The options of a level: its part of the budgets.
-    fn options_of(&self, level: usize) -> Options {
-        let part = |bytes: usize| self.part(level, bytes);
-        let budget = self.budget.clone();
-        let host = part(budget.host_memory().saturating_sub(self.kept));
-        let pinned = part(budget.pinned_memory());
-        let device = budget.device_memory().map(part);
-        let options = budget.with_host_memory(host).with_pinned_memory(pinned);
-        match device {
-            Some(device) => options.with_device_memory(device),
-            None => options,
-        }
-    }
-
-    fn part(&self, level: usize, bytes: usize) -> usize {
-        let sum: u128 = self.weights.iter().map(|weight| *weight as u128).sum();
-        let part = bytes as u128 * self.weights[level] as u128 / sum.max(1);
-        usize::try_from(part).unwrap_or(usize::MAX)
-    }
-
-    /// `result` for a level. If its part of a budget is too small, the error speaks of the whole.
-    fn of_level<T>(&self, level: usize, result: Result<T, WriterError>) -> Result<T, WriterError> {
-        result.map_err(|error| match error {
-            WriterError::Memory {
-                memory,
-                needed,
-                budget,
-                advice,
-            } => {
-                let sum: usize = self.weights.iter().fold(0, |sum, w| sum.saturating_add(*w));
-                let all = (needed as u128 * sum as u128).div_ceil(self.weights[level].max(1) as u128);
-                let all = usize::try_from(all).unwrap_or(usize::MAX).saturating_add(self.kept);
-                WriterError::Memory {
-                    memory,
-                    needed,
-                    budget,
-                    advice: format!("all levels share the budget, and would fit {all} bytes of it. For level {level}: {advice}"),
-                }
-            }
-            error => error,
-        })
-    }
-}
-
-impl Level {
-    /// Slices of the level above that make one: 1 or 2.
-    fn window(&self) -> usize {
-        if self.factors[0] == 2 { 2 } else { 1 }
-    }
-
-    /// Bytes of an epoch, padded to whole subchunks.
-    fn epoch_bytes(&self, element: usize) -> usize {
-        let padded = std::iter::zip(&self.inner, &self.subchunk[1..])
-            .map(|(extent, subchunk)| extent.next_multiple_of((*subchunk).max(1)));
-        let elements = padded.fold(self.subchunk[0], u64::saturating_mul);
-        usize::try_from(elements)
-            .unwrap_or(usize::MAX)
-            .saturating_mul(element)
-    }
-}
-
-/// What `work` returns, which is tried for two seconds while it fails: another process may be doing the
-/// same.
-pub(super) fn patiently<E>(work: impl Fn() -> Result<(), E>) -> Result<(), E> {
-    const ATTEMPTS: usize = 20;
-    for _ in 0..ATTEMPTS {
-        if work().is_ok() {
-            return Ok(());
-        }
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    work()
 }
 
 fn sum(a: MemoryEstimate, b: MemoryEstimate) -> MemoryEstimate {
@@ -753,17 +645,11 @@ fn sum(a: MemoryEstimate, b: MemoryEstimate) -> MemoryEstimate {
     }
 }
 
-/// The same group in another store.
-fn group_in<T: ?Sized, S: ?Sized>(
-    group: &Group<T>,
-    store: Arc<S>,
-) -> Result<Group<S>, StorageError> {
-    Group::new_with_metadata(store, group.path().as_str(), group.metadata().clone())
-        .map_err(|error| StorageError::Other(error.to_string()))
-}
-
 /// A member in which the metadata of two arrays differ, but for the first extent and attributes.
-pub(super) fn differs(one: &ArrayMetadata, other: &ArrayMetadata) -> Option<&'static str> {
+fn differs<T: ?Sized>(one: &Array<T>, other: &Array<T>) -> Option<&'static str> {
+    // There are several ways to write a fill value, such as not a number.
+    let same_fill_value = one.fill_value() == other.fill_value();
+    let (one, other) = (one.metadata(), other.metadata());
     let (ArrayMetadata::V3(one), ArrayMetadata::V3(other)) = (one, other) else {
         return Some("version of Zarr");
     };
@@ -775,7 +661,7 @@ pub(super) fn differs(one: &ArrayMetadata, other: &ArrayMetadata) -> Option<&'st
             "chunk key encoding",
             one.chunk_key_encoding == other.chunk_key_encoding,
         ),
-        ("fill value", one.fill_value == other.fill_value),
+        ("fill value", same_fill_value),
         ("chain of codecs", one.codecs == other.codecs),
     ];
     let differing = members.into_iter().find(|(_, same)| !same);

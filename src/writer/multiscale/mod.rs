@@ -3,7 +3,10 @@
 mod axis;
 mod builder;
 mod cascade;
+mod describe;
+mod feed;
 mod ome;
+mod plan;
 mod pyramid;
 mod stored;
 

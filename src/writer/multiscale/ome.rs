@@ -17,6 +17,64 @@ pub(super) struct Description<'a> {
     pub(super) names: &'a [String],
     pub(super) name: Option<&'a str>,
     pub(super) omero: Option<&'a Value>,
+    /// Whether several processes write parts of the levels.
+    pub(super) in_parts: bool,
+}
+
+/// The attribute of a group that describes an image.
+const OME: &str = "ome";
+/// The member of the attribute with the images.
+const MULTISCALES: &str = "multiscales";
+/// The member of an image's own metadata that says that its levels are written in parts.
+const IN_PARTS: &str = "in_parts";
+
+/// What the attributes of a group say of the levels of the image whose level 0 has the name `name`.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Described {
+    /// How they were made.
+    pub(super) reduction: Option<String>,
+    /// Slices of level 0 that make one of level 1, if there are both.
+    pub(super) window: Option<String>,
+    /// Whether parts of them may be missing.
+    pub(super) in_parts: bool,
+}
+
+impl Described {
+    /// In what the levels of another description are made in another way.
+    pub(super) fn difference(&self, other: &Self) -> Option<String> {
+        let differ = |one: &Option<String>, other: &Option<String>| {
+            one.clone().filter(|one| other.as_ref().is_some_and(|other| other != one))
+        };
+        let reduction = differ(&self.reduction, &other.reduction);
+        let window = differ(&self.window, &other.window);
+        reduction
+            .map(|reduction| format!("the reduction `{reduction}`"))
+            .or_else(|| window.map(|window| format!("the factor {window} along the first axis")))
+    }
+
+    pub(super) fn of(attributes: &Map<String, Value>, name: &str) -> Self {
+        let images = attributes.get(OME).and_then(|ome| ome[MULTISCALES].as_array());
+        let image = images.and_then(|images| images.iter().find(|image| is_of(image, name)));
+        image.map_or_else(Self::default, |image| Self {
+            reduction: image["type"].as_str().map(str::to_owned),
+            window: window(image),
+            in_parts: image["metadata"][IN_PARTS] == true,
+        })
+    }
+}
+
+/// How many times the scale of level 1 along the first axis is the scale of level 0.
+fn window(image: &Value) -> Option<String> {
+    let scale = |level: usize| {
+        let transformations = &image["datasets"][level]["coordinateTransformations"];
+        transformations[0]["scale"][0].as_f64()
+    };
+    Some(format!("{:.2}", scale(1)? / scale(0)?))
+}
+
+/// Whether level 0 of `image` has this name.
+fn is_of(image: &Value, name: &str) -> bool {
+    image["datasets"][0]["path"] == name
 }
 
 impl Description<'_> {
@@ -28,12 +86,17 @@ impl Description<'_> {
         &self,
         mut attributes: Map<String, Value>,
     ) -> Result<Map<String, Value>, String> {
-        let ome = attributes.entry("ome").or_insert_with(|| json!({}));
+        let ome = attributes.entry(OME).or_insert_with(|| json!({}));
         let Value::Object(ome) = ome else {
             return Err("the attribute `ome` of the group is no object".to_owned());
         };
         ome.insert("version".to_owned(), json!("0.5"));
-        ome.insert("multiscales".to_owned(), json!([self.multiscale()]));
+        // A group may have several images.
+        let others = ome.get(MULTISCALES).and_then(Value::as_array).into_iter();
+        let others = others.flatten().filter(|image| !is_of(image, &self.names[0]));
+        let images = std::iter::once(self.multiscale()).chain(others.cloned());
+        let images: Value = images.collect();
+        ome.insert(MULTISCALES.to_owned(), images);
         if let Some(omero) = self.omero {
             ome.insert("omero".to_owned(), omero.clone());
         }
@@ -71,13 +134,14 @@ impl Description<'_> {
         });
         multiscale.insert("datasets".to_owned(), datasets.collect());
         multiscale.insert("type".to_owned(), json!(self.reduction.name()));
-        multiscale.insert(
-            "metadata".to_owned(),
-            json!({
-                "method": "zarrs_cuda::writer::MultiscaleWriter",
-                "version": env!("CARGO_PKG_VERSION"),
-            }),
-        );
+        let mut metadata = json!({
+            "method": "zarrs_cuda::writer::MultiscaleWriter",
+            "version": env!("CARGO_PKG_VERSION"),
+        });
+        if self.in_parts {
+            metadata[IN_PARTS] = json!(true);
+        }
+        multiscale.insert("metadata".to_owned(), metadata);
         Value::Object(multiscale)
     }
 

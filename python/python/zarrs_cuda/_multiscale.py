@@ -1,0 +1,284 @@
+"""Images and their smaller levels, which viewers open first."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zarr.core.array import AsyncArray
+from zarr.core.sync import sync
+from zarr.storage import LocalStore, StorePath
+
+from zarrs_cuda import _settings
+from zarrs_cuda._native import native
+from zarrs_cuda._streams import SliceWriter, writable_place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from zarr.core.array import Array
+
+    from zarrs_cuda._places import Place
+
+    type AnyArray = Array[Any] | AsyncArray[Any]
+
+# What axes with these names usually are.
+_TYPES = {"t": "time", "time": "time", "c": "channel", "channel": "channel"} | dict.fromkeys("zyx", "space")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of an image.
+
+    Attributes
+    ----------
+    name : str
+        Its name, such as ``"y"``.
+    type : str or None
+        ``"space"``, ``"time"``, ``"channel"``, or another word. By default as the name says: time for
+        ``t``, channel for ``c``, space for ``z``, ``y`` and ``x``, and none for other names.
+    unit : str or None
+        The unit of the other numbers, such as ``"micrometer"`` or ``"second"``.
+    scale : float
+        The distance of two elements of level 0.
+    translation : float
+        Where the first element of level 0 is.
+    factor : int or None
+        How many elements of a level become one of the level below: 1 or 2. By default 2 for axes of
+        space, and 1 for others.
+    """
+
+    name: str
+    type: str | None = None
+    unit: str | None = None
+    scale: float = 1.0
+    translation: float = 0.0
+    factor: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.type is None:
+            object.__setattr__(self, "type", _TYPES.get(self.name))
+
+
+@dataclass(frozen=True)
+class _Pyramid:
+    axes: list[Axis] | None
+    levels: int | None
+    reduction: str
+    shapes: list[tuple[int, Sequence[int], Sequence[int]]]
+    name: str | None
+    omero: str | None
+    start: int | None
+
+
+def _pyramid(
+    axes: Iterable[Axis | Mapping[str, Any]] | None,
+    levels: int | None,
+    reduction: str,
+    shapes: Mapping[int, tuple[Sequence[int], Sequence[int]]] | None,
+    name: str | None,
+    omero: Mapping[str, Any] | None,
+    start: int | None,
+) -> _Pyramid:
+    given = (shapes or {}).items()
+    return _Pyramid(
+        None if axes is None else [axis if isinstance(axis, Axis) else Axis(**axis) for axis in axes],
+        levels,
+        reduction,
+        [(level, list(chunks), list(shards)) for level, (chunks, shards) in given],
+        name,
+        None if omero is None else json.dumps(omero),
+        start,
+    )
+
+
+def _in_group(array: AnyArray) -> tuple[AsyncArray[Any], StorePath, Place]:
+    """Return an array, and where it is in a store that has its group, too.
+
+    ``zarr.open_array`` with the directory of an array makes a store that begins there.
+    """
+    opened, where, place = writable_place(array)
+    store = where.store
+    if where.path or not isinstance(store, LocalStore):
+        return opened, where, place
+    root = store.root.absolute()
+    if not (root.parent / "zarr.json").exists():
+        return opened, where, place
+    return opened, StorePath(LocalStore(root.parent), root.name), str(root.parent)
+
+
+class MultiscaleWriter(SliceWriter):
+    """Appends slices along the first axis of an image, and writes all its levels in one pass.
+
+    Each slice is reduced while it is in memory. Each level is an array beside the one above, which has
+    half of its elements along some axes. The group has the description of them all by `OME-Zarr 0.5
+    <https://ngff.openmicroscopy.org/0.5/>`_, from the beginning on. Otherwise it is like an
+    :class:`ArrayWriter`: readers can follow each level, and a writer that was killed goes on::
+
+        image = zarr.create_group("image.zarr")
+        array = image.create_array("0", shape=(0, 512, 512), dimension_names=["t", "y", "x"], ...)
+        with zarrs_cuda.MultiscaleWriter(array) as writer:
+            for frame in camera:
+                writer.append(frame)
+
+    Parameters
+    ----------
+    array
+        Level 0: a sharded array of zarr-python in a group, in a ``LocalStore``, or in an
+        ``ObjectStore`` that is not in memory. If its name is a number, the names of the other levels
+        count on from there. Nothing else may write the levels meanwhile. The array has the new shape
+        after ``flush``, ``finish`` and ``abort``; open other objects for the same array, and for the
+        group, again: the group has new attributes. If the array has no dimension names, it gets those of
+        the axes.
+    axes
+        The axes, in the order of the array's: an :class:`Axis` for each, or a dictionary with its
+        attributes. By default the dimension names of the array, if these are ``t``, ``c``, ``z``,
+        ``y`` and ``x``. OME-Zarr allows two to five axes: time, then channels or another type, then
+        two or three of space.
+    levels
+        How many levels there are, with level 0. By default as many as it takes until a slice of the
+        last one fits one chunk.
+    reduction
+        What becomes of a window of elements: ``"mean"``, ``"minimum"``, ``"maximum"``, ``"median"``,
+        ``"mode"`` (for labels) or ``"decimate"`` (the first). At the end of an odd extent a window has
+        the elements that exist. Means of integers are rounded to the nearest, half to even.
+    shapes
+        For some levels from 1 on the shapes of their chunks and of their shards, ``{1: (chunks,
+        shards)}``. By default those of level 0, clipped to the level.
+    name
+        The name of the image.
+    omero
+        How viewers show the channels: the `omero metadata
+        <https://ngff.openmicroscopy.org/0.5/#omero-md>`_.
+    start
+        The first slice of level 0 to write; at the border of a shard. By default the end of the array.
+        All levels end there then.
+    progress
+        A function to call with the number of a level and its :meth:`progress` whenever a shard of it
+        was stored. It is called by threads of the writer, which wait for it: it cannot use the writer
+        itself.
+
+    Raises
+    ------
+    ValueError
+        If the array cannot be written so, or OME-Zarr does not allow the image: the message says why.
+    FramesPending
+        If subchunks are stored beside shards of a level.
+    ShardError
+        If a stored shard, of which a lower level lacks a part, is damaged.
+    OSError
+        If a file cannot be read or written.
+    """
+
+    def __init__(
+        self,
+        array: AnyArray,
+        *,
+        axes: Iterable[Axis | Mapping[str, Any]] | None = None,
+        levels: int | None = None,
+        reduction: str = "mean",
+        shapes: Mapping[int, tuple[Sequence[int], Sequence[int]]] | None = None,
+        name: str | None = None,
+        omero: Mapping[str, Any] | None = None,
+        start: int | None = None,
+        progress: Callable[[int, dict[str, float]], object] | None = None,
+    ) -> None:
+        opened, where, place = _in_group(array)
+        pyramid = _pyramid(axes, levels, reduction, shapes, name, omero, start)
+        self._last: list[dict[str, float]] = []
+        writer = native().MultiscaleWriter(place, where.path, pyramid, _settings.syncs(), progress)
+        self._levels = [StorePath(where.store, path) for path in writer.paths]
+        super().__init__(opened, writer)
+        self._refresh()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths of the arrays of all levels in their store, from level 0 on.
+
+        They are in the group if level 0 was opened by itself.
+        """
+        return tuple(level.path for level in self._levels)
+
+    def abort(self) -> int | None:
+        """Forget what is not stored.
+
+        Returns
+        -------
+        int or None
+            How many slices of level 0 are stored; None if the writer was aborted before.
+        """
+        with contextlib.suppress(ValueError):
+            self._last = self._writer.progress()
+        stored = super().abort()
+        if stored is not None:
+            for where, last in zip(self._levels, self._last, strict=True):
+                level = sync(AsyncArray.open(where))
+                last |= dict.fromkeys(("finished_slices", "covered_slices"), level.metadata.shape[0])
+        return stored
+
+    def progress(self) -> list[dict[str, float]]:
+        """Return how far each level is: counts of slices, shards and bytes, and times in seconds.
+
+        After ``abort`` it is what was stored.
+        """
+        if self._last:
+            return [dict(of_level) for of_level in self._last]
+        now: list[dict[str, float]] = self._writer.progress()
+        return now
+
+
+def write_lower_levels(
+    array: AnyArray,
+    *,
+    axes: Iterable[Axis | Mapping[str, Any]] | None = None,
+    levels: int | None = None,
+    reduction: str = "mean",
+    shapes: Mapping[int, tuple[Sequence[int], Sequence[int]]] | None = None,
+    name: str | None = None,
+    omero: Mapping[str, Any] | None = None,
+    start: int | None = None,
+    part: tuple[int, int] | None = None,
+) -> str:
+    """Write the levels below an array that is there, which stays as it is.
+
+    What is there of the levels is kept. After a kill, or Ctrl-C, another call goes on there.
+
+    Parameters
+    ----------
+    array
+        Level 0: a sharded array of zarr-python in a group, in a ``LocalStore``, or in an
+        ``ObjectStore`` that is not in memory. Nothing may write it, or the levels, meanwhile.
+    axes, levels, reduction, shapes, name, omero
+        As for :class:`MultiscaleWriter`.
+    start
+        The slice of level 0 from which on the levels are made again. By default what is there is kept.
+    part
+        Do part ``i`` of ``n``, ``(i, n)``. Processes with different parts write at the same time: each
+        writes blocks of whole shards of all levels, and those that are there are left out.
+
+    Returns
+    -------
+    str
+        What was done, for people.
+
+    Raises
+    ------
+    ValueError
+        If the array cannot have such levels, or OME-Zarr does not allow the image, or the part is none:
+        the message says why.
+    FramesPending
+        If subchunks are stored beside shards of a level: :func:`consolidate` it first.
+    ShardError
+        If a shard of the array is damaged.
+    OSError
+        If a file cannot be read or written.
+    """
+    if part is not None and not 0 <= part[0] < part[1]:
+        msg = f"`part` is {part}, and must be (i, n) with 0 <= i < n"
+        raise ValueError(msg)
+    _, where, place = _in_group(array)
+    pyramid = _pyramid(axes, levels, reduction, shapes, name, omero, start)
+    done: str = native().write_lower_levels(place, where.path, pyramid, _settings.syncs(), part)
+    return done

@@ -1,0 +1,261 @@
+//! Writers of an image and its smaller levels.
+#![allow(clippy::needless_pass_by_value, reason = "what lists of Python become")]
+
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+use numpy::PyUntypedArray;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use zarrs::array::Array;
+use zarrs_cuda::reader::Cancel;
+use zarrs_cuda::writer::{
+    Axis, MultiscaleBuilder, MultiscaleWriter as Levels, Progress, Reduction, WriterError,
+    WriterReport,
+};
+
+use crate::error::{Error, detached, no_panic};
+use crate::memory::Memory;
+use crate::store::{Place, Store};
+use crate::writing::{Held, check_frames, failed, opened, progress_of, tell};
+
+/// What an application says of a pyramid: the attributes of `zarrs_cuda._multiscale._Pyramid`.
+#[derive(FromPyObject)]
+pub(crate) struct Pyramid {
+    axes: Option<Vec<OfAxis>>,
+    levels: Option<usize>,
+    reduction: String,
+    /// The level, and the shapes of its subchunks and of its shards.
+    shapes: Vec<(usize, Vec<u64>, Vec<u64>)>,
+    name: Option<String>,
+    /// In JSON.
+    omero: Option<String>,
+    start: Option<u64>,
+}
+
+/// The attributes of `zarrs_cuda.Axis`.
+#[derive(FromPyObject)]
+struct OfAxis {
+    name: String,
+    r#type: Option<String>,
+    unit: Option<String>,
+    scale: f64,
+    translation: f64,
+    factor: Option<u64>,
+}
+
+impl From<OfAxis> for Axis {
+    fn from(given: OfAxis) -> Self {
+        let name = &given.name;
+        let mut axis = match given.r#type.as_deref() {
+            Some("space") => Self::space(name),
+            Some("time") => Self::time(name),
+            Some("channel") => Self::channel(name),
+            other => Self::other(name, other),
+        };
+        if let Some(unit) = &given.unit {
+            axis = axis.with_unit(unit);
+        }
+        if let Some(factor) = given.factor {
+            axis = axis.with_factor(factor);
+        }
+        axis.with_scale(given.scale)
+            .with_translation(given.translation)
+    }
+}
+
+impl Pyramid {
+    /// The builder of a writer of the pyramid of `array`, in whose levels no subchunks are stored beside shards.
+    fn builder(
+        self,
+        store: &Store,
+        array: &Array<Store>,
+    ) -> Result<MultiscaleBuilder<Store>, Error> {
+        let named = |reduction: &Reduction| reduction.name() == self.reduction;
+        let reduction = Reduction::ALL.into_iter().find(named).ok_or_else(|| {
+            let names = Reduction::ALL.map(Reduction::name).join(", ");
+            Error::Value(format!(
+                "`reduction` is {:?}, and must be one of {names}",
+                self.reduction
+            ))
+        })?;
+        let mut builder = Levels::builder(array).with_reduction(reduction);
+        if let Store::Files(files) = store {
+            builder = builder.with_atomic_rename(files.clone());
+        }
+        if let Some(axes) = self.axes {
+            builder = builder.with_axes(axes.into_iter().map(Axis::from));
+        }
+        if let Some(levels) = self.levels {
+            builder = builder.with_levels(levels);
+        }
+        for (level, subchunk, shard) in self.shapes {
+            builder = builder.with_level_shapes(level, subchunk, shard);
+        }
+        if let Some(name) = &self.name {
+            builder = builder.with_name(name);
+        }
+        if let Some(omero) = &self.omero {
+            let omero = serde_json::from_str(omero);
+            builder = builder.with_omero(omero.map_err(|error| Error::Value(error.to_string()))?);
+        }
+        if let Some(start) = self.start {
+            builder = builder.with_start(start);
+        }
+        check_frames(store, array, 0)?;
+        for path in builder.level_paths().map_err(failed)?.iter().skip(1) {
+            // A level that is not there yet has none.
+            if let Ok(level) = Array::open(Arc::new(store.clone()), path.as_str()) {
+                check_frames(store, &level, 0)?;
+            }
+        }
+        Ok(builder)
+    }
+}
+
+/// What was done with each level, in words; `first` is the number of the first of them.
+fn told(reports: &[WriterReport], first: usize) -> String {
+    let lines = reports.iter().zip(first..);
+    let lines = lines.map(|(report, level)| format!("level {level}: {report}"));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Appends slices along the first axis of an image, and writes all its levels.
+#[pyclass(frozen, module = "zarrs_cuda._internal")]
+pub(crate) struct MultiscaleWriter {
+    held: Held<Levels>,
+    paths: Vec<String>,
+}
+
+#[pymethods]
+impl MultiscaleWriter {
+    #[new]
+    #[pyo3(signature = (place, path, pyramid, sync, progress))]
+    fn new(
+        py: Python<'_>,
+        place: Place<'_>,
+        path: String,
+        pyramid: Pyramid,
+        sync: bool,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Self> {
+        let store = Store::at(Some(place), sync);
+        let (writer, paths) = detached(py, &path, || {
+            let array = opened(&store, &path)?;
+            let mut builder = pyramid.builder(&store, &array)?;
+            if let Some(progress) = progress {
+                builder = builder.with_progress_callback(move |level, now: &Progress| {
+                    tell(&progress, |py| Ok((level, progress_of(py, now)?.unbind())));
+                });
+            }
+            let paths = builder.level_paths().map_err(failed)?;
+            Ok((builder.build().map_err(failed)?, paths))
+        })?;
+        let paths = paths.iter().map(|path| path.as_str()[1..].to_owned());
+        Ok(Self {
+            held: Held::new(path, writer),
+            paths: paths.collect(),
+        })
+    }
+
+    /// The paths of the arrays of all levels.
+    #[getter]
+    fn paths(&self) -> Vec<String> {
+        self.paths.clone()
+    }
+
+    /// Appends the elements of `array`, which is contiguous.
+    fn append(&self, py: Python<'_>, array: &Bound<'_, PyUntypedArray>) -> PyResult<()> {
+        let memory = Memory::of(array);
+        self.held.with(py, |writer| {
+            writer.append_bytes(memory.bytes()?).map_err(failed)
+        })
+    }
+
+    fn flush(&self, py: Python<'_>) -> PyResult<()> {
+        self.held.with(py, |writer| writer.flush().map_err(failed))
+    }
+
+    /// Stores everything that was appended. Returns what was done, in words.
+    fn finish(&self, py: Python<'_>) -> PyResult<String> {
+        self.held
+            .with(py, |writer| Ok(told(&writer.finish().map_err(failed)?, 0)))
+    }
+
+    /// Forgets what is not stored. Returns how many slices of level 0 are.
+    fn abort(&self, py: Python<'_>) -> PyResult<Option<u64>> {
+        self.held.close(py, Levels::abort)
+    }
+
+    fn progress<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let now = self.held.with(py, |writer| Ok(writer.progress()))?;
+        now.iter().map(|now| progress_of(py, now)).collect()
+    }
+}
+
+/// Writes the levels below level 0 of an array that is there, or a part of them. Returns what was done, in words.
+#[pyfunction]
+pub(crate) fn write_lower_levels(
+    py: Python<'_>,
+    place: Place<'_>,
+    path: String,
+    pyramid: Pyramid,
+    sync: bool,
+    part: Option<(u64, NonZeroU64)>,
+) -> PyResult<String> {
+    let store = Store::at(Some(place), sync);
+    detached(py, &path, || {
+        let array = opened(&store, &path)?;
+        let builder = pyramid.builder(&store, &array)?;
+        interruptible(|cancel| match part {
+            Some((part, parts)) => {
+                let blocks = builder.write_part_of_lower_levels(part, parts, cancel)?;
+                Ok(format!("{blocks} blocks of all levels were written"))
+            }
+            None => Ok(match &*builder.write_lower_levels(cancel)? {
+                [] => "all levels are there".to_owned(),
+                reports => told(reports, 1),
+            }),
+        })
+    })
+}
+
+/// Does `work` on a thread, and cancels it if Python has a signal to handle, such as Ctrl-C.
+fn interruptible<T: Send>(
+    work: impl FnOnce(&Cancel) -> Result<T, WriterError> + Send,
+) -> Result<T, Error> {
+    /// How long a signal waits.
+    const TURN: Duration = Duration::from_millis(20);
+    let cancel = Cancel::new();
+    let (send, done) = sync_channel(1);
+    std::thread::scope(|scope| {
+        let of_thread = cancel.clone();
+        let working = move || send.send(no_panic(|| work(&of_thread)));
+        std::thread::Builder::new()
+            .name("zarrs_cuda pyramid".to_owned())
+            .spawn_scoped(scope, working)
+            .map_err(|error| Error::Other(format!("no thread to write levels: {error}")))?;
+        let mut raised = None;
+        loop {
+            match done.recv_timeout(TURN) {
+                Ok(Some(result)) => {
+                    return match raised {
+                        Some(error) => Err(Error::Raised(error)),
+                        None => result.map_err(failed),
+                    };
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    if let Err(error) = Python::attach(|py| py.check_signals()) {
+                        cancel.cancel();
+                        raised.get_or_insert(error);
+                    }
+                }
+                Ok(None) | Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Error::Other("a codec of zarrs panicked".to_owned()));
+                }
+            }
+        }
+    })
+}

@@ -1,0 +1,201 @@
+//! What writers of slices have in common: what they are given, what they tell, and when they are closed.
+
+use std::cell::Cell;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use zarrs::array::Array;
+use zarrs_cuda::writer::{Progress, WriterError};
+
+use crate::error::{Error, detached};
+use crate::maintain;
+use crate::store::Store;
+
+pub(crate) fn opened(store: &Store, path: &str) -> Result<Array<Store>, Error> {
+    let array = Array::open(Arc::new(store.clone()), &format!("/{path}"));
+    array.map_err(|error| Error::Value(error.to_string()))
+}
+
+pub(crate) fn failed(error: WriterError) -> Error {
+    let message = error.to_string();
+    because_of(error, message)
+}
+
+/// The error with this message, of the kind that its cause has.
+fn because_of(error: WriterError, message: String) -> Error {
+    let as_store = |error| match error {
+        Error::Io(_, code) => Error::Io(message.clone(), code),
+        Error::Object(_, class) => Error::Object(message.clone(), class),
+        _ => Error::Other(message.clone()),
+    };
+    match error {
+        WriterError::Store {
+            doing, key, source, ..
+        } => as_store(Error::store(doing, key.as_str(), &source)),
+        WriterError::Array(zarrs_cuda::Error::Storage { doing, key, source }) => {
+            as_store(Error::store(doing, key.as_str(), &source))
+        }
+        WriterError::Read { source, path, .. } => match Error::from(*source) {
+            damaged @ Error::Damaged { .. } => elsewhere(&path, damaged),
+            Error::Memory(_) => Error::Memory(message),
+            Error::Value(_) => Error::Value(message),
+            error => as_store(error),
+        },
+        WriterError::Level { source, .. } => because_of(*source, message),
+        WriterError::Memory { .. } => Error::Memory(message),
+        WriterError::Unsupported { .. }
+        | WriterError::Start { .. }
+        | WriterError::Element(_)
+        | WriterError::Array(_)
+        | WriterError::Pyramid { .. }
+        | WriterError::IncompleteSlice { .. }
+        | WriterError::Finished { .. } => Error::Value(message),
+        _ => Error::Other(message),
+    }
+}
+
+/// An error of the array at `path`, which begins with a slash.
+fn elsewhere(path: &str, error: Error) -> Error {
+    Error::Elsewhere(path.trim_start_matches('/').to_owned(), Box::new(error))
+}
+
+pub(crate) fn progress_of<'py>(
+    py: Python<'py>,
+    progress: &Progress,
+) -> PyResult<Bound<'py, PyDict>> {
+    let counts = [
+        ("appended_bytes", progress.appended_bytes),
+        ("appended_slices", progress.appended_slices),
+        ("encoded_bytes", progress.encoded_bytes),
+        ("packed_bytes", progress.packed_bytes),
+        ("finished_slices", progress.finished_slices),
+        ("covered_slices", progress.covered_slices),
+        ("shards_stored", progress.shards_stored),
+        ("shards_empty", progress.shards_empty),
+        ("stored_bytes", progress.stored_bytes),
+        ("waits", progress.waits),
+    ];
+    let dict = PyDict::new(py);
+    for (name, count) in counts {
+        dict.set_item(name, count)?;
+    }
+    let times = [
+        ("waiting", progress.waiting),
+        ("encoding", progress.encoding),
+        ("storing", progress.storing),
+    ];
+    for (name, time) in times {
+        dict.set_item(name, time.as_secs_f64())?;
+    }
+    Ok(dict)
+}
+
+thread_local! {
+    /// Whether this thread, of a writer, calls a function of Python. The writer waits for it.
+    static TELLING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Calls `progress` with the arguments that `arguments` makes, from a thread of a writer.
+pub(crate) fn tell<A>(progress: &Py<PyAny>, arguments: impl FnOnce(Python<'_>) -> PyResult<A>)
+where
+    A: for<'py> pyo3::call::PyCallArgs<'py>,
+{
+    // When the interpreter ends, the function is not called any more.
+    let _ = Python::try_attach(|py| {
+        TELLING.set(true);
+        let told = arguments(py).and_then(|with| progress.bind(py).call1(with).map(drop));
+        TELLING.set(false);
+        if let Err(error) = told {
+            error.write_unraisable(py, Some(progress.bind(py)));
+        }
+    });
+}
+
+/// Checks that a function that a writer calls does not use a writer: it would wait for itself.
+fn check_not_telling() -> Result<(), Error> {
+    if !TELLING.get() {
+        return Ok(());
+    }
+    Err(Error::Other(
+        "a function for `progress` cannot use a writer, which waits for it: use the dictionary that it is given, and abort in the thread that appends".to_owned(),
+    ))
+}
+
+/// Checks that no subchunks are stored beside shards that slices from `first` on are in: they would hide what is
+/// written, and what is read there is not what they have.
+pub(crate) fn check_frames(store: &Store, array: &Array<Store>, first: u64) -> Result<(), Error> {
+    let pending = store
+        .shared(array.path().as_str())
+        .and_then(|shared| shared.pending())
+        .map_err(maintain::failed)?;
+    let Ok(chunk) = array.chunk_shape(&vec![0; array.dimensionality()]) else {
+        // The writer says what is wrong.
+        return Ok(());
+    };
+    let first = chunk.first().map_or(0, |extent| first / extent.get());
+    let hidden = pending.iter().find(|shard| shard.first() >= Some(&first));
+    hidden.map_or(Ok(()), |shard| {
+        let frames = Error::Frames(array.chunk_key(shard).as_str().to_owned());
+        Err(elsewhere(array.path().as_str(), frames))
+    })
+}
+
+/// A writer to the array at a path, until it is closed.
+pub(crate) struct Held<W: Send> {
+    path: String,
+    writer: Mutex<Option<W>>,
+}
+
+impl<W: Send> Held<W> {
+    pub(crate) fn new(path: String, writer: W) -> Self {
+        let writer = Mutex::new(Some(writer));
+        Self { path, writer }
+    }
+
+    pub(crate) fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut W) -> Result<T, Error> + Send,
+    ) -> PyResult<T> {
+        detached(py, &self.path, || {
+            check_not_telling()?;
+            let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+            let writer = writer.as_mut().ok_or_else(|| {
+                Error::Value("the writer was closed, and takes nothing more".to_owned())
+            })?;
+            work(writer)
+        })
+    }
+
+    /// Closes the writer by `abort`; `None` if it was closed before.
+    pub(crate) fn close<T: Send>(
+        &self,
+        py: Python<'_>,
+        abort: impl FnOnce(W) -> Result<T, WriterError> + Send,
+    ) -> PyResult<Option<T>> {
+        detached(py, &self.path, || {
+            check_not_telling()?;
+            let writer = self
+                .writer
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take();
+            writer
+                .map(|writer| abort(writer).map_err(failed))
+                .transpose()
+        })
+    }
+}
+
+impl<W: Send> Drop for Held<W> {
+    fn drop(&mut self) {
+        let writer = self
+            .writer
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        // Its threads may be about to call Python, and are waited for.
+        Python::attach(|py| py.detach(|| drop(writer)));
+    }
+}

@@ -1,0 +1,124 @@
+//! Everything that is known of the levels before any of them is written.
+
+use std::num::NonZeroUsize;
+
+use zarrs::array::Array;
+use zarrs::group::Group;
+
+use super::ome::Described;
+use super::pyramid::Level;
+use crate::Options;
+use crate::engine::reduce::Reducer;
+use crate::writer::WriterError;
+
+/// The levels, and how they share the budgets.
+pub(super) struct Plan<TStorage: ?Sized> {
+    pub(super) levels: Vec<Level>,
+    /// The arrays of the levels.
+    pub(super) arrays: Vec<Array<TStorage>>,
+    /// For each level below level 0.
+    pub(super) reducers: Vec<Reducer>,
+    /// The bytes that are kept besides the buffers of the writers.
+    pub(super) kept: usize,
+    /// The part of the budget that each level has: so many of the sum of them.
+    pub(super) weights: Vec<usize>,
+    pub(super) budget: Options,
+    pub(super) threads: NonZeroUsize,
+    /// The group of the image, with its new description.
+    pub(super) group: Group<TStorage>,
+    /// What the stored description says.
+    pub(super) described: Described,
+}
+
+impl<TStorage: ?Sized> Plan<TStorage> {
+    pub(super) fn refused(&self, reason: String) -> WriterError {
+        WriterError::Pyramid {
+            path: self.arrays[0].path().to_string(),
+            reason,
+        }
+    }
+
+    /// The slices of a level.
+    pub(super) fn length(&self, level: usize) -> u64 {
+        self.arrays[level].shape()[0]
+    }
+
+    /// The first slices of each level all of which are stored: none below level 0, if parts may be missing.
+    pub(super) fn whole_lengths(&self) -> Vec<u64> {
+        let whole = |level| match self.described.in_parts && level > 0 {
+            true => 0,
+            false => self.length(level),
+        };
+        (0..self.arrays.len()).map(whole).collect()
+    }
+
+    /// Lets the array of a level have so many slices, but not in its store.
+    pub(super) fn set_length(&mut self, level: usize, slices: u64) -> Result<(), WriterError> {
+        let mut shape = self.arrays[level].shape().to_vec();
+        shape[0] = slices;
+        match self.arrays[level].set_shape(shape) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.refused(error.to_string())),
+        }
+    }
+
+    /// The options of a level: its part of the budgets.
+    pub(super) fn options_of(&self, level: usize) -> Options {
+        let part = |bytes: usize| self.part(level, bytes);
+        let budget = self.budget.clone();
+        let host = part(budget.host_memory().saturating_sub(self.kept));
+        let pinned = part(budget.pinned_memory());
+        let device = budget.device_memory().map(part);
+        let options = budget.with_host_memory(host).with_pinned_memory(pinned);
+        match device {
+            Some(device) => options.with_device_memory(device),
+            None => options,
+        }
+    }
+
+    fn part(&self, level: usize, bytes: usize) -> usize {
+        let sum: u128 = self.weights.iter().map(|weight| *weight as u128).sum();
+        let part = bytes as u128 * self.weights[level] as u128 / sum.max(1);
+        usize::try_from(part).unwrap_or(usize::MAX)
+    }
+
+    /// `result` for a level. If its part of a budget is too small, the error speaks of the whole.
+    pub(super) fn of_level<T>(&self, level: usize, result: Result<T, WriterError>) -> Result<T, WriterError> {
+        result.map_err(|error| match error {
+            WriterError::Memory {
+                memory,
+                needed,
+                budget,
+                advice,
+            } => {
+                let sum: usize = self.weights.iter().fold(0, |sum, w| sum.saturating_add(*w));
+                let all = (needed as u128 * sum as u128).div_ceil(self.weights[level].max(1) as u128);
+                let all = usize::try_from(all).unwrap_or(usize::MAX).saturating_add(self.kept);
+                WriterError::Memory {
+                    memory,
+                    needed,
+                    budget,
+                    advice: format!("all levels share the budget, and would fit {all} bytes of it. For level {level}: {advice}"),
+                }
+            }
+            error => error,
+        })
+    }
+}
+
+impl Level {
+    /// Slices of the level above that make one: 1 or 2.
+    pub(super) fn window(&self) -> usize {
+        if self.factors[0] == 2 { 2 } else { 1 }
+    }
+
+    /// Bytes of an epoch, padded to whole subchunks.
+    pub(super) fn epoch_bytes(&self, element: usize) -> usize {
+        let padded = std::iter::zip(&self.inner, &self.subchunk[1..])
+            .map(|(extent, subchunk)| extent.next_multiple_of((*subchunk).max(1)));
+        let elements = padded.fold(self.subchunk[0], u64::saturating_mul);
+        usize::try_from(elements)
+            .unwrap_or(usize::MAX)
+            .saturating_mul(element)
+    }
+}
