@@ -315,7 +315,7 @@ fn ctrl_c<W: Work>(stays: &str) {
 
 /// Killed at any moment and run again until one run ends.
 fn kills<W: Work>() {
-    const SHARDS: u64 = 300;
+    const SHARDS: u64 = 150;
     let mut rng = Rng(effort::seed());
     let folder = TempDir::new().unwrap();
     let work = W::new(folder.path().to_path_buf(), SHARDS);
