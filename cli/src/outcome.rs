@@ -1,6 +1,8 @@
 //! What a subcommand found or did.
 
+use std::fs;
 use std::io::{self, Write};
+use std::path::Path;
 
 use serde_json::Value;
 
@@ -80,6 +82,17 @@ pub(crate) fn print(text: &str) {
             std::process::exit(i32::from(Exit::Failed.code()));
         }
     }
+}
+
+/// Stores a page for a browser, as a whole or not at all.
+pub(crate) fn write_page(file: &Path, page: &str) -> Result<(), Failure> {
+    let temporary = file.with_added_extension("tmp");
+    let written = fs::write(&temporary, page).and_then(|()| fs::rename(&temporary, file));
+    written.map_err(|error| {
+        let _ = fs::remove_file(&temporary);
+        Failure::failed(format!("cannot write {}: {error}", file.display()))
+            .with_remedy("name another --html FILE, in a directory that exists and has room")
+    })
 }
 
 /// The text in lines of at most so many columns, where words allow it. What goes on is indented.

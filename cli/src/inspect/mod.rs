@@ -17,7 +17,6 @@ mod terminal;
 #[cfg(test)]
 mod tests;
 
-use std::fs;
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
@@ -27,7 +26,7 @@ use crate::arguments::ShardIndices;
 use crate::common::Common;
 use crate::failure::Failure;
 use crate::open::{self, Opened, Place};
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, write_page};
 use crate::stop;
 use facts::Facts;
 use look::State;
@@ -78,9 +77,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let text = match &args.html {
         Some(file) => {
             let page = page::html(&name(&args.array), &facts, &survey);
-            fs::write(file, &page).map_err(|error| {
-                Failure::failed(format!("cannot write {}: {error}", file.display()))
-            })?;
+            write_page(file, &page)?;
             format!("wrote {}: open it in a browser", file.display())
         }
         None => terminal::survey(
