@@ -144,6 +144,39 @@ fn plans_are_commands_that_work() {
         ],
         0,
     );
+    // A stream that is told no shapes takes those of the plan.
+    let plan = json(
+        &[
+            &"plan",
+            &"--shape",
+            &"100000000,40,3000",
+            &"--dtype",
+            &"uint16",
+            &"--rate",
+            &"10",
+        ],
+        0,
+    );
+    let out = folder.path().join("without shapes");
+    said(
+        &[
+            &"stream",
+            &out,
+            &raw,
+            &"--frame-shape",
+            &"40,3000",
+            &"--dtype",
+            &"uint16",
+            &"--frames",
+            &"1",
+        ],
+        1, // the input is half a frame
+    );
+    let metadata = fs::read_to_string(out.join("zarr.json")).unwrap();
+    let metadata: serde_json::Value = serde_json::from_str(&metadata).unwrap();
+    let shape = |of: &serde_json::Value| of["configuration"]["chunk_shape"].clone();
+    assert_eq!(shape(&metadata["chunk_grid"]), plan["shard"]);
+    assert_eq!(shape(&metadata["codecs"][0]), plan["subchunk"]);
     for arguments in [
         &["--shape", "4,4", "--dtype", "word"][..],
         &["--shape", "4,4", "--dtype", "string"],
