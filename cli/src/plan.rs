@@ -16,7 +16,7 @@ use crate::codec::{CODECS, SubchunkCodec};
 use crate::common::Common;
 use crate::failure::Failure;
 use crate::outcome::Outcome;
-use crate::progress::bytes_text;
+use crate::progress::{bytes_text, counted};
 use crate::shapes::{Written, edges, near_cubic, shard_for, volume};
 
 /// Propose shards and subchunks for how an array will be written and read
@@ -110,9 +110,10 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             bytes_text(bytes(&shape))
         ),
         format!(
-            "shard     {}, {} decoded: {shards} objects in all",
+            "shard     {}, {} decoded: {} in all",
             shape_text(&shard),
-            bytes_text(bytes(&shard))
+            bytes_text(bytes(&shard)),
+            counted(shards, "object")
         ),
         format!(
             "subchunk  {}, {} decoded: {subchunks} in a shard, whose index takes {}",

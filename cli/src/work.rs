@@ -6,7 +6,7 @@ use std::thread;
 
 use zarrs::array::Array;
 
-use crate::arguments::{Part, ShardIndices};
+use crate::arguments::{Part, ShardIndices, shape_text};
 use crate::common::Common;
 use crate::failure::Failure;
 use crate::open::Place;
@@ -84,10 +84,16 @@ impl Grid {
             .iter()
             .map(|ShardIndices(shard)| {
                 self.position(shard).ok_or_else(|| {
-                    Failure::usage(format!(
-                        "{shard:?} is not a shard: the grid of shards is {:?}",
-                        self.0
-                    ))
+                    let last: Vec<_> = self.0.iter().map(|count| count.saturating_sub(1)).collect();
+                    let failure = Failure::usage(format!(
+                        "{} is not a shard: the grid of shards is {}",
+                        shape_text(shard),
+                        shape_text(&self.0)
+                    ));
+                    if self.0.contains(&0) {
+                        return failure; // there is no shard
+                    }
+                    failure.with_remedy(format!("the last shard is {}", shape_text(&last)))
                 })
             })
             .collect();

@@ -322,7 +322,7 @@ struct Scratch(PathBuf);
 impl Scratch {
     fn new(parent: &Path) -> Result<Self, Failure> {
         let folder = parent.join(format!("zarrs-cuda-bench-{}", std::process::id()));
-        fs::create_dir_all(&folder).map_err(|error| {
+        fs::create_dir(&folder).map_err(|error| {
             Failure::failed(format!("cannot make {}: {error}", folder.display())).with_remedy(ROOM)
         })?;
         Ok(Self(folder))

@@ -93,7 +93,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     lines.extend(
         chains
             .iter()
-            .map(|(chain, (engine, why))| format!("  {chain:<19} {engine}: {why}")),
+            .map(|(chain, (engine, why))| format!("  {chain:<19}  {engine}: {why}")),
     );
 
     let filesystem = args.path.as_deref().map(FileSystem::look_at);

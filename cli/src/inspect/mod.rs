@@ -55,11 +55,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let opened = open::array(&args.array)?;
-    let shards = Shards::of(&opened.array).map_err(|error| {
-        Failure::from(error).with_remedy(
-            "inspect looks into shards. `zarrs-cuda reshard IN OUT --shard A,B,…` puts chunks into shards",
-        )
-    })?;
+    let shards = open::shards(&opened)?;
     if let Some(ShardIndices(shard)) = &args.shard {
         return one(args, &opened, &shards, shard);
     }

@@ -105,7 +105,11 @@ impl Recording {
             .with_start(start)
             .with_atomic_rename(self.store.clone())
             .build()
-            .map_err(|error| Failure::failed(format!("cannot write to {path}: {error}")))?;
+            .map_err(|error| {
+                Failure::failed(format!("cannot write to {path}: {error}")).with_remedy(
+                    "name another OUT. `zarrs-cuda reencode` makes a sharded array of one that is not",
+                )
+            })?;
         for frame in start..self.frames() {
             let cannot = |error: &dyn fmt::Display| {
                 Failure::failed(format!(

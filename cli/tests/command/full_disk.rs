@@ -166,7 +166,7 @@ fn reshard_goes_on_later() {
     let base = [path("reshard"), &input, &output, path("--shard=32,32")];
     let text = with_small_files(3, &base, 1);
     assert!(
-        text.contains("help: run the same command again to go on"),
+        text.contains("help: when the cause is gone, run the same command again to go on"),
         "{text}"
     );
     assert!(!output.join("zarr.json").exists());
@@ -177,7 +177,7 @@ fn reshard_goes_on_later() {
     let words = "reshard in out --chunks";
     if let Some(text) = on_small_disk(&work, 40, &[words], &[words]) {
         assert!(
-            text.contains("help: run the same command again to go on"),
+            text.contains("help: when the cause is gone, run the same command again to go on"),
             "{text}"
         );
         assert_eq!(values(&work.join("out")), values(&input));
