@@ -60,7 +60,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         at_once,
         |shard| look_at(&opened, &shards, other.as_ref(), shard).map(Some),
     )?;
-    Ok(report(args, &opened, &done.results, positions.len()).with_errors(done.failures))
+    Ok(report(args, common, &opened, &done.results, positions.len()).with_errors(done.failures))
 }
 
 /// Looks at one shard. What cannot be read is damage; it is no failure.
@@ -92,10 +92,18 @@ fn look_at(
     Ok(found)
 }
 
-fn report(args: &Args, opened: &Opened, found: &[(Vec<u64>, Found)], looked_at: usize) -> Outcome {
+fn report(
+    args: &Args,
+    common: &Common,
+    opened: &Opened,
+    found: &[(Vec<u64>, Found)],
+    looked_at: usize,
+) -> Outcome {
     let mut lines = Vec::new();
+    // Of a million damaged shards either takes gigabytes: only one is made.
     let mut damaged: Vec<Value> = Vec::new();
     let mut different: Vec<Value> = Vec::new();
+    let (mut bad, mut differ) = (0_u64, 0_u64);
     let (mut stored, mut size, mut subchunks, mut bad_subchunks) = (0_u64, 0, 0, 0);
     for (shard, found) in found {
         stored += u64::from(found.stored);
@@ -103,15 +111,22 @@ fn report(args: &Args, opened: &Opened, found: &[(Vec<u64>, Found)], looked_at: 
         subchunks += found.subchunks;
         if let Some(damage) = &found.damage {
             bad_subchunks += damage.subchunks.len();
-            lines.push(damage.text(shard));
-            damaged.push(damage.json(shard));
+            bad += 1;
+            if common.json {
+                damaged.push(damage.json(shard));
+            } else {
+                lines.push(damage.text(shard));
+            }
         }
         if !found.differences.is_empty() {
-            lines.push(against::text(shard, &found.differences));
-            different.push(against::json(shard, &found.differences));
+            differ += 1;
+            if common.json {
+                different.push(against::json(shard, &found.differences));
+            } else {
+                lines.push(against::text(shard, &found.differences));
+            }
         }
     }
-    let (bad, differ) = (damaged.len(), different.len());
     let mut summary = format!(
         "{}, {stored} stored in {}, {}: ",
         counted(looked_at, "shard"),
