@@ -81,10 +81,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let [shard_elements, subchunk_elements] = [args.shard_size, args.subchunk_size]
         .map(|size| (size.bytes() as u64 / element as u64).max(1));
     let subchunk = subchunk_for(args.read, &shape, subchunk_elements);
-    let written = match args.rate {
-        Some(_) => Written::Slices,
-        None => Written::Shards,
-    };
+    let written = args.rate.map_or(Written::Shards, |_| Written::Slices);
     let shard = shard_for(written, &shape, &subchunk, shard_elements);
     let counts = |extents: &[u64], by: &[u64]| {
         let counts = extents

@@ -287,9 +287,9 @@ fn check_leftovers(path: &Path) {
     let left: Vec<_> = files(path).into_iter().filter(is_left).collect();
     assert!(
         left.is_empty(),
-        "{} files are left: {:?}",
+        "{} files are left: {}",
         left.len(),
-        left[0]
+        left[0].display()
     );
 }
 
