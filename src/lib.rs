@@ -131,7 +131,8 @@ pub use memory_estimate::MemoryEstimate;
 pub use metrics::Metrics;
 pub use options::{Backend, LevelPolicy, Options};
 pub use plan::{
-    ExplainedStage, Explanation, Machine, MachineDevice, MachineNvcomp, Place, machine,
+    ExplainedStage, Explanation, Machine, MachineDevice, MachineDriver, MachineNvcomp, Place,
+    machine,
 };
 pub use registration::{Registration, register};
 pub use write_strategy::{CompactionRequest, WriteStrategy};

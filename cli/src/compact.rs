@@ -10,29 +10,24 @@ use zarrs::filesystem::FilesystemStore;
 use zarrs_cuda::maintenance::Shards;
 use zarrs_storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
 
-use crate::arguments::{Part, ShardIndices, shape_text};
+use crate::arguments::shape_text;
 use crate::common::Common;
 use crate::failure::Failure;
-use crate::open::{self, Opened, Place, Store};
+use crate::open::{self, Opened, Store};
 use crate::outcome::Outcome;
 use crate::progress::{bytes_text, counted};
-use crate::work::{Grid, at_once, on_each};
+use crate::work::{Grid, ShardArgs, at_once, on_each};
 
 /// Store shards again without their unused bytes
 ///
 /// Nothing else may write the array meanwhile. No subchunk is decoded.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// The directory of a sharded array
-    array: Place,
-    /// Only these shards, by their indices in the grid of shards [default: all]
-    shards: Vec<ShardIndices>,
+    #[command(flatten)]
+    shards: ShardArgs,
     /// How much of a shard has to be unused, as a fraction of its size
     #[arg(long, value_name = "FRACTION", default_value = "0.25", value_parser = fraction)]
     unused: f64,
-    /// Only the part I of N of the shards: shard k of the grid belongs to part k mod N
-    #[arg(long, value_name = "I/N")]
-    part: Option<Part>,
     /// Only say what would be done
     #[arg(long)]
     dry_run: bool,
@@ -48,33 +43,37 @@ fn fraction(text: &str) -> Result<f64, String> {
 
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let _registration = zarrs_cuda::register(common.options())?;
-    let opened = open::array(&args.array)?;
+    let opened = open::array(&args.shards.array)?;
     let shards = open::shards(&opened)?;
     let replacing = Replacing::of(&opened)?;
     let grid = Grid::of(&opened.array);
-    let named: Vec<_> = args.shards.iter().map(|shard| shard.0.clone()).collect();
-    let positions = grid.positions(&named, args.part)?;
+    let positions = args.shards.positions(&grid)?;
     // A shard and its new form.
     let at_once = at_once(common, opened.shard_bytes().saturating_mul(2));
-    let done = on_each("compacting", &grid, &positions, at_once, |shard| {
-        let Some(usage) = shards.usage(shard)? else {
-            return Ok(None);
-        };
-        let Some(unused) = usage.unused else {
-            return Err(invalid_index(&opened, shard));
-        };
-        #[allow(clippy::cast_precision_loss, reason = "a fraction")]
-        let is_enough = unused as f64 > args.unused * usage.size as f64;
-        if !is_enough || unused == 0 {
-            return Ok(Some((usage.size, usage.size)));
-        }
-        if args.dry_run {
-            return Ok(Some((usage.size, usage.size - unused)));
-        }
-        let compaction = replacing.compact(shard)?;
-        Ok(compaction.map(|compaction| (compaction.before, compaction.after)))
-    })
-    .map_err(|failure| failure.with_remedy("run the same command again: no shard was left torn"))?;
+    let done = on_each(
+        ["compacting", "no shard was left torn"],
+        &grid,
+        &positions,
+        at_once,
+        |shard| {
+            let Some(usage) = shards.usage(shard)? else {
+                return Ok(None);
+            };
+            let Some(unused) = usage.unused else {
+                return Err(invalid_index(&opened, shard));
+            };
+            #[allow(clippy::cast_precision_loss, reason = "a fraction")]
+            let is_enough = unused as f64 > args.unused * usage.size as f64;
+            if !is_enough || unused == 0 {
+                return Ok(Some((usage.size, usage.size)));
+            }
+            if args.dry_run {
+                return Ok(Some((usage.size, usage.size - unused)));
+            }
+            let compaction = replacing.compact(shard)?;
+            Ok(compaction.map(|compaction| (compaction.before, compaction.after)))
+        },
+    )?;
 
     let mut lines = Vec::new();
     let mut rows = Vec::new();

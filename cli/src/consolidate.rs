@@ -4,13 +4,13 @@ use serde_json::json;
 use zarrs_cuda::Error;
 use zarrs_cuda::storage::{Consolidation, SparseShardStore};
 
-use crate::arguments::{Part, ShardIndices, shape_text};
+use crate::arguments::shape_text;
 use crate::common::Common;
 use crate::failure::Failure;
-use crate::open::{self, Opened, Place};
+use crate::open::{self, Opened};
 use crate::outcome::Outcome;
 use crate::progress::{bytes_text, counted};
-use crate::work::{Grid, at_once, on_each};
+use crate::work::{Grid, ShardArgs, at_once, on_each};
 
 /// Pack subchunks that were written one by one into the shards of an array
 ///
@@ -19,14 +19,9 @@ use crate::work::{Grid, at_once, on_each};
 /// stopped, at whichever moment, nothing is lost: run it again.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// The directory of a sharded array
-    array: Place,
-    /// Only these shards, by their indices in the grid of shards [default: all]
-    shards: Vec<ShardIndices>,
-    /// Only the part I of N of the shards: shard k of the grid belongs to part k mod N
-    #[arg(long, value_name = "I/N")]
-    part: Option<Part>,
-    /// Only say which shards have subchunks to pack
+    #[command(flatten)]
+    shards: ShardArgs,
+    /// Only say what would be done
     #[arg(long)]
     dry_run: bool,
 }
@@ -70,14 +65,13 @@ pub(crate) fn pending(opened: &Opened) -> Option<Vec<Vec<u64>>> {
 }
 
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
-    let opened = open::array(&args.array)?;
+    let opened = open::array(&args.shards.array)?;
     open::shards(&opened)?; // says how an array that is not sharded becomes one
     let sparse = Sparse::of(&opened, common.memory()).map_err(|error| {
         Failure::failed(format!("cannot consolidate {}: {error}", opened.place))
     })?;
     let grid = Grid::of(&opened.array);
-    let named: Vec<_> = args.shards.iter().map(|shard| shard.0.clone()).collect();
-    let chosen = grid.positions(&named, args.part)?;
+    let chosen = args.shards.positions(&grid)?;
     let mut pending: Vec<_> = sparse
         .pending()?
         .iter()
@@ -103,10 +97,13 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     }
     // The old shard, its subchunks in the frame, and the new shard.
     let at_once = at_once(common, opened.shard_bytes().saturating_mul(3));
-    let done = on_each("consolidating", &grid, &positions, at_once, |shard| {
-        Ok(sparse.consolidate(shard)?)
-    })
-    .map_err(|failure| failure.with_remedy("nothing is lost: run the same command again"))?;
+    let done = on_each(
+        ["consolidating", "nothing is lost"],
+        &grid,
+        &positions,
+        at_once,
+        |shard| Ok(sparse.consolidate(shard)?),
+    )?;
 
     let mut sum = Consolidation::default();
     let mut rows = Vec::new();

@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::common::Common;
 use crate::failure::Failure;
 use crate::outcome::Outcome;
-use crate::{inspect, reencode};
+use crate::{inspect, open, reencode};
 
 /// Re-encode a small MRI volume into a folder, verify it, and look at it
 #[derive(clap::Args, Debug)]
@@ -34,6 +34,13 @@ const VOLUME: &[(&str, &[u8])] = volume!(
 
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let folder = args.folder.clone().unwrap_or_else(default_folder);
+    if open::is_array(&folder) || open::is_group(&folder) {
+        return Err(Failure::usage(format!(
+            "{} is a Zarr array or group, and the demonstration would write into it",
+            folder.display()
+        ))
+        .with_remedy("name another folder: zarrs-cuda demo FOLDER"));
+    }
     let (input, output) = (folder.join("bold.zarr"), folder.join("sharded.zarr"));
     unpack(&input)?;
     let [input, output] = [&input, &output].map(|path| path.display().to_string());

@@ -111,6 +111,13 @@ impl Failure {
 
 impl From<zarrs_cuda::Error> for Failure {
     fn from(error: zarrs_cuda::Error) -> Self {
-        Self::failed(error)
+        let failure = Self::failed(&error);
+        match error {
+            zarrs_cuda::Error::BackendUnavailable { .. } => failure.with_remedy(
+                "`zarrs-cuda doctor` says what this machine has; without --backend the processor does \
+                 what a device cannot",
+            ),
+            _ => failure,
+        }
     }
 }

@@ -1,6 +1,8 @@
 //! What a subcommand found or did.
 
+use std::fs;
 use std::io::{self, Write};
+use std::path::Path;
 
 use serde_json::Value;
 
@@ -82,7 +84,19 @@ pub(crate) fn print(text: &str) {
     }
 }
 
-/// The text in lines of at most so many columns, where words allow it. What goes on is indented.
+/// Stores a page for a browser, as a whole or not at all.
+pub(crate) fn write_page(file: &Path, page: &str) -> Result<(), Failure> {
+    let temporary = file.with_added_extension("tmp");
+    let written = fs::write(&temporary, page).and_then(|()| fs::rename(&temporary, file));
+    written.map_err(|error| {
+        let _ = fs::remove_file(&temporary);
+        Failure::failed(format!("cannot write {}: {error}", file.display()))
+            .with_remedy("name another --html FILE, in a directory that exists and has room")
+    })
+}
+
+/// The text in lines of at most so many columns, where words allow it. What goes on is indented, in a
+/// table up to its last column.
 pub(crate) fn wrapped(text: &str, columns: usize) -> String {
     let lines: Vec<_> = text
         .lines()
@@ -92,15 +106,15 @@ pub(crate) fn wrapped(text: &str, columns: usize) -> String {
 }
 
 fn wrapped_line(line: &str, columns: usize) -> String {
-    const INDENT: &str = "      ";
+    let indent = indent_of(line, columns);
     let mut out = String::new();
     let mut width = 0;
     for word in line.split_inclusive(' ') {
         let len = word.trim_end().chars().count();
-        if width + len > columns && width > INDENT.len() {
+        if len > 0 && width + len > columns && width > indent {
             out.truncate(out.trim_end().len());
-            out += &format!("\n{INDENT}");
-            width = INDENT.len();
+            out += &format!("\n{:indent$}", "");
+            width = indent;
         }
         out += word;
         width += word.chars().count();
@@ -108,9 +122,36 @@ fn wrapped_line(line: &str, columns: usize) -> String {
     out
 }
 
+/// The columns before what goes on: where the last column of a table begins, if half of the line or more
+/// is left for it.
+fn indent_of(line: &str, columns: usize) -> usize {
+    const INDENT: usize = 6;
+    let begin = line.len() - line.trim_start().len();
+    let gap = line.trim_end().rfind("  ").filter(|&gap| gap >= begin);
+    let column = gap.map_or(0, |gap| line[..gap + 2].chars().count());
+    if (INDENT..=columns / 2).contains(&column) {
+        column
+    } else {
+        INDENT
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::wrapped;
+
+    #[test]
+    fn the_last_column_of_a_table_stays_one() {
+        assert_eq!(
+            wrapped("  ten  host  one two three four", 26),
+            "  ten  host  one two three\n             four"
+        );
+        // It would be too narrow.
+        assert_eq!(
+            wrapped("  a long name  host  one two", 24),
+            "  a long name  host  one\n      two"
+        );
+    }
 
     #[test]
     fn lines_are_wrapped_at_words() {

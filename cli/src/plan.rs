@@ -16,8 +16,8 @@ use crate::codec::{CODECS, SubchunkCodec};
 use crate::common::Common;
 use crate::failure::Failure;
 use crate::outcome::Outcome;
-use crate::progress::bytes_text;
-use crate::shapes::{edges, near_cubic, volume};
+use crate::progress::{bytes_text, counted};
+use crate::shapes::{Written, edges, near_cubic, shard_for, volume};
 
 /// Propose shards and subchunks for how an array will be written and read
 #[derive(clap::Args, Debug)]
@@ -81,7 +81,8 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let [shard_elements, subchunk_elements] = [args.shard_size, args.subchunk_size]
         .map(|size| (size.bytes() as u64 / element as u64).max(1));
     let subchunk = subchunk_for(args.read, &shape, subchunk_elements);
-    let shard = shard_for(args.rate.is_some(), &shape, &subchunk, shard_elements);
+    let written = args.rate.map_or(Written::Shards, |_| Written::Slices);
+    let shard = shard_for(written, &shape, &subchunk, shard_elements);
     let counts = |extents: &[u64], by: &[u64]| {
         let counts = extents
             .iter()
@@ -106,9 +107,10 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             bytes_text(bytes(&shape))
         ),
         format!(
-            "shard     {}, {} decoded: {shards} objects in all",
+            "shard     {}, {} decoded: {} in all",
             shape_text(&shard),
-            bytes_text(bytes(&shard))
+            bytes_text(bytes(&shard)),
+            counted(shards, "object")
         ),
         format!(
             "subchunk  {}, {} decoded: {subchunks} in a shard, whose index takes {}",
@@ -193,32 +195,6 @@ fn subchunk_for(read: Read, shape: &[u64], elements: u64) -> Vec<u64> {
     }
 }
 
-/// A shard of about so many elements, of whole subchunks. A stream's is as wide as the slices if that
-/// fits, so that few objects are open at once.
-fn shard_for(is_stream: bool, shape: &[u64], subchunk: &[u64], elements: u64) -> Vec<u64> {
-    let mut shard = subchunk.to_vec();
-    let limit = |axis: usize| shape[axis].div_ceil(subchunk[axis]) * subchunk[axis];
-    loop {
-        let mut axes: Vec<_> = (0..shape.len())
-            .filter(|&axis| shard[axis] < limit(axis))
-            .collect();
-        // The shortest axis first; a stream grows along the first axis last.
-        axes.sort_by_key(|&axis| (is_stream && axis == 0, shard[axis]));
-        let grown = axes.into_iter().any(|axis| {
-            let before = shard[axis];
-            shard[axis] = (before * 2).min(limit(axis));
-            let fits = volume(&shard) <= elements;
-            if !fits {
-                shard[axis] = before;
-            }
-            fits
-        });
-        if !grown {
-            return shard;
-        }
-    }
-}
-
 /// The memory of a writer of slices, in words.
 fn writer_memory(
     args: &Args,
@@ -258,8 +234,8 @@ fn writer_memory(
 
 #[cfg(test)]
 mod tests {
-    use super::{Read, shard_for, subchunk_for};
-    use crate::shapes::volume;
+    use super::{Read, subchunk_for};
+    use crate::shapes::{Written, shard_for, volume};
 
     #[test]
     fn proposals_fit() {
@@ -271,9 +247,9 @@ mod tests {
             vec![7, 1, 1, 1, 9],
         ] {
             for read in [Read::Boxes, Read::Slices, Read::Lines] {
-                for is_stream in [false, true] {
+                for written in [Written::Shards, Written::Slices] {
                     let subchunk = subchunk_for(read, &shape, 1 << 16);
-                    let shard = shard_for(is_stream, &shape, &subchunk, 1 << 26);
+                    let shard = shard_for(written, &shape, &subchunk, 1 << 26);
                     assert!(volume(&subchunk) <= 1 << 16, "{shape:?} {subchunk:?}");
                     assert!(volume(&shard) <= 1 << 26, "{shape:?} {shard:?}");
                     for (shard, subchunk) in shard.iter().zip(&subchunk) {

@@ -3,26 +3,21 @@
 use serde_json::json;
 use zarrs_cuda::maintenance::{Recovery, RecoveryOutcome, SubchunkState};
 
-use crate::arguments::{Part, ShardIndices, shape_text};
+use crate::arguments::shape_text;
 use crate::common::Common;
 use crate::failure::Failure;
-use crate::open::{self, Place};
+use crate::open;
 use crate::outcome::Outcome;
 use crate::progress::counted;
-use crate::work::{Grid, at_once, on_each};
+use crate::work::{Grid, ShardArgs, at_once, on_each};
 
 /// Repair shards whose last update was interrupted
 ///
 /// Nothing else may write the array meanwhile. Data must come from software that you trust.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// A sharded array
-    array: Place,
-    /// Only these shards, by their indices in the grid of shards [default: all]
-    shards: Vec<ShardIndices>,
-    /// Only the part I of N of the shards: shard k of the grid belongs to part k mod N
-    #[arg(long, value_name = "I/N")]
-    part: Option<Part>,
+    #[command(flatten)]
+    shards: ShardArgs,
     /// Only say what would be done
     #[arg(long)]
     dry_run: bool,
@@ -30,30 +25,32 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let _registration = zarrs_cuda::register(common.options())?;
-    let opened = open::array(&args.array)?;
+    let opened = open::array(&args.shards.array)?;
     let shards = open::shards(&opened)?;
     let grid = Grid::of(&opened.array);
-    let named: Vec<_> = args.shards.iter().map(|shard| shard.0.clone()).collect();
-    let positions = grid.positions(&named, args.part)?;
+    let positions = args.shards.positions(&grid)?;
     // A shard as it is stored, its repaired form, and the subchunks that threads decode.
     let at_once = at_once(common, opened.shard_bytes().saturating_mul(3));
-    let done = on_each("recovering", &grid, &positions, at_once, |shard| {
-        let recovery = if args.dry_run {
-            shards.verify(shard)?.map(|found| {
-                let outcome = found.inspection.recovery;
-                (outcome, found.subchunks)
-            })
-        } else {
-            let Recovery {
-                outcome, subchunks, ..
-            } = shards.recover(shard)?;
-            Some((outcome, subchunks))
-        };
-        Ok(recovery.filter(|(outcome, _)| *outcome != RecoveryOutcome::Absent))
-    })
-    .map_err(|failure| {
-        failure.with_remedy("run the same command again: shards that were repaired stay so")
-    })?;
+    let done = on_each(
+        ["recovering", "shards that were repaired stay so"],
+        &grid,
+        &positions,
+        at_once,
+        |shard| {
+            let recovery = if args.dry_run {
+                shards.verify(shard)?.map(|found| {
+                    let outcome = found.inspection.recovery;
+                    (outcome, found.subchunks)
+                })
+            } else {
+                let Recovery {
+                    outcome, subchunks, ..
+                } = shards.recover(shard)?;
+                Some((outcome, subchunks))
+            };
+            Ok(recovery.filter(|(outcome, _)| *outcome != RecoveryOutcome::Absent))
+        },
+    )?;
 
     let mut lines = Vec::new();
     let mut rows = Vec::new();

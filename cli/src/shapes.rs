@@ -24,14 +24,13 @@ pub(crate) struct ShapeArgs {
 
 impl ShapeArgs {
     /// The shapes of a shard and of a subchunk, for an array of this shape whose elements have
-    /// `element` bytes. `shard` and `subchunk` are asked for. Shards consist of whole boxes of the shape
-    /// `chunk`, if possible.
+    /// `element` bytes. `shard` and `subchunk` are asked for.
     pub(crate) fn chosen(
         &self,
         array: &[u64],
         shard: Option<Vec<u64>>,
         subchunk: Option<Vec<u64>>,
-        chunk: &[u64],
+        written: Written<'_>,
         element: u64,
     ) -> Result<(Vec<NonZeroU64>, Vec<NonZeroU64>), Failure> {
         let [shard_bytes, subchunk_bytes] =
@@ -46,7 +45,7 @@ impl ShapeArgs {
                 .collect(),
         };
         let shard =
-            shard.unwrap_or_else(|| default_shard(array, &subchunk, chunk, shard_bytes / element));
+            shard.unwrap_or_else(|| shard_for(written, array, &subchunk, shard_bytes / element));
         for (d, (&shard, &subchunk)) in shard.iter().zip(&subchunk).enumerate() {
             if !shard.is_multiple_of(subchunk) {
                 let above = (shard / subchunk + 1).saturating_mul(subchunk);
@@ -73,6 +72,17 @@ impl ShapeArgs {
     }
 }
 
+/// How an array will be written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Written<'a> {
+    /// Shard by shard.
+    Shards,
+    /// Shard by shard, from an array that consists of boxes of this shape.
+    Chunks(&'a [u64]),
+    /// Slice by slice along the first axis.
+    Slices,
+}
+
 /// A shape that is nearly cubic in the last three dimensions: earlier ones tend to be time and
 /// channels. Space that a short dimension cannot use goes to the others.
 pub(crate) fn near_cubic(array: &[u64], mut elements: u64) -> Vec<u64> {
@@ -89,8 +99,15 @@ pub(crate) fn near_cubic(array: &[u64], mut elements: u64) -> Vec<u64> {
     subchunk
 }
 
-/// Consists of whole chunks of the input if possible, and is then as cubic as possible.
-fn default_shard(array: &[u64], subchunk: &[u64], chunk: &[u64], elements: u64) -> Vec<u64> {
+/// The shape of a shard of at most so many elements, or one subchunk. It consists of whole subchunks, and
+/// of whole chunks of an input if possible. It is as cubic as possible then, but a shard of a stream is as
+/// wide as the slices if that fits, so that few objects are open at once.
+pub(crate) fn shard_for(
+    written: Written<'_>,
+    array: &[u64],
+    subchunk: &[u64],
+    elements: u64,
+) -> Vec<u64> {
     let limits: Vec<_> = array
         .iter()
         .zip(subchunk)
@@ -105,12 +122,16 @@ fn default_shard(array: &[u64], subchunk: &[u64], chunk: &[u64], elements: u64) 
         }
         fits
     };
-    for d in (0..array.len()).rev() {
-        try_edge(&mut shard, d, least_common_multiple(subchunk[d], chunk[d]));
+    if let Written::Chunks(chunk) = written {
+        for d in (0..array.len()).rev() {
+            try_edge(&mut shard, d, least_common_multiple(subchunk[d], chunk[d]));
+        }
     }
+    let is_stream = matches!(written, Written::Slices);
     loop {
         let mut growing: Vec<_> = (0..array.len()).filter(|&d| shard[d] < limits[d]).collect();
-        growing.sort_by_key(|&d| shard[d]);
+        // The shortest axis first; a stream grows along the first axis last.
+        growing.sort_by_key(|&d| (is_stream && d == 0, shard[d]));
         let grown = growing.into_iter().any(|d| {
             let double = shard[d].saturating_mul(2);
             try_edge(&mut shard, d, double)

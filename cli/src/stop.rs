@@ -10,7 +10,9 @@ static IS_AWAITED: AtomicBool = AtomicBool::new(false);
 /// Listens for Ctrl-C. Until a [`Guard`] exists, it ends the process at once.
 pub(crate) fn listen() -> Result<(), Failure> {
     ctrlc::set_handler(|| {
-        if !IS_AWAITED.load(Ordering::Relaxed) || STOP.swap(true, Ordering::Relaxed) {
+        let is_first = !STOP.swap(true, Ordering::Relaxed);
+        if !is_first || !IS_AWAITED.load(Ordering::Relaxed) {
+            eprintln!("\ninterrupted");
             std::process::exit(i32::from(Exit::Interrupted.code()));
         }
         eprintln!("\nstopping after what is under way (Ctrl-C again: at once)");

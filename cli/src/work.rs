@@ -6,14 +6,34 @@ use std::thread;
 
 use zarrs::array::Array;
 
-use crate::arguments::Part;
+use crate::arguments::{Part, ShardIndices, shape_text};
 use crate::common::Common;
 use crate::failure::Failure;
-use crate::progress::{Progress, Unit};
+use crate::open::Place;
+use crate::progress::{Progress, Unit, counted};
 use crate::stop;
 
 /// After so many shards that failed no more are begun: then it is the store that fails.
 const FAILURES: usize = 16;
+
+/// An array, and which of its shards.
+#[derive(clap::Args, Debug)]
+pub(crate) struct ShardArgs {
+    /// A sharded array
+    pub(crate) array: Place,
+    /// Only these shards, by their indices in the grid of shards [default: all]
+    shards: Vec<ShardIndices>,
+    /// Only the part I of N of the shards: shard k of the grid belongs to part k mod N
+    #[arg(long, value_name = "I/N")]
+    part: Option<Part>,
+}
+
+impl ShardArgs {
+    /// The positions of the chosen shards.
+    pub(crate) fn positions(&self, grid: &Grid) -> Result<Vec<u64>, Failure> {
+        grid.positions(&self.shards, self.part)
+    }
+}
 
 /// The grid of the shards of an array.
 #[derive(Clone, Debug)]
@@ -55,23 +75,25 @@ impl Grid {
     }
 
     /// The positions of `shards`, or of all shards, that belong to `part`.
-    pub(crate) fn positions(
-        &self,
-        shards: &[Vec<u64>],
-        part: Option<Part>,
-    ) -> Result<Vec<u64>, Failure> {
+    fn positions(&self, shards: &[ShardIndices], part: Option<Part>) -> Result<Vec<u64>, Failure> {
         let belongs = |position: &u64| part.is_none_or(|part| part.has(*position));
         if shards.is_empty() {
             return Ok((0..self.len()).filter(belongs).collect());
         }
         let positions: Result<Vec<_>, _> = shards
             .iter()
-            .map(|shard| {
+            .map(|ShardIndices(shard)| {
                 self.position(shard).ok_or_else(|| {
-                    Failure::usage(format!(
-                        "{shard:?} is not a shard: the grid of shards is {:?}",
-                        self.0
-                    ))
+                    let last: Vec<_> = self.0.iter().map(|count| count.saturating_sub(1)).collect();
+                    let failure = Failure::usage(format!(
+                        "{} is not a shard: the grid of shards is {}",
+                        shape_text(shard),
+                        shape_text(&self.0)
+                    ));
+                    if self.0.contains(&0) {
+                        return failure; // there is no shard
+                    }
+                    failure.with_remedy(format!("the last shard is {}", shape_text(&last)))
                 })
             })
             .collect();
@@ -95,12 +117,14 @@ pub(crate) fn at_once(common: &Common, bytes: u64) -> usize {
 }
 
 /// Does `work` to the shards at `positions`, `at_once` at once. What it returns is kept, unless it is
-/// `None`. A shard that fails does not keep the others from being worked on.
+/// `None`. A shard that fails does not keep the others from being worked on, unless many fail.
+///
+/// `stays` is what is true whenever it stops: the help of an error has it, and says how to go on.
 ///
 /// # Errors
 /// If the user stops it. The message says that `what` stopped, and after how many shards.
 pub(crate) fn on_each<T: Send>(
-    what: &'static str,
+    [what, stays]: [&'static str; 2],
     grid: &Grid,
     positions: &[u64],
     at_once: usize,
@@ -140,23 +164,38 @@ pub(crate) fn on_each<T: Send>(
         return Err(Failure::interrupted(format!(
             "{what} stopped after {done} of {} shards",
             positions.len()
-        )));
+        ))
+        .with_remedy(format!("{stays}: run the same command again")));
     }
     let (mut results, mut failures) = found.into_inner().unwrap_or_else(PoisonError::into_inner);
     results.sort_by_key(|(position, _)| *position);
     failures.sort_by_key(|(position, _)| *position);
+    let mut failures: Vec<_> = failures.into_iter().map(|(_, failure)| failure).collect();
+    let rest = positions.len() as u64 - done;
+    if rest > 0 {
+        failures.push(Failure::failed(format!(
+            "{what} stopped, because {} failed: {rest} of {} are not begun",
+            counted(failures.len(), "shard"),
+            counted(positions.len(), "shard"),
+        )));
+    }
+    if let Some(last) = failures.pop() {
+        let again = format!("{stays}: when the cause is gone, run the same command again");
+        failures.push(last.with_remedy(again));
+    }
     let results = results
         .into_iter()
         .map(|(position, result)| (grid.indices(position), result));
     Ok(Done {
         results: results.collect(),
-        failures: failures.into_iter().map(|(_, failure)| failure).collect(),
+        failures,
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::Grid;
+    use crate::arguments::ShardIndices;
 
     #[test]
     fn positions_are_in_c_order() {
@@ -174,9 +213,10 @@ mod tests {
         let part = "1/2".parse().ok();
         assert_eq!(grid.positions(&[], part).unwrap(), [1, 3, 5]);
         assert_eq!(
-            grid.positions(&[vec![1, 0], vec![1, 1]], part).unwrap(),
+            grid.positions(&[vec![1, 0], vec![1, 1]].map(ShardIndices), part)
+                .unwrap(),
             [3]
         );
-        assert!(grid.positions(&[vec![2, 0]], None).is_err());
+        assert!(grid.positions(&[ShardIndices(vec![2, 0])], None).is_err());
     }
 }

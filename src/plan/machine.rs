@@ -12,11 +12,26 @@ use crate::memory_limit::memory_limit;
 pub struct Machine {
     /// The devices that this process sees, or why none can be used.
     pub devices: Result<Vec<MachineDevice>, String>,
+    /// The NVIDIA driver, also if it cannot be used.
+    pub driver: MachineDriver,
     /// nvCOMP, or why it cannot be used.
     pub nvcomp: Result<MachineNvcomp, String>,
     /// The memory that this process may take, in bytes: the machine's, or what its control groups
     /// allow. `None` if the system does not tell.
     pub memory: Option<usize>,
+}
+
+/// The versions of the NVIDIA driver. Its library and its kernel module may differ, for example after
+/// an update without a restart, or in a container.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MachineDriver {
+    /// The major and the minor version of CUDA that the driver's library is for
+    /// (`cuDriverGetVersion`). `None` if there is no library, or it does not say its version.
+    pub cuda: Option<(u32, u32)>,
+    /// The version of the kernel module, such as `550.54.14`, as Linux has it in
+    /// `/proc/driver/nvidia/version`. `None` if there is no such file.
+    pub kernel_module: Option<String>,
 }
 
 /// An NVIDIA GPU.
@@ -62,10 +77,43 @@ pub fn machine(options: &Options) -> Machine {
     });
     Machine {
         devices: devices.map_err(|error| error.to_string()),
+        driver: MachineDriver {
+            cuda: cuda::driver_version(),
+            kernel_module: std::fs::read_to_string("/proc/driver/nvidia/version")
+                .ok()
+                .and_then(|text| kernel_module(&text)),
+        },
         nvcomp: nvcomp::of_process(options.nvcomp()).map(|nvcomp| MachineNvcomp {
             path: nvcomp.path().to_path_buf(),
             version: nvcomp.version().to_string(),
         }),
         memory: memory_limit(),
+    }
+}
+
+/// The version in the first line of `/proc/driver/nvidia/version`: its first word of numbers with dots
+/// between them.
+fn kernel_module(text: &str) -> Option<String> {
+    let is_version = |word: &&str| {
+        let mut parts = word.split('.');
+        word.contains('.') && parts.all(|part| part.parse::<u32>().is_ok())
+    };
+    let version = text.lines().next()?.split_whitespace().find(is_version)?;
+    Some(version.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::kernel_module;
+
+    #[test]
+    fn both_kernel_modules_say_their_version() {
+        let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\nGCC version:  gcc version 12.2.0\n";
+        let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86  Release Build  (root@host)\n";
+        assert_eq!(kernel_module(closed).as_deref(), Some("550.54.14"));
+        assert_eq!(kernel_module(open).as_deref(), Some("570.86"));
+        for text in ["", "NVRM version: none\n12.2.0\n"] {
+            assert_eq!(kernel_module(text), None, "{text}");
+        }
     }
 }

@@ -17,7 +17,7 @@ pub use explanation::{ExplainedStage, Explanation, Place};
 pub(crate) use explanation::{explain, explain_delegated};
 #[cfg(test)]
 pub(crate) use fallback::{HostBatches, WithFallback, reason};
-pub use machine::{Machine, MachineDevice, MachineNvcomp, machine};
+pub use machine::{Machine, MachineDevice, MachineDriver, MachineNvcomp, machine};
 pub(crate) use rule::Rule;
 pub(crate) use stream::StreamChoice;
 

@@ -9,6 +9,8 @@ use std::{
     sync::OnceLock,
 };
 
+use serde_json::Value;
+
 /// Another implementation of Zarr, driven by a script beside this file.
 #[derive(Clone, Copy)]
 pub(crate) enum Tool {
@@ -40,6 +42,21 @@ impl Tool {
             .arg(directory)
             .output()
             .unwrap()
+    }
+
+    /// Lets the tool read each of so many cases in `directory`. Fails if it cannot read one, or reads
+    /// other values.
+    pub(crate) fn reads_all(self, directory: &Path, cases: usize) {
+        let output = self.run("read", directory);
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        let reports = stdout
+            .lines()
+            .map(|line| -> Value { serde_json::from_str(line).expect(line) });
+        let (read, failed): (Vec<_>, Vec<_>) =
+            reports.partition(|report| report["error"].is_null());
+        let (name, stderr) = (self.name(), String::from_utf8_lossy(&output.stderr));
+        assert!(failed.is_empty(), "{name}: {failed:#?}");
+        assert_eq!(read.len(), cases, "{name}: {stderr}");
     }
 }
 

@@ -19,7 +19,7 @@ use crate::codec::SubchunkCodec;
 use crate::common::Common;
 use crate::doctor;
 use crate::failure::Failure;
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, write_page};
 use crate::progress::{Progress, Unit, bytes_text};
 use crate::stop;
 
@@ -41,6 +41,8 @@ pub(crate) struct Args {
     html: Option<PathBuf>,
 }
 
+/// What to do if the directory is at fault.
+const ROOM: &str = "name a directory with room for the arrays: zarrs-cuda bench FOLDER";
 /// The chains to measure.
 const CODECS: [&str; 3] = ["none", "zstd:1", "blosc-lz4:5:shuffle"];
 /// The extent of a shard, and of a subchunk, along each axis.
@@ -108,9 +110,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let text = table(&circumstances, &cases);
     let peers = peers_of_python();
     if let Some(html) = &args.html {
-        fs::write(html, page::page(&circumstances, &cases)).map_err(|error| {
-            Failure::failed(format!("cannot write {}: {error}", html.display()))
-        })?;
+        write_page(html, &page::page(&circumstances, &cases))?;
     }
     let mut lines = vec![text];
     if let Some(peers) = &peers {
@@ -194,8 +194,10 @@ fn measure(
             ("zarrs", Vec::new()),
         ],
     ];
-    for _ in 0..args.rounds.get() {
-        for is_ours in [true, false] {
+    for round in 0..args.rounds.get() {
+        // The first one of a round finds the machine in another state.
+        let begins = round % 2 == 0;
+        for is_ours in [begins, !begins] {
             if stop::is_asked() {
                 return Err(Failure::interrupted("measuring stopped")
                     .with_remedy("its files are deleted: run it again"));
@@ -320,9 +322,8 @@ struct Scratch(PathBuf);
 impl Scratch {
     fn new(parent: &Path) -> Result<Self, Failure> {
         let folder = parent.join(format!("zarrs-cuda-bench-{}", std::process::id()));
-        fs::create_dir_all(&folder).map_err(|error| {
-            Failure::failed(format!("cannot make {}: {error}", folder.display()))
-                .with_remedy("name a directory with room: zarrs-cuda bench FOLDER")
+        fs::create_dir(&folder).map_err(|error| {
+            Failure::failed(format!("cannot make {}: {error}", folder.display())).with_remedy(ROOM)
         })?;
         Ok(Self(folder))
     }

@@ -7,13 +7,13 @@ const STYLE: &str = "\
 :root{color-scheme:light dark;--ours:#1769aa;--other:#9a9a9a;--text:#1c1c1c;--back:#fff}\
 @media(prefers-color-scheme:dark){:root{--ours:#5db3f5;--other:#808080;--text:#e6e6e6;--back:#161616}}\
 body{font:15px/1.5 system-ui,sans-serif;color:var(--text);background:var(--back);max-width:52rem;\
-margin:2rem auto;padding:0 1rem}text{fill:var(--text);font:13px system-ui,sans-serif}\
-.ours{fill:var(--ours)}.other{fill:var(--other)}h2{font-size:1.05rem;margin:1.6rem 0 .2rem}";
-
-/// The heights and widths of a plot.
-const BAR: usize = 22;
-const LABEL: usize = 180;
-const WIDTH: usize = 760;
+margin:2rem auto;padding:0 1rem}h2{font-size:1.05rem;margin:1.6rem 0 .2rem}\
+table{width:100%;border-collapse:collapse}th{width:11rem;padding-right:.5rem;text-align:left;font-weight:normal}\
+td,th{padding-top:.1rem;padding-bottom:.1rem;padding-left:0;white-space:nowrap;font-size:.9rem}\
+td span{display:inline-block;vertical-align:middle;height:1.2rem;margin-right:.4rem;\
+width:calc((100% - 6rem) * var(--share))}\
+.ours{background:var(--ours)}.other{background:var(--other)}\
+@media(max-width:30rem){th{width:9rem}}";
 
 pub(super) fn page(circumstances: &Circumstances, cases: &[Case]) -> String {
     let rates = cases.iter().flat_map(|case| {
@@ -41,33 +41,25 @@ pub(super) fn page(circumstances: &Circumstances, cases: &[Case]) -> String {
 }
 
 fn plot(case: &Case, bytes: u64, most: f64) -> String {
-    let bars: Vec<_> = case
-        .by
-        .iter()
-        .enumerate()
-        .map(|(row, (who, seconds))| {
-            let rate = Case::rate(*seconds, bytes);
-            #[allow(clippy::cast_precision_loss, reason = "places in a picture")]
-            let width = rate / most * (WIDTH - LABEL - 80) as f64;
-            let class = if who.starts_with("ours") { "ours" } else { "other" };
-            let (top, base) = (row * BAR, row * BAR + 15);
-            #[allow(clippy::cast_precision_loss, reason = "places in a picture")]
-            let end = LABEL as f64 + width + 6.0;
-            format!(
-                "<text x=\"0\" y=\"{base}\">{}</text><rect class=\"{class}\" x=\"{LABEL}\" y=\"{top}\" \
-                 width=\"{width:.1}\" height=\"{}\"/><text x=\"{end:.1}\" y=\"{base}\">{rate:.2} GB/s\
-                 </text>",
-                escaped(who),
-                BAR - 4,
-            )
-        })
-        .collect();
-    let bars = bars.concat();
+    let bars = case.by.iter().map(|(who, seconds)| {
+        let rate = Case::rate(*seconds, bytes);
+        let class = if who.starts_with("ours") { "ours" } else { "other" };
+        format!(
+            "<tr><th scope=\"row\">{}</th><td><span class=\"{class}\" style=\"--share:{:.4}\"></span>\
+             {rate:.2} GB/s</td></tr>\n",
+            escaped(who),
+            rate / most,
+        )
+    });
+    let codec = match case.codec {
+        "none" => "no codec",
+        codec => codec,
+    };
     format!(
-        "<h2>{}, {}</h2>\n<svg viewBox=\"0 0 {WIDTH} {}\" role=\"img\">{bars}</svg>\n",
+        "<h2>{}, {}</h2>\n<table>\n{}</table>\n",
         escaped(case.work),
-        escaped(case.codec),
-        case.by.len() * BAR
+        escaped(codec),
+        bars.collect::<String>()
     )
 }
 

@@ -50,6 +50,20 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         ),
         format!("huge pages: {}", huge_pages()),
     ];
+    let driver = &machine.driver;
+    let versions = [
+        driver
+            .cuda
+            .map(|(major, minor)| format!("for CUDA {major}.{minor}")),
+        driver
+            .kernel_module
+            .as_ref()
+            .map(|version| format!("kernel module {version}")),
+    ];
+    let versions: Vec<_> = versions.into_iter().flatten().collect();
+    if !versions.is_empty() {
+        lines.push(format!("driver: {}", versions.join(", ")));
+    }
     match &machine.devices {
         Err(reason) => lines.push(format!("devices: none: {reason}")),
         Ok(devices) => lines.extend(devices.iter().map(|device| {
@@ -79,7 +93,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     lines.extend(
         chains
             .iter()
-            .map(|(chain, (engine, why))| format!("  {chain:<19} {engine}: {why}")),
+            .map(|(chain, (engine, why))| format!("  {chain:<19}  {engine}: {why}")),
     );
 
     let filesystem = args.path.as_deref().map(FileSystem::look_at);
@@ -120,6 +134,10 @@ fn json_of(machine: &Machine) -> Value {
     };
     json!({
         "memory": machine.memory, "devices": devices, "no_devices": no_devices, "nvcomp": nvcomp,
+        "driver": {
+            "cuda": machine.driver.cuda.map(|(major, minor)| format!("{major}.{minor}")),
+            "kernel_module": machine.driver.kernel_module,
+        },
     })
 }
 

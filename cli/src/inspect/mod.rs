@@ -17,7 +17,6 @@ mod terminal;
 #[cfg(test)]
 mod tests;
 
-use std::fs;
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
@@ -27,7 +26,7 @@ use crate::arguments::ShardIndices;
 use crate::common::Common;
 use crate::failure::Failure;
 use crate::open::{self, Opened, Place};
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, write_page};
 use crate::stop;
 use facts::Facts;
 use look::State;
@@ -56,11 +55,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let opened = open::array(&args.array)?;
-    let shards = Shards::of(&opened.array).map_err(|error| {
-        Failure::from(error).with_remedy(
-            "inspect looks into shards. `zarrs-cuda reshard IN OUT --shard A,B,…` puts chunks into shards",
-        )
-    })?;
+    let shards = open::shards(&opened)?;
     if let Some(ShardIndices(shard)) = &args.shard {
         return one(args, &opened, &shards, shard);
     }
@@ -78,9 +73,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let text = match &args.html {
         Some(file) => {
             let page = page::html(&name(&args.array), &facts, &survey);
-            fs::write(file, &page).map_err(|error| {
-                Failure::failed(format!("cannot write {}: {error}", file.display()))
-            })?;
+            write_page(file, &page)?;
             format!("wrote {}: open it in a browser", file.display())
         }
         None => terminal::survey(

@@ -41,6 +41,14 @@ fn times(extents: &[u64]) -> String {
     extents.join(" × ")
 }
 
+/// The size of each of several things, behind a comma; nothing if elements differ in size.
+fn comma_each(bytes: Option<u64>) -> String {
+    match Facts::comma_bytes(bytes) {
+        none if none.is_empty() => none,
+        size => size + " each",
+    }
+}
+
 /// A row with a title, wrapped where it would be longer than `columns`.
 fn row(text: &mut String, title: &str, content: &str, columns: usize) {
     const TITLE: usize = 11;
@@ -81,23 +89,23 @@ pub(super) fn survey(
         Facts::comma_bytes(decoded)
     );
     row(&mut text, "array", &shape, columns);
-    let shard = Facts::comma_bytes(facts.decoded(facts.shard.iter().copied()));
+    let shard = comma_each(facts.decoded(facts.shard.iter().copied()));
     row(
         &mut text,
         "shards",
         &format!(
-            "{} in a grid of {}{shard} each",
+            "{} in a grid of {}{shard}",
             times(&facts.shard),
             times(&survey.grid)
         ),
         columns,
     );
-    let subchunk = Facts::comma_bytes(facts.decoded(facts.subchunk.iter().copied()));
+    let subchunk = comma_each(facts.decoded(facts.subchunk.iter().copied()));
     row(
         &mut text,
         "subchunks",
         &format!(
-            "{}, {} in a shard{subchunk} each",
+            "{}, {} in a shard{subchunk}",
             times(&facts.subchunk),
             times(&facts.counts())
         ),
@@ -307,6 +315,9 @@ impl Scale {
 
 fn map(facts: &Facts, survey: &Survey, axes: Option<[usize; 2]>, has_colours: bool) -> String {
     let grid = &survey.grid;
+    if grid.contains(&0) {
+        return String::new(); // an array without elements
+    }
     let chosen = axes.map_or_else(|| longest_axes(grid), |axes| axes.map(Some));
     let map = cells(survey, chosen);
     let mean = |&(sum, count, _): &(u64, u64, bool)| sum.checked_div(count);

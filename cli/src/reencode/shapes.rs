@@ -9,7 +9,7 @@ use super::Job;
 use super::arrays::Input;
 use crate::arguments::Shape;
 use crate::failure::Failure;
-use crate::shapes::{edges, least_common_multiple};
+use crate::shapes::{Written, edges, least_common_multiple};
 
 /// The shapes of the array, its shards and their subchunks.
 pub(crate) struct Shapes {
@@ -52,7 +52,13 @@ impl Shapes {
         let fixed_size = input.data_type().fixed_size();
         let element = fixed_size.map_or(32, |size| size.max(1) as u64);
 
-        let (shard, subchunk) = args.chosen(&array, shard, subchunk, &input_chunk, element)?;
+        let (shard, subchunk) = args.chosen(
+            &array,
+            shard,
+            subchunk,
+            Written::Chunks(&input_chunk),
+            element,
+        )?;
         Ok(Self {
             array,
             shard,

@@ -189,7 +189,9 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         common.threads(),
         &progress,
     )
-    .map_err(|error| Failure::failed(error).with_remedy(&goes_on))?;
+    .map_err(|error| {
+        Failure::failed(error).with_remedy(format!("when the cause is gone, {goes_on}"))
+    })?;
     progress.finish();
     if stop::is_asked() {
         return Err(Failure::interrupted(format!(

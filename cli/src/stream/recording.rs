@@ -15,7 +15,7 @@ use super::Args;
 use crate::arguments::{Shape, shape_text};
 use crate::failure::Failure;
 use crate::open;
-use crate::shapes::edges;
+use crate::shapes::{Written, edges};
 
 /// A dimension whose extent is not known.
 const ENDLESS: u64 = 1 << 40;
@@ -105,7 +105,11 @@ impl Recording {
             .with_start(start)
             .with_atomic_rename(self.store.clone())
             .build()
-            .map_err(|error| Failure::failed(format!("cannot write to {path}: {error}")))?;
+            .map_err(|error| {
+                Failure::failed(format!("cannot write to {path}: {error}")).with_remedy(
+                    "name another OUT. `zarrs-cuda reencode` makes a sharded array of one that is not",
+                )
+            })?;
         for frame in start..self.frames() {
             let cannot = |error: &dyn fmt::Display| {
                 Failure::failed(format!(
@@ -213,10 +217,9 @@ fn described(args: &Args, store: Arc<FilesystemStore>) -> Result<Array<Filesyste
     };
     let shard = asked("--shard", &args.shapes.shard)?;
     let subchunk = asked("--subchunk", &args.shapes.subchunk)?;
-    let chunk = vec![1; shape.len()];
-    let (shard, subchunk) = args
-        .shapes
-        .chosen(&shape, shard, subchunk, &chunk, element as u64)?;
+    let (shard, subchunk) =
+        args.shapes
+            .chosen(&shape, shard, subchunk, Written::Slices, element as u64)?;
     shape[0] = 0;
     let cannot = |error: &dyn fmt::Display| Failure::failed(format!("cannot make {path}: {error}"));
     let codec = CudaShardingCodecBuilder::new(subchunk, &data_type)

@@ -7,28 +7,22 @@ use serde_json::{Value, json};
 use zarrs_cuda::maintenance::Shards;
 
 use self::damage::ShardDamage;
-use crate::arguments::{Part, ShardIndices};
 use crate::common::Common;
 use crate::consolidate;
 use crate::failure::Failure;
 use crate::open::{self, Opened, Place};
 use crate::outcome::Outcome;
 use crate::progress::{bytes_text, counted};
-use crate::work::{Grid, at_once, on_each};
+use crate::work::{Grid, ShardArgs, at_once, on_each};
 
 /// Find damaged shards and subchunks, or compare two arrays bit for bit
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// A sharded array
-    array: Place,
-    /// Only these shards, by their indices in the grid of shards [default: all]
-    shards: Vec<ShardIndices>,
+    #[command(flatten)]
+    shards: ShardArgs,
     /// Compare every element with this array, too, bit for bit
     #[arg(long, value_name = "OTHER")]
     against: Option<Place>,
-    /// Only the part I of N of the shards: shard k of the grid belongs to part k mod N
-    #[arg(long, value_name = "I/N")]
-    part: Option<Part>,
 }
 
 /// What was found in a shard.
@@ -42,7 +36,7 @@ struct Found {
 
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let _registration = zarrs_cuda::register(common.options())?;
-    let opened = open::array(&args.array)?;
+    let opened = open::array(&args.shards.array)?;
     let shards = open::shards(&opened)?;
     let other = args.against.as_ref().map(open::array).transpose()?;
     if let Some(other) = &other
@@ -56,15 +50,17 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         .not_well());
     }
     let grid = Grid::of(&opened.array);
-    let named: Vec<_> = args.shards.iter().map(|shard| shard.0.clone()).collect();
-    let positions = grid.positions(&named, args.part)?;
+    let positions = args.shards.positions(&grid)?;
     // A shard as it is stored, and the subchunks that threads decode; or two decoded shards.
     let at_once = at_once(common, opened.shard_bytes().saturating_mul(2));
-    let done = on_each("verifying", &grid, &positions, at_once, |shard| {
-        look_at(&opened, &shards, other.as_ref(), shard).map(Some)
-    })
-    .map_err(|failure| failure.with_remedy("run the same command again: it changes nothing"))?;
-    Ok(report(args, &opened, &done.results, positions.len()).with_errors(done.failures))
+    let done = on_each(
+        ["verifying", "nothing was changed"],
+        &grid,
+        &positions,
+        at_once,
+        |shard| look_at(&opened, &shards, other.as_ref(), shard).map(Some),
+    )?;
+    Ok(report(args, common, &opened, &done.results, positions.len()).with_errors(done.failures))
 }
 
 /// Looks at one shard. What cannot be read is damage; it is no failure.
@@ -96,10 +92,18 @@ fn look_at(
     Ok(found)
 }
 
-fn report(args: &Args, opened: &Opened, found: &[(Vec<u64>, Found)], looked_at: usize) -> Outcome {
+fn report(
+    args: &Args,
+    common: &Common,
+    opened: &Opened,
+    found: &[(Vec<u64>, Found)],
+    looked_at: usize,
+) -> Outcome {
     let mut lines = Vec::new();
+    // Of a million damaged shards either takes gigabytes: only one is made.
     let mut damaged: Vec<Value> = Vec::new();
     let mut different: Vec<Value> = Vec::new();
+    let (mut bad, mut differ) = (0_u64, 0_u64);
     let (mut stored, mut size, mut subchunks, mut bad_subchunks) = (0_u64, 0, 0, 0);
     for (shard, found) in found {
         stored += u64::from(found.stored);
@@ -107,15 +111,22 @@ fn report(args: &Args, opened: &Opened, found: &[(Vec<u64>, Found)], looked_at: 
         subchunks += found.subchunks;
         if let Some(damage) = &found.damage {
             bad_subchunks += damage.subchunks.len();
-            lines.push(damage.text(shard));
-            damaged.push(damage.json(shard));
+            bad += 1;
+            if common.json {
+                damaged.push(damage.json(shard));
+            } else {
+                lines.push(damage.text(shard));
+            }
         }
         if !found.differences.is_empty() {
-            lines.push(against::text(shard, &found.differences));
-            different.push(against::json(shard, &found.differences));
+            differ += 1;
+            if common.json {
+                different.push(against::json(shard, &found.differences));
+            } else {
+                lines.push(against::text(shard, &found.differences));
+            }
         }
     }
-    let (bad, differ) = (damaged.len(), different.len());
     let mut summary = format!(
         "{}, {stored} stored in {}, {}: ",
         counted(looked_at, "shard"),

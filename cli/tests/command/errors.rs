@@ -5,7 +5,7 @@ use std::fs;
 use tempfile::TempDir;
 
 use crate::arrays::{chain, sharded, unsharded};
-use crate::program::{json, said};
+use crate::program::{json, program, said, said_with_code};
 
 /// Subcommands that take one array.
 const OF_AN_ARRAY: [&str; 6] = [
@@ -89,4 +89,36 @@ fn wrong_arguments() {
     }
     said(&[], 2);
     said(&[&"no-such-subcommand"], 2);
+}
+
+/// Nothing is written where it does not belong.
+#[test]
+fn folders_of_others() {
+    let folder = TempDir::new().unwrap();
+    let array = folder.path().join("array");
+    sharded(&array, &chain(&[]));
+    let text = said(&[&"demo", &array], 2);
+    assert!(text.contains("name another folder"), "{text}");
+    assert!(!array.join("bold.zarr").exists());
+    let missing = folder.path().join("missing");
+    let text = said(&[&"bench", &missing, &"--size", &"1MiB"], 1);
+    assert!(text.contains("name a directory with room"), "{text}");
+    assert!(!missing.exists());
+    let plain = folder.path().join("plain");
+    unsharded(&plain);
+    let text = said(&[&"stream", &plain, &array.join("zarr.json")], 1);
+    assert!(text.contains("name another OUT"), "{text}");
+}
+
+/// No device is used on a machine that has one, either.
+#[test]
+fn a_backend_that_is_not_there() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path();
+    sharded(path, &chain(&[]));
+    let mut verify = program();
+    verify.arg("verify").arg(path).args(["--backend", "cuda"]);
+    verify.env("CUDA_VISIBLE_DEVICES", "");
+    let text = said_with_code(&verify.output().unwrap(), 1);
+    assert!(text.contains("help: `zarrs-cuda doctor`"), "{text}");
 }

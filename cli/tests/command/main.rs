@@ -7,6 +7,10 @@
 )]
 
 mod arrays;
+mod bench;
+#[path = "../inspect/browser.rs"]
+#[allow(dead_code, reason = "the tests of `inspect` use the rest")]
+mod browser;
 mod docs;
 mod doctor;
 mod errors;

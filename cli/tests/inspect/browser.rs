@@ -44,7 +44,7 @@ impl Browser {
             version.output().is_ok_and(|output| output.status.success())
         };
         let Some(program) = PROGRAMS.into_iter().find(|program| is_there(program)) else {
-            let message = "NO BROWSER, SO THE PAGE IS NOT TESTED: install Chromium (Debian: apt-get install chromium)";
+            let message = "NO BROWSER, SO A PAGE IS NOT TESTED: install Chromium (Debian: apt-get install chromium)";
             assert!(std::env::var_os(REQUIRED).is_none(), "{message}");
             // Past the harness, which keeps what tests print.
             let _ = writeln!(std::io::stderr(), "\n{message}");

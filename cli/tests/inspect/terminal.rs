@@ -132,3 +132,22 @@ fn wrong_arguments() {
         "{errors}"
     );
 }
+
+#[test]
+fn an_array_without_elements_has_no_map() {
+    let directory = tempdir().unwrap();
+    let path = directory.path().join("empty.zarr");
+    let mut builder = zarrs::array::ArrayBuilder::new(
+        vec![0, 10],
+        vec![4, 4],
+        zarrs::array::data_type::uint8(),
+        0_u8,
+    );
+    builder.subchunk_shape(vec![2, 2]);
+    let store = std::sync::Arc::new(zarrs::filesystem::FilesystemStore::new(&path).unwrap());
+    let array = builder.build(store, "/").unwrap();
+    array.store_metadata().unwrap();
+    let text = said(&path, &[], 0);
+    assert!(text.contains("no shard is stored"), "{text}");
+    assert!(!text.contains("down") && !text.contains('·'), "{text}");
+}

@@ -86,15 +86,6 @@ fn others_read_the_result() {
     let list = serde_json::to_vec(&cases).unwrap();
     fs::write(outputs.join("cases.json"), list).unwrap();
     for tool in [Tool::ZarrPython, Tool::Tensorstore] {
-        let output = tool.run("read", &outputs);
-        let stdout = String::from_utf8_lossy(&output.stdout);
-        let reports = stdout
-            .lines()
-            .map(|line| -> Value { serde_json::from_str(line).unwrap() });
-        let (read, failed): (Vec<_>, Vec<_>) =
-            reports.partition(|report| report["error"].is_null());
-        let (name, stderr) = (tool.name(), String::from_utf8_lossy(&output.stderr));
-        assert!(failed.is_empty(), "{name}: {failed:#?}");
-        assert_eq!(read.len(), cases.len(), "{name}: {stderr}");
+        tool.reads_all(&outputs, cases.len());
     }
 }

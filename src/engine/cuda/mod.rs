@@ -101,6 +101,12 @@ pub(crate) fn release_idle() {
     }
 }
 
+/// Returns the major and the minor version of CUDA that the driver is for, once [`devices`] looked for
+/// one. `None` without a driver, or if it does not say its version.
+pub(crate) fn driver_version() -> Option<(u32, u32)> {
+    driver::cuda::version()
+}
+
 /// Returns the devices of this process. The first call looks for them.
 ///
 /// # Errors

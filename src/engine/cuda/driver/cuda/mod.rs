@@ -21,6 +21,7 @@ mod rows;
 #[cfg(test)]
 pub(crate) use open::gpu_or_skip;
 pub use open::open_all;
+pub(crate) use open::version;
 
 use super::{
     Access, Arg, DeviceInfo, DeviceMemory, DeviceSpan, Dims, Driver, DriverError, EventId, Fault,

@@ -13,12 +13,15 @@ use std::{
     process,
     sync::{
         Arc, Mutex, OnceLock,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicI32, AtomicU32, Ordering},
     },
 };
 
 /// The oldest version of CUDA whose drivers compile the kernels, which are PTX of ISA 8.0.
 const VERSION: i32 = 12_000;
+
+/// The version of CUDA that the loaded driver is for; 0 until it says one.
+static FOUND: AtomicI32 = AtomicI32::new(0);
 
 /// The oldest architecture that the kernels run on.
 const COMPUTE_CAPABILITY: (u32, u32) = (7, 0);
@@ -43,6 +46,18 @@ pub fn open_all() -> Result<Vec<Arc<dyn Driver>>, DriverError> {
         return Err(first_error.unwrap_or_else(none));
     }
     Ok(drivers)
+}
+
+/// Returns the major and the minor version of CUDA that the driver is for. `None` if no driver was
+/// loaded yet, or it does not say one.
+pub(crate) fn version() -> Option<(u32, u32)> {
+    let version = u32::try_from(FOUND.load(Ordering::Relaxed)).ok()?;
+    (version > 0).then(|| parts(version))
+}
+
+/// The major and the minor version in 1000 × major + 10 × minor.
+fn parts(version: u32) -> (u32, u32) {
+    (version / 1000, version % 1000 / 10)
 }
 
 impl CudaDriver {
@@ -197,6 +212,7 @@ fn initialize() -> Result<Functions, String> {
         let reason = codes::describe(&functions, code);
         return Err(format!("the driver does not tell its version: {reason}"));
     }
+    FOUND.store(version, Ordering::Relaxed);
     check_version(version)?;
     // SAFETY: may be called any number of times.
     match unsafe { (functions.cuInit)(0) } {
@@ -210,7 +226,10 @@ fn check_version(version: i32) -> Result<(), String> {
     if version >= VERSION {
         return Ok(());
     }
-    let text = |version: i32| format!("{}.{}", version / 1000, version % 1000 / 10);
+    let text = |version: i32| {
+        let (major, minor) = parts(version.unsigned_abs());
+        format!("{major}.{minor}")
+    };
     Err(format!(
         "the driver is for CUDA {}, and the kernels need one for CUDA {}: {}",
         text(version),
