@@ -59,9 +59,9 @@ mod frames;
 mod goals;
 #[path = "../microscopy.rs"]
 mod microscopy;
+mod pyramid;
 #[path = "../python.rs"]
 mod python;
-mod pyramid;
 mod report;
 #[path = "../results.rs"]
 mod results;

@@ -79,7 +79,8 @@ impl Case<'_> {
         let configuration = configuration(self.codecs, SUBCHUNK)?;
         let codec = CudaShardingCodec::new_with_configuration(&configuration, options)?;
         let [_, y, x] = self.frames.shape();
-        let mut builder = ArrayBuilder::new(vec![0, y, x], vec![SHARD; 3], data_type::uint16(), 0_u16);
+        let mut builder =
+            ArrayBuilder::new(vec![0, y, x], vec![SHARD; 3], data_type::uint16(), 0_u16);
         builder.array_to_bytes_codec(Arc::new(codec));
         Ok(builder.build(store, "/image/0")?)
     }
@@ -188,8 +189,17 @@ impl Case<'_> {
 pub(crate) fn print_head() {
     println!(
         "\n{:7} {:10} {:10} {:>6} {:>10} {:>10} {:>12} {:>11} {:>7} {:>9} {:>13}",
-        "factors", "chain", "sink", "levels", "alone GB/s", "ours GB/s", "acquire GB/s",
-        "tensor GB/s", "x alone", "x acquire", "x tensorstore"
+        "factors",
+        "chain",
+        "sink",
+        "levels",
+        "alone GB/s",
+        "ours GB/s",
+        "acquire GB/s",
+        "tensor GB/s",
+        "x alone",
+        "x acquire",
+        "x tensorstore"
     );
 }
 

@@ -1,5 +1,10 @@
 //! The elements of many windows side by side, so that the compiler makes vectors of them.
 
+#![allow(
+    clippy::inline_always,
+    reason = "compiled again, with the instructions that the caller was found to have"
+)]
+
 use half::{bf16, f16};
 
 /// How many windows are reduced together.
@@ -383,6 +388,7 @@ macro_rules! float {
 
 #[allow(clippy::cast_possible_truncation, reason = "rounded once")]
 #[allow(clippy::eq_op, reason = "NaN is not equal to itself")]
+#[allow(clippy::float_cmp, reason = "exact, and of zeros")]
 mod floats {
     use super::{Lane, Number, bf16, f16};
 

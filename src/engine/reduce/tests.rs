@@ -1,5 +1,7 @@
 //! Against an oracle that takes one window at a time, in the widest numbers.
 
+#![allow(clippy::cast_precision_loss, reason = "counts of few elements")]
+
 use std::num::NonZeroUsize;
 
 use half::{bf16, f16};

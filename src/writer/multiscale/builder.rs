@@ -290,7 +290,7 @@ where
 
     /// The writers of the levels below level 0, which are cut off where these begin.
     pub(super) fn cascade(&self, plan: &Plan<TStorage>) -> Result<Cascade, WriterError> {
-        self.cascade_of(plan, &|level| {
+        cascade_of(plan, &|level| {
             self.writer(level, &plan.arrays[level]).cutting()
         })
     }
@@ -302,27 +302,10 @@ where
         slices: &Range<u64>,
     ) -> Result<Cascade, WriterError> {
         let starts = pyramid::lengths(&plan.levels, slices.start);
-        self.cascade_of(plan, &|level| {
+        cascade_of(plan, &|level| {
             self.writer(level, &plan.arrays[level])
                 .with_start(starts[level])
         })
-    }
-
-    fn cascade_of(
-        &self,
-        plan: &Plan<TStorage>,
-        writer: &dyn Fn(usize) -> ArrayWriterBuilder<TStorage>,
-    ) -> Result<Cascade, WriterError> {
-        let mut lower = Cascade::default();
-        for (number, reducer) in plan.reducers.iter().enumerate() {
-            let writer = plan.of_level(number + 1, writer(number + 1).build());
-            let writer = at_level(number, writer)?;
-            let window = plan.levels[number + 1].window();
-            lower
-                .levels
-                .push(Lower::new(writer, reducer.clone(), window, plan.threads));
-        }
-        Ok(lower)
     }
 
     pub(super) fn writer(
@@ -353,15 +336,14 @@ where
     pub(super) fn plan(&self) -> Result<Plan<TStorage>, WriterError> {
         let plan = self.plan_for(false)?;
         let is_begun = (1..plan.levels.len()).any(|level| plan.length(level) > 0);
-        if is_begun && self.start != Some(0) && !plan.described.in_parts {
-            let now = self.described(&plan);
-            if let Some(difference) = plan.described.difference(&now) {
-                return Err(plan.refused(format!(
-                    "its levels are there, and were made with {difference}: use the same settings, or make them again with `with_start(0)`"
-                )));
-            }
+        let goes_on = is_begun && self.start != Some(0) && !plan.described.in_parts;
+        let difference = plan.described.difference(&plan.describes());
+        match difference.filter(|_| goes_on) {
+            Some(difference) => Err(plan.refused(format!(
+                "its levels are there, and were made with {difference}: use the same settings, or make them again with `with_start(0)`"
+            ))),
+            None => Ok(plan),
         }
-        Ok(plan)
     }
 
     /// Plans the levels for several processes, which write all of them again, each a part.
@@ -525,13 +507,6 @@ where
         Ok((elements, reducers?))
     }
 
-    /// What this builder says of the levels.
-    fn described(&self, plan: &Plan<TStorage>) -> Described {
-        let (path, attributes) = (plan.arrays[0].path().as_str(), plan.group.attributes());
-        let (_, name) = path.rsplit_once('/').unwrap_or(("", path));
-        Described::of(attributes, name)
-    }
-
     /// The group of the image with its new description, and what the stored one says.
     fn group(
         &self,
@@ -635,6 +610,26 @@ where
             None => Ok(length),
         }
     }
+}
+
+/// The levels below level 0, with the writers that `writer` has for them.
+fn cascade_of<TStorage>(
+    plan: &Plan<TStorage>,
+    writer: &dyn Fn(usize) -> ArrayWriterBuilder<TStorage>,
+) -> Result<Cascade, WriterError>
+where
+    TStorage: ?Sized + ReadableWritableStorageTraits + 'static,
+{
+    let mut lower = Cascade::default();
+    for (number, reducer) in plan.reducers.iter().enumerate() {
+        let writer = plan.of_level(number + 1, writer(number + 1).build());
+        let writer = at_level(number, writer)?;
+        let window = plan.levels[number + 1].window();
+        lower
+            .levels
+            .push(Lower::new(writer, reducer.clone(), window, plan.threads));
+    }
+    Ok(lower)
 }
 
 fn sum(a: MemoryEstimate, b: MemoryEstimate) -> MemoryEstimate {

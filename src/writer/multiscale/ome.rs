@@ -43,7 +43,8 @@ impl Described {
     /// In what the levels of another description are made in another way.
     pub(super) fn difference(&self, other: &Self) -> Option<String> {
         let differ = |one: &Option<String>, other: &Option<String>| {
-            one.clone().filter(|one| other.as_ref().is_some_and(|other| other != one))
+            one.clone()
+                .filter(|one| other.as_ref().is_some_and(|other| other != one))
         };
         let reduction = differ(&self.reduction, &other.reduction);
         let window = differ(&self.window, &other.window);
@@ -53,7 +54,9 @@ impl Described {
     }
 
     pub(super) fn of(attributes: &Map<String, Value>, name: &str) -> Self {
-        let images = attributes.get(OME).and_then(|ome| ome[MULTISCALES].as_array());
+        let images = attributes
+            .get(OME)
+            .and_then(|ome| ome[MULTISCALES].as_array());
         let image = images.and_then(|images| images.iter().find(|image| is_of(image, name)));
         image.map_or_else(Self::default, |image| Self {
             reduction: image["type"].as_str().map(str::to_owned),
@@ -93,7 +96,9 @@ impl Description<'_> {
         ome.insert("version".to_owned(), json!("0.5"));
         // A group may have several images.
         let others = ome.get(MULTISCALES).and_then(Value::as_array).into_iter();
-        let others = others.flatten().filter(|image| !is_of(image, &self.names[0]));
+        let others = others
+            .flatten()
+            .filter(|image| !is_of(image, &self.names[0]));
         let images = std::iter::once(self.multiscale()).chain(others.cloned());
         let images: Value = images.collect();
         ome.insert(MULTISCALES.to_owned(), images);

@@ -38,6 +38,13 @@ impl<TStorage: ?Sized> Plan<TStorage> {
         }
     }
 
+    /// What the new description says of the levels.
+    pub(super) fn describes(&self) -> Described {
+        let path = self.arrays[0].path().as_str();
+        let (_, name) = path.rsplit_once('/').unwrap_or(("", path));
+        Described::of(self.group.attributes(), name)
+    }
+
     /// The slices of a level.
     pub(super) fn length(&self, level: usize) -> u64 {
         self.arrays[level].shape()[0]
@@ -45,9 +52,13 @@ impl<TStorage: ?Sized> Plan<TStorage> {
 
     /// The first slices of each level all of which are stored: none below level 0, if parts may be missing.
     pub(super) fn whole_lengths(&self) -> Vec<u64> {
-        let whole = |level| match self.described.in_parts && level > 0 {
-            true => 0,
-            false => self.length(level),
+        let whole = |level| {
+            let may_be_missing = self.described.in_parts && level > 0;
+            if may_be_missing {
+                0
+            } else {
+                self.length(level)
+            }
         };
         (0..self.arrays.len()).map(whole).collect()
     }
@@ -83,7 +94,11 @@ impl<TStorage: ?Sized> Plan<TStorage> {
     }
 
     /// `result` for a level. If its part of a budget is too small, the error speaks of the whole.
-    pub(super) fn of_level<T>(&self, level: usize, result: Result<T, WriterError>) -> Result<T, WriterError> {
+    pub(super) fn of_level<T>(
+        &self,
+        level: usize,
+        result: Result<T, WriterError>,
+    ) -> Result<T, WriterError> {
         result.map_err(|error| match error {
             WriterError::Memory {
                 memory,

@@ -112,7 +112,7 @@ where
         });
         let result = result.or_else(|error| {
             let erased = self.erase_leftover(&zarrs::node::meta_key_v3(array.path()));
-            if !erased.is_some_and(|erased| erased.is_ok()) {
+            if erased.is_none_or(|erased| erased.is_err()) {
                 return Err(error);
             }
             writer.lengthen()

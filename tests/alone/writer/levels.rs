@@ -160,7 +160,10 @@ fn follow(directory: &Path, level: usize, undisturbed: &[u16], stop: &AtomicBool
     while !stop.load(Ordering::Relaxed) {
         if let Some((length, elements)) = elements(directory, level) {
             lengths.insert(length);
-            assert!(elements == undisturbed[..elements.len()], "level {level}, {length} slices");
+            assert!(
+                elements == undisturbed[..elements.len()],
+                "level {level}, {length} slices"
+            );
         }
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -224,7 +227,15 @@ fn kill(setup: usize, directory: &Path, random: &mut Rng) {
     child.kill().unwrap();
     let status = child.wait().unwrap();
     let mut errors = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut errors)
+        .unwrap();
     // It may have finished, but did not fail.
-    assert!(status.signal() == Some(9) || status.success(), "{status}\n{errors}");
+    assert!(
+        status.signal() == Some(9) || status.success(),
+        "{status}\n{errors}"
+    );
 }

@@ -394,8 +394,14 @@ fn all_levels_of_an_image() {
         assert_eq!(reports.len(), 5);
         assert!(reports.iter().any(|report| report.waiting > Duration::ZERO));
         // Not all buffers of all levels are full at the same time.
-        assert!(peak <= estimate + estimate / 10, "{peak} of {estimate} bytes");
-        assert!(peak >= estimate - estimate / 3, "{peak} of {estimate} bytes");
+        assert!(
+            peak <= estimate + estimate / 10,
+            "{peak} of {estimate} bytes"
+        );
+        assert!(
+            peak >= estimate - estimate / 3,
+            "{peak} of {estimate} bytes"
+        );
     });
 }
 
