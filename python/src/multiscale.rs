@@ -247,7 +247,12 @@ fn interruptible<T: Send>(
                     };
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    if let Err(error) = Python::attach(|py| py.check_signals()) {
+                    #[allow(
+                        clippy::redundant_closure_for_method_calls,
+                        reason = "the method is one of any lifetime only in a closure"
+                    )]
+                    let checked = Python::attach(|py| py.check_signals());
+                    if let Err(error) = checked {
                         cancel.cancel();
                         raised.get_or_insert(error);
                     }
