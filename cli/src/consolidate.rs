@@ -44,7 +44,7 @@ impl Sparse {
                 SparseShardStore::on_filesystem(files.clone(), "/")?.with_memory(memory),
             ),
             None => Self::Objects(
-                SparseShardStore::open(opened.store.clone(), "/")?.with_memory(memory),
+                SparseShardStore::open(opened.array.storage(), "/")?.with_memory(memory),
             ),
         })
     }
@@ -64,13 +64,21 @@ impl Sparse {
     }
 }
 
-/// The shards of `opened` that have subchunks to pack. `None` if it cannot have any.
-pub(crate) fn pending(opened: &Opened) -> Option<Vec<Vec<u64>>> {
-    Sparse::of(opened, 0).ok()?.pending().ok()
+/// How many shards of `opened` have subchunks to pack. `None` if it is not known, because the store lists
+/// nothing.
+pub(crate) fn pending(opened: &Opened) -> Option<usize> {
+    opened.place.must_be_listed("", "").ok()?;
+    let pending = Sparse::of(opened, 0).and_then(|sparse| sparse.pending());
+    // An array that cannot be consolidated has none.
+    Some(pending.map_or(0, |pending| pending.len()))
 }
 
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let opened = open::array(&args.array)?;
+    opened.place.must_be_listed(
+        "consolidate",
+        "consolidate it where it is stored: name its directory, or s3://BUCKET/PATH",
+    )?;
     open::shards(&opened)?; // says how an array that is not sharded becomes one
     let sparse = Sparse::of(&opened, common.memory()).map_err(|error| {
         Failure::failed(format!("cannot consolidate {}: {error}", opened.place))

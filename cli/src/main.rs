@@ -26,6 +26,8 @@ mod plan;
 mod progress;
 mod recover;
 mod reencode;
+#[cfg(feature = "remote")]
+mod remote;
 mod reshard;
 mod shapes;
 mod shell;

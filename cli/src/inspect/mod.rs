@@ -64,6 +64,10 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     if let Some(ShardIndices(shard)) = &args.shard {
         return one(args, &opened, &shards, shard);
     }
+    opened.place.must_be_listed(
+        "inspect all shards of",
+        "name one shard by its indices, as 0,1,0: that needs no listing",
+    )?;
     let rank = opened.array.dimensionality();
     let axes = args
         .axes

@@ -137,8 +137,11 @@ fn report(args: &Args, opened: &Opened, found: &[(Vec<u64>, Found)], looked_at: 
             differ => format!("\nunlike {other} in {}", counted(differ, "shard")),
         };
     }
-    let waiting = consolidate::pending(opened).map_or(0, |pending| pending.len());
-    if waiting > 0 {
+    let waiting = consolidate::pending(opened);
+    if waiting.is_none() {
+        summary += "\nwhether subchunks wait beside shards is not known: HTTP has no listing";
+    }
+    if let Some(waiting @ 1..) = waiting {
         summary += &format!(
             "\n{} with subchunks beside, which were not looked at: `zarrs-cuda consolidate` packs them",
             counted(waiting, "shard")
