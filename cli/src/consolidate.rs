@@ -64,13 +64,17 @@ impl Sparse {
     }
 }
 
-/// How many shards of `opened` have subchunks to pack. `None` if it is not known, because the store lists
-/// nothing.
-pub(crate) fn pending(opened: &Opened) -> Option<usize> {
-    opened.place.must_be_listed("", "").ok()?;
-    let pending = Sparse::of(opened, 0).and_then(|sparse| sparse.pending());
-    // An array that cannot be consolidated has none.
-    Some(pending.map_or(0, |pending| pending.len()))
+/// How many shards of `opened` have subchunks to pack.
+///
+/// # Errors
+/// The store lists nothing, or fails. An array that cannot be consolidated has none.
+pub(crate) fn pending(opened: &Opened) -> Result<usize, Failure> {
+    let place = &opened.place;
+    place.must_be_listed("look for subchunks beside shards of", "")?;
+    let Ok(sparse) = Sparse::of(opened, 0) else {
+        return Ok(0);
+    };
+    Ok(sparse.pending()?.len())
 }
 
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {

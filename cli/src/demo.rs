@@ -8,6 +8,7 @@ use serde_json::json;
 
 use crate::common::Common;
 use crate::failure::Failure;
+use crate::open;
 use crate::outcome::Outcome;
 use crate::{inspect, reencode};
 
@@ -34,6 +35,7 @@ const VOLUME: &[(&str, &[u8])] = volume!(
 
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let folder = args.folder.clone().unwrap_or_else(default_folder);
+    open::must_be_local(&folder, "demo works in a directory")?;
     let (input, output) = (folder.join("bold.zarr"), folder.join("sharded.zarr"));
     unpack(&input)?;
     let [input, output] = [&input, &output].map(|path| path.display().to_string());

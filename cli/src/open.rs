@@ -300,7 +300,7 @@ fn cannot_open(place: &Place, store: &Store, error: &dyn fmt::Display) -> Failur
 pub(crate) fn must_be_local(path: &Path, what: &str) -> Result<(), Failure> {
     let shown = path.to_string_lossy();
     if shown.contains("://") {
-        let shown = shown.parse().map_or_else(|never: Infallible| match never {}, |place: Place| place);
+        let shown = Place::Url(shown.into_owned()); // without credentials
         return Err(Failure::usage(format!(
             "{shown} is an address, and {what} on this machine"
         )));

@@ -20,9 +20,9 @@ use zarrs_storage::storage_adapter::async_to_sync::{
     AsyncToSyncBlockOn, AsyncToSyncStorageAdapter,
 };
 use zarrs_storage::{
-    AsyncReadableStorageTraits, Bytes, ListableStorageTraits, MaybeBytes, MaybeBytesIterator, OffsetBytesIterator, ReadableStorageTraits,
-    StorageError, StoreKey, StoreKeys, StoreKeysPrefixes, StorePrefix, WritableStorageTraits,
-    store_set_partial_many,
+    AsyncReadableStorageTraits, Bytes, ListableStorageTraits, MaybeBytes, MaybeBytesIterator,
+    OffsetBytesIterator, ReadableStorageTraits, StorageError, StoreKey, StoreKeys,
+    StoreKeysPrefixes, StorePrefix, WritableStorageTraits, store_set_partial_many,
 };
 
 use crate::failure::Failure;
@@ -63,8 +63,8 @@ fn runtime() -> Result<&'static Runtime, Failure> {
         .thread_name("requests")
         .enable_all()
         .build();
-    let made =
-        made.map_err(|error| Failure::failed(format!("cannot start threads for requests: {error}")))?;
+    let made = made
+        .map_err(|error| Failure::failed(format!("cannot start threads for requests: {error}")))?;
     Ok(RUNTIME.get_or_init(|| made))
 }
 
@@ -83,7 +83,9 @@ impl<'a> Address<'a> {
             return Err(wrong(
                 "it has a user name or password, which other programs of this machine can see",
             )
-            .with_remedy("leave it out; credentials of S3 are read from AWS_ACCESS_KEY_ID and others"));
+            .with_remedy(
+                "leave it out; credentials of S3 are read from AWS_ACCESS_KEY_ID and others",
+            ));
         }
         if host.is_empty() {
             return Err(wrong("it names no host or bucket")
@@ -204,7 +206,8 @@ impl Remote {
         let first = address.store(FIRST_RETRIES).map_err(cannot)?;
         match runtime.block_on(first.get(&Path::from("zarr.json"))) {
             Ok(_) => {}
-            Err(Error::NotFound { source, .. }) if !source.to_string().contains("NoSuchBucket") => {}
+            Err(Error::NotFound { source, .. }) if !source.to_string().contains("NoSuchBucket") => {
+            }
             Err(error) => return Err(cannot(error)),
         }
         let retries = RetryConfig::default().max_retries;
@@ -250,7 +253,10 @@ impl Remote {
         /// Of parts that S3 takes.
         const MOST: usize = 10_000;
         let part = (LONG / 4).max(value.len().div_ceil(MOST));
-        let upload = self.objects.put_multipart(&Path::from(key.as_str())).await?;
+        let upload = self
+            .objects
+            .put_multipart(&Path::from(key.as_str()))
+            .await?;
         let mut upload = WriteMultipart::new_with_chunk_size(upload, part);
         let mut rest = value;
         while !rest.is_empty() {
@@ -405,8 +411,14 @@ mod tests {
                 panic!("{wrong} was taken")
             };
             let text = format!("{failure:?}");
-            assert!(!text.contains("password") || text.contains("or password"), "{text}");
-            assert!(!text.contains("user:") && !text.contains("secret"), "{text}");
+            assert!(
+                !text.contains("password") || text.contains("or password"),
+                "{text}"
+            );
+            assert!(
+                !text.contains("user:") && !text.contains("secret"),
+                "{text}"
+            );
             assert!(!text.contains("version=1"), "{text}");
         }
     }
@@ -432,7 +444,10 @@ mod tests {
                    <Message>There is none</Message><AWSAccessKeyId>AK</AWSAccessKeyId></Error>";
         assert_eq!(tidy(xml), "failed: NoSuchBucket: There is none");
         assert_eq!(tidy("failed: <html><h1>no</h1></html>"), "failed");
-        assert_eq!(tidy("at http://me:secret@host/a now"), "at http://***@host/a now");
+        assert_eq!(
+            tidy("at http://me:secret@host/a now"),
+            "at http://***@host/a now"
+        );
         assert_eq!(tidy("plain"), "plain");
     }
 }

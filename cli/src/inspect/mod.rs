@@ -74,6 +74,9 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         .as_deref()
         .map(|axes| parse_axes(axes, rank))
         .transpose()?;
+    if let Some(file) = &args.html {
+        open::must_be_local(file, "--html writes a file")?;
+    }
     let _guard = stop::wait_for_me();
     let facts = Facts::of(&opened.array)?;
     let most = if args.all { usize::MAX } else { MOST_READ };

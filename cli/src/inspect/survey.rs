@@ -158,7 +158,10 @@ impl Survey {
         }
         if let Some(sizes) = &opened.sizes {
             let sizes = sizes().map_err(|error| {
-                Failure::failed(format!("cannot list the shards of {}: {error}", opened.place))
+                Failure::failed(format!(
+                    "cannot list the shards of {}: {error}",
+                    opened.place
+                ))
             })?;
             for (key, size) in sizes {
                 add(&key, &mut || Some(size));

@@ -138,10 +138,10 @@ fn report(args: &Args, opened: &Opened, found: &[(Vec<u64>, Found)], looked_at: 
         };
     }
     let waiting = consolidate::pending(opened);
-    if waiting.is_none() {
-        summary += "\nwhether subchunks wait beside shards is not known: HTTP has no listing";
+    if let Err(failure) = &waiting {
+        summary += &format!("\nwhether subchunks wait beside shards is not known: {failure}");
     }
-    if let Some(waiting @ 1..) = waiting {
+    if let Ok(waiting @ 1..) = waiting {
         summary += &format!(
             "\n{} with subchunks beside, which were not looked at: `zarrs-cuda consolidate` packs them",
             counted(waiting, "shard")
@@ -160,7 +160,7 @@ fn report(args: &Args, opened: &Opened, found: &[(Vec<u64>, Found)], looked_at: 
         "damaged": damaged,
         "against": args.against.as_ref().map(ToString::to_string),
         "different": different,
-        "shards_to_consolidate": waiting,
+        "shards_to_consolidate": waiting.ok(),
     });
     let outcome = Outcome::new(lines.join("\n"), json);
     if bad + differ > 0 {

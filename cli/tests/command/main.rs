@@ -15,4 +15,5 @@ mod interrupted;
 mod maintenance;
 mod program;
 mod reencode;
+mod remote;
 mod stream;
