@@ -301,9 +301,10 @@ pub(crate) fn must_be_local(path: &Path, what: &str) -> Result<(), Failure> {
     let shown = path.to_string_lossy();
     if shown.contains("://") {
         let shown = Place::Url(shown.into_owned()); // without credentials
-        return Err(Failure::usage(format!(
-            "{shown} is an address, and {what} on this machine"
-        )));
+        return Err(
+            Failure::usage(format!("{shown} is an address, and {what} on this machine"))
+                .with_remedy("name a path of this machine"),
+        );
     }
     Ok(())
 }

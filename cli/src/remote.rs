@@ -303,10 +303,21 @@ fn tidy(text: &str) -> String {
     });
     let words: Vec<_> = text.split_whitespace().map(without_user).collect();
     let text = words.join(" ");
-    if text.contains("Received non-partial response") {
-        return format!("the server does not send parts of files ({text})");
+    if text.contains("Range request not supported") {
+        return "the server does not send parts of files, as a server of Zarr arrays has to".into();
     }
-    text.trim_end_matches([':', ' ']).to_string()
+    let mut text = text.trim_end_matches([':', ' ']);
+    // Whose error it is says the address; how often it was tried, nobody asked.
+    for whose in ["Generic S3 error: ", "Generic HTTP error: "] {
+        text = text.strip_prefix(whose).unwrap_or(text);
+    }
+    match text.split_once(", after ") {
+        Some((before, rest)) if rest.contains("max_retries") => {
+            let after = rest.split_once(" - ").map_or("", |(_, after)| after);
+            format!("{before} - {after}")
+        }
+        _ => text.to_string(),
+    }
 }
 
 impl ReadableStorageTraits for Remote {
@@ -449,5 +460,12 @@ mod tests {
             "at http://***@host/a now"
         );
         assert_eq!(tidy("plain"), "plain");
+        assert_eq!(tidy("plain, after all"), "plain, after all");
+        let tried = "Generic S3 error: Error performing GET http://host/a in 4ms, after 3 retries, \
+                     max_retries: 3, retry_timeout: 180s  - HTTP error: no";
+        assert_eq!(
+            tidy(tried),
+            "Error performing GET http://host/a in 4ms - HTTP error: no"
+        );
     }
 }

@@ -530,8 +530,8 @@ mod with {
         let folder = TempDir::new().unwrap();
         sharded(folder.path(), &chain(&[]));
         let metadata = std::fs::read_to_string(folder.path().join("zarr.json")).unwrap();
-        // Any file is its metadata.
-        let url = always(answer("200 OK", &metadata));
+        // Any file is its metadata, and too long to be read as a whole.
+        let url = always(answer("200 OK", &(metadata + &" ".repeat(4 << 20))));
         let output = with("").args(["inspect", &url, "0,0"]).output().unwrap();
         let text = said_with_code(&output, 1);
         assert!(
