@@ -69,8 +69,9 @@ impl Sparse {
 /// # Errors
 /// The store lists nothing, or fails. An array that cannot be consolidated has none.
 pub(crate) fn pending(opened: &Opened) -> Result<usize, Failure> {
-    let place = &opened.place;
-    place.must_be_listed("look for subchunks beside shards of", "")?;
+    if opened.place.is_http() {
+        return Err(Failure::failed("HTTP has no listing"));
+    }
     let Ok(sparse) = Sparse::of(opened, 0) else {
         return Ok(0);
     };

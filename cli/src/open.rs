@@ -51,7 +51,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// Whether the address `url` is of an HTTP server, whose files are neither listed nor written.
+/// Whether the address `url` is of an HTTP server.
 pub(crate) fn is_http(url: &str) -> bool {
     let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
     scheme.eq_ignore_ascii_case("http") || scheme.eq_ignore_ascii_case("https")
@@ -78,7 +78,8 @@ impl Place {
         }
     }
 
-    fn is_http(&self) -> bool {
+    /// Whether it is of an HTTP server, whose files are neither listed nor written.
+    pub(crate) fn is_http(&self) -> bool {
         matches!(self, Self::Url(url) if is_http(url))
     }
 

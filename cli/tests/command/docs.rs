@@ -42,8 +42,10 @@ fn every_example() {
     let mut lines = text.lines().peekable();
     while let Some(line) = lines.next() {
         blessed += &format!("{line}\n");
-        // Without the feature the text of its section is not looked at, as the page says.
         let is_run = line == "```console" || line == REMOTE && cfg!(feature = "remote");
+        if line == REMOTE && !is_run {
+            eprintln!("the examples of remote places were not run: the feature remote is off");
+        }
         if !is_run {
             continue;
         }
