@@ -43,9 +43,9 @@ impl fmt::Display for Place {
         match self {
             Self::Directory(path) => path.display().fmt(f),
             Self::Url(url) => {
-                // A query may be a signature.
-                let shown = url.find('?').map_or(&**url, |query| &url[..query]);
-                without_user(shown).fmt(f)
+                // A query may be a signature; keys of S3 have none.
+                let query = url.find('?').filter(|_| is_http(url));
+                without_user(&url[..query.unwrap_or(url.len())]).fmt(f)
             }
         }
     }

@@ -294,11 +294,13 @@ fn tidy(text: &str) -> String {
         .filter(|part| !part.is_empty())
         .collect();
     // Servers repeat what they were sent.
-    let secrets = std::env::vars().filter(|(name, value)| {
+    let secrets = std::env::vars_os().filter_map(|(name, value)| {
+        let name = name.to_str()?.to_ascii_uppercase();
         let is_secret = SECRETS.iter().any(|part| name.contains(part));
-        name.starts_with("AWS_") && is_secret && !value.is_empty()
+        let value = value.into_string().ok()?;
+        (name.starts_with("AWS_") && is_secret && !value.is_empty()).then_some(value)
     });
-    let text = secrets.fold(format!("{head}{}", body.join(": ")), |text, (_, secret)| {
+    let text = secrets.fold(format!("{head}{}", body.join(": ")), |text, secret| {
         text.replace(&secret, "…")
     });
     let words: Vec<_> = text.split_whitespace().map(without_user).collect();

@@ -7,8 +7,9 @@
 //! carried over bit for bit.
 //!
 //! An output never looks more complete than it is. A shard is written to a temporary file and then
-//! renamed; an object of a store appears as a whole anyway. `zarr.json`, without which no reader opens the array, comes last: until then it is called
-//! `zarr.json.incomplete`. `--resume` continues an interrupted run.
+//! renamed; an object of a store appears as a whole anyway. `zarr.json`, without which no reader opens
+//! the array, comes last: until then it is called `zarr.json.incomplete`. `--resume` continues an
+//! interrupted run.
 
 mod arrays;
 mod copy;
