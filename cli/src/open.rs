@@ -44,7 +44,8 @@ impl fmt::Display for Place {
             Self::Directory(path) => path.display().fmt(f),
             Self::Url(url) => {
                 // A query may be a signature; keys of S3 have none.
-                let query = url.find('?').filter(|_| is_http(url));
+                let is_s3 = url.to_ascii_lowercase().starts_with("s3://");
+                let query = url.find('?').filter(|_| !is_s3);
                 without_user(&url[..query.unwrap_or(url.len())]).fmt(f)
             }
         }
