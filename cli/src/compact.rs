@@ -44,6 +44,9 @@ fn fraction(text: &str) -> Result<f64, String> {
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let _registration = zarrs_cuda::register(common.options())?;
     let opened = open::array(&args.shards.array)?;
+    if !args.dry_run {
+        opened.place.must_be_written("compact")?;
+    }
     let shards = open::shards(&opened)?;
     let replacing = Replacing::of(&opened)?;
     let grid = Grid::of(&opened.array);

@@ -39,7 +39,7 @@ impl Sparse {
                 SparseShardStore::on_filesystem(files.clone(), "/")?.with_memory(memory),
             ),
             None => Self::Objects(
-                SparseShardStore::open(opened.store.clone(), "/")?.with_memory(memory),
+                SparseShardStore::open(opened.array.storage(), "/")?.with_memory(memory),
             ),
         })
     }
@@ -59,13 +59,26 @@ impl Sparse {
     }
 }
 
-/// The shards of `opened` that have subchunks to pack. `None` if it cannot have any.
-pub(crate) fn pending(opened: &Opened) -> Option<Vec<Vec<u64>>> {
-    Sparse::of(opened, 0).ok()?.pending().ok()
+/// How many shards of `opened` have subchunks to pack.
+///
+/// # Errors
+/// The store lists nothing, or fails. An array that cannot be consolidated has none.
+pub(crate) fn pending(opened: &Opened) -> Result<usize, Failure> {
+    if opened.place.is_http() {
+        return Err(Failure::failed("HTTP has no listing"));
+    }
+    let Ok(sparse) = Sparse::of(opened, 0) else {
+        return Ok(0);
+    };
+    Ok(sparse.pending()?.len())
 }
 
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let opened = open::array(&args.shards.array)?;
+    opened.place.must_be_listed(
+        "consolidate",
+        "consolidate it where it is stored: name its directory, or s3://BUCKET/PATH",
+    )?;
     open::shards(&opened)?; // says how an array that is not sharded becomes one
     let sparse = Sparse::of(&opened, common.memory()).map_err(|error| {
         Failure::failed(format!("cannot consolidate {}: {error}", opened.place))

@@ -109,6 +109,13 @@ impl Failure {
     }
 }
 
+/// The message alone.
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.message.fmt(f)
+    }
+}
+
 impl From<zarrs_cuda::Error> for Failure {
     fn from(error: zarrs_cuda::Error) -> Self {
         let failure = Self::failed(&error);

@@ -27,6 +27,8 @@ mod progress;
 mod pyramid;
 mod recover;
 mod reencode;
+#[cfg(feature = "remote")]
+mod remote;
 mod reshard;
 mod shapes;
 mod shell;

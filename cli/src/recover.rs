@@ -26,6 +26,9 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let _registration = zarrs_cuda::register(common.options())?;
     let opened = open::array(&args.shards.array)?;
+    if !args.dry_run {
+        opened.place.must_be_written("recover")?;
+    }
     let shards = open::shards(&opened)?;
     let grid = Grid::of(&opened.array);
     let positions = args.shards.positions(&grid)?;

@@ -19,6 +19,7 @@ use crate::codec::SubchunkCodec;
 use crate::common::Common;
 use crate::doctor;
 use crate::failure::Failure;
+use crate::open;
 use crate::outcome::{Outcome, write_page};
 use crate::progress::{Progress, Unit, bytes_text};
 use crate::stop;
@@ -75,6 +76,9 @@ pub(crate) struct Circumstances {
 }
 
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
+    for path in args.folder.iter().chain(&args.html) {
+        open::must_be_local(path, "bench works in a directory")?;
+    }
     let _listening = stop::wait_for_me();
     let parent = args.folder.clone().unwrap_or_else(std::env::temp_dir);
     let scratch = Scratch::new(&parent)?;

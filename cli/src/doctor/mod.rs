@@ -14,6 +14,7 @@ use zarrs_cuda::{CudaShardingCodecBuilder, Machine};
 use self::filesystem::FileSystem;
 use crate::common::Common;
 use crate::failure::Failure;
+use crate::open;
 use crate::outcome::{Outcome, wrapped};
 use crate::progress::bytes_text;
 
@@ -31,6 +32,9 @@ const CHAINS: [&str; 4] = ["none", "zstd:1", "gzip:1", "blosc-lz4:5:shuffle"];
 
 #[allow(clippy::unnecessary_wraps, reason = "as every subcommand")]
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
+    if let Some(path) = &args.path {
+        open::must_be_local(path, "doctor looks at a directory's file system")?;
+    }
     let options = common.options();
     let machine = zarrs_cuda::machine(&options);
     let mut lines = vec![

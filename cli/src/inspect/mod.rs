@@ -59,12 +59,19 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     if let Some(ShardIndices(shard)) = &args.shard {
         return one(args, &opened, &shards, shard);
     }
+    opened.place.must_be_listed(
+        "inspect all shards of",
+        "name one shard by its indices, as 0,1,0: that needs no listing",
+    )?;
     let rank = opened.array.dimensionality();
     let axes = args
         .axes
         .as_deref()
         .map(|axes| parse_axes(axes, rank))
         .transpose()?;
+    if let Some(file) = &args.html {
+        open::must_be_local(file, "--html writes a file")?;
+    }
     let _guard = stop::wait_for_me();
     let facts = Facts::of(&opened.array)?;
     let most = if args.all { usize::MAX } else { MOST_READ };

@@ -6,7 +6,6 @@ use std::sync::Mutex;
 use rayon::prelude::*;
 use zarrs::array::Array;
 use zarrs_cuda::maintenance::{Inspection, Shards};
-use zarrs_storage::StorePrefix;
 
 use super::look::{Look, State};
 use super::stored::{self, Keys};
@@ -151,12 +150,22 @@ impl Survey {
                 survey.framed.insert(number_of(&shard, &grid));
             }
         };
-        match &opened.place {
-            Place::Directory(path) => stored::files(path, |key, entry| {
+        if let Place::Directory(path) = &opened.place {
+            stored::files(path, |key, entry| {
                 add(&key, &mut || entry.metadata().ok().map(|found| found.len()));
             })
-            .map_err(Failure::failed)?,
-            Place::Url(_) => list(&*opened.store, &keys, &mut add)?,
+            .map_err(Failure::failed)?;
+        }
+        if let Some(sizes) = &opened.sizes {
+            let sizes = sizes().map_err(|error| {
+                Failure::failed(format!(
+                    "cannot list the shards of {}: {error}",
+                    opened.place
+                ))
+            })?;
+            for (key, size) in sizes {
+                add(&key, &mut || Some(size));
+            }
         }
         survey.stored.sort_unstable();
         Ok(survey)
@@ -224,30 +233,6 @@ impl Survey {
         let sizes = self.stored.iter().map(|(_, size)| size);
         sizes.fold(0, |sum, &size| sum.saturating_add(size))
     }
-}
-
-/// Takes a key, and how the size of its value is found.
-type Add<'a> = dyn FnMut(&str, &mut dyn FnMut() -> Option<u64>) + 'a;
-
-/// Lists the keys of a store, and asks for the size of each shard.
-fn list(store: &Store, keys: &Keys<'_>, add: &mut Add<'_>) -> Result<(), Failure> {
-    let cannot = |error: zarrs_storage::StorageError| {
-        Failure::failed(format!("cannot list the shards: {error}"))
-            .with_remedy("name one shard, which needs no listing")
-    };
-    let listed = store.list_prefix(&StorePrefix::root()).map_err(cannot)?;
-    let sizes: Vec<Option<u64>> = listed
-        .par_iter()
-        .map(|key| match keys.in_grid(key.as_str()) {
-            Some(_) => store.size_key(key),
-            None => Ok(None),
-        })
-        .collect::<Result<_, _>>()
-        .map_err(cannot)?;
-    for (key, size) in listed.iter().zip(sizes) {
-        add(key.as_str(), &mut || size);
-    }
-    Ok(())
 }
 
 /// The size of an encoded index, in bytes; 0 if there is no shard.

@@ -29,6 +29,7 @@ use crate::consolidate;
 use crate::failure::Failure;
 use crate::open::{self, Place};
 use crate::outcome::Outcome;
+use crate::progress::counted;
 use crate::shapes::edges;
 use crate::stop;
 
@@ -161,10 +162,12 @@ fn level_0(args: &Args, image: &Image) -> Result<Arc<FilesystemStore>, Failure> 
     let path = image.directory.join(&image.name);
     let opened = open::array(&Place::Directory(path.clone()))?;
     open::shards(&opened)?; // says how an array that is not sharded becomes one
-    if let Some([first, ..]) = consolidate::pending(&opened).as_deref() {
+    let pending = consolidate::pending(&opened)?;
+    if pending > 0 {
         return Err(Failure::failed(format!(
-            "cannot make levels of {}: subchunks wait in frames beside its shards, the first of them {first:?}, and are newer than the shards",
-            path.display()
+            "cannot make levels of {}: subchunks of {} wait in frames, and are newer than the shards",
+            path.display(),
+            counted(pending, "shard")
         ))
         .with_remedy(format!(
             "pack them with `zarrs-cuda consolidate {}` first",

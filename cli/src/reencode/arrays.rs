@@ -1,25 +1,28 @@
 //! The input and the output as zarrs' arrays.
 
 use std::fmt;
-use std::sync::Arc;
 
 use zarrs::array::{Array, ArrayBuilder, ArrayMetadata, ArrayMetadataOptions};
-use zarrs::filesystem::FilesystemStore;
 use zarrs::plugin::{ExtensionName, ZarrVersion};
-use zarrs::storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
 use zarrs_cuda::CudaShardingCodecBuilder;
 
 use super::Job;
 use super::shapes::Shapes;
+use super::target::Target;
 use crate::failure::Failure;
 use crate::open::Store;
 
 pub(crate) type Input = Array<Store>;
-/// The output array. Each value is stored in a temporary file first, which is then renamed.
-pub(crate) type Output = Array<AtomicWriteStorageAdapter<FilesystemStore>>;
+/// The output array. Each value appears at once, as a whole.
+pub(crate) type Output = Array<Store>;
 
-/// Describes the output. Nothing is written to disk yet.
-pub(super) fn describe(job: &Job<'_>, input: &Input, shapes: &Shapes) -> Result<Output, Failure> {
+/// Describes the output. Nothing is written yet.
+pub(super) fn describe(
+    job: &Job<'_>,
+    target: &Target,
+    input: &Input,
+    shapes: &Shapes,
+) -> Result<Output, Failure> {
     let cannot = |error: &dyn fmt::Display| {
         Failure::failed(format!("cannot describe {} in Zarr v3: {error}", job.input))
     };
@@ -59,12 +62,11 @@ pub(super) fn describe(job: &Job<'_>, input: &Input, shapes: &Shapes) -> Result<
         }
     }
 
-    let store = FilesystemStore::new(job.output()).map_err(|error| cannot(&error))?;
-    let store = Arc::new(AtomicWriteStorageAdapter::new(Arc::new(store)));
     // The array is created from metadata, so that the registry chooses our codec, as in any
     // application.
     let metadata = builder.build_metadata().map_err(|error| cannot(&error))?;
-    Array::new_with_metadata(store, "/", metadata.into()).map_err(|error| cannot(&error))
+    Array::new_with_metadata(target.store.clone(), "/", metadata.into())
+        .map_err(|error| cannot(&error))
 }
 
 /// The output's `zarr.json`. zarrs' own attribute is left out, so that the attributes are the

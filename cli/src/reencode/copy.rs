@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use indicatif::HumanBytes;
 use serde_json::{Value, json};
 use zarrs::array::{Array, ArrayBytes, ArraySubset};
-use zarrs::storage::{ListableStorageTraits, ReadableStorageTraits, StorePrefix};
+use zarrs::storage::{ReadableStorageTraits, StorePrefix};
 
 use super::Job;
 use super::arrays::{Input, Output};
@@ -137,7 +137,7 @@ pub(super) fn copy(
                     Failure::failed(format!(
                         "cannot write the shard {} of {}: {error}",
                         output.chunk_key(&indices),
-                        job.output.display()
+                        job.output
                     ))
                 })?;
             }
@@ -157,16 +157,14 @@ pub(super) fn copy(
 pub(super) fn verify(job: &Job<'_>, shapes: &Shapes, output: &Output) -> Result<(), Failure> {
     let input = job.open()?;
     let output = Array::new_with_metadata(output.storage(), "/", output.metadata().clone())
-        .map_err(|error| {
-            Failure::failed(format!("cannot open {}: {error}", job.output.display()))
-        })?;
+        .map_err(|error| Failure::failed(format!("cannot open {}: {error}", job.output)))?;
     let mut counter = Counter::new("verifying", &output);
     for (indices, region) in shards(shapes).take_while(|_| !stop::is_asked()) {
-        let written = read(&output, &job.output.display(), &region)?;
+        let written = read(&output, &job.output, &region)?;
         if read(&input, &job.input, &region)? != written {
             return Err(Failure::not_well(format!(
                 "the elements {region} of {} are not what was read from {} (shard {})",
-                job.output.display(),
+                job.output,
                 job.input,
                 output.chunk_key(&indices),
             ))
@@ -201,8 +199,7 @@ impl Copied {
     fn sizes(&self, job: &Job<'_>, input: &Input, output: &Output) -> Result<Sizes, Failure> {
         let root = StorePrefix::root();
         let after = output.storage().size_prefix(&root).map_err(|error| {
-            let output = job.output.display();
-            Failure::failed(format!("cannot tell the size of {output}: {error}"))
+            Failure::failed(format!("cannot tell the size of {}: {error}", job.output))
         })?;
         Ok(Sizes {
             values: match input.data_type().fixed_size() {

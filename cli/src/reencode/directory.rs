@@ -1,19 +1,15 @@
 //! The output directory.
 
-use std::fmt;
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use zarrs::storage::{StoreKey, WritableStorageTraits};
-
-use super::Job;
-use super::arrays::{Output, metadata_json};
+use super::target::{Found, INCOMPLETE, METADATA, is_part_of_chunk_key, of_another_command};
+use super::{Args, objects};
 use crate::failure::Failure;
-use crate::open::is_array;
+use crate::open::{Store, is_array, is_group};
 
-/// The name of `zarr.json` until the array is complete.
-pub(super) const INCOMPLETE: &str = "zarr.json.incomplete";
 /// The suffix of a value's file until it is renamed.
 const TEMPORARY: &str = ".tmp";
 
@@ -30,49 +26,88 @@ pub(super) fn must_lie_apart(input: &Path, output: &Path) -> Result<(), Failure>
     Ok(())
 }
 
-/// Checks that the output directory only has files of this run.
-pub(super) fn prepare(job: &Job<'_>, output: &Output) -> Result<(), Failure> {
-    let path = job.output();
-    let (resume, overwrite) = (job.args.resume, job.args.overwrite);
+/// Checks that the output directory only has files of this run, or deletes the array that is to be replaced.
+pub(super) fn prepare(
+    path: &Path,
+    args: &Args,
+    store: &Store,
+    metadata: Vec<u8>,
+) -> Result<(), Failure> {
     let shown = path.display();
-    let metadata = metadata_json(output)?;
     let marker = path.join(INCOMPLETE);
     let cannot = |error: io::Error| Failure::failed(format!("cannot make {shown} ready: {error}"));
     fs::create_dir_all(path).map_err(cannot)?;
     let is_empty = fs::read_dir(path).map_err(cannot)?.next().is_none();
     let is_incomplete = marker.is_file();
-
-    if is_incomplete && resume {
+    let found = Found {
+        is_empty,
+        is_incomplete,
+        is_foreign: !is_empty && !is_incomplete && !is_array(path),
+    };
+    found.must_be_free(args, &shown, "array")?;
+    if is_incomplete && args.resume {
         if fs::read(&marker).map_err(cannot)? != metadata {
-            return Err(Failure::failed(format!(
-                "{shown} is the incomplete output of another command"
-            ))
-            .with_remedy("resume with that one, or start again with --overwrite"));
+            return Err(of_another_command(&shown));
         }
         return remove_temporaries(path);
     }
-    if is_incomplete && !overwrite {
-        return Err(
-            Failure::failed(format!("{shown} holds the output of an interrupted run"))
-                .with_remedy("go on with --resume, or start again with --overwrite"),
-        );
-    }
-    if !is_empty && !is_incomplete && !is_array(path) {
-        return Err(
-            Failure::failed(format!("{shown} is not empty, and not a Zarr array"))
-                .with_remedy("name another OUT, or empty it yourself"),
-        );
-    }
-    if !is_empty && !overwrite {
-        return Err(Failure::failed(format!("{shown} holds a Zarr array"))
-            .with_remedy("name another OUT, or replace it with --overwrite"));
-    }
     delete_array(path)?;
-    let cannot =
-        |error: &dyn fmt::Display| Failure::failed(format!("cannot make {shown} ready: {error}"));
-    let key = StoreKey::new(INCOMPLETE).map_err(|error| cannot(&error))?;
-    let stored = output.storage().set(&key, metadata.into());
-    stored.map_err(|error| cannot(&error))
+    objects::set(store, INCOMPLETE, metadata)
+        .map_err(|error| Failure::failed(format!("cannot make {shown} ready: {error}")))
+}
+
+/// Checks that the directory has no nodes but those with the paths `members`, and hides its root from readers.
+pub(super) fn prepare_group(
+    root: &Path,
+    args: &Args,
+    members: &[&str],
+    metadata: &[u8],
+) -> Result<(), Failure> {
+    let shown = root.display();
+    let cannot = |error: io::Error| Failure::failed(format!("cannot make {shown} ready: {error}"));
+    fs::create_dir_all(root).map_err(cannot)?;
+    let marker = root.join(INCOMPLETE);
+    let is_incomplete = marker.is_file();
+    let is_empty = fs::read_dir(root).map_err(cannot)?.next().is_none();
+    let found = Found {
+        is_empty,
+        is_incomplete,
+        is_foreign: is_array(root) || !(is_empty || is_incomplete || is_group(root)),
+    };
+    found.must_be_free(args, &shown, "group")?;
+    let expected: BTreeSet<_> = members.iter().map(|member| root.join(member)).collect();
+    if let Some(foreign) = nodes_in(root)
+        .into_iter()
+        .find(|node| !expected.contains(node))
+    {
+        return Err(Failure::failed(format!(
+            "{} is in OUT, but IN has nothing there",
+            foreign.display()
+        ))
+        .with_remedy("name another OUT, or delete it yourself"));
+    }
+    fs::write(&marker, metadata).map_err(cannot)?;
+    for metadata in ["zarr.json", ".zgroup", ".zattrs", ".zmetadata"] {
+        match fs::remove_file(root.join(metadata)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(cannot(error));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Writes a group, which readers see.
+///
+/// # Errors
+/// Why it could not be written.
+pub(super) fn write_group(group: &Path, metadata: &[u8]) -> Result<(), String> {
+    let marker = group.join(INCOMPLETE);
+    fs::create_dir_all(group)
+        .and_then(|()| fs::write(&marker, metadata))
+        .and_then(|()| fs::rename(&marker, group.join("zarr.json")))
+        .map_err(|error| error.to_string())
 }
 
 /// The path without `..` and symbolic links, whether it exists or not.
@@ -87,7 +122,6 @@ fn canonical(path: &Path) -> PathBuf {
 
 /// The files in `path` that belong to an array, and the first path that does not.
 fn files(path: &Path) -> io::Result<(Vec<PathBuf>, Option<PathBuf>)> {
-    const METADATA: [&str; 5] = ["zarr.json", ".zarray", ".zattrs", ".zmetadata", INCOMPLETE];
     let (mut files, mut foreign) = (Vec::new(), None);
     let mut directories = vec![path.to_path_buf()];
     while let Some(directory) = directories.pop() {
@@ -108,12 +142,6 @@ fn files(path: &Path) -> io::Result<(Vec<PathBuf>, Option<PathBuf>)> {
         }
     }
     Ok((files, foreign))
-}
-
-/// For example `c`, `0`, `0.1.2`, `c.0.1`.
-fn is_part_of_chunk_key(name: &str) -> bool {
-    let digits = name.strip_prefix('c').unwrap_or(name);
-    !name.is_empty() && digits.bytes().all(|b| b == b'.' || b.is_ascii_digit())
 }
 
 /// Deletes the array in `path`. Deletes nothing if there are other files.
@@ -159,14 +187,28 @@ pub(super) fn remove_temporaries(path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether `path` has the array `output` and readers see it.
-pub(super) fn is_published(path: &Path, output: &Output) -> Result<bool, Failure> {
-    let metadata = metadata_json(output)?;
-    Ok(fs::read(path.join("zarr.json")).is_ok_and(|stored| stored == metadata))
-}
-
 /// Makes the array or group visible to readers.
 pub(super) fn publish(path: &Path) -> Result<(), Failure> {
     fs::rename(path.join(INCOMPLETE), path.join("zarr.json"))
         .map_err(|error| Failure::failed(format!("cannot finish {}: {error}", path.display())))
+}
+
+/// The arrays and groups below `root`.
+fn nodes_in(root: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut directories = vec![root.to_path_buf()];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if is_array(&path) || path.join(INCOMPLETE).is_file() && path != root {
+                found.push(path);
+            } else if path.is_dir() {
+                if is_group(&path) {
+                    found.push(path.clone());
+                }
+                directories.push(path);
+            }
+        }
+    }
+    found
 }

@@ -7,16 +7,17 @@
 //! carried over bit for bit.
 //!
 //! An output never looks more complete than it is. A shard is written to a temporary file and then
-//! renamed. `zarr.json`, without which no reader opens the array, comes last: until then it is called
-//! `zarr.json.incomplete`. `--resume` continues an interrupted run.
+//! renamed; an object of a store appears as a whole anyway. `zarr.json`, without which no reader opens
+//! the array, comes last: until then it is called `zarr.json.incomplete`. `--resume` continues an
+//! interrupted run.
 
 mod arrays;
 mod copy;
 mod directory;
 mod hierarchy;
+mod objects;
 mod shapes;
-
-use std::path::{Path, PathBuf};
+mod target;
 
 use clap::ValueEnum;
 use serde_json::json;
@@ -24,8 +25,8 @@ use zarrs::array::codec::ShardingIndexLocation;
 
 use self::arrays::{Input, describe};
 use self::copy::{copy, verify};
-use self::directory::{is_published, must_lie_apart, prepare, publish, remove_temporaries};
 use self::shapes::Shapes;
+use self::target::Target;
 use crate::codec::{CODECS, SubchunkCodec};
 use crate::common::Common;
 use crate::explain;
@@ -47,7 +48,7 @@ pub(crate) struct Args {
     pub(crate) input: Place,
     /// The directory of the new array
     #[arg(value_name = "OUT")]
-    pub(crate) output: PathBuf,
+    pub(crate) output: Place,
     #[command(flatten)]
     pub(crate) shapes: ShapeArgs,
     #[arg(long, value_name = "CODEC", default_value = "zstd:3", help = CODECS)]
@@ -89,9 +90,7 @@ impl From<IndexLocation> for ShardingIndexLocation {
 
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let _listening = stop::wait_for_me();
-    if let Place::Directory(input) = &args.input {
-        must_lie_apart(input, &args.output)?;
-    }
+    must_lie_apart(&args.input, &args.output)?;
     if args.recursive {
         return hierarchy::run(args, common);
     }
@@ -104,29 +103,47 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     job.run()
 }
 
+/// Checks that neither of two places is within the other.
+fn must_lie_apart(input: &Place, output: &Place) -> Result<(), Failure> {
+    match (input, output) {
+        (Place::Directory(input), Place::Directory(output)) => {
+            directory::must_lie_apart(input, output)
+        }
+        (Place::Url(from), Place::Url(to)) => {
+            let [from, to] = [from, to].map(|url| format!("{}/", url.trim_end_matches('/')));
+            if from.starts_with(&to) || to.starts_with(&from) {
+                return Err(Failure::usage(format!(
+                    "IN and OUT must lie apart: {input} and {output}"
+                )));
+            }
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
 /// One array to re-encode.
 struct Job<'a> {
     args: &'a Args,
     common: &'a Common,
     input: Place,
-    output: PathBuf,
+    output: Place,
 }
 
 impl Job<'_> {
-    fn output(&self) -> &Path {
-        &self.output
-    }
-
     fn run(&self) -> Result<Outcome, Failure> {
         let Self { args, common, .. } = self;
         // From here on, all sharded arrays use our codec, also a sharded input.
         let registration = zarrs_cuda::register(common.options())?;
         let input = self.open()?;
         let shapes = Shapes::choose(self, &input)?;
-        let output = describe(self, &input, &shapes)?;
-        common.say(format!("{} -> {}", self.input, self.output.display()));
-        if args.recursive && args.resume && is_published(&self.output, &output)? {
-            let json = json!({ "input": self.input.to_string(), "output": self.output });
+        let target = Target::new(&self.output)?;
+        let output = describe(self, &target, &input, &shapes)?;
+        common.say(format!("{} -> {}", self.input, self.output));
+        if args.recursive && args.resume && target.is_published(&output)? {
+            let json = json!({
+                "input": self.input.to_string(), "output": self.output.to_string(),
+            });
             return Ok(Outcome::new("done before", json));
         }
         common.say(format!("{shapes}, {}", args.codec));
@@ -144,27 +161,27 @@ impl Job<'_> {
             None
         };
 
-        prepare(self, &output)?;
+        target.prepare(args, &output)?;
         let outcome = copy(self, &shapes, &input, &output).and_then(|copied| {
             drop(registration);
             if args.verify {
                 verify(self, &shapes, &output)?;
             }
-            publish(&self.output)?;
+            target.publish()?;
             Ok(copied)
         });
-        let tidied = remove_temporaries(&self.output);
+        let tidied = target.remove_temporaries();
         let copied = outcome.map_err(|failure| {
             failure.with_remedy(format!(
                 "{} is incomplete, and no Zarr reader opens it: run the same command with --resume \
                  to go on, or with --overwrite to start again",
-                self.output.display()
+                self.output
             ))
         })?;
         tidied?;
         let json = json!({
             "input": self.input.to_string(),
-            "output": self.output,
+            "output": self.output.to_string(),
             "shape": shapes.array,
             "shard": shapes.shard,
             "subchunk": shapes.subchunk,

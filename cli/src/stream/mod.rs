@@ -16,6 +16,7 @@ use crate::arguments::Shape;
 use crate::codec::{CODECS, SubchunkCodec};
 use crate::common::Common;
 use crate::failure::Failure;
+use crate::open::{self, Place};
 use crate::outcome::Outcome;
 use crate::progress::{Live, bytes_text};
 use crate::shapes::ShapeArgs;
@@ -30,7 +31,7 @@ use crate::stop;
 pub(crate) struct Args {
     /// The directory of the array, new or existing
     #[arg(value_name = "OUT")]
-    output: PathBuf,
+    output: Place,
     /// A file of frames; - is standard input
     #[arg(value_name = "INPUT", default_value = "-")]
     input: PathBuf,
@@ -56,6 +57,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let _listening = stop::wait_for_me();
     // From here on, all sharded arrays use our codec.
     let _registration = zarrs_cuda::register(common.options())?;
+    open::must_be_local(&args.input, "INPUT is a file of frames")?;
     let mut input = Input::open(&args.input)?;
     let recording = Recording::open_or_create(args)?;
     let stored = recording.frames();
@@ -86,7 +88,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
             if let Ended::Stopped = ended {
                 return Err(Failure::interrupted(format!(
                     "{} has {} frames, all whole",
-                    args.output.display(),
+                    args.output,
                     frames(&report)
                 ))
                 .with_remedy("run the same command with --skip-stored to go on"));
@@ -196,7 +198,7 @@ fn record(
 fn way_on(args: &Args) -> String {
     format!(
         "what {} has is whole: when the cause is gone, run the same command with --skip-stored",
-        args.output.display()
+        args.output
     )
 }
 
@@ -269,7 +271,7 @@ fn summary(recording: &Recording, report: &WriterReport, taken: u64, time: Durat
         report.storing.as_secs_f64(),
     );
     let json = json!({
-        "output": recording.path(),
+        "output": recording.place().to_string(),
         "frames": taken,
         "frames_in_array": report.finished_slices,
         "seconds": seconds,

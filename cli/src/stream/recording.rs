@@ -1,7 +1,6 @@
 //! The array for the frames: new or existing.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use zarrs::array::{Array, ArrayBuilder, ArrayBytes, ArraySubset, DataType, FillValue};
@@ -14,17 +13,18 @@ use zarrs_cuda::writer::ArrayWriter;
 use super::Args;
 use crate::arguments::{Shape, shape_text};
 use crate::failure::Failure;
-use crate::open;
+use crate::open::{self, Kind, Place, Store, Stores};
 use crate::shapes::{Written, edges};
 
 /// A dimension whose extent is not known.
 const ENDLESS: u64 = 1 << 40;
 
-/// An array in a directory.
+/// An array, and where it is.
 pub(super) struct Recording {
-    array: Array<FilesystemStore>,
-    store: Arc<FilesystemStore>,
-    path: PathBuf,
+    array: Array<Store>,
+    /// Its store, if it is a directory.
+    files: Option<Arc<FilesystemStore>>,
+    place: Place,
     /// The shape of a shard.
     shard: Vec<u64>,
     element: usize,
@@ -33,30 +33,30 @@ pub(super) struct Recording {
 impl Recording {
     /// Opens the array in the directory. Creates one if there is none.
     pub(super) fn open_or_create(args: &Args) -> Result<Self, Failure> {
-        let path = &args.output;
-        let shown = path.display();
+        let place = &args.output;
         let cannot = |doing: &str, error: &dyn fmt::Display| {
             let error = error.to_string();
-            Failure::failed(format!("cannot {doing} {shown}: {}", error.trim_end()))
+            Failure::failed(format!("cannot {doing} {place}: {}", error.trim_end()))
         };
-        if open::is_group(path) {
-            return Err(
-                cannot("write to", &"it is a Zarr group").with_remedy("name a directory within it")
-            );
-        }
-        let store = FilesystemStore::new(path).map_err(|error| cannot("write to", &error))?;
-        let store = Arc::new(store);
-        let array = if open::is_array(path) {
-            let array = Array::open(store.clone(), "/");
-            let array = array.map_err(|error| cannot("go on with", &error))?;
-            check(args, &array)?;
-            array
-        } else {
-            let array = described(args, store.clone())?;
-            array
-                .store_metadata()
-                .map_err(|error| cannot("make", &error))?;
-            array
+        let Stores { store, files, .. } = open::output(place)?;
+        let kind = Kind::of(&*store).map_err(|error| cannot("write to", &error))?;
+        let array = match kind {
+            Kind::Group => {
+                return Err(cannot("write to", &"it is a Zarr group")
+                    .with_remedy("name a directory within it"));
+            }
+            Kind::Array => {
+                let array = Array::open(store, "/");
+                let array = array.map_err(|error| cannot("go on with", &error))?;
+                check(args, &array)?;
+                array
+            }
+            Kind::Nothing => {
+                let array = described(args, store)?;
+                let stored = array.store_metadata();
+                stored.map_err(|error| cannot("make", &error))?;
+                array
+            }
         };
         let Some(element) = array.data_type().fixed_size() else {
             return Err(cannot(
@@ -70,14 +70,14 @@ impl Recording {
         Ok(Self {
             shard: edges(&shard),
             array,
-            store,
-            path: path.clone(),
+            files,
+            place: place.clone(),
             element,
         })
     }
 
-    pub(super) fn path(&self) -> &Path {
-        &self.path
+    pub(super) fn place(&self) -> &Place {
+        &self.place
     }
 
     /// The number of frames.
@@ -100,10 +100,13 @@ impl Recording {
     /// more frames, replace them.
     pub(super) fn writer(&self) -> Result<ArrayWriter, Failure> {
         let start = self.frames() / self.shard[0] * self.shard[0];
-        let path = self.path.display();
-        let mut writer = ArrayWriter::builder(&self.array)
-            .with_start(start)
-            .with_atomic_rename(self.store.clone())
+        let path = &self.place;
+        let mut builder = ArrayWriter::builder(&self.array).with_start(start);
+        if let Some(files) = &self.files {
+            builder = builder.with_atomic_rename(files.clone());
+        }
+        // A value of an object store appears as a whole anyway.
+        let mut writer = builder
             .build()
             .map_err(|error| {
                 Failure::failed(format!("cannot write to {path}: {error}")).with_remedy(
@@ -145,7 +148,7 @@ impl fmt::Display for Recording {
             shape_text(&self.array.shape()[1..]),
             name_of(self.array.data_type()),
             shape_text(&self.shard),
-            self.path.display()
+            self.place
         )
     }
 }
@@ -156,8 +159,8 @@ fn name_of(data_type: &DataType) -> String {
 }
 
 /// Checks that an array that exists is the one that the arguments describe.
-fn check(args: &Args, array: &Array<FilesystemStore>) -> Result<(), Failure> {
-    let path = args.output.display();
+fn check(args: &Args, array: &Array<Store>) -> Result<(), Failure> {
+    let path = &args.output;
     let Some((_, frame)) = array.shape().split_first() else {
         return Err(Failure::failed(format!(
             "the array {path} has no dimensions"
@@ -192,9 +195,9 @@ fn data_type(name: &str) -> Result<DataType, Failure> {
     })
 }
 
-/// A new array without frames. Nothing is written to disk yet.
-fn described(args: &Args, store: Arc<FilesystemStore>) -> Result<Array<FilesystemStore>, Failure> {
-    let path = args.output.display();
+/// A new array without frames. Nothing is written yet.
+fn described(args: &Args, store: Arc<Store>) -> Result<Array<Store>, Failure> {
+    let path = &args.output;
     let (Some(Shape(frame)), Some(name)) = (&args.frame_shape, &args.dtype) else {
         return Err(Failure::usage(format!("there is no array in {path} yet"))
             .with_remedy("say what it is to have: --frame-shape 2304,2304 --dtype uint16"));

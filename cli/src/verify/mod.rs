@@ -148,8 +148,11 @@ fn report(
             differ => format!("\nunlike {other} in {}", counted(differ, "shard")),
         };
     }
-    let waiting = consolidate::pending(opened).map_or(0, |pending| pending.len());
-    if waiting > 0 {
+    let waiting = consolidate::pending(opened);
+    if let Err(failure) = &waiting {
+        summary += &format!("\nwhether subchunks wait beside shards is not known: {failure}");
+    }
+    if let Ok(waiting @ 1..) = waiting {
         summary += &format!(
             "\n{} with subchunks beside, which were not looked at: `zarrs-cuda consolidate` packs them",
             counted(waiting, "shard")
@@ -168,7 +171,7 @@ fn report(
         "damaged": damaged,
         "against": args.against.as_ref().map(ToString::to_string),
         "different": different,
-        "shards_to_consolidate": waiting,
+        "shards_to_consolidate": waiting.ok(),
     });
     let outcome = Outcome::new(lines.join("\n"), json);
     if bad + differ > 0 {

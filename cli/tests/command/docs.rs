@@ -7,9 +7,15 @@ use std::path::Path;
 use std::process::Command;
 
 use tempfile::TempDir;
+use zarrs_cuda_object_store_tests::Server;
 
 /// Subcommands whose output is of the machine: only its words are compared.
 const OF_THE_MACHINE: [&str; 3] = ["zarrs-cuda doctor", "zarrs-cuda plan", "zarrs-cuda bench"];
+
+/// The first line of a block whose commands need the feature `remote`.
+const REMOTE: &str = "```console remote";
+/// Where the page has its server, which listens elsewhere in this test.
+const SERVER: &str = "localhost:9000";
 
 #[test]
 fn every_example() {
@@ -27,6 +33,8 @@ fn every_example() {
     fs::write(&wrapper, script).unwrap();
     fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).unwrap();
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    let server = Server::start();
+    let address = server.address().to_string();
 
     let mut blessed = String::new();
     let mut wrong = Vec::new();
@@ -34,7 +42,11 @@ fn every_example() {
     let mut lines = text.lines().peekable();
     while let Some(line) = lines.next() {
         blessed += &format!("{line}\n");
-        if line != "```console" {
+        let is_run = line == "```console" || line == REMOTE && cfg!(feature = "remote");
+        if line == REMOTE && !is_run {
+            eprintln!("the examples of remote places were not run: the feature remote is off");
+        }
+        if !is_run {
             continue;
         }
         while let Some(line) = lines.next_if(|line| *line != "```") {
@@ -48,14 +60,22 @@ fn every_example() {
             }
             // Both outputs, in the order in which a terminal would show them.
             let output = Command::new("sh")
-                .args(["-c", &format!("exec 2>&1; {command}")])
+                .args([
+                    "-c",
+                    &format!("exec 2>&1; {}", command.replace(SERVER, &address)),
+                ])
                 .current_dir(folder.path())
+                .env("AWS_ENDPOINT_URL", format!("http://{address}"))
+                .env("AWS_ALLOW_HTTP", "true")
+                .env("AWS_SKIP_SIGNATURE", "true")
+                .env("NO_PROXY", "127.0.0.1")
                 .env("PATH", &path)
                 .env("NO_COLOR", "1")
                 .env("COLUMNS", "80")
                 .output()
                 .unwrap();
             let got = String::from_utf8(output.stdout).unwrap();
+            let got = got.replace(&address, SERVER);
             let of_machine = OF_THE_MACHINE.iter().any(|name| command.starts_with(name));
             let is_equal = if of_machine {
                 words(&got) == words(&expected)

@@ -20,4 +20,5 @@ mod maintenance;
 mod program;
 mod pyramid;
 mod reencode;
+mod remote;
 mod stream;

@@ -11,6 +11,7 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::TokioIo;
 use object_store::aws::{AmazonS3, AmazonS3Builder};
+use s3s::auth::SimpleAuth;
 use s3s::service::{S3Service, S3ServiceBuilder};
 use s3s_fs::FileSystem;
 use tempfile::TempDir;
@@ -43,9 +44,23 @@ impl Server {
     /// Starts a server, which is ready when this returns.
     #[must_use]
     pub fn start() -> Self {
+        Self::start_with(None)
+    }
+
+    /// Starts a server that checks the signature of each request: a key's name, and its secret.
+    #[must_use]
+    pub fn start_signed(key: &str, secret: &str) -> Self {
+        Self::start_with(Some(SimpleAuth::from_single(key, secret)))
+    }
+
+    fn start_with(auth: Option<SimpleAuth>) -> Self {
         let directory = TempDir::new().unwrap();
         std::fs::create_dir(directory.path().join(BUCKET)).unwrap();
-        let service = S3ServiceBuilder::new(FileSystem::new(directory.path()).unwrap()).build();
+        let mut service = S3ServiceBuilder::new(FileSystem::new(directory.path()).unwrap());
+        if let Some(auth) = auth {
+            service.set_auth(auth);
+        }
+        let service = service.build();
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
