@@ -1,7 +1,8 @@
 """acquire-zarr's part of the benchmark of levels; levels.py says how it is called.
 
 It makes the levels while it writes. It has no zstd without Blosc: for `zstd-1` it compresses with Blosc's
-zstd at level 1.
+zstd at level 1. An axis of space along which it appends must have a known length (0.10 dies by SIGFPE
+otherwise), and is divided until it fits one subchunk.
 """
 
 import acquire_zarr as aqz
@@ -25,7 +26,7 @@ def write(request, frames):
         aqz.Dimension(
             name=name,
             kind=kind,
-            array_size_px=0 if axis == 0 else metadata["shape"][axis],
+            array_size_px=0 if kind == aqz.DimensionType.TIME else metadata["shape"][axis],
             chunk_size_px=subchunk[axis],
             shard_size_chunks=shard[axis] // subchunk[axis],
         )

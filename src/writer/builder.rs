@@ -15,7 +15,7 @@ use zarrs_storage::{
 use super::assembler::Assembler;
 use super::error::WriterError;
 use super::metadata::ArrayLength;
-use super::plan::{self, Plan};
+use super::plan::{self, Epochs, Plan};
 use super::report::Progress;
 use super::shared::{ProgressCallback, Setup, Shared};
 use super::sink::{Length, RenamedSink, ShardSink, WholeSink};
@@ -37,7 +37,7 @@ pub struct ArrayWriterBuilder<TStorage: ?Sized> {
     renamed: Option<Renamed<TStorage>>,
     start: Option<u64>,
     cuts: bool,
-    epochs: Option<usize>,
+    epochs: Epochs,
     store_threads: usize,
     codec_options: CodecOptions,
     metadata_interval: Duration,
@@ -66,7 +66,7 @@ impl<TStorage: ?Sized> fmt::Debug for ArrayWriterBuilder<TStorage> {
             .field("array", &self.array.path())
             .field("renames", &self.renamed.is_some())
             .field("start", &self.start)
-            .field("epochs_per_batch", &self.epochs)
+            .field("epochs_per_batch", &self.epochs.asked)
             .field("store_threads", &self.store_threads)
             .field("metadata_interval", &self.metadata_interval)
             .finish_non_exhaustive()
@@ -83,7 +83,7 @@ where
             renamed: None,
             start: None,
             cuts: false,
-            epochs: None,
+            epochs: Epochs::default(),
             store_threads: 8,
             codec_options: zarrs::config::global_config().codec_options(),
             metadata_interval: Duration::from_secs(1),
@@ -107,6 +107,18 @@ where
         self
     }
 
+    /// Lets a batch have at most so many epochs, unless it is a whole shard epoch that is stored as it is.
+    pub(super) fn with_at_most_epochs(mut self, epochs: Option<usize>) -> Self {
+        self.epochs.most = epochs;
+        self
+    }
+
+    /// How many epochs a batch of the writer would have.
+    pub(super) fn planned_epochs(&self) -> Result<usize, WriterError> {
+        let (encoding, grid) = self.stream()?;
+        Ok(self.plan(&encoding, &grid, self.epochs, None)?.job.epochs)
+    }
+
     /// How many slices the stored array has; `None` if it is not there.
     pub(super) fn stored_length(&self) -> Result<Option<u64>, WriterError> {
         let stored = self.stores(None)?.1.stored();
@@ -127,7 +139,7 @@ where
     /// The number is rounded down to a divisor or a multiple of the epochs in a shard, and is at
     /// least 1. The shards are the same for any number.
     pub fn with_epochs_per_batch(mut self, epochs: usize) -> Self {
-        self.epochs = Some(epochs.max(1));
+        self.epochs.asked = Some(epochs.max(1));
         self
     }
 
@@ -327,7 +339,7 @@ where
         &self,
         encoding: &ShardEncoding,
         grid: &StreamGrid,
-        epochs: Option<usize>,
+        epochs: Epochs,
         host: Option<&str>,
     ) -> Result<Plan, WriterError> {
         plan::plan(encoding, grid, self.renamed.is_some(), epochs, host)
@@ -350,7 +362,7 @@ where
                 Err(error) => error,
             };
             if error.wants_less() && plan.job.epochs > 1 {
-                epochs = Some(plan.job.epochs / 2);
+                epochs.asked = Some(plan.job.epochs / 2);
             } else if plan.choice.can_fall_back() {
                 tracing::warn!(%error, "no stream on a device: the host encodes it");
                 (epochs, host) = (self.epochs, Some(error.to_string()));

@@ -63,6 +63,15 @@ pub(super) struct Plan {
     pub(super) assembly: Option<(usize, usize)>,
 }
 
+/// How many epochs a batch has.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Epochs {
+    /// As many, if the application says so.
+    pub(super) asked: Option<usize>,
+    /// At most so many, unless a batch is a whole shard epoch that is stored as it is.
+    pub(super) most: Option<usize>,
+}
+
 /// One configuration.
 struct Candidate {
     epochs: usize,
@@ -74,12 +83,12 @@ struct Candidate {
 }
 
 /// Plan a writer of `encoding` and `grid`, whose sink stores shards in pieces if it `grows`; with
-/// batches of `epochs` if the application says so; on the `host`, if there is a reason.
+/// batches of `epochs`; on the `host`, if there is a reason.
 pub(super) fn plan(
     encoding: &ShardEncoding,
     grid: &StreamGrid,
     grows: bool,
-    epochs: Option<usize>,
+    epochs: Epochs,
     host: Option<&str>,
 ) -> Result<Plan, WriterError> {
     let options = &encoding.shards.codec.options;
@@ -87,7 +96,7 @@ pub(super) fn plan(
         memory,
         needed,
         budget,
-        advice: advice(memory, needed, grid, grows, epochs),
+        advice: advice(memory, needed, grid, grows, epochs.asked),
     };
     // Of shards that no machine has room for, it would take long to find divisors.
     let indexes = indexes(encoding, grid).unwrap_or(usize::MAX);
@@ -216,14 +225,8 @@ fn job(encoding: &ShardEncoding, grid: &StreamGrid, candidate: &Candidate) -> St
 }
 
 /// Epochs of a batch, from the best number down.
-fn sizes(
-    grid: &StreamGrid,
-    grows: bool,
-    fixed: bool,
-    device: bool,
-    asked: Option<usize>,
-) -> Vec<usize> {
-    if let Some(asked) = asked {
+fn sizes(grid: &StreamGrid, grows: bool, fixed: bool, device: bool, epochs: Epochs) -> Vec<usize> {
+    if let Some(asked) = epochs.asked {
         return vec![grid.whole_batch(asked)];
     }
     let targets = if device { DEVICE } else { HOST };
@@ -236,6 +239,7 @@ fn sizes(
     let target = (targets.bytes / bytes)
         .max(for_subchunks.min(targets.most_bytes / bytes))
         .min(MOST_SUBCHUNKS / grid.subchunks_per_epoch().max(1))
+        .min(epochs.most.unwrap_or(usize::MAX))
         .max(1);
     let per_shard = grid.epochs_per_shard();
     let mut sizes = Vec::new();

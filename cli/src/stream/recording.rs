@@ -106,13 +106,11 @@ impl Recording {
             builder = builder.with_atomic_rename(files.clone());
         }
         // A value of an object store appears as a whole anyway.
-        let mut writer = builder
-            .build()
-            .map_err(|error| {
-                Failure::failed(format!("cannot write to {path}: {error}")).with_remedy(
-                    "name another OUT. `zarrs-cuda reencode` makes a sharded array of one that is not",
-                )
-            })?;
+        let mut writer = builder.build().map_err(|error| {
+            Failure::failed(format!("cannot write to {path}: {error}")).with_remedy(
+                "name another OUT. `zarrs-cuda reencode` makes a sharded array of one that is not",
+            )
+        })?;
         for frame in start..self.frames() {
             let cannot = |error: &dyn fmt::Display| {
                 Failure::failed(format!(

@@ -228,8 +228,8 @@ where
             host: plan.kept,
             ..MemoryEstimate::default()
         };
-        for (level, array) in plan.arrays.iter().enumerate() {
-            let of_level = self.writer(level, array).memory_estimate();
+        for level in 0..plan.arrays.len() {
+            let of_level = self.writer(&plan, level).memory_estimate();
             memory = sum(memory, plan.of_level(level, of_level)?);
         }
         Ok(memory)
@@ -263,7 +263,7 @@ where
         for (level, start) in starts.into_iter().enumerate() {
             plan.set_length(level, start)?;
         }
-        let top = self.writer(0, &plan.arrays[0]).cutting().build();
+        let top = self.writer(&plan, 0).cutting().build();
         let top = plan.of_level(0, top)?;
         let mut lower = self.cascade(&plan)?;
         self.describe(&plan, true)?;
@@ -290,9 +290,7 @@ where
 
     /// The writers of the levels below level 0, which are cut off where these begin.
     pub(super) fn cascade(&self, plan: &Plan<TStorage>) -> Result<Cascade, WriterError> {
-        cascade_of(plan, &|level| {
-            self.writer(level, &plan.arrays[level]).cutting()
-        })
+        cascade_of(plan, &|level| self.writer(plan, level).cutting())
     }
 
     /// The writers of the levels below level 0, for the windows that begin with `slices` of level 0.
@@ -303,18 +301,18 @@ where
     ) -> Result<Cascade, WriterError> {
         let starts = pyramid::lengths(&plan.levels, slices.start);
         cascade_of(plan, &|level| {
-            self.writer(level, &plan.arrays[level])
-                .with_start(starts[level])
+            self.writer(plan, level).with_start(starts[level])
         })
     }
 
     pub(super) fn writer(
         &self,
+        plan: &Plan<TStorage>,
         level: usize,
-        array: &Array<TStorage>,
     ) -> ArrayWriterBuilder<TStorage> {
-        let mut builder = ArrayWriterBuilder::new(array)
+        let mut builder = ArrayWriterBuilder::new(&plan.arrays[level])
             .with_codec_options(self.codec_options)
+            .with_at_most_epochs(plan.epochs)
             .with_metadata_interval(self.metadata_interval)
             .with_store_threads(self.store_threads >> level.min(63));
         if let Some(epochs) = self.epochs.filter(|_| level == 0) {
@@ -387,6 +385,7 @@ where
             reducers,
             kept: kept + slice,
             weights,
+            epochs: None,
             budget: codec.options().clone(),
             threads: NonZeroUsize::new(self.codec_options.concurrent_target())
                 .unwrap_or(NonZeroUsize::MIN),
@@ -401,6 +400,8 @@ where
             plan.arrays.push(array);
             plan.set_length(number, length)?;
         }
+        // Without a plan, the writer of level 0 says why.
+        plan.epochs = self.writer(&plan, 0).planned_epochs().ok();
         Ok(plan)
     }
 

@@ -14,6 +14,7 @@
 use std::num::NonZeroUsize;
 
 use super::super::{ArrayWriter, WriterError};
+use crate::engine::pieces;
 use crate::engine::reduce::Reducer;
 
 /// A level below level 0.
@@ -64,8 +65,7 @@ impl Lower {
     /// Adds a slice of the level above. Nothing is owed.
     fn add(&mut self, slice: &[u8]) -> Result<(), WriterError> {
         if self.window == 2 && !self.is_kept {
-            self.keep(slice);
-            return Ok(());
+            return self.keep(slice);
         }
         let kept = self.is_kept.then(|| std::mem::take(&mut self.kept));
         let made = match &kept {
@@ -77,10 +77,12 @@ impl Lower {
         made
     }
 
-    fn keep(&mut self, slice: &[u8]) {
-        self.kept.clear();
-        self.kept.extend_from_slice(slice);
+    fn keep(&mut self, slice: &[u8]) -> Result<(), WriterError> {
+        self.kept.resize(slice.len(), 0);
+        let copied = pieces::copy(vec![(&mut self.kept, slice)], self.threads);
+        copied.map_err(|error| self.writer.broken(&error.to_string()))?;
         self.is_kept = true;
+        Ok(())
     }
 
     /// Makes a slice of a whole window.

@@ -22,6 +22,9 @@ pub(super) struct Plan<TStorage: ?Sized> {
     pub(super) kept: usize,
     /// The part of the budget that each level has: so many of the sum of them.
     pub(super) weights: Vec<usize>,
+    /// The most epochs of a batch of each level: those of level 0, so that a level takes memory as it has
+    /// elements.
+    pub(super) epochs: Option<usize>,
     pub(super) budget: Options,
     pub(super) threads: NonZeroUsize,
     /// The group of the image, with its new description.

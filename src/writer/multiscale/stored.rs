@@ -2,12 +2,12 @@
 
 use std::num::NonZeroU64;
 
-use zarrs::array::Array;
 use zarrs_storage::ReadableWritableStorageTraits;
 
 use super::cascade::{Cascade, at_level};
 use super::describe::patiently;
 use super::feed::{feed, for_each_slice};
+use super::plan::Plan;
 use super::{MultiscaleBuilder, pyramid};
 use crate::reader::Cancel;
 use crate::writer::{WriterError, WriterReport};
@@ -80,7 +80,7 @@ where
         let lengths = pyramid::lengths(&plan.levels, slices);
         for (level, length) in lengths.into_iter().enumerate().skip(1) {
             plan.set_length(level, length)?;
-            self.lengthen(level, &plan.arrays[level])?;
+            self.lengthen(&plan, level)?;
         }
         self.describe(&plan, false)?;
         let mut written = 0;
@@ -101,9 +101,9 @@ where
     }
 
     /// Lets the stored array of a level have its final length, while other processes do the same.
-    fn lengthen(&self, level: usize, array: &Array<TStorage>) -> Result<(), WriterError> {
-        let writer = self.writer(level, array);
-        let length = Some(array.shape()[0]);
+    fn lengthen(&self, plan: &Plan<TStorage>, level: usize) -> Result<(), WriterError> {
+        let writer = self.writer(plan, level);
+        let length = Some(plan.length(level));
         let result = patiently(|| {
             if writer.stored_length().is_ok_and(|stored| stored == length) {
                 return Ok(());
@@ -111,7 +111,7 @@ where
             writer.lengthen()
         });
         let result = result.or_else(|error| {
-            let erased = self.erase_leftover(&zarrs::node::meta_key_v3(array.path()));
+            let erased = self.erase_leftover(&zarrs::node::meta_key_v3(plan.arrays[level].path()));
             if erased.is_none_or(|erased| erased.is_err()) {
                 return Err(error);
             }
