@@ -245,7 +245,7 @@ DEVICE void from_double(double value, uint32_t, uint64_t& bits) { bits = as_bits
 template <typename T> constexpr T SIGN = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
 
 template <typename T> DEVICE bool is_nan(const ReduceParameters& p, T bits) {
-    return p.kind >= FLOAT && static_cast<T>(bits & static_cast<T>(~SIGN<T>)) > static_cast<T>(p.infinity);
+    return sizeof(T) > 1 && p.kind >= FLOAT && static_cast<T>(bits & static_cast<T>(~SIGN<T>)) > static_cast<T>(p.infinity);
 }
 
 // Sums of integers, of which 256 fit. The mean of 2^power of them, rounded half to even.
@@ -253,9 +253,8 @@ template <typename T> struct Sum {
     int32_t sum;
     DEVICE Sum zero() { return Sum{0}; }
     __device__ __forceinline__ void add(T value, uint32_t kind) {
-        const uint32_t bits = value;
-        const uint32_t extended = bits - ((kind == SIGNED && (bits & SIGN<T>) != 0) ? 2 * uint32_t{SIGN<T>} : 0);
-        sum += static_cast<int32_t>(extended);
+        const uint32_t flip = kind == SIGNED ? SIGN<T> : 0;
+        sum += static_cast<int32_t>((value ^ flip) - flip);
     }
     __device__ __forceinline__ T mean(uint32_t power) const {
         return static_cast<T>((sum + (1 << (power - 1)) - 1 + (sum >> power & 1)) >> power);
@@ -265,7 +264,8 @@ template <> struct Sum<uint32_t> {
     int64_t sum;
     DEVICE Sum zero() { return Sum{0}; }
     __device__ __forceinline__ void add(uint32_t value, uint32_t kind) {
-        sum += kind == SIGNED ? static_cast<int64_t>(static_cast<int32_t>(value)) : static_cast<int64_t>(value);
+        const uint64_t flip = kind == SIGNED ? SIGN<uint32_t> : 0;
+        sum += static_cast<int64_t>((value ^ flip) - flip);
     }
     __device__ __forceinline__ uint32_t mean(uint32_t power) const {
         return static_cast<uint32_t>((sum + (int64_t{1} << (power - 1)) - 1 + (sum >> power & 1)) >> power);
@@ -348,14 +348,14 @@ template <> struct KeyOf<uint64_t> { using Type = uint64_t; };
 template <typename T> using Key = typename KeyOf<T>::Type;
 
 template <typename T> DEVICE Key<T> key_of(T bits, uint32_t kind) {
-    if (kind >= FLOAT && (bits & SIGN<T>) != 0) return static_cast<T>(~bits);
-    return kind == UNSIGNED ? bits : static_cast<T>(bits ^ SIGN<T>);
+    if (sizeof(T) > 1 && kind >= FLOAT && (bits & SIGN<T>) != 0) return static_cast<T>(~bits);
+    return static_cast<T>(bits ^ (kind == UNSIGNED ? T{0} : SIGN<T>));
 }
 
 template <typename T> DEVICE T of_key(Key<T> key, uint32_t kind) {
     const T bits = static_cast<T>(key);
-    if (kind >= FLOAT && (bits & SIGN<T>) == 0) return static_cast<T>(~bits);
-    return kind == UNSIGNED ? bits : static_cast<T>(bits ^ SIGN<T>);
+    if (sizeof(T) > 1 && kind >= FLOAT && (bits & SIGN<T>) == 0) return static_cast<T>(~bits);
+    return static_cast<T>(bits ^ (kind == UNSIGNED ? T{0} : SIGN<T>));
 }
 
 template <typename T> DEVICE T mean_of_two(const ReduceParameters& p, T a, T b) {
