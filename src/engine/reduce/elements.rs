@@ -41,7 +41,7 @@ impl Elements {
     }
 
     /// Whether they can be reduced so.
-    pub(super) fn can(self, reduction: Reduction) -> bool {
+    pub(crate) fn can(self, reduction: Reduction) -> bool {
         match reduction {
             Reduction::Mode | Reduction::Decimate => matches!(self.size(), 1 | 2 | 4 | 8 | 16),
             Reduction::Mean => !matches!(self, Self::Bytes(_)),

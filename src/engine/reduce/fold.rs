@@ -384,14 +384,47 @@ macro_rules! float {
 #[allow(clippy::cast_possible_truncation, reason = "rounded once")]
 #[allow(clippy::eq_op, reason = "NaN is not equal to itself")]
 mod floats {
-    use super::{Lane, Number, bf16, f16};
+    use super::{Lane, Number, bf16, f16, narrow};
 
     float! {
-        bf16, u16, 0x7FC0, |x| x.to_f64(), |x| bf16::from_f64(x);
-        f16, u16, 0x7E00, |x| x.to_f64(), |x| f16::from_f64(x);
+        bf16, u16, 0x7FC0, |x| x.to_f64(), |x| bf16::from_bits(narrow(x, 8, 7));
+        f16, u16, 0x7E00, |x| x.to_f64(), |x| f16::from_bits(narrow(x, 5, 10));
         f32, u32, 0x7FC0_0000, |x| f64::from(x), |x| x as f32;
         f64, u64, 0x7FF8_0000_0000_0000, |x| x, |x| x;
     }
+}
+
+/// Rounds to a float of 16 bits, half to even. Conversions of processors, and of the crate `half`, go
+/// through 32 bits, and round twice.
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "at most a bit more than the fraction is left"
+)]
+#[inline(always)]
+fn narrow(value: f64, exponent_bits: u32, fraction_bits: u32) -> u16 {
+    let bits = value.to_bits();
+    let sign = ((bits >> 63) as u16) << 15;
+    let magnitude = bits & !(1 << 63);
+    let infinity = ((1_u16 << exponent_bits) - 1) << fraction_bits;
+    if value.is_nan() {
+        return infinity | 1;
+    }
+    let exponent = (magnitude >> 52) as i32 - 1023 + (1 << (exponent_bits - 1)) - 1;
+    if exponent >= (1 << exponent_bits) - 1 {
+        return sign | infinity;
+    }
+    // Of subnormal numbers fewer bits are left.
+    let shift = 52 - fraction_bits + u32::try_from(1 - exponent).unwrap_or(0);
+    if shift > 54 {
+        return sign;
+    }
+    let significand = magnitude & ((1 << 52) - 1) | 1 << 52;
+    let (below, rest) = (significand >> shift, significand & ((1 << shift) - 1));
+    let half = 1 << (shift - 1);
+    let up = rest > half || rest == half && below & 1 == 1;
+    // A carry goes into the exponent, up to infinity.
+    let exponent = u64::try_from(exponent - 1).unwrap_or(0) << fraction_bits;
+    sign | (exponent + below + u64::from(up)) as u16
 }
 
 /// A complex number: of two parts, each of which has its mean.
