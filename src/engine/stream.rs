@@ -76,7 +76,7 @@ pub(crate) struct Windows<'i> {
     /// Whether the first slice is the one that was [kept](StreamEngine::keep).
     pub(crate) kept: bool,
     /// An input of the level above, and slices of its batch. `None`: the kept slice is a window.
-    pub(crate) above: Option<(&'i mut dyn Input, Range<usize>)>,
+    pub(crate) above: Option<(&'i mut (dyn Input + 'static), Range<usize>)>,
 }
 
 impl StreamJob {

@@ -351,7 +351,7 @@ fn bits<T: Copy>(a: &[T; LANES], b: &[T; LANES], f: impl Fn(T, T) -> bool) -> u3
 #[inline(always)]
 fn sign_extended(value: u32, width: Width) -> i32 {
     match width {
-        Width::W16 => i32::from(value as u16 as i16),
+        Width::W16 => i32::from((value as u16).cast_signed()),
         Width::W32 | Width::W64 => value.cast_signed(),
     }
 }

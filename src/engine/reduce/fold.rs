@@ -400,7 +400,7 @@ mod floats {
     clippy::cast_possible_truncation,
     reason = "at most a bit more than the fraction is left"
 )]
-#[inline(always)]
+#[inline]
 fn narrow(value: f64, exponent_bits: u32, fraction_bits: u32) -> u16 {
     let bits = value.to_bits();
     let sign = ((bits >> 63) as u16) << 15;

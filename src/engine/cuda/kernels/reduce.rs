@@ -69,6 +69,52 @@ struct Parameters {
 const _: () =
     assert!(size_of::<Parameters>() == 104 + MAX_DIGITS * 40 && align_of::<Parameters>() == 8);
 
+impl Parameters {
+    /// Sets the steps of the windows' axes, and all digits but the first. `None` if there are more
+    /// than the kernels have.
+    fn step(&mut self, axes: &[Axis]) -> Option<()> {
+        let halved = axes.iter().rev().filter(|axis| axis.is_halved());
+        let mut left = halved.clone().count();
+        if left >= MAX_AXES {
+            return None;
+        }
+        self.axes = number(left);
+        for (step, axis) in self.steps.iter_mut().zip(halved) {
+            *step = axis.above as u64;
+        }
+        let mut digits = 1;
+        for axis in axes {
+            let mut bit = 0;
+            if axis.is_halved() {
+                left -= 1;
+                bit = 1 << left;
+            }
+            if axis.reduced() < 2 {
+                continue;
+            }
+            let by = FastDivision::new(axis.reduced())?;
+            let is_short = axis.is_halved() && !axis.extent.is_multiple_of(2);
+            *self.digits.get_mut(digits)? = Digit {
+                from: (axis.above * axis.factor) as u64,
+                to: axis.below as u64,
+                extent: number(axis.reduced()),
+                magic: by.magic,
+                shift: by.shift,
+                short_index: if is_short {
+                    number(axis.reduced() - 1)
+                } else {
+                    u32::MAX
+                },
+                axis: bit,
+                zero: 0,
+            };
+            digits += 1;
+        }
+        self.digit_count = number(digits);
+        Some(())
+    }
+}
+
 /// A plan to reduce slices to slices, both padded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reduce {
@@ -137,6 +183,11 @@ impl Axis {
     fn reduced(&self) -> usize {
         self.extent.div_ceil(self.factor)
     }
+
+    /// Whether windows have two elements along it, but for one at the end.
+    fn is_halved(&self) -> bool {
+        self.factor == 2 && self.extent > 1
+    }
 }
 
 impl Reduce {
@@ -176,11 +227,10 @@ impl Reduce {
             return Err(ReduceError::Padding);
         };
         let per_slice: usize = axes.iter().map(Axis::reduced).product();
-        let too_large = ReduceError::TooLarge {
-            elements: per_slice,
-        };
         if per_slice > MOST {
-            return Err(too_large);
+            return Err(ReduceError::TooLarge {
+                elements: per_slice,
+            });
         }
         let mut parameters = Parameters {
             nan,
@@ -189,50 +239,7 @@ impl Reduce {
             operation,
             ..Parameters::default()
         };
-        let halved = |axis: &Axis| axis.factor == 2 && axis.extent > 1;
-        let count = axes.iter().filter(|axis| halved(axis)).count();
-        if count >= MAX_AXES {
-            return Err(ReduceError::Padding);
-        }
-        parameters.axes = number(count);
-        for (step, axis) in parameters
-            .steps
-            .iter_mut()
-            .zip(axes.iter().rev().filter(|axis| halved(axis)))
-        {
-            *step = axis.above as u64;
-        }
-        let mut digits = 1;
-        let mut left = count;
-        for axis in &axes {
-            let bit = if halved(axis) {
-                left -= 1;
-                1 << left
-            } else {
-                0
-            };
-            if axis.reduced() < 2 {
-                continue;
-            }
-            let is_short = bit != 0 && !axis.extent.is_multiple_of(2);
-            let by = FastDivision::new(axis.reduced()).ok_or(too_large)?;
-            *parameters.digits.get_mut(digits).ok_or(too_large)? = Digit {
-                from: (axis.above * axis.factor) as u64,
-                to: axis.below as u64,
-                extent: number(axis.reduced()),
-                magic: by.magic,
-                shift: by.shift,
-                short_index: if is_short {
-                    number(axis.reduced() - 1)
-                } else {
-                    u32::MAX
-                },
-                axis: bit,
-                zero: 0,
-            };
-            digits += 1;
-        }
-        parameters.digit_count = number(digits);
+        parameters.step(&axes).ok_or(ReduceError::Padding)?;
         let pair = 2 * size as u64;
         let (fastest, others) = parameters.steps.split_at(1);
         let digit_steps = parameters.digits.iter().map(|digit| digit.from);

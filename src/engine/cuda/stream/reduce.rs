@@ -48,12 +48,9 @@ fn padded(grid: &StreamGrid) -> Vec<usize> {
 }
 
 impl Reduction {
-    /// Plans the reduction of `job`, if it has one that a device can do. `None` inside: it has none.
-    /// `None`: the buffers are more than this machine can address.
-    pub(super) fn new(job: &StreamJob, arenas: &mut Arenas) -> Option<Option<Self>> {
-        let Some(from) = &job.reduced_from else {
-            return Some(None);
-        };
+    /// Plans the reduction of `job`, if it has one that a device can do.
+    pub(super) fn new(job: &StreamJob) -> Option<Self> {
+        let from = job.reduced_from.as_ref()?;
         let (above, below) = (&from.above, &job.grid);
         let size = from.reducer.elements().size();
         let fits = |grid: &StreamGrid| grid.shard().element_size() == size;
@@ -66,24 +63,23 @@ impl Reduction {
             || !is_slice
             || from.reducer.reduced_bytes() != below.slice_bytes()
         {
-            return Some(None);
+            return None;
         }
-        let Ok(plan) = Reduce::new(&from.reducer, &padded(above), &padded(below)) else {
-            return Some(None);
-        };
-        let padding = Padding::new(above);
-        let kept = if from.slices == 2 {
-            let len = padding.padded_slice();
-            Some((arenas.device.region(len)?, arenas.pinned_out.region(len)?))
-        } else {
-            None
-        };
-        Some(Some(Self {
-            plan,
+        Some(Self {
+            plan: Reduce::new(&from.reducer, &padded(above), &padded(below)).ok()?,
             from: from.clone(),
-            above: padding,
-            kept,
-        }))
+            above: Padding::new(above),
+            kept: None,
+        })
+    }
+
+    /// Takes room for a kept slice. `None` if that is more than this machine can address.
+    pub(super) fn reserve(mut self, arenas: &mut Arenas) -> Option<Self> {
+        if self.from.slices == 2 {
+            let len = self.above.padded_slice();
+            self.kept = Some((arenas.device.region(len)?, arenas.pinned_out.region(len)?));
+        }
+        Some(self)
     }
 
     /// Whether the level above is `grid`.
@@ -151,6 +147,28 @@ fn planned(shared: &Shared) -> Result<&Reduction, EngineError> {
     })
 }
 
+/// Ensures that `slices` of the level above are on the device, before anything that is enqueued
+/// in `lane` from now on. Returns where they are.
+fn wait_for_source(
+    lane: Running<'_>,
+    above: &mut CudaInput,
+    slices: Range<usize>,
+) -> Result<DeviceSpan, DriverError> {
+    let shared = above.shared.clone();
+    let (entered, lane_above) = shared.enter()?;
+    let done = above.put_on_device(lane_above, slices).and_then(|from| {
+        let event = shared.take_reusable(lane_above)?;
+        let ordered = (lane.driver)
+            .record(event, lane_above.up, SOURCE)
+            .and_then(|()| lane.driver.wait(lane.up, event, SOURCE_WAIT));
+        // This lane waits for this record, whatever the event is used for afterwards.
+        shared.give_reusable(event);
+        ordered.map(|()| from)
+    });
+    drop(entered);
+    done
+}
+
 impl Shared {
     /// See [`StreamEngine::reduce`](crate::engine::stream::StreamEngine::reduce).
     pub(super) fn reduce(
@@ -189,7 +207,7 @@ impl Shared {
         let (entered, lane) = self.enter()?;
         let done = input.pad_on_device(lane).and_then(|()| {
             let from = match &mut above {
-                Some((above, slices)) => Some(self.wait_for_source(lane, above, slices.clone())?),
+                Some((above, slices)) => Some(wait_for_source(lane, above, slices.clone())?),
                 None => None,
             };
             self.launch(lane, reduction, from, windows.kept, input, at / slice)?;
@@ -228,7 +246,7 @@ impl Shared {
             return Err(EngineError::Internal("a slice is kept already"));
         }
         let (entered, lane) = self.enter()?;
-        let done = self.wait_for_source(lane, above, slices).and_then(|from| {
+        let done = wait_for_source(lane, above, slices).and_then(|from| {
             lane.copy(
                 lane.up,
                 Span::Device(from),
@@ -293,29 +311,6 @@ impl Shared {
         let slice = grid.slice_bytes();
         above.check(slices.start * slice, slices.len() * slice)?;
         Ok(above)
-    }
-
-    /// Ensures that `slices` of the level above are on the device, before anything that is enqueued
-    /// in this stream's lane from now on. Returns where they are.
-    fn wait_for_source(
-        &self,
-        lane: Running<'_>,
-        above: &mut CudaInput,
-        slices: Range<usize>,
-    ) -> Result<DeviceSpan, DriverError> {
-        let shared = above.shared.clone();
-        let (entered, lane_above) = shared.enter()?;
-        let done = above.put_on_device(lane_above, slices).and_then(|from| {
-            let event = shared.take_reusable(lane_above)?;
-            let ordered = (lane.driver)
-                .record(event, lane_above.up, SOURCE)
-                .and_then(|()| lane.driver.wait(lane.up, event, SOURCE_WAIT));
-            // This lane waits for this record, whatever the event is used for afterwards.
-            shared.give_reusable(event);
-            ordered.map(|()| from)
-        });
-        drop(entered);
-        done
     }
 
     /// Lets the level above wait for everything that is in this stream's lane now.

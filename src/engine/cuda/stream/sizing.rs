@@ -127,7 +127,10 @@ impl StreamSizing {
             let inputs = regions(&mut arenas.pinned_in, inputs, padded)?;
             let raws = regions(&mut arenas.device, inputs.len(), padded)?;
             let outputs = regions(&mut arenas.pinned_out, job.outputs.max(1), output)?;
-            let reduction = Reduction::new(job, &mut arenas)?;
+            let reduction = match Reduction::new(job) {
+                Some(reduction) => Some(reduction.reserve(&mut arenas)?),
+                None => None,
+            };
             lane.capacity = Capacity {
                 // The host encodes a batch that the device failed to encode.
                 reads_uploads: true,

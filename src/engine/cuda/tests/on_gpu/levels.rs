@@ -309,7 +309,7 @@ impl<'a> Both<'a> {
     /// Makes `count` slices behind the first `made` ones of the batch below.
     fn windows(
         &mut self,
-        mut above: Option<(&mut dyn Input, std::ops::Range<usize>)>,
+        mut above: Option<(&mut (dyn Input + 'static), std::ops::Range<usize>)>,
         count: usize,
         made: usize,
     ) -> Result<(), EngineError> {
