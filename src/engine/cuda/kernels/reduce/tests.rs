@@ -175,7 +175,9 @@ pub(crate) fn check_every_kernel(driver: &dyn Driver) {
             let slices = (0..2).map(|seed| {
                 let mut bytes = noise(seed, bytes);
                 if elements == Elements::Bool {
-                    bytes.iter_mut().for_each(|byte| *byte &= 1);
+                    for byte in &mut bytes {
+                        *byte &= 1;
+                    }
                 }
                 bytes
             });

@@ -132,6 +132,15 @@ fn on_host(from: &ReducedFrom, window: &[u8], slice: usize) -> Vec<u8> {
     reduced
 }
 
+/// A batch that is being filled.
+struct Filled {
+    first: usize,
+    batch: Arc<BatchGrid>,
+    input: Box<dyn Input>,
+    /// Its slices so far.
+    slices: usize,
+}
+
 /// Encodes both levels as a writer would, on one thread.
 pub(in crate::engine::cuda) struct Both<'a> {
     levels: &'a Levels,
@@ -143,8 +152,8 @@ pub(in crate::engine::cuda) struct Both<'a> {
     kept: bool,
     /// A slice that the host keeps instead.
     kept_here: Option<Vec<u8>>,
-    /// The batch of the level below that is being filled, and its slices so far.
-    filled: Option<(usize, Arc<BatchGrid>, Box<dyn Input>, usize)>,
+    /// The batch of the level below.
+    filled: Option<Filled>,
     batches: std::vec::IntoIter<(usize, Arc<BatchGrid>)>,
     /// Windows that the device has reduced.
     pub(in crate::engine::cuda) on_device: usize,
@@ -277,18 +286,23 @@ impl<'a> Both<'a> {
         if self.filled.is_none() {
             let input = self.runs[1].input()?;
             let (first, batch) = self.batches.next().unwrap();
-            self.filled = Some((first, batch, input, 0));
+            self.filled = Some(Filled {
+                first,
+                batch,
+                input,
+                slices: 0,
+            });
         }
-        let (_, batch, _, made) = self.filled.as_ref().unwrap();
-        let all = batch.epochs() * self.levels.below.job.grid.epoch_slices();
-        Ok((all - made, *made))
+        let filled = self.filled.as_ref().unwrap();
+        let all = filled.batch.epochs() * self.levels.below.job.grid.epoch_slices();
+        Ok((all - filled.slices, filled.slices))
     }
 
     fn submit_if_full(&mut self) -> Result<(), EngineError> {
         if self.below_input()?.0 == 0
-            && let Some((first, batch, input, _)) = self.filled.take()
+            && let Some(filled) = self.filled.take()
         {
-            self.runs[1].submit(first, batch, input)?;
+            self.runs[1].submit(filled.first, filled.batch, filled.input)?;
         }
         Ok(())
     }
@@ -316,8 +330,8 @@ impl<'a> Both<'a> {
         let from = self.levels.below.job.reduced_from.as_ref().unwrap();
         let slice = self.levels.above.job.grid.slice_bytes();
         let below_slice = self.levels.below.job.grid.slice_bytes();
-        let (_, _, input, filled) = self.filled.as_mut().unwrap();
-        *filled += count;
+        let Filled { input, slices, .. } = self.filled.as_mut().unwrap();
+        *slices += count;
         let is_here = self.mix == Mix::Both && self.numbers.below(4) == 0;
         if self.kept_here.is_none() && !is_here {
             let windows = Windows {
@@ -363,9 +377,15 @@ impl<'a> Both<'a> {
             self.windows(None, 1, made)?;
             self.submit_if_full()?;
         }
-        if let Some((first, batch, mut input, made)) = self.filled.take() {
+        if let Some(filled) = self.filled.take() {
+            let Filled {
+                first,
+                batch,
+                mut input,
+                slices,
+            } = filled;
             let grid = &self.levels.below.job.grid;
-            let at = made * grid.slice_bytes();
+            let at = slices * grid.slice_bytes();
             let all = batch.epochs() * grid.epoch_bytes();
             let begin = first * grid.epoch_bytes();
             input.write(at, &self.levels.below.bytes[begin + at..begin + all])?;
