@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::from_device::read_from_device;
 use super::padding::Padding;
 use super::ranges::Ranges;
-use super::reduce::Reading;
+use super::reading::Reading;
 use super::shared::{InputMemory, OutputMemory, Shared};
 use crate::engine::EngineError;
 use crate::engine::cuda::arena::Region;
@@ -199,7 +199,7 @@ impl CudaInput {
     }
 
     /// Checks that no reduction reads these bytes.
-    fn check_unread(&self, range: &Range<usize>) -> Result<(), EngineError> {
+    pub(super) fn check_unread(&self, range: &Range<usize>) -> Result<(), EngineError> {
         let read = |other: &Range<usize>| other.start < range.end && range.start < other.end;
         if self.read.iter().any(read) {
             return Err(EngineError::Internal("slices that were reduced already"));

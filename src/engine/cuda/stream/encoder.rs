@@ -36,9 +36,9 @@
 //! only kernels use are ordered by their stream: batches take turns with the streams of kernels, and
 //! `compute` is the batch's. `AGGREGATED` and `ANSWERED` are in
 //! `cuda/enqueue.rs`, shared with the encoding of shards; `UPLOADED` is in `enqueue`, `FETCHED` in
-//! `fetch`, `MADE` and `TAKEN` in `from_device`, `SOURCE` and `REDUCED` in `reduce`. Besides, the host waits for whole streams:
+//! `fetch`, `MADE` and `TAKEN` in `from_device`, `SOURCE` in `reduce`, `REDUCED` in `reading`. Besides, the host waits for whole streams:
 //! `PADDED` and `BROUGHT_BACK` of an input (`buffers`), `KEPT_HOST` and `REDUCED_HOST` of a reduction
-//! (`reduce`), and `DRAINED` after a failure (`shared`).
+//! (`reduce`, `reading`), and `DRAINED` after a failure (`shared`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;

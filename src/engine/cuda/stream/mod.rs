@@ -11,7 +11,7 @@
 //! | `shared` | the lane, and the free buffers |
 //! | `buffers` | inputs and outputs, in pinned memory |
 //! | `from_device`, `ranges` | bytes that an application has on the device |
-//! | `reduce` | slices that the device makes from those of another stream |
+//! | `reduce`, `reduction`, `reading` | slices that the device makes from those of another stream: enqueued, planned, waited for |
 //! | `encoder` | batches; begins with the order of all operations, and with all edges |
 //! | `enqueue`, `fetch` | a batch, enqueued in the streams of the lane, and fetched from there |
 //! | `layout` | where the subchunks of a batch go |
@@ -24,7 +24,9 @@ mod from_device;
 mod layout;
 mod padding;
 mod ranges;
+mod reading;
 mod reduce;
+mod reduction;
 mod shared;
 mod sizing;
 

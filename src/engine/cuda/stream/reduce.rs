@@ -8,126 +8,21 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::buffers::{CudaInput, unpadded};
-use super::padding::Padding;
+use super::reading::Reading;
+use super::reduction::Reduction;
 use super::shared::Shared;
 use crate::engine::EngineError;
-use crate::engine::cuda::arena::{Arenas, Region};
-use crate::engine::cuda::driver::{Access, DeviceSpan, DriverError, EventId, Fault, Site, Span};
-use crate::engine::cuda::kernels::reduce::{Reduce, Windows as Launched};
+use crate::engine::cuda::driver::{Access, DeviceSpan, DriverError, Site, Span};
+use crate::engine::cuda::kernels::reduce::Windows as Launched;
 use crate::engine::cuda::kernels::spans::sub_span;
 use crate::engine::cuda::lane::Running;
-use crate::engine::stream::{Input, ReducedFrom, StreamJob, Windows};
-use crate::layout::StreamGrid;
+use crate::engine::stream::{Input, Windows};
 
 /// The slices of the level above are on the device.
 const SOURCE: Site = Site("record: slices of the level above are on the device");
 const SOURCE_WAIT: Site = Site("wait: a reduction for the slices of the level above");
-/// A reduction has read the slices of the level above.
-const REDUCED: Site = Site("record: slices of the level above were read by a reduction");
-const REDUCED_WAIT: Site = Site("wait: the answer above for the reduction that reads its slices");
-const REDUCED_HOST: Site = Site("synchronise: a reduction before its slices are given back");
 /// The slice that was kept is in pinned memory.
 const KEPT_HOST: Site = Site("synchronise: the kept slice before the host reads it");
-
-/// What a stream needs so that the device makes its slices.
-#[derive(Clone, Debug)]
-pub(super) struct Reduction {
-    plan: Reduce,
-    from: ReducedFrom,
-    above: Padding,
-    /// Room for one slice of the level above: on the device, and in pinned memory. `None` if every
-    /// window has one slice.
-    kept: Option<(Region, Region)>,
-}
-
-/// The elements along each axis of a slice, with its padding.
-fn padded(grid: &StreamGrid) -> Vec<usize> {
-    std::iter::zip(grid.inner(), &grid.shard().subchunk()[1..])
-        .map(|(extent, subchunk)| extent.next_multiple_of(*subchunk))
-        .collect()
-}
-
-impl Reduction {
-    /// Plans the reduction of `job`, if it has one that a device can do.
-    pub(super) fn new(job: &StreamJob) -> Option<Self> {
-        let from = job.reduced_from.as_ref()?;
-        let (above, below) = (&from.above, &job.grid);
-        let size = from.reducer.elements().size();
-        let fits = |grid: &StreamGrid| grid.shard().element_size() == size;
-        let extents: Vec<usize> = from.reducer.axes().map(|(extent, _)| extent).collect();
-        let inner = above.inner();
-        let is_slice = extents == inner || inner.is_empty() && extents == [1];
-        if !(1..=2).contains(&from.slices)
-            || !fits(above)
-            || !fits(below)
-            || !is_slice
-            || from.reducer.reduced_bytes() != below.slice_bytes()
-        {
-            return None;
-        }
-        Some(Self {
-            plan: Reduce::new(&from.reducer, &padded(above), &padded(below)).ok()?,
-            from: from.clone(),
-            above: Padding::new(above),
-            kept: None,
-        })
-    }
-
-    /// Takes room for a kept slice. `None` if that is more than this machine can address.
-    pub(super) fn reserve(mut self, arenas: &mut Arenas) -> Option<Self> {
-        if self.from.slices == 2 {
-            let len = self.above.padded_slice();
-            self.kept = Some((arenas.device.region(len)?, arenas.pinned_out.region(len)?));
-        }
-        Some(self)
-    }
-
-    /// Whether the level above is `grid`.
-    pub(super) fn is_from(&self, grid: &StreamGrid) -> bool {
-        self.from.above == *grid
-    }
-}
-
-/// A reduction that reads the slices of an input.
-#[derive(Debug)]
-pub(super) struct Reading {
-    /// The stream below.
-    shared: Arc<Shared>,
-    event: EventId,
-}
-
-impl Drop for Reading {
-    fn drop(&mut self) {
-        self.shared.give_reusable(self.event);
-    }
-}
-
-impl Reading {
-    /// Lets the answer of the batch above wait for the reduction. Then its input is not used again
-    /// before.
-    pub(super) fn order(&self, lane: Running<'_>) -> Result<(), DriverError> {
-        lane.driver.wait(lane.answers, self.event, REDUCED_WAIT)
-    }
-
-    /// Blocks until the reduction has read its slices.
-    ///
-    /// # Errors
-    /// Nobody knows whether it has.
-    pub(super) fn finish(&self) -> Result<(), DriverError> {
-        let device = self.shared.device();
-        let wait = || {
-            let entered = device.enter()?;
-            let done = device.driver().synchronize(self.event, REDUCED_HOST);
-            drop(entered);
-            device.watch(done)
-        };
-        // Nothing of a broken device is used again. Try a second time: a fault may be transient.
-        match wait().or_else(|_| wait()) {
-            Err(error) if error.fault != Fault::Sticky => Err(error),
-            _ => Ok(()),
-        }
-    }
-}
 
 /// The input of another stream as one of this engine.
 fn cuda(input: &mut dyn Input) -> Result<&mut CudaInput, EngineError> {
@@ -195,6 +90,7 @@ impl Shared {
             return Err(EngineError::Internal("a reduction to a part of a slice"));
         }
         let range = input.check(at, made * slice)?;
+        input.check_unread(&range)?;
         let mut above = match windows.above {
             Some((above, slices)) if !slices.is_empty() => {
                 Some((self.source(cuda(above)?, &slices)?, slices))
@@ -211,10 +107,10 @@ impl Shared {
                 None => None,
             };
             self.launch(lane, reduction, from, windows.kept, input, at / slice)?;
-            match &mut above {
-                Some((above, _)) => self.record_reading(lane, above),
-                None => Ok(()),
+            if let Some((above, _)) = &mut above {
+                above.read_by(Reading::record(self, lane)?);
             }
+            Ok(())
         });
         let done = self.device().watch(done);
         drop(entered);
@@ -252,7 +148,8 @@ impl Shared {
                 Span::Device(from),
                 Span::Device(lane.device(region)),
             )?;
-            self.record_reading(lane, above)
+            above.read_by(Reading::record(self, lane)?);
+            Ok(())
         });
         let done = self.device().watch(done);
         drop(entered);
@@ -311,21 +208,6 @@ impl Shared {
         let slice = grid.slice_bytes();
         above.check(slices.start * slice, slices.len() * slice)?;
         Ok(above)
-    }
-
-    /// Lets the level above wait for everything that is in this stream's lane now.
-    fn record_reading(
-        self: &Arc<Self>,
-        lane: Running<'_>,
-        above: &mut CudaInput,
-    ) -> Result<(), DriverError> {
-        let reading = Reading {
-            event: self.take_reusable(lane)?,
-            shared: self.clone(),
-        };
-        lane.driver.record(reading.event, lane.up, REDUCED)?;
-        above.read_by(reading);
-        Ok(())
     }
 
     /// Enqueues the kernels: of the window with the kept slice, of whole windows, and of a last one

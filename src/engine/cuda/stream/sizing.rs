@@ -1,7 +1,7 @@
 //! The memory of a stream. The same numbers estimate it, allocate it and divide it into buffers.
 
 use super::padding::Padding;
-use super::reduce::Reduction;
+use super::reduction::Reduction;
 use crate::MemoryEstimate;
 use crate::engine::cuda::arena::{Arena, Arenas, Capacity, Region, Tuning};
 use crate::engine::cuda::sizing::{BatchRegions, KernelRegions, ShardKind, Sizing};
