@@ -9,6 +9,7 @@ typedef unsigned char uint8_t;
 typedef unsigned short uint16_t;
 typedef unsigned int uint32_t;
 typedef unsigned long long uint64_t;
+typedef int int32_t;
 typedef long long int64_t;
 
 // KERNEL(name, threads)(parameters) { ... }: a kernel that is launched with blocks of `threads`.

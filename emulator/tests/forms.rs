@@ -176,6 +176,92 @@ fn sums_and_products() {
     );
 }
 
+/// Floats are not numbers in the results of these tests: their bits are unspecified.
+fn is_nan(bits: u64) -> bool {
+    bits & !(1 << 63) > 0x7ff << 52
+}
+
+/// Values at the edges of floats of 32 and 64 bits. Odd numbers of bits, so that sums and products
+/// have to be rounded.
+const FLOATS: [f64; 18] = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    1.5,
+    0.1,
+    -3.3,
+    1e-30,
+    16_777_217.0,
+    16_777_219.0,
+    9_007_199_254_740_991.0,
+    1e300,
+    -1e300,
+    f64::MAX,
+    f64::MIN_POSITIVE,
+    5e-324,
+    f64::INFINITY,
+    f64::NEG_INFINITY,
+];
+
+#[test]
+fn floats() {
+    let pairs: Vec<_> = FLOATS
+        .iter()
+        .flat_map(|a| FLOATS.iter().map(move |b| [a.to_bits(), b.to_bits(), 0]))
+        .collect();
+    let through = |form: &str| {
+        format!(
+            "mov.b64 %fd10, %rd10;\n\tmov.b64 %fd11, %rd11;\n\t{form} %fd20, %fd10, %fd11;\n\tmov.b64 %rd20, %fd20;"
+        )
+    };
+    for ([a, b, _], got) in pairs.iter().zip(results(&through("add.f64"), &pairs)) {
+        let expected = (f64::from_bits(*a) + f64::from_bits(*b)).to_bits();
+        assert!(
+            got == expected || is_nan(got) && is_nan(expected),
+            "{a:#x} + {b:#x}"
+        );
+    }
+    for ([a, b, _], got) in pairs.iter().zip(results(&through("mul.f64"), &pairs)) {
+        let expected = (f64::from_bits(*a) * f64::from_bits(*b)).to_bits();
+        assert!(
+            got == expected || is_nan(got) && is_nan(expected),
+            "{a:#x} * {b:#x}"
+        );
+    }
+    let half = "mov.b64 %fd10, %rd10;\n\tmul.f64 %fd20, %fd10, 0d3FE0000000000000;\n\tmov.b64 %rd20, %fd20;";
+    for ([a, ..], got) in pairs.iter().zip(results(half, &pairs)) {
+        assert_eq!(got, (f64::from_bits(*a) / 2.0).to_bits());
+    }
+    // A tie goes to the even one.
+    assert_eq!((16_777_217_f64 as f32).to_bits(), 16_777_216_f32.to_bits());
+    let narrow = "mov.b64 %fd10, %rd10;\n\tcvt.rn.f32.f64 %f20, %fd10;\n\tmov.b32 %r20, %f20;";
+    for ([a, ..], got) in pairs.iter().zip(results(narrow, &pairs)) {
+        assert_eq!(
+            got,
+            u64::from((f64::from_bits(*a) as f32).to_bits()),
+            "{a:#x}"
+        );
+    }
+    let wide = "mov.b32 %f10, %r10;\n\tcvt.f64.f32 %fd20, %f10;\n\tmov.b64 %rd20, %fd20;";
+    let singles: Vec<_> = FLOATS
+        .iter()
+        .map(|a| [u64::from((*a as f32).to_bits()), 0, 0])
+        .chain([[1, 0, 0], [0x807f_ffff, 0, 0]])
+        .collect();
+    for ([a, ..], got) in singles.iter().zip(results(wide, &singles)) {
+        assert_eq!(
+            got,
+            f64::from(f32::from_bits(*a as u32)).to_bits(),
+            "{a:#x}"
+        );
+    }
+    check(
+        "mov.b64 %fd10, %rd10;\n\tmov.b64 %fd11, %rd11;\n\tselp.f64 %fd20, %fd10, %fd11, %p12;\n\tmov.b64 %rd20, %fd20;",
+        |a, b, c| if c % 2 == 1 { a } else { b },
+    );
+}
+
 #[test]
 fn quotients() {
     let operands: Vec<_> = VALUES
@@ -206,6 +292,14 @@ fn quotients() {
 
 #[test]
 fn extremes() {
+    check(
+        "min.u16 %rs20, %rs10, %rs11;",
+        whole(M16, |a, b, _| if a < b { a } else { b }),
+    );
+    check(
+        "max.u16 %rs20, %rs10, %rs11;",
+        whole(M16, |a, b, _| if a > b { a } else { b }),
+    );
     check(
         "min.u32 %r20, %r10, %r11;",
         whole(M32, |a, b, _| if a < b { a } else { b }),
@@ -245,14 +339,12 @@ fn bits() {
             &format!("or.b{width} {operands}"),
             bitwise(width, |a, b| a || b),
         );
-        if width > 16 {
-            check(
-                &format!("xor.b{width} {operands}"),
-                bitwise(width, |a, b| a != b),
-            );
-            let one = format!("not.b{width} %{registers}20, %{registers}10;");
-            check(&one, bitwise(width, |a, _| !a));
-        }
+        check(
+            &format!("xor.b{width} {operands}"),
+            bitwise(width, |a, b| a != b),
+        );
+        let one = format!("not.b{width} %{registers}20, %{registers}10;");
+        check(&one, bitwise(width, |a, _| !a));
     }
     check("popc.b32 %r20, %r10;", |a, _, _| {
         (0..32).map(|bit| a >> bit & 1).sum()
@@ -281,6 +373,13 @@ fn shifts() {
         let operands = format!("%{registers}20, %{registers}10, %r11;");
         check(&format!("shl.b{width} {operands}"), left);
         check(&format!("shr.u{width} {operands}"), right);
+        if width > 16 {
+            check(&format!("shr.s{width} {operands}"), move |a, b, _| {
+                let amount = (b & 0xffff_ffff).min(width) as u32;
+                let value = signed((u128::from(a) & mask).cast_signed(), width as u32);
+                (value.div_euclid(1 << amount).cast_unsigned() & mask) as u64
+            });
+        }
     }
     check("shf.r.wrap.b32 %r20, %r10, %r11, %r12;", |a, b, c| {
         // Of 64 bits, 32 from the bit c on, which counts up to 31.
@@ -347,6 +446,9 @@ fn moves() {
     check("mov.u32 %r20, -559038737;", |_, _, _| 0xdead_beef);
     check("mov.u64 %rd20, -1;", |_, _, _| u64::MAX);
     check("cvta.to.global.u64 %rd20, %rd10;", |a, _, _| a);
+    check("mov.b32 %r20, %r10;", |a, _, _| a & 0xffff_ffff);
+    check("cvt.u32.u16 %r20, %rs10;", |a, _, _| a & 0xffff);
+    check("cvt.u64.u16 %rd20, %rs10;", |a, _, _| a & 0xffff);
     check("cvt.u64.u32 %rd20, %r10;", |a, _, _| a & 0xffff_ffff);
     check("cvt.u32.u64 %r20, %rd10;", |a, _, _| a & 0xffff_ffff);
     check("cvt.u16.u32 %rs20, %r10;", |a, _, _| a & 0xffff);
@@ -368,7 +470,10 @@ fn selections() {
             chosen(0xffff_ffff),
         );
     }
-    check("selp.b64 %rd20, %rd10, %rd11, %p12;", chosen(u64::MAX));
+    for form in ["selp.b64", "selp.s64", "selp.u64"] {
+        let instruction = format!("{form} %rd20, %rd10, %rd11, %p12;");
+        check(&instruction, chosen(u64::MAX));
+    }
 }
 
 #[test]
@@ -383,8 +488,9 @@ fn comparisons() {
         ("ge", |a, b| a >= b),
     ];
     let forms = [
-        "eq.s16", "ne.s16", "eq.s32", "ne.s32", "eq.b32", "lt.s32", "gt.s32", "lt.u32", "le.u32",
-        "gt.u32", "ge.u32", "eq.s64", "ne.s64", "eq.b64", "lt.u64", "le.u64", "gt.u64", "ge.u64",
+        "eq.s16", "ne.s16", "lt.s16", "gt.s16", "lt.s64", "gt.s64", "eq.s32", "ne.s32", "eq.b32",
+        "lt.s32", "gt.s32", "lt.u32", "le.u32", "gt.u32", "ge.u32", "eq.s64", "ne.s64", "eq.b64",
+        "lt.u64", "le.u64", "gt.u64", "ge.u64",
     ];
     for form in forms {
         let (name, kind) = form.split_once('.').unwrap();
@@ -486,7 +592,8 @@ fn constants_and_structures() {
     run(&text, 1, &mut memory, strict()).unwrap();
     assert_eq!(output[..9], [1, 2, 3, 4, 5, 6, 0, 0, 0]);
 
-    let body = "\tld.param.v2.u32 \t{%r1, %r2}, [test_param_1+8];\n\tld.param.u32 \t%r3, [test_param_1+4];\n\
+    let body = "\tld.param.v2.u32 \t{%r1, %r2}, [test_param_1+8];\n\tld.param.u16 \t%rs3, [test_param_1+4];\n\
+        \tcvt.u32.u16 \t%r4, %rs3;\n\tld.param.u32 \t%r5, [test_param_1+4];\n\tadd.s32 \t%r3, %r4, %r5;\n\
         \tmov.b64 \t%rd1, {%r2, %r1};\n\tcvt.u64.u32 \t%rd2, %r3;\n\tadd.s64 \t%rd3, %rd1, %rd2;\n\
         \tsetp.eq.s32 \t%p1, %r0, 0;\n\t@%p1 st.global.u64 \t[%rd0], %rd3;";
     let text = module(32, 1, "", body).replace(
@@ -507,7 +614,7 @@ fn constants_and_structures() {
     let kernel = module.kernel("test").unwrap();
     // SAFETY: the buffer is a number of this function.
     unsafe { zarrs_cuda_emulator::launch(kernel, 1, 32, &arguments, &[buffer], strict()) }.unwrap();
-    assert_eq!(output, (300 << 32) + 4000 + 20);
+    assert_eq!(output, (300 << 32) + 4000 + 20 + 20);
 }
 
 /// The lanes that a shuffle reads: `shfl.sync` in the PTX ISA, worked out for segments of 32 and of 8.

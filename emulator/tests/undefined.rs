@@ -12,7 +12,7 @@ use zarrs_cuda_emulator::{Access, Argument, Buffer, Module, Options, launch};
 
 /// Instructions that compute with their operands. Their results may count as undefined in more bits
 /// than change.
-const COMPUTE: [&str; 33] = [
+const COMPUTE: [&str; 43] = [
     "add.s32 %r20, %r10, %r11;",
     "sub.s32 %r20, %r10, %r11;",
     "mul.lo.s32 %r20, %r10, %r11;",
@@ -44,12 +44,22 @@ const COMPUTE: [&str; 33] = [
     "selp.b32 %r20, %r10, %r11, %p12;",
     "selp.b64 %rd20, %rd10, %rd11, %p12;",
     "selp.b16 %rs20, %rs10, %rs11, %p12;",
+    "min.u16 %rs20, %rs10, %rs11;",
+    "max.u16 %rs20, %rs10, %rs11;",
+    "shr.s32 %r20, %r10, %r11;",
+    "shr.s64 %rd20, %rd10, %r11;",
+    "setp.lt.s16 %p20, %rs10, %rs11;",
+    "setp.gt.s64 %p20, %rd10, %rd11;",
+    "mov.b64 %fd10, %rd10;\n\tmov.b64 %fd11, %rd11;\n\tadd.f64 %fd20, %fd10, %fd11;\n\tmov.b64 %rd20, %fd20;",
+    "mov.b64 %fd10, %rd10;\n\tmov.b64 %fd11, %rd11;\n\tmul.f64 %fd20, %fd10, %fd11;\n\tmov.b64 %rd20, %fd20;",
+    "mov.b32 %f10, %r10;\n\tcvt.f64.f32 %fd20, %f10;\n\tmov.b64 %rd20, %fd20;",
+    "mov.b64 %fd10, %rd10;\n\tcvt.rn.f32.f64 %f20, %fd10;\n\tmov.b32 %r20, %f20;",
     "setp.lt.u32 %p20, %r10, %r11;",
     "setp.gt.u64 %p20, %rd10, %rd11;",
 ];
 
 /// Instructions of which each bit of the result depends on few bits of the operands.
-const MOVE: [&str; 28] = [
+const MOVE: [&str; 35] = [
     "mov.u32 %r20, %r10;",
     "mov.u64 %rd20, %rd10;",
     "mov.u16 %rs20, %rs10;",
@@ -72,6 +82,13 @@ const MOVE: [&str; 28] = [
     "or.pred %p20, %p10, %p11;",
     "xor.pred %p20, %p10, %p11;",
     "not.pred %p20, %p10;",
+    "mov.b32 %r20, %r10;",
+    "not.b16 %rs20, %rs10;",
+    "xor.b16 %rs20, %rs10, %rs11;",
+    "cvt.u32.u16 %r20, %rs10;",
+    "cvt.u64.u16 %rd20, %rs10;",
+    "shr.s32 %r20, %r10, 5;",
+    "shr.s64 %rd20, %rd10, 37;",
     "shl.b16 %rs20, %rs10, 5;",
     "shl.b32 %r20, %r10, 5;",
     "shr.u64 %rd20, %rd10, 37;",

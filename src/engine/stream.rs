@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use super::reduce::Reducer;
 use super::{Chain, EngineError, Job, KnownChain, SubchunkCodec};
 use crate::layout::{BatchGrid, StreamGrid, SubchunkGrid};
 
@@ -50,6 +51,32 @@ pub(crate) struct StreamJob {
     pub(crate) inputs: usize,
     /// How many encoded batches there can be at once.
     pub(crate) outputs: usize,
+    /// From what its slices may be [reduced](StreamEngine::reduce), if the device of another stream
+    /// has that.
+    pub(crate) reduced_from: Option<ReducedFrom>,
+}
+
+/// The stream whose slices are reduced to those of a stream.
+#[allow(dead_code, reason = "for writers of several levels")]
+#[derive(Clone, Debug)]
+pub(crate) struct ReducedFrom {
+    /// Of one or two slices of the level above, to one of this stream.
+    pub(crate) reducer: Reducer,
+    /// How many slices of the level above become one: 1 or 2. The last one of a stream may be of one.
+    pub(crate) slices: usize,
+    /// The level above.
+    pub(crate) above: StreamGrid,
+}
+
+/// Windows that follow one another along the first axis. Each has as many slices of the level above
+/// as [`ReducedFrom`] says; the last one may have one slice.
+#[allow(dead_code, reason = "for writers of several levels")]
+#[derive(Debug)]
+pub(crate) struct Windows<'i> {
+    /// Whether the first slice is the one that was [kept](StreamEngine::keep).
+    pub(crate) kept: bool,
+    /// An input of the level above, and slices of its batch. `None`: the kept slice is a window.
+    pub(crate) above: Option<(&'i mut (dyn Input + 'static), Range<usize>)>,
 }
 
 impl StreamJob {
@@ -127,6 +154,9 @@ pub(crate) trait Input: Send + fmt::Debug {
             "the data are on a device, and this stream is encoded on the host: copy them to the host first, or ask for `Backend::Cuda`".to_string(),
         ))
     }
+
+    /// The input as `Any`, from which an engine gets its own type.
+    fn as_any_mut(&mut self) -> &mut dyn std::any::Any;
 
     /// The input as `Any`, from which the engine gets its own type back.
     fn into_any(self: Box<Self>) -> Box<dyn std::any::Any + Send>;
@@ -253,6 +283,64 @@ pub(crate) trait StreamEngine: Send + Sync + fmt::Debug {
 
     /// The encoder of the stream; made once.
     fn encoder(&self) -> Result<Box<dyn Encoder>, EngineError>;
+
+    /// Whether the device that encodes this stream can [reduce](Self::reduce) slices of `above`,
+    /// which it encodes, too. No fault so far: it may fail later.
+    #[allow(dead_code, reason = "for writers of several levels")]
+    fn can_reduce_from(&self, _above: &dyn StreamEngine) -> bool {
+        false
+    }
+
+    /// Makes whole slices of this stream, from byte `at` of the batch of `input` on: one for each of
+    /// `windows`. This blocks for nothing but the copy of the fill value to the padding of an input's
+    /// memory, once for each memory. The slices above are complete, do not change any more, and their
+    /// batch is not submitted yet: afterwards writing to them is an error. The slices that are made
+    /// are only on the device, as those of [`Input::write_from_device`] are.
+    ///
+    /// # Errors
+    /// [`EngineError::Unsuitable`] if the two streams do not run on the same device,
+    /// [`EngineError::Internal`] if slices leave their batches or no slice was kept, and the device's
+    /// errors. Nothing was made then, and a kept slice is still there: the caller may
+    /// [read](Input::read) the slices above, [take](Self::take_kept) the kept one, and reduce them on
+    /// the host.
+    #[allow(dead_code, reason = "for writers of several levels")]
+    fn reduce(
+        &self,
+        _windows: Windows<'_>,
+        _input: &mut dyn Input,
+        _at: usize,
+    ) -> Result<(), EngineError> {
+        Err(no_device())
+    }
+
+    /// Keeps a slice of the batch of `above`, an input of the level above, on the device, until it
+    /// becomes the first one of a window. One at most is kept. `above` is treated as by
+    /// [`reduce`](Self::reduce).
+    ///
+    /// # Errors
+    /// As [`reduce`](Self::reduce), and [`EngineError::Internal`] if a slice is kept already, or
+    /// windows have one slice. Nothing is kept then.
+    #[allow(dead_code, reason = "for writers of several levels")]
+    fn keep(&self, _above: &mut dyn Input, _slice: usize) -> Result<(), EngineError> {
+        Err(no_device())
+    }
+
+    /// Copies the kept slice to the host, without padding. Afterwards none is kept.
+    ///
+    /// # Errors
+    /// [`EngineError::Internal`] if none is kept or it has another size, and the device's errors,
+    /// after which it is still kept, though the device may never give it back.
+    #[allow(dead_code, reason = "for writers of several levels")]
+    fn take_kept(&self, _bytes: &mut [u8]) -> Result<(), EngineError> {
+        Err(no_device())
+    }
+
+    /// The engine as `Any`, from which an engine gets its own type.
+    fn as_any(&self) -> &dyn std::any::Any;
+}
+
+fn no_device() -> EngineError {
+    EngineError::Unsuitable("this stream is encoded on the host, which reduces slices".to_string())
 }
 
 /// Tells waiting threads that a buffer came back. They then try to take one again.

@@ -2,7 +2,7 @@
 
 use super::warp::{Narrow, Warp, Wide, lanes};
 use crate::ptx::instruction::{
-    Binary, Comparison, Instruction, LANES, Logic, Op, Shuffle, Unary, Width,
+    Binary, Comparison, Float, Instruction, LANES, Logic, Op, Shuffle, Unary, Width,
 };
 
 impl Warp {
@@ -49,6 +49,28 @@ impl Warp {
             Op::Binary(op, width) => {
                 let out = self.binary_narrow(op, width, i);
                 self.set_narrow(i.d, mask, cut(out, width));
+            }
+            Op::Float(op) => {
+                let (a, b) = self.wide2(i);
+                let out = each(a, b, |a, b| {
+                    let (a, b) = (f64::from_bits(a), f64::from_bits(b));
+                    let out = match op {
+                        Float::Add => a + b,
+                        Float::Multiply => a * b,
+                    };
+                    out.to_bits()
+                });
+                self.set_wide(i.d, mask, out);
+            }
+            Op::WidenFloat => {
+                let a = &self.narrow[usize::from(i.a)];
+                let out = a.map(|a| f64::from(f32::from_bits(a)).to_bits());
+                self.set_wide(i.d, mask, out);
+            }
+            Op::NarrowFloat => {
+                let a = &self.wide[usize::from(i.a)];
+                let out = a.map(|a| (f64::from_bits(a) as f32).to_bits());
+                self.set_narrow(i.d, mask, out);
             }
             Op::MulAdd => {
                 let (a, b, c) = self.narrow3(i);
@@ -186,6 +208,9 @@ impl Warp {
             // Amounts beyond the width count as the width.
             Binary::ShiftLeft => each(a, b, |a, b| if b < bits { a << b } else { 0 }),
             Binary::ShiftRight => each(a, b, |a, b| if b < bits { a >> b } else { 0 }),
+            Binary::ShiftRightSigned => each(a, b, |a, b| {
+                (sign_extended(a, width) >> b.min(31)).cast_unsigned()
+            }),
             Binary::Min => each(a, b, u32::min),
             Binary::Max => each(a, b, u32::max),
             // The result of a division by zero is not defined.
@@ -197,12 +222,16 @@ impl Warp {
     #[inline(always)]
     fn binary_wide(&mut self, op: Binary, i: &Instruction, mask: u32) {
         let a = &self.wide[usize::from(i.a)];
-        let out = if matches!(op, Binary::ShiftLeft | Binary::ShiftRight) {
+        let out = if op.shifts() {
             let b = &self.narrow[usize::from(i.b)];
-            if op == Binary::ShiftLeft {
-                std::array::from_fn(|l| if b[l] < u64::BITS { a[l] << b[l] } else { 0 })
-            } else {
-                std::array::from_fn(|l| if b[l] < u64::BITS { a[l] >> b[l] } else { 0 })
+            match op {
+                Binary::ShiftLeft => {
+                    std::array::from_fn(|l| if b[l] < u64::BITS { a[l] << b[l] } else { 0 })
+                }
+                Binary::ShiftRightSigned => std::array::from_fn(|l| {
+                    (a[l].cast_signed() >> b[l].min(u64::BITS - 1)).cast_unsigned()
+                }),
+                _ => std::array::from_fn(|l| if b[l] < u64::BITS { a[l] >> b[l] } else { 0 }),
             }
         } else {
             let b = &self.wide[usize::from(i.b)];
@@ -220,7 +249,7 @@ impl Warp {
                 Binary::Max => each(a, b, u64::max),
                 Binary::Divide => each(a, b, |a, b| a.checked_div(b).unwrap_or(u64::MAX)),
                 Binary::Remainder => each(a, b, |a, b| a.checked_rem(b).unwrap_or(u64::MAX)),
-                Binary::ShiftLeft | Binary::ShiftRight => *a,
+                Binary::ShiftLeft | Binary::ShiftRight | Binary::ShiftRightSigned => *a,
             }
         };
         self.set_wide(i.d, mask, out);
@@ -249,8 +278,8 @@ impl Warp {
                 let (a, b) = self.narrow2(i);
                 compared(
                     comparison,
-                    &a.map(u32::cast_signed),
-                    &b.map(u32::cast_signed),
+                    &a.map(|a| sign_extended(a, width)),
+                    &b.map(|b| sign_extended(b, width)),
                 )
             }
         }
@@ -316,6 +345,15 @@ fn bits<T: Copy>(a: &[T; LANES], b: &[T; LANES], f: impl Fn(T, T) -> bool) -> u3
         bits |= u32::from(f(a[l], b[l])) << l;
     }
     bits
+}
+
+/// The signed number in the lower bits that `width` has.
+#[inline(always)]
+fn sign_extended(value: u32, width: Width) -> i32 {
+    match width {
+        Width::W16 => i32::from((value as u16).cast_signed()),
+        Width::W32 | Width::W64 => value.cast_signed(),
+    }
 }
 
 /// The lower bits that `width` has.

@@ -216,6 +216,24 @@ impl Taint {
             }
             Op::Binary(op, Width::W64) => self.binary_wide(warp, op, i, mask),
             Op::Binary(op, width) => self.binary_narrow(warp, op, width, i, mask),
+            Op::Float(_) => {
+                if self.wide.is_clean(i.a, mask) && self.wide.is_clean(i.b, mask) {
+                    return self.wide.clear(i.d, mask);
+                }
+                let (a, b) = (self.wide.get(i.a), self.wide.get(i.b));
+                let out = std::array::from_fn(|l| any_wide(a[l] | b[l]));
+                self.wide.set(i.d, mask, out);
+            }
+            Op::WidenFloat => {
+                let a = self.narrow.get(i.a);
+                let out = a.map(|bits| any_wide(u64::from(bits)));
+                self.wide.set(i.d, mask, out);
+            }
+            Op::NarrowFloat => {
+                let a = self.wide.get(i.a);
+                self.narrow
+                    .set(i.d, mask, a.map(|bits| any(u32::from(bits != 0))));
+            }
             Op::MulAdd => {
                 let [a, b, c] = [i.a, i.b, i.c];
                 if [a, b, c].iter().all(|r| self.narrow.is_clean(*r, mask)) {
@@ -411,13 +429,17 @@ impl Taint {
             Binary::Xor => a[l] | b[l],
             Binary::ShiftLeft if b[l] == 0 => a[l].checked_shl(vb[l]).unwrap_or(0),
             Binary::ShiftRight if b[l] == 0 => a[l].checked_shr(vb[l]).unwrap_or(0),
+            // An undefined sign is in every bit that comes in. No kernel has this with 16 bits.
+            Binary::ShiftRightSigned if b[l] == 0 => {
+                (a[l].cast_signed() >> vb[l].min(u32::BITS - 1)).cast_unsigned()
+            }
             _ => any(a[l] | b[l]),
         });
         self.narrow.set(i.d, mask, cut(out, width));
     }
 
     fn binary_wide(&mut self, warp: &Warp, op: Binary, i: &Instruction, mask: u32) {
-        if matches!(op, Binary::ShiftLeft | Binary::ShiftRight) {
+        if op.shifts() {
             if self.wide.is_clean(i.a, mask) && self.narrow.is_clean(i.b, mask) {
                 return self.wide.clear(i.d, mask);
             }
@@ -426,6 +448,9 @@ impl Taint {
             let out = std::array::from_fn(|l| match op {
                 _ if b[l] != 0 => u64::MAX,
                 Binary::ShiftLeft => a[l].checked_shl(amount[l]).unwrap_or(0),
+                Binary::ShiftRightSigned => {
+                    (a[l].cast_signed() >> amount[l].min(u64::BITS - 1)).cast_unsigned()
+                }
                 _ => a[l].checked_shr(amount[l]).unwrap_or(0),
             });
             return self.wide.set(i.d, mask, out);

@@ -1,7 +1,9 @@
 //! The forms of instructions that the kernels have. Others are errors: a new one gets a row in
 //! `tests/forms.rs` and in `tests/undefined.rs`.
 
-use super::instruction::{Atomic, Binary, Comparison, Logic, Op, Shuffle, Space, Unary, Width};
+use super::instruction::{
+    Atomic, Binary, Comparison, Float, Logic, Op, Shuffle, Space, Unary, Width,
+};
 use Width::{W16, W32, W64};
 
 /// The file and the width of a register.
@@ -9,6 +11,8 @@ use Width::{W16, W32, W64};
 pub(crate) enum Slot {
     Predicate,
     Bits(Width),
+    /// A float; of 32 or 64 bits.
+    Float(Width),
 }
 
 /// The operands of an instruction, as they are written.
@@ -16,8 +20,11 @@ pub(crate) enum Slot {
 pub(crate) enum Operands {
     /// `d, a`, `d, a, b` or `d, a, b, c`.
     Registers(&'static [Slot]),
-    /// `d, a`, where one of them may be a pair `{low, high}` of half the width.
+    /// `d, a`, both of 64 bits: numbers or floats; or one of them a pair `{low, high}` of half the
+    /// width.
     Move64,
+    /// `d, a`, both of 32 bits: numbers or floats.
+    Move32,
     /// `d, a, b, position, length`.
     Insert,
     /// `d|predicate, a, b, c, lanes`.
@@ -43,9 +50,11 @@ const P: Slot = Slot::Predicate;
 const R16: Slot = Slot::Bits(W16);
 const R32: Slot = Slot::Bits(W32);
 const R64: Slot = Slot::Bits(W64);
+const F32: Slot = Slot::Float(W32);
+const F64: Slot = Slot::Float(W64);
 
 fn binary(op: Binary, width: Width) -> (Op, Operands) {
-    let is_shift = matches!(op, Binary::ShiftLeft | Binary::ShiftRight);
+    let is_shift = op.shifts();
     let operands: &[Slot] = match (width, is_shift) {
         (W16, false) => &[R16, R16, R16],
         (W16, true) => &[R16, R16, R32],
@@ -112,11 +121,13 @@ fn store(space: Space, bytes: u8, count: u8, volatile: bool) -> (Op, Operands) {
 /// What `opcode` does, and its operands. `None` if no kernel had this form when this was written.
 pub(crate) fn form(opcode: &str) -> Option<(Op, Operands)> {
     use Binary::{
-        Add, And, Divide, Max, Min, MulHigh, MulLow, Or, Remainder, ShiftLeft, ShiftRight, Sub, Xor,
+        Add, And, Divide, Max, Min, MulHigh, MulLow, Or, Remainder, ShiftLeft, ShiftRight,
+        ShiftRightSigned, Sub, Xor,
     };
     use Comparison::{Equal, Greater, GreaterOrEqual, Less, LessOrEqual, NotEqual};
     use Space::{Constant, Global, Parameter, Shared};
     Some(match opcode {
+        "add.f64" => (Op::Float(Float::Add), Operands::Registers(&[F64, F64, F64])),
         "add.s32" => binary(Add, W32),
         "add.s64" => binary(Add, W64),
         "and.b16" => binary(And, W16),
@@ -129,8 +140,12 @@ pub(crate) fn form(opcode: &str) -> Option<(Op, Operands)> {
         "bar.warp.sync" => (Op::WarpBarrier, Operands::Lanes),
         "bfi.b64" => (Op::InsertBits, Operands::Insert),
         "bra" | "bra.uni" => (Op::Branch, Operands::Label),
+        "cvt.f64.f32" => (Op::WidenFloat, Operands::Registers(&[F64, F32])),
+        "cvt.rn.f32.f64" => (Op::NarrowFloat, Operands::Registers(&[F32, F64])),
         "cvt.u16.u32" => (Op::Convert(W32, W16), Operands::Registers(&[R16, R32])),
+        "cvt.u32.u16" => (Op::Convert(W16, W32), Operands::Registers(&[R32, R16])),
         "cvt.u32.u64" => (Op::Convert(W64, W32), Operands::Registers(&[R32, R64])),
+        "cvt.u64.u16" => (Op::Convert(W16, W64), Operands::Registers(&[R64, R16])),
         "cvt.u64.u32" => (Op::Convert(W32, W64), Operands::Registers(&[R64, R32])),
         "div.u32" => binary(Divide, W32),
         "div.u64" => binary(Divide, W64),
@@ -140,6 +155,7 @@ pub(crate) fn form(opcode: &str) -> Option<(Op, Operands)> {
         "ld.global.u32" => load(Global, 4, 1, false),
         "ld.global.u64" => load(Global, 8, 1, false),
         "ld.global.v4.u32" => load(Global, 4, 4, false),
+        "ld.param.u16" => load(Parameter, 2, 1, false),
         "ld.param.u32" => load(Parameter, 4, 1, false),
         "ld.param.u64" => load(Parameter, 8, 1, false),
         "ld.param.v2.u32" => load(Parameter, 4, 2, false),
@@ -150,22 +166,30 @@ pub(crate) fn form(opcode: &str) -> Option<(Op, Operands)> {
         "ld.shared.v4.u32" => load(Shared, 4, 4, false),
         "ld.volatile.global.u32" => load(Global, 4, 1, true),
         "mad.lo.s32" => (Op::MulAdd, Operands::Registers(&[R32, R32, R32, R32])),
+        "max.u16" => binary(Max, W16),
         "max.u32" => binary(Max, W32),
         "max.u64" => binary(Max, W64),
+        "min.u16" => binary(Min, W16),
         "min.u32" => binary(Min, W32),
         "min.u64" => binary(Min, W64),
+        "mov.b32" => (Op::Unary(Unary::Move, W32), Operands::Move32),
         "mov.b64" => (Op::Unary(Unary::Move, W64), Operands::Move64),
         "mov.pred" => (Op::Logic(Logic::Move), Operands::Registers(&[P, P])),
         "mov.u16" => unary(Unary::Move, W16),
         "mov.u32" => unary(Unary::Move, W32),
         // The addresses of global memory are those of all memory.
         "mov.u64" | "cvta.to.global.u64" => unary(Unary::Move, W64),
+        "mul.f64" => (
+            Op::Float(Float::Multiply),
+            Operands::Registers(&[F64, F64, F64]),
+        ),
         "mul.hi.u32" => binary(MulHigh, W32),
         "mul.lo.s32" => binary(MulLow, W32),
         "mul.lo.s64" => binary(MulLow, W64),
         "mul.wide.u16" => (Op::MulWide(W16), Operands::Registers(&[R32, R16, R16])),
         "mul.wide.u32" => (Op::MulWide(W32), Operands::Registers(&[R64, R32, R32])),
         "neg.s32" => unary(Unary::Negate, W32),
+        "not.b16" => unary(Unary::Not, W16),
         "not.b32" => unary(Unary::Not, W32),
         "not.b64" => unary(Unary::Not, W64),
         "not.pred" => (Op::Logic(Logic::Not), Operands::Registers(&[P, P])),
@@ -179,18 +203,23 @@ pub(crate) fn form(opcode: &str) -> Option<(Op, Operands)> {
         "ret" => (Op::Return, Operands::None),
         "selp.b16" | "selp.u16" => select(W16),
         "selp.b32" | "selp.u32" => select(W32),
-        "selp.b64" => select(W64),
+        "selp.b64" | "selp.s64" | "selp.u64" => select(W64),
+        "selp.f64" => (Op::Select(W64), Operands::Registers(&[F64, F64, F64, P])),
         "setp.eq.b32" | "setp.eq.s32" => compare(Equal, W32, false),
         "setp.eq.b64" | "setp.eq.s64" => compare(Equal, W64, false),
         "setp.eq.s16" => compare(Equal, W16, false),
         "setp.ge.u32" => compare(GreaterOrEqual, W32, false),
         "setp.ge.u64" => compare(GreaterOrEqual, W64, false),
+        "setp.gt.s16" => compare(Greater, W16, true),
         "setp.gt.s32" => compare(Greater, W32, true),
+        "setp.gt.s64" => compare(Greater, W64, true),
         "setp.gt.u32" => compare(Greater, W32, false),
         "setp.gt.u64" => compare(Greater, W64, false),
         "setp.le.u32" => compare(LessOrEqual, W32, false),
         "setp.le.u64" => compare(LessOrEqual, W64, false),
+        "setp.lt.s16" => compare(Less, W16, true),
         "setp.lt.s32" => compare(Less, W32, true),
+        "setp.lt.s64" => compare(Less, W64, true),
         "setp.lt.u32" => compare(Less, W32, false),
         "setp.lt.u64" => compare(Less, W64, false),
         "setp.ne.s16" => compare(NotEqual, W16, false),
@@ -203,6 +232,8 @@ pub(crate) fn form(opcode: &str) -> Option<(Op, Operands)> {
         "shl.b16" => binary(ShiftLeft, W16),
         "shl.b32" => binary(ShiftLeft, W32),
         "shl.b64" => binary(ShiftLeft, W64),
+        "shr.s32" => binary(ShiftRightSigned, W32),
+        "shr.s64" => binary(ShiftRightSigned, W64),
         "shr.u16" => binary(ShiftRight, W16),
         "shr.u32" => binary(ShiftRight, W32),
         "shr.u64" => binary(ShiftRight, W64),
@@ -220,6 +251,7 @@ pub(crate) fn form(opcode: &str) -> Option<(Op, Operands)> {
         "sub.s32" => binary(Sub, W32),
         "sub.s64" => binary(Sub, W64),
         "vote.sync.ballot.b32" => (Op::Ballot, Operands::Ballot),
+        "xor.b16" => binary(Xor, W16),
         "xor.b32" => binary(Xor, W32),
         "xor.b64" => binary(Xor, W64),
         "xor.pred" => (Op::Logic(Logic::Xor), Operands::Registers(&[P, P, P])),

@@ -34,6 +34,8 @@ pub(crate) enum Binary {
     Xor,
     ShiftLeft,
     ShiftRight,
+    /// Of a signed number.
+    ShiftRightSigned,
     Min,
     Max,
     Divide,
@@ -45,6 +47,21 @@ impl Binary {
     pub(crate) fn divides(self) -> bool {
         matches!(self, Self::Divide | Self::Remainder)
     }
+
+    /// Whether `b` is an amount, of 32 bits.
+    pub(crate) fn shifts(self) -> bool {
+        matches!(
+            self,
+            Self::ShiftLeft | Self::ShiftRight | Self::ShiftRightSigned
+        )
+    }
+}
+
+/// An operation of two floats of 64 bits, rounded to the nearest, half to even.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Float {
+    Add,
+    Multiply,
 }
 
 /// An operation of the operand `a`.
@@ -102,8 +119,13 @@ pub(crate) enum Atomic {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Unary(Unary, Width),
-    /// The operands are unsigned, and shifts have an amount of 32 bits.
+    /// The operands are unsigned but where the name says otherwise, and shifts have an amount of 32 bits.
     Binary(Binary, Width),
+    Float(Float),
+    /// A float of 32 bits as one of 64.
+    WidenFloat,
+    /// A float of 64 bits as one of 32, rounded to the nearest, half to even.
+    NarrowFloat,
     /// `d = a * b + c`, the lower 32 bits.
     MulAdd,
     /// Twice as wide as its operands, which have this width.

@@ -12,30 +12,41 @@ type Result<T> = std::result::Result<T, String>;
 pub(super) struct Operands<'a> {
     symbols: HashMap<&'a str, u64>,
     labels: HashMap<&'a str, usize>,
-    /// Registers of the text: predicates, 16, 32 and 64 bits.
-    declared: [usize; 4],
+    declared: Declared,
     registers: Registers,
     predicates: HashMap<bool, u16>,
     constants: HashMap<u32, u16>,
     wide_constants: HashMap<u64, u16>,
 }
 
+/// The registers of the text.
+#[derive(Clone, Copy)]
+pub(super) struct Declared {
+    pub(super) predicates: usize,
+    /// Of 16, 32 and 64 bits.
+    pub(super) half: usize,
+    pub(super) narrow: usize,
+    pub(super) wide: usize,
+    /// Floats of 32 and 64 bits.
+    pub(super) floats: usize,
+    pub(super) wide_floats: usize,
+}
+
 impl<'a> Operands<'a> {
     pub(super) fn new(
         symbols: HashMap<&'a str, u64>,
         labels: HashMap<&'a str, usize>,
-        declared: [usize; 4],
+        declared: Declared,
     ) -> Self {
-        let [predicates, half, narrow, wide] = declared;
         Self {
             symbols,
             labels,
             declared,
             registers: Registers {
-                predicates,
-                // Those of 16 bits are behind those of 32.
-                narrow: narrow + half,
-                wide,
+                predicates: declared.predicates,
+                // Those of 16 bits are behind those of 32, and floats behind both.
+                narrow: declared.narrow + declared.half + declared.floats,
+                wide: declared.wide + declared.wide_floats,
                 ..Registers::default()
             },
             predicates: HashMap::new(),
@@ -96,7 +107,10 @@ impl<'a> Operands<'a> {
                 [i.d, i.a, i.b, i.c] = registers;
             }
             (forms::Operands::Move64, [d, a]) => match (pair(d), pair(a)) {
-                (None, None) => (i.d, i.a) = (self.register(d, r64)?, self.operand(a, r64)?),
+                (None, None) => {
+                    i.d = self.register(d, bits_or_float(d, W64))?;
+                    i.a = self.operand(a, bits_or_float(a, W64))?;
+                }
                 (None, Some((low, high))) => {
                     i.op = Op::Pack;
                     i.d = self.register(d, r64)?;
@@ -109,6 +123,10 @@ impl<'a> Operands<'a> {
                 }
                 _ => return Err("a pair moved to a pair".to_string()),
             },
+            (forms::Operands::Move32, [d, a]) => {
+                i.d = self.register(d, bits_or_float(d, W32))?;
+                i.a = self.operand(a, bits_or_float(a, W32))?;
+            }
             (forms::Operands::Insert, [d, a, b, position, len]) => {
                 i.d = self.register(d, r64)?;
                 (i.a, i.b) = (self.operand(a, r64)?, self.operand(b, r64)?);
@@ -229,12 +247,21 @@ impl<'a> Operands<'a> {
             .find(|c: char| c.is_ascii_digit())
             .unwrap_or(text.len());
         let (prefix, number) = text.split_at(digits);
-        let [predicates, half, narrow, wide] = self.declared;
+        let Declared {
+            predicates,
+            half,
+            narrow,
+            wide,
+            floats,
+            wide_floats,
+        } = self.declared;
         let (expected, count, base) = match slot {
             Slot::Predicate => ("%p", predicates, 0),
             Slot::Bits(Width::W16) => ("%rs", half, narrow),
             Slot::Bits(Width::W32) => ("%r", narrow, 0),
             Slot::Bits(Width::W64) => ("%rd", wide, 0),
+            Slot::Float(Width::W64) => ("%fd", wide_floats, wide),
+            Slot::Float(_) => ("%f", floats, narrow + half),
         };
         match number.parse::<usize>() {
             Ok(number) if prefix == expected && number < count => {
@@ -264,11 +291,14 @@ impl<'a> Operands<'a> {
         let value = match self.symbols.get(text) {
             Some(address) if slot == Slot::Bits(Width::W64) => *address,
             Some(_) => return Err(format!("{text} is an address, of 64 bits")),
-            None => number(text)?,
+            None => match slot {
+                Slot::Float(width) => float(text, width)?,
+                _ => number(text)?,
+            },
         };
         match slot {
             Slot::Predicate => self.constant_predicate(value != 0),
-            Slot::Bits(Width::W64) => {
+            Slot::Bits(Width::W64) | Slot::Float(Width::W64) => {
                 let registers = &mut self.registers;
                 intern(&mut self.wide_constants, value, || {
                     let register = new(&mut registers.wide)?;
@@ -276,7 +306,7 @@ impl<'a> Operands<'a> {
                     Ok(register)
                 })
             }
-            Slot::Bits(width) => {
+            Slot::Bits(width) | Slot::Float(width) => {
                 let value = (value & (u64::MAX >> (64 - width.bits()))) as u32;
                 let registers = &mut self.registers;
                 intern(&mut self.constants, value, || {
@@ -327,6 +357,27 @@ fn special(text: &str) -> Option<Special> {
         "%nctaid.x" => Special::BlockCount,
         _ => return None,
     })
+}
+
+/// What the register called `text` has, if it is one: a float if its name says so.
+fn bits_or_float(text: &str, width: Width) -> Slot {
+    if text.starts_with("%f") {
+        Slot::Float(width)
+    } else {
+        Slot::Bits(width)
+    }
+}
+
+/// The bits of a float, which are written as such: `0f3F800000`, `0d3FF0000000000000`.
+fn float(text: &str, width: Width) -> Result<u64> {
+    let (prefix, digits) = if width == Width::W64 {
+        ("0d", 16)
+    } else {
+        ("0f", 8)
+    };
+    let hex = text.strip_prefix(prefix).filter(|hex| hex.len() == digits);
+    hex.and_then(|hex| u64::from_str_radix(hex, 16).ok())
+        .ok_or_else(|| format!("{text} is no float of {} bits", width.bits()))
 }
 
 /// An integer, as 64 bits.

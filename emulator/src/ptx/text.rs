@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::instruction::{Instruction, Op};
 use super::kernel::{CONSTANT, GAP, Kernel, Module, PARAMETER, Registers, SHARED, Variable};
-use super::operand::Operands;
+use super::operand::{Declared, Operands};
 
 type Result<T> = std::result::Result<T, String>;
 
@@ -208,7 +208,14 @@ fn kernel<'a>(
     let mut operands = Operands::new(
         symbols,
         labels,
-        [count("%p"), count("%rs"), count("%r"), count("%rd")],
+        Declared {
+            predicates: count("%p"),
+            half: count("%rs"),
+            narrow: count("%r"),
+            wide: count("%rd"),
+            floats: count("%f"),
+            wide_floats: count("%fd"),
+        },
     );
     let mut instructions = Vec::with_capacity(statements.len());
     let mut texts = Vec::with_capacity(statements.len());
@@ -276,6 +283,8 @@ fn registers_of<'a>(line: Line<'a>, declaration: &'a str) -> Result<(&'a str, us
             | (Some(".b16"), "%rs")
             | (Some(".b32"), "%r")
             | (Some(".b64"), "%rd")
+            | (Some(".f32"), "%f")
+            | (Some(".f64"), "%fd")
     );
     match count.parse() {
         Ok(count) if is_known && count <= MOST_REGISTERS => Ok((prefix, count)),

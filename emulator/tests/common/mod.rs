@@ -27,7 +27,7 @@ pub fn module(threads: u32, pointers: usize, shared: &str, body: &str) -> String
     format!(
         ".version 8.0\n.target sm_70\n.address_size 64\n\n.visible .entry test(\n{}\n)\n\
          .maxntid {threads}, 1, 1\n{{\n\t.reg .pred \t%p<64>;\n\t.reg .b16 \t%rs<64>;\n\
-         \t.reg .b32 \t%r<64>;\n\t.reg .b64 \t%rd<64>;\n{shared}\n{loads}\tmov.u32 \t%r0, %tid.x;\n\
+         \t.reg .b32 \t%r<64>;\n\t.reg .b64 \t%rd<64>;\n\t.reg .f32 \t%f<64>;\n\t.reg .f64 \t%fd<64>;\n{shared}\n{loads}\tmov.u32 \t%r0, %tid.x;\n\
          {body}\n\tret;\n}}\n",
         parameters.join(",\n")
     )

@@ -395,8 +395,6 @@ mod floats {
     /// `wide` in 32 bits, rounded to odd. Rounded again, to 16 bits, it is what `wide` is if it is rounded
     /// once; `from_f64` of the crate is not.
     #[inline(always)]
-    #[allow(clippy::inline_always, reason = "a part of loops that become vectors")]
-    #[allow(clippy::float_cmp, reason = "whether it is exact")]
     fn to_odd(wide: f64) -> f32 {
         let near = wide as f32;
         let back = f64::from(near);

@@ -121,6 +121,22 @@ impl Reducer {
         })
     }
 
+    /// How windows are reduced.
+    pub(crate) fn reduction(&self) -> Reduction {
+        self.reduction
+    }
+
+    /// What is reduced.
+    pub(crate) fn elements(&self) -> Elements {
+        self.elements
+    }
+
+    /// Of each axis of a slice that is given: its extent, and the extent of a window.
+    pub(crate) fn axes(&self) -> impl Iterator<Item = (usize, usize)> {
+        let rows = self.rows.iter().copied().zip(self.factors.iter().copied());
+        rows.chain([(self.row, self.row_factor)])
+    }
+
     /// The bytes of a slice that is given.
     pub(crate) fn bytes(&self) -> usize {
         self.rows.iter().product::<usize>() * self.row * self.elements.size()

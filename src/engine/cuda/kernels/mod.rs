@@ -7,6 +7,7 @@ pub mod crc32c;
 mod fast_division;
 pub(crate) mod frames;
 pub(crate) mod ptx;
+pub(crate) mod reduce;
 pub mod scatter;
 pub mod shuffle;
 pub mod spans;

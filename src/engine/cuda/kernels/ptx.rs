@@ -28,6 +28,10 @@ static FRAMES: Module = Module {
     name: "frames",
     text: include_str!("../../../../kernels/ptx/frames.ptx"),
 };
+static REDUCE: Module = Module {
+    name: "reduce",
+    text: include_str!("../../../../kernels/ptx/reduce.ptx"),
+};
 static SCATTER: Module = Module {
     name: "scatter",
     text: include_str!("../../../../kernels/ptx/scatter.ptx"),
@@ -60,6 +64,19 @@ pub(crate) static KERNELS: &[(&str, &Module)] = &[
     ("frame_gzip", &FRAMES),
     ("frame_blosc_layout", &FRAMES),
     ("frame_blosc_streams", &FRAMES),
+    ("reduce_mean_1", &REDUCE),
+    ("reduce_mean_2", &REDUCE),
+    ("reduce_mean_4", &REDUCE),
+    ("reduce_mean_8", &REDUCE),
+    ("reduce_order_1", &REDUCE),
+    ("reduce_order_2", &REDUCE),
+    ("reduce_order_4", &REDUCE),
+    ("reduce_order_8", &REDUCE),
+    ("reduce_bits_1", &REDUCE),
+    ("reduce_bits_2", &REDUCE),
+    ("reduce_bits_4", &REDUCE),
+    ("reduce_bits_8", &REDUCE),
+    ("reduce_bits_16", &REDUCE),
     ("scatter_1", &SCATTER),
     ("scatter_2", &SCATTER),
     ("scatter_4", &SCATTER),

@@ -6,12 +6,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::from_device::read_from_device;
+use super::padding::Padding;
 use super::ranges::Ranges;
+use super::reading::Reading;
 use super::shared::{InputMemory, OutputMemory, Shared};
 use crate::engine::EngineError;
 use crate::engine::cuda::arena::Region;
 use crate::engine::cuda::copiers::Copy;
-use crate::engine::cuda::driver::{Access, DriverError, Site, Span};
+use crate::engine::cuda::driver::{Access, DeviceSpan, DriverError, Site, Span};
 use crate::engine::cuda::lane::Running;
 use crate::engine::stream::{DeviceBytes, Input, Output, Reusable};
 
@@ -30,6 +32,11 @@ pub(super) struct CudaInput {
     raw: Region,
     /// Bytes of the batch that only the device has.
     on_device: Ranges,
+    /// Bytes of the batch that reductions on the device read. They are there, whoever else has them,
+    /// and do not change any more.
+    read: Ranges,
+    /// The reductions that read them.
+    readings: Vec<Reading>,
 }
 
 impl fmt::Debug for CudaInput {
@@ -43,10 +50,41 @@ impl fmt::Debug for CudaInput {
 
 impl Drop for CudaInput {
     fn drop(&mut self) {
+        for reading in self.readings.drain(..) {
+            if let Err(error) = reading.finish() {
+                self.shared.leave_alone(error);
+            }
+        }
         if let Some(memory) = self.memory.take() {
             self.shared.give_input(memory);
         }
     }
+}
+
+/// The copies of padded slices at `from`, from byte `at` of them without padding on, to `bytes`.
+///
+/// # Safety
+/// The slices can be read, and nothing writes them, for as long as the copies are used.
+pub(super) unsafe fn unpadded<'c>(
+    padding: &Padding,
+    from: *const u8,
+    at: usize,
+    bytes: &'c mut [u8],
+) -> Vec<Copy<'c>> {
+    let to = bytes.as_mut_ptr();
+    let pieces = padding.pieces(at, bytes.len());
+    let copies = pieces.iter().map(|piece| {
+        // SAFETY: the caller's contract, and the rows' places in `bytes` are those of the pieces.
+        unsafe {
+            Copy::strided(
+                (from.add(piece.to), &piece.to_strides),
+                (to.add(piece.from), &piece.from_strides),
+                &piece.shape,
+                1,
+            )
+        }
+    });
+    copies.collect()
 }
 
 impl CudaInput {
@@ -60,6 +98,8 @@ impl CudaInput {
             raw: shared.sizing.raws[number],
             memory: None,
             on_device: Ranges::default(),
+            read: Ranges::default(),
+            readings: Vec::new(),
         };
         if !memory.filled {
             input.declare(input.region, Access::Write);
@@ -98,11 +138,73 @@ impl CudaInput {
     /// The ranges of the padded bytes that come from the host, in the first `epochs` epochs.
     pub(super) fn host_ranges(&self, epochs: usize) -> Vec<Range<usize>> {
         let (grid, padding) = (&self.shared.job.grid, &self.shared.sizing.padding);
-        if self.on_device.is_empty() {
+        if self.on_device.is_empty() && self.read.is_empty() {
             return vec![0..epochs * grid.epoch_slices() * padding.padded_slice()];
         }
-        let gaps = self.on_device.gaps(0..epochs * grid.epoch_bytes());
+        let gaps = self.not_there(0..epochs * grid.epoch_bytes());
         gaps.iter().map(|gap| padding.around(gap)).collect()
+    }
+
+    /// The ranges of the batch's bytes `whole` that the device does not have.
+    fn not_there(&self, whole: Range<usize>) -> Vec<Range<usize>> {
+        let mut there = self.on_device.clone();
+        for range in self.read.iter() {
+            there.insert(range.clone());
+        }
+        there.gaps(whole)
+    }
+
+    /// Ensures that the device has `slices` of the batch, as soon as everything in the stream `up` is
+    /// complete. They do not change any more. Returns where they are, with their padding.
+    pub(super) fn put_on_device(
+        &mut self,
+        lane: Running<'_>,
+        slices: Range<usize>,
+    ) -> Result<DeviceSpan, DriverError> {
+        self.pad_on_device(lane)?;
+        let slice = self.shared.job.grid.slice_bytes();
+        let bytes = slices.start * slice..slices.end * slice;
+        let padding = &self.shared.sizing.padding;
+        for gap in self.not_there(bytes.clone()) {
+            let part = padding.around(&gap);
+            let from = lane.pinned_in(self.region.part(part.clone()));
+            let to = lane.device(self.raw.part(part));
+            lane.copy(lane.up, Span::Pinned(from), Span::Device(to))?;
+            self.shared.devices.counters.add_to_device(from.len);
+        }
+        let padded = padding.padded_slice();
+        let region = (self.raw).part(slices.start * padded..slices.end * padded);
+        self.read.insert(bytes);
+        Ok(lane.device(region))
+    }
+
+    /// Keeps the memory of this input as it is until `reading` has read it.
+    pub(super) fn read_by(&mut self, reading: Reading) {
+        self.readings.push(reading);
+    }
+
+    /// The reductions that read this input.
+    pub(super) fn readings(&self) -> &[Reading] {
+        &self.readings
+    }
+
+    /// The answer of the batch waited for all reductions, and the host for the answer.
+    pub(super) fn was_read(&mut self) {
+        self.readings.clear();
+    }
+
+    /// Notes that only the device has these bytes of the batch.
+    pub(super) fn made_on_device(&mut self, bytes: Range<usize>) {
+        self.on_device.insert(bytes);
+    }
+
+    /// Checks that no reduction reads these bytes.
+    pub(super) fn check_unread(&self, range: &Range<usize>) -> Result<(), EngineError> {
+        let read = |other: &Range<usize>| other.start < range.end && range.start < other.end;
+        if self.read.iter().any(read) {
+            return Err(EngineError::Internal("slices that were reduced already"));
+        }
+        Ok(())
     }
 
     /// Whether the device has bytes that the host does not.
@@ -144,7 +246,7 @@ impl CudaInput {
     }
 
     /// Check that `len` bytes at `at` are in the batch.
-    fn check(&self, at: usize, len: usize) -> Result<Range<usize>, EngineError> {
+    pub(super) fn check(&self, at: usize, len: usize) -> Result<Range<usize>, EngineError> {
         let job = &self.shared.job;
         match at.checked_add(len) {
             Some(end) if end <= job.epochs * job.grid.epoch_bytes() => Ok(at..end),
@@ -153,7 +255,7 @@ impl CudaInput {
     }
 
     /// Ensures that the device has the fill value in the padding.
-    fn pad_on_device(&mut self, lane: Running<'_>) -> Result<(), DriverError> {
+    pub(super) fn pad_on_device(&mut self, lane: Running<'_>) -> Result<(), DriverError> {
         let padded = self.memory.as_ref().is_none_or(|m| m.padded_on_device);
         if padded || !self.shared.sizing.padding.exists() {
             return Ok(());
@@ -172,6 +274,7 @@ impl CudaInput {
 impl Input for CudaInput {
     fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), EngineError> {
         let range = self.check(at, bytes.len())?;
+        self.check_unread(&range)?;
         self.on_device.remove(&range);
         let shared = &self.shared;
         self.declare(
@@ -215,23 +318,9 @@ impl Input for CudaInput {
         let padding = &shared.sizing.padding;
         self.declare(self.region.part(padding.around(&range)), Access::Read);
         let from = self.address().cast_const();
-        let to = bytes.as_mut_ptr();
-        let copies: Vec<_> = padding
-            .pieces(at, bytes.len())
-            .iter()
-            .map(|piece| {
-                // SAFETY: the rows are in the region and their places in `bytes`, by the check
-                // above. All of the region was written, and this input alone has its memory.
-                unsafe {
-                    Copy::strided(
-                        (from.add(piece.to), &piece.to_strides),
-                        (to.add(piece.from), &piece.from_strides),
-                        &piece.shape,
-                        1,
-                    )
-                }
-            })
-            .collect();
+        // SAFETY: the rows are in the region, by the check above. All of the region was written, and
+        // this input alone has its memory.
+        let copies = unsafe { unpadded(padding, from, at, bytes) };
         shared
             .devices
             .copiers_of(shared.device())
@@ -245,6 +334,7 @@ impl Input for CudaInput {
         bytes: &DeviceBytes,
     ) -> Result<Box<dyn Reusable>, EngineError> {
         let range = self.check(at, bytes.len)?;
+        self.check_unread(&range)?;
         let device = self.shared.device().info().ordinal;
         if bytes.device != device {
             return Err(EngineError::Unsuitable(format!(
@@ -274,6 +364,10 @@ impl Input for CudaInput {
         let reusable = put?;
         self.on_device.insert(range);
         Ok(Box::new(reusable))
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {

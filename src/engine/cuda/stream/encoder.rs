@@ -18,7 +18,8 @@
 //!
 //! Up to three batches are between `submit` and `complete` at once. Bytes that an application has
 //! on the device are copied into the padded slices when they are handed over, by the application's
-//! thread.
+//! thread. Slices that are reduced from those of another stream, the level above, are made there by
+//! the same thread: in the stream `up`, after which `UPLOADED` orders them like copies.
 //!
 //! | edge | producer | consumer | guards |
 //! |---|---|---|---|
@@ -27,14 +28,17 @@
 //! | `ANSWERED` | copy of the offsets (`answers`) | this thread | offsets in pinned memory, and with them the dense bytes, and the padded slices in pinned memory and on the device |
 //! | `FETCHED` | copies of the dense bytes (`down`) | this thread | the output, and the dense bytes |
 //! | `MADE` | the application's stream | copy of its bytes (`up`) | the application's memory |
+//! | `SOURCE` | copies of slices of the level above (`up`, above) | a reduction (`up`) | the padded slices above, on the device |
+//! | `REDUCED` | a reduction (`up`, below) | copy of the offsets (`answers`) | the same: `ANSWERED` then says that they were read |
 //! | `TAKEN` | copy of its bytes (`up`) | the application | the same |
 //!
 //! A batch has its buffers until it is complete, so two batches need no other edges. Buffers that
 //! only kernels use are ordered by their stream: batches take turns with the streams of kernels, and
 //! `compute` is the batch's. `AGGREGATED` and `ANSWERED` are in
 //! `cuda/enqueue.rs`, shared with the encoding of shards; `UPLOADED` is in `enqueue`, `FETCHED` in
-//! `fetch`, `MADE` and `TAKEN` in `from_device`. Besides, the host waits for whole streams:
-//! `PADDED` and `BROUGHT_BACK` of an input (`buffers`), and `DRAINED` after a failure (`shared`).
+//! `fetch`, `MADE` and `TAKEN` in `from_device`, `SOURCE` in `reduce`, `REDUCED` in `reading`. Besides, the host waits for whole streams:
+//! `PADDED` and `BROUGHT_BACK` of an input (`buffers`), `KEPT_HOST` and `REDUCED_HOST` of a reduction
+//! (`reduce`, `reading`), and `DRAINED` after a failure (`shared`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -316,6 +320,10 @@ impl Input for NoInput {
 
     fn read(&mut self, _: usize, _: &mut [u8]) -> Result<(), EngineError> {
         Err(EngineError::Internal(ANOTHER))
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn std::any::Any {
+        self
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn std::any::Any + Send> {

@@ -49,6 +49,9 @@ pub(super) fn enqueue(
     encoding.begin(session, regions)?;
     let mut timed = Vec::new();
     scatter(session, shared, input, batch, regions, &mut timed)?;
+    for reading in input.readings() {
+        reading.order(session.lane)?;
+    }
     let answered = encoding.encode(session, regions, &permutation, &mut timed)?;
     Ok(Enqueued {
         flight,

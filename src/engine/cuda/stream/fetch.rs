@@ -36,6 +36,7 @@ pub(super) fn fetch(
         .map_err(|error| session.refused("planning an aggregation", &error))?;
     let driver = session.lane.driver;
     driver.synchronize(enqueued.answered, ANSWERED_HOST)?;
+    input.was_read();
     let answer = Answer::read(session, regions, &permutation)?;
     session.finish_timed(enqueued.timed)?;
     session.events.give(enqueued.answered);

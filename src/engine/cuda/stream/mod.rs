@@ -11,6 +11,7 @@
 //! | `shared` | the lane, and the free buffers |
 //! | `buffers` | inputs and outputs, in pinned memory |
 //! | `from_device`, `ranges` | bytes that an application has on the device |
+//! | `reduce`, `reduction`, `reading` | slices that the device makes from those of another stream: enqueued, planned, waited for |
 //! | `encoder` | batches; begins with the order of all operations, and with all edges |
 //! | `enqueue`, `fetch` | a batch, enqueued in the streams of the lane, and fetched from there |
 //! | `layout` | where the subchunks of a batch go |
@@ -23,6 +24,9 @@ mod from_device;
 mod layout;
 mod padding;
 mod ranges;
+mod reading;
+mod reduce;
+mod reduction;
 mod shared;
 mod sizing;
 
@@ -35,7 +39,7 @@ use super::sizing::ShardKind;
 use crate::MemoryEstimate;
 use crate::engine::EngineError;
 use crate::engine::stream::{
-    BatchFallback, Encoder, Input, Returned, StreamChain, StreamEngine, StreamJob,
+    BatchFallback, Encoder, Input, Returned, StreamChain, StreamEngine, StreamJob, Windows,
 };
 use buffers::CudaInput;
 use encoder::CudaEncoder;
@@ -138,5 +142,38 @@ impl StreamEngine for CudaStream {
             return Err(EngineError::Internal("a stream has one encoder"));
         }
         Ok(Box::new(CudaEncoder::new(self.shared.clone())))
+    }
+
+    fn can_reduce_from(&self, above: &dyn StreamEngine) -> bool {
+        let Some(above) = above.as_any().downcast_ref::<Self>() else {
+            return false;
+        };
+        let (shared, above) = (&self.shared, &above.shared);
+        let planned = shared.sizing.reduction.as_ref();
+        planned.is_some_and(|reduction| reduction.is_from(&above.job.grid))
+            && Arc::ptr_eq(shared.device(), above.device())
+            && shared.lost().is_none()
+            && above.lost().is_none()
+    }
+
+    fn reduce(
+        &self,
+        windows: Windows<'_>,
+        input: &mut dyn Input,
+        at: usize,
+    ) -> Result<(), EngineError> {
+        self.shared.reduce(windows, input, at)
+    }
+
+    fn keep(&self, above: &mut dyn Input, slice: usize) -> Result<(), EngineError> {
+        self.shared.keep(above, slice)
+    }
+
+    fn take_kept(&self, bytes: &mut [u8]) -> Result<(), EngineError> {
+        self.shared.take_kept(bytes)
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
     }
 }

@@ -37,6 +37,8 @@ pub(super) struct Shared {
     inputs: Mutex<Vec<InputMemory>>,
     outputs: Mutex<Outputs>,
     reusables: Mutex<Reusables>,
+    /// Whether a slice of the level above is kept for the next window.
+    kept: Mutex<bool>,
     pub(super) returned: Arc<Returned>,
     /// Whether the times of stages are taken.
     pub(super) times: bool,
@@ -164,6 +166,7 @@ impl Shared {
                 free: outputs.collect(),
             }),
             reusables: Mutex::default(),
+            kept: Mutex::default(),
             sizing,
         })
     }
@@ -214,9 +217,28 @@ impl Shared {
             return;
         };
         if error.fault != Fault::Sticky {
-            tracing::warn!(%error, "the lane of a stream is lost");
-            let _ = self.lost.set(error);
+            self.lose(error);
         }
+    }
+
+    /// Gives the lane up: nothing is done in it any more.
+    fn lose(&self, error: DriverError) {
+        tracing::warn!(%error, "the lane of a stream is lost");
+        let _ = self.lost.set(error);
+    }
+
+    /// Gives the lane up, because another lane may use its memory for ever: it is never freed.
+    pub(super) fn leave_alone(self: &Arc<Self>, error: DriverError) {
+        if error.fault != Fault::Sticky {
+            self.lose(error);
+            // Once is enough, and more do no harm.
+            std::mem::forget(self.clone());
+        }
+    }
+
+    /// Whether a slice of the level above is kept. While this is held, that does not change.
+    pub(super) fn kept(&self) -> MutexGuard<'_, bool> {
+        lock(&self.kept)
     }
 
     fn try_drain(&self) -> Result<(), DriverError> {

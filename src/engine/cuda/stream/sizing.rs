@@ -1,6 +1,7 @@
 //! The memory of a stream. The same numbers estimate it, allocate it and divide it into buffers.
 
 use super::padding::Padding;
+use super::reduction::Reduction;
 use crate::MemoryEstimate;
 use crate::engine::cuda::arena::{Arena, Arenas, Capacity, Region, Tuning};
 use crate::engine::cuda::sizing::{BatchRegions, KernelRegions, ShardKind, Sizing};
@@ -20,6 +21,8 @@ pub(super) struct StreamSizing {
     /// The buffers that kernels use, and the buffers of each batch in flight.
     pub(super) lane: Sizing,
     pub(super) padding: Padding,
+    /// How the device makes slices from those of the level above, and room for one of these.
+    pub(super) reduction: Option<Reduction>,
     /// Pinned, to the device: the slices of a batch, padded.
     pub(super) inputs: Vec<Region>,
     /// Device: the padded slices of each input.
@@ -124,6 +127,10 @@ impl StreamSizing {
             let inputs = regions(&mut arenas.pinned_in, inputs, padded)?;
             let raws = regions(&mut arenas.device, inputs.len(), padded)?;
             let outputs = regions(&mut arenas.pinned_out, job.outputs.max(1), output)?;
+            let reduction = match Reduction::new(job) {
+                Some(reduction) => Some(reduction.reserve(&mut arenas)?),
+                None => None,
+            };
             lane.capacity = Capacity {
                 // The host encodes a batch that the device failed to encode.
                 reads_uploads: true,
@@ -133,6 +140,7 @@ impl StreamSizing {
             Some(Self {
                 lane,
                 padding: Padding::new(&job.grid),
+                reduction,
                 inputs,
                 raws,
                 outputs,

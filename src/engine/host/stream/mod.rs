@@ -77,6 +77,10 @@ impl StreamEngine for Arc<HostStream> {
             submitted: None,
         }))
     }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
 }
 
 /// Encodes one batch at a time.

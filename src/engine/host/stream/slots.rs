@@ -204,6 +204,10 @@ impl Input for HostInput {
             .read(self.lease.as_ref(), at, bytes, crew(), stream.job.threads)
     }
 
+    fn as_any_mut(&mut self) -> &mut dyn std::any::Any {
+        self
+    }
+
     fn into_any(self: Box<Self>) -> Box<dyn std::any::Any + Send> {
         self
     }

@@ -4,7 +4,7 @@ use super::cases;
 use crate::engine::cuda::{
     driver::cuda::gpu_or_skip,
     kernels::{
-        aggregate, chunk_tables, crc32, crc32c, frames, ptx, scatter,
+        aggregate, chunk_tables, crc32, crc32c, frames, ptx, reduce, scatter,
         shuffle::{self, Shuffle},
         split,
     },
@@ -34,6 +34,8 @@ checks! {
     aggregate_passes: aggregate::tests::check_passes;
     byte_shuffle: |driver, cases| shuffle::tests::check_shuffle(driver, Shuffle::Bytes, cases);
     bit_shuffle: |driver, cases| shuffle::tests::check_shuffle(driver, Shuffle::Bits, cases);
+    reduce: reduce::tests::check_reduce;
+    reduce_by_every_kernel: |driver, _| reduce::tests::check_every_kernel(driver);
     split: split::tests::check_split;
     chunk_tables: chunk_tables::tests::check_chunk_tables;
     crc32: crc32::tests::check_crc32;

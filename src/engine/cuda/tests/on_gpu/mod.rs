@@ -10,6 +10,7 @@ mod compression;
 mod driver;
 pub(super) mod engine;
 mod kernels;
+pub(super) mod levels;
 mod nvcomp;
 pub(super) mod stream;
 mod streams;

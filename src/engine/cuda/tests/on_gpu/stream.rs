@@ -67,6 +67,7 @@ impl Subject {
                 room: Room { head: 5, tail: 3 },
                 inputs: 3,
                 outputs: 2,
+                reduced_from: None,
                 grid,
             },
             epochs,
@@ -279,12 +280,7 @@ impl<'a> Run<'a> {
         write: Write<'_>,
     ) -> Result<Subchunks, EngineError> {
         for (first, batch) in self.subject.batches() {
-            let mut input = loop {
-                match self.engine.input(true)? {
-                    Some(input) => break input,
-                    None => self.complete()?,
-                }
-            };
+            let mut input = self.input()?;
             let epoch = self.subject.job.grid.epoch_bytes();
             let bytes = &self.subject.bytes[first * epoch..(first + batch.epochs()) * epoch];
             self.write(&mut *input, bytes, write)?;
@@ -294,15 +290,41 @@ impl<'a> Run<'a> {
                     assert!(read == bytes, "what was put there is not there");
                 }
             }
-            while self.under_way.len() == self.encoder.depth() {
-                self.complete()?;
-            }
-            self.encoder.submit(input, batch.clone());
-            self.under_way.push_back((first, batch));
-            if self.numbers.below(3) == 0 {
-                self.complete()?;
+            self.submit(first, batch, input)?;
+        }
+        self.finish()
+    }
+
+    /// Takes an input. Completes batches until one is free.
+    pub(in crate::engine::cuda) fn input(&mut self) -> Result<Box<dyn Input>, EngineError> {
+        loop {
+            match self.engine.input(true)? {
+                Some(input) => return Ok(input),
+                None => self.complete()?,
             }
         }
+    }
+
+    /// Submits a batch, and maybe completes one.
+    pub(in crate::engine::cuda) fn submit(
+        &mut self,
+        first: usize,
+        batch: Arc<BatchGrid>,
+        input: Box<dyn Input>,
+    ) -> Result<(), EngineError> {
+        while self.under_way.len() == self.encoder.depth() {
+            self.complete()?;
+        }
+        self.encoder.submit(input, batch.clone());
+        self.under_way.push_back((first, batch));
+        if self.numbers.below(3) == 0 {
+            self.complete()?;
+        }
+        Ok(())
+    }
+
+    /// Completes all batches that were submitted.
+    pub(in crate::engine::cuda) fn finish(mut self) -> Result<Subchunks, EngineError> {
         while !self.under_way.is_empty() {
             self.complete()?;
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::application::Application;
 use super::engine::{TINY, tuned};
+use super::levels::{Both, Levels, Mix};
 use super::nvcomp::library;
 use super::stream::{Run, Subject, encode, returned};
 use super::{cases, is_watched};
@@ -142,6 +143,31 @@ fn streams_of_what_is_on_the_device() {
                 .all(&mut |input, at, bytes| application.write(input, at, bytes))
                 .unwrap();
             subject.check(&encoded);
+            application.end().unwrap();
+        }
+    }
+}
+
+/// Levels that are reduced on the device, from the host and from the device.
+#[test]
+fn streams_that_are_reduced_from_others() {
+    let name = "streams_that_are_reduced_from_others";
+    if let Some(driver) = device(name) {
+        for seed in 0..u64::from(cases()) {
+            let levels = Levels::any(seed, vec![Stage::Crc32c; seed as usize % 2]);
+            let tuning = [TINY, Tuning::DEFAULT][seed as usize % 2];
+            let engine = engine(&driver, &levels.above, tuning);
+            let open = |subject: &Subject| {
+                let job = Arc::new(subject.job.clone());
+                engine.stream(job, returned(), None).unwrap()
+            };
+            let streams = [open(&levels.above), open(&levels.below)];
+            assert!(streams[1].can_reduce_from(&*streams[0]));
+            let both = Both::new(&levels, streams, (seed, Mix::DeviceAlone, 0)).unwrap();
+            let len = levels.above.bytes.len();
+            let mut application = Application::new(driver.clone(), false, len, seed).unwrap();
+            both.all(&mut |input, at, bytes| application.write(input, at, bytes))
+                .unwrap();
             application.end().unwrap();
         }
     }

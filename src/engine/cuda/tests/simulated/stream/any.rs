@@ -4,7 +4,7 @@ use zarrs_cuda_testing::effort;
 
 use super::*;
 
-fn schedule_of(seed: u64) -> Schedule {
+pub(super) fn schedule_of(seed: u64) -> Schedule {
     match seed % 8 {
         0 => Schedule::Eager,
         1 => Schedule::Latest,

@@ -9,7 +9,7 @@ use crate::engine::stream::DeviceBytes;
 
 const MADE: Site = Site("application: its frame is on the device");
 
-fn traced() -> Arc<Simulation> {
+pub(super) fn traced() -> Arc<Simulation> {
     Arc::new(Simulation::new(Config {
         trace: true,
         ..Config::default()
@@ -17,7 +17,7 @@ fn traced() -> Arc<Simulation> {
 }
 
 /// The steps that are enqueued, or waited for, while `work` runs.
-fn steps<T>(simulation: &Simulation, work: impl FnOnce() -> T) -> (T, Vec<Value>) {
+pub(super) fn steps<T>(simulation: &Simulation, work: impl FnOnce() -> T) -> (T, Vec<Value>) {
     let before = simulation.trace().lines().count();
     let result = work();
     let trace = simulation.trace();
@@ -26,7 +26,7 @@ fn steps<T>(simulation: &Simulation, work: impl FnOnce() -> T) -> (T, Vec<Value>
     (result, steps.collect())
 }
 
-fn names(steps: &[Value]) -> Vec<&str> {
+pub(super) fn names(steps: &[Value]) -> Vec<&str> {
     let names = steps.iter().map(|step| step["operation"].as_str());
     names.map(|name| name.expect("a name")).collect()
 }

@@ -133,7 +133,7 @@ impl Case {
 }
 
 /// Whether the fault comes when the context is only entered to free resources.
-fn is_at_the_end(inject: Inject, counts: Counts) -> bool {
+pub(super) fn is_at_the_end(inject: Inject, counts: Counts) -> bool {
     matches!(inject, Inject::NotEntered { enter, .. } if enter + 4 >= counts.enters)
 }
 

@@ -3,6 +3,7 @@
 mod any;
 mod counts;
 mod faults;
+mod levels;
 mod memory;
 mod sites;
 
