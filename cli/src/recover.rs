@@ -23,6 +23,16 @@ pub(crate) struct Args {
     dry_run: bool,
 }
 
+/// The subchunks that cannot be read: their numbers, and why.
+fn unreadable(subchunks: &[SubchunkState]) -> Vec<(usize, String)> {
+    let subchunks = subchunks.iter().enumerate();
+    let unreadable = subchunks.filter_map(|(number, state)| match state {
+        SubchunkState::Unreadable { reason } => Some((number, reason.clone())),
+        _ => None,
+    });
+    unreadable.collect()
+}
+
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let _registration = zarrs_cuda::register(common.options())?;
     let opened = open::array(&args.shards.array)?;
@@ -59,14 +69,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let mut rows = Vec::new();
     let (mut intact, mut repaired, mut not_well) = (0_u64, 0_u64, 0_u64);
     for (shard, (outcome, subchunks)) in &done.results {
-        let unreadable: Vec<_> = subchunks
-            .iter()
-            .enumerate()
-            .filter_map(|(number, state)| match state {
-                SubchunkState::Unreadable { reason } => Some((number, reason.clone())),
-                _ => None,
-            })
-            .collect();
+        let unreadable = unreadable(subchunks);
         let is_unrecoverable = matches!(outcome, RecoveryOutcome::Unrecoverable { .. });
         // What a dry run decoded is the state before the repair.
         let would_be_repaired =

@@ -8,7 +8,7 @@ use zarrs_codec::{CodecError, CodecOptions};
 use super::foreign::ForeignChain;
 use super::sharding::Sharding;
 use crate::Error;
-use crate::engine::stream::{StreamChain, StreamJob};
+use crate::engine::stream::{ReducedFrom, StreamChain, StreamJob};
 use crate::layout::Extent;
 use crate::plan::StreamChoice;
 
@@ -21,6 +21,8 @@ pub(crate) struct ShardEncoding {
     pub(crate) chain: StreamChain,
     /// The most threads to use.
     pub(crate) threads: NonZeroUsize,
+    /// The stream whose slices become this one's, if there is one.
+    pub(crate) reduced_from: Option<ReducedFrom>,
 }
 
 impl ShardEncoding {
@@ -42,6 +44,7 @@ impl ShardEncoding {
             options: *options,
             chain,
             threads,
+            reduced_from: None,
         })
     }
 

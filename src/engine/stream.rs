@@ -57,7 +57,6 @@ pub(crate) struct StreamJob {
 }
 
 /// The stream whose slices are reduced to those of a stream.
-#[allow(dead_code, reason = "for writers of several levels")]
 #[derive(Clone, Debug)]
 pub(crate) struct ReducedFrom {
     /// Of one or two slices of the level above, to one of this stream.
@@ -70,7 +69,6 @@ pub(crate) struct ReducedFrom {
 
 /// Windows that follow one another along the first axis. Each has as many slices of the level above
 /// as [`ReducedFrom`] says; the last one may have one slice.
-#[allow(dead_code, reason = "for writers of several levels")]
 #[derive(Debug)]
 pub(crate) struct Windows<'i> {
     /// Whether the first slice is the one that was [kept](StreamEngine::keep).
@@ -286,7 +284,6 @@ pub(crate) trait StreamEngine: Send + Sync + fmt::Debug {
 
     /// Whether the device that encodes this stream can [reduce](Self::reduce) slices of `above`,
     /// which it encodes, too. No fault so far: it may fail later.
-    #[allow(dead_code, reason = "for writers of several levels")]
     fn can_reduce_from(&self, _above: &dyn StreamEngine) -> bool {
         false
     }
@@ -303,7 +300,6 @@ pub(crate) trait StreamEngine: Send + Sync + fmt::Debug {
     /// errors. Nothing was made then, and a kept slice is still there: the caller may
     /// [read](Input::read) the slices above, [take](Self::take_kept) the kept one, and reduce them on
     /// the host.
-    #[allow(dead_code, reason = "for writers of several levels")]
     fn reduce(
         &self,
         _windows: Windows<'_>,
@@ -320,7 +316,6 @@ pub(crate) trait StreamEngine: Send + Sync + fmt::Debug {
     /// # Errors
     /// As [`reduce`](Self::reduce), and [`EngineError::Internal`] if a slice is kept already, or
     /// windows have one slice. Nothing is kept then.
-    #[allow(dead_code, reason = "for writers of several levels")]
     fn keep(&self, _above: &mut dyn Input, _slice: usize) -> Result<(), EngineError> {
         Err(no_device())
     }
@@ -330,7 +325,6 @@ pub(crate) trait StreamEngine: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`EngineError::Internal`] if none is kept or it has another size, and the device's errors,
     /// after which it is still kept, though the device may never give it back.
-    #[allow(dead_code, reason = "for writers of several levels")]
     fn take_kept(&self, _bytes: &mut [u8]) -> Result<(), EngineError> {
         Err(no_device())
     }

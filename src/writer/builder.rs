@@ -25,7 +25,7 @@ use crate::codec::find;
 use crate::codec::stream::ShardEncoding;
 use crate::engine::EngineError;
 use crate::engine::buffers::{Contents, Pool};
-use crate::engine::stream::{Returned, StreamEngine};
+use crate::engine::stream::{ReducedFrom, Returned, StreamEngine};
 use crate::layout::StreamGrid;
 use crate::{Error, MemoryEstimate};
 
@@ -38,6 +38,7 @@ pub struct ArrayWriterBuilder<TStorage: ?Sized> {
     start: Option<u64>,
     cuts: bool,
     epochs: Epochs,
+    reduced_from: Option<ReducedFrom>,
     store_threads: usize,
     codec_options: CodecOptions,
     metadata_interval: Duration,
@@ -84,6 +85,7 @@ where
             start: None,
             cuts: false,
             epochs: Epochs::default(),
+            reduced_from: None,
             store_threads: 8,
             codec_options: zarrs::config::global_config().codec_options(),
             metadata_interval: Duration::from_secs(1),
@@ -111,6 +113,19 @@ where
     pub(super) fn with_at_most_epochs(mut self, epochs: Option<usize>) -> Self {
         self.epochs.most = epochs;
         self
+    }
+
+    /// Lets a device make the slices of those of another stream.
+    pub(super) fn with_reduced_from(mut self, above: Option<ReducedFrom>) -> Self {
+        self.reduced_from = above;
+        self
+    }
+
+    /// The stream, and whether a device encodes it.
+    pub(super) fn stream_on(&self) -> Result<(StreamGrid, bool), WriterError> {
+        let (encoding, grid) = self.stream()?;
+        let plan = self.plan(&encoding, &grid, self.epochs, None)?;
+        Ok((grid, plan.choice.is_device()))
     }
 
     /// How many epochs a batch of the writer would have.
@@ -429,10 +444,11 @@ where
             .array
             .chunk_shape(&first)
             .map_err(|error| unsupported(error.to_string()))?;
-        let encoding = codec
+        let mut encoding = codec
             .sharding(&shape, self.array.data_type(), self.array.fill_value())
             .and_then(|shards| ShardEncoding::new(shards, &self.codec_options))
             .map_err(|error| unsupported(error.to_string()))?;
+        encoding.reduced_from.clone_from(&self.reduced_from);
         let grid = StreamGrid::new(encoding.shards.grid.clone(), inner)
             .map_err(|error| unsupported(error.to_string()))?;
         Ok((encoding, grid))

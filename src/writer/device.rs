@@ -34,6 +34,11 @@ impl fmt::Debug for DeviceEvent {
 }
 
 impl DeviceEvent {
+    /// An event of nothing that was appended, which has happened.
+    pub(super) fn of_nothing() -> Self {
+        Self(None)
+    }
+
     /// Blocks until the slice's memory may be reused or freed.
     ///
     /// # Errors

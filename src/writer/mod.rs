@@ -42,7 +42,7 @@ mod encoding;
 mod error;
 mod leftovers;
 mod metadata;
-mod multiscale;
+pub(crate) mod multiscale;
 #[cfg(feature = "ndarray")]
 mod ndarray;
 mod part;
@@ -104,6 +104,8 @@ pub struct ArrayWriter {
     /// The batch that is being filled, and how far.
     input: Option<Box<dyn Input>>,
     filled: usize,
+    /// Whether a full batch stays until [`submit_full`](Self::submit_full): a level below is made of it.
+    holds: bool,
     /// How many batches, and epochs, came before it.
     batches: u64,
     epochs: u64,
@@ -144,6 +146,7 @@ impl ArrayWriter {
             memory: plan.memory,
             input: None,
             filled: 0,
+            holds: false,
             batches: 0,
             epochs: 0,
             first_append: None,
@@ -300,7 +303,23 @@ impl ArrayWriter {
     fn advance(&mut self, len: usize) {
         self.filled += len;
         self.shared.lock().progress.appended_bytes += len as u64;
-        if self.filled == self.batch_bytes {
+        if !self.holds {
+            self.submit_full();
+        }
+    }
+
+    /// Complete slices of the batch.
+    fn whole_slices(&self) -> usize {
+        self.filled / self.job.grid.slice_bytes()
+    }
+
+    fn is_full(&self) -> bool {
+        self.filled == self.batch_bytes
+    }
+
+    /// Submits the batch if it is full.
+    fn submit_full(&mut self) {
+        if self.is_full() {
             self.submit(self.grid.clone(), self.job.epochs);
         }
     }

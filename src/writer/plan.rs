@@ -221,7 +221,7 @@ fn job(encoding: &ShardEncoding, grid: &StreamGrid, candidate: &Candidate) -> St
         room: candidate.room,
         inputs: candidate.inputs,
         outputs: candidate.outputs,
-        reduced_from: None,
+        reduced_from: encoding.reduced_from.clone(),
     }
 }
 

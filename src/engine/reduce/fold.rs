@@ -25,8 +25,9 @@ impl Rows<'_> {
     /// Makes an element of `reduced` of each window.
     #[inline]
     pub(super) fn fold<T: Element, F: Fold<T>>(&self, reduced: &mut [u8]) {
+        // Wider elements gain less than it takes to compile all of it once more.
         #[cfg(target_arch = "x86_64")]
-        if std::arch::is_x86_feature_detected!("avx2") {
+        if const { T::SIZE <= 4 } && std::arch::is_x86_feature_detected!("avx2") {
             #[target_feature(enable = "avx2")]
             fn with_avx2<T: Element, F: Fold<T>>(rows: &Rows<'_>, reduced: &mut [u8]) {
                 rows.fold_here::<T, F>(reduced);

@@ -18,13 +18,14 @@ use zarrs_storage::{
 };
 
 use super::axis::Axis;
-use super::cascade::{Cascade, Lower, at_level};
+use super::cascade::{self, Cascade, Lower, at_level};
 use super::ome::{Described, Description};
 use super::plan::Plan;
 use super::pyramid::{self, Level};
 use super::{MultiscaleWriter, feed};
 use crate::codec::find;
 use crate::engine::reduce::{Elements, Reducer, Reduction};
+use crate::engine::stream::ReducedFrom;
 use crate::reader::Cancel;
 use crate::writer::{ArrayWriterBuilder, Progress, WriterError};
 use crate::{CudaShardingCodec, MemoryEstimate};
@@ -223,7 +224,8 @@ where
     /// # Errors
     /// As for [`build`](Self::build), without the errors of the store while it is written.
     pub fn memory_estimate(&self) -> Result<MemoryEstimate, WriterError> {
-        let plan = self.plan()?;
+        let mut plan = self.plan()?;
+        self.plan_reductions(&mut plan);
         let mut memory = MemoryEstimate {
             host: plan.kept,
             ..MemoryEstimate::default()
@@ -233,6 +235,21 @@ where
             memory = sum(memory, plan.of_level(level, of_level)?);
         }
         Ok(memory)
+    }
+
+    /// Plans which levels a device makes of the batches of the level above.
+    fn plan_reductions(&self, plan: &mut Plan<TStorage>) {
+        for level in 0..plan.reducers.len() {
+            // Without a plan, the writer of the level says why.
+            let Ok((above, true)) = self.writer(plan, level).stream_on() else {
+                return;
+            };
+            plan.reduced.push(ReducedFrom {
+                reducer: plan.reducers[level].clone(),
+                slices: plan.levels[level + 1].window(),
+                above,
+            });
+        }
     }
 
     /// Returns the arrays of all levels, from level 0 on, as the writer writes them. Each has as many
@@ -258,16 +275,18 @@ where
     ///   at the border of a shard, and no [start](Self::with_start) is given.
     pub fn build(&self) -> Result<MultiscaleWriter, WriterError> {
         let mut plan = self.plan()?;
+        self.plan_reductions(&mut plan);
         let first = self.first_slice(&plan)?.unwrap_or(plan.length(0));
         let starts = pyramid::starts(&plan.levels, &plan.whole_lengths(), first);
         for (level, start) in starts.into_iter().enumerate() {
             plan.set_length(level, start)?;
         }
         let top = self.writer(&plan, 0).cutting().build();
-        let top = plan.of_level(0, top)?;
+        let mut top = plan.of_level(0, top)?;
         let mut lower = self.cascade(&plan)?;
         self.describe(&plan, true)?;
         feed::feed(&plan, &mut lower, &Cancel::new())?;
+        cascade::hold(&mut top, &mut lower.levels);
         let memory = lower.levels.iter().fold(
             sum(
                 top.memory_estimate(),
@@ -313,6 +332,11 @@ where
         let mut builder = ArrayWriterBuilder::new(&plan.arrays[level])
             .with_codec_options(self.codec_options)
             .with_at_most_epochs(plan.epochs)
+            .with_reduced_from(
+                level
+                    .checked_sub(1)
+                    .and_then(|level| plan.reduced.get(level).cloned()),
+            )
             .with_metadata_interval(self.metadata_interval)
             .with_store_threads(self.store_threads >> level.min(63));
         if let Some(epochs) = self.epochs.filter(|_| level == 0) {
@@ -386,6 +410,7 @@ where
             kept: kept + slice,
             weights,
             epochs: None,
+            reduced: Vec::new(),
             budget: codec.options().clone(),
             threads: NonZeroUsize::new(self.codec_options.concurrent_target())
                 .unwrap_or(NonZeroUsize::MIN),

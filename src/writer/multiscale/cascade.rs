@@ -7,6 +7,9 @@
 //!                                                               └─► the level below, the same again
 //! ```
 //!
+//! On a device the same is done with batches: before a batch of the level above is encoded, the device makes
+//! slices of the level below from it.
+//!
 //! A writer may be full, or its store may have failed. A slice that was made is then owed to it, and the
 //! levels above take nothing until it was handed over. So an append that fails, or that does not wait,
 //! loses nothing, and can go on later.
@@ -16,9 +19,14 @@ use std::num::NonZeroUsize;
 use super::super::{ArrayWriter, WriterError};
 use crate::engine::pieces;
 use crate::engine::reduce::Reducer;
+use crate::engine::stream::Windows;
 
 /// A level below level 0.
 #[derive(Debug)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each says of another buffer whether it holds something"
+)]
 pub(super) struct Lower {
     pub(super) writer: ArrayWriter,
     reducer: Reducer,
@@ -31,6 +39,14 @@ pub(super) struct Lower {
     /// A slice of this level, which its writer does not have yet if it `is_owed`.
     made: Vec<u8>,
     is_owed: bool,
+    /// Whether a device makes slices of the batches of the level above.
+    is_reduced_there: bool,
+    /// Slices of the batch of the level above that were passed on.
+    passed: usize,
+    /// Whether the device has the first slice of a window of two.
+    is_kept_there: bool,
+    /// The next slices that the host passes on, after the device has failed.
+    by_host: usize,
 }
 
 impl Lower {
@@ -49,17 +65,16 @@ impl Lower {
             is_kept: false,
             made: Vec::new(),
             is_owed: false,
+            is_reduced_there: false,
+            passed: 0,
+            is_kept_there: false,
+            by_host: 0,
         }
     }
 
     /// The bytes that a level of `reducer` keeps besides its writer's.
     pub(super) fn bytes(reducer: &Reducer, window: usize) -> usize {
         reducer.reduced_bytes() + (window - 1) * reducer.bytes()
-    }
-
-    /// Whether the next slice of the level above completes a window of two.
-    pub(super) fn keeps_one(&self) -> bool {
-        self.is_kept
     }
 
     /// Adds a slice of the level above. Nothing is owed.
@@ -91,6 +106,45 @@ impl Lower {
         let reduced = self.reducer.reduce(window, &mut self.made, self.threads);
         reduced.map_err(|error| self.writer.broken(&error.to_string()))?;
         self.is_owed = true;
+        Ok(())
+    }
+
+    /// Lets the device make slices of `windows`, of the next `slices` of the batch of `upper`, and of the one
+    /// that it has kept. If it fails, the host passes these slices on later.
+    fn reduce_there(
+        &mut self,
+        upper: &mut ArrayWriter,
+        windows: usize,
+        slices: usize,
+    ) -> Result<(), WriterError> {
+        let writer = &mut self.writer;
+        let from = self.passed..self.passed + slices;
+        let above = upper.input.as_deref_mut().filter(|_| slices > 0);
+        let Some(input) = writer.input.as_deref_mut() else {
+            return Ok(());
+        };
+        let kept = self.is_kept_there;
+        let of = Windows {
+            kept,
+            above: above.map(|above| (above, from)),
+        };
+        let at = writer.filled;
+        let Err(error) = writer.engine.reduce(of, input, at) else {
+            self.is_kept_there = false;
+            self.passed += slices;
+            writer.advance(windows * writer.job.grid.slice_bytes());
+            return Ok(());
+        };
+        tracing::warn!(%error, "the host reduces slices for a device");
+        if kept {
+            self.kept.resize(self.reducer.bytes(), 0);
+            let taken = writer.engine.take_kept(&mut self.kept);
+            taken.map_err(|error| WriterError::Device {
+                source: Box::new(error),
+            })?;
+            (self.is_kept_there, self.is_kept) = (false, true);
+        }
+        self.by_host = slices;
         Ok(())
     }
 
@@ -131,46 +185,286 @@ impl Cascade {
     /// Whether a window of level 1 begins with the next slice of level 0, and has two slices.
     pub(super) fn begins_window(&self) -> bool {
         let first = self.levels.first();
-        first.is_some_and(|lower| lower.window == 2 && !lower.keeps_one())
+        first.is_some_and(|lower| lower.window == 2 && !lower.is_kept)
     }
 
-    /// Hands over what is owed. Returns whether nothing is owed any more: without `wait` a writer may
+    /// Hands over all that is owed. Returns whether nothing is owed any more: without `wait` a writer may
     /// be full.
     pub(super) fn settle(&mut self, wait: bool) -> Result<bool, WriterError> {
-        for level in (0..self.levels.len()).rev() {
-            if !self.hand_over(level, wait)? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    /// Hands over what is owed at `level`, and then what follows from it below.
-    fn hand_over(&mut self, level: usize, wait: bool) -> Result<bool, WriterError> {
-        let Some([lower, below @ ..]) = self.levels.get_mut(level..) else {
-            return Ok(true);
-        };
-        if !lower.is_owed {
-            return Ok(true);
-        }
-        if !at_level(level, lower.writer.take_slice(&lower.made, wait))? {
-            return Ok(false);
-        }
-        lower.is_owed = false;
-        if let Some(next) = below.first_mut() {
-            at_level(level + 1, next.add(&lower.made))?;
-        }
-        self.hand_over(level + 1, wait)
+        settle(0, &mut self.levels, wait)
     }
 
     /// Ends all windows whose second slice never comes, from the top down.
     pub(super) fn end_windows(&mut self) -> Result<(), WriterError> {
-        self.settle(true)?;
-        for level in 0..self.levels.len() {
-            at_level(level, self.levels[level].end_window())?;
-            self.hand_over(level, true)?;
+        end_windows(0, &mut self.levels)
+    }
+}
+
+/// Hands over what is owed at `levels`, the first of which has this number: at the lowest first.
+pub(super) fn settle(number: usize, levels: &mut [Lower], wait: bool) -> Result<bool, WriterError> {
+    let Some((_, below)) = levels.split_first_mut() else {
+        return Ok(true);
+    };
+    Ok(settle(number + 1, below, wait)? && hand_over(number, levels, wait)?)
+}
+
+/// Hands over what is owed at the first of `levels`, and then what follows from it below.
+pub(super) fn hand_over(
+    number: usize,
+    levels: &mut [Lower],
+    wait: bool,
+) -> Result<bool, WriterError> {
+    let Some((lower, below)) = levels.split_first_mut() else {
+        return Ok(true);
+    };
+    if !lower.is_owed {
+        return Ok(true);
+    }
+    if lower.writer.holds && !submit_full(number + 1, &mut lower.writer, below, wait)? {
+        return Ok(false);
+    }
+    if !at_level(number, lower.writer.take_slice(&lower.made, wait))? {
+        return Ok(false);
+    }
+    lower.is_owed = false;
+    if lower.writer.holds {
+        // The level below gets it with its batch.
+        return Ok(true);
+    }
+    if let Some(next) = below.first_mut() {
+        at_level(number + 1, next.add(&lower.made))?;
+    }
+    hand_over(number + 1, below, wait)
+}
+
+/// Ends all windows of `levels` whose second slice never comes, from the top down.
+pub(super) fn end_windows(number: usize, levels: &mut [Lower]) -> Result<(), WriterError> {
+    settle(number, levels, true)?;
+    for first in 0..levels.len() {
+        at_level(number + first, levels[first].end_window())?;
+        hand_over(number + first, &mut levels[first..], true)?;
+    }
+    Ok(())
+}
+
+/// Lets the levels below `top` get their slices from its batches, as long as the engines run on one device.
+/// All that `top` and the others have in their batches was passed on.
+pub(super) fn hold(top: &mut ArrayWriter, levels: &mut [Lower]) {
+    let mut upper = top;
+    for lower in levels {
+        if upper.engine.name() != ON_DEVICES {
+            return;
         }
-        Ok(())
+        upper.holds = true;
+        lower.passed = upper.whole_slices();
+        lower.is_reduced_there = lower.writer.engine.can_reduce_from(&*upper.engine);
+        if !lower.is_reduced_there {
+            return;
+        }
+        upper = &mut lower.writer;
+    }
+}
+
+/// The engine whose batches hold slices on a device.
+const ON_DEVICES: &str = "cuda";
+
+/// Submits the batch of `upper` if it is full, after the levels `below` have got all its slices. Returns
+/// whether it is not full any more: without `wait` a level may be.
+pub(super) fn submit_full(
+    number: usize,
+    upper: &mut ArrayWriter,
+    below: &mut [Lower],
+    wait: bool,
+) -> Result<bool, WriterError> {
+    if !upper.is_full() {
+        return Ok(true);
+    }
+    if !pass_on(number, upper, below, wait)? {
+        return Ok(false);
+    }
+    keep_rest(number, upper, below)?;
+    upper.submit_full();
+    if let Some(lower) = below.first_mut() {
+        lower.passed = 0;
+    }
+    Ok(true)
+}
+
+/// Passes the slices of the batch of `upper` on, in whole windows. Returns whether it did: without `wait` a
+/// level may be full.
+fn pass_on(
+    number: usize,
+    upper: &mut ArrayWriter,
+    below: &mut [Lower],
+    wait: bool,
+) -> Result<bool, WriterError> {
+    while let Some((lower, rest)) = below.split_first_mut() {
+        let ready = upper.whole_slices() - lower.passed;
+        if ready == 0 {
+            return Ok(true);
+        }
+        if !lower.is_reduced_there || lower.is_kept || lower.by_host > 0 {
+            if !pass_by_host(number, upper, below, wait)? {
+                return Ok(false);
+            }
+            continue;
+        }
+        let kept = usize::from(lower.is_kept_there);
+        let windows = (ready + kept) / lower.window;
+        if windows == 0 {
+            return Ok(true);
+        }
+        let Some(room) = room(number, lower, rest, wait)? else {
+            return Ok(false);
+        };
+        let windows = windows.min(room);
+        at_level(
+            number,
+            lower.reduce_there(upper, windows, windows * lower.window - kept),
+        )?;
+    }
+    Ok(true)
+}
+
+/// Reads a slice of the batch of `upper`, and passes it on by the host.
+fn pass_by_host(
+    number: usize,
+    upper: &mut ArrayWriter,
+    below: &mut [Lower],
+    wait: bool,
+) -> Result<bool, WriterError> {
+    if !settle(number, below, wait)? {
+        return Ok(false);
+    }
+    let Some(lower) = below.first_mut() else {
+        return Ok(true);
+    };
+    let mut bytes = vec![0; upper.job.grid.slice_bytes()];
+    if let Some(input) = &mut upper.input {
+        let read = input.read(lower.passed * bytes.len(), &mut bytes);
+        read.map_err(|error| WriterError::Device {
+            source: Box::new(error),
+        })?;
+    }
+    at_level(number, lower.add(&bytes))?;
+    lower.passed += 1;
+    lower.by_host = lower.by_host.saturating_sub(1);
+    hand_over(number, below, wait)
+}
+
+/// For how many slices the batch of `lower` has room, after a full one has gone on; `None` if there is no
+/// buffer for another one, and the caller does not `wait`.
+fn room(
+    number: usize,
+    lower: &mut Lower,
+    below: &mut [Lower],
+    wait: bool,
+) -> Result<Option<usize>, WriterError> {
+    let writer = &mut lower.writer;
+    if writer.holds && !submit_full(number + 1, writer, below, wait)? {
+        return Ok(None);
+    }
+    at_level(number, writer.check())?;
+    if writer.input.is_none() {
+        writer.input = at_level(number, writer.next_input(wait))?;
+    }
+    let room = (writer.batch_bytes - writer.filled) / writer.job.grid.slice_bytes();
+    Ok(writer.input.is_some().then_some(room))
+}
+
+/// Keeps a last slice of the batch of `upper` that begins a window of two.
+fn keep_rest(
+    number: usize,
+    upper: &mut ArrayWriter,
+    below: &mut [Lower],
+) -> Result<(), WriterError> {
+    let Some(lower) = below.first_mut() else {
+        return Ok(());
+    };
+    if upper.whole_slices() == lower.passed {
+        return Ok(());
+    }
+    let Some(input) = &mut upper.input else {
+        return Ok(());
+    };
+    match lower.writer.engine.keep(&mut **input, lower.passed) {
+        Ok(()) => {
+            lower.is_kept_there = true;
+            lower.passed += 1;
+            Ok(())
+        }
+        Err(error) => {
+            tracing::warn!(%error, level = number + 1, "the host keeps a slice for the next window");
+            pass_by_host(number, upper, below, true).map(|_| ())
+        }
+    }
+}
+
+/// Passes everything on that `upper` has, and ends all windows whose second slice never comes.
+pub(super) fn end_batches(
+    number: usize,
+    upper: &mut ArrayWriter,
+    below: &mut [Lower],
+) -> Result<(), WriterError> {
+    loop {
+        pass_on(number, upper, below, true)?;
+        let Some((lower, rest)) = below.split_first_mut() else {
+            return Ok(());
+        };
+        if !lower.is_reduced_there {
+            return end_windows(number, below);
+        }
+        let ready = upper.whole_slices() - lower.passed;
+        if lower.is_kept {
+            settle(number, below, true)?;
+            at_level(number, below[0].end_window())?;
+            hand_over(number, below, true)?;
+        } else if lower.is_kept_there || ready > 0 {
+            room(number, lower, rest, true)?;
+            at_level(number, lower.reduce_there(upper, 1, ready))?;
+        } else {
+            settle(number, below, true)?;
+            let Some((lower, rest)) = below.split_first_mut() else {
+                return Ok(());
+            };
+            return if lower.writer.holds {
+                end_batches(number + 1, &mut lower.writer, rest)
+            } else {
+                Ok(())
+            };
+        }
+    }
+}
+
+/// Stores all complete shards of `upper` and of the levels `below`.
+pub(super) fn flush(
+    number: usize,
+    upper: &mut ArrayWriter,
+    below: &mut [Lower],
+) -> Result<(), WriterError> {
+    if upper.holds {
+        submit_full(number, upper, below, true)?;
+        pass_on(number, upper, below, true)?;
+        keep_rest(number, upper, below)?;
+    }
+    settle(number, below, true)?;
+    let flushed = upper.flush();
+    let Some((lower, rest)) = below.split_first_mut() else {
+        return flushed_at(number, flushed);
+    };
+    if upper.holds {
+        // The rest of the batch was passed on before it moved.
+        lower.passed = upper.whole_slices();
+    }
+    flushed_at(number, flushed)?;
+    flush(number + 1, &mut lower.writer, rest)
+}
+
+/// The result of the writer above the one with this number.
+fn flushed_at(number: usize, result: Result<(), WriterError>) -> Result<(), WriterError> {
+    match number.checked_sub(1) {
+        Some(lower) => at_level(lower, result),
+        None => result,
     }
 }
 

@@ -11,7 +11,7 @@ mod pyramid;
 mod stored;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::borrow::Cow;
 
@@ -21,7 +21,7 @@ pub use crate::engine::reduce::Reduction;
 pub use axis::Axis;
 pub use builder::MultiscaleBuilder;
 
-use super::{ArrayWriter, Progress, WriterError, WriterReport};
+use super::{ArrayWriter, DeviceEvent, DeviceSlice, Progress, WriterError, WriterReport};
 use crate::MemoryEstimate;
 use cascade::{Cascade, Lower, at_level};
 
@@ -169,6 +169,9 @@ impl MultiscaleWriter {
             let end = self.top.end_slice();
             return Err(WriterError::Finished { end });
         }
+        if self.top.holds {
+            return self.put_batches(bytes, wait);
+        }
         let mut rest = bytes;
         let mut first = None;
         let result = self.put_slices(&mut rest, &mut first, wait);
@@ -179,6 +182,81 @@ impl MultiscaleWriter {
         result?;
         self.lower.settle(wait)?;
         Ok(rest.len())
+    }
+
+    /// Appends `bytes` to batches that the levels below are made of, and returns how many are left.
+    fn put_batches(&mut self, bytes: &[u8], wait: bool) -> Result<usize, WriterError> {
+        let mut rest = bytes;
+        while self.submit_full(wait)? && !rest.is_empty() {
+            let before = rest.len();
+            rest = self.top.take(rest, wait)?;
+            if rest.len() == before {
+                break;
+            }
+        }
+        Ok(rest.len())
+    }
+
+    /// Submits the batch of level 0 if it is full. Returns whether there is room again.
+    fn submit_full(&mut self, wait: bool) -> Result<bool, WriterError> {
+        cascade::submit_full(0, &mut self.top, &mut self.lower.levels, wait)
+    }
+
+    /// Appends elements that are on the device on which level 0 is encoded: any number of bytes, not only
+    /// whole elements. If the other levels are encoded there, too, nothing is copied to the host. Waits
+    /// like [`append`](Self::append).
+    ///
+    /// # Errors
+    /// As for [`ArrayWriter::append_device`].
+    ///
+    /// # Safety
+    /// The requirements of [`ArrayWriter::append_device`].
+    #[allow(unsafe_code)]
+    pub unsafe fn append_device(
+        &mut self,
+        slice: &DeviceSlice,
+    ) -> Result<DeviceEvent, WriterError> {
+        if self.is_ending {
+            let end = self.top.end_slice();
+            return Err(WriterError::Finished { end });
+        }
+        // All copies are in one stream of the device, so that the last one stands for all.
+        let mut last = None;
+        // SAFETY: what the caller promises.
+        let appended = unsafe { self.append_parts(slice, &mut last) };
+        let last = last.unwrap_or_else(DeviceEvent::of_nothing);
+        if let Err(error) = appended {
+            // What was appended has been read when the caller hears of the error.
+            last.wait()?;
+            return Err(error);
+        }
+        Ok(last)
+    }
+
+    /// Appends a slice batch by batch. `last` tells when all that was appended has been read.
+    ///
+    /// # Safety
+    /// As for [`append_device`](Self::append_device).
+    #[allow(unsafe_code)]
+    unsafe fn append_parts(
+        &mut self,
+        slice: &DeviceSlice,
+        last: &mut Option<DeviceEvent>,
+    ) -> Result<(), WriterError> {
+        let mut at = 0;
+        while at < slice.len {
+            self.submit_full(true)?;
+            let len = (slice.len - at).min(self.top.batch_bytes - self.top.filled);
+            let part = DeviceSlice {
+                pointer: slice.pointer.saturating_add(at as u64),
+                len,
+                ..*slice
+            };
+            // SAFETY: a part of what the caller promises.
+            *last = Some(unsafe { self.top.append_device(&part) }?);
+            at += len;
+        }
+        self.submit_full(true).map(|_| ())
     }
 
     /// Appends the beginning of `rest`, and leaves what was not appended. `first` is the last slice
@@ -246,12 +324,7 @@ impl MultiscaleWriter {
             return Ok(());
         }
         self.try_again()?;
-        self.lower.settle(true)?;
-        self.top.flush()?;
-        for (level, lower) in self.lower.levels.iter_mut().enumerate() {
-            at_level(level, lower.writer.flush())?;
-        }
-        Ok(())
+        cascade::flush(0, &mut self.top, &mut self.lower.levels)
     }
 
     /// Lets all writers try again what has failed.
@@ -277,7 +350,11 @@ impl MultiscaleWriter {
         self.try_again()?;
         self.top.check_whole_slices()?;
         self.is_ending = true;
-        self.lower.end_windows()?;
+        if self.top.holds {
+            cascade::end_batches(0, &mut self.top, &mut self.lower.levels)?;
+        } else {
+            self.lower.end_windows()?;
+        }
         let mut reports = vec![self.top.finish()?];
         for (level, Lower { writer, .. }) in self.lower.levels.iter_mut().enumerate() {
             reports.push(at_level(level, writer.finish())?);

@@ -9,6 +9,7 @@ use super::ome::Described;
 use super::pyramid::Level;
 use crate::Options;
 use crate::engine::reduce::Reducer;
+use crate::engine::stream::ReducedFrom;
 use crate::writer::WriterError;
 
 /// The levels, and how they share the budgets.
@@ -25,6 +26,9 @@ pub(super) struct Plan<TStorage: ?Sized> {
     /// The most epochs of a batch of each level: those of level 0, so that a level takes memory as it has
     /// elements.
     pub(super) epochs: Option<usize>,
+    /// For each level below level 0, from the top down, as long as a device encodes the level above: how a
+    /// device makes its slices.
+    pub(super) reduced: Vec<ReducedFrom>,
     pub(super) budget: Options,
     pub(super) threads: NonZeroUsize,
     /// The group of the image, with its new description.

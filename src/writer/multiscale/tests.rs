@@ -13,6 +13,7 @@ use zarrs_storage::ReadableStorageTraits;
 use super::super::interrupted::{Files, files, snapshot};
 use super::{Axis, MultiscaleBuilder, MultiscaleWriter, Reduction};
 use crate::engine::reduce::{Elements, tests as oracle};
+use crate::plan::Engines;
 use crate::reader::Cancel;
 use crate::writer::{ArrayWriter, WriterError};
 use crate::{Backend, CudaShardingCodecBuilder, Options};
@@ -29,7 +30,9 @@ enum Step {
 }
 
 #[derive(Clone, Debug)]
-struct Image {
+pub(crate) struct Image {
+    /// The engines and the backend, if it is not the host alone.
+    on: Option<(Engines, Backend)>,
     kind: Elements,
     reduction: Reduction,
     axes: Vec<Axis>,
@@ -60,16 +63,23 @@ impl Image {
         let data_type = self.data_type();
         let options = Options::default().with_backend(Backend::Host);
         let nonzero = self.subchunk.iter().map(|e| (*e).try_into().unwrap());
-        let codec = CudaShardingCodecBuilder::new(nonzero.collect(), &data_type)
+        let mut codec = CudaShardingCodecBuilder::new(nonzero.collect(), &data_type)
             .options(options)
-            .build_arc()
+            .build()
             .unwrap();
+        if let Some((engines, backend)) = &self.on {
+            let options = Options::default()
+                .with_backend(*backend)
+                .with_device_memory(1 << 30)
+                .with_pinned_memory(1 << 30);
+            codec = codec.with_options(options).with_engines(engines.clone());
+        }
         let shape: Vec<u64> = std::iter::once(0).chain(self.inner.clone()).collect();
         let shard = std::iter::zip(&self.subchunk, &self.counts).map(|(a, b)| a * b);
         let shard: Vec<u64> = shard.collect();
         let fill = FillValue::new(vec![0; self.kind.size()]);
         ArrayBuilder::new(shape, shard, data_type, fill)
-            .array_to_bytes_codec(codec)
+            .array_to_bytes_codec(Arc::new(codec))
             .build(store.clone(), "/image/0")
             .unwrap()
     }
@@ -110,7 +120,7 @@ impl Image {
     }
 
     /// Checks all levels that the group of the image has.
-    fn check<S>(&self, store: &Arc<S>)
+    pub(crate) fn check<S>(&self, store: &Arc<S>)
     where
         S: ?Sized + zarrs_storage::ReadableStorageTraits + 'static,
     {
@@ -138,7 +148,7 @@ impl Image {
 
     /// Appends the slices from the writer's start on, step by step, and builds another writer for each
     /// [`Step::Again`].
-    fn write<S>(&self, store: &Arc<S>)
+    pub(crate) fn write<S>(&self, store: &Arc<S>)
     where
         S: ?Sized + zarrs_storage::ReadableWritableStorageTraits + 'static,
     {
@@ -201,7 +211,15 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     })
 }
 
-fn images() -> impl Strategy<Value = Image> {
+/// The same image, written on these engines.
+pub(crate) fn on(image: Image, engines: Engines, backend: Backend) -> Image {
+    Image {
+        on: Some((engines, backend)),
+        ..image
+    }
+}
+
+pub(crate) fn images() -> impl Strategy<Value = Image> {
     let axes = select(vec!["yx", "zyx", "tyx", "cyx", "tzyx", "tczyx"]);
     let kinds = (select(&oracle::KINDS[..]), select(&Reduction::ALL[..]))
         .prop_filter("the kind has it", |(kind, reduction)| kind.can(*reduction));
@@ -228,6 +246,7 @@ fn images() -> impl Strategy<Value = Image> {
                     });
                     let divides = factors[1..].contains(&2);
                     let image = Image {
+                        on: None,
                         kind,
                         reduction,
                         axes: axes.collect(),
@@ -303,6 +322,7 @@ fn levels_of_stored_arrays() {
 fn small() -> Image {
     let axes = ["z", "y", "x"].map(|name| Axis::by_name(name).unwrap());
     Image {
+        on: None,
         kind: Elements::UInt8,
         reduction: Reduction::Mean,
         axes: axes.to_vec(),

@@ -8,6 +8,7 @@ mod compression;
 mod conformance;
 mod decompression;
 mod faults;
+mod images;
 mod lanes;
 #[cfg(target_os = "linux")]
 mod numa;
