@@ -87,9 +87,12 @@ fn writer(setup: &Setup, directory: &Path) -> MultiscaleWriter {
     let mut builder = ArrayBuilder::new(shape, setup.shard, data_type::uint16(), 0_u16);
     builder.array_to_bytes_codec(codec.build_arc().unwrap());
     let array = builder.build(store.clone(), "/image/0").unwrap();
+    // A writer that was killed while it finished may have left a short last shard.
+    let stored = Array::open(store.clone(), "/image/0").map_or(0, |array| array.shape()[0]);
     let axes = std::iter::zip(["z", "y", "x"], setup.factors);
     MultiscaleWriter::builder(&array)
         .with_axes(axes.map(|(name, factor)| Axis::space(name).with_factor(factor)))
+        .with_start(stored / setup.shard[0] * setup.shard[0])
         .with_levels(LEVELS)
         .with_reduction(Reduction::Mean)
         .with_epochs_per_batch(setup.epochs)
@@ -170,6 +173,15 @@ fn follow(directory: &Path, level: usize, undisturbed: &[u16], stop: &AtomicBool
     lengths.len()
 }
 
+/// Ends the followers when it is dropped.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn killed_while_all_levels_are_followed() {
     let _alone = crate::alone();
@@ -192,11 +204,14 @@ fn killed_while_all_levels_are_followed() {
                     scope.spawn(move || follow(directory, level, elements, stop))
                 })
                 .collect();
-            for _ in 0..kills / u32::try_from(SETUPS.len()).unwrap() {
-                kill(number, directory.path(), &mut random);
+            {
+                // Followers end after a failure, too.
+                let _stop = Stop(&stop);
+                for _ in 0..kills / u32::try_from(SETUPS.len()).unwrap() {
+                    kill(number, directory.path(), &mut random);
+                }
+                write(setup, directory.path(), || {});
             }
-            write(setup, directory.path(), || {});
-            stop.store(true, Ordering::Relaxed);
             let seen = followers.into_iter().map(|thread| thread.join().unwrap());
             seen.collect::<Vec<_>>()
         });
