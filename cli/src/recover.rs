@@ -1,5 +1,7 @@
 //! `zarrs-cuda recover`: repairs shards whose last update was interrupted.
 
+use std::sync::Arc;
+
 use serde_json::json;
 use zarrs_cuda::maintenance::{Recovery, RecoveryOutcome, SubchunkState};
 
@@ -24,7 +26,7 @@ pub(crate) struct Args {
 }
 
 /// The subchunks that cannot be read: their numbers, and why.
-fn unreadable(subchunks: &[SubchunkState]) -> Vec<(usize, String)> {
+fn unreadable(subchunks: &[SubchunkState]) -> Vec<(usize, Arc<str>)> {
     let subchunks = subchunks.iter().enumerate();
     let unreadable = subchunks.filter_map(|(number, state)| match state {
         SubchunkState::Unreadable { reason } => Some((number, reason.clone())),
