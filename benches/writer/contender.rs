@@ -59,6 +59,13 @@ pub(crate) struct Case<'a> {
 /// The files of shards: their paths in a folder, and their content.
 pub(crate) type Files = Vec<(PathBuf, Vec<u8>)>;
 
+/// Creates a new folder in `parent`. Syncs first, so that earlier writes and deletions do not disturb the
+/// disk.
+pub(crate) fn new_folder(parent: &Path) -> Result<TempDir> {
+    File::open(parent)?.sync_all()?;
+    Ok(TempDir::new_in(parent)?)
+}
+
 impl Case<'_> {
     /// The number of contenders: plain writes take part only with files.
     pub(crate) fn contenders(&self) -> usize {
@@ -66,13 +73,6 @@ impl Case<'_> {
             Sink::Discarding => 2,
             Sink::Filesystem => 3,
         }
-    }
-
-    /// Creates a new folder. Syncs first, so that earlier writes and deletions do not disturb the
-    /// disk.
-    fn folder(&self) -> Result<TempDir> {
-        File::open(self.folder)?.sync_all()?;
-        Ok(TempDir::new_in(self.folder)?)
     }
 
     /// Appends frame by frame. Returns the cost from before the writer is built to the end of
@@ -95,7 +95,7 @@ impl Case<'_> {
                 Ok(measured)
             }
             Sink::Filesystem => {
-                let folder = self.folder()?;
+                let folder = new_folder(self.folder)?;
                 let store = Arc::new(FilesystemStore::new(folder.path())?);
                 let array = array(store.clone(), self.frames, 0, Arc::new(codec))?;
                 let measured = append(&array, self.frames, Some(store))?;
@@ -113,7 +113,7 @@ impl Case<'_> {
         match self.sink {
             Sink::Discarding => self.store(Arc::new(Discarding::default()), codec),
             Sink::Filesystem => {
-                let folder = self.folder()?;
+                let folder = new_folder(self.folder)?;
                 self.store(Arc::new(FilesystemStore::new(folder.path())?), codec)
             }
         }
@@ -141,7 +141,7 @@ impl Case<'_> {
     /// Writes `files` once for each shard epoch, and syncs each, as zarrs' filesystem store does.
     /// Returns the cost.
     pub(crate) fn plain(&self, files: &Files) -> Result<Cost> {
-        let folder = self.folder()?;
+        let folder = new_folder(self.folder)?;
         let clock = Clock::start();
         for epoch in 0..self.frames.epochs() {
             for (path, bytes) in files {

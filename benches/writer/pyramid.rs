@@ -1,7 +1,7 @@
 //! All levels of an image through `MultiscaleWriter`, compared with level 0 alone through `ArrayWriter`,
 //! and with the pyramids of two peers.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use zarrs_cuda::{Backend, CudaShardingCodec, Options};
 use crate::Result;
 use crate::chains::configuration;
 use crate::clock::{Clock, Cost};
-use crate::contender::Sink;
+use crate::contender::{Sink, new_folder};
 use crate::discarding::Discarding;
 use crate::frames::{Frames, SHARD};
 use crate::goals::Goals;
@@ -94,12 +94,6 @@ impl Case<'_> {
         MultiscaleWriter::builder(array).with_axes(axes)
     }
 
-    /// Creates a new folder. Syncs first, so that earlier writes and deletions do not disturb the disk.
-    fn new_folder(&self) -> Result<TempDir> {
-        File::open(self.folder)?.sync_all()?;
-        Ok(TempDir::new_in(self.folder)?)
-    }
-
     /// Appends all frames to level 0 alone.
     fn alone(&self) -> Result<Cost> {
         match self.sink {
@@ -108,7 +102,7 @@ impl Case<'_> {
                 self.append_alone(&ArrayWriter::builder(&array))
             }
             Sink::Filesystem => {
-                let folder = self.new_folder()?;
+                let folder = new_folder(self.folder)?;
                 let store = Arc::new(FilesystemStore::new(folder.path())?);
                 let array = self.array(store.clone())?;
                 self.append_alone(&ArrayWriter::builder(&array).with_atomic_rename(store))
@@ -137,7 +131,7 @@ impl Case<'_> {
                 self.append(&self.levels(&array))
             }
             Sink::Filesystem => {
-                let folder = self.new_folder()?;
+                let folder = new_folder(self.folder)?;
                 let store = Arc::new(FilesystemStore::new(folder.path())?);
                 let array = self.array(store.clone())?;
                 self.append(&self.levels(&array).with_atomic_rename(store))
@@ -164,7 +158,7 @@ impl Case<'_> {
 
     /// Lets a peer write `levels` levels to files.
     fn peer(&self, peer: &mut Script, levels: usize) -> Result<Cost> {
-        let folder = self.new_folder()?;
+        let folder = new_folder(self.folder)?;
         let array = self.array(Arc::new(Discarding::default()))?;
         let mut array = array.builder().build(array.storage(), "/image/0")?;
         array.set_shape(self.frames.shape().to_vec())?;

@@ -21,7 +21,7 @@ use crate::memory::Memory;
 use crate::store::{Place, Store};
 use crate::writing::{Held, check_frames, failed, opened, progress_of, tell};
 
-/// What an application says of a pyramid: the attributes of `zarrs_cuda._multiscale._Pyramid`.
+/// The settings of a pyramid: the attributes of `zarrs_cuda._multiscale._Pyramid`.
 #[derive(FromPyObject)]
 pub(crate) struct Pyramid {
     axes: Option<Vec<OfAxis>>,
@@ -105,9 +105,9 @@ impl Pyramid {
             builder = builder.with_start(start);
         }
         check_frames(store, array, 0)?;
-        for path in builder.level_paths().map_err(failed)?.iter().skip(1) {
+        for level in builder.levels().map_err(failed)?.iter().skip(1) {
             // A level that is not there yet has none.
-            if let Ok(level) = Array::open(Arc::new(store.clone()), path.as_str()) {
+            if let Ok(level) = Array::open(Arc::new(store.clone()), level.path().as_str()) {
                 check_frames(store, &level, 0)?;
             }
         }
@@ -150,13 +150,14 @@ impl MultiscaleWriter {
                     tell(&progress, |py| Ok((level, progress_of(py, now)?.unbind())));
                 });
             }
-            let paths = builder.level_paths().map_err(failed)?;
+            let levels = builder.levels().map_err(failed)?;
+            let path = |level: &Array<_>| level.path().as_str()[1..].to_owned();
+            let paths = levels.iter().map(path).collect();
             Ok((builder.build().map_err(failed)?, paths))
         })?;
-        let paths = paths.iter().map(|path| path.as_str()[1..].to_owned());
         Ok(Self {
             held: Held::new(path, writer),
-            paths: paths.collect(),
+            paths,
         })
     }
 

@@ -1,4 +1,4 @@
-//! What writers of slices have in common: what they are given, what they tell, and when they are closed.
+//! The parts that both writers of slices share: their arguments, their progress, and how they are closed.
 
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, PoisonError};

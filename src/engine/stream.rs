@@ -56,10 +56,10 @@ pub(crate) struct StreamJob {
     pub(crate) reduced_from: Option<ReducedFrom>,
 }
 
-/// The stream whose slices are reduced to those of a stream.
+/// The level above: the stream whose slices are reduced to the slices of another stream.
 #[derive(Clone, Debug)]
 pub(crate) struct ReducedFrom {
-    /// Of one or two slices of the level above, to one of this stream.
+    /// Makes a slice of this stream of one or two slices of the level above.
     pub(crate) reducer: Reducer,
     /// How many slices of the level above become one: 1 or 2. The last one of a stream may be of one.
     pub(crate) slices: usize,

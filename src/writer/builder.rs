@@ -102,6 +102,36 @@ where
         self
     }
 
+    /// The array that was given.
+    pub(super) fn array(&self) -> &Array<TStorage> {
+        &self.array
+    }
+
+    /// Zarrs' options for codecs.
+    pub(super) fn codec_options(&self) -> &CodecOptions {
+        &self.codec_options
+    }
+
+    /// The same settings for `array`, a level of the image of this builder's array. Each level has half as
+    /// many threads that store as the level above. The number of epochs is one of level 0.
+    pub(super) fn for_level(&self, level: usize, array: &Array<TStorage>) -> Self {
+        Self {
+            array: array.with_storage(array.storage()),
+            renamed: self.renamed.clone(),
+            start: None,
+            cuts: false,
+            epochs: Epochs {
+                asked: self.epochs.asked.filter(|_| level == 0),
+                most: None,
+            },
+            reduced_from: None,
+            store_threads: (self.store_threads >> level.min(63)).max(1),
+            codec_options: self.codec_options,
+            metadata_interval: self.metadata_interval,
+            on_progress: None,
+        }
+    }
+
     /// Lets the stored array end where the array that was given ends, and creates it now if it is not
     /// there. Otherwise an array that was extended meanwhile is an error.
     pub(super) fn cutting(mut self) -> Self {

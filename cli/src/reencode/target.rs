@@ -23,7 +23,7 @@ pub(super) struct Target {
     pub(super) store: Arc<Store>,
 }
 
-/// What is at a target before anything is written.
+/// The state of a target before anything is written.
 pub(super) struct Found {
     pub(super) is_empty: bool,
     /// The output of an interrupted run.

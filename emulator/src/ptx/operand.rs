@@ -23,7 +23,7 @@ pub(super) struct Operands<'a> {
 #[derive(Clone, Copy)]
 pub(super) struct Declared {
     pub(super) predicates: usize,
-    /// Of 16, 32 and 64 bits.
+    /// Registers of 16 bits; `narrow` counts 32 bits, and `wide` 64.
     pub(super) half: usize,
     pub(super) narrow: usize,
     pub(super) wide: usize,

@@ -122,7 +122,7 @@ pub(super) trait Number: Element + PartialEq {
         false
     }
 
-    /// What stands for all that is not a number.
+    /// The one bit pattern that a result has if it is not a number.
     fn nan() -> Self {
         Self::default()
     }
@@ -414,7 +414,7 @@ mod floats {
     }
 }
 
-/// A complex number: of two parts, each of which has its mean.
+/// A complex number. The means of its two parts are made by themselves.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Complex<T>([T; 2]);
 

@@ -33,7 +33,8 @@ use crate::{CudaShardingCodec, MemoryEstimate};
 /// Builds a [`MultiscaleWriter`]: see [`MultiscaleWriter::builder`].
 #[must_use]
 pub struct MultiscaleBuilder<TStorage: ?Sized> {
-    pub(super) array: Array<TStorage>,
+    /// The array, and the settings of the writers.
+    top: ArrayWriterBuilder<TStorage>,
     axes: Option<Vec<Axis>>,
     levels: Option<usize>,
     reduction: Reduction,
@@ -42,30 +43,20 @@ pub struct MultiscaleBuilder<TStorage: ?Sized> {
     name: Option<String>,
     omero: Option<serde_json::Value>,
     start: Option<u64>,
-    epochs: Option<usize>,
-    store_threads: usize,
-    codec_options: CodecOptions,
-    metadata_interval: Duration,
     on_progress: Option<OnProgress>,
-    pub(super) renamed: Option<Renamed<TStorage>>,
+    /// Replaces a value at once, if the store renames.
+    pub(super) renamed: Option<WritableStorage>,
 }
 
 type OnProgress = Arc<dyn Fn(usize, &Progress) + Send + Sync>;
 
-/// A store that renames: lets a writer use it, and replaces a value at once.
-pub(super) struct Renamed<TStorage: ?Sized> {
-    writer: Arc<dyn Fn(ArrayWriterBuilder<TStorage>) -> ArrayWriterBuilder<TStorage> + Send + Sync>,
-    pub(super) values: WritableStorage,
-}
-
 impl<TStorage: ?Sized> fmt::Debug for MultiscaleBuilder<TStorage> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MultiscaleBuilder")
-            .field("array", &self.array.path())
+            .field("top", &self.top)
             .field("axes", &self.axes)
             .field("levels", &self.levels)
             .field("reduction", &self.reduction)
-            .field("renames", &self.renamed.is_some())
             .field("start", &self.start)
             .finish_non_exhaustive()
     }
@@ -75,9 +66,13 @@ impl<TStorage> MultiscaleBuilder<TStorage>
 where
     TStorage: ?Sized + ReadableWritableStorageTraits + 'static,
 {
+    pub(super) fn array(&self) -> &Array<TStorage> {
+        self.top.array()
+    }
+
     pub(super) fn new(array: &Array<TStorage>) -> Self {
         Self {
-            array: array.with_storage(array.storage()),
+            top: ArrayWriterBuilder::new(array),
             axes: None,
             levels: None,
             reduction: Reduction::Mean,
@@ -85,10 +80,6 @@ where
             name: None,
             omero: None,
             start: None,
-            epochs: None,
-            store_threads: 8,
-            codec_options: zarrs::config::global_config().codec_options(),
-            metadata_interval: Duration::from_secs(1),
             on_progress: None,
             renamed: None,
         }
@@ -146,7 +137,7 @@ where
     /// Sets the first slice of level 0 to write: a multiple of a shard's extent along the first axis,
     /// and at most the end of the array. Default: the end of the array.
     ///
-    /// All levels end there when the writer is built, and what comes behind is replaced.
+    /// All levels end there when the writer is built. The slices behind it are replaced.
     pub fn with_start(mut self, slice: u64) -> Self {
         self.start = Some(slice);
         self
@@ -155,27 +146,27 @@ where
     /// Sets how many epochs of level 0 are encoded together, at most: see
     /// [`ArrayWriterBuilder::with_epochs_per_batch`].
     pub fn with_epochs_per_batch(mut self, epochs: usize) -> Self {
-        self.epochs = Some(epochs);
+        self.top = self.top.with_epochs_per_batch(epochs);
         self
     }
 
     /// Sets how many shards of level 0 are stored at once, each by a thread of its own; at least 1.
     /// Each level below has half as many threads, and at least one. Default: 8.
     pub fn with_store_threads(mut self, threads: usize) -> Self {
-        self.store_threads = threads.max(1);
+        self.top = self.top.with_store_threads(threads);
         self
     }
 
     /// Sets zarrs' options for codecs: see [`ArrayWriterBuilder::with_codec_options`].
     pub fn with_codec_options(mut self, options: CodecOptions) -> Self {
-        self.codec_options = options;
+        self.top = self.top.with_codec_options(options);
         self
     }
 
     /// Sets the shortest time between updates of the shapes in the metadata of the arrays. Default: one
     /// second.
     pub fn with_metadata_interval(mut self, interval: Duration) -> Self {
-        self.metadata_interval = interval;
+        self.top = self.top.with_metadata_interval(interval);
         self
     }
 
@@ -201,21 +192,9 @@ where
             + ListableStorageTraits
             + 'static,
     {
-        let of_writers = store.clone();
-        self.renamed = Some(Renamed {
-            writer: Arc::new(move |builder| builder.with_atomic_rename(of_writers.clone())),
-            values: Arc::new(AtomicWriteStorageAdapter::new(store)),
-        });
+        self.top = self.top.with_atomic_rename(store.clone());
+        self.renamed = Some(Arc::new(AtomicWriteStorageAdapter::new(store)));
         self
-    }
-
-    /// Returns the paths of the arrays of all levels, from level 0 on. Writes nothing.
-    ///
-    /// # Errors
-    /// As for [`build`](Self::build), without the errors of the store while it is written.
-    pub fn level_paths(&self) -> Result<Vec<NodePath>, WriterError> {
-        let plan = self.plan()?;
-        Ok(plan.arrays.iter().map(Array::path).cloned().collect())
     }
 
     /// Returns the most memory that the buffers of all levels would take. Allocates none of them; it
@@ -226,10 +205,7 @@ where
     pub fn memory_estimate(&self) -> Result<MemoryEstimate, WriterError> {
         let mut plan = self.plan()?;
         self.plan_reductions(&mut plan);
-        let mut memory = MemoryEstimate {
-            host: plan.kept,
-            ..MemoryEstimate::default()
-        };
+        let mut memory = plan.kept_memory();
         for level in 0..plan.arrays.len() {
             let of_level = self.writer(&plan, level).memory_estimate();
             memory = sum(memory, plan.of_level(level, of_level)?);
@@ -287,16 +263,10 @@ where
         self.describe(&plan, true)?;
         feed::feed(&plan, &mut lower, &Cancel::new())?;
         cascade::hold(&mut top, &mut lower.levels);
-        let memory = lower.levels.iter().fold(
-            sum(
-                top.memory_estimate(),
-                MemoryEstimate {
-                    host: plan.kept,
-                    ..MemoryEstimate::default()
-                },
-            ),
-            |memory, level| sum(memory, level.writer.memory_estimate()),
-        );
+        let writers = std::iter::once(&top).chain(lower.levels.iter().map(|lower| &lower.writer));
+        let memory = writers.fold(plan.kept_memory(), |memory, writer| {
+            sum(memory, writer.memory_estimate())
+        });
         Ok(MultiscaleWriter {
             top,
             lower,
@@ -329,24 +299,18 @@ where
         plan: &Plan<TStorage>,
         level: usize,
     ) -> ArrayWriterBuilder<TStorage> {
-        let mut builder = ArrayWriterBuilder::new(&plan.arrays[level])
-            .with_codec_options(self.codec_options)
+        let reduced = level
+            .checked_sub(1)
+            .and_then(|above| plan.reduced.get(above));
+        let builder = self
+            .top
+            .for_level(level, &plan.arrays[level])
             .with_at_most_epochs(plan.epochs)
-            .with_reduced_from(
-                level
-                    .checked_sub(1)
-                    .and_then(|level| plan.reduced.get(level).cloned()),
-            )
-            .with_metadata_interval(self.metadata_interval)
-            .with_store_threads(self.store_threads >> level.min(63));
-        if let Some(epochs) = self.epochs.filter(|_| level == 0) {
-            builder = builder.with_epochs_per_batch(epochs);
-        }
-        if let Some(callback) = self.on_progress.clone() {
-            builder = builder.with_progress_callback(move |progress| callback(level, progress));
-        }
-        match &self.renamed {
-            Some(renamed) => (renamed.writer)(builder),
+            .with_reduced_from(reduced.cloned());
+        match self.on_progress.clone() {
+            Some(callback) => {
+                builder.with_progress_callback(move |progress| callback(level, progress))
+            }
             None => builder,
         }
     }
@@ -361,7 +325,7 @@ where
         let goes_on = is_begun && self.start != Some(0) && !plan.described.in_parts;
         let difference = plan.described.difference(&plan.describes());
         match difference.filter(|_| goes_on) {
-            Some(difference) => Err(plan.refused(format!(
+            Some(difference) => Err(self.refused(format!(
                 "its levels are there, and were made with {difference}: use the same settings, or make them again with `with_start(0)`"
             ))),
             None => Ok(plan),
@@ -374,11 +338,8 @@ where
     }
 
     fn plan_for(&self, in_parts: bool) -> Result<Plan<TStorage>, WriterError> {
-        let refused = |reason: String| WriterError::Pyramid {
-            path: self.array.path().to_string(),
-            reason,
-        };
-        let codec = find::of_array(&self.array)?;
+        let refused = |reason| self.refused(reason);
+        let codec = find::of_array(self.array())?;
         let axes = self.axes().map_err(refused)?;
         let factors: Vec<u64> = axes.iter().map(|axis| axis.factor).collect();
         let top = self.top(&codec).map_err(refused)?;
@@ -412,7 +373,7 @@ where
             epochs: None,
             reduced: Vec::new(),
             budget: codec.options().clone(),
-            threads: NonZeroUsize::new(self.codec_options.concurrent_target())
+            threads: NonZeroUsize::new(self.top.codec_options().concurrent_target())
                 .unwrap_or(NonZeroUsize::MIN),
             group,
             described,
@@ -430,11 +391,18 @@ where
         Ok(plan)
     }
 
+    pub(super) fn refused(&self, reason: String) -> WriterError {
+        WriterError::Pyramid {
+            path: self.array().path().to_string(),
+            reason,
+        }
+    }
+
     /// The first slice of level 0 to write, or to make the levels of again, if one was given.
     pub(super) fn first_slice(&self, plan: &Plan<TStorage>) -> Result<Option<u64>, WriterError> {
         let stored = plan.length(0);
         match self.start {
-            Some(start) if start > stored => Err(plan.refused(format!(
+            Some(start) if start > stored => Err(self.refused(format!(
                 "its first {stored} slices are stored, and slice {start} would be the next one: begin at {stored} or before"
             ))),
             start => Ok(start),
@@ -442,8 +410,8 @@ where
     }
 
     fn axes(&self) -> Result<Vec<Axis>, String> {
-        let rank = self.array.dimensionality();
-        let names = self.array.dimension_names().as_ref();
+        let rank = self.array().dimensionality();
+        let names = self.array().dimension_names().as_ref();
         let axes = match &self.axes {
             Some(axes) => axes.clone(),
             None => names
@@ -473,7 +441,7 @@ where
 
     /// Level 0.
     fn top(&self, codec: &CudaShardingCodec) -> Result<Level, String> {
-        let Some(inner) = self.array.shape().get(1..) else {
+        let Some(inner) = self.array().shape().get(1..) else {
             return Err("it has no axis to append along".to_owned());
         };
         if let Some(axis) = inner.iter().position(|extent| *extent == 0) {
@@ -482,8 +450,8 @@ where
                 axis + 1
             ));
         }
-        let rank = self.array.dimensionality();
-        let shard = self.array.chunk_shape(&vec![0; rank]);
+        let rank = self.array().dimensionality();
+        let shard = self.array().chunk_shape(&vec![0; rank]);
         let shard = shard.map_err(|error| error.to_string())?;
         let extents = |shape: &[NonZeroU64]| shape.iter().map(|extent| extent.get()).collect();
         Ok(Level {
@@ -496,7 +464,7 @@ where
 
     /// The names of the levels' arrays: the name of level 0, and those that count on from there.
     fn names(&self, levels: usize) -> Result<Vec<String>, String> {
-        let path = self.array.path().as_str();
+        let path = self.array().path().as_str();
         let (_, name) = path.rsplit_once('/').unwrap_or(("", path));
         if name.is_empty() {
             return Err("it is the root of its store, and no group has it: an image is a group with an array for each level, such as /image/0".to_owned());
@@ -513,7 +481,7 @@ where
     }
 
     fn reducers(&self, levels: &[Level]) -> Result<(Elements, Vec<Reducer>), String> {
-        let data_type = self.array.data_type();
+        let data_type = self.array().data_type();
         let elements = elements_of(data_type)
             .ok_or_else(|| format!("elements of {data_type} have no fixed size of 1, 2, 4, 8 or 16 bytes, and cannot be reduced"))?;
         let reducer = |pair: &[Level]| {
@@ -540,10 +508,10 @@ where
         names: &[String],
         in_parts: bool,
     ) -> Result<(Group<TStorage>, Described), String> {
-        let path = self.array.path().as_str();
+        let path = self.array().path().as_str();
         let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
         let parent = if parent.is_empty() { "/" } else { parent };
-        let storage = self.array.storage();
+        let storage = self.array().storage();
         let key = NodePath::new(parent)
             .map(|path| zarrs::node::meta_key_v3(&path))
             .map_err(|error| error.to_string())?;
@@ -588,13 +556,13 @@ where
         let codec = codec.with_subchunk_shape(nonzero(&level.subchunk, "subchunks")?);
         let codec = codec.map_err(|error| error.to_string())?;
         let codec = codec.with_options(plan.options_of(number));
-        let path = self.array.path().as_str();
+        let path = self.array().path().as_str();
         let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
-        let first = self.array.shape().first().copied().unwrap_or(0);
+        let first = self.array().shape().first().copied().unwrap_or(0);
         let shape: Vec<u64> = std::iter::once(first)
             .chain(level.inner.iter().copied())
             .collect();
-        let mut builder = self.array.builder();
+        let mut builder = self.array().builder();
         if number > 0 {
             // What an application has noted of level 0 is not true of the others.
             builder.attributes(serde_json::Map::new());
@@ -605,7 +573,7 @@ where
         builder
             .array_to_bytes_codec(Arc::new(codec))
             .dimension_names(Some(axes.iter().map(|axis| axis.name.clone())))
-            .build(self.array.storage(), &format!("{parent}/{name}"))
+            .build(self.array().storage(), &format!("{parent}/{name}"))
             .map_err(|error| format!("level {number} cannot be such an array: {error}"))
     }
 
@@ -617,16 +585,12 @@ where
         let Some(length) = ArrayWriterBuilder::new(array).stored_length()? else {
             return Ok(0);
         };
-        let path = array.path();
-        let refused = |reason| WriterError::Pyramid {
-            path: self.array.path().to_string(),
-            reason,
-        };
+        let (path, refused) = (array.path(), |reason| self.refused(reason));
         let stored = Array::open(array.storage(), path.as_str());
         let stored = stored
             .map_err(|error| refused(format!("{path} is there, and cannot be opened: {error}")))?;
         // Another program may have spelled out less of level 0 than is built here.
-        if path == self.array.path() && differs(&stored, &self.array).is_none() {
+        if path == self.array().path() && differs(&stored, self.array()).is_none() {
             return Ok(length);
         }
         match differs(&stored, array) {

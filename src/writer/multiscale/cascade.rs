@@ -200,7 +200,7 @@ impl Cascade {
     }
 }
 
-/// Hands over what is owed at `levels`, the first of which has this number: at the lowest first.
+/// Hands over the owed slices of `levels`, from the lowest level up. The first of `levels` has this number.
 pub(super) fn settle(number: usize, levels: &mut [Lower], wait: bool) -> Result<bool, WriterError> {
     let Some((_, below)) = levels.split_first_mut() else {
         return Ok(true);
@@ -208,7 +208,7 @@ pub(super) fn settle(number: usize, levels: &mut [Lower], wait: bool) -> Result<
     Ok(settle(number + 1, below, wait)? && hand_over(number, levels, wait)?)
 }
 
-/// Hands over what is owed at the first of `levels`, and then what follows from it below.
+/// Hands over the owed slice of the first of `levels`, and the slices that are made of it below.
 pub(super) fn hand_over(
     number: usize,
     levels: &mut [Lower],

@@ -1,4 +1,4 @@
-//! Stores what OME-Zarr demands besides the arrays of the levels: the description in the group, and the names of
+//! Stores the metadata that OME-Zarr demands besides the arrays of the levels: the description in the group, and the names of
 //! the dimensions of level 0, which may be there without.
 
 use std::sync::Arc;
@@ -31,7 +31,7 @@ where
         let key = meta_key_v3(plan.group.path());
         let doing = "store the description of the image in";
         self.store(doing, key, alone, &|key| self.description(plan, key))?;
-        let key = meta_key_v3(self.array.path());
+        let key = meta_key_v3(self.array().path());
         let doing = "store the names of the dimensions in";
         self.store(doing, key, alone, &|key| self.with_names(plan, key))
     }
@@ -43,7 +43,7 @@ where
         key: &StoreKey,
     ) -> Result<Option<Bytes>, StorageError> {
         let group = &plan.group;
-        let stored = Group::open(self.array.storage(), group.path().as_str());
+        let stored = Group::open(self.array().storage(), group.path().as_str());
         if stored.is_ok_and(|stored| stored.metadata() == group.metadata()) {
             return Ok(None);
         }
@@ -64,7 +64,7 @@ where
         plan: &Plan<TStorage>,
         key: &StoreKey,
     ) -> Result<Option<Bytes>, StorageError> {
-        let Some(stored) = self.array.storage().get(key)? else {
+        let Some(stored) = self.array().storage().get(key)? else {
             return Ok(None);
         };
         let invalid = |reason| StorageError::InvalidMetadata(key.clone(), reason);
@@ -91,8 +91,8 @@ where
         let attempt = || match lacking(&key)? {
             None => Ok(()),
             Some(value) => match &self.renamed {
-                Some(renamed) => renamed.values.set(&key, value),
-                None => self.array.storage().set(&key, value),
+                Some(renamed) => renamed.set(&key, value),
+                None => self.array().storage().set(&key, value),
             },
         };
         let result = if alone { attempt() } else { patiently(attempt) };
@@ -108,12 +108,12 @@ where
     pub(super) fn erase_leftover(&self, key: &StoreKey) -> Option<Result<(), StorageError>> {
         let renamed = self.renamed.as_ref()?;
         let temporary = temporary_key(key);
-        Some(temporary.and_then(|temporary| renamed.values.erase(&temporary)))
+        Some(temporary.and_then(|temporary| renamed.erase(&temporary)))
     }
 }
 
-/// What `work` returns, which is tried for two seconds while it fails: another process may be doing the
-/// same.
+/// Repeats `work` while it fails, for two seconds: another process may be doing the same. Returns its last
+/// result.
 pub(super) fn patiently<E>(work: impl Fn() -> Result<(), E>) -> Result<(), E> {
     const ATTEMPTS: usize = 20;
     for _ in 0..ATTEMPTS {

@@ -13,8 +13,6 @@ mod stored;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::borrow::Cow;
-
 use zarrs::array::Element;
 
 pub use crate::engine::reduce::Reduction;
@@ -123,7 +121,7 @@ impl MultiscaleWriter {
     /// As for [`ArrayWriter::append`]. An error of another level than level 0 is a
     /// [`WriterError::Level`].
     pub fn append<T: Element>(&mut self, elements: &[T]) -> Result<(), WriterError> {
-        let bytes = self.bytes_of(elements)?;
+        let bytes = self.top.bytes_of(elements)?;
         self.append_bytes(&bytes)
     }
 
@@ -144,7 +142,7 @@ impl MultiscaleWriter {
         &mut self,
         elements: &'a [T],
     ) -> Result<&'a [T], WriterError> {
-        let bytes = self.bytes_of(elements)?;
+        let bytes = self.top.bytes_of(elements)?;
         let size = self.top.job.grid.shard().element_size();
         let rest = self.put(&bytes, false)?;
         Ok(&elements[elements.len() - rest / size..])
@@ -157,10 +155,6 @@ impl MultiscaleWriter {
     pub fn try_append_bytes<'a>(&mut self, bytes: &'a [u8]) -> Result<&'a [u8], WriterError> {
         let rest = self.put(bytes, false)?;
         Ok(&bytes[bytes.len() - rest..])
-    }
-
-    fn bytes_of<'a, T: Element>(&self, elements: &'a [T]) -> Result<Cow<'a, [u8]>, WriterError> {
-        self.top.bytes_of(elements)
     }
 
     /// Appends `bytes`, and returns how many are left.

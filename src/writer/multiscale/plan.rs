@@ -7,10 +7,10 @@ use zarrs::group::Group;
 
 use super::ome::Described;
 use super::pyramid::Level;
-use crate::Options;
 use crate::engine::reduce::Reducer;
 use crate::engine::stream::ReducedFrom;
 use crate::writer::WriterError;
+use crate::{MemoryEstimate, Options};
 
 /// The levels, and how they share the budgets.
 pub(super) struct Plan<TStorage: ?Sized> {
@@ -38,10 +38,11 @@ pub(super) struct Plan<TStorage: ?Sized> {
 }
 
 impl<TStorage: ?Sized> Plan<TStorage> {
-    pub(super) fn refused(&self, reason: String) -> WriterError {
-        WriterError::Pyramid {
-            path: self.arrays[0].path().to_string(),
-            reason,
+    /// The memory besides the buffers of the writers.
+    pub(super) fn kept_memory(&self) -> MemoryEstimate {
+        MemoryEstimate {
+            host: self.kept,
+            ..MemoryEstimate::default()
         }
     }
 
@@ -76,7 +77,10 @@ impl<TStorage: ?Sized> Plan<TStorage> {
         shape[0] = slices;
         match self.arrays[level].set_shape(shape) {
             Ok(_) => Ok(()),
-            Err(error) => Err(self.refused(error.to_string())),
+            Err(error) => Err(WriterError::Pyramid {
+                path: self.arrays[level].path().to_string(),
+                reason: error.to_string(),
+            }),
         }
     }
 

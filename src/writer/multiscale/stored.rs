@@ -68,13 +68,13 @@ where
         let mut plan = self.plan_in_parts()?;
         let parts = parts.get();
         if part >= parts {
-            return Err(plan.refused(format!(
+            return Err(self.refused(format!(
                 "part {part} of {parts} does not exist: parts count from 0 to {}",
                 parts - 1
             )));
         }
         let too_long =
-            || plan.refused("its blocks have more slices than there are numbers".to_owned());
+            || self.refused("its blocks have more slices than there are numbers".to_owned());
         let block = pyramid::block(&plan.levels).ok_or_else(too_long)?;
         let slices = plan.length(0);
         let lengths = pyramid::lengths(&plan.levels, slices);

@@ -87,11 +87,7 @@ impl Case {
             );
             let live = simulation.live();
             // The memory that was not freed, or that the device may still use.
-            let left = failed.iter().any(|what| {
-                ["synchronise with stream", "free", "destroy"]
-                    .iter()
-                    .any(|start| what.starts_with(start))
-            });
+            let left = leaves_memory(&failed);
             // A lane that is given up without a context is leaked.
             let left = left || is_at_the_end(inject, simulation.counts()) && live.streams == 4;
             assert!(
@@ -130,6 +126,13 @@ impl Case {
         };
         operation + 40 > self.counts().operations
     }
+}
+
+/// Whether one of the failed operations would have given memory back, or let it be given back.
+pub(super) fn leaves_memory(failed: &[String]) -> bool {
+    let starts = ["synchronise with stream", "free", "destroy"];
+    let leaves = |operation: &String| starts.iter().any(|start| operation.starts_with(start));
+    failed.iter().any(leaves)
 }
 
 /// Whether the fault comes when the context is only entered to free resources.

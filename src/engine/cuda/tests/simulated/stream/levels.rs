@@ -1,13 +1,13 @@
 //! Streams that are reduced from others on the device.
 
 use std::collections::BTreeSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use zarrs_cuda_testing::effort;
 
 use super::any::schedule_of;
 use super::counts::{names, steps, traced};
-use super::faults::is_at_the_end;
+use super::faults::{is_at_the_end, leaves_memory};
+use super::sites::sites_of;
 use super::*;
 use crate::engine::cuda::driver::simulation::{Counts, Inject};
 use crate::engine::cuda::driver::{Fault, Site};
@@ -271,20 +271,12 @@ fn run(removed: Option<Site>) -> Result<BTreeSet<Site>, String> {
             removed,
             ..Config::default()
         }));
-        let outcome = catch_unwind(AssertUnwindSafe(|| {
+        sites.extend(sites_of(&simulation, || {
             let (_engine, both) = open_both(&simulation, &levels, 1, false)?;
             encode_both(&simulation, &levels, both, (seed, Mix::Both, 0))?;
             let (_engine, both) = open_both(&simulation, &levels, 1, false)?;
             abandon(&levels, &both)
-        }));
-        if let Some(violation) = simulation.violations().first() {
-            return Err(violation.message.clone());
-        }
-        match outcome {
-            Ok(Ok(())) => sites.extend(simulation.sites()),
-            Ok(Err(error)) => return Err(error.to_string()),
-            Err(_) => return Err("a level is wrong".to_string()),
-        }
+        })?);
     }
     Ok(sites)
 }
@@ -364,11 +356,7 @@ fn a_transient_fault_of_any_operation_of_two_levels() {
                 "{inject:?}, {failed:?}: {violations:#?}"
             );
             let live = simulation.live();
-            let left = failed.iter().any(|what| {
-                ["synchronise with stream", "free", "destroy"]
-                    .iter()
-                    .any(|start| what.starts_with(start))
-            });
+            let left = leaves_memory(&failed);
             let left = left || is_at_the_end(inject, simulation.counts());
             assert!(
                 left || live == Live::default(),

@@ -48,6 +48,22 @@ fn abandon(subject: &Subject, stream: &dyn StreamEngine) -> Result<(), EngineErr
     Ok(())
 }
 
+/// The sites of `work`, or its first failure of any kind.
+pub(super) fn sites_of(
+    simulation: &Simulation,
+    work: impl FnOnce() -> Result<(), EngineError>,
+) -> Result<BTreeSet<Site>, String> {
+    let outcome = catch_unwind(AssertUnwindSafe(work));
+    if let Some(violation) = simulation.violations().first() {
+        return Err(violation.message.clone());
+    }
+    match outcome {
+        Ok(Ok(())) => Ok(simulation.sites()),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err("the encoded bytes are wrong".to_string()),
+    }
+}
+
 /// Runs a case with some seeds, each with other data, and with `streams` streams of kernels. Returns
 /// the first failure of any kind.
 fn run(case: &Case, removed: Option<Site>, streams: usize) -> Result<BTreeSet<Site>, String> {
@@ -61,23 +77,15 @@ fn run(case: &Case, removed: Option<Site>, streams: usize) -> Result<BTreeSet<Si
         if let Some(fault) = case.fault {
             simulation.inject(fault);
         }
-        let outcome = catch_unwind(AssertUnwindSafe(|| {
+        sites.extend(sites_of(&simulation, || {
             let engine = stream_engine(&simulation, case.library, &case.subject).with_times(true);
             let engine = with_streams(engine, streams);
             let stream = open(&engine, &case.subject, true)?;
             encode_with(&simulation, &case.subject, stream, (seed, 0))?;
             abandon(&case.subject, &*open(&engine, &case.subject, true)?)?;
             drop(engine);
-            Ok::<_, EngineError>(())
-        }));
-        if let Some(violation) = simulation.violations().first() {
-            return Err(violation.message.clone());
-        }
-        match outcome {
-            Ok(Ok(())) => sites.extend(simulation.sites()),
-            Ok(Err(error)) => return Err(error.to_string()),
-            Err(_) => return Err("the stream is wrong".to_string()),
-        }
+            Ok(())
+        })?);
     }
     Ok(sites)
 }
