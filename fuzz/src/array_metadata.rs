@@ -356,9 +356,14 @@ where
             "{}",
             metadata()
         );
-        store(&first, &written[len - size..]).unwrap();
+        let changed = store(&first, &written[len - size..]);
         let mut expected = written.clone();
-        expected[..size].copy_from_slice(&written[len - size..]);
+        if let Err(error) = changed {
+            // zarrs' shuffle refuses some lengths, and a compressor before it makes any length.
+            assert!(metadata().contains("shuffle"), "{error}: {}", metadata());
+        } else {
+            expected[..size].copy_from_slice(&written[len - size..]);
+        }
         assert_eq!(read(&whole), Ok(expected), "{}", metadata());
     }
     true
