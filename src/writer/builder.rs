@@ -37,6 +37,7 @@ pub struct ArrayWriterBuilder<TStorage: ?Sized> {
     renamed: Option<Renamed<TStorage>>,
     start: Option<u64>,
     cuts: bool,
+    part: Option<u64>,
     epochs: Epochs,
     reduced_from: Option<ReducedFrom>,
     store_threads: usize,
@@ -49,8 +50,11 @@ pub struct ArrayWriterBuilder<TStorage: ?Sized> {
 type Stores = (Box<dyn ShardSink>, Box<dyn Length>);
 
 /// Makes the [`Stores`] of a store that renames.
-type Renamed<TStorage> =
-    Arc<dyn Fn(&Array<TStorage>, Option<Extends>) -> Result<Stores, WriterError> + Send + Sync>;
+type Renamed<TStorage> = Arc<
+    dyn Fn(&ArrayWriterBuilder<TStorage>, Option<Extends>) -> Result<Stores, WriterError>
+        + Send
+        + Sync,
+>;
 
 /// A writer that extends its array.
 #[derive(Clone, Copy)]
@@ -84,6 +88,7 @@ where
             renamed: None,
             start: None,
             cuts: false,
+            part: None,
             epochs: Epochs::default(),
             reduced_from: None,
             store_threads: 8,
@@ -120,6 +125,7 @@ where
             renamed: self.renamed.clone(),
             start: None,
             cuts: false,
+            part: self.part,
             epochs: Epochs {
                 asked: self.epochs.asked.filter(|_| level == 0),
                 most: None,
@@ -136,6 +142,13 @@ where
     /// there. Otherwise an array that was extended meanwhile is an error.
     pub(super) fn cutting(mut self) -> Self {
         self.cuts = true;
+        self
+    }
+
+    /// Lets the writer be one of several processes that each write a part of the same arrays at once, none
+    /// the same part.
+    pub(super) fn for_part(mut self, part: Option<u64>) -> Self {
+        self.part = part;
         self
     }
 
@@ -224,10 +237,11 @@ where
             + ListableStorageTraits
             + 'static,
     {
-        self.renamed = Some(Arc::new(move |array, extends| {
+        self.renamed = Some(Arc::new(move |builder, extends| {
+            let array = &builder.array;
             let sink =
                 RenamedSink::of(array, store.clone()).map_err(|error| refused(array, error))?;
-            let length = ArrayLength::renamed(array, store.clone());
+            let length = ArrayLength::renamed(array, store.clone(), builder.part);
             let length = length.map_err(|error| refused(array, error))?;
             if let Some(extends) = extends {
                 // First: what is there may belong to somebody who extends the array now.
@@ -368,7 +382,7 @@ where
     /// Where shards and metadata go: to temporaries that are renamed, or by one `set` each.
     fn stores(&self, extends: Option<Extends>) -> Result<Stores, WriterError> {
         if let Some(renamed) = &self.renamed {
-            return renamed(&self.array, extends);
+            return renamed(self, extends);
         }
         let sink = WholeSink::of(&self.array).map_err(|error| refused(&self.array, error))?;
         let length = ArrayLength::of(&self.array).map_err(|error| refused(&self.array, error))?;

@@ -7,14 +7,14 @@ use bytes::Bytes;
 use zarrs::array::{Array, ArrayMetadata};
 use zarrs::node::meta_key_v3;
 use zarrs::storage::store::MemoryStore;
-use zarrs_storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
 use zarrs_storage::{
     AtomicRenameStorageTraits, ReadableStorage, ReadableStorageTraits,
     ReadableWritableStorageTraits, StorageError, StorageHandle, StoreKey, WritableStorage,
     WritableStorageTraits,
 };
 
-use super::sink::{Length, temporary_key};
+use super::sink::Length;
+use super::temporary::{replacing, temporary_of};
 use crate::json::Document;
 
 /// The length of an array, in the `zarr.json` of its store.
@@ -62,17 +62,22 @@ impl ArrayLength {
         Self::new(array, array.storage().readable(), writer, None)
     }
 
-    /// The length of `array` in `store`: metadata are written to a temporary, which is renamed.
+    /// The length of `array` in `store`: metadata are written to a temporary, which is renamed. Processes
+    /// that each write a `part` have each their own.
     ///
     /// # Errors
     /// [`StorageError::Unsupported`] for an array of Zarr V2.
-    pub(super) fn renamed<T, S>(array: &Array<T>, store: Arc<S>) -> Result<Self, StorageError>
+    pub(super) fn renamed<T, S>(
+        array: &Array<T>,
+        store: Arc<S>,
+        part: Option<u64>,
+    ) -> Result<Self, StorageError>
     where
         T: ?Sized,
         S: AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits + 'static,
     {
-        let temporary = temporary_key(&meta_key_v3(array.path()))?;
-        let writer = Arc::new(AtomicWriteStorageAdapter::new(store.clone()));
+        let temporary = temporary_of(&meta_key_v3(array.path()), part)?;
+        let writer = replacing(store.clone(), part);
         Self::new(array, store, writer, Some(temporary))
     }
 
@@ -251,7 +256,7 @@ mod tests {
     }
 
     fn renamed(store: &Arc<Files>) -> ArrayLength {
-        ArrayLength::renamed(&array(store.clone()), store.clone()).unwrap()
+        ArrayLength::renamed(&array(store.clone()), store.clone(), None).unwrap()
     }
 
     fn whole(store: &Arc<Files>) -> ArrayLength {

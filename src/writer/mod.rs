@@ -51,6 +51,7 @@ mod report;
 mod shared;
 mod sink;
 mod storing;
+mod temporary;
 
 #[cfg(all(test, target_os = "linux"))]
 mod forked;

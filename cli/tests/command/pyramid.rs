@@ -99,6 +99,12 @@ fn levels(image: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     contents
 }
 
+fn temporaries(image: &Path) -> Vec<PathBuf> {
+    let mut files = files(image);
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "tmp"));
+    files
+}
+
 fn shape(array: &Path) -> Vec<u64> {
     open(array).shape().to_vec()
 }
@@ -311,6 +317,7 @@ fn killed_parts_go_on() {
         }
         println!("{kills} kills");
         assert_eq!(levels(&parts), levels(&once));
+        assert_eq!(temporaries(&parts), Vec::<PathBuf>::new());
         fs::remove_dir_all(&parts).unwrap();
     }
 }
@@ -359,13 +366,26 @@ fn temporaries_of_metadata_are_erased() {
     let [once, torn] = ["once", "torn"].map(|name| folder.path().join(name));
     level_0(&once, &SMALL);
     made(&once, &[], 0);
-    for options in [&[][..], &["--part", "0/1"]] {
+    for all_at_once in [&[""][..], &["0/1"], &["0/3", "1/3", "2/3"]] {
         level_0(&torn, &SMALL);
         fs::create_dir(torn.join("1")).unwrap();
-        fs::write(torn.join("zarr.json.tmp"), "{").unwrap();
-        fs::write(torn.join("1/zarr.json.tmp"), "{").unwrap();
-        made(&torn, options, 0);
-        assert_eq!(levels(&torn), levels(&once), "{options:?}");
+        let of_the_only_process = ["", "1/"].map(|of| format!("{of}zarr.json.tmp"));
+        let of_part_0 = ["", "0/", "1/"].map(|of| format!("{of}zarr.json.part0.tmp"));
+        for left in of_the_only_process.iter().chain(&of_part_0) {
+            fs::write(torn.join(left), "{").unwrap();
+        }
+        let run = |part: &&str| match *part {
+            "" => pyramid(&torn, &[]),
+            part => pyramid(&torn, &["--part", part]),
+        };
+        let children = all_at_once.iter().map(|part| run(part).spawn().unwrap());
+        for child in children.collect::<Vec<_>>() {
+            let ended = child.wait_with_output().unwrap();
+            let said = String::from_utf8_lossy(&ended.stderr);
+            assert!(ended.status.success(), "{all_at_once:?}: {said}");
+        }
+        assert_eq!(levels(&torn), levels(&once), "{all_at_once:?}");
+        assert_eq!(temporaries(&torn), Vec::<PathBuf>::new(), "{all_at_once:?}");
         fs::remove_dir_all(&torn).unwrap();
     }
 }

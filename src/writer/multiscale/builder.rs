@@ -11,9 +11,8 @@ use zarrs::group::{Group, GroupBuilder};
 use zarrs::node::NodePath;
 use zarrs::plugin::ZarrVersion;
 use zarrs_codec::CodecOptions;
-use zarrs_storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
 use zarrs_storage::{
-    AtomicRenameStorageTraits, ListableStorageTraits, ReadableStorageTraits,
+    AtomicRenameStorageTraits, ListableStorage, ListableStorageTraits, ReadableStorageTraits,
     ReadableWritableStorageTraits, WritableStorage, WritableStorageTraits,
 };
 
@@ -27,6 +26,7 @@ use crate::codec::find;
 use crate::engine::reduce::{Elements, Reducer, Reduction};
 use crate::engine::stream::ReducedFrom;
 use crate::reader::Cancel;
+use crate::writer::temporary::replacing;
 use crate::writer::{ArrayWriterBuilder, Progress, WriterError};
 use crate::{CudaShardingCodec, MemoryEstimate};
 
@@ -44,8 +44,14 @@ pub struct MultiscaleBuilder<TStorage: ?Sized> {
     omero: Option<serde_json::Value>,
     start: Option<u64>,
     on_progress: Option<OnProgress>,
-    /// Replaces a value at once, if the store renames.
-    pub(super) renamed: Option<WritableStorage>,
+    pub(super) renamed: Option<Renamed>,
+}
+
+/// A store that renames.
+pub(super) struct Renamed {
+    /// Replaces metadata at once, for the process that writes a part, or the only one.
+    pub(super) replacing: Box<dyn Fn(Option<u64>) -> WritableStorage + Send + Sync>,
+    pub(super) listed: ListableStorage,
 }
 
 type OnProgress = Arc<dyn Fn(usize, &Progress) + Send + Sync>;
@@ -193,7 +199,10 @@ where
             + 'static,
     {
         self.top = self.top.with_atomic_rename(store.clone());
-        self.renamed = Some(Arc::new(AtomicWriteStorageAdapter::new(store)));
+        self.renamed = Some(Renamed {
+            listed: store.clone(),
+            replacing: Box::new(move |part| replacing(store.clone(), part)),
+        });
         self
     }
 
@@ -257,10 +266,11 @@ where
         for (level, start) in starts.into_iter().enumerate() {
             plan.set_length(level, start)?;
         }
+        self.erase_leftovers(&plan)?;
         let top = self.writer(&plan, 0).cutting().build();
         let mut top = plan.of_level(0, top)?;
         let mut lower = self.cascade(&plan)?;
-        self.describe(&plan, true)?;
+        self.describe(&plan)?;
         feed::feed(&plan, &mut lower, &Cancel::new())?;
         cascade::hold(&mut top, &mut lower.levels);
         let writers = std::iter::once(&top).chain(lower.levels.iter().map(|lower| &lower.writer));
@@ -305,6 +315,7 @@ where
         let builder = self
             .top
             .for_level(level, &plan.arrays[level])
+            .for_part(plan.part)
             .with_at_most_epochs(plan.epochs)
             .with_reduced_from(reduced.cloned());
         match self.on_progress.clone() {
@@ -320,7 +331,7 @@ where
     /// # Errors
     /// As for [`build`](Self::build).
     pub(super) fn plan(&self) -> Result<Plan<TStorage>, WriterError> {
-        let plan = self.plan_for(false)?;
+        let plan = self.plan_for(None)?;
         let is_begun = (1..plan.levels.len()).any(|level| plan.length(level) > 0);
         let goes_on = is_begun && self.start != Some(0) && !plan.described.in_parts;
         let difference = plan.described.difference(&plan.describes());
@@ -332,12 +343,9 @@ where
         }
     }
 
-    /// Plans the levels for several processes, which write all of them again, each a part.
-    pub(super) fn plan_in_parts(&self) -> Result<Plan<TStorage>, WriterError> {
-        self.plan_for(true)
-    }
-
-    fn plan_for(&self, in_parts: bool) -> Result<Plan<TStorage>, WriterError> {
+    /// Plans the levels for a process that writes a part of them, while others write the others, or for
+    /// the only one.
+    pub(super) fn plan_for(&self, part: Option<u64>) -> Result<Plan<TStorage>, WriterError> {
         let refused = |reason| self.refused(reason);
         let codec = find::of_array(self.array())?;
         let axes = self.axes().map_err(refused)?;
@@ -354,7 +362,8 @@ where
         }
         let names = self.names(levels.len()).map_err(refused)?;
         let (elements, reducers) = self.reducers(&levels).map_err(refused)?;
-        let (group, described) = self.group(&axes, &names, in_parts).map_err(refused)?;
+        let group = self.group(&axes, &names, part.is_some());
+        let (group, described) = group.map_err(refused)?;
 
         // Each level has the part of the budget that its epochs have of the bytes of all.
         let weights: Vec<usize> = levels
@@ -377,6 +386,7 @@ where
                 .unwrap_or(NonZeroUsize::MIN),
             group,
             described,
+            part,
             levels,
         };
         for (number, name) in names.iter().enumerate() {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::{Value, json};
+use zarrs::array::Array;
 use zarrs::group::Group;
 use zarrs::node::meta_key_v3;
 use zarrs::storage::store::MemoryStore;
@@ -20,20 +21,21 @@ use crate::Error;
 use crate::json::Document;
 use crate::writer::WriterError;
 use crate::writer::sink::temporary_key;
+use crate::writer::temporary::{is_of_a_part, temporary_of};
 
 impl<TStorage> MultiscaleBuilder<TStorage>
 where
     TStorage: ?Sized + ReadableWritableStorageTraits + 'static,
 {
     /// Stores the description of the image, and the names of the dimensions of level 0, unless they are
-    /// there. If this process is not `alone`, others may do the same now.
-    pub(super) fn describe(&self, plan: &Plan<TStorage>, alone: bool) -> Result<(), WriterError> {
+    /// there.
+    pub(super) fn describe(&self, plan: &Plan<TStorage>) -> Result<(), WriterError> {
         let key = meta_key_v3(plan.group.path());
         let doing = "store the description of the image in";
-        self.store(doing, key, alone, &|key| self.description(plan, key))?;
+        self.store(doing, key, plan.part, &|key| self.description(plan, key))?;
         let key = meta_key_v3(self.array().path());
         let doing = "store the names of the dimensions in";
-        self.store(doing, key, alone, &|key| self.with_names(plan, key))
+        self.store(doing, key, plan.part, &|key| self.with_names(plan, key))
     }
 
     /// The metadata of the group, unless they are stored.
@@ -79,36 +81,62 @@ where
         Ok(changed.map(Bytes::from))
     }
 
-    /// Stores the value that `lacking` returns, if there is one. If this process is not `alone`, others may
-    /// store it, too.
+    /// Stores the value that `lacking` returns, if there is one. Other processes may store it, too, if this
+    /// one writes a `part`.
     fn store(
         &self,
         doing: &'static str,
         key: StoreKey,
-        alone: bool,
+        part: Option<u64>,
         lacking: &dyn Fn(&StoreKey) -> Result<Option<Bytes>, StorageError>,
     ) -> Result<(), WriterError> {
         let attempt = || match lacking(&key)? {
             None => Ok(()),
             Some(value) => match &self.renamed {
-                Some(renamed) => renamed.set(&key, value),
+                Some(renamed) => (renamed.replacing)(part).set(&key, value),
                 None => self.array().storage().set(&key, value),
             },
         };
-        let result = if alone { attempt() } else { patiently(attempt) };
-        let result = result.or_else(|error| {
-            self.erase_leftover(&key).unwrap_or(Err(error))?;
-            attempt()
+        let result = patiently(attempt).or_else(|error| match &self.renamed {
+            // One that is there for so long was left behind.
+            Some(renamed) if part.is_none() => {
+                (renamed.replacing)(part).erase(&temporary_key(&key)?)?;
+                attempt()
+            }
+            _ => Err(error),
         });
         result.map_err(|source| WriterError::Array(Error::Storage { doing, key, source }))
     }
 
-    /// Erases the temporary of `key`, if the store has temporaries. The process that made it has died: one
-    /// that lives takes less time.
-    pub(super) fn erase_leftover(&self, key: &StoreKey) -> Option<Result<(), StorageError>> {
-        let renamed = self.renamed.as_ref()?;
-        let temporary = temporary_key(key);
-        Some(temporary.and_then(|temporary| renamed.erase(&temporary)))
+    /// Erases the temporaries of metadata that processes left which wrote the image and died: the only
+    /// process, and the one that wrote this part, or those that wrote any part.
+    pub(super) fn erase_leftovers(&self, plan: &Plan<TStorage>) -> Result<(), WriterError> {
+        let Some(renamed) = &self.renamed else {
+            return Ok(());
+        };
+        let writer = (renamed.replacing)(plan.part);
+        let top = meta_key_v3(plan.arrays[0].path());
+        let erase = |key: &StoreKey| {
+            // Another process may be appending to level 0.
+            if *key != top {
+                writer.erase(&temporary_key(key)?)?;
+            }
+            if plan.part.is_some() {
+                return writer.erase(&temporary_of(key, plan.part)?);
+            }
+            let beside = renamed.listed.list_dir(&key.parent())?;
+            let found = beside.keys().iter();
+            let mut of_parts = found.filter(|found| is_of_a_part(found, key));
+            of_parts.try_for_each(|found| writer.erase(found))
+        };
+        let arrays = plan.arrays.iter().map(Array::path);
+        for path in std::iter::once(plan.group.path()).chain(arrays) {
+            let key = meta_key_v3(path);
+            let doing = "erase the temporaries of";
+            erase(&key)
+                .map_err(|source| WriterError::Array(Error::Storage { doing, key, source }))?;
+        }
+        Ok(())
     }
 }
 

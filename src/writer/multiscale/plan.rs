@@ -35,6 +35,8 @@ pub(super) struct Plan<TStorage: ?Sized> {
     pub(super) group: Group<TStorage>,
     /// What the stored description says.
     pub(super) described: Described,
+    /// The part that this process writes, while others write the others.
+    pub(super) part: Option<u64>,
 }
 
 impl<TStorage: ?Sized> Plan<TStorage> {

@@ -41,8 +41,9 @@ where
         for (level, start) in starts.into_iter().enumerate().skip(1) {
             plan.set_length(level, start)?;
         }
+        self.erase_leftovers(&plan)?;
         let mut lower = self.cascade(&plan)?;
-        self.describe(&plan, true)?;
+        self.describe(&plan)?;
         feed(&plan, &mut lower, cancel)?;
         finish(&mut lower)
     }
@@ -54,7 +55,7 @@ where
     ///
     /// All levels have their final shapes from the beginning, and the description of the image says that
     /// they are written in parts. A reader sees the fill value where a part is not written yet. A
-    /// [start](Self::with_start) is not considered.
+    /// [start](Self::with_start) is not considered. Level 0 must not grow until all parts are written.
     ///
     /// # Errors
     /// [`WriterError::Pyramid`] if `part` is not less than `parts`. Otherwise as for
@@ -65,7 +66,6 @@ where
         parts: NonZeroU64,
         cancel: &Cancel,
     ) -> Result<u64, WriterError> {
-        let mut plan = self.plan_in_parts()?;
         let parts = parts.get();
         if part >= parts {
             return Err(self.refused(format!(
@@ -73,6 +73,8 @@ where
                 parts - 1
             )));
         }
+        let mut plan = self.plan_for(Some(part))?;
+        self.erase_leftovers(&plan)?;
         let too_long =
             || self.refused("its blocks have more slices than there are numbers".to_owned());
         let block = pyramid::block(&plan.levels).ok_or_else(too_long)?;
@@ -82,7 +84,7 @@ where
             plan.set_length(level, length)?;
             self.lengthen(&plan, level)?;
         }
-        self.describe(&plan, false)?;
+        self.describe(&plan)?;
         let mut written = 0;
         for number in
             (part..slices.div_ceil(block)).step_by(usize::try_from(parts).unwrap_or(usize::MAX))
@@ -107,13 +109,6 @@ where
         let result = patiently(|| {
             if writer.stored_length().is_ok_and(|stored| stored == length) {
                 return Ok(());
-            }
-            writer.lengthen()
-        });
-        let result = result.or_else(|error| {
-            let erased = self.erase_leftover(&zarrs::node::meta_key_v3(plan.arrays[level].path()));
-            if erased.is_none_or(|erased| erased.is_err()) {
-                return Err(error);
             }
             writer.lengthen()
         });

@@ -1,0 +1,129 @@
+//! Temporaries of metadata, which are renamed when they are complete.
+//!
+//! Several processes may store the same metadata at once, each a part of an image. Each has temporaries of
+//! its own: with one for all, a process could rename what another one is still writing.
+
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use zarrs_storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
+use zarrs_storage::{
+    AtomicRenameStorageTraits, OffsetBytesIterator, ReadableStorageTraits, StorageError, StoreKey,
+    StorePrefix, WritableStorage, WritableStorageTraits,
+};
+
+use super::sink::temporary_key;
+
+const OF_PART: &str = ".part";
+
+/// The key of the temporary of `key`, for the process that writes `part`, or the only one.
+///
+/// # Errors
+/// If `key` is the root.
+pub(super) fn temporary_of(key: &StoreKey, part: Option<u64>) -> Result<StoreKey, StorageError> {
+    match part {
+        None => temporary_key(key),
+        Some(part) => temporary_key(&StoreKey::new(format!("{key}{OF_PART}{part}"))?),
+    }
+}
+
+/// Whether `found` is the temporary of `key` for any part.
+pub(super) fn is_of_a_part(found: &StoreKey, key: &StoreKey) -> bool {
+    let part = found.as_str().strip_prefix(key.as_str());
+    let part = part.and_then(|rest| rest.strip_prefix(OF_PART)?.split('.').next()?.parse().ok());
+    part.is_some_and(|part| temporary_of(key, Some(part)).is_ok_and(|key| key == *found))
+}
+
+/// Stores each value in its [temporary](temporary_of), and renames it.
+pub(super) fn replacing<S>(store: Arc<S>, part: Option<u64>) -> WritableStorage
+where
+    S: AtomicRenameStorageTraits + ReadableStorageTraits + WritableStorageTraits + 'static,
+{
+    match part {
+        None => Arc::new(AtomicWriteStorageAdapter::new(store)),
+        Some(part) => Arc::new(OfPart { store, part }),
+    }
+}
+
+/// The writes of the process that writes a part.
+struct OfPart<S> {
+    store: Arc<S>,
+    part: u64,
+}
+
+impl<S> fmt::Debug for OfPart<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OfPart")
+            .field("part", &self.part)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S> WritableStorageTraits for OfPart<S>
+where
+    S: AtomicRenameStorageTraits + WritableStorageTraits,
+{
+    /// Replaces what a killed process left in the temporary.
+    fn set(&self, key: &StoreKey, value: Bytes) -> Result<(), StorageError> {
+        let temporary = temporary_of(key, Some(self.part))?;
+        self.store.set(&temporary, value)?;
+        self.store.rename(&temporary, key)
+    }
+
+    fn set_partial_many(
+        &self,
+        key: &StoreKey,
+        _values: OffsetBytesIterator,
+    ) -> Result<(), StorageError> {
+        Err(StorageError::Unsupported(format!(
+            "cannot write parts of {key}: metadata are replaced whole"
+        )))
+    }
+
+    fn erase(&self, key: &StoreKey) -> Result<(), StorageError> {
+        self.store.erase(key)
+    }
+
+    fn erase_prefix(&self, prefix: &StorePrefix) -> Result<(), StorageError> {
+        self.store.erase_prefix(prefix)
+    }
+
+    fn supports_set_partial(&self) -> bool {
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(key: &str) -> StoreKey {
+        StoreKey::new(key).unwrap()
+    }
+
+    #[test]
+    fn each_part_has_its_own() {
+        let metadata = key("a/zarr.json");
+        let temporary = |part| temporary_of(&metadata, part).unwrap();
+        assert_eq!(temporary(None), key("a/zarr.json.tmp"));
+        assert_eq!(temporary(Some(12)), key("a/zarr.json.part12.tmp"));
+        for part in [0, 12, u64::MAX] {
+            assert!(is_of_a_part(&temporary(Some(part)), &metadata));
+        }
+        for other in [
+            "a/zarr.json",
+            "a/zarr.json.tmp",
+            "a/zarr.json.part",
+            "a/zarr.json.part.tmp",
+            "a/zarr.json.part1",
+            "a/zarr.json.part01.tmp",
+            "a/zarr.json.part-1.tmp",
+            "a/zarr.json.part1.tmp.tmp",
+            "b/zarr.json.part1.tmp",
+            "zarr.json.part1.tmp",
+        ] {
+            assert!(!is_of_a_part(&key(other), &metadata), "{other}");
+        }
+    }
+}
