@@ -19,6 +19,7 @@ use zarrs_cuda::writer::{
 use crate::error::{Error, detached, no_panic};
 use crate::memory::Memory;
 use crate::store::{Place, Store};
+use crate::tensor::Tensor;
 use crate::writing::{Held, check_frames, failed, opened, progress_of, tell};
 
 /// The settings of a pyramid: the attributes of `zarrs_cuda._multiscale._Pyramid`.
@@ -172,6 +173,20 @@ impl MultiscaleWriter {
         let memory = Memory::of(array);
         self.held.with(py, |writer| {
             writer.append_bytes(memory.bytes()?).map_err(failed)
+        })
+    }
+
+    /// Appends the elements of the tensor on a CUDA device that is in `capsule`; slices have the shape `of_slice`.
+    fn append_tensor(
+        &self,
+        py: Python<'_>,
+        capsule: &Bound<'_, PyAny>,
+        of_slice: Vec<i64>,
+    ) -> PyResult<()> {
+        let tensor = Tensor::take(capsule)?;
+        self.held.with(py, |writer| {
+            tensor.check(&of_slice)?;
+            tensor.append_to_image(writer).map_err(failed)
         })
     }
 

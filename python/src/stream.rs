@@ -71,16 +71,7 @@ impl Writer {
     ) -> PyResult<()> {
         let tensor = Tensor::take(capsule)?;
         self.0.with(py, |writer| {
-            let shape = tensor.shape();
-            let is_one = shape == of_slice;
-            let is_several = shape
-                .split_first()
-                .is_some_and(|(_, rest)| rest == of_slice);
-            if !is_one && !is_several {
-                return Err(Error::Value(format!(
-                    "slices have the shape {of_slice:?}, and this tensor {shape:?}"
-                )));
-            }
+            tensor.check(&of_slice)?;
             tensor.append_to(writer).map_err(failed)
         })
     }

@@ -10,7 +10,9 @@ use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
-use zarrs_cuda::writer::{ArrayWriter, WriterError};
+use zarrs_cuda::writer::{ArrayWriter, MultiscaleWriter, WriterError};
+
+use crate::error::Error;
 
 /// Capsules with these names have a tensor, and had one.
 const NAME: &CStr = c"dltensor";
@@ -66,18 +68,38 @@ impl Tensor {
         }
     }
 
-    pub(crate) fn shape(&self) -> &[i64] {
+    /// Checks that the tensor is one slice of the shape `of_slice`, or several.
+    ///
+    /// # Errors
+    /// `ValueError` with both shapes.
+    pub(crate) fn check(&self, of_slice: &[i64]) -> Result<(), Error> {
         // A tensor without axes has no shape to point to.
-        if self.0.dl_tensor().ndim <= 0 {
-            return &[];
+        let shape = if self.0.dl_tensor().ndim <= 0 {
+            &[]
+        } else {
+            self.0.shape()
+        };
+        let is_several = shape
+            .split_first()
+            .is_some_and(|(_, rest)| rest == of_slice);
+        if shape == of_slice || is_several {
+            return Ok(());
         }
-        self.0.shape()
+        Err(Error::Value(format!(
+            "slices have the shape {of_slice:?}, and this tensor {shape:?}"
+        )))
     }
 
-    /// Appends the elements to what `writer` writes.
+    /// Appends the elements to the array that `writer` writes.
     pub(crate) fn append_to(&self, writer: &mut ArrayWriter) -> Result<(), WriterError> {
         // SAFETY: the tensor is held until this returns. Its library was told to make the default stream of the
         // device wait for the elements.
+        unsafe { writer.append_dlpack(&self.0, 0) }
+    }
+
+    /// Appends the elements to level 0 of the image that `writer` writes.
+    pub(crate) fn append_to_image(&self, writer: &mut MultiscaleWriter) -> Result<(), WriterError> {
+        // SAFETY: as above.
         unsafe { writer.append_dlpack(&self.0, 0) }
     }
 }

@@ -67,7 +67,8 @@ def test_tensors_with_dlpack(tmp_path: Path) -> None:
     np.testing.assert_array_equal(opened(tmp_path, THEIRS)[...], frames(4))
 
 
-def test_tensors_on_a_device_are_not_touched_by_the_host(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [zarrs_cuda.ArrayWriter, zarrs_cuda.MultiscaleWriter])
+def test_tensors_on_a_device_are_not_touched_by_the_host(kind: type[Any], tmp_path: Path) -> None:
     """A tensor of a library for devices, as far as there is one without a device."""
     import ctypes
 
@@ -109,8 +110,9 @@ def test_tensors_on_a_device_are_not_touched_by_the_host(tmp_path: Path) -> None
         def __dlpack_device__(self) -> tuple[int, int]:
             return 2, 0
 
-    array = create(tmp_path, **KIND)
-    with zarrs_cuda.ArrayWriter(array) as writer:
+    place = tmp_path / "0"
+    zarr.create_group(tmp_path)
+    with kind(create(place, dimension_names=["t", "y", "x"], **KIND)) as writer:
         for number, tensor in enumerate((Tensor(12, 10), Tensor(3, 12, 10))):
             with pytest.raises(ValueError, match=r"device|host"):
                 writer.append(tensor)
@@ -127,7 +129,7 @@ def test_tensors_on_a_device_are_not_touched_by_the_host(tmp_path: Path) -> None
             writer.append(Tensor(12, 10, name=b"dltensor_versioned"))
         assert len(freed) == 5
         writer.append(frames(2))
-    np.testing.assert_array_equal(opened(tmp_path, THEIRS)[...], frames(2))
+    np.testing.assert_array_equal(opened(place, THEIRS)[...], frames(2))
 
 
 def test_a_block_that_raises_abandons(tmp_path: Path) -> None:

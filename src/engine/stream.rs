@@ -128,6 +128,20 @@ pub(crate) trait Input: Send + fmt::Debug {
     /// [`EngineError::Internal`] if the bytes leave the batch.
     fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), EngineError>;
 
+    /// Writes `bytes` like [`write`](Self::write). A thread that has just read a range of them, and may have it
+    /// in its cache, calls `read` with the range. Not all of `bytes` need to be in such a range.
+    ///
+    /// # Errors
+    /// As for [`write`](Self::write).
+    fn write_telling(
+        &mut self,
+        at: usize,
+        bytes: &[u8],
+        _read: &(dyn Fn(&Range<usize>) + Sync),
+    ) -> Result<(), EngineError> {
+        self.write(at, bytes)
+    }
+
     /// Copies the bytes of the batch from byte `at` on to `bytes`.
     ///
     /// # Errors

@@ -29,67 +29,90 @@ impl ArrayWriter {
         tensor: &impl TensorView,
         stream: u64,
     ) -> Result<(), WriterError> {
-        let unsupported = |reason| Err(WriterError::Unsupported { reason });
-        let expected = dlpack_type(self.shared.setup.array.data_type());
-        let dtype = tensor.data_type();
-        if dtype.lanes != 1 || expected != Some((dtype.code, dtype.bits)) {
-            return unsupported(format!(
-                "the tensor is of {dtype:?}, and the array of {}",
-                self.shared.setup.array.data_type()
-            ));
+        // SAFETY: the caller's promise.
+        match unsafe { elements_of(self, tensor, stream)? } {
+            Elements::Host(bytes) => self.append_bytes(bytes),
+            // SAFETY: the caller's promise, since it is waited for.
+            Elements::Device(slice) => unsafe { self.append_device(&slice)? }.wait(),
         }
-        // A tensor of no dimension has no shape to point to.
-        let shape = if tensor.dl_tensor().ndim <= 0 {
-            &[]
-        } else {
-            tensor.shape()
-        };
-        let strides = if shape.is_empty() {
-            None
-        } else {
-            tensor.strides()
-        };
-        if !is_contiguous(shape, strides) {
-            return unsupported(format!(
-                "a tensor of shape {shape:?} with strides {strides:?} is not contiguous in C order: copy it first"
-            ));
+    }
+}
+
+/// The elements of a tensor.
+pub(super) enum Elements<'a> {
+    Host(&'a [u8]),
+    Device(DeviceSlice),
+}
+
+/// Returns the elements of `tensor` if `writer` can append them.
+///
+/// # Errors
+/// [`WriterError::Unsupported`] as for [`append_dlpack`](ArrayWriter::append_dlpack).
+///
+/// # Safety
+/// As for [`append_dlpack`](ArrayWriter::append_dlpack), as long as the elements are used.
+pub(super) unsafe fn elements_of<'a>(
+    writer: &ArrayWriter,
+    tensor: &'a impl TensorView,
+    stream: u64,
+) -> Result<Elements<'a>, WriterError> {
+    let unsupported = |reason| Err(WriterError::Unsupported { reason });
+    let expected = dlpack_type(writer.shared.setup.array.data_type());
+    let dtype = tensor.data_type();
+    if dtype.lanes != 1 || expected != Some((dtype.code, dtype.bits)) {
+        return unsupported(format!(
+            "the tensor is of {dtype:?}, and the array of {}",
+            writer.shared.setup.array.data_type()
+        ));
+    }
+    // A tensor of no dimension has no shape to point to.
+    let shape = if tensor.dl_tensor().ndim <= 0 {
+        &[]
+    } else {
+        tensor.shape()
+    };
+    let strides = if shape.is_empty() {
+        None
+    } else {
+        tensor.strides()
+    };
+    if !is_contiguous(shape, strides) {
+        return unsupported(format!(
+            "a tensor of shape {shape:?} with strides {strides:?} is not contiguous in C order: copy it first"
+        ));
+    }
+    let size = writer.job.grid.shard().element_size();
+    let len = shape.iter().try_fold(size, |len, &extent| {
+        len.checked_mul(usize::try_from(extent).ok()?)
+    });
+    let Some(len) = len.filter(|&len| isize::try_from(len).is_ok()) else {
+        return unsupported(format!("a tensor of shape {shape:?} is too large"));
+    };
+    if len == 0 {
+        return Ok(Elements::Host(&[]));
+    }
+    let device = tensor.dl_tensor().device;
+    match device.device_type {
+        DeviceType::Cpu | DeviceType::CudaHost => {
+            // SAFETY: the caller's promise; `len` bytes are what its shape takes.
+            Ok(Elements::Host(unsafe {
+                let start = tensor.data_ptr().cast::<u8>().add(tensor.byte_offset());
+                std::slice::from_raw_parts(start, len)
+            }))
         }
-        let size = self.job.grid.shard().element_size();
-        let len = shape.iter().try_fold(size, |len, &extent| {
-            len.checked_mul(usize::try_from(extent).ok()?)
-        });
-        let Some(len) = len.filter(|&len| isize::try_from(len).is_ok()) else {
-            return unsupported(format!("a tensor of shape {shape:?} is too large"));
-        };
-        if len == 0 {
-            return Ok(());
+        DeviceType::Cuda | DeviceType::CudaManaged => {
+            let Ok(number) = usize::try_from(device.device_id) else {
+                return unsupported(format!("the tensor is on device {}", device.device_id));
+            };
+            Ok(Elements::Device(DeviceSlice {
+                device: number,
+                pointer: (tensor.data_ptr().addr() as u64)
+                    .saturating_add(tensor.byte_offset() as u64),
+                len,
+                stream,
+            }))
         }
-        let device = tensor.dl_tensor().device;
-        match device.device_type {
-            DeviceType::Cpu | DeviceType::CudaHost => {
-                // SAFETY: the caller's promise; `len` bytes are what its shape takes.
-                let bytes = unsafe {
-                    let start = tensor.data_ptr().cast::<u8>().add(tensor.byte_offset());
-                    std::slice::from_raw_parts(start, len)
-                };
-                self.append_bytes(bytes)
-            }
-            DeviceType::Cuda | DeviceType::CudaManaged => {
-                let Ok(number) = usize::try_from(device.device_id) else {
-                    return unsupported(format!("the tensor is on device {}", device.device_id));
-                };
-                let slice = DeviceSlice {
-                    device: number,
-                    pointer: (tensor.data_ptr().addr() as u64)
-                        .saturating_add(tensor.byte_offset() as u64),
-                    len,
-                    stream,
-                };
-                // SAFETY: the caller's promise, since it is waited for.
-                unsafe { self.append_device(&slice)? }.wait()
-            }
-            other => unsupported(format!("the tensor is on a device of type {other:?}")),
-        }
+        other => unsupported(format!("the tensor is on a device of type {other:?}")),
     }
 }
 

@@ -58,6 +58,7 @@ mod forked;
 #[cfg(test)]
 mod interrupted;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -278,6 +279,16 @@ impl ArrayWriter {
     /// Appends the beginning of `bytes`, as much as the batch takes, and returns the rest. If no
     /// batch is free, the rest is all of it, unless it may `wait`.
     fn take<'a>(&mut self, bytes: &'a [u8], wait: bool) -> Result<&'a [u8], WriterError> {
+        self.take_telling(bytes, wait, &|_| ())
+    }
+
+    /// Appends like [`take`](Self::take). Threads tell what they have `read`: see [`Input::write_telling`].
+    fn take_telling<'a>(
+        &mut self,
+        bytes: &'a [u8],
+        wait: bool,
+        read: &(dyn Fn(&Range<usize>) + Sync),
+    ) -> Result<&'a [u8], WriterError> {
         self.check()?;
         self.first_append.get_or_insert_with(Instant::now);
         if self.input.is_none() {
@@ -287,17 +298,22 @@ impl ArrayWriter {
             return Ok(bytes);
         };
         let (now, rest) = bytes.split_at(bytes.len().min(self.batch_bytes - self.filled));
-        let written = input.write(self.filled, now);
+        let written = input.write_telling(self.filled, now, read);
         written.map_err(|error| self.broken(&error.to_string()))?;
         self.advance(now.len());
         Ok(rest)
     }
 
     /// Appends all of `bytes`, which are part of one slice, or nothing if no batch is free. Waits for
-    /// one if it may `wait`. Returns whether they were appended.
-    fn take_slice(&mut self, bytes: &[u8], wait: bool) -> Result<bool, WriterError> {
+    /// one if it may `wait`. Returns whether they were appended. Threads tell what they have `read`.
+    fn take_slice(
+        &mut self,
+        bytes: &[u8],
+        wait: bool,
+        read: &(dyn Fn(&Range<usize>) + Sync),
+    ) -> Result<bool, WriterError> {
         // A batch has whole slices.
-        Ok(self.take(bytes, wait)?.is_empty())
+        Ok(self.take_telling(bytes, wait, read)?.is_empty())
     }
 
     /// Notes that `len` bytes were put into the batch.

@@ -256,7 +256,7 @@ def write_lower_levels(
         The slice of level 0 from which on the levels are made again. By default what is there is kept.
     part
         Do part ``i`` of ``n``, ``(i, n)``. Processes with different parts write at the same time: each
-        writes blocks of whole shards of all levels, and those that are there are left out.
+        writes blocks of whole shards of all levels, also those that are there.
 
     Returns
     -------

@@ -84,9 +84,6 @@ def _abort_writers() -> None:
 class SliceWriter:
     """Appends slices along the first axis of an array: what all writers do."""
 
-    # Whether slices may come from a CUDA device.
-    _takes_tensors = False
-
     def __init__(self, array: AsyncArray[Any], native_writer: Any) -> None:
         self._array = array
         self._dtype = _dtype(array)
@@ -103,16 +100,16 @@ class SliceWriter:
         frames
             One slice, or several with an axis for them in front: a numpy array, what numpy makes an
             array of, or a tensor that has ``__dlpack__``. Elements are converted to the type of the
-            array if numpy calls that safe. An ``ArrayWriter`` copies a tensor on a CUDA device there:
-            it must encode on that device, and the tensor be contiguous and of the type of the array.
+            array if numpy calls that safe. A tensor on a CUDA device is copied there: the writer must
+            encode on that device, and the tensor be contiguous and of the type of the array.
 
         Raises
         ------
         TypeError
             If the elements cannot be converted.
         ValueError
-            If their shape is not one of slices, or the writer was finished, or takes no tensors from
-            a device.
+            If their shape is not one of slices, or the writer was finished, or cannot take a tensor
+            from its device.
         OSError
             If a file cannot be written.
         """
@@ -133,9 +130,6 @@ class SliceWriter:
         self._writer.append(np.ascontiguousarray(frames))
 
     def _append_tensor(self, tensor: Any) -> None:
-        if not self._takes_tensors:
-            msg = f"a `{type(self).__name__}` takes no tensors from a device: copy them to the host first"
-            raise ValueError(msg)
         # The default stream, for which the library makes its own wait.
         capsule = tensor.__dlpack__(stream=1)
         self._writer.append_tensor(capsule, self._slice)
@@ -225,8 +219,6 @@ class ArrayWriter(SliceWriter):
     FramesPending
         If subchunks are stored beside shards that would be written.
     """
-
-    _takes_tensors = True
 
     def __init__(
         self,

@@ -12,6 +12,7 @@
 //! different runs go to different places, since lifting an element gives exactly one place.
 
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use super::copy::{copy_rows, scatter_row};
@@ -161,7 +162,9 @@ impl Slices {
         (before, (len - before) / row)
     }
 
-    /// Copies `bytes` of the slices, from byte `at` of the batch on, to their places in `buffer`.
+    /// Copies `bytes` of the slices, from byte `at` of the batch on, to their places in `buffer`, on so many
+    /// threads of a crew. A thread that has copied a share of them calls `read` with its range; there may be
+    /// bytes in no range.
     ///
     /// # Errors
     /// [`EngineError::Internal`] if they leave the batch, or the buffer is too short.
@@ -170,8 +173,8 @@ impl Slices {
         buffer: &mut [u8],
         at: usize,
         bytes: &[u8],
-        crew: &Crew,
-        threads: NonZeroUsize,
+        (crew, threads): (&Crew, NonZeroUsize),
+        read: &(dyn Fn(&Range<usize>) + Sync),
     ) -> Result<(), EngineError> {
         self.check(at, bytes.len(), buffer.len())?;
         let (before, rows) = self.rows(at, bytes.len());
@@ -201,6 +204,11 @@ impl Slices {
                 // as long as the crew works. Runs have different rows, whose places differ.
                 unsafe { self.write_run(start, of_run.start, bytes) };
             }
+            let end = runs.end.min(from + per_share);
+            let rows =
+                self.rows_of(from).start.max(first)..self.rows_of(end - 1).end.min(first + rows);
+            let bytes = (rows.start - first) * self.row()..(rows.end - first) * self.row();
+            read(&(before + bytes.start..before + bytes.end));
         });
         Ok(())
     }
@@ -398,9 +406,19 @@ mod tests {
             pieces.rotate_left(cuts.len() / 3);
             for (start, end) in pieces {
                 let threads = NonZeroUsize::new(threads).expect("positive");
-                slices
-                    .write(&mut buffer, start, &bytes[start..end], &crew, threads)
-                    .expect("fits");
+                let told = Mutex::new(Vec::new());
+                let read = |range: &Range<usize>| told.lock().expect("no panic").push(range.clone());
+                let part = &bytes[start..end];
+                slices.write(&mut buffer, start, part, (&crew, threads), &read).expect("fits");
+                // Whole rows, each once.
+                let mut told = told.into_inner().expect("no panic");
+                told.sort_unstable_by_key(|range| range.start);
+                let (before, rows) = slices.rows(start, part.len());
+                let end = told.iter().fold(before, |end, range| {
+                    assert_eq!(range.start, end);
+                    range.end
+                });
+                prop_assert_eq!(end, before + rows * slices.row());
             }
             prop_assert_eq!(&buffer, &naive(&grid, &batch, slot, &bytes, 0xEE));
             // Every slot that the edge does not cut is full.
@@ -420,7 +438,7 @@ mod tests {
                 slices.read(&buffer, pair[0], part, &crew, threads).expect("fits");
             }
             prop_assert_eq!(&back, &bytes);
-            let outside = slices.write(&mut buffer, 1, &bytes, &crew, NonZeroUsize::MIN);
+            let outside = slices.write(&mut buffer, 1, &bytes, (&crew, NonZeroUsize::MIN), &|_| ());
             prop_assert!(outside.is_err());
         }
     }
@@ -436,7 +454,7 @@ mod tests {
         assert!(bytes.len() > 3 * SHARE);
         let (crew, two) = (Crew::of("test", 1), NonZeroUsize::MIN.saturating_add(1));
         let mut buffer = vec![0; batch.subchunks() * slot];
-        (slices.write(&mut buffer, 0, &bytes, &crew, two)).expect("fits");
+        (slices.write(&mut buffer, 0, &bytes, (&crew, two), &|_| ())).expect("fits");
         let mut back = vec![0; bytes.len() - 5];
         (slices.read(&buffer, 5, &mut back, &crew, two)).expect("fits");
         assert!(back == bytes[5..]);

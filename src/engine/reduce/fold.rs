@@ -10,6 +10,9 @@ use half::{bf16, f16};
 /// How many windows are reduced together.
 const LANES: usize = 64;
 
+/// The elements of a window of up to three axes.
+const FEW: usize = 8;
+
 /// The elements of one place in each window.
 pub(super) type Lane<T> = [T; LANES];
 
@@ -41,7 +44,16 @@ impl Rows<'_> {
     #[inline(always)]
     fn fold_here<T: Element, F: Fold<T>>(&self, reduced: &mut [u8]) {
         let zero = [T::default(); LANES];
-        let mut lanes = vec![zero; self.rows.len() * self.factor];
+        let count = self.rows.len() * self.factor;
+        // Most windows have few elements, and a row may be made faster than memory is found.
+        let (mut few, mut many) = ([zero; FEW], Vec::new());
+        let lanes = match few.get_mut(..count) {
+            Some(lanes) => lanes,
+            None => {
+                many.resize(count, zero);
+                &mut many[..]
+            }
+        };
         let row = self.rows.first().map_or(0, |row| row.len() / T::SIZE);
         let whole = row / self.factor;
         let mut blocks = reduced.chunks_mut(LANES * T::SIZE).enumerate();
@@ -54,17 +66,24 @@ impl Rows<'_> {
             }
             let mut made = zero;
             if here > 0 {
-                F::fold(&mut lanes, &mut made);
+                F::fold(lanes, &mut made);
             }
             if here < block.len() / T::SIZE {
                 // The last window has one element of each row, because the extent is odd.
                 let last = (row - 1) * T::SIZE;
-                for (row, lane) in self.rows.iter().zip(&mut lanes) {
+                for (row, lane) in self.rows.iter().zip(&mut *lanes) {
                     lane[here] = T::read(&row[last..last + T::SIZE]);
                 }
                 let mut at_end = zero;
                 F::fold(&mut lanes[..self.rows.len()], &mut at_end);
                 made[here] = at_end[here];
+            }
+            if block.len() == LANES * T::SIZE {
+                // As many as the compiler knows of.
+                for (number, made) in made.into_iter().enumerate() {
+                    made.write(&mut block[number * T::SIZE..(number + 1) * T::SIZE]);
+                }
+                continue;
             }
             for (place, made) in block.chunks_exact_mut(T::SIZE).zip(made) {
                 made.write(place);

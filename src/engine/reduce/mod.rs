@@ -18,12 +18,11 @@ mod elements;
 mod fold;
 
 use std::num::NonZeroUsize;
-use std::sync::{Mutex, PoisonError};
 
 pub(crate) use elements::Elements;
 
 use super::EngineError;
-use super::pieces::crew;
+use super::along::Along;
 use fold::Rows;
 
 /// How a window becomes one element.
@@ -72,8 +71,9 @@ impl Reduction {
 /// The most axes along which windows have two elements: sums of 2⁸ elements of 16 bits fit 32 bits.
 pub(crate) const MOST_AXES: usize = 8;
 
-/// A thread makes about so many bytes at once.
-const SHARE: usize = 64 << 10;
+/// A thread makes about so many bytes at once: of an input that stays in its cache, and that it copies at once
+/// (`disjoint/slices.rs`).
+const SHARE: usize = 16 << 10;
 
 /// Reduces slices of one shape.
 #[derive(Clone, Debug)]
@@ -168,6 +168,19 @@ impl Reducer {
         reduced: &mut [u8],
         threads: NonZeroUsize,
     ) -> Result<(), EngineError> {
+        self.along(slices, reduced)?.finish(threads);
+        Ok(())
+    }
+
+    /// Reduces `slices` to `reduced` along with a copy of the last one.
+    ///
+    /// # Errors
+    /// As for [`reduce`](Self::reduce).
+    pub(crate) fn along<'a>(
+        &'a self,
+        slices: &'a [&'a [u8]],
+        reduced: &'a mut [u8],
+    ) -> Result<Along<'a>, EngineError> {
         let is_whole = |slice: &&[u8]| slice.len() == self.bytes();
         if !(1..=2).contains(&slices.len())
             || !slices.iter().all(is_whole)
@@ -175,49 +188,38 @@ impl Reducer {
         {
             return Err(EngineError::Internal("a slice of another size is reduced"));
         }
-        if reduced.is_empty() {
-            return Ok(());
-        }
-        let each = (SHARE / self.reduced_row()).max(1);
-        let shares: Vec<_> = reduced
-            .chunks_mut(each * self.reduced_row())
-            .map(Mutex::new)
-            .collect();
-        crew().run(shares.len(), threads, &|number| {
-            let mut share = shares[number]
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            self.reduce_rows(slices, number * each, &mut share);
-        });
-        Ok(())
+        let row = self.row * self.elements.size();
+        // A power of two, so that shares end where subchunks usually do.
+        let each = 1 << (SHARE / self.reduced_row().max(1)).max(1).ilog2();
+        let (mut window, mut last) = (Window::default(), 0);
+        let shares = reduced
+            .chunks_mut((each * self.reduced_row()).max(1))
+            .enumerate()
+            .map(move |(number, share)| {
+                let rows = share.len() / self.reduced_row();
+                self.window(number * each, &mut window);
+                let first = window.rows[0];
+                self.window(number * each + rows - 1, &mut window);
+                last = last.max(window.rows[window.rows.len() - 1] + 1);
+                (first * row..last * row, share)
+            });
+        Ok(Along::new(shares, move |number, share| {
+            self.reduce_rows(slices, number * each, share);
+        }))
     }
 
     /// Makes the rows of `reduced`, from row `first` on.
     fn reduce_rows(&self, slices: &[&[u8]], first: usize, reduced: &mut [u8]) {
         let row = self.row * self.elements.size();
-        let counts: Vec<usize> = self.reduced_rows().collect();
-        let mut of_window = Vec::new();
+        let mut window = Window::default();
+        let mut rows = Vec::new();
         for (number, reduced) in reduced.chunks_mut(self.reduced_row()).enumerate() {
-            of_window.clear();
-            of_window.push(0);
-            // The rows of a window in C order: each axis, from the first, divides what was there.
-            let mut rest = first + number;
-            let mut at = vec![0; counts.len()];
-            for (at, count) in at.iter_mut().zip(&counts).rev() {
-                *at = rest % count;
-                rest /= count;
+            self.window(first + number, &mut window);
+            rows.clear();
+            for slice in slices {
+                let of_slice = window.rows.iter().map(|&at| &slice[at * row..][..row]);
+                rows.extend(of_slice);
             }
-            for ((&extent, &factor), &at) in self.rows.iter().zip(&self.factors).zip(&at) {
-                let inside = at * factor..((at + 1) * factor).min(extent);
-                let next = of_window
-                    .iter()
-                    .flat_map(|&before: &usize| inside.clone().map(move |at| before * extent + at));
-                of_window = next.collect();
-            }
-            let rows: Vec<&[u8]> = slices
-                .iter()
-                .flat_map(|slice| of_window.iter().map(|&at| &slice[at * row..][..row]))
-                .collect();
             let rows = Rows {
                 rows: &rows,
                 factor: self.row_factor,
@@ -225,6 +227,41 @@ impl Reducer {
             self.elements.reduce(self.reduction, &rows, reduced);
         }
     }
+
+    /// Sets `window` to the rows of a slice that become the row `number`, in C order.
+    fn window(&self, number: usize, window: &mut Window) {
+        let axes = || self.rows.iter().zip(&self.factors);
+        window.at.clear();
+        let mut rest = number;
+        for (extent, factor) in axes().rev() {
+            let count = extent.div_ceil(*factor);
+            window.at.push(rest % count);
+            rest /= count;
+        }
+        window.rows.clear();
+        window.rows.push(0);
+        // Each axis, from the first, divides what was there.
+        for ((&extent, &factor), &at) in axes().zip(window.at.iter().rev()) {
+            let inside = at * factor..((at + 1) * factor).min(extent);
+            let before = window.rows.len();
+            window.rows.resize(before * inside.len(), 0);
+            // From the end, so that none is replaced before it was divided.
+            for number in (0..before).rev() {
+                let start = window.rows[number] * extent;
+                for (place, at) in inside.clone().enumerate() {
+                    window.rows[number * inside.len() + place] = start + at;
+                }
+            }
+        }
+    }
+}
+
+/// The rows of a slice that become one row.
+#[derive(Default)]
+struct Window {
+    rows: Vec<usize>,
+    /// Where the row that is made is, along the axes from the last one on.
+    at: Vec<usize>,
 }
 
 #[cfg(test)]

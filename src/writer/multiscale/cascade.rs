@@ -15,9 +15,10 @@
 //! loses nothing, and can go on later.
 
 use std::num::NonZeroUsize;
+use std::ops::Range;
 
-use super::super::{ArrayWriter, WriterError};
-use crate::engine::pieces;
+use super::super::{ArrayWriter, WriterError, WriterReport};
+use crate::engine::along::Along;
 use crate::engine::reduce::Reducer;
 use crate::engine::stream::Windows;
 
@@ -79,34 +80,35 @@ impl Lower {
 
     /// Adds a slice of the level above. Nothing is owed.
     fn add(&mut self, slice: &[u8]) -> Result<(), WriterError> {
-        if self.window == 2 && !self.is_kept {
-            return self.keep(slice);
-        }
-        let kept = self.is_kept.then(|| std::mem::take(&mut self.kept));
-        let made = match &kept {
-            Some(kept) => self.make(&[kept, slice]),
-            None => self.make(&[slice]),
+        self.add_taken(None, slice, &mut |_| Ok(true)).map(|_| ())
+    }
+
+    /// Adds a slice of the level above, while `take` gives it to the writer of that level; nothing is added if
+    /// that does not take it. The first slice of the window is `before`, or it is kept. Nothing is owed.
+    /// Returns whether the slice was taken.
+    fn add_taken(
+        &mut self,
+        before: Option<&[u8]>,
+        slice: &[u8],
+        take: &mut dyn FnMut(&(dyn Fn(&Range<usize>) + Sync)) -> Result<bool, WriterError>,
+    ) -> Result<bool, WriterError> {
+        let first = before.or_else(|| self.is_kept.then_some(&self.kept[..]));
+        let window: Vec<&[u8]> = first.into_iter().chain([slice]).collect();
+        let is_whole = window.len() == self.window;
+        let work = if is_whole {
+            self.made.resize(self.reducer.reduced_bytes(), 0);
+            self.reducer.along(&window, &mut self.made)
+        } else {
+            self.kept.resize(slice.len(), 0);
+            Ok(Along::copying(slice, &mut self.kept))
         };
-        self.kept = kept.unwrap_or_default();
-        self.is_kept = false;
-        made
-    }
-
-    fn keep(&mut self, slice: &[u8]) -> Result<(), WriterError> {
-        self.kept.resize(slice.len(), 0);
-        let copied = pieces::copy(vec![(&mut self.kept, slice)], self.threads);
-        copied.map_err(|error| self.writer.broken(&error.to_string()))?;
-        self.is_kept = true;
-        Ok(())
-    }
-
-    /// Makes a slice of a whole window.
-    fn make(&mut self, window: &[&[u8]]) -> Result<(), WriterError> {
-        self.made.resize(self.reducer.reduced_bytes(), 0);
-        let reduced = self.reducer.reduce(window, &mut self.made, self.threads);
-        reduced.map_err(|error| self.writer.broken(&error.to_string()))?;
-        self.is_owed = true;
-        Ok(())
+        let work = work.map_err(|error| self.writer.broken(&error.to_string()))?;
+        if !take(&|bytes| work.read(bytes))? {
+            return Ok(false);
+        }
+        work.finish(self.threads);
+        (self.is_kept, self.is_owed) = (!is_whole, is_whole);
+        Ok(true)
     }
 
     /// Lets the device make slices of `windows`, of the next `slices` of the batch of `upper`, and of the one
@@ -153,9 +155,11 @@ impl Lower {
         if !self.is_kept {
             return Ok(());
         }
-        let kept = std::mem::take(&mut self.kept);
-        self.is_kept = false;
-        self.make(&[&kept])
+        self.made.resize(self.reducer.reduced_bytes(), 0);
+        let reduced = (self.reducer).reduce(&[&self.kept], &mut self.made, self.threads);
+        reduced.map_err(|error| self.writer.broken(&error.to_string()))?;
+        (self.is_kept, self.is_owed) = (false, true);
+        Ok(())
     }
 }
 
@@ -174,11 +178,19 @@ impl Cascade {
         }
     }
 
-    /// Adds two slices, which are a window, to level 0.
-    pub(super) fn add_window(&mut self, slices: [&[u8]; 2]) -> Result<(), WriterError> {
+    /// Adds a slice of level 0 while its writer, `top`, takes it. The first slice of the window is `before`,
+    /// or it is kept. Returns whether the slice was taken: without `wait`, `top` may be full.
+    pub(super) fn add_taken_by(
+        &mut self,
+        top: &mut ArrayWriter,
+        before: Option<&[u8]>,
+        slice: &[u8],
+        wait: bool,
+    ) -> Result<bool, WriterError> {
+        let mut take = |read: &(dyn Fn(&Range<usize>) + Sync)| top.take_slice(slice, wait, read);
         match self.levels.first_mut() {
-            Some(lower) => at_level(0, lower.make(&slices)),
-            None => Ok(()),
+            Some(lower) => lower.add_taken(before, slice, &mut take),
+            None => take(&|_| ()),
         }
     }
 
@@ -192,6 +204,19 @@ impl Cascade {
     /// be full.
     pub(super) fn settle(&mut self, wait: bool) -> Result<bool, WriterError> {
         settle(0, &mut self.levels, wait)
+    }
+
+    /// Gives the last batches of all levels to their threads, which work at the same time then.
+    pub(super) fn end(&mut self) -> Result<(), WriterError> {
+        let mut levels = self.levels.iter_mut().enumerate();
+        levels.try_for_each(|(level, lower)| at_level(level, lower.writer.end()))
+    }
+
+    /// Stores everything, and returns a report for each level.
+    pub(super) fn finish(&mut self) -> Result<Vec<WriterReport>, WriterError> {
+        let levels = self.levels.iter_mut().enumerate();
+        let finished = levels.map(|(level, lower)| at_level(level, lower.writer.finish()));
+        finished.collect()
     }
 
     /// Ends all windows whose second slice never comes, from the top down.
@@ -223,16 +248,20 @@ pub(super) fn hand_over(
     if lower.writer.holds && !submit_full(number + 1, &mut lower.writer, below, wait)? {
         return Ok(false);
     }
-    if !at_level(number, lower.writer.take_slice(&lower.made, wait))? {
+    let holds = lower.writer.holds;
+    let (writer, made) = (&mut lower.writer, &lower.made);
+    let mut take = |read: &(dyn Fn(&Range<usize>) + Sync)| writer.take_slice(made, wait, read);
+    let taken = match below.first_mut() {
+        Some(next) if !holds => next.add_taken(None, made, &mut take),
+        // The level below, if there is one, gets it with the batch.
+        _ => take(&|_| ()),
+    };
+    if !at_level(number, taken)? {
         return Ok(false);
     }
     lower.is_owed = false;
-    if lower.writer.holds {
-        // The level below gets it with its batch.
+    if holds {
         return Ok(true);
-    }
-    if let Some(next) = below.first_mut() {
-        at_level(number + 1, next.add(&lower.made))?;
     }
     hand_over(number + 1, below, wait)
 }

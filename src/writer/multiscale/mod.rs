@@ -19,9 +19,11 @@ pub use crate::engine::reduce::Reduction;
 pub use axis::Axis;
 pub use builder::MultiscaleBuilder;
 
+#[cfg(feature = "dlpack")]
+use super::dlpack;
 use super::{ArrayWriter, DeviceEvent, DeviceSlice, Progress, WriterError, WriterReport};
 use crate::MemoryEstimate;
-use cascade::{Cascade, Lower, at_level};
+use cascade::{Cascade, at_level};
 
 /// Appends slices along the first axis of an image, and writes all levels of its pyramid.
 ///
@@ -167,10 +169,11 @@ impl MultiscaleWriter {
             return self.put_batches(bytes, wait);
         }
         let mut rest = bytes;
+        // The first slice of a window whose second one is in `bytes`, too.
         let mut first = None;
         let result = self.put_slices(&mut rest, &mut first, wait);
         if let Some(first) = first {
-            // The second slice of the window comes with another call.
+            // The second one was not taken.
             self.lower.add(0, first)?;
         }
         result?;
@@ -253,6 +256,30 @@ impl MultiscaleWriter {
         self.submit_full(true).map(|_| ())
     }
 
+    /// Appends the elements of `tensor` to level 0: see [`ArrayWriter::append_dlpack`]. All of it has been
+    /// read when this returns.
+    ///
+    /// # Errors
+    /// As for [`ArrayWriter::append_dlpack`]. An error of another level than level 0 is a
+    /// [`WriterError::Level`].
+    ///
+    /// # Safety
+    /// As for [`ArrayWriter::append_dlpack`].
+    #[cfg(feature = "dlpack")]
+    #[allow(unsafe_code)]
+    pub unsafe fn append_dlpack(
+        &mut self,
+        tensor: &impl dlpark::traits::TensorView,
+        stream: u64,
+    ) -> Result<(), WriterError> {
+        // SAFETY: the caller's promise.
+        match unsafe { dlpack::elements_of(&self.top, tensor, stream)? } {
+            dlpack::Elements::Host(bytes) => self.append_bytes(bytes),
+            // SAFETY: the caller's promise, since it is waited for.
+            dlpack::Elements::Device(slice) => unsafe { self.append_device(&slice)? }.wait(),
+        }
+    }
+
     /// Appends the beginning of `rest`, and leaves what was not appended. `first` is the last slice
     /// that was, if it begins a window of two.
     fn put_slices<'a>(
@@ -265,18 +292,25 @@ impl MultiscaleWriter {
         while !rest.is_empty() {
             let at = self.top.partial_slice();
             let (now, behind) = rest.split_at(rest.len().min(slice - at));
-            if !self.lower.settle(wait)? || !self.top.take_slice(now, wait)? {
+            if !self.lower.settle(wait)? {
+                return Ok(());
+            }
+            let is_whole = now.len() == slice;
+            let waits = behind.len() >= slice && first.is_none() && self.lower.begins_window();
+            let taken = if is_whole && !waits {
+                (self.lower).add_taken_by(&mut self.top, *first, now, wait)?
+            } else {
+                self.top.take_slice(now, wait, &|_| ())?
+            };
+            if !taken {
                 return Ok(());
             }
             *rest = behind;
-            if now.len() < slice {
-                self.begin_slice(at, now, first.take())?;
-            } else if let Some(first) = first.take() {
-                self.lower.add_window([first, now])?;
-            } else if self.lower.begins_window() {
+            let before = first.take();
+            if !is_whole {
+                self.begin_slice(at, now, before)?;
+            } else if waits {
                 *first = Some(now);
-            } else {
-                self.lower.add(0, now)?;
             }
         }
         Ok(())
@@ -349,10 +383,10 @@ impl MultiscaleWriter {
         } else {
             self.lower.end_windows()?;
         }
+        self.top.end()?;
+        self.lower.end()?;
         let mut reports = vec![self.top.finish()?];
-        for (level, Lower { writer, .. }) in self.lower.levels.iter_mut().enumerate() {
-            reports.push(at_level(level, writer.finish())?);
-        }
+        reports.extend(self.lower.finish()?);
         self.reports = Some(reports.clone());
         Ok(reports)
     }

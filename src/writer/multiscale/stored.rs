@@ -119,8 +119,6 @@ where
 /// Ends all windows and all writers.
 fn finish(lower: &mut Cascade) -> Result<Vec<WriterReport>, WriterError> {
     lower.end_windows()?;
-    let levels = lower.levels.iter_mut().enumerate();
-    levels
-        .map(|(level, lower)| at_level(level, lower.writer.finish()))
-        .collect()
+    lower.end()?;
+    lower.finish()
 }

@@ -44,7 +44,7 @@ pub(crate) struct Image {
     counts: Vec<u64>,
     /// The bytes of all slices.
     slices: usize,
-    elements: Vec<u8>,
+    pub(crate) elements: Vec<u8>,
     steps: Vec<Step>,
     epochs: Option<usize>,
 }
@@ -84,7 +84,7 @@ impl Image {
             .unwrap()
     }
 
-    fn builder<S>(&self, store: &Arc<S>) -> MultiscaleBuilder<S>
+    pub(crate) fn builder<S>(&self, store: &Arc<S>) -> MultiscaleBuilder<S>
     where
         S: ?Sized + zarrs_storage::ReadableWritableStorageTraits + 'static,
     {
@@ -101,7 +101,8 @@ impl Image {
         }
     }
 
-    fn slice(&self) -> usize {
+    /// The bytes of a slice.
+    pub(crate) fn slice(&self) -> usize {
         self.elements.len() / self.slices.max(1)
     }
 
@@ -319,7 +320,7 @@ fn levels_of_stored_arrays() {
 }
 
 /// An image of one byte for each element, with some of everything.
-fn small() -> Image {
+pub(crate) fn small() -> Image {
     let axes = ["z", "y", "x"].map(|name| Axis::by_name(name).unwrap());
     Image {
         on: None,

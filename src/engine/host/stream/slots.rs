@@ -1,5 +1,6 @@
 //! What a stream has on the host: the slots of a batch, which slices are copied to.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::MemoryEstimate;
@@ -191,10 +192,17 @@ pub(super) struct HostInput {
 
 impl Input for HostInput {
     fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), EngineError> {
-        let stream = &self.stream;
-        stream
-            .slices
-            .write(self.lease.bytes(), at, bytes, crew(), stream.job.threads)
+        self.write_telling(at, bytes, &|_| ())
+    }
+
+    fn write_telling(
+        &mut self,
+        at: usize,
+        bytes: &[u8],
+        read: &(dyn Fn(&Range<usize>) + Sync),
+    ) -> Result<(), EngineError> {
+        let (slices, threads) = (&self.stream.slices, self.stream.job.threads);
+        slices.write(self.lease.bytes(), at, bytes, (crew(), threads), read)
     }
 
     fn read(&mut self, at: usize, bytes: &mut [u8]) -> Result<(), EngineError> {

@@ -9,6 +9,7 @@ use crate::engine::cuda::driver::{
     PinnedSpan, PinnedUse, Site, Span, StreamId,
 };
 use crate::engine::stream::{DeviceBytes, Input, Reusable};
+use crate::writer::DeviceSlice;
 
 /// The prefix of the names of the application's own sites.
 pub(in crate::engine::cuda) const OWN: &str = "application";
@@ -83,12 +84,7 @@ impl Application {
         bytes: &[u8],
     ) -> Result<(), EngineError> {
         if self.numbers.below(3) > 0 && self.make(bytes).is_ok() {
-            let from = DeviceBytes {
-                device: self.driver.device().ordinal,
-                pointer: self.memory.0 + OFFSET as u64,
-                len: bytes.len(),
-                stream: if self.simulated { self.stream.0 } else { 0 },
-            };
+            let from = self.made(bytes.len());
             // SAFETY: the bytes stay until they were copied: `make` waits for that.
             if let Ok(reusable) = unsafe { input.write_from_device(at, &from) } {
                 self.reusable = Some(reusable);
@@ -97,6 +93,37 @@ impl Application {
             }
         }
         input.write(at, bytes)
+    }
+
+    /// Puts `bytes` on the device, for a writer. They stay until the next call; the event of the writer has
+    /// happened before.
+    pub(in crate::engine::cuda) fn slice(
+        &mut self,
+        bytes: &[u8],
+    ) -> Result<DeviceSlice, EngineError> {
+        self.make(bytes)?;
+        let DeviceBytes {
+            device,
+            pointer,
+            len,
+            stream,
+        } = self.made(bytes.len());
+        Ok(DeviceSlice {
+            device,
+            pointer,
+            len,
+            stream,
+        })
+    }
+
+    /// The first `len` bytes of the buffer.
+    fn made(&self, len: usize) -> DeviceBytes {
+        DeviceBytes {
+            device: self.driver.device().ordinal,
+            pointer: self.memory.0 + OFFSET as u64,
+            len,
+            stream: if self.simulated { self.stream.0 } else { 0 },
+        }
     }
 
     /// Fills the buffer with `bytes` when the engine no longer reads its previous content.

@@ -45,6 +45,15 @@ pub(super) const TINY: Tuning = Tuning {
     small_part: 40,
 };
 
+/// In which order a device runs its work: as late as possible, at once, or any.
+fn schedule_of(seed: u64) -> Schedule {
+    match seed % 8 {
+        0 => Schedule::Eager,
+        1 => Schedule::Latest,
+        _ => Schedule::Priority(seed),
+    }
+}
+
 pub(super) fn limits() -> Limits {
     Limits {
         devices: None,

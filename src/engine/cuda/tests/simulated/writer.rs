@@ -184,14 +184,6 @@ impl Case {
     }
 }
 
-fn schedule_of(seed: u64) -> Schedule {
-    match seed % 8 {
-        0 => Schedule::Eager,
-        1 => Schedule::Latest,
-        _ => Schedule::Priority(seed),
-    }
-}
-
 /// Runs one writer. Nothing fails, or one operation of the device, the whole device, or the store.
 fn check(seed: u64) {
     let mut numbers = Numbers::new(seed);

@@ -4,14 +4,6 @@ use zarrs_cuda_testing::effort;
 
 use super::*;
 
-pub(super) fn schedule_of(seed: u64) -> Schedule {
-    match seed % 8 {
-        0 => Schedule::Eager,
-        1 => Schedule::Latest,
-        _ => Schedule::Priority(seed),
-    }
-}
-
 fn check(seed: u64, subject: &Subject, library: StandIn, falls_back: bool) {
     // Some devices do not copy rows that are far from each other.
     let simulation = Arc::new(Simulation::new(Config {

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 
 use zarrs_cuda_testing::effort;
 
-use super::any::schedule_of;
 use super::counts::{names, steps, traced};
 use super::faults::{is_at_the_end, leaves_memory};
 use super::sites::sites_of;
