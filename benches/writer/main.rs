@@ -3,10 +3,10 @@
 //!
 //! `cargo bench --bench writer [-- [--quick] [--without-peers] [--in=FOLDER] [--backend=BACKEND]
 //! FILTER…]` prints tables, checks the goals, and writes `target/bench/writer.json`. A filter is a part
-//! of a name like `none/32/discarding` or `levels/222/none/discarding`. The backend is `host` (the default), `cuda` or `auto`. `--quick`
-//! writes 512 MiB in one round, as a test of the benchmark, and the file is `writer-quick.json`.
-//! The environment variable `ZARRS_CUDA_BENCH_MIB` changes the length of the stream, which is 2
-//! GiB.
+//! of a name like `none/32/discarding` or `levels/222/none/discarding`. The backend is `host` (the
+//! default), `cuda` or `auto`. `--quick` writes 512 MiB in one round, as a test of the benchmark, and
+//! the file is `writer-quick.json`. The environment variable `ZARRS_CUDA_BENCH_MIB` changes the length
+//! of the stream, which is 2 GiB.
 //!
 //! The array is uint16: frames of 1024 × 1024, in shards of 256³. 512 MiB of frames are generated
 //! before the clock starts, and written repeatedly. Before each clock starts, as much memory as

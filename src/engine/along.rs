@@ -10,8 +10,11 @@ use super::pieces::crew;
 pub(crate) struct Along<'a> {
     /// In the order of the input.
     shares: Vec<Share<'a>>,
-    make: Box<dyn Fn(usize, &mut [u8]) + Sync + 'a>,
+    make: Box<Make<'a>>,
 }
+
+/// Makes the share with a number.
+type Make<'a> = dyn Fn(usize, &mut [u8]) + Sync + 'a;
 
 struct Share<'a> {
     /// The bytes of the input that it depends on.
@@ -114,7 +117,9 @@ mod tests {
                     place[0] += 1 + number as u8;
                 },
             );
-            read.iter().for_each(|bytes| along.read(bytes));
+            for bytes in &read {
+                along.read(bytes);
+            }
             let early = made.load(Ordering::Relaxed);
             let within = |from: usize| read.iter().any(|r| r.start <= from && from + 2 <= r.end);
             let expected = (0..10).step_by(2).filter(|from| within(*from)).count();

@@ -118,6 +118,9 @@ pub(crate) struct Room {
     pub(crate) tail: usize,
 }
 
+/// Is called with each range of bytes that the calling thread has just read, and may have in its cache.
+pub(crate) type OnRead<'a> = dyn Fn(&Range<usize>) + Sync + 'a;
+
 /// A buffer for the slices of one batch.
 pub(crate) trait Input: Send + fmt::Debug {
     /// Writes `bytes` at byte `at` of the batch, whose bytes are its slices one after the other.
@@ -128,8 +131,7 @@ pub(crate) trait Input: Send + fmt::Debug {
     /// [`EngineError::Internal`] if the bytes leave the batch.
     fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), EngineError>;
 
-    /// Writes `bytes` like [`write`](Self::write). A thread that has just read a range of them, and may have it
-    /// in its cache, calls `read` with the range. Not all of `bytes` need to be in such a range.
+    /// Writes `bytes` like [`write`](Self::write), and tells which of them were `read`: maybe not all.
     ///
     /// # Errors
     /// As for [`write`](Self::write).
@@ -137,7 +139,7 @@ pub(crate) trait Input: Send + fmt::Debug {
         &mut self,
         at: usize,
         bytes: &[u8],
-        _read: &(dyn Fn(&Range<usize>) + Sync),
+        _read: &OnRead<'_>,
     ) -> Result<(), EngineError> {
         self.write(at, bytes)
     }

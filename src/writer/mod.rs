@@ -58,7 +58,6 @@ mod forked;
 #[cfg(test)]
 mod interrupted;
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -74,7 +73,7 @@ pub use report::{Progress, WriterReport};
 
 use crate::MemoryEstimate;
 use crate::engine::buffers::Patience;
-use crate::engine::stream::{Input, StreamEngine, StreamJob};
+use crate::engine::stream::{Input, OnRead, StreamEngine, StreamJob};
 use crate::layout::BatchGrid;
 use crate::metrics::counters;
 use plan::Plan;
@@ -287,7 +286,7 @@ impl ArrayWriter {
         &mut self,
         bytes: &'a [u8],
         wait: bool,
-        read: &(dyn Fn(&Range<usize>) + Sync),
+        read: &OnRead<'_>,
     ) -> Result<&'a [u8], WriterError> {
         self.check()?;
         self.first_append.get_or_insert_with(Instant::now);
@@ -310,7 +309,7 @@ impl ArrayWriter {
         &mut self,
         bytes: &[u8],
         wait: bool,
-        read: &(dyn Fn(&Range<usize>) + Sync),
+        read: &OnRead<'_>,
     ) -> Result<bool, WriterError> {
         // A batch has whole slices.
         Ok(self.take_telling(bytes, wait, read)?.is_empty())

@@ -12,12 +12,12 @@
 //! different runs go to different places, since lifting an element gives exactly one place.
 
 use std::num::NonZeroUsize;
-use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use super::copy::{copy_rows, scatter_row};
 use crate::crew::Crew;
 use crate::engine::EngineError;
+use crate::engine::stream::OnRead;
 use crate::layout::{BatchGrid, Digit, StreamGrid};
 
 /// Pieces side by side add up to about this many bytes.
@@ -174,7 +174,7 @@ impl Slices {
         at: usize,
         bytes: &[u8],
         (crew, threads): (&Crew, NonZeroUsize),
-        read: &(dyn Fn(&Range<usize>) + Sync),
+        read: &OnRead<'_>,
     ) -> Result<(), EngineError> {
         self.check(at, bytes.len(), buffer.len())?;
         let (before, rows) = self.rows(at, bytes.len());
@@ -407,7 +407,7 @@ mod tests {
             for (start, end) in pieces {
                 let threads = NonZeroUsize::new(threads).expect("positive");
                 let told = Mutex::new(Vec::new());
-                let read = |range: &Range<usize>| told.lock().expect("no panic").push(range.clone());
+                let read = |range: &std::ops::Range<usize>| told.lock().expect("no panic").push(range.clone());
                 let part = &bytes[start..end];
                 slices.write(&mut buffer, start, part, (&crew, threads), &read).expect("fits");
                 // Whole rows, each once.

@@ -5,6 +5,8 @@
     reason = "compiled again, with the instructions that the caller was found to have"
 )]
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 
 /// How many windows are reduced together.
@@ -47,12 +49,11 @@ impl Rows<'_> {
         let count = self.rows.len() * self.factor;
         // Most windows have few elements, and a row may be made faster than memory is found.
         let (mut few, mut many) = ([zero; FEW], Vec::new());
-        let lanes = match few.get_mut(..count) {
-            Some(lanes) => lanes,
-            None => {
-                many.resize(count, zero);
-                &mut many[..]
-            }
+        let lanes = if let Some(lanes) = few.get_mut(..count) {
+            lanes
+        } else {
+            many.resize(count, zero);
+            &mut many[..]
         };
         let row = self.rows.first().map_or(0, |row| row.len() / T::SIZE);
         let whole = row / self.factor;
@@ -61,12 +62,15 @@ impl Rows<'_> {
             let first = number * LANES;
             let here = (block.len() / T::SIZE).min(whole.saturating_sub(first));
             let windows = first * self.factor * T::SIZE..(first + here) * self.factor * T::SIZE;
-            for (row, lanes) in self.rows.iter().zip(lanes.chunks_mut(self.factor)) {
-                load(&row[windows.clone()], lanes);
-            }
             let mut made = zero;
-            if here > 0 {
-                F::fold(lanes, &mut made);
+            let of_pairs = here == LANES && self.factor == 2;
+            if !(of_pairs && F::fold_pairs(self.rows, &windows, &mut made)) {
+                for (row, lanes) in self.rows.iter().zip(lanes.chunks_mut(self.factor)) {
+                    load(&row[windows.clone()], lanes);
+                }
+                if here > 0 {
+                    F::fold(lanes, &mut made);
+                }
             }
             if here < block.len() / T::SIZE {
                 // The last window has one element of each row, because the extent is odd.
@@ -115,6 +119,13 @@ fn load<T: Element>(row: &[u8], lanes: &mut [Lane<T>]) {
 /// Makes one element of each window. `lanes` may be changed; there is a power of two of them.
 pub(super) trait Fold<T: Element> {
     fn fold(lanes: &mut [Lane<T>], made: &mut Lane<T>);
+
+    /// Makes elements of windows that have two elements of each row, the bytes `windows` of it, without dividing
+    /// the rows among lanes. Returns false if there is no such way.
+    #[inline(always)]
+    fn fold_pairs(_rows: &[&[u8]], _windows: &Range<usize>, _made: &mut Lane<T>) -> bool {
+        false
+    }
 }
 
 /// An element as it lies in memory.
@@ -135,6 +146,12 @@ pub(super) trait Number: Element + PartialEq {
 
     /// The mean of as many elements as two to the power of `power`.
     fn mean(lanes: &[Lane<Self>], power: u32, made: &mut Lane<Self>);
+
+    /// See [`Fold::fold_pairs`].
+    #[inline(always)]
+    fn mean_of_pairs(_rows: &[&[u8]], _windows: &Range<usize>, _made: &mut Lane<Self>) -> bool {
+        false
+    }
 
     /// Whether it is not a number.
     fn is_nan(self) -> bool {
@@ -158,6 +175,11 @@ impl<T: Number> Fold<T> for Mean {
     #[inline(always)]
     fn fold(lanes: &mut [Lane<T>], made: &mut Lane<T>) {
         T::mean(lanes, lanes.len().ilog2(), made);
+    }
+
+    #[inline(always)]
+    fn fold_pairs(rows: &[&[u8]], windows: &Range<usize>, made: &mut Lane<T>) -> bool {
+        T::mean_of_pairs(rows, windows, made)
     }
 }
 
@@ -301,8 +323,21 @@ element!(
     u8, i8, u16, i16, u32, i32, u64, i64, u128, bf16, f16, f32, f64
 );
 
+/// Divides `sums` by two to the power of `power`, which is not 0.
+macro_rules! divide {
+    ($type:ty, $wide:ty, $sums:expr, $power:expr, $made:expr) => {
+        let power = $power;
+        let half: $wide = (1 << (power - 1)) - 1;
+        for (made, sum) in $made.iter_mut().zip($sums) {
+            // A half goes up if the integer below is odd.
+            let mean = (sum + half + ((sum >> power) & 1)) >> power;
+            *made = mean as $type;
+        }
+    };
+}
+
 macro_rules! integer {
-    ($($type:ty, $wide:ty;)*) => {$(
+    ($($type:ty, $wide:ty $(, $pair:ty)?;)*) => {$(
         impl Number for $type {
             #[inline(always)]
             fn less(self, other: Self) -> Self {
@@ -326,13 +361,26 @@ macro_rules! integer {
                     *made = lanes[0];
                     return;
                 }
-                let half: $wide = (1 << (power - 1)) - 1;
-                for (made, sum) in made.iter_mut().zip(sums) {
-                    // A half goes up if the integer below is odd.
-                    let mean = (sum + half + ((sum >> power) & 1)) >> power;
-                    *made = mean as Self;
-                }
+                divide!($type, $wide, sums, power, made);
             }
+            $(
+
+            #[inline(always)]
+            fn mean_of_pairs(rows: &[&[u8]], windows: &Range<usize>, made: &mut Lane<Self>) -> bool {
+                let mut sums: Lane<$wide> = [0; LANES];
+                for row in rows {
+                    let (pairs, _) = row[windows.clone()].as_chunks();
+                    for (sum, pair) in sums.iter_mut().zip(pairs) {
+                        // In any order: their sum is the same.
+                        let pair = <$pair>::from_ne_bytes(*pair);
+                        let other = (pair >> <$type>::BITS) as $type;
+                        *sum += <$wide>::from(pair as $type) + <$wide>::from(other);
+                    }
+                }
+                divide!($type, $wide, sums, (2 * rows.len()).ilog2(), made);
+                true
+            }
+            )?
         }
     )*};
 }
@@ -343,10 +391,11 @@ macro_rules! integer {
 )]
 #[allow(clippy::cast_sign_loss, reason = "a mean is between the elements")]
 mod integers {
-    use super::{LANES, Lane, Number};
+    use super::{LANES, Lane, Number, Range};
 
     integer! {
-        u8, u32; i8, i32; u16, u32; i16, i32; u32, u64; i32, i64; u64, u128; i64, i128;
+        u8, u32, u16; i8, i32, i16; u16, u32, u32; i16, i32, i32; u32, u64, u64; i32, i64, i64;
+        u64, u128; i64, i128;
     }
 }
 

@@ -15,12 +15,11 @@
 //! loses nothing, and can go on later.
 
 use std::num::NonZeroUsize;
-use std::ops::Range;
 
 use super::super::{ArrayWriter, WriterError, WriterReport};
 use crate::engine::along::Along;
 use crate::engine::reduce::Reducer;
-use crate::engine::stream::Windows;
+use crate::engine::stream::{OnRead, Windows};
 
 /// A level below level 0.
 #[derive(Debug)]
@@ -90,7 +89,7 @@ impl Lower {
         &mut self,
         before: Option<&[u8]>,
         slice: &[u8],
-        take: &mut dyn FnMut(&(dyn Fn(&Range<usize>) + Sync)) -> Result<bool, WriterError>,
+        take: &mut dyn FnMut(&OnRead<'_>) -> Result<bool, WriterError>,
     ) -> Result<bool, WriterError> {
         let first = before.or_else(|| self.is_kept.then_some(&self.kept[..]));
         let window: Vec<&[u8]> = first.into_iter().chain([slice]).collect();
@@ -187,7 +186,7 @@ impl Cascade {
         slice: &[u8],
         wait: bool,
     ) -> Result<bool, WriterError> {
-        let mut take = |read: &(dyn Fn(&Range<usize>) + Sync)| top.take_slice(slice, wait, read);
+        let mut take = |read: &OnRead<'_>| top.take_slice(slice, wait, read);
         match self.levels.first_mut() {
             Some(lower) => lower.add_taken(before, slice, &mut take),
             None => take(&|_| ()),
@@ -250,7 +249,7 @@ pub(super) fn hand_over(
     }
     let holds = lower.writer.holds;
     let (writer, made) = (&mut lower.writer, &lower.made);
-    let mut take = |read: &(dyn Fn(&Range<usize>) + Sync)| writer.take_slice(made, wait, read);
+    let mut take = |read: &OnRead<'_>| writer.take_slice(made, wait, read);
     let taken = match below.first_mut() {
         Some(next) if !holds => next.add_taken(None, made, &mut take),
         // The level below, if there is one, gets it with the batch.

@@ -1,6 +1,5 @@
 //! What a stream has on the host: the slots of a batch, which slices are copied to.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use crate::MemoryEstimate;
@@ -9,7 +8,7 @@ use crate::engine::buffers::{Contents, Lease, Pool};
 use crate::engine::disjoint::Slices;
 use crate::engine::fill::fill;
 use crate::engine::pieces::crew;
-use crate::engine::stream::{Input, Returned, Room, StreamChain, StreamJob};
+use crate::engine::stream::{Input, OnRead, Returned, Room, StreamChain, StreamJob};
 use crate::engine::subchunk::crc32c;
 use crate::layout::BatchGrid;
 
@@ -199,7 +198,7 @@ impl Input for HostInput {
         &mut self,
         at: usize,
         bytes: &[u8],
-        read: &(dyn Fn(&Range<usize>) + Sync),
+        read: &OnRead<'_>,
     ) -> Result<(), EngineError> {
         let (slices, threads) = (&self.stream.slices, self.stream.job.threads);
         slices.write(self.lease.bytes(), at, bytes, (crew(), threads), read)
