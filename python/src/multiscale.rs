@@ -231,7 +231,7 @@ pub(crate) fn write_lower_levels(
                 Ok(format!("{blocks} blocks of all levels were written"))
             }
             None => Ok(match &*builder.write_lower_levels(cancel)? {
-                [] => "all levels are there".to_owned(),
+                [] => "there is no level below level 0".to_owned(),
                 reports => told(reports, 1),
             }),
         })

@@ -183,11 +183,19 @@ where
         stored.map_err(|error| refused(&self.array, error))
     }
 
-    /// Lets the stored array be as long as the array that was given, and creates it if it is not there.
-    pub(super) fn lengthen(&self) -> Result<(), WriterError> {
+    /// Stores the array that was given unless one is there.
+    pub(super) fn create(&self) -> Result<(), WriterError> {
         let (_, length) = self.stores(None)?;
-        let grown = length.grow(self.array.shape()[0]);
-        grown.map_err(|error| refused(&self.array, error))
+        let created = length.grow(0);
+        created.map_err(|error| refused(&self.array, error))
+    }
+
+    /// Lets the stored array be as long as the array that was given.
+    pub(super) fn store_length(&self) -> Result<(), WriterError> {
+        let (_, length) = self.stores(None)?;
+        let slices = self.array.shape()[0];
+        let stored = length.grow(slices).and_then(|()| length.cut(slices));
+        stored.map_err(|error| refused(&self.array, error))
     }
 
     /// Sets how many epochs are encoded together, at most. An epoch is all subchunks at one index

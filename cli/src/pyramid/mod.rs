@@ -40,8 +40,8 @@ Examples:
   zarrs-cuda pyramid image --axis z,factor=1
   for i in 0 1 2 3; do zarrs-cuda pyramid image --part $i/4 & done; wait
 
-What is whole of the levels is kept: killed, and run again, it goes on there. Level 0 is only read.
-If level 0 was changed, give --start.";
+What is whole of the levels is kept: killed, and run again, it goes on there. A part is made again.
+Level 0 is only read. If level 0 was changed, give --start.";
 
 /// Make the smaller levels of an image whose level 0 is there
 ///
@@ -306,5 +306,10 @@ fn goes_on(args: &Args) -> String {
     } else {
         ""
     };
-    format!("run the same command again{without}: what is whole of the levels is kept")
+    let kept = if args.part.is_some() {
+        "the part is made again, and other parts are kept"
+    } else {
+        "what is whole of the levels is kept"
+    };
+    format!("run the same command again{without}: {kept}")
 }

@@ -243,7 +243,8 @@ def write_lower_levels(
 ) -> str:
     """Write the levels below an array that is there, which stays as it is.
 
-    What is there of the levels is kept. After a kill, or Ctrl-C, another call goes on there.
+    What is there of the levels is kept. After a kill, or Ctrl-C, another call goes on there. A part is
+    made again as a whole.
 
     Parameters
     ----------
@@ -256,7 +257,7 @@ def write_lower_levels(
         The slice of level 0 from which on the levels are made again. By default what is there is kept.
     part
         Do part ``i`` of ``n``, ``(i, n)``. Processes with different parts write at the same time: each
-        writes blocks of whole shards of all levels, also those that are there.
+        makes its whole shards of all levels, also those that are there.
 
     Returns
     -------
@@ -277,6 +278,9 @@ def write_lower_levels(
     """
     if part is not None and not 0 <= part[0] < part[1]:
         msg = f"`part` is {part}, and must be (i, n) with 0 <= i < n"
+        raise ValueError(msg)
+    if part is not None and start is not None:
+        msg = "a part of the levels is made as a whole: give `part` or `start`, not both"
         raise ValueError(msg)
     _, where, place = _in_group(array)
     pyramid = _pyramid(axes, levels, reduction, shapes, name, omero, start)

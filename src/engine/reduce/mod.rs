@@ -71,8 +71,8 @@ impl Reduction {
 /// The most axes along which windows have two elements: sums of 2⁸ elements of 16 bits fit 32 bits.
 pub(crate) const MOST_AXES: usize = 8;
 
-/// A thread makes about so many bytes at once: of an input that stays in its cache, and that it copies at once
-/// (`disjoint/slices.rs`).
+/// About as many bytes are made at once. Their input stays in the cache of a thread, and is less than it copies at
+/// once (`disjoint/slices.rs`).
 const SHARE: usize = 16 << 10;
 
 /// Reduces slices of one shape.
@@ -100,7 +100,15 @@ impl Reducer {
         factors: &[usize],
     ) -> Result<Self, String> {
         if !elements.can(reduction) {
-            return Err(format!("{elements:?} have no {reduction:?}"));
+            let others = Reduction::ALL
+                .into_iter()
+                .filter(|other| elements.can(*other));
+            let others: Vec<_> = others.map(Reduction::name).collect();
+            return Err(format!(
+                "they have no {}: use one of {}",
+                reduction.name(),
+                others.join(", ")
+            ));
         }
         if factors.iter().any(|factor| !(1..=2).contains(factor)) {
             return Err(format!("factors are 1 or 2, and not {factors:?}"));
@@ -191,7 +199,7 @@ impl Reducer {
         let row = self.row * self.elements.size();
         // A power of two, so that shares end where subchunks usually do.
         let each = 1 << (SHARE / self.reduced_row().max(1)).max(1).ilog2();
-        let (mut window, mut last) = (Window::default(), 0);
+        let mut window = Window::default();
         let shares = reduced
             .chunks_mut((each * self.reduced_row()).max(1))
             .enumerate()
@@ -200,8 +208,8 @@ impl Reducer {
                 self.window(number * each, &mut window);
                 let first = window.rows[0];
                 self.window(number * each + rows - 1, &mut window);
-                last = last.max(window.rows[window.rows.len() - 1] + 1);
-                (first * row..last * row, share)
+                let last = window.rows[window.rows.len() - 1];
+                (first * row..(last + 1) * row, share)
             });
         Ok(Along::new(shares, move |number, share| {
             self.reduce_rows(slices, number * each, share);

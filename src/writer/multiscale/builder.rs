@@ -353,9 +353,10 @@ where
         let top = self.top(&codec).map_err(refused)?;
         let mut levels = pyramid::levels(&top, &factors, self.levels).map_err(refused)?;
         for (level, subchunk, shard) in &self.shapes {
+            let last = levels.len() - 1;
             let place = levels.get_mut(*level).filter(|_| *level > 0);
             let place = place.ok_or_else(|| {
-                refused(format!("shapes are given for level {level}, and only levels below level 0 have their own, of which there are so many as the pyramid has"))
+                refused(format!("shapes are given for level {level}: they can be given for levels 1 to {last}, and level 0 has its own"))
             })?;
             place.subchunk.clone_from(subchunk);
             place.shard.clone_from(shard);
@@ -393,6 +394,17 @@ where
             let array = self.array_of(&codec, &plan, &axes, number, name);
             let array = array.map_err(&refused)?;
             let length = self.stored_length(&array)?;
+            let is_level = |described: &Described| described.names.contains(name);
+            if number > 0 && length > 0 && !is_level(&plan.described) {
+                // Another process may have stored the description meanwhile: it does so before the level has slices.
+                let group = self.group(&axes, &names, part.is_some());
+                if !is_level(&group.map_err(&refused)?.1) {
+                    return Err(refused(format!(
+                        "{} is there, and the description of the image does not name it as a level: move or erase it, or give the image a group of its own",
+                        array.path()
+                    )));
+                }
+            }
             plan.arrays.push(array);
             plan.set_length(number, length)?;
         }
@@ -505,7 +517,9 @@ where
                 .iter()
                 .map(|factor| if *factor == 2 { 2 } else { 1 })
                 .collect();
-            Reducer::new(self.reduction, elements, &shape, &factors)
+            let reducer = Reducer::new(self.reduction, elements, &shape, &factors);
+            reducer
+                .map_err(|reason| format!("elements of {data_type} cannot be reduced so: {reason}"))
         };
         let reducers: Result<Vec<_>, String> = levels.windows(2).map(reducer).collect();
         Ok((elements, reducers?))
@@ -604,6 +618,9 @@ where
             return Ok(length);
         }
         match differs(&stored, array) {
+            Some(member) if path == self.array().path() => Err(refused(format!(
+                "{path} is there, and has another {member}: open the array that is stored"
+            ))),
             Some(member) => Err(refused(format!(
                 "{path} is there, and has another {member}: erase it, or use the settings that it was written with"
             ))),

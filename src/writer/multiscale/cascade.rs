@@ -205,14 +205,11 @@ impl Cascade {
         settle(0, &mut self.levels, wait)
     }
 
-    /// Gives the last batches of all levels to their threads, which work at the same time then.
-    pub(super) fn end(&mut self) -> Result<(), WriterError> {
-        let mut levels = self.levels.iter_mut().enumerate();
-        levels.try_for_each(|(level, lower)| at_level(level, lower.writer.end()))
-    }
-
     /// Stores everything, and returns a report for each level.
     pub(super) fn finish(&mut self) -> Result<Vec<WriterReport>, WriterError> {
+        if let Some((first, below)) = self.levels.split_first_mut() {
+            end(1, &mut first.writer, below)?;
+        }
         let levels = self.levels.iter_mut().enumerate();
         let finished = levels.map(|(level, lower)| at_level(level, lower.writer.finish()));
         finished.collect()
@@ -464,6 +461,22 @@ pub(super) fn end_batches(
     }
 }
 
+/// Gives the last batches of `upper` and of the levels `below`, which have all their slices, to their threads.
+/// These work at the same time then.
+pub(super) fn end(
+    number: usize,
+    upper: &mut ArrayWriter,
+    below: &mut [Lower],
+) -> Result<(), WriterError> {
+    of_level(number, upper.end())?;
+    let Some((lower, rest)) = below.split_first_mut() else {
+        return Ok(());
+    };
+    // There is no batch any more.
+    lower.passed = 0;
+    end(number + 1, &mut lower.writer, rest)
+}
+
 /// Stores all complete shards of `upper` and of the levels `below`.
 pub(super) fn flush(
     number: usize,
@@ -478,18 +491,18 @@ pub(super) fn flush(
     settle(number, below, true)?;
     let flushed = upper.flush();
     let Some((lower, rest)) = below.split_first_mut() else {
-        return flushed_at(number, flushed);
+        return of_level(number, flushed);
     };
     if upper.holds {
         // The rest of the batch was passed on before it moved.
         lower.passed = upper.whole_slices();
     }
-    flushed_at(number, flushed)?;
+    of_level(number, flushed)?;
     flush(number + 1, &mut lower.writer, rest)
 }
 
-/// The result of the writer above the one with this number.
-fn flushed_at(number: usize, result: Result<(), WriterError>) -> Result<(), WriterError> {
+/// `result` of the level with this number, which may be 0.
+fn of_level(number: usize, result: Result<(), WriterError>) -> Result<(), WriterError> {
     match number.checked_sub(1) {
         Some(lower) => at_level(lower, result),
         None => result,

@@ -108,8 +108,8 @@ where
         result.map_err(|source| WriterError::Array(Error::Storage { doing, key, source }))
     }
 
-    /// Erases the temporaries of metadata that processes left which wrote the image and died: the only
-    /// process, and the one that wrote this part, or those that wrote any part.
+    /// Erases the temporaries of metadata that killed processes left: the only process that wrote the image, and
+    /// the one that wrote this part, or the processes that wrote any part.
     pub(super) fn erase_leftovers(&self, plan: &Plan<TStorage>) -> Result<(), WriterError> {
         let Some(renamed) = &self.renamed else {
             return Ok(());
@@ -144,11 +144,12 @@ where
 /// result.
 pub(super) fn patiently<E>(work: impl Fn() -> Result<(), E>) -> Result<(), E> {
     const ATTEMPTS: usize = 20;
+    const WAIT: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 100 });
     for _ in 0..ATTEMPTS {
         if work().is_ok() {
             return Ok(());
         }
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::sleep(WAIT);
     }
     work()
 }

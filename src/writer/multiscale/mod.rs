@@ -178,7 +178,15 @@ impl MultiscaleWriter {
         }
         result?;
         self.lower.settle(wait)?;
-        Ok(rest.len())
+        Ok(self.refuse(rest.len()))
+    }
+
+    /// Counts a refusal if not all bytes were appended. Returns how many are `left`.
+    fn refuse(&self, left: usize) -> usize {
+        if left > 0 {
+            self.top.shared.lock().progress.refusals += 1;
+        }
+        left
     }
 
     /// Appends `bytes` to batches that the levels below are made of, and returns how many are left.
@@ -191,7 +199,7 @@ impl MultiscaleWriter {
                 break;
             }
         }
-        Ok(rest.len())
+        Ok(self.refuse(rest.len()))
     }
 
     /// Submits the batch of level 0 if it is full. Returns whether there is room again.
@@ -383,8 +391,7 @@ impl MultiscaleWriter {
         } else {
             self.lower.end_windows()?;
         }
-        self.top.end()?;
-        self.lower.end()?;
+        cascade::end(0, &mut self.top, &mut self.lower.levels)?;
         let mut reports = vec![self.top.finish()?];
         reports.extend(self.lower.finish()?);
         self.reports = Some(reports.clone());

@@ -37,6 +37,8 @@ pub(super) struct Described {
     pub(super) window: Option<String>,
     /// Whether parts of them may be missing.
     pub(super) in_parts: bool,
+    /// The names of the levels' arrays in the group.
+    pub(super) names: Vec<String>,
 }
 
 impl Described {
@@ -62,6 +64,12 @@ impl Described {
             reduction: image["type"].as_str().map(str::to_owned),
             window: window(image),
             in_parts: image["metadata"][IN_PARTS] == true,
+            names: image["datasets"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(|dataset| dataset["path"].as_str().map(str::to_owned))
+                .collect(),
         })
     }
 }

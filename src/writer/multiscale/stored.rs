@@ -10,7 +10,7 @@ use super::feed::{feed, for_each_slice};
 use super::plan::Plan;
 use super::{MultiscaleBuilder, pyramid};
 use crate::reader::Cancel;
-use crate::writer::{WriterError, WriterReport};
+use crate::writer::{ArrayWriterBuilder, WriterError, WriterReport};
 
 impl<TStorage> MultiscaleBuilder<TStorage>
 where
@@ -74,17 +74,28 @@ where
             )));
         }
         let mut plan = self.plan_for(Some(part))?;
+        if let Some(difference) = plan.described.difference(&plan.describes())
+            && plan.described.in_parts
+        {
+            return Err(self.refused(format!(
+                "other parts of its levels were made with {difference}: use the same settings, or make all levels at once first"
+            )));
+        }
         self.erase_leftovers(&plan)?;
         let too_long =
             || self.refused("its blocks have more slices than there are numbers".to_owned());
         let block = pyramid::block(&plan.levels).ok_or_else(too_long)?;
         let slices = plan.length(0);
         let lengths = pyramid::lengths(&plan.levels, slices);
-        for (level, length) in lengths.into_iter().enumerate().skip(1) {
-            plan.set_length(level, length)?;
-            self.lengthen(&plan, level)?;
+        // No level has slices that are not written before the description says that they may be missing.
+        for level in 1..lengths.len() {
+            self.store_array(&plan, level, &ArrayWriterBuilder::create)?;
         }
         self.describe(&plan)?;
+        for (level, length) in lengths.into_iter().enumerate().skip(1) {
+            plan.set_length(level, length)?;
+            self.store_array(&plan, level, &ArrayWriterBuilder::store_length)?;
+        }
         let mut written = 0;
         for number in
             (part..slices.div_ceil(block)).step_by(usize::try_from(parts).unwrap_or(usize::MAX))
@@ -102,23 +113,20 @@ where
         Ok(written)
     }
 
-    /// Lets the stored array of a level have its final length, while other processes do the same.
-    fn lengthen(&self, plan: &Plan<TStorage>, level: usize) -> Result<(), WriterError> {
+    /// Stores the metadata of a level by `store`, while other processes do the same.
+    fn store_array(
+        &self,
+        plan: &Plan<TStorage>,
+        level: usize,
+        store: &dyn Fn(&ArrayWriterBuilder<TStorage>) -> Result<(), WriterError>,
+    ) -> Result<(), WriterError> {
         let writer = self.writer(plan, level);
-        let length = Some(plan.length(level));
-        let result = patiently(|| {
-            if writer.stored_length().is_ok_and(|stored| stored == length) {
-                return Ok(());
-            }
-            writer.lengthen()
-        });
-        at_level(level - 1, result)
+        at_level(level - 1, patiently(|| store(&writer)))
     }
 }
 
 /// Ends all windows and all writers.
 fn finish(lower: &mut Cascade) -> Result<Vec<WriterReport>, WriterError> {
     lower.end_windows()?;
-    lower.end()?;
     lower.finish()
 }

@@ -1,14 +1,15 @@
 //! Whole images against an oracle that reduces whole arrays, one window at a time.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use proptest::prelude::*;
 use proptest::sample::select;
-use zarrs::array::{Array, ArrayBuilder, ArrayBytes, DataType, FillValue};
+use zarrs::array::{Array, ArrayBuilder, ArrayBytes, DataType, FillValue, data_type};
 use zarrs::group::Group;
 use zarrs::storage::store::MemoryStore;
 use zarrs_cuda_testing::stores::faulty::{Fault, Faulty};
-use zarrs_storage::ReadableStorageTraits;
+use zarrs_storage::{ReadableStorageTraits, WritableStorageTraits};
 
 use super::super::interrupted::{Files, files, snapshot};
 use super::{Axis, MultiscaleBuilder, MultiscaleWriter, Reduction};
@@ -88,7 +89,15 @@ impl Image {
     where
         S: ?Sized + zarrs_storage::ReadableWritableStorageTraits + 'static,
     {
-        let mut builder = MultiscaleWriter::builder(&self.array(store))
+        self.builder_of(&self.array(store))
+    }
+
+    /// A builder for level 0 as it is stored.
+    fn builder_of<S>(&self, array: &Array<S>) -> MultiscaleBuilder<S>
+    where
+        S: ?Sized + zarrs_storage::ReadableWritableStorageTraits + 'static,
+    {
+        let mut builder = MultiscaleWriter::builder(array)
             .with_axes(self.axes.clone())
             .with_reduction(self.reduction)
             .with_store_threads(2);
@@ -99,6 +108,18 @@ impl Image {
             Some(epochs) => builder.with_epochs_per_batch(epochs),
             None => builder,
         }
+    }
+
+    /// Stores level 0, and no other level.
+    fn store_level_0<S>(&self, store: &Arc<S>)
+    where
+        S: ?Sized + zarrs_storage::ReadableWritableStorageTraits + 'static,
+    {
+        let array = self.array(store);
+        array.store_metadata().unwrap();
+        let mut writer = ArrayWriter::builder(&array).build().unwrap();
+        writer.append_bytes(&self.elements).unwrap();
+        writer.finish().unwrap();
     }
 
     /// The bytes of a slice.
@@ -485,6 +506,104 @@ fn refused() {
         .store_metadata()
         .unwrap();
     refused(builder(), "/image/1 is there, and has another shape");
+    // One that only looks like it.
+    store
+        .erase(&"image/1/zarr.json".try_into().unwrap())
+        .unwrap();
+    let mut other = builder().levels().unwrap().remove(1);
+    other.set_shape(vec![2, 3, 3]).unwrap();
+    other.store_metadata().unwrap();
+    refused(builder(), "does not name it");
+    // Numbers without an order.
+    let array = image.array(&store);
+    let mut complex = array.builder();
+    complex.data_type(data_type::complex64());
+    complex.fill_value(FillValue::new(vec![0; 8]));
+    let complex = complex.build(store.clone(), "/image/0").unwrap();
+    refused(
+        image.builder_of(&complex).with_reduction(Reduction::Median),
+        "use one of mean, mode, decimate",
+    );
+}
+
+/// The shares of a slice that threads copy, and whole blocks of windows.
+#[test]
+fn large_slices() {
+    let image = Image {
+        kind: Elements::UInt16,
+        axes: ["t", "z", "y", "x"]
+            .map(|name| Axis::by_name(name).unwrap().with_factor(2))
+            .to_vec(),
+        levels: Some(4),
+        inner: vec![3, 67, 701],
+        subchunk: vec![1, 2, 30, 300],
+        counts: vec![2, 1, 2, 2],
+        slices: 5,
+        elements: (0..5_u32 * 3 * 67 * 701)
+            .flat_map(|n| (n.wrapping_mul(2_654_435_761) >> 13).to_ne_bytes()[..2].to_vec())
+            .collect(),
+        steps: vec![Step::Slices(1), Step::Slices(3)],
+        ..small()
+    };
+    let store = Arc::new(MemoryStore::new());
+    image.write(&store);
+    image.check(&store);
+}
+
+const ALL_AT_ONCE: NonZeroU64 = NonZeroU64::MIN;
+
+#[test]
+fn a_part_that_stops_anywhere_is_not_taken_for_whole_levels() {
+    let (image, cancel) = (small(), Cancel::new());
+    for number in 0.. {
+        let store = Arc::new(Faulty::new(Arc::new(MemoryStore::new())));
+        image.store_level_0(&store);
+        store.fail(move |request| (request.number >= number).then_some(Fault::Refused));
+        let part = image
+            .builder(&store)
+            .write_part_of_lower_levels(0, ALL_AT_ONCE, &cancel);
+        store.work();
+        image.builder(&store).write_lower_levels(&cancel).unwrap();
+        image.check(&store);
+        if part.is_ok() {
+            println!("{number} requests");
+            return;
+        }
+    }
+}
+
+#[test]
+fn parts_of_an_array_that_was_cut() {
+    let (image, cancel) = (small(), Cancel::new());
+    let store = Arc::new(MemoryStore::new());
+    image.write(&store);
+    let mut array = Array::open(store.clone(), "/image/0").unwrap();
+    array.set_shape(vec![7, 5, 6]).unwrap();
+    array.store_metadata().unwrap();
+    let image = Image {
+        slices: 7,
+        elements: image.elements[..7 * image.slice()].to_vec(),
+        ..image
+    };
+    let part = |reduction| {
+        let builder = image.builder_of(&array).with_reduction(reduction);
+        builder.write_part_of_lower_levels(0, ALL_AT_ONCE, &cancel)
+    };
+    part(Reduction::Mean).unwrap();
+    image.check(&store);
+    let error = part(Reduction::Mode).unwrap_err().to_string();
+    assert!(
+        error.contains("other parts of its levels were made with the reduction `mean`"),
+        "{error}"
+    );
+    // All at once, by other rules.
+    let builder = image.builder_of(&array).with_reduction(Reduction::Minimum);
+    builder.write_lower_levels(&cancel).unwrap();
+    let image = Image {
+        reduction: Reduction::Minimum,
+        ..image.clone()
+    };
+    image.check(&store);
 }
 
 #[test]

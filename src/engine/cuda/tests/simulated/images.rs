@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use proptest::prelude::*;
 use zarrs::storage::store::MemoryStore;
 use zarrs_cuda_testing::effort;
+use zarrs_cuda_testing::stores::faulty::{Fault as StoreFault, Faulty};
 
 use super::*;
 use crate::Backend;
@@ -99,6 +100,44 @@ fn slices_that_are_on_the_device() {
         drop((writer, image, devices));
         assert_clean(&simulation);
     }
+}
+
+/// The store refuses a request, and `append`, `flush` or `finish` is called again.
+#[test]
+fn what_a_store_refuses_is_tried_again() {
+    let (mut number, mut requests) = (0, 1);
+    while number < requests {
+        let simulation = simulation(schedule_of(number as u64));
+        let (image, devices) = on_device(small(), &simulation);
+        let store = Arc::new(Faulty::new(Arc::new(MemoryStore::new())));
+        let mut writer = image.builder(&store).build().expect("a device");
+        // From here on, so that no request is refused twice.
+        store.fail_at(number, StoreFault::Refused);
+        for slice in image.elements.chunks(image.slice()) {
+            let before = writer.progress()[0].appended_bytes;
+            if let Err(error) = writer.append_bytes(slice) {
+                assert!(error.to_string().contains("store"), "{error}");
+                writer.flush().expect("one fault");
+                if writer.progress()[0].appended_bytes == before {
+                    writer.append_bytes(slice).expect("one fault");
+                }
+            }
+        }
+        if let Err(error) = writer.finish() {
+            assert!(error.to_string().contains("store"), "{error}");
+            if number % 2 == 0 {
+                writer.flush().expect("one fault");
+            }
+            writer.finish().expect("one fault");
+        }
+        requests = store.requests().len();
+        store.work();
+        image.check(&store);
+        drop((writer, image, devices));
+        assert_clean(&simulation);
+        number += 1;
+    }
+    assert!(requests > 20, "{requests}");
 }
 
 /// Writes an image with a fault. After an error, a writer on the host goes on.
