@@ -1,7 +1,8 @@
 //! A plate of wells with fields, each an image with a pyramid, while a microscope goes from field to field.
 //!
-//! `cargo run --release --example write_plate`
+//! `cargo run --release --example write_plate [FOLDER]`
 //!
+//! FOLDER is where the plate stays, for viewers and validators; without it, it is erased in the end.
 //! The plate and its wells are groups that the application makes, as OME-Zarr 0.5 describes them
 //! (<https://ngff.openmicroscopy.org/0.5/#hcs-layout>). Each field has a `MultiscaleWriter`.
 
@@ -24,8 +25,10 @@ const HEIGHT: u64 = 200;
 const WIDTH: u64 = 300;
 
 fn main() -> Result<(), AnyError> {
-    let directory = tempfile::tempdir()?;
-    let store = Arc::new(FilesystemStore::new(directory.path())?);
+    let temporary = tempfile::tempdir()?;
+    let directory = std::env::args_os().nth(1);
+    let directory = directory.map_or(temporary.path().to_owned(), Into::into);
+    let store = Arc::new(FilesystemStore::new(directory)?);
     // Where each well is: its row, and its column.
     let wells = WELLS
         .iter()

@@ -597,6 +597,13 @@ fn the_array_of_a_group() {
     fs::write(group.join("zarr.json"), metadata.to_string()).unwrap();
     let said = made(group, &[], 1);
     assert!(said.contains("has 2 arrays"), "{said}");
+    // Nothing says any more that it is a level.
+    let said = made(&group.join("s0"), &["--levels", "2"], 1);
+    assert!(
+        said.contains("/s1 is there") && said.contains("does not name it"),
+        "{said}"
+    );
+    fs::remove_dir_all(group.join("s1")).unwrap();
     made(&group.join("s0"), &["--levels", "2"], 0);
     // The image says which.
     made(group, &[], 0);
