@@ -90,7 +90,7 @@ def follow(path: Path, acquisition: multiprocessing.process.BaseProcess) -> None
             pixels = level[number]
             bright = np.argwhere(pixels > pixels.min()).mean(axis=0)
             y, x = bright * scale[1:] + translation[1:]
-            # The spot ends before the element where it would go on.
+            # The spot covers the pixels from y - 8 to y + 7, so its centre is at y - 0.5.
             expected = (np.array(spot(number)) - 0.5) * MICROMETRES
             farthest = max(farthest, float(np.abs([y, x] - expected).max()))
             if number % FRAMES_OF_A_SHARD == 0:

@@ -137,6 +137,7 @@ fn of_python(message: &str) -> String {
     message
         .replace("zarrs_cuda::recover", "zarrs_cuda.recover")
         .replace("`with_axes`", "`axes`")
+        .replace("`with_start(0)`", "`start=0`")
 }
 
 impl From<ReaderError> for Error {

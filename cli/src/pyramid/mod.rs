@@ -208,7 +208,11 @@ fn check_what_is_there(
             "{}: the levels that are there were made {message}",
             args.image
         ))
-        .with_remedy("make all of them again with --start 0, or leave out what differs"))
+        .with_remedy(if args.part.is_some() {
+            "erase them, or leave out what differs"
+        } else {
+            "make all of them again with --start 0, or leave out what differs"
+        }))
     };
     if let Some(method) = &described.method
         && method != reduction.name()

@@ -134,12 +134,12 @@ class MultiscaleWriter(SliceWriter):
         the axes.
     axes
         The axes, in the order of the array's: an :class:`Axis` for each, or a dictionary with its
-        attributes. By default the dimension names of the array, if these are ``t``, ``c``, ``z``,
-        ``y`` and ``x``. OME-Zarr allows two to five axes: time, then channels or another type, then
+        attributes. By default the axes of the stored description of the image, or else the dimension
+        names of the array, if each is ``t``, ``time``, ``c``, ``channel``, ``z``, ``y`` or ``x``. OME-Zarr allows two to five axes: time, then channels or another type, then
         two or three of space.
     levels
-        How many levels there are, with level 0. By default as many as it takes until a slice of the
-        last one fits one chunk.
+        How many levels there are, with level 0. By default as many as it takes until one chunk covers a
+        slice of the last one along the axes that are halved.
     reduction
         What becomes of a window of elements: ``"mean"``, ``"minimum"``, ``"maximum"``, ``"median"``,
         ``"mode"`` (for labels) or ``"decimate"`` (the first). At the end of an odd extent a window has
@@ -148,7 +148,7 @@ class MultiscaleWriter(SliceWriter):
         For some levels from 1 on the shapes of their chunks and of their shards, ``{1: (chunks,
         shards)}``. By default those of level 0, clipped to the level.
     name
-        The name of the image.
+        The name of the image. By default the name that it has.
     omero
         How viewers show the channels: the `omero metadata
         <https://ngff.openmicroscopy.org/0.5/#omero-md>`_.

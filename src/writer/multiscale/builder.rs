@@ -91,8 +91,8 @@ where
         }
     }
 
-    /// Sets the axes, in the order of the array's. Default: axes by the array's dimension names, if
-    /// these are `t`, `c`, `z`, `y` and `x`.
+    /// Sets the axes, in the order of the array's. Default: the axes of the stored description of the image,
+    /// or else axes by the array's dimension names, if each is `t`, `time`, `c`, `channel`, `z`, `y` or `x`.
     ///
     /// [OME-Zarr](https://ngff.openmicroscopy.org/0.5/#axes-md) allows two to five axes: time, then
     /// channels or another type, then two or three of space.
@@ -101,8 +101,8 @@ where
         self
     }
 
-    /// Sets how many levels there are, with level 0: 1 to 64. Default: as many as it takes until a
-    /// slice of the last level fits one subchunk.
+    /// Sets how many levels there are, with level 0: 1 to 64. Default: as many as it takes until one
+    /// subchunk covers a slice of the last level along the axes that are halved.
     pub fn with_levels(mut self, levels: usize) -> Self {
         self.levels = Some(levels);
         self
@@ -127,14 +127,14 @@ where
         self
     }
 
-    /// Sets the name of the image in its metadata. Default: none.
+    /// Sets the name of the image in its metadata. Default: the name that it has there, or none.
     pub fn with_name(mut self, name: &str) -> Self {
         self.name = Some(name.to_owned());
         self
     }
 
     /// Sets the [`omero`](https://ngff.openmicroscopy.org/0.5/#omero-md) metadata: how viewers show the
-    /// channels. Default: none.
+    /// channels. Default: the member that is stored, or none.
     pub fn with_omero(mut self, omero: serde_json::Value) -> Self {
         self.omero = Some(omero);
         self
@@ -332,14 +332,25 @@ where
     /// As for [`build`](Self::build).
     pub(super) fn plan(&self) -> Result<Plan<TStorage>, WriterError> {
         let plan = self.plan_for(None)?;
+        if self.start != Some(0) && !plan.described.in_parts {
+            self.check_settings(&plan, "make them again with `with_start(0)`")?;
+        }
+        Ok(plan)
+    }
+
+    /// Checks that the levels that are there were made with the same settings.
+    pub(super) fn check_settings(
+        &self,
+        plan: &Plan<TStorage>,
+        or: &str,
+    ) -> Result<(), WriterError> {
         let is_begun = (1..plan.levels.len()).any(|level| plan.length(level) > 0);
-        let goes_on = is_begun && self.start != Some(0) && !plan.described.in_parts;
         let difference = plan.described.difference(&plan.describes());
-        match difference.filter(|_| goes_on) {
+        match difference.filter(|_| is_begun) {
             Some(difference) => Err(self.refused(format!(
-                "its levels are there, and were made with {difference}: use the same settings, or make them again with `with_start(0)`"
+                "its levels are there, and were made with {difference}: use the same settings, or {or}"
             ))),
-            None => Ok(plan),
+            None => Ok(()),
         }
     }
 
@@ -348,7 +359,9 @@ where
     pub(super) fn plan_for(&self, part: Option<u64>) -> Result<Plan<TStorage>, WriterError> {
         let refused = |reason| self.refused(reason);
         let codec = find::of_array(self.array())?;
-        let axes = self.axes().map_err(refused)?;
+        let name = self.names(1).map_err(refused)?.swap_remove(0);
+        let (mut group, described) = self.stored_group(&name).map_err(refused)?;
+        let axes = self.axes(&described).map_err(refused)?;
         let factors: Vec<u64> = axes.iter().map(|axis| axis.factor).collect();
         let top = self.top(&codec).map_err(refused)?;
         let mut levels = pyramid::levels(&top, &factors, self.levels).map_err(refused)?;
@@ -363,8 +376,16 @@ where
         }
         let names = self.names(levels.len()).map_err(refused)?;
         let (elements, reducers) = self.reducers(&levels).map_err(refused)?;
-        let group = self.group(&axes, &names, part.is_some());
-        let (group, described) = group.map_err(refused)?;
+        let description = Description {
+            axes: &axes,
+            reduction: self.reduction,
+            names: &names,
+            name: self.name.as_deref().or(described.name.as_deref()),
+            omero: self.omero.as_ref(),
+            in_parts: part.is_some(),
+        };
+        let attributes = description.add_to(group.attributes().clone());
+        *group.attributes_mut() = attributes.map_err(refused)?;
 
         // Each level has the part of the budget that its epochs have of the bytes of all.
         let weights: Vec<usize> = levels
@@ -397,8 +418,8 @@ where
             let is_level = |described: &Described| described.names.contains(name);
             if number > 0 && length > 0 && !is_level(&plan.described) {
                 // Another process may have stored the description meanwhile: it does so before the level has slices.
-                let group = self.group(&axes, &names, part.is_some());
-                if !is_level(&group.map_err(&refused)?.1) {
+                let now = self.stored_group(&names[0]).map_err(&refused)?.1;
+                if !is_level(&now) {
                     return Err(refused(format!(
                         "{} is there, and the description of the image does not name it as a level: move or erase it, or give the image a group of its own",
                         array.path()
@@ -431,10 +452,10 @@ where
         }
     }
 
-    fn axes(&self) -> Result<Vec<Axis>, String> {
+    fn axes(&self, described: &Described) -> Result<Vec<Axis>, String> {
         let rank = self.array().dimensionality();
         let names = self.array().dimension_names().as_ref();
-        let axes = match &self.axes {
+        let axes = match self.axes.as_ref().or(described.axes.as_ref()) {
             Some(axes) => axes.clone(),
             None => names
                 .and_then(|names| {
@@ -525,13 +546,9 @@ where
         Ok((elements, reducers?))
     }
 
-    /// The group of the image with its new description, and what the stored one says.
-    fn group(
-        &self,
-        axes: &[Axis],
-        names: &[String],
-        in_parts: bool,
-    ) -> Result<(Group<TStorage>, Described), String> {
+    /// The group of the image, which may not be stored, and what it says of the image whose level 0 has the
+    /// name `name`.
+    fn stored_group(&self, name: &str) -> Result<(Group<TStorage>, Described), String> {
         let path = self.array().path().as_str();
         let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
         let parent = if parent.is_empty() { "/" } else { parent };
@@ -540,24 +557,14 @@ where
             .map(|path| zarrs::node::meta_key_v3(&path))
             .map_err(|error| error.to_string())?;
         let is_there = storage.size_key(&key).map_err(|error| error.to_string())?;
-        let mut group = match is_there {
+        let group = match is_there {
             Some(_) => Group::open(storage, parent)
                 .map_err(|error| format!("the group {parent} cannot be read: {error}"))?,
             None => GroupBuilder::new()
                 .build(storage, parent)
                 .map_err(|error| error.to_string())?,
         };
-        let description = Description {
-            axes,
-            reduction: self.reduction,
-            names,
-            name: self.name.as_deref(),
-            omero: self.omero.as_ref(),
-            in_parts,
-        };
-        let attributes = group.attributes().clone();
-        let described = Described::of(&attributes, &names[0]);
-        *group.attributes_mut() = description.add_to(attributes)?;
+        let described = Described::of(group.attributes(), name);
         Ok((group, described))
     }
 

@@ -29,8 +29,11 @@ const MULTISCALES: &str = "multiscales";
 const IN_PARTS: &str = "in_parts";
 
 /// What the attributes of a group say of the levels of the image whose level 0 has the name `name`.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq)]
 pub(super) struct Described {
+    pub(super) name: Option<String>,
+    /// With the factors from level 0 to level 1.
+    pub(super) axes: Option<Vec<Axis>>,
     /// How they were made.
     pub(super) reduction: Option<String>,
     /// Slices of level 0 that make one of level 1, if there are both.
@@ -61,6 +64,8 @@ impl Described {
             .and_then(|ome| ome[MULTISCALES].as_array());
         let image = images.and_then(|images| images.iter().find(|image| is_of(image, name)));
         image.map_or_else(Self::default, |image| Self {
+            name: image["name"].as_str().map(str::to_owned),
+            axes: axes(image),
             reduction: image["type"].as_str().map(str::to_owned),
             window: window(image),
             in_parts: image["metadata"][IN_PARTS] == true,
@@ -72,6 +77,47 @@ impl Described {
                 .collect(),
         })
     }
+}
+
+/// The axes of an image, if its description has them by the rules.
+fn axes(image: &Value) -> Option<Vec<Axis>> {
+    let number = |of: &Value, kind: &str, axis: usize| {
+        let transformations = of["coordinateTransformations"].as_array()?;
+        let found = transformations.iter().find(|found| found["type"] == kind)?;
+        found[kind][axis].as_f64()
+    };
+    let [top, below] = [0, 1].map(|level| &image["datasets"][level]);
+    let of_axis = |(at, axis): (usize, &Value)| {
+        let kind = axis["type"].as_str();
+        let mut found = Axis::other(axis["name"].as_str()?, kind);
+        found.unit = axis["unit"].as_str().map(str::to_owned);
+        let scale = number(top, "scale", at)?;
+        found.factor = match number(below, "scale", at) {
+            #[allow(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "small, or refused"
+            )]
+            Some(below) => (below / scale).round() as u64,
+            None if kind == Some("space") => 2,
+            None => 1,
+        };
+        // A transformation of all levels comes behind that of the level.
+        let outer = number(image, "scale", at).unwrap_or(1.0);
+        let shift = number(image, "translation", at).unwrap_or(0.0);
+        let translation = number(top, "translation", at).unwrap_or(0.0);
+        Some(
+            found
+                .with_scale(outer * scale)
+                .with_translation(shift + outer * translation),
+        )
+    };
+    image["axes"]
+        .as_array()?
+        .iter()
+        .enumerate()
+        .map(of_axis)
+        .collect()
 }
 
 /// How many times the scale of level 1 along the first axis is the scale of level 0.

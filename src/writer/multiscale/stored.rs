@@ -54,7 +54,7 @@ where
     /// again.
     ///
     /// All levels have their final shapes from the beginning, and the description of the image says that
-    /// they are written in parts. A reader sees the fill value where a part is not written yet. A
+    /// they are written in parts. A reader sees the fill value where a part is not written yet, or what was there. A
     /// [start](Self::with_start) is not considered. Level 0 must not grow until all parts are written.
     ///
     /// # Errors
@@ -74,13 +74,7 @@ where
             )));
         }
         let mut plan = self.plan_for(Some(part))?;
-        if let Some(difference) = plan.described.difference(&plan.describes())
-            && plan.described.in_parts
-        {
-            return Err(self.refused(format!(
-                "other parts of its levels were made with {difference}: use the same settings, or make all levels at once first"
-            )));
-        }
+        self.check_settings(&plan, "erase them first")?;
         self.erase_leftovers(&plan)?;
         let too_long =
             || self.refused("its blocks have more slices than there are numbers".to_owned());
