@@ -135,8 +135,9 @@ class MultiscaleWriter(SliceWriter):
     axes
         The axes, in the order of the array's: an :class:`Axis` for each, or a dictionary with its
         attributes. By default the axes of the stored description of the image, or else the dimension
-        names of the array, if each is ``t``, ``time``, ``c``, ``channel``, ``z``, ``y`` or ``x``. OME-Zarr allows two to five axes: time, then channels or another type, then
-        two or three of space.
+        names of the array, if each is ``t``, ``time``, ``c``, ``channel``, ``z``, ``y`` or ``x``.
+        OME-Zarr allows two to five axes: time, then channels or another type, then two or three of
+        space.
     levels
         How many levels there are, with level 0. By default as many as it takes until one chunk covers a
         slice of the last one along the axes that are halved.
