@@ -504,6 +504,12 @@ impl ArrayWriter {
         result
     }
 
+    /// Whether something of a writer that has ended is not stored yet, and no error keeps it from that.
+    fn is_busy(&self) -> bool {
+        let state = self.shared.lock();
+        Shared::error(&state).is_none() && !(state.ended && state.is_idle())
+    }
+
     /// Stores everything that was appended, including short last shards, lets the array's metadata
     /// cover it, and returns a report.
     ///

@@ -205,11 +205,21 @@ impl Cascade {
         settle(0, &mut self.levels, wait)
     }
 
+    /// Gives the last batches of all levels, which have all their slices, to their threads.
+    pub(super) fn end(&mut self) -> Result<(), WriterError> {
+        match self.levels.split_first_mut() {
+            Some((first, below)) => end(1, &mut first.writer, below),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the threads of a level that has ended are at work.
+    pub(super) fn is_busy(&self) -> bool {
+        self.levels.iter().any(|lower| lower.writer.is_busy())
+    }
+
     /// Stores everything, and returns a report for each level.
     pub(super) fn finish(&mut self) -> Result<Vec<WriterReport>, WriterError> {
-        if let Some((first, below)) = self.levels.split_first_mut() {
-            end(1, &mut first.writer, below)?;
-        }
         let levels = self.levels.iter_mut().enumerate();
         let finished = levels.map(|(level, lower)| at_level(level, lower.writer.finish()));
         finished.collect()

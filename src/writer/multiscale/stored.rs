@@ -1,6 +1,7 @@
 //! Levels that are made of slices that are stored.
 
 use std::num::NonZeroU64;
+use std::time::Duration;
 
 use zarrs_storage::ReadableWritableStorageTraits;
 
@@ -45,7 +46,7 @@ where
         let mut lower = self.cascade(&plan)?;
         self.describe(&plan)?;
         feed(&plan, &mut lower, cancel)?;
-        finish(&mut lower)
+        finish(&mut lower, cancel)
     }
 
     /// Writes a part of the levels below level 0, while other processes write the other parts: blocks
@@ -101,7 +102,7 @@ where
                 lower.settle(true)?;
                 lower.add(0, slice)
             })?;
-            finish(&mut lower)?;
+            finish(&mut lower, cancel)?;
             written += 1;
         }
         Ok(written)
@@ -119,8 +120,17 @@ where
     }
 }
 
-/// Ends all windows and all writers.
-fn finish(lower: &mut Cascade) -> Result<Vec<WriterReport>, WriterError> {
+/// Ends all windows and all writers, unless it is cancelled before all is stored.
+fn finish(lower: &mut Cascade, cancel: &Cancel) -> Result<Vec<WriterReport>, WriterError> {
+    /// How long a cancelled call may go on.
+    const TURN: Duration = Duration::from_millis(1);
     lower.end_windows()?;
+    lower.end()?;
+    while lower.is_busy() {
+        if cancel.is_cancelled() {
+            return Err(WriterError::Cancelled);
+        }
+        std::thread::sleep(TURN);
+    }
     lower.finish()
 }

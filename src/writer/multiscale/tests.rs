@@ -2,6 +2,7 @@
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
+use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -602,6 +603,31 @@ fn a_part_that_stops_anywhere_is_not_taken_for_whole_levels() {
             return;
         }
     }
+}
+
+/// All slices were given to the writers long before.
+#[test]
+fn cancelled_while_the_last_shards_are_stored() {
+    let image = small();
+    let store = Arc::new(Faulty::new(Arc::new(MemoryStore::new())));
+    image.store_level_0(&store);
+    let cancel = Cancel::new();
+    let cancels = cancel.clone();
+    store.fail(move |request| {
+        if request.key.starts_with("image/1/c") {
+            cancels.cancel();
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        None
+    });
+    let lower = image.builder(&store).write_lower_levels(&cancel);
+    assert!(matches!(lower, Err(WriterError::Cancelled)), "{lower:?}");
+    store.work();
+    image
+        .builder(&store)
+        .write_lower_levels(&Cancel::new())
+        .unwrap();
+    image.check(&store);
 }
 
 #[test]
