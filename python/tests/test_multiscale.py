@@ -612,7 +612,7 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_the_levels_of_an_array(tmp_path: Path) -> None:
     # So many shards that it takes longer than a signal waits.
-    count = 4000
+    count = 2000
     array = image(tmp_path, (0, 32, 32), chunks=(1, 8, 8), shards=(1, 32, 32))
     values = np.random.default_rng(10).integers(0, 65536, (count, 32, 32), "uint16")
     with zarrs_cuda.ArrayWriter(array) as writer:
