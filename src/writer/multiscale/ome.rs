@@ -102,7 +102,7 @@ fn axes(image: &Value) -> Option<Vec<Axis>> {
             None if kind == Some("space") => 2,
             None => 1,
         };
-        // A transformation of all levels comes behind that of the level.
+        // A reader applies the transformation of the level, and then the one that all levels share.
         let outer = number(image, "scale", at).unwrap_or(1.0);
         let shift = number(image, "translation", at).unwrap_or(0.0);
         let translation = number(top, "translation", at).unwrap_or(0.0);
