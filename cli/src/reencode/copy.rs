@@ -1,4 +1,4 @@
-//! Copies and verifies the array.
+//! Copies the array.
 
 use std::fmt;
 use std::sync::mpsc;
@@ -19,7 +19,7 @@ use crate::shapes::volume;
 use crate::stop;
 
 /// The shards of the output: the indices of each, and its region within the array.
-fn shards(shapes: &Shapes) -> impl Iterator<Item = (Vec<u64>, ArraySubset)> {
+pub(super) fn shards(shapes: &Shapes) -> impl Iterator<Item = (Vec<u64>, ArraySubset)> {
     let edges = || shapes.array.iter().zip(&shapes.shard);
     let grid = edges().map(|(array, &shard)| array.div_ceil(shard.get()));
     let grid = ArraySubset::new_with_shape(grid.collect());
@@ -35,7 +35,7 @@ fn shards(shapes: &Shapes) -> impl Iterator<Item = (Vec<u64>, ArraySubset)> {
     })
 }
 
-fn read<S>(
+pub(super) fn read<S>(
     array: &Array<S>,
     place: &dyn fmt::Display,
     region: &ArraySubset,
@@ -51,7 +51,7 @@ where
 }
 
 /// Counts shards for people.
-struct Counter {
+pub(super) struct Counter {
     what: &'static str,
     progress: Progress,
     element: u64,
@@ -60,7 +60,7 @@ struct Counter {
 }
 
 impl Counter {
-    fn new<S: ?Sized>(what: &'static str, array: &Array<S>) -> Self {
+    pub(super) fn new<S: ?Sized>(what: &'static str, array: &Array<S>) -> Self {
         let size = array.data_type().fixed_size();
         let element = size.unwrap_or(1) as u64;
         let unit = match size {
@@ -78,14 +78,14 @@ impl Counter {
     }
 
     /// Counts a finished shard.
-    fn add(&mut self, region: &ArraySubset) {
+    pub(super) fn add(&mut self, region: &ArraySubset) {
         let elements = region.num_elements();
         self.progress.add(elements.saturating_mul(self.element));
         self.shards_done += 1;
     }
 
     /// Returns an error that tells the progress, unless every shard is done.
-    fn finish(self) -> Result<(), Failure> {
+    pub(super) fn finish(self) -> Result<(), Failure> {
         self.progress.finish();
         if self.shards_done == self.shards {
             return Ok(());
@@ -149,35 +149,6 @@ pub(super) fn copy(
         bytes_decoded,
         time: start.elapsed(),
     })
-}
-
-/// Reads every shard's region from both arrays with zarrs' own codecs, and compares the bits.
-///
-/// Our codec is no longer registered, so that it does not check itself.
-pub(super) fn verify(job: &Job<'_>, shapes: &Shapes, output: &Output) -> Result<(), Failure> {
-    let input = job.open()?;
-    let output = Array::new_with_metadata(output.storage(), "/", output.metadata().clone())
-        .map_err(|error| Failure::failed(format!("cannot open {}: {error}", job.output)))?;
-    let mut counter = Counter::new("verifying", &output);
-    for (indices, region) in shards(shapes).take_while(|_| !stop::is_asked()) {
-        let written = read(&output, &job.output, &region)?;
-        if read(&input, &job.input, &region)? != written {
-            return Err(Failure::not_well(format!(
-                "the elements {region} of {} are not what was read from {} (shard {})",
-                job.output,
-                job.input,
-                output.chunk_key(&indices),
-            ))
-            .with_remedy(
-                "the output is not made readable: start again with --overwrite, and report this if \
-                 it happens again",
-            ));
-        }
-        counter.add(&region);
-    }
-    counter.finish()?;
-    job.common.say("verified: equal, bit for bit");
-    Ok(())
 }
 
 /// What was copied, and how long it took.

@@ -18,15 +18,17 @@ mod hierarchy;
 mod objects;
 mod shapes;
 mod target;
+mod verify;
 
 use clap::ValueEnum;
 use serde_json::json;
 use zarrs::array::codec::ShardingIndexLocation;
 
 use self::arrays::{Input, describe};
-use self::copy::{copy, verify};
+use self::copy::copy;
 use self::shapes::Shapes;
 use self::target::Target;
+use self::verify::verify;
 use crate::codec::{CODECS, SubchunkCodec};
 use crate::common::Common;
 use crate::explain;

@@ -1,0 +1,39 @@
+//! Compares the output with the input.
+
+use zarrs::array::Array;
+
+use super::Job;
+use super::arrays::Output;
+use super::copy::{Counter, read, shards};
+use super::shapes::Shapes;
+use crate::failure::Failure;
+use crate::stop;
+
+/// Reads every shard's region from both arrays with zarrs' own codecs, and compares the bits.
+///
+/// Our codec is no longer registered, so that it does not check itself.
+pub(super) fn verify(job: &Job<'_>, shapes: &Shapes, output: &Output) -> Result<(), Failure> {
+    let input = job.open()?;
+    let output = Array::new_with_metadata(output.storage(), "/", output.metadata().clone())
+        .map_err(|error| Failure::failed(format!("cannot open {}: {error}", job.output)))?;
+    let mut counter = Counter::new("verifying", &output);
+    for (indices, region) in shards(shapes).take_while(|_| !stop::is_asked()) {
+        let written = read(&output, &job.output, &region)?;
+        if read(&input, &job.input, &region)? != written {
+            return Err(Failure::not_well(format!(
+                "the elements {region} of {} are not what was read from {} (shard {})",
+                job.output,
+                job.input,
+                output.chunk_key(&indices),
+            ))
+            .with_remedy(
+                "the output is not made readable: start again with --overwrite, and report this if \
+                 it happens again",
+            ));
+        }
+        counter.add(&region);
+    }
+    counter.finish()?;
+    job.common.say("verified: equal, bit for bit");
+    Ok(())
+}
