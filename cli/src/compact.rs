@@ -46,6 +46,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let opened = open::array(&args.shards.array)?;
     if !args.dry_run {
         opened.place.must_be_written("compact")?;
+        opened.must_be_plain("compact")?;
     }
     let shards = open::shards(&opened)?;
     let replacing = Replacing::of(&opened)?;

@@ -34,7 +34,9 @@ enum Sparse {
 
 impl Sparse {
     fn of(opened: &Opened, memory: usize) -> Result<Self, Error> {
-        Ok(match &opened.files {
+        // Metadata that are read otherwise than they are stored go through the store of the array.
+        let files = opened.files.as_ref();
+        Ok(match files.filter(|_| opened.repairs.is_empty()) {
             Some(files) => Self::Files(
                 SparseShardStore::on_filesystem(files.clone(), "/")?.with_memory(memory),
             ),
@@ -67,8 +69,12 @@ pub(crate) fn pending(opened: &Opened) -> Result<usize, Failure> {
     if opened.place.is_http() {
         return Err(Failure::failed("HTTP has no listing"));
     }
-    let Ok(sparse) = Sparse::of(opened, 0) else {
-        return Ok(0);
+    let sparse = match Sparse::of(opened, 0) {
+        // Arrays of other kinds have no frames.
+        Err(Error::ForeignCodec { .. } | Error::NotShards { .. } | Error::Create(_)) => {
+            return Ok(0);
+        }
+        sparse => sparse?,
     };
     Ok(sparse.pending()?.len())
 }
@@ -108,6 +114,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
         let json = json!({ "array": opened.place.to_string(), "dry_run": true, "pending": shards });
         return Ok(Outcome::new(lines.join("\n"), json));
     }
+    opened.must_be_plain("consolidate")?;
     // The old shard, its subchunks in the frame, and the new shard.
     let at_once = at_once(common, opened.shard_bytes().saturating_mul(3));
     let done = on_each(

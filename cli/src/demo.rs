@@ -35,7 +35,7 @@ const VOLUME: &[(&str, &[u8])] = volume!(
 pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let folder = args.folder.clone().unwrap_or_else(default_folder);
     open::must_be_local(&folder, "demo works in a directory")?;
-    if open::is_array(&folder) || open::is_group(&folder) {
+    if open::Kind::in_directory(&folder)? != open::Kind::Nothing {
         return Err(Failure::usage(format!(
             "{} is a Zarr array or group, and the demonstration would write into it",
             folder.display()

@@ -40,6 +40,7 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let opened = open::array(&args.shards.array)?;
     if !args.dry_run {
         opened.place.must_be_written("recover")?;
+        opened.must_be_plain("recover")?;
     }
     let shards = open::shards(&opened)?;
     let grid = Grid::of(&opened.array);

@@ -1,13 +1,14 @@
 //! Which array is level 0, and what its image says of itself.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
 use super::axes::AxisArg;
 use crate::failure::Failure;
-use crate::open::{arrays_in, is_array, is_group};
+use crate::open::{arrays_in, is_array, is_group, parsed};
 
 /// An image: a directory with an array for each level.
 pub(super) struct Image {
@@ -44,7 +45,7 @@ impl Image {
             None => path.canonicalize(),
         };
         let path = path.map_err(|error| cannot(&error))?;
-        if is_array(&path) {
+        if is_array(&path)? {
             let name = path.file_name().and_then(|name| name.to_str());
             let (Some(name), Some(parent)) = (name, path.parent()) else {
                 return Err(cannot(&"its name is not Unicode, or it has none"));
@@ -60,7 +61,7 @@ impl Image {
             };
         }
         let described = Described::read(&path)?;
-        let arrays = arrays_in(&path);
+        let arrays = arrays_in(&path)?;
         let name = match (&described.paths[..], &arrays[..]) {
             ([first, ..], _) if first.contains('/') => {
                 return Err(Failure::failed(format!(
@@ -69,7 +70,7 @@ impl Image {
                 .with_remedy("name the array, if its levels are to be there"));
             }
             ([first, ..], _) => first.clone(),
-            ([], _) if is_array(&path.join("0")) => "0".to_string(),
+            ([], _) if is_array(&path.join("0"))? => "0".to_string(),
             ([], [one]) => {
                 let name = one.file_name().and_then(|name| name.to_str());
                 name.ok_or_else(|| cannot(&"the name of its array is not Unicode"))?
@@ -89,7 +90,7 @@ impl Image {
                 .with_remedy(format!("name one of them, as {}", names.join(", "))));
             }
         };
-        if !is_array(&path.join(&name)) {
+        if !is_array(&path.join(&name))? {
             return Err(Failure::failed(format!(
                 "the metadata of {shown} say that {name} is its level 0, and there is no such array"
             )));
@@ -110,7 +111,7 @@ impl Image {
                 directory.join(name).display()
             )));
         }
-        if !is_group(directory) && name.parse::<u64>().is_err() {
+        if !is_group(directory)? && name.parse::<u64>().is_err() {
             return Err(Failure::failed(format!(
                 "{shown} is not a Zarr group, and would become the image that has {name} and its levels"
             ))
@@ -129,8 +130,13 @@ impl Image {
 impl Described {
     /// Reads the attributes of a group of OME-Zarr 0.5 or, in its attributes alone, of an older one.
     fn read(directory: &Path) -> Result<Self, Failure> {
-        let bytes = fs::read(directory.join("zarr.json")).unwrap_or_default();
-        let metadata: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+        let file = directory.join("zarr.json");
+        let shown = file.display().to_string();
+        let metadata = match fs::read(&file) {
+            Ok(bytes) => parsed(&bytes, &shown)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Value::Null,
+            Err(error) => return Err(Failure::failed(format!("cannot read {shown}: {error}"))),
+        };
         let attributes = &metadata["attributes"];
         let old = attributes["ome"].get("multiscales").is_none();
         let ome = if old { attributes } else { &attributes["ome"] };

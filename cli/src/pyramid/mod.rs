@@ -27,7 +27,7 @@ use crate::arguments::{Count, Part};
 use crate::common::Common;
 use crate::consolidate;
 use crate::failure::Failure;
-use crate::open::{self, Place};
+use crate::open::{self, Kind, Place};
 use crate::outcome::Outcome;
 use crate::progress::counted;
 use crate::shapes::edges;
@@ -134,6 +134,14 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
     let levels = builder.levels().map_err(|error| failed(args, &error))?;
     let plan = Plan::of(&levels, &axes, reduction, &array);
     check_names(args, &image, &plan)?;
+    for name in plan.names() {
+        let level = image.directory.join(name);
+        if Kind::in_directory(&level)? == Kind::Nothing {
+            // A killed run leaves shards and a temporary, and the metadata come after the first shards.
+            let is_ours = |name: &str| name == "c" || name.starts_with("zarr.json.");
+            open::must_be_free(&level, "a level", is_ours)?;
+        }
+    }
     let mut json = plan.json(&args.image.to_string());
     if args.dry_run {
         let memory = plan::memory(&levels, &store).map_err(|error| failed(args, &error))?;
@@ -161,6 +169,11 @@ pub(crate) fn run(args: &Args, common: &Common) -> Result<Outcome, Failure> {
 fn level_0(args: &Args, image: &Image) -> Result<Arc<FilesystemStore>, Failure> {
     let path = image.directory.join(&image.name);
     let opened = open::array(&Place::Directory(path.clone()))?;
+    opened.must_be_plain("make levels of")?;
+    let group = Place::Directory(image.directory.clone());
+    let stores = open::store(&group)?;
+    Kind::of(&*stores.store, &group)?;
+    open::must_be_plain(&group, "describe the levels in", &stores.repairs())?;
     open::shards(&opened)?; // says how an array that is not sharded becomes one
     let pending = consolidate::pending(&opened)?;
     if pending > 0 {
@@ -199,8 +212,11 @@ fn check_what_is_there(
     reduction: Reduction,
 ) -> Result<(), Failure> {
     let described = &image.described;
-    let mut below = described.paths.iter().skip(1);
-    if args.start == Some(0) || !below.any(|path| open::is_array(&image.directory.join(path))) {
+    let mut are_there = false;
+    for path in described.paths.iter().skip(1) {
+        are_there |= open::is_array(&image.directory.join(path))?;
+    }
+    if args.start == Some(0) || !are_there {
         return Ok(());
     }
     let refused = |message: String| {

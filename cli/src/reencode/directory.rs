@@ -42,7 +42,7 @@ pub(super) fn prepare(
     let found = Found {
         is_empty,
         is_incomplete,
-        is_foreign: !is_empty && !is_incomplete && !is_array(path),
+        is_foreign: !is_empty && !is_incomplete && !is_array(path)?,
     };
     found.must_be_free(args, &shown, "array")?;
     if is_incomplete && args.resume {
@@ -72,11 +72,11 @@ pub(super) fn prepare_group(
     let found = Found {
         is_empty,
         is_incomplete,
-        is_foreign: is_array(root) || !(is_empty || is_incomplete || is_group(root)),
+        is_foreign: is_array(root)? || !(is_empty || is_incomplete || is_group(root)?),
     };
     found.must_be_free(args, &shown, "group")?;
     let expected: BTreeSet<_> = members.iter().map(|member| root.join(member)).collect();
-    if let Some(foreign) = nodes_in(root)
+    if let Some(foreign) = nodes_in(root)?
         .into_iter()
         .find(|node| !expected.contains(node))
     {
@@ -194,21 +194,25 @@ pub(super) fn publish(path: &Path) -> Result<(), Failure> {
 }
 
 /// The arrays and groups below `root`.
-fn nodes_in(root: &Path) -> Vec<PathBuf> {
+fn nodes_in(root: &Path) -> Result<Vec<PathBuf>, Failure> {
     let mut found = Vec::new();
     let mut directories = vec![root.to_path_buf()];
     while let Some(directory) = directories.pop() {
-        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
+        let cannot = |error: io::Error| {
+            Failure::failed(format!("cannot list {}: {error}", directory.display()))
+        };
+        for entry in fs::read_dir(&directory).map_err(cannot)? {
+            let entry = entry.map_err(cannot)?;
             let path = entry.path();
-            if is_array(&path) || path.join(INCOMPLETE).is_file() && path != root {
+            if is_array(&path)? || path.join(INCOMPLETE).is_file() && path != root {
                 found.push(path);
             } else if path.is_dir() {
-                if is_group(&path) {
+                if is_group(&path)? {
                     found.push(path.clone());
                 }
                 directories.push(path);
             }
         }
     }
-    found
+    Ok(found)
 }

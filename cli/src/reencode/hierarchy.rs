@@ -70,7 +70,7 @@ fn members(input: &Place) -> Result<Vec<Member>, Failure> {
     let cannot = |error: &dyn std::fmt::Display| {
         Failure::failed(format!("cannot list the arrays in {input}: {error}"))
     };
-    let store = open::store(input)?;
+    let store = open::store(input)?.store;
     input.must_be_listed(
         "find the arrays of",
         "name one array, and leave out --recursive",

@@ -137,7 +137,8 @@ impl Job<'_> {
         let Self { args, common, .. } = self;
         // From here on, all sharded arrays use our codec, also a sharded input.
         let registration = zarrs_cuda::register(common.options())?;
-        let input = self.open()?;
+        let opened = open::array(&self.input)?;
+        let (input, repairs) = (opened.array, opened.repairs);
         let shapes = Shapes::choose(self, &input)?;
         let target = Target::new(&self.output)?;
         let output = describe(self, &target, &input, &shapes)?;
@@ -149,6 +150,11 @@ impl Job<'_> {
             return Ok(Outcome::new("done before", json));
         }
         common.say(format!("{shapes}, {}", args.codec));
+        for repair in &repairs {
+            common.say(format!(
+                "note: {repair}; the new metadata have it in the form of JSON"
+            ));
+        }
         if let Some(note) = shapes.reading_twice() {
             common.say(note);
         }
@@ -190,6 +196,7 @@ impl Job<'_> {
             "codec": args.codec.to_string(),
             "explanation": explanation.as_ref().map(explain::json_of),
             "verified": args.verify,
+            "repaired_metadata": repairs,
             "copied": copied.json(self, &input, &output)?,
         });
         Ok(Outcome::new(copied.summary(self, &input, &output)?, json))

@@ -47,7 +47,7 @@ pub(super) fn prepare(
     let make = cannot("make ready", place);
     let keys = keys(store).map_err(&make)?;
     let marker = get(store, INCOMPLETE).map_err(&make)?;
-    let is_array = Kind::of(store).map_err(&make)? == Kind::Array;
+    let is_array = Kind::of(store, place)? == Kind::Array;
     let found = Found {
         is_empty: keys.is_empty(),
         is_incomplete: marker.is_some(),
@@ -93,7 +93,7 @@ pub(super) fn prepare_group(
 ) -> Result<(), Failure> {
     let make = cannot("make ready", place);
     let keys = keys(store).map_err(&make)?;
-    let kind = Kind::of(store).map_err(&make)?;
+    let kind = Kind::of(store, place)?;
     let is_incomplete = keys.iter().any(|key| key.as_str() == INCOMPLETE);
     let is_ours = keys.is_empty() || is_incomplete || kind == Kind::Group;
     let found = Found {

@@ -30,7 +30,7 @@ use crate::arguments::Shape;
 use crate::common::Common;
 use crate::failure::Failure;
 use crate::inspect::stored::{self, Keys};
-use crate::open::Place;
+use crate::open::{self, Place};
 use crate::outcome::Outcome;
 use crate::progress::{Progress, Unit};
 use crate::stop;
@@ -234,8 +234,16 @@ fn read_metadata(input: &Path, args: &Args) -> Result<Map<String, Value>, Failur
         let failure = Failure::failed(format!("cannot read {}: {error}", path.display()));
         failure.with_remedy("name the directory of a Zarr v3 array, which has a zarr.json in it")
     })?;
-    serde_json::from_slice(&bytes)
-        .map_err(|error| Failure::failed(format!("cannot understand {}: {error}", path.display())))
+    let metadata = open::parsed(&bytes, &path.display().to_string())?;
+    open::must_be_plain(
+        &args.input,
+        "reshard",
+        &open::repairs_of("zarr.json", &bytes),
+    )?;
+    match metadata {
+        Value::Object(metadata) => Ok(metadata),
+        _ => Ok(Map::new()), // `parsed` returns objects alone
+    }
 }
 
 /// The metadata of OUT: what it says itself, or IN's with other shards. The codecs of a subchunk are
@@ -369,7 +377,7 @@ fn metadata_text(said: [&Path; 2], wanted: &Map<String, Value>) -> Result<String
     for path in said.map(|directory| directory.join("zarr.json")) {
         match fs::read(&path) {
             Ok(text) => texts.push(serde_json::from_slice(&text).map_err(|error| {
-                Failure::failed(format!("cannot understand {}: {error}", path.display()))
+                open::unreadable(&path.display().to_string(), &error.to_string())
             })?),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {

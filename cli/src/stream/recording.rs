@@ -7,13 +7,14 @@ use zarrs::array::{Array, ArrayBuilder, ArrayBytes, ArraySubset, DataType, FillV
 use zarrs::filesystem::FilesystemStore;
 use zarrs::metadata::v3::MetadataV3;
 use zarrs::plugin::{ExtensionName, ZarrVersion};
+use zarrs::storage::storage_adapter::atomic_write::AtomicWriteStorageAdapter;
 use zarrs_cuda::CudaShardingCodecBuilder;
 use zarrs_cuda::writer::ArrayWriter;
 
 use super::Args;
 use crate::arguments::{Shape, shape_text};
 use crate::failure::Failure;
-use crate::open::{self, Kind, Place, Store, Stores};
+use crate::open::{self, Kind, Place, Store};
 use crate::shapes::{Written, edges};
 
 /// A dimension whose extent is not known.
@@ -38,9 +39,9 @@ impl Recording {
             let error = error.to_string();
             Failure::failed(format!("cannot {doing} {place}: {}", error.trim_end()))
         };
-        let Stores { store, files, .. } = open::output(place)?;
-        let kind = Kind::of(&*store).map_err(|error| cannot("write to", &error))?;
-        let array = match kind {
+        let stores = open::output(place)?;
+        let store = stores.store.clone();
+        let array = match Kind::of(&*store, place)? {
             Kind::Group => {
                 return Err(cannot("write to", &"it is a Zarr group")
                     .with_remedy("name a directory within it"));
@@ -48,12 +49,21 @@ impl Recording {
             Kind::Array => {
                 let array = Array::open(store, "/");
                 let array = array.map_err(|error| cannot("go on with", &error))?;
+                open::must_be_plain(place, "go on with", &stores.repairs())?;
                 check(args, &array)?;
                 array
             }
             Kind::Nothing => {
+                stores.must_be_empty(place, "an array")?;
                 let array = described(args, store)?;
-                let stored = array.store_metadata();
+                // A process that is killed here leaves no part of a zarr.json.
+                let stored = match &stores.files {
+                    Some(files) => {
+                        let whole = AtomicWriteStorageAdapter::new(files.clone());
+                        array.with_storage(Arc::new(whole)).store_metadata()
+                    }
+                    None => array.store_metadata(),
+                };
                 stored.map_err(|error| cannot("make", &error))?;
                 array
             }
@@ -70,7 +80,7 @@ impl Recording {
         Ok(Self {
             shard: edges(&shard),
             array,
-            files,
+            files: stores.files,
             place: place.clone(),
             element,
         })

@@ -1,0 +1,247 @@
+//! Arrays by their place: a directory, or with the feature `remote` an address.
+
+mod files;
+mod fill_value;
+mod json;
+mod kind;
+mod lenient;
+mod place;
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use zarrs::array::Array;
+use zarrs::filesystem::FilesystemStore;
+use zarrs_cuda::maintenance::Shards;
+use zarrs_storage::{ReadableWritableListableStorageTraits, StorageError, StorePrefix};
+
+use self::files::Files;
+pub(crate) use self::kind::{
+    Kind, arrays_in, is_array, is_group, must_be_free, parsed, unreadable,
+};
+use self::lenient::Lenient;
+pub(crate) use self::lenient::repairs_of;
+pub(crate) use self::place::{Place, must_be_local};
+#[cfg(feature = "remote")]
+pub(crate) use self::place::{is_http, without_user};
+use crate::failure::Failure;
+
+/// A store of any kind.
+pub(crate) type Store = dyn ReadableWritableListableStorageTraits;
+
+/// An array that is open, and its store.
+pub(crate) struct Opened {
+    pub(crate) place: Place,
+    pub(crate) array: Array<Store>,
+    /// The metadata that are read otherwise than they are stored, as lines for people.
+    pub(crate) repairs: Vec<String>,
+    /// The same store, if it is a directory.
+    pub(crate) files: Option<Arc<FilesystemStore>>,
+    /// Lists the keys of all objects and their sizes in bytes, if it is no directory.
+    pub(crate) sizes: Option<Sizes>,
+}
+
+/// The keys of all objects, and their sizes in bytes.
+pub(crate) type Sizes = Box<dyn Fn() -> Result<Vec<(String, u64)>, StorageError> + Send + Sync>;
+
+impl Opened {
+    /// Checks that the metadata are read as they are stored, before the array is changed. `doing` names the
+    /// change.
+    pub(crate) fn must_be_plain(&self, doing: &str) -> Result<(), Failure> {
+        must_be_plain(&self.place, doing, &self.repairs)
+    }
+
+    /// The bytes of a decoded shard; a guess if elements differ in size.
+    pub(crate) fn shard_bytes(&self) -> u64 {
+        let element = self.array.data_type().fixed_size().unwrap_or(32) as u64;
+        let origin = vec![0; self.array.dimensionality()];
+        let shape = self.array.chunk_shape(&origin).unwrap_or_default();
+        let elements = shape.iter().fold(1, |product: u64, extent| {
+            product.saturating_mul(extent.get())
+        });
+        elements.saturating_mul(element)
+    }
+}
+
+/// The shards of an array.
+pub(crate) fn shards(opened: &Opened) -> Result<Shards<'_, Store>, Failure> {
+    Shards::of(&opened.array).map_err(|error| {
+        Failure::failed(format!("cannot look into {}: {error}", opened.place)).with_remedy(
+            "`zarrs-cuda reencode` makes a sharded array of any Zarr array, and `zarrs-cuda reshard` \
+             of chunks that need not be decoded",
+        )
+    })
+}
+
+/// Opens the array at `place`, with the codecs that are registered.
+pub(crate) fn array(place: &Place) -> Result<Opened, Failure> {
+    let stores = stores(place)?;
+    let array = Array::open(stores.store.clone(), "/");
+    let array = array.map_err(|error| cannot_open(place, &*stores.store, &error))?;
+    Ok(Opened {
+        place: place.clone(),
+        array,
+        repairs: stores.repairs(),
+        files: stores.files,
+        sizes: stores.sizes,
+    })
+}
+
+/// Checks that metadata at `place` are read as they are stored, before something there is changed.
+/// `repairs` says how they differ, and `doing` names the change.
+pub(crate) fn must_be_plain(place: &Place, doing: &str, repairs: &[String]) -> Result<(), Failure> {
+    if repairs.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::failed(format!(
+        "cannot {doing} {place}, whose metadata are no JSON: {}",
+        repairs.join("; ")
+    ))
+    .with_remedy(
+        "nothing was written. `zarrs-cuda reencode` makes a copy whose metadata are JSON; or put these \
+         values in quotation marks",
+    ))
+}
+
+/// Opens the store at `place`, which has an array or a group at its root.
+pub(crate) fn store(place: &Place) -> Result<Stores, Failure> {
+    stores(place)
+}
+
+/// Opens the store at `place` to write an array or a group, which need not be there yet.
+pub(crate) fn output(place: &Place) -> Result<Stores, Failure> {
+    place.must_be_written("write to")?;
+    match place {
+        Place::Directory(path) => files(place, path),
+        Place::Url(url) => remote(place, url),
+    }
+}
+
+/// A store of any kind, and what it can do beyond the others.
+pub(crate) struct Stores {
+    /// Reads metadata leniently: see [`repairs`](Self::repairs).
+    pub(crate) store: Arc<Store>,
+    pub(crate) files: Option<Arc<FilesystemStore>>,
+    sizes: Option<Sizes>,
+    lenient: Arc<Lenient>,
+}
+
+impl Stores {
+    fn new(store: Arc<Store>, files: Option<Arc<FilesystemStore>>, sizes: Option<Sizes>) -> Self {
+        let lenient = Arc::new(Lenient::new(store));
+        Self {
+            store: lenient.clone(),
+            files,
+            sizes,
+            lenient,
+        }
+    }
+
+    /// The metadata that were read otherwise than they are stored, as lines for people.
+    pub(crate) fn repairs(&self) -> Vec<String> {
+        lenient::lines(&self.lenient.repairs())
+    }
+
+    /// Checks that nothing is at `place`, so that a node of `what` may be made there.
+    pub(crate) fn must_be_empty(&self, place: &Place, what: &str) -> Result<(), Failure> {
+        if let Place::Directory(path) = place {
+            return must_be_free(path, what, |_| false);
+        }
+        let below = self
+            .store
+            .list_dir(&StorePrefix::root())
+            .map_err(|error| Failure::failed(format!("cannot list {place}: {error}")))?;
+        // Consoles of S3 make objects without a name for folders.
+        let keys = below.keys().iter().map(zarrs_storage::StoreKey::as_str);
+        let mut entries = keys.chain(below.prefixes().iter().map(StorePrefix::as_str));
+        match entries.find(|entry| !entry.is_empty()) {
+            None => Ok(()),
+            Some(entry) => Err(kind::foreign(&place.to_string(), entry, what)),
+        }
+    }
+}
+
+fn stores(place: &Place) -> Result<Stores, Failure> {
+    let path = match place {
+        Place::Directory(path) => path,
+        Place::Url(url) => return remote(place, url),
+    };
+    // The store would create the directory otherwise.
+    fs::read_dir(path).map_err(|error| {
+        Failure::failed(format!("cannot open {place}: {error}")).with_remedy(
+            "name the directory of a Zarr array: it has a zarr.json or a .zarray in it",
+        )
+    })?;
+    files(place, path)
+}
+
+fn files(place: &Place, path: &Path) -> Result<Stores, Failure> {
+    let files = FilesystemStore::new(path);
+    let files = files.map_err(|error| Failure::failed(format!("cannot open {place}: {error}")))?;
+    let files = Arc::new(files);
+    Ok(Stores::new(
+        Arc::new(Files(files.clone())),
+        Some(files),
+        None,
+    ))
+}
+
+#[cfg(feature = "remote")]
+fn remote(place: &Place, url: &str) -> Result<Stores, Failure> {
+    let remote = Arc::new(crate::remote::Remote::open(place, url)?);
+    Ok(Stores::new(
+        remote.clone(),
+        None,
+        Some(Box::new(move || remote.sizes())),
+    ))
+}
+
+#[cfg(not(feature = "remote"))]
+fn remote(place: &Place, _: &str) -> Result<Stores, Failure> {
+    Err(
+        Failure::failed(format!("cannot open {place}: it is not a directory")).with_remedy(
+            "install the command with its feature remote, as by `cargo install --path cli --features \
+             remote`; or copy the array to this machine first",
+        ),
+    )
+}
+
+/// The error of an array that zarrs cannot open: what is at `place` in its stead, and what to do.
+fn cannot_open(place: &Place, store: &Store, error: &dyn fmt::Display) -> Failure {
+    let error = error.to_string();
+    let error = error.trim_end();
+    let failure = Failure::failed(format!("cannot open {place} as a Zarr array: {error}"));
+    let failure = match Kind::of(store, place) {
+        Err(unreadable) => return unreadable,
+        Ok(Kind::Array) if error.contains("codec") && error.contains("not supported") => {
+            // For example lz4 of Zarr v2.
+            return failure.with_remedy(
+                "re-encode the array with a program that has this codec, such as zarr-python",
+            );
+        }
+        Ok(Kind::Array) => return failure,
+        Ok(Kind::Group) => Failure::failed(format!("{place} is a Zarr group, not an array")),
+        Ok(Kind::Nothing) => failure,
+    };
+    let Place::Directory(path) = place else {
+        return failure.with_remedy("name an array: it has a zarr.json or a .zarray");
+    };
+    let within = match arrays_in(path) {
+        Ok(within) => within,
+        Err(unreadable) => return failure.with_remedy(unreadable),
+    };
+    if within.is_empty() {
+        return failure.with_remedy("an array is a directory with a zarr.json or a .zarray in it");
+    }
+    let within: Vec<_> = within.iter().take(5).collect();
+    let names: Vec<_> = within
+        .iter()
+        .map(|array| array.display().to_string())
+        .collect();
+    failure.with_remedy(format!(
+        "there are arrays in it: name one of them, as {}",
+        names.join(", ")
+    ))
+}
