@@ -22,3 +22,4 @@ mod pyramid;
 mod reencode;
 mod remote;
 mod stream;
+mod vast;
