@@ -204,13 +204,16 @@ pub(crate) fn cannot_list(opened: &Opened, keys: &Keys<'_>) -> Option<String> {
     if opened.place.is_http() {
         return Some("HTTP has no listing".to_string());
     }
-    (!keys.are_known())
-        .then(|| "the keys of its chunks do not spell out their indices".to_string())
+    (!keys.are_known()).then(|| "the keys of its chunks do not spell out their indices".to_string())
 }
 
 /// What people are told of stored shards outside of the grid; nothing if there are none.
 pub(crate) fn outside_text(outside: u64) -> Option<String> {
-    let (are, were) = if outside == 1 { ("lies", "was") } else { ("lie", "were") };
+    let (are, were) = if outside == 1 {
+        ("lies", "was")
+    } else {
+        ("lie", "were")
+    };
     (outside > 0).then(|| {
         format!(
             "{} {are} outside of the grid, left by a larger array, and {were} not looked at",
@@ -334,7 +337,10 @@ mod tests {
     fn args(shards: &[&[u64]], part: Option<&str>) -> ShardArgs {
         ShardArgs {
             array: "a".parse().unwrap(),
-            shards: shards.iter().map(|shard| ShardIndices(shard.to_vec())).collect(),
+            shards: shards
+                .iter()
+                .map(|shard| ShardIndices(shard.to_vec()))
+                .collect(),
             part: part.map(|part| part.parse().unwrap()),
         }
     }
@@ -369,7 +375,9 @@ mod tests {
         let half = args(&[], Some("1/2"));
         assert_eq!(every(&half.every(&grid, "a test")), [1, 3, 5]);
         // Each once, in order.
-        let named = args(&[&[1, 1], &[1, 0], &[1, 0]], None).named(&grid).unwrap();
+        let named = args(&[&[1, 1], &[1, 0], &[1, 0]], None)
+            .named(&grid)
+            .unwrap();
         assert_eq!((every(&named), named.looked_at()), (vec![3, 4], 2));
         let named = args(&[&[1, 0], &[1, 1]], Some("1/2")).named(&grid).unwrap();
         assert_eq!(every(&named), [3]);

@@ -73,10 +73,10 @@ pub(crate) fn on_each<T: Send>(
     progress.finish();
     let done = u128::from(done.into_inner());
     if done < all && stop::is_asked() {
-        return Err(Failure::interrupted(format!(
-            "{what} stopped after {done} of {all} shards"
-        ))
-        .with_remedy(format!("{stays}: run the same command again")));
+        return Err(
+            Failure::interrupted(format!("{what} stopped after {done} of {all} shards"))
+                .with_remedy(format!("{stays}: run the same command again")),
+        );
     }
     let (mut results, mut failures) = found.into_inner().unwrap_or_else(PoisonError::into_inner);
     results.sort_by_key(|(position, _)| *position);

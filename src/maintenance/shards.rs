@@ -75,10 +75,7 @@ impl<'a, S: ?Sized> Shards<'a, S> {
         Ok((self.array.chunk_key(shard), format))
     }
 
-    async fn stored_in<O: Reads + Lists>(
-        &self,
-        store: &O,
-    ) -> Result<Vec<(Vec<u64>, u64)>, Error> {
+    async fn stored_in<O: Reads + Lists>(&self, store: &O) -> Result<Vec<(Vec<u64>, u64)>, Error> {
         let failed = |error: StorageError| {
             let key = zarrs::node::meta_key_v3(self.array.path());
             failed("list the shards beside", &key)(error)
@@ -216,7 +213,11 @@ impl<S: ReadableStorageTraits + ?Sized> Shards<'_, S> {
     /// As for [`compact`](compact()) and [`ShardFormat::of`].
     pub fn preview_compact(&self, shard: &[u64]) -> Result<Option<Compaction>, Error> {
         let (key, format) = self.find(shard)?;
-        now(preview_in(&Blocking::new(&*self.array.storage()), &key, &format))
+        now(preview_in(
+            &Blocking::new(&*self.array.storage()),
+            &key,
+            &format,
+        ))
     }
 
     /// Asks for each shard of the grid in C order, and returns the chunk indices and the size in bytes of

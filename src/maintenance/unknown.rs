@@ -28,7 +28,9 @@ pub(super) fn unknown(object: &[u8], shards: &Sharding) -> u64 {
         earlier.insert((record.old_end, record.old_index));
         earlier.insert((record.new_end, record.new_index));
         // A rewritten index is copied before its record, or behind it.
-        let behind = record.offset.saturating_add((RECORD_LEN + index_len) as u64);
+        let behind = record
+            .offset
+            .saturating_add((RECORD_LEN + index_len) as u64);
         earlier.extend([record.offset, behind].map(|end| (end, record.new_index)));
     }
     for (end, print) in earlier {

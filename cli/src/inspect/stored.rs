@@ -113,8 +113,9 @@ pub(crate) fn objects(
                 on_object(&Object { key: &key, kind });
             };
             let failed = |problem: String| {
-                let failure = Failure::failed(problem)
-                    .with_remedy("see to it that this process may read it, and run the command again");
+                let failure = Failure::failed(problem).with_remedy(
+                    "see to it that this process may read it, and run the command again",
+                );
                 failures.push(failure);
                 Ok(())
             };
@@ -122,7 +123,10 @@ pub(crate) fn objects(
         }
         (Place::Url(_), Some(sizes)) => {
             let sizes = sizes().map_err(|error| {
-                Failure::failed(format!("cannot list the objects of {}: {error}", opened.place))
+                Failure::failed(format!(
+                    "cannot list the objects of {}: {error}",
+                    opened.place
+                ))
             })?;
             for (key, size) in sizes {
                 let kind = ObjectKind::Sized(size);

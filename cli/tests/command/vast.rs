@@ -115,9 +115,7 @@ fn default_keys() -> Value {
 
 /// Vast arrays of each kind, on files and on a server of objects.
 fn each(test: impl Fn(&Vast, &Array<FilesystemStore>, &[u64])) {
-    let separated = |name: &str, separator: &str| {
-        json!({ "name": name, "configuration": { "separator": separator } })
-    };
+    let separated = |name: &str, separator: &str| json!({ "name": name, "configuration": { "separator": separator } });
     let arrays: [(&[u64], Value); 4] = [
         (&[1 << 40], default_keys()),
         (&[1 << 20, 1 << 20], separated("default", ".")),
@@ -145,7 +143,11 @@ fn each(test: impl Fn(&Vast, &Array<FilesystemStore>, &[u64])) {
             _folder: TempDir::new().unwrap(),
         };
         let counts = [1 << 40];
-        test(&vast, &array(&vast.path, &counts, &default_keys(), 0), &counts);
+        test(
+            &vast,
+            &array(&vast.path, &counts, &default_keys(), 0),
+            &counts,
+        );
     } else {
         eprintln!("vast arrays on S3 were not tried: the feature remote is off");
     }
@@ -164,9 +166,12 @@ fn fill(array: &Array<FilesystemStore>, shard: &[u64], value: u8) {
 
 /// The shard in a part of the grid.
 fn position(shard: &[u64], counts: &[u64]) -> u128 {
-    shard.iter().zip(counts).fold(0, |position, (&index, &count)| {
-        position * u128::from(count) + u128::from(index)
-    })
+    shard
+        .iter()
+        .zip(counts)
+        .fold(0, |position, (&index, &count)| {
+            position * u128::from(count) + u128::from(index)
+        })
 }
 
 #[test]
@@ -174,15 +179,23 @@ fn shards_are_verified_by_a_listing() {
     each(|vast, array, counts| {
         let text = vast.said("verify ARRAY", 0);
         let volume: u128 = counts.iter().map(|&count| u128::from(count)).product();
-        assert!(text.contains(&format!("{volume} shards, 0 stored")), "{text}");
+        assert!(
+            text.contains(&format!("{volume} shards, 0 stored")),
+            "{text}"
+        );
         let shards = stored(counts);
         for shard in &shards {
             fill(array, shard, 5);
         }
         let text = vast.said("verify ARRAY", 0);
-        assert!(text.contains(&format!("{volume} shards, 3 stored")), "{text}");
+        assert!(
+            text.contains(&format!("{volume} shards, 3 stored")),
+            "{text}"
+        );
         let found = vast.json("verify ARRAY --part 0/1000000", 0);
-        let of_part = shards.iter().filter(|shard| position(shard, counts) % 1_000_000 == 0);
+        let of_part = shards
+            .iter()
+            .filter(|shard| position(shard, counts) % 1_000_000 == 0);
         assert_eq!(found["stored"], of_part.count(), "{found}");
         assert_eq!(found["outside_of_grid"], 0);
         // All parts are all shards.
@@ -280,7 +293,12 @@ fn shards_are_compacted_by_a_listing() {
 #[test]
 fn frames_are_consolidated_by_a_listing() {
     each(|vast, array, counts| {
-        if counts.iter().map(|&count| u128::from(count)).product::<u128>() > 1 << 64 {
+        if counts
+            .iter()
+            .map(|&count| u128::from(count))
+            .product::<u128>()
+            > 1 << 64
+        {
             return; // zarrs has no array of so many subchunks
         }
         let sparse = Arc::new(SparseShardStore::open(array.storage(), "/").unwrap());
@@ -310,7 +328,12 @@ fn vast_grids_are_inspected() {
         let [_, middle, last] = stored(counts);
         fill(array, &middle, 5);
         fill(array, &last, 5);
-        if counts.iter().map(|&count| u128::from(count)).product::<u128>() > 1 << 64 {
+        if counts
+            .iter()
+            .map(|&count| u128::from(count))
+            .product::<u128>()
+            > 1 << 64
+        {
             let text = vast.said("inspect ARRAY", 1);
             assert!(text.contains("more of them than can be numbered"), "{text}");
             return;
@@ -339,8 +362,17 @@ fn shards_outside_of_the_grid_are_counted_and_left() {
         fs::copy(&inside, &file).unwrap();
         let large = [&[1; 5000][..], &fs::read(&inside).unwrap()].concat();
         fs::write(&file, &large).unwrap();
-        let is_u64 = counts.iter().map(|&count| u128::from(count)).product::<u128>() < 1 << 64;
-        let lines = ["verify ARRAY", "recover ARRAY", "compact ARRAY", "inspect ARRAY"];
+        let is_u64 = counts
+            .iter()
+            .map(|&count| u128::from(count))
+            .product::<u128>()
+            < 1 << 64;
+        let lines = [
+            "verify ARRAY",
+            "recover ARRAY",
+            "compact ARRAY",
+            "inspect ARRAY",
+        ];
         for line in &lines[..if is_u64 { 4 } else { 3 }] {
             // Lines may be wrapped.
             let text = vast.said(line, 0).replace("\n           ", " ");
@@ -368,7 +400,10 @@ fn without_a_listing_shards_are_counted_and_asked_for_one_by_one() {
     let small = of("small", 7);
     let command = bounded(Some(&server), &["verify", &small, "--part", "0/2"]);
     let text = said_with_code(&in_time(command, "verify"), 0);
-    assert!(text.contains("4 shards to ask for, one by one: HTTP has no listing"), "{text}");
+    assert!(
+        text.contains("4 shards to ask for, one by one: HTTP has no listing"),
+        "{text}"
+    );
     assert!(text.contains("4 shards, 1 stored"), "{text}");
 
     let vast = of("vast", 1 << 40);
@@ -376,7 +411,10 @@ fn without_a_listing_shards_are_counted_and_asked_for_one_by_one() {
     sleep(Duration::from_secs(3));
     interrupt(&child);
     let text = said_with_code(&child.wait_with_output().unwrap(), 130);
-    assert!(text.contains("1,099,511,627,776 shards to ask for"), "{text}");
+    assert!(
+        text.contains("1,099,511,627,776 shards to ask for"),
+        "{text}"
+    );
     assert!(text.contains("of 1099511627776 shards"), "{text}");
 }
 
@@ -395,9 +433,16 @@ fn a_shard_with_several_names_is_recovered_into_a_new_file() {
     let place = path.display().to_string();
     let command = bounded(None, &["recover", &place]);
     let text = said_with_code(&in_time(command, "recover"), 0);
-    assert!(text.contains("a torn update was undone; it is a new file"), "{text}");
+    assert!(
+        text.contains("a torn update was undone; it is a new file"),
+        "{text}"
+    );
     assert!(text.contains("2 names (hard links)"), "{text}");
-    assert_eq!(fs::read(&copy).unwrap(), torn, "the other name was written to");
+    assert_eq!(
+        fs::read(&copy).unwrap(),
+        torn,
+        "the other name was written to"
+    );
     let array = crate::arrays::open(&path);
     assert_eq!(array.retrieve_chunk::<Vec<u8>>(&[0]).unwrap(), [5; 4]);
     assert!(fs::read(&file).unwrap().starts_with(&before));
